@@ -1,40 +1,43 @@
-//! Descriptors that guests have this process hold: files of shared directories, and connections.
+//! Limits of the file descriptors that a guest can make this process hold: files of shared
+//! directories, and connections.
 //!
-//! What all devices of a guest may hold together is less than the process may have
-//! (`RLIMIT_NOFILE`, its soft limit when a device is made), so that no guest brings it to where it
-//! can open nothing any more. Of the limit, shared directories have a half, in all, and the socket
-//! device of a guest has a quarter for connections and a sixteenth for host programs that have not
-//! said what they want. A device that was told its own limit keeps to that one instead.
+//! All devices of a guest together may hold fewer descriptors than the process may have (the soft
+//! limit of `RLIMIT_NOFILE` when a device is created), so that no guest can bring the process to
+//! the point where it cannot open anything. All shared directories together get half of the limit;
+//! the socket device of a guest gets a quarter for connections and a sixteenth for host programs
+//! that have not yet sent their request. A device that was configured with its own limit uses that
+//! one instead.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use rustix::process::{Resource, getrlimit};
 
-/// Connections of a guest, however many descriptors there are. Each takes up to two: the device's
-/// end, and that of a program in this process.
+/// The maximum number of connections of a guest, however many descriptors are available. Each
+/// connection takes up to two: the device's end, and that of a program in this process.
 pub(crate) const MAX_CONNECTIONS: usize = 1024;
 const MIN_CONNECTIONS: usize = 8;
 
-/// Host programs that have not sent their line, however many descriptors there are.
+/// The maximum number of host programs that have not sent their line, however many descriptors are
+/// available.
 pub(crate) const MAX_HANDSHAKES: usize = 256;
 const MIN_HANDSHAKES: usize = 4;
 
 const MIN_FILES: usize = 32;
 
-/// How many there may be.
+/// The limits of this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Shares {
     /// Objects and handles of all shared directories.
     pub(crate) files: usize,
     /// Connections of a socket device.
     pub(crate) connections: usize,
-    /// Host programs that have not said what they want.
+    /// Host programs that have not yet sent their request.
     pub(crate) handshakes: usize,
 }
 
 impl Shares {
-    /// Those of this process.
+    /// Computes them from the current soft limit.
     pub(crate) fn now() -> Self {
         Self::of(getrlimit(Resource::Nofile).current)
     }
@@ -49,19 +52,19 @@ impl Shares {
     }
 }
 
-/// A number of descriptors that one device has, or several have together.
+/// A limit on descriptors, of one device or shared by several.
 #[derive(Clone, Debug)]
 pub(crate) struct Quota {
     most: usize,
     taken: Arc<AtomicUsize>,
 }
 
-/// One of them, until it is dropped.
+/// One descriptor's share of a [`Quota`], released when dropped.
 #[derive(Debug)]
 pub(crate) struct Permit(Arc<AtomicUsize>);
 
 impl Quota {
-    /// So many for one device alone.
+    /// Returns a quota of `most` for one device only.
     pub(crate) fn own(most: usize) -> Self {
         Self {
             most,
@@ -69,7 +72,7 @@ impl Quota {
         }
     }
 
-    /// What all shared directories of this process have together.
+    /// Returns the quota that all shared directories of this process share.
     pub(crate) fn of_files() -> Self {
         static FILES: OnceLock<Arc<AtomicUsize>> = OnceLock::new();
         Self {
@@ -78,12 +81,12 @@ impl Quota {
         }
     }
 
-    /// How many there may be.
+    /// Returns the maximum number of descriptors.
     pub(crate) fn most(&self) -> usize {
         self.most
     }
 
-    /// One more, if there may be.
+    /// Takes one permit; `None` if all are taken.
     pub(crate) fn take(&self) -> Option<Permit> {
         let one_more = |taken: usize| taken.checked_add(1).filter(|taken| *taken <= self.most);
         let order = Ordering::Relaxed;

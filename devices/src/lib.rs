@@ -5,9 +5,9 @@
 //!
 //! A vCPU's MMIO or port exit becomes a `read` or `write` on a transport
 //! ([`virtio::transport`]) or on a [`legacy`] device. A notification of the driver arrives as an
-//! eventfd, on which the owner calls [`virtio::VirtioDevice::on_queue`]; work of the host side
-//! (a socket, a file completion) as readiness of [`virtio::VirtioDevice::backend`]. Interrupts
-//! leave through [`virtio::Interrupt`].
+//! eventfd, on which the owner calls [`virtio::VirtioDevice::on_queue`]; work for the host side (a
+//! socket, a file completion) as readiness of [`virtio::VirtioDevice::backend`]. Interrupts leave
+//! through [`virtio::Interrupt`].
 //!
 //! # What this crate must not know
 //!

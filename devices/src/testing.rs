@@ -1,4 +1,4 @@
-//! A driver for tests and fuzz targets: lays rings in memory, makes chains available, and
+//! A driver for tests and fuzz targets: lays out rings in memory, makes chains available, and
 //! collects what the device gives back.
 #![allow(
     clippy::unwrap_used,
@@ -29,13 +29,14 @@ pub const F_WRITE: u16 = 2;
 /// Descriptor flag: points to a table of descriptors.
 pub const F_INDIRECT: u16 = 4;
 
-/// `len` bytes of guest memory from address 0.
+/// Creates `len` bytes of guest memory at address 0.
 #[must_use]
 pub fn memory(len: usize) -> GuestRam {
     GuestMemoryMmap::from_ranges(&[(GuestAddress(0), len)]).unwrap()
 }
 
-/// Guest memory from address 0 that is a region for each of these lengths, one behind the other.
+/// Creates guest memory from address 0, with one region for each of these lengths, adjacent to each
+/// other.
 #[must_use]
 pub fn memory_in_pieces(lens: &[usize]) -> GuestRam {
     let mut at = 0;
@@ -47,7 +48,7 @@ pub fn memory_in_pieces(lens: &[usize]) -> GuestRam {
     GuestMemoryMmap::from_ranges(&ranges.collect::<Vec<_>>()).unwrap()
 }
 
-/// `mem` and the first `len` bytes of `file`, or of zeroes, at `at`, where nobody may write.
+/// Adds the first `len` bytes of `file`, or of zeroes, to `mem` at `at`, read-only.
 #[must_use]
 pub fn with_image(mem: &GuestRam, at: u64, len: usize, file: Option<Arc<File>>) -> GuestRam {
     let builder = MmapRegionBuilder::new(len).with_mmap_prot(libc::PROT_READ);
@@ -107,7 +108,7 @@ pub struct DriverQueue {
     used_idx: u16,
 }
 
-/// What the device gave back.
+/// A chain that the device gave back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Used {
     /// The chain's head.
@@ -117,7 +118,7 @@ pub struct Used {
 }
 
 impl DriverQueue {
-    /// Lays the rings of `size` descriptors at `base` (64 KiB aligned, not 0).
+    /// Lays out the rings of `size` descriptors at `base` (64 KiB aligned, not 0).
     #[must_use]
     pub fn new(mem: &GuestRam, base: u64, size: u16) -> Self {
         assert!(size.is_power_of_two() && size <= 1024 && base != 0);
@@ -133,7 +134,7 @@ impl DriverQueue {
         }
     }
 
-    /// The same driver's queue in a copy of its memory.
+    /// Returns the same driver's queue in a copy of its memory.
     #[must_use]
     pub fn clone_in(&self, mem: &GuestRam) -> Self {
         Self {
@@ -142,7 +143,7 @@ impl DriverQueue {
         }
     }
 
-    /// What the driver would write into the transport's registers.
+    /// Returns the values that the driver would write into the transport's registers.
     #[must_use]
     pub fn config(&self) -> QueueConfig {
         QueueConfig {
@@ -154,7 +155,7 @@ impl DriverQueue {
         }
     }
 
-    /// The device's side of this queue.
+    /// Creates the device's side of this queue.
     #[must_use]
     pub fn device_queue(&self, index: u16, irq: Arc<dyn Interrupt>) -> Queue {
         let resources = queue_resources(&self.mem, irq);
@@ -172,7 +173,7 @@ impl DriverQueue {
         self.mem.write_slice(&raw, at).unwrap();
     }
 
-    /// Makes a head available, whatever it is.
+    /// Makes a head available, valid or not.
     pub fn make_available(&mut self, head: u16) {
         let slot = u64::from(self.avail_idx % self.size);
         let avail = self.base + 0x8000;
@@ -182,7 +183,7 @@ impl DriverQueue {
         self.set_avail_idx(self.avail_idx.wrapping_add(1));
     }
 
-    /// Sets the available index, whatever it is.
+    /// Sets the available index, valid or not.
     pub fn set_avail_idx(&mut self, idx: u16) {
         self.avail_idx = idx;
         self.mem
@@ -209,7 +210,7 @@ impl DriverQueue {
         head
     }
 
-    /// The next chain that the device gave back.
+    /// Returns the next chain that the device gave back.
     pub fn take_used(&mut self) -> Option<Used> {
         let used = self.base + 0xa000;
         let idx: u16 = self
@@ -251,7 +252,7 @@ pub fn backend_readable(device: &dyn VirtioDevice) -> bool {
     }
 }
 
-/// What a new queue works with.
+/// Creates the resources of a new queue.
 #[must_use]
 pub fn queue_resources(mem: &GuestRam, irq: Arc<dyn Interrupt>) -> QueueResources {
     QueueResources {
@@ -285,26 +286,26 @@ pub fn stop(device: &mut dyn VirtioDevice) -> Vec<Queue> {
         .collect()
 }
 
-/// A counter of a device.
+/// Returns the value of a device's counter.
 #[must_use]
 pub fn counter(device: &dyn VirtioDevice, name: &str) -> u64 {
     let counters = device.info().counters.read();
     counters.iter().find(|c| c.name == name).unwrap().value
 }
 
-/// A worker whose commands are carried out at once, on the thread that sends them.
+/// A worker whose commands are carried out immediately, on the thread that sends them.
 #[derive(Clone, Debug)]
 pub struct DirectLink(pub Arc<Mutex<Worker>>);
 
 impl DirectLink {
-    /// A worker for `device`.
+    /// Creates a worker for `device`.
     #[must_use]
     pub fn new(device: Box<dyn VirtioDevice>, irq: Arc<dyn Interrupt>) -> Self {
         let worker = Worker::new("test0".to_owned(), device, irq);
         Self(Arc::new(Mutex::new(worker)))
     }
 
-    /// Does something with the worker.
+    /// Runs `work` with the worker.
     pub fn with<R>(&self, work: impl FnOnce(&mut Worker) -> R) -> R {
         work(&mut self.0.lock().unwrap())
     }

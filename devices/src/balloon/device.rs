@@ -12,7 +12,7 @@ use crate::virtio::{
     ReadCounters, RestoreError, SavedDevice, StartError, VirtioDevice, release,
 };
 
-/// Queue numbers (§5.5.2). What lies behind the statistics reports free pages: Linux numbers that
+/// Queue numbers (§5.5.2). The queues after the statistics report free pages: Linux numbers that
 /// queue 4 since 6.11, as the specification does, and 3 before.
 const INFLATE: u16 = 0;
 const DEFLATE: u16 = 1;
@@ -25,26 +25,26 @@ const F_STATS_VQ: u64 = 1 << 1;
 const F_DEFLATE_ON_OOM: u64 = 1 << 2;
 const F_REPORTING: u64 = 1 << 5;
 
-/// The balloon's page, whatever the guest's is.
+/// The balloon's page size, independent of the guest's.
 const PAGE: u64 = 4096;
 
-/// Pages that a driver may name in one chain; Linux names 256.
+/// The maximum number of pages that a driver may report in one chain; Linux reports 256.
 pub const MAX_PAGES: usize = 16 << 10;
 
-/// Pages that are read at once.
+/// Pages that are read per step.
 const PIECE: usize = 1024;
 
-/// Bytes before the event loop gets its turn again. A page of the balloon counts as
-/// [`PAGE_COST`] of them, reported memory as a part of [`REPORT_COST`].
+/// Bytes before the event loop gets control back. A page of the balloon counts as [`PAGE_COST`] of
+/// them; the cost of reported memory is its length divided by [`REPORT_COST`].
 const BUDGET: usize = 256 << 10;
 const PAGE_COST: usize = 256;
 const REPORT_COST: usize = 64;
 
-/// Statistics that are asked for at once; the oldest request goes.
+/// The maximum number of pending requests for statistics; the oldest one is dropped.
 const MAX_WAITING: usize = 16;
 
-/// Of `struct virtio_balloon_config` (§5.5.4): the pages that the owner wants, those that the
-/// balloon has.
+/// Offsets in `struct virtio_balloon_config` (§5.5.4): the pages that the owner wants the balloon
+/// to have, and those that it has.
 const TARGET: usize = 0;
 const ACTUAL: usize = 4;
 const CONFIG_LEN: usize = 16;
@@ -54,9 +54,9 @@ type Reply = Box<dyn FnOnce(BalloonStats) + Send>;
 /// A virtio memory balloon.
 pub struct BalloonDevice {
     queues: Queues,
-    /// The driver's statistics, which it waits to have back.
+    /// The chain of the driver's last statistics, which is returned to request new ones.
     stats: Option<Chain>,
-    /// Who waits for the next ones.
+    /// Callers that wait for the next statistics.
     waiting: Vec<Reply>,
     config: Arc<ConfigSpace>,
     counters: Arc<Counters>,
@@ -100,7 +100,7 @@ impl Default for BalloonDevice {
 }
 
 impl BalloonDevice {
-    /// A balloon without air.
+    /// Creates an empty balloon.
     #[must_use]
     pub fn new() -> Self {
         let config = ConfigSpace::new([0; CONFIG_LEN]).writable(ACTUAL..ACTUAL + 4);
@@ -113,25 +113,25 @@ impl BalloonDevice {
         }
     }
 
-    /// Asks the driver to give up `bytes` of its guest's memory in all, rounded down to 4 KiB. It
+    /// Asks the driver to give up `bytes` of its guest's memory in total, rounded down to 4 KiB. It
     /// does so as far as its guest can.
     pub fn set_target(&mut self, bytes: u64) {
         let pages = u32::try_from(bytes / PAGE).unwrap_or(u32::MAX);
         self.config.update(TARGET, &pages.to_le_bytes());
     }
 
-    /// Bytes that the driver says to have given up.
+    /// Bytes that the driver reports to have given up.
     #[must_use]
     pub fn actual(&self) -> u64 {
         self.number(ACTUAL).saturating_mul(PAGE)
     }
 
-    /// Asks the driver how its guest fares. `reply` is called when it has told, and dropped when it
-    /// does not before it is reset, or before 16 more were asked. `false` when there is no driver
-    /// that tells.
+    /// Asks the driver for memory statistics of its guest. `reply` is called when the driver has
+    /// sent them; it is dropped if the driver is reset before that, or if 16 more requests follow.
+    /// Returns `false` if there is no driver that supports statistics.
     ///
     /// # Errors
-    /// When the queue is not usable.
+    /// If the queue is not usable.
     pub fn request_stats(
         &mut self,
         reply: impl FnOnce(BalloonStats) + Send + 'static,
@@ -160,7 +160,7 @@ impl BalloonDevice {
         u64::from(u32::from_le_bytes(bytes))
     }
 
-    /// Pages that the driver gives up, or takes back.
+    /// Serves pages that the driver gives up, or takes back.
     fn serve_pages(&mut self, index: u16) -> Result<Progress, Fault> {
         let counters = self.counters.clone();
         let Some(queue) = self.queue(index) else {
@@ -176,7 +176,7 @@ impl BalloonDevice {
             if index == INFLATE {
                 inflate(queue, &chain, pages, &counters)?;
             } else {
-                // The driver uses them again: the host's pages come as they are touched.
+                // The driver uses them again: the host allocates pages when they are touched.
                 counters.deflated.add((pages as u64).saturating_mul(PAGE));
             }
             queue.complete(chain, 0)?;
@@ -184,7 +184,7 @@ impl BalloonDevice {
         })
     }
 
-    /// Free memory, which lies where the chain's buffers are (§5.5.6.7).
+    /// Serves reports of free memory, which is the memory of the chain's buffers (§5.5.6.7).
     fn serve_reports(&mut self, index: u16) -> Result<Progress, Fault> {
         let counters = self.counters.clone();
         let Some(queue) = self.queue(index) else {
@@ -206,7 +206,7 @@ impl BalloonDevice {
         })
     }
 
-    /// Statistics, of which the newest are kept until others are asked for (§5.5.6.3).
+    /// Receives statistics. The newest chain is kept until new ones are requested (§5.5.6.3).
     fn serve_stats(&mut self) -> Result<Progress, Fault> {
         let mut kept = self.stats.take();
         let mut newest = None;
@@ -215,7 +215,7 @@ impl BalloonDevice {
         };
         let progress = queue.serve(BUDGET, |queue, chain| {
             newest = Some(read_stats(queue.memory(), &chain)?);
-            // A driver has one; one that has several gets the others back.
+            // A driver has only one; if it sends several, the others are returned.
             if let Some(older) = kept.replace(chain) {
                 queue.complete(older, 0)?;
             }
@@ -231,7 +231,7 @@ impl BalloonDevice {
     }
 }
 
-/// Gives pages that the driver names back to the host.
+/// Gives the pages that the driver reports back to the host.
 fn inflate(queue: &Queue, chain: &Chain, pages: usize, counters: &Counters) -> Result<(), Fault> {
     let mut bytes = [0; 4 * PIECE];
     let mut done = 0usize;
@@ -244,7 +244,7 @@ fn inflate(queue: &Queue, chain: &Chain, pages: usize, counters: &Counters) -> R
         done = done.saturating_add(count);
         let (numbers, _) = piece.as_chunks::<4>();
         let mut numbers: Vec<u32> = numbers.iter().map(|n| u32::from_le_bytes(*n)).collect();
-        // Pages that lie side by side go by one call.
+        // Adjacent pages are released with one call.
         numbers.sort_unstable();
         for run in numbers.chunk_by(|a, b| b.saturating_sub(*a) <= 1) {
             release_run(queue.ram(), run, counters);
@@ -253,7 +253,7 @@ fn inflate(queue: &Queue, chain: &Chain, pages: usize, counters: &Counters) -> R
     Ok(())
 }
 
-/// Releases neighbours, which are sorted and may be named twice.
+/// Releases adjacent pages, which are sorted and may contain duplicates.
 fn release_run(mem: &GuestRam, run: &[u32], counters: &Counters) {
     let (Some(first), Some(last)) = (run.first(), run.last()) else {
         return;
@@ -262,7 +262,7 @@ fn release_run(mem: &GuestRam, run: &[u32], counters: &Counters) {
     let count = u64::from(last.saturating_sub(*first)).saturating_add(1);
     let len = count.saturating_mul(PAGE);
     let mut released = 0u64;
-    // Memory may go on in another region.
+    // The range may continue in another region.
     for slice in mem.get_slices(start, usize::try_from(len).unwrap_or(usize::MAX)) {
         let Ok(slice) = slice else {
             break;
@@ -310,7 +310,7 @@ impl VirtioDevice for BalloonDevice {
     }
 
     fn reset(&mut self) {
-        // A driver that begins anew has all its guest's memory.
+        // A driver that starts again has all its guest's memory.
         self.config.update(ACTUAL, &[0; 4]);
         self.waiting.clear();
     }

@@ -5,7 +5,7 @@ use std::sync::Mutex;
 use std::sync::atomic::Ordering::SeqCst;
 use vm_memory::Bytes;
 
-/// Behind the rings, which take 5 × 64 KiB from 64 KiB on.
+/// After the rings, which take 5 × 64 KiB from 64 KiB on.
 const BUF: u64 = 0x8_0000;
 /// Pages under test.
 const PAGES: u64 = 0x10_0000;
@@ -78,7 +78,7 @@ impl Rig {
 fn pages_that_are_named_go_and_others_stay() {
     let mut rig = rig();
     rig.fill();
-    // In any order, and one twice.
+    // In any order, with a duplicate.
     let progress = rig.name_pages(INFLATE, &[0x104, 0x101, 0x102, 0x101]);
     assert_eq!(progress.unwrap(), Progress::Idle);
     assert_eq!(rig.drivers[0].take_used().unwrap().len, 0);

@@ -1,25 +1,25 @@
-//! What a driver tells of its guest's memory (§5.5.6.4).
+//! Statistics that a driver reports about its guest's memory (§5.5.6.4).
 
-/// How a guest's memory is used, as its driver says, which is not to be trusted. Sizes are in
-/// bytes; `None` is what the driver did not tell.
+/// The memory usage of a guest, as reported by its driver, which is not trusted. Sizes are in
+/// bytes; `None` for values that the driver did not report.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct BalloonStats {
-    /// Swapped in.
+    /// Memory that was swapped in.
     pub swapped_in: Option<u64>,
-    /// Swapped out.
+    /// Memory that was swapped out.
     pub swapped_out: Option<u64>,
     /// Page faults that read from a disk.
     pub major_faults: Option<u64>,
     /// Other page faults.
     pub minor_faults: Option<u64>,
-    /// Memory that is used for nothing.
+    /// Unused memory.
     pub free: Option<u64>,
     /// All memory.
     pub total: Option<u64>,
-    /// What programs could get without swapping.
+    /// Memory that programs could allocate without swapping.
     pub available: Option<u64>,
-    /// What files take that can be read again.
+    /// Memory of file contents that can be read again.
     pub caches: Option<u64>,
     /// Processes that were killed because memory ran out.
     pub oom_kills: Option<u64>,
@@ -29,7 +29,7 @@ pub struct BalloonStats {
 pub(super) const ENTRY_LEN: usize = 10;
 
 impl BalloonStats {
-    /// Reads one entry; tags that are not known are left out.
+    /// Reads one entry; unknown tags are ignored.
     pub(super) fn entry(&mut self, entry: [u8; ENTRY_LEN]) {
         let [t0, t1, value @ ..] = entry;
         let value = u64::from_le_bytes(value);

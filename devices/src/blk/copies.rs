@@ -1,4 +1,4 @@
-//! One disk for several engines.
+//! Copies of one disk, for several engines.
 
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use super::disk::{Disk, Operation, Submitted};
 use crate::GuestRam;
 
-/// A disk for a device with several queues, copied by [`Disk::another`] as often as it has
-/// queues. Made on the thread of the device's owner, where descriptors and rings may be made.
+/// A disk for a device with several queues, cloned by [`Disk::another`] for each queue. Created on
+/// the thread of the device's owner, which is allowed to create descriptors and rings.
 #[derive(Debug)]
 pub struct DiskCopies {
     first: Box<dyn Disk>,
@@ -15,7 +15,7 @@ pub struct DiskCopies {
 }
 
 impl DiskCopies {
-    /// For so many queues.
+    /// Clones the disk for this number of queues.
     #[must_use]
     pub fn new(disk: Box<dyn Disk>, queues: usize) -> Self {
         let mut others = Vec::new();
@@ -35,8 +35,8 @@ impl DiskCopies {
         }
     }
 
-    /// A disk for each of so many engines. Where there are too few copies, the engines take turns:
-    /// requests are carried out one after the other.
+    /// Returns a disk for each of this number of engines. If there are too few copies, the engines
+    /// take turns: requests are carried out one after the other.
     pub(super) fn into_disks(mut self, engines: usize) -> Vec<Box<dyn Disk>> {
         let needed = engines.saturating_sub(1);
         if self.others.len() >= needed {
@@ -50,7 +50,7 @@ impl DiskCopies {
     }
 }
 
-/// A disk of which there is one alone, for several engines: each request is over when
+/// A disk that cannot be cloned, shared by several engines: each request is complete when
 /// [`Disk::submit`] returns.
 #[derive(Debug)]
 struct InTurn(Arc<Mutex<Box<dyn Disk>>>);

@@ -1,10 +1,10 @@
-//! What a block device counts.
+//! The counters of a block device.
 
 use std::time::Duration;
 
 use crate::virtio::{Count, Counter, ReadCounters};
 
-/// What this device has done since it was made.
+/// The counters of a device since it was created.
 #[derive(Debug, Default)]
 pub(super) struct Counters {
     pub(super) reads: Count,
@@ -20,8 +20,8 @@ pub(super) struct Counters {
     pub(super) latency: Latency,
 }
 
-/// How many requests took how long, from the ring and back to it: the first whose limit in
-/// microseconds was not reached counts.
+/// A histogram of request latencies, from the ring and back to it: a request counts for the first
+/// limit, in microseconds, that it did not reach.
 #[derive(Debug, Default)]
 pub(super) struct Latency([Count; LATENCIES.len()]);
 

@@ -1,4 +1,4 @@
-//! The block device: its configuration, its queue, and the disk behind it.
+//! The block device: its configuration, its queues, and its disk.
 
 use std::fs::File;
 use std::os::fd::BorrowedFd;
@@ -21,8 +21,8 @@ use crate::virtio::{
 
 const QUEUE_SIZE: u16 = 256;
 
-/// Queues of an empty slot. A driver keeps memory for each request that it may make, of slots that
-/// stay empty, too; what reads an image makes few at once.
+/// Size of the queues of an empty slot. A driver allocates memory for each request that it may
+/// make, also for slots that stay empty; reading an image needs few requests at a time.
 const SPARE_QUEUE_SIZE: u16 = 64;
 
 /// Feature bits (§5.2.3).
@@ -38,21 +38,21 @@ mod feature {
 
 /// A virtio block device over any [`Disk`].
 ///
-/// It runs on a thread of its own, since most disks block; but for [`Self::spare`]. With several
-/// queues each of them has a thread and an engine where the VM gives it one
-/// ([`VirtioDevice::queue_servers`]) and the disk can be had more than once ([`Disk::another`]).
+/// It runs on its own thread, since most disks block; except for [`Self::spare`]. With several
+/// queues each of them has a thread and an engine, if the VM gives it one
+/// ([`VirtioDevice::queue_servers`]) and the disk can be cloned ([`Disk::another`]).
 #[derive(Debug)]
 pub struct BlockDevice {
-    /// What the device's event loop serves: all queues, or the first one.
+    /// The part that the device's event loop serves: all queues, or the first one.
     server: Server,
-    /// The other queues, where threads serve them.
+    /// The other queues, if threads serve them.
     lanes: Vec<Arc<Lane>>,
-    /// What the event loop waits for then.
+    /// The event loop waits for this if there are lanes.
     alarm: Option<Alarm>,
     config: Arc<ConfigSpace>,
     queue_count: u16,
     queue_size: u16,
-    /// A file that is to be written, which [`Self::check`] sees to.
+    /// A file that will be written to, opened and locked by [`Self::check`].
     file: Option<WantedForWriting>,
     io: IoEngine,
     placement: Placement,
@@ -62,12 +62,12 @@ pub struct BlockDevice {
 struct WantedForWriting {
     file: File,
     path: PathBuf,
-    /// Whether it may be opened a second time.
+    /// Whether it may be opened a second time, by its path.
     by_path: bool,
 }
 
 impl BlockDevice {
-    /// A device over any backend.
+    /// Creates a device over any backend.
     #[must_use]
     pub fn new(disk: Box<dyn Disk>) -> Self {
         Self::with_queue(disk, QUEUE_SIZE)
@@ -89,13 +89,13 @@ impl BlockDevice {
         }
     }
 
-    /// A device over a regular file or block device.
+    /// Creates a device over a regular file or block device.
     ///
     /// It is opened for reading here. Unless [`Self::read_only`] follows, [`Self::check`], which
     /// the VM's builder calls, opens it for writing and locks it against other writers.
     ///
     /// # Errors
-    /// When `path` cannot be opened for reading or is no disk.
+    /// If `path` cannot be opened for reading or is not a disk.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, BlockDeviceError> {
         Self::open_with(path, IoEngine::Sync)
     }
@@ -109,12 +109,12 @@ impl BlockDevice {
         Self::over(open::open(path)?, path, true, io)
     }
 
-    /// A device over an open file: nothing is opened later. For a disk that the driver may
-    /// write, the file must have been opened for reading and writing; it is locked against other
+    /// Creates a device over an open file: nothing is opened later. If the driver may write the
+    /// disk, the file must have been opened for reading and writing; it is locked against other
     /// writers by [`Self::check`], which the VM's builder calls.
     ///
     /// # Errors
-    /// When the file is no disk.
+    /// If the file is not a disk.
     pub fn from_file(file: File) -> Result<Self, BlockDeviceError> {
         Self::from_file_with(file, IoEngine::Sync)
     }
@@ -150,10 +150,10 @@ impl BlockDevice {
         Ok(device)
     }
 
-    /// A disk over an image that stays as it is: what the driver writes is in `overlay`, which
-    /// [`create_overlay`](super::create_overlay) made of `base`, in the format that it returned.
-    /// The disk's thread carries requests out. The overlay is locked against all others, the image
-    /// against writers.
+    /// Creates a disk over an image that stays unchanged: what the driver writes goes to `overlay`,
+    /// which [`create_overlay`](super::create_overlay) created from `base`, in the format that it
+    /// returned. The disk's thread carries requests out. The overlay is locked against all others,
+    /// the image against writers.
     ///
     /// # Errors
     /// [`BlockDeviceError::Overlay`], [`BlockDeviceError::NotWritable`] and
@@ -179,10 +179,10 @@ impl BlockDevice {
         Ok(Self::new(Box::new(disk)))
     }
 
-    /// An empty slot: a read-only disk of one sector, until [`Self::swap`] gives it another one.
-    /// (Linux sends no event when a disk's size changes from or to 0.) Nothing of it blocks: it
-    /// needs no thread of its own. Its queues are shorter than those of other disks, since guests
-    /// have more slots than they fill.
+    /// Creates an empty slot: a read-only disk of one sector, until [`Self::swap`] replaces it.
+    /// (Linux sends no event when a disk's size changes from or to 0.) It never blocks, so it needs
+    /// no thread of its own. Its queues are shorter than those of other disks, since guests have
+    /// more slots than they fill.
     #[must_use]
     pub fn spare() -> Self {
         let mut device = Self::with_queue(Box::new(EmptySlot), SPARE_QUEUE_SIZE).read_only();
@@ -190,7 +190,7 @@ impl BlockDevice {
         device
     }
 
-    /// The driver may only read.
+    /// Makes the disk read-only for the driver.
     #[must_use]
     pub fn read_only(mut self) -> Self {
         self.server.engine.read_only = true;
@@ -198,10 +198,10 @@ impl BlockDevice {
         self
     }
 
-    /// Gives the driver so many request queues, 1 to 8; a guest uses one per vCPU. Each has an
-    /// engine and a thread of its own when the disk is a file: a request that takes long holds up
-    /// those of its own queue. Other disks have one of both for all queues, unless they
-    /// implement [`Disk::another`].
+    /// Sets the number of request queues, 1 to 8; a guest uses one per vCPU. If the disk is a file,
+    /// each has its own engine and thread: a slow request delays only those of its own queue. Other
+    /// disks share one engine and one thread among all queues, unless they implement
+    /// [`Disk::another`].
     #[must_use]
     pub fn queues(mut self, count: u16) -> Self {
         // MAX_QUEUES is a small number.
@@ -216,8 +216,9 @@ impl BlockDevice {
         self
     }
 
-    /// Limits what the driver reads and writes, in bytes and in requests of any kind. What exceeds
-    /// the rate stays in the driver's queues; a request that has begun is carried out whole.
+    /// Limits the rate of the driver's reads and writes, in bytes and in requests of any kind.
+    /// Requests above the rate stay in the driver's queues; a request that was started is carried
+    /// out completely.
     ///
     /// # Errors
     /// [`BlockDeviceError::Rate`].
@@ -231,8 +232,8 @@ impl BlockDevice {
         Ok(self)
     }
 
-    /// The serial number that the driver reads with `VIRTIO_BLK_T_GET_ID` and Linux shows as
-    /// `/sys/block/vd*/serial`; what exceeds 20 bytes is cut off.
+    /// Sets the serial number that the driver reads with `VIRTIO_BLK_T_GET_ID` and that Linux shows
+    /// as `/sys/block/vd*/serial`; it is truncated to 20 bytes.
     #[must_use]
     pub fn serial(mut self, serial: &str) -> Self {
         self.set_serial(serial);
@@ -243,8 +244,8 @@ impl BlockDevice {
         self.server.engine.id = id(serial);
     }
 
-    /// Sees to it that the device can do what it promises its driver: a file that is to be
-    /// written is opened for that, and locked.
+    /// Ensures that the device can do what it offers its driver: a file that will be written to is
+    /// opened for writing, and locked.
     ///
     /// # Errors
     /// [`BlockDeviceError::NotWritable`] and [`BlockDeviceError::InUse`].
@@ -265,17 +266,16 @@ impl BlockDevice {
         Ok(())
     }
 
-    /// Puts another disk with another serial number in the place of this one. The driver hears
-    /// of the new capacity (§5.2.5.2); what it had cached of the old disk is its affair.
-    /// A file that it may write is locked by
-    /// [`open_disk_for_writing`](super::open_disk_for_writing) alone.
+    /// Replaces the disk and its serial number. The driver is notified of the new capacity
+    /// (§5.2.5.2); what it had cached of the old disk is not invalidated. A file that it may write
+    /// is locked only by [`open_disk_for_writing`](super::open_disk_for_writing).
     pub fn swap(&mut self, disk: Box<dyn Disk>, serial: &str) {
         let count = self.lanes.len().saturating_add(1);
         self.swap_copies(DiskCopies::new(disk, count), serial);
     }
 
-    /// As [`Self::swap`], of a disk for as many engines as the device has queues: nothing is opened
-    /// here.
+    /// As [`Self::swap`], for a disk with a copy for each of the device's engines: nothing is
+    /// opened here.
     pub fn swap_copies(&mut self, disks: DiskCopies, serial: &str) {
         let disks = disks.into_disks(self.lanes.len().saturating_add(1));
         let mut disks = disks.into_iter();
@@ -289,10 +289,10 @@ impl BlockDevice {
         self.tell_capacity();
     }
 
-    /// Looks at the disk's size again, and tells the driver when it changed.
+    /// Reads the disk's size again, and notifies the driver if it changed.
     ///
     /// # Errors
-    /// When the size cannot be found.
+    /// If the size cannot be determined.
     pub fn resize(&mut self) -> std::io::Result<()> {
         let mut result = Ok(());
         self.change(|server| {
@@ -305,7 +305,7 @@ impl BlockDevice {
         Ok(())
     }
 
-    /// Changes all engines while nothing is in flight on any of them.
+    /// Changes all engines while none of them has anything in flight.
     fn change(&mut self, mut work: impl FnMut(&mut Server)) {
         let mut halted: Vec<_> = self.lanes.iter().map(|lane| lane.halt()).collect();
         self.server.settle();
@@ -326,7 +326,7 @@ impl BlockDevice {
         }
     }
 
-    /// Who serves a queue, when it is a thread of its own.
+    /// Returns the lane that serves a queue, if the queue has its own thread.
     fn lane(&self, index: u16) -> Option<&Lane> {
         let place = usize::from(index).checked_sub(1)?;
         self.lanes.get(place).map(|lane| &**lane)
@@ -395,7 +395,7 @@ impl VirtioDevice for BlockDevice {
     }
 
     fn negotiated(&mut self, features: u64) {
-        // §5.2.6.2: what a driver that does not flush has written is durable once it is completed.
+        // §5.2.6.2: for a driver that does not flush, writes are durable once they are completed.
         let write_through = features & feature::FLUSH == 0;
         self.server.engine.write_through = write_through;
         for lane in &self.lanes {
@@ -451,7 +451,7 @@ impl VirtioDevice for BlockDevice {
 }
 
 impl Drop for BlockDevice {
-    /// The disk is closed when this returns, and threads end.
+    /// The disk is closed when this returns, and its threads exit.
     fn drop(&mut self) {
         for lane in &self.lanes {
             lane.halt().end();
@@ -459,7 +459,7 @@ impl Drop for BlockDevice {
     }
 }
 
-/// What the driver reads of a serial number.
+/// The serial number as the driver reads it.
 fn id(serial: &str) -> [u8; ID_LEN] {
     let mut id = [0; ID_LEN];
     for (to, from) in id.iter_mut().zip(serial.bytes()) {
@@ -470,7 +470,7 @@ fn id(serial: &str) -> [u8; ID_LEN] {
 
 /// `struct virtio_blk_config` (§5.2.4).
 fn config_space(sectors: u64, queues: u16, queue_size: u16) -> [u8; 60] {
-    // Segments of data per request that the driver may use: the queue less header and status.
+    // Segments of data per request that the driver may use: the queue size minus header and status.
     let seg_max = u32::from(queue_size.saturating_sub(2));
     let mut config = [0; 60];
     let mut put = |at: usize, bytes: &[u8]| {

@@ -1,4 +1,4 @@
-//! What a block device needs of its backend.
+//! The interface of a block device to its backend.
 
 use std::fmt::Debug;
 use std::io;
@@ -8,36 +8,36 @@ use vm_memory::VolatileSlice;
 
 use crate::GuestRam;
 
-/// One request to a [`Disk`]. Offsets are in bytes, multiples of 512, and lie, with the length
-/// of the slices, within the disk.
+/// One request to a [`Disk`]. Offsets are in bytes, multiples of 512; the range from the offset,
+/// with the length of the slices, lies within the disk.
 #[derive(Debug)]
 pub enum Operation<'a, 'm> {
     /// Fill the slices.
     Read {
-        /// Where on the disk.
+        /// The offset on the disk.
         offset: u64,
         /// Guest memory, at most [`crate::virtio::MAX_SEGMENTS`] pieces.
         slices: &'a [VolatileSlice<'m>],
     },
     /// Store the slices.
     Write {
-        /// Where on the disk.
+        /// The offset on the disk.
         offset: u64,
         /// Guest memory, at most [`crate::virtio::MAX_SEGMENTS`] pieces.
         slices: &'a [VolatileSlice<'m>],
     },
     /// Make completed writes durable.
     Flush,
-    /// Give the range back to the host; what it reads as afterwards is the host's affair.
+    /// Give the range back to the host; its content is undefined afterwards.
     Discard {
-        /// Where on the disk.
+        /// The offset on the disk.
         offset: u64,
         /// Bytes, at least one.
         len: u64,
     },
     /// Make the range read as zeroes.
     WriteZeroes {
-        /// Where on the disk.
+        /// The offset on the disk.
         offset: u64,
         /// Bytes, at least one.
         len: u64,
@@ -46,7 +46,7 @@ pub enum Operation<'a, 'm> {
     },
 }
 
-/// A disk that is not there yet: one sector of zeroes.
+/// The disk of an empty slot: one sector of zeroes.
 #[derive(Debug)]
 pub(super) struct EmptySlot;
 
@@ -73,13 +73,13 @@ impl Disk for EmptySlot {
     }
 }
 
-/// What became of a request at once.
+/// The immediate result of submitting a request.
 #[derive(Debug)]
 #[must_use]
 pub enum Submitted {
     /// It is done.
     Done(io::Result<()>),
-    /// It will come out of [`Disk::completed`].
+    /// Its result will be returned by [`Disk::completed`].
     Queued,
 }
 
@@ -88,13 +88,14 @@ pub enum Submitted {
 pub struct Completion {
     /// The token it was submitted with.
     pub token: u16,
-    /// How it went.
+    /// The result.
     pub result: io::Result<()>,
 }
 
-/// A disk of raw sectors. Backends that work at once implement only the first two methods.
+/// A disk of raw sectors. Backends that complete requests immediately implement only `len` and
+/// `submit`.
 pub trait Disk: Debug + Send {
-    /// The disk's size in bytes; what exceeds a multiple of 512 is not presented.
+    /// Returns the disk's size in bytes; bytes beyond a multiple of 512 are not presented.
     fn len(&self) -> u64;
 
     /// Whether the disk has no sector.
@@ -102,39 +103,39 @@ pub trait Disk: Debug + Send {
         self.len() == 0
     }
 
-    /// Looks at the size again, for [`Self::len`].
+    /// Reads the size again, for [`Self::len`].
     ///
     /// # Errors
-    /// When it cannot be found.
+    /// If it cannot be determined.
     fn refresh(&mut self) -> io::Result<()> {
         Ok(())
     }
 
-    /// The same disk once more, for another thread: what either has written, the other reads, and
-    /// a flush of either makes durable what both have completed. `None` where there is
-    /// nothing of the kind; a device with several queues serves them by one engine then.
+    /// Clones the disk for another thread: each sees what the other has written, and a flush of
+    /// either makes durable what both have completed. `None` if the disk cannot be cloned: then one
+    /// engine serves all queues of a device.
     ///
     /// # Errors
-    /// When descriptors run out.
+    /// If descriptors run out.
     fn another(&self) -> io::Result<Option<Box<dyn Disk>>> {
         Ok(None)
     }
 
-    /// Begins a request. An operation that the host does not have fails with
-    /// [`io::ErrorKind::Unsupported`] or `EOPNOTSUPP`. A backend that answers [`Submitted::Queued`]
+    /// Starts a request. An operation that the host does not support fails with
+    /// [`io::ErrorKind::Unsupported`] or `EOPNOTSUPP`. A backend that returns [`Submitted::Queued`]
     /// keeps a clone of `mem` until the completion, so that the slices' memory stays mapped.
     fn submit(&mut self, mem: &GuestRam, token: u16, operation: Operation<'_, '_>) -> Submitted;
 
     /// Starts what was queued since the last call: a backend may collect requests until then.
     ///
     /// # Errors
-    /// When not all can be started. Requests that were not come out of [`Self::completed`] with an
-    /// error then; those that were are finished as always.
+    /// If not all can be started. Those that cannot be are returned by [`Self::completed`] with an
+    /// error; those that were started complete as usual.
     fn commit(&mut self) -> io::Result<()> {
         Ok(())
     }
 
-    /// The next finished request, without waiting.
+    /// Returns the next completion, without waiting.
     fn completed(&mut self) -> Option<Completion> {
         None
     }
@@ -142,22 +143,22 @@ pub trait Disk: Debug + Send {
     /// Waits until at least one request in flight has finished.
     ///
     /// # Errors
-    /// When waiting is impossible. Requests in flight are lost then, and the disk is not used any
+    /// If waiting is impossible. Requests in flight are lost then, and the disk is not used any
     /// more: it may still write to guest memory.
     fn wait(&mut self) -> io::Result<()> {
         Ok(())
     }
 
-    /// Writes what the backend keeps in memory and another process needs that opens the disk's
-    /// files. Called when the device's queues stop, with nothing in flight.
+    /// Writes metadata that the backend keeps in memory and that another process would need to open
+    /// the disk's files. Called when the device's queues stop, with nothing in flight.
     ///
     /// # Errors
-    /// When it cannot be written.
+    /// If it cannot be written.
     fn settle(&mut self) -> io::Result<()> {
         Ok(())
     }
 
-    /// Readable when [`Self::completed`] may have something.
+    /// Readable when [`Self::completed`] may return a completion.
     fn fd(&self) -> Option<BorrowedFd<'_>> {
         None
     }

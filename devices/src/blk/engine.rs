@@ -1,5 +1,5 @@
-//! Requests at work: each is carried out in pieces, so that none holds up the device's loop for
-//! longer than a piece takes.
+//! Requests in progress: each is carried out in pieces, so that none blocks the device's event loop
+//! for longer than one piece takes.
 
 use std::collections::VecDeque;
 use std::io;
@@ -17,53 +17,53 @@ use super::request::{ID_LEN, Request, Status, WRITE_DATA};
 use crate::GuestRam;
 use crate::virtio::{Chain, Fault, Queue, Queues, RateLimit};
 
-/// Bytes that a disk is asked for at once. Between pieces the loop may look at what else there is
-/// to do, and the driver is interrupted.
+/// Bytes of one piece. Between pieces the event loop may do other work, and the driver is
+/// interrupted.
 pub(super) const CHUNK_SIZE: usize = 1 << 20;
 
-/// Queues that a device may have.
+/// The maximum number of queues of a device.
 pub(super) const MAX_QUEUES: usize = 8;
 
-/// Bytes that requests which have begun may have yet to do when another one begins. A stop has to
-/// wait for as much: it can put back no request but the one that was taken last.
+/// A new request is started only while the started ones have fewer bytes than this left to do. A
+/// stop has to wait for all of them: only the request that was taken last can be put back.
 pub(super) const MAX_UNFINISHED: usize = 16 * CHUNK_SIZE;
 
-/// What a flush counts for in a budget of bytes.
+/// The cost of a flush in a budget of bytes.
 pub(super) const FLUSH_COST: usize = CHUNK_SIZE / 4;
 
-/// What became of a request whose piece is done.
+/// The state of a request after one of its pieces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Next {
-    /// It is answered.
+    /// It is completed.
     Over,
     /// It waits for its next piece.
     Piece,
-    /// The disk begins to make it durable at its next commit.
+    /// The disk starts to make it durable at its next commit.
     Queued,
 }
 
-/// A disk and the requests that it works on.
+/// A disk and its requests in progress.
 #[derive(Debug)]
 pub(super) struct Engine {
     disk: Box<dyn Disk>,
     pub(super) sectors: u64,
     pub(super) read_only: bool,
     pub(super) id: [u8; ID_LEN],
-    /// Requests are answered when what they changed is durable: the driver does not flush.
+    /// Requests are completed only once their changes are durable: the driver does not flush.
     pub(super) write_through: bool,
-    /// Rates that requests are begun at.
+    /// The rates at which requests are started.
     pace: Option<Pace>,
-    /// Requests that the disk works on.
+    /// Requests that the disk is working on.
     in_flight: InFlight,
-    /// Requests whose next piece has yet to be asked for.
+    /// Requests whose next piece was not submitted yet.
     partial: VecDeque<Flight>,
-    /// The sum of [`Flight::left`] of all requests that have begun.
+    /// The sum of [`Flight::left`] of all started requests.
     left: usize,
-    /// Requests are in flight that cannot be waited for.
+    /// There are requests in flight that cannot be waited for.
     lost: bool,
-    /// The chain that was taken last from each queue, which alone can be put back.
+    /// The chain that was taken last from each queue, the only one that can be put back.
     last_taken: [Option<u16>; MAX_QUEUES],
-    /// An empty list that keeps its allocation.
+    /// An empty list, kept for its allocation.
     scratch: Vec<Scratch>,
     pub(super) counters: Arc<Counters>,
     log: RateLimit,
@@ -90,7 +90,7 @@ impl Engine {
         }
     }
 
-    /// An engine of the same device, for another of its queues.
+    /// Creates an engine for another queue of the same device.
     pub(super) fn another(&self, disk: Box<dyn Disk>) -> io::Result<Self> {
         let mut engine = Self::new(disk);
         engine.read_only = self.read_only;
@@ -107,14 +107,14 @@ impl Engine {
         &*self.disk
     }
 
-    /// Looks at the disk's size again.
+    /// Reads the disk's size again.
     pub(super) fn refresh(&mut self) -> io::Result<()> {
         self.disk.refresh()?;
         self.sectors = super::sectors(&*self.disk);
         Ok(())
     }
 
-    /// Puts another disk in the place of this one, on which nothing is in flight.
+    /// Replaces the disk, which has nothing in flight.
     pub(super) fn set_disk(&mut self, disk: Box<dyn Disk>) {
         self.sectors = super::sectors(&*disk);
         self.lost = false;
@@ -127,19 +127,19 @@ impl Engine {
         }
     }
 
-    /// Whether nothing is in flight when all queues are stopped.
+    /// Whether nothing is in flight while all queues are stopped.
     pub(super) fn is_quiet(&self) -> bool {
         !self.lost
     }
 
-    /// Begins requests at this pace from now on.
+    /// Limits the rate at which requests are started from now on.
     pub(super) fn keep(&mut self, pace: Pace) -> io::Result<()> {
         pace.watch(self.disk.fd())?;
         self.pace = Some(pace);
         Ok(())
     }
 
-    /// What the event loop waits for.
+    /// The descriptor that the event loop waits for.
     pub(super) fn backend(&self) -> Option<BorrowedFd<'_>> {
         match &self.pace {
             Some(pace) => Some(pace.backend()),
@@ -147,7 +147,8 @@ impl Engine {
         }
     }
 
-    /// Whether no request may begin now. [`Self::may_go_on`] says when.
+    /// Whether no request may be started now, because of the rate limit. [`Self::may_go_on`]
+    /// reports when it may.
     pub(super) fn is_held(&mut self) -> bool {
         let held = self.pace.as_mut().is_some_and(Pace::is_over);
         if held {
@@ -156,17 +157,17 @@ impl Engine {
         held
     }
 
-    /// Whether requests may begin that were held back.
+    /// Whether requests that were held back may be started now.
     pub(super) fn may_go_on(&self) -> bool {
         self.pace.as_ref().is_some_and(Pace::expired)
     }
 
-    /// Whether no other request may begin before some of those that have are done.
+    /// Whether no other request may be started before some of the started ones are done.
     pub(super) fn is_full(&self) -> bool {
         self.left >= MAX_UNFINISHED
     }
 
-    /// Begins the request of a chain. Returns what it cost: everything there is when the next one
+    /// Starts the request of a chain. Returns its cost: the rest of any budget if the next request
     /// has to wait.
     pub(super) fn begin(&mut self, queue: &mut Queue, chain: Chain) -> Result<usize, Fault> {
         let request = Request::parse(&chain, queue.memory(), self.sectors, self.read_only)?;
@@ -194,8 +195,8 @@ impl Engine {
         })
     }
 
-    /// Goes on with requests of which a part is done, as far as `budget` goes. Returns what
-    /// it cost: `budget` or more when some are left.
+    /// Continues requests that are partly done, within `budget`. Returns the cost: `budget` or more
+    /// if some are left.
     pub(super) fn resume(&mut self, queues: &mut Queues, budget: usize) -> Result<usize, Fault> {
         let mut spent = 0usize;
         while spent < budget {
@@ -210,8 +211,8 @@ impl Engine {
         Ok(spent)
     }
 
-    /// Asks for the next piece, and finishes the request when it was the last one and the disk
-    /// is that fast. Returns what it cost: everything there is when more pieces follow.
+    /// Submits the next piece, and finishes the request if it was the last one and the disk
+    /// completes it immediately. Returns the cost: the rest of any budget if more pieces follow.
     fn advance(&mut self, queue: &mut Queue, mut flight: Flight) -> Result<usize, Fault> {
         let cost = match flight.request {
             Request::GetId { len } => {
@@ -281,7 +282,7 @@ impl Engine {
         Ok(submitted)
     }
 
-    /// A piece is done, or what the request changed is durable.
+    /// Handles the completion of a piece, or of the flush that makes the request durable.
     fn settle(
         &mut self,
         queue: &mut Queue,
@@ -314,7 +315,7 @@ impl Engine {
         Ok(Next::Over)
     }
 
-    /// Flushes what a request changed, before its driver hears that it is done.
+    /// Flushes what a request changed, before it is completed to its driver.
     fn make_durable(&mut self, queue: &mut Queue, mut flight: Flight) -> Result<Next, Fault> {
         flight.flushing = true;
         flight.piece = 0;
@@ -357,10 +358,10 @@ impl Engine {
             counters.errors.one();
         }
         let chain = flight.chain;
-        // The status is the last writable byte, wherever the data ended.
+        // The status is the last writable byte, wherever the data ends.
         let status_at = chain.writable_len().saturating_sub(1);
         chain.write(queue.memory(), status_at, &[status as u8])?;
-        // §2.7.8.2: it counts when all that precedes it was written.
+        // §2.7.8.2: the status counts as written only if all bytes before it were written.
         let gap = usize::from(written != status_at);
         let written = written.saturating_add(1).saturating_sub(gap);
         let written = u32::try_from(written).unwrap_or(u32::MAX);
@@ -368,8 +369,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Has the disk begin what it was asked for, and takes what it has finished.
-    /// Drivers are interrupted.
+    /// Submits the collected requests to the disk, and takes its completions. Drivers are
+    /// interrupted.
     pub(super) fn commit(&mut self, queues: &mut Queues) -> Result<(), Fault> {
         self.start()?;
         self.take_completions(queues)?;
@@ -384,12 +385,12 @@ impl Engine {
         started.map_err(|error| Fault::host("failed to submit disk requests", error))
     }
 
-    /// Whether requests wait for their next piece.
+    /// Whether requests are waiting for their next piece.
     pub(super) fn is_behind(&self) -> bool {
         !self.partial.is_empty()
     }
 
-    /// Takes what the disk has finished.
+    /// Takes the disk's completions.
     pub(super) fn take_completions(&mut self, queues: &mut Queues) -> Result<(), Fault> {
         loop {
             let mut queued = false;
@@ -407,7 +408,7 @@ impl Engine {
         }
     }
 
-    /// Waits for what the disk works on of a queue.
+    /// Waits for the requests of a queue that the disk is working on.
     fn wait_for(&mut self, queues: &mut Queues, index: u16) {
         loop {
             let before = self.in_flight.of_queue(index);
@@ -416,7 +417,7 @@ impl Engine {
             }
             let waited = self.disk.commit().and_then(|()| self.disk.wait());
             if self.take_completions(queues).is_err() {
-                // The others are waited for all the same.
+                // The others are still waited for.
                 self.log_lost();
             }
             if let Err(error) = waited
@@ -430,8 +431,8 @@ impl Engine {
         }
     }
 
-    /// Leaves nothing of a queue in flight: waits for the disk, and puts back a request that has
-    /// only begun, which is as if it had not.
+    /// Leaves nothing of a queue in flight: waits for the disk, completes started requests, and
+    /// puts back the one that was taken last if it is unfinished, as if it had not been taken.
     pub(super) fn drain(&mut self, queues: &mut Queues, index: u16) {
         loop {
             self.wait_for(queues, index);
@@ -454,7 +455,7 @@ impl Engine {
             }
         }
         if self.in_flight.len() == 0 && self.partial.is_empty() {
-            // Those that a fault met are gone, too.
+            // Requests that were dropped by a fault are gone, too.
             self.left = 0;
         }
         if let Err(error) = self.disk.settle()
@@ -466,7 +467,8 @@ impl Engine {
                 "disk: failed to write metadata; recent writes are only in memory"
             );
         }
-        // The driver is told of completions when the queue runs again, or has reset it.
+        // The driver is notified of completions when the queue runs again, or it has reset the
+        // queue.
         if let Some(queue) = queues.get(index) {
             let _ = queue.notify();
         }
@@ -479,15 +481,16 @@ impl Engine {
     }
 }
 
-/// The host has no such operation for this disk.
+/// Whether the host does not support the operation for this disk.
 fn is_unsupported(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::Unsupported || error.raw_os_error() == Some(libc::EOPNOTSUPP)
 }
 
-/// Room for a `VolatileSlice`, which itself belongs to one thread.
+/// Storage for a `VolatileSlice`, which itself is not `Send`.
 type Scratch = [usize; size_of::<VolatileSlice<'static>>() / size_of::<usize>()];
 
-/// The same list, empty, for elements of another type of the same size: the allocation is kept.
+/// Returns the same list, empty, for elements of another type of the same size: the allocation is
+/// kept.
 fn recycle<A, B>(mut list: Vec<A>) -> Vec<B> {
     list.clear();
     list.into_iter().filter_map(|_| None).collect()

@@ -15,15 +15,15 @@ use super::disk::{Disk, Operation, Submitted};
 use crate::GuestRam;
 use crate::virtio::iovec;
 
-/// Bytes of zeroes that are written at once.
+/// Bytes of zeroes that are written per call.
 const ZEROES: usize = 16 << 10;
 
-/// A file as a disk. Its length is taken when it is opened, and by [`Disk::refresh`].
+/// A file as a disk. Its length is read when it is opened, and by [`Disk::refresh`].
 #[derive(Debug)]
 pub struct FileDisk {
     pub(super) file: File,
     len: u64,
-    /// Bytes of a logical block of a block device, which discards and zeroes whole ones alone.
+    /// Bytes of a logical block of a block device, which discards and zeroes only whole blocks.
     block: Option<u64>,
 }
 
@@ -31,7 +31,7 @@ impl FileDisk {
     /// Takes an open file.
     ///
     /// # Errors
-    /// When its length cannot be found, or the size of its blocks.
+    /// If its length or the size of its blocks cannot be determined.
     pub fn new(file: File) -> io::Result<Self> {
         let len = len(&file)?;
         let block = match file.metadata()?.file_type().is_block_device() {
@@ -47,7 +47,7 @@ impl FileDisk {
         self.block.is_some()
     }
 
-    /// Whether the host zeroes this range by itself, if it does any: not parts of a block.
+    /// Whether the host can zero this range itself, if it zeroes any: a range of whole blocks.
     pub(super) fn is_whole(&self, offset: u64, len: u64) -> bool {
         self.block
             .is_none_or(|block| offset.is_multiple_of(block) && len.is_multiple_of(block))
@@ -59,7 +59,7 @@ impl FileDisk {
         };
         match whole_blocks(offset, len, block) {
             Some((offset, len)) => discard_of_device(&self.file, offset, len),
-            // A driver that discards asks for nothing that must be done.
+            // A discard is only a hint: it need not be carried out.
             None => Ok(()),
         }
     }
@@ -72,7 +72,7 @@ impl FileDisk {
     }
 }
 
-/// The whole blocks within a range, if there are any.
+/// Returns the whole blocks within a range; `None` if there are none.
 fn whole_blocks(offset: u64, len: u64, block: u64) -> Option<(u64, u64)> {
     let start = offset.checked_next_multiple_of(block)?;
     let end = offset.checked_add(len)?;
@@ -81,19 +81,19 @@ fn whole_blocks(offset: u64, len: u64, block: u64) -> Option<(u64, u64)> {
     Some((start, len))
 }
 
-/// Discards a range of a block device. A hole in one is something else to Linux: a range that the
-/// device makes zeroes, which some that discard cannot do.
+/// Discards a range of a block device. For Linux, punching a hole in one is a different operation:
+/// the device must zero the range, which some devices that discard cannot do.
 #[allow(unsafe_code)]
 fn discard_of_device(file: &File, offset: u64, len: u64) -> io::Result<()> {
-    /// `BLKDISCARD` of linux/fs.h, whose number says nothing of its argument.
+    /// `BLKDISCARD` of linux/fs.h, whose number does not encode its argument.
     const DISCARD: Opcode = opcode::none(0x12, 119);
-    // SAFETY: it reads two numbers of 64 bits, where the range begins and its length.
+    // SAFETY: it reads two numbers of 64 bits, the start of the range and its length.
     let request = unsafe { Setter::<DISCARD, [u64; 2]>::new([offset, len]) };
     // SAFETY: the request above; it touches no other memory.
     Ok(unsafe { ioctl(file, request) }?)
 }
 
-/// Bytes of a file, or of a block device, whose metadata says 0.
+/// Bytes of a file, or of a block device, for which `stat(2)` reports a size of 0.
 pub(super) fn len(mut file: &File) -> io::Result<u64> {
     file.seek(SeekFrom::End(0))
 }
@@ -135,7 +135,7 @@ pub(super) fn give_back(file: &File, offset: u64, len: u64) -> io::Result<()> {
     Ok(fallocate(file, mode, offset, len)?)
 }
 
-/// Makes a range read as zeroes, by writing them where the file system has no better way.
+/// Makes a range read as zeroes, by writing them if the file system has no better way.
 pub(super) fn write_zeroes(file: &File, offset: u64, len: u64, unmap: bool) -> io::Result<()> {
     let mode = if unmap {
         FallocateFlags::PUNCH_HOLE
@@ -161,8 +161,8 @@ fn write_zeroes_by_hand(file: &File, offset: u64, len: u64) -> io::Result<()> {
     Ok(())
 }
 
-/// Calls `step` with the slices that are left, and how much of the first one is done, until all
-/// of `slices` is transferred.
+/// Calls `step` with the remaining slices, and how much of the first one is done, until all of
+/// `slices` is transferred.
 pub(super) fn transfer<'m>(
     slices: &[VolatileSlice<'m>],
     mut offset: u64,

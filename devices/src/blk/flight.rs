@@ -1,4 +1,4 @@
-//! Requests at work, and how much of each is done.
+//! Requests in progress, and how much of each is done.
 
 use std::time::Instant;
 
@@ -6,7 +6,7 @@ use super::engine::{FLUSH_COST, MAX_QUEUES};
 use super::request::Request;
 use crate::virtio::Chain;
 
-/// A request of which a part is done.
+/// A request that is partly done.
 #[derive(Debug)]
 pub(super) struct Flight {
     /// The index of its queue.
@@ -14,11 +14,11 @@ pub(super) struct Flight {
     pub(super) chain: Chain,
     pub(super) request: Request,
     pub(super) since: Instant,
-    /// Bytes that are transferred.
+    /// Bytes that were transferred.
     pub(super) done: usize,
-    /// Bytes that the disk works on now.
+    /// Bytes that the disk is working on now.
     pub(super) piece: usize,
-    /// All is done, and is being made durable.
+    /// All data is transferred, and is being made durable.
     pub(super) flushing: bool,
 }
 
@@ -37,7 +37,7 @@ impl Flight {
         }
     }
 
-    /// Bytes that count for a rate: those that the disk may have to write, too.
+    /// Bytes that count for the rate limit: including zeroes that the disk may have to write.
     pub(super) fn rated(&self) -> usize {
         match self.request {
             Request::WriteZeroes { len, .. } => usize::try_from(len).unwrap_or(usize::MAX),
@@ -45,7 +45,7 @@ impl Flight {
         }
     }
 
-    /// Bytes that it has yet to do; what else it does counts as some.
+    /// Bytes that are left to do; other operations count with a fixed cost.
     pub(super) fn left(&self) -> usize {
         match self.request {
             Request::Read { len, .. } | Request::Write { len, .. } => len.saturating_sub(self.done),
@@ -64,7 +64,7 @@ impl Flight {
     }
 }
 
-/// Requests that the disk works on, by [`Flight::token`].
+/// Requests that the disk is working on, by [`Flight::token`].
 #[derive(Debug, Default)]
 pub(super) struct InFlight {
     flights: Vec<Option<Flight>>,
@@ -75,7 +75,7 @@ impl InFlight {
     pub(super) fn insert(&mut self, flight: Flight) {
         let token = usize::from(flight.token());
         if self.flights.len() <= token {
-            // Once for each descriptor that a driver uses as a head.
+            // Grows with the heads that a driver uses.
             let len = token.saturating_add(1).next_power_of_two();
             self.flights.resize_with(len, || None);
         }
@@ -92,7 +92,7 @@ impl InFlight {
         Some(flight)
     }
 
-    /// How many there are of a queue.
+    /// The number of requests of a queue.
     pub(super) fn of_queue(&self, queue: u16) -> usize {
         let count = self.of_queue.get(usize::from(queue));
         count.copied().unwrap_or_default()

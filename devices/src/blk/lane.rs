@@ -1,8 +1,8 @@
-//! A queue that a thread of its own serves, by an engine of its own.
+//! A queue with its own thread and engine.
 //!
-//! The device's event loop starts and stops the queue and changes the disk, with the lock that the
-//! thread holds during a turn. The thread waits for notifications of the driver and for the
-//! disk by itself, and leaves a fault to the event loop, which stops all queues then.
+//! The device's event loop starts and stops the queue and changes the disk, holding the lock that
+//! the thread holds during a turn. The thread itself waits for notifications of the driver and for
+//! the disk, and reports a fault to the event loop, which then stops all queues.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
@@ -20,7 +20,7 @@ const WAKE: u64 = 0;
 const KICK: u64 = 1;
 const BACKEND: u64 = 2;
 
-/// What the event loop of a device with lanes waits for.
+/// Wakes the event loop of a device with lanes.
 #[derive(Debug)]
 pub(super) struct Alarm {
     epoll: OwnedFd,
@@ -42,15 +42,15 @@ impl Alarm {
         self.epoll.as_fd()
     }
 
-    /// Waits for the disk of the event loop's own queue, too.
+    /// Also waits for the disk of the event loop's own queue.
     pub(super) fn watch(&self, backend: Option<BorrowedFd<'_>>) -> io::Result<()> {
         backend.map_or(Ok(()), |fd| self.add(fd))
     }
 
-    /// A disk that goes.
+    /// Stops waiting for a disk that is about to be replaced.
     pub(super) fn forget(&self, backend: Option<BorrowedFd<'_>>) {
         if let Some(fd) = backend {
-            // It was added, or its addition failed.
+            // It was added, or adding it failed.
             let _ = epoll::delete(&self.epoll, fd);
         }
     }
@@ -60,13 +60,13 @@ impl Alarm {
         Ok(epoll::add(&self.epoll, fd, data, epoll::EventFlags::IN)?)
     }
 
-    /// Whether a lane has a fault that was not looked at.
+    /// Whether a lane has a new fault.
     pub(super) fn is_raised(&self) -> bool {
         self.raised.take()
     }
 }
 
-/// Something to look at.
+/// An eventfd that wakes its reader.
 #[derive(Debug)]
 struct Signal(OwnedFd);
 
@@ -79,7 +79,7 @@ impl Signal {
     }
 
     fn give(&self) {
-        // It fails only when 2^64 - 2 were never taken.
+        // It fails only when 2^64 - 2 signals are pending.
         let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
     }
 
@@ -88,25 +88,25 @@ impl Signal {
     }
 }
 
-/// One queue, its engine, and what its thread waits for.
+/// One queue, its engine, and the descriptors that its thread waits for.
 #[derive(Debug)]
 pub(super) struct Lane {
     index: u16,
-    /// `None` when the device is gone.
+    /// `None` once the device was dropped.
     server: Mutex<Option<Server>>,
-    /// Taken before `server`, and by the thread given back at once: a thread that has
-    /// always something to do lets others have their turn.
+    /// Taken before `server`, and released by the thread immediately: so a thread that always has
+    /// something to do lets others take the lock.
     turnstile: Mutex<()>,
     /// A fault stopped the thread until the queue is started again. Changed under `server`'s lock.
     parked: AtomicBool,
-    /// What the event loop has yet to hear of.
+    /// The fault that the event loop has not taken yet.
     fault: Mutex<Option<Fault>>,
     epoll: Epoll,
     wake: Signal,
     alarm: Arc<Signal>,
 }
 
-/// A lane that stands still.
+/// A lane whose thread is halted.
 pub(super) struct Halted<'a> {
     lane: &'a Lane,
     server: MutexGuard<'a, Option<Server>>,
@@ -139,17 +139,17 @@ impl Lane {
         }
     }
 
-    /// Has the thread look at its queue.
+    /// Makes the thread look at its queue.
     pub(super) fn wake(&self) {
         self.wake.give();
     }
 
-    /// What stopped the thread.
+    /// Takes the fault that stopped the thread.
     pub(super) fn take_fault(&self) -> Option<Fault> {
         lock(&self.fault).take()
     }
 
-    /// Serves the queue whenever it runs, until the device is gone.
+    /// Serves the queue whenever it runs, until the device is dropped.
     pub(super) fn run(&self) {
         let mut again = false;
         loop {
@@ -167,7 +167,7 @@ impl Lane {
             again = match self.turn(server, &ready) {
                 Ok(progress) => progress == Progress::More,
                 Err(fault) => {
-                    // Nothing of this queue is looked at before it is started again.
+                    // This queue is not served before it is started again.
                     self.unwatch(server);
                     self.fail(fault);
                     false
@@ -209,7 +209,7 @@ impl Lane {
         Ok(progress)
     }
 
-    /// What there is to do; does not wait for it `again`.
+    /// Returns the events that are ready; does not wait if called `again`.
     fn wait(&self, again: bool) -> io::Result<Ready> {
         let mut events = [EpollEvent::default(); 3];
         let timeout = if again { 0 } else { -1 };
@@ -259,7 +259,7 @@ impl Halted<'_> {
         server.is_none_or(|server| server.engine.is_quiet())
     }
 
-    /// The thread serves the queue from now on.
+    /// Starts the queue on the thread.
     pub(super) fn start(&mut self, queue: Queue) -> Result<(), StartError> {
         let index = queue.index();
         let lane = self.lane;
@@ -288,7 +288,7 @@ impl Halted<'_> {
         server.stop(lane.index)
     }
 
-    /// Does something that may change what the server waits for.
+    /// Runs `work`, which may change what the server waits for.
     pub(super) fn change(&mut self, work: impl FnOnce(&mut Server)) {
         let lane = self.lane;
         let Some(server) = &mut *self.server else {
@@ -303,14 +303,14 @@ impl Halted<'_> {
         }
     }
 
-    /// The device is gone: the disk is closed, and the thread ends.
+    /// Closes the disk, and makes the thread exit.
     pub(super) fn end(mut self) {
         *self.server = None;
         self.lane.wake();
     }
 }
 
-/// What a thread was woken for.
+/// The events that a thread was woken for.
 #[derive(Debug, Default)]
 struct Ready {
     wake: bool,
@@ -328,6 +328,6 @@ fn watch(epoll: &Epoll, fd: RawFd, id: u64) -> io::Result<()> {
 }
 
 fn forget(epoll: &Epoll, fd: RawFd) {
-    // It was added, or its addition failed.
+    // It was added, or adding it failed.
     let _ = epoll.ctl(ControlOperation::Delete, fd, EpollEvent::default());
 }

@@ -1,4 +1,4 @@
-//! Files as disks: what may be one, and who may write it.
+//! Opens files as disks, and checks which may be one and who may write to it.
 #![allow(unsafe_code)] // fcntl(F_OFD_SETLK), which rustix does not have
 
 use std::fs::{File, OpenOptions};
@@ -15,21 +15,21 @@ use super::uring::UringDisk;
 /// Who carries out a disk's requests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum IoEngine {
-    /// The device's thread, one after the other: the shortest way for one request at a time.
+    /// The device's thread, one after the other: the lowest latency for one request at a time.
     #[default]
     Sync,
-    /// The kernel, many at a time (`io_uring`); the device's thread where the host does not permit
-    /// that.
+    /// The kernel, many at a time (`io_uring`); the device's thread if the host does not permit
+    /// `io_uring`.
     Uring,
 }
 
-/// Set when the log has said that the host has no `io_uring`.
+/// Set once a refused `io_uring` was logged.
 static REFUSED: AtomicBool = AtomicBool::new(false);
 
-/// An open file as a disk.
+/// Opens a file as a disk.
 ///
 /// # Errors
-/// When its length cannot be found.
+/// If its length cannot be determined.
 pub fn open_disk(file: File, engine: IoEngine) -> io::Result<Box<dyn Disk>> {
     if engine == IoEngine::Uring {
         match UringDisk::new(file.try_clone()?) {
@@ -47,9 +47,9 @@ pub fn open_disk(file: File, engine: IoEngine) -> io::Result<Box<dyn Disk>> {
     Ok(Box::new(FileDisk::new(file)?))
 }
 
-/// A file that is open for reading and writing as a disk that a guest may write to. It is locked
-/// against all others who write to it, for as long as the disk is there. (A [`BlockDevice`] that is
-/// made of a file sees to that by itself.)
+/// Opens a file that is open for reading and writing as a disk that a guest may write to. It is
+/// locked against all other writers for the lifetime of the disk. (A [`BlockDevice`] that is
+/// created from a file does this itself.)
 ///
 /// # Errors
 /// [`BlockDeviceError::NotADisk`], [`BlockDeviceError::NotWritable`] and
@@ -65,7 +65,7 @@ pub fn open_disk_for_writing(
     for_writing(file, path, engine)
 }
 
-/// As [`open_disk_for_writing`], of a file that may be a disk.
+/// As [`open_disk_for_writing`], for a file that was checked already.
 pub(super) fn for_writing(
     file: File,
     path: PathBuf,
@@ -92,7 +92,7 @@ pub enum BlockDeviceError {
         #[source]
         source: io::Error,
     },
-    /// Its length could not be found.
+    /// Its length could not be determined.
     #[error("failed to find the size of the disk {}", path.display())]
     Size {
         /// The disk's path.
@@ -107,7 +107,7 @@ pub enum BlockDeviceError {
         /// The path.
         path: PathBuf,
     },
-    /// What is to be the overlay of an image cannot be that.
+    /// The file cannot be used as the overlay of an image.
     #[error("failed to use the overlay {}", path.display())]
     Overlay {
         /// The overlay's path.
@@ -116,10 +116,10 @@ pub enum BlockDeviceError {
         #[source]
         source: super::Qcow2Error,
     },
-    /// A descriptor for its rates could not be made.
+    /// A descriptor for its rate limits could not be created.
     #[error("failed to limit the rate of a disk")]
     Rate(#[source] io::Error),
-    /// The file can be read only, and the device was not made so.
+    /// The file can only be read, and the device was not created read-only.
     #[error("the disk {} may not be written: add `.read_only()`, or change its permissions", path.display())]
     NotWritable {
         /// The disk's path.
@@ -128,7 +128,8 @@ pub enum BlockDeviceError {
         #[source]
         source: io::Error,
     },
-    /// Somebody else writes to it: two guests with one writable disk destroy its contents.
+    /// Another process or device writes to it: two guests with one writable disk destroy its
+    /// contents.
     #[error("the disk {} is in use: stop the VM that has it, or attach it read-only to both", path.display())]
     InUse {
         /// The disk's path.
@@ -158,7 +159,7 @@ pub(super) fn open(path: &Path) -> Result<File, BlockDeviceError> {
         path: path.into(),
         source,
     };
-    // Looked at first: opening a device that is no disk may have effects.
+    // Checked first: opening a device that is not a disk may have side effects.
     let kind = std::fs::metadata(path).map_err(open_error)?.file_type();
     if !kind.is_file() && !kind.is_block_device() {
         return Err(BlockDeviceError::NotADisk { path: path.into() });
@@ -192,20 +193,20 @@ pub(super) fn is_writable(file: &File) -> bool {
     fcntl_getfl(file).is_ok_and(|flags| flags & OFlags::ACCMODE == OFlags::RDWR)
 }
 
-/// A name of an open file.
+/// Returns a path to an open file.
 pub(super) fn path_of(file: &File) -> PathBuf {
     PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()))
 }
 
-/// What a lock is for: one writes alone, or many read what nobody writes.
+/// The kind of a lock: one exclusive writer, or many readers without a writer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Access {
     Read,
     Write,
 }
 
-/// Takes the lock of all who write to `file`, or who need that nobody does, for as long as this
-/// open file description lives.
+/// Takes the lock of all that write to `file`, or that need that no other process does, until this
+/// open file description is closed.
 pub(super) fn lock(file: &File, path: &Path, access: Access) -> Result<(), BlockDeviceError> {
     // SAFETY: a flock of zeroes is a valid one: the whole file, no process.
     let mut lock: libc::flock = unsafe { std::mem::zeroed() };
@@ -223,7 +224,7 @@ pub(super) fn lock(file: &File, path: &Path, access: Access) -> Result<(), Block
     let source = io::Error::last_os_error();
     match source.raw_os_error() {
         Some(libc::EAGAIN | libc::EACCES) => Err(BlockDeviceError::InUse { path: path.into() }),
-        // File systems without locks: nobody else can hold one either.
+        // File systems without locks: then no other process can hold one either.
         Some(libc::ENOLCK | libc::EOPNOTSUPP | libc::ENOSYS) => Ok(()),
         _ => Err(BlockDeviceError::Open {
             path: path.into(),

@@ -1,4 +1,4 @@
-//! Rates of a disk: what they hold back, a timer brings.
+//! Rate limits of a disk: requests that are held back are resumed by a timer.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -13,8 +13,8 @@ use rustix::time::{
 
 use crate::virtio::{Limiter, Rate};
 
-/// The rates, and an epoll instance that reports their timer and the disk's completions. The rates
-/// are the device's, the timer an engine's.
+/// The rate limits, and an epoll instance that reports their timer and the disk's completions. The
+/// limits are shared by the whole device, the timer belongs to one engine.
 #[derive(Debug)]
 pub(super) struct Pace {
     limiter: Arc<Mutex<Limiter>>,
@@ -27,7 +27,7 @@ impl Pace {
         Self::over(Arc::new(Mutex::new(Limiter::new(bytes, operations))))
     }
 
-    /// The same rates, for another engine.
+    /// Shares the rate limits with another engine.
     pub(super) fn another(&self) -> io::Result<Self> {
         Self::over(self.limiter.clone())
     }
@@ -43,7 +43,7 @@ impl Pace {
         Ok(pace)
     }
 
-    /// Reports what a disk has finished, too.
+    /// Also reports the completions of a disk.
     pub(super) fn watch(&self, disk: Option<BorrowedFd<'_>>) -> io::Result<()> {
         let data = epoll::EventData::new_u64(0);
         disk.map_or(Ok(()), |fd| {
@@ -51,20 +51,20 @@ impl Pace {
         })
     }
 
-    /// A disk that goes. Its descriptor may live on elsewhere.
+    /// Removes a disk that is about to be replaced. Its descriptor may stay open elsewhere.
     pub(super) fn forget(&self, disk: Option<BorrowedFd<'_>>) {
         if let Some(fd) = disk {
-            // It was added, or its addition failed.
+            // It was added, or adding it failed.
             let _ = epoll::delete(&self.epoll, fd);
         }
     }
 
-    /// What the event loop waits for.
+    /// The descriptor that the event loop waits for.
     pub(super) fn backend(&self) -> BorrowedFd<'_> {
         self.epoll.as_fd()
     }
 
-    /// Whether the next request has to wait. The timer is set then.
+    /// Whether the next request has to wait. In that case the timer is set.
     pub(super) fn is_over(&mut self) -> bool {
         let wait = self.limiter().wait();
         let Some(wait) = wait else {
@@ -74,12 +74,12 @@ impl Pace {
         true
     }
 
-    /// A request of `len` bytes begins.
+    /// Charges a request of `len` bytes that is started.
     pub(super) fn charge(&mut self, len: usize) {
         self.limiter().charge(len);
     }
 
-    /// A request of `len` bytes is put back.
+    /// Refunds a request of `len` bytes that is put back.
     pub(super) fn refund(&mut self, len: usize) {
         self.limiter().refund(len);
     }
@@ -88,7 +88,7 @@ impl Pace {
         self.limiter.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Has [`Self::expired`] be true after some time.
+    /// Makes [`Self::expired`] return true after this time.
     pub(super) fn set(&self, wait: Duration) {
         let spec = Itimerspec {
             it_interval: Timespec::default(),
@@ -97,7 +97,7 @@ impl Pace {
                 tv_nsec: wait.subsec_nanos().into(),
             },
         };
-        // Neither the descriptor nor the time can be wrong.
+        // The descriptor and the time are valid.
         let _ = timerfd_settime(&self.timer, TimerfdTimerFlags::empty(), &spec);
     }
 

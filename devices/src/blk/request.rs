@@ -11,16 +11,16 @@ const HEADER_LEN: usize = 16;
 const DISCARD: u32 = 11;
 const WRITE_ZEROES: u32 = 13;
 
-/// Bytes of such a range, of which a request has one.
+/// Bytes of such a range; a request has one.
 const RANGE_LEN: usize = 16;
 
 /// `VIRTIO_BLK_WRITE_ZEROES_FLAG_UNMAP`.
 const UNMAP: u32 = 1;
 
-/// What the driver may discard by one request: 1 GiB, which costs the host some metadata.
+/// The limit of one discard request: 1 GiB, which costs the host some metadata.
 pub(super) const MAX_DISCARD_SECTORS: u32 = 1 << 21;
 
-/// What it may have filled with zeroes: 16 MiB, which the host may have to write.
+/// The limit of one write-zeroes request: 16 MiB, which the host may have to write.
 pub(super) const MAX_WRITE_ZEROES_SECTORS: u32 = 1 << 15;
 
 /// Bytes of the answer to `VIRTIO_BLK_T_GET_ID`.
@@ -35,7 +35,7 @@ pub(super) enum Status {
     Unsupported = 2,
 }
 
-/// What a chain asks for. Offsets and lengths are in bytes and within the disk.
+/// The request of a chain. Offsets and lengths are in bytes and within the disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Request {
     Read {
@@ -59,19 +59,19 @@ pub(super) enum Request {
     GetId {
         len: usize,
     },
-    /// Answered with this status and nothing else.
+    /// Completed with this status, without any data.
     Refuse(Status),
 }
 
-/// Where the data of a write begins in the device-readable part.
+/// The offset of a write's data in the device-readable part.
 pub(super) const WRITE_DATA: usize = HEADER_LEN;
 
 impl Request {
     /// Parses the chain.
     ///
     /// # Errors
-    /// When there is no whole header or no room for the status byte: such a request cannot
-    /// even be refused.
+    /// If there is no complete header or no room for the status byte: such a request cannot even be
+    /// refused.
     pub(super) fn parse(
         chain: &Chain,
         mem: &GuestRam,
@@ -103,10 +103,10 @@ impl Request {
                 },
                 _ => Self::Refuse(Status::IoError),
             },
-            // Nothing is to be made durable; the host would flush its own disk.
+            // There is nothing to make durable; the host would flush its own disk.
             4 if read_only => Self::Refuse(Status::Ok),
             4 => Self::Flush,
-            // A read-only disk does not offer them (§5.2.6.2).
+            // A read-only disk does not offer these (§5.2.6.2).
             DISCARD | WRITE_ZEROES if read_only => Self::Refuse(Status::Unsupported),
             kind @ (DISCARD | WRITE_ZEROES) => {
                 let mut range = [0; RANGE_LEN];
@@ -163,7 +163,7 @@ struct Extent {
 }
 
 impl Extent {
-    /// The byte offset, when the extent is whole sectors within the disk.
+    /// Returns the byte offset if the extent consists of whole sectors within the disk.
     fn check(&self, disk_sectors: u64) -> Option<u64> {
         let len = u64::try_from(self.len).ok()?;
         if !len.is_multiple_of(SECTOR_SIZE) {

@@ -1,24 +1,25 @@
-//! An engine and the queues that it serves: all of a device, or one of them.
+//! An engine and the queues that it serves: all of a device, or a single one.
 
 use std::os::fd::BorrowedFd;
 
 use super::engine::{CHUNK_SIZE, Engine};
 use crate::virtio::{Fault, Progress, Queue, Queues, StartError};
 
-/// Bytes before the loop gets its turn again, and the driver its interrupt.
+/// Bytes until the event loop gets control back, and the driver its interrupt.
 const BUDGET: usize = CHUNK_SIZE;
 
-/// What one thread serves.
+/// The part of a device that one thread serves.
 #[derive(Debug)]
 pub(super) struct Server {
     pub(super) engine: Engine,
     queues: Queues,
-    /// Chains wait in a queue until the engine has room for them. Their driver does not notify.
+    /// Chains are waiting in a queue until the engine has room for them. Their driver will not
+    /// notify again.
     waiting: bool,
 }
 
 impl Server {
-    /// With places for so many queues.
+    /// Creates a server with slots for this number of queues.
     pub(super) fn new(engine: Engine, queues: usize) -> Self {
         Self {
             engine,
@@ -27,7 +28,7 @@ impl Server {
         }
     }
 
-    /// Has places for so many queues; none runs.
+    /// Sets the number of slots for queues; all are empty.
     pub(super) fn set_places(&mut self, queues: usize) {
         self.queues = Queues::new(queues);
     }
@@ -36,19 +37,19 @@ impl Server {
         self.queues.start(queue)
     }
 
-    /// Hands a queue back with nothing in flight.
+    /// Returns a queue with nothing in flight.
     pub(super) fn stop(&mut self, index: u16) -> Option<Queue> {
         self.queues.get(index)?;
         self.engine.drain(&mut self.queues, index);
         let stopped = self.queues.stop(index);
         if self.waiting || self.engine.is_behind() {
-            // The disk may have nothing more to report that would bring the others their turn.
+            // The disk may not report any more completions that would make the others continue.
             self.kick_all();
         }
         stopped
     }
 
-    /// A queue that runs.
+    /// Returns a queue that runs.
     pub(super) fn queue(&mut self, index: u16) -> Option<&Queue> {
         self.queues.get(index).map(|queue| &*queue)
     }
@@ -58,18 +59,18 @@ impl Server {
         for index in 0..self.queue_count() {
             self.engine.drain(&mut self.queues, index);
         }
-        // A request that was put back waits in the ring: it must not be forgotten.
+        // A request that was put back is in the ring again: it must not be forgotten.
         self.kick_all();
     }
 
     fn kick_all(&mut self) {
         for queue in self.queues.running() {
-            // It fails only when 2^64 - 2 notifications were never taken.
+            // It fails only when 2^64 - 2 notifications are pending.
             let _ = queue.kick().write(1);
         }
     }
 
-    /// What to wait for besides notifications.
+    /// The descriptor to wait for besides notifications.
     pub(super) fn backend(&self) -> Option<BorrowedFd<'_>> {
         self.engine.backend()
     }
@@ -98,7 +99,7 @@ impl Server {
         Ok(self.unless_behind(progress))
     }
 
-    /// Whether there is room for chains that waited for it.
+    /// Whether there is room again for chains that waited for it.
     fn may_go_on(&self) -> bool {
         self.waiting && !self.engine.is_full()
     }
@@ -115,7 +116,7 @@ impl Server {
         Ok(progress)
     }
 
-    /// Begins the requests of a queue that runs, as far as `budget` and the disk's rates go.
+    /// Starts the requests of a queue that runs, within `budget` and the disk's rates.
     fn serve(&mut self, index: u16, budget: usize) -> Result<Progress, Fault> {
         let engine = &mut self.engine;
         let Some(queue) = self.queues.get(index) else {
@@ -130,11 +131,11 @@ impl Server {
         }
         let progress = queue.serve(budget, |queue, chain| engine.begin(queue, chain))?;
         if engine.is_held() {
-            // The timer calls again.
+            // The timer will resume it.
             return Ok(Progress::Idle);
         }
         if engine.is_full() {
-            // What the disk has done calls again.
+            // The disk's completions will resume it.
             self.waiting = true;
             return Ok(Progress::Idle);
         }

@@ -1,6 +1,6 @@
-//! A file as a disk whose requests the kernel works on by itself: a ring of `io_uring` per disk,
-//! to which all requests of a turn go by one system call.
-#![allow(unsafe_code)] // requests of io_uring, which name guest memory that no Rust reference may cover
+//! A file as a disk whose requests the kernel carries out asynchronously: one `io_uring` per disk,
+//! to which all requests of a turn are submitted with one system call.
+#![allow(unsafe_code)] // io_uring requests refer to guest memory that no Rust reference may cover
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -18,22 +18,22 @@ use super::disk::{Completion, Disk, Operation, Submitted};
 use super::file::{FileDisk, write_zeroes};
 use crate::GuestRam;
 
-/// Requests that are handed to the kernel at once.
+/// The maximum number of requests per submission to the kernel.
 const BATCH: u32 = 256;
 
-/// Requests that may be in flight: all descriptors of all queues.
+/// The maximum number of requests in flight: all descriptors of all queues.
 const DEPTH: u32 = 2048;
 
-/// How often a kernel that is short of memory is asked again.
+/// How often a submission is retried if the kernel is short of memory.
 const MAX_SUBMIT_RETRIES: u32 = 10_000;
 
-/// How often a part of a request is begun again that was interrupted, or could not be.
+/// How often a part of a request is retried that was interrupted, or could not be started.
 const RETRIES: u32 = 100;
 
 /// The only registered file.
 const FILE: types::Fixed = types::Fixed(0);
 
-/// As `struct iovec`, without a pointer's bounds to one thread.
+/// As `struct iovec`, but `Send`, since it has no pointer.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 struct Piece {
@@ -55,17 +55,17 @@ enum Kind {
 struct Slot {
     kind: Kind,
     offset: u64,
-    /// Bytes that are left.
+    /// Bytes left to transfer.
     left: u64,
-    /// Memory that is left, from `next` on.
+    /// Memory left to transfer, from `next` on.
     pieces: Vec<Piece>,
     next: usize,
-    /// How often it was begun again without having come further.
+    /// How often it was retried without progress.
     retries: u32,
 }
 
-/// A ring for requests on this file alone, of the kinds that a disk needs, once it is enabled.
-/// System calls that a thread may not make cannot be had by it.
+/// Creates a ring that, once enabled, takes only requests on this file, of the kinds that a disk
+/// needs. So it cannot be used for system calls that a thread may not make.
 fn restricted_ring(file: &File) -> io::Result<IoUring> {
     let mut ring = IoUring::builder();
     let ring = ring.setup_r_disabled().setup_cqsize(DEPTH).build(BATCH)?;
@@ -84,22 +84,22 @@ fn restricted_ring(file: &File) -> io::Result<IoUring> {
     Ok(ring)
 }
 
-/// A file as a disk, served by `io_uring`. Its length is taken when it is opened, and by
-/// [`Disk::refresh`]. When the kernel does not take requests any more, those that it has are waited
-/// for, and the calling thread works on new ones.
+/// A file as a disk, served by `io_uring`. Its length is read when it is opened, and by
+/// [`Disk::refresh`]. If the kernel stops accepting requests, those that it has are waited for, and
+/// the calling thread carries out new ones.
 pub struct UringDisk {
     disk: FileDisk,
     ring: IoUring,
-    /// The kernel refused to begin what was queued. It is in the ring for good, so that this is
-    /// never handed to the kernel again.
+    /// The kernel refused to start what was queued. That stays in the ring permanently, so nothing
+    /// of this ring may be submitted to the kernel again.
     broken: bool,
     slots: Vec<Slot>,
     in_flight: usize,
-    /// Those in flight that the kernel has not begun, in the order in which it will.
+    /// Requests in flight that the kernel has not started, in the order in which it will.
     queued: VecDeque<u16>,
-    /// Those that it never will, and why.
+    /// Requests that it will never start, with the error.
     refused: VecDeque<(u16, i32)>,
-    /// Keeps the memory mapped that requests in flight point to.
+    /// Keeps the memory of requests in flight mapped.
     memory: Vec<GuestRam>,
 }
 
@@ -119,11 +119,11 @@ impl UringDisk {
         unsafe { BorrowedFd::borrow_raw(self.ring.as_raw_fd()) }
     }
 
-    /// Takes an open file. It becomes one whose requests wait (`O_NONBLOCK` is taken off), or the
-    /// kernel would not do all of them by itself.
+    /// Takes an open file. Its `O_NONBLOCK` flag is removed, or the kernel would not complete all
+    /// requests itself.
     ///
     /// # Errors
-    /// When its length cannot be found, or the host does not permit `io_uring`.
+    /// If its length cannot be determined, or the host does not permit `io_uring`.
     pub fn new(file: File) -> io::Result<Self> {
         let flags = rustix::fs::fcntl_getfl(&file)?;
         if flags.contains(OFlags::NONBLOCK) {
@@ -148,10 +148,10 @@ impl UringDisk {
         }
     }
 
-    /// Hands the kernel what is left of a request, at the next [`Disk::commit`].
+    /// Queues the rest of a request for submission at the next [`Disk::commit`].
     fn push(&mut self, token: u16) -> io::Result<()> {
         if !self.has_room() {
-            // As many requests as the ring has places came in one turn.
+            // The ring is full after this many requests in one turn.
             self.commit()?;
         }
         let Some(slot) = self.slots.get(usize::from(token)) else {
@@ -161,9 +161,9 @@ impl UringDisk {
             return Err(io::ErrorKind::BrokenPipe.into());
         }
         let entry = slot.entry().user_data(token.into());
-        // SAFETY: the entry names `slot.pieces`, which stay as they are while the request is in
-        // flight, and guest memory, which `self.memory` keeps mapped until then (`drop` waits). Of
-        // a ring that is broken, nothing more is begun.
+        // SAFETY: the entry refers to `slot.pieces`, which stay unchanged while the request is in
+        // flight, and guest memory, which `self.memory` keeps mapped until then (`drop` waits).
+        // Nothing more is submitted to a ring that is broken.
         unsafe { self.ring.submission().push(&entry) }
             .map_err(|_| io::Error::from(io::ErrorKind::WouldBlock))?;
         self.queued.push_back(token);
@@ -174,7 +174,7 @@ impl UringDisk {
         !self.ring.submission().is_full()
     }
 
-    /// The kernel does not begin what is queued.
+    /// Stops using the ring, since the kernel does not start what is queued.
     fn give_up(&mut self, error: &io::Error) {
         tracing::error!(%error, "io_uring failed; falling back to synchronous I/O");
         self.broken = true;
@@ -185,13 +185,13 @@ impl UringDisk {
         self.refused.extend(never.map(|token| (token, errno)));
     }
 
-    /// Has the kernel begin what is queued.
+    /// Submits what is queued to the kernel.
     fn enter(&mut self) -> io::Result<()> {
         let mut patience = MAX_SUBMIT_RETRIES;
         while !self.ring.submission().is_empty() {
             match self.ring.submit().map_err(|error| error.raw_os_error()) {
                 Ok(_) | Err(Some(libc::EINTR)) => {}
-                // The kernel is short of memory. Places for what is done there are enough.
+                // The kernel is short of memory. The completion queue has enough entries.
                 Err(Some(libc::EAGAIN | libc::EBUSY)) if patience > 0 => {
                     patience = patience.saturating_sub(1);
                     std::thread::yield_now();
@@ -202,7 +202,7 @@ impl UringDisk {
         Ok(())
     }
 
-    /// What the kernel said of a request; `None` when it goes on.
+    /// Handles the kernel's result of a request; `None` if the request continues.
     fn settle(&mut self, token: u16, answer: i32) -> Option<io::Result<()>> {
         let slot = self.slots.get_mut(usize::from(token))?;
         let done = match u64::try_from(answer) {
@@ -232,16 +232,16 @@ impl UringDisk {
         } else if answer >= 0 {
             return Some(Ok(()));
         }
-        // A part is done, or nothing was begun.
+        // A part is done, or nothing was started.
         if let Err(error) = self.push(token) {
             return Some(Err(error));
         }
-        // When it fails, the request comes out as one that was refused.
+        // If it fails, the request is returned as refused.
         let _ = self.commit();
         None
     }
 
-    /// Sees to it that `mem` stays mapped. The same memory costs nothing.
+    /// Keeps `mem` mapped. Doing so again for the same memory costs nothing.
     fn keep(&mut self, mem: &GuestRam) {
         use vm_memory::{GuestMemory, GuestMemoryRegion};
         let same = |kept: &GuestRam| {
@@ -317,7 +317,7 @@ impl Slot {
             .fold(0, |sum, slice| sum.saturating_add(slice.len() as u64));
     }
 
-    /// `done` bytes are done.
+    /// Advances by `done` bytes.
     fn advance(&mut self, done: u64) {
         self.offset = self.offset.saturating_add(done);
         self.left = self.left.saturating_sub(done);
@@ -346,14 +346,14 @@ impl Disk for UringDisk {
         self.disk.refresh()
     }
 
-    /// With a ring of its own. Where the host has no more of them, the device's thread does
-    /// the work.
+    /// Creates a disk with its own ring. If the host has no ring left, the device's thread does the
+    /// work.
     fn another(&self) -> io::Result<Option<Box<dyn Disk>>> {
         super::open_disk(self.disk.file.try_clone()?, super::IoEngine::Uring).map(Some)
     }
 
     fn submit(&mut self, mem: &GuestRam, token: u16, operation: Operation<'_, '_>) -> Submitted {
-        // A ring has no request by which a block device discards, or zeroes parts of its blocks.
+        // The ring has no operation to discard on a block device, or to zero parts of its blocks.
         let is_own = match operation {
             Operation::Discard { .. } => self.disk.is_device(),
             Operation::WriteZeroes { offset, len, .. } => !self.disk.is_whole(offset, len),
@@ -365,7 +365,7 @@ impl Disk for UringDisk {
         self.keep(mem);
         let index = usize::from(token);
         if self.slots.len() <= index {
-            // Once for each descriptor that a driver uses as a head.
+            // Grows with the heads that a driver uses.
             let len = index.saturating_add(1).next_power_of_two();
             self.slots.resize_with(len, Slot::empty);
         }
@@ -397,7 +397,7 @@ impl Disk for UringDisk {
         }
     }
 
-    /// When it fails, what was queued comes out of [`Disk::completed`] with that error.
+    /// If it fails, what was queued is returned by [`Disk::completed`] with that error.
     fn commit(&mut self) -> io::Result<()> {
         if self.broken {
             return Ok(());
@@ -412,10 +412,10 @@ impl Disk for UringDisk {
 
     fn completed(&mut self) -> Option<Completion> {
         loop {
-            // Bound first: the queue's end is told to the kernel when it is dropped.
+            // In its own statement: dropping the queue tells the kernel its new head.
             let answer = self.ring.completion().next();
             let (token, result) = match answer {
-                // Tokens are what was given to `push`.
+                // Tokens are those that were passed to `push`.
                 Some(answer) => {
                     let token = u16::try_from(answer.user_data()).ok()?;
                     (token, self.settle(token, answer.result()))
@@ -438,7 +438,7 @@ impl Disk for UringDisk {
         if self.in_flight == 0 || is_done(self) {
             return Ok(());
         }
-        // Without a call that begins anything: it is there for whoever has broken the ring, too.
+        // Without a call that submits anything, so that it also works with a broken ring.
         let mut fds = [PollFd::from_borrowed_fd(self.ring_fd(), PollFlags::IN)];
         loop {
             match poll(&mut fds, None) {
@@ -454,13 +454,13 @@ impl Disk for UringDisk {
 }
 
 impl Drop for UringDisk {
-    /// The kernel may write to guest memory until the last request is over.
+    /// The kernel may write to guest memory until the last request is complete.
     fn drop(&mut self) {
-        // What was queued is begun, or refused.
+        // Everything that was queued is now started, or refused.
         let _ = self.commit();
         while self.in_flight > 0 {
             if self.wait().is_err() {
-                // It stays mapped for ever then.
+                // Then it stays mapped forever.
                 std::mem::forget(std::mem::take(&mut self.memory));
                 return;
             }

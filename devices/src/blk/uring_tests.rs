@@ -18,7 +18,7 @@ struct Rig {
     file: File,
 }
 
-/// A disk whose sectors begin with their numbers.
+/// A disk whose sectors start with their numbers.
 fn rig() -> Rig {
     rig_over(|file| UringDisk::new(file).expect("io_uring on this machine"))
 }
@@ -48,7 +48,7 @@ fn rig_over(open: impl FnOnce(File) -> UringDisk) -> Rig {
 }
 
 impl Rig {
-    /// Makes a request available, with places of its own in memory.
+    /// Makes a request available, with its own memory.
     fn add(&mut self, place: u64, kind: u32, sector: u64, len: u32) {
         let header = HEADERS + place * 32;
         self.mem.write_obj(kind, GuestAddress(header)).unwrap();
@@ -77,7 +77,7 @@ impl Rig {
             .unwrap()
     }
 
-    /// What an event loop does until `count` requests came back.
+    /// Runs the event loop until `count` requests have completed.
     fn run(&mut self, count: usize) {
         let mut back = 0;
         while self.device.on_queue(0).unwrap() == Progress::More {}
@@ -221,7 +221,7 @@ fn a_request_that_stopped_half_way_goes_on_where_it_was() {
     assert_eq!((slot.next, slot.left), (3, 0));
 }
 
-/// A disk for which the kernel begins nothing: its ring is not enabled.
+/// A disk whose requests the kernel never starts: its ring is not enabled.
 fn disabled(file: File) -> UringDisk {
     let ring = restricted_ring(&file).unwrap();
     UringDisk::over(FileDisk::new(file).unwrap(), ring)
@@ -323,7 +323,7 @@ fn a_ring_does_nothing_but_requests_on_its_file() {
         opcode::Read::new(FILE, std::ptr::null_mut(), 0).build(),
     ];
     for entry in other {
-        // SAFETY: the path is there for ever, and nothing else is pointed to.
+        // SAFETY: the path is static, and there are no other pointers.
         unsafe { disk.ring.submission().push(&entry) }.unwrap();
         disk.ring.submit_and_wait(1).unwrap();
         let answer = disk.ring.completion().next().unwrap();
@@ -332,7 +332,7 @@ fn a_ring_does_nothing_but_requests_on_its_file() {
     let files = disk.ring.submitter().unregister_files();
     assert_eq!(files.unwrap_err().raw_os_error(), Some(libc::EACCES));
     let fsync = opcode::Fsync::new(FILE).build();
-    // SAFETY: nothing is pointed to.
+    // SAFETY: there are no pointers.
     unsafe { disk.ring.submission().push(&fsync) }.unwrap();
     disk.ring.submit_and_wait(1).unwrap();
     assert_eq!(disk.ring.completion().next().unwrap().result(), 0);
@@ -363,7 +363,7 @@ fn several_queues_share_a_disk_and_stop_one_by_one() {
         start(&mut device, &drivers.iter().collect::<Vec<_>>(), &irq, 0);
         for round in 0..50u64 {
             for (n, driver) in (0u64..).zip(&mut drivers) {
-                // The same head in each queue.
+                // Each queue uses the same head.
                 let header = 0x10_0000 + n * 0x1000;
                 let sector = (round + n * 16) % 64;
                 mem.write_obj(sector, GuestAddress(header + 8)).unwrap();

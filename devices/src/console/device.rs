@@ -21,20 +21,21 @@ const QUEUE_SIZES: [u16; 2] = [64, 64];
 /// `VIRTIO_CONSOLE_F_SIZE` (§5.3.3).
 const F_SIZE: u64 = 1 << 0;
 
-/// Bytes that a driver may transmit in one chain; Linux never has more than a page.
+/// The maximum number of bytes that a driver may transmit in one chain; Linux never sends more than
+/// a page.
 pub const MAX_TRANSMIT: usize = 1 << 20;
 
-/// Bytes in each direction before the event loop gets its turn again.
+/// Bytes in each direction before the event loop gets control back.
 const BUDGET: usize = 256 << 10;
 
-/// Bytes copied out of guest memory at once.
+/// Bytes copied out of guest memory per step.
 const PIECE: usize = 4096;
 
 /// A virtio console with one port.
 ///
-/// The writer is called on the thread that serves the device: one that blocks holds up that
-/// thread and with it the guest's output; one that does not block, or fails, loses what it
-/// did not take, which `lost_bytes` counts.
+/// The writer is called on the thread that serves the device. A writer that blocks delays that
+/// thread and so the guest's output; one that is non-blocking, or fails, loses what it did not
+/// take, which `lost_bytes` counts.
 pub struct ConsoleDevice {
     out: Box<dyn Write + Send>,
     input: Option<Input>,
@@ -74,7 +75,7 @@ impl fmt::Debug for ConsoleDevice {
 }
 
 impl ConsoleDevice {
-    /// A console of 80 columns and 25 rows that writes to `out` and has no input.
+    /// Creates a console of 80 columns and 25 rows that writes to `out` and has no input.
     #[must_use]
     pub fn new(out: Box<dyn Write + Send>) -> Self {
         Self {
@@ -87,23 +88,23 @@ impl ConsoleDevice {
         }
     }
 
-    /// The driver receives what `fd` (a terminal, pipe or socket) brings.
+    /// Sets the input of the driver: a terminal, pipe or socket.
     ///
     /// # Errors
-    /// When `fd` cannot be waited for.
+    /// If `fd` cannot be waited for.
     pub fn input(mut self, fd: OwnedFd) -> Result<Self, ConsoleError> {
         self.input = Some(Input::new(fd)?);
         Ok(self)
     }
 
-    /// The size that the driver sees first.
+    /// Sets the initial size that the driver sees.
     #[must_use]
     pub fn size(mut self, columns: u16, rows: u16) -> Self {
         self.config = Arc::new(ConfigSpace::new(size_bytes(columns, rows)));
         self
     }
 
-    /// The terminal changed its size: the driver is told (§5.3.4).
+    /// Sets a new size of the terminal and notifies the driver (§5.3.4).
     pub fn resize(&mut self, columns: u16, rows: u16) {
         self.config.update(0, &size_bytes(columns, rows));
     }
@@ -122,18 +123,18 @@ impl ConsoleDevice {
             tx.complete(chain, 0)?;
             Ok(len)
         });
-        // Errors showed when the bytes were written.
+        // Errors were reported when the bytes were written.
         let _ = self.out.flush();
         progress
     }
 
-    /// Gives the driver what the input has, as far as it has buffers.
+    /// Sends input to the driver, as long as it has buffers.
     fn receive(&mut self) -> Result<Progress, Fault> {
         let Some(input) = &mut self.input else {
             return Ok(Progress::Idle);
         };
         let Some(rx) = &mut self.rx else {
-            // The driver transmits alone, or has stopped this queue.
+            // The driver only transmits, or has stopped this queue.
             input.ignore();
             return Ok(Progress::Idle);
         };
@@ -163,7 +164,7 @@ impl ConsoleDevice {
             self.counters.rx_bytes.add(len as u64);
         }
         rx.notify()?;
-        // What is left keeps the backend readable by itself.
+        // Remaining input keeps the backend readable.
         Ok(if spent >= BUDGET {
             Progress::More
         } else {
@@ -180,7 +181,7 @@ impl ConsoleDevice {
     }
 }
 
-/// `struct virtio_console_config` (§5.3.4): columns, rows, and what is not offered.
+/// `struct virtio_console_config` (§5.3.4): columns and rows; the other fields are not offered.
 fn size_bytes(columns: u16, rows: u16) -> [u8; 4] {
     let [a, b] = columns.to_le_bytes();
     let [c, d] = rows.to_le_bytes();

@@ -156,7 +156,7 @@ fn receive_buffers_without_room_are_given_back_and_the_next_one_is_filled() {
     assert_eq!(rig.received(), b"");
     assert_eq!(rig.received(), b"typed");
     assert_eq!(rig.counter("rx_bytes"), 5);
-    // A flood of them leaves the event loop its turn.
+    // Under a flood of them the event loop still gets control back.
     peer.write_all(b"!").unwrap();
     let (table, len) = (0x10_0000, 1024u16);
     let chain = DriverQueue::new(&rig.mem, table, len);

@@ -1,4 +1,4 @@
-//! The descriptor that a console reads from, and when it is waited for.
+//! The input descriptor of a console, and when it is waited for.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -12,7 +12,7 @@ use crate::virtio::iovec;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConsoleError {
-    /// Regular files cannot be waited for, among others.
+    /// For example a regular file, which cannot be waited for.
     #[error("the console's input cannot be waited for: give a terminal, pipe or socket")]
     NotPollable(#[source] io::Error),
     /// No epoll instance.
@@ -20,8 +20,8 @@ pub enum ConsoleError {
     Epoll(#[source] io::Error),
 }
 
-/// An input within an epoll instance of its own. It is read once after each report only, so
-/// that it need not be made non-blocking, which others who share it would notice.
+/// An input within its own epoll instance. It is read only once after each report, so that it need
+/// not be made non-blocking, which would affect other processes that share it.
 #[derive(Debug)]
 pub(super) struct Input {
     fd: OwnedFd,
@@ -33,9 +33,9 @@ pub(super) struct Input {
 enum State {
     /// Readiness is reported.
     Watched,
-    /// The driver has no buffers: a report would be of no use, and come again and again.
+    /// The driver has no buffers: a report would be useless, and be repeated again and again.
     Ignored,
-    /// There will be nothing any more.
+    /// There will be no more input.
     Ended,
 }
 
@@ -63,7 +63,7 @@ impl Input {
         self.epoll.as_fd()
     }
 
-    /// The driver has buffers (again).
+    /// Waits for input, since the driver has buffers (again).
     pub(super) fn watch(&mut self) -> io::Result<()> {
         if self.state == State::Ignored {
             self.add()?;
@@ -72,8 +72,8 @@ impl Input {
         Ok(())
     }
 
-    /// The driver has no buffers. A descriptor that hung up is reported whatever the interest,
-    /// so it leaves the epoll instance altogether.
+    /// Stops waiting, since the driver has no buffers. A hangup is reported regardless of the
+    /// events of interest, so the descriptor is removed from the epoll instance.
     pub(super) fn ignore(&mut self) {
         if self.state == State::Watched {
             let _ = epoll::delete(&self.epoll, &self.fd);
@@ -81,7 +81,7 @@ impl Input {
         }
     }
 
-    /// Whether there is something to read, or the end.
+    /// Whether there is something to read, or the end of the input.
     pub(super) fn is_ready(&self) -> bool {
         use rustix::event::{PollFd, PollFlags, poll};
         let none = rustix::time::Timespec {
@@ -92,7 +92,7 @@ impl Input {
         self.state == State::Watched && matches!(poll(&mut fds, Some(&none)), Ok(1))
     }
 
-    /// Reads once. Nothing (0) comes at the end, after an error, and when a report was false.
+    /// Reads once. Returns 0 at the end, after an error, and if there was nothing to read.
     pub(super) fn read(&mut self, slices: &[VolatileSlice<'_>]) -> usize {
         match iovec::receive(self.fd.as_fd(), slices) {
             Ok(len) if len > 0 => len,

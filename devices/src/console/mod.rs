@@ -1,8 +1,8 @@
-//! The console device (§5.3) with a single port: what the driver transmits goes to any writer,
-//! what a file descriptor brings goes to the driver, and the size is told by configuration.
+//! The console device (§5.3) with a single port: output of the driver goes to any writer, input
+//! from a file descriptor goes to the driver, and the size is in the configuration space.
 //!
-//! The device interprets nothing: terminals, escape sequences and line endings are the
-//! affair of those at its two ends.
+//! The device does not interpret the data: terminals, escape sequences and line endings are handled
+//! by its two ends.
 
 mod device;
 mod input;

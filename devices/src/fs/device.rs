@@ -21,17 +21,17 @@ use crate::virtio::{
     Queues, ReadCounters, RestoreError, SavedDevice, StartError, VirtioDevice,
 };
 
-/// The high-priority queue (forgetting, interrupting) and one for requests (§5.11.2). A request
-/// of 1 MiB takes 260 descriptors, and Linux sizes its requests by the queue.
+/// The high-priority queue (for FORGET and INTERRUPT) and one for requests (§5.11.2). A request of
+/// 1 MiB takes 260 descriptors, and Linux sizes its requests by the queue.
 const QUEUE_SIZES: [u16; 2] = [128, 512];
 
-/// Bytes of a tag (§5.11.4).
+/// Maximum bytes of a tag (§5.11.4).
 pub const MAX_TAG_LEN: usize = 36;
 
-/// Bytes, and descriptors counted as bytes, before the event loop gets its turn again.
+/// Bytes, and descriptors counted as bytes, before the event loop gets control back.
 const BUDGET: usize = 4 << 20;
 
-/// What a request counts for at least: a few system calls.
+/// The minimum cost of a request: a few system calls.
 const REQUEST_COST: usize = 16 << 10;
 
 /// `FUSE_SYNCFS` of linux/fuse.h.
@@ -50,7 +50,7 @@ pub enum FsDeviceError {
     /// §5.11.4: 1 to 36 bytes, without a NUL.
     #[error("invalid tag {tag:?}: write 1 to {MAX_TAG_LEN} bytes")]
     Tag {
-        /// As given.
+        /// The tag.
         tag: String,
     },
     /// It does not exist, or is not a directory.
@@ -62,16 +62,16 @@ pub enum FsDeviceError {
         #[source]
         source: io::Error,
     },
-    /// The descriptor is not of a directory, or `/proc` is not mounted.
+    /// The descriptor is not a directory, or `/proc` is not mounted.
     #[error("the root of a shared directory cannot be served")]
     Root(#[source] io::Error),
 }
 
 /// A virtio file system device that shares one directory of the host.
 ///
-/// Files and their modes are the host's own. Where the process may change its user (root with
-/// its capabilities), new objects belong to the guest's users by their numbers; otherwise all
-/// belong to the process's user.
+/// Files and their modes are those of the host. If the process may change its user (root with its
+/// capabilities), new objects belong to the guest's users by their numbers; otherwise all belong to
+/// the process's user.
 pub struct FsDevice {
     tag: String,
     root: OwnedFd,
@@ -134,12 +134,11 @@ impl fmt::Debug for FsDevice {
 }
 
 impl FsDevice {
-    /// Shares the directory `root` under `tag`, by which the guest mounts it
-    /// (`mount -t virtiofs TAG DIR`). Mounts below it are shared too, at whatever time they
-    /// are made.
+    /// Shares the directory `root` under `tag`, which the guest uses to mount it
+    /// (`mount -t virtiofs TAG DIR`). Mounts below it are shared too, whenever they are created.
     ///
     /// # Errors
-    /// When the tag is empty or too long, or `root` is not a directory.
+    /// If the tag is empty or too long, or `root` is not a directory.
     pub fn new(tag: &str, root: OwnedFd) -> Result<Self, FsDeviceError> {
         let bytes = tag.as_bytes();
         if bytes.is_empty() || bytes.len() > MAX_TAG_LEN || bytes.contains(&0) {
@@ -165,7 +164,7 @@ impl FsDevice {
     /// As [`Self::new`], for the directory at `path`.
     ///
     /// # Errors
-    /// When it cannot be opened, too.
+    /// As [`Self::new`], or if it cannot be opened.
     pub fn open(tag: &str, path: impl AsRef<Path>) -> Result<Self, FsDeviceError> {
         let path = path.as_ref();
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
@@ -177,53 +176,54 @@ impl FsDevice {
         Self::new(tag, root)
     }
 
-    /// The guest may not change anything.
+    /// Makes the directory read-only for the guest.
     ///
     /// # Errors
-    /// When the root cannot be opened once more.
+    /// If the root cannot be reopened.
     pub fn read_only(mut self) -> Result<Self, FsDeviceError> {
         self.access = Access::ReadOnly;
         self.rebuild()
     }
 
-    /// The guest may change what is mounted below the root, as those mounts allow, and nothing
-    /// else: the root and whatever is in the root's own mount are the host's. For a root that is
-    /// made of mount points alone, which the host mounts on while the guest runs.
+    /// Lets the guest change what is mounted below the root, as those mounts allow, and nothing
+    /// else: only the host may change the root and everything else in the root's own mount. This is
+    /// for a root that consists only of mount points, which the host mounts on while the guest
+    /// runs.
     ///
     /// # Errors
-    /// When the root cannot be opened once more.
+    /// If the root cannot be reopened.
     pub fn writable_below_mounts(mut self) -> Result<Self, FsDeviceError> {
         self.access = Access::BelowMounts;
         self.rebuild()
     }
 
-    /// How many objects and handles the guest may have open at once, each of which costs the
-    /// process a descriptor; beyond that it gets `ENFILE`. Unless said, all shared directories of
-    /// this process have half of its soft limit of open files together.
+    /// Sets how many objects and handles the guest may have open at the same time, each of which
+    /// costs the process a descriptor; beyond that it gets `ENFILE`. By default, all shared
+    /// directories of this process together have half of its soft limit of open files.
     ///
     /// # Errors
-    /// When the root cannot be opened once more.
+    /// If the root cannot be reopened.
     pub fn max_open(mut self, limit: usize) -> Result<Self, FsDeviceError> {
         self.quota = Quota::own(limit);
         self.rebuild()
     }
 
-    /// Users of the guest are others on the host.
+    /// Maps users of the guest to other users of the host.
     ///
     /// # Errors
-    /// When the root cannot be opened once more.
+    /// If the root cannot be reopened.
     pub fn map_ids(mut self, ids: IdMap) -> Result<Self, FsDeviceError> {
         self.ids = Some(ids);
         self.rebuild()
     }
 
-    /// Looks at some thousands of the objects that the guest knows, others each time, and counts
-    /// files and directories that the host has removed, and whose space it cannot use again since
-    /// the guest remembers their names. What is open does not count, nor what lies on other hosts.
-    /// The guest forgets them when it drops names that it does not use
+    /// Checks some thousands of the objects that the guest knows, different ones each time, and
+    /// counts files and directories that the host has removed, but whose space it cannot reuse
+    /// since the guest remembers their names. Objects that are open, or that lie on other hosts, do
+    /// not count. The guest forgets them when it drops names that it does not use
     /// (`echo 2 > /proc/sys/vm/drop_caches`).
     ///
-    /// One that stays is counted at the 1st, 2nd, 4th, 8th look at it and so on.
+    /// One that stays is counted when it is checked for the 1st, 2nd, 4th, 8th time and so on.
     pub fn removed_objects(&mut self) -> usize {
         self.tree.nameless()
     }
@@ -268,7 +268,7 @@ fn config(tag: &[u8]) -> Vec<u8> {
     config
 }
 
-/// What became of a request.
+/// The result of a request.
 struct Answer {
     /// Bytes of the reply.
     len: u32,
@@ -296,7 +296,8 @@ fn answer(
     };
     if request.opcode == SYNCFS {
         let synced = match request.process {
-            // A guest that ends writes to its host, which goes on: nothing is to be on disks.
+            // A guest that shuts down writes to its host, which keeps running: nothing needs to be
+            // on disk.
             INIT => Ok(()),
             _ => tree.sync_file_system(request.node),
         };
@@ -308,7 +309,7 @@ fn answer(
     let room = chain.writable_len();
     let silent = [Opcode::Forget as u32, Opcode::BatchForget as u32].contains(&request.opcode);
     match server.handle_message(reader, writer, None, None) {
-        // It says nothing of the header that it answers this one with.
+        // For this one it returns 0 although it has written a header.
         Ok(0) if request.opcode == Opcode::Destroy as u32 && room >= REPLY_HEADER_LEN => {
             Ok(Answer::whole(REPLY_HEADER_LEN))
         }
@@ -330,7 +331,7 @@ impl Answer {
     }
 }
 
-/// Answers with an error alone, if there is room for it.
+/// Replies with only an error, if there is room for it.
 fn refuse(chain: &Chain, mem: &GuestRam, unique: u64, error: Errno) -> Result<Answer, Fault> {
     let len = reply(chain, mem, unique, Some(error))?;
     Ok(Answer {
@@ -339,7 +340,7 @@ fn refuse(chain: &Chain, mem: &GuestRam, unique: u64, error: Errno) -> Result<An
     })
 }
 
-/// Writes the header of a reply that has nothing else, if there is room for it; gives its length.
+/// Writes a reply that is only a header, if there is room for it; returns its length.
 fn reply(chain: &Chain, mem: &GuestRam, unique: u64, error: Option<Errno>) -> Result<usize, Fault> {
     if chain.writable_len() < REPLY_HEADER_LEN {
         return Ok(0);
@@ -359,7 +360,7 @@ fn reply(chain: &Chain, mem: &GuestRam, unique: u64, error: Option<Errno>) -> Re
     Ok(REPLY_HEADER_LEN)
 }
 
-/// Whose mistake it was.
+/// Attributes an error to the guest or the host.
 fn fault(error: ExchangeError) -> Fault {
     match error {
         ExchangeError::Chain(error) => error.into(),
@@ -393,7 +394,7 @@ impl VirtioDevice for FsDevice {
         }
     }
 
-    /// Files may be on disks and networks that take their time.
+    /// Files may be on slow disks and networks.
     fn placement(&self) -> Placement {
         Placement::Own
     }
@@ -405,7 +406,7 @@ impl VirtioDevice for FsDevice {
     fn stop_queue(&mut self, index: u16) -> Option<Queue> {
         let queue = self.queues.stop(index);
         if self.queues.running().next().is_none() {
-            // It holds on to guest memory.
+            // It keeps a reference to guest memory.
             self.exchange = None;
         }
         queue
@@ -426,8 +427,8 @@ impl VirtioDevice for FsDevice {
         }
     }
 
-    /// What the client had open is lost: it gets `ESTALE` and `EBADF`, and mounts the share
-    /// again. Its old numbers do not become those of other objects.
+    /// What the client had open is lost: it gets `ESTALE` and `EBADF`, and mounts the share again.
+    /// Its old numbers are never reused for other objects.
     fn restore(&mut self, saved: &SavedDevice) -> Result<(), RestoreError> {
         let invalid = RestoreError::Invalid {
             what: "the state of a shared directory is a number",

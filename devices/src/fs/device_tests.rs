@@ -61,7 +61,7 @@ fn message(opcode: Opcode, node: u64, body: &[u8]) -> Vec<u8> {
     [header.as_slice(), body].concat()
 }
 
-/// The error (0 for none) and what follows the header of a reply.
+/// The error of a reply (0 for none) and the bytes after its header.
 #[derive(Debug)]
 struct Reply {
     error: i32,
@@ -162,7 +162,7 @@ fn a_client_begins_looks_up_reads_and_writes() {
         (hello.major, hello.max_write, hello.max_pages),
         (7, 1 << 20, 256)
     );
-    // SUBMOUNTS and AUTO_INVAL_DATA are on, locks and write-back are not.
+    // SUBMOUNTS and AUTO_INVAL_DATA are on, locks and write-back are off.
     assert_eq!(hello.flags & 0x800_1002, 0x800_1000);
     assert_eq!(hello.flags & (1 << 16), 0);
     let entry = rig.look_up(b"file\0");
@@ -286,7 +286,7 @@ fn no_more_is_read_or_written_at_once_than_the_client_was_told() {
         let body = [write.as_slice(), &vec![7; asked as usize]].concat();
         let mut bytes = message(Opcode::Write, node, &body);
         assert_eq!(rig.send(&bytes, 100).error, libc::ENOMEM);
-        // What it says of its own length does not bound its data.
+        // The length in the header does not limit the data of a write.
         bytes[..4].copy_from_slice(&80u32.to_le_bytes());
         let reply = rig.send(&bytes, 100);
         assert_eq!(reply.error, 0);
@@ -323,17 +323,17 @@ fn requests_that_are_none_are_answered_with_an_error() {
     let mut rig = rig();
     rig.begin();
     let invalid = Errno::INVAL.raw_os_error();
-    // Without the NUL behind the name, without a name, without the arguments.
+    // Without the NUL after the name, without a name, without the arguments.
     assert_eq!(rig.call(Opcode::Lookup, ROOT, b"file").error, invalid);
     assert_eq!(rig.call(Opcode::Symlink, ROOT, b"name\0").error, invalid);
     assert_eq!(rig.call(Opcode::Getattr, ROOT, &[0; 3]).error, invalid);
     assert_eq!(rig.call(Opcode::Lookup, ROOT, b"..\0").error, invalid);
-    // A length beyond what there is.
+    // A length beyond the end of the request.
     let mut bytes = message(Opcode::Lookup, ROOT, b"name\0");
     bytes[..4].copy_from_slice(&u32::MAX.to_le_bytes());
     rig.mem.write_slice(&bytes, GuestAddress(IN)).unwrap();
     rig.requests.add(&[(IN, 45)], &[(OUT, 100)]);
-    // An opcode that does not exist.
+    // An unknown opcode.
     let mut bytes = message(Opcode::Lookup, ROOT, &[]);
     bytes[4..8].copy_from_slice(&0xdead_u32.to_le_bytes());
     rig.mem
@@ -348,7 +348,7 @@ fn requests_that_are_none_are_answered_with_an_error() {
         .unwrap();
     rig.requests
         .add(&[(IN + 0x2000, 80)], &[(OUT + 0x2000, 100)]);
-    // Nor is there room for this answer.
+    // There is no room for this answer either.
     rig.requests
         .add(&[(IN + 0x1000, 40)], &[(OUT + 0x3000, 15)]);
     rig.notify(1);
@@ -364,7 +364,7 @@ fn requests_that_are_none_are_answered_with_an_error() {
     assert!(rig.counter("malformed_requests") >= 4);
 }
 
-/// Counts what a thread logs by the macros of `log`, as `fuse-backend-rs` does.
+/// Counts what a thread logs with the macros of `log`, which `fuse-backend-rs` uses.
 struct CountLogged;
 
 thread_local! {
@@ -388,7 +388,7 @@ fn names_without_an_end_are_refused_and_logged_by_nobody() {
     log::set_max_level(log::LevelFilter::Error);
     let mut rig = rig();
     rig.begin();
-    // What precedes the names, and how many there are.
+    // The number of bytes before the names, and the number of names.
     let requests = [
         (Opcode::Lookup, 0, 1),
         (Opcode::Symlink, 0, 2),
@@ -409,7 +409,7 @@ fn names_without_an_end_are_refused_and_logged_by_nobody() {
         let mut body = vec![0; before];
         for _ in 0..names {
             for cut in 0..=body.len() {
-                // Arguments in part, no name, or one of two.
+                // Partial arguments, no name, or only one of two.
                 let error = rig.call(opcode, ROOT, &body[..cut]).error;
                 assert_eq!(error, libc::EINVAL, "{number}, {cut} bytes");
             }
@@ -419,14 +419,14 @@ fn names_without_an_end_are_refused_and_logged_by_nobody() {
                 libc::EINVAL,
                 "{number}"
             );
-            // With an end that the request's own length leaves out.
+            // With a terminator beyond the request's own length.
             let mut bytes = message(opcode, ROOT, &[&begun[..], b"\0"].concat());
             let len = u32::try_from(bytes.len() - 1).unwrap();
             bytes[..4].copy_from_slice(&len.to_le_bytes());
             assert_eq!(rig.send(&bytes, 100).error, libc::EINVAL, "{number}");
             body.extend(b"name\0");
         }
-        // Whole, it is carried out, whatever comes of that.
+        // The complete request is carried out, with any result.
         let malformed = rig.counter("malformed_requests");
         let reply = rig.call(opcode, ROOT, &body);
         assert_eq!(
@@ -558,7 +558,7 @@ fn a_read_only_device_refuses_to_open_for_writing() {
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
-    /// Whatever a request says, its answer fits, and the next one is served.
+    /// Any request gets an answer that fits, and the next one is served.
     #[test]
     fn any_request_is_answered_within_its_room(
         opcode in 0u32..60,
@@ -605,7 +605,7 @@ fn what_a_mapping_of_an_appended_file_wrote_goes_to_its_place() {
         assert_eq!(rig.call(Opcode::Write, entry.nodeid, &body).error, 0);
         std::fs::read(&path).unwrap()
     };
-    // FUSE_WRITE_CACHE: by the client's cache, not by a program.
+    // FUSE_WRITE_CACHE: written from the client's cache, not by a program.
     assert_eq!(write(1, b"new"), b"new text");
     assert_eq!(write(0, b"s"), b"new texts");
 }
@@ -623,6 +623,6 @@ fn a_file_system_is_synced_when_a_client_asks_for_it() {
     let synced = sync(77, ROOT);
     assert_eq!((synced.error, synced.body.len()), (0, 0));
     assert_eq!(sync(77, 99).error, libc::ESTALE);
-    // The guest's first process, which syncs before it powers off, has none of it done.
+    // A sync by the guest's first process, before it powers off, is not carried out.
     assert_eq!(sync(1, 99).error, 0);
 }

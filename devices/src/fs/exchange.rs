@@ -1,10 +1,10 @@
-//! From a chain to what `fuse-backend-rs` reads requests from and writes replies to.
+//! Turns a chain into the form that `fuse-backend-rs` reads requests from and writes replies to.
 //!
-//! Its reader and writer are made of a descriptor chain only, which they walk themselves. They
-//! get one of their own: in a region of memory behind the guest's, which the guest cannot see,
-//! lie a ring and a buffer. The part of a request that is parsed is copied to that buffer, and
-//! the ring's descriptors name it and the segments of the chain, which were checked when it
-//! was taken. So nothing that the guest writes meanwhile is walked or parsed twice.
+//! Its reader and writer can only be created from a descriptor chain, which they walk themselves.
+//! They get a private one: a ring and a buffer in a region of memory after the guest's, which the
+//! guest cannot see. The part of a request that is parsed is copied to that buffer, and the ring's
+//! descriptors refer to it and to the segments of the chain, which were checked when it was taken.
+//! So nothing that the guest may write meanwhile is walked or parsed twice.
 
 use std::sync::Arc;
 
@@ -22,18 +22,18 @@ use vm_memory::{
 use crate::GuestRam;
 use crate::virtio::{Chain, ChainError, Segment};
 
-/// Where the private region lies: no guest physical address has so many bits.
+/// The address of the private region: no guest physical address has so many bits.
 const BASE: u64 = 1 << 56;
 
-/// Descriptors of the private ring: those of any chain, and one for the copy.
+/// Descriptors of the private ring: those of the longest chain, and one for the copy.
 const RING_SIZE: u16 = 2048;
 
 const AVAIL: u64 = BASE + 0x8000;
 const USED: u64 = BASE + 0xa000;
 const BUFFER: u64 = BASE + 0x1_0000;
 
-/// Bytes of a request that are copied at most: the longest that is not data of a write is an
-/// extended attribute of 64 KiB.
+/// The maximum bytes of a request that are copied: the longest request, apart from data of a write,
+/// is an extended attribute of 64 KiB.
 pub(super) const MAX_REQUEST: usize = 128 << 10;
 
 const REGION_LEN: usize = 0x1_0000 + MAX_REQUEST;
@@ -62,7 +62,7 @@ const NAMES: [(u32, usize, usize); 13] = [
 const F_NEXT: u16 = 1;
 const F_WRITE: u16 = 2;
 
-/// Why a request did not come about.
+/// Why a request could not be prepared.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ExchangeError {
     #[error("the private region could not be mapped")]
@@ -83,28 +83,28 @@ pub(super) enum ExchangeError {
     Present(#[source] fuse_backend_rs::transport::Error),
 }
 
-/// The beginning of a request.
+/// The start of a request.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct RequestHeader {
-    /// Bytes of the request, as it says.
+    /// Bytes of the request, as the header says.
     len: u32,
     pub(super) opcode: u32,
     pub(super) unique: u64,
-    /// The object that it is about.
+    /// The object that it refers to.
     pub(super) node: u64,
-    /// Whose wish it is: the number of a thread of the guest.
+    /// The requester: the number of a thread of the guest.
     pub(super) process: u32,
 }
 
-/// A request that cannot be served, and why.
+/// Why a request cannot be served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Refused {
     /// Shorter than its header: there is nothing to answer.
     NoHeader,
     /// Longer than any request; answered with an error.
     TooLong { unique: u64 },
-    /// Without the end of a name, or without the name; answered with an error. `fuse-backend-rs`
-    /// would log the whole of it.
+    /// A name is missing or not terminated; answered with an error. `fuse-backend-rs` would log the
+    /// whole request.
     NoName { unique: u64 },
 }
 
@@ -135,7 +135,7 @@ impl Exchange {
         })
     }
 
-    /// Copies what is parsed of the request and makes it ready for [`Self::present`].
+    /// Copies the part of the request that is parsed, and prepares it for [`Self::present`].
     pub(super) fn load(
         &mut self,
         chain: &Chain,
@@ -174,7 +174,8 @@ impl Exchange {
         Ok(Ok(request))
     }
 
-    /// Writes the descriptors: the copy, what follows it of the request, room for the reply.
+    /// Writes the descriptors: the copy, the rest of the request after it, and the room for the
+    /// reply.
     fn describe(&mut self, chain: &Chain, copied: usize) -> Result<(), ExchangeError> {
         let copy = Segment {
             addr: GuestAddress(BUFFER),
@@ -202,8 +203,8 @@ impl Exchange {
         Ok(())
     }
 
-    /// Two neighbours of one memory region as one segment: a driver's buffer of many pages is
-    /// often one piece, and each piece costs in every list that it comes into.
+    /// Joins two adjacent segments of one memory region: a driver's buffer of many pages is often
+    /// contiguous, and each segment costs time in every list that it is added to.
     fn join(&self, first: Segment, second: Segment) -> Option<Segment> {
         let end = first.addr.checked_add(first.len.into())?;
         let len = first.len.checked_add(second.len)?;
@@ -239,7 +240,7 @@ impl Exchange {
             .map_err(ExchangeError::Access)
     }
 
-    /// The request that was loaded, once.
+    /// Returns the request that was loaded, once.
     pub(super) fn present(&mut self) -> Result<(Reader<'_>, Writer<'_>), ExchangeError> {
         let slot = u64::from(self.available.checked_rem(RING_SIZE).unwrap_or(0));
         let at = slot.saturating_mul(2).saturating_add(AVAIL + 4);
@@ -278,8 +279,8 @@ impl RequestHeader {
     }
 }
 
-/// Whether a request has the names that its opcode wants, each with a NUL behind it, within the
-/// `len` bytes that it says to be.
+/// Whether a request has the names that its opcode needs, each followed by a NUL, within the length
+/// `len` that its header says.
 fn has_names(opcode: u32, len: u32, request: &[u8]) -> bool {
     let Some((_, before, count)) = NAMES.iter().find(|(named, ..)| *named == opcode) else {
         return true;
@@ -339,7 +340,7 @@ mod tests {
         assert_eq!((header.opcode, header.unique), (1, 77));
         mem.write_slice(&[0xff; 45], GuestAddress(0x4_0000))
             .unwrap();
-        // Nor do the descriptors.
+        // Changed descriptors have no effect either.
         driver.descriptor(0, u64::MAX, u32::MAX, 3, 0);
         let (mut reader, mut writer) = exchange.present().unwrap();
         let mut seen = Vec::new();

@@ -1,4 +1,4 @@
-//! A driver's side of either transport.
+//! The driver's side of either transport.
 
 use std::sync::Arc;
 
@@ -13,14 +13,14 @@ use crate::virtio::transport::{
     MmioInterrupt, MmioTransport, PciInterrupt, PciTransport, TransportParts,
 };
 
-/// What a device sits on.
+/// The transport of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum On {
     Mmio,
     Pci,
 }
 
-/// Registers of virtio over MMIO (§4.2.2), by which a driver here calls those of PCI, too.
+/// Registers of virtio over MMIO (§4.2.2), which a driver here also uses to name those of PCI.
 pub(super) mod reg {
     pub(crate) const FEATURES: u64 = 0x10;
     pub(crate) const FEATURES_SEL: u64 = 0x14;
@@ -82,8 +82,8 @@ impl Driver {
         }
     }
 
-    /// Writes a register. One that is narrower on PCI gets the largest value that it holds in place
-    /// of a larger one, which is as wrong.
+    /// Writes a register. If it is narrower on PCI and the value does not fit, its largest value is
+    /// written instead, which is just as wrong.
     pub(super) fn set(&mut self, register: u64, value: u32) {
         match self {
             Self::Mmio(mmio) => mmio.write(register, &value.to_le_bytes()),
@@ -118,7 +118,7 @@ impl Driver {
         u32::from_le_bytes(bytes)
     }
 
-    /// Reads anything anywhere.
+    /// Reads any bytes at any offset.
     pub(super) fn read(&mut self, offset: u64, data: &mut [u8]) {
         match self {
             Self::Mmio(mmio) => mmio.read(offset, data),
@@ -126,7 +126,7 @@ impl Driver {
         }
     }
 
-    /// Writes anything anywhere.
+    /// Writes any bytes at any offset.
     pub(super) fn write(&mut self, offset: u64, data: &[u8]) {
         match self {
             Self::Mmio(mmio) => mmio.write(offset, data),
@@ -134,7 +134,7 @@ impl Driver {
         }
     }
 
-    /// Where configuration space begins, and how much room there is for it.
+    /// The offset of configuration space, and how much room there is for it.
     pub(super) fn config(&self) -> (u64, u64) {
         match self {
             Self::Mmio(_) => (reg::CONFIG, 0x1000),

@@ -1,9 +1,10 @@
-//! Drivers that break the rules, against every device and every queue of it, through both
-//! transports. docs/devices.md maps each fault to its test here or beside the device.
+//! Drivers that violate the specification, tested on each queue of each device, through both
+//! transports. docs/devices.md maps each fault to its test here or next to the device.
 //!
-//! * `subjects.rs` has the devices, and what a sound chain of each queue is.
-//! * `driver.rs` is a driver's side of either transport.
-//! * `rings.rs` breaks descriptors and rings, `registers.rs` what the transport is told.
+//! * `subjects.rs` has the devices, and a valid chain for each of their queues.
+//! * `driver.rs` is the driver's side of either transport.
+//! * `rings.rs` breaks descriptors and rings, `registers.rs` the values in the transport's
+//!   registers.
 
 mod driver;
 mod registers;
@@ -29,7 +30,7 @@ const QUEUE: u16 = 16;
 const NEEDS_RESET: u32 = 64;
 const DRIVER_OK: u32 = 15;
 
-/// A device behind its transport, and its driver.
+/// A device with its transport and its driver.
 struct Rig {
     subject: Subject,
     mem: GuestRam,
@@ -57,7 +58,7 @@ impl Rig {
         }
     }
 
-    /// A driver that did everything right so far.
+    /// A driver that has done everything right so far.
     fn started(subject: Subject) -> Self {
         let mut rig = Self::new(subject);
         rig.restart();
@@ -76,7 +77,7 @@ impl Rig {
         self.read(reg::STATUS)
     }
 
-    /// From a reset as far as `FEATURES_OK`, with all that is offered.
+    /// Goes from a reset to `FEATURES_OK`, accepting all offered features.
     fn negotiate(&mut self) {
         self.write(reg::STATUS, 0);
         assert_eq!(self.status(), 0, "{}", self.subject.name);
@@ -86,7 +87,7 @@ impl Rig {
             self.write(reg::FEATURES_SEL, half);
             let offered = self.read(reg::FEATURES);
             self.write(reg::DRIVER_FEATURES_SEL, half);
-            // Without the index of events, so that every notification is taken.
+            // Without event indices, so that every notification is taken.
             let refused = if half == 0 { 1 << 29 } else { 0 };
             self.write(reg::DRIVER_FEATURES, offered & !refused);
         }
@@ -108,7 +109,7 @@ impl Rig {
         self.write(reg::QUEUE_READY, 1);
     }
 
-    /// New rings, of which nothing is ready yet.
+    /// Lays out new rings, without anything available.
     fn lay_rings(&mut self) {
         let count = u64::try_from(self.kicks.len()).unwrap();
         self.drivers = (1..=count)
@@ -128,7 +129,7 @@ impl Rig {
         assert_eq!(self.status(), DRIVER_OK, "{}", self.subject.name);
     }
 
-    /// Notifies a queue, and lets the device work until it has nothing left to do.
+    /// Notifies a queue, and lets the device work until nothing is left to do.
     fn notify(&mut self, queue: u16) {
         self.write(reg::QUEUE_NOTIFY, queue.into());
         let Some(kick) = self.kicks.get(usize::from(queue)) else {
@@ -148,7 +149,7 @@ impl Rig {
         panic!("{} spins", self.subject.name);
     }
 
-    /// Makes the device look at a queue, as it would in the course of its work.
+    /// Makes the device look at a queue, as it would during normal work.
     fn poke(&mut self, queue: u16) {
         self.notify(queue);
         if let Some(arrive) = self.subject.arrivals.get(&queue).copied() {
@@ -157,12 +158,12 @@ impl Rig {
         }
     }
 
-    /// The queues that [`Self::poke`] has a sound chain for.
+    /// The queues that [`Self::poke`] has a valid chain for.
     fn queues(&self) -> Vec<u16> {
         self.subject.sound.keys().copied().collect()
     }
 
-    /// Makes a sound chain available; gives its readable and its writable part.
+    /// Makes a valid chain available.
     fn add_sound(&mut self, queue: u16) {
         let Sound { readable, room } = self.subject.sound[&queue].clone();
         self.mem.write_slice(&readable, GuestAddress(DATA)).unwrap();
@@ -172,7 +173,7 @@ impl Rig {
         self.drivers[usize::from(queue)].add(readable, writable);
     }
 
-    /// Every queue takes a sound chain and gives it back.
+    /// Checks that every queue takes a valid chain and returns it.
     fn works(&mut self) {
         for queue in self.queues() {
             self.add_sound(queue);
@@ -184,14 +185,14 @@ impl Rig {
     }
 }
 
-/// What `attack` does to a queue is a fault of each device, which a reset mends.
+/// Checks that `attack` on a queue is a fault of each device, from which it recovers after a reset.
 fn parks(attack: impl Fn(&mut Rig, u16)) {
     for_each_queue(|rig, queue| {
         attack(rig, queue);
         rig.poke(queue);
         let name = rig.subject.name;
         assert_eq!(rig.status(), DRIVER_OK | NEEDS_RESET, "{name} {queue}");
-        // Nobody is at home until the driver resets it.
+        // The device does nothing until the driver resets it.
         rig.poke(queue);
         assert_eq!(rig.status(), DRIVER_OK | NEEDS_RESET, "{name} {queue}");
         rig.restart();
@@ -199,7 +200,7 @@ fn parks(attack: impl Fn(&mut Rig, u16)) {
     });
 }
 
-/// What `attack` does leaves the device at work.
+/// Checks that each device still works after `attack`.
 fn survives(attack: impl Fn(&mut Rig)) {
     for subject in subjects() {
         let mut rig = Rig::started(subject);

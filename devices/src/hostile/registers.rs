@@ -1,13 +1,14 @@
-//! What the transport is told.
+//! Values in the transport's registers.
 
 use super::*;
 
-/// A device that was told `tell` instead of being started asks for a reset, and works after it.
+/// Checks that a device that gets `tell` instead of being started asks for a reset, and works after
+/// it.
 fn refused(tell: impl Fn(&mut Rig)) {
     refused_on(|_| true, tell);
 }
 
-/// As [`refused`], but for transports that do not take what they are told: the device starts there.
+/// As [`refused`], except on transports that ignore these values: there the device starts.
 fn refused_on(takes: impl Fn(On) -> bool, tell: impl Fn(&mut Rig)) {
     for subject in subjects() {
         let needs_reset = if takes(subject.on) { NEEDS_RESET } else { 0 };
@@ -214,7 +215,7 @@ fn a_reset_with_chains_in_the_rings_forgets_them() {
                 let used = rig.drivers[usize::from(queue)].take_used();
                 assert_eq!(used, None, "{} {queue}", rig.subject.name);
             }
-            // What arrived is there no more for the chains that follow.
+            // Frames that arrived are no longer available for the chains that follow.
             rig.restart();
         }
     });
@@ -271,7 +272,7 @@ fn registers_take_accesses_of_any_width_and_value() {
         for offset in 0..0x100 {
             for width in [0, 1, 2, 3, 4, 5, 8, 16] {
                 rig.driver.read(offset, &mut vec![0; width]);
-                // A status of ones is FAILED, which the restart below mends.
+                // A status of ones is FAILED, from which the restart below recovers.
                 rig.driver.write(offset, &vec![0xff; width]);
             }
         }

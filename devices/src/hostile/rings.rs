@@ -3,7 +3,7 @@
 use super::*;
 use crate::testing::{F_INDIRECT, F_NEXT, F_WRITE};
 
-/// Descriptors with these `(address, length, flags, next)`, in a table of their own.
+/// Writes descriptors with these `(address, length, flags, next)`, in an indirect table.
 fn indirect(rig: &Rig, queue: u16, table: &[(u64, u32, u16, u16)], len: u32) {
     let at = ROOM + 0x1_0000;
     let bytes: Vec<u8> = table
@@ -21,7 +21,7 @@ fn indirect(rig: &Rig, queue: u16, table: &[(u64, u32, u16, u16)], len: u32) {
     rig.drivers[usize::from(queue)].descriptor(0, at, len, F_INDIRECT, 0);
 }
 
-/// A chain of `count` descriptors of `len` bytes each in an indirect table, all alike.
+/// Makes a chain available of `count` equal descriptors of `len` bytes in an indirect table.
 fn long_chain(rig: &mut Rig, queue: u16, count: u16, len: u32) {
     let device_writes = rig.subject.sound[&queue].readable.is_empty();
     let direction = if device_writes { F_WRITE } else { 0 };
@@ -35,7 +35,7 @@ fn long_chain(rig: &mut Rig, queue: u16, count: u16, len: u32) {
     rig.drivers[usize::from(queue)].make_available(0);
 }
 
-/// One descriptor, made available.
+/// Makes one descriptor available.
 fn one(rig: &mut Rig, queue: u16, addr: u64, len: u32, flags: u16, next: u16) {
     let driver = &mut rig.drivers[usize::from(queue)];
     driver.descriptor(0, addr, len, flags, next);
@@ -181,7 +181,7 @@ fn empty_buffers_before_between_and_after_sound_ones_are_passed_over() {
         let Sound { readable, room } = rig.subject.sound[&queue].clone();
         rig.mem.write_slice(&readable, GuestAddress(DATA)).unwrap();
         let len = u32::try_from(readable.len()).unwrap();
-        // An empty buffer may lie anywhere.
+        // An empty buffer may have any address.
         let nowhere = (1 << 60, 0);
         rig.drivers[usize::from(queue)].add(
             &[nowhere, (DATA, len), nowhere],

@@ -24,7 +24,7 @@ pub(super) struct Sound {
     pub(super) room: u32,
 }
 
-/// Makes something arrive for the driver.
+/// Makes data arrive for the driver.
 pub(super) type Arrive = fn(&mut Rig);
 
 /// A device and how it is used.
@@ -33,9 +33,9 @@ pub(super) struct Subject {
     pub(super) on: On,
     pub(super) device: Option<Box<dyn VirtioDevice>>,
     pub(super) sound: BTreeMap<u16, Sound>,
-    /// Queues whose chains are taken when something arrives.
+    /// Queues whose chains are taken only when data arrives.
     pub(super) arrivals: BTreeMap<u16, Arrive>,
-    /// What arrives there.
+    /// Makes the data arrive there.
     pub(super) feed: Box<dyn FnMut()>,
     /// Files that the device works on.
     _dir: Option<tempfile::TempDir>,
@@ -71,7 +71,7 @@ impl Subject {
     }
 }
 
-/// One of each, on either transport.
+/// One of each device, on either transport.
 pub(super) fn subjects() -> Vec<Subject> {
     let on = |on| {
         let all = [
@@ -96,7 +96,7 @@ fn fed(rig: &mut Rig) {
 }
 
 fn balloon() -> Subject {
-    // A page that is not there, and reports of a page. Statistics are kept.
+    // A page that does not exist, and reports of a page. Statistics are kept.
     Subject::new("balloon", BalloonDevice::new())
         .sound(0, &u32::MAX.to_le_bytes(), 0)
         .sound(1, &u32::MAX.to_le_bytes(), 0)
@@ -156,13 +156,13 @@ fn net() -> Subject {
     Subject::new("net", NetDevice::new(Box::new(nic)).unwrap())
         .sound(0, &[], 2048)
         .sound(1, &[0; 12 + 60], 0)
-        // No such command.
+        // An unknown command.
         .sound(2, &[0xff, 0], 1)
         .arrives(0, fed)
         .fed_by(move || wire.send(&[0; 60]))
 }
 
-/// With two queue pairs, of which the driver takes the second one before a frame comes by it.
+/// With two queue pairs; the driver enables the second one before a frame arrives on it.
 fn net_pairs() -> Subject {
     let (nics, wires): (Vec<Box<dyn Nic>>, Vec<_>) = (0..2)
         .map(|_| {
@@ -175,7 +175,7 @@ fn net_pairs() -> Subject {
         .sound(1, &[0; 12 + 60], 0)
         .sound(2, &[], 2048)
         .sound(3, &[0; 12 + 60], 0)
-        // No pairs at all.
+        // Zero pairs.
         .sound(4, &[4, 0, 0, 0], 1)
         .arrives(0, fed)
         .arrives(2, |rig| {
@@ -204,7 +204,7 @@ fn rng() -> Subject {
     Subject::new("rng", RngDevice::new()).sound(0, &[], 64)
 }
 
-/// A packet of the guest (§5.10.6): from port 1 to port 2, where nobody listens.
+/// A packet of the guest (§5.10.6): from port 1 to port 2, where no program listens.
 fn packet(operation: u16) -> Vec<u8> {
     let mut bytes = [3u64.to_le_bytes(), 2u64.to_le_bytes()].concat();
     bytes.extend(1u32.to_le_bytes());
@@ -230,7 +230,7 @@ fn vsock() -> Subject {
             rig.mem.write_slice(&packet, GuestAddress(at)).unwrap();
             rig.drivers[1].add(&[(at, 44)], &[]);
             rig.notify(1);
-            // Its own answer is taken, so that the next one is another queue's.
+            // Its own answer is taken, so that the next one belongs to the other queue.
             let _ = rig.drivers[1].take_used();
         })
 }

@@ -1,19 +1,19 @@
-//! The ports by which a guest ends its VM, and those of a PC that a kernel polls without asking
-//! whether anything is there.
+//! The ports that a guest uses to reset or power off its VM, and those of a PC that a kernel polls
+//! without checking whether the device exists.
 //!
 //! * Port 0x64, the command port of the 8042 keyboard controller: command 0xfe pulses the CPU's
-//!   reset line. It is what Linux does with `reboot=k`, and what it falls back to.
+//!   reset line. Linux does this with `reboot=k`, and as its last resort.
 //! * Port 0x600: ACPI's hardware-reduced sleep control register (ACPI 6.5 §4.8.3.7), where
 //!   `SLP_EN` with sleep type 5 is "soft off". A guest without ACPI writes 0x34 there itself.
-//! * Port 0x61, system control port B; 0x70 and 0x71, index and data of the CMOS clock. There is
-//!   no such device: reads find what ends Linux's probe soonest.
+//! * Port 0x61, system control port B; 0x70 and 0x71, index and data of the CMOS clock. These
+//!   devices do not exist: reads return the values that end Linux's probe soonest.
 
 /// The 8042's command and status port.
 pub const I8042_COMMAND_PORT: u16 = 0x64;
 /// The sleep control register.
 pub const SLEEP_CONTROL_PORT: u16 = 0x600;
-/// The sleep status register (§4.8.3.7), which ACPI wants beside it. Nothing is there: a guest
-/// that sleeps does not wake.
+/// The sleep status register (§4.8.3.7), which ACPI requires in addition. It is not implemented: a
+/// guest that sleeps does not wake.
 pub const SLEEP_STATUS_PORT: u16 = 0x601;
 
 /// System control port B.
@@ -31,41 +31,41 @@ pub const PORTS: [u16; 5] = [
     SLEEP_CONTROL_PORT,
 ];
 
-/// Pulse output line 0, which is reset.
+/// Pulse output line 0, which is the reset line.
 pub const I8042_RESET: u8 = 0xfe;
-/// The type of sleep that is S5, soft off.
+/// The sleep type of S5, soft off.
 pub const SLEEP_TYPE_SOFT_OFF: u8 = 5;
 /// `SLP_EN` (bit 5) with `SLP_TYP` 5 (bits 2 to 4).
 pub const SOFT_OFF: u8 = 1 << 5 | SLEEP_TYPE_SOFT_OFF << 2;
 
-/// What a guest asked for.
+/// A guest's request to stop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PowerRequest {
-    /// Start again from the reset vector.
+    /// Restart from the reset vector.
     Reset,
     /// Power off.
     Shutdown,
 }
 
-/// What the guest reads at a port.
+/// Returns the value that the guest reads at a port.
 #[must_use]
 pub const fn read(port: u16) -> u8 {
     match port {
-        // Timer 2 has run out: Linux waits for it, without a bound, where it must measure its
-        // clock. The bits above are the reasons for an NMI, and there is none.
+        // Timer 2 has expired: Linux waits for it, without a timeout, if it must calibrate its
+        // clock. The bits above are NMI sources, and there are none.
         SYSTEM_CONTROL_PORT => 1 << 5,
-        // All ones, as where nothing is: an output buffer that is never empty tells Linux at once
-        // that there is no keyboard controller. Only "input buffer full" is clear, for which Linux
-        // waits before it pulses the reset line.
+        // All ones, as without a device: an output buffer that is never empty immediately tells
+        // Linux that there is no keyboard controller. Only "input buffer full" is clear, which
+        // Linux waits for before it pulses the reset line.
         I8042_COMMAND_PORT => !(1 << 1),
-        // No update in progress, which Linux waits for up to a second; and a clock of 12 hours,
-        // which it does not take.
+        // No update in progress, which Linux waits for up to a second; and a 12-hour clock, which
+        // it rejects.
         CMOS_INDEX_PORT | CMOS_DATA_PORT => 0,
         _ => 0xff,
     }
 }
 
-/// What a byte that was written to a port asks for, if anything.
+/// Returns the request that a write to a port makes, if any.
 #[must_use]
 pub fn request(port: u16, value: u8) -> Option<PowerRequest> {
     match (port, value) {

@@ -1,7 +1,8 @@
 //! COM1: a 16550A, whose output goes to any writer.
 //!
-//! Registers and the receive FIFO are `vm-superio`'s. Which interrupts are enabled, and what causes
-//! them, is kept here: it gives several causes at once, and forgets those that it was asked for.
+//! Registers and the receive FIFO come from `vm-superio`. The interrupt enable register and the
+//! causes of interrupts are handled here: `vm-superio` reports several causes at the same time, and
+//! clears those that were read.
 
 use std::convert::Infallible;
 use std::fmt;
@@ -14,7 +15,7 @@ use vm_superio::serial::{SerialEvents, SerialState};
 
 use crate::virtio::{InterruptLine, RestoreError, SavedDevice};
 
-/// Of the saved state.
+/// Version of the saved state.
 const VERSION: u32 = 1;
 
 /// First I/O port of COM1.
@@ -24,10 +25,10 @@ pub const PORTS: u16 = 8;
 /// The interrupt line of COM1.
 pub const IRQ: u32 = 4;
 
-/// Offsets of registers, the first two where the divisor latch is not accessed.
+/// Offsets of registers; the first two if the divisor latch is not selected.
 const DATA: u8 = 0;
 const INTERRUPT_ENABLE: u8 = 1;
-/// Which interrupt it is, when it is read; FIFO control, when it is written.
+/// The cause of an interrupt when read; FIFO control when written.
 const INTERRUPT_ID: u8 = 2;
 const FIFO_CONTROL: u8 = 2;
 const LINE_CONTROL: u8 = 3;
@@ -41,13 +42,13 @@ const CLEAR_RECEIVED: u8 = 1 << 1;
 const DIVISOR_LATCH: u8 = 1 << 7;
 const DATA_READY: u8 = 1 << 0;
 
-/// What the interrupt identification register says: FIFOs are there, and the cause.
+/// Values of the interrupt identification register: FIFOs are enabled, and the cause.
 const FIFOS: u8 = 0xc0;
 const NO_CAUSE: u8 = 1;
 const TRANSMITTER_EMPTY: u8 = 2;
 const RECEIVED: u8 = 4;
 
-/// The registers that `vm-superio` keeps have no interrupt enabled.
+/// The trigger of `vm-superio`, which never fires: no interrupt is enabled there.
 #[derive(Debug)]
 struct Never;
 
@@ -59,10 +60,10 @@ impl Trigger for Never {
     }
 }
 
-/// Who is told that the guest has read all input.
+/// The callback that is called when the guest has read all input.
 type Tell = Arc<dyn Fn() + Send + Sync>;
 
-/// Whether the guest has read all input since that was asked.
+/// Whether the guest has read all input since this was last checked.
 #[derive(Default)]
 struct Drained(AtomicBool);
 
@@ -76,14 +77,14 @@ impl SerialEvents for Drained {
     }
 }
 
-/// The serial port. Accesses come from vCPU threads; the writer is called on those, byte by
-/// byte: one that blocks holds up the guest, and one that fails loses the byte.
+/// The serial port. Accesses come from vCPU threads; the writer is called on them, byte by byte:
+/// one that blocks stalls the guest, and one that fails loses the byte.
 pub struct SerialPort {
     uart: vm_superio::Serial<Never, Arc<Drained>, Box<dyn Write + Send>>,
     line: Box<dyn InterruptLine>,
     /// The interrupt enable register.
     enabled: u8,
-    /// The guest has yet to hear that the transmitter is empty.
+    /// The guest was not yet notified that the transmitter is empty.
     emptied: bool,
     drained: Arc<Drained>,
     tell: OnceLock<Tell>,
@@ -96,7 +97,7 @@ impl fmt::Debug for SerialPort {
 }
 
 impl SerialPort {
-    /// A port that interrupts by `line` and writes what the guest sends to `out`.
+    /// Creates a port that interrupts on `line` and writes the guest's output to `out`.
     #[must_use]
     pub fn new(line: impl InterruptLine + 'static, out: Box<dyn Write + Send>) -> Self {
         let drained = Arc::<Drained>::default();
@@ -110,10 +111,10 @@ impl SerialPort {
         }
     }
 
-    /// A port in this state, which is not trusted.
+    /// Creates a port with this state, which is not trusted.
     ///
     /// # Errors
-    /// When it is none of a serial port.
+    /// If it is not a state of a serial port.
     pub fn restored(
         line: impl InterruptLine + 'static,
         out: Box<dyn Write + Send>,
@@ -158,12 +159,12 @@ impl SerialPort {
             drained,
             tell: OnceLock::new(),
         };
-        // It may have been on its way when the state was saved.
+        // An interrupt may have been in flight when the state was saved.
         port.raise_for(0);
         Ok(port)
     }
 
-    /// The registers and the receive FIFO, for a snapshot.
+    /// Returns the registers and the receive FIFO, for a snapshot.
     #[must_use]
     pub fn save(&self) -> SavedDevice {
         let state = self.uart.state();
@@ -186,14 +187,14 @@ impl SerialPort {
         }
     }
 
-    /// The guest reads register `offset` (0 to 7).
+    /// Reads register `offset` (0 to 7) for the guest.
     pub fn read(&mut self, offset: u8) -> u8 {
         match offset {
             INTERRUPT_ENABLE if !self.latched() => self.enabled,
             INTERRUPT_ID => self.identify(),
             DATA if !self.latched() => {
                 let byte = self.uart.read(DATA);
-                // A driver that takes one byte per interrupt gets another one for the next.
+                // A driver that reads one byte per interrupt gets another interrupt for the next.
                 self.raise_for(0);
                 byte
             }
@@ -201,14 +202,15 @@ impl SerialPort {
         }
     }
 
-    /// The guest writes register `offset` (0 to 7).
+    /// Writes register `offset` (0 to 7) for the guest.
     pub fn write(&mut self, offset: u8, value: u8) {
         let before = self.pending();
         match offset {
             INTERRUPT_ENABLE if !self.latched() => {
                 let value = value & ENABLE_BITS;
                 if (value ^ self.enabled) & ENABLE_EMPTY != 0 {
-                    // It is empty at all times, and the guest hears of it when it begins to listen.
+                    // The transmitter is always empty; the guest is notified when it enables that
+                    // interrupt.
                     self.emptied = value & ENABLE_EMPTY != 0;
                 }
                 self.enabled = value;
@@ -220,14 +222,14 @@ impl SerialPort {
             }
             _ => {
                 self.emptied |= offset == DATA && !self.latched();
-                // The guest's driver polls the line status; a byte that the writer refused is gone.
+                // The guest's driver polls the line status; a byte that the writer refused is lost.
                 let _ = self.uart.write(offset, value);
             }
         }
         self.raise_for(before);
     }
 
-    /// The cause that goes before all others. That the transmitter is empty is told once.
+    /// Returns the cause with the highest priority. An empty transmitter is reported once.
     fn identify(&mut self) -> u8 {
         let pending = self.pending();
         let cause = if pending & RECEIVED != 0 {
@@ -241,7 +243,7 @@ impl SerialPort {
         FIFOS | cause
     }
 
-    /// The causes of an interrupt that are there and enabled.
+    /// The causes of an interrupt that are present and enabled.
     fn pending(&mut self) -> u8 {
         let status = self.uart.read(LINE_STATUS);
         self.causes(status)
@@ -258,14 +260,14 @@ impl SerialPort {
         causes
     }
 
-    /// Raises the line when there is a cause that was not there `before`.
+    /// Raises the line if there is a cause that was not present `before`.
     fn raise_for(&mut self, before: u8) {
         if self.pending() & !before != 0 {
             self.line.raise();
         }
     }
 
-    /// The divisor lies where data and enabled interrupts do otherwise.
+    /// Whether the divisor is accessed at the offsets of data and interrupt enable.
     fn latched(&mut self) -> bool {
         self.uart.read(LINE_CONTROL) & DIVISOR_LATCH != 0
     }
@@ -279,24 +281,23 @@ impl SerialPort {
         let _ = self.uart.write(LINE_CONTROL, control);
     }
 
-    /// Who is to be told each time that the guest has read all input: there is room for more. The
-    /// first call counts, further ones change nothing.
+    /// Sets the callback for each time that the guest has read all input, so that there is room for
+    /// more. Only the first call has an effect.
     pub fn on_drained(&self, tell: impl Fn() + Send + Sync + 'static) {
-        // That somebody is told already is what was wanted.
+        // Ignored: a callback is set already.
         let _ = self.tell.set(Arc::new(tell));
     }
 
-    /// Who is to be told now that the last access was one by which the guest has read all input, or
-    /// cleared it. Called by whoever makes accesses, where nothing holds the port: it may be put
-    /// more input into.
+    /// Returns the callback if the last access has read or cleared all input. The caller that made
+    /// the access calls it without holding the port, since the callback may add input.
     #[must_use]
     pub fn take_drained(&mut self) -> Option<Arc<dyn Fn() + Send + Sync>> {
         let drained = self.drained.0.swap(false, Ordering::Relaxed);
         self.tell.get().filter(|_| drained).cloned()
     }
 
-    /// Puts bytes into the receive FIFO, as far as there is room (64 bytes at most). Returns
-    /// how many were taken.
+    /// Puts bytes into the receive FIFO, as far as there is room (at most 64 bytes). Returns how
+    /// many were taken.
     pub fn input(&mut self, bytes: &[u8]) -> usize {
         let before = self.pending();
         let room = self.uart.fifo_capacity().min(bytes.len());
@@ -378,7 +379,7 @@ mod tests {
         port.write(1, 3);
         port.input(b"ab");
         assert_eq!(line.read().unwrap(), 2);
-        // Reading it ends no cause but an empty transmitter that it tells of.
+        // Reading it clears no cause except an empty transmitter, which it reports.
         assert_eq!((port.read(2), port.read(2)), (0xc4, 0xc4));
         assert_eq!(port.read(0), b'a');
         assert_eq!(line.read().unwrap(), 1, "there is more");
@@ -410,7 +411,7 @@ mod tests {
             port.write(1, 0);
             assert_eq!(port.read(2), 0xc1);
         }
-        // The divisor lies where data and enabled interrupts do.
+        // The divisor is at the offsets of data and interrupt enable.
         port.write(3, 0x83);
         port.write(0, 1);
         port.write(1, 0x0f);
@@ -418,7 +419,7 @@ mod tests {
         assert_eq!(port.read(2), 0xc1);
         port.write(3, 3);
         assert_eq!((port.read(0), port.read(1)), (b'a', 0));
-        // As Linux looks for a transmitter that does not tell twice that it is empty.
+        // As Linux checks for a transmitter that does not report twice that it is empty.
         for _ in 0..2 {
             port.write(1, 2);
             assert_eq!((port.read(2), port.read(2)), (0xc2, 0xc1));

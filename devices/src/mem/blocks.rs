@@ -1,4 +1,4 @@
-//! Which blocks are plugged in.
+//! The record of which blocks are plugged in.
 
 use std::ops::Range;
 
@@ -11,7 +11,7 @@ pub(super) struct Blocks {
 }
 
 impl Blocks {
-    /// `count` blocks, none of them plugged in.
+    /// Creates it for `count` blocks, none of them plugged in.
     pub(super) fn new(count: usize) -> Self {
         Self {
             bits: vec![0; count.div_ceil(8)],
@@ -20,7 +20,7 @@ impl Blocks {
         }
     }
 
-    /// From what [`Self::bits`] gave, unless it is of another number of blocks.
+    /// Restores it from the result of [`Self::bits`]; `None` if that has another number of blocks.
     pub(super) fn from_bits(bits: &[u8], count: usize) -> Option<Self> {
         let mut blocks = Self::new(count);
         if bits.len() != blocks.bits.len() {
@@ -44,7 +44,7 @@ impl Blocks {
         self.plugged
     }
 
-    /// The end of what is plugged in: no block behind it is.
+    /// The end of the plugged blocks: no block from there on is plugged in.
     pub(super) fn end(&self) -> usize {
         let last = self.all().rev().find(|block| self.is_plugged(*block));
         last.map_or(0, |block| block.saturating_add(1))
@@ -55,7 +55,7 @@ impl Blocks {
         0..self.count
     }
 
-    /// Whether one of the blocks in `range` is plugged in.
+    /// Whether any of the blocks in `range` is plugged in.
     pub(super) fn any(&self, mut range: Range<usize>) -> bool {
         range.any(|block| self.is_plugged(block))
     }

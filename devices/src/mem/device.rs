@@ -14,7 +14,7 @@ use crate::virtio::{
     ReadCounters, RestoreError, SavedDevice, StartError, VirtioDevice, release,
 };
 
-/// Bytes of a block: a huge page.
+/// Bytes of a block: the size of a huge page.
 pub const BLOCK_SIZE: u64 = 2 << 20;
 
 const QUEUE_SIZE: u16 = 64;
@@ -22,7 +22,7 @@ const QUEUE_SIZE: u16 = 64;
 /// `VIRTIO_MEM_F_UNPLUGGED_INACCESSIBLE` (§5.15.3).
 const F_UNPLUGGED_INACCESSIBLE: u64 = 1 << 1;
 
-/// Bytes before the event loop gets its turn again; a block counts as [`BLOCK_COST`] of them.
+/// Bytes before the event loop gets control back; a block counts as [`BLOCK_COST`] of them.
 const BUDGET: usize = 256 << 10;
 const BLOCK_COST: usize = 16 << 10;
 
@@ -44,7 +44,7 @@ const ANSWER_LEN: usize = 10;
 const PLUGGED: usize = 40;
 const REQUESTED: usize = 48;
 
-/// Guest memory that a memory device plugs in and out.
+/// Guest memory that a memory device plugs and unplugs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemRegion {
     /// Guest physical address; a multiple of [`BLOCK_SIZE`], and for Linux on x86 of 128 MiB.
@@ -59,9 +59,9 @@ pub struct MemDevice {
     queues: Queues,
     region: MemRegion,
     blocks: Blocks,
-    /// Bytes.
+    /// In bytes.
     requested: u64,
-    /// Who waits until that is plugged in.
+    /// Notified once that much is plugged in.
     waiting: Option<Sender<()>>,
     config: Arc<ConfigSpace>,
     counters: Arc<Counters>,
@@ -85,10 +85,10 @@ impl ReadCounters for Counters {
 }
 
 impl MemDevice {
-    /// A device for `region`, of which nothing is plugged in, nor asked for.
+    /// Creates a device for `region`, of which nothing is plugged in or requested.
     ///
     /// # Errors
-    /// When the region is not made of blocks, or does not end within 64 bits.
+    /// If the region is not aligned to blocks, or does not end within 64 bits.
     pub fn new(region: MemRegion) -> io::Result<Self> {
         let aligned = (region.start | region.len).is_multiple_of(BLOCK_SIZE);
         let count = usize::try_from(region.len / BLOCK_SIZE);
@@ -120,23 +120,22 @@ impl MemDevice {
         }
     }
 
-    /// Its part of guest memory.
+    /// The region of guest memory.
     #[must_use]
     pub fn region(&self) -> MemRegion {
         self.region
     }
 
     /// Asks the driver to have `bytes` of the region plugged in, rounded up to blocks and at most
-    /// all of it. It gets there as far as its guest can: memory in use is not unplugged.
+    /// all of it. It does so as far as its guest can: memory in use is not unplugged.
     pub fn request(&mut self, bytes: u64) {
         let bytes = bytes.min(self.region.len);
         self.requested = bytes.next_multiple_of(BLOCK_SIZE);
         self.config.update(REQUESTED, &self.requested.to_le_bytes());
     }
 
-    /// As [`Self::request`]. What is returned gets a word when the driver has plugged in what was
-    /// asked for, or unplugged all but that, and its sender is dropped when something else is asked
-    /// for.
+    /// As [`Self::request`]. The returned channel receives a message when exactly the requested
+    /// memory is plugged in; its sender is dropped if another size is requested first.
     pub fn request_and_tell(&mut self, bytes: u64) -> Receiver<()> {
         let (tell, told) = channel();
         self.waiting = Some(tell);
@@ -145,17 +144,17 @@ impl MemDevice {
         told
     }
 
-    /// Tells who waits that the driver is where it should be, if it is.
+    /// Notifies the waiting caller if the driver has reached the requested size.
     fn tell(&mut self) {
         if self.plugged() == self.requested
             && let Some(waiting) = self.waiting.take()
         {
-            // Nobody listens when the patience is over.
+            // The receiver is gone if the caller has timed out.
             let _ = waiting.send(());
         }
     }
 
-    /// Bytes that the driver is to have plugged in.
+    /// Bytes that the driver is requested to have plugged in.
     #[must_use]
     pub fn requested(&self) -> u64 {
         self.requested
@@ -167,16 +166,16 @@ impl MemDevice {
         (self.blocks.plugged() as u64).saturating_mul(BLOCK_SIZE)
     }
 
-    /// Bytes from the region's start, behind which nothing is plugged in.
+    /// The offset in the region, in bytes, after which nothing is plugged in.
     #[must_use]
     pub fn plugged_end(&self) -> u64 {
         (self.blocks.end() as u64).saturating_mul(BLOCK_SIZE)
     }
 
-    /// Answers one request; returns what it cost.
+    /// Handles one request; returns the length of the answer and the cost.
     fn answer(&mut self, mem: &GuestRam, chain: &Chain) -> Result<(u32, usize), Fault> {
         let mut request = [0; REQUEST_LEN];
-        // Of UNPLUG_ALL the type alone is read.
+        // For UNPLUG_ALL only the type is read.
         let len = chain.readable_len().min(REQUEST_LEN);
         let given = request.get_mut(..len).unwrap_or(&mut []);
         chain.read(mem, 0, given)?;
@@ -211,7 +210,7 @@ impl MemDevice {
         Ok((written, blocks.saturating_mul(BLOCK_COST)))
     }
 
-    /// The request's type, and its blocks when they exist.
+    /// Returns the request's type, and its blocks if they exist.
     fn parse(&self, request: &[u8; REQUEST_LEN]) -> (u16, Option<Range<usize>>) {
         let number = |at: usize, len: usize| {
             let bytes = request.iter().skip(at).take(len).rev();
@@ -251,13 +250,13 @@ impl MemDevice {
         self.give_back(mem, range)
     }
 
-    /// Gives the memory of blocks back to the host, whether or not they are plugged in.
+    /// Gives the memory of blocks back to the host, whether they are plugged in or not.
     fn give_back(&mut self, mem: &GuestRam, range: Range<usize>) -> (u16, u16, usize) {
         let bytes = |blocks: usize| (blocks as u64).saturating_mul(BLOCK_SIZE);
         let start = self.region.start.saturating_add(bytes(range.start));
         let len = usize::try_from(bytes(range.len())).unwrap_or(usize::MAX);
         for slice in mem.get_slices(GuestAddress(start), len) {
-            // Pages that cannot go, and a region that is not guest memory, hurt nobody.
+            // Ignored: pages that cannot be released, and a region that is not guest memory.
             let _ = slice.map(|slice| release(&slice));
         }
         let before = self.plugged();
@@ -305,7 +304,7 @@ impl VirtioDevice for MemDevice {
             queue.complete(chain, len)?;
             Ok(cost)
         });
-        // Its place is free: it came from there.
+        // Its slot is free: it was taken from there.
         let _ = self.queues.start(queue);
         progress
     }

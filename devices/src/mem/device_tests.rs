@@ -7,7 +7,7 @@ use vm_memory::Bytes;
 
 const BUF: u64 = 0x4_0000;
 const MIB: u64 = 1 << 20;
-/// 16 blocks, behind 16 MiB of other memory.
+/// 16 blocks, after 16 MiB of other memory.
 const REGION: MemRegion = MemRegion {
     start: 16 * MIB,
     len: 32 * MIB,
@@ -39,7 +39,7 @@ fn block(number: u64) -> u64 {
 }
 
 impl Rig {
-    /// Sends a request; answers type and state.
+    /// Sends a request; returns the type and state of the answer.
     fn ask(&mut self, kind: u16, address: u64, count: u16) -> (u16, u16) {
         let mut request = [0; 24];
         request[..2].copy_from_slice(&kind.to_le_bytes());
@@ -122,7 +122,7 @@ fn unplugged_blocks_give_their_memory_back_and_others_do_not() {
     assert_eq!((rig.device.plugged(), rig.word(PLUGGED)), (0, 0));
     assert_eq!([rig.byte(2), rig.byte(5), rig.byte(6)], [0; 3]);
     assert_eq!(counter(&rig.device, "unplugged_bytes"), 8 * MIB);
-    // What the owner asked for stays.
+    // The size that the owner requested stays.
     assert_eq!(rig.ask(PLUG, block(0), 4), (ACK, 0));
 }
 

@@ -1,27 +1,28 @@
-//! Configuration space: `struct virtio_net_config` (§5.1.4), as far as the features go.
+//! Configuration space: `struct virtio_net_config` (§5.1.4), with the fields of the features that
+//! are offered.
 
 use super::nic::MacAddress;
 
-/// The least MTU that a device may announce (§5.1.4.1).
+/// The smallest MTU that a device may announce (§5.1.4.1).
 pub const MIN_MTU: u16 = 68;
 
-/// Where the status lies.
+/// The offset of the status.
 pub(super) const STATUS_AT: usize = 6;
 
 /// `VIRTIO_NET_S_LINK_UP` (§5.1.4).
 const STATUS_LINK_UP: u8 = 1;
 
-/// Whether the cable is plugged in.
+/// The state of the link.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LinkState {
-    /// Frames pass.
+    /// Frames are passed on.
     #[default]
     Up,
-    /// Frames of the driver are dropped, those for it stay in the backend.
+    /// Frames from the driver are dropped; those for it stay in the backend.
     Down,
 }
 
-/// Address, status, number of queue pairs, MTU.
+/// Returns address, status, number of queue pairs, and MTU.
 pub(super) fn config(mac: MacAddress, link: LinkState, pairs: u16, mtu: Option<u16>) -> Vec<u8> {
     let mtu = mtu.unwrap_or(0).to_le_bytes();
     [&mac.0[..], &status(link), &pairs.to_le_bytes(), &mtu].concat()

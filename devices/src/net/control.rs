@@ -21,24 +21,24 @@ const GUEST_OFFLOADS_SET: u8 = 0;
 const ACK_OK: u8 = 0;
 const ACK_ERR: u8 = 1;
 
-/// What the driver asks for.
+/// A command of the driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Command {
-    /// Which frames it wants. The device gives it all: filters are a service to the driver,
-    /// which checks addresses itself (§5.1.6.5.1).
+    /// Sets which frames the driver wants. The device passes all of them: filters are an
+    /// optimization for the driver, which checks addresses itself (§5.1.6.5.1).
     Filter,
-    /// Its address.
+    /// Sets the driver's address.
     SetMac(MacAddress),
-    /// How many queue pairs it uses from now on.
+    /// Sets how many queue pairs the driver uses from now on.
     SetPairs(u16),
-    /// What received frames may leave to it, as feature bits.
+    /// Sets the work that received frames may leave to the driver, as feature bits.
     SetOffloads(u64),
-    /// Something that does not exist, or data of the wrong length.
+    /// An unknown command, or data of the wrong length.
     Unknown,
 }
 
 impl Command {
-    /// Reads the command once. One whose feature is not among `features` does not exist.
+    /// Parses the command, reading it once. One whose feature is not in `features` is unknown.
     pub(super) fn parse(chain: &Chain, mem: &GuestRam, features: u64) -> Result<Self, Fault> {
         if chain.writable_len() == 0 {
             return Err(Fault::protocol(
@@ -84,7 +84,7 @@ impl Command {
     }
 }
 
-/// Whether the data are two tables of addresses, unicast and multicast, and nothing else.
+/// Whether the data consists of exactly two tables of addresses, unicast and multicast.
 fn tables_fit(chain: &Chain, mem: &GuestRam, data: usize) -> Result<bool, Fault> {
     let mut at = 0usize;
     for _ in 0..2 {
@@ -101,7 +101,7 @@ fn tables_fit(chain: &Chain, mem: &GuestRam, data: usize) -> Result<bool, Fault>
     Ok(at == data)
 }
 
-/// Writes the acknowledgement; returns the bytes written.
+/// Writes the acknowledgement; returns the number of bytes written.
 pub(super) fn acknowledge(chain: &Chain, mem: &GuestRam, done: bool) -> Result<u32, Fault> {
     chain.write(mem, 0, &[if done { ACK_OK } else { ACK_ERR }])?;
     Ok(1)

@@ -1,4 +1,4 @@
-//! What the device counts.
+//! The counters of a network device.
 
 use crate::virtio::{Count, Counter, ReadCounters};
 

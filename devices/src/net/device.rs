@@ -25,18 +25,17 @@ use crate::virtio::{
     RestoreError, SavedDevice, StartError, VirtioDevice,
 };
 
-/// Bytes of commands, and descriptors counted as bytes, before the event loop gets its turn
-/// again.
+/// Bytes of commands, and descriptors counted as bytes, before the event loop gets control back.
 const CONTROL_BUDGET: usize = 64 << 10;
 
-/// How often drivers may have the backend leave them more work than it does: each change has the
-/// host wait for a lock that all its network shares.
+/// How often drivers may change the offloads of the backend: each change makes the host wait for a
+/// lock that its whole network stack shares.
 const OFFLOAD_CHANGES: Rate = Rate {
     per_second: 1,
     burst: 16,
 };
 
-/// The shortest time that a timer knows.
+/// The shortest time that a timer accepts.
 const MIN_TIMER: Duration = Duration::from_nanos(1);
 
 /// A virtio network device over any [`Nic`](super::Nic).
@@ -50,22 +49,22 @@ pub struct NetDevice {
     inbound: Limiter,
     outbound: Limiter,
     pairs: Vec<Pair>,
-    /// Pairs that the driver receives by: these, from the first one on.
+    /// The number of pairs that the driver receives on: the first ones.
     active: usize,
-    /// Where a round over pairs begins next.
+    /// The pair that the next round over all pairs starts with.
     first: usize,
     control: Option<Queue>,
-    /// Serves the only pair in the place of this device.
+    /// Serves the only pair instead of this device.
     vhost: Option<Vhost>,
-    /// What driver and device agreed on, and which of [`feature::GUEST_OFFLOADS`] are on.
+    /// The negotiated features, and which of [`feature::GUEST_OFFLOADS`] are on.
     features: u64,
     guest_offloads: u64,
-    /// What the backend leaves to drivers, as far as it was told.
+    /// The offloads that the backend was last set to; `None` before the first time.
     left: Option<Offloads>,
     changes: Limiter,
-    /// What a driver had set when a snapshot was made.
+    /// The driver's settings in a restored snapshot, until it starts.
     restored: Option<DriverState>,
-    /// The backend refused what the driver negotiated.
+    /// The error of the backend if it refused the negotiated offloads.
     refused: Option<io::Error>,
     config: Arc<ConfigSpace>,
     counters: Arc<Counters>,
@@ -87,7 +86,7 @@ impl fmt::Debug for NetDevice {
 }
 
 impl NetDevice {
-    /// Plugs the cable in or pulls it: the driver is told (§5.1.6.5.4).
+    /// Sets the link up or down, and notifies the driver (§5.1.6.5.4).
     pub fn set_link(&mut self, link: LinkState) {
         if self.link == link {
             return;
@@ -102,7 +101,7 @@ impl NetDevice {
         } else {
             self.watch_again();
         }
-        // A frame may be held that the backend does not report again.
+        // The backend does not report again a frame that it may hold already.
         self.events.soon(Direction::Receive, MIN_TIMER);
     }
 
@@ -111,7 +110,7 @@ impl NetDevice {
         u16::try_from(self.pairs.len()).unwrap_or(1)
     }
 
-    /// What queue `index` is to the driver.
+    /// Returns the role of queue `index` for the driver.
     fn role(&self, index: u16) -> Option<Role> {
         let known = match self.features & feature::MQ {
             0 => 1,
@@ -126,7 +125,7 @@ impl NetDevice {
         }
     }
 
-    /// Brings frames to the driver by a pair, if it is active.
+    /// Delivers frames to the driver on a pair, if it is active.
     fn receive(&mut self, pair: usize) -> Result<Turn, Fault> {
         self.check()?;
         let arrivals = Arrivals::of(&mut self.host, pair, self.active, &mut self.inbound);
@@ -143,7 +142,7 @@ impl NetDevice {
         }
     }
 
-    /// Sends what is in the transmit queue of a pair, active or not.
+    /// Sends the frames in the transmit queue of a pair, active or not.
     fn transmit(&mut self, pair: usize) -> Result<Turn, Fault> {
         self.check()?;
         let (Some(queue), Some(Pair { tx: Some(tx), .. })) =
@@ -155,7 +154,8 @@ impl NetDevice {
         tx.turn(&mut *queue.nic, limiter, link, &self.counters)
     }
 
-    /// Sees to it that what a turn left is done; [`Progress::More`] when it can be done at once.
+    /// Schedules the work that a turn left; returns [`Progress::More`] if it can be done
+    /// immediately.
     fn settle(&mut self, direction: Direction, pair: usize, turn: Turn) -> Progress {
         match turn {
             Turn::Idle => {}
@@ -170,8 +170,8 @@ impl NetDevice {
         Progress::Idle
     }
 
-    /// All of `count` pairs, beginning with another one each time: what a rate leaves is not
-    /// always the same one's.
+    /// Iterates over `count` pairs, starting with a different one each time: so a rate limit does
+    /// not always hold back the same pair.
     fn round(&mut self, count: usize) -> impl Iterator<Item = usize> + use<> {
         let first = self.first.min(count);
         self.first = match first.saturating_add(1) {
@@ -215,8 +215,8 @@ impl NetDevice {
         }
     }
 
-    /// Receives by the first `count` pairs from now on (§5.1.6.5.5). `false` when the driver has
-    /// not that many.
+    /// Receives on the first `count` pairs from now on (§5.1.6.5.5). `false` if the driver does not
+    /// have that many.
     fn activate(&mut self, count: usize) -> bool {
         let known = self.features & feature::MQ != 0 && count > 0;
         let pairs = self.pairs.get(..count).filter(|_| known);
@@ -224,16 +224,16 @@ impl NetDevice {
             return false;
         }
         self.active = count;
-        // What was read for the others is lost, as on any wire.
+        // Frames that were already read for the others are lost, as on any wire.
         for pair in self.pairs.iter_mut().skip(count) {
             pair.inbound.forget();
         }
-        // Frames that were reported to another pair are this one's now.
+        // Frames that were reported to another pair now belong to this one.
         self.events.soon(Direction::Receive, MIN_TIMER);
         true
     }
 
-    /// Has frames for the driver come with these offloads from now on.
+    /// Sets the offloads that frames for the driver may use from now on.
     fn switch_offloads(&mut self, bits: u64) -> io::Result<()> {
         let offloads = accepted(bits);
         self.leave(offloads)?;
@@ -244,8 +244,9 @@ impl NetDevice {
         Ok(())
     }
 
-    /// Has the backend leave no more than this to the driver. It leaves less when drivers change
-    /// their minds too often: what they may take away is little, and comes back at the rate alone.
+    /// Sets the backend to leave no more than these offloads to the driver. If drivers change them
+    /// too often, it leaves even less: offloads are then only removed, and come back at the limited
+    /// rate.
     fn leave(&mut self, offloads: Offloads) -> io::Result<()> {
         let Some(queue) = self.host.first_mut() else {
             return Ok(());
@@ -293,7 +294,7 @@ impl VirtioDevice for NetDevice {
         }
     }
 
-    /// Several pairs are for much traffic, which is not to hold up other devices.
+    /// Several pairs mean much traffic, which should not delay other devices.
     fn placement(&self) -> Placement {
         match self.pairs.len() {
             ..=1 => Placement::Shared,
@@ -349,7 +350,7 @@ impl VirtioDevice for NetDevice {
             None => return Err(StartError::NoSuchQueue { index }),
         }
         if matches!(role, Some(Role::Receive(number)) if number < self.active) {
-            // Frames may have come while nobody watched.
+            // Frames may have arrived while the backend was not watched.
             self.watch_again();
         }
         Ok(())
@@ -425,7 +426,7 @@ impl VirtioDevice for NetDevice {
                 }
             }
         }
-        // What is left makes the backend readable.
+        // Remaining work keeps the backend readable.
         Ok(Progress::Idle)
     }
 
@@ -442,8 +443,8 @@ impl VirtioDevice for NetDevice {
         state.save(self.pair_count())
     }
 
-    /// The driver's address, offloads and queue pairs, and the link's state. Frames on their way
-    /// are lost, as on any wire.
+    /// Restores the driver's address, offloads and queue pairs, and the link's state. Frames in
+    /// flight are lost, as on any wire.
     fn restore(&mut self, saved: &SavedDevice) -> Result<(), RestoreError> {
         let state = DriverState::restore(saved, self.pair_count())?;
         self.config.update(0, &state.mac);
@@ -459,7 +460,7 @@ impl VirtioDevice for NetDevice {
     }
 }
 
-/// Puts what serves queue `index` where nothing does yet.
+/// Sets the server of queue `index`, if the queue does not run yet.
 fn place<T>(place: Option<&mut Option<T>>, server: T, index: u16) -> Result<(), StartError> {
     match place {
         Some(place @ None) => *place = Some(server),

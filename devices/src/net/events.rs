@@ -1,4 +1,4 @@
-//! What wakes the device up.
+//! The events that wake up the device.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
@@ -24,37 +24,37 @@ pub(super) enum Direction {
 /// Identifiers in the epoll instance.
 const RECEIVE_TIMER: u64 = 0;
 const TRANSMIT_TIMER: u64 = 1;
-/// The first of the backend's queues; the others follow.
+/// The first queue of the backend; the others follow.
 const NIC: u64 = 2;
 
-/// The first of [`Report::ALL`], behind the most queues that there are.
+/// The first of [`Report::ALL`], after the maximum number of queues.
 const VHOST: u64 = NIC + MAX_QUEUE_PAIRS as u64;
 
-/// What may be reported at once.
+/// The maximum number of events that are reported together.
 const EVENTS: usize = 2 + MAX_QUEUE_PAIRS + Report::ALL.len();
 
-/// What woke the device up.
+/// The events that woke up the device.
 #[derive(Debug, Default)]
 pub(super) struct Ready {
     /// Queues of the backend that have frames.
     pub(super) frames: [bool; MAX_QUEUE_PAIRS],
-    /// One of them takes frames again.
+    /// Whether one of them takes frames again.
     pub(super) room: bool,
     pub(super) receive: bool,
     pub(super) transmit: bool,
-    /// Which of [`Report::ALL`] there are.
+    /// Which of [`Report::ALL`] were reported.
     pub(super) vhost: [bool; Report::ALL.len()],
 }
 
-/// The epoll instance that the device waits on: its backend, watched by edges, so that frames
-/// which nobody can take do not report themselves again and again, and a timer for each
-/// direction, for limits and for work that a budget did not suffice for.
+/// The epoll instance that the device waits on. It has the backend, edge-triggered, so that frames
+/// that cannot be taken are not reported again and again, and a timer for each direction, for rate
+/// limits and for work that exceeded a budget.
 #[derive(Debug)]
 pub(super) struct Events {
     epoll: OwnedFd,
     receive: OwnedFd,
     transmit: OwnedFd,
-    /// Queues of the backend that frames wait for until they are writable.
+    /// Queues of the backend that must become writable before frames can be sent.
     await_room: [bool; MAX_QUEUE_PAIRS],
 }
 
@@ -89,9 +89,9 @@ impl Events {
         Ok(events)
     }
 
-    /// Waits for what the kernel reports of a pair, in the place of its queue of the backend.
+    /// Watches the kernel's reports about a pair, instead of its queue of the backend.
     pub(super) fn watch_vhost(&self, vhost: &Vhost, nic: &dyn Nic) -> Result<(), NetDeviceError> {
-        // It was added, and the kernel reads it now.
+        // It was added, and the kernel reads it from now on.
         let _ = epoll::delete(&self.epoll, nic.fd());
         for (id, report) in (VHOST..).zip(Report::ALL) {
             let Some(fd) = vhost.fd(report) else { continue };
@@ -105,18 +105,18 @@ impl Events {
         Ok(())
     }
 
-    /// As if there had been no such pair.
+    /// Undoes [`Self::watch_vhost`].
     pub(super) fn forget_vhost(&self, vhost: &Vhost, nic: &dyn Nic) {
         for fd in Report::ALL.iter().filter_map(|report| vhost.fd(*report)) {
             // It was added.
             let _ = epoll::delete(&self.epoll, fd);
         }
-        // As it was before, with room for one more.
+        // It is added as before; there is room for it, since other descriptors were removed.
         let data = epoll::EventData::new_u64(NIC);
         let _ = epoll::add(&self.epoll, nic.fd(), data, EDGES);
     }
 
-    /// What the event loop waits for.
+    /// The descriptor that the event loop waits for.
     pub(super) fn backend(&self) -> BorrowedFd<'_> {
         self.epoll.as_fd()
     }
@@ -130,12 +130,12 @@ impl Events {
             Some(true) => EDGES | epoll::EventFlags::OUT,
             _ => EDGES,
         };
-        // It was added, and stays there.
+        // It was added, and is never removed.
         let _ = epoll::modify(&self.epoll, nic.fd(), data, events);
     }
 
-    /// Reports a queue of the backend when it is writable, once. A socket is whenever its peer has
-    /// read, so that it is not watched all the time.
+    /// Reports a queue of the backend once, when it is writable. A socket becomes writable each
+    /// time its peer reads, so it is not watched permanently.
     pub(super) fn await_room(&mut self, number: usize, nic: &dyn Nic) {
         if let Some(awaits) = self.await_room.get_mut(number) {
             *awaits = true;
@@ -143,7 +143,7 @@ impl Events {
         self.watch_again(number, nic);
     }
 
-    /// Reports a direction again after some time.
+    /// Reports a direction again after this time.
     pub(super) fn soon(&self, direction: Direction, wait: Duration) {
         let timer = match direction {
             Direction::Receive => &self.receive,
@@ -159,11 +159,11 @@ impl Events {
                 tv_nsec: wait.subsec_nanos().into(),
             },
         };
-        // Neither the descriptor nor the time can be wrong.
+        // The descriptor and the time are valid.
         let _ = timerfd_settime(timer, TimerfdTimerFlags::empty(), &spec);
     }
 
-    /// What is to be done; each is reported once.
+    /// Returns the pending events; each is reported once.
     pub(super) fn take(&mut self, queues: &[HostQueue]) -> Ready {
         let mut ready = Ready::default();
         let mut buffer = [epoll::Event {
@@ -196,7 +196,7 @@ impl Events {
                     ) else {
                         continue;
                     };
-                    // Hanging up is both: who reads and who writes finds out.
+                    // A hangup is reported as both: reading and writing will find the error.
                     *frames |= flags != epoll::EventFlags::OUT;
                     if flags != epoll::EventFlags::IN && std::mem::take(awaits) {
                         ready.room = true;
@@ -211,7 +211,7 @@ impl Events {
 
 const EDGES: epoll::EventFlags = epoll::EventFlags::IN.union(epoll::EventFlags::ET);
 
-/// Takes a timer's report back.
+/// Resets a timer, and returns whether it had expired.
 fn expired(timer: &OwnedFd) -> bool {
     let mut count = [0; 8];
     rustix::io::read(timer, &mut count).is_ok()

@@ -1,4 +1,4 @@
-//! Feature bits of the network device (§5.1.3), and the offloads that they stand for.
+//! Feature bits of the network device (§5.1.3), and the offloads that they represent.
 
 use super::nic::Offloads;
 
@@ -20,13 +20,13 @@ pub(super) const CTRL_RX: u64 = 1 << 18;
 pub(super) const MQ: u64 = 1 << 22;
 pub(super) const CTRL_MAC_ADDR: u64 = 1 << 23;
 
-/// What a driver may switch while it runs (§5.1.6.5.6).
+/// The features that a driver may switch while it runs (§5.1.6.5.6).
 pub(super) const GUEST_OFFLOADS: u64 = GUEST_CSUM | GUEST_TSO4 | GUEST_TSO6 | GUEST_ECN;
 
-/// Whatever the backend can do.
+/// The features that do not depend on the backend.
 const ALWAYS: u64 = MAC | MRG_RXBUF | STATUS | CTRL_VQ | CTRL_RX | CTRL_MAC_ADDR;
 
-/// What a device over a backend with these offloads offers.
+/// Returns the features that a device over a backend with these offloads offers.
 pub(super) fn of_backend(offloads: Offloads) -> u64 {
     let when = |is_so, features| if is_so { features } else { 0 };
     if !offloads.checksum {
@@ -42,7 +42,7 @@ pub(super) fn of_backend(offloads: Offloads) -> u64 {
         | when(offloads.ecn, HOST_ECN | GUEST_ECN)
 }
 
-/// What the driver takes from the device.
+/// Returns the offloads that the driver accepts from the device.
 pub(super) fn accepted(features: u64) -> Offloads {
     let has = |bit| features & bit != 0;
     let checksum = has(GUEST_CSUM);
@@ -54,7 +54,7 @@ pub(super) fn accepted(features: u64) -> Offloads {
     }
 }
 
-/// What the device takes from the driver.
+/// Returns the offloads that the device accepts from the driver.
 pub(super) fn offered(features: u64) -> Offloads {
     let has = |bit| features & bit != 0;
     let checksum = has(CSUM);

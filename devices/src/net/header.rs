@@ -1,22 +1,22 @@
-//! `struct virtio_net_hdr` (§5.1.6): what precedes each frame, and what it may say.
+//! `struct virtio_net_hdr` (§5.1.6): the header before each frame, and its valid values.
 
 use super::nic::Offloads;
 
 /// Bytes of the header: with `VERSION_1` there is always a number of buffers in it.
 pub const HEADER_LEN: usize = 12;
 
-/// The longest frame in bytes, without its header (§5.1.6.3.1): 65535 bytes behind an IPv6 header
-/// of 40 and an Ethernet header of 14, and a tag of 4 (802.1Q) as spare.
+/// The longest frame in bytes, without its header (§5.1.6.3.1): 65535 bytes after an IPv6 header of
+/// 40 and an Ethernet header of 14, and room for a tag of 4 (802.1Q).
 pub const MAX_FRAME: usize = 65_535 + 40 + 14 + 4;
 
-/// What an Ethernet frame has beyond its MTU: its header, and a tag.
+/// The bytes of an Ethernet frame beyond its MTU: its header, and a tag.
 pub(super) const BEYOND_MTU: usize = 14 + 4;
 
-/// An Ethernet header; a frame that is shorter is none.
+/// An Ethernet header; a shorter frame is invalid.
 pub(super) const MIN_FRAME: usize = 14;
 
-/// The shortest TCP segment: with smaller ones a frame would keep the host's kernel busy with
-/// thousands. Linux sends none below 8 bytes of payload (`tcp_min_snd_mss`).
+/// The smallest segment size of TCP: with smaller ones a frame would keep the host's kernel busy
+/// with thousands. Linux sends none below 8 bytes of payload (`tcp_min_snd_mss`).
 const MIN_SEGMENT: u16 = 8;
 
 const F_NEEDS_CSUM: u8 = 1;
@@ -44,7 +44,7 @@ pub(super) struct Header {
 pub(super) enum Malformed {
     /// Shorter than an Ethernet header, or longer than [`MAX_FRAME`].
     Length,
-    /// It asks for an offload that was not negotiated, or does not exist.
+    /// It uses an offload that was not negotiated, or does not exist.
     Offload,
     /// Offsets or sizes that do not fit the frame.
     Bounds,
@@ -64,7 +64,7 @@ impl Header {
         }
     }
 
-    /// Whether the frame is to be cut into segments by whoever has to.
+    /// Whether the frame must be segmented before it is sent on a wire.
     pub(super) fn is_segmented(self) -> bool {
         self.gso_type != GSO_NONE
     }
@@ -81,8 +81,8 @@ impl Header {
         [flags, gso_type, h0, h1, g0, g1, s0, s1, o0, o1, n0, n1]
     }
 
-    /// What the driver wrote in front of a frame of `len` bytes, as it goes to a backend: with
-    /// nothing in it that was not negotiated (§5.1.6.2) or does not fit the frame.
+    /// Converts the driver's header of a frame of `len` bytes to that for a backend. Fails if it
+    /// uses an offload that was not negotiated (§5.1.6.2), or does not fit the frame.
     pub(super) fn for_backend(self, len: usize, offered: Offloads) -> Result<Self, Malformed> {
         if !(MIN_FRAME..=MAX_FRAME).contains(&len) {
             return Err(Malformed::Length);
@@ -112,7 +112,7 @@ impl Header {
             _ => false,
         };
         let ecn = self.gso_type & GSO_ECN != 0;
-        // A segment's checksum cannot be whole before there are segments.
+        // A segment's checksum can only be computed after segmentation.
         if !permitted || (ecn && !offered.ecn) || clean.flags & F_NEEDS_CSUM == 0 {
             return Err(Malformed::Offload);
         }
@@ -121,12 +121,12 @@ impl Header {
         }
         clean.gso_type = self.gso_type;
         clean.gso_size = self.gso_size;
-        // §5.1.6.2.2: it is a hint, on which nothing depends. A tap refuses one that is too long.
+        // §5.1.6.2.2: it is only a hint. A tap refuses one that is too long.
         clean.hdr_len = self.hdr_len.min(u16::try_from(len).unwrap_or(u16::MAX));
         Ok(clean)
     }
 
-    /// Whether the frame is several segments, and not only marked by ECN.
+    /// Whether the frame consists of several segments, and is not only marked with ECN.
     pub(super) fn has_segments(self) -> bool {
         self.gso_type & !GSO_ECN != GSO_NONE
     }
@@ -144,7 +144,8 @@ impl Header {
         segments && ecn && checksum
     }
 
-    /// What a backend wrote, as the driver gets it: spread over `buffers` chains.
+    /// Returns a backend's header in the form for the driver, for a frame that is spread over
+    /// `buffers` chains.
     pub(super) fn for_driver(self, accepted: Offloads, buffers: u16) -> Self {
         let mut header = Self {
             num_buffers: buffers,

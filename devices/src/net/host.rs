@@ -1,4 +1,4 @@
-//! The backend's queues, as pairs of the driver's queues see them.
+//! The backend's queues, as seen by the driver's queue pairs.
 
 use std::io;
 
@@ -13,7 +13,7 @@ use crate::virtio::Limiter;
 #[derive(Debug)]
 pub(super) struct HostQueue {
     pub(super) nic: Box<dyn Nic>,
-    /// It may have a frame: it has not said otherwise since it was last reported.
+    /// It may have a frame: since it was last reported, it has not returned `WouldBlock`.
     pub(super) ready: bool,
 }
 
@@ -23,18 +23,18 @@ impl HostQueue {
     }
 }
 
-/// The queues of the backend whose frames one pair gets: its own, and of those whose pairs are not
-/// active every `active`th. So all are read, whatever number of pairs the driver uses.
+/// The queues of the backend whose frames one pair receives: its own, and every `active`th after
+/// it, whose pairs are not active. So all are read, however many pairs the driver uses.
 #[derive(Debug)]
 pub(super) struct Arrivals<'a> {
-    /// From the pair's own on.
+    /// From the pair's own queue on.
     queues: &'a mut [HostQueue],
     active: usize,
     pub(super) limiter: &'a mut Limiter,
 }
 
 impl<'a> Arrivals<'a> {
-    /// Those of `pair`, when `active` are; `None` when it is none of these.
+    /// Returns those of `pair` if `active` pairs are active; `None` if it is not one of these.
     pub(super) fn of(
         queues: &'a mut [HostQueue],
         pair: usize,
@@ -49,14 +49,14 @@ impl<'a> Arrivals<'a> {
         })
     }
 
-    /// Whether one of them may have a frame.
+    /// Whether one of the queues may have a frame.
     pub(super) fn are_ready(&mut self) -> bool {
         let mut queues = self.queues.iter().step_by(self.active);
         queues.any(|queue| queue.ready)
     }
 
-    /// Receives one frame from whichever has one, beginning with the one that is `next`; `None`
-    /// when none has. They take turns.
+    /// Receives one frame from any queue that has one, starting with queue `next`; `None` if none
+    /// has. The queues take turns.
     pub(super) fn receive(
         &mut self,
         next: &mut usize,
@@ -80,7 +80,7 @@ impl<'a> Arrivals<'a> {
                     if error.kind() != io::ErrorKind::WouldBlock {
                         counters.rx_errors.one();
                     }
-                    // The next frame is an edge.
+                    // The next frame will be reported as an edge.
                     queue.ready = false;
                 }
             }
@@ -94,7 +94,7 @@ mod tests {
     use super::super::memory::MemoryNic;
     use super::*;
 
-    /// Which queues give a frame to `pair` when `active` pairs are.
+    /// Returns the queues whose frames `pair` receives if `active` pairs are active.
     fn heard(pair: usize, active: usize) -> Vec<u8> {
         let (mut queues, wires): (Vec<_>, Vec<_>) = (0..5)
             .map(|_| {

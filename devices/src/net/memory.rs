@@ -12,7 +12,7 @@ use vm_memory::VolatileSlice;
 use super::header::HEADER_LEN;
 use super::nic::{Nic, Offloads};
 
-/// A frame and the header in front of it.
+/// A frame and the header before it.
 type Frame = ([u8; HEADER_LEN], Vec<u8>);
 
 #[derive(Debug)]
@@ -25,7 +25,7 @@ struct Shared {
     receives: u64,
 }
 
-/// A network card whose wire ends in a [`MemoryWire`].
+/// A NIC whose wire ends in a [`MemoryWire`].
 #[derive(Debug)]
 pub struct MemoryNic {
     shared: Arc<Mutex<Shared>>,
@@ -40,7 +40,7 @@ pub struct MemoryWire {
 }
 
 impl MemoryNic {
-    /// A card and its wire.
+    /// Creates a NIC and its wire.
     #[must_use]
     pub fn pair() -> (Self, MemoryWire) {
         let shared = Arc::new(Mutex::new(Shared {
@@ -61,49 +61,49 @@ impl MemoryNic {
 }
 
 impl MemoryWire {
-    /// A frame for the driver, behind a header of zeroes.
+    /// Sends a frame to the driver, with a header of zeroes.
     pub fn send(&self, frame: &[u8]) {
         self.send_with([0; HEADER_LEN], frame);
     }
 
-    /// A frame for the driver, behind this header.
+    /// Sends a frame to the driver, with this header.
     pub fn send_with(&self, header: [u8; HEADER_LEN], frame: &[u8]) {
         let frame = (header, frame.to_vec());
         self.shared.lock().unwrap().to_driver.push_back(frame);
         rustix::io::write(&self.ready, &1u64.to_ne_bytes()).unwrap();
     }
 
-    /// The next frame of the driver, with its header.
+    /// Returns the next frame of the driver, with its header.
     #[must_use]
     pub fn receive(&self) -> Option<Frame> {
         self.shared.lock().unwrap().from_driver.pop_front()
     }
 
-    /// Frames that the device has not fetched yet.
+    /// The number of frames that the device has not fetched yet.
     #[must_use]
     pub fn waiting(&self) -> usize {
         self.shared.lock().unwrap().to_driver.len()
     }
 
-    /// How often it was told what to leave to the driver.
+    /// How often the offloads were set.
     #[must_use]
     pub fn switches(&self) -> u64 {
         self.shared.lock().unwrap().switches
     }
 
-    /// What the driver accepts.
+    /// The offloads that the driver accepts.
     #[must_use]
     pub fn offloads(&self) -> Offloads {
         self.shared.lock().unwrap().offloads
     }
 
-    /// How often the device asked for a frame.
+    /// How often the device tried to receive a frame.
     #[must_use]
     pub fn receives(&self) -> u64 {
         self.shared.lock().unwrap().receives
     }
 
-    /// Frames of the driver cannot be sent from now on.
+    /// Makes sending the driver's frames fail with this error from now on.
     pub fn refuse(&self, kind: Option<io::ErrorKind>) {
         self.shared.lock().unwrap().refuses = kind;
     }
@@ -134,7 +134,7 @@ impl Nic for MemoryNic {
         shared.receives = shared.receives.saturating_add(1);
         let Some((its_header, bytes)) = shared.to_driver.pop_front() else {
             let mut count = [0; 8];
-            // Fails when nothing was sent since.
+            // Fails if nothing was sent since.
             let _ = rustix::io::read(&self.ready, &mut count);
             return Err(io::ErrorKind::WouldBlock.into());
         };

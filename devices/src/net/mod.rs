@@ -3,28 +3,28 @@
 //! # How data enters and leaves
 //!
 //! A frame that the driver sends is a chain: a header of 12 bytes, which is copied and checked
-//! (`header`), and the frame itself, which goes to the backend from where it lies, by one
-//! vectored write. A frame that arrives is read straight into the driver's buffers, over
-//! several chains if need be (`MRG_RXBUF`); the header comes last, with their number. Offloads
-//! pass through: what the driver leaves to the device (checksums, segmentation) is left to the
-//! backend, and the backend leaves to the driver what the driver accepted.
+//! (`header`), and the frame itself, which goes to the backend from guest memory directly, with one
+//! vectored write. A frame that arrives is read straight into the driver's buffers, over several
+//! chains if necessary (`MRG_RXBUF`); the header is written last, with their number. Offloads pass
+//! through: work that the driver leaves to the device (checksums, segmentation) is left to the
+//! backend, and the backend leaves to the driver the work that the driver accepted.
 //!
-//! A device has one pair of queues or several (`MQ`), each with a queue of the backend behind it.
+//! A device has one pair of queues or several (`MQ`), each with its own queue of the backend.
 //!
-//! # Rooms
+//! # Modules
 //!
 //! * `nic`: the trait of backends; `tap`: a tap; `stream`: a stream socket, for networks in user
 //!   space; `segments`: how frames in guest memory are passed to the kernel; `memory`: a backend
 //!   for tests.
-//! * `feature`: what is offered and negotiated.
-//! * `header`: the header in front of each frame and its rules.
-//! * `control`: commands of the control queue; `config`: configuration space; `counters`: what is
-//!   counted.
-//! * `receive`, `transmit`: one direction of a queue pair each; `pair`: such a pair, and how queues
-//!   are numbered; `vhost`: a pair that the kernel serves; `host`: the backend's queues, and which
-//!   pair gets the frames of each.
-//! * `events`: what wakes the device up; `saved`: what a snapshot keeps; `device`: what holds them
-//!   together.
+//! * `feature`: the features that are offered and negotiated.
+//! * `header`: the header before each frame and its rules.
+//! * `control`: commands of the control queue; `config`: configuration space; `counters`:
+//!   statistics.
+//! * `receive`, `transmit`: one direction of a queue pair each; `pair`: a pair, and how queues are
+//!   numbered; `vhost`: a pair that the kernel serves; `host`: the backend's queues, and which pair
+//!   receives the frames of each.
+//! * `events`: the events that wake up the device; `saved`: its state in a snapshot; `device`: the
+//!   device itself, which ties them together.
 //!
 //! # What it must not know
 //!

@@ -1,4 +1,4 @@
-//! What a backend of the network device is.
+//! The interface of a network device to its backend.
 
 use std::fmt;
 use std::io;
@@ -14,7 +14,7 @@ use super::header::HEADER_LEN;
 pub struct MacAddress(pub [u8; 6]);
 
 impl MacAddress {
-    /// A random one, locally administered, for one station.
+    /// Creates a random unicast address that is locally administered.
     pub(super) fn random() -> io::Result<Self> {
         let mut bytes = [0; 6];
         rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())?;
@@ -31,7 +31,7 @@ impl fmt::Display for MacAddress {
     }
 }
 
-/// A text that is not a hardware address.
+/// A string that is not a hardware address.
 #[derive(Debug, thiserror::Error)]
 #[error("{text:?} is not a MAC address: write six bytes, such as 52:54:00:12:34:56")]
 pub struct ParseMacAddressError {
@@ -66,16 +66,16 @@ impl FromStr for MacAddress {
 pub struct Offloads {
     /// Checksums of TCP and UDP may be partial.
     pub checksum: bool,
-    /// TCP over IPv4 may come in segments of up to 64 KiB.
+    /// TCP over IPv4 may be unsegmented, up to 64 KiB.
     pub tso4: bool,
-    /// TCP over IPv6 may.
+    /// The same for TCP over IPv6.
     pub tso6: bool,
-    /// Those segments may have the CWR bit.
+    /// Such frames may have the CWR bit.
     pub ecn: bool,
 }
 
 impl Offloads {
-    /// All work is left.
+    /// All work is left to the other side.
     pub const ALL: Self = Self {
         checksum: true,
         tso4: true,
@@ -83,7 +83,7 @@ impl Offloads {
         ecn: true,
     };
 
-    /// What both leave.
+    /// The intersection of both.
     pub(super) fn and(self, other: Self) -> Self {
         Self {
             checksum: self.checksum && other.checksum,
@@ -102,22 +102,22 @@ impl Offloads {
     };
 }
 
-/// A source and sink of Ethernet frames, each behind a header as in §5.1.6.
+/// A source and sink of Ethernet frames, each with a header as in §5.1.6 before it.
 ///
 /// The calls never wait: the device is served by an event loop.
 pub trait Nic: fmt::Debug + Send {
-    /// The work that can be left to it, and that it can leave to the driver. Always the same.
+    /// The offloads that it supports in both directions. Always the same.
     fn offloads(&self) -> Offloads {
         Offloads::ALL
     }
 
-    /// Sends what is left of earlier frames. Called before each frame that is sent, and after the
-    /// last one.
+    /// Sends the rest of earlier frames. Called before each frame that is sent, and after the last
+    /// one.
     ///
     /// # Errors
-    /// [`io::ErrorKind::WouldBlock`] when nothing can be sent before [`Self::fd`] is writable:
-    /// the driver's frames stay in its queue until then. Others are failures of the backend, and
-    /// what was left is lost.
+    /// [`io::ErrorKind::WouldBlock`] if nothing can be sent before [`Self::fd`] is writable: the
+    /// driver's frames stay in its queue until then. Others are failures of the backend, and the
+    /// rest is lost.
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
     }
@@ -125,14 +125,14 @@ pub trait Nic: fmt::Debug + Send {
     /// Sends one frame from guest memory.
     ///
     /// # Errors
-    /// Whatever keeps the frame from being sent: it is lost then.
+    /// Any reason why the frame cannot be sent: then it is lost.
     fn send(&mut self, header: &[u8; HEADER_LEN], frame: &[VolatileSlice<'_>]) -> io::Result<()>;
 
-    /// Receives one frame into guest memory; returns its bytes without the header. A frame that
-    /// is longer than the slices is cut off.
+    /// Receives one frame into guest memory; returns its length without the header. A frame that is
+    /// longer than the slices is truncated.
     ///
     /// # Errors
-    /// [`io::ErrorKind::WouldBlock`] when there is none; others are failures of the backend.
+    /// [`io::ErrorKind::WouldBlock`] if there is none; others are failures of the backend.
     fn receive(
         &mut self,
         header: &mut [u8; HEADER_LEN],
@@ -140,15 +140,15 @@ pub trait Nic: fmt::Debug + Send {
     ) -> io::Result<usize>;
 
     /// A descriptor that is readable when there is a frame to receive, and writable when one can
-    /// be sent again, for an epoll instance that watches edges.
+    /// be sent again, for an edge-triggered epoll instance.
     fn fd(&self) -> BorrowedFd<'_>;
 
-    /// Says what received frames may leave to the driver. Called before the first frame of each
-    /// driver that does not accept what the one before did; of a backend with several queues, on
+    /// Sets the offloads that received frames may use. Called before the first frame of each driver
+    /// whose accepted offloads differ from the previous ones; if a backend has several queues, on
     /// the first one, for all of them.
     ///
     /// # Errors
-    /// When the backend cannot do so.
+    /// If the backend cannot do so.
     fn set_offloads(&mut self, offloads: Offloads) -> io::Result<()>;
 }
 

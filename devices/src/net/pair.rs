@@ -1,10 +1,10 @@
-//! Queue numbers, and what belongs to one pair of a receive and a transmit queue.
+//! Queue numbers, and the state of one pair of a receive and a transmit queue.
 
 use super::receive::{Inbound, Receiver};
 use super::transmit::Transmitter;
 use crate::virtio::Queue;
 
-/// The most queue pairs of a device.
+/// The maximum number of queue pairs of a device.
 pub const MAX_QUEUE_PAIRS: usize = 8;
 
 /// Descriptors of a receive or transmit queue.
@@ -13,7 +13,7 @@ const DATA_QUEUE_SIZE: u16 = 256;
 /// Descriptors of the control queue.
 const CONTROL_QUEUE_SIZE: u16 = 64;
 
-/// What a queue is for (§5.1.2), and of which pair.
+/// The purpose of a queue (§5.1.2), and its pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Role {
     Receive(usize),
@@ -22,8 +22,8 @@ pub(super) enum Role {
 }
 
 impl Role {
-    /// That of queue `index` of a device whose driver knows of `pairs`: the control queue is
-    /// behind the last one that it knows of.
+    /// Returns the role of queue `index` of a device whose driver knows about `pairs` pairs: the
+    /// control queue comes after the last of these.
     pub(super) fn of(index: u16, pairs: usize) -> Option<Self> {
         let pair = usize::from(index / 2);
         let receives = index.is_multiple_of(2);
@@ -35,7 +35,7 @@ impl Role {
         }
     }
 
-    /// The number of the ring for vhost.
+    /// The ring's number for vhost.
     pub(super) fn ring(self) -> Option<usize> {
         match self {
             Self::Receive(0) => Some(0),
@@ -45,14 +45,14 @@ impl Role {
     }
 }
 
-/// The largest sizes of the queues of so many pairs, and of the control queue.
+/// Returns the maximum sizes of the queues of this number of pairs, and of the control queue.
 pub(super) fn queue_sizes(pairs: usize) -> Vec<u16> {
     let mut sizes = vec![DATA_QUEUE_SIZE; pairs.saturating_mul(2)];
     sizes.push(CONTROL_QUEUE_SIZE);
     sizes
 }
 
-/// One pair.
+/// A receive and a transmit queue, and the state between them.
 #[derive(Debug, Default)]
 pub(super) struct Pair {
     pub(super) inbound: Inbound,

@@ -28,7 +28,7 @@ struct Rig {
     device: NetDevice,
     irq: Arc<CountingInterrupt>,
     wires: Vec<MemoryWire>,
-    /// Receive buffers so far, of each pair.
+    /// The number of receive buffers so far, of each pair.
     placed: Vec<u64>,
 }
 
@@ -99,7 +99,7 @@ impl Rig {
         self.notify(2 * pair);
     }
 
-    /// The first byte of each frame that came by a pair.
+    /// Returns the first byte of each frame that arrived on a pair.
     fn received(&mut self, pair: usize) -> Vec<u8> {
         let area = BUF + pair as u64 * AREA;
         let used = std::iter::from_fn(|| self.queues[2 * pair].take_used());
@@ -110,8 +110,8 @@ impl Rig {
         .collect()
     }
 
-    /// Sends a frame that begins with its wire's number by each wire; tells which frames came by
-    /// each pair, in the order of wires.
+    /// Sends a frame that starts with the wire's number on each wire; returns the frames that
+    /// arrived on each pair, in the order of the wires.
     fn arrivals(&mut self) -> Vec<Vec<u8>> {
         for (number, wire) in (0u8..).zip(&self.wires) {
             wire.send(&[number; 60]);
@@ -214,7 +214,7 @@ fn pairs_whose_queues_do_not_run_are_not_used() {
         let queue = rig.device.stop_queue(stopped).unwrap();
         assert_eq!(rig.set_pairs(2), ERR);
         assert_eq!(rig.arrivals(), [vec![0, 1], vec![]]);
-        // Queues that come one by one are there at last.
+        // The queues were started one by one, and are now complete.
         rig.device.start_queue(queue).unwrap();
         assert_eq!(rig.set_pairs(2), OK);
     }
@@ -264,7 +264,7 @@ fn a_pair_without_buffers_holds_up_no_other_and_its_frames_wait() {
     assert_eq!(rig.wires[1].waiting(), 2);
     rig.buffers(1, 1);
     assert_eq!(rig.received(1), [1]);
-    // They change over to the pair that is left.
+    // They move to the remaining pair.
     assert_eq!(rig.set_pairs(1), OK);
     rig.work();
     assert_eq!(rig.received(0), [1]);
@@ -276,7 +276,7 @@ fn a_frame_that_was_read_for_a_pair_is_gone_with_it() {
     rig.buffers(0, 8);
     rig.buffers(1, 1);
     assert_eq!(rig.set_pairs(2), OK);
-    // Two buffers long.
+    // It needs two buffers.
     rig.wires[1].send(&[1; 3000]);
     rig.work();
     assert_eq!(rig.set_pairs(1), OK);
@@ -328,7 +328,7 @@ fn a_card_restored_receives_by_the_pairs_of_its_driver() {
     assert_eq!(two.device.save(), saved);
     let (mut other, _wires) = card(2);
     assert!(other.restore(&saved).is_err(), "as many as it has not");
-    // Whose state says more pairs than its driver knows of.
+    // The state has more pairs than its driver knows about.
     let mut three = rig_with(4, feature::MRG_RXBUF, 3, |mut device| {
         device.restore(&saved).unwrap();
         device

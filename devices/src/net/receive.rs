@@ -1,4 +1,4 @@
-//! From the backend to the driver.
+//! Receive: from the backend to the driver.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -12,42 +12,42 @@ use super::nic::Offloads;
 use crate::GuestRam;
 use crate::virtio::{Chain, Fault, Queue};
 
-/// Bytes, and descriptors counted as bytes, before the event loop gets its turn again.
+/// Bytes, and descriptors counted as bytes, before the event loop gets control back.
 pub(super) const BUDGET: usize = 1 << 20;
 
-/// What a frame counts for beyond its bytes and descriptors: a system call.
+/// The cost of a frame besides its bytes and descriptors: a system call.
 pub(super) const FRAME_COST: usize = 1024;
 
-/// Room that takes any frame.
+/// Enough room for any frame.
 const MAX_FRAME_WITH_HEADER: usize = HEADER_LEN + MAX_FRAME;
 
-/// Frames in a row that fit one chain, after which the next one is expected to.
+/// After this number of frames in a row that fit one chain, the next one is expected to fit, too.
 const SHORT_FRAMES: u8 = 4;
 
-/// Segments that one vectored read takes, besides the header.
+/// Segments of one vectored read, besides the header.
 const MAX_SLICES: usize = 1000;
 
 /// How a turn of one direction ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Turn {
-    /// Nothing is left that could be done now.
+    /// Nothing can be done now.
     Idle,
     /// The budget is spent.
     More,
-    /// A rate was reached: not before this time has passed.
+    /// A rate limit was reached: do not continue before this time has passed.
     Wait(Duration),
-    /// The backend takes nothing before it is writable again.
+    /// The backend takes no frames until it is writable again.
     Blocked,
 }
 
-/// What outlives a stop of the queue.
+/// The state that outlives a stop of the queue.
 #[derive(Debug, Default)]
 pub(super) struct Inbound {
     /// The queue of the backend whose turn it is, counted from the pair's own.
     next: usize,
     /// A frame that was read before there was room for it.
     held: Option<Held>,
-    /// Room for one frame, made when it is first needed.
+    /// Room for one frame, allocated when it is first needed.
     scratch: Vec<u8>,
 }
 
@@ -69,20 +69,20 @@ pub(super) struct Receiver {
     queue: Queue,
     mergeable: bool,
     accepted: Offloads,
-    /// Bytes of a frame that is no segment.
+    /// The maximum size in bytes of a frame without segmentation offload.
     longest: usize,
     /// Chains for the next frames, in order.
     chains: VecDeque<Chain>,
-    /// Their bytes.
+    /// The number of writable bytes in these chains.
     room: usize,
     /// Frames in a row that fitted one chain, counted up to [`SHORT_FRAMES`].
     short_frames: u8,
-    /// Of the budget, in this turn.
+    /// The part of the budget that is used up in this turn.
     spent: usize,
 }
 
 impl Receiver {
-    /// `mtu` is what the driver was told, if it wanted to know.
+    /// `mtu` is the MTU that the driver was told, if it negotiated that.
     pub(super) fn new(queue: Queue, mergeable: bool, accepted: Offloads, mtu: Option<u16>) -> Self {
         Self {
             queue,
@@ -96,12 +96,12 @@ impl Receiver {
         }
     }
 
-    /// The driver changed what it accepts.
+    /// Sets the offloads that the driver accepts from now on.
     pub(super) fn accept(&mut self, offloads: Offloads) {
         self.accepted = offloads;
     }
 
-    /// Gives the queue back, with no chain taken.
+    /// Returns the queue, with no chain taken.
     pub(super) fn stop(mut self) -> Queue {
         while let Some(chain) = self.chains.pop_back() {
             self.queue.undo_pop(chain);
@@ -109,7 +109,8 @@ impl Receiver {
         self.queue
     }
 
-    /// Brings frames to the driver, as far as there are frames, buffers, budget and rate.
+    /// Delivers frames to the driver, within the available frames and buffers, the budget and the
+    /// rate.
     pub(super) fn turn(
         &mut self,
         arrivals: &mut Arrivals<'_>,
@@ -157,8 +158,8 @@ impl Receiver {
         Ok(turn)
     }
 
-    /// Takes chains until they have `room` bytes. When there are too few, the driver is asked
-    /// to notify of more.
+    /// Takes chains until they have `room` bytes. If there are too few, the driver is asked to
+    /// notify of more.
     fn fill(&mut self, room: usize) -> Result<(), Fault> {
         while self.room < room && (self.mergeable || self.chains.is_empty()) {
             let Some(chain) = self.queue.next_or_enable_kicks()? else {
@@ -175,14 +176,14 @@ impl Receiver {
         Ok(())
     }
 
-    /// Whether the next frame is likely to fit one chain, as acknowledgements do: the memory for
-    /// one of any length need not be looked up then.
+    /// Whether the next frame is likely to fit one chain, as acknowledgements do: then the memory
+    /// for a frame of any length need not be looked up.
     fn expects_short(&self) -> bool {
         self.mergeable && self.short_frames >= SHORT_FRAMES
     }
 
-    /// Reads one frame: straight into the chains when they take any, else into the scratch
-    /// buffer, from where it is delivered when there is room. `false` without a frame.
+    /// Reads one frame: directly into the chains if it fits there, otherwise into the scratch
+    /// buffer, from where it is delivered once there is room. `false` if there is no frame.
     fn fetch<'m>(
         &mut self,
         arrivals: &mut Arrivals<'_>,
@@ -193,7 +194,7 @@ impl Receiver {
     ) -> Result<bool, Fault> {
         let mut raw = [0; HEADER_LEN];
         let expects_short = self.expects_short();
-        // What of it goes straight to the driver.
+        // The number of bytes that go directly to the driver.
         let direct = match expects_short {
             true => self.gather_one(mem, lists)?,
             false if self.room >= MAX_FRAME_WITH_HEADER && self.gather(mem, lists)? => MAX_FRAME,
@@ -224,7 +225,7 @@ impl Receiver {
                 self.finish(header, len, counters, mem)?;
             }
         } else {
-            // As a whole: it may have to wait for more chains than that one.
+            // The whole frame is held: it may have to wait for more chains.
             if let (Some(one), Some(scratch)) =
                 (lists.all.first(), inbound.scratch.get_mut(..direct))
             {
@@ -235,7 +236,7 @@ impl Receiver {
         Ok(true)
     }
 
-    /// Expects the next frame to be as long as this one.
+    /// Expects the next frame to have this length.
     fn expect_like(&mut self, len: usize) {
         let first = self.chains.front().map_or(0, Chain::writable_len);
         self.short_frames = match len.saturating_add(HEADER_LEN) <= first {
@@ -246,7 +247,7 @@ impl Receiver {
 
     /// Whether the driver may get this frame, which is dropped otherwise.
     fn takes(&self, header: Header, len: usize, counters: &Counters) -> bool {
-        // §5.1.4.1: what is to be cut is not measured by the MTU.
+        // §5.1.4.1: the MTU does not apply to frames that will be segmented.
         let fits = header.has_segments() || len <= self.longest;
         let takes = fits && header.is_accepted(self.accepted);
         if !takes {
@@ -255,7 +256,7 @@ impl Receiver {
         takes
     }
 
-    /// The memory behind the header in the chains, for a frame of any length; `false` when it
+    /// Collects the memory after the header in the chains, for a frame of any length; `false` if it
     /// is in more pieces than one call takes.
     fn gather<'m>(&self, mem: &'m GuestRam, lists: &mut Lists<'m>) -> Result<bool, Fault> {
         lists.all.clear();
@@ -271,8 +272,8 @@ impl Receiver {
         Ok(missing == 0 && lists.all.len() <= MAX_SLICES)
     }
 
-    /// The memory behind the header in the first chain; gives its bytes, none when they are in
-    /// several pieces.
+    /// Collects the memory after the header in the first chain; returns its length, or 0 if it is
+    /// in several pieces.
     fn gather_one<'m>(&self, mem: &'m GuestRam, lists: &mut Lists<'m>) -> Result<usize, Fault> {
         lists.all.clear();
         let Some(chain) = self.chains.front() else {
@@ -290,8 +291,8 @@ impl Receiver {
         }
     }
 
-    /// Copies a frame from the scratch buffer. `false` when more buffers are needed; a frame
-    /// that can never have enough is dropped.
+    /// Copies a frame from the scratch buffer. `false` if more buffers are needed; a frame for
+    /// which the queue can never have enough is dropped.
     fn deliver_held(
         &mut self,
         held: &Held,
@@ -299,7 +300,7 @@ impl Receiver {
         counters: &Counters,
         mem: &GuestRam,
     ) -> Result<bool, Fault> {
-        // It may have waited while the driver changed what it accepts.
+        // It may have waited while the driver changed its offloads.
         if !self.takes(held.header, held.len, counters) {
             return Ok(true);
         }
@@ -331,7 +332,8 @@ impl Receiver {
         Ok(true)
     }
 
-    /// Gives the driver the chains that hold a frame of `len` bytes, all at once (§5.1.6.4).
+    /// Returns the chains that hold a frame of `len` bytes to the driver, all at the same time
+    /// (§5.1.6.4).
     fn finish(
         &mut self,
         header: Header,
@@ -375,7 +377,7 @@ impl Receiver {
     }
 }
 
-/// Lists of one turn, so that a frame costs no allocation.
+/// Lists that are reused during a turn, so that a frame needs no allocation.
 #[derive(Default)]
 struct Lists<'m> {
     one: Vec<VolatileSlice<'m>>,

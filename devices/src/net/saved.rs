@@ -1,4 +1,4 @@
-//! What a snapshot keeps of the device.
+//! The state of the device in a snapshot.
 
 use super::config::LinkState;
 use super::feature;
@@ -6,26 +6,26 @@ use crate::virtio::{RestoreError, SavedDevice};
 
 /// The format of a device with one queue pair.
 const ONE_PAIR: u32 = 1;
-/// The format of one with several.
+/// The format of a device with several.
 const SEVERAL_PAIRS: u32 = 2;
-/// As these, of a device whose link is down.
+/// The same, for a device whose link is down.
 const ONE_PAIR_DOWN: u32 = 3;
 const SEVERAL_PAIRS_DOWN: u32 = 4;
 
-/// What a driver has set.
+/// The settings of a driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct DriverState {
     pub(super) mac: [u8; 6],
-    /// Of [`feature::GUEST_OFFLOADS`].
+    /// A subset of [`feature::GUEST_OFFLOADS`].
     pub(super) offloads: u64,
     /// Queue pairs in use.
     pub(super) active: u16,
-    /// This is its owner's, and the driver was told.
+    /// Set by the device's owner; the driver was notified.
     pub(super) link: LinkState,
 }
 
 impl DriverState {
-    /// As a device with so many pairs writes it.
+    /// Serializes it for a device with this number of pairs.
     pub(super) fn save(&self, pairs: u16) -> SavedDevice {
         let mut bytes = [&self.mac[..], &self.offloads.to_le_bytes()].concat();
         if pairs > 1 {
@@ -37,7 +37,7 @@ impl DriverState {
         }
     }
 
-    /// Reads what a device with as many pairs wrote, or somebody else.
+    /// Parses the state of a device with as many pairs; it is not trusted.
     pub(super) fn restore(saved: &SavedDevice, pairs: u16) -> Result<Self, RestoreError> {
         let link = match saved.version {
             ONE_PAIR_DOWN | SEVERAL_PAIRS_DOWN => LinkState::Down,

@@ -1,15 +1,15 @@
-//! Frames in guest memory as the kernel takes them: lists of segments.
+//! Frames in guest memory in the form that the kernel takes: lists of segments.
 
 use std::io;
 use std::mem::MaybeUninit;
 
 use vm_memory::VolatileSlice;
 
-/// Segments of one frame that are passed to the kernel without an allocation.
+/// The maximum number of segments of a frame that is passed to the kernel without an allocation.
 const SEGMENTS_ON_STACK: usize = 64;
 
-/// Guest memory as the kernel takes it. The slices borrow the mapping, which therefore stays
-/// for the length of a call; guards of a plain mapping have nothing to do beyond that.
+/// Guest memory in the form that the kernel takes. The slices borrow the mapping, which therefore
+/// stays for the length of a call; guards of a plain mapping have nothing to do beyond that.
 pub(super) struct Guards<'s, 'm> {
     slices: &'s [VolatileSlice<'m>],
     writable: bool,
@@ -42,7 +42,7 @@ impl<'s, 'm> Guards<'s, 'm> {
     }
 }
 
-/// Calls `call` with an array of `first` and those of `guards`, again when it was interrupted.
+/// Calls `call` with an array of `first` and those of `guards`, and again if it was interrupted.
 pub(super) fn with_iovecs(
     first: libc::iovec,
     guards: &Guards<'_, '_>,
@@ -58,7 +58,7 @@ pub(super) fn with_iovecs(
         for (to, from) in on_stack.iter_mut().zip(all) {
             to.write(from);
         }
-        // The first `count` are there.
+        // The first `count` are initialized.
         on_stack.as_ptr().cast()
     } else {
         on_heap = all.collect();
@@ -76,7 +76,7 @@ pub(super) fn with_iovecs(
 }
 
 #[cfg(test)]
-#[allow(unsafe_code)] // what was passed is looked at
+#[allow(unsafe_code)] // reads the iovecs that were passed
 mod tests {
     use super::*;
 
@@ -93,7 +93,7 @@ mod tests {
             let done = with_iovecs(first, &Guards::readable(&slices), |iovecs, length| {
                 calls += 1;
                 assert_eq!(length as usize, count + 1);
-                // SAFETY: `length` of them were made.
+                // SAFETY: `length` of them were initialized.
                 let iovecs = unsafe { std::slice::from_raw_parts(iovecs, length as usize) };
                 assert_eq!(iovecs[0].iov_len, 12);
                 assert!(iovecs[1..].iter().all(|iovec| iovec.iov_len == 1));

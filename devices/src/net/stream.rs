@@ -1,8 +1,8 @@
-//! A stream socket as a backend: each frame behind its length, in four bytes, the highest first.
+//! A stream socket as a backend: each frame follows its length, in four bytes, big-endian.
 //!
-//! This is how `passt` and QEMU's `-netdev stream` carry frames. There is no room in it for
-//! what one side leaves to the other, so that no offloads are offered. A peer that breaks the rules
-//! or goes away makes the backend fail for good: nothing is received or sent any more.
+//! This is how `passt` and QEMU's `-netdev stream` carry frames. The format has no field for
+//! offloads, so none are offered. If the peer violates the protocol or closes the connection, the
+//! backend fails permanently: nothing is received or sent any more.
 #![allow(unsafe_code)] // sendmsg on guest memory
 
 use std::io;
@@ -15,13 +15,13 @@ use super::header::{HEADER_LEN, MAX_FRAME};
 use super::nic::{Nic, Offloads};
 use super::segments::{Guards, with_iovecs};
 
-/// Bytes of the length.
+/// Bytes of the length prefix.
 const PREFIX: usize = 4;
 
-/// The longest frame that peers take.
+/// The longest frame that peers accept.
 const MAX_SENT: usize = 65_535;
 
-/// Bytes that are received at once: the longest frame and many of the usual ones.
+/// Bytes of the receive buffer: the longest frame and many of the usual size.
 const RECEIVE_BUFFER: usize = 128 << 10;
 
 /// Why a descriptor cannot be a network device's backend.
@@ -31,7 +31,7 @@ pub enum StreamError {
     /// Not a socket.
     #[error("the descriptor is not a socket")]
     NotASocket(#[source] io::Error),
-    /// A socket of another kind.
+    /// A socket of another type.
     #[error("the socket is not of SOCK_STREAM")]
     NotAStream,
 }
@@ -41,17 +41,17 @@ pub enum StreamError {
 pub struct FrameStream {
     fd: OwnedFd,
     received: Received,
-    /// A frame of which `sent` bytes are gone; empty when all of it is.
+    /// A frame of which `sent` bytes were sent; empty if none is left.
     left: Vec<u8>,
     sent: usize,
     has_failed: bool,
 }
 
 impl FrameStream {
-    /// Takes a stream socket that somebody else connected.
+    /// Takes a stream socket that the caller has connected.
     ///
     /// # Errors
-    /// When `fd` is not such a socket.
+    /// If `fd` is not such a socket.
     pub fn new(fd: OwnedFd) -> Result<Self, StreamError> {
         match sockopt::socket_type(&fd) {
             Ok(SocketType::STREAM) => {}
@@ -67,8 +67,9 @@ impl FrameStream {
         })
     }
 
-    /// Notes a failure for good: the peer has gone or breaks the rules. Any other one, as of a host
-    /// that has no memory at the moment, has sent and received nothing.
+    /// Records a permanent failure: the peer has closed the connection or violates the protocol.
+    /// After any other error, for example if the host has no memory at the moment, nothing was sent
+    /// or received.
     fn failed(&mut self, error: io::Error) -> io::Error {
         use io::ErrorKind as K;
         let is_final = matches!(
@@ -114,7 +115,7 @@ impl FrameStream {
         })
     }
 
-    /// Keeps what the socket did not take.
+    /// Stores the part that the socket did not take.
     fn keep(&mut self, prefix: [u8; PREFIX], frame: &[VolatileSlice<'_>], sent: usize) {
         self.left.clear();
         self.left.extend_from_slice(&prefix);
@@ -202,13 +203,13 @@ impl Nic for FrameStream {
         self.fd.as_fd()
     }
 
-    /// There are none.
+    /// Does nothing: there are no offloads.
     fn set_offloads(&mut self, _: Offloads) -> io::Result<()> {
         Ok(())
     }
 }
 
-/// Copies as much of a frame as there is room for; returns the bytes.
+/// Copies as much of a frame as there is room for; returns the number of bytes.
 fn copy(bytes: &[u8], frame: &[VolatileSlice<'_>]) -> usize {
     let mut rest = bytes;
     for slice in frame {
@@ -219,17 +220,17 @@ fn copy(bytes: &[u8], frame: &[VolatileSlice<'_>]) -> usize {
     bytes.len().saturating_sub(rest.len())
 }
 
-/// Bytes that were received and are no frame yet, or frames that nobody has taken.
+/// Received bytes that are not a complete frame yet, or frames that were not taken yet.
 #[derive(Debug, Default)]
 struct Received {
-    /// Of the length [`RECEIVE_BUFFER`] once anything was received.
+    /// It has [`RECEIVE_BUFFER`] bytes once anything was received.
     buffer: Vec<u8>,
     begin: usize,
     end: usize,
 }
 
 impl Received {
-    /// The next frame, if it is here whole.
+    /// Returns the next frame, if it was received completely.
     fn next(&mut self) -> io::Result<Option<&[u8]>> {
         let bytes = self.buffer.get(self.begin..self.end).unwrap_or(&[]);
         let Some((prefix, rest)) = bytes.split_first_chunk::<PREFIX>() else {
@@ -248,7 +249,8 @@ impl Received {
         Ok(frame)
     }
 
-    /// Where what is received next goes: behind what is here, with room for the longest frame.
+    /// Returns the buffer for the next bytes: after those that are here, with room for the longest
+    /// frame.
     fn room(&mut self) -> &mut [u8] {
         if self.buffer.is_empty() {
             self.buffer.resize(RECEIVE_BUFFER, 0);

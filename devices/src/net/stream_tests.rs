@@ -17,7 +17,7 @@ fn framed(frame: &[u8]) -> Vec<u8> {
     [&(frame.len() as u32).to_be_bytes(), frame].concat()
 }
 
-/// Sends a frame that lies in pieces of `piece` bytes.
+/// Sends a frame from pieces of `piece` bytes.
 fn send_in(stream: &mut FrameStream, frame: &[u8], piece: usize) -> io::Result<()> {
     let mut bytes = frame.to_vec();
     let slices: Vec<_> = bytes.chunks_mut(piece).map(VolatileSlice::from).collect();
@@ -39,7 +39,7 @@ fn kind<T>(done: io::Result<T>) -> Option<io::ErrorKind> {
     done.err().map(|error| error.kind())
 }
 
-/// What the peer has not read yet.
+/// Returns the bytes that the peer has not read yet.
 fn drain(peer: &mut UnixStream) -> Vec<u8> {
     let mut bytes = Vec::new();
     let _ = peer.read_to_end(&mut bytes);
@@ -151,7 +151,7 @@ fn frames_wait_for_a_peer_that_does_not_read_and_come_whole() {
         sent += 1;
     }
     assert_eq!(kind(stream.flush()), Some(io::ErrorKind::WouldBlock));
-    // Nobody should try, and nothing is mixed up when somebody does.
+    // No caller should try this, but if one does, nothing gets mixed up.
     assert_eq!(
         kind(send_in(&mut stream, &frame(99), 999)),
         Some(io::ErrorKind::WouldBlock)
@@ -175,7 +175,7 @@ fn a_frame_that_no_peer_takes_is_refused() {
 }
 
 proptest! {
-    /// However the stream is cut into pieces, the same frames come out.
+    /// However the stream is divided into pieces, the same frames are received.
     #[test]
     fn frames_do_not_depend_on_how_they_come(
         lens in proptest::collection::vec(0usize..3000, 1..20),
@@ -200,7 +200,7 @@ proptest! {
         prop_assert_eq!(got, frames);
     }
 
-    /// No bytes of the peer's make it panic or read past its buffer.
+    /// No bytes from the peer cause a panic or a read beyond the buffer.
     #[test]
     fn nonsense_ends_the_stream_at_most(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
         let (mut stream, mut peer) = pair();
@@ -214,7 +214,7 @@ proptest! {
 #[test]
 fn a_frame_that_the_host_does_not_send_costs_no_other_one() {
     let (mut stream, mut peer) = pair();
-    // With its length it has one piece more than the kernel takes at once.
+    // With the length prefix it has one piece more than the kernel takes per call.
     let refused = send_in(&mut stream, &[1; 1024], 1).unwrap_err();
     assert_eq!(refused.raw_os_error(), Some(libc::EMSGSIZE));
     send_in(&mut stream, &[2; 60], 60).unwrap();

@@ -21,26 +21,26 @@ const NEEDED: [(i32, &str); 3] = [
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TapError {
-    /// Not `/dev/net/tun`, or no interface was made with it.
+    /// Not `/dev/net/tun`, or without an interface.
     #[error("the descriptor is not a tap: open /dev/net/tun and call TUNSETIFF first")]
     NotATap(#[source] io::Error),
-    /// It was made with other flags.
+    /// It was created with other flags.
     #[error("the tap was created without {flag}: TUNSETIFF needs IFF_TAP|IFF_NO_PI|IFF_VNET_HDR")]
     Flag {
-        /// What is missing.
+        /// The missing flag.
         flag: &'static str,
     },
-    /// It has one queue, and several are needed.
+    /// It has only one queue, but several are needed.
     #[error("the tap was created without IFF_MULTI_QUEUE, which several queues need")]
     OneQueue,
     /// Not a queue of the same tap.
     #[error("tap queue {number} belongs to interface {found}, but the first one to {expected}")]
     OtherInterface {
-        /// Which, from 0 on.
+        /// The queue's index, from 0 on.
         number: usize,
         /// Its interface.
         found: String,
-        /// The first queue's.
+        /// The first queue's interface.
         expected: String,
     },
     /// The kernel refused to set it up.
@@ -54,30 +54,30 @@ pub enum TapError {
     },
 }
 
-/// A tap with a header of 12 bytes in front of each frame.
+/// A tap with a header of 12 bytes before each frame.
 #[derive(Debug)]
 pub struct Tap {
     fd: OwnedFd,
 }
 
 impl Tap {
-    /// Takes a tap that somebody else opened with `IFF_TAP | IFF_NO_PI | IFF_VNET_HDR`; no
+    /// Takes a tap that the caller has opened with `IFF_TAP | IFF_NO_PI | IFF_VNET_HDR`; no
     /// capability is needed for that. Its descriptor becomes non-blocking.
     ///
     /// # Errors
-    /// When `fd` is not such a tap.
+    /// If `fd` is not such a tap.
     pub fn new(fd: OwnedFd) -> Result<Self, TapError> {
         let interface = Interface::of(&fd).map_err(TapError::NotATap)?;
         Self::set_up(fd, &interface)
     }
 
-    /// Takes the queues of a tap that somebody else opened with `IFF_MULTI_QUEUE`, too, each by
-    /// opening `/dev/net/tun` and calling `TUNSETIFF` with the same name. All of them are read for
-    /// as long as they are open: none is detached (`TUNSETQUEUE`), for which a guest would have the
-    /// host wait for all its CPUs.
+    /// Takes the queues of a tap that the caller has opened, with `IFF_MULTI_QUEUE` as well, each
+    /// by opening `/dev/net/tun` and calling `TUNSETIFF` with the same name. All of them are read
+    /// as long as they are open. None is ever detached (`TUNSETQUEUE`): otherwise a guest could
+    /// make the host wait for all its CPUs.
     ///
     /// # Errors
-    /// When `fds` are not such queues of one tap.
+    /// If `fds` are not such queues of one tap.
     pub fn queues(fds: Vec<OwnedFd>) -> Result<Vec<Self>, TapError> {
         let several = fds.len() > 1;
         let mut expected: Option<String> = None;
@@ -106,9 +106,9 @@ impl Tap {
             }
         }
         let setup = |what| move |source| TapError::Setup { what, source };
-        // 12 bytes.
+        // The length of the header.
         set_int(&fd, libc::TUNSETVNETHDRSZ, 12).map_err(setup("TUNSETVNETHDRSZ"))?;
-        // §5.1.6.1: little-endian, whatever the host is.
+        // §5.1.6.1: little-endian, also on a big-endian host.
         set_int(&fd, libc::TUNSETVNETLE, 1).map_err(setup("TUNSETVNETLE"))?;
         let tap = Self { fd };
         tap.offload(0).map_err(setup("TUNSETOFFLOAD"))?;
@@ -160,7 +160,7 @@ impl Nic for Tap {
             iov_len: HEADER_LEN,
         };
         let len = with_iovecs(header, &guards, |iovecs, count| {
-            // SAFETY: the first iovec covers `header`, which is ours alone, the others guest
+            // SAFETY: the first iovec covers `header`, which has no other user, the others guest
             // memory that stays mapped while it is borrowed, and may be written.
             unsafe { libc::readv(self.fd.as_raw_fd(), iovecs, count) }
         })?;
@@ -191,7 +191,7 @@ impl Nic for Tap {
     }
 }
 
-/// What an open `/dev/net/tun` is a queue of.
+/// The interface that an open `/dev/net/tun` is a queue of.
 #[derive(Debug)]
 struct Interface {
     flags: i32,
@@ -202,7 +202,7 @@ impl Interface {
     fn of(fd: &OwnedFd) -> io::Result<Self> {
         // SAFETY: an ifreq of zeroes is a valid one.
         let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
-        // SAFETY: TUNGETIFF writes an ifreq; any descriptor that is no tap refuses it.
+        // SAFETY: TUNGETIFF writes an ifreq; a descriptor that is not a tap refuses it.
         let result = unsafe { libc::ioctl(fd.as_raw_fd(), libc::TUNGETIFF, &raw mut request) };
         check(result)?;
         // SAFETY: the kernel filled in the flags.
@@ -210,7 +210,7 @@ impl Interface {
         let name = request.ifr_name.iter().take_while(|byte| **byte != 0);
         let name: Vec<u8> = name.map(|byte| byte.cast_unsigned()).collect();
         Ok(Self {
-            // The upper bit would extend its sign.
+            // The upper bit would be taken as a sign.
             flags: i32::from(flags.cast_unsigned()),
             name: String::from_utf8_lossy(&name).into_owned(),
         })

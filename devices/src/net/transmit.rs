@@ -1,4 +1,4 @@
-//! From the driver to the backend.
+//! Transmit: from the driver to the backend.
 
 use std::io;
 
@@ -12,7 +12,7 @@ use super::receive::{BUDGET, FRAME_COST, Turn};
 use crate::GuestRam;
 use crate::virtio::{Chain, Fault, Limiter, Queue};
 
-/// The transmit queue and what may be asked of it.
+/// The transmit queue and the offloads that the driver may use.
 #[derive(Debug)]
 pub(super) struct Transmitter {
     queue: Queue,
@@ -28,7 +28,7 @@ impl Transmitter {
         self.queue
     }
 
-    /// Sends what the driver made available, as far as budget and rate go.
+    /// Sends the frames that the driver made available, within budget and rate.
     pub(super) fn turn(
         &mut self,
         nic: &mut dyn Nic,
@@ -75,7 +75,7 @@ impl Transmitter {
             }
             if !self.queue.enable_kicks()? {
                 return Ok(match is_full(nic, counters) {
-                    // The last frame is not all gone.
+                    // The last frame was not sent completely.
                     true => Turn::Blocked,
                     false => Turn::Idle,
                 });
@@ -83,7 +83,7 @@ impl Transmitter {
         }
     }
 
-    /// Sends one frame or drops it; returns its bytes.
+    /// Sends one frame or drops it; returns its length.
     fn send<'m>(
         &self,
         chain: &Chain,
@@ -110,7 +110,7 @@ impl Transmitter {
                     counters.tx_segmented.one();
                 }
             }
-            // Ethernet makes no promises: there is nowhere to keep it.
+            // Ethernet does not guarantee delivery, and there is no place to store it.
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => counters.tx_dropped.one(),
             Err(_) => counters.tx_errors.one(),
         }
@@ -118,7 +118,7 @@ impl Transmitter {
     }
 }
 
-/// Whether the backend takes no frame now.
+/// Whether the backend takes no frames now.
 fn is_full(nic: &mut dyn Nic, counters: &Counters) -> bool {
     match nic.flush() {
         Ok(()) => false,

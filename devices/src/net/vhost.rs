@@ -1,10 +1,10 @@
 //! `vhost-net`: the kernel moves frames between the rings of one queue pair and a tap.
 //!
-//! What goes in is an open `/dev/vhost-net` and, while a queue runs, its rings, its notifications
-//! and the tap. What comes out are eventfds: for interrupts, which the device's event loop passes
-//! on ([`Vhost::take`]), and for rings that the kernel could not read. [`Kernel`] is what is asked
-//! of the kernel; what the device needs to know of it is [`Rings`].
-#![allow(unsafe_code)] // ioctls of vhost that name guest memory; borrowed eventfds
+//! Its inputs are an open `/dev/vhost-net` and, while a queue runs, the queue's rings, its
+//! notifications and the tap. Its outputs are eventfds: for interrupts, which the device's event
+//! loop passes on ([`Vhost::take`]), and for rings that the kernel could not read. [`Kernel`] makes
+//! the requests to the kernel; [`Rings`] is its interface to the device.
+#![allow(unsafe_code)] // vhost ioctls that refer to guest memory; borrowed eventfds
 
 use std::fmt;
 use std::io;
@@ -22,42 +22,44 @@ use super::feature::MRG_RXBUF;
 use crate::GuestRam;
 use crate::virtio::{Fault, Queue, QueueState, StartError, features};
 
-/// What the kernel must be able to do: all that the device offers and that is the rings' affair.
+/// Features that the kernel must support: all those that the device offers and that concern the
+/// rings.
 const REQUIRED_FEATURES: u64 = features::RING | MRG_RXBUF;
 
 /// Rings of a pair: receive, transmit.
 pub(super) const RINGS: usize = 2;
 
-/// Why a descriptor cannot serve a card's queues.
+/// Why a descriptor cannot serve a device's queues.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum VhostError {
     /// Not `/dev/vhost-net`.
     #[error("the descriptor is not an open /dev/vhost-net")]
     NotVhost(#[source] io::Error),
-    /// Of an older kernel, or for something else than networks.
+    /// Of an older kernel, or not for networks.
     #[error("vhost offers the features {offered:#x}, and {REQUIRED_FEATURES:#x} are needed")]
     Features {
-        /// What it has.
+        /// Its features.
         offered: u64,
     },
-    /// It serves another card, or the host permits no more threads.
+    /// It serves another device, or the host permits no more threads.
     #[error("VHOST_SET_OWNER failed: open /dev/vhost-net once per network device")]
     Owner(#[source] io::Error),
-    /// The host refused a descriptor.
+    /// The host did not create a descriptor.
     #[error("failed to create an eventfd for vhost")]
     Eventfd(#[source] io::Error),
 }
 
-/// What serves rings. While it does, it alone reads and writes them.
+/// The server of rings. While it serves them, only it reads and writes them.
 trait Rings: fmt::Debug + Send {
-    /// Before the first ring of a pair: what was negotiated, and the memory of all of them.
+    /// Sets the negotiated features and the memory of all rings. Called before the first ring of a
+    /// pair.
     fn begin(&mut self, features: u64, queue: &Queue) -> io::Result<()>;
 
     /// Serves a ring from its position on, with this tap.
     fn serve(&self, number: usize, ring: &Ring, queue: &Queue, tap: RawFd) -> io::Result<()>;
 
-    /// Serves it no more, and completes what was taken. Returns the position.
+    /// Stops serving a ring, and completes what was taken. Returns the position.
     fn leave(&self, number: usize) -> io::Result<u16>;
 }
 
@@ -71,18 +73,18 @@ pub(super) struct Vhost {
 #[derive(Debug)]
 struct Ring {
     queue: Option<Queue>,
-    /// The kernel works on it.
+    /// The kernel serves it.
     active: bool,
     call: EventFd,
     error: EventFd,
 }
 
-/// What the kernel reports, and of which ring.
+/// A report of the kernel, with its ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Report {
-    /// Buffers were used, and the driver wants to know.
+    /// Buffers were used, and the driver wants an interrupt.
     Interrupt(usize),
-    /// The ring, or what it leads to, cannot be read.
+    /// The ring, or the memory that it refers to, cannot be read.
     Error(usize),
 }
 
@@ -96,7 +98,7 @@ impl Report {
 }
 
 impl Vhost {
-    /// Takes `/dev/vhost-net`. From now on it works with the memory of this process.
+    /// Takes `/dev/vhost-net`. From now on it uses the memory of this process.
     pub(super) fn new(fd: OwnedFd) -> Result<Self, VhostError> {
         let kernel = Kernel {
             fd,
@@ -130,13 +132,13 @@ impl Vhost {
         })
     }
 
-    /// What is readable when there is such a report.
+    /// The descriptor that is readable if there is such a report.
     pub(super) fn fd(&self, report: Report) -> Option<BorrowedFd<'_>> {
         let fd = match report {
             Report::Interrupt(number) => &self.rings.get(number)?.call,
             Report::Error(number) => &self.rings.get(number)?.error,
         };
-        // SAFETY: the eventfd is open for as long as `self` is borrowed.
+        // SAFETY: the eventfd is open as long as `self` is borrowed.
         Some(unsafe { BorrowedFd::borrow_raw(fd.as_raw_fd()) })
     }
 
@@ -166,18 +168,18 @@ impl Vhost {
         })
     }
 
-    /// Hands a queue back, of which nothing is in flight.
+    /// Returns a queue, with nothing in flight.
     pub(super) fn stop(&mut self, number: usize) -> Option<Queue> {
         self.deactivate(number);
         self.rings.get_mut(number)?.queue.take()
     }
 
-    /// Has the kernel serve all queues that were started.
+    /// Makes the kernel serve all queues that were started.
     pub(super) fn resume(&mut self, features: u64, tap: BorrowedFd<'_>) -> io::Result<()> {
         (0..RINGS).try_for_each(|number| self.activate(number, features, tap))
     }
 
-    /// Has the kernel leave the queues alone.
+    /// Makes the kernel stop serving the queues.
     pub(super) fn hold(&mut self) {
         for number in 0..RINGS {
             self.deactivate(number);
@@ -197,7 +199,7 @@ impl Vhost {
         }
         self.kernel.serve(number, ring, queue, tap.as_raw_fd())?;
         ring.active = true;
-        // What was made available before.
+        // For buffers that were made available before.
         let _ = queue.kick().write(1);
         Ok(())
     }
@@ -220,7 +222,7 @@ impl Vhost {
                 tracing::error!(%error, number, "VHOST_GET_VRING_BASE failed; the queue's position is lost")
             }
         }
-        // The last interrupt may be on its way.
+        // The last interrupt may be in flight.
         if ring.call.read().is_ok() {
             queue.interrupt().signal_queue(queue.index());
         }
@@ -230,7 +232,7 @@ impl Vhost {
     /// Passes an interrupt on.
     ///
     /// # Errors
-    /// When the kernel could not read a ring.
+    /// If the kernel could not read a ring.
     pub(super) fn take(&self, report: Report) -> Result<(), Fault> {
         let (Report::Interrupt(number) | Report::Error(number)) = report;
         let Some(ring) = self.rings.get(number) else {
@@ -254,13 +256,13 @@ impl Vhost {
 }
 
 impl Drop for Vhost {
-    /// The descriptor may live on elsewhere, and guest memory not.
+    /// The descriptor may stay open elsewhere, but guest memory goes away.
     fn drop(&mut self) {
         self.hold();
     }
 }
 
-/// `/dev/vhost-net`, and the memory in which rings lie.
+/// `/dev/vhost-net`, and the memory with the rings.
 struct Kernel {
     fd: OwnedFd,
     ram: Arc<GuestRam>,
@@ -287,11 +289,11 @@ impl VhostKernBackend for Kernel {
         &self.ram
     }
 
-    /// The kernel is given host addresses and looks at no regions: each part of a ring must lie in
-    /// one piece.
+    /// Checks the ring's addresses. The kernel gets host addresses and does not check regions: each
+    /// part of a ring must be contiguous there.
     fn is_valid(&self, ring: &VringConfigData) -> bool {
         let size = usize::from(ring.queue_size);
-        // §2.7, with the indices of events.
+        // §2.7, including the event indices.
         let parts = [
             (ring.desc_table_addr, size.saturating_mul(16)),
             (
@@ -322,7 +324,7 @@ impl Rings for Kernel {
     }
 
     fn leave(&self, number: usize) -> io::Result<u16> {
-        // When this returns, the kernel does not touch the ring and its buffers any more.
+        // When this returns, the kernel no longer touches the ring and its buffers.
         self.set_backend(number, -1)?;
         let base = self.get_vring_base(number).map_err(io_error)?;
         let [low, high, ..] = base.to_le_bytes();
@@ -331,7 +333,7 @@ impl Rings for Kernel {
 }
 
 impl Kernel {
-    /// All of guest memory: what a driver's buffers may lie in.
+    /// Passes all of guest memory to the kernel, since a driver's buffers may be anywhere in it.
     fn set_memory(&self, memory: &GuestRam) -> io::Result<()> {
         let regions = memory.iter().map(|region| VhostUserMemoryRegionInfo {
             guest_phys_addr: region.start_addr().0,
@@ -363,14 +365,14 @@ impl Kernel {
             .map_err(io_error)
     }
 
-    /// Begins to serve a ring with a tap, or ends when it is -1.
+    /// Starts to serve a ring with a tap, or stops if it is -1.
     fn set_backend(&self, number: usize, tap: RawFd) -> io::Result<()> {
         let backend = vhost_vring_file {
             index: u32::try_from(number).unwrap_or(u32::MAX),
             fd: tap,
         };
-        // SAFETY: the kernel reads one `struct vhost_vring_file` from a valid reference. What it
-        // was told of guest memory before is mapped for as long as the queue is there.
+        // SAFETY: the kernel reads one `struct vhost_vring_file` from a valid reference. The guest
+        // memory that was passed to it before is mapped as long as the queue exists.
         let result = unsafe { ioctl_with_ref(self, VHOST_NET_SET_BACKEND(), &backend) };
         match result {
             0.. => Ok(()),

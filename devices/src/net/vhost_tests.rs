@@ -11,22 +11,22 @@ use vm_memory::{Bytes, GuestMemoryMmap};
 const RX: u16 = 0;
 const TX: u16 = 1;
 const CONTROL: u16 = 2;
-/// With what is no affair of the rings.
+/// Including features that do not concern the rings.
 const FEATURES: u64 = features::VERSION_1 | MRG_RXBUF | 1 << 16 | 1 << 17;
 
-/// What was asked of the kernel, and what it answers.
+/// The requests to the kernel, and its answers.
 #[derive(Debug, Default)]
 struct Told {
     /// Features and the bytes of the memory.
     begun: Vec<(u64, u64)>,
-    /// Rings that are served, from which position on, and their eventfds.
+    /// Rings that are served, with the position that they started from, and their eventfds.
     served: [Option<(u16, EventFd, EventFd)>; RINGS],
-    /// Where the kernel leaves them.
+    /// The positions at which the kernel leaves them.
     positions: [u16; RINGS],
     fails: bool,
 }
 
-/// A kernel that does as it is told.
+/// A fake kernel that records its requests.
 #[derive(Clone, Debug, Default)]
 struct Fake(Arc<Mutex<Told>>);
 
@@ -135,7 +135,7 @@ fn the_kernel_serves_the_rings_and_the_device_the_control_queue() {
     assert_eq!(rig.kernel.serves(), [true; 2]);
     let begun = rig.kernel.with(|told| told.begun.clone());
     assert_eq!(begun, [(features::VERSION_1 | MRG_RXBUF, 1 << 20)]);
-    // Frames are none of the device's business.
+    // The device does not handle frames.
     rig.wire.send(&[1; 60]);
     rig.drivers[0].add(&[], &[(0x8_0000, 2048)]);
     rig.drivers[1].add(&[(0x9_0000, 72)], &[]);
@@ -145,7 +145,7 @@ fn the_kernel_serves_the_rings_and_the_device_the_control_queue() {
     }
     assert_eq!(rig.device.on_backend().unwrap(), Progress::Idle);
     assert!(rig.drivers[0].take_used().is_none() && rig.drivers[1].take_used().is_none());
-    // An address.
+    // Sets an address.
     let command = [1, 1, 2, 0, 0, 0, 0, 7];
     rig.mem
         .write_slice(&command, GuestAddress(0x8_0000))
@@ -175,7 +175,7 @@ fn queues_come_back_where_the_kernel_left_them_with_the_last_interrupt() {
     let mut rig = Rig::started();
     rig.kernel.with(|told| told.positions = [7, u16::MAX]);
     rig.kernel.interrupt(1);
-    // Too late for a fault.
+    // This is too late for a fault.
     rig.kernel.error(0);
     let queues = stop(&mut rig.device);
     assert_eq!(rig.interrupts(), [0, 1, 0]);
@@ -192,7 +192,7 @@ fn queues_come_back_where_the_kernel_left_them_with_the_last_interrupt() {
         let kick = queue.kick().try_clone().unwrap();
         let index = queue.index();
         rig.device.start_queue(queue).unwrap();
-        // What was made available meanwhile is looked at.
+        // The kernel looks at what was made available meanwhile.
         assert_eq!(kick.read().is_ok(), index != CONTROL);
     }
     rig.kernel.with(|told| {

@@ -1,4 +1,4 @@
-//! The bus, behind configuration mechanism 1 (§3.2.2.3.2).
+//! The bus, with configuration mechanism 1 (§3.2.2.3.2).
 
 use std::fmt::{self, Debug};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -6,27 +6,27 @@ use std::sync::{Arc, PoisonError, RwLock};
 
 use super::config::{PciConfig, PciIds};
 
-/// The port `CONFIG_ADDRESS`; `CONFIG_DATA` is at the 4 ports behind its 4.
+/// The port `CONFIG_ADDRESS`; `CONFIG_DATA` is at the 4 ports after its own 4.
 pub const ADDRESS_PORT: u16 = 0xcf8;
 /// Number of ports.
 pub const PORTS: u16 = 8;
 /// Device numbers of the bus.
 pub const SLOTS: u8 = 32;
 
-/// Where `CONFIG_DATA` begins.
+/// The offset of `CONFIG_DATA`.
 const DATA: u64 = 4;
 /// Bits of `CONFIG_ADDRESS`: enable, bus, device, function, register.
 const ENABLE: u32 = 1 << 31;
 const ADDRESS_BITS: u32 = 0x80ff_fffc;
 
-/// Which device of the bus.
+/// The address of a device on the bus.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PciAddress {
     /// The device number, below [`SLOTS`].
     pub slot: u8,
 }
 
-/// As Linux names its directories in `/sys/bus/pci/devices`: `0000:00:01.0`.
+/// In the form of Linux's directory names in `/sys/bus/pci/devices`: `0000:00:01.0`.
 impl fmt::Display for PciAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "0000:00:{:02x}.0", self.slot)
@@ -35,10 +35,11 @@ impl fmt::Display for PciAddress {
 
 /// A function as the bus sees it. Called on vCPU threads.
 pub trait PciFunction: Debug + Send + Sync {
-    /// The guest reads 1, 2 or 4 bytes of configuration space, which do not cross a multiple of 4.
+    /// Reads 1, 2 or 4 bytes of configuration space for the guest, which do not cross a multiple of
+    /// 4.
     fn read_config(&self, offset: u64, data: &mut [u8]);
 
-    /// The guest writes them.
+    /// Writes such bytes for the guest.
     fn write_config(&self, offset: u64, data: &[u8]);
 }
 
@@ -49,7 +50,7 @@ pub struct PciBusError {
     slot: u8,
 }
 
-/// Bus 0. There is no other.
+/// Bus 0, the only bus.
 #[derive(Debug)]
 pub struct PciBus {
     slots: RwLock<[Option<Arc<dyn PciFunction>>; SLOTS as usize]>,
@@ -58,7 +59,7 @@ pub struct PciBus {
 }
 
 impl PciBus {
-    /// A bus with a host bridge in slot 0, by which guests find it.
+    /// Creates a bus with a host bridge in slot 0, which guests use to find it.
     #[must_use]
     pub fn new() -> Self {
         let mut slots = [const { None }; SLOTS as usize];
@@ -72,7 +73,7 @@ impl PciBus {
         }
     }
 
-    /// The first slot without a function.
+    /// Returns the first slot without a function.
     #[must_use]
     pub fn free_slot(&self) -> Option<u8> {
         let slots = self.slots.read().unwrap_or_else(PoisonError::into_inner);
@@ -83,7 +84,7 @@ impl PciBus {
     /// Puts a function into a slot.
     ///
     /// # Errors
-    /// When the slot is not free.
+    /// If the slot is not free.
     pub fn insert(&self, slot: u8, function: Arc<dyn PciFunction>) -> Result<(), PciBusError> {
         let mut slots = self.slots.write().unwrap_or_else(PoisonError::into_inner);
         match slots.get_mut(usize::from(slot)) {
@@ -95,18 +96,18 @@ impl PciBus {
         }
     }
 
-    /// Takes the function out of a slot. Accesses that have begun may still end.
+    /// Removes the function from a slot. Accesses that have started may still complete.
     pub fn remove(&self, slot: u8) -> Option<Arc<dyn PciFunction>> {
         let mut slots = self.slots.write().unwrap_or_else(PoisonError::into_inner);
         slots.get_mut(usize::from(slot))?.take()
     }
 
-    /// The guest reads from the ports, at `offset` from [`ADDRESS_PORT`]. Reads that nothing
-    /// answers see ones.
+    /// Reads from the ports for the guest, at `offset` from [`ADDRESS_PORT`]. Reads without a
+    /// target return ones.
     pub fn read(&self, offset: u64, data: &mut [u8]) {
         data.fill(0xff);
         if offset == 0 {
-            // Smaller accesses pass through to a bus that has nothing there.
+            // Smaller accesses go to the bus, which has no device there.
             if let Ok(word) = <&mut [u8; 4]>::try_from(data) {
                 *word = self.config_address().to_le_bytes();
             }
@@ -117,7 +118,7 @@ impl PciBus {
         }
     }
 
-    /// The guest writes to the ports.
+    /// Writes to the ports for the guest.
     pub fn write(&self, offset: u64, data: &[u8]) {
         if offset == 0 {
             if let Ok(word) = <[u8; 4]>::try_from(data) {
@@ -130,18 +131,18 @@ impl PciBus {
         }
     }
 
-    /// `CONFIG_ADDRESS`, for a snapshot, too.
+    /// `CONFIG_ADDRESS`, also for a snapshot.
     #[must_use]
     pub fn config_address(&self) -> u32 {
         self.address.load(Ordering::SeqCst)
     }
 
-    /// Sets `CONFIG_ADDRESS`, of which only the bits stay that it has.
+    /// Sets `CONFIG_ADDRESS`; reserved bits are cleared.
     pub fn set_config_address(&self, address: u32) {
         self.address.store(address & ADDRESS_BITS, Ordering::SeqCst);
     }
 
-    /// What `len` bytes of `CONFIG_DATA` are.
+    /// Returns the function and register that `len` bytes of `CONFIG_DATA` access.
     fn target(&self, offset: u64, len: usize) -> Option<(Arc<dyn PciFunction>, u64)> {
         let byte = offset.checked_sub(DATA)?;
         let end = byte.checked_add(u64::try_from(len).ok()?)?;
@@ -154,7 +155,7 @@ impl PciBus {
         if address & ENABLE == 0 || bus != 0 || function != 0 {
             return None;
         }
-        // The slot's lock is not held over the access.
+        // The slot's lock is not held during the access.
         let slots = self.slots.read().unwrap_or_else(PoisonError::into_inner);
         let function = slots.get(usize::from(slot))?.clone()?;
         Some((function, u64::from(register).checked_add(byte)?))
@@ -167,14 +168,13 @@ impl Default for PciBus {
     }
 }
 
-/// What a guest finds in slot 0: a bridge from the processors to the bus, without any registers of
-/// its own.
+/// The device in slot 0: a bridge from the processors to the bus, without its own registers.
 #[derive(Debug)]
 pub struct HostBridge(PciConfig);
 
 impl HostBridge {
     fn new() -> Self {
-        // Red Hat's generic host bridge, for which operating systems have no special treatment.
+        // Red Hat's generic host bridge, which operating systems do not treat specially.
         Self(PciConfig::new(PciIds {
             vendor: 0x1b36,
             device: 0x0008,
@@ -198,7 +198,7 @@ mod tests {
     use super::*;
     use std::sync::Mutex;
 
-    /// Keeps what it was asked for.
+    /// Records the accesses.
     #[derive(Debug, Default)]
     struct Recorder(Mutex<Vec<(u64, Vec<u8>)>>);
 
@@ -225,7 +225,7 @@ mod tests {
     #[test]
     fn a_guest_finds_the_bus_and_its_bridge() {
         let bus = PciBus::new();
-        // As Linux looks for mechanism 1.
+        // As Linux probes for mechanism 1.
         bus.write(3, &[1]);
         select(&bus, ENABLE);
         let mut back = [0; 4];

@@ -14,12 +14,12 @@ const BAR0: usize = 0x10;
 const SUBSYSTEM: usize = 0x2c;
 const CAPABILITIES: usize = 0x34;
 const INTERRUPT_LINE: usize = 0x3c;
-/// Behind the header.
+/// After the header.
 const FIRST_CAPABILITY: usize = 0x40;
 
-/// The function answers at its memory BARs (§6.2.2).
+/// The function responds at its memory BARs (§6.2.2).
 pub const COMMAND_MEMORY: u16 = 1 << 1;
-/// The function may access memory (§6.2.2). It is kept, and not looked at.
+/// The function may access memory (§6.2.2). It is stored, but has no effect.
 pub const COMMAND_BUS_MASTER: u16 = 1 << 2;
 /// The bits of the command register that a guest may set: memory, bus master, parity and system
 /// errors, no INTx.
@@ -27,7 +27,7 @@ const COMMAND_WRITABLE: u16 = COMMAND_MEMORY | COMMAND_BUS_MASTER | 1 << 6 | 1 <
 /// There is a list of capabilities (§6.2.3).
 const STATUS_CAPABILITIES: u16 = 1 << 4;
 
-/// Which function it is (§6.2.1).
+/// The identity of a function (§6.2.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PciIds {
     /// Vendor ID.
@@ -48,14 +48,14 @@ pub struct PciConfig {
     bytes: [u8; SIZE],
     /// The bits that a guest may write.
     writable: [u8; SIZE],
-    /// Where the next capability goes.
+    /// The offset of the next capability.
     free: usize,
-    /// The byte that says where the next capability is.
+    /// The offset of the byte that links to the next capability.
     link: usize,
 }
 
 impl PciConfig {
-    /// A function without BARs and capabilities.
+    /// Creates a function without BARs and capabilities.
     #[must_use]
     pub fn new(ids: PciIds) -> Self {
         let mut config = Self {
@@ -71,18 +71,18 @@ impl PciConfig {
         config.put(SUBSYSTEM, &ids.subsystem.0.to_le_bytes());
         config.put(SUBSYSTEM.saturating_add(2), &ids.subsystem.1.to_le_bytes());
         config.permit(COMMAND, &COMMAND_WRITABLE.to_le_bytes());
-        // Scratch registers: they say something to the guest alone.
+        // Scratch registers: they have a meaning only for the guest.
         for register in [CACHE_LINE_SIZE, LATENCY_TIMER, INTERRUPT_LINE] {
             config.permit(register, &[0xff]);
         }
         config
     }
 
-    /// Adds BAR 0: 32 bits, of memory that is not prefetchable (§6.2.5.1). A guest finds its size
-    /// by the bits that it cannot write.
+    /// Adds BAR 0: 32 bits, of memory that is not prefetchable (§6.2.5.1). A guest determines its
+    /// size from the bits that it cannot write.
     ///
     /// # Panics
-    /// When `size` is not a power of two, or less than 16.
+    /// If `size` is not a power of two, or less than 16.
     #[must_use]
     pub fn bar0(mut self, size: u32) -> Self {
         assert!(size.is_power_of_two() && size >= 16, "BARs are aligned");
@@ -91,7 +91,7 @@ impl PciConfig {
     }
 
     /// Adds a capability (§6.7) whose `body` follows its ID and link, with the bits that a guest
-    /// may write. Answers where it begins; `None` when there is no room left.
+    /// may write. Returns its offset; `None` if there is no room left.
     #[must_use]
     pub fn add_capability(&mut self, id: u8, body: &[u8], writable: &[u8]) -> Option<u8> {
         let at = self.free;
@@ -113,12 +113,12 @@ impl PciConfig {
         Some(start)
     }
 
-    /// Sets where BAR 0 lies, as firmware does.
+    /// Sets the address of BAR 0, as firmware does.
     pub fn set_bar0(&mut self, address: u32) {
         self.write(BAR0 as u64, &address.to_le_bytes());
     }
 
-    /// Where BAR 0 lies, or would if the guest enabled it.
+    /// The address of BAR 0, whether the guest enabled it or not.
     #[must_use]
     pub fn bar0_address(&self) -> u32 {
         self.u32(BAR0) & !0xf
@@ -130,7 +130,7 @@ impl PciConfig {
         self.u16(COMMAND) & COMMAND_MEMORY != 0
     }
 
-    /// Reads at `offset`; what lies beyond the end reads as ones.
+    /// Reads at `offset`; bytes beyond the end read as ones.
     pub fn read(&self, offset: u64, data: &mut [u8]) {
         data.fill(0xff);
         let rest = usize::try_from(offset)
@@ -142,7 +142,7 @@ impl PciConfig {
         }
     }
 
-    /// The guest writes at `offset`: bits that it may not write stay as they are.
+    /// Writes at `offset` for the guest: bits that it may not write stay unchanged.
     pub fn write(&mut self, offset: u64, data: &[u8]) {
         let Ok(start) = usize::try_from(offset) else {
             return;
@@ -173,10 +173,10 @@ impl PciConfig {
         self.bytes.to_vec()
     }
 
-    /// Puts back what a guest wrote; `saved` is not trusted.
+    /// Restores what a guest wrote; `saved` is not trusted.
     ///
     /// # Errors
-    /// When it is of another function.
+    /// If it belongs to another function.
     pub fn restore(&mut self, saved: &[u8]) -> Result<(), RestoreError> {
         let all = self.bytes.iter().zip(&self.writable).zip(saved);
         let same = all.fold(true, |same, ((own, mask), saved)| {
@@ -228,7 +228,7 @@ mod tests {
         assert_eq!(config.u32(0x10), 0xffff_c000);
         config.write(0x10, &0xdead_beefu32.to_le_bytes());
         assert_eq!(config.bar0_address(), 0xdead_8000);
-        // The other BARs are not there.
+        // The other BARs do not exist.
         config.write(0x14, &[0xff; 24]);
         assert_eq!((config.u32(0x14), config.u32(0x24)), (0, 0));
     }
@@ -272,7 +272,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever is written where, in any width: what says which function it is stays.
+        /// After any writes, with any width, the identity of the function is unchanged.
         #[test]
         fn accesses_anywhere_leave_read_only_bits(
             writes in prop::collection::vec((any::<u64>(), prop::collection::vec(any::<u8>(), 0..12)), 0..40),

@@ -1,14 +1,14 @@
-//! A minimal PCI bus: one bus of 32 device numbers behind configuration mechanism 1, functions with
+//! A minimal PCI bus: one bus of 32 device numbers with configuration mechanism 1, functions with
 //! one memory BAR, and MSI-X.
 //!
-//! * [`PciBus`] answers the ports 0xCF8 and 0xCFC and finds the function that is meant.
-//! * [`PciConfig`] is the configuration space of a function, as bytes and as which bits of them the
+//! * [`PciBus`] handles the ports 0xCF8 and 0xCFC and finds the addressed function.
+//! * [`PciConfig`] is the configuration space of a function: its bytes, and which of their bits the
 //!   guest may write.
-//! * [`Msix`] is a function's table of vectors and what is pending.
+//! * [`Msix`] is a function's vector table and its pending bits.
 //!
-//! Not here: bridges, more than one function per device, I/O BARs, INTx, power management, and the
-//! PCI Express configuration space. Where a BAR lies in the guest's address space is for the owner
-//! of that to see to.
+//! Not supported: bridges, more than one function per device, I/O BARs, INTx, power management, and
+//! the PCI Express configuration space. The owner of the guest's address space assigns the
+//! addresses of BARs.
 //!
 //! Clauses are those of the PCI Local Bus Specification, revision 3.0.
 

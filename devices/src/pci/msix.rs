@@ -1,5 +1,5 @@
-//! MSI-X (§6.8.2): a table of messages, each of which can be masked, and a bit for each that says
-//! that it waits for that to end.
+//! MSI-X (§6.8.2): a table of messages, each of which can be masked, and a bit for each that is
+//! pending while masked.
 
 use std::fmt::Debug;
 
@@ -7,9 +7,9 @@ use crate::virtio::RestoreError;
 
 /// The capability's ID (§6.8.2.1).
 pub const MSIX_CAPABILITY: u8 = 0x11;
-/// Bytes of the capability behind ID and link.
+/// Bytes of the capability after ID and link.
 pub const MSIX_CAPABILITY_LEN: usize = 10;
-/// The most vectors of a function here: what is pending fits one word.
+/// The maximum number of vectors of a function: their pending bits fit one word.
 pub const MAX_VECTORS: u16 = 64;
 /// No vector: nothing is sent (virtio 1.3 §4.1.4.3).
 pub const NO_VECTOR: u16 = 0xffff;
@@ -51,7 +51,7 @@ pub struct Msix {
 }
 
 impl Msix {
-    /// `vectors` vectors, at most [`MAX_VECTORS`], that are masked and disabled.
+    /// Creates `vectors` vectors, at most [`MAX_VECTORS`], that are masked and disabled.
     #[must_use]
     pub fn new(vectors: u16, messages: impl MessageInterrupt + 'static) -> Self {
         let vectors = vectors.clamp(1, MAX_VECTORS);
@@ -70,8 +70,8 @@ impl Msix {
         u16::try_from(self.table.len()).unwrap_or(MAX_VECTORS)
     }
 
-    /// The body of the capability, for table and pending bits at these offsets of BAR 0, with the
-    /// bits that a guest may write.
+    /// Returns the body of the capability, for table and pending bits at these offsets of BAR 0,
+    /// with the bits that a guest may write.
     #[must_use]
     pub fn capability(
         &self,
@@ -88,7 +88,7 @@ impl Msix {
         )
     }
 
-    /// Message control is `control` now; what waited for it is sent.
+    /// Sets message control; pending messages that are now unmasked are sent.
     pub fn set_control(&mut self, control: u16) {
         self.enabled = control & ENABLE != 0;
         self.masked = control & MASK_ALL != 0;
@@ -101,7 +101,8 @@ impl Msix {
         self.enabled
     }
 
-    /// Interrupts the guest by `vector`, now or when it is unmasked. An unknown vector is none.
+    /// Interrupts the guest with `vector`, now or when it is unmasked. An unknown vector is
+    /// ignored.
     pub fn signal(&mut self, vector: u16) {
         let Some([low, high, data, control]) = self.table.get(usize::from(vector)) else {
             return;
@@ -116,7 +117,7 @@ impl Msix {
         self.messages.send(address(*low, *high), *data);
     }
 
-    /// Sends what is pending and masked no more.
+    /// Sends pending messages that are no longer masked.
     fn deliver(&mut self) {
         if !self.enabled || self.masked || self.pending == 0 {
             return;
@@ -130,13 +131,13 @@ impl Msix {
         }
     }
 
-    /// Forgets what is pending.
+    /// Clears the pending bits.
     pub fn clear_pending(&mut self) {
         self.pending = 0;
     }
 
-    /// The guest reads the table. It answers to aligned accesses of 4 and 8 bytes (§6.8.2), others
-    /// read as zero.
+    /// Reads the table for the guest. It supports aligned accesses of 4 and 8 bytes (§6.8.2);
+    /// others read as zero.
     pub fn read_table(&self, offset: u64, data: &mut [u8]) {
         data.fill(0);
         if !is_aligned(offset, data.len()) {
@@ -152,7 +153,7 @@ impl Msix {
         }
     }
 
-    /// The guest writes the table. What was pending and is unmasked by that is sent.
+    /// Writes the table for the guest. Pending messages that this unmasks are sent.
     pub fn write_table(&mut self, offset: u64, data: &[u8]) {
         if !is_aligned(offset, data.len()) {
             return;
@@ -170,7 +171,7 @@ impl Msix {
         self.deliver();
     }
 
-    /// The guest reads the pending bits (§6.8.2.10). They cannot be written.
+    /// Reads the pending bits for the guest (§6.8.2.10). They cannot be written.
     pub fn read_pending(&self, offset: u64, data: &mut [u8]) {
         data.fill(0);
         if !is_aligned(offset, data.len()) {
@@ -185,7 +186,7 @@ impl Msix {
         }
     }
 
-    /// The state, for a snapshot.
+    /// Returns the state, for a snapshot.
     #[must_use]
     pub fn save(&self) -> SavedMsix {
         SavedMsix {
@@ -194,10 +195,10 @@ impl Msix {
         }
     }
 
-    /// Whether `saved`, which is not trusted, can be of this function.
+    /// Checks whether `saved`, which is not trusted, can be a state of this function.
     ///
     /// # Errors
-    /// When it cannot.
+    /// If it cannot.
     pub fn check(&self, saved: &SavedMsix) -> Result<(), RestoreError> {
         let last = self.table.len().saturating_sub(1);
         // All bits up to that of the last vector.
@@ -214,8 +215,7 @@ impl Msix {
         Ok(())
     }
 
-    /// Puts back a state that [`Self::check`] found right. Nothing is sent before
-    /// [`Self::set_control`].
+    /// Restores a state that passed [`Self::check`]. Nothing is sent before [`Self::set_control`].
     pub fn restore(&mut self, saved: &SavedMsix) {
         self.table.clone_from(&saved.table);
         self.pending = saved.pending;
@@ -237,7 +237,7 @@ fn is_aligned(offset: u64, len: usize) -> bool {
     matches!(len, 4 | 8) && offset.is_multiple_of(len as u64)
 }
 
-/// The entry that lies at an offset of the table, and the word of it.
+/// Returns the index of the entry at an offset of the table, and of the word in it.
 fn split(offset: u64) -> (usize, usize) {
     let entry = usize::try_from(offset / ENTRY_LEN).unwrap_or(usize::MAX);
     let field = usize::try_from((offset % ENTRY_LEN) / 4).unwrap_or(usize::MAX);

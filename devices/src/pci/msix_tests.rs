@@ -18,7 +18,7 @@ impl MessageInterrupt for Sent {
     }
 }
 
-/// Three vectors with messages of their own, unmasked and enabled.
+/// Three vectors with different messages, unmasked and enabled.
 fn msix() -> (Msix, Sent) {
     let sent = Sent::default();
     let mut msix = Msix::new(3, sent.clone());
@@ -67,7 +67,7 @@ fn a_masked_vector_is_pending_and_sent_once_when_it_is_unmasked() {
     msix.signal(2);
     assert_eq!(sent.take(), [(0xfee0_0000, 42)]);
     assert_eq!(pending(&msix), 2);
-    // The message may change while it waits.
+    // The message may change while it is pending.
     set(&mut msix, 1, 77);
     assert_eq!(sent.take(), []);
     mask(&mut msix, 1, 0);
@@ -182,7 +182,8 @@ fn a_restored_table_sends_what_was_pending() {
 }
 
 proptest! {
-    /// Each signal of an enabled table is sent at once, or pending, or merged with one that is.
+    /// Each signal of an enabled table is sent immediately, or becomes pending, or is merged with a
+    /// pending one.
     #[test]
     fn no_interrupt_is_lost(
         steps in prop::collection::vec((0u8..4, 0u32..3, any::<bool>()), 0..60),

@@ -13,10 +13,10 @@ use crate::virtio::{
 
 const QUEUE_SIZE: u16 = 64;
 
-/// Bytes before the event loop gets its turn again; a request costs its descriptors.
+/// Bytes before the event loop gets control back; a request costs its descriptors.
 const BUDGET: usize = 256 << 10;
 
-/// `VIRTIO_PMEM_REQ_TYPE_FLUSH`, and what is returned (§5.19.6, §5.19.7).
+/// `VIRTIO_PMEM_REQ_TYPE_FLUSH`, and the results (§5.19.6, §5.19.7).
 const FLUSH: u32 = 0;
 const SUCCESS: i32 = 0;
 const FAILURE: i32 = -1;
@@ -26,7 +26,7 @@ const ANSWER_LEN: u32 = 4;
 /// Offset in `struct virtio_pmem_config` (§5.19.4); the size follows.
 const START: usize = 0;
 
-/// Where a file lies in the guest's address space.
+/// The location of a file in the guest's address space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PmemRegion {
     /// Guest physical address.
@@ -40,7 +40,7 @@ pub struct PmemRegion {
 pub struct PmemDevice {
     queues: Queues,
     file: Arc<File>,
-    /// Bytes.
+    /// In bytes.
     file_len: u64,
     region: PmemRegion,
     config: Arc<ConfigSpace>,
@@ -64,19 +64,19 @@ impl ReadCounters for Counters {
     }
 }
 
-/// Where the guest's attempts to write to the region are counted.
+/// Counts the guest's attempts to write to the region.
 #[derive(Clone, Debug)]
 pub struct Refusals(Arc<Counters>);
 
 impl Refusals {
-    /// The guest wrote to the region, which had no effect.
+    /// Counts one write of the guest to the region, which had no effect.
     pub fn one(&self) {
         self.0.refused_writes.one();
     }
 }
 
 impl PmemDevice {
-    /// A device over the file at `path`.
+    /// Creates a device over the file at `path`.
     ///
     /// # Errors
     /// See [`PmemError`].
@@ -84,8 +84,8 @@ impl PmemDevice {
         Self::from_file(file::open(path.as_ref())?)
     }
 
-    /// A device over a file that is open for reading alone. Its contents, and its length, must stay
-    /// as they are: guests keep what they have read.
+    /// Creates a device over a file that is open read-only. Its contents and its length must not
+    /// change: guests cache what they have read.
     ///
     /// # Errors
     /// See [`PmemError`].
@@ -105,39 +105,39 @@ impl PmemDevice {
         })
     }
 
-    /// Says where the guest finds it; before the guest runs.
+    /// Sets the guest physical address of the region, before the guest runs.
     pub fn place(&mut self, start: u64) {
         self.region.start = start;
-        // Not a change that a driver could have seen.
+        // No driver could have seen another address.
         self.config.update_quietly(START, &start.to_le_bytes());
     }
 
-    /// Its part of the guest's address space. It starts at 0 before it was placed.
+    /// The region in the guest's address space. It starts at 0 until it is placed.
     #[must_use]
     pub fn region(&self) -> PmemRegion {
         self.region
     }
 
-    /// What the region holds.
+    /// The file in the region.
     #[must_use]
     pub fn file(&self) -> &Arc<File> {
         &self.file
     }
 
-    /// How many bytes of the region are the file's.
+    /// How many bytes of the region belong to the file.
     #[must_use]
     pub fn file_len(&self) -> u64 {
         self.file_len
     }
 
-    /// For whoever sees the guest's attempts to write.
+    /// Returns the counter for the code that handles the guest's attempts to write.
     #[must_use]
     pub fn refusals(&self) -> Refusals {
         Refusals(self.counters.clone())
     }
 }
 
-/// Answers one request: nothing was written, so all of it has been flushed.
+/// Handles one request: nothing was written, so there is nothing to flush.
 fn answer(mem: &GuestRam, chain: &Chain, counters: &Counters) -> Result<(), Fault> {
     let mut request = [0; REQUEST_LEN];
     chain.read(mem, 0, &mut request)?;

@@ -11,7 +11,7 @@ use vm_memory::{Address, Bytes, GuestAddress};
 const BUF: u64 = 0x4_0000;
 const MIB: u64 = 1 << 20;
 
-/// A file of so many bytes, opened for reading.
+/// A file of this length, opened for reading.
 fn file(len: u64) -> File {
     let file = tempfile::NamedTempFile::new().unwrap();
     file.as_file().set_len(len).unwrap();
@@ -40,7 +40,7 @@ fn rig() -> Rig {
 }
 
 impl Rig {
-    /// Sends a request of this type; gives what is returned.
+    /// Sends a request of this type; returns the result.
     fn ask(&mut self, kind: u32) -> i32 {
         self.mem.write_obj(kind, GuestAddress(BUF)).unwrap();
         let answer = GuestAddress(BUF + 0x1000);

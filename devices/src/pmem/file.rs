@@ -1,4 +1,4 @@
-//! Files as memory: what may be one.
+//! Files as memory, and the checks that they must pass.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -7,11 +7,11 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::OFlags;
 
-/// What a region starts and ends at: the least that Linux has descriptions of pages for (a
-/// sub-section), and a huge page.
+/// The alignment of a region's start and end: the smallest unit that Linux has page descriptions
+/// for (a sub-section), and the size of a huge page.
 pub const PMEM_ALIGNMENT: u64 = 2 << 20;
 
-/// Why a file cannot be memory.
+/// Why a file cannot be used as memory.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PmemError {
@@ -24,19 +24,19 @@ pub enum PmemError {
         #[source]
         source: io::Error,
     },
-    /// Nothing can be told of the descriptor.
+    /// The status of the descriptor could not be read.
     #[error("failed to stat a memory image")]
     Look(#[source] io::Error),
     /// A directory, a device, a socket…
     #[error("a memory image must be a regular file")]
     NotAFile,
-    /// No bytes, or more than an address space has.
+    /// The file is empty, or larger than an address space.
     #[error("a memory image of {len} bytes cannot be mapped")]
     Length {
-        /// How many.
+        /// Its length in bytes.
         len: u64,
     },
-    /// A descriptor by which the file could be written.
+    /// The descriptor permits writing.
     #[error("a memory image must be opened read-only")]
     Writable,
 }
@@ -54,19 +54,19 @@ pub(super) fn open(path: &Path) -> Result<File, PmemError> {
         })
 }
 
-/// Checks that `file` may be memory; gives its length.
+/// Checks that `file` can be memory; returns its length.
 pub(super) fn check(file: &File) -> Result<u64, PmemError> {
     let meta = file.metadata().map_err(PmemError::Look)?;
     if !meta.is_file() {
         return Err(PmemError::NotAFile);
     }
-    // A mapping of such a descriptor could be made writable later on.
+    // A mapping of a writable descriptor could be made writable later.
     let flags = rustix::fs::fcntl_getfl(file).map_err(|error| PmemError::Look(error.into()))?;
     if flags & OFlags::RWMODE != OFlags::RDONLY {
         return Err(PmemError::Writable);
     }
     let len = meta.len();
-    // Far from the end of any guest's address space.
+    // Much less than the end of any guest's address space.
     if len == 0 || len > 1 << 46 {
         return Err(PmemError::Length { len });
     }

@@ -11,13 +11,13 @@ use crate::virtio::{
     ReadCounters, StartError, VirtioDevice,
 };
 
-/// Bytes that one request gets at most.
+/// The maximum number of bytes per request.
 pub const MAX_REQUEST: usize = 64 << 10;
 
-/// Bytes before the event loop gets its turn again.
+/// Bytes before the event loop gets control back.
 const BUDGET: usize = 256 << 10;
 
-/// Bytes taken from the kernel at once.
+/// Bytes read from the kernel per call.
 const PIECE: usize = 4096;
 
 const QUEUE_SIZE: u16 = 64;
@@ -52,7 +52,7 @@ impl Default for RngDevice {
 }
 
 impl RngDevice {
-    /// A device that answers from the host's kernel.
+    /// Creates a device that returns random bytes of the host's kernel.
     #[must_use]
     pub fn new() -> Self {
         Self {
@@ -63,7 +63,7 @@ impl RngDevice {
     }
 }
 
-/// Fills the chain as far as [`MAX_REQUEST`] goes; returns how far.
+/// Fills the chain up to [`MAX_REQUEST`] bytes; returns the number of bytes.
 fn fill(mem: &GuestRam, chain: &Chain) -> Result<usize, Fault> {
     let len = chain.writable_len().min(MAX_REQUEST);
     let mut piece = [0u8; PIECE];

@@ -43,7 +43,7 @@ fn buffers_are_filled_to_their_end_and_not_beyond() {
     assert_eq!(rig.device.on_queue(0).unwrap(), Progress::Idle);
     assert_eq!(rig.driver.take_used().unwrap().len, 8000);
     assert_eq!(rig.irq.queue.load(SeqCst), 1);
-    // A run of 16 zeroes by chance: 2^-128.
+    // 16 zeroes by chance have a probability of 2^-128.
     for at in [BUF, BUF + 4984, BUF + 0x4000, BUF + 0x4000 + 2984] {
         assert_ne!(rig.bytes(at, 16), [0; 16]);
     }

@@ -1,8 +1,8 @@
-//! The entropy device (§5.4): buffers of the driver in, bytes of the host's kernel out.
+//! The entropy device (§5.4): fills buffers of the driver with random bytes of the host's kernel.
 //!
-//! The bytes come from `getrandom(2)`, which never runs dry. A request is answered with at most
-//! [`MAX_REQUEST`] bytes whatever it asks for, as §5.4.6 permits, so that a driver cannot keep
-//! the host busy by a few descriptors.
+//! The bytes come from `getrandom(2)`, which never runs out. A request gets at most [`MAX_REQUEST`]
+//! bytes, however many it asks for, as §5.4.6 permits, so that a driver cannot keep the host busy
+//! with a few descriptors.
 
 mod device;
 

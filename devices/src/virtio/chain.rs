@@ -7,18 +7,18 @@ use vm_memory::{
 
 use crate::GuestRam;
 
-/// The most descriptors that a chain may have, direct or indirect, empty or not. It is what
-/// `preadv` and `pwritev` take in one call (`IOV_MAX`).
+/// The most descriptors that a chain may have, direct or indirect, empty or not. This is also the
+/// limit of one `preadv` or `pwritev` call (`IOV_MAX`).
 pub const MAX_SEGMENTS: usize = 1024;
 
-/// What a descriptor counts for in a budget of bytes: walking it is not free either.
+/// The cost of a descriptor in a budget of bytes: walking it is not free either.
 const DESCRIPTOR_COST: usize = 64;
 
 /// One buffer of a chain, or the part of it that lies in one region of guest memory: guest physical
 /// address and length in bytes, never zero.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Segment {
-    /// Where it starts.
+    /// Its guest physical address.
     pub addr: GuestAddress,
     /// Its length in bytes.
     pub len: u32,
@@ -54,7 +54,7 @@ pub enum ChainError {
 }
 
 /// A descriptor chain that the device owns: device-readable segments first, then
-/// device-writable ones (§2.7.4.2). It must go back by [`super::Queue::complete`].
+/// device-writable ones (§2.7.4.2). It must be returned with [`super::Queue::complete`].
 ///
 /// The segments are a copy. What a driver does to its descriptors afterwards changes nothing;
 /// the *contents* of a buffer can change at any time, so read a header once and keep the copy.
@@ -67,13 +67,13 @@ pub struct Chain {
     pub(super) readable: usize,
     pub(super) readable_len: usize,
     pub(super) writable_len: usize,
-    /// Descriptors that were walked, empty ones too.
+    /// Descriptors that were walked, including empty ones.
     pub(super) descriptors: usize,
 }
 
 impl Chain {
-    /// Adds a buffer, all of which was found to lie in `mem`: a segment for each region of memory
-    /// that it has a part in.
+    /// Adds a buffer that was found to lie in `mem` completely: a segment for each region of memory
+    /// that it touches.
     pub(super) fn push(&mut self, mem: &GuestRam, addr: GuestAddress, len: u32, writable: bool) {
         let (mut addr, mut left) = (addr, len);
         while left > 0 {
@@ -103,13 +103,14 @@ impl Chain {
         self.head
     }
 
-    /// How many descriptors the driver used for it, empty ones too: what it cost to walk.
+    /// How many descriptors the driver used for the chain, including empty ones: the cost of
+    /// walking it.
     #[must_use]
     pub fn descriptors(&self) -> usize {
         self.descriptors
     }
 
-    /// What walking it counts for in a budget of bytes.
+    /// The cost of walking the chain in a budget of bytes.
     #[must_use]
     pub fn cost(&self) -> usize {
         self.descriptors.max(1).saturating_mul(DESCRIPTOR_COST)
@@ -130,7 +131,7 @@ impl Chain {
     /// Copies `buf.len()` bytes out of the device-readable part, from `offset` bytes into it.
     ///
     /// # Errors
-    /// When the part is shorter than that.
+    /// If the part is shorter than that.
     pub fn read(&self, mem: &GuestRam, offset: usize, buf: &mut [u8]) -> Result<(), ChainError> {
         let len = buf.len();
         self.check_readable(offset, len)?;
@@ -149,7 +150,7 @@ impl Chain {
     /// Copies a plain structure out of the device-readable part.
     ///
     /// # Errors
-    /// When the part is shorter than that.
+    /// If the part is shorter than that.
     pub fn read_obj<T: ByteValued + Default>(
         &self,
         mem: &GuestRam,
@@ -163,7 +164,7 @@ impl Chain {
     /// Copies `buf` into the device-writable part, `offset` bytes into it.
     ///
     /// # Errors
-    /// When the part is shorter than that.
+    /// If the part is shorter than that.
     pub fn write(&self, mem: &GuestRam, offset: usize, buf: &[u8]) -> Result<(), ChainError> {
         let len = buf.len();
         self.check_writable(offset, len)?;
@@ -183,7 +184,7 @@ impl Chain {
     /// a copy.
     ///
     /// # Errors
-    /// When the part is shorter than that.
+    /// If the part is shorter than that.
     pub fn readable_slices<'m>(
         &self,
         mem: &'m GuestRam,
@@ -199,7 +200,7 @@ impl Chain {
     /// a copy.
     ///
     /// # Errors
-    /// When the part is shorter than that.
+    /// If the part is shorter than that.
     pub fn writable_slices<'m>(
         &self,
         mem: &'m GuestRam,

@@ -6,10 +6,10 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::{RestoreError, SavedConfig};
 
-/// The bytes of a device's configuration space, and how often they changed.
+/// The bytes of a device's configuration space and its generation counter.
 ///
-/// Transports read it on vCPU threads. A device changes it by [`Self::update`]; its
-/// [`super::Worker`] sends the driver the interrupt for that.
+/// Transports read it on vCPU threads. A device changes it with [`Self::update`]; its
+/// [`super::Worker`] then interrupts the driver.
 #[derive(Debug)]
 pub struct ConfigSpace {
     content: Mutex<Content>,
@@ -26,8 +26,9 @@ struct Content {
 }
 
 impl Content {
-    /// The bytes are not those that a driver has seen. A generation that nobody has read need not
-    /// change again: a driver that reads but eight bits of it never meets the same one twice.
+    /// Starts a new generation, since the bytes differ from those that a driver has seen. A
+    /// generation that was never read need not change again: so a driver that reads only eight bits
+    /// of it never meets the same value twice.
     fn changes(&mut self) {
         if std::mem::take(&mut self.told) {
             self.generation = self.generation.wrapping_add(1);
@@ -36,7 +37,7 @@ impl Content {
 }
 
 impl ConfigSpace {
-    /// A space of these bytes, which the driver may only read.
+    /// Creates a space of these bytes, read-only for the driver.
     #[must_use]
     pub fn new(bytes: impl Into<Vec<u8>>) -> Self {
         Self {
@@ -50,7 +51,7 @@ impl ConfigSpace {
         }
     }
 
-    /// The driver may write the bytes of `range`, as far as they exist.
+    /// Lets the driver write the bytes of `range`, as far as they exist.
     #[must_use]
     pub fn writable(mut self, range: Range<usize>) -> Self {
         self.writable = Some(range);
@@ -63,14 +64,13 @@ impl ConfigSpace {
         self.lock().bytes.len()
     }
 
-    /// Whether the device type has none.
+    /// Whether the device type has no configuration space.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Reads `data.len()` bytes at `offset`; what lies beyond the end, for any `offset`
-    /// whatever, reads as zero.
+    /// Reads `data.len()` bytes at `offset`; bytes beyond the end, at any `offset`, read as zero.
     pub fn read(&self, offset: u64, data: &mut [u8]) {
         let content = self.lock();
         data.fill(0);
@@ -83,7 +83,7 @@ impl ConfigSpace {
         }
     }
 
-    /// The driver writes `data` at `offset`. Bytes that it may not write stay as they are.
+    /// Writes `data` at `offset` for the driver. Bytes that it may not write stay unchanged.
     pub fn driver_write(&self, offset: u64, data: &[u8]) {
         let (Some(writable), Ok(start)) = (&self.writable, usize::try_from(offset)) else {
             return;
@@ -96,16 +96,16 @@ impl ConfigSpace {
         }
     }
 
-    /// The device changes the bytes at `offset`, as far as they exist. The driver hears of it
-    /// (§2.3) when it differs.
+    /// Changes the bytes at `offset` for the device, as far as they exist. The driver is
+    /// interrupted (§2.3) if they differ.
     pub fn update(&self, offset: usize, data: &[u8]) {
         if self.update_quietly(offset, data) {
             self.changed.store(true, Ordering::SeqCst);
         }
     }
 
-    /// As [`Self::update`], for what the driver knows already, or does not wait for: it gets no
-    /// interrupt. Returns whether it differs.
+    /// As [`Self::update`], for changes that the driver knows already or does not wait for: it is
+    /// not interrupted. Returns whether the bytes differ.
     pub fn update_quietly(&self, offset: usize, data: &[u8]) -> bool {
         let mut content = self.lock();
         let mut differs = false;
@@ -120,8 +120,8 @@ impl ConfigSpace {
         differs
     }
 
-    /// The configuration generation (§2.5.1): the same before and after a series of reads when
-    /// what was read belongs together.
+    /// The configuration generation (§2.5.1): the same before and after a series of reads if the
+    /// values read are consistent.
     #[must_use]
     pub fn generation(&self) -> u32 {
         let mut content = self.lock();
@@ -129,7 +129,7 @@ impl ConfigSpace {
         content.generation
     }
 
-    /// What the driver has seen, for a snapshot.
+    /// Returns what the driver has seen, for a snapshot.
     #[must_use]
     pub fn save(&self) -> SavedConfig {
         let content = self.lock();
@@ -139,11 +139,11 @@ impl ConfigSpace {
         }
     }
 
-    /// Goes on with a driver that has seen `saved`, which is not trusted: it keeps what it wrote,
-    /// and hears of what is different in this device.
+    /// Continues with a driver that has seen `saved`, which is not trusted: the bytes that the
+    /// driver wrote are kept, and it is notified of those that differ in this device.
     ///
     /// # Errors
-    /// When the space of this device has another size.
+    /// If the space of this device has a different size.
     pub fn restore(&self, saved: &SavedConfig) -> Result<(), RestoreError> {
         let content = &mut *self.lock();
         if content.bytes.len() != saved.bytes.len() {
@@ -171,7 +171,7 @@ impl ConfigSpace {
         Ok(())
     }
 
-    /// Whether something changed since the last call.
+    /// Whether the driver must be notified of a change; clears that flag.
     pub(crate) fn take_changed(&self) -> bool {
         self.changed.load(Ordering::Relaxed) && self.changed.swap(false, Ordering::SeqCst)
     }

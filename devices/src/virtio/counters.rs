@@ -1,4 +1,4 @@
-//! Counters that their owner reads while the device works.
+//! Counters that the device's owner reads while the device works.
 
 use std::fmt::Debug;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub struct Counter {
     /// In snake case; a counter of bytes ends in `_bytes`.
     pub name: &'static str,
-    /// Since the device was made.
+    /// Since the device was created.
     pub value: u64,
 }
 

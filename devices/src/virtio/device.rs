@@ -1,4 +1,5 @@
-//! What a virtio device is: a worker that serves queues, and what others know of it.
+//! The virtio device trait: a worker that serves queues, and the information that others have about
+//! it.
 
 use std::any::Any;
 use std::fmt;
@@ -50,8 +51,8 @@ impl DeviceType {
     }
 }
 
-/// What transport and owner know of a device without asking its worker. Made once, cheap to
-/// clone.
+/// The information about a device that its transport and owner have without asking its worker.
+/// Created once, cheap to clone.
 #[derive(Clone, Debug)]
 pub struct DeviceInfo {
     /// The device's type number.
@@ -71,11 +72,11 @@ pub struct DeviceInfo {
 pub enum Placement {
     /// The VM's I/O thread, with other devices: for one that never blocks.
     Shared,
-    /// A thread of its own: for one whose backend may block.
+    /// Its own thread: for a device whose backend may block.
     Own,
 }
 
-/// What a thread is needed for that serves one queue of a device alone.
+/// The work of a thread that serves a single queue of a device.
 pub struct QueueServer {
     queue: u16,
     run: Box<dyn FnOnce() + Send>,
@@ -90,8 +91,8 @@ impl fmt::Debug for QueueServer {
 }
 
 impl QueueServer {
-    /// For the queue with this index. `run` serves it whenever it runs, and returns soon after
-    /// the device was dropped.
+    /// Creates one for the queue with this index. `run` serves it whenever it runs, and returns
+    /// soon after the device was dropped.
     pub fn new(queue: u16, run: impl FnOnce() + Send + 'static) -> Self {
         Self {
             queue,
@@ -111,7 +112,7 @@ impl QueueServer {
     }
 }
 
-/// Why a queue would not start. The driver sees `DEVICE_NEEDS_RESET`.
+/// Why a queue could not be started. The driver sees `DEVICE_NEEDS_RESET`.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StartError {
@@ -121,18 +122,18 @@ pub enum StartError {
         /// The queue's index.
         index: u16,
     },
-    /// The queue runs already.
+    /// The queue is already running.
     #[error("queue {index} is already running")]
     Running {
         /// The queue's index.
         index: u16,
     },
-    /// The host does not let the device serve it.
+    /// The host cannot serve the queue.
     #[error("queue {index} could not be started")]
     Host {
         /// The queue's index.
         index: u16,
-        /// Why.
+        /// The error of the host.
         #[source]
         source: std::io::Error,
     },
@@ -142,7 +143,7 @@ pub enum StartError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum Progress {
-    /// Nothing is left that could be done now: wait for the next notification.
+    /// Nothing can be done now: wait for the next notification.
     Idle,
     /// The device used up its share of the event loop and wants to be called again.
     More,
@@ -150,22 +151,22 @@ pub enum Progress {
 
 /// A virtio device, apart from its transport.
 ///
-/// It is owned by one event loop, by way of a [`super::Worker`], which makes all calls.
-/// [`Self::start_queue`] and [`Self::stop_queue`] serve activation, reset of the device or of
-/// one queue, pause, snapshot and shutdown alike: a queue that is stopped has no chain in flight,
-/// and the device touches guest memory only through queues that run.
+/// It is owned by one event loop, through a [`super::Worker`], which makes all calls.
+/// [`Self::start_queue`] and [`Self::stop_queue`] serve activation, reset of the device or of one
+/// queue, pause, snapshot and shutdown alike: a queue that is stopped has no chain in flight, and
+/// the device touches guest memory only through queues that run.
 pub trait VirtioDevice: std::fmt::Debug + Send + Any {
-    /// What others may know of the device. The same at every call.
+    /// Returns the device's info. The same at every call.
     fn info(&self) -> DeviceInfo;
 
-    /// Which event loop it runs on.
+    /// Returns which event loop it runs on.
     fn placement(&self) -> Placement {
         Placement::Shared
     }
 
-    /// Queues that threads of their own should serve. Whoever asks runs each on one, from before
-    /// the queue starts: the device's event loop does not serve it from then on. Whoever does not
-    /// ask has the event loop serve all queues.
+    /// Returns queues that should be served by their own threads. A caller runs each of them on a
+    /// thread, starting before the queue does: from then on the device's event loop does not serve
+    /// it. If this is never called, the event loop serves all queues.
     fn queue_servers(&mut self) -> Vec<QueueServer> {
         Vec::new()
     }
@@ -184,24 +185,25 @@ pub trait VirtioDevice: std::fmt::Debug + Send + Any {
     }
 
     /// Takes a queue and serves it from now on. [`Self::on_queue`] is called for it soon. A
-    /// device that needs several queues does nothing until it has them.
+    /// device that needs several queues waits until it has all of them.
     ///
     /// # Errors
-    /// When the queue does not exist, or cannot be served. It is dropped then.
+    /// If the queue does not exist, or cannot be served. It is dropped then.
     fn start_queue(&mut self, queue: Queue) -> Result<(), StartError>;
 
-    /// Completes or puts back what is in flight of queue `index`, and hands the queue back.
-    /// `None` when it does not run.
+    /// Completes or puts back the chains of queue `index` that are in flight, and returns the
+    /// queue. `None` if it does not run.
     fn stop_queue(&mut self, index: u16) -> Option<Queue>;
 
-    /// Whether nothing is in flight of queues that are stopped. `false` when the host's side has
-    /// failed so that it cannot be waited for: it may touch guest memory then though no queue runs.
+    /// Returns whether stopped queues have nothing in flight. `false` if the host side has failed
+    /// in a way that it cannot be waited for: then it may touch guest memory although no queue
+    /// runs.
     fn is_quiet(&self) -> bool {
         true
     }
 
-    /// The driver reset the device, whose queues are stopped: what it knows of that driver's
-    /// doings (connections, say) is forgotten. Stopping queues alone, for a pause, keeps it.
+    /// The driver reset the device, whose queues are stopped: forgets all state of that driver's
+    /// session (connections, say). Only stopping queues, for a pause, keeps it.
     fn reset(&mut self) {}
 
     /// The driver notified queue `index`. A call for a queue that does not run, or does not
@@ -212,14 +214,14 @@ pub trait VirtioDevice: std::fmt::Debug + Send + Any {
     fn on_queue(&mut self, index: u16) -> Result<Progress, Fault>;
 
     /// A file descriptor that is readable when the host side has work for
-    /// [`Self::on_backend`]. It stays the same for the device's life; devices with several, or
+    /// [`Self::on_backend`]. It stays the same for the device's lifetime; devices with several, or
     /// whose interest changes, own an epoll instance and return that. It is waited for only while a
     /// queue runs.
     fn backend(&self) -> Option<BorrowedFd<'_>> {
         None
     }
 
-    /// [`Self::backend`] is readable. A device that has more to do keeps it readable.
+    /// Called when [`Self::backend`] is readable. A device that has more to do keeps it readable.
     ///
     /// # Errors
     /// Any [`Fault`] means that the device's queues must be stopped.
@@ -227,13 +229,13 @@ pub trait VirtioDevice: std::fmt::Debug + Send + Any {
         Ok(Progress::Idle)
     }
 
-    /// The device's state beyond its queues, for a snapshot. All queues are stopped.
+    /// Returns the device's state beyond its queues, for a snapshot. All queues are stopped.
     fn save(&self) -> SavedDevice {
         SavedDevice::default()
     }
 
-    /// Puts back what [`Self::save`] gave, in a device that was made like the one saved and has not
-    /// been started. The state is not trusted.
+    /// Restores what [`Self::save`] returned, in a device that was created like the saved one and
+    /// has not been started. The state is not trusted.
     ///
     /// # Errors
     /// See [`RestoreError`].

@@ -1,4 +1,5 @@
-//! Who made the mistake: the guest, whose device is parked, or the host, whose owner is told.
+//! Faults of a device: either the guest broke the protocol and its device is parked, or the host
+//! side failed and the device's owner is notified.
 
 use std::io;
 
@@ -8,15 +9,15 @@ use super::{ChainError, QueueFault};
 #[derive(Debug, thiserror::Error)]
 pub enum Fault {
     /// The driver broke the specification. The device is parked with `DEVICE_NEEDS_RESET`
-    /// (§2.1.1); the VM lives on and the driver may reset the device.
+    /// (§2.1.1); the VM keeps running and the driver may reset the device.
     #[error("the guest's driver broke the virtio protocol")]
     Guest(#[source] GuestFault),
-    /// The host failed the device: its owner is told.
+    /// The host side of the device failed: the device's owner is notified.
     #[error("the host side of the device failed")]
     Host(#[source] HostFault),
 }
 
-/// What a driver did wrong.
+/// A driver's mistake.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum GuestFault {
@@ -31,11 +32,11 @@ pub enum GuestFault {
     Protocol(&'static str),
 }
 
-/// What failed on the host.
+/// A failure on the host.
 #[derive(Debug, thiserror::Error)]
 #[error("{what}")]
 pub struct HostFault {
-    /// What was tried, on what.
+    /// What was attempted, and on what.
     pub what: &'static str,
     /// The operating system's answer.
     #[source]

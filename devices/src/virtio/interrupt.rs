@@ -1,21 +1,20 @@
-//! How a device interrupts its driver, whichever transport it sits on.
+//! How a device interrupts its driver, independent of the transport.
 
 use std::fmt::Debug;
 use std::os::fd::BorrowedFd;
 
 use vmm_sys_util::eventfd::EventFd;
 
-/// An interrupt line that is raised for a moment (edge-triggered). Called from any thread; never
-/// waits for the guest.
+/// An edge-triggered interrupt line. Called from any thread; never waits for the guest.
 pub trait InterruptLine: Debug + Send + Sync {
     /// Raises it.
     fn raise(&self);
 }
 
-/// For an irqfd, or whoever else reads it.
+/// For an irqfd, or any other reader of the eventfd.
 impl InterruptLine for EventFd {
     fn raise(&self) {
-        // A write to an eventfd fails only when 2^64 - 2 interrupts were never taken.
+        // A write to an eventfd fails only when 2^64 - 2 interrupts are pending.
         let _ = self.write(1);
     }
 }
@@ -25,8 +24,8 @@ pub trait Interrupt: Debug + Send + Sync {
     /// Used Buffer Notification for the queue with this index.
     fn signal_queue(&self, queue: u16);
 
-    /// The eventfd whose writes are Used Buffer Notifications of this queue, where the
-    /// transport needs nothing else for one: for vhost.
+    /// The eventfd whose writes are Used Buffer Notifications of this queue, if writing to it is
+    /// all that the transport needs: for vhost.
     fn queue_eventfd(&self, queue: u16) -> Option<BorrowedFd<'_>> {
         let _ = queue;
         None
@@ -35,6 +34,6 @@ pub trait Interrupt: Debug + Send + Sync {
     /// Configuration Change Notification.
     fn signal_config(&self);
 
-    /// Sets `DEVICE_NEEDS_RESET` and tells the driver by a configuration change (§2.1.2).
+    /// Sets `DEVICE_NEEDS_RESET` and sends a Configuration Change Notification (§2.1.2).
     fn signal_needs_reset(&self);
 }

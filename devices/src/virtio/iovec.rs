@@ -1,5 +1,5 @@
-//! Vectored file and socket I/O on guest memory without a copy, behind a safe face.
-#![allow(unsafe_code)] // preadv, readv and their kin on memory that no Rust reference may cover
+//! Safe wrappers for vectored file and socket I/O on guest memory without a copy.
+#![allow(unsafe_code)] // preadv, readv and the like on memory that no Rust reference may cover
 
 use std::io;
 use std::marker::PhantomData;
@@ -8,16 +8,16 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 
 use vm_memory::VolatileSlice;
 
-/// Slices that one system call takes here. What exceeds them is left to the next one, so that
-/// the list fits on the stack.
+/// The maximum number of slices per system call. The rest is left to the next call, so that the
+/// list fits on the stack.
 const BATCH: usize = 256;
 
-/// Reads from `file` at byte `offset` into `slices`, in order, but for the first `skip` bytes of
-/// the first one, as far as one system call goes. Returns the number of bytes read; 0 is the end of
-/// the file.
+/// Reads from `file` at byte `offset` into `slices`, in order, without the first `skip` bytes of
+/// the first one, with one system call. Returns the number of bytes read, which may be less than
+/// asked for; 0 is the end of the file.
 ///
 /// # Errors
-/// What `preadv(2)` says; an interrupted call is tried again.
+/// Errors of `preadv(2)`; an interrupted call is retried.
 pub fn read_at(
     file: BorrowedFd<'_>,
     slices: &[VolatileSlice<'_>],
@@ -34,11 +34,12 @@ pub fn read_at(
     })
 }
 
-/// Writes `slices`, in order, but for the first `skip` bytes of the first one, to `file` at byte
-/// `offset`, as far as one system call goes. Returns the number of bytes written.
+/// Writes `slices`, in order, without the first `skip` bytes of the first one, to `file` at byte
+/// `offset`, with one system call. Returns the number of bytes written, which may be less than
+/// asked for.
 ///
 /// # Errors
-/// What `pwritev(2)` says; an interrupted call is tried again.
+/// Errors of `pwritev(2)`; an interrupted call is retried.
 pub fn write_at(
     file: BorrowedFd<'_>,
     slices: &[VolatileSlice<'_>],
@@ -55,11 +56,11 @@ pub fn write_at(
     })
 }
 
-/// Reads from a non-blocking socket into `slices`, in order, as far as one system call goes.
-/// Returns the number of bytes read; 0 is the end of the stream.
+/// Reads from a non-blocking socket into `slices`, in order, with one system call. Returns the
+/// number of bytes read; 0 is the end of the stream.
 ///
 /// # Errors
-/// What `readv(2)` says; an interrupted call is tried again.
+/// Errors of `readv(2)`; an interrupted call is retried.
 pub fn receive(socket: BorrowedFd<'_>, slices: &[VolatileSlice<'_>]) -> io::Result<usize> {
     let iovecs = IoVecs::new(slices, 0);
     let (list, count) = iovecs.as_raw();
@@ -70,11 +71,11 @@ pub fn receive(socket: BorrowedFd<'_>, slices: &[VolatileSlice<'_>]) -> io::Resu
     })
 }
 
-/// Writes `slices`, in order, to a socket, as far as one system call goes without waiting.
-/// Returns the number of bytes written. A closed socket is an error, never a signal.
+/// Writes `slices`, in order, to a socket, with one system call that does not wait. Returns the
+/// number of bytes written. A closed socket is an error, never a signal.
 ///
 /// # Errors
-/// What `sendmsg(2)` says; an interrupted call is tried again.
+/// Errors of `sendmsg(2)`; an interrupted call is retried.
 pub fn send(socket: BorrowedFd<'_>, slices: &[VolatileSlice<'_>]) -> io::Result<usize> {
     let mut iovecs = IoVecs::new(slices, 0);
     // SAFETY: a msghdr of zeroes is a valid one: no name, no data, no control.
@@ -89,13 +90,14 @@ pub fn send(socket: BorrowedFd<'_>, slices: &[VolatileSlice<'_>]) -> io::Result<
     })
 }
 
-/// The first slices of a list as the kernel takes them.
+/// The first slices of a list, in the form that the kernel takes.
 struct IoVecs<'s> {
-    /// The first `count` of them are there; to set all of them would take longer than a short list.
+    /// The first `count` of them are initialized; initializing all would take longer than using a
+    /// short list.
     list: [MaybeUninit<libc::iovec>; BATCH],
     count: usize,
-    /// The slices keep their memory mapped. (A `PtrGuard` of theirs does nothing but on Xen, for
-    /// which this crate is not built.)
+    /// The slices keep their memory mapped. (Their `PtrGuard` has an effect only on Xen, which this
+    /// crate is not built for.)
     _slices: PhantomData<&'s [VolatileSlice<'s>]>,
 }
 
@@ -119,7 +121,7 @@ impl<'s> IoVecs<'s> {
         }
     }
 
-    /// For system calls: where the list is, and how long.
+    /// Returns the list's address and length, for system calls.
     fn as_raw(&self) -> (*const libc::iovec, i32) {
         // At most BATCH.
         (

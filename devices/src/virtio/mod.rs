@@ -1,13 +1,14 @@
-//! The virtio core: queues, chains, faults, and what devices and transports meet at.
+//! The virtio core: queues, descriptor chains, faults, and the interface between devices and
+//! transports.
 //!
 //! * [`Queue`] hands out each available descriptor chain once, as a [`Chain`] that was walked
 //!   and bounded when it was taken; the driver cannot change it afterwards.
 //! * [`VirtioDevice`] is what a device implements. It owns each of its queues between
 //!   [`VirtioDevice::start_queue`] and [`VirtioDevice::stop_queue`].
-//! * [`Worker`] is a device as its event loop owns it. Nobody else calls the device: others
-//!   send a [`Command`] by a [`WorkerLink`].
-//! * [`DeviceInfo`] is what others know of the device without asking: configuration space,
-//!   counters, features. None of it waits for the device's work.
+//! * [`Worker`] is a device as its event loop owns it. All calls to the device go through it: other
+//!   threads send a [`Command`] over a [`WorkerLink`].
+//! * [`DeviceInfo`] is the part of the device that can be read without asking the worker:
+//!   configuration space, counters, features. None of it waits for the device's work.
 //! * [`transport`] turns register accesses into commands.
 //!
 //! Clauses are those of the Virtual I/O Device specification, version 1.3.
@@ -54,6 +55,6 @@ pub mod features {
     pub const EVENT_IDX: u64 = 1 << 29;
     /// The device follows virtio 1.0 or later (`VIRTIO_F_VERSION_1`); always required here.
     pub const VERSION_1: u64 = 1 << 32;
-    /// What every transport offers on behalf of every device.
+    /// The bits that every transport offers for every device.
     pub const RING: u64 = INDIRECT_DESC | EVENT_IDX | VERSION_1;
 }

@@ -1,5 +1,5 @@
-//! A split virtqueue as a device uses it (§2.7): chains come out once, go back once, and
-//! whatever the driver wrote into the rings ends in a [`QueueFault`] at worst.
+//! A split virtqueue as a device uses it (§2.7): each chain is taken once and returned once, and
+//! whatever the driver wrote into the rings leads to a [`QueueFault`] at worst.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -17,10 +17,10 @@ const AVAIL_F_NO_INTERRUPT: u16 = 1;
 
 const AVAILABLE_RING: &str = "available ring";
 
-/// How many spent segment lists a queue keeps for its next chains.
+/// How many emptied segment lists a queue keeps for its next chains.
 const SPARE_LISTS: usize = 64;
 
-/// What the driver wrote into the transport's queue registers, unchecked.
+/// The driver's values in the transport's queue registers, unchecked.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct QueueConfig {
     /// Number of descriptors.
@@ -35,7 +35,7 @@ pub struct QueueConfig {
     pub used_ring: u64,
 }
 
-/// How far device and driver have come in a queue's rings: what a queue that is stopped keeps.
+/// The positions of the device in a queue's rings, which a stopped queue keeps.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct QueueState {
     /// The position in the available ring that is read next.
@@ -44,7 +44,7 @@ pub struct QueueState {
     pub next_used: u16,
 }
 
-/// What a queue works with, besides its rings.
+/// The resources that a queue works with, besides its rings.
 #[derive(Clone, Debug)]
 pub struct QueueResources {
     /// Guest memory.
@@ -55,7 +55,7 @@ pub struct QueueResources {
     pub kick: Arc<EventFd>,
     /// Whether `VIRTIO_F_EVENT_IDX` was negotiated.
     pub event_idx: bool,
-    /// Where to go on; the default for a queue that was never used.
+    /// The positions to continue from; the default for a queue that was never used.
     pub state: QueueState,
 }
 
@@ -93,14 +93,14 @@ pub enum QueueConfigError {
     },
 }
 
-/// What a driver did wrong in a ring.
+/// A driver's mistake in a ring.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum QueueFault {
     /// The available index ran ahead by more than the queue's size.
     #[error("the available index jumped by more than the queue's size")]
     AvailIndex(#[source] virtio_queue::Error),
-    /// A head that is no descriptor of the table.
+    /// A head that is not a descriptor of the table.
     #[error("descriptor {head} was made available in a queue of {size}")]
     HeadOutOfRange {
         /// The index in the available ring.
@@ -108,7 +108,7 @@ pub enum QueueFault {
         /// The queue's size.
         size: u16,
     },
-    /// A head that the device still works on.
+    /// A head that the device is still processing.
     #[error("descriptor {head} was made available while it is in use")]
     HeadInUse {
         /// The index in the available ring.
@@ -132,7 +132,7 @@ pub enum QueueFault {
         /// The chain's head.
         head: u16,
     },
-    /// A segment that is not guest memory.
+    /// A segment outside guest memory.
     #[error("the descriptor chain at {head} has a segment at {addr:#x}, outside guest memory")]
     SegmentMemory {
         /// The chain's head.
@@ -157,25 +157,25 @@ pub enum QueueFault {
 pub struct Queue {
     index: u16,
     ring: virtio_queue::Queue,
-    /// What devices may write, and rings lie in.
+    /// The memory that devices may write, and that rings must lie in.
     ram: GuestRam,
-    /// The same, and what they may only read.
+    /// The same, plus the memory that devices may only read.
     mem: Arc<GuestRam>,
     irq: Arc<dyn Interrupt>,
     kick: Arc<EventFd>,
     /// One bit per descriptor: taken and not yet completed.
     in_use: Vec<u64>,
-    /// Emptied segment lists, so that a chain costs no allocation.
+    /// Emptied segment lists, so that a chain needs no allocation.
     spare: Vec<Vec<Segment>>,
     /// Chains completed since [`Self::notify`].
     completed: u16,
 }
 
 impl Queue {
-    /// Checks `config` and makes the queue.
+    /// Checks `config` and creates the queue.
     ///
     /// # Errors
-    /// See [`QueueConfigError`]; nothing of guest memory was touched then.
+    /// See [`QueueConfigError`]; guest memory was not touched then.
     pub fn new(
         index: u16,
         max_size: u16,
@@ -224,7 +224,7 @@ impl Queue {
             if !addr.is_multiple_of(align) {
                 return Err(QueueConfigError::Alignment { part, addr, align });
             }
-            // An available ring at 0 is none to `virtio_queue`.
+            // `virtio_queue` takes an available ring at 0 as missing.
             let none = addr == 0 && part == AVAILABLE_RING;
             if none || !ram.check_range(GuestAddress(addr), len) {
                 return Err(QueueConfigError::Memory { part, addr, len });
@@ -269,7 +269,7 @@ impl Queue {
         self.ring.size()
     }
 
-    /// What the driver configured.
+    /// The driver's configuration.
     #[must_use]
     pub fn config(&self) -> QueueConfig {
         QueueConfig {
@@ -281,7 +281,7 @@ impl Queue {
         }
     }
 
-    /// How far it has come.
+    /// The positions in the rings.
     #[must_use]
     pub fn state(&self) -> QueueState {
         QueueState {
@@ -290,7 +290,8 @@ impl Queue {
         }
     }
 
-    /// Somebody else has served the queue and left it here, with nothing in flight.
+    /// Sets the positions after another server of the queue has left it here, with nothing in
+    /// flight.
     pub(crate) fn set_state(&mut self, state: QueueState) {
         self.ring.set_next_avail(state.next_avail);
         self.ring.set_next_used(state.next_used);
@@ -316,22 +317,22 @@ impl Queue {
         &self.mem
     }
 
-    /// As [`Self::memory`], to be kept for a turn in which the queue changes.
+    /// As [`Self::memory`], to be kept while the queue changes.
     #[must_use]
     pub(crate) fn shared_memory(&self) -> Arc<GuestRam> {
         self.mem.clone()
     }
 
-    /// The part of it that devices may write.
+    /// The part of [`Self::memory`] that devices may write.
     #[must_use]
     pub fn ram(&self) -> &GuestRam {
         &self.ram
     }
 
-    /// How many chains the driver has made available that were not taken.
+    /// How many chains the driver has made available that were not taken yet.
     ///
     /// # Errors
-    /// When the ring cannot be read.
+    /// If the ring cannot be read.
     pub fn available(&self) -> Result<u16, QueueFault> {
         let index = self
             .ring
@@ -343,7 +344,7 @@ impl Queue {
     /// Takes the next available chain, or `None` when the driver has made none available.
     ///
     /// # Errors
-    /// Whatever is wrong with ring or chain; the queue must not be used any more then.
+    /// Any violation in the ring or the chain; then the queue must not be used any more.
     #[allow(clippy::should_implement_trait)] // Fallible, as an iterator's is not.
     pub fn next(&mut self) -> Result<Option<Chain>, QueueFault> {
         let size = self.ring.size();
@@ -373,8 +374,8 @@ impl Queue {
             writable_len: 0,
             descriptors: 0,
         };
-        // The iterator ends alike after the last descriptor and at a broken link; only the
-        // last descriptor has no NEXT flag.
+        // The iterator ends both after the last descriptor and at a broken link; only the last
+        // descriptor has no NEXT flag.
         let mut ended = false;
         for descriptor in descriptors.by_ref() {
             ended = !descriptor.has_next();
@@ -405,7 +406,7 @@ impl Queue {
         Ok(Some(chain))
     }
 
-    /// The next chain; without one the driver is asked to notify.
+    /// Takes the next chain; if there is none, asks the driver to notify.
     ///
     /// # Errors
     /// As [`Self::next`] and [`Self::enable_kicks`].
@@ -420,20 +421,20 @@ impl Queue {
         }
     }
 
-    /// Gives a chain back to the driver, of which the device wrote the first `len` bytes of
-    /// the device-writable part. The driver is not interrupted yet: see [`Self::notify`].
+    /// Returns a chain to the driver, after the device wrote the first `len` bytes of the
+    /// device-writable part. The driver is not interrupted yet: see [`Self::notify`].
     ///
     /// # Errors
-    /// When the used ring cannot be written.
+    /// If the used ring cannot be written.
     pub fn complete(&mut self, chain: Chain, len: u32) -> Result<(), QueueFault> {
         self.complete_all(std::iter::once((chain, len)))
     }
 
-    /// As [`Self::complete`] for several chains, which the driver sees all at once: what belongs
-    /// to one frame (§5.1.6.4), for example.
+    /// As [`Self::complete`] for several chains that become visible to the driver together: those
+    /// of one frame (§5.1.6.4), for example.
     ///
     /// # Errors
-    /// When the used ring cannot be written.
+    /// If the used ring cannot be written.
     pub fn complete_all(
         &mut self,
         chains: impl IntoIterator<Item = (Chain, u32)>,
@@ -460,13 +461,13 @@ impl Queue {
             .map_err(QueueFault::UsedRing)
     }
 
-    /// Puts back the chain that [`Self::next`] gave last, as if it had not been taken.
+    /// Puts back the chain that [`Self::next`] returned last, as if it had not been taken.
     pub fn undo_pop(&mut self, chain: Chain) {
         self.release(chain);
         self.ring.go_to_previous_position();
     }
 
-    /// The device works on the chain no more.
+    /// Marks the chain as no longer in use, and returns its head.
     fn release(&mut self, chain: Chain) -> u16 {
         let Chain {
             head, mut segments, ..
@@ -482,12 +483,12 @@ impl Queue {
         head
     }
 
-    /// Takes chains, without being notified of each, until there are none or `budget` is used
-    /// up, and interrupts the driver. `each` completes a chain now or later and returns how many
-    /// bytes it handled; descriptors are added to that. The last call may exceed the budget.
+    /// Takes chains, with notifications off, until there are none or `budget` is used up, and
+    /// interrupts the driver. `each` completes a chain now or later and returns how many bytes it
+    /// handled; the cost of the descriptors is added to that. The last call may exceed the budget.
     ///
     /// # Errors
-    /// What is wrong with the ring or a chain, and what `each` returns.
+    /// Any violation in the ring or a chain, and the errors of `each`.
     pub fn serve(
         &mut self,
         budget: usize,
@@ -514,10 +515,10 @@ impl Queue {
     }
 
     /// Interrupts the driver when chains were completed since the last call and the driver
-    /// wants to hear of them (§2.7.7).
+    /// wants an interrupt for them (§2.7.7).
     ///
     /// # Errors
-    /// When the ring cannot be read.
+    /// If the ring cannot be read.
     pub fn notify(&mut self) -> Result<(), QueueFault> {
         let completed = std::mem::take(&mut self.completed);
         if completed == 0 {
@@ -525,7 +526,7 @@ impl Queue {
         }
         std::sync::atomic::fence(Ordering::SeqCst);
         let wanted = if self.ring.event_idx_enabled() {
-            // Behind the ring's heads; it was found to lie in guest memory.
+            // After the ring's heads; the field was found to lie in guest memory.
             let offset = u64::from(self.ring.size()).saturating_mul(2);
             let at = self.ring.avail_ring().saturating_add(offset);
             let event: u16 = self
@@ -555,23 +556,24 @@ impl Queue {
     /// Asks the driver not to notify while the device polls the ring anyway.
     ///
     /// # Errors
-    /// When the ring cannot be written.
+    /// If the ring cannot be written.
     pub fn disable_kicks(&mut self) -> Result<(), QueueFault> {
         self.ring
             .disable_notification(&self.ram)
             .map_err(QueueFault::Ring)
     }
 
-    /// Asks the driver to notify of the next chain that it makes available, although there are some
-    /// that were not taken. Returns how many there are then.
+    /// Asks the driver to notify of the next chain that it makes available, although some were not
+    /// taken yet. Returns how many are available then.
     ///
     /// # Errors
-    /// When the ring cannot be accessed.
+    /// If the ring cannot be accessed.
     pub fn enable_kicks_for_more(&mut self) -> Result<u16, QueueFault> {
         self.enable_kicks()?;
         if self.ring.event_idx_enabled() {
-            // `avail_event` (§2.7.10) names the chain that is taken next, which is there already:
-            // the driver would not notify of a later one. It lies behind the used ring's elements.
+            // `avail_event` (§2.7.10) names the chain that is taken next, which is available
+            // already: the driver would not notify of a later one. It lies after the used ring's
+            // elements.
             let index = self.ring.next_avail().wrapping_add(self.available()?);
             let offset = u64::from(self.ring.size())
                 .saturating_mul(8)
@@ -585,11 +587,11 @@ impl Queue {
         self.available()
     }
 
-    /// Asks the driver to notify again. `true` when more chains became available meanwhile,
-    /// for which no notification will come.
+    /// Asks the driver to notify again. Returns `true` if more chains became available meanwhile,
+    /// for which no notification will arrive.
     ///
     /// # Errors
-    /// When the ring cannot be accessed.
+    /// If the ring cannot be accessed.
     pub fn enable_kicks(&mut self) -> Result<bool, QueueFault> {
         self.ring
             .enable_notification(&self.ram)

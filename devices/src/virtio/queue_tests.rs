@@ -66,7 +66,7 @@ fn a_buffer_across_regions_of_memory_is_a_segment_in_each() {
     let lens: Vec<_> = slices.iter().map(|slice| slice.len()).collect();
     assert_eq!(lens, [10, 4096, 10, 6]);
     queue.complete(chain, 0).unwrap();
-    // The same with more pieces than one call of the host's takes.
+    // The same with more pieces than one system call of the host takes.
     let tiny = memory_in_pieces(&[&[0x10_0000][..], &[8; MAX_SEGMENTS]].concat());
     let mut driver = DriverQueue::new(&tiny, BASE, 16);
     let mut queue = driver.device_queue(0, Arc::new(CountingInterrupt::default()));
@@ -116,7 +116,7 @@ fn a_driver_that_waits_for_an_index_is_interrupted_when_it_is_passed_and_only_th
     let mut resources = queue_resources(&mem, irq.clone());
     resources.event_idx = true;
     let mut queue = Queue::new(0, 16, &driver.config(), resources).unwrap();
-    // `used_event`, behind 16 heads.
+    // `used_event`, after 16 heads.
     let event = GuestAddress(BASE + 0x8000 + 4 + 32);
     let mut complete = |count: usize| {
         for _ in 0..count {
@@ -137,7 +137,7 @@ fn a_driver_that_waits_for_an_index_is_interrupted_when_it_is_passed_and_only_th
     assert_eq!(complete(3), 1);
     assert_eq!(complete(3), 2);
     assert_eq!(complete(9), 2);
-    // 16 are used: the event lies behind by a whole ring.
+    // 16 are used: the event is behind by a whole ring.
     mem.write_obj(20u16, event).unwrap();
     assert_eq!(complete(8), 3);
 }
@@ -286,7 +286,7 @@ fn the_descriptor_table_and_the_used_ring_may_lie_at_address_0() {
             1 => config.used_ring = 0,
             _ => config.avail_ring = 0,
         }
-        // One chain of one byte, in whatever place.
+        // One chain of one byte, in any position.
         let descriptor = [BUF, 1 | u64::from(F_WRITE) << 32];
         let table = config.desc_table;
         mem.write_obj(descriptor, GuestAddress(table)).unwrap();
@@ -365,7 +365,7 @@ fn bad_configurations_are_refused() {
 }
 
 proptest! {
-    /// Whatever lies in the rings, a queue ends with a fault or with chains inside memory.
+    /// Whatever is in the rings, a queue ends with a fault or with chains inside memory.
     #[test]
     fn arbitrary_rings_are_bounded(raw in proptest::collection::vec(any::<u8>(), 512), idx: u16) {
         let (mem, mut driver, mut queue, _) = setup();

@@ -1,23 +1,23 @@
-//! The queues of a device, each there while it runs.
+//! The queues of a device, each present while it runs.
 
 use super::{Queue, StartError};
 
-/// A place for each queue that a device type has.
+/// A slot for each queue that a device type has.
 #[derive(Debug)]
 pub(crate) struct Queues(Box<[Option<Queue>]>);
 
 impl Queues {
-    /// Places for `count` queues, none of which runs.
+    /// Creates slots for `count` queues, all of them empty.
     pub(crate) fn new(count: usize) -> Self {
         Self((0..count).map(|_| None).collect())
     }
 
-    /// Places.
+    /// The number of slots.
     pub(crate) fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// A queue runs: [`super::VirtioDevice::start_queue`].
+    /// Adds a queue that runs: [`super::VirtioDevice::start_queue`].
     pub(crate) fn start(&mut self, queue: Queue) -> Result<(), StartError> {
         let index = queue.index();
         match self.0.get_mut(usize::from(index)) {
@@ -28,17 +28,17 @@ impl Queues {
         Ok(())
     }
 
-    /// A queue runs no more: [`super::VirtioDevice::stop_queue`].
+    /// Removes a queue that no longer runs: [`super::VirtioDevice::stop_queue`].
     pub(crate) fn stop(&mut self, index: u16) -> Option<Queue> {
         self.0.get_mut(usize::from(index))?.take()
     }
 
-    /// A queue that runs.
+    /// Returns a queue that runs.
     pub(crate) fn get(&mut self, index: u16) -> Option<&mut Queue> {
         self.0.get_mut(usize::from(index))?.as_mut()
     }
 
-    /// All places, for those who need several queues at once.
+    /// Returns all slots, for callers that need several queues at the same time.
     pub(crate) fn places(&mut self) -> &mut [Option<Queue>] {
         &mut self.0
     }

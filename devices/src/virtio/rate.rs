@@ -1,20 +1,20 @@
-//! Limits of bytes, frames and operations per second, with a burst.
+//! Rate limits for bytes, frames and operations per second, with a burst.
 
 use std::time::{Duration, Instant};
 
 const NANOS: u128 = 1_000_000_000;
 
-/// A rate that a device keeps to.
+/// A rate that a device is limited to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rate {
-    /// Units (bytes, frames or operations) per second; at least 1 is taken.
+    /// Units (bytes, frames or operations) per second; 0 counts as 1.
     pub per_second: u64,
-    /// Units that may go at once after a time of silence; at least 1 is taken.
+    /// Units that may pass without a delay after an idle time; 0 counts as 1.
     pub burst: u64,
 }
 
-/// A token bucket. What is taken may exceed what is there, once: the debt is waited for, so
-/// that what is longer than the burst passes too.
+/// A token bucket. One request may take more than the bucket holds: the debt is waited for
+/// afterwards, so that requests larger than the burst pass too.
 #[derive(Debug)]
 struct Bucket {
     rate: Rate,
@@ -45,7 +45,7 @@ impl Bucket {
         if units == 0 {
             return;
         }
-        // Only the time of whole units is used up.
+        // Consumes only the time of whole units.
         let used = units
             .saturating_mul(NANOS)
             .checked_div(per_second)
@@ -60,7 +60,7 @@ impl Bucket {
             .min(self.rate.burst.into());
     }
 
-    /// How long until something may be taken; nothing when it may be now.
+    /// How long until something may be taken; `None` if it may be taken now.
     fn wait(&mut self, now: Instant) -> Option<Duration> {
         self.refill(now);
         if self.level > 0 {
@@ -86,7 +86,7 @@ impl Bucket {
 }
 
 /// The limits of a disk, or of one direction of a network: of bytes, and of the frames or
-/// operations that they come in.
+/// operations that carry them.
 #[derive(Debug, Default)]
 pub(crate) struct Limiter {
     bytes: Option<Bucket>,
@@ -102,7 +102,7 @@ impl Limiter {
         }
     }
 
-    /// How long the next one has to wait; `None` when it need not.
+    /// How long the next frame or operation has to wait; `None` if it need not.
     pub(crate) fn wait(&mut self) -> Option<Duration> {
         if self.bytes.is_none() && self.pieces.is_none() {
             return None;
@@ -116,7 +116,7 @@ impl Limiter {
         bytes.max(pieces)
     }
 
-    /// One of `len` bytes did not go after all.
+    /// Refunds the charge of a frame or operation of `len` bytes that was not done after all.
     pub(crate) fn refund(&mut self, len: usize) {
         if let Some(bytes) = &mut self.bytes {
             bytes.give(len as u64);
@@ -126,7 +126,7 @@ impl Limiter {
         }
     }
 
-    /// One of `len` bytes went.
+    /// Charges a frame or operation of `len` bytes.
     pub(crate) fn charge(&mut self, len: usize) {
         if let Some(bytes) = &mut self.bytes {
             bytes.take(len as u64);
@@ -202,7 +202,7 @@ mod tests {
         let begin = Instant::now();
         assert_eq!(limiter.wait(), None);
         limiter.charge(60);
-        // However late that is asked.
+        // However late the limiter is asked.
         let wait = limiter.wait().unwrap_or_default();
         assert!(wait + begin.elapsed() > Duration::from_millis(500));
         let mut limiter = Limiter::default();

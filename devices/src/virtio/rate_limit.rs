@@ -1,8 +1,8 @@
-//! A limit for log lines that a guest can provoke.
+//! A rate limit for log lines that a guest can provoke.
 
 use std::time::{Duration, Instant};
 
-/// Lets one event through per interval and counts those it held back.
+/// Lets one event pass per interval and counts the suppressed ones.
 #[derive(Debug)]
 pub struct RateLimit {
     interval: Duration,
@@ -11,7 +11,7 @@ pub struct RateLimit {
 }
 
 impl RateLimit {
-    /// At most one event per `interval`.
+    /// Creates a limit of at most one event per `interval`.
     #[must_use]
     pub fn new(interval: Duration) -> Self {
         Self {
@@ -21,7 +21,7 @@ impl RateLimit {
         }
     }
 
-    /// `Some(n)` when the caller may log, where `n` events were held back since the last one.
+    /// `Some(n)` if the caller may log, where `n` events were suppressed since the last one.
     pub fn permit(&mut self) -> Option<u64> {
         self.permit_at(Instant::now())
     }

@@ -1,21 +1,23 @@
-//! Guest memory that devices may read but not write: files that the guest has among its addresses.
+//! Guest memory that devices may read but not write: files that are mapped into the guest's address
+//! space.
 //!
 //! Such memory is a mapping without `PROT_WRITE`. Rings, and buffers that a device writes, must lie
-//! elsewhere: a write there would be a fault of this process.
+//! elsewhere: a write there would make this process fault.
 
 use vm_memory::{GuestAddress, GuestMemory, GuestMemoryRegion, GuestRegionMmap};
 
 use crate::GuestRam;
 
-/// The unit of mappings: of a file's last page, what is behind the file's end can be read, too.
+/// The unit of mappings: the rest of a file's last page, beyond the end of the file, can be read
+/// too.
 const PAGE: u64 = 4096;
 
-/// What of `mem` devices may write.
+/// The part of `mem` that devices may write.
 pub(super) fn writable_part(mem: &GuestRam) -> GuestRam {
     let read_only = mem.iter().filter(|region| is_read_only(region));
     let mut ram = mem.clone();
     for region in read_only {
-        // It is there.
+        // The region exists.
         if let Ok((rest, _)) = ram.remove_region(region.start_addr(), region.len()) {
             ram = rest;
         }
@@ -23,9 +25,9 @@ pub(super) fn writable_part(mem: &GuestRam) -> GuestRam {
     ram
 }
 
-/// Whether a device may read `len` bytes at `addr`, all of which are there. Behind the end of a
-/// file that became shorter there is nothing, and whoever reads it is killed: the driver is told
-/// instead that this is not memory.
+/// Whether a device may read `len` bytes at `addr`, all of which exist. Beyond the end of a file
+/// that was truncated nothing is mapped, and a read there kills the process: such addresses are not
+/// memory, which the driver is told instead.
 pub(super) fn is_readable(mem: &GuestRam, addr: GuestAddress, len: u32) -> bool {
     let end = addr.0.saturating_add(len.into());
     mem.check_range(addr, len as usize)
@@ -43,7 +45,7 @@ fn is_read_only(region: &GuestRegionMmap) -> bool {
     region.prot() & libc::PROT_WRITE == 0
 }
 
-/// Whether the file behind `region`, if there is one, has its first `len` bytes now.
+/// Whether the file of `region`, if it has one, has its first `len` bytes now.
 fn holds(region: &GuestRegionMmap, len: u64) -> bool {
     let Some(behind) = region.file_offset() else {
         return true;
@@ -63,11 +65,11 @@ mod tests {
     use std::sync::Arc;
     use vm_memory::Bytes;
 
-    /// Where the file lies: behind a mebibyte of memory.
+    /// The address of the file: after a mebibyte of memory.
     const IMAGE: u64 = 1 << 20;
     const PADDING: u64 = IMAGE + 0x3000;
 
-    /// Memory with a file of 0x2800 bytes behind it, and a page of zeroes behind that.
+    /// Memory with a file of 0x2800 bytes after it, and a page of zeroes after that.
     fn image() -> (GuestRam, File) {
         let mut image = tempfile::NamedTempFile::new().unwrap();
         image.write_all(&[7; 0x2800]).unwrap();

@@ -1,19 +1,19 @@
-//! Guest memory that goes back to the host.
+//! Gives guest memory back to the host.
 #![allow(unsafe_code)] // madvise on memory that no Rust reference covers
 
 use std::io;
 
 use vm_memory::VolatileSlice;
 
-/// The host's unit.
+/// The host's page size.
 const PAGE: usize = 4096;
 
-/// Gives the whole pages within `slice` back to the host, and returns how many bytes they are. What
-/// is read there from now on is what was there before the guest ran: zeroes, or the file of the
-/// snapshot that the guest is a clone of.
+/// Gives the whole pages within `slice` back to the host, and returns how many bytes they are.
+/// Reads there then return what was there before the guest ran: zeroes, or the file of the snapshot
+/// that the guest is a clone of.
 ///
 /// # Errors
-/// What `madvise(2)` says: pages that are locked cannot go.
+/// Errors of `madvise(2)`: pages that are locked cannot be released.
 pub fn release(slice: &VolatileSlice<'_>) -> io::Result<usize> {
     let guard = slice.ptr_guard_mut();
     let start = guard.as_ptr();
@@ -22,8 +22,8 @@ pub fn release(slice: &VolatileSlice<'_>) -> io::Result<usize> {
     if len == 0 {
         return Ok(0);
     }
-    // SAFETY: the range lies within the slice, which keeps its private mapping alive. What it holds
-    // is the guest's, of which no Rust reference exists; the mapping stays readable and writable.
+    // SAFETY: the range lies within the slice, which keeps its private mapping alive. Its content
+    // is the guest's, and no Rust reference to it exists; the mapping stays readable and writable.
     let result = unsafe { libc::madvise(start.add(skipped).cast(), len, libc::MADV_DONTNEED) };
     if result == 0 {
         Ok(len)

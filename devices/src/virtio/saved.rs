@@ -1,15 +1,15 @@
-//! State that outlives a process: what snapshots keep of a device beyond its queues.
+//! State that outlives a process: what snapshots store of a device beyond its queues.
 
-/// A device's own state, in a format of the device type's.
+/// A device's own state, in a format of the device type.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SavedDevice {
-    /// The format's version, counted per device type; 0 says that there is no such state.
+    /// The format's version, counted per device type; 0 means that there is no such state.
     pub version: u32,
     /// The state.
     pub bytes: Vec<u8>,
 }
 
-/// What a driver has seen of configuration space.
+/// The configuration space as a driver has seen it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SavedConfig {
     /// The configuration generation (virtio 1.3 §2.5.1).
@@ -18,16 +18,16 @@ pub struct SavedConfig {
     pub bytes: Vec<u8>,
 }
 
-/// Why a saved state is refused. The device is as it was.
+/// Why a saved state is refused. The device is unchanged.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RestoreError {
     /// Written by another version of the device.
     #[error("the saved state has version {found}, this device reads version {expected}")]
     Version {
-        /// What the state says.
+        /// The state's version.
         found: u32,
-        /// What the device reads.
+        /// The version that the device reads.
         expected: u32,
     },
     /// Too short, too long, or inconsistent.
@@ -39,7 +39,7 @@ pub enum RestoreError {
 }
 
 impl SavedDevice {
-    /// The bytes, when they are of `version`.
+    /// Returns the bytes if they have this `version`.
     ///
     /// # Errors
     /// [`RestoreError::Version`].

@@ -1,4 +1,4 @@
-//! A device as its event loop owns it: starts and stops its queues, and parks it at a fault.
+//! A device as its event loop owns it: starts and stops its queues, and parks it after a fault.
 
 use std::fmt;
 use std::sync::Arc;
@@ -9,27 +9,27 @@ use super::{
     VirtioDevice,
 };
 
-/// Something that others ask of a worker; carried out by the event loop that owns it.
+/// A request to a worker from another thread; carried out by the event loop that owns it.
 pub type Command = Box<dyn FnOnce(&mut Worker) + Send>;
 
-/// The way to a worker from other threads.
+/// A worker's command channel for other threads.
 pub trait WorkerLink: fmt::Debug + Send + Sync {
-    /// Has `command` carried out, after those that were sent before. Never waits. A command to
-    /// a worker that is gone is dropped.
+    /// Sends `command`, to be carried out after those that were sent before. Never waits. A command
+    /// to a worker that no longer exists is dropped.
     fn send(&self, command: Command);
 }
 
-/// A device and what its event loop knows of it.
+/// A device and what its event loop knows about it.
 ///
 /// All methods are called by one thread at a time. A fault stops all queues before the call that
-/// met it returns, so that it can never hit a device that the driver has restarted since.
+/// caused it returns, so that it can never affect a device that the driver has restarted since.
 #[derive(Debug)]
 pub struct Worker {
     name: String,
     device: Box<dyn VirtioDevice>,
     info: DeviceInfo,
     irq: Arc<dyn Interrupt>,
-    /// The driver said `DRIVER_OK` and has not reset the device since.
+    /// The driver set `DRIVER_OK` and has not reset the device since.
     live: bool,
     /// Queues run.
     serving: bool,
@@ -40,8 +40,8 @@ pub struct Worker {
 }
 
 impl Worker {
-    /// A worker for `device`, which is called `name` in logs and whose driver is interrupted
-    /// by `irq`.
+    /// Creates a worker for `device`, which is called `name` in logs and interrupts its driver with
+    /// `irq`.
     #[must_use]
     pub fn new(name: String, device: Box<dyn VirtioDevice>, irq: Arc<dyn Interrupt>) -> Self {
         let info = device.info();
@@ -76,7 +76,7 @@ impl Worker {
         &*self.device
     }
 
-    /// Does something with the device. Changes of its configuration are told to the driver.
+    /// Runs `work` with the device. The driver is notified of changes of the configuration.
     pub fn with_device<R>(&mut self, work: impl FnOnce(&mut dyn VirtioDevice) -> R) -> R {
         let result = work(&mut *self.device);
         self.tell_changes();
@@ -90,13 +90,13 @@ impl Worker {
         u16::try_from(self.info.queue_sizes.len()).unwrap_or(u16::MAX)
     }
 
-    /// Whether queues run, and notifications and backend are to be waited for.
+    /// Whether queues run, so that notifications and the backend must be waited for.
     #[must_use]
     pub fn is_serving(&self) -> bool {
         self.serving
     }
 
-    /// The driver said `DRIVER_OK`: starts its queues. While paused they are held until
+    /// Starts these queues after the driver set `DRIVER_OK`. While paused they are held until
     /// [`Self::resume`].
     pub fn start(&mut self, features: u64, queues: Vec<Queue>) {
         self.stop();
@@ -130,7 +130,7 @@ impl Worker {
         }
     }
 
-    /// Stops all queues and returns those that ran, with their state, in order.
+    /// Stops all queues and returns those that ran, with their positions, in order.
     pub fn stop(&mut self) -> Vec<Queue> {
         self.serving = false;
         let mut queues: Vec<_> = (0..self.queue_count())
@@ -142,7 +142,7 @@ impl Worker {
         queues
     }
 
-    /// The driver takes one queue out of service, which stays so until a reset.
+    /// Stops one queue for the driver; it stays stopped until a reset.
     pub fn stop_queue(&mut self, index: u16) {
         self.device.stop_queue(index);
         if let Some(held) = &mut self.held {
@@ -150,17 +150,17 @@ impl Worker {
         }
     }
 
-    /// The driver resets the device.
+    /// Resets the device for the driver.
     pub fn reset(&mut self) {
         self.stop();
         self.live = false;
         self.device.reset();
-        // The driver reads configuration space anew.
+        // The driver reads configuration space again.
         self.info.config.take_changed();
     }
 
     /// Stops all queues and holds them: nothing is in flight, and guest memory is not touched
-    /// until [`Self::resume`]. `false` when the device cannot promise that
+    /// until [`Self::resume`]. Returns `false` if the device cannot promise that
     /// ([`VirtioDevice::is_quiet`]); its queues are held all the same.
     pub fn pause(&mut self) -> bool {
         if self.held.is_none() {
@@ -170,8 +170,8 @@ impl Worker {
         self.device.is_quiet()
     }
 
-    /// Goes on with the queues that [`Self::pause`] held. `true` when there are some, which the
-    /// caller looks at then, since notifications may have been missed.
+    /// Continues with the queues that [`Self::pause`] held. Returns `true` if there are any: then
+    /// the caller must poll them, since notifications may have been missed.
     pub fn resume(&mut self) -> bool {
         let Some(held) = self.held.take() else {
             return false;
@@ -189,17 +189,17 @@ impl Worker {
         self.held.as_deref().unwrap_or(&[])
     }
 
-    /// Where the queues of a paused device are in their rings.
+    /// The positions of a paused device's queues in their rings.
     #[must_use]
     pub fn queue_states(&self) -> Vec<(u16, QueueState)> {
         let held = self.held().iter();
         held.map(|queue| (queue.index(), queue.state())).collect()
     }
 
-    /// The driver notified queue `index`.
+    /// Serves queue `index` after a notification by the driver.
     ///
     /// # Errors
-    /// When the host's side failed; the device is parked then.
+    /// If the host side failed; the device is parked then.
     pub fn on_queue(&mut self, index: u16) -> Result<Progress, HostFault> {
         if !self.serving {
             return Ok(Progress::Idle);
@@ -208,10 +208,10 @@ impl Worker {
         self.settle(result)
     }
 
-    /// The backend is readable.
+    /// Serves the backend, which is readable.
     ///
     /// # Errors
-    /// When the host's side failed; the device is parked then.
+    /// If the host side failed; the device is parked then.
     pub fn on_backend(&mut self) -> Result<Progress, HostFault> {
         if !self.serving {
             return Ok(Progress::Idle);

@@ -1,7 +1,7 @@
 //! One stream between a Unix socket and a port of the guest.
 //!
-//! A connection knows its socket, its phase and its credit. It tells what it would send to the
-//! guest next ([`Connection::next_step`]) and takes what the guest sends; it knows no queue.
+//! A connection knows its socket, its phase and its credit. It reports what it would send to the
+//! guest next ([`Connection::next_step`]) and takes what the guest sends; it does not know queues.
 
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -14,22 +14,22 @@ use super::packet::{Header, Op, Ports, SHUTDOWN_BOTH, SHUTDOWN_RECEIVE, SHUTDOWN
 use crate::GuestRam;
 use crate::virtio::{Chain, Fault, iovec};
 
-/// A buffer that is larger than this is not kept once it is empty.
+/// A buffer that is larger than this is freed once it is empty.
 const MAX_IDLE_BUFFER: usize = 16 << 10;
 
-/// Receive buffers of the guest that one read from the socket may fill.
+/// The maximum number of receive buffers of the guest that one read from the socket may fill.
 pub(super) const MAX_BATCH: usize = 32;
 
-/// How far the two sides have come.
+/// The phase of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
-    /// The guest has been asked, or will be, whether it takes the connection.
+    /// The request was sent to the guest, or will be; it has not responded yet.
     Requested,
-    /// Both sides agreed.
+    /// Both sides have accepted.
     Established,
 }
 
-/// What a connection wants to do when the guest has a receive buffer for it.
+/// The next action of a connection when the guest has a receive buffer for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Step {
     /// Send a packet without payload: operation and flags.
@@ -38,30 +38,30 @@ pub(super) enum Step {
     Data,
 }
 
-/// What becomes of a connection after an event.
+/// The state of a connection after an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub(super) enum Outcome {
-    /// It goes on.
+    /// It continues.
     Lives,
-    /// It is over, and the guest must hear so.
+    /// It is over, and the guest must be sent a reset.
     Reset,
-    /// It is over, and the guest knows.
+    /// It is over, and the guest knows that.
     Gone,
 }
 
-/// What came of reading from the socket.
+/// The result of reading from the socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Read {
-    /// So many bytes, at least one.
+    /// This number of bytes, at least one.
     Bytes(usize),
-    /// Nothing now; the connection may have something else to do.
+    /// Nothing to read now; the connection may have something else to do.
     Nothing,
     /// The socket failed.
     Failed,
 }
 
-/// What the guest still has to be told.
+/// Packets that are due to be sent to the guest.
 #[derive(Debug, Default)]
 struct Due {
     request: bool,
@@ -72,7 +72,7 @@ struct Due {
     shutdown: u32,
 }
 
-/// A socket and the bytes that it has not taken yet.
+/// A socket and the bytes that are not written to it yet.
 #[derive(Debug)]
 pub(super) struct Outlet {
     socket: OwnedFd,
@@ -82,7 +82,7 @@ pub(super) struct Outlet {
     writable: bool,
 }
 
-/// The host program will not read any more.
+/// The host program no longer reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Closed;
 
@@ -100,7 +100,7 @@ impl Outlet {
         self.buffer.is_empty()
     }
 
-    /// Bytes that the socket has not taken.
+    /// Bytes that are not written to the socket yet.
     fn pending(&self) -> &[u8] {
         self.buffer.get(self.head..).unwrap_or(&[])
     }
@@ -118,7 +118,7 @@ impl Outlet {
         self.writable = true;
     }
 
-    /// Sends what is buffered as far as the socket takes it; returns how much it took.
+    /// Sends as much of the buffer as the socket takes; returns the number of bytes.
     pub(super) fn flush(&mut self) -> Result<usize, Closed> {
         let mut done = 0usize;
         while self.writable && !self.buffer.is_empty() {
@@ -142,8 +142,8 @@ impl Outlet {
         Ok(done)
     }
 
-    /// Sends `len` bytes of the chain from `offset` on, straight from guest memory as far as
-    /// the socket takes them; keeps the rest. Returns how much the socket took.
+    /// Sends `len` bytes of the chain from `offset` on: directly from guest memory as far as the
+    /// socket takes them; buffers the rest. Returns how much the socket took.
     fn send_chain(
         &mut self,
         mem: &GuestRam,
@@ -160,7 +160,8 @@ impl Outlet {
                 Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
                 Err(_) => return Ok(Err(Closed)),
             }
-            // A socket that took only a part is full: it becomes writable again by an event.
+            // A socket that took only a part is full: an event will report when it is writable
+            // again.
             self.writable = sent == len;
         }
         let rest = len.saturating_sub(sent);
@@ -204,30 +205,30 @@ pub(super) struct Connection {
     inbound: Inbound,
     outbound: Outbound,
     due: Due,
-    /// Shutdown flags that the guest was told or will be.
+    /// Shutdown flags that were sent to the guest or will be.
     announced: u32,
-    /// Shutdown flags that the guest told.
+    /// Shutdown flags that the guest has sent.
     guest_shutdown: u32,
-    /// The socket may have something to read.
+    /// There may be data to read in the socket.
     readable: bool,
     /// The host program closed its socket for both directions.
     hung_up: bool,
     /// Nothing more will be read from the socket.
     read_ended: bool,
-    /// The host program does not read any more; what the guest sends is dropped.
+    /// The host program no longer reads; data from the guest is dropped.
     write_ended: bool,
-    /// The guest was asked for its credit, and has not given any since.
+    /// The guest was asked for its credit, and has not granted any since.
     asked: bool,
-    /// The connection waits for its turn in the multiplexer's list.
+    /// The connection is in the multiplexer's list of ready ones.
     pub(super) queued: bool,
-    /// Receive buffers that the next read should offer.
+    /// The number of receive buffers for the next read.
     batch: usize,
-    /// The host program is not told when the guest has accepted.
+    /// The host program does not get a line when the guest has accepted.
     silent: bool,
 }
 
 impl Connection {
-    /// A host program wants to reach the guest.
+    /// Creates a connection that a host program opens to the guest.
     pub(super) fn from_host(socket: OwnedFd, ports: Ports, buf_alloc: u32) -> Self {
         let due = Due {
             request: true,
@@ -236,7 +237,7 @@ impl Connection {
         Self::new(socket, ports, buf_alloc, Phase::Requested, due)
     }
 
-    /// As [`Self::from_host`], for a program that does not wait for the line `OK`.
+    /// As [`Self::from_host`], for a program that does not expect the line `OK`.
     pub(super) fn from_process(socket: OwnedFd, ports: Ports, buf_alloc: u32) -> Self {
         Self {
             silent: true,
@@ -244,7 +245,7 @@ impl Connection {
         }
     }
 
-    /// The guest reached a host program.
+    /// Creates a connection that the guest opened to a host program.
     pub(super) fn from_guest(socket: OwnedFd, ports: Ports, buf_alloc: u32) -> Self {
         let due = Due {
             response: true,
@@ -282,29 +283,30 @@ impl Connection {
         self.inbound.buf_alloc()
     }
 
-    /// The guest has been told nothing yet: it need not hear of the end either.
+    /// Whether nothing was sent to the guest yet: then it need not get a reset either.
     pub(super) fn unknown_to_guest(&self) -> bool {
         self.due.request
     }
 
-    /// Nobody on the host is at the other end any more.
+    /// Whether the connection has no user on the host any more.
     pub(super) fn abandoned(&self) -> bool {
         self.hung_up && (self.read_ended || self.phase == Phase::Requested)
     }
 
-    /// What is left when the connection is over.
+    /// Returns the remaining output after the connection is over.
     pub(super) fn into_outlet(self) -> Outlet {
         self.outlet
     }
 
     // ---- The host's side ----
 
-    /// The socket became readable, writable, or its other end is gone.
+    /// Handles a socket that became readable or writable, or whose other end was closed.
     pub(super) fn on_socket(&mut self, readable: bool, writable: bool, hung_up: bool) -> Outcome {
         self.readable |= readable || hung_up;
         if hung_up {
             self.hung_up = true;
-            // A process does not wait for the guest's answer: it may have written all already.
+            // A program of this process does not wait for the guest's answer: it may have written
+            // everything already.
             if self.phase == Phase::Requested && !self.silent {
                 return if self.due.request {
                     Outcome::Gone
@@ -336,7 +338,7 @@ impl Connection {
     }
 
     fn forwarded(&mut self, len: usize) {
-        // Never more than the guest sent, which is counted in 32 bits.
+        // Never more than the guest sent, which is a 32-bit count.
         self.inbound.forward(u32::try_from(len).unwrap_or(u32::MAX));
         if self.inbound.update_due() {
             self.due.credit_update = true;
@@ -348,16 +350,17 @@ impl Connection {
         self.announce(SHUTDOWN_RECEIVE);
     }
 
-    /// Passes on the guest's end of sending once everything before it was passed on.
+    /// Shuts down the socket for writing if the guest has ended sending and everything before that
+    /// was passed on.
     fn finish_sending(&mut self) {
         if self.guest_shutdown & SHUTDOWN_SEND != 0 && self.outlet.is_empty() && !self.write_ended {
             self.write_ended = true;
-            // It fails only when the other end is gone, which an event tells as well.
+            // It fails only if the other end is closed, which is also reported as an event.
             let _ = shutdown(&self.outlet.socket, Shutdown::Write);
         }
     }
 
-    /// Tells the guest that the host side will not receive or send any more.
+    /// Schedules a shutdown to the guest: the host side will not receive or send any more.
     fn announce(&mut self, flags: u32) {
         let new = flags & !self.announced;
         self.announced |= new;
@@ -366,7 +369,7 @@ impl Connection {
 
     // ---- The guest's side ----
 
-    /// A packet of the guest for this connection, other than data.
+    /// Handles a packet of the guest for this connection, other than data.
     pub(super) fn on_control(&mut self, op: Op, header: &Header) -> Outcome {
         if op == Op::Reset {
             return Outcome::Gone;
@@ -386,11 +389,12 @@ impl Connection {
         }
     }
 
-    /// Takes the guest's word about its buffer; `false` when it cannot be true.
+    /// Applies the guest's credit; `false` if it is inconsistent.
     pub(super) fn take_credit(&mut self, header: &Header) -> bool {
         let update = self.outbound.update(header.buf_alloc, header.fwd_cnt);
-        // A guest answers that nothing has become free, too. It tells by itself when that changes
-        // (§5.10.6.3): asked again at once, it would answer so for as long as nobody reads.
+        // A guest also answers if nothing has become free. It sends an update when that changes
+        // (§5.10.6.3): if asked again immediately, it would answer the same until its program
+        // reads.
         if self.outbound.free() > 0 {
             self.asked = false;
             self.due.credit_request = false;
@@ -405,7 +409,7 @@ impl Connection {
         }
         let line = format!("OK {}\n", self.ports.host);
         let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
-        // Nothing was written to this socket before: it takes the line whole, or is closed.
+        // Nothing was written to this socket before: it takes the whole line, or is closed.
         match rustix::io::retry_on_intr(|| send(&self.outlet.socket, line.as_bytes(), flags)) {
             Ok(sent) if sent == line.len() => Outcome::Lives,
             _ => Outcome::Reset,
@@ -426,7 +430,8 @@ impl Connection {
         Outcome::Lives
     }
 
-    /// Data of the guest: `len` bytes of the chain from `offset` on. Credit was taken already.
+    /// Handles data of the guest: `len` bytes of the chain from `offset` on. Its credit was already
+    /// counted.
     pub(super) fn on_data(
         &mut self,
         mem: &GuestRam,
@@ -455,8 +460,8 @@ impl Connection {
 
     // ---- Towards the guest ----
 
-    /// What the connection would send now. Asking alone changes nothing
-    /// that the guest would see.
+    /// Returns what the connection would send now. Calling this changes nothing that the guest can
+    /// see.
     pub(super) fn next_step(&mut self) -> Option<Step> {
         let due = &self.due;
         if due.request {
@@ -480,7 +485,7 @@ impl Connection {
         if self.due.credit_request {
             return Some(Step::Control(Op::CreditRequest, 0));
         }
-        // Every packet tells the credit: this one is for a stream that has nothing else to say.
+        // Every packet carries the credit: this one is for a stream that has nothing else to send.
         if self.due.credit_update {
             return Some(Step::Control(Op::CreditUpdate, 0));
         }
@@ -490,7 +495,7 @@ impl Connection {
         None
     }
 
-    /// The header of a packet that is sent now; it settles what it tells.
+    /// Returns the header of a packet that is sent now; what it carries is no longer due.
     pub(super) fn header(&mut self, guest_cid: u64, op: Op, flags: u32, len: u32) -> Header {
         match op {
             Op::Request => self.due.request = false,
@@ -510,7 +515,7 @@ impl Connection {
         }
     }
 
-    /// Bytes that one read may bring, and receive buffers that it should be offered.
+    /// Returns the maximum bytes of one read, and how many receive buffers it should be offered.
     pub(super) fn read_quota(&self) -> (usize, usize) {
         (self.outbound.free() as usize, self.batch)
     }
@@ -524,7 +529,7 @@ impl Connection {
                 self.batch = if full {
                     self.batch.saturating_mul(2).min(MAX_BATCH)
                 } else {
-                    // The next message is likely to be as long.
+                    // The next message probably has a similar length.
                     (self.batch / 2).max(1)
                 };
                 Read::Bytes(len.min(room))
@@ -534,7 +539,7 @@ impl Connection {
                     self.readable = false;
                     Read::Nothing
                 }
-                // The host program closed without reading all that it was sent.
+                // The host program closed without reading all that was sent to it.
                 std::io::ErrorKind::ConnectionReset => {
                     self.hung_up = true;
                     self.end_of_file()

@@ -1,7 +1,7 @@
-//! Buffer space (§5.10.6.3): either side tells how much it buffers (`buf_alloc`) and how much
+//! Flow control (§5.10.6.3): either side announces how much it buffers (`buf_alloc`) and how much
 //! it has consumed so far (`fwd_cnt`, modulo 2³²); the other never has more in flight.
 
-/// What the guest may send to the host.
+/// The credit of the guest: what it may send to the host.
 #[derive(Debug)]
 pub(super) struct Inbound {
     buf_alloc: u32,
@@ -11,7 +11,7 @@ pub(super) struct Inbound {
     advertised: u32,
 }
 
-/// The guest sent more than it was allowed to.
+/// The guest sent more than its credit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Overrun;
 
@@ -34,7 +34,7 @@ impl Inbound {
         self.received.wrapping_sub(self.forwarded)
     }
 
-    /// `len` bytes came from the guest.
+    /// Counts `len` bytes from the guest.
     pub(super) fn receive(&mut self, len: u32) -> Result<(), Overrun> {
         match self.in_flight().checked_add(len) {
             Some(held) if held <= self.buf_alloc => {
@@ -45,29 +45,29 @@ impl Inbound {
         }
     }
 
-    /// `len` of the bytes received have left the device. More than that is not counted.
+    /// Counts `len` of the received bytes as forwarded, but never more than are in flight.
     pub(super) fn forward(&mut self, len: u32) {
         self.forwarded = self.forwarded.wrapping_add(len.min(self.in_flight()));
     }
 
-    /// What to put into `fwd_cnt` of a packet that is about to be sent.
+    /// Returns the value for `fwd_cnt` of a packet that is sent now.
     pub(super) fn advertise(&mut self) -> u32 {
         self.advertised = self.forwarded;
         self.forwarded
     }
 
-    /// Whether the guest should hear of the space that became free. It is not told of every
-    /// byte, and never left to believe that there is less than half of what there is.
+    /// Whether the guest should be sent a credit update: not after every byte, but once half of the
+    /// buffer or more became free without its knowledge.
     pub(super) fn update_due(&self) -> bool {
         let untold = self.forwarded.wrapping_sub(self.advertised);
         untold != 0 && untold >= self.buf_alloc >> 1
     }
 }
 
-/// More is never in flight, whatever the guest grants: counts modulo 2³² stay comparable.
+/// The limit of bytes in flight, whatever the guest grants: so counts modulo 2³² stay comparable.
 const MAX_IN_FLIGHT: u32 = 1 << 30;
 
-/// What the host may send to the guest.
+/// The credit of the host: what it may send to the guest.
 #[derive(Debug)]
 pub(super) struct Outbound {
     buf_alloc: u32,
@@ -75,12 +75,12 @@ pub(super) struct Outbound {
     sent: u32,
 }
 
-/// The guest says that it consumed what was never sent.
+/// The guest claims to have consumed bytes that were never sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct CreditLie;
 
 impl Outbound {
-    /// Nothing may be sent until the guest has said what it buffers.
+    /// Nothing may be sent until the guest has announced its buffer.
     pub(super) fn new() -> Self {
         Self {
             buf_alloc: 0,
@@ -89,8 +89,8 @@ impl Outbound {
         }
     }
 
-    /// Takes the guest's word from any of its packets. A count that is older than what is
-    /// known already (Linux's threads overtake one another) changes nothing.
+    /// Applies the credit fields of any packet from the guest. A count that is older than the last
+    /// known one (Linux's threads overtake one another) is ignored.
     pub(super) fn update(&mut self, buf_alloc: u32, fwd_cnt: u32) -> Result<(), CreditLie> {
         let in_flight = self.sent.wrapping_sub(fwd_cnt);
         if in_flight > u32::MAX >> 1 {
@@ -103,7 +103,7 @@ impl Outbound {
         Ok(())
     }
 
-    /// Bytes sent that the guest has not consumed, as far as is known.
+    /// Bytes that were sent and that the guest has not consumed, as far as known.
     pub(super) fn in_flight(&self) -> u32 {
         self.sent.wrapping_sub(self.consumed)
     }
@@ -115,7 +115,7 @@ impl Outbound {
             .saturating_sub(self.in_flight())
     }
 
-    /// `len` bytes, at most [`Self::free`], were sent.
+    /// Counts `len` bytes, at most [`Self::free`], as sent.
     pub(super) fn sent(&mut self, len: u32) {
         self.sent = self.sent.wrapping_add(len);
     }

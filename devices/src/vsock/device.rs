@@ -1,4 +1,4 @@
-//! The vsock device: its queues, and the packets that travel on them.
+//! The vsock device: its queues, and the packets on them.
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -17,7 +17,7 @@ use crate::virtio::{
     Queues, RestoreError, SavedDevice, StartError, VirtioDevice,
 };
 
-/// Number of the event queue; before it come those for receiving and transmitting (§5.10.2).
+/// Index of the event queue; before it come those for receiving and transmitting (§5.10.2).
 const EVENT: u16 = 2;
 
 const QUEUE_SIZES: [u16; 3] = [256, 256, 16];
@@ -28,42 +28,42 @@ const F_STREAM: u64 = 1 << 0;
 /// `VIRTIO_VSOCK_EVENT_TRANSPORT_RESET` (§5.10.6.7).
 const TRANSPORT_RESET: [u8; 4] = [0; 4];
 
-/// Packets in each direction before the event loop gets its turn again.
+/// Packets in each direction before the event loop gets control back.
 const BUDGET: usize = 512;
 
-/// A virtio socket device whose streams are Unix sockets of the host; the module's
-/// documentation says which leads where.
+/// A virtio socket device whose streams are Unix sockets of the host; the module's documentation
+/// describes how ports map to them.
 #[derive(Debug)]
 pub struct VsockDevice {
     mux: Mux,
     reset: Reset,
     config: Arc<ConfigSpace>,
-    /// By their numbers; data flows when the first two run.
+    /// By their index; data flows if the first two run.
     queues: Queues,
     flow: Flow,
 }
 
-/// Whether the guest knows that its connections are gone.
+/// Whether the guest was notified that its connections are gone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Reset {
-    /// It knows, or there is nothing to know.
+    /// It was, or there was nothing to report.
     Known,
-    /// It has yet to hear of it.
+    /// It was not notified yet.
     Due,
-    /// It was told. No data flows until it has put its buffer back, for it ends all connections
-    /// that it has by then, new ones too.
+    /// It was notified. No data flows until it has made the event's buffer available again, since
+    /// it ends all connections that it has until then, including new ones.
     Told {
-        /// Buffers for events that it had given before.
+        /// Number of event buffers that were available before.
         others: u16,
     },
 }
 
-/// What keeps data from flowing.
+/// Conditions that keep data from flowing.
 #[derive(Clone, Copy, Debug)]
 struct Flow {
-    /// The driver is asked to notify of receive buffers.
+    /// The driver was asked to notify of receive buffers.
     rx_kicks: bool,
-    /// Packets of the driver wait until resets have found receive buffers.
+    /// Packets of the driver wait until resets have been sent in receive buffers.
     tx_stalled: bool,
 }
 
@@ -76,7 +76,7 @@ impl Default for Flow {
     }
 }
 
-/// The two queues of data at work.
+/// The two data queues while they run.
 #[derive(Debug)]
 struct Running<'a> {
     rx: &'a mut Queue,
@@ -84,7 +84,7 @@ struct Running<'a> {
     flow: &'a mut Flow,
 }
 
-/// Why sending to the driver ended.
+/// Why sending to the driver stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Sent {
     Everything,
@@ -93,8 +93,8 @@ enum Sent {
 }
 
 impl VsockDevice {
-    /// A device for the guest with this CID (3 to 2³²-2), which listens on the Unix socket
-    /// `path` at once. The socket's file is removed when the device is dropped; one that a dead
+    /// Creates a device for the guest with this CID (3 to 2³²-2), which listens on the Unix socket
+    /// `path` immediately. The socket's file is removed when the device is dropped; one that a dead
     /// process left there is replaced.
     ///
     /// # Errors
@@ -104,9 +104,9 @@ impl VsockDevice {
         Self::new(guest_cid, Box::new(Listener::bind(path.as_ref())?))
     }
 
-    /// A device for the guest with this CID, whose host programs connect to a socket that
-    /// listens already. A program in the guest reaches nobody but listeners of this process
-    /// ([`Self::listen`]). Nothing needs a path.
+    /// Creates a device for the guest with this CID whose host programs connect to a socket that
+    /// listens already. A program in the guest can only reach listeners of this process
+    /// ([`Self::listen`]). No paths are used.
     ///
     /// # Errors
     /// See [`VsockError`].
@@ -115,8 +115,8 @@ impl VsockDevice {
         Self::new(guest_cid, Box::new(Handed(Some(listener))))
     }
 
-    /// A device for the guest with this CID that only this process uses, by [`Self::connect`] and
-    /// [`Self::listen`].
+    /// Creates a device for the guest with this CID that only this process uses, with
+    /// [`Self::connect`] and [`Self::listen`].
     ///
     /// # Errors
     /// See [`VsockError`].
@@ -124,13 +124,13 @@ impl VsockDevice {
         Self::new(guest_cid, Box::new(Handed(None)))
     }
 
-    /// Whether its host side makes sockets and uses paths ([`VsockHost::uses_paths`]).
+    /// Whether its host side creates sockets and uses paths ([`VsockHost::uses_paths`]).
     #[must_use]
     pub fn uses_paths(&self) -> bool {
         self.mux.uses_paths()
     }
 
-    /// A device for the guest with this CID over any host side.
+    /// Creates a device for the guest with this CID over any host side.
     ///
     /// # Errors
     /// See [`VsockError`].
@@ -144,17 +144,17 @@ impl VsockDevice {
         })
     }
 
-    /// Opens a stream to a port of the guest. What is written waits until the guest accepts;
-    /// the stream ends when it refuses.
+    /// Opens a stream to a port of the guest. Written data waits until the guest accepts; the
+    /// stream ends if it refuses.
     ///
     /// # Errors
-    /// When descriptors run out, or all connections are taken (EMFILE).
+    /// If descriptors run out, or all connections are in use (EMFILE).
     pub fn connect(&mut self, port: u32) -> io::Result<UnixStream> {
         self.mux.connect_guest(port)
     }
 
-    /// Serves a port of the host: `on_connect` gets the streams that programs in the guest
-    /// open to it. It is called on the thread that serves the device and must not block.
+    /// Serves a port of the host: `on_connect` receives the streams that programs in the guest open
+    /// to it. It is called on the thread that serves the device and must not block.
     pub fn listen(&mut self, port: u32, on_connect: impl FnMut(UnixStream) + Send + 'static) {
         self.mux.listen(port, Box::new(on_connect));
     }
@@ -165,12 +165,12 @@ impl VsockDevice {
         self.mux.guest_cid()
     }
 
-    /// Ends all connections and tells the driver that they are gone and that its CID may have
-    /// changed (§5.10.6.7): for a guest that was restored from a snapshot. Without a running
-    /// driver it is told when it runs.
+    /// Ends all connections, and notifies the driver that they are gone and that its CID may have
+    /// changed (§5.10.6.7): for a guest that was restored from a snapshot. If no driver is running,
+    /// it is notified once it runs.
     ///
     /// # Errors
-    /// When the event queue cannot be used.
+    /// If the event queue cannot be used.
     pub fn reset_transport(&mut self) -> Result<(), Fault> {
         self.mux.forget_connections();
         self.reset = Reset::Due;
@@ -201,11 +201,11 @@ impl VsockDevice {
         Running { rx, tx, flow }.serve(&mut self.mux)
     }
 
-    /// Tells the driver of a reset of the transport, once it has a buffer for that. `true` when
-    /// data may flow.
+    /// Notifies the driver of a reset of the transport, once it has a buffer for that. Returns
+    /// `true` if data may flow.
     fn tell_reset(&mut self) -> Result<bool, Fault> {
         let [_, _, Some(event)] = self.queues.places() else {
-            // A driver without that queue cannot be told.
+            // A driver without that queue cannot be notified.
             return Ok(true);
         };
         if self.reset == Reset::Due {
@@ -219,7 +219,7 @@ impl VsockDevice {
             event.notify()?;
         }
         if let Reset::Told { others } = self.reset {
-            // Asked for a notification first: one that comes in between is not lost.
+            // The notification is requested first, so that none in between is lost.
             if event.enable_kicks_for_more()? <= others {
                 return Ok(false);
             }
@@ -230,14 +230,14 @@ impl VsockDevice {
 }
 
 impl Running<'_> {
-    /// Takes packets from the driver and gives it what is there for it, until neither is
-    /// possible or the budget is used up.
+    /// Takes packets from the driver and sends packets to it, until neither is possible or the
+    /// budget is used up.
     fn serve(&mut self, mux: &mut Mux) -> Result<Progress, Fault> {
         let (mut to_receive, mut to_send) = (BUDGET, BUDGET);
         loop {
             self.tx.disable_kicks()?;
             self.receive(mux, &mut to_receive)?;
-            // Connections that ended made room for host programs that wait.
+            // Connections that ended made room for waiting host programs.
             mux.accept();
             let sent = self.send(mux, &mut to_send)?;
             self.tx.notify()?;
@@ -249,7 +249,7 @@ impl Running<'_> {
                 if mux.may_receive() {
                     continue;
                 }
-                // Receive buffers, of which the driver notifies, get this going again.
+                // The driver's notification of receive buffers resumes this.
                 return Ok(Progress::Idle);
             }
             if !self.tx.enable_kicks()? {
@@ -285,7 +285,7 @@ impl Running<'_> {
         Ok(())
     }
 
-    /// Gives the driver what there is for it.
+    /// Sends the pending packets to the driver.
     fn send(&mut self, mux: &mut Mux, budget: &mut usize) -> Result<Sent, Fault> {
         loop {
             if !mux.has_work() {
@@ -308,7 +308,7 @@ impl Running<'_> {
         }
     }
 
-    /// The next receive buffer. Without one the driver is asked to notify.
+    /// Returns the next receive buffer. If there is none, the driver is asked to notify.
     fn next_buffer(&mut self) -> Result<Option<Chain>, Fault> {
         loop {
             if let Some(chain) = self.rx.next()? {
@@ -330,8 +330,8 @@ impl Running<'_> {
         }
     }
 
-    /// Reads from a connection's socket straight into as many receive buffers as one system
-    /// call may fill; each becomes a packet.
+    /// Reads from a connection's socket directly into as many receive buffers as one system call
+    /// may fill; each becomes a packet.
     fn send_data(
         &mut self,
         mux: &mut Mux,
@@ -387,7 +387,7 @@ impl Running<'_> {
             let Some(connection) = mux.connection(id) else {
                 break;
             };
-            // A packet's length is below that of guest memory's segments, which is a u32.
+            // A packet is no longer than its segment of guest memory, whose length is a u32.
             let len = u32::try_from(len).unwrap_or(u32::MAX);
             let header = connection.header(guest_cid, Op::Data, 0, len);
             self.finish(mux, chain, &header)?;
@@ -399,7 +399,7 @@ impl Running<'_> {
         Ok(())
     }
 
-    /// Completes a receive buffer whose payload is in place.
+    /// Completes a receive buffer whose payload was written.
     fn finish(&mut self, mux: &mut Mux, chain: Chain, header: &Header) -> Result<(), Fault> {
         chain.write(self.rx.memory(), 0, &header.to_bytes())?;
         mux.counters.rx_packets.one();
@@ -421,8 +421,8 @@ impl VirtioDevice for VsockDevice {
         }
     }
 
-    /// A host side that uses paths needs a thread that may make the calls for it, which others are
-    /// better without.
+    /// A host side that uses paths needs a thread that may make these system calls; other devices
+    /// should not run on that thread.
     fn placement(&self) -> Placement {
         match self.uses_paths() {
             true => Placement::Own,
@@ -447,9 +447,10 @@ impl VirtioDevice for VsockDevice {
         }
     }
 
-    /// Connections do not outlive their process: the driver is told. It forgets them at once, but
-    /// a program of the guest's keeps its end until it closes it, and a new connection by the same
-    /// ports would be refused: so ports go on where the other device was.
+    /// Connections do not survive their process: the driver is notified. It forgets them
+    /// immediately, but a program of the guest keeps its end until it closes it, and a new
+    /// connection with the same ports would be refused: so ports continue where the saved device
+    /// was.
     fn restore(&mut self, saved: &SavedDevice) -> Result<(), RestoreError> {
         let port = <[u8; 4]>::try_from(saved.of_version(1)?).map(u32::from_le_bytes);
         if !port.is_ok_and(|port| self.mux.continue_from_host_port(port)) {

@@ -1,4 +1,4 @@
-//! Why a device's sockets cannot be set up.
+//! Why the host's side of a vsock device cannot be set up.
 
 use std::io;
 use std::path::PathBuf;
@@ -9,7 +9,7 @@ use super::{MAX_GUEST_CID, MAX_PATH, MIN_GUEST_CID};
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum VsockError {
-    /// CIDs 0 to 2 and 2³²-1 have meanings of their own, and larger ones do not exist.
+    /// CIDs 0 to 2 and 2³²-1 are reserved, and larger ones do not exist.
     #[error("{cid} cannot be a guest's CID: choose one from {MIN_GUEST_CID} to {MAX_GUEST_CID}")]
     GuestCid {
         /// The CID.
@@ -25,19 +25,19 @@ pub enum VsockError {
         /// The path.
         path: PathBuf,
     },
-    /// There is something at the path that is not a socket.
+    /// The path exists and is not a socket.
     #[error("{} exists and is no socket: remove it, or choose another path", path.display())]
     NotASocket {
         /// The path.
         path: PathBuf,
     },
-    /// Somebody listens there.
+    /// Another process listens there.
     #[error("another process listens on {}: choose another path, or end that process", path.display())]
     InUse {
         /// The path.
         path: PathBuf,
     },
-    /// The socket could not be made.
+    /// The socket could not be created.
     #[error("failed to listen on {}: its directory must exist and be writable", path.display())]
     Listen {
         /// The path.

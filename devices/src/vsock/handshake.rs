@@ -1,26 +1,27 @@
-//! The line by which a host program names the port of the guest that it wants.
+//! The line in which a host program names the port of the guest that it connects to.
 
 use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, recv};
 
-/// Bytes of the longest line that is looked at; the longest good one has 19.
+/// The maximum length of a line in bytes; the longest valid one has 19.
 const MAX_LINE: usize = 32;
 
-/// How far a host program has come.
+/// The state of a host program's handshake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Handshake {
-    /// The line is not whole yet.
+    /// The line is not complete yet.
     Incomplete,
-    /// It wants this port of the guest. The line was taken off the socket, and nothing else.
+    /// The program connects to this port of the guest. The line, and nothing else, was read from
+    /// the socket.
     Connect(u32),
-    /// It closed, or what it sent is no such line.
+    /// The program closed the socket, or sent something else.
     Refuse,
 }
 
-/// Looks at what a host program has sent. Until the line is whole it stays in the socket, so
-/// that a slow program costs no memory, and what follows the line is the stream's.
+/// Looks at what a host program has sent. Until the line is complete it stays in the socket, so
+/// that a slow program costs no memory, and the bytes after the line belong to the stream.
 pub(super) fn read(socket: &OwnedFd) -> Handshake {
     let mut buf = [0u8; MAX_LINE];
     let seen = match receive(socket, &mut buf, RecvFlags::PEEK) {

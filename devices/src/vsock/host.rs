@@ -1,43 +1,43 @@
-//! The host's side of a socket device: where the streams of host programs come from, and where
-//! those of the guest lead.
+//! The host's side of a socket device: where streams of host programs come from, and where streams
+//! of the guest lead.
 
 use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixListener;
 
-/// What stands for the host's programs. Its streams are Unix sockets; the device makes them
+/// The interface to the host's programs. Its streams are Unix sockets; the device makes them
 /// non-blocking.
 pub trait VsockHost: fmt::Debug + Send {
-    /// Readable when [`Self::accept`] may have something. The same for the host side's life.
+    /// Readable when [`Self::accept`] may return a stream. Always the same descriptor.
     fn fd(&self) -> Option<BorrowedFd<'_>> {
         None
     }
 
-    /// The next stream of a host program, which begins with the line `CONNECT <port>`; `None`
-    /// when nobody waits. Never blocks.
+    /// Returns the next stream of a host program, which starts with the line `CONNECT <port>`;
+    /// `None` if no program is waiting. Never blocks.
     ///
     /// # Errors
-    /// When descriptors or memory run out; it is tried again later.
+    /// If descriptors or memory run out; it is retried later.
     fn accept(&mut self) -> io::Result<Option<OwnedFd>> {
         Ok(None)
     }
 
-    /// Whether it makes sockets, connects them to paths and removes paths: all of that is refused
-    /// to threads that serve no such host side.
+    /// Whether it creates sockets, connects them to paths and removes paths: threads that serve no
+    /// such host side are not permitted to make these system calls.
     fn uses_paths(&self) -> bool {
         true
     }
 
-    /// A stream to the host program that serves `port` for the guest. Never blocks.
+    /// Opens a stream to the host program that serves `port` for the guest. Never blocks.
     ///
     /// # Errors
-    /// When there is none; the guest's connection is refused.
+    /// If no program does; the guest's connection is refused.
     fn connect(&mut self, port: u32) -> io::Result<OwnedFd>;
 }
 
-/// Host programs connect to a socket that was handed in; the guest reaches nobody but
-/// listeners in this process.
+/// Host programs connect to a socket that was passed in; the guest can only reach listeners in this
+/// process.
 #[derive(Debug)]
 pub(super) struct Handed(pub(super) Option<UnixListener>);
 

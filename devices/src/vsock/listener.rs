@@ -1,4 +1,4 @@
-//! The Unix socket that host programs connect to, and those that guests' connections lead to.
+//! The Unix socket that host programs connect to, and those that the guest's connections lead to.
 
 use std::fs;
 use std::io;
@@ -16,17 +16,17 @@ use super::MAX_PATH;
 use super::error::VsockError;
 use super::host::VsockHost;
 
-/// A listening socket; its file goes with it.
+/// A listening socket; its file is removed when it is dropped.
 #[derive(Debug)]
 pub(super) struct Listener {
     path: PathBuf,
-    /// Device and inode of the socket's file: only that one is removed.
+    /// Device and inode of the socket's file: only this file is removed.
     file: Option<(u64, u64)>,
     socket: OwnedFd,
 }
 
 impl Listener {
-    /// Listens at `path`, where a socket that a process left behind is replaced.
+    /// Listens at `path`, replacing a socket that a dead process left behind.
     pub(super) fn bind(path: &Path) -> Result<Self, VsockError> {
         if path.as_os_str().len() > MAX_PATH {
             return Err(VsockError::PathTooLong { path: path.into() });
@@ -69,8 +69,8 @@ impl VsockHost for Listener {
         }
     }
 
-    /// To the host program that listens at `PATH_PORT`. A listener whose backlog is full answers
-    /// EAGAIN at once: the guest hears a refusal.
+    /// Connects to the host program that listens at `PATH_PORT`. If that listener's backlog is
+    /// full, this fails with EAGAIN immediately, and the guest's connection is refused.
     fn connect(&mut self, port: u32) -> io::Result<OwnedFd> {
         let mut path = self.path.clone().into_os_string();
         path.push(format!("_{port}"));
@@ -89,7 +89,7 @@ impl Drop for Listener {
     }
 }
 
-/// Device and inode of what is at `path`.
+/// Device and inode of the file at `path`.
 fn identity(path: &Path) -> Option<(u64, u64)> {
     let meta = fs::symlink_metadata(path).ok()?;
     Some((meta.dev(), meta.ino()))
@@ -104,7 +104,7 @@ fn stream_socket() -> Result<OwnedFd, Errno> {
     )
 }
 
-/// Removes a socket file that a process left behind; anything else at the path is an error.
+/// Removes a socket file that a dead process left behind; any other file at the path is an error.
 fn clear_stale(path: &Path) -> Result<(), VsockError> {
     let Ok(meta) = fs::symlink_metadata(path) else {
         return Ok(());

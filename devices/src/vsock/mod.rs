@@ -1,28 +1,30 @@
 //! The socket device (§5.10): packets of the driver on one side, Unix sockets of the host on
 //! the other.
 //!
-//! * `packet.rs` is the header that every packet starts with.
-//! * `credit.rs` counts what either side may still send (§5.10.6.3).
-//! * `connection.rs` is one stream: its socket, its phase, what it owes the guest.
-//! * `handshake.rs` reads the line by which a host program names the guest's port.
-//! * `host.rs` says what the host's side is: [`VsockHost`].
-//! * `listener.rs` is the host's side by paths: the socket that host programs connect to.
-//! * `mux.rs` owns all sockets of the host behind one epoll instance and decides which
-//!   connection speaks to the guest next.
+//! * `packet.rs` is the header of every packet.
+//! * `credit.rs` tracks how much either side may still send (§5.10.6.3).
+//! * `connection.rs` is one stream: its socket, its phase, the packets that it has to send to the
+//!   guest.
+//! * `handshake.rs` reads the line in which a host program names the guest's port.
+//! * `host.rs` is the interface of the host's side: [`VsockHost`].
+//! * `listener.rs` is a host's side with paths: the socket that host programs connect to.
+//! * `mux.rs` owns all sockets of the host, registered in one epoll instance, and decides which
+//!   connection sends to the guest next.
 //! * `device.rs` owns the three queues and carries packets between them and the multiplexer.
 //!
-//! # Which socket leads where
+//! # How ports map to sockets
 //!
 //! A host program connects to the Unix socket PATH, sends `CONNECT <port>\n` and gets
 //! `OK <host port>\n` once the guest has accepted; then both sides see a byte stream. A program
-//! in the guest that connects to CID 2, port P reaches whoever listens on the Unix socket
-//! `PATH_P`. It is the convention of Firecracker, which its tools know too. The end of either
-//! direction (`shutdown(2)`) is carried over.
+//! in the guest that connects to CID 2, port P reaches the host program that listens on the Unix
+//! socket `PATH_P`. This is the convention of Firecracker, which other tools support too. A
+//! shutdown of either direction (`shutdown(2)`) is passed on.
 //!
-//! Within the process that has the VM no path is needed: [`VsockDevice::connect`] and
-//! [`VsockDevice::listen`]. A host side of another kind implements [`VsockHost`].
+//! The process that runs the VM needs no path: [`VsockDevice::connect`] and
+//! [`VsockDevice::listen`]. For another kind of host side, implement [`VsockHost`].
 //!
-//! The device knows streams only: neither datagrams nor `SOCK_SEQPACKET`, nor other guests.
+//! The device supports only streams: neither datagrams nor `SOCK_SEQPACKET`. It does not connect
+//! guests with each other.
 
 mod connection;
 mod credit;
@@ -45,5 +47,6 @@ pub const MIN_GUEST_CID: u64 = 3;
 /// The highest context identifier that a guest may have; the one above means "any".
 pub const MAX_GUEST_CID: u64 = 0xffff_fffe;
 
-/// Bytes of a Unix socket's path (107) without those that `_PORT` may take (11).
+/// Maximum bytes of the path: those of a Unix socket's path (107) without those that `_PORT` may
+/// take (11).
 const MAX_PATH: usize = 107 - 11;

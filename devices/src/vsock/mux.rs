@@ -1,10 +1,10 @@
-//! All sockets of the host, behind one epoll instance.
+//! All sockets of the host, registered in one epoll instance.
 //!
-//! Every socket is registered once, edge-triggered, for as long as it lives: readiness is
-//! remembered here until it is used up, so that a guest without receive buffers or credit
-//! makes nothing spin, and no system call is needed when interest changes.
+//! Every socket is registered once, edge-triggered, for its lifetime: readiness is remembered here
+//! until it is used up. So a guest without receive buffers or credit causes no busy loop, and a
+//! change of interest needs no system call.
 //!
-//! `guest.rs` has what packets of the guest do, `counters.rs` what is counted.
+//! `guest.rs` handles packets of the guest, `counters.rs` has the statistics.
 
 mod counters;
 mod guest;
@@ -31,34 +31,35 @@ use crate::descriptors::{MAX_CONNECTIONS, Shares};
 use crate::virtio::{Fault, RateLimit};
 pub(super) use counters::Counters;
 
-/// Resets that wait for receive buffers; with so many, no packet of the guest is looked at.
+/// The maximum number of resets that wait for receive buffers; with that many, no packet of the
+/// guest is processed.
 pub(super) const MAX_RESETS: usize = 256;
 
-/// What the first [`LARGE_BUFFERS`] connections buffer for a host program that is slow.
+/// The buffer size of the first [`LARGE_BUFFERS`] connections, for slow host programs.
 const LARGE_BUFFER: u32 = 512 << 10;
 const LARGE_BUFFERS: usize = 32;
-/// What all others buffer.
+/// The buffer size of all others.
 const SMALL_BUFFER: u32 = 32 << 10;
 
-/// The first port of the host that is given to a host program, and the one after the last.
+/// The first port of the host that is assigned to a host program, and the one after the last.
 const FIRST_HOST_PORT: u32 = 1 << 30;
 const END_OF_HOST_PORTS: u32 = u32::MAX;
 
-/// Identifiers in the epoll instance; connections have those between.
+/// Identifiers in the epoll instance; those of connections are between them.
 const LISTENER: u64 = 0;
 const REMINDER: u64 = u64::MAX;
 const EVENTS_PER_CALL: usize = 64;
 
-/// The thing that the guest is sent next.
+/// The next thing to send to the guest.
 #[derive(Debug)]
 pub(super) enum Work {
-    /// A whole packet.
+    /// A complete packet.
     Packet(Header),
     /// Data of this connection.
     Data(u64),
 }
 
-/// What is done with a stream that the guest opened.
+/// The handler of streams that the guest opens.
 struct OnConnect(Box<dyn FnMut(UnixStream) + Send>);
 
 impl fmt::Debug for OnConnect {
@@ -73,11 +74,11 @@ pub(super) struct Mux {
     guest_cid: u64,
     epoll: OwnedFd,
     host: Box<dyn VsockHost>,
-    /// Ports of the host that this process serves by itself.
+    /// Ports of the host that this process serves itself.
     listeners: HashMap<u32, OnConnect>,
-    /// In the epoll instance too: what was left over keeps the device readable.
+    /// Also in the epoll instance: keeps the device readable if work is left.
     reminder: OwnedFd,
-    /// The listener may have more, but there was no room.
+    /// The listener may have more connections, but there was no room.
     accept_pending: bool,
     shares: Shares,
     next_id: u64,
@@ -85,9 +86,9 @@ pub(super) struct Mux {
     handshakes: BTreeMap<u64, OwnedFd>,
     connections: HashMap<u64, Connection>,
     by_ports: HashMap<Ports, u64>,
-    /// Connections that are over, whose last bytes wait for the host program.
+    /// Connections that are over, with bytes that the host program has not read yet.
     lingering: HashMap<u64, Outlet>,
-    /// Connections that may have something for the guest, each once, in turn.
+    /// Connections that may have something for the guest, each once, served in turn.
     ready: VecDeque<u64>,
     resets: VecDeque<Header>,
     log: RateLimit,
@@ -130,9 +131,9 @@ impl Mux {
         Ok(mux)
     }
 
-    /// Keeps the epoll instance readable, for work that the budget did not suffice for.
+    /// Keeps the epoll instance readable, for work that exceeded the budget.
     pub(super) fn remind(&self) {
-        // It fails only when 2^64 - 2 reminders were never taken.
+        // It fails only when 2^64 - 2 reminders are pending.
         let _ = rustix::io::write(&self.reminder, &1u64.to_ne_bytes());
     }
 
@@ -160,11 +161,11 @@ impl Mux {
 
     // ---- The host's side ----
 
-    /// Takes what the sockets have to report.
+    /// Handles the events of the sockets.
     pub(super) fn poll(&mut self) -> Result<(), Fault> {
         let mut buffer = [MaybeUninit::uninit(); EVENTS_PER_CALL];
-        // Edges: no socket reports the same twice in a row, so this ends; the bound is for
-        // host programs that race with it.
+        // Edge-triggered: no socket reports the same event twice in a row, so this ends; the bound
+        // is for host programs that cause new events meanwhile.
         for _ in 0..MAX_CONNECTIONS {
             let events = match epoll::wait(&self.epoll, &mut buffer, Some(&NO_WAIT)) {
                 Ok((events, _)) => events,
@@ -192,7 +193,7 @@ impl Mux {
     fn on_event(&mut self, id: u64, flags: epoll::EventFlags) {
         match id {
             LISTENER => self.accept_pending = true,
-            // Every write is an edge of its own: the count need not be read.
+            // Every write is a new edge: the count need not be read.
             REMINDER => {}
             _ => self.on_socket(id, flags),
         }
@@ -221,14 +222,14 @@ impl Mux {
         }
     }
 
-    /// Takes new host programs as far as there is room.
+    /// Accepts new host programs as long as there is room.
     pub(super) fn accept(&mut self) {
         while self.accept_pending && self.has_room() {
             match self.host.accept() {
                 Ok(Some(socket)) => self.begin_handshake(socket),
                 Ok(None) => self.accept_pending = false,
                 Err(error) => {
-                    // Out of descriptors or memory: the next wake-up tries again.
+                    // Out of descriptors or memory: retried at the next wake-up.
                     self.log_error("a host program could not be accepted", &error);
                     return;
                 }
@@ -237,7 +238,7 @@ impl Mux {
     }
 
     fn begin_handshake(&mut self, socket: OwnedFd) {
-        // One more displaces the oldest.
+        // A new one replaces the oldest.
         if self.handshakes.len() >= self.shares.handshakes {
             self.handshakes.pop_first();
             self.counters.handshakes_dropped.one();
@@ -248,7 +249,7 @@ impl Mux {
             return;
         }
         self.handshakes.insert(id, socket);
-        // Most programs have sent their line by now.
+        // Most programs have sent their line already.
         self.on_handshake(id, false);
     }
 
@@ -286,7 +287,7 @@ impl Mux {
         if self.occupied() < self.shares.connections {
             return true;
         }
-        // A guest may hold on to connections that nobody on the host has any use for.
+        // A guest may keep connections that no longer have a user on the host.
         let abandoned = self
             .connections
             .iter()
@@ -317,7 +318,7 @@ impl Mux {
     }
 
     fn new_id(&mut self) -> u64 {
-        // 2^64 connections are more than a host lives.
+        // 2^64 connections are more than a host ever has.
         self.next_id = self.next_id.wrapping_add(1);
         self.next_id
     }
@@ -353,7 +354,7 @@ impl Mux {
         self.schedule(id);
     }
 
-    /// Draws the consequences of something that happened to a connection.
+    /// Applies the outcome of an event to a connection.
     fn settle(&mut self, id: u64, outcome: Outcome) {
         if outcome == Outcome::Lives {
             self.schedule(id);
@@ -370,7 +371,7 @@ impl Mux {
         self.linger(id, connection);
     }
 
-    /// Keeps the socket until a host program has taken what the guest sent before the end.
+    /// Keeps the socket until a host program has read what the guest sent before the end.
     fn linger(&mut self, id: u64, connection: Connection) {
         let outlet = connection.into_outlet();
         if !outlet.is_empty() {
@@ -388,12 +389,12 @@ impl Mux {
         }
     }
 
-    /// The port of the host that the next program gets.
+    /// The port of the host that the next program will get.
     pub(super) fn next_host_port(&self) -> u32 {
         self.next_host_port
     }
 
-    /// Goes on with the ports of the host from here; `false` when no program could get this one.
+    /// Continues to assign ports of the host from this one; `false` if it is not in the range.
     pub(super) fn continue_from_host_port(&mut self, port: u32) -> bool {
         let possible = (FIRST_HOST_PORT..END_OF_HOST_PORTS).contains(&port);
         if possible {
@@ -402,7 +403,7 @@ impl Mux {
         possible
     }
 
-    /// Ends every connection without a word to the guest, which is about to forget them.
+    /// Ends every connection without notifying the guest, which is about to forget them.
     pub(super) fn forget_connections(&mut self) {
         for (id, connection) in std::mem::take(&mut self.connections) {
             self.linger(id, connection);
@@ -414,18 +415,18 @@ impl Mux {
 
     // ---- Towards the guest ----
 
-    /// Whether something may be waiting for the guest's receive buffers.
+    /// Whether anything may be waiting for the guest's receive buffers.
     pub(super) fn has_work(&self) -> bool {
         !self.resets.is_empty() || !self.ready.is_empty()
     }
 
-    /// Whether packets of the guest may be looked at, any of which may be answered by a reset.
+    /// Whether packets of the guest may be processed, each of which may need a reset as the answer.
     pub(super) fn may_receive(&self) -> bool {
         self.resets.len() < MAX_RESETS
     }
 
     /// Takes the next thing to send. After [`Work::Data`] the caller reads from
-    /// [`Self::connection`] and gives the turn back by [`Self::end_turn`].
+    /// [`Self::connection`] and ends the turn with [`Self::end_turn`].
     pub(super) fn next_work(&mut self) -> Option<Work> {
         if let Some(reset) = self.resets.pop_front() {
             self.counters.resets_sent.one();
@@ -453,7 +454,7 @@ impl Mux {
         self.connections.get_mut(&id)
     }
 
-    /// The connection had its turn.
+    /// Ends the turn of a connection.
     pub(super) fn end_turn(&mut self, id: u64, failed: bool) {
         self.settle(
             id,
@@ -467,7 +468,7 @@ impl Mux {
 
     // ---- This process ----
 
-    /// Opens a stream to a port of the guest. It ends at once when the guest refuses.
+    /// Opens a stream to a port of the guest. It ends as soon as the guest refuses.
     pub(super) fn connect_guest(&mut self, port: u32) -> io::Result<UnixStream> {
         if !self.has_room() {
             return Err(Errno::MFILE.into());
@@ -487,7 +488,7 @@ impl Mux {
         Ok(ours)
     }
 
-    /// Serves a port of the host: `on_connect` gets the streams that the guest opens to it.
+    /// Serves a port of the host: `on_connect` receives the streams that the guest opens to it.
     pub(super) fn listen(&mut self, port: u32, on_connect: Box<dyn FnMut(UnixStream) + Send>) {
         self.listeners.insert(port, OnConnect(on_connect));
     }

@@ -1,4 +1,4 @@
-//! The header that every packet starts with (§5.10.6).
+//! The header of every packet (§5.10.6).
 
 use super::HOST_CID;
 
@@ -8,14 +8,14 @@ pub(super) const HEADER_LEN: usize = 44;
 /// `VIRTIO_VSOCK_TYPE_STREAM`.
 pub(super) const TYPE_STREAM: u16 = 1;
 
-/// Flag of [`Op::Shutdown`]: the sender will receive no more.
+/// Flag of [`Op::Shutdown`]: the sender will not receive any more.
 pub(super) const SHUTDOWN_RECEIVE: u32 = 1;
-/// Flag of [`Op::Shutdown`]: the sender will send no more.
+/// Flag of [`Op::Shutdown`]: the sender will not send any more.
 pub(super) const SHUTDOWN_SEND: u32 = 2;
 /// Both.
 pub(super) const SHUTDOWN_BOTH: u32 = SHUTDOWN_RECEIVE | SHUTDOWN_SEND;
 
-/// What a packet is about.
+/// The operation of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u16)]
 pub(super) enum Op {
@@ -29,7 +29,7 @@ pub(super) enum Op {
 }
 
 impl Op {
-    /// The operation with this number, if it is one.
+    /// Returns the operation with this number; `None` if it is unknown.
     pub(super) fn from_raw(raw: u16) -> Option<Self> {
         Some(match raw {
             1 => Self::Request,
@@ -68,7 +68,7 @@ pub(super) struct Header {
 }
 
 impl Header {
-    /// A packet to the guest, on a stream.
+    /// Creates the header of a packet to the guest, on a stream.
     pub(super) fn to_guest(guest_cid: u64, ports: Ports, op: Op) -> Self {
         Self {
             src_cid: HOST_CID,
@@ -81,7 +81,7 @@ impl Header {
         }
     }
 
-    /// The reset that answers a packet which belongs to nothing.
+    /// Creates the reset in response to a packet that belongs to no connection.
     pub(super) fn reset_for(packet: &Self) -> Self {
         Self {
             src_cid: packet.dst_cid,
@@ -94,7 +94,7 @@ impl Header {
         }
     }
 
-    /// The ports of a packet that the guest sent.
+    /// Returns the ports of a packet that the guest sent.
     pub(super) fn ports(&self) -> Ports {
         Ports {
             guest: self.src_port,
@@ -139,7 +139,7 @@ impl Header {
     }
 }
 
-/// Takes the first `N` bytes off `rest`; the caller knows that there are so many.
+/// Takes the first `N` bytes off `rest`; the caller has checked that there are enough.
 fn take<const N: usize>(rest: &mut &[u8]) -> [u8; N] {
     match rest.split_first_chunk() {
         Some((first, later)) => {

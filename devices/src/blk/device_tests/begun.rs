@@ -1,4 +1,4 @@
-//! Requests that have begun on a disk that works on many at once, and what a stop waits for.
+//! Started requests on a disk that handles many at the same time, and what a stop waits for.
 
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard};
@@ -8,15 +8,15 @@ use crate::blk::engine::{CHUNK_SIZE, MAX_UNFINISHED};
 
 const MIB: usize = 1 << 20;
 
-/// A disk that does one piece after the other, whenever it is told to, or waited for.
+/// A disk that completes one piece after the other, when it is told to or waited for.
 #[derive(Clone, Debug, Default)]
 struct Slow(Arc<Mutex<State>>);
 
 #[derive(Debug, Default)]
 struct State {
-    /// Token and length of what has begun.
+    /// Token and length of the started pieces.
     queued: VecDeque<(u16, usize)>,
-    /// So many of these are done.
+    /// The number of these that are done.
     ready: usize,
     /// Bytes that were done.
     done: usize,
@@ -54,7 +54,7 @@ impl Disk for Slow {
     }
 }
 
-/// What an event loop does until the device has nothing to do but to wait for its disk.
+/// Runs the event loop until the device only waits for its disk.
 fn turns(device: &mut BlockDevice) {
     let mut progress = device.on_queue(0).unwrap();
     while progress == Progress::More {
@@ -62,7 +62,7 @@ fn turns(device: &mut BlockDevice) {
     }
 }
 
-/// And when the disk has done a piece.
+/// Completes one piece of the disk, and runs the event loop.
 fn one_piece(device: &mut BlockDevice, disk: &Slow) {
     let count = disk.state().queued.len();
     disk.state().ready = count.min(1);
@@ -71,7 +71,7 @@ fn one_piece(device: &mut BlockDevice, disk: &Slow) {
     }
 }
 
-/// Requests of so many MiB each, all of the same memory.
+/// Creates this number of requests of so many MiB, all using the same memory.
 fn requests(count: usize, mib: usize) -> (Rig, Slow) {
     let disk = Slow::default();
     let device = BlockDevice::new(Box::new(disk.clone()));
@@ -128,7 +128,7 @@ fn a_stop_waits_for_a_bounded_number_of_bytes_whatever_was_asked_for() {
         assert!(disk.state().queued.is_empty());
         let state = queues[0].state();
         assert_eq!(state.next_avail, state.next_used, "nothing is in flight");
-        // All of them are answered in the end, each once.
+        // All of them are completed in the end, each once.
         for queue in queues {
             rig.device.start_queue(queue).unwrap();
         }
@@ -174,7 +174,7 @@ fn a_queue_that_waits_for_room_goes_on_when_another_one_is_stopped() {
             .all(|driver| driver.take_used().is_none())
     );
     let mut other = device.stop_queue(0).unwrap();
-    // What the event loop hears of.
+    // Completions that are reported to the event loop.
     while device.on_queue(1).unwrap() == Progress::More {}
     while !disk.state().queued.is_empty() {
         one_piece(&mut device, &disk);
@@ -184,7 +184,7 @@ fn a_queue_that_waits_for_room_goes_on_when_another_one_is_stopped() {
     assert!(other.next().is_ok());
 }
 
-/// A disk whose requests cannot be waited for, and are done too late.
+/// A disk whose requests cannot be waited for, and complete too late.
 #[derive(Clone, Debug, Default)]
 struct Deaf(Arc<Mutex<Vec<u16>>>);
 
@@ -197,7 +197,7 @@ impl Disk for Deaf {
         Submitted::Queued
     }
     fn completed(&mut self) -> Option<Completion> {
-        // The event loop alone finds some.
+        // Only the event loop finds completions.
         let mut tokens = self.0.try_lock().ok()?;
         let token = tokens.pop().filter(|_| Arc::strong_count(&self.0) > 2)?;
         let result = Ok(());
@@ -219,11 +219,11 @@ fn a_disk_that_cannot_be_waited_for_is_not_quiet_and_is_used_no_more() {
     drop(queue);
     let queue = rig.driver.device_queue(0, rig.irq.clone());
     rig.device.start_queue(queue).unwrap();
-    // The lost request is there again, with another one.
+    // The lost request is available again, with another one.
     assert_eq!(rig.read(0, 512), 1);
     assert_eq!(std::iter::from_fn(|| rig.driver.take_used()).count(), 2);
     assert!(disk.0.lock().unwrap().is_empty());
-    // What it says of its old requests is nobody's.
+    // Its completions of old requests are ignored.
     let _late = disk.clone();
     disk.0.lock().unwrap().extend(0..4);
     assert_eq!(rig.device.on_backend().unwrap(), Progress::Idle);

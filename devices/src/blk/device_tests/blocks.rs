@@ -9,7 +9,7 @@ use crate::blk::UringDisk;
 
 const SECTORS: u64 = 64;
 
-/// A block device with logical blocks of 4 KiB, each of whose sectors is filled with its number.
+/// A block device with logical blocks of 4 KiB; each sector is filled with its number.
 struct Loop {
     device: String,
     _file: tempfile::NamedTempFile,
@@ -48,7 +48,7 @@ impl Drop for Loop {
 }
 
 impl Rig {
-    /// The status of the only request, once it is over.
+    /// Waits for the only request, and returns its status.
     fn wait(&mut self) -> u8 {
         while self.driver.take_used().is_none() {
             let backend = self.device.backend().expect("a disk that goes on later");
@@ -64,7 +64,7 @@ impl Rig {
         self.wait()
     }
 
-    /// What all sectors begin with.
+    /// Returns the first byte of each sector.
     fn sectors(&mut self) -> Vec<u8> {
         let first = |sector| {
             self.read(sector, 512);
@@ -83,7 +83,7 @@ fn parts_of_a_hosts_blocks_are_zeroed_and_kept_when_they_are_discarded() {
         |file| Box::new(UringDisk::new(file).unwrap()),
     ];
     let mut expected: Vec<u8> = (0..SECTORS as u8).collect();
-    // Each has a half of the disk: four blocks.
+    // Each engine uses one half of the disk: four blocks.
     for (open, half) in engines.into_iter().zip([0, 32]) {
         let mut rig = Rig::over(BlockDevice::new(open(disk.open())));
         for (sector, count, flags) in [(1, 1, 0), (3, 1, 1), (6, 4, 1), (16, 8, 0)] {
@@ -101,7 +101,7 @@ fn parts_of_a_hosts_blocks_are_zeroed_and_kept_when_they_are_discarded() {
             assert_eq!(rig.change(DISCARD, at, count, 0), 0, "{at} {count}");
             assert_eq!(rig.sectors(), expected, "no whole block");
         }
-        // Two blocks, and a part of the one before; a loop device reads as zeroes then.
+        // Two blocks, and a part of the one before; a loop device then reads as zeroes.
         assert_eq!(rig.change(DISCARD, half + 15, 17, 0), 0);
         expected[half as usize + 16..][..16].fill(0);
         assert_eq!(rig.sectors(), expected);

@@ -1,17 +1,17 @@
-//! What is durable when the driver hears that it is done.
+//! Requests are durable when they are completed to the driver.
 
 use std::collections::VecDeque;
 use std::sync::Mutex;
 
 use super::*;
 
-/// A disk that notes what it was asked for.
+/// A disk that records its requests.
 #[derive(Clone, Debug, Default)]
 struct Journal {
     seen: Arc<Mutex<Vec<&'static str>>>,
-    /// Requests that were queued, if they are.
+    /// The queued requests, if it queues them.
     queued: Option<VecDeque<u16>>,
-    /// Of those the ones that were begun.
+    /// Those of them that were started.
     begun: VecDeque<u16>,
     broken: bool,
 }
@@ -89,7 +89,7 @@ fn without_flushes_each_change_is_durable_when_it_is_done() {
         assert_eq!(disk.seen(), ["zero", "flush"]);
         assert_eq!((rig.read(0, 512), disk.seen()), (0, vec!["read"]));
         assert_eq!(std::iter::from_fn(|| rig.driver.take_used()).count(), 4);
-        // A long one once, behind its last piece.
+        // A long one flushes once, after its last piece.
         rig.header(1, 0);
         let data = vec![(DATA, 0x4_0000); 9];
         let readable: Vec<_> = [(HEADER, 16)].into_iter().chain(data).collect();

@@ -1,4 +1,4 @@
-//! Files as disks: who may write them, and when.
+//! Files as disks: who may write to them, and when.
 
 use super::*;
 use crate::blk::open_disk_for_writing;

@@ -1,4 +1,4 @@
-//! Queues that threads of their own serve.
+//! Queues with their own threads.
 
 use std::sync::{Condvar, Mutex};
 use std::thread::JoinHandle;
@@ -10,7 +10,7 @@ use vmm_sys_util::eventfd::EventFd;
 pub(super) const QUEUES: u16 = 4;
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A device whose queues but the first have threads, and its driver.
+/// A device whose queues have threads, except the first one, and its driver.
 pub(super) struct Rig {
     mem: GuestRam,
     drivers: Vec<DriverQueue>,
@@ -79,7 +79,7 @@ impl Rig {
         };
     }
 
-    /// As the driver and the device's event loop do.
+    /// Does what the driver and the device's event loop do.
     pub(super) fn notify(&mut self, queue: u16) {
         self.kicks[usize::from(queue)].write(1).unwrap();
         if self.device().watches(queue) {
@@ -87,7 +87,7 @@ impl Rig {
         }
     }
 
-    /// Waits until a request of the queue is answered.
+    /// Waits until a request of the queue is completed.
     pub(super) fn answered(&mut self, queue: u16) -> u8 {
         let deadline = Instant::now() + PATIENCE;
         while self.drivers[usize::from(queue)].take_used().is_none() {
@@ -109,7 +109,7 @@ impl Rig {
         (status, self.mem.read_obj(first).unwrap())
     }
 
-    /// The device goes, and its threads with it.
+    /// Drops the device, and joins its threads.
     pub(super) fn end(mut self) {
         drop(self.device.take());
         for thread in self.threads {
@@ -118,10 +118,10 @@ impl Rig {
     }
 }
 
-/// Holds requests of queues up that are closed.
+/// Blocks requests of closed queues.
 #[derive(Debug, Default)]
 struct Gate {
-    /// Closed queues, and requests that wait.
+    /// Closed queues, and the requests that wait.
     state: Mutex<([bool; QUEUES as usize], usize)>,
     changed: Condvar,
 }
@@ -146,7 +146,7 @@ impl Gate {
         state.1 &= !(1 << queue);
     }
 
-    /// Waits until a request of this queue waits.
+    /// Waits until a request of this queue is blocked.
     fn wait(&self, queue: u16) {
         let state = self.state.lock().unwrap();
         let has_come = |state: &mut ([bool; 4], usize)| state.1 & 1 << queue == 0;
@@ -155,14 +155,14 @@ impl Gate {
     }
 }
 
-/// A disk of as many sectors as its number that reads as that number, and blocks at a gate.
+/// A disk with as many sectors as its number, which reads as that number and blocks at a gate.
 #[derive(Clone, Debug)]
 struct Gated {
     number: u8,
     gate: Arc<Gate>,
-    /// Whether there may be several of it.
+    /// Whether it can be cloned.
     copies: bool,
-    /// Lives as long as any of them.
+    /// Exists as long as any of the clones.
     alive: Arc<()>,
 }
 
@@ -214,7 +214,7 @@ fn a_queue_that_blocks_holds_up_no_other() {
             }
         }
         assert!(rig.drivers[usize::from(blocked)].take_used().is_none());
-        // Another queue is reset meanwhile.
+        // Meanwhile another queue is reset.
         let queue = rig.device().stop_queue(2 * (blocked % 2)).unwrap();
         rig.device().start_queue(queue).unwrap();
         gate.open();
@@ -247,7 +247,7 @@ fn a_stop_waits_for_what_is_in_flight_and_keeps_what_came_after() {
         "it was answered before"
     );
     opener.join().unwrap();
-    // Nobody serves what comes now, notified or not, until the queues run again.
+    // New requests are not served, notified or not, until the queues run again.
     for queue in 0..QUEUES {
         rig.add(queue, 0, 0);
         rig.notify(queue);
@@ -262,7 +262,7 @@ fn a_stop_waits_for_what_is_in_flight_and_keeps_what_came_after() {
         rig.device().start_queue(queue).unwrap();
     }
     for queue in 0..QUEUES {
-        // As the event loop does for all queues then.
+        // As the event loop then does for all queues.
         assert_eq!(rig.device().on_queue(queue).unwrap(), Progress::Idle);
         assert_eq!(rig.answered(queue), 0);
     }
@@ -293,7 +293,7 @@ fn all_engines_change_the_disk_with_nothing_in_flight() {
         (0, 9u8)
     );
     opener.join().unwrap();
-    // One that there is only one of, and which two queues want; and one of which there are several.
+    // One that cannot be cloned, which two queues use; and others that can.
     let mut alone = Gated::new(7);
     alone.copies = false;
     for disk in [Gated::new(5), alone, Gated::new(6)] {
@@ -344,7 +344,7 @@ fn a_fault_of_a_queue_is_told_by_the_event_loop_once() {
     assert!(matches!(rig.device().on_backend(), Err(Fault::Guest(_))));
     assert!(!backend_readable(rig.device()));
     assert_eq!(rig.device().on_backend().unwrap(), Progress::Idle);
-    // It stands still until its driver resets the device.
+    // It stays parked until its driver resets the device.
     rig.add(1, 0, 0);
     rig.notify(1);
     assert_eq!(rig.device().on_queue(1).unwrap(), Progress::Idle);
@@ -352,7 +352,7 @@ fn a_fault_of_a_queue_is_told_by_the_event_loop_once() {
     assert!(rig.drivers[1].take_used().is_none());
     assert_eq!(stop(rig.device()).len(), usize::from(QUEUES));
     rig.device().reset();
-    // A fault that nobody has looked at yet is not the next driver's.
+    // A fault that was not handled yet is not reported to the next driver.
     for _ in 0..2 {
         let driver = DriverQueue::new(&rig.mem, 0x11_0000, 64);
         let queue = driver.device_queue(1, rig.irq.clone());
@@ -387,15 +387,15 @@ fn a_rate_is_the_devices_and_not_each_queues() {
         rig.add(queue, 0, 0);
         rig.notify(queue);
     }
-    // Else there may have been something for each of them.
+    // Otherwise there may have been tokens for each of them.
     let came_at_once = begin.elapsed() < Duration::from_millis(200);
     std::thread::sleep(Duration::from_millis(100));
     let drivers = rig.drivers.iter_mut();
     let done = drivers.filter_map(DriverQueue::take_used).count();
-    // On a machine that stood still meanwhile more may have come.
+    // On a machine that was stalled meanwhile, more may have completed.
     let quarters = begin.elapsed().as_millis() / 250;
     assert!(done as u128 <= quarters, "{done} in {quarters}/4 s");
-    // The others come by their timers.
+    // The others are resumed by their timers.
     let deadline = Instant::now() + PATIENCE;
     let mut left = usize::from(QUEUES) - done;
     while left > 0 {
@@ -412,7 +412,7 @@ fn a_rate_is_the_devices_and_not_each_queues() {
 
 #[test]
 fn a_driver_that_refills_a_ring_does_not_keep_others_from_its_queue() {
-    /// Makes a request available for each that it is asked for.
+    /// Makes a new request available for each that it gets.
     #[derive(Clone, Debug, Default)]
     struct Refilling(Arc<Mutex<Option<DriverQueue>>>);
     impl Disk for Refilling {
@@ -474,7 +474,7 @@ fn engines_of_the_kernel_serve_their_queues_and_the_file_is_closed_with_the_devi
             rig.add(index, 0, 1);
             rig.notify(index);
         }
-        // Each is answered once, before or after.
+        // Each is completed once, before or after.
         for queue in stop(rig.device()) {
             rig.device().start_queue(queue).unwrap();
         }

@@ -1,4 +1,4 @@
-//! What a guest can have the host log.
+//! Events that a guest can make the host log.
 
 use std::io;
 use std::sync::atomic::AtomicUsize;
@@ -8,7 +8,7 @@ use tracing::{Event, Metadata, Subscriber};
 
 use super::*;
 
-/// Counts what is logged.
+/// Counts log events.
 struct Lines(Arc<AtomicUsize>);
 
 impl Subscriber for Lines {
@@ -27,7 +27,7 @@ impl Subscriber for Lines {
     fn exit(&self, _: &Id) {}
 }
 
-/// An overlay, say, on a file system that is full.
+/// For example, an overlay on a file system that is full.
 #[derive(Debug)]
 struct Full;
 

@@ -112,7 +112,7 @@ fn the_length_that_was_written_ends_before_what_was_not() {
     let mut rig = Rig::new();
     assert_eq!((rig.read(0, 512), rig.read(8, 512)), (0, 1));
     assert_eq!(rig.write(0, 512), 0);
-    // 20 bytes of serial number, in as much room and in more.
+    // 20 bytes of serial number, with exactly enough room and with more.
     for room in [20, 100] {
         rig.header(8, 0);
         rig.driver
@@ -177,7 +177,7 @@ fn a_spare_disk_has_a_short_queue_which_its_requests_fit_into() {
         assert_eq!(info.queue_sizes, [queue]);
         let mut seg_max = [0; 4];
         info.config.read(12, &mut seg_max);
-        // Beside them a request has a header and a status.
+        // In addition, a request has a header and a status.
         assert_eq!(u32::from_le_bytes(seg_max), u32::from(queue) - 2);
     }
 }
@@ -367,7 +367,7 @@ fn a_driver_that_refills_the_ring_does_not_keep_the_loop() {
     assert_eq!(device.on_queue(0).unwrap(), Progress::More);
 }
 
-/// A disk whose requests finish when it is ready, or waited for.
+/// A disk whose requests complete when it is ready, or waited for.
 #[derive(Debug, Default)]
 struct Later {
     tokens: Vec<u16>,
@@ -446,7 +446,7 @@ fn a_header_and_descriptors_that_change_in_flight_change_nothing() {
     let ready = disk.ready.clone();
     let mut rig = Rig::over(BlockDevice::new(Box::new(disk)));
     assert_eq!(rig.read(0, 512), 0xff);
-    // A write of everything, elsewhere, and to nobody's memory.
+    // A write of everything, elsewhere, from memory that does not exist.
     rig.header(1, u64::MAX);
     for descriptor in 0..3 {
         rig.driver.descriptor(descriptor, u64::MAX, u32::MAX, 1, 0);
@@ -491,7 +491,7 @@ fn a_disk_is_settled_when_its_queue_stops_and_when_another_takes_its_place() {
     assert_eq!(disk.0.load(SeqCst), 2);
 }
 
-/// A disk that notes how long its requests are.
+/// A disk that records the lengths of its requests.
 #[derive(Clone, Debug, Default)]
 struct Noting(Arc<std::sync::Mutex<Vec<(u64, usize)>>>);
 impl Disk for Noting {
@@ -587,7 +587,7 @@ fn another_disk_takes_the_place_of_the_first_between_two_requests() {
 }
 
 proptest! {
-    /// Whatever the header says, the request is answered once and the disk keeps its size.
+    /// With any header, the request is completed once and the disk keeps its size.
     #[test]
     fn any_header_is_answered(kind in 0u32..16, sector: u64, len in 0u32..5000, write: bool) {
         let mut rig = Rig::new();

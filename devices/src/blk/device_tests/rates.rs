@@ -6,7 +6,7 @@ fn rate(per_second: u64, burst: u64) -> Option<Rate> {
     Some(Rate { per_second, burst })
 }
 
-/// What the device does until nothing wakes it.
+/// Runs the event loop until nothing wakes it up.
 fn work(rig: &mut Rig) {
     while backend_readable(&rig.device) {
         assert_eq!(rig.device.on_backend().unwrap(), Progress::Idle);
@@ -15,7 +15,7 @@ fn work(rig: &mut Rig) {
 
 #[test]
 fn a_rate_holds_requests_back_and_a_timer_brings_them() {
-    // One, and the next after 512 seconds; and all of them, after 10 ms each.
+    // One request, and the next after 512 seconds; and all of them, after 10 ms each.
     for (bytes, operations, wanted) in [
         (rate(1, 1), None, 1),
         (rate(51_200, 1024), None, 5),
@@ -36,14 +36,14 @@ fn a_rate_holds_requests_back_and_a_timer_brings_them() {
             done += usize::from(rig.driver.take_used().is_some());
             work(&mut rig);
         }
-        // A kick brings nothing forward.
+        // A notification does not speed up anything.
         assert_eq!(rig.device.on_queue(0).unwrap(), Progress::Idle);
         assert!(rig.driver.take_used().is_none());
         let counters = rig.device.info().counters.read();
         let counter = |name| counters.iter().find(|c| c.name == name).unwrap().value;
         assert_eq!(counter("reads"), done as u64);
         assert!(counter("limited") > 0 || wanted == 5);
-        // What was held back is the driver's, as it put it there.
+        // The requests that were held back are still in the driver's ring.
         let mut queue = rig.device.stop_queue(0).unwrap();
         let left = std::iter::from_fn(|| queue.next().unwrap());
         assert_eq!(left.count(), 5 - done);
@@ -66,7 +66,7 @@ fn another_disk_keeps_to_the_rate_of_its_slot() {
     rig.driver.add(&[(HEADER, 16)], &[(DATA, 512), (STATUS, 1)]);
     assert_eq!(rig.device.on_queue(0).unwrap(), Progress::Idle);
     rig.driver.take_used().unwrap();
-    // Completions of the new disk are heard of; the third request waits.
+    // Completions of the new disk are reported; the third request waits.
     let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
     while rig.driver.take_used().is_none() {
         assert!(std::time::Instant::now() < deadline);

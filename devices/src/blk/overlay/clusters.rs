@@ -1,8 +1,8 @@
-//! Which clusters of the file are in use.
+//! Tracks which clusters of the file are in use.
 //!
-//! A cluster is given out once and never taken back: a range that the driver discards loses its
-//! blocks on the host (a hole), not its place. So each count of references is 0 or 1, and those
-//! of clusters that were given out since are written when the mapping is ([`Clusters::account`]).
+//! A cluster is allocated once and never freed: a range that the driver discards loses its blocks
+//! on the host (a hole), but keeps its cluster. So each reference count is 0 or 1, and those of
+//! newly allocated clusters are written when the mapping is ([`Clusters::account`]).
 
 use std::fs::File;
 use std::io;
@@ -12,35 +12,36 @@ use std::os::unix::fs::FileExt;
 use super::damaged;
 use super::header::{CLUSTER, COUNTS, ENTRIES, Header, OFFSET};
 
-/// Ranges that may wait for [`Clusters::account`].
+/// The maximum number of ranges that wait for [`Clusters::account`].
 const MAX_PENDING: usize = 1024;
 
-/// Clusters that a file may have: the table of counts names a block of them each. A bit for each
-/// takes 32 MiB.
+/// The maximum number of clusters of a file: its refcount table has one cluster, whose refcount
+/// blocks count this many. A bit for each takes 32 MiB.
 pub(super) const MAX_CLUSTERS: u64 = ENTRIES * COUNTS;
 
 /// The clusters of a file.
 #[derive(Debug)]
 pub(super) struct Clusters {
-    /// A bit for each cluster that is in use, in words.
+    /// A bit for each cluster that is in use.
     used: Vec<u64>,
-    /// Clusters of the file; those that are to be given out behind its end are in `used` too.
+    /// The number of clusters of the file. Clusters to be allocated beyond its end are in `used`
+    /// too.
     count: u64,
-    /// Where the search for a free one begins.
+    /// Where the search for a free cluster starts.
     next: u64,
-    /// Given out, and not counted in the file yet.
+    /// Allocated clusters that are not counted in the file yet.
     pending: Vec<Range<u64>>,
-    /// Where each block of counts lies, and where the table of them does.
+    /// The offset of each refcount block, and of the table of them.
     blocks: Vec<u64>,
     table: u64,
 }
 
 impl Clusters {
-    /// The clusters of a file of `len` bytes, none of which is known to be in use yet. They are no
-    /// more than [`MAX_CLUSTERS`].
+    /// Creates the record of a file of `len` bytes, with no cluster marked as in use yet. There are
+    /// no more than [`MAX_CLUSTERS`].
     ///
     /// # Errors
-    /// When the table of counts cannot be read.
+    /// If the refcount table cannot be read.
     pub(super) fn open(file: &File, len: u64, header: &Header) -> io::Result<Self> {
         let mut table = vec![0; CLUSTER as usize];
         file.read_exact_at(&mut table, header.counts_offset)?;
@@ -63,7 +64,7 @@ impl Clusters {
         Ok(clusters)
     }
 
-    /// Clusters of the file.
+    /// The number of clusters of the file.
     pub(super) fn count(&self) -> u64 {
         self.count
     }
@@ -71,7 +72,7 @@ impl Clusters {
     /// Marks the cluster at `offset` of the file as in use.
     ///
     /// # Errors
-    /// When there is none, or it is in use already.
+    /// If it does not exist, or is in use already.
     pub(super) fn claim(&mut self, offset: u64) -> io::Result<()> {
         let index = offset / CLUSTER;
         if !offset.is_multiple_of(CLUSTER) || offset & !OFFSET != 0 || index >= self.count {
@@ -91,10 +92,10 @@ impl Clusters {
         Some((self.used.get_mut(word)?, 1 << (index % 64)))
     }
 
-    /// Gives out a free cluster: where it lies in the file. What it holds is not known.
+    /// Allocates a free cluster and returns its offset in the file. Its content is undefined.
     ///
     /// # Errors
-    /// When the file is as long as it may be.
+    /// If the file has its maximum length.
     pub(super) fn allocate(&mut self) -> io::Result<u64> {
         let index = self.free();
         if index >= MAX_CLUSTERS {
@@ -117,7 +118,7 @@ impl Clusters {
         Ok(index.saturating_mul(CLUSTER))
     }
 
-    /// The first free cluster from `next` on, behind the file's end when there is none in it.
+    /// The first free cluster from `next` on, beyond the file's end if there is none in it.
     fn free(&self) -> u64 {
         let mut index = self.next;
         while index < self.count {
@@ -139,12 +140,14 @@ impl Clusters {
         self.pending.len() >= MAX_PENDING
     }
 
-    /// Writes the counts of what was given out. They must be durable before anything points there.
+    /// Writes the refcounts of newly allocated clusters. They must be durable before anything
+    /// points to those.
     ///
     /// # Errors
-    /// When the file cannot be written; nothing is forgotten then.
+    /// If the file cannot be written; then nothing is forgotten.
     pub(super) fn account(&mut self, file: &File) -> io::Result<()> {
-        // A block of counts that is made meanwhile is given out, too, and counted by a later turn.
+        // A refcount block that is created meanwhile is allocated, too, and counted by a later
+        // iteration.
         let mut done = 0usize;
         while let Some(range) = self.pending.get(done).cloned() {
             let written = self.write_counts(file, range.clone());
@@ -152,7 +155,7 @@ impl Clusters {
                 Ok(()) if self.pending.get(done) == Some(&range) => {
                     done = done.saturating_add(1);
                 }
-                // It has become longer.
+                // The range has become longer.
                 Ok(()) => {}
                 Err(error) => {
                     self.pending.drain(..done);
@@ -178,7 +181,7 @@ impl Clusters {
         Ok(())
     }
 
-    /// Where a block of counts lies. One that is not there is made.
+    /// Returns the offset of a refcount block, and creates it if it is missing.
     fn block(&mut self, file: &File, number: u64) -> io::Result<u64> {
         let index = usize::try_from(number).unwrap_or(usize::MAX);
         match self.blocks.get(index) {
@@ -188,7 +191,7 @@ impl Clusters {
         }
         let block = self.allocate()?;
         file.write_all_at(&[0; CLUSTER as usize], block)?;
-        // The table never points to what is not there.
+        // The table must never point to something that is not in the file.
         file.sync_data()?;
         let entry = self.table.saturating_add(number.saturating_mul(8));
         file.write_all_at(&block.to_be_bytes(), entry)?;
@@ -203,7 +206,7 @@ impl Clusters {
 mod tests {
     use super::*;
 
-    /// The clusters of a file that is `count` of them long and whose table of counts is empty.
+    /// The clusters of a file that is `count` clusters long and whose refcount table is empty.
     fn clusters(count: u64) -> (File, Clusters) {
         let file = tempfile::tempfile().unwrap();
         file.set_len(count * CLUSTER).unwrap();

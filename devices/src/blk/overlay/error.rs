@@ -1,4 +1,4 @@
-//! Why an overlay cannot be made or used.
+//! Why an overlay cannot be created or used.
 
 use std::io;
 
@@ -6,16 +6,16 @@ use std::io;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Qcow2Error {
-    /// The host refused.
+    /// An operation on the host failed.
     #[error("failed to {action}")]
     Io {
-        /// What was tried.
+        /// What was attempted.
         action: &'static str,
         /// The operating system's answer.
         #[source]
         source: io::Error,
     },
-    /// An overlay is made of an empty regular file only.
+    /// An overlay can only be created in an empty regular file.
     #[error("the overlay is not an empty regular file: give it a new one")]
     NotEmpty,
     /// The image's path does not fit into the header.
@@ -24,33 +24,33 @@ pub enum Qcow2Error {
     /// The image is larger than an overlay may be.
     #[error("the image has {size} bytes, and an overlay at most {most}")]
     TooLarge {
-        /// Its bytes.
+        /// Its size in bytes.
         size: u64,
-        /// How many it may have.
+        /// The maximum size in bytes.
         most: u64,
     },
-    /// The file is of another format.
+    /// The file has another format.
     #[error("the overlay is not a qcow2 file")]
     NotQcow2,
-    /// The file has what this engine does not do.
+    /// The file uses a feature that this engine does not support.
     #[error(
         "the overlay has {what}, which is not supported: convert it with \
          `qemu-img convert -O qcow2 -B BASE -F raw`"
     )]
     Unsupported {
-        /// What it is.
+        /// The feature.
         what: &'static str,
     },
-    /// The file stands alone, or over something else than a raw image.
+    /// The file has no base, or one that is not a raw image.
     #[error("the overlay was not made over a raw image")]
     NoRawBase,
-    /// It was not closed in order, or was marked as damaged.
+    /// It was not closed properly, or was marked as damaged.
     #[error("the overlay is marked as {state}: repair it with `qemu-img check -r all`")]
     Marked {
-        /// As what.
+        /// The mark.
         state: &'static str,
     },
-    /// Something in the file cannot be.
+    /// Something in the file is inconsistent.
     #[error("the overlay is damaged: {what}")]
     Damaged {
         /// What is wrong.
@@ -59,7 +59,7 @@ pub enum Qcow2Error {
 }
 
 impl Qcow2Error {
-    /// The error of `action`.
+    /// Returns a constructor of the error of `action`.
     pub(super) fn io(action: &'static str) -> impl Fn(io::Error) -> Self {
         move |source| Self::Io { action, source }
     }

@@ -1,31 +1,31 @@
-//! The header of a qcow2 file, version 3, as QEMU's `docs/interop/qcow2.txt` has it. All numbers
-//! are big-endian.
+//! The header of a qcow2 file, version 3, as specified by QEMU's `docs/interop/qcow2.txt`. All
+//! numbers are big-endian.
 
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use super::Qcow2Error;
 
-/// Bytes of a cluster: the format's default, and the only size here.
+/// Bytes of a cluster: the format's default, and the only size that is supported.
 pub(super) const CLUSTER: u64 = 1 << CLUSTER_BITS;
 const CLUSTER_BITS: u32 = 16;
 
-/// Entries of a table of the second level, or of a table of reference counts: 8 bytes each.
+/// Entries of an L2 table, or of the refcount table: 8 bytes each.
 pub(super) const ENTRIES: u64 = CLUSTER / 8;
 
-/// Reference counts in a block of them: 16 bits each.
+/// Reference counts in a refcount block: 16 bits each.
 pub(super) const COUNTS: u64 = CLUSTER / 2;
 
-/// Bytes of the disk that a table of the second level maps: 512 MiB.
+/// Bytes of the disk that an L2 table maps: 512 MiB.
 const MAPPED: u64 = CLUSTER * ENTRIES;
 
-/// The largest disk. One cluster of reference counts' table is enough for twice of that.
+/// The largest disk. One cluster of the refcount table is enough for twice that size.
 pub(super) const MAX_SIZE: u64 = 8 << 40;
 
 /// Bytes of the header that are read: without names and extensions.
 const FIXED: usize = 104;
 
-/// Where the name of the base is: behind an extension of 16 bytes and one of 8, the last.
+/// Where the name of the base is: after an extension of 16 bytes and the last one, of 8.
 const NAME_AT: u64 = FIXED as u64 + 24;
 
 const MAGIC: [u8; 4] = *b"QFI\xfb";
@@ -37,27 +37,27 @@ const MAX_NAME: usize = 1023;
 const DIRTY: u64 = 1;
 const CORRUPT: u64 = 2;
 
-/// An entry of the first level or of mapped clusters of the second: what it points to belongs to
-/// nobody else (`QCOW_OFLAG_COPIED`).
+/// A flag of an entry of the L1 table, or of a mapped cluster in an L2 table: its target has
+/// exactly one reference (`QCOW_OFLAG_COPIED`).
 pub(super) const OWN: u64 = 1 << 63;
 
-/// Where a table or a cluster lies.
+/// The bits of an entry with the offset of a table or a cluster.
 pub(super) const OFFSET: u64 = 0x00ff_ffff_ffff_fe00;
 
-/// What the rest of the engine needs of a header.
+/// The fields of a header that the rest of the engine needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Header {
     /// Bytes of the disk.
     pub(super) size: u64,
-    /// Where the first level begins in the file, and its entries.
+    /// The offset of the L1 table in the file, and the number of its entries.
     pub(super) l1_offset: u64,
     pub(super) l1_entries: u64,
-    /// Where the table of reference counts begins in the file. Of its clusters the first is used:
-    /// it is enough for the largest disk.
+    /// The offset of the refcount table in the file. Only its first cluster is used: it is enough
+    /// for the largest disk.
     pub(super) counts_offset: u64,
 }
 
-/// Big-endian numbers out of bytes, one after the other; zeroes behind their end.
+/// Reads big-endian numbers from bytes, one after the other; zeroes after their end.
 struct Fields<'b>(&'b [u8]);
 
 impl Fields<'_> {
@@ -80,16 +80,16 @@ impl Fields<'_> {
     }
 }
 
-/// Entries of the first level that a disk of `size` bytes needs.
+/// Entries of the L1 table that a disk of `size` bytes needs.
 pub(super) fn l1_entries(size: u64) -> u64 {
     size.div_ceil(MAPPED)
 }
 
 impl Header {
-    /// Parses the begin of the file's first cluster.
+    /// Parses the start of the file's first cluster.
     ///
     /// # Errors
-    /// When the file is something else than an overlay that this engine does.
+    /// If the file is not an overlay that this engine supports.
     pub(super) fn parse(cluster: &[u8]) -> Result<Self, Qcow2Error> {
         let unsupported = |what| Err(Qcow2Error::Unsupported { what });
         let mut fields = Fields(cluster);
@@ -146,14 +146,14 @@ impl Header {
         Ok(Self {
             size,
             l1_offset,
-            // What is beyond is not used.
+            // Entries beyond that are not used.
             l1_entries: l1_entries(size),
             counts_offset,
         })
     }
 }
 
-/// Whether the header's extensions say that the base is raw.
+/// Whether the header's extensions declare the base as raw.
 fn is_over_raw(cluster: &[u8], header_len: u32) -> bool {
     let start = usize::try_from(header_len).unwrap_or(usize::MAX);
     let mut rest = Fields(cluster.get(start..).unwrap_or_default());
@@ -172,8 +172,8 @@ fn is_over_raw(cluster: &[u8], header_len: u32) -> bool {
     false
 }
 
-/// A new overlay of a disk of `size` bytes, whole sectors of which count: pieces of the file and
-/// where they lie.
+/// Creates a new overlay of a disk of `size` bytes, rounded down to whole sectors: pieces of the
+/// file and their offsets.
 ///
 /// # Errors
 /// [`Qcow2Error::Name`] and [`Qcow2Error::TooLarge`].
@@ -190,7 +190,7 @@ pub(super) fn new_image(size: u64, name: &Path) -> Result<Vec<(u64, Vec<u8>)>, Q
         Ok(len) if name.len() <= MAX_NAME && len > 0 => len,
         _ => return Err(Qcow2Error::Name),
     };
-    // Header, table of counts, block of counts, first level.
+    // Header, refcount table, refcount block, L1 table.
     let [counts_at, block_at, l1_at] = [CLUSTER, 2 * CLUSTER, 3 * CLUSTER];
     let entries = l1_entries(size);
     let l1_clusters = entries.div_ceil(ENTRIES).max(1);

@@ -1,16 +1,16 @@
-//! Writable disks over an image that many share and none writes: what differs from it is kept in a
-//! file of the disk's own, the overlay.
+//! Writable disks over an image that many share and that is never written: the differences are
+//! stored in a separate file, the overlay.
 //!
-//! * [`create_overlay`] makes one of an empty file, where the file system can by sharing blocks
-//!   with the image, otherwise as a qcow2 file.
-//! * `header.rs` is the format: qcow2, version 3, of which this is a strict part (clusters of
-//!   64 KiB, no compression, no snapshots, no encryption).
-//! * `clusters.rs` knows which clusters of the file are in use, and that they are.
+//! * [`create_overlay`] creates one in an empty file, by sharing blocks with the image if the file
+//!   system can do that, otherwise as a qcow2 file.
+//! * `header.rs` is the format: qcow2, version 3, of which this is a strict subset (clusters of 64
+//!   KiB, no compression, no snapshots, no encryption).
+//! * `clusters.rs` tracks which clusters of the file are in use, in memory and in the file.
 //! * `tables.rs` holds the mapping of the disk's clusters to the file's.
 //! * `qcow2.rs` is the [`Disk`](super::Disk): reads, writes and their order.
 //!
-//! Both files come open. A name in the overlay's header is for other programs: nothing here opens
-//! it, and no format is ever detected.
+//! Both files are passed in open. The name in the overlay's header is only for other programs:
+//! nothing here opens it, and formats are never detected.
 
 mod clusters;
 mod error;
@@ -29,7 +29,7 @@ use rustix::io::Errno;
 pub use error::Qcow2Error;
 pub use qcow2::Qcow2Disk;
 
-/// How an overlay keeps what differs from its base image.
+/// How an overlay stores the differences from its base image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum OverlayFormat {
@@ -39,15 +39,16 @@ pub enum OverlayFormat {
     Qcow2,
 }
 
-/// Makes the empty file `overlay` a writable copy of the raw image `base`: one that shares blocks
-/// with it where the file system can do that, and otherwise a qcow2 file. Returns which it is, for
-/// [`BlockDevice::overlay`](super::BlockDevice::overlay).
+/// Turns the empty file `overlay` into a writable copy of the raw image `base`: one that shares
+/// blocks with it if the file system can do that, and otherwise a qcow2 file. Returns the format,
+/// for [`BlockDevice::overlay`](super::BlockDevice::overlay).
 ///
-/// `name` is the path of the image that the qcow2 file tells other programs, such as `qemu-img`.
+/// `name` is the path of the image that the qcow2 file refers to, for other programs such as
+/// `qemu-img`.
 ///
 /// # Errors
 /// [`Qcow2Error::NotEmpty`], [`Qcow2Error::Name`], [`Qcow2Error::TooLarge`], and
-/// [`Qcow2Error::Io`] when the host refuses.
+/// [`Qcow2Error::Io`] if an operation on the host fails.
 pub fn create_overlay(
     base: &File,
     name: &Path,
@@ -56,7 +57,7 @@ pub fn create_overlay(
     must_be_empty(overlay)?;
     match ioctl_ficlone(overlay, base) {
         Ok(()) => Ok(OverlayFormat::Reflink),
-        // Another file system, one without shared blocks, or what is no regular file.
+        // Another file system, one without shared blocks, or not a regular file.
         Err(Errno::OPNOTSUPP | Errno::XDEV | Errno::INVAL | Errno::NOTTY | Errno::NOSYS) => {
             create_qcow2(base, name, overlay).map(|()| OverlayFormat::Qcow2)
         }
@@ -66,7 +67,7 @@ pub fn create_overlay(
     }
 }
 
-/// As [`create_overlay`], always as qcow2.
+/// As [`create_overlay`], but always as qcow2.
 ///
 /// # Errors
 /// As [`create_overlay`].
@@ -80,7 +81,7 @@ pub fn create_qcow2(base: &File, name: &Path, overlay: &File) -> Result<(), Qcow
     overlay.sync_all().map_err(write)
 }
 
-/// What is in a file is not destroyed.
+/// Never overwrites existing data.
 fn must_be_empty(overlay: &File) -> Result<(), Qcow2Error> {
     match overlay.metadata() {
         Ok(meta) if meta.is_file() && meta.len() == 0 => Ok(()),
@@ -89,7 +90,7 @@ fn must_be_empty(overlay: &File) -> Result<(), Qcow2Error> {
     }
 }
 
-/// A file that says something that cannot be.
+/// The error of a file with inconsistent content.
 fn damaged(what: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, what)
 }

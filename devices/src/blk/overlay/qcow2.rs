@@ -1,4 +1,4 @@
-//! A qcow2 file over a raw image as a disk.
+//! A disk that is a qcow2 file over a raw image.
 
 use std::fs::File;
 use std::io;
@@ -16,12 +16,12 @@ use crate::blk::disk::{Disk, Operation, Submitted};
 use crate::blk::file::{give_back, len, transfer, write_zeroes};
 use crate::virtio::iovec;
 
-/// A disk whose driver may write it, over an image that stays as it is.
+/// A disk that its driver may write, over an image that stays unchanged.
 ///
-/// Requests are carried out by the calling thread. What a flush has made durable stays so however
-/// the process or its machine ends; what was written since may be lost then, cluster by cluster,
-/// as from a disk with a volatile cache. [`Disk::settle`] and the end of the value leave a file
-/// that is complete for others to open.
+/// Requests are carried out by the calling thread. What a flush has made durable survives any crash
+/// of the process or its machine; what was written since may be lost in a crash, cluster by
+/// cluster, as from a disk with a volatile cache. After [`Disk::settle`] or a drop the file is
+/// complete, and other programs can open it.
 #[derive(Debug)]
 pub struct Qcow2Disk {
     base: File,
@@ -34,12 +34,12 @@ pub struct Qcow2Disk {
 
 impl Qcow2Disk {
     /// Takes an image that is open for reading, and an overlay of it that is open for reading and
-    /// writing and that nobody else writes. Which image it is that the overlay was made of is the
-    /// caller's to know. The whole mapping is read and checked: 64 KiB for each 512 MiB of the disk
+    /// writing and that has no other writer. The caller must pass the image that the overlay was
+    /// created from. The whole mapping is read and checked: 64 KiB for each 512 MiB of the disk
     /// that something was written to.
     ///
     /// # Errors
-    /// When the overlay is none, is damaged, or has what is not supported.
+    /// If the file is not an overlay, is damaged, or uses an unsupported feature.
     pub fn open(base: File, file: File) -> Result<Self, Qcow2Error> {
         let read = Qcow2Error::io("read the overlay");
         let file_len = len(&file).map_err(&read)?;
@@ -47,7 +47,7 @@ impl Qcow2Disk {
         let mut cluster = vec![0; usize::try_from(first).unwrap_or(0)];
         file.read_exact_at(&mut cluster, 0).map_err(&read)?;
         let header = Header::parse(&cluster)?;
-        // What is kept of the clusters in use grows with the file's length, holes and all.
+        // The record of used clusters grows with the file's length, including holes.
         if file_len.div_ceil(CLUSTER) > MAX_CLUSTERS {
             return Err(Qcow2Error::Damaged {
                 what: "it is longer than its tables can say",
@@ -87,8 +87,8 @@ impl Qcow2Disk {
         Ok((clusters, tables))
     }
 
-    /// Where the bytes from `at` on lie, and how many of at most `most` lie there in one piece.
-    /// Clusters that are `fresh` lie where they will.
+    /// Returns where the bytes from `at` on are stored, and how many of at most `most` are
+    /// contiguous there. Clusters in `fresh` count as mapped already.
     fn run(&mut self, at: u64, most: u64, fresh: &[Fresh]) -> io::Result<(Place, u64)> {
         let within = at % CLUSTER;
         let mut cluster = at / CLUSTER;
@@ -125,7 +125,7 @@ impl Qcow2Disk {
         }
         let place = self.tables.place(&self.file, cluster)?;
         match place {
-            // Its entry was checked when the file was opened, and nobody else should write it.
+            // Its entry was checked when the file was opened, and no other process should write it.
             Place::File(at) if at / CLUSTER >= self.clusters.count() => {
                 Err(super::damaged("a cluster lies outside the file"))
             }
@@ -170,7 +170,8 @@ impl Qcow2Disk {
         Ok(())
     }
 
-    /// Data first, the mapping then: the file never points to what was not written there.
+    /// Writes data first and the mapping after it: the file never points to a cluster that was not
+    /// written.
     fn write(&mut self, offset: u64, slices: &[VolatileSlice<'_>]) -> io::Result<()> {
         let mut cursor = Cursor::new(offset, slices);
         let fresh = self.reserve(offset, cursor.left)?;
@@ -187,9 +188,9 @@ impl Qcow2Disk {
         self.map(fresh)
     }
 
-    /// Has each cluster of a range that is to be written a place in the file, and what the range
-    /// does not cover of those that get one copied there. Places that are lost by an error are
-    /// free when the file is opened again.
+    /// Reserves a place in the file for each cluster of a range that will be written, and copies
+    /// the bytes that the range does not cover into newly reserved ones. Places that are lost by an
+    /// error are free again when the file is next opened.
     fn reserve(&mut self, offset: u64, len: u64) -> io::Result<Vec<Fresh>> {
         let end = offset.saturating_add(len);
         let mut fresh = Vec::new();
@@ -213,7 +214,7 @@ impl Qcow2Disk {
         Ok(fresh)
     }
 
-    /// Clusters are where they were reserved from now on.
+    /// Maps clusters to the places that were reserved for them.
     fn map(&mut self, fresh: Vec<Fresh>) -> io::Result<()> {
         for Fresh { cluster, at } in fresh {
             self.set(cluster, Place::File(at))?;
@@ -222,7 +223,7 @@ impl Qcow2Disk {
     }
 
     /// Copies the bytes from `from` to `end` of the disk, which lie within one cluster and are not
-    /// in the file yet, into that cluster of the file.
+    /// in the file yet, to that cluster of the file.
     fn copy_up(&self, place: Place, from: u64, end: u64, cluster: u64) -> io::Result<()> {
         let len = usize::try_from(end.saturating_sub(from)).unwrap_or(0);
         if len == 0 {
@@ -238,7 +239,7 @@ impl Qcow2Disk {
             .write_all_at(&bytes, cluster.saturating_add(from % CLUSTER))
     }
 
-    /// Has the range read as zeroes. `unmap`: whether the file's blocks may go.
+    /// Makes the range read as zeroes. `unmap`: whether the file's blocks may be given back.
     fn zero(&mut self, offset: u64, len: u64, unmap: bool) -> io::Result<()> {
         let end = offset.saturating_add(len);
         let mut at = offset;
@@ -254,7 +255,7 @@ impl Qcow2Disk {
         Ok(())
     }
 
-    /// As [`Self::zero`], of what is the base's.
+    /// As [`Self::zero`], for a range that is not in the file but in the base.
     fn zero_base(&mut self, offset: u64, len: u64) -> io::Result<()> {
         let end = offset.saturating_add(len);
         let mut at = offset;
@@ -262,14 +263,14 @@ impl Qcow2Disk {
             let cluster = at / CLUSTER;
             let start = cluster.saturating_mul(CLUSTER);
             let next = start.saturating_add(CLUSTER);
-            // The disk's last cluster may be cut.
+            // The disk's last cluster may be incomplete.
             if at == start && end >= next.min(self.size) {
                 self.set(cluster, Place::Zeroes)?;
             } else {
                 let len = end.min(next).saturating_sub(at);
                 let fresh = self.reserve(at, len)?;
                 if let (Place::File(to), _) = self.run(at, len, &fresh)? {
-                    // Written, since the file may end here: less than a cluster.
+                    // Written, since the file may end here; it is less than a cluster.
                     let zeroes = vec![0; usize::try_from(len).unwrap_or(0)];
                     self.file.write_all_at(&zeroes, to)?;
                 }
@@ -280,7 +281,8 @@ impl Qcow2Disk {
         Ok(())
     }
 
-    /// Gives back what the file has of the range. What the base has of it is seen as before.
+    /// Gives back the blocks that the file has of the range. What comes from the base is still
+    /// visible.
     fn discard(&mut self, offset: u64, len: u64) -> io::Result<()> {
         let end = offset.saturating_add(len);
         let mut at = offset;
@@ -294,7 +296,8 @@ impl Qcow2Disk {
         Ok(())
     }
 
-    /// Writes what of the mapping is in memory: first what it points to, and durably, then itself.
+    /// Writes the part of the mapping that is only in memory: first what it points to, durably,
+    /// then itself.
     fn write_mapping(&mut self, durable: bool) -> io::Result<()> {
         if self.tables.is_clean() {
             return if durable {
@@ -343,7 +346,7 @@ impl Drop for Qcow2Disk {
     }
 }
 
-/// A cluster of the disk that has a place in the file, to which the mapping does not point yet.
+/// A cluster of the disk with a reserved place in the file that the mapping does not point to yet.
 struct Fresh {
     cluster: u64,
     at: u64,
@@ -360,10 +363,10 @@ fn zero(slice: &VolatileSlice<'_>) {
     }
 }
 
-/// Slices that are used up from the front, and where on the disk the next byte of them is.
+/// Slices that are consumed from the front, and the position of their next byte on the disk.
 struct Cursor<'s, 'm> {
     slices: &'s [VolatileSlice<'m>],
-    /// Bytes of the first slice that are used up.
+    /// Bytes of the first slice that are consumed.
     skip: usize,
     at: u64,
     left: u64,
@@ -381,7 +384,7 @@ impl<'s, 'm> Cursor<'s, 'm> {
         }
     }
 
-    /// The next `len` bytes.
+    /// Takes the next `len` bytes.
     fn take(&mut self, len: u64) -> io::Result<Vec<VolatileSlice<'m>>> {
         let mut part = Vec::new();
         let mut wanted = usize::try_from(len).unwrap_or(usize::MAX);

@@ -1,9 +1,8 @@
-//! The mapping of the disk's clusters to the file's: a first level that is in memory as a whole,
-//! and tables of the second, some of which are.
+//! The mapping of the disk's clusters to the file's: the L1 table, which is in memory completely,
+//! and L2 tables, some of which are.
 //!
-//! What changes stays in memory until [`Tables::write_new`] and [`Tables::link`]. Between the two
-//! the file must be made durable: then it never points to what is not there, whenever the power
-//! fails.
+//! Changes stay in memory until [`Tables::write_new`] and [`Tables::link`]. Between the two the
+//! file must be made durable: then it never points to missing data, even after a power failure.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -14,21 +13,21 @@ use super::clusters::Clusters;
 use super::damaged;
 use super::header::{CLUSTER, ENTRIES, Header, OFFSET, OWN};
 
-/// Tables that are kept in memory: 64 KiB each, which map 512 MiB.
+/// The maximum number of tables in memory: 64 KiB each, which map 512 MiB.
 pub(super) const MAX_TABLES: usize = 32;
 
-/// Entries that are written at once: a sector of them.
+/// Entries that are written together: a sector of them.
 const GROUP: usize = 64;
 
 /// An entry of a cluster that reads as zeroes.
 const ZERO: u64 = 1;
 
-/// Where a cluster of the disk lies.
+/// Where a cluster of the disk is stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Place {
     /// In the base.
     Base,
-    /// Nowhere: it is all zeroes.
+    /// Nowhere: it reads as zeroes.
     Zeroes,
     /// At this byte of the file.
     File(u64),
@@ -36,31 +35,31 @@ pub(super) enum Place {
 
 #[derive(Debug)]
 struct Table {
-    /// Where it lies in the file.
+    /// Its offset in the file.
     at: u64,
     entries: Vec<u64>,
-    /// A bit for each [`GROUP`] that is to be written.
+    /// A bit for each [`GROUP`] that must be written.
     dirty: u128,
-    /// When it was used last.
+    /// The time of its last use.
     used: u64,
 }
 
 #[derive(Debug)]
 pub(super) struct Tables {
     l1_at: u64,
-    /// Where each table lies; 0 where there is none.
+    /// The offset of each L2 table; 0 if it does not exist.
     l1: Vec<u64>,
     cached: HashMap<usize, Table>,
-    /// Tables that the first level in the file does not point to yet.
+    /// Tables that the L1 table in the file does not point to yet.
     unlinked: Vec<usize>,
     clock: u64,
 }
 
 impl Tables {
-    /// Reads and checks the whole mapping, and claims the clusters that it has.
+    /// Reads and checks the whole mapping, and claims its clusters.
     ///
     /// # Errors
-    /// When it cannot be read, or something in it cannot be.
+    /// If it cannot be read, or is inconsistent.
     pub(super) fn open(file: &File, header: &Header, clusters: &mut Clusters) -> io::Result<Self> {
         let entries = usize::try_from(header.l1_entries).unwrap_or(0);
         let mut bytes = vec![0; entries.saturating_mul(8)];
@@ -93,13 +92,13 @@ impl Tables {
         })
     }
 
-    /// Tables that are in memory.
+    /// The number of tables in memory.
     #[cfg(test)]
     pub(super) fn cached(&self) -> usize {
         self.cached.len()
     }
 
-    /// Whether a table may have to be written for room before [`Self::place`] or [`Self::set`].
+    /// Whether a table may have to be written to make room before [`Self::place`] or [`Self::set`].
     pub(super) fn needs_room(&self, cluster: u64) -> bool {
         let (number, _) = split(cluster);
         let changed = |table: &Table| table.dirty != 0;
@@ -108,15 +107,15 @@ impl Tables {
             && self.cached.values().all(changed)
     }
 
-    /// Where a cluster of the disk lies.
+    /// Returns where a cluster of the disk is stored.
     ///
     /// # Errors
-    /// When its table cannot be read.
+    /// If its table cannot be read.
     pub(super) fn place(&mut self, file: &File, cluster: u64) -> io::Result<Place> {
         Ok(parse(self.entry(file, cluster)?)?.0)
     }
 
-    /// What a cluster has in the file, though it may read as zeroes.
+    /// Returns the place of a cluster in the file, even if it reads as zeroes.
     pub(super) fn reserved(&mut self, file: &File, cluster: u64) -> io::Result<Option<u64>> {
         Ok(parse(self.entry(file, cluster)?)?.1)
     }
@@ -133,10 +132,10 @@ impl Tables {
         }
     }
 
-    /// Sets where a cluster of the disk lies.
+    /// Sets where a cluster of the disk is stored.
     ///
     /// # Errors
-    /// When its table can be neither read nor made.
+    /// If its table can be neither read nor created.
     pub(super) fn set(
         &mut self,
         file: &File,
@@ -193,7 +192,8 @@ impl Tables {
         Ok(table)
     }
 
-    /// Forgets the table that was not used for longest, of those that are as they are in the file.
+    /// Drops the least recently used of the tables that are unchanged since they were read or
+    /// written.
     fn make_room(&mut self) {
         if self.cached.len() < MAX_TABLES {
             return;
@@ -205,15 +205,15 @@ impl Tables {
         }
     }
 
-    /// Whether nothing waits to be written.
+    /// Whether nothing is waiting to be written.
     pub(super) fn is_clean(&self) -> bool {
         self.unlinked.is_empty() && self.cached.values().all(|table| table.dirty == 0)
     }
 
-    /// Writes new tables, to which nothing in the file points yet.
+    /// Writes new tables, which nothing in the file points to yet.
     ///
     /// # Errors
-    /// When the file cannot be written; nothing is forgotten then.
+    /// If the file cannot be written; then nothing is forgotten.
     pub(super) fn write_new(&mut self, file: &File) -> io::Result<()> {
         for number in &self.unlinked {
             if let Some(table) = self.cached.get_mut(number) {
@@ -223,11 +223,11 @@ impl Tables {
         Ok(())
     }
 
-    /// Writes what has changed in other tables, and lets the first level point to new ones. What
-    /// they point to must be durable.
+    /// Writes the changes of other tables, and makes the L1 table point to new ones. What they
+    /// point to must be durable.
     ///
     /// # Errors
-    /// When the file cannot be written; nothing is forgotten then.
+    /// If the file cannot be written; then nothing is forgotten.
     pub(super) fn link(&mut self, file: &File) -> io::Result<()> {
         for table in self.cached.values_mut() {
             table.write(file)?;
@@ -257,10 +257,10 @@ impl Table {
     }
 }
 
-/// The table of a cluster of the disk, and its place there.
+/// The L2 table of a cluster of the disk, and its index there.
 fn split(cluster: u64) -> (usize, usize) {
     let number = usize::try_from(cluster / ENTRIES).unwrap_or(usize::MAX);
-    // Less than a table's entries.
+    // Less than the number of a table's entries.
     (number, (cluster % ENTRIES) as usize)
 }
 
@@ -271,7 +271,7 @@ fn read_table(file: &File, at: u64) -> io::Result<Vec<u64>> {
     Ok(entries.map(|entry| u64::from_be_bytes(*entry)).collect())
 }
 
-/// Where a cluster lies by its entry, and what it has in the file.
+/// Returns where a cluster is stored by its entry, and its place in the file.
 fn parse(entry: u64) -> io::Result<(Place, Option<u64>)> {
     let at = entry & OFFSET;
     let owned = (at != 0).then_some(at);

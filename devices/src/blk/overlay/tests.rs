@@ -15,7 +15,7 @@ use crate::testing::memory;
 mod anything;
 mod refused;
 
-/// Guest memory, and where in it data are, so that no piece of them is aligned.
+/// Guest memory, and the address of data in it, such that none of its pieces is aligned.
 const RAM: usize = 4 << 20;
 const BUF: u64 = 0x123;
 
@@ -79,7 +79,7 @@ impl Rig {
         Qcow2Disk::open(self.base(), self.overlay())
     }
 
-    /// What a disk would have that was killed here: the overlay's copy.
+    /// The disk after a kill at this point: a copy of the overlay.
     fn killed(&self) -> Qcow2Disk {
         let copy = self.path("killed");
         std::fs::copy(self.path("overlay"), &copy).unwrap();
@@ -115,7 +115,7 @@ impl Rig {
         self.ask(Operation::Flush).unwrap();
     }
 
-    /// The second opinion: nothing is wrong with the file, and it holds `contents`.
+    /// Checks with qemu-img that the file is consistent and holds `contents`.
     fn agrees_with_qemu(&mut self, contents: &[u8]) {
         self.disk.as_mut().unwrap().settle().unwrap();
         qemu_img(&["check", "-q", "-f", "qcow2"], &[&self.path("overlay")]);
@@ -174,7 +174,7 @@ fn qemu_img(arguments: &[&str], paths: &[&Path]) {
     );
 }
 
-/// Bytes that say where they are.
+/// Bytes that encode their position.
 fn numbered(len: usize) -> Vec<u8> {
     (0..len as u32 / 4)
         .flat_map(|n| (n | 1 << 30).to_le_bytes())
@@ -186,7 +186,7 @@ fn what_is_written_is_in_the_overlay_and_the_image_stays_as_it_was() {
     let image = numbered(5 << 16);
     let mut rig = Rig::new(&image);
     let mut contents = image.clone();
-    // A part of a cluster, the end of one and two others as a whole with a sector of the next.
+    // A part of a cluster, the end of one and two complete ones with a sector of the next.
     for (at, len) in [(512, 1024), (65536 + 512, 3 * 65536)] {
         let bytes = vec![0x77; len];
         rig.write(at as u64, &bytes);
@@ -207,7 +207,7 @@ fn zeroes_and_holes_cover_the_image_and_take_no_room() {
     contents[..4 << 16].fill(1);
     rig.flush();
     let blocks = rig.overlay().metadata().unwrap().blocks();
-    // Half a written cluster, a whole one, three of the image, and a half of another.
+    // Half a written cluster, a complete one, three of the image, and a half of another.
     let zeroes = 3 * 32768..(6 << 16) + 32768;
     let (offset, len) = (zeroes.start as u64, zeroes.len() as u64);
     contents[zeroes].fill(0);
@@ -218,7 +218,7 @@ fn zeroes_and_holes_cover_the_image_and_take_no_room() {
     })
     .unwrap();
     assert!(rig.read(0, contents.len()) == contents);
-    // What the file has of it goes, and what the image has is seen as before.
+    // Blocks in the file are given back, and the image's content is still visible.
     rig.ask(Operation::Discard {
         offset: 0,
         len: 8 << 16,
@@ -229,7 +229,7 @@ fn zeroes_and_holes_cover_the_image_and_take_no_room() {
     assert!(rig.read(0, contents.len()) == contents);
     assert!(rig.overlay().metadata().unwrap().blocks() < blocks);
     rig.agrees_with_qemu(&contents);
-    // What reads as zeroes is written again.
+    // A cluster that reads as zeroes is written again.
     rig.write((4 << 16) + 512, &[9; 512]);
     contents[(4 << 16) + 512..(4 << 16) + 1024].fill(9);
     rig.agrees_with_qemu(&contents);
@@ -260,11 +260,11 @@ fn what_was_flushed_survives_a_kill_and_what_was_not_is_old_or_new() {
     let mem = rig.mem.clone();
     let mut killed = rig.killed();
     assert_eq!(read(&mut killed, &mem, 512, 2560).unwrap(), flushed[..2560]);
-    // Nothing points yet to what is not known to be durable.
+    // Nothing points yet to data that may not be durable.
     let old = numbered(4 << 16)[1 << 16..][..1024].to_vec();
     assert_eq!(read(&mut killed, &mem, 1 << 16, 1024).unwrap(), old);
     drop(killed);
-    // Its place is free then, and given out again.
+    // Then its place is free, and allocated again.
     let len = |name: &str| std::fs::metadata(rig.path(name)).unwrap().len();
     let before = len("killed");
     assert_eq!(before, len("overlay"));
@@ -292,7 +292,7 @@ fn what_was_flushed_survives_a_kill_and_what_was_not_is_old_or_new() {
 #[test]
 fn a_write_that_failed_maps_nothing() {
     let mut rig = Rig::new(&numbered(2 << 16));
-    // A descriptor that refuses data; the mapping alone is in memory.
+    // A descriptor that refuses data; only the mapping is in memory.
     let file = File::open(rig.path("overlay")).unwrap();
     rig.disk = Some(Qcow2Disk::open(rig.base(), file).unwrap());
     let mem = rig.mem.clone();
@@ -356,7 +356,7 @@ fn an_overlay_of_qemu_img_is_used_and_one_of_ours_by_qemu() {
     contents[130 << 10..134 << 10].fill(9);
     let mut rig = rig.opened();
     assert!(rig.read(0, 3 << 16) == contents);
-    // A cluster that reads as zeroes and has its place: qemu-io left it that way.
+    // A cluster that reads as zeroes but has a place: qemu-io left it that way.
     rig.write((1 << 16) + 512, &[1; 512]);
     contents[(1 << 16) + 512..][..512].fill(1);
     rig.agrees_with_qemu(&contents);
@@ -393,11 +393,11 @@ fn more_tables_than_memory_takes_are_written_and_read_again() {
 fn counts_beyond_their_first_block_get_another_one() {
     let mut rig = Rig::new(&numbered(4 << 16));
     rig.disk = None;
-    // The next cluster to be given out is the last but one of what the first block counts.
+    // The next cluster to be allocated is the last but one that the first block counts.
     rig.overlay().set_len((COUNTS - 2) * CLUSTER).unwrap();
     let mut rig = rig.opened();
     let mut contents = numbered(4 << 16);
-    // Those within are free, and used first; none of them is left then.
+    // The clusters within that are free are used first; after that none of them is left.
     let clusters = &mut rig.disk.as_mut().unwrap().clusters;
     while clusters.count() == COUNTS - 2 {
         clusters.allocate().unwrap();
@@ -409,7 +409,7 @@ fn counts_beyond_their_first_block_get_another_one() {
     rig.reopen();
     assert!(rig.read(0, 4 << 16) == contents);
     rig.disk = None;
-    // What was given out and never used is only a leak (3).
+    // Clusters that were allocated and never used are only a leak (3).
     let check = Command::new("qemu-img")
         .arg("check")
         .arg(rig.path("overlay"))

@@ -13,7 +13,7 @@ fn nothing_changes_in_the_mount_of_a_root_that_is_made_of_mount_points() {
 
 #[test]
 fn what_is_mounted_below_a_root_of_mount_points_changes() {
-    // A mount of its own on each Linux, with another one below it.
+    // A separate mount on every Linux, with another one below it.
     let root: OwnedFd = File::open("/dev").unwrap().into();
     let tree = Tree::new(&root, Access::BelowMounts, Quota::own(100), None).unwrap();
     tree.prepare_thread().unwrap();
@@ -42,7 +42,7 @@ fn names_of_mounts_are_kept_at_the_top_and_not_below() {
     let root: OwnedFd = File::open("/").unwrap().into();
     let tree = Tree::new(&root, Access::ReadOnly, Quota::own(100), None).unwrap();
     let look_up = |parent, name| tree.lookup(&me(), parent, name).unwrap();
-    // Mounts of their own on each Linux.
+    // Separate mounts on every Linux.
     let dev = look_up(ROOT, c"dev");
     let shm = look_up(dev.inode, c"shm");
     assert_eq!([dev, shm].map(|entry| entry.attr_flags), [ATTR_SUBMOUNT; 2]);

@@ -1,4 +1,4 @@
-//! What the host says of an object, in the forms that `fuse-backend-rs` takes.
+//! Attributes of an object on the host, in the forms that `fuse-backend-rs` takes.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -8,7 +8,7 @@ use rustix::fs::{AtFlags, FileType, StatVfs, Statx, StatxFlags, fstatfs, statx};
 
 use super::table::Id;
 
-/// File systems of the kernel's own state, by their numbers in linux/magic.h.
+/// File systems of the kernel's own state, by their magic numbers in linux/magic.h.
 const GENERATED: [u32; 12] = [
     0x0000_9fa0, // proc
     0x6265_6572, // sysfs
@@ -24,7 +24,7 @@ const GENERATED: [u32; 12] = [
     0x0765_5821, // resctrl
 ];
 
-/// File systems of this host's disks and memory, by the same numbers: closing a file writes
+/// File systems of this host's disks and memory, by their magic numbers: closing a file writes
 /// nothing there.
 const LOCAL: [u32; 14] = [
     0x0000_ef53, // ext2 to ext4
@@ -48,20 +48,20 @@ const LOCAL: [u32; 14] = [
 pub(super) enum Contents {
     /// A disk or the memory of this host.
     Local,
-    /// Made up as they are read: it has 0 or a page for the size of any file.
+    /// Generated when read: the size of any file is 0 or a page.
     Generated,
-    /// Perhaps another host: that a write failed may be told when the file is closed.
+    /// Possibly another host: a write error may be reported when the file is closed.
     Remote,
 }
 
 impl Contents {
-    /// Of an object's file system.
+    /// Returns that of an object's file system.
     pub(super) fn of(fd: impl AsFd) -> Self {
         let kind = fstatfs(fd).ok().map(|about| u32::try_from(about.f_type));
         match kind {
             Some(Ok(kind)) if GENERATED.contains(&kind) => Self::Generated,
             Some(Ok(kind)) if LOCAL.contains(&kind) => Self::Local,
-            // Those that are not known, and what cannot say.
+            // Unknown ones, and those that `fstatfs` fails for.
             _ => Self::Remote,
         }
     }
@@ -71,7 +71,7 @@ impl Contents {
 pub(super) struct Attributes(Statx);
 
 impl Attributes {
-    /// Of an open object, whatever it was opened for.
+    /// Reads those of an open object, however it was opened.
     pub(super) fn of(fd: impl AsFd) -> io::Result<Self> {
         let flags = AtFlags::EMPTY_PATH | AtFlags::SYMLINK_NOFOLLOW;
         let mask = StatxFlags::BASIC_STATS | StatxFlags::MNT_ID;
@@ -82,7 +82,7 @@ impl Attributes {
         FileType::from_raw_mode(self.0.stx_mode.into())
     }
 
-    /// How many names it has.
+    /// How many names (hard links) it has.
     pub(super) fn names(&self) -> u32 {
         self.0.stx_nlink
     }

@@ -1,4 +1,4 @@
-//! Whose objects new ones are, and what the thread that makes them may not lend to them.
+//! Ownership of new objects, and the credentials of the thread that creates them.
 
 use std::cell::Cell;
 use std::io;
@@ -13,19 +13,20 @@ use super::ids::NOBODY;
 
 thread_local! {
     static PREPARED: Cell<bool> = const { Cell::new(false) };
-    /// What the thread has where the guest's kernel has checked permissions, if it may have that.
+    /// The capabilities of the thread while it trusts the permission checks of the guest's kernel,
+    /// if it may have them.
     static TRUSTING: Cell<Option<CapabilitySets>> = const { Cell::new(None) };
 }
 
-/// Whether this process may make objects for other users.
+/// Whether this process may create objects for other users.
 pub(super) fn may_switch() -> bool {
     let needed = CapabilitySet::SETUID | CapabilitySet::SETGID;
     geteuid().is_root() && capabilities(None).is_ok_and(|sets| sets.effective.contains(needed))
 }
 
-/// Makes the calling thread fit to serve: the modes that the guest asks for are not cut by the
-/// process's mask, and groups of the process do not become those of the guest's users, by
-/// which they could keep set-group-ID bits that are not theirs (CVE-2022-0358).
+/// Prepares the calling thread to serve: the modes that the guest requests are not restricted by
+/// the process's umask, and groups of the process do not become those of the guest's users, which
+/// could let them keep set-group-ID bits that are not theirs (CVE-2022-0358).
 pub(super) fn prepare_thread(switch: bool) -> io::Result<()> {
     if PREPARED.get() {
         return Ok(());
@@ -43,16 +44,16 @@ pub(super) fn prepare_thread(switch: bool) -> io::Result<()> {
     Ok(())
 }
 
-/// A mask of its own for this thread.
+/// Gives this thread its own umask.
 #[allow(unsafe_code)]
 fn own_file_system_attributes() -> io::Result<()> {
-    // SAFETY: CLONE_FS alone separates the thread's working directory, root and mask from those
-    // of the other threads; no descriptor or mapping is affected.
+    // SAFETY: CLONE_FS only separates the thread's working directory, root and umask from those of
+    // the other threads; no descriptor or mapping is affected.
     unsafe { rustix::thread::unshare_unsafe(UnshareFlags::FS) }?;
     Ok(())
 }
 
-/// The thread acts as a user of the guest for as long as this lives.
+/// The thread acts as a user of the guest as long as this exists.
 #[derive(Debug)]
 #[must_use]
 pub(super) struct Acting {
@@ -61,7 +62,7 @@ pub(super) struct Acting {
 }
 
 impl Acting {
-    /// With no capability, unless the user is root.
+    /// Acts without capabilities, unless the user is root.
     pub(super) fn as_user(switch: bool, uid: u32, gid: u32) -> io::Result<Self> {
         let mut acting = Self {
             group: false,
@@ -86,9 +87,10 @@ impl Acting {
         Ok(acting)
     }
 
-    /// The guest's kernel has checked permissions, with all groups of the user. The host's, which
-    /// is told of one, does not check them again: `CAP_DAC_OVERRIDE` and nothing else is
-    /// effective. Objects of a group that is not the user's lose their set-group-ID bits still.
+    /// Trusts the guest's kernel, which has checked permissions, with all groups of the user. The
+    /// host's kernel, which knows only one group, does not check them again: only
+    /// `CAP_DAC_OVERRIDE` is effective. Objects of a group that is not the user's still lose their
+    /// set-group-ID bits.
     pub(super) fn trusting_the_guest(self) -> io::Result<Self> {
         if self.user
             && let Some(sets) = TRUSTING.get()
@@ -101,7 +103,7 @@ impl Acting {
 
 impl Drop for Acting {
     fn drop(&mut self) {
-        // To become root makes effective what is permitted.
+        // Becoming root makes the permitted capabilities effective.
         let user = if self.user {
             set_thread_res_uid(None, Uid::ROOT, None)
         } else {
@@ -119,8 +121,8 @@ impl Drop for Acting {
     }
 }
 
-/// For as long as this lives, what the thread writes to loses its set-user-ID and set-group-ID
-/// bits, as it does when an ordinary user writes.
+/// As long as this exists, files that the thread writes to lose their set-user-ID and set-group-ID
+/// bits, as they do when an ordinary user writes.
 #[derive(Debug)]
 #[must_use]
 pub(super) struct Ordinary {
@@ -128,7 +130,7 @@ pub(super) struct Ordinary {
 }
 
 impl Ordinary {
-    /// Where `wanted`; a thread without `CAP_FSETID` is that anyway.
+    /// Drops `CAP_FSETID` if `wanted`; a thread without it is ordinary anyway.
     pub(super) fn when(wanted: bool) -> io::Result<Self> {
         let mut ordinary = Self { restore: None };
         if wanted {
@@ -146,15 +148,15 @@ impl Ordinary {
 impl Drop for Ordinary {
     fn drop(&mut self) {
         if let Some(Err(error)) = self.restore.map(|sets| set_capabilities(None, sets)) {
-            // It is permitted as before: the kernel lets it be effective again.
+            // It is still permitted: the kernel lets it become effective again.
             tracing::error!(%error, "fs: failed to restore the thread's fsuid and fsgid");
         }
     }
 }
 
-/// For as long as this lives, the thread takes space of a file system as a user of the guest's:
-/// what ext4 keeps for root is not for that one (`s_resuid`). Nothing asks for permissions of a
-/// file that is open.
+/// As long as this exists, the thread allocates space of a file system as a user of the guest: it
+/// cannot use the blocks that ext4 reserves for root (`s_resuid`). Permissions of a file that is
+/// already open are not checked.
 #[derive(Debug)]
 #[must_use]
 pub(super) struct Writing {
@@ -162,7 +164,7 @@ pub(super) struct Writing {
 }
 
 impl Writing {
-    /// With root it is as before.
+    /// Changes nothing for root.
     pub(super) fn as_user(uid: u32) -> Self {
         let is_user = uid != 0;
         if is_user {
@@ -174,17 +176,17 @@ impl Writing {
 
 impl Drop for Writing {
     fn drop(&mut self) {
-        // Its capabilities of files come back with it.
+        // This also restores its file system capabilities.
         if self.is_user {
             set_file_system_user(0);
         }
     }
 }
 
-/// For this thread alone (setfsuid(2)). It cannot fail for one with `CAP_SETUID`, but for -1, which
-/// is nobody.
+/// Sets the user of this thread only (setfsuid(2)). It cannot fail for a thread with `CAP_SETUID`,
+/// except for -1, which is replaced by `nobody`.
 #[allow(unsafe_code)]
 fn set_file_system_user(uid: u32) {
-    // SAFETY: the call changes as whom the kernel takes this thread, and touches no memory.
+    // SAFETY: the call changes the file system user of this thread, and touches no memory.
     unsafe { libc::setfsuid(uid.min(NOBODY)) };
 }

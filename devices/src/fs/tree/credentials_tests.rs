@@ -10,10 +10,10 @@ const USER: Context = Context {
     pid: 1,
 };
 
-/// A group that the guest's user is in besides its own.
+/// A supplementary group of the guest's user.
 const GROUP: u32 = 5000;
 
-/// A share that this group alone may write to, as the volumes of a pod with `fsGroup` are.
+/// A share that only this group may write to, like the volumes of a pod with `fsGroup`.
 fn rig_of_group() -> Rig {
     let rig = rig();
     of_group(rig.dir.path());
@@ -44,8 +44,8 @@ fn objects_belong_to_the_guests_user_and_keep_no_group_that_is_not_its() {
             "{text}"
         );
     }
-    // The directory's group is root's, of which the user is no member: the file has the group
-    // and not the bit that would lend it.
+    // The directory's group is root's, which the user is not a member of: the file gets the group,
+    // but not the set-group-ID bit.
     let meta = rig.path("file").metadata().unwrap();
     assert_eq!((meta.gid(), meta.mode() & 0o2000), (0, 0));
     assert!(rustix::process::geteuid().is_root());
@@ -72,7 +72,7 @@ fn bits_that_lend_an_identity_go_where_the_guest_asks_for_it() {
     for ask in [true, false] {
         let lend = std::fs::Permissions::from_mode(0o6777);
         let left = || path.metadata().unwrap().permissions().mode() & 0o6000;
-        // An unprivileged process loses them whatever it asks for.
+        // An unprivileged process loses them in either case.
         let kept = if credentials::may_switch() && !ask {
             0o6000
         } else {
@@ -111,7 +111,7 @@ fn what_another_group_of_the_guests_user_may_write_to_it_can_fill() {
         let meta = rig.path(text).symlink_metadata().unwrap();
         assert_eq!((meta.uid(), meta.gid()), (USER.uid, GROUP), "{text}");
     }
-    // The group is handed down, and no program is lent to it.
+    // The group is inherited, but the program does not run with it.
     assert_eq!(dir.attr.st_mode, 0o4_2775);
     assert_eq!(file.attr.st_mode, 0o10_0777);
     assert_eq!(capabilities(None).unwrap(), before);
@@ -180,8 +180,8 @@ fn a_process_that_was_not_given_the_capability_leaves_permissions_to_the_host() 
     thread.join().unwrap();
 }
 
-/// As a server of files is whose clients' root is nobody: this thread may do what it owns, and
-/// others what is theirs.
+/// As on a file server that maps its clients' root to `nobody`: this thread may access what it
+/// owns, and other users what they own.
 #[test]
 fn what_the_host_denies_to_itself_the_guests_user_may_do_where_it_is_allowed_to() {
     if !credentials::may_switch() {
@@ -234,14 +234,14 @@ fn what_the_host_denies_to_itself_the_guests_user_may_do_where_it_is_allowed_to(
     thread.join().unwrap();
 }
 
-/// As whom the kernel takes this thread where files are concerned.
+/// Returns the user of this thread for file system accesses.
 fn file_system_user() -> Option<u32> {
     let status = std::fs::read_to_string("/proc/thread-self/status").unwrap();
     let ids = status.lines().find_map(|line| line.strip_prefix("Uid:"));
     ids.and_then(|ids| ids.split_whitespace().nth(3)?.parse().ok())
 }
 
-/// What is written notes who writes it.
+/// A source of data that records the user who reads it to write to a file.
 #[derive(Default)]
 struct Writer(Option<u32>);
 
@@ -278,7 +278,7 @@ fn who_opens_a_file_has_no_more_room_for_it_than_a_user_of_the_host() {
         let (opened, ..) = tree.open(&context, made.inode, flags, 0).unwrap();
         for handle in [handle, opened].map(Option::unwrap) {
             let mut writer = Writer::default();
-            // By whoever it is: the client's cache writes for nobody.
+            // Whatever the request's user: the client's cache writes without one.
             let (inode, reader) = (made.inode, &mut writer);
             tree.write(&me(), inode, handle, reader, 1, 0, None, true, 0, 0)
                 .unwrap();

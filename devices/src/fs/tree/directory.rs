@@ -9,17 +9,18 @@ use rustix::fs::{RawDir, SeekFrom, seek};
 
 use super::{Tree, file};
 
-/// Bytes of entries taken from the kernel at once.
+/// Bytes of entries that are read from the kernel per call.
 const PIECE: usize = 16 << 10;
 
-/// Bytes of entries that one request gets at most; the client asks again.
+/// Maximum bytes of entries per request; the client asks again.
 const MAX_REPLY: usize = 256 << 10;
 
-/// Where an entry goes; it takes the bytes that were used, and none when it is full.
+/// The receiver of entries; it returns the number of bytes that were used, or 0 if it is full.
 pub(super) type Add<'a> = dyn FnMut(DirEntry<'_>, Option<Entry>) -> io::Result<usize> + 'a;
 
 impl Tree {
-    /// Passes on entries from `offset` on. With `look_up` the client is told of each object.
+    /// Returns entries from `offset` on. With `look_up` each object is also looked up for the
+    /// client.
     pub(super) fn entries(
         &self,
         context: &Context,
@@ -42,12 +43,12 @@ impl Tree {
             };
             let entry = entry?;
             let name = entry.file_name();
-            // The client would forget at once what it is told of many.
+            // With many objects, the client would immediately forget the looked up ones.
             let tells = look_up && !self.has_many();
             let entry_of_name = tells.then(|| self.told(context, &parent, name)).flatten();
             let number = entry_of_name.map(|entry| entry.inode);
             let ino = match name.to_bytes() {
-                // What lies above the root is nobody's business.
+                // What lies above the root is not visible to the client.
                 b"." | b".." => parent.id.inode,
                 _ => entry.ino(),
             };
@@ -66,7 +67,7 @@ impl Tree {
             match added {
                 Ok(0) => break,
                 Ok(len) => used = used.saturating_add(len),
-                // Entries before it are in the reply already.
+                // Earlier entries are in the reply already.
                 Err(_) if used > 0 => break,
                 Err(error) => return Err(error),
             }
@@ -74,7 +75,8 @@ impl Tree {
         Ok(())
     }
 
-    /// What is at a name, unless it went away or cannot be known: the name alone is listed then.
+    /// Looks up the object of a name; `None` if it was removed or cannot be accessed: then only the
+    /// name is listed.
     fn told(&self, context: &Context, parent: &super::Object, name: &CStr) -> Option<Entry> {
         self.entry(context, parent, name).ok()
     }

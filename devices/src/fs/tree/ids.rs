@@ -1,13 +1,14 @@
-//! Ids of users and groups that differ on the two sides.
+//! Ids of users and groups that differ between guest and host.
 
-/// What ids that the client has no number for are to it: nobody's, whatever it maps itself.
+/// The id that the client sees for unmapped ids, whatever it maps itself.
 pub(super) const NOBODY: u32 = u32::MAX - 1;
 
-/// Ids of the guest's that stand for others of the host's.
+/// A mapping of the guest's ids to ids of the host.
 ///
-/// A range of the guest's ids stands for as many of the host's from 0 on. Beside those, 0 is 0 to
-/// the host: what the guest's own root makes is root's. No other id of the guest's may own
-/// anything, and what other ids of the host own is nobody's in the guest.
+/// A range of the guest's ids is mapped to as many ids of the host from 0 on. In addition, the
+/// guest's 0 is mapped to the host's 0: what the guest's own root creates belongs to root. No other
+/// id of the guest may own anything, and what other ids of the host own appears as owned by
+/// `nobody` in the guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IdMap {
     first: u32,
@@ -15,15 +16,15 @@ pub struct IdMap {
 }
 
 impl IdMap {
-    /// The guest's `first` is the host's 0, and so on, `count` of them. None when there are none of
-    /// them, 0 is one (it is the guest's own), or they go beyond 4294967293.
+    /// Maps the guest's ids from `first` on to the host's from 0 on, `count` of them. `None` if the
+    /// range is empty, includes 0 (which is the guest's own), or goes beyond 4294967293.
     #[must_use]
     pub fn new(first: u32, count: u32) -> Option<Self> {
         let end = first.checked_add(count)?;
         (first > 0 && count > 0 && end <= NOBODY).then_some(Self { first, count })
     }
 
-    /// The guest's id for one of the host's.
+    /// Returns the guest's id for one of the host.
     pub(super) fn to_guest(self, id: u32) -> u32 {
         match id < self.count {
             true => self.first.saturating_add(id),
@@ -31,12 +32,12 @@ impl IdMap {
         }
     }
 
-    /// Whether the client has numbers for who owns a file of the host.
+    /// Whether the owners of a file of the host have mapped ids.
     pub(super) fn has_owners(self, attributes: &libc::stat64) -> bool {
         attributes.st_uid < self.count && attributes.st_gid < self.count
     }
 
-    /// The host's id for one of the guest's; none where it may own nothing.
+    /// Returns the host's id for one of the guest; `None` if it may not own anything.
     pub(super) fn to_host(self, id: u32) -> Option<u32> {
         if id == 0 {
             return Some(0);
@@ -60,7 +61,7 @@ mod tests {
         for nobody in [1, 1000, 65_535, 131_072, NOBODY, u32::MAX] {
             assert_eq!(ids.to_host(nobody), None, "{nobody}");
         }
-        // An id of the host's is never taken for one that the range has.
+        // An id of the host is never taken for one in the range.
         for other in [65_536, 70_000, 131_072, u32::MAX] {
             assert_eq!(ids.to_guest(other), NOBODY, "{other}");
         }

@@ -1,14 +1,14 @@
 use super::*;
 use std::os::unix::fs::chown;
 
-/// The guest's id that stands for the host's 0.
+/// The guest's id that is mapped to the host's 0.
 const FIRST: u32 = 65_536;
 
 fn user(uid: u32, gid: u32) -> Context {
     Context { uid, gid, pid: 1 }
 }
 
-/// A tree with ids of the guest's own; none where the test may not change owners.
+/// A tree with mapped ids; `None` if the test may not change owners.
 fn mapped() -> Option<Rig> {
     if !credentials::may_switch() {
         return None;
@@ -95,7 +95,7 @@ fn a_containers_root_opens_nothing_of_ids_that_it_does_not_have() {
         std::fs::write(rig.path("file"), "x").unwrap();
         rustix::fs::chmod(rig.path("file"), Mode::from_raw_mode(0o600)).unwrap();
         chown(rig.path("file"), Some(owner), Some(0)).unwrap();
-        // As of a client that did not know of the file.
+        // As if the client did not know the file.
         tree.create(context, ROOT, c"file", creation(libc::O_RDWR, 0o600))
             .map(drop)
     };

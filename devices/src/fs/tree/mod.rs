@@ -1,9 +1,9 @@
 //! The shared directory: requests of the client, carried out on the host.
 //!
-//! `fuse-backend-rs` has a file system of its own for this (`PassthroughFs`). It is not used,
-//! since it opens its root by a path whenever a client begins, keeps an entry for every object
-//! that was ever looked up, does not report mounts as mounts, and lets a client's objects
-//! belong to groups of the host's process.
+//! `fuse-backend-rs` has its own file system for this (`PassthroughFs`). It is not used, since it
+//! opens its root by a path whenever a client starts, keeps an entry for every object that was ever
+//! looked up, does not report mounts as mounts, and creates a client's objects with the groups of
+//! the host's process.
 
 mod attributes;
 mod credentials;
@@ -37,26 +37,26 @@ pub use ids::IdMap;
 use ids::NOBODY;
 use table::{Handle, Object, Table};
 
-/// How long the client may keep names and attributes: what the host changes is seen within
+/// How long the client may keep names and attributes: changes by the host become visible within
 /// this time.
 const CACHE_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// How many objects are looked at for their names at once: some milliseconds.
+/// How many objects are checked for their names in one call: it takes some milliseconds.
 const LOOK: usize = 4096;
 
-/// Flags of `open(2)` that are the client's affair.
+/// Flags of `open(2)` that the client may set.
 const CLIENT_FLAGS: OFlags = OFlags::ACCMODE
     .union(OFlags::APPEND)
     .union(OFlags::TRUNC)
     .union(OFlags::DSYNC)
     .union(OFlags::SYNC);
 
-/// What others may read while the tree is served.
+/// Counters that other threads may read while the tree is served.
 #[derive(Debug, Default)]
 pub(super) struct Counters {
     pub(super) read_bytes: Count,
     pub(super) written_bytes: Count,
-    /// How many there are now.
+    /// The current numbers.
     pub(super) objects: AtomicU64,
     pub(super) handles: AtomicU64,
 }
@@ -66,12 +66,13 @@ pub(super) struct Counters {
 pub(super) enum Access {
     ReadOnly,
     ReadWrite,
-    /// What is mounted below the root; the root's own mount has the host's names alone.
+    /// It may change what is mounted below the root; names in the root's own mount are only the
+    /// host's.
     BelowMounts,
 }
 
-/// Opens `/proc/self/fd`, as a mount of its own where the process may make one: whoever takes over
-/// the thread that serves finds no way up from there to the host's files.
+/// Opens `/proc/self/fd`, as a separate mount if the process may create one: so an attacker who
+/// takes over the serving thread cannot go up from there to the host's files.
 fn proc_fds() -> io::Result<OwnedFd> {
     const PATH: &CStr = c"/proc/self/fd";
     let own = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
@@ -84,24 +85,24 @@ fn proc_fds() -> io::Result<OwnedFd> {
     }
 }
 
-/// A directory of the host and what the client knows of it.
+/// A directory of the host, and the objects and handles that the client has.
 #[derive(Debug)]
 pub(super) struct Tree {
-    /// `/proc/self/fd`, by which descriptors that are good for nothing else are opened.
+    /// `/proc/self/fd`, used to reopen `O_PATH` descriptors, which do not permit anything else.
     proc_fds: OwnedFd,
     table: Mutex<Table>,
     access: Access,
-    /// The mount that the root is in, which its descriptor holds.
+    /// The mount that the root is in, which its descriptor keeps mounted.
     root_mount: u64,
-    /// Objects are made in the name of the guest's users.
+    /// Objects are created as the guest's users.
     switch_users: bool,
-    /// Who they are on the host; none where each is who has the same number.
+    /// Their ids on the host; `None` if each user has the same id.
     ids: Option<IdMap>,
     counters: Arc<Counters>,
 }
 
 impl Tree {
-    /// Serves `root`, with as many objects and handles open as `quota` has.
+    /// Serves `root`, with at most `quota` objects and handles open.
     pub(super) fn new(
         root: &OwnedFd,
         access: Access,
@@ -132,35 +133,36 @@ impl Tree {
         self.counters.clone()
     }
 
-    /// To be called on the thread that serves, before it does.
+    /// Prepares the thread that will serve; must be called on it first.
     pub(super) fn prepare_thread(&self) -> io::Result<()> {
         credentials::prepare_thread(self.switch_users)
     }
 
-    /// Closes everything: the client is gone.
+    /// Closes everything when the client is gone.
     pub(super) fn forget_all(&self) {
         self.with_table(Table::clear);
     }
 
-    /// The number that the next object or handle gets.
+    /// Returns the number that the next object or handle will get.
     pub(super) fn next_number(&self) -> u64 {
         self.table().next_number()
     }
 
-    /// Numbers before `next` were given out in another life; `false` when that cannot be.
+    /// Starts numbers at `next`, since those before were assigned by the saved device; `false` if
+    /// that is not possible.
     pub(super) fn begin_numbers_at(&self, next: u64) -> bool {
         self.table().begin_numbers_at(next)
     }
 
-    /// Looks at some of the objects that the client knows, others each time, and counts those that
-    /// the host has removed and keeps for it alone (see [`Table::nameless`]).
+    /// Checks some of the objects that the client knows, different ones each time, and counts those
+    /// that the host has removed and only keeps for the client (see [`Table::nameless`]).
     pub(super) fn nameless(&self) -> usize {
         let has_name =
             |object: &Object| !Attributes::of(&object.fd).is_ok_and(|about| about.names() == 0);
         self.table().nameless(LOOK, has_name)
     }
 
-    /// Whether the client knows so many objects that it is to forget those that it does not use.
+    /// Whether the client knows so many objects that it should forget those that it does not use.
     fn has_many(&self) -> bool {
         self.table().has_many()
     }
@@ -169,7 +171,7 @@ impl Tree {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Changes the table, and shows its size.
+    /// Changes the table, and publishes its size.
     fn with_table<T>(&self, change: impl FnOnce(&mut Table) -> T) -> T {
         let mut table = self.table();
         let result = change(&mut table);
@@ -189,7 +191,7 @@ impl Tree {
         self.table().handle(handle, object)
     }
 
-    /// Whether the client may change an object, or what is in a directory.
+    /// Checks whether the client may change an object, or what is in a directory.
     fn check_writable(&self, object: &Object) -> io::Result<()> {
         match self.access {
             Access::ReadWrite => Ok(()),
@@ -198,8 +200,8 @@ impl Tree {
         }
     }
 
-    /// To open what is there already: only as this user may. Where ids are mapped, a user that is
-    /// root to the host has no rights over what ids own that it does not have.
+    /// Acts as the user to open an existing object: only if the user itself may. If ids are mapped,
+    /// a user that is root on the host gets no rights over objects whose owners have no mapped ids.
     fn acting_on(&self, context: &Context, object: &Object) -> io::Result<Acting> {
         if let Some(ids) = self.ids
             && context.uid != 0
@@ -215,14 +217,14 @@ impl Tree {
         Acting::as_user(self.switch_users, uid, gid)
     }
 
-    /// The host's id for one of the client's.
+    /// Returns the host's id for one of the client.
     fn host_id(&self, id: u32) -> io::Result<u32> {
         let Some(ids) = self.ids else { return Ok(id) };
-        // As the kernel answers where a mount maps ids.
+        // The same error as the kernel's for a mount with mapped ids.
         Ok(ids.to_host(id).ok_or(Errno::OVERFLOW)?)
     }
 
-    /// Attributes as the client has them.
+    /// Returns attributes in the client's form.
     fn stat(&self, attributes: &Attributes) -> libc::stat64 {
         let mut stat = attributes.stat();
         if let Some(ids) = self.ids {
@@ -232,13 +234,13 @@ impl Tree {
         stat
     }
 
-    /// To make something new in a directory.
+    /// Acts as the user to create something in a directory.
     fn making(&self, context: &Context) -> io::Result<Acting> {
         self.acting(context)?.trusting_the_guest()
     }
 
-    /// Does what the host may allow the guest's user alone, once it has denied it to itself: to a
-    /// server of files its root may be nobody (`root_squash` of NFS).
+    /// Retries as the guest's user what the host has denied to this process: for a file server, the
+    /// root user of this host may be `nobody` (`root_squash` of NFS).
     fn as_either<T>(
         &self,
         context: &Context,
@@ -251,14 +253,14 @@ impl Tree {
                     && error.kind() == io::ErrorKind::PermissionDenied =>
             {
                 let _acting = self.acting(context)?;
-                // Who may not either gets the answer that the host gave to itself.
+                // If the user may not either, the first error is returned.
                 act().map_err(|_| error)
             }
             done => done,
         }
     }
 
-    /// Finds `name` in `parent` and tells the client of it.
+    /// Finds `name` in `parent` and returns its entry for the client.
     fn entry(&self, context: &Context, parent: &Object, name: &CStr) -> io::Result<Entry> {
         let name = component(name)?;
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
@@ -268,11 +270,11 @@ impl Tree {
         self.entry_of(parent, fd)
     }
 
-    /// Tells the client of an object in `parent` that was opened with `O_PATH`.
+    /// Returns the entry for the client of an object in `parent` that was opened with `O_PATH`.
     fn entry_of(&self, parent: &Object, fd: OwnedFd) -> io::Result<Entry> {
         let attributes = Attributes::of(&fd)?;
         let (id, kind) = (attributes.id(), attributes.kind());
-        // All objects of a mount are of one file system, and the parent's is not unmounted yet.
+        // All objects of a mount are of one file system, and the parent's is still mounted.
         let crosses = id.mount != parent.id.mount;
         let object = Object {
             id,
@@ -286,9 +288,9 @@ impl Tree {
         };
         let inode = self.with_table(|table| table.look_up(object))?;
         let is_mount = kind == FileType::Directory && crosses;
-        // Linux drops a name that it may not keep once nobody uses it, and forgets its object
-        // (`fuse_dentry_delete`). It keeps what is open, and what is mounted. As long as it keeps
-        // one of a mount below a volume, the host cannot unmount that.
+        // Linux drops a name that it may not cache once it is unused, and forgets its object
+        // (`fuse_dentry_delete`). It keeps what is open, and what is mounted. As long as it caches
+        // a name of a mount below a volume, the host cannot unmount it.
         let is_below_volume = crosses && parent.id.mount != self.root_mount;
         let keep_name = match is_below_volume || self.has_many() && !crosses {
             true => Duration::ZERO,
@@ -304,8 +306,9 @@ impl Tree {
         })
     }
 
-    /// Opens an object for more than its path. Only regular files and directories: opening
-    /// anything else would act on a device, a pipe or a socket of the host (CVE-2020-35517).
+    /// Reopens an object for more than its path. Only regular files and directories are allowed:
+    /// opening anything else would act on a device, a pipe or a socket of the host
+    /// (CVE-2020-35517).
     fn reopen(&self, object: &Object, flags: OFlags) -> io::Result<File> {
         if !matches!(object.kind, FileType::RegularFile | FileType::Directory) {
             return Err(Errno::NXIO.into());
@@ -318,8 +321,9 @@ impl Tree {
     /// Opens a regular file with the client's flags.
     fn open_file(&self, object: &Object, flags: u32) -> io::Result<File> {
         let mut flags = self.client_flags(object, flags)?;
-        // Some have nothing to read until something happens (`trace_pipe`): all other requests
-        // would wait for that. Of writes it would change what some mean (`memory.max`).
+        // Reads of some files block until something happens (`trace_pipe`): all other requests
+        // would wait for that. For writes the flag would change the meaning of some files
+        // (`memory.max`).
         let reads = flags & OFlags::ACCMODE != OFlags::WRONLY;
         let generated = object.contents == Contents::Generated;
         flags.set(OFlags::NONBLOCK, generated && reads);
@@ -333,8 +337,8 @@ impl Tree {
         Ok(file)
     }
 
-    /// Those of the client's flags that are its affair, if it may use them on an object, or on
-    /// what it makes in one.
+    /// Returns those of the client's flags that it may set, if it may use them on an object, or on
+    /// what it creates in one.
     fn client_flags(&self, object: &Object, flags: u32) -> io::Result<OFlags> {
         let flags = OFlags::from_bits_retain(flags) & CLIENT_FLAGS;
         let access = flags & OFlags::ACCMODE;
@@ -347,14 +351,14 @@ impl Tree {
         Ok(flags)
     }
 
-    /// An open file becomes a handle of the client.
+    /// Stores an open file as a handle of the client.
     fn keep(&self, object: u64, file: File, writer: u32) -> io::Result<u64> {
         self.with_table(|table| table.open(object, file, writer))
     }
 
-    /// As whom the thread writes to what a user opens: the client's number, and not the host's,
-    /// which is root's for the root of a range of ids. What is written later out of the client's
-    /// cache is nobody's request. Other file systems than local ones may ask who writes.
+    /// Returns as which user the thread writes to a file that a user opens: the client's id, not
+    /// the host's, which would be root's for the root of a range of ids. Later writes from the
+    /// client's cache do not carry a user. File systems that are not local may check the writer.
     fn writer(&self, context: &Context, object: &Object) -> u32 {
         match self.switch_users && object.contents == Contents::Local {
             true => context.uid,
@@ -362,7 +366,7 @@ impl Tree {
         }
     }
 
-    /// The same object as an open file, opened with `O_PATH`.
+    /// Returns the object of an open file, opened with `O_PATH`.
     fn path_of(&self, file: &File) -> io::Result<OwnedFd> {
         let name = DecInt::from_fd(file.as_fd());
         let flags = OFlags::PATH | OFlags::CLOEXEC;
@@ -370,7 +374,7 @@ impl Tree {
     }
 }
 
-/// A name within a directory: neither empty, nor a path, nor one of the two that lead elsewhere.
+/// A name within a directory: neither empty, nor a path, nor `.` or `..`.
 fn component(name: &CStr) -> io::Result<&CStr> {
     let bytes = name.to_bytes();
     if bytes.is_empty() || bytes == b"." || bytes == b".." || bytes.contains(&b'/') {

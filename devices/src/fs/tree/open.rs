@@ -1,4 +1,4 @@
-//! What is done with open files beyond one system call.
+//! Operations on open files that need more than one system call.
 
 use std::fs::File;
 use std::io;
@@ -10,8 +10,8 @@ use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use super::Object;
 use super::attributes::Contents;
 
-/// What the client's cache wrote back goes to its place in the file, also where the file was
-/// opened to append: Linux ignores the place of such a write (`pwrite(2)`, "BUGS").
+/// Writes data from the client's cache at its offset in the file, even if the file was opened to
+/// append: Linux ignores the offset of such a write (`pwrite(2)`, "BUGS").
 pub(super) fn in_place<T>(
     file: &mut File,
     write: impl FnOnce(&mut File) -> io::Result<T>,
@@ -26,7 +26,7 @@ pub(super) fn in_place<T>(
     written
 }
 
-/// Closes a file, and says what the kernel says.
+/// Closes a file, and returns the kernel's result.
 #[allow(unsafe_code)]
 pub(super) fn close_with_result(file: File) -> io::Result<()> {
     // SAFETY: the descriptor is owned, and not used any more.
@@ -36,11 +36,11 @@ pub(super) fn close_with_result(file: File) -> io::Result<()> {
     }
 }
 
-/// `FOPEN_NOFLUSH` of linux/fuse.h: closing the file asks nothing.
+/// `FOPEN_NOFLUSH` of linux/fuse.h: closing the file sends no request.
 const NO_FLUSH: u32 = 1 << 5;
 
-/// How the client treats an open file. What is made up while it is read has a size of 0, at which
-/// reads by way of the client's cache end.
+/// Returns how the client treats an open file. A file that is generated when read has a size of 0,
+/// at which reads through the client's cache would end.
 #[allow(unsafe_code)]
 pub(super) fn options(file: &Object) -> OpenOptions {
     let bits = match file.contents {
@@ -48,7 +48,7 @@ pub(super) fn options(file: &Object) -> OpenOptions {
         Contents::Generated => OpenOptions::DIRECT_IO.bits() | NO_FLUSH,
         Contents::Remote => 0,
     };
-    // SAFETY: any bits are valid there; `fuse-backend-rs` passes them on as they are.
+    // SAFETY: any bits are valid there; `fuse-backend-rs` passes them on unchanged.
     unsafe { OpenOptions::from_bits_unchecked(bits) }
 }
 
@@ -79,7 +79,7 @@ mod tests {
             kinds.map(Contents::of),
             [Contents::Generated, Contents::Local]
         );
-        // Nobody's disk: a file system that is not on any list.
+        // Not a local disk: a file system that is not on any list.
         let (pipe, _) = io::pipe().unwrap();
         assert_eq!(Contents::of(&pipe), Contents::Remote);
         let object = |contents| Object {

@@ -1,8 +1,8 @@
-//! One method per request of the client (`fuse-backend-rs` decoded it).
+//! One method per request of the client (decoded by `fuse-backend-rs`).
 //!
-//! The others are answered with `ENOSYS`, after which a client asks for them no more. `FLUSH` it
-//! need not ask for where nothing is kept back that could fail when a file is closed, which spares
-//! a round trip each time.
+//! The others are answered with `ENOSYS`, after which a client does not send them any more. `FLUSH`
+//! is not needed if no data is held back that could fail when a file is closed, which saves a round
+//! trip each time.
 
 use std::ffi::CStr;
 use std::io;
@@ -27,8 +27,8 @@ use super::credentials::{Ordinary, Writing};
 use super::open::{close_with_result, in_place, options};
 use super::{CACHE_TIMEOUT, Tree, component, file};
 
-/// Bytes of a read or a write at most, of which a client is told when it begins. The kernel carries
-/// out gigabytes without a pause, and a client that asks for more gets or writes this much.
+/// Maximum bytes of a read or a write, which a client is told when it starts. The kernel would
+/// carry out gigabytes without a pause; a client that asks for more reads or writes only this much.
 const MAX_DATA: usize = 1 << 20;
 
 /// Mode bits that a client may set.
@@ -40,11 +40,11 @@ impl FileSystem for Tree {
     type Inode = u64;
     type Handle = u64;
 
-    /// A client begins, and knows nothing yet.
+    /// A client starts, without any objects or handles.
     fn init(&self, _capable: FsOptions) -> io::Result<FsOptions> {
         self.forget_all();
-        // Locks stay with the guest. Data may be cached between opening and closing, and go
-        // when the host changed the file.
+        // Locks are handled in the guest. Data may be cached between opening and closing, and is
+        // invalidated if the host has changed the file.
         Ok(FsOptions::ASYNC_READ
             | FsOptions::ASYNC_DIO
             | FsOptions::ATOMIC_O_TRUNC
@@ -65,7 +65,7 @@ impl FileSystem for Tree {
 
     fn lookup(&self, context: &Context, parent: u64, name: &CStr) -> io::Result<Entry> {
         match self.entry(context, &*self.object(parent)?, name) {
-            // A client that is to make something looks first, and need not look twice.
+            // A client that creates something looks it up first, and need not do so twice.
             Err(error) if Errno::from_io_error(&error) == Some(Errno::NOENT) => Ok(Entry {
                 inode: 0,
                 entry_timeout: CACHE_TIMEOUT,
@@ -216,9 +216,11 @@ impl FileSystem for Tree {
         let kind = FileType::from_raw_mode(mode);
         match kind {
             FileType::RegularFile | FileType::Fifo | FileType::Socket => {}
-            // What overlayfs marks a removed file with. It opens no device.
+            // The mark that overlayfs leaves for a removed file (whiteout). It does not open a
+            // device.
             FileType::CharacterDevice if rdev == 0 => {}
-            // The host's devices, within reach of whoever reads the directory there.
+            // Other devices would be within reach of any process on the host that reads the
+            // directory.
             _ => return Err(Errno::PERM.into()),
         }
         {
@@ -278,7 +280,7 @@ impl FileSystem for Tree {
         self.check_writable(&parent)?;
         let name = component(name)?;
         let from = DecInt::from_fd(&object.fd);
-        // It follows the entry of /proc, not a link that the object may be.
+        // It follows the entry of /proc, not the object, which may itself be a link.
         let follow = AtFlags::SYMLINK_FOLLOW;
         self.as_either(context, || {
             Ok(linkat(
@@ -340,7 +342,7 @@ impl FileSystem for Tree {
                 let opened = self.object(entry.inode).and_then(|object| {
                     let kill = args.fuse_flags & FOPEN_IN_KILL_SUIDGID != 0;
                     let _ordinary = Ordinary::when(kill)?;
-                    // The client takes it for new, and checks no permissions of it.
+                    // The client takes it for a new file, and does not check its permissions.
                     let _acting = self.acting_on(context, &object)?;
                     self.open_file(&object, args.flags)
                 });
@@ -412,8 +414,8 @@ impl FileSystem for Tree {
         Ok(written)
     }
 
-    /// Closes the file once more: what a server of files says of its writes then is lost when it
-    /// is released.
+    /// Closes a duplicate of the file: later, when the handle is released, the client would not get
+    /// a file server's write errors.
     fn flush(&self, _: &Context, inode: u64, handle: u64, _lock_owner: u64) -> io::Result<()> {
         let handle = self.handle(handle, inode)?;
         if self.object(inode)?.contents == Contents::Remote {
@@ -543,7 +545,7 @@ impl FileSystem for Tree {
         self.with_table(|table| table.close(handle, inode))
     }
 
-    /// Holes; everything else is the client's own affair.
+    /// Seeks to holes and data; everything else is handled by the client itself.
     fn lseek(
         &self,
         _: &Context,
@@ -576,7 +578,7 @@ impl Tree {
         self.as_either(context, || Ok(unlinkat(&parent.fd, name, flags)?))
     }
 
-    /// Writes to its disk what the file system of an object keeps back (`FUSE_SYNCFS`, which
+    /// Writes data that the file system of an object holds back to its disk (`FUSE_SYNCFS`, which
     /// `fuse-backend-rs` does not know).
     pub(in crate::fs) fn sync_file_system(&self, inode: u64) -> io::Result<()> {
         let object = self.object(inode)?;

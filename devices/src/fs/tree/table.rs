@@ -1,4 +1,4 @@
-//! Objects and handles that the client knows by their numbers.
+//! Objects and handles that the client refers to by numbers.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
@@ -16,13 +16,13 @@ use crate::descriptors::{Permit, Quota};
 /// The root's number (`FUSE_ROOT_ID`).
 pub(super) const ROOT: u64 = 1;
 
-/// Objects beyond which the client is to keep no more names, unless half of the quota is less. Each
-/// has the host's kernel keep a file, a name and an inode, nearly 2 KiB in all, which it cannot
-/// take back and which count as memory of this process.
+/// With more objects than this, or than half of the quota if that is less, the client should not
+/// cache more names. For each, the host's kernel keeps a file, a name and an inode, nearly 2 KiB in
+/// all, which it cannot reclaim and which count as memory of this process.
 const MAX_CACHED_OBJECTS: usize = 16_384;
 
-/// What tells objects of the host apart. A descriptor of each is held, so that neither of the
-/// three is given to another one meanwhile.
+/// The identity of an object on the host. A descriptor of each object is held, so that none of the
+/// three values is reused meanwhile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Id {
     pub(super) device: (u32, u32),
@@ -35,7 +35,7 @@ pub(super) struct Id {
 pub(super) struct Object {
     pub(super) id: Id,
     pub(super) kind: FileType,
-    /// Of its file system.
+    /// The kind of its file system.
     pub(super) contents: Contents,
     /// Opened with `O_PATH`.
     pub(super) fd: OwnedFd,
@@ -46,7 +46,7 @@ pub(super) struct Object {
 pub(super) struct Handle {
     object: u64,
     pub(super) file: Mutex<File>,
-    /// As whom the thread writes to it.
+    /// The user that the thread writes to it as.
     pub(super) writer: u32,
     _permit: Permit,
 }
@@ -54,24 +54,24 @@ pub(super) struct Handle {
 #[derive(Debug)]
 struct Known {
     object: Arc<Object>,
-    /// How often the client was told of it, less how often it forgot.
+    /// How often the client looked it up, minus how often it forgot it.
     lookups: u64,
     handles: u64,
-    /// How often it was found to have no name any more.
+    /// How often it was found to have no name.
     nameless: u64,
     _permit: Permit,
 }
 
-/// Both tables, which together keep to a quota: each entry costs a descriptor.
+/// Both tables, which together are limited by a quota: each entry costs a descriptor.
 #[derive(Debug)]
 pub(super) struct Table {
     root: Arc<Object>,
     objects: BTreeMap<u64, Known>,
     by_id: HashMap<Id, u64>,
     handles: HashMap<u64, Arc<Handle>>,
-    /// Numbers are never given twice: the client may keep old ones as long as it likes.
+    /// Numbers are never reused: the client may keep old ones for any time.
     next: u64,
-    /// The last one that [`Self::nameless`] has looked at.
+    /// The last one that [`Self::nameless`] has checked.
     looked_at: u64,
     quota: Quota,
 }
@@ -89,7 +89,7 @@ impl Table {
         }
     }
 
-    /// The client begins anew.
+    /// Removes everything, when a client starts.
     pub(super) fn clear(&mut self) {
         self.objects.clear();
         self.by_id.clear();
@@ -100,7 +100,7 @@ impl Table {
         self.objects.len()
     }
 
-    /// Whether the client knows so many objects that it is to forget those that it does not use.
+    /// Whether the client knows so many objects that it should forget those that it does not use.
     pub(super) fn has_many(&self) -> bool {
         self.objects.len() > MAX_CACHED_OBJECTS.min(self.quota.most() / 2)
     }
@@ -119,7 +119,7 @@ impl Table {
         }
     }
 
-    /// The client is told of an object: finds or makes its number.
+    /// Counts a lookup of an object by the client: finds or assigns its number.
     pub(super) fn look_up(&mut self, object: Object) -> io::Result<u64> {
         let id = object.id;
         if id == self.root.id {
@@ -145,7 +145,7 @@ impl Table {
         Ok(number)
     }
 
-    /// The client forgets `count` of the times it was told; more than all is all.
+    /// Forgets `count` of the client's lookups; at most all of them.
     pub(super) fn forget(&mut self, number: u64, count: u64) {
         let Some(known) = self.objects.get_mut(&number) else {
             return;
@@ -173,7 +173,7 @@ impl Table {
         Ok(number)
     }
 
-    /// A handle, if it is one of that object.
+    /// Returns a handle if it belongs to that object.
     pub(super) fn handle(&self, handle: u64, object: u64) -> io::Result<Arc<Handle>> {
         match self.handles.get(&handle) {
             Some(found) if found.object == object => Ok(found.clone()),
@@ -190,10 +190,10 @@ impl Table {
         Ok(())
     }
 
-    /// Looks at the next `most` objects, and counts those that are files of this host's disks or
-    /// memory, have no name there any more and are not open: they are kept for the client's memory
-    /// of a name alone. One that stays so is counted when it is found for the 1st, 2nd, 4th, 8th
-    /// time and so on: the client may have a use for it that is not seen here.
+    /// Checks the next `most` objects, and counts those that are files of this host's disks or
+    /// memory, have no name there any more and are not open: they are kept only because the client
+    /// remembers a name. One that stays so is counted when it is found for the 1st, 2nd, 4th, 8th
+    /// time and so on: the client may have a use for it that is not visible here.
     pub(super) fn nameless(&mut self, most: usize, has_name: impl Fn(&Object) -> bool) -> usize {
         let after = (Bound::Excluded(self.looked_at), Bound::Unbounded);
         let mut found = 0usize;
@@ -211,7 +211,7 @@ impl Table {
                 found = found.saturating_add(1);
             }
         }
-        // From the first again, once all were looked at.
+        // Starts from the first again, once all were checked.
         self.looked_at = last.filter(|_| looked == most).unwrap_or(ROOT);
         found
     }
@@ -230,7 +230,7 @@ impl Table {
 
     fn number(&mut self) -> u64 {
         let number = self.next;
-        // A billion a second for 500 years.
+        // Enough for a billion a second for 500 years.
         self.next = self.next.wrapping_add(1);
         number
     }
@@ -344,7 +344,7 @@ mod tests {
         assert_eq!(found, [1, 1, 0, 1, 0, 0, 0, 1, 0]);
         table.close(handle, open).unwrap();
         table.forget(gone, 1);
-        // One at a time: the last one has its turn too, then the first again.
+        // One at a time: the last one is checked too, then the first again.
         assert_eq!(looks(&mut table, 1), 0);
         assert_eq!(looks(&mut table, 1), 1);
         assert_eq!(looks(&mut table, 1), 0);

@@ -67,7 +67,7 @@ impl Rig {
 
     fn look_up(&self, parent: u64, text: &str) -> io::Result<Entry> {
         let entry = self.tree.lookup(&me(), parent, &name(text))?;
-        // Number 0 is how a client is told that there is nothing.
+        // Number 0 means that there is no such object.
         if entry.inode == 0 {
             return Err(Errno::NOENT.into());
         }
@@ -198,7 +198,7 @@ fn that_there_is_nothing_may_be_kept_as_long_as_a_name() {
 
 #[test]
 fn names_of_more_than_many_objects_are_not_kept() {
-    // Half of them are many.
+    // More than half of the quota are many.
     let rig = rig_with(Access::ReadWrite, 8);
     for n in 0..6 {
         std::fs::write(rig.path(&n.to_string()), "x").unwrap();
@@ -227,7 +227,7 @@ fn names_of_more_than_many_objects_are_not_kept() {
     );
     let made = rig.tree.mkdir(&me(), ROOT, &name("made"), 0o755, 0);
     assert_eq!(made.unwrap().entry_timeout, none);
-    // Nothing is told that would be forgotten at once.
+    // Nothing is looked up that would be forgotten immediately.
     let listed = rig.list(ROOT, true);
     assert_eq!(listed.len(), 9);
     assert!(listed.iter().all(|(_, number)| *number == 0));
@@ -364,7 +364,7 @@ fn files_are_made_with_the_mode_that_the_guest_asks_for() {
     let mode = |path: &Path| path.metadata().unwrap().permissions().mode() & 0o7777;
     assert_eq!(mode(&rig.path("file")), 0o666);
     assert_eq!(mode(&rig.path("dir")), 0o755);
-    // Once more: it exists, which only matters to who asked for a new one.
+    // Again: that it exists matters only if a new file is required.
     let again = creation(libc::O_RDWR, 0o600);
     let (same, ..) = tree.create(&context, ROOT, c"file", again).unwrap();
     assert_eq!(same.inode, entry.inode);
@@ -434,7 +434,7 @@ fn directories_are_listed_whole_in_parts_and_told_of_only_where_asked() {
     for (name, number) in &told {
         assert_eq!(*number == 0, name == "." || name == "..", "{name}");
     }
-    // Those that did not fit were taken back.
+    // Those that did not fit were forgotten again.
     for (_, number) in told {
         rig.tree.forget(&me(), number, 1);
     }
@@ -463,7 +463,7 @@ fn a_client_that_keeps_everything_open_meets_a_limit_and_goes_on_after_it() {
         .tree
         .create(&me(), ROOT, c"new", creation(libc::O_RDWR, 0o644));
     assert_eq!(code(create), Some(Errno::NFILE));
-    // Names are listed even so.
+    // Names are still listed.
     let (handle, _) = {
         rig.tree.forget(&me(), known[9], 1);
         rig.tree.opendir(&me(), ROOT, 0).unwrap()
@@ -550,7 +550,7 @@ fn attributes_of_the_guests_root_are_users_attributes_on_the_host() {
             "user.podvisor.user.podvisor.trusted.b",
         ];
         assert_eq!(names_on_host(&rig.path(path)), on_host);
-        // What the host has under a name that no client gave is not shown.
+        // Names on the host that no client has set are not shown.
         let flags = rustix::fs::XattrFlags::empty();
         for stray in ["user.podvisor.system.x", "user.podvisor.user.x"] {
             rustix::fs::setxattr(rig.path(path), stray, b"", flags).unwrap();
@@ -569,7 +569,7 @@ fn attributes_of_the_guests_root_are_users_attributes_on_the_host() {
             };
             assert_eq!(value, attribute.as_bytes());
         }
-        // By its name on the host none is found, and none can be made.
+        // The client cannot read or create it by its name on the host.
         let hidden = c"user.podvisor.security.capability";
         let found = tree.getxattr(&me(), object, hidden, 100).map(drop);
         assert_eq!(code(found), Some(Errno::NODATA));
@@ -652,7 +652,7 @@ fn files_without_a_size_are_read_past_the_clients_cache_and_never_waited_for() {
         "/sys/kernel/security/lsm",
     ];
     for path in generated.map(Path::new).iter().chain([&&*ordinary]) {
-        // Not every host has them all.
+        // Not every host has all of them.
         if !path.exists() && !path.starts_with("/proc") {
             continue;
         }
@@ -677,7 +677,7 @@ fn files_without_a_size_are_read_past_the_clients_cache_and_never_waited_for() {
             assert_eq!(options.contains(OpenOptions::DIRECT_IO), direct, "{path:?}");
         }
         assert_eq!(waits(handle), !direct, "{path:?}");
-        // Some are for reading only.
+        // Some are read-only.
         if let Ok((handle, ..)) = tree.open(&me(), object, 1, 0) {
             assert!(waits(handle), "{path:?}");
         }
@@ -714,7 +714,7 @@ fn no_way_leads_up_from_the_list_of_descriptors() {
     let flags = OFlags::PATH | OFlags::DIRECTORY;
     let above = openat(&rig.tree.proc_fds, c"../..", flags, Mode::empty()).unwrap();
     let ino = |fd: &OwnedFd| Attributes::of(fd).unwrap().id();
-    // Who may not mount has the host's list.
+    // A process that may not mount uses the host's mount.
     let may_mount = rustix::process::geteuid().is_root();
     assert_eq!(ino(&above) == ino(&rig.tree.proc_fds), may_mount);
 }

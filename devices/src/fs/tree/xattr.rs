@@ -1,7 +1,7 @@
-//! Extended attributes: those of users, and those by which a guest's root marks what is its own
-//! (`trusted.*` of overlays, capabilities of programs). The latter would mean something to the host
-//! itself, or need its rights: there they have names of users' attributes, which the client cannot
-//! tell from the ones that it gave. The others (labels, lists of access) do not exist for it.
+//! Extended attributes: those of users, and those that need privileges in the guest (`trusted.*` of
+//! overlays, capabilities of programs). The latter would have a meaning on the host itself, or need
+//! privileges there: so on the host they are stored under names of user attributes, and the client
+//! sees its own names. All others (labels, access control lists) do not exist for the client.
 
 use std::borrow::Cow;
 use std::ffi::{CStr, CString};
@@ -22,8 +22,8 @@ const MAX_LEN: usize = 64 << 10;
 
 const PREFIX: &[u8] = b"user.";
 
-/// Before the client's name in the host's name of an attribute that is no user's to the client. Its
-/// own names that begin so have it twice.
+/// The prefix on the host of the client's attributes that are not user attributes. Names of the
+/// client that start with it get it twice.
 const MAPPED: &[u8] = b"user.podvisor.";
 
 const TRUSTED: &[u8] = b"trusted.";
@@ -59,8 +59,8 @@ impl Tree {
         let name = host_name(name)?;
         let opened = self.reopen_for_xattr(&object);
         let file = match opened {
-            // The client asks for capabilities of its own accord when it executes a program, which
-            // fails with any other answer. A server of files may deny the host's root to look.
+            // The client itself asks for capabilities when it executes a program, which fails with
+            // any other error. A file server may deny that to the host's root.
             Err(error)
                 if *name == *CAPABILITY_ON_HOST
                     && error.kind() == io::ErrorKind::PermissionDenied =>
@@ -106,20 +106,21 @@ impl Tree {
     fn reopen_for_xattr(&self, object: &Object) -> io::Result<File> {
         self.reopen(object, OFlags::RDONLY | OFlags::NONBLOCK)
             .map_err(|error| match Errno::from_io_error(&error) {
-                // The host's own file systems answer so for what is never opened here.
+                // The same error as the host's own file systems return for objects that are never
+                // opened here.
                 Some(Errno::NXIO) => Errno::OPNOTSUPP.into(),
                 _ => error,
             })
     }
 }
 
-/// Takes a program's capabilities away, as the kernel does when its contents change. The client,
-/// which leaves that to the server (`HANDLE_KILLPRIV_V2`), does it itself when it writes, truncates
-/// or changes the owner, but not when it opens a file to be emptied.
+/// Removes a program's capabilities, as the kernel does when its contents change. The client, which
+/// leaves that to the server (`HANDLE_KILLPRIV_V2`), does it itself when it writes, truncates or
+/// changes the owner, but not when it opens a file with `O_TRUNC`.
 pub(super) fn drop_capability(file: impl AsFd) {
-    // To look is much cheaper than to remove, and there is hardly ever one.
+    // Reading is much cheaper than removing, and there is hardly ever one.
     if fgetxattr_query(&file, CAPABILITY_ON_HOST).is_ok() {
-        // The contents are changed, whatever comes of this.
+        // The contents are changed, whether this succeeds or not.
         let _ = fremovexattr(&file, CAPABILITY_ON_HOST);
     }
 }
@@ -128,8 +129,8 @@ fn is_mapped(name: &[u8]) -> bool {
     name.starts_with(TRUSTED) || name == CAPABILITY || name.starts_with(MAPPED)
 }
 
-/// The host's name for an attribute of the client's. One that is too long for it is refused by the
-/// host (`ERANGE`).
+/// Returns the host's name for an attribute of the client. A name that becomes too long is refused
+/// by the host (`ERANGE`).
 fn host_name(name: &CStr) -> io::Result<Cow<'_, CStr>> {
     let bytes = name.to_bytes();
     if is_mapped(bytes) {
@@ -141,7 +142,7 @@ fn host_name(name: &CStr) -> io::Result<Cow<'_, CStr>> {
     Ok(name.into())
 }
 
-/// The client's name for one of the host's, with the NUL at its end, if it has any.
+/// Returns the client's name for one of the host, with the NUL at its end; `None` if it has none.
 fn client_name(name: &[u8]) -> Option<&[u8]> {
     match name.strip_prefix(MAPPED) {
         Some(inner) => is_mapped(inner.strip_suffix(b"\0")?).then_some(inner),

@@ -1,4 +1,4 @@
-//! How a network device is made: over which backend, with which address, MTU and rates.
+//! Builders of a network device: its backend, address, MTU and rates.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -16,19 +16,20 @@ use crate::net::vhost::Vhost;
 use crate::virtio::{ConfigSpace, Limiter, Rate};
 
 impl NetDevice {
-    /// A device over a tap that somebody else opened; see [`Tap::new`].
+    /// Creates a device over a tap that the caller has opened; see [`Tap::new`].
     ///
     /// # Errors
-    /// When `fd` is not such a tap, or descriptors run out.
+    /// If `fd` is not such a tap, or descriptors run out.
     pub fn tap(fd: OwnedFd) -> Result<Self, NetDeviceError> {
         let tap = Tap::new(fd).map_err(NetDeviceError::Tap)?;
         Self::new(Box::new(tap))
     }
 
-    /// A device with several queue pairs over as many queues of one tap; see [`Tap::queues`].
+    /// Creates a device with several queue pairs over as many queues of one tap; see
+    /// [`Tap::queues`].
     ///
     /// # Errors
-    /// When `fds` are not such queues, or descriptors run out; [`NetDeviceError::QueuePairs`] when
+    /// If `fds` are not such queues, or descriptors run out; [`NetDeviceError::QueuePairs`] if
     /// there are none, or more than [`MAX_QUEUE_PAIRS`].
     pub fn tap_queues(fds: Vec<OwnedFd>) -> Result<Self, NetDeviceError> {
         let taps = Tap::queues(fds).map_err(NetDeviceError::Tap)?;
@@ -36,23 +37,24 @@ impl NetDevice {
         Self::over(taps.into_iter().map(nic).collect())
     }
 
-    /// A device over a tap, see [`Tap::new`], whose frames the kernel moves: `vhost` is an open
-    /// `/dev/vhost-net`, one for each card. Frames cost this process nothing then but interrupts,
-    /// and are not counted. While the link is down, what the driver has made available stays where
-    /// it is. A card with a rate is served without `vhost`. Call it in the process that runs the
-    /// VM: the kernel works with that one's memory.
+    /// Creates a device over a tap, see [`Tap::new`], whose frames the kernel moves: `vhost` is an
+    /// open `/dev/vhost-net`, one for each device. Then frames cost this process nothing but
+    /// interrupts, and are not counted. While the link is down, what the driver has made available
+    /// stays in the queues. A device with a rate limit is served without `vhost`. Call this in the
+    /// process that runs the VM: the kernel uses the memory of the calling process.
     ///
-    /// Where `/dev/vhost-net` is missing or may not be opened, [`Self::tap`] does the same.
+    /// If `/dev/vhost-net` is missing or may not be opened, use [`Self::tap`], which behaves the
+    /// same.
     ///
     /// # Errors
-    /// As [`Self::tap`]; [`NetDeviceError::Vhost`] when the kernel is too old, or `vhost` is
-    /// something else or another card's.
+    /// As [`Self::tap`]; [`NetDeviceError::Vhost`] if the kernel is too old, or `vhost` is another
+    /// file or used by another device.
     pub fn vhost(tap: OwnedFd, vhost: OwnedFd) -> Result<Self, NetDeviceError> {
         let vhost = Vhost::new(vhost).map_err(NetDeviceError::Vhost)?;
         Self::tap(tap)?.served_by(vhost)
     }
 
-    /// Has `vhost` serve the only pair.
+    /// Makes `vhost` serve the only pair.
     pub(in crate::net) fn served_by(mut self, vhost: Vhost) -> Result<Self, NetDeviceError> {
         if let Some(queue) = self.host.first() {
             self.events.watch_vhost(&vhost, &*queue.nic)?;
@@ -61,30 +63,30 @@ impl NetDevice {
         Ok(self)
     }
 
-    /// A device over a connected stream socket with a length before each frame; see
+    /// Creates a device over a connected stream socket with a length before each frame; see
     /// [`FrameStream::new`].
     ///
     /// # Errors
-    /// When `fd` is not such a socket, or descriptors run out.
+    /// If `fd` is not such a socket, or descriptors run out.
     pub fn stream(fd: OwnedFd) -> Result<Self, NetDeviceError> {
         let stream = FrameStream::new(fd).map_err(NetDeviceError::Stream)?;
         Self::new(Box::new(stream))
     }
 
-    /// A device over any backend, with a random address.
+    /// Creates a device over any backend, with a random address.
     ///
     /// # Errors
-    /// When descriptors or random numbers cannot be had.
+    /// If descriptors or random numbers are not available.
     pub fn new(nic: Box<dyn Nic>) -> Result<Self, NetDeviceError> {
         Self::over(vec![nic])
     }
 
-    /// A device with several queue pairs, over the queues of one backend: what is sent by any
-    /// of them goes to the same network, and a frame comes by one of them. What they offload is set
-    /// by the first one.
+    /// Creates a device with several queue pairs, over the queues of one backend: frames that are
+    /// sent on any of them go to the same network, and a frame arrives on one of them. Their
+    /// offloads are set on the first one.
     ///
     /// # Errors
-    /// As [`Self::new`]; [`NetDeviceError::QueuePairs`] when there are none, or more than
+    /// As [`Self::new`]; [`NetDeviceError::QueuePairs`] if there are none, or more than
     /// [`MAX_QUEUE_PAIRS`].
     pub fn over(queues: Vec<Box<dyn Nic>>) -> Result<Self, NetDeviceError> {
         let count = queues.len();
@@ -122,14 +124,15 @@ impl NetDevice {
         })
     }
 
-    /// The hardware address that the driver reads; random and locally administered unless said.
+    /// Sets the hardware address that the driver reads; by default it is random and locally
+    /// administered.
     #[must_use]
     pub fn mac(mut self, mac: MacAddress) -> Self {
         self.mac = mac;
         self.reconfigured()
     }
 
-    /// The MTU in bytes that the driver is told; less than [`MIN_MTU`] counts as that.
+    /// Sets the MTU in bytes that the driver reads; at least [`MIN_MTU`].
     #[must_use]
     pub fn mtu(mut self, mtu: u16) -> Self {
         self.mtu = Some(mtu.max(MIN_MTU));
@@ -142,23 +145,23 @@ impl NetDevice {
         self
     }
 
-    /// Limits what the driver receives, in bytes and in frames. What exceeds the rate stays
-    /// with the backend.
+    /// Limits the rate at which the driver receives, in bytes and in frames. Frames above the rate
+    /// stay in the backend.
     #[must_use]
     pub fn limit_receive(mut self, bytes: Option<Rate>, frames: Option<Rate>) -> Self {
         self.inbound = Limiter::new(bytes, frames);
         self.without_vhost()
     }
 
-    /// Limits what the driver sends, in bytes and in frames. What exceeds the rate stays in the
-    /// driver's queue.
+    /// Limits the rate at which the driver sends, in bytes and in frames. Frames above the rate
+    /// stay in the driver's queue.
     #[must_use]
     pub fn limit_transmit(mut self, bytes: Option<Rate>, frames: Option<Rate>) -> Self {
         self.outbound = Limiter::new(bytes, frames);
         self.without_vhost()
     }
 
-    /// The kernel keeps to no rates.
+    /// The kernel cannot limit rates.
     fn without_vhost(mut self) -> Self {
         if let (Some(vhost), Some(queue)) = (self.vhost.take(), self.host.first()) {
             self.events.forget_vhost(&vhost, &*queue.nic);

@@ -1,4 +1,4 @@
-//! What of the frames for it a driver gets.
+//! Which of the frames for it a driver gets.
 
 use super::*;
 
@@ -6,7 +6,7 @@ use super::*;
 fn frames_that_the_driver_did_not_accept_are_dropped() {
     let checksum = feature::GUEST_CSUM | feature::CTRL_GUEST_OFFLOADS;
     let all = checksum | feature::GUEST_TSO4;
-    // A partial checksum, and a segment of TCP over IPv4, straight into the buffers and held.
+    // A partial checksum, and a segment of TCP over IPv4, read directly into the buffers and held.
     for (features, flags, gso_type, len) in [
         (feature::MRG_RXBUF, 1, 0, 0x1_1000),
         (feature::MRG_RXBUF | checksum, 1, 1, 0x1_1000),
@@ -27,7 +27,7 @@ fn frames_that_the_driver_did_not_accept_are_dropped() {
             (1, 1)
         );
     }
-    // What waits for buffers when the driver changes its mind.
+    // A frame that waits for buffers while the driver changes its offloads.
     let mut rig = rig(all | feature::MRG_RXBUF);
     rig.buffers(1, 1000);
     rig.wire

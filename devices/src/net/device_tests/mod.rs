@@ -22,7 +22,7 @@ const RX: u16 = 0;
 const TX: u16 = 1;
 const CONTROL: u16 = 2;
 
-/// Receive buffers start here, a MiB from its end those for sending.
+/// Receive buffers start here; those for sending start a MiB before the end of memory.
 const BUF: u64 = 0x10_0000;
 const TX_BUF: u64 = 0x70_0000;
 
@@ -34,9 +34,9 @@ struct Rig {
     device: NetDevice,
     irq: Arc<CountingInterrupt>,
     wire: MemoryWire,
-    /// Receive buffers so far.
+    /// The number of receive buffers so far.
     placed: u64,
-    /// Frames transmitted so far.
+    /// The number of frames transmitted so far.
     sent: u64,
 }
 
@@ -81,7 +81,7 @@ impl Rig {
         while self.device.on_queue(queue).unwrap() == Progress::More {}
     }
 
-    /// Receive buffers of `len` bytes, one behind the other.
+    /// Adds receive buffers of `len` bytes, one after the other.
     fn buffers(&mut self, count: u64, len: u32) {
         for n in self.placed..self.placed + count {
             self.rx.add(&[], &[(BUF + n * u64::from(len), len)]);
@@ -96,7 +96,7 @@ impl Rig {
         bytes
     }
 
-    /// Sends a frame behind a header, in one buffer each.
+    /// Sends a frame after a header, each in its own buffer.
     fn transmit(&mut self, header: &[u8], frame: &[u8]) {
         let head = TX_BUF + self.sent % 12 * 0x1_2000;
         self.sent += 1;
@@ -111,7 +111,7 @@ impl Rig {
         counter(&self.device, name)
     }
 
-    /// The frame that the driver got first, and the header in front of it.
+    /// Returns the first frame that the driver got, and the header before it.
     fn received(&mut self, buffer: u32) -> Option<(Vec<u8>, Vec<u8>)> {
         let first = self.rx.take_used()?;
         let at = |used: Used| BUF + u64::from(used.id) * u64::from(buffer);
@@ -408,7 +408,7 @@ fn frames_wait_in_the_queue_for_a_peer_that_is_slow_and_none_is_lost() {
         (rig.counter("tx_frames"), rig.counter("tx_dropped")),
         (12, 0)
     );
-    // And the other way round.
+    // The other direction.
     rig.buffers(40, 2000);
     let one = frame(5000, 9);
     peer.write_all(&[&5000u32.to_be_bytes(), &one[..]].concat())
@@ -421,8 +421,8 @@ fn frames_wait_in_the_queue_for_a_peer_that_is_slow_and_none_is_lost() {
 }
 
 proptest! {
-    /// Whatever the frames and the buffers are, what arrives is a part of what was sent, in its
-    /// order and whole.
+    /// For any frames and buffers, the frames that arrive are a subset of those sent, in order and
+    /// complete.
     #[test]
     fn what_arrives_is_what_was_sent(
         frames in proptest::collection::vec(14usize..6000, 1..40),

@@ -1,4 +1,4 @@
-//! Frames on their way to the driver, and the buffers that they come in.
+//! Frames to the driver, and their buffers.
 
 use super::*;
 
@@ -14,7 +14,7 @@ fn a_frame_is_spread_over_mergeable_buffers_and_they_come_back_together() {
     // Without GUEST_CSUM the driver is not told that checksums are right.
     assert_eq!(got, [0, 0, 1, 0, 2, 0, 3, 0, 4, 0, 3, 0]);
     assert_eq!(rig.irq.queue.load(SeqCst), 1);
-    // The buffer behind those is untouched.
+    // The buffer after those is untouched.
     assert_eq!(rig.bytes(BUF + 3 * 1536, 1536), [0; 1536]);
 }
 
@@ -32,7 +32,7 @@ fn the_longest_frame_arrives_in_buffers_of_any_size() {
 
 #[test]
 fn frames_of_any_lengths_arrive_whole_one_after_the_other() {
-    // 1524 is all that a buffer has room for behind the header.
+    // A buffer has room for 1524 bytes after the header.
     let lens = [
         60, 60, 60, 60, 60, 4000, 60, 1524, 1525, 60, 60, 60, 60, 1524, 1525,
     ];
@@ -132,7 +132,8 @@ fn a_driver_without_mergeable_buffers_gets_what_fits_one_and_the_rest_is_dropped
 
 #[test]
 fn the_longest_frame_that_a_buffer_takes_arrives_whatever_buffers_a_driver_chose() {
-    // §5.1.6.3.1: what a driver gives that takes segments of IPv4 or of IPv6, and what any takes.
+    // §5.1.6.3.1: buffer sizes of drivers that accept segments of IPv4 or of IPv6, and one for any
+    // frame.
     for buffer in [65_562, 65_601, 65_605u32] {
         let mut rig = rig(0);
         rig.buffers(3, buffer);

@@ -1,5 +1,5 @@
-//! What all transports have in common: status, features, queue set-up and reset of one device,
-//! as one state machine. A transport is a map of registers over it.
+//! The state machine that all transports share: status, features, queue set-up and reset of one
+//! device. A transport maps registers to it.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError, sync_channel};
@@ -14,8 +14,8 @@ use crate::virtio::{
     WorkerLink, features,
 };
 
-/// How long a vCPU waits for a worker that is to be reset. Past it the status register reads
-/// as non-zero until the worker is done (§2.4), and the driver can only wait or give up.
+/// How long a vCPU waits for a worker that is being reset. After that the status register reads as
+/// non-zero until the worker is done (§2.4), and the driver can only wait or give up.
 pub const RESET_PATIENCE: Duration = Duration::from_millis(250);
 
 /// The interrupt of a transport, with the one status bit that the device sets.
@@ -23,19 +23,19 @@ pub trait TransportInterrupt: Interrupt {
     /// Whether [`Interrupt::signal_needs_reset`] was called since the last [`Self::reset`].
     fn needs_reset(&self) -> bool;
 
-    /// The same again in a device that is restored: no interrupt.
+    /// Restores that state in a device that is restored, without an interrupt.
     fn restore_needs_reset(&self);
 
-    /// Back to the initial state: nothing is pending.
+    /// Returns to the initial state, with nothing pending.
     fn reset(&self);
 }
 
-/// What a transport stands between.
+/// What a transport connects: the device, its worker, and the guest.
 #[derive(Debug)]
 pub struct TransportParts {
-    /// What is known of the device.
+    /// The info of the device.
     pub info: DeviceInfo,
-    /// The way to its worker.
+    /// The command channel to its worker.
     pub link: Arc<dyn WorkerLink>,
     /// Guest memory.
     pub mem: GuestRam,
@@ -43,8 +43,7 @@ pub struct TransportParts {
     pub kicks: Vec<Arc<EventFd>>,
 }
 
-/// What a driver has configured, and what it was told: a transport's state apart from its
-/// registers.
+/// What a driver has configured and has been told: a transport's state without its own registers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SavedTransport {
     /// The device status field, without `DEVICE_NEEDS_RESET`.
@@ -57,7 +56,7 @@ pub struct SavedTransport {
     pub queues: Vec<QueueConfig>,
 }
 
-/// The state of one device as its driver sees it, whatever the registers are.
+/// The state of one device as its driver sees it, independent of the registers.
 #[derive(Debug)]
 pub(super) struct TransportCore {
     parts: TransportParts,
@@ -67,9 +66,10 @@ pub(super) struct TransportCore {
     queues: Vec<QueueConfig>,
     /// Commands were sent that the worker must undo at a reset.
     started: bool,
-    /// Comes when the worker has carried out a reset.
+    /// Receives a message once the worker has carried out a reset.
     resetting: Option<Receiver<()>>,
-    /// Queues that the worker is to let go of, each once, and what comes when it has.
+    /// Queues that the worker was asked to release, each once, with the receiver of the message
+    /// that it has.
     stopping: Vec<(usize, Receiver<()>)>,
     patience: Duration,
     log: RateLimit,
@@ -123,7 +123,7 @@ impl TransportCore {
         self.status.bits() | needs_reset
     }
 
-    /// The largest size of queue `index`; 0 when there is none.
+    /// The largest size of queue `index`; 0 if it does not exist.
     pub(super) fn queue_max(&self, index: u32) -> u16 {
         usize::try_from(index)
             .ok()
@@ -132,8 +132,8 @@ impl TransportCore {
             .unwrap_or(0)
     }
 
-    /// The driver takes a queue that runs out of service: it reads as ready until the worker has
-    /// let go of it (§4.2.2.2), for which drivers wait.
+    /// Takes a running queue out of service for the driver: it reads as ready until the worker has
+    /// released it (§4.2.2.2), which drivers wait for.
     pub(super) fn stop_queue(&mut self, index: u32) {
         self.poll_stop();
         let at = usize::try_from(index).ok();
@@ -154,10 +154,10 @@ impl TransportCore {
         let (done, wait) = sync_channel(1);
         self.parts.link.send(Box::new(move |worker| {
             worker.stop_queue(number);
-            // Nobody listens when the VM has ended.
+            // The receiver is gone if the VM has ended.
             let _ = done.send(());
         }));
-        // A worker that is gone serves nothing any more.
+        // A worker that no longer exists serves nothing any more.
         if wait.recv_timeout(self.patience) == Err(RecvTimeoutError::Timeout) {
             self.stopping.push((at, wait));
         } else {
@@ -165,7 +165,7 @@ impl TransportCore {
         }
     }
 
-    /// Notes which queues the worker has let go of by now.
+    /// Records which queues the worker has released by now.
     pub(super) fn poll_stop(&mut self) {
         for (at, wait) in std::mem::take(&mut self.stopping) {
             if wait.try_recv() == Err(TryRecvError::Empty) {
@@ -186,7 +186,7 @@ impl TransportCore {
         self.queues.get(usize::try_from(index).ok()?)
     }
 
-    /// The registers of queue `index`, while the driver may write them.
+    /// Returns the registers of queue `index`, while the driver may write them.
     pub(super) fn queue_mut(&mut self, index: u32) -> Option<&mut QueueConfig> {
         if !self.status.configuring_queues() || self.status.failed() {
             return None;
@@ -194,7 +194,7 @@ impl TransportCore {
         self.queues.get_mut(usize::try_from(index).ok()?)
     }
 
-    /// The driver writes the device status field.
+    /// Handles a driver's write of the device status field.
     pub(super) fn write_status(&mut self, value: u8) {
         self.poll_reset();
         if self.resetting.is_some() {
@@ -228,7 +228,7 @@ impl TransportCore {
         }
     }
 
-    /// Sends the queues that the driver enabled to the worker, and does not wait for it.
+    /// Sends the queues that the driver enabled to the worker, without waiting for it.
     fn start(&mut self) {
         let mut queues = Vec::with_capacity(self.queues.len());
         let sizes = &self.parts.info.queue_sizes;
@@ -273,7 +273,7 @@ impl TransportCore {
             let (done, wait) = sync_channel(1);
             self.parts.link.send(Box::new(move |worker| {
                 worker.reset();
-                // Nobody listens when the VM has ended.
+                // The receiver is gone if the VM has ended.
                 let _ = done.send(());
             }));
             if wait.recv_timeout(self.patience) == Err(RecvTimeoutError::Timeout) {
@@ -284,8 +284,8 @@ impl TransportCore {
         self.clear();
     }
 
-    /// Ends a reset that the worker has carried out by now. A worker that is gone serves
-    /// nothing any more, which is as good.
+    /// Finishes a reset that the worker has carried out by now. A worker that no longer exists
+    /// serves nothing any more, which is equivalent.
     fn poll_reset(&mut self) {
         if let Some(wait) = &self.resetting
             && wait.try_recv() != Err(TryRecvError::Empty)
@@ -311,7 +311,7 @@ impl TransportCore {
         self.irq.reset();
     }
 
-    /// A notification that no ioeventfd took. (KVM takes them all, as a rule.)
+    /// Handles a notification that no ioeventfd took. (KVM normally takes them all.)
     pub(super) fn notify(&mut self, queue: u32) {
         if !self.status.live() {
             self.log_guest_error("notification before DRIVER_OK", None);
@@ -322,14 +322,14 @@ impl TransportCore {
             .and_then(|queue| self.parts.kicks.get(queue));
         match kick {
             Some(kick) => {
-                // It fails only when 2^64 - 2 notifications were never taken.
+                // It fails only when 2^64 - 2 notifications are pending.
                 let _ = kick.write(1);
             }
             None => self.log_guest_error("notification of an unknown queue", None),
         }
     }
 
-    /// The state, of a device that is paused.
+    /// Returns the state of a paused device.
     pub(super) fn save(&mut self) -> SavedTransport {
         self.poll_reset();
         self.poll_stop();
@@ -341,11 +341,11 @@ impl TransportCore {
         }
     }
 
-    /// Puts back a state, which is not trusted, in a device that no driver has touched. Queues
-    /// whose position in the rings is among `running` go on from there.
+    /// Restores a state, which is not trusted, in a device that no driver has touched. Queues whose
+    /// positions in the rings are in `running` continue from there.
     ///
     /// # Errors
-    /// When the state cannot be one of this device. Nothing has changed then.
+    /// If the state cannot be one of this device. Then nothing has changed.
     pub(super) fn restore(
         &mut self,
         saved: &SavedTransport,

@@ -1,6 +1,6 @@
-//! 64-bit registers that a driver accesses by halves, which it selects.
+//! 64-bit registers that a driver accesses in halves, one selected at a time.
 
-/// The low (0) or high (1) half; other selectors select nothing (§4.1.4.3, §4.2.2).
+/// Returns the low (0) or high (1) half; other selectors select nothing (§4.1.4.3, §4.2.2).
 pub(super) fn half(value: u64, select: u32) -> u32 {
     let [a, b, c, d, e, f, g, h] = value.to_le_bytes();
     match select {

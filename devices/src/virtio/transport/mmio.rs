@@ -13,10 +13,10 @@ pub const WINDOW_SIZE: u64 = 0x1000;
 /// "virt" (§4.2.2).
 const MAGIC: u32 = 0x7472_6976;
 const VERSION: u32 = 2;
-/// "PVSR"; any value will do, drivers only show it.
+/// "PVSR"; any value works, drivers only display it.
 const VENDOR: u32 = 0x5253_5650;
 
-/// Offset of the register `QueueNotify` (§4.2.2): what a VMM has KVM answer by itself.
+/// Offset of the register `QueueNotify` (§4.2.2): a VMM lets KVM handle writes to it (ioeventfd).
 pub const QUEUE_NOTIFY: u64 = 0x050;
 
 /// Register offsets (§4.2.2, table 4.1).
@@ -58,8 +58,8 @@ const INTERRUPT_CONFIG: u32 = 2;
 /// The interrupt of one device on this transport: a status register and a line.
 ///
 /// It is shared by the threads of the device and of the vCPUs without a lock: the device never
-/// waits for a vCPU. A vCPU that reads the register waits for another one's access to the same
-/// device, and thereby for a reset of it, up to [`RESET_PATIENCE`](super::RESET_PATIENCE).
+/// waits for a vCPU. A vCPU that reads the register waits for another vCPU's access to the same
+/// device, and so possibly for a reset of it, up to [`RESET_PATIENCE`](super::RESET_PATIENCE).
 #[derive(Debug)]
 pub struct MmioInterrupt {
     line: Box<dyn InterruptLine>,
@@ -68,7 +68,7 @@ pub struct MmioInterrupt {
 }
 
 impl MmioInterrupt {
-    /// An interrupt by `line`.
+    /// Creates an interrupt on `line`.
     #[must_use]
     pub fn new(line: impl InterruptLine + 'static) -> Self {
         Self {
@@ -117,7 +117,7 @@ impl Interrupt for MmioInterrupt {
 /// The state of this transport, for a snapshot.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SavedMmio {
-    /// What all transports have.
+    /// The part that all transports share.
     pub transport: SavedTransport,
     /// `InterruptStatus`.
     pub interrupt_status: u32,
@@ -129,8 +129,8 @@ pub struct SavedMmio {
     pub queue_sel: u32,
 }
 
-/// The registers of one device. Accesses come from vCPU threads, one at a time; none waits for
-/// the device's work, but for a reset, and for that no longer than
+/// The registers of one device. Accesses come from vCPU threads, one at a time; none waits for the
+/// device's work except for a reset, and then no longer than
 /// [`RESET_PATIENCE`](super::RESET_PATIENCE).
 #[derive(Debug)]
 pub struct MmioTransport {
@@ -142,7 +142,7 @@ pub struct MmioTransport {
 }
 
 impl MmioTransport {
-    /// Puts a device behind registers.
+    /// Creates the registers of a device.
     #[must_use]
     pub fn new(parts: TransportParts, irq: Arc<MmioInterrupt>) -> Self {
         Self {
@@ -154,7 +154,7 @@ impl MmioTransport {
         }
     }
 
-    /// The driver reads `data.len()` bytes at `offset` of the window. Registers answer to
+    /// Reads `data.len()` bytes at `offset` of the window for the driver. Registers answer to
     /// aligned 32-bit reads only; anything else reads as zero.
     pub fn read(&mut self, offset: u64, data: &mut [u8]) {
         if let Some(offset) = offset.checked_sub(reg::CONFIG) {
@@ -169,8 +169,8 @@ impl MmioTransport {
         }
     }
 
-    /// The driver writes `data` at `offset` of the window. Registers take aligned 32-bit
-    /// writes only; anything else is ignored.
+    /// Writes `data` at `offset` of the window for the driver. Registers take aligned 32-bit writes
+    /// only; anything else is ignored.
     pub fn write(&mut self, offset: u64, data: &[u8]) {
         if let Some(offset) = offset.checked_sub(reg::CONFIG) {
             self.core.info().config.driver_write(offset, data);
@@ -190,7 +190,7 @@ impl MmioTransport {
         self.core.status()
     }
 
-    /// The registers, of a device that is paused.
+    /// Returns the registers of a paused device.
     #[must_use]
     pub fn save(&mut self) -> SavedMmio {
         SavedMmio {
@@ -202,12 +202,12 @@ impl MmioTransport {
         }
     }
 
-    /// Puts registers back, which are not trusted, before any driver has touched the device. The
-    /// queues in `running` go on from their positions, and an interrupt that the driver has yet to
-    /// acknowledge is raised again: the interrupt controller must have its state by now.
+    /// Restores registers, which are not trusted, before any driver has touched the device. The
+    /// queues in `running` continue from their positions, and an interrupt that the driver has yet
+    /// to acknowledge is raised again: the interrupt controller must have been restored before.
     ///
     /// # Errors
-    /// When the state cannot be one of this device. Nothing has changed then.
+    /// If the state cannot be one of this device. Then nothing has changed.
     pub fn restore(
         &mut self,
         saved: &SavedMmio,
@@ -227,8 +227,8 @@ impl MmioTransport {
         self.driver_features_sel = saved.driver_features_sel;
         self.queue_sel = saved.queue_sel;
         if saved.interrupt_status != 0 {
-            // It may have been on its way when the state was saved. The driver's handler looks at
-            // the register, and one that finds nothing to do is harmless.
+            // The interrupt may have been in flight when the state was saved. The driver's handler
+            // looks at the register, and a spurious interrupt is harmless.
             self.irq.line.raise();
         }
         Ok(())
@@ -249,7 +249,7 @@ impl MmioTransport {
                 .map_or(0, |queue| u32::from(queue.ready)),
             reg::INTERRUPT_STATUS => self.irq.status.load(Ordering::SeqCst),
             reg::STATUS => u32::from(self.status()),
-            // §4.2.2: no shared memory region has length and base -1.
+            // §4.2.2: a missing shared memory region has length and base -1.
             reg::SHM_LEN_LOW | reg::SHM_LEN_HIGH | reg::SHM_BASE_LOW | reg::SHM_BASE_HIGH => {
                 u32::MAX
             }

@@ -18,7 +18,7 @@ impl ReadCounters for NoCounters {
     }
 }
 
-/// What a device saw, for the test to read.
+/// What a device has seen, for the test to read.
 #[derive(Debug, Default)]
 struct Seen {
     features: u64,
@@ -72,7 +72,7 @@ impl VirtioDevice for Probe {
     }
 }
 
-/// A link whose commands wait until somebody carries them out.
+/// A link whose commands wait until the test carries them out.
 #[derive(Debug)]
 struct SlowLink {
     direct: DirectLink,
@@ -394,7 +394,7 @@ fn a_queue_that_is_taken_out_of_service_stops_and_stays_so_until_a_reset() {
     rig.set_queue(0, rig.driver.config());
     rig.w(reg::STATUS, 15);
     assert_eq!(rig.seen.lock().unwrap().running, [true, false]);
-    // Of a device that is paused.
+    // For a device that is paused.
     rig.direct.with(|worker| worker.pause());
     rig.w(reg::QUEUE_READY, 0);
     assert!(rig.direct.with(|worker| worker.queue_states().is_empty()));
@@ -589,7 +589,7 @@ fn a_saved_queue_that_runs_more_than_once_is_refused() {
 }
 
 proptest! {
-    /// No sequence of accesses panics, starts a queue twice, or has one run without DRIVER_OK.
+    /// No sequence of accesses panics, starts a queue twice, or makes one run without DRIVER_OK.
     #[test]
     fn any_sequence_of_accesses_is_survived(
         ops in proptest::collection::vec((any::<bool>(), 0u64..0x120, any::<u32>(), 0usize..9), 0..200)

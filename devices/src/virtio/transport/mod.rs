@@ -3,10 +3,10 @@
 //! * `core.rs` holds what the driver configures (status, features, queue addresses), one state
 //!   machine for all transports.
 //! * `mmio.rs` is the register map of virtio over MMIO, and its interrupt.
-//! * `pci/` is the same for virtio over PCI.
+//! * `pci/` is the equivalent for virtio over PCI.
 //!
 //! A transport does not know which device it carries; the device does not know which transport
-//! it sits on.
+//! carries it.
 
 mod core;
 mod half;

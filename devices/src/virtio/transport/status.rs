@@ -1,4 +1,4 @@
-//! The device status field (§2.1) and the order in which a driver may fill it.
+//! The device status field (§2.1) and the order in which a driver may set its bits.
 
 /// The device status field.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -26,7 +26,7 @@ impl Status {
         self.0
     }
 
-    /// A field with these bits, if a driver can come to it.
+    /// Returns a field with these bits, if a driver can have set them.
     pub(super) fn from_bits(bits: u8) -> Option<Self> {
         let known = bits & !Self::FAILED;
         matches!(known, 0 | 1 | 3 | 11 | 15).then_some(Self(bits))
@@ -38,13 +38,13 @@ impl Status {
         self.0 & Self::ALL == Self::ACKNOWLEDGE | Self::DRIVER
     }
 
-    /// The driver may set up its queues: features are settled, `DRIVER_OK` not yet said.
+    /// The driver may set up its queues: features are negotiated, `DRIVER_OK` is not set yet.
     #[must_use]
     pub fn configuring_queues(self) -> bool {
         self.0 & Self::ALL == Self::ACKNOWLEDGE | Self::DRIVER | Self::FEATURES_OK
     }
 
-    /// `DRIVER_OK` was said.
+    /// `DRIVER_OK` is set.
     #[must_use]
     pub fn live(self) -> bool {
         self.0 & Self::DRIVER_OK != 0
@@ -56,8 +56,8 @@ impl Status {
         self.0 & Self::FAILED != 0
     }
 
-    /// What a driver's write of `value` asks for. Bits may be added one step at a time, in the
-    /// order of §3.1.1, and never removed except by a reset.
+    /// Returns what a driver's write of `value` requests. Bits may be added one step at a time, in
+    /// the order of §3.1.1, and never removed except by a reset.
     #[must_use]
     pub(super) fn step(self, value: u8) -> Step {
         if value == 0 {
@@ -70,13 +70,13 @@ impl Status {
             (false, true) => return Step::Fail,
             (false, false) => {}
         }
-        // NEEDS_RESET is the device's: what the driver writes there says nothing.
+        // NEEDS_RESET belongs to the device: what the driver writes there is ignored.
         let next = value & !Self::DEVICE_NEEDS_RESET;
         let known = self.0 & Self::ALL;
         match (known, next) {
             (a, b) if a == b => Step::Stay,
             (0, 1) | (1, 3) => Step::Advance(Self(next)),
-            // Many drivers say both at once.
+            // Many drivers set both at the same time.
             (0, 3) => Step::Advance(Self(next)),
             (3, 11) => Step::Features(Self(next)),
             (11, 15) => Step::Start(Self(next)),
@@ -89,14 +89,14 @@ impl Status {
     }
 }
 
-/// What a write to the status register leads to.
+/// The effect of a write to the status register.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Step {
     /// All state goes back to its initial values.
     Reset,
     /// The driver gave up: the device stops.
     Fail,
-    /// Nothing new.
+    /// No change.
     Stay,
     /// Only the field changes.
     Advance(Status),

@@ -1,4 +1,4 @@
-//! Whatever either side does.
+//! Any actions of either side.
 
 use super::*;
 
@@ -41,7 +41,7 @@ fn action() -> impl Strategy<Value = Action> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
-    /// Whatever the guest and host programs do: no panic, no spinning, never more in flight
+    /// For any actions of the guest and host programs: no panic, no busy loop, never more in flight
     /// than the guest buffers, never more forwarded than was received.
     #[test]
     fn any_sequence_of_events_keeps_the_invariants(actions in proptest::collection::vec(action(), 1..60)) {

@@ -20,7 +20,7 @@ fn nothing_is_sent_beyond_the_guests_credit() {
     rig.expect(Op::CreditRequest);
     rig.expect_nothing();
     assert!(!rig.backend_readable());
-    // Nobody has read yet: it is not asked again.
+    // The guest has not read anything yet: it is not asked again.
     rig.credit(ports, 10, 0);
     rig.expect_nothing();
     assert!(!rig.backend_readable());
@@ -58,7 +58,7 @@ fn a_slow_host_program_stops_the_guest_and_a_reading_one_frees_it() {
     let total = header.buf_alloc as usize;
     let mut room = (header.buf_alloc, header.fwd_cnt);
     let mut sent = 0u32;
-    // Fill the socket and the buffer, exactly.
+    // Fill the socket and the buffer exactly.
     loop {
         for (header, _) in rig.drain() {
             assert_ne!(header.op, Op::Reset as u16);

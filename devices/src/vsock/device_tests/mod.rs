@@ -26,7 +26,7 @@ const RX: u16 = 0;
 const TX: u16 = 1;
 const CID: u64 = 3;
 const QUEUE: u16 = 64;
-/// What Linux posts: 4 KiB and a header.
+/// The size of Linux's buffers: 4 KiB and a header.
 const RX_LEN: u32 = 4096 + HEADER_LEN as u32;
 const RX_BASE: u64 = 0x10_0000;
 const TX_BASE: u64 = 0x20_0000;
@@ -117,7 +117,7 @@ impl Rig {
         panic!("the device spins");
     }
 
-    /// What an event loop that waits on the backend would see.
+    /// Whether an event loop that waits on the backend would be woken.
     fn backend_readable(&self) -> bool {
         crate::testing::backend_readable(&self.device)
     }
@@ -180,7 +180,7 @@ impl Rig {
         self.send_raw(&header, &[]);
     }
 
-    /// The next packet that the device put into a receive buffer.
+    /// Returns the next packet that the device put into a receive buffer.
     fn take(&mut self) -> Option<(Header, Vec<u8>)> {
         let used = self.rx.take_used()?;
         let addr = self.posted.pop_front().unwrap();
@@ -196,7 +196,7 @@ impl Rig {
         Some((header, payload))
     }
 
-    /// As [`Self::take`], which must be this operation; the buffer is posted again.
+    /// As [`Self::take`], but the packet must have this operation; the buffer is posted again.
     fn expect(&mut self, op: Op) -> (Header, Vec<u8>) {
         let (header, payload) = self
             .take()
@@ -210,7 +210,7 @@ impl Rig {
         assert_eq!(self.take(), None);
     }
 
-    /// All packets there are, with fresh buffers for more.
+    /// Returns all available packets, and posts new buffers for more.
     fn drain(&mut self) -> Vec<(Header, Vec<u8>)> {
         let mut all = Vec::new();
         loop {
@@ -226,7 +226,7 @@ impl Rig {
         }
     }
 
-    /// A stream that a program in the guest opened.
+    /// Opens a stream from a program in the guest.
     fn open_from_guest(&mut self, port: u32) -> (Ports, UnixStream) {
         let listener = self.listen(port);
         let ports = Ports {
@@ -241,7 +241,7 @@ impl Rig {
         (ports, stream)
     }
 
-    /// A stream that a host program opened.
+    /// Opens a stream from a host program.
     fn open_from_host(&mut self, port: u32) -> (Ports, UnixStream) {
         let mut stream = UnixStream::connect(self.path()).unwrap();
         limit(&stream);
@@ -267,7 +267,7 @@ impl Rig {
     }
 }
 
-/// A test that waits for what never comes fails.
+/// Sets a timeout, so that a test that waits for data that never arrives fails.
 fn limit(stream: &UnixStream) {
     stream
         .set_read_timeout(Some(Duration::from_secs(60)))

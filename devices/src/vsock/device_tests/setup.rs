@@ -134,7 +134,7 @@ fn new_connections_wait_until_the_driver_has_worked_off_the_reset() {
     rig.run();
     assert!(rig.event.take_used().is_some());
     rig.expect_nothing();
-    // The driver ends all connections that it has, and puts its buffer back.
+    // The driver ends all its connections, and makes its buffer available again.
     rig.event.add(&[], &[(EVENT_BUF, 4)]);
     rig.run();
     rig.expect(Op::Request);

@@ -1,4 +1,4 @@
-//! Streams and their ends.
+//! Streams and how they end.
 
 use super::*;
 
@@ -224,7 +224,7 @@ fn a_guest_that_closes_is_answered_by_a_reset() {
     rig.data(ports, b"bye");
     rig.shutdown(ports, SHUTDOWN_BOTH);
     let (reset, _) = rig.expect(Op::Reset);
-    // §5.10.6.3: what is buffered and was consumed is in every packet of a stream.
+    // §5.10.6.3: every packet of a stream carries the buffer size and the consumed bytes.
     assert_eq!((reset.buf_alloc, reset.fwd_cnt), (512 << 10, 3));
     assert_eq!(read(&mut host, 3), b"bye");
     assert!(is_closed(&mut host));

@@ -2,7 +2,7 @@
 
 use crate::virtio::{Count, Counter, ReadCounters};
 
-/// What has happened since the device was made.
+/// Counters since the device was created.
 #[derive(Debug, Default)]
 pub(in crate::vsock) struct Counters {
     pub(in crate::vsock) from_host: Count,

@@ -1,4 +1,4 @@
-//! What packets of the guest do.
+//! Handles packets of the guest.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -14,7 +14,8 @@ use crate::vsock::connection::{Connection, Outcome};
 use crate::vsock::packet::{Header, Op, TYPE_STREAM};
 
 impl Mux {
-    /// A packet of the guest: its header, and the chain that has the payload from `offset` on.
+    /// Handles a packet of the guest: its header, and the chain that has the payload from `offset`
+    /// on.
     pub(in crate::vsock) fn on_packet(
         &mut self,
         mem: &GuestRam,
@@ -24,7 +25,7 @@ impl Mux {
     ) -> Result<(), Fault> {
         self.counters.tx_packets.one();
         if header.src_cid != self.guest_cid {
-            // It may not speak for others, and an answer would go to whom it names.
+            // The guest may not use another CID, and an answer would go to that one.
             self.counters.invalid_packets.one();
             return Ok(());
         }
@@ -79,7 +80,7 @@ impl Mux {
         }
     }
 
-    /// A program in the guest wants to reach a port of the host.
+    /// Handles a request: a program in the guest connects to a port of the host.
     fn on_request(&mut self, header: &Header) {
         let connected = if self.has_room() {
             self.connect_host(header)

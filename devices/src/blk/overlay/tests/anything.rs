@@ -1,10 +1,10 @@
-//! Any requests, reopened and killed in between.
+//! Any requests, with reopening and kills in between.
 
 use proptest::prelude::*;
 
 use super::*;
 
-/// What a driver asks for; sectors, and how many.
+/// A driver's request: the first sector, and the number of sectors.
 #[derive(Clone, Debug)]
 enum Step {
     Write(u64, usize, u8),
@@ -33,8 +33,8 @@ fn step() -> impl Strategy<Value = Step> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 
-    /// The disk is as a vector of bytes; after a kill each sector is as it was flushed, or as it
-    /// was written since.
+    /// The disk behaves like a vector of bytes; after a kill each sector is as it was last flushed,
+    /// or as it was written since.
     #[test]
     fn a_disk_is_what_was_written(steps in proptest::collection::vec(step(), 1..40)) {
         let len = SECTORS as usize * 512;
@@ -63,7 +63,7 @@ proptest! {
                     let range = range(at, len);
                     let (offset, len) = (at * 512, range.len() as u64);
                     rig.ask(Operation::Discard { offset, len }).unwrap();
-                    // Its sectors may hold anything; here, zeroes or what they did.
+                    // Its sectors may hold anything; here, zeroes or their old content.
                     let found = rig.read(offset, range.len());
                     for (at, byte) in range.zip(found) {
                         prop_assert!(byte == 0 || byte == now[at]);

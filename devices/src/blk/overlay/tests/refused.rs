@@ -1,8 +1,8 @@
-//! Overlays that a stranger made.
+//! Overlays that come from an untrusted source.
 
 use super::*;
 
-/// What `change` makes of a sound overlay with a cluster of data is refused by this.
+/// Returns the error for a valid overlay with a cluster of data that was changed by `change`.
 fn refused(change: impl FnOnce(&mut Vec<u8>)) -> Qcow2Error {
     let mut rig = Rig::new(&numbered(4 << 16));
     rig.write(0, &[1; 2 << 16]);
@@ -26,7 +26,7 @@ fn headers_of_something_else_are_refused() {
         Qcow2Error::NotQcow2
     ));
     assert!(matches!(field(0, 0), Qcow2Error::NotQcow2));
-    // Version, clusters, encryption, snapshots, other features, bitmaps, widths of counts.
+    // Version, clusters, encryption, snapshots, other features, bitmaps, refcount widths.
     for (at, value) in [
         (4, 2),
         (20, 9),
@@ -51,7 +51,7 @@ fn headers_of_something_else_are_refused() {
         field(76, 3),
         Qcow2Error::Marked { state: "corrupt" }
     ));
-    // No name of a base, no format of it, another one.
+    // Without the name of a base, without its format, with another format.
     for (at, value) in [
         (16, 0),
         (104, 0),
@@ -62,7 +62,7 @@ fn headers_of_something_else_are_refused() {
         assert!(matches!(error, Qcow2Error::NoRawBase), "{at}: {error}");
     }
     assert!(matches!(field(24, 1 << 20), Qcow2Error::TooLarge { .. }));
-    // A disk larger than its first level; tables that lie nowhere.
+    // A disk larger than its L1 table; tables at invalid offsets.
     for (at, value) in [
         (24, 1),
         (36, 0),
@@ -81,7 +81,7 @@ fn headers_of_something_else_are_refused() {
 #[test]
 fn a_file_that_is_mostly_a_hole_is_refused_by_its_length() {
     let rig = Rig::new(&numbered(4 << 16));
-    // Disks' file systems do not all have files so long; one in memory does.
+    // Not all file systems on disks support files of this length; one in memory does.
     let memory = rustix::fs::memfd_create("overlay", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
     let mut file = File::from(memory);
     file.write_all(&std::fs::read(rig.path("overlay")).unwrap())
@@ -99,7 +99,7 @@ fn a_file_that_is_mostly_a_hole_is_refused_by_its_length() {
 
 #[test]
 fn mappings_that_cannot_be_are_refused() {
-    /// Where the first level and its only table lie, and the first cluster of data.
+    /// The offsets of the L1 table, of its only L2 table, and of the first cluster of data.
     const L1: usize = 3 << 16;
     let table = |bytes: &[u8]| {
         let entry = u64::from_be_bytes(bytes[L1..L1 + 8].try_into().unwrap());
@@ -111,7 +111,7 @@ fn mappings_that_cannot_be_are_refused() {
         u64::from_be_bytes(bytes[at..at + 8].try_into().unwrap())
     };
     for wrong in [
-        // In the header, in the first level, misaligned, beyond the file, not its own, compressed.
+        // In the header, in the L1 table, misaligned, beyond the file, not its own, compressed.
         own,
         own | L1 as u64,
         own | 4 << 16 | 512,
@@ -140,7 +140,7 @@ fn mappings_that_cannot_be_are_refused() {
         put(bytes, at + 8, &first.to_be_bytes());
     });
     assert!(matches!(twice, Qcow2Error::Damaged { .. }), "{twice}");
-    // Where it was, but perhaps not its alone.
+    // Its old place, but without the flag that it has only one reference.
     for at in [|_: &[u8]| L1, table] {
         let error = refused(|bytes| {
             let at = at(bytes);

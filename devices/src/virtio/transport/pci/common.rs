@@ -23,7 +23,7 @@ mod reg {
     pub(super) const QUEUE_DEVICE_END: u64 = 0x38;
 }
 
-/// What the driver selected.
+/// The driver's selections.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Selectors {
     device_features: u32,
@@ -45,7 +45,7 @@ impl Selectors {
     }
 }
 
-/// §4.1.3.1: a driver accesses each field by its own width, and 64-bit ones also by halves.
+/// §4.1.3.1: a driver accesses each field with its own width, and 64-bit ones also in halves.
 fn width(offset: u64) -> Option<u64> {
     match offset {
         reg::DEVICE_STATUS | reg::CONFIG_GENERATION => Some(1),
@@ -80,7 +80,7 @@ impl PciTransport {
         }
     }
 
-    /// The registers that an access of `len` bytes means, with their widths.
+    /// Returns the registers that an access of `len` bytes covers, with their widths.
     fn parts(
         &mut self,
         offset: u64,
@@ -108,7 +108,7 @@ impl PciTransport {
             reg::CONFIG_MSIX_VECTOR => self.irq.config_vector().into(),
             reg::NUM_QUEUES => u32::try_from(core.info().queue_sizes.len()).unwrap_or(u32::MAX),
             reg::DEVICE_STATUS => self.core.status().into(),
-            // Its low byte, which is what there is room for.
+            // Only its low byte fits.
             reg::CONFIG_GENERATION => core.info().config.generation(),
             reg::QUEUE_SELECT => self.select.queue.into(),
             reg::QUEUE_SIZE => queue.map_or(0, |queue| queue.size),
@@ -123,7 +123,7 @@ impl PciTransport {
     }
 
     fn write_register(&mut self, offset: u64, value: u32) {
-        // The widths of the registers were looked at.
+        // The widths of the registers were checked before.
         let [low, high, ..] = value.to_le_bytes();
         let value16 = u16::from_le_bytes([low, high]);
         match offset {
@@ -198,7 +198,7 @@ impl Address {
     }
 }
 
-/// Which address lies at this offset, and which half of it.
+/// Returns the address at this offset, and which half of it.
 fn address(offset: u64) -> (Address, u32) {
     let address = match offset {
         0..0x28 => Address::Desc,

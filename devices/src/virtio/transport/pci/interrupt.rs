@@ -1,5 +1,5 @@
-//! The interrupt of a device on PCI (§4.1.5.3, §4.1.5.4): a vector for each queue and one for
-//! configuration changes.
+//! The interrupt of a device on PCI (§4.1.5.3, §4.1.5.4): an MSI-X vector for each queue and one
+//! for configuration changes.
 
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -45,8 +45,8 @@ pub struct PciInterrupt {
 }
 
 impl PciInterrupt {
-    /// Of a device with this number of queues: a vector each, as far as there are as many, and one
-    /// for its configuration.
+    /// Creates the interrupt of a device with this number of queues: a vector for each queue, as
+    /// far as there are enough, and one for its configuration.
     #[must_use]
     pub fn new(queues: usize, messages: impl MessageInterrupt + 'static) -> Self {
         let vectors = u16::try_from(queues)
@@ -74,7 +74,8 @@ impl PciInterrupt {
         self.lock().vectors.clone()
     }
 
-    /// The driver chooses; a vector that does not exist becomes none (§4.1.5.1.2.1).
+    /// Sets the vector that the driver chose; one that does not exist becomes [`NO_VECTOR`]
+    /// (§4.1.5.1.2.1).
     pub(super) fn set_config_vector(&self, vector: u16) {
         let mut state = self.lock();
         state.vectors.config = known(&state.msix, vector);
@@ -113,7 +114,7 @@ impl PciInterrupt {
         self.isr.swap(0, Ordering::SeqCst)
     }
 
-    /// Whether `saved`, which is not trusted, can be of this device.
+    /// Checks whether `saved`, which is not trusted, can be a state of this device.
     pub(super) fn check(&self, saved: &SavedPci) -> Result<(), RestoreError> {
         let state = self.lock();
         state.msix.check(&saved.msix)?;
@@ -130,7 +131,7 @@ impl PciInterrupt {
         Ok(())
     }
 
-    /// Puts back what [`Self::check`] found right.
+    /// Restores a state that passed [`Self::check`].
     pub(super) fn restore(&self, saved: &SavedPci) {
         let mut state = self.lock();
         state.msix.restore(&saved.msix);
@@ -143,7 +144,7 @@ impl PciInterrupt {
 
     fn signal(&self, isr: u8, vector: impl FnOnce(&Vectors) -> Option<u16>) {
         let mut state = self.lock();
-        // §4.1.4.5.1: that of queues is for a driver that polls, since there is no INTx.
+        // §4.1.4.5.1: the queue bit is for a driver that polls, since there is no INTx.
         if isr == ISR_CONFIG || !state.msix.is_enabled() {
             self.isr.fetch_or(isr, Ordering::SeqCst);
         }
@@ -178,7 +179,7 @@ impl TransportInterrupt for PciInterrupt {
         self.needs_reset.store(true, Ordering::SeqCst);
     }
 
-    /// The table is PCI's and stays as the driver left it.
+    /// The MSI-X table belongs to PCI and keeps what the driver wrote.
     fn reset(&self) {
         let mut state = self.lock();
         state.vectors = Vectors::none(state.vectors.queues.len());

@@ -1,4 +1,4 @@
-//! What lies where: in the BAR, and in the capabilities that say so (§4.1.4).
+//! The layout of the BAR, and the capabilities that describe it (§4.1.4).
 
 use super::interrupt::PciInterrupt;
 use crate::pci::{MSIX_CAPABILITY, PciConfig, PciIds};
@@ -13,16 +13,16 @@ const COMMON_LEN: u32 = 0x38;
 pub const ISR: u64 = 0x100;
 /// Device-specific configuration (§4.1.4.6).
 pub const DEVICE: u64 = 0x200;
-/// Notifications (§4.1.4.4), in pages of their own: an address for each queue.
+/// Notifications (§4.1.4.4), in their own pages: an address for each queue.
 pub const NOTIFY: u64 = 0x1000;
-/// Bytes from one queue's address to the next one's.
+/// Bytes from one queue's address to the next.
 pub const NOTIFY_MULTIPLIER: u32 = 4;
-/// MSI-X's table.
+/// The MSI-X table.
 pub const MSIX_TABLE: u64 = 0x2000;
-/// MSI-X's pending bits.
+/// The pending bits of MSI-X.
 pub const PENDING: u64 = 0x3000;
 
-/// What an offset of the BAR belongs to, with the offset there.
+/// The structure that an offset of the BAR belongs to, with the offset in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Room {
     Common(u64),
@@ -55,7 +55,7 @@ pub(super) fn room(offset: u64) -> Room {
     }
 }
 
-/// Where registers of configuration space are that have an effect.
+/// The offsets of registers of configuration space that have an effect.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Capabilities {
     /// MSI-X's message control.
@@ -78,7 +78,7 @@ impl Access {
     pub(super) const DATA_LEN: u64 = 4;
 }
 
-/// Vendor-specific, as all of virtio's are.
+/// Vendor-specific, as all virtio capabilities are.
 const VENDOR_CAPABILITY: u8 = 9;
 /// `cfg_type` (§4.1.4).
 const COMMON_CFG: u8 = 1;
@@ -91,7 +91,7 @@ const PCI_CFG: u8 = 5;
 pub(super) fn configuration(info: &DeviceInfo, irq: &PciInterrupt) -> (PciConfig, Capabilities) {
     let mut config = PciConfig::new(ids(info.device_type)).bar0(BAR_SIZE);
     let at = |offset: u64| u32::try_from(offset).unwrap_or(u32::MAX);
-    // They take 0x68 of the 0xc0 bytes that there are for capabilities.
+    // They take 0x68 of the 0xc0 bytes that are available for capabilities.
     let (body, writable) = irq.msix(|msix| msix.capability(at(MSIX_TABLE), at(PENDING)));
     let msix = config.add_capability(MSIX_CAPABILITY, &body, &writable);
 
@@ -115,7 +115,8 @@ pub(super) fn configuration(info: &DeviceInfo, irq: &PciInterrupt) -> (PciConfig
         let room = at(NOTIFY.saturating_sub(DEVICE));
         let _ = add(DEVICE_CFG, DEVICE, length.min(room), &[], &[]);
     }
-    // The driver writes BAR, offset, length and data; each access to the data is one to the BAR.
+    // The driver writes BAR, offset, length and data; each access to the data becomes one to the
+    // BAR.
     let mut writable = [0xff; 18];
     for (byte, mask) in writable.iter_mut().enumerate() {
         if matches!(byte, 0 | 1 | 3..=5) {
@@ -138,7 +139,7 @@ pub(super) fn configuration(info: &DeviceInfo, irq: &PciInterrupt) -> (PciConfig
     (config, capabilities)
 }
 
-/// §4.1.2.1: a device that has no transitional interface.
+/// The IDs of a device without a transitional interface (§4.1.2.1).
 fn ids(device_type: DeviceType) -> PciIds {
     const VENDOR: u16 = 0x1af4;
     let number = u16::try_from(device_type as u32).unwrap_or_default();

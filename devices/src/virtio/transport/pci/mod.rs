@@ -1,6 +1,7 @@
-//! Virtio over PCI (§4.1): a function with one BAR, and MSI-X.
+//! Virtio over PCI (§4.1): a PCI function with one BAR, and MSI-X.
 //!
-//! * `layout.rs` says what lies where in the BAR, and tells it the driver by capabilities.
+//! * `layout.rs` defines the layout of the BAR, and the capabilities that describe it to the
+//!   driver.
 //! * `common.rs` is the common configuration structure, a register map over `TransportCore`.
 //! * `interrupt.rs` is the device's interrupt: which vector each queue has.
 //!
@@ -22,18 +23,18 @@ use layout::{Access, Capabilities, Room};
 pub use interrupt::PciInterrupt;
 pub use layout::{BAR_SIZE, COMMON, DEVICE, ISR, MSIX_TABLE, NOTIFY, NOTIFY_MULTIPLIER, PENDING};
 
-/// The low byte of the PCI status register, and its bit that says that an interrupt is pending.
+/// The low byte of the PCI status register, and its bit for a pending interrupt.
 const STATUS: u64 = 0x06;
 const STATUS_INTERRUPT: u8 = 1 << 3;
 
 /// The state of this transport, for a snapshot.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SavedPci {
-    /// What all transports have.
+    /// The part that all transports share.
     pub transport: SavedTransport,
     /// Configuration space, with BAR 0 and MSI-X's message control.
     pub config: Vec<u8>,
-    /// MSI-X's table.
+    /// The MSI-X table.
     pub msix: SavedMsix,
     /// `config_msix_vector`.
     pub config_vector: u16,
@@ -46,7 +47,7 @@ pub struct SavedPci {
 }
 
 /// The configuration space and the BAR of one device. Accesses come from vCPU threads, one at a
-/// time; none waits for the device's work, but for a reset, and for that no longer than
+/// time; none waits for the device's work except for a reset, and then no longer than
 /// [`RESET_PATIENCE`](super::RESET_PATIENCE).
 #[derive(Debug)]
 pub struct PciTransport {
@@ -60,14 +61,15 @@ pub struct PciTransport {
 /// An access to the BAR through configuration space.
 #[derive(Clone, Copy, Debug)]
 struct BarAccess {
-    /// Where its bytes are in configuration space.
+    /// The offset of its data in configuration space.
     data: u64,
     bar_offset: u64,
     len: usize,
 }
 
 impl PciTransport {
-    /// Puts a device behind configuration space and a BAR. `irq` has as many queues as the device.
+    /// Creates the configuration space and the BAR of a device. `irq` has as many queues as the
+    /// device.
     #[must_use]
     pub fn new(parts: TransportParts, irq: Arc<PciInterrupt>) -> Self {
         let (config, at) = layout::configuration(&parts.info, &irq);
@@ -80,18 +82,19 @@ impl PciTransport {
         }
     }
 
-    /// Sets where the BAR lies, as firmware does. The driver enables it, and may move it.
+    /// Sets the address of the BAR, as firmware does. The driver enables it, and may move it.
     pub fn set_bar(&mut self, address: u32) {
         self.config.set_bar0(address);
     }
 
-    /// Where the BAR lies, enabled or not.
+    /// The address of the BAR, enabled or not.
     #[must_use]
     pub fn bar(&self) -> u64 {
         self.config.bar0_address().into()
     }
 
-    /// Where the device answers at its [`BAR_SIZE`] bytes, if the driver enabled that.
+    /// The address at which the device responds to accesses of [`BAR_SIZE`] bytes, if the driver
+    /// enabled that.
     #[must_use]
     pub fn window(&self) -> Option<u64> {
         self.config.memory_enabled().then(|| self.bar())
@@ -103,7 +106,7 @@ impl PciTransport {
         self.core.status()
     }
 
-    /// The driver reads configuration space.
+    /// Reads configuration space for the driver.
     pub fn read_config(&mut self, offset: u64, data: &mut [u8]) {
         if let Some(access) = self.bar_access(offset, data.len()) {
             let mut bytes = [0; 4];
@@ -120,7 +123,7 @@ impl PciTransport {
         }
     }
 
-    /// The driver writes configuration space. [`Self::window`] may differ afterwards.
+    /// Writes configuration space for the driver. [`Self::window`] may differ afterwards.
     pub fn write_config(&mut self, offset: u64, data: &[u8]) {
         self.config.write(offset, data);
         self.irq.set_control(self.config.u16(self.at.msix_control));
@@ -133,8 +136,9 @@ impl PciTransport {
         }
     }
 
-    /// The access to the BAR that one to any part of `pci_cfg_data` is (§4.1.4.9.1): of the bytes
-    /// that the driver wrote into that capability before, whatever the width of this one.
+    /// Translates an access to any part of `pci_cfg_data` to the access to the BAR that it stands
+    /// for (§4.1.4.9.1): to the range that the driver wrote into that capability before, whatever
+    /// the width of this access.
     fn bar_access(&self, offset: u64, len: usize) -> Option<BarAccess> {
         let access = self.at.access?;
         let len = u64::try_from(len).unwrap_or(u64::MAX);
@@ -154,8 +158,8 @@ impl PciTransport {
         })
     }
 
-    /// The driver reads `data.len()` bytes at `offset` of the BAR. Where nothing is, or of a width
-    /// that is not a register's, it sees zeroes.
+    /// Reads `data.len()` bytes at `offset` of the BAR for the driver. Offsets without a register,
+    /// and accesses of the wrong width, read as zeroes.
     pub fn read_bar(&mut self, offset: u64, data: &mut [u8]) {
         data.fill(0);
         match layout::room(offset) {
@@ -172,12 +176,12 @@ impl PciTransport {
         }
     }
 
-    /// The driver writes `data` at `offset` of the BAR.
+    /// Writes `data` at `offset` of the BAR for the driver.
     pub fn write_bar(&mut self, offset: u64, data: &[u8]) {
         match layout::room(offset) {
             Room::Common(at) => self.write_common(at, data),
             Room::Device(at) => self.core.info().config.driver_write(at, data),
-            // §4.1.5.2: the address says which queue it is; the value says the same.
+            // §4.1.5.2: the address determines the queue; the value is redundant.
             Room::Notify(queue) => self.core.notify(queue),
             Room::Table(at) => self.irq.msix(|msix| msix.write_table(at, data)),
             Room::Isr | Room::Pending(_) | Room::Nothing => {
@@ -186,7 +190,7 @@ impl PciTransport {
         }
     }
 
-    /// The registers, of a device that is paused.
+    /// Returns the registers of a paused device.
     #[must_use]
     pub fn save(&mut self) -> SavedPci {
         let vectors = self.irq.vectors();
@@ -201,11 +205,12 @@ impl PciTransport {
         }
     }
 
-    /// Puts registers back, which are not trusted, before any driver has touched the device. The
-    /// queues in `running` go on from their positions. [`Self::window`] may differ afterwards.
+    /// Restores registers, which are not trusted, before any driver has touched the device. The
+    /// queues in `running` continue from their positions. [`Self::window`] may differ afterwards.
     ///
     /// # Errors
-    /// When the state cannot be one of this device. Nothing that the device does has changed then.
+    /// If the state cannot be one of this device. Then nothing in the device's behavior has
+    /// changed.
     pub fn restore(
         &mut self,
         saved: &SavedPci,

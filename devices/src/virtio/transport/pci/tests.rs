@@ -53,7 +53,7 @@ fn rig() -> Rig {
 }
 
 impl Rig {
-    /// Accesses of the common configuration, by the register's width.
+    /// Accesses of the common configuration, with the register's width.
     fn w(&mut self, offset: u64, width: usize, value: u64) {
         self.pci.write_bar(offset, &value.to_le_bytes()[..width]);
     }
@@ -91,7 +91,7 @@ impl Rig {
         assert_eq!(self.r(0x14, 1), 15);
     }
 
-    /// Both vectors have messages, unmasked, and MSI-X is on.
+    /// Gives both vectors messages, unmasks them, and enables MSI-X.
     fn vectors(&mut self) {
         for vector in 0..2u64 {
             self.w(MSIX_TABLE + 16 * vector, 8, 0xfee0_0000);
@@ -310,7 +310,7 @@ fn the_bar_is_reached_through_configuration_space() {
     rig.pci.write_config(start + 16, &[1, 0]);
     rig.pci.write_config(start + 16, &[3, 0]);
     assert_eq!(rig.pci.status(), 3);
-    // Another BAR, misaligned, beyond the end, no width: memory that says nothing.
+    // Another BAR, misaligned, beyond the end, no width: reads and writes have no effect.
     for (offset, length, bar) in [
         (0x14, 4, 0),
         (0x14, 1, 1),
@@ -326,7 +326,8 @@ fn the_bar_is_reached_through_configuration_space() {
         rig.pci.read_config(start + 16, &mut [0; 4]);
         assert_eq!(u64::from(rig.pci.status()), 3, "{offset:#x} {length} {bar}");
     }
-    // Of the data any part: the access is as long as was said, and what it reads stays.
+    // Any part of the data may be accessed: the access is as long as was set, and the rest of the
+    // data stays.
     access(&mut rig, 0x08, 4);
     rig.pci.write_config(start + 16, &[0x11, 0x22]);
     rig.pci.write_config(start + 18, &[0x33]);
@@ -360,7 +361,7 @@ fn the_window_is_where_and_when_the_driver_wants_it() {
     assert_eq!(rig.pci.window(), None);
 }
 
-/// A device whose driver has gone far, with an interrupt that waits.
+/// A device whose driver has done a lot, with a pending interrupt.
 fn saved() -> (SavedPci, Vec<(u16, QueueState)>, Rig) {
     let mut rig = rig();
     rig.pci.set_bar(0xd000_0000);
@@ -441,9 +442,8 @@ fn one_that_needed_a_reset_still_does() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// Whatever is read and written where, in whatever width: status, queues and vectors stay what
-    /// a driver can have made of them, which a restore finds right; and a sound driver works
-    /// afterwards.
+    /// After any reads and writes, with any width, status, queues and vectors are in a state that a
+    /// driver can have caused, which a restore accepts; and a correct driver works afterwards.
     #[test]
     fn any_accesses_leave_a_state_that_can_be(
         accesses in prop::collection::vec(
