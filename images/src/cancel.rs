@@ -1,22 +1,22 @@
-//! Giving up work that blocks.
+//! Cancellation of blocking work.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::{Error, Result};
 
-/// Ends blocking work from another thread: the work then fails with [`Error::Cancelled`] and leaves
-/// the store as it was. Clones are one.
+/// Cancels blocking work from another thread: the work then fails with [`Error::Cancelled`] and
+/// leaves the store as it was. Clones share their state.
 #[derive(Clone, Debug, Default)]
 pub struct Cancel(Arc<AtomicBool>);
 
 impl Cancel {
-    /// Asks the work to end; it does so within the time of one read or write.
+    /// Requests the work to end; it does so within the time of one read or write.
     pub fn cancel(&self) {
         self.0.store(true, Ordering::Relaxed);
     }
 
-    /// Whether the work is to end.
+    /// Returns whether the work is to end.
     #[must_use]
     pub fn is_cancelled(&self) -> bool {
         self.0.load(Ordering::Relaxed)

@@ -1,6 +1,6 @@
-//! Decompression by what the first bytes say. Media types and file names are not asked: servers are
-//! known to be wrong about them, and the digest decides in the end. Memory is bounded whatever a
-//! stream asks for.
+//! Decompression, with the format detected by the first bytes. Media types and file names are
+//! ignored: servers are known to report wrong ones, and the digest decides in the end. Memory is
+//! bounded whatever a stream asks for.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
@@ -10,7 +10,7 @@ use lzma_rust2::XzReader;
 use ruzstd::decoding::errors::{FrameDecoderError, ReadFrameHeaderError};
 use ruzstd::decoding::{BlockDecodingStrategy, FrameDecoder};
 
-/// KiB that an xz stream may need; `xz -9` makes streams that need 65.
+/// KiB of memory that an xz stream may need (130 MiB); streams of `xz -9` need 65 MiB.
 const XZ_MEMORY_KIB: u32 = 130 << 10;
 
 /// How a stream is compressed.
@@ -23,19 +23,19 @@ pub(crate) enum Compression {
 }
 
 impl Compression {
-    /// Recognises a stream by its first bytes.
+    /// Detects the compression of a stream by its first bytes.
     pub(crate) fn detect(head: &[u8]) -> Self {
         match head {
             [0x1f, 0x8b, ..] => Self::Gzip,
             [0xfd, b'7', b'z', b'X', b'Z', 0, ..] => Self::Xz,
             [0x28, 0xb5, 0x2f, 0xfd, ..] => Self::Zstd,
-            // A skippable frame: zstd streams may begin with one.
+            // A skippable frame: zstd streams may start with one.
             [0x50..=0x5f, 0x2a, 0x4d, 0x18, ..] => Self::Zstd,
             _ => Self::None,
         }
     }
 
-    /// Reads `file` without its compression.
+    /// Opens `file` for reading without its compression.
     pub(crate) fn open(file: File) -> io::Result<Box<dyn Read + Send>> {
         let mut input = BufReader::with_capacity(256 << 10, file);
         Ok(Self::detect(input.fill_buf()?).reader(input))
@@ -68,7 +68,7 @@ impl<R: BufRead> ZstdReader<R> {
         }
     }
 
-    /// Begins the next frame; false at the end of the stream.
+    /// Starts the next frame; returns false at the end of the stream.
     fn next_frame(&mut self) -> io::Result<bool> {
         loop {
             if self.input.fill_buf()?.is_empty() {
@@ -153,7 +153,7 @@ mod tests {
         compress_to_vec(bytes, CompressionLevel::Fastest)
     }
 
-    /// Packs by the `xz` program.
+    /// Compresses with the `xz` program.
     fn xz(bytes: &[u8], arguments: &[&str]) -> Vec<u8> {
         let mut file = tempfile::tempfile().unwrap();
         file.write_all(bytes).unwrap();

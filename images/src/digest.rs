@@ -51,7 +51,7 @@ impl Digest {
         Self(hasher.finalize().into())
     }
 
-    /// Parses the hexadecimal part alone, as file names of the store carry it.
+    /// Parses only the hexadecimal part, as used in file names of the store.
     pub(crate) fn from_hex(hex: &str) -> Result<Self, DigestError> {
         let fault = || DigestError::Encoding(shorten(hex));
         let digits = hex.as_bytes();
@@ -78,7 +78,7 @@ fn nibble(digit: u8) -> Option<u8> {
     }
 }
 
-/// Hostile strings get into messages only in part.
+/// Shortens untrusted strings for messages.
 fn shorten(text: &str) -> String {
     text.chars().take(80).collect()
 }

@@ -1,4 +1,4 @@
-//! What can go wrong, in words for the person who typed the command.
+//! Errors of this crate, worded for the person who typed the command.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -23,9 +23,9 @@ pub enum Error {
         "{input:?} is not an image reference; write [REGISTRY/]NAME[:TAG][@sha256:DIGEST], all but the tag in lower case"
     )]
     Reference {
-        /// What was given.
+        /// The input.
         input: String,
-        /// The rule it breaks.
+        /// The rule that it breaks.
         #[source]
         source: ParseError,
     },
@@ -34,15 +34,15 @@ pub enum Error {
         "no image {name:?} in the store; `podvisor images` lists what there is, `podvisor pull` fetches one"
     )]
     NotFound {
-        /// Name, id or digest that was asked for.
+        /// The name, id or digest that was requested.
         name: String,
     },
-    /// The beginning of an id fits several images.
+    /// An id prefix matches several images.
     #[error("{name:?} is the beginning of {count} image ids; give more digits")]
     Ambiguous {
-        /// What was given.
+        /// The prefix.
         name: String,
-        /// How many images it fits.
+        /// Number of images that it matches.
         count: usize,
     },
     /// The image's file is open in a running sandbox.
@@ -57,22 +57,22 @@ pub enum Error {
         /// The image.
         id: Digest,
     },
-    /// The registry, or what it sent.
+    /// A failure of a registry, or in what it sent.
     #[error(transparent)]
     Registry(#[from] RegistryError),
-    /// An archive, or what is in it.
+    /// A failure of an archive, or in its content.
     #[error(transparent)]
     Archive(#[from] ArchiveError),
-    /// A disk image, or the server that has it.
+    /// A failure of a disk image, or of the server that has it.
     #[error(transparent)]
     Disk(#[from] DiskError),
     /// The signature policy refuses the image.
     #[error(transparent)]
     Signature(#[from] SignatureError),
-    /// A root file system, or what is in it.
+    /// A failure of a root file system, or in its content.
     #[error(transparent)]
     Import(#[from] ImportError),
-    /// One name for several images.
+    /// One name was given for several images.
     #[error(
         "the archive has {count} images, so they cannot all be named {name:?}; leave the name out"
     )]
@@ -87,7 +87,7 @@ pub enum Error {
     Layer {
         /// Digest of the layer as fetched.
         layer: Digest,
-        /// Why.
+        /// The cause.
         #[source]
         source: LayerError,
     },
@@ -96,11 +96,11 @@ pub enum Error {
     Database {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         #[source]
         source: Box<redb::Error>,
     },
-    /// [`Cancel`](crate::Cancel) was asked for.
+    /// The operation was cancelled by [`Cancel`](crate::Cancel).
     #[error("cancelled")]
     Cancelled,
     /// The disk under the store is full.
@@ -115,9 +115,9 @@ pub enum Error {
     /// The operating system refused a file operation.
     #[error("cannot {action} {}", .path.display())]
     Io {
-        /// What was tried.
+        /// The action that failed.
         action: &'static str,
-        /// On which file.
+        /// The file.
         path: PathBuf,
         /// The operating system's error.
         #[source]
@@ -126,7 +126,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// Whether the same call may succeed later: nothing is wrong with the image itself.
+    /// Returns whether the same call may succeed later: nothing is wrong with the image itself.
     #[must_use]
     pub fn is_retryable(&self) -> bool {
         match self {
@@ -152,9 +152,10 @@ impl Error {
     }
 }
 
-/// Parses a reference, docker's short forms included (`busybox` is
-/// `docker.io/library/busybox:latest`). What reads as an image's id is no name
-/// (github.com/distribution/reference, `ParseAnyReference`), or it could stand for another image.
+/// Parses a reference, Docker's short forms included (`busybox` is
+/// `docker.io/library/busybox:latest`). A string that reads as an image's id is not a name
+/// (github.com/distribution/reference, `ParseAnyReference`), because it could otherwise stand for
+/// another image.
 pub(crate) fn parse_reference(input: &str) -> Result<Reference> {
     let digits = input.strip_prefix("sha256:").unwrap_or(input);
     let parsed = match Digest::from_hex(digits) {

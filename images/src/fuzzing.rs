@@ -1,4 +1,4 @@
-//! What fuzz targets drive: the parsers of everything that comes from outside.
+//! Entry points for fuzz targets: the parsers of everything that comes from outside.
 
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom, Write};
@@ -10,11 +10,10 @@ use crate::registry::{Challenge, Parsed};
 use crate::signature::{bundle_of, bundles_of, simple_of};
 use crate::{Checksum, Digest, Limits, SignaturePolicy, disk, erofs, rfc3339};
 
-/// Applies layers, whatever they are, under tight limits. An image that comes out must be a sound
-/// one.
+/// Applies arbitrary layers under tight limits. An image that results must be valid.
 ///
 /// # Panics
-/// When it is not, or no temporary file can be made.
+/// If it is not, or no temporary file can be created.
 pub fn layers(layers: &[&[u8]]) {
     let limits = Limits {
         unpacked_bytes: 1 << 20,
@@ -30,7 +29,7 @@ pub fn layers(layers: &[&[u8]]) {
         blob.rewind().expect("a temporary file can be rewound");
         let blob_digest = Digest::of(layer);
         match unpacker.layer(blob, blob_digest) {
-            // Compressed layers have another digest, but by then all of the layer was applied.
+            // The digest of a compressed layer differs, but by then all of the layer was applied.
             Ok(()) | Err(crate::LayerError::DiffId { .. }) => {}
             Err(_) => return,
         }
@@ -43,7 +42,7 @@ pub fn layers(layers: &[&[u8]]) {
     }
 }
 
-/// Parses a document as everything that a registry may send.
+/// Parses a document as every kind that a registry may send.
 pub fn documents(bytes: &[u8]) {
     let _ = Parsed::parse(bytes, "", &Limits::default());
     let _ = serde_json::from_slice::<crate::ImageConfiguration>(bytes);
@@ -55,7 +54,7 @@ pub fn documents(bytes: &[u8]) {
     let _ = text.parse::<Digest>();
     let reference = crate::reference::parse(text);
     if text.is_ascii() {
-        // oci-spec lets capital letters pass where they look like a registry's.
+        // oci-spec accepts capital letters where they look like a registry's.
         let is_lower = |name: &crate::Reference| {
             !name
                 .repository()
@@ -75,13 +74,13 @@ pub fn documents(bytes: &[u8]) {
     }
 }
 
-/// Takes a document for everything that has to do with signatures: a policy, an index of
-/// signatures, a signature. None is valid.
+/// Parses a document as each kind of input for signatures: a policy, an index of signatures, a
+/// signature. None is valid.
 ///
 /// # Panics
-/// When one is.
+/// If one is.
 pub fn signatures(bytes: &[u8]) {
-    // A public key whose private one is nowhere.
+    // A public key whose private key is not known to anyone.
     const POLICY: &[u8] = br#"{"default": [{"type": "sigstoreSigned", "keyData":
         "LS0tLS1CRUdJTiBQVUJMSUMgS0VZLS0tLS0KTUNvd0JRWURLMlZ3QXlFQUJsd0x0RHp1MWZ5QlV2Y1llL3RrZVovdy9UbWVCT3lZSUg5UWdxK1AvdVk9Ci0tLS0tRU5EIFBVQkxJQyBLRVktLS0tLQo=",
         "signedIdentity": {"type": "matchDigest"}}]}"#;
@@ -98,11 +97,11 @@ pub fn signatures(bytes: &[u8]) {
     }
 }
 
-/// Converts a file, whatever it is, to a disk, under tight limits. A disk that comes out has the
-/// length that it says, and is the same however the file comes in pieces.
+/// Converts an arbitrary file to a disk, under tight limits. A disk that results has the length
+/// that it reports, and is the same however the file is split into pieces.
 ///
 /// # Panics
-/// When it is not, or no temporary file can be made.
+/// If it is not, or no temporary file can be created.
 pub fn disk(file: &[u8]) {
     let limits = Limits {
         disk_file_bytes: 1 << 20,
@@ -134,7 +133,7 @@ pub fn disk(file: &[u8]) {
     }
 }
 
-/// Gives a few bytes at a time.
+/// Returns a few bytes at a time.
 struct Slow<'a>(&'a [u8]);
 
 impl Read for Slow<'_> {
@@ -155,11 +154,11 @@ fn content(file: &mut File) -> Vec<u8> {
     bytes
 }
 
-/// Takes text for the name of an image, the address of a disk image and a checksum. What is
-/// understood is understood the same way when it is written out.
+/// Parses text as the name of an image, the URL of a disk image and a checksum. A value that was
+/// parsed must parse to the same value after it is written out.
 ///
 /// # Panics
-/// When it is not.
+/// If it does not.
 pub fn names(text: &str) {
     if let Ok(source) = disk::Source::parse(text) {
         let name = source.name();
@@ -215,7 +214,7 @@ mod tests {
         ]
     }
 
-    /// A few names in directories of a few names, so that steps meet.
+    /// Builds a path from a few names in directories of a few names, so that steps collide.
     fn path(at: u8, prefix: &str) -> String {
         let parts = [at >> 6, at >> 3 & 3, at & 3];
         let depth = usize::from(at >> 5 & 1) + 1 + usize::from(at >> 2 & 1);

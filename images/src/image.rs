@@ -27,7 +27,7 @@ pub struct Image {
 }
 
 impl Image {
-    /// The image's id: the digest of its configuration, as Docker and the CRI have it.
+    /// The image's id: the digest of its configuration, as in Docker and the CRI.
     #[must_use]
     pub fn id(&self) -> Digest {
         self.id
@@ -52,38 +52,38 @@ impl Image {
         &self.digests
     }
 
-    /// Bytes that the image's root file system takes on the disk.
+    /// Bytes that the image's root file system takes on disk.
     #[must_use]
     pub fn size(&self) -> u64 {
         self.size
     }
 
-    /// When the image was made, as its configuration claims.
+    /// When the image was created, as claimed by its configuration.
     #[must_use]
     pub fn created(&self) -> Option<SystemTime> {
         self.created
     }
 
-    /// When the image came into this store.
+    /// When the image was added to this store.
     #[must_use]
     pub fn pulled(&self) -> SystemTime {
         self.pulled
     }
 
-    /// When the image was last used ([`Store::touch`](crate::Store::touch)), by which pruning goes.
+    /// When the image was last used ([`Store::touch`](crate::Store::touch)); pruning depends on it.
     #[must_use]
     pub fn used(&self) -> SystemTime {
         self.used
     }
 
-    /// Whether pruning leaves the image alone.
+    /// Whether the image is protected from pruning.
     #[must_use]
     pub fn pinned(&self) -> bool {
         self.pinned
     }
 
-    /// Id of the disk image in it, when the image is a containerDisk: pulling or loading finds a
-    /// single disk image in `/disk`.
+    /// Id of the image's disk image if it is a containerDisk: if pulling or loading found a single
+    /// disk image in `/disk`.
     #[must_use]
     pub fn disk(&self) -> Option<Digest> {
         self.disk
@@ -105,7 +105,7 @@ impl Image {
     /// another process, is open, the image can be neither removed nor pruned.
     ///
     /// # Errors
-    /// [`Error::NotFound`] when the image has been removed since it was looked up; [`Error::Io`].
+    /// [`Error::NotFound`] if the image was removed after it was looked up; [`Error::Io`].
     pub fn open_rootfs(&self) -> Result<File> {
         let file = File::open(&self.rootfs).map_err(|source| match source.kind() {
             std::io::ErrorKind::NotFound => Error::NotFound {

@@ -1,10 +1,10 @@
 //! OCI images as one EROFS file each, and disk images as sparse raw files.
 //!
-//! What comes in are references (`busybox`, `registry.example/app@sha256:…`), manifests, configs
-//! and layer tars; all of it is hostile until verified. What leaves is an [`Image`]: its ids and
-//! names, its OCI configuration, and the path of a file that a guest mounts as its root, the same
-//! bytes every time. URLs of disk images ([`Store::pull_disk`]) give a [`Disk`]: a raw file,
-//! whatever format it was served in.
+//! Input: references (`busybox`, `registry.example/app@sha256:…`), manifests, configs and layer
+//! tars; all of it is untrusted until verified. Output: an [`Image`]: its ids and names, its OCI
+//! configuration, and the path of a file that a guest mounts as its root, reproducible to the byte.
+//! URLs of disk images ([`Store::pull_disk`]) give a [`Disk`]: a raw file, whatever format it was
+//! served in.
 //!
 //! ```no_run
 //! # async fn pull() -> Result<(), podvisor_images::Error> {
@@ -19,12 +19,12 @@
 //! # }
 //! ```
 //!
-//! The rooms: `http` is the client and its settings, `registry` fetches and verifies an image's
-//! bytes by it, `signature` says whose word an image needs, `layer` turns a verified layer into
-//! entries of a tree, `erofs` writes that tree, `store` keeps the results. `archive` loads images
-//! from files and saves them, `import` makes an image of a directory or a tar, and `disk` fetches
-//! and converts disk images. Nothing here knows virtual machines, and no name that a layer carries
-//! ever becomes a path of the host.
+//! The modules: `http` is the HTTP client and its settings, `registry` uses it to fetch and verify
+//! an image's bytes, `signature` decides which signatures an image needs, `layer` turns a verified
+//! layer into entries of a tree, `erofs` writes that tree, `store` keeps the results. `archive`
+//! loads images from files and saves them, `import` creates an image from a directory or a tar, and
+//! `disk` fetches and converts disk images. Nothing here knows about virtual machines, and no name
+//! in a layer is ever used as a path on the host.
 
 mod archive;
 mod cancel;

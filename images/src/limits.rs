@@ -1,6 +1,6 @@
-//! Bounds on what an image may ask of this machine.
+//! Limits on the resources of this machine that an image may use.
 
-/// Bounds on one image; each protects memory, disk or time from a hostile registry or image.
+/// Limits for one image; each protects memory, disk or time from a hostile registry or image.
 ///
 /// The defaults let through every image that is known to be in use, with room to spare.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -14,7 +14,7 @@ pub struct Limits {
     pub layers: usize,
     /// Bytes of one compressed layer.
     pub layer_bytes: u64,
-    /// Bytes that all layers of an image have together when decompressed.
+    /// Bytes of all layers of an image together when decompressed.
     pub unpacked_bytes: u64,
     /// Files, directories and other entries in all layers of an image together.
     pub entries: u64,
@@ -24,13 +24,13 @@ pub struct Limits {
     pub path_depth: usize,
     /// Bytes of all extended attributes of one file.
     pub xattr_bytes: usize,
-    /// Bytes of memory that each of these may take: reading an archive's index, reading what its
-    /// images say, and unpacking an image. For names, link targets, attributes, manifests and
-    /// configurations, in all layers together.
+    /// Bytes of memory for names, link targets, attributes, manifests and configurations, in all
+    /// layers together. Applies separately to reading an archive's index, to reading the manifests
+    /// and configurations of its images, and to unpacking an image.
     pub metadata_bytes: u64,
     /// Whether images may contain device nodes.
     pub devices: bool,
-    /// Manifests that an index may nest before the image's own.
+    /// Number of nested indexes above the image's own manifest.
     pub index_depth: usize,
     /// Bytes of a disk image's file, as it is served and when decompressed.
     pub disk_file_bytes: u64,

@@ -1,4 +1,4 @@
-//! Locks that keep the files of images where they are while machines run from them.
+//! Locks that keep the files of images in place while machines run from them.
 
 use std::fs::File;
 use std::io;
@@ -8,15 +8,15 @@ use std::time::Duration;
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 
-/// How often a lock is tried. Whoever removes images looks whether they are in use, and has each
-/// of them for a moment.
+/// Number of attempts to take a lock. A process that removes images checks whether they are in use,
+/// and holds the lock of each for a moment.
 const LOCK_ATTEMPTS: usize = 20;
 
-/// How long between two attempts.
+/// Delay between two attempts.
 const LOCK_RETRY_DELAY: Duration = Duration::from_millis(5);
 
-/// Takes a shared lock on a file that others may hold for themselves: not waited for any longer
-/// than a moment, as who holds it may be a machine's process that does so on purpose.
+/// Takes a shared lock on a file that others may hold exclusively. Waits for a moment only, because
+/// the holder may be a machine's process that holds the lock on purpose.
 pub(crate) fn pin(file: &File) -> io::Result<()> {
     for _ in 1..LOCK_ATTEMPTS {
         match flock(file, FlockOperation::NonBlockingLockShared) {
@@ -50,7 +50,7 @@ mod tests {
             sleep(LOCK_RETRY_DELAY);
             drop(holder);
         });
-        // On a busy machine the moment may be over before the other thread has had its turn.
+        // On a busy machine the moment may be over before the other thread was scheduled.
         while pin(&open()).is_err() && !later.is_finished() {}
         pin(&open()).unwrap();
         later.join().unwrap();

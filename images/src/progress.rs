@@ -1,10 +1,10 @@
-//! What a pull reports while it runs.
+//! Progress events of a pull.
 
 use tokio::sync::mpsc::UnboundedSender;
 
 use crate::Digest;
 
-/// Where a pull's events go. Sending never blocks, and a receiver that went away is no error.
+/// The channel for a pull's events. Sending never blocks, and a dropped receiver is not an error.
 pub type PullEvents = UnboundedSender<PullEvent>;
 
 /// One step of a pull, in the order in which things happen; layers interleave.
@@ -13,12 +13,12 @@ pub type PullEvents = UnboundedSender<PullEvent>;
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum PullEvent {
-    /// The registry is being asked what the reference stands for.
+    /// The registry is being asked to resolve the reference.
     Resolving {
         /// The full reference, short forms resolved.
         reference: String,
     },
-    /// The manifest is known, and with it how much there is to do.
+    /// The manifest is known, and with it the amount of work.
     Resolved {
         /// Digest of the image's manifest (the platform's, when there is an index).
         manifest: Digest,
@@ -40,20 +40,20 @@ pub enum PullEvent {
         /// The layer.
         layer: Digest,
     },
-    /// So many bytes of a layer have arrived. A retry that cannot resume starts at 0 again.
+    /// `done` bytes of a layer have arrived. A retry that cannot resume starts at 0 again.
     LayerBytes {
         /// The layer.
         layer: Digest,
         /// Bytes on disk so far.
         done: u64,
-        /// Bytes in all.
+        /// Bytes in total.
         total: u64,
     },
-    /// The registry failed in a way that may pass; the request is repeated.
+    /// The registry failed with an error that may be temporary; the request is retried.
     Retrying {
         /// What failed, in one line.
         reason: String,
-        /// Number of the coming attempt, from 2.
+        /// Number of the next attempt, starting at 2.
         attempt: u32,
     },
     /// The layer is complete and its digest is right.
@@ -68,19 +68,19 @@ pub enum PullEvent {
     },
     /// Another pull, of this or another process, fetches this disk image; this one waits for it.
     DiskWaiting,
-    /// So many bytes of a disk image's file have arrived, and were converted or wait for it. A
-    /// retry that cannot resume starts at 0 again.
+    /// `done` bytes of a disk image's file have arrived and were converted or wait for conversion.
+    /// A retry that cannot resume starts at 0 again.
     DiskBytes {
         /// Bytes so far.
         done: u64,
-        /// Bytes in all, when the server says so.
+        /// Bytes in total, if the server reports it.
         total: Option<u64>,
     },
     /// The image is in the store under its name.
     Done {
         /// The image's id.
         id: Digest,
-        /// False when the store had the image, whatever its name, before this pull.
+        /// False if the store had the image, under any name, before this pull.
         new: bool,
     },
 }

@@ -1,10 +1,10 @@
 //! Parsing of image references, docker's short forms included (distribution-spec, "Pulling
 //! manifests"; the grammar is that of github.com/distribution/reference).
 //!
-//! `oci-spec` parses by a regular expression whose compilation takes longer than all else that
-//! finding an image needs. This parser walks the text once and is held to the same results by a
-//! property test, but for tags, which are ASCII here as the grammar says, and for capital letters
-//! in the first part of a repository's name (`Team/app`), which are refused as in all others.
+//! `oci-spec` parses with a regular expression whose compilation takes longer than everything else
+//! that finding an image needs. This parser walks the text once, and a property test holds it to
+//! the same results, with two exceptions: tags are ASCII here, as the grammar says, and capital
+//! letters in the first part of a repository's name (`Team/app`) are refused as in all other parts.
 
 use oci_spec::distribution::{ParseError, Reference};
 
@@ -44,7 +44,7 @@ pub(crate) fn parse(input: &str) -> Result<Reference, ParseError> {
         check_digest(digest)?;
     }
     let (registry, repository) = split_registry(name);
-    // What could have been a registry by its letters, but is none.
+    // The first part could have been a registry by its letters, but turned out not to be one.
     if repository.bytes().any(|byte| byte.is_ascii_uppercase()) {
         return Err(ParseError::NameContainsUppercase);
     }
@@ -66,7 +66,7 @@ fn check_name(name: &str) -> Result<(), ParseError> {
         Some((first, rest)) => (first, Some(rest)),
         None => (name, None),
     };
-    // What a first part is called is settled later; either way it has to be one of the two.
+    // Whether the first part is a registry is decided later; it has to be valid as one of the two.
     let sound_first = is_component(first) || (rest.is_some() && is_registry(first));
     let sound_rest = rest.is_none_or(|rest| rest.split('/').all(is_component));
     if sound_first && sound_rest {
@@ -100,7 +100,7 @@ fn is_component(part: &str) -> bool {
     }
 }
 
-/// Parts of letters, digits and inner `-`, separated by dots, and perhaps a port.
+/// Parts of letters, digits and inner `-`, separated by dots, and optionally a port.
 fn is_registry(text: &str) -> bool {
     let (host, port) = match text.split_once(':') {
         Some((host, port)) => (host, Some(port)),
@@ -151,7 +151,7 @@ fn check_digest(digest: &str) -> Result<(), ParseError> {
     }
 }
 
-/// The registry and the repository of a sound name, as docker understands it.
+/// Splits a valid name into the registry and the repository, as Docker does.
 fn split_registry(name: &str) -> (String, String) {
     let is_registry = |first: &str| first.contains(['.', ':']) || first == "localhost";
     let (registry, repository) = match name.split_once('/') {
@@ -243,7 +243,7 @@ mod tests {
         }
     }
 
-    /// Pieces of which references are made, sound and not.
+    /// Pieces of references, valid and invalid.
     fn piece() -> impl Strategy<Value = String> {
         let fixed = [
             "/",
@@ -284,7 +284,7 @@ mod tests {
         #[test]
         fn the_results_are_those_of_oci_spec(pieces in prop::collection::vec(piece(), 1..9)) {
             let text = pieces.concat();
-            // There tags may have letters of any script, which no registry takes.
+            // `oci-spec` allows letters of any script in tags, which no registry accepts.
             if text.is_ascii() {
                 agrees(&text);
             } else {

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// A time since 1970; `None` for what is no date, or an earlier one.
+/// Parses a time since 1970; `None` if the text is not a date, or an earlier one.
 pub(crate) fn parse(text: &str) -> Option<SystemTime> {
     let (date, time) = text.split_once(['T', 't', ' '])?;
     let mut date = date.splitn(3, '-').map(digits);
@@ -32,7 +32,7 @@ fn digits(text: &str) -> Option<i64> {
         .then(|| text.parse().ok())?
 }
 
-/// Seconds east of Greenwich.
+/// Parses an offset from UTC, in seconds east.
 fn offset(zone: &str) -> Option<i64> {
     let (sign, rest) = match zone.split_at_checked(1)? {
         ("Z" | "z", "") => return Some(0),
@@ -44,7 +44,7 @@ fn offset(zone: &str) -> Option<i64> {
     Some(sign * (digits(hours)? * 3600 + digits(minutes)? * 60))
 }
 
-/// Days from 1970-01-01 in the Gregorian calendar, with years that begin in March so that leap days
+/// Days from 1970-01-01 in the Gregorian calendar, with years that start in March so that leap days
 /// come last.
 fn days(year: i64, month: i64, day: i64) -> i64 {
     let year = if month <= 2 { year - 1 } else { year };

@@ -1,30 +1,30 @@
 //! The merged file tree of an image, in memory: names and metadata, no file data.
 //!
-//! Layers are applied base first. Each operation is one that applying a layer to an empty directory
-//! would do, so the result is what an unpacking tool would leave on a disk; but a name is only ever
-//! a key of a map here. Data that nothing names any longer is handed back for reuse
+//! Layers are applied base first. Each operation has the same effect as applying a layer to an
+//! empty directory would, so the result is what an unpacking tool would leave on disk; but a name
+//! is only ever the key of a map here. Data that no name refers to any longer is returned for reuse
 //! ([`Tree::take_freed`]).
 
 use std::collections::BTreeMap;
 
-/// Entries that a `BTreeMap` makes room for at once.
+/// Entries that a `BTreeMap` allocates together.
 const PIECE: usize = 11;
 
-/// Bytes that an allocation takes beside its contents.
+/// Bytes that an allocation takes in addition to its contents.
 const ALLOCATION: usize = 24;
 
-/// Bytes of memory that a node takes: in the tree, and in the plan by which it is written.
+/// Bytes of memory that a node takes: in the tree, and in the plan for writing it.
 const NODE: usize = size_of::<Option<Node>>() + 144;
 
-/// Bytes of memory that a directory takes beside its node, with its first entry.
+/// Bytes of memory that a directory takes in addition to its node, with its first entry.
 const DIR: usize = PIECE * size_of::<(Box<[u8]>, Entry)>() + ALLOCATION;
 
-/// Bytes of memory that an entry takes beside its name: in a map that is half full, and when the
+/// Bytes of memory that an entry takes in addition to its name: in a half-full map, and when the
 /// directory is written.
 const ENTRY: usize = 3 * size_of::<(Box<[u8]>, Entry)>() + 2 * ALLOCATION;
 
-/// Bytes of memory that extended attributes take beside their names and values: the map, and each
-/// of them.
+/// Bytes of memory that extended attributes take in addition to their names and values: the map,
+/// and each of them.
 const XATTRS: usize = PIECE * size_of::<(Box<[u8]>, Box<[u8]>)>() + ALLOCATION;
 const XATTR: usize = 2 * size_of::<(Box<[u8]>, Box<[u8]>)>() + 2 * ALLOCATION;
 
@@ -38,7 +38,7 @@ impl NodeId {
     }
 }
 
-/// What every kind of file has.
+/// Metadata that every kind of file has.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Meta {
     /// Permission bits with set-id and sticky bits, no type bits.
@@ -55,14 +55,14 @@ pub(crate) struct Meta {
     pub xattrs: BTreeMap<Box<[u8]>, Box<[u8]>>,
 }
 
-/// Where a regular file's data is in the file system image.
+/// Location of a regular file's data in the file system image.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Content {
     /// Length in bytes.
     pub size: u64,
     /// Blocks that hold all of it, or all but the tail.
     pub extent: Option<Extent>,
-    /// The last, incomplete block, when it is to be stored beside the inode.
+    /// The last, incomplete block, if it is to be stored next to the inode.
     pub tail: Box<[u8]>,
 }
 
@@ -75,12 +75,12 @@ pub(crate) struct Extent {
     pub blocks: u32,
 }
 
-/// A file that is no directory.
+/// A file that is not a directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Leaf {
     /// Regular file.
     File(Content),
-    /// Symbolic link and what it says.
+    /// Symbolic link and its target.
     Symlink(Box<[u8]>),
     /// Character device.
     Char {
@@ -118,7 +118,7 @@ pub(crate) enum Kind {
 pub(crate) struct Node {
     pub(crate) meta: Meta,
     pub(crate) kind: Kind,
-    /// Names of a leaf.
+    /// Number of names of a leaf.
     pub(crate) links: u32,
 }
 
@@ -135,7 +135,7 @@ pub enum TreeError {
     /// A hard link's target is a directory.
     #[error("hard link to {0:?}, which is a directory")]
     LinkToDirectory(String),
-    /// The root was given as something else than a directory.
+    /// The root is given as something other than a directory.
     #[error("the root must be a directory")]
     RootNotDirectory,
     /// More nodes than an image can have.
@@ -175,7 +175,7 @@ impl Node {
     }
 }
 
-/// What a directory gets that no layer describes, only contains files in.
+/// Returns the node for a directory that layers have files in but do not describe.
 fn implied_directory() -> Node {
     let meta = Meta {
         mode: 0o755,
@@ -210,7 +210,7 @@ impl Tree {
         }
     }
 
-    /// Begins the next layer: whiteouts from now on hide what was there before.
+    /// Starts the next layer: from now on, whiteouts hide what was there before.
     pub(crate) fn begin_layer(&mut self) {
         self.layer += 1;
     }
@@ -221,20 +221,20 @@ impl Tree {
         self.nodes.len() - self.vacant.len()
     }
 
-    /// Bytes of memory that names and metadata took so far, and will take when the tree is written.
-    /// What a later layer replaced counts, too.
+    /// Returns the bytes of memory that names and metadata have taken so far, and will take when
+    /// the tree is written. Entries that a later layer replaced count, too.
     #[must_use]
     pub(crate) fn memory(&self) -> u64 {
         self.memory
     }
 
-    /// Contents of files that lost their last name since the last call.
+    /// Returns the contents of files that lost their last name since the last call.
     pub(crate) fn take_freed(&mut self) -> Vec<Content> {
         std::mem::take(&mut self.freed)
     }
 
-    /// Makes the directory at `path`, or gives an existing one new metadata. Missing parents are
-    /// made with mode 0755, owner 0:0 and time 0. A file of that name is replaced.
+    /// Creates the directory at `path`, or gives an existing one new metadata. Missing parents are
+    /// created with mode 0755, owner 0:0 and time 0. A file of that name is replaced.
     ///
     /// # Errors
     /// [`TreeError::ParentNotDirectory`], [`TreeError::Full`].
@@ -245,7 +245,7 @@ impl Tree {
         Ok(())
     }
 
-    /// Puts a file at `path`; what had that name is replaced.
+    /// Puts a file at `path`; an existing entry of that name is replaced.
     ///
     /// # Errors
     /// As [`Tree::put_dir`], and [`TreeError::RootNotDirectory`] for the empty path. The content of
@@ -283,7 +283,7 @@ impl Tree {
     /// Gives the file at `target` a second name.
     ///
     /// # Errors
-    /// As [`Tree::put_leaf`], and when the target is missing or a directory.
+    /// As [`Tree::put_leaf`], and if the target is missing or a directory.
     pub(crate) fn put_link(&mut self, path: &[&[u8]], target: &[&[u8]]) -> Result<(), TreeError> {
         let node = self
             .find(target)
@@ -293,14 +293,14 @@ impl Tree {
         }
         let (name, parents) = path.split_last().ok_or(TreeError::RootNotDirectory)?;
         let dir = self.make_dirs(parents, false)?;
-        // Before the old name goes: it may be the target's last one.
+        // Before the old name is removed: it may be the target's last one.
         self.node_mut(node).links += 1;
         self.bind(dir, name, node);
         Ok(())
     }
 
-    /// Hides `path` of the layers below; what this layer put there stays (OCI image-spec, layer.md,
-    /// "Whiteouts").
+    /// Hides `path` of the layers below; entries that this layer put there stay (OCI image-spec,
+    /// layer.md, "Whiteouts").
     pub(crate) fn whiteout(&mut self, path: &[&[u8]]) {
         let Some((name, parents)) = path.split_last() else {
             return;
@@ -331,7 +331,7 @@ impl Tree {
         }
     }
 
-    /// The node at `path`; symbolic links are not followed.
+    /// Finds the node at `path`; symbolic links are not followed.
     #[must_use]
     pub(crate) fn find(&self, path: &[&[u8]]) -> Option<NodeId> {
         path.iter().try_fold(Self::ROOT, |dir, name| {
@@ -352,7 +352,7 @@ impl Tree {
         }
     }
 
-    /// Room for node ids: one more than the largest index ever used.
+    /// Returns the size of a table of node ids: one more than the largest index ever used.
     pub(crate) fn capacity(&self) -> usize {
         self.nodes.len()
     }
@@ -383,15 +383,15 @@ impl Tree {
             self.nodes[id.index()] = Some(node);
             return id;
         }
-        // `check_room` came first.
+        // `check_room` was called before.
         let id = NodeId(u32::try_from(self.nodes.len()).unwrap_or(u32::MAX));
         self.nodes.push(Some(node));
         id
     }
 
-    /// Walks to a directory and marks the way as this layer's; what is missing is made. `replace`
-    /// says whether a file at the very end gives way. One of a lower layer gives way in any case:
-    /// on an overlay the directory would hide it.
+    /// Walks to a directory and marks the path as this layer's; missing directories are created.
+    /// `replace` says whether a file at the very end is replaced. A file of a lower layer is always
+    /// replaced: on an overlay the directory would hide it.
     fn make_dirs(&mut self, path: &[&[u8]], replace: bool) -> Result<NodeId, TreeError> {
         let layer = self.layer;
         let mut dir = Self::ROOT;
@@ -417,7 +417,7 @@ impl Tree {
         Ok(dir)
     }
 
-    /// Gives `node` a name; what had the name loses it.
+    /// Gives `node` a name; a node that had the name loses it.
     fn bind(&mut self, dir: NodeId, name: &[u8], node: NodeId) {
         let entry = Entry {
             node,
@@ -453,7 +453,7 @@ impl Tree {
         }
     }
 
-    /// Takes one name from a node, and the node with everything below it when that was the last.
+    /// Removes one name of a node, and the node with everything below it if that was its last name.
     fn unlink(&mut self, id: NodeId) {
         let mut ids = vec![id];
         while let Some(id) = ids.pop() {
@@ -475,7 +475,7 @@ impl Tree {
     }
 }
 
-/// A path for messages: what is not UTF-8 is replaced, what is long is cut.
+/// Formats a path for messages: invalid UTF-8 is replaced, a long path is cut.
 pub(crate) fn show(path: &[&[u8]]) -> String {
     let text = path
         .iter()

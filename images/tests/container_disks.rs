@@ -34,7 +34,7 @@ fn a_container_disk_is_recognised_and_goes_with_its_image() {
         assert_eq!(image.disk(), Some(Digest::of(&bytes)), "{name}");
         let disk = test.store.container_disk("vm").unwrap();
         assert!(content(&disk) == raw, "{name}");
-        // The disk alone cannot go.
+        // The disk cannot be removed without its image.
         assert_eq!(
             test.store.remove(&disk.id().to_string()).unwrap().image,
             None
@@ -73,7 +73,7 @@ fn an_image_with_other_files_than_one_in_its_disk_directory_has_no_disk() {
             .contains("library/none:latest has no disk: there is no file in its directory /disk"),
         "{message}"
     );
-    // What is there for other reasons is no disk until somebody says so.
+    // An image with other content is not treated as a disk until that is requested.
     let program = Tarball::new()
         .dir("disk", 0o755)
         .file("disk/notes", 0o644, &[b'x'; 600])
@@ -81,7 +81,7 @@ fn an_image_with_other_files_than_one_in_its_disk_directory_has_no_disk() {
     assert_eq!(load(&test, "program", program).disk(), None);
     let disk = test.store.container_disk("program").unwrap();
     assert_eq!(content(&disk)[..600], [b'x'; 600]);
-    // A damaged one does not keep an image from being pulled.
+    // A damaged disk does not prevent pulling its image.
     let damaged = Tarball::new()
         .dir("disk", 0o755)
         .file("disk/x.qcow2", 0o644, b"QFI\xfb");

@@ -1,4 +1,4 @@
-//! Disk images by HTTP, from servers good and bad.
+//! Disk images by HTTP, from good and bad servers.
 
 mod support;
 
@@ -36,7 +36,7 @@ fn file(request: &Request, bytes: &[u8]) -> Reply {
     .header("ETag", tag)
 }
 
-/// Serves `bytes`, but the first answer is what `first` makes of them.
+/// Serves `bytes`, but the first answer is the result of `first`.
 fn serve(
     bytes: Vec<u8>,
     first: impl Fn(&Request, &[u8]) -> Option<Reply> + Send + Sync + 'static,
@@ -61,7 +61,7 @@ async fn pull(test: &TestStore, server: &Faulty) -> podvisor_images::Result<Disk
     test.store.pull_disk(&url(server), None, &options()).await
 }
 
-/// Pulls and returns the error's words; nothing may be left in the store.
+/// Pulls and returns the error's message; nothing may be left in the store.
 async fn refused(server: &Faulty, checksum: Option<&Checksum>) -> String {
     let test = TestStore::new();
     let error = test
@@ -102,7 +102,8 @@ async fn a_disk_image_is_fetched_once_and_kept_as_a_sparse_raw_file() {
         [format!("disks/{}/disk.raw", disk.id().hex())]
     );
 
-    // The server says that it is the same, and is not even asked where that is not wanted.
+    // The server reports that it is unchanged, and is not even asked if the policy does not require
+    // it.
     assert_eq!(pull(&test, &server).await.unwrap().id(), disk.id());
     let missing = options().policy(PullPolicy::IfMissing);
     test.store
@@ -195,7 +196,7 @@ async fn what_is_in_use_is_kept_and_a_removed_disk_image_leaves_nothing() {
         Err(Error::NotFound { .. })
     ));
     assert!(matches!(disk.open(), Err(Error::NotFound { .. })));
-    // By id as well.
+    // Also by id.
     let disk = pull(&test, &server).await.unwrap();
     test.store.remove(&disk.id().hex()[..12]).unwrap();
     assert_eq!(test.files(), [""; 0]);
@@ -228,7 +229,7 @@ async fn a_broken_download_goes_on_where_it_stopped() {
             .map(Request::range)
             .collect();
         assert_eq!(ranges.len(), 2);
-        // What was on the way when the connection broke may be lost.
+        // Data in transit when the connection broke may be lost.
         assert!(ranges[0].is_none() && ranges[1].is_some_and(|from| from > 0 && from <= cut));
         let mut last = 0;
         let mut retried = false;
@@ -251,7 +252,7 @@ async fn a_broken_download_goes_on_where_it_stopped() {
 #[tokio::test]
 async fn without_ranges_or_tags_a_broken_download_begins_again() {
     let bytes = qcow2(&raw(), &[]);
-    // No ranges: the whole file comes. No tag: it is asked for from the beginning.
+    // No ranges: the whole file is sent. No tag: it is requested from the beginning.
     for tag in [true, false] {
         let count = AtomicUsize::new(0);
         let served = bytes.clone();
@@ -320,7 +321,7 @@ async fn the_rest_of_another_file_is_refused() {
         let message = refused(&server, None).await;
         assert!(message.contains(words), "{message}");
     }
-    // A file that has become shorter is fetched anew.
+    // A file that has become shorter is fetched again.
     let (long, short) = (bytes, vec![6; 1 << 20]);
     let server = serve(short.clone(), move |_, _| {
         Some(Reply::ok(Body::Cut(long.clone(), 2 << 20)).header("Last-Modified", "x"))
@@ -347,7 +348,7 @@ async fn a_server_that_stalls_is_given_up_and_asked_again() {
         .await
         .unwrap();
     assert!(content(&disk) == bytes);
-    // More often on a machine that stands still itself.
+    // More often if the machine itself stalls.
     assert!(server.paths().len() >= 2);
 }
 
@@ -394,7 +395,7 @@ async fn a_checksum_is_kept_to_and_spares_the_next_fetch() {
         let message = refused(&server, Some(&wrong)).await;
         let words = format!("instead of {wrong}; it is damaged, forged or newer");
         assert!(message.contains(&words), "{message}");
-        // What the store has under the name stays.
+        // The store keeps what it has under the name.
         assert!(
             store
                 .pull_disk(&url(&server), Some(&wrong), &options())
@@ -425,7 +426,7 @@ async fn a_file_of_which_nobody_says_how_long_it_is_needs_a_checksum() {
     });
     let message = refused(&server, Some(&sha256(&bytes))).await;
     assert!(message.contains("instead of sha256:"), "{message}");
-    // Chunks have an end of their own.
+    // Chunked transfers mark their own end.
     let server = Faulty::serve(TestImage::small(), |_| {
         Some(Reply::ok(Body::Chunked(vec![1; 5000])))
     });
@@ -588,7 +589,7 @@ async fn user_and_password_go_to_the_server_and_nowhere_else() {
 #[tokio::test]
 async fn fetches_at_the_same_time_share_the_work() {
     let bytes = raw();
-    // The answer waits until both have asked for the image.
+    // The answer waits until both have requested the image.
     let (release, held) = std::sync::mpsc::channel::<()>();
     let held = Mutex::new(held);
     let server = Arc::new(serve(bytes.clone(), move |_, _| {
@@ -608,7 +609,7 @@ async fn fetches_at_the_same_time_share_the_work() {
             }
         }
         release.send(()).unwrap();
-        // So that nobody waits for a receiver.
+        // So that no task waits for a receiver.
         received
     };
     let (a, b, c, _events) = tokio::join!(

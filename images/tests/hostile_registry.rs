@@ -1,5 +1,4 @@
-//! Registries that lie, stall and break off. Whatever they do, the store is afterwards as it was
-//! before.
+//! Registries that lie, stall and disconnect. Whatever they do, the store is unchanged afterwards.
 
 mod support;
 
@@ -11,7 +10,7 @@ use serde_json::json;
 use support::image::{Layer, Packing};
 use support::{Body, Faulty, Reply, TestImage, TestStore, explain, options, registries};
 
-/// Pulls and returns the error's words; nothing may be left in the store.
+/// Pulls and returns the error's message; nothing may be left in the store.
 async fn refused(server: &Faulty, test: &TestStore) -> String {
     let error = test
         .pull(&server.name())
@@ -413,7 +412,7 @@ async fn an_image_that_has_a_configuration_as_layer_is_refused_and_holds_up_nobo
         TestImage::with_config(vec![layer], config(own))
     };
     let test = TestStore::new();
-    // Its own one, and each the other's.
+    // Each with its own layer, and each with the other's.
     for pair in [[("a", "a"), ("b", "b")], [("a", "b"), ("b", "a")]] {
         let servers = pair.map(|(own, layer)| Faulty::serve(image(own, layer), |_| None));
         let names = [servers[0].name(), servers[1].name()];
@@ -454,7 +453,7 @@ async fn a_manifest_with_other_layers_takes_nothing_from_an_image() {
     let other = TestImage::packed([Packing::Plain, Packing::Gzip]);
     let plain = |text: &str| Layer::new(text.as_bytes(), Packing::Plain);
     let config: serde_json::Value = serde_json::from_slice(&victim.config).unwrap();
-    // What nobody has, and what the store has.
+    // Layers that no store has, and layers that the store has.
     for layers in [vec![plain("1"), plain("2")], other.layers] {
         let test = TestStore::new();
         test.pull(&server.name()).await.unwrap();
@@ -463,7 +462,7 @@ async fn a_manifest_with_other_layers_takes_nothing_from_an_image() {
             let one = TestImage::new(vec![layer.clone()]);
             let dir = dir.path().join(at.to_string());
             one.write_layout(&dir, "x/y:z");
-            // The layer stays, for want of a removal, when its image is none.
+            // The layer stays if its image is invalid, because nothing removes it.
             let _ = test.store.load(&dir, None, &options());
         }
         let forged = TestImage::with_config(layers, config.clone());
@@ -535,7 +534,8 @@ async fn a_pull_that_is_given_up_leaves_nothing_in_the_making() {
         }
     }
     drop(pull);
-    // The threads of the pull end at their next step; the store is free for the next one at once.
+    // The threads of the pull end at their next step; the store can be used for the next pull
+    // immediately.
     let again = Faulty::serve(TestImage::small(), |_| None);
     test.pull(&again.name()).await.unwrap();
     let reopened = Store::open_with(test.dir.path(), StoreOptions::default()).unwrap();

@@ -1,4 +1,4 @@
-//! Registries as a directory of settings describes them, and their mirrors.
+//! Registries and mirrors as configured by a directory of settings.
 
 mod support;
 
@@ -34,7 +34,7 @@ async fn a_registry_is_found_where_the_directory_says() {
         .pull("registry.example/app:v1", &with(dir.path()).unwrap())
         .await
         .unwrap();
-    // Its name stays what it was asked for by.
+    // It keeps the name by which it was requested.
     assert_eq!(image.tags(), ["registry.example/app:v1"]);
     assert!(server.paths()[0].starts_with("/v2/app/manifests/v1"));
 }

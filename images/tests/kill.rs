@@ -1,5 +1,5 @@
-//! A process that is killed in the middle of a pull loses nothing that was there and leaves nothing
-//! half.
+//! A process that is killed in the middle of a pull loses no existing data and leaves nothing
+//! incomplete.
 
 mod support;
 
@@ -10,7 +10,7 @@ use podvisor_images::{Digest, Disk, Error, Image, ImportSource, Prune, Store};
 use support::image::{Layer, Packing};
 use support::{Faulty, Tarball, TestImage, TestStore, options};
 
-/// System calls that change what is on the disk.
+/// System calls that change the disk.
 const WRITES: [&str; 10] = [
     "write",
     "pwrite64",
@@ -24,7 +24,7 @@ const WRITES: [&str; 10] = [
     "mkdir",
 ];
 
-/// Where the other process pulls from and to.
+/// The source and the target of the other process's pull.
 const JOB: &str = "PODVISOR_TEST_PULL";
 
 /// The name that loaded images get.
@@ -32,7 +32,7 @@ const LOADED: &str = "new";
 /// The other process's exit code for a full disk.
 const DISK_FULL: i32 = 28;
 
-/// The pull that gets killed when this binary runs itself; by itself a pull as any other.
+/// The pull that gets killed when this binary runs itself; otherwise an ordinary pull.
 #[tokio::test]
 async fn pulls_as_a_process_of_its_own() {
     if let Ok(job) = std::env::var(JOB) {
@@ -65,8 +65,8 @@ async fn pulls_as_a_process_of_its_own() {
     );
 }
 
-/// Pulls, or loads from a path, in a process of its own, to some system calls of which something
-/// happens.
+/// Pulls, or loads from a path, in a separate process, with `fate` injected into the system calls
+/// `calls`.
 fn pull_with(test: &TestStore, source: &str, calls: &str, fate: &str) -> ExitStatus {
     Command::new("strace")
         .args(["-f", "-qq", "-o", "/dev/null"])
@@ -85,7 +85,7 @@ fn fingerprint(image: &Image) -> Digest {
     Digest::of(&std::fs::read(image.rootfs()).unwrap())
 }
 
-/// A pull has several threads; a kill comes when any of them is at its N-th call of a kind.
+/// A pull has several threads; it is killed when any of them makes its N-th call of a kind.
 #[test]
 fn killed_in_the_middle_of_a_pull_the_store_is_whole() {
     let image = two_layers();
@@ -93,7 +93,7 @@ fn killed_in_the_middle_of_a_pull_the_store_is_whole() {
     kill_at_every_write(&server.name(), &server.name(), 40);
 }
 
-/// Loading has one thread, so here a kill comes at every write that there is.
+/// Loading has one thread, so here it is killed at every single write.
 #[test]
 fn killed_at_every_write_of_a_load_the_store_is_whole() {
     let layout = tempfile::tempdir().unwrap();
@@ -248,7 +248,7 @@ fn a_full_disk_is_told_as_such_and_the_store_stays_as_it_was() {
     let mut failures = 0;
     for call in 1.. {
         assert!(call < 1000, "the pull does not end");
-        // `write` is left out: the other process reports by it.
+        // `write` is left out: the other process uses it to report.
         let status = pull_with(
             &test,
             &server.name(),
@@ -316,7 +316,7 @@ fn killed_in_the_middle_of_its_first_pull_a_store_can_be_used() {
     assert!(kills >= 30, "only {kills} kills");
 }
 
-/// A qcow2 file whose tables come after its data: everything is kept first and moved then.
+/// A qcow2 file whose tables come after its data: everything is kept first and moved later.
 fn backwards() -> Vec<u8> {
     const CLUSTER: usize = 64 << 10;
     const DATA: usize = 20;
@@ -338,7 +338,7 @@ fn backwards() -> Vec<u8> {
     file
 }
 
-/// Serves a disk image at any address.
+/// Serves a disk image at any URL.
 fn serve_disk(file: Vec<u8>) -> (Faulty, String) {
     let server = Faulty::serve(TestImage::small(), move |_| {
         Some(support::Reply::new(200, file.clone()))
@@ -413,7 +413,7 @@ fn a_full_disk_while_a_disk_image_is_written_is_told_as_such() {
             matches!(test.store.resolve_disk(&url), Err(Error::NotFound { .. })),
             "call {call}"
         );
-        // What could not even be emptied goes at the next open.
+        // Files that could not even be truncated are removed at the next open.
         Store::open(test.dir.path()).unwrap();
         assert_eq!(test.files(), [""; 0], "call {call}");
     }

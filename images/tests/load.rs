@@ -1,4 +1,4 @@
-//! Loading images from files, as other people's tools write them.
+//! Loading images from files, as written by other tools.
 
 mod support;
 
@@ -40,7 +40,7 @@ fn a_layout_directory_and_what_skopeo_makes_of_it_are_the_same_image() {
         &from,
         &format!("oci-archive:{}:example.org/app:v1", path("oci.tar")),
     );
-    // Docker's format knows no zstd.
+    // Docker's format does not support zstd.
     let gzipped = TestImage::packed([Packing::Gzip, Packing::Gzip]);
     gzipped.write_layout(&dir.path().join("gzipped"), "example.org/app:v1");
     let from = format!("oci:{}:example.org/app:v1", path("gzipped"));
@@ -154,7 +154,7 @@ fn one_name_is_not_given_to_several_images() {
     let other = TestImage::packed([Packing::Plain, Packing::Plain]);
     add(&other, "x/y:other", entries);
     let test = TestStore::new();
-    // Packed otherwise, it is still the same image.
+    // With other compression, it is still the same image.
     let loaded = test.store.load(dir.path(), None, &options()).unwrap();
     assert_eq!(loaded.len(), 2);
     assert_eq!(loaded[0].id(), loaded[1].id());

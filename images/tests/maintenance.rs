@@ -1,4 +1,4 @@
-//! Names, pins, pruning and figures of a store.
+//! Names, pins, pruning and disk usage of a store.
 
 mod support;
 
@@ -13,7 +13,7 @@ use rustix::fs::{FlockOperation, flock};
 use support::image::{Layer, Packing};
 use support::{Body, Faulty, Reply, Tarball, TestImage, TestStore, options};
 
-/// Loads an image of its own from an OCI layout directory.
+/// Loads a separate image from an OCI layout directory.
 fn load(test: &TestStore, name: &str) -> Image {
     let tar = Tarball::new().file("name", 0o644, name.as_bytes()).finish();
     let image = TestImage::new(vec![Layer::new(&tar, Packing::Plain)]);
@@ -67,7 +67,7 @@ fn pruning_spares_what_is_tagged_pinned_or_in_use() {
     load(&test, "tagged");
     test.store.pin("pinned", true).unwrap();
     let open = used.open_rootfs().unwrap();
-    // Its name goes to another image, so that it has none.
+    // Its name moves to another image, so that it has none.
     test.store.tag("tagged", "moved").unwrap();
     let removed = test.store.prune(&Prune::default()).unwrap();
     assert_eq!(
@@ -142,7 +142,7 @@ fn looking_writes_nothing_and_a_crash_s_rest_is_repaired() {
     test.store.resolve("a").unwrap();
     test.store.list().unwrap();
     assert!(std::fs::read(&database).unwrap() == before);
-    // The header's flag by which a writer that died is known (bit 1 behind the magic number).
+    // The header's flag that marks a writer that died (bit 1 after the magic number).
     let mut dirty = before.clone();
     dirty[9] |= 2;
     std::fs::write(&database, &dirty).unwrap();
@@ -170,7 +170,7 @@ fn files_stay_while_somebody_saves_and_go_when_that_ends() {
     let test = TestStore::new();
     load(&test, "a");
     load(&test, "b");
-    /// Removes an image while another is written.
+    /// Removes an image while another is being written.
     struct Meddler<'a>(&'a TestStore, Vec<podvisor_images::Removed>);
     impl std::io::Write for &mut Meddler<'_> {
         fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
@@ -226,7 +226,7 @@ async fn files_stay_while_several_pulls_are_under_way_and_go_with_the_last_one()
     assert_eq!((own("images/"), own("blobs/")), (1, 3));
     let removed = test.store.remove("a").unwrap();
     assert!(removed.deferred && removed.bytes > 0, "{removed:?}");
-    // What no other image can share does not wait for anybody.
+    // Files that no other image can share are removed without waiting.
     assert_eq!(own("images/"), 0);
     for pull in pulls {
         assert_eq!(own("blobs/"), 3);
@@ -262,7 +262,7 @@ async fn an_image_that_is_removed_while_it_is_made_anew_is_left_to_who_makes_it(
     let test = TestStore::new();
     let name = server.name();
     let pulled = test.store.pull(&name, &options()).await.unwrap();
-    // One that is missing is fetched, and the image made of it.
+    // A missing layer is fetched, and the image created from it.
     let layer = Digest::of(&image.layers[0].blob);
     std::fs::remove_file(test.dir.path().join("blobs/sha256").join(layer.hex())).unwrap();
     is_second.store(true, Ordering::Relaxed);
@@ -296,7 +296,7 @@ async fn a_pull_that_is_cancelled_at_its_end_keeps_files_until_the_image_has_its
         let (path, database) = (test.dir.path().join("lock"), Arc::clone(&database));
         move |request| {
             if request.path.contains("/blobs/") {
-                // From now on nothing is recorded.
+                // From now on nothing can be recorded.
                 database.lock().unwrap().get_or_insert_with(|| {
                     let file = File::options()
                         .write(true)
@@ -316,7 +316,7 @@ async fn a_pull_that_is_cancelled_at_its_end_keeps_files_until_the_image_has_its
         let (store, name) = (test.store.clone(), name.clone());
         tokio::spawn(async move { store.pull(&name, &options()).await })
     };
-    // The last thing before the record.
+    // The last file before the record.
     let config = format!("blobs/sha256/{}", Digest::of(&image.config).hex());
     eventually(|| test.files().contains(&config));
     pull.abort();
@@ -343,7 +343,7 @@ fn what_reads_as_an_id_is_no_name() {
     }
     let tagged = test.store.tag("a", &id);
     assert!(matches!(tagged, Err(Error::Reference { .. })), "{tagged:?}");
-    // By its full name it may be called so, and stands for nothing else.
+    // With its full name the id may be used as a name, and stands for nothing else.
     TestImage::small().write_layout(dir.path(), &format!("docker.io/library/{id}"));
     let other = test.store.load(dir.path(), None, &options()).unwrap();
     assert_ne!(other[0].id(), image.id());

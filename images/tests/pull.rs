@@ -189,7 +189,7 @@ async fn an_image_that_comes_packed_otherwise_gets_the_names_and_keeps_its_layer
     test.store.prune(&Prune::default()).unwrap();
     save().unwrap();
 
-    // One of which layers are missing gets those that come.
+    // An image with missing layers gets those that are pulled.
     let before = std::fs::metadata(image.rootfs()).unwrap().ino();
     let layer = podvisor_images::Digest::of(&gzip.layers[0].blob);
     std::fs::remove_file(test.dir.path().join("blobs/sha256").join(layer.hex())).unwrap();
@@ -222,7 +222,7 @@ async fn two_pulls_at_once_share_the_work() {
     let name = registry.name("app:v1");
     let (events, mut received) = mpsc::unbounded_channel();
     let options = options().events(events);
-    // Another process has a store of its own on the same directory.
+    // Another process has a separate store on the same directory.
     let other = Store::open(test.dir.path()).unwrap();
     let (a, b, c) = tokio::join!(
         test.store.pull(&name, &options),

@@ -1,4 +1,4 @@
-//! Saving images to files, which other people's tools and podvisor itself load again.
+//! Saving images to files, which other tools and podvisor itself load again.
 
 mod support;
 
@@ -13,7 +13,7 @@ use support::{Tarball, TestImage, TestStore, explain, options};
 
 const NAME: &str = "example.org/app:v1";
 
-/// A store with an image of that packing under [`NAME`].
+/// A store with an image of that compression under [`NAME`].
 fn store(packings: [Packing; 2]) -> (TestStore, TestImage) {
     let image = TestImage::packed(packings);
     let dir = tempfile::tempdir().unwrap();
@@ -119,7 +119,7 @@ fn several_images_and_names_share_one_archive() {
         assert_eq!(loaded.len(), 2);
         assert_eq!(loaded[0].id(), image.id());
         assert_eq!(loaded[0].tags(), ["docker.io/library/second:latest", NAME]);
-        // Asked for by id.
+        // Requested by id.
         assert_eq!(loaded[1].id(), other.id());
         assert_eq!(loaded[1].tags(), [""; 0]);
     }
@@ -150,7 +150,7 @@ fn what_is_not_there_or_damaged_is_not_saved() {
     assert!(matches!(save(NAME), Err((Error::Damaged { .. }, 0))));
 }
 
-/// Takes some bytes and no more.
+/// Accepts some bytes and no more.
 struct Full(usize);
 
 impl Write for Full {

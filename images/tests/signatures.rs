@@ -1,5 +1,5 @@
-//! Signatures of images: made by OpenSSL in the forms that cosign gives them, kept in a real
-//! registry, wanted by a policy.
+//! Signatures of images: created by OpenSSL in cosign's formats, stored in a real registry,
+//! required by a policy.
 
 mod support;
 
@@ -84,7 +84,7 @@ async fn push_signed(registry: &Registry, repository: &str, image: &TestImage, k
     sign(registry, repository, key, image.digest(), &name).await;
 }
 
-/// Keeps blobs as layers of an artifact under a tag.
+/// Pushes blobs as layers of an artifact under a tag.
 async fn push_artifact(
     registry: &Registry,
     repository: &str,
@@ -112,7 +112,7 @@ async fn push_artifact(
     Digest::of(&manifest)
 }
 
-/// What `cosign sign --key` leaves in a registry.
+/// Stores what `cosign sign --key` stores in a registry.
 async fn sign(registry: &Registry, repository: &str, key: &Key, manifest: Digest, name: &str) {
     let payload = json!({"critical": {
         "identity": {"docker-reference": name},
@@ -133,7 +133,7 @@ async fn sign(registry: &Registry, repository: &str, key: &Key, manifest: Digest
     .await;
 }
 
-/// What newer ones leave: a bundle among the referrers.
+/// Stores what newer versions store: a bundle among the referrers.
 async fn sign_by_bundle(
     registry: &Registry,
     repository: &str,
@@ -159,7 +159,7 @@ async fn sign_by_bundle(
     let index = json!({"schemaVersion": 2, "mediaType": INDEX, "manifests": [
         {"mediaType": MANIFEST, "digest": artifact, "size": 1, "artifactType": BUNDLE},
     ]});
-    // The size of an entry is not looked at, but the registry wants the entry.
+    // The size of an entry is not checked, but the registry requires the entry.
     let tag = format!("sha256-{}", manifest.hex());
     registry
         .push_manifest(repository, &tag, INDEX, index.to_string().as_bytes())
@@ -250,7 +250,7 @@ async fn a_policy_tells_registries_and_repositories_apart() {
         matches!(error, SignatureError::Unsigned { .. }),
         "{error:?}"
     );
-    // Nobody is asked for what the policy forbids by its name alone.
+    // No registry is asked for an image that the policy forbids by its name.
     let error = refusal(test.store.pull("127.0.0.1:1/app", &policy).await);
     assert!(
         matches!(error, SignatureError::Rejected { .. }),
@@ -270,12 +270,12 @@ async fn a_signature_serves_no_other_name_and_no_other_image() {
             "signedIdentity": {"type": identity},
         }]}))
     };
-    // Signed as app:v1, and served as something else too.
+    // Signed as app:v1, and also served under another name.
     for repository in ["app", "admin"] {
         registry.push(repository, "v1", &good).await;
         sign(&registry, repository, &key, good.digest(), &name).await;
     }
-    // A signature of the good image, under the tag for the bad one's.
+    // A signature of the good image, under the tag of the bad one's.
     registry.push("app", "v2", &bad).await;
     let replayed = json!({"critical": {
         "identity": {"docker-reference": registry.name("app:v2")},
@@ -379,7 +379,7 @@ async fn what_was_verified_once_is_used_without_its_registry() {
     let missing = policy.clone().policy(PullPolicy::IfMissing);
     let (signed, unsigned) = (registry.name("app:v1"), registry.name("app:v2"));
 
-    // Pulled by somebody who did not ask for signatures.
+    // Pulled without requiring signatures.
     let id = test.pull(&signed).await.unwrap().id();
     test.pull(&unsigned).await.unwrap();
     let rules = policy.signatures.as_deref().unwrap();
@@ -392,14 +392,14 @@ async fn what_was_verified_once_is_used_without_its_registry() {
     }
     test.store.pull(&signed, &missing).await.unwrap();
     refusal(test.store.pull(&unsigned, &missing).await);
-    // Without signatures being asked for, nothing that was known is forgotten.
+    // If signatures are not required, none that were known are forgotten.
     test.pull(&signed).await.unwrap();
 
     drop(registry);
     test.store.pull(&signed, &missing).await.unwrap();
     test.store.resolve_signed(&signed, rules).unwrap();
     test.store.resolve_signed(&id.to_string(), rules).unwrap();
-    // Another name is not what was signed.
+    // The signature is not for this other name.
     test.store.tag(&signed, "127.0.0.1:5000/app:v9").unwrap();
     let error = refusal(test.store.resolve_signed("127.0.0.1:5000/app:v9", rules));
     assert!(

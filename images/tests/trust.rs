@@ -11,7 +11,7 @@ use podvisor_images::{
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
 use support::{Registry, TestImage, TestStore, explain, options, registries};
 
-/// An authority of the test's own, and PEM files of what it signs.
+/// A certificate authority of the test, and PEM files of what it signs.
 struct Authority {
     issuer: CertifiedIssuer<'static, KeyPair>,
     dir: tempfile::TempDir,

@@ -1,4 +1,4 @@
-//! What `docker save` writes, and `skopeo copy docker-archive:`.
+//! Archives in the format of `docker save` and `skopeo copy docker-archive:`.
 
 use serde::Deserialize;
 

@@ -1,4 +1,4 @@
-//! What is wrong with an archive.
+//! Errors of archives.
 
 use std::io;
 use std::path::PathBuf;
@@ -9,12 +9,12 @@ use crate::{Digest, ManifestError, TarError};
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ArchiveError {
-    /// No such file, or not allowed.
+    /// The file does not exist, or may not be opened.
     #[error("cannot open {}", .path.display())]
     Open {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         #[source]
         source: io::Error,
     },
@@ -23,18 +23,18 @@ pub enum ArchiveError {
     Read {
         /// The member.
         name: String,
-        /// Why.
+        /// The cause.
         #[source]
         source: io::Error,
     },
     /// An archive could not be written.
     #[error("cannot write the archive")]
     Write {
-        /// Why.
+        /// The cause.
         #[source]
         source: io::Error,
     },
-    /// It is no archive.
+    /// It is not an archive.
     #[error("not a tar archive, or a damaged one")]
     Tar(#[from] TarError),
     /// It is an archive, but of something else.
@@ -45,7 +45,7 @@ pub enum ArchiveError {
     /// It is too large, or has too many members.
     #[error("the archive has more than {limit} {what}; raise the limit if you trust it")]
     Limit {
-        /// Of what.
+        /// What the limit applies to.
         what: &'static str,
         /// The bound.
         limit: u64,
@@ -53,7 +53,7 @@ pub enum ArchiveError {
     /// A part is missing.
     #[error("the archive has no {name}")]
     Missing {
-        /// What.
+        /// The missing part.
         name: String,
     },
     /// A document is larger than allowed.
@@ -66,24 +66,24 @@ pub enum ArchiveError {
         /// The bound.
         limit: u64,
     },
-    /// A document is not what it should be.
+    /// A document is not JSON of the expected form.
     #[error("{name:?} of the archive is not valid")]
     Json {
         /// The member.
         name: &'static str,
-        /// Why.
+        /// The cause.
         #[source]
         source: serde_json::Error,
     },
-    /// A member is not what its name says.
+    /// The content of a member does not match the digest in its name.
     #[error("content of the archive has the digest {actual} instead of {expected}")]
     Digest {
-        /// By its name.
+        /// From its name.
         expected: Digest,
         /// Computed.
         actual: Digest,
     },
-    /// An image in it is none that can be run.
+    /// An image in it is not one that can be run.
     #[error("an image of the archive cannot be used")]
     Manifest(#[from] ManifestError),
 }

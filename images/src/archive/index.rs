@@ -1,4 +1,4 @@
-//! Where the members of a tar are.
+//! Index of the members of a tar.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -13,7 +13,7 @@ use crate::Limits;
 use crate::decompress::Compression;
 use crate::layer::{EntryKind, TarError, TarReader, components};
 
-/// Bytes of memory that a member takes beside its names.
+/// Bytes of memory that a member takes in addition to its names.
 const MEMBER: usize = 96;
 
 /// Links that are followed from one member to another.
@@ -23,12 +23,12 @@ const MAX_LINK_DEPTH: usize = 4;
 #[derive(Debug, Default)]
 pub(crate) struct TarIndex {
     files: HashMap<Vec<u8>, (u64, u64)>,
-    /// Old Dockers link layers that occur twice.
+    /// Old versions of Docker store layers that occur twice as links.
     links: HashMap<Vec<u8>, Vec<u8>>,
 }
 
 impl TarIndex {
-    /// Indexes `file`; returns the file that the index is of, decompressed if need be.
+    /// Indexes `file`; returns the file that the index refers to, decompressed if necessary.
     pub(super) fn read(
         mut file: File,
         scratch: &Path,
@@ -80,7 +80,7 @@ impl TarIndex {
         Ok((file, index))
     }
 
-    /// A member by name.
+    /// Finds a member by name.
     pub(super) fn find(&self, name: &[u8]) -> Option<Member> {
         let mut name = name;
         for _ in 0..=MAX_LINK_DEPTH {
@@ -97,7 +97,7 @@ impl TarIndex {
     }
 }
 
-/// A relative link's target, as a name within the archive. One that leads outside names nothing.
+/// Resolves a relative link to a name within the archive. A link that leads outside names nothing.
 fn resolve(from: &[&[u8]], target: &[u8]) -> Vec<u8> {
     let mut parts = from[..from.len().saturating_sub(1)].to_vec();
     for part in target.split(|byte| *byte == b'/') {
@@ -110,7 +110,7 @@ fn resolve(from: &[&[u8]], target: &[u8]) -> Vec<u8> {
     parts.join(&b'/')
 }
 
-/// Decompresses into a file without a name, which goes when it is closed.
+/// Decompresses into an unnamed file, which is deleted when it is closed.
 fn decompress(file: File, scratch: &Path, limits: &Limits) -> Result<File, ArchiveError> {
     let limit = limits.unpacked_bytes;
     let unpack = || -> io::Result<(File, bool)> {

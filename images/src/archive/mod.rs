@@ -1,9 +1,9 @@
-//! Images from files and to files: OCI image layouts, as a directory or as a tar, and what `docker
-//! save` writes.
+//! Images from files and to files: OCI image layouts, as a directory or as a tar, and archives of
+//! `docker save`.
 //!
 //! A tar is indexed once, by name, and read in place; nothing of it is unpacked. A compressed one
-//! is decompressed into a nameless temporary file first. Names within are only compared, never used
-//! as paths of the host, but for the blobs of a layout directory, whose names are digests.
+//! is decompressed into an unnamed temporary file first. Names within are only compared and never
+//! used as paths of the host, except for the blobs of a layout directory, whose names are digests.
 
 mod docker;
 mod error;
@@ -20,18 +20,18 @@ use index::TarIndex;
 
 use crate::{Digest, Limits};
 
-/// What kind of file images are saved to.
+/// The format that images are saved in.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ArchiveFormat {
-    /// What `docker save` writes now: an OCI layout with a `manifest.json` that older tools look
-    /// for. All of Docker, Podman, containerd and Skopeo load it.
+    /// The format that `docker save` writes now: an OCI layout with a `manifest.json` that older
+    /// tools look for. Docker, Podman, containerd and Skopeo all load it.
     #[default]
     Docker,
-    /// The OCI image layout alone.
+    /// Only the OCI image layout.
     Oci,
 }
 
-/// Bytes of an archive that are held in memory.
+/// Bytes of an archive that are kept in memory.
 #[derive(Debug)]
 struct Held {
     bytes: u64,
@@ -63,14 +63,14 @@ impl Held {
 pub(crate) struct Found {
     /// Names that it has in the archive; not yet checked.
     pub(crate) names: Vec<String>,
-    /// Its manifest, when the archive has one.
+    /// Its manifest, if the archive has one.
     pub(crate) manifest: Option<Vec<u8>>,
     pub(crate) config: Vec<u8>,
     /// Layers, base first.
     pub(crate) layers: Vec<Member>,
 }
 
-/// A file in an archive, and its digest when that is known beforehand.
+/// A file in an archive, and its digest if that is known beforehand.
 #[derive(Clone, Debug)]
 pub(crate) struct Member {
     place: Place,
@@ -94,7 +94,7 @@ pub(crate) enum Archive {
 }
 
 impl Archive {
-    /// Opens what is at `path`; `scratch` is a directory for a temporary file.
+    /// Opens the archive at `path`; `scratch` is a directory for a temporary file.
     pub(crate) fn open(path: &Path, scratch: &Path, limits: &Limits) -> Result<Self, ArchiveError> {
         let fault = |source| ArchiveError::Open {
             path: path.to_owned(),
@@ -106,15 +106,16 @@ impl Archive {
         Self::read(File::open(path).map_err(fault)?, scratch, limits)
     }
 
-    /// Reads a tar. What cannot be read twice, such as a pipe, is copied to a temporary file.
+    /// Reads a tar. A file that cannot be read twice, such as a pipe, is copied to a temporary
+    /// file.
     pub(crate) fn read(file: File, scratch: &Path, limits: &Limits) -> Result<Self, ArchiveError> {
         let (file, index) = TarIndex::read(file, scratch, limits)?;
         Ok(Self::Tar { file, index })
     }
 
-    /// All images in it.
+    /// Returns all images in it.
     pub(crate) fn images(&self, limits: &Limits) -> Result<Vec<Found>, ArchiveError> {
-        // What newer Dockers write is both; the layout has the digests.
+        // Archives of newer versions of Docker are both; the layout has the digests.
         if self.member("index.json").is_some() {
             return oci::images(self, limits);
         }
@@ -124,7 +125,7 @@ impl Archive {
         Err(ArchiveError::Unknown)
     }
 
-    /// Reads a member from its beginning.
+    /// Reads a member from its start.
     pub(crate) fn reader(&self, member: &Member) -> io::Result<Box<dyn Read + '_>> {
         match (self, &member.place) {
             (Self::Directory(root), Place::Blob(digest)) => Ok(Box::new(
@@ -139,7 +140,7 @@ impl Archive {
 
     fn member(&self, name: &str) -> Option<Member> {
         match self {
-            // Of a directory only these two are asked for by name.
+            // In a directory, only these two are looked up by name.
             Self::Directory(root) => {
                 let size = std::fs::metadata(root.join(name)).ok()?.len();
                 Some(Member {
@@ -174,7 +175,7 @@ impl Archive {
         })
     }
 
-    /// A small file, whole.
+    /// Reads all of a small file.
     fn document(&self, name: &str, member: &Member, limit: u64) -> Result<Vec<u8>, ArchiveError> {
         if member.size > limit {
             return Err(ArchiveError::TooLarge {

@@ -8,9 +8,9 @@ use super::{Archive, ArchiveError, Found, Held, Member};
 use crate::registry::{Manifest, Parsed};
 use crate::{Digest, Limits, ManifestError};
 
-/// containerd's full name of an image.
+/// containerd's annotation for the full name of an image.
 pub(super) const FULL_NAME: &str = "io.containerd.image.name";
-/// The specification's name, often only a tag.
+/// The specification's annotation for the name, often only a tag.
 pub(super) const REF_NAME: &str = "org.opencontainers.image.ref.name";
 
 #[derive(Deserialize)]
@@ -41,7 +41,7 @@ pub(super) fn images(archive: &Archive, limits: &Limits) -> Result<Vec<Found>, A
     let mut places: HashMap<Digest, usize> = HashMap::new();
     for entry in index.manifests.iter().take(limits.layers) {
         let full = entry.annotations.get(FULL_NAME);
-        // A tag alone is nobody's name.
+        // A tag without a repository is not a name.
         let name = full.or(entry
             .annotations
             .get(REF_NAME)

@@ -1,5 +1,5 @@
-//! Writing images to a tar, as an OCI image layout, for Docker with what `docker load` looks for
-//! beside it.
+//! Writing images to a tar as an OCI image layout, for Docker with the files that `docker load`
+//! looks for in addition.
 
 use std::collections::HashSet;
 use std::fs::File;
@@ -36,7 +36,7 @@ struct Blob {
     image: Digest,
 }
 
-/// Writes `images` to `out`, their blobs as `open` gives them.
+/// Writes `images` to `out`, with their blobs as returned by `open`.
 pub(crate) fn write(
     images: &[Saved],
     format: ArchiveFormat,
@@ -80,7 +80,7 @@ pub(crate) fn write(
         }
         pad(&mut out, blob.size)?;
     }
-    // Two records of zeros are the end.
+    // Two records of zeros mark the end.
     out.write_all(&[0; 2 * RECORD])
         .and_then(|()| out.flush())
         .map_err(failed)
@@ -94,7 +94,7 @@ fn path(digest: &Digest) -> String {
     format!("blobs/sha256/{}", digest.hex())
 }
 
-/// Writes a header, the same each time: no owner and no time.
+/// Writes a header that is always the same: without owner and time.
 fn entry(out: &mut impl Write, kind: EntryType, name: &str, size: u64) -> Result<()> {
     let mut header = Header::new_ustar();
     header.set_entry_type(kind);
@@ -121,7 +121,7 @@ fn document(out: &mut impl Write, name: &str, document: &Value) -> Result<()> {
     pad(out, size)
 }
 
-/// All blobs, each once: manifests and configurations first.
+/// Returns all blobs, each once: manifests and configurations first.
 fn blobs(images: &[Saved]) -> Vec<Blob> {
     let documents = images.iter().flat_map(|image| {
         let manifest = (image.digest, image.bytes.len() as u64);
@@ -144,7 +144,7 @@ fn blobs(images: &[Saved]) -> Vec<Blob> {
         .collect()
 }
 
-/// An entry for each name, as other tools look images up by it.
+/// Creates the index, with an entry for each name because other tools look images up by it.
 fn index(images: &[Saved]) -> Value {
     let mut manifests = Vec::new();
     for image in images {

@@ -1,4 +1,4 @@
-//! Checksums that a person gives for a file.
+//! Checksums that the user gives for a file.
 
 use std::fmt;
 use std::str::FromStr;
@@ -18,13 +18,13 @@ enum Kind {
     Sha512(Box<[u8; 64]>),
 }
 
-/// Why a string is no checksum.
+/// The string is not a checksum.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 #[error("{0:?} is no checksum; write `sha256:` and 64 hexadecimal digits, or `sha512:` and 128")]
 pub struct ChecksumError(String);
 
 impl Checksum {
-    /// The SHA-256 digest, when it is one.
+    /// Returns the SHA-256 digest if it is one.
     pub(crate) fn sha256(&self) -> Option<Digest> {
         match self.0 {
             Kind::Sha256(digest) => Some(digest),
@@ -77,7 +77,7 @@ impl fmt::Debug for Checksum {
     }
 }
 
-/// Hashes a file, and compares at its end.
+/// Hashes a file and compares the digest at its end.
 pub(super) struct Hasher {
     sha256: Sha256,
     sha512: Option<Sha512>,
@@ -101,10 +101,10 @@ impl Hasher {
         }
     }
 
-    /// The SHA-256 digest.
+    /// Returns the SHA-256 digest.
     ///
     /// # Errors
-    /// The actual checksum, of the kind of the expected one, when they differ.
+    /// The actual checksum, of the same kind as the expected one, if they differ.
     pub(super) fn finish(self) -> Result<Digest, Checksum> {
         let digest = Digest::finish(self.sha256);
         let actual = match self.sha512 {

@@ -1,4 +1,4 @@
-//! From a stream to a raw file: hash, decompress, recognise, write.
+//! From a stream to a raw file: hash, decompress, detect the format, write.
 
 use std::fmt;
 use std::fs::File;
@@ -14,10 +14,10 @@ use crate::decompress::Compression;
 
 /// Bytes read at a time.
 const CHUNK: usize = 256 << 10;
-/// Disks are whole numbers of sectors.
+/// The size of a disk is a multiple of this.
 const SECTOR: u64 = 512;
 
-/// The format that a disk image has where it comes from. Here all are raw.
+/// The format that a disk image has at its source. In the store all are raw.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum DiskFormat {
@@ -48,17 +48,17 @@ impl FromStr for DiskFormat {
     }
 }
 
-/// What came out of a conversion.
+/// The result of a conversion.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Converted {
-    /// Of the file as it came.
+    /// Digest of the file as received.
     pub(crate) digest: Digest,
     pub(crate) format: DiskFormat,
     /// Bytes of the disk.
     pub(crate) size: u64,
 }
 
-/// A conversion that went wrong only at the end: the bytes are not the expected ones.
+/// Why a conversion failed. A wrong checksum is known only at the end.
 #[derive(Debug)]
 pub(crate) enum Failure {
     Convert(ConvertError),
@@ -71,8 +71,8 @@ impl From<ConvertError> for Failure {
     }
 }
 
-/// Reads `input` to its end and writes the disk into `out`, which must be empty. With a checksum,
-/// the input must have it; a wrong one is told rather than what else is wrong with the file.
+/// Reads `input` to its end and writes the disk into `out`, which must be empty. If a checksum is
+/// given, the input must match it; a wrong one is reported instead of other errors of the file.
 pub(crate) fn convert(
     input: impl Read + Send,
     checksum: Option<&Checksum>,
@@ -87,14 +87,14 @@ pub(crate) fn convert(
         overrun: false,
     };
     let mut converted = write_disk(&mut input, out, job);
-    // What is no disk image is only read on for its checksum.
+    // A file that is not a disk image is only read to its end for its checksum.
     let hopeless = match converted {
         Ok(_) => false,
         Err(ConvertError::Write(_) | ConvertError::Cancelled) => true,
         Err(_) => checksum.is_none(),
     };
     if !hopeless {
-        // What the format does not need is part of the file all the same.
+        // Bytes that the format does not need are part of the file all the same.
         let drained = io::copy(&mut input, &mut io::sink());
         if let (Ok(_), Err(source)) = (&converted, drained) {
             converted = Err(ConvertError::Read(source));
@@ -136,13 +136,13 @@ fn write_disk(
         return Err(ConvertError::Empty);
     }
     let size = size.next_multiple_of(SECTOR);
-    // A decompressor checks what it has read when it comes to its end.
+    // A decompressor verifies what it has read when it reaches its end.
     io::copy(&mut plain, &mut io::sink()).map_err(ConvertError::Read)?;
     out.finish(size).map_err(ConvertError::Write)?;
     Ok((format, size))
 }
 
-/// The first bytes, as many as telling needs, and all of it.
+/// Returns the first bytes, as many as detection needs, and all of the input.
 fn peek<R: Read>(mut input: R) -> Result<(Vec<u8>, impl Read), ConvertError> {
     let mut head = vec![0; 512];
     let got = fill(&mut input, &mut head)?;
@@ -150,7 +150,7 @@ fn peek<R: Read>(mut input: R) -> Result<(Vec<u8>, impl Read), ConvertError> {
     Ok((head.clone(), io::Cursor::new(head).chain(input)))
 }
 
-/// Tells the format. What is in no known one is raw.
+/// Detects the format. A file in no known format is raw.
 fn recognise(head: &[u8]) -> Result<DiskFormat, ConvertError> {
     match head {
         _ if head.starts_with(&qcow2::MAGIC) => Ok(DiskFormat::Qcow2),
@@ -180,7 +180,7 @@ fn raw(input: &mut dyn Read, out: &mut SparseFile, job: &Job<'_>) -> Result<u64,
     }
 }
 
-/// Hashes what passes through, as far as it may be long.
+/// Hashes the bytes that pass through, and limits their number.
 struct Hashing<R> {
     input: R,
     hasher: Hasher,

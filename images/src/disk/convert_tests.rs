@@ -6,7 +6,7 @@ use super::super::qcow2::tests::{converted, qemu_img, text};
 use super::*;
 use crate::Limits;
 
-/// Packs by a program.
+/// Compresses with a program.
 fn packed(program: &[&str], bytes: &[u8]) -> Vec<u8> {
     let mut file = tempfile::tempfile().unwrap();
     file.write_all(bytes).unwrap();
@@ -126,7 +126,7 @@ fn bombs_end_at_the_limits() {
     assert_eq!(what(&zeros), "disk");
     assert_eq!(what(&ones), "data");
     assert_eq!(what(&vec![0; 2 << 20]), "file");
-    // A qcow2 file that is longer unpacked than a file may be.
+    // A qcow2 file that is longer when decompressed than a file may be.
     let mut padded = files().1;
     padded.resize(2 << 20, 0);
     assert_eq!(what(&packed(&["zstd", "-c"], &padded)), "file");
@@ -150,7 +150,7 @@ fn a_wrong_checksum_is_told_before_what_is_wrong_with_the_file() {
     }
 }
 
-/// Gives one byte at a time.
+/// Returns one byte at a time.
 struct Trickle<'a>(&'a [u8]);
 
 impl Read for Trickle<'_> {

@@ -1,4 +1,4 @@
-//! What can go wrong with a disk image, besides what is wrong in its file.
+//! Errors of disk images, besides those in the content of a file.
 
 use std::io;
 use std::path::PathBuf;
@@ -6,19 +6,19 @@ use std::time::Duration;
 
 use super::{Checksum, ConvertError};
 
-/// Why there is no disk image. Addresses are shown without their query, which may hold secrets.
+/// Why there is no disk image. URLs are shown without their query, which may contain secrets.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DiskError {
     /// The string is not the URL of a disk image.
     #[error("{input:?} is not the URL of a disk image: {why}; write https://HOST/PATH")]
     Url {
-        /// What was given.
+        /// The input.
         input: String,
         /// What is wrong.
         why: &'static str,
     },
-    /// Plain HTTP, where anybody on the way can change the content.
+    /// Plain HTTP, where anyone on the path can change the content.
     #[error(
         "{url} is plain HTTP, by which anybody on the way can change the image; use HTTPS, or give the file's checksum (--checksum sha256:…)"
     )]
@@ -68,9 +68,9 @@ pub enum DiskError {
     Redirect {
         /// The server.
         host: String,
-        /// Where to.
+        /// The target.
         target: String,
-        /// Why not.
+        /// The reason.
         why: &'static str,
     },
     /// A certificate or key file cannot be used.
@@ -78,7 +78,7 @@ pub enum DiskError {
     Certificate {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         #[source]
         source: Box<dyn std::error::Error + Send + Sync>,
     },
@@ -109,7 +109,7 @@ pub enum DiskError {
         /// The pause that the server asks for.
         retry_after: Option<Duration>,
     },
-    /// Nothing tells where the file ends.
+    /// The end of the file is not known.
     #[error(
         "the server does not tell how long {url} is, so that a part of it cannot be told from all of it; give the file's checksum (--checksum sha256:…)"
     )]
@@ -117,24 +117,24 @@ pub enum DiskError {
         /// The URL.
         url: String,
     },
-    /// Another file than expected.
+    /// The file is not the expected one.
     #[error(
         "{url} has the checksum {actual} instead of {expected}; it is damaged, forged or newer than the checksum, and was discarded"
     )]
     Checksum {
         /// The URL.
         url: String,
-        /// Asked for.
+        /// The expected checksum.
         expected: Box<Checksum>,
-        /// Received.
+        /// The checksum of the received file.
         actual: Box<Checksum>,
     },
-    /// The file is there, but it is no disk image, or none that can be used.
+    /// The file exists, but it is not a disk image, or not one that can be used.
     #[error("{name} is not a usable disk image")]
     Unusable {
-        /// Address, or image and file in it.
+        /// URL, or image and file in it.
         name: String,
-        /// Why.
+        /// The cause.
         #[source]
         source: ConvertError,
     },
@@ -149,7 +149,7 @@ pub enum DiskError {
     SeveralDisks {
         /// The image.
         image: String,
-        /// How many.
+        /// Number of files.
         count: usize,
         /// Their names, at most ten.
         names: String,
@@ -159,14 +159,15 @@ pub enum DiskError {
     FileSystem {
         /// The image.
         image: String,
-        /// Why.
+        /// The cause.
         #[source]
         source: io::Error,
     },
 }
 
 impl DiskError {
-    /// Whether the same request may succeed later: nothing is wrong with the disk image itself.
+    /// Returns whether the same request may succeed later: nothing is wrong with the disk image
+    /// itself.
     pub(crate) fn is_retryable(&self) -> bool {
         match self {
             Self::Unreachable { .. } | Self::Transfer { .. } => true,

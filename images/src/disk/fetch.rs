@@ -1,4 +1,5 @@
-//! A disk image's file by HTTP, converted while it comes and resumed where it broke off.
+//! Fetching of a disk image's file by HTTP: converted as it arrives, and resumed after an
+//! interruption.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -20,12 +21,13 @@ use super::{Checksum, ConvertError, Converted, DiskError, Job, Source, convert};
 use crate::http::{self, Http, HttpError, RegistryConfig};
 use crate::{Limits, PullEvent, PullEvents};
 
-/// Progress is told in steps of this many bytes, and such a step makes up for failures before it.
+/// Progress is reported in steps of this many bytes, and a request that transfers as many resets
+/// the count of attempts.
 const PROGRESS_STEP: u64 = 1 << 20;
-/// Pieces between the network and the conversion.
+/// Pieces queued between the network and the conversion.
 const QUEUE: usize = 32;
 
-/// What a server says of a file, by which to see whether it has changed (RFC 9110 §8.8).
+/// What a server sends to detect whether a file has changed (RFC 9110 §8.8).
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Validators {
     #[serde(default)]
@@ -43,19 +45,19 @@ impl Validators {
         }
     }
 
-    /// What `If-Range` may hold: a weak tag tells too little.
+    /// Returns what `If-Range` may contain: a weak tag is not sufficient.
     fn strong(&self) -> Option<&str> {
         let etag = self.etag.as_deref().filter(|tag| !tag.starts_with("W/"));
         etag.or(self.last_modified.as_deref())
     }
 }
 
-/// How a fetch ended.
+/// The result of a fetch.
 #[derive(Debug)]
 pub(crate) enum Fetched {
     /// The file is the one that the validators belong to; nothing was written.
     NotModified,
-    /// The disk is in the output. Nothing is synchronised to the disk.
+    /// The disk is in the output. Nothing is synced to the disk.
     File(Converted, Validators),
 }
 
@@ -85,7 +87,7 @@ pub(crate) struct Fetcher {
 }
 
 impl Fetcher {
-    /// Prepares for `source`. Reads certificates: call it where blocking is allowed.
+    /// Creates a fetcher for `source`. Reads certificates: call it where blocking is allowed.
     pub(crate) fn new(
         source: Source,
         checksum: Option<Checksum>,
@@ -109,7 +111,7 @@ impl Fetcher {
     }
 
     /// Fetches the file, unless it still is the one of `known`, and writes its disk into `out`.
-    /// When it returns, nothing is written any longer.
+    /// When it returns, nothing is being written any longer.
     pub(crate) async fn fetch(
         &self,
         known: Option<&Validators>,
@@ -133,7 +135,7 @@ impl Fetcher {
         }
     }
 
-    /// As many requests as it takes.
+    /// Sends as many requests as necessary.
     async fn transfer(
         &self,
         transfer: &mut Transfer<'_>,
@@ -190,7 +192,7 @@ impl Fetcher {
 
     fn emit(&self, event: PullEvent) {
         if let Some(events) = &self.events {
-            // A receiver that went away has lost interest, no more.
+            // A dropped receiver only means that the caller is no longer interested.
             let _ = events.send(event);
         }
     }
@@ -198,11 +200,11 @@ impl Fetcher {
 
 enum Step {
     NotModified,
-    /// The file's end has come, or the conversion wants no more of it.
+    /// The file is complete, or the conversion needs no more of it.
     Ended,
 }
 
-/// A file on its way, over as many requests as that takes.
+/// A file in transfer, over as many requests as necessary.
 struct Transfer<'a> {
     fetcher: &'a Fetcher,
     out: &'a File,
@@ -213,7 +215,7 @@ struct Transfer<'a> {
 }
 
 impl Transfer<'_> {
-    /// One request's worth of the file.
+    /// Transfers as much of the file as one request gives.
     async fn run(&mut self, known: Option<&Validators>) -> Result<Step, FetchError> {
         let fetcher = self.fetcher;
         let (url, authorization) = (fetcher.source.url(), fetcher.source.authorization());
@@ -224,7 +226,7 @@ impl Transfer<'_> {
             if response.status() != StatusCode::RANGE_NOT_SATISFIABLE || self.done == 0 {
                 break response;
             }
-            // The file is shorter now, so it is another one.
+            // The file is shorter now, so it is a different one.
             self.done = 0;
         };
         fetcher.check_status(&response)?;
@@ -261,13 +263,13 @@ impl Transfer<'_> {
     fn headers(&mut self, known: Option<&Validators>) -> HeaderMap {
         let mut headers = HeaderMap::new();
         let mut put = |name: HeaderName, value: &str| {
-            // What came in a header can go out in one.
+            // A value that came in a header can be sent in one.
             let value = HeaderValue::from_str(value).ok();
             value.and_then(|value| headers.insert(name, value));
         };
         let strong = self.validators.strong();
         if strong.is_none() && self.fetcher.checksum.is_none() {
-            // Nothing would tell whether the rest is of the same file.
+            // Without a validator nothing would show whether the rest is of the same file.
             self.done = 0;
         }
         if self.done > 0 {
@@ -286,14 +288,15 @@ impl Transfer<'_> {
         headers
     }
 
-    /// Begins the file, once more if it was begun before.
+    /// Starts the file, again if it was started before.
     async fn begin(&mut self, response: &Response) -> Result<(), FetchError> {
         let fetcher = self.fetcher;
         self.abandon().await;
         self.done = 0;
         self.validators = Validators::of(response.headers());
         self.total = response.content_length();
-        // Without a length the connection's end is the file's, as it is of a file that was cut off.
+        // Without a length, the end of the connection marks the end of the file, also of one that
+        // was cut off.
         let ends = self.total.is_some()
             || response.headers().contains_key(TRANSFER_ENCODING)
             || response.version() >= Version::HTTP_2;
@@ -316,7 +319,7 @@ impl Transfer<'_> {
         Ok(())
     }
 
-    /// The rest must be the rest of what came before.
+    /// Checks that the answer is the rest of what was received before.
     fn check_part(&mut self, response: &Response) -> Result<(), DiskError> {
         let range = response.headers().get(CONTENT_RANGE);
         let total = range.and_then(|range| range.to_str().ok()?.rsplit('/').next()?.parse().ok());
@@ -386,7 +389,7 @@ enum Piece {
     End,
 }
 
-/// A thread that converts, so that it does not hold up the network.
+/// A thread that converts, so that the conversion does not delay the network.
 struct Sink {
     pieces: mpsc::Sender<Piece>,
     thread: JoinHandle<Result<Converted, Failure>>,
@@ -422,23 +425,23 @@ impl Sink {
         }
     }
 
-    /// Stops, and waits until nothing is written any longer.
+    /// Stops, and waits until nothing is being written any longer.
     async fn abandon(mut self) {
         self.cancelled.store(true, Ordering::Relaxed);
         let (closed, _) = mpsc::channel(1);
         self.pieces = closed;
-        // It failed, as it was told to.
+        // It failed because it was cancelled.
         let _ = (&mut self.thread).await;
     }
 
     async fn finish(mut self) -> Result<Converted, Failure> {
-        // A thread that has stopped is to tell why.
+        // A thread that has stopped reports the reason.
         let _ = self.pieces.send(Piece::End).await;
         match (&mut self.thread).await {
             Ok(outcome) => outcome,
             Err(error) => match error.try_into_panic() {
                 Ok(panic) => std::panic::resume_unwind(panic),
-                // Only when the runtime itself ends.
+                // Only if the runtime itself ends.
                 Err(_) => Err(ConvertError::Cancelled.into()),
             },
         }
@@ -465,7 +468,7 @@ impl Read for Incoming {
             match self.queue.blocking_recv() {
                 Some(Piece::Bytes(piece)) => (self.piece, self.used) = (piece, 0),
                 Some(Piece::End) => self.ended = true,
-                // Given up before its end.
+                // Cancelled before its end.
                 None => return Err(io::ErrorKind::ConnectionAborted.into()),
             }
         }

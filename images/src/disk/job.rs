@@ -1,4 +1,4 @@
-//! What a conversion keeps to, and how it fails.
+//! Limits of a conversion, and its errors.
 
 use std::io::{self, Read};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -6,26 +6,26 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use super::Qcow2Error;
 use crate::Limits;
 
-/// Why a file is no disk image that can be used.
+/// Why a file is not a disk image that can be used.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConvertError {
-    /// The bytes stopped, or what they are compressed with is damaged.
+    /// The input could not be read, or the compressed data is damaged.
     #[error("the file cannot be read to its end; it is damaged or cut off")]
     Read(#[source] io::Error),
     /// The disk image cannot be written.
     #[error("the disk image cannot be written")]
     Write(#[source] io::Error),
-    /// The qcow2 file.
+    /// The qcow2 file is not usable.
     #[error("the qcow2 file cannot be used")]
     Qcow2(#[from] Qcow2Error),
-    /// A format for which there is no reader.
+    /// A format that is not supported.
     #[error("it is in {0} format; convert it by `qemu-img convert -O qcow2`")]
     Format(&'static str),
-    /// Nothing.
+    /// The file is empty.
     #[error("it is empty")]
     Empty,
-    /// Beyond what is allowed.
+    /// More than allowed.
     #[error("it has more than {limit} bytes of {what}, which is more than is allowed")]
     TooLarge {
         /// Data, disk or file.
@@ -33,12 +33,12 @@ pub enum ConvertError {
         /// The bound.
         limit: u64,
     },
-    /// Nobody wants it any longer.
+    /// The conversion was cancelled.
     #[error("the conversion was cancelled")]
     Cancelled,
 }
 
-/// What a conversion must keep to.
+/// Limits and cancellation of a conversion.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Job<'a> {
     pub(crate) limits: &'a Limits,
@@ -60,7 +60,7 @@ impl Job<'_> {
     }
 }
 
-/// Refuses more than is allowed.
+/// Returns an error if there are more bytes than allowed.
 pub(super) fn at_most(what: &'static str, bytes: u64, limit: u64) -> Result<(), ConvertError> {
     if bytes > limit {
         Err(ConvertError::TooLarge { what, limit })
@@ -69,7 +69,7 @@ pub(super) fn at_most(what: &'static str, bytes: u64, limit: u64) -> Result<(), 
     }
 }
 
-/// Reads until the buffer is full or there is no more.
+/// Reads until the buffer is full or the input ends.
 pub(super) fn fill(input: &mut dyn Read, buffer: &mut [u8]) -> Result<usize, ConvertError> {
     let mut have = 0;
     while have < buffer.len() {

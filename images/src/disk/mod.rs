@@ -1,10 +1,10 @@
-//! Disk images: from whatever a server or a layer has to a sparse raw file.
+//! Disk images: from a file of a server or a layer to a sparse raw file.
 //!
-//! What comes in is a stream of bytes, front to back: raw or qcow2, as it is or compressed, told by
-//! its first bytes. It is hashed, decompressed and converted while it comes ([`convert()`]); blocks
-//! of zeros become holes. [`Source`] and [`Checksum`] are what a person gives: an address, and the
-//! digest of the file as it is served. `fetch` brings it. Nothing that a file says makes this room
-//! open another file.
+//! The input is a stream of bytes, front to back: raw or qcow2, as it is or compressed, detected by
+//! its first bytes. It is hashed, decompressed and converted as it arrives ([`convert()`]); blocks
+//! of zeros become holes. [`Source`] and [`Checksum`] come from the user: a URL, and the digest of
+//! the file as it is served. `fetch` transfers it. Nothing in a file makes this module open another
+//! file.
 
 mod checksum;
 mod convert;

@@ -1,4 +1,4 @@
-//! Addresses of disk images.
+//! URLs of disk images.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -8,10 +8,10 @@ use reqwest::header::HeaderValue;
 use super::DiskError;
 use crate::http::{self, RegistryConfig, RegistryProtocol};
 
-/// Bytes of an address.
+/// Maximum bytes of a URL.
 const MAX_URL_LEN: usize = 2048;
 
-/// Where a disk image is.
+/// Location of a disk image.
 #[derive(Clone, Debug)]
 pub(crate) struct Source {
     /// Without user, password and fragment.
@@ -20,7 +20,7 @@ pub(crate) struct Source {
 }
 
 impl Source {
-    /// Whether a person means a disk image rather than an OCI image.
+    /// Returns whether a name means a disk image rather than an OCI image.
     pub(crate) fn is_meant(name: &str) -> bool {
         ["http://", "https://"].iter().any(|scheme| {
             name.get(..scheme.len())
@@ -41,11 +41,11 @@ impl Source {
             return Err(fault("it is neither HTTPS nor HTTP"));
         }
         let authorization = authorization(&url);
-        // Neither fails for addresses with a host.
+        // Neither fails for URLs with a host.
         let _ = url.set_username("");
         let _ = url.set_password(None);
         url.set_fragment(None);
-        // Written out, letters of other scripts take more bytes.
+        // Letters of other scripts take more bytes when they are encoded.
         if url.as_str().len() > MAX_URL_LEN {
             return Err(fault("it is too long"));
         }
@@ -60,17 +60,17 @@ impl Source {
         self.authorization.as_ref()
     }
 
-    /// The name under which the image is kept: the whole address but for user and password.
+    /// Returns the name under which the image is stored: the whole URL without user and password.
     pub(crate) fn name(&self) -> String {
         self.url.to_string()
     }
 
-    /// For messages: without the query.
+    /// Returns the URL for messages: without the query.
     pub(crate) fn shown(&self) -> String {
         shown(self.url.as_str())
     }
 
-    /// Host, with the port when it is not the usual one.
+    /// Returns the host, with the port unless it is the default one.
     pub(super) fn host(&self) -> String {
         let host = self.url.host_str().unwrap_or_default();
         match self.url.port() {
@@ -79,8 +79,8 @@ impl Source {
         }
     }
 
-    /// Refuses plain HTTP except to this machine, to configured hosts and for content that is known
-    /// by its checksum.
+    /// Refuses plain HTTP except for this machine, for configured hosts and for content with a
+    /// known checksum.
     pub(super) fn check_protocol(
         &self,
         config: &RegistryConfig,
@@ -105,7 +105,7 @@ impl Source {
     }
 }
 
-/// Basic authentication with what stands before the host.
+/// Returns the header for basic authentication with the user and password in the URL.
 fn authorization(url: &Url) -> Option<HeaderValue> {
     if url.username().is_empty() && url.password().is_none() {
         return None;
@@ -141,7 +141,7 @@ fn percent_decode(text: &str) -> Vec<u8> {
     out
 }
 
-/// An address as messages may show it: without user, password and query, and not too long.
+/// Formats a URL for messages: without user, password and query, and not too long.
 fn shown(input: &str) -> String {
     let end = input.find(['?', '#']).unwrap_or(input.len());
     let address = &input[..end];

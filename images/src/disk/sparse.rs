@@ -1,4 +1,4 @@
-//! Writing files without their zeros.
+//! Writes files without their zeros.
 
 use std::fs::File;
 use std::io;
@@ -9,13 +9,13 @@ use rustix::io::Errno;
 
 use super::job::ConvertError;
 
-/// Blocks that are left out when they are all zeros; the block size of file systems.
+/// Size of the blocks that are left out if they are all zeros; the block size of file systems.
 const BLOCK: usize = 4096;
 
 static ZEROS: [u8; BLOCK] = [0; BLOCK];
 
-/// A file that takes data anywhere. Blocks of zeros are left out, so what is written must not have
-/// been before.
+/// A file that can be written at any offset. Blocks of zeros are left out, so no range may be
+/// written twice.
 #[derive(Debug)]
 pub(super) struct SparseFile {
     file: File,
@@ -25,7 +25,7 @@ pub(super) struct SparseFile {
 }
 
 impl SparseFile {
-    /// Writes into an empty file, at most `limit` bytes besides zeros.
+    /// Creates a writer for an empty file that takes at most `limit` bytes besides zeros.
     pub(super) fn new(file: File, limit: u64) -> Self {
         Self {
             file,
@@ -34,7 +34,7 @@ impl SparseFile {
         }
     }
 
-    /// Writes `data` at `offset` but for its blocks of zeros.
+    /// Writes `data` at `offset`, except for its blocks of zeros.
     pub(super) fn write(&mut self, offset: u64, data: &[u8]) -> Result<(), ConvertError> {
         for (start, end) in runs(offset, data) {
             let left = self.left.checked_sub((end - start) as u64);
@@ -48,7 +48,7 @@ impl SparseFile {
         Ok(())
     }
 
-    /// As [`SparseFile::write`], for what only passes through and counts for nothing.
+    /// As [`SparseFile::write`], for temporary data, which does not count towards the limit.
     pub(super) fn keep(&mut self, offset: u64, data: &[u8]) -> io::Result<()> {
         runs(offset, data)
             .try_for_each(|(start, end)| self.put(offset + start as u64, &data[start..end]))
@@ -58,7 +58,7 @@ impl SparseFile {
         self.file.write_all_at(data, offset)
     }
 
-    /// Fills `buffer` from `offset`; what was never written is zeros.
+    /// Fills `buffer` from `offset`; what was never written reads as zeros.
     pub(super) fn read(&self, offset: u64, buffer: &mut [u8]) -> io::Result<()> {
         let mut done = 0;
         while done < buffer.len() {
@@ -73,24 +73,23 @@ impl SparseFile {
         Ok(())
     }
 
-    /// Gives the disk space of a range back.
+    /// Frees the disk space of a range.
     pub(super) fn punch(&self, offset: u64, length: u64) -> io::Result<()> {
         let mode = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         match fallocate(&self.file, mode, offset, length) {
-            // A file system without holes; the space comes back when the file gets its final
-            // length.
+            // A file system without holes; the space is freed when the file gets its final length.
             Ok(()) | Err(Errno::OPNOTSUPP) => Ok(()),
             Err(error) => Err(error.into()),
         }
     }
 
-    /// Cuts or extends the file to its final length.
+    /// Truncates or extends the file to its final length.
     pub(super) fn finish(self, length: u64) -> io::Result<()> {
         self.file.set_len(length)
     }
 }
 
-/// Ranges of `data`, which belongs at `offset`, that are not blocks of zeros.
+/// Returns the ranges of `data`, which belongs at `offset`, that are not blocks of zeros.
 fn runs(offset: u64, data: &[u8]) -> impl Iterator<Item = (usize, usize)> {
     let mut at = 0;
     std::iter::from_fn(move || {
@@ -109,7 +108,7 @@ fn runs(offset: u64, data: &[u8]) -> impl Iterator<Item = (usize, usize)> {
     })
 }
 
-/// Where the block of the file ends in which byte `at` of the data is.
+/// Returns where the block of the file ends that contains byte `at` of the data.
 fn block_end(offset: u64, at: usize) -> usize {
     // Less than a block, so the cast loses nothing.
     let within = ((offset + at as u64) % BLOCK as u64) as usize;

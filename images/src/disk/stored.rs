@@ -8,8 +8,8 @@ use super::{DiskFormat, Source};
 use crate::pin::pin;
 use crate::{Digest, Error, Result};
 
-/// A disk image of the store, as it was when it was looked up: a sparse raw file, whatever it came
-/// from.
+/// A disk image of the store, as it was when it was looked up: a sparse raw file, whatever its
+/// source format.
 #[derive(Clone, Debug)]
 pub struct Disk {
     pub(crate) id: Digest,
@@ -23,33 +23,34 @@ pub struct Disk {
 }
 
 impl Disk {
-    /// Whether a name is meant to be the URL of a disk image (`https://…`, `http://…`) and not an
-    /// OCI image's.
+    /// Returns whether a name is the URL of a disk image (`https://…`, `http://…`) and not the name
+    /// of an OCI image.
     #[must_use]
     pub fn is_url(name: &str) -> bool {
         Source::is_meant(name)
     }
 
-    /// The SHA-256 digest of the file that it came from, as that was served.
+    /// The SHA-256 digest of the file that it was created from, as it was served.
     #[must_use]
     pub fn id(&self) -> Digest {
         self.id
     }
 
-    /// Addresses that it was fetched from, sorted; none when it came out of an OCI image or its
-    /// address has a newer one.
+    /// URLs that it was fetched from, sorted; empty if it came out of an OCI image or its URL now
+    /// has a newer one.
     #[must_use]
     pub fn urls(&self) -> &[String] {
         &self.urls
     }
 
-    /// Format of the file that it came from, when that is one that is known here.
+    /// Format of the file that it was created from; `None` if the format is not known to this
+    /// version.
     #[must_use]
     pub fn source_format(&self) -> Option<DiskFormat> {
         self.format
     }
 
-    /// Bytes of the disk, as its guest sees it; whole sectors of 512.
+    /// Bytes of the disk as seen by its guest; a multiple of 512.
     #[must_use]
     pub fn virtual_size(&self) -> u64 {
         self.virtual_size
@@ -61,19 +62,19 @@ impl Disk {
         self.size
     }
 
-    /// When it came into this store.
+    /// When it was added to this store.
     #[must_use]
     pub fn fetched(&self) -> SystemTime {
         self.fetched
     }
 
-    /// Whether pruning leaves it alone.
+    /// Whether it is protected from pruning.
     #[must_use]
     pub fn pinned(&self) -> bool {
         self.pinned
     }
 
-    /// Path of the raw file. It is not to be written: what guests write goes elsewhere.
+    /// Path of the raw file. It must not be written to: writes of guests go elsewhere.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
@@ -83,7 +84,7 @@ impl Disk {
     /// process, is open, the disk image can be neither removed nor pruned.
     ///
     /// # Errors
-    /// [`Error::NotFound`] when it has been removed since it was looked up; [`Error::Io`].
+    /// [`Error::NotFound`] if it was removed after it was looked up; [`Error::Io`].
     pub fn open(&self) -> Result<File> {
         let file = File::open(&self.path).map_err(|source| match source.kind() {
             std::io::ErrorKind::NotFound => Error::NotFound {

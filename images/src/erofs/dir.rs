@@ -7,8 +7,8 @@ use super::layout::DIRENT;
 /// A directory's entry: name, inode number, file type.
 pub(super) type DirEntry<'a> = (&'a [u8], u64, u8);
 
-/// How many entries go into each block, and the length of the whole in bytes.
-/// `names` are the lengths of the names, sorted by name.
+/// Returns how many entries go into each block, and the total length in bytes. `names` are the
+/// lengths of the names, sorted by name.
 pub(super) fn plan(names: impl Iterator<Item = usize>) -> (Vec<usize>, u64) {
     let mut counts = vec![0];
     let mut used = 0;

@@ -1,5 +1,5 @@
-//! Plans where each inode goes and encodes what stands behind it: extended attributes and the tail
-//! of its data.
+//! Places inodes and encodes what follows each of them: extended attributes and the tail of its
+//! data.
 
 use super::BLOCK;
 use super::layout::{SLOT, XATTR_ENTRY, XATTR_HEADER, inode_bytes};
@@ -14,7 +14,8 @@ const PREFIXES: [(&[u8], u8); 5] = [
     (b"security.", 6),
 ];
 
-/// The number and the rest of an attribute's name; `None` for a name that EROFS cannot store.
+/// Splits an attribute's name into the number and the rest; `None` for a name that EROFS cannot
+/// store.
 fn split_xattr(name: &[u8]) -> Option<(u8, &[u8])> {
     PREFIXES.iter().find_map(|(prefix, index)| {
         let rest = name.strip_prefix(*prefix)?;
@@ -24,7 +25,7 @@ fn split_xattr(name: &[u8]) -> Option<(u8, &[u8])> {
     })
 }
 
-/// Whether EROFS has a place for an attribute of that name.
+/// Returns whether EROFS can store an attribute of that name.
 pub(crate) fn storable_xattr(name: &[u8]) -> bool {
     split_xattr(name).is_some()
 }
@@ -66,16 +67,16 @@ pub(super) fn encode_xattrs(meta: &Meta, out: &mut Vec<u8>) {
     }
 }
 
-/// Whether `tail` bytes may stand behind an inode with so many bytes of attributes.
+/// Returns whether `tail` bytes may follow an inode with this many bytes of attributes.
 ///
-/// Half a block is the bound for data: longer tails would leave as much of the inode area unused as
-/// they save.
+/// Half a block is the maximum for data: longer tails would leave as much of the inode area unused
+/// as they save.
 pub(super) fn may_inline(tail: usize, xattr_bytes: usize) -> bool {
     tail <= BLOCK / 2 && inode_bytes(false) + xattr_bytes + tail <= BLOCK
 }
 
-/// Finds the slot of an inode that may begin at byte `from` of the inode area: the inode itself and
-/// its tail must not cross a block's end.
+/// Finds the slot of an inode that may start at byte `from` of the inode area: the inode itself and
+/// its tail must not cross the end of a block.
 pub(super) fn place(from: u64, compact: bool, xattr_bytes: usize, tail: usize) -> u64 {
     let at = from.next_multiple_of(SLOT);
     let block = BLOCK as u64;

@@ -1,4 +1,4 @@
-//! The structures on the disk, little endian (Linux, `fs/erofs/erofs_fs.h`).
+//! The on-disk structures, little endian (Linux, `fs/erofs/erofs_fs.h`).
 
 use super::BLOCK;
 
@@ -7,7 +7,7 @@ const MAGIC: u32 = 0xE0F5_E1E2;
 const COMPAT_SB_CHKSUM: u32 = 0x1;
 const COMPAT_MTIME: u32 = 0x2;
 
-/// Bytes of a slot; an inode's number (nid) is the slot that it begins in.
+/// Bytes of a slot; an inode's number (nid) is the slot that it starts in.
 pub(super) const SLOT: u64 = 32;
 pub(super) const DIRENT: usize = 12;
 pub(super) const XATTR_HEADER: usize = 12;
@@ -28,7 +28,7 @@ pub(super) mod file_type {
 pub(super) enum DataLayout {
     /// All of it in blocks.
     Plain = 0,
-    /// Whole blocks in blocks, the rest behind the inode.
+    /// Whole blocks in blocks, the rest after the inode.
     Inline = 2,
 }
 
@@ -70,7 +70,7 @@ impl Superblock {
     }
 }
 
-/// CRC-32C as the kernel computes it: all ones to begin with, no inversion at the end.
+/// CRC-32C as the kernel computes it: starts with all ones, no inversion at the end.
 fn crc32c(bytes: &[u8]) -> u32 {
     bytes.iter().fold(!0, |crc, byte| {
         (0..8).fold(crc ^ u32::from(*byte), |crc, _| {
@@ -80,7 +80,7 @@ fn crc32c(bytes: &[u8]) -> u32 {
     })
 }
 
-/// An inode without what follows it. It takes 32 bytes when all fits, else 64.
+/// An inode without what follows it. It takes 32 bytes if everything fits, otherwise 64.
 #[derive(Debug)]
 pub(super) struct RawInode {
     pub(super) layout: DataLayout,
@@ -89,7 +89,7 @@ pub(super) struct RawInode {
     pub(super) mode: u16,
     pub(super) links: u32,
     pub(super) size: u64,
-    /// First data block, or the device number as the kernel's `new_encode_dev` has it.
+    /// First data block, or the device number in the encoding of the kernel's `new_encode_dev`.
     pub(super) location: u32,
     pub(super) number: u32,
     pub(super) uid: u32,
@@ -135,7 +135,7 @@ pub(super) fn inode_bytes(compact: bool) -> usize {
     if compact { 32 } else { 64 }
 }
 
-/// `i_xattr_icount`: 4-byte units behind the header, plus one for the header.
+/// `i_xattr_icount`: 4-byte units after the header, plus one for the header.
 fn xattr_count(bytes: usize) -> u16 {
     if bytes == 0 {
         0

@@ -1,4 +1,4 @@
-//! Reads single files out of an image that [`Writer`](super::Writer) wrote. A damaged image gives
+//! Reads single files from an image that [`Writer`](super::Writer) wrote. A damaged image gives
 //! errors or wrong data, never a panic.
 
 use std::fs::File;
@@ -7,24 +7,24 @@ use std::os::unix::fs::FileExt;
 
 use super::BLOCK;
 
-/// Bytes of a directory that is looked into; some 100,000 names.
+/// Maximum bytes of a directory that is read; some 100,000 names.
 const MAX_DIRECTORY_SIZE: u64 = 4 << 20;
 
 /// An image's file system.
 #[derive(Debug)]
 pub(crate) struct FileSystem {
     file: File,
-    /// Where the inodes begin.
+    /// Where the inodes start.
     inodes: u64,
     root: u64,
 }
 
-/// What there is of a name.
+/// The inode of a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Inode {
     mode: u16,
     size: u64,
-    /// Where all but the tail is, and how much of it.
+    /// Where all but the tail is, and its length.
     start: u64,
     whole: u64,
     /// Where the tail is.
@@ -74,7 +74,8 @@ impl FileSystem {
         })
     }
 
-    /// Names in the root directory, or in a directory in it; none when there is no such directory.
+    /// Lists the names in the root directory, or in a directory in it; empty if there is no such
+    /// directory.
     pub(crate) fn list(&self, directory: Option<&[u8]>) -> io::Result<Vec<(Vec<u8>, Inode)>> {
         let root = self.entries(self.inode(self.root)?)?;
         let Some(wanted) = directory else {
@@ -86,7 +87,7 @@ impl FileSystem {
         }
     }
 
-    /// A file's content.
+    /// Opens a file's content.
     pub(crate) fn open(&self, inode: &Inode) -> io::Result<Content> {
         Ok(Content {
             file: self.file.try_clone()?,
@@ -117,7 +118,7 @@ impl FileSystem {
             count => 12 + 4 * (count - 1),
         };
         let block = BLOCK as u64;
-        // Layout 2 keeps what is left of the last block beside the inode.
+        // Layout 2 stores the rest of the last block next to the inode.
         let whole = match format >> 1 & 7 {
             0 => size,
             2 => size - size % block,
@@ -223,7 +224,7 @@ mod tests {
         for content in &contents {
             tar = tar.file(&format!("disk/{}", content.len()), 0o644, content);
         }
-        // Names enough for several blocks.
+        // Enough names for several blocks.
         for i in 0..600 {
             tar = tar.file(&format!("other/a-name-of-some-length-{i}"), 0o644, b"x");
         }

@@ -1,13 +1,12 @@
 //! Writes EROFS file systems (Linux, `fs/erofs/erofs_fs.h`): uncompressed, 4 KiB blocks, one file.
 //!
-//! File data enters first, as a stream ([`Writer::add_file`]), and goes straight to its place; the
-//! tree that names it comes last ([`Writer::finish`]). Nothing is mounted, no right of root is
-//! needed, and no name of the tree touches the host. The same calls give the same bytes, every time
-//! and everywhere.
+//! File data is written first, as a stream ([`Writer::add_file`]), directly to its place; the tree
+//! that names it comes last ([`Writer::finish`]). Nothing is mounted, no root privileges are
+//! needed, and no name of the tree is used on the host. The same calls always give the same bytes.
 //!
 //! The file's layout: block 0 with the superblock; file data; directory data; the inodes with their
-//! extended attributes and the tails of short files. Inodes come last because only then all of them
-//! are known.
+//! extended attributes and the tails of short files. Inodes come last because only then are all of
+//! them known.
 
 mod dir;
 mod inode;

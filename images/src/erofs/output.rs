@@ -15,9 +15,9 @@ const HOLE: u64 = 64 << 10;
 pub(super) struct Output {
     file: File,
     buffer: Vec<u8>,
-    /// Where the buffer goes.
+    /// File offset of the buffer.
     offset: u64,
-    /// Zeros must be written: the file holds something else there.
+    /// Zeros must be written: the file has other data there.
     dense: bool,
 }
 
@@ -31,7 +31,7 @@ impl Output {
         }
     }
 
-    /// Writes `bytes` at `offset`; without `dense` the file must read as zeros there.
+    /// Writes `bytes` at `offset`; unless `dense` is set, the file must read as zeros there.
     pub(super) fn write_at(
         &mut self,
         offset: u64,
@@ -53,7 +53,7 @@ impl Output {
         Ok(())
     }
 
-    /// Makes a range read as zeros, and free on the disk where the host's file system can.
+    /// Makes a range read as zeros, and frees its disk space if the host's file system can.
     pub(super) fn clear(&mut self, offset: u64, length: u64) -> io::Result<()> {
         self.flush()?;
         let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
@@ -73,7 +73,7 @@ impl Output {
         }
     }
 
-    /// Writes what is left and sets the file's length.
+    /// Writes the buffered rest and sets the file's length.
     pub(super) fn finish(mut self, length: u64) -> io::Result<()> {
         self.flush()?;
         self.file.set_len(length)

@@ -1,4 +1,5 @@
-//! Reads images back for tests, by the kernel's documentation and not by the writer's code.
+//! Reads images back for tests, written from the kernel's documentation and not from the writer's
+//! code.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +12,7 @@ pub(crate) struct Found {
     pub(crate) gid: u32,
     pub(crate) mtime: (i64, u32),
     pub(crate) nid: u64,
-    /// Content, or what a link says; a device's number.
+    /// Content, or the target of a link; a device's number.
     pub(crate) data: Vec<u8>,
     pub(crate) device: u32,
     pub(crate) xattrs: BTreeMap<String, Vec<u8>>,

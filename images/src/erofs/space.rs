@@ -1,10 +1,10 @@
-//! Which blocks are free: the end of the file, and what whiteouts and replaced files gave back.
+//! Free blocks: the end of the file, and those that whiteouts and replaced files freed.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::tree::Extent;
 
-/// Hands out runs of blocks. The choice depends on the order of calls alone.
+/// Allocates runs of blocks. The choice depends only on the order of calls.
 #[derive(Debug)]
 pub(super) struct Space {
     /// First block that was never used.
@@ -26,8 +26,8 @@ impl Space {
         self.end
     }
 
-    /// The smallest hole that fits, else the end of the file. `None` when block numbers run out (16
-    /// TiB). The flag says whether the blocks held other data before.
+    /// Takes the smallest hole that fits, otherwise the end of the file. `None` if block numbers
+    /// run out (16 TiB). The flag says whether the blocks held other data before.
     pub(super) fn take(&mut self, blocks: u32) -> Option<(Extent, bool)> {
         let hole = self.by_length.range((blocks, 0)..).next().copied();
         if let Some((length, start)) = hole {
@@ -40,7 +40,7 @@ impl Space {
         Some((self.take_at_end(blocks)?, false))
     }
 
-    /// Blocks at the end of the file, whatever holes there are.
+    /// Takes blocks at the end of the file, even if there are holes.
     pub(super) fn take_at_end(&mut self, blocks: u32) -> Option<Extent> {
         let start = self.end;
         self.end = start.checked_add(blocks)?;
@@ -63,7 +63,7 @@ impl Space {
         self.insert(start, length);
     }
 
-    /// What is free before the end, in order.
+    /// Returns the free ranges before the end, in order.
     pub(super) fn holes(&self) -> impl Iterator<Item = Extent> + '_ {
         self.by_start
             .iter()

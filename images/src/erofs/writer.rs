@@ -1,4 +1,4 @@
-//! The writer: file data as it comes, then the tree.
+//! The writer: file data as it arrives, then the tree.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -12,7 +12,7 @@ use super::output::Output;
 use super::space::Space;
 use crate::tree::{Content, Extent, Kind, Leaf, Meta, Node, NodeId, Tree};
 
-/// Bytes of file tails kept in memory at most; beyond it they go to blocks of their own.
+/// Maximum bytes of file tails kept in memory; beyond it they go to separate blocks.
 const MAX_TAILS_MEMORY: usize = 64 << 20;
 
 /// Why a file system could not be written.
@@ -25,12 +25,12 @@ pub enum WriteError {
     /// More than EROFS can address (16 TiB), or a directory of more than 2³² bytes.
     #[error("the file system would be larger than EROFS allows")]
     TooLarge,
-    /// A file's data did not have the length that was announced.
+    /// A file's data did not have the announced length.
     #[error("a file has {actual} bytes of data where {expected} were announced")]
     Length {
         /// Bytes announced.
         expected: u64,
-        /// Bytes that came.
+        /// Bytes written.
         actual: u64,
     },
 }
@@ -44,7 +44,7 @@ pub(crate) struct Writer {
 }
 
 impl Writer {
-    /// Begins a file system in `file`, which should be empty.
+    /// Starts a file system in `file`, which should be empty.
     #[must_use]
     pub(crate) fn new(file: File) -> Self {
         Self {
@@ -54,7 +54,8 @@ impl Writer {
         }
     }
 
-    /// Begins a regular file of `size` bytes; `meta` is what the tree will say of it.
+    /// Starts a regular file of `size` bytes; `meta` is the metadata that the tree will have for
+    /// it.
     ///
     /// # Errors
     /// [`WriteError::TooLarge`].
@@ -88,7 +89,7 @@ impl Writer {
         })
     }
 
-    /// Takes back the space of a file that the tree no longer names.
+    /// Frees the space of a file that the tree no longer names.
     pub(crate) fn release(&mut self, content: Content) {
         self.tails -= content.tail.len();
         if let Some(extent) = content.extent {
@@ -97,10 +98,10 @@ impl Writer {
     }
 
     /// Writes the tree, whose contents came from this writer, and returns the image's length in
-    /// bytes. Nothing is synchronised to the disk.
+    /// bytes. Nothing is synced to the disk.
     ///
     /// # Errors
-    /// When the file cannot be written or the image would be too large.
+    /// If the file cannot be written or the image would be too large.
     pub(crate) fn finish(mut self, tree: &Tree, uuid: [u8; 16]) -> Result<u64, WriteError> {
         let mut plan = Plan::new(tree)?;
         for index in 0..plan.nodes.len() {
@@ -135,7 +136,7 @@ impl Writer {
             uuid,
         };
         self.out.write_at(0, &superblock.encode(), true)?;
-        // What replaced files left behind must not be readable, nor make two images differ.
+        // Data of replaced files must not be readable, nor make two images differ.
         for hole in self.space.holes() {
             self.out.clear(
                 u64::from(hole.start) * BLOCK as u64,
@@ -170,7 +171,7 @@ impl Writer {
         Ok(())
     }
 
-    /// A symbolic link that is too long to stand behind its inode.
+    /// Writes a symbolic link that is too long to follow its inode.
     fn write_link_block(
         &mut self,
         tree: &Tree,
@@ -197,7 +198,7 @@ impl Writer {
     }
 }
 
-/// Takes one regular file's data, in order.
+/// Writes one regular file's data, in order.
 #[derive(Debug)]
 pub(crate) struct FileWriter<'a> {
     writer: &'a mut Writer,
@@ -212,10 +213,10 @@ pub(crate) struct FileWriter<'a> {
 }
 
 impl FileWriter<'_> {
-    /// The next bytes of the file.
+    /// Writes the next bytes of the file.
     ///
     /// # Errors
-    /// [`WriteError::Length`] when they are more than announced; or the file cannot be written.
+    /// [`WriteError::Length`] if there are more than announced; or the file cannot be written.
     pub(crate) fn write(&mut self, bytes: &[u8]) -> Result<(), WriteError> {
         self.check(bytes.len() as u64)?;
         let room = self
@@ -233,7 +234,7 @@ impl FileWriter<'_> {
         Ok(())
     }
 
-    /// A hole: so many zeros, which take no space on the disk.
+    /// Writes a hole: `length` zeros, which take no space on the disk.
     ///
     /// # Errors
     /// As [`FileWriter::write`].
@@ -252,7 +253,7 @@ impl FileWriter<'_> {
     /// Ends the file.
     ///
     /// # Errors
-    /// [`WriteError::Length`] when bytes are missing.
+    /// [`WriteError::Length`] if bytes are missing.
     pub(crate) fn finish(mut self) -> Result<Content, WriteError> {
         if self.at != self.size {
             return Err(WriteError::Length {
@@ -306,8 +307,8 @@ struct Planned {
     at: u64,
 }
 
-/// All inodes in their final order: directory by directory, so that what is listed together lies
-/// together.
+/// All inodes in their final order: directory by directory, so that inodes that are listed together
+/// are stored together.
 #[derive(Debug)]
 struct Plan {
     nodes: Vec<Planned>,
@@ -325,7 +326,7 @@ impl Plan {
             nodes: Vec::with_capacity(tree.len()),
             by_node: vec![UNSEEN; tree.capacity()],
             build_time: 0,
-            meta_bytes: SLOT, // number 0 is no inode: readdir(3) takes it for a deleted entry
+            meta_bytes: SLOT, // number 0 is not an inode: readdir(3) takes it for a deleted entry
         };
         plan.add(Tree::ROOT, 0, tree)?;
         let mut next = 0;
@@ -385,8 +386,8 @@ impl Plan {
                 planned.location = encode_device(*major, *minor);
                 0
             }
-            // The kernel reads short links from the inode's block at once, so these have no other
-            // bound.
+            // The kernel reads short links directly from the inode's block, so these have no other
+            // limit.
             Kind::Leaf(Leaf::Symlink(_))
                 if inode_bytes(false) + planned.xattr_bytes + rest <= BLOCK =>
             {
@@ -460,7 +461,7 @@ impl Plan {
     }
 }
 
-/// A directory's names in the order of their bytes, `.` and `..` (no node) among them.
+/// Returns a directory's names in byte order, `.` and `..` (no node) among them.
 fn dir_names(tree: &Tree, dir: NodeId) -> impl Iterator<Item = (&[u8], Option<NodeId>)> {
     let mut dots = [b".".as_slice(), b"..".as_slice()].into_iter().peekable();
     let mut names = tree.children(dir).into_iter().flatten().peekable();
@@ -514,12 +515,12 @@ fn dirent_type(node: &Node) -> u8 {
     }
 }
 
-/// The kernel's `new_encode_dev`: 12 bits of major, 20 of minor.
+/// Encodes a device number as the kernel's `new_encode_dev`: 12 bits of major, 20 of minor.
 fn encode_device(major: u32, minor: u32) -> u32 {
     minor & 0xff | (major & 0xfff) << 8 | (minor & 0xf_ff00) << 12
 }
 
-/// The time that small inodes share. The commonest one, of equals the earliest.
+/// Returns the time that small inodes share: the most common one, and among equals the earliest.
 fn most_common_time(tree: &Tree, nodes: &[Planned]) -> i64 {
     let mut counts: HashMap<i64, usize> = HashMap::new();
     for planned in nodes {

@@ -1,5 +1,5 @@
-//! Which addresses are whose: loopback gets plain HTTP, and public servers may not point at private
-//! ones.
+//! Classification of addresses: loopback gets plain HTTP, and public servers must not refer to
+//! private ones.
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
@@ -25,7 +25,8 @@ pub(crate) fn is_loopback(host: &str) -> bool {
             .is_ok_and(|address| address.is_loopback())
 }
 
-/// Whether an address may be reached by anybody, so that nothing is gained by making us ask it.
+/// Returns whether an address is reachable from anywhere, so that nothing is gained by making us
+/// request it.
 pub(crate) fn is_public(address: IpAddr) -> bool {
     match address {
         IpAddr::V4(v4) => {
@@ -65,7 +66,7 @@ fn embedded_v4(v6: Ipv6Addr) -> Option<IpAddr> {
     }
 }
 
-/// Resolves names to public addresses alone.
+/// Resolves names to public addresses only.
 #[derive(Debug)]
 pub(crate) struct PublicOnly;
 

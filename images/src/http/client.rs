@@ -13,17 +13,17 @@ use super::{HttpError, RegistryConfig, RegistryHost, tls};
 /// Redirects followed for one request.
 const MAX_REDIRECTS: usize = 5;
 
-/// The longest pause that a server may ask for.
+/// The longest pause accepted from a server's `Retry-After`.
 const MAX_RETRY_AFTER: Duration = Duration::from_secs(30);
 
-/// Whether the server that sends us elsewhere is a public one.
+/// Whether the server that redirects us is a public one, and whether it was reached by HTTPS.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Origin {
     public: bool,
     https: bool,
 }
 
-/// One host's HTTP.
+/// HTTP client for one host.
 #[derive(Debug)]
 pub(crate) struct Http {
     client: reqwest::Client,
@@ -32,14 +32,14 @@ pub(crate) struct Http {
 }
 
 impl Http {
-    /// Prepares for `host[:port]`. Reads certificates: call it where blocking is allowed.
+    /// Creates a client for `host[:port]`. Reads certificates: call it where blocking is allowed.
     pub(crate) fn new(
         host: &str,
         settings: &RegistryHost,
         config: &RegistryConfig,
     ) -> Result<Self, HttpError> {
         let tls = tls::config(settings)?;
-        // As everywhere else, proxies are not for this machine itself.
+        // As everywhere else, proxies are not used for this machine itself.
         let direct = address::is_loopback(host);
         let builder = || {
             let builder = reqwest::Client::builder()
@@ -79,7 +79,7 @@ impl Http {
                 request = request.header(AUTHORIZATION, authorization);
             }
             let response = request.send().await?;
-            // 304 is an answer and no redirect.
+            // 304 is an answer and not a redirect.
             if !response.status().is_redirection() || response.status() == 304 {
                 return Ok(response);
             }
@@ -104,7 +104,7 @@ impl Http {
         Err(refused(&url, "too many redirects"))
     }
 
-    /// Asks an address that a server named, once.
+    /// Requests a URL that a server named, once.
     pub(crate) async fn get_named(
         &self,
         url: Url,
@@ -144,7 +144,7 @@ impl Http {
 }
 
 impl Origin {
-    /// Where an answer came from.
+    /// Returns the origin of an answer.
     pub(crate) fn of(response: &Response) -> Self {
         let public = response
             .remote_addr()
@@ -182,13 +182,14 @@ fn refused(target: &Url, why: &'static str) -> HttpError {
     HttpError::Redirect { target, why }
 }
 
-/// The pause before attempt number `attempt`, from 2: doubling, or as the server asks for.
+/// Returns the pause before attempt number `attempt`, which starts at 2: doubling, or as the server
+/// asks for.
 pub(crate) fn pause(backoff: Duration, attempt: u32, asked: Option<Duration>) -> Duration {
     let doubled = backoff.saturating_mul(1 << attempt.saturating_sub(2).min(10));
     asked.unwrap_or(doubled).min(MAX_RETRY_AFTER)
 }
 
-/// The pause that an answer asks for.
+/// Returns the pause that an answer asks for.
 pub(crate) fn retry_after(response: &Response) -> Option<Duration> {
     let value = response.headers().get(RETRY_AFTER)?;
     value
@@ -200,7 +201,7 @@ pub(crate) fn retry_after(response: &Response) -> Option<Duration> {
         .map(Duration::from_secs)
 }
 
-/// Whether an answer to a range request begins at the byte that was asked for.
+/// Returns whether an answer to a range request starts at the requested byte.
 pub(crate) fn resumes_at(response: &Response, from: u64) -> bool {
     let range = response
         .headers()

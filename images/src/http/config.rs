@@ -1,4 +1,4 @@
-//! How registries are reached.
+//! Connection settings of registries.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -11,18 +11,19 @@ pub struct RegistryConfig {
     /// Settings by registry host, with the port when it is not the usual one (`docker.io`,
     /// `localhost:5000`).
     pub hosts: BTreeMap<String, RegistryHost>,
-    /// Settings of registries that `hosts` does not have. Mirrors that it does not have get none.
+    /// Settings of registries that are not in `hosts`. Mirrors that are not in `hosts` get no
+    /// settings.
     pub other_hosts: RegistryHost,
     /// Docker's configuration file with credentials. Default: `$DOCKER_CONFIG/config.json`, else
-    /// `~/.docker/config.json`; a missing file is no error.
+    /// `~/.docker/config.json`; a missing file is not an error.
     pub docker_config: Option<PathBuf>,
-    /// How long a connection may take to be made.
+    /// Timeout for establishing a connection.
     pub connect_timeout: Duration,
     /// How long a server may send nothing before the request counts as failed.
     pub stall_timeout: Duration,
-    /// Attempts for each request when the server is overloaded or connections break, at least 1.
+    /// Attempts for each request if the server is overloaded or connections break, at least 1.
     pub attempts: u32,
-    /// The pause before the second attempt; it doubles with each further one.
+    /// The pause before the second attempt; it doubles with each following one.
     pub backoff: Duration,
 }
 
@@ -44,14 +45,14 @@ impl Default for RegistryConfig {
 }
 
 impl RegistryConfig {
-    /// Sets what is special about one registry host.
+    /// Sets the settings of one registry host.
     #[must_use]
     pub fn host(mut self, name: impl Into<String>, host: RegistryHost) -> Self {
         self.hosts.insert(name.into(), host);
         self
     }
 
-    /// The settings of a registry.
+    /// Returns the settings of a registry.
     pub(crate) fn of(&self, name: &str) -> &RegistryHost {
         self.hosts.get(name).unwrap_or(&self.other_hosts)
     }
@@ -63,14 +64,13 @@ impl RegistryConfig {
 pub struct RegistryHost {
     /// HTTPS or HTTP.
     pub protocol: RegistryProtocol,
-    /// Servers that are asked before the registry itself, in order; each may have settings of its
-    /// own.
+    /// Servers that are asked before the registry itself, in order; each may have its own settings.
     pub mirrors: Vec<Mirror>,
-    /// Where the registry really is, when that is not its name: as [`Mirror::address`].
+    /// The server of the registry if it differs from its name, in the form of [`Mirror::address`].
     pub server: Option<String>,
-    /// PEM files of authorities to trust besides the system's.
+    /// PEM files of certificate authorities to trust in addition to the system's.
     pub authorities: Vec<PathBuf>,
-    /// Certificate to show to the registry.
+    /// Certificate to present to the registry.
     pub client_certificate: Option<ClientCertificate>,
 }
 
@@ -96,7 +96,7 @@ impl RegistryHost {
         self
     }
 
-    /// Shows a certificate to the registry.
+    /// Presents a certificate to the registry.
     #[must_use]
     pub fn client_certificate(mut self, certificate: ClientCertificate) -> Self {
         self.client_certificate = Some(certificate);
@@ -104,15 +104,14 @@ impl RegistryHost {
     }
 }
 
-/// A server that has what a registry has.
+/// A server that has the content of a registry.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Mirror {
-    /// `HOST[:PORT]`, or `HOST[:PORT]/PATH` when the server's interface is elsewhere than under
-    /// `/v2`.
+    /// `HOST[:PORT]`, or `HOST[:PORT]/PATH` if the server's API is not under `/v2`.
     pub address: String,
-    /// Whether it is asked what a tag stands for; without that it only serves what is named by
-    /// digest, which nobody can forge.
+    /// Whether it is asked to resolve tags; otherwise it only serves content by digest, which
+    /// cannot be forged.
     pub resolves_tags: bool,
 }
 
@@ -128,13 +127,13 @@ impl<T: Into<String>> From<T> for Mirror {
 /// A client certificate: PEM files.
 #[derive(Clone, Debug)]
 pub struct ClientCertificate {
-    /// The certificate and those between it and the authority.
+    /// The certificate and the intermediate certificates.
     pub chain: PathBuf,
     /// Its private key.
     pub key: PathBuf,
 }
 
-/// How a registry speaks.
+/// The protocol of a registry.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum RegistryProtocol {
     /// HTTP for loopback addresses and `localhost`, else HTTPS.
@@ -142,6 +141,6 @@ pub enum RegistryProtocol {
     Auto,
     /// HTTPS even on loopback.
     Https,
-    /// HTTP, without any protection; digests alone protect what is pulled by digest.
+    /// HTTP, without any protection; what is pulled by digest is protected only by the digest.
     Http,
 }

@@ -1,8 +1,8 @@
-//! What goes wrong with connections, before anything is known of the content.
+//! Errors of connections, before anything is known about the content.
 
 use std::path::PathBuf;
 
-/// Why there is no answer. Which host it was, whoever asked knows.
+/// Why there is no answer. The caller knows the host.
 #[derive(Debug)]
 pub(crate) enum HttpError {
     /// No connection.
@@ -15,9 +15,9 @@ pub(crate) enum HttpError {
     Protocol(&'static str),
     /// A redirect, or another address that the server chose, is refused.
     Redirect {
-        /// Where to, without path and query.
+        /// The target, without path and query.
         target: String,
-        /// Why not.
+        /// The reason.
         why: &'static str,
     },
     /// A certificate or key file cannot be used.
@@ -33,7 +33,7 @@ impl From<reqwest::Error> for HttpError {
     fn from(error: reqwest::Error) -> Self {
         let tls = is_tls(&error);
         let connecting = error.is_connect();
-        // Addresses may carry tokens.
+        // URLs may contain tokens.
         let source = error.without_url();
         match () {
             () if tls => Self::Tls(source),
@@ -46,7 +46,7 @@ impl From<reqwest::Error> for HttpError {
 fn is_tls(error: &reqwest::Error) -> bool {
     let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(error);
     while let Some(error) = cause {
-        // An I/O error hides what it was made from.
+        // An I/O error hides the error that it was created from.
         let inner = error
             .downcast_ref::<std::io::Error>()
             .and_then(std::io::Error::get_ref);

@@ -1,5 +1,5 @@
-//! Settings of registries from a directory: that of containerd (`hosts.toml`) and Docker
-//! (certificates alone), one directory per registry, `_default` for all that have none.
+//! Settings of registries from a directory in the format of containerd (`hosts.toml`) or Docker
+//! (certificates only): one directory per registry, `_default` for all that have none.
 
 use std::fs::{self, File};
 use std::io::{self, Read as _};
@@ -11,7 +11,7 @@ use super::config::{ClientCertificate, Mirror, RegistryConfig, RegistryHost, Reg
 
 /// Bytes of a `hosts.toml`.
 const MAX_FILE_SIZE: u64 = 1 << 20;
-/// The directory of what is true for all registries.
+/// The directory for all registries without their own.
 const DEFAULT: &str = "_default";
 
 /// Why a directory with settings of registries cannot be used.
@@ -23,11 +23,11 @@ pub enum HostsError {
     Read {
         /// The file or directory.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         #[source]
         source: io::Error,
     },
-    /// It is not the TOML that it should be.
+    /// It is not TOML of the expected form.
     #[error("{} is no valid hosts.toml", .path.display())]
     Toml {
         /// The file.
@@ -36,23 +36,23 @@ pub enum HostsError {
         #[source]
         source: Box<toml::de::Error>,
     },
-    /// It says something that makes no sense or is not supported.
+    /// It has a setting that is invalid or not supported.
     #[error("{}: {what}", .path.display())]
     Invalid {
         /// The file.
         path: PathBuf,
-        /// What.
+        /// What is wrong.
         what: String,
     },
 }
 
 impl RegistryConfig {
-    /// Adds what `directory` says of registries: `directory/HOST[:PORT]/hosts.toml` as containerd
-    /// has it, or certificates as Docker has them (`*.crt` to trust, `NAME.cert` with `NAME.key` to
-    /// show).
+    /// Adds the settings of registries in `directory`: `directory/HOST[:PORT]/hosts.toml` in
+    /// containerd's format, or certificates in Docker's layout (`*.crt` to trust, `NAME.cert` with
+    /// `NAME.key` to present).
     ///
     /// # Errors
-    /// A directory or file that cannot be read, or says what makes no sense or is not supported.
+    /// A directory or file that cannot be read, or has settings that are invalid or not supported.
     pub fn hosts_directory(mut self, directory: &Path) -> Result<Self, HostsError> {
         let mut directories = list(directory)?;
         directories.retain(|path| path.is_dir());
@@ -69,7 +69,7 @@ impl RegistryConfig {
             if name == DEFAULT {
                 self.other_hosts = host;
             } else {
-                // Where names of directories may hold no colon, containerd writes it so.
+                // Where directory names cannot contain a colon, containerd writes them like this.
                 let host_name = match name
                     .strip_suffix('_')
                     .and_then(|name| name.rsplit_once('_'))
@@ -86,7 +86,8 @@ impl RegistryConfig {
         Ok(self)
     }
 
-    /// Reads a `hosts.toml`. What it says of mirrors' own servers is kept under their names.
+    /// Reads a `hosts.toml`. Settings of the mirrors' own servers are stored under the mirrors'
+    /// names.
     fn take_toml(&mut self, text: &str, file: &Path) -> Result<RegistryHost, HostsError> {
         let table: Table = toml::from_str(text).map_err(|source| HostsError::Toml {
             path: file.to_owned(),
@@ -157,7 +158,7 @@ impl RegistryHost {
     }
 }
 
-/// What a `hosts.toml` says of one server.
+/// Settings of one server in a `hosts.toml`.
 struct Settings {
     pulls: bool,
     resolves: bool,
@@ -211,7 +212,7 @@ fn strings(value: &Value) -> Option<Vec<&str>> {
 }
 
 /// A file with certificate and key, a pair of files, or a list of these, of which the first is
-/// taken.
+/// used.
 fn client(value: &Value, directory: &Path) -> Option<Option<ClientCertificate>> {
     let pair = |chain: &str, key: &str| ClientCertificate {
         chain: directory.join(chain),
@@ -234,7 +235,7 @@ fn client(value: &Value, directory: &Path) -> Option<Option<ClientCertificate>> 
     }
 }
 
-/// `http://HOST[:PORT][/PATH]` as a protocol and what [`Mirror`] takes for an address.
+/// Splits `http://HOST[:PORT][/PATH]` into a protocol and an address for [`Mirror`].
 fn address_of(url: &str, is_whole_path: bool) -> Result<(RegistryProtocol, String), String> {
     let wrong = || format!("{url:?} is no address of a server; write https://HOST[:PORT]");
     let (protocol, rest) = match url.split_once("://") {
@@ -261,7 +262,7 @@ fn address_of(url: &str, is_whole_path: bool) -> Result<(RegistryProtocol, Strin
     Ok((protocol, address))
 }
 
-/// Docker's way: certificates in the registry's directory.
+/// Reads Docker's layout: certificates in the registry's directory.
 fn certificates_in(directory: &Path) -> Result<RegistryHost, HostsError> {
     let mut host = RegistryHost::default();
     for path in list(directory)? {
@@ -284,7 +285,7 @@ fn certificates_in(directory: &Path) -> Result<RegistryHost, HostsError> {
     Ok(host)
 }
 
-/// Sorted.
+/// Lists a directory, sorted.
 fn list(directory: &Path) -> Result<Vec<PathBuf>, HostsError> {
     let entries = || -> io::Result<Vec<PathBuf>> {
         fs::read_dir(directory)?

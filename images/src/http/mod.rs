@@ -1,10 +1,10 @@
-//! HTTP as images are fetched by it: bounded, impatient with silence, and wary of where a server
-//! sends us.
+//! HTTP client for fetching images: bounded answers, timeouts for silent servers, and restricted
+//! redirects.
 //!
 //! An [`Http`] belongs to one host and its settings. It sends requests, follows redirects under
 //! rules (few hops, never from HTTPS to HTTP, never from a public address to a private one) and
-//! sorts out what goes wrong with connections. What a status or a body means is for the rooms
-//! above: `registry` and `disk`.
+//! classifies connection errors. The meaning of a status or a body is left to its users: `registry`
+//! and `disk`.
 
 mod address;
 mod client;

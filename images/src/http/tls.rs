@@ -9,11 +9,12 @@ use rustls::{ClientConfig, RootCertStore};
 
 use super::{HttpError, RegistryHost};
 
-/// The system's authorities and the host's own; its client certificate if it has one.
+/// Trusts the system's authorities and the host's own; presents its client certificate if it has
+/// one.
 pub(super) fn config(host: &RegistryHost) -> Result<ClientConfig, HttpError> {
     let mut roots = RootCertStore::empty();
-    // Of the system's certificates some are often unusable; a registry that needs one of those
-    // fails by itself.
+    // Some of the system's certificates are often unusable; only a registry that needs one of those
+    // fails.
     roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
     for path in &host.authorities {
         for certificate in certificates(path)? {

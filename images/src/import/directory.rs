@@ -1,4 +1,4 @@
-//! Reading a directory as a tar.
+//! Reads a directory as a tar.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -21,13 +21,13 @@ use crate::{Cancel, Error, Limits, Result};
 type Xattrs = Vec<(Vec<u8>, Vec<u8>)>;
 
 const CHUNK: usize = 256 << 10;
-/// Holes that are worth a map, in bytes, and the ranges that a map may have.
+/// Minimum bytes of holes that are worth a map, and maximum number of ranges in a map.
 const HOLES: u64 = 64 << 10;
 const RANGES: usize = 1 << 16;
 
-/// Writes the directory at `root` to `out` as a tar; returns the newest modification time in it.
-/// What changes meanwhile is an error. Sockets and what the kernel shows in mounted file systems
-/// (proc, sysfs, …) are left out.
+/// Writes the directory at `root` to `out` as a tar; returns the newest modification time in it. A
+/// change meanwhile is an error. Sockets and the kernel's file systems (proc, sysfs, …) are left
+/// out.
 pub(crate) fn write(
     root: &Path,
     out: &mut impl Write,
@@ -48,7 +48,7 @@ pub(crate) fn write(
     }
     entry::finish(writer.out).map_err(ImportError::Write)?;
     let newest = writer.newest;
-    // A second look, which finds what changed behind the first one.
+    // A second walk, which detects changes after the first one.
     let before = walk.hasher.finalize();
     let mut again = Walk::new(root, limits, cancel)?;
     again.run(|_, found| Ok(found.stat))?;
@@ -59,14 +59,14 @@ pub(crate) fn write(
     Ok(newest)
 }
 
-/// Writes what a walk finds.
+/// Writes the files that a walk finds.
 struct Writer<'a, W> {
     out: &'a mut W,
-    /// Files with several names, by device and inode, and the first of their names.
+    /// Files with several names, by device and inode, with their first name.
     linked: HashMap<(u64, u64), Vec<u8>>,
     buffer: Vec<u8>,
     newest: i64,
-    /// Bytes that files may still have.
+    /// Bytes that files may still have in total.
     bytes: u64,
 }
 
@@ -135,7 +135,7 @@ impl<W: Write> Writer<'_, W> {
         let changed = || ImportError::Changed {
             path: walk.shown(path),
         };
-        // What has become a pipe or device since must not block or do anything.
+        // A file that has since become a pipe or device must not block or have side effects.
         let flags =
             OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
         let file = openat(found.directory, found.name, flags, Mode::empty()).map_err(unreadable)?;
@@ -178,7 +178,7 @@ impl<W: Write> Writer<'_, W> {
         }
     }
 
-    /// Copies so many bytes; the outer error is of reading.
+    /// Copies `left` bytes; the outer error is of reading.
     fn copy(
         &mut self,
         file: &mut File,
@@ -233,8 +233,8 @@ fn new_entry<'a>(kind: EntryType, path: &'a [u8], link: &'a [u8], stat: &Stat) -
     }
 }
 
-/// Ranges of a file that are no holes; `None` when a map of them is not worth it or the file system
-/// has none.
+/// Returns the ranges of a file that are not holes; `None` if a map of them is not worth it or the
+/// file system has none.
 fn data_ranges(file: impl AsFd, size: u64) -> Option<Vec<(u64, u64)>> {
     let mut ranges = Vec::new();
     let (mut at, mut data) = (0, 0);
@@ -266,7 +266,7 @@ fn data_ranges(file: impl AsFd, size: u64) -> Option<Vec<(u64, u64)>> {
     (size - data >= HOLES).then_some(ranges)
 }
 
-/// Extended attributes that an image keeps, sorted by name.
+/// Returns the extended attributes that an image keeps, sorted by name.
 fn xattrs(walk: &Walk<'_>, found: &Found<'_>) -> Result<Xattrs, ImportError> {
     // The only way that also reaches those of symbolic links and devices without following or
     // opening them.
@@ -282,7 +282,7 @@ fn xattrs(walk: &Walk<'_>, found: &Found<'_>) -> Result<Xattrs, ImportError> {
     let mut xattrs = Xattrs::new();
     let mut bytes = 0;
     for name in list.split(|byte| *byte == 0) {
-        // Labels are of this machine's policy; overlayfs in the guest would obey its own
+        // SELinux labels belong to this machine's policy; overlayfs in the guest would obey its own
         // attributes.
         let is_ours = name == b"security.selinux" || name.starts_with(b"trusted.overlay.");
         if is_ours || !storable_xattr(name) {

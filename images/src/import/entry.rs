@@ -1,4 +1,4 @@
-//! Writing entries of a tar: ustar, with POSIX.1-2001 records for what does not fit.
+//! Writes entries of a tar: ustar, with POSIX.1-2001 records for what does not fit.
 
 use std::io::{self, Write};
 
@@ -28,13 +28,13 @@ pub(super) struct Entry<'a> {
     /// Length of a file.
     pub(super) size: u64,
     pub(super) xattrs: &'a [(Vec<u8>, Vec<u8>)],
-    /// Ranges that have data, when there are holes.
+    /// Ranges that have data, if there are holes.
     pub(super) sparse: Option<&'a [(u64, u64)]>,
 }
 
 impl Entry<'_> {
-    /// Writes everything in front of the data, of which as much as this returns has to follow, and
-    /// [`pad`].
+    /// Writes everything that precedes the data. The returned number of bytes of data has to
+    /// follow, and then [`pad`].
     pub(super) fn write(&self, out: &mut impl Write) -> io::Result<u64> {
         let map = self.sparse.map(map);
         let data = match self.sparse {
@@ -99,12 +99,12 @@ impl Entry<'_> {
     }
 }
 
-/// The end of an archive.
+/// Writes the end of an archive.
 pub(super) fn finish(out: &mut impl Write) -> io::Result<()> {
     out.write_all(&[0; 2 * RECORD as usize])
 }
 
-/// Fills the last record of so much data.
+/// Pads the last record of `size` bytes of data.
 pub(super) fn pad(out: &mut impl Write, size: u64) -> io::Result<()> {
     let rest = size.wrapping_neg() % RECORD;
     out.write_all(&[0; RECORD as usize][..rest as usize])
@@ -136,17 +136,17 @@ fn digits(number: usize) -> usize {
     number.checked_ilog10().unwrap_or(0) as usize + 1
 }
 
-/// Seconds with a fraction.
+/// Formats seconds with a fraction.
 fn time((seconds, nanos): (i64, u32)) -> String {
     match (seconds < 0, nanos) {
         (_, 0) => seconds.to_string(),
         (false, nanos) => format!("{seconds}.{nanos:09}"),
-        // The nanoseconds count upwards, the text downwards from zero.
+        // The nanoseconds count upwards, but the text counts away from zero.
         (true, nanos) => format!("-{}.{:09}", -(seconds + 1), 1_000_000_000 - nanos),
     }
 }
 
-/// GNU tar's map of a sparse file, format 1.0: decimal lines, padded.
+/// Encodes GNU tar's map of a sparse file, format 1.0: decimal lines, padded.
 fn map(ranges: &[(u64, u64)]) -> Vec<u8> {
     use std::fmt::Write as _;
     let mut text = format!("{}\n", ranges.len());
@@ -168,7 +168,7 @@ mod tests {
     fn name() -> impl Strategy<Value = Vec<u8>> {
         let bytes = prop::collection::vec(1..=255u8, 1..400);
         bytes.prop_map(|mut bytes| {
-            // A slash at the end would make a directory of it.
+            // A trailing slash would make it a directory.
             bytes.push(b'x');
             bytes
         })

@@ -1,4 +1,4 @@
-//! Why a root file system cannot be imported.
+//! Errors of imports of root file systems.
 
 use std::io;
 use std::path::PathBuf;
@@ -7,22 +7,22 @@ use std::path::PathBuf;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ImportError {
-    /// A file of it is not there, or may not be read.
+    /// A file of it is missing or cannot be read.
     #[error("cannot read {}", .path.display())]
     Read {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         #[source]
         source: io::Error,
     },
-    /// Somebody is writing to it.
+    /// It changed while it was read.
     #[error("{} changed while it was read; stop what writes to it and import it again", .path.display())]
     Changed {
         /// The file or directory.
         path: PathBuf,
     },
-    /// A file that no image can hold.
+    /// A file that cannot be in an image.
     #[error("{} {what}", .path.display())]
     Unfit {
         /// The file.
@@ -33,12 +33,12 @@ pub enum ImportError {
     /// It is too large.
     #[error("the root file system has more than {limit} {what}; raise the limit if you trust it")]
     Limit {
-        /// Of what.
+        /// What the limit applies to.
         what: &'static str,
         /// The bound.
         limit: u64,
     },
-    /// It is no root file system but something made of some.
+    /// It is not a root file system but an archive of images.
     #[error("this is an archive of images and no root file system; `podvisor load` takes it")]
     Images,
     /// There are no files.

@@ -1,9 +1,10 @@
-//! Root file systems that are no images yet: a directory, or a tar of one.
+//! Import of root file systems that are not images yet: a directory, or a tar of one.
 //!
-//! A directory becomes a tar ([`directory`]), the same bytes as long as the directory is the same,
-//! and from there on goes the way of every layer. Names are read relative to the directory and no
-//! symbolic link in it is followed, so nothing outside of it is read, whoever changes it meanwhile.
-//! A tar is only looked through ([`survey()`]): what is in it is checked when it is unpacked.
+//! A directory becomes a tar ([`directory`]), always of the same bytes if the directory is the
+//! same, and is then processed like any other layer. Names are read relative to the directory and
+//! no symbolic link in it is followed, so nothing outside of it is read, even if another process
+//! changes it meanwhile. A tar is only scanned ([`survey()`]): its content is checked when it is
+//! unpacked.
 
 pub(crate) mod directory;
 mod entry;

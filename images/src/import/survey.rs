@@ -1,4 +1,4 @@
-//! Looking through a tar before it becomes a layer.
+//! Scans a tar before it becomes a layer.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -10,10 +10,10 @@ use crate::decompress::Compression;
 use crate::layer::{EntryKind, TarReader, components};
 use crate::{ArchiveError, Cancel, Digest, Error, Limits, Result};
 
-/// What a tar is.
+/// The result of a scan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Survey {
-    /// Digest without compression.
+    /// Digest of the uncompressed tar.
     pub(crate) diff_id: Digest,
     /// Modification time of the newest file, in seconds since 1970.
     pub(crate) newest: i64,
@@ -50,7 +50,7 @@ pub(crate) fn survey(file: File, limits: &Limits, cancel: &Cancel) -> Result<Sur
     };
     let input = tar.into_input();
     cancel.check()?;
-    // Whatever the reader made of the cut stream: this is why.
+    // Whatever the reader reported for the truncated stream: this is the cause.
     if input.left == 0 {
         let (what, limit) = ("bytes", limits.unpacked_bytes);
         return Err(ImportError::Limit { what, limit }.into());
@@ -61,7 +61,7 @@ pub(crate) fn survey(file: File, limits: &Limits, cancel: &Cancel) -> Result<Sur
     Ok(Survey { diff_id, newest })
 }
 
-/// What tells a root file system from other archives.
+/// Distinguishes a root file system from other archives.
 #[derive(Debug, Default)]
 struct TopNames {
     any: bool,
@@ -93,7 +93,7 @@ impl TopNames {
     }
 }
 
-/// Computes the digest of what passes, and ends the stream when it gets too long.
+/// Computes the digest of the bytes that pass through, and ends the stream when it gets too long.
 struct Hashing<'a, R> {
     input: R,
     hasher: Sha256,

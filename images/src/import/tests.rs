@@ -258,7 +258,7 @@ fn bounds_hold_for_directories_and_tars() {
     });
 }
 
-/// Does something when data with a certain byte comes.
+/// Runs a function when data with a certain byte is written.
 struct Meddler<F>(u8, Option<F>);
 
 impl<F: FnOnce()> Write for Meddler<F> {
@@ -276,8 +276,8 @@ impl<F: FnOnce()> Write for Meddler<F> {
     }
 }
 
-/// Returns when a change gets another time than one from before: the clock of files ticks in
-/// milliseconds.
+/// Returns when a new change would get a later time than one from before: file timestamps advance
+/// in milliseconds.
 fn tick() {
     let file = tempfile::NamedTempFile::new().unwrap();
     let time = || {
@@ -288,8 +288,8 @@ fn tick() {
     while time() == before {}
 }
 
-/// Reads a directory in which something happens when the file of bytes `at` is read: 1 before the
-/// inner directory, 3 in it.
+/// Reads a directory in which `meddle` runs when the file of bytes `at` is read: 1 before the inner
+/// directory, 3 in it.
 fn meddled(at: u8, meddle: impl Fn(&Path)) -> Option<ImportError> {
     let dir = tempfile::tempdir().unwrap();
     let path = |name: &str| dir.path().join(name);

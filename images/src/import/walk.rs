@@ -1,4 +1,4 @@
-//! Going through a directory, without ever leaving it.
+//! Walks a directory without ever leaving it.
 
 use std::ffi::OsStr;
 use std::os::fd::OwnedFd;
@@ -14,10 +14,10 @@ use sha2::{Digest as _, Sha256};
 use super::ImportError;
 use crate::{Cancel, Limits, Result};
 
-/// How often a directory is opened again that is moved about meanwhile.
+/// How often a directory that is moved meanwhile is opened again.
 const MAX_REOPENS: usize = 100;
 
-/// Types of file systems whose content is the kernel's: proc, sysfs, cgroup, cgroup2, devpts,
+/// Types of file systems whose content comes from the kernel: proc, sysfs, cgroup, cgroup2, devpts,
 /// debugfs, tracefs, securityfs, bpf, pstore, efivarfs, mqueue, configfs, binfmt_misc, fusectl.
 const KERNEL: [u32; 15] = [
     0x9fa0,
@@ -37,18 +37,18 @@ const KERNEL: [u32; 15] = [
     0x6573_5543,
 ];
 
-/// A file or directory that a walk has come to.
+/// A file or directory that a walk has reached.
 pub(super) struct Found<'a> {
     /// The directory that it is in, or the directory itself.
     pub(super) directory: &'a OwnedFd,
-    /// Its name in there; `.` for the directory itself.
+    /// Its name in that directory; `.` for the directory itself.
     pub(super) name: &'a [u8],
     /// Its path below the root; empty for the root.
     pub(super) path: &'a [u8],
     pub(super) stat: Stat,
 }
 
-/// Goes through a directory, each time in the same order: a directory, its files by name, then its
+/// Walks a directory, always in the same order: a directory, its files by name, then its
 /// directories.
 pub(super) struct Walk<'a> {
     root: &'a Path,
@@ -56,7 +56,7 @@ pub(super) struct Walk<'a> {
     pub(super) limits: &'a Limits,
     pub(super) cancel: &'a Cancel,
     pub(super) entries: u64,
-    /// Of everything that changes when a file does.
+    /// Hash of everything that changes when a file does.
     pub(super) hasher: Sha256,
 }
 
@@ -81,8 +81,7 @@ impl<'a> Walk<'a> {
         })
     }
 
-    /// Shows everything to `see`, which returns what it found a file to be when it was done with
-    /// it.
+    /// Passes every file to `see`, which returns the file's state when it was done with it.
     pub(super) fn run(
         &mut self,
         mut see: impl FnMut(&Self, &Found<'_>) -> Result<Stat>,
@@ -155,7 +154,7 @@ impl<'a> Walk<'a> {
         Ok(())
     }
 
-    /// Opens a directory below the root, through directories alone.
+    /// Opens a directory below the root, only through directories.
     fn open(&self, path: &[u8]) -> Result<OwnedFd, ImportError> {
         let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let resolve =
@@ -178,7 +177,7 @@ impl<'a> Walk<'a> {
         Err(ImportError::Changed { path })
     }
 
-    /// Names in a directory, sorted.
+    /// Returns the names in a directory, sorted.
     fn names(&self, directory: &OwnedFd, path: &[u8]) -> Result<Vec<Vec<u8>>, ImportError> {
         let fault = |error| self.unreadable(path, error);
         let mut names = Vec::new();
@@ -189,7 +188,7 @@ impl<'a> Walk<'a> {
                 continue;
             }
             names.push(name.to_vec());
-            // One directory's names are all that is kept in memory.
+            // Only one directory's names are kept in memory.
             if names.len() as u64 > self.limits.entries {
                 let (what, limit) = ("entries", self.limits.entries);
                 return Err(ImportError::Limit { what, limit });
@@ -201,7 +200,7 @@ impl<'a> Walk<'a> {
 
     fn is_kernels(&self, directory: &OwnedFd, path: &[u8]) -> Result<bool, ImportError> {
         let found = fstatfs(directory).map_err(|error| self.unreadable(path, error))?;
-        // The type is 32 bits, whatever the field is.
+        // The type has 32 bits, whatever the width of the field.
         Ok(KERNEL.contains(&(found.f_type as u32)))
     }
 
@@ -212,7 +211,7 @@ impl<'a> Walk<'a> {
     pub(super) fn unreadable(&self, path: &[u8], error: Errno) -> ImportError {
         let path = self.shown(path);
         match error {
-            // It was there when its directory was listed.
+            // It existed when its directory was listed.
             Errno::NOENT | Errno::NOTDIR | Errno::LOOP => ImportError::Changed { path },
             error => ImportError::Read {
                 path,
@@ -227,7 +226,7 @@ impl<'a> Walk<'a> {
     }
 }
 
-/// Whether nothing happened to a file between two looks at it.
+/// Returns whether a file did not change between two calls of `stat`.
 pub(super) fn is_same(a: &Stat, b: &Stat) -> bool {
     let key = |stat: &Stat| {
         (

@@ -1,21 +1,21 @@
-//! Reads a stream ahead on a thread of its own, so that decompression runs beside what is done with
-//! its result.
+//! Reads a stream ahead on a separate thread, so that decompression runs in parallel with the use
+//! of its result.
 
 use std::io::{self, Read};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::{Builder, JoinHandle};
 
-/// Bytes that are handed over at once.
+/// Bytes that are handed over in one piece.
 const PIECE: usize = 256 << 10;
-/// Pieces read ahead at most.
+/// Maximum number of pieces read ahead.
 const PIECES: usize = 4;
 
 /// The reading side. Dropping it ends the thread.
 #[derive(Debug)]
 pub(super) struct ReadAhead {
-    /// An empty piece is the end of the stream.
+    /// An empty piece marks the end of the stream.
     filled: Receiver<io::Result<Vec<u8>>>,
-    /// Gives pieces back, to be filled again.
+    /// Returns pieces to be filled again.
     used: SyncSender<Vec<u8>>,
     piece: Vec<u8>,
     at: usize,
@@ -24,10 +24,10 @@ pub(super) struct ReadAhead {
 }
 
 impl ReadAhead {
-    /// Begins to read `input`.
+    /// Starts reading `input`.
     ///
     /// # Errors
-    /// When there can be no more threads.
+    /// If no thread can be created.
     pub(super) fn new(mut input: impl Read + Send + 'static) -> io::Result<Self> {
         let (send_filled, filled) = sync_channel(PIECES);
         let (used, receive_used) = sync_channel(PIECES);
@@ -36,7 +36,7 @@ impl ReadAhead {
             let _ = used.send(Vec::new());
         }
         let work = move || {
-            // Either channel closes when nobody reads any more.
+            // Either channel closes when the reader is dropped.
             while let Ok(mut piece) = receive_used.recv() {
                 let filled = fill(&mut input, &mut piece);
                 let last = filled.is_err() || piece.is_empty();
@@ -72,7 +72,7 @@ impl ReadAhead {
             }
             Err(_) => {
                 self.ended = true;
-                // It tells its end, unless it panicked.
+                // It reports its end, unless it panicked.
                 match self.thread.take().map(JoinHandle::join) {
                     Some(Err(panic)) => std::panic::resume_unwind(panic),
                     _ => Err(io::ErrorKind::UnexpectedEof.into()),
@@ -98,7 +98,7 @@ impl Read for ReadAhead {
     }
 }
 
-/// Fills `piece` as far as the stream goes.
+/// Fills `piece`, or as much of it as the stream has.
 fn fill(input: &mut impl Read, piece: &mut Vec<u8>) -> io::Result<()> {
     piece.resize(PIECE, 0);
     let mut length = 0;
@@ -135,7 +135,7 @@ mod tests {
         }
     }
 
-    /// Gives some bytes, then an error.
+    /// Returns some bytes, then an error.
     struct Broken(usize);
 
     impl Read for Broken {

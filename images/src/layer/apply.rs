@@ -23,7 +23,7 @@ const CHUNK: usize = 128 << 10;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LayerError {
-    /// The archive is broken.
+    /// The archive is damaged.
     #[error(transparent)]
     Tar(#[from] TarError),
     /// An entry's name, or its hard link's target, is not one that may be in an image.
@@ -63,7 +63,7 @@ pub enum LayerError {
         /// The bound.
         limit: u64,
     },
-    /// Too much of what is not data.
+    /// Too much metadata.
     #[error(
         "the names, links and attributes of the image take more than {limit} bytes of memory; \
          raise the limit if you trust it"
@@ -91,7 +91,7 @@ pub enum LayerError {
 }
 
 impl LayerError {
-    /// The error of the file that is written, if it is one.
+    /// Returns the error of the file that is written, if it is one.
     pub(crate) fn into_io(self) -> Result<io::Error, Self> {
         match self {
             Self::Write(WriteError::Io(error)) => Ok(error),
@@ -113,7 +113,7 @@ pub(crate) struct Unpacker {
 }
 
 impl Unpacker {
-    /// Begins an image in `file`. Setting `cancelled` ends the work soon.
+    /// Starts an image in `file`. Setting `cancelled` ends the work soon.
     pub(crate) fn new(file: File, limits: Limits, cancelled: Arc<AtomicBool>) -> Self {
         let budget = limits.unpacked_bytes;
         Self {
@@ -126,12 +126,12 @@ impl Unpacker {
         }
     }
 
-    /// Bytes of memory that names and metadata take.
+    /// Returns the bytes of memory that names and metadata take.
     pub(crate) fn memory(&self) -> u64 {
         self.tree.memory()
     }
 
-    /// Applies the layer in `blob`, whose digest without compression must be `diff_id`.
+    /// Applies the layer in `blob`, whose uncompressed digest must be `diff_id`.
     pub(crate) fn layer(&mut self, blob: File, diff_id: Digest) -> Result<(), LayerError> {
         let input = Hashing {
             input: Compression::open(blob)
@@ -148,7 +148,7 @@ impl Unpacker {
             outcome = tar.drain().map_err(LayerError::from);
         }
         let input = tar.into_input();
-        // Whatever the reader made of the cut stream: this is why.
+        // Whatever the reader reported for the truncated stream: this is the cause.
         if input.over {
             return Err(LayerError::Unpacked {
                 limit: self.limits.unpacked_bytes,
@@ -166,7 +166,7 @@ impl Unpacker {
         Ok(())
     }
 
-    /// Writes the tree; the length of the image in bytes.
+    /// Writes the tree; returns the length of the image in bytes.
     pub(crate) fn finish(self, uuid: [u8; 16]) -> Result<u64, LayerError> {
         Ok(self.writer.finish(&self.tree, uuid)?)
     }
@@ -286,7 +286,7 @@ impl Unpacker {
         meta: &Meta,
         buffer: &mut [u8],
     ) -> Result<Leaf, LayerError> {
-        // Holes come from nothing, so the stream's own bound does not see them.
+        // Holes are not in the stream, so the stream's own limit does not include them.
         self.budget = self
             .budget
             .checked_sub(entry.size)
@@ -320,7 +320,7 @@ fn meta(entry: &TarEntry, limits: &Limits) -> Result<Meta, &'static str> {
     let mut xattrs = BTreeMap::new();
     let mut bytes = 0;
     for (name, value) in &entry.xattrs {
-        // Overlayfs in the guest would obey its own attributes; others EROFS has no place for.
+        // Overlayfs in the guest would obey its own attributes; EROFS cannot store the others.
         if name.starts_with(b"trusted.overlay.") || !storable_xattr(name) {
             continue;
         }
@@ -340,7 +340,7 @@ fn meta(entry: &TarEntry, limits: &Limits) -> Result<Meta, &'static str> {
     })
 }
 
-/// Computes the digest of what passes, and ends the stream when it gets too long.
+/// Computes the digest of the bytes that pass through, and ends the stream when it gets too long.
 struct Hashing<R> {
     input: R,
     hasher: Sha256,

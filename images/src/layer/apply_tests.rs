@@ -26,7 +26,7 @@ fn build(layers: &[Vec<u8>]) -> Result<tempfile::NamedTempFile, LayerError> {
     build_with(layers, &Limits::default())
 }
 
-/// What `fsck.erofs` of erofs-utils says; it also unpacks everything.
+/// Runs `fsck.erofs` of erofs-utils, which also unpacks everything.
 fn fsck(image: &tempfile::NamedTempFile) -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
     let out = Command::new("fsck.erofs")
@@ -193,7 +193,7 @@ fn what_replaced_files_held_is_not_in_the_image() {
     assert!(!image.windows(12).any(|window| window == b"horse batter"));
     let files = crate::erofs::reader::read(&image);
     assert_eq!(files[&b"new"[..]].data, [0; 9000]);
-    // The new file took the secret's place.
+    // The new file reuses the secret's space.
     assert!(image.len() < secret.len() + 5 * 4096);
 }
 
@@ -253,7 +253,7 @@ fn fsck_only(image: &tempfile::NamedTempFile) {
     );
 }
 
-/// The error's words, with those of its causes.
+/// The error's message, with those of its causes.
 fn words(error: &LayerError) -> String {
     let mut text = error.to_string();
     let mut cause = std::error::Error::source(error);

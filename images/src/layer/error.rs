@@ -1,8 +1,8 @@
-//! What is wrong with a layer's tar.
+//! Errors of a layer's tar.
 
 use std::io;
 
-/// Bytes that the extended headers of one entry may have together.
+/// Maximum bytes of all extended headers of one entry together.
 pub(super) const MAX_EXTENDED_HEADERS: u64 = 1 << 20;
 
 /// Why a tar stream cannot be read.
@@ -18,7 +18,7 @@ pub enum TarError {
     /// A header breaks the format.
     #[error("the layer's tar has a broken header ({0})")]
     Header(&'static str),
-    /// Extended headers without end, or endless ones.
+    /// Extended headers that are too long, or too many of them.
     #[error(
         "the layer's tar has more than {MAX_EXTENDED_HEADERS} bytes of extended headers for one entry"
     )]

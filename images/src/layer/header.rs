@@ -10,7 +10,7 @@ pub(crate) const RECORD: usize = 512;
 pub(super) struct Header(pub(super) [u8; RECORD]);
 
 impl Header {
-    /// `None` for a block of zeros, which ends an archive.
+    /// Parses a header; `None` for a block of zeros, which ends an archive.
     pub(super) fn parse(block: [u8; RECORD]) -> Result<Option<Self>, TarError> {
         if block.iter().all(|byte| *byte == 0) {
             return Ok(None);
@@ -38,7 +38,7 @@ impl Header {
 
     pub(super) fn name(&self) -> Vec<u8> {
         let name = until_nul(&self.0[..100]);
-        // GNU's variant ("ustar  ") keeps other things where POSIX has the prefix.
+        // GNU's variant ("ustar ") stores other data where POSIX has the prefix.
         let prefix = if self.0[257..263] == *b"ustar\0" {
             until_nul(&self.0[345..500])
         } else {
@@ -95,7 +95,7 @@ pub(super) fn number(field: &[u8]) -> Option<u64> {
 fn signed(field: &[u8]) -> Option<i64> {
     match field.first()? {
         first if first & 0x80 != 0 => {
-            // Two's complement over the whole field, less the marking bit.
+            // Two's complement over the whole field, without the marking bit.
             let negative = first & 0x40 != 0;
             let first = if negative { *first } else { first & 0x7f };
             let mut value = if negative { -1i64 } else { 0 };

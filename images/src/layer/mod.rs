@@ -1,9 +1,9 @@
 //! Layers: a verified blob becomes entries of the image's tree.
 //!
-//! A blob is decompressed, its digest without compression checked against the image configuration,
-//! its tar entries are read under [`Limits`](crate::Limits) and applied to the tree, file data
-//! going straight to the file system writer. Nothing here opens a file of the host by a name that a
-//! layer carries.
+//! A blob is decompressed, its uncompressed digest is checked against the image configuration, and
+//! its tar entries are read under [`Limits`](crate::Limits) and applied to the tree; file data goes
+//! directly to the file system writer. Nothing here opens a file on the host by a name from a
+//! layer.
 
 mod ahead;
 mod apply;

@@ -1,4 +1,4 @@
-//! Names of entries: what is refused, and what they ask for (OCI image-spec, layer.md).
+//! Names of entries: which are refused, and what they mean (OCI image-spec, layer.md).
 
 use std::fmt;
 
@@ -45,7 +45,7 @@ pub(super) enum Target<'a> {
     Ignored,
 }
 
-/// Splits a name into its parts; none for the root. A leading slash is the root's, too.
+/// Splits a name into its parts; none for the root. A leading slash also means the root.
 pub(crate) fn components<'a>(path: &'a [u8], limits: &Limits) -> Result<Vec<&'a [u8]>, PathFault> {
     if path.len() > limits.path_bytes {
         return Err(PathFault::Long);
@@ -66,7 +66,7 @@ pub(crate) fn components<'a>(path: &'a [u8], limits: &Limits) -> Result<Vec<&'a 
     }
 }
 
-/// Tells whiteouts from entries.
+/// Distinguishes whiteouts from entries.
 pub(super) fn target<'a>(path: &'a [&'a [u8]]) -> Result<Target<'a>, PathFault> {
     let Some((name, parents)) = path.split_last() else {
         return Ok(Target::Entry);

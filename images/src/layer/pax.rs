@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::error::TarError;
 
-/// What extended headers say of the entry that follows them.
+/// The fields of extended headers, for the entry that follows them.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Pax {
     pub(super) path: Option<Vec<u8>>,
@@ -20,11 +20,11 @@ pub(super) struct Pax {
 /// The keys of GNU tar's three sparse formats.
 #[derive(Clone, Debug, Default)]
 pub(super) struct SparseKeys {
-    /// Formats 0.0 and 0.1: offsets and lengths in turn.
+    /// Formats 0.0 and 0.1: offsets and lengths, alternating.
     pub(super) map: Vec<u64>,
     pub(super) real_size: Option<u64>,
     pub(super) name: Option<Vec<u8>>,
-    /// Format 1.0: the map is in front of the data.
+    /// Format 1.0: the map precedes the data.
     pub(super) map_in_data: bool,
 }
 
@@ -35,7 +35,7 @@ impl SparseKeys {
 }
 
 impl Pax {
-    /// Reads the records of one header; later ones win.
+    /// Parses the records of one header; later ones take precedence.
     pub(super) fn parse(&mut self, mut bytes: &[u8]) -> Result<(), TarError> {
         while !bytes.is_empty() {
             let (key, value, rest) = record(bytes).ok_or(TarError::Header("extended header"))?;

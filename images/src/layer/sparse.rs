@@ -4,17 +4,18 @@ use super::error::TarError;
 use super::header::{RECORD, number};
 use super::pax::decimal;
 
-/// Ranges of a sparse file; hostile maps are bounded by this.
+/// Maximum number of ranges of a sparse file, as a limit for hostile maps.
 const MAX_RANGES: usize = 1 << 20;
 
-/// The data ranges of a file, in order and without overlap; all else is zeros.
+/// The data ranges of a file, in order and without overlap; everything else is zeros.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct SparseMap {
     pub(super) ranges: Vec<(u64, u64)>,
 }
 
 impl SparseMap {
-    /// Checks a map against the file's size; `stored` are the bytes that the archive has for it.
+    /// Checks a map against the file's size; `stored` is the number of bytes that the archive has
+    /// for it.
     pub(super) fn check(&self, size: u64, stored: u64) -> Result<(), TarError> {
         let mut end = 0u64;
         let mut data = 0u64;
@@ -40,7 +41,7 @@ impl SparseMap {
         Ok(())
     }
 
-    /// Numbers in turn: offset, length, offset, …
+    /// Reads alternating numbers: offset, length, offset, …
     pub(super) fn from_numbers(numbers: &[u64]) -> Result<Self, TarError> {
         let mut map = Self::default();
         let (pairs, []) = numbers.as_chunks::<2>() else {
@@ -67,7 +68,7 @@ impl SparseMap {
     }
 }
 
-/// Reads format 1.0's map, decimal lines in front of the data, record by record.
+/// Reads format 1.0's map, decimal lines before the data, record by record.
 #[derive(Debug, Default)]
 pub(super) struct MapInData {
     line: Vec<u8>,
@@ -76,7 +77,7 @@ pub(super) struct MapInData {
 }
 
 impl MapInData {
-    /// Takes a record; the map when it is complete.
+    /// Takes a record; returns the map when it is complete.
     pub(super) fn record(&mut self, record: &[u8; RECORD]) -> Result<Option<SparseMap>, TarError> {
         let fault = || TarError::Header("sparse map");
         for byte in record {

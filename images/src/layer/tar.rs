@@ -1,7 +1,7 @@
-//! Reads tar streams: ustar, GNU and PAX, all lengths bounded.
+//! Reads tar streams: ustar, GNU and PAX, with limits on all lengths.
 //!
-//! An entry's data is read with [`TarReader::read_data`] or left; asking for the next entry skips
-//! what is left.
+//! An entry's data is read with [`TarReader::read_data`] or left; the next entry skips the rest of
+//! it.
 
 use std::collections::BTreeMap;
 use std::io::{self, Read};
@@ -11,7 +11,7 @@ use super::header::{Header, RECORD};
 use super::pax::Pax;
 use super::sparse::{MapInData, SparseMap};
 
-/// What an entry is.
+/// The type of an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum EntryKind {
     File,
@@ -21,7 +21,7 @@ pub(crate) enum EntryKind {
     Char(u32, u32),
     Block(u32, u32),
     Fifo,
-    /// A type that images do not have.
+    /// A type that images do not contain.
     Unknown(u8),
 }
 
@@ -43,9 +43,9 @@ pub(crate) struct TarEntry {
 /// A piece of a file's data.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Piece {
-    /// So many bytes are in the buffer.
+    /// This many bytes are in the buffer.
     Data(usize),
-    /// So many zeros.
+    /// This many zeros.
     Hole(u64),
 }
 
@@ -56,7 +56,7 @@ pub(crate) struct TarReader<R> {
     /// Bytes of the entry's data that are still in the stream.
     stored: u64,
     padding: u64,
-    /// Position in the file that the data makes, holes included, and its length.
+    /// Position in the file whose data is read, holes included, and its length.
     at: u64,
     size: u64,
     map: std::vec::IntoIter<(u64, u64)>,
@@ -76,7 +76,7 @@ impl<R: Read> TarReader<R> {
         }
     }
 
-    /// The next entry; `None` at the end of the archive.
+    /// Returns the next entry; `None` at the end of the archive.
     pub(crate) fn next_entry(&mut self) -> Result<Option<TarEntry>, TarError> {
         self.skip_rest()?;
         let mut pax = Pax::default();
@@ -101,7 +101,7 @@ impl<R: Read> TarReader<R> {
             self.skip_rest()?;
             match target {
                 b'x' => pax.parse(&bytes)?,
-                // A global header's defaults: nothing in it concerns an image.
+                // A global header's defaults: none of them concerns an image.
                 b'g' => {}
                 b'L' => long_name = Some(super::header::until_nul(&bytes).to_vec()),
                 _ => long_link = Some(super::header::until_nul(&bytes).to_vec()),
@@ -109,7 +109,7 @@ impl<R: Read> TarReader<R> {
         }
     }
 
-    /// The next piece of the entry's data, at most as long as `buffer`; `None` at its end.
+    /// Returns the next piece of the entry's data, at most as long as `buffer`; `None` at its end.
     pub(crate) fn read_data(&mut self, buffer: &mut [u8]) -> Result<Option<Piece>, TarError> {
         if self.range.1 == 0 {
             if self.at == self.size {
@@ -141,7 +141,7 @@ impl<R: Read> TarReader<R> {
         Ok(())
     }
 
-    /// The stream, at the entry's data right after [`TarReader::next_entry`].
+    /// Returns the stream, at the entry's data directly after [`TarReader::next_entry`].
     pub(crate) fn input(&self) -> &R {
         &self.input
     }
@@ -161,7 +161,7 @@ impl<R: Read> TarReader<R> {
         let path = pax.sparse.name.take().or(pax.path.take()).or(long_name);
         let path = path.unwrap_or_else(|| header.name());
         let kind = match header.typeflag() {
-            // Before POSIX a trailing slash made a directory of an ordinary file.
+            // Before POSIX, a trailing slash made an ordinary file a directory.
             0 | b'0' | b'7' if path.ends_with(b"/") => EntryKind::Dir,
             0 | b'0' | b'7' | b'S' => EntryKind::File,
             b'1' => EntryKind::Hardlink,
@@ -176,7 +176,7 @@ impl<R: Read> TarReader<R> {
             b'6' => EntryKind::Fifo,
             other => EntryKind::Unknown(other),
         };
-        // Only files have data; some tars give the size of a hard link's target all the same.
+        // Only files have data; some tars nevertheless give the size of a hard link's target.
         let has_data = matches!(kind, EntryKind::File | EntryKind::Unknown(_));
         self.stored = if has_data { stored } else { 0 };
         self.padding = padding(self.stored);
@@ -203,7 +203,7 @@ impl<R: Read> TarReader<R> {
         })
     }
 
-    /// Sets up the reading of a file's data and returns the file's length.
+    /// Prepares reading a file's data and returns the file's length.
     fn begin_file(&mut self, header: &Header, pax: &Pax) -> Result<u64, TarError> {
         let (map, size) = if header.typeflag() == b'S' {
             self.old_sparse_map(header)?
@@ -282,7 +282,7 @@ impl<R: Read> TarReader<R> {
         let skipped = io::copy(&mut (&mut self.input).take(rest), &mut io::sink())?;
         (self.stored, self.padding) = (0, 0);
         (self.at, self.size, self.range) = (0, 0, (0, 0));
-        // The last entry's padding may be missing, its data not.
+        // The last entry's padding may be missing, but not its data.
         if skipped < stored {
             Err(TarError::Truncated)
         } else {

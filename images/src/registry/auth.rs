@@ -1,4 +1,4 @@
-//! Proving who asks (Docker registry v2 token authentication; RFC 7617; RFC 6750).
+//! Authentication (Docker registry v2 token authentication; RFC 7617; RFC 6750).
 
 use reqwest::Url;
 use reqwest::header::HeaderValue;
@@ -19,7 +19,7 @@ struct Token {
     access_token: Option<String>,
 }
 
-/// Answers a challenge: the header for the next try, or `None` when there is nothing to try.
+/// Answers a challenge: returns the header for the next try, or `None` if there is nothing to try.
 pub(super) async fn answer(
     endpoint: &Endpoint,
     challenge: &Challenge,

@@ -1,4 +1,4 @@
-//! Large blobs: from a server to a file, resumed where they broke off.
+//! Large blobs: from a server to a file, resumed after an interruption.
 
 use std::fs::File;
 use std::io;
@@ -13,9 +13,9 @@ use super::{Client, Descriptor, RegistryError};
 use crate::http::resumes_at;
 use crate::{Digest, PullEvent};
 
-/// Progress is told in steps of this many bytes.
+/// Progress is reported in steps of this many bytes.
 const PROGRESS_STEP: u64 = 1 << 20;
-/// Pieces between the network and the disk.
+/// Pieces queued between the network and the disk.
 const QUEUE: usize = 32;
 
 /// Why a blob is not in the file.
@@ -33,13 +33,13 @@ impl From<RegistryError> for BlobError {
 
 enum Order {
     Append(Vec<u8>),
-    /// The server cannot resume: forget everything.
+    /// The server cannot resume: discard everything.
     Restart,
-    /// Tell the digest of everything so far.
+    /// Return the digest of everything so far.
     Digest(oneshot::Sender<Digest>),
 }
 
-/// A thread that hashes and writes, so that neither holds up the network.
+/// A thread that hashes and writes, so that neither delays the network.
 struct Sink {
     orders: mpsc::Sender<Order>,
     thread: tokio::task::JoinHandle<io::Result<()>>,
@@ -64,7 +64,7 @@ impl Sink {
                         at = 0;
                     }
                     Order::Digest(answer) => {
-                        // Without a receiver the pull was given up.
+                        // Without a receiver the pull was cancelled.
                         let _ = answer.send(Digest::finish(hasher.clone()));
                     }
                 }
@@ -74,12 +74,12 @@ impl Sink {
         Self { orders, thread }
     }
 
-    /// False when the thread has stopped, which is for an error.
+    /// Sends an order; returns false if the thread has stopped, which means that it failed.
     async fn order(&self, order: Order) -> bool {
         self.orders.send(order).await.is_ok()
     }
 
-    /// `None` when the thread has stopped.
+    /// Returns the digest so far; `None` if the thread has stopped.
     async fn digest(&self) -> Option<Digest> {
         let (answer, digest) = oneshot::channel();
         self.order(Order::Digest(answer)).await;
@@ -93,8 +93,8 @@ impl Sink {
 }
 
 impl Client {
-    /// Fetches a blob into `file`, which must be empty, and verifies it. Nothing is synchronised to
-    /// the disk.
+    /// Fetches a blob into `file`, which must be empty, and verifies it. Nothing is synced to the
+    /// disk.
     pub(crate) async fn blob(&self, descriptor: &Descriptor, file: File) -> Result<(), BlobError> {
         let sink = Sink::new(file);
         let fetched = self.blob_into(descriptor, &sink).await;
@@ -110,7 +110,7 @@ impl Client {
             let error = match self.transfer(endpoint, descriptor, sink, &mut done).await {
                 Err(error) => error,
                 Ok(()) => {
-                    // Without a digest the sink has failed, and tells why itself.
+                    // Without a digest the sink has failed, and reports the error itself.
                     let Some(digest) = sink.digest().await else {
                         return Ok(());
                     };
@@ -122,7 +122,8 @@ impl Client {
             };
             let useless = !error.is_retryable();
             tries.after(error).await?;
-            // Another source may have the real one, and must not answer for what this one sent.
+            // Another source may have the right content, and must not be blamed for what this one
+            // sent.
             if useless || !std::ptr::eq(endpoint, tries.endpoint()) {
                 done = 0;
                 sink.order(Order::Restart).await;
@@ -130,7 +131,7 @@ impl Client {
         }
     }
 
-    /// One request's worth of the blob, from byte `done` on.
+    /// Transfers the blob from byte `done` on, with one request.
     async fn transfer(
         &self,
         endpoint: &Endpoint,

@@ -1,6 +1,6 @@
 //! `WWW-Authenticate` (RFC 9110, section 11.6.1), as far as registries use it.
 
-/// How a registry wants to be asked.
+/// The authentication that a registry asks for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Challenge {
     /// User name and password with every request.
@@ -14,7 +14,7 @@ pub(crate) enum Challenge {
 }
 
 impl Challenge {
-    /// The best challenge in a header's value: a token's if there is one.
+    /// Returns the best challenge in a header's value: one for a token if there is one.
     pub(crate) fn parse(header: &str) -> Option<Self> {
         let mut basic = None;
         for (scheme, params) in challenges(header) {

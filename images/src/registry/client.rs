@@ -10,7 +10,7 @@ use super::{Credentials, Descriptor, Manifest, Parsed, RegistryError, docker_con
 use crate::http::{self, RegistryConfig, RegistryHost};
 use crate::{Digest, Limits, PullEvent, PullEvents, Reference};
 
-/// What a reference stands for.
+/// What a reference resolves to.
 #[derive(Clone, Debug)]
 pub(crate) struct Resolved {
     /// Digest of the answer to the reference itself: an index's or the manifest's.
@@ -38,8 +38,8 @@ pub(crate) struct Client {
 }
 
 impl Client {
-    /// Prepares for `reference`. Reads certificates and Docker's configuration, and may run a
-    /// credential helper: call it where blocking is allowed.
+    /// Creates a client for `reference`. Reads certificates and Docker's configuration, and may run
+    /// a credential helper: call it where blocking is allowed.
     pub(crate) fn new(
         reference: &Reference,
         config: &RegistryConfig,
@@ -124,7 +124,7 @@ impl Client {
         }
     }
 
-    /// Fetches a manifest, or another `kind` of document of the repository that has its form.
+    /// Fetches a manifest, or another `kind` of document of the repository that has the same form.
     pub(super) async fn fetch_document(
         &self,
         kind: &'static str,
@@ -261,7 +261,7 @@ impl Client {
         &self.name
     }
 
-    /// Goes through the mirrors and then the registry, each as often as allowed.
+    /// Iterates over the mirrors and then the registry, each as often as allowed.
     pub(super) fn tries(&self) -> Tries<'_> {
         let mut endpoints = self.endpoints.iter();
         let now = endpoints
@@ -277,13 +277,13 @@ impl Client {
 
     pub(super) fn emit(&self, event: PullEvent) {
         if let Some(events) = &self.events {
-            // A receiver that went away has lost interest, no more.
+            // A dropped receiver only means that the caller is no longer interested.
             let _ = events.send(event);
         }
     }
 }
 
-/// The place of a request among sources and attempts.
+/// The state of a request: which source, and which attempt.
 #[derive(Debug)]
 pub(super) struct Tries<'a> {
     client: &'a Client,
@@ -293,12 +293,12 @@ pub(super) struct Tries<'a> {
 }
 
 impl<'a> Tries<'a> {
-    /// Whom to ask now.
+    /// Returns the source to ask now.
     pub(super) fn endpoint(&self) -> &'a Endpoint {
         self.now
     }
 
-    /// Leaves out a source that does not serve this; false when it is the last.
+    /// Skips a source that does not serve this; returns false if it is the last.
     pub(super) fn pass_over(&mut self) -> bool {
         let next = self.rest.find(|endpoint| !endpoint.is_left_out());
         if let Some(next) = next {
@@ -307,12 +307,12 @@ impl<'a> Tries<'a> {
         next.is_some()
     }
 
-    /// After a failure: moves on to the next attempt, after a pause, or the next source.
+    /// Handles a failure: moves on to the next attempt, after a pause, or to the next source.
     ///
     /// # Errors
-    /// The failure, when nothing is left to try.
+    /// The failure, if nothing is left to try.
     pub(super) async fn after(&mut self, error: RegistryError) -> Result<(), RegistryError> {
-        // One that was reached before is worth to be waited for.
+        // A source that was reached before is worth waiting for.
         let lost = matches!(error, RegistryError::Unreachable { .. }) && !self.now.has_answered();
         let hopeless = lost || !error.is_retryable();
         if !hopeless && self.attempt < self.client.attempts {

@@ -1,4 +1,4 @@
-//! Who pulls.
+//! Credentials for registries.
 
 use std::fmt;
 
@@ -6,14 +6,14 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use reqwest::header::HeaderValue;
 
-/// Who pulls.
+/// Credentials for a pull.
 #[derive(Clone, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Credentials {
-    /// Whatever Docker's configuration file has for the registry, else nobody.
+    /// Those for the registry in Docker's configuration file, otherwise none.
     #[default]
     Auto,
-    /// Nobody.
+    /// No credentials.
     Anonymous,
     /// A user with a password or access token.
     Basic {
@@ -41,7 +41,7 @@ impl fmt::Debug for Credentials {
 }
 
 impl Credentials {
-    /// The header to begin with, before any challenge.
+    /// Returns the header to start with, before any challenge.
     pub(super) fn initial_header(&self) -> Option<HeaderValue> {
         match self {
             Self::RegistryToken(token) => secret(&format!("Bearer {token}")),
@@ -49,7 +49,7 @@ impl Credentials {
         }
     }
 
-    /// For the server that asks for a password.
+    /// Returns the header for a server that asks for a password.
     pub(super) fn basic(&self) -> Option<HeaderValue> {
         match self {
             Self::Basic { user, password } => secret(&format!(
@@ -61,7 +61,8 @@ impl Credentials {
     }
 }
 
-/// `None` for what no header may hold, such as a line break in a token.
+/// Creates a header value; `None` for text that no header may contain, such as a line break in a
+/// token.
 pub(super) fn secret(text: &str) -> Option<HeaderValue> {
     let mut value = HeaderValue::from_str(text).ok()?;
     value.set_sensitive(true);

@@ -11,7 +11,7 @@ use serde::Deserialize;
 
 use super::{Credentials, RegistryError};
 
-/// The name that Docker Hub has in these files.
+/// The name of Docker Hub in these files.
 const HUB: &str = "https://index.docker.io/v1/";
 
 #[derive(Default, Deserialize)]
@@ -39,8 +39,8 @@ struct HelperAnswer {
     secret: String,
 }
 
-/// Looks up a registry. A missing file, or one without the registry, means nobody. May run a helper
-/// program and wait for it.
+/// Looks up a registry. A missing file, or one without the registry, means no credentials. May run
+/// a helper program and wait for it.
 pub(super) fn lookup(file: &Path, registry: &str) -> Result<Credentials, RegistryError> {
     let fault = |source: Box<dyn std::error::Error + Send + Sync>| RegistryError::DockerConfig {
         path: file.to_owned(),
@@ -104,7 +104,7 @@ fn decode(auth: &Auth) -> Result<Credentials, Box<dyn std::error::Error + Send +
     }
 }
 
-/// Runs `docker-credential-NAME get`; `None` when it knows nothing of the server.
+/// Runs `docker-credential-NAME get`; `None` if it does not know the server.
 fn ask_helper(
     name: &str,
     server: &str,
@@ -124,7 +124,7 @@ fn ask_helper(
         .spawn()
         .map_err(|error| format!("cannot run {program}: {error}"))?;
     if let Some(mut input) = child.stdin.take() {
-        // A helper that does not read has its own answer all the same.
+        // A helper that does not read its input may still answer.
         let _ = input.write_all(server.as_bytes());
     }
     let out = child.wait_with_output()?;

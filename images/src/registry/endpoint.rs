@@ -1,4 +1,4 @@
-//! One registry's addresses: requests with its credentials, and the reading of bounded answers.
+//! One registry's endpoint: requests with its credentials, and reading of bounded answers.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -15,7 +15,7 @@ use crate::http::{self, Http, HttpError, Origin, RegistryConfig, RegistryHost, R
 pub(super) struct Endpoint {
     host: String,
     base: Url,
-    /// Set for a mirror: whose content is asked for.
+    /// Set for a mirror: the registry whose content is requested.
     namespace: Option<String>,
     resolves_tags: bool,
     http: Http,
@@ -25,13 +25,13 @@ pub(super) struct Endpoint {
     left_out: AtomicBool,
 }
 
-/// The host, with its port, of an address that may have a path.
+/// Returns the host, with its port, of an address that may have a path.
 pub(super) fn host_of(address: &str) -> &str {
     address.split('/').next().unwrap_or(address)
 }
 
 impl Endpoint {
-    /// `address` is `HOST[:PORT]`, perhaps with the path of the interface; that is `/v2` otherwise.
+    /// `address` is `HOST[:PORT]`, optionally with the path of the API, which is `/v2` otherwise.
     pub(super) fn new(
         address: &str,
         settings: &RegistryHost,
@@ -71,22 +71,22 @@ impl Endpoint {
         self.resolves_tags = resolves_tags;
     }
 
-    /// Sets the name that messages have for it.
+    /// Sets its name in messages.
     pub(super) fn call(&mut self, name: &str) {
         name.clone_into(&mut self.host);
     }
 
-    /// Whether it may say what a tag stands for.
+    /// Returns whether it may resolve tags.
     pub(super) fn resolves_tags(&self) -> bool {
         self.resolves_tags
     }
 
-    /// Whether it has answered any request, so that it is worth to wait for it.
+    /// Returns whether it has answered any request, so that it is worth waiting for.
     pub(super) fn has_answered(&self) -> bool {
         self.answered.load(Ordering::Relaxed)
     }
 
-    /// Asks it for nothing else.
+    /// Excludes it from all other requests.
     pub(super) fn leave_out(&self) {
         self.left_out.store(true, Ordering::Relaxed);
     }
@@ -103,7 +103,7 @@ impl Endpoint {
         &self.credentials
     }
 
-    /// An answer that breaks the protocol.
+    /// Creates the error for an answer that breaks the protocol.
     pub(super) fn fault(&self, what: &str) -> RegistryError {
         RegistryError::Protocol {
             host: self.host.clone(),
@@ -111,7 +111,7 @@ impl Endpoint {
         }
     }
 
-    /// Asks for `repository/kind/name`, authenticating when the registry wants it.
+    /// Requests `repository/kind/name`, and authenticates if the registry asks for it.
     pub(super) async fn get(
         &self,
         repository: &str,
@@ -137,8 +137,8 @@ impl Endpoint {
         }
         let used = self.authorization.lock().await.clone();
         let response = self.send(&url, &headers, used.as_ref()).await?;
-        // What somebody else asks for, to whom the registry has sent us, is not the registry's
-        // word.
+        // An answer of another server, to which the registry redirected us, is not the registry's
+        // own.
         if response.status() != 401 || response.url().origin() != url.origin() {
             return Ok(response);
         }
@@ -172,7 +172,7 @@ impl Endpoint {
         Ok(response)
     }
 
-    /// Asks a token server that a challenge named.
+    /// Sends a request to a token server that a challenge named.
     pub(super) async fn get_token(
         &self,
         url: Url,
@@ -185,7 +185,7 @@ impl Endpoint {
             .map_err(|error| failed(&self.host, error))
     }
 
-    /// As [`Endpoint::get_token`], by OAuth 2's form.
+    /// As [`Endpoint::get_token`], with OAuth 2's form.
     pub(super) async fn post_form(
         &self,
         url: Url,
@@ -198,7 +198,7 @@ impl Endpoint {
             .map_err(|error| failed(&self.host, error))
     }
 
-    /// Turns an answer that is none into an error; `name` says what was asked for.
+    /// Turns an unsuccessful answer into an error; `name` says what was requested.
     pub(super) async fn check_status(
         &self,
         response: Response,
@@ -212,7 +212,7 @@ impl Endpoint {
             404 => Err(RegistryError::NotFound { host, name }),
             code => {
                 let retry_after = http::retry_after(&response);
-                // Whatever the server has to say, in part; the status alone would do.
+                // The server's message, if any, is only read in part; the status would be enough.
                 let body = self
                     .read_document(response, "an error", 64 << 10)
                     .await
@@ -258,13 +258,13 @@ impl Endpoint {
         Ok(body)
     }
 
-    /// Sorts out what went wrong with a connection.
+    /// Classifies a connection error.
     pub(super) fn failed(&self, error: reqwest::Error) -> RegistryError {
         failed(&self.host, error.into())
     }
 }
 
-/// Says of which registry an error is.
+/// Adds the registry's name to an error.
 fn failed(host: &str, error: HttpError) -> RegistryError {
     let host = host.to_owned();
     match error {
@@ -290,7 +290,7 @@ fn challenge_of(response: &Response) -> Option<Challenge> {
     found.into_iter().next()
 }
 
-/// The first message of a registry's error document, printable and short.
+/// Returns the first message of a registry's error document, printable and short.
 fn error_message(body: &[u8]) -> Option<String> {
     let document: serde_json::Value = serde_json::from_slice(body).ok()?;
     let message = document.get("errors")?.get(0)?.get("message")?.as_str()?;

@@ -1,9 +1,9 @@
-//! What registries do wrong.
+//! Errors of registries.
 
 use super::ManifestError;
 use crate::Digest;
 
-/// Why a registry did not give what was asked for.
+/// Why a registry did not provide what was requested.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RegistryError {
@@ -41,7 +41,7 @@ pub enum RegistryError {
     NotFound {
         /// Registry.
         host: String,
-        /// What was asked for.
+        /// What was requested.
         name: String,
     },
     /// Not allowed.
@@ -51,7 +51,7 @@ pub enum RegistryError {
     Unauthorized {
         /// Registry.
         host: String,
-        /// What was asked for.
+        /// What was requested.
         name: String,
     },
     /// The server has a problem.
@@ -59,11 +59,11 @@ pub enum RegistryError {
     Status {
         /// Registry.
         host: String,
-        /// What was asked for.
+        /// What was requested.
         name: String,
         /// HTTP status.
         status: u16,
-        /// The server's words, cut, with a colon before them.
+        /// The server's message, cut, preceded by a colon.
         message: String,
         /// The pause that the server asks for.
         retry_after: Option<std::time::Duration>,
@@ -81,9 +81,9 @@ pub enum RegistryError {
     Redirect {
         /// Registry.
         host: String,
-        /// Where to.
+        /// The target.
         target: String,
-        /// Why not.
+        /// The reason.
         why: &'static str,
     },
     /// The content is not what its digest says.
@@ -95,9 +95,9 @@ pub enum RegistryError {
         host: String,
         /// Manifest, configuration or layer.
         what: &'static str,
-        /// Asked for.
+        /// The requested digest.
         expected: Digest,
-        /// Received.
+        /// The digest of the received content.
         actual: Digest,
     },
     /// The content does not have the size that the manifest says.
@@ -116,7 +116,7 @@ pub enum RegistryError {
         /// Bytes offered, or received at least.
         actual: u64,
     },
-    /// A document without an end.
+    /// A document that is longer than allowed.
     #[error("registry {host} sent more than {limit} bytes for {what}; it was discarded")]
     TooLarge {
         /// Registry.
@@ -129,12 +129,12 @@ pub enum RegistryError {
     /// The reference has a digest that is not supported.
     #[error("the reference's digest cannot be used")]
     ReferenceDigest(#[source] crate::DigestError),
-    /// The manifest is none that can be run.
+    /// The manifest is not one that can be run.
     #[error("image {name} cannot be used")]
     Manifest {
         /// The image.
         name: String,
-        /// Why.
+        /// The cause.
         #[source]
         source: ManifestError,
     },
@@ -143,7 +143,7 @@ pub enum RegistryError {
     Certificate {
         /// The file.
         path: std::path::PathBuf,
-        /// Why.
+        /// The cause.
         #[source]
         source: Box<dyn std::error::Error + Send + Sync>,
     },
@@ -155,15 +155,15 @@ pub enum RegistryError {
     DockerConfig {
         /// The file.
         path: std::path::PathBuf,
-        /// Why.
+        /// The cause.
         #[source]
         source: Box<dyn std::error::Error + Send + Sync>,
     },
 }
 
 impl RegistryError {
-    /// Whether the same request may succeed later or elsewhere: nothing is wrong with the image
-    /// itself.
+    /// Returns whether the same request may succeed later or elsewhere: nothing is wrong with the
+    /// image itself.
     pub(crate) fn is_retryable(&self) -> bool {
         match self {
             Self::Unreachable { .. } | Self::Transfer { .. } => true,

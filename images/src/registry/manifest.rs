@@ -9,7 +9,7 @@ const OCI_INDEX: &str = "application/vnd.oci.image.index.v1+json";
 const DOCKER_MANIFEST: &str = "application/vnd.docker.distribution.manifest.v2+json";
 const DOCKER_LIST: &str = "application/vnd.docker.distribution.manifest.list.v2+json";
 
-/// What an `Accept` header asks for.
+/// The value of the `Accept` header.
 pub(super) const ACCEPT: &str = "application/vnd.oci.image.manifest.v1+json, \
     application/vnd.oci.image.index.v1+json, \
     application/vnd.docker.distribution.manifest.v2+json, \
@@ -19,10 +19,10 @@ pub(super) const ACCEPT: &str = "application/vnd.oci.image.manifest.v1+json, \
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ManifestError {
-    /// It is not the JSON that it should be.
+    /// It is not JSON of the expected form.
     #[error("the manifest is not valid")]
     Json(#[source] serde_json::Error),
-    /// The configuration is not the JSON that it should be.
+    /// The configuration is not JSON of the expected form.
     #[error(
         "the image configuration is not valid; the reference may name an artifact that is no container image"
     )]
@@ -38,7 +38,7 @@ pub enum ManifestError {
     /// No manifest for this machine.
     #[error("the image is not made for linux/amd64 but for {available}")]
     Platform {
-        /// What it is made for.
+        /// The platforms that it is available for.
         available: String,
     },
     /// Indexes within indexes.
@@ -47,7 +47,7 @@ pub enum ManifestError {
         /// The bound.
         limit: usize,
     },
-    /// Nothing to run.
+    /// No layers, so that there is nothing to run.
     #[error("the image has no layers, so there is no root file system to boot from")]
     NoLayers,
     /// Too many layers.
@@ -58,10 +58,10 @@ pub enum ManifestError {
         /// The bound.
         limit: usize,
     },
-    /// A layer that is to be fetched from elsewhere.
+    /// A layer that has to be fetched from elsewhere.
     #[error("layer {0} is foreign (to be fetched from other servers), which is refused")]
     ForeignLayer(Digest),
-    /// A layer that is no tar.
+    /// A layer that is not a tar.
     #[error("layer {digest} has the type {media_type:?}, which is no file system layer")]
     LayerType {
         /// The layer.
@@ -69,7 +69,7 @@ pub enum ManifestError {
         /// Its type.
         media_type: String,
     },
-    /// More than allowed.
+    /// A size beyond the limit.
     #[error("{what} {digest} has {size} bytes, more than {limit}")]
     TooLarge {
         /// What is too large.
@@ -89,7 +89,7 @@ pub enum ManifestError {
         /// In the configuration.
         diff_ids: usize,
     },
-    /// The configuration's layer digest is none.
+    /// A layer digest in the configuration is invalid.
     #[error("the configuration has an invalid layer digest")]
     DiffId(#[source] crate::DigestError),
 }
@@ -124,7 +124,7 @@ pub(crate) struct Manifest {
     pub(crate) layers: Vec<Descriptor>,
 }
 
-/// What a registry may answer to a reference.
+/// What a registry may return for a reference.
 #[derive(Clone, Debug)]
 pub(crate) enum Parsed {
     Image(Manifest),
@@ -144,8 +144,8 @@ struct Raw {
 }
 
 impl Parsed {
-    /// Reads a manifest or index. `content_type` is what the server said, for want of a type in the
-    /// document.
+    /// Reads a manifest or index. `content_type` is the server's; it is used if the document does
+    /// not tell its type.
     pub(crate) fn parse(
         bytes: &[u8],
         content_type: &str,
@@ -155,8 +155,8 @@ impl Parsed {
         if raw.schema_version != 2 {
             return Err(ManifestError::Schema(raw.schema_version));
         }
-        // A document without a type is what its members say; a type in the document wins over the
-        // server's.
+        // A document without a type is classified by its members; a type in the document takes
+        // precedence over the server's.
         let media_type = match &raw.media_type {
             Some(media_type) => media_type.as_str(),
             None if raw.manifests.is_some() && raw.layers.is_none() => OCI_INDEX,
@@ -251,7 +251,7 @@ fn choose(manifests: &[Descriptor]) -> Result<Descriptor, ManifestError> {
         let platform = descriptor.platform.as_ref();
         platform.is_some_and(|found| found.os == "linux" && found.architecture == "amd64")
     };
-    // Without a platform it can only be the one manifest of a plain export.
+    // A manifest without a platform can only be the one manifest of a plain export.
     let is_bare = |descriptor: &Descriptor| {
         descriptor.platform.is_none() && is_manifest(&descriptor.media_type)
     };

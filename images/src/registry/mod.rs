@@ -1,8 +1,8 @@
 //! Registries: manifests and blobs by HTTP (OCI distribution-spec; Docker registry v2), verified.
 //!
-//! A [`Client`] serves one pull. It knows the registry and its mirrors, authenticates when asked
-//! to, and returns only bytes whose length and digest are right. Connections, redirects and their
-//! rules are the business of `http`.
+//! A [`Client`] serves one pull. It knows the registry and its mirrors, authenticates if asked to,
+//! and returns only bytes whose length and digest are right. Connections and redirects are handled
+//! by `http`.
 
 mod auth;
 mod blob;

@@ -1,12 +1,12 @@
-//! The signatures that a registry keeps beside an image.
+//! The signatures that a registry stores along with an image.
 
 use super::{Client, RegistryError};
 use crate::Digest;
 use crate::signature::{Attached, Form, Pointer, bundle_of, bundles_of, simple_of, tag_of};
 
 impl Client {
-    /// All that the registry calls signatures of a manifest or index, of one form; there may be
-    /// none.
+    /// Fetches everything that the registry lists as signatures of a manifest or index, of one
+    /// form; there may be none.
     pub(crate) async fn signatures(
         &self,
         manifest: &Digest,
@@ -47,7 +47,7 @@ impl Client {
         Ok(signatures)
     }
 
-    /// A document that need not be there.
+    /// Fetches a document that may be missing.
     async fn optional(
         &self,
         kind: &'static str,

@@ -1,9 +1,9 @@
-//! How registries keep the signatures of a manifest, and what is in them.
+//! How registries store the signatures of a manifest, and their content.
 //!
 //! - cosign's tag: `sha256-<hex>.sig` names a manifest of which each layer is a payload, its
 //!   signature in an annotation.
-//! - OCI 1.1 referrers: an index of what refers to the manifest; a bundle is an artifact of one
-//!   layer.
+//! - OCI 1.1 referrers: an index of the artifacts that refer to the manifest; a bundle is an
+//!   artifact of one layer.
 
 use std::collections::BTreeMap;
 
@@ -19,25 +19,25 @@ use crate::registry::Descriptor;
 
 const SIMPLE: &str = "application/vnd.dev.cosign.simplesigning.v1+json";
 const SIGNATURE: &str = "dev.cosignproject.cosign/signature";
-/// Bundles of version 0.3 and what comes after it without breaking it.
+/// Prefix of the media types of bundles: version 0.3 and its compatible successors.
 const BUNDLE: &str = "application/vnd.dev.sigstore.bundle";
 
-/// Signatures of one manifest that are looked at, of each form.
+/// Maximum number of signatures of one manifest that are looked at, of each form.
 const MAX_SIGNATURES: usize = 32;
 /// Bytes of a payload.
 const MAX_PAYLOAD_SIZE: u64 = 64 << 10;
 /// Bytes of a bundle, which may hold certificates and log entries.
 const BUNDLE_BYTES: u64 = 1 << 20;
 
-/// How a signature is kept.
+/// How a signature is stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Form {
     Simple,
     Bundle,
 }
 
-/// The tag under which signatures of a manifest are found, or its referrers where the registry has
-/// no list of them.
+/// Returns the tag of the signatures of a manifest, or of its referrers if the registry has no list
+/// of them.
 pub(crate) fn tag_of(manifest: &Digest, form: Form) -> String {
     match form {
         Form::Simple => format!("sha256-{}.sig", manifest.hex()),
@@ -45,17 +45,17 @@ pub(crate) fn tag_of(manifest: &Digest, form: Form) -> String {
     }
 }
 
-/// Where a signature is to be fetched.
+/// Where to fetch a signature.
 #[derive(Clone, Debug)]
 pub(crate) struct Pointer {
     pub(crate) blob: Descriptor,
-    /// Most bytes that it may have.
+    /// Maximum number of bytes.
     pub(crate) limit: u64,
     signature: Option<String>,
 }
 
 impl Pointer {
-    /// With the content that it points to.
+    /// Adds the content that it points to.
     pub(crate) fn with(self, content: Vec<u8>) -> Attached {
         Attached {
             content,
@@ -64,7 +64,7 @@ impl Pointer {
     }
 }
 
-/// A signature as a registry gave it: anything.
+/// A signature as received from a registry, not verified.
 #[derive(Clone, Debug)]
 pub(crate) struct Attached {
     /// The payload, or the bundle.
@@ -79,14 +79,14 @@ impl Attached {
         &self.content
     }
 
-    /// Another content under the same signature.
+    /// Replaces the content, under the same signature.
     #[cfg(test)]
     pub(super) fn with_content(mut self, content: Vec<u8>) -> Self {
         self.content = content;
         self
     }
 
-    /// What the signature says, if it is sound and by one of `keys`.
+    /// Returns the claim of the signature if it is valid and made by one of `keys`.
     pub(super) fn verify(&self, keys: &[&Key]) -> Option<Claim> {
         let Some(signature) = &self.signature else {
             let (key, manifest) = bundle::verify(&self.content, keys)?;
@@ -128,7 +128,7 @@ struct Entry {
     annotations: Option<BTreeMap<String, String>>,
 }
 
-/// The signatures in the manifest of cosign's tag. What is no signature is passed over.
+/// Returns the signatures in the manifest of cosign's tag. Everything else is skipped.
 pub(crate) fn simple_of(manifest: &[u8]) -> Vec<Pointer> {
     let layers = read(manifest).map_or_else(Vec::new, |manifest| manifest.layers);
     let signature = |layer: Entry| {
@@ -148,7 +148,7 @@ pub(crate) fn simple_of(manifest: &[u8]) -> Vec<Pointer> {
         .collect()
 }
 
-/// The manifests of bundles in an index of referrers.
+/// Returns the manifests of bundles in an index of referrers.
 pub(crate) fn bundles_of(index: &[u8]) -> Vec<Digest> {
     let manifests = read(index).map_or_else(Vec::new, |index| index.manifests);
     manifests
@@ -159,7 +159,7 @@ pub(crate) fn bundles_of(index: &[u8]) -> Vec<Digest> {
         .collect()
 }
 
-/// The bundle of an artifact's manifest.
+/// Returns the bundle of an artifact's manifest.
 pub(crate) fn bundle_of(manifest: &[u8]) -> Option<Pointer> {
     let layer = read(manifest)?.layers.into_iter().next()?.descriptor;
     (layer.media_type.starts_with(BUNDLE) && layer.size <= BUNDLE_BYTES).then_some(Pointer {

@@ -10,7 +10,7 @@ use crate::Digest;
 
 const ENVELOPE: &str = "application/vnd.in-toto+json";
 const STATEMENT: &str = "https://in-toto.io/Statement/v1";
-/// The one predicate that is a signature. Others are attestations, by which nobody says that the
+/// The only predicate that is a signature. Others are attestations, which do not state that the
 /// image may run.
 const SIGNATURE: &str = "https://sigstore.dev/cosign/sign/v1";
 
@@ -52,7 +52,8 @@ struct SubjectDigest {
     sha256: String,
 }
 
-/// The key that signed a bundle and the manifest that it signed; the first that fits.
+/// Returns the key that signed a bundle and the manifest that it signed; the first key that
+/// matches.
 pub(super) fn verify<'a>(bundle: &[u8], keys: &[&'a Key]) -> Option<(&'a Key, Digest)> {
     let Bundle {
         dsse_envelope: envelope,
@@ -62,7 +63,7 @@ pub(super) fn verify<'a>(bundle: &[u8], keys: &[&'a Key]) -> Option<(&'a Key, Di
     }
     let payload = STANDARD.decode(&envelope.payload).ok()?;
     let signed = encoding(&envelope.payload_type, &payload);
-    // Bundles have one; what more there may be in a DSSE envelope is for other keys.
+    // Bundles have one signature; others in a DSSE envelope are for other keys.
     let signature = STANDARD.decode(&envelope.signatures.first()?.sig).ok()?;
     let key = keys
         .iter()
@@ -70,7 +71,7 @@ pub(super) fn verify<'a>(bundle: &[u8], keys: &[&'a Key]) -> Option<(&'a Key, Di
     Some((key, subject(&payload)?))
 }
 
-/// What is signed of an envelope (DSSE v1, pre-authentication encoding).
+/// Returns the signed bytes of an envelope (DSSE v1, pre-authentication encoding).
 fn encoding(payload_type: &str, payload: &[u8]) -> Vec<u8> {
     let mut bytes = format!(
         "DSSEv1 {} {payload_type} {} ",

@@ -1,17 +1,17 @@
-//! What a signature says, once it is known to be by a trusted key.
+//! What a signature states, after it was verified with a trusted key.
 
 use serde::{Deserialize, Serialize};
 
 use crate::Digest;
 
-/// One signature's content.
+/// The content of one signature.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Claim {
     /// Fingerprint of the key that signed: the SHA-256 of its `SubjectPublicKeyInfo` in DER.
     pub(crate) key: Digest,
     /// The manifest or index that was signed.
     pub(crate) manifest: Digest,
-    /// The name that it was signed for; a bundle has none.
+    /// The name that it was signed for; `None` for a bundle.
     #[serde(default)]
     pub(crate) reference: Option<String>,
 }

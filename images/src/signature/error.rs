@@ -1,4 +1,4 @@
-//! Why a policy cannot be used, and why an image is refused by one.
+//! Errors of policies, and the reasons for which they refuse an image.
 
 use std::io;
 use std::path::PathBuf;
@@ -14,11 +14,11 @@ pub enum PolicyError {
     Read {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         #[source]
         source: io::Error,
     },
-    /// The file is larger than any policy or key.
+    /// The file is larger than allowed for a policy or key.
     #[error("{} has more than {limit} bytes; it is no signature policy or public key", .path.display())]
     TooLarge {
         /// The file.
@@ -26,18 +26,18 @@ pub enum PolicyError {
         /// The bound.
         limit: u64,
     },
-    /// It is not the JSON that containers-policy.json(5) describes.
+    /// It is not the JSON described in containers-policy.json(5).
     #[error("the signature policy is not valid; containers-policy.json(5) describes its form")]
     Json(#[source] serde_json::Error),
-    /// The JSON is one, but makes no sense.
+    /// It is JSON, but its content is invalid.
     #[error("the signature policy is not valid: {0}")]
     Invalid(String),
-    /// Not a public key, or of a kind that signs no images.
+    /// Not a public key, or of a kind that cannot sign images.
     #[error("{name} holds no public key that can be used; `cosign generate-key-pair` makes one")]
     Key {
         /// The file, or where in the policy the key is.
         name: String,
-        /// Why.
+        /// The cause.
         #[source]
         source: KeyFault,
     },
@@ -47,7 +47,7 @@ pub enum PolicyError {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum KeyFault {
-    /// No `-----BEGIN PUBLIC KEY-----`, or nothing sound after it.
+    /// No `-----BEGIN PUBLIC KEY-----`, or nothing valid after it.
     #[error("it is no PEM file with one PUBLIC KEY")]
     Pem,
     /// Not base64.
@@ -64,20 +64,20 @@ pub enum KeyFault {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SignatureError {
-    /// The policy lets no image of that name in.
+    /// The policy rejects all images of that name.
     #[error("the signature policy refuses image {name}: it allows none of that name")]
     Rejected {
         /// The image.
         name: String,
     },
-    /// The policy wants something that cannot be verified here.
+    /// The policy requires something that cannot be verified here.
     #[error(
         "the signature policy asks for {what} of image {name}, which cannot be verified here; use `sigstoreSigned` with a key"
     )]
     Unsupported {
         /// The image.
         name: String,
-        /// What it asks for.
+        /// What it requires.
         what: String,
     },
     /// No signature at all.
@@ -88,17 +88,17 @@ pub enum SignatureError {
         /// The image.
         name: String,
     },
-    /// Signatures, but none by a key that counts.
+    /// Signatures, but none by a trusted key.
     #[error(
         "the signature policy refuses image {name}: it has {signatures} signatures, none of them valid and by a key that the policy trusts for it"
     )]
     Untrusted {
         /// The image.
         name: String,
-        /// How many were looked at.
+        /// Number of signatures that were looked at.
         signatures: usize,
     },
-    /// Signed by the right key, as something else.
+    /// Signed by a trusted key, but under another name.
     #[error(
         "the signature policy refuses image {name}: it is signed as {signed}, and the policy wants {wanted}"
     )]
@@ -107,10 +107,10 @@ pub enum SignatureError {
         name: String,
         /// The name it was signed for.
         signed: String,
-        /// Names that would do.
+        /// Names that would be accepted.
         wanted: String,
     },
-    /// An image that came without its signatures being looked at.
+    /// An image that was stored without verification of its signatures.
     #[error(
         "the signature policy refuses image {id}: no signature of it was verified when it came; pull it again under this policy"
     )]

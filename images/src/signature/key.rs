@@ -1,4 +1,4 @@
-//! Public keys, and the check of a signature by one.
+//! Public keys, and verification of signatures with them.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -9,8 +9,8 @@ use webpki::{RawPublicKeyEntity, ring};
 use super::error::KeyFault;
 use crate::Digest;
 
-/// How signatures are made: cosign hashes by SHA-256 whatever the key, newer releases by SHA-384
-/// for P-384.
+/// Algorithms of signatures: cosign hashes with SHA-256 whatever the key, newer releases with
+/// SHA-384 for P-384.
 static ALGORITHMS: &[&dyn SignatureVerificationAlgorithm] = &[
     ring::ECDSA_P256_SHA256,
     ring::ECDSA_P384_SHA256,
@@ -34,8 +34,8 @@ impl Key {
             return Err(KeyFault::Pem);
         };
         let entity = RawPublicKeyEntity::try_from(&spki).map_err(|_| KeyFault::Kind)?;
-        // The verification refuses an algorithm of another kind of key before it looks at the
-        // signature.
+        // The verification refuses an algorithm that does not fit the kind of key before it looks
+        // at the signature.
         let is_of_use = ALGORITHMS.iter().any(|algorithm| {
             !matches!(
                 entity.verify_signature(*algorithm, &[], &[]),
@@ -49,7 +49,7 @@ impl Key {
         Ok(Self { spki, fingerprint })
     }
 
-    /// As `keyData` of a policy has it: the PEM in base64.
+    /// Reads `keyData` of a policy: the PEM in base64.
     pub(super) fn from_base64(text: &str) -> Result<Self, KeyFault> {
         let pem = STANDARD.decode(text).map_err(KeyFault::Base64)?;
         Self::from_pem(&pem)
@@ -59,7 +59,7 @@ impl Key {
         self.fingerprint
     }
 
-    /// Whether `signature` is this key's of `message`.
+    /// Returns whether `signature` is a signature of `message` by this key.
     pub(super) fn has_signed(&self, message: &[u8], signature: &[u8]) -> bool {
         let Ok(entity) = RawPublicKeyEntity::try_from(&self.spki) else {
             return false;

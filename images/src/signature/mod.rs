@@ -1,11 +1,11 @@
 //! Signatures of images, as `cosign` and the tools of `containers/image` make them, checked against
 //! keys and a policy.
 //!
-//! A registry keeps an image's signatures beside it; `registry` fetches what it has, here called
-//! [`Attached`]. A [`SignaturePolicy`] says what an image of some name needs;
-//! [`SignaturePolicy::check`] decides on [`Claim`]s, each of which is what one signature by a
-//! trusted key says. All but the keys and the policy is hostile. Nothing here knows the network or
-//! the store.
+//! A registry stores an image's signatures along with it; `registry` fetches them as [`Attached`].
+//! A [`SignaturePolicy`] says what an image of a certain name needs; [`SignaturePolicy::check`]
+//! decides on [`Claim`]s, each of which is the content of one signature by a trusted key.
+//! Everything but the keys and the policy is untrusted. Nothing here knows about the network or the
+//! store.
 
 mod attached;
 mod bundle;

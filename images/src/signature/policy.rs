@@ -19,8 +19,7 @@ use crate::Reference;
 const MAX_FILE_SIZE: u64 = 1 << 20;
 
 /// Which signatures images need, by their names: the policy file of containers/image
-/// (containers-policy.json(5)), as far as it is about `sigstoreSigned` with keys, or one key for
-/// everything.
+/// (containers-policy.json(5)), limited to `sigstoreSigned` with keys, or one key for everything.
 ///
 /// ```
 /// use podvisor_images::SignaturePolicy;
@@ -46,16 +45,16 @@ enum Requirement {
         keys: Vec<Key>,
         identity: Identity,
     },
-    /// Something that is not known here: nothing meets it.
+    /// A requirement that is not supported here: nothing meets it.
     Unsupported(String),
 }
 
 impl SignaturePolicy {
-    /// Every image needs a signature by one of these keys, public keys in PEM, whatever the name
-    /// that it was signed for: what `cosign verify --key` asks for.
+    /// Requires a signature of every image by one of these keys, public keys in PEM, whatever the
+    /// name that it was signed for: the same as `cosign verify --key`.
     ///
     /// # Errors
-    /// A file that cannot be read, or is no key; no file at all.
+    /// A file that cannot be read, or is not a key; no files at all.
     pub fn keys<P: AsRef<Path>>(files: impl IntoIterator<Item = P>) -> Result<Self, PolicyError> {
         let keys = files
             .into_iter()
@@ -71,18 +70,18 @@ impl SignaturePolicy {
         })
     }
 
-    /// Reads a policy file. Key files that it names are read now, relative ones from the policy's
-    /// directory.
+    /// Reads a policy file. Key files that it names are read immediately, relative ones from the
+    /// policy's directory.
     ///
     /// # Errors
-    /// A file that cannot be read, or does not hold what it should.
+    /// A file that cannot be read, or is invalid.
     pub fn read(file: &Path) -> Result<Self, PolicyError> {
         let directory = file.parent().unwrap_or(Path::new(""));
         Self::parse_in(&read(file)?, directory)
     }
 
-    /// As [`SignaturePolicy::read`] for a policy that is here already; relative files are the
-    /// current directory's.
+    /// As [`SignaturePolicy::read`], for a policy in memory; relative paths are relative to the
+    /// current directory.
     ///
     /// # Errors
     /// As [`SignaturePolicy::read`].
@@ -103,7 +102,7 @@ impl SignaturePolicy {
         };
         let mut transports = raw.transports;
         let mut scopes = HashMap::new();
-        // Other transports are no registries, so their scopes say nothing here.
+        // Other transports are not registries, so their scopes do not apply here.
         let docker = transports.remove("docker").unwrap_or(Value::Null);
         let docker: Option<HashMap<String, Vec<Value>>> =
             serde_json::from_value(docker).map_err(PolicyError::Json)?;
@@ -117,7 +116,7 @@ impl SignaturePolicy {
         })
     }
 
-    /// What the most specific scope asks for.
+    /// Returns the requirements of the most specific scope.
     fn requirements(&self, image: &Reference) -> &[Requirement] {
         scopes_of(image)
             .iter()
@@ -126,14 +125,15 @@ impl SignaturePolicy {
             .unwrap_or(&self.default)
     }
 
-    /// Whether an image of that name needs to be signed at all.
+    /// Returns whether an image of that name needs to be signed at all.
     pub(crate) fn wants_signatures(&self, image: &Reference) -> bool {
         let is_signed =
             |requirement: &Requirement| matches!(requirement, Requirement::Signed { .. });
         self.requirements(image).iter().any(is_signed)
     }
 
-    /// What the signature says, if a key that the policy has for images of that name made it.
+    /// Returns the claim of a signature if it was made by a key that the policy has for images of
+    /// that name.
     pub(crate) fn claim(&self, image: &Reference, signature: &Attached) -> Option<Claim> {
         let keys: Vec<_> = self
             .requirements(image)
@@ -147,8 +147,8 @@ impl SignaturePolicy {
         signature.verify(&keys)
     }
 
-    /// Decides whether an image may be used under that name. `claims` are about this very image;
-    /// `signatures` were looked at in all.
+    /// Decides whether an image may be used under that name. `claims` are about exactly this image;
+    /// `signatures` is the number of signatures that were looked at.
     ///
     /// # Errors
     /// The requirement that is not met.
@@ -228,7 +228,7 @@ struct RawSigned {
     signed_identity: Identity,
 }
 
-/// Members of `sigstoreSigned` that ask for what no key answers.
+/// Members of `sigstoreSigned` that require what a key cannot prove.
 const KEYLESS: &[(&str, &str)] = &[
     ("fulcio", "a certificate of Fulcio"),
     ("pki", "a certificate"),

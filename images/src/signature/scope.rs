@@ -1,5 +1,5 @@
-//! Names as policies have them: the scopes that an image belongs to, and the names that a signature
-//! may be for (containers-policy.json(5)).
+//! Names in policies: the scopes that an image belongs to, and the names that a signature may be
+//! for (containers-policy.json(5)).
 
 use serde::Deserialize;
 
@@ -11,9 +11,9 @@ fn repository(reference: &Reference) -> String {
     format!("{}/{}", reference.registry(), reference.repository())
 }
 
-/// Scopes that `reference` belongs to, the most specific first: itself, its repository and what
-/// that is in, its registry, the registry's domains as `*.example.org`. The scope of everything,
-/// `""`, is not among them.
+/// Returns the scopes that `reference` belongs to, the most specific first: itself, its repository
+/// and the repository's parents, its registry, the registry's domains as `*.example.org`. The scope
+/// of everything, `""`, is not included.
 pub(super) fn scopes_of(reference: &Reference) -> Vec<String> {
     let repository = repository(reference);
     let mut scopes = vec![match (reference.digest(), reference.tag()) {
@@ -36,12 +36,12 @@ pub(super) fn scopes_of(reference: &Reference) -> Vec<String> {
     scopes
 }
 
-/// What name a signature must be for.
+/// The name that a signature must be for.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(tag = "type", deny_unknown_fields)]
 pub(super) enum Identity {
-    /// Any, or none: the digest alone says what was signed, as `cosign verify` has it. An
-    /// extension, and what bundles need.
+    /// Any, or none: only the digest says what was signed, as for `cosign verify`. An extension,
+    /// which bundles need.
     #[serde(rename = "matchDigest")]
     Digest {},
     /// The image's own name and tag.
@@ -65,8 +65,8 @@ pub(super) enum Identity {
         #[serde(rename = "dockerRepository")]
         repository: String,
     },
-    /// As `RepoDigestOrExact`, with another beginning: an image of a mirror that is signed under
-    /// its original name.
+    /// As `RepoDigestOrExact`, with another prefix: an image of a mirror that is signed under its
+    /// original name.
     #[serde(rename = "remapIdentity")]
     Remap {
         prefix: String,
@@ -82,7 +82,7 @@ impl Default for Identity {
 }
 
 impl Identity {
-    /// What is wrong with names that the policy gives.
+    /// Checks the names in the policy; the error says what is wrong.
     pub(super) fn check(&self) -> Result<(), String> {
         let name = match self {
             Self::ExactReference { reference } => reference,
@@ -108,7 +108,7 @@ impl Identity {
         }
     }
 
-    /// Whether a signature for the name `signed` may be one of `image`.
+    /// Returns whether a signature for the name `signed` may be one of `image`.
     pub(super) fn allows(&self, image: &Reference, signed: Option<&str>) -> bool {
         if matches!(self, Self::Digest {}) {
             return true;
@@ -140,7 +140,7 @@ impl Identity {
         }
     }
 
-    /// The names that would do, for a message.
+    /// Returns the accepted names, for a message.
     pub(super) fn wanted(&self, image: &Reference) -> String {
         let own = repository(image);
         match self {
@@ -161,14 +161,15 @@ impl Identity {
     }
 }
 
-/// A signature's name.
+/// The name in a signature.
 struct Signed {
     full: String,
     repository: String,
 }
 
 impl Signed {
-    /// Whether it is `image`, were that in `repository`: with its tag, where it has no digest.
+    /// Returns whether it would name `image` if that were in `repository`: with its tag, unless the
+    /// image has a digest.
     fn is_of(&self, image: &Reference, repository: &str) -> bool {
         match image.digest() {
             Some(_) => self.repository == repository,
@@ -184,7 +185,7 @@ fn full(image: &Reference) -> String {
     }
 }
 
-/// `repository` with the image's tag; alone when the image is named by digest.
+/// Returns `repository` with the image's tag, or without one if the image is named by digest.
 fn named(image: &Reference, repository: String) -> String {
     match (image.digest(), image.tag()) {
         (Some(_), _) => repository,
@@ -192,8 +193,8 @@ fn named(image: &Reference, repository: String) -> String {
     }
 }
 
-/// A name with Docker's short forms written out, but no tag added: what was signed has the tag that
-/// it says.
+/// Expands Docker's short forms in a name, but adds no tag: a signature is for the tag that it
+/// states.
 fn normal(name: &str) -> String {
     let Ok(reference) = parse_reference(name) else {
         return name.to_owned();
@@ -207,7 +208,7 @@ fn normal(name: &str) -> String {
     }
 }
 
-/// `repository` with its beginning `prefix`, which ends where a part of the name does, replaced.
+/// Replaces the prefix `prefix` of `repository`, which must end where a part of the name does.
 fn remapped(repository: &str, prefix: &str, signed_prefix: &str) -> Option<String> {
     let rest = repository.strip_prefix(prefix)?;
     (rest.is_empty() || rest.starts_with('/')).then(|| format!("{signed_prefix}{rest}"))

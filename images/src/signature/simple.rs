@@ -5,7 +5,7 @@ use serde::Deserialize;
 
 use crate::Digest;
 
-/// The one type that signatures of images have.
+/// The type of all signatures of images.
 const TYPE: &str = "cosign container image signature";
 
 #[derive(Deserialize)]
@@ -33,7 +33,8 @@ struct Identity {
     reference: String,
 }
 
-/// The manifest and the name that a payload, which must have been verified, was made for.
+/// Returns the manifest and the name that a payload, which must have been verified, was created
+/// for.
 pub(super) fn read(payload: &[u8]) -> Option<(Digest, String)> {
     let Critical {
         kind,

@@ -42,7 +42,7 @@ fn pointer_to(content: &[u8], media_type: &str, signature: Option<&[u8]>) -> Val
     pointer
 }
 
-/// A payload signed by `key`, on its way through the manifest of a registry.
+/// A payload signed by `key`, read back from the manifest of a registry.
 fn simple(key: &KeyPair, payload: &Value) -> Attached {
     let payload = payload.to_string().into_bytes();
     let signature = key.sign(&payload).unwrap();
@@ -201,7 +201,7 @@ fn keys_that_are_none_are_told_apart() {
             "{text}"
         );
     }
-    // X25519, by which nobody signs (RFC 8410, section 10.1, with another object identifier).
+    // X25519, which cannot sign (RFC 8410, section 10.1, with another object identifier).
     let der = [
         &b"\x30\x2a\x30\x05\x06\x03\x2b\x65\x6e\x03\x21\x00"[..],
         &[7; 32],

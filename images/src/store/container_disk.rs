@@ -15,7 +15,7 @@ use crate::{Digest, Disk, DiskError, Error, Image, Result};
 /// The directory of the disk image.
 const DIRECTORY: &[u8] = b"disk";
 
-/// Names that a message lists.
+/// Maximum number of names in a message.
 const MAX_LISTED_NAMES: usize = 10;
 
 /// The file of a disk image.
@@ -23,14 +23,14 @@ struct Found {
     files: FileSystem,
     name: String,
     inode: Inode,
-    /// Nothing else is in the image.
+    /// Whether the image contains nothing else.
     alone: bool,
 }
 
 impl Store {
-    /// The disk image in an OCI image: the one file in its directory `/disk`, whatever its name,
-    /// raw or qcow2, as it is or compressed. It is converted at the first call, unless the pull has
-    /// done that.
+    /// Returns the disk image in an OCI image: the only file in its directory `/disk`, whatever its
+    /// name, raw or qcow2, as it is or compressed. It is converted at the first call, unless the
+    /// pull has done that.
     ///
     /// # Errors
     /// As [`Store::resolve`]; [`DiskError::NoDisk`], [`DiskError::SeveralDisks`],
@@ -51,9 +51,9 @@ impl Store {
 }
 
 impl Inner {
-    /// Converts the disk image of an image that is evidently there for nothing else, so that what
-    /// is wrong with it shows before a machine needs it. An image that has one for other reasons is
-    /// none the worse.
+    /// Converts the disk image of an image that evidently contains nothing else, so that errors in
+    /// it show before a machine needs it. Other images, and those whose disk image cannot be used,
+    /// are returned unchanged.
     pub(super) fn recognise_disk(&self, image: Image, cancelled: &AtomicBool) -> Image {
         let contents = database::read(&self.layout);
         let known = image
@@ -123,7 +123,7 @@ impl Inner {
         let path = self.layout.disk_work(&image.id);
         let write = |source| Error::io("write", &path, source);
         let work = WorkFile::acquire(&path).map_err(write)?;
-        // Another may have made it meanwhile.
+        // Another process may have converted it meanwhile.
         let contents = database::read(&self.layout)?;
         let known = contents.record(&image.id).and_then(|record| record.disk);
         if let Some(Ok(disk)) = known.map(|id| self.disk_by_id(&contents, id)) {
@@ -164,14 +164,14 @@ impl Found {
     }
 }
 
-/// An image as messages name it.
+/// Formats the name of an image for messages.
 fn shown(image: &Image) -> String {
     let name = image.tags().iter().chain(image.digests()).next();
     name.cloned()
         .unwrap_or_else(|| Digest::to_string(&image.id))
 }
 
-/// A file's name as messages may show it.
+/// Formats a file's name for messages.
 fn printable(name: &[u8]) -> String {
     let name = String::from_utf8_lossy(name);
     name.chars().filter(|c| !c.is_control()).take(100).collect()
@@ -189,7 +189,7 @@ mod tests {
         let store = Store::open(root.path()).unwrap();
         std::fs::create_dir(tree.path().join("disk")).unwrap();
         std::fs::write(tree.path().join("disk/notes"), [b'x'; 4096]).unwrap();
-        // Not there for a disk alone: so it is not converted yet.
+        // The image does not consist of the disk only, so it is not converted yet.
         std::fs::write(tree.path().join("file"), "").unwrap();
         let source = ImportSource::Directory(tree.path().to_owned());
         let options = PullOptions::default();

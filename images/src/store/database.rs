@@ -1,8 +1,8 @@
-//! The database: names, times of use, pins. All else follows from the files.
+//! The database: names, times of use, pins. Everything else is derived from the files.
 //!
-//! A database can be open in one process at a time, and a store must serve several, so it is opened
-//! for each transaction under a lock of its own and closed again. A transaction is on the disk when
-//! it ends.
+//! A database can be open in only one process at a time, and a store must serve several, so it is
+//! opened for each transaction under a separate lock and closed again. A transaction is on the disk
+//! when it ends.
 
 use std::fs::{self, File};
 use std::io;
@@ -28,7 +28,7 @@ const IMAGES: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("images");
 /// Bytes of the database kept in memory; all of it is small.
 const CACHE_SIZE: usize = 1 << 20;
 
-/// What the store remembers of an image.
+/// The record of an image.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Record {
     /// The image's manifest.
@@ -51,7 +51,7 @@ pub(super) struct Record {
 }
 
 impl Record {
-    /// Of an image that has just come.
+    /// Creates the record of an image that was just added.
     pub(super) fn new(manifest: Digest) -> Self {
         let now = now();
         Self {
@@ -119,12 +119,12 @@ pub(super) fn read(layout: &Layout) -> Result<Contents> {
     {
         return load(&database).map_err(|source| failed(layout, source));
     }
-    // Opening it for writing repairs it, or tells what is wrong.
+    // Opening it for writing repairs it, or reports what is wrong.
     drop(shared);
     update(layout, |_| Ok((Vec::new(), ()))).map(|(contents, ())| contents)
 }
 
-/// One transaction: `decide` sees what there is and says what to change. Returns the contents from
+/// Runs one transaction: `decide` gets the contents and returns the changes. Returns the contents
 /// after it.
 pub(super) fn update<T>(
     layout: &Layout,
@@ -151,12 +151,12 @@ pub(super) fn update<T>(
     Ok((contents, out))
 }
 
-/// Makes an empty database of redb's for the owner alone, which has its name only when it is
-/// complete: of one that was cut off in the making nothing could be repaired. What a crash leaves of
-/// it has the same name with `.new` behind it, and goes at the next attempt.
+/// Creates an empty redb database, accessible only to its owner, that gets its name only when it is
+/// complete: a partly created one could not be repaired. A crash leaves a file of the same name
+/// with `.new` appended, which the next attempt removes.
 ///
 /// # Errors
-/// Nothing has the name then.
+/// The name does not exist then.
 pub fn create_database(path: &Path) -> Result<(), redb::Error> {
     let new = path.with_added_extension("new");
     let make = || -> Result<(), redb::Error> {
@@ -164,19 +164,19 @@ pub fn create_database(path: &Path) -> Result<(), redb::Error> {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error.into()),
             _ => drop(private::open(&new)?),
         }
-        // An empty file is taken for new.
+        // An empty file is treated as a new database.
         drop(Database::create(&new)?);
         File::open(&new)?.sync_all()?;
         fs::rename(&new, path)?;
         Ok(sync_directory_of(path)?)
     };
     make().inspect_err(|_| {
-        // What cannot be removed now goes at the next open.
+        // A file that cannot be removed now is removed at the next open.
         let _ = fs::remove_file(&new);
     })
 }
 
-/// Removes what a crash left of a database in the making.
+/// Removes what a crash left of an unfinished database.
 pub(super) fn clear(layout: &Layout) -> Result<()> {
     let path = layout.new_database();
     if !path.exists() {
@@ -221,7 +221,7 @@ fn load(database: &impl ReadableDatabase) -> Result<Contents, redb::Error> {
         Ok(images) => {
             for row in images.iter()? {
                 let (id, record) = row?;
-                // What another version wrote and this one cannot read is not there for it.
+                // Records of another version that this one cannot read are ignored.
                 let parsed = Digest::from_hex(id.value())
                     .ok()
                     .zip(serde_json::from_slice(record.value()).ok());
@@ -268,7 +268,7 @@ fn apply(database: &Database, changes: &[Change]) -> Result<(), redb::Error> {
 }
 
 impl Contents {
-    /// What [`apply`] does to the database.
+    /// Applies a change to the contents as [`apply`] does to the database.
     fn apply(&mut self, change: Change) {
         match change {
             Change::PutImage(id, record) => {

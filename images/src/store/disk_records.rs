@@ -1,4 +1,4 @@
-//! What the database remembers of disk images.
+//! Records of disk images in the database.
 
 use std::io;
 
@@ -10,17 +10,17 @@ use crate::disk::Validators;
 
 /// Hexadecimal id to a [`DiskRecord`] in JSON.
 const DISKS: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("disks");
-/// Address to a [`DiskName`] in JSON.
+/// URL to a [`DiskName`] in JSON.
 const NAMES: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("disk_names");
 
 /// A disk image. Its id is the digest of the file that it came from.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct DiskRecord {
-    /// What the file was.
+    /// Format of the file.
     pub(super) format: String,
     /// Bytes of the disk.
     pub(super) size: u64,
-    /// Checksums besides the id that the file was found to have.
+    /// Checksums, in addition to the id, that the file is known to have.
     #[serde(default)]
     pub(super) checksums: Vec<String>,
     /// Seconds since 1970.
@@ -29,26 +29,26 @@ pub(super) struct DiskRecord {
     pub(super) used: u64,
     #[serde(default)]
     pub(super) pinned: bool,
-    /// It came out of an OCI image and goes with it.
+    /// Whether it came out of an OCI image; it is removed with that image.
     #[serde(default)]
     pub(super) from_image: bool,
 }
 
-/// What an address had when it was last asked.
+/// What a URL referred to when it was last asked.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct DiskName {
     pub(super) id: Digest,
     #[serde(default)]
     pub(super) validators: Validators,
-    /// Nanoseconds since 1970, so that two answers are not taken for one.
+    /// Nanoseconds since 1970, so that two answers can be told apart.
     pub(super) asked: u64,
 }
 
-/// All of it.
+/// All records of disk images.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Disks {
     pub(super) records: Vec<(Digest, DiskRecord)>,
-    /// Sorted by address.
+    /// Sorted by URL.
     pub(super) names: Vec<(String, DiskName)>,
 }
 
@@ -61,7 +61,7 @@ pub(super) enum DiskChange {
     DropName(String),
 }
 
-/// All rows of a table that this version can read; a missing table has none.
+/// Reads all rows of a table that this version can read; a missing table has none.
 fn rows<T: for<'a> Deserialize<'a>>(
     transaction: &ReadTransaction,
     table: TableDefinition<'_, &str, &[u8]>,
@@ -113,7 +113,7 @@ pub(super) fn apply(
 }
 
 impl Disks {
-    /// What [`apply`] does to the database.
+    /// Applies a change to the records as [`apply`] does to the database.
     pub(super) fn apply(&mut self, change: DiskChange) {
         match change {
             DiskChange::Put(id, record) => {

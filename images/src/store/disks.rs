@@ -1,4 +1,4 @@
-//! Disk images in the store: fetched once, found by address, removed when nobody needs them.
+//! Disk images in the store: fetched once, found by URL, removed when no longer needed.
 
 use std::collections::HashSet;
 use std::fs;
@@ -16,23 +16,23 @@ use super::{Inner, Prune, PullOptions, PullPolicy, Removed, Store, private};
 use crate::disk::{Converted, FetchError, Fetched, Fetcher, Source, Validators};
 use crate::{Checksum, Digest, Disk, Error, PullEvent, Result};
 
-/// Digits of an id's beginning that are accepted as its name.
+/// Minimum number of digits of an id prefix that is accepted as a name.
 const MIN_ID_PREFIX: usize = 4;
 
 impl Store {
-    /// Fetches the disk image at an `https://` or `http://` address, raw or qcow2, as it is or
-    /// compressed, and keeps it as a sparse raw file under its address. With a checksum the file
-    /// must have it; one that the store has by that checksum is not fetched. A file that the server
-    /// says has not changed is not fetched either. Fetches of one address, also by different
-    /// processes, share the work. Dropping the future stops the fetch and leaves the store as it
-    /// was.
+    /// Fetches the disk image at an `https://` or `http://` URL, raw or qcow2, as it is or
+    /// compressed, and stores it as a sparse raw file under its URL. If a checksum is given, the
+    /// file must match it, and a file that the store already has by that checksum is not fetched. A
+    /// file that the server reports as unchanged is not fetched either. Fetches of one URL, also by
+    /// different processes, share the work. Dropping the future stops the fetch and leaves the
+    /// store as it was.
     ///
-    /// Of `options` the policy, the events and how hosts are reached are used. User and password
-    /// may stand in the address; they are not kept.
+    /// Of `options`, the policy, the events and the connection settings are used. The URL may
+    /// contain a user and a password; they are not stored.
     ///
     /// # Errors
-    /// [`Error::Disk`] for whatever is wrong with address, server or file; the store is then as it
-    /// was before.
+    /// [`Error::Disk`] for failures of the URL, the server or the file; the store is then as it was
+    /// before.
     pub async fn pull_disk(
         &self,
         url: &str,
@@ -52,7 +52,7 @@ impl Store {
         let fetch = inner.fetch_disk(source, checksum.cloned(), options, &stay);
         let outcome = fetch.await;
         blocking(move || drop(stay)).await;
-        // The file may have its place and no record, which alone makes it a disk image.
+        // The file may be in its place without a record, and only the record makes it a disk image.
         if let Err(Error::DiskFull { .. } | Error::Io { .. } | Error::Database { .. }) = &outcome {
             let inner = Arc::clone(&self.inner);
             return blocking(move || inner.clear_after(outcome)).await;
@@ -63,14 +63,15 @@ impl Store {
     /// All disk images, newest first.
     ///
     /// # Errors
-    /// When the store cannot be read.
+    /// If the store cannot be read.
     pub fn disks(&self) -> Result<Vec<Disk>> {
         let contents = database::read(&self.inner.layout)?;
         let mut disks = Vec::new();
         for (id, record) in &contents.disks.records {
             match self.inner.disk(&contents, *id, record) {
                 Ok(disk) => disks.push(disk),
-                // One bad disk image must not hide the others; asking for it by name tells.
+                // One bad disk image must not hide the others; it is reported when it is requested
+                // by name.
                 Err(error @ Error::Damaged { .. }) => {
                     tracing::warn!(%id, %error, "skipping a damaged disk image");
                 }
@@ -81,7 +82,7 @@ impl Store {
         Ok(disks)
     }
 
-    /// Finds a disk image by address, by id, or by the beginning of its id (at least 4 digits).
+    /// Finds a disk image by URL, by id, or by a prefix of its id (at least 4 digits).
     ///
     /// # Errors
     /// [`Error::NotFound`], [`Error::Ambiguous`], or the store cannot be read.
@@ -112,7 +113,7 @@ impl Store {
         Ok(())
     }
 
-    /// Whether a name is that of a disk image and of no OCI image.
+    /// Returns whether a name is that of a disk image and not of an OCI image.
     pub(super) fn is_disk(&self, name: &str) -> Result<bool> {
         if Source::is_meant(name) {
             return Ok(true);
@@ -123,7 +124,7 @@ impl Store {
     }
 }
 
-/// The id that a name stands for.
+/// Returns the id that a name stands for.
 fn find(contents: &Contents, name: &str) -> Result<Digest> {
     if Source::is_meant(name) {
         let source = Source::parse(name)?;
@@ -155,7 +156,7 @@ impl Inner {
         self.disk(contents, id, record)
     }
 
-    /// Puts together what is known of a disk image.
+    /// Assembles what is known about a disk image.
     fn disk(&self, contents: &Contents, id: Digest, record: &DiskRecord) -> Result<Disk> {
         let path = self.layout.disk(&id);
         let metadata = fs::metadata(&path).map_err(|_| Error::Damaged { id })?;
@@ -224,7 +225,7 @@ impl Inner {
         .await?;
         let contents = self.read_contents().await?;
         let now = contents.disks.name(&name).cloned();
-        // What another fetched while this one waited is new enough, unless a certain file is
+        // What another fetch stored while this one waited is new enough, unless a certain file is
         // wanted.
         let shared = waited && now != before;
         if shared
@@ -245,7 +246,7 @@ impl Inner {
             });
             return Ok(disk);
         }
-        // With a checksum it is that file which is wanted, and this one is another.
+        // A checksum asks for a certain file, and this is another one.
         let known =
             now.filter(|found| checksum.is_none() && self.disk_by_id(&contents, found.id).is_ok());
         let write = |source| Error::io("write", &path, source);
@@ -259,7 +260,7 @@ impl Inner {
             })?;
         let stay = Arc::clone(stay);
         let disk = blocking(move || {
-            // Also when nobody waits for this any more.
+            // Held even if the caller no longer waits for this.
             let _held = (turn, stay);
             match (fetched, known) {
                 (Fetched::NotModified, Some(known)) => {
@@ -287,7 +288,8 @@ impl Inner {
         blocking(move || database::read(&inner.layout)).await
     }
 
-    /// A disk image that is known to have come from a file of that checksum. It gets the name.
+    /// Finds a disk image that is known to come from a file of that checksum, and gives it the
+    /// name.
     async fn known_by_checksum(
         self: &Arc<Self>,
         name: &str,
@@ -315,14 +317,14 @@ impl Inner {
             .map(Some)
     }
 
-    /// Keeps a disk image's file from those who remove it alone: for who gives it its place, until
-    /// it has its record.
+    /// Protects a disk image's file from removals of this file only (`free_disk`): for a caller
+    /// that gives it its place, until it has its record.
     pub(super) fn claim_disk(&self, id: &Digest) -> Result<WorkFile> {
         let path = self.layout.disk_claim(id);
         WorkFile::acquire(&path).map_err(|source| Error::io("create", &path, source))
     }
 
-    /// Gives a finished file its final place, unless there is one already.
+    /// Moves a finished file to its final place, unless there is one already.
     pub(super) fn keep_disk(&self, work: WorkFile, converted: &Converted) -> Result<()> {
         let id = converted.digest;
         let (directory, target) = (self.layout.disk_directory(&id), self.layout.disk(&id));
@@ -336,8 +338,8 @@ impl Inner {
             .map_err(|source| Error::io("store", &target, source))
     }
 
-    /// Remembers a disk image whose file is in its place: under an address, or as part of an OCI
-    /// image.
+    /// Stores the record of a disk image whose file is in its place: under a URL, or as part of an
+    /// OCI image.
     pub(super) fn commit_disk(
         &self,
         id: Digest,
@@ -366,7 +368,7 @@ impl Inner {
         self.disk_by_id(&contents, id)
     }
 
-    /// Gives a disk image of the store an address.
+    /// Gives a disk image of the store a URL.
     fn name_disk(&self, url: &str, id: Digest, validators: Validators) -> Result<Disk> {
         let (contents, ()) = database::update(&self.layout, |before| {
             let record = before.disks.record(&id).ok_or(Error::Damaged { id })?;
@@ -383,7 +385,7 @@ impl Inner {
         self.disk_by_id(&contents, id)
     }
 
-    /// Takes an address away, or by id all of them; the disk image goes with the last one.
+    /// Removes a URL, or by id all of them; the disk image is removed with the last one.
     pub(super) fn remove_disk(&self, name: &str) -> Result<Removed> {
         let (_, mut removed) = database::update(&self.layout, |contents| {
             let id = find(contents, name)?;
@@ -416,8 +418,9 @@ impl Inner {
         Ok(removed)
     }
 
-    /// Removes disk images whose OCI image is gone, and files that are no disk image's; bytes
-    /// freed. For [`Inner::collect`], which has made sure that nobody is at work.
+    /// Removes disk images whose OCI image was removed, and files that belong to no disk image;
+    /// returns the bytes freed. For [`Inner::collect`], which has made sure that no other work is
+    /// running.
     pub(super) fn collect_disks(&self, contents: &Contents) -> Result<u64> {
         let orphans = orphans(contents);
         if !orphans.is_empty() {
@@ -436,8 +439,9 @@ impl Inner {
         Ok(freed)
     }
 
-    /// Removes the disk image of an OCI image that is gone, though others hold files; bytes freed.
-    /// One that somebody is just giving its place is left to those who hold files.
+    /// Removes the disk image of an OCI image that was removed, even while others hold files;
+    /// returns the bytes freed. If another process is just giving it its place, it is left to the
+    /// holders of files.
     pub(super) fn free_disk(&self, id: Digest) -> Result<u64> {
         let Some(_claim) = try_claim(&self.layout.disk_claim(&id)) else {
             return Ok(0);
@@ -453,8 +457,8 @@ impl Inner {
         }
     }
 
-    /// Removes disk images that nobody needs, longest unused first, by the rules for images: an
-    /// address is a tag.
+    /// Removes disk images that are not needed, longest unused first, by the rules for images: a
+    /// URL counts as a tag.
     pub(super) fn prune_disks(&self, prune: &Prune, removed: &mut Vec<Removed>) -> Result<()> {
         let contents = database::read(&self.layout)?;
         let in_images: HashSet<Digest> = contents
@@ -489,7 +493,7 @@ impl Inner {
             }
             match self.remove_disk(&id.to_string()) {
                 Ok(done) => removed.push(done),
-                // Somebody was faster, or needs it.
+                // Another process removed it first, or needs it.
                 Err(Error::InUse { .. } | Error::NotFound { .. }) => {}
                 Err(error) => return Err(error),
             }
@@ -498,7 +502,7 @@ impl Inner {
     }
 }
 
-/// Disk images that came with an OCI image which is gone.
+/// Disk images that came with an OCI image that was removed.
 fn orphans(contents: &Contents) -> Vec<Digest> {
     let disks = contents.disks.records.iter();
     disks

@@ -1,4 +1,4 @@
-//! Removing: names by request, files when nothing needs them any longer.
+//! Removal: names on request, files when nothing needs them any longer.
 
 use std::collections::HashSet;
 use std::fs::{self, File, OpenOptions};
@@ -16,8 +16,8 @@ use super::{Inner, Removed, private};
 use crate::registry::Parsed;
 use crate::{Digest, Error, Result};
 
-/// Keeps all files from removal. What was to be removed meanwhile goes when it is dropped, unless
-/// another has one, too.
+/// Keeps all files from removal. Removals that were deferred meanwhile are done when it is dropped,
+/// unless there is another one.
 #[derive(Debug)]
 pub(super) struct Stay {
     inner: Arc<Inner>,
@@ -40,7 +40,8 @@ impl Drop for Stay {
 }
 
 impl Inner {
-    /// Keeps all files from removal until the result is dropped. Waits while another removes.
+    /// Keeps all files from removal until the result is dropped. Waits while another process
+    /// removes files.
     pub(super) fn hold_files(self: &Arc<Self>) -> Result<Stay> {
         Ok(Stay {
             lock: self.gc_lock(FlockOperation::LockShared)?,
@@ -61,14 +62,14 @@ impl Inner {
         lock().map_err(|source| Error::io("lock", &path, source))
     }
 
-    /// Takes names away, and images with their last name.
+    /// Removes names, and images with their last name.
     pub(super) fn remove(&self, name: &str) -> Result<Removed> {
         let (_, (mut removed, disk)) = database::update(&self.layout, |contents| {
             let found = find(contents, name)?;
             let id = found.id();
             let all: Vec<String> = contents.names_of(&id).map(str::to_owned).collect();
             let tags = all.iter().filter(|name| !name.contains('@')).count();
-            // A digest is a by-name of a pull: with the last tag it goes too.
+            // A digest is a secondary name from a pull: it is removed with the last tag.
             let names = match found {
                 Found::Name(name, _) if !name.contains('@') && tags > 1 => vec![name],
                 Found::Name(name, _) if name.contains('@') && all.len() > 1 && tags > 0 => {
@@ -98,9 +99,9 @@ impl Inner {
         Ok(removed)
     }
 
-    /// Removes the root file system of an image that is gone, though others hold files: it is most
-    /// of what the image takes, and no other image's. Where somebody makes the image anew, it is
-    /// left to those who hold files. Bytes freed.
+    /// Removes the root file system of a removed image, even while others hold files: it is most of
+    /// the image's disk usage, and no other image shares it. If another process is creating the
+    /// image again, it is left to the holders of files. Returns the bytes freed.
     fn free_rootfs(&self, id: Digest) -> Result<u64> {
         let Some(_claim) = try_claim(&self.layout.image_claim(&id)) else {
             return Ok(0);
@@ -115,7 +116,7 @@ impl Inner {
         }
     }
 
-    /// Frees the files of what was removed, unless somebody holds them.
+    /// Frees the files of what was removed, unless they are held.
     pub(super) fn count_freed(&self, removed: &mut Removed) -> Result<()> {
         if removed.image.is_some() {
             let freed = self.collect()?;
@@ -125,12 +126,12 @@ impl Inner {
         Ok(())
     }
 
-    /// Removes files that no image needs; bytes freed. `None` while somebody holds the files, or
-    /// removes others: whoever does will remove them.
+    /// Removes files that no image needs; returns the bytes freed. `None` while another process
+    /// holds the files or removes others: that process will remove them.
     pub(super) fn collect(&self) -> Result<Option<u64>> {
         let mut freed = None;
         while let Some(alone) = self.lock_alone()? {
-            // Whoever removes something from now on sees that it is locked, and defers anew.
+            // A removal that starts from now on sees that the lock is taken, and defers again.
             if self.is_deferred()? {
                 self.set_deferred(&alone, false);
             }
@@ -146,7 +147,7 @@ impl Inner {
         Ok(freed)
     }
 
-    /// The lock to remove files under; `None` while somebody holds them, who knows then that there
+    /// Returns the lock for removing files; `None` while others hold it, which then know that there
     /// is something to remove.
     fn lock_alone(&self) -> Result<Option<File>> {
         let exclusive = FlockOperation::NonBlockingLockExclusive;
@@ -154,11 +155,11 @@ impl Inner {
             return Ok(Some(alone));
         }
         self.defer_removal()?;
-        // The holder may have ended before that was to be seen.
+        // The holder may have ended before it could see that.
         self.gc_lock(exclusive)
     }
 
-    /// Has files that nothing needs removed when the last one ends who holds them.
+    /// Has unneeded files removed when their last holder ends.
     pub(super) fn defer_removal(&self) -> Result<()> {
         let path = self.layout.gc_lock();
         let lock = OpenOptions::new().write(true).open(&path);
@@ -169,8 +170,8 @@ impl Inner {
         Ok(())
     }
 
-    /// Notes whether files were left to be removed: the lock file has a length then, which takes no
-    /// space of a disk that may be full.
+    /// Records whether files were left to be removed: the lock file has a length then, which takes
+    /// no space on a disk that may be full.
     fn set_deferred(&self, lock: &File, deferred: bool) {
         if let Err(error) = lock.set_len(deferred.into()) {
             tracing::warn!(%error, deferred, "cannot note whether files are to be removed");
@@ -220,8 +221,8 @@ impl Inner {
     }
 }
 
-/// What keeps others from making what is to be removed; `None` while one of them does. Where there
-/// is no room for it on the disk, nothing is removed yet either.
+/// Takes the claim that keeps others from creating what is to be removed; `None` while one of them
+/// has it. If the disk has no room for the claim, nothing is removed yet either.
 pub(super) fn try_claim(path: &Path) -> Option<WorkFile> {
     WorkFile::try_acquire(path).unwrap_or_else(|error| {
         tracing::warn!(path = %path.display(), %error, "files are removed later");
@@ -229,8 +230,8 @@ pub(super) fn try_claim(path: &Path) -> Option<WorkFile> {
     })
 }
 
-/// Refuses what some sandbox runs from: `path` is the file of the image or disk image `id`. A file
-/// that is not there is unused.
+/// Refuses a file that a sandbox runs from: `path` is the file of the image or disk image `id`. A
+/// missing file is unused.
 pub(super) fn check_unused(path: &Path, id: Digest) -> Result<()> {
     match lock_unused(path) {
         Ok(Some(_)) => Ok(()),
@@ -240,8 +241,8 @@ pub(super) fn check_unused(path: &Path, id: Digest) -> Result<()> {
     }
 }
 
-/// Removes a file that may be missing and its directory, unless a sandbox runs from it; bytes
-/// freed.
+/// Removes a file that may be missing and its directory, unless a sandbox runs from it; returns the
+/// bytes freed.
 pub(super) fn remove_unused(path: &Path, directory: &Path) -> Result<u64> {
     let freed = match lock_unused(path) {
         Ok(Some(_lock)) => remove_file(path)?,
@@ -253,7 +254,7 @@ pub(super) fn remove_unused(path: &Path, directory: &Path) -> Result<u64> {
     Ok(freed)
 }
 
-/// An exclusive lock on a file that sandboxes run from; `None` while it is open somewhere.
+/// Takes an exclusive lock on a file that sandboxes run from; `None` while it is open somewhere.
 fn lock_unused(path: &Path) -> io::Result<Option<File>> {
     let file = File::open(path)?;
     match flock(&file, FlockOperation::NonBlockingLockExclusive) {
@@ -263,7 +264,7 @@ fn lock_unused(path: &Path) -> io::Result<Option<File>> {
     }
 }
 
-/// Entries of a directory whose names are digests.
+/// Lists the entries of a directory whose names are digests.
 pub(super) fn entries(directory: &Path) -> Result<Vec<(Digest, PathBuf)>> {
     let read = || -> io::Result<Vec<_>> {
         let mut found = Vec::new();

@@ -1,4 +1,4 @@
-//! Making an image of a root file system.
+//! Import of a root file system as an image.
 
 use std::fs::File;
 use std::io::{self, BufWriter, Read, Write};
@@ -16,16 +16,16 @@ use crate::import::{self, ImportError, ImportSource, Survey};
 use crate::{Cancel, Digest, Error, Image, PullEvent, Reference, Result, TarError};
 
 const CHUNK: usize = 256 << 10;
-/// The last second that RFC 3339 has a year for.
+/// The last second that RFC 3339 can express, at the end of the year 9999.
 const LAST: i64 = 253_402_300_799;
 
 impl Store {
-    /// Makes an image of one layer of a root file system, with a configuration that names no
-    /// command. The same files give the same image. Without a name it can be found by its id.
-    /// Blocks until done; of `options` the events and the cancellation are used.
+    /// Creates an image of one layer from a root file system, with a configuration that names no
+    /// command. The same files give the same image. Without a name, the image is found by its id.
+    /// Blocks until done; of `options`, the events and the cancellation are used.
     ///
     /// # Errors
-    /// [`Error::Import`] and [`Error::Layer`] say what of the root file system cannot be in an
+    /// [`Error::Import`] and [`Error::Layer`] say what in the root file system cannot be in an
     /// image; a directory that changes while it is read is refused. The store is then as it was.
     pub fn import(
         &self,
@@ -72,7 +72,7 @@ impl Inner {
         Ok(image)
     }
 
-    /// Stores a directory as a layer; its digest, size and what is in it.
+    /// Stores a directory as a layer; returns its digest, size and survey.
     fn import_directory(&self, path: &Path, cancel: &Cancel) -> Result<(Digest, u64, Survey)> {
         let work = self.unnamed_work()?;
         let fault = |source| Error::io("write", work.path(), source);
@@ -95,7 +95,7 @@ impl Inner {
         Ok((digest, size, Survey { diff_id, newest }))
     }
 
-    /// Stores a tar as a layer, as it is.
+    /// Stores a tar as a layer, unchanged.
     fn import_tar(&self, mut file: File, cancel: &Cancel) -> Result<(Digest, u64, Survey)> {
         let work = self.unnamed_work()?;
         let fault = |source| Error::io("write", work.path(), source);
@@ -127,7 +127,7 @@ impl Inner {
     }
 }
 
-/// A configuration that says nothing but what there is.
+/// Creates a minimal configuration for the layer.
 fn config(survey: &Survey) -> Vec<u8> {
     let seconds = survey.newest.clamp(0, LAST).unsigned_abs();
     let created = humantime::format_rfc3339_seconds(UNIX_EPOCH + Duration::from_secs(seconds));
@@ -143,7 +143,7 @@ fn config(survey: &Survey) -> Vec<u8> {
     config.to_string().into_bytes()
 }
 
-/// Computes the digest of what is written.
+/// Computes the digest of the data that is written.
 struct Hashing {
     file: File,
     hasher: Sha256,

@@ -1,4 +1,4 @@
-//! All that is known of one image.
+//! Details of one image.
 
 use std::fs;
 use std::time::SystemTime;
@@ -8,18 +8,18 @@ use super::lookup::find;
 use super::{Inner, Store};
 use crate::{Digest, Error, Image, ImageConfiguration, Result, rfc3339};
 
-/// An image with what only an inspection needs.
+/// An image with the details that only an inspection needs.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct ImageDetails {
     /// The image.
     pub image: Image,
-    /// Its configuration as it came: JSON, of which [`Image::config`] has what the OCI
+    /// Its configuration as received: JSON, of which [`Image::config`] has the fields that the OCI
     /// specification names.
     pub config: Vec<u8>,
     /// Its layers, base first.
     pub layers: Vec<Layer>,
-    /// How it was made, oldest step first.
+    /// How it was created, oldest step first.
     pub history: Vec<HistoryEntry>,
 }
 
@@ -27,17 +27,17 @@ pub struct ImageDetails {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Layer {
-    /// Digest of the layer as it came, perhaps compressed.
+    /// Digest of the layer as received, possibly compressed.
     pub digest: Digest,
     /// Digest of its tar.
     pub diff_id: Digest,
-    /// Bytes as it came.
+    /// Bytes as received.
     pub size: u64,
-    /// Type as the manifest has it.
+    /// Media type in the manifest.
     pub media_type: String,
 }
 
-/// A step in the making of an image, as its configuration claims.
+/// A step in the creation of an image, as claimed by its configuration.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct HistoryEntry {
@@ -47,16 +47,16 @@ pub struct HistoryEntry {
     pub created_by: Option<String>,
     /// A remark.
     pub comment: Option<String>,
-    /// The layer that the step made, as an index into [`ImageDetails::layers`]; a step may make
-    /// none.
+    /// The layer that the step created, as an index into [`ImageDetails::layers`]; `None` if it
+    /// created none.
     pub layer: Option<usize>,
 }
 
 impl Store {
-    /// Finds an image as [`Store::resolve`] does and tells all of it.
+    /// Finds an image as [`Store::resolve`] does and returns all its details.
     ///
     /// # Errors
-    /// As [`Store::resolve`]; [`Error::Damaged`] also when the manifest is.
+    /// As [`Store::resolve`]; [`Error::Damaged`] also if the manifest is.
     pub fn inspect(&self, name: &str) -> Result<ImageDetails> {
         self.inner.inspect(name)
     }
@@ -91,8 +91,8 @@ impl Inner {
     }
 }
 
-/// Joins the configuration's steps with the layers. Configurations need not have steps for all of
-/// them.
+/// Matches the configuration's steps with the layers. A configuration need not have steps for all
+/// of them.
 fn history(config: &ImageConfiguration, layers: usize) -> Vec<HistoryEntry> {
     let mut next = 0..layers;
     let steps = config.history().iter().flatten();

@@ -1,4 +1,4 @@
-//! Where everything is in the store's directory.
+//! Paths of everything in the store's directory.
 
 use std::path::{Path, PathBuf};
 
@@ -26,7 +26,8 @@ impl Layout {
         [self.blobs(), self.images(), self.disks(), self.temporary()]
     }
 
-    /// Of what older versions made for all users to open, whatever leads to the rest.
+    /// Paths that older versions may have created with access for all users, and that lead to
+    /// everything else.
     pub(super) fn private(&self) -> [PathBuf; 8] {
         [
             self.root.join("blobs"),
@@ -76,23 +77,23 @@ impl Layout {
         self.root.join("tmp")
     }
 
-    /// Where a blob is while it is fetched.
+    /// Path of a blob while it is fetched.
     pub(super) fn blob_work(&self, digest: &Digest) -> PathBuf {
         self.temporary().join(format!("blob-{}", digest.hex()))
     }
 
-    /// Where a root file system is while it is written.
+    /// Path of a root file system while it is written.
     pub(super) fn rootfs_work(&self, id: &Digest) -> PathBuf {
         self.temporary().join(format!("rootfs-{}", id.hex()))
     }
 
-    /// Where a disk image is while it is made; `key` says of what.
+    /// Path of a disk image while it is created; `key` identifies its source.
     pub(super) fn disk_work(&self, key: &Digest) -> PathBuf {
         self.temporary().join(format!("disk-{}", key.hex()))
     }
 
-    /// Held by who looks for an image's root file system, from then until the image has its record;
-    /// and by who removes the file.
+    /// Lock held by a process that looks for an image's root file system, from then until the image
+    /// has its record, and by a process that removes the file.
     pub(super) fn image_claim(&self, id: &Digest) -> PathBuf {
         self.temporary().join(format!("claim-image-{}", id.hex()))
     }
@@ -106,7 +107,7 @@ impl Layout {
         self.root.join("store.redb")
     }
 
-    /// A database in the making.
+    /// An unfinished database.
     pub(super) fn new_database(&self) -> PathBuf {
         self.root.join("store.redb.new")
     }
@@ -116,8 +117,9 @@ impl Layout {
         self.root.join("lock")
     }
 
-    /// Held shared by work that needs what it found to stay, exclusively by what removes files. It
-    /// has a length when there are files that could not be removed because it was held.
+    /// Held shared by work that needs the files that it found to stay, and exclusively while files
+    /// are removed. It has a non-zero length if there are files that could not be removed because
+    /// it was held.
     pub(super) fn gc_lock(&self) -> PathBuf {
         self.root.join("gc.lock")
     }

@@ -21,12 +21,13 @@ const CHUNK: usize = 256 << 10;
 
 impl Store {
     /// Loads all images of an archive (`docker save`, OCI layout as a tar, either also compressed)
-    /// or of an OCI layout directory. They get the names that they have in there, or `name` when
-    /// there is one image. Blocks until done; of `options` only the events are used.
+    /// or of an OCI layout directory. They get the names that they have there, or `name` if there
+    /// is only one image. Blocks until done; of `options`, the events and the cancellation are
+    /// used.
     ///
     /// # Errors
-    /// When the file is no archive of images, or one of them cannot be used; those before it are
-    /// then loaded.
+    /// If the file is not an archive of images, or one of them cannot be used; the images before it
+    /// are then loaded.
     pub fn load(
         &self,
         path: impl AsRef<Path>,
@@ -38,7 +39,7 @@ impl Store {
         })
     }
 
-    /// As [`Store::load`], from an open file, which may also be a pipe: that is copied to the
+    /// As [`Store::load`], from an open file, which may also be a pipe: a pipe is copied to the
     /// store's disk first.
     ///
     /// # Errors
@@ -75,7 +76,7 @@ impl Inner {
         self.clear_after(outcome)
     }
 
-    /// Removes what work that failed had finished of its files.
+    /// Removes the files that were finished by work that failed.
     pub(super) fn clear_after<T>(&self, outcome: Result<T>) -> Result<T> {
         if outcome.is_err()
             && let Err(error) = self.collect()
@@ -149,8 +150,8 @@ impl Inner {
         Ok(image)
     }
 
-    /// Writes the file system unless it is there; all layers are. Those that turn out not to be
-    /// needed go when the load ends.
+    /// Writes the file system unless it exists; all layers are in the store. Layers that turn out
+    /// not to be needed are removed when the load ends.
     pub(super) fn load_rootfs(
         &self,
         id: Digest,
@@ -228,14 +229,14 @@ impl Inner {
         Ok(actual)
     }
 
-    /// A file for a blob whose name is not known yet, so nobody else can be at it.
+    /// Creates a file for a blob whose name is not known yet, so that no other work can use it.
     pub(super) fn unnamed_work(&self) -> Result<WorkFile> {
         let name = format!("load-{}-{}", std::process::id(), self.serial());
         let path = self.layout.temporary().join(name);
         WorkFile::acquire(&path).map_err(|source| Error::io("write", &path, source))
     }
 
-    /// Gives a blob its name, unless the store has it.
+    /// Moves a blob to its name, unless the store has it.
     pub(super) fn publish_blob(&self, work: WorkFile, digest: &Digest) -> Result<()> {
         let target = self.layout.blob(digest);
         if target.exists() {
@@ -245,10 +246,10 @@ impl Inner {
             .map_err(|source| Error::io("store", &target, source))
     }
 
-    /// Says of a layer in the store what a manifest does.
+    /// Returns the descriptor of a layer in the store, as in a manifest.
     pub(super) fn layer_descriptor(&self, digest: &Digest, size: u64) -> serde_json::Value {
         let mut head = Vec::new();
-        // What cannot be read here fails the unpacking in its own words.
+        // If it cannot be read, the unpacking fails with its own error.
         if let Ok(blob) = File::open(self.layout.blob(digest)) {
             let _ = blob.take(6).read_to_end(&mut head);
         }
@@ -265,7 +266,7 @@ impl Inner {
         })
     }
 
-    /// A number that no other file in the making of this process has.
+    /// Returns a number that is unique among the unfinished files of this process.
     fn serial(&self) -> u64 {
         self.serial
             .fetch_add(1, std::sync::atomic::Ordering::Relaxed)
@@ -279,7 +280,7 @@ fn is_full(error: &io::Error) -> bool {
     )
 }
 
-/// The manifest that an image from `docker save` would have been pushed with.
+/// Creates the manifest that an image from `docker save` would have been pushed with.
 pub(super) fn synthesise(
     id: Digest,
     config_bytes: usize,

@@ -1,14 +1,14 @@
-//! Finding images, by whatever a person calls them.
+//! Lookup of images by any of their names.
 
 use super::Inner;
 use super::database::{self, Contents, Name, Record};
 use crate::error::parse_reference;
 use crate::{Digest, Error, Image, ImageConfiguration, Reference, Result, rfc3339};
 
-/// Digits of an id's beginning that are accepted as its name.
+/// Minimum number of digits of an id prefix that is accepted as a name.
 const MIN_ID_PREFIX: usize = 4;
 
-/// What a name was found to be.
+/// What a name refers to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Found {
     /// A name of the database.
@@ -54,7 +54,8 @@ pub(super) fn find(contents: &Contents, name: &str) -> Result<Found> {
     }
 }
 
-/// The name under which a reference is kept. With a tag and a digest the digest decides.
+/// Returns the name under which a reference is stored. If it has a tag and a digest, the digest
+/// decides.
 pub(super) fn canonical(reference: &crate::Reference) -> String {
     match reference.digest() {
         Some(digest) => format!(
@@ -66,8 +67,8 @@ pub(super) fn canonical(reference: &crate::Reference) -> String {
     }
 }
 
-/// The names that an image gets: what was asked for, and the repository with the digest; twice the
-/// same when that was asked for.
+/// Returns the names that an image gets: the requested one, and the repository with the digest;
+/// both are the same if that one was requested.
 pub(super) fn names_of(reference: &Reference, manifest: &Digest, id: Digest) -> [Name; 2] {
     let repository = format!("{}/{}", reference.registry(), reference.repository());
     let names = [canonical(reference), format!("{repository}@{manifest}")];
@@ -75,7 +76,7 @@ pub(super) fn names_of(reference: &Reference, manifest: &Digest, id: Digest) -> 
 }
 
 impl Inner {
-    /// Puts together what is known of an image.
+    /// Assembles what is known about an image.
     pub(super) fn image(&self, contents: &Contents, id: Digest, record: &Record) -> Result<Image> {
         let path = self.layout.blob(&id);
         let damaged = || Error::Damaged { id };

@@ -1,4 +1,4 @@
-//! Looking after a store: more names, pins, times of use, pruning, figures.
+//! Maintenance of a store: additional names, pins, times of use, pruning, disk usage.
 
 use std::collections::HashSet;
 use std::fs;
@@ -11,30 +11,31 @@ use super::{Inner, Removed, Store};
 use crate::error::parse_reference;
 use crate::{Digest, Error, Image, Result};
 
-/// A use so soon after another need not be noted.
+/// A use that follows another within this time need not be recorded.
 const LAST_USED_RESOLUTION: Duration = Duration::from_secs(3600);
 
-/// Which images [`Store::prune`] takes. Pinned images and those in use always stay.
+/// Which images [`Store::prune`] removes. Pinned images and those in use always stay.
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct Prune {
-    /// Also images that still have a tag; else only those that lost all.
+    /// Also images that still have a tag; otherwise only those that lost all tags.
     pub tagged: bool,
-    /// Only images that nobody used for so long.
+    /// Only images that have not been used for this long.
     pub unused_for: Option<Duration>,
-    /// Stop, longest unused first, as soon as the store takes no more than this many bytes.
+    /// Stop as soon as the store takes no more than this many bytes; images are removed longest
+    /// unused first.
     pub keep_bytes: Option<u64>,
 }
 
 impl Prune {
-    /// Takes tagged images too.
+    /// Removes tagged images too.
     #[must_use]
     pub fn tagged(mut self) -> Self {
         self.tagged = true;
         self
     }
 
-    /// Takes only what was unused for so long.
+    /// Removes only images that were not used for this long.
     #[must_use]
     pub fn unused_for(mut self, time: Duration) -> Self {
         self.unused_for = Some(time);
@@ -49,7 +50,7 @@ impl Prune {
     }
 }
 
-/// What a store takes of its disk.
+/// Disk usage of a store.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StoreUsage {
     /// Bytes on the disk.
@@ -59,7 +60,7 @@ pub struct StoreUsage {
 }
 
 impl Store {
-    /// Gives an image another name; what had the name loses it.
+    /// Gives an image another name; an image that had the name loses it.
     ///
     /// # Errors
     /// [`Error::NotFound`]; [`Error::Reference`], also for a new name with a digest, which only a
@@ -81,7 +82,7 @@ impl Store {
         })
     }
 
-    /// Protects an image, or a disk image, from pruning, or no longer.
+    /// Protects an image or a disk image from pruning, or ends the protection.
     ///
     /// # Errors
     /// [`Error::NotFound`], or the store cannot be written.
@@ -94,7 +95,7 @@ impl Store {
         })
     }
 
-    /// Notes that an image, or a disk image, is used now, which pruning looks at.
+    /// Records that an image or a disk image is used now; pruning depends on it.
     ///
     /// # Errors
     /// [`Error::NotFound`], or the store cannot be written.
@@ -108,8 +109,8 @@ impl Store {
         })
     }
 
-    /// As [`Self::touch`], for who uses an image again and again: that writes to the disk, so not
-    /// when a use has been noted within the last hour, as `image` has it.
+    /// As [`Self::touch`], for callers that use an image frequently: because `touch` writes to the
+    /// disk, it is skipped if, according to `image`, a use was recorded within the last hour.
     ///
     /// # Errors
     /// As [`Self::touch`].
@@ -133,12 +134,12 @@ impl Store {
         Ok(())
     }
 
-    /// Removes images that nobody needs, longest unused first, and files that no image needs. While
-    /// a pull, load or save is under way the images go with their root file systems, but files that
-    /// images may share stay until that ends ([`Removed::deferred`]).
+    /// Removes images that are not needed, longest unused first, and files that no image needs.
+    /// While a pull, load or save is running, the images are removed with their root file systems,
+    /// but files that images may share stay until it ends ([`Removed::deferred`]).
     ///
     /// # Errors
-    /// When the store cannot be read or written.
+    /// If the store cannot be read or written.
     pub fn prune(&self, prune: &Prune) -> Result<Vec<Removed>> {
         let mut removed = Vec::new();
         let orphans = self.inner.collect()?;
@@ -158,7 +159,7 @@ impl Store {
             }
             match self.inner.remove(&id.to_string()) {
                 Ok(done) => removed.push(done),
-                // Somebody was faster, or needs it.
+                // Another process removed it first, or needs it.
                 Err(Error::InUse { .. } | Error::NotFound { .. }) => {}
                 Err(error) => return Err(error),
             }
@@ -167,17 +168,17 @@ impl Store {
         Ok(removed)
     }
 
-    /// What the store takes of its disk.
+    /// Returns the store's disk usage.
     ///
     /// # Errors
-    /// When it cannot be read.
+    /// If it cannot be read.
     pub fn usage(&self) -> Result<StoreUsage> {
         self.inner.usage()
     }
 }
 
-/// Whether a use that was noted then says enough of one now. One in the future was noted before the
-/// clock was set back.
+/// Returns whether a recorded use is recent enough to stand for one now. A use in the future was
+/// recorded before the clock was set back.
 fn is_noted(used: SystemTime) -> bool {
     used.elapsed().is_ok_and(|age| age < LAST_USED_RESOLUTION)
 }
@@ -215,7 +216,7 @@ impl Inner {
             let entries =
                 fs::read_dir(&directory).map_err(|source| Error::io("list", &directory, source))?;
             for entry in entries {
-                // What goes while we count does not count.
+                // Files that disappear while we count are not counted.
                 let Ok(entry) = entry else { continue };
                 let Ok(metadata) = entry.metadata() else {
                     continue;

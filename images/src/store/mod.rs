@@ -1,18 +1,18 @@
 //! The store: one directory with everything that was pulled.
 //!
 //! ```text
-//! ROOT/store.redb           what cannot be derived: names, times of use, pins
+//! ROOT/store.redb           state that cannot be derived: names, times of use, pins
 //! ROOT/blobs/sha256/<hex>   manifests, configurations and layers as the registry sent them
 //! ROOT/images/<hex of id>/  rootfs.erofs, the image's file system
 //! ROOT/disks/<hex of id>/   disk.raw, sparse; the id is the digest of the file that it came from
-//! ROOT/tmp/                 what is in the making; a crash's rest goes at the next open
+//! ROOT/tmp/                 unfinished files; a crash's are removed at the next open
 //! ROOT/lock, ROOT/gc.lock   flock: short transactions; work that needs its blobs to stay
 //! ```
 //!
 //! Data enters through [`Store::pull`] and [`Store::load`], and leaves as [`Image`]s and through
-//! [`Store::save`]. A file gets its final name only when it is complete, verified and on the disk,
-//! and an image its record only when all its files have theirs, so that a crash at any moment
-//! leaves old state or new state. Several processes may use one store at the same time.
+//! [`Store::save`]. A file gets its final name only when it is complete, verified and on disk, and
+//! an image gets its record only when all its files have theirs, so that a crash at any moment
+//! leaves either the old or the new state. Several processes may use one store at the same time.
 
 mod container_disk;
 mod database;
@@ -62,31 +62,32 @@ struct Inner {
     options: StoreOptions,
     flights: Flights,
     places: Places,
-    /// Numbers for files in the making.
+    /// Serial numbers for unfinished files.
     serial: AtomicU64,
 }
 
-/// What [`Store::remove`] did.
+/// Result of [`Store::remove`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Removed {
-    /// Names that are gone.
+    /// Names that were removed.
     pub names: Vec<String>,
-    /// The image, when its last name went and its files with it.
+    /// The image, if its last name was removed and its files with it.
     pub image: Option<Digest>,
     /// Bytes of disk space freed.
     pub bytes: u64,
-    /// Files that nothing needs any longer were left: a pull, load or save is under way. They go
-    /// when that ends. An image's root file system, and its disk image, go at once all the same.
+    /// Files that nothing needs any longer were left, because a pull, load or save is running. They
+    /// are removed when it ends. An image's root file system and its disk image are removed
+    /// immediately all the same.
     pub deferred: bool,
 }
 
 impl Store {
-    /// Opens the store at `root` with the default options; the directory is made when it is
-    /// missing. What a crash left behind is removed. A directory that is made, and what the store
-    /// has in it, is for its owner alone.
+    /// Opens the store at `root` with the default options; the directory is created if it is
+    /// missing. Leftovers of a crash are removed. A created directory, and what the store has in
+    /// it, is accessible only to its owner.
     ///
     /// # Errors
-    /// When the directory cannot be made or written.
+    /// If the directory cannot be created or written.
     pub fn open(root: impl AsRef<Path>) -> Result<Self> {
         Self::open_with(root, StoreOptions::default())
     }
@@ -127,10 +128,10 @@ impl Store {
 
     /// Pulls `reference` (short forms allowed), unpacks it into one EROFS file and gives it its
     /// name. Two pulls of one image, also by different processes, share the work. Dropping the
-    /// future stops the pull and leaves the store as it was, but for complete layers.
+    /// future stops the pull and leaves the store as it was, except for complete layers.
     ///
     /// # Errors
-    /// Whatever the registry, the image or the disk did wrong; the store is then as it was before.
+    /// Failures of the registry, the image or the disk; the store is then as it was before.
     pub async fn pull(&self, reference: &str, options: &PullOptions) -> Result<Image> {
         self.pull_image(reference, options).await
     }
@@ -138,14 +139,15 @@ impl Store {
     /// All images, by the time of their pull, newest first.
     ///
     /// # Errors
-    /// When the store cannot be read.
+    /// If the store cannot be read.
     pub fn list(&self) -> Result<Vec<Image>> {
         let contents = database::read(&self.inner.layout)?;
         let mut images = Vec::new();
         for (id, record) in &contents.images {
             match self.inner.image(&contents, *id, record) {
                 Ok(image) => images.push(image),
-                // One bad image must not hide the others; asking for it by name tells.
+                // One bad image must not hide the others; it is reported when it is requested by
+                // name.
                 Err(error @ Error::Damaged { .. }) => {
                     tracing::warn!(%id, %error, "skipping a damaged image")
                 }
@@ -157,7 +159,8 @@ impl Store {
     }
 
     /// Finds an image by name (short forms allowed, with tag or digest), by id (`sha256:…` or its
-    /// digits), or by the beginning of its id (at least 4 digits), over which a name wins.
+    /// digits), or by a prefix of its id (at least 4 digits); a name takes precedence over a
+    /// prefix.
     ///
     /// # Errors
     /// [`Error::NotFound`], [`Error::Ambiguous`], or the store cannot be read.
@@ -168,11 +171,11 @@ impl Store {
         self.inner.image(&contents, id, record)
     }
 
-    /// Takes away a name, of a disk image too, or by id all of an image's names; the image goes
+    /// Removes a name, also of a disk image, or by id all of an image's names; the image is removed
     /// with its last name.
     ///
     /// # Errors
-    /// As [`Store::resolve`], and [`Error::InUse`] when the image's file is open somewhere.
+    /// As [`Store::resolve`], and [`Error::InUse`] if the image's file is open somewhere.
     pub fn remove(&self, name: &str) -> Result<Removed> {
         if self.is_disk(name)? {
             return self.inner.remove_disk(name);

@@ -8,12 +8,12 @@ use crate::{Cancel, Credentials, Limits, PullEvent, PullEvents, RegistryConfig, 
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct StoreOptions {
-    /// Bounds that every image of the store keeps.
+    /// Limits for every image of the store.
     pub limits: Limits,
 }
 
 impl StoreOptions {
-    /// Sets the bounds on images.
+    /// Sets the limits for images.
     #[must_use]
     pub fn limits(mut self, limits: Limits) -> Self {
         self.limits = limits;
@@ -41,14 +41,13 @@ pub struct PullOptions {
     pub events: Option<PullEvents>,
     /// Layers fetched at the same time, at least 1.
     pub parallel_layers: usize,
-    /// Who pulls, as far as the registry itself is concerned; mirrors get what Docker's
-    /// configuration has for them.
+    /// Credentials for the registry itself; mirrors get those in Docker's configuration.
     pub credentials: Credentials,
-    /// How registries are reached.
+    /// Connection settings of registries.
     pub registries: RegistryConfig,
-    /// Which signatures images need; by default none, and none is looked at.
+    /// Which signatures images need; by default none are needed, and none are looked at.
     pub signatures: Option<Arc<SignaturePolicy>>,
-    /// Ends a load from another thread; a pull ends when its future is dropped.
+    /// Cancels a load from another thread; a pull is cancelled by dropping its future.
     pub cancel: Cancel,
 }
 
@@ -81,14 +80,14 @@ impl PullOptions {
         self
     }
 
-    /// Sets who pulls.
+    /// Sets the credentials.
     #[must_use]
     pub fn credentials(mut self, credentials: Credentials) -> Self {
         self.credentials = credentials;
         self
     }
 
-    /// Sets how registries are reached.
+    /// Sets the connection settings of registries.
     #[must_use]
     pub fn registries(mut self, registries: RegistryConfig) -> Self {
         self.registries = registries;
@@ -102,7 +101,7 @@ impl PullOptions {
         self
     }
 
-    /// Lets `cancel` end a load.
+    /// Sets the handle that cancels a load.
     #[must_use]
     pub fn cancel(mut self, cancel: Cancel) -> Self {
         self.cancel = cancel;
@@ -111,7 +110,7 @@ impl PullOptions {
 
     pub(crate) fn emit(&self, event: PullEvent) {
         if let Some(events) = &self.events {
-            // A receiver that went away has lost interest, no more.
+            // A dropped receiver only means that the caller is no longer interested.
             let _ = events.send(event);
         }
     }

@@ -1,24 +1,24 @@
-//! How many images are unpacked at once: each may take much memory (`Limits::metadata_bytes`), and
-//! whoever may pull may pull many.
+//! Limit on the number of images that are unpacked at the same time: each may take much memory
+//! (`Limits::metadata_bytes`), and a client that may pull may pull many.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// When a pull that waits looks whether it was cancelled.
+/// How often a waiting pull checks whether it was cancelled.
 const CANCEL_POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// So many at once.
+/// Number of images that are unpacked at the same time.
 const MAX_CONCURRENT_UNPACKS: usize = 3;
 
-/// The places of a store.
+/// The places of a store, one for each image that is being unpacked.
 #[derive(Debug)]
 pub(super) struct Places {
     free: Mutex<usize>,
     freed: Condvar,
 }
 
-/// One of them, until it is dropped.
+/// One place, until it is dropped.
 #[derive(Debug)]
 pub(super) struct Place<'a>(&'a Places);
 
@@ -32,7 +32,7 @@ impl Default for Places {
 }
 
 impl Places {
-    /// Waits for a place; `None` when `cancelled` is set meanwhile. Whoever has one must not wait
+    /// Waits for a place; `None` if `cancelled` is set meanwhile. The holder of one must not wait
     /// for another.
     pub(super) fn take(&self, cancelled: &AtomicBool) -> Option<Place<'_>> {
         let mut free = self.free();
@@ -73,7 +73,7 @@ mod tests {
     use crate::layer::LayerError;
     use crate::{Digest, Result};
 
-    /// Unpacks an image of no layers but one that is missing.
+    /// Unpacks an image whose only layer is missing.
     fn unpack(store: &Store, cancelled: &Arc<AtomicBool>) -> Result<()> {
         let inner = &store.inner;
         let id = Digest::of(b"id");
@@ -102,7 +102,7 @@ mod tests {
             panic!("it was to be cancelled");
         };
         assert!(matches!(source, LayerError::Cancelled));
-        // With a place it comes as far as the layer, which is not there; the place is free then.
+        // With a place, the unpacking gets as far as the missing layer; the place is free then.
         taken.pop();
         for _ in 0..2 {
             let missing = unpack(&store, &runs).unwrap_err();

@@ -1,5 +1,5 @@
-//! What only the owner of a store may open: another user who could open a lock could hold it, and
-//! so keep everybody from the store.
+//! Restricts a store to its owner: another user who could open a lock could hold it, and so keep
+//! all others from using the store.
 
 use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
 use std::io;
@@ -12,10 +12,10 @@ use rustix::process::geteuid;
 const DIR_MODE: u32 = 0o700;
 const FILE_MODE: u32 = 0o600;
 
-/// What of a mode is for others.
+/// The mode bits of group and others.
 const GROUP_OTHER_BITS: u32 = 0o077;
 
-/// Makes a directory, and those above it that are missing, for the owner alone.
+/// Creates a directory and its missing parents, accessible only to the owner.
 pub(super) fn create_directory(path: &Path) -> io::Result<()> {
     DirBuilder::new()
         .recursive(true)
@@ -23,7 +23,8 @@ pub(super) fn create_directory(path: &Path) -> io::Result<()> {
         .create(path)
 }
 
-/// Opens a file for writing, which is made when it is missing, and has it be for the owner alone.
+/// Opens a file for writing, creates it if it is missing, and makes it accessible only to the
+/// owner.
 pub(super) fn open(path: &Path) -> io::Result<File> {
     let mut options = OpenOptions::new();
     options
@@ -41,8 +42,8 @@ pub(super) fn open(path: &Path) -> io::Result<File> {
     Ok(file)
 }
 
-/// Has a directory or a file that older versions made be for the owner alone; one that is missing
-/// is no error.
+/// Makes a directory or a file of an older version accessible only to the owner; a missing one is
+/// not an error.
 pub(super) fn take_from_others(path: &Path) -> io::Result<()> {
     let found = match fs::symlink_metadata(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
@@ -58,12 +59,12 @@ pub(super) fn take_from_others(path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Whether other users may open something of this user's.
+/// Returns whether other users may open something that this user owns.
 fn is_for_others(found: &fs::Metadata) -> bool {
     found.uid() == geteuid().as_raw() && found.mode() & GROUP_OTHER_BITS != 0
 }
 
-/// A file system without modes is no reason to do without its images.
+/// Logs a failure and ignores it: images on a file system without modes must stay usable.
 fn note(path: &Path, done: io::Result<()>) {
     if let Err(error) = done {
         tracing::warn!(path = %path.display(), %error, "failed to restrict permissions; other users may open this");
@@ -80,7 +81,7 @@ mod tests {
         fs::metadata(path).unwrap().mode() & 0o777
     }
 
-    /// What of a store is its owner's, with its mode.
+    /// Lists the parts of a store that only its owner may access, with their modes.
     fn parts(root: &Path) -> Vec<(std::path::PathBuf, u32)> {
         let layout = Layout::new(root);
         let blobs = layout.blobs().parent().unwrap().to_owned();
@@ -92,7 +93,7 @@ mod tests {
             .collect()
     }
 
-    /// Takes both locks, and has a database.
+    /// Opens a store, takes both its locks and creates its database.
     fn used(root: &Path) -> Store {
         let store = Store::open(root).unwrap();
         let changed = super::super::database::update(&store.inner.layout, |_| Ok((vec![], ())));

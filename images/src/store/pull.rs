@@ -22,7 +22,7 @@ use crate::layer::{LayerError, Unpacker};
 use crate::registry::{BlobError, Client, Descriptor, ManifestError, RegistryError, Resolved};
 use crate::{Digest, Error, Image, ImageConfiguration, PullEvent, Reference, Result};
 
-/// Sets its flag when dropped, so that a thread stops when whoever waits for it does.
+/// Sets its flag when dropped, so that a thread stops when the task that waits for it does.
 #[derive(Default)]
 struct StopOnDrop(Arc<AtomicBool>);
 
@@ -32,7 +32,7 @@ impl Drop for StopOnDrop {
     }
 }
 
-/// Has files stay, and a pull wait, until it is dropped.
+/// Keeps files from removal, and makes a pull wait, until it is dropped.
 type Alive = (Arc<Stay>, mpsc::Sender<Infallible>);
 
 /// Runs `work` where blocking is allowed.
@@ -41,7 +41,7 @@ pub(super) async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send 
         Ok(done) => done,
         Err(error) => match error.try_into_panic() {
             Ok(panic) => std::panic::resume_unwind(panic),
-            // Blocking work is only cancelled when the runtime itself ends, and this future with
+            // Blocking work is cancelled only when the runtime itself ends, and this future with
             // it.
             Err(_) => std::future::pending().await,
         },
@@ -60,9 +60,9 @@ impl Store {
                 found => return found,
             }
         }
-        // An image that is here may be named by its id too.
+        // An image in the store may be named by its id too.
         let reference = parse_reference(name)?;
-        // What no signature could change need not be asked for.
+        // If signatures cannot change the outcome, none are fetched.
         if let Some(policy) = &options.signatures
             && !policy.wants_signatures(&reference)
         {
@@ -75,8 +75,8 @@ impl Store {
         if let Err(error) = &outcome
             && (!error.is_retryable() || matches!(error, Error::DiskFull { .. }))
         {
-            // Layers of an image that cannot be used, or for which there is no room, serve nobody.
-            // Not removing them is no reason to hide the error.
+            // Layers of an image that cannot be used, or that does not fit on the disk, are
+            // useless. A failure to remove them must not hide the error.
             let inner = Arc::clone(&self.inner);
             if let Err(error) = blocking(move || inner.collect()).await {
                 tracing::warn!(%error, "cannot clear the store after a failed pull");
@@ -87,11 +87,11 @@ impl Store {
 }
 
 /// Bytes of memory that an image may keep for names and metadata while it waits for its next layer
-/// without a place: most images have less.
+/// without a place: most images need less.
 const MAX_IDLE_METADATA: u64 = 32 << 20;
 
 impl Inner {
-    /// `stay` is in the hands of whatever still works on files when this future is dropped.
+    /// `stay` is held by everything that still works on files when this future is dropped.
     async fn pull(
         self: Arc<Self>,
         reference: &Reference,
@@ -138,7 +138,7 @@ impl Inner {
                 source,
             })
         })?;
-        // Held until the image has its record, by which others know what they find.
+        // Held until the image has its record, from which others know what they find.
         let turn = self.flights.enter(Flight::Rootfs(id)).lock_owned().await;
         let claim = acquire(&self.layout.image_claim(&id), || {}).await?;
         let rootfs = self
@@ -184,7 +184,7 @@ impl Inner {
         }
     }
 
-    /// Layers' digests without compression, as the configuration has them.
+    /// Returns the digests of the uncompressed layers, as listed in the configuration.
     pub(super) fn diff_ids(
         &self,
         config: &[u8],
@@ -210,7 +210,7 @@ impl Inner {
             .collect()
     }
 
-    /// Makes sure that the image's file system is there, and the layers that it is made of.
+    /// Ensures that the image's file system exists, and the layers that it consists of.
     async fn make_rootfs(
         self: Arc<Self>,
         client: &Arc<Client>,
@@ -256,8 +256,8 @@ impl Inner {
             .clone()
             .fetch_layers(client, layers, options, ready, stay)
             .await;
-        // A fetch that failed has closed the queue, so the thread ends either way, and its own
-        // error comes first unless it only tells that the queue ended.
+        // A failed fetch has closed the queue, so the thread ends either way, and its own error
+        // takes precedence unless it only says that the queue was closed.
         let unpacked = match unpacking.await {
             Ok(unpacked) => unpacked,
             Err(panic) => std::panic::resume_unwind(panic.into_panic()),
@@ -275,7 +275,8 @@ impl Inner {
         }
     }
 
-    /// Fetches all layers, some at a time, and tells `ready` the index of each that is there.
+    /// Fetches all layers, some at the same time, and sends `ready` the index of each that is in
+    /// the store.
     async fn fetch_layers(
         self: Arc<Self>,
         client: &Arc<Client>,
@@ -286,7 +287,7 @@ impl Inner {
     ) -> Result<()> {
         let slots = Arc::new(Semaphore::new(options.parallel_layers.max(1)));
         let mut fetches = JoinSet::new();
-        // Whoever holds `alive` may still touch files.
+        // Holders of `alive` may still access files.
         let (sender, mut gone) = mpsc::channel::<Infallible>(1);
         let alive = (Arc::clone(stay), sender);
         for (index, layer) in layers.iter().cloned().enumerate() {
@@ -304,8 +305,7 @@ impl Inner {
         }
         let outcome = loop {
             let fetched = tokio::select! {
-                // The unpacking thread is gone, which is for an error: what is still under way is
-                // for nothing.
+                // The unpacking thread has ended with an error: fetches that still run are useless.
                 () = ready.closed() => break Ok(()),
                 fetched = fetches.join_next() => fetched,
             };
@@ -318,7 +318,7 @@ impl Inner {
                 Some(Err(error)) => std::panic::resume_unwind(error.into_panic()),
             }
         };
-        // No file is in the making any longer when the pull is over.
+        // No file is being written any longer when the pull is over.
         fetches.shutdown().await;
         drop(alive);
         gone.recv().await;
@@ -377,7 +377,7 @@ impl Inner {
     }
 
     /// Turns layers into a file system, in order; `next` waits for the index of another layer that
-    /// is there. A file system that is there stays: the layers are what it was made of.
+    /// is ready. An existing file system is kept: it was created from these layers.
     pub(super) fn unpack(
         &self,
         work: WorkFile,
@@ -420,7 +420,7 @@ impl Inner {
             unpacker
                 .layer(blob, *diff_id)
                 .map_err(|error| layer_error(*digest, error, work.path()))?;
-            // A slow registry keeps nobody else waiting.
+            // A slow registry must not make other images wait.
             if unpacker.memory() <= MAX_IDLE_METADATA {
                 place = None;
             }
@@ -437,7 +437,7 @@ impl Inner {
         drop(place);
         let directory = self.layout.image(&id);
         let target = self.layout.rootfs(&id);
-        // Whoever runs from it has locked that very file.
+        // Processes that run from it have locked exactly that file.
         if target.exists() {
             return Ok(Rootfs::There);
         }
@@ -449,8 +449,8 @@ impl Inner {
         Ok(Rootfs::New)
     }
 
-    /// Gives an image its record and names, and stores those of the documents that are in it. When
-    /// `cancelled` is set, a disk image in it is left for who needs it.
+    /// Stores the record and names of an image, and those of the documents that the record refers
+    /// to. If `cancelled` is set, a disk image in it is left unconverted until it is requested.
     pub(super) fn commit(
         &self,
         id: Digest,
@@ -482,8 +482,8 @@ impl Inner {
         Ok(self.recognise_disk(image, cancelled))
     }
 
-    /// A manifest or configuration that is here. Nothing is read of a blob of another size, which
-    /// may be a layer.
+    /// Returns a manifest or configuration of the store. A blob of another size, which may be a
+    /// layer, is not read.
     fn document(&self, digest: &Digest, size: u64) -> Option<Vec<u8>> {
         let file = File::open(self.layout.blob(digest)).ok()?;
         if file.metadata().ok()?.len() != size {
@@ -510,7 +510,7 @@ impl Inner {
     }
 }
 
-/// Takes a work file; `waiting` is called when another process has it.
+/// Acquires a work file; `waiting` is called if another process has it.
 pub(super) async fn acquire(path: &Path, waiting: impl FnOnce()) -> Result<WorkFile> {
     let fault = |source| Error::io("create", path, source);
     if let Some(work) = WorkFile::try_acquire(path).map_err(fault)? {

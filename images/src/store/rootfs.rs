@@ -1,8 +1,8 @@
-//! What is known of the layers of a root file system that is there.
+//! The records of the layers of an existing root file system.
 //!
-//! An image's id is the digest of its configuration, which names its layers unpacked. Manifests can
-//! name the same image with its layers packed in any way, or with layers that are none of it: what
-//! a manifest says is only taken for true when the layers were unpacked.
+//! An image's id is the digest of its configuration, which names its uncompressed layers. Manifests
+//! can name the same image with its layers compressed in any way, or with layers that do not belong
+//! to it: a manifest is only trusted after its layers were unpacked.
 
 use std::fs;
 
@@ -11,14 +11,14 @@ use super::database::{self, Record};
 use super::work::WorkFile;
 use crate::{Digest, Error, Result};
 
-/// What there was of an image's root file system, for a manifest of the image.
+/// What the store had of an image's root file system, for a manifest of the image.
 #[derive(Debug)]
 pub(super) enum Rootfs {
-    /// Nothing: it was made of the manifest's layers.
+    /// Nothing: it was created from the manifest's layers.
     New,
-    /// All of it, and it is made of the manifest's layers.
+    /// All of it, created from the manifest's layers.
     There,
-    /// All of it, with the layers of another manifest, which that record has.
+    /// All of it, with the layers of another manifest, which this record has.
     Other(Record),
 }
 
@@ -27,8 +27,8 @@ impl Rootfs {
         matches!(self, Self::New)
     }
 
-    /// What to remember of the image when `record` is of the manifest: with its names it goes on
-    /// to have the layers that the store has.
+    /// Returns the record to store for the image if `record` is the manifest's: a known image keeps
+    /// the layers that the store has.
     pub(super) fn record(self, record: Record) -> Record {
         match self {
             Self::New | Self::There => record,
@@ -42,15 +42,15 @@ impl Rootfs {
 }
 
 impl Inner {
-    /// Keeps the image's root file system from those who remove it alone: for who has looked
-    /// whether it is there, until the image has its record.
+    /// Protects the image's root file system from removals of this file only (`free_rootfs`): for a
+    /// caller that has looked for it, until the image has its record.
     pub(super) fn claim_image(&self, id: &Digest) -> Result<WorkFile> {
         let path = self.layout.image_claim(id);
         WorkFile::acquire(&path).map_err(|source| Error::io("create", &path, source))
     }
 
-    /// Looks for an image's root file system and for layers of it, which are given by digest and
-    /// size. `None` when something is missing.
+    /// Looks for an image's root file system and for its layers, which are given by digest and
+    /// size. `None` if something is missing.
     pub(super) fn find_rootfs(
         &self,
         id: Digest,
@@ -61,7 +61,8 @@ impl Inner {
         }
         let contents = database::read(&self.layout)?;
         let Some(record) = contents.record(&id) else {
-            // Another process has just made it, and will say so: of these layers, as a rule.
+            // Another process has just created it and is about to record it: as a rule from these
+            // layers.
             let here = layers.clone().all(|(digest, size)| self.has(&digest, size));
             return Ok(here.then_some(Rootfs::There));
         };
@@ -75,7 +76,7 @@ impl Inner {
         }))
     }
 
-    /// Whether a blob is here.
+    /// Returns whether the store has a blob of that size.
     pub(super) fn has(&self, digest: &Digest, size: u64) -> bool {
         fs::metadata(self.layout.blob(digest)).is_ok_and(|found| found.len() == size)
     }

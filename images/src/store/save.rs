@@ -12,13 +12,13 @@ use crate::registry::{Manifest, Parsed};
 use crate::{Cancel, Digest, Error, Result};
 
 impl Store {
-    /// Writes images to an archive that [`Store::load`] and other tools load again, with the same
-    /// ids: manifests, configurations and layers as they came. An image that is asked for by a name
-    /// has that name in the archive, one that is asked for by id or digest has none. Blocks until
-    /// done; what is written is a stream.
+    /// Writes images to an archive that [`Store::load`] and other tools can load, with the same
+    /// ids: manifests, configurations and layers as received. An image that is requested by a name
+    /// has that name in the archive; one that is requested by id or digest has none. Blocks until
+    /// done; the output is a stream.
     ///
     /// # Errors
-    /// As [`Store::resolve`]; [`Error::Damaged`]; [`Error::Archive`] when `out` takes no more;
+    /// As [`Store::resolve`]; [`Error::Damaged`]; [`Error::Archive`] if writing to `out` fails;
     /// [`Error::Cancelled`].
     pub fn save(
         &self,
@@ -56,7 +56,7 @@ impl Store {
 }
 
 impl Inner {
-    /// An image whose blobs are all here.
+    /// Returns an image if all its blobs are in the store.
     pub(super) fn saved(&self, contents: &Contents, id: Digest) -> Result<Saved> {
         let (digest, bytes, manifest) = self.manifest(contents, id)?;
         let complete = [&manifest.config]
@@ -75,7 +75,7 @@ impl Inner {
         })
     }
 
-    /// An image's manifest, as it came and parsed.
+    /// Returns the digest of an image's manifest and the manifest itself, as received and parsed.
     pub(super) fn manifest(
         &self,
         contents: &Contents,

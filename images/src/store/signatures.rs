@@ -1,5 +1,5 @@
 //! Images under a signature policy: what must be verified before an image enters the store, and
-//! what of it is remembered, so that an image that is here can be used without its registry.
+//! what is recorded so that an image in the store can be used without its registry.
 
 use super::database::{self, Record};
 use super::lookup::{Found, find};
@@ -9,16 +9,16 @@ use crate::registry::{Client, Resolved};
 use crate::signature::{Claim, Form};
 use crate::{Error, Image, PullEvent, Reference, Result, SignatureError, SignaturePolicy};
 
-/// Signatures remembered for an image.
+/// Maximum number of signatures recorded for an image.
 const MAX_SIGNATURES: usize = 32;
 
 impl Store {
-    /// Finds an image as [`Store::resolve`] does, and only if `policy` allows it by the signatures
-    /// that were verified when it was pulled. An image that is asked for by its id may be used
+    /// Finds an image as [`Store::resolve`] does, but only if `policy` allows it by the signatures
+    /// that were verified when it was pulled. An image that is requested by its id may be used
     /// under any of its names.
     ///
     /// # Errors
-    /// As [`Store::resolve`]; [`Error::Signature`] when the policy refuses the image.
+    /// As [`Store::resolve`]; [`Error::Signature`] if the policy refuses the image.
     pub fn resolve_signed(&self, name: &str, policy: &SignaturePolicy) -> Result<Image> {
         let contents = database::read(&self.inner.layout)?;
         let found = find(&contents, name)?;
@@ -43,8 +43,8 @@ impl Store {
 }
 
 impl Inner {
-    /// Looks for the signatures that the options' policy wants of an image, in its manifest's and
-    /// its indexes' surroundings, until there are enough. Returns what was verified.
+    /// Looks for the signatures that the options' policy requires of an image, attached to its
+    /// manifest or its indexes, until there are enough. Returns the verified claims.
     pub(super) async fn verify_signatures(
         &self,
         client: &Client,
@@ -59,7 +59,7 @@ impl Inner {
         if policy.check(reference, &claims, seen).is_ok() {
             return Ok(claims);
         }
-        // Who signs an index vouches for all that it names.
+        // The signer of an index vouches for everything that it names.
         let indexes = resolved.indexes.iter().map(|(digest, _)| *digest);
         for manifest in indexes.chain([resolved.digest]) {
             for form in [Form::Simple, Form::Bundle] {
@@ -81,7 +81,7 @@ impl Inner {
     }
 }
 
-/// Adds what was verified earlier; the same image, perhaps under another name.
+/// Adds claims that were verified earlier for the same image, perhaps under another name.
 pub(super) fn remember(record: &mut Record, earlier: &Record) {
     for claim in &earlier.signatures {
         if !record.signatures.contains(claim) && record.signatures.len() < MAX_SIGNATURES {

@@ -1,4 +1,4 @@
-//! Files in the making: locked while somebody works on them, gone unless published.
+//! Unfinished files: locked while someone works on them, removed unless published.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -8,8 +8,9 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 
-/// A file in the store's directory for temporary files. Its name says what it will be, so whoever
-/// makes the same thing at the same time waits for the lock, and then finds the thing made.
+/// A file in the store's directory for temporary files. Its name says what it will become, so a
+/// process that creates the same thing at the same time waits for the lock, and then finds it
+/// finished.
 #[derive(Debug)]
 pub(super) struct WorkFile {
     file: File,
@@ -18,12 +19,12 @@ pub(super) struct WorkFile {
 }
 
 impl WorkFile {
-    /// Takes the file without waiting; `None` while another has it.
+    /// Takes the file without waiting; `None` while another process has it.
     pub(super) fn try_acquire(path: &Path) -> io::Result<Option<Self>> {
         Self::lock(path, FlockOperation::NonBlockingLockExclusive)
     }
 
-    /// Takes the file, waiting for as long as another has it.
+    /// Takes the file; waits while another process has it.
     pub(super) fn acquire(path: &Path) -> io::Result<Self> {
         loop {
             if let Some(work) = Self::lock(path, FlockOperation::LockExclusive)? {
@@ -58,17 +59,17 @@ impl WorkFile {
         }
     }
 
-    /// A second handle.
+    /// Returns a second handle.
     pub(super) fn handle(&self) -> io::Result<File> {
         self.file.try_clone()
     }
 
-    /// Where the file is now.
+    /// Returns the current path of the file.
     pub(super) fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Brings the file to the disk and gives it its final name.
+    /// Syncs the file to the disk and gives it its final name.
     pub(super) fn publish(mut self, target: &Path) -> io::Result<()> {
         self.file.sync_all()?;
         fs::rename(&self.path, target)?;
@@ -80,8 +81,8 @@ impl WorkFile {
 impl Drop for WorkFile {
     fn drop(&mut self) {
         if !self.published {
-            // The lock is still held, so nobody else's file goes. What fails here the next open
-            // clears away.
+            // The lock is still held, so this cannot remove another process's file. If it fails,
+            // the next open removes the file.
             let _ = fs::remove_file(&self.path);
         }
     }
@@ -90,13 +91,13 @@ impl Drop for WorkFile {
 /// Removes what dead processes left in the directory.
 pub(super) fn clear(directory: &Path) -> io::Result<()> {
     for entry in fs::read_dir(directory)? {
-        // Taking it and letting it go removes it; a living owner keeps it.
+        // Acquiring and dropping it removes it; a file whose owner still runs is kept.
         drop(WorkFile::try_acquire(&entry?.path())?);
     }
     Ok(())
 }
 
-/// Makes the names in a file's directory permanent.
+/// Syncs the names in a file's directory to the disk.
 pub(super) fn sync_directory_of(path: &Path) -> io::Result<()> {
     match path.parent() {
         Some(directory) => File::open(directory)?.sync_all(),

@@ -1,4 +1,4 @@
-//! Disks in the formats that disk images have.
+//! Disks in the formats of disk images.
 
 use std::path::Path;
 use std::process::Command;

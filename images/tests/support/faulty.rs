@@ -1,4 +1,4 @@
-//! A registry that does what a test wants: lies, stalls, breaks off.
+//! A registry that behaves as a test wants: lies, stalls, disconnects.
 
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Write};
@@ -10,7 +10,7 @@ use podvisor_images::Digest;
 
 use super::TestImage;
 
-/// A request as far as tests look at it. Header names are in lower case.
+/// A request with the fields that tests use. Header names are in lower case.
 #[derive(Clone, Debug)]
 pub struct Request {
     pub method: String,
@@ -20,7 +20,7 @@ pub struct Request {
 }
 
 impl Request {
-    /// First byte asked for.
+    /// First byte requested.
     pub fn range(&self) -> Option<usize> {
         self.headers
             .get("range")?
@@ -33,11 +33,11 @@ impl Request {
 
 pub enum Body {
     Bytes(Vec<u8>),
-    /// All of it is announced, so much of it is sent.
+    /// All of it is announced, but only that many bytes are sent.
     Cut(Vec<u8>, usize),
-    /// As `Cut`, but the connection stays open until the server goes.
+    /// As `Cut`, but the connection stays open until the server ends.
     Stall(Vec<u8>, usize),
-    /// The same bytes again and again, in chunks, until nobody listens.
+    /// The same bytes repeatedly, in chunks, until the client disconnects.
     Endless(Vec<u8>),
     /// In chunks, without a length.
     Chunked(Vec<u8>),
@@ -163,7 +163,7 @@ fn answer(
         Body::Cut(bytes, length) => drop(stream.write_all(&bytes[..*length])),
         Body::Stall(bytes, length) => {
             let _ = stream.write_all(&bytes[..*length]);
-            // Until the server goes.
+            // Until the server ends.
             let _ = stopped.lock().unwrap().recv();
         }
         Body::Chunked(bytes) => {
@@ -205,7 +205,7 @@ fn read(stream: &TcpStream) -> Option<Request> {
     })
 }
 
-/// What a good registry says.
+/// The answers of a good registry.
 pub fn honest(request: &Request, image: &TestImage) -> Reply {
     let path = request.path.split('?').next().unwrap();
     if path.starts_with("/v2/app/manifests/") {

@@ -1,11 +1,11 @@
-//! Makes images: layers, a configuration and a manifest.
+//! Creates images: layers, a configuration and a manifest.
 
 use std::io::Write;
 
 use podvisor_images::Digest;
 use serde_json::{Value, json};
 
-/// How a layer is packed.
+/// How a layer is compressed.
 #[derive(Clone, Copy, Debug)]
 pub enum Packing {
     Plain,
@@ -44,7 +44,7 @@ impl Layer {
     }
 }
 
-/// An image as a registry gets it.
+/// An image in the form in which a registry gets it.
 #[derive(Clone, Debug)]
 pub struct TestImage {
     pub layers: Vec<Layer>,
@@ -99,7 +99,7 @@ impl TestImage {
         Self::packed([Packing::Gzip, Packing::Zstd])
     }
 
-    /// As `small`, with layers packed so.
+    /// As `small`, with layers compressed as given.
     pub fn packed(packings: [Packing; 2]) -> Self {
         let base = super::Tarball::new()
             .dir("etc", 0o755)
@@ -143,7 +143,7 @@ impl TestImage {
             .chain([self.config.as_slice()])
     }
 
-    /// Writes an OCI layout directory with this image alone.
+    /// Writes an OCI layout directory with only this image.
     pub fn write_layout(&self, dir: &std::path::Path, name: &str) {
         let blobs = dir.join("blobs/sha256");
         std::fs::create_dir_all(&blobs).unwrap();

@@ -1,4 +1,4 @@
-//! What the tests of the crate's public face share.
+//! Shared code of the tests of the crate's public API.
 #![allow(
     dead_code,
     unused_imports,
@@ -22,7 +22,7 @@ use podvisor_images::{Image, PullOptions, RegistryConfig, Store};
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// Options that look at nothing of the user's, and do not wait long.
+/// Options that use none of the user's settings, and do not wait long.
 pub fn options() -> PullOptions {
     PullOptions::default().registries(registries())
 }
@@ -34,7 +34,7 @@ pub fn registries() -> RegistryConfig {
     registries
 }
 
-/// A store in a directory of its own.
+/// A store in a separate directory.
 pub struct TestStore {
     pub dir: tempfile::TempDir,
     pub store: Store,
@@ -51,7 +51,7 @@ impl TestStore {
         self.store.pull(name, &options()).await
     }
 
-    /// All files but the database and locks, relative, sorted.
+    /// All files except the database and locks, relative, sorted.
     pub fn files(&self) -> Vec<String> {
         let mut found = Vec::new();
         let mut directories = vec![PathBuf::from(self.dir.path())];

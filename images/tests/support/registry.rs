@@ -8,7 +8,7 @@ use podvisor_images::Digest;
 
 use super::TestImage;
 
-/// A registry process with storage of its own; ends when dropped.
+/// A registry process with separate storage; ends when dropped.
 pub struct Registry {
     child: Child,
     port: u16,
@@ -22,12 +22,12 @@ impl Registry {
         Self::with("", None)
     }
 
-    /// `extra` goes below `http:` in the configuration, `auth` asks for a user: name, password, and
-    /// the line of an htpasswd file for them.
+    /// `extra` is inserted below `http:` in the configuration, `auth` requires a user: name,
+    /// password, and the line of an htpasswd file for them.
     pub fn with(extra: &str, auth: Option<(&str, &str, &str)>) -> Self {
         let dir = tempfile::tempdir().unwrap();
         for _ in 0..5 {
-            // The port may be taken between our asking and the registry's: then another.
+            // The port may be taken before the registry binds it: then another one is tried.
             let free = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
             let port = free.local_addr().unwrap().port();
             drop(free);
@@ -181,7 +181,7 @@ impl Drop for Registry {
     }
 }
 
-/// The pushing side of tests does not care whom it talks to.
+/// Pushes of tests accept any server certificate.
 #[derive(Debug)]
 struct AnyServer(std::sync::Arc<rustls::crypto::CryptoProvider>);
 

@@ -1,8 +1,8 @@
-//! Makes tar streams for tests, sound and unsound ones.
+//! Creates tar streams for tests, valid and invalid ones.
 
 use std::io::Write;
 
-/// A tar stream in the making; every method adds one entry.
+/// A tar stream under construction; every method adds one entry.
 #[derive(Debug, Default, Clone)]
 pub struct Tarball {
     bytes: Vec<u8>,
@@ -103,7 +103,7 @@ impl Tarball {
         .data(data)
     }
 
-    /// A header alone, with any size.
+    /// Only a header, with any size.
     pub fn header(
         mut self,
         path: &[u8],
@@ -133,7 +133,7 @@ impl Tarball {
         self
     }
 
-    /// Raw bytes, padded as data is.
+    /// Raw bytes, padded like data.
     pub fn data(mut self, data: &[u8]) -> Self {
         self.bytes.extend_from_slice(data);
         self.bytes.resize(self.bytes.len().next_multiple_of(512), 0);
@@ -151,7 +151,7 @@ impl Tarball {
     }
 }
 
-/// Octal when it fits, else base 256.
+/// Octal if it fits, otherwise base 256.
 fn number(value: u64, width: usize) -> Vec<u8> {
     let octal = format!("{value:0width$o}", width = width - 1);
     if octal.len() < width {

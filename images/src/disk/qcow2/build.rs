@@ -1,4 +1,4 @@
-//! Builds qcow2 files whose clusters stand in any order, for tests.
+//! Builds qcow2 files whose clusters are in any order, for tests.
 
 use std::io::Write;
 
@@ -6,7 +6,7 @@ pub(super) fn put(bytes: &mut [u8], at: usize, value: u64) {
     bytes[at..at + 8].copy_from_slice(&value.to_be_bytes());
 }
 
-/// The disk of 64 clusters, and which of them have data.
+/// Creates the disk of 64 clusters, and the list of those that have data.
 fn disk(data: &[(u64, u8)], cluster: usize) -> (Vec<u8>, Vec<u64>) {
     let mut disk = vec![0; 64 * cluster];
     for (guest, byte) in data {
@@ -40,7 +40,8 @@ fn shuffle(count: u64, seed: u64) -> Vec<u64> {
     order
 }
 
-/// A file whose clusters, tables included, stand in an order that `seed` gives; and its disk.
+/// Builds a file whose clusters, tables included, are in an order determined by `seed`; returns it
+/// with its disk.
 pub(super) fn build(data: &[(u64, u8)], seed: u64, bits: u32) -> (Vec<u8>, Vec<u8>) {
     let cluster = 1usize << bits;
     let (disk, guests) = disk(data, cluster);
@@ -63,7 +64,7 @@ pub(super) fn build(data: &[(u64, u8)], seed: u64, bits: u32) -> (Vec<u8>, Vec<u
     (file, disk)
 }
 
-/// The same with compressed clusters, each right behind the one before it.
+/// The same with compressed clusters, each directly after the previous one.
 pub(super) fn build_packed(data: &[(u64, u8)], seed: u64, bits: u32) -> (Vec<u8>, Vec<u8>) {
     let cluster = 1usize << bits;
     let (disk, guests) = disk(data, cluster);
@@ -73,7 +74,7 @@ pub(super) fn build_packed(data: &[(u64, u8)], seed: u64, bits: u32) -> (Vec<u8>
     let mut places = vec![(0, 0); 1 + tables as usize + guests.len()];
     for item in shuffle(places.len() as u64, seed) {
         let content = match item.checked_sub(1 + tables) {
-            // A table, which needs a cluster of its own.
+            // A table, which needs its own cluster.
             None => {
                 file.resize(file.len().next_multiple_of(cluster), 0xee);
                 vec![0; cluster]

@@ -1,4 +1,4 @@
-//! Which of a file's clusters are taken, so that nothing is where something else is.
+//! Records which of a file's clusters are in use, so that no two things overlap.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ const CLUSTERS: u64 = 1 << 28;
 /// Words of a piece of a bitmap.
 const PIECE: usize = 512;
 
-/// Host clusters by what they hold. Compressed clusters may share theirs, all else may not.
+/// Host clusters by their content. Compressed clusters may share theirs, all others may not.
 #[derive(Debug)]
 pub(super) struct Claims {
     cluster_bits: u32,
@@ -26,7 +26,7 @@ impl Claims {
         }
     }
 
-    /// Takes the cluster at `offset` for a table or for data.
+    /// Claims the cluster at `offset` for a table or for data.
     pub(super) fn whole(&mut self, what: &'static str, offset: u64) -> Result<(), Qcow2Error> {
         let cluster = self.cluster(offset)?;
         if self.compressed.has(cluster) || !self.whole.set(cluster) {
@@ -35,7 +35,7 @@ impl Claims {
         Ok(())
     }
 
-    /// Notes that compressed data begins at `offset`.
+    /// Records that compressed data starts at `offset`.
     pub(super) fn compressed(&mut self, offset: u64) -> Result<(), Qcow2Error> {
         let cluster = self.cluster(offset)?;
         if self.whole.has(cluster) {
@@ -74,7 +74,7 @@ impl Bitmap {
             .is_some_and(|piece| piece[word] & mask != 0)
     }
 
-    /// False when it was set already.
+    /// Sets a bit; returns false if it was set already.
     fn set(&mut self, bit: u64) -> bool {
         let (piece, word, mask) = Self::place(bit);
         let piece = self.0.entry(piece).or_insert_with(|| Box::new([0; PIECE]));

@@ -1,4 +1,4 @@
-//! What table entries say, and compressed clusters.
+//! Decoding of table entries, and decompression of clusters.
 
 use std::io::Read;
 
@@ -19,13 +19,13 @@ const ZERO: u64 = 1;
 pub(super) enum Place {
     /// Nowhere: it reads as zeros.
     Zero,
-    /// A host cluster of its own.
+    /// In its own host cluster.
     Whole(u64),
     /// Compressed.
     Packed(Packed),
 }
 
-/// The L2 table's offset in an L1 entry; `None` without one.
+/// Returns the L2 table's offset in an L1 entry; `None` if there is no table.
 pub(super) fn l2_offset(entry: u64, header: &Header) -> Result<Option<u64>, Qcow2Error> {
     aligned("L2 table", entry & OFFSET, header)
 }
@@ -33,7 +33,8 @@ pub(super) fn l2_offset(entry: u64, header: &Header) -> Result<Option<u64>, Qcow
 /// Reads an entry of an L2 table.
 pub(super) fn place(entry: u64, guest: u64, header: &Header) -> Result<Place, Qcow2Error> {
     if entry & COMPRESSED != 0 {
-        // The offset to the byte in the low bits, the number of further sectors in those above.
+        // The offset to the byte is in the low bits, the number of additional sectors in those
+        // above.
         let bits = 62 - (header.cluster_bits - 8);
         let start = entry & ((1 << bits) - 1);
         let sectors = (entry & (COMPRESSED - 1)) >> bits;
@@ -76,8 +77,8 @@ impl Unpacker {
         }
     }
 
-    /// The cluster that `data` begins with, and how many bytes of `data` it took, or some fewer;
-    /// `None` when it is not a whole one.
+    /// Decompresses the cluster that `data` starts with. Returns it and how many bytes of `data` it
+    /// took, or slightly fewer; `None` if it is not a whole one.
     pub(super) fn unpack(&mut self, data: &[u8]) -> Option<(&[u8], u64)> {
         let used = match self.codec {
             Codec::Deflate => self.inflate(data)?,
@@ -96,7 +97,7 @@ impl Unpacker {
         self.deflate.reset(false);
         let flush = FlushDecompress::Finish;
         let status = self.deflate.decompress(data, &mut self.cluster, flush);
-        // What follows in the last sector is of no concern, and a full cluster is enough.
+        // Bytes after it in the last sector are ignored, and a full cluster is enough.
         let whole = status.is_ok() && self.deflate.total_out() == self.cluster.len() as u64;
         whole.then(|| self.deflate.total_in())
     }

@@ -1,4 +1,4 @@
-//! The way of a file's clusters to the disk.
+//! Moves the clusters of a file to the disk.
 
 use std::collections::BTreeMap;
 use std::io::{self, Read};
@@ -11,16 +11,17 @@ use super::plan::{Packed, Plan};
 use crate::disk::job::{ConvertError, Job, fill};
 use crate::disk::sparse::SparseFile;
 
-/// What is kept begins at a multiple of this behind the disk: of every cluster size and block size.
+/// Kept parts of the file start after the disk at a multiple of this, which is a multiple of every
+/// cluster size and block size.
 const TAIL: u64 = 2 << 20;
 
-/// Space is given back in pieces of this many bytes at least.
+/// Space is freed in ranges of at least this many bytes.
 const PUNCH: u64 = 16 << 20;
 
-/// Runs of clusters that are planned for at a time, some 64 bytes each.
+/// Maximum number of planned runs of clusters, some 64 bytes each.
 const PLANNED: usize = 1 << 20;
 
-/// Reads a qcow2 file to its end and writes its disk; the bytes of the disk.
+/// Reads a qcow2 file to its end and writes its disk; returns the size of the disk in bytes.
 pub(in crate::disk) fn convert(
     input: &mut dyn Read,
     out: &mut SparseFile,
@@ -47,27 +48,28 @@ struct Conversion<'a> {
     header: Header,
     out: &'a mut SparseFile,
     job: &'a Job<'a>,
-    /// Where in the output the file itself is kept, as far as it is.
+    /// Where in the output the kept parts of the file are.
     base: u64,
-    /// Bytes of the file that have come.
+    /// Bytes of the file that have been read.
     position: u64,
-    /// Up to here the file is in its place on the disk, kept or of no use.
+    /// Up to here the file's content is in its place on the disk, kept or not needed.
     settled: u64,
     l1_known: bool,
-    /// L2 tables to come, by offset: their index in the L1 table.
+    /// L2 tables still to come, by offset: their index in the L1 table.
     tables: BTreeMap<u64, u64>,
     /// Tables that the plan had no room for.
     later: Vec<(u64, u64)>,
     plan: Plan,
     claims: Claims,
     unpacker: Unpacker,
-    /// The file from `recent_start` to `position`, while compressed data in it is not complete.
+    /// The file from `recent_start` to `position`, while it contains compressed data that is not
+    /// complete.
     recent: Vec<u8>,
     recent_start: u64,
     freed: Freed,
 }
 
-/// A range of the kept file that is of no use any longer.
+/// A range of the kept file that is no longer needed.
 #[derive(Debug, Default)]
 struct Freed {
     start: u64,
@@ -129,7 +131,7 @@ impl<'a> Conversion<'a> {
         }
     }
 
-    /// Takes the next cluster of the file, of which `length` bytes are there and the rest is zeros.
+    /// Takes the next cluster of the file, of which `length` bytes were read and the rest is zeros.
     fn cluster(&mut self, data: &[u8], length: u64) -> Result<(), ConvertError> {
         let offset = self.position;
         let end = offset + length;
@@ -138,8 +140,8 @@ impl<'a> Conversion<'a> {
             if self.recent.is_empty() {
                 self.recent_start = offset;
             }
-            // Never more than three clusters: the longest compressed data and what comes with its
-            // end.
+            // Never more than three clusters: the longest compressed data and what was read with
+            // its end.
             self.recent.extend_from_slice(&data[..length as usize]);
         }
         if let Some(guest) = self.plan.take(offset >> self.header.cluster_bits) {
@@ -161,7 +163,7 @@ impl<'a> Conversion<'a> {
         Ok(())
     }
 
-    /// Keeps a part of the file, if it may still be asked for.
+    /// Keeps a part of the file, if it may still be needed.
     fn keep(&mut self, offset: u64, data: &[u8]) -> Result<(), ConvertError> {
         match self.is_known() {
             true => Ok(()),
@@ -169,7 +171,7 @@ impl<'a> Conversion<'a> {
         }
     }
 
-    /// Keeps what has come before `end` and is not settled; all of that is in `recent`.
+    /// Keeps what was read before `end` and is not settled; all of that is in `recent`.
     fn settle(&mut self, recent: &[u8], end: u64) -> Result<(), ConvertError> {
         if self.settled < end && !self.is_known() {
             let from = (self.settled.saturating_sub(self.recent_start)) as usize;
@@ -188,13 +190,13 @@ impl<'a> Conversion<'a> {
             .saturating_add(self.header.l1_entries * 8)
     }
 
-    /// Whether everything of the disk is either in its place or planned: what else comes is not
+    /// Returns whether everything of the disk is either in its place or planned: no other data is
     /// needed.
     fn is_known(&self) -> bool {
         self.l1_known && self.tables.is_empty() && self.later.is_empty()
     }
 
-    /// Reads the L1 table, and the L2 tables that came before.
+    /// Reads the L1 table, and the L2 tables that were before it.
     fn l1_table(&mut self) -> Result<(), ConvertError> {
         self.l1_known = true;
         // At most 8 MiB.
@@ -227,7 +229,7 @@ impl<'a> Conversion<'a> {
         self.l2_table(index, offset, &bytes, last)
     }
 
-    /// Places what a table names and what has come, and plans for what has not.
+    /// Places clusters of a table that were read, and plans for those that were not.
     fn l2_table(
         &mut self,
         index: u64,
@@ -266,7 +268,7 @@ impl<'a> Conversion<'a> {
         self.punch_freed()
     }
 
-    /// Moves a cluster from where it was kept to its place.
+    /// Moves a cluster from where it was kept to its final place.
     fn place_kept(&mut self, host: u64, guest: u64) -> Result<(), ConvertError> {
         // At most 2 MiB.
         let mut data = vec![0; self.header.cluster() as usize];
@@ -292,7 +294,7 @@ impl<'a> Conversion<'a> {
     }
 
     fn expect_packed(&mut self, packed: Packed) -> Result<(), ConvertError> {
-        // What of it has come is kept, and goes to where the rest will be.
+        // The part that was read is kept, and moves to where the rest will be.
         if packed.start < self.position {
             let known = match self.recent.is_empty() {
                 true => self.position,
@@ -323,7 +325,7 @@ impl<'a> Conversion<'a> {
         self.unpack(packed, &data).map(drop)
     }
 
-    /// Unpacks planned data that is complete, at the end of the file all of it.
+    /// Decompresses planned data that is complete; at the end of the file, all of it.
     fn unpack_complete(&mut self, all: bool) -> Result<(), ConvertError> {
         let recent = std::mem::take(&mut self.recent);
         for packed in self.plan.take_packed(self.position, all) {
@@ -338,7 +340,7 @@ impl<'a> Conversion<'a> {
                 .and_then(|(start, end)| recent.get(start as usize..end as usize))
                 .ok_or(broken)?;
             let used = self.unpack(packed, data)?;
-            // What is between two clusters may be a third one, of a table that is still to come.
+            // Between two clusters may be a third one, of a table that is still to come.
             self.settle(&recent, packed.start)?;
             self.settled = self.settled.max(packed.start + used);
         }
@@ -356,7 +358,8 @@ impl<'a> Conversion<'a> {
         Ok(())
     }
 
-    /// Writes the cluster that `data` begins with; how many bytes of it that took, or some fewer.
+    /// Writes the cluster that `data` starts with; returns how many bytes of it that took, or
+    /// slightly fewer.
     fn unpack(&mut self, packed: Packed, data: &[u8]) -> Result<u64, ConvertError> {
         let broken = Qcow2Error::Compressed {
             offset: packed.start,
@@ -366,7 +369,7 @@ impl<'a> Conversion<'a> {
         Ok(used)
     }
 
-    /// The file has ended: places what had to wait for that.
+    /// Ends the conversion at the end of the file: places everything that had to wait for it.
     fn finish(mut self) -> Result<u64, ConvertError> {
         let past_end = |what, offset| ConvertError::from(Qcow2Error::PastEnd { what, offset });
         if !self.l1_known {
@@ -386,7 +389,7 @@ impl<'a> Conversion<'a> {
     }
 }
 
-/// Writes a cluster of the disk, of which the last one may be shorter.
+/// Writes a cluster of the disk; the last one may be shorter.
 fn write_guest(
     out: &mut SparseFile,
     header: &Header,
@@ -403,7 +406,7 @@ fn entries(table: &[u8]) -> impl Iterator<Item = u64> {
     entries.iter().map(|entry| u64::from_be_bytes(*entry))
 }
 
-/// What fails here fails in the output.
+/// Marks errors as errors of the output.
 trait ToWrite<T> {
     fn to_write(self) -> Result<T, ConvertError>;
 }

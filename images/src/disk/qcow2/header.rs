@@ -5,10 +5,10 @@ use crate::Limits;
 
 /// First bytes of a qcow2 file, and of its predecessor.
 pub(in crate::disk) const MAGIC: [u8; 4] = *b"QFI\xfb";
-/// Bytes of the longest header that is looked at.
+/// Bytes of the longest header that is read.
 pub(super) const HEADER: usize = 112;
-/// Bytes of an L1 table. The largest virtual disk that qemu-img makes with its default cluster size
-/// needs 16 KiB for each TiB.
+/// Maximum bytes of an L1 table. The largest virtual disk that qemu-img creates with its default
+/// cluster size needs 16 KiB for each TiB.
 const L1_BYTES: u64 = 8 << 20;
 
 /// How clusters are compressed.
@@ -18,14 +18,14 @@ pub(super) enum Codec {
     Zstd,
 }
 
-/// What reading the file needs to know.
+/// The header fields that are needed to read the file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Header {
     pub(super) version: u32,
     pub(super) cluster_bits: u32,
     /// Bytes of the disk.
     pub(super) size: u64,
-    /// Entries of the L1 table that stand for a part of the disk.
+    /// Entries of the L1 table that map a part of the disk.
     pub(super) l1_entries: u64,
     pub(super) l1_offset: u64,
     pub(super) codec: Codec,
@@ -44,7 +44,7 @@ fn u64_at(bytes: &[u8; HEADER], at: usize) -> u64 {
 }
 
 impl Header {
-    /// Reads the first bytes of a file, padded with zeros when there are fewer.
+    /// Parses the first bytes of a file, padded with zeros if there are fewer.
     pub(super) fn parse(bytes: &[u8; HEADER], limits: &Limits) -> Result<Self, Qcow2Error> {
         let version = u32_at(bytes, 4);
         if bytes[..4] != MAGIC || !matches!(version, 2 | 3) {
@@ -70,7 +70,7 @@ impl Header {
         if size > limit {
             return Err(Qcow2Error::Size { size, limit });
         }
-        // Below 2^34 for every size, since an entry stands for at least 32 KiB.
+        // Below 2^34 for every size, since an entry maps at least 32 KiB.
         let l1_entries = size.div_ceil(1 << (2 * cluster_bits - 3));
         if l1_entries * 8 > L1_BYTES {
             return Err(Qcow2Error::L1Size);
@@ -104,7 +104,7 @@ impl Header {
     }
 }
 
-/// Version 3's features, of which all that change the meaning of the rest must be known.
+/// Reads version 3's features; all that change the meaning of the rest must be known.
 fn codec(bytes: &[u8; HEADER]) -> Result<Codec, Qcow2Error> {
     /// Refcounts may be wrong, but they are not read.
     const DIRTY: u64 = 1 << 0;
@@ -135,7 +135,7 @@ fn codec(bytes: &[u8; HEADER]) -> Result<Codec, Qcow2Error> {
     if length < 104 || !length.is_multiple_of(8) {
         return Err(Qcow2Error::Header("header's length"));
     }
-    // The field is there when the header is long enough.
+    // The field exists if the header is long enough.
     let kind = if length > 104 { bytes[104] } else { 0 };
     match (kind, has(COMPRESSION_TYPE)) {
         (0, false) => Ok(Codec::Deflate),

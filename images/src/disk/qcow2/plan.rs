@@ -1,4 +1,4 @@
-//! Clusters that are still to come and whose place on the disk is known.
+//! Plan of clusters that are still to come and whose place on the disk is known.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +13,7 @@ pub(super) struct Packed {
     pub(super) guest: u64,
 }
 
-/// What is expected, in the order in which the file brings it.
+/// Expected clusters, in their order in the file.
 #[derive(Debug)]
 pub(super) struct Plan {
     capacity: usize,
@@ -23,7 +23,7 @@ pub(super) struct Plan {
 }
 
 impl Plan {
-    /// A plan of so many entries at most.
+    /// Creates a plan of at most `capacity` entries.
     pub(super) fn new(capacity: usize) -> Self {
         Self {
             capacity,
@@ -32,7 +32,7 @@ impl Plan {
         }
     }
 
-    /// Whether so many entries fit in.
+    /// Returns whether another `entries` entries fit.
     pub(super) fn has_room(&self, entries: usize) -> bool {
         self.whole.len() + self.packed.len() + entries <= self.capacity
     }
@@ -52,7 +52,7 @@ impl Plan {
         self.packed.insert((packed.start, packed.guest), packed.end);
     }
 
-    /// The guest cluster that host cluster `host`, which has come, is for.
+    /// Returns the guest cluster that host cluster `host`, which was just read, is for.
     pub(super) fn take(&mut self, host: u64) -> Option<u64> {
         let first = self.whole.first_entry().filter(|run| *run.key() == host)?;
         let (guest, length) = first.remove();
@@ -62,13 +62,13 @@ impl Plan {
         Some(guest)
     }
 
-    /// Where the first packed data begins.
+    /// Returns where the first packed data starts.
     pub(super) fn first_packed(&self) -> Option<u64> {
         self.packed.first_key_value().map(|((start, _), _)| *start)
     }
 
-    /// Takes packed data that ends at or before `position`, or with `all` whatever begins before
-    /// it.
+    /// Takes packed data that ends at or before `position`, or with `all` everything that starts
+    /// before it.
     pub(super) fn take_packed(&mut self, position: u64, all: bool) -> Vec<Packed> {
         let begun = (0, 0)..(position, 0);
         let found = self.packed.range(begun);
@@ -86,7 +86,7 @@ impl Plan {
         found
     }
 
-    /// Where the first thing is that has not come.
+    /// Returns where the first data is that has not been read.
     pub(super) fn first(&self, cluster_bits: u32) -> Option<u64> {
         let whole = self.whole.first_key_value();
         let whole = whole.map(|(host, _)| host << cluster_bits);

@@ -33,7 +33,7 @@ pub(in crate::disk) fn text(path: &Path) -> &str {
     path.to_str().unwrap()
 }
 
-/// Converts, and gives back the disk and what the file takes.
+/// Converts, and returns the disk and the space that the file takes.
 pub(in crate::disk) fn converted(
     input: impl Read + Send,
     limits: &Limits,
@@ -203,14 +203,14 @@ fn u64_at(bytes: &[u8], at: usize) -> u64 {
 
 const OFFSET: u64 = 0x00ff_ffff_ffff_fe00;
 
-/// The same disk with the clusters after the header in another order: what `order` says, as far as
+/// The same disk with the clusters after the header in another order: the one of `order`, as far as
 /// it goes.
 fn shuffled(qcow2: &[u8], order: impl Fn(u64) -> u64) -> Vec<u8> {
     let cluster = 1u64 << u32::from_be_bytes(qcow2[20..24].try_into().unwrap());
     let mut file = qcow2.to_vec();
     file.resize(file.len().next_multiple_of(cluster as usize), 0);
     let count = file.len() as u64 / cluster;
-    // L1 tables of more than a cluster must stay in one piece, so they and what is before them
+    // L1 tables of more than a cluster must stay contiguous, so they and everything before them
     // stay.
     let l1 = u64_at(&file, 40);
     let l1_entries = u64::from(u32::from_be_bytes(file[36..40].try_into().unwrap()));
@@ -280,7 +280,7 @@ fn clusters_and_tables_may_come_in_any_order() {
     }
 }
 
-/// Tells the most that the output took while the input was read.
+/// Reports the maximum space that the output took while the input was read.
 struct Watch<'a> {
     input: &'a [u8],
     out: File,
@@ -303,7 +303,7 @@ fn no_space_is_taken_but_the_disks_and_the_tables() {
     let tight = files.qcow2("cluster_size=64k", &[]);
     let backwards = shuffled(&tight, |host| u64::MAX - host);
     for (what, mut bytes) in [("in order", tight), ("backwards", backwards)] {
-        // So that something is read after all of it is in its place.
+        // So that data is read after all of it is in its place.
         bytes.resize(bytes.len() + (4 << 20), 0x55);
         let out = tempfile::tempfile().unwrap();
         let (mut most, mut last) = (0, 0);
@@ -326,7 +326,7 @@ fn no_space_is_taken_but_the_disks_and_the_tables() {
     }
 }
 
-/// The compressed disk, its L1 and L2 tables moved behind all data.
+/// The compressed disk with its L1 and L2 tables moved after all data.
 #[test]
 fn tables_may_come_after_compressed_clusters() {
     let files = Files::new(2 << 20);
