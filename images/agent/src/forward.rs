@@ -1,4 +1,4 @@
-//! Joins the host's streams to TCP ports on the guest's loopback.
+//! Connects the host's streams to TCP ports on the guest's loopback.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -13,40 +13,40 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use crate::guest::with_causes;
 use crate::stdio::{Claim, Hub, StreamInUse};
 
-/// On the loopback a listener whose queue is full is all that takes time.
+/// On the loopback, only a listener whose queue is full takes time.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Bytes that are carried at once. Each piece is a packet to the host, and a wake-up there.
+/// Bytes that are copied in one piece. Each piece is a packet to the host, and a wake-up there.
 const CHUNK_SIZE: usize = 32 << 10;
 
-/// A port cannot be reached.
+/// A connection to a port failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ForwardError {
-    /// The request makes no sense.
+    /// The request is invalid.
     #[error("{0}")]
     Invalid(&'static str),
-    /// The stream's id is taken.
+    /// The stream's id is already in use.
     #[error(transparent)]
     StreamInUse(#[from] StreamInUse),
-    /// A bound is reached.
+    /// The limit is reached.
     #[error(
         "the guest has {} forwarded connections, its limit",
         limits::PORT_FORWARDS
     )]
     TooMany,
-    /// Nobody listens.
+    /// No program listens on the port.
     #[error("nothing listens on port {port} of the guest's loopback")]
     Refused {
         /// The port.
         port: u16,
     },
-    /// Anything else.
+    /// Any other failure.
     #[error("cannot connect to port {port} of the guest's loopback")]
     Connect {
         /// The port.
         port: u16,
-        /// Why.
+        /// The cause.
         #[source]
         source: io::Error,
     },
@@ -65,7 +65,7 @@ impl From<ForwardError> for AgentError {
     }
 }
 
-/// Makes forwarded connections, up to a bound.
+/// Creates forwarded connections, up to a limit.
 #[derive(Debug)]
 pub struct Forwarder {
     hub: Hub,
@@ -73,7 +73,7 @@ pub struct Forwarder {
 }
 
 impl Forwarder {
-    /// Takes its streams from `hub`.
+    /// Creates a forwarder that takes its streams from `hub`.
     #[must_use]
     pub fn new(hub: Hub) -> Self {
         Self {
@@ -113,11 +113,11 @@ async fn connect(port: u16) -> Result<TcpStream, ForwardError> {
         let connected = tokio::time::timeout(CONNECT_TIMEOUT, TcpStream::connect((address, port)));
         match connected.await {
             Ok(Ok(socket)) => {
-                // A piece that follows another does not wait for the program's answer to that one.
+                // So that a write does not wait for the acknowledgement of the previous one.
                 let _ = socket.set_nodelay(true);
                 return Ok(socket);
             }
-            // That nobody listens on the other family says nothing new.
+            // A refusal on one address family does not replace an earlier error.
             Ok(Err(error)) if error.kind() == io::ErrorKind::ConnectionRefused => {}
             Ok(Err(source)) => failed = ForwardError::Connect { port, source },
             Err(_) => {
@@ -130,7 +130,7 @@ async fn connect(port: u16) -> Result<TcpStream, ForwardError> {
 }
 
 async fn join(claim: Claim, mut socket: TcpStream, _place: OwnedSemaphorePermit) {
-    // The host gave the id to the call, so its connection is on its way or never comes.
+    // The host put the id into the call, so its connection either arrives soon or never.
     let claimed = tokio::time::timeout(limits::STREAM_CLAIM_TIMEOUT, claim).await;
     let Ok(Ok(mut connection)) = claimed else {
         return tracing::warn!("no connection for a forwarded port in time");

@@ -1,16 +1,16 @@
 //! The guest side of podvisor: PID 1, which mounts images and runs containers.
 //!
-//! The host's requests come in over vsock ([`server`]), are checked and translated by
-//! [`service`], and carried out: by [`guest`] for what all containers share (the [`network`]
-//! among it), by [`container`], which starts processes through [`launcher`] and joins their
-//! streams to the host's by [`stdio`], and by [`forward`]. [`init`] is what a
-//! PID 1 owes its kernel: mounts, reaping, power-off.
+//! The host's requests come in over vsock ([`server`]), are checked and translated by [`service`],
+//! and carried out: by [`guest`] for what all containers share (including the [`network`]), by
+//! [`container`], which starts processes through [`launcher`] and connects their streams to the
+//! host's with [`stdio`], and by [`forward`]. [`init`] does the duties of PID 1: mounts, reaping,
+//! power-off.
 //!
-//! Everything runs on one thread. The only other processes are the containers' and, for
-//! the moment of creating one, the launcher: this same binary, executed anew, because
-//! `libcontainer` forks and forking is only safe where there is nothing else.
+//! Everything runs on one thread. The only other processes are the containers' and, while one is
+//! being created, the launcher: this same binary, executed again, because `libcontainer` forks and
+//! forking is only safe in a single-threaded process.
 //!
-//! The agent knows nothing of pods, images' manifests or networks beyond the guest.
+//! The agent knows nothing about pods, images' manifests or networks beyond the guest.
 
 pub mod container;
 pub mod forward;

@@ -1,9 +1,9 @@
-//! Where the agent's own `tracing` events go: the kernel's log.
+//! Writes the agent's own `tracing` events to the kernel's log.
 //!
-//! /dev/kmsg is bounded (a ring) and rate-limited per writer by the kernel, so no event, and
-//! no container that provokes events, can fill the guest's memory. The host sees the log on
-//! the serial console when that is on. `PODVISOR_AGENT_LOG=debug` on the kernel command
-//! line, which the kernel hands to PID 1 as an environment variable, shows more.
+//! /dev/kmsg is bounded (a ring) and rate-limited per writer by the kernel, so no event, and no
+//! container that provokes events, can fill the guest's memory. The host sees the log on the serial
+//! console if that is enabled. `PODVISOR_AGENT_LOG=debug` on the kernel command line, which the
+//! kernel passes to PID 1 as an environment variable, shows more.
 
 use std::fmt::{self, Write as _};
 use std::fs::File;
@@ -14,7 +14,7 @@ use tracing::field::{Field, Visit};
 use tracing::span;
 use tracing::{Event, Level, Metadata, Subscriber};
 
-/// The kernel cuts longer records.
+/// The kernel truncates longer records.
 const MAX_LINE: usize = 900;
 
 /// The environment variable that sets the most detailed level shown.
@@ -26,8 +26,8 @@ struct Kmsg {
     next_span: AtomicU64,
 }
 
-/// Sends this process's events to /dev/kmsg, or to standard error where that cannot be
-/// opened. Further calls do nothing.
+/// Sends this process's events to /dev/kmsg, or to standard error if that cannot be opened. Only
+/// the first call has an effect.
 pub(crate) fn init() {
     let sink = File::options().write(true).open("/dev/kmsg").ok();
     let level = std::env::var(LEVEL_VARIABLE)
@@ -38,11 +38,11 @@ pub(crate) fn init() {
         level: level.unwrap_or(Level::INFO),
         next_span: AtomicU64::new(1),
     };
-    // An error means that a subscriber is set already, which is as good.
+    // An error means that a subscriber is already set, which is fine.
     let _ = tracing::subscriber::set_global_default(subscriber);
 }
 
-/// Writes one line past `tracing`, for when the process is about to end.
+/// Writes one line without `tracing`, for a process that is about to end.
 pub(crate) fn emergency(message: &str) {
     let line = bounded(format!("<2>podvisor-agent: {message}"));
     let written = File::options()
@@ -54,7 +54,7 @@ pub(crate) fn emergency(message: &str) {
     }
 }
 
-/// Cuts a line and takes newlines out, which would forge records of other facilities.
+/// Truncates a line and removes newlines, which would forge records of other facilities.
 fn bounded(mut line: String) -> String {
     if line.len() > MAX_LINE {
         line.truncate(line.floor_char_boundary(MAX_LINE));
@@ -67,7 +67,7 @@ fn bounded(mut line: String) -> String {
 
 impl Subscriber for Kmsg {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        // A library's warnings are details to us, and there are many.
+        // A library's warnings are details here, and there are many.
         let detail = !metadata.target().starts_with("podvisor") && *metadata.level() == Level::WARN;
         let level = if detail {
             Level::DEBUG
@@ -90,8 +90,8 @@ impl Subscriber for Kmsg {
     fn event(&self, event: &Event<'_>) {
         let target = event.metadata().target();
         let priority = match *event.metadata().level() {
-            // A library's failure is the host's to judge, to whom it is reported: a command
-            // that does not exist must not disturb a quiet console.
+            // A library's failure is reported to the host, which decides how severe it is: a
+            // command that does not exist must not disturb a quiet console.
             Level::ERROR if !target.starts_with("podvisor") => 6,
             Level::ERROR => 3,
             Level::WARN => 4,
@@ -102,7 +102,7 @@ impl Subscriber for Kmsg {
         event.record(&mut Line(&mut line));
         let line = bounded(line);
         match &self.sink {
-            // A full or rate-limited log drops the record; there is nowhere to say so.
+            // A full or rate-limited log drops the record; there is no other place to report that.
             Some(kmsg) => drop((&mut &*kmsg).write_all(line.as_bytes())),
             None => eprintln!("{line}"),
         }

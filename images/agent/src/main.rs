@@ -1,6 +1,6 @@
-//! The `podvisor-agent` binary: `/init` of a guest, and what `/init` starts itself
-//! anew as: the launcher of a container, the first process of a shared pid namespace, and the one
-//! that a user namespace is made by.
+//! The `podvisor-agent` binary: `/init` of a guest, and the processes that `/init` starts from the
+//! same binary: the launcher of a container, the first process of a shared pid namespace, and the
+//! process that creates a user namespace.
 
 use std::process::ExitCode;
 

@@ -1,4 +1,4 @@
-//! The agent's sockets: where the host's calls and streams come in.
+//! The agent's sockets, which accept the host's calls and streams.
 
 use std::io;
 use std::sync::Arc;
@@ -14,10 +14,10 @@ use ttrpc::asynchronous::{Server, transport};
 
 use crate::stdio::{Connection, Hub};
 
-/// How long to wait when a connection cannot be taken for want of something.
+/// How long to wait if a connection cannot be accepted for lack of resources.
 const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 
-/// Where the host connects to.
+/// The sockets that the host connects to.
 #[derive(Debug)]
 pub struct Listeners {
     rpc: Listener,
@@ -31,11 +31,11 @@ enum Listener {
 }
 
 impl Listeners {
-    /// The guest's vsock ports.
+    /// Listens on the guest's vsock ports.
     ///
     /// # Errors
     ///
-    /// When the guest has no vsock device, or the ports are taken.
+    /// If the guest has no vsock device, or the ports are in use.
     pub fn vsock() -> io::Result<Self> {
         let listen = |port| VsockListener::bind(VsockAddr::new(VMADDR_CID_ANY, port));
         Ok(Self {
@@ -44,7 +44,7 @@ impl Listeners {
         })
     }
 
-    /// Unix sockets in place of vsock ports, for an agent that is no guest's.
+    /// Uses Unix sockets instead of vsock ports, for an agent that does not run in a guest.
     #[must_use]
     pub fn unix(rpc: UnixListener, stdio: UnixListener) -> Self {
         Self {
@@ -55,13 +55,13 @@ impl Listeners {
 }
 
 impl Listener {
-    /// The next connection of the host.
+    /// Accepts the next connection of the host.
     async fn accept(&self) -> io::Result<Connection> {
         loop {
             match self.accept_once().await {
                 Err(error) if is_temporary(&error) => {
                     tracing::warn!(%error, "cannot take a connection");
-                    // Nothing tells when descriptors or memory are free again.
+                    // Nothing notifies us when descriptors or memory become available again.
                     tokio::time::sleep(ACCEPT_RETRY_DELAY).await;
                 }
                 result => return result,
@@ -93,8 +93,8 @@ impl Listener {
     }
 }
 
-/// Errors that say nothing about the listener: accept(2) also reports those of a connection
-/// that is gone, and of a process that has too much open.
+/// Errors that do not concern the listener: accept(2) also reports errors of a connection that is
+/// gone, and of a process with too many open files.
 fn is_temporary(error: &io::Error) -> bool {
     matches!(
         error.raw_os_error(),
@@ -109,7 +109,7 @@ fn is_temporary(error: &io::Error) -> bool {
     )
 }
 
-/// Serves calls and streams; ends only by an error.
+/// Serves calls and streams; ends only with an error.
 pub async fn serve(
     listeners: Listeners,
     agent: Arc<dyn Agent + Send + Sync>,
@@ -137,11 +137,11 @@ pub async fn serve(
     }
 }
 
-/// Tells the host that the guest can be talked to.
+/// Tells the host that the guest accepts connections.
 ///
 /// # Errors
 ///
-/// When the host does not listen.
+/// If the host does not listen.
 pub async fn announce() -> io::Result<()> {
     let mut host = VsockStream::connect(VsockAddr::new(HOST_CID, READY_PORT)).await?;
     host.write_all(ready_line().as_bytes()).await

@@ -1,7 +1,7 @@
-//! The RPC service: checks what a request says, and has it done.
+//! The RPC service: checks requests, and has them carried out.
 //!
-//! A call that the host gives up by closing its connection is dropped at its next wait;
-//! what must not stop half-way runs to its end anyway (see [`Containers`]).
+//! A call that the host cancels by closing its connection is dropped at its next wait; work that
+//! must not stop half-way runs to its end anyway (see [`Containers`]).
 
 use async_trait::async_trait;
 use podvisor_agent_protocol::api::{self, Agent};
@@ -16,7 +16,7 @@ use crate::init::power;
 use crate::init::reaper::Reaper;
 use crate::stdio::Hub;
 
-/// Answers the host.
+/// Answers the host's requests.
 #[derive(Debug)]
 pub struct Service {
     guest: Guest,
@@ -25,7 +25,7 @@ pub struct Service {
 }
 
 impl Service {
-    /// A service without containers.
+    /// Creates a service without containers.
     #[must_use]
     pub fn new(reaper: Reaper, hub: Hub) -> Self {
         Self {
@@ -40,8 +40,7 @@ fn invalid(message: &str) -> ttrpc::Error {
     AgentError::new(ErrorKind::InvalidArgument, message).into()
 }
 
-/// Answers a request. One that failed is in the log, under the number that the host's log has it
-/// by.
+/// Answers a request. A failed one is logged, with the request number of the host's log.
 fn reply<T>(context: &TtrpcContext, result: Result<T, impl Into<AgentError>>) -> ttrpc::Result<T> {
     result.map_err(|error| {
         let error = error.into();
@@ -323,13 +322,13 @@ impl Agent for Service {
         _: api::ShutdownRequest,
     ) -> ttrpc::Result<api::ShutdownResponse> {
         let containers = self.containers.clone();
-        // Apart from this call, so that a host that hangs up at once gets its way too.
+        // In a separate task, so that it also completes if the host hangs up immediately.
         let ended = tokio::spawn(async move { containers.delete_all().await });
         tokio::spawn(async move {
-            // A task that ends by panic has powered the guest off already.
+            // A task that ends by a panic has already powered the guest off.
             let _ = ended.await;
-            // Let the answer out first. It is sent by another task of this thread, which has
-            // its turn before this one has had a few; the host does not depend on it.
+            // Let the answer out first. It is sent by another task of this thread, which runs
+            // before this one has yielded a few times; the host does not depend on it.
             for _ in 0..YIELDS_BEFORE_POWER_OFF {
                 tokio::task::yield_now().await;
             }
@@ -339,7 +338,7 @@ impl Agent for Service {
     }
 }
 
-/// Tasks between an answer and its write to the socket, with room to spare.
+/// Number of tasks between an answer and its write to the socket, with room to spare.
 const YIELDS_BEFORE_POWER_OFF: usize = 16;
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! System calls that no safe wrapper offers.
+//! System calls for which there are no safe wrappers.
 #![allow(unsafe_code)] // A few raw system calls; each block states why it is sound.
 
 use std::ffi::CString;
@@ -15,11 +15,11 @@ use tokio::io::unix::AsyncFd;
 use crate::container::devices::Instruction;
 use crate::seccomp;
 
-/// Sends `signal` (1 to 64, so real-time signals too) to the process behind `pidfd`.
+/// Sends `signal` (1 to 64, so real-time signals too) to the process of `pidfd`.
 ///
 /// # Errors
 ///
-/// `ESRCH` when the process has been reaped, `EINVAL` for a number that is no signal.
+/// `ESRCH` if the process has been reaped, `EINVAL` for an invalid signal number.
 pub(crate) fn pidfd_send_signal(pidfd: impl AsFd, signal: u8) -> io::Result<()> {
     // SAFETY: the descriptor is borrowed for the call, and a null siginfo is allowed:
     // the kernel then fills it as kill(2) does.
@@ -43,7 +43,7 @@ pub(crate) fn pidfd_send_signal(pidfd: impl AsFd, signal: u8) -> io::Result<()> 
 ///
 /// # Errors
 ///
-/// When the descriptor cannot be polled (a regular file).
+/// If the descriptor cannot be polled (a regular file).
 pub(crate) fn watch(fd: OwnedFd, interest: Interest) -> io::Result<AsyncFd<OwnedFd>> {
     // SAFETY: the value owns its descriptor, which stays the same and open until it is dropped.
     let watched = unsafe { AsyncFd::register_with_interest(fd, interest) };
@@ -57,11 +57,11 @@ struct SeccompProgram {
     filter: *const seccomp::Instruction,
 }
 
-/// Submits the calling thread to a filter of system calls; the kernel checks the filter first.
+/// Installs a filter of system calls for the calling thread; the kernel checks the filter first.
 ///
 /// # Errors
 ///
-/// `EINVAL` for a filter that the kernel does not take, `EACCES` without `CAP_SYS_ADMIN` and
+/// `EINVAL` for a filter that the kernel does not accept, `EACCES` without `CAP_SYS_ADMIN` and
 /// `no_new_privs`.
 pub(crate) fn install_seccomp_filter(
     flags: u32,
@@ -71,8 +71,8 @@ pub(crate) fn install_seccomp_filter(
         len: libc::c_ushort::try_from(filter.len()).unwrap_or(libc::c_ushort::MAX),
         filter: filter.as_ptr(),
     };
-    // SAFETY: `program` and the `len` instructions behind it live until the call returns, which
-    // copies them; `seccomp::Instruction` has the layout of `struct sock_filter`.
+    // SAFETY: `program` and the `len` instructions that it points to live until the call returns,
+    // which copies them; `seccomp::Instruction` has the layout of `struct sock_filter`.
     let result = unsafe {
         libc::syscall(
             libc::SYS_seccomp,
@@ -88,7 +88,7 @@ pub(crate) fn install_seccomp_filter(
     }
 }
 
-/// Becomes another program, which submits to `filter`; returns only to say why not.
+/// Executes another program, under `filter`; returns only with an error.
 pub(crate) fn execve(
     path: &CString,
     args: &[CString],
@@ -102,29 +102,29 @@ pub(crate) fn execve(
             .collect()
     };
     let (args, env) = (pointers(args), pointers(env));
-    // Rust's runtime has it ignored, which other programs would inherit.
-    // SAFETY: no handler is installed that could run at a bad moment.
+    // Rust's runtime ignores it, and other programs would inherit that. SAFETY: no handler is
+    // installed that could run at a bad moment.
     unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
-    // Nothing comes in between: the filter may allow execve(2) and little else.
+    // Nothing runs in between: the filter may allow execve(2) and little else.
     if let Some(filter) = filter
         && let Err(error) = filter.install()
     {
         return error;
     }
-    // SAFETY: `path` and the strings behind both arrays live until the call returns, and each
-    // array ends with a null pointer.
+    // SAFETY: `path` and the strings of both arrays live until the call returns, and each array
+    // ends with a null pointer.
     unsafe { libc::execve(path.as_ptr(), args.as_ptr(), env.as_ptr()) };
     io::Error::last_os_error()
 }
 
-/// Gives PID 1 its standard descriptors, before Rust's runtime looks at them.
+/// Creates /dev/null for PID 1's standard descriptors, before Rust's runtime looks at them.
 ///
-/// A guest without a console starts PID 1 with none open. Rust opens /dev/null in their place
-/// and aborts where there is none, as in an initramfs that holds the agent alone; so it is
-/// made first. Runs as a constructor of the program, before `main`.
+/// A guest without a console starts PID 1 with none open. Rust opens /dev/null in their place and
+/// aborts if it is missing, as in an initramfs that contains only the agent; so it is created
+/// first. Runs as a constructor of the program, before `main`.
 extern "C" fn make_dev_null() {
-    // SAFETY: plain system calls on constant, terminated strings; errors leave things as they
-    // were, and nothing else runs in the process yet.
+    // SAFETY: plain system calls on constant, terminated strings; errors change nothing, and
+    // nothing else runs in the process yet.
     unsafe {
         if libc::getpid() == 1 {
             libc::mkdir(c"/dev".as_ptr(), 0o755);
@@ -169,12 +169,12 @@ const BPF_PROG_ATTACH: libc::c_int = 8;
 const BPF_PROG_TYPE_CGROUP_DEVICE: u32 = 15;
 const BPF_CGROUP_DEVICE: u32 = 6;
 
-/// Loads a program that the kernel asks about devices; it checks the program first.
+/// Loads a program that the kernel runs for accesses to devices; it verifies the program first.
 ///
 /// # Errors
 ///
-/// `EINVAL` and `EACCES` for a program that the kernel does not take; `EAGAIN` when a signal came
-/// while it looked.
+/// `EINVAL` and `EACCES` for a program that the kernel does not accept; `EAGAIN` if a signal
+/// arrived during verification.
 pub(crate) fn load_device_program(program: &[Instruction]) -> io::Result<OwnedFd> {
     let attr = BpfProgLoad {
         prog_type: BPF_PROG_TYPE_CGROUP_DEVICE,
@@ -196,17 +196,17 @@ pub(crate) fn load_device_program(program: &[Instruction]) -> io::Result<OwnedFd
         )
     };
     match libc::c_int::try_from(result) {
-        // SAFETY: the kernel has just opened this descriptor for us alone.
+        // SAFETY: the kernel has just opened this descriptor, and nothing else owns it.
         Ok(fd @ 0..) => Ok(unsafe { OwnedFd::from_raw_fd(fd) }),
         _ => Err(io::Error::last_os_error()),
     }
 }
 
-/// Puts a device program into force for a control group, for as long as the group exists.
+/// Attaches a device program to a control group, for the lifetime of the group.
 ///
 /// # Errors
 ///
-/// What the kernel says.
+/// The kernel's error.
 pub(crate) fn attach_device_program(cgroup: &OwnedFd, program: &OwnedFd) -> io::Result<()> {
     let number = |fd: &OwnedFd| fd.as_raw_fd().unsigned_abs();
     let attr = BpfProgAttach {
@@ -245,12 +245,12 @@ const RNDADDENTROPY: libc::c_ulong = 0x4008_5203;
 /// `RNDRESEEDCRNG`: `_IO('R', 0x07)`.
 const RNDRESEEDCRNG: libc::c_ulong = 0x5207;
 
-/// Mixes `seed` into the kernel's pool, credits all its bits, and has every generator draw from the
-/// pool at once: a guest that was cloned has those of the one before.
+/// Mixes `seed` into the kernel's pool, credits all its bits, and makes every generator reseed from
+/// the pool immediately: a cloned guest has the state of the original.
 ///
 /// # Errors
 ///
-/// `EINVAL` for more than [`ENTROPY_BYTES`] bytes; what opening /dev/urandom says.
+/// `EINVAL` for more than [`ENTROPY_BYTES`] bytes; the error of opening /dev/urandom.
 pub(crate) fn add_entropy(seed: &[u8]) -> io::Result<()> {
     let mut info = RandPoolInfo {
         entropy_count: 0,
@@ -279,15 +279,15 @@ pub(crate) fn add_entropy(seed: &[u8]) -> io::Result<()> {
     match unsafe { libc::ioctl(random.as_raw_fd(), RNDRESEEDCRNG) } {
         0 => Ok(()),
         _ => match io::Error::last_os_error() {
-            // The pool has not enough yet to have seeded a generator.
+            // The pool does not have enough entropy yet to have seeded a generator.
             error if error.raw_os_error() == Some(libc::ENODATA) => Ok(()),
             error => Err(error),
         },
     }
 }
 
-/// Has the wall clock run faster or slower until it has gained `microseconds` (adjtime(3)), instead
-/// of what it was to gain before.
+/// Makes the wall clock run faster or slower until it has gained `microseconds` (adjtime(3));
+/// replaces an earlier adjustment.
 ///
 /// # Errors
 ///
@@ -299,11 +299,11 @@ pub(crate) fn slew_clock(microseconds: i32) -> io::Result<()> {
     })
 }
 
-/// Has the wall clock jump by `microseconds`.
+/// Steps the wall clock by `microseconds`.
 ///
 /// # Errors
 ///
-/// `EPERM` without the right to set the clock; `EINVAL` when that leads to no time.
+/// `EPERM` without the right to set the clock; `EINVAL` if the result is not a valid time.
 pub(crate) fn step_clock(microseconds: i64) -> io::Result<()> {
     const PER_SECOND: i64 = 1_000_000;
     adjust_clock(|adjustment| {
@@ -324,16 +324,16 @@ fn adjust_clock(set: impl FnOnce(&mut libc::timex)) -> io::Result<()> {
     }
 }
 
-/// Has the kernel reap this process's children, without a word to it.
+/// Makes the kernel reap this process's children without notification.
 pub(crate) fn ignore_children() {
     // SAFETY: no handler is installed that could run at a bad moment.
     unsafe { libc::signal(libc::SIGCHLD, libc::SIG_IGN) };
 }
 
-/// Has this thread see namespaces of its own, of these kinds.
+/// Moves this thread into new namespaces of these kinds.
 fn unshare(kinds: i32) -> io::Result<()> {
-    // SAFETY: the call changes what the thread sees of the system and what rights it has in it,
-    // and touches no memory.
+    // SAFETY: the call changes the thread's namespaces and its rights in them, and touches no
+    // memory.
     match unsafe { libc::unshare(kinds) } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
@@ -344,13 +344,13 @@ fn unshare(kinds: i32) -> io::Result<()> {
 ///
 /// # Errors
 ///
-/// What the kernel says. Were there no way back, no further process could be started: the
-/// namespace's first one is to be ended then.
+/// The kernel's error. If it says that this thread could not return to its own namespace, no other
+/// process could be started: the caller has to end the namespace's first process then.
 pub(crate) fn in_new_pid_namespace<T>(start: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
     let own = std::fs::File::open("/proc/self/ns/pid")?;
     unshare(libc::CLONE_NEWPID)?;
     let started = start();
-    // SAFETY: the call decides where children of this thread go, and touches no memory; the
+    // SAFETY: the call sets the namespace of this thread's children, and touches no memory; the
     // descriptor is open.
     if unsafe { libc::setns(own.as_raw_fd(), libc::CLONE_NEWPID) } != 0 {
         return Err(io::Error::last_os_error());
@@ -358,10 +358,10 @@ pub(crate) fn in_new_pid_namespace<T>(start: impl FnOnce() -> io::Result<T>) -> 
     started
 }
 
-/// What `run` makes in file systems belongs to root, whoever this thread is. It takes
+/// Runs `run` such that files it creates belong to root, whatever the thread's user. It takes
 /// `CAP_SETUID` and `CAP_SETGID`.
 pub(crate) fn as_root_of_files<T>(run: impl FnOnce() -> T) -> T {
-    // SAFETY: the calls change whose files this thread makes, and touch no memory.
+    // SAFETY: the calls change the owner of files that this thread creates, and touch no memory.
     let (uid, gid) = unsafe { (libc::setfsuid(0), libc::setfsgid(0)) };
     let done = run();
     // SAFETY: as above; the ids are those that the thread had.
@@ -372,17 +372,17 @@ pub(crate) fn as_root_of_files<T>(run: impl FnOnce() -> T) -> T {
     done
 }
 
-/// Moves this process, which has one thread, into a new user namespace.
+/// Moves this process, which must have one thread, into a new user namespace.
 ///
 /// # Errors
 ///
-/// `EINVAL` with more than one thread; `ENOSPC` when there are too many namespaces.
+/// `EINVAL` with more than one thread; `ENOSPC` if there are too many namespaces.
 pub(crate) fn unshare_users() -> io::Result<()> {
     unshare(libc::CLONE_NEWUSER)
 }
 
-/// Gives this process mounts and a view of control groups of its own, as it has them now: they
-/// belong to the user namespace that it is in.
+/// Gives this process copies of its mounts and its view of control groups: they belong to its user
+/// namespace.
 ///
 /// # Errors
 ///
@@ -391,8 +391,8 @@ pub(crate) fn own_mounts_and_cgroups() -> io::Result<()> {
     unshare(libc::CLONE_NEWNS | libc::CLONE_NEWCGROUP)
 }
 
-/// A copy of the mount at `path`, mounted nowhere, in which ids are those of a user namespace: 0
-/// in the file system is the namespace's 0.
+/// Returns a copy of the mount at `path`, attached nowhere, in which ids are those of a user
+/// namespace: 0 in the file system is the namespace's 0.
 ///
 /// # Errors
 ///
@@ -407,8 +407,8 @@ pub(crate) fn map_mount(path: &Path, users: impl AsFd) -> io::Result<OwnedFd> {
         propagation: 0,
         userns_fd,
     };
-    // SAFETY: the path is a C string, the structure is of the size that is told, and the kernel
-    // writes to neither.
+    // SAFETY: the path is a C string, the structure has the given size, and the kernel writes to
+    // neither.
     let result = unsafe {
         libc::syscall(
             libc::SYS_mount_setattr,
@@ -431,7 +431,8 @@ pub(crate) fn unshare_network() -> io::Result<()> {
     unshare(libc::CLONE_NEWNET)
 }
 
-/// What a process writes and how it ends that runs `run`, which is to become another program.
+/// Returns the output and the exit status of a process that runs `run`, which is to execute another
+/// program.
 #[cfg(test)]
 pub(crate) fn output_of(
     run: impl FnMut() -> io::Result<()> + Send + Sync + 'static,

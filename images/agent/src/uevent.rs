@@ -1,4 +1,4 @@
-//! The kernel's announcements of devices that come, go and change.
+//! The kernel's events for devices that are added, removed or changed.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -12,7 +12,7 @@ use tokio::io::unix::AsyncFd;
 /// The kernel's own events, as opposed to those that udev repeats.
 const KERNEL_GROUP: u32 = 1;
 
-/// The kernel's announcements of devices.
+/// A socket for the kernel's device events.
 #[derive(Debug)]
 pub(crate) struct Uevents {
     socket: AsyncFd<OwnedFd>,
@@ -32,8 +32,8 @@ impl Uevents {
         })
     }
 
-    /// Waits for the next event. Which it is does not matter:
-    /// callers look again at what they wait for.
+    /// Waits for the next event. Which one it is does not matter: callers check again for what they
+    /// wait for.
     pub(crate) async fn next(&self) -> io::Result<()> {
         let mut event = [0; 8192];
         loop {
@@ -46,7 +46,7 @@ impl Uevents {
                 ))
             });
             match received {
-                // Events were lost: also a reason to look again.
+                // Events were lost: also a reason to check again.
                 Ok(Ok(Ok(_) | Err(Errno::NOBUFS))) => return Ok(()),
                 Ok(Ok(Err(Errno::AGAIN))) => ready.clear_ready(),
                 Ok(Ok(Err(Errno::INTR))) | Err(_) => {}

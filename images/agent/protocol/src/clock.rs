@@ -1,25 +1,25 @@
-//! How far two clocks are apart.
+//! Difference between two clocks.
 
-/// A reading of another clock between two readings of one's own, in nanoseconds since 1970.
+/// A reading of another clock between two readings of the own one, in nanoseconds since 1970.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ClockBracket {
-    /// One's own, before.
+    /// The own clock, before.
     pub before: i128,
-    /// The other.
+    /// The other clock.
     pub other: i128,
-    /// One's own, afterwards.
+    /// The own clock, afterwards.
     pub after: i128,
 }
 
 impl ClockBracket {
-    /// How long the reading took: what is not known of the difference.
+    /// Returns how long the reading took, which is the uncertainty of the difference.
     #[must_use]
     pub const fn width(&self) -> i128 {
         self.after.saturating_sub(self.before)
     }
 
-    /// The narrower one of the `best` until now and `next`. One whose own clock went back meanwhile
-    /// says nothing.
+    /// Returns the narrower one of the `best` so far and `next`. A reading during which the own
+    /// clock went back is ignored.
     #[must_use]
     pub fn narrower(best: Option<Self>, next: Self) -> Option<Self> {
         let is_better = best.is_none_or(|best| next.width() < best.width());
@@ -29,8 +29,8 @@ impl ClockBracket {
         }
     }
 
-    /// By how much one's own clock is behind the other for certain; negative when it is ahead, and
-    /// 0 when the reading's own time explains the difference.
+    /// Returns by how much the own clock is certainly behind the other; negative if it is ahead,
+    /// and 0 if the duration of the reading explains the difference.
     #[must_use]
     pub const fn behind(&self) -> i128 {
         if self.other > self.after {

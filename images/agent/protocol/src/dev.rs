@@ -1,15 +1,16 @@
-//! What every container has in its /dev.
+//! The devices and links that every container has in its /dev.
 
 use std::path::Path;
 
-/// Nodes and links below /dev that are made in each container after its mounts.
+/// Nodes and links below /dev that are created in each container after its mounts.
 const OWN: [&str; 12] = [
     "null", "zero", "full", "tty", "random", "urandom", "fd", "stdin", "stdout", "stderr", "ptmx",
     "kcore",
 ];
 
-/// Whether a container has something of its own at a path, /dev or what is always in it, so that
-/// no volume can be mounted there. Devices in volumes open nothing: it would be of no use either.
+/// Returns whether a path is reserved for the container itself, /dev or something that is always in
+/// it, so that no volume can be mounted there. It would be of no use either: devices in volumes
+/// cannot be opened.
 #[must_use]
 pub fn is_containers_own(path: &Path) -> bool {
     let Ok(below) = path.strip_prefix("/dev") else {

@@ -1,4 +1,4 @@
-//! Errors that cross the wire without losing their kind.
+//! Errors that keep their kind on the wire.
 
 use protobuf::{EnumOrUnknown, Message};
 use ttrpc::Code;
@@ -7,7 +7,7 @@ use crate::{api, limits};
 
 const DETAIL_TYPE: &str = "podvisor.agent.v1.ErrorDetail";
 
-/// Why the agent did not do what it was asked; see `ErrorKind` in `agent.proto`.
+/// Why the agent did not carry out a request; see `ErrorKind` in `agent.proto`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ErrorKind {
@@ -17,7 +17,7 @@ pub enum ErrorKind {
     NotFound,
     /// The id is in use.
     AlreadyExists,
-    /// The container's state does not allow it.
+    /// The container's state does not allow the request.
     WrongState,
     /// A limit of the agent is reached.
     ResourceExhausted,
@@ -31,14 +31,14 @@ pub enum ErrorKind {
     CommandNotExecutable,
     /// Nothing in the guest listens at the port.
     ConnectionRefused,
-    /// The process cannot be made as it is specified, for another reason than its command.
+    /// The process cannot be created as specified, for a reason other than its command.
     LaunchFailed,
-    /// Anything else that failed in the guest, or an answer that is not the agent's.
+    /// Any other failure in the guest, or an answer that is not the agent's.
     Internal,
 }
 
 impl ErrorKind {
-    /// The exit code by which shells and container engines report this, if there is one.
+    /// Returns the exit code with which shells and container engines report this, if there is one.
     #[must_use]
     pub fn shell_code(self) -> Option<u8> {
         match self {
@@ -104,15 +104,15 @@ impl From<api::ErrorKind> for ErrorKind {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
 pub struct AgentError {
-    /// What programs decide by.
+    /// The kind, for programs.
     pub kind: ErrorKind,
-    /// One line for people, at most [`limits::ERROR_BYTES`] bytes and free of control characters.
+    /// One line for users, at most [`limits::ERROR_BYTES`] bytes and without control characters.
     pub message: String,
 }
 
 impl AgentError {
-    /// Makes an error; the message is cut and cleaned where it breaks the bounds above,
-    /// since parts of it come from the other side.
+    /// Creates an error; a message that exceeds these limits is cut and cleaned, since parts of it
+    /// come from the other side.
     #[must_use]
     pub fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
         let mut message: String = message.into();
@@ -120,7 +120,7 @@ impl AgentError {
             message.truncate(message.floor_char_boundary(limits::ERROR_BYTES));
         }
         if message.contains(char::is_control) {
-            // Replaces each by one byte, so that the bound still holds.
+            // Replaces each by one byte, so that the limit still holds.
             message = message.replace(char::is_control, " ");
         }
         Self { kind, message }
@@ -134,7 +134,7 @@ impl From<AgentError> for ttrpc::Error {
         let mut status = ttrpc::get_status(error.kind.code(), error.message);
         let mut any = ttrpc::proto::Any::new();
         any.type_url = DETAIL_TYPE.to_owned();
-        // Encoding one enum into memory has no way to fail; without it the kind is Internal.
+        // Encoding one enum into memory cannot fail; without it the kind is Internal.
         any.value = detail.write_to_bytes().unwrap_or_default();
         status.details.push(any);
         Self::RpcStatus(status)
@@ -142,7 +142,7 @@ impl From<AgentError> for ttrpc::Error {
 }
 
 impl From<ttrpc::Error> for AgentError {
-    /// Anything that is not an agent's status (a closed connection, say) is `Internal`.
+    /// Any other error (a closed connection, for example) is `Internal`.
     fn from(error: ttrpc::Error) -> Self {
         let ttrpc::Error::RpcStatus(status) = error else {
             return Self::new(ErrorKind::Internal, format!("the guest's agent: {error}"));

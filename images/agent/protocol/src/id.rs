@@ -4,7 +4,7 @@ use std::fmt;
 
 use crate::limits;
 
-/// An id that is no id.
+/// The id is invalid.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{id:?} is no id: use 1 to 128 letters, digits, '_', '.' or '-', the first a letter or digit"
@@ -15,7 +15,7 @@ pub struct InvalidId {
 
 /// Checks the id of a container or of an exec: `[A-Za-z0-9][A-Za-z0-9_.-]{0,127}`.
 ///
-/// What passes is safe as a file name and as the name of a control group.
+/// A valid id is safe as a file name and as the name of a control group.
 ///
 /// # Errors
 ///
@@ -33,14 +33,14 @@ pub fn validate_id(id: &str) -> Result<(), InvalidId> {
     }
 }
 
-/// Name of one stdio connection: 16 bytes that the host draws at random, never all zero.
+/// Name of one stdio connection: 16 bytes that the host chooses at random, never all zero.
 ///
 /// Randomness keeps a container process that can reach the agent's port from
 /// claiming another's stream.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct StreamId([u8; 16]);
 
-/// Bytes that are no stream id.
+/// The bytes are not a stream id.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("a stream id is 16 bytes, not all zero")]
 pub struct InvalidStreamId;
@@ -51,7 +51,7 @@ impl StreamId {
 
     /// # Errors
     ///
-    /// [`InvalidStreamId`] when all bytes are zero.
+    /// [`InvalidStreamId`] if all bytes are zero.
     pub fn new(bytes: [u8; 16]) -> Result<Self, InvalidStreamId> {
         if bytes == [0; 16] {
             Err(InvalidStreamId)
@@ -64,7 +64,7 @@ impl StreamId {
     ///
     /// # Errors
     ///
-    /// [`InvalidStreamId`] for any other length than 0 and 16, and for zeros.
+    /// [`InvalidStreamId`] for a length other than 0 and 16, and for zeros.
     pub fn from_field(field: &[u8]) -> Result<Option<Self>, InvalidStreamId> {
         if field.is_empty() {
             return Ok(None);
@@ -73,7 +73,7 @@ impl StreamId {
         Self::new(bytes).map(Some)
     }
 
-    /// The bytes to send first on the connection.
+    /// Returns the bytes to send first on the connection.
     #[must_use]
     pub fn as_bytes(&self) -> &[u8; 16] {
         &self.0
@@ -81,7 +81,7 @@ impl StreamId {
 }
 
 impl fmt::Debug for StreamId {
-    /// Shows a prefix only: who reads a log must not be able to claim a stream.
+    /// Shows only a prefix: a reader of the log must not be able to claim a stream.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "StreamId({:02x}{:02x}…)", self.0[0], self.0[1])
     }

@@ -1,29 +1,29 @@
-//! What the podvisor host and its guest agent say to each other.
+//! Protocol between the podvisor host and its guest agent.
 //!
-//! The agent is PID 1 of a guest and the host is the VMM's process; both link this crate.
-//! Everything travels over virtio-vsock:
+//! The agent is PID 1 of a guest and the host is the VMM's process; both link this crate. All
+//! communication is over virtio-vsock:
 //!
 //! 1. The agent listens on [`RPC_PORT`] and [`STDIO_PORT`], then connects to the host
-//!    ([`HOST_CID`], [`READY_PORT`]) and sends the [`ready_line`]. The host waits for that
-//!    line, nothing polls. The connection then closes.
+//!    ([`HOST_CID`], [`READY_PORT`]) and sends the [`ready_line`]. The host waits for that line;
+//!    nothing polls. The connection is then closed.
 //! 2. The host connects to [`RPC_PORT`] and speaks ttrpc: service `podvisor.agent.v1.Agent`
-//!    ([`api`]). Several connections may be open at once; closing one abandons its calls,
-//!    not the containers. Each message is at most 4 MiB, ttrpc's own limit; the fields have
-//!    the smaller bounds of [`limits`].
-//! 3. For each standard stream of a process the host makes up a random [`StreamId`], puts it
-//!    into the request ([`api::Stdio`]), connects to [`STDIO_PORT`] and sends those 16 bytes.
-//!    From then on the connection carries the stream's bytes and nothing else. Half-close
-//!    means end of file, in either direction. The order of connection and request is free,
-//!    but a connection whose id no request names within [`limits::STREAM_CLAIM_TIMEOUT`] is closed.
-//!    A process is started with its streams connected or not; output waits (the pipe
-//!    fills, as with any slow reader), and it is discarded only when the container is deleted.
+//!    ([`api`]). Several connections may be open at the same time; closing one abandons its calls,
+//!    not the containers. Each message is at most 4 MiB, ttrpc's own limit; the fields have the
+//!    smaller limits of [`limits`].
+//! 3. For each standard stream of a process the host chooses a random [`StreamId`], puts it into
+//!    the request ([`api::Stdio`]), connects to [`STDIO_PORT`] and sends those 16 bytes. From then
+//!    on the connection carries only the stream's bytes. Half-close means end of file, in either
+//!    direction. The order of connection and request is free, but a connection whose id is not
+//!    named by a request within [`limits::STREAM_CLAIM_TIMEOUT`] is closed. A process is started
+//!    whether its streams are connected or not; output waits (the pipe fills, as with any slow
+//!    reader), and it is discarded only when the container is deleted.
 //!
-//! Neither side trusts the other: the host because a container may have taken the guest
-//! over, the agent because a bug in the host should be an error and not a dead pod. Checks
-//! that both need are here: [`validate_id`], [`StreamId`], [`parse_ready_line`], [`ExitStatus`],
-//! and [`ClockBracket`], by which either compares its clock with the other's.
+//! Neither side trusts the other: the host because a container may have taken over the guest, the
+//! agent because a bug in the host should cause an error and not kill the pod. Checks that both
+//! need are here: [`validate_id`], [`StreamId`], [`parse_ready_line`], [`ExitStatus`], and
+//! [`ClockBracket`], with which either side compares its clock with the other's.
 //!
-//! Errors travel as [`AgentError`], which converts to and from [`ttrpc::Error`].
+//! Errors are sent as [`AgentError`], which converts to and from [`ttrpc::Error`].
 
 mod clock;
 mod dev;
@@ -45,18 +45,18 @@ pub const HOST_CID: u32 = 2;
 pub const READY_PORT: u32 = 1024;
 /// Port in the guest where the agent serves ttrpc.
 pub const RPC_PORT: u32 = 1025;
-/// Port in the guest where the agent takes the standard streams of processes.
+/// Port in the guest where the agent accepts the standard streams of processes.
 pub const STDIO_PORT: u32 = 1026;
 
-/// The key of a call's metadata under which the host may say for which request of its own the call
-/// is; what it says goes to the guest's log and nowhere else.
+/// The key of a call's metadata in which the host may name the request that caused the call; the
+/// value is only written to the guest's log.
 pub const REQUEST_METADATA: &str = "request";
 
-/// Version of this protocol. It rises with each change that an older peer would misread;
-/// new fields and methods do not raise it.
+/// Version of this protocol. It is raised with each change that an older peer would misread; new
+/// fields and methods do not raise it.
 pub const PROTOCOL_VERSION: u32 = 1;
 
-/// Bounds of what either side accepts.
+/// Limits on what either side accepts.
 pub mod limits {
     use std::time::Duration;
 
@@ -72,38 +72,38 @@ pub mod limits {
     pub const HOSTNAME_BYTES: usize = 64;
     /// Largest seed that [`Configure`](crate::api::ConfigureRequest) takes, in bytes.
     pub const ENTROPY_BYTES: usize = 512;
-    /// Network interfaces that a guest can be given.
+    /// Maximum network interfaces of a guest.
     pub const INTERFACES: usize = 16;
-    /// Longest name of a network interface, in bytes (Linux `IFNAMSIZ` less its end).
+    /// Longest name of a network interface, in bytes (Linux `IFNAMSIZ` without the terminator).
     pub const INTERFACE_NAME_BYTES: usize = 15;
-    /// Addresses of one interface.
+    /// Maximum addresses of one interface.
     pub const ADDRESSES: usize = 32;
-    /// Routes of a guest.
+    /// Maximum routes of a guest.
     pub const ROUTES: usize = 256;
-    /// Static neighbours of a guest.
+    /// Maximum static neighbours of a guest.
     pub const NEIGHBOURS: usize = 256;
-    /// virtio-fs devices that a guest can mount.
+    /// Maximum virtio-fs devices that a guest can mount.
     pub const SHARES: usize = 16;
     /// Longest tag of a virtio-fs device, in bytes (virtio 1.3 §5.11.4).
     pub const TAG_BYTES: usize = 36;
-    /// Kernel parameters that a guest can be given.
+    /// Maximum kernel parameters of a request.
     pub const SYSCTLS: usize = 256;
     /// Longest value of a kernel parameter, in bytes.
     pub const SYSCTL_BYTES: usize = 4 << 10;
-    /// Forwarded connections that a guest may have at once.
+    /// Maximum forwarded connections of a guest at the same time.
     pub const PORT_FORWARDS: usize = 256;
     /// Longest `user[:group]`, in bytes.
     pub const USER_BYTES: usize = 256;
-    /// Containers that a guest may have at once.
+    /// Maximum containers of a guest at the same time.
     pub const CONTAINERS: usize = 256;
-    /// User namespaces that a guest may have: containers with the same mappings share one.
+    /// Maximum user namespaces of a guest: containers with the same mappings share one.
     pub const USER_NAMESPACES: usize = 16;
-    /// Volumes in memory that a guest may have.
+    /// Maximum volumes in memory of a guest.
     pub const MEMORY_VOLUMES: usize = 512;
-    /// Processes started by exec that a container may have at once, ended ones that were not
-    /// waited for included.
+    /// Maximum processes started by exec in a container at the same time, including ended ones that
+    /// were not waited for.
     pub const EXECS: usize = 256;
-    /// Stdio connections that wait for the request which names them.
+    /// Maximum stdio connections that wait for the request that names them.
     pub const UNCLAIMED_STREAMS: usize = 1024;
     /// How long such a connection is kept.
     pub const STREAM_CLAIM_TIMEOUT: Duration = Duration::from_secs(60);
@@ -112,13 +112,13 @@ pub mod limits {
 }
 
 /// Messages, client and server of the service `podvisor.agent.v1.Agent`, generated from
-/// `proto/agent.proto`, whose comments say what each means.
+/// `proto/agent.proto`, whose comments describe each of them.
 pub mod api {
     pub use crate::generated::agent::*;
     pub use crate::generated::agent_ttrpc::{Agent, AgentClient, create_agent};
 }
 
-// Generated code answers to its generator, not to this workspace's lints.
+// Generated code does not follow this workspace's lints.
 #[allow(
     clippy::all,
     missing_docs,

@@ -1,4 +1,4 @@
-//! The line by which an agent says that it can be talked to.
+//! The line with which an agent reports that it accepts connections.
 
 use crate::PROTOCOL_VERSION;
 
@@ -6,21 +6,21 @@ const PREFIX: &str = "podvisor-agent ";
 /// Prefix, the digits of a u32, and the newline.
 const MAX_LEN: usize = PREFIX.len() + 10 + 1;
 
-/// What the agent sends to the host's [`READY_PORT`](crate::READY_PORT):
+/// Returns the line that the agent sends to the host's [`READY_PORT`](crate::READY_PORT):
 /// `podvisor-agent <protocol version>\n`.
 #[must_use]
 pub fn ready_line() -> String {
     format!("{PREFIX}{PROTOCOL_VERSION}\n")
 }
 
-/// A ready line that is none.
+/// The ready line is invalid.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum InvalidReadyLine {
-    /// What came does not have the form of a ready line.
+    /// The received bytes do not have the form of a ready line.
     #[error("the guest sent something else than an agent's ready line")]
     Malformed,
-    /// The agent speaks a version that this host does not.
+    /// The agent speaks a version that this host does not support.
     #[error(
         "the guest's agent speaks protocol version {0}, this podvisor speaks {PROTOCOL_VERSION}: \
          use the initramfs that came with it"
@@ -28,9 +28,9 @@ pub enum InvalidReadyLine {
     Version(u32),
 }
 
-/// Looks for the ready line at the start of what a guest has sent so far.
+/// Looks for the ready line at the start of the bytes that a guest has sent so far.
 ///
-/// Gives `None` while more bytes are needed, which is never so after 26 bytes.
+/// Returns `None` while more bytes are needed, which is never the case after 26 bytes.
 ///
 /// # Errors
 ///

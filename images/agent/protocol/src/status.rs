@@ -12,7 +12,7 @@ pub enum ExitStatus {
 }
 
 impl ExitStatus {
-    /// The code that a shell gives: that of the process, or 128 and the signal's number.
+    /// Returns the code that a shell reports: that of the process, or 128 plus the signal's number.
     #[must_use]
     pub fn shell_code(self) -> u8 {
         match self {
@@ -31,7 +31,7 @@ impl From<ExitStatus> for Status {
     }
 }
 
-/// The guest's answer holds no exit status, or an impossible one.
+/// The guest's answer has no exit status, or an impossible one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the guest's agent answered without a valid exit status")]
 pub struct MissingExitStatus;

@@ -1,4 +1,4 @@
-//! A host and an agent talk over a socket with the generated client and server.
+//! A host and an agent communicate over a socket with the generated client and server.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use ttrpc::asynchronous::transport::{Listener, Socket};
 use ttrpc::asynchronous::{Client, Server, TtrpcContext};
 use ttrpc::context;
 
-/// Answers what the test below asks.
+/// Answers the requests of the test below.
 struct Scripted;
 
 #[async_trait::async_trait]

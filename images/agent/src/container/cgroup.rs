@@ -1,6 +1,6 @@
-//! A container's control group: figures, signals to all, removal.
+//! A container's control group: statistics, signals to all processes, removal.
 //!
-//! libcontainer sets the limits and puts the processes into it.
+//! libcontainer sets the limits and moves the processes into it.
 
 use std::fs::{self, File};
 use std::io::{self, Read as _};
@@ -21,13 +21,13 @@ use crate::init::reaper::now_ns;
 
 /// Parent of all containers' groups, in the form of `linux.cgroupsPath`.
 const PARENT: &str = "/podvisor";
-/// The kernel's files are far smaller; a container cannot make them grow past this.
+/// The kernel's files are far smaller; a container cannot make them exceed this.
 const FILE_BYTES: u64 = 256 << 10;
-/// Groups that a container may nest below its own and still be signalled in.
+/// Maximum number of groups that a container may nest below its own and still be signalled in.
 const MAX_GROUPS: usize = 10_000;
-/// Groups whose processes are counted.
+/// Maximum number of groups whose processes are counted.
 const COUNTED_GROUPS: usize = 1000;
-/// Killed processes end at once, unless they are in a system call that cannot be broken off.
+/// Killed processes end immediately, unless they are in an uninterruptible system call.
 const EMPTY_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A container's control group.
@@ -39,7 +39,7 @@ pub struct Cgroup {
 }
 
 impl Cgroup {
-    /// The group of the container with this name; it need not exist yet.
+    /// Returns the group of the container with this name; it need not exist yet.
     #[must_use]
     pub fn new(name: &str) -> Self {
         let relative = Path::new(PARENT).join(name);
@@ -47,23 +47,23 @@ impl Cgroup {
         Self { relative, path }
     }
 
-    /// Makes the group, with every controller, before libcontainer uses it.
+    /// Creates the group, with every controller, before libcontainer uses it.
     ///
     /// # Errors
     ///
-    /// What the kernel says.
+    /// The kernel's error.
     pub fn create(&self) -> io::Result<()> {
         parent()?;
         fs::create_dir(&self.path)
     }
 
-    /// Where it is.
+    /// Returns its path.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// What to put into the specification's `linux.cgroupsPath`.
+    /// Returns the value for the specification's `linux.cgroupsPath`.
     #[must_use]
     pub fn spec_path(&self) -> &Path {
         &self.relative
@@ -73,23 +73,23 @@ impl Cgroup {
     ///
     /// # Errors
     ///
-    /// What the kernel says; a group that does not exist is no error.
+    /// The kernel's error; a group that does not exist is not an error.
     pub fn kill(&self) -> io::Result<()> {
         accept_missing(fs::write(self.path.join("cgroup.kill"), "1"))
     }
 
     /// Sends a signal to every process in the group and below it.
     ///
-    /// A process that forks while this runs may leave a child out; only [`Cgroup::kill`] is
-    /// sure to hit all.
+    /// A child of a process that forks meanwhile may be missed; only [`Cgroup::kill`] is sure to
+    /// reach all.
     ///
     /// # Errors
     ///
-    /// What reading the group says.
+    /// Errors of reading the group.
     pub fn signal(&self, signal: u8) -> io::Result<()> {
         for pid in self.processes()? {
-            // Between the listing and this the pid may have come to mean another process,
-            // so look whether it is still in the group once the pidfd holds it.
+            // After the listing the pid may have been reused for another process, so check that it
+            // is still in the group once the pidfd holds it.
             let Ok(pidfd) = pidfd_open(pid, PidfdFlags::empty()) else {
                 continue;
             };
@@ -121,7 +121,8 @@ impl Cgroup {
         Ok(pids)
     }
 
-    /// The processes in the group and below it, as far as they can be listed in a bounded time.
+    /// Returns the processes in the group and below it, as far as they can be listed in bounded
+    /// time.
     #[must_use]
     pub fn countable(&self) -> Vec<Pid> {
         let mut pids = Vec::new();
@@ -130,8 +131,8 @@ impl Cgroup {
             let Some(group) = groups.pop() else {
                 break;
             };
-            // A group of threads lists none: its processes are those of a group above it. Others
-            // may go meanwhile.
+            // A threaded group lists none: its processes are those of a group above it. Others may
+            // disappear meanwhile.
             pids.extend(listed(&group).into_iter().flatten());
             groups.extend(subgroups(&group).unwrap_or_default());
         }
@@ -142,7 +143,8 @@ impl Cgroup {
         self.position(pid).is_some()
     }
 
-    /// The group below this one that a process is in; `None` when it is in this one, or elsewhere.
+    /// Returns the group below this one that a process is in; `None` if it is in this one, or
+    /// elsewhere.
     #[must_use]
     pub fn nested(&self, pid: Pid) -> Option<String> {
         self.position(pid).filter(|group| !group.is_empty())
@@ -153,7 +155,7 @@ impl Cgroup {
         self.position_in(&of_process)
     }
 
-    /// What a process's `/proc/PID/cgroup` tells of its place below this group, which containers
+    /// Parses a process's `/proc/PID/cgroup` for its position below this group, which containers
     /// may choose.
     fn position_in(&self, of_process: &str) -> Option<String> {
         // One line, `0::/podvisor/NAME…`.
@@ -168,20 +170,20 @@ impl Cgroup {
         below.to_str().map(str::to_owned)
     }
 
-    /// Ends all processes, and takes away what they have nested in the group: others may be put
-    /// into it as into a new one. Its limits and its rules for devices stay.
+    /// Ends all processes, and removes the groups that they have nested in this one, so that
+    /// processes can be put into it as into a new one. Its limits and its rules for devices stay.
     ///
     /// # Errors
     ///
-    /// `TimedOut` when processes do not end, else what the kernel says.
+    /// `TimedOut` if processes do not end, otherwise the kernel's error.
     pub async fn reset(&self) -> io::Result<()> {
         self.empty().await?;
         remove_subgroups(&self.path, 0)?;
-        // A group that has controllers for others below it takes no process.
+        // A group that has controllers for groups below it accepts no processes.
         accept_missing(disable_controllers(&self.path))
     }
 
-    /// Kills what is left and waits until it is gone.
+    /// Kills the remaining processes and waits until they are gone.
     async fn empty(&self) -> io::Result<()> {
         self.kill()?;
         tokio::time::timeout(EMPTY_TIMEOUT, self.emptied())
@@ -189,7 +191,7 @@ impl Cgroup {
             .unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
     }
 
-    /// Kills what is left, waits until it is gone, and removes the group.
+    /// Kills the remaining processes, waits until they are gone, and removes the group.
     ///
     /// # Errors
     ///
@@ -206,7 +208,7 @@ impl Cgroup {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
             other => OwnedFd::from(other?),
         };
-        // The kernel announces a change of the file as an exceptional condition.
+        // The kernel reports a change of the file as an exceptional condition.
         let changes = crate::sys::watch(file, Interest::PRIORITY)?;
         loop {
             if field(&read(&events)?, "populated") == Some(0) {
@@ -216,7 +218,7 @@ impl Cgroup {
         }
     }
 
-    /// How often the OOM killer struck in the group.
+    /// Returns how often the OOM killer killed a process in the group.
     #[must_use]
     pub fn oom_kills(&self) -> u64 {
         self.file("memory.events")
@@ -224,8 +226,8 @@ impl Cgroup {
             .unwrap_or(0)
     }
 
-    /// Memory that the group uses and the kernel cannot take from it at once, in bytes: all but the
-    /// pages of files and what the kernel remembers of them.
+    /// Returns the memory that the group uses and that the kernel cannot reclaim immediately, in
+    /// bytes: all except page cache and reclaimable slab.
     #[must_use]
     pub fn memory_in_use(&self) -> u64 {
         let memory = self.file("memory.stat").unwrap_or_default();
@@ -235,7 +237,8 @@ impl Cgroup {
         figures.into_iter().fold(used, u64::saturating_sub)
     }
 
-    /// The group's figures; those that the kernel does not keep are 0, and none of pressure.
+    /// Returns the group's statistics; those that the kernel does not count are 0, and pressure that
+    /// it does not count is left out.
     #[must_use]
     pub fn stats(&self) -> ContainerStatsResponse {
         ContainerStatsResponse {
@@ -253,7 +256,8 @@ impl Cgroup {
         }
     }
 
-    /// Adds the guest's figures to a container's, which were read before and are never more.
+    /// Adds the guest's statistics to a container's, which were read before and so never exceed
+    /// them.
     pub fn add_guest_stats(stats: &mut ContainerStatsResponse) {
         let parent = Self::parent();
         stats.guest_psi = psi::of(|name| parent.file(name)).into();
@@ -261,7 +265,7 @@ impl Cgroup {
         stats.guest_memory = MessageField::some(parent.memory_stats());
     }
 
-    /// The group that all containers' are below.
+    /// Returns the parent of all containers' groups.
     fn parent() -> Self {
         Self {
             relative: PathBuf::from(PARENT),
@@ -309,7 +313,7 @@ impl Cgroup {
         read(&self.path.join(name)).ok()
     }
 
-    /// A file of one number; `max`, and a file that is missing, give 0.
+    /// Reads a file of one number; `max` and a missing file give 0.
     fn number(&self, name: &str) -> u64 {
         self.file(name)
             .and_then(|text| text.trim().parse().ok())
@@ -317,11 +321,11 @@ impl Cgroup {
     }
 }
 
-/// The group that all containers' are below, which is made where it is missing.
+/// Returns the parent of all containers' groups, which is created if it is missing.
 ///
 /// # Errors
 ///
-/// What the kernel says.
+/// The kernel's error.
 pub fn parent() -> io::Result<PathBuf> {
     let parent = parent_path();
     if !parent.exists() {
@@ -335,7 +339,7 @@ fn parent_path() -> PathBuf {
     Path::new(CGROUP_ROOT).join(PARENT.trim_start_matches('/'))
 }
 
-/// The value of `name` in a file of lines `name value`.
+/// Returns the value of `name` in a file of lines `name value`.
 fn field(text: &str, name: &str) -> Option<u64> {
     text.lines().find_map(|line| {
         line.strip_prefix(name)?
@@ -366,7 +370,7 @@ fn io_stats(text: &str) -> IoStats {
     total
 }
 
-/// The processes of one group.
+/// Returns the processes of one group.
 fn listed(group: &Path) -> io::Result<Vec<Pid>> {
     let text = read(&group.join("cgroup.procs"))?;
     let pids = text
@@ -386,14 +390,14 @@ fn subgroups(group: &Path) -> io::Result<Vec<PathBuf>> {
     Ok(groups)
 }
 
-/// Removes a group from its leaves up; containers may have made groups below theirs.
+/// Removes a group, starting with its leaves; containers may have created groups below theirs.
 fn remove(group: &Path, depth: usize) -> io::Result<()> {
     remove_subgroups(group, depth)?;
     accept_missing(fs::remove_dir(group))
 }
 
 fn remove_subgroups(group: &Path, depth: usize) -> io::Result<()> {
-    // The kernel's own default of cgroup.max.depth is no bound, so that ours is the stack's.
+    // The kernel's default of cgroup.max.depth is unlimited, so this limit protects the stack.
     if depth > 200 {
         return Err(io::Error::new(
             io::ErrorKind::QuotaExceeded,
@@ -410,7 +414,7 @@ fn remove_subgroups(group: &Path, depth: usize) -> io::Result<()> {
     Ok(())
 }
 
-/// Takes every controller from the groups below this one, which has none any more.
+/// Disables every controller for the groups below this one, of which there are none any more.
 fn disable_controllers(group: &Path) -> io::Result<()> {
     let file = group.join("cgroup.subtree_control");
     let enabled = read(&file)?;
@@ -490,7 +494,7 @@ mod tests {
         assert_eq!(stats.pids.current, 5);
         assert_eq!(stats.psi.io.some.total_us, 8);
         assert!(stats.psi.cpu.is_none() && stats.psi.memory.is_none());
-        // `below` lists none, as a group of threads does.
+        // `below` lists none, like a threaded group.
         let pids: Vec<_> = group.countable();
         let pids: Vec<_> = pids.iter().map(|pid| pid.as_raw_nonzero().get()).collect();
         assert_eq!(pids, [10, 11, 12]);
@@ -534,7 +538,7 @@ mod tests {
         disable_controllers(dir.path()).unwrap();
         assert_eq!(subgroups(&group.path).unwrap(), [] as [PathBuf; 0]);
         assert_eq!(fs::read_to_string(&control).unwrap(), "-cpu -memory");
-        // Of a group that has none, the file is not written.
+        // If the group has none, the file is not written.
         fs::write(&control, "\n").unwrap();
         disable_controllers(dir.path()).unwrap();
         assert_eq!(fs::read_to_string(&control).unwrap(), "\n");

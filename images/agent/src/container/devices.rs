@@ -1,9 +1,9 @@
-//! Which devices a container may use: the specification's rules as a BPF program.
+//! The devices that a container may use: the specification's rules as a BPF program.
 //!
-//! In cgroup v2 the kernel asks a program of type `BPF_PROG_TYPE_CGROUP_DEVICE` about each
-//! open and mknod of a device. It is built here from `linux.resources.devices`, in which the
-//! last rule that matches decides, for reading, writing and mknod each on its own. The
-//! devices that every container has come after those rules; what no rule names is denied.
+//! In cgroup v2 the kernel runs a program of type `BPF_PROG_TYPE_CGROUP_DEVICE` for each open and
+//! mknod of a device. It is built here from `linux.resources.devices`, in which the last matching
+//! rule decides, separately for reading, writing and mknod. The devices that every container has
+//! come after those rules; everything that no rule names is denied.
 
 use std::fs;
 use std::io;
@@ -14,13 +14,13 @@ use std::sync::OnceLock;
 use oci_spec::runtime::{Linux, LinuxDeviceCgroup, LinuxDeviceType};
 use rustix::fs::{Mode, OFlags, open};
 
-/// A group without processes, beside those of containers: no program above them decides for them.
+/// A group without processes, next to those of containers: no program above them applies to them.
 const NOBODYS: &str = "/sys/fs/cgroup/podvisor-devices";
 
-/// Rules that a specification may have; a pod's has a few dozen.
+/// Maximum number of rules in a specification; a pod's has a few dozen.
 const MAX_RULES: usize = 1024;
 
-/// How often signals may disturb the check of a program.
+/// Maximum number of attempts to load a program while signals interrupt its verification.
 const LOAD_ATTEMPTS: u32 = 100;
 
 /// `BPF_DEVCG_ACC_*`
@@ -32,22 +32,22 @@ const ALL: i32 = MKNOD | READ | WRITE;
 const BLOCK: i32 = 1;
 const CHAR: i32 = 2;
 
-/// A container's devices cannot be restricted as it wants.
+/// A container's devices cannot be restricted as specified.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DeviceError {
-    /// A rule makes no sense.
+    /// A rule is invalid.
     #[error("device rule {index}: {problem}")]
     Rule {
-        /// Its place in `linux.resources.devices`.
+        /// Its index in `linux.resources.devices`.
         index: usize,
         /// What is wrong with it.
         problem: &'static str,
     },
-    /// Over the bound.
+    /// More rules than the limit.
     #[error("more than {MAX_RULES} devices and device rules")]
     TooMany,
-    /// The kernel does not take the program.
+    /// The kernel does not accept the program.
     #[error(
         "cannot restrict devices: the guest's kernel, which needs CONFIG_CGROUP_BPF, \
          does not take the program"
@@ -55,7 +55,7 @@ pub enum DeviceError {
     Kernel(#[source] io::Error),
 }
 
-/// One rule; `None` matches all.
+/// One rule; `None` matches everything.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Rule {
     allow: bool,
@@ -85,8 +85,8 @@ const fn mknod(kind: i32) -> Rule {
     }
 }
 
-/// What every container has (OCI runtime specification, "Default Devices"), and mknod of
-/// anything, since a node alone opens nothing.
+/// The devices that every container has (OCI runtime specification, "Default Devices"), and mknod
+/// of anything, since a node without permission to open it is useless.
 const DEFAULTS: [Rule; 11] = [
     mknod(CHAR),
     mknod(BLOCK),
@@ -128,7 +128,7 @@ impl DeviceFilter {
             let rule = Rule::try_from(rule);
             rules.push(rule.map_err(|problem| DeviceError::Rule { index, problem })?);
         }
-        // Devices that the specification makes are made to be used.
+        // Devices that the specification creates may also be used.
         for (index, device) in made.iter().enumerate() {
             let problem = |problem| DeviceError::Rule { index, problem };
             rules.push(Rule {
@@ -143,7 +143,7 @@ impl DeviceFilter {
         Ok(Self { rules })
     }
 
-    /// Puts the rules into force for the control group in this directory and all below it.
+    /// Applies the rules to the control group in this directory and all below it.
     ///
     /// # Errors
     ///
@@ -158,8 +158,8 @@ impl DeviceFilter {
         attach_to(cgroup, &self.program()).map_err(DeviceError::Kernel)
     }
 
-    /// The program: the accesses that are still to be decided are in register 3; each rule,
-    /// from the last to the first, either denies or takes the ones away that it allows.
+    /// Builds the program: register 3 has the accesses that are still to be decided; each rule,
+    /// from the last to the first, either denies or removes those that it allows.
     fn program(&self) -> Vec<Instruction> {
         use Instruction as I;
         let mut program = vec![
@@ -193,7 +193,8 @@ impl DeviceFilter {
                     .into_iter()
                     .filter_map(|(register, value)| Some((register, value?)))
                     .collect();
-            // What is left of this rule when a condition fails; at most seven.
+            // Number of remaining instructions of this rule, to be skipped if a condition fails; at
+            // most seven.
             let mut rest = conditions.len().saturating_add(decision.len());
             for (register, value) in conditions {
                 rest = rest.saturating_sub(1);
@@ -214,8 +215,9 @@ fn attach_to(cgroup: &Path, program: &[Instruction]) -> io::Result<()> {
     crate::sys::attach_device_program(&directory, &program)
 }
 
-/// Loads a program anew whenever a signal came while the kernel checked it: it stops then, with
-/// `EAGAIN`. Ends of containers are signals, and many may come at once, but not without end.
+/// Loads a program again whenever a signal interrupted the kernel's verification, which then fails
+/// with `EAGAIN`. Exits of containers cause signals; there may be many in a short time, but not
+/// indefinitely.
 fn undisturbed<T>(mut load: impl FnMut() -> io::Result<T>) -> io::Result<T> {
     let mut left = LOAD_ATTEMPTS;
     loop {
@@ -226,10 +228,10 @@ fn undisturbed<T>(mut load: impl FnMut() -> io::Result<T>) -> io::Result<T> {
     }
 }
 
-/// Gives a program to a group that nobody is ever in, so that one is attached from now on. The
-/// kernel looks for programs behind a static key: it rewrites its own code with the first one that
-/// there is and with the last that goes. A clone would do that for its first container, in pages
-/// of the kernel that it shares with its template until then.
+/// Attaches a program to a group that never has processes, so that at least one is attached from
+/// now on. The kernel enables device programs by a static key: it patches its own code when the
+/// first one is attached and when the last one is removed. A clone would do that for its first
+/// container, in pages of the kernel that it shares with its template until then.
 fn keep_programs_on() -> io::Result<()> {
     match fs::create_dir(NOBODYS) {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
@@ -254,7 +256,7 @@ impl TryFrom<&LinuxDeviceCgroup> for Rule {
         }
         Ok(Self {
             allow: rule.allow(),
-            // No access given means all of it, as in other runtimes.
+            // No access given means full access, as in other runtimes.
             access: if access == 0 { ALL } else { access },
             kind: kind(rule.typ().unwrap_or_default()),
             major: number(rule.major())?,
@@ -268,12 +270,12 @@ fn kind(kind: LinuxDeviceType) -> Option<i32> {
         LinuxDeviceType::A => None,
         LinuxDeviceType::B => Some(BLOCK),
         LinuxDeviceType::C | LinuxDeviceType::U => Some(CHAR),
-        // No device: the kernel never asks about it, and no value of it matches.
+        // Not a device: the kernel never checks it, and its value matches nothing.
         LinuxDeviceType::P => Some(0),
     }
 }
 
-/// A device number; -1 stands for all, as in the specifications that engines write.
+/// Converts a device number; -1 stands for all, as in the specifications of container engines.
 fn number(number: Option<i64>) -> Result<Option<i32>, &'static str> {
     match number {
         None | Some(-1) => Ok(None),
@@ -372,7 +374,7 @@ mod tests {
     use proptest::prelude::*;
     use serde_json::{Value, json};
 
-    /// Runs a program as the kernel does, and gives its answer.
+    /// Runs a program as the kernel does, and returns its result.
     fn run(program: &[Instruction], kind: i32, access: i32, major: i32, minor: i32) -> bool {
         let context = [access << 16 | kind, major, minor];
         let mut registers = [0i64; 11];
@@ -426,7 +428,7 @@ mod tests {
         assert!(run(&program, CHAR, READ | WRITE, 1, 3));
         assert!(run(&program, CHAR, READ | WRITE, 136, 77));
         assert!(run(&program, BLOCK, MKNOD, 254, 0));
-        // A disk, and the I/O ports through which a guest is powered off.
+        // A disk, and the I/O ports with which a guest is powered off.
         assert!(!run(&program, BLOCK, READ, 254, 0));
         assert!(!run(&program, CHAR, WRITE, 1, 4));
         assert!(!run(&program, BLOCK, READ, 1, 3));

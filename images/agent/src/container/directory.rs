@@ -1,11 +1,11 @@
-//! Directories that containers need while they live.
+//! Directories that containers need during their lifetime.
 
 use std::io;
 use std::path::{Path, PathBuf};
 
 use super::{ContainerError, Result};
 
-/// A directory that goes when its value goes.
+/// A directory that is removed when its value is dropped.
 #[derive(Debug)]
 pub(super) struct Directory {
     pub(super) path: PathBuf,
@@ -27,7 +27,7 @@ impl Drop for Directory {
     }
 }
 
-/// Removes a directory with all that is in it, if it is there.
+/// Removes a directory with its contents, if it exists.
 pub(super) fn remove_directory(path: &Path) {
     match std::fs::remove_dir_all(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => {

@@ -1,4 +1,4 @@
-//! Finds the device that holds an image: a virtio-blk by its serial, or memory (virtio-pmem) by its
+//! Finds the device of an image: a virtio-blk device by its serial, or memory (virtio-pmem) by its
 //! address.
 
 use std::fs::{self, File};
@@ -10,30 +10,30 @@ use podvisor_agent_protocol::limits::SERIAL_BYTES;
 
 use crate::uevent::Uevents;
 
-/// How Linux calls block devices that are memory.
+/// Linux's name of block devices that are memory.
 const MEMORY_DEVICE: &str = "pmem";
 
-/// What stands before the address in the serial of an image that is memory. A disk whose serial
-/// begins so is not found.
+/// Prefix of the address in the serial of an image in memory. A disk whose serial starts with it is
+/// not found.
 const MEMORY_PREFIX: &str = "pmem@";
 
-/// How long a disk may take to appear; the host attaches it before it asks for it.
+/// How long a disk may take to appear; the host attaches it before it requests it.
 const ATTACH_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// No disk for an image.
+/// There is no disk for an image.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DiskError {
-    /// The serial cannot be one.
+    /// The serial is invalid.
     #[error("{0:?} is no virtio-blk serial: use 1 to 20 printable ASCII characters")]
     InvalidSerial(String),
-    /// Waited in vain.
+    /// The disk did not appear in time.
     #[error("no virtio-blk device with serial {serial} within {} s: attach the image first", ATTACH_TIMEOUT.as_secs())]
     Missing {
-        /// What was looked for.
+        /// The serial that was looked for.
         serial: String,
     },
-    /// The kernel's events cannot be had.
+    /// The kernel's events cannot be received.
     #[error("cannot watch for block devices")]
     Watch(#[source] io::Error),
 }
@@ -52,17 +52,17 @@ pub fn validate_serial(serial: &str) -> Result<(), DiskError> {
     }
 }
 
-/// The device node of the disk with this serial; waits for it to appear.
+/// Returns the device node of the disk with this serial; waits for it to appear.
 ///
 /// # Errors
 ///
-/// [`DiskError`]; the serial is taken to be valid.
+/// [`DiskError`]; the serial is assumed to be valid.
 pub async fn find(serial: &str) -> Result<PathBuf, DiskError> {
     let sys_block = Path::new("/sys/block");
     if let Some(node) = scan(sys_block, serial) {
         return Ok(node);
     }
-    // Listen first and look again, so that no event falls between the two.
+    // Listen first and then look again, so that no event is missed in between.
     let events = Uevents::open().map_err(DiskError::Watch)?;
     let appears = async {
         loop {
@@ -81,18 +81,18 @@ pub async fn find(serial: &str) -> Result<PathBuf, DiskError> {
         })
 }
 
-/// Whether a device is memory, whose files are read where they lie.
+/// Returns whether a device is memory, whose files are read in place.
 pub(super) fn is_memory(node: &Path) -> bool {
     let name = node.file_name().and_then(|name| name.to_str());
     name.is_some_and(|name| name.starts_with(MEMORY_DEVICE))
 }
 
-/// The guest physical address that a serial of the form `pmem@ADDRESS` (hexadecimal) names.
+/// Returns the guest physical address in a serial of the form `pmem@ADDRESS` (hexadecimal).
 fn memory_address(serial: &str) -> Option<u64> {
     u64::from_str_radix(serial.strip_prefix(MEMORY_PREFIX)?, 16).ok()
 }
 
-/// Looks at each device once. One that cannot be read is not the one.
+/// Checks each device once. One that cannot be read is skipped.
 fn scan(sys_block: &Path, serial: &str) -> Option<PathBuf> {
     let address = memory_address(serial);
     fs::read_dir(sys_block)
@@ -105,9 +105,9 @@ fn scan(sys_block: &Path, serial: &str) -> Option<PathBuf> {
                     name.starts_with(MEMORY_DEVICE) && starts_at(&entry.path(), address)
                 }
                 None => {
-                    // An empty slot is not asked for its serial, which is a request to the disk.
-                    // Once that is the right one, the size may still have been of another image
-                    // in the same slot.
+                    // An empty slot is not asked for its serial, because that is a request to the
+                    // disk. Even if the serial matches, the size read before may have been that of
+                    // another image in the same slot, so it is checked again.
                     name.starts_with("vd")
                         && is_filled(&entry.path())
                         && read_serial(&entry.path())?.trim_end() == serial
@@ -124,8 +124,9 @@ fn starts_at(device: &Path, address: u64) -> bool {
     u64::from_str_radix(digits, 16) == Ok(address)
 }
 
-/// A slot for images gets its serial at once and its capacity by an interrupt, which the kernel
-/// announces when it has taken it; an empty one has a single sector.
+/// Returns whether a disk has an image. A slot for images gets its serial immediately and its
+/// capacity by an interrupt, which the kernel announces after it has processed it; an empty slot
+/// has a single sector.
 fn is_filled(disk: &Path) -> bool {
     let sectors = fs::read_to_string(disk.join("size")).unwrap_or_default();
     sectors
@@ -191,7 +192,7 @@ mod tests {
         let disk = sys.path().join("vda");
         fs::create_dir(&disk).unwrap();
         fs::write(disk.join("size"), "1\n").unwrap();
-        // Who reads it takes away what is in it.
+        // A reader consumes its content.
         let serial = disk.join("serial");
         mknodat(CWD, &serial, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
         let mut pipe = OpenOptions::new()
@@ -221,7 +222,7 @@ mod tests {
             fs::create_dir_all(&device).unwrap();
             fs::write(device.join("resource"), resource).unwrap();
         }
-        // A disk with that serial is another one.
+        // A disk with that serial does not match.
         let disk = sys.path().join("vda");
         fs::create_dir(&disk).unwrap();
         fs::write(disk.join("serial"), "pmem@110000000").unwrap();

@@ -1,4 +1,4 @@
-//! What can go wrong with a container, and how the host is told.
+//! Errors of containers, and their conversion for the host.
 
 use std::io;
 
@@ -25,101 +25,101 @@ pub type Result<T> = std::result::Result<T, ContainerError>;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ContainerError {
-    /// The request's id is none.
+    /// The request's id is invalid.
     #[error(transparent)]
     Id(#[from] InvalidId),
     /// No such container or process.
     #[error("no container or process {0:?}")]
     NotFound(String),
-    /// The id is taken.
+    /// The id is in use.
     #[error("{0:?} exists already: delete it or choose another id")]
     Exists(String),
-    /// Not possible now.
+    /// Not possible in the current state.
     #[error("container {id:?} is {state}")]
     WrongState {
-        /// Which.
+        /// The container or process.
         id: String,
-        /// Why not.
+        /// Its state.
         state: &'static str,
     },
-    /// A bound is reached.
+    /// A limit is reached.
     #[error("the guest has {limit} {what}, its limit: delete some")]
     TooMany {
-        /// What there is too much of.
+        /// The objects.
         what: &'static str,
-        /// How many there may be.
+        /// The limit.
         limit: usize,
     },
-    /// The image or its overlay.
+    /// The image or its overlay cannot be mounted.
     #[error(transparent)]
     Rootfs(#[from] RootfsError),
-    /// The contents of a volume.
+    /// The contents of a volume cannot be copied.
     #[error(transparent)]
     Fill(#[from] FillError),
-    /// The user.
+    /// The user cannot be resolved.
     #[error(transparent)]
     User(#[from] UserError),
-    /// It has no number in the guest.
+    /// An id of the container has no id in the guest.
     #[error("{kind} {id} is not mapped in the container's user namespace: choose one that is")]
     NotMapped {
-        /// Whose it is.
+        /// Whether it is a user's or a group's.
         kind: IdKind,
-        /// In the container.
+        /// The id in the container.
         id: u32,
     },
-    /// The specification.
+    /// The specification is invalid or refused.
     #[error(transparent)]
     Spec(#[from] SpecError),
-    /// What its devices may be used for.
+    /// The rules for its devices cannot be applied.
     #[error(transparent)]
     Devices(#[from] DeviceError),
-    /// Its devices.
+    /// Its devices cannot be found or created.
     #[error(transparent)]
     Nodes(#[from] NodeError),
-    /// The process.
+    /// The process cannot be created.
     #[error(transparent)]
     Launch(#[from] LaunchError),
-    /// libcontainer does not start it.
+    /// libcontainer fails to start it.
     #[error("cannot start container {id:?}")]
     Start {
-        /// Which.
+        /// The container.
         id: String,
-        /// Why.
+        /// The cause.
         #[source]
         source: LibcontainerError,
     },
-    /// The kernel does not take its new limits.
+    /// The kernel does not accept its new limits.
     #[error("cannot change the limits of container {id:?}")]
     Limits {
-        /// Which.
+        /// The container.
         id: String,
-        /// Why.
+        /// The cause.
         #[source]
         source: Box<V2ManagerError>,
     },
-    /// Put into force, the limit would have its processes killed.
+    /// If applied, the limit would get its processes killed.
     #[error(
         "memory limit ({limit}) below current usage ({used}), both in bytes: nothing was changed"
     )]
     MemoryInUse {
-        /// What is wanted, in bytes.
+        /// The requested limit, in bytes.
         limit: u64,
-        /// What cannot be reclaimed, in bytes.
+        /// Memory that cannot be reclaimed, in bytes.
         used: u64,
     },
-    /// The guest lacks something.
+    /// An operation in the guest failed.
     #[error("cannot {action}")]
     Io {
-        /// What was tried.
+        /// The action that failed.
         action: &'static str,
-        /// Why it failed.
+        /// The cause.
         #[source]
         source: io::Error,
     },
 }
 
 impl ContainerError {
-    /// What the host decides by.
+    /// Returns the kind of the error, for the host.
     #[must_use]
     pub fn kind(&self) -> ErrorKind {
         match self {
@@ -155,7 +155,7 @@ impl ContainerError {
                 Failure::CommandNotExecutable => ErrorKind::CommandNotExecutable,
                 Failure::Other => ErrorKind::LaunchFailed,
             },
-            // As of one that is killed by its limit of memory.
+            // For example because it was killed at its memory limit.
             Self::Launch(LaunchError::Silent) => ErrorKind::LaunchFailed,
             Self::Rootfs(RootfsError::Mount { .. })
             | Self::Fill(_)

@@ -1,4 +1,4 @@
-//! The further processes of a container, by the ids that the host gave them.
+//! The additional processes of a container, by the ids that the host gave them.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
@@ -14,30 +14,31 @@ pub(super) struct Execs(Mutex<HashMap<String, Exec>>);
 
 #[derive(Debug)]
 enum Exec {
-    /// Its place is taken; the process is being made.
+    /// Its place is reserved; the process is being created.
     Making,
     Made {
         process: Arc<Process>,
-        /// The host knows how it ended.
+        /// Whether the host was told its exit status.
         is_told: bool,
     },
 }
 
 impl Exec {
-    /// Nobody asks for it any more.
+    /// Returns whether the host was told its exit status.
     fn is_told(&self) -> bool {
         matches!(self, Self::Made { is_told: true, .. })
     }
 
-    /// And its last output has been read.
+    /// Returns whether its last output has been read as well.
     fn is_over(&self) -> bool {
         matches!(self, Self::Made { process, is_told: true } if process.has_no_streams())
     }
 }
 
 impl Execs {
-    /// Keeps a place. When all are taken, those make room that have ended, of whose end the host
-    /// has been told; if possible none whose output is still on its way, which would be cut off.
+    /// Reserves a place. If all are taken, processes that have ended and whose exit status was
+    /// reported to the host make room; if possible none whose output is still being sent, which
+    /// would be cut off.
     pub(super) fn reserve(&self, id: &str) -> Result<()> {
         let mut execs = lock(&self.0);
         if execs.contains_key(id) {
@@ -59,7 +60,7 @@ impl Execs {
         Ok(())
     }
 
-    /// Puts a process into its place.
+    /// Puts a process into its reserved place.
     pub(super) fn made(&self, id: String, process: Process) {
         let made = Exec::Made {
             process: Arc::new(process),
@@ -68,7 +69,7 @@ impl Execs {
         lock(&self.0).insert(id, made);
     }
 
-    /// Frees the place of a process that could not be made.
+    /// Frees the place of a process that could not be created.
     pub(super) fn failed(&self, id: &str) {
         lock(&self.0).remove(id);
     }
@@ -80,7 +81,7 @@ impl Execs {
         }
     }
 
-    /// The host is told how this one ended.
+    /// Records that the host was told the exit status of this one.
     pub(super) fn told(&self, id: &str) {
         if let Some(Exec::Made { is_told, .. }) = lock(&self.0).get_mut(id) {
             *is_told = true;

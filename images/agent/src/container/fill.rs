@@ -1,6 +1,6 @@
-//! What an image has at the paths of its volumes, put into the directories of the host that are
-//! mounted there. Both are walked by descriptors: links of the image stay in it, and are copied
-//! rather than followed.
+//! Copies the content of an image at the paths of its volumes into the directories of the host that
+//! are mounted there. Both are walked by descriptors: links of the image do not lead out of it, and
+//! are copied rather than followed.
 
 use std::collections::HashMap;
 use std::ffi::{CStr, CString};
@@ -19,16 +19,16 @@ use rustix::io::Errno;
 
 use super::users::Owner;
 
-/// Levels of directories; each takes three descriptors while what is below it is copied.
+/// Maximum depth of directories; each level takes three descriptors while its content is copied.
 const MAX_DEPTH: usize = 200;
 
-/// What is written at once.
+/// Bytes written in one piece.
 const CHUNK: usize = 256 << 10;
 
-/// The longest list of names of attributes, and the longest value, as the kernel has it.
+/// The longest list of attribute names, and the longest value, by the kernel's limits.
 const XATTR_BYTES: usize = 64 << 10;
 
-/// The kernel asks for another attempt when somebody renames in the tree meanwhile.
+/// The kernel asks for another attempt if something in the tree is renamed meanwhile.
 const ATTEMPTS: usize = 16;
 
 /// A file that cannot be copied.
@@ -39,12 +39,12 @@ pub struct FillError {
     source: io::Error,
 }
 
-/// Copies what the root filesystem `rootfs` has at `path` into the empty directory `volume`, which
-/// gets the attributes that the directory there has. Where there is none, it becomes `owner`'s.
+/// Copies the content of the root filesystem `rootfs` at `path` into the empty directory `volume`,
+/// which gets the attributes of the directory there. If there is none, it becomes `owner`'s.
 ///
 /// # Errors
 ///
-/// [`FillError`], also when there is something else than a directory.
+/// [`FillError`], also if there is something other than a directory.
 pub(super) fn fill(
     rootfs: &Path,
     path: &Path,
@@ -80,7 +80,7 @@ const DIRECTORY: OFlags = OFlags::RDONLY
     .union(OFlags::NOFOLLOW)
     .union(OFlags::CLOEXEC);
 
-/// Opens the directory that a path of the container means, if there is one.
+/// Opens the directory that a path in the container refers to, if it exists.
 fn open_in(rootfs: &Path, path: &Path) -> io::Result<Option<OwnedFd>> {
     let root = openat(CWD, rootfs, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
@@ -101,14 +101,14 @@ fn open_in(rootfs: &Path, path: &Path) -> io::Result<Option<OwnedFd>> {
 struct Copy {
     /// The volume.
     top: OwnedFd,
-    /// Where in it files are that have further names in the image.
+    /// Paths in the volume of files that have more names in the image.
     links: HashMap<(u64, u64), PathBuf>,
     buffer: Vec<u8>,
 }
 
 impl Copy {
-    /// Copies a directory and what is below it. `below` is its path, and that of what could not be
-    /// copied when this fails.
+    /// Copies a directory and everything below it. `below` is its path; after a failure, it is the
+    /// path of the file that could not be copied.
     fn directory(
         &mut self,
         from: OwnedFd,
@@ -175,7 +175,7 @@ impl Copy {
                 mknodat(to, name, kind, Mode::from_raw_mode(stat.st_mode), 0)?;
                 own_by_name(&stat, to, name)
             }
-            // Those of volumes open nothing, and the host takes none.
+            // Device nodes in volumes cannot be opened, and the host accepts none.
             _ => Ok(()),
         }
     }
@@ -197,9 +197,9 @@ fn as_path(name: &CStr) -> &Path {
     Path::new(std::ffi::OsStr::from_bytes(name.to_bytes()))
 }
 
-/// Gives a file or directory the attributes that another one has.
+/// Copies the attributes of a file or directory to another one.
 fn dress(stat: &Stat, from: impl AsFd, to: impl AsFd) -> io::Result<()> {
-    // The owner first: who changes it takes bits of the mode and capabilities away.
+    // The owner first: changing it clears bits of the mode and capabilities.
     let made = fstat(&to)?;
     if (stat.st_uid, stat.st_gid) != (made.st_uid, made.st_gid) {
         fchown(&to, Some(stat.st_uid), Some(stat.st_gid))?;
@@ -209,7 +209,7 @@ fn dress(stat: &Stat, from: impl AsFd, to: impl AsFd) -> io::Result<()> {
     Ok(rustix::fs::futimens(&to, &times(stat))?)
 }
 
-/// The owner and times of what is not opened.
+/// Copies the owner and times of a file that is not opened.
 fn own_by_name(stat: &Stat, to: &OwnedFd, name: &CStr) -> io::Result<()> {
     let (uid, gid) = (Uid::from_raw(stat.st_uid), Gid::from_raw(stat.st_gid));
     chownat(to, name, Some(uid), Some(gid), AtFlags::SYMLINK_NOFOLLOW)?;
@@ -228,7 +228,7 @@ fn own_by_name(stat: &Stat, to: &OwnedFd, name: &CStr) -> io::Result<()> {
 fn times(stat: &Stat) -> Timestamps {
     let time = |seconds, nanoseconds: u64| Timespec {
         tv_sec: seconds,
-        // Below a thousand million.
+        // Below one billion.
         tv_nsec: i64::try_from(nanoseconds).unwrap_or(0),
     };
     Timestamps {
@@ -237,7 +237,7 @@ fn times(stat: &Stat) -> Timestamps {
     }
 }
 
-/// Attributes of users, and capabilities of programs, as far as the host keeps some.
+/// Copies user attributes and capabilities of programs, as far as the host stores them.
 fn copy_xattrs(from: impl AsFd, to: impl AsFd) -> io::Result<()> {
     let len = match flistxattr_query(&from) {
         Ok(0) | Err(Errno::OPNOTSUPP) => return Ok(()),

@@ -1,4 +1,4 @@
-//! PID 1's side of making a process: its streams, the launcher, the launcher's report.
+//! PID 1's side of creating a process: its streams, the launcher, the launcher's report.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -26,42 +26,42 @@ use crate::stdio::fd::Endpoint;
 use crate::stdio::relay;
 use crate::stdio::{Claim, Hub, StreamInUse};
 
-/// A container with slow mounts takes a second; past this something hangs.
+/// A container with slow mounts takes a second; after this time something hangs.
 const LAUNCH_TIMEOUT: Duration = Duration::from_secs(60);
-/// A killed launcher ends at once, unless it is in a system call that cannot be broken off.
+/// A killed launcher ends immediately, unless it is in an uninterruptible system call.
 const END_TIMEOUT: Duration = Duration::from_secs(10);
 const DEFAULT_SIZE: (u16, u16) = (80, 24);
 
-/// A process cannot be made.
+/// A process cannot be created.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LaunchError {
-    /// The request's streams make no sense.
+    /// The request's streams are invalid.
     #[error("stdio: {0}")]
     Streams(&'static str),
-    /// A stream id is taken.
+    /// A stream id is in use.
     #[error(transparent)]
     StreamInUse(#[from] StreamInUse),
-    /// The launcher says why.
+    /// The launcher reports a failure.
     #[error("{message}")]
     Reported {
-        /// What kind of failure.
+        /// The kind of failure.
         failure: Failure,
-        /// The launcher's own words.
+        /// The launcher's message.
         message: String,
     },
-    /// The launcher ended without a word.
+    /// The launcher ended without a report.
     #[error("the launcher ended without a report: see the guest's kernel log")]
     Silent,
     /// The launcher took too long.
     #[error("the process was not made within {} s", LAUNCH_TIMEOUT.as_secs())]
     Timeout,
-    /// The guest lacks something.
+    /// An operation in the guest failed.
     #[error("cannot {action}")]
     Io {
-        /// What was tried.
+        /// The action that failed.
         action: &'static str,
-        /// Why it failed.
+        /// The cause.
         #[source]
         source: io::Error,
     },
@@ -71,17 +71,17 @@ fn io_error(action: &'static str) -> impl FnOnce(io::Error) -> LaunchError {
     move |source| LaunchError::Io { action, source }
 }
 
-/// The streams of a process to be made, checked.
+/// The checked streams of a process to be created.
 #[derive(Debug)]
 pub enum Streams {
-    /// A terminal, and the stream that carries it; without one nobody sees it.
+    /// A terminal, and the stream that carries it; without one its output is not seen.
     Terminal {
         /// Both directions.
         stream: Option<StreamId>,
         /// Columns and rows.
         size: (u16, u16),
     },
-    /// Three separate ones; what has no stream is /dev/null.
+    /// Three separate streams; each one that is missing is /dev/null.
     Pipes {
         /// To the process.
         stdin: Option<StreamId>,
@@ -93,7 +93,7 @@ pub enum Streams {
 }
 
 impl Streams {
-    /// Checks what a request says.
+    /// Checks the streams of a request.
     ///
     /// # Errors
     ///
@@ -136,7 +136,7 @@ impl Streams {
         })
     }
 
-    /// Whether the process gets a terminal.
+    /// Returns whether the process gets a terminal.
     #[must_use]
     pub fn is_terminal(&self) -> bool {
         matches!(self, Self::Terminal { .. })
@@ -150,32 +150,33 @@ pub fn terminal_size(columns: u32, rows: u32) -> Option<(u16, u16)> {
     Some((within(columns)?, within(rows)?))
 }
 
-/// What makes processes of one container.
+/// Creates processes of one container.
 #[derive(Debug)]
 pub struct Launcher<'a> {
-    /// Shared by all containers.
+    /// Limits on launches, shared by all containers.
     pub launches: &'a Launches,
-    /// Those of the container.
+    /// Limits on launches of the container.
     pub turns: &'a ContainerTurns,
-    /// Takes the new process over.
+    /// Reaps the new process.
     pub reaper: &'a Reaper,
-    /// Where the host's connections are.
+    /// Has the host's connections.
     pub hub: &'a Hub,
     /// libcontainer's name of the container.
     pub name: &'a str,
-    /// Directory of libcontainer's states; for an exec one of its own.
+    /// Directory of libcontainer's states; an exec has a separate one.
     pub state: PathBuf,
-    /// Where a console socket may be made; short enough for a socket's name.
+    /// Where a console socket may be created; short enough for a socket's name.
     pub directory: PathBuf,
-    /// The process's user, by the guest's number, who gets its streams: it may open them anew, as
+    /// The process's user, as an id of the guest, which owns its streams: it may reopen them, as
     /// /dev/stdout.
     pub uid: u32,
-    /// What libcontainer is not told of, for a process with a seccomp filter or a user namespace.
+    /// The restrictions that are not passed to libcontainer, for a process with a seccomp filter or
+    /// a user namespace.
     pub confinement: Option<Confinement>,
 }
 
 impl Launcher<'_> {
-    /// Makes a process and joins its streams to the host's.
+    /// Creates a process and connects its streams to the host's.
     ///
     /// # Errors
     ///
@@ -225,7 +226,8 @@ impl Launcher<'_> {
         Ok(Process::new(pid, child, None, relays))
     }
 
-    /// A pipe for a stream, or /dev/null without one: our end and the process's.
+    /// Creates a pipe for a stream, or opens /dev/null without one: returns our end and the
+    /// process's.
     fn pipe(
         &self,
         claim: Option<Claim>,
@@ -314,7 +316,7 @@ impl Launcher<'_> {
             .spawn()
             .map_err(io_error("start the launcher"))?;
         drop(child_reports);
-        // Closes our copies of the process's ends, so that its end of file is one.
+        // Closes our copies of the process's ends, so that their end of file is seen.
         drop(command);
 
         let mut launcher = launch
@@ -323,7 +325,7 @@ impl Launcher<'_> {
         let report = tokio::select! {
             biased;
             report = read_report(&reports) => report,
-            // What it wrote last may still be in the pipe, whose other end others may hold.
+            // Its last output may still be in the pipe, whose other end others may hold.
             _ = ended(&mut launcher.exit) => last_report(&reports),
             () = tokio::time::sleep(LAUNCH_TIMEOUT) => Err(LaunchError::Timeout),
         };
@@ -344,17 +346,18 @@ impl Launcher<'_> {
     }
 }
 
-/// Ends a launch that has failed: the launcher, and what it has put into the container. Nobody else
-/// would end that when the container has stopped it, or the launcher ended too early.
+/// Ends a failed launch: the launcher, and the processes that it has put into the container.
+/// Nothing else would end those if the container has stopped them, or if the launcher ended too
+/// early.
 async fn end_failed(mut launcher: Child, pipe: &ReportPipe, put: impl FnOnce() -> Vec<Pid>) {
     if let Some(pidfd) = &launcher.pidfd {
         // It may have ended in this instant.
         let _ = crate::sys::pidfd_send_signal(pidfd, 9);
     }
-    // Until then it may make processes, and files in the directory that it was given.
+    // Until then it may create processes, and files in the directory that it was given.
     let _ = tokio::time::timeout(END_TIMEOUT, ended(&mut launcher.exit)).await;
     for pid in put() {
-        // Held before it is looked at, so that it is the one which is killed.
+        // Opened before it is checked, so that exactly this process is killed.
         if let Ok(pidfd) = pidfd_open(pid, PidfdFlags::empty())
             && pipe.is_held_by(pid)
         {
@@ -363,11 +366,11 @@ async fn end_failed(mut launcher: Child, pipe: &ReportPipe, put: impl FnOnce() -
     }
 }
 
-/// The pipe of a launcher's report: all processes of its launch hold it under one number, until
-/// they execute their commands.
+/// The pipe of a launcher's report: all processes of its launch hold it under the same number,
+/// until they execute their commands.
 struct ReportPipe {
     number: i32,
-    /// What `/proc/PID/fd/NUMBER` leads to.
+    /// The target of `/proc/PID/fd/NUMBER`.
     link: PathBuf,
 }
 
@@ -379,14 +382,15 @@ impl ReportPipe {
         })
     }
 
-    /// Whether it is one of the launch's. Its files are not touched, which may be a container's.
+    /// Returns whether a process belongs to the launch. Its files, which may be a container's, are
+    /// not touched.
     fn is_held_by(&self, pid: Pid) -> bool {
         std::fs::read_link(format!("/proc/{pid}/fd/{}", self.number))
             .is_ok_and(|link| link == self.link)
     }
 }
 
-/// Reads until the first line is whole.
+/// Reads until the first line is complete.
 async fn read_report(pipe: &Endpoint) -> Result<Report, LaunchError> {
     let mut received = Vec::new();
     let mut buffer = [0; 1024];
@@ -405,7 +409,7 @@ async fn read_report(pipe: &Endpoint) -> Result<Report, LaunchError> {
     }
 }
 
-/// What is in the pipe now.
+/// Reads what is in the pipe now.
 fn last_report(pipe: &Endpoint) -> Result<Report, LaunchError> {
     let mut buffer = vec![0; launcher::REPORT_BYTES];
     let count = pipe
@@ -428,7 +432,7 @@ enum Direction {
 
 type OurEnd = Option<(Endpoint, Claim)>;
 
-/// Makes a user the owner of a terminal, by its master.
+/// Makes a user the owner of a terminal, given by its master.
 fn give(master: &Endpoint, uid: u32) -> io::Result<()> {
     let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC;
     let slave = ioctl_tiocgptpeer(master, flags)?;
@@ -447,7 +451,7 @@ impl Console {
         Ok(Self { listener, path })
     }
 
-    /// Takes the terminal; it was sent before the process was reported as made.
+    /// Receives the terminal; it was sent before the process was reported as created.
     async fn receive(&self) -> io::Result<Endpoint> {
         let (stream, _) = self.listener.accept().await?;
         let mut name = [0; 64];
@@ -481,7 +485,7 @@ impl Console {
 
 impl Drop for Console {
     fn drop(&mut self) {
-        // It lies in the container's own directory, which goes with the container.
+        // It is in the container's own directory, which is removed with the container.
         let _ = std::fs::remove_file(&self.path);
     }
 }
@@ -567,7 +571,7 @@ mod tests {
         let stop = pidfd_open(pids[1], PidfdFlags::empty()).unwrap();
         crate::sys::pidfd_send_signal(&stop, 19).unwrap();
 
-        // Nobody reaps here, so that the launcher is not seen to end.
+        // Nothing reaps here, so the launcher is not seen to end.
         let launch = Reaper::default().launch();
         let child = launch.claim(Pid::from_child(&launcher)).unwrap();
         end_failed(child, &pipe, || pids.to_vec()).await;

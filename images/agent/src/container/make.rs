@@ -1,4 +1,4 @@
-//! Putting containers and further processes together, in the order that the room's documentation
+//! Creation of containers and additional processes, in the order that the module's documentation
 //! gives.
 
 use std::fs;
@@ -27,7 +27,7 @@ use super::users::{IdKind, IdMaps, Owner, UserNamespace};
 use super::{Container, ContainerError, Containers, Result, Shared, disk, lock, resources, rootfs};
 use crate::launcher::{Confinement, Kind, UserEntry};
 
-/// What a container is to be, before there is anything of it.
+/// The plan of a container, before anything of it exists.
 struct Plan {
     order: u64,
     /// The agent's short name.
@@ -39,8 +39,8 @@ struct Plan {
     users: Option<Arc<UserNamespace>>,
 }
 
-/// What a container is made of, with its process as it is to be started. Fields drop in order: what
-/// is mounted in the directory goes before the directory.
+/// Everything that a container consists of, with its process ready to be started. Fields drop in
+/// order: mounts in the directory are dropped before the directory.
 struct Files {
     first: FirstProcess,
     held: Held,
@@ -50,7 +50,7 @@ struct Files {
     directory: Directory,
 }
 
-/// How a container's own process begins.
+/// How a container's own process starts.
 #[derive(Default)]
 struct FirstProcess {
     user: User,
@@ -58,7 +58,7 @@ struct FirstProcess {
 }
 
 impl Containers {
-    /// Makes a container; what there was of one that could not be made is gone.
+    /// Creates a container; after a failure, nothing of it is left.
     pub(super) async fn make(
         &self,
         order: u64,
@@ -69,7 +69,7 @@ impl Containers {
         self.start_init(plan, files).await
     }
 
-    /// Takes the request apart, and has the guest's numbers and devices in its specification.
+    /// Parses the request, and puts the guest's ids and devices into its specification.
     async fn plan(&self, order: u64, request: &api::CreateContainerRequest) -> Result<Plan> {
         let default_stdio = api::Stdio::default();
         let streams = Streams::new(request.stdio.as_ref().unwrap_or(&default_stdio))?;
@@ -107,7 +107,7 @@ impl Containers {
         })
     }
 
-    /// Mounts what the container has and writes its bundle.
+    /// Mounts the container's file systems and writes its bundle.
     async fn prepare_files(
         &self,
         request: &api::CreateContainerRequest,
@@ -166,7 +166,8 @@ impl Containers {
         if let Some(process) = spec.process_mut() {
             let home = |uid| databases.home_of(uid);
             spec::complete_process(process, user, home, plan.streams.is_terminal());
-            // The root may be read-only later. What a volume hides, or leads to, is made then.
+            // The root may be read-only later. A directory that a volume hides, or leads to, is
+            // created then.
             if let Err(error) = rootfs.make_dir(process.cwd()) {
                 tracing::debug!(%error, "cannot prepare the working directory");
             }
@@ -185,7 +186,7 @@ impl Containers {
         })
     }
 
-    /// Makes the control group, and has libcontainer make the process.
+    /// Creates the control group, and has libcontainer create the process.
     async fn start_init(&self, plan: Plan, files: Files) -> Result<Container> {
         let FirstProcess { user, confinement } = files.first;
         let state = self.shared.base.join("state");
@@ -231,7 +232,7 @@ impl Containers {
                 name: plan.name,
             }),
             Err(error) => {
-                // What the launcher may have left.
+                // Removes what the launcher may have left.
                 if let Err(error) = plan.cgroup.destroy().await {
                     tracing::warn!(name = %plan.name, %error, "cannot remove a control group");
                 }
@@ -241,7 +242,7 @@ impl Containers {
         }
     }
 
-    /// The pid namespace of a container's process, as a path to join it by.
+    /// Returns the path with which the pid namespace of a container's process is joined.
     fn pids_of(&self, id: &str) -> Result<PathBuf> {
         let container = self.get(id)?;
         if container.init.has_ended() {
@@ -256,7 +257,7 @@ impl Containers {
         )))
     }
 
-    /// Makes a further process of a container.
+    /// Creates an additional process of a container.
     pub(super) async fn make_exec(
         &self,
         container: &Container,
@@ -265,7 +266,7 @@ impl Containers {
         let default_stdio = api::Stdio::default();
         let streams = Streams::new(request.stdio.as_ref().unwrap_or(&default_stdio))?;
         let mut process = spec::parse_process(&request.process_json)?;
-        // Read anew: the container may have changed them, as a shell in it would see.
+        // Read again: the container may have changed them, and a shell in it would see that.
         let databases = {
             let rootfs = lock(&container.rootfs);
             let rootfs = rootfs.as_ref().ok_or(ContainerError::WrongState {
@@ -310,7 +311,7 @@ impl Containers {
     }
 }
 
-/// The files of `/etc` that are the container's and not its image's.
+/// Returns the files of `/etc` that are the container's and not its image's.
 fn etc_files(request: &api::CreateContainerRequest) -> [EtcFile<'_>; 3] {
     [
         EtcFile {
@@ -328,8 +329,8 @@ fn etc_files(request: &api::CreateContainerRequest) -> [EtcFile<'_>; 3] {
     ]
 }
 
-/// Makes a container's control group. It is there before libcontainer, so that no process is ever
-/// in it without its rules for devices.
+/// Creates a container's control group. It exists before libcontainer runs, so that no process is
+/// ever in it without its rules for devices.
 pub(super) fn make_group(cgroup: &Cgroup, devices: Option<&DeviceFilter>) -> Result<()> {
     cgroup.create().map_err(|source| ContainerError::Io {
         action: "create a control group",
@@ -341,8 +342,9 @@ pub(super) fn make_group(cgroup: &Cgroup, devices: Option<&DeviceFilter>) -> Res
     Ok(())
 }
 
-/// A directory of libcontainer's states for one exec, with the state of its container. libcontainer
-/// leaves a socket beside that for each exec, which goes with the exec's directory.
+/// Creates a directory of libcontainer's states for one exec, with the state of its container.
+/// libcontainer creates a socket next to that for each exec, which is removed with the exec's
+/// directory.
 fn states_of_exec(directory: &Directory, name: &str, state: &Path) -> Result<PathBuf> {
     let own = directory.path.join(name);
     fs::create_dir(&own)
@@ -354,8 +356,8 @@ fn states_of_exec(directory: &Directory, name: &str, state: &Path) -> Result<Pat
     Ok(directory.path.clone())
 }
 
-/// Puts what the image has at the paths of its volumes into them, where others wait for this
-/// thread.
+/// Copies the content of the image at the paths of its volumes into them, on a thread for blocking
+/// work.
 async fn fill_volumes(
     rootfs: &Path,
     volumes: Vec<VolumeOfImage>,
@@ -376,7 +378,8 @@ async fn fill_volumes(
     Ok(())
 }
 
-/// Where the images of a container's volumes are mounted, with what is mounted for that.
+/// Returns where the images of a container's volumes are mounted, and the mounts that were created
+/// for that.
 fn place_of(
     volumes: &[Arc<Image>],
     users: Option<&UserNamespace>,
@@ -398,24 +401,24 @@ fn place_of(
     Ok((mapped, places))
 }
 
-/// The guest's number of a user of a container.
+/// Returns the guest's id of a user of a container.
 fn guest_uid(users: Option<&UserNamespace>, uid: u32) -> Result<u32> {
     users.map_or(Ok(uid), |users| users.maps().id(IdKind::User, uid))
 }
 
-/// Which of a container's processes.
+/// The kind of a container's process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum EntryKind {
-    /// Its own, for which mounts are made.
+    /// Its own, for which mounts are created.
     First {
-        /// A /dev is among them.
+        /// Whether a /dev is among them.
         takes_dev: bool,
     },
     /// One that joins it.
     Further,
 }
 
-/// How a process gets into its user namespace, which must have all of its ids.
+/// Returns how a process gets into its user namespace, which must map all of its ids.
 fn entry(
     users: Option<&UserNamespace>,
     process: &SpecProcess,
@@ -437,7 +440,7 @@ fn entry(
 }
 
 impl Container {
-    /// The guest's number of a user of the container.
+    /// Returns the guest's id of a user of the container.
     pub(super) fn guest_uid(&self, uid: u32) -> Result<u32> {
         guest_uid(self.users.as_deref(), uid)
     }

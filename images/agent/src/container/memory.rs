@@ -1,5 +1,5 @@
-//! Volumes in the guest's memory. Each is a tmpfs that is there from the first container which
-//! asks for it until the guest ends; containers that name the same one share it.
+//! Volumes in the guest's memory. Each is a tmpfs that exists from the first container that names
+//! it until the guest ends; containers that name the same one share it.
 
 use std::collections::BTreeSet;
 use std::ffi::CString;
@@ -21,7 +21,8 @@ use super::rootfs::{MountPoint, RootfsError};
 use super::spec::{SpecError, is_plain};
 use super::users::{IdKind, IdMaps};
 
-/// A bind mount's source that is a volume in memory: this, its key, and perhaps a path in it.
+/// Prefix of a bind mount's source that is a volume in memory: the key follows, and optionally a
+/// path in it.
 const SOURCE: &str = "memory:";
 
 /// Longest key, in bytes.
@@ -30,13 +31,13 @@ const KEY_BYTES: usize = 32;
 /// Where the volumes are in the directory of the agent.
 const NAME: &str = "memory";
 
-/// A volume in memory as a mount of a specification asks for it.
+/// A volume in memory as described by a mount of a specification.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Wanted {
     key: String,
-    /// What of it, if not all.
+    /// The path in it, unless all of it is mounted.
     below: Option<PathBuf>,
-    /// In bytes; none for what the kernel gives.
+    /// In bytes; `None`: the kernel's default.
     size: Option<u64>,
     mode: u32,
     uid: u32,
@@ -46,7 +47,7 @@ pub struct Wanted {
 }
 
 impl Wanted {
-    /// What a mount asks for; none if it is of another kind.
+    /// Returns the volume that a mount describes; `None` if it is a mount of another kind.
     ///
     /// # Errors
     ///
@@ -115,7 +116,7 @@ impl Wanted {
         Ok(())
     }
 
-    /// Mounts its tmpfs.
+    /// Mounts the volume's tmpfs.
     fn mount(&self, path: &Path) -> io::Result<()> {
         let size = self
             .size
@@ -124,7 +125,7 @@ impl Wanted {
             "mode={:o},uid={},gid={}{size}",
             self.mode, self.uid, self.gid
         );
-        // Device nodes in a volume open nothing.
+        // Device nodes in a volume cannot be opened.
         let flags = MountFlags::NODEV;
         Ok(mount(
             "tmpfs",
@@ -135,7 +136,7 @@ impl Wanted {
         )?)
     }
 
-    /// Binds what is asked for below the volume at `root`.
+    /// Binds the requested path in the volume at `root`.
     fn bind(&self, root: &Path, below: &Path, target: PathBuf) -> Result<MountPoint, RootfsError> {
         let from = root.join(below);
         let failed = || RootfsError::mount("open in a volume", &from);
@@ -145,7 +146,7 @@ impl Wanted {
             FileType::Directory => MountPoint::create(target)?,
             _ => MountPoint::create_file(target)?,
         };
-        // By its descriptor: containers cannot change in between what the path means.
+        // By its descriptor: containers cannot change in between what the path refers to.
         mount_bind(
             format!("/proc/self/fd/{}", opened.as_raw_fd()),
             target.path(),
@@ -155,15 +156,15 @@ impl Wanted {
         Ok(target.mounted())
     }
 
-    /// Opens what of the volume at `root` is asked for. Directories that are missing are made, with
-    /// the volume's mode and owner. Links are not followed: containers make them.
+    /// Opens the requested path in the volume at `root`. Missing directories are created, with the
+    /// volume's mode and owner. Links are not followed: containers create them.
     fn open_below(&self, root: &Path, below: &Path) -> io::Result<OwnedFd> {
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let mut at = openat(CWD, root, flags | OFlags::DIRECTORY, Mode::empty())?;
         for name in below.iter().map(Path::new) {
             at = match openat(&at, name, flags, Mode::empty()) {
                 Err(Errno::NOENT) => {
-                    // A container may have made it meanwhile, and has its own way then.
+                    // A container may have created it meanwhile; then it is left as it is.
                     match mkdirat(&at, name, Mode::RWXU) {
                         Ok(()) => self.give(&at, name)?,
                         Err(Errno::EXIST) => {}
@@ -180,7 +181,7 @@ impl Wanted {
         }
     }
 
-    /// Gives a directory that was made the volume's mode and owner.
+    /// Gives a created directory the volume's mode and owner.
     fn give(&self, at: &OwnedFd, name: &Path) -> io::Result<()> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let made = File::from(openat(at, name, flags, Mode::empty())?);
@@ -189,16 +190,16 @@ impl Wanted {
     }
 }
 
-/// The volumes that are there, by their keys.
+/// The existing volumes, by their keys.
 #[derive(Debug, Default)]
 pub(super) struct Memory {
     made: Mutex<BTreeSet<String>>,
 }
 
 impl Memory {
-    /// Makes sure that a container's volumes in memory are there, and gives its mounts their
-    /// sources; their owners are the container's, with the mappings `maps`. What is bound for this
-    /// container only is mounted in `directory`, until the value is dropped.
+    /// Ensures that a container's volumes in memory exist, and sets the sources of its mounts;
+    /// their owners are the container's, with the mappings `maps`. Binds for this container only
+    /// are mounted in `directory`, until the value is dropped.
     ///
     /// # Errors
     ///
@@ -236,7 +237,7 @@ impl Memory {
         Ok(bound)
     }
 
-    /// The tmpfs of a volume, made unless it is there.
+    /// Returns the tmpfs of a volume, which is created unless it exists.
     fn ensure(&self, wanted: &Wanted, dir: &Path) -> Result<PathBuf, ContainerError> {
         let path = dir.join(&wanted.key);
         let mut made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
@@ -344,7 +345,7 @@ mod tests {
             let mode = fs::metadata(root.join(made)).unwrap().mode();
             assert_eq!(mode & 0o7777, 0o1777, "{made}");
         }
-        // What is there stays as it is.
+        // Existing directories are left unchanged.
         fs::create_dir(root.join("old")).unwrap();
         fs::set_permissions(root.join("old"), Permissions::from_mode(0o700)).unwrap();
         open("old").unwrap();

@@ -1,14 +1,14 @@
-//! Containers: made of an image, run by libcontainer, ended and cleaned up.
+//! Containers: created from an image, run by libcontainer, ended and cleaned up.
 //!
-//! A request enters through [`Containers`]. A container is put together in this order, and
-//! taken down in the opposite one: user namespace ([`users`]), image and overlay ([`rootfs`],
-//! [`disk`]), user ([`user`]), specification ([`spec`], [`nodes`], [`devices`], [`memory`]),
-//! process with its streams ([`launch`], [`process`]), all in `make`; its processes live in one
-//! control group ([`cgroup`]).
+//! A request enters through [`Containers`]. A container is created in this order, and removed in
+//! the opposite one: user namespace ([`users`]), image and overlay ([`rootfs`], [`disk`]), user
+//! ([`user`]), specification ([`spec`], [`nodes`], [`devices`], [`memory`]), process with its
+//! streams ([`launch`], [`process`]), all in `make`; its processes are in one control group
+//! ([`cgroup`]).
 //!
-//! Within the guest a container has a short name of the agent's own (`c1`), so that paths
-//! stay short whatever the host calls it. Files are below [`BASE`]; none of them is visible
-//! in a container, whose mount namespace has another root.
+//! Within the guest a container has a short name chosen by the agent (`c1`), so that paths stay
+//! short whatever name the host uses. Files are below [`BASE`]; none of them is visible in a
+//! container, whose mount namespace has another root.
 
 pub mod cgroup;
 pub mod devices;
@@ -66,7 +66,7 @@ use submounts::{Held, Submounts};
 use turns::{ContainerTurns, Launches};
 use users::{UserNamespace, UserNamespaces};
 
-/// Where the agent keeps what containers need.
+/// Where the agent stores what containers need.
 pub const BASE: &str = "/run/podvisor";
 
 /// All containers of the guest. Clones share one table.
@@ -96,7 +96,7 @@ struct Table {
     slots: HashMap<String, Slot>,
 }
 
-/// `Busy` while a container is being made or taken down.
+/// `Busy` while a container is being created or removed.
 #[derive(Debug)]
 enum Slot {
     Busy,
@@ -110,37 +110,38 @@ struct Container {
     /// The agent's short name.
     name: String,
     cgroup: Cgroup,
-    /// Which devices its processes may use.
+    /// The devices that its processes may use.
     devices: Option<DeviceFilter>,
-    /// Times that the OOM killer struck before the present process was made.
+    /// Number of OOM kills before the current process was created.
     oom_kills_before: u64,
-    /// Whether it struck after that, once the control group is gone that counted it.
+    /// Whether there was an OOM kill after that; set when the control group that counts them is
+    /// removed.
     was_oom_killed: OnceLock<bool>,
     init: Process,
-    /// Kills what the process leaves behind when it ends.
+    /// Kills the processes that its own process leaves behind when it ends.
     cleanup: Mutex<Option<JoinHandle<()>>>,
-    /// What its own process submits to, as far as libcontainer does not see to it.
+    /// The restrictions of its own process that libcontainer does not apply.
     confinement: Option<Confinement>,
     started: Mutex<Option<u64>>,
     turns: ContainerTurns,
     execs: Execs,
     user: User,
-    /// The user namespace of its processes, where they are not in the guest's.
+    /// The user namespace of its processes, unless they are in the guest's.
     users: Option<Arc<UserNamespace>>,
-    // Fields drop in order: what is mounted in the directory goes before the directory. Nothing is
-    // mounted any more while the container is being deleted, or once it was released.
+    // Fields drop in order: mounts in the directory are dropped before the directory. Nothing is
+    // mounted any more while the container is being deleted, or after it was released.
     rootfs: Mutex<Option<Rootfs>>,
-    /// Images that are mounted beside the root.
+    /// Images that are mounted in addition to the root.
     volumes: Mutex<Vec<Arc<Image>>>,
-    /// What is bound from volumes in memory, and from images whose ids are mapped.
+    /// Binds of volumes in memory, and of images whose ids are mapped.
     bound: Mutex<Vec<MountPoint>>,
-    /// Volumes of the host's.
+    /// The host's volumes.
     held: Mutex<Held>,
     directory: Arc<Directory>,
 }
 
 impl Containers {
-    /// No containers yet.
+    /// Creates an empty table.
     #[must_use]
     pub fn new(reaper: Reaper, hub: Hub) -> Self {
         Self {
@@ -160,7 +161,7 @@ impl Containers {
         }
     }
 
-    /// Makes a container; its process waits for [`Containers::start`].
+    /// Creates a container; its process waits for [`Containers::start`].
     ///
     /// # Errors
     ///
@@ -168,7 +169,7 @@ impl Containers {
     pub async fn create(&self, request: api::CreateContainerRequest) -> Result<Created> {
         let id = request.container_id.clone();
         let order = self.reserve(&id)?;
-        // Not given up when the host's connection closes: half a container cannot be undone.
+        // Not cancelled when the host's connection closes: half a container cannot be undone.
         let this = self.clone();
         run_to_end(async move {
             let made = this.make(order, &request).await;
@@ -213,7 +214,7 @@ impl Containers {
     ///
     /// # Errors
     ///
-    /// [`ContainerError`] of kind `WrongState` when it was started before or has ended.
+    /// [`ContainerError`] of kind `WrongState` if it was started before or has ended.
     pub fn start(&self, id: &str) -> Result<Started> {
         let container = self.get(id)?;
         let mut started = lock(&container.started);
@@ -237,7 +238,7 @@ impl Containers {
         })
     }
 
-    /// Starts a further process in a running container. Gives its pid.
+    /// Starts an additional process in a running container. Returns its pid.
     ///
     /// # Errors
     ///
@@ -263,7 +264,7 @@ impl Containers {
                 }
                 Err(error) => {
                     container.execs.failed(&request.exec_id);
-                    // libcontainer's own words for that are of no use to the host.
+                    // libcontainer's own message for that is of no use to the host.
                     if container.init.has_ended() {
                         return Err(ContainerError::WrongState {
                             id: request.container_id,
@@ -277,7 +278,7 @@ impl Containers {
         .await
     }
 
-    /// Sends a signal to one process; to a process that has ended it is lost.
+    /// Sends a signal to one process; a process that has ended does not get it.
     ///
     /// # Errors
     ///
@@ -311,11 +312,11 @@ impl Containers {
         })
     }
 
-    /// Waits until a process has ended; answers at once if it has.
+    /// Waits until a process has ended; returns immediately if it has.
     ///
     /// # Errors
     ///
-    /// [`ContainerError`] of kind `NotFound`, also when the container is deleted meanwhile.
+    /// [`ContainerError`] of kind `NotFound`, also if the container is deleted meanwhile.
     pub async fn wait(&self, id: &str, exec_id: &str) -> Result<ContainerExit> {
         let container = self.get(id)?;
         let mut exit = self.with_process(id, exec_id, Process::exit)?;
@@ -417,8 +418,8 @@ impl Containers {
 }
 
 impl Container {
-    /// Kills what the container's process leaves behind when it ends. In a pid namespace of
-    /// its own the kernel does so; without one they would stay.
+    /// Kills the processes that the container's process leaves behind when it ends. In a separate
+    /// pid namespace the kernel does that; without one they would continue to run.
     fn end_with_init(&self) {
         let (mut exit, cgroup) = (self.init.exit(), self.cgroup.clone());
         let cleanup = tokio::spawn(async move {
@@ -432,7 +433,7 @@ impl Container {
     }
 }
 
-/// Runs a future to its end even when the caller is dropped.
+/// Runs a future to its end even if the caller is dropped.
 async fn run_to_end<T: Send + 'static>(
     work: impl Future<Output = Result<T>> + Send + 'static,
 ) -> Result<T> {
@@ -444,7 +445,7 @@ async fn run_to_end<T: Send + 'static>(
     })
 }
 
-// A panic while a lock is held ends the agent, so that poison cannot be met.
+// A panic while a lock is held ends the agent, so locks are never poisoned.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

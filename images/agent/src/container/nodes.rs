@@ -1,9 +1,10 @@
-//! Devices that a container gets beside those that every one has: disks that the host has plugged
-//! in for it, character devices of the guest's kernel, and, for one that may use everything, all
-//! of the guest's.
+//! Devices that a container gets in addition to the default ones: disks that the host has plugged
+//! in for it, character devices of the guest's kernel, and, for a container that may use
+//! everything, all of the guest's.
 //!
-//! Numbers are the guest's own. What the container may do with a device goes into the rules of its
-//! specification, from which [`super::devices`] makes the program that the kernel asks.
+//! Device numbers are the guest's own. What the container may do with a device is added to the
+//! rules of its specification, from which [`super::devices`] builds the program that the kernel
+//! runs.
 
 use std::fs;
 use std::io;
@@ -20,13 +21,14 @@ use podvisor_agent_protocol::api::device::Source;
 
 use super::disk::{self, DiskError};
 
-/// Devices of one container.
+/// Maximum number of devices of one container.
 const MAX_DEVICES: usize = 64;
 
-/// Where the guest has its own.
+/// Where the guest has its own devices.
 const DEV: &str = "/dev";
 
-/// Character devices that may be given, with the permissions that udev gives them on a host.
+/// Character devices that may be passed to a container, with the permissions that udev gives them
+/// on a host.
 const CHARACTER: &[(&str, u32)] = &[
     ("/dev/null", 0o666),
     ("/dev/zero", 0o666),
@@ -40,30 +42,30 @@ const CHARACTER: &[(&str, u32)] = &[
     ("/dev/loop-control", 0o660),
 ];
 
-/// What of the guest's `/dev` is not shown: other file systems, what the container has of its own,
-/// and the disks, most of which hold images.
+/// Entries of the guest's `/dev` that are not shown: other file systems, devices that the container
+/// has itself, and the disks, most of which hold images.
 const HIDDEN: &[&str] = &["pts", "shm", "mqueue", "console", "ptmx", "fd"];
 const DISKS: [&str; 2] = ["vd", "pmem"];
 
-/// Levels of directories in the guest's `/dev` that are looked through.
+/// Maximum depth of directories in the guest's `/dev` that are searched.
 const MAX_DEPTH: usize = 3;
 
-/// A device cannot be given to a container.
+/// A device cannot be passed to a container.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum NodeError {
-    /// Over the bound.
+    /// More devices than the limit.
     #[error("more than {MAX_DEVICES} devices")]
     TooMany,
-    /// The request makes no sense.
+    /// The request is invalid.
     #[error("device {path:?}: {problem}")]
     Invalid {
-        /// Where the container was to have it.
+        /// The path in the container.
         path: String,
         /// What is wrong.
         problem: &'static str,
     },
-    /// The disk is not there.
+    /// The disk is missing.
     #[error(transparent)]
     Disk(#[from] DiskError),
     /// The guest does not have it, or its node cannot be changed.
@@ -71,7 +73,7 @@ pub enum NodeError {
     Guest {
         /// Its path in the guest.
         path: PathBuf,
-        /// What the kernel said.
+        /// The kernel's error.
         #[source]
         source: io::Error,
     },
@@ -80,7 +82,7 @@ pub enum NodeError {
     Build(#[from] OciSpecError),
 }
 
-/// What is to be added to a specification.
+/// Additions to a specification.
 #[derive(Debug, Default)]
 pub struct Nodes {
     nodes: Vec<LinuxDevice>,
@@ -89,8 +91,8 @@ pub struct Nodes {
 }
 
 impl Nodes {
-    /// Finds the devices of a request, whose owners are the guest's ids; waits for disks to appear.
-    /// With `guest_devices` all of the guest's are found, too.
+    /// Finds the devices of a request, whose owners are ids of the guest; waits for disks to
+    /// appear. With `guest_devices`, all devices of the guest are added too.
     ///
     /// # Errors
     ///
@@ -159,8 +161,8 @@ impl Nodes {
                 .push(node(path, (typ, major, minor), mode, owner)?);
             return Ok(());
         }
-        // A node elsewhere in the root file system opens nothing: that is mounted `nodev`. The
-        // guest's own node is shown there; a disk's is nobody else's.
+        // A node elsewhere in the root file system cannot be opened: that is mounted `nodev`. So
+        // the guest's own node is shown there; no other container has a disk's node.
         if typ == LinuxDeviceType::B {
             fs::set_permissions(source, fs::Permissions::from_mode(mode)).map_err(failed)?;
             std::os::unix::fs::chown(source, Some(owner.0), Some(owner.1)).map_err(failed)?;
@@ -177,7 +179,7 @@ impl Nodes {
         Ok(())
     }
 
-    /// Adds the guest's own nodes, but for those that are there already.
+    /// Adds the guest's own nodes, except for those that were added already.
     fn add_guests(&mut self) -> Result<(), NodeError> {
         let mut directories = vec![(PathBuf::from(DEV), 1)];
         while let Some((directory, level)) = directories.pop() {
@@ -186,7 +188,7 @@ impl Nodes {
                 source,
             };
             for entry in fs::read_dir(&directory).map_err(failed)? {
-                // One that goes meanwhile is not there.
+                // An entry that disappears meanwhile is skipped.
                 let Ok(entry) = entry else { continue };
                 let Ok(meta) = entry.metadata() else { continue };
                 let (path, name) = (entry.path(), entry.file_name());
@@ -214,7 +216,7 @@ impl Nodes {
         Ok(())
     }
 
-    /// Adds the rules, after those that there are: the last one that fits decides.
+    /// Adds the rules after the existing ones: the last one that matches decides.
     pub fn allow(&mut self, spec: &mut Spec) {
         let rules = std::mem::take(&mut self.rules);
         if rules.is_empty() {
@@ -235,7 +237,7 @@ impl Nodes {
             .get_or_insert_default()
             .extend(self.mounts);
         let mut nodes = self.nodes;
-        // What is mounted there is there instead, and nothing of the guest's is made in a volume.
+        // Mounts take precedence over nodes, and nothing of the guest's is created in a volume.
         let mounts = spec.mounts().iter().flatten().map(Mount::destination);
         let mounts: Vec<&PathBuf> = mounts.filter(|path| **path != Path::new(DEV)).collect();
         nodes.retain(|node| !mounts.iter().any(|path| node.path().starts_with(path)));
@@ -266,7 +268,7 @@ fn check(device: &api::Device) -> Result<(), NodeError> {
     }
 }
 
-/// Type and numbers of a device node.
+/// Returns the type and numbers of a device node.
 fn numbers(meta: &fs::Metadata) -> Option<(LinuxDeviceType, i64, i64)> {
     let kind = meta.file_type();
     let typ = match (kind.is_block_device(), kind.is_char_device()) {
@@ -279,7 +281,7 @@ fn numbers(meta: &fs::Metadata) -> Option<(LinuxDeviceType, i64, i64)> {
     Some((typ, major.into(), minor.into()))
 }
 
-/// A node of a container.
+/// Builds a node of a container.
 fn node(
     path: &Path,
     (typ, major, minor): (LinuxDeviceType, i64, i64),
@@ -386,7 +388,7 @@ mod tests {
         ] {
             assert!(!shown(hidden), "{hidden}");
         }
-        // A volume hides the guest's.
+        // A volume hides the guest's nodes.
         let mut spec = Spec::default();
         let at = |path: &str| {
             let mut mount = Mount::default();

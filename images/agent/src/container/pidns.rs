@@ -1,7 +1,7 @@
-//! The pid namespace that containers of the guest share when their specifications ask for it.
+//! The pid namespace that containers of the guest share if their specifications request it.
 //!
-//! Its first process is the agent's own program as [`SUBCOMMAND`], so that it lives however its
-//! containers come and go; it reaps what they leave behind, and does nothing else.
+//! Its first process is the agent's own program with [`SUBCOMMAND`], so that the namespace outlives
+//! its containers; the process reaps what they leave behind, and does nothing else.
 
 use std::io;
 use std::os::unix::process::CommandExt as _;
@@ -16,21 +16,21 @@ use crate::init::reaper::{Child, Reaper};
 /// First argument of the command line of the namespace's first process.
 pub const SUBCOMMAND: &str = "reap";
 
-/// What a specification has as the path of its `pid` namespace to be in the shared one.
+/// The path of the `pid` namespace in a specification that requests the shared one.
 pub const PATH: &str = "sandbox";
 
-/// Shared by all containers, made when the first of them asks for it.
+/// The namespace shared by all containers, created when the first of them requests it.
 #[derive(Debug, Default)]
 pub struct SharedPids {
     first: Mutex<Option<(Pid, Child)>>,
 }
 
 impl SharedPids {
-    /// The namespace, as a path to join it by.
+    /// Returns the path with which the namespace is joined.
     ///
     /// # Errors
     ///
-    /// When its first process cannot be started.
+    /// If its first process cannot be started.
     pub fn path(&self, reaper: &Reaper) -> io::Result<PathBuf> {
         let mut first = self.first.lock().unwrap_or_else(PoisonError::into_inner);
         let alive = first
@@ -67,9 +67,9 @@ fn start(reaper: &Reaper) -> io::Result<(Pid, Child)> {
 /// Runs the namespace's first process: signals from within do not reach it, and it ends with the
 /// guest.
 pub fn main() -> ExitCode {
-    // As a container engine's own process has it, whose place it takes in a list of processes.
+    // The name that container engines use for such a process in a list of processes.
     let _ = rustix::thread::set_name(c"pause");
-    // Its root is the guest's, which only a container with CAP_SYS_PTRACE may reach through it.
+    // Its root is the guest's, which only a container with CAP_SYS_PTRACE may access through it.
     if set_dumpable_behavior(DumpableBehavior::NotDumpable).is_err() {
         return ExitCode::FAILURE;
     }

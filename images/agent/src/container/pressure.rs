@@ -1,10 +1,10 @@
 //! Detects that the guest runs short of memory before its OOM killer runs.
 //!
-//! While the host waits for that, the containers together have a mark (`memory.high` of the group
-//! that theirs are below). Who takes them over it is slowed down by the kernel, which also gives
-//! back what it caches; the group's `memory.events` change, and nobody has to look in between. Then
-//! the host is told, and adds memory while they are slowed down. A host that does not ask again
-//! soon has none to give: the mark goes, and the kernel deals with it as it always does.
+//! While the host waits for that, the containers together have a limit (`memory.high` of the parent
+//! of their groups), called the mark. The kernel slows down processes that exceed it, and reclaims
+//! caches; the group's `memory.events` change, so nothing has to poll. Then the host is notified,
+//! and adds memory while they are slowed down. A host that does not ask again soon has no memory to
+//! add: the mark is removed, and the kernel handles the shortage as it always does.
 
 use std::fs::{self, File};
 use std::io;
@@ -18,30 +18,30 @@ use tokio::sync::watch;
 
 use super::cgroup;
 
-/// What is to be left when the host is told: an eighth, within bounds.
+/// Memory that must be left when the host is notified: an eighth, within bounds.
 const MIN_RESERVE: u64 = 32 << 20;
 const MAX_RESERVE: u64 = 256 << 20;
 
 /// How long containers may be slowed down while the host adds memory.
 const THROTTLE_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// How soon it is looked again after what was over the mark was only cached.
+/// Delay before the next check if the memory above the mark was only cache.
 const RECHECK_DELAY: Duration = Duration::from_secs(1);
 
 /// The mark of the guest's containers. Clones share it.
 #[derive(Debug, Clone, Default)]
 pub struct Pressure {
-    /// Which request has set the mark last.
+    /// The request that set the mark last.
     turn: Arc<watch::Sender<u64>>,
 }
 
-/// What a guest has, in bytes.
+/// The memory of a guest, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Memory {
     total: u64,
-    /// Used for nothing.
+    /// Unused.
     free: u64,
-    /// What programs could get: what is cached can be given back.
+    /// Available to programs: caches can be reclaimed.
     available: u64,
 }
 
@@ -51,7 +51,7 @@ impl Memory {
         Self::parse(&text).ok_or_else(|| io::ErrorKind::InvalidData.into())
     }
 
-    /// From lines `NAME: NUMBER kB`.
+    /// Parses lines `NAME: NUMBER kB`.
     fn parse(text: &str) -> Option<Self> {
         let field = |name: &str| {
             let line = text.lines().find_map(|line| line.strip_prefix(name))?;
@@ -69,13 +69,13 @@ impl Memory {
         (self.total / 8).clamp(MIN_RESERVE, MAX_RESERVE)
     }
 
-    /// Whether the host should add some: beside the reserve, which the mark keeps free, less than
-    /// as much is cached.
+    /// Returns whether the host should add memory: besides the reserve, which the mark keeps free,
+    /// less than the same amount is available in caches.
     fn is_short(self) -> bool {
         self.available < self.reserve().saturating_mul(2)
     }
 
-    /// The mark for containers that use `current` bytes, caches and all.
+    /// Returns the mark for containers that use `current` bytes, caches included.
     fn mark(self, current: u64) -> u64 {
         let most = current.saturating_add(self.free);
         most.saturating_sub(self.reserve())
@@ -83,12 +83,12 @@ impl Memory {
 }
 
 impl Pressure {
-    /// Waits until the guest is short of memory. Containers that need more are held up then until
-    /// this is called again, for some seconds at most.
+    /// Waits until the guest is short of memory. Containers that need more are slowed down then
+    /// until this is called again, for some seconds at most.
     ///
     /// # Errors
     ///
-    /// What the kernel says; no mark is set then.
+    /// The kernel's error; no mark is set then.
     pub async fn wait(&self) -> io::Result<()> {
         let group = cgroup::parent()?;
         let mut turn = 0;
@@ -119,19 +119,19 @@ impl Pressure {
             }
             let current = fs::read_to_string(group.join("memory.current"))?;
             let current = current.trim().parse().map_err(io::Error::other)?;
-            // What is cached beyond it is given back before this returns.
+            // Caches beyond it are reclaimed before this returns.
             fs::write(group.join("memory.high"), memory.mark(current).to_string())?;
             tokio::select! {
                 ready = changes.ready(Interest::PRIORITY) => ready?.clear_ready(),
                 _ = turns.wait_for(|last| *last != turn) => break,
             }
-            // The first event is that the file was never read.
+            // The first event only says that the file was never read.
             if !is_first && !Memory::read()?.is_short() {
                 tokio::time::sleep(RECHECK_DELAY).await;
             }
             is_first = false;
         }
-        // Another request waits in this one's place.
+        // Another request waits instead of this one.
         Err(io::ErrorKind::Interrupted.into())
     }
 
@@ -139,7 +139,7 @@ impl Pressure {
         *self.turn.borrow() == turn
     }
 
-    /// Takes the mark away, unless another request has set it anew.
+    /// Removes the mark, unless another request has set it again.
     fn release(&self, group: &Path, turn: u64) {
         if self.is_last(turn)
             && let Err(error) = fs::write(group.join("memory.high"), "max")
@@ -179,7 +179,7 @@ mod tests {
         assert_eq!(mark(memory(224, 150, 0), 50), 50 + 150 - 32);
         assert_eq!(mark(memory(1024, 500, 100), 300), 300 + 500 - 128);
         assert_eq!(mark(memory(8192, 500, 0), 1), 500 - 256 + 1);
-        // Of what is cached, so much is given back.
+        // That much of the caches is reclaimed.
         assert_eq!(mark(memory(224, 2, 150), 180), 180 + 2 - 32);
         assert_eq!(mark(memory(224, 0, 0), 0), 0);
     }

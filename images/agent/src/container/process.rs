@@ -1,4 +1,4 @@
-//! A process that the agent has made: signals, its end, its terminal.
+//! A process created by the agent: signals, its exit, its terminal.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -11,7 +11,7 @@ use tokio::task::JoinSet;
 use crate::init::reaper::{Child, ExitWatch};
 use crate::stdio::fd::Endpoint;
 
-/// A process of a container. Dropping it cuts its streams.
+/// A process of a container. Dropping it closes its streams.
 #[derive(Debug)]
 pub struct Process {
     pid: Pid,
@@ -37,37 +37,37 @@ impl Process {
         }
     }
 
-    /// Its id in the guest's pid namespace.
+    /// Returns its id in the guest's pid namespace.
     #[must_use]
     pub fn pid(&self) -> u32 {
         self.pid.as_raw_nonzero().get().unsigned_abs()
     }
 
-    /// Fires when it has ended.
+    /// Returns a watch that fires when it has ended.
     #[must_use]
     pub fn exit(&self) -> ExitWatch {
         self.exit.clone()
     }
 
-    /// Whether it has ended.
+    /// Returns whether it has ended.
     #[must_use]
     pub fn has_ended(&self) -> bool {
         self.exit.borrow().is_some()
     }
 
-    /// Whether nothing moves between it and the host any more: it has ended, and so have those
-    /// that it left its streams to.
+    /// Returns whether no stream between it and the host is open any more: it has ended, and so
+    /// have the processes that inherited its streams.
     pub(super) fn has_no_streams(&self) -> bool {
         let mut relays = self.relays.lock().unwrap_or_else(PoisonError::into_inner);
         while relays.try_join_next().is_some() {}
         relays.is_empty()
     }
 
-    /// Sends a signal, 1 to 64; gives `false` if the process has ended.
+    /// Sends a signal, 1 to 64; returns `false` if the process has ended.
     ///
     /// # Errors
     ///
-    /// What the kernel says.
+    /// The kernel's error.
     pub fn signal(&self, signal: u8) -> io::Result<bool> {
         let Some(pidfd) = &self.pidfd else {
             return Ok(false);
@@ -79,11 +79,11 @@ impl Process {
         }
     }
 
-    /// Sets the size of its terminal; gives `false` if it has none.
+    /// Sets the size of its terminal; returns `false` if it has none.
     ///
     /// # Errors
     ///
-    /// What the kernel says.
+    /// The kernel's error.
     pub fn resize(&self, size: (u16, u16)) -> io::Result<bool> {
         let Some(terminal) = &self.terminal else {
             return Ok(false);
@@ -92,7 +92,7 @@ impl Process {
     }
 }
 
-/// Sets the size of the terminal behind `master`.
+/// Sets the size of the terminal of `master`.
 pub(super) fn resize(master: &Endpoint, (columns, rows): (u16, u16)) -> io::Result<()> {
     let size = Winsize {
         ws_row: rows,

@@ -4,7 +4,7 @@
 
 use podvisor_agent_protocol::api::{Psi, PsiData, PsiStats};
 
-/// The figures of the group whose files `read` reads; none where it has no such files.
+/// Returns the pressure of the group whose files `read` reads; `None` if it has no such files.
 #[must_use]
 pub fn of(read: impl Fn(&str) -> Option<String>) -> Option<Psi> {
     let stats = |name| read(name).as_deref().and_then(stats);
@@ -17,8 +17,8 @@ pub fn of(read: impl Fn(&str) -> Option<String>) -> Option<Psi> {
     (psi != Psi::default()).then_some(psi)
 }
 
-/// From lines `some avg10=… avg60=… avg300=… total=…` and `full …`, which not all kernels have of
-/// CPUs.
+/// Parses lines `some avg10=… avg60=… avg300=… total=…` and `full …`, which not all kernels have
+/// for CPUs.
 fn stats(text: &str) -> Option<PsiStats> {
     let of = |name| text.lines().find_map(|line| data(line.strip_prefix(name)?));
     Some(PsiStats {
@@ -42,7 +42,7 @@ fn data(line: &str) -> Option<PsiData> {
     })
 }
 
-/// A percentage, which the kernel writes with two decimals.
+/// Parses a percentage, which the kernel writes with two decimals.
 fn hundredths(percentage: &str) -> Option<u32> {
     let (whole, decimals) = percentage.split_once('.')?;
     let is_sound = |digits: &str| digits.bytes().all(|byte| byte.is_ascii_digit());
@@ -93,7 +93,7 @@ mod tests {
         }
     }
 
-    /// What looks like the kernel's lines, well or badly made.
+    /// Text similar to the kernel's lines, well-formed or not.
     const ALIKE: &str =
         "((some|full)( (avg10|avg60|avg300|total)=[0-9]{0,22}[.]?[0-9]{0,3}){0,4}\n){0,3}";
 

@@ -1,4 +1,4 @@
-//! The end of containers, with all that they held.
+//! Removal of containers, with everything that they held.
 
 use super::rootfs::Rootfs;
 use super::{
@@ -6,12 +6,12 @@ use super::{
 };
 
 impl Containers {
-    /// Kills what is left of a container and frees what it held. One that does not exist is
-    /// as good as deleted. Gives the serials of the images that nothing uses any more.
+    /// Kills what is left of a container and frees what it held. A container that does not exist
+    /// counts as deleted. Returns the serials of the images that nothing uses any more.
     ///
     /// # Errors
     ///
-    /// [`ContainerError`] when processes do not end; the container stays then.
+    /// [`ContainerError`] if processes do not end; the container is kept then.
     pub async fn delete(&self, id: &str) -> Result<Vec<String>> {
         let container = {
             let mut table = self.lock();
@@ -42,13 +42,13 @@ impl Containers {
         .await
     }
 
-    /// Frees what a container holds whose process has ended; how it ended stays known. One that
-    /// does not exist, or was released before, is no error.
+    /// Frees what a container holds whose process has ended; its exit status stays known. A
+    /// container that does not exist, or was released before, is not an error.
     ///
     /// # Errors
     ///
-    /// [`ContainerError`] of kind `WrongState` when its process has not ended; another one when
-    /// processes do not end that it left behind.
+    /// [`ContainerError`] of kind `WrongState` if its process has not ended; another one if
+    /// processes that it left behind do not end.
     pub async fn release(&self, id: &str) -> Result<()> {
         let container = match self.get(id) {
             Err(ContainerError::NotFound(_)) => return Ok(()),
@@ -68,15 +68,15 @@ impl Containers {
         .await
     }
 
-    /// Ends what is left of a container, and gives the serials of the images that nothing uses any
-    /// more. May be repeated.
+    /// Ends what is left of a container, and returns the serials of the images that nothing uses
+    /// any more. May be repeated.
     async fn free(&self, container: &Container) -> Result<Vec<String>> {
         let destroyed = container.cgroup.destroy().await;
         destroyed.map_err(|source| ContainerError::Io {
             action: "end the container's processes",
             source,
         })?;
-        // Taken out of the container, which others may hold for another moment.
+        // Taken out of the container, which others may still hold for a moment.
         drop(std::mem::take(&mut *lock(&container.bound)));
         drop(std::mem::take(&mut *lock(&container.held)));
         let rootfs = lock(&container.rootfs).take();

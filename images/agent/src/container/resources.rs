@@ -1,4 +1,4 @@
-//! New limits for a container that lives.
+//! New limits for an existing container.
 
 use std::path::Path;
 
@@ -11,13 +11,13 @@ use super::cgroup::Cgroup;
 use super::spec::SpecError;
 use crate::init::mounts::CGROUP_ROOT;
 
-/// Leaves out limits of what this guest does not have: whatever they are, they hold.
+/// Removes limits of resources that this guest does not have: they hold whatever their values.
 pub fn keep_what_is_there(resources: &mut LinuxResources) {
     keep(resources, |path| Path::new(path).exists());
 }
 
 fn keep(resources: &mut LinuxResources, is_there: impl Fn(&str) -> bool) {
-    // Not each kernel can swap; the file is there also while there is no swap.
+    // Not every kernel supports swap; the file exists even if there is no swap space.
     if !is_there("/proc/swaps")
         && let Some(unified) = resources.unified_mut()
     {
@@ -31,7 +31,7 @@ fn keep(resources: &mut LinuxResources, is_there: impl Fn(&str) -> bool) {
     }
 }
 
-/// Size of a page in KiB from the name that control groups give it: `2MB`, `1GB`.
+/// Parses the size of a page in KiB from its name in control groups: `2MB`, `1GB`.
 fn kib(size: &str) -> Option<u64> {
     let (number, factor) = match size.strip_suffix("KB") {
         Some(number) => (number, 1),
@@ -47,7 +47,7 @@ fn kib(size: &str) -> Option<u64> {
 ///
 /// # Errors
 ///
-/// [`SpecError`] for what is no such object, and for rules for devices.
+/// [`SpecError`] for JSON that is not such an object, and for rules for devices.
 pub fn parse(json: &[u8]) -> Result<LinuxResources, SpecError> {
     const WHAT: &str = "resources_json";
     if json.len() > SPEC_BYTES {
@@ -71,11 +71,12 @@ pub fn parse(json: &[u8]) -> Result<LinuxResources, SpecError> {
     Ok(resources)
 }
 
-/// Puts limits into force; what they leave out stays as it is.
+/// Applies limits; those that are left out stay unchanged.
 ///
 /// # Errors
 ///
-/// What the kernel refuses, such as a memory limit below what cannot be given up.
+/// Limits that the kernel refuses, such as a memory limit below the memory that cannot be
+/// reclaimed.
 pub fn apply(resources: &LinuxResources, cgroup: &Cgroup) -> Result<(), V2ManagerError> {
     let manager = Manager::new(
         Path::new(CGROUP_ROOT).to_owned(),

@@ -1,5 +1,5 @@
-//! The process of a container made anew, once it has ended. What was made for the container stays
-//! as the process left it: root filesystem, directory, control group with its limits and rules.
+//! Restart of a container's process after it has ended. What was created for the container stays as
+//! the process left it: root filesystem, directory, control group with its limits and rules.
 
 use std::sync::{Arc, Mutex, OnceLock};
 
@@ -16,12 +16,13 @@ use super::{
 use crate::launcher::Kind;
 
 impl Containers {
-    /// Makes the process of a container anew; it waits for [`Containers::start`]. Gives its pid.
+    /// Creates the process of a container again; it waits for [`Containers::start`]. Returns its
+    /// pid.
     ///
     /// # Errors
     ///
-    /// [`ContainerError`] of kind `WrongState` when its process has not ended. The container stays
-    /// as it was.
+    /// [`ContainerError`] of kind `WrongState` if its process has not ended. The container stays as
+    /// it was.
     pub async fn restart(&self, request: api::RestartContainerRequest) -> Result<u32> {
         let default_stdio = api::Stdio::default();
         let streams = Streams::new(request.stdio.as_ref().unwrap_or(&default_stdio))?;
@@ -46,7 +47,7 @@ impl Containers {
         .await
     }
 
-    /// Keeps the container's place, for work on it.
+    /// Marks the container as busy, for work on it.
     fn take_ended(&self, id: &str) -> Result<Arc<Container>> {
         let container = self.get(id)?;
         if !container.init.has_ended() {
@@ -68,7 +69,8 @@ impl Containers {
     async fn make_process(&self, container: &Container, streams: Streams) -> Result<Process> {
         let cleanup = lock(&container.cleanup).take();
         if let Some(cleanup) = cleanup {
-            // Late, it would kill the new process. That it panicked would have ended the guest.
+            // If it ran late, it would kill the new process. If it had panicked, the guest would
+            // have ended.
             let _ = cleanup.await;
         }
         container
@@ -80,8 +82,8 @@ impl Containers {
                 source,
             })?;
         if !container.cgroup.path().exists() {
-            // libcontainer removes it when it cannot make a process, and would make it without the
-            // container's rules.
+            // libcontainer removes it if it cannot create a process, and would create it without
+            // the container's rules.
             make_group(&container.cgroup, container.devices.as_ref())?;
         }
         remove_directory(&self.state_of(container));
@@ -104,7 +106,7 @@ impl Containers {
 }
 
 impl Container {
-    /// The container with another process, which takes over all that this one holds.
+    /// Returns the container with another process, which takes over everything that this one holds.
     fn with_process(&self, init: Process) -> Self {
         Self {
             order: self.order,

@@ -1,8 +1,8 @@
-//! Images and the root filesystems made of them.
+//! Images and the root filesystems created from them.
 //!
-//! An image is mounted once, read-only, for as long as a container uses it. Each container
-//! has an overlay of it whose upper layer is a tmpfs of its own: what the container writes
-//! costs its memory and is gone with it. Dropping a value unmounts what it mounted.
+//! An image is mounted once, read-only, while a container uses it. Each container has an overlay on
+//! it with its own tmpfs as the upper layer: what the container writes counts as its memory and is
+//! discarded with it. Dropping a value unmounts what it mounted.
 
 use std::collections::HashMap;
 use std::ffi::CString;
@@ -23,37 +23,37 @@ use super::disk::{self, DiskError};
 use super::users::{Owner, UserNamespace};
 use crate::guest;
 
-/// A filesystem whose last mount is gone ends at once, or after what still uses it.
+/// A filesystem ends immediately after its last mount, or when nothing uses it any more.
 const RELEASE_TIMEOUT: Duration = Duration::from_secs(10);
 const RELEASE_RETRY: Duration = Duration::from_millis(5);
 
-/// Memory for each file that a writable layer may have.
+/// Bytes of memory per file that a writable layer may have.
 const INODE_BYTES: u64 = 8 << 10;
 
-/// A root filesystem cannot be had.
+/// A root filesystem cannot be created.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RootfsError {
-    /// There is no such image.
+    /// The image's disk was not found.
     #[error(transparent)]
     Disk(#[from] DiskError),
-    /// The disk holds no filesystem that the guest can mount.
+    /// The disk has no filesystem that the guest can mount.
     #[error("cannot mount {disk} as EROFS: the image's disk is damaged or no EROFS file")]
     Image {
         /// The device node.
         disk: PathBuf,
-        /// What mount(2) said.
+        /// The error of mount(2).
         #[source]
         source: io::Error,
     },
-    /// Something else could not be mounted or created.
+    /// Another mount or directory could not be created.
     #[error("cannot {action} {path}")]
     Mount {
-        /// What was tried.
+        /// The action that failed.
         action: &'static str,
-        /// On what.
+        /// The path.
         path: PathBuf,
-        /// What the kernel said.
+        /// The kernel's error.
         #[source]
         source: io::Error,
     },
@@ -69,7 +69,7 @@ impl RootfsError {
     }
 }
 
-/// The images that are mounted, by serial. Clones share one table.
+/// The mounted images, by serial. Clones share one table.
 #[derive(Debug, Clone, Default)]
 pub struct Images {
     mounted: Arc<Mutex<HashMap<String, Weak<Image>>>>,
@@ -84,11 +84,11 @@ pub struct Image {
 }
 
 impl Images {
-    /// The image on the disk with this serial, mounted under `base`.
+    /// Returns the image on the disk with this serial, mounted under `base`.
     ///
     /// # Errors
     ///
-    /// [`RootfsError`]; the serial is taken to be valid.
+    /// [`RootfsError`]; the serial is assumed to be valid.
     pub async fn get(&self, serial: &str, base: &Path) -> Result<Arc<Image>, RootfsError> {
         if let Some(image) = self.mounted(serial) {
             return Ok(image);
@@ -123,8 +123,8 @@ impl Images {
         Ok(image)
     }
 
-    /// Gives an image back. When this was its last user, waits until the kernel has let go of the
-    /// disk and gives the serial: the disk may change then.
+    /// Releases an image. If this was its last user, waits until the kernel has released the disk
+    /// and returns the serial: the disk may change then.
     pub async fn release(&self, image: Arc<Image>) -> Option<String> {
         let Image {
             serial,
@@ -138,18 +138,18 @@ impl Images {
             if self.mounted(&serial).is_some() {
                 return None;
             }
-            // A filesystem claims its disk for itself as long as it exists.
+            // A filesystem claims its disk exclusively while it exists.
             let flags = OFlags::RDONLY | OFlags::EXCL | OFlags::CLOEXEC;
             match rustix::fs::open(&disk, flags, Mode::empty()) {
                 Err(Errno::BUSY) if Instant::now() < deadline => {
-                    // Nothing tells when the last use of a filesystem has ended.
+                    // The kernel does not report when the last use of a filesystem has ended.
                     tokio::time::sleep(RELEASE_RETRY).await;
                 }
                 Err(Errno::BUSY) => {
                     tracing::warn!(?disk, "the disk of an image is still in use");
                     return None;
                 }
-                // A disk that is gone is not in use either.
+                // A disk that no longer exists is not in use either.
                 Ok(_) | Err(_) => return Some(serial),
             }
         }
@@ -162,19 +162,19 @@ impl Images {
 }
 
 impl Image {
-    /// The serial number of its disk.
+    /// Returns the serial number of its disk.
     #[must_use]
     pub fn serial(&self) -> &str {
         &self.serial
     }
 
-    /// Where it is mounted.
+    /// Returns its mount point.
     #[must_use]
     pub fn path(&self) -> &Path {
         self.mount.path()
     }
 
-    /// Mounts it once more on `target`, with ids of a user namespace.
+    /// Mounts it again on `target`, with ids of a user namespace.
     pub(super) fn map(
         &self,
         users: &UserNamespace,
@@ -194,7 +194,7 @@ impl Image {
 /// A container's root filesystem.
 #[derive(Debug)]
 pub struct Rootfs {
-    // Fields drop in order: the overlay goes before what it is made of.
+    // Fields drop in order: the overlay is dropped before its layers.
     overlay: MountPoint,
     upper: MountPoint,
     /// The image with ids of a user namespace.
@@ -204,12 +204,12 @@ pub struct Rootfs {
 }
 
 impl Rootfs {
-    /// Lays a writable layer over an image, with mount points in `base`.
+    /// Mounts a writable layer over an image, with mount points in `base`.
     ///
-    /// The overlay is mounted `nodev`: device nodes that an image or a container makes in it
-    /// open nothing. The devices of the specification lie in a tmpfs on /dev.
+    /// The overlay is mounted `nodev`: device nodes that an image or a container creates in it
+    /// cannot be opened. The devices of the specification are in a tmpfs on /dev.
     ///
-    /// In a container that is in a user namespace, `users`, owners in the image are those of the
+    /// In a container with a user namespace, `users`, owners in the image are those of the
     /// namespace with the same ids.
     ///
     /// # Errors
@@ -270,7 +270,7 @@ impl Rootfs {
         })
     }
 
-    /// How full the file system of its writable layer is.
+    /// Returns the usage of the file system of its writable layer.
     ///
     /// # Errors
     ///
@@ -289,8 +289,8 @@ impl Rootfs {
         })
     }
 
-    /// Makes a directory in it, with its parents, unless it is there: images name working
-    /// directories that no layer holds.
+    /// Creates a directory in it, with its parents, unless it exists: images name working
+    /// directories that no layer contains.
     ///
     /// # Errors
     ///
@@ -301,7 +301,7 @@ impl Rootfs {
     }
 
     fn try_make_dir(&self, path: &Path) -> io::Result<()> {
-        // Links of the image are followed within the root filesystem only.
+        // Links of the image are followed only within the root filesystem.
         let root = Root::open(self.path()).map_err(io::Error::other)?;
         let missing: Vec<&Path> = match self.owner {
             Some(_) => {
@@ -322,8 +322,8 @@ impl Rootfs {
         Ok(())
     }
 
-    /// Makes the directories that mounts are to be in, for the container's root to own: what else
-    /// is missing is made with the mounts, and is the guest's root's.
+    /// Creates the parent directories of mounts, owned by the container's root: others that are
+    /// missing are created with the mounts, and are owned by the guest's root.
     pub fn make_parents(&self, destinations: &[&Path]) {
         if self.owner.is_none() {
             return;
@@ -336,13 +336,13 @@ impl Rootfs {
                 && !is_in_another
                 && let Err(error) = self.make_dir(parent)
             {
-                // The mount tells what is wrong.
+                // The mount reports the error.
                 tracing::debug!(%error, "cannot prepare a mount point");
             }
         }
     }
 
-    /// Unmounts it; gives back what it was made of.
+    /// Unmounts it; returns its image.
     #[must_use]
     pub fn unmount(self) -> Arc<Image> {
         let Self {
@@ -358,24 +358,25 @@ impl Rootfs {
         image
     }
 
-    /// Where it is mounted.
+    /// Returns its mount point.
     #[must_use]
     pub fn path(&self) -> &Path {
         self.overlay.path()
     }
 }
 
-/// How the file system of a writable layer is mounted in a guest whose files may take `memory`
-/// bytes. The kernel would bound it by half of what there is at boot, for good. What is written is
-/// memory of the container, which has a limit, or has the guest grow; the bound is what programs
-/// are told of how much is free.
+/// Returns the mount options of a writable layer in a guest whose files may take `memory` bytes.
+/// The kernel's default would limit it permanently to half of the memory at boot. Written data is
+/// memory of the container, which has a limit or makes the guest grow; the size only determines how
+/// much free space programs see.
 fn upper_options(memory: u64) -> String {
-    // As many as the kernel has it for as much memory.
+    // As many as the kernel's default for that much memory.
     let inodes = memory / INODE_BYTES;
     format!("mode=0755,size={memory},nr_inodes={inodes}")
 }
 
-/// The root of an overlay shows its upper directory's owner and mode, not the image's.
+/// Copies the owner and mode of the image's root: the root of an overlay shows those of its upper
+/// directory.
 fn copy_root_attributes(image: &Path, upper: &Path) -> io::Result<()> {
     use std::os::unix::fs::MetadataExt as _;
     let attributes = fs::metadata(image)?;
@@ -383,7 +384,7 @@ fn copy_root_attributes(image: &Path, upper: &Path) -> io::Result<()> {
     fs::set_permissions(upper, attributes.permissions())
 }
 
-/// A directory or file that was made to mount on.
+/// A directory or file that was created to mount on.
 #[derive(Debug)]
 pub(super) struct MountPoint {
     path: PathBuf,
@@ -401,7 +402,7 @@ impl MountPoint {
         })
     }
 
-    /// One for a file, in a directory that is there.
+    /// Creates one for a file, in an existing directory.
     pub(super) fn create_file(path: PathBuf) -> Result<Self, RootfsError> {
         fs::File::create_new(&path).map_err(RootfsError::mount("create", &path))?;
         Ok(Self {
@@ -423,8 +424,8 @@ impl MountPoint {
 
 impl Drop for MountPoint {
     fn drop(&mut self) {
-        // At once if possible. A dying process may hold it for another moment: detached then, and
-        // freed when the last user is gone.
+        // Immediately if possible. A dying process may hold it for another moment: then it is
+        // detached, and freed when the last user is gone.
         let unmounted = || {
             unmount(&self.path, UnmountFlags::NOFOLLOW)
                 .or_else(|_| unmount(&self.path, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW))

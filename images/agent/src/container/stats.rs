@@ -1,8 +1,8 @@
-//! Figures of a container: those that its control group keeps, and those that have to be counted,
-//! of its processes and of what it has written.
+//! Statistics of a container: those of its control group, and those that have to be counted, of its
+//! processes and of what it has written.
 //!
-//! The agent has one thread, and a container decides how much there is to count: so much is looked
-//! at, and no more.
+//! The agent has one thread, and a container determines how much there is to count, so the counting
+//! is limited.
 
 use std::fs::{self, File};
 use std::io::Read as _;
@@ -16,17 +16,18 @@ use rustix::process::Pid;
 use super::cgroup::Cgroup;
 use super::{ContainerError, Containers, Result, lock};
 
-/// Processes that are looked into; the others are in the number of processes alone.
+/// Maximum number of processes that are examined; the others only count as processes.
 const MAX_PROCESSES: usize = 1024;
-/// Descriptors of all of them.
+/// Maximum number of descriptors of all of them.
 const MAX_DESCRIPTORS: usize = 8192;
-/// Threads of all of them.
+/// Maximum number of threads of all of them.
 const MAX_TASKS: usize = 4096;
 /// The kernel's files are far smaller.
 const FILE_BYTES: u64 = 4 << 10;
 
 impl Containers {
-    /// Figures of a container; in brief without those of descriptors, threads and the guest.
+    /// Returns the statistics of a container; if `brief`, without those of descriptors, threads and
+    /// the guest.
     ///
     /// # Errors
     ///
@@ -48,7 +49,7 @@ impl Containers {
             pids.descriptor_limit = descriptor_limit(&of_process(container.init.pid()));
             Cgroup::add_guest_stats(&mut stats);
         }
-        // One that is being deleted has none.
+        // A container that is being deleted has none.
         if let Some(rootfs) = &*lock(&container.rootfs) {
             stats.writable = MessageField::some(rootfs.writable()?);
         }
@@ -60,7 +61,7 @@ fn of_process(pid: u32) -> PathBuf {
     Path::new("/proc").join(pid.to_string())
 }
 
-/// Counts what processes hold and do. One that ends meanwhile has nothing.
+/// Counts descriptors, sockets and threads of processes. A process that ends meanwhile has none.
 fn count(pids: &[Pid], stats: &mut api::PidStats) {
     let (mut descriptors, mut tasks) = (MAX_DESCRIPTORS, MAX_TASKS);
     for pid in pids.iter().take(MAX_PROCESSES) {
@@ -72,7 +73,7 @@ fn count(pids: &[Pid], stats: &mut api::PidStats) {
             descriptors = left;
             stats.descriptors += 1;
             let target = entry.and_then(|entry| fs::read_link(entry.path()));
-            // `socket:[INODE]`, where a file's name begins with a slash.
+            // `socket:[INODE]`; the name of a file starts with a slash.
             if target.is_ok_and(|target| target.as_os_str().as_bytes().starts_with(b"socket:")) {
                 stats.sockets += 1;
             }
@@ -88,7 +89,7 @@ fn count(pids: &[Pid], stats: &mut api::PidStats) {
             });
             match state {
                 Some(b'R') => stats.running += 1,
-                // An idle one of the kernel's, too.
+                // Idle kernel threads, too.
                 Some(b'S' | b'I') => stats.sleeping += 1,
                 Some(b'T' | b't') => stats.stopped += 1,
                 Some(b'D') => stats.uninterruptible += 1,
@@ -98,7 +99,7 @@ fn count(pids: &[Pid], stats: &mut api::PidStats) {
     }
 }
 
-/// A thread's state in `PID (NAME) STATE …`; a name may hold anything.
+/// Returns a thread's state in `PID (NAME) STATE …`; a name may contain anything.
 fn state(text: &[u8]) -> Option<u8> {
     let end = text.iter().rposition(|byte| *byte == b')')?;
     text.get(end..)?
@@ -108,13 +109,13 @@ fn state(text: &[u8]) -> Option<u8> {
         .find(|byte| *byte != b' ')
 }
 
-/// The soft limit of a process's descriptors.
+/// Returns the soft limit of a process's descriptors.
 fn descriptor_limit(process: &Path) -> u64 {
     let text = read(&process.join("limits")).unwrap_or_default();
     soft_limit(&String::from_utf8_lossy(&text), "Max open files").unwrap_or(0)
 }
 
-/// From lines `NAME SOFT HARD UNIT`.
+/// Parses lines `NAME SOFT HARD UNIT`.
 fn soft_limit(text: &str, name: &str) -> Option<u64> {
     let line = text.lines().find_map(|line| line.strip_prefix(name))?;
     match line.split_ascii_whitespace().next()? {
@@ -161,7 +162,7 @@ mod tests {
         let _sockets: Vec<_> = (0..3).map(|_| UdpSocket::bind("127.0.0.1:0")).collect();
         let own = rustix::process::getpid();
         let mut stats = api::PidStats::new();
-        // The second has no such number.
+        // The second pid does not exist.
         count(&[own, Pid::from_raw(i32::MAX).unwrap()], &mut stats);
         assert!(stats.sockets >= 3, "{stats:?}");
         assert!(stats.descriptors >= stats.sockets + 3, "{stats:?}");

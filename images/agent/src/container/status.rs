@@ -1,4 +1,4 @@
-//! What is told of containers and their processes.
+//! Status of containers and their processes.
 
 use std::sync::Arc;
 
@@ -8,19 +8,19 @@ use podvisor_agent_protocol::api;
 use super::{Container, Containers, Slot, lock};
 use crate::init::reaper::ProcessExit;
 
-/// A container that was made.
+/// A created container.
 #[derive(Debug, Clone)]
 pub struct Created {
     /// Its process in the guest's pid namespace.
     pub pid: u32,
-    /// Who that is, in numbers.
+    /// Its user and groups, as numbers.
     pub user: User,
 }
 
-/// A process that was started.
+/// A started process.
 #[derive(Debug, Clone, Copy)]
 pub struct Started {
-    /// In the guest's pid namespace.
+    /// Its id in the guest's pid namespace.
     pub pid: u32,
     /// Nanoseconds since 1970-01-01 UTC.
     pub at_ns: u64,
@@ -31,7 +31,7 @@ pub struct Started {
 pub struct ContainerExit {
     /// Status and time.
     pub exit: ProcessExit,
-    /// The OOM killer struck in the container.
+    /// Whether the OOM killer killed a process in the container.
     pub oom_killed: bool,
 }
 
@@ -47,7 +47,7 @@ impl From<ContainerExit> for api::WaitProcessResponse {
 }
 
 impl Containers {
-    /// Every container, in the order of creation.
+    /// Returns every container, in the order of creation.
     #[must_use]
     pub fn list(&self) -> Vec<api::ContainerStatus> {
         let table = self.lock();
@@ -73,7 +73,7 @@ impl Containers {
 }
 
 impl Container {
-    /// How its process ended, if it has.
+    /// Returns the exit of its process, if it has ended.
     fn ended(&self) -> Option<ContainerExit> {
         let exit = (*self.init.exit().borrow())?;
         Some(ContainerExit {
@@ -87,7 +87,7 @@ impl Container {
         known.unwrap_or_else(|| self.cgroup.oom_kills() > self.oom_kills_before)
     }
 
-    /// Notes whether the OOM killer struck, for when the control group is gone.
+    /// Records whether there was an OOM kill, before the control group is removed.
     pub(super) fn keep_oom_kill(&self) {
         let is_killed = self.is_oom_killed();
         self.was_oom_killed.get_or_init(|| is_killed);

@@ -1,9 +1,9 @@
-//! Volumes of the host's as the guest has them: each is a mount of its own in a shared directory,
-//! which the kernel makes when somebody walks there. Who walks there in another mount namespace
-//! gets another mount, with inodes of its own: sockets, FIFOs and locks in it would connect nobody
-//! with the programs of other containers. So they are mounted here, before a container's namespace
-//! is copied from this one, and stay as long as a container has them: the host can take back what
-//! nobody has mounted.
+//! The host's volumes in the guest: each is a separate mount in a shared directory, which the
+//! kernel creates when a process accesses it. A process in another mount namespace gets another
+//! mount, with separate inodes: sockets, FIFOs and locks in it would not be shared with the
+//! programs of other containers. So they are mounted here, before a container's namespace is copied
+//! from this one, and stay while a container uses them: the host can take back volumes that are not
+//! mounted.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -13,11 +13,11 @@ use rustix::fs::{CWD, Mode, OFlags, openat};
 use rustix::io::Errno;
 use rustix::mount::{UnmountFlags, unmount};
 
-/// Volumes that containers have. Clones share them.
+/// Volumes in use by containers. Clones share them.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Submounts(Arc<Mutex<BTreeMap<PathBuf, usize>>>);
 
-/// Volumes that one container has, until the value is dropped.
+/// Volumes in use by one container, until the value is dropped.
 #[derive(Debug, Default)]
 pub(super) struct Held {
     submounts: Submounts,
@@ -25,10 +25,10 @@ pub(super) struct Held {
 }
 
 impl Submounts {
-    /// Has the volumes at `paths` mounted. What cannot be, the container's own mount will tell.
+    /// Mounts the volumes at `paths`. A failure is reported by the container's own mount.
     pub(super) async fn hold(&self, paths: Vec<PathBuf>) -> Held {
         let submounts = self.clone();
-        // The host answers, which may take its time.
+        // The host answers, which may take some time.
         let held = tokio::task::spawn_blocking(move || submounts.hold_now(paths));
         held.await.unwrap_or_default()
     }
@@ -41,7 +41,7 @@ impl Submounts {
             }
             let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
             match openat(CWD, path, flags, Mode::empty()) {
-                // Files are no mounts.
+                // Files are not mount points.
                 Ok(_) | Err(Errno::NOTDIR) => {}
                 Err(error) => {
                     tracing::debug!(path = %path.display(), %error, "failed to open a mount point")
@@ -54,8 +54,8 @@ impl Submounts {
         }
     }
 
-    /// One container less has it; `unmount` is called when none has. Who counts it meanwhile waits,
-    /// and so does not take the mount for its own that is about to go.
+    /// Removes one user of a volume; `unmount` is called if it was the last. A new user waits for
+    /// the lock meanwhile, and so does not rely on a mount that is about to be removed.
     fn release(&self, path: &Path, unmount: impl FnOnce()) {
         let mut users = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(count) = users.get_mut(path) else {

@@ -1,28 +1,29 @@
-//! Whose turn it is to make a process.
+//! Limits how many processes are created at the same time.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use tokio::sync::{Semaphore, SemaphorePermit};
 
-/// Launchers at work at once: each takes some megabytes, and more would not be faster.
+/// Maximum number of launchers that run at the same time: each takes some megabytes, and more would
+/// not be faster.
 const MAX_LAUNCHERS: usize = 4;
 
-/// Those of one container. A process that enters it can be held up there, by a signal that stops
-/// it; those of other containers go on.
+/// Maximum number for one container. A process that enters it can be delayed there, by a signal
+/// that stops it; those of other containers continue.
 const MAX_LAUNCHERS_PER_CONTAINER: usize = 2;
 
-/// What the processes of all containers wait for to be made.
+/// The limit for the processes of all containers.
 #[derive(Debug)]
 pub struct Launches {
     turns: Semaphore,
     consoles: AtomicU64,
 }
 
-/// What those of one container wait for before.
+/// The limit for those of one container, which is acquired first.
 #[derive(Debug)]
 pub struct ContainerTurns(Semaphore);
 
-/// It is held while a process is made.
+/// Held while a process is created.
 #[derive(Debug)]
 pub(super) struct Turn<'a> {
     _containers: SemaphorePermit<'a>,
@@ -45,9 +46,10 @@ impl Default for ContainerTurns {
 }
 
 impl Launches {
-    /// Waits for a turn, for a container with these.
+    /// Waits for a turn, for a container with the limit `of`.
     pub(super) async fn turn<'a>(&'a self, of: &'a ContainerTurns) -> Option<Turn<'a>> {
-        // Neither is ever closed. Whoever waits for its container holds nothing of the guest's.
+        // Neither is ever closed. A process that waits for its container's limit holds nothing of
+        // the guest's.
         let containers = of.0.acquire().await.ok()?;
         Some(Turn {
             _containers: containers,
@@ -55,7 +57,8 @@ impl Launches {
         })
     }
 
-    /// Name for a console's socket that no other has: two that meet would swap their terminals.
+    /// Returns a unique name for a console's socket: with equal names two processes would swap
+    /// their terminals.
     pub(super) fn console(&self) -> String {
         format!("tty{}", self.consoles.fetch_add(1, Ordering::Relaxed))
     }
@@ -74,7 +77,7 @@ mod tests {
         let turn = |of| launches.turn(of).now_or_never().flatten();
         let held: Vec<Turn<'_>> = std::iter::from_fn(|| turn(&one)).collect();
         assert_eq!(held.len(), MAX_LAUNCHERS_PER_CONTAINER);
-        // Many that wait take none either.
+        // Many that wait take no turn either.
         let mut waiting: Vec<_> = (0..MAX_LAUNCHERS)
             .map(|_| Box::pin(launches.turn(&one)))
             .collect();
@@ -84,7 +87,7 @@ mod tests {
         let others = [turn(&other), turn(&other)];
         assert!(others.iter().all(Option::is_some));
 
-        // All of the guest's are taken; the first to wait gets what becomes free.
+        // All turns of the guest are taken; the first to wait gets the next free one.
         let third = ContainerTurns::default();
         let mut next = Box::pin(launches.turn(&third));
         assert!((&mut next).now_or_never().is_none());

@@ -1,8 +1,8 @@
-//! Who a container's process runs as.
+//! The user that a container's process runs as.
 //!
-//! `user[:group]` is resolved by the image's own /etc/passwd and /etc/group, which are
-//! hostile: they are opened without leaving the root filesystem, must be regular files, and
-//! are read up to a bound. Lines that make no sense are skipped, as every libc does.
+//! `user[:group]` is resolved with the image's own /etc/passwd and /etc/group, which are untrusted:
+//! they are opened without leaving the root filesystem, must be regular files, and are read up to a
+//! limit. Invalid lines are skipped, as in every libc.
 
 use std::io::{self, Read as _};
 use std::path::Path;
@@ -13,7 +13,7 @@ use podvisor_agent_protocol::api::SupplementalGroups;
 use podvisor_agent_protocol::limits::USER_BYTES;
 use protobuf::EnumOrUnknown;
 
-/// No distribution's database comes near it.
+/// No distribution's database is nearly as large.
 const DATABASE_BYTES: u64 = 1 << 20;
 /// The kernel's NGROUPS_MAX.
 const MAX_GROUPS: usize = 65536;
@@ -25,10 +25,10 @@ pub enum UserError {
     /// Not of the form `user[:group]`.
     #[error("{0:?} is no user: use NAME or UID, then optionally :GROUP or :GID")]
     Malformed(String),
-    /// Named, and not in the image.
+    /// A user name that is not in the image.
     #[error("image has no user {0:?} in /etc/passwd: give a numeric uid or one of its users")]
     UnknownUser(String),
-    /// Named, and not in the image.
+    /// A group name that is not in the image.
     #[error("image has no group {0:?} in /etc/group: give a numeric gid or one of its groups")]
     UnknownGroup(String),
     /// The image's database is unusable.
@@ -36,7 +36,7 @@ pub enum UserError {
     Database {
         /// /etc/passwd or /etc/group.
         path: &'static str,
-        /// Why.
+        /// The cause.
         #[source]
         source: io::Error,
     },
@@ -72,11 +72,11 @@ pub struct User {
     pub gid: u32,
     /// Supplementary groups.
     pub additional_gids: Vec<u32>,
-    /// The home directory that /etc/passwd gives.
+    /// The home directory in /etc/passwd.
     pub home: Option<String>,
 }
 
-/// The image's databases; one that is missing is empty.
+/// The image's databases; a missing one is empty.
 #[derive(Debug, Default)]
 pub struct Databases {
     passwd: String,
@@ -88,7 +88,7 @@ impl Databases {
     ///
     /// # Errors
     ///
-    /// [`UserError::Database`] for one that exists and cannot be read, or is too large.
+    /// [`UserError::Database`] for a database that exists and cannot be read, or is too large.
     pub fn read(rootfs: &Path) -> Result<Self, UserError> {
         let read = |path| {
             read_in_root(rootfs, path).map_err(|source| UserError::Database { path, source })
@@ -101,9 +101,9 @@ impl Databases {
 
     /// Resolves `user[:group]`.
     ///
-    /// A number is taken as it is, and looked up for its group and home only. Without a
-    /// group, a user has that of /etc/passwd (0 for a number that is not there); `groups` says
-    /// which others.
+    /// A number is used as it is, and looked up only for its group and home. Without a group, a
+    /// user has that of /etc/passwd (0 for a number that is not in it); `groups` selects the
+    /// supplementary ones.
     ///
     /// # Errors
     ///
@@ -118,7 +118,7 @@ impl Databases {
         if !fits || group.is_some_and(|g| g.is_empty() || g.contains(':')) {
             return Err(malformed());
         }
-        // `:group` alone means root in that group, as other engines have it.
+        // `:group` without a user means root in that group, as in other engines.
         let name = if name.is_empty() { "0" } else { name };
         let number = parse_id(name);
         let entry = self.users().find(|user| match number {
@@ -152,7 +152,7 @@ impl Databases {
         })
     }
 
-    /// The home directory of a user id, as /etc/passwd has it.
+    /// Returns the home directory of a user id in /etc/passwd.
     #[must_use]
     pub fn home_of(&self, uid: u32) -> Option<String> {
         self.users()
@@ -397,7 +397,7 @@ mod tests {
         symlink("/usr/passwd", root.path().join("etc/passwd")).unwrap();
         symlink("../../../../../../etc/group", root.path().join("etc/group")).unwrap();
         fs::write(root.path().join("usr/passwd"), "in:x:5:5::/:\n").unwrap();
-        // The second link points at itself, once `..` cannot leave the root.
+        // The second link points at itself, because `..` cannot leave the root.
         assert!(matches!(
             Databases::read(root.path()),
             Err(UserError::Database {

@@ -1,11 +1,11 @@
-//! User namespaces: ids of a container that are others in the guest.
+//! User namespaces: a container's ids differ from those in the guest.
 //!
-//! A specification asks for one as the OCI runtime specification has it, by a `user` namespace and
-//! mappings. Containers with the same mappings share one namespace, which is there until the guest
-//! ends. libcontainer knows nothing of it: all that a container needs is prepared by the guest's
-//! root, with the ids that the container's have in the guest, and the container's processes enter
-//! the namespace last ([`crate::launcher`]). So numbers of users are the container's in
-//! specifications and requests, and the guest's in everything that is owned.
+//! A specification requests one as defined by the OCI runtime specification, with a `user`
+//! namespace and mappings. Containers with the same mappings share one namespace, which exists
+//! until the guest ends. libcontainer does not know about it: everything that a container needs is
+//! prepared by the guest's root, with the guest's ids of the container's, and the container's
+//! processes enter the namespace last ([`crate::launcher`]). So user ids are the container's in
+//! specifications and requests, and the guest's in ownership of files.
 
 use std::fmt;
 use std::fs;
@@ -27,19 +27,19 @@ use super::{ContainerError, Result};
 use crate::init::reaper::Reaper;
 use crate::stdio::fd::Endpoint;
 
-/// First argument of the command line of the process that makes a namespace.
+/// First argument of the command line of the process that creates a namespace.
 pub const SUBCOMMAND: &str = "users";
 
-/// What containers of the guest share, which a container's root is to own.
+/// What containers of the guest share, and a container's root is to own.
 const SHARED: [&str; 2] = ["/dev/shm", "/dev/mqueue"];
 
-/// Lines of a mapping: all of them fit the one page that the kernel takes.
+/// Maximum lines of a mapping: all of them fit the one page that the kernel accepts.
 const MAX_LINES: usize = 64;
 
-/// The group that terminals belong to, by the option of their file system.
+/// The mount option for the group that terminals belong to.
 const GROUP: &str = "gid=";
 
-/// Which of the guest's ids those of a container are.
+/// Maps a container's ids to the guest's.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct IdMaps {
     uids: Vec<LinuxIdMapping>,
@@ -55,7 +55,7 @@ pub struct Owner {
     pub gid: u32,
 }
 
-/// Whose an id is.
+/// Whether an id is a user's or a group's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum IdKind {
     /// A user's.
@@ -78,7 +78,7 @@ impl IdMaps {
     ///
     /// # Errors
     ///
-    /// [`SpecError::Refused`] when namespace and mappings do not fit together.
+    /// [`SpecError::Refused`] if namespace and mappings do not fit together.
     pub fn take(spec: &mut Spec) -> std::result::Result<Option<Self>, SpecError> {
         let Some(linux) = spec.linux_mut() else {
             return Ok(None);
@@ -117,7 +117,7 @@ impl IdMaps {
         }
     }
 
-    /// The guest's id for one of the container's.
+    /// Returns the guest's id for one of the container's.
     ///
     /// # Errors
     ///
@@ -130,7 +130,7 @@ impl IdMaps {
         mapped(maps, id).ok_or(ContainerError::NotMapped { kind, id })
     }
 
-    /// The container's root.
+    /// Returns the guest's ids of the container's root.
     #[must_use]
     pub fn root(&self) -> Owner {
         // Mappings without it are refused.
@@ -141,7 +141,7 @@ impl IdMaps {
         }
     }
 
-    /// Puts the guest's ids where a specification has those of the container, but for its process.
+    /// Replaces a container's ids in a specification by the guest's, except in its process.
     ///
     /// # Errors
     ///
@@ -173,7 +173,7 @@ impl IdMaps {
         }
         for option in &mut options {
             for (name, kind) in [("uid=", IdKind::User), (GROUP, IdKind::Group)] {
-                // What is no number, the file system refuses.
+                // A value that is not a number is refused by the file system.
                 if let Some(Ok(id)) = option.strip_prefix(name).map(str::parse) {
                     *option = format!("{name}{}", self.id(kind, id)?);
                 }
@@ -184,7 +184,7 @@ impl IdMaps {
     }
 }
 
-/// What the kernel takes as the mapping of a namespace, with what the agent asks of it.
+/// Returns whether a mapping is valid for the kernel and meets the agent's own conditions.
 fn is_mapping(maps: &[LinuxIdMapping]) -> bool {
     let ends = |first: u32, size: u32| first.checked_add(size).filter(|_| size > 0);
     let is_range = |map: &LinuxIdMapping| {
@@ -221,13 +221,13 @@ pub struct UserNamespace {
 }
 
 impl UserNamespace {
-    /// Its mappings.
+    /// Returns its mappings.
     #[must_use]
     pub fn maps(&self) -> &IdMaps {
         &self.maps
     }
 
-    /// Where other processes of the guest's root open it.
+    /// Returns the path with which other processes of the guest's root open it.
     #[must_use]
     pub fn path(&self) -> PathBuf {
         let (agent, fd) = (std::process::id(), self.fd.as_raw_fd());
@@ -241,14 +241,14 @@ impl AsFd for UserNamespace {
     }
 }
 
-/// The user namespaces that there are.
+/// The existing user namespaces.
 #[derive(Debug, Default)]
 pub(super) struct UserNamespaces {
     made: Mutex<Vec<Arc<UserNamespace>>>,
 }
 
 impl UserNamespaces {
-    /// The namespace with these mappings, made unless it is there.
+    /// Returns the namespace with these mappings, which is created unless it exists.
     ///
     /// # Errors
     ///
@@ -280,7 +280,7 @@ impl UserNamespaces {
     }
 }
 
-/// Makes a container's root the owner of what is at `path`, which is no link.
+/// Makes a container's root the owner of the file at `path`, which is not a link.
 pub(super) fn give(path: &Path, owner: Owner) -> io::Result<()> {
     std::os::unix::fs::lchown(path, Some(owner.uid), Some(owner.gid))
 }
@@ -296,10 +296,10 @@ async fn make(maps: &IdMaps, reaper: &Reaper) -> io::Result<OwnedFd> {
         .stdout(child_told)
         .stderr(Stdio::null());
     let mut child = command.spawn()?;
-    // Closes our copy of its end, so that its end of file is one.
+    // Closes our copy of its end, so that its end of file is seen.
     drop(command);
     let pid = Pid::from_child(&child);
-    // It ends with its standard input, which is closed whatever comes.
+    // It ends with its standard input, which is closed in all cases.
     let _input = child.stdin.take();
     let _reaped = launch.claim(pid)?;
     let mut errno = [0];
@@ -309,7 +309,7 @@ async fn make(maps: &IdMaps, reaper: &Reaper) -> io::Result<OwnedFd> {
         (_, [errno]) => return Err(io::Error::from_raw_os_error(errno.into())),
     }
     for (file, maps) in [("uid_map", &maps.uids), ("gid_map", &maps.gids)] {
-        // At once, as the kernel wants it.
+        // In one write, as the kernel requires.
         fs::write(format!("/proc/{pid}/{file}"), lines(maps))?;
     }
     Ok(fs::File::open(format!("/proc/{pid}/ns/user"))?.into())
@@ -322,8 +322,8 @@ fn lines(maps: &[LinuxIdMapping]) -> String {
     lines.collect()
 }
 
-/// Runs the process that a namespace is made by: it says by one byte what number of an error came
-/// of that, or 0, and is in the namespace until its standard input ends.
+/// Runs the process that creates a namespace: it reports the error number of the creation, or 0, in
+/// one byte, and stays in the namespace until its standard input ends.
 pub fn main() -> ExitCode {
     let made = crate::sys::unshare_users();
     let errno = made.map_or_else(|error| error.raw_os_error().unwrap_or(libc::EIO), |()| 0);

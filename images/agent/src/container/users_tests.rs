@@ -36,7 +36,7 @@ fn libcontainer_is_not_told_of_a_user_namespace() {
     let namespaces = linux.namespaces().as_ref().unwrap();
     let kinds: Vec<_> = namespaces.iter().map(|one| one.typ()).collect();
     assert_eq!(kinds, [LinuxNamespaceType::Mount]);
-    // One without stays as it is.
+    // A specification without one is left unchanged.
     let namespaces = json!({"namespaces": [{"type": "mount"}]});
     assert_eq!(IdMaps::take(&mut spec_of(namespaces)).unwrap(), None);
 }

@@ -1,9 +1,10 @@
-//! The guest's wall clock, which has no hardware of its own to follow.
+//! The guest's wall clock, which has no hardware clock of its own to follow.
 //!
 //! Where the host's KVM answers the guest's hypercall for its clock (KVM_HC_CLOCK_PAIRING), the
-//! guest follows that by PTP: now and then, when it is configured, and whenever the host asks what
-//! time it has, as after a pause or when the host's own clock was set. Elsewhere the host sends the
-//! time when the guest has booted, and what the clock is to gain ever after.
+//! guest follows that clock by PTP: periodically, when it is configured, and whenever the host asks
+//! for the guest's time, as after a pause or when the host's own clock was set. Elsewhere the host
+//! sends the time after the guest has booted, and from then on by how much the clock is to be
+//! advanced.
 
 use std::fs::{self, File};
 use std::io;
@@ -14,20 +15,21 @@ use std::time::Duration;
 use podvisor_agent_protocol::ClockBracket;
 use rustix::time::{ClockId, DynamicClockId, Timespec, clock_gettime, clock_gettime_dynamic};
 
-/// Seconds until 2262, where nanoseconds leave 63 bits.
+/// Nanoseconds until the year 2262, when they no longer fit 63 bits.
 const MAX_TIME_NS: u64 = i64::MAX.unsigned_abs();
 const NS_PER_S: i128 = 1_000_000_000;
-/// Nearer than a call over vsock takes.
+/// More exact than a call over vsock.
 const EXACT_ENOUGH_NS: i128 = 1_000_000;
-/// Past this a clock jumps rather than running 0.05 % faster or slower for an hour; NTP's figure.
+/// From this difference on, the clock is stepped instead of running 0.05 % faster or slower for an
+/// hour; NTP's value.
 const STEP_NS: i128 = 128_000_000;
 /// Two clocks that both run on crystals drift apart by some milliseconds in this time.
 const FOLLOW_INTERVAL: Duration = Duration::from_secs(64);
-/// How often the host's clock is read at most, for one reading that nothing interrupted.
+/// How often the host's clock is read at most, to get one reading without interruption.
 const MAX_READINGS: usize = 5;
-/// How long a time may have been on its way from the host.
+/// How long a time may have been in transit from the host.
 const LONGEST_WAY_NS: i128 = NS_PER_S;
-/// The kernel's name of the host's clock.
+/// The kernel's name for the host's clock.
 const HOST_CLOCK: &str = "KVM virtual PTP";
 
 /// The clock cannot be set.
@@ -37,12 +39,12 @@ pub enum ClockError {
     /// Not between 1970 and 2262.
     #[error("time out of range: not between 1970 and 2262")]
     OutOfRange,
-    /// The kernel refuses.
+    /// The kernel refuses to set it.
     #[error("cannot set the clock")]
     Kernel(#[from] io::Error),
 }
 
-/// The time of a request.
+/// Converts the time of a request.
 ///
 /// # Errors
 ///
@@ -59,21 +61,22 @@ pub fn time(unix_time_ns: u64) -> Result<Timespec, ClockError> {
     })
 }
 
-/// What to do about a difference.
+/// The correction of a difference.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Correction {
-    /// The clock is right: an earlier correction that goes on would make it wrong.
+    /// The clock is right; an earlier correction that is still running is ended.
     Nothing,
-    /// By this many microseconds, while time goes on without a jump.
+    /// Slew by this many microseconds, without a jump.
     Slew(i32),
-    /// By this many microseconds at once.
+    /// Step by this many microseconds.
     Step(i64),
 }
 
 impl Correction {
-    /// Of a clock that is behind by so much.
+    /// Returns the correction for a clock that is behind by `behind_ns`.
     fn of(behind_ns: i128) -> Self {
-        // What does not fit is more than any two clocks differ by: the kernel refuses it.
+        // A value that does not fit exceeds the difference of any two clocks: the kernel refuses
+        // it.
         let step = || Self::Step(i64::try_from(behind_ns / 1000).unwrap_or(i64::MAX));
         match behind_ns.abs() {
             0..EXACT_ENOUGH_NS => Self::Nothing,
@@ -88,15 +91,15 @@ impl Correction {
         match self {
             Self::Nothing => crate::sys::slew_clock(0)?,
             Self::Slew(microseconds) => crate::sys::slew_clock(microseconds)?,
-            // Ends what goes on, too.
+            // Also ends a correction that is still running.
             Self::Step(microseconds) => crate::sys::step_clock(microseconds)?,
         }
         Ok(())
     }
 }
 
-/// Brings the clock to that of the host or, where it cannot be read, to the `time` that the host
-/// sent: by a jump if it is far off, by running faster or slower if not.
+/// Corrects the clock to that of the host or, if that cannot be read, to the `time` that the host
+/// sent: by a step if it is far off, otherwise by running faster or slower.
 ///
 /// # Errors
 ///
@@ -106,7 +109,7 @@ pub fn correct(time: Timespec) -> Result<(), ClockError> {
     Correction::of(behind).apply()
 }
 
-/// Has the clock gain so many nanoseconds, as [`correct`] does.
+/// Advances the clock by that many nanoseconds, in the same way as [`correct`].
 ///
 /// # Errors
 ///
@@ -115,7 +118,8 @@ pub fn gain(nanoseconds: i64) -> Result<(), ClockError> {
     Correction::of(nanoseconds.into()).apply()
 }
 
-/// What the clock shows in nanoseconds since 1970, and whether it was just corrected by the host's.
+/// Returns the clock's time in nanoseconds since 1970, and whether it was just corrected by the
+/// host's clock.
 ///
 /// # Errors
 ///
@@ -136,8 +140,8 @@ fn now() -> i128 {
     nanoseconds(clock_gettime(ClockId::Realtime))
 }
 
-/// How far the clock is behind a time that was sent some time ago. One that is ahead by no more
-/// than the way may have taken is not set back.
+/// Returns how far the clock is behind a time that was sent some time ago. A clock that is ahead by
+/// no more than the transit may have taken is not set back.
 fn behind_sent(sent: i128, now: i128) -> i128 {
     match sent - now {
         ahead if (-LONGEST_WAY_NS..0).contains(&ahead) => 0,
@@ -145,7 +149,7 @@ fn behind_sent(sent: i128, now: i128) -> i128 {
     }
 }
 
-/// How far the clock is behind that of the host; nothing where it cannot be read.
+/// Returns how far the clock is behind that of the host; `None` if the host's cannot be read.
 fn behind_host() -> Option<i128> {
     let clock = host_clock()?;
     let mut best = None;
@@ -169,7 +173,7 @@ fn behind_host() -> Option<i128> {
     best.map(|best| best.behind())
 }
 
-/// Follows the host's clock for ever; returns at once where there is none to follow.
+/// Follows the host's clock forever; returns immediately if there is none to follow.
 pub async fn follow_host() {
     if host_clock().is_none() {
         return tracing::debug!("the host's KVM has no clock for guests: it is to send the time");
@@ -182,7 +186,7 @@ pub async fn follow_host() {
     }
 }
 
-/// That of KVM, which is there from the boot on or never.
+/// Returns KVM's clock, which exists from boot on or never.
 fn host_clock() -> Option<&'static File> {
     static CLOCK: OnceLock<Option<File>> = OnceLock::new();
     CLOCK.get_or_init(find_host_clock).as_ref()

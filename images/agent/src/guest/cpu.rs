@@ -1,23 +1,23 @@
-//! How many of its processors the guest uses. The host adds vCPUs without a word to the kernel,
-//! which has known of all of them since it booted.
+//! Number of processors that the guest uses. The host adds vCPUs without notifying the kernel,
+//! which has known about all of them since boot.
 
 use std::fs;
 use std::io;
 use std::path::Path;
 
-/// Where Linux has a directory for each processor that it knows of.
+/// Where Linux has a directory for each known processor.
 const CPUS: &str = "/sys/devices/system/cpu";
 
-/// The guest does not use as many as it is told to.
+/// The guest could not use the requested number of processors.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CpuError {
-    /// None, or more than the kernel knows of.
+    /// Zero, or more than the kernel knows.
     #[error("{count} CPUs: this guest has 1 to {most}")]
     Count {
-        /// What was asked for.
+        /// The requested number.
         count: u32,
-        /// Those that the kernel knows of.
+        /// The number that the kernel knows.
         most: u32,
     },
     /// The kernel refused.
@@ -25,20 +25,20 @@ pub enum CpuError {
     File {
         /// `read` or `write`.
         action: &'static str,
-        /// What.
+        /// The file.
         path: String,
-        /// Why it failed.
+        /// The cause.
         #[source]
         source: io::Error,
     },
 }
 
-/// Has the guest use its first `count` processors: brings up those that it does not, and takes off
-/// the others.
+/// Makes the guest use its first `count` processors: brings the missing ones online, and takes the
+/// others offline.
 ///
 /// # Errors
 ///
-/// [`CpuError`]; some may have been brought up or taken off then.
+/// [`CpuError`]; some may have been brought online or taken offline then.
 pub fn use_first(count: u32) -> Result<(), CpuError> {
     use_first_below(Path::new(CPUS), count)
 }
@@ -50,7 +50,7 @@ fn use_first_below(cpus: &Path, count: u32) -> Result<(), CpuError> {
     if count == 0 || count > most {
         return Err(CpuError::Count { count, most });
     }
-    // The first processor is always there, and has no such file.
+    // The first processor is always online, and has no such file.
     for cpu in 1..most {
         let path = cpus.join(format!("cpu{cpu}/online"));
         let failed = |action| {

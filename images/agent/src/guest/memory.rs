@@ -1,5 +1,4 @@
-//! How much memory the guest may come to have, and its files with it; and what the kernel remembers
-//! in the memory that nothing else takes.
+//! Memory limits of files in the guest, and the kernel's caches of files.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -10,25 +9,25 @@ use rustix::system::sysinfo;
 
 use super::GuestError;
 
-/// Devices that memory is plugged in by.
+/// The driver whose devices plug in memory.
 const DRIVER: &str = "/sys/bus/virtio/drivers/virtio_mem";
-/// Addresses, and what they are for.
+/// The list of address ranges and their use.
 const ADDRESSES: &str = "/proc/iomem";
 
-/// Where the kernel is told to drop what it can find again.
+/// The file that makes the kernel drop caches.
 const DROP_CACHES: &str = "/proc/sys/vm/drop_caches";
-/// What is written there (proc_sys_vm(5)): no message of each time, only of this first one; names
-/// and inodes that nothing uses, but not the contents of files.
+/// The values that are written there (proc_sys_vm(5)): 4 disables the log message for later writes,
+/// 2 drops unused names and inodes, but not the contents of files.
 const ORDERS: [&str; 2] = ["4", "2"];
 
-/// Has the kernel forget files that nothing uses, in all mount namespaces. There is no call for
-/// those of one file system that reaches the mounts below a share, each of which is one of its own.
+/// Makes the kernel forget unused files, in all mount namespaces. No call for the files of one file
+/// system reaches the mounts below a share, each of which is a separate file system.
 ///
 /// # Errors
 ///
 /// [`GuestError::Io`].
 pub async fn forget_files() -> Result<(), GuestError> {
-    // With many names it takes its time.
+    // With many names it takes a while.
     let write = || {
         ORDERS
             .into_iter()
@@ -42,9 +41,10 @@ pub async fn forget_files() -> Result<(), GuestError> {
     })
 }
 
-/// What files in memory may take at most, in bytes: all that the guest has or may be given while
-/// it runs (memory that was plugged in is counted in both). One that is given no more keeps a
-/// quarter for its programs: what is killed for want of memory leaves its files.
+/// Returns how many bytes files in memory may take at most: all memory that the guest has or may be
+/// given while it runs (memory that was plugged in is counted in both). A guest that cannot grow
+/// keeps a quarter for its programs: a program that is killed for lack of memory leaves its files
+/// behind.
 #[must_use]
 pub fn room_for_files() -> u64 {
     let has = sysinfo();
@@ -59,7 +59,7 @@ fn room(has: u64, growth: u64) -> u64 {
     }
 }
 
-/// The size of the regions that virtio-mem devices have; 0 when there is none.
+/// Returns the size of the regions of all virtio-mem devices; 0 if there are none.
 fn growth(driver: &Path, addresses: &Path) -> u64 {
     let devices = fs::read_dir(driver).into_iter().flatten().flatten();
     let devices: Vec<_> = devices.map(|entry| entry.file_name()).collect();
@@ -67,14 +67,14 @@ fn growth(driver: &Path, addresses: &Path) -> u64 {
         [] => String::new(),
         _ => fs::read_to_string(addresses).unwrap_or_default(),
     };
-    // Such a device claims all of its region under its own name.
+    // Such a device claims its entire region under its own name.
     let regions = text.lines().filter_map(region);
     let plugged =
         regions.filter(|(name, _)| devices.iter().any(|device| device == OsStr::new(name)));
     plugged.fold(0, |sum: u64, (_, len)| sum.saturating_add(len))
 }
 
-/// Name and size in a line `FIRST-LAST : NAME`, of hexadecimal numbers.
+/// Parses name and size from a line `FIRST-LAST : NAME` with hexadecimal numbers.
 fn region(line: &str) -> Option<(&str, u64)> {
     let (range, name) = line.trim_start().split_once(" : ")?;
     let (first, last) = range.split_once('-')?;

@@ -1,8 +1,8 @@
 //! The guest as a whole: what the host configures once for all containers.
 //!
 //! A request is checked as a whole before anything is changed; then host name, [`clock`], entropy,
-//! network ([`crate::network`]), [`shares`] and [`sysctl`] are brought into the state that it asks
-//! for, in this order. What is so already stays as it is. Knows no containers.
+//! network ([`crate::network`]), [`shares`] and [`sysctl`] are brought into the requested state, in
+//! this order. What already is in that state is left unchanged. Knows nothing about containers.
 
 pub mod clock;
 pub mod cpu;
@@ -24,50 +24,50 @@ use pci::ScanError;
 use shares::{Share, ShareError, Shares};
 use sysctl::{Sysctl, SysctlError};
 
-/// The guest cannot be configured as asked.
+/// The guest cannot be configured as requested.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum GuestError {
-    /// No host name.
+    /// The host name is invalid.
     #[error("a host name is 1 to 64 letters, digits, '-', '.' or '_'")]
     HostName,
-    /// Too much of it.
+    /// The seed is too long.
     #[error("a seed is at most {} bytes", limits::ENTROPY_BYTES)]
     Seed,
-    /// The clock.
+    /// The clock cannot be set.
     #[error(transparent)]
     Clock(#[from] ClockError),
-    /// The network's description.
+    /// The description of the network is invalid.
     #[error(transparent)]
     Plan(#[from] PlanError),
-    /// The network.
+    /// The network cannot be configured.
     #[error(transparent)]
     Network(#[from] NetworkError),
-    /// virtio-fs.
+    /// A virtio-fs device cannot be mounted.
     #[error(transparent)]
     Share(#[from] ShareError),
-    /// Devices on PCI.
+    /// PCI devices cannot be scanned or removed.
     #[error(transparent)]
     Scan(#[from] ScanError),
-    /// Processors.
+    /// The number of processors cannot be changed.
     #[error(transparent)]
     Cpu(#[from] CpuError),
-    /// Kernel parameters.
+    /// A kernel parameter cannot be set.
     #[error(transparent)]
     Sysctl(#[from] SysctlError),
-    /// Anything else.
+    /// Any other failure.
     #[error("cannot {action}")]
     Io {
-        /// What was tried.
+        /// The action that failed.
         action: &'static str,
-        /// Why it failed.
+        /// The cause.
         #[source]
         source: io::Error,
     },
 }
 
 impl GuestError {
-    /// What the host decides by.
+    /// Returns the kind of the error, for the host.
     #[must_use]
     pub fn kind(&self) -> ErrorKind {
         match self {
@@ -97,7 +97,7 @@ impl From<GuestError> for AgentError {
     }
 }
 
-/// An error and what it comes from, in one line.
+/// Formats an error with its causes, in one line.
 pub(crate) fn with_causes(error: &dyn Error) -> String {
     let mut message = error.to_string();
     let mut cause = error.source();
@@ -109,14 +109,14 @@ pub(crate) fn with_causes(error: &dyn Error) -> String {
     message
 }
 
-/// What has been configured.
+/// The state of the configuration.
 #[derive(Debug, Default)]
 pub struct Guest {
     shares: Shares,
 }
 
 impl Guest {
-    /// Brings the guest into the state that a request asks for.
+    /// Brings the guest into the state that a request describes.
     ///
     /// # Errors
     ///

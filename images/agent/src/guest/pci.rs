@@ -1,5 +1,5 @@
-//! Devices on PCI that the host plugs in and takes away. There is no hot-plug controller: the host
-//! says when to look.
+//! PCI devices that the host plugs in and removes. There is no hot-plug controller: the host tells
+//! the agent when to scan.
 
 use std::fs;
 use std::io;
@@ -12,31 +12,31 @@ use rustix::io::Errno;
 const RELEASE_TIMEOUT: Duration = Duration::from_secs(10);
 const RELEASE_RETRY: Duration = Duration::from_millis(5);
 
-/// Where Linux has the bus.
+/// Where Linux shows the bus.
 const BUS: &str = "/sys/bus/pci";
 
-/// The kernel did not look, or let go.
+/// The kernel did not scan the bus, or did not release a device.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ScanError {
-    /// No address.
+    /// Not an address.
     #[error("{0:?} is not a PCI address such as 0000:00:05.0")]
     Address(String),
-    /// The guest's devices are on MMIO.
+    /// The guest has no PCI bus; its devices are on MMIO.
     #[error("this guest has no PCI bus")]
     NoBus,
-    /// The kernel refused.
+    /// The kernel refused the write.
     #[error("failed to write {path}")]
     Write {
-        /// What was written to.
+        /// The file.
         path: String,
-        /// Why it failed.
+        /// The cause.
         #[source]
         source: io::Error,
     },
 }
 
-/// Looks for new devices. Drivers have found theirs when it returns.
+/// Scans for new devices. They have their drivers when it returns.
 ///
 /// # Errors
 ///
@@ -50,12 +50,12 @@ pub fn scan() -> Result<(), ScanError> {
     }
 }
 
-/// Lets go of the devices at these addresses; of a disk when no file system is on it any more,
-/// which is a moment after its last mount is gone.
+/// Releases the devices at these addresses; a disk only when no file system is on it any more,
+/// which is a moment after its last mount was removed.
 ///
 /// # Errors
 ///
-/// [`ScanError`]; nothing has been done if an address is none.
+/// [`ScanError`]; nothing has been done if an address is invalid.
 pub async fn remove(addresses: &[String]) -> Result<(), ScanError> {
     if let Some(wrong) = addresses.iter().find(|address| !is_address(address)) {
         return Err(ScanError::Address(wrong.clone()));
@@ -76,7 +76,7 @@ pub async fn remove(addresses: &[String]) -> Result<(), ScanError> {
     Ok(())
 }
 
-/// The nodes of the disks that a device is.
+/// Returns the nodes of a device's disks.
 fn disks(device: &Path) -> Vec<PathBuf> {
     let below = |path: PathBuf| fs::read_dir(path).into_iter().flatten().flatten();
     below(device.to_owned())
@@ -85,7 +85,7 @@ fn disks(device: &Path) -> Vec<PathBuf> {
         .collect()
 }
 
-/// Waits until no file system claims a disk, but not for ever.
+/// Waits until no file system claims a disk, up to a timeout.
 async fn unused(disk: &Path) {
     let flags = OFlags::RDONLY | OFlags::EXCL | OFlags::CLOEXEC;
     let deadline = Instant::now() + RELEASE_TIMEOUT;
@@ -94,7 +94,7 @@ async fn unused(disk: &Path) {
             tracing::warn!(?disk, "a disk is taken away that is still in use");
             return;
         }
-        // Nothing tells when the last use of a file system has ended.
+        // The kernel does not report when the last use of a file system has ended.
         tokio::time::sleep(RELEASE_RETRY).await;
     }
 }

@@ -1,4 +1,4 @@
-//! virtio-fs devices, mounted where the host says.
+//! virtio-fs devices, mounted at the paths that the host chooses.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -15,31 +15,31 @@ use crate::container::BASE;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ShareError {
-    /// Not a tag.
+    /// Not a valid tag.
     #[error("{0:?} is not a virtio-fs tag: use 1 to 36 printable ASCII characters")]
     Tag(String),
-    /// Not a place for a share.
+    /// Not a valid path for a share.
     #[error("{0:?} is not a place for a share: use {BASE}/NAME, of lowercase letters and '-'")]
     Path(String),
-    /// Over the bound.
+    /// More than the limit.
     #[error("more than {} shares", limits::SHARES)]
     TooMany,
-    /// Something else is there.
+    /// Another share is mounted there.
     #[error("{path} has the share {mounted:?} already")]
     Other {
-        /// Where.
+        /// The path.
         path: PathBuf,
-        /// The tag of what is there.
+        /// The tag of the mounted share.
         mounted: String,
     },
-    /// The kernel refuses.
+    /// The kernel refuses the mount.
     #[error("cannot mount the virtio-fs device {tag:?} on {path}")]
     Mount {
         /// The tag.
         tag: String,
-        /// Where.
+        /// The path.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         #[source]
         source: io::Error,
     },
@@ -82,8 +82,9 @@ impl Share {
     }
 }
 
-/// Whether something may be mounted at this path: not over what the agent keeps beside it, whose
-/// names are `images`, `memory`, `state` and those of containers, which have digits.
+/// Returns whether something may be mounted at this path: not over the agent's own directories next
+/// to it, whose names are `images`, `memory`, `state` and those of containers, which contain
+/// digits.
 fn is_place(path: &str) -> bool {
     let name = path
         .strip_prefix(BASE)
@@ -97,21 +98,21 @@ fn is_place(path: &str) -> bool {
     })
 }
 
-/// Whether a path lies within a place for shares.
+/// Returns whether a path is below one where a share may be mounted.
 pub(crate) fn is_below_share(path: &Path) -> bool {
     path.ancestors()
         .skip(1)
         .any(|above| above.to_str().is_some_and(is_place))
 }
 
-/// What is mounted.
+/// The mounted shares.
 #[derive(Debug, Default)]
 pub struct Shares {
     mounted: Mutex<BTreeMap<PathBuf, String>>,
 }
 
 impl Shares {
-    /// Mounts a share, unless it is mounted there.
+    /// Mounts a share, unless it is already mounted there.
     ///
     /// # Errors
     ///
@@ -129,7 +130,7 @@ impl Shares {
             None if mounted.len() >= limits::SHARES => return Err(ShareError::TooMany),
             None => {}
         }
-        // Device nodes in a volume open nothing.
+        // Device nodes in a volume cannot be opened.
         let flags = MountFlags::NODEV;
         fs::create_dir_all(&share.path)
             .and_then(|()| Ok(mount(&share.tag, &share.path, "virtiofs", flags, c"")?))

@@ -13,23 +13,23 @@ const ROOT: &str = "/proc/sys";
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SysctlError {
-    /// Not a name of one.
+    /// Not a valid name.
     #[error("{0:?} is not the name of a kernel parameter, such as net.core.somaxconn")]
     Name(String),
-    /// Too long.
+    /// The value is too long.
     #[error("the value of {0} is longer than {limit} bytes", limit = limits::SYSCTL_BYTES)]
     Value(String),
-    /// Over the bound.
+    /// More than the limit.
     #[error("more than {} kernel parameters", limits::SYSCTLS)]
     TooMany,
-    /// The kernel does not know it, or does not take the value.
+    /// The kernel does not know it, or does not accept the value.
     #[error("cannot set {name} to {value:?}")]
     Kernel {
         /// The parameter.
         name: String,
         /// The value.
         value: String,
-        /// Why.
+        /// The cause.
         #[source]
         source: io::Error,
     },
@@ -44,7 +44,7 @@ pub struct Sysctl {
 }
 
 impl Sysctl {
-    /// Checks the parameters of a request; gives them in the order of their names.
+    /// Checks the parameters of a request; returns them sorted by name.
     ///
     /// # Errors
     ///
@@ -78,7 +78,7 @@ impl Sysctl {
     ///
     /// [`SysctlError::Kernel`].
     pub fn set(&self) -> Result<(), SysctlError> {
-        // One write: the kernel takes each as a whole value.
+        // One write: the kernel takes each write as a whole value.
         OpenOptions::new()
             .write(true)
             .open(&self.path)
@@ -91,35 +91,36 @@ impl Sysctl {
     }
 }
 
-/// Parameters of every guest, unless a request sets them.
+/// Default parameters of every guest, unless a request sets them.
 const USUAL: [(&str, &str); 13] = [
-    // Whoever a program runs as, it may listen on every port and send echo requests.
+    // A program of any user may listen on every port and send echo requests.
     ("net.ipv4.ip_unprivileged_port_start", "0"),
     ("net.ipv4.ping_group_range", "0 2147483647"),
-    // A program may reserve more than there is, as on each node that a kubelet has set up: a guest
-    // grows when memory is used, and what uses too much is ended for that.
+    // A program may reserve more memory than there is, as on each node that a kubelet has set up: a
+    // guest grows when memory is used, and a program that uses too much is killed for that.
     ("vm.overcommit_memory", "1"),
-    // The kernel derives these from the memory that it boots with, which is not what the guest
-    // grows to: as on a large host with systemd. Control groups are what bounds a container.
+    // The kernel derives these from the memory at boot, not from what the guest grows to. The
+    // values are those of a large host with systemd; containers are limited by control groups.
     ("kernel.threads-max", "4194304"),
     ("kernel.pid_max", "4194304"),
     ("fs.file-max", "9223372036854775807"),
-    // These, too: as on a host of 16 GiB. How many connections are tracked follows from the
-    // kernel's command line.
+    // The same applies to these: values of a host with 16 GiB. The number of tracked connections is
+    // set on the kernel's command line.
     ("net.ipv4.tcp_max_tw_buckets", "65536"),
     ("net.ipv4.tcp_max_orphans", "65536"),
     ("net.ipv4.tcp_max_syn_backlog", "1024"),
-    // As systemd has it on most nodes: search engines and databases want no less than 262144.
+    // As set by systemd on most nodes: search engines and databases require at least 262144.
     ("vm.max_map_count", "1048576"),
-    // As in a new network namespace of a node, on which a kubelet has set it.
+    // As in a new network namespace of a node where a kubelet has set it.
     ("net.ipv4.ip_forward", "1"),
-    // What the kernel does several times a second for memory that nobody uses, it does seldom:
-    // each time costs the host of an idle guest an exit.
+    // Work that the kernel does several times a second for unused memory is done rarely: each time
+    // costs the host of an idle guest an exit.
     ("vm.compaction_proactiveness", "0"),
     ("vm.stat_interval", "10"),
 ];
 
-/// Sets the parameters of every guest. A kernel that lacks one of them runs containers, too.
+/// Sets the default parameters of every guest. A kernel without one of them can still run
+/// containers.
 pub fn set_usual() {
     let wanted = USUAL.map(|(name, value)| (name.to_owned(), value.to_owned()));
     for sysctl in Sysctl::all(&HashMap::from(wanted)).into_iter().flatten() {
@@ -129,8 +130,8 @@ pub fn set_usual() {
     }
 }
 
-/// The file of a parameter: `a.b.c` is a/b/c, and `a/b.1/c` is too what it says, as sysctl(8) has
-/// it for interfaces with a dot in their names.
+/// Returns the file of a parameter: `a.b.c` is a/b/c, and `a/b.1/c` is a path already, as in
+/// sysctl(8) for interfaces with a dot in their names.
 fn path_of(name: &str) -> Option<PathBuf> {
     let separator = name.chars().find(|c| matches!(c, '.' | '/'))?;
     let mut path = PathBuf::from(ROOT);

@@ -1,8 +1,8 @@
-//! What a PID 1 owes its kernel and its host.
+//! The duties of PID 1 towards its kernel and its host.
 //!
-//! [`main`] runs once, when the kernel starts `/init`: it mounts ([`mounts`]), brings the
-//! loopback interface up, reaps ([`reaper`]), serves, and ends in
-//! [`power`]-off however things went. It must not know what containers are.
+//! [`main`] runs once, when the kernel starts `/init`: it mounts ([`mounts`]), brings the loopback
+//! interface up, reaps ([`reaper`]), serves, and ends in [`power`]-off whatever happens. It must
+//! not know about containers.
 
 pub mod mounts;
 pub mod power;
@@ -21,8 +21,8 @@ use crate::server::{self, Listeners};
 use crate::service::Service;
 use crate::stdio::Hub;
 
-/// Runs PID 1. Does not return while the machine lives: whatever fails here is written to
-/// the kernel's log and the guest powered off, so that the host sees an end and no hang.
+/// Runs PID 1. Does not return while the machine runs: any failure here is written to the kernel's
+/// log and the guest is powered off, so that the host sees an exit and not a hang.
 pub fn main() -> ExitCode {
     std::panic::set_hook(Box::new(|info| {
         crate::log::emergency(&format!("{info}"));
@@ -38,7 +38,7 @@ fn run() -> anyhow::Result<Infallible> {
     crate::log::init();
     raise_limits();
     if let Err(error) = network::loopback_up() {
-        // Containers without loopback are better than none.
+        // Running containers without loopback is better than running none.
         tracing::warn!(%error, "loopback interface is down");
     }
     tokio::runtime::Builder::new_current_thread()
@@ -48,12 +48,13 @@ fn run() -> anyhow::Result<Infallible> {
         .block_on(serve())
 }
 
-/// Descriptors that PID 1 may have open: streams of many processes add up. A launcher lowers
-/// it again, so that containers do not inherit it.
+/// Limit of open descriptors of PID 1: the streams of many processes add up. A launcher lowers it
+/// again, so that containers do not inherit it.
 const OPEN_FILES: u64 = 65_536;
 
-/// Containers inherit the others: the kernel derives them from the memory that it boots with, which
-/// is not what the guest grows to, and control groups are what bounds a container.
+/// Raises the limits of PID 1. Containers inherit those other than that of open files: the kernel
+/// derives them from the memory at boot, not from what the guest grows to, and containers are
+/// limited by control groups.
 fn raise_limits() {
     let both = |limit| Rlimit {
         current: limit,

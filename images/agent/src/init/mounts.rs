@@ -1,4 +1,4 @@
-//! The guest's own filesystems, and a root that can be neither written nor stuck to.
+//! The guest's own filesystems, and a root that is read-only and can be left with pivot_root(2).
 
 use std::ffi::CStr;
 use std::fs;
@@ -31,7 +31,7 @@ struct Entry {
 
 const NOSUID: MountFlags = MountFlags::NOSUID;
 const CLOSED: MountFlags = NOSUID.union(MountFlags::NOEXEC).union(MountFlags::NODEV);
-/// Filesystems without which no container can be run, in the order of mounting.
+/// Filesystems that are required to run containers, in the order of mounting.
 const MOUNTS: &[Entry] = &[
     Entry {
         target: "/proc",
@@ -93,7 +93,7 @@ const MOUNTS: &[Entry] = &[
 ///
 /// # Errors
 ///
-/// [`MountError`] for the first step that failed; the guest is of no use then.
+/// [`MountError`] for the first step that failed; the guest is unusable then.
 pub fn set_up() -> Result<(), MountError> {
     for path in ["/proc", "/sys", "/dev", "/run", "/tmp"] {
         make_dir(path)?;
@@ -110,7 +110,7 @@ pub fn set_up() -> Result<(), MountError> {
             entry.flags,
             entry.data,
         ) {
-            // The kernel has mounted it for us.
+            // The kernel has already mounted it.
             Ok(()) | Err(Errno::BUSY) => {}
             Err(error) => return Err(failed("mount", entry.target, error.into())),
         }
@@ -119,12 +119,12 @@ pub fn set_up() -> Result<(), MountError> {
         .map_err(|error| failed("enable controllers of", CGROUP_ROOT, error))
 }
 
-/// Makes the initramfs read-only, and the root a mount that has a parent.
+/// Makes the initramfs read-only, and gives the root mount a parent.
 ///
-/// Read-only, because the agent's own executable lies in it: a container process that got
-/// hold of `/proc/PID/exe` of a process which has not executed its command yet could
-/// overwrite the agent otherwise (CVE-2019-5736). A mount with a parent, because
-/// pivot_root(2) refuses to leave the kernel's initial root mount.
+/// Read-only, because it contains the agent's own executable: a container process that obtained
+/// `/proc/PID/exe` of a process that has not executed its command yet could otherwise overwrite the
+/// agent (CVE-2019-5736). A mount with a parent, because pivot_root(2) refuses to leave the
+/// kernel's initial root mount.
 fn seal_root() -> Result<(), MountError> {
     mount_bind("/", "/run").map_err(|e| failed("bind the root filesystem to", "/run", e.into()))?;
     chdir("/run").map_err(|e| failed("enter", "/run", e.into()))?;
@@ -141,7 +141,7 @@ fn make_dir(path: &'static str) -> Result<(), MountError> {
     }
 }
 
-/// Lets the children of `group` use every controller that `group` has.
+/// Enables every controller of `group` for its children.
 pub(crate) fn enable_controllers(group: &Path) -> io::Result<()> {
     let available = fs::read_to_string(group.join("cgroup.controllers"))?;
     let wanted: Vec<String> = available

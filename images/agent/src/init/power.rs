@@ -1,4 +1,4 @@
-//! The end of the guest.
+//! Power-off of the guest.
 
 use std::fs::OpenOptions;
 use std::os::unix::fs::FileExt;
@@ -6,20 +6,20 @@ use std::process::ExitCode;
 
 use rustix::system::{RebootCommand, reboot};
 
-/// The I/O port that podvisor's VMM watches for the guest's wish to power off.
+/// The I/O port that podvisor's VMM watches for the guest's request to power off.
 const POWER_OFF_PORT: u64 = 0x600;
-/// What to write there: sleep type 5 (soft off) and sleep enable, laid out as in ACPI's
-/// PM1 control register shifted right by eight.
+/// The value to write there: sleep type 5 (soft off) and sleep enable, in the layout of ACPI's PM1
+/// control register shifted right by eight.
 const POWER_OFF_VALUE: u8 = 0x34;
 
 /// Writes dirty data out and powers the guest off.
 ///
 /// Where the port does nothing (another VMM), the guest resets instead, which ends a VM too.
-/// Returns only if neither works: then the kernel panics on the exit of PID 1, and its
-/// `panic=` setting decides.
+/// Returns only if neither works: then the kernel panics because PID 1 exits, and its `panic=`
+/// setting applies.
 pub fn off() -> ExitCode {
     rustix::fs::sync();
-    // An error leads to the next way of ending.
+    // After an error, the next method is tried.
     let _ = OpenOptions::new()
         .write(true)
         .open("/dev/port")

@@ -1,8 +1,8 @@
-//! Reaps every process that becomes a child of PID 1, each exactly once, and tells who asked.
+//! Reaps every process that becomes a child of PID 1, each exactly once, and reports its exit to
+//! the tasks that wait for it.
 //!
-//! A process is claimed by its pid right after it was made. Between its making and the
-//! claim it may already have ended; so while a [`Launch`] is open, the statuses of
-//! processes that nobody has claimed are kept.
+//! A process is claimed by its pid directly after its creation. Between creation and claim it may
+//! already have ended; so while a [`Launch`] is open, the statuses of unclaimed processes are kept.
 
 use std::collections::HashMap;
 use std::convert::Infallible;
@@ -30,7 +30,7 @@ pub struct ProcessExit {
 /// Fires when a process has ended.
 pub type ExitWatch = watch::Receiver<Option<ProcessExit>>;
 
-/// Hands out the ends of processes. Clones share one state.
+/// Reports the exits of processes. Clones share one state.
 #[derive(Debug, Clone, Default)]
 pub struct Reaper {
     state: Arc<Mutex<State>>,
@@ -43,26 +43,26 @@ struct State {
     launches: usize,
 }
 
-/// A time in which children are made; see the module's documentation.
+/// A period in which children are created; see the module's documentation.
 #[derive(Debug)]
 pub struct Launch {
     reaper: Reaper,
 }
 
-/// A child of this process that was claimed.
+/// A claimed child of this process.
 #[derive(Debug)]
 pub struct Child {
-    /// Refers to the process also after its pid was reused; `None` if it ended before the claim.
+    /// Refers to the process even after its pid was reused; `None` if it ended before the claim.
     pub pidfd: Option<OwnedFd>,
     /// Fires when it has ended.
     pub exit: ExitWatch,
 }
 
-/// Starts to listen for `SIGCHLD`; the future reaps, and ends only by an error.
+/// Starts listening for `SIGCHLD`; the future reaps, and ends only with an error.
 ///
 /// # Errors
 ///
-/// When the signal handler cannot be installed.
+/// If the signal handler cannot be installed.
 pub fn start() -> io::Result<(Reaper, impl Future<Output = io::Error>)> {
     let reaper = Reaper::default();
     let mut signals = signal(SignalKind::child())?;
@@ -72,7 +72,7 @@ pub fn start() -> io::Result<(Reaper, impl Future<Output = io::Error>)> {
             let never: Result<Infallible, io::Error> = async {
                 loop {
                     reaper.reap()?;
-                    // Several children may end behind one signal; `reap` takes them all.
+                    // Several exits may be reported by one signal; `reap` takes them all.
                     signals.recv().await.ok_or(io::ErrorKind::BrokenPipe)?;
                 }
             }
@@ -85,7 +85,7 @@ pub fn start() -> io::Result<(Reaper, impl Future<Output = io::Error>)> {
 }
 
 impl Reaper {
-    /// Opens a time in which children are made.
+    /// Opens a period in which children are created.
     #[must_use]
     pub fn launch(&self) -> Launch {
         self.lock().launches += 1;
@@ -115,20 +115,20 @@ impl Reaper {
         }
     }
 
-    // A panic while the lock is held ends the agent, so that poison cannot be met.
+    // A panic while the lock is held ends the agent, so the lock is never poisoned.
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Launch {
-    /// Takes over a process that was made since the launch opened.
+    /// Claims a process that was created since the launch was opened.
     ///
     /// # Errors
     ///
-    /// `ESRCH` if no such child exists or has existed, else what pidfd_open(2) says.
+    /// `ESRCH` if no such child exists or has existed, otherwise the error of pidfd_open(2).
     pub fn claim(&self, pid: Pid) -> io::Result<Child> {
-        // Under the lock nothing is reaped, so `pid` cannot come to mean another process.
+        // Under the lock nothing is reaped, so `pid` cannot be reused for another process.
         let mut state = self.reaper.lock();
         if let Some(exit) = state.unclaimed.remove(&pid) {
             let (_, exit) = watch::channel(Some(exit));
@@ -155,7 +155,7 @@ impl Drop for Launch {
 }
 
 impl ProcessExit {
-    /// `None` for a process that was stopped or continued.
+    /// Returns the exit with the current time; `None` for a process that was stopped or continued.
     fn now(status: WaitStatus) -> Option<Self> {
         let status = match (status.exit_status(), status.terminating_signal()) {
             (Some(code), _) => ExitStatus::Code(u8::try_from(code).ok()?),
@@ -169,7 +169,7 @@ impl ProcessExit {
     }
 }
 
-/// The wall clock in nanoseconds since 1970-01-01 UTC; 0 before that.
+/// Returns the wall-clock time in nanoseconds since 1970-01-01 UTC; 0 before that.
 pub(crate) fn now_ns() -> u64 {
     let since = SystemTime::now()
         .duration_since(UNIX_EPOCH)
@@ -181,7 +181,7 @@ pub(crate) fn now_ns() -> u64 {
 ///
 /// # Errors
 ///
-/// `BrokenPipe` when the reaper is gone, which ends the agent.
+/// `BrokenPipe` if the reaper is gone, which ends the agent.
 pub async fn ended(exit: &mut ExitWatch) -> io::Result<ProcessExit> {
     let exit = exit
         .wait_for(Option::is_some)

@@ -1,11 +1,11 @@
-//! What a process submits to at last: its user namespace, its working directory, the container's
+//! The last restrictions of a process: its user namespace, its working directory, the container's
 //! seccomp filter and the loss of capabilities.
 //!
-//! libcontainer 0.7 has filters for a container's own process alone, and takes capabilities away
-//! before it calls back, while without `no_new_privs` only a process with `CAP_SYS_ADMIN` may
-//! install a filter, and none without it enters a user namespace. Nor does it make a working
-//! directory, which may lie in a volume that only a container's own process sees. If one of
-//! these is needed, none of it is passed to libcontainer, and all is done here.
+//! libcontainer 0.7 applies filters only to a container's own process, and drops capabilities
+//! before it calls back, while only a process with `CAP_SYS_ADMIN` may enter a user namespace or,
+//! without `no_new_privs`, install a filter. Nor does it create a working directory, which may be
+//! in a volume that only the container's own process sees. If one of these is needed, none of it is
+//! passed to libcontainer, and all is done here.
 
 use std::fs::DirBuilder;
 use std::io;
@@ -22,11 +22,11 @@ use serde::{Deserialize, Serialize};
 use super::entry::{LoadedStep, UserEntry, UserStep};
 use crate::seccomp::Filter;
 
-/// What a process still has to submit to before its command runs.
+/// The restrictions that are still to be applied to a process before its command runs.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Confinement {
     users: Option<UserStep>,
-    /// Working directory, made where it is missing.
+    /// Working directory, created if it is missing.
     directory: Option<PathBuf>,
     /// File with the compiled filter.
     filter: Option<PathBuf>,
@@ -35,8 +35,8 @@ pub struct Confinement {
 }
 
 impl Confinement {
-    /// Takes out of a container's own `process` what has to wait for its mounts, for the filter in
-    /// the file `filter` and for the user namespace that it enters.
+    /// Takes out of a container's own `process` everything that has to wait for its mounts, for the
+    /// filter in the file `filter` and for the user namespace that it enters.
     #[must_use]
     pub fn take_own(
         process: &mut Process,
@@ -51,8 +51,8 @@ impl Confinement {
         }
     }
 
-    /// Takes out of a further `process` what has to wait for the filter in the file `filter` and
-    /// for the user namespace that it enters, where there is one of them.
+    /// Takes out of an additional `process` everything that has to wait for the filter in the file
+    /// `filter` and for the user namespace that it enters, if there is one of them.
     #[must_use]
     pub fn take(
         process: &mut Process,
@@ -79,7 +79,7 @@ impl Confinement {
         }
     }
 
-    /// Opens and reads what it needs while that can be seen.
+    /// Opens and reads the files that it needs while they are visible.
     pub(super) fn load(self) -> anyhow::Result<LoadedConfinement> {
         let filter = self.filter.map(|filter| Filter::load(&filter));
         Ok(LoadedConfinement {
@@ -94,7 +94,7 @@ impl Confinement {
     }
 }
 
-/// A [`Confinement`] that needs no file any more.
+/// A [`Confinement`] that needs no more files.
 #[derive(Debug, Clone)]
 pub(super) struct LoadedConfinement {
     users: Option<LoadedStep>,
@@ -105,8 +105,8 @@ pub(super) struct LoadedConfinement {
 }
 
 impl LoadedConfinement {
-    /// Puts this process where its command runs, with the rights that decide what it finds. There
-    /// is no way back, so it is called once; [`Self::submit`] follows.
+    /// Moves this process to where its command runs, with the rights that determine what it can
+    /// access. This is irreversible, so it is called once; [`Self::submit`] follows.
     pub(super) fn enter(&self) -> anyhow::Result<()> {
         if let Some(users) = &self.users {
             users.enter()?;
@@ -121,7 +121,7 @@ impl LoadedConfinement {
         }
     }
 
-    /// Submits to a filter that cannot wait for the command.
+    /// Installs a filter that cannot wait for the command.
     pub(super) fn submit(&self) -> anyhow::Result<()> {
         let Some(filter) = self.early_filter() else {
             return Ok(());
@@ -133,17 +133,18 @@ impl LoadedConfinement {
         self.drop_capabilities()
     }
 
-    /// The filter that the command is executed with.
+    /// Returns the filter that is installed when the command is executed.
     pub(super) fn late_filter(&self) -> Option<&Filter> {
         self.filter.as_ref().filter(|_| self.no_new_privileges)
     }
 
-    /// Without `no_new_privs` it takes a capability that the command does not have.
+    /// Returns the filter if it has to be installed early: without `no_new_privs`, installation
+    /// takes a capability that the command does not have.
     fn early_filter(&self) -> Option<&Filter> {
         self.filter.as_ref().filter(|_| !self.no_new_privileges)
     }
 
-    /// Makes those effective that the command has.
+    /// Makes only those capabilities effective that the command has.
     fn suspend_capabilities(&self) -> anyhow::Result<()> {
         let Some(wanted) = &self.capabilities else {
             return Ok(());
@@ -167,7 +168,7 @@ impl LoadedConfinement {
     }
 }
 
-/// Goes to a directory, which is root's where it has to be made, as in other runtimes.
+/// Changes to a directory; if it has to be created, it belongs to root, as in other runtimes.
 fn enter_directory(path: &Path) -> io::Result<()> {
     match std::env::set_current_dir(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
@@ -178,7 +179,7 @@ fn enter_directory(path: &Path) -> io::Result<()> {
         }
         other => other?,
     }
-    // One that a descriptor leads to may be outside of the root.
+    // A directory reached through a descriptor may be outside of the root.
     let entered = rustix::process::getcwd(Vec::new())?;
     match entered.as_bytes().starts_with(b"/") {
         true => Ok(()),

@@ -1,8 +1,8 @@
-//! The way into a user namespace, the last of those that a process enters.
+//! Entry into a user namespace, the last namespace that a process enters.
 //!
-//! Until then it has the rights of the guest's root: libcontainer makes mounts, devices and control
-//! groups with them, and is told of no other user. From then on it has rights in the namespace
-//! alone, over mounts among others, and becomes its user there.
+//! Until then it has the rights of the guest's root: libcontainer uses them to create mounts,
+//! devices and control groups, and knows of no other user. From then on it has rights only in the
+//! namespace, over mounts among others, and becomes its user there.
 
 use std::fs::{self, File};
 use std::io;
@@ -24,26 +24,26 @@ use serde::{Deserialize, Serialize};
 
 use crate::container::users::Owner;
 
-/// Where the container's devices are.
+/// Where the container has its devices.
 const DEV: &str = "/dev";
 
-/// Where its terminals are, a file system of its own.
+/// Where its terminals are, a separate file system.
 const TERMINALS: &str = "/dev/pts";
 
 /// A user namespace to enter.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct UserEntry {
-    /// Where the guest's root opens it.
+    /// The path under which the guest's root opens it.
     pub namespace: PathBuf,
-    /// The container's mounts, and its view of control groups, become the namespace's.
+    /// Whether the container's mounts, and its view of control groups, become the namespace's.
     pub owns_mounts: bool,
-    /// Who gets what libcontainer has made in /dev, if that is the container's own.
+    /// The new owner of what libcontainer has created in /dev, if that is the container's own.
     pub dev: Option<Owner>,
-    /// Who gets the process's terminal, by the guest's number.
+    /// The new owner of the process's terminal, as an id of the guest.
     pub uid: u32,
 }
 
-/// A user namespace to enter, and who to be in it.
+/// A user namespace to enter, and the user to become in it.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct UserStep {
     entry: UserEntry,
@@ -51,7 +51,7 @@ pub(super) struct UserStep {
 }
 
 impl UserStep {
-    /// Takes the user out of `process`, which is the guest's root until it enters.
+    /// Takes the user out of `process`, which runs as the guest's root until it enters.
     pub(super) fn take(process: &mut Process, entry: UserEntry) -> Self {
         let user = process.user().clone();
         let root = process.user_mut();
@@ -59,7 +59,7 @@ impl UserStep {
         Self { entry, user }
     }
 
-    /// Opens the namespace while it can be seen.
+    /// Opens the namespace while its path is visible.
     pub(super) fn load(self) -> anyhow::Result<LoadedStep> {
         let namespace =
             File::open(&self.entry.namespace).context("cannot open the user namespace")?;
@@ -73,7 +73,7 @@ impl UserStep {
     }
 }
 
-/// A [`UserStep`] that needs no file any more.
+/// A [`UserStep`] that needs no more files.
 #[derive(Debug, Clone)]
 pub(super) struct LoadedStep {
     namespace: Arc<File>,
@@ -84,13 +84,13 @@ pub(super) struct LoadedStep {
 }
 
 impl LoadedStep {
-    /// Enters the namespace for good. All capabilities in it are there afterwards, whoever the user
-    /// is.
+    /// Enters the namespace permanently. Afterwards the process has all capabilities in it,
+    /// whatever its user.
     pub(super) fn enter(&self) -> anyhow::Result<()> {
         if let Some(owner) = self.dev {
             give_dev(owner).context("cannot give /dev to the container")?;
         }
-        // In the namespace, nobody has rights over what the guest's root owns.
+        // In the namespace, no process has rights over what the guest's root owns.
         let stdin = io::stdin();
         if isatty(&stdin) {
             fchown(&stdin, Some(Uid::from_raw(self.guest_uid)), None)
@@ -115,20 +115,20 @@ impl LoadedStep {
     }
 }
 
-/// Makes `owner` the owner of what the guest's root has in the container's /dev.
+/// Makes `owner` the owner of everything that the guest's root owns in the container's /dev.
 fn give_dev(owner: Owner) -> io::Result<()> {
     give_entries(Path::new(DEV), owner)?;
     match rustix::fs::statfs(TERMINALS) {
         Ok(about) if about.f_type == libc::DEVPTS_SUPER_MAGIC => {
             give_entries(Path::new(TERMINALS), owner)
         }
-        // None, or those of a volume.
+        // No terminals, or those of a volume.
         Ok(_) | Err(_) => Ok(()),
     }
 }
 
-/// Makes `owner` the owner of `dir` and what the guest's root has in it and below, but for other
-/// mounts.
+/// Makes `owner` the owner of `dir` and everything that the guest's root owns in and below it,
+/// except for other mounts.
 fn give_entries(dir: &Path, owner: Owner) -> io::Result<()> {
     let meta = fs::symlink_metadata(dir)?;
     let mut found = vec![dir.to_owned()];

@@ -19,15 +19,16 @@ use rustix::io::Errno;
 use super::confinement::LoadedConfinement;
 use super::{Failure, Report};
 
-/// Where commands are looked for when the process has no PATH, as execvp(3) has it for us.
+/// Where commands are looked up if the process has no PATH; the directories that execvp(3) would
+/// use.
 const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
-/// Finds the command, reports at creation if it cannot be run, and runs it at the start.
+/// Finds the command, reports at creation if it cannot be run, and executes it at the start.
 #[derive(Debug, Clone)]
 pub(super) struct Command {
     report: Arc<File>,
     confinement: Option<LoadedConfinement>,
-    /// What is executed.
+    /// The path that is executed.
     path: OnceLock<CString>,
 }
 
@@ -47,7 +48,7 @@ impl Command {
         }
     }
 
-    /// Reports here, before libcontainer turns the failure into text of its own.
+    /// Reports a failure before libcontainer replaces its message.
     fn refuse(&self, failure: Failure, message: String) -> ExecutorValidationError {
         Report::failed(failure, message.clone()).send(&self.report);
         ExecutorValidationError::ArgValidationError(message)
@@ -64,12 +65,12 @@ impl Executor for Command {
             done.map_err(|error| self.refuse(Failure::Other, format!("{error:#}")))
         };
         confined(LoadedConfinement::enter)?;
-        // Before any filter, which may forbid to look.
+        // Before any filter is installed, which may forbid the lookup.
         let found = find(name, path_of(process));
         confined(LoadedConfinement::submit)?;
         let unusable = match found {
             Ok(path) => {
-                // A path of the specification holds no NUL.
+                // A path in the specification contains no NUL.
                 if let Ok(path) = CString::new(path.into_os_string().into_vec()) {
                     let _ = self.path.set(path);
                 }
@@ -94,13 +95,13 @@ impl Executor for Command {
         Err(self.refuse(failure, message))
     }
 
-    /// Nothing: the command gets its environment with the execve(2).
+    /// Does nothing: the command gets its environment from execve(2).
     fn setup_envs(&self, _: HashMap<String, String>) -> Result<(), ExecutorSetEnvsError> {
         Ok(())
     }
 
-    /// Returns an error only for what `validate` has let through; there is nobody any more to
-    /// report to but the container's own standard error.
+    /// Returns an error only for what `validate` has accepted; by then it can be reported only to
+    /// the container's own standard error.
     fn exec(&self, spec: &Spec) -> Result<(), ExecutorError> {
         let (process, name) = command_of(spec).ok_or(ExecutorError::InvalidArg)?;
         let strings = |list: &Option<Vec<String>>| -> Result<Vec<CString>, ExecutorError> {
@@ -114,7 +115,7 @@ impl Executor for Command {
         let confinement = self.confinement.as_ref();
         let filter = confinement.and_then(LoadedConfinement::late_filter);
         let error = crate::sys::execve(path, &args, &env, filter);
-        // The same codes as a shell's.
+        // The same codes as in a shell.
         eprintln!("podvisor: cannot execute {name}: {}", explain(&error));
         std::process::exit(if error.raw_os_error() == Some(libc::ENOENT) {
             127
@@ -145,8 +146,8 @@ fn path_of(process: &Process) -> &str {
         .unwrap_or(DEFAULT_PATH)
 }
 
-/// Looks for a command as execvp(3) does: a name with a slash is a path, any other is looked
-/// for in each directory of `path`, an empty one meaning the working directory.
+/// Looks up a command as execvp(3) does: a name with a slash is a path, any other is searched for
+/// in each directory of `path`, where an empty one means the working directory.
 fn find(name: &str, path: &str) -> Result<PathBuf, Unusable> {
     if name.contains('/') {
         return usable(Path::new(name)).map(|()| PathBuf::from(name));
@@ -175,7 +176,7 @@ fn usable(path: &Path) -> Result<(), Unusable> {
     if !metadata.is_file() {
         return Err(Unusable::NotExecutable("it is no regular file"));
     }
-    // Only a clear refusal counts.
+    // Only a definite refusal counts.
     if metadata.permissions().mode() & 0o111 == 0
         || accessat(CWD, path, Access::EXEC_OK, AtFlags::EACCESS) == Err(Errno::ACCESS)
     {
@@ -206,7 +207,8 @@ mod tests {
         directory
     }
 
-    /// What a process writes that is made from `process`, as a container's own, under a filter.
+    /// Returns the output of a process created from `process`, as a container's own, under a
+    /// filter.
     fn run(process: &Value, filter: Option<&Value>) -> std::process::Output {
         let filter = filter.map(|profile| {
             let file = tempfile::NamedTempFile::new().unwrap();

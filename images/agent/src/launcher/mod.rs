@@ -1,13 +1,12 @@
-//! The agent executed anew, single-threaded, to call libcontainer.
+//! The launcher: the agent executed again, single-threaded, to call libcontainer.
 //!
-//! libcontainer forks and does much between fork and exec, which is only safe in a process
-//! with one thread and nothing else going on. So PID 1 executes itself with
-//! [`SUBCOMMAND`] and a [`LaunchRequest`], the process's standard streams already in place (or a
-//! console socket to send the terminal through), and a pipe on which exactly one [`Report`]
-//! line counts: the first. Processes are made as siblings of the launcher, so they are
-//! children of PID 1 from the start.
+//! libcontainer forks and does much between fork and exec, which is only safe in a process with a
+//! single thread. So PID 1 executes itself with [`SUBCOMMAND`] and a [`LaunchRequest`], with the
+//! process's standard streams already in place (or a console socket to send the terminal through),
+//! and a pipe on which exactly one [`Report`] line counts: the first. Processes are created as
+//! siblings of the launcher, so they are children of PID 1 from the start.
 //!
-//! This module is what runs in the launcher; `container::launch` is PID 1's side.
+//! This module runs in the launcher; `container::launch` is PID 1's side.
 
 mod confinement;
 mod entry;
@@ -38,74 +37,75 @@ pub const SUBCOMMAND: &str = "launch";
 /// Longest line of a report, in bytes.
 pub const REPORT_BYTES: usize = limits::ERROR_BYTES + 1024;
 
-/// What PID 1 orders.
+/// A request of PID 1.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct LaunchRequest {
     /// libcontainer's name of the container, short and unique within the guest.
     pub name: String,
-    /// Directory of libcontainer's states; for an exec one of its own.
+    /// Directory of libcontainer's states; an exec has a separate one.
     pub state: PathBuf,
     /// Socket to which the terminal's master is sent, for a process with a terminal.
     pub console: Option<PathBuf>,
     /// The inherited descriptor of the report pipe.
     pub report_fd: i32,
-    /// What libcontainer is not told of, for a process with a seccomp filter or a user namespace.
+    /// The restrictions that are not passed to libcontainer, for a process with a seccomp filter or
+    /// a user namespace.
     pub confinement: Option<Confinement>,
-    /// Which process.
+    /// The process to create.
     pub kind: Kind,
 }
 
-/// Which process to make.
+/// The process to create.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum Kind {
     /// A container's own, from the bundle in this directory; it waits to be started.
     Create {
-        /// Holds config.json.
+        /// Contains config.json.
         bundle: PathBuf,
     },
-    /// A further one in a running container; it starts at once.
+    /// An additional one in a running container; it starts immediately.
     Exec {
-        /// File that holds the process object.
+        /// File with the process object.
         process: PathBuf,
         /// The container's own process, in the guest's pid namespace.
         init: u32,
     },
 }
 
-/// How it went.
+/// The result of a launch.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Report {
     /// The process exists.
     Made {
-        /// In the guest's pid namespace.
+        /// Its id in the guest's pid namespace.
         pid: i32,
     },
-    /// It could not be made.
+    /// The process could not be created.
     Failed {
-        /// What was wrong.
+        /// The kind of failure.
         failure: Failure,
-        /// For people.
+        /// The message for users.
         message: String,
     },
 }
 
-/// Kinds of failure that callers tell apart.
+/// Kinds of failure that callers distinguish.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Failure {
     /// There is no such command in the container.
     CommandNotFound,
     /// The command cannot be executed.
     CommandNotExecutable,
-    /// Anything else.
+    /// Any other failure.
     Other,
 }
 
 impl Report {
-    /// Writes the report as one line; of several, the reader takes the first.
+    /// Writes the report as one line; if there are several, the reader takes the first.
     fn send(&self, mut pipe: &File) {
         if let Ok(mut line) = serde_json::to_vec(self) {
             line.push(b'\n');
-            // The reader is gone only when PID 1 is.
+            // The reader is gone only if PID 1 is.
             let _ = pipe.write_all(&line);
         }
     }
@@ -116,13 +116,13 @@ impl Report {
     }
 }
 
-/// Runs the launcher with the request of its command line.
+/// Runs the launcher with the request on its command line.
 pub fn main(request: Option<String>) -> ExitCode {
     crate::log::init();
     let prepared = request.context("no request was given").and_then(|json| {
         let request: LaunchRequest =
             serde_json::from_str(&json).context("the request is malformed")?;
-        // Opened anew rather than taken over: a number is all that is known of it.
+        // Reopened instead of taken over: only its number is known.
         let pipe = File::options()
             .write(true)
             .open(format!("/proc/self/fd/{}", request.report_fd))
@@ -148,8 +148,8 @@ pub fn main(request: Option<String>) -> ExitCode {
     }
 }
 
-/// Open files of a process whose specification sets no limit: what it starts with, and what
-/// it may raise it to.
+/// Limits of open files of a process whose specification sets none: the initial limit, and the one
+/// up to which it may raise it.
 const OPEN_FILES: Rlimit = Rlimit {
     current: Some(1024),
     maximum: Some(524_288),
@@ -185,8 +185,8 @@ fn make(request: LaunchRequest, pipe: &Arc<File>) -> anyhow::Result<i32> {
     Ok(made?.as_raw())
 }
 
-/// The control group that a container's process has made below its own and gone to: with
-/// controllers for such groups, the container's own takes no process any more.
+/// Returns the control group that a container's process has created below its own and moved to: if
+/// such groups have controllers, the container's own accepts no more processes.
 fn nested_group(name: &str, init: u32) -> Option<String> {
     let init = Pid::from_raw(i32::try_from(init).ok()?)?;
     Cgroup::new(name).nested(init)

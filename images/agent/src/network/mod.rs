@@ -1,8 +1,9 @@
-//! The guest's network: interfaces, addresses, neighbours and routes, as the host plans them.
+//! The guest's network: interfaces, addresses, neighbours and routes, as planned by the host.
 //!
-//! A request becomes a [`plan`], which is checked as a whole; then it is carried out over
-//! `netlink`, in the network namespace that the containers of the guest share. Carrying out the
-//! same plan again changes nothing. Knows no containers, and nothing of what is behind a card.
+//! A request becomes a [`plan`], which is checked as a whole; then it is applied over `netlink`, in
+//! the network namespace that the containers of the guest share. Applying the same plan again
+//! changes nothing. Knows nothing about containers, or about the networks that the cards are
+//! connected to.
 
 mod netlink;
 pub mod plan;
@@ -17,7 +18,7 @@ use plan::{Interface, Neighbour, Plan, Prefix, Route};
 
 use crate::uevent::Uevents;
 
-/// How long a card may take to appear; the host plugs it in before it asks for it.
+/// How long a card may take to appear; the host plugs it in before it requests it.
 const PLUG_TIMEOUT: Duration = Duration::from_secs(10);
 
 // <linux/rtnetlink.h>, <linux/if_link.h>, <linux/if_addr.h>, <linux/neighbour.h>
@@ -52,24 +53,24 @@ const IFINFOMSG_BYTES: usize = 16;
 /// `lo` has index 1 in every network namespace.
 const LOOPBACK_INDEX: u32 = 1;
 
-/// The network cannot be brought into the planned state.
+/// The network cannot be configured as planned.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum NetworkError {
     /// No such card.
     #[error("no network card with the MAC address {mac} within {} s: plug it in first", PLUG_TIMEOUT.as_secs())]
     Missing {
-        /// What was looked for.
+        /// The MAC address that was looked for.
         mac: String,
     },
-    /// The kernel refuses.
+    /// The kernel refuses a change.
     #[error("cannot {action} {object}")]
     Kernel {
-        /// What was tried.
+        /// The action that failed.
         action: &'static str,
-        /// On what.
+        /// The object of the action.
         object: String,
-        /// What the kernel said.
+        /// The kernel's error.
         #[source]
         source: io::Error,
     },
@@ -87,16 +88,16 @@ fn kernel(action: &'static str, object: impl ToString) -> impl FnOnce(io::Error)
 ///
 /// # Errors
 ///
-/// What the kernel answers, such as `EPERM`.
+/// The kernel's error, such as `EPERM`.
 pub fn loopback_up() -> io::Result<()> {
     Netlink::open()?.call(link(LOOPBACK_INDEX, true))
 }
 
-/// Brings the network of the current namespace into the planned state.
+/// Configures the network of the current namespace as planned.
 ///
 /// # Errors
 ///
-/// [`NetworkError`] for the first thing that failed; what came before it stays.
+/// [`NetworkError`] for the first thing that failed; what was done before it stays.
 pub async fn apply(plan: &Plan) -> Result<(), NetworkError> {
     if plan.interfaces.is_empty() {
         return Ok(());
@@ -116,7 +117,7 @@ pub async fn apply(plan: &Plan) -> Result<(), NetworkError> {
     for (interface, index) in &cards {
         bring_up(&mut netlink, interface, *index)?;
     }
-    // A plan has neighbours and routes of its own interfaces alone.
+    // A plan has only neighbours and routes of its own interfaces.
     let index_of = |name: &str| {
         let named = cards.iter().find(|(interface, _)| interface.name == name);
         named.map(|(_, index)| *index)
@@ -137,7 +138,7 @@ pub async fn apply(plan: &Plan) -> Result<(), NetworkError> {
     Ok(())
 }
 
-/// An interface as the kernel has it.
+/// An interface as reported by the kernel.
 #[derive(Debug, PartialEq, Eq)]
 struct Link {
     index: u32,
@@ -171,7 +172,7 @@ fn read_link(body: &[u8]) -> Option<Link> {
     })
 }
 
-/// The interface's card; waits for it to appear.
+/// Finds the interface's card; waits for it to appear.
 async fn find(netlink: &mut Netlink, wanted: &Interface) -> Result<Link, NetworkError> {
     let mut look = || -> Result<Option<Link>, NetworkError> {
         let links = links(netlink)?;
@@ -179,14 +180,15 @@ async fn find(netlink: &mut Netlink, wanted: &Interface) -> Result<Link, Network
             let present = wanted.present_mac.is_some_and(|mac| link.mac == mac);
             link.mac == wanted.mac || present
         };
-        // A bridge or VLAN that a container made can have its card's address, and a later index.
+        // A bridge or VLAN that a container has created can have its card's address, and a later
+        // index.
         let with_mac = links.into_iter().filter(is_wanted);
         Ok(with_mac.min_by_key(|link| (link.mac != wanted.mac, link.index)))
     };
     if let Some(card) = look()? {
         return Ok(card);
     }
-    // Listen first and look again, so that no event falls between the two.
+    // Listen first and then look again, so that no event is missed in between.
     let events = Uevents::open().map_err(kernel("watch for", "network cards"))?;
     let appears = async {
         loop {
@@ -207,7 +209,8 @@ async fn find(netlink: &mut Netlink, wanted: &Interface) -> Result<Link, Network
         })
 }
 
-/// Gives the cards their names; another interface that has one of them gets a spare one first.
+/// Gives the cards their names; another interface that has one of them is renamed to a spare one
+/// first.
 fn rename(netlink: &mut Netlink, cards: &[(&Interface, u32)]) -> Result<(), NetworkError> {
     let links = links(netlink)?;
     for (interface, index) in cards {
@@ -240,8 +243,8 @@ fn set_name(netlink: &mut Netlink, index: u32, name: &str) -> Result<(), Network
 fn bring_up(netlink: &mut Netlink, interface: &Interface, index: u32) -> Result<(), NetworkError> {
     let name = &interface.name;
     if interface.addresses.iter().any(|a| a.address.is_ipv6()) {
-        // Its link-local address is to be there at once too; one that comes late is better than
-        // no network.
+        // Its link-local address should be usable immediately too, but one that comes late is
+        // better than no network.
         let path = format!("/proc/sys/net/ipv6/conf/{name}/accept_dad");
         if let Err(error) = fs::write(path, "0") {
             tracing::warn!(%name, %error, "failed to disable duplicate address detection");
@@ -260,7 +263,7 @@ fn bring_up(netlink: &mut Netlink, interface: &Interface, index: u32) -> Result<
     Ok(())
 }
 
-/// A change of an interface.
+/// Creates a message that changes an interface.
 fn link(index: u32, up: bool) -> Message {
     let mut body = [0; IFINFOMSG_BYTES];
     body[4..8].copy_from_slice(&index.to_ne_bytes());
@@ -271,7 +274,7 @@ fn link(index: u32, up: bool) -> Message {
     Message::new(RTM_NEWLINK, 0, &body)
 }
 
-/// A new address, usable at once.
+/// Creates a message that adds an address, usable immediately.
 fn address(prefix: Prefix, index: u32) -> Message {
     let link_local = match prefix.address {
         IpAddr::V4(address) => address.is_link_local(),
@@ -310,8 +313,8 @@ fn neighbour_message(neighbour: &Neighbour, index: u32) -> Message {
 
 fn add_route(netlink: &mut Netlink, route: &Route, index: u32) -> io::Result<()> {
     match netlink.call(route_message(route, index, 0)) {
-        // A gateway that no address' network holds, as some plugins have it: on the link all
-        // the same.
+        // A gateway that is in no address' network, as some plugins configure it: it is on the link
+        // nevertheless.
         Err(error)
             if route.gateway.is_some()
                 && matches!(

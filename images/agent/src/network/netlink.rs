@@ -1,6 +1,6 @@
-//! A socket to the kernel's routing tables, and the messages that go over it (rtnetlink(7)).
+//! A netlink socket for the kernel's routing tables, and its messages (rtnetlink(7)).
 //!
-//! Knows the frame of messages and their attributes, not what they mean.
+//! Knows the framing of messages and their attributes, not their meaning.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -12,9 +12,9 @@ use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
 const NLM_F_REQUEST: u16 = 0x1;
 const NLM_F_ACK: u16 = 0x4;
 const NLM_F_DUMP: u16 = 0x300;
-/// Replace what is there.
+/// Replace an existing object.
 pub(super) const NLM_F_REPLACE: u16 = 0x100;
-/// Create what is not there.
+/// Create a missing object.
 pub(super) const NLM_F_CREATE: u16 = 0x400;
 
 const NLMSG_ERROR: u16 = 2;
@@ -22,12 +22,12 @@ const NLMSG_DONE: u16 = 3;
 
 /// `struct nlmsghdr`: length, kind, flags, sequence, port.
 const HEADER_BYTES: usize = 16;
-/// The kernel's dumps come in pieces of at most this.
+/// Maximum size of one piece of the kernel's dumps.
 const RECEIVE_BYTES: usize = 32 << 10;
-/// Messages that answer one dump; each of our networks is far smaller.
+/// Maximum number of messages that answer one dump; each of our networks is far smaller.
 const MAX_ANSWERS: usize = 65_536;
 
-/// A message in the making.
+/// A message to be sent.
 #[derive(Debug)]
 pub(super) struct Message {
     bytes: Vec<u8>,
@@ -35,7 +35,7 @@ pub(super) struct Message {
 }
 
 impl Message {
-    /// A message whose fixed part, such as `struct ifinfomsg`, is `body`.
+    /// Creates a message whose fixed part, such as `struct ifinfomsg`, is `body`.
     pub(super) fn new(kind: u16, flags: u16, body: &[u8]) -> Self {
         let mut bytes = vec![0; 4];
         bytes.extend_from_slice(&kind.to_ne_bytes());
@@ -86,12 +86,12 @@ impl Netlink {
         })
     }
 
-    /// Sends a message and waits for the kernel's word on it, which comes at once.
+    /// Sends a message and waits for the kernel's acknowledgement, which comes immediately.
     pub(super) fn call(&mut self, message: Message) -> io::Result<()> {
         self.exchange(message, NLM_F_ACK, |_, _| ())
     }
 
-    /// Asks for a table; `each` sees the kind and the contents of every message of the answer.
+    /// Requests a table; `each` gets the kind and the contents of every message of the answer.
     pub(super) fn dump(
         &mut self,
         message: Message,
@@ -131,7 +131,7 @@ impl Netlink {
     }
 }
 
-/// Reads what one receive gave; `Some` when the answer has ended.
+/// Reads the data of one receive; `Some` if the answer is complete.
 fn read_answer(
     mut bytes: &[u8],
     sequence: u32,
@@ -145,7 +145,7 @@ fn read_answer(
         };
         if u32_at(header, 8) == Some(sequence) {
             match kind {
-                // Both begin with an error number, of which 0 means done.
+                // Both start with an error number, of which 0 means done.
                 NLMSG_ERROR | NLMSG_DONE => {
                     return Some(match u32_at(body, 0).map(u32::cast_signed) {
                         Some(0) => Ok(()),
@@ -161,7 +161,7 @@ fn read_answer(
     None
 }
 
-/// The value of the attribute `wanted` among those that follow a message's fixed part.
+/// Returns the value of the attribute `wanted` among those that follow a message's fixed part.
 pub(super) fn attribute(message: &[u8], fixed: usize, wanted: u16) -> Option<&[u8]> {
     let mut rest = message.get(fixed..)?;
     loop {
@@ -206,7 +206,7 @@ mod tests {
     #[test]
     fn the_kernels_refusal_is_an_error_with_its_number() {
         let mut netlink = Netlink::open().unwrap();
-        // RTM_NEWLINK for an interface that nobody has.
+        // RTM_NEWLINK for an interface that does not exist.
         let mut body = [0; 16];
         body[4..8].copy_from_slice(&i32::MAX.to_ne_bytes());
         let error = netlink.call(Message::new(16, 0, &body)).unwrap_err();

@@ -1,36 +1,36 @@
-//! What a request says about the guest's network, checked before anything is changed.
+//! The network configuration of a request, checked before anything is changed.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use podvisor_agent_protocol::{api, limits};
 
-/// A request that the agent does not take.
+/// A request that the agent does not accept.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PlanError {
-    /// Over the bound.
+    /// More than the limit.
     #[error("more than {limit} {what}")]
     TooMany {
-        /// Of what.
+        /// The objects.
         what: &'static str,
-        /// The bound.
+        /// The limit.
         limit: usize,
     },
     /// Malformed.
     #[error("{text:?} is not a valid {what}")]
     Invalid {
-        /// What it should be.
+        /// The expected form.
         what: &'static str,
-        /// What it is.
+        /// The given text.
         text: String,
     },
-    /// Two interfaces with one name or one card.
+    /// Two interfaces with the same name or the same card.
     #[error("duplicate interface {0:?}")]
     Double(String),
     /// A route through an interface that the request does not configure.
     #[error("route {destination} goes through {interface:?}, which is not configured")]
     UnknownInterface {
-        /// Where to.
+        /// The destination.
         destination: Prefix,
         /// The name given.
         interface: String,
@@ -38,17 +38,17 @@ pub enum PlanError {
     /// A neighbour on an interface that the request does not configure.
     #[error("neighbour {address} is on {interface:?}, which is not configured")]
     UnknownNeighbourInterface {
-        /// Who.
+        /// The neighbour's address.
         address: IpAddr,
         /// The name given.
         interface: String,
     },
-    /// A gateway of the other family.
+    /// A gateway of the other address family.
     #[error("route {destination} has the gateway {gateway} of another address family")]
     Family {
-        /// Where to.
+        /// The destination.
         destination: Prefix,
-        /// Through.
+        /// The gateway.
         gateway: IpAddr,
     },
 }
@@ -81,7 +81,7 @@ impl Prefix {
         parse().ok_or_else(|| invalid(what, text))
     }
 
-    /// The network's address: host bits are 0.
+    /// Returns the network's address: host bits are 0.
     pub(super) fn network(self) -> IpAddr {
         match self.address {
             IpAddr::V4(address) => {
@@ -99,7 +99,7 @@ impl Prefix {
         }
     }
 
-    /// The broadcast address of an IPv4 network that has room for one.
+    /// Returns the broadcast address of an IPv4 network that has room for one.
     pub(super) fn broadcast(self) -> Option<Ipv4Addr> {
         let IpAddr::V4(address) = self.address else {
             return None;
@@ -109,12 +109,12 @@ impl Prefix {
     }
 }
 
-/// A network interface to be.
+/// A network interface to configure.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Interface {
-    /// Which card.
+    /// The address that identifies the card.
     pub mac: [u8; 6],
-    /// The address that the card has until it gets `mac`.
+    /// The address that the card has before it gets `mac`.
     pub present_mac: Option<[u8; 6]>,
     /// The name it gets.
     pub name: String,
@@ -124,21 +124,21 @@ pub struct Interface {
     pub mtu: Option<u32>,
 }
 
-/// A route to be.
+/// A route to add.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Route {
-    /// Where to.
+    /// The destination.
     pub destination: Prefix,
-    /// Through; `None`: on the link.
+    /// The gateway; `None`: on the link.
     pub gateway: Option<IpAddr>,
     /// Name of one of the plan's interfaces.
     pub interface: String,
 }
 
-/// A static neighbour to be.
+/// A static neighbour to add.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Neighbour {
-    /// Who.
+    /// The neighbour's address.
     pub address: IpAddr,
     /// Its hardware address.
     pub mac: [u8; 6],
@@ -146,7 +146,7 @@ pub struct Neighbour {
     pub interface: String,
 }
 
-/// The guest's network to be.
+/// The planned network of the guest.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Plan {
     /// In the order of the request.
@@ -206,7 +206,7 @@ impl Interface {
         };
         let mac = mac(&wanted.mac)?;
         let name = &wanted.name;
-        // What the kernel takes (dev_valid_name), and what no sysctl path trips over.
+        // Names that the kernel accepts (dev_valid_name) and that are safe in a sysctl path.
         let valid = (1..=limits::INTERFACE_NAME_BYTES).contains(&name.len())
             && name
                 .bytes()

@@ -1,4 +1,4 @@
-//! Plans carried out in a network namespace of their own, on its only interface.
+//! Applies plans in a separate network namespace, on its only interface.
 
 use std::fs;
 
@@ -6,7 +6,7 @@ use podvisor_agent_protocol::api;
 
 use super::*;
 
-/// Runs `work` in a fresh network namespace, or says that this needs root.
+/// Runs `work` in a new network namespace, or reports that this needs root.
 fn in_namespace(work: impl AsyncFnOnce() + Send + 'static) {
     let thread = std::thread::spawn(move || {
         crate::sys::unshare_network().expect("a network namespace: run this test as root");
@@ -21,7 +21,7 @@ fn in_namespace(work: impl AsyncFnOnce() + Send + 'static) {
     }
 }
 
-/// The loopback interface of the namespace plays the card: its address is all zero.
+/// The loopback interface of the namespace stands in for the card: its address is all zero.
 fn plan(name: &str, mtu: u32, addresses: &[&str], routes: &[(&str, &str)]) -> Plan {
     let interface = api::Interface {
         mac: "00:00:00:00:00:00".into(),
@@ -63,7 +63,7 @@ fn a_plan_is_carried_out_and_carrying_it_out_again_changes_nothing() {
             ],
         );
         apply(&plan).await.unwrap();
-        // Routes to addresses of version 6 are the kernel's, which it adds in its own time.
+        // Routes to IPv6 addresses are the kernel's, which adds them asynchronously.
         let planned_v6 = || {
             let table = table("ipv6_route");
             table
@@ -95,7 +95,7 @@ fn a_plan_is_carried_out_and_carrying_it_out_again_changes_nothing() {
         assert!(has("0000080A", "00000000"), "{first}");
         let addresses = table("if_inet6");
         let own = addresses.lines().find(|line| line.starts_with("fd09"));
-        // No longer tentative (0x40), and without detection of doubles (0x02).
+        // No longer tentative (0x40), and without duplicate address detection (0x02).
         let flags = own.unwrap().split_ascii_whitespace().nth(4).unwrap();
         let flags = u8::from_str_radix(flags, 16).unwrap();
         assert_eq!(flags & 0x42, 0x02, "{addresses}");
@@ -151,7 +151,7 @@ fn a_gateway_that_answers_no_question_is_a_neighbour() {
             })
             .unwrap()
         };
-        // Another one takes the place of the first.
+        // Another one replaces the first.
         for last in ["0b", "0c", "0c"] {
             apply(&plan(last)).await.unwrap();
             let neighbours = ip("neighbour show nud permanent");

@@ -1,15 +1,15 @@
-//! Architectures of the guest's kernel, and their numbers of system calls.
+//! Architectures of the guest's kernel, and their system call numbers.
 
 use oci_spec::runtime::LinuxSeccompOperator;
 use syscalls::{x86, x86_64};
 
 use super::program::Condition;
 
-/// What the kernel tells a filter that a call was made as.
+/// The architecture of a call, as the kernel reports it to a filter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Architecture {
     X86_64,
-    /// Programs of 32 bits.
+    /// 32-bit programs.
     X86,
 }
 
@@ -18,7 +18,7 @@ pub(super) enum Architecture {
 pub(super) struct Multiplexed {
     /// The number of the other call.
     pub(super) call: u32,
-    /// That its first argument asks for this one.
+    /// The condition that its first argument selects this one.
     pub(super) function: Condition,
 }
 
@@ -39,7 +39,7 @@ impl Architecture {
         self == Self::X86_64
     }
 
-    /// The number of the call of this name, if there is one.
+    /// Returns the number of the call of this name, if there is one.
     pub(super) fn number(self, name: &str) -> Option<u32> {
         match self {
             Self::X86_64 => Some(name.parse::<x86_64::Sysno>().ok()?.id().cast_unsigned()),
@@ -47,7 +47,7 @@ impl Architecture {
         }
     }
 
-    /// The other way to a call: C libraries of 32 bits made these through one number until
+    /// Returns the other way to make a call: 32-bit C libraries made these through one number until
     /// Linux 4.3.
     pub(super) fn multiplexed(self, name: &str) -> Option<Multiplexed> {
         if self == Self::X86_64 {

@@ -1,4 +1,4 @@
-//! A compiled filter: stored beside a container, and installed.
+//! A compiled filter: stored next to a container, and installed.
 
 use std::io;
 use std::path::Path;
@@ -23,7 +23,7 @@ impl Filter {
     ///
     /// # Errors
     ///
-    /// Those of writing.
+    /// Errors of writing.
     pub fn store(&self, path: &Path) -> io::Result<()> {
         let flags = self.flags().to_ne_bytes().into_iter();
         let instructions = self.instructions.iter().flat_map(|instruction| {
@@ -39,7 +39,7 @@ impl Filter {
     ///
     /// # Errors
     ///
-    /// Those of reading, and `InvalidData` for a file of another shape.
+    /// Errors of reading, and `InvalidData` for a file of another form.
     pub fn load(path: &Path) -> io::Result<Self> {
         let bytes = std::fs::read(path)?;
         let invalid = || io::Error::from(io::ErrorKind::InvalidData);
@@ -64,7 +64,8 @@ impl Filter {
         })
     }
 
-    /// Submits the calling thread, and what it starts, to the filter; there is no way back.
+    /// Installs the filter for the calling thread and everything that it starts; this is
+    /// irreversible.
     ///
     /// # Errors
     ///

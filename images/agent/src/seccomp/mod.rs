@@ -1,20 +1,20 @@
 //! Seccomp profiles of the OCI runtime specification, compiled to the filters that the kernel runs.
 //!
 //! [`compile`] turns a profile into a classic BPF [`Filter`] (seccomp(2)): one binary search over
-//! the system calls' numbers for each architecture, and the conditions on arguments behind the
-//! numbers that have some (`calls` resolves names, `program` knows instructions). [`Filter`]
-//! is stored beside the container's specification and installed by the launcher, for the
-//! container's first process and for all that follow.
+//! the system call numbers for each architecture, followed by the conditions on arguments for the
+//! numbers that have some (`calls` resolves names, `program` knows instructions). [`Filter`] is
+//! stored next to the container's specification and installed by the launcher, for the container's
+//! first process and for all that follow.
 //!
-//! libseccomp takes a multiple of the time for the same; tests compare the filters of both.
+//! libseccomp takes several times as long for the same; tests compare the filters of both.
 //!
 //! # What a profile means
 //!
-//! A rule without conditions decides its system calls, whatever other rules say of them. Of
-//! the rules with conditions the first that holds decides, and all of a rule's conditions must
-//! hold. Names that an architecture does not have are skipped, and so are architectures that the
-//! guest does not have: profiles are written for several. A call of an architecture that the
-//! profile does not name kills the thread.
+//! A rule without conditions decides its system calls, whatever other rules say about them. Of the
+//! rules with conditions the first that holds decides, and all of a rule's conditions must hold.
+//! Names that an architecture does not have are skipped, and so are architectures that the guest
+//! does not have: profiles are written for several. A call of an architecture that the profile does
+//! not name kills the thread.
 
 mod calls;
 mod filter;
@@ -33,20 +33,20 @@ pub use filter::Filter;
 pub(crate) use program::Instruction;
 use program::{Condition, Leaf, Rule};
 
-/// A profile that cannot be a filter.
+/// A profile that cannot be compiled to a filter.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ProfileError {
-    /// There is nobody in the guest who could be notified.
+    /// Notification is requested, but no process in the guest could be notified.
     #[error("seccomp profile: SCMP_ACT_NOTIFY has nobody to notify in a guest")]
     Notify,
-    /// A condition on an argument that no system call has.
+    /// A condition on an argument that system calls do not have.
     #[error("seccomp profile: system calls have arguments 0 to 5, not {0}")]
     Argument(usize),
-    /// An error code beyond what a filter can return.
+    /// An error code larger than a filter can return.
     #[error("seccomp profile: error {0} is above 4095")]
     Errno(u32),
-    /// More than the kernel takes.
+    /// More instructions than the kernel accepts.
     #[error(
         "seccomp profile: its filter has {0} instructions, the kernel takes {MAX_INSTRUCTIONS}: \
          name fewer system calls with conditions"
@@ -57,7 +57,7 @@ pub enum ProfileError {
 /// `BPF_MAXINSNS` of the kernel.
 const MAX_INSTRUCTIONS: usize = 4096;
 
-/// The largest error code that the kernel takes (`MAX_ERRNO`).
+/// The largest error code that the kernel accepts (`MAX_ERRNO`).
 const MAX_ERRNO: u32 = 4095;
 
 const EPERM: u32 = libc::EPERM.cast_unsigned();
@@ -75,7 +75,7 @@ pub fn compile(profile: &LinuxSeccomp) -> Result<Filter, ProfileError> {
     if named(Arch::ScmpArchX86) {
         architectures.push(Architecture::X86);
     }
-    // The guest's kernel has no calls of x32: a program that may try them learns just that.
+    // The guest's kernel has no x32 calls: a program that may try them gets just that error.
     let x32 = if named(Arch::ScmpArchX32) {
         program::errno(ENOSYS)
     } else {
@@ -104,7 +104,7 @@ pub fn compile(profile: &LinuxSeccomp) -> Result<Filter, ProfileError> {
     })
 }
 
-/// What a filter returns for an action of a profile.
+/// Returns the filter's return value for an action of a profile.
 fn action(action: LinuxSeccompAction, errno: Option<u32>) -> Result<u32, ProfileError> {
     let errno = errno.unwrap_or(EPERM);
     let checked = || {
@@ -132,7 +132,7 @@ fn action(action: LinuxSeccompAction, errno: Option<u32>) -> Result<u32, Profile
 struct ParsedRule<'a> {
     names: &'a [String],
     action: u32,
-    /// One of these must hold; without any the rule holds always.
+    /// One of these must hold; without any the rule always holds.
     alternatives: Vec<Vec<Condition>>,
 }
 
@@ -150,7 +150,7 @@ impl<'a> ParsedRule<'a> {
                 .take(i)
                 .any(|earlier| earlier.argument == condition.argument)
         };
-        // As in every other runtime: several conditions on one argument are alternatives.
+        // As in other runtimes: several conditions on one argument are alternatives.
         let alternatives = if conditions.iter().enumerate().any(twice) {
             conditions
                 .iter()
@@ -182,20 +182,20 @@ fn condition(arg: &LinuxSeccompArg) -> Result<Condition, ProfileError> {
     })
 }
 
-/// What is decided for the numbers of one architecture; others get the default.
+/// Returns the decisions for the numbers of one architecture; others get the default.
 fn leaves(
     architecture: Architecture,
     rules: &[ParsedRule<'_>],
     default: u32,
 ) -> BTreeMap<u32, Leaf> {
     let mut leaves = BTreeMap::new();
-    // A rule that says what happens anyway is none, as in libseccomp.
+    // A rule with the default action is ignored, as in libseccomp.
     for rule in rules.iter().filter(|rule| rule.action != default) {
         for name in rule.names {
             if let Some(number) = architecture.number(name) {
                 add(&mut leaves, number, rule.action, &rule.alternatives);
             }
-            // Arguments of a multiplexed call are in memory, out of a filter's sight.
+            // Arguments of a multiplexed call are in memory, which a filter cannot read.
             if let (Some(Multiplexed { call, function }), true) =
                 (architecture.multiplexed(name), rule.alternatives.is_empty())
             {

@@ -1,7 +1,7 @@
-//! Classic BPF as seccomp(2) has it: instructions, and how a filter is put together of them.
+//! Classic BPF for seccomp(2): instructions, and the assembly of filters.
 //!
-//! Nothing here jumps backwards, and each piece ends in a return, so pieces are joined front to
-//! back and a jump's distance is the length of what lies between.
+//! No instruction jumps backwards, and each piece ends in a return, so pieces are joined front to
+//! back and a jump's distance is the length of what is in between.
 
 use std::collections::BTreeMap;
 
@@ -40,7 +40,7 @@ pub(super) fn errno(errno: u32) -> u32 {
     0x0005_0000 | (errno & 0xffff)
 }
 
-/// A tracer is asked, and told `data`.
+/// A tracer is notified, with `data`.
 pub(super) fn trace(data: u32) -> u32 {
     0x7ff0_0000 | (data & 0xffff)
 }
@@ -50,7 +50,7 @@ const NUMBER: u32 = 0;
 const ARCHITECTURE: u32 = 4;
 const ARGUMENTS: u32 = 16;
 
-/// Numbers of x32 have this bit, under the architecture of x86_64.
+/// x32 numbers have this bit, under the architecture of x86_64.
 const X32_BIT: u32 = 0x4000_0000;
 
 /// A comparison of one argument.
@@ -61,7 +61,7 @@ pub(super) struct Condition {
     pub(super) operator: Operator,
     /// For a masked comparison, the mask.
     pub(super) value: u64,
-    /// For a masked comparison, what must be left under the mask.
+    /// For a masked comparison, the expected result after masking.
     pub(super) value_two: u64,
 }
 
@@ -72,11 +72,11 @@ pub(super) struct Rule {
     pub(super) action: u32,
 }
 
-/// What is decided for one system call.
+/// The decision for one system call.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Leaf {
     Always(u32),
-    /// The first that holds, or the default.
+    /// The first rule that holds, or the default.
     Rules(Vec<Rule>),
 }
 
@@ -89,8 +89,8 @@ fn statement(code: u16, k: u32) -> Instruction {
     }
 }
 
-/// `code` compares with `k`; `then` follows at once, and `otherwise` behind it, when the comparison
-/// says `holds` and when it does not.
+/// `code` compares with `k`; `otherwise`, for a comparison that does not hold, follows directly,
+/// and `then`, for one that holds, follows it.
 fn branch(
     code: u16,
     k: u32,
@@ -105,7 +105,7 @@ fn branch(
             jf: 0,
             k,
         }),
-        // A conditional jump reaches 255 instructions, a plain one all of them.
+        // A conditional jump reaches 255 instructions, an unconditional one all of them.
         Err(_) => {
             joined.push(Instruction {
                 code,
@@ -124,7 +124,7 @@ fn branch(
     joined
 }
 
-/// The whole filter: calls of other architectures kill the thread, calls of x32 get `x32`.
+/// Assembles the whole filter: calls of other architectures kill the thread, x32 calls get `x32`.
 pub(super) fn assemble(
     tables: &[(Architecture, BTreeMap<u32, Leaf>)],
     default: u32,
@@ -144,7 +144,7 @@ pub(super) fn assemble(
     rest
 }
 
-/// What is decided from a number on, up to the next entry's.
+/// The decision from a number on, up to the number of the next entry.
 type Range = (u32, Vec<Instruction>);
 
 fn ranges(architecture: Architecture, leaves: &BTreeMap<u32, Leaf>, default: u32) -> Vec<Range> {
@@ -171,7 +171,7 @@ fn ranges(architecture: Architecture, leaves: &BTreeMap<u32, Leaf>, default: u32
     ranges
 }
 
-/// A binary search for the number in the accumulator.
+/// Returns a binary search for the number in the accumulator.
 fn search(ranges: &[Range], default: u32) -> Vec<Instruction> {
     match ranges {
         [] => vec![statement(RET_K, default)],
@@ -189,7 +189,7 @@ fn search(ranges: &[Range], default: u32) -> Vec<Instruction> {
     }
 }
 
-/// The first rule that holds, or the default.
+/// Returns code for the first rule that holds, or the default.
 fn conditional(architecture: Architecture, rules: &[Rule], default: u32) -> Vec<Instruction> {
     let mut code = Vec::new();
     for rule in rules {
@@ -205,7 +205,7 @@ fn conditional(architecture: Architecture, rules: &[Rule], default: u32) -> Vec<
     code
 }
 
-/// Falls through where the condition holds, else jumps past itself and `rest` more.
+/// Falls through if the condition holds, otherwise jumps past itself and `rest` more instructions.
 fn compare(architecture: Architecture, condition: &Condition, rest: usize) -> Vec<Instruction> {
     let offset = ARGUMENTS + 8 * u32::from(condition.argument);
     let (low, high) = (|value: u64| value as u32, |value: u64| (value >> 32) as u32);
@@ -216,7 +216,8 @@ fn compare(architecture: Architecture, condition: &Condition, rest: usize) -> Ve
         ..
     } = *condition;
     let mut steps = Vec::new();
-    // The upper half decides, or leaves it to the lower one. Programs of 32 bits have none.
+    // The upper half decides, or leaves the decision to the lower one. Arguments of 32-bit programs
+    // have none.
     if architecture.is_64_bit() {
         let high_value = high(value);
         steps.push(Step::Load(offset + 4));
@@ -278,11 +279,11 @@ fn compare(architecture: Architecture, condition: &Condition, rest: usize) -> Ve
     steps.into_iter().enumerate().map(instruction).collect()
 }
 
-/// Of a comparison.
+/// A step of a comparison.
 enum Step {
     Load(u32),
     Mask(u32),
-    /// Instruction, value, where to when it holds and when it does not.
+    /// Instruction, value, and where to go if it holds and if it does not.
     Test(u16, u32, Go, Go),
 }
 

@@ -1,4 +1,4 @@
-//! Filters are run here, and held against libseccomp's for the same profile.
+//! Runs filters here, and compares them with libseccomp's for the same profile.
 
 use std::io::{Read as _, Seek as _};
 
@@ -40,7 +40,7 @@ impl Call {
     }
 }
 
-/// What a filter returns.
+/// Returns the result of a filter.
 fn run(filter: &[Instruction], call: &Call) -> u32 {
     let (mut at, mut accumulator) = (0, 0);
     loop {
@@ -55,7 +55,7 @@ fn run(filter: &[Instruction], call: &Call) -> u32 {
             JMP_JGT_K => jump(accumulator > k),
             JMP_JGE_K => jump(accumulator >= k),
             RET_K => return k,
-            // libseccomp's: a test of bits, and a return of the accumulator are not used by it.
+            // libseccomp uses neither a test of bits nor a return of the accumulator.
             _ => panic!("unknown instruction {code:#x}"),
         }
     }
@@ -97,7 +97,7 @@ fn scmp_compare(arg: &LinuxSeccompArg) -> ScmpArgCompare {
     ScmpArgCompare::new(arg.index().try_into().unwrap(), operator, datum)
 }
 
-/// The filter that libseccomp makes of a profile, as runc asks it to.
+/// Returns the filter that libseccomp generates for a profile, called as runc does.
 fn reference(profile: &LinuxSeccomp) -> Vec<Instruction> {
     let default = scmp_action(profile.default_action(), profile.default_errno_ret());
     let mut context = ScmpFilterContext::new(default).unwrap();
@@ -146,7 +146,7 @@ fn reference(profile: &LinuxSeccomp) -> Vec<Instruction> {
         .collect()
 }
 
-/// Arguments at and around what conditions of the profile compare with.
+/// Arguments at and around the values in the conditions of the profile.
 fn interesting(profile: &LinuxSeccomp) -> Vec<u64> {
     let mut values = vec![0, 1, u64::MAX, 1 << 32];
     for arg in profile
@@ -175,7 +175,7 @@ fn assert_same(profile: &LinuxSeccomp) {
     let (ours, theirs) = (compile(profile).unwrap().instructions, reference(profile));
     let values = interesting(profile);
     for architecture in [X86_64, X86, AARCH64] {
-        // The arguments of programs of 32 bits have 32 bits.
+        // The arguments of 32-bit programs have 32 bits.
         let width = if architecture == X86 {
             u64::from(u32::MAX)
         } else {
@@ -241,7 +241,7 @@ fn any_condition() -> impl Strategy<Value = Value> {
     })
 }
 
-/// A rule for each name at most: where conditions of several rules hold, who wins is ours to say.
+/// At most one rule for each name: if conditions of several rules hold, our own precedence applies.
 fn any_profile() -> impl Strategy<Value = Value> {
     let action = || {
         select(vec![
@@ -262,8 +262,9 @@ fn any_profile() -> impl Strategy<Value = Value> {
     let named = prop::collection::vec(any::<bool>(), NAMES.len());
     let kinds = (any::<bool>(), any::<bool>());
     (action(), rules, named, kinds).prop_map(|(default, rules, named, (x86, conditional))| {
-        // Conditions on multiplexed calls are tested by themselves. Beside multiplexed calls, x86
-        // has no conditions at all: libseccomp 2.5.4 then compares the architecture with numbers.
+        // Conditions on multiplexed calls are tested separately. If there are multiplexed calls,
+        // x86 has no conditions at all: libseccomp 2.5.4 then compares the architecture with
+        // numbers.
         let multiplexed = |name| Architecture::X86.multiplexed(name).is_some();
         let rules: Vec<Value> = (rules.into_iter().zip(NAMES).zip(named))
             .filter(|((_, name), named)| *named && !(x86 && conditional && multiplexed(name)))
@@ -303,7 +304,7 @@ proptest! {
     }
 }
 
-/// As a container's usual profile is: hundreds of calls, more than a conditional jump reaches.
+/// As in a typical profile of a container: hundreds of calls, more than a conditional jump reaches.
 #[test]
 fn a_filter_of_all_calls_decides_as_libseccomps_does() {
     let names = x86_names();
@@ -318,7 +319,7 @@ fn a_filter_of_all_calls_decides_as_libseccomps_does() {
     })));
 }
 
-/// Those that libseccomp knows too.
+/// The names that libseccomp knows too.
 fn x86_names() -> Vec<String> {
     (0..450)
         .filter_map(|number| {

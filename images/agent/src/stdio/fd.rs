@@ -18,12 +18,12 @@ pub struct Endpoint {
 impl Endpoint {
     /// Takes over a descriptor and makes it non-blocking.
     ///
-    /// Non-blocking is a property of the open file, which must therefore not be shared
-    /// with the process: it is so for a pipe's other end and for a terminal's slave.
+    /// Non-blocking is a property of the open file, which must therefore not be shared with the
+    /// process: that holds for a pipe's other end and for a terminal's slave.
     ///
     /// # Errors
     ///
-    /// When the descriptor cannot be polled (a regular file).
+    /// If the descriptor cannot be polled (a regular file).
     pub fn new(fd: OwnedFd) -> io::Result<Self> {
         let flags = fcntl_getfl(&fd)?;
         fcntl_setfl(&fd, flags | OFlags::NONBLOCK)?;
@@ -37,11 +37,11 @@ impl Endpoint {
         })
     }
 
-    /// Reads what is there, waiting for at least a byte; 0 is the end of output.
+    /// Reads available bytes, and waits for at least one; 0 is the end of output.
     ///
     /// # Errors
     ///
-    /// What read(2) says, except for the two ways in which a terminal ends.
+    /// Errors of read(2), except for the two with which a terminal ends.
     pub async fn read(&self, buffer: &mut [u8]) -> io::Result<usize> {
         loop {
             let mut ready = self.fd.readable().await?;
@@ -52,7 +52,7 @@ impl Endpoint {
         }
     }
 
-    /// Reads what is there without waiting; `None` if there is nothing now.
+    /// Reads available bytes without waiting; `None` if there are none now.
     ///
     /// # Errors
     ///
@@ -65,11 +65,11 @@ impl Endpoint {
         }
     }
 
-    /// Writes all bytes, waiting for room as often as need be.
+    /// Writes all bytes, and waits for room as often as necessary.
     ///
     /// # Errors
     ///
-    /// What write(2) says: `BrokenPipe` when the process has closed its end.
+    /// Errors of write(2): `BrokenPipe` if the process has closed its end.
     pub async fn write_all(&self, mut bytes: &[u8]) -> io::Result<()> {
         while !bytes.is_empty() {
             let mut ready = self.fd.writable().await?;

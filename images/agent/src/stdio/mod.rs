@@ -1,10 +1,10 @@
-//! Joins the standard streams of processes to the host's connections.
+//! Connects the standard streams of processes to the host's connections.
 //!
-//! The host opens a connection per stream and names it by a [`StreamId`]; a request names
-//! the same id. The [`Hub`] brings the two together, in whichever order they come, and
-//! [`relay`] then moves the bytes. [`fd`] is a pipe or terminal in the event loop.
+//! The host opens a connection per stream and names it by a [`StreamId`]; a request names the same
+//! id. The [`Hub`] brings the two together, in whichever order they arrive, and [`relay`] then
+//! moves the bytes. [`fd`] is a pipe or terminal in the event loop.
 //!
-//! Knows neither containers nor vsock: a [`Connection`] is anything that carries bytes.
+//! Knows nothing about containers and vsock: a [`Connection`] is anything that carries bytes.
 
 pub mod fd;
 pub mod relay;
@@ -25,7 +25,7 @@ use tokio::sync::oneshot;
 /// How long a connection may take to send its stream id.
 const GREETING_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// What carries a stream's bytes: half-close is `poll_shutdown`.
+/// A transport for a stream's bytes: half-close is `poll_shutdown`.
 pub trait Carrier: AsyncRead + AsyncWrite + Send + Sync + Unpin {}
 impl<T: AsyncRead + AsyncWrite + Send + Sync + Unpin> Carrier for T {}
 
@@ -37,29 +37,30 @@ pub type Connection = Box<dyn Carrier>;
 #[error("stream id is in use: draw a fresh one for each stream")]
 pub struct StreamInUse;
 
-/// Meeting place of connections and of the requests that name them. Clones share one state.
+/// Pairs connections with the requests that name them. Clones share one state.
 #[derive(Clone, Default)]
 pub struct Hub {
     streams: Arc<Mutex<HashMap<StreamId, Waiting>>>,
 }
 
-/// Which of the two is there and waits for the other.
+/// The one of the two that came first and waits for the other.
 enum Waiting {
     Connection(Connection, Arc<()>),
     Claim(oneshot::Sender<Connection>, Arc<()>),
 }
 
 impl Hub {
-    /// An empty meeting place.
+    /// Creates an empty hub.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Reads the stream id that a new connection begins with and takes the connection in.
+    /// Reads the stream id that a new connection starts with, and stores the connection.
     ///
-    /// What is no stream id, comes too late, is one too many or a double is closed: only the
-    /// host can connect, and an answer to its mistake would be read as the stream's bytes.
+    /// A connection with an invalid id, one that comes too late, exceeds the limit or repeats an id
+    /// is closed: only the host can connect, and an answer to its mistake would be read as the
+    /// stream's bytes.
     pub async fn greet(&self, mut connection: Connection) {
         let mut id = [0; StreamId::LEN];
         match tokio::time::timeout(GREETING_TIMEOUT, connection.read_exact(&mut id)).await {
@@ -79,7 +80,7 @@ impl Hub {
         };
         tokio::time::sleep(limits::STREAM_CLAIM_TIMEOUT).await;
         let mut streams = self.lock();
-        // The id may have been claimed since, and even be in use again.
+        // The id may have been claimed in the meantime, and even be in use again.
         if let Some(Waiting::Connection(_, waiting)) = streams.get(&id)
             && Arc::ptr_eq(waiting, &token)
         {
@@ -88,7 +89,7 @@ impl Hub {
         }
     }
 
-    /// Gives the connection to its claim, or keeps it under the returned token.
+    /// Passes the connection to its claim, or keeps it under the returned token.
     fn insert(&self, id: StreamId, connection: Connection) -> Option<Arc<()>> {
         let mut streams = self.lock();
         let waiting = streams
@@ -107,7 +108,7 @@ impl Hub {
             }
             Entry::Occupied(occupied) if matches!(occupied.get(), Waiting::Claim(..)) => {
                 if let Waiting::Claim(claim, _) = occupied.remove() {
-                    // A claim that was given up in this instant needs no connection.
+                    // A claim that was cancelled in this instant needs no connection.
                     drop(claim.send(connection));
                 }
                 None
@@ -119,7 +120,7 @@ impl Hub {
         }
     }
 
-    /// Asks for the connection named `id`; the claim resolves when it is there.
+    /// Claims the connection named `id`; the claim resolves when it arrives.
     ///
     /// # Errors
     ///
@@ -133,7 +134,7 @@ impl Hub {
             }
             Entry::Occupied(occupied) if matches!(occupied.get(), Waiting::Connection(..)) => {
                 if let Waiting::Connection(connection, _) = occupied.remove() {
-                    // The receiver is in this very function.
+                    // The receiver is in this very function, so this cannot fail.
                     drop(sender.send(connection));
                 }
             }
@@ -147,7 +148,7 @@ impl Hub {
         })
     }
 
-    // A panic while the lock is held ends the agent, so that poison cannot be met.
+    // A panic while the lock is held ends the agent, so the lock is never poisoned.
     fn lock(&self) -> MutexGuard<'_, HashMap<StreamId, Waiting>> {
         self.streams.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -161,7 +162,7 @@ impl std::fmt::Debug for Hub {
     }
 }
 
-/// A request's wait for its connection; dropping it gives the id free.
+/// A request's wait for its connection; dropping it releases the id.
 #[derive(Debug)]
 pub struct Claim {
     id: StreamId,
@@ -189,7 +190,7 @@ impl Future for Claim {
 impl Drop for Claim {
     fn drop(&mut self) {
         let mut streams = self.hub.lock();
-        // The id may be in use again since this claim was answered.
+        // The id may have been used again since this claim was answered.
         if let Some(Waiting::Claim(_, token)) = streams.get(&self.id)
             && Arc::ptr_eq(token, &self.token)
         {
@@ -211,7 +212,7 @@ mod tests {
         let (mut host, guest) = duplex(64);
         let hub = hub.clone();
         let task = tokio::spawn(async move { hub.greet(Box::new(guest)).await });
-        // The pipe is longer than an id, so that this does not wait.
+        // The pipe's buffer is longer than an id, so this does not wait.
         host.write_all(id.as_bytes()).await.unwrap();
         (host, task)
     }

@@ -1,8 +1,8 @@
 //! Moves bytes between a process and the host.
 //!
-//! Back-pressure is the kernel's: nothing is read before what was read has been written, so
-//! at most one buffer per direction is in the agent's memory. A stream whose connection has
-//! not come yet leaves the output in the pipe.
+//! Back-pressure is left to the kernel: nothing is read before the previous bytes have been
+//! written, so at most one buffer per direction is in the agent's memory. A stream whose connection
+//! has not come yet leaves the output in the pipe.
 
 use std::io;
 use std::time::Duration;
@@ -17,31 +17,31 @@ use crate::init::reaper::{ExitWatch, ended};
 /// A pipe holds 64 KiB by default: one read empties it.
 const BUFFER: usize = 64 << 10;
 
-/// A terminal delivers what a process wrote a moment later, by a kernel worker. So the
-/// silence after the process's end has to last this long to be the end of its output.
+/// A terminal delivers output a moment after a process wrote it, by a kernel worker. So after the
+/// process has ended, its output is complete only after a silence of this length.
 const TERMINAL_SETTLE: Duration = Duration::from_millis(100);
 
-/// How the end of a process shows in what can be read from its output.
+/// When output that was written before the end of a process can be read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// What was written before the end can be read at the end.
+    /// Everything written before the end can be read at the end.
     Pipe,
-    /// What was written before the end can be read soon after the end.
+    /// Everything written before the end can be read soon after the end.
     Terminal,
 }
 
 /// Carries a process's output to the host until the output ends.
 ///
-/// The output ends when nobody can write to it any more, or when the process has ended and
-/// all that was written by then is delivered. Processes that it left behind may still hold
-/// the pipe: they write into the void from then on, and get no `SIGPIPE`.
+/// The output ends when no process can write to it any more, or when the process has ended and
+/// everything written until then is delivered. Processes that it left behind may still hold the
+/// pipe: their output is discarded from then on, and they get no `SIGPIPE`.
 pub async fn output(source: Endpoint, kind: Kind, mut exit: ExitWatch, claim: Claim) {
     let mut sink = claim.await.ok();
     deliver(&source, kind, &mut exit, &mut sink).await;
     discard(source).await;
 }
 
-/// Joins a terminal to its one connection, both ways.
+/// Connects a terminal to its one connection, both ways.
 pub async fn terminal(master: Endpoint, mut exit: ExitWatch, claim: Claim) {
     let Ok(connection) = claim.await else {
         return discard(master).await;
@@ -50,7 +50,7 @@ pub async fn terminal(master: Endpoint, mut exit: ExitWatch, claim: Claim) {
     let mut sink = Some(writer);
     let typing = async {
         type_in(&master, reader).await;
-        // The terminal's output goes on without its input.
+        // The terminal's output continues without its input.
         std::future::pending::<()>().await;
     };
     tokio::select! {
@@ -72,8 +72,8 @@ pub async fn input(sink: Endpoint, mut exit: ExitWatch, claim: Claim) {
             match connection.read(&mut buffer).await {
                 Ok(0) => return,
                 Ok(count) => {
-                    // The process may close its input; the connection is closed then, which
-                    // tells the host to stop.
+                    // The process may close its input; the connection is then closed, which makes
+                    // the host stop.
                     let Some(bytes) = buffer.get(..count) else {
                         return;
                     };
@@ -91,7 +91,7 @@ pub async fn input(sink: Endpoint, mut exit: ExitWatch, claim: Claim) {
     }
 }
 
-/// Moves output to `sink` until it ends, and half-closes `sink` then.
+/// Moves output to `sink` until it ends, and then half-closes `sink`.
 async fn deliver<W: AsyncWrite + Unpin>(
     source: &Endpoint,
     kind: Kind,
@@ -105,7 +105,7 @@ async fn deliver<W: AsyncWrite + Unpin>(
             rest(source, kind, &mut buffer).await
         } else {
             tokio::select! {
-                // Output first, so that the last of it is not taken for silence.
+                // Output first, so that the last of it is not mistaken for silence.
                 biased;
                 read = source.read(&mut buffer) => read,
                 _ = ended(exit) => {
@@ -122,7 +122,7 @@ async fn deliver<W: AsyncWrite + Unpin>(
                 break;
             }
         };
-        // A host that went away must not stop the process: its output is dropped.
+        // A host that closed the stream must not stop the process: its output is dropped.
         if let Some(open) = sink
             && let Err(error) = open.write_all(bytes).await
         {
@@ -137,7 +137,7 @@ async fn deliver<W: AsyncWrite + Unpin>(
     }
 }
 
-/// What is left of the output after the process has ended; 0 when there is no more.
+/// Reads the rest of the output after the process has ended; 0 if there is no more.
 async fn rest(source: &Endpoint, kind: Kind, buffer: &mut [u8]) -> io::Result<usize> {
     match source.try_read(buffer)? {
         Some(count) => Ok(count),
@@ -148,13 +148,13 @@ async fn rest(source: &Endpoint, kind: Kind, buffer: &mut [u8]) -> io::Result<us
     }
 }
 
-/// Reads on so that processes left behind neither block nor get `SIGPIPE`.
+/// Continues reading so that processes left behind neither block nor get `SIGPIPE`.
 pub async fn discard(source: Endpoint) {
     let mut buffer = [0; 4096];
     while matches!(source.read(&mut buffer).await, Ok(1..)) {}
 }
 
-/// Writes what the host types, and an end of file as the terminal's own (Ctrl-D).
+/// Writes the host's input, and an end of file as the terminal's own (Ctrl-D).
 async fn type_in<R: AsyncRead + Unpin>(master: &Endpoint, mut host: R) {
     let mut buffer = vec![0; BUFFER];
     let mut at_line_start = true;
@@ -182,7 +182,7 @@ async fn type_in<R: AsyncRead + Unpin>(master: &Endpoint, mut host: R) {
         } else {
             &[eof, eof][..]
         };
-        // A terminal that is gone needs no end of file.
+        // A terminal that no longer exists needs no end of file.
         let _ = master.write_all(keys).await;
     }
 }
@@ -287,7 +287,7 @@ mod tests {
         let relay = scene.output(reader, Kind::Pipe);
         assert_eq!(all_of(&mut scene.host).await, b"last words");
 
-        // It can go on writing, into the void.
+        // It can continue writing; the output is discarded.
         left_behind.write_all(&vec![0; 60 << 10]).unwrap();
         assert!(!relay.is_finished());
         drop(left_behind);

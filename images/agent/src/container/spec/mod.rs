@@ -1,4 +1,4 @@
-//! Completes the host's OCI runtime specification by what only the guest knows.
+//! Completes the host's OCI runtime specification with what only the guest knows.
 
 use std::fs;
 use std::io;
@@ -17,46 +17,46 @@ use super::{disk, pidns};
 use crate::guest::shares::is_below_share;
 use crate::seccomp::{self, Filter, ProfileError};
 
-/// The guest's own, for containers that share it.
+/// The guest's own /dev/shm, for containers that share it.
 const GUEST_SHM: &str = "/dev/shm";
 
-/// The option of a bind mount from a share that the image's files are to be put into first.
+/// The option of a bind mount from a share into which the image's files are to be copied first.
 const FILL: &str = "fill";
 
-/// A specification that the agent does not take.
+/// A specification that the agent does not accept.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SpecError {
-    /// Over the bound.
+    /// More than the limit.
     #[error("{what} is larger than {limit} bytes")]
     TooLarge {
-        /// Which part of the request.
+        /// The part of the request.
         what: &'static str,
         /// The bound.
         limit: usize,
     },
-    /// No JSON, or JSON of another shape.
+    /// Not JSON, or JSON of another form.
     #[error("{what} is no OCI runtime specification of its kind")]
     Malformed {
-        /// Which part of the request.
+        /// The part of the request.
         what: &'static str,
-        /// Where and why.
+        /// The cause.
         #[source]
         source: serde_json::Error,
     },
     /// It breaks a rule of the agent.
     #[error("OCI runtime specification: {0}")]
     Refused(&'static str),
-    /// A volume that is part of an image.
+    /// A path in an image that cannot be a volume.
     #[error("the image of a volume has no {path:?} that can be mounted")]
     InImage {
         /// The path in the image.
         path: String,
-        /// Why.
+        /// The cause.
         #[source]
         source: io::Error,
     },
-    /// Its seccomp profile cannot be a filter.
+    /// Its seccomp profile cannot be compiled to a filter.
     #[error(transparent)]
     Seccomp(#[from] ProfileError),
     /// It cannot be stored for libcontainer.
@@ -64,7 +64,7 @@ pub enum SpecError {
     Write {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         #[source]
         source: io::Error,
     },
@@ -73,7 +73,7 @@ pub enum SpecError {
 /// A file that the agent shows in a container.
 #[derive(Debug)]
 pub struct EtcFile<'a> {
-    /// Where, in the container.
+    /// The path in the container.
     pub destination: &'static str,
     /// Contents; nothing is shown if empty.
     pub contents: &'a [u8],
@@ -83,9 +83,9 @@ pub struct EtcFile<'a> {
 ///
 /// # Errors
 ///
-/// [`SpecError`] for what is no specification, and for one that asks for what the agent does
-/// not do: hooks (they would run outside of the container), no mount namespace (the
-/// container's mounts would be the guest's), no command.
+/// [`SpecError`] for JSON that is not a specification, and for one with unsupported parts: hooks
+/// (they would run outside of the container), no mount namespace (the container's mounts would be
+/// the guest's), no command.
 pub fn parse(json: &[u8]) -> Result<Spec, SpecError> {
     const WHAT: &str = "spec_json";
     bounded(WHAT, json)?;
@@ -123,9 +123,9 @@ pub fn parse(json: &[u8]) -> Result<Spec, SpecError> {
     Ok(spec)
 }
 
-/// Bind mounts take from the shares of the host, from images, from volumes in memory, and /dev/shm,
-/// which is the guest's: nothing else of the guest is a container's. None is where the container
-/// has something of its own.
+/// Bind mounts may have their source in the shares of the host, in images, in volumes in memory,
+/// and in /dev/shm, which is the guest's: nothing else of the guest may be mounted. None may be
+/// mounted where the container has something of its own.
 fn check_mounts(spec: &Spec) -> Result<(), SpecError> {
     let is_bind = |mount: &&Mount| {
         mount.typ().as_deref() == Some("bind")
@@ -165,20 +165,20 @@ fn check_mounts(spec: &Spec) -> Result<(), SpecError> {
     Ok(())
 }
 
-/// A bind mount's source that is an image: this, the serial number of the image's disk, and a path
-/// in the image where not all of it is wanted.
+/// Prefix of a bind mount's source in an image: the serial number of the image's disk follows, and
+/// optionally a path in the image.
 const IMAGE_SOURCE: &str = "image:";
 
-/// The path of a pid namespace that is another container's: this, and the container's id.
+/// Prefix of the path of a pid namespace that is another container's: the container's id follows.
 const CONTAINER_PIDS: &str = "container:";
 
-/// Replaces the path of a pid namespace by one that can be joined: [`pidns::PATH`] by that of the
-/// shared one, which `shared` gives, and `container:ID` by that of the container, which
-/// `of_container` gives.
+/// Replaces the path of a pid namespace by one that can be joined: [`pidns::PATH`] by the path of
+/// the shared one, which `shared` returns, and `container:ID` by that of the container, which
+/// `of_container` returns.
 ///
 /// # Errors
 ///
-/// Those of `shared` and `of_container`.
+/// Errors of `shared` and `of_container`.
 pub fn join_pids<E>(
     spec: &mut Spec,
     shared: impl FnOnce() -> Result<PathBuf, E>,
@@ -203,7 +203,8 @@ pub fn join_pids<E>(
     Ok(())
 }
 
-/// Serial numbers of the disks whose images the specification mounts beside the root.
+/// Returns the serial numbers of the disks whose images the specification mounts in addition to the
+/// root.
 #[must_use]
 pub fn mounted_images(spec: &Spec) -> Vec<String> {
     let sources = spec.mounts().iter().flatten();
@@ -215,14 +216,14 @@ pub fn mounted_images(spec: &Spec) -> Vec<String> {
     serials
 }
 
-/// Where the specification mounts, in its order.
+/// Returns the destinations of the specification's mounts, in its order.
 #[must_use]
 pub fn destinations(spec: &Spec) -> Vec<&Path> {
     let mounts = spec.mounts().iter().flatten();
     mounts.map(|mount| mount.destination().as_path()).collect()
 }
 
-/// Whether the container has a /dev of its own, and not the host's.
+/// Returns whether the container has its own /dev, and not the host's.
 #[must_use]
 pub fn has_own_dev(spec: &Spec) -> bool {
     let mut mounts = spec.mounts().iter().flatten();
@@ -231,7 +232,7 @@ pub fn has_own_dev(spec: &Spec) -> bool {
     })
 }
 
-/// Where the host's volumes are that the specification mounts.
+/// Returns the paths of the host's volumes that the specification mounts.
 #[must_use]
 pub fn shared_volumes(spec: &Spec) -> Vec<PathBuf> {
     let sources = spec.mounts().iter().flatten();
@@ -240,16 +241,16 @@ pub fn shared_volumes(spec: &Spec) -> Vec<PathBuf> {
     shared.map(Path::to_owned).collect()
 }
 
-/// A volume of the host's that is to have what the image has where it is mounted.
+/// A volume of the host into which the image's content at its mount point is to be copied.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct VolumeOfImage {
-    /// Where the guest has it.
+    /// Its path in the guest.
     pub source: PathBuf,
-    /// Where, in the container.
+    /// Its path in the container.
     pub destination: PathBuf,
 }
 
-/// Takes `FILL` out of the options of the specification's mounts; gives those that had it.
+/// Removes `FILL` from the options of the specification's mounts; returns those that had it.
 pub fn take_volumes_of_image(spec: &mut Spec) -> Vec<VolumeOfImage> {
     let mut found = Vec::new();
     for mount in spec.mounts_mut().iter_mut().flatten() {
@@ -268,7 +269,7 @@ pub fn take_volumes_of_image(spec: &mut Spec) -> Vec<VolumeOfImage> {
     found
 }
 
-/// Replaces the sources that are in images by where those are mounted.
+/// Replaces sources in images by the paths where the images are mounted.
 ///
 /// # Errors
 ///
@@ -292,19 +293,19 @@ pub fn place_images(
     Ok(())
 }
 
-/// The serial number of the disk whose image a source is, and the path in the image.
+/// Returns the serial number of the disk whose image a source is in, and the path in the image.
 fn image_of(source: &Path) -> Option<(&str, &str)> {
     let text = source.to_str()?.strip_prefix(IMAGE_SOURCE)?;
     Some(text.split_once('/').unwrap_or((text, "")))
 }
 
-/// Whether a path leads down only.
+/// Returns whether a path only descends.
 pub(super) fn is_plain(path: &Path) -> bool {
     let mut parts = path.components();
     parts.all(|part| matches!(part, Component::Normal(_)))
 }
 
-/// What a path in an image leads to: links in the image stay in it.
+/// Resolves a path in an image: links in the image do not lead out of it.
 fn path_in(image: &Path, below: &str) -> io::Result<PathBuf> {
     if below.is_empty() {
         return Ok(image.to_owned());
@@ -318,7 +319,7 @@ fn path_in(image: &Path, below: &str) -> io::Result<PathBuf> {
 ///
 /// # Errors
 ///
-/// [`SpecError`] for what is no process object, or has no command.
+/// [`SpecError`] for JSON that is not a process object, or has no command.
 pub fn parse_process(json: &[u8]) -> Result<Process, SpecError> {
     const WHAT: &str = "process_json";
     bounded(WHAT, json)?;
@@ -357,10 +358,10 @@ fn check_process(process: &Process) -> Result<(), SpecError> {
     Ok(())
 }
 
-/// Fills in where the container's root and control group are, and whether it may write.
+/// Fills in the paths of the container's root and control group, and whether it may write.
 ///
-/// A container always gets a cgroup namespace: one that mounts cgroup2 in the guest's own
-/// would change the options of the guest's mount.
+/// A container always gets a cgroup namespace: a container that mounts cgroup2 in the guest's own
+/// namespace would change the options of the guest's mount.
 pub fn place(spec: &mut Spec, rootfs: &Path, readonly: bool, cgroup: &Cgroup) {
     let readonly = readonly
         || spec
@@ -368,7 +369,7 @@ pub fn place(spec: &mut Spec, rootfs: &Path, readonly: bool, cgroup: &Cgroup) {
             .as_ref()
             .and_then(|r| r.readonly())
             .unwrap_or(false);
-    // Building from these two fields does not fail.
+    // Building from these two fields cannot fail.
     spec.set_root(
         RootBuilder::default()
             .path(rootfs)
@@ -391,7 +392,7 @@ pub fn place(spec: &mut Spec, rootfs: &Path, readonly: bool, cgroup: &Cgroup) {
 }
 
 /// Takes the seccomp profile out of the specification, as the filter to install: libcontainer
-/// leaves further processes without one, and compiles at each start.
+/// applies none to additional processes, and compiles it at each start.
 ///
 /// # Errors
 ///
@@ -408,7 +409,7 @@ pub fn take_filter(spec: &mut Spec) -> Result<Option<Filter>, SpecError> {
 /// File of a container's filter, in its directory.
 const FILTER: &str = "seccomp";
 
-/// Stores a container's filter where its processes are started from.
+/// Stores a container's filter for the launch of its processes.
 ///
 /// # Errors
 ///
@@ -427,7 +428,7 @@ pub fn store_filter(
     }
 }
 
-/// The filter of the container with this directory, if it has one.
+/// Returns the filter of the container with this directory, if it has one.
 #[must_use]
 pub fn stored_filter(directory: &Path) -> Option<PathBuf> {
     Some(directory.join(FILTER)).filter(|path| path.exists())
@@ -435,9 +436,9 @@ pub fn stored_filter(directory: &Path) -> Option<PathBuf> {
 
 /// Fills in user, home and terminal of a process.
 ///
-/// `user` is the resolved one of the request, if it named one; `home` what the image's
-/// database gives for the user that it then is. HOME is always set: libcontainer would look
-/// it up by the C library, which in a static program loads code from the container's files.
+/// `user` is the resolved one of the request, if it named one; `home` returns the home directory of
+/// the resulting user in the image's database. HOME is always set: libcontainer would look it up
+/// through the C library, which in a static program loads code from the container's files.
 pub fn complete_process(
     process: &mut Process,
     user: Option<User>,
@@ -448,7 +449,8 @@ pub fn complete_process(
     if let Some(user) = user {
         let mut gids = process.user().additional_gids().clone().unwrap_or_default();
         gids.extend(user.additional_gids);
-        // A file that is closed to the group must stay so when the process changes its own.
+        // A file that denies access to the group must still do so after the process changes its own
+        // group.
         gids.push(user.gid);
         gids.sort_unstable();
         gids.dedup();
@@ -477,8 +479,8 @@ pub fn complete_process(
     process.set_terminal(Some(terminal));
 }
 
-/// Writes the files to `directory`, with an owner other than the guest's root where there is one,
-/// and mounts them over the image's, unless the specification has mounts there.
+/// Writes the files to `directory`, owned by `owner` if it is given and by the guest's root
+/// otherwise, and mounts them over the image's, unless the specification has mounts there.
 ///
 /// # Errors
 ///
@@ -519,7 +521,7 @@ pub fn show_files(
     Ok(())
 }
 
-/// Stores a specification or process where libcontainer reads it.
+/// Stores a specification or process in the file that libcontainer reads.
 ///
 /// # Errors
 ///
