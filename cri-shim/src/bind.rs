@@ -1,9 +1,9 @@
-//! Files of the host, mounted on names in a directory that a guest is served: how the command
-//! line and the CRI share volumes.
+//! Bind mounts of the host's files on names in a directory that is served to a guest: the command
+//! line and the CRI share volumes this way.
 //!
-//! A tree of mounts is copied, gets its attributes while it is mounted nowhere, and is then
-//! attached to a descriptor. So nobody ever sees it with other attributes than it is to have, and
-//! no path that a guest might have changed is followed.
+//! A tree of mounts is copied, gets its attributes while it is detached, and is then attached to a
+//! descriptor. So it is never visible without its final attributes, and no path that a guest might
+//! have changed is followed.
 #![allow(unsafe_code)] // mount_setattr
 
 use std::ffi::OsString;
@@ -17,21 +17,21 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{AtFlags, Mode, OFlags, StatxAttributes, StatxFlags, mkdirat, openat, statx};
 use rustix::mount::{MoveMountFlags, OpenTreeFlags, move_mount, open_tree};
 
-/// Which mounts of a tree.
+/// The mounts of a tree that an operation applies to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Extent {
-    /// The one at the top.
+    /// Only the top one.
     Top,
-    /// That and all below it.
+    /// The top one and all mounts below it.
     Whole,
 }
 
-/// What becomes of mounts and unmounts elsewhere.
+/// How mounts and unmounts propagate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Propagation {
-    /// Nothing is passed on, in either direction.
+    /// Nothing propagates, in either direction.
     Private,
-    /// What is mounted in the source appears here too.
+    /// Mounts in the source appear in the copy, too.
     FromSource,
 }
 
@@ -44,12 +44,12 @@ impl Propagation {
     }
 }
 
-/// Opens what is at a path, only to name it.
+/// Opens a path with `O_PATH`, only to refer to it.
 pub(crate) fn open_path(path: &Path) -> io::Result<File> {
     open(path, OFlags::PATH)
 }
 
-/// Opens a directory in which names are to be mounted on.
+/// Opens a directory in which mount points are to be created.
 pub(crate) fn open_root(path: &Path) -> io::Result<File> {
     open(path, OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW)
 }
@@ -59,12 +59,13 @@ fn open(path: &Path, flags: OFlags) -> io::Result<File> {
     OpenOptions::new().read(true).custom_flags(flags).open(path)
 }
 
-/// Makes a directory, where it is none yet, a mount of its own, which passes on what is mounted in
-/// it from then on to its copies, such as that of a [jail](crate::sandbox::jail::Share). What is
-/// mounted in it already stays. Whoever removes the directory unmounts it first.
+/// Turns a directory into a mount point, if it is not one yet, and makes it shared: what is mounted
+/// in it from then on propagates to its copies, such as that of a
+/// [jail](crate::sandbox::jail::Share). Mounts that are already in it stay. It has to be unmounted
+/// before it is removed.
 ///
 /// # Errors
-/// The kernel's: it takes `CAP_SYS_ADMIN`.
+/// The kernel's: this needs `CAP_SYS_ADMIN`.
 pub fn pass_on_mounts(dir: &Path) -> io::Result<()> {
     let mut root = open_root(dir)?;
     let about = statx(&root, c"", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS)?;
@@ -73,12 +74,12 @@ pub fn pass_on_mounts(dir: &Path) -> io::Result<()> {
         copy.attach(&MountPoint(root.into()))?;
         root = open_root(dir)?;
     }
-    // Of a group of its own: were it of its parent's, others would have what is mounted in it.
+    // In a peer group of its own: in its parent's group, others would receive its mounts, too.
     set(root.as_fd(), Extent::Top, 0, libc::MS_PRIVATE)?;
     set(root.as_fd(), Extent::Top, 0, libc::MS_SHARED)
 }
 
-/// Adds attributes to mounts, the others stay as they are; and says how they propagate.
+/// Adds attributes to mounts, whose others stay as they are, and sets their propagation.
 fn set(mount: BorrowedFd<'_>, extent: Extent, attributes: u64, propagation: u64) -> io::Result<()> {
     let wanted = libc::mount_attr {
         attr_set: attributes,
@@ -90,7 +91,7 @@ fn set(mount: BorrowedFd<'_>, extent: Extent, attributes: u64, propagation: u64)
     if extent == Extent::Whole {
         flags |= libc::AT_RECURSIVE;
     }
-    // SAFETY: the path is a C string, the structure is of the size that is told, and the kernel
+    // SAFETY: the path is a C string, the structure has the size that is passed, and the kernel
     // writes to neither.
     let result = unsafe {
         libc::syscall(
@@ -108,7 +109,7 @@ fn set(mount: BorrowedFd<'_>, extent: Extent, attributes: u64, propagation: u64)
     }
 }
 
-/// A copy of mounts that is mounted nowhere. It goes with its descriptor, unless it is attached.
+/// A detached copy of mounts. It is dropped with its descriptor, unless it is attached.
 #[derive(Debug)]
 pub(crate) struct DetachedTree {
     tree: OwnedFd,
@@ -116,7 +117,7 @@ pub(crate) struct DetachedTree {
 }
 
 impl DetachedTree {
-    /// Copies the mount that an open file or directory is in, from there downwards.
+    /// Copies the mount of an open file or directory, from there downwards.
     pub(crate) fn of(
         source: impl AsFd,
         extent: Extent,
@@ -134,13 +135,14 @@ impl DetachedTree {
         Ok(copy)
     }
 
-    /// Devices in these mounts open nothing, and programs run with nobody else's rights.
+    /// Sets `nodev` and `nosuid`: devices cannot be opened, and set-user-ID programs gain no
+    /// rights.
     pub(crate) fn make_harmless(&self) -> io::Result<()> {
         let attributes = libc::MOUNT_ATTR_NOSUID | libc::MOUNT_ATTR_NODEV;
         self.set(Extent::Whole, attributes)
     }
 
-    /// Nobody writes in these mounts.
+    /// Makes these mounts read-only.
     pub(crate) fn make_read_only(&self, extent: Extent) -> io::Result<()> {
         self.set(extent, libc::MOUNT_ATTR_RDONLY)
     }
@@ -155,7 +157,7 @@ impl DetachedTree {
         let flags =
             MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
         move_mount(&self.tree, c"", &point.0, c"", flags)?;
-        // A mount below one that passes mounts on does so itself from then on.
+        // A tree that is attached below a shared mount becomes shared itself.
         match self.propagation {
             Propagation::Private => self.set(Extent::Whole, 0),
             Propagation::FromSource => Ok(()),
@@ -163,19 +165,19 @@ impl DetachedTree {
     }
 }
 
-/// The directory at the top, wherever the tree is mounted.
+/// The directory at the top, whether or not the tree is attached.
 impl AsFd for DetachedTree {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.tree.as_fd()
     }
 }
 
-/// What was made to be mounted on.
+/// A file or directory that was created to be mounted on.
 #[derive(Debug)]
 pub(crate) struct MountPoint(OwnedFd);
 
 impl MountPoint {
-    /// Makes a file or directory `name` in `root`, where nothing may be at that name.
+    /// Creates a file or directory `name` in `root`; it must not exist yet.
     pub(crate) fn make(root: BorrowedFd<'_>, name: &str, is_dir: bool) -> io::Result<Self> {
         let flags = OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let point = if is_dir {
@@ -197,9 +199,9 @@ impl MountPoint {
 /// The mounts of this process.
 pub(crate) const MOUNTINFO: &str = "/proc/self/mountinfo";
 
-/// Mount points at and below `dir`, in the order in which they were mounted. The way to it may have
-/// links, which the kernel's names have not. One at `dir` itself is not followed: nothing is
-/// mounted on a link, and a guest may have made it.
+/// Returns the mount points at and below `dir`, in the order in which they were mounted. Symbolic
+/// links on the way to `dir` are resolved, as in the kernel's names. One at `dir` itself is not
+/// followed: nothing is mounted on a link, and a guest may have created it.
 pub(crate) fn mount_points(dir: &Path) -> io::Result<Vec<PathBuf>> {
     let dir = match resolved(dir) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -218,12 +220,12 @@ fn resolved(dir: &Path) -> io::Result<PathBuf> {
     let dir = std::path::absolute(dir)?;
     match (dir.parent(), dir.file_name()) {
         (Some(parent), Some(name)) => Ok(fs::canonicalize(parent)?.join(name)),
-        // `/`, or one that ends with `..`.
+        // `/`, or a path that ends with `..`.
         _ => fs::canonicalize(dir),
     }
 }
 
-/// The kernel writes blanks and backslashes in octal.
+/// Decodes the octal escapes that the kernel writes for blanks and backslashes.
 pub(crate) fn unescape(text: &[u8]) -> PathBuf {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text;
@@ -335,7 +337,7 @@ mod tests {
     #[test]
     fn a_read_only_tree_is_so_before_it_is_anywhere() {
         let rig = Rig::new();
-        // Whoever writes in the source does not keep its copy from being read-only.
+        // A writer in the source does not keep its copy from becoming read-only.
         let _writer = File::create(rig.path("data/written")).unwrap();
         let tree = rig.tree();
         tree.make_harmless().unwrap();
@@ -367,13 +369,13 @@ mod tests {
         }
         let root = open_root(&shared).unwrap();
         let copy = DetachedTree::of(&root, Extent::Whole, Propagation::FromSource).unwrap();
-        // As in a jail's root directory: what is mounted nowhere gets no mounts.
+        // As in a jail's root directory: mounts do not propagate to a detached tree.
         let point = MountPoint::make(open_root(rig.dir.path()).unwrap().as_fd(), "jail", true);
         copy.attach(&point.unwrap()).unwrap();
         let volume = MountPoint::make(root.as_fd(), "v0", true).unwrap();
         rig.tree().attach(&volume).unwrap();
         assert!(rig.path("jail/v0/file").exists());
-        // Of the volume itself nothing is passed on.
+        // Mounts in the volume itself do not propagate.
         let below = MountPoint::make(open_root(&rig.path("data")).unwrap().as_fd(), "below", true);
         rig.tree().attach(&below.unwrap()).unwrap();
         assert!(!rig.path("jail/v0/below/file").exists());

@@ -1,4 +1,4 @@
-//! Work that has its thread wait, mostly for a disk, and work that changes its thread.
+//! Work that blocks its thread, mostly for a disk, and work that changes its thread.
 
 use std::io;
 use std::panic::resume_unwind;
@@ -8,29 +8,29 @@ use tokio::runtime::{Handle, RuntimeFlavor};
 use tokio::sync::oneshot;
 use tokio::task::block_in_place;
 
-/// Does `work` in this thread, whose other tasks the runtime gives to another one first. A future
-/// that shares its task with the caller waits.
+/// Runs `work` in this thread, after the runtime has moved the thread's other tasks to another one.
+/// Futures in the caller's own task wait.
 pub(crate) fn in_place<T>(work: impl FnOnce() -> T) -> T {
     match Handle::try_current().map(|runtime| runtime.runtime_flavor()) {
         Ok(RuntimeFlavor::MultiThread) => block_in_place(work),
-        // There is no other thread, or nothing that could wait.
+        // There is no other thread, or no other task that could be delayed.
         _ => work(),
     }
 }
 
-/// Does `work` in a thread of its own, which has this name: for what may wait without end, and is
-/// not to take the threads that all other work shares. It goes on when nobody waits for it any
-/// more.
+/// Runs `work` in a thread of its own with this name: for work that may block without limit and
+/// must not occupy the threads that all other work shares. It continues when its caller no longer
+/// waits for it.
 ///
 /// # Errors
-/// There is no such thread, or it panicked.
+/// The thread cannot be started, or it panicked.
 pub(crate) async fn apart<T: Send + 'static>(
     name: &str,
     work: impl FnOnce() -> T + Send + 'static,
 ) -> io::Result<T> {
     let (sender, done) = oneshot::channel();
     let work = move || {
-        // Nobody may be there any more.
+        // The caller may be gone.
         let _ = sender.send(work());
     };
     thread::Builder::new().name(name.to_owned()).spawn(work)?;
@@ -38,20 +38,20 @@ pub(crate) async fn apart<T: Send + 'static>(
         .map_err(|_| io::Error::other(format!("the thread `{name}` panicked")))
 }
 
-/// Does `work` in a thread that ends with it, so that what it does to its thread's namespaces harms
-/// nobody.
+/// Runs `work` in a thread that ends with it, so that changes of the thread's namespaces affect
+/// nothing else.
 ///
 /// # Errors
-/// There is no such thread.
+/// The thread cannot be started.
 pub(crate) fn in_thread<T: Send>(work: impl FnOnce() -> T + Send) -> io::Result<T> {
     thread::scope(|scope| {
-        // `Scope::spawn` panics where there is none.
+        // `Scope::spawn` panics if it cannot start a thread.
         let thread = thread::Builder::new().spawn_scoped(scope, work)?;
         Ok(thread.join().unwrap_or_else(|panic| resume_unwind(panic)))
     })
 }
 
-/// For tests: has the calling thread start no other one any more.
+/// For tests: keeps the calling thread from starting any other thread.
 #[cfg(test)]
 pub(crate) fn refuse_threads() {
     use podvisor_seccomp::{Otherwise, Verdict, apply, compile};

@@ -1,16 +1,15 @@
-//! Pods and programs in virtual machines: what the binary `podvisor` is made of.
+//! Pods and programs in virtual machines: the library of the binary `podvisor`.
 //!
 //! * [`machine`]: one virtual machine and what is plugged into it. No containers, no agent.
-//! * [`sandbox`]: a machine whose guest runs podvisor's agent: containers, their streams and
-//!   logs; the process `podvisor sandbox` that is one pod, and [`sandbox::SandboxClient`], the
-//!   way to it.
-//! * `cni`: networks of pods by CNI's plugins.
+//! * [`sandbox`]: a machine whose guest runs podvisor's agent: containers, their streams and logs;
+//!   the process `podvisor sandbox`, which is one pod, and [`sandbox::SandboxClient`], its client.
+//! * `cni`: pods' networks by CNI plugins.
 //! * `cri`: the Container Runtime Interface, for a kubelet.
 //! * [`streaming`]: exec, attach and port-forward over HTTP, by SPDY or WebSocket.
-//! * the command line, which [`main`] is.
+//! * the command line: [`main`].
 //!
-//! The sandbox knows nothing of the command line, and nothing here touches KVM: that is
-//! `podvisor-vmm`'s.
+//! The sandbox does not depend on the command line, and nothing here uses KVM directly: that is
+//! `podvisor-vmm`'s job.
 
 mod bind;
 mod blocking;

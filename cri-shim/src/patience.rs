@@ -1,18 +1,18 @@
-//! Time limits on what other processes of this host do.
+//! Time limits for what other processes of this host do.
 //!
-//! A host may stand still for seconds: a virtual machine does whose own host has no time for it.
-//! No program of it gets anything done then, but its clock goes on. So a limit is waited for in
-//! slices, of which such a moment uses up one, however long it is.
+//! A host may stand still for seconds, for example a virtual machine whose own host has no time for
+//! it. Its programs make no progress then, but its clock continues. So a limit is waited for in
+//! slices, of which such a pause uses up only one, however long it is.
 
 use std::pin::pin;
 use std::time::Duration;
 
 use tokio::time::error::Elapsed;
 
-/// Slices of a limit.
+/// The number of slices of a limit.
 const SLICES: u32 = 20;
 
-/// As [`tokio::time::timeout`], whatever time this host loses meanwhile.
+/// As [`tokio::time::timeout`], but pauses of this host do not count.
 pub(crate) async fn timeout<F: Future>(limit: Duration, future: F) -> Result<F::Output, Elapsed> {
     let mut future = pin!(future);
     let slice = limit / SLICES;

@@ -1,7 +1,7 @@
-//! Removal of directories that others have filled, however deep and wide they are.
+//! Removal of directories with untrusted contents, however deep and wide they are.
 //!
-//! The standard library's removal has a descriptor and a stack frame for each level, and a guest
-//! can make more levels than a process has of either. Here each directory that is found below the
+//! The standard library's removal needs a descriptor and a stack frame for each level, and a guest
+//! can create more levels than a process has of either. Here each directory that is found below the
 //! top is moved into the top, so two are open at any time.
 
 use std::ffi::{CStr, CString};
@@ -16,9 +16,9 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 
-/// Removes a directory and all in it. Links are not followed; what is mounted in it is not
-/// touched, and ends the removal with [`io::ErrorKind::ResourceBusy`] or
-/// [`io::ErrorKind::CrossesDevices`]. One that is not there is an error.
+/// Removes a directory and everything in it. Symbolic links are not followed; what is mounted in it
+/// is not touched, and ends the removal with [`io::ErrorKind::ResourceBusy`] or
+/// [`io::ErrorKind::CrossesDevices`]. A missing directory is an error.
 pub(crate) fn remove_tree(path: &Path) -> io::Result<()> {
     remove_until(path, None)
 }
@@ -27,7 +27,7 @@ fn remove_until(path: &Path, deadline: Option<Instant>) -> io::Result<()> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let top = rustix::fs::open(path, flags, Mode::empty())?;
     let mut moved = Moved::new(deadline);
-    // What an earlier removal had moved before it was interrupted is among the names.
+    // The names include what an earlier, interrupted removal had moved.
     while empty(&top, &top, &mut moved)? {
         while let Some(name) = moved.next() {
             remove_below(&top, &name, &mut moved)?;
@@ -36,13 +36,14 @@ fn remove_until(path: &Path, deadline: Option<Instant>) -> io::Result<()> {
     std::fs::remove_dir(path)
 }
 
-/// [`remove_tree`], where others wait for this thread.
+/// As [`remove_tree`], without blocking this thread.
 pub(crate) async fn remove_tree_aside(path: &Path) -> io::Result<()> {
     aside(path, None).await
 }
 
-/// [`remove_tree_aside`] of what a guest may still fill, which can go on for ever: after `limit`
-/// it ends with [`io::ErrorKind::TimedOut`], and what was removed until then is.
+/// As [`remove_tree_aside`], for a directory that a guest may still fill, which could take forever:
+/// after `limit` it ends with [`io::ErrorKind::TimedOut`], and what was removed by then stays
+/// removed.
 pub(crate) async fn remove_tree_within(path: &Path, limit: Duration) -> io::Result<()> {
     aside(path, Instant::now().checked_add(limit)).await
 }
@@ -53,8 +54,8 @@ async fn aside(path: &Path, deadline: Option<Instant>) -> io::Result<()> {
     removed.unwrap_or_else(|error| Err(io::Error::other(error)))
 }
 
-/// The names in the top of the directories that were moved there, of which only their range is
-/// kept.
+/// The names of the directories that were moved into the top, of which only the range of numbers is
+/// stored.
 struct Moved {
     prefix: u64,
     first: u64,
@@ -66,7 +67,7 @@ impl Moved {
     fn new(deadline: Option<Instant>) -> Self {
         use std::hash::{BuildHasher as _, RandomState};
         Self {
-            // No name that is there already: whatever is in the top, one of these is not.
+            // Random, so that the names do not clash with names that exist in the top.
             prefix: RandomState::new().hash_one(()),
             first: 0,
             next: 0,
@@ -109,9 +110,9 @@ impl Moved {
     }
 }
 
-/// Removes a directory in the top, and leaves those below it in the top.
+/// Removes a directory in the top; directories below it are moved into the top.
 fn remove_below(top: &OwnedFd, name: &CStr, moved: &mut Moved) -> io::Result<()> {
-    // The moved ones and no mount: neither a link nor another file system.
+    // Only directories that were moved, and no mount: neither a link nor another file system.
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_XDEV | ResolveFlags::NO_SYMLINKS;
     let dir = openat2(top, name, flags, Mode::empty(), resolve)?;
@@ -119,9 +120,9 @@ fn remove_below(top: &OwnedFd, name: &CStr, moved: &mut Moved) -> io::Result<()>
     Ok(unlinkat(top, name, AtFlags::REMOVEDIR)?)
 }
 
-/// Takes everything out of a directory, once through its list. False when there was nothing.
+/// Removes everything from a directory, in one pass through its list. False if it was empty.
 fn empty(top: &OwnedFd, dir: &OwnedFd, moved: &mut Moved) -> io::Result<bool> {
-    // A list of its own, from the beginning.
+    // A descriptor of its own, which reads the list from the beginning.
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let list = openat(dir.as_fd(), c".", flags, Mode::empty())?;
     let mut any = false;
@@ -136,7 +137,7 @@ fn empty(top: &OwnedFd, dir: &OwnedFd, moved: &mut Moved) -> io::Result<bool> {
         if entry.file_type() != FileType::Directory {
             match unlinkat(dir, name, AtFlags::empty()) {
                 Ok(()) | Err(Errno::NOENT) => continue,
-                // Its type was not known, or is another one by now.
+                // The type was unknown, or has changed since.
                 Err(Errno::ISDIR) => {}
                 Err(error) => return Err(error.into()),
             }
@@ -158,7 +159,7 @@ mod tests {
     use std::fs;
     use std::os::unix::fs::symlink;
 
-    /// Makes directories in each other.
+    /// Creates nested directories.
     fn nest(path: &Path, depth: usize) {
         fs::create_dir_all(path).unwrap();
         let flags = OFlags::RDONLY | OFlags::DIRECTORY;
@@ -172,11 +173,11 @@ mod tests {
 
     #[test]
     fn directories_nest_as_deep_as_a_guest_likes() {
-        // In memory: it is the depth that matters here, not a disk.
+        // In memory: the depth matters here, not a disk.
         let dir = tempfile::tempdir_in("/dev/shm").unwrap();
         let top = dir.path().join("top");
         nest(&top, 50_000);
-        // Neither the stack of a small thread nor a process's descriptors are needed.
+        // Neither a large stack nor many descriptors are needed.
         let thread = std::thread::Builder::new().stack_size(128 << 10);
         let top_too = top.clone();
         let removal = thread.spawn(move || remove_tree(&top_too)).unwrap();

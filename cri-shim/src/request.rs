@@ -1,5 +1,5 @@
-//! The request that a task works for, by the number that the log knows it by: from the daemon
-//! through the sandbox's process to the agent in the guest.
+//! The request that a task works for, by its number in the log: from the daemon through the
+//! sandbox's process to the agent in the guest.
 
 use std::future::Future;
 
@@ -11,7 +11,7 @@ task_local! {
     static NUMBER: u64;
 }
 
-/// Has `work` be for the request `number`.
+/// Runs `work` on behalf of request `number`.
 pub(crate) async fn scope<F: Future>(number: u64, work: F) -> F::Output {
     NUMBER.scope(number, work).await
 }
@@ -27,12 +27,12 @@ pub(crate) async fn on_behalf<F: Future>(number: Option<u64>, work: F) -> F::Out
     }
 }
 
-/// The request that this task works for, if it does for one.
+/// The request that this task works for, if any.
 pub(crate) fn current() -> Option<u64> {
     NUMBER.try_with(|number| *number).ok()
 }
 
-/// Spawns a task that works for the request that this one works for.
+/// Spawns a task that works for the same request as this one.
 pub(crate) fn spawn<F>(work: F) -> JoinHandle<F::Output>
 where
     F: Future<Output: Send> + Send + 'static,

@@ -38,7 +38,7 @@ const NAMES: [(&str, u8); 31] = [
     ("SYS", 31),
 ];
 
-/// Further names of some of them.
+/// Other names of some of them.
 const ALIASES: [(&str, u8); 3] = [("IOT", 6), ("CLD", 17), ("POLL", 29)];
 
 /// The first and the last real-time signal, as the C library counts them.

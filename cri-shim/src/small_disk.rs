@@ -1,4 +1,4 @@
-//! For tests: a disk that is soon full.
+//! For tests: a small disk, which is soon full.
 
 use std::fs;
 use std::io;
@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 use tempfile::TempDir;
 
-/// More than it has room for, in bytes.
+/// More bytes than it has room for.
 const SIZE: usize = 7 << 20;
 
 /// A file system of a few MiB; unmounted when dropped.

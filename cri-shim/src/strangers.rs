@@ -1,4 +1,4 @@
-//! A limit for unauthenticated connections: a new one evicts the oldest, so that nobody can lock
+//! A limit for unauthenticated connections: a new one evicts the oldest, so that no client can lock
 //! out others by holding connections.
 
 use std::collections::BTreeMap;
@@ -6,11 +6,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::oneshot;
 
-/// So many at once; another one takes the place of the oldest.
+/// At most so many connections at the same time; a new one replaces the oldest.
 #[derive(Debug)]
 pub(crate) struct Strangers {
     most: usize,
-    /// By their numbers, the oldest first.
+    /// By number, the oldest first.
     known: Mutex<Known>,
 }
 
@@ -20,7 +20,7 @@ struct Known {
     all: BTreeMap<u64, oneshot::Sender<()>>,
 }
 
-/// One of them, until it is dropped.
+/// A connection that counts towards the limit until this is dropped.
 #[derive(Debug)]
 pub(crate) struct Stranger {
     strangers: Arc<Strangers>,
@@ -35,8 +35,8 @@ impl Strangers {
         })
     }
 
-    /// Serves another one in a task of its own: `serve` until it ends, or until others need the
-    /// place for as long as the [`Stranger`] is there that it is given.
+    /// Serves a new connection in a task of its own: `serve` runs until it ends, or until another
+    /// connection needs the place while the [`Stranger`] that it is given still exists.
     pub(crate) fn spawn<S>(self: &Arc<Self>, serve: impl FnOnce(Stranger) -> S)
     where
         S: Future<Output = ()> + Send + 'static,
@@ -46,7 +46,7 @@ impl Strangers {
         tokio::spawn(async move {
             tokio::select! {
                 () = served => {}
-                // One that is no stranger any more is never told.
+                // Not sent to a connection that no longer counts.
                 Ok(()) = has_to_go => {}
             }
         });
@@ -58,7 +58,7 @@ impl Strangers {
         while known.all.len() >= self.most
             && let Some((_, oldest)) = known.all.pop_first()
         {
-            // One that has just ended by itself does not hear it.
+            // Fails if it has just ended by itself.
             let _ = oldest.send(());
         }
         let number = known.next;
@@ -91,7 +91,7 @@ mod tests {
         let strangers = Strangers::new(2);
         let (first, mut first_goes) = strangers.enter();
         let (second, mut second_goes) = strangers.enter();
-        // It is known now.
+        // The connection is authenticated now.
         drop(first);
         let (_third, mut third_goes) = strangers.enter();
         assert!(second_goes.try_recv().is_err());

@@ -1,5 +1,5 @@
-//! Taps with a virtio-net header on each frame, by `TUNSETIFF`: what a guest's cards lead to.
-//! Nothing here knows who joins them to a network.
+//! Taps with a virtio-net header on each frame, by `TUNSETIFF`: the host's ends of a guest's cards.
+//! Nothing here knows how they are joined to a network.
 #![allow(unsafe_code)] // TUNSETIFF, a network namespace for one thread
 
 use std::ffi::c_short;
@@ -13,7 +13,7 @@ use rustix::thread::{UnshareFlags, unshare_unsafe};
 /// Most taps of one pod.
 pub(crate) const MAX_NICS: usize = 8;
 
-/// The device that taps are made by.
+/// The device by which taps are created.
 pub(crate) const TUN: &str = "/dev/net/tun";
 
 /// `TUNSETIFF` of linux/if_tun.h.
@@ -22,7 +22,7 @@ const IFF_TAP: c_short = 0x0002;
 const IFF_NO_PI: c_short = 0x1000;
 const IFF_VNET_HDR: c_short = 0x4000;
 
-/// Taps are called so, with a number.
+/// The prefix of taps' names, before a number.
 const TAP_NAME: &str = "podvisor";
 
 /// The kernel's `struct ifreq` as `TUNSETIFF` takes it.
@@ -33,23 +33,23 @@ struct InterfaceRequest {
     rest: [u8; 22],
 }
 
-/// The name of a tap.
+/// Returns the name of a tap.
 pub(crate) fn tap_name(number: usize) -> String {
     format!("{TAP_NAME}{number}")
 }
 
-/// Whether a tap of ours may be called so.
+/// Whether this may be the name of one of our taps.
 pub(crate) fn is_tap_name(name: &str) -> bool {
     let number = name.strip_prefix(TAP_NAME);
     number.is_some_and(|number| number.parse().is_ok_and(|number: usize| number < MAX_NICS))
 }
 
-/// Opens so many taps in this thread's network namespace, for interfaces to come.
+/// Opens `count` taps in this thread's network namespace, for interfaces that do not exist yet.
 pub(crate) fn open_taps(count: usize) -> io::Result<Vec<OwnedFd>> {
     (0..count.min(MAX_NICS)).map(open_tap).collect()
 }
 
-/// Opens a tap in this thread's network namespace; it is gone when its descriptor is closed.
+/// Opens a tap in this thread's network namespace; it is removed when its descriptor is closed.
 pub(crate) fn open_tap(number: usize) -> io::Result<OwnedFd> {
     let file: File = OpenOptions::new().read(true).write(true).open(TUN)?;
     let mut request = InterfaceRequest {
@@ -61,18 +61,18 @@ pub(crate) fn open_tap(number: usize) -> io::Result<OwnedFd> {
     for (to, from) in request.name.iter_mut().zip(name.bytes()).take(15) {
         *to = from;
     }
-    // SAFETY: TUNSETIFF reads and writes one `struct ifreq` (40 bytes), which
-    // `InterfaceRequest` is laid out as.
+    // SAFETY: TUNSETIFF reads and writes one `struct ifreq` (40 bytes), which has the layout of
+    // `InterfaceRequest`.
     unsafe { ioctl(file.as_fd(), Updater::<TUNSETIFF, _>::new(&mut request)) }?;
     Ok(file.into())
 }
 
-/// Opens taps in a network namespace of their own, to which this thread goes for good.
+/// Opens taps in a new network namespace, which this thread enters permanently.
 pub(crate) fn taps_apart(count: u8) -> io::Result<Vec<OwnedFd>> {
     if count == 0 {
         return Ok(Vec::new());
     }
-    // SAFETY: the network namespace alone changes, of this thread.
+    // SAFETY: only the network namespace of this thread changes.
     unsafe { unshare_unsafe(UnshareFlags::NEWNET) }?;
     (0..usize::from(count)).map(open_tap).collect()
 }

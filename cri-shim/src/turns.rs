@@ -1,5 +1,5 @@
-//! A concurrency limit for CPU-bound work: with a limit each task ends sooner than if all shared
-//! the CPUs, and so within its timeout.
+//! A concurrency limit for CPU-bound work: each task ends sooner than if all shared the CPUs, and
+//! so within its timeout.
 
 use std::pin::pin;
 use std::thread::available_parallelism;
@@ -9,14 +9,14 @@ use tokio::sync::{Semaphore, SemaphorePermit};
 
 use crate::patience::timeout;
 
-/// At least so many, for what waits for other things than processors.
+/// The least number of turns, for work that waits for other things than CPUs.
 const MIN_TURNS: usize = 4;
 
-/// How long a turn is at most, for work that may wait for what never comes: several times what it
-/// takes where processors are busy with it.
+/// The longest duration of a turn, for work that may wait for something that never happens: several
+/// times what it takes on busy CPUs.
 const MAX_TURN: Duration = Duration::from_secs(10);
 
-/// Turns for two at a time and processor, in the order in which they were asked for.
+/// Turns: two at a time for each CPU, in the order of requests.
 #[derive(Debug)]
 pub(crate) struct Turns(Semaphore);
 
@@ -28,14 +28,14 @@ impl Default for Turns {
 }
 
 impl Turns {
-    /// Waits for a turn, which ends when the answer is dropped.
+    /// Waits for a turn, which ends when the returned permit is dropped.
     pub(crate) async fn take(&self) -> Option<SemaphorePermit<'_>> {
-        // It is never closed.
+        // The semaphore is never closed.
         self.0.acquire().await.ok()
     }
 
-    /// Does `work` when it is its turn. What takes longer than a turn goes on, and the next one's
-    /// begins.
+    /// Runs `work` when it is its turn. Work that takes longer than a turn continues, and the next
+    /// turn starts.
     pub(crate) async fn begin<F: Future>(&self, work: F) -> F::Output {
         let turn = self.take().await;
         let mut work = pin!(work);
@@ -85,7 +85,7 @@ mod tests {
             _ = hangs => unreachable!("they never end"),
             waited = next => assert!((MAX_TURN..2 * MAX_TURN).contains(&waited), "{waited:?}"),
         }
-        // Work that ends has its turn until then.
+        // Work that ends in time keeps its turn until then.
         turns
             .begin(async { assert_eq!(turns.0.available_permits(), all - 1) })
             .await;

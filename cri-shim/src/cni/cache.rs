@@ -1,5 +1,5 @@
-//! What was asked of plugins and what they answered, one file per pod: DEL undoes an ADD by
-//! it even when the configuration has changed or the daemon was killed in between.
+//! The requests to plugins and their results, in one file per pod: DEL uses it to undo an ADD even
+//! if the configuration has changed or the daemon was killed in between.
 
 use std::fs::{self, File};
 use std::io::{self, Write as _};
@@ -12,7 +12,7 @@ use tracing::warn;
 use super::config::List;
 use super::{Capabilities, CniError, PodIdentity};
 
-/// Version of the files' form.
+/// Version of the files' format.
 const VERSION: u32 = 1;
 
 /// One pod's attachment.
@@ -23,7 +23,8 @@ pub(super) struct Cached {
     pub(super) list: List,
     pub(super) netns: PathBuf,
     pub(super) capabilities: Capabilities,
-    /// None while no plugin has answered; while not all have, that of the last one that did.
+    /// `None` before the first plugin has answered; before all have, the result of the last one
+    /// that did.
     pub(super) result: Option<Value>,
 }
 
@@ -44,7 +45,7 @@ impl Cached {
         }
     }
 
-    /// Whether plugins can be told who the pod is.
+    /// Whether the pod's identity can be passed to plugins.
     pub(super) fn check(&self) -> Result<(), CniError> {
         for (field, value) in [
             ("id", &self.pod.id),
@@ -63,7 +64,7 @@ impl Cached {
     }
 }
 
-/// The directory of such files.
+/// The directory of these files.
 #[derive(Debug)]
 pub(super) struct Cache {
     dir: PathBuf,
@@ -84,7 +85,7 @@ impl Cache {
         written.map_err(CniError::io("write", self.path(&cached.pod.id)))
     }
 
-    /// As [`Self::put`], but an end of the host's power may bring back what was there before.
+    /// As [`Self::put`], but a power failure of the host may bring the previous contents back.
     pub(super) fn note(&self, cached: &Cached) -> Result<(), CniError> {
         let written = self.write(cached);
         written.map_err(CniError::io("write", self.path(&cached.pod.id)))
@@ -95,12 +96,13 @@ impl Cache {
         let temporary = path.with_extension("tmp");
         let mut file = File::create(&temporary)?;
         file.write_all(&serde_json::to_vec(cached)?)?;
-        // The name replaces a record that is there: it must not come to the disk before the text.
+        // The rename replaces an existing record: the new contents must reach the disk before it
+        // does.
         file.sync_data()?;
         fs::rename(&temporary, &path)
     }
 
-    /// A damaged file counts as none: nothing can be undone by it.
+    /// Treats a damaged file as missing: nothing can be undone by it.
     pub(super) fn get(&self, id: &str) -> Result<Option<Cached>, CniError> {
         let path = self.path(id);
         let text = match fs::read(&path) {
@@ -123,7 +125,7 @@ impl Cache {
     }
 
     pub(super) fn remove(&self, id: &str) -> Result<(), CniError> {
-        // The record last: it says that there is something to remove.
+        // The record comes last: it shows that there is something to remove.
         for path in [self.input(id), self.path(id)] {
             match fs::remove_file(&path) {
                 Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
@@ -152,7 +154,7 @@ impl Cache {
         Ok(ids)
     }
 
-    /// The file that plugins working on the pod have for their input.
+    /// The path of the file that is the input of plugins that work on the pod.
     pub(super) fn input(&self, id: &str) -> PathBuf {
         self.dir.join(format!("{id}.input"))
     }

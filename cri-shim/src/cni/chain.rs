@@ -15,7 +15,7 @@ use super::plugin::{self, Invocation};
 use super::result::CniResult;
 use super::{CniError, INTERFACE};
 
-/// Plugins, the pod and what is known of its network.
+/// Plugins, the pod and the present record of its network.
 #[derive(Debug)]
 pub(super) struct Chain<'a> {
     cached: &'a Cached,
@@ -42,9 +42,9 @@ impl<'a> Chain<'a> {
         })
     }
 
-    /// Runs ADD; the last plugin's answer is the network's. `note` gets each other answer before
-    /// the next plugin runs: what that one does is undone by it, as plugins such as `firewall` know
-    /// by nothing else what they did.
+    /// Runs ADD; the last plugin's result is the network's. `note` gets each earlier result before
+    /// the next plugin runs, for the DEL that undoes that plugin: plugins such as `firewall` know
+    /// what they did only from the previous result.
     pub(super) async fn add(
         &self,
         mut note: impl FnMut(&Value) -> Result<(), CniError>,
@@ -75,7 +75,8 @@ impl<'a> Chain<'a> {
         Ok((raw, result))
     }
 
-    /// Runs CHECK, which the list and its version may not have, until `end` at most.
+    /// Runs CHECK until `end` at most; it is skipped if the list disables it or its version lacks
+    /// it.
     pub(super) async fn check(&self, end: impl Future<Output = ()>) -> Result<(), CniError> {
         let list = &self.cached.list;
         if list.disable_check || list.version.starts_with("0.3.") {
@@ -93,13 +94,13 @@ impl<'a> Chain<'a> {
         Ok(())
     }
 
-    /// Runs DEL in reverse order, also where an ADD failed in the middle. All plugins are
-    /// run; the first failure is told.
+    /// Runs DEL in reverse order, even if an ADD failed in the middle. All plugins are run; the
+    /// first error is returned.
     pub(super) async fn del(&self) -> Result<(), CniError> {
         let mut input = self.input().await?;
         let mut first = Ok(());
         for plugin in self.cached.list.plugins.iter().rev() {
-            // Before 0.4 plugins are not told what they answered.
+            // Before version 0.4, DEL does not pass the previous result to plugins.
             let previous = match self.cached.list.version.starts_with("0.3.") {
                 true => None,
                 false => self.cached.result.as_ref(),
@@ -113,7 +114,7 @@ impl<'a> Chain<'a> {
         first
     }
 
-    /// Once no plugin of an earlier chain works on the pod any more.
+    /// Waits until no plugin of an earlier chain works on the pod any more.
     async fn input(&self) -> Result<Input, CniError> {
         Input::take(&self.input, self.limit).await
     }
@@ -148,7 +149,8 @@ impl<'a> Chain<'a> {
         })
     }
 
-    /// The plugin's configuration with what the specification has the runtime add.
+    /// The plugin's configuration with the additions that the specification requires of the
+    /// runtime.
     fn config(&self, plugin: &Plugin, previous: Option<&Value>) -> Map<String, Value> {
         let mut config = config_in(&self.cached.list, plugin);
         let wanted = self.cached.capabilities.iter();
@@ -164,8 +166,8 @@ impl<'a> Chain<'a> {
     }
 }
 
-/// Runs STATUS: whether the plugins of a list can take pods by now, which each of them may have
-/// `limit` to say.
+/// Runs STATUS: whether the plugins of a list are ready for pods. Each plugin has `limit` to
+/// answer.
 pub(super) async fn status(
     list: &List,
     plugin_dirs: &[PathBuf],
@@ -177,7 +179,7 @@ pub(super) async fn status(
             name,
             program: plugin::find(plugin_dirs, name)?,
             command: "STATUS",
-            // There is no pod to tell of.
+            // There is no pod to describe.
             variables: vec![("CNI_PATH", search_path(plugin_dirs))],
             config: Value::Object(config_in(list, plugin))
                 .to_string()
@@ -193,13 +195,13 @@ pub(super) async fn status(
     Ok(())
 }
 
-/// `CNI_PATH`.
+/// The value of `CNI_PATH`.
 fn search_path(plugin_dirs: &[PathBuf]) -> String {
     let path = env::join_paths(plugin_dirs).unwrap_or_else(|_| OsString::new());
     path.to_string_lossy().into_owned()
 }
 
-/// A plugin's configuration with what it has of its list.
+/// A plugin's configuration with the fields that it gets from its list.
 fn config_in(list: &List, plugin: &Plugin) -> Map<String, Value> {
     let mut config = plugin.config.clone();
     config.insert("cniVersion".to_owned(), list.version.clone().into());

@@ -1,5 +1,5 @@
-//! Configuration lists: `*.conflist`, `*.conf` and `*.json` of a directory. The first valid
-//! one by name is the node's; it is read again when the directory or a file in it changes.
+//! Configuration lists: `*.conflist`, `*.conf` and `*.json` of a directory. The first valid list by
+//! file name is the node's; it is read again when the directory or a file in it changes.
 
 use std::fs;
 use std::io::Read as _;
@@ -13,13 +13,13 @@ use tracing::warn;
 
 use super::CniError;
 
-/// No network add-on writes a longer one.
+/// Longest file that is read, in bytes: network add-ons do not write longer ones.
 const FILE_BYTES: u64 = 1 << 20;
 
-/// Longest chain.
+/// Most plugins of a list.
 const MAX_PLUGINS: usize = 32;
 
-/// Versions of the specification that are spoken, oldest first.
+/// Supported versions of the specification, oldest first.
 pub(super) const VERSIONS: &[&str] = &["0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"];
 
 /// A network: plugins that are run one after the other.
@@ -27,18 +27,18 @@ pub(super) const VERSIONS: &[&str] = &["0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.
 pub(crate) struct List {
     /// The network's name.
     pub(crate) name: String,
-    /// Version of the specification that its plugins are spoken to in.
+    /// The version of the specification that is used with its plugins.
     pub(super) version: String,
-    /// Whether its plugins cannot be asked by CHECK.
+    /// Whether CHECK is disabled for its plugins.
     pub(super) disable_check: bool,
-    /// In the order of ADD.
+    /// The plugins in the order of ADD.
     pub(super) plugins: Vec<Plugin>,
 }
 
 impl List {
-    /// Whether its plugins can be asked by STATUS, which came with version 1.1.
+    /// Whether its plugins support STATUS, which came with version 1.1.
     pub(super) fn has_status(&self) -> bool {
-        // Of the versions that are spoken.
+        // Among the supported versions.
         !self.version.starts_with("0.") && self.version != "1.0.0"
     }
 
@@ -53,7 +53,7 @@ impl List {
 pub(crate) struct Plugin {
     /// Its type: the name of its program.
     pub(super) kind: String,
-    /// Its configuration as it came.
+    /// Its configuration as it was read.
     pub(super) config: Map<String, Value>,
 }
 
@@ -72,7 +72,7 @@ pub(super) struct Configurations {
     current: Mutex<Option<(Vec<Stamp>, Arc<List>)>>,
 }
 
-/// By what a file that changed is known.
+/// The attributes that show whether a file has changed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Stamp {
     path: PathBuf,
@@ -89,7 +89,7 @@ impl Configurations {
         }
     }
 
-    /// The node's list, as the directory has it now.
+    /// Returns the node's list, as the directory has it now.
     pub(super) fn current(&self) -> Result<Arc<List>, CniError> {
         let stamps = self.stamps()?;
         let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
@@ -121,7 +121,7 @@ impl Configurations {
         })
     }
 
-    /// The first valid list of this name.
+    /// Returns the first valid list of this name.
     pub(super) fn named(&self, name: &str) -> Result<List, CniError> {
         let mut others = Vec::new();
         for stamp in self.stamps()? {
@@ -140,7 +140,7 @@ impl Configurations {
         })
     }
 
-    /// The directory's configuration files by name.
+    /// Returns the directory's configuration files, sorted by name.
     fn stamps(&self) -> Result<Vec<Stamp>, CniError> {
         let failed = || CniError::io("read the directory", &self.dir);
         let entries = match fs::read_dir(&self.dir) {
@@ -155,7 +155,7 @@ impl Configurations {
             if !matches!(extension, Some("conflist" | "conf" | "json")) {
                 continue;
             }
-            // One that goes away meanwhile, or a link to nowhere, is not there.
+            // A file that is removed meanwhile, or a dangling link, is skipped.
             let Ok(meta) = fs::metadata(&path) else {
                 continue;
             };
@@ -232,7 +232,7 @@ fn plugin(config: Value) -> Result<Plugin, String> {
     Ok(Plugin { kind, config })
 }
 
-/// The newest version that both sides speak.
+/// The newest version that both sides support.
 fn version(config: &Map<String, Value>) -> Result<String, String> {
     let mut offered: Vec<String> = string(config, "cniVersion")?.into_iter().collect();
     if let Some(Value::Array(more)) = config.get("cniVersions") {
@@ -260,7 +260,7 @@ fn string(config: &Map<String, Value>, key: &str) -> Result<Option<String>, Stri
     }
 }
 
-/// CNI specification 1.1, "Configuration format": the name of a network.
+/// Whether a name is valid for a network (CNI specification 1.1, "Configuration format").
 fn is_network_name(name: &str) -> bool {
     let first = name.bytes().next();
     name.len() <= 255

@@ -1,4 +1,4 @@
-//! What has gone through the interfaces of a pod.
+//! Traffic counters of the interfaces of a pod.
 
 use std::fs;
 use std::path::Path;
@@ -14,13 +14,13 @@ const TABLE: &str = "/proc/thread-self/net/dev";
 pub(crate) struct InterfaceCounters {
     /// Name in the network namespace and in the guest.
     pub(crate) name: String,
-    /// What came in.
+    /// Traffic into the pod.
     pub(crate) received: Direction,
-    /// What went out.
+    /// Traffic out of the pod.
     pub(crate) sent: Direction,
 }
 
-/// One direction of an interface, since the pod has it.
+/// One direction of an interface, since the pod has the interface.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Direction {
     pub(crate) bytes: u64,
@@ -29,7 +29,7 @@ pub(crate) struct Direction {
     pub(crate) dropped: u64,
 }
 
-/// Reads the counters of a namespace's interfaces, less loopback and taps.
+/// Reads the counters of a namespace's interfaces, except for loopback and taps.
 pub(super) fn read(path: &Path) -> Result<Vec<InterfaceCounters>, CniError> {
     netns::enter(path, || {
         let text = fs::read_to_string(TABLE).map_err(CniError::io("read", TABLE))?;
@@ -37,7 +37,7 @@ pub(super) fn read(path: &Path) -> Result<Vec<InterfaceCounters>, CniError> {
     })
 }
 
-/// Two lines of headings, then `NAME: ` and sixteen figures a line: eight for each direction.
+/// Parses two lines of headings, then lines of `NAME: ` and sixteen figures: eight per direction.
 fn parse(text: &str) -> Vec<InterfaceCounters> {
     let interfaces = text.lines().skip(2).filter_map(|line| {
         let (name, figures) = line.split_once(':')?;

@@ -1,13 +1,13 @@
-//! What can go wrong with a pod's network.
+//! Errors of a pod's network.
 
 use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// Why a pod has no network, or keeps it.
+/// The reason why a pod has no network, or why its network could not be removed or checked.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum CniError {
-    /// No configuration list.
+    /// There is no configuration list.
     #[error(
         "no CNI configuration in {}: install a network add-on, or put a *.conflist there",
         .dir.display()
@@ -16,15 +16,15 @@ pub(crate) enum CniError {
         /// The directory.
         dir: PathBuf,
     },
-    /// Files are there, and none is valid.
+    /// There are configuration files, but none is valid.
     #[error("no valid CNI configuration in {}: {reason}", .dir.display())]
     InvalidConfiguration {
         /// The directory.
         dir: PathBuf,
-        /// What is wrong with the first one.
+        /// The first file's error.
         reason: String,
     },
-    /// No list of this name.
+    /// There is no list of this name.
     #[error(
         "no CNI network {name:?} in {}: there {}", .dir.display(), known(.others)
     )]
@@ -33,7 +33,7 @@ pub(crate) enum CniError {
         name: String,
         /// The directory.
         dir: PathBuf,
-        /// The networks that are there.
+        /// The existing networks.
         others: Vec<String>,
     },
     /// A plugin's program is missing.
@@ -41,10 +41,10 @@ pub(crate) enum CniError {
     NoPlugin {
         /// Its type.
         name: String,
-        /// Where it was looked for.
+        /// The directories that were searched.
         searched: String,
     },
-    /// What CNI's plugins set rules by.
+    /// The program with which CNI plugins set rules is missing.
     #[error("no iptables in PATH, /usr/sbin or /sbin, which CNI plugins need")]
     NoIptables,
     /// A plugin's program cannot be executed.
@@ -60,64 +60,64 @@ pub(crate) enum CniError {
     Hangs {
         /// Its type.
         name: String,
-        /// What it was asked to do.
+        /// The CNI command.
         command: &'static str,
-        /// How long it had.
+        /// The time limit.
         limit: Duration,
     },
-    /// A plugin of somebody who was killed hangs.
+    /// A plugin hangs whose parent was killed.
     #[error(
         "an orphaned CNI plugin did not exit within {} s: it still has {} open",
         .limit.as_secs(), .input.display()
     )]
     StillRuns {
-        /// What it reads.
+        /// The plugin's input.
         input: PathBuf,
         /// How long it was waited for.
         limit: Duration,
     },
-    /// A plugin prints without end.
+    /// A plugin prints too much.
     #[error("CNI plugin {name:?} printed more than {limit} bytes at {command} and was killed")]
     TooMuchOutput {
         /// Its type.
         name: String,
-        /// What it was asked to do.
+        /// The CNI command.
         command: &'static str,
-        /// How much it may print.
+        /// The limit in bytes.
         limit: usize,
     },
-    /// A plugin says why it failed.
+    /// A plugin reports an error.
     #[error("CNI plugin {name:?} failed to {command}: {message}")]
     Failed {
         /// Its type.
         name: String,
-        /// What it was asked to do.
+        /// The CNI command.
         command: &'static str,
-        /// CNI's error code, 0 when it gave none.
+        /// CNI's error code, 0 if it gave none.
         code: u64,
-        /// Its own words.
+        /// The plugin's own words.
         message: String,
     },
-    /// A plugin says that it takes no pods by now.
+    /// A plugin reports that it is not ready for pods.
     #[error("CNI plugin {name:?} is not ready: {message}")]
     NotReady {
         /// Its type.
         name: String,
-        /// Its own words.
+        /// The plugin's own words.
         message: String,
     },
-    /// A plugin was not waited for any longer.
+    /// The wait for a plugin was cancelled.
     #[error("CNI plugin {name:?} was cancelled during {command}")]
     Cancelled {
         /// Its type.
         name: String,
-        /// What it was asked to do.
+        /// The CNI command.
         command: &'static str,
     },
-    /// CHECK was not waited for any longer, before a plugin ran.
+    /// A CHECK was cancelled before a plugin ran.
     #[error("the network check was cancelled")]
     Unchecked,
-    /// What a plugin answered is not a result of CNI, or nothing that a pod can have.
+    /// A plugin's answer is not a valid CNI result, or not usable for a pod.
     #[error("CNI plugin {name:?} gave an invalid result: {reason}")]
     InvalidResult {
         /// Its type, or the network's name.
@@ -125,7 +125,7 @@ pub(crate) enum CniError {
         /// What is wrong with it.
         reason: String,
     },
-    /// A name that plugins cannot be told.
+    /// A part of the pod's identity cannot be passed to plugins.
     #[error("the pod's {field} {value:?} cannot be passed to CNI plugins: it has ';' or '='")]
     InvalidIdentity {
         /// Name, namespace, uid or id.
@@ -136,10 +136,10 @@ pub(crate) enum CniError {
     /// The pod has no network here.
     #[error("pod sandbox {id} has no network to check")]
     NotAttached {
-        /// The pod.
+        /// The pod's id.
         id: String,
     },
-    /// A file or namespace of the host.
+    /// An operation on a file or namespace of the host failed.
     #[error("cannot {action} {}", .path.display())]
     Io {
         /// What was tried.
@@ -157,7 +157,7 @@ pub(crate) enum CniError {
         #[source]
         source: rtnetlink::Error,
     },
-    /// The plugins made nothing that a guest can have.
+    /// The plugins created no interface that a guest can have.
     #[error("the CNI plugins left no usable interface {name:?} in the pod's network namespace")]
     NoInterface {
         /// The interface.

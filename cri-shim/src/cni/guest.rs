@@ -1,11 +1,11 @@
-//! What a guest gets of its network, as a sandbox is told it.
+//! Converts a pod's network into a sandbox's configuration.
 
 use super::Attachment;
 use crate::machine::NicKind;
 use crate::sandbox::{GuestNetwork, Interface, Neighbour, NicConfig, Route};
 
 impl Attachment {
-    /// The guest's cards, and what its agent gives them.
+    /// Returns the guest's cards, and their configuration for the agent.
     pub(crate) fn into_guest(self) -> (Vec<NicConfig>, GuestNetwork) {
         let mut nics = Vec::new();
         let mut network = GuestNetwork::default();

@@ -1,8 +1,8 @@
-//! What plugins read: their configuration, in a file of the pod's that is locked while they run.
+//! The input of plugins: their configuration, in a file of the pod that is locked while they run.
 //!
-//! Whoever runs a plugin may be killed, and the plugin goes on. One that undid its work at the same
-//! time would find a part of it: the next one for that pod waits (CNI specification 1.1, "Lifecycle
-//! & Ordering").
+//! A plugin continues if the process that runs it is killed. A plugin that undid its work at the
+//! same time would find only part of it, so the pod's next plugin waits (CNI specification 1.1,
+//! "Lifecycle & Ordering").
 
 use std::fs::File;
 use std::io::{self, Seek as _, Write as _};
@@ -17,20 +17,20 @@ use super::CniError;
 use crate::blocking::apart;
 use crate::patience::timeout;
 
-/// Bytes of the file at least, blanks behind a configuration: DEL's is longer than that of an ADD
-/// before there was a result.
+/// Least size of the file in bytes, padded with blanks: DEL's configuration is longer than that of
+/// an ADD, which has no result yet.
 const MIN_FILE_SIZE: usize = 16 << 10;
 
 /// The input of plugins that run one after the other.
 #[derive(Debug)]
 pub(super) struct Input {
     file: File,
-    /// Whether a plugin may have it.
+    /// Whether a plugin may have it open.
     is_lent: bool,
 }
 
 impl Input {
-    /// Takes the file of a pod once no plugin has it, which is waited for until `limit`.
+    /// Opens a pod's file, and waits up to `limit` until no plugin uses it.
     pub(super) async fn take(path: &Path, limit: Duration) -> Result<Self, CniError> {
         let mut options = File::options();
         options.read(true).write(true).create(true).truncate(false);
@@ -55,7 +55,7 @@ impl Input {
         })
     }
 
-    /// One for plugins that work on no pod.
+    /// Creates an input for plugins that do not work on a pod.
     pub(super) fn of_nobody() -> Result<Self, CniError> {
         let file = memfd_create("cni-input", MemfdFlags::CLOEXEC).map_err(io::Error::from);
         let file = file.map_err(CniError::io("make a file for", "a CNI plugin"))?;
@@ -65,11 +65,11 @@ impl Input {
         })
     }
 
-    /// The stdin of a plugin that reads `config`. It keeps the lock, whatever becomes of this one,
-    /// until it has ended or is said to have.
+    /// Returns the stdin of a plugin that reads `config`. It keeps the lock, even if this value is
+    /// dropped, until the plugin has ended or [`Self::returned`] is called.
     pub(super) fn lend(&mut self, config: &[u8]) -> io::Result<Stdio> {
         let length = usize::try_from(self.file.metadata()?.len()).unwrap_or(0);
-        // DEL is to be told its own on a full disk, too: the file keeps the room that it has got.
+        // The file keeps its size, so that DEL's configuration can be written on a full disk, too.
         let mut config = config.to_vec();
         config.resize(config.len().max(length).max(MIN_FILE_SIZE), b' ');
         self.file.rewind()?;
@@ -80,7 +80,8 @@ impl Input {
         Ok(stdin.into())
     }
 
-    /// The plugin has ended: what it may have left running with its stdin holds nobody up.
+    /// Reports that the plugin has ended: processes that it left with its stdin do not keep the
+    /// lock.
     pub(super) fn returned(&mut self) {
         self.is_lent = false;
     }
@@ -89,7 +90,7 @@ impl Input {
 impl Drop for Input {
     fn drop(&mut self) {
         if !self.is_lent {
-            // The lock is that of all who have the file open.
+            // This releases the lock for all that have the file open.
             let _ = flock(&self.file, FlockOperation::Unlock);
         }
     }
@@ -168,7 +169,7 @@ mod tests {
             input = Input::take(&path, LONG).await.unwrap();
             for other in ["{}", &"7".repeat(MIN_FILE_SIZE), &config] {
                 input.lend(other.as_bytes()).unwrap();
-                // Somebody else waits for room.
+                // Another process fills the disk.
                 disk.fill();
             }
             disk.clear();

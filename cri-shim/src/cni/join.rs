@@ -1,11 +1,11 @@
-//! The guest's way to the interfaces that CNI's plugins made: for each one a tap, joined to
-//! it by two redirects of the kernel's traffic control, so that every plugin works (bridges
-//! need a port with the right MAC address; a veth or macvlan cannot be handed to a guest).
+//! Connects the guest to the interfaces that CNI plugins created: for each one a tap, joined to it
+//! by two redirects of the kernel's traffic control, so that every plugin works (bridges need a
+//! port with the right MAC address; a veth or macvlan cannot be handed to a guest).
 //!
-//! The interface keeps its addresses, by which plugins know it at CHECK; nothing that comes
-//! in reaches them, because the redirect takes it before the host's network stack sees it.
-//! Addresses, routes and static neighbours for the guest are read from the kernel, not from what
-//! plugins say that they did: so what no result tells reaches the guest as well.
+//! The interface keeps its addresses, by which plugins recognize it at CHECK; incoming packets do
+//! not reach them, because they are redirected before the host's network stack sees them.
+//! Addresses, routes and static neighbours for the guest are read from the kernel, not from the
+//! plugins' results, so that the guest gets those that no result mentions, too.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -30,74 +30,74 @@ use crate::tap::{MAX_NICS, TUN, is_tap_name, open_tap, tap_name};
 const MAX_ROUTES: usize = 1024;
 /// Most static neighbours of one pod.
 const MAX_NEIGHBOURS: usize = limits::NEIGHBOURS;
-/// The kernel's least and greatest for Ethernet with IP on it.
+/// The kernel's limits for Ethernet with IP.
 const MTU_RANGE: std::ops::RangeInclusive<u32> = 68..=65535;
 
-/// ETH_P_ALL, in network byte order as traffic control wants it.
+/// ETH_P_ALL, in network byte order as traffic control expects it.
 const ALL_PROTOCOLS: u16 = 0x0003_u16.to_be();
 
-/// What a guest gets of its pod's network.
+/// A guest's part of its pod's network.
 #[derive(Debug, Default)]
 pub(crate) struct Attachment {
-    /// One card per interface, the pod's first one first.
+    /// One card per interface, starting with the pod's first one.
     pub(crate) nics: Vec<Nic>,
-    /// In the order in which they can be added.
+    /// In an order in which they can be added.
     pub(crate) routes: Vec<Route>,
-    /// Those that plugins made for good: some gateways answer no question for their address.
+    /// Permanent neighbours that plugins added: some gateways do not answer ARP or NDP requests.
     pub(crate) neighbours: Vec<Neighbour>,
-    /// The pod's addresses as CNI tells them, the first one first.
+    /// The pod's addresses by the CNI result, starting with the first one.
     pub(crate) addresses: Vec<IpAddr>,
-    /// What the network says of name servers.
+    /// The name servers of the network.
     pub(crate) dns: Dns,
-    /// Whether the cards are as many as taps were prepared, and theirs.
+    /// Whether there are as many cards as prepared taps, so that these are used.
     pub(crate) is_as_prepared: bool,
 }
 
-/// A card of the guest's.
+/// A network card of the guest.
 #[derive(Debug)]
 pub(crate) struct Nic {
-    /// Its other end, opened with a virtio-net header on each frame.
+    /// The host's end, opened with a virtio-net header on each frame.
     pub(crate) tap: OwnedFd,
     /// Name of the interface that it stands for.
     pub(crate) name: String,
     /// MAC address of that interface.
     pub(crate) mac: [u8; 6],
-    /// MTU_RANGE of that interface.
+    /// MTU of that interface.
     pub(crate) mtu: u16,
     /// Addresses of that interface.
     pub(crate) addresses: Vec<Prefix>,
 }
 
-/// A route of the guest's.
+/// A route in the guest.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Route {
-    /// Where to.
+    /// The destination.
     pub(crate) destination: Prefix,
-    /// By whom; directly when none.
+    /// The next hop; `None` if the destination is on the link.
     pub(crate) gateway: Option<IpAddr>,
-    /// Through which interface.
+    /// The interface's name.
     pub(crate) interface: String,
 }
 
-/// A static neighbour of the guest's.
+/// A static neighbour of the guest.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Neighbour {
     pub(crate) address: IpAddr,
     pub(crate) mac: [u8; 6],
-    /// On which interface.
+    /// The interface's name.
     pub(crate) interface: String,
 }
 
 impl Attachment {
-    /// Completes what the kernel tells by what the plugins do.
+    /// Adds the information that only the plugins' result has.
     pub(super) fn take_result(&mut self, result: &CniResult) {
         self.addresses = result.addresses();
         self.dns = result.dns().clone();
     }
 }
 
-/// Joins a tap to each interface of this thread's network namespace.
-/// The one called `first` is the first, and the taps in `taps` are those of the first ones.
+/// Joins a tap to each interface of this thread's network namespace. The interface called `first`
+/// is the first one, and `taps` are used for the first interfaces.
 pub(super) fn join(first: &str, taps: Vec<OwnedFd>) -> Result<Attachment, CniError> {
     let path = "/proc/thread-self/ns/net";
     let runtime = tokio::runtime::Builder::new_current_thread()
@@ -114,7 +114,7 @@ pub(super) fn join(first: &str, taps: Vec<OwnedFd>) -> Result<Attachment, CniErr
     })
 }
 
-/// An interface as the kernel tells it.
+/// An interface as the kernel reports it.
 #[derive(Debug)]
 struct Link {
     index: u32,
@@ -158,8 +158,8 @@ async fn join_all(
         join_one(handle, &tap_name(number), &link).await?;
         let addresses = addresses.remove(&link.index).unwrap_or_default();
         let own = addresses.into_iter().map(|address| {
-            // A plugin that took away the route to the address's network (as ptp does) has
-            // its reasons: the guest must not make that route again.
+            // A plugin that removed the route to the address's network (as ptp does) has its
+            // reasons: the guest must not add that route again.
             let has_route = connected.contains(&(address.network(), link.index));
             if has_route {
                 address
@@ -170,7 +170,7 @@ async fn join_all(
         attachment.nics.push(Nic {
             tap,
             mac: link.mac,
-            // In range: links outside of it are refused.
+            // In range: links with another MTU are refused.
             mtu: u16::try_from(link.mtu).unwrap_or(u16::MAX),
             addresses: own.collect(),
             name: link.name,
@@ -179,7 +179,7 @@ async fn join_all(
     Ok(attachment)
 }
 
-/// Makes the redirects between one interface and its tap.
+/// Creates the redirects between one interface and its tap.
 async fn join_one(handle: &Handle, tap: &str, link: &Link) -> Result<(), CniError> {
     let mut found = handle.link().get().match_name(tap.to_owned()).execute();
     let message = first(&mut found, "find the tap").await?;
@@ -212,7 +212,7 @@ async fn redirect(handle: &Handle, from: u32, to: u32) -> Result<(), CniError> {
     filter.execute().await.map_err(CniError::netlink(action))
 }
 
-/// The loopback interface, and those that a guest can have a card for.
+/// Returns the loopback interface, and the interfaces that a guest can have a card for.
 async fn links(handle: &Handle) -> Result<(Option<u32>, Vec<Link>), CniError> {
     let action = "list the interfaces";
     let mut loopback = None;
@@ -223,7 +223,8 @@ async fn links(handle: &Handle) -> Result<(Option<u32>, Vec<Link>), CniError> {
         if header.flags.contains(LinkFlags::Loopback) {
             loopback = Some(header.index);
         }
-        // Tunnels that each namespace has by itself are down, and taps until they are joined.
+        // Tunnels that exist in each namespace by default are down, and so are taps until they are
+        // joined.
         let usable =
             header.link_layer_type == LinkLayerType::Ether && header.flags.contains(LinkFlags::Up);
         if !usable {
@@ -246,7 +247,7 @@ async fn links(handle: &Handle) -> Result<(Option<u32>, Vec<Link>), CniError> {
             }
         }
         if is_tap_name(&link.name) {
-            // Brought up by a plugin that does so with all that it finds.
+            // A plugin brought it up that does so with all interfaces.
             continue;
         }
         if !MTU_RANGE.contains(&link.mtu) || links.len() == MAX_NICS {
@@ -254,7 +255,7 @@ async fn links(handle: &Handle) -> Result<(Option<u32>, Vec<Link>), CniError> {
                 name: link.name.clone(),
                 reason: match links.len() {
                     MAX_NICS => format!("more than {MAX_NICS} interfaces"),
-                    _ => format!("an MTU_RANGE of {}", link.mtu),
+                    _ => format!("an MTU of {}", link.mtu),
                 },
             });
         }
@@ -263,12 +264,12 @@ async fn links(handle: &Handle) -> Result<(Option<u32>, Vec<Link>), CniError> {
     Ok((loopback, links))
 }
 
-/// Addresses by interface, without those that each kernel makes for itself.
+/// Returns addresses by interface, without those that the kernel adds itself.
 async fn addresses(handle: &Handle) -> Result<BTreeMap<u32, Vec<Prefix>>, CniError> {
     let mut addresses: BTreeMap<u32, Vec<Prefix>> = BTreeMap::new();
     let mut messages = handle.address().get().execute();
     while let Some(message) = first(&mut messages, "list the addresses").await? {
-        // IFA_LOCAL is the address where IFA_ADDRESS may be the peer's.
+        // IFA_LOCAL is the interface's address if IFA_ADDRESS is the peer's.
         let mut address = None;
         for attribute in &message.attributes {
             match attribute {
@@ -293,10 +294,10 @@ fn is_link_local_v6(address: &IpAddr) -> bool {
     matches!(address, IpAddr::V6(address) if address.is_unicast_link_local())
 }
 
-/// Networks that are reached directly because an interface has an address in them.
+/// Networks on the link, with an interface's address in them.
 type Connected = Vec<(Prefix, u32)>;
 
-/// Connected networks, and the routes that somebody added.
+/// Returns networks on the link, and the routes that were added explicitly.
 async fn routes(handle: &Handle, links: &[Link]) -> Result<(Connected, Vec<Route>), CniError> {
     let mut connected = Vec::new();
     let mut routes = Vec::new();
@@ -345,7 +346,7 @@ async fn routes(handle: &Handle, links: &[Link]) -> Result<(Connected, Vec<Route
             });
         }
     }
-    // A gateway must be reachable when a route by it is added.
+    // A gateway must be reachable when a route through it is added.
     routes.sort_by_key(|route| {
         let length = route.destination.length();
         (route.gateway.is_some(), std::cmp::Reverse(length))
@@ -353,7 +354,7 @@ async fn routes(handle: &Handle, links: &[Link]) -> Result<(Connected, Vec<Route
     Ok((connected, routes))
 }
 
-/// Neighbours that somebody added for good.
+/// Returns neighbours that were added permanently.
 async fn neighbours(handle: &Handle, links: &[Link]) -> Result<Vec<Neighbour>, CniError> {
     let mut neighbours = Vec::new();
     let mut messages = handle.neighbours().get().execute();
@@ -397,7 +398,7 @@ async fn neighbours(handle: &Handle, links: &[Link]) -> Result<Vec<Neighbour>, C
     Ok(neighbours)
 }
 
-/// A route while it is read.
+/// A route while it is parsed.
 struct Found {
     destination: Option<IpAddr>,
     gateway: Option<IpAddr>,
@@ -415,7 +416,7 @@ impl Found {
         }
     }
 
-    /// Where it leads; a default route names no address.
+    /// Returns the destination; a default route has no address.
     fn prefix(&self, header: &RouteHeader) -> Option<Prefix> {
         let unspecified = match header.address_family {
             AddressFamily::Inet => IpAddr::V4(Ipv4Addr::UNSPECIFIED),

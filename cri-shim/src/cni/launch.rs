@@ -1,4 +1,4 @@
-//! A machine that starts while its network is made.
+//! Starts a machine while its network is set up.
 
 use std::net::IpAddr;
 
@@ -9,7 +9,7 @@ use crate::sandbox::{
     GuestNetwork, LaunchConfig, Launching, NicConfig, SandboxError, provisional_nics,
 };
 
-/// No machine with a network.
+/// The reason why a machine with a network was not started.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum BeginError {
     #[error(transparent)]
@@ -18,22 +18,22 @@ pub(crate) enum BeginError {
     Machine(#[from] SandboxError),
 }
 
-/// A machine whose guest begins to run, and its network, of which it is to be told.
+/// A machine whose guest starts to run, and the network that it is to get.
 #[derive(Debug)]
 pub(crate) struct Begun {
     pub(crate) launching: Launching,
     pub(crate) network: GuestNetwork,
-    /// The pod's addresses as CNI tells them, the first one first.
+    /// The pod's addresses by the CNI result, starting with the first one.
     pub(crate) addresses: Vec<IpAddr>,
-    /// What the network says of name servers.
+    /// The name servers of the network.
     pub(crate) dns: Dns,
 }
 
 impl Cni {
-    /// As [`Self::attach`], while the machine that `config` gives for its cards begins to run. It
-    /// begins anew when the cards are others than was prepared for.
+    /// As [`Self::attach`], while the machine of `config`, which gets its cards, starts to run. It
+    /// is started again if the cards differ from the prepared ones.
     ///
-    /// When that fails no machine runs. What there is of a network is undone by [`Self::detach`].
+    /// If this fails, no machine runs. What was set up of a network is undone by [`Self::detach`].
     pub(crate) async fn begin(
         &self,
         pod: &PodIdentity,
@@ -42,8 +42,8 @@ impl Cni {
         config: impl Fn(Vec<NicConfig>) -> LaunchConfig,
     ) -> Result<Begun, BeginError> {
         let taps = prepared.taps()?;
-        // The plugins take longer than a clone. Each of the two is waited for whatever becomes of
-        // the other: what a plugin has half done could not be undone.
+        // The plugins take longer than a clone. Both are waited for, whatever the other's result
+        // is: a half-finished plugin could not be undone.
         let (attached, begun) = tokio::join!(
             self.attach(pod, capabilities, prepared),
             Launching::begin(config(provisional_nics(taps))),

@@ -1,18 +1,18 @@
 //! The pod's network, by the Container Network Interface.
 //!
 //! Configuration lists come from a directory ([`config`]); [`chain`] runs their plugins, one at a
-//! time for a pod, also after whoever ran them was killed ([`input`]), and keeps what they answered
-//! on the disk ([`cache`]); [`netns`] is the network namespace that they work in. What leaves is an
-//! [`Attachment`]: for each interface that the plugins made there, a tap joined to it ([`join`]),
-//! and the addresses, routes and static neighbours that the guest's own card takes over. Plugins
-//! and what they print are hostile: bounded in time and size, and checked ([`result`]) before
-//! anything is done with it.
+//! time for each pod, even after the process that ran them was killed ([`input`]), and stores their
+//! results on the disk ([`cache`]); [`netns`] is the network namespace that they work in. The
+//! result is an [`Attachment`]: for each interface that the plugins created, a tap joined to it
+//! ([`join`]), and the addresses, routes and static neighbours for the guest's own card. Plugins
+//! and their output are not trusted: they are limited in time and size, and results are checked
+//! ([`result`]) before they are used.
 //!
-//! Whether the node's plugins take pods by now is asked in [`status`], where they can say so.
-//! Who asks chooses the network: the node's, another one of the directory by its name, or the
-//! one that podvisor brings itself ([`nat`]). [`guest`] says all this in the terms of a sandbox,
-//! [`launch`] has its machine start meanwhile, and [`resolver`] says it in those of files of
-//! `/etc`. Nothing here knows the Container Runtime Interface or the command line.
+//! [`status`] asks the node's plugins whether they are ready for pods, if they support it. The
+//! caller chooses the network: the node's, another one of the directory by its name, or podvisor's
+//! own ([`nat`]). [`guest`] converts all this for a sandbox, [`launch`] starts its machine
+//! meanwhile, and [`resolver`] writes files of `/etc`. Nothing here depends on the Container
+//! Runtime Interface or the command line.
 
 mod cache;
 mod chain;
@@ -66,29 +66,30 @@ use config::Configurations;
 use result::CniResult;
 use status::Status;
 
-/// The name that the pod's first interface has in its network namespace and in the guest.
+/// The name of the pod's first interface in its network namespace and in the guest.
 pub(crate) const INTERFACE: &str = "eth0";
 
-/// How long one plugin may take unless set otherwise.
+/// The default time limit of one plugin.
 const PLUGIN_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Where CNI finds and keeps its files.
+/// The directories of CNI, and its time limit.
 #[derive(Debug, Clone)]
 pub(crate) struct CniOptions {
-    /// Configuration lists.
+    /// The directory of configuration lists.
     pub(crate) config_dir: PathBuf,
-    /// Plugins, searched in this order.
+    /// The directories of plugins, searched in this order.
     pub(crate) plugin_dirs: Vec<PathBuf>,
-    /// What the plugins answered, to undo it by; it must outlive a restart of the daemon.
+    /// The directory of plugins' results, for undoing them; it must outlive a restart of the
+    /// daemon.
     pub(crate) cache_dir: PathBuf,
-    /// Network namespaces.
+    /// The directory of network namespaces.
     pub(crate) netns_dir: PathBuf,
-    /// How long one plugin may take.
+    /// The time limit of one plugin.
     pub(crate) plugin_timeout: Duration,
 }
 
 impl CniOptions {
-    /// The usual directories of plugins and their configuration, with state below `root` and
+    /// Uses the usual directories of plugins and their configuration, with state below `root` and
     /// namespaces below `state`.
     pub(crate) fn new(root: &Path, state: &Path) -> Self {
         Self {
@@ -101,7 +102,7 @@ impl CniOptions {
     }
 }
 
-/// The pod that wants a network.
+/// The pod that gets a network.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct PodIdentity {
     /// Id of its sandbox: CNI's container id.
@@ -114,22 +115,22 @@ pub(crate) struct PodIdentity {
     pub(crate) uid: String,
 }
 
-/// What the runtime tells plugins that ask for it by a capability, by its name:
-/// `portMappings`, `bandwidth`, `ips`, `mac`, `dns`, ….
+/// Values that the runtime passes to plugins with a capability of that name: `portMappings`,
+/// `bandwidth`, `ips`, `mac`, `dns`, ….
 pub(crate) type Capabilities = serde_json::Map<String, Value>;
 
-/// A port of the host that leads to one of a pod.
+/// A port of the host that is forwarded to one of a pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct PortMapping {
     pub(crate) host_port: u16,
     pub(crate) pod_port: u16,
     /// `tcp`, `udp` or `sctp`.
     pub(crate) protocol: String,
-    /// Of which address of the host; empty for all.
+    /// The address of the host; empty for all addresses.
     pub(crate) host_ip: String,
 }
 
-/// The capability `portMappings`, where there are any.
+/// Returns the capability `portMappings`, unless there are none.
 pub(crate) fn port_mappings(mappings: &[PortMapping]) -> Option<(String, Value)> {
     let mappings = mappings.iter().map(|mapping| {
         json!({
@@ -143,25 +144,25 @@ pub(crate) fn port_mappings(mappings: &[PortMapping]) -> Option<(String, Value)>
     (!mappings.is_empty()).then(|| ("portMappings".to_owned(), Value::Array(mappings)))
 }
 
-/// The network of this name among the configuration lists.
+/// Returns the configuration list of this name.
 pub(crate) fn find(options: &CniOptions, name: &str) -> Result<List, CniError> {
     Configurations::new(options.config_dir.clone()).named(name)
 }
 
-/// Networks of pods.
+/// The networks of this node's pods.
 #[derive(Debug)]
 pub(crate) struct Cni {
     configurations: Configurations,
     cache: Cache,
     options: CniOptions,
-    /// Of pods whose plugins run.
+    /// Turns of pods whose plugins run.
     turns: Turns,
     interfaces: UsualInterfaces,
     status: Status,
 }
 
-/// How many interfaces a pod of this node is likely to get: as many as the last two that got
-/// equally many, so that one that is unlike the others does not matter to the next one.
+/// The number of interfaces that a pod of this node is likely to get: that of the last two pods
+/// with the same number, so that a single different pod does not affect the next one.
 #[derive(Debug)]
 struct UsualInterfaces {
     count: AtomicUsize,
@@ -187,7 +188,7 @@ impl UsualInterfaces {
     }
 }
 
-/// A pod's place on a network: its namespace, with taps for interfaces that are not there yet.
+/// A pod's prepared network namespace, with taps for interfaces that do not exist yet.
 #[derive(Debug)]
 pub(crate) struct Prepared {
     list: Arc<List>,
@@ -196,7 +197,7 @@ pub(crate) struct Prepared {
 }
 
 impl Prepared {
-    /// The taps, for a machine that starts meanwhile.
+    /// Duplicates the taps, for a machine that starts meanwhile.
     fn taps(&self) -> Result<Vec<OwnedFd>, CniError> {
         let taps: io::Result<_> = self.taps.iter().map(OwnedFd::try_clone).collect();
         taps.map_err(CniError::io("keep open a tap by", tap::TUN))
@@ -216,7 +217,7 @@ impl Cni {
         })
     }
 
-    /// Whether pods can get a network, and why not.
+    /// Returns the network's name if pods can get a network, or the reason why not.
     pub(crate) async fn ready(&self) -> Result<String, Arc<CniError>> {
         let list = in_place(|| self.configurations.current())?;
         let plugin_dirs = &self.options.plugin_dirs;
@@ -227,18 +228,18 @@ impl Cni {
         Ok(list.name.clone())
     }
 
-    /// Path of a pod's network namespace.
+    /// Returns the path of a pod's network namespace.
     pub(crate) fn netns(&self, id: &str) -> PathBuf {
         self.options.netns_dir.join(id)
     }
 
-    /// The network of this name, whichever of the directory's it is.
+    /// Returns the directory's network of this name.
     pub(crate) fn network(&self, name: &str) -> Result<List, CniError> {
         self.configurations.named(name)
     }
 
-    /// Makes the place of the pod `id` on the node's network, with as many taps as pods of this
-    /// node usually need. [`Self::detach`] undoes it.
+    /// Prepares a network namespace for the pod `id` on the node's network, with as many taps as
+    /// pods of this node usually need. [`Self::detach`] undoes it.
     pub(crate) fn prepare(&self, id: &str) -> Result<Prepared, CniError> {
         in_place(|| {
             let list = self.configurations.current()?;
@@ -261,7 +262,7 @@ impl Cni {
             }),
         };
         if taps.is_err() {
-            // What stays is removed with what earlier lives left.
+            // Leftovers are removed together with those of earlier runs.
             let _ = netns::remove(&netns);
         }
         Ok(Prepared {
@@ -282,9 +283,9 @@ impl Cni {
         self.attach(pod, capabilities, prepared).await
     }
 
-    /// Runs the network's plugins in the pod's network namespace and joins a tap to each
-    /// interface that they made. When that fails nothing of it, nor of what was prepared, stays
-    /// but for what holds the taps.
+    /// Runs the network's plugins in the pod's network namespace and joins a tap to each interface
+    /// that they created. If this fails, all of it and of the preparation is undone, except for
+    /// open taps.
     pub(crate) async fn attach(
         &self,
         pod: &PodIdentity,
@@ -295,8 +296,8 @@ impl Cni {
         if let Err(error) = &attached {
             debug!(pod = pod.id, %error, "the pod gets no network");
             if let Err(error) = self.detach(&pod.id).await {
-                // What is left is in the cache and the namespace's directory: the next
-                // attempt to remove the pod finds it there.
+                // The leftovers are in the cache and the namespace's directory: the next attempt to
+                // remove the pod finds them there.
                 warn!(pod = pod.id, %error, "CNI DEL failed; will retry on removal");
             }
         }
@@ -311,7 +312,7 @@ impl Cni {
     ) -> Result<Attachment, CniError> {
         let mut cached = Cached::new(pod.clone(), &list, netns.clone(), capabilities);
         cached.check()?;
-        // Kept before the first plugin runs: a crash in the middle is undone by it.
+        // Written before the first plugin runs, so that an interrupted ADD can be undone.
         in_place(|| self.cache.put(&cached))?;
         let mut so_far = cached.clone();
         let note = |answer: &Value| {
@@ -333,8 +334,8 @@ impl Cni {
         Ok(attachment)
     }
 
-    /// Asks the plugins whether the pod's network is as they made it, until `end` at most: the
-    /// pod's network must not be undone at the same time.
+    /// Runs CHECK on the pod's network until `end` at most: the network must not be undone at the
+    /// same time.
     pub(crate) async fn check(
         &self,
         id: &str,
@@ -346,8 +347,8 @@ impl Cni {
         }
     }
 
-    /// Undoes [`Self::attach`], whole or in parts, and a part of it that was made before a
-    /// crash. Succeeds when there is nothing to undo; may be repeated until it succeeds.
+    /// Undoes [`Self::attach`], completely or partly done, even before a crash. Succeeds if there
+    /// is nothing to undo; may be repeated until it succeeds.
     pub(crate) async fn detach(&self, id: &str) -> Result<(), CniError> {
         if let Some(cached) = in_place(|| self.cache.get(id))? {
             in_place(|| netns::remove_bare(&cached.netns))?;
@@ -360,14 +361,14 @@ impl Cni {
         })
     }
 
-    /// What has gone through a pod's interfaces, the first one first.
+    /// Returns the traffic counters of a pod's interfaces, the first one first.
     pub(crate) fn counters(&self, id: &str) -> Result<Vec<InterfaceCounters>, CniError> {
         let mut counters = in_place(|| counters::read(&self.netns(id)))?;
         counters.sort_by_key(|counters| counters.name != INTERFACE);
         Ok(counters)
     }
 
-    /// Ids of pods of which something is left here.
+    /// Returns the ids of pods with state here.
     pub(crate) fn known(&self) -> Result<Vec<String>, CniError> {
         let mut ids = self.cache.ids()?;
         ids.extend(netns::list(&self.options.netns_dir)?);
@@ -376,7 +377,7 @@ impl Cni {
         Ok(ids)
     }
 
-    /// What the plugins say of name servers for a pod.
+    /// Returns the name servers that the plugins gave a pod.
     pub(crate) fn dns(&self, id: &str) -> Result<Dns, CniError> {
         let result = self.result(id)?;
         Ok(result
@@ -384,12 +385,12 @@ impl Cni {
             .unwrap_or_default())
     }
 
-    /// What a pod that is attached has on its first interface.
+    /// Returns the addresses of a pod's first interface, if it is attached.
     pub(crate) fn endpoint(&self, id: &str) -> Result<Option<Endpoint>, CniError> {
         Ok(self.result(id)?.map(|result| result.endpoint(INTERFACE)))
     }
 
-    /// What the plugins answered; `None` while the pod is not attached.
+    /// Returns the plugins' result; `None` while the pod is not attached.
     fn result(&self, id: &str) -> Result<Option<CniResult>, CniError> {
         let raw = self.cache.get(id)?.and_then(|cached| cached.result);
         raw.map(|raw| CniResult::parse(&raw, INTERFACE)).transpose()

@@ -1,5 +1,5 @@
-//! The network that podvisor brings itself: a bridge of the host's with a private subnet, behind
-//! the host's addresses, by the plugins that every distribution has.
+//! Podvisor's own network: a bridge on the host with a private subnet, masqueraded by the host's
+//! addresses, with the plugins that every distribution has.
 
 use std::env;
 use std::path::Path;
@@ -9,26 +9,26 @@ use serde_json::json;
 use super::config::{List, Plugin};
 use super::{CniError, CniOptions, plugin};
 
-/// Name of the network, under which plugins keep its addresses.
+/// Name of the network, under which plugins store its addresses.
 pub(crate) const NAME: &str = "podvisor";
 
 /// The bridge.
 pub(crate) const BRIDGE: &str = "podvisor0";
 
-/// Its subnet; the bridge has the first address.
+/// The bridge's subnet; the bridge has the first address.
 pub(crate) const SUBNET: &str = "10.209.0.0/16";
 
 const VERSION: &str = "1.0.0";
 
-/// Its plugins. That for ports is there when ports are published: without, none of its rules
-/// have to be looked for in the end.
+/// Returns the network's configuration. The portmap plugin is only included if ports are published:
+/// otherwise DEL would look for its rules in vain.
 pub(crate) fn list(publishes: bool) -> List {
     let bridge = json!({
         "type": "bridge",
         "bridge": BRIDGE,
         "isGateway": true,
         "ipMasq": true,
-        // A guest reaches ports that it publishes itself by the host's address, too.
+        // A guest can also reach its own published ports by the host's address.
         "hairpinMode": true,
         "ipam": {
             "type": "host-local",
@@ -37,7 +37,7 @@ pub(crate) fn list(publishes: bool) -> List {
         },
     });
     let portmap = json!({"type": "portmap", "capabilities": {"portMappings": true}});
-    // Lets through what a host that forwards nothing by default would drop.
+    // Accepts packets that a host with a forward policy of DROP would drop.
     let firewall = json!({"type": "firewall"});
     let plugins = [Some(bridge), publishes.then_some(portmap), Some(firewall)];
     let plugins = plugins.into_iter().flatten().filter_map(|config| {
@@ -53,7 +53,7 @@ pub(crate) fn list(publishes: bool) -> List {
     }
 }
 
-/// Whether the host has what the network is made by.
+/// Checks whether the host has the programs that the network needs.
 pub(crate) fn check(options: &CniOptions, list: &List) -> Result<(), CniError> {
     let kinds = list.plugins.iter().map(|plugin| plugin.kind.as_str());
     for kind in kinds.chain(["host-local"]) {

@@ -1,4 +1,4 @@
-//! Network namespaces with a name: each is kept by a bind mount of its file.
+//! Named network namespaces: each is kept by a bind mount of its file.
 #![allow(unsafe_code)] // a network namespace for one thread
 
 use std::fs::{self, File};
@@ -17,8 +17,7 @@ use crate::blocking::in_thread;
 /// The file system of namespaces, `NSFS_MAGIC` of linux/magic.h.
 const NSFS: rustix::fs::FsWord = 0x6e73_6673;
 
-/// Makes a network namespace at `path`. One that is there already, from before a crash, is
-/// replaced.
+/// Creates a network namespace at `path`, and replaces one that was left there by a crash.
 pub(super) fn create(path: &Path) -> Result<(), CniError> {
     remove(path)?;
     if let Some(dir) = path.parent() {
@@ -27,7 +26,7 @@ pub(super) fn create(path: &Path) -> Result<(), CniError> {
     let failed = || CniError::io("create the network namespace", path);
     File::create_new(path).map_err(failed())?;
     let made = in_thread(|| -> io::Result<()> {
-        // SAFETY: a new network namespace for this thread alone, which ends right after;
+        // SAFETY: the new network namespace is only this thread's, which ends right after;
         // descriptors stay shared.
         unsafe { unshare_unsafe(UnshareFlags::NEWNET)? };
         Ok(mount_bind("/proc/thread-self/ns/net", path)?)
@@ -56,14 +55,14 @@ pub(super) fn enter<T: Send>(
     done.map_err(failed())?
 }
 
-/// Removes the network namespace at `path`; nothing there is no error.
+/// Removes the network namespace at `path`; a missing one is not an error.
 pub(super) fn remove(path: &Path) -> Result<(), CniError> {
     let failed = || CniError::io("remove the network namespace", path);
     loop {
         match unmount(path, UnmountFlags::DETACH) {
             Ok(()) => {}
             Err(Errno::NOENT) => return Ok(()),
-            // Not a mount point, or no longer.
+            // It is not a mount point, or no longer one.
             Err(Errno::INVAL) => break,
             Err(error) => return Err(failed()(error.into())),
         }
@@ -74,9 +73,9 @@ pub(super) fn remove(path: &Path) -> Result<(), CniError> {
     }
 }
 
-/// Removes the file at `path` unless it is a network namespace: it stays behind when the namespace
-/// goes in another way than by [`remove`], such as the host's end. To plugins a namespace that is
-/// not there is gone, but another file in its place is a fault.
+/// Removes the file at `path` unless a network namespace is mounted on it: the file stays when the
+/// namespace ends in another way than by [`remove`], such as a reboot. Plugins accept a missing
+/// namespace as removed, but fail on another file in its place.
 pub(super) fn remove_bare(path: &Path) -> Result<(), CniError> {
     let failed = CniError::io("remove what is left of the network namespace", path);
     match statfs(path) {
@@ -87,7 +86,7 @@ pub(super) fn remove_bare(path: &Path) -> Result<(), CniError> {
     }
 }
 
-/// Names of the namespaces in `dir`.
+/// Lists the names of the namespaces in `dir`.
 pub(super) fn list(dir: &Path) -> Result<Vec<String>, CniError> {
     let failed = || CniError::io("read the directory", PathBuf::from(dir));
     let entries = match fs::read_dir(dir) {

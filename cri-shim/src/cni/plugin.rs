@@ -1,5 +1,5 @@
-//! Running one plugin: a program that reads its configuration from stdin and answers with
-//! JSON on stdout, within a time and a size.
+//! Runs one plugin: a program that reads its configuration from stdin and answers with JSON on
+//! stdout, limited in time and size.
 
 use std::env;
 use std::ffi::OsString;
@@ -21,17 +21,17 @@ use tracing::debug;
 use super::CniError;
 use super::input::Input;
 
-/// What a plugin may print: no result is near it.
+/// Most bytes that a plugin may print: far more than any result.
 const STDOUT_BYTES: usize = 1 << 20;
-/// What of its complaints is kept.
+/// Bytes of its stderr that are kept.
 const STDERR_BYTES: usize = 4096;
 /// Longest message of a plugin that is passed on, in characters.
 const MESSAGE_CHARS: usize = 1000;
 
-/// How long it may take until what was killed is gone, which only the kernel can hold up.
+/// How long to wait for the end of a killed process, which only the kernel can delay.
 const KILL_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Programs for administrators.
+/// Directories of programs for administrators.
 const SYSTEM_DIRS: [&str; 2] = ["/usr/sbin", "/sbin"];
 
 /// One run of a plugin.
@@ -43,7 +43,7 @@ pub(super) struct Invocation<'a> {
     pub(super) program: PathBuf,
     /// `ADD`, `CHECK`, `DEL` or `STATUS`.
     pub(super) command: &'static str,
-    /// `CNI_` variables beside `CNI_COMMAND`.
+    /// `CNI_` variables in addition to `CNI_COMMAND`.
     pub(super) variables: Vec<(&'static str, String)>,
     /// Its configuration.
     pub(super) config: Vec<u8>,
@@ -51,16 +51,16 @@ pub(super) struct Invocation<'a> {
     pub(super) limit: Duration,
 }
 
-/// Where plugins look for programs such as `iptables`: in this process's directories, and in those
-/// that `su` may have left out.
+/// Returns where plugins look for programs such as `iptables`: in this process's directories, and
+/// in those that `su` may have left out.
 pub(super) fn search_path() -> OsString {
     let path = env::var_os("PATH").unwrap_or_default();
     let dirs = env::split_paths(&path).chain(SYSTEM_DIRS.map(PathBuf::from));
-    // None of them was joined by a colon before.
+    // They contain no colons, as they come from a split path.
     env::join_paths(dirs).unwrap_or(path)
 }
 
-/// The program of a plugin.
+/// Finds the program of a plugin.
 pub(super) fn find(dirs: &[PathBuf], name: &str) -> Result<PathBuf, CniError> {
     let mut candidates = dirs.iter().map(|dir| dir.join(name));
     candidates.find(|path| path.is_file()).ok_or_else(|| {
@@ -72,13 +72,13 @@ pub(super) fn find(dirs: &[PathBuf], name: &str) -> Result<PathBuf, CniError> {
     })
 }
 
-/// Kills a plugin and all that it started when dropped before it ended.
+/// Kills a plugin and all that it started if this is dropped before it has ended.
 struct Group(Option<Pid>);
 
 impl Group {
     fn kill(&self) {
         if let Some(pid) = self.0 {
-            // Gone already when it has just ended.
+            // Fails if it has just ended.
             let _ = kill_process_group(pid, Signal::KILL);
         }
     }
@@ -91,13 +91,13 @@ impl Drop for Group {
 }
 
 impl Invocation<'_> {
-    /// Runs the plugin; what it printed when it succeeded.
+    /// Runs the plugin; returns its output if it succeeded.
     pub(super) async fn run(self, input: &mut Input) -> Result<Vec<u8>, CniError> {
         self.run_until(input, pending()).await
     }
 
-    /// As [`Self::run`], but killed when `end` comes before its own. One that was killed is gone
-    /// when there is an answer: no other may work on the same pod before (CNI specification 1.1,
+    /// As [`Self::run`], but kills the plugin if `end` comes first. A killed plugin is gone when
+    /// this returns: no other may work on the same pod before that (CNI specification 1.1,
     /// "Lifecycle & Ordering").
     pub(super) async fn run_until(
         self,
@@ -141,7 +141,7 @@ impl Invocation<'_> {
             };
             if ended.is_err() {
                 group.kill();
-                // All of it has ended when its streams are closed.
+                // All its processes have ended when its streams are closed.
                 if timeout(KILL_TIMEOUT, conversation).await.is_ok() {
                     input.returned();
                 }
@@ -159,7 +159,7 @@ impl Invocation<'_> {
                 limit: STDOUT_BYTES,
             });
         }
-        // All of it has ended: its streams are closed.
+        // All its processes have ended: its streams are closed.
         group.0 = None;
         input.returned();
         if status.success() {
@@ -176,7 +176,7 @@ impl Invocation<'_> {
     }
 }
 
-/// Reads until the plugin's streams are closed and it has ended, or until it has printed too much.
+/// Reads until the plugin's streams are closed and it has ended, or it has printed too much.
 async fn converse(child: &mut Child) -> io::Result<(ExitStatus, Vec<u8>, Vec<u8>)> {
     let (Some(stdout), Some(stderr)) = (child.stdout.take(), child.stderr.take()) else {
         return Err(io::ErrorKind::BrokenPipe.into());
@@ -188,7 +188,7 @@ async fn converse(child: &mut Child) -> io::Result<(ExitStatus, Vec<u8>, Vec<u8>
     Ok((child.wait().await?, stdout, stderr))
 }
 
-/// All of `stream`, or one byte more than may be.
+/// Reads all of `stream`, but at most one byte more than is allowed.
 async fn bounded(stream: impl AsyncRead + Unpin) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     let limit = STDOUT_BYTES as u64 + 1;
@@ -196,7 +196,7 @@ async fn bounded(stream: impl AsyncRead + Unpin) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// The beginning of `stream`; the rest is read and dropped.
+/// Reads all of `stream`, and keeps its beginning.
 async fn head(mut stream: impl AsyncRead + Unpin) -> io::Result<Vec<u8>> {
     let mut kept = Vec::new();
     let mut buffer = [0; 4096];
@@ -210,7 +210,7 @@ async fn head(mut stream: impl AsyncRead + Unpin) -> io::Result<Vec<u8>> {
     }
 }
 
-/// CNI specification 1.1, "Error".
+/// An error as in the CNI specification 1.1, "Error".
 #[derive(Deserialize)]
 struct ErrorResult {
     #[serde(default)]
@@ -239,14 +239,14 @@ fn fault(status: ExitStatus, stdout: &[u8], stderr: &[u8]) -> (u64, String) {
     }
 }
 
-/// Without what could play with a terminal or flood a log.
+/// Removes control characters, and limits the length for logs.
 pub(super) fn clean(text: &str) -> String {
     let text = text.chars().map(|c| if c.is_control() { ' ' } else { c });
     text.take(MESSAGE_CHARS).collect()
 }
 
-/// A plugin for tests. It is written by another process: what this one's threads start meanwhile
-/// would have it open for writing, too, and nobody could execute it then.
+/// Writes a plugin for tests. This is done by another process: a process that another thread starts
+/// meanwhile would inherit the file open for writing, and it could not be executed then.
 #[cfg(test)]
 pub(super) fn write_script(dir: &std::path::Path, name: &str, script: &str) {
     let mut write = std::process::Command::new("sh");

@@ -6,25 +6,25 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// An address and how many of its first bits name the network.
+/// An address, and how many of its first bits denote the network.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct Prefix {
     address: IpAddr,
     length: u8,
 }
 
-/// Not an address with a prefix length.
+/// A text is not an address with a prefix length.
 #[derive(Debug, thiserror::Error)]
 #[error("{0:?} is not an address with a prefix length such as 10.0.0.2/24")]
 pub(crate) struct PrefixError(String);
 
 impl Prefix {
-    /// `None` when the address has no so many bits.
+    /// `None` if the address has fewer bits than that.
     pub(crate) fn new(address: IpAddr, length: u8) -> Option<Self> {
         (length <= width(&address)).then_some(Self { address, length })
     }
 
-    /// The address alone.
+    /// The address with its full length.
     pub(crate) fn host(address: IpAddr) -> Self {
         let length = width(&address);
         Self { address, length }
@@ -34,12 +34,12 @@ impl Prefix {
         self.address
     }
 
-    /// Bits that name the network.
+    /// Number of bits that denote the network.
     pub(crate) fn length(&self) -> u8 {
         self.length
     }
 
-    /// The network: the address with its other bits zero.
+    /// The network's prefix: the address with its other bits zero.
     pub(crate) fn network(&self) -> Self {
         let address = match self.address {
             IpAddr::V4(address) => {

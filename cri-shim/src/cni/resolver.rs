@@ -1,17 +1,17 @@
-//! The files of /etc by which a guest finds others by their names.
+//! The files of /etc with which a guest resolves names.
 
 use std::fmt::Write as _;
 use std::net::IpAddr;
 
 use super::Dns;
 
-/// Entries of a kind that are taken from a host's file.
+/// Most entries of a kind that are taken from a host's file.
 const MAX_ENTRIES: usize = 64;
 
-/// Where systemd-resolved keeps what its own server, on the loopback, asks.
+/// Where systemd-resolved lists the servers that its own server, on the loopback, uses.
 const UPSTREAM: &str = "/run/systemd/resolve/resolv.conf";
 
-/// /etc/hosts.
+/// Formats /etc/hosts.
 pub(crate) fn hosts(hostname: &str, addresses: &[IpAddr]) -> Vec<u8> {
     let mut text = String::from(
         "127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n\
@@ -25,7 +25,7 @@ pub(crate) fn hosts(hostname: &str, addresses: &[IpAddr]) -> Vec<u8> {
 }
 
 impl Dns {
-    /// /etc/resolv.conf.
+    /// Formats /etc/resolv.conf.
     pub(crate) fn to_resolv_conf(&self) -> String {
         let mut text = String::new();
         if !self.search.is_empty() {
@@ -40,8 +40,8 @@ impl Dns {
         text
     }
 
-    /// The host's own, less the servers that only the host reaches. Where none is left, those
-    /// that systemd-resolved asks.
+    /// Returns the host's own configuration, without servers that only the host can reach. If none
+    /// is left, the servers of systemd-resolved are used.
     pub(crate) fn of_host() -> Self {
         let read = |path| Self::parse(&std::fs::read_to_string(path).unwrap_or_default());
         let own = read("/etc/resolv.conf").reachable();
@@ -64,8 +64,8 @@ impl Dns {
         self
     }
 
-    /// Reads a resolv.conf as the C library does: of several lists to search the last one holds,
-    /// and what is unknown is passed over.
+    /// Parses a resolv.conf as the C library does: of several search lists the last one counts, and
+    /// unknown lines are skipped.
     fn parse(text: &str) -> Self {
         let mut dns = Self::default();
         for line in text.lines() {

@@ -1,4 +1,4 @@
-//! What plugins answer. Hostile: counts, names, addresses and sizes are checked before use.
+//! Results of plugins. They are not trusted: counts, names, addresses and sizes are checked.
 
 use std::net::IpAddr;
 
@@ -8,12 +8,12 @@ use serde_json::Value;
 use super::plugin::clean;
 use super::{CniError, Prefix};
 
-/// More of each than any network has.
+/// Limits that no network reaches.
 const MAX_INTERFACES: usize = 64;
 const MAX_ADDRESSES: usize = 64;
 const MAX_ROUTES: usize = 1024;
 const MAX_NAMES: usize = 64;
-/// RFC 791 and the kernel's greatest.
+/// The least MTU of RFC 791 and the kernel's largest.
 const MTU_RANGE: std::ops::RangeInclusive<u32> = 68..=65535;
 
 /// A result of ADD, CNI specification 0.3 to 1.1.
@@ -27,8 +27,8 @@ pub(crate) struct CniResult {
     dns: Dns,
 }
 
-/// Plugins keep notes for their DEL in further ones that do not exist, so names and MAC addresses
-/// are whatever they like.
+/// An interface of a result. Plugins store notes for their DEL in interfaces that do not exist, so
+/// names and MAC addresses may be anything.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 struct Interface {
@@ -53,7 +53,7 @@ struct ResultRoute {
     gateway: Option<IpAddr>,
 }
 
-/// Name servers that the network gives.
+/// The name servers of a network.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub(crate) struct Dns {
@@ -61,24 +61,23 @@ pub(crate) struct Dns {
     pub(crate) nameservers: Vec<String>,
     /// Domains to search.
     pub(crate) search: Vec<String>,
-    /// Options of resolv.conf.
+    /// Options for resolv.conf.
     pub(crate) options: Vec<String>,
 }
 
-/// What a pod has on an interface, as its plugins tell.
+/// A pod's addresses on an interface, as its plugins report them.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Endpoint {
-    /// With the length of the network's prefix, the first one first.
+    /// Addresses with the length of the network's prefix, the first one first.
     pub(crate) addresses: Vec<Prefix>,
-    /// Of the first address.
+    /// The gateway of the first address.
     pub(crate) gateway: Option<IpAddr>,
-    /// Its hardware address; empty when no plugin tells, or none that it can be.
+    /// The interface's MAC address; empty if no plugin reports a valid one.
     pub(crate) mac: String,
 }
 
 impl CniResult {
-    /// Takes what the last plugin of a chain answered; `interface` is the one that was asked
-    /// for.
+    /// Parses the result of the last plugin of a chain; `interface` is the requested interface.
     pub(super) fn parse(raw: &Value, interface: &str) -> Result<Self, CniError> {
         let invalid = |reason: String| CniError::InvalidResult {
             name: "chain".to_owned(),
@@ -161,7 +160,7 @@ impl CniResult {
         }
     }
 
-    /// The pod's addresses; chains also tell those of the host's side.
+    /// The pod's addresses; chains also report those of the host's side.
     fn pod_ips(&self) -> impl Iterator<Item = &Ip> {
         self.ips.iter().filter(|ip| {
             let index = ip.interface.and_then(|index| usize::try_from(index).ok());
@@ -170,7 +169,7 @@ impl CniResult {
         })
     }
 
-    /// What the pod has on `interface`.
+    /// Returns the pod's addresses on `interface`.
     pub(super) fn endpoint(&self, interface: &str) -> Endpoint {
         let own = |i: &&Interface| i.name == interface && !i.sandbox.is_empty();
         Endpoint {
@@ -186,7 +185,7 @@ impl CniResult {
         }
     }
 
-    /// The pod's addresses, first of each family first, as the Kubernetes API has them.
+    /// Returns the pod's addresses, the first of each family first, as in the Kubernetes API.
     pub(super) fn addresses(&self) -> Vec<IpAddr> {
         let mut addresses: Vec<IpAddr> = Vec::new();
         for ip in self.pod_ips() {
@@ -198,13 +197,13 @@ impl CniResult {
         addresses
     }
 
-    /// What the network says of name servers.
+    /// Returns the network's name servers.
     pub(super) fn dns(&self) -> &Dns {
         &self.dns
     }
 }
 
-/// Whether it is a MAC address: six bytes in hexadecimal digits, with colons between them.
+/// Whether a text is a MAC address: six bytes in hexadecimal digits, separated by colons.
 fn is_mac(text: &str) -> bool {
     let is_byte = |part: &str| part.len() == 2 && part.bytes().all(|b| b.is_ascii_hexdigit());
     text.split(':').count() == 6 && text.split(':').all(is_byte)
@@ -286,8 +285,8 @@ mod tests {
         }
     }
 
-    /// As those of amazon-vpc-cni-k8s, with an interface that does not exist: its name is too long
-    /// for one, and its MAC address is the number of a VLAN.
+    /// As results of amazon-vpc-cni-k8s, with an interface that does not exist: its name is too
+    /// long for one, and its MAC address is the number of a VLAN.
     #[test]
     fn notes_of_a_plugin_for_itself_do_not_matter() {
         let result = json!({

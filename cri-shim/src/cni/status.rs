@@ -1,5 +1,5 @@
-//! Whether a network's plugins can take pods by now: what they answer to STATUS, kept for a while,
-//! as kubelets ask every few seconds and others may ask as well.
+//! Whether a network's plugins are ready for pods: their answers to STATUS, cached for a while, as
+//! kubelets ask every few seconds and others may ask as well.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -11,10 +11,10 @@ use tokio::time::Instant;
 use super::config::List;
 use super::{CniError, chain};
 
-/// How long an answer holds.
+/// How long an answer is valid.
 const CACHE_TTL: Duration = Duration::from_secs(5);
 
-/// How long one plugin may take to answer.
+/// The time limit of one plugin.
 const PLUGIN_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The last answer.
@@ -23,15 +23,15 @@ pub(super) struct Status(Mutex<Option<Answer>>);
 
 #[derive(Debug)]
 struct Answer {
-    /// Who gave it.
+    /// The list whose plugins gave it.
     list: Arc<List>,
     at: Instant,
     result: Result<(), Arc<CniError>>,
 }
 
 impl Status {
-    /// Asks the plugins of the list that is the node's now; those of older versions of CNI cannot
-    /// be asked and count as ready.
+    /// Asks the plugins of the node's present list; those of older versions of CNI do not support
+    /// it and count as ready.
     pub(super) async fn of(
         &self,
         list: &Arc<List>,
@@ -40,7 +40,7 @@ impl Status {
         if !list.has_status() {
             return Ok(());
         }
-        // Who asks meanwhile gets the same answer.
+        // Concurrent callers wait for the same answer.
         let mut last = self.0.lock().await;
         if let Some(answer) = &*last
             && Arc::ptr_eq(&answer.list, list)
@@ -70,8 +70,8 @@ mod tests {
     use crate::cni::config::parse;
     use crate::cni::plugin::write_script;
 
-    /// A list of a plugin that notes in `dir` that and how it was asked, and is not ready while
-    /// there is `down`.
+    /// A list with a plugin that records its calls in `dir`, and is not ready while a file `down`
+    /// exists.
     fn list(dir: &Path, version: &str) -> Arc<List> {
         let script = format!(
             r#"cd {}; cat >config; env >env; echo >>asked
@@ -112,7 +112,7 @@ mod tests {
             error.contains("\"script\" is not ready: no agent"),
             "{error}"
         );
-        // Another list is asked at once.
+        // Another list is asked immediately.
         fs::remove_file(dir.path().join("down")).unwrap();
         status
             .of(&Arc::new(List::clone(&list)), &dirs)

@@ -1,5 +1,5 @@
-//! Pods' networks made by Debian's plugins, each test in a "host" that is a network namespace
-//! of its own, and by scripts that misbehave.
+//! Pods' networks by Debian's plugins, each test in a "host" that is a network namespace of its
+//! own, and by misbehaving scripts.
 #![allow(unsafe_code)] // a network namespace for one thread
 
 use std::fs;
@@ -84,7 +84,7 @@ fn pod() -> PodIdentity {
 fn in_host<T: Send>(test: impl AsyncFnOnce() -> T + Send) -> T {
     thread::scope(|scope| {
         let run = || {
-            // SAFETY: this thread alone gets another network namespace, and ends after.
+            // SAFETY: only this thread gets another network namespace, and it ends after that.
             unsafe { unshare_unsafe(UnshareFlags::NEWNET) }.expect("this test needs root");
             tokio::runtime::Builder::new_current_thread()
                 .enable_all()
@@ -233,7 +233,7 @@ fn a_point_to_point_network_gives_the_guest_the_routes_that_it_needs() {
         let attachment = world.attach(Capabilities::new()).await.unwrap();
         let nic = &attachment.nics[0];
         let own: Vec<String> = nic.addresses.iter().map(ToString::to_string).collect();
-        // Not /24: the neighbours are behind the gateway, not on the wire.
+        // Not /24: the neighbours are reached through the gateway, not on the link.
         assert_eq!(own, ["10.88.8.2/32"]);
         let routes: Vec<(String, Option<String>)> = attachment
             .routes
@@ -258,7 +258,7 @@ fn a_point_to_point_network_gives_the_guest_the_routes_that_it_needs() {
     });
 }
 
-/// A list of one script that is told about port mappings.
+/// A list of one script that gets port mappings.
 fn scripted() -> Value {
     json!({
         "cniVersion": "1.0.0", "name": "test",
@@ -298,7 +298,7 @@ fn plugins_are_told_the_pod_and_the_capabilities_that_they_ask_for() {
         ] {
             assert!(env.contains(variable), "{env}");
         }
-        // It failed at ADD and at the DEL that undoes it: kept for another attempt.
+        // ADD failed, and so did the DEL that undoes it: the record stays for another attempt.
         assert_eq!(world.cni.known().unwrap(), ["pod0"]);
         world.script("script", "true");
         world.cni.detach("pod0").await.unwrap();
@@ -343,7 +343,7 @@ fn plugins_that_began_beside_a_machine_get_done_though_it_fails() {
         let world = World::new(&bridge(data.path().to_str().unwrap(), &ranges));
         let begin = async || {
             let prepared = world.cni.prepare("pod0").unwrap();
-            // No directory of a sandbox: nothing is started.
+            // The sandbox's directory is invalid: nothing is started.
             let config = |nics| LaunchConfig {
                 nics,
                 ..LaunchConfig::new("pod0", "relative", "kernel", "initramfs")
@@ -361,7 +361,7 @@ fn plugins_that_began_beside_a_machine_get_done_though_it_fails() {
         world.cni.detach("pod0").await.unwrap();
         assert!(world.is_clean());
 
-        // The other way round nothing is left to undo.
+        // The other way round, nothing is left to undo.
         world.script("bridge", "[ $CNI_COMMAND = DEL ]");
         let error = begin().await;
         assert!(matches!(error, BeginError::Network(_)), "{error}");
@@ -390,7 +390,7 @@ fn a_plugins_own_words_are_told() {
 fn pods_with_more_interfaces_than_prepared_are_told_and_others_are_prepared_for_them() {
     in_host(async || {
         let world = World::new(&scripted());
-        // It brings up all that it finds, which is no reason to take a tap for an interface.
+        // It brings up all interfaces that it finds: even so, a tap is not treated as an interface.
         world.script(
             "script",
             r#"[ $CNI_COMMAND = DEL ] && exit 0
@@ -409,7 +409,7 @@ fn pods_with_more_interfaces_than_prepared_are_told_and_others_are_prepared_for_
             assert_eq!(attached.is_as_prepared, is_as_prepared);
             let names: Vec<&str> = attached.nics.iter().map(|nic| nic.name.as_str()).collect();
             assert_eq!(names, ["eth0", "net1"]);
-            // Those of before are those of now, in their order.
+            // The taps from before are used, in their order.
             for (early, nic) in early.iter().zip(&attached.nics) {
                 assert_eq!(tap_of(early), tap_of(&nic.tap));
             }
@@ -450,7 +450,7 @@ fn neighbours_that_plugins_made_for_good_are_the_guests_and_no_others() {
     });
 }
 
-/// What the kernel says of the file of a tap: its interface's name.
+/// Returns the name of a tap's interface, which the kernel shows for its file.
 fn tap_of(tap: &OwnedFd) -> String {
     let info = fs::read_to_string(format!("/proc/self/fdinfo/{}", tap.as_raw_fd())).unwrap();
     let name = info.lines().find_map(|line| line.strip_prefix("iff:\t"));
@@ -465,7 +465,7 @@ fn nonsense_and_results_for_nobody_are_refused_and_undone() {
             "[]",
             "",
             r#"{"cniVersion":"1.0.0","ips":[{"address":"300.0.0.1/8"}]}"#,
-            // Valid, but no interface was made.
+            // Valid, but no interface was created.
             r#"{"cniVersion":"1.0.0","ips":[{"address":"10.0.0.1/8"}]}"#,
         ] {
             let world = World::new(&scripted());
@@ -487,7 +487,7 @@ fn a_plugin_that_hangs_or_floods_is_killed_with_all_that_it_started() {
         let dir = world.dir.path().display().to_string();
         let hang = format!("[ $CNI_COMMAND = DEL ] && exit; echo $$ >{dir}/pid; sleep 1000; exit");
         world.script("script", &hang);
-        // As long as it takes to have come so far that it hangs.
+        // Increased until the script gets as far as hanging.
         let mut limit = Duration::from_secs(1);
         while !world.dir.path().join("pid").exists() {
             world.cni.options.plugin_timeout = limit;
@@ -532,7 +532,7 @@ fn a_network_is_undone_on_a_disk_that_is_full() {
         world.cni.options.cache_dir = disk.path().to_owned();
         world.cni = Cni::open(world.cni.options.clone()).unwrap();
         let dir = world.dir.path().display().to_string();
-        // What it is told at DEL is longer than what it was told at ADD.
+        // Its input at DEL is longer than at ADD.
         let answer = json!({
             "cniVersion": "1.0.0", "ips": [{"address": "10.0.0.7/8"}],
             "routes": vec![json!({"dst": "10.1.0.0/16"}); 300],
@@ -584,7 +584,7 @@ fn a_network_is_undone_whose_namespace_went_with_the_hosts_end() {
         let ranges = json!([[{"subnet": "10.88.10.0/24"}]]);
         let world = World::new(&bridge(data.path().to_str().unwrap(), &ranges));
         world.attach(Capabilities::new()).await.unwrap();
-        // Its file stays, on a disk.
+        // The namespace's file stays, on a disk.
         let netns = world.cni.netns("pod0");
         unmount(&netns, UnmountFlags::DETACH).unwrap();
         assert!(netns.exists());
@@ -593,7 +593,7 @@ fn a_network_is_undone_whose_namespace_went_with_the_hosts_end() {
     });
 }
 
-/// Has one worker run a task of which `blocked` waits for what `other` does.
+/// Runs `blocked` as a task on the only worker, which waits for what `other` does.
 fn on_one_worker(
     blocked: impl Future<Output = ()> + Send + 'static,
     other: impl FnOnce() + Send + 'static,
@@ -615,7 +615,7 @@ fn on_one_worker(
 fn other_tasks_go_on_while_disks_are_waited_for() {
     let world = Arc::new(World::new(&scripted()));
     let cache = world.dir.path().join("cache");
-    // Who opens a named pipe waits until somebody opens its other end.
+    // Opening a named pipe blocks until its other end is opened.
     let pipe = |name: &str| {
         let path = cache.join(name);
         mknodat(CWD, &path, FileType::Fifo, Mode::RWXU, 0).unwrap();
@@ -626,7 +626,7 @@ fn other_tasks_go_on_while_disks_are_waited_for() {
     let attach = async move {
         let pod = pod();
         let attached = node.cni.attach(&pod, Capabilities::new(), prepared);
-        // It is no file that could be synced.
+        // A pipe cannot be synced.
         assert!(matches!(attached.await, Err(CniError::Io { .. })));
     };
     let written = pipe("pod0.tmp");

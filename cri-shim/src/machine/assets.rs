@@ -1,26 +1,26 @@
-//! Where the guest's kernel and initramfs are found.
+//! Finds the guest's kernel and initramfs.
 //!
-//! The first of these directories that has a file of the wanted name: `$PODVISOR_GUEST_DIR`
-//! alone when it is set, else `guest/` beside the directory of the executable, else
-//! `/usr/lib/podvisor`. Beside the usual kernel there may be one for CPUs that need retpolines or
-//! return thunks, which is taken on those.
+//! They are taken from the first of these directories that has a file of the wanted name: only
+//! `$PODVISOR_GUEST_DIR` if it is set, else `guest/` next to the directory of the executable, else
+//! `/usr/lib/podvisor`. Next to the usual kernel there may be one for CPUs that need retpolines or
+//! return thunks, which is preferred on those.
 
 use std::env;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
-/// Names the directory that holds the guest's files.
+/// The environment variable that names the directory of the guest's files.
 pub const GUEST_DIR_VARIABLE: &str = "PODVISOR_GUEST_DIR";
 
 const SYSTEM_DIR: &str = "/usr/lib/podvisor";
 
-/// The kernel whose calls and returns old CPUs do not predict.
+/// The kernel with retpolines and return thunks, for CPUs whose branch prediction is unsafe.
 const RETPOLINE_KERNEL: &str = "vmlinux-retpoline";
 
-/// What the host's kernel says of its CPU's vulnerabilities, a file each.
+/// The host kernel's reports on vulnerabilities of its CPU, one file each.
 const VULNERABILITIES: &str = "/sys/devices/system/cpu/vulnerabilities";
 
-/// Files there, and what the host's kernel calls what a guest's kernel needs, too.
+/// Files in it, and the host kernel's names of the mitigations that a guest's kernel needs, too.
 const THUNKS: [(&str, &str); 4] = [
     ("spectre_v2", "Retpolines"),
     ("retbleed", "untrained return thunk"),
@@ -38,7 +38,7 @@ pub enum GuestFile {
 }
 
 impl GuestFile {
-    /// The file's name in its directory.
+    /// Returns the file's name in its directory.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -48,13 +48,13 @@ impl GuestFile {
     }
 }
 
-/// A file of the guest's is not there.
+/// A file of the guest is missing.
 #[derive(Debug, thiserror::Error)]
 #[error("no guest {} `{}` in {}", self.what(), .file.name(), list(.searched))]
 pub struct AssetError {
-    /// Which one.
+    /// The missing file.
     pub file: GuestFile,
-    /// Where it was looked for.
+    /// The directories that were searched.
     pub searched: Vec<PathBuf>,
 }
 
@@ -82,7 +82,7 @@ pub struct Assets {
 }
 
 impl Assets {
-    /// As this process's environment and executable say.
+    /// Uses this process's environment and executable.
     #[must_use]
     pub fn of_this_process() -> Self {
         Self::new(
@@ -91,7 +91,7 @@ impl Assets {
         )
     }
 
-    /// One directory alone.
+    /// Uses only one directory.
     #[cfg(test)]
     pub(crate) fn in_directory(directory: &Path) -> Self {
         Self {
@@ -117,10 +117,10 @@ impl Assets {
         }
     }
 
-    /// The guest's kernel for this CPU.
+    /// Returns the guest's kernel for this CPU.
     ///
     /// # Errors
-    /// When no directory has it.
+    /// No directory has it.
     pub fn kernel(&self) -> Result<PathBuf, AssetError> {
         self.kernel_for(Path::new(VULNERABILITIES))
     }
@@ -134,8 +134,8 @@ impl Assets {
         })
     }
 
-    /// Whether containers of one guest could read each other's memory on this CPU, since the kernel
-    /// for it is not there.
+    /// Whether containers of one guest could read each other's memory on this CPU because the
+    /// kernel for it is missing.
     #[must_use]
     pub fn lacks_retpolines(&self) -> bool {
         let vulnerabilities = Path::new(VULNERABILITIES);
@@ -144,10 +144,10 @@ impl Assets {
             && needs_thunks(vulnerabilities)
     }
 
-    /// The initramfs with the agent.
+    /// Returns the initramfs with the agent.
     ///
     /// # Errors
-    /// When no directory has it.
+    /// No directory has it.
     pub fn initramfs(&self) -> Result<PathBuf, AssetError> {
         self.find(GuestFile::Initramfs)
     }
@@ -164,7 +164,7 @@ impl Assets {
     }
 }
 
-/// Whether the host's kernel mends a fault of the CPU by retpolines or return thunks.
+/// Whether the host's kernel mitigates a vulnerability of the CPU by retpolines or return thunks.
 fn needs_thunks(vulnerabilities: &Path) -> bool {
     THUNKS.iter().any(|(name, remedy)| {
         let said = std::fs::read_to_string(vulnerabilities.join(name));

@@ -1,5 +1,5 @@
-//! A machine's serial console: its output goes to a file and to whoever is attached, from whom its
-//! input comes. It needs nothing of the guest but a kernel that drives the port.
+//! A machine's serial console: its output goes to a file and to attached clients, and its input
+//! comes from these. All that it needs of the guest is a kernel that drives the port.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -14,40 +14,40 @@ use tokio::net::UnixStream;
 use tokio::sync::Notify;
 use tracing::debug;
 
-/// Output that whoever attaches is shown first, in bytes.
+/// Size of the recent output that a client gets first when it attaches, in bytes.
 const SCROLLBACK: usize = 64 << 10;
 
-/// Output that the file gets, in bytes.
+/// Most output that is written to the file, in bytes.
 const MAX_FILE_SIZE: usize = 4 << 20;
 
-/// What it gets last.
+/// The last line in a file that is full.
 const CUT: &[u8] = b"\n[the console's file ends here: it keeps 4 MiB]\n";
 
-/// Attached at once.
+/// Most clients that are attached at the same time.
 const ATTACHED_MAX: usize = 16;
 
-/// Input that is read at once: the port's own buffer.
+/// Most input that is read in one call, in bytes: the size of the port's own buffer.
 const INPUT_CHUNK: usize = 64;
 
-/// Where output goes.
+/// Passes output on to the file and the clients.
 #[derive(Debug)]
 pub(super) struct Console {
     sinks: Mutex<Sinks>,
-    /// The guest has read all input.
+    /// Notified when the guest has read all input.
     drained: Notify,
 }
 
 #[derive(Debug)]
 struct Sinks {
     file: File,
-    /// Bytes that the file still gets.
+    /// Bytes for which the file has room.
     room: usize,
     recent: VecDeque<u8>,
     attached: Vec<StdUnixStream>,
 }
 
 impl Sinks {
-    /// Writes to the file what it has room for. The console goes on where the file does not.
+    /// Writes to the file as much as it has room for. The console continues if the file fails.
     fn keep(&mut self, bytes: &[u8]) {
         if self.room == 0 {
             return;
@@ -64,16 +64,17 @@ impl Sinks {
     }
 }
 
-/// Whether a write to it never waits for somebody who reads.
+/// Whether writes to a file never block for a reader.
 fn takes_at_once(file: &File) -> io::Result<bool> {
     let kind = file.metadata()?.file_type();
-    // Its number is the same on every Linux.
+    // The device number of `/dev/null` is the same on every Linux.
     let null = rustix::fs::makedev(1, 3);
     Ok(kind.is_file() || kind.is_char_device() && rustix::fs::fstat(file)?.st_rdev == null)
 }
 
 impl Console {
-    /// A vCPU waits for what is written to `file`, which is therefore one that takes it at once.
+    /// Creates a console that writes to `file`. A vCPU waits for each write, so the file must be of
+    /// a kind that never blocks for a reader.
     ///
     /// # Errors
     /// It is neither a regular file nor `/dev/null`.
@@ -95,12 +96,12 @@ impl Console {
         }))
     }
 
-    /// What the port writes to.
+    /// Returns the writer for the port's output.
     pub(super) fn writer(self: &Arc<Self>) -> impl Write + Send + use<> {
         Output(Arc::clone(self))
     }
 
-    /// The port has room again.
+    /// Reports that the port has room for input again.
     pub(super) fn drained(&self) {
         self.drained.notify_waiters();
     }
@@ -109,11 +110,11 @@ impl Console {
         self.sinks.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Connects a stream: recent output and all that comes goes there, what comes from it is typed.
-    /// One that does not read loses output.
+    /// Connects a stream: it gets recent output and all that follows, and its input is typed. A
+    /// client that does not read loses output.
     ///
     /// # Errors
-    /// Too many are attached, or the stream is of no use.
+    /// Too many clients are attached, or the stream cannot be used.
     pub(super) fn attach(self: &Arc<Self>, vm: &Arc<Vm>, stream: StdUnixStream) -> io::Result<()> {
         stream.set_nonblocking(true)?;
         let (input, output) = (stream.try_clone()?, stream);
@@ -133,13 +134,13 @@ impl Console {
             sinks.attached.push(output);
         }
         let input = UnixStream::from_std(input)?;
-        // Not kept alive by whoever is attached.
+        // A client does not keep the machine alive.
         tokio::spawn(take_input(Arc::clone(self), Arc::downgrade(vm), input));
         Ok(())
     }
 }
 
-/// Types what comes until the other side, or the machine, ends.
+/// Types a client's input until the client or the machine ends.
 async fn take_input(console: Arc<Console>, vm: Weak<Vm>, mut input: UnixStream) {
     let mut buffer = [0; INPUT_CHUNK];
     loop {
@@ -155,7 +156,7 @@ async fn take_input(console: Arc<Console>, vm: Weak<Vm>, mut input: UnixStream) 
         while !rest.is_empty() {
             let drained = console.drained.notified();
             tokio::pin!(drained);
-            // Listened for before it is looked whether there is room.
+            // Registered before the check for room, so that no notification is missed.
             drained.as_mut().enable();
             let Some(vm) = vm.upgrade() else { return };
             let taken = vm.serial_input(rest).unwrap_or(rest.len());
@@ -168,7 +169,7 @@ async fn take_input(console: Arc<Console>, vm: Weak<Vm>, mut input: UnixStream) 
     }
 }
 
-/// Whether the other side is still there.
+/// Whether the other side is still connected.
 fn is_open(stream: &StdUnixStream) -> bool {
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
     let mut fds = [PollFd::new(stream, PollFlags::empty())];
@@ -182,8 +183,8 @@ fn is_open(stream: &StdUnixStream) -> bool {
     }
 }
 
-/// Writes what there is room for; false when the other side is gone. By write(2): the threads of
-/// vCPUs may make no other call.
+/// Writes as much as there is room for; false if the other side is gone. Uses write(2), as vCPU
+/// threads may make no other system call.
 fn write(stream: &StdUnixStream, mut bytes: &[u8]) -> bool {
     while !bytes.is_empty() {
         match rustix::io::write(stream, bytes) {

@@ -1,4 +1,4 @@
-//! A machine's disks: those that it begins with, and those that come and go while it runs.
+//! A machine's disks: those that it starts with, and those that are added while it runs.
 
 use std::fs::File;
 use std::io;
@@ -11,15 +11,15 @@ use rustix::io::Errno;
 
 use super::{Machine, MachineError};
 
-/// Bytes of a disk's sector: what a spare disk has without a medium.
+/// Size of a disk's sector in bytes, and of a spare disk without a medium.
 const SECTOR: u64 = 512;
 
 /// A read-only disk.
 #[derive(Debug)]
 pub struct Disk {
-    /// The open file behind it. A lock that it holds is kept while the machine lives.
+    /// The open file of its contents. A lock on it is kept while the machine lives.
     pub file: File,
-    /// How the guest finds it; at most 20 bytes.
+    /// The serial number by which the guest finds it; at most 20 bytes.
     pub serial: String,
 }
 
@@ -28,7 +28,7 @@ pub struct Disk {
 pub struct PluggedDisk(Plugged);
 
 impl PluggedDisk {
-    /// Where the guest finds it, as it writes PCI addresses.
+    /// The disk's PCI address, written as the guest does.
     #[must_use]
     pub fn address(&self) -> String {
         self.0.address.to_string()
@@ -36,16 +36,16 @@ impl PluggedDisk {
 }
 
 impl Machine {
-    /// Plugs a disk in, for the guest to find when it looks.
+    /// Plugs a disk in; the guest finds it when it looks.
     ///
     /// # Errors
-    /// The machine is not on PCI, has no place for a further device, or has ended.
+    /// The machine is not on PCI, has no free slot, or has ended.
     pub async fn plug_disk(
         &self,
         disk: Disk,
         is_read_only: bool,
     ) -> Result<PluggedDisk, MachineError> {
-        // Who may write to it, and from how many machines, is whoever opened it to say.
+        // The file's opener has decided who may write to it, and from how many machines.
         let medium = medium(disk.file, &disk.serial)?;
         let device = BlockDevice::new(Box::new(medium)).serial(&disk.serial);
         let device = match is_read_only {
@@ -61,19 +61,19 @@ impl Machine {
         }
     }
 
-    /// Takes a disk away that was plugged in, which the guest has let go of.
+    /// Unplugs a disk that was plugged in and that the guest has released.
     ///
     /// # Errors
-    /// It is in the middle of a request that its file does not answer.
+    /// A request of the disk is in flight that its file does not complete.
     pub async fn unplug_disk(&self, disk: &PluggedDisk) -> Result<(), MachineError> {
         let name = disk.0.name.clone();
         self.blocking(move |vm| vm.unplug(&name)).await
     }
 
-    /// Gives the spare disk `index` a medium.
+    /// Inserts a medium into the spare disk `index`.
     ///
     /// # Errors
-    /// There is no such spare disk, or the machine has ended.
+    /// The spare disk does not exist, or the machine has ended.
     pub async fn insert_disk(&self, index: usize, disk: Disk) -> Result<(), MachineError> {
         let medium = medium(disk.file, &disk.serial)?;
         let slot = self.spare(index)?.name().to_owned();
@@ -81,7 +81,7 @@ impl Machine {
             .await
     }
 
-    /// Takes the medium out of a spare disk, which the guest has unmounted.
+    /// Removes the medium from a spare disk that the guest has unmounted.
     ///
     /// # Errors
     /// As [`Self::insert_disk`].

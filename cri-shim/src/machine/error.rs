@@ -1,4 +1,4 @@
-//! Why there is no machine, or why it did not do what it was asked.
+//! Errors of a virtual machine.
 
 use std::io;
 
@@ -9,14 +9,14 @@ use podvisor_vmm::{
 
 use super::UserRange;
 
-/// Why there is no machine.
+/// An error of a virtual machine: it was not built, or could not do what it was asked.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum MachineError {
-    /// The kernel or the initramfs.
+    /// The kernel or the initramfs is unfit.
     #[error(transparent)]
     Boot(#[from] BootError),
-    /// The file of a disk.
+    /// The size of a disk's file is unknown.
     #[error("failed to find the size of the disk {serial:?}")]
     Disk {
         /// The disk's serial number.
@@ -25,10 +25,10 @@ pub enum MachineError {
         #[source]
         source: io::Error,
     },
-    /// A file that is no disk.
+    /// A file is not a disk.
     #[error(transparent)]
     NotADisk(#[from] BlockDeviceError),
-    /// A network card's tap.
+    /// A network card's tap is unfit.
     #[error(transparent)]
     Net(#[from] NetDeviceError),
     /// Users of a shared directory that no guest can have.
@@ -37,54 +37,54 @@ pub enum MachineError {
         .0.count, .0.first
     )]
     Users(UserRange),
-    /// The shared directory.
+    /// The shared directory is unfit.
     #[error(transparent)]
     Share(#[from] FsDeviceError),
     /// A device of the machine does not answer.
     #[error(transparent)]
     Device(#[from] HandleError),
-    /// A spare disk got no medium, or a device was not plugged in or out.
+    /// A medium was not inserted into a spare disk, or a device was not plugged or unplugged.
     #[error(transparent)]
     Insert(#[from] PlugError),
-    /// Nothing can be plugged in.
+    /// Devices cannot be plugged in.
     #[error("devices cannot be plugged into a machine without a PCI bus")]
     NotPci,
-    /// All places for devices are taken.
+    /// All slots for devices are in use.
     #[error("the machine has no free PCI slot; stop containers that use devices")]
     Full,
-    /// There are no more vCPUs.
+    /// vCPUs were not added.
     #[error(transparent)]
     AddCpus(#[from] AddVcpusError),
-    /// The host's end of vsock.
+    /// The host's end of vsock failed.
     #[error(transparent)]
     Vsock(#[from] VsockError),
-    /// The configuration is wrong, or KVM refused.
+    /// The configuration is invalid, or KVM refused it.
     #[error(transparent)]
     Build(#[from] BuildError),
-    /// It did not start.
+    /// The machine did not start, or is not in the state that a call needs.
     #[error(transparent)]
     Start(#[from] podvisor_vmm::VmError),
     /// A snapshot was not taken.
     #[error(transparent)]
     Snapshot(#[from] SnapshotError),
-    /// A spare disk that the machine has not.
+    /// The machine has no such spare disk.
     #[error("the machine has no spare disk {0}")]
     NoSpareDisk(usize),
-    /// The machine was made without a serial console.
+    /// The machine was built without a serial console.
     #[error("the machine was made without a serial console")]
     NoConsole,
-    /// The serial console's output cannot go there.
+    /// The file for the serial console's output is unfit.
     #[error("the file for the serial console's output cannot be used")]
     ConsoleFile(#[source] io::Error),
-    /// Somebody cannot be connected to the console.
+    /// A client cannot be connected to the console.
     #[error("failed to connect to the console")]
     Console(#[source] io::Error),
-    /// The host gives no thread.
+    /// No thread can be started.
     #[error("failed to start a thread that waits for the machine")]
     Thread(#[source] io::Error),
 }
 
-/// An error with its causes.
+/// Formats an error with its causes.
 pub(crate) fn causes(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut next = error.source();

@@ -1,8 +1,8 @@
-//! A virtual machine as podvisor uses it: every call to the library is in this room.
+//! A virtual machine as podvisor uses it: every call to the VMM library is in this module.
 //!
-//! A [`MachineConfig`] enters, all of whose files are open; a running [`Machine`] comes out,
-//! which says how it ended ([`MachineExit`]) and is killed when it is dropped. Nothing here
-//! knows containers, the agent in the guest, or the command line.
+//! A [`MachineConfig`], all of whose files are open, becomes a running [`Machine`], which reports
+//! how it ended ([`MachineExit`]) and is killed when it is dropped. This module knows nothing about
+//! containers, the agent in the guest, or the command line.
 
 mod assets;
 mod console;
@@ -45,40 +45,40 @@ pub use share::{SharedDir, UserRange};
 /// machines do not see each other.
 const GUEST_CID: u64 = 3;
 
-/// What every guest is told: be quiet, end instead of waiting when the kernel panics, and look for
-/// no serial port, which it has not.
+/// The kernel command line of every guest: be quiet, reset instead of hanging after a kernel panic,
+/// and do not probe for serial ports, which do not exist.
 const COMMAND_LINE: &str = concat!(
     "quiet panic=-1 reboot=k 8250.nr_uarts=0",
-    // Mounting and unmounting, of which a container needs much, does not wait for RCU's grace
-    // periods to pass by themselves.
+    // Mounting and unmounting, which containers do a lot, does not wait for normal RCU grace
+    // periods.
     " rcupdate.rcu_expedited=1",
-    // The TSC is not watched twice a second on hosts where it is not invariant: there kvm-clock is
+    // The TSC is not checked twice a second on hosts where it is not invariant: there kvm-clock is
     // the clock anyway.
     " tsc=nowatchdog",
-    // No interface that nobody asked for.
+    // No dummy interface by default.
     " dummy.numdummies=0",
 );
 
-/// What a guest is told that somebody watches.
+/// The kernel command line of a guest with a serial console.
 const COMMAND_LINE_WATCHED: &str = "console=ttyS0 panic=-1 reboot=k";
 
-/// Room for the connections that a packet filter tracks, 131072: the kernel would choose it by the
-/// memory that it boots with. 128 KiB of it, which clones share until they use it.
+/// The size of the conntrack hash table, for 131072 connections: otherwise the kernel derives it
+/// from the memory at boot. It takes 128 KiB, which clones share until they use it.
 const CONNECTIONS: &str = " nf_conntrack.hashsize=16384";
 
-/// What a guest is told besides that has no PCI bus.
+/// Added for guests without a PCI bus.
 const NO_PCI: &str = " pci=off";
 
-/// What a guest that begins with one CPU is told besides: to leave its atomic instructions as they
-/// are (patching them for one CPU costs more at boot than a pod ever gains by it), and to give the
-/// memory of each CPU room by pages. By huge pages the room of one CPU is 2 MiB, and the list of
-/// who pays for what in it takes 4 MiB.
+/// Added for guests that start with one CPU. Atomic instructions are not patched for a single CPU,
+/// which costs more at boot than a pod ever gains by it. Memory of each CPU is allocated by pages:
+/// by huge pages, one CPU's area is 2 MiB, and the array that records which memory cgroup is
+/// charged for each part of it takes 4 MiB.
 const ONE_CPU: &str = " noreplace-smp percpu_alloc=page";
 
-/// What a guest is told besides that counts pressure.
+/// Added for guests that count pressure stall information.
 const PSI: &str = " psi=1";
 
-/// What a machine boots.
+/// The kernel and initramfs that a machine boots.
 #[derive(Debug)]
 pub struct GuestFiles {
     kernel: Kernel,
@@ -86,10 +86,10 @@ pub struct GuestFiles {
 }
 
 impl GuestFiles {
-    /// Opens an ELF vmlinux or bzImage, and an initramfs.
+    /// Opens a kernel (ELF vmlinux or bzImage) and an initramfs.
     ///
     /// # Errors
-    /// When one of the files cannot be read, or the first is no kernel.
+    /// A file cannot be read, or the first one is not a kernel.
     pub fn open(kernel: &Path, initramfs: &Path) -> Result<Self, MachineError> {
         Ok(Self {
             kernel: Kernel::open(kernel)?,
@@ -97,7 +97,7 @@ impl GuestFiles {
         })
     }
 
-    /// Takes files that are open.
+    /// Uses files that are open already.
     ///
     /// # Errors
     /// As [`Self::open`].
@@ -109,58 +109,59 @@ impl GuestFiles {
     }
 }
 
-/// How a machine begins.
+/// How a machine starts.
 #[derive(Debug)]
 pub enum Boot {
     /// By booting.
     Cold(GuestFiles),
     /// As a clone of a machine with the same CPUs, memory and devices.
     Warm(Snapshot),
-    /// As such a clone, if its guest knows of all that this host's processor has. A guest that
-    /// booted before a new microcode, or a new kernel of the host, would not use what they brought.
+    /// As such a clone, but only if its guest knows all features of this host's CPU. A guest that
+    /// booted before a microcode or kernel update of the host would not use what the update
+    /// brought.
     Template(Snapshot),
 }
 
 /// The tag of the directory that a machine shares.
 pub const SHARE_TAG: &str = "shared";
 
-/// What the library calls the device of that directory.
+/// The library's name of that directory's device.
 const SHARE_DEVICE: &str = "fs0";
 
 /// The unit of [`MachineConfig::growth`] in bytes.
 pub const GROWTH_UNIT: u64 = 128 << 20;
 
-/// What a machine is made of. Nothing of it is opened by path.
+/// The configuration of a machine. None of its files is opened by path.
 #[derive(Debug)]
 pub struct MachineConfig {
-    /// How it begins.
+    /// How it starts.
     pub boot: Boot,
     /// Virtual CPUs.
     pub cpus: u8,
-    /// As many as [`Machine::add_cpus`] may make them; not fewer than `cpus`.
+    /// The maximum of vCPUs for [`Machine::add_cpus`]; at least `cpus`.
     pub max_cpus: u8,
     /// Memory in bytes.
     pub memory: u64,
-    /// Bytes that [`Machine::grow`] may add while it runs: a multiple of [`GROWTH_UNIT`].
+    /// Bytes that [`Machine::grow`] may add at run time: a multiple of [`GROWTH_UNIT`].
     pub growth: u64,
-    /// Disks that are there from the start.
+    /// Disks that exist from the start.
     pub disks: Vec<Disk>,
     /// Disks that are empty until [`Machine::insert_disk`] fills them.
     pub spare_disks: u8,
     /// Network cards.
     pub nics: Vec<Nic>,
-    /// What the guest finds under [`SHARE_TAG`].
+    /// The directory that the guest finds under [`SHARE_TAG`].
     pub share: Option<SharedDir>,
     /// The bus of its devices.
     pub transport: Transport,
     /// Whether the guest's kernel counts pressure stall information.
     pub psi: bool,
-    /// Where the guest's serial console goes; `None` makes the boot faster.
+    /// The file for the serial console's output; `None` makes the boot faster.
     pub console: Option<File>,
 }
 
-/// A machine that is built and has not run yet: all that needs a path or a privilege is done,
-/// and this process has no thread more than before.
+/// A machine that is built and has not run yet: everything that needs a path or a privilege is
+/// done, and no thread has been started.
 #[derive(Debug)]
 pub struct BuiltMachine {
     vm: Arc<Vm>,
@@ -169,7 +170,7 @@ pub struct BuiltMachine {
     console: Option<Arc<Console>>,
 }
 
-/// A running machine; dropped, it is killed.
+/// A running machine, which is killed when it is dropped.
 #[derive(Debug)]
 pub struct Machine {
     vm: Arc<Vm>,
@@ -180,19 +181,19 @@ pub struct Machine {
     exit: watch::Receiver<Option<MachineExit>>,
 }
 
-/// The way to the vsock ports of a machine's guest.
+/// Access to the vsock ports of a machine's guest.
 #[derive(Debug, Clone)]
 pub struct Ports(VsockHandle);
 
 impl Ports {
-    /// Opens a stream to a port of the guest. What is written waits until the guest accepts; the
-    /// stream ends when it refuses.
+    /// Opens a stream to a port of the guest. Data that is written waits until the guest accepts;
+    /// the stream ends if the guest refuses.
     ///
     /// # Errors
-    /// The machine does not run, or has no more connections.
+    /// The machine does not run, or no more connections are possible.
     pub async fn connect(&self, port: u32) -> Result<UnixStream, MachineError> {
         let vsock = self.0.clone();
-        // The device may be in the middle of something else.
+        // The device may be busy.
         let connect = tokio::task::spawn_blocking(move || vsock.connect(port));
         match connect.await {
             Ok(connected) => Ok(connected?),
@@ -205,7 +206,7 @@ impl Ports {
 pub struct HostPort {
     /// Its number.
     pub port: u32,
-    /// Gets each connection, on the device's event loop: it must not block.
+    /// Called with each connection, on the device's event loop: it must not block.
     pub on_connect: Box<dyn FnMut(UnixStream) + Send>,
 }
 
@@ -231,7 +232,7 @@ pub enum MachineExit {
     TripleFault,
     /// The host killed it.
     Killed,
-    /// The library or the host failed; what it said.
+    /// The library or the host failed; the error's text.
     Failed(String),
 }
 
@@ -249,7 +250,7 @@ impl fmt::Display for MachineExit {
 }
 
 impl BuiltMachine {
-    /// Builds a machine whose guest reaches `host_ports` of the host over vsock.
+    /// Builds a machine whose guest can connect to `host_ports` of the host over vsock.
     ///
     /// # Errors
     /// [`MachineError`]; nothing is left of the machine then.
@@ -302,7 +303,7 @@ impl BuiltMachine {
         for HostPort { port, on_connect } in host_ports {
             vsock.listen(port, on_connect);
         }
-        // What the guest has free goes back to the host by itself.
+        // The guest's free memory is returned to the host automatically.
         builder = builder.vsock(vsock).rng().balloon();
         let console = config.console.map(Console::new).transpose();
         let console = console.map_err(MachineError::ConsoleFile)?;
@@ -326,13 +327,13 @@ impl BuiltMachine {
         })
     }
 
-    /// Whether [`Machine::add_cpus`] may make vCPUs.
+    /// Whether [`Machine::add_cpus`] may add vCPUs.
     #[must_use]
     pub fn may_grow_cpus(&self) -> bool {
         self.vm.max_vcpus() > self.vm.vcpus()
     }
 
-    /// Lets the guest run.
+    /// Starts the guest.
     ///
     /// # Errors
     /// [`MachineError`]; nothing is left of the machine then.
@@ -349,7 +350,7 @@ impl BuiltMachine {
         let waited = Arc::clone(&vm);
         let wait = move || {
             waited.wait_until_stopped();
-            // As below.
+            // There is no receiver if the machine has been dropped.
             let _ = stops.send(true);
             let exit = match waited.wait() {
                 Ok(VmExit::Reset) => {
@@ -360,7 +361,7 @@ impl BuiltMachine {
                 Err(error) => MachineExit::Failed(causes(&error)),
             };
             debug!(%exit, "the machine has ended");
-            // Nobody listens when the machine has been dropped.
+            // There is no receiver if the machine has been dropped.
             let _ = sender.send(Some(exit));
         };
         thread::Builder::new()
@@ -379,21 +380,21 @@ impl BuiltMachine {
 }
 
 impl Machine {
-    /// The way to the guest's vsock ports.
+    /// Returns access to the guest's vsock ports.
     #[must_use]
     pub fn ports(&self) -> &Ports {
         &self.ports
     }
 
-    /// Stops the guest between two instructions. It goes on with [`Self::resume`].
+    /// Pauses the guest between two instructions. It continues with [`Self::resume`].
     ///
     /// # Errors
-    /// The machine does not run, or a device is in the middle of something that takes long.
+    /// The machine does not run, or a device is in the middle of a long operation.
     pub async fn pause(&self) -> Result<(), MachineError> {
         self.blocking(|vm| while_busy(|| vm.pause())).await
     }
 
-    /// Lets a paused guest go on.
+    /// Resumes a paused guest.
     ///
     /// # Errors
     /// The machine is not paused.
@@ -415,7 +416,7 @@ impl Machine {
         }
     }
 
-    /// Writes the state of a paused guest to a new directory, for clones to begin with.
+    /// Writes the state of a paused guest to a new directory, from which clones can start.
     ///
     /// # Errors
     /// The machine is not paused, or the directory cannot be written.
@@ -423,22 +424,22 @@ impl Machine {
         self.blocking(move |vm| vm.snapshot(dir)).await
     }
 
-    /// What a machine that began as a clone has written since.
+    /// Returns the memory that a machine that started as a clone has written since.
     ///
     /// # Errors
-    /// It did not begin as one.
+    /// It did not start as a clone.
     pub fn working_set(&self) -> Result<WorkingSet, MachineError> {
         Ok(self.vm.working_set()?)
     }
 
-    /// Whether the guest runs no more, though it is not known yet how the machine has ended: that
-    /// may take some time, in which [`Self::ended`] is bound to return.
+    /// Becomes true when the guest no longer runs, though it is not known yet how the machine
+    /// ended: that may take some time, after which [`Self::ended`] is certain to return.
     #[must_use]
     pub fn stopped(&self) -> watch::Receiver<bool> {
         self.stopped.clone()
     }
 
-    /// What has been counted of the guest's vsock connections, by name: which side ended them.
+    /// Counters of the guest's vsock connections by name: which side closed them.
     #[must_use]
     pub fn vsock_counters(&self) -> Vec<(&'static str, u64)> {
         let devices = self.vm.counters().into_iter();
@@ -449,7 +450,7 @@ impl Machine {
             .collect()
     }
 
-    /// Waits until the machine ends; any number of callers.
+    /// Waits until the machine ends. There may be any number of callers.
     pub async fn ended(&self) -> MachineExit {
         let mut exit = self.exit.clone();
         let known = exit.wait_for(Option::is_some).await;
@@ -459,11 +460,11 @@ impl Machine {
         }
     }
 
-    /// Has the guest have `bytes` more memory than it was made with, or as near as it gets within
-    /// `patience`: what is in use stays. Returns how much more it has then.
+    /// Changes the guest's additional memory to `bytes`, or as near to it as possible within
+    /// `patience`: memory in use is not taken away. Returns how much additional memory it has then.
     ///
     /// # Errors
-    /// The machine was made without growth, or has ended.
+    /// The machine was built without growth, or has ended.
     pub async fn grow(&self, bytes: u64, patience: Duration) -> Result<u64, MachineError> {
         let memory = self.vm.hotplug_memory()?;
         let reach = move || memory.reach(MemorySize::bytes(bytes), patience);
@@ -473,14 +474,14 @@ impl Machine {
         }
     }
 
-    /// How many files and directories that the host has removed are kept since the guest knows them
-    /// and has them not open, of the part of the shared directory that is looked at this time: see
-    /// [`FsDevice::removed_objects`].
+    /// Counts files and directories that were removed on the host but are kept because the guest
+    /// still knows them, though it does not have them open. Each call looks at one part of the
+    /// shared directory: see [`FsDevice::removed_objects`].
     ///
     /// # Errors
-    /// The machine does not run, or the host does not answer for files.
+    /// The machine does not run, or its file system device does not answer.
     pub async fn removed_objects(&self) -> Result<usize, MachineError> {
-        // Machines without one have nothing to look at.
+        // Machines without a shared directory have nothing to count.
         let Ok(share) = self.vm.fs(SHARE_DEVICE) else {
             return Ok(0);
         };
@@ -491,11 +492,10 @@ impl Machine {
         }
     }
 
-    /// Adds vCPUs until there are `count`, which the guest has to bring up then. Those that there
-    /// are stay.
+    /// Adds vCPUs until there are `count`; the guest has to bring them up then. None are removed.
     ///
     /// # Errors
-    /// The machine was made for fewer at most, or does not run.
+    /// The machine was built for fewer vCPUs, or does not run.
     pub async fn add_cpus(&self, count: u8) -> Result<(), MachineError> {
         if count <= self.vm.vcpus() {
             return Ok(());
@@ -503,11 +503,11 @@ impl Machine {
         self.blocking(move |vm| vm.add_vcpus(count)).await
     }
 
-    /// Connects a stream to the guest's serial console: what it wrote lately and all that comes,
-    /// and what is typed. The guest need not answer for that.
+    /// Connects a stream to the guest's serial console: it gets recent output and all that follows,
+    /// and its input is typed. This does not depend on the guest's answering.
     ///
     /// # Errors
-    /// [`MachineError::NoConsole`], or too many are connected.
+    /// [`MachineError::NoConsole`], or too many clients are connected.
     pub fn attach_console(&self, stream: UnixStream) -> Result<(), MachineError> {
         let console = self.console.as_ref().ok_or(MachineError::NoConsole)?;
         console
@@ -515,9 +515,9 @@ impl Machine {
             .map_err(MachineError::Console)
     }
 
-    /// Ends the machine as if its power were cut. Returns when its threads have ended.
+    /// Powers the machine off immediately. Returns when its threads have ended.
     pub fn kill(&self) {
-        // Refused when it has stopped already.
+        // Refused if it has stopped already.
         if let Err(error) = self.vm.stop() {
             debug!(%error, "the machine was not running");
         }

@@ -5,23 +5,23 @@ use std::os::fd::OwnedFd;
 use podvisor_vmm::{MacAddress, NetDevice, NetDeviceError};
 use serde::{Deserialize, Serialize};
 
-/// What a network card's frames go to.
+/// The kind of a network card's backend.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum NicKind {
     /// A tap, opened with `IFF_VNET_HDR`.
     #[default]
     Tap,
-    /// A connected stream socket that carries each frame behind its length, as `passt`'s.
+    /// A connected stream socket that carries each frame after its length, as `passt` does.
     Stream,
 }
 
 /// A network card.
 #[derive(Debug)]
 pub struct Nic {
-    /// What its frames go to.
+    /// The kind of its backend.
     pub kind: NicKind,
-    /// The open one.
+    /// The backend's open descriptor.
     pub fd: OwnedFd,
     /// The guest's hardware address.
     pub mac: [u8; 6],
@@ -30,7 +30,7 @@ pub struct Nic {
 }
 
 impl Nic {
-    /// The device.
+    /// Creates the device.
     pub(super) fn device(self) -> Result<NetDevice, NetDeviceError> {
         let device = match self.kind {
             NicKind::Tap => NetDevice::tap(self.fd),

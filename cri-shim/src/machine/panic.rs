@@ -1,48 +1,49 @@
-//! The last words of a guest's kernel that panicked, read from its log in the guest's memory after
-//! the end. So they are there without a console, for which each guest would pay at its boot.
+//! The last messages of a guest's kernel that panicked, read from its log in the guest's memory
+//! after the machine ended. So no console is needed, which would make every guest's boot slower.
 //!
 //! The log is a ring of blocks (Linux 5.10 and later, `kernel/printk/printk_ringbuffer.h`), each
-//! with a number of 64 bits, which goes up by one, and the text of a message. The panic's message
-//! is known by its beginning, and the others are found from there by their numbers.
+//! with a 64-bit number, which increases by one, and the text of a message. The panic's message is
+//! recognized by its beginning, and the others are found from there by their numbers.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// What a panicking kernel says first.
+/// The beginning of a panicking kernel's first message.
 const PANIC: &[u8] = b"Kernel panic - not syncing: ";
 
-/// Where messages are looked for, as physical addresses: where kernels lie that are loaded where
-/// they ask to be, with the log that they begin with.
+/// Physical addresses that are searched for messages: where kernels are loaded that run at their
+/// preferred address, with their built-in log buffer.
 const LOG_SEARCH_RANGE: std::ops::Range<u64> = 1 << 20..128 << 20;
 
-/// Memory that is looked at together.
+/// Size of the memory that is searched at a time, in bytes.
 const WINDOW: usize = 1 << 20;
 
-/// What of a window is looked at again with the next: the messages around one.
+/// Bytes of a window that are searched again with the next one: room for neighbouring messages.
 const OVERLAP: usize = 64 << 10;
 
-/// Messages that are kept: those before the panic's, and those after it.
+/// The numbers of messages that are kept before and after the panic's own.
 const LINES_BEFORE: usize = 24;
 const LINES_AFTER: usize = 24;
 
 /// Longest message, in bytes.
 const MESSAGE_MAX: usize = 1024;
 
-/// Bytes of a block's number, and what blocks are aligned to.
+/// Size of a block's number in bytes, and the alignment of blocks.
 const NUMBER: usize = size_of::<u64>();
 
-/// A kernel's panic, in the guest's own words.
+/// A kernel panic, in the guest's own words.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KernelPanic {
     /// The panic's own message.
     message: String,
-    /// The last messages of the log, the panic's among them.
+    /// The last messages of the log, including the panic's.
     log: Vec<String>,
 }
 
 impl KernelPanic {
-    /// Looks for a panic's messages in memory that `read` reads from a physical address on.
+    /// Searches for a panic's messages in memory, which `read` reads starting at a physical
+    /// address.
     pub(super) fn find(read: impl Fn(u64, &mut [u8]) -> usize) -> Option<Self> {
         let mut window = vec![0; WINDOW];
         let mut start = LOG_SEARCH_RANGE.start;
@@ -60,8 +61,8 @@ impl KernelPanic {
         None
     }
 
-    /// The same in the words that `shown` makes of each message, given how many characters one may
-    /// have: for a panic that another process tells of.
+    /// Applies `shown`, which gets the most characters that a message may have, to each message:
+    /// for a panic that another process reports.
     pub(crate) fn map(self, shown: impl Fn(&str, usize) -> String) -> Self {
         let log = self.log.iter().take(LINES_BEFORE + 1 + LINES_AFTER);
         Self {
@@ -70,7 +71,7 @@ impl KernelPanic {
         }
     }
 
-    /// The last messages of the kernel's log, the oldest first.
+    /// Returns the last messages of the kernel's log, the oldest first.
     #[must_use]
     pub fn log(&self) -> &[String] {
         &self.log
@@ -78,16 +79,16 @@ impl KernelPanic {
 
     fn within(memory: &[u8]) -> Option<Self> {
         let begin: &[u8; NUMBER] = PANIC.first_chunk()?;
-        // Of a length that the compiler knows: they are compared as numbers.
+        // Of a length known at compile time, so that words are compared as numbers.
         let (words, _) = memory.as_chunks::<NUMBER>();
         let mut found = words.iter().enumerate().filter(|(_, word)| *word == begin);
         found.find_map(|(index, _)| Self::at(memory, index.checked_sub(1)? * NUMBER))
     }
 
-    /// The panic whose message is in the block at this place.
+    /// Reads the panic whose message is in the block at this offset.
     fn at(memory: &[u8], block: usize) -> Option<Self> {
         let text = memory.get(block + NUMBER..)?;
-        // The kernel has the text of the format, too.
+        // The format string itself is in the kernel's memory, too.
         let message = text
             .strip_prefix(PANIC)
             .filter(|rest| !rest.starts_with(b"%"))?;
@@ -137,7 +138,7 @@ fn number(memory: &[u8], at: usize) -> Option<u64> {
     Some(u64::from_le_bytes(bytes.try_into().ok()?))
 }
 
-/// A message's text, up to its end, without what could play with a terminal.
+/// Returns a message's text up to its end, without characters that a terminal would interpret.
 fn shown(text: &[u8]) -> String {
     let text = text.split(|byte| *byte == 0).next().unwrap_or_default();
     let text = without_echo(text.trim_ascii_end());
@@ -146,9 +147,10 @@ fn shown(text: &[u8]) -> String {
     text.trim_end().chars().map(clean).collect()
 }
 
-/// The kernel moves the text of a message over its level, which is two bytes long, and leaves the
-/// last two bytes of the text behind it. How long the text is stands elsewhere; so a message
-/// without a level whose end repeats itself loses two bytes.
+/// Removes the echo of a text's last two bytes. The kernel moves a message's text over its level
+/// prefix, which is two bytes long, and so leaves the last two bytes after the text. The text's
+/// length is stored elsewhere; so a message without a level whose end repeats itself loses two
+/// bytes.
 fn without_echo(text: &[u8]) -> &[u8] {
     match text.split_last_chunk::<2>() {
         Some((rest, echo)) if rest.ends_with(echo) => rest,
@@ -160,13 +162,13 @@ fn without_echo(text: &[u8]) -> &[u8] {
 mod tests {
     use super::*;
 
-    /// A log with these messages, the first of which has this number, and something before it.
+    /// A log with these messages, numbered from `first`, with other data before it.
     fn log(first: u64, messages: &[&str]) -> Vec<u8> {
         let mut memory = vec![0x5a; 4096];
         for (number, message) in (first..).zip(messages) {
             memory.extend(number.to_le_bytes());
             memory.extend(message.as_bytes());
-            // What the kernel leaves there.
+            // The bytes that the kernel leaves there.
             memory.extend(&message.as_bytes()[message.len() - 2..]);
             memory.extend(b"\n\0");
             memory.resize(memory.len().next_multiple_of(NUMBER), 0x20);

@@ -1,13 +1,13 @@
-//! Pauses of machines on hosts that have much else to do.
+//! Pauses of machines on busy hosts.
 
 use podvisor_vmm::VmError;
 use tracing::debug;
 
-/// How often a machine is to pause before it is taken for one that cannot. On a host that has much
-/// else to do its threads may not get their turn in the time that a VM gives them.
+/// Attempts to pause a machine before it counts as unable to pause. On a busy host its threads may
+/// not be scheduled within the time that a VM gives them.
 const PAUSE_ATTEMPTS: usize = 5;
 
-/// Tries again for as long as a VM is busy, within bounds.
+/// Retries while a VM is busy, a limited number of times.
 pub(super) fn while_busy(mut pause: impl FnMut() -> Result<(), VmError>) -> Result<(), VmError> {
     for _ in 1..PAUSE_ATTEMPTS {
         match pause() {
@@ -22,7 +22,7 @@ pub(super) fn while_busy(mut pause: impl FnMut() -> Result<(), VmError>) -> Resu
 mod tests {
     use super::*;
 
-    /// Pauses a VM that is busy so many times, and says how often it was tried.
+    /// Pauses a VM that is busy `busy` times; returns the result and the number of attempts.
     fn tried(busy: usize) -> (Result<(), VmError>, usize) {
         let mut tries = 0;
         let paused = while_busy(|| {

@@ -7,28 +7,27 @@ use serde::{Deserialize, Serialize};
 
 use super::{MachineError, SHARE_TAG};
 
-/// A directory of the host that a guest shares. The guest may change what is mounted in it and
-/// nothing else.
+/// A directory of the host that is shared with a guest. The guest may only change what is mounted
+/// in it.
 #[derive(Debug)]
 pub struct SharedDir {
     /// The directory.
     pub dir: OwnedFd,
-    /// Which users of the host those of the guest are, where they are not those of the same
-    /// numbers.
+    /// Maps users of the guest to those of the host; `None`: the numbers are the same.
     pub users: Option<UserRange>,
 }
 
-/// A range of the guest's users and groups that are the host's from 0 on, as long as it is.
+/// A range of the guest's users and groups that are the host's from 0 on, up to the range's length.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct UserRange {
     /// The guest's number of the host's root; not 0.
     pub first: u32,
-    /// How many there are.
+    /// The number of ids.
     pub count: u32,
 }
 
 impl UserRange {
-    /// Whether a guest can have it.
+    /// Whether a guest can have this range.
     #[must_use]
     pub fn is_valid(self) -> bool {
         self.map().is_some()

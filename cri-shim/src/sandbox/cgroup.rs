@@ -1,11 +1,11 @@
-//! The control group (v2) of a sandbox's process: made by who launches it, with the limits of the
-//! machine and an overhead for what the process itself takes.
+//! The control group (v2) of a sandbox's process: created by its launcher, with the limits of the
+//! machine and an overhead for the process itself.
 //!
-//! `PARENT/ID` has the limits, and `PARENT/ID/machine` the process, with controllers of its own
-//! that limit nothing. The kernel does not disable a controller of a group while a descendant
-//! has it enabled. Of a leaf it does, and its limits are lost: systemd takes controllers that
-//! none of its units needs from its slices, whenever it loads its units anew. A process that an
-//! older podvisor launched is in `PARENT/ID` itself.
+//! `PARENT/ID` has the limits. The process is in `PARENT/ID/machine`, which has the controllers,
+//! too, but no limits. The kernel does not disable a group's controller while a descendant has it
+//! enabled. In a leaf it does, and the limits are lost: systemd disables controllers that none of
+//! its units needs in its slices whenever it reloads its units. A process that an older podvisor
+//! launched is in `PARENT/ID` itself.
 //!
 //! An empty group is removed by the process that sees the sandbox exit, and by the next launch
 //! under the same parent. After an OOM kill only the former removes it, once it has read the cause.
@@ -29,53 +29,53 @@ use crate::machine::causes;
 
 pub(super) use kill::MemoryKill;
 
-/// Below which sandboxes have their groups unless told otherwise.
+/// The default parent of sandboxes' groups.
 pub const DEFAULT_CGROUP_PARENT: &str = "/podvisor";
 
-/// Where the hierarchy is mounted.
+/// The mount point of the hierarchy.
 pub(crate) const CGROUP_ROOT: &str = "/sys/fs/cgroup";
 
 /// `CGROUP2_SUPER_MAGIC`.
 const CGROUP2: i64 = 0x6367_7270;
 
-/// What is limited or counted.
+/// The controllers that limit or count resources.
 const CONTROLLERS: [&str; 4] = ["cpu", "memory", "pids", "io"];
 
-/// The group of the process, below that of its limits.
+/// The name of the process's group, below the group with its limits.
 const LEAF: &str = "machine";
 
-/// Memory of a sandbox's process beyond its guest's, in bytes: its own, the kernel's for its
-/// page tables, sockets and vCPUs, what it writes to logs before that reaches the disk, and the
-/// files that its guest knows of a shared directory (nearly 2 KiB each, up to 16,384 as a rule).
+/// Memory of a sandbox's process in addition to its guest's, in bytes: its own, the kernel's for
+/// its page tables, sockets and vCPUs, log output that has not reached the disk yet, and the files
+/// of a shared directory that its guest knows (nearly 2 KiB each, usually up to 16,384).
 pub const MEMORY_OVERHEAD: u64 = 96 << 20;
 
-/// CPU time of a sandbox's process beyond its guest's vCPUs, in thousandths of a CPU: its
-/// devices and streams.
+/// CPU time of a sandbox's process in addition to its guest's vCPUs, in thousandths of a CPU: for
+/// its devices and streams.
 pub const CPU_OVERHEAD_MILLI: u64 = 500;
 
-/// Threads of a sandbox's process.
+/// Most threads of a sandbox's process.
 const MAX_THREADS: u64 = 8192;
 
 /// Period of the CPU limit in microseconds.
 const CPU_PERIOD_US: u64 = 100_000;
 
-/// How long others that make groups are waited for.
+/// How long to wait for other processes that create groups.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// How often the lock is tried.
+/// Interval of attempts to get the lock.
 const LOCK_RETRY_DELAY: Duration = Duration::from_millis(5);
 
-/// Names the group in a sandbox's directory.
+/// The file in a sandbox's directory that names the group.
 const NAME: &str = "cgroup";
 
-/// Why a sandbox has no control group.
+/// The reason why a sandbox has no control group.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CgroupError {
-    /// The host has none, or the older kind.
+    /// The host has no cgroup v2 hierarchy.
     #[error("{CGROUP_ROOT} is not a cgroup v2 hierarchy")]
     NotThere,
-    /// A path that leads elsewhere.
+    /// The path is not below the hierarchy's root.
     #[error("`{0}` is not the path of a control group")]
     Path(String),
     /// The kernel refused a step.
@@ -83,7 +83,7 @@ pub enum CgroupError {
     Step {
         /// What was tried.
         step: &'static str,
-        /// On what.
+        /// The group or file.
         path: PathBuf,
         /// The kernel's answer.
         #[source]
@@ -91,7 +91,7 @@ pub enum CgroupError {
     },
 }
 
-/// What a machine's guest may use. Its control group has an overhead besides.
+/// The limits of a machine's guest. Its control group has an overhead in addition.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MachineLimits {
     /// Virtual CPUs.
@@ -101,32 +101,32 @@ pub struct MachineLimits {
 }
 
 impl MachineLimits {
-    /// What the control group allows, in bytes.
+    /// The limit of the control group, in bytes.
     pub(crate) fn memory_max(self) -> u64 {
         self.memory.saturating_add(MEMORY_OVERHEAD)
     }
 
-    /// What the control group allows, in thousandths of a CPU.
+    /// The limit of the control group, in thousandths of a CPU.
     pub(crate) fn milli_cpus(self) -> u64 {
         u64::from(self.vcpus) * 1000 + CPU_OVERHEAD_MILLI
     }
 }
 
-/// What `cpu.max` says, in thousandths of a CPU; `None` for no limit, and for what is none.
+/// Parses `cpu.max` into thousandths of a CPU; `None` if there is no limit, or it is invalid.
 pub(crate) fn parse_cpu_max(text: &str) -> Option<u64> {
     let (quota, period) = text.split_once(' ')?;
     let (quota, period): (u64, u64) = (quota.parse().ok()?, period.parse().ok()?);
     quota.saturating_mul(1000).checked_div(period)
 }
 
-/// Why the group at `path` has no room for a machine's; `None` when it has.
+/// Returns why the group at `path` has no room for a machine's group; `None` if it has.
 pub(crate) fn lacks_room(path: &Path, limits: MachineLimits) -> Option<String> {
     let lacks = |name: &str, needed: u64, parse: fn(&str) -> Option<u64>| {
         let text = match fs::read_to_string(path.join(name)) {
             Ok(text) => text,
             Err(error) => return Some(format!("failed to read {name}: {error}")),
         };
-        // "max" is no limit.
+        // "max" means no limit.
         let has = parse(text.trim())?;
         (has < needed).then(|| format!("{name} is {}, and {needed} is needed", text.trim()))
     };
@@ -134,15 +134,15 @@ pub(crate) fn lacks_room(path: &Path, limits: MachineLimits) -> Option<String> {
         .or_else(|| lacks("cpu.max", limits.milli_cpus(), parse_cpu_max))
 }
 
-/// A group that was made, removed again when dropped unless it is kept.
+/// A group that was created; it is removed when this is dropped, unless it is kept.
 #[derive(Debug)]
 pub(super) struct Cgroup {
     path: Option<PathBuf>,
 }
 
 impl Cgroup {
-    /// Makes the group `id` below `parent`, which is a path from the hierarchy's root, and puts
-    /// the process `pid` below its limits. `dir` is the sandbox's directory.
+    /// Creates the group `id` below `parent`, a path from the hierarchy's root, and puts the
+    /// process `pid` below its limits. `dir` is the sandbox's directory.
     pub(super) fn create(
         parent: &str,
         id: &str,
@@ -155,15 +155,15 @@ impl Cgroup {
             return Err(CgroupError::NotThere);
         }
         let parent = descend(parent)?;
-        // Held until the group has its process: a group without one may be swept. Where somebody
-        // else keeps the lock, which anybody can, nobody sweeps.
+        // Held until the group has its process: a group without one may be swept. If another
+        // process holds the lock, which any process can, nothing is swept.
         let _lock = lock(&parent)?.inspect(|_| sweep(&parent));
         let path = parent.join(id);
         fs::create_dir(&path).map_err(step("create the control group", &path))?;
         let group = Self {
             path: Some(path.clone()),
         };
-        // First of all: from here on nobody takes the controllers.
+        // First of all: from here on the controllers cannot be disabled from outside.
         let leaf = make_leaf(&path);
         for (name, value) in [
             ("memory.max", limits.memory_max().to_string()),
@@ -182,7 +182,7 @@ impl Cgroup {
         Ok(group)
     }
 
-    /// Leaves the group to its process.
+    /// Leaves the group to its process: it is not removed when this is dropped.
     pub(super) fn keep(mut self) {
         self.path = None;
     }
@@ -196,9 +196,9 @@ impl Drop for Cgroup {
     }
 }
 
-/// Sets the limit of the sandbox in `dir` to that of a guest of so many vCPUs.
+/// Sets the limit of the sandbox in `dir` to that of a guest with `vcpus` vCPUs.
 pub(super) fn limit_cpus(dir: &Path, vcpus: u8) {
-    // One without a group has no limit.
+    // A sandbox without a group has no limit.
     let Some(group) = group_of(dir) else { return };
     let limits = MachineLimits { vcpus, memory: 0 };
     if let Err(error) = write(&group.join("cpu.max"), &cpu_max(limits.milli_cpus())) {
@@ -209,8 +209,8 @@ pub(super) fn limit_cpus(dir: &Path, vcpus: u8) {
     }
 }
 
-/// Sets the share of CPU time that the sandbox in `dir` has when others want it, too, by the older
-/// kind of groups' `cpu.shares`.
+/// Sets the share of CPU time that the sandbox in `dir` gets under contention, in the unit of
+/// cgroup v1's `cpu.shares`.
 pub(super) fn weigh_cpus(dir: &Path, shares: u64) {
     let Some(group) = group_of(dir) else { return };
     let file = group.join("cpu.weight");
@@ -222,13 +222,13 @@ pub(super) fn weigh_cpus(dir: &Path, shares: u64) {
     }
 }
 
-/// 2 to 262,144 shares are a weight of 1 to 10,000, as kubelets and runc have it.
+/// Converts 2 to 262,144 shares to a weight of 1 to 10,000, as kubelets and runc do.
 fn cpu_weight(shares: u64) -> u64 {
     1 + (shares.clamp(2, 262_144) - 2) * 9_999 / 262_142
 }
 
-/// What the sandbox in `dir` takes of the host's memory, in bytes, if its group is below `parent`,
-/// which is a path from the hierarchy's root.
+/// Returns the host's memory that the sandbox in `dir` uses, in bytes, if its group is below
+/// `parent`, a path from the hierarchy's root.
 pub(super) fn memory_below(dir: &Path, parent: &Path) -> Option<u64> {
     let group = group_of(dir)?;
     let parent = Path::new(CGROUP_ROOT).join(parent.strip_prefix("/").unwrap_or(parent));
@@ -255,7 +255,7 @@ pub(super) fn limit_memory(dir: &Path, memory: u64) {
 }
 
 fn set_memory(dir: &Path, memory: u64, is_due: impl FnOnce(u64, u64) -> bool) {
-    // One without a group has no limit.
+    // A sandbox without a group has no limit.
     let Some(group) = group_of(dir) else { return };
     set_memory_of(&group, memory, is_due);
 }
@@ -264,14 +264,14 @@ fn set_memory_of(group: &Path, memory: u64, is_due: impl FnOnce(u64, u64) -> boo
     let file = group.join("memory.max");
     let wanted = memory.saturating_add(MEMORY_OVERHEAD);
     let set = || {
-        // "max" is no limit.
+        // "max" means no limit.
         let now = fs::read_to_string(&file).map(|text| text.trim().parse().unwrap_or(u64::MAX));
         match now.is_ok_and(|now| is_due(now, wanted)) {
             true => write(&file, &wanted.to_string()),
             false => Ok(()),
         }
     };
-    // The kernel takes back what is above a limit before it answers.
+    // The kernel reclaims memory above a limit before the write returns.
     if let Err(error) = in_place(set) {
         warn!(
             error = causes(&error),
@@ -280,28 +280,28 @@ fn set_memory_of(group: &Path, memory: u64, is_due: impl FnOnce(u64, u64) -> boo
     }
 }
 
-/// The group with the limits of the sandbox whose directory is `dir`, if it has one.
+/// Returns the group with the limits of the sandbox in `dir`, if it has one.
 fn group_of(dir: &Path) -> Option<PathBuf> {
     let path = PathBuf::from(fs::read_to_string(dir.join(NAME)).ok()?);
-    // What is in the directory is not believed to be anywhere else.
+    // The file's contents are not trusted to point elsewhere.
     path.starts_with(CGROUP_ROOT).then_some(path)
 }
 
-/// How the process of the sandbox whose directory is `dir`, which is gone, was killed because
-/// memory ran out; `None` when it was not, or its group was removed already.
+/// Returns how the process of the sandbox in `dir`, which is gone, was killed because memory ran
+/// out; `None` if it was not, or its group was removed already.
 pub(super) fn memory_kill_of(dir: &Path) -> Option<MemoryKill> {
     kill::of(dir, Path::new(CGROUP_ROOT), &group_of(dir)?)
 }
 
-/// Removes the group of the sandbox whose directory is `dir`, once its process is gone.
+/// Removes the group of the sandbox in `dir`, once its process is gone.
 pub(super) fn remove_of(dir: &Path) {
     if group_of(dir).is_some_and(|group| remove(&group)) {
         let _ = fs::remove_file(dir.join(NAME));
     }
 }
 
-/// Removes the groups below `parent` that no process is in: of sandboxes that were killed when
-/// nobody saw it. Where one is just being launched, its launcher does so.
+/// Removes the groups below `parent` that no process is in: those of sandboxes whose kill was not
+/// noticed. While a sandbox is being launched there, this is left to its launcher.
 pub fn remove_empty_cgroups(parent: &str) {
     let path = Path::new(CGROUP_ROOT).join(parent.trim_start_matches('/'));
     let Ok(dir) = File::open(&path) else {
@@ -312,7 +312,7 @@ pub fn remove_empty_cgroups(parent: &str) {
     }
 }
 
-/// Removes a group that has no process. True when it is gone.
+/// Removes a group that has no process. True if it is gone.
 fn remove(path: &Path) -> bool {
     let is_gone = |path: &Path| match fs::remove_dir(path) {
         Ok(()) => true,
@@ -325,7 +325,7 @@ fn remove(path: &Path) -> bool {
     is_gone(&path.join(LEAF)) && is_gone(path)
 }
 
-/// Removes the groups below `parent` that no process is in, unless they tell of a kill.
+/// Removes the groups below `parent` that no process is in, unless they record a kill.
 fn sweep(parent: &Path) {
     let Ok(entries) = fs::read_dir(parent) else {
         return;
@@ -338,7 +338,8 @@ fn sweep(parent: &Path) {
     }
 }
 
-/// Makes the groups on the way to `parent`, each with its controllers for the next.
+/// Creates the groups on the path to `parent`, and enables the controllers of each for the next
+/// one.
 fn descend(parent: &str) -> Result<PathBuf, CgroupError> {
     let mut path = PathBuf::from(CGROUP_ROOT);
     enable_controllers(&path)?;
@@ -360,8 +361,8 @@ fn descend(parent: &str) -> Result<PathBuf, CgroupError> {
     Ok(path)
 }
 
-/// Makes the group for the process of the group at `path`, and gives it the controllers that are
-/// there. Where it cannot be made (`cgroup.max.depth`), the process goes into `path` itself.
+/// Creates the group for the process of the group at `path`, and enables the available controllers
+/// for it. If it cannot be created (`cgroup.max.depth`), the process goes into `path` itself.
 fn make_leaf(path: &Path) -> PathBuf {
     let leaf = path.join(LEAF);
     let made = fs::create_dir(&leaf).map_err(step("create the control group", &leaf));
@@ -379,7 +380,7 @@ fn make_leaf(path: &Path) -> PathBuf {
     }
 }
 
-/// Gives the groups below `path` the controllers that it has itself.
+/// Enables all controllers of the group at `path` for the groups below it.
 fn enable_controllers(path: &Path) -> Result<(), CgroupError> {
     let read = |name: &str| {
         let file = path.join(name);
@@ -392,12 +393,12 @@ fn enable_controllers(path: &Path) -> Result<(), CgroupError> {
     let missing: Vec<String> = missing.map(|name| format!("+{name}")).collect();
     match missing.is_empty() {
         true => Ok(()),
-        // All at once: older kernels stop everything that forks for each write.
+        // In one write: older kernels stop everything that forks for each write.
         false => write(&path.join("cgroup.subtree_control"), &missing.join(" ")),
     }
 }
 
-/// Locks a directory that anybody may open and lock: none when that takes too long.
+/// Locks a directory that any process may open and lock; `None` if that takes too long.
 fn lock(path: &Path) -> Result<Option<File>, CgroupError> {
     let failed = step("lock the control group", path);
     let file = File::open(path).map_err(step("open the control group", path))?;
@@ -436,7 +437,7 @@ mod tests {
         assert_eq!(weights, [1, 1, 39, 10_000, 10_000]);
     }
 
-    /// A FIFO stands in for a limit that the kernel takes its time for.
+    /// A FIFO plays a limit for which the kernel needs time.
     #[test]
     fn other_tasks_go_on_while_the_kernel_takes_memory_back() {
         let dir = tempfile::tempdir().unwrap();
@@ -452,7 +453,7 @@ mod tests {
             set_memory_of(&group, 7, |now, wanted| now < wanted);
         });
         let others = receiver.recv_timeout(Duration::from_secs(10));
-        // It reads what there is, and writes.
+        // The task reads the present limit, and writes the new one.
         fs::write(&limit, "1\n").unwrap();
         let written = fs::read_to_string(&limit).unwrap();
         runtime.block_on(sets).unwrap();
@@ -473,7 +474,7 @@ mod tests {
     #[test]
     fn a_parent_that_leads_elsewhere_is_refused() {
         for parent in ["..", "/a/../../b"] {
-            // Where there is no such hierarchy, that is the answer.
+            // Without such a hierarchy, a step fails.
             let refused = descend(parent);
             assert!(
                 matches!(
@@ -520,7 +521,7 @@ mod tests {
     fn what_nobody_is_in_is_swept_with_the_group_of_its_process() {
         let parent = tempfile::tempdir().unwrap();
         let group = |name: &str| parent.path().join(name);
-        // In the last one something is: a directory with files cannot be removed either.
+        // The last one is not empty: a directory with files cannot be removed either.
         for name in ["ended/machine", "older", "runs/machine/process"] {
             fs::create_dir_all(group(name)).unwrap();
         }

@@ -1,5 +1,4 @@
-//! What can go wrong with a sandbox, as a fact. What a person can do about it is the command
-//! line's to say.
+//! Errors of a sandbox. They state facts; advice for the user is left to the command line.
 
 use std::io;
 use std::path::PathBuf;
@@ -16,19 +15,19 @@ use super::types::SandboxExit;
 use super::wire::FrameError;
 use crate::machine::{AssetError, MachineError, MachineExit};
 
-/// Why a request was refused, for programs.
+/// The reason why a request was refused, for programs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum RefusalKind {
     /// Something in the request is malformed or out of bounds.
     InvalidArgument,
-    /// No container or process of that id.
+    /// No container or process has that id.
     NotFound,
     /// The id is in use.
     AlreadyExists,
     /// The container's state does not allow it.
     WrongState,
-    /// A limit is reached: containers, processes, disks for images.
+    /// A limit is reached: of containers, processes, or disks for images.
     ResourceExhausted,
     /// The image is not usable.
     Image,
@@ -36,11 +35,11 @@ pub enum RefusalKind {
     UnknownUser,
     /// The command does not exist in the container.
     CommandNotFound,
-    /// The command exists and cannot be executed.
+    /// The command exists but cannot be executed.
     CommandNotExecutable,
-    /// The process cannot be made as it is specified, for another reason than its command.
+    /// The process cannot be created as specified, for another reason than its command.
     LaunchFailed,
-    /// Anything else that failed in the sandbox or its guest.
+    /// Another failure in the sandbox or its guest.
     Internal,
 }
 
@@ -62,44 +61,44 @@ impl From<ErrorKind> for RefusalKind {
     }
 }
 
-/// Why there is no sandbox, why it is gone, or what it refused.
+/// An error of a sandbox: it was not started, it is gone, or it refused a request.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SandboxError {
-    /// The virtual machine.
+    /// The virtual machine failed.
     #[error(transparent)]
     Machine(#[from] MachineError),
-    /// The agent.
+    /// The agent failed, or the connection to it.
     #[error(transparent)]
     Link(#[from] LinkError),
-    /// The jail of the sandbox's process.
+    /// The jail of the sandbox's process was not set up.
     #[error("failed to set up the sandbox's jail")]
     Jail(#[from] JailError),
-    /// No guest came of a template: its clone ended, or did not answer.
+    /// The clone of a template ended or did not answer.
     #[error(transparent)]
     Clone(Box<SandboxError>),
-    /// A process's standard streams.
+    /// A process's standard streams failed.
     #[error(transparent)]
     Stdio(#[from] StdioError),
-    /// The guest is up, but not as far as its agent.
+    /// The guest's agent did not answer in time.
     #[error("the guest's agent did not answer within {} s", .0.as_secs())]
     Silent(Duration),
-    /// The agent found that it cannot work.
+    /// The agent reported that it cannot work.
     #[error("the guest's agent failed to start")]
     GaveUp,
-    /// The guest ended when it should not.
+    /// The guest ended unexpectedly.
     #[error("{}", ended(.0))]
     Ended(MachineExit),
-    /// The guest's files are not there.
+    /// The guest's files are missing.
     #[error(transparent)]
     Assets(#[from] AssetError),
-    /// The container that is asked for cannot be specified.
+    /// The requested container cannot be specified.
     #[error(transparent)]
     Spec(#[from] SpecError),
-    /// The id in a [`LaunchConfig`](super::LaunchConfig) names no sandbox.
+    /// The id in a [`LaunchConfig`](super::LaunchConfig) is not a valid id of a sandbox.
     #[error("cannot launch the sandbox")]
     Id(#[source] InvalidId),
-    /// The directory in a [`LaunchConfig`](super::LaunchConfig) cannot have sockets.
+    /// The directory in a [`LaunchConfig`](super::LaunchConfig) cannot hold sockets.
     #[error(
         "cannot launch the sandbox: {} is not an absolute path of at most {most} bytes",
         .dir.display()
@@ -113,12 +112,12 @@ pub enum SandboxError {
     /// A [`LaunchConfig`](super::LaunchConfig) has more network cards than can be passed on.
     #[error("cannot launch the sandbox: {count} network cards, but at most {most} are possible")]
     TooManyNics {
-        /// So many.
+        /// The number of cards.
         count: usize,
-        /// So many are possible.
+        /// The largest possible number.
         most: usize,
     },
-    /// A file that the sandbox's process is to have cannot be opened or made.
+    /// A file that the sandbox's process needs cannot be opened or created.
     #[error("cannot {action} {}", .path.display())]
     File {
         /// What was tried.
@@ -141,10 +140,10 @@ pub enum SandboxError {
     /// The process ended before its guest was up.
     #[error("the sandbox's process failed while starting: {0}")]
     Launch(String),
-    /// The process ended before its guest was up: the host does not let it close its jail.
+    /// The process ended before its guest was up: the host does not let it enter its jail.
     #[error("the sandbox's process failed while starting: {0}")]
     JailRefused(String),
-    /// What the control socket carried makes no sense.
+    /// The control socket carried an invalid message.
     #[error("invalid message on the control socket of the sandbox in {}", .dir.display())]
     Control {
         /// The sandbox's directory.
@@ -158,17 +157,17 @@ pub enum SandboxError {
     Version {
         /// The sandbox's directory.
         dir: PathBuf,
-        /// What the process speaks.
+        /// The version that the process speaks.
         theirs: u32,
-        /// What is spoken here.
+        /// The version that is spoken here.
         ours: u32,
     },
-    /// The sandbox's process is there, and does not answer: it is stopped, or hangs.
+    /// The sandbox's process exists but does not answer: it is stopped, or hangs.
     #[error("the sandbox in {} does not answer: {} said nothing for {} s", .dir.display(), process(*.pid), .waited.as_secs())]
     Unresponsive {
         /// Its directory.
         dir: PathBuf,
-        /// The process, where it could be found.
+        /// The process, if it could be found.
         pid: Option<u32>,
         /// How long an answer was waited for.
         waited: Duration,
@@ -178,15 +177,15 @@ pub enum SandboxError {
     Gone {
         /// Its directory.
         dir: PathBuf,
-        /// How it ended, where it could still say.
+        /// How it ended, if that is known.
         exit: Option<SandboxExit>,
     },
-    /// The sandbox did not do what it was asked.
+    /// The sandbox refused a request.
     #[error("{message}")]
     Refused {
-        /// Why, for programs.
+        /// The reason, for programs.
         kind: RefusalKind,
-        /// Why, for people.
+        /// The reason, for people.
         message: String,
     },
 }
@@ -198,8 +197,8 @@ fn ended(exit: &MachineExit) -> String {
     }
 }
 
-/// What a sandbox's process said, for people: at most so many characters of it, and none that a
-/// terminal or a log would act on.
+/// Makes a process's words printable for people: at most `most` characters, and none that a
+/// terminal or a log would interpret.
 pub(super) fn printable(said: &str, most: usize) -> String {
     let shown = |c: char| if c.is_control() { ' ' } else { c };
     said.chars().take(most).map(shown).collect()
@@ -220,7 +219,7 @@ impl From<MachineExit> for SandboxError {
 }
 
 impl SandboxError {
-    /// Why the sandbox refused, if that is what happened.
+    /// Why the sandbox refused, if it did.
     #[must_use]
     pub fn kind(&self) -> Option<RefusalKind> {
         match self {
@@ -236,7 +235,7 @@ impl SandboxError {
         matches!(self, Self::Gone { .. } | Self::Ended(_))
     }
 
-    /// Whether the guest could not be reached, as one that ends in this moment.
+    /// Whether the guest could not be reached, for example because it is just ending.
     pub(super) fn is_of_a_lost_guest(&self) -> bool {
         match self {
             Self::Link(error) | Self::Stdio(StdioError::Link(error)) => error.is_lost(),
@@ -244,8 +243,8 @@ impl SandboxError {
         }
     }
 
-    /// Whether the guest of a machine that has just begun is not there, rather than that it or the
-    /// host refused something.
+    /// Whether a machine that has just started has no working guest, as opposed to an error that
+    /// its guest or the host reported.
     pub(super) fn is_of_no_guest(&self) -> bool {
         match self {
             Self::Silent(_) | Self::GaveUp | Self::Ended(_) => true,

@@ -1,8 +1,8 @@
-//! What happened to containers, in a file that many processes append to.
+//! Events of containers, in a file that many processes append to.
 //!
-//! An [`Event`] is a line of JSON, shorter than a page and written at once, so that lines of
-//! several writers do not mix. Who appends waits for nobody and fails for nothing: an event that
-//! cannot be written is lost.
+//! An [`Event`] is a line of JSON, shorter than a page and written by one call, so that lines of
+//! several writers do not mix. A writer never waits and never fails: an event that cannot be
+//! written is lost.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -16,10 +16,10 @@ use tracing::debug;
 /// Longest line in bytes.
 pub(crate) const EVENT_MAX: usize = 4096;
 
-/// What a line begins with: where another one was torn by a full disk, the next one is found so.
+/// The start of each line, by which the next event is found after a line that a full disk cut off.
 const BEGIN: &str = "{\"timeNano\":";
 
-/// What happened.
+/// The kind of an event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 #[allow(missing_docs)] // Docker's words.
@@ -62,17 +62,17 @@ pub struct Event {
     /// Nanoseconds since 1970-01-01 UTC.
     #[serde(rename = "timeNano")]
     pub time_ns: u64,
-    /// What.
+    /// What happened.
     pub action: EventAction,
-    /// The container's.
+    /// The container's id.
     pub id: String,
-    /// What else there is to say, as docker names it.
+    /// More information, with docker's names.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub attributes: BTreeMap<String, String>,
 }
 
 impl Event {
-    /// An event of this moment.
+    /// Creates an event with the present time.
     #[must_use]
     pub fn now(id: &str, action: EventAction) -> Self {
         Self {
@@ -83,22 +83,22 @@ impl Event {
         }
     }
 
-    /// The event with one more thing to say.
+    /// Returns the event with one more attribute.
     #[must_use]
     pub fn with(mut self, name: &str, value: impl fmt::Display) -> Self {
         self.attributes.insert(name.to_owned(), value.to_string());
         self
     }
 
-    /// Reads a line; `None` for what is none.
+    /// Parses a line; `None` if it is invalid.
     #[must_use]
     pub fn parse(line: &str) -> Option<Self> {
-        // Within a string its quotation mark would have a backslash before it.
+        // Within a string, its quotation marks would have backslashes before them.
         let begin = line.rfind(BEGIN)?;
         serde_json::from_str(line.get(begin..)?).ok()
     }
 
-    /// The line, without what makes it too long.
+    /// Formats the event as a line, without attributes if it were too long.
     fn to_line(&self) -> serde_json::Result<String> {
         let line = serde_json::to_string(self)?;
         if line.len() < EVENT_MAX {
@@ -117,7 +117,7 @@ impl Event {
 pub struct EventLog(File);
 
 impl EventLog {
-    /// Takes a file that is opened for appending.
+    /// Uses a file that was opened for appending.
     #[must_use]
     pub fn new(file: File) -> Self {
         Self(file)
@@ -125,8 +125,8 @@ impl EventLog {
 
     /// Appends an event.
     pub fn append(&self, event: &Event) {
-        // Who rotates the file has it for itself for a moment. Not waited for: in the worst case
-        // the line is lost.
+        // The process that rotates the file locks it exclusively for a moment. It is not waited
+        // for: in the worst case the line is lost.
         let is_locked = flock(&self.0, FlockOperation::NonBlockingLockShared).is_ok();
         let written = event
             .to_line()

@@ -1,5 +1,5 @@
-//! Starting the process of a sandbox: this executable again, detached, with its files given
-//! over a socket that is its stdin, and the guest's network after them.
+//! Starts the process of a sandbox: this executable again, detached. Its files are passed over a
+//! socket that is its stdin, and the guest's network after them.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read as _, Seek as _, SeekFrom};
@@ -38,30 +38,31 @@ use crate::request;
 /// The control socket in a sandbox's directory.
 pub(super) const CONTROL_SOCKET: &str = "control.sock";
 
-/// What the process itself says, in a sandbox's directory.
+/// The process's own log in a sandbox's directory.
 const LOG: &str = "sandbox.log";
 
-/// Longest path of a directory in which sockets are made, in bytes.
+/// Longest path of a directory in which sockets are created, in bytes.
 pub(crate) const DIR_MAX: usize = 90;
 
-/// What a launch may take beside its guest's boots.
+/// Time that a launch may take in addition to its guest's boots.
 const LAUNCH_MARGIN: Duration = Duration::from_secs(60);
 
-/// How much of a failed process's last words is told.
+/// Most characters of a failed process's last log line that are reported.
 const MAX_STDERR_TAIL: usize = 1000;
 
-/// How many bytes of its log are read for that.
+/// Size of the end of its log that is searched for it, in bytes.
 const LOG_TAIL_SIZE: u64 = 64 << 10;
 
-/// How long a process may take until its guest is up: it may boot one after a clone has failed,
-/// and has limits of its own for both. One that is stopped, or waits for a disk, has none.
+/// The time limit for a process until its guest is up: it may boot one after a clone has failed,
+/// and limits both itself. A process that is stopped, or waits for a disk, does not keep these
+/// limits.
 fn time_limit() -> Duration {
     boot_timeout()
         .saturating_mul(2)
         .saturating_add(LAUNCH_MARGIN)
 }
 
-/// A process that is killed with this, unless it is kept.
+/// A process that is killed when this is dropped, unless it is kept.
 #[derive(Debug)]
 struct Launched {
     child: Option<Child>,
@@ -69,15 +70,15 @@ struct Launched {
 }
 
 impl Launched {
-    /// How the process ended, which cannot be of use any more.
+    /// Kills the process, which is of no use any more, and returns how it ended.
     async fn ended(&mut self) -> Option<ExitStatus> {
         let child = self.child.as_mut()?;
         let _ = child.start_kill();
         child.wait().await.ok()
     }
 
-    /// Whether the process has ended by a fault of its own, and not because somebody or the host's
-    /// kernel killed it.
+    /// Whether the process has ended by its own fault, and not because another process or the
+    /// host's kernel killed it.
     async fn has_crashed(&mut self) -> bool {
         let faults = [
             Signal::SEGV,
@@ -91,7 +92,7 @@ impl Launched {
         signal.is_some_and(|signal| faults.map(Signal::as_raw).contains(&signal))
     }
 
-    /// Lets the process live on. It is reaped when it ends, if this one still lives.
+    /// Lets the process live on. It is reaped when it ends, if this process still lives.
     fn keep(mut self) {
         if let Some(mut child) = self.child.take() {
             tokio::spawn(async move { child.wait().await });
@@ -105,13 +106,13 @@ impl Launched {
 impl Drop for Launched {
     fn drop(&mut self) {
         if let Some(child) = &mut self.child {
-            // Gone already: what was wanted. The runtime reaps it.
+            // Fails if it is gone already. The runtime reaps it.
             let _ = child.start_kill();
         }
     }
 }
 
-/// A sandbox whose machine starts while its network is still made. Dropped, it is killed.
+/// A sandbox whose machine starts while its network is set up. It is killed when dropped.
 #[derive(Debug)]
 pub struct Launching {
     program: PathBuf,
@@ -119,13 +120,13 @@ pub struct Launching {
     dir: PathBuf,
     launched: Launched,
     stream: Arc<UnixStream>,
-    /// What its template must be like, and where it is looked for.
+    /// The required shape of its template, and the directory where it is looked for.
     wanted: Option<(Shape, PathBuf)>,
     has_template: bool,
 }
 
 impl Launching {
-    /// Starts a sandbox's process: this executable again. Its guest begins to run.
+    /// Starts a sandbox's process: this executable again. Its guest starts to run.
     ///
     /// # Errors
     /// [`SandboxError`]; nothing runs then.
@@ -167,7 +168,7 @@ impl Launching {
                     vcpus: header.vcpus,
                     memory: header.memory,
                 };
-                // It has not begun: it waits for its configuration.
+                // It has not started its work: it waits for its configuration.
                 let made = make_cgroup(parent, &header.id, limits, pid, &dir).await;
                 made.inspect_err(|error| no_cgroup(error, &header.id)).ok()
             }
@@ -192,14 +193,14 @@ impl Launching {
         match timeout(limit, launching.send(&header, &fds)).await {
             Ok(Ok(())) => Ok(launching),
             Ok(Err(FrameError::Json(error))) => Err(launching.control(error.into())),
-            // It is gone.
+            // The process is gone.
             Ok(Err(_)) => Err(launching.failed().await),
             Err(_) => Err(launching.silent(limit)),
         }
     }
 
-    /// Tells the guest its network, and returns when it is configured. When the future is dropped
-    /// before, nothing is left of the sandbox but files in its directory.
+    /// Passes its network to the guest, and returns when it is configured. If the future is dropped
+    /// before that, nothing is left of the sandbox except files in its directory.
     ///
     /// # Errors
     /// [`SandboxError`]; nothing runs then.
@@ -207,7 +208,7 @@ impl Launching {
         let limit = time_limit();
         let answered = async {
             let sent = self.send(&network, &[]).await;
-            // One that has failed before does not listen, and has answered.
+            // A process that has failed before does not read this, but has answered.
             let reply = FrameReader::new(Arc::clone(&self.stream)).next().await;
             (sent, reply)
         };
@@ -231,7 +232,7 @@ impl Launching {
         let is_clone = reply.as_ref().is_some_and(|reply| reply.is_clone);
         let has_booted = matches!(&reply, Some(reply) if reply.failed.is_none() && !reply.is_clone);
         let is_bad = match &reply {
-            // It boots where the template does not suit.
+            // A process boots if the template does not suit.
             Some(reply) => has_booted || reply.blames_template,
             None => self.launched.has_crashed().await,
         };
@@ -250,7 +251,7 @@ impl Launching {
                 ..
             }) => {
                 info!(id = self.id, is_clone, ?missing_layers, "the sandbox runs");
-                // As patient as its boot was.
+                // With the same limit as its boot.
                 let client = SandboxClient::connect_within(&self.dir, boot_timeout()).await?;
                 self.launched.keep();
                 Ok(client)
@@ -267,7 +268,7 @@ impl Launching {
         }
     }
 
-    /// Kills what has begun; returns when it is gone.
+    /// Kills the process; returns when it is gone.
     pub async fn cancel(mut self) {
         if let Some(child) = &mut self.launched.child
             && let Err(error) = child.kill().await
@@ -282,13 +283,13 @@ impl Launching {
         writer.send(&body, fds).await
     }
 
-    /// Why a process is gone that has not answered.
+    /// The error of a process that ended without an answer.
     async fn failed(self) -> SandboxError {
         let log = self.dir.join(LOG);
         SandboxError::Launch(last_words(self.launched, &log).await)
     }
 
-    /// The error of a process that says neither that its guest is up nor why it is not. It is
+    /// The error of a process that reports neither that its guest is up nor why it is not. It is
     /// killed when this is dropped.
     fn silent(&self, waited: Duration) -> SandboxError {
         SandboxError::Unresponsive {
@@ -313,7 +314,7 @@ fn spawn(
     stdin: StdUnixStream,
 ) -> Result<Child, SandboxError> {
     let log = header.dir.join(LOG);
-    // The process reads what stays when it removes what is oldest.
+    // Readable, too: the process reads the part that it keeps when it drops the oldest.
     let stderr = OpenOptions::new()
         .create(true)
         .read(true)
@@ -354,7 +355,7 @@ fn spawn(
     })
 }
 
-/// Checks what can be checked here and opens what is opened by path.
+/// Checks the configuration, and opens the files that are given by path.
 fn prepare(
     config: LaunchConfig,
     template: Option<Template>,
@@ -440,19 +441,20 @@ fn prepare(
         psi: config.psi,
         must_clone: config.snapshot.is_some(),
         jail: config.jail,
-        // Known when the process is there.
+        // Known when the process exists.
         has_cgroup: false,
         has_template,
     };
     Ok((header, fds))
 }
 
-/// Says once that sandboxes have no control groups of their own, and each time in detail.
+/// Logs once at a higher level that sandboxes have no control groups of their own, and each time at
+/// debug level.
 fn no_cgroup(error: &CgroupError, id: &str) {
     static SAID: Once = Once::new();
     let why = causes(error);
     SAID.call_once(|| match rustix::process::geteuid().is_root() {
-        // Nothing limits what its machines take of the node.
+        // Then nothing limits how much of the node their machines use.
         true => warn!(why, "sandboxes have no control groups of their own"),
         false => info!(why, "sandboxes have no control groups of their own"),
     });
@@ -473,8 +475,8 @@ fn clear(dir: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// A socket that the process will listen on: so the kernel tells its peers the process's
-/// number, not this one's.
+/// Creates the socket that the process will listen on: so the kernel reports the process's pid to
+/// its peers, not this one's.
 fn control_socket(dir: &Path) -> Result<OwnedFd, SandboxError> {
     let path = dir.join(CONTROL_SOCKET);
     let bound = || -> rustix::io::Result<OwnedFd> {
@@ -490,7 +492,7 @@ fn control_socket(dir: &Path) -> Result<OwnedFd, SandboxError> {
     })
 }
 
-/// Makes a group where others do not wait for this thread.
+/// Creates a control group without blocking this thread.
 async fn make_cgroup(
     parent: &str,
     id: &str,
@@ -511,7 +513,7 @@ async fn make_cgroup(
     })
 }
 
-/// The end of a log that may be as long as the disk has room.
+/// Reads the end of a log, which may be as large as the disk.
 fn end_of(log: &Path) -> io::Result<String> {
     let mut file = File::open(log)?;
     let len = file.metadata()?.len();
@@ -521,9 +523,9 @@ fn end_of(log: &Path) -> io::Result<String> {
     Ok(String::from_utf8_lossy(&end).into_owned())
 }
 
-/// What a process that ended too early has to say for itself.
+/// Returns the last log line of a process that ended too early, and its exit status.
 async fn last_words(mut launched: Launched, log: &Path) -> String {
-    // It closed its end.
+    // The process has closed its end.
     let status = launched.ended().await;
     let text = end_of(log).unwrap_or_default();
     let last = text.lines().next_back().unwrap_or("it said nothing");

@@ -6,7 +6,7 @@ use super::*;
 async fn last_words_are_the_end_of_the_log_and_nothing_that_a_terminal_acts_on() {
     let dir = tempfile::tempdir().unwrap();
     let log = dir.path().join(LOG);
-    // As long as a hostile process has room for on the disk: mostly a hole.
+    // As large as a hostile process can make it: mostly a hole.
     let file = File::create(&log).unwrap();
     file.set_len(1 << 40).unwrap();
     let mut file = OpenOptions::new().append(true).open(&log).unwrap();
@@ -19,7 +19,7 @@ async fn last_words_are_the_end_of_the_log_and_nothing_that_a_terminal_acts_on()
     assert!(printable(&"x".repeat(5000), MAX_STDERR_TAIL).len() == MAX_STDERR_TAIL);
 }
 
-/// Whether a template is still there when a process that was to clone it does this.
+/// Whether a template is kept when a process that was to clone it does this.
 async fn keeps_template(what: &str) -> bool {
     let dir = tempfile::tempdir().unwrap();
     let path = |name| dir.path().join(name);
@@ -27,7 +27,7 @@ async fn keeps_template(what: &str) -> bool {
         fs::write(path(file), "").unwrap();
     }
     let program = path("program");
-    // Written by another process: no descriptor of this one's keeps it from being run.
+    // Written by another process: a descriptor of this one's would keep it from being executed.
     let script = format!("#!/bin/sh\n/usr/bin/head -c 1 > /dev/null\n{what}\n");
     let written = std::process::Command::new("/bin/sh")
         .args(["-c", "printf %s \"$1\" > \"$0\"; chmod +x \"$0\""])
@@ -49,7 +49,7 @@ async fn keeps_template(what: &str) -> bool {
     shape.find(&program, &templates).is_some()
 }
 
-/// A process that answers, and stays until it is killed.
+/// A process that sends `reply`, and stays until it is killed.
 fn answers(reply: &LaunchReply) -> String {
     let reply = serde_json::to_string(reply).unwrap();
     let length = u8::try_from(reply.len()).unwrap();

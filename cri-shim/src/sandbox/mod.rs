@@ -1,16 +1,16 @@
 //! A sandbox: one virtual machine, the agent in it, and the containers that the agent runs.
 //!
-//! [`ContainerRun`] is a program in a container in a machine, in a few lines. Below it, two forms
-//! of a sandbox:
+//! [`ContainerRun`] runs a program in a container in a machine, in a few lines. Below it, a sandbox
+//! has two forms:
 //!
 //! * [`SandboxClient::launch`] starts a sandbox in a process of its own (`process`, which is
-//!   `podvisor sandbox`) that keeps the containers' logs and exit codes and outlives its
-//!   launcher; [`SandboxClient::connect`] finds it again. What is said between the two is in
-//!   `wire`; docs/sandbox.md describes it.
-//! * [`Sandbox`] is the machine and its agent in this process, for a program in the foreground.
-//!   Dropped, it is gone.
+//!   `podvisor sandbox`) that keeps the containers' logs and exit codes and outlives its launcher;
+//!   [`SandboxClient::connect`] finds it again. The protocol between the two is in `wire`;
+//!   docs/sandbox.md describes it.
+//! * [`Sandbox`] is the machine and its agent in this process, for a program in the foreground. It
+//!   ends when it is dropped.
 //!
-//! Nothing here knows the command line, CRI, where images come from, or KVM.
+//! Nothing here depends on the command line, CRI, the source of images, or KVM.
 
 mod agent;
 mod cgroup;
@@ -78,7 +78,7 @@ pub use types::{
 };
 pub use wire::FrameError;
 
-/// Types of the OCI's specifications that are in this interface.
+/// Types of the OCI specifications that are part of this interface.
 pub mod oci {
     pub use oci_spec::image::Config as ImageConfig;
     pub use oci_spec::runtime::{LinuxResources, Process, Spec};
@@ -90,38 +90,38 @@ use agent::Ready;
 /// How long a guest may take until its agent answers.
 const BOOT_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Sets another time, in seconds, where guests boot slowly.
+/// The environment variable that sets another boot timeout, in seconds, where guests boot slowly.
 pub const BOOT_TIMEOUT_VARIABLE: &str = "PODVISOR_BOOT_TIMEOUT";
 
 /// How long a guest in the foreground may take to power itself off before it is killed.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// What a sandbox is made of.
+/// The configuration of a [`Sandbox`].
 #[derive(Debug)]
 pub struct SandboxConfig {
-    /// What the guest is told about itself.
+    /// The guest's configuration.
     pub guest: GuestConfig,
     /// The virtual machine.
     pub machine: MachineConfig,
 }
 
-/// A guest whose agent answers, in this process. Dropped, the machine is killed, which keeps the
-/// thread for up to 0.8 s where a disk does not answer.
+/// A guest whose agent answers, in this process. When this is dropped, the machine is killed, which
+/// blocks the thread for up to 0.8 s if a disk does not answer.
 #[derive(Debug)]
 pub struct Sandbox {
     machine: Machine,
     agent: Agent,
 }
 
-/// A sandbox whose machine is built and has not run yet. What needs a path or a privilege has
-/// been done.
+/// A sandbox whose machine is built and has not run yet. Everything that needs a path or a
+/// privilege is done.
 #[derive(Debug)]
 pub struct BuiltSandbox {
     machine: BuiltMachine,
-    /// A guest that boots says when it is there; a clone's is.
+    /// Where a guest that boots reports that it is ready; `None` for a clone, which is ready.
     ready: Option<Ready>,
     guest: GuestConfig,
-    /// What its cards are known by until it is configured.
+    /// MAC addresses by which its cards are identified until it is configured.
     macs: Vec<[u8; 6]>,
 }
 
@@ -154,7 +154,7 @@ impl BuiltSandbox {
         self.machine.may_grow_cpus()
     }
 
-    /// Has the guest run, waits for its agent and configures it.
+    /// Starts the guest, waits for its agent and configures it.
     ///
     /// # Errors
     /// [`SandboxError`]; nothing is left of the machine then.
@@ -163,7 +163,7 @@ impl BuiltSandbox {
         self.start_with(async { Ok(network) }).await
     }
 
-    /// As [`Self::start`], with a network that is known only when `network` is done: the guest
+    /// As [`Self::start`], with a network that is known only when `network` completes: the guest
     /// runs meanwhile.
     async fn start_with(
         mut self,
@@ -182,7 +182,7 @@ impl BuiltSandbox {
         Ok(sandbox)
     }
 
-    /// Has the guest run and waits for its agent.
+    /// Starts the guest and waits for its agent.
     async fn answering(self) -> Result<Sandbox, SandboxError> {
         let begin = Instant::now();
         let machine = self.machine.start()?;
@@ -217,28 +217,28 @@ impl Sandbox {
     /// # Errors
     /// [`SandboxError`]; nothing is left of the machine then.
     pub async fn start(config: SandboxConfig) -> Result<Self, SandboxError> {
-        // Making a VM and reading a kernel keep a thread for some ten milliseconds.
+        // Creating a VM and reading a kernel block a thread for some ten milliseconds.
         let built = tokio::task::spawn_blocking(|| BuiltSandbox::new(config)).await;
         let built = built.map_err(|error| MachineError::Thread(io::Error::other(error)))??;
         built.start().await
     }
 
-    /// The agent.
+    /// Returns the agent.
     #[must_use]
     pub fn agent(&self) -> &Agent {
         &self.agent
     }
 
-    /// The machine.
+    /// Returns the machine.
     #[must_use]
     pub fn machine(&self) -> &Machine {
         &self.machine
     }
 
-    /// Runs something that needs the guest; when the guest ends first, that is the error.
+    /// Runs `work`, which needs the guest, and fails if the guest ends first.
     ///
     /// # Errors
-    /// What `work` fails with, or [`SandboxError::Ended`].
+    /// The error of `work`, or [`SandboxError::Ended`].
     pub async fn unless_ended<T, E>(
         &self,
         work: impl Future<Output = Result<T, E>>,
@@ -253,15 +253,15 @@ impl Sandbox {
         }
     }
 
-    /// Asks the guest to end its containers, write out what it has, and power itself off.
+    /// Asks the guest to end its containers, write out its data, and power itself off.
     async fn ask_to_stop(&self) {
         if let Err(error) = self.agent.shutdown().await {
-            // The answer may be lost when the machine is gone before it is sent.
+            // The answer may be lost if the machine ends before it is sent.
             debug!(%error, "the agent did not answer to the shutdown");
         }
     }
 
-    /// Lets the guest write out what it has and power itself off. One that does not is killed.
+    /// Lets the guest write out its data and power itself off; kills it if it does not.
     pub async fn shutdown(self) {
         let begin = Instant::now();
         let clean = async {
@@ -281,7 +281,7 @@ fn boot_timeout() -> Duration {
     seconds.map_or(BOOT_TIMEOUT, Duration::from_secs)
 }
 
-/// Bytes from the kernel's random number generator.
+/// Returns bytes from the kernel's random number generator.
 fn random<const N: usize>() -> io::Result<[u8; N]> {
     let mut bytes = [0; N];
     let mut filled = 0;
@@ -293,7 +293,7 @@ fn random<const N: usize>() -> io::Result<[u8; N]> {
     Ok(bytes)
 }
 
-/// A random id of 64 hexadecimal digits, as docker's containers have.
+/// Returns a random id of 64 hexadecimal digits, as docker's containers have.
 ///
 /// # Errors
 /// The kernel has no random bytes.

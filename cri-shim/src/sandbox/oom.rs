@@ -3,18 +3,18 @@
 use std::fs;
 use std::io;
 
-/// The file of a process that says so, from -1000 (never) to 1000 (first).
+/// The `oom_score_adj` file of a process: from -1000 (never) to 1000 (first).
 fn file(pid: u32) -> String {
     format!("/proc/{pid}/oom_score_adj")
 }
 
-/// Sets it. To lower it takes a privilege.
+/// Sets the value. Lowering it needs a privilege.
 pub(super) fn set(pid: u32, value: i16) -> io::Result<()> {
     fs::write(file(pid), value.to_string())
 }
 
-/// Takes from a process what it inherited of its launcher's protection: that a daemon is to be
-/// spared does not mean that its machines are.
+/// Removes the protection that a process inherited from its launcher: a protected daemon's machines
+/// are not protected for that reason.
 pub(super) fn expose(pid: u32) -> io::Result<()> {
     let inherited = fs::read_to_string(file(pid))?;
     match inherited.trim().parse::<i16>() {
@@ -37,7 +37,7 @@ mod tests {
         set(pid, 500).unwrap();
         expose(pid).unwrap();
         assert_eq!(value(), "500");
-        // Where the privilege is missing, nothing is protected either.
+        // Without the privilege, nothing is protected either.
         if set(pid, -997).is_ok() {
             assert_eq!(value(), "-997");
             expose(pid).unwrap();

@@ -1,4 +1,4 @@
-//! What is known of a sandbox whose process is gone.
+//! Finds out how a sandbox ended whose process is gone.
 
 use std::path::Path;
 
@@ -8,8 +8,8 @@ use super::cgroup::{self, MemoryKill};
 use super::record::{self, ExitRecord};
 use super::types::SandboxExit;
 
-/// How the sandbox in `dir` ended, by its process's record or by what the host's kernel did to it,
-/// which is put on record; then its control group is removed. `None` when nobody knows.
+/// Returns how the sandbox in `dir` ended, by its process's record or by what the host's kernel did
+/// to it, which is recorded; then removes its control group. `None` if it is unknown.
 pub(super) fn exit_of(dir: &Path) -> Option<SandboxExit> {
     let exit = record::read(dir).map(|record| record.exit);
     let exit = exit.or_else(|| note_kill(dir, cgroup::memory_kill_of(dir)));
@@ -17,8 +17,8 @@ pub(super) fn exit_of(dir: &Path) -> Option<SandboxExit> {
     exit
 }
 
-/// Writes down that the kernel killed a process before that could write its own record: the group
-/// that tells it will not be there for long.
+/// Records that the kernel killed a process before it could write its own record: the control group
+/// that shows the kill will soon be removed.
 fn note_kill(dir: &Path, kill: Option<MemoryKill>) -> Option<SandboxExit> {
     let exit = SandboxExit::OutOfMemory { group: kill?.group };
     info!(dir = %dir.display(), %exit, "the sandbox was killed");
@@ -45,7 +45,7 @@ mod tests {
     #[test]
     fn a_kill_is_on_record_for_who_asks_later() {
         let dir = tempfile::tempdir().unwrap();
-        // As its launcher made it.
+        // As its launcher created it.
         record::create(dir.path()).unwrap();
         assert_eq!(exit_of(dir.path()), None);
         let exit = note_kill(dir.path(), kill());

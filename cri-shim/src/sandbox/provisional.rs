@@ -1,23 +1,23 @@
-//! Network cards of a guest that runs before its network is known: a template's, and those of a
-//! machine that starts while its network is made. The agent gives them their real addresses and
-//! sizes when it is told.
+//! Network cards of a guest that runs before its network is known: those of a template, and those
+//! of a machine that starts while its network is set up. The agent sets their real addresses and
+//! MTUs when it learns them.
 
 use std::os::fd::OwnedFd;
 
 use super::types::NicConfig;
 use crate::machine::NicKind;
 
-/// The largest packet of a network in user space: so large that few calls carry much.
+/// The MTU of a network in user space: so large that few calls carry much data.
 pub const STREAM_MTU: u16 = 65_520;
 
-/// The largest packet of all, which any interface's may be less than: a driver takes no larger
-/// one later than its card has at first.
+/// The largest possible MTU; any interface may have a smaller one. A driver does not accept an MTU
+/// later that is larger than its card's initial one.
 const TAP_MTU: u16 = u16::MAX;
 
-/// Cards that a machine may have at most.
+/// Most cards of a machine.
 pub(super) const MAX_NICS: u8 = 16;
 
-/// Largest packet of such a card.
+/// The MTU of such a card.
 pub(super) const fn mtu(kind: NicKind) -> u16 {
     match kind {
         NicKind::Tap => TAP_MTU,
@@ -25,14 +25,14 @@ pub(super) const fn mtu(kind: NicKind) -> u16 {
     }
 }
 
-/// The cards' addresses, which no card of a sandbox's has by chance: locally administered ones.
+/// The cards' addresses: locally administered ones, which a sandbox's cards do not have by chance.
 pub(super) fn macs() -> impl Iterator<Item = [u8; 6]> {
     let mac = |card| [2, b'p', b'o', b'd', b'v', card];
     (0..MAX_NICS).map(mac)
 }
 
-/// Cards on taps whose interfaces are not known yet, at most as many as a machine may have. Their
-/// real addresses and sizes come with the network, in the same order.
+/// Creates cards on taps whose interfaces are not known yet, at most as many as a machine may have.
+/// Their real addresses and MTUs come with the network, in the same order.
 pub fn provisional_nics(taps: Vec<OwnedFd>) -> Vec<NicConfig> {
     let nic = |(fd, mac)| NicConfig {
         kind: NicKind::Tap,

@@ -1,18 +1,18 @@
 //! Pressure stall information: how long a guest's processes waited for CPUs, memory and disks.
 //!
-//! It is the guest's word, which comes by way of its machine's process: what is no share of any
-//! time does not get past these types.
+//! The guest reports it by way of its machine's process, so it is not trusted: these types limit
+//! shares to 100 %.
 
 use serde::{Deserialize, Serialize};
 
-/// How long processes of a control group waited for each resource; `None` where the guest's
-/// kernel does not count it.
+/// How long processes of a control group waited for each resource; `None` if the guest's kernel
+/// does not count it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Psi {
-    /// For CPUs, and by a limit of CPU time.
+    /// For CPUs, also because of a CPU limit.
     pub cpu: Option<PsiStats>,
-    /// For memory, by its limits, too.
+    /// For memory, also because of its limits.
     pub memory: Option<PsiStats>,
     /// For disks.
     pub io: Option<PsiStats>,
@@ -21,13 +21,13 @@ pub struct Psi {
 /// How long processes waited for a resource.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PsiStats {
-    /// At least one did.
+    /// While at least one process waited.
     pub some: PsiData,
-    /// All that were not idle did.
+    /// While all processes that were not idle waited.
     pub full: PsiData,
 }
 
-/// For how long, and for which share of the time that has just passed.
+/// How long processes waited, and for which share of the time that has just passed.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PsiData {
     /// In microseconds.
@@ -56,7 +56,7 @@ impl PsiShare {
 }
 
 impl From<u32> for PsiShare {
-    /// More than all of the time is all of it.
+    /// Limits the share to all of the time.
     fn from(hundredths: u32) -> Self {
         let share = u16::try_from(hundredths).unwrap_or(Self::ALL);
         Self(share.min(Self::ALL))

@@ -1,5 +1,5 @@
-//! What a sandbox's process leaves in its directory when it ends in good order, for whoever
-//! asks later.
+//! The record that a sandbox's process leaves in its directory when it ends in good order, for
+//! later queries.
 
 use std::fs::{self, File};
 use std::io::{self, Read as _, Write as _};
@@ -19,7 +19,7 @@ const NAME: &str = "exit.json";
 /// Longest record that is read, in bytes.
 const MAX_RECORD_SIZE: u64 = 1 << 20;
 
-/// Characters of a container's id that are read: as many as one may have.
+/// Most characters of a container's id that are read: the length of the longest valid id.
 const MAX_ID_CHARS: usize = 128;
 
 /// How a sandbox and its containers ended.
@@ -27,13 +27,13 @@ const MAX_ID_CHARS: usize = 128;
 pub struct ExitRecord {
     /// How the sandbox ended.
     pub exit: SandboxExit,
-    /// Its containers as they were then.
+    /// Its containers at that time.
     pub containers: Vec<ContainerInfo>,
 }
 
-/// The record in the directory of a sandbox that is gone; `None` when its process could not
-/// write one. Its texts are that process's words: they have a bounded length, and no characters
-/// that a terminal or a log would act on.
+/// Reads the record in the directory of a sandbox that is gone; `None` if its process could not
+/// write one. Its texts are that process's words: their length is bounded, and characters that a
+/// terminal or a log would interpret are replaced.
 #[must_use]
 pub fn read(dir: &Path) -> Option<ExitRecord> {
     let mut text = Vec::new();
@@ -47,39 +47,40 @@ pub fn read(dir: &Path) -> Option<ExitRecord> {
     Some(record)
 }
 
-/// When the sandbox of a directory ended, where its process could write its record.
+/// When the sandbox of a directory ended, if its process could write its record.
 pub(crate) fn written_at(dir: &Path) -> Option<SystemTime> {
     let file = fs::metadata(dir.join(NAME)).ok()?;
-    // It is there from the start, and empty.
+    // The file exists from the start, and is empty.
     (file.len() > 0).then_some(())?;
     file.modified().ok()
 }
 
-/// Room on the disk that a record has from the start, in bytes: that of some hundred containers.
+/// Disk space that is allocated for a record from the start, in bytes: that of some hundred
+/// containers.
 const PREALLOCATED_SIZE: u64 = 64 << 10;
 
-/// Makes the file for the record, which is empty until [`write()`]: who writes it can open no file.
-/// Its room is taken now, so that exit codes are kept when the disk is full by then.
+/// Creates the file for the record, which is empty until [`write()`], whose process can open no
+/// files. Its space is allocated now, so that exit codes are kept even if the disk is full by then.
 pub(super) fn create(dir: &Path) -> io::Result<File> {
     let mut options = File::options();
     options.write(true).create_new(true).mode(0o600);
     let file = options.open(dir.join(NAME))?;
     match fallocate(&file, FallocateFlags::KEEP_SIZE, 0, PREALLOCATED_SIZE) {
-        // Not every file system can.
+        // Not every file system supports this.
         Ok(()) | Err(Errno::OPNOTSUPP | Errno::NOSYS) => Ok(file),
         Err(error) => Err(error.into()),
     }
 }
 
-/// Writes the record of a process that is gone and could not.
+/// Writes the record of a process that is gone and could not write it.
 pub(super) fn write_late(dir: &Path, record: &ExitRecord) -> io::Result<()> {
     let mut options = File::options();
     let file = options.write(true).create(true).truncate(false).mode(0o600);
     write(&file.open(dir.join(NAME))?, record)
 }
 
-/// Writes the record, and gives back the room that it does not need. A reader takes one that is cut
-/// off for none.
+/// Writes the record, and frees the space that it does not need. Readers treat a truncated record
+/// as missing.
 pub(super) fn write(mut file: &File, record: &ExitRecord) -> io::Result<()> {
     let text = serde_json::to_vec(record)?;
     file.write_all(&text)?;
@@ -87,7 +88,7 @@ pub(super) fn write(mut file: &File, record: &ExitRecord) -> io::Result<()> {
     file.set_len(text.len() as u64)
 }
 
-/// Removes what an earlier sandbox left in the directory.
+/// Removes the record of an earlier sandbox from the directory.
 pub(super) fn remove(dir: &Path) -> io::Result<()> {
     match fs::remove_file(dir.join(NAME)) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
@@ -120,7 +121,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let words = format!("\u{1b}[2J\u{9b}1m\n{}", "x".repeat(1 << 16));
         let quoted = serde_json::to_string(&words).unwrap();
-        // As much as fits the longest record.
+        // As much as fits into the longest record.
         let log = [quoted.as_str(); 10].join(",");
         let container = format!(
             r#"{{"id": {quoted}, "state": "Exited", "pid": 1, "started_at_ns": 1, "exit": null}}"#

@@ -1,4 +1,4 @@
-//! One program in one container of one machine, from beginning to end: what most users of the
+//! Runs one program in one container of one machine, from start to end: what most users of the
 //! library want first.
 
 use std::fs::{self, DirBuilder, File};
@@ -24,7 +24,7 @@ use super::types::{
 use super::{Sandbox, SandboxClient, SandboxConfig, random_id};
 use crate::machine::{Assets, Boot, Disk, GuestFiles, MachineConfig, Transport};
 
-/// What the container and its host are called.
+/// The name of the container, and its host name.
 pub(super) const NAME: &str = "podvisor";
 
 /// A program to be run in a container in a virtual machine of its own.
@@ -48,8 +48,8 @@ pub struct ContainerRun {
 }
 
 impl ContainerRun {
-    /// A run in the root file system `image`, an EROFS file, with one vCPU and 256 MiB. The guest's
-    /// kernel and initramfs are those that [`Assets`] finds.
+    /// Creates a run in the root file system `image`, an EROFS file, with one vCPU and 256 MiB. The
+    /// guest's kernel and initramfs are those that [`Assets`] finds.
     pub fn new(image: impl Into<PathBuf>) -> Self {
         Self {
             image: image.into(),
@@ -59,66 +59,67 @@ impl ContainerRun {
         }
     }
 
-    /// The program and its arguments.
+    /// Sets the program and its arguments.
     #[must_use]
     pub fn command(mut self, command: impl IntoIterator<Item = impl Into<String>>) -> Self {
         self.options.command = command.into_iter().map(Into::into).collect();
         self
     }
 
-    /// A variable of its environment, as `NAME=VALUE`.
+    /// Adds an environment variable, as `NAME=VALUE`.
     #[must_use]
     pub fn env(mut self, variable: impl Into<String>) -> Self {
         self.options.env.push(variable.into());
         self
     }
 
-    /// The directory that it starts in, absolute; `/` unless said.
+    /// Sets the directory that it starts in, an absolute path; `/` by default.
     #[must_use]
     pub fn workdir(mut self, directory: impl Into<String>) -> Self {
         self.options.workdir = Some(directory.into());
         self
     }
 
-    /// The user that it runs as, `user[:group]` in names of the image or numbers; root unless said.
+    /// Sets the user that it runs as, `user[:group]` in names of the image or numbers; root by
+    /// default.
     #[must_use]
     pub fn user(mut self, user: impl Into<String>) -> Self {
         self.options.user = Some(user.into());
         self
     }
 
-    /// The image's files cannot be written.
+    /// Makes the image's files read-only.
     #[must_use]
     pub fn read_only(mut self) -> Self {
         self.options.root = RootAccess::ReadOnly;
         self
     }
 
-    /// It has a terminal of this size, whose output is its stdout. Whether this process's own is
-    /// raw is not decided here.
+    /// Gives it a terminal of this size, whose output is its stdout. The mode of this process's own
+    /// terminal is left to the caller.
     #[must_use]
     pub fn terminal(mut self, size: TerminalSize) -> Self {
         self.options.terminal = Some(size);
         self
     }
 
-    /// Virtual CPUs.
+    /// Sets the number of virtual CPUs.
     #[must_use]
     pub fn vcpus(mut self, count: u8) -> Self {
         self.vcpus = count;
         self
     }
 
-    /// Memory of the guest in bytes.
+    /// Sets the guest's memory in bytes.
     #[must_use]
     pub fn memory(mut self, bytes: u64) -> Self {
         self.memory = bytes;
         self
     }
 
-    /// Runs it in this process, whose threads the machine's are. There is no jail; dropped, the
-    /// machine is killed as a [`Sandbox`] is. Where the program has an input, the thread that reads
-    /// it stays until that reading ends: it may sit in a read of a terminal for ever.
+    /// Runs it in this process, which has the machine's threads. There is no jail; if the future is
+    /// dropped, the machine is killed as a [`Sandbox`] is. If the program has an input, the thread
+    /// that reads it stays until that read ends: a read of a terminal may never end.
     ///
     /// # Errors
     /// [`SandboxError`]; nothing is left of the machine then.
@@ -155,9 +156,9 @@ impl ContainerRun {
         Ok(exit)
     }
 
-    /// Runs it in a process of its own that is jailed: `podvisor` is the path of that program.
-    /// When this future is dropped, a machine whose program has been started goes on until that has
-    /// ended, and any other is killed.
+    /// Runs it in a jailed process of its own: `podvisor` is the path of that program. If this
+    /// future is dropped, a machine whose program has been started continues until the program
+    /// ends, and any other machine is killed.
     ///
     /// # Errors
     /// [`SandboxError`]; nothing is left of the machine then.
@@ -182,7 +183,7 @@ impl ContainerRun {
         dir.process = open_process(sandbox.pid());
         let stdio = for_terminal(stdio, self.options.terminal);
         let work = async {
-            // Nobody else gives this machine images: any name will do.
+            // This machine gets no other images: any name will do.
             let digest = "0".repeat(64);
             let container = CreateContainer {
                 readonly_rootfs: self.options.root == RootAccess::ReadOnly,
@@ -206,7 +207,7 @@ impl ContainerRun {
         let exit = work.await;
         match &exit {
             Ok(_) => drop(sandbox.ended().await),
-            // What failed first is what is told.
+            // The first error is the one that is reported.
             Err(_) => {
                 if let Err(error) = sandbox.shutdown(Duration::ZERO).await {
                     debug!(%error, "the machine does not end as it should");
@@ -221,7 +222,7 @@ impl ContainerRun {
     }
 }
 
-/// Runs a container in the image on the disk [`NAME`] from beginning to end.
+/// Runs a container in the image on the disk [`NAME`] from start to end.
 pub(super) async fn run_once(
     sandbox: &Sandbox,
     ContainerSpec { spec, user }: ContainerSpec,
@@ -256,7 +257,7 @@ pub(super) async fn run_once(
     sandbox.unless_ended(work).await
 }
 
-/// A terminal has one output.
+/// Drops stderr for a terminal, which has only one output.
 fn for_terminal(stdio: StdioFds, terminal: Option<TerminalSize>) -> StdioFds {
     match terminal {
         Some(_) => StdioFds {
@@ -267,7 +268,7 @@ fn for_terminal(stdio: StdioFds, terminal: Option<TerminalSize>) -> StdioFds {
     }
 }
 
-/// A descriptor of a process; none when it has ended.
+/// Opens a process; `None` if it has ended.
 fn open_process(pid: u32) -> Option<OwnedFd> {
     let pid = Pid::from_raw(pid.try_into().ok()?)?;
     pidfd_open(pid, PidfdFlags::empty()).ok()
@@ -282,10 +283,10 @@ fn open(path: &Path) -> Result<File, SandboxError> {
 }
 
 impl StdioFds {
-    /// This process's own standard streams.
+    /// Returns this process's own standard streams.
     ///
     /// # Errors
-    /// There are no more descriptors.
+    /// No more descriptors are available.
     pub fn of_this_process() -> io::Result<Self> {
         let own = |fd: std::os::fd::BorrowedFd<'_>| -> io::Result<Option<OwnedFd>> {
             fd.try_clone_to_owned().map(Some)
@@ -298,9 +299,9 @@ impl StdioFds {
     }
 }
 
-/// A directory for one run, and the process that has it. Dropped, the directory goes with the
-/// process: at once with one that has nothing to do, which nobody else knows of, and when it ends
-/// with one that runs its program.
+/// A directory for one run, and the process that uses it. When this is dropped, the directory is
+/// removed with the process: immediately, with a process that has not started its program and is
+/// not known to anyone else, and otherwise when the process ends.
 #[derive(Debug)]
 struct PrivateDir {
     path: PathBuf,
@@ -334,19 +335,19 @@ impl PrivateDir {
 impl Drop for PrivateDir {
     fn drop(&mut self) {
         let path = std::mem::take(&mut self.path);
-        // Nothing of it is of use to anybody then.
+        // Nothing in it is needed then.
         let remove = move || drop(fs::remove_dir_all(path));
         let Some(process) = self.process.take() else {
             return remove();
         };
         if !self.has_started {
-            // It has ended already: what is wanted.
+            // Fails if it has ended already.
             let _ = pidfd_send_signal(&process, Signal::KILL);
         }
         if wait(&process, Some(&Timespec::default())) {
             return remove();
         }
-        // Without a thread, the directory stays.
+        // If the thread cannot be started, the directory stays.
         let _ = thread::Builder::new()
             .name("directory".to_owned())
             .spawn(move || {
@@ -356,7 +357,7 @@ impl Drop for PrivateDir {
     }
 }
 
-/// Waits for the end of a process; false when it takes longer.
+/// Waits until a process ends; false on timeout.
 fn wait(process: &OwnedFd, limit: Option<&Timespec>) -> bool {
     loop {
         let mut ended = [PollFd::new(process, PollFlags::IN)];
@@ -373,7 +374,7 @@ mod tests {
 
     use super::*;
 
-    /// A directory with a process that has all the time of the world.
+    /// A directory with a process that runs long enough.
     fn with_process() -> (PrivateDir, Child) {
         let child = Command::new("sleep").arg("9999").spawn().unwrap();
         let mut dir = PrivateDir::create().unwrap();

@@ -1,8 +1,8 @@
-//! A process's standard streams, between files that are handed in and the guest.
+//! A process's standard streams, connected between the guest and files that are passed in.
 //!
-//! Each stream is one vsock connection that begins with the id which the request for the
-//! process named. Bytes are moved by a thread per direction: the files may be of any kind, and
-//! regular ones cannot be waited for in any other way.
+//! Each stream is one vsock connection that starts with the id given in the request for the
+//! process. Bytes are moved by a thread per direction: the files may be of any kind, and regular
+//! files do not support polling.
 
 use std::io;
 use std::net::Shutdown;
@@ -22,17 +22,17 @@ use super::agent::{LinkError, Mux};
 use super::random;
 use super::types::{StdioFds, TerminalSize};
 
-/// Bytes moved at once.
+/// Size of the buffer for moving bytes.
 const BUFFER: usize = 64 << 10;
 
-/// Stack of a thread that moves bytes: its buffer is not on it.
+/// Stack size of a thread that moves bytes: its buffer is not on it.
 const STACK: usize = 128 << 10;
 
-/// Why the streams could not be served.
+/// An error of serving the streams.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StdioError {
-    /// The way into the guest.
+    /// The connection to the guest failed.
     #[error(transparent)]
     Link(#[from] LinkError),
     /// The host has no random bytes.
@@ -41,16 +41,16 @@ pub enum StdioError {
     /// A connection or thread cannot be set up.
     #[error("cannot set up the program's {name}")]
     SetUp {
-        /// Which stream.
+        /// The name of the stream.
         name: &'static str,
         /// The operating system's answer.
         #[source]
         source: io::Error,
     },
-    /// The user's file refused the program's output.
+    /// The user's file did not accept the program's output.
     #[error("cannot write the program's output to {name}")]
     Output {
-        /// Which stream.
+        /// The name of the stream.
         name: &'static str,
         /// The operating system's answer.
         #[source]
@@ -58,20 +58,20 @@ pub enum StdioError {
     },
 }
 
-/// Which of its standard streams a process has; what it has not is `/dev/null`. A terminal
-/// carries stdin and stderr in stdout's stream.
+/// The standard streams that a process has; the others are `/dev/null`. On a terminal, stdin and
+/// stderr are part of stdout's stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StreamSet {
-    /// Somebody may write its input. On a terminal without, no key comes.
+    /// Input may be written to it. A terminal without it gets no keys.
     pub stdin: bool,
-    /// Its output goes somewhere.
+    /// Its stdout is read.
     pub stdout: bool,
-    /// Its errors go somewhere.
+    /// Its stderr is read.
     pub stderr: bool,
 }
 
 impl StreamSet {
-    /// Those of `files`.
+    /// The streams of `files`.
     #[must_use]
     pub fn of(files: &StdioFds) -> Self {
         Self {
@@ -82,20 +82,20 @@ impl StreamSet {
     }
 }
 
-/// What streams a process has, before they are connected.
+/// The streams of a process, before they are connected.
 #[derive(Debug)]
 pub struct Streams {
     has_input: bool,
-    /// Input's own stream; on a terminal it is part of `output`.
+    /// The stream of stdin only; on a terminal, input is part of `output`.
     stdin: Option<StreamId>,
     output: Option<StreamId>,
-    /// A terminal has no second output.
+    /// `None` for a terminal, which has only one output.
     errors: Option<StreamId>,
     terminal: Option<TerminalSize>,
 }
 
 impl Streams {
-    /// Draws the ids for a process with or without a terminal.
+    /// Draws the streams' ids for a process with or without a terminal.
     ///
     /// # Errors
     /// The host has no random bytes.
@@ -117,13 +117,13 @@ impl Streams {
         self.terminal
     }
 
-    /// Whether the process reads what somebody writes.
+    /// Whether the process has an input that may be written to.
     #[must_use]
     pub fn has_input(&self) -> bool {
         self.has_input
     }
 
-    /// The streams as the request for a process names them.
+    /// Returns the streams as the request for a process names them.
     #[must_use]
     pub fn request(&self) -> api::Stdio {
         let field = |id: Option<StreamId>| id.map_or_else(Vec::new, |id| id.as_bytes().to_vec());
@@ -167,23 +167,23 @@ impl Streams {
     /// Connects the streams and moves bytes between them and `files` until they end.
     ///
     /// # Errors
-    /// [`StdioError`]; what was connected is closed again.
+    /// [`StdioError`]; connections that were made are closed again.
     pub async fn attach(self, mux: &Mux, files: StdioFds) -> Result<Outputs, StdioError> {
         self.connect(mux).await?.serve(files)
     }
 }
 
-/// Draws the name of a stream.
+/// Draws the id of a stream.
 pub(super) fn stream_id() -> Result<StreamId, StdioError> {
     loop {
-        // All zeros, the one id that is none, comes once in 2¹²⁸.
+        // All zeros, the only invalid id, is drawn once in 2¹²⁸ times.
         if let Ok(id) = StreamId::new(random().map_err(StdioError::Random)?) {
             return Ok(id);
         }
     }
 }
 
-/// Connects to the guest and says which stream it is.
+/// Connects to the guest and sends the stream's id.
 pub(super) async fn open(
     mux: &Mux,
     name: &'static str,
@@ -227,7 +227,7 @@ pub(super) struct GuestStreams {
     pub(super) errors: Option<Arc<UnixStream>>,
 }
 
-/// Where a process's input goes.
+/// The way to a process's input.
 #[derive(Debug, Clone)]
 pub(super) struct GuestInput {
     stream: Arc<UnixStream>,
@@ -235,8 +235,8 @@ pub(super) struct GuestInput {
 }
 
 impl GuestInput {
-    /// Moves input from a file until the file or the process has had enough. True when it was
-    /// the file that ended.
+    /// Moves input from a file until the file ends or the process reads no more. True if it was the
+    /// file that ended.
     pub(super) fn take_from(&self, from: BorrowedFd<'_>) -> bool {
         let mut buffer = vec![0; BUFFER];
         while self.is_wanted(from) {
@@ -244,7 +244,7 @@ impl GuestInput {
                 Ok(0) => return true,
                 Ok(count) => {
                     if let Err(error) = write_all(self.stream.as_fd(), &buffer[..count]) {
-                        // A program that does not read its input is no error.
+                        // That a program does not read its input is not an error.
                         debug!(%error, "the program's stdin is closed");
                         return false;
                     }
@@ -258,10 +258,10 @@ impl GuestInput {
         false
     }
 
-    /// Waits until `from` has something, or its end; false when the guest wants no more.
+    /// Waits until `from` is readable or has ended; false if the guest reads no more.
     fn is_wanted(&self, from: BorrowedFd<'_>) -> bool {
-        // The guest never sends on a stream for input alone. On a terminal's, the end of the
-        // output is the end of the process.
+        // The guest never sends on a stream that only carries input. On a terminal's stream, the
+        // end of the output is the end of the process.
         let closed = if self.is_terminal {
             PollFlags::RDHUP
         } else {
@@ -281,7 +281,7 @@ impl GuestInput {
         }
     }
 
-    /// Tells the process that no more will come.
+    /// Tells the process that its input has ended.
     pub(super) fn close(&self) {
         // The other end may be gone already.
         let _ = self.stream.shutdown(Shutdown::Write);
@@ -291,7 +291,7 @@ impl GuestInput {
 impl GuestStreams {
     /// Moves bytes between the guest and `files` until they end.
     pub(super) fn serve(self, files: StdioFds) -> Result<Outputs, StdioError> {
-        // Nobody waits for this one: it may sit in a read of a terminal for ever.
+        // Not waited for: it may sit in a read of a terminal forever.
         if let (Some(input), Some(file)) = (self.input, files.stdin) {
             spawn("stdin", move || {
                 if input.take_from(file.as_fd()) {
@@ -317,10 +317,10 @@ pub struct AttachedStreams {
 }
 
 impl AttachedStreams {
-    /// Makes the streams, and gives the ends for the sandbox.
+    /// Creates the streams, and returns the ends for the sandbox.
     ///
     /// # Errors
-    /// Descriptors have run out.
+    /// No more descriptors are available.
     pub fn new(set: StreamSet) -> Result<(Self, StdioFds), StdioError> {
         let pair = |wanted: bool, name: &'static str| match wanted {
             true => UnixStream::pair()
@@ -371,15 +371,15 @@ fn output(
     let broken = Arc::clone(broken);
     spawn(name, move || {
         let result = move_output(name, &from, to.as_fd(), &broken);
-        // Closed before it is told, so that who was told finds the end of the file.
+        // Closed before the result is sent, so that its receiver finds the end of the file.
         drop(to);
-        // Nobody waits for it any more when the run was cancelled.
+        // There is no receiver any more if the run was cancelled.
         let _ = done.send(result);
     })?;
     Ok(Some(moved))
 }
 
-/// A process's outputs on their way to their files.
+/// A process's outputs while they are moved to their files.
 #[derive(Debug)]
 pub struct Outputs {
     stdout: Option<Moved>,
@@ -388,17 +388,16 @@ pub struct Outputs {
 }
 
 impl Outputs {
-    /// Is notified when one of the files takes no more: its reader has gone away, or its disk
-    /// is full.
+    /// Is notified when one of the files accepts no more: its reader is gone, or its disk is full.
     #[must_use]
     pub fn broken(&self) -> Arc<Notify> {
         Arc::clone(&self.broken)
     }
 
-    /// Waits until the files have all that the process wrote.
+    /// Waits until the files have everything that the process wrote.
     ///
     /// # Errors
-    /// [`StdioError::Output`] when a file refused it.
+    /// [`StdioError::Output`] if a file did not accept it.
     pub async fn finish(self) -> Result<(), StdioError> {
         let ended = async |moved: Option<Moved>| match moved {
             Some(moved) => moved.await.unwrap_or(Ok(())),
@@ -410,8 +409,8 @@ impl Outputs {
     }
 }
 
-/// Moves the program's output to the user's file. When the file takes no more, the stream is
-/// closed and `broken` told; a reader that has gone away is no error.
+/// Moves the program's output to the user's file. If the file accepts no more, the stream is closed
+/// and `broken` notified; a reader that is gone is not an error.
 fn move_output(
     name: &'static str,
     from: &UnixStream,
@@ -424,7 +423,7 @@ fn move_output(
             Ok(0) => return Ok(()),
             Ok(count) => count,
             Err(error) => {
-                // The guest closed the connection the hard way: what came, came.
+                // The guest reset the connection: what was received is complete.
                 debug!(stream = name, %error, "the program's output ended");
                 return Ok(());
             }
@@ -446,7 +445,7 @@ fn move_output(
     }
 }
 
-/// Reads at least a byte, unless the file has ended.
+/// Reads at least one byte, unless the file has ended.
 pub(super) fn read(from: BorrowedFd<'_>, buffer: &mut [u8]) -> Result<usize, Errno> {
     loop {
         match rustix::io::read(from, &mut *buffer) {

@@ -1,4 +1,4 @@
-//! Descriptors in the event loop.
+//! Registers descriptors with the event loop.
 #![allow(unsafe_code)] // One call whose condition the type system cannot hold.
 
 use std::io;
@@ -7,12 +7,12 @@ use std::os::fd::OwnedFd;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
-/// Puts a descriptor into the event loop, to learn when it is readable.
+/// Registers a descriptor with the event loop, to wait until it is readable.
 pub(crate) fn readable(fd: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
     watched(fd, Interest::READABLE)
 }
 
-/// Puts a descriptor into the event loop, to learn when it is readable or writable.
+/// Registers a descriptor with the event loop, to wait until it is readable or writable.
 pub(crate) fn both(fd: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
     watched(fd, Interest::READABLE | Interest::WRITABLE)
 }

@@ -1,4 +1,4 @@
-//! What streams are joined to.
+//! The interface to containers, which streams are connected to.
 
 use std::fmt;
 use std::future::Future;
@@ -8,7 +8,7 @@ use crate::sandbox::{StdioFds, TerminalSize};
 
 use std::os::fd::OwnedFd;
 
-/// A future that a trait object gives.
+/// A future that a trait object returns.
 pub(crate) type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
 /// A failure, in words for the client.
@@ -35,20 +35,20 @@ pub(crate) struct AttachRequest {
     pub(crate) stderr: bool,
 }
 
-/// Ports of a pod. A client may ask for others too, unless these are named.
+/// Ports of a pod. If none are named, the client may ask for any.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct PortForwardRequest {
     pub(crate) pod: String,
     pub(crate) ports: Vec<u16>,
 }
 
-/// A process whose streams are joined.
+/// A process whose streams are connected.
 pub(crate) struct Process {
-    /// Its exit code, when it has ended.
+    /// Resolves to its exit code when it has ended.
     pub(crate) exit: BoxFuture<'static, Result<i32, BackendError>>,
     /// Sets the size of its terminal.
     pub(crate) resize: Box<dyn Fn(TerminalSize) -> BoxFuture<'static, ()> + Send + Sync>,
-    /// For a client that is gone: ends what only it wanted.
+    /// For a client that is gone: ends what only this client needed.
     pub(crate) abandon: BoxFuture<'static, ()>,
 }
 
@@ -58,8 +58,8 @@ impl fmt::Debug for Process {
     }
 }
 
-/// The side of the containers. Descriptors that it gets are stream sockets; it closes them, or
-/// has them closed, when the process can read or write no more.
+/// The containers' side. Descriptors that it gets are stream sockets; it closes them, or has them
+/// closed, when the process can no longer read or write.
 pub(crate) trait Backend: Send + Sync + 'static {
     /// Starts a process.
     fn exec(
@@ -68,7 +68,7 @@ pub(crate) trait Backend: Send + Sync + 'static {
         stdio: StdioFds,
     ) -> BoxFuture<'_, Result<Process, BackendError>>;
 
-    /// Joins streams to a process that runs.
+    /// Connects streams to a running process.
     fn attach(
         &self,
         request: AttachRequest,

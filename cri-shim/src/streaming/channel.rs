@@ -1,14 +1,14 @@
-//! Channels of bytes, whichever protocol carries them.
+//! Channels of bytes, independent of the protocol that carries them.
 
 use std::time::Duration;
 
 use bytes::Bytes;
 use tokio::sync::{mpsc, watch};
 
-/// Pieces of input that wait for their reader; the connection is not read from beyond that.
+/// Most pieces of input that wait for their reader; the connection is not read from beyond that.
 pub(super) const INPUT_PIECES: usize = 32;
 
-/// Pieces of output that wait for the connection.
+/// Most pieces of output that wait for the connection.
 pub(super) const OUTPUT_PIECES: usize = 32;
 
 /// The most bytes in one piece.
@@ -17,7 +17,7 @@ pub(super) const CHUNK_SIZE: usize = 32 << 10;
 /// How long a client may take to close its side, after the server has closed its own.
 pub(super) const CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// What the client sends on a channel; `None` when it has closed it.
+/// The client's input on a channel; ends when the client has closed it.
 pub(super) type Input = mpsc::Receiver<Bytes>;
 
 /// A piece for the client.
@@ -26,7 +26,7 @@ pub(super) struct Outgoing {
     /// A SPDY stream's id, or a WebSocket channel's number.
     pub(super) channel: u32,
     pub(super) data: Bytes,
-    /// Nothing follows on this channel.
+    /// Whether this is the last piece on its channel.
     pub(super) last: bool,
 }
 
@@ -34,17 +34,17 @@ pub(super) struct Outgoing {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Gone;
 
-/// The way to the client on one channel.
+/// The output to the client on one channel.
 #[derive(Debug)]
 pub(super) struct Output {
     pub(super) channel: u32,
     pub(super) pieces: mpsc::Sender<Outgoing>,
-    /// Becomes true when the client resets the channel, where the protocol has that.
+    /// Becomes true when the client resets the channel; `None` if the protocol has no resets.
     pub(super) is_reset: Option<watch::Receiver<bool>>,
 }
 
 impl Output {
-    /// Sends bytes, when the connection has taken what was before.
+    /// Sends bytes, once the connection has accepted earlier ones.
     pub(super) async fn write(&self, data: Bytes) -> Result<(), Gone> {
         self.send(data, false).await
     }
@@ -54,7 +54,7 @@ impl Output {
         self.send(data, true).await
     }
 
-    /// Ends when the client resets the channel: it neither sends nor reads there any more.
+    /// Completes when the client resets the channel: it neither sends nor reads there any more.
     pub(super) fn reset(&self) -> impl Future<Output = ()> + use<> {
         let is_reset = self.is_reset.clone();
         async move {
@@ -62,7 +62,7 @@ impl Output {
                 return std::future::pending().await;
             };
             if is_reset.wait_for(|is_reset| *is_reset).await.is_err() {
-                // Nothing is read from the connection any more.
+                // The connection is no longer read.
                 std::future::pending().await
             }
         }

@@ -1,4 +1,4 @@
-//! A command's streams: exec and attach.
+//! Sessions of exec and attach: a command's streams.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -16,14 +16,14 @@ use super::pipe;
 use super::status::{Outcome, Version};
 use crate::sandbox::{StdioFds, TerminalSize};
 
-/// Which of the two.
+/// A request for one of the two.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum CommandRequest {
     Exec(ExecRequest),
     Attach(AttachRequest),
 }
 
-/// Which channels a client must open for a request.
+/// The channels that a client must open for a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Wanted {
     pub(super) stdin: bool,
@@ -41,7 +41,7 @@ impl CommandRequest {
         Wanted {
             stdin,
             stdout,
-            // A terminal has one stream of output.
+            // A terminal has only one output.
             stderr: stderr && !tty,
             resize: tty && version >= Version::V3,
         }
@@ -58,7 +58,7 @@ pub(super) struct Channels {
     pub(super) error: Output,
 }
 
-/// The size of a terminal, as clients write it.
+/// The size of a terminal, in the clients' format.
 #[derive(Debug, Deserialize)]
 struct Size {
     #[serde(rename = "Width")]
@@ -67,10 +67,11 @@ struct Size {
     height: u16,
 }
 
-/// Bytes of a size that has not ended yet.
+/// Most bytes of an incomplete size.
 const MAX_SIZE_TEXT: usize = 4096;
 
-/// Joins the channels to a process, and tells how it ended. `gone` ends when the client is gone.
+/// Connects the channels to a process, and reports how it ended. `gone` completes when the client
+/// is gone.
 pub(super) async fn run(
     backend: &Arc<dyn Backend>,
     request: CommandRequest,
@@ -103,7 +104,7 @@ pub(super) async fn run(
         abandon,
     } = process;
 
-    // These two end with the connection; dropping the set ends them too.
+    // These two end with the connection; dropping the set ends them, too.
     let mut inputs = JoinSet::new();
     if let (Some(input), Some(socket)) = (stdin, sockets.stdin) {
         let (_, writer) = socket.into_split();
@@ -184,7 +185,7 @@ fn split<A, B>(pair: Option<(A, B)>) -> (Option<A>, Option<B>) {
     }
 }
 
-/// Carries one stream of output to its end.
+/// Copies one output to its end.
 async fn carry(socket: Option<OwnedReadHalf>, output: Option<Output>) -> Result<(), Gone> {
     match (socket, output) {
         (Some(socket), Some(output)) => {
@@ -195,7 +196,7 @@ async fn carry(socket: Option<OwnedReadHalf>, output: Option<Output>) -> Result<
     }
 }
 
-/// Terminal sizes, one JSON object after the other, in pieces of any length.
+/// Terminal sizes, JSON objects one after the other, in pieces of any length.
 struct Sizes {
     input: Input,
     text: Vec<u8>,
@@ -209,7 +210,7 @@ impl Sizes {
         }
     }
 
-    /// The next size; `None` at the end, and after something that is no size.
+    /// Returns the next size; `None` at the end, and after an invalid size.
     async fn next(&mut self) -> Option<TerminalSize> {
         loop {
             let mut sizes = serde_json::Deserializer::from_slice(&self.text).into_iter::<Size>();
@@ -232,7 +233,7 @@ impl Sizes {
     }
 }
 
-/// An error and what caused it, in a line.
+/// Formats an error with its causes, in one line.
 pub(super) fn with_causes(error: &(dyn std::error::Error + 'static)) -> String {
     let mut text = error.to_string();
     let mut next = error.source();

@@ -1,4 +1,4 @@
-//! Between a channel and a descriptor.
+//! Copies bytes between a channel and a descriptor.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -16,15 +16,15 @@ use tokio::net::UnixStream;
 use super::channel::{CHUNK_SIZE, Gone, Input, Output};
 use crate::sandbox::watch;
 
-/// One end for this program, the other for somebody else's.
+/// Returns a socket pair: one end for this program, the other for another process.
 pub(super) fn pair() -> io::Result<(UnixStream, OwnedFd)> {
     let (ours, theirs) = std::os::unix::net::UnixStream::pair()?;
     ours.set_nonblocking(true)?;
     Ok((UnixStream::from_std(ours)?, theirs.into()))
 }
 
-/// A stream socket that another process has, too. That one may have its calls block at any time,
-/// so each call here says for itself that it must not.
+/// A stream socket that another process has open, too. That process may clear its non-blocking flag
+/// at any time, so each call here is made non-blocking by its own flag.
 #[derive(Debug)]
 pub(super) struct ForeignStream(AsyncFd<OwnedFd>);
 
@@ -33,7 +33,7 @@ impl ForeignStream {
         Ok(Self(watch::both(socket)?))
     }
 
-    /// What reads and what writes.
+    /// Splits it into a reader and a writer.
     pub(super) fn into_split(self) -> (ReadHalf<Self>, WriteHalf<Self>) {
         tokio::io::split(self)
     }
@@ -52,7 +52,7 @@ impl AsyncRead for ForeignStream {
                 let (count, _) = recv(fd.get_ref(), space, RecvFlags::DONTWAIT)?;
                 Ok(count)
             });
-            // Otherwise it would block, and is asked again when it would not.
+            // Otherwise it would have blocked, and is polled again.
             if let Ok(received) = received {
                 buffer.advance(received?);
                 return Poll::Ready(Ok(()));
@@ -85,12 +85,13 @@ impl AsyncWrite for ForeignStream {
     }
 }
 
-/// Carries what the client sends to a process, until one of them has closed. The client's end
-/// of the stream becomes the process's.
+/// Copies the client's input to a process, until one of them has closed. The end of the client's
+/// input becomes that of the process's.
 pub(super) async fn to_process(mut input: Input, mut socket: impl AsyncWrite + Unpin) {
     while let Some(piece) = input.recv().await {
         if socket.write_all(&piece).await.is_err() {
-            // The process reads no more. What comes is thrown away, so that it is in no one's way.
+            // The process no longer reads. Its input is dropped, so that it does not block other
+            // channels.
             while input.recv().await.is_some() {}
             return;
         }
@@ -98,7 +99,7 @@ pub(super) async fn to_process(mut input: Input, mut socket: impl AsyncWrite + U
     let _ = socket.shutdown().await;
 }
 
-/// Carries what a process writes to the client, until it has closed its end.
+/// Copies a process's output to the client, until the process has closed its end.
 pub(super) async fn to_client(
     mut socket: impl AsyncRead + Unpin,
     output: &Output,
@@ -106,7 +107,8 @@ pub(super) async fn to_client(
     loop {
         let mut piece = BytesMut::with_capacity(CHUNK_SIZE);
         match socket.read_buf(&mut piece).await {
-            // A socket whose other end was dropped with bytes in it is reset: an end as well.
+            // A socket whose other end was closed with unread bytes is reset: that is an end as
+            // well.
             Ok(0) | Err(_) => return Ok(()),
             Ok(_) => output.write(piece.freeze()).await?,
         }
@@ -119,7 +121,7 @@ mod tests {
     use rustix::io::ioctl_fionbio;
     use std::time::Duration;
 
-    /// All on one thread, which a call that blocks would hold for ever.
+    /// All on one thread, which a blocking call would occupy forever.
     #[tokio::test]
     async fn a_stream_whose_other_holder_wants_it_to_block_does_not() {
         let (ours, theirs) = std::os::unix::net::UnixStream::pair().unwrap();

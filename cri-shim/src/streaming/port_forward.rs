@@ -1,4 +1,4 @@
-//! Ports of a pod: each connection of the client has a channel of data and one of errors.
+//! Sessions of port-forward: each connection of the client has a data and an error channel.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,11 +11,11 @@ use super::channel::{Gone, Input, Output};
 use super::command::with_causes;
 use super::pipe::{self, ForeignStream};
 
-/// How long a client may go on sending after the pod's server has closed: clients as a rule wait
-/// for the connection to end before they close their side. That of other runtimes.
+/// How long a client may continue to send after the pod's server has closed: clients usually wait
+/// for the connection to end before they close their side. Other runtimes use the same value.
 const CLOSE_GRACE: Duration = Duration::from_secs(1);
 
-/// One connection that a client wants forwarded.
+/// A connection that a client wants forwarded.
 #[derive(Debug)]
 pub(super) struct Forward {
     pub(super) port: u16,
@@ -25,7 +25,7 @@ pub(super) struct Forward {
 }
 
 impl Forward {
-    /// Tells the client why there is no connection.
+    /// Tells the client why its connection was refused.
     pub(super) async fn refuse(self, why: &str) {
         let _ = self.output.finish(Bytes::new()).await;
         let _ = self.error.finish(failure(self.port, why)).await;
@@ -36,8 +36,8 @@ fn failure(port: u16, why: &str) -> Bytes {
     Bytes::from(format!("failed to forward port {port}: {why}"))
 }
 
-/// Connects to the port and carries bytes both ways until the pod's server has closed its end,
-/// or the client is gone or has reset the channel of data.
+/// Connects to the port and copies bytes both ways until the pod's server has closed its end, or
+/// the client is gone or has reset the data channel.
 pub(super) async fn run(backend: &Arc<dyn Backend>, pod: &str, forward: Forward) {
     let Forward {
         port,
@@ -59,7 +59,7 @@ pub(super) async fn run(backend: &Arc<dyn Backend>, pod: &str, forward: Forward)
             }
         }
     };
-    // The client that has reset its channel of data still waits for the end of that of errors.
+    // A client that has reset its data channel still waits for the end of the error channel.
     let told = tokio::select! {
         told = carried => told,
         () = reset => Bytes::new(),
@@ -67,7 +67,7 @@ pub(super) async fn run(backend: &Arc<dyn Backend>, pod: &str, forward: Forward)
     let _ = error.finish(told).await;
 }
 
-/// Returns when the socket is closed.
+/// Copies both ways; returns when the socket is closed.
 async fn carry(socket: ForeignStream, input: Input, output: Output) {
     let (reader, writer) = socket.into_split();
     let inward = pipe::to_process(input, writer);
@@ -77,7 +77,7 @@ async fn carry(socket: ForeignStream, input: Input, output: Output) {
     };
     tokio::pin!(inward, outward);
     tokio::select! {
-        // The answer follows, however long it takes.
+        // The answer follows, without a time limit.
         () = &mut inward => {
             let _ = outward.await;
         }
@@ -130,7 +130,7 @@ mod tests {
         }
     }
 
-    /// The clock stands, but for sleep.
+    /// The clock only advances while all tasks sleep.
     #[tokio::test(start_paused = true)]
     async fn an_answer_to_a_client_that_has_ended_its_question_is_whole_however_late_it_is() {
         let (mut server, theirs) = pipe::pair().unwrap();

@@ -1,4 +1,4 @@
-//! The HTTP server that clients open their URLs on.
+//! The HTTP server that clients open their URLs at.
 
 use std::convert::Infallible;
 use std::io;
@@ -27,18 +27,19 @@ use super::tunnel;
 use super::websocket::{self, COMMAND_PROTOCOLS, PORT_PROTOCOLS, PortProtocol};
 use crate::strangers::{Stranger, Strangers};
 
-/// Connections at once that have redeemed a token.
+/// Most connections at the same time that have redeemed a token.
 const MAX_SESSIONS: usize = 4096;
 
-/// Connections at once that have not: whoever reaches the address can have some.
+/// Most connections at the same time that have not: any client that reaches the address can open
+/// some.
 pub(super) const MAX_STRANGERS: usize = 256;
 
-/// How long a client may take to send the head of its request.
+/// How long a client may take to send its request's headers.
 const REQUEST_HEADER_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The sub-protocols that clients offer for a SPDY connection.
+/// The header with the sub-protocols that clients offer for a SPDY connection.
 const OFFERED: HeaderName = HeaderName::from_static("x-stream-protocol-version");
-/// What there is, where none of them will do.
+/// The header with the supported sub-protocols, if none of the offers is.
 const ACCEPTED: HeaderName = HeaderName::from_static("x-accepted-stream-protocol-versions");
 
 /// The versions of a command's channels over SPDY.
@@ -51,7 +52,7 @@ const SPDY_VERSIONS: &[(&str, Version)] = &[
 
 const SPDY_PORTS: &str = "portforward.k8s.io";
 
-/// Why there is no URL.
+/// The reason why no URL was created.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub(crate) enum StreamingError {
@@ -63,15 +64,15 @@ pub(crate) enum StreamingError {
         #[source]
         source: io::Error,
     },
-    /// A request that no client could use.
+    /// A request is unusable for any client.
     #[error("{0}")]
     Invalid(&'static str),
-    /// There is no token.
+    /// No token was created.
     #[error(transparent)]
     Token(#[from] TokenError),
 }
 
-/// What a token stands for.
+/// The request that a token stands for.
 #[derive(Debug)]
 enum Waiting {
     Command(CommandRequest),
@@ -84,7 +85,7 @@ struct Shared {
     places: Arc<Semaphore>,
 }
 
-/// A server of streams; it ends with the program's runtime.
+/// A server of streams, which runs until the program's runtime ends.
 pub(crate) struct Streaming {
     address: SocketAddr,
     shared: Arc<Shared>,
@@ -99,7 +100,7 @@ impl std::fmt::Debug for Streaming {
 }
 
 impl Streaming {
-    /// Listens on `address` (port 0: any that is free) and serves clients from now on.
+    /// Listens on `address` (port 0: any free port) and serves clients from now on.
     ///
     /// # Errors
     /// [`StreamingError::Bind`].
@@ -119,7 +120,7 @@ impl Streaming {
         Ok(Self { address, shared })
     }
 
-    /// The URL of a command's streams.
+    /// Returns a URL for a command's streams.
     ///
     /// # Errors
     /// See [`StreamingError`].
@@ -131,7 +132,7 @@ impl Streaming {
         self.url("exec", Waiting::Command(CommandRequest::Exec(request)))
     }
 
-    /// The URL of a container's streams.
+    /// Returns a URL for a container's streams.
     ///
     /// # Errors
     /// See [`StreamingError`].
@@ -140,7 +141,7 @@ impl Streaming {
         self.url("attach", Waiting::Command(CommandRequest::Attach(request)))
     }
 
-    /// The URL of a pod's ports.
+    /// Returns a URL for a pod's ports.
     ///
     /// # Errors
     /// See [`StreamingError`].
@@ -180,7 +181,7 @@ async fn accept(listener: TcpListener, shared: Arc<Shared>) {
                 strangers.spawn(|stranger| serve(stream, shared, stranger));
             }
             Err(error) => {
-                // Out of descriptors, as a rule: those that are open must end first.
+                // Usually too few descriptors: open connections must end first.
                 warn!(%error, "failed to accept a connection");
                 tokio::time::sleep(Duration::from_millis(100)).await;
             }
@@ -189,7 +190,7 @@ async fn accept(listener: TcpListener, shared: Arc<Shared>) {
 }
 
 async fn serve(stream: TcpStream, shared: Arc<Shared>, stranger: Stranger) {
-    // Terminals echo single letters.
+    // Terminals echo single characters.
     let _ = stream.set_nodelay(true);
     let stranger = Mutex::new(Some(stranger));
     let service = service_fn(move |request| {
@@ -209,7 +210,7 @@ async fn serve(stream: TcpStream, shared: Arc<Shared>, stranger: Stranger) {
 
 type Answer = Response<Full<Bytes>>;
 
-/// An answer behind which the connection is closed: a client has nothing else to ask of it.
+/// A response after which the connection is closed: the client can request nothing else.
 fn refused(status: StatusCode, why: &'static str) -> Answer {
     let mut response = Response::new(Full::new(Bytes::from_static(why.as_bytes())));
     *response.status_mut() = status;
@@ -218,10 +219,10 @@ fn refused(status: StatusCode, why: &'static str) -> Answer {
     response
 }
 
-/// The place of a session, until it has ended.
+/// The place of a session, until this is dropped.
 type Session = OwnedSemaphorePermit;
 
-/// `stranger` is the connection's until it shows a token.
+/// Answers a request. `stranger` is the connection's until it redeems a token.
 fn answer(
     shared: &Arc<Shared>,
     request: Request<Incoming>,
@@ -280,7 +281,7 @@ fn upgrade(headers: &HeaderMap) -> Option<Upgrade> {
     })
 }
 
-/// The values of all headers of a name, which may be lists themselves.
+/// Returns the values of all headers of a name, which may be lists themselves.
 fn values(headers: &HeaderMap, name: impl AsHeaderName) -> impl Iterator<Item = &str> {
     headers
         .get_all(name)
@@ -291,8 +292,8 @@ fn values(headers: &HeaderMap, name: impl AsHeaderName) -> impl Iterator<Item = 
         .filter(|value| !value.is_empty())
 }
 
-/// The first of the client's offers that the server knows; a client that offers nothing is one
-/// from before there were versions.
+/// Returns the first of the client's offers that the server supports; a client that offers nothing
+/// is older than the versions.
 fn negotiate<'o, T: Copy>(
     offers: impl Iterator<Item = &'o str>,
     known: &[(&'static str, T)],
@@ -308,7 +309,7 @@ fn negotiate<'o, T: Copy>(
     is_silent.then_some(silent)
 }
 
-/// The response that makes a connection one of another protocol.
+/// The response that switches a connection to another protocol.
 fn switching(protocol: &'static str, extra: Option<(HeaderName, HeaderValue)>) -> Answer {
     let mut response = Response::new(Full::default());
     *response.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
@@ -336,7 +337,7 @@ fn unsupported(known: &[&'static str]) -> Answer {
     response
 }
 
-/// Runs `work` on the connection, when the client has seen the response.
+/// Runs `work` on the upgraded connection, once the client has got the response.
 fn upgraded<W>(
     request: Request<Incoming>,
     session: Session,
@@ -389,7 +390,7 @@ fn spdy_ports(
     spdy(SPDY_PORTS)
 }
 
-/// The response of a WebSocket's handshake; `None` when the request is none.
+/// The response of a WebSocket's handshake; `None` if the request is not one.
 fn handshake(headers: &HeaderMap, chosen: &'static str) -> Option<Answer> {
     let key = headers.get(header::SEC_WEBSOCKET_KEY)?;
     let accept = HeaderValue::from_str(&derive_accept_key(key.as_bytes())).ok()?;
@@ -442,7 +443,7 @@ fn websocket_ports(
         let names: Vec<_> = PORT_PROTOCOLS.iter().map(|(name, _)| *name).collect();
         return unsupported(&names);
     };
-    // Streams of SPDY name their ports themselves.
+    // Streams of SPDY have their ports in their headers.
     if protocol != PortProtocol::Spdy {
         if ports.ports.is_empty() {
             ports.ports = query_ports(request.uri().query().unwrap_or(""));
@@ -469,7 +470,7 @@ fn websocket_ports(
     response
 }
 
-/// `port=80&port=443,8080`.
+/// Parses `port=80&port=443,8080`.
 fn query_ports(query: &str) -> Vec<u16> {
     query
         .split('&')

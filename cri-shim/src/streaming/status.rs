@@ -1,4 +1,4 @@
-//! How a command ended, as the error channel tells it.
+//! The outcome of a command, as the error channel reports it.
 
 use bytes::Bytes;
 use serde_json::json;
@@ -21,12 +21,12 @@ pub(super) enum Version {
 pub(super) enum Outcome {
     /// It ended with this code.
     Exit(i32),
-    /// It did not run, or is lost.
+    /// It did not run, or its exit is unknown.
     Failed(String),
 }
 
 impl Outcome {
-    /// What the error channel carries; nothing at all means success to old clients.
+    /// The contents of the error channel; for old clients, nothing at all means success.
     pub(super) fn message(&self, version: Version) -> Bytes {
         let text = match (self, version < Version::V4) {
             (Self::Exit(0), true) => String::new(),

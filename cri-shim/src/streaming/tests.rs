@@ -1,4 +1,4 @@
-//! Whole connections over TCP: real processes behind them, a client of each protocol before.
+//! Whole connections over TCP: to real processes, with a client of each protocol.
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
@@ -98,13 +98,13 @@ fn exec(command: &[&str]) -> ExecRequest {
     }
 }
 
-/// Address and path of a URL.
+/// Splits a URL into address and path.
 fn target(url: &str) -> (&str, &str) {
     let rest = url.strip_prefix("http://").unwrap();
     rest.split_at(rest.find('/').unwrap())
 }
 
-/// Sends a request; the head of the response, and the connection behind it.
+/// Sends a request; returns the response's headers, and the connection after them.
 async fn request(url: &str, method: &str, headers: &str) -> (String, TcpStream) {
     let (address, path) = target(url);
     let mut stream = TcpStream::connect(address).await.unwrap();
@@ -122,7 +122,7 @@ async fn connections_without_a_token_are_closed_and_keep_nobody_out() {
     let (streaming, _) = server().await;
     let url = streaming.exec(exec(&["true"])).unwrap();
     let headers = "Connection: Upgrade\r\nUpgrade: SPDY/3.1\r\n";
-    // One with a token is no stranger.
+    // A client with a token is not a stranger.
     let (head, session) = request(&url, "POST", headers).await;
     assert!(head.starts_with("HTTP/1.1 101 "), "{head}");
     let (head, mut refused) = request(&url, "POST", headers).await;
@@ -138,7 +138,7 @@ async fn connections_without_a_token_are_closed_and_keep_nobody_out() {
     let url = streaming.exec(exec(&["true"])).unwrap();
     let (head, _) = request(&url, "POST", headers).await;
     assert!(head.starts_with("HTTP/1.1 101 "), "{head}");
-    // The oldest had to go for others, long before its time was over.
+    // The oldest was evicted for others, long before its time limit.
     let mut byte = [0];
     let ended = silent.first_mut().unwrap().read(&mut byte);
     let ended = tokio::time::timeout(std::time::Duration::from_secs(2), ended).await;
@@ -148,7 +148,7 @@ async fn connections_without_a_token_are_closed_and_keep_nobody_out() {
     drop(session);
 }
 
-/// A client that gathers what each stream brings.
+/// A client that collects the data of each stream.
 struct Client {
     write: Box<dyn AsyncWrite + Send + Unpin>,
     packer: Packer,
@@ -175,7 +175,7 @@ impl Client {
         Self::over(read, write)
     }
 
-    /// A client of a connection that was upgraded.
+    /// Creates a client of an upgraded connection.
     fn over(
         mut read: impl AsyncRead + Send + Unpin + 'static,
         write: impl AsyncWrite + Send + Unpin + 'static,
@@ -233,7 +233,7 @@ impl Client {
         self.write.write_all(&out).await.unwrap();
     }
 
-    /// What every stream brought, until the server closed the connection.
+    /// Returns the data of every stream, once the server has closed the connection.
     async fn ended(self) -> HashMap<u32, Vec<u8>> {
         let streams = self.streams.await.unwrap();
         drop(self.write);
@@ -241,7 +241,7 @@ impl Client {
     }
 }
 
-/// Bytes without a period.
+/// Bytes without a repeating pattern.
 fn noise(len: usize) -> Vec<u8> {
     let mut state = 0x2545_f491_4f6c_dd1d_u64;
     (0..len)
@@ -366,7 +366,7 @@ async fn a_websocket_closes_its_input_and_gets_the_rest() {
     assert_eq!(status["details"]["causes"][0]["message"], "3");
 }
 
-/// Its window is small: what the server writes last is still on its way when the server closes.
+/// The window is small: the server's last data is still in flight when the server closes.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_websocket_whose_input_nobody_reads_gets_all_output_and_the_status() {
     let (streaming, _) = server().await;
@@ -488,7 +488,8 @@ async fn contradictory_requests_are_refused() {
 async fn garbage_after_the_upgrade_ends_the_connection() {
     let (streaming, _) = server().await;
     for garbage in [
-        // Version 2; a control frame that is too large; a stream whose headers are no zlib.
+        // Version 2; a control frame that is too large; a stream whose headers are not a zlib
+        // stream.
         Bytes::from_static(&[0x80, 2, 0, 1, 0, 0, 0, 0]),
         Bytes::from_static(&[0x80, 3, 0, 1, 0, 0xff, 0xff, 0xff]),
         Bytes::from_static(&[
@@ -500,7 +501,7 @@ async fn garbage_after_the_upgrade_ends_the_connection() {
         let (_, mut stream) = request(&url, "POST", headers).await;
         stream.write_all(&garbage).await.unwrap();
         let mut rest = Vec::new();
-        // The end, in whatever way: not a hang.
+        // It ends, in whatever way: it does not hang.
         let _ = stream.read_to_end(&mut rest).await;
     }
     let url = streaming.attach(AttachRequest {

@@ -1,25 +1,25 @@
-//! Tokens that stand for requests: each is good once, for a minute.
+//! Tokens that stand for requests: each is valid once, for a minute.
 
 use std::collections::HashMap;
 use std::io;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How long a token is good.
+/// How long a token is valid.
 const TOKEN_TTL: Duration = Duration::from_secs(60);
 
-/// Requests that may wait for their client.
+/// Most requests that may wait for their client.
 const MAX_WAITING: usize = 1000;
 
-/// Why there is no token.
+/// The reason why no token was created.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum TokenError {
-    /// Too many are waiting.
+    /// Too many requests are waiting.
     #[error(
         "{MAX_WAITING} streaming requests are already waiting for a client; try again in a minute"
     )]
     TooMany,
-    /// The kernel gave no random bytes.
+    /// The kernel returned no random bytes.
     #[error("failed to generate a token")]
     Random(#[source] io::Error),
 }
@@ -36,7 +36,7 @@ impl<R> Tokens<R> {
         }
     }
 
-    /// Keeps a request; the token that gets it back.
+    /// Stores a request; returns the token that redeems it.
     pub(super) fn issue(&self, request: R) -> Result<String, TokenError> {
         self.issue_at(request, Instant::now())
     }
@@ -52,7 +52,7 @@ impl<R> Tokens<R> {
         Ok(token)
     }
 
-    /// The request of a token, which is used up then.
+    /// Returns the request of a token, which is used up by this.
     pub(super) fn redeem(&self, token: &str) -> Option<R> {
         self.redeem_at(token, Instant::now())
     }

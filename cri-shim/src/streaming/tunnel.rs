@@ -1,5 +1,5 @@
-//! A SPDY connection within a WebSocket, as `kubectl` and `crictl` forward ports since Kubernetes
-//! 1.31: its bytes are those of all binary messages, wherever one of these ends.
+//! A SPDY connection within a WebSocket, which `kubectl` and `crictl` use to forward ports since
+//! Kubernetes 1.31: its bytes are those of all binary messages, regardless of their boundaries.
 
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ use super::channel::{CHUNK_SIZE, CLOSE_TIMEOUT};
 use super::spdy::session;
 use super::websocket::{self, Socket};
 
-/// Bytes that wait on each way between the two protocols; nothing is read beyond that.
+/// Most bytes that wait in each direction between the two protocols; no more is read.
 const BUFFER: usize = 2 * CHUNK_SIZE;
 
 /// Serves connections to ports until the client is gone.
@@ -29,7 +29,7 @@ pub(super) async fn port_forward<T: AsyncRead + AsyncWrite + Unpin + Send>(
     request: PortForwardRequest,
 ) {
     let (sink, mut source) = websocket::accept(io).await.split();
-    // A pipe for each way, so that each ends by itself.
+    // A pipe for each direction, so that each ends by itself.
     let (from_client, spdy_reader) = duplex(BUFFER);
     let (spdy_writer, to_client) = duplex(BUFFER);
     let connection = tokio::io::join(spdy_reader, spdy_writer);
@@ -46,14 +46,14 @@ pub(super) async fn port_forward<T: AsyncRead + AsyncWrite + Unpin + Send>(
     if let Err(error) = written {
         debug!(%error, "a SPDY connection within a WebSocket ended");
     }
-    // An unread byte would make the kernel reset the connection, and the client lose what it has
-    // not read yet.
+    // An unread byte would make the kernel reset the connection, and the client would lose what it
+    // has not read yet.
     let rest = async { while let Some(Ok(_)) = source.next().await {} };
     let _ = timeout(CLOSE_TIMEOUT, rest).await;
 }
 
-/// Reads messages until the client closes or breaks the protocol, which ends the pipe, or nobody
-/// reads that any more.
+/// Reads messages until the client closes or breaks the protocol, which ends the pipe, or the pipe
+/// is no longer read.
 async fn read(
     source: &mut (impl Stream<Item = Result<Message, tungstenite::Error>> + Unpin),
     mut pipe: DuplexStream,
@@ -66,7 +66,7 @@ async fn read(
                 }
             }
             Message::Text(_) | Message::Close(_) => return,
-            // Pings are answered by the one who reads them.
+            // Pings are answered by the library.
             Message::Ping(_) | Message::Pong(_) | Message::Frame(_) => {}
         }
     }
@@ -85,7 +85,7 @@ async fn write<T: AsyncRead + AsyncWrite + Unpin>(
         let piece = Bytes::copy_from_slice(piece);
         sink.send(Message::Binary(piece)).await?;
     }
-    // Without this code, clients take the end for a failure.
+    // Without this code, clients treat the end as a failure.
     let end = CloseFrame {
         code: CloseCode::Normal,
         reason: "".into(),
@@ -111,7 +111,7 @@ mod tests {
     }
 
     proptest! {
-        /// The pipe is smaller than what comes: it is read at the same time.
+        /// The pipe is smaller than the data: it is read at the same time.
         #[test]
         fn bytes_are_those_of_binary_messages_until_there_is_another_one(
             messages in proptest::collection::vec(message(), 0..30),

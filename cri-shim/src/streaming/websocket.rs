@@ -1,4 +1,4 @@
-//! The same channels over a WebSocket: the first byte of each message is the channel's number.
+//! The channels over a WebSocket: the first byte of each message is the channel's number.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -28,24 +28,24 @@ const STDOUT: u8 = 1;
 const STDERR: u8 = 2;
 const ERROR: u8 = 3;
 const RESIZE: u8 = 4;
-/// What follows is the number of a channel that the client has closed (version 5).
+/// The next byte is the number of a channel that the client has closed (version 5).
 const CLOSE: u8 = 255;
 
-/// Bytes of one message; clients send 32 KiB.
+/// Most bytes of one message; clients send 32 KiB.
 const MAX_MESSAGE: usize = 1 << 20;
 
-/// Room for what one read brings.
+/// Size of the buffer for one read.
 const READ_BUFFER: usize = 32 << 10;
 
-/// How channels are written into messages.
+/// The encoding of channels in messages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Encoding {
     Binary,
-    /// Text: a digit and base64.
+    /// Text: a digit for the channel, and base64.
     Base64,
 }
 
-/// The sub-protocols for commands, newest first, as a server prefers them.
+/// The sub-protocols for commands, newest first: the order of preference.
 pub(super) const COMMAND_PROTOCOLS: &[(&str, Version, Encoding)] = &[
     ("v5.channel.k8s.io", Version::V5, Encoding::Binary),
     ("v4.channel.k8s.io", Version::V4, Encoding::Binary),
@@ -55,12 +55,12 @@ pub(super) const COMMAND_PROTOCOLS: &[(&str, Version, Encoding)] = &[
     ("", Version::V1, Encoding::Binary),
 ];
 
-/// How connections to ports are carried.
+/// The protocol that carries connections to ports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum PortProtocol {
-    /// By two channels for each port, which the request names.
+    /// Two channels for each port, which the request names.
     Channels(Encoding),
-    /// By streams of a SPDY connection within the WebSocket ([`super::tunnel`]).
+    /// Streams of a SPDY connection within the WebSocket ([`super::tunnel`]).
     Spdy,
 }
 
@@ -80,7 +80,7 @@ pub(super) const PORT_PROTOCOLS: &[(&str, PortProtocol)] = &[
 
 pub(super) type Socket<T> = WebSocketStream<T>;
 
-/// The server's end of a WebSocket on a connection that was upgraded.
+/// Creates the server's end of a WebSocket on an upgraded connection.
 pub(super) async fn accept<T: AsyncRead + AsyncWrite + Unpin>(io: T) -> Socket<T> {
     let config = WebSocketConfig::default()
         // Cleared before each read; longer messages are read in pieces.
@@ -90,7 +90,7 @@ pub(super) async fn accept<T: AsyncRead + AsyncWrite + Unpin>(io: T) -> Socket<T
     WebSocketStream::from_raw_socket(io, Role::Server, Some(config)).await
 }
 
-/// Serves exec or attach on a connection that was upgraded.
+/// Serves exec or attach on an upgraded connection.
 pub(super) async fn command<T: AsyncRead + AsyncWrite + Unpin + Send>(
     io: T,
     backend: Arc<dyn Backend>,
@@ -120,7 +120,7 @@ pub(super) async fn command<T: AsyncRead + AsyncWrite + Unpin + Send>(
             is_reset: None,
         },
     };
-    // An empty message tells the client that all is set up.
+    // An empty message tells the client that everything is set up.
     let first = match (wanted.stdout, wanted.stderr) {
         (true, _) => STDOUT,
         (_, true) => STDERR,
@@ -131,7 +131,7 @@ pub(super) async fn command<T: AsyncRead + AsyncWrite + Unpin + Send>(
         data: Bytes::new(),
         last: false,
     };
-    // The channel is empty: there is room.
+    // The queue is empty, so there is room.
     let _ = pieces.try_send(greeting);
     drop(pieces);
 
@@ -144,7 +144,7 @@ pub(super) async fn command<T: AsyncRead + AsyncWrite + Unpin + Send>(
     connection.serve(session).await;
 }
 
-/// Serves ports: each has a channel of data and one of errors, which begin with its number.
+/// Serves ports: each has a data and an error channel, which start with its number.
 pub(super) async fn port_forward<T: AsyncRead + AsyncWrite + Unpin + Send>(
     io: T,
     backend: Arc<dyn Backend>,
@@ -153,7 +153,7 @@ pub(super) async fn port_forward<T: AsyncRead + AsyncWrite + Unpin + Send>(
 ) {
     let (mut connection, pieces, is_gone) = Connection::new(io, Version::V4, encoding).await;
     let mut forwards = JoinSet::new();
-    // Two channels a port, of 255.
+    // Two channels per port, of 255.
     for (channel, port) in (0u8..=252).step_by(2).zip(request.ports.iter().copied()) {
         let output = |channel: u8| Output {
             channel: channel.into(),
@@ -191,7 +191,7 @@ pub(super) async fn port_forward<T: AsyncRead + AsyncWrite + Unpin + Send>(
     connection.serve(session).await;
 }
 
-/// A connection, to be served beside a session.
+/// A connection, served in parallel with a session.
 struct Connection<T> {
     socket: Socket<T>,
     encoding: Encoding,
@@ -202,7 +202,8 @@ struct Connection<T> {
 }
 
 impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
-    /// A connection without inputs; where its outputs go, and what ends when the client has closed.
+    /// Creates a connection without inputs, the sender for its outputs, and a receiver that ends
+    /// when the client has closed.
     async fn new(
         io: T,
         version: Version,
@@ -246,14 +247,14 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Connection<T> {
         if let Err(error) = written {
             debug!(%error, "a WebSocket ended");
         }
-        // An unread byte would make the kernel reset the connection, and the client lose what it
-        // has not read yet.
+        // An unread byte would make the kernel reset the connection, and the client would lose what
+        // it has not read yet.
         let rest = async { while let Some(Ok(_)) = source.next().await {} };
         let _ = timeout(CLOSE_TIMEOUT, rest).await;
     }
 }
 
-/// Where messages go, by the number of their channel.
+/// The receivers of messages, by the number of their channel.
 #[derive(Debug)]
 struct Inputs {
     version: Version,
@@ -278,7 +279,7 @@ impl Inputs {
         is_wanted.then(|| self.open(channel))
     }
 
-    /// Takes a message of the client.
+    /// Dispatches a message of the client.
     async fn take(&mut self, message: Bytes) {
         let Some((&channel, _)) = message.split_first() else {
             return;
@@ -292,7 +293,7 @@ impl Inputs {
         if let Some((_, input)) = known
             && !data.is_empty()
         {
-            // Nobody reads it any more: its bytes are nobody's.
+            // Fails if the channel is no longer read: its bytes are dropped.
             let _ = input.send(data).await;
         }
     }
@@ -323,7 +324,7 @@ async fn read<T: AsyncRead + AsyncWrite + Unpin>(
     }
 }
 
-/// A digit and base64 as a number and bytes.
+/// Decodes a digit and base64 into a number and bytes.
 fn decode(text: &[u8]) -> Option<Bytes> {
     let (digit, text) = text.split_first()?;
     let channel = digit.checked_sub(b'0')?;
@@ -345,11 +346,11 @@ async fn write<T: AsyncRead + AsyncWrite + Unpin>(
         last,
     }) = outgoing.recv().await
     {
-        // There is no way to close one channel; an end without bytes is no message.
+        // One channel cannot be closed; an end without bytes sends no message.
         if last && data.is_empty() {
             continue;
         }
-        // Channels are numbered by bytes here.
+        // Channel numbers are single bytes here.
         let channel = u8::try_from(channel).unwrap_or(CLOSE);
         let message = match encoding {
             Encoding::Binary => {

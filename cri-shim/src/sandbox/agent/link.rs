@@ -1,4 +1,4 @@
-//! The connections to a guest's ports, and the line by which its agent says that it is up.
+//! The connections to a guest's ports, and the line by which its agent reports that it is up.
 
 use std::fmt;
 use std::future::pending;
@@ -17,8 +17,8 @@ use tokio::sync::mpsc;
 use super::Agent;
 use crate::machine::{HostPort, MachineError, Ports};
 
-/// Connections of the guest to the port of the ready line that wait to be read. Those of an
-/// agent come one after the other.
+/// Most connections of the guest to the port of the ready line that wait to be read. An agent opens
+/// one after the other.
 const READY_BACKLOG: usize = 4;
 
 /// Why the agent cannot be reached, or what it refused.
@@ -28,7 +28,7 @@ pub enum LinkError {
     /// Reading the ready line failed.
     #[error("lost the guest's agent while it was starting")]
     ReadyLost(#[source] io::Error),
-    /// What came is no ready line.
+    /// The ready line is invalid.
     #[error(transparent)]
     NotReady(#[from] InvalidReadyLine),
     /// A port in the guest cannot be connected to.
@@ -36,26 +36,26 @@ pub enum LinkError {
     Connect {
         /// The vsock port.
         port: u32,
-        /// The machine's answer.
+        /// The machine's error.
         #[source]
         source: MachineError,
     },
     /// A connection to the guest cannot be used.
     #[error("failed to set up a connection to the guest's agent")]
     Stream(#[source] io::Error),
-    /// The connection for calls ended: most likely the guest did.
+    /// The connection for calls ended, most likely because the guest did.
     #[error("lost the guest's agent: {0}")]
     Lost(ttrpc::Error),
-    /// A call was not answered in its time, or not as an agent does.
+    /// A call was not answered in time, or not in the agent's protocol.
     #[error("call to the guest's agent failed: {0}")]
     Unanswered(ttrpc::Error),
-    /// The agent's own words.
+    /// The agent refused a call.
     #[error(transparent)]
     Agent(#[from] AgentError),
-    /// The agent's answer makes no sense.
+    /// The agent's answer is invalid.
     #[error(transparent)]
     Answer(#[from] MissingExitStatus),
-    /// A specification that cannot be written as JSON.
+    /// A specification cannot be written as JSON.
     #[error("cannot write the container's specification as JSON")]
     Json(#[source] serde_json::Error),
     /// The host has no random bytes.
@@ -74,7 +74,7 @@ impl From<ttrpc::Error> for LinkError {
 }
 
 impl LinkError {
-    /// Whether the guest can no longer be reached, rather than that it refused.
+    /// Whether the guest can no longer be reached, as opposed to a refusal.
     #[must_use]
     pub fn is_lost(&self) -> bool {
         matches!(
@@ -87,7 +87,7 @@ impl LinkError {
 type Connecting =
     Pin<Box<dyn Future<Output = Result<StdUnixStream, MachineError>> + Send + 'static>>;
 
-/// The way to the guest's vsock ports.
+/// Connects to the guest's vsock ports.
 #[derive(Clone)]
 pub struct Mux(Arc<dyn Fn(u32) -> Connecting + Send + Sync>);
 
@@ -98,7 +98,7 @@ impl fmt::Debug for Mux {
 }
 
 impl Mux {
-    /// The ports of a machine's guest.
+    /// Uses the ports of a machine's guest.
     pub(in crate::sandbox) fn new(ports: Ports) -> Self {
         Self(Arc::new(move |port| {
             let ports = ports.clone();
@@ -106,7 +106,7 @@ impl Mux {
         }))
     }
 
-    /// A guest that is the other end of a connection.
+    /// For tests: the guest is the other end of a connection.
     #[cfg(test)]
     pub(in crate::sandbox) fn to(connection: StdUnixStream) -> Self {
         Self(Arc::new(move |_| {
@@ -115,7 +115,7 @@ impl Mux {
         }))
     }
 
-    /// Connects to a port in the guest. When nobody listens there, the stream ends at once.
+    /// Connects to a port in the guest. If nothing listens there, the stream ends immediately.
     pub(in crate::sandbox) async fn connect(&self, port: u32) -> Result<UnixStream, LinkError> {
         let connected = (self.0)(port).await;
         let stream = connected.map_err(|source| LinkError::Connect { port, source })?;
@@ -128,31 +128,31 @@ fn into_tokio(stream: StdUnixStream) -> io::Result<UnixStream> {
     UnixStream::from_std(stream)
 }
 
-/// Waits for the agent to say that it can be talked to.
+/// Waits for the agent's report that it accepts calls.
 #[derive(Debug)]
 pub(in crate::sandbox) struct Ready {
     connections: mpsc::Receiver<StdUnixStream>,
 }
 
 impl Ready {
-    /// The port of the host on which the agent says so, and who hears it.
+    /// Returns the port of the host for the agent's report, and its receiver.
     pub(in crate::sandbox) fn listen() -> (HostPort, Self) {
         let (sender, connections) = mpsc::channel(READY_BACKLOG);
         let port = HostPort {
             port: READY_PORT,
             on_connect: Box::new(move |stream| {
-                // Closed when nobody takes it: too many, or the agent is up already.
+                // Closed if it is not taken: there are too many, or the agent is up already.
                 let _ = sender.try_send(stream);
             }),
         };
         (port, Self { connections })
     }
 
-    /// Gives the agent once its ready line has come; never when the machine has ended.
+    /// Connects to the agent once its ready line has come; never returns if the machine has ended.
     pub(in crate::sandbox) async fn agent(mut self, mux: Mux) -> Result<Agent, LinkError> {
         loop {
             let Some(stream) = self.connections.recv().await else {
-                // The device is gone with its machine, which tells how it ended.
+                // The device is gone with its machine, which reports how it ended.
                 return pending().await;
             };
             let mut stream = into_tokio(stream).map_err(LinkError::ReadyLost)?;
@@ -163,7 +163,7 @@ impl Ready {
                 }
                 let read = stream.read_buf(&mut received).await;
                 if read.map_err(LinkError::ReadyLost)? == 0 {
-                    // Closed half-way: the agent has to begin anew.
+                    // Closed too early: the agent has to start again.
                     break;
                 }
             }
@@ -180,7 +180,7 @@ mod tests {
 
     use super::*;
 
-    /// A guest that takes connections to any port, and notes which.
+    /// A guest that accepts connections to any port, and records the ports.
     fn guest() -> (Mux, Arc<Mutex<Vec<u32>>>) {
         let asked = Arc::new(Mutex::new(Vec::new()));
         let mux = Mux(Arc::new({

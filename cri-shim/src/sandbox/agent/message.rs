@@ -1,4 +1,4 @@
-//! What the agent is asked and what it answers, between our types and the protocol's.
+//! Requests to the agent and its answers, converted between our types and the protocol's.
 
 use std::collections::BTreeMap;
 
@@ -11,25 +11,25 @@ use crate::sandbox::types::{
     SupplementalGroups,
 };
 
-/// What a guest is told about itself.
+/// The configuration of a guest.
 #[derive(Debug, Clone, Default)]
 pub struct GuestConfig {
     /// Its host name.
     pub hostname: String,
     /// Its interfaces and routes.
     pub network: GuestNetwork,
-    /// What to mount of the host's.
+    /// Directories of the host to mount.
     pub shares: Vec<Share>,
-    /// Kernel parameters by their dotted names.
+    /// Sysctls by their dotted names.
     pub sysctls: BTreeMap<String, String>,
 }
 
-/// A directory of the host's that the guest mounts.
+/// A directory of the host that the guest mounts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Share {
     /// The virtio-fs device's tag.
     pub tag: String,
-    /// Where in the guest.
+    /// The mount point in the guest.
     pub path: String,
 }
 
@@ -43,10 +43,10 @@ impl Share {
     }
 }
 
-/// A container as the agent is asked for it.
+/// A container in the form of a request to the agent.
 #[derive(Debug)]
 pub struct AgentContainer {
-    /// Its name.
+    /// Its id.
     pub id: String,
     /// The serial number of the disk that its image is on.
     pub image_serial: String,
@@ -56,13 +56,13 @@ pub struct AgentContainer {
     pub spec: Spec,
     /// `user[:group]`; empty: as the specification says.
     pub user: String,
-    /// Which of the image's groups the process gets.
+    /// Which of the image's groups the process gets in addition.
     pub supplemental_groups: SupplementalGroups,
     /// Its streams; see [`Streams::request`](crate::sandbox::Streams::request).
     pub stdio: api::Stdio,
-    /// Devices beside those that every container has.
+    /// Devices in addition to those that every container has.
     pub devices: Vec<api::Device>,
-    /// It finds the guest's own devices.
+    /// It has the guest's own devices.
     pub guest_devices: bool,
     /// `/etc/hosts`; empty: the image's.
     pub etc_hosts: Vec<u8>,
@@ -72,7 +72,7 @@ pub struct AgentContainer {
     pub etc_hostname: Vec<u8>,
 }
 
-/// A further process as the agent is asked for it.
+/// An additional process in the form of a request to the agent.
 #[derive(Debug)]
 pub(in crate::sandbox) struct AgentExec {
     pub(in crate::sandbox) id: String,
@@ -83,7 +83,7 @@ pub(in crate::sandbox) struct AgentExec {
     pub(in crate::sandbox) stdio: api::Stdio,
 }
 
-/// How a process ended, with the signal told apart from an exit code.
+/// How a process ended; a signal is distinguished from an exit code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AgentExit {
     /// Its exit code or the signal that killed it.
@@ -108,7 +108,7 @@ fn mac_text(mac: [u8; 6]) -> String {
     mac.map(|byte| format!("{byte:02x}")).join(":")
 }
 
-/// `present_mac` is the address that the card has until it gets its own.
+/// Converts an interface; `present_mac` is its card's address until it gets its own.
 pub(super) fn interface(interface: &Interface, present_mac: Option<[u8; 6]>) -> api::Interface {
     api::Interface {
         mac: mac_text(interface.mac),

@@ -1,8 +1,8 @@
-//! The way to the agent in a guest: the connections to its ports and its ready line (`link`),
-//! and its calls, whose forms are in `message`.
+//! The client of the agent in a guest: the connections to its ports and its ready line are in
+//! `link`, the forms of its messages in `message`.
 //!
-//! What comes from the guest is checked here and is not trusted: a container may have taken
-//! the guest over.
+//! Data from the guest is checked here and is not trusted: a container may have taken the guest
+//! over.
 
 mod link;
 mod message;
@@ -27,14 +27,14 @@ pub(super) use message::AgentExec;
 pub use message::{AgentContainer, AgentExit, GuestConfig, Share};
 use message::{groups, interface, neighbour, route, stats};
 
-/// How long a call may take, but for the wait for a process.
+/// Timeout of a call, except for waiting for a process.
 const CALL_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// How often the guest's clock is read at most, and how long a reading takes that is good enough.
+/// The maximum of readings of the guest's clock, and the duration of one that is good enough.
 const CLOCK_READINGS: usize = 5;
 const CLOCK_READING_NS: i128 = 2_000_000;
 
-/// Bytes of entropy that a guest starts with, as many as its generator's state has.
+/// Bytes of entropy that a guest starts with: the size of its generator's state.
 const SEED_BYTES: usize = 32;
 
 /// A connection to the agent's service.
@@ -42,7 +42,7 @@ const SEED_BYTES: usize = 32;
 pub struct Agent {
     client: AgentClient,
     mux: Mux,
-    /// The connection has ended.
+    /// Notified when the connection has ended.
     lost: Arc<Notify>,
 }
 
@@ -74,13 +74,13 @@ impl Agent {
         Ok(Self { client, mux, lost })
     }
 
-    /// Returns when a call learned that the connection has ended.
+    /// Returns when a call has found that the connection has ended.
     pub(super) async fn lost(&self) {
         self.lost.notified().await;
     }
 
-    /// What a call comes to. All go through here, so that a connection that has ended is noticed
-    /// whatever is asked.
+    /// Returns the result of a call. All calls go through here, so that each of them can notice
+    /// that the connection has ended.
     async fn answer<T>(
         &self,
         call: impl Future<Output = ttrpc::Result<T>>,
@@ -93,15 +93,15 @@ impl Agent {
         })
     }
 
-    /// The way to the guest's ports.
+    /// Returns the connector to the guest's ports.
     #[must_use]
     pub fn mux(&self) -> &Mux {
         &self.mux
     }
 
-    /// Tells the guest its name, the time, its network and what is shared with it, and seeds
-    /// its random numbers. `present_macs` are the addresses that its cards have by now, if other
-    /// ones.
+    /// Sets the guest's host name, time, network and shared directories, and seeds its random
+    /// number generator. `present_macs` are the addresses that its cards have until then, if they
+    /// differ.
     pub(super) async fn configure(
         &self,
         guest: &GuestConfig,
@@ -127,7 +127,7 @@ impl Agent {
         Ok(())
     }
 
-    /// Waits for an answer, whatever it is.
+    /// Waits for an answer, whatever its contents.
     pub(super) async fn ping(&self) -> Result<(), LinkError> {
         let request = api::ListContainersRequest::default();
         let call = self.client.list_containers(deadline(), &request);
@@ -135,7 +135,7 @@ impl Agent {
         Ok(())
     }
 
-    /// Makes a container; its process, and who that is.
+    /// Creates a container; returns its process's pid and user.
     ///
     /// # Errors
     /// The agent's refusal, or the guest is gone.
@@ -169,7 +169,7 @@ impl Agent {
         Ok((answer.pid, user))
     }
 
-    /// Lets a container's process run.
+    /// Starts a container's process.
     ///
     /// # Errors
     /// The agent's refusal, or the guest is gone.
@@ -186,7 +186,7 @@ impl Agent {
         })
     }
 
-    /// Makes a container's process anew, once it has ended; it waits for the start.
+    /// Creates a container's process again, after it has ended; it waits for the start.
     pub(super) async fn restart(&self, id: &str, stdio: api::Stdio) -> Result<u32, LinkError> {
         let request = api::RestartContainerRequest {
             container_id: id.to_owned(),
@@ -198,7 +198,7 @@ impl Agent {
         Ok(answer.pid)
     }
 
-    /// Starts a further process in a container.
+    /// Starts another process in a container.
     pub(super) async fn exec(&self, exec: AgentExec) -> Result<(), LinkError> {
         let request = api::ExecProcessRequest {
             container_id: exec.id,
@@ -214,8 +214,8 @@ impl Agent {
         Ok(())
     }
 
-    /// Waits for the end of a process, however long that takes; an empty `exec_id` means the
-    /// container's own.
+    /// Waits until a process ends, without a time limit; an empty `exec_id` means the container's
+    /// own.
     ///
     /// # Errors
     /// The agent's refusal, or the guest is gone.
@@ -235,7 +235,7 @@ impl Agent {
         })
     }
 
-    /// Sends a signal to a process, or to all of a container.
+    /// Sends a signal to a process, or to all processes of a container.
     ///
     /// # Errors
     /// The agent's refusal, or the guest is gone.
@@ -258,7 +258,7 @@ impl Agent {
         Ok(())
     }
 
-    /// Tells a process's terminal its size.
+    /// Sets the size of a process's terminal.
     ///
     /// # Errors
     /// The agent's refusal, or the guest is gone.
@@ -292,7 +292,7 @@ impl Agent {
         Ok(())
     }
 
-    /// Frees what a container holds whose process has ended for good.
+    /// Frees what a container holds whose process has ended permanently.
     pub(super) async fn release(&self, id: &str) -> Result<(), LinkError> {
         let request = api::ReleaseContainerRequest {
             container_id: id.to_owned(),
@@ -303,7 +303,7 @@ impl Agent {
         Ok(())
     }
 
-    /// Has the guest find devices that were plugged in.
+    /// Makes the guest look for devices that were plugged in.
     pub(super) async fn scan_devices(&self) -> Result<(), LinkError> {
         let request = api::ScanDevicesRequest::default();
         let call = self.client.scan_devices(deadline(), &request);
@@ -311,7 +311,7 @@ impl Agent {
         Ok(())
     }
 
-    /// Has the guest let go of a device that is to be unplugged.
+    /// Makes the guest release a device that is to be unplugged.
     pub(super) async fn remove_device(&self, address: &str) -> Result<(), LinkError> {
         let request = api::RemoveDevicesRequest {
             addresses: vec![address.to_owned()],
@@ -322,7 +322,7 @@ impl Agent {
         Ok(())
     }
 
-    /// What a container uses; in brief without what costs more to learn than the rest.
+    /// Returns a container's resource usage; `brief` leaves out the more expensive figures.
     pub(super) async fn stats(&self, id: &str, brief: bool) -> Result<ContainerStats, LinkError> {
         let request = api::ContainerStatsRequest {
             container_id: id.to_owned(),
@@ -362,8 +362,8 @@ impl Agent {
         Ok(())
     }
 
-    /// Sets the guest's clock, unless it follows the host's by itself. How long it takes to ask the
-    /// guest and to tell it makes no difference to its clock.
+    /// Sets the guest's clock, unless it follows the host's by itself. The duration of the calls
+    /// does not affect its accuracy.
     pub(super) async fn set_clock(&self) -> Result<(), LinkError> {
         let mut best = None;
         for _ in 0..CLOCK_READINGS {
@@ -384,7 +384,7 @@ impl Agent {
                 break;
             }
         }
-        // The host's clock was set back meanwhile, each time.
+        // The host's clock was set back during each reading.
         let Some(best) = best else { return Ok(()) };
         let request = api::SetClockRequest {
             gain_ns: lacks(best),
@@ -395,7 +395,7 @@ impl Agent {
         Ok(())
     }
 
-    /// Has the guest forget files that nothing there uses.
+    /// Makes the guest forget files that it does not use.
     pub(super) async fn forget_files(&self) -> Result<(), LinkError> {
         let request = api::ForgetFilesRequest::default();
         let call = self.client.forget_files(deadline(), &request);
@@ -403,7 +403,7 @@ impl Agent {
         Ok(())
     }
 
-    /// Waits until the guest's containers run short of memory, however long that takes.
+    /// Waits until the guest's containers run short of memory, without a time limit.
     pub(super) async fn await_pressure(&self) -> Result<(), LinkError> {
         let request = api::AwaitPressureRequest::default();
         let no_deadline = Context::default();
@@ -412,7 +412,7 @@ impl Agent {
         Ok(())
     }
 
-    /// Has the guest use its first `count` CPUs.
+    /// Makes the guest use its first `count` CPUs.
     pub(super) async fn set_cpus(&self, count: u8) -> Result<(), LinkError> {
         let request = api::SetCpusRequest {
             count: count.into(),
@@ -423,7 +423,7 @@ impl Agent {
         Ok(())
     }
 
-    /// Ends all containers, writes out what is cached, and powers the guest off.
+    /// Ends all containers, writes out cached data, and powers the guest off.
     pub(super) async fn shutdown(&self) -> Result<(), LinkError> {
         let request = api::ShutdownRequest::default();
         let call = self.client.shutdown(deadline(), &request);
@@ -432,13 +432,13 @@ impl Agent {
     }
 }
 
-/// What the guest's clock is to gain, by a reading of it between two of the host's.
+/// Returns what the guest's clock is to gain, by a reading of it between two of the host's.
 fn lacks(reading: ClockBracket) -> i64 {
     let ahead = reading.behind();
     i64::try_from(-ahead).unwrap_or(if ahead > 0 { i64::MIN } else { i64::MAX })
 }
 
-/// Nanoseconds since 1970; 0 for a clock before that, or after 2554, which is not worth
+/// Returns the nanoseconds since 1970; 0 for a clock before that, or after 2554, which is not worth
 /// passing on.
 pub(super) fn now_ns() -> u64 {
     let now = SystemTime::now().duration_since(UNIX_EPOCH);
@@ -446,7 +446,7 @@ pub(super) fn now_ns() -> u64 {
     now.unwrap_or(0)
 }
 
-/// What `/etc/hosts` says in a container that has no other.
+/// Returns the default `/etc/hosts` of a container.
 #[must_use]
 pub fn etc_hosts(hostname: &str) -> String {
     format!(
@@ -478,7 +478,7 @@ mod tests {
                 after,
             })
         };
-        // However long the reading took.
+        // Whatever the duration of the reading.
         assert_eq!(lacks(1_000, 1_500, 300_000_000), 0);
         assert_eq!(lacks(1_000, 400, 1_010), 600);
         assert_eq!(lacks(1_000, 1_110, 1_010), -100);

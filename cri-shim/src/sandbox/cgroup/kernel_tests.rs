@@ -1,5 +1,5 @@
-//! What the kernel does with the groups: tests for root on a host with cgroup v2, as the test host
-//! is, each below a parent of its own.
+//! The kernel's treatment of the groups: tests for root on a host with cgroup v2, such as the test
+//! host, each below a parent of its own.
 
 use std::process::{Child, Command, Stdio};
 
@@ -12,7 +12,7 @@ const LIMITS: MachineLimits = MachineLimits {
     memory: 64 << 20,
 };
 
-/// A parent as systemd makes its slices, and the directory of a sandbox below it.
+/// A parent like systemd's slices, and the directory of a sandbox below it.
 struct Slice {
     name: &'static str,
     dir: TempDir,
@@ -36,7 +36,7 @@ impl Slice {
         self.path().join(id)
     }
 
-    /// The number of a process that does nothing, and takes memory once its stdin is closed.
+    /// Returns the pid of a process that does nothing, and takes memory once its stdin is closed.
     fn process(&mut self) -> u32 {
         let mut program = Command::new("sh");
         program.args(["-c", "read go; exec sleep 1000"]);
@@ -52,7 +52,7 @@ impl Slice {
         Cgroup::create(&parent, id, LIMITS, pid, self.dir.path()).unwrap()
     }
 
-    /// A group as podvisor made them before: its process is in it itself.
+    /// Creates a group as older versions did: its process is in the group itself.
     fn create_older(&mut self, id: &str) {
         descend(self.name).unwrap();
         let group = self.group(id);
@@ -100,7 +100,7 @@ fn guest_limits_hold_when_somebody_takes_the_controllers_that_no_unit_needs() {
     set_memory_of(&group, 128 << 20, |now, wanted| now < wanted);
     let more = (128 << 20) + MEMORY_OVERHEAD;
     assert_eq!(read(group.join("memory.max")), more.to_string());
-    // The process counts, and is known of below the limit alone.
+    // The process is charged to the group, which is below this parent.
     assert!(memory_below(slice.dir.path(), Path::new("/podvisor-slice-test")) > Some(0));
     let pid = slice.processes[0].id().to_string();
     assert_eq!(read(group.join(LEAF).join("cgroup.procs")), pid);
@@ -127,7 +127,7 @@ fn guest_a_kill_by_the_limit_is_counted_where_the_limit_is() {
     }
     let kill = memory_kill_of(slice.dir.path()).unwrap();
     assert_eq!(kill.group.as_deref(), Some(&*group));
-    // Nobody who only tidies up takes the cause away.
+    // Sweeping does not remove the record of the cause.
     sweep(&slice.path());
     assert!(group.exists());
     remove_of(slice.dir.path());
@@ -148,7 +148,7 @@ fn guest_a_group_that_is_dropped_or_of_an_older_podvisor_is_removed_and_nothing_
     sweep(&slice.path());
     let newer = slice.group("newer");
     assert!(older.exists() && newer.join(LEAF).exists());
-    // One whose maker gives up.
+    // A group whose creator gives up.
     let dropped = slice.create("dropped");
     slice.kill();
     drop(dropped);

@@ -1,5 +1,5 @@
 //! Whether the host's kernel has killed a sandbox's process because memory ran out, and by whose
-//! limit: what control groups count tells it for as long as the sandbox's own group is there.
+//! limit: known from counters of control groups while the sandbox's own group exists.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -8,30 +8,31 @@ use std::path::{Path, PathBuf};
 
 use super::LEAF;
 
-/// In a sandbox's directory: how often each group above its own was out of memory when it began.
+/// The file in a sandbox's directory with how often each group above its own had been out of memory
+/// when the sandbox started.
 const BEFORE: &str = "cgroup-oom.json";
 
-/// A kill because of memory.
+/// A kill because memory ran out.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(in crate::sandbox) struct MemoryKill {
-    /// The group whose limit was reached; none where that was none, but the host's memory, or is
-    /// not known.
+    /// The group whose limit was reached; `None` if it was the host that ran out of memory, or it
+    /// is unknown.
     pub(in crate::sandbox) group: Option<PathBuf>,
 }
 
-/// Notes in `dir` what the groups above `group` have counted.
+/// Records in `dir` the counters of the groups above `group`.
 pub(super) fn note_before(dir: &Path, root: &Path, group: &Path) -> io::Result<()> {
     let counts = above(root, group).filter_map(|path| Some((path, times_full(path)?)));
     let counts: BTreeMap<&Path, u64> = counts.collect();
     fs::write(dir.join(BEFORE), serde_json::to_vec(&counts)?)
 }
 
-/// How the process of the sandbox in `dir`, whose group is or was `group`, was killed because of
-/// memory; `None` when it was not.
+/// Returns how the process of the sandbox in `dir`, whose group is or was `group`, was killed
+/// because memory ran out; `None` if it was not.
 pub(super) fn of(dir: &Path, root: &Path, group: &Path) -> Option<MemoryKill> {
     has_killed(group).then(|| {
         let before = fs::read(dir.join(BEFORE)).unwrap_or_default();
-        // Of an older sandbox nothing was noted: then it is not known who was full.
+        // Older sandboxes have no record: then it is unknown which group was full.
         let before: BTreeMap<PathBuf, u64> = serde_json::from_slice(&before).unwrap_or_default();
         let is_full = |path: &&Path| match (times_full(path), before.get(*path)) {
             (Some(now), Some(before)) => now > *before,
@@ -48,11 +49,11 @@ pub(super) fn of(dir: &Path, root: &Path, group: &Path) -> Option<MemoryKill> {
     })
 }
 
-/// Whether the kernel has killed something in a group because of memory, whoever was out of it.
+/// Whether the kernel has killed something in a group because memory ran out, in whatever group.
 pub(super) fn has_killed(group: &Path) -> bool {
     let kills = |group: &Path| count(&group.join("memory.events"), "oom_kill");
-    // Where the hierarchy is mounted with `memory_localevents`, the one that the process was in
-    // alone counts it.
+    // If the hierarchy is mounted with `memory_localevents`, only the process's own group counts
+    // it.
     let counted = [kills(group), kills(&group.join(LEAF))];
     counted.into_iter().flatten().any(|kills| kills > 0)
 }
@@ -69,7 +70,8 @@ fn count(file: &Path, name: &str) -> Option<u64> {
     value.trim().parse().ok()
 }
 
-/// The groups above one, the nearest first, without the hierarchy's root, which has no limit.
+/// Returns the groups above `group`, the nearest first, without the hierarchy's root, which has no
+/// limit.
 fn above<'a>(root: &'a Path, group: &'a Path) -> impl Iterator<Item = &'a Path> {
     let all = group.ancestors().skip(1);
     all.take_while(move |path| *path != root && path.starts_with(root))
@@ -104,14 +106,14 @@ mod tests {
             self.root.path().join(name)
         }
 
-        /// What a group counts: how often it was full itself, and kills.
+        /// Sets a group's counters: how often it was full itself, and kills.
         fn count(&self, group: &str, full: u64, kills: u64) {
             let text = |oom: u64| {
                 format!("low 0\nhigh 0\nmax {oom}\noom {oom}\noom_kill {kills}\noom_group_kill 0\n")
             };
             let group = self.group(group);
             fs::write(group.join("memory.events.local"), text(full)).unwrap();
-            // That of what is below is in it, too.
+            // Events of the groups below are included.
             fs::write(group.join("memory.events"), text(full + 1)).unwrap();
         }
 
@@ -120,7 +122,7 @@ mod tests {
             note_before(self.dir.path(), self.root.path(), &group).unwrap();
         }
 
-        /// None when it was not killed.
+        /// `None` if it was not killed.
         fn killed_by(&self) -> Option<Option<PathBuf>> {
             let group = self.group("pods/pod/machine");
             of(self.dir.path(), self.root.path(), &group).map(|kill| kill.group)
@@ -130,7 +132,7 @@ mod tests {
     #[test]
     fn a_kill_is_of_the_nearest_group_that_was_full_since_the_sandbox_began() {
         let fake = Fake::new();
-        // A sandbox before this one had it killed, too.
+        // An earlier sandbox was killed by its limit, too.
         fake.count("pods/pod", 3, 3);
         fake.begin();
         assert_eq!(fake.killed_by(), None);
@@ -152,7 +154,7 @@ mod tests {
         fake.count("pods/pod/machine/machine", 0, 0);
         fake.begin();
         assert_eq!(fake.killed_by(), None);
-        // The limit is that of the group above, whose own count it is.
+        // The limit is that of the group above, which counts it itself.
         fake.count("pods/pod/machine", 1, 0);
         fake.count("pods/pod/machine/machine", 0, 1);
         let own = fake.group("pods/pod/machine");

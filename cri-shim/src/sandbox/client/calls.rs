@@ -1,4 +1,4 @@
-//! What a sandbox can be asked for: a method for each request of the control socket.
+//! The requests to a sandbox: a method for each request of the control socket.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -21,7 +21,7 @@ use super::super::wire::{
 use super::{REQUEST_TIMEOUT, SandboxClient};
 
 impl SandboxClient {
-    /// Makes a container; its process waits for the start. Says who that will be.
+    /// Creates a container; its process waits for the start. Returns the process's user.
     ///
     /// # Errors
     /// [`SandboxError::Refused`] with the reason, or the sandbox is gone.
@@ -77,7 +77,7 @@ impl SandboxClient {
         let fds = fds.chain(container.log);
         let fds = fds.chain(disks.into_iter().flatten()).collect();
         match self.call(Call::Create(Box::new(header)), fds).await? {
-            // They are kept with the container.
+            // The groups are stored with the container.
             (Answer::Created(user), _) if user.groups.len() > GROUPS_MAX => {
                 Err(self.control(FrameError::Groups(user.groups.len())))
             }
@@ -86,7 +86,7 @@ impl SandboxClient {
         }
     }
 
-    /// Lets a container's process run.
+    /// Starts a container's process.
     ///
     /// # Errors
     /// [`SandboxError::Refused`] with the reason, or the sandbox is gone.
@@ -98,7 +98,7 @@ impl SandboxClient {
         }
     }
 
-    /// Sends a signal to a process, or with `all` to each of the container's.
+    /// Sends a signal to a process, or with `all` to each process of the container.
     ///
     /// # Errors
     /// [`SandboxError::Refused`] with the reason, or the sandbox is gone.
@@ -118,9 +118,9 @@ impl SandboxClient {
         self.done(call, Vec::new()).await
     }
 
-    /// Waits for the end of a process, however long that takes; its output has been written
-    /// then. May be asked again; of processes that `exec` started, the sandbox remembers the
-    /// last 256 that ended.
+    /// Waits until a process ends, without a time limit; its output has been written then. May be
+    /// called again; of processes that `exec` started, the sandbox remembers the last 256 that
+    /// ended.
     ///
     /// # Errors
     /// [`SandboxError::Refused`] with the reason, or the sandbox is gone.
@@ -135,8 +135,8 @@ impl SandboxClient {
         }
     }
 
-    /// Kills what is left of a container and frees what it held. One that does not exist is
-    /// no error.
+    /// Kills what is left of a container and frees its resources. A missing container is not an
+    /// error.
     ///
     /// # Errors
     /// [`SandboxError::Refused`] with the reason, or the sandbox is gone.
@@ -145,8 +145,8 @@ impl SandboxClient {
         self.done(call, Vec::new()).await
     }
 
-    /// Starts a further process in a running container. Its streams are served until they
-    /// end, by the sandbox's process.
+    /// Starts another process in a running container. The sandbox's process serves its streams
+    /// until they end.
     ///
     /// # Errors
     /// [`SandboxError::Refused`] with the reason, or the sandbox is gone.
@@ -164,9 +164,9 @@ impl SandboxClient {
         self.done(Call::Exec(Box::new(header)), fds).await
     }
 
-    /// Connects files to the streams of a container's process, from now on. The files are
-    /// closed when the process's output has ended. An attacher that falls more than 1 MiB
-    /// behind is disconnected: nobody else waits for it.
+    /// Connects files to the streams of a container's process, from now on. The files are closed
+    /// when the process's output has ended. A client that falls more than 1 MiB behind is
+    /// disconnected, so that others do not wait for it.
     ///
     /// # Errors
     /// [`SandboxError::Refused`] with the reason, or the sandbox is gone.
@@ -174,7 +174,7 @@ impl SandboxClient {
         self.attach_as(id, stdio, false).await
     }
 
-    /// As [`Self::attach`], and the process waits for this reader as for the end of a pipe: it
+    /// As [`Self::attach`], but the process waits for this reader as for the reader of a pipe: it
     /// gets all of the output, however slowly it reads.
     ///
     /// # Errors
@@ -198,7 +198,7 @@ impl SandboxClient {
         self.done(call, fds).await
     }
 
-    /// From now on the sandbox shuts itself down when this container's process has ended.
+    /// Makes the sandbox shut itself down when this container's process ends.
     ///
     /// # Errors
     /// [`SandboxError::Refused`] with the reason, or the sandbox is gone.
@@ -207,9 +207,10 @@ impl SandboxClient {
         self.done(call, Vec::new()).await
     }
 
-    /// Asks a container to end by a signal; when it still runs after `grace`, the sandbox kills
-    /// it. The deadline is the sandbox's: it holds whether or not anybody is connected. Returns
-    /// at once; [`Self::wait`] tells the end. Of several requests the earliest deadline holds.
+    /// Asks a container to end by a signal; if it still runs after `grace`, the sandbox kills it.
+    /// The sandbox's process keeps the deadline, whether or not a client is connected. Returns
+    /// immediately; [`Self::wait`] reports the end. Of several requests, the earliest deadline
+    /// holds.
     ///
     /// # Errors
     /// [`SandboxError::Refused`] with the reason, or the sandbox is gone.
@@ -227,7 +228,7 @@ impl SandboxClient {
         self.done(call, Vec::new()).await
     }
 
-    /// From now on a container's process is not started again when it ends.
+    /// Disables further restarts of a container's process.
     ///
     /// # Errors
     /// [`SandboxError::Refused`] with the reason, or the sandbox is gone.
@@ -236,19 +237,19 @@ impl SandboxClient {
         self.done(call, Vec::new()).await
     }
 
-    /// Stops the guest between two instructions.
+    /// Pauses the guest between two instructions.
     ///
     /// # Errors
-    /// [`SandboxError::Refused`] when it is paused already, or a device is in the middle of
-    /// something long; or the sandbox is gone.
+    /// [`SandboxError::Refused`] if it is paused already, or a device is in the middle of a long
+    /// operation; or the sandbox is gone.
     pub async fn pause(&self) -> Result<(), SandboxError> {
         self.done(Call::Pause, Vec::new()).await
     }
 
-    /// Lets a paused guest go on; its clock is set.
+    /// Resumes a paused guest and sets its clock.
     ///
     /// # Errors
-    /// [`SandboxError::Refused`] when it is not paused, or the sandbox is gone.
+    /// [`SandboxError::Refused`] if it is not paused, or the sandbox is gone.
     pub async fn resume(&self) -> Result<(), SandboxError> {
         self.done(Call::Resume, Vec::new()).await
     }
@@ -264,7 +265,7 @@ impl SandboxClient {
         }
     }
 
-    /// Tells a process's terminal its size.
+    /// Sets the size of a process's terminal.
     ///
     /// # Errors
     /// [`SandboxError::Refused`] with the reason, or the sandbox is gone.
@@ -282,10 +283,10 @@ impl SandboxClient {
         self.done(call, Vec::new()).await
     }
 
-    /// Bounds a container's log: its lines go by turns to the file that it has and to `other`, both
-    /// opened for appending, each of which has at most `max_bytes` (but for a longer line) and is
-    /// emptied when its turn comes. The times of their first lines tell which is the older one.
-    /// Holds until the log is reopened.
+    /// Limits the size of a container's log: lines go alternately to its present file and to
+    /// `other`, both opened for appending, each of which has at most `max_bytes` (except for a
+    /// longer line) and is truncated when its turn comes. The times of their first lines tell which
+    /// is the older one. Holds until the log is reopened.
     ///
     /// # Errors
     /// [`SandboxError::Refused`] with the reason, or the sandbox is gone.
@@ -302,7 +303,7 @@ impl SandboxClient {
         self.done(call, vec![other]).await
     }
 
-    /// Gives a container another log, as after a rotation. Each line is in one of the two.
+    /// Replaces a container's log, as after a rotation. Each line is in one of the two.
     ///
     /// # Errors
     /// [`SandboxError::Refused`] with the reason, or the sandbox is gone.
@@ -311,7 +312,7 @@ impl SandboxClient {
         self.done(call, vec![log]).await
     }
 
-    /// What a container uses.
+    /// Returns a container's resource usage.
     ///
     /// # Errors
     /// [`SandboxError::Refused`] with the reason, or the sandbox is gone.
@@ -320,7 +321,7 @@ impl SandboxClient {
     }
 
     /// As [`Self::stats`], without descriptors, threads and the guest's own figures, which cost
-    /// more than all the rest: for who asks often.
+    /// more than all the rest: for frequent callers.
     ///
     /// # Errors
     /// As [`Self::stats`].
@@ -337,7 +338,7 @@ impl SandboxClient {
         }
     }
 
-    /// The sandbox's containers, in the order of their ids.
+    /// Lists the sandbox's containers, sorted by id.
     ///
     /// # Errors
     /// The sandbox is gone.
@@ -348,7 +349,7 @@ impl SandboxClient {
         }
     }
 
-    /// Changes a container's limits; what `resources` leaves out stays as it is.
+    /// Changes a container's limits; those that `resources` leaves out stay as they are.
     ///
     /// # Errors
     /// [`SandboxError::Refused`] with the reason, or the sandbox is gone.
@@ -364,13 +365,14 @@ impl SandboxClient {
         self.done(call, Vec::new()).await
     }
 
-    /// Has the guest, which was launched with `memory` bytes and for `most` more, have `growth`
-    /// more, or as near as it gets within `patience`: what is in use stays. The control group's
-    /// limit goes with it. Returns how much more it has then, which is `most` at most.
+    /// Changes the guest's memory to `memory`, with which it was launched, plus `growth`, or as
+    /// near to it as possible within `patience`: memory in use is not taken away. `most` is the
+    /// growth for which it was launched. The control group's limit follows. Returns the growth that
+    /// it has then, at most `most`.
     ///
     /// # Errors
-    /// [`SandboxError::Refused`] when the sandbox was launched without growth,
-    /// [`SandboxError::Control`] when its process claims more than it can have, or it is gone.
+    /// [`SandboxError::Refused`] if the sandbox was launched without growth,
+    /// [`SandboxError::Control`] if its process claims more than it can have, or it is gone.
     pub async fn grow(
         &self,
         memory: u64,
@@ -386,12 +388,12 @@ impl SandboxClient {
         };
         let limit = patience.saturating_add(REQUEST_TIMEOUT);
         match self.call_within(limit, call, Vec::new()).await? {
-            // The limit is not the process's own to set.
+            // The process must not raise its own limit.
             (Answer::Grown(grown), _) if grown > most => {
                 Err(self.control(FrameError::Grown { grown, most }))
             }
             (Answer::Grown(grown), _) => {
-                // What the guest still has it may use.
+                // The guest may use what it still has.
                 let more = grown.max(growth);
                 cgroup::limit_memory(dir, memory.saturating_add(more));
                 Ok(grown)
@@ -400,16 +402,16 @@ impl SandboxClient {
         }
     }
 
-    /// Whether the sandbox's process is of a podvisor that has [`Self::await_pressure`].
+    /// Whether the sandbox's process supports [`Self::await_pressure`].
     pub(crate) fn tells_pressure(&self) -> bool {
         self.greeting.tells_pressure
     }
 
-    /// Waits until the guest's containers run short of memory. Those that need more are held up
-    /// then, for half a minute at most: time to [`Self::grow`], and to ask this again.
+    /// Waits until the guest's containers run short of memory. Containers that need more are
+    /// stalled then, for half a minute at most: time to [`Self::grow`], and to call this again.
     ///
     /// # Errors
-    /// [`SandboxError::Refused`] by a process that an older podvisor started, or it is gone.
+    /// [`SandboxError::Refused`] if an older podvisor started the process, or the sandbox is gone.
     pub async fn await_pressure(&self) -> Result<(), SandboxError> {
         if !self.tells_pressure() {
             return Err(SandboxError::refused(
@@ -423,11 +425,11 @@ impl SandboxClient {
         }
     }
 
-    /// Has the guest use `count` vCPUs: more than it was launched with, or fewer again. The control
-    /// group's limit goes with it.
+    /// Makes the guest use `count` vCPUs: more than it was launched with, or fewer again. The
+    /// control group's limit follows.
     ///
     /// # Errors
-    /// [`SandboxError::Refused`] when the sandbox was launched for fewer at most, or it is gone.
+    /// [`SandboxError::Refused`] if the sandbox was launched for fewer at most, or it is gone.
     pub async fn set_vcpus(&self, count: u8) -> Result<(), SandboxError> {
         let set = self.done(Call::SetCpus { count }, Vec::new()).await;
         if set.is_ok() {
@@ -436,14 +438,14 @@ impl SandboxClient {
         set
     }
 
-    /// Sets the share of CPU time that the sandbox has when others want it, too: 1024 is that of
-    /// one CPU, as in the older kind of control groups.
+    /// Sets the share of CPU time that the sandbox gets under contention: 1024 is that of one CPU,
+    /// as in cgroup v1.
     pub fn set_cpu_shares(&self, shares: u64) {
         cgroup::weigh_cpus(&self.inner.dir, shares);
     }
 
-    /// Sets how readily the host's kernel kills the sandbox when it has no memory left: -1000 is
-    /// never, 1000 before all others.
+    /// Sets how readily the host's kernel kills the sandbox when the host is out of memory: from
+    /// -1000 (never) to 1000 (before all others).
     ///
     /// # Errors
     /// The process is gone, or the privilege is missing.
@@ -451,14 +453,15 @@ impl SandboxClient {
         oom::set(self.inner.pid, value)
     }
 
-    /// What the sandbox takes of the host's memory, in bytes, if its control group is below
+    /// Returns the host's memory that the sandbox uses, in bytes, if its control group is below
     /// `parent`, a path from the hierarchy's root.
     #[must_use]
     pub fn memory_below(&self, parent: &Path) -> Option<u64> {
         cgroup::memory_below(&self.inner.dir, parent)
     }
 
-    /// A stream socket (non-blocking) that is connected to a TCP port of the guest's loopback.
+    /// Returns a non-blocking stream socket that is connected to a TCP port of the guest's
+    /// loopback.
     ///
     /// # Errors
     /// [`SandboxError::Refused`] with the reason, or the sandbox is gone.
@@ -469,11 +472,11 @@ impl SandboxClient {
         }
     }
 
-    /// A stream socket that is connected to the guest's serial console, whether or not the guest
-    /// answers. It ends with the machine.
+    /// Returns a stream socket that is connected to the guest's serial console, whether or not the
+    /// guest answers. It ends with the machine.
     ///
     /// # Errors
-    /// [`SandboxError::Refused`] of kind `WrongState` when the machine was made without a console;
+    /// [`SandboxError::Refused`] of kind `WrongState` if the machine was built without a console;
     /// or the sandbox is gone.
     pub async fn console(&self) -> Result<OwnedFd, SandboxError> {
         match self.call(Call::Console, Vec::new()).await? {

@@ -1,4 +1,4 @@
-//! The connection to a sandbox's process, before anything is said over it.
+//! The connection to a sandbox's process, before any message is exchanged.
 
 use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
@@ -17,7 +17,7 @@ use super::super::launch::CONTROL_SOCKET;
 use super::super::watch as watch_fd;
 use super::gone;
 
-/// When connecting is tried again where too many wait to be accepted: nothing tells of room.
+/// Delay before connecting again while the listener's backlog is full: no event reports room.
 const RETRY: Duration = Duration::from_millis(20);
 
 /// A connected socket, and the process that listens.
@@ -60,7 +60,7 @@ impl Connection {
             Err(Errno::SRCH) => return Err(gone(dir)),
             Err(error) => return Err(file_error(find, error.into())),
         };
-        // While the connection stands, its process lives: the number is still its own.
+        // While the connection is open, its process lives: the pid has not been reused.
         if !is_open(&stream).map_err(|error| file_error(find, error.into()))? {
             return Err(gone(dir));
         }

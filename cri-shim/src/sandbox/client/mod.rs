@@ -1,5 +1,5 @@
-//! The way to a sandbox's process: requests over its control socket. Here is the connection;
-//! `calls` has what is asked.
+//! The client of a sandbox's process: requests over its control socket. The connection is here; the
+//! requests are in `calls`.
 
 mod calls;
 mod connection;
@@ -33,34 +33,34 @@ use crate::patience::timeout;
 use crate::request;
 use connection::Connection;
 
-/// How long a process may take to answer whoever connects. Its guest has no part in that.
+/// How long a process may take to answer a new connection. Its guest is not involved.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How long a request may take whose guest is to do something: longer than its agent gets.
+/// How long a request that involves the guest may take: longer than the agent's own limit.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(300);
 
-/// How long a process may take to end after its guest's time to end is over.
+/// How long a process may take to end after its guest's grace period.
 const EXIT_MARGIN: Duration = Duration::from_secs(20);
 
-/// How long a process may take to say that its machine has ended, when it has.
+/// How long a process may take to report that its machine has ended.
 const EXIT_REPORT_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Characters of a refusal that are told.
+/// Most characters of a refusal's message that are passed on.
 const MAX_MESSAGE_CHARS: usize = 4 << 10;
 
-/// Missing layers of a jail that are told, and characters of each: there are not so many, with
-/// shorter names.
+/// Most missing layers of a jail that are passed on, and characters of each: the real ones are
+/// fewer, and their names shorter.
 const MAX_MISSING_LAYERS: usize = 16;
 const MAX_LAYER_NAME_CHARS: usize = 64;
 
-/// Requests that wait to be sent.
+/// Most requests in the queue for sending.
 const SEND_QUEUE: usize = 64;
 
-/// A running sandbox, as seen from outside its process. Clones are of the same sandbox; the
-/// sandbox goes on when all of them are dropped.
+/// A running sandbox, as seen from outside its process. Clones refer to the same sandbox; the
+/// sandbox keeps running when all of them are dropped.
 ///
-/// Calls may be made from any number of tasks. A call whose future is dropped may or may not
-/// have been carried out.
+/// Calls may be made from any number of tasks. If the future of a call is dropped, the call may or
+/// may not have been carried out.
 #[derive(Debug, Clone)]
 pub struct SandboxClient {
     inner: Arc<Inner>,
@@ -75,9 +75,9 @@ struct Inner {
     next: AtomicU64,
     waiting: Arc<Waiting>,
     requests: mpsc::Sender<Outgoing>,
-    /// How it ended, once its machine has, or its process.
+    /// How the sandbox ended, once its machine or its process has ended.
     machine: watch::Receiver<Option<SandboxExit>>,
-    /// As `machine`, once its process is gone.
+    /// As `machine`, but once its process is gone.
     exit: watch::Receiver<Option<SandboxExit>>,
     tasks: [JoinHandle<()>; 2],
 }
@@ -99,7 +99,7 @@ struct Outgoing {
 
 type Answered = (Result<Answer, super::wire::Refusal>, Vec<OwnedFd>);
 
-/// Who waits for which answer; none any more once the connection is lost.
+/// Pending requests by number; `None` once the connection is lost.
 #[derive(Debug)]
 struct Waiting(Mutex<Option<HashMap<u64, oneshot::Sender<Answered>>>>);
 
@@ -111,7 +111,7 @@ impl Waiting {
         Some(receiver)
     }
 
-    /// Whether there was no answer yet, and may be one.
+    /// Removes a request. True if it was still pending.
     fn forget(&self, number: u64) -> bool {
         let mut waiting = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let asker = waiting.as_mut().and_then(|map| map.remove(&number));
@@ -122,7 +122,7 @@ impl Waiting {
         let mut waiting = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let asker = waiting.as_mut().and_then(|map| map.remove(&number));
         if let Some(asker) = asker {
-            // Who does not wait any more needs no answer.
+            // Fails if the caller no longer waits.
             let _ = asker.send(answer);
         }
     }
@@ -132,12 +132,11 @@ impl Waiting {
     }
 }
 
-/// Somebody who waits for an answer, until dropped.
+/// A pending request, which is removed when this is dropped.
 struct Asked<'a> {
     inner: &'a Inner,
     number: u64,
-    /// The process is told when there is no answer by then: else it would wait for what may never
-    /// come.
+    /// The process is notified if there is no answer by then: it might otherwise wait forever.
     is_told: bool,
 }
 
@@ -150,7 +149,7 @@ impl Drop for Asked<'_> {
 }
 
 impl Inner {
-    /// Tells the process that nobody waits any more for what was asked under this number.
+    /// Tells the process that the request of this number is no longer waited for.
     fn abandon(&self, number: u64) {
         let request = Request {
             number: self.next.fetch_add(1, Ordering::Relaxed),
@@ -163,13 +162,13 @@ impl Inner {
         let fds = Vec::new();
         let full = match self.requests.try_send(Outgoing { body, fds }) {
             Err(TrySendError::Full(outgoing)) => outgoing,
-            // Without a connection nothing waits either.
+            // Without a connection, the process does not wait either.
             Ok(()) | Err(TrySendError::Closed(_)) => return,
         };
         if let Ok(runtime) = Handle::try_current() {
             let requests = self.requests.clone();
             runtime.spawn(async move {
-                // As above.
+                // Fails if the connection is closed.
                 let _ = requests.send(full).await;
             });
         }
@@ -177,18 +176,18 @@ impl Inner {
 }
 
 impl SandboxClient {
-    /// Starts a sandbox: a process of its own (this executable again, as `podvisor sandbox`),
-    /// detached, that outlives this one. Returns when the agent has answered and the guest is
-    /// configured, with `network` as its interfaces and routes. When the future is dropped
-    /// before, nothing is left of the sandbox but files in its directory. [`Launching`] is for
-    /// networks that are not known yet.
+    /// Starts a sandbox in its own detached process (this executable again, as `podvisor sandbox`)
+    /// that outlives this one. Returns when the agent has answered and the guest is configured,
+    /// with `network` as its interfaces and routes. If the future is dropped before that, nothing
+    /// is left of the sandbox except files in its directory. [`Launching`] is for networks that are
+    /// not known yet.
     ///
     /// # Which program
-    /// [`Self::launch_program`] is what most programs want: it takes the path of podvisor's
-    /// executable. This starts the executable that runs it again, with the arguments `sandbox ID`,
-    /// and with `template` to make [templates](LaunchConfig::templates): it has to be `podvisor`,
-    /// or to do for these what [`run_process`](super::run_process) (unsafe: it is called first in
-    /// `main`) and [`make_template`](super::make_template) do.
+    /// Most programs want [`Self::launch_program`], which takes the path of podvisor's executable.
+    /// This function starts the running executable again, with the arguments `sandbox ID`, and with
+    /// `template` to create [templates](LaunchConfig::templates): it has to be `podvisor`, or has
+    /// to handle these arguments as [`run_process`](super::run_process) (unsafe: it is called first
+    /// in `main`) and [`make_template`](super::make_template) do.
     ///
     /// # Errors
     /// [`SandboxError`]; nothing runs then.
@@ -197,7 +196,7 @@ impl SandboxClient {
     }
 
     /// As [`Self::launch`], with podvisor's executable at a path: for programs that are not
-    /// podvisor themselves. Templates are made by it, too.
+    /// podvisor themselves. That executable creates templates, too.
     ///
     /// # Errors
     /// [`SandboxError`]; nothing runs then.
@@ -210,16 +209,16 @@ impl SandboxClient {
         launching.finish(network).await
     }
 
-    /// Finds a running sandbox again by its directory.
+    /// Connects to a running sandbox by its directory.
     ///
     /// # Errors
-    /// [`SandboxError::Gone`] when its process is, [`SandboxError::Unresponsive`] when that does
-    /// not answer within some seconds.
+    /// [`SandboxError::Gone`] if its process is gone, [`SandboxError::Unresponsive`] if it does not
+    /// answer within some seconds.
     pub async fn connect(dir: &Path) -> Result<Self, SandboxError> {
         Self::connect_within(dir, CONNECT_TIMEOUT).await
     }
 
-    /// As [`Self::connect`], for who has more patience or less.
+    /// As [`Self::connect`], with another time limit.
     ///
     /// # Errors
     /// As [`Self::connect`].
@@ -240,10 +239,9 @@ impl SandboxClient {
         }
     }
 
-    /// Waits until the process has said who it is.
+    /// Waits for the process's greeting.
     async fn greeted(mut self, dir: &Path) -> Result<Self, SandboxError> {
-        // A process that was just answering for this pid answers here too: the number was not
-        // given to another in between.
+        // An answer proves that the process still lives, so its pid was not reused in between.
         let hello = Call::Hello {
             version: CONTROL_VERSION,
         };
@@ -266,11 +264,11 @@ impl SandboxClient {
     }
 
     /// Kills the process of a sandbox that does not answer, and the machine with it; returns when
-    /// it is gone. That it is gone already is no error.
+    /// it is gone. A process that is gone already is not an error.
     ///
     /// # Errors
-    /// It cannot be found or killed, or [`SandboxError::Unresponsive`]: it is killed and does not
-    /// end, as one does not that waits for a disk.
+    /// It cannot be found or killed, or [`SandboxError::Unresponsive`]: it was killed and does not
+    /// end, such as a process that waits for a disk.
     pub async fn kill(dir: &Path) -> Result<(), SandboxError> {
         let mut pid = None;
         let killed = async {
@@ -327,33 +325,33 @@ impl SandboxClient {
         }
     }
 
-    /// The sandbox's process.
+    /// Returns the pid of the sandbox's process.
     #[must_use]
     pub fn pid(&self) -> u32 {
         self.inner.pid
     }
 
-    /// The layers of its jail that the host does not have, in words: `user namespace`, `Landlock`,
+    /// The layers of its jail that the host does not have, by name: `user namespace`, `Landlock`,
     /// `part of Landlock`, `control group`.
     #[must_use]
     pub fn missing_layers(&self) -> &[String] {
         &self.greeting.missing_layers
     }
 
-    /// The sandbox's directory.
+    /// Returns the sandbox's directory.
     #[must_use]
     pub fn dir(&self) -> &Path {
         &self.inner.dir
     }
 
-    /// Waits until the sandbox's process is gone, and says how it ended.
+    /// Waits until the sandbox's process is gone, and returns how the sandbox ended.
     pub async fn ended(&self) -> SandboxExit {
         told(self.inner.exit.clone()).await
     }
 
-    /// Waits until the sandbox's machine has ended and its process has written down how, and says
-    /// so: nothing runs in the guest any more, and its logs are complete. The process itself may
-    /// take some more time to take the machine apart, which [`Self::ended`] waits for.
+    /// Waits until the sandbox's machine has ended and its process has recorded how, and returns
+    /// that: nothing runs in the guest any more, and its logs are complete. The process itself may
+    /// take some more time to tear the machine down, which [`Self::ended`] waits for.
     pub async fn machine_ended(&self) -> SandboxExit {
         told(self.inner.machine.clone()).await
     }
@@ -367,13 +365,12 @@ impl SandboxClient {
         }
     }
 
-    /// Ends the sandbox: the guest is asked to stop, and killed when it has not within `grace`.
-    /// Returns when the process is gone; one that is not some time after that is killed. The
-    /// sandbox ends too when this future is dropped. Of several calls, the earliest deadline
-    /// holds.
+    /// Ends the sandbox: the guest is asked to stop, and killed if it does not within `grace`.
+    /// Returns when the process is gone; it is killed if it takes much longer than that. The
+    /// sandbox ends, too, if this future is dropped. Of several calls, the earliest deadline holds.
     ///
     /// # Errors
-    /// It does not end though it is killed. That the sandbox is gone already is no error.
+    /// It was killed and does not end. A sandbox that is gone already is not an error.
     pub async fn shutdown(&self, grace: Duration) -> Result<(), SandboxError> {
         let grace_ms = u64::try_from(grace.as_millis()).unwrap_or(u64::MAX);
         let asked = async {
@@ -401,7 +398,7 @@ impl SandboxClient {
     /// Kills the process, and the machine with it; returns when it is gone.
     ///
     /// # Errors
-    /// It cannot be killed, or does not end, as one does not that waits for a disk.
+    /// It cannot be killed, or does not end, such as a process that waits for a disk.
     pub async fn kill_now(&self) -> Result<(), SandboxError> {
         match pidfd_send_signal(self.inner.process.get_ref(), Signal::KILL) {
             Ok(()) | Err(Errno::SRCH) => {}
@@ -434,7 +431,7 @@ impl SandboxClient {
         }
     }
 
-    /// Asks for something that is answered in bounded time.
+    /// Sends a request that is answered in bounded time.
     async fn call(
         &self,
         call: Call,
@@ -443,7 +440,7 @@ impl SandboxClient {
         self.call_within(REQUEST_TIMEOUT, call, fds).await
     }
 
-    /// Asks for something; a process that has not answered within `limit` is unresponsive.
+    /// Sends a request; a process that has not answered within `limit` is unresponsive.
     async fn call_within(
         &self,
         limit: Duration,
@@ -456,7 +453,7 @@ impl SandboxClient {
         }
     }
 
-    /// Asks for something that is answered when it happens.
+    /// Sends a request whose answer comes when an event happens, without a time limit.
     async fn wait_for(
         &self,
         call: Call,
@@ -475,7 +472,7 @@ impl SandboxClient {
             let message = format!("a request of {} bytes is too long", body.len());
             return Err(SandboxError::refused(RefusalKind::InvalidArgument, message));
         }
-        // What does not fit one frame would end the connection, which others use.
+        // Too many files for one frame would end the connection, which other requests use.
         if fds.len() > MAX_FDS {
             let message = format!(
                 "a request with {} files, and at most {MAX_FDS} are possible: images, disks and \
@@ -527,17 +524,17 @@ impl SandboxClient {
     }
 }
 
-/// How a sandbox ended, once that is known.
+/// Waits until it is known how a sandbox ended.
 async fn told(mut exit: watch::Receiver<Option<SandboxExit>>) -> SandboxExit {
     let known = exit.wait_for(Option::is_some).await;
     match known.ok().and_then(|exit| exit.clone()) {
         Some(exit) => exit,
-        // The task that says so ends after it has said it, or with the last client.
+        // The sending task ends after it has sent this, or with the last client.
         None => pending().await,
     }
 }
 
-/// How long the process of a lost connection may take to be gone.
+/// How long to wait for the end of the process after its connection was lost.
 const EXIT_TIMEOUT: Duration = Duration::from_secs(5);
 
 fn gone(dir: &Path) -> SandboxError {
@@ -550,15 +547,15 @@ fn gone(dir: &Path) -> SandboxError {
 async fn write(mut writer: FrameWriter, mut outgoing: mpsc::Receiver<Outgoing>) {
     while let Some(Outgoing { body, fds }) = outgoing.recv().await {
         if let Err(error) = writer.send(&body, &fds).await {
-            // Whoever waits hears of it when the reader finds the connection closed.
+            // Callers get an error when the reader finds the connection closed.
             debug!(%error, "lost the control socket");
             return;
         }
     }
 }
 
-/// Passes answers on until the connection ends, then waits for the process's end. One that ends in
-/// good order writes its record before it closes its connections.
+/// Dispatches answers until the connection ends, then waits for the process's end. A process that
+/// ends in good order writes its record before it closes its connections.
 async fn read(
     mut reader: FrameReader,
     waiting: Arc<Waiting>,

@@ -10,8 +10,8 @@ use super::*;
 /// Longer than anything here takes.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A sandbox whose process is this one, which lives on: it answers the first request, writes this
-/// record and leaves.
+/// A sandbox whose process is this one, which continues to run: it answers the first request,
+/// writes this record and closes the connection.
 async fn left_behind(dir: &Path, record: Option<ExitRecord>) -> SandboxClient {
     let listener = UnixListener::bind(dir.join(CONTROL_SOCKET)).unwrap();
     let file = record::create(dir).unwrap();
@@ -38,7 +38,7 @@ async fn left_behind(dir: &Path, record: Option<ExitRecord>) -> SandboxClient {
     client.unwrap()
 }
 
-/// A sandbox whose process is this one, and gives each request this answer.
+/// A sandbox whose process is this one, and answers each request with `answer`.
 async fn answering(dir: &Path, answer: fn() -> Answer) -> SandboxClient {
     let listener = UnixListener::bind(dir.join(CONTROL_SOCKET)).unwrap();
     tokio::spawn(async move {
@@ -76,7 +76,7 @@ async fn a_process_does_not_set_its_own_limit_of_memory() {
         let client = answering(dir.path(), answer).await;
         client.grow(1 << 30, wanted, 4096, Duration::ZERO).await
     };
-    // What is in use stays, though less was asked for.
+    // Memory in use is not taken away, though less was requested.
     assert_eq!(grow(|| Answer::Grown(4096), 0).await.unwrap(), 4096);
     for wanted in [0, 4096] {
         let refused = grow(|| Answer::Grown(u64::MAX), wanted).await.unwrap_err();
@@ -174,7 +174,7 @@ async fn a_process_that_knows_it_is_told_that_nobody_waits_any_more() {
         };
         assert!(matches!(asked.call, Call::Wait { .. }), "{asked:?}");
         {
-            // What changes something goes on, and nobody is told otherwise.
+            // A call that changes something continues, and the process is not notified.
             let start = client.start_container("a");
             tokio::select! {
                 _ = start => unreachable!("it is not answered"),

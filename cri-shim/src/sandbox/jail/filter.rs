@@ -1,7 +1,8 @@
-//! Seccomp: the calls that a sandbox's process makes once its guest runs. Any other kills it.
+//! Seccomp: the system calls that a sandbox's process makes once its guest runs. Any other kills
+//! it.
 //!
-//! This is the filter of the whole process; threads of the machine have narrower ones besides,
-//! which are the library's. Conditions are on numbers only: what a pointer leads to can change
+//! This is the filter of the whole process; the machine's threads have narrower ones in addition,
+//! which the VMM library sets. Conditions check values only: memory behind a pointer can change
 //! after the check.
 
 use std::collections::BTreeMap;
@@ -37,7 +38,7 @@ const ALWAYS: &[i64] = &[
     libc::SYS_close,
     libc::SYS_dup,
     libc::SYS_memfd_create,
-    // Sockets that are there; there is no call that makes others than pairs.
+    // Existing sockets; new sockets can only be created in pairs.
     libc::SYS_accept4,
     libc::SYS_recvfrom,
     libc::SYS_recvmsg,
@@ -64,11 +65,11 @@ const ALWAYS: &[i64] = &[
     libc::SYS_clock_nanosleep,
     libc::SYS_restart_syscall,
     libc::SYS_sched_yield,
-    // Time and chance.
+    // Time and random numbers.
     libc::SYS_clock_gettime,
     libc::SYS_gettimeofday,
     libc::SYS_getrandom,
-    // Threads: their beginning, signals and end.
+    // Threads: their start, signals and end.
     libc::SYS_set_robust_list,
     libc::SYS_rseq,
     libc::SYS_sched_getaffinity,
@@ -85,8 +86,8 @@ const ALWAYS: &[i64] = &[
     libc::SYS_seccomp,
 ];
 
-/// Allowed besides when the process serves a shared directory: there, Landlock and the root, which
-/// holds that directory alone, say which files.
+/// Allowed in addition if the process serves a shared directory: then Landlock and the root, which
+/// holds only that directory, limit the files.
 const WITH_SHARE: &[i64] = &[
     libc::SYS_openat,
     libc::SYS_openat2,
@@ -113,7 +114,7 @@ const WITH_SHARE: &[i64] = &[
     libc::SYS_copy_file_range,
     libc::SYS_syncfs,
     libc::SYS_umask,
-    // The thread that serves it takes on the users of the guest.
+    // The thread that serves the directory assumes the guest's users.
     libc::SYS_setgroups,
     libc::SYS_setresuid,
     libc::SYS_setresgid,
@@ -127,7 +128,7 @@ const WITH_SHARE: &[i64] = &[
     libc::SYS_getgid,
 ];
 
-/// Requests of ioctl besides KVM's.
+/// Requests of ioctl in addition to KVM's.
 const IOCTLS: &[u64] = &[
     0x5401,      // TCGETS: whether a file is a terminal
     0x5421,      // FIONBIO
@@ -138,8 +139,8 @@ const IOCTLS: &[u64] = &[
     0x4004_54d8, // TUNSETVNETHDRSZ
 ];
 
-/// Commands of fcntl that have others wait for this process, this process for others, or signals
-/// sent.
+/// Commands of fcntl that make other processes wait for this one, make this one wait for others, or
+/// cause signals.
 const FCNTLS_REFUSED: &[u64] = &[
     7,    // F_SETLKW
     8,    // F_SETOWN
@@ -153,7 +154,7 @@ const FCNTLS_REFUSED: &[u64] = &[
 /// The type of KVM's requests of ioctl, in their second byte.
 const KVM: u64 = 0xae00;
 
-/// Those that would make another VM, or a device in the kernel.
+/// Requests that would create another VM, or a device in the kernel.
 const KVM_CREATES: &[u64] = &[
     0xae01,      // KVM_CREATE_VM
     0xae60,      // KVM_CREATE_IRQCHIP
@@ -166,46 +167,46 @@ const KVM_CREATE_VCPU: u64 = 0xae41;
 
 const CLONE_THREAD: u64 = 0x0001_0000;
 
-/// Flags that make namespaces: NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET, and
+/// Flags that create namespaces: NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET, and
 /// NEWTIME.
 const CLONE_NEW: u64 = 0x7e02_0080;
 
 const PROT_EXEC: u64 = 4;
 
-/// For `unshare`: the directories and umask of a thread.
+/// For `unshare`: a thread's directories and umask.
 const CLONE_FS: u64 = 0x200;
 
-/// The part of a socket's type beside its flags.
+/// The part of a socket's type without its flags.
 const SOCK_TYPE: u64 = 0xf;
 
 const AT_EMPTY_PATH: u64 = 0x1000;
 
 const ENOSYS: u16 = 38;
 
-/// Answered with ENOSYS, which is an answer that who asks can live with: none of them is anything
-/// that the process itself wants, and the C library and Rust's make them wherever they like. clone3
-/// takes its flags by a pointer, which no filter can follow; without it, the C library uses clone.
+/// Answered with ENOSYS, which callers cope with: the process itself needs none of these calls, and
+/// the C library and Rust's make them at any place. clone3 takes its flags by a pointer, which no
+/// filter can follow; without it, the C library uses clone.
 const MISSING: &[i64] = &[
     libc::SYS_clone3,
-    // What a backtrace calls its program, and where that is.
+    // A backtrace looks up the program's path.
     libc::SYS_readlink,
     libc::SYS_getcwd,
     libc::SYS_stat,
-    // What sorting in the C library takes for scratch space.
+    // Sorting in the C library uses it to limit its scratch space.
     libc::SYS_sysinfo,
 ];
 
-/// Answered so where no file can be opened by path. The C library's allocator looks into
-/// `/proc/sys/vm` before it gives memory back, on any thread and at any time.
+/// Answered with ENOSYS if no file may be opened by path. The C library's allocator looks into
+/// `/proc/sys/vm` before it returns memory, on any thread and at any time.
 const MISSING_WITHOUT_SHARE: &[i64] = &[libc::SYS_openat, libc::SYS_readlinkat];
 
-/// Sets the filter for this thread, and so for all that it starts.
+/// Sets the filter for this thread, and so for all threads that it starts.
 pub(super) fn set(has_share: bool, adds_vcpus: bool) -> Result<(), JailError> {
     let program = program(has_share, adds_vcpus, std::process::id());
     apply(&program).map_err(JailError::Filter)
 }
 
-/// The filter of the process of this number, which is another inside its PID namespace.
+/// Builds the filter of the process with this pid, which is that inside its PID namespace.
 fn program(has_share: bool, adds_vcpus: bool, process: u32) -> BpfProgram {
     compile(&calls(has_share, adds_vcpus, process), Otherwise::Kill)
 }
@@ -227,8 +228,8 @@ fn calls(has_share: bool, adds_vcpus: bool, process: u32) -> BTreeMap<i64, Verdi
     calls.extend(missing.map(|call| (*call, Verdict::Fail(ENOSYS))));
     let mut allow_if = |call, rules: Vec<Rule>| calls.insert(call, Verdict::AllowIf(rules));
     allow_if(libc::SYS_ioctl, ioctls(adds_vcpus));
-    // Others wait for who has a lock or a lease of a file that both have, and this process must not
-    // wait for them: a shared lock, not waited for, and its end.
+    // A process that shares a file must not be made to wait for this one's lock or lease, nor this
+    // one for it: only a non-blocking shared lock, and unlocking, are allowed.
     allow_if(libc::SYS_flock, vec![vec![is(1, 4 | 1)], vec![is(1, 8)]]);
     let refused = FCNTLS_REFUSED.iter();
     let fcntl = refused.map(|command| Condition::is_not(1, *command));
@@ -236,20 +237,20 @@ fn calls(has_share: bool, adds_vcpus: bool, process: u32) -> BTreeMap<i64, Verdi
     let not_executable = no_bits(2, PROT_EXEC);
     allow_if(libc::SYS_mmap, vec![vec![not_executable]]);
     allow_if(libc::SYS_mprotect, vec![vec![not_executable]]);
-    // A thread of this process, in its namespaces.
+    // Only a thread of this process, in its namespaces.
     let flags = CLONE_THREAD | CLONE_NEW;
     let thread = Condition::masked(0, Width::Double, flags, CLONE_THREAD);
     allow_if(libc::SYS_clone, vec![vec![thread]]);
-    // A pair of AF_UNIX and SOCK_STREAM: a socket of datagrams would send to any that has a name
+    // A pair of AF_UNIX and SOCK_STREAM: a datagram socket could send to any socket that has a name
     // in a file system.
     let stream = Condition::masked(1, Width::Word, SOCK_TYPE, 1);
     allow_if(libc::SYS_socketpair, vec![vec![is(0, 1), stream]]);
-    // To a thread of this process.
+    // Only to a thread of this process.
     allow_if(libc::SYS_tgkill, vec![vec![is(0, process.into())]]);
     // PR_SET_NAME, PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS
     let options = [15, 22, 38].map(|option| vec![is(0, option)]);
     allow_if(libc::SYS_prctl, options.into());
-    // To ask for limits, of itself.
+    // To read the process's own limits.
     let asks = Condition::is(2, Width::Double, 0);
     allow_if(libc::SYS_prlimit64, vec![vec![is(0, 0), asks]]);
     if has_share {
@@ -257,7 +258,7 @@ fn calls(has_share: bool, adds_vcpus: bool, process: u32) -> BTreeMap<i64, Verdi
         let files_of_its_own = Condition::is(0, Width::Double, CLONE_FS);
         allow_if(libc::SYS_unshare, vec![vec![files_of_its_own]]);
     } else {
-        // Of an open file.
+        // Only of an open file.
         allow_if(libc::SYS_newfstatat, vec![vec![bits(3, AT_EMPTY_PATH)]]);
         allow_if(libc::SYS_statx, vec![vec![bits(2, AT_EMPTY_PATH)]]);
     }

@@ -1,4 +1,4 @@
-//! Who the process is, what it may do, and how much it may have.
+//! The process's user, capabilities and resource limits.
 
 use rustix::process::{
     DumpableBehavior, Gid, Resource, Rlimit, Uid, geteuid, set_dumpable_behavior, setrlimit,
@@ -11,25 +11,25 @@ use rustix::thread::{
 
 use super::{JailError, MissingLayer, namespaces, step};
 
-/// A sandbox's user and group are this and the number of its process: no two that run at once
-/// have the same, and nothing has to be remembered. Linux' process numbers are below 2²².
+/// A sandbox's user and group are this plus its pid: no two that run at the same time have the
+/// same, and no state is needed. Linux pids are below 2²².
 pub const UID_BASE: u32 = 2_000_000_000;
 
-/// `nobody`, where a user namespace knows only few users.
+/// `nobody`, if a user namespace maps only few users.
 const NOBODY: u32 = 65534;
 
-/// Threads of all of the user's processes; each stream of a container is one.
+/// Most threads of all of the user's processes; each stream of a container is one.
 const THREADS: u64 = 8192;
 
-/// What closing the jail around another user than root needs.
+/// Capabilities for entering the jail as another user than root.
 const CHANGE_IDENTITY: CapabilitySet = CapabilitySet::SYS_ADMIN
     .union(CapabilitySet::SETUID)
     .union(CapabilitySet::SETGID)
     .union(CapabilitySet::SETPCAP);
 
-/// What serving a shared directory takes: files belong to the guest's users, of whatever number.
-/// Not MKNOD, by which a device of the host could be opened (whiteouts need none), and not
-/// DAC_READ_SEARCH, by which files are opened by their numbers.
+/// Capabilities for serving a shared directory: files belong to the guest's users, whatever their
+/// number. Not MKNOD, with which a device of the host could be opened (whiteouts need none), and
+/// not DAC_READ_SEARCH, with which files are opened by handle.
 const FOR_SHARE: CapabilitySet = CapabilitySet::CHOWN
     .union(CapabilitySet::DAC_OVERRIDE)
     .union(CapabilitySet::FOWNER)
@@ -37,18 +37,18 @@ const FOR_SHARE: CapabilitySet = CapabilitySet::CHOWN
     .union(CapabilitySet::SETGID)
     .union(CapabilitySet::SETUID);
 
-/// Capabilities that a kernel may know, by number.
+/// The number of capabilities that a kernel may know.
 const NUMBERS: u32 = 64;
 
-/// Whether this process may become another user and make namespaces: root, unless in a
-/// container that was given less.
+/// Whether this process may change its user and create namespaces: true for root, unless in a
+/// container with fewer capabilities.
 #[must_use]
 pub fn can_change_identity() -> bool {
     let has = |sets: CapabilitySets| sets.effective.contains(CHANGE_IDENTITY);
     geteuid().is_root() && capabilities(None).is_ok_and(has)
 }
 
-/// The user that this process becomes. `/proc` shows its number in the host's PID namespace.
+/// Returns the user id for this process. `/proc` shows its pid in the host's PID namespace.
 pub(super) fn own_uid() -> Result<u32, JailError> {
     let find = || {
         let link = std::fs::read_link("/proc/self")?;
@@ -59,7 +59,7 @@ pub(super) fn own_uid() -> Result<u32, JailError> {
     find().map_err(step("find this process in /proc"))
 }
 
-/// Sets limits that the process cannot raise any more.
+/// Sets limits that the process can no longer raise.
 pub(super) fn limit_resources() -> Result<(), JailError> {
     for (resource, most) in [
         (Resource::Core, 0),
@@ -77,7 +77,7 @@ pub(super) fn limit_resources() -> Result<(), JailError> {
     Ok(())
 }
 
-/// Becomes a user that owns nothing, without capabilities. Its user namespace may be missing.
+/// Switches to a user that owns nothing, without capabilities. The user namespace may be missing.
 pub(super) fn become_nobody(uid: u32) -> Result<Option<MissingLayer>, JailError> {
     drop_bounding_set(CapabilitySet::empty())?;
     set_thread_groups(&[]).map_err(step("leave the supplementary groups"))?;
@@ -89,13 +89,13 @@ pub(super) fn become_nobody(uid: u32) -> Result<Option<MissingLayer>, JailError>
     become_user(uid)
         .or_else(|_| become_user(NOBODY))
         .map_err(step("become the jail's user"))?;
-    // Its maker has all capabilities in it until they are dropped here.
+    // The creator of a user namespace has all capabilities in it until they are dropped here.
     let missing = namespaces::leave_user_namespace();
     drop_capabilities()?;
     Ok(missing)
 }
 
-/// Stays root, with what a shared directory needs and nothing else.
+/// Stays root, with only the capabilities that a shared directory needs.
 pub(super) fn keep_for_share() -> Result<(), JailError> {
     drop_bounding_set(FOR_SHARE)?;
     set_thread_groups(&[]).map_err(step("leave the supplementary groups"))?;
@@ -103,14 +103,14 @@ pub(super) fn keep_for_share() -> Result<(), JailError> {
     not_dumpable()
 }
 
-/// Keeps no capability.
+/// Drops all capabilities.
 pub(super) fn drop_capabilities() -> Result<(), JailError> {
     drop_bounding_set(CapabilitySet::empty())?;
     set(CapabilitySet::empty())?;
     not_dumpable()
 }
 
-/// No program that is executed gets more than this process has.
+/// Sets no_new_privs: an executed program gets no more privileges than this process has.
 pub(super) fn no_new_privileges() -> Result<(), JailError> {
     set_no_new_privs(true).map_err(step("renounce further privileges"))
 }
@@ -129,7 +129,7 @@ fn drop_bounding_set(kept: CapabilitySet) -> Result<(), JailError> {
     let may_drop =
         capabilities(None).is_ok_and(|sets| sets.effective.contains(CapabilitySet::SETPCAP));
     if !may_drop {
-        // Nothing is executed any more, and nothing executed gets more than there is.
+        // Nothing is executed any more, and no_new_privs limits it anyway.
         return Ok(());
     }
     for number in 0..NUMBERS {
@@ -139,7 +139,7 @@ fn drop_bounding_set(kept: CapabilitySet) -> Result<(), JailError> {
         }
         match remove_capability_from_bounding_set(one) {
             Ok(()) => {}
-            // The kernel knows no further one.
+            // The kernel knows no more capabilities.
             Err(rustix::io::Errno::INVAL) => break,
             Err(error) => return Err(step("drop capabilities")(error)),
         }
@@ -147,7 +147,7 @@ fn drop_bounding_set(kept: CapabilitySet) -> Result<(), JailError> {
     Ok(())
 }
 
-/// Nobody else of the same user may look into its memory.
+/// Keeps other processes of the same user from reading its memory.
 fn not_dumpable() -> Result<(), JailError> {
     set_dumpable_behavior(DumpableBehavior::NotDumpable).map_err(step("hide the process's memory"))
 }

@@ -1,20 +1,20 @@
-//! The jail of a sandbox's process, closed before its guest runs its first instruction: whoever
-//! breaks out of the guest finds open files, and no way to anything else.
+//! The jail of a sandbox's process, which it enters before its guest runs its first instruction: a
+//! guest that breaks out of its VM finds open files, and no way to anything else.
 //!
 //! [`spawn()`] starts a process in a PID namespace of its own, and [`close`] does the rest from
-//! within, while the process has one thread: what it opens by path is open then. The layers, each
-//! of which holds without the others:
+//! within, while the process has one thread: everything that is opened by path is open by then. The
+//! layers, each of which holds without the others:
 //!
 //! | file | layer |
 //! | --- | --- |
 //! | `namespaces` | mount, IPC, UTS, network, cgroup and user namespaces; an empty root |
-//! | `share` | what is served from within, as mounts of the jail's own |
+//! | `share` | the shared directory, as mounts of the jail's own |
 //! | `identity` | a user and group of its own, capabilities, no_new_privs, resource limits |
 //! | `paths` | Landlock: no file by path, no TCP, no signals outwards |
-//! | `filter`, `program` | seccomp: the calls that are left, and how the kernel is told |
+//! | `filter`, `program` | seccomp: the calls that are allowed, and the compiled filter |
 //!
-//! docs/sandbox.md lists what the filter allows, call by call, and what came of attempts to
-//! break out. Nothing here knows machines or containers.
+//! docs/sandbox.md lists what the filter allows, call by call, and the results of attempts to break
+//! out. Nothing here knows machines or containers.
 
 mod filter;
 mod identity;
@@ -36,27 +36,27 @@ pub use share::Share;
 pub use spawn::spawn;
 pub(super) use spawn::{close_inherited, limit_arenas};
 
-/// Which calls the jail leaves.
+/// The system calls that the jail allows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CallFilter {
     /// Those that a sandbox's process makes; any other kills it.
     Enforced {
-        /// Whether one is to add vCPUs to its machine.
+        /// Whether the process may add vCPUs to its machine.
         adds_vcpus: bool,
     },
-    /// All that the other layers leave: to see that these hold alone.
+    /// All that the other layers allow: for testing these on their own.
     Absent,
 }
 
-/// A layer that this host does not have, without which the others hold.
+/// A layer that this host does not support; the others hold without it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum MissingLayer {
-    /// It does not allow a user namespace without mapped users.
+    /// The host does not allow a user namespace without mapped users.
     UserNamespace,
-    /// Its kernel has no Landlock.
+    /// The host's kernel has no Landlock.
     Landlock,
-    /// Its kernel has an older Landlock ABI.
+    /// The host's kernel has an older Landlock ABI.
     PartOfLandlock,
 }
 
@@ -70,7 +70,7 @@ impl fmt::Display for MissingLayer {
     }
 }
 
-/// Why the jail could not be closed. The process must not go on.
+/// The reason why the jail could not be entered. The process must not continue.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum JailError {
@@ -83,7 +83,7 @@ pub enum JailError {
         #[source]
         source: std::io::Error,
     },
-    /// Landlock refused.
+    /// Landlock refused a rule.
     #[error("failed to restrict the file system with Landlock")]
     Landlock(#[from] landlock::RulesetError),
     /// The kernel refused the filter.
@@ -108,17 +108,17 @@ fn step<E: Into<std::io::Error>>(step: &'static str) -> impl FnOnce(E) -> JailEr
     }
 }
 
-/// Closes the jail around this process for good. To be called while it has one thread; threads
+/// Puts this process into its jail permanently. Must be called while it has one thread; threads
 /// that are started later are inside.
 ///
-/// `share` is the directory that the process goes on serving by path, below it and nowhere else:
-/// with it the process stays root, where it is, with the six capabilities that giving files
-/// their owners takes.
+/// `share` is a directory that the process continues to serve by path, limited to files below it:
+/// with it the process stays root, in its user namespace, with the six capabilities that are needed
+/// to set the owners of files.
 ///
-/// Says which layers the host does not have.
+/// Returns the layers that the host does not support.
 ///
 /// # Errors
-/// [`JailError`]: some layers may be closed then, and the process is of no use.
+/// [`JailError`]: some layers may be in effect then, and the process is unusable.
 pub fn close(share: Option<&Share>, calls: CallFilter) -> Result<Vec<MissingLayer>, JailError> {
     let begin = Instant::now();
     let can_change_identity = can_change_identity();

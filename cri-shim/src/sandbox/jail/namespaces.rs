@@ -1,4 +1,4 @@
-//! Namespaces of its own, and a root directory that holds nothing.
+//! New namespaces, and an empty root directory.
 #![allow(unsafe_code)] // unshare
 
 use rustix::fs::CWD;
@@ -10,15 +10,15 @@ use rustix::thread::{UnshareFlags, unshare_unsafe};
 
 use super::{JailError, MissingLayer, Share, step};
 
-/// Where the empty root is mounted before it becomes the root; any directory that each Linux has.
+/// Where the empty root is mounted before it becomes the root: a directory that every Linux has.
 const MOUNT_POINT: &str = "/proc";
 
-/// How the root is mounted, besides read-only.
+/// Mount flags of the root, in addition to read-only.
 pub(super) const ROOT_FLAGS: MountFlags = MountFlags::NOSUID
     .union(MountFlags::NODEV)
     .union(MountFlags::NOEXEC);
 
-/// Leaves the host's namespaces. Whoever may not do so makes a user namespace first.
+/// Leaves the host's namespaces. Without privileges, this creates a user namespace, too.
 pub(super) fn enter(is_privileged: bool) -> Result<(), JailError> {
     let mut flags = UnshareFlags::NEWNS
         | UnshareFlags::NEWIPC
@@ -34,14 +34,14 @@ pub(super) fn enter(is_privileged: bool) -> Result<(), JailError> {
     left.map_err(step("make namespaces for the jail"))
 }
 
-/// Makes a read-only file system the root, which holds nothing but what is shared.
+/// Makes a read-only file system the root, which is empty except for the shared directory.
 pub(super) fn empty_root(share: Option<&Share>) -> Result<(), JailError> {
     let share = share.filter(|share| share.has_mounts());
     let private = MountPropagationFlags::PRIVATE | MountPropagationFlags::REC;
     mount_change("/", private).map_err(step("keep the jail's mounts from the host"))?;
     let (flags, options) = match share {
         None => (MountFlags::RDONLY, c"size=4096,nr_inodes=1,mode=0555"),
-        // A directory more, to mount it on.
+        // One more inode: a directory to mount it on.
         Some(_) => (MountFlags::empty(), c"size=4096,nr_inodes=2,mode=0555"),
     };
     mount(
@@ -57,13 +57,13 @@ pub(super) fn empty_root(share: Option<&Share>) -> Result<(), JailError> {
         share.attach(CWD)?;
     }
     pivot_root(".", ".").map_err(step("make the jail's directory the root"))?;
-    // The old root lies on top of the new one now.
+    // The old root is mounted on top of the new one now.
     unmount(".", UnmountFlags::DETACH).map_err(step("detach the host's files"))?;
     chdir("/").map_err(step("enter the root directory"))
 }
 
-/// Makes a user namespace in which nobody is anybody. It is refused where the host does not let
-/// everybody make one; the capabilities are gone in either case.
+/// Enters a user namespace without mapped users. The host refuses it if not every user may create
+/// one; the capabilities are gone in either case.
 pub(super) fn leave_user_namespace() -> Option<MissingLayer> {
     // SAFETY: as in `enter`.
     let left = unsafe { unshare_unsafe(UnshareFlags::NEWUSER) };

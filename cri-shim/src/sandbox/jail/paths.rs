@@ -1,4 +1,4 @@
-//! Landlock: what the process may reach by path is nothing, or below the shared directory.
+//! Landlock: the process can access nothing by path, or only files below the shared directory.
 
 use std::os::fd::BorrowedFd;
 
@@ -8,10 +8,10 @@ use landlock::{
     RulesetAttr as _, RulesetCreatedAttr as _, RulesetStatus, Scope,
 };
 
-/// What is asked for; a kernel that knows less enforces what it knows.
+/// The ABI that is requested; an older kernel enforces the part that it knows.
 const ABI: ABI = ABI::V6;
 
-/// Says what of it the kernel does not have.
+/// Restricts the process; returns the part that the kernel does not support.
 pub(super) fn close(share: Option<BorrowedFd<'_>>) -> Result<Option<MissingLayer>, JailError> {
     let mut rules = Ruleset::default()
         .set_compatibility(CompatLevel::BestEffort)
@@ -31,8 +31,8 @@ pub(super) fn close(share: Option<BorrowedFd<'_>>) -> Result<Option<MissingLayer
     })
 }
 
-/// Whether the kernel has Landlock, of any age. Where it has none, a process that serves a
-/// directory has a layer less around it.
+/// Whether the kernel has Landlock, of any version. Without it, a process that serves a directory
+/// has one layer less.
 #[must_use]
 pub fn has_landlock() -> bool {
     let oldest = Ruleset::default()

@@ -1,4 +1,4 @@
-//! The directory that a process goes on serving from within its jail.
+//! The directory that a process continues to serve from within its jail.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -13,9 +13,9 @@ const NAME: &str = "share";
 
 /// A directory that is served from within a jail.
 ///
-/// What is open in the host's mounts stays there, whatever the root of a process is: a way up
-/// (`..`) from it ends at the host's root. So the jail has mounts of its own of the directory, and
-/// a way up ends at the jail's root.
+/// A descriptor of the host's mounts stays there, whatever the root of a process is: walking up
+/// (`..`) from it ends at the host's root. So the jail has its own mounts of the directory, and
+/// walking up ends at the jail's root.
 #[derive(Debug)]
 pub struct Share {
     form: Form,
@@ -24,19 +24,19 @@ pub struct Share {
 #[derive(Debug)]
 enum Form {
     Mounts(DetachedTree),
-    /// Whoever may not copy mounts has the directory as it is, and Landlock alone says where it
-    /// ends.
+    /// Without the permission to copy mounts, the directory is used as it is, and only Landlock
+    /// limits it.
     Directory(OwnedFd),
 }
 
 impl Share {
-    /// Takes a directory, and copies its mounts. To be called before [`close`](super::close).
+    /// Copies a directory's mounts. Must be called before [`close`](super::close).
     ///
-    /// What is mounted in the directory later is seen in the jail, too, when it
-    /// [passes its mounts on](super::pass_on_mounts).
+    /// Later mounts in the directory are seen in the jail, too, if it [passes its mounts
+    /// on](super::pass_on_mounts).
     ///
     /// # Errors
-    /// The kernel's, but for a missing permission.
+    /// The kernel's, except for a missing permission.
     pub fn new(dir: OwnedFd) -> io::Result<Self> {
         let form = match DetachedTree::of(&dir, Extent::Whole, Propagation::FromSource) {
             Ok(mounts) => Form::Mounts(mounts),
@@ -46,20 +46,20 @@ impl Share {
         Ok(Self { form })
     }
 
-    /// Takes a directory of the host as it is, for a process that is in no jail: mounts that are
-    /// attached nowhere would get none that come later.
+    /// Uses a directory of the host as it is, for a process without a jail: later mounts do not
+    /// propagate to detached mounts.
     #[must_use]
     pub fn as_it_is(dir: OwnedFd) -> Self {
         let form = Form::Directory(dir);
         Self { form }
     }
 
-    /// Whether its mounts are the jail's own.
+    /// Whether the jail has its own mounts of it.
     pub(super) fn has_mounts(&self) -> bool {
         matches!(self.form, Form::Mounts(_))
     }
 
-    /// Mounts it in the jail's root directory, which nobody writes in from then on.
+    /// Mounts it in the jail's root directory, which is read-only from then on.
     pub(super) fn attach(&self, root: BorrowedFd<'_>) -> Result<(), JailError> {
         let Form::Mounts(mounts) = &self.form else {
             return Ok(());
@@ -71,7 +71,7 @@ impl Share {
     }
 }
 
-/// The directory, before and after the jail is closed.
+/// The directory, before and after the jail is entered.
 impl AsFd for Share {
     fn as_fd(&self) -> BorrowedFd<'_> {
         match &self.form {

@@ -1,4 +1,4 @@
-//! What the requests of the control socket ask for: each is carried out and answered.
+//! Executes and answers the requests of the control socket.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -15,21 +15,21 @@ use super::super::wire::{
 use super::containers::{Containers, CreateFiles};
 use super::end::{Cause, Shutdown};
 
-/// What the answers to requests need.
+/// The state that answers to requests need.
 #[derive(Debug, Clone)]
 pub(super) struct Service {
     pub(super) containers: Arc<Containers>,
     /// Layers of the jail that the host does not have.
     pub(super) missing_layers: Arc<[String]>,
-    /// Takes reasons for the machine's end.
+    /// Sends reasons for ending the machine.
     pub(super) shutdown: mpsc::UnboundedSender<Shutdown>,
     /// How the machine ended, as soon as it is known.
     pub(super) cause: Cause,
-    /// As `cause`, once everything is written.
+    /// As `cause`, but once all output is written.
     pub(super) exit: watch::Receiver<Option<SandboxExit>>,
 }
 
-/// The descriptors of a request, in their order.
+/// The descriptors of a request, in order.
 pub(super) struct Fds(std::vec::IntoIter<OwnedFd>);
 
 impl Fds {
@@ -55,7 +55,7 @@ impl Fds {
 }
 
 impl Service {
-    /// Carries a request out; gives the answer with the descriptors that go with it.
+    /// Executes a request; returns the answer and its descriptors.
     pub(super) async fn answer(
         &self,
         call: Call,
@@ -167,13 +167,13 @@ impl Service {
             }
             Call::Console => return Ok((Answer::Stream, vec![containers.console()?])),
             Call::Shutdown { grace_ms } => {
-                // Nobody listens when the end has begun anyway.
+                // Fails if the machine is ending anyway.
                 let grace = Duration::from_millis(grace_ms);
                 let _ = self.shutdown.send(Shutdown::Within(grace));
                 Answer::Done
             }
             Call::Ended => Answer::Ended(self.ended().await),
-            // The connection's own.
+            // The connection has handled it.
             Call::Abandon { .. } => Answer::Done,
         };
         Ok((answer, Vec::new()))
@@ -192,12 +192,12 @@ impl Service {
         Ok(Answer::Created(user))
     }
 
-    /// Has the machine end when the container's process has ended for good.
+    /// Ends the machine when the container's process has ended permanently.
     fn end_with(&self, id: &str) -> Result<(), SandboxError> {
         let mut exit = self.containers.end_with(id)?;
         let shutdown = self.shutdown.clone();
         tokio::spawn(async move {
-            // An error means that the container was deleted: not what was asked for.
+            // An error means that the container was deleted, which does not end the machine.
             if exit.wait_for(Option::is_some).await.is_ok() {
                 let _ = shutdown.send(Shutdown::Done);
             }
@@ -205,7 +205,7 @@ impl Service {
         Ok(())
     }
 
-    /// Waits for the machine's end.
+    /// Waits until the machine has ended.
     async fn ended(&self) -> SandboxExit {
         let mut exit = self.exit.clone();
         let exit = exit.wait_for(Option::is_some).await;

@@ -1,5 +1,5 @@
-//! One connection to the control socket: its requests are carried out at the same time, and each
-//! is answered when it is done.
+//! One connection to the control socket: its requests are executed concurrently, and each is
+//! answered when it is done.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -19,44 +19,44 @@ use super::serve::has_ended;
 use super::waits::{MAX_WAITS, Wait, Waits};
 use crate::request;
 
-/// Requests that are carried out at once, but for those that end something or send signals, and
-/// those that wait.
+/// Most requests that are executed at the same time, not counting those that end something or send
+/// signals, and those that wait.
 const MAX_CONCURRENT_REQUESTS: usize = 1024;
 
-/// Requests that are taken from the socket at once; further ones stay there.
+/// Most requests that are taken from the socket at the same time; others stay there.
 const MAX_TAKEN: usize = 4 * MAX_CONCURRENT_REQUESTS;
 
 /// Longest message in a refusal, in bytes: parts of it may come from the guest.
 const MESSAGE_MAX: usize = 4 << 10;
 
-/// A reply with the descriptors that go with it.
+/// A reply with its descriptors.
 type Outgoing = (Reply, Vec<OwnedFd>);
 
-/// What the requests of one connection share.
+/// State that the requests of one connection share.
 struct Connection {
     replies: mpsc::Sender<Outgoing>,
     cause: Cause,
     in_flight: Arc<Semaphore>,
     taken: Arc<Semaphore>,
     waits: Arc<Waits>,
-    /// Dropped when the other side has closed the connection: nobody waits any more.
+    /// Dropped when the other side has closed the connection: its waits are cancelled then.
     closed: watch::Sender<()>,
 }
 
-/// How a request is carried out in parallel with others.
+/// How a request is executed in parallel with others.
 enum Turn {
-    /// It ends something or sends a signal: those that wait for the guest must not delay it.
+    /// It ends something or sends a signal: requests that wait for the guest must not delay it.
     AtOnce,
-    /// It changes nothing and is answered when something happens, unless it is abandoned before.
+    /// It changes nothing and is answered when an event happens, unless it is abandoned before.
     Wait(Wait),
-    /// It is one wait too many.
+    /// There are too many waits already.
     Refused,
-    /// One of [`MAX_CONCURRENT_REQUESTS`].
+    /// It counts towards [`MAX_CONCURRENT_REQUESTS`].
     InFlight,
 }
 
-/// Serves a connection until its other side closes it or the machine has ended. `answer` carries a
-/// request out.
+/// Serves a connection until its other side closes it or the machine has ended. `answer` executes a
+/// request.
 pub(super) async fn converse<A>(
     stream: UnixStream,
     cause: Cause,
@@ -80,13 +80,13 @@ pub(super) async fn converse<A>(
     tokio::select! {
         () = connection.read(FrameReader::new(stream), answer) => {}
         () = has_ended(&mut exit) => {}
-        // Nobody is answered any more: whoever asks must not wait for it.
+        // Replies cannot be sent any more: the client must not wait for them.
         end = &mut writer => written = Some(end),
     }
     let Connection {
         replies, closed, ..
     } = connection;
-    // Those that still work have a sender each; those that wait for processes have been told.
+    // Requests in progress have a sender each; waits for processes have been answered.
     drop(replies);
     if exit.borrow().is_none() {
         drop(closed);
@@ -101,7 +101,7 @@ pub(super) async fn converse<A>(
 }
 
 impl Connection {
-    /// Reads requests and has them carried out, until the other side closes the connection.
+    /// Reads requests and executes them, until the other side closes the connection.
     async fn read<A>(&self, mut reader: FrameReader, answer: impl Fn(Call, Fds) -> A)
     where
         A: Future<Output = Result<(Answer, Vec<OwnedFd>), SandboxError>> + Send + 'static,
@@ -140,7 +140,7 @@ impl Connection {
         }
     }
 
-    /// Spawns the work for a request, which sends the reply.
+    /// Spawns a task that executes a request and sends the reply.
     fn carry_out(
         &self,
         number: u64,
@@ -148,7 +148,7 @@ impl Connection {
         taken: OwnedSemaphorePermit,
         answer: impl Future<Output = Result<(Answer, Vec<OwnedFd>), SandboxError>> + Send + 'static,
     ) {
-        // What waits keeps nothing else in the socket.
+        // A wait does not keep other requests in the socket.
         let taken = (!matches!(turn, Turn::Wait(_))).then_some(taken);
         let replies = self.replies.clone();
         let mut cause = self.cause.clone();
@@ -158,13 +158,13 @@ impl Connection {
             let answer = match &mut turn {
                 Turn::AtOnce => answer.await,
                 Turn::InFlight => {
-                    // Never closed.
+                    // The semaphore is never closed.
                     let _permit = in_flight.acquire().await.ok();
                     answer.await
                 }
                 Turn::Refused => Err(too_many_waits()),
-                // What changes something is carried out whether or not somebody is left to be
-                // told; this changes nothing.
+                // A request that changes something is completed whether or not its client still
+                // waits; this one changes nothing.
                 Turn::Wait(wait) => tokio::select! {
                     answer = answer => answer,
                     _ = closed.changed() => return,
@@ -191,7 +191,7 @@ fn too_many_waits() -> SandboxError {
     SandboxError::refused(RefusalKind::ResourceExhausted, message)
 }
 
-/// Says that the machine has ended, and how, where that is why its guest could not be reached.
+/// Replaces an error by the machine's exit if the guest was unreachable because the machine ended.
 async fn explained(error: SandboxError, cause: &mut Cause) -> SandboxError {
     if !error.is_of_a_lost_guest() {
         return error;
@@ -223,7 +223,7 @@ async fn write(mut writer: FrameWriter, mut outgoing: mpsc::Receiver<Outgoing>) 
     }
 }
 
-/// A reply as it is sent; one that is too long, by what the guest said, is refused instead.
+/// Serializes a reply; one that is too long because of the guest's data is replaced by a refusal.
 fn frame(reply: &Reply) -> Result<Vec<u8>, FrameError> {
     let body = serde_json::to_vec(reply)?;
     if body.len() <= MAX_FRAME {

@@ -6,7 +6,7 @@ use tokio::time::{sleep, timeout};
 use super::*;
 use crate::sandbox::agent::LinkError;
 
-/// Who tells that the guest runs no more, and how its machine has ended, and who is told.
+/// The senders of the guest's stop and the machine's exit, and their receiver.
 type Told = (
     watch::Sender<bool>,
     watch::Sender<Option<SandboxExit>>,
@@ -61,8 +61,8 @@ async fn a_guest_that_was_lost_and_goes_on_is_told_as_lost() {
     );
 }
 
-/// A connection to who answers nothing that waits, and all else at once. Waits that are under
-/// way have a clone each of what is in `waits`.
+/// A connection whose other side never answers requests that wait, and answers all others
+/// immediately. Each pending wait holds a clone of `waits`.
 fn conversation(waits: &Arc<()>) -> (FrameWriter, FrameReader, Told) {
     let (ours, theirs) = UnixStream::pair().unwrap();
     let (stops, ends, cause) = cause();
@@ -127,14 +127,14 @@ async fn a_wait_that_is_abandoned_ends_and_is_not_answered() {
     }
     ask(&mut writer, 3, Call::List).await;
     assert_eq!(answered(&mut reader).await.number, 3);
-    // This one's, that of who answers, and two waits.
+    // Held by this test, the answering closure, and two waits.
     while Arc::strong_count(&waits) > 4 {
         tokio::task::yield_now().await;
     }
     assert_eq!(Arc::strong_count(&waits), 4);
 }
 
-/// What a guest can make of a list that its agent gives.
+/// A guest can cause this by a list from its agent.
 #[tokio::test]
 async fn a_reply_too_long_to_send_is_refused_and_the_next_one_comes() {
     let (ours, theirs) = UnixStream::pair().unwrap();

@@ -21,17 +21,17 @@ use super::restart::{Processes, Restarts};
 use crate::patience::timeout;
 use crate::signal::SIGKILL;
 
-/// How long output may still come when its process has ended: what it started may hold the
-/// streams open for ever. Readers that are waited for take the time that they want besides.
+/// How long output may still come after its process has ended: its children may keep the streams
+/// open forever. The time of readers that are waited for does not count.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Processes of `exec` that are remembered after they have ended.
+/// Most ended processes of `exec` that are remembered.
 const EXECS_REMEMBERED: usize = 256;
 
-/// The exit code of a process whose guest is gone: killed.
+/// The exit code of a process whose guest is gone: as if killed.
 const KILLED_EXIT_CODE: i32 = 128 + SIGKILL as i32;
 
-/// A container that the guest has.
+/// A container in the guest.
 #[derive(Debug)]
 pub(super) struct Container {
     pub(super) id: String,
@@ -41,9 +41,9 @@ pub(super) struct Container {
     execs: Mutex<VecDeque<ExecProcess>>,
     pub(super) processes: Processes,
     events: Option<Arc<EventLog>>,
-    /// The sandbox ends with it.
+    /// The sandbox ends when this container does.
     ends_sandbox: AtomicBool,
-    /// How the process ended whose output is still on its way.
+    /// The exit of a process whose output is not complete yet.
     ended: Mutex<Option<ProcessExit>>,
 }
 
@@ -102,13 +102,13 @@ impl Container {
         *self.ended.lock().unwrap_or_else(PoisonError::into_inner) = exit;
     }
 
-    /// How the process ended, whether or not its output is written.
+    /// Returns the exit of the process if it has ended, even if its output is not complete yet.
     pub(super) fn has_ended(&self) -> Option<ProcessExit> {
         *self.ended.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The process runs; its end is waited for from now on. Before that is told, `release` is
-    /// called: who makes the next container finds what this one has held.
+    /// Reports that the process runs, and waits for its end from now on. Before the end is
+    /// reported, `release` is called: so the next container finds this one's resources free.
     pub(super) fn started<F>(
         self: &Arc<Self>,
         started: Started,
@@ -126,8 +126,8 @@ impl Container {
         });
     }
 
-    /// Sends a signal, and SIGKILL when the process still runs after `grace`, whether or not
-    /// somebody waits for it, or the guest answers. No process follows the present one.
+    /// Sends a signal, and SIGKILL if the process still runs after `grace`, whether or not a client
+    /// waits for it, or the guest answers. The process is not restarted any more.
     pub(super) fn stop(
         self: &Arc<Self>,
         agent: &Agent,
@@ -139,7 +139,8 @@ impl Container {
         let (container, agent) = (Arc::clone(self), agent.clone());
         tokio::spawn(async move {
             let send = async |signal, all| {
-                // One that is just being made gets the signal, too, and none is made after it.
+                // A process that is just being created gets the signal, too, and none is created
+                // after it.
                 drop(container.processes.turn().await);
                 let sent = agent.signal(&container.id, "", signal, all).await;
                 if let Err(error) = sent {
@@ -183,8 +184,8 @@ impl Container {
         info.started_at_ns = started.started_at_ns;
     }
 
-    /// Waits for the end of the process and starts it again as long as it is to be; how it ended
-    /// at last.
+    /// Waits for the end of the process and restarts it according to the policy; returns its last
+    /// exit.
     async fn live(&self, agent: &Agent) -> ProcessExit {
         let mut restarts = Restarts::new(self.processes.policy());
         let mut begun = Instant::now();
@@ -196,8 +197,8 @@ impl Container {
                 Ok(exit) => exit,
                 Err(Unknown::Deleted) => return killed(),
                 Err(Unknown::GuestIsLost) => {
-                    // Its machine has ended, or is killed, and will say how. Else nobody would be
-                    // told why the process is gone, but that it was killed.
+                    // The machine has ended, or is being killed, and will report how. Otherwise,
+                    // clients would only learn that the process was killed, and not why.
                     sleep(2 * LOST_GUEST_TIMEOUT).await;
                     return killed();
                 }
@@ -222,7 +223,8 @@ impl Container {
                     }
                     Err(error) => {
                         warn!(container = self.id, %error, "failed to restart the process");
-                        // It may be there all the same, and the guest makes no other one then.
+                        // It may exist nevertheless, and then the guest does not create another
+                        // one.
                         let ended = end_unwanted(agent, &self.id, "");
                         if timeout(DRAIN_TIMEOUT, ended).await.is_err() {
                             debug!(container = self.id, "a process may be left in the guest");
@@ -256,7 +258,7 @@ impl Container {
     }
 
     async fn exited(&self, exit: ProcessExit) {
-        // They may be in the midst of writing to a log whose disk does not answer.
+        // The streams may be writing to a log whose disk does not answer.
         let streams = Arc::clone(&self.streams);
         let closed = tokio::task::spawn_blocking(move || streams.close());
         if timeout(DRAIN_TIMEOUT, closed).await.is_err() {
@@ -276,14 +278,14 @@ impl Container {
         }
     }
 
-    /// The guest is gone, and the container with it.
+    /// Handles the end of the guest, with which the container ended.
     pub(super) async fn guest_is_gone(&self) {
         self.processes.end();
         self.drain().await;
         self.exited(self.has_ended().unwrap_or_else(killed)).await;
     }
 
-    /// The process was killed: its readers have a moment for what is left of its output.
+    /// Gives the readers of a killed process a moment for the rest of its output.
     pub(super) async fn hurry_readers(&self) {
         let mut exit = self.exit.subscribe();
         let known = exit.wait_for(Option::is_some);
@@ -292,14 +294,14 @@ impl Container {
         }
     }
 
-    /// Nobody waits for readers any more who do not read the output.
+    /// Stops waiting for readers that do not read the output.
     pub(super) async fn let_readers_go(&self) {
-        // As above: where a log's disk does not answer, others are still served.
+        // As above: if a log's disk does not answer, other requests are still served.
         let streams = Arc::clone(&self.streams);
         let _ = tokio::task::spawn_blocking(move || streams.let_readers_go()).await;
     }
 
-    /// The end of the container's process or of one that `exec` started.
+    /// Returns a receiver of the exit of the container's process or of one that `exec` started.
     pub(super) fn exit(
         &self,
         exec_id: Option<&str>,
@@ -322,11 +324,11 @@ impl Container {
         self.execs.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A further process runs, and its output is on its way.
+    /// Registers another process, which runs and whose output is being moved.
     pub(super) fn exec_started(&self, exec_id: String, outputs: Outputs, agent: &Agent) {
         let (sender, exit) = watch::channel(None);
         let mut execs = self.execs();
-        // The agent refuses an id that is in use, so one of this id has ended.
+        // The agent refuses an id that is in use, so a process with this id has ended.
         execs.retain(|exec| exec.id != exec_id);
         execs.push_back(ExecProcess {
             id: exec_id.clone(),
@@ -351,20 +353,20 @@ impl Container {
         });
     }
 
-    /// Ends a further process whose streams could not be connected, and sees to it that the guest
-    /// remembers it no longer.
+    /// Kills a process of `exec` whose streams could not be connected, and makes the guest forget
+    /// it.
     pub(super) fn kill_exec(&self, exec_id: String, agent: &Agent) {
         let (agent, id) = (agent.clone(), self.id.clone());
         tokio::spawn(async move { end_unwanted(&agent, &id, &exec_id).await });
     }
 }
 
-/// Why it is not known how a process ended; it was killed in either case.
+/// Why the exit of a process is unknown; it was killed in either case.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Unknown {
     /// The container was deleted.
     Deleted,
-    /// The agent does not answer any more.
+    /// The agent no longer answers.
     GuestIsLost,
 }
 
@@ -377,7 +379,7 @@ impl From<&LinkError> for Unknown {
     }
 }
 
-/// How a process ended.
+/// Waits for a process's exit.
 async fn wait(agent: &Agent, id: &str, exec_id: &str) -> Result<ProcessExit, Unknown> {
     match agent.wait(id, exec_id).await {
         Ok(exit) => Ok(exit.into()),
@@ -388,8 +390,8 @@ async fn wait(agent: &Agent, id: &str, exec_id: &str) -> Result<ProcessExit, Unk
     }
 }
 
-/// Kills a process that was made and is not to run, with all of its container when it is that one's
-/// own, and waits for its end.
+/// Kills a process that was created and must not run, with all of its container if it is the
+/// container's own process, and waits for its end.
 async fn end_unwanted(agent: &Agent, id: &str, exec_id: &str) {
     match agent
         .signal(id, exec_id, SIGKILL.into(), exec_id.is_empty())
@@ -400,7 +402,7 @@ async fn end_unwanted(agent: &Agent, id: &str, exec_id: &str) {
     }
 }
 
-/// The exit of a process that could not be made, with a shell's codes.
+/// The exit of a process that could not be created, with a shell's codes.
 fn not_started(error: &SandboxError) -> ProcessExit {
     let code = match error.kind() {
         Some(RefusalKind::CommandNotFound) => 127,
@@ -424,7 +426,7 @@ fn killed() -> ProcessExit {
 
 #[cfg(test)]
 impl Container {
-    /// One that has just been made, and the guest's end of its output.
+    /// A container that was just created, and the guest's end of its output.
     pub(super) fn sample(id: &str) -> (Arc<Self>, std::os::unix::net::UnixStream) {
         use super::super::stdio::{GuestStreams, StreamSet};
         use super::super::types::RestartPolicy;

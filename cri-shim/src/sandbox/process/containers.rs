@@ -1,5 +1,4 @@
-//! What a sandbox's process does with containers: each request of the control socket about
-//! them is a method here.
+//! Operations on containers: each request of the control socket about them is a method here.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -31,22 +30,23 @@ use super::plugs::Plugs;
 use super::restart::Processes;
 use crate::machine::{Disk, MachineError, causes};
 
-/// A terminal that nobody has told its size.
+/// The size of a terminal whose client has not sent one.
 const TERMINAL: TerminalSize = TerminalSize {
     rows: 24,
     columns: 80,
 };
 
-/// How long the guest may take to free what a container held before its end is told all the same.
+/// How long the guest may take to free a container's resources before the container's end is
+/// reported.
 const RELEASE_TIMEOUT: Duration = Duration::from_secs(15);
 
-/// How long after each other it is tried to undo what the guest is still making.
+/// Delay between attempts to undo a creation that the guest is still working on.
 const CLEANUP_RETRY_DELAY: Duration = Duration::from_secs(1);
 
-/// The open files of a container to be made.
+/// The open files of a container to be created.
 #[derive(Debug)]
 pub(super) struct CreateFiles {
-    /// By their digests.
+    /// By digest.
     pub(super) images: Vec<(String, OwnedFd)>,
     pub(super) log: Option<OwnedFd>,
     /// In the order of the devices.
@@ -58,9 +58,9 @@ pub(super) struct CreateFiles {
 pub(super) struct Containers {
     pub(super) sandbox: Arc<Sandbox>,
     entries: Entries,
-    /// Held while a disk changes: a container's image is there, or on its way.
+    /// Held while a disk's image changes, so that an image is either present or being placed.
     images: AsyncMutex<Slots>,
-    /// Held while a disk is plugged in or out.
+    /// Held while a disk is plugged or unplugged.
     plugs: AsyncMutex<Plugs>,
     is_paused: AtomicBool,
     events: Option<Arc<EventLog>>,
@@ -112,8 +112,9 @@ impl Containers {
         }
     }
 
-    /// Undoes what was half made: what the agent has of it must be gone before its disk is. False
-    /// while the agent still makes it, though nobody waits for that any more.
+    /// Undoes a partial creation: the agent must have removed its part before the disk is taken
+    /// away. False while the agent still creates the container, though its answer is no longer
+    /// waited for.
     async fn is_unmade(&self, id: &str) -> bool {
         let forgotten = self.forget(id).await;
         if let Err(error) = &forgotten {
@@ -164,7 +165,7 @@ impl Containers {
         Ok((container, user))
     }
 
-    /// Sees to it that the image is on a disk.
+    /// Makes sure that the image is on a disk.
     async fn place(&self, id: &str, digest: &str, image: OwnedFd) -> Result<(), Error> {
         let serial = serial(digest)?;
         let mut slots = self.images.lock().await;
@@ -184,7 +185,7 @@ impl Containers {
         Ok(())
     }
 
-    /// Sees to it that the guest has a container's disks; says what the agent is to give it.
+    /// Plugs in a container's disks; returns the devices for the request to the agent.
     async fn plug(
         &self,
         id: &str,
@@ -203,7 +204,7 @@ impl Containers {
             else {
                 continue;
             };
-            // As many as there are such devices.
+            // There are as many files as such devices.
             let Some(file) = disks.next() else { break };
             if plugs.take(serial, id) {
                 continue;
@@ -229,7 +230,8 @@ impl Containers {
         Ok(wanted.iter().map(agent_device).collect())
     }
 
-    /// Frees what a container holds that has ended for good, but for its exit and its log.
+    /// Frees the resources of a container that has ended permanently, but keeps its exit and its
+    /// log.
     async fn release(&self, container: &Container) {
         let _turn = container.processes.turn().await;
         let id = &container.id;
@@ -250,18 +252,18 @@ impl Containers {
         }
     }
 
-    /// Deletes a container in the guest, and takes its disks back.
+    /// Deletes a container in the guest, and frees its disks.
     async fn forget(&self, id: &str) -> Result<(), Error> {
         self.sandbox.agent().delete(id).await?;
         self.take_back(id).await
     }
 
-    /// Takes the disks back that nobody uses but a container that is gone.
+    /// Frees the disks that only the container `id`, which is gone, used.
     async fn take_back(&self, id: &str) -> Result<(), Error> {
         let mut plugs = self.plugs.lock().await;
         for (serial, disk) in plugs.leave(id) {
             self.sandbox.agent().remove_device(&disk.address()).await?;
-            // The guest has it no more, and a machine does not unplug anything twice.
+            // The guest no longer has it, and a machine does not unplug a device twice.
             plugs.forget(&serial);
             if let Err(error) = self.sandbox.machine().unplug_disk(&disk).await {
                 warn!(serial, %error, "failed to unplug the disk; it stays open until the machine exits");
@@ -299,7 +301,7 @@ impl Containers {
         Ok(agent.signal(id, exec_id, signal, all).await?)
     }
 
-    /// The container's process is not started again.
+    /// Disables restarts of the container's process.
     pub(super) fn end_restarts(&self, id: &str) -> Result<(), Error> {
         self.entries.get(id)?.processes.end();
         Ok(())
@@ -308,7 +310,7 @@ impl Containers {
     pub(super) async fn wait(&self, id: &str, exec_id: Option<&str>) -> Result<ProcessExit, Error> {
         let mut exit = self.entries.get(id)?.exit(exec_id)?;
         let known = exit.wait_for(Option::is_some).await;
-        // Fails when the container was deleted without ever having been started.
+        // Fails if the container was deleted without ever having been started.
         known
             .ok()
             .and_then(|exit| *exit)
@@ -316,7 +318,7 @@ impl Containers {
     }
 
     pub(super) async fn delete(&self, id: &str) -> Result<(), Error> {
-        // Whoever asked for one that is still being made may want it no more.
+        // A container that is still being created may be unwanted already.
         let container = match self.entries.made(id).await {
             Ok(container) => container,
             Err(error) if error.kind() == Some(RefusalKind::NotFound) => return Ok(()),
@@ -328,14 +330,14 @@ impl Containers {
         let forgotten = self.forget(id).await;
         drop(turn);
         if let Err(error) = forgotten {
-            // To be tried again.
+            // For another attempt.
             self.entries.set(id, Some(Entry::Made(container)));
             return Err(error);
         }
         if container.info().state != ContainerState::Created {
             let mut exit = container.exit(None)?;
             container.hurry_readers().await;
-            // Its last lines are in the log when the answer comes.
+            // Its last lines are in the log when this is answered.
             let _ = exit.wait_for(Option::is_some).await;
         }
         self.entries.set(id, None);
@@ -361,7 +363,7 @@ impl Containers {
                 Ok(())
             }
             Err(error) => {
-                // Nobody would hear of it, nor it of anybody.
+                // Without streams, the process is of no use.
                 container.kill_exec(header.exec_id, agent);
                 Err(error.into())
             }
@@ -375,24 +377,24 @@ impl Containers {
         is_whole: bool,
     ) -> Result<(), Error> {
         let container = self.entries.get(id)?;
-        // It may have to wait for the log's disk.
+        // This may have to wait for the log's disk.
         Ok(blocking(move || container.streams.attach(files, is_whole)).await??)
     }
 
-    /// The end of a container's process, which is to be that of the sandbox.
+    /// Makes the sandbox end with a container's process; returns a receiver of its exit.
     pub(super) fn end_with(&self, id: &str) -> Result<watch::Receiver<Option<ProcessExit>>, Error> {
         let container = self.entries.get(id)?;
         container.set_ends_sandbox();
         container.exit(None)
     }
 
-    /// As [`Container::stop`], also in a guest that is paused.
+    /// As [`Container::stop`], but resumes a paused guest.
     pub(super) async fn stop(&self, id: &str, signal: u32, grace: Duration) -> Result<(), Error> {
         let container = self.entries.get(id)?;
         if container.exit(None)?.borrow().is_some() {
             return Ok(());
         }
-        // First of all: a guest that does not answer keeps nobody from its deadline.
+        // First of all: a guest that does not answer must not delay the deadline.
         container.stop(self.sandbox.agent(), signal, grace)?;
         if self.is_paused() {
             self.resume().await?;
@@ -400,14 +402,14 @@ impl Containers {
         Ok(())
     }
 
-    /// Stops the guest between two instructions.
+    /// Pauses the guest between two instructions.
     pub(super) async fn pause(&self) -> Result<(), Error> {
         self.sandbox.machine().pause().await.map_err(wrong_state)?;
         self.is_paused.store(true, Ordering::Release);
         Ok(())
     }
 
-    /// Lets a paused guest go on, at the present time.
+    /// Resumes a paused guest and sets its clock.
     pub(super) async fn resume(&self) -> Result<(), Error> {
         self.sandbox.machine().resume().await.map_err(wrong_state)?;
         self.is_paused.store(false, Ordering::Release);
@@ -419,7 +421,7 @@ impl Containers {
         self.is_paused.load(Ordering::Acquire)
     }
 
-    /// Has the guest have the time: its clock drifts, and stands still while it is paused.
+    /// Sets the guest's clock: it drifts, and stands still while the guest is paused.
     pub(super) async fn set_clock(&self) {
         if self.is_paused() {
             return;
@@ -429,7 +431,8 @@ impl Containers {
         }
     }
 
-    /// Has the guest forget files that the host has removed: until then their space is not free.
+    /// Makes the guest forget files that were removed on the host: their space is not free until
+    /// then.
     pub(super) async fn forget_files(&self) {
         if self.is_paused() {
             return;
@@ -489,13 +492,14 @@ impl Containers {
         Ok(self.sandbox.agent().update_resources(id, resources).await?)
     }
 
-    /// Nobody waits for readers any more who do not read containers' output.
+    /// Stops waiting for readers that do not read containers' output.
     pub(super) async fn let_readers_go(&self) {
         let made = self.entries.all();
         join_all(made.iter().map(|container| container.let_readers_go())).await;
     }
 
-    /// The guest has ended: writes what came of the containers' output, and tells who waits.
+    /// Handles the end of the guest: writes the rest of the containers' output, and answers waiting
+    /// clients.
     pub(super) async fn guest_is_gone(&self) {
         let made = self.entries.all();
         join_all(made.iter().map(|container| container.guest_is_gone())).await;

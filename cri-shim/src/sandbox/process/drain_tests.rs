@@ -1,4 +1,4 @@
-//! Containers whose process has ended and whose readers have not got all of its output.
+//! Containers whose process has ended and whose readers have not got all of its output yet.
 
 use std::io::{Read as _, Write as _};
 use std::os::unix::net::UnixStream;
@@ -20,12 +20,12 @@ use super::restart::Processes;
 /// Longer than anything here takes.
 const LONG: Duration = Duration::from_secs(120);
 
-/// More than a reader's socket takes, and less than he may be behind.
+/// More than fits into a reader's socket, and less than a reader may be behind.
 const OUTPUT: usize = 600 << 10;
 
 const CODE: i32 = 3;
 
-/// A container whose process has written its output and ended, and its reader, who is waited for.
+/// A container whose process has written its output and ended, and its reader, which is waited for.
 async fn ended() -> (Arc<Container>, UnixStream) {
     let (ours, guest) = UnixStream::pair().unwrap();
     guest.set_nonblocking(true).unwrap();

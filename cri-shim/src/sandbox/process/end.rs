@@ -1,4 +1,4 @@
-//! The machine's end: when it is due, and what is left to do then.
+//! The machine's end: when it is due, and the work that is left then.
 
 use std::fs::File;
 use std::future::pending;
@@ -16,48 +16,50 @@ use super::super::record::{self, ExitRecord};
 use super::super::types::SandboxExit;
 use super::containers::Containers;
 
-/// How long a guest may take to power itself off once the container has ended that it was for.
+/// How long a guest may take to power itself off after the container with which the sandbox ends
+/// has ended.
 const POWER_OFF_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How long the last answers and lines may take when the machine has ended.
+/// How long the last answers and lines may take after the machine has ended.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(15);
 
-/// How long readers that are waited for may take for what is left of the output when somebody has
-/// asked for an end, and the time that he gave is over.
+/// How long readers that are waited for may take for the rest of the output after a requested end,
+/// when the grace period is over.
 pub(super) const READER_GRACE: Duration = Duration::from_secs(2);
 
-/// How long the end of a machine may come after its guest was lost. Then it is killed: nobody can
-/// do anything with it any more. A guest that panicked is looked through for why before.
+/// How long a machine may take to end after its guest was lost. Then it is killed, as it is of no
+/// use any more. Before that, a panicked guest's memory is searched for the cause.
 pub(super) const LOST_GUEST_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// How long who asked a guest for something waits until everything of its machine's end is written.
+/// How long a request whose guest was lost waits until everything about the machine's end is
+/// written.
 const EXIT_WRITTEN_TIMEOUT: Duration = Duration::from_secs(15);
 
-/// How long it may take to kill a machine whose guest was lost.
+/// How long killing a machine may take after its guest was lost.
 const KILL_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Why a machine is to end.
+/// The reason for ending a machine.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Shutdown {
-    /// Somebody asks for it, and gives the guest so much time.
+    /// An end was requested, with this grace period for the guest.
     Within(Duration),
-    /// The container that it was for has ended, and its output is complete.
+    /// The container with which the sandbox ends has ended, and its output is complete.
     Done,
 }
 
-/// What is known of a machine's end.
+/// The known facts about a machine's end.
 #[derive(Debug, Clone)]
 pub(super) struct Cause {
-    /// The guest runs no more: how it ended is about to be told.
+    /// The guest has stopped: how it ended will be known soon.
     pub(super) stopped: watch::Receiver<bool>,
-    /// How the machine has ended: told before its containers' output is written.
+    /// How the machine has ended: known before its containers' output is written.
     pub(super) exit: watch::Receiver<Option<SandboxExit>>,
-    /// As `exit`, once everything is written.
+    /// As `exit`, but once everything is written.
     pub(super) written: watch::Receiver<Option<SandboxExit>>,
 }
 
 impl Cause {
-    /// How the machine has ended whose guest cannot be reached; `None` when it goes on.
+    /// Returns how the machine has ended whose guest cannot be reached; `None` if it keeps running.
     pub(super) async fn known(&mut self) -> Option<SandboxExit> {
         let Self {
             stopped,
@@ -80,8 +82,9 @@ impl Cause {
     }
 }
 
-/// Waits for the machine's end, and sees to it when there is a reason; says until when somebody has
-/// given it time. Of a guest that leaves nothing on the host the power is cut once nobody needs it.
+/// Waits for the machine's end, and causes it if there is a reason; returns the exit, and the
+/// deadline of a requested end. A guest that leaves nothing on the host is powered off once it is
+/// not needed.
 pub(super) async fn ended(
     sandbox: &Arc<Sandbox>,
     containers: &Arc<Containers>,
@@ -97,12 +100,13 @@ pub(super) async fn ended(
         let kill_at = deadline.unwrap_or_else(Instant::now);
         let ends_by = lost_at.map_or_else(Instant::now, |at| at + LOST_GUEST_TIMEOUT);
         tokio::select! {
-            // After a moment in which the host stood still several may be true at once.
+            // After the host stood still for a moment, several branches may be ready at the same
+            // time.
             biased;
             exit = machine.ended() => return (exit.into(), asked_by),
             () = sandbox.agent().lost(), if lost_at.is_none() => {
                 if deadline.is_none() {
-                    // Which side ended the connection.
+                    // They show which side ended the connection.
                     warn!(vsock = ?machine.vsock_counters(), "lost the guest's agent");
                 }
                 lost_at = Some(Instant::now());
@@ -152,16 +156,15 @@ pub(super) async fn ended(
     }
 }
 
-/// The earlier one of a time, if there is one, and that after `grace`.
+/// Returns the earlier of `old`, if any, and the time after `grace`.
 fn earlier(old: Option<Instant>, grace: Duration) -> Option<Instant> {
     let at = Instant::now().checked_add(grace);
-    // Too far in the future to be a time is never, which a year is as well.
+    // A time too far in the future is never, for which a year is enough.
     let at = at.unwrap_or_else(|| Instant::now() + Duration::from_secs(365 * 86400));
     Some(old.map_or(at, |old| old.min(at)))
 }
 
-/// Returns when readers have had all the time that somebody gives who asks for the end; never when
-/// nobody does.
+/// Returns when the time of readers after a requested end is over; never if no end is requested.
 pub(super) async fn reads_are_over(
     mut shutdowns: mpsc::UnboundedReceiver<Shutdown>,
     mut asked_by: Option<Instant>,
@@ -178,7 +181,7 @@ pub(super) async fn reads_are_over(
     }
 }
 
-/// Waits until what came of the containers' output is written, and read by those that are waited
+/// Waits until the rest of the containers' output is written, and read by readers that are waited
 /// for unless their time is over.
 pub(super) async fn drain(containers: &Containers, reads_are_over: impl Future<Output = ()>) {
     let mut drained = pin!(containers.guest_is_gone());
@@ -191,7 +194,7 @@ pub(super) async fn drain(containers: &Containers, reads_are_over: impl Future<O
     }
 }
 
-/// Writes the record, and gives the last answers.
+/// Writes the record, and sends the last answers.
 pub(super) async fn leave(
     file: &File,
     exit: SandboxExit,

@@ -1,4 +1,4 @@
-//! The containers of a sandbox by their ids, also while the guest works on them.
+//! The containers of a sandbox by id, including those that the guest is creating or deleting.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -10,9 +10,9 @@ use super::container::Container;
 
 #[derive(Debug, Clone)]
 pub(super) enum Entry {
-    /// Its id is taken; the guest makes it.
+    /// Its id is taken; the guest creates it.
     Making,
-    /// The guest deletes it, or undoes what was half made.
+    /// The guest deletes it, or undoes a partial creation.
     Unmaking,
     Made(Arc<Container>),
 }
@@ -28,7 +28,7 @@ impl Entries {
         self.by_id.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes the id for a container that is to be made.
+    /// Reserves the id for a container that is to be created.
     pub(super) fn take(&self, id: &str) -> Result<(), Error> {
         let mut by_id = self.lock();
         if by_id.contains_key(id) {
@@ -62,12 +62,12 @@ impl Entries {
         }
     }
 
-    /// As [`Self::get`], once it is no longer being made.
+    /// As [`Self::get`], but waits until it is no longer being created.
     pub(super) async fn made(&self, id: &str) -> Result<Arc<Container>, Error> {
         loop {
             let changed = self.changed.notified();
             tokio::pin!(changed);
-            // Listened for before it is looked at.
+            // Registered before the check, so that no notification is missed.
             changed.as_mut().enable();
             if !matches!(self.lock().get(id), Some(Entry::Making)) {
                 return self.get(id);
@@ -76,7 +76,7 @@ impl Entries {
         }
     }
 
-    /// All that are made.
+    /// Returns all containers that exist.
     pub(super) fn all(&self) -> Vec<Arc<Container>> {
         let by_id = self.lock();
         let made = by_id.values().filter_map(|entry| match entry {

@@ -1,11 +1,11 @@
-//! Which disk of the machine holds which image.
+//! The assignment of images to disks of the machine.
 
 use std::collections::BTreeSet;
 
-/// Digits of a digest that make its disk's serial number: as many as that may have.
+/// Digits of a digest in its disk's serial number: as many as fit.
 const SERIAL_LEN: usize = 20;
 
-/// Why an image has no disk.
+/// The reason why an image has no disk.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum ImageError {
     #[error("`{0}` is not the digest of an image: it has too few hexadecimal digits")]
@@ -16,12 +16,12 @@ pub(super) enum ImageError {
     Leaving,
 }
 
-/// What a specification has as the source of a mount that is the image of this digest.
+/// Returns the source by which a specification mounts the image of this digest.
 pub(crate) fn mount_source(digest: &str) -> Option<String> {
     Some(format!("image:{}", serial(digest).ok()?))
 }
 
-/// The serial number of the disk with the image of this digest.
+/// Returns the serial number of the disk with the image of this digest.
 pub(super) fn serial(digest: &str) -> Result<String, ImageError> {
     let hex = digest.rsplit_once(':').map_or(digest, |(_, hex)| hex);
     match hex.get(..SERIAL_LEN) {
@@ -32,7 +32,7 @@ pub(super) fn serial(digest: &str) -> Result<String, ImageError> {
     }
 }
 
-/// What is to be done about an image's disk.
+/// The action that places an image on a disk.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Placement {
     /// The image is on a disk already.
@@ -49,14 +49,14 @@ pub(super) struct Slots {
 
 #[derive(Debug, Clone, Default)]
 struct Slot {
-    /// The image's; empty: the disk is free.
+    /// The image's serial; empty if the disk is free.
     serial: String,
     /// The containers that use it.
     users: BTreeSet<String>,
 }
 
 impl Slot {
-    /// Nobody uses the image, and the disk was not yet said to be empty.
+    /// No container uses the image, but the disk has not been reported as empty yet.
     fn is_leaving(&self) -> bool {
         self.users.is_empty() && !self.serial.is_empty()
     }
@@ -69,7 +69,7 @@ impl Slots {
         }
     }
 
-    /// Notes that `container` uses the image.
+    /// Records that `container` uses the image.
     pub(super) fn take(&mut self, serial: &str, container: &str) -> Result<Placement, ImageError> {
         if let Some(slot) = self.slots.iter_mut().find(|slot| slot.serial == serial) {
             if slot.is_leaving() {
@@ -87,8 +87,8 @@ impl Slots {
         Ok(Placement::Insert(index))
     }
 
-    /// Notes that `container` is gone; the disks that nobody uses any more, also those that could
-    /// not be emptied when an earlier one went.
+    /// Records that `container` is gone; returns the disks that are no longer used, including those
+    /// that could not be emptied earlier.
     pub(super) fn leave(&mut self, container: &str) -> Vec<usize> {
         let slots = self.slots.iter_mut().enumerate();
         let left = slots.filter_map(|(index, slot)| {
@@ -98,7 +98,7 @@ impl Slots {
         left.collect()
     }
 
-    /// The disk is empty, again or still.
+    /// Records that the disk is empty, again or still.
     pub(super) fn freed(&mut self, index: usize) {
         if let Some(slot) = self.slots.get_mut(index) {
             *slot = Slot::default();
@@ -135,7 +135,7 @@ mod tests {
         assert_eq!(slots.take("c", "4"), Err(ImageError::NoSlot(2)));
         assert!(slots.leave("1").is_empty());
         assert_eq!(slots.leave("2"), [0]);
-        // Until it is said to be empty, nobody gets the disk, which may become so at any moment.
+        // Until it is reported as empty, the disk is not used: it may become empty at any moment.
         assert_eq!(slots.take("c", "4"), Err(ImageError::NoSlot(2)));
         assert_eq!(slots.take("a", "5"), Err(ImageError::Leaving));
         assert_eq!(slots.leave("anybody"), [0]);

@@ -1,4 +1,4 @@
-//! Making the sandbox that a launcher describes: its open files, its machine and the jail, until
+//! Creates the sandbox that a launcher describes: its open files, its machine and the jail, until
 //! the guest is configured.
 
 use std::fs::File;
@@ -21,8 +21,8 @@ use crate::machine::{
     Boot, GuestFiles, MachineConfig, Nic, SHARE_TAG, SharedDir, Transport, causes,
 };
 
-/// Connections to the control socket that wait to be accepted: of those that were closed
-/// meanwhile, too, while the process is stopped.
+/// Length of the accept queue of the control socket: while the process is stopped, closed
+/// connections count, too.
 const BACKLOG: i32 = 4096;
 
 /// The open files of a launch.
@@ -35,7 +35,7 @@ pub(super) struct LaunchFiles {
     events: Option<EventLog>,
 }
 
-/// What the machine's devices lead to.
+/// The host's ends of the machine's devices.
 struct DeviceFiles {
     nics: Vec<OwnedFd>,
     share: Option<jail::Share>,
@@ -49,13 +49,13 @@ pub(super) struct Begun {
     pub(super) record: File,
     pub(super) events: Option<EventLog>,
     pub(super) image_slots: u8,
-    /// Its disks are not written, so all that it wrote goes with it.
+    /// Its disks are not written, so nothing that it wrote outlives it.
     pub(super) leaves_nothing: bool,
     pub(super) is_clone: bool,
     pub(super) missing_layers: Vec<String>,
 }
 
-/// Takes the launcher's first frame.
+/// Receives the launcher's first frame.
 pub(super) async fn receive(
     frames: &mut FrameReader,
 ) -> Result<(LaunchHeader, std::vec::IntoIter<OwnedFd>), ProcessError> {
@@ -67,7 +67,7 @@ pub(super) async fn receive(
     Ok((launch, frame.fds.into_iter()))
 }
 
-/// Tells the files that came with a launch apart.
+/// Assigns the files that came with a launch.
 pub(super) fn files(
     launch: &LaunchHeader,
     mut fds: std::vec::IntoIter<OwnedFd>,
@@ -125,14 +125,14 @@ pub(super) fn files(
     })
 }
 
-/// Listens here and not in the launcher: so peers are told this process's number.
+/// Listens here and not in the launcher, so that peers see this process's pid.
 fn listen(socket: OwnedFd) -> io::Result<UnixListener> {
     rustix::net::listen(socket.as_fd(), BACKLOG)?;
     UnixListener::from_std(StdUnixListener::from(socket))
 }
 
-/// Starts the machine, as a clone when there is a template that suits this host, and configures
-/// its guest once its network is known.
+/// Starts the machine, as a clone if there is a template that suits this host, and configures its
+/// guest once its network is known.
 pub(super) async fn boot(
     launch: LaunchHeader,
     files: LaunchFiles,
@@ -166,7 +166,7 @@ pub(super) async fn boot(
     })
 }
 
-/// The machine, and whether it is a clone.
+/// Builds the machine; returns also whether it is a clone.
 fn build(
     launch: &LaunchHeader,
     devices: &DeviceFiles,
@@ -249,7 +249,7 @@ fn config(launch: &LaunchHeader, devices: &DeviceFiles, boot: Boot) -> io::Resul
     })
 }
 
-/// Closes the jail where it is wanted; gives the layers that are missing, in words.
+/// Enters the jail if it is enforced; returns the names of the missing layers.
 fn close_jail(
     launch: &LaunchHeader,
     devices: &DeviceFiles,

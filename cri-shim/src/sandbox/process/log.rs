@@ -1,12 +1,12 @@
-//! A container's log in the format of the Container Runtime Interface: a line of it is
-//! `TIME STREAM F|P TEXT`, where P means that the line goes on in the stream's next.
+//! A container's log in the format of the Container Runtime Interface. A line of it is
+//! `TIME STREAM F|P TEXT`, where P means that the text continues in the stream's next line.
 
 use std::fs::File;
 use std::io::{self, Write};
 use std::time::SystemTime;
 
-/// Longest text of one line; what is longer is split. Readers count on it (16 KiB, as in
-/// other runtimes).
+/// Longest text of one line; longer lines are split. Readers rely on it (16 KiB, as in other
+/// runtimes).
 const LINE_MAX: usize = 16 << 10;
 
 /// One of a process's outputs.
@@ -25,18 +25,18 @@ impl OutputStream {
     }
 }
 
-/// Writes a log. Lines are written as soon as they are complete, each time in one write; the
-/// beginning of a line is kept until its rest comes.
+/// Writes a log. Lines are written as soon as they are complete, those of one read in one write;
+/// the start of a line is kept until its rest comes.
 #[derive(Debug)]
 pub(super) struct LogWriter<W = File> {
     file: W,
-    /// Takes its turn when `file` has as many bytes as it may.
+    /// The file that is used next when `file` has reached the maximum size.
     other: Option<Other<W>>,
-    /// Bytes of `file`, as far as they were written here.
+    /// Size of `file` in bytes, as far as it was written here.
     size: u64,
     stdout: Vec<u8>,
     stderr: Vec<u8>,
-    /// What is to be written at once.
+    /// Lines for the next write.
     lines: Vec<u8>,
     /// The last write stopped within a line.
     is_torn: bool,
@@ -48,9 +48,9 @@ struct Other<W> {
     max_bytes: u64,
 }
 
-/// A log that can be begun anew.
+/// A log that can be truncated.
 pub(super) trait LogFile: Write {
-    /// Removes what is in it.
+    /// Removes its contents.
     fn empty(&mut self) -> io::Result<()>;
 }
 
@@ -60,7 +60,7 @@ impl LogFile for File {
     }
 }
 
-/// What lines begin with that were read at once.
+/// The prefix of lines that were read together.
 struct Origin(String);
 
 impl Origin {
@@ -83,7 +83,7 @@ impl<W: LogFile> LogWriter<W> {
         }
     }
 
-    /// Goes on in another file. The beginning of a line that was kept goes there.
+    /// Continues in another file. The start of a line that was kept goes there.
     pub(super) fn reopen(&mut self, file: W) {
         self.file = file;
         self.other = None;
@@ -91,8 +91,9 @@ impl<W: LogFile> LogWriter<W> {
         self.is_torn = false;
     }
 
-    /// From now on, lines go by turns to this file and the one that there is: to the other one,
-    /// which is emptied, when they would make one longer than so many bytes. Each line is in one.
+    /// From now on, writes lines alternately to this file and the present one: a write that would
+    /// make one longer than `max_bytes` goes to the other, which is truncated first. Each line is
+    /// in one of them.
     pub(super) fn limit(&mut self, file: W, max_bytes: u64) {
         self.other = Some(Other { file, max_bytes });
     }
@@ -110,10 +111,10 @@ impl<W: LogFile> LogWriter<W> {
         Ok(())
     }
 
-    /// Takes what a process has written now.
+    /// Appends bytes that a process has written now.
     ///
     /// # Errors
-    /// The file refused lines; they are lost, and the next ones are tried again.
+    /// The file did not accept lines; they are lost, and later ones are tried again.
     pub(super) fn write(
         &mut self,
         stream: OutputStream,
@@ -144,7 +145,7 @@ impl<W: LogFile> LogWriter<W> {
         self.flush()
     }
 
-    /// The stream has ended: a last line without an end is written as it is.
+    /// Handles the end of the stream: a last line without an end is written as it is.
     ///
     /// # Errors
     /// As [`Self::write`].
@@ -173,7 +174,7 @@ impl<W: LogFile> LogWriter<W> {
         if self.lines.is_empty() {
             return Ok(());
         }
-        // Where the other file is of no use, this one is.
+        // If the other file cannot be used, this one is.
         let mut result = self.take_turns(self.lines.len() as u64);
         if self.is_torn {
             self.lines.insert(0, b'\n');
@@ -198,8 +199,8 @@ impl<W: LogFile> LogWriter<W> {
             self.size = self.size.saturating_add(written as u64);
         }
         self.lines.clear();
-        // What one read may bring, with its lines' beginnings, stays; a longer burst should not
-        // cost memory for ever.
+        // Keeps the memory for one read with its lines' prefixes; a longer burst should not cost
+        // memory forever.
         self.lines.shrink_to(4 * LINE_MAX);
         result
     }
@@ -253,7 +254,7 @@ mod tests {
         }
         assert_eq!(lines(&log.file), ["6", "7"]);
         assert_eq!(lines(&log.other.as_ref().unwrap().file), ["3", "4", "5"]);
-        // A write that is longer than a file may be has one to itself.
+        // A write that exceeds the maximum size gets a file of its own.
         log.write(Stdout, b"a\nb\nc\nd\n", now()).unwrap();
         assert_eq!(lines(&log.file), ["a", "b", "c", "d"]);
         assert_eq!(lines(&log.other.as_ref().unwrap().file), ["6", "7"]);
@@ -312,7 +313,7 @@ mod tests {
         assert_eq!(text(&log), format!("T stdout F {full}\n"));
     }
 
-    /// A file that takes so many bytes and no more.
+    /// A file that accepts a limited number of bytes.
     struct Limited(Vec<u8>, usize);
 
     impl Write for Limited {

@@ -1,4 +1,4 @@
-//! What the requests do that are about the machine and not about one of its containers.
+//! Requests about the machine, as opposed to its containers.
 
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
@@ -9,7 +9,7 @@ use super::super::stdio::{open, stream_id};
 use super::containers::{Containers, wrong_state};
 
 impl Containers {
-    /// Has the guest have so many bytes more than at first; says how many it has.
+    /// Changes the guest's additional memory to `bytes`; returns what it has then.
     pub(super) async fn grow(&self, bytes: u64, patience: Duration) -> Result<u64, Error> {
         let grown = self.sandbox.machine().grow(bytes, patience).await;
         grown.map_err(wrong_state)
@@ -20,14 +20,14 @@ impl Containers {
         Ok(self.sandbox.agent().await_pressure().await?)
     }
 
-    /// Has the guest use so many CPUs.
+    /// Makes the guest use `count` CPUs.
     pub(super) async fn set_cpus(&self, count: u8) -> Result<(), Error> {
         let added = self.sandbox.machine().add_cpus(count).await;
         added.map_err(wrong_state)?;
         Ok(self.sandbox.agent().set_cpus(count).await?)
     }
 
-    /// A connection to a port of the guest's loopback.
+    /// Returns a connection to a port of the guest's loopback.
     pub(super) async fn port_forward(&self, port: u16) -> Result<OwnedFd, Error> {
         let agent = self.sandbox.agent();
         let id = stream_id()?;
@@ -42,7 +42,7 @@ impl Containers {
         })
     }
 
-    /// A socket that is connected to the guest's serial console.
+    /// Returns a socket that is connected to the guest's serial console.
     pub(super) fn console(&self) -> Result<OwnedFd, Error> {
         let (ours, theirs) = UnixStream::pair().map_err(|source| {
             Error::refused(

@@ -1,24 +1,24 @@
 //! The process of one sandbox: `podvisor sandbox`.
 //!
-//! It is started by [`Launching::begin`](super::Launching::begin), which sends it a frame with its
+//! [`Launching::begin`](super::Launching::begin) starts it, and sends a frame with its
 //! configuration and open files on its stdin. It leaves its parent's session, boots the machine,
-//! waits for the agent and for a frame with the guest's network, and answers. From then on it
-//! serves its control socket: it holds the containers' exit codes and writes their logs, whether or
-//! not somebody is connected. It ends when its machine ends, and its machine when it does.
+//! waits for the agent and for a frame with the guest's network, and replies. From then on it
+//! serves its control socket: it keeps the containers' exit codes and writes their logs, whether or
+//! not a client is connected. It ends when its machine ends, and its machine when it does.
 //!
-//! | file | what for |
+//! | file | contents |
 //! | --- | --- |
 //! | `launch` | from the launcher's frame to a guest that is configured |
 //! | `serve` | the control socket: connections |
-//! | `connection` | one connection's requests, each carried out and replied to |
-//! | `answer` | what a request asks for, by the calls of `containers` |
-//! | `containers`, `machine` | what the requests do |
+//! | `connection` | one connection's requests, each executed and replied to |
+//! | `answer` | dispatches requests to `containers` |
+//! | `containers`, `machine` | implementations of requests |
 //! | `container` | one container's state and its processes |
-//! | `restart` | whether, when and as what a container's process is started again |
-//! | `output`, `log` | output to the log and to attachers |
+//! | `restart` | whether, when and with which streams a container's process is restarted |
+//! | `output`, `log` | output to the log and to attached clients |
 //! | `own_log` | the log of the process itself |
-//! | `end` | the machine's end: when it is due, and what is left to do then |
-//! | `upkeep` | what a running guest needs now and then: the time, and to forget files |
+//! | `end` | the machine's end: when it is due, and the work that is left then |
+//! | `upkeep` | periodic work for a running guest: its clock, and removed files |
 //! | `images` | which disk holds which image |
 //! | `plugs` | which disks are plugged in for which containers |
 
@@ -67,17 +67,17 @@ use end::{Cause, Shutdown};
 pub(crate) use images::mount_source as image_source;
 use launch::Begun;
 
-/// The grace period of a SIGTERM, which names none.
+/// The grace period of a SIGTERM, which carries none.
 const SIGTERM_GRACE: Duration = Duration::from_secs(30);
 
-/// Where the guest has the shared directory.
+/// The mount point of the shared directory in the guest.
 pub(super) const SHARE_PATH: &str = "/run/podvisor/shared";
 
-/// Why the process could not take up its work.
+/// The reason why the process could not start its work.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ProcessError {
-    /// The process is not what it should be.
+    /// The process's environment could not be set up.
     #[error("failed to {action}")]
     SetUp {
         /// What was tried.
@@ -89,7 +89,7 @@ pub enum ProcessError {
     /// It was not started by podvisor.
     #[error("stdin is not the socket on which podvisor sends a sandbox's configuration")]
     NotLaunched(#[source] FrameError),
-    /// There is no sandbox; whoever launched it was told.
+    /// There is no sandbox; its launcher was told why.
     #[error(transparent)]
     Sandbox(#[from] SandboxError),
 }
@@ -98,25 +98,25 @@ fn set_up(action: &'static str) -> impl FnOnce(io::Error) -> ProcessError {
     move |source| ProcessError::SetUp { action, source }
 }
 
-/// The whole life of the process. Closes whatever files it inherited beyond stdin, stdout and
+/// Runs the process from start to end. Closes all files that it inherited except stdin, stdout and
 /// stderr.
 ///
 /// # Safety
 /// No value in this process owns a descriptor above 2, and no other thread runs.
 ///
 /// # Errors
-/// [`ProcessError`] when there never was a sandbox. How one ended is in its directory.
+/// [`ProcessError`] if there never was a sandbox. The exit of a sandbox is in its directory.
 #[allow(unsafe_code)] // The caller's promise is passed on.
 pub unsafe fn run() -> Result<(), ProcessError> {
     // SAFETY: by the contract of this function.
     unsafe { jail::close_inherited() };
     jail::limit_arenas();
-    // Fails for the leader of a group, which a process that was just forked is not.
+    // Fails for a process group leader, which a process that was just forked is not.
     if let Err(error) = rustix::process::setsid() {
         debug!(%error, "not in a session of its own");
     }
     rustix::process::umask(rustix::fs::Mode::RWXG | rustix::fs::Mode::RWXO);
-    // What a guest opens in shared directories, and its connections, count against it.
+    // Files that a guest opens in shared directories, and its connections, count against it.
     let mut files = rustix::process::getrlimit(Resource::Nofile);
     files.current = files.maximum;
     if let Err(error) = rustix::process::setrlimit(Resource::Nofile, files) {
@@ -132,12 +132,12 @@ pub unsafe fn run() -> Result<(), ProcessError> {
         let (launch, fds) = launch::receive(&mut frames).await?;
         live(launcher, frames, launch, fds).await
     });
-    // Threads may sit in writes to somebody who does not read.
+    // Threads may be blocked in writes to a client that does not read.
     runtime.shutdown_background();
     done
 }
 
-/// Takes the launcher's socket from stdin, where `/dev/null` goes.
+/// Takes the launcher's socket from stdin, and replaces it by `/dev/null`.
 fn take_stdin() -> Result<Arc<UnixStream>, ProcessError> {
     let take = || {
         let socket = rustix::stdio::stdin().try_clone_to_owned()?;
@@ -155,7 +155,7 @@ async fn live(
     launch: LaunchHeader,
     fds: std::vec::IntoIter<OwnedFd>,
 ) -> Result<(), ProcessError> {
-    // From here on a SIGTERM is one to be obeyed in good order.
+    // From here on a SIGTERM ends the sandbox in good order.
     let mut terminate = signal(SignalKind::terminate()).map_err(set_up("listen for SIGTERM"))?;
     if let Some(begun) = begin(launcher, frames, launch, fds, &mut terminate).await? {
         serve_until_end(begun, terminate).await;
@@ -163,7 +163,7 @@ async fn live(
     Ok(())
 }
 
-/// Makes the sandbox and answers the launcher; none when nobody wants it any more.
+/// Creates the sandbox and replies to the launcher; `None` if the launch was cancelled.
 async fn begin(
     launcher: Arc<UnixStream>,
     frames: FrameReader,
@@ -218,7 +218,7 @@ async fn begin(
     }
 }
 
-/// Serves the control socket until the machine has ended and what is left of it is read.
+/// Serves the control socket until the machine has ended and the rest of the output is handled.
 async fn serve_until_end(begun: Begun, mut terminate: Signal) {
     let sandbox = Arc::new(begun.sandbox);
     let containers = Containers::new(Arc::clone(&sandbox), begun.image_slots, begun.events);
@@ -243,7 +243,7 @@ async fn serve_until_end(begun: Begun, mut terminate: Signal) {
     tokio::spawn(own_log::keep_short());
     tokio::spawn(async move {
         while terminate.recv().await.is_some() {
-            // Heard until the end has come.
+            // Received until the machine has ended.
             let _ = shutdown.send(Shutdown::Within(SIGTERM_GRACE));
         }
     });
@@ -256,17 +256,17 @@ async fn serve_until_end(begun: Begun, mut terminate: Signal) {
     end::leave(&begun.record, exit, &containers, exit_sender, serving).await;
 }
 
-/// Passes on the guest's network when the launcher says it, and waits until that is gone.
+/// Passes on the guest's network when it comes from the launcher, and waits for the launcher's end.
 async fn hung_up(mut launcher: FrameReader, told: oneshot::Sender<GuestNetwork>) {
     let Ok(Some(frame)) = launcher.next().await else {
         return;
     };
     match serde_json::from_slice(&frame.body) {
-        // Nobody listens any more when the boot has failed, which is about to be answered.
+        // There is no receiver if the boot has failed, which is about to be reported.
         Ok(network) => drop(told.send(network)),
         Err(error) => return warn!(%error, "invalid network configuration from the launcher"),
     }
-    // There is nothing else to be said.
+    // No other frames are expected.
     let _ = launcher.next().await;
 }
 

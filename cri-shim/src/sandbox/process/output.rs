@@ -1,5 +1,5 @@
-//! Where a container's output goes: its log, and whoever is attached. The log comes first and
-//! waits for nobody.
+//! Moves a container's output to its log and to attached clients. The log comes first and waits for
+//! no client.
 
 use std::fs::File;
 use std::os::fd::{AsFd as _, OwnedFd};
@@ -20,34 +20,34 @@ use super::super::types::StdioFds;
 use super::log::{LogWriter, OutputStream};
 use crate::patience::timeout;
 
-/// Bytes read from a process at once.
+/// Bytes that are read from a process at a time.
 const READ_SIZE: usize = 16 << 10;
 
-/// Pieces that an attacher may be behind: 1 MiB.
+/// Most pieces that a client may be behind: 1 MiB.
 const ATTACH_QUEUE: usize = 64;
 
-/// The streams of a container's process, from their start to their end; of each of its processes,
-/// when that is started again.
+/// The streams of a container's process, from start to end; if it is restarted, those of each
+/// process.
 #[derive(Debug)]
 pub(super) struct ContainerStreams {
     input: Mutex<Option<Arc<Input>>>,
-    /// The input is closed with the first attacher's end.
+    /// The input is closed when the first client's input ends.
     stdin_once: bool,
-    /// Attachers stay when the streams have ended: the next process has further ones.
+    /// Clients stay attached when the streams have ended: a restarted process has new streams.
     is_lasting: AtomicBool,
     sinks: Mutex<Sinks>,
-    /// Streams that have not ended.
+    /// The number of streams that have not ended.
     open: AtomicUsize,
     ended: watch::Sender<bool>,
     readers: Arc<watch::Sender<Readers>>,
 }
 
-/// Attachers that the process waits for.
+/// The clients that the process waits for.
 #[derive(Debug, Default)]
 struct Readers {
-    /// Pieces that they have not got.
+    /// The number of pieces that they have not got yet.
     unread: usize,
-    /// They are not waited for any more.
+    /// They are no longer waited for.
     are_let_go: bool,
 }
 
@@ -57,7 +57,7 @@ impl Readers {
     }
 }
 
-/// A piece that a reader has not got, until it is dropped.
+/// A piece that a client has not got yet, until this is dropped.
 #[derive(Debug)]
 struct Unread(Arc<watch::Sender<Readers>>);
 
@@ -74,50 +74,50 @@ impl Drop for Unread {
     }
 }
 
-/// Output on its way to an attacher.
+/// A piece of output for a client.
 #[derive(Debug)]
 struct Piece {
     bytes: Arc<[u8]>,
-    /// Of one that the process waits for.
+    /// Set for a client that the process waits for.
     _unread: Option<Unread>,
 }
 
 #[derive(Debug)]
 struct Input {
     guest: GuestInput,
-    /// Closed with the first attacher's end.
+    /// Closed when the first client's input ends.
     once: bool,
 }
 
 #[derive(Debug, Default)]
 struct Sinks {
     log: Option<LogWriter>,
-    /// The log's file refuses lines; said once until it takes some again.
+    /// The log's file does not accept lines; logged once until it does again.
     is_log_broken: bool,
     attachers: Vec<Attacher>,
-    /// How many attachments there were.
+    /// The number of attachments so far.
     attachments: u64,
 }
 
-/// One output of the process on its way to somebody.
+/// One of the process's outputs to a client.
 #[derive(Debug)]
 struct Attacher {
-    /// The attachment that it is one of the outputs of.
+    /// The attachment that it belongs to.
     attachment: u64,
     stream: OutputStream,
     pieces: SyncSender<Piece>,
-    /// Where they go, until that has ended.
+    /// The client's file, until its thread ends.
     file: Weak<OwnedFd>,
-    /// Of one that the process waits for.
+    /// Set for a client that the process waits for.
     readers: Option<Arc<watch::Sender<Readers>>>,
 }
 
-/// A piece for an attacher that the process waits for.
+/// A piece for a client that the process waits for.
 type Waiting = (SyncSender<Piece>, Piece);
 
 impl ContainerStreams {
-    /// Begins to read the process's output. `is_lasting` streams go on with another process, until
-    /// they are closed.
+    /// Starts to read the process's output. If `is_lasting`, the streams continue with another
+    /// process until they are closed.
     pub(super) fn start(
         streams: GuestStreams,
         log: Option<OwnedFd>,
@@ -140,7 +140,7 @@ impl ContainerStreams {
         Ok(this)
     }
 
-    /// Reads the output of a process, the first one or the next one.
+    /// Reads the output of a process, the first one or a restarted one.
     pub(super) fn go_on(self: &Arc<Self>, streams: GuestStreams) -> Result<(), StdioError> {
         let outputs = [
             (OutputStream::Stdout, streams.output),
@@ -156,33 +156,33 @@ impl ContainerStreams {
                 once: self.stdin_once,
             })
         });
-        // What a process before this one left open may still come, and counts.
+        // Streams that an earlier process left open may still have output, and count.
         self.open.fetch_add(outputs.len(), Ordering::AcqRel);
         self.ended.send_replace(outputs.is_empty());
         let mut left = outputs.len();
         for (stream, from) in outputs {
             let to = Arc::clone(self);
             let pumped = spawn(stream.name(), move || to.pump(stream, &from));
-            // Nobody else would tell their end.
+            // Streams without a thread would never be reported as ended.
             pumped.inspect_err(|_| self.have_ended(left, &mut self.sinks()))?;
             left -= 1;
         }
         Ok(())
     }
 
-    /// So many streams have ended.
+    /// Records that `count` streams have ended.
     fn have_ended(&self, count: usize, sinks: &mut Sinks) {
         if self.open.fetch_sub(count, Ordering::AcqRel) != count {
             return;
         }
         if !self.is_lasting.load(Ordering::Acquire) {
-            // Their threads write what they still have, and close the files.
+            // Their threads write the rest, and close the files.
             sinks.attachers.clear();
         }
         self.ended.send_replace(true);
     }
 
-    /// No process comes any more: attachers are told the end.
+    /// Ends lasting streams: there are no more processes, and clients are disconnected.
     pub(super) fn close(&self) {
         let mut sinks = self.sinks();
         self.is_lasting.store(false, Ordering::Release);
@@ -195,9 +195,9 @@ impl ContainerStreams {
         self.input.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until all output has come, is in the log, and is with those that the process waits
-    /// for. False when there is more to come after `limit`, in which the time that these took to
-    /// read does not count.
+    /// Waits until all output has come, is in the log, and has reached the clients that the process
+    /// waits for. False if that takes longer than `limit`, not counting the time in which these
+    /// clients read.
     pub(super) async fn drained(&self, limit: Duration) -> bool {
         let complete = async {
             self.ended().await;
@@ -230,34 +230,34 @@ impl ContainerStreams {
     /// Waits until all output has come and is in the log.
     async fn ended(&self) {
         let mut ended = self.ended.subscribe();
-        // The sender is in `self`.
+        // Cannot fail: the sender is in `self`.
         let _ = ended.wait_for(|ended| *ended).await;
     }
 
     async fn readers(&self, are: impl FnMut(&Readers) -> bool) {
         let mut readers = self.readers.subscribe();
-        // The sender is in `self`.
+        // Cannot fail: the sender is in `self`.
         let _ = readers.wait_for(are).await;
     }
 
-    /// From now on nobody waits for attachers. What they have not got they do not get, so that the
-    /// rest comes to the log.
+    /// Stops waiting for clients. They do not get the rest of the output, so that it reaches the
+    /// log.
     pub(super) fn let_readers_go(&self) {
         self.readers
             .send_modify(|readers| readers.are_let_go = true);
         let sinks = self.sinks();
         let whole = sinks.attachers.iter().filter(|it| it.readers.is_some());
         for file in whole.filter_map(|attacher| attacher.file.upgrade()) {
-            // Only of sockets, which is what podvisor's own programs attach.
+            // Works only for sockets, which is what podvisor's own programs attach.
             if let Err(error) = shutdown(&file, Shutdown::Both) {
                 debug!(%error, "an attacher is not cut off");
             }
         }
     }
 
-    /// Connects somebody's files, from now on. Whom the process does not wait for, and whose end
-    /// of input is not the process's, has seen enough when he ends his own: so it is with other
-    /// runtimes, and kubectl waits for it.
+    /// Attaches a client's files, from now on. A client that the process does not wait for, and
+    /// whose end of input does not end the process's input, is detached when its input ends: other
+    /// runtimes do so, and kubectl relies on it.
     pub(super) fn attach(
         self: &Arc<Self>,
         files: StdioFds,
@@ -307,7 +307,7 @@ impl ContainerStreams {
         Ok(())
     }
 
-    /// Goes on with the log in another file.
+    /// Continues the log in another file.
     pub(super) fn reopen_log(&self, log: OwnedFd) {
         let mut sinks = self.sinks();
         sinks.is_log_broken = false;
@@ -317,7 +317,7 @@ impl ContainerStreams {
         }
     }
 
-    /// Goes on with the log in another file when it has so many bytes, and so on by turns.
+    /// Writes the log alternately to this file and the present one, with at most `max_bytes` each.
     pub(super) fn limit_log(&self, other: OwnedFd, max_bytes: u64) {
         if let Some(log) = &mut self.sinks().log {
             log.limit(File::from(other), max_bytes);
@@ -336,12 +336,12 @@ impl ContainerStreams {
                 Ok(count) => {
                     let waiting = self.sinks().take(stream, &buffer[..count]);
                     for (attacher, piece) in waiting {
-                        // One that is gone is found so by the next piece.
+                        // A client that is gone is detected by the next piece.
                         let _ = attacher.send(piece);
                     }
                 }
                 Err(error) => {
-                    // The guest closed the connection the hard way: what came, came.
+                    // The guest reset the connection: what was received is complete.
                     debug!(stream = stream.name(), %error, "a process's output ended");
                     break;
                 }
@@ -354,7 +354,7 @@ impl ContainerStreams {
 }
 
 impl Sinks {
-    /// Passes output on; what is left waits for its attacher, without the lock.
+    /// Passes output on; returns pieces whose clients must be waited for, without the lock.
     fn take(&mut self, stream: OutputStream, bytes: &[u8]) -> Vec<Waiting> {
         if let Some(log) = &mut self.log {
             let written = log.write(stream, bytes, SystemTime::now());
@@ -379,14 +379,14 @@ impl Sinks {
                     waiting.push((attacher.pieces.clone(), piece));
                     true
                 }
-                // One that is gone, or that lets all others wait, is let go.
+                // A client that is gone, or would make all others wait, is detached.
                 Err(_) => false,
             }
         });
         waiting
     }
 
-    /// Its threads write what they still have, and close the files.
+    /// Detaches a client: its threads write the rest, and close the files.
     fn detach(&mut self, attachment: u64) {
         self.attachers
             .retain(|attacher| attacher.attachment != attachment);

@@ -1,4 +1,4 @@
-//! The streams of a container, from a guest that is a socket, to logs and attachers.
+//! The streams of a container, from a guest that is a socket, to logs and clients.
 
 use std::io::{Read as _, Write as _};
 use std::thread::JoinHandle;
@@ -42,7 +42,7 @@ fn scene_of(is_lasting: bool) -> Scene {
 }
 
 impl Scene {
-    /// Ends the streams and gives the log without its times.
+    /// Ends the streams and returns the log without its times.
     fn log(self) -> String {
         drop((self.stdout, self.stderr));
         let runtime = tokio::runtime::Builder::new_current_thread()
@@ -103,7 +103,7 @@ fn an_attacher_that_does_not_read_holds_up_neither_the_log_nor_another() {
         scene.stdout.write_all(&line).unwrap();
     }
     assert_eq!(scene.log().lines().count(), count);
-    // A reader is cut off only when it is 1 MiB behind.
+    // A client is only disconnected when it is 1 MiB behind.
     assert!(reads.join().unwrap() >= ATTACH_QUEUE * 1024);
     drop(stuck);
 }
@@ -121,7 +121,7 @@ fn a_reader_that_the_process_waits_for_gets_all_of_it() {
         }
         scene
     });
-    // It begins when the writer has come as far as it can.
+    // It starts when the writer cannot continue.
     let mut bytes = vec![0; 1];
     reader.read_exact(&mut bytes).unwrap();
     let reads = std::thread::spawn(move || {
@@ -215,7 +215,7 @@ fn a_reopened_log_goes_on_where_the_old_one_ended() {
     assert!(text.ends_with(" stdout F begun new\n"), "{text}");
 }
 
-/// A reader whom the process waits for and who does not read, and the thread that writes more than
+/// A client that the process waits for and that does not read, and the thread that writes more than
 /// fits in between.
 async fn behind() -> (Arc<ContainerStreams>, UnixStream, JoinHandle<Scene>) {
     let mut scene = scene();
@@ -261,7 +261,7 @@ async fn output_has_not_gone_out_while_it_waits_for_a_reader() {
     let streams = Arc::clone(&scene.streams);
     let (files, mut reader) = attacher();
     streams.attach(files, true).unwrap();
-    // More than the reader's socket takes, and less than he may be behind.
+    // More than fits into the reader's socket, and less than a reader may be behind.
     let bytes = vec![b'x'; 600 << 10];
     scene.stdout.write_all(&bytes).unwrap();
     drop((scene.stdout, scene.stderr));

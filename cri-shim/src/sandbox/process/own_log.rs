@@ -1,6 +1,5 @@
-//! The log of this process itself: its stderr, a file that its launcher has opened to be read and
-//! appended to. How fast a guest can have it grow is bounded where lines are logged, and how long
-//! it gets is here.
+//! Limits the size of this process's own log: its stderr, a file that its launcher has opened for
+//! reading and appending. How fast a guest can make it grow is limited where lines are logged.
 
 use std::io;
 use std::os::fd::{AsFd as _, BorrowedFd};
@@ -12,23 +11,23 @@ use tracing::debug;
 
 use super::super::stdio::write_all;
 
-/// Bytes from which on the oldest lines are removed: it may be in a file system in memory, with
-/// those of all other machines of the node.
+/// The size in bytes from which the oldest lines are removed: the log may be in a file system in
+/// memory, with those of all other machines of the node.
 const MAX_LOG_SIZE: u64 = 1 << 20;
 
-/// As many bytes stay then.
+/// The number of bytes that are kept then.
 const KEPT_LOG_SIZE: u64 = MAX_LOG_SIZE / 2;
 
-/// How often it is looked at. Threads of the machine may not shorten files.
+/// Interval of checks. Threads of the machine may not truncate files.
 const CHECK_INTERVAL: Duration = Duration::from_secs(60);
 
-/// Keeps the log short, for the rest of this process's life.
+/// Keeps the log short, as long as this process runs.
 pub(super) async fn keep_short() {
     let mut times = tokio::time::interval(CHECK_INTERVAL);
     loop {
         times.tick().await;
         let shortened = {
-            // Nobody logs meanwhile, nor panics.
+            // Blocks other log lines, and panic messages, meanwhile.
             let stderr = io::stderr().lock();
             shorten(stderr.as_fd())
         };
@@ -42,7 +41,7 @@ pub(super) async fn keep_short() {
 fn shorten(log: BorrowedFd<'_>) -> io::Result<()> {
     let found = fstat(log)?;
     let length = u64::try_from(found.st_size).unwrap_or(0);
-    // It may be anything where it was not a launcher of podvisor's that began this process.
+    // It may be anything if the process was not started by podvisor's launcher.
     if FileType::from_raw_mode(found.st_mode) != FileType::RegularFile || length <= MAX_LOG_SIZE {
         return Ok(());
     }
@@ -51,7 +50,7 @@ fn shorten(log: BorrowedFd<'_>) -> io::Result<()> {
     Ok(write_all(log, &end)?)
 }
 
-/// The last lines of a log that is longer than they are.
+/// Returns the last lines of a log that is longer than they are.
 fn end_of(log: BorrowedFd<'_>, length: u64) -> io::Result<Vec<u8>> {
     let from = length.saturating_sub(KEPT_LOG_SIZE);
     let mut end = Vec::new();
@@ -62,7 +61,7 @@ fn end_of(log: BorrowedFd<'_>, length: u64) -> io::Result<Vec<u8>> {
             count => end.extend_from_slice(&buffer[..count]),
         }
     }
-    // The first one is cut.
+    // The first one is incomplete.
     if let Some(line) = end.iter().position(|byte| *byte == b'\n') {
         end.drain(..=line);
     }
@@ -76,7 +75,7 @@ mod tests {
 
     use super::*;
 
-    /// A log as a launcher opens it.
+    /// Opens a log as a launcher does.
     fn open(path: &std::path::Path) -> File {
         let mut options = File::options();
         options.read(true).append(true).create(true);

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::machine::PluggedDisk;
 
-/// The disks, and which containers have them.
+/// The disks, and the containers that use them.
 #[derive(Debug, Default)]
 pub(super) struct Plugs(BTreeMap<String, Plug>);
 
@@ -15,21 +15,21 @@ struct Plug {
 }
 
 impl Plugs {
-    /// Notes that `container` has the disk, if it is plugged in.
+    /// Records that `container` uses the disk, if it is plugged in.
     pub(super) fn take(&mut self, serial: &str, container: &str) -> bool {
         let plug = self.0.get_mut(serial);
         plug.map(|plug| plug.users.insert(container.to_owned()))
             .is_some()
     }
 
-    /// Notes a disk that was plugged in for `container`.
+    /// Records a disk that was plugged in for `container`.
     pub(super) fn add(&mut self, serial: String, disk: PluggedDisk, container: &str) {
         let users = [container.to_owned()].into();
         self.0.insert(serial, Plug { disk, users });
     }
 
-    /// Notes that `container` is gone; the disks that nobody has any more, by their serials. They
-    /// are to be unplugged and forgotten.
+    /// Records that `container` is gone; returns the disks that are no longer used, with their
+    /// serial numbers. They must be unplugged and forgotten.
     pub(super) fn leave(&mut self, container: &str) -> Vec<(String, PluggedDisk)> {
         for plug in self.0.values_mut() {
             plug.users.remove(container);
@@ -39,7 +39,7 @@ impl Plugs {
             .collect()
     }
 
-    /// The guest has let go of the disk.
+    /// Forgets a disk that the guest has released.
     pub(super) fn forget(&mut self, serial: &str) {
         self.0.remove(serial);
     }

@@ -1,4 +1,4 @@
-//! Whether, when and as what a container's process is started again.
+//! Whether, when and with which streams a container's process is restarted.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -18,10 +18,10 @@ const FIRST_DELAY: Duration = Duration::from_millis(100);
 /// The longest delay.
 const MAX_DELAY: Duration = Duration::from_secs(60);
 
-/// A process that ran so long is taken to have worked: the delays begin anew.
+/// A process that ran this long counts as having worked: the delays start again at the first.
 const BACKOFF_RESET_AFTER: Duration = Duration::from_secs(10);
 
-/// When a process is started again.
+/// The delays before a process's restarts.
 #[derive(Debug)]
 pub(super) struct Restarts {
     policy: RestartPolicy,
@@ -38,8 +38,8 @@ impl Restarts {
         }
     }
 
-    /// What to wait for before the next start of a process that has `ran` so long; `None`: it
-    /// ended for good.
+    /// Returns the delay before the next start of a process that ran for `ran`; `None` if it is not
+    /// restarted.
     pub(super) fn next(&mut self, code: i32, ran: Duration) -> Option<Duration> {
         let is_wanted = match self.policy {
             RestartPolicy::Never => false,
@@ -61,15 +61,15 @@ impl Restarts {
     }
 }
 
-/// What the processes of one container have in common.
+/// State that the processes of one container share.
 #[derive(Debug)]
 pub(super) struct Processes {
     policy: RestartPolicy,
     set: StreamSet,
     terminal: Mutex<Option<TerminalSize>>,
-    /// Held while a process is made, and by who sends it a signal.
+    /// Held while a process is created, and while one is sent a signal.
     turn: AsyncMutex<()>,
-    /// No further one comes.
+    /// The process is not restarted any more.
     is_over: watch::Sender<bool>,
 }
 
@@ -92,12 +92,12 @@ impl Processes {
         self.policy
     }
 
-    /// Streams for the next process.
+    /// Creates streams for the next process.
     pub(super) fn streams(&self) -> Result<Streams, StdioError> {
         Streams::new(self.set, *self.terminal())
     }
 
-    /// The terminal has this size from now on.
+    /// Stores the terminal's present size.
     pub(super) fn resized(&self, size: TerminalSize) {
         let mut terminal = self.terminal();
         if terminal.is_some() {
@@ -109,17 +109,17 @@ impl Processes {
         self.terminal.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The process that there is, is the last one.
+    /// Makes the present process the last one.
     pub(super) fn end(&self) {
         self.is_over.send_replace(true);
     }
 
-    /// Waits until no process is being made.
+    /// Waits until no process is being created.
     pub(super) async fn turn(&self) -> AsyncMutexGuard<'_, ()> {
         self.turn.lock().await
     }
 
-    /// Waits for the time of the next process; false when none comes any more.
+    /// Waits before the next process; false if none is started any more.
     pub(super) async fn delayed(&self, delay: Duration) -> bool {
         let mut is_over = self.is_over.subscribe();
         tokio::select! {
@@ -129,7 +129,7 @@ impl Processes {
         }
     }
 
-    /// Makes the next process and lets it run; `None` when none comes any more.
+    /// Creates and starts the next process; `None` if none is started any more.
     pub(super) async fn restart(
         &self,
         container: &Container,
@@ -196,7 +196,7 @@ mod tests {
         assert_eq!(often.next(0, SHORT), None);
     }
 
-    /// The next call of a guest's agent, which must be this one.
+    /// Reads the next call to a guest's agent, which must be `method`.
     async fn called(guest: &mut UnixStream, method: &str) -> Message<Request> {
         let call = Message::<Request>::read_from(guest).await.unwrap();
         assert_eq!(call.payload.method, method);

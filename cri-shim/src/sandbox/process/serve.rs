@@ -1,4 +1,4 @@
-//! The control socket: connections come in and are served in parallel, up to a bound.
+//! The control socket: connections are accepted and served in parallel, up to a limit.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,16 +15,17 @@ use super::super::wire::{FrameReader, FrameWriter, Refusal, Reply, Request};
 use super::answer::Service;
 use super::connection::{converse, next};
 
-/// Connections at once. Each program in the foreground, and each who waits, has one.
+/// Most connections at the same time. Each program in the foreground, and each waiting client, has
+/// one.
 const MAX_CONNECTIONS: usize = 512;
 
-/// Connections beyond these that are told so at once; further ones wait to be accepted.
+/// Most excess connections that are refused at the same time; others wait to be accepted.
 const MAX_REFUSED_CONNECTIONS: usize = 64;
 
-/// How long one that is refused may take to ask.
+/// How long a refused connection may take to send a request.
 const REFUSED_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// How long after a connection could not be accepted the next is tried.
+/// Delay before the next accept after one has failed.
 const RETRY_DELAY: Duration = Duration::from_millis(100);
 
 /// Serves connections until the machine has ended and everything is answered.
@@ -50,7 +51,7 @@ pub(super) async fn serve(listener: UnixListener, service: Service) {
                 Ok((stream, _)) => {
                     connections.spawn(refuse(stream));
                 }
-                // Its other side is gone already, or descriptors are short.
+                // Its other side is gone already, or there are too few descriptors.
                 Err(error) => {
                     warn!(%error, "cannot accept a control connection");
                     retry_at = Instant::now() + RETRY_DELAY;
@@ -60,18 +61,18 @@ pub(super) async fn serve(listener: UnixListener, service: Service) {
             () = has_ended(&mut exit) => break,
         }
     }
-    // Who comes now finds nobody, and not a machine that does not answer.
+    // New clients are refused from here on, instead of finding a machine that does not answer.
     drop(listener);
     while connections.join_next().await.is_some() {}
 }
 
 /// Waits until it is known how the machine ended.
 pub(super) async fn has_ended(exit: &mut watch::Receiver<Option<SandboxExit>>) {
-    // The sender goes only after it has said how the machine ended.
+    // The sender is only dropped after it has sent this.
     let _ = exit.wait_for(Option::is_some).await;
 }
 
-/// Answers the first request of a connection that is one too many, and closes it.
+/// Refuses the first request of a connection in excess of the limit, and closes it.
 async fn refuse(stream: UnixStream) {
     let stream = Arc::new(stream);
     let mut reader = FrameReader::new(Arc::clone(&stream));
@@ -89,7 +90,7 @@ async fn refuse(stream: UnixStream) {
         message,
     });
     if let Ok(body) = serde_json::to_vec(&Reply { number, answer }) {
-        // Whoever asked may be gone.
+        // The client may be gone.
         let _ = FrameWriter::new(stream).send(&body, &[]).await;
     }
 }

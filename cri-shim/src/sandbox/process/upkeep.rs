@@ -1,11 +1,11 @@
-//! What a guest that runs needs now and then.
+//! Periodic work for a running guest.
 //!
-//! It is asked for its time: a minute after its start, when it was told what the time was as the
-//! request was sent, then every ten minutes, and whenever the host's clock was set or the host
-//! wakes up. A guest that can follow the host's clock does so when it is asked.
+//! Its clock is set: a minute after its start, as its first setting did not allow for the duration
+//! of the request, then every ten minutes, and whenever the host's clock was set or the host wakes
+//! up. A guest that can follow the host's clock does so from the first request on.
 //!
-//! And it is to forget files of the shared directory that the host has removed, which is looked at
-//! every minute: as long as it knows one, the host has an open file of it and cannot use its space.
+//! It has to forget files of the shared directory that were removed on the host, which is checked
+//! every minute: while it knows such a file, the host keeps it open and cannot reuse its space.
 
 use std::future::pending;
 use std::io;
@@ -25,13 +25,13 @@ use tracing::debug;
 use super::super::watch;
 use super::containers::Containers;
 
-/// How often the guest is asked for its time.
+/// Interval of setting the guest's clock.
 const CLOCK_INTERVAL: Duration = Duration::from_secs(600);
 
-/// How often files are looked at, and how long after its start a guest is asked for its time first.
+/// Interval of checks for removed files, and delay before the guest's clock is set first.
 const FILES_INTERVAL: Duration = Duration::from_secs(60);
 
-/// For as long as the guest runs.
+/// Runs as long as the guest.
 pub(super) async fn of_guest(containers: Arc<Containers>) {
     tokio::join!(set_clock(&containers), forget_files(&containers));
 }
@@ -74,8 +74,8 @@ async fn next_step(steps: Option<&ClockSteps>) -> io::Result<()> {
     }
 }
 
-/// When the host's clock was set, or stood still while the host slept: the end of a timer that no
-/// clock ever reaches (timerfd_create(2), `TFD_TIMER_CANCEL_ON_SET`).
+/// Reports when the host's clock was set, or the host was suspended: the cancellation of a timer
+/// that never expires (timerfd_create(2), `TFD_TIMER_CANCEL_ON_SET`).
 #[derive(Debug)]
 struct ClockSteps(AsyncFd<OwnedFd>);
 
@@ -92,7 +92,7 @@ impl ClockSteps {
         };
         let flags = TimerfdTimerFlags::ABSTIME | TimerfdTimerFlags::CANCEL_ON_SET;
         match timerfd_settime(&timer, flags, &never) {
-            // It was set this moment; the timer is there all the same.
+            // The clock was set just now; the timer is armed nevertheless.
             Ok(_) | Err(Errno::CANCELED) => {}
             Err(error) => return Err(error.into()),
         }
@@ -103,12 +103,12 @@ impl ClockSteps {
         loop {
             let mut ready = self.0.readable().await?;
             match rustix::io::read(self.0.get_ref(), &mut [0; size_of::<u64>()]) {
-                // It goes on to wait for the next.
+                // The timer stays armed for the next change.
                 Err(Errno::CANCELED) => return Ok(()),
                 Err(Errno::AGAIN) => ready.clear_ready(),
                 Err(Errno::INTR) => {}
                 Err(error) => return Err(error.into()),
-                // The end of time.
+                // Practically never.
                 Ok(_) => return pending().await,
             }
         }

@@ -1,19 +1,18 @@
-//! Requests of a connection that wait for something to happen, until it does or nobody waits for
-//! it any more.
+//! Requests of a connection that wait for an event, until it happens or they are abandoned.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::oneshot;
 
-/// Waits of one connection at once. They keep no other request waiting.
+/// Most waits of one connection at the same time. They do not delay other requests.
 pub(super) const MAX_WAITS: usize = 4096;
 
-/// Those of one connection, by the numbers of their requests.
+/// The waits of one connection, by the number of the request.
 #[derive(Debug, Default)]
 pub(super) struct Waits(Mutex<HashMap<u64, oneshot::Sender<()>>>);
 
-/// One of them, until it is dropped.
+/// A wait that is registered until this is dropped.
 #[derive(Debug)]
 pub(super) struct Wait {
     waits: Arc<Waits>,
@@ -37,7 +36,7 @@ impl Waits {
         })
     }
 
-    /// Cancels the wait of this request. It is no error if it was already answered.
+    /// Cancels the wait of this request. One that was already answered is not an error.
     pub(super) fn abandon(&self, number: u64) {
         self.lock().remove(&number);
     }
@@ -48,9 +47,9 @@ impl Waits {
 }
 
 impl Wait {
-    /// Waits until nobody waits for it any more.
+    /// Returns when the wait was abandoned.
     pub(super) async fn abandoned(&mut self) {
-        // Nothing is ever sent.
+        // Nothing is ever sent: this ends when the sender is dropped.
         let _ = (&mut self.abandoned).await;
     }
 }

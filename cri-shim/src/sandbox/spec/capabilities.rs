@@ -1,12 +1,12 @@
-//! Linux capabilities: those that a container has, and how users name them.
+//! Linux capabilities: a container's default ones, and their names for users.
 
 use std::str::FromStr;
 
 use oci_spec::OciSpecError;
 use oci_spec::runtime::{Capabilities, Capability, LinuxCapabilities, LinuxCapabilitiesBuilder};
 
-/// Capabilities that a container's root has unless its user says otherwise: those that
-/// distributions' packages count on, and none that reaches beyond the container.
+/// Default capabilities of a container's root: those that distributions' packages rely on, and none
+/// that reaches beyond the container.
 pub(super) const DEFAULT: &[Capability] = &[
     Capability::AuditWrite,
     Capability::Chown,
@@ -24,7 +24,7 @@ pub(super) const DEFAULT: &[Capability] = &[
     Capability::SysChroot,
 ];
 
-/// All that the guest's kernel knows: what `ALL` and a privileged container mean.
+/// All capabilities that the guest's kernel knows: those of `ALL` and of a privileged container.
 #[rustfmt::skip]
 const ALL: &[Capability] = &[
     Capability::AuditControl, Capability::AuditRead, Capability::AuditWrite,
@@ -40,14 +40,15 @@ const ALL: &[Capability] = &[
     Capability::SysTtyConfig, Capability::Syslog, Capability::WakeAlarm,
 ];
 
-/// A capability by its name in capabilities(7), with or without `CAP_`, in any case; or `ALL`.
+/// A capability by its name in capabilities(7), with or without `CAP_`, in upper or lower case; or
+/// `ALL`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum NamedCapability {
     All,
     One(Capability),
 }
 
-/// A name that is no capability's.
+/// A name is not that of a capability.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("no such capability; write it as in capabilities(7), NET_ADMIN say, or ALL")]
 pub(crate) struct UnknownCapability;
@@ -67,8 +68,8 @@ impl FromStr for NamedCapability {
     }
 }
 
-/// The default, less what is dropped, with what is added. `ALL` goes before those that are named;
-/// dropped wins over added.
+/// Returns the default set with `added` and without `dropped`. `ALL` is applied before individual
+/// capabilities; dropped ones win over added ones.
 pub(crate) fn capabilities(added: &[NamedCapability], dropped: &[NamedCapability]) -> Capabilities {
     let mut set: Capabilities = DEFAULT.iter().copied().collect();
     if added.contains(&NamedCapability::All) {
@@ -91,12 +92,13 @@ fn one(named: &NamedCapability) -> Option<Capability> {
     }
 }
 
-/// Every capability.
+/// Returns all capabilities.
 pub(crate) fn all_capabilities() -> Capabilities {
     ALL.iter().copied().collect()
 }
 
-/// What a process may do whose root has `allowed`, and which keeps `ambient` though it is not root.
+/// Returns the capability sets of a process whose root has `allowed`, and which keeps `ambient`
+/// even if it is not root.
 pub(crate) fn process_capabilities(
     allowed: Capabilities,
     ambient: Capabilities,

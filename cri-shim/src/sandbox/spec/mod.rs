@@ -1,9 +1,9 @@
-//! The OCI runtime specification of a container, from its image's configuration and what the
-//! user asked for, with the rules of `docker run` for entrypoint, command, environment,
-//! working directory and user.
+//! The OCI runtime specification of a container, from its image's configuration and the user's
+//! options, with the rules of `docker run` for entrypoint, command, environment, working directory
+//! and user.
 //!
-//! `root.path` and the numbers of `process.user` are the agent's to fill: it sees the image's
-//! files. Network, IPC and UTS namespaces are the virtual machine's own: it is the pod.
+//! The agent fills in `root.path` and the numbers of `process.user`, as it sees the image's files.
+//! Network, IPC and UTS namespaces are the virtual machine's own: it is the pod.
 
 mod capabilities;
 mod process;
@@ -33,29 +33,29 @@ pub(crate) use process::{
 };
 pub(crate) use seccomp::default_profile as default_seccomp_profile;
 
-/// Version of the OCI runtime specification that is spoken to the agent.
+/// Version of the OCI runtime specification that is used with the agent.
 pub const SPEC_VERSION: &str = "1.0.2";
 
-/// What a container cannot be made from.
+/// The reason why no specification can be made.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SpecError {
-    /// Neither the user nor the image says what to run.
+    /// Neither the user nor the image names a command.
     #[error("the image names no command to run; give one after the image's name")]
     NoCommand,
-    /// A working directory relative to nothing.
+    /// The working directory is not absolute.
     #[error("the working directory `{0}` is not absolute; begin it with `/`")]
     RelativeWorkdir(String),
-    /// An environment variable without a name.
+    /// An environment variable has no name.
     #[error("`{0}` sets an environment variable without a name; write NAME=VALUE")]
     NamelessVariable(String),
     /// A string that no process can be given.
     #[error("{what} holds a NUL byte, which no process can be given")]
     Nul {
-        /// Which of the strings.
+        /// The name of the string.
         what: &'static str,
     },
-    /// A part of the specification does not fit together.
+    /// The parts of the specification are inconsistent.
     #[error("cannot build the container's runtime specification")]
     Build(#[source] oci_spec::OciSpecError),
 }
@@ -70,7 +70,7 @@ pub enum RootAccess {
     ReadOnly,
 }
 
-/// What the user asked for beside what the image says.
+/// The user's options, in addition to the image's configuration.
 #[derive(Debug, Clone, Default)]
 pub struct ContainerOptions {
     /// Replaces the image's entrypoint (and drops its command); an empty string removes it.
@@ -83,17 +83,17 @@ pub struct ContainerOptions {
     pub workdir: Option<String>,
     /// Replaces the image's user: `user[:group]`.
     pub user: Option<String>,
-    /// The program gets a terminal of so many rows and columns.
+    /// The program gets a terminal of this size.
     pub terminal: Option<TerminalSize>,
-    /// Whether the root filesystem may be written.
+    /// Whether the root filesystem is writable.
     pub root: RootAccess,
 }
 
 impl ContainerOptions {
-    /// Finds what makes no sense whatever the image says.
+    /// Checks for options that are invalid with any image.
     ///
     /// # Errors
-    /// [`SpecError`], as [`container_spec`] has it.
+    /// [`SpecError`], as for [`container_spec`].
     pub fn check(&self) -> Result<(), SpecError> {
         let is_nameless = |entry: &&String| entry.is_empty() || entry.starts_with('=');
         if let Some(entry) = self.env.iter().find(is_nameless) {
@@ -111,7 +111,7 @@ impl ContainerOptions {
 /// A container ready to be sent to the agent.
 #[derive(Debug, Clone)]
 pub struct ContainerSpec {
-    /// The runtime specification, without what only the guest knows.
+    /// The runtime specification, without the parts that only the guest can fill in.
     pub spec: Spec,
     /// `user[:group]` for the agent to look up; empty for root.
     pub user: String,
@@ -120,7 +120,7 @@ pub struct ContainerSpec {
 /// Makes the specification of container `id` on a host named `hostname`.
 ///
 /// # Errors
-/// [`SpecError`]: what the user or the image asks for makes no sense.
+/// [`SpecError`]: the request of the user or the image is invalid.
 pub fn container_spec(
     id: &str,
     hostname: &str,
@@ -176,12 +176,12 @@ pub fn container_spec(
         .linux(linux(id)?)
         .build()
         .map_err(SpecError::Build)?;
-    // The builder's own names the host; that is for the guest as a whole.
+    // The builder's default names the host; that is set for the guest as a whole.
     spec.set_hostname(None);
     Ok(ContainerSpec { spec, user })
 }
 
-/// Entrypoint and command joined. An entrypoint of the user's own drops the image's command.
+/// Joins entrypoint and command. An entrypoint of the user drops the image's command.
 fn command_line(
     image: Option<&image::Config>,
     options: &ContainerOptions,
@@ -208,8 +208,8 @@ fn command_line(
     }
 }
 
-/// Defaults, then the image's variables, then the user's; a later value of a name replaces
-/// the earlier one in its place.
+/// Returns the defaults, then the image's variables, then the user's; a later value of a variable
+/// replaces the earlier one in its place.
 fn environment(
     hostname: &str,
     image: Option<&image::Config>,
@@ -240,7 +240,7 @@ fn check_nul<'a>(
     Ok(())
 }
 
-/// Kernel interfaces that tell of the whole machine, or have been ways out of a container.
+/// Kernel interfaces that expose the whole machine, or have been ways out of a container.
 const MASKED_PATHS: &[&str] = &[
     "/proc/acpi",
     "/proc/asound",
@@ -256,7 +256,7 @@ const MASKED_PATHS: &[&str] = &[
     "/sys/firmware",
 ];
 
-/// Kernel interfaces that may be read but not turned.
+/// Kernel interfaces that may be read but not written.
 const READONLY_PATHS: &[&str] = &[
     "/proc/bus",
     "/proc/fs",
@@ -292,8 +292,8 @@ fn linux(id: &str) -> Result<Linux, SpecError> {
         .map_err(SpecError::Build)
 }
 
-/// Everything refused but making device nodes, and the use of these character devices:
-/// (major, minor), where no minor means all.
+/// Allows only creating device nodes, and the use of these character devices: (major, minor), where
+/// no minor means all.
 pub(crate) fn device_rules() -> Result<Vec<LinuxDeviceCgroup>, OciSpecError> {
     const USABLE: &[(i64, Option<i64>)] = &[
         (1, Some(3)), // null

@@ -1,5 +1,5 @@
-//! What a container's process has whoever asks for it: search path, environment, limits; and a
-//! further process in its place.
+//! Defaults of a container's process, whoever requests it: search path, environment, limits; and
+//! additional processes in its place.
 
 use oci_spec::OciSpecError;
 use oci_spec::image;
@@ -8,13 +8,13 @@ use oci_spec::runtime::{PosixRlimit, PosixRlimitBuilder, PosixRlimitType, Proces
 /// Search path of a program whose image sets none.
 const DEFAULT_PATH: &str = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
-/// What programs with a terminal are told of it, unless something else is said.
+/// The default terminal type of programs with a terminal.
 const TERMINAL_KIND: &str = "TERM=xterm";
 
-/// Open files that a program may have: what it starts with, and what it may raise it to.
+/// A program's soft and hard limit of open files.
 const OPEN_FILES: (u64, u64) = (1024, 524_288);
 
-/// The resource limits that a process has unless its user says otherwise.
+/// The default resource limits of a process.
 pub(crate) fn default_rlimits() -> Result<Vec<PosixRlimit>, OciSpecError> {
     let open_files = PosixRlimitBuilder::default()
         .typ(PosixRlimitType::RlimitNofile)
@@ -35,7 +35,7 @@ pub(crate) fn default_environment(
     }
     let of_image = image.and_then(|config| config.env().as_ref());
     for entry in of_image.into_iter().flatten() {
-        // An image's malformed entry is dropped: who uses the image cannot repair it.
+        // A malformed entry of an image is dropped: the image's user cannot repair it.
         if entry
             .split_once('=')
             .is_some_and(|(name, _)| !name.is_empty())
@@ -46,7 +46,7 @@ pub(crate) fn default_environment(
     env
 }
 
-/// `NAME=VALUE` takes the place of the value that a name had, or comes last; `NAME` removes it.
+/// `NAME=VALUE` replaces the variable's value in place, or is appended; `NAME` removes it.
 pub(crate) fn set_variable(env: &mut Vec<String>, entry: &str) {
     let Some((name, _)) = entry.split_once('=') else {
         env.retain(|old| variable_name(old) != entry);
@@ -62,12 +62,12 @@ fn variable_name(entry: &str) -> &str {
     entry.split_once('=').map_or(entry, |(name, _)| name)
 }
 
-/// A directory that counts from the root when it is relative, as in Dockerfiles.
+/// Makes a directory absolute: a relative one is relative to the root, as in Dockerfiles.
 pub(crate) fn from_root(dir: &str) -> String {
     format!("/{}", dir.trim_start_matches('/'))
 }
 
-/// A further process in a container: as its own, but for what it runs.
+/// Makes an additional process in a container: as the container's own, except for its command.
 pub(crate) fn further_process(own: &Process, command: Vec<String>, has_terminal: bool) -> Process {
     let mut process = own.clone();
     process.set_args(Some(command));

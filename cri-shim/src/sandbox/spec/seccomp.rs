@@ -1,12 +1,11 @@
-//! The system calls that a container may make unless its owner says otherwise, as data.
+//! The default system calls of a container, as data.
 //!
-//! An allow list in families. What is refused fails with EPERM; what neither list names is
-//! newer than both, and fails with ENOSYS, so that C libraries
-//! take their older way. Refused is what serves
-//! the machine rather than a program (modules, kexec, clocks, swap, quota), what has a
-//! record of kernel faults that reach beyond the caller (userfaultfd, io_uring, keyrings,
-//! BPF, perf), and new namespaces and mounts. Some come back with the capability that the
-//! kernel asks for anyway.
+//! An allow list in families. Refused calls fail with EPERM; a call in neither list is newer than
+//! both, and fails with ENOSYS, so that C libraries use its predecessor. Refused are calls that
+//! serve the machine rather than a program (modules, kexec, clocks, swap, quota), that have a
+//! record of kernel bugs with effects beyond the caller (userfaultfd, io_uring, keyrings, BPF,
+//! perf), and that create namespaces and mounts. Some are allowed with the capability that the
+//! kernel requires anyway.
 
 use oci_spec::OciSpecError;
 use oci_spec::runtime::{
@@ -97,7 +96,7 @@ const ALLOWED: &[&[&str]] = &[
     ],
     // Randomness.
     &["getrandom"],
-    // What 32-bit programs call instead of the above.
+    // Calls of 32-bit programs in place of the above.
     &[
         "_llseek", "_newselect", "chown32", "clock_adjtime64", "clock_getres_time64",
         "clock_gettime64", "clock_nanosleep_time64", "fadvise64_64", "fchown32", "fcntl64",
@@ -114,7 +113,7 @@ const ALLOWED: &[&[&str]] = &[
     ],
 ];
 
-/// Calls that come with a capability, which the kernel checks on its own as well.
+/// Calls that are allowed with a capability, which the kernel checks as well.
 #[rustfmt::skip]
 const WITH_CAPABILITY: &[(Capability, &[&str])] = &[
     (Capability::DacReadSearch, &["open_by_handle_at"]),
@@ -138,7 +137,7 @@ const WITH_CAPABILITY: &[(Capability, &[&str])] = &[
     (Capability::Perfmon, &["perf_event_open"]),
 ];
 
-/// Calls that nobody gets, whatever their capabilities.
+/// Calls that are always refused, whatever the capabilities.
 #[rustfmt::skip]
 const REFUSED: &[&str] = &[
     "_sysctl", "add_key", "create_module", "get_kernel_syms", "io_uring_enter",
@@ -148,7 +147,7 @@ const REFUSED: &[&str] = &[
     "vm86", "vm86old",
 ];
 
-/// The flags of `clone` that make namespaces: CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER,
+/// The flags of `clone` that create namespaces: CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER,
 /// NEWPID and NEWNET.
 const NAMESPACE_FLAGS: [u64; 7] = [
     0x0002_0000,
@@ -160,22 +159,22 @@ const NAMESPACE_FLAGS: [u64; 7] = [
     0x4000_0000,
 ];
 
-/// AF_VSOCK: the agent's and podvisor's way between guest and host, not the container's.
-/// `socketcall` of 32-bit programs, whose arguments no filter sees, is refused for its sake; C
-/// libraries have taken `socket` in its place since Linux 4.3.
+/// AF_VSOCK: reserved for the agent and podvisor, between guest and host. For the same reason,
+/// `socketcall` of 32-bit programs is refused, whose arguments a filter cannot see; C libraries
+/// have used `socket` instead since Linux 4.3.
 const AF_VSOCK: u64 = 40;
 
-/// Address families are below this; there are no others.
+/// All address families are below this.
 const FAMILIES: u64 = 64;
 
-/// PER_LINUX, PER_LINUX32, each with and without UNAME26, and the question what is set.
+/// PER_LINUX, PER_LINUX32, each with and without UNAME26, and the query of the present one.
 const PERSONALITIES: &[u64] = &[0x0, 0x8, 0x2_0000, 0x2_0008, 0xffff_ffff];
 
 const EPERM: u32 = 1;
 const ENOSYS: u32 = 38;
 const EAFNOSUPPORT: u32 = 97;
 
-/// The profile of a container that holds `capabilities`.
+/// Returns the profile of a container with `capabilities`.
 pub(crate) fn default_profile(capabilities: &[Capability]) -> Result<LinuxSeccomp, OciSpecError> {
     let allowed: Vec<&str> = ALLOWED.iter().copied().flatten().copied().collect();
     let (mut granted, mut refused) = (Vec::new(), REFUSED.to_vec());
@@ -186,7 +185,7 @@ pub(crate) fn default_profile(capabilities: &[Capability]) -> Result<LinuxSeccom
             refused.extend_from_slice(names);
         }
     }
-    // Two capabilities may bring one call; `clone` and `clone3` have rules of their own.
+    // A call may be allowed by two capabilities; `clone` and `clone3` have rules of their own.
     refused.retain(|name| !granted.contains(name) && !matches!(*name, "clone" | "clone3"));
 
     let mut rules = vec![
@@ -213,7 +212,7 @@ pub(crate) fn default_profile(capabilities: &[Capability]) -> Result<LinuxSeccom
         .build()
 }
 
-/// The kernel takes the lower 32 bits of the address family, and so do these rules.
+/// Like the kernel, these rules only use the lower 32 bits of the address family.
 fn socket_without_vsock() -> Result<Vec<LinuxSyscall>, OciSpecError> {
     const FAMILY: u64 = 0xffff_ffff;
     let masked = |mask, left| argument(LinuxSeccompOperator::ScmpCmpMaskedEq, mask, Some(left));
@@ -240,12 +239,12 @@ fn clone_without_namespaces() -> Result<Vec<LinuxSyscall>, OciSpecError> {
             Some(masked(flag, flag)?),
         )?);
     }
-    // `clone3` has its flags in memory, out of a filter's sight: it fails with ENOSYS by
-    // default, and C libraries fall back on `clone`.
+    // `clone3` has its flags in memory, which a filter cannot see: it fails with ENOSYS by default,
+    // and C libraries fall back on `clone`.
     Ok(rules)
 }
 
-/// What a call gets.
+/// The verdict on a call.
 #[derive(Debug, Clone, Copy)]
 enum Answer {
     Allow,
@@ -370,7 +369,7 @@ mod tests {
         assert_eq!(reboot[0].errno_ret(), Some(EPERM));
     }
 
-    /// What a runtime makes of the rules for a call with this first argument.
+    /// Returns a runtime's verdict on a call with this first argument.
     fn answer(profile: &LinuxSeccomp, name: &str, first: u64) -> Option<u32> {
         let matches = |argument: &LinuxSeccompArg| match argument.op() {
             LinuxSeccompOperator::ScmpCmpEq => first == argument.value(),
@@ -391,7 +390,7 @@ mod tests {
     #[test]
     fn vsock_is_refused_in_every_guise_that_the_kernel_takes_for_it() {
         let profile = default_profile(&[]).unwrap();
-        // The kernel looks at the lower 32 bits alone.
+        // The kernel only looks at the lower 32 bits.
         for high in [0, 1, 1 << 31, u64::from(u32::MAX)] {
             let family = AF_VSOCK | high << 32;
             let refused = Some(EAFNOSUPPORT);

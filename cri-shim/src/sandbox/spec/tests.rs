@@ -1,4 +1,4 @@
-//! Tests of `spec`: what docker's users expect of entrypoint, command, environment and user.
+//! Tests of `spec`: docker's rules for entrypoint, command, environment and user.
 
 use oci_spec::image::ConfigBuilder;
 use oci_spec::runtime::Capability;

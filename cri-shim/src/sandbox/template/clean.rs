@@ -1,4 +1,4 @@
-//! What goes of templates: the oldest of too many, and half ones.
+//! Removes templates: the oldest of too many, and incomplete ones.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File, TryLockError};
@@ -12,17 +12,17 @@ use super::STATE;
 use crate::machine::Snapshot;
 use crate::removal::remove_tree;
 
-/// Templates that are kept: each takes some 30 MB of disk.
+/// Most templates that are kept: each takes some 30 MB of disk.
 const MAX_TEMPLATES: usize = 8;
 
-/// Removes what processes left that were killed while they made templates. Those that are being
-/// made stay.
+/// Removes the leftovers of processes that were killed while they created templates. Those that are
+/// being created stay.
 pub fn remove_abandoned_templates(templates: &Path) {
     let mut names = BTreeSet::new();
     for entry in fs::read_dir(templates).into_iter().flatten().flatten() {
         let name = entry.file_name();
         let Some(name) = name.to_str() else { continue };
-        // `.NAME.SOMETHING` while it is made, `NAME.lock` and `NAME.share` beside it.
+        // `.NAME.SOMETHING` while it is created, `NAME.lock` and `NAME.share` next to it.
         let of = match name.strip_prefix('.') {
             Some(partial) => partial.split('.').next(),
             None => name
@@ -51,7 +51,7 @@ pub fn remove_abandoned_templates(templates: &Path) {
     }
 }
 
-/// Leaves the templates that were wanted last.
+/// Removes all but the most recently used templates.
 pub(super) fn remove_oldest(templates: &Path) {
     let Ok(entries) = fs::read_dir(templates) else {
         return;

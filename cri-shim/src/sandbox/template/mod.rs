@@ -1,16 +1,17 @@
-//! Templates: machines that have booted already, with an agent that answers and nothing of a
-//! sandbox yet. A sandbox begins as a clone of one, which takes a fraction of a boot.
+//! Templates: snapshots of machines that have booted already, with an agent that answers but
+//! without any part of a sandbox. A sandbox starts as a clone of one, which takes a fraction of a
+//! boot.
 //!
-//! A template is a snapshot in the directory `NAME` of the templates' directory, where the name
-//! says what it is made of: this program, kernel, initramfs, and the machine's [`Shape`]. When
-//! one of these changes, so does the name: a template never goes stale, it just becomes unused,
-//! and the least recently used ones are removed. [`make`] is the process
-//! `podvisor template`, which a launcher starts when it looked for one in vain.
+//! A template is a snapshot in the directory `NAME` of the templates' directory, where the name is
+//! derived from its ingredients: this program, kernel, initramfs, and the machine's [`Shape`]. When
+//! one of these changes, so does the name: a template never goes stale, it just becomes unused, and
+//! the least recently used ones are removed. [`make`] is the process `podvisor template`, which a
+//! launcher starts if its template is missing.
 //!
-//! Clones share what a kernel draws at random when it boots: where it lies in memory, and the
-//! keys of its tables. Their own from the first call of the agent on, before anything of the
-//! sandbox's runs: random numbers (32 bytes of the host's are mixed in, and every generator is
-//! seeded anew), the time, names and addresses.
+//! Clones share the random values that a kernel draws when it boots: its location in memory, and
+//! the keys of its tables. From the first call of the agent on, before anything of the sandbox
+//! runs, they have their own random numbers (32 bytes of the host's are mixed in, and every
+//! generator is reseeded), time, names and addresses.
 
 mod clean;
 mod rehearsal;
@@ -41,7 +42,7 @@ use crate::machine::{
 };
 use crate::tap::{TUN, taps_apart};
 
-/// How long nobody tries again when a template could not be made.
+/// Delay before another attempt after a template could not be created.
 const RETRY_DELAY: Duration = Duration::from_secs(600);
 
 /// The files of a snapshot.
@@ -51,10 +52,10 @@ const MEMORY: &str = "memory";
 /// The executable of this process.
 pub(super) const THIS_PROGRAM: &str = "/proc/self/exe";
 
-/// What a making process says.
+/// The log of a process that creates a template.
 const LOG: &str = "template.log";
 
-/// The machine that a template is of.
+/// The machine that a template is a snapshot of.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Shape {
     /// Kernel, an ELF vmlinux or a bzImage.
@@ -63,17 +64,17 @@ pub struct Shape {
     pub initramfs: PathBuf,
     /// Virtual CPUs.
     pub vcpus: u8,
-    /// As many as there may be later.
+    /// The maximum of vCPUs at run time.
     pub max_vcpus: u8,
     /// Memory in bytes.
     pub memory: u64,
-    /// Bytes that may be added later.
+    /// Bytes that may be added at run time.
     pub growth: u64,
     /// Disks without a medium.
     pub image_slots: u8,
     /// Network cards.
     pub nics: u8,
-    /// What they are on the host: all the same.
+    /// The kind of all cards on the host.
     pub nic_kind: NicKind,
     /// Whether there is a shared directory.
     pub shares: bool,
@@ -83,11 +84,11 @@ pub struct Shape {
     pub psi: bool,
 }
 
-/// Why there is no template.
+/// The reason why there is no template.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TemplateError {
-    /// A file or directory.
+    /// A file or directory failed.
     #[error("failed to {action} {}", path.display())]
     File {
         /// What was tried.
@@ -98,7 +99,7 @@ pub enum TemplateError {
         #[source]
         source: io::Error,
     },
-    /// No host's end for a card or a share.
+    /// The host's end of a card or a share was not created.
     #[error("failed to create the host side of a template's devices")]
     Devices(#[source] io::Error),
     /// The machine did not boot.
@@ -115,7 +116,7 @@ fn file(action: &'static str, path: impl Into<PathBuf>) -> impl FnOnce(io::Error
     }
 }
 
-/// A template's files, open.
+/// A template's open files.
 #[derive(Debug)]
 pub(super) struct Template {
     pub(super) state: OwnedFd,
@@ -123,7 +124,7 @@ pub(super) struct Template {
 }
 
 impl Template {
-    /// A snapshot's files.
+    /// Opens a snapshot's files.
     pub(super) fn of_snapshot(dir: &Path) -> Result<Self, SandboxError> {
         let open = |name| {
             let path = dir.join(name);
@@ -140,7 +141,7 @@ impl Template {
         })
     }
 
-    /// Reads and checks it.
+    /// Reads and checks the snapshot.
     pub(super) fn open(self) -> Result<Snapshot, SandboxError> {
         let snapshot = Snapshot::from_files(self.state.into(), self.memory.into());
         Ok(snapshot.map_err(MachineError::from)?)
@@ -148,7 +149,7 @@ impl Template {
 }
 
 impl Shape {
-    /// What the machine of a launch is; `None` when it cannot be a clone.
+    /// Returns the shape of a launch's machine; `None` if it cannot be a clone.
     pub(super) fn of(config: &LaunchConfig) -> Option<Self> {
         let nic_kind = config
             .nics
@@ -174,22 +175,22 @@ impl Shape {
         })
     }
 
-    /// Where its template for sandboxes of `program` is.
+    /// Returns the path of its template for sandboxes of `program`.
     fn place(&self, program: &Path, templates: &Path) -> io::Result<PathBuf> {
         let mut name = DefaultHasher::new();
         self.hash(&mut name);
         for path in [program, &self.kernel, &self.initramfs] {
-            // Not its inode: one file has several, seen through an overlay.
+            // Not its inode number, of which one file has several behind an overlay.
             let meta = fs::metadata(path)?;
             (meta.len(), meta.mtime(), meta.mtime_nsec()).hash(&mut name);
         }
         Ok(templates.join(format!("{:016x}", name.finish())))
     }
 
-    /// The template of this shape, if there is one.
+    /// Opens the template of this shape, if there is one.
     pub(super) fn find(&self, program: &Path, templates: &Path) -> Option<Template> {
         let place = self.place(program, templates).ok()?;
-        // Both are of one directory, though another one may take its place meanwhile.
+        // Both are opened in one directory, as another one may replace it meanwhile.
         let dir = File::open(&place).ok()?;
         let open = |name| {
             let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
@@ -200,7 +201,7 @@ impl Shape {
             memory: open(MEMORY).ok()?,
         };
         debug!(template = %place.display(), "there is a template");
-        // The one that was wanted last is the last to be removed.
+        // The most recently used one is the last to be removed.
         let now = SystemTime::now();
         if let Err(error) = dir.set_modified(now) {
             debug!(%error, "the template stays as old as it was");
@@ -208,7 +209,7 @@ impl Shape {
         Some(found)
     }
 
-    /// Removes its template, which is of no use. Clones that run keep what they have.
+    /// Removes an unusable template. Running clones keep their files.
     pub(super) fn discard(&self, program: &Path, templates: &Path) {
         let place = self.place(program, templates);
         if let Err(error) = place.and_then(fs::remove_dir_all) {
@@ -216,8 +217,8 @@ impl Shape {
         }
     }
 
-    /// Starts a process of `program` that makes the template, if nobody else does and it did not
-    /// just fail. Nobody waits for it.
+    /// Starts a process of `program` that creates the template, unless another process does or it
+    /// has just failed. Does not wait for it.
     pub(super) fn make_later(&self, program: &Path, templates: &Path) {
         let place = self.place(program, templates);
         if place.is_ok_and(|place| has_just_failed(&place)) {
@@ -267,8 +268,8 @@ impl Shape {
     }
 }
 
-/// Makes the template of a shape in this process, which must have no other thread yet: it leaves
-/// the host's network. Nothing is done when there is one, or another process makes it.
+/// Creates the template of a shape in this process, which must not have another thread yet: it
+/// leaves the host's network. Does nothing if there is one, or another process is creating it.
 ///
 /// # Errors
 /// [`TemplateError`]; there is no template then.
@@ -285,7 +286,7 @@ pub async fn make(shape: &Shape, templates: &Path) -> Result<(), TemplateError> 
         Err(TryLockError::Error(error)) => return Err(file("lock", &lock_path)(error)),
     }
     Snapshot::remove_partial(&place, None);
-    // No one may ask for the others any more, after an upgrade.
+    // After an upgrade, the others cannot be requested any more.
     remove_abandoned_templates(templates);
     let made = match place.exists() {
         true => Ok(()),
@@ -308,7 +309,7 @@ pub async fn make(shape: &Shape, templates: &Path) -> Result<(), TemplateError> 
 }
 
 /// Boots a machine, and snapshots it to a new directory when its agent answers. A clone rehearses
-/// what sandboxes do, so that those that follow have what they will write.
+/// the first steps of sandboxes, so that later clones get the pages up front that they will write.
 ///
 /// # Errors
 /// [`TemplateError`]; there is no snapshot then.
@@ -316,7 +317,7 @@ pub async fn snapshot(shape: &Shape, place: &Path) -> Result<(), TemplateError> 
     let ends = HostEnds::new(shape, place)?;
     boot_and_snapshot(shape, &ends, place).await?;
     if let Err(error) = rehearsal::rehearse(shape, &ends, place).await {
-        // Clones are as good without, and slower.
+        // Clones work without it, but slower.
         warn!(
             error = causes(&error),
             "failed to record the clones' working set"
@@ -353,7 +354,7 @@ async fn boot_and_snapshot(
     Ok(())
 }
 
-/// What the devices of a template's machine lead to: nobody, and an empty directory.
+/// The host's ends of the devices of a template's machine: unused sockets, and an empty directory.
 #[derive(Debug)]
 struct HostEnds {
     nics: Vec<OwnedFd>,
@@ -393,7 +394,7 @@ impl HostEnds {
         })
     }
 
-    /// A machine of the shape whose devices end here: one at a time.
+    /// Configures a machine of the shape with these ends; only one at a time.
     fn machine(&self, shape: &Shape, boot: Boot) -> Result<MachineConfig, TemplateError> {
         let nic = |(fd, mac): (&OwnedFd, [u8; 6])| -> io::Result<Nic> {
             Ok(Nic {
@@ -424,14 +425,14 @@ impl HostEnds {
     }
 }
 
-/// Makes a directory of this user's alone, unless it is there.
+/// Creates a directory for this user only, unless it exists.
 fn create(dir: &Path) -> Result<(), TemplateError> {
     let mut builder = fs::DirBuilder::new();
     let made = builder.recursive(true).mode(0o700).create(dir);
     made.map_err(file("create the directory", dir))
 }
 
-/// The file that says when this template could not be made.
+/// The file whose time is that of the last failure to create this template.
 fn failure(place: &Path) -> PathBuf {
     place.with_extension("failed")
 }
@@ -443,7 +444,7 @@ fn has_just_failed(place: &Path) -> bool {
 
 #[cfg(test)]
 impl Shape {
-    /// Puts files there that are looked for, and have nothing in them.
+    /// Creates empty files in place of a template's.
     pub(super) fn pretend(&self, program: &Path, templates: &Path) {
         let place = self.place(program, templates).unwrap();
         fs::create_dir_all(&place).unwrap();
@@ -534,7 +535,7 @@ mod tests {
         let of_another = dir.path().join(".0123.1.0.partial");
         fs::create_dir(&of_another).unwrap();
         assert!(!has_just_failed(&place));
-        // The file is no kernel.
+        // The kernel file is invalid.
         make(&shape, dir.path()).await.unwrap_err();
         assert!(has_just_failed(&place));
         let long_ago = SystemTime::now() - 2 * RETRY_DELAY;

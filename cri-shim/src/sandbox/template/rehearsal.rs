@@ -1,6 +1,6 @@
-//! The rehearsal: a clone of a new template does what each sandbox begins with, and the pages that
-//! it writes are stored with the template. Clones that follow have them copied at once, which their
-//! guests would pay a nested page fault each for.
+//! The rehearsal: a clone of a new template performs the first steps of every sandbox, and the
+//! pages that it writes are stored with the template. Later clones have them copied up front;
+//! otherwise their guests would take a nested page fault for each.
 
 use std::fs::File;
 use std::path::Path;
@@ -16,7 +16,7 @@ use crate::sandbox::spec::{ContainerOptions, container_spec};
 use crate::sandbox::types::{GuestNetwork, Interface, Route, StdioFds};
 use crate::sandbox::{BuiltSandbox, STREAM_MTU, Sandbox, SandboxConfig, SandboxError};
 
-/// What the packets of most pods' networks are at most.
+/// The MTU of most pods' networks.
 const ETHERNET_MTU: u16 = 1500;
 
 /// The program of the rehearsal's container.
@@ -25,7 +25,7 @@ const PROGRAM: &str = "exit";
 /// The disk that gets its image.
 const FIRST_SLOT: usize = 0;
 
-/// An executable whose one segment is the whole file, and which does nothing but `exit(0)`.
+/// An executable whose only segment is the whole file, and which only calls `exit(0)`.
 fn program() -> Vec<u8> {
     const BASE: u64 = 0x40_0000;
     const HEADERS: u16 = 64 + 56;
@@ -58,7 +58,7 @@ fn program() -> Vec<u8> {
     elf
 }
 
-/// Has a clone of the snapshot in `place` run a container, and stores what that wrote.
+/// Runs a container in a clone of the snapshot in `place`, and stores the pages that this wrote.
 pub(super) async fn rehearse(
     shape: &Shape,
     ends: &HostEnds,
@@ -82,9 +82,9 @@ pub(super) async fn rehearse(
     Ok(())
 }
 
-/// Runs a container in a machine that is about to be a template, and takes it away. What a kernel
-/// and an agent do at the first container alone (patching branches in the kernel's text, making
-/// caches, reading the agent's file) no clone does again.
+/// Runs a container in a machine that is about to be a template, and removes it. Clones do not have
+/// to repeat work that a kernel and an agent only do for the first container (patching branches in
+/// the kernel's text, creating caches, reading the agent's file).
 pub(super) async fn warm_up(sandbox: &Sandbox) -> Result<(), TemplateError> {
     run_container(sandbox).await?;
     sandbox
@@ -110,8 +110,8 @@ async fn run_container(sandbox: &Sandbox) -> Result<(), TemplateError> {
     Ok(())
 }
 
-/// What each guest is told: a name, and about all its devices. (The addresses are for
-/// documentation, RFC 5737.)
+/// The configuration that every guest gets: a host name, and all its devices. (The addresses are
+/// for documentation, RFC 5737.)
 fn guest(shape: &Shape) -> GuestConfig {
     let interface = |(card, mac)| Interface {
         name: format!("eth{card}"),
@@ -144,7 +144,7 @@ fn guest(shape: &Shape) -> GuestConfig {
     }
 }
 
-/// A disk with the program.
+/// Creates a disk with the program.
 fn disk() -> Result<Disk, TemplateError> {
     let made = || -> Result<File, MachineError> {
         let failed = |source| MachineError::Disk {
@@ -164,7 +164,7 @@ fn disk() -> Result<Disk, TemplateError> {
     Ok(Disk { file, serial })
 }
 
-/// Standard streams of which nobody reads.
+/// Opens standard streams that are not read.
 fn nowhere() -> Result<StdioFds, TemplateError> {
     let null = || -> std::io::Result<Option<std::os::fd::OwnedFd>> {
         let file = File::options().read(true).write(true).open("/dev/null")?;
@@ -196,7 +196,8 @@ mod tests {
             let status = Command::new(program).args(arguments).status();
             assert!(status.unwrap().success());
         };
-        // By a process of its own: what others start meanwhile does not have it open for writing.
+        // Copied by another process, so that no process that is started meanwhile has it open for
+        // writing.
         run("install".as_ref(), &[bytes.as_ref(), path.as_ref()]);
         run(path.as_ref(), &[]);
     }

@@ -1,4 +1,4 @@
-//! What a container is made of.
+//! The configuration of a container.
 
 use std::os::fd::OwnedFd;
 
@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::process::SupplementalGroups;
 
-/// A container to be made.
+/// A container to be created.
 #[derive(Debug)]
 pub struct CreateContainer {
     /// Names the container: `[A-Za-z0-9][A-Za-z0-9_.-]{0,127}`.
@@ -16,31 +16,30 @@ pub struct CreateContainer {
     pub image: OwnedFd,
     /// The image's digest, `sha256:HEX` or `HEX`: containers of one digest share a disk.
     pub image_digest: String,
-    /// Images that the specification mounts, each with its `image_source` as
-    /// the mount's source.
+    /// Images that the specification mounts, each with its `image_source` as the mount's source.
     pub volumes: Vec<ImageVolume>,
     /// Writes to the root filesystem are refused.
     pub readonly_rootfs: bool,
-    /// The OCI runtime specification, at most 3 MiB as JSON. `root.path` is the agent's to
-    /// fill, and the numbers of `process.user` unless [`Self::user`] is empty.
+    /// The OCI runtime specification, at most 3 MiB as JSON. The agent fills in `root.path`, and
+    /// the numbers of `process.user` unless [`Self::user`] is empty.
     pub spec: Spec,
     /// `user[:group]` as names or numbers of the image; empty: as the specification says.
     pub user: String,
-    /// Which of the image's groups the process gets.
+    /// Which of the image's groups the process gets in addition.
     pub supplemental_groups: SupplementalGroups,
-    /// Where the output goes, in the format of CRI's logs; opened for appending.
+    /// The file for the output, in the format of CRI's logs; opened for appending.
     pub log: Option<OwnedFd>,
     /// The process has a terminal.
     pub tty: bool,
-    /// The process's stdin is kept open for attachers; else it reads the end of the file.
+    /// The process's stdin is kept open for attaching clients; otherwise it is at its end.
     pub stdin: bool,
-    /// The process's stdin is closed when the first attacher's input has ended.
+    /// The process's stdin is closed when the first attached client's input has ended.
     pub stdin_once: bool,
-    /// Whether its process is started again when it has ended.
+    /// Whether its process is restarted when it has ended.
     pub restart: RestartPolicy,
-    /// Devices beside those that every container has.
+    /// Devices in addition to those that every container has.
     pub devices: Vec<ContainerDevice>,
-    /// It finds the guest's own devices, whose use its specification allows.
+    /// It has the guest's own devices, whose use its specification allows.
     pub guest_devices: bool,
     /// Contents of the container's `/etc/hosts`; empty: the image's.
     pub etc_hosts: Vec<u8>,
@@ -51,8 +50,9 @@ pub struct CreateContainer {
 }
 
 impl CreateContainer {
-    /// A container of this id with an image and a specification, as
-    /// [`container_spec`](super::super::container_spec) makes one: without a log, a terminal or an input.
+    /// Creates a configuration of a container with this id, image and specification, which
+    /// [`container_spec`](super::super::container_spec) makes: without a log, a terminal or an
+    /// input.
     pub fn new(
         id: impl Into<String>,
         image: impl Into<OwnedFd>,
@@ -85,55 +85,55 @@ impl CreateContainer {
 /// A device of a container.
 #[derive(Debug)]
 pub struct ContainerDevice {
-    /// Where the container has it: an absolute path.
+    /// Its absolute path in the container.
     pub path: String,
-    /// What it may do with it: some of `r`, `w` and `m` (mknod).
+    /// How the container may access it: some of `r`, `w` and `m` (mknod).
     pub access: String,
-    /// What it is.
+    /// The device itself.
     pub source: DeviceSource,
 }
 
-/// What a container's device is.
+/// The source of a container's device.
 #[derive(Debug)]
 pub enum DeviceSource {
-    /// A disk that is plugged into the guest for as long as a container has it. Containers whose
-    /// disks have one serial number have the same one. The machine must be on PCI.
+    /// A disk that is plugged into the guest while a container has it. Containers whose disks have
+    /// the same serial number share one. The machine must be on PCI.
     Disk {
         /// The open file or block device.
         file: OwnedFd,
-        /// At most 20 bytes, and no digits of an image's digest.
+        /// The disk's serial number: at most 20 bytes, and not digits of an image's digest.
         serial: String,
-        /// The guest cannot write it, whatever the container may.
+        /// The guest cannot write to it, whatever the container's access is.
         is_read_only: bool,
-        /// Permissions of its node.
+        /// Permissions of its device node.
         mode: u32,
-        /// Owner of its node.
+        /// Owner of its device node.
         uid: u32,
-        /// Group of its node.
+        /// Group of its device node.
         gid: u32,
     },
     /// A character device of the guest's kernel, by its path there.
     Guest(String),
 }
 
-/// Whether a container's process is started again when it has ended by itself: in the same guest,
-/// with the files that it left. A container that was stopped or killed on request is not.
+/// Whether a container's process is restarted after it ended by itself: in the same guest, with the
+/// files that it left. A container that was stopped or killed on request is not restarted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum RestartPolicy {
     /// Never.
     #[default]
     Never,
-    /// When its exit code was not 0.
+    /// If its exit code was not 0.
     OnFailure {
-        /// At most so many times; `None`: always.
+        /// The maximum number of restarts; `None`: no limit.
         max_restarts: Option<u32>,
     },
     /// Whatever its exit code was.
     Always,
 }
 
-/// An image that a container mounts beside its root.
+/// An image that a container mounts in addition to its root.
 #[derive(Debug)]
 pub struct ImageVolume {
     /// The image as an EROFS file, open for reading.

@@ -12,7 +12,7 @@ use crate::sandbox::error::printable;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum SandboxExit {
-    /// The guest powered itself off, asked to or not.
+    /// The guest powered itself off, on request or not.
     PoweredOff,
     /// The guest reset itself.
     Reset,
@@ -22,14 +22,14 @@ pub enum SandboxExit {
     TripleFault,
     /// The machine was killed: its guest did not stop within the grace period.
     Killed,
-    /// The VMM or the host failed; what it said.
+    /// The VMM or the host failed; the error's text.
     Failed(String),
-    /// The process is gone and has said nothing: it was killed, or the host restarted.
+    /// The process is gone without a record: it was killed, or the host restarted.
     Died,
     /// The host's kernel killed the process because memory ran out.
     OutOfMemory {
-        /// The control group that was at its limit, the sandbox's own or one above it; `None` where
-        /// it was the host that had no memory left, or nobody knows.
+        /// The control group that was at its limit, the sandbox's own or one above it; `None` if
+        /// the host itself was out of memory, or it is unknown.
         group: Option<PathBuf>,
     },
 }
@@ -63,8 +63,8 @@ impl fmt::Display for SandboxExit {
 const MAX_SHOWN: usize = 4 << 10;
 
 impl SandboxExit {
-    /// The same in words that may be shown: of bounded length, and nothing in them that a terminal
-    /// or a log would act on.
+    /// Makes the texts printable: of bounded length, and without characters that a terminal or a
+    /// log would interpret.
     pub(in crate::sandbox) fn printable(self) -> Self {
         match self {
             Self::Panicked(panic) => Self::Panicked(panic.map(printable)),
@@ -76,7 +76,7 @@ impl SandboxExit {
         }
     }
 
-    /// The last messages of the guest's kernel, where it panicked: the guest's own words.
+    /// The last messages of the guest's kernel if it panicked: the guest's own words.
     #[must_use]
     pub fn kernel_log(&self) -> &[String] {
         match self {

@@ -1,14 +1,14 @@
-//! What a sandbox is made of and what it tells: the types of its interface. None of them is the
-//! agent's or the library's, so that users of a sandbox need neither.
+//! The types of a sandbox's interface: its configuration and its reports. None of them is the
+//! agent's or the VMM library's, so that users of a sandbox need neither.
 //!
-//! | file | what for |
+//! | file | contents |
 //! | --- | --- |
-//! | `launch` | what a sandbox is made of |
+//! | `launch` | the configuration of a sandbox |
 //! | `network` | the guest's interfaces, addresses and routes |
-//! | `create` | what a container is made of |
-//! | `process` | users, further processes and their streams |
-//! | `state` | where a container is in its life, and how its process ended |
-//! | `stats` | what containers use |
+//! | `create` | the configuration of a container |
+//! | `process` | users, additional processes and their streams |
+//! | `state` | a container's state, and how its process ended |
+//! | `stats` | the resource usage of containers |
 //! | `exit` | how a sandbox ended |
 
 mod create;

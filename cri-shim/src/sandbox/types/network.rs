@@ -5,12 +5,12 @@ use serde::{Deserialize, Serialize};
 /// The guest's network configuration.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GuestNetwork {
-    /// The interfaces, in the order of the cards: each is found by its hardware address, and where
-    /// no card has that yet, is the card at its place.
+    /// The interfaces, in the order of the cards. Each is found by its MAC address; if no card has
+    /// that address yet, it is the card at the same place.
     pub interfaces: Vec<Interface>,
     /// The routes, in the order in which they are added.
     pub routes: Vec<Route>,
-    /// Neighbours that are there for good.
+    /// Permanent neighbours.
     #[serde(default)]
     pub neighbours: Vec<Neighbour>,
 }
@@ -20,7 +20,7 @@ pub struct GuestNetwork {
 pub struct Interface {
     /// The name that it gets, such as `eth0`.
     pub name: String,
-    /// Which card it is.
+    /// The MAC address of its card.
     pub mac: [u8; 6],
     /// Largest packet in bytes.
     pub mtu: u16,
@@ -33,18 +33,18 @@ pub struct Interface {
 pub struct Route {
     /// A prefix such as `10.1.0.0/16` or `0.0.0.0/0`.
     pub destination: String,
-    /// The next hop; none means that the destination is on the link.
+    /// The next hop; `None` if the destination is on the link.
     pub gateway: Option<String>,
     /// The interface's name.
     pub interface: String,
 }
 
-/// A static neighbour of the guest's.
+/// A static neighbour of the guest.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Neighbour {
     /// Its address.
     pub address: String,
-    /// The hardware address that has it.
+    /// Its MAC address.
     pub mac: [u8; 6],
     /// The interface's name.
     pub interface: String,

@@ -5,35 +5,35 @@ use std::os::fd::OwnedFd;
 use oci_spec::runtime::Process;
 use serde::{Deserialize, Serialize};
 
-/// Who a container's process is, as the guest resolved it.
+/// The user of a container's process, as the guest resolved it.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ContainerUser {
     /// User id.
     pub uid: u32,
     /// Group id.
     pub gid: u32,
-    /// All supplementary group ids, the group's own among them.
+    /// All supplementary group ids, including the process's own group.
     pub groups: Vec<u32>,
 }
 
-/// Which supplementary groups a process gets beside those of its specification.
+/// Which supplementary groups a process gets in addition to those of its specification.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub enum SupplementalGroups {
     /// Those of the image's `/etc/group` that list the user, unless `user` names a group.
     #[default]
     Default,
-    /// Those of the image's `/etc/group` that list the user, in any case.
+    /// Those of the image's `/etc/group` that list the user, whether or not `user` names a group.
     Merge,
     /// None.
     Strict,
 }
 
-/// A further process in a running container.
+/// An additional process in a running container.
 #[derive(Debug)]
 pub struct Exec {
-    /// Names the process within its container; as long as a container's id may be.
+    /// Names the process within its container; as long as a container's id at most.
     pub exec_id: String,
-    /// What to run.
+    /// The process to run.
     pub process: Process,
     /// `user[:group]` as names or numbers of the image; empty: as `process` says.
     pub user: String,
@@ -41,18 +41,18 @@ pub struct Exec {
     pub supplemental_groups: SupplementalGroups,
     /// The process gets a terminal of this size.
     pub tty: Option<TerminalSize>,
-    /// Where its streams come from and go to. With a terminal, stderr is not used.
+    /// The files of its streams. With a terminal, stderr is not used.
     pub stdio: StdioFds,
 }
 
-/// Files for a process's standard streams; what is missing is `/dev/null`.
+/// Files for a process's standard streams; missing ones are `/dev/null`.
 #[derive(Debug, Default)]
 pub struct StdioFds {
     /// Read for the process's stdin.
     pub stdin: Option<OwnedFd>,
-    /// Written with the process's stdout, or all that its terminal shows.
+    /// Gets the process's stdout, or all output of its terminal.
     pub stdout: Option<OwnedFd>,
-    /// Written with the process's stderr.
+    /// Gets the process's stderr.
     pub stderr: Option<OwnedFd>,
 }
 

@@ -1,8 +1,8 @@
-//! Where a container is in its life.
+//! The states of a container.
 
 use serde::{Deserialize, Serialize};
 
-/// A container's process runs.
+/// The start of a container's process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Started {
     /// The process in the guest's PID namespace.
@@ -18,11 +18,11 @@ pub struct ProcessExit {
     pub code: i32,
     /// Nanoseconds since 1970-01-01 UTC by the guest's clock.
     pub exited_at_ns: u64,
-    /// The kernel's OOM killer struck in its container.
+    /// Whether the kernel's OOM killer killed a process in its container.
     pub oom_killed: bool,
 }
 
-/// Where a container is in its life.
+/// The state of a container.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum ContainerState {
@@ -30,26 +30,26 @@ pub enum ContainerState {
     Created,
     /// Its process runs.
     Running,
-    /// Its process has ended and will be started again.
+    /// Its process has ended and will be restarted.
     Restarting,
-    /// Its process has ended for good.
+    /// Its process has ended permanently.
     Exited,
 }
 
 /// A container of a sandbox.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ContainerInfo {
-    /// Its name.
+    /// Its id.
     pub id: String,
-    /// Where it is in its life.
+    /// Its state.
     pub state: ContainerState,
     /// Its process in the guest's PID namespace.
     pub pid: u32,
     /// Nanoseconds since 1970-01-01 UTC; 0: not started.
     pub started_at_ns: u64,
-    /// How its process ended, when it has; one that was started again, how it ended last.
+    /// How its process ended, if it has; after a restart, how it ended last.
     pub exit: Option<ProcessExit>,
-    /// How often its process was started again.
+    /// How often its process was restarted.
     #[serde(default)]
     pub restarts: u32,
 }

@@ -1,11 +1,11 @@
-//! What containers use.
+//! The resource usage of containers.
 
 use serde::{Deserialize, Serialize};
 
 use crate::sandbox::psi::Psi;
 
-/// Figures of a container's control group, of its processes and of what it has written; a limit of
-/// 0 means none. What an older sandbox does not count is 0.
+/// Figures of a container's control group, of its processes and of its writable layer; a limit of 0
+/// means none. Figures that an older sandbox does not count are 0.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 #[allow(missing_docs)] // The names are the control group's, with their units.
@@ -19,7 +19,7 @@ pub struct ContainerStats {
     pub cpu_periods: u64,
     pub cpu_throttled_periods: u64,
     pub memory_usage_bytes: u64,
-    /// Usage less the inactive file cache, which the kernel gives up at need.
+    /// Usage without the inactive file cache, which the kernel reclaims if needed.
     pub memory_working_set_bytes: u64,
     pub memory_limit_bytes: u64,
     pub memory_anon_bytes: u64,
@@ -27,16 +27,16 @@ pub struct ContainerStats {
     pub memory_mapped_file_bytes: u64,
     pub memory_kernel_bytes: u64,
     pub memory_peak_bytes: u64,
-    /// Times that the use was about to exceed the limit.
+    /// How often the usage was about to exceed the limit.
     pub memory_limit_hits: u64,
     pub page_faults: u64,
     pub major_page_faults: u64,
     pub oom_kills: u64,
-    /// Threads; so is the limit.
+    /// Threads, as the limit counts threads, too.
     pub pids_current: u64,
     pub pids_limit: u64,
     pub processes: u64,
-    /// Of very many descriptors and threads, the agent counts those that it meets first.
+    /// If there are very many descriptors and threads, the agent counts only the first ones.
     pub descriptors: u64,
     /// Soft limit of the container's own process.
     pub descriptor_limit: u64,
@@ -49,21 +49,21 @@ pub struct ContainerStats {
     pub io_write_bytes: u64,
     pub io_read_operations: u64,
     pub io_write_operations: u64,
-    /// Of the file system that takes what the container writes to its root.
+    /// The file system with what the container writes to its root.
     pub writable_bytes: u64,
     pub writable_used_bytes: u64,
     pub writable_inodes: u64,
     pub writable_used_inodes: u64,
-    /// Of the container's control group.
+    /// The pressure in the container's control group.
     pub psi: Psi,
-    /// Of the control group that those of all the guest's containers are below.
+    /// The pressure in the control group above those of all the guest's containers.
     pub guest_psi: Psi,
-    /// Of that same group; an older sandbox has none.
+    /// The figures of that same group; `None` for an older sandbox.
     pub guest: Option<GuestStats>,
 }
 
-/// What all containers of a guest use together. Times and counts are also those of containers that
-/// are gone.
+/// The resource usage of all containers of a guest together. Times and counts include containers
+/// that are gone.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 #[allow(missing_docs)] // As in `ContainerStats`.

@@ -1,4 +1,4 @@
-//! Frames on a Unix stream socket: four bytes of length (little-endian), then so many bytes.
+//! Frames on a Unix stream socket: a length of four bytes (little-endian), then as many bytes.
 //! Descriptors come as `SCM_RIGHTS` with a frame's first byte.
 
 use std::io::{self, IoSlice, IoSliceMut};
@@ -17,48 +17,48 @@ use tokio::net::UnixStream;
 /// numbers, and room to spare.
 pub(in crate::sandbox) const MAX_FRAME: usize = 4 << 20;
 
-/// Most descriptors that come with one frame.
+/// Most descriptors of one frame.
 pub(in crate::sandbox) const MAX_FDS: usize = 64;
 
-/// Bytes that are asked for at once: a length that lies costs no memory that was not sent.
+/// Bytes that are read at a time: a false length does not cost memory.
 const READ_CHUNK: usize = 64 << 10;
 
 const LENGTH_PREFIX: usize = size_of::<u32>();
 
-/// Why a frame could not be sent or received. The connection cannot be used any more.
+/// An error of sending or receiving a frame. The connection cannot be used any more.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum FrameError {
     /// The socket failed.
     #[error("control socket I/O failed")]
     Io(#[from] io::Error),
-    /// More bytes than a frame may have.
+    /// A frame is too long.
     #[error("a frame of {0} bytes, but at most {MAX_FRAME} are allowed")]
     TooLong(usize),
-    /// More descriptors than a frame may have.
+    /// A frame has too many descriptors.
     #[error("too many file descriptors in a control message")]
     TooManyFds,
     /// The connection ended within a frame.
     #[error("the connection ended in the middle of a frame")]
     Cut,
-    /// What is in the frame is not what the protocol says.
+    /// A frame's contents do not match the protocol.
     #[error("failed to decode a frame")]
     Json(#[from] serde_json::Error),
-    /// A descriptor that the frame speaks of did not come with it, or could not be opened here.
+    /// A descriptor that a frame refers to did not come with it, or could not be opened here.
     #[error("a frame lacks a file descriptor")]
     MissingFd,
-    /// An answer of another kind than the request's.
+    /// An answer's kind does not match its request.
     #[error("an answer does not fit its request")]
     Answer,
-    /// An answer with more memory than the guest was launched for.
+    /// An answer reports more memory than the guest was launched for.
     #[error("a reply reports {grown} bytes of guest growth, more than the possible {most}")]
     Grown {
-        /// What the process says.
+        /// The growth that the process reports.
         grown: u64,
-        /// What there can be.
+        /// The possible growth.
         most: u64,
     },
-    /// An answer with more groups than a process can be in.
+    /// An answer has more groups than a process can be in.
     #[error("an answer has a user with {0} groups, more than Linux allows")]
     Groups(usize),
 }
@@ -81,9 +81,9 @@ impl FrameReader {
         Self { stream }
     }
 
-    /// The next frame; `None` when the other side has closed the connection between frames.
+    /// Receives the next frame; `None` if the other side has closed the connection between frames.
     ///
-    /// Not to be dropped half-way: the connection is out of step then.
+    /// Not cancel-safe: the connection is out of step if this is dropped half-way.
     pub(in crate::sandbox) async fn next(&mut self) -> Result<Option<Frame>, FrameError> {
         let mut length = [0; LENGTH_PREFIX];
         let (mut filled, fds) = self.first(&mut length).await?;
@@ -93,7 +93,7 @@ impl FrameReader {
         while filled < LENGTH_PREFIX {
             filled += self.more(&mut length[filled..]).await?;
         }
-        // 32 bits fit everywhere that podvisor runs.
+        // 32 bits fit into a usize wherever podvisor runs.
         let length = u32::from_le_bytes(length) as usize;
         if length > MAX_FRAME {
             return Err(FrameError::TooLong(length));
@@ -108,7 +108,7 @@ impl FrameReader {
         Ok(Some(Frame { body, fds }))
     }
 
-    /// Reads the beginning of a frame with its descriptors.
+    /// Reads the start of a frame with its descriptors.
     async fn first(&self, bytes: &mut [u8]) -> Result<(usize, Vec<OwnedFd>), FrameError> {
         let receive = || -> io::Result<_> {
             let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
@@ -134,15 +134,15 @@ impl FrameReader {
             return Err(FrameError::TooManyFds);
         }
         if is_cut {
-            // This process may open no more, which is the fault of this frame alone: whoever it is
-            // for misses them.
+            // This process cannot open more files, which only affects this frame: its request lacks
+            // them.
             fds.clear();
         }
         Ok((count, fds))
     }
 
-    /// Reads at least a byte. Descriptors that come here are out of place, and the kernel
-    /// closes them: there is no room for them.
+    /// Reads at least one byte. Descriptors that come here violate the protocol, and the kernel
+    /// closes them, as there is no room for them.
     async fn more(&self, bytes: &mut [u8]) -> Result<usize, FrameError> {
         loop {
             self.stream.readable().await?;
@@ -169,7 +169,7 @@ impl FrameWriter {
 
     /// Sends a frame.
     ///
-    /// Not to be dropped half-way: the connection is out of step then.
+    /// Not cancel-safe: the connection is out of step if this is dropped half-way.
     pub(in crate::sandbox) async fn send(
         &mut self,
         body: &[u8],
@@ -188,7 +188,7 @@ impl FrameWriter {
             let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
             let mut control = SendAncillaryBuffer::new(&mut space);
             if !rights.is_empty() {
-                // The room was made for as many as may come.
+                // There is room for the maximum.
                 control.push(SendAncillaryMessage::ScmRights(&rights));
             }
             let bytes = [IoSlice::new(&length), IoSlice::new(body)];

@@ -1,4 +1,4 @@
-//! Tests of `frame`: what a hostile or dying peer can do to a reader.
+//! Tests of `frame`: effects of a hostile or dying peer on a reader.
 
 use std::fs::File;
 use std::io::{Read as _, Write as _};
@@ -31,7 +31,7 @@ fn pair() -> (FrameReader, FrameWriter) {
     (reader, FrameWriter::new(stream))
 }
 
-/// A file with `text`, at its beginning.
+/// A file that contains `text`, at offset 0.
 fn file(text: &str) -> OwnedFd {
     let mut file = tempfile::tempfile().unwrap();
     file.write_all(text.as_bytes()).unwrap();
@@ -106,7 +106,7 @@ fn a_frame_that_is_cut_off_anywhere_is_an_error_and_between_frames_an_end() {
     });
 }
 
-/// Sends bytes with descriptors, past the bounds of a `FrameWriter`.
+/// Sends bytes with descriptors, beyond the limits of a `FrameWriter`.
 fn send_raw(to: &StdUnixStream, bytes: &[u8], fds: &[OwnedFd]) {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(253))];
     let mut control = SendAncillaryBuffer::new(&mut space);
@@ -135,13 +135,13 @@ fn more_descriptors_than_allowed_are_refused() {
     });
 }
 
-/// Set for a process that runs one test alone.
+/// Set for a process that runs only one test.
 const ALONE: &str = "PODVISOR_TEST_ALONE";
 
 #[test]
 fn a_frame_whose_descriptors_cannot_be_opened_comes_without() {
     if std::env::var_os(ALONE).is_none() {
-        // The limit is that of a process.
+        // The limit applies to a process.
         let name = "a_frame_whose_descriptors_cannot_be_opened_comes_without";
         let (_, module) = module_path!().split_once("::").unwrap();
         let mut alone = Command::new(std::env::current_exe().unwrap());
@@ -155,7 +155,7 @@ fn a_frame_whose_descriptors_cannot_be_opened_comes_without() {
         let (mut reader, mut writer) = pair();
         let sent = [file("a"), file("b")];
         let limit = getrlimit(Resource::Nofile);
-        // One of the two can be opened.
+        // Only one of the two can be opened.
         let highest = sent.iter().map(AsRawFd::as_raw_fd).max().unwrap();
         let short = Rlimit {
             current: Some(u64::try_from(highest).unwrap() + 2),
@@ -182,7 +182,7 @@ fn descriptors_in_the_middle_of_a_frame_are_closed() {
         let frame = reader.next().await.unwrap().unwrap();
         assert_eq!(frame.body, b"body");
         assert!(frame.fds.is_empty());
-        // Nobody holds the other end any more.
+        // The other end is closed.
         assert_eq!((&witness).read(&mut [0]).unwrap(), 0);
     });
 }
@@ -212,7 +212,7 @@ proptest! {
                 let mut rest = bytes.as_slice();
                 for piece in pieces.iter().cycle() {
                     let (now, later) = rest.split_at((*piece).min(rest.len()));
-                    // The reader may have given up.
+                    // The reader may have stopped.
                     let _ = theirs.try_write(now);
                     tokio::task::yield_now().await;
                     rest = later;
@@ -237,7 +237,7 @@ proptest! {
 
 #[test]
 fn an_exchange_leaves_no_descriptor_behind() {
-    // Other tests open files meanwhile: what counts is that these do not add up.
+    // Other tests open files meanwhile: the number must not grow with each exchange.
     run(async {
         let before = open_fds();
         for _ in 0..200 {

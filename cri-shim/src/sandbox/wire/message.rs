@@ -13,18 +13,18 @@ use crate::sandbox::types::{
     SandboxExit, Started, SupplementalGroups, TerminalSize,
 };
 
-/// Version of what is spoken here.
+/// Version of the control protocol.
 pub(in crate::sandbox) const CONTROL_VERSION: u32 = 2;
 
-/// Version of the frames of a launch, whose two ends are mostly of one executable.
+/// Version of the frames of a launch, whose two ends mostly use one executable.
 pub(in crate::sandbox) const LAUNCH_VERSION: u32 = 4;
 
-/// A request, with a number of the asker's choice that comes back with the answer.
+/// A request, with a number that the client chooses and that comes back with the answer.
 #[derive(Debug, Serialize, Deserialize)]
 pub(in crate::sandbox) struct Request {
     pub(in crate::sandbox) number: u64,
     pub(in crate::sandbox) call: Call,
-    /// What the log knows it by of whoever asks.
+    /// The number in the client's log of the request that it works for.
     #[serde(default)]
     pub(in crate::sandbox) request: Option<u64>,
 }
@@ -36,14 +36,14 @@ pub(in crate::sandbox) struct Reply {
     pub(in crate::sandbox) answer: Result<Answer, Refusal>,
 }
 
-/// What is asked.
+/// A request's operation.
 #[derive(Debug, Serialize, Deserialize)]
 pub(in crate::sandbox) enum Call {
-    /// First on each connection.
+    /// The first request on each connection.
     Hello {
         version: u32,
     },
-    /// With the image, those of volumes, the log if there is one, and the disks.
+    /// With the image, the images of volumes, the log if there is one, and the disks.
     Create(Box<CreateHeader>),
     Start {
         id: String,
@@ -76,14 +76,14 @@ pub(in crate::sandbox) enum Call {
     EndWith {
         id: String,
     },
-    /// A signal, and SIGKILL to all of the container when it still runs after the grace period.
-    /// Answered at once.
+    /// Sends a signal, and SIGKILL to all of the container if it still runs after the grace period.
+    /// Answered immediately.
     Stop {
         id: String,
         signal: u32,
         grace_ms: u64,
     },
-    /// The container's process is not started again when it ends.
+    /// Disables restarts of the container's process.
     EndRestarts {
         id: String,
     },
@@ -99,15 +99,15 @@ pub(in crate::sandbox) enum Call {
     ReopenLog {
         id: String,
     },
-    /// With a file that takes the log's further lines when it has so many bytes, and so on by
-    /// turns.
+    /// With a file for alternating with the present log: lines go to the other file when one has
+    /// `max_bytes`.
     LimitLog {
         id: String,
         max_bytes: u64,
     },
     Stats {
         id: String,
-        /// Processes of before know of none.
+        /// Older processes do not know this.
         #[serde(default)]
         brief: bool,
     },
@@ -116,37 +116,37 @@ pub(in crate::sandbox) enum Call {
         id: String,
         resources: Box<LinuxResources>,
     },
-    /// Answered when the guest has so many bytes more than at first, or the patience is over.
+    /// Answered when the guest has `bytes` more than at first, or the time is over.
     Grow {
         bytes: u64,
         patience_ms: u64,
     },
     /// Answered when the guest's containers run short of memory.
     AwaitPressure,
-    /// Answered when the guest uses so many CPUs, and no others.
+    /// Answered when the guest uses exactly `count` CPUs.
     SetCpus {
         count: u8,
     },
     PortForward {
         port: u16,
     },
-    /// Back: a socket that is connected to the serial console.
+    /// The answer comes with a socket that is connected to the serial console.
     Console,
-    /// Answered at once; what counts is the end.
+    /// Answered immediately; the client waits for the end.
     Shutdown {
         grace_ms: u64,
     },
     /// Answered when the machine has ended.
     Ended,
-    /// Nobody waits any more for what was asked under this number, which is not answered then; nor
-    /// is this. For processes that say that they know it.
+    /// Cancels the wait of the request with this number, which is not answered then; nor is this
+    /// request. Only for processes that report support for it.
     Abandon {
         number: u64,
     },
 }
 
 impl Call {
-    /// Whether it is answered when something happens, and changes nothing.
+    /// Whether it is answered when an event happens, and changes nothing.
     pub(in crate::sandbox) fn is_wait(&self) -> bool {
         matches!(self, Self::Wait { .. } | Self::Ended | Self::AwaitPressure)
     }
@@ -160,7 +160,7 @@ impl Call {
     }
 }
 
-/// A container to be made.
+/// A container to be created.
 #[derive(Debug, Serialize, Deserialize)]
 pub(in crate::sandbox) struct CreateHeader {
     pub(in crate::sandbox) id: String,
@@ -196,7 +196,7 @@ pub(in crate::sandbox) struct DeviceHeader {
     pub(in crate::sandbox) source: DeviceKind,
 }
 
-/// What it is; a disk's file comes with the frame.
+/// The device itself; a disk's file comes with the frame.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(in crate::sandbox) enum DeviceKind {
     Disk {
@@ -211,7 +211,7 @@ pub(in crate::sandbox) enum DeviceKind {
     },
 }
 
-/// A further process of a container.
+/// An additional process of a container.
 #[derive(Debug, Serialize, Deserialize)]
 pub(in crate::sandbox) struct ExecHeader {
     pub(in crate::sandbox) id: String,
@@ -232,25 +232,25 @@ pub(in crate::sandbox) struct StdioHeader {
     pub(in crate::sandbox) stderr: bool,
 }
 
-/// What a process says of itself before all else.
+/// A process's first answer, about itself.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(in crate::sandbox) struct Greeting {
     pub(in crate::sandbox) version: u32,
-    /// Containers can have devices; an older process would leave them out.
+    /// Containers can have devices; an older process would ignore them.
     #[serde(default)]
     pub(in crate::sandbox) takes_devices: bool,
-    /// Layers of the jail that the host does not have, in words.
+    /// The names of the jail's layers that the host does not have.
     #[serde(default)]
     pub(in crate::sandbox) missing_layers: Vec<String>,
-    /// It tells when the guest runs short of memory.
+    /// It reports when the guest runs short of memory.
     #[serde(default)]
     pub(in crate::sandbox) tells_pressure: bool,
-    /// It knows `Abandon`.
+    /// It supports `Abandon`.
     #[serde(default)]
     pub(in crate::sandbox) drops_waits: bool,
 }
 
-/// What was asked for.
+/// The result of a request.
 #[derive(Debug, Serialize, Deserialize)]
 pub(in crate::sandbox) enum Answer {
     Hello(Greeting),
@@ -264,24 +264,24 @@ pub(in crate::sandbox) enum Answer {
     Stream,
     Ended(SandboxExit),
     IsPaused(bool),
-    /// Bytes more than at first.
+    /// The growth in bytes.
     Grown(u64),
 }
 
-/// Why it was not done.
+/// The reason why a request was refused.
 #[derive(Debug, Serialize, Deserialize)]
 pub(in crate::sandbox) struct Refusal {
     pub(in crate::sandbox) kind: RefusalKind,
     pub(in crate::sandbox) message: String,
 }
 
-/// The first frame of a sandbox's process, on its stdin. With it come: the control socket, the
-/// file for the record of its exit, kernel, initramfs, network cards, then the shared directory,
-/// the console and the log of events where there are such. The second frame is a `GuestNetwork`.
+/// The first frame to a sandbox's process, on its stdin. With it come: the control socket, the file
+/// for the record of its exit, kernel, initramfs, network cards, then the shared directory, the
+/// console and the log of events if they exist. The second frame is a `GuestNetwork`.
 #[derive(Debug, Serialize, Deserialize)]
 pub(in crate::sandbox) struct LaunchHeader {
     pub(in crate::sandbox) version: u32,
-    /// What the log of the launcher knows it by.
+    /// The number of the launcher's request in the log.
     pub(in crate::sandbox) request: Option<u64>,
     pub(in crate::sandbox) id: String,
     pub(in crate::sandbox) hostname: String,
@@ -298,17 +298,17 @@ pub(in crate::sandbox) struct LaunchHeader {
     pub(in crate::sandbox) has_events: bool,
     pub(in crate::sandbox) sysctls: BTreeMap<String, String>,
     pub(in crate::sandbox) jail: JailMode,
-    /// The guest's devices are on PCI.
+    /// Whether the guest's devices are on PCI.
     pub(in crate::sandbox) pci: bool,
-    /// The guest's kernel counts pressure.
+    /// Whether the guest's kernel counts pressure.
     #[serde(default)]
     pub(in crate::sandbox) psi: bool,
-    /// It does not boot when it cannot be a clone.
+    /// Whether it must not boot if it cannot be a clone.
     pub(in crate::sandbox) must_clone: bool,
-    /// The process is in a control group of its own.
+    /// Whether the process is in a control group of its own.
     #[serde(default)]
     pub(in crate::sandbox) has_cgroup: bool,
-    /// The files of a template come, too.
+    /// Whether the files of a template come, too.
     pub(in crate::sandbox) has_template: bool,
 }
 
@@ -320,20 +320,20 @@ pub(in crate::sandbox) struct NicHeader {
     pub(in crate::sandbox) mtu: u16,
 }
 
-/// The answer to both: that the guest is configured, or why it is not.
+/// The answer to both frames: the guest is configured, or the reason why it is not.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(in crate::sandbox) struct LaunchReply {
     pub(in crate::sandbox) failed: Option<String>,
-    /// It failed because the host does not let its jail be made.
+    /// It failed because the host does not let it enter its jail.
     #[serde(default)]
     pub(in crate::sandbox) is_jail: bool,
     /// It is a clone of the template.
     #[serde(default)]
     pub(in crate::sandbox) is_clone: bool,
-    /// It failed because no guest came of the template.
+    /// It failed because the clone of the template had no working guest.
     #[serde(default)]
     pub(in crate::sandbox) blames_template: bool,
-    /// Layers of the jail that the host does not have, in words.
+    /// The names of the jail's layers that the host does not have.
     #[serde(default)]
     pub(in crate::sandbox) missing_layers: Vec<String>,
 }

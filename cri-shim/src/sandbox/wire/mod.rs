@@ -1,7 +1,7 @@
-//! What travels over the control socket of a sandbox: frames of JSON with descriptors, and the
-//! requests and answers in them. Both ends are podvisor, but not of the same age: a daemon of
-//! a newer version finds the sandboxes that an older one has started. Fields are added with a
-//! default; what an older peer would misread raises [`CONTROL_VERSION`].
+//! The messages on the control socket of a sandbox: frames of JSON with descriptors, and the
+//! requests and answers in them. Both ends are podvisor, but maybe of different versions: a newer
+//! daemon finds the sandboxes that an older one has started. New fields have a default; a change
+//! that an older peer would misread raises [`CONTROL_VERSION`].
 
 mod frame;
 mod message;

@@ -1,4 +1,4 @@
-//! Streams over one connection: a task reads frames, another writes them.
+//! Streams over one connection: one task reads frames, another writes them.
 
 use std::collections::HashMap;
 use std::io;
@@ -14,32 +14,32 @@ use crate::streaming::channel::{
     CHUNK_SIZE, CLOSE_TIMEOUT, INPUT_PIECES, Input, OUTPUT_PIECES, Outgoing, Output,
 };
 
-/// Streams that a client may have open at once.
+/// Most streams that a client may have open at the same time.
 const MAX_STREAMS: usize = 1024;
 
-/// Room for frames that come together; the data of longer ones is read past it.
+/// Size of the buffer for frames that come together; longer data frames bypass it.
 const READ_BUFFER: usize = 4 << 10;
 
-/// Bytes of a control frame; Kubernetes' have a few hundred.
+/// Most bytes of a control frame; Kubernetes' have a few hundred.
 const MAX_CONTROL: u32 = 64 << 10;
 
-/// Streams that wait to be taken by the session.
+/// Most streams that wait to be taken by the session.
 const NEW_STREAMS: usize = 16;
 
-/// Answers that the reader owes the client.
+/// Most replies of the reader that wait to be sent.
 const REPLIES: usize = 64;
 
 /// A stream that the client has opened.
 #[derive(Debug)]
 pub(crate) struct Stream {
-    /// Names are as the client wrote them, which is in lower case.
+    /// The names are as the client wrote them, which is in lower case.
     pub(crate) headers: Vec<(String, String)>,
     pub(crate) input: Input,
     pub(crate) output: Output,
 }
 
 impl Stream {
-    /// The value of a header.
+    /// Returns the value of a header.
     pub(crate) fn header(&self, name: &str) -> Option<&str> {
         let found = self
             .headers
@@ -49,7 +49,7 @@ impl Stream {
     }
 }
 
-/// What the reader has for the client.
+/// A reply of the reader to the client.
 #[derive(Debug)]
 enum Reply {
     Taken(u32),
@@ -57,11 +57,11 @@ enum Reply {
     Pong(u32),
 }
 
-/// As long as a session keeps this, its connection stays open.
+/// Keeps a session's connection open until it is dropped.
 #[derive(Debug)]
 pub(crate) struct KeepOpen(#[expect(dead_code, reason = "held")] mpsc::Sender<Outgoing>);
 
-/// A connection, to be run beside a session that takes streams.
+/// A connection, which runs in parallel with a session that takes its streams.
 pub(crate) struct Connection<T> {
     io: T,
     streams: mpsc::Sender<Stream>,
@@ -70,7 +70,7 @@ pub(crate) struct Connection<T> {
 }
 
 impl<T: AsyncRead + AsyncWrite> Connection<T> {
-    /// A connection that was upgraded, and where its streams will come out.
+    /// Wraps an upgraded connection; returns also the receiver of its streams.
     pub(crate) fn new(io: T) -> (Self, mpsc::Receiver<Stream>, KeepOpen) {
         let (streams, new_streams) = mpsc::channel(NEW_STREAMS);
         let (pieces, outgoing) = mpsc::channel(OUTPUT_PIECES);
@@ -95,7 +95,7 @@ impl<T: AsyncRead + AsyncWrite> Connection<T> {
             open: HashMap::new(),
             last: 0,
             streams: self.streams,
-            // The writer ends when all outputs are gone: the reader must not hold one.
+            // The writer ends when all outputs are dropped: the reader must not hold one.
             pieces: self.pieces.downgrade(),
             replies,
         };
@@ -104,14 +104,14 @@ impl<T: AsyncRead + AsyncWrite> Connection<T> {
         tokio::pin!(writing);
         tokio::select! {
             read = reading.run() => {
-                // The session sees the end of its inputs; what it still says is sent.
+                // The session sees the end of its inputs; its remaining output is sent.
                 drop(reading);
                 writing.await.and(read)
             }
             written = &mut writing => {
                 written?;
-                // An unread byte would make the kernel reset the connection, and the client lose
-                // what it has not read yet.
+                // An unread byte would make the kernel reset the connection, and the client would
+                // lose what it has not read yet.
                 let _ = timeout(CLOSE_TIMEOUT, reading.drain()).await;
                 Ok(())
             }
@@ -119,11 +119,11 @@ impl<T: AsyncRead + AsyncWrite> Connection<T> {
     }
 }
 
-/// A stream that has not ended on both sides, or that did since the last look.
+/// A stream that has not ended on both sides, or had not at the last check.
 struct Open {
-    /// Where its data goes, until the client has ended its side.
+    /// The receiver of its data, until the client has ended its side.
     data: Option<mpsc::Sender<Bytes>>,
-    /// The client has reset it; closed when the server has ended its side.
+    /// Whether the client has reset it; closed when the server has ended its side.
     is_reset: watch::Sender<bool>,
 }
 
@@ -161,7 +161,7 @@ impl<R: AsyncRead + Unpin> Reading<R> {
         Ok(())
     }
 
-    /// Reads and forgets, to the client's end.
+    /// Reads and drops everything up to the client's end.
     async fn drain(&mut self) -> io::Result<()> {
         self.open.clear();
         let mut bytes = vec![0; CHUNK_SIZE];
@@ -169,7 +169,7 @@ impl<R: AsyncRead + Unpin> Reading<R> {
         Ok(())
     }
 
-    /// `None` at the end of the connection, between two frames.
+    /// Reads a header; `None` at the end of the connection, between two frames.
     async fn header(&mut self) -> io::Result<Option<FrameHeader>> {
         let mut bytes = [0; HEADER_LEN];
         let [first, rest @ ..] = &mut bytes;
@@ -191,7 +191,7 @@ impl<R: AsyncRead + Unpin> Reading<R> {
             self.io.read_exact(&mut piece).await?;
             left -= piece.len();
             if let Some(input) = &input {
-                // A stream that is read no more: its bytes are nobody's.
+                // Fails if the stream is no longer read: its bytes are dropped.
                 let _ = input.send(piece.freeze()).await;
             }
         }
@@ -201,7 +201,7 @@ impl<R: AsyncRead + Unpin> Reading<R> {
         Ok(())
     }
 
-    /// The client sends no more on a stream, but may still read there.
+    /// Records that the client sends no more on a stream, though it may still read there.
     fn end_input(&mut self, id: u32) {
         if let Some(stream) = self.open.get_mut(&id) {
             stream.data = None;
@@ -229,8 +229,8 @@ impl<R: AsyncRead + Unpin> Reading<R> {
                 let id = frame::word(payload, 0).map_err(invalid)?;
                 self.reply(Reply::Pong(id)).await;
             }
-            // A client that says so closes the connection next. The server opens no streams, to
-            // which there could be a reply.
+            // After GOAWAY, a client closes the connection. The server opens no streams that could
+            // get a reply.
             Kind::GoAway | Kind::SynReply | Kind::Other | Kind::Data { .. } => {}
         }
         Ok(())
@@ -238,7 +238,7 @@ impl<R: AsyncRead + Unpin> Reading<R> {
 
     async fn open_stream(&mut self, flags: u8, payload: &[u8]) -> io::Result<()> {
         let id = frame::stream_id(payload).map_err(invalid)?;
-        // Associated stream, priority and slot say nothing here.
+        // The associated stream, priority and slot are not used.
         let block = payload
             .get(10..)
             .ok_or_else(|| invalid("a stream without headers"))?;
@@ -280,7 +280,7 @@ impl<R: AsyncRead + Unpin> Reading<R> {
     }
 
     async fn reply(&mut self, reply: Reply) {
-        // A writer that has ended has nobody to write to.
+        // Fails if the writer has ended.
         let _ = self.replies.send(reply).await;
     }
 }

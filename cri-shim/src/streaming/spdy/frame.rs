@@ -1,73 +1,73 @@
-//! Frames (SPDY draft 3.1, §2.2): eight bytes that say what follows.
+//! Frames (SPDY draft 3.1, §2.2): a header of eight bytes, and a payload.
 
 use bytes::{BufMut as _, BytesMut};
 
-/// Bytes of a frame's header.
+/// Size of a frame's header in bytes.
 pub const HEADER_LEN: usize = 8;
 
 /// The version in control frames.
 const VERSION: u16 = 3;
 
-/// Nothing follows from the sender on this stream.
+/// The sender sends nothing more on this stream.
 pub const FLAG_FIN: u8 = 1;
 
-/// A stream that does not exist, or no longer.
+/// Stream status: the stream does not exist, or no longer.
 pub const INVALID_STREAM: u32 = 2;
-/// Stream status: the server will not have this stream.
+/// Stream status: the server refuses the stream.
 pub const REFUSED_STREAM: u32 = 3;
 
-/// What a frame is about.
+/// The kind of a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// Bytes of a stream.
+    /// Data of a stream.
     Data {
         /// The stream's id.
         stream: u32,
     },
     /// The client opens a stream.
     SynStream,
-    /// The other side takes a stream.
+    /// The other side accepts a stream.
     SynReply,
-    /// A stream ends at once.
+    /// A stream ends immediately.
     RstStream,
-    /// To be sent back.
+    /// A ping, which has to be sent back.
     Ping,
-    /// No more streams.
+    /// The sender accepts no more streams.
     GoAway,
-    /// More names and values of a stream.
+    /// More headers of a stream.
     Headers,
-    /// SETTINGS, WINDOW_UPDATE and what else there may be: skipped.
+    /// SETTINGS, WINDOW_UPDATE and any others, which are skipped.
     Other,
 }
 
 /// A frame's header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FrameHeader {
-    /// What the frame is about.
+    /// The kind of the frame.
     pub kind: Kind,
     /// [`FLAG_FIN`] and others.
     pub flags: u8,
-    /// Bytes of payload, at most 2²⁴ - 1.
+    /// Size of the payload in bytes, at most 2²⁴ - 1.
     pub len: u32,
 }
 
-/// Why a frame cannot be read.
+/// The reason why a frame cannot be parsed.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum FrameError {
-    /// Another version of SPDY.
+    /// The frame is of another version of SPDY.
     #[error("a control frame of SPDY version {0}, not 3")]
     Version(u16),
-    /// A control frame is shorter than its kind is.
+    /// A control frame is too short for its kind.
     #[error("a control frame of {len} bytes, which is too short")]
     Short {
-        /// Its payload in bytes.
+        /// The size of its payload in bytes.
         len: usize,
     },
 }
 
 impl FrameHeader {
-    /// Reads a header.
+    /// Parses a header.
     ///
     /// # Errors
     /// [`FrameError::Version`].
@@ -96,7 +96,7 @@ impl FrameHeader {
     }
 }
 
-/// The word at byte `at` of a control frame's payload.
+/// Returns the word at byte `at` of a control frame's payload.
 ///
 /// # Errors
 /// [`FrameError::Short`].
@@ -109,7 +109,7 @@ pub fn word(payload: &[u8], at: usize) -> Result<u32, FrameError> {
     bytes.map(u32::from_be_bytes).ok_or(short)
 }
 
-/// A stream's id: the word without its highest bit, which is reserved.
+/// Returns a stream's id: the first word without its highest bit, which is reserved.
 ///
 /// # Errors
 /// [`FrameError::Short`].
@@ -131,7 +131,7 @@ pub fn data(out: &mut BytesMut, stream: u32, flags: u8, len: usize) {
     put_len(out, flags, len);
 }
 
-/// Answers a stream that the client opened; `block` is a block of headers.
+/// Writes the reply to a stream that the client opened; `block` is a block of headers.
 pub fn syn_reply(out: &mut BytesMut, stream: u32, block: &[u8]) {
     let mut payload = Vec::with_capacity(block.len() + 4);
     payload.extend_from_slice(&stream.to_be_bytes());
@@ -139,7 +139,7 @@ pub fn syn_reply(out: &mut BytesMut, stream: u32, block: &[u8]) {
     control(out, 2, 0, &payload);
 }
 
-/// Ends a stream at once.
+/// Writes a frame that ends a stream immediately.
 pub fn rst_stream(out: &mut BytesMut, stream: u32, status: u32) {
     let mut payload = [0; 8];
     payload[..4].copy_from_slice(&stream.to_be_bytes());
@@ -147,12 +147,13 @@ pub fn rst_stream(out: &mut BytesMut, stream: u32, status: u32) {
     control(out, 3, 0, &payload);
 }
 
-/// Sends a ping back.
+/// Writes the reply to a ping.
 pub fn ping(out: &mut BytesMut, id: u32) {
     control(out, 6, 0, &id.to_be_bytes());
 }
 
-/// Says that the connection ends well; `last` is the last stream that was served.
+/// Writes a frame that ends the connection in good order; `last` is the last stream that was
+/// served.
 pub fn go_away(out: &mut BytesMut, last: u32) {
     let mut payload = [0; 8];
     payload[..4].copy_from_slice(&last.to_be_bytes());
@@ -160,7 +161,7 @@ pub fn go_away(out: &mut BytesMut, last: u32) {
 }
 
 fn put_len(out: &mut BytesMut, flags: u8, len: usize) {
-    // Nothing that is written here comes near 2²⁴ bytes.
+    // No payload that is written here comes near 2²⁴ bytes.
     let len = u32::try_from(len).unwrap_or(u32::MAX) & 0x00ff_ffff;
     out.put_u32(u32::from(flags) << 24 | len);
 }

@@ -1,16 +1,16 @@
-//! Blocks of names and values (SPDY draft 3.1, §2.6.10): lengths and strings, compressed by
-//! zlib with a dictionary, in one stream of compression for each direction of a connection.
+//! Blocks of names and values (SPDY draft 3.1, §2.6.10): lengths and strings, compressed by zlib
+//! with a dictionary, in one compression stream for each direction of a connection.
 
 use flate2::{Compress, Compression, Decompress, FlushCompress, FlushDecompress, Status};
 
-/// Bytes that a block may have when it is unpacked; Kubernetes' have a few hundred.
+/// Most bytes of an unpacked block; Kubernetes' have a few hundred.
 const MAX_BLOCK: usize = 64 << 10;
 
-/// Names that a block may have.
+/// Most names of a block.
 const MAX_PAIRS: u32 = 256;
 
-/// Words that clients and servers expect in blocks: those before the raw tail come with their
-/// lengths.
+/// Words that clients and servers expect in blocks: in the dictionary, those before the raw tail
+/// follow their lengths.
 const WORDS: &str = "options head post put delete trace accept accept-charset accept-encoding \
     accept-language accept-ranges age allow authorization cache-control connection content-base \
     content-encoding content-language content-length content-location content-md5 content-range \
@@ -28,22 +28,23 @@ const TAIL: &str = "100101201202205206300302303304305306307402405406407408409410
     application/xml,application/xhtml+xml,text/plain,text/javascript,publicprivatemax-age=gzip,\
     deflate,sdchcharset=utf-8charset=iso-8859-1,utf-,*,enq=0.";
 
-/// Why a block cannot be read. The compression is out of step then: the connection is lost.
+/// The reason why a block cannot be read. The compression is out of step then: the connection is
+/// lost.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum HeadersError {
-    /// It is no zlib stream with SPDY's dictionary.
+    /// It is not a zlib stream with SPDY's dictionary.
     #[error("a block of headers cannot be decompressed")]
     Decompress(#[source] flate2::DecompressError),
     /// It is larger than `MAX_BLOCK`, or has more than `MAX_PAIRS` names.
     #[error("a block of headers is too large")]
     TooLarge,
-    /// Its lengths do not fit together.
+    /// Its lengths are inconsistent.
     #[error("a block of headers is cut off")]
     CutOff,
 }
 
-/// zlib's dictionary of SPDY/3.
+/// Returns SPDY/3's dictionary for zlib.
 fn dictionary() -> Vec<u8> {
     let mut bytes = Vec::with_capacity(1423);
     for word in WORDS.split(' ').filter(|word| !word.is_empty()) {
@@ -73,7 +74,7 @@ impl Default for Unpacker {
 }
 
 impl Unpacker {
-    /// Names (in lower case, as the client wrote them) and values of a block.
+    /// Returns the names (in lower case, as the client wrote them) and values of a block.
     ///
     /// # Errors
     /// See [`HeadersError`].
@@ -124,10 +125,10 @@ pub struct Packer {
 }
 
 impl Packer {
-    /// A packer for a new connection.
+    /// Creates a packer for a new connection.
     ///
     /// # Panics
-    /// Never: zlib takes a dictionary before the first byte.
+    /// Never: zlib accepts a dictionary before the first byte.
     #[must_use]
     pub fn new() -> Self {
         let mut zlib = Compress::new(Compression::fast(), true);
@@ -136,7 +137,7 @@ impl Packer {
         Self { zlib }
     }
 
-    /// A block of these names and values.
+    /// Packs these names and values into a block.
     pub fn pack(&mut self, pairs: &[(&str, &str)]) -> Vec<u8> {
         let mut plain = Vec::new();
         let mut put = |bytes: &[u8]| {
@@ -175,7 +176,7 @@ impl Default for Packer {
     }
 }
 
-/// A count, and as many names and values, each after its length.
+/// Parses a count, and as many names and values, each after its length.
 fn parse(mut plain: &[u8]) -> Result<Vec<(String, String)>, HeadersError> {
     let count = take_word(&mut plain)?;
     if count > MAX_PAIRS {
@@ -213,7 +214,7 @@ mod tests {
             a = (a + u32::from(byte)) % 65521;
             b = (b + a) % 65521;
         }
-        // Its Adler-32, by which each SPDY/3 stream asks for it.
+        // The dictionary's Adler-32, by which each SPDY/3 stream refers to it.
         assert_eq!(b << 16 | a, 0xe3c6_a7c2);
     }
 

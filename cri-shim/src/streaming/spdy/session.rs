@@ -1,4 +1,4 @@
-//! What the streams of a connection are for: a command, or ports.
+//! The sessions of a connection's streams: a command, or ports.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -21,13 +21,13 @@ use crate::streaming::status::Version;
 /// How long a client may take to open the streams that belong together.
 const STREAMS_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Connections of which a client has opened one stream only.
+/// Most connections to ports of which a client has opened only one stream.
 const MAX_HALF_OPEN: usize = 256;
 
-/// Connections to ports at once, each of which is one to the guest.
+/// Most connections to ports at the same time, each of which is one to the guest.
 pub(crate) const MAX_FORWARDS: usize = 256;
 
-/// Serves exec or attach on a connection that was upgraded.
+/// Serves exec or attach on an upgraded connection.
 pub(crate) async fn command(
     io: impl AsyncRead + AsyncWrite + Send + 'static,
     backend: Arc<dyn Backend>,
@@ -39,7 +39,7 @@ pub(crate) async fn command(
         let wanted = request.wanted(version);
         match timeout(STREAMS_TIMEOUT, channels(&mut streams, wanted)).await {
             Ok(Some(channels)) => {
-                // No stream is due any more: these end when the client is gone.
+                // No more streams are expected: this ends when the client is gone.
                 let gone = async { while streams.recv().await.is_some() {} };
                 command::run(&backend, request, version, channels, gone).await;
             }
@@ -54,7 +54,7 @@ pub(crate) async fn command(
     }
 }
 
-/// Collects the streams of a command; `None` when the client opens others.
+/// Collects the streams of a command; `None` if the client opens others.
 async fn channels(streams: &mut mpsc::Receiver<Stream>, wanted: Wanted) -> Option<Channels> {
     let mut found: HashMap<String, Stream> = HashMap::new();
     let names = [
@@ -95,7 +95,7 @@ pub(crate) async fn port_forward(
     let (connection, mut streams, keep_open) = Connection::new(io);
     let session = async {
         let mut forwards = JoinSet::new();
-        // Streams whose counterpart has yet to come, by the client's number of the connection.
+        // Streams whose counterpart is missing yet, by the client's number of the connection.
         let mut half_open: HashMap<String, (bool, Stream)> = HashMap::new();
         while let Some(stream) = streams.recv().await {
             while forwards.try_join_next().is_some() {}
@@ -135,7 +135,7 @@ pub(crate) async fn port_forward(
             }
         }
         drop(keep_open);
-        // The client is gone: so are its connections.
+        // The client is gone, so its connections end.
         forwards.shutdown().await;
     };
     let (served, ()) = tokio::join!(connection.run(), session);
@@ -144,8 +144,8 @@ pub(crate) async fn port_forward(
     }
 }
 
-/// Whether it is the error stream, the port, and the client's number of the connection. Old
-/// clients have no numbers; theirs are told apart by their port.
+/// Returns whether it is the error stream, the port, and the client's number of the connection. Old
+/// clients have no numbers; their connections are identified by port.
 fn purpose(stream: &Stream) -> Option<(bool, u16, String)> {
     let is_error = match stream.header("streamtype")? {
         "error" => true,
@@ -165,7 +165,7 @@ fn purpose(stream: &Stream) -> Option<(bool, u16, String)> {
     ))
 }
 
-/// Tells the client that nothing comes on a stream.
+/// Ends a stream without data.
 async fn end(stream: Stream) {
     let _ = stream.output.finish(Bytes::new()).await;
 }

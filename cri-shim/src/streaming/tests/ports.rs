@@ -8,10 +8,10 @@ use tokio_tungstenite::{MaybeTlsStream, WebSocketStream};
 
 use super::*;
 
-/// The end of what must come by itself.
+/// The time limit of things that must happen by themselves.
 const SOON: Duration = Duration::from_secs(120);
 
-/// A port where each connection gets an answer to nothing, and is closed.
+/// A port where each connection gets a greeting, without a request, and is closed.
 async fn greeter() -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let port = listener.local_addr().unwrap().port();
@@ -31,7 +31,7 @@ fn forward_url(streaming: &Streaming, ports: &[u16]) -> String {
     streaming.port_forward(request).unwrap()
 }
 
-/// Streams of errors and of data, of one connection.
+/// Opens the error and data streams of one connection.
 async fn open(client: &mut Client, port: u16, number: &str) -> [u32; 2] {
     let port = port.to_string();
     let with = |kind| {
@@ -45,7 +45,7 @@ async fn open(client: &mut Client, port: u16, number: &str) -> [u32; 2] {
     [error, client.open(&with("data")).await]
 }
 
-/// Waits until the server has finished as many streams; what each brought.
+/// Waits until the server has finished `count` streams; returns the data of each.
 async fn finished(client: Client, count: usize) -> HashMap<u32, Vec<u8>> {
     let Client {
         write,
@@ -59,7 +59,7 @@ async fn finished(client: Client, count: usize) -> HashMap<u32, Vec<u8>> {
     streams.await.unwrap()
 }
 
-/// A port that gives back what it gets.
+/// A port that echoes its input.
 async fn echo() -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let port = listener.local_addr().unwrap().port();
@@ -74,7 +74,7 @@ async fn echo() -> u16 {
     port
 }
 
-/// A WebSocket for a SPDY connection.
+/// Opens a WebSocket for a SPDY connection.
 async fn tunnel(url: &str) -> WebSocketStream<MaybeTlsStream<TcpStream>> {
     const PROTOCOL: &str = "SPDY/3.1+portforward.k8s.io";
     let mut request = url
@@ -89,8 +89,8 @@ async fn tunnel(url: &str) -> WebSocketStream<MaybeTlsStream<TcpStream>> {
     socket
 }
 
-/// As client-go has it, but with messages that begin and end anywhere, some in two frames, and
-/// with pings between them. The second one is what the server closes with.
+/// Like client-go, but with arbitrary message boundaries, some messages in two frames, and pings
+/// between them. Also returns the frame with which the server closes.
 async fn tunnelled(url: &str) -> (Client, tokio::task::JoinHandle<Option<CloseFrame>>) {
     let (mut sink, mut source) = tunnel(url).await.split();
     let (write, mut sent) = tokio::io::duplex(64 << 10);
@@ -165,7 +165,7 @@ async fn ports_are_forwarded_by_spdy_within_a_websocket() {
 async fn a_websocket_is_closed_when_what_is_in_it_is_no_spdy() {
     let (streaming, _) = server().await;
     for message in [
-        // Version 2, and no bytes at all.
+        // An invalid version, and a message that is not binary.
         Message::Binary(vec![0x80, 2, 0, 1, 0, 0, 0, 0].into()),
         Message::Text("text".into()),
     ] {
@@ -187,7 +187,7 @@ async fn a_websocket_is_closed_when_what_is_in_it_is_no_spdy() {
     }
 }
 
-/// As `kubectl` does, which closes its side when the stream of errors has ended.
+/// Like `kubectl`, which closes its side when the error stream has ended.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_connection_ends_when_its_server_has_closed_first() {
     let port = greeter().await;
@@ -235,7 +235,7 @@ async fn streams_that_get_no_connection_are_ended() {
         let half = [("streamtype", "data"), ("port", "1"), ("requestid", "1")];
         client.open(&half).await;
     }
-    // The second one of a connection's halves may get its counterpart.
+    // The second of the two equal halves may still get its counterpart.
     let streams = finished(client, 4).await;
     let text = String::from_utf8_lossy(&streams[&error]);
     assert_eq!(text, "failed to forward port 2: it was not asked for");
@@ -299,7 +299,7 @@ async fn connections_to_ports_do_not_mix() {
     for id in &data {
         client.send(*id, b"", FLAG_FIN).await;
     }
-    // A port where nobody listens is told while the others go on.
+    // A port without a listener is reported while the others continue.
     let closed = tokio::net::TcpSocket::new_v4().unwrap();
     closed.bind("127.0.0.1:0".parse().unwrap()).unwrap();
     let nobody = closed.local_addr().unwrap().port().to_string();
@@ -307,7 +307,8 @@ async fn connections_to_ports_do_not_mix() {
     let with = |kind| [("streamtype", kind), headers[0], headers[1]];
     let error = client.open(&with("error")).await;
     client.open(&with("data")).await;
-    // Data and errors of four connections; then the client closes its side, the server follows.
+    // The data and error streams of four connections; then the client closes its side, and the
+    // server follows.
     let Client {
         write,
         streams,
@@ -329,7 +330,7 @@ async fn connections_to_ports_do_not_mix() {
     assert!(text.contains("failed to forward port"), "{text}");
 }
 
-/// A client ends its stream of data at once and leaves the connection to the port open.
+/// The client ends its data stream immediately and leaves the connection to the port open.
 #[tokio::test(flavor = "multi_thread")]
 async fn connections_to_ports_are_bounded_whatever_their_streams_say() {
     use crate::streaming::spdy::session::MAX_FORWARDS;
