@@ -35,6 +35,9 @@ impl SmallDisk {
     }
 
     pub(crate) fn clear(&self) {
+        // A child that another thread has just forked has the file open until it executes its
+        // program: removal alone would free nothing before that.
+        fs::File::create(self.filler()).unwrap();
         fs::remove_file(self.filler()).unwrap();
     }
 }
