@@ -241,7 +241,8 @@ fn on_this_machine(programs: &[Listed], filter: Option<&str>) -> Result<Count> {
     }
     println!("--- documentation's examples");
     let mut command = cargo("test");
-    command.args(["--doc", "--quiet"]);
+    // The packages that the tests were built with: others mean other features, and another build.
+    command.args(["--workspace", "--doc", "--quiet"]);
     if let Some(filter) = filter {
         command.arg("--").arg(filter);
     }
