@@ -294,7 +294,61 @@ async fn tokens_come_from_the_server_that_the_challenge_names_and_bad_ones_are_r
 }
 
 #[tokio::test]
-async fn only_the_registry_itself_says_who_makes_its_tokens() {
+async fn a_registry_that_redirects_to_another_gets_an_anonymous_token_there() {
+    let image = TestImage::small();
+    let blob = Digest::of(&image.config).to_string();
+    let tokens = Faulty::serve(TestImage::small(), |_| {
+        Some(Reply::new(200, r#"{"token":"t"}"#))
+    });
+    let challenge = format!("Bearer realm=\"http://{}/token\"", tokens.host);
+    let storage = Faulty::serve(image.clone(), |_| None);
+    let target = storage.host.clone();
+    let elsewhere = Faulty::serve(image.clone(), move |request| {
+        let header = request.headers.get("authorization");
+        if header.is_none_or(|header| header != "Bearer t") {
+            return Some(Reply::new(401, "").header("WWW-Authenticate", challenge.clone()));
+        }
+        let there = format!("http://{target}{}", request.path);
+        let moved = request.path.contains(&blob);
+        moved.then(|| Reply::new(307, "").header("Location", there))
+    });
+    let target = elsewhere.host.clone();
+    let own = "Basic dTpw";
+    let server = Faulty::serve(image, move |request| {
+        let header = request.headers.get("authorization");
+        Some(if header.is_none_or(|header| header != own) {
+            Reply::new(401, "").header("WWW-Authenticate", "Basic realm=\"r\"")
+        } else {
+            let there = format!("http://{target}{}", request.path);
+            Reply::new(307, "").header("Location", there)
+        })
+    });
+    let credentials = podvisor_images::Credentials::Basic {
+        user: "u".into(),
+        password: "p".into(),
+    };
+    let options = options().credentials(credentials);
+    let test = TestStore::new();
+    let pulled = test.store.pull(&server.name(), &options).await;
+    pulled.unwrap();
+    let headers = |server: &Faulty| -> Vec<_> {
+        let seen = server.requests.lock().unwrap();
+        let header =
+            |request: &support::faulty::Request| request.headers.get("authorization").cloned();
+        seen.iter().map(header).collect()
+    };
+    assert_eq!(headers(&tokens), [None]);
+    assert_eq!(tokens.paths(), ["/token?scope=repository%3Aapp%3Apull"]);
+    assert_eq!(headers(&storage), [None]);
+    let seen = headers(&elsewhere);
+    assert!(
+        seen.iter().flatten().all(|header| header == "Bearer t"),
+        "{seen:?}"
+    );
+}
+
+#[tokio::test]
+async fn only_the_registry_itself_sees_the_credentials() {
     for bearer in [true, false] {
         let thief = Faulty::serve(TestImage::small(), |_| {
             Some(Reply::new(200, r#"{"token":"t"}"#))
@@ -319,7 +373,15 @@ async fn only_the_registry_itself_says_who_makes_its_tokens() {
             .await
             .unwrap_err();
         assert!(!elsewhere.paths().is_empty(), "{}", explain(&error));
-        assert!(thief.paths().is_empty(), "{:?}", thief.paths());
+        // An anonymous token is asked for, and nothing else.
+        for request in thief.requests.lock().unwrap().iter() {
+            assert_eq!(request.method, "GET", "{request:?}");
+            assert!(!format!("{request:?}").contains("secret"), "{request:?}");
+        }
+        assert!(bearer || thief.paths().is_empty(), "{:?}", thief.paths());
+        for request in elsewhere.requests.lock().unwrap().iter() {
+            assert!(!format!("{request:?}").contains("secret"), "{request:?}");
+        }
         assert!(explain(&error).contains("log in"), "{}", explain(&error));
     }
 }

@@ -18,7 +18,7 @@ use tokio::task::{JoinHandle, spawn_blocking};
 
 use super::convert::Failure;
 use super::{Checksum, ConvertError, Converted, DiskError, Job, Source, convert};
-use crate::http::{self, Http, HttpError, RegistryConfig};
+use crate::http::{self, Authorizations, Http, HttpError, RegistryConfig};
 use crate::{Limits, PullEvent, PullEvents};
 
 /// Progress is reported in steps of this many bytes, and a request that transfers as many resets
@@ -218,10 +218,13 @@ impl Transfer<'_> {
     /// Transfers as much of the file as one request gives.
     async fn run(&mut self, known: Option<&Validators>) -> Result<Step, FetchError> {
         let fetcher = self.fetcher;
-        let (url, authorization) = (fetcher.source.url(), fetcher.source.authorization());
+        let url = fetcher.source.url();
+        let own = fetcher.source.authorization().cloned();
+        let own = own.map(|header| (http::origin_of(url), header));
+        let authorizations: Authorizations = own.into_iter().collect();
         let mut response = loop {
             let headers = self.headers(known);
-            let response = fetcher.http.get(url, &headers, authorization).await;
+            let response = fetcher.http.get(url, &headers, &authorizations).await;
             let response = response.map_err(|error| fetcher.failed(error))?;
             if response.status() != StatusCode::RANGE_NOT_SATISFIABLE || self.done == 0 {
                 break response;

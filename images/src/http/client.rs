@@ -1,5 +1,6 @@
 //! Requests and redirects.
 
+use std::collections::HashMap;
 use std::time::Duration;
 
 use reqwest::header::{
@@ -16,7 +17,10 @@ const MAX_REDIRECTS: usize = 5;
 /// The longest pause accepted from a server's `Retry-After`.
 const MAX_RETRY_AFTER: Duration = Duration::from_secs(30);
 
-/// Whether the server that redirects us is a public one, and whether it was reached by HTTPS.
+/// `Authorization` headers by the origin that sees them ([`origin_of`]).
+pub(crate) type Authorizations = HashMap<String, HeaderValue>;
+
+/// Whether the server that sends us elsewhere is a public one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Origin {
     public: bool,
@@ -57,12 +61,12 @@ impl Http {
         })
     }
 
-    /// Sends a request and follows redirects; only the origin of `start` sees the credentials.
+    /// Sends a request and follows redirects. Each origin sees its own authorization alone.
     pub(crate) async fn get(
         &self,
         start: &Url,
         headers: &HeaderMap,
-        authorization: Option<&HeaderValue>,
+        authorizations: &Authorizations,
     ) -> Result<Response, HttpError> {
         let mut url = start.clone();
         let mut public_only = false;
@@ -73,9 +77,7 @@ impl Http {
                 &self.client
             };
             let mut request = client.get(url.clone()).headers(headers.clone());
-            if url.origin() == start.origin()
-                && let Some(authorization) = authorization
-            {
+            if let Some(authorization) = authorizations.get(&origin_of(&url)) {
                 request = request.header(AUTHORIZATION, authorization);
             }
             let response = request.send().await?;
@@ -154,6 +156,11 @@ impl Origin {
             https: response.url().scheme() == "https",
         }
     }
+}
+
+/// The scheme, host and port of an address.
+pub(crate) fn origin_of(url: &Url) -> String {
+    url.origin().ascii_serialization()
 }
 
 fn check_target(target: &Url, from: Origin) -> Result<(), HttpError> {

@@ -14,7 +14,7 @@ mod hosts;
 mod tls;
 
 pub(crate) use address::is_loopback;
-pub(crate) use client::{Http, Origin, pause, resumes_at, retry_after};
+pub(crate) use client::{Authorizations, Http, Origin, origin_of, pause, resumes_at, retry_after};
 pub use config::{ClientCertificate, Mirror, RegistryConfig, RegistryHost, RegistryProtocol};
 pub(crate) use error::HttpError;
 pub use hosts::HostsError;

@@ -22,11 +22,11 @@ struct Token {
 /// Answers a challenge: returns the header for the next try, or `None` if there is nothing to try.
 pub(super) async fn answer(
     endpoint: &Endpoint,
+    credentials: &Credentials,
     challenge: &Challenge,
     from: Origin,
     repository: &str,
 ) -> Result<Option<HeaderValue>, RegistryError> {
-    let credentials = endpoint.credentials();
     let (realm, service, scope) = match challenge {
         Challenge::Basic => return Ok(credentials.basic()),
         Challenge::Bearer { .. } if matches!(credentials, Credentials::RegistryToken(_)) => {

@@ -8,7 +8,13 @@ use tokio::sync::Mutex;
 
 use super::challenge::Challenge;
 use super::{Credentials, RegistryError, auth};
-use crate::http::{self, Http, HttpError, Origin, RegistryConfig, RegistryHost, RegistryProtocol};
+use crate::http::{
+    self, Authorizations, Http, HttpError, Origin, RegistryConfig, RegistryHost, RegistryProtocol,
+};
+
+/// Challenges answered for one request: the registry's own, and those of servers that it redirects
+/// to.
+const MAX_CHALLENGES: usize = 3;
 
 /// A registry or mirror.
 #[derive(Debug)]
@@ -20,7 +26,8 @@ pub(super) struct Endpoint {
     resolves_tags: bool,
     http: Http,
     credentials: Credentials,
-    authorization: Mutex<Option<HeaderValue>>,
+    /// The registry's own, and anonymous tokens of those that it redirects to.
+    authorizations: Mutex<Authorizations>,
     answered: AtomicBool,
     left_out: AtomicBool,
 }
@@ -52,13 +59,15 @@ impl Endpoint {
             what: "nothing: its name is not that of a host".to_owned(),
         })?;
         let http = Http::new(host, settings, config).map_err(|error| failed(host, error))?;
+        let initial = credentials.initial_header();
+        let authorizations = initial.map(|header| (http::origin_of(&base), header));
         Ok(Self {
             host: host.to_owned(),
             base,
             namespace: None,
             resolves_tags: true,
             http,
-            authorization: Mutex::new(credentials.initial_header()),
+            authorizations: Mutex::new(authorizations.into_iter().collect()),
             credentials,
             answered: AtomicBool::new(false),
             left_out: AtomicBool::new(false),
@@ -99,11 +108,7 @@ impl Endpoint {
         &self.host
     }
 
-    pub(super) fn credentials(&self) -> &Credentials {
-        &self.credentials
-    }
-
-    /// Creates the error for an answer that breaks the protocol.
+    /// An answer that breaks the protocol.
     pub(super) fn fault(&self, what: &str) -> RegistryError {
         RegistryError::Protocol {
             host: self.host.clone(),
@@ -111,7 +116,8 @@ impl Endpoint {
         }
     }
 
-    /// Requests `repository/kind/name`, and authenticates if the registry asks for it.
+    /// Asks for `repository/kind/name`, authenticating when the registry wants it. A server that it
+    /// redirects to gets the token that anybody gets, never the registry's credentials.
     pub(super) async fn get(
         &self,
         repository: &str,
@@ -135,38 +141,61 @@ impl Endpoint {
                     .unwrap_or(HeaderValue::from_static("bytes=0-")),
             );
         }
-        let used = self.authorization.lock().await.clone();
-        let response = self.send(&url, &headers, used.as_ref()).await?;
-        // An answer of another server, to which the registry redirected us, is not the registry's
-        // own.
-        if response.status() != 401 || response.url().origin() != url.origin() {
-            return Ok(response);
-        }
-        let Some(challenge) = challenge_of(&response) else {
-            return Ok(response);
-        };
-        let origin = Origin::of(&response);
-        let mut authorization = self.authorization.lock().await;
-        // Another request of this pull may have got a new token meanwhile.
-        if *authorization == used {
-            let Some(header) = auth::answer(self, &challenge, origin, repository).await? else {
-                return Ok(response);
+        let own = http::origin_of(&url);
+        let mut used = self.authorizations.lock().await.clone();
+        let mut response = self.send(&url, &headers, &used).await?;
+        let mut answered = Vec::new();
+        while response.status() == 401 && answered.len() < MAX_CHALLENGES {
+            let origin = http::origin_of(response.url());
+            let Some(challenge) = challenge_of(&response) else {
+                break;
             };
-            *authorization = Some(header);
+            if answered.contains(&origin) {
+                break;
+            }
+            let mut authorizations = self.authorizations.lock().await;
+            // Another request of this pull may have got a new token meanwhile.
+            if authorizations.get(&origin) == used.get(&origin) {
+                let header = if origin == own {
+                    let from = Origin::of(&response);
+                    auth::answer(self, &self.credentials, &challenge, from, repository).await?
+                } else {
+                    self.answer_anonymously(&response, &challenge, repository)
+                        .await?
+                };
+                let Some(header) = header else {
+                    break;
+                };
+                authorizations.insert(origin.clone(), header);
+            }
+            used.clone_from(&authorizations);
+            drop(authorizations);
+            answered.push(origin);
+            response = self.send(&url, &headers, &used).await?;
         }
-        let header = authorization.clone();
-        drop(authorization);
-        self.send(&url, &headers, header.as_ref()).await
+        Ok(response)
     }
 
-    /// Only the registry itself sees the credentials.
+    /// Answers the challenge of a server that this one has redirected to.
+    async fn answer_anonymously(
+        &self,
+        response: &Response,
+        challenge: &Challenge,
+        repository: &str,
+    ) -> Result<Option<HeaderValue>, RegistryError> {
+        let from = Origin::of(response);
+        // The repository may have another name there.
+        let repository = repository_of(response.url().path()).unwrap_or(repository);
+        auth::answer(self, &Credentials::Anonymous, challenge, from, repository).await
+    }
+
     async fn send(
         &self,
         url: &Url,
         headers: &HeaderMap,
-        authorization: Option<&HeaderValue>,
+        authorizations: &Authorizations,
     ) -> Result<Response, RegistryError> {
-        let response = self.http.get(url, headers, authorization).await;
+        let response = self.http.get(url, headers, authorizations).await;
         let response = response.map_err(|error| failed(&self.host, error))?;
         self.answered.store(true, Ordering::Relaxed);
         Ok(response)
@@ -279,6 +308,15 @@ fn failed(host: &str, error: HttpError) -> RegistryError {
         HttpError::Certificate { path, source } => RegistryError::Certificate { path, source },
         HttpError::Setup(source) => RegistryError::Setup(source),
     }
+}
+
+/// The repository in the path of a manifest or blob.
+fn repository_of(path: &str) -> Option<&str> {
+    let (_, rest) = path.split_once("/v2/")?;
+    let end = rest
+        .rfind("/manifests/")
+        .or_else(|| rest.rfind("/blobs/"))?;
+    rest.get(..end)
 }
 
 fn challenge_of(response: &Response) -> Option<Challenge> {
