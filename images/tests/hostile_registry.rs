@@ -387,6 +387,59 @@ async fn only_the_registry_itself_sees_the_credentials() {
 }
 
 #[tokio::test]
+async fn a_token_server_may_redirect_and_the_password_stays() {
+    let basic = || podvisor_images::Credentials::Basic {
+        user: "u".into(),
+        password: "p".into(),
+    };
+    let identity = || podvisor_images::Credentials::IdentityToken("secret".into());
+    for (credentials, leaves, good) in [
+        (basic(), true, true),
+        (identity(), false, true),
+        (identity(), true, false),
+    ] {
+        let token = r#"{"token":"t"}"#;
+        let other = Faulty::serve(TestImage::small(), move |_| Some(Reply::new(200, token)));
+        let there = match leaves {
+            true => format!("http://{}/new", other.host),
+            false => "/token/".to_owned(),
+        };
+        let tokens = Faulty::serve(TestImage::small(), move |request| {
+            let moved = Reply::new(308, "").header("Location", there.clone());
+            let arrived = request.path.starts_with("/token/");
+            Some(if arrived {
+                Reply::new(200, token)
+            } else {
+                moved
+            })
+        });
+        let challenge = format!("Bearer realm=\"http://{}/token\"", tokens.host);
+        let server = Faulty::serve(TestImage::small(), move |request| {
+            let header = request.headers.get("authorization");
+            header
+                .is_none_or(|header| header != "Bearer t")
+                .then(|| Reply::new(401, "").header("WWW-Authenticate", challenge.clone()))
+        });
+        let options = options().credentials(credentials);
+        let pulled = TestStore::new().store.pull(&server.name(), &options).await;
+        match pulled {
+            Ok(_) => assert!(good),
+            Err(error) => {
+                let message = explain(&error);
+                assert!(
+                    !good && message.contains("not sent to another"),
+                    "{message}"
+                );
+            }
+        }
+        for request in other.requests.lock().unwrap().iter() {
+            assert!(good, "{request:?}");
+            assert_eq!(request.headers.get("authorization"), None);
+        }
+    }
+}
+
+#[tokio::test]
 async fn who_may_not_pull_is_told_to_log_in() {
     let server = Faulty::serve(TestImage::small(), |_| {
         Some(Reply::new(401, "").header("WWW-Authenticate", "Basic realm=\"r\""))

@@ -68,15 +68,23 @@ impl Http {
         headers: &HeaderMap,
         authorizations: &Authorizations,
     ) -> Result<Response, HttpError> {
-        let mut url = start.clone();
-        let mut public_only = false;
+        self.follow(start.clone(), headers, authorizations, false)
+            .await
+    }
+
+    /// `public_only`: a public server has named this address.
+    async fn follow(
+        &self,
+        mut url: Url,
+        headers: &HeaderMap,
+        authorizations: &Authorizations,
+        mut public_only: bool,
+    ) -> Result<Response, HttpError> {
         for _ in 0..=MAX_REDIRECTS {
-            let client = if public_only {
-                &self.public_client
-            } else {
-                &self.client
-            };
-            let mut request = client.get(url.clone()).headers(headers.clone());
+            let mut request = self
+                .client(public_only)
+                .get(url.clone())
+                .headers(headers.clone());
             if let Some(authorization) = authorizations.get(&origin_of(&url)) {
                 request = request.header(AUTHORIZATION, authorization);
             }
@@ -85,14 +93,7 @@ impl Http {
             if !response.status().is_redirection() || response.status() == 304 {
                 return Ok(response);
             }
-            let target = response
-                .headers()
-                .get(LOCATION)
-                .and_then(|target| target.to_str().ok())
-                .ok_or(HttpError::Protocol("a redirect to nowhere"))?;
-            let next = url
-                .join(target)
-                .map_err(|_| HttpError::Protocol("a redirect to no valid address"))?;
+            let next = target_of(&response, &url)?;
             public_only |= Origin::of(&response).public;
             check_target(
                 &next,
@@ -106,42 +107,55 @@ impl Http {
         Err(refused(&url, "too many redirects"))
     }
 
-    /// Requests a URL that a server named, once.
+    /// Asks an address that a server named, as [`Http::get`] does; only that address's origin sees
+    /// the authorization.
     pub(crate) async fn get_named(
         &self,
         url: Url,
         authorization: Option<HeaderValue>,
         from: Origin,
     ) -> Result<Response, HttpError> {
-        let mut request = self.client_from(&url, from)?.get(url);
-        if let Some(authorization) = authorization {
-            request = request.header(AUTHORIZATION, authorization);
-        }
-        Ok(request.send().await?)
+        check_target(&url, from)?;
+        let authorizations = authorization.map(|header| (origin_of(&url), header));
+        let authorizations = authorizations.into_iter().collect();
+        self.follow(url, &HeaderMap::new(), &authorizations, from.public)
+            .await
     }
 
-    /// As [`Http::get_named`], with a form.
+    /// Sends a form with secrets to an address that a server named. Only redirects within that
+    /// address's origin are followed, and only those that keep the method (307, 308).
     pub(crate) async fn post_form(
         &self,
-        url: Url,
+        mut url: Url,
         form: String,
         from: Origin,
     ) -> Result<Response, HttpError> {
-        let request = self
-            .client_from(&url, from)?
-            .post(url)
-            .header(CONTENT_TYPE, "application/x-www-form-urlencoded")
-            .body(form);
-        Ok(request.send().await?)
+        check_target(&url, from)?;
+        for _ in 0..=MAX_REDIRECTS {
+            let request = self
+                .client(from.public)
+                .post(url.clone())
+                .header(CONTENT_TYPE, "application/x-www-form-urlencoded")
+                .body(form.clone());
+            let response = request.send().await?;
+            if !matches!(response.status().as_u16(), 307 | 308) {
+                return Ok(response);
+            }
+            let next = target_of(&response, &url)?;
+            if next.origin() != url.origin() {
+                return Err(refused(&next, "credentials are not sent to another server"));
+            }
+            url = next;
+        }
+        Err(refused(&url, "too many redirects"))
     }
 
-    fn client_from(&self, url: &Url, from: Origin) -> Result<&reqwest::Client, HttpError> {
-        check_target(url, from)?;
-        Ok(if from.public {
+    fn client(&self, public_only: bool) -> &reqwest::Client {
+        if public_only {
             &self.public_client
         } else {
             &self.client
-        })
+        }
     }
 }
 
@@ -161,6 +175,16 @@ impl Origin {
 /// The scheme, host and port of an address.
 pub(crate) fn origin_of(url: &Url) -> String {
     url.origin().ascii_serialization()
+}
+
+/// Where the answer for `url` redirects to.
+fn target_of(response: &Response, url: &Url) -> Result<Url, HttpError> {
+    let target = response.headers().get(LOCATION);
+    let target = target
+        .and_then(|target| target.to_str().ok())
+        .ok_or(HttpError::Protocol("a redirect to nowhere"))?;
+    url.join(target)
+        .map_err(|_| HttpError::Protocol("a redirect to no valid address"))
 }
 
 fn check_target(target: &Url, from: Origin) -> Result<(), HttpError> {
