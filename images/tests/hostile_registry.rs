@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use podvisor_images::{Digest, Prune, PullEvent, Store, StoreOptions};
 use serde_json::json;
+use support::faulty::honest;
 use support::image::{Layer, Packing};
 use support::{Body, Faulty, Reply, TestImage, TestStore, explain, options, registries};
 
@@ -202,6 +203,43 @@ async fn a_broken_download_goes_on_where_it_stopped() {
         .collect();
     assert_eq!(ranges.len(), 1);
     assert!(ranges[0] > 0 && ranges[0] <= 1_500_000, "{ranges:?}");
+}
+
+#[tokio::test]
+async fn a_layer_whose_download_breaks_often_but_gets_further_is_fetched() {
+    let tar = support::Tarball::new().file("f", 0o644, &vec![7; 16 << 20]);
+    let image = TestImage::new(vec![Layer::new(&tar.finish(), Packing::Plain)]);
+    let layer = image.layers[0].blob.clone();
+    let whole = image.clone();
+    let server = Faulty::serve(image, move |request| {
+        if !is_blob(&request.path, &layer) {
+            return None;
+        }
+        let mut reply = honest(request, &whole);
+        if let Body::Bytes(rest) = &reply.body
+            && rest.len() > 2_000_000
+        {
+            reply.body = Body::Cut(rest.clone(), 2_000_000);
+        }
+        Some(reply)
+    });
+    TestStore::new().pull(&server.name()).await.unwrap();
+    let seen = server.requests.lock().unwrap();
+    assert!(seen.iter().filter_map(|request| request.range()).count() > 5);
+}
+
+#[tokio::test]
+async fn a_layer_whose_download_never_gets_further_is_given_up() {
+    let image = TestImage::large();
+    let layer = image.layers[0].blob.clone();
+    let asked = layer.clone();
+    let server = Faulty::serve(image, move |request| {
+        is_blob(&request.path, &layer).then(|| Reply::ok(Body::Cut(layer.clone(), 1_500_000)))
+    });
+    let message = refused(&server, &TestStore::new()).await;
+    assert!(message.contains("broke off the transfer"), "{message}");
+    let paths = server.paths();
+    assert_eq!(paths.iter().filter(|path| is_blob(path, &asked)).count(), 5);
 }
 
 #[tokio::test]

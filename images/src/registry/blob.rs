@@ -104,7 +104,8 @@ impl Client {
 
     async fn blob_into(&self, descriptor: &Descriptor, sink: &Sink) -> Result<(), RegistryError> {
         let mut tries = self.tries();
-        let mut done = 0;
+        // The most that this endpoint has sent: one that begins anew each time gets no further.
+        let (mut done, mut most) = (0, 0_u64);
         loop {
             let endpoint = tries.endpoint();
             let error = match self.transfer(endpoint, descriptor, sink, &mut done).await {
@@ -120,12 +121,16 @@ impl Client {
                     }
                 }
             };
+            if done >= most.saturating_add(PROGRESS_STEP) {
+                most = done;
+                tries.start_over();
+            }
             let useless = !error.is_retryable();
             tries.after(error).await?;
             // Another source may have the right content, and must not be blamed for what this one
             // sent.
             if useless || !std::ptr::eq(endpoint, tries.endpoint()) {
-                done = 0;
+                (done, most) = (0, 0);
                 sink.order(Order::Restart).await;
             }
         }

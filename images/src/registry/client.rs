@@ -307,7 +307,12 @@ impl<'a> Tries<'a> {
         next.is_some()
     }
 
-    /// Handles a failure: moves on to the next attempt, after a pause, or to the next source.
+    /// Counts the attempts at this source anew, since the last one was of use.
+    pub(super) fn start_over(&mut self) {
+        self.attempt = 1;
+    }
+
+    /// After a failure: moves on to the next attempt, after a pause, or the next source.
     ///
     /// # Errors
     /// The failure, if nothing is left to try.
