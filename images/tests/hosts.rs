@@ -40,6 +40,28 @@ async fn a_registry_is_found_where_the_directory_says() {
 }
 
 #[tokio::test]
+async fn a_registry_is_asked_as_its_own_table_says_with_its_credentials() {
+    let server = Faulty::serve(TestImage::small(), |request| {
+        let header = request.headers.get("authorization");
+        header
+            .is_none_or(|header| header != "Basic dTpw")
+            .then(|| Reply::new(401, "").header("WWW-Authenticate", "Basic realm=\"r\""))
+    });
+    let toml = format!(
+        "server = \"https://{0}\"\n[host.\"http://{0}\"]\ncapabilities = [\"pull\", \"resolve\"]",
+        server.host
+    );
+    let dir = directory(&[(&format!("{}/hosts.toml", server.host), toml)]);
+    let credentials = podvisor_images::Credentials::Basic {
+        user: "u".into(),
+        password: "p".into(),
+    };
+    let options = with(dir.path()).unwrap().credentials(credentials);
+    let test = TestStore::new();
+    test.store.pull(&server.name(), &options).await.unwrap();
+}
+
+#[tokio::test]
 async fn mirrors_below_a_path_serve_every_registry() {
     let image = TestImage::small();
     let mirror = Faulty::serve(image.clone(), move |request| {

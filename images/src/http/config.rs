@@ -52,14 +52,21 @@ impl RegistryConfig {
         self
     }
 
-    /// Returns the settings of a registry.
+    /// How a mirror is reached.
+    pub(crate) fn of_mirror(&self, mirror: &Mirror, host: &str) -> RegistryHost {
+        let mut settings = self.hosts.get(host).cloned().unwrap_or_default();
+        settings.add(&mirror.settings);
+        settings
+    }
+
+    /// The settings of a registry.
     pub(crate) fn of(&self, name: &str) -> &RegistryHost {
         self.hosts.get(name).unwrap_or(&self.other_hosts)
     }
 }
 
 /// Settings of one registry.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct RegistryHost {
     /// HTTPS or HTTP.
@@ -75,6 +82,20 @@ pub struct RegistryHost {
 }
 
 impl RegistryHost {
+    /// Adds how another one is reached; where both say something, the other one's is taken.
+    pub(super) fn add(&mut self, other: &Self) {
+        if other.protocol != RegistryProtocol::Auto {
+            self.protocol = other.protocol;
+        }
+        for authority in &other.authorities {
+            if !self.authorities.contains(authority) {
+                self.authorities.push(authority.clone());
+            }
+        }
+        let client = other.client_certificate.clone();
+        self.client_certificate = client.or(self.client_certificate.take());
+    }
+
     /// Sets the protocol.
     #[must_use]
     pub fn protocol(mut self, protocol: RegistryProtocol) -> Self {
@@ -113,6 +134,9 @@ pub struct Mirror {
     /// Whether it is asked to resolve tags; otherwise it only serves content by digest, which
     /// cannot be forged.
     pub resolves_tags: bool,
+    /// How it is reached for this registry's images, besides what [`RegistryConfig::hosts`] has for
+    /// it. Its own images are not concerned.
+    pub settings: RegistryHost,
 }
 
 impl<T: Into<String>> From<T> for Mirror {
@@ -120,12 +144,13 @@ impl<T: Into<String>> From<T> for Mirror {
         Self {
             address: address.into(),
             resolves_tags: true,
+            settings: RegistryHost::default(),
         }
     }
 }
 
 /// A client certificate: PEM files.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClientCertificate {
     /// The certificate and the intermediate certificates.
     pub chain: PathBuf,

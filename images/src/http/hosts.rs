@@ -62,7 +62,7 @@ impl RegistryConfig {
             };
             let file = path.join("hosts.toml");
             let host = if file.is_file() {
-                self.take_toml(&read(&file)?, &file)?
+                of_toml(&read(&file)?, &file)?
             } else {
                 certificates_in(&path)?
             };
@@ -78,84 +78,59 @@ impl RegistryConfig {
                     None => name.to_owned(),
                 };
                 let known = self.hosts.entry(host_name).or_default();
+                known.add(&host);
                 known.server = host.server;
                 known.mirrors = host.mirrors;
-                known.add(host.protocol, host.authorities, host.client_certificate);
             }
         }
         Ok(self)
     }
-
-    /// Reads a `hosts.toml`. Settings of the mirrors' own servers are stored under the mirrors'
-    /// names.
-    fn take_toml(&mut self, text: &str, file: &Path) -> Result<RegistryHost, HostsError> {
-        let table: Table = toml::from_str(text).map_err(|source| HostsError::Toml {
-            path: file.to_owned(),
-            source: Box::new(source),
-        })?;
-        let at = |what: String| HostsError::Invalid {
-            path: file.to_owned(),
-            what,
-        };
-        let directory = file.parent().unwrap_or(Path::new(""));
-        let (mut own, mut mirrors) = (Table::new(), Table::new());
-        let mut server = None;
-        for (key, value) in table {
-            match (key.as_str(), value) {
-                ("server", Value::String(address)) => server = Some(address),
-                ("host", Value::Table(hosts)) => mirrors = hosts,
-                (_, value) => drop(own.insert(key, value)),
-            }
-        }
-        let own = Settings::of(&own, directory).map_err(at)?;
-        let mut host = RegistryHost::default();
-        if let Some(server) = server {
-            let (protocol, address) = address_of(&server, own.override_path).map_err(at)?;
-            host.protocol = protocol;
-            host.server = Some(address);
-        }
-        host.add(host.protocol, own.authorities, own.client);
-        for (url, value) in mirrors {
-            let Value::Table(table) = value else {
-                return Err(at(format!("[host.{url:?}] is no table")));
-            };
-            let settings = Settings::of(&table, directory)
-                .map_err(|what| at(format!("[host.{url:?}]: {what}")))?;
-            let (protocol, address) = address_of(&url, settings.override_path).map_err(at)?;
-            if !settings.pulls {
-                continue;
-            }
-            let name = address.split('/').next().unwrap_or_default().to_owned();
-            self.hosts.entry(name).or_default().add(
-                protocol,
-                settings.authorities,
-                settings.client,
-            );
-            let mut mirror = Mirror::from(address);
-            mirror.resolves_tags = settings.resolves;
-            host.mirrors.push(mirror);
-        }
-        Ok(host)
-    }
 }
 
-impl RegistryHost {
-    fn add(
-        &mut self,
-        protocol: RegistryProtocol,
-        authorities: Vec<PathBuf>,
-        client: Option<ClientCertificate>,
-    ) {
-        if protocol != RegistryProtocol::Auto {
-            self.protocol = protocol;
+/// Reads a `hosts.toml`.
+fn of_toml(text: &str, file: &Path) -> Result<RegistryHost, HostsError> {
+    let table: Table = toml::from_str(text).map_err(|source| HostsError::Toml {
+        path: file.to_owned(),
+        source: Box::new(source),
+    })?;
+    let at = |what: String| HostsError::Invalid {
+        path: file.to_owned(),
+        what,
+    };
+    let directory = file.parent().unwrap_or(Path::new(""));
+    let (mut own, mut mirrors) = (Table::new(), Table::new());
+    let mut server = None;
+    for (key, value) in table {
+        match (key.as_str(), value) {
+            ("server", Value::String(address)) => server = Some(address),
+            ("host", Value::Table(hosts)) => mirrors = hosts,
+            (_, value) => drop(own.insert(key, value)),
         }
-        for authority in authorities {
-            if !self.authorities.contains(&authority) {
-                self.authorities.push(authority);
-            }
-        }
-        self.client_certificate = client.or(self.client_certificate.take());
     }
+    let own = Settings::of(&own, directory).map_err(at)?;
+    let mut host = own.host;
+    if let Some(server) = server {
+        let (protocol, address) = address_of(&server, own.override_path).map_err(at)?;
+        host.protocol = protocol;
+        host.server = Some(address);
+    }
+    for (url, value) in mirrors {
+        let Value::Table(table) = value else {
+            return Err(at(format!("[host.{url:?}] is no table")));
+        };
+        let settings = Settings::of(&table, directory)
+            .map_err(|what| at(format!("[host.{url:?}]: {what}")))?;
+        let (protocol, address) = address_of(&url, settings.override_path).map_err(at)?;
+        if !settings.pulls {
+            continue;
+        }
+        host.mirrors.push(Mirror {
+            address,
+            resolves_tags: settings.resolves,
+            settings: settings.host.protocol(protocol),
+        });
+    }
+    Ok(host)
 }
 
 /// Settings of one server in a `hosts.toml`.
@@ -163,8 +138,7 @@ struct Settings {
     pulls: bool,
     resolves: bool,
     override_path: bool,
-    authorities: Vec<PathBuf>,
-    client: Option<ClientCertificate>,
+    host: RegistryHost,
 }
 
 impl Settings {
@@ -173,8 +147,7 @@ impl Settings {
             pulls: true,
             resolves: true,
             override_path: false,
-            authorities: Vec::new(),
-            client: None,
+            host: RegistryHost::default(),
         };
         for (key, value) in table {
             let wrong = || format!("`{key}` has a value of the wrong type");
@@ -186,9 +159,13 @@ impl Settings {
                 }
                 "ca" => {
                     let files = strings(value).ok_or_else(wrong)?;
-                    settings.authorities = files.iter().map(|file| directory.join(file)).collect();
+                    let files = files.iter().map(|file| directory.join(file));
+                    settings.host.authorities = files.collect();
                 }
-                "client" => settings.client = client(value, directory).ok_or_else(wrong)?,
+                "client" => {
+                    settings.host.client_certificate =
+                        client(value, directory).ok_or_else(wrong)?;
+                }
                 "override_path" => settings.override_path = value.as_bool().ok_or_else(wrong)?,
                 "skip_verify" if value.as_bool() == Some(false) => {}
                 "skip_verify" => {
@@ -373,14 +350,42 @@ mod tests {
                 ("deep.example/some/where/v2", true),
             ]
         );
-        let z = config.of("z.example:5000");
+        let of = |at: usize| &hub.mirrors[at].settings;
+        let z = of(0);
         assert_eq!(z.protocol, RegistryProtocol::Https);
         assert_eq!(z.authorities, [dir.path().join("docker.io/z.crt")]);
         let client = z.client_certificate.as_ref().unwrap();
         assert_eq!(client.key, Path::new("/keys/z.key"));
-        assert_eq!(config.of("a.example").protocol, RegistryProtocol::Http);
+        assert_eq!(of(1).protocol, RegistryProtocol::Http);
         let deep = [dir.path().join("docker.io/1.crt"), "/2.crt".into()];
-        assert_eq!(config.of("deep.example").authorities, deep);
+        assert_eq!(of(3).authorities, deep);
+    }
+
+    #[test]
+    fn how_a_mirror_is_reached_does_not_concern_its_own_images() {
+        let dir = directory(&[
+            (
+                "a.example/hosts.toml",
+                "[host.\"http://cache.example\"]\nca = \"a.crt\"",
+            ),
+            ("b.example/hosts.toml", "[host.\"https://cache.example\"]"),
+            ("cache.example/ca.crt", ""),
+        ]);
+        let config = config(&dir).unwrap();
+        let authority = dir.path().join("cache.example/ca.crt");
+        let own = config.of("cache.example");
+        assert_eq!(own.protocol, RegistryProtocol::Auto);
+        assert_eq!(own.authorities, [authority.clone()]);
+        let for_images_of = |registry: &str| {
+            let mirror = &config.of(registry).mirrors[0];
+            config.of_mirror(mirror, "cache.example")
+        };
+        let (a, b) = (for_images_of("a.example"), for_images_of("b.example"));
+        assert_eq!(a.protocol, RegistryProtocol::Http);
+        let both = [authority.clone(), dir.path().join("a.example/a.crt")];
+        assert_eq!(a.authorities, both);
+        assert_eq!(b.protocol, RegistryProtocol::Https);
+        assert_eq!(b.authorities, [authority]);
     }
 
     #[test]

@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use reqwest::header::CONTENT_TYPE;
 
-use super::endpoint::{Endpoint, host_of};
+use super::endpoint::{Endpoint, host_of, real_host};
 use super::{Credentials, Descriptor, Manifest, Parsed, RegistryError, docker_config};
-use crate::http::{self, RegistryConfig, RegistryHost};
+use crate::http::{self, RegistryConfig};
 use crate::{Digest, Limits, PullEvent, PullEvents, Reference};
 
 /// What a reference resolves to.
@@ -49,25 +49,25 @@ impl Client {
     ) -> Result<Self, RegistryError> {
         let registry = reference.registry();
         let settings = config.of(registry);
-        let mut endpoints = Vec::new();
-        for mirror in &settings.mirrors {
-            let host = host_of(&mirror.address);
-            let credentials = stored_credentials(config.docker_config.as_ref(), host)?;
-            let none = RegistryHost::default();
-            let own = config.hosts.get(host).unwrap_or(&none);
-            let mut endpoint = Endpoint::new(&mirror.address, own, config, credentials)?;
-            endpoint.serve_for(registry, mirror.resolves_tags);
-            endpoints.push(endpoint);
-        }
         let credentials = match credentials {
             Credentials::Auto => stored_credentials(config.docker_config.as_ref(), registry)?,
             other => other.clone(),
         };
-        let address = match (&settings.server, registry) {
-            (Some(server), _) => server,
-            (None, "docker.io") => "registry-1.docker.io",
-            (None, registry) => registry,
-        };
+        let real = real_host(registry);
+        let mut endpoints = Vec::new();
+        for mirror in &settings.mirrors {
+            let host = host_of(&mirror.address);
+            // A registry may be described as a mirror of itself.
+            let credentials = match host == registry || host == real {
+                true => credentials.clone(),
+                false => stored_credentials(config.docker_config.as_ref(), host)?,
+            };
+            let own = config.of_mirror(mirror, host);
+            let mut endpoint = Endpoint::new(&mirror.address, &own, config, credentials)?;
+            endpoint.serve_for(registry, mirror.resolves_tags);
+            endpoints.push(endpoint);
+        }
+        let address = settings.server.as_deref().unwrap_or(real);
         let mut endpoint = Endpoint::new(address, settings, config, credentials)?;
         endpoint.call(registry);
         endpoints.push(endpoint);

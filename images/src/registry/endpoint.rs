@@ -37,6 +37,14 @@ pub(super) fn host_of(address: &str) -> &str {
     address.split('/').next().unwrap_or(address)
 }
 
+/// The host that serves the content of a registry of this name.
+pub(super) fn real_host(registry: &str) -> &str {
+    match registry {
+        "docker.io" => "registry-1.docker.io",
+        registry => registry,
+    }
+}
+
 impl Endpoint {
     /// `address` is `HOST[:PORT]`, optionally with the path of the API, which is `/v2` otherwise.
     pub(super) fn new(
