@@ -36,7 +36,17 @@ async fn a_registry_is_found_where_the_directory_says() {
         .unwrap();
     // It keeps the name by which it was requested.
     assert_eq!(image.tags(), ["registry.example/app:v1"]);
-    assert!(server.paths()[0].starts_with("/v2/app/manifests/v1"));
+    // Another host is told whose content is asked for, the registry itself is not.
+    assert_eq!(
+        server.paths()[0],
+        "/v2/app/manifests/v1?ns=registry.example"
+    );
+    let direct = Faulty::serve(TestImage::small(), |_| None);
+    let toml = format!("server = \"http://{}\"", direct.host);
+    let dir = directory(&[(&format!("{}/hosts.toml", direct.host), toml)]);
+    let options = with(dir.path()).unwrap();
+    test.store.pull(&direct.name(), &options).await.unwrap();
+    assert_eq!(direct.paths()[0], "/v2/app/manifests/v1");
 }
 
 #[tokio::test]

@@ -154,8 +154,12 @@ impl Settings {
             match key.as_str() {
                 "capabilities" => {
                     let capabilities = strings(value).ok_or_else(wrong)?;
-                    settings.pulls = capabilities.contains(&"pull");
-                    settings.resolves = capabilities.contains(&"resolve");
+                    // An empty list stands for all of them.
+                    let has = |name: &str| {
+                        capabilities.is_empty()
+                            || capabilities.iter().any(|c| c.eq_ignore_ascii_case(name))
+                    };
+                    (settings.pulls, settings.resolves) = (has("pull"), has("resolve"));
                 }
                 "ca" => {
                     let files = strings(value).ok_or_else(wrong)?;
@@ -234,6 +238,7 @@ fn address_of(url: &str, is_whole_path: bool) -> Result<(RegistryProtocol, Strin
     let address = match (path, is_whole_path) {
         ("" | "v2", _) => host.to_owned(),
         (path, true) => format!("{host}/{path}"),
+        (path, false) if path.ends_with("/v2") => format!("{host}/{path}"),
         (path, false) => format!("{host}/{path}/v2"),
     };
     Ok((protocol, address))
@@ -329,6 +334,10 @@ mod tests {
               override_path = true
             [host."https://deep.example/some/where"]
               ca = ["1.crt", "/2.crt"]
+            [host."https://nexus.example/repository/hub/v2/"]
+              capabilities = []
+            [host."https://case.example"]
+              capabilities = ["Pull"]
             [host."https://push.example"]
               capabilities = ["push"]
             "#,
@@ -348,6 +357,8 @@ mod tests {
                 ("a.example", true),
                 ("harbor.example/v2/hub", true),
                 ("deep.example/some/where/v2", true),
+                ("nexus.example/repository/hub/v2", true),
+                ("case.example", false),
             ]
         );
         let of = |at: usize| &hub.mirrors[at].settings;

@@ -69,6 +69,7 @@ impl Client {
         }
         let address = settings.server.as_deref().unwrap_or(real);
         let mut endpoint = Endpoint::new(address, settings, config, credentials)?;
+        endpoint.serve_for(registry, true);
         endpoint.call(registry);
         endpoints.push(endpoint);
         Ok(Self {

@@ -21,7 +21,7 @@ const MAX_CHALLENGES: usize = 3;
 pub(super) struct Endpoint {
     host: String,
     base: Url,
-    /// Set for a mirror: the registry whose content is requested.
+    /// Set for another host than the registry's: whose content is asked for.
     namespace: Option<String>,
     resolves_tags: bool,
     http: Http,
@@ -82,9 +82,10 @@ impl Endpoint {
         })
     }
 
-    /// Makes it a mirror of `registry`.
+    /// Has it serve the content of `registry`. Another host than the registry's own is told of whom.
     pub(super) fn serve_for(&mut self, registry: &str, resolves_tags: bool) {
-        self.namespace = Some(registry.to_owned());
+        let own = self.host == registry || self.host == real_host(registry);
+        self.namespace = (!own).then(|| registry.to_owned());
         self.resolves_tags = resolves_tags;
     }
 
