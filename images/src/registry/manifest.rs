@@ -114,6 +114,55 @@ struct Platform {
     architecture: String,
     #[serde(default)]
     os: String,
+    /// Of amd64: the level of the instruction set (x86-64 psABI) that the programs need.
+    #[serde(default)]
+    variant: String,
+}
+
+impl Platform {
+    /// The level of x86-64 that a Linux image needs; `None` for other platforms and unknown levels.
+    fn level(&self) -> Option<u8> {
+        if (self.os.as_str(), self.architecture.as_str()) != ("linux", "amd64") {
+            return None;
+        }
+        match self.variant.as_str() {
+            "" | "v1" => Some(1),
+            "v2" => Some(2),
+            "v3" => Some(3),
+            "v4" => Some(4),
+            _ => None,
+        }
+    }
+}
+
+/// The level of x86-64 that this machine's CPU has (x86-64 psABI, section 3.1.1).
+fn cpu_level() -> u8 {
+    use std::is_x86_feature_detected as has;
+    let v2 = has!("cmpxchg16b")
+        && has!("popcnt")
+        && has!("sse3")
+        && has!("ssse3")
+        && has!("sse4.1")
+        && has!("sse4.2");
+    let v3 = has!("avx")
+        && has!("avx2")
+        && has!("bmi1")
+        && has!("bmi2")
+        && has!("f16c")
+        && has!("fma")
+        && has!("lzcnt")
+        && has!("movbe");
+    let v4 = has!("avx512f")
+        && has!("avx512bw")
+        && has!("avx512cd")
+        && has!("avx512dq")
+        && has!("avx512vl");
+    match (v2, v3, v4) {
+        (false, ..) => 1,
+        (_, false, _) => 2,
+        (.., false) => 3,
+        _ => 4,
+    }
 }
 
 /// An image's manifest, checked.
@@ -176,7 +225,10 @@ impl Parsed {
                 };
                 manifest.check(limits).map(Self::Image)
             }
-            OCI_INDEX | DOCKER_LIST => choose(&raw.manifests.unwrap_or_default()).map(Self::Index),
+            OCI_INDEX | DOCKER_LIST => {
+                let manifests = raw.manifests.unwrap_or_default();
+                choose(&manifests, cpu_level()).map(Self::Index)
+            }
             other => Err(ManifestError::Type(other.chars().take(100).collect())),
         }
     }
@@ -246,16 +298,18 @@ fn is_layer(media_type: &str) -> bool {
     })
 }
 
-fn choose(manifests: &[Descriptor]) -> Result<Descriptor, ManifestError> {
-    let fits = |descriptor: &Descriptor| {
-        let platform = descriptor.platform.as_ref();
-        platform.is_some_and(|found| found.os == "linux" && found.architecture == "amd64")
+/// The entry for a CPU of a level of x86-64: the lowest one, so that all machines have the same.
+fn choose(manifests: &[Descriptor], cpu_level: u8) -> Result<Descriptor, ManifestError> {
+    let level = |descriptor: &Descriptor| {
+        let level = descriptor.platform.as_ref()?.level()?;
+        (level <= cpu_level).then_some(level)
     };
     // A manifest without a platform can only be the one manifest of a plain export.
     let is_bare = |descriptor: &Descriptor| {
         descriptor.platform.is_none() && is_manifest(&descriptor.media_type)
     };
-    let chosen = manifests.iter().find(|descriptor| fits(descriptor));
+    let fitting = manifests.iter().filter(|found| level(found).is_some());
+    let chosen = fitting.min_by_key(|descriptor| level(descriptor));
     let chosen = chosen.or_else(|| manifests.iter().find(|descriptor| is_bare(descriptor)));
     if let Some(descriptor) = chosen {
         return Ok(descriptor.clone());
@@ -264,7 +318,11 @@ fn choose(manifests: &[Descriptor]) -> Result<Descriptor, ManifestError> {
     let platforms = manifests.iter().filter_map(|found| found.platform.as_ref());
     let available: Vec<_> = platforms
         .take(16)
-        .map(|platform| format!("{}/{}", cut(&platform.os), cut(&platform.architecture)))
+        .map(|platform| {
+            let parts = [&platform.os, &platform.architecture, &platform.variant];
+            let parts = parts.map(|part| cut(part));
+            parts.join("/").trim_end_matches('/').to_owned()
+        })
         .collect();
     let available = if available.is_empty() {
         "nothing".to_owned()
@@ -324,6 +382,47 @@ mod tests {
         assert!(matches!(parse(&index), Ok(Parsed::Index(entry)) if entry.size == 2));
         let index = index.replace("amd64", "arm64");
         assert!(matches!(parse(&index), Ok(Parsed::Index(entry)) if entry.size == 1));
+    }
+
+    #[test]
+    fn the_lowest_level_of_x86_64_is_chosen_and_what_the_cpu_lacks_is_refused() {
+        let entries = |variants: &[&str]| -> Vec<Descriptor> {
+            let entries = variants.iter().map(|variant| {
+                let platform = serde_json::json!({
+                    "os": "linux", "architecture": "amd64", "variant": variant,
+                });
+                let platform = Some(serde_json::from_value(platform).unwrap());
+                Descriptor {
+                    media_type: (*variant).to_owned(),
+                    digest: DIGEST.parse().unwrap(),
+                    size: 1,
+                    urls: None,
+                    platform,
+                }
+            });
+            entries.collect()
+        };
+        for (variants, cpu, expected) in [
+            (&["v3", ""][..], 4, ""),
+            (&["", "v3"], 4, ""),
+            (&["v4", "v3", "v2"], 3, "v2"),
+            (&["v2", "v1"], 1, "v1"),
+            (&["v3"], 3, "v3"),
+        ] {
+            let chosen = choose(&entries(variants), cpu).unwrap();
+            assert_eq!(chosen.media_type, expected, "{variants:?}");
+        }
+        for (variants, cpu, named) in [
+            (&["v3", "v4"][..], 2, "linux/amd64/v3, linux/amd64/v4"),
+            (&["v9"], 4, "linux/amd64/v9"),
+        ] {
+            let refused = choose(&entries(variants), cpu);
+            assert!(
+                matches!(&refused, Err(ManifestError::Platform { available }) if available == named),
+                "{refused:?}"
+            );
+        }
+        assert!((1..=4).contains(&cpu_level()));
     }
 
     #[test]
