@@ -6,7 +6,7 @@ use std::os::unix::fs::MetadataExt;
 
 use podvisor_images::{Error, Prune, PullEvent, PullPolicy, RegistryError, Store};
 use support::image::{Layer, Packing};
-use support::{Registry, Tarball, TestImage, TestStore, explain, extract, options};
+use support::{Faulty, Registry, Tarball, TestImage, TestStore, explain, extract, options};
 use tokio::sync::mpsc;
 
 #[tokio::test]
@@ -288,4 +288,30 @@ async fn an_unpacked_layer_that_differs_from_the_configuration_is_refused() {
         explain(&error)
     );
     assert_eq!(test.files(), [""; 0]);
+}
+
+#[tokio::test]
+async fn an_image_that_names_no_platform_is_taken() {
+    let layers = TestImage::small().layers;
+    let diff_ids: Vec<_> = layers.iter().map(|layer| layer.diff_id).collect();
+    for platform in [
+        serde_json::json!({}),
+        serde_json::json!({"os": "", "architecture": ""}),
+        serde_json::json!({"os": "linux", "architecture": "x86_64"}),
+    ] {
+        let mut config = platform.clone();
+        config["rootfs"] = serde_json::json!({"type": "layers", "diff_ids": diff_ids});
+        let image = TestImage::with_config(layers.clone(), config);
+        let server = Faulty::serve(image.clone(), |_| None);
+        let test = TestStore::new();
+        let pulled = test.pull(&server.name()).await.unwrap();
+        assert_eq!(pulled.id(), image.id(), "{platform}");
+        let found = test.store.resolve(&server.name()).unwrap();
+        assert_eq!(found.config().architecture().to_string(), "amd64");
+        let test = TestStore::new();
+        let dir = tempfile::tempdir().unwrap();
+        image.write_layout(dir.path(), "x/y:z");
+        let loaded = test.store.load(dir.path(), None, &options()).unwrap();
+        assert_eq!(loaded[0].id(), image.id(), "{platform}");
+    }
 }

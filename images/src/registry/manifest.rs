@@ -122,7 +122,7 @@ struct Platform {
 impl Platform {
     /// The level of x86-64 that a Linux image needs; `None` for other platforms and unknown levels.
     fn level(&self) -> Option<u8> {
-        if (self.os.as_str(), self.architecture.as_str()) != ("linux", "amd64") {
+        if self.os != "linux" || !is_amd64(&self.architecture) {
             return None;
         }
         match self.variant.as_str() {
@@ -133,6 +133,11 @@ impl Platform {
             _ => None,
         }
     }
+}
+
+/// Whether an architecture is this machine's, by the names that tools have for it.
+pub(crate) fn is_amd64(architecture: &str) -> bool {
+    matches!(architecture, "amd64" | "x86_64" | "x86-64")
 }
 
 /// The level of x86-64 that this machine's CPU has (x86-64 psABI, section 3.1.1).

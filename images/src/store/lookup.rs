@@ -3,6 +3,7 @@
 use super::Inner;
 use super::database::{self, Contents, Name, Record};
 use crate::error::parse_reference;
+use crate::registry::is_amd64;
 use crate::{Digest, Error, Image, ImageConfiguration, Reference, Result, rfc3339};
 
 /// Minimum number of digits of an id prefix that is accepted as a name.
@@ -75,6 +76,27 @@ pub(super) fn names_of(reference: &Reference, manifest: &Digest, id: Digest) -> 
     names.map(|name| Name { name, id })
 }
 
+/// Reads an image's configuration. One that names no platform, as of images that are made without
+/// a base, is for this machine's.
+pub(super) fn configuration(bytes: &[u8]) -> serde_json::Result<ImageConfiguration> {
+    let mut config: serde_json::Value = serde_json::from_slice(bytes)?;
+    if let Some(members) = config.as_object_mut() {
+        let mut read_as = |key: &str, usual: &str, same: fn(&str) -> bool| {
+            let member = members.entry(key).or_insert_with(|| "".into());
+            if member.is_null()
+                || member
+                    .as_str()
+                    .is_some_and(|text| text.is_empty() || same(text))
+            {
+                *member = usual.into();
+            }
+        };
+        read_as("os", "linux", |_| false);
+        read_as("architecture", "amd64", is_amd64);
+    }
+    serde_json::from_value(config)
+}
+
 impl Inner {
     /// Assembles what is known about an image.
     pub(super) fn image(&self, contents: &Contents, id: Digest, record: &Record) -> Result<Image> {
@@ -84,7 +106,7 @@ impl Inner {
             std::io::ErrorKind::NotFound => damaged(),
             _ => Error::io("read", &path, source),
         })?;
-        let config: ImageConfiguration = serde_json::from_slice(&config).map_err(|_| damaged())?;
+        let config = configuration(&config).map_err(|_| damaged())?;
         let rootfs = self.layout.rootfs(&id);
         let metadata = std::fs::metadata(&rootfs).map_err(|_| damaged())?;
         let (digests, tags) = contents

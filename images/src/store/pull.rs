@@ -13,14 +13,14 @@ use tokio::task::{JoinSet, spawn_blocking};
 use super::database::{self, Change, Name, Record};
 use super::flights::Flight;
 use super::gc::Stay;
-use super::lookup::names_of;
+use super::lookup::{configuration, names_of};
 use super::rootfs::Rootfs;
 use super::work::{WorkFile, sync_directory_of};
 use super::{Inner, PullOptions, PullPolicy, Store, private, signatures};
 use crate::error::parse_reference;
 use crate::layer::{LayerError, Unpacker};
 use crate::registry::{BlobError, Client, Descriptor, ManifestError, RegistryError, Resolved};
-use crate::{Digest, Error, Image, ImageConfiguration, PullEvent, Reference, Result};
+use crate::{Digest, Error, Image, PullEvent, Reference, Result};
 
 /// Sets its flag when dropped, so that a thread stops when the task that waits for it does.
 #[derive(Default)]
@@ -190,8 +190,7 @@ impl Inner {
         config: &[u8],
         layers: usize,
     ) -> Result<Vec<Digest>, ManifestError> {
-        let config: ImageConfiguration =
-            serde_json::from_slice(config).map_err(ManifestError::Config)?;
+        let config = configuration(config).map_err(ManifestError::Config)?;
         let (os, architecture) = (config.os().to_string(), config.architecture().to_string());
         if (os.as_str(), architecture.as_str()) != ("linux", "amd64") {
             let available = format!("{os}/{architecture}").chars().take(40).collect();
