@@ -98,6 +98,56 @@ async fn a_registry_is_trusted_by_its_authority_alone() {
 }
 
 #[tokio::test]
+async fn a_registry_that_is_its_own_authority_is_trusted_by_its_certificate() {
+    let dir = tempfile::tempdir().unwrap();
+    // As `openssl req -x509` makes them.
+    let make = |name: &str, host: &str, years: std::ops::Range<i32>| {
+        let mut params = CertificateParams::new(vec![host.to_owned()]).unwrap();
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        params.not_before = rcgen::date_time_ymd(years.start, 1, 1);
+        params.not_after = rcgen::date_time_ymd(years.end, 1, 1);
+        let key = KeyPair::generate().unwrap();
+        let certificate = params.self_signed(&key).unwrap();
+        let path = |kind: &str| dir.path().join(format!("{name}.{kind}"));
+        std::fs::write(path("pem"), certificate.pem()).unwrap();
+        std::fs::write(path("key"), key.serialize_pem()).unwrap();
+        let tls = format!(
+            "  tls: {{certificate: {}, key: {}}}\n",
+            path("pem").display(),
+            path("key").display()
+        );
+        (path("pem"), tls)
+    };
+    let (own, tls) = make("own", "127.0.0.1", 2020..4000);
+    let (same_name, _) = make("same-name", "127.0.0.1", 2020..4000);
+    let registry = Registry::with(&tls, None);
+    registry.push("app", "v1", &TestImage::small()).await;
+    let trusting =
+        |registry: &Registry, file: &Path| with(registry, RegistryHost::default().authority(file));
+    let test = TestStore::new();
+    let name = registry.name("app:v1");
+    let pulled = test.store.pull(&name, &trusting(&registry, &own)).await;
+    pulled.unwrap();
+
+    let (elsewhere, tls) = make("elsewhere", "registry.example", 2020..4000);
+    let wrong_name = Registry::with(&tls, None);
+    let (expired, tls) = make("expired", "127.0.0.1", 2020..2021);
+    let too_old = Registry::with(&tls, None);
+    for (registry, file) in [
+        (&registry, &same_name),
+        (&wrong_name, &elsewhere),
+        (&too_old, &expired),
+    ] {
+        let options = trusting(registry, file);
+        let refused = test.store.pull(&registry.name("app:v1"), &options).await;
+        assert!(
+            matches!(refused, Err(Error::Registry(RegistryError::Tls { .. }))),
+            "{refused:?}"
+        );
+    }
+}
+
+#[tokio::test]
 async fn a_registry_that_asks_for_a_certificate_gets_the_configured_one() {
     let (authority, clients) = (Authority::new(), Authority::new());
     let registry = authority.registry(Some(&clients.file()));
