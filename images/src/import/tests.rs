@@ -216,7 +216,7 @@ fn what_makes_no_image_is_refused_and_leaves_nothing() {
         ImportError::Images
     ));
     let error = import_tar(&store, &[b'x'; 2000]).unwrap_err();
-    assert!(error.to_string().contains("no tar archive"), "{error}");
+    assert!(error.to_string().contains("not a tar archive"), "{error}");
     for hostile in ["../escape", "/../etc/shadow"] {
         let tar = crate::tarball::Tarball::new()
             .file("ok", 0o644, b"")
