@@ -3,10 +3,12 @@
 //!
 //! These need root, as the jail does, and no KVM.
 
+use std::fs::Permissions;
 use std::net::TcpListener;
 use std::os::linux::net::SocketAddrExt as _;
+use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::net::{SocketAddr, UnixListener};
-use std::os::unix::process::ExitStatusExt as _;
+use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -130,11 +132,22 @@ impl Host {
         filter: bool,
         share: &str,
     ) -> (Result<Option<i32>, i32>, String) {
+        self.attempt_by(Command::new(program()), what, filter, share)
+    }
+
+    /// The same, by a command that executes the program.
+    fn attempt_by(
+        &self,
+        mut command: Command,
+        what: &str,
+        filter: bool,
+        share: &str,
+    ) -> (Result<Option<i32>, i32>, String) {
         let port = self.tcp.local_addr().unwrap().port().to_string();
         let filter = if filter { "filter" } else { "" };
         let pid = std::process::id().to_string();
         let child = jail::spawn(|| {
-            Command::new(program())
+            command
                 .args([what, filter, share, &pid, &port])
                 .env("RUST_BACKTRACE", "1")
                 .stdin(Stdio::null())
@@ -231,4 +244,20 @@ fn a_process_with_a_shared_directory_reaches_that_one_alone() {
     for attempt in ["signal", "tcp", "mount", "execute", "user-namespace"] {
         assert_eq!(host.attempt(attempt, true, share), Err(SIGSYS), "{attempt}");
     }
+}
+
+/// Linux' own limit is lower than the jail's on hosts of less than 2 GiB.
+#[test]
+fn a_user_whose_hard_limit_of_processes_is_low_has_a_jail() {
+    let host = Host::new();
+    let dir = tempfile::tempdir().unwrap();
+    // Where that user may execute it, wherever the tests were built.
+    let copy = dir.path().join("hostile");
+    std::fs::copy(program(), &copy).unwrap();
+    std::fs::set_permissions(dir.path(), Permissions::from_mode(0o755)).unwrap();
+    let mut command = Command::new("prlimit");
+    command.args(["--nproc=4096:4096", "--"]).arg(copy);
+    command.uid(1234).gid(1234);
+    let (answer, said) = host.attempt_by(command, "nothing", true, "");
+    assert_eq!(answer, Ok(None), "{said}");
 }

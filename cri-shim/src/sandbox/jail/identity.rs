@@ -1,7 +1,8 @@
 //! The process's user, capabilities and resource limits.
 
 use rustix::process::{
-    DumpableBehavior, Gid, Resource, Rlimit, Uid, geteuid, set_dumpable_behavior, setrlimit,
+    DumpableBehavior, Gid, Resource, Rlimit, Uid, geteuid, getrlimit, set_dumpable_behavior,
+    setrlimit,
 };
 use rustix::thread::{
     CapabilitySet, CapabilitySets, capabilities, clear_ambient_capability_set,
@@ -59,7 +60,7 @@ pub(super) fn own_uid() -> Result<u32, JailError> {
     find().map_err(step("find this process in /proc"))
 }
 
-/// Sets limits that the process can no longer raise.
+/// Sets limits that the process cannot raise any more. Hard limits that are lower already stay.
 pub(super) fn limit_resources() -> Result<(), JailError> {
     for (resource, most) in [
         (Resource::Core, 0),
@@ -68,16 +69,22 @@ pub(super) fn limit_resources() -> Result<(), JailError> {
         (Resource::Nice, 0),
         (Resource::Nproc, THREADS),
     ] {
-        let limit = Rlimit {
-            current: Some(most),
-            maximum: Some(most),
-        };
+        let limit = lowered(getrlimit(resource), most);
         setrlimit(resource, limit).map_err(step("limit the jail's resources"))?;
     }
     Ok(())
 }
 
-/// Switches to a user that owns nothing, without capabilities. The user namespace may be missing.
+/// At most `most`. To raise a hard limit takes CAP_SYS_RESOURCE.
+fn lowered(now: Rlimit, most: u64) -> Rlimit {
+    let limit = now.maximum.map_or(most, |maximum| maximum.min(most));
+    Rlimit {
+        current: Some(limit),
+        maximum: Some(limit),
+    }
+}
+
+/// Becomes a user that owns nothing, without capabilities. Its user namespace may be missing.
 pub(super) fn become_nobody(uid: u32) -> Result<Option<MissingLayer>, JailError> {
     drop_bounding_set(CapabilitySet::empty())?;
     set_thread_groups(&[]).map_err(step("leave the supplementary groups"))?;
@@ -150,4 +157,19 @@ fn drop_bounding_set(kept: CapabilitySet) -> Result<(), JailError> {
 /// Keeps other processes of the same user from reading its memory.
 fn not_dumpable() -> Result<(), JailError> {
     set_dumpable_behavior(DumpableBehavior::NotDumpable).map_err(step("hide the process's memory"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_limit_is_lowered_and_never_raised() {
+        let limit = |current, maximum| Rlimit { current, maximum };
+        let both = |most| limit(Some(most), Some(most));
+        assert_eq!(lowered(limit(None, None), 8192), both(8192));
+        assert_eq!(lowered(limit(Some(1024), Some(96_000)), 8192), both(8192));
+        assert_eq!(lowered(limit(Some(1024), Some(4096)), 8192), both(4096));
+        assert_eq!(lowered(limit(Some(0), None), 0), both(0));
+    }
 }
