@@ -5,7 +5,7 @@ mod support;
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 
 use serde_json::{Value, json};
 use support::guest_files::{elf, run};
@@ -267,6 +267,29 @@ fn check_tells_its_verdict_alike_in_text_json_and_exit_code() {
         let name = item["name"].as_str().unwrap();
         assert!(text.stdout.contains(name), "{name} is not in {text:?}");
     }
+}
+
+#[test]
+fn check_names_the_setting_that_refuses_user_namespaces() {
+    let root = Root::default();
+    let podvisor = root.podvisor(&["check", "--json"]);
+    // The limit is one of a user namespace's, and the process has no privileges in it.
+    let script = "echo 0 > /proc/sys/user/max_user_namespaces && \
+                  exec setpriv --bounding-set=-all --inh-caps=-all \"$@\"";
+    let mut command = Command::new("unshare");
+    command.args(["--user", "--map-root-user", "sh", "-c", script, "sh"]);
+    command
+        .arg(podvisor.get_program())
+        .args(podvisor.get_args());
+    let ran = Ran::new(command.output().unwrap());
+    let report: Value = serde_json::from_str(&ran.stdout).unwrap_or_else(|_| panic!("{ran:?}"));
+    let items = report["items"].as_array().unwrap();
+    let item = items.iter().find(|item| item["name"] == "user namespaces");
+    let item = item.unwrap_or_else(|| panic!("{ran:?}"));
+    assert_eq!(item["status"], "missing");
+    assert!(item["found"].as_str().unwrap().contains("No space left"));
+    let remedy = item["remedy"].as_str().unwrap();
+    assert!(remedy.contains("user.max_user_namespaces"), "{remedy}");
 }
 
 #[test]

@@ -2,7 +2,7 @@
 //! it, in terms of this command line, is said here.
 
 use crate::machine::{AssetError, GUEST_DIR_VARIABLE, GuestFile, MachineExit};
-use crate::sandbox::{BOOT_TIMEOUT_VARIABLE, SandboxError};
+use crate::sandbox::{BOOT_TIMEOUT_VARIABLE, SandboxError, jail};
 
 /// What to do about a missing kernel or initramfs.
 pub(super) fn for_missing_file(error: &AssetError) -> String {
@@ -56,7 +56,8 @@ fn for_sandbox(error: &SandboxError, has_console: bool) -> Option<String> {
         }
         SandboxError::Ended(_) => format!("{read} why"),
         SandboxError::JailRefused(_) => {
-            "give --no-jail to run without a jail where the host does not allow one".to_owned()
+            let refused = !jail::can_change_identity() && jail::try_user_namespaces().is_err();
+            for_jail(refused.then(jail::user_namespaces_remedy))
         }
         SandboxError::Launch(_) | SandboxError::Gone { .. } => format!(
             "`podvisor check` says whether this machine can run guests; if it can, {read} how far \
@@ -64,6 +65,15 @@ fn for_sandbox(error: &SandboxError, has_console: bool) -> Option<String> {
         ),
         _ => return None,
     })
+}
+
+/// What allows user namespaces, where the host refuses them, comes before giving up the jail.
+fn for_jail(namespaces: Option<String>) -> String {
+    let without = "give --no-jail to run without a jail where the host does not allow one";
+    match namespaces {
+        Some(remedy) => format!("to allow user namespaces: {remedy}; or {without}"),
+        None => without.to_owned(),
+    }
 }
 
 #[cfg(test)]
@@ -76,6 +86,9 @@ mod tests {
         let jailed = "cannot open /tmp/jail/vmlinux".to_owned();
         assert!(!advice(SandboxError::Launch(jailed.clone()), false).contains("--no-jail"));
         assert!(advice(SandboxError::JailRefused(jailed), false).contains("--no-jail"));
+        let refused = for_jail(Some("sysctl a=1".to_owned()));
+        let [first, last] = ["sysctl a=1", "--no-jail"].map(|text| refused.find(text).unwrap());
+        assert!(first < last, "{refused}");
         let silent = || SandboxError::Silent(std::time::Duration::ZERO);
         assert!(advice(silent(), false).contains("--console FILE"));
         assert!(!advice(silent(), true).contains("--console"));

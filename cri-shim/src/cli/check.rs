@@ -59,6 +59,7 @@ pub(super) fn run(args: &CheckArgs) -> anyhow::Result<u8> {
     items.push(guest_files(&assets));
     items.extend(retpolines(&assets));
     items.extend(landlock());
+    items.extend(user_namespaces());
     let view = View {
         guests_can_run,
         verdict,
@@ -127,6 +128,28 @@ fn landlock() -> Option<Row> {
                 .to_owned(),
         ),
         required: false,
+    })
+}
+
+/// Whether this user's machines can have a jail, which takes user namespaces of all but root.
+fn user_namespaces() -> Option<Row> {
+    let row = |status, found, remedy| Row {
+        name: "user namespaces",
+        status,
+        found,
+        remedy,
+        required: false,
+    };
+    if jail::can_change_identity() {
+        return None;
+    }
+    Some(match jail::try_user_namespaces() {
+        Ok(()) => row(Status::Ok, "the jail has its own".to_owned(), None),
+        Err(error) => row(
+            Status::Missing,
+            format!("refused: machines of this user run with --no-jail alone: {error}"),
+            Some(jail::user_namespaces_remedy()),
+        ),
     })
 }
 

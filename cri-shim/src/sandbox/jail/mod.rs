@@ -31,6 +31,7 @@ use tracing::debug;
 
 pub use crate::bind::pass_on_mounts;
 pub use identity::{UID_BASE, can_change_identity};
+pub use namespaces::{try_user_namespaces, user_namespaces_remedy};
 pub use paths::has_landlock;
 pub use share::Share;
 pub use spawn::spawn;
@@ -75,7 +76,7 @@ impl fmt::Display for MissingLayer {
 #[non_exhaustive]
 pub enum JailError {
     /// The kernel refused a step.
-    #[error("failed to {step}{}", hint(.source))]
+    #[error("failed to {step}")]
     Step {
         /// What was tried.
         step: &'static str,
@@ -83,22 +84,24 @@ pub enum JailError {
         #[source]
         source: std::io::Error,
     },
-    /// Landlock refused a rule.
+    /// The kernel refused a namespace, or a mount in it.
+    #[error(
+        "failed to {step} (the jail needs CAP_SYS_ADMIN, CAP_SETUID, CAP_SETGID and CAP_SETPCAP, \
+         or user namespaces)"
+    )]
+    Namespaces {
+        /// What was tried.
+        step: &'static str,
+        /// The kernel's answer.
+        #[source]
+        source: std::io::Error,
+    },
+    /// Landlock refused.
     #[error("failed to restrict the file system with Landlock")]
     Landlock(#[from] landlock::RulesetError),
     /// The kernel refused the filter.
     #[error("failed to install the seccomp filter")]
     Filter(#[source] podvisor_seccomp::Error),
-}
-
-fn hint(error: &std::io::Error) -> &'static str {
-    match error.kind() {
-        std::io::ErrorKind::PermissionDenied => {
-            " (the jail needs CAP_SYS_ADMIN, CAP_SETUID, CAP_SETGID and CAP_SETPCAP, or user \
-             namespaces that everybody may make)"
-        }
-        _ => "",
-    }
 }
 
 fn step<E: Into<std::io::Error>>(step: &'static str) -> impl FnOnce(E) -> JailError {
