@@ -83,6 +83,7 @@ fn install(tree: &Tree, podvisor: &Path, initramfs: &Path) -> Result<()> {
             "usr/lib/systemd/system/podvisor.service",
         ),
         ("modules.conf", "usr/lib/modules-load.d/podvisor.conf"),
+        ("apparmor", "usr/share/podvisor/apparmor"),
     ] {
         tree.copy(&deploy.join(file), place, 0o644)?;
     }

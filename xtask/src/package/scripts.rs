@@ -178,6 +178,34 @@ END
     }
 
     #[test]
+    fn an_apparmor_that_restricts_user_namespaces_gets_the_profile() {
+        succeeds(
+            r#"
+            mount -t tmpfs tmpfs /usr/share
+            mkdir /usr/share/podvisor
+            echo profile > /usr/share/podvisor/apparmor
+            rm -rf /etc/apparmor.d
+            mkdir -p /etc/apparmor.d/abi
+            printf '#!/bin/sh\n' > /mnt/bin/aa-enabled
+            printf '#!/bin/sh\necho "$*" >> /mnt/parsed\n' > /mnt/bin/apparmor_parser
+            chmod +x /mnt/bin/*
+            postinst configure ''
+            test ! -e /etc/apparmor.d/podvisor
+            touch /etc/apparmor.d/abi/4.0
+            postinst configure 0.1.0
+            grep -x profile /etc/apparmor.d/podvisor
+            grep -e '--replace .*/etc/apparmor.d/podvisor$' /mnt/parsed
+            postrm upgrade 0.2.0
+            test -e /etc/apparmor.d/podvisor
+            postrm remove
+            grep -x -e '--remove /etc/apparmor.d/podvisor' /mnt/parsed
+            test ! -e /etc/apparmor.d/podvisor
+            postrm purge
+            "#,
+        );
+    }
+
+    #[test]
     fn who_removes_the_package_is_told_of_machines_that_still_run() {
         let said = succeeds(
             r#"
