@@ -54,8 +54,20 @@ async fn aside(path: &Path, deadline: Option<Instant>) -> io::Result<()> {
     removed.unwrap_or_else(|error| Err(io::Error::other(error)))
 }
 
-/// The names of the directories that were moved into the top, of which only the range of numbers is
-/// stored.
+/// Calls `rename`, which moves a directory to a name that is free, with `RENAME_NOREPLACE`, and
+/// without it where the file system has no flags (NFS, 9p, ZFS before 2.2). A directory that is
+/// moved then replaces at most an empty one: on anything else the kernel refuses to move it.
+pub(crate) fn without_replacing(
+    rename: impl Fn(RenameFlags) -> rustix::io::Result<()>,
+) -> rustix::io::Result<()> {
+    match rename(RenameFlags::NOREPLACE) {
+        Err(Errno::INVAL | Errno::NOSYS) => rename(RenameFlags::empty()),
+        done => done,
+    }
+}
+
+/// The names in the top of the directories that were moved there, of which only their range is
+/// kept.
 struct Moved {
     prefix: u64,
     first: u64,
@@ -98,13 +110,8 @@ impl Moved {
 
     /// Moves a directory into the top.
     fn take(&mut self, top: &OwnedFd, parent: &OwnedFd, name: &CStr) -> io::Result<()> {
-        renameat_with(
-            parent,
-            name,
-            top,
-            self.name(self.next),
-            RenameFlags::NOREPLACE,
-        )?;
+        let free = self.name(self.next);
+        without_replacing(|flags| renameat_with(parent, name, top, &free, flags))?;
         self.next += 1;
         Ok(())
     }
@@ -154,7 +161,7 @@ fn empty(top: &OwnedFd, dir: &OwnedFd, moved: &mut Moved) -> io::Result<bool> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use rustix::fs::mkdirat;
+    use rustix::fs::{CWD, mkdirat};
     use rustix::mount::{UnmountFlags, mount_bind, unmount};
     use std::fs;
     use std::os::unix::fs::symlink;
@@ -205,6 +212,29 @@ mod tests {
         symlink(&kept, &top).unwrap();
         assert!(remove_tree(&top).is_err());
         assert!(kept.join("d/d/file").exists());
+    }
+
+    #[test]
+    fn a_file_system_without_flags_moves_directories_over_nothing_but_empty_ones() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = |name: &str| dir.path().join(name);
+        let rename = |from: &str, to: &str| {
+            let (from, to) = (path(from), path(to));
+            without_replacing(|flags| match flags.is_empty() {
+                true => renameat_with(CWD, &from, CWD, &to, flags),
+                // As such a file system answers.
+                false => Err(Errno::INVAL),
+            })
+        };
+        fs::create_dir_all(path("from/inner")).unwrap();
+        fs::create_dir_all(path("full/inner")).unwrap();
+        fs::create_dir(path("empty")).unwrap();
+        fs::write(path("file"), "").unwrap();
+        assert_eq!(rename("from", "full"), Err(Errno::NOTEMPTY));
+        assert_eq!(rename("from", "file"), Err(Errno::NOTDIR));
+        assert_eq!(rename("from", "empty"), Ok(()));
+        assert_eq!(rename("empty", "free"), Ok(()));
+        assert!(path("free/inner").is_dir());
     }
 
     #[tokio::test]

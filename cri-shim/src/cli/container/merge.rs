@@ -13,14 +13,13 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, bail, ensure};
 use rustix::fs::{
-    AtFlags, Dir, FileType, Mode, OFlags, RenameFlags, chmodat, fchmod, openat, renameat,
-    renameat_with, statat,
+    AtFlags, Dir, FileType, Mode, OFlags, chmodat, fchmod, openat, renameat, renameat_with, statat,
 };
 use rustix::io::Errno;
 use tempfile::TempDir;
 use tracing::warn;
 
-use crate::removal::remove_tree;
+use crate::removal::{remove_tree, without_replacing};
 
 /// Directories on the way to a file that are on both sides.
 const MAX_DEPTH: usize = 256;
@@ -159,7 +158,7 @@ fn merge_at(
 
 /// Moves a directory to a name that is free. Whoever is not root must be able to write in it.
 fn move_dir(from: BorrowedFd<'_>, to: BorrowedFd<'_>, name: &OsStr) -> io::Result<()> {
-    let rename = || renameat_with(from, name, to, name, RenameFlags::NOREPLACE);
+    let rename = || without_replacing(|flags| renameat_with(from, name, to, name, flags));
     match rename() {
         Err(Errno::ACCESS) => {}
         done => return Ok(done?),
