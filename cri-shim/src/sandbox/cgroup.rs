@@ -14,9 +14,10 @@
 mod kernel_tests;
 mod kill;
 
-use std::fs::{self, File};
-use std::io;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write as _};
 use std::path::{Component, Path, PathBuf};
+use std::sync::Once;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
@@ -165,13 +166,9 @@ impl Cgroup {
         };
         // First of all: from here on the controllers cannot be disabled from outside.
         let leaf = make_leaf(&path);
-        for (name, value) in [
-            ("memory.max", limits.memory_max().to_string()),
-            ("memory.oom.group", "1".to_owned()),
-            ("cpu.max", cpu_max(limits.milli_cpus())),
-            ("pids.max", MAX_THREADS.to_string()),
-        ] {
-            write(&path.join(name), &value)?;
+        let missing = set_limits(&path, limits)?;
+        if !missing.is_empty() {
+            warn_of_missing(&missing);
         }
         let note = dir.join(NAME);
         fs::write(&note, path.as_os_str().as_encoded_bytes())
@@ -196,7 +193,41 @@ impl Drop for Cgroup {
     }
 }
 
-/// Sets the limit of the sandbox in `dir` to that of a guest with `vcpus` vCPUs.
+/// Sets the limits of a new group. Says which the kernel does not have, without a controller or a
+/// part of it.
+fn set_limits(path: &Path, limits: MachineLimits) -> Result<Vec<&'static str>, CgroupError> {
+    let values = [
+        ("memory.max", limits.memory_max().to_string()),
+        ("memory.oom.group", "1".to_owned()),
+        ("cpu.max", cpu_max(limits.milli_cpus())),
+        ("pids.max", MAX_THREADS.to_string()),
+    ];
+    let mut missing = Vec::new();
+    for (name, value) in &values {
+        match write(&path.join(name), value) {
+            Err(CgroupError::Step { source, .. })
+                if source.kind() == io::ErrorKind::NotFound && missing.len() + 1 < values.len() =>
+            {
+                missing.push(*name);
+            }
+            done => done?,
+        }
+    }
+    Ok(missing)
+}
+
+/// Says once which limits sandboxes do not have.
+fn warn_of_missing(missing: &[&str]) {
+    static SAID: Once = Once::new();
+    SAID.call_once(|| {
+        warn!(
+            ?missing,
+            "sandboxes lack limits that this host does not have"
+        )
+    });
+}
+
+/// Sets the limit of the sandbox in `dir` to that of a guest of so many vCPUs.
 pub(super) fn limit_cpus(dir: &Path, vcpus: u8) {
     // A sandbox without a group has no limit.
     let Some(group) = group_of(dir) else { return };
@@ -391,10 +422,36 @@ fn enable_controllers(path: &Path) -> Result<(), CgroupError> {
     let missing = |name: &&str| has(&there, name) && !has(&enabled, name);
     let missing = CONTROLLERS.into_iter().filter(missing);
     let missing: Vec<String> = missing.map(|name| format!("+{name}")).collect();
-    match missing.is_empty() {
+    if missing.is_empty() {
+        return Ok(());
+    }
+    let file = path.join("cgroup.subtree_control");
+    match enable(&missing, |value| write(&file, value)) {
+        Err(_) if CONTROLLERS.into_iter().any(|name| has(&enabled, name)) => Ok(()),
+        done => done,
+    }
+}
+
+/// Enables what the kernel accepts of `missing`, by `write`. An error when that is nothing.
+fn enable(
+    missing: &[String],
+    write: impl Fn(&str) -> Result<(), CgroupError>,
+) -> Result<(), CgroupError> {
+    // All at once: older kernels stop everything that forks for each write.
+    let Err(refused) = write(&missing.join(" ")) else {
+        return Ok(());
+    };
+    // One that is refused, such as `cpu` while realtime processes run, takes the others with it.
+    let mut is_any = false;
+    for one in missing {
+        match write(one) {
+            Ok(()) => is_any = true,
+            Err(error) => debug!(why = causes(&error), "a controller cannot be enabled"),
+        }
+    }
+    match is_any {
         true => Ok(()),
-        // In one write: older kernels stop everything that forks for each write.
-        false => write(&path.join("cgroup.subtree_control"), &missing.join(" ")),
+        false => Err(refused),
     }
 }
 
@@ -416,8 +473,11 @@ fn lock(path: &Path) -> Result<Option<File>, CgroupError> {
     }
 }
 
+/// Writes to a file that is there.
 fn write(path: &Path, value: &str) -> Result<(), CgroupError> {
-    fs::write(path, value).map_err(step("write", path))
+    let opened = OpenOptions::new().write(true).truncate(true).open(path);
+    let written = opened.and_then(|mut file| file.write_all(value.as_bytes()));
+    written.map_err(step("write", path))
 }
 
 fn step(step: &'static str, path: &Path) -> impl FnOnce(io::Error) -> CgroupError {
@@ -427,6 +487,8 @@ fn step(step: &'static str, path: &Path) -> impl FnOnce(io::Error) -> CgroupErro
 
 #[cfg(test)]
 mod tests {
+    use std::cell::RefCell;
+
     use rustix::fs::{CWD, FileType, Mode, mknodat};
 
     use super::*;
@@ -437,7 +499,48 @@ mod tests {
         assert_eq!(weights, [1, 1, 39, 10_000, 10_000]);
     }
 
-    /// A FIFO plays a limit for which the kernel needs time.
+    #[test]
+    fn a_group_without_a_controller_has_the_other_limits() {
+        let group = tempfile::tempdir().unwrap();
+        let file = |name: &str| group.path().join(name);
+        let limits = MachineLimits {
+            vcpus: 1,
+            memory: 7,
+        };
+        assert!(set_limits(group.path(), limits).is_err());
+        for name in ["memory.max", "pids.max"] {
+            fs::write(file(name), "max").unwrap();
+        }
+        let missing = set_limits(group.path(), limits).unwrap();
+        assert_eq!(missing, ["memory.oom.group", "cpu.max"]);
+        let read = |name| fs::read_to_string(file(name)).unwrap();
+        assert_eq!(read("memory.max"), (MEMORY_OVERHEAD + 7).to_string());
+        assert_eq!(read("pids.max"), "8192");
+        assert!(!file("cpu.max").exists());
+    }
+
+    #[test]
+    fn a_controller_that_is_refused_takes_no_other_with_it() {
+        let missing = ["+cpu", "+memory", "+pids"].map(str::to_owned);
+        let written = RefCell::new(Vec::new());
+        let enable_but = |refused: &str| {
+            enable(&missing, |value| {
+                written.borrow_mut().push(value.to_owned());
+                match value.contains(refused) {
+                    true => Err(step("write", Path::new("x"))(Errno::INVAL.into())),
+                    false => Ok(()),
+                }
+            })
+        };
+        enable_but("+cpu").unwrap();
+        let all = "+cpu +memory +pids";
+        assert_eq!(written.take(), [all, "+cpu", "+memory", "+pids"]);
+        enable_but("nothing").unwrap();
+        assert_eq!(written.take(), [all]);
+        enable_but("+").unwrap_err();
+    }
+
+    /// A FIFO stands in for a limit that the kernel takes its time for.
     #[test]
     fn other_tasks_go_on_while_the_kernel_takes_memory_back() {
         let dir = tempfile::tempdir().unwrap();
