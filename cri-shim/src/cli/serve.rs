@@ -41,7 +41,8 @@ pub(super) struct ServeArgs {
     #[arg(long, value_name = "DIR")]
     cni_conf_dir: Option<PathBuf>,
 
-    /// Directory of CNI plugins; may be given several times [default: /opt/cni/bin, /usr/lib/cni]
+    /// Directory of CNI plugins; may be given several times [default: /opt/cni/bin, /usr/lib/cni,
+    /// /usr/libexec/cni]
     #[arg(long, value_name = "DIR")]
     cni_bin_dir: Vec<PathBuf>,
 

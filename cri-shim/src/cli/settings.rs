@@ -261,7 +261,9 @@ mod tests {
         assert!(settings.root.is_some() && settings.state.is_some());
         assert!(settings.console_dir.is_some() && settings.hosts_dir.is_some());
         assert!(settings.metrics.is_some());
-        assert!(settings.cni.config_dir.is_some() && settings.cni.plugin_dirs.is_some());
+        assert!(settings.cni.config_dir.is_some());
+        let plugin_dirs = settings.cni.plugin_dirs.unwrap();
+        assert_eq!(plugin_dirs, crate::cni::PLUGIN_DIRS.map(PathBuf::from));
         let guest = &settings.guest;
         assert!(guest.kernel.is_some() && guest.cpus == Some(1) && guest.max_cpus == Some(64));
         assert_eq!(guest.memory, Some(Memory(crate::cri::DEFAULT_MEMORY)));
@@ -269,6 +271,13 @@ mod tests {
         assert_eq!(guest.cpu_growth, Some(crate::cri::DEFAULT_CPU_GROWTH));
         assert!(guest.images.is_some());
         assert_eq!(settings.handlers.len(), 1);
+    }
+
+    #[test]
+    fn the_plugins_of_other_distributions_are_looked_for() {
+        for (dir, distribution) in [("/usr/lib/cni", "Debian"), ("/usr/libexec/cni", "Fedora")] {
+            assert!(crate::cni::PLUGIN_DIRS.contains(&dir), "{distribution}");
+        }
     }
 
     #[test]

@@ -88,13 +88,16 @@ pub(crate) struct CniOptions {
     pub(crate) plugin_timeout: Duration,
 }
 
+/// Where plugins are looked for: by hand, and of the packages of Debian, Fedora and Alpine.
+pub(crate) const PLUGIN_DIRS: [&str; 3] = ["/opt/cni/bin", "/usr/lib/cni", "/usr/libexec/cni"];
+
 impl CniOptions {
     /// Uses the usual directories of plugins and their configuration, with state below `root` and
     /// namespaces below `state`.
     pub(crate) fn new(root: &Path, state: &Path) -> Self {
         Self {
             config_dir: "/etc/cni/net.d".into(),
-            plugin_dirs: vec!["/opt/cni/bin".into(), "/usr/lib/cni".into()],
+            plugin_dirs: PLUGIN_DIRS.map(PathBuf::from).to_vec(),
             cache_dir: root.join("cni"),
             netns_dir: state.join("netns"),
             plugin_timeout: PLUGIN_TIMEOUT,

@@ -244,8 +244,8 @@ impl NetworkArgs {
                 let missing = nat::check(&options, &list);
                 missing.map_err(|error| {
                     anyhow::anyhow!(
-                        "{error}; install Debian's containernetworking-plugins and iptables, or \
-                         what has them elsewhere ({WITHOUT})"
+                        "{error}; install the packages containernetworking-plugins (Alpine: \
+                         cni-plugins) and iptables ({WITHOUT})"
                     )
                 })?;
                 list
