@@ -3,6 +3,7 @@
 
 mod support;
 
+use k8s_cri::v1::{ContainerConfig, LinuxContainerConfig, LinuxContainerResources};
 use rustix::process::Signal;
 use support::stand_in::{MEMORY, Node, until};
 use tonic::Code;
@@ -104,4 +105,31 @@ async fn a_guest_that_is_short_of_memory_gets_more_though_the_disk_is_full() {
         node.is_short().await;
         until(async || node.asked_to_grow(times * STEP) > 0).await;
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_machine_is_swapped_out_no_more_than_its_containers_may_be() {
+    let node = Node::in_a_group().await;
+    let may_swap = |limit: &str| ContainerConfig {
+        linux: Some(LinuxContainerConfig {
+            resources: Some(LinuxContainerResources {
+                unified: [("memory.swap.max".to_owned(), limit.to_owned())].into(),
+                ..LinuxContainerResources::default()
+            }),
+            security_context: None,
+        }),
+        ..ContainerConfig::default()
+    };
+    let limit = || node.in_group("memory.swap.max");
+    // As it is before it has containers, also where an older daemon set no limit.
+    until(async || limit() == Some(0)).await;
+    let mut ids = Vec::new();
+    for (name, swap, expected) in [("a", "0", 0), ("b", "4096", 4096), ("c", "8192", 12_288)] {
+        ids.push(node.try_create(name, may_swap(swap)).await.unwrap());
+        assert_eq!(limit(), Some(expected));
+    }
+    node.remove_container(&ids[1]).await;
+    assert_eq!(limit(), Some(8192));
+    node.create("d", None).await;
+    assert_eq!(limit(), None);
 }

@@ -258,8 +258,25 @@ fn cpu_weight(shares: u64) -> u64 {
     1 + (shares.clamp(2, 262_144) - 2) * 9_999 / 262_142
 }
 
-/// Returns the host's memory that the sandbox in `dir` uses, in bytes, if its group is below
-/// `parent`, a path from the hierarchy's root.
+/// Sets how much of the host's swap the sandbox in `dir` may use, in bytes; `None` is no limit.
+pub(super) fn limit_swap(dir: &Path, bytes: Option<u64>) {
+    let Some(group) = group_of(dir) else { return };
+    let file = group.join("memory.swap.max");
+    // A kernel without swap does not have it.
+    if !file.exists() {
+        return;
+    }
+    let limit = bytes.map_or_else(|| "max".to_owned(), |bytes| bytes.to_string());
+    if let Err(error) = write(&file, &limit) {
+        warn!(
+            error = causes(&error),
+            "failed to set a sandbox's memory.swap.max"
+        );
+    }
+}
+
+/// What the sandbox in `dir` takes of the host's memory, in bytes, if its group is below `parent`,
+/// which is a path from the hierarchy's root.
 pub(super) fn memory_below(dir: &Path, parent: &Path) -> Option<u64> {
     let group = group_of(dir)?;
     let parent = Path::new(CGROUP_ROOT).join(parent.strip_prefix("/").unwrap_or(parent));

@@ -164,7 +164,9 @@ impl Node {
         for group in [POD_GROUP, MACHINE_GROUP] {
             let group = node.groups.path().join(group);
             fs::create_dir_all(&group).unwrap();
-            fs::write(group.join("memory.max"), "max\n").unwrap();
+            for name in ["memory.max", "memory.swap.max"] {
+                fs::write(group.join(name), "max\n").unwrap();
+            }
         }
         node.set_in_group("memory.current", MEMORY);
         let group = Path::new(CGROUP_ROOT).join(MACHINE_GROUP);

@@ -1,6 +1,6 @@
-//! How much a pod matters to its node: its share of CPU time, and how readily the host's kernel
-//! kills its machine when the node has no memory left. Both are what the kubelet says of its
-//! containers, put together: the host sees one process.
+//! How much a pod matters to its node: its share of CPU time, how much of the node's swap its
+//! machine may use, and how readily the host's kernel kills that when the node has no memory left.
+//! All are what the kubelet says of its containers, put together: the host sees one process.
 
 use tracing::{debug, warn};
 
@@ -27,6 +27,7 @@ impl Node {
             .map(|container| container.record())
             .collect();
         records.retain(|record| record.phase.is_there());
+        client.limit_swap(swap_limit(&pod.record(), &records));
         let values: Vec<i64> = records.into_iter().map(wanted_by).collect();
         // One without containers keeps what it had: others may come.
         let Some(value) = oom_score_adj(&values) else {
@@ -44,6 +45,26 @@ fn wanted_by(record: ContainerRecord) -> i64 {
     let wanted = resources.map_or(0, |resources| resources.oom_score_adj);
     // A process has no others.
     wanted.clamp(-MOST, MOST)
+}
+
+/// The bytes of the node's swap that a pod's machine may use: as much as its containers together;
+/// `None` is no limit. The memory of all of them is the machine's.
+fn swap_limit(pod: &PodRecord, containers: &[ContainerRecord]) -> Option<u64> {
+    let linux = pod.config.linux.as_ref();
+    let is_kubelets = linux.is_some_and(|linux| !linux.cgroup_parent.is_empty());
+    if containers.is_empty() {
+        // Secrets may be there already, and what was swapped out remains so.
+        return is_kubelets.then_some(0);
+    }
+    let limits = containers.iter().map(|record| {
+        let resources = record.config.linux.as_ref()?.resources.as_ref()?;
+        resources
+            .unified
+            .get("memory.swap.max")?
+            .parse::<u64>()
+            .ok()
+    });
+    limits.sum::<Option<u64>>()
 }
 
 fn cpu_shares(record: &PodRecord) -> Option<u64> {
@@ -67,7 +88,43 @@ fn oom_score_adj(values: &[i64]) -> Option<i16> {
 
 #[cfg(test)]
 mod tests {
+    use k8s_cri::v1::{LinuxContainerConfig, LinuxContainerResources, LinuxPodSandboxConfig};
+
     use super::*;
+    use crate::cri::state::{container_record, pod_record};
+
+    #[test]
+    fn swap_that_containers_may_have_is_their_machines() {
+        let container = |limit: Option<&str>| {
+            let mut record = container_record("a", "pod");
+            let unified = limit.map(|limit| ("memory.swap.max".to_owned(), limit.to_owned()));
+            record.config.linux = Some(LinuxContainerConfig {
+                resources: Some(LinuxContainerResources {
+                    unified: unified.into_iter().collect(),
+                    ..Default::default()
+                }),
+                ..Default::default()
+            });
+            record
+        };
+        let mut pod = pod_record("pod");
+        for (limits, expected) in [
+            (&[Some("0"), Some("0")][..], Some(0)),
+            (&[Some("0"), Some("4096"), Some("8192")], Some(12_288)),
+            (&[Some("0"), None], None),
+            (&[Some("max"), Some("0")], None),
+            (&[], None),
+        ] {
+            let containers: Vec<_> = limits.iter().map(|limit| container(*limit)).collect();
+            assert_eq!(swap_limit(&pod, &containers), expected, "{limits:?}");
+        }
+        pod.config.linux = Some(LinuxPodSandboxConfig {
+            cgroup_parent: "/kubepods/pod".to_owned(),
+            ..Default::default()
+        });
+        assert_eq!(swap_limit(&pod, &[]), Some(0));
+        assert_eq!(swap_limit(&pod, &[container(None)]), None);
+    }
 
     #[test]
     fn a_machine_is_killed_as_readily_as_its_containers_together() {

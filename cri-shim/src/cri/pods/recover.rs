@@ -156,6 +156,8 @@ impl Node {
                 (ContainerPhase::Created | ContainerPhase::Exited(_), _) => {}
             }
         }
+        // An older daemon may have left out something.
+        self.weigh(pod);
         self.watch_pressure(pod);
         let shared = self.dir(&pod.id).join(volumes::SHARED);
         if let Err(error) = in_place(|| volumes::release_strangers(&shared, &pod.mounted)) {

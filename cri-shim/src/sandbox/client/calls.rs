@@ -444,8 +444,13 @@ impl SandboxClient {
         cgroup::weigh_cpus(&self.inner.dir, shares);
     }
 
-    /// Sets how readily the host's kernel kills the sandbox when the host is out of memory: from
-    /// -1000 (never) to 1000 (before all others).
+    /// Sets how much of the host's swap the sandbox may use, in bytes; `None` is no limit.
+    pub fn limit_swap(&self, bytes: Option<u64>) {
+        cgroup::limit_swap(&self.inner.dir, bytes);
+    }
+
+    /// Sets how readily the host's kernel kills the sandbox when it has no memory left: -1000 is
+    /// never, 1000 before all others.
     ///
     /// # Errors
     /// The process is gone, or the privilege is missing.
