@@ -43,6 +43,17 @@ async fn the_limit_of_a_machines_group_follows_what_its_guest_gives_back() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_pods_limit_is_raised_before_its_group_is() {
+    let node = Node::in_a_group().await;
+    node.set_pod_limit(64 * MIB);
+    node.limit(512 * MIB).await.unwrap();
+    assert!(node.asked_to_grow(512 * MIB) > 0);
+    // The kubelet could not raise its group's, and takes back what it has asked for.
+    node.limit(64 * MIB).await.unwrap();
+    assert!(node.asked_to_grow(64 * MIB) > 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn memory_that_a_guest_does_not_take_is_not_given() {
     let node = Node::new(2).await;
     node.set_grown(Some(100 * MIB));

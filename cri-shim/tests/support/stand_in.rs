@@ -405,6 +405,12 @@ impl Node {
         fs::write(file, format!("{value}\n")).unwrap();
     }
 
+    /// Gives the kubelet's control group of the pod this limit of memory, in bytes.
+    pub(crate) fn set_pod_limit(&self, bytes: u64) {
+        let file = self.groups.path().join(POD_GROUP).join("memory.max");
+        fs::write(file, format!("{bytes}\n")).unwrap();
+    }
+
     pub(crate) async fn start(&self, id: &str) -> Result<(), tonic::Status> {
         self.client().await.start(id).await
     }

@@ -223,7 +223,7 @@ impl Node {
         if let Err(error) = made {
             self.undo_in_guest(&client, id).await;
             self.forget_unmade(&container);
-            self.give_back(pod).await;
+            self.give_back(pod, None).await;
             return Err(error);
         }
         if let Err(error) = in_place(|| self.store.note_use(&new.image)) {

@@ -123,7 +123,7 @@ impl Node {
             .await?;
         self.forget_container(container)?;
         self.weigh(&container.pod);
-        self.give_back(&container.pod).await;
+        self.give_back(&container.pod, None).await;
         self.emit(container, ContainerEventType::ContainerDeletedEvent);
         info!(container = container.id, "the container is removed");
         Ok(())

@@ -50,8 +50,8 @@ impl Node {
             return note(limits);
         }
         let client = container.pod.client()?;
-        let new = NewLimits {
-            container: &container.id,
+        let new = NewLimits::Container {
+            id: &container.id,
             resources: &limits,
         };
         let change = async {
@@ -63,9 +63,9 @@ impl Node {
         self.weigh(&container.pod);
         self.watch_pressure(&container.pod);
         // Less is wanted than before, or as much as before because it failed.
-        self.give_back(&container.pod).await;
+        self.give_back(&container.pod, None).await;
         changed?;
-        self.wait_for_room(&container.pod).await
+        self.wait_for_room(&container.pod, None).await
     }
 }
 

@@ -72,6 +72,28 @@ impl PodBounds {
     }
 }
 
+impl PodBounds {
+    /// The bounds of a pod whose group is about to allow what `limits` say, where that is more: a
+    /// kubelet (since 1.36) sets the limits of its group after the sandbox has taken them.
+    pub(in crate::cri) fn raised_to(self, limits: &LinuxContainerResources) -> Self {
+        let no_limit = -1;
+        let raised = |bound: Bound, is_unlimited: bool, most: u64| match bound {
+            Bound::At(_) if is_unlimited => Bound::Unlimited,
+            Bound::At(now) => Bound::At(now.max(most)),
+            Bound::Unknown | Bound::Unlimited => bound,
+        };
+        let cpus = milli_cpus(limits.cpu_quota, limits.cpu_period).unwrap_or(0);
+        Self {
+            memory: raised(
+                self.memory,
+                limits.memory_limit_in_bytes == no_limit,
+                memory_limit(limits),
+            ),
+            milli_cpus: raised(self.milli_cpus, limits.cpu_quota == no_limit, cpus),
+        }
+    }
+}
+
 impl Bound {
     /// As much of `wanted` as is within the bound.
     pub(in crate::cri) fn limit(self, wanted: u64) -> u64 {
@@ -139,6 +161,33 @@ mod tests {
         assert_eq!(read(&pod), (Bound::At(0), Bound::Unknown));
         says("", "x y");
         assert_eq!(read(&pod), unknown);
+    }
+
+    #[test]
+    fn what_the_kubelet_is_about_to_allow_counts() {
+        let limits = |memory, quota| LinuxContainerResources {
+            memory_limit_in_bytes: memory,
+            cpu_quota: quota,
+            cpu_period: 100_000,
+            ..Default::default()
+        };
+        let at = |memory, milli_cpus| PodBounds {
+            memory: Bound::At(memory),
+            milli_cpus: Bound::At(milli_cpus),
+        };
+        let now = at(100, 1000);
+        assert_eq!(now.raised_to(&limits(200, 200_000)), at(200, 2000));
+        // The group is lowered last.
+        assert_eq!(now.raised_to(&limits(50, 50_000)), now);
+        assert_eq!(now.raised_to(&limits(0, 0)), now);
+        let unlimited = PodBounds {
+            memory: Bound::Unlimited,
+            milli_cpus: Bound::Unlimited,
+        };
+        assert_eq!(now.raised_to(&limits(-1, -1)), unlimited);
+        for same in [unlimited, PodBounds::default()] {
+            assert_eq!(same.raised_to(&limits(200, 200_000)), same);
+        }
     }
 
     #[test]

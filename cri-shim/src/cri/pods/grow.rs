@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use k8s_cri::v1::LinuxContainerResources;
+use k8s_cri::v1::{LinuxContainerResources, PodSandboxConfig};
 use tokio::time::{Instant, sleep};
 use tracing::{debug, info, warn};
 
@@ -26,12 +26,25 @@ const SHRINK_POLL_INTERVAL: Duration = Duration::from_millis(200);
 /// What guests are given memory by: 2 MiB.
 pub(super) const MEMORY_STEP: u64 = 2 << 20;
 
-/// Limits of a container that are about to be others.
+/// Limits that are about to be others, all of them.
 #[derive(Debug, Clone, Copy)]
-pub(in crate::cri) struct NewLimits<'a> {
-    pub(in crate::cri) container: &'a str,
-    /// All of them.
-    pub(in crate::cri) resources: &'a LinuxContainerResources,
+pub(in crate::cri) enum NewLimits<'a> {
+    Container {
+        id: &'a str,
+        resources: &'a LinuxContainerResources,
+    },
+    /// Of the pod, whose record has them: its control group follows.
+    Pod(&'a LinuxContainerResources),
+}
+
+impl NewLimits<'_> {
+    /// The bounds of a pod with such limits.
+    fn bounds(new: Option<Self>, pod: &PodSandboxConfig) -> PodBounds {
+        match new {
+            Some(Self::Pod(limits)) => PodBounds::of(pod).raised_to(limits),
+            Some(Self::Container { .. }) | None => PodBounds::of(pod),
+        }
+    }
 }
 
 /// What limits ask for.
@@ -71,8 +84,7 @@ impl Node {
         new: Option<NewLimits<'_>>,
     ) -> Result<()> {
         let mut given = pod.given.lock().await;
-        let bounds = PodBounds::of(&pod.record().config);
-        let wanted = |new| self.wanted(pod, bounds, new);
+        let wanted = |new| self.wanted(pod, new);
         let (Some(now), Some(then)) = (wanted(None), wanted(new)) else {
             return Ok(());
         };
@@ -110,10 +122,10 @@ impl Node {
     }
 
     /// Takes back what the limits of the pod's containers do not ask for any more, as far as it is
-    /// not in use.
-    pub(in crate::cri) async fn give_back(&self, pod: &Pod) {
+    /// not in use. With `new` they are about to be these.
+    pub(in crate::cri) async fn give_back(&self, pod: &Pod, new: Option<NewLimits<'_>>) {
         let record = pod.record();
-        let bounds = PodBounds::of(&record.config);
+        let bounds = NewLimits::bounds(new, &record.config);
         if record.extra > 0 && !self.is_unlimited(pod, bounds) {
             let forgotten = pod.update(&self.database, |record| record.extra = 0);
             if let Err(error) = forgotten {
@@ -121,7 +133,7 @@ impl Node {
             }
         }
         let mut given = pod.given.lock().await;
-        let Some(wanted) = self.wanted(pod, bounds, None) else {
+        let Some(wanted) = self.wanted(pod, new) else {
             return;
         };
         let size = pod.record().size;
@@ -144,8 +156,12 @@ impl Node {
 
     /// Waits until the pod's machine takes no more of the host's memory than what it is to have:
     /// who lowers the limits of a pod lowers that of its control group next, and the kernel would
-    /// kill the machine.
-    pub(in crate::cri) async fn wait_for_room(&self, pod: &Pod) -> Result<()> {
+    /// kill the machine. With `new` they are about to be these.
+    pub(in crate::cri) async fn wait_for_room(
+        &self,
+        pod: &Pod,
+        new: Option<NewLimits<'_>>,
+    ) -> Result<()> {
         let record = pod.record();
         let Some(parent) = cgroup::of_pod(&record.config) else {
             return Ok(());
@@ -153,8 +169,7 @@ impl Node {
         let deadline = Instant::now() + SHRINK_TIMEOUT;
         loop {
             // The kubelet may change its group meanwhile.
-            let bounds = PodBounds::of(&record.config);
-            let (Ok(client), Some(wanted)) = (pod.client(), self.wanted(pod, bounds, None)) else {
+            let (Ok(client), Some(wanted)) = (pod.client(), self.wanted(pod, new)) else {
                 return Ok(());
             };
             // With what the guest gives back goes the limit of the machine's group, for which the
@@ -203,6 +218,7 @@ impl Node {
             resources.memory_limit_in_bytes = resources.memory_limit_in_bytes.max(-1);
             spec::resources(resources)?;
         }
+        let limits = request.resources.clone();
         pod.update(&self.database, |record| {
             let linux = record.config.linux.get_or_insert_default();
             for (kept, new) in [
@@ -215,15 +231,17 @@ impl Node {
             }
         })?;
         self.weigh(&pod);
-        self.make_room(&pod, None).await?;
+        let new = limits.as_ref().map(NewLimits::Pod);
+        self.make_room(&pod, new).await?;
         // Less is wanted than before.
-        self.give_back(&pod).await;
-        self.wait_for_room(&pod).await
+        self.give_back(&pod, new).await;
+        self.wait_for_room(&pod, new).await
     }
 
     /// What the pod's guest needs; `None` where its handler is not configured any more.
-    fn wanted(&self, pod: &Pod, bounds: PodBounds, new: Option<NewLimits<'_>>) -> Option<Wanted> {
+    fn wanted(&self, pod: &Pod, new: Option<NewLimits<'_>>) -> Option<Wanted> {
         let record = pod.record();
+        let bounds = NewLimits::bounds(new, &record.config);
         let sizes = self.config.guest(&record.handler)?.sizes;
         let containers = self.containers_of(&pod.id);
         let records = containers.iter().map(|container| container.record());
@@ -257,7 +275,7 @@ fn limits(
 ) -> Limits {
     let records = records.filter(|record| record.phase.is_there());
     let resources = records.map(|record| match new {
-        Some(new) if new.container == record.id => new.resources.clone(),
+        Some(NewLimits::Container { id, resources }) if id == record.id => resources.clone(),
         _ => {
             let linux = record.config.linux;
             linux.and_then(|linux| linux.resources).unwrap_or_default()
@@ -347,16 +365,13 @@ mod tests {
             memory_limit_in_bytes: memory,
             ..Default::default()
         };
-        for (container, memory, expected) in [
+        for (id, memory, expected) in [
             ("a", 300, (320, 20)),
             ("a", 0, (20, 20)),
             ("d", 300, (120, 120)),
         ] {
             let resources = &resources(memory);
-            let new = NewLimits {
-                container,
-                resources,
-            };
+            let new = NewLimits::Container { id, resources };
             assert_eq!(sum(Some(new)), expected);
         }
     }
