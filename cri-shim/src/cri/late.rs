@@ -135,7 +135,7 @@ mod tests {
         let add = |id: usize| {
             // The file has no room for many of these.
             let mut record = pod_record(&id.to_string());
-            record.config.hostname = "x".repeat(500_000);
+            record.config.hostname = "x".repeat(375_000);
             let attempts = Arc::clone(&attempts);
             let (begun, database) = (Arc::clone(&late), Arc::clone(&database));
             let begin = || tokio::spawn(async move { begun.write_all(&database).await });

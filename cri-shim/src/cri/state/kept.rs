@@ -127,7 +127,7 @@ mod tests {
         let database = Database::open(&disk.path().join("x.redb")).unwrap();
         // A record that needs more room than the file has.
         let mut large = pod_record("a");
-        large.config.hostname = "x".repeat(3 << 20);
+        large.config.hostname = "x".repeat(5 << 19);
         let kept = Kept::new(large.clone());
         disk.fill();
         kept.write(&database).unwrap_err();

@@ -4,6 +4,7 @@
 
 mod database;
 mod kept;
+mod protobuf;
 mod records;
 
 pub(crate) use database::{Database, StateError};

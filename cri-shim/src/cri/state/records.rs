@@ -26,6 +26,7 @@ pub(crate) struct PodRecord {
     /// 64 hexadecimal digits.
     pub(crate) id: String,
     /// As the kubelet wants it.
+    #[serde(with = "super::protobuf")]
     pub(crate) config: PodSandboxConfig,
     /// As the kubelet named it; empty for the default.
     pub(crate) handler: String,
@@ -118,6 +119,7 @@ pub(crate) struct ContainerRecord {
     /// Its sandbox.
     pub(crate) pod: String,
     /// As the kubelet wants it.
+    #[serde(with = "super::protobuf")]
     pub(crate) config: ContainerConfig,
     /// Id of its image.
     pub(crate) image: String,
