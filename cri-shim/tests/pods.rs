@@ -736,3 +736,17 @@ async fn the_status_tells_which_image_is_mounted_also_after_a_restart() {
         assert_eq!(told.status.unwrap().mounts, std::slice::from_ref(&expected));
     }
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pod_whose_record_is_damaged_is_ended_and_keeps_no_daemon_from_starting() {
+    let mut node = Node::ended(2).await;
+    node.damage_record();
+    node.daemon.start();
+    let killed = node.process_ended().signal();
+    assert_eq!(killed, Some(Signal::KILL.as_raw()));
+    let mut runtime = node.runtime().await;
+    let pods = runtime.list_pod_sandbox(ListPodSandboxRequest::default());
+    assert_eq!(pods.await.unwrap().into_inner().items, []);
+    assert!(node.log().contains("is damaged"), "{}", node.log());
+    until(async || !node.sandbox().exists()).await;
+}

@@ -142,7 +142,7 @@ mod tests {
             late.add(Arc::new(Noted { record, attempts }), begin)
         };
         let waiting = || late.lock().records.len();
-        let written = || database.all::<PodRecord>().unwrap().len();
+        let written = || database.all::<PodRecord>().unwrap().records.len();
         disk.fill();
         for id in 0..RECORDS {
             assert!(add(id));

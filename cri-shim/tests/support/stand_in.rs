@@ -95,8 +95,8 @@ fn add_pod(database: &Path, config: &PodSandboxConfig) {
     transaction.commit().unwrap();
 }
 
-/// Has the database of a daemon that is not there say that the pod has ended for a reason.
-fn end_pod(database: &Path, reason: &str) {
+/// Changes the pod's record in the database of a daemon that is not there.
+fn change_pod(database: &Path, change: impl FnOnce(&mut serde_json::Value)) {
     use redb::ReadableTable as _;
     let pods = redb::TableDefinition::<&str, &[u8]>::new("pods");
     let database = redb::Database::open(database).unwrap();
@@ -104,7 +104,7 @@ fn end_pod(database: &Path, reason: &str) {
     let mut table = transaction.open_table(pods).unwrap();
     let record = table.get(POD).unwrap().unwrap().value().to_vec();
     let mut record: serde_json::Value = serde_json::from_slice(&record).unwrap();
-    record["phase"] = json!({ "Stopped": { "reason": reason } });
+    change(&mut record);
     let bytes = record.to_string();
     table.insert(POD, bytes.as_bytes()).unwrap();
     drop(table);
@@ -473,7 +473,16 @@ impl Node {
     pub(crate) fn kill_while_the_end_is_noted(&mut self, reason: &str) {
         self.daemon.end(Signal::KILL);
         self.kill_process();
-        end_pod(&self.daemon.path("root/cri.redb"), reason);
+        change_pod(&self.daemon.path("root/cri.redb"), |record| {
+            record["phase"] = json!({ "Stopped": { "reason": reason } });
+        });
+    }
+
+    /// Has the record of the pod make no sense to a daemon that begins after this.
+    pub(crate) fn damage_record(&self) {
+        change_pod(&self.daemon.path("root/cri.redb"), |record| {
+            record["id"] = json!(7)
+        });
     }
 
     /// The directory of the pod's process.

@@ -8,15 +8,16 @@ use std::time::Duration;
 
 use tokio::sync::OwnedMutexGuard;
 use tokio::task::JoinSet;
-use tracing::{debug, info, warn};
+use tracing::{debug, error, info, warn};
 
 use super::stop::shut_down;
 use crate::blocking::in_place;
 use crate::cri::backoff::Backoff;
 use crate::cri::error::Result;
 use crate::cri::node::{Container, Node, Pod};
-use crate::cri::state::{ContainerPhase, ContainerRecord, PodPhase, PodRecord};
+use crate::cri::state::{ContainerPhase, ContainerRecord, PodPhase, PodRecord, Record, StateError};
 use crate::cri::volumes;
+use crate::machine::causes;
 use crate::patience::timeout;
 use crate::sandbox::{
     ContainerInfo, ContainerState, SandboxClient, SandboxError, SandboxExit, exit_record,
@@ -35,10 +36,21 @@ impl Node {
     /// Takes up what the database knows. What takes as long as CNI plugins and guests like is left
     /// to tasks: removing what belongs to no pod, or to one that was half made or half removed.
     pub(crate) async fn recover(self: &Arc<Self>) -> Result<()> {
-        for record in self.database.all::<PodRecord>()? {
+        let pods = self.database.all::<PodRecord>()?;
+        for (id, error) in pods.damaged {
+            // It must not run once there is no such pod. The rest of it is removed with what belongs
+            // to no pod.
+            SandboxClient::kill(&self.dir(&id)).await?;
+            self.drop_damaged::<PodRecord>(&id, error);
+        }
+        for record in pods.records {
             self.add_pod(&Pod::found(record))?;
         }
-        for record in self.database.all::<ContainerRecord>()? {
+        let containers = self.database.all::<ContainerRecord>()?;
+        for (id, error) in containers.damaged {
+            self.drop_damaged::<ContainerRecord>(&id, error);
+        }
+        for record in containers.records {
             match self.pod(&record.pod) {
                 Ok(pod) => {
                     for name in &record.volumes {
@@ -72,6 +84,18 @@ impl Node {
         }
         self.check_networks();
         self.clean()
+    }
+
+    /// Forgets a pod or container of which nothing is known but its id.
+    fn drop_damaged<R: Record>(&self, id: &str, damaged: StateError) {
+        error!(
+            id,
+            error = causes(&damaged),
+            "what the record is of is removed"
+        );
+        if let Err(error) = self.database.remove::<R>(id) {
+            warn!(id, %error, "the damaged record stays; the next start retries");
+        }
     }
 
     async fn recover_pod(self: &Arc<Self>, pod: &Arc<Pod>, turn: OwnedMutexGuard<()>) {

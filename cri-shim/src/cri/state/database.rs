@@ -28,10 +28,7 @@ pub(crate) enum StateError {
         source: Box<redb::Error>,
     },
     /// A record that makes no sense.
-    #[error(
-        "record {id:?} of {table} in {} is damaged; stop all pods of podvisor and remove the file",
-        .path.display()
-    )]
+    #[error("record {id:?} of {table} in {} is damaged", .path.display())]
     Damaged {
         /// The file.
         path: PathBuf,
@@ -73,6 +70,14 @@ impl StateError {
             _ => None,
         }
     }
+}
+
+/// Records of a kind.
+#[derive(Debug)]
+pub(crate) struct Stored<R> {
+    pub(crate) records: Vec<R>,
+    /// Ids of those that cannot be read, and why.
+    pub(crate) damaged: Vec<(String, StateError)>,
 }
 
 /// Pods and containers of the node; one daemon at a time has it open.
@@ -144,7 +149,10 @@ impl Database {
     }
 
     /// All records of a kind.
-    pub(crate) fn all<R: Record>(&self) -> Result<Vec<R>, StateError> {
+    ///
+    /// # Errors
+    /// The file cannot be read, or has a record of a newer podvisor.
+    pub(crate) fn all<R: Record>(&self) -> Result<Stored<R>, StateError> {
         let found = self.with("read", |redb| {
             let mut found: Vec<(String, Vec<u8>)> = Vec::new();
             let transaction = redb.begin_read()?;
@@ -159,8 +167,18 @@ impl Database {
             }
             Ok(found)
         })?;
-        let decode = |(id, bytes): (String, Vec<u8>)| self.decode::<R>(&id, &bytes);
-        found.into_iter().map(decode).collect()
+        let mut stored = Stored {
+            records: Vec::with_capacity(found.len()),
+            damaged: Vec::new(),
+        };
+        for (id, bytes) in found {
+            match self.decode::<R>(&id, &bytes) {
+                Ok(record) => stored.records.push(record),
+                Err(error @ StateError::Damaged { .. }) => stored.damaged.push((id, error)),
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(stored)
     }
 
     fn decode<R: Record>(&self, id: &str, bytes: &[u8]) -> Result<R, StateError> {
@@ -276,6 +294,12 @@ mod tests {
     use crate::cri::state::{PodPhase, PodRecord, pod_record as record};
     use crate::small_disk::SmallDisk;
 
+    fn all(database: &Database) -> Vec<PodRecord> {
+        let stored = database.all().unwrap();
+        assert!(stored.damaged.is_empty());
+        stored.records
+    }
+
     #[test]
     fn a_database_is_read_by_its_owner_alone() {
         let dir = tempfile::tempdir().unwrap();
@@ -289,7 +313,7 @@ mod tests {
         std::fs::set_permissions(&path, Permissions::from_mode(0o644)).unwrap();
         let database = Database::open(&path).unwrap();
         assert_eq!(mode(), 0o600);
-        assert_eq!(database.all::<PodRecord>().unwrap(), [record("a")]);
+        assert_eq!(all(&database), [record("a")]);
     }
 
     #[test]
@@ -298,15 +322,12 @@ mod tests {
         let path = dir.path().join("x.redb");
         {
             let database = Database::open(&path).unwrap();
-            assert!(database.all::<PodRecord>().unwrap().is_empty());
+            assert!(all(&database).is_empty());
             database.put(&record("a")).unwrap();
             database.put(&record("b")).unwrap();
         }
         let database = Database::open(&path).unwrap();
-        assert_eq!(
-            database.all::<PodRecord>().unwrap(),
-            [record("a"), record("b")]
-        );
+        assert_eq!(all(&database), [record("a"), record("b")]);
         let stopped = PodRecord {
             phase: PodPhase::stopped(Some("x".to_owned())),
             ..record("a")
@@ -314,7 +335,7 @@ mod tests {
         database.put(&stopped).unwrap();
         database.remove::<PodRecord>("b").unwrap();
         database.remove::<PodRecord>("b").unwrap();
-        assert_eq!(database.all::<PodRecord>().unwrap(), [stopped]);
+        assert_eq!(all(&database), [stopped]);
     }
 
     #[test]
@@ -337,8 +358,7 @@ mod tests {
         }
         disk.clear();
         database.put(&record("b")).unwrap();
-        let all = database.all::<PodRecord>().unwrap();
-        assert_eq!(all, [record("a"), record("b")]);
+        assert_eq!(all(&database), [record("a"), record("b")]);
     }
 
     #[test]
@@ -353,8 +373,7 @@ mod tests {
         fs::write(path.with_extension("redb.new"), vec![0; 4096]).unwrap();
         fs::write(&path, []).unwrap();
         Database::open(&path).unwrap().put(&record("a")).unwrap();
-        let all = Database::open(&path).unwrap().all::<PodRecord>();
-        assert_eq!(all.unwrap(), [record("a")]);
+        assert_eq!(all(&Database::open(&path).unwrap()), [record("a")]);
         assert!(!path.with_extension("redb.new").exists());
     }
 

@@ -139,7 +139,7 @@ mod tests {
         kept.write(&database).unwrap_err();
         disk.clear();
         kept.write(&database).unwrap();
-        assert_eq!(database.all::<PodRecord>().unwrap(), [large]);
+        assert_eq!(database.all::<PodRecord>().unwrap().records, [large]);
     }
 
     #[test]
@@ -153,6 +153,6 @@ mod tests {
         kept.update(&database, stop).unwrap();
         kept.note(&database, |record| record.extra = 1).unwrap();
         assert_eq!(kept.of(|record| record.extra), 1);
-        assert_eq!(database.all::<PodRecord>().unwrap(), []);
+        assert_eq!(database.all::<PodRecord>().unwrap().records, []);
     }
 }
