@@ -39,7 +39,8 @@ pub enum RefusalKind {
     CommandNotExecutable,
     /// The process cannot be created as specified, for another reason than its command.
     LaunchFailed,
-    /// Another failure in the sandbox or its guest.
+    /// Anything else that failed in the sandbox or its guest, or that only a newer podvisor knows.
+    #[serde(other)]
     Internal,
 }
 

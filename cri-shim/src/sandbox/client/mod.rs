@@ -25,8 +25,8 @@ use super::error::{RefusalKind, SandboxError, printable};
 use super::launch::Launching;
 use super::types::{GuestNetwork, LaunchConfig, SandboxExit};
 use super::wire::{
-    Answer, CONTROL_VERSION, Call, FrameError, FrameReader, FrameWriter, Greeting, MAX_FDS,
-    MAX_FRAME, Reply, Request,
+    Answer, CONTROL_VERSION, Call, Frame, FrameError, FrameReader, FrameWriter, Greeting, MAX_FDS,
+    MAX_FRAME, Numbered, Refusal, Reply, Request,
 };
 use super::{post_mortem, record};
 use crate::patience::timeout;
@@ -97,7 +97,8 @@ struct Outgoing {
     fds: Vec<OwnedFd>,
 }
 
-type Answered = (Result<Answer, super::wire::Refusal>, Vec<OwnedFd>);
+/// An answer with its descriptors; an error, where it is one that only a newer podvisor knows.
+type Answered = Result<(Result<Answer, Refusal>, Vec<OwnedFd>), serde_json::Error>;
 
 /// Pending requests by number; `None` once the connection is lost.
 #[derive(Debug)]
@@ -493,11 +494,12 @@ impl SandboxClient {
             return Err(self.lost().await);
         }
         match answer.await {
-            Ok((Ok(answer), fds)) => Ok((answer, fds)),
-            Ok((Err(refusal), _)) => {
+            Ok(Ok((Ok(answer), fds))) => Ok((answer, fds)),
+            Ok(Ok((Err(refusal), _))) => {
                 let message = printable(&refusal.message, MAX_MESSAGE_CHARS);
                 Err(SandboxError::refused(refusal.kind, message))
             }
+            Ok(Err(error)) => Err(self.control(error.into())),
             Err(_) => Err(self.lost().await),
         }
     }
@@ -566,10 +568,10 @@ async fn read(
 ) {
     loop {
         match reader.next().await {
-            Ok(Some(frame)) => match serde_json::from_slice::<Reply>(&frame.body) {
-                Ok(reply) => waiting.answered(reply.number, (reply.answer, frame.fds)),
+            Ok(Some(frame)) => match received(frame) {
+                Ok((number, answer)) => waiting.answered(number, answer),
                 Err(error) => {
-                    debug!(%error, "an answer that is not understood");
+                    debug!(%error, "failed to decode an answer");
                     break;
                 }
             },
@@ -591,6 +593,17 @@ async fn read(
         let ended = left.or(found).unwrap_or(SandboxExit::Died);
         machine.send_replace(Some(ended.clone()));
         exit.send_replace(Some(ended));
+    }
+}
+
+/// The answer in a frame, and the number of its request.
+fn received(frame: Frame) -> Result<(u64, Answered), serde_json::Error> {
+    match serde_json::from_slice::<Reply>(&frame.body) {
+        Ok(reply) => Ok((reply.number, Ok((reply.answer, frame.fds)))),
+        Err(error) => {
+            let (number, error) = Numbered::of(&frame.body, error)?;
+            Ok((number, Err(error)))
+        }
     }
 }
 

@@ -88,6 +88,43 @@ async fn a_process_does_not_set_its_own_limit_of_memory() {
 }
 
 #[tokio::test]
+async fn an_answer_that_is_not_known_fails_its_call_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    let listener = UnixListener::bind(dir.path().join(CONTROL_SOCKET)).unwrap();
+    tokio::spawn(async move {
+        let stream = Arc::new(listener.accept().await.unwrap().0);
+        let mut requests = FrameReader::new(Arc::clone(&stream));
+        let mut replies = FrameWriter::new(stream);
+        loop {
+            let request = next(&mut requests).await;
+            let answer = match request.call {
+                Call::Hello { version } => format!(r#"{{"Hello": {{"version": {version}}}}}"#),
+                Call::Pause => r#"{"Paused": {"since": 1}}"#.to_owned(),
+                _ => r#""Done""#.to_owned(),
+            };
+            let number = request.number;
+            let body = format!(r#"{{"number": {number}, "answer": {{"Ok": {answer}}}}}"#);
+            replies.send(body.as_bytes(), &[]).await.unwrap();
+        }
+    });
+    let client = SandboxClient::connect_within(dir.path(), PATIENCE)
+        .await
+        .unwrap();
+    let refused = client.pause().await.unwrap_err();
+    assert!(
+        matches!(
+            refused,
+            SandboxError::Control {
+                source: FrameError::Json(_),
+                ..
+            }
+        ),
+        "{refused}"
+    );
+    client.resume().await.unwrap();
+}
+
+#[tokio::test]
 async fn a_user_has_no_more_groups_than_linux_allows() {
     let dir = tempfile::tempdir().unwrap();
     let answer = || {

@@ -11,7 +11,8 @@ use tracing::{debug, warn};
 use super::super::error::{RefusalKind, SandboxError};
 use super::super::types::SandboxExit;
 use super::super::wire::{
-    Answer, Call, Frame, FrameError, FrameReader, FrameWriter, MAX_FRAME, Refusal, Reply, Request,
+    Answer, Call, Frame, FrameError, FrameReader, FrameWriter, MAX_FRAME, Numbered, Refusal, Reply,
+    Request,
 };
 use super::answer::Fds;
 use super::end::Cause;
@@ -111,7 +112,12 @@ impl Connection {
                 return;
             };
             let (request, fds) = match next(&mut reader).await {
-                Ok(Some(next)) => next,
+                Ok(Some(Incoming::Request(request, fds))) => (request, fds),
+                Ok(Some(Incoming::Unknown { number, error })) => {
+                    let answer = async move { Err(unknown(&error)) };
+                    self.carry_out(number, Turn::AtOnce, taken, answer);
+                    continue;
+                }
                 Ok(None) => return,
                 Err(error) => {
                     warn!(%error, "a control connection is not understood");
@@ -191,7 +197,17 @@ fn too_many_waits() -> SandboxError {
     SandboxError::refused(RefusalKind::ResourceExhausted, message)
 }
 
-/// Replaces an error by the machine's exit if the guest was unreachable because the machine ended.
+/// The refusal of a call, or of a kind of something in it, that this podvisor does not know.
+fn unknown(error: &serde_json::Error) -> SandboxError {
+    let version = env!("CARGO_PKG_VERSION");
+    let message = format!(
+        "podvisor {version}, which started this machine, does not support the request; start the \
+         machine again to use it ({error})"
+    );
+    SandboxError::refused(RefusalKind::InvalidArgument, message)
+}
+
+/// Says that the machine has ended, and how, where that is why its guest could not be reached.
 async fn explained(error: SandboxError, cause: &mut Cause) -> SandboxError {
     if !error.is_of_a_lost_guest() {
         return error;
@@ -202,12 +218,36 @@ async fn explained(error: SandboxError, cause: &mut Cause) -> SandboxError {
     }
 }
 
-pub(super) async fn next(reader: &mut FrameReader) -> Result<Option<(Request, Fds)>, FrameError> {
+/// What somebody asks.
+pub(super) enum Incoming {
+    Request(Request, Fds),
+    /// As a newer podvisor may ask.
+    Unknown {
+        number: u64,
+        error: serde_json::Error,
+    },
+}
+
+impl Incoming {
+    pub(super) fn number(&self) -> u64 {
+        match self {
+            Self::Request(request, _) => request.number,
+            Self::Unknown { number, .. } => *number,
+        }
+    }
+}
+
+pub(super) async fn next(reader: &mut FrameReader) -> Result<Option<Incoming>, FrameError> {
     let Some(Frame { body, fds }) = reader.next().await? else {
         return Ok(None);
     };
-    let request = serde_json::from_slice(&body)?;
-    Ok(Some((request, Fds::new(fds))))
+    Ok(Some(match serde_json::from_slice(&body) {
+        Ok(request) => Incoming::Request(request, Fds::new(fds)),
+        Err(error) => {
+            let (number, error) = Numbered::of(&body, error)?;
+            Incoming::Unknown { number, error }
+        }
+    }))
 }
 
 async fn write(mut writer: FrameWriter, mut outgoing: mpsc::Receiver<Outgoing>) {

@@ -116,6 +116,30 @@ async fn requests_that_wait_keep_no_others_waiting_and_are_bounded() {
 }
 
 #[tokio::test]
+async fn a_call_that_is_not_known_is_refused_and_the_connection_stays() {
+    let (mut writer, mut reader, _told) = conversation(&Arc::default());
+    for (number, call) in [
+        (7, r#"{"Teleport": {"to": 1}}"#),
+        (8, r#""Sleep""#),
+        (9, r#"{"Start": {}}"#),
+    ] {
+        let body = format!(r#"{{"number": {number}, "call": {call}, "more": []}}"#);
+        writer.send(body.as_bytes(), &[]).await.unwrap();
+        let reply = answered(&mut reader).await;
+        let refusal = reply.answer.unwrap_err();
+        assert_eq!(reply.number, number);
+        assert_eq!(refusal.kind, RefusalKind::InvalidArgument);
+        assert!(refusal.message.contains("does not support"), "{refusal:?}");
+    }
+    ask(&mut writer, 10, Call::List).await;
+    let reply = answered(&mut reader).await;
+    assert_eq!((reply.number, reply.answer.is_ok()), (10, true));
+    // Who asks without a number cannot be answered.
+    writer.send(br#"{"call": "List"}"#, &[]).await.unwrap();
+    assert!(reader.next().await.unwrap().is_none());
+}
+
+#[tokio::test]
 async fn a_wait_that_is_abandoned_ends_and_is_not_answered() {
     let waits = Arc::new(());
     let (mut writer, mut reader, _told) = conversation(&waits);

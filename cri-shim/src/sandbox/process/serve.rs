@@ -11,7 +11,7 @@ use tracing::warn;
 
 use super::super::error::RefusalKind;
 use super::super::types::SandboxExit;
-use super::super::wire::{FrameReader, FrameWriter, Refusal, Reply, Request};
+use super::super::wire::{FrameReader, FrameWriter, Refusal, Reply};
 use super::answer::Service;
 use super::connection::{converse, next};
 
@@ -76,11 +76,10 @@ pub(super) async fn has_ended(exit: &mut watch::Receiver<Option<SandboxExit>>) {
 async fn refuse(stream: UnixStream) {
     let stream = Arc::new(stream);
     let mut reader = FrameReader::new(Arc::clone(&stream));
-    let Ok(Ok(Some((Request { number, .. }, _)))) =
-        timeout(REFUSED_TIMEOUT, next(&mut reader)).await
-    else {
+    let Ok(Ok(Some(asked))) = timeout(REFUSED_TIMEOUT, next(&mut reader)).await else {
         return;
     };
+    let number = asked.number();
     let message = format!(
         "there are {MAX_CONNECTIONS} connections to the sandbox already, each of a program in the \
          foreground or of somebody who waits: end some"

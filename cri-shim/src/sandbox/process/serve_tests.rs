@@ -1,5 +1,5 @@
 use super::*;
-use crate::sandbox::wire::Call;
+use crate::sandbox::wire::{Call, Request};
 
 #[tokio::test]
 async fn a_connection_too_many_is_told_so() {

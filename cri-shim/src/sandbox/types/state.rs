@@ -34,6 +34,9 @@ pub enum ContainerState {
     Restarting,
     /// Its process has ended permanently.
     Exited,
+    /// Another one, which only a newer podvisor knows.
+    #[serde(other)]
+    Unknown,
 }
 
 /// A container of a sandbox.

@@ -36,7 +36,29 @@ pub(in crate::sandbox) struct Reply {
     pub(in crate::sandbox) answer: Result<Answer, Refusal>,
 }
 
-/// A request's operation.
+/// What is known of a request or a reply of another podvisor's whose rest is not.
+#[derive(Debug, Deserialize)]
+pub(in crate::sandbox) struct Numbered {
+    pub(in crate::sandbox) number: u64,
+}
+
+impl Numbered {
+    /// The number in a frame that is no known message, which failed to decode with `error`.
+    ///
+    /// # Errors
+    /// `error`, where the frame has no number.
+    pub(in crate::sandbox) fn of(
+        frame: &[u8],
+        error: serde_json::Error,
+    ) -> Result<(u64, serde_json::Error), serde_json::Error> {
+        match serde_json::from_slice::<Self>(frame) {
+            Ok(Self { number }) => Ok((number, error)),
+            Err(_) => Err(error),
+        }
+    }
+}
+
+/// What is asked.
 #[derive(Debug, Serialize, Deserialize)]
 pub(in crate::sandbox) enum Call {
     /// The first request on each connection.
@@ -341,6 +363,29 @@ pub(in crate::sandbox) struct LaunchReply {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::sandbox::types::ContainerState;
+
+    #[test]
+    fn what_a_newer_sandbox_says_is_read_as_far_as_it_is_known() {
+        let refusal = r#"{"kind": "Unheard", "message": "no", "more": 1}"#;
+        let refusal: Refusal = serde_json::from_str(refusal).unwrap();
+        assert_eq!(refusal.kind, RefusalKind::Internal);
+        let info = r#"{"id": "a", "state": "Sleeping", "pid": 7, "started_at_ns": 1,
+                       "exit": null, "restarts": 0, "more": {}}"#;
+        let info: ContainerInfo = serde_json::from_str(info).unwrap();
+        assert_eq!(info.state, ContainerState::Unknown);
+        let known = [
+            ContainerState::Created,
+            ContainerState::Running,
+            ContainerState::Restarting,
+            ContainerState::Exited,
+        ];
+        for state in known {
+            let json = serde_json::to_string(&state).unwrap();
+            let read: ContainerState = serde_json::from_str(&json).unwrap();
+            assert_eq!(read, state);
+        }
+    }
 
     #[test]
     fn the_documentation_has_every_call_and_the_version() {
