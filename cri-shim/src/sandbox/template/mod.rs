@@ -180,9 +180,12 @@ impl Shape {
         let mut name = DefaultHasher::new();
         self.hash(&mut name);
         for path in [program, &self.kernel, &self.initramfs] {
-            // Not its inode number, of which one file has several behind an overlay.
+            // Not its inode: one file has several, seen through an overlay. Packages and images of
+            // systems give all files one time of modification, and two kernels may be equally long;
+            // the time of change is that of the installation.
             let meta = fs::metadata(path)?;
             (meta.len(), meta.mtime(), meta.mtime_nsec()).hash(&mut name);
+            (meta.ctime(), meta.ctime_nsec()).hash(&mut name);
         }
         Ok(templates.join(format!("{:016x}", name.finish())))
     }
@@ -505,6 +508,31 @@ mod tests {
         assert_ne!(place(&other_kernel_parameters), first);
         fs::write(&shape.kernel, "another one").unwrap();
         assert_ne!(place(&shape), first);
+    }
+
+    #[test]
+    fn a_kernel_of_the_same_length_and_time_has_another_template() {
+        let dir = tempfile::tempdir().unwrap();
+        let shape = shape(dir.path());
+        let time = SystemTime::UNIX_EPOCH + Duration::from_secs(1);
+        let install = |text: &str| {
+            let unpacked = dir.path().join("unpacked");
+            fs::write(&unpacked, text).unwrap();
+            File::options()
+                .write(true)
+                .open(&unpacked)
+                .and_then(|file| file.set_modified(time))
+                .unwrap();
+            fs::rename(unpacked, &shape.kernel).unwrap();
+            let metadata = fs::metadata(&shape.kernel).unwrap();
+            (metadata.ctime(), metadata.ctime_nsec())
+        };
+        let place = || shape.place(Path::new(THIS_PROGRAM), dir.path()).unwrap();
+        let first_at = install("kernel 1");
+        let first = place();
+        // The file system's clock has steps.
+        while install("kernel 2") == first_at {}
+        assert_ne!(place(), first);
     }
 
     #[test]
