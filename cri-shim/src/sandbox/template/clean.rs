@@ -51,19 +51,25 @@ pub fn remove_abandoned_templates(templates: &Path) {
     }
 }
 
-/// Removes all but the most recently used templates.
-pub(super) fn remove_oldest(templates: &Path) {
+/// Leaves the templates that were wanted last, and `made`, which was just made.
+pub(super) fn remove_oldest(templates: &Path, made: &Path) {
     let Ok(entries) = fs::read_dir(templates) else {
         return;
     };
-    let mut all: Vec<(SystemTime, PathBuf)> = entries
+    let now = SystemTime::now();
+    let mut all: Vec<(bool, Option<SystemTime>, PathBuf)> = entries
         .flatten()
         .filter(|entry| entry.path().join(STATE).exists() && entry.path().extension().is_none())
-        .filter_map(|entry| Some((entry.metadata().ok()?.modified().ok()?, entry.path())))
+        .filter_map(|entry| {
+            let modified = entry.metadata().ok()?.modified().ok()?;
+            // A clock that was ahead has set a time to come, which tells nothing.
+            let wanted = Some(modified).filter(|at| *at <= now);
+            Some((entry.path() == made, wanted, entry.path()))
+        })
         .collect();
     all.sort();
     all.reverse();
-    for (_, path) in all.split_off(MAX_TEMPLATES.min(all.len())) {
+    for (_, _, path) in all.split_off(MAX_TEMPLATES.min(all.len())) {
         if let Err(error) = fs::remove_dir_all(&path) {
             warn!(%error, template = %path.display(), "failed to remove an old template");
         }
@@ -98,6 +104,29 @@ mod tests {
     }
 
     #[test]
+    fn a_template_from_the_future_goes_first_and_the_new_one_stays() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = |name: &str| dir.path().join(name);
+        let now = SystemTime::now();
+        let hour = std::time::Duration::from_secs(3600);
+        let add = |name: &str, at: SystemTime| {
+            fs::create_dir(path(name)).unwrap();
+            fs::write(path(name).join(STATE), "").unwrap();
+            File::open(path(name)).unwrap().set_modified(at).unwrap();
+        };
+        add("old", now - hour);
+        for n in 0..MAX_TEMPLATES {
+            add(&n.to_string(), now + hour);
+        }
+        // By a clock that was set back further than that of the last use.
+        add("made", now - 2 * hour);
+        remove_oldest(dir.path(), &path("made"));
+        assert!(path("made").exists() && path("old").exists());
+        let entries = fs::read_dir(dir.path()).unwrap();
+        assert_eq!(entries.count(), MAX_TEMPLATES);
+    }
+
+    #[test]
     fn the_templates_that_were_wanted_last_stay() {
         let dir = tempfile::tempdir().unwrap();
         let day = |n: u64| SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(n * 86400);
@@ -108,7 +137,7 @@ mod tests {
             File::open(&path).unwrap().set_modified(day(n)).unwrap();
         }
         fs::create_dir(dir.path().join("something else")).unwrap();
-        remove_oldest(dir.path());
+        remove_oldest(dir.path(), Path::new("/none"));
         let left = |n: usize| dir.path().join(n.to_string()).exists();
         assert!((0..3).all(|n| !left(n)) && (3..MAX_TEMPLATES + 3).all(left));
         assert!(dir.path().join("something else").exists());

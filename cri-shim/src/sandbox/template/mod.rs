@@ -307,7 +307,7 @@ pub async fn make(shape: &Shape, templates: &Path) -> Result<(), TemplateError> 
             debug!(%error, "something of a template's making stays");
         }
     }
-    remove_oldest(templates);
+    remove_oldest(templates, &place);
     made
 }
 
