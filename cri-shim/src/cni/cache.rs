@@ -15,6 +15,12 @@ use super::{Capabilities, CniError, PodIdentity};
 /// Version of the files' format.
 const VERSION: u32 = 1;
 
+/// The version of a file that may be of any.
+#[derive(Debug, Deserialize)]
+struct Version {
+    version: u32,
+}
+
 /// One pod's attachment.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(super) struct Cached {
@@ -102,7 +108,8 @@ impl Cache {
         fs::rename(&temporary, &path)
     }
 
-    /// Treats a damaged file as missing: nothing can be undone by it.
+    /// A damaged file counts as none: nothing can be undone by it. One of a newer version is left
+    /// to the podvisor that can.
     pub(super) fn get(&self, id: &str) -> Result<Option<Cached>, CniError> {
         let path = self.path(id);
         let text = match fs::read(&path) {
@@ -110,13 +117,17 @@ impl Cache {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(CniError::io("read", path)(error)),
         };
-        match serde_json::from_slice::<Cached>(&text) {
-            Ok(cached) if cached.version == VERSION => Ok(Some(cached)),
-            Ok(cached) => {
-                let version = cached.version;
-                warn!(path = %path.display(), version, "the network's record is of an unknown version");
-                Ok(None)
-            }
+        if let Ok(Version { version }) = serde_json::from_slice(&text)
+            && version > VERSION
+        {
+            return Err(CniError::NewerRecord {
+                path,
+                version,
+                known: VERSION,
+            });
+        }
+        match serde_json::from_slice(&text) {
+            Ok(cached) => Ok(Some(cached)),
             Err(error) => {
                 warn!(path = %path.display(), %error, "the network's record is damaged");
                 Ok(None)
@@ -161,5 +172,30 @@ impl Cache {
 
     fn path(&self, id: &str) -> PathBuf {
         self.dir.join(format!("{id}.json"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_record_of_a_newer_version_is_kept_and_told() {
+        let dir = tempfile::tempdir().unwrap();
+        let cache = Cache::open(dir.path()).unwrap();
+        let put = |id: &str, text: &str| fs::write(cache.path(id), text).unwrap();
+        put("newer", r#"{"version": 2, "networks": []}"#);
+        for _ in 0..2 {
+            let told = cache.get("newer").unwrap_err();
+            assert!(
+                matches!(told, CniError::NewerRecord { version: 2, .. }),
+                "{told}"
+            );
+        }
+        for damaged in ["", "{}", r#"{"version": 1}"#, r#"{"version": "2"}"#] {
+            put("damaged", damaged);
+            assert_eq!(cache.get("damaged").unwrap(), None, "{damaged}");
+        }
+        assert_eq!(cache.get("none").unwrap(), None);
     }
 }

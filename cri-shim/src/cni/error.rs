@@ -139,7 +139,21 @@ pub(crate) enum CniError {
         /// The pod's id.
         id: String,
     },
-    /// An operation on a file or namespace of the host failed.
+    /// What a newer podvisor noted of the pod's network.
+    #[error(
+        "the record of the pod's network, {}, has version {version}, newer than this podvisor's \
+         {known}: the podvisor that made it can undo the network; install it again",
+        .path.display()
+    )]
+    NewerRecord {
+        /// The file.
+        path: PathBuf,
+        /// Its version.
+        version: u32,
+        /// The newest that is known.
+        known: u32,
+    },
+    /// A file or namespace of the host.
     #[error("cannot {action} {}", .path.display())]
     Io {
         /// What was tried.
