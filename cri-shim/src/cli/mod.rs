@@ -143,6 +143,15 @@ struct FormatArgs {
 }
 
 impl FormatArgs {
+    /// For tests.
+    #[cfg(test)]
+    fn table() -> Self {
+        Self {
+            json: false,
+            format: Format::Table,
+        }
+    }
+
     fn is_json(&self) -> bool {
         self.json || self.format == Format::Json
     }

@@ -92,6 +92,9 @@ pub(in crate::cli) fn run(globals: &Globals, args: &EventsArgs) -> anyhow::Resul
         let mut reader = Reader::new(&events).context("cannot open the log of events")?;
         // Watched before it is read: nothing is missed in between.
         let watched = watch(&events.log())?;
+        if printer.since == Since::Now {
+            printer.skip(reader.next().context("cannot read the log of events")?);
+        }
         let shown = async {
             sweep(&containers).await?;
             show(args, &watched, &mut reader, &mut printer).await
@@ -139,11 +142,19 @@ async fn show(
     }
 }
 
+/// From when on events are shown.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Since {
+    Time(SystemTime),
+    /// Those that come, by whatever clock: it may be set back meanwhile.
+    Now,
+}
+
 /// Prints what is asked for, with what is known of the containers.
 struct Printer<'a> {
     args: &'a EventsArgs,
     root: PathBuf,
-    since: SystemTime,
+    since: Since,
     /// What earlier events say of containers: those of a sandbox say nothing.
     known: BTreeMap<String, BTreeMap<String, String>>,
 }
@@ -151,10 +162,10 @@ struct Printer<'a> {
 impl<'a> Printer<'a> {
     fn new(args: &'a EventsArgs, root: &Path) -> Self {
         let since = match (args.since, args.until) {
-            (Some(since), _) => since,
+            (Some(since), _) => Since::Time(since),
             // Only what was can be before the present.
-            (None, Some(until)) if until <= SystemTime::now() => UNIX_EPOCH,
-            (None, _) => SystemTime::now(),
+            (None, Some(until)) if until <= SystemTime::now() => Since::Time(UNIX_EPOCH),
+            (None, _) => Since::Now,
         };
         Self {
             args,
@@ -164,12 +175,32 @@ impl<'a> Printer<'a> {
         }
     }
 
+    /// Takes note of events that are not shown.
+    fn skip(&mut self, events: Vec<Event>) {
+        for event in events {
+            self.completed(event);
+        }
+    }
+
     fn print(&mut self, events: Vec<Event>) -> anyhow::Result<ControlFlow<()>> {
+        let text = self.shown(events);
+        match text.is_empty() {
+            true => Ok(ControlFlow::Continue(())),
+            false => crate::cli::print_on(&text),
+        }
+    }
+
+    /// What is printed of events.
+    fn shown(&mut self, events: Vec<Event>) -> String {
         let mut text = String::new();
         for event in events {
             let event = self.completed(event);
             let at = UNIX_EPOCH + Duration::from_nanos(event.time_ns);
-            let is_asked_for = at >= self.since && self.args.until.is_none_or(|until| at < until);
+            let is_asked_for = match self.since {
+                Since::Time(since) => at >= since,
+                Since::Now => true,
+            };
+            let is_asked_for = is_asked_for && self.args.until.is_none_or(|until| at < until);
             if is_asked_for && takes(&self.args.filter, &event) {
                 text.push_str(&match self.args.shown.is_json() {
                     false => line(&event, at),
@@ -178,10 +209,7 @@ impl<'a> Printer<'a> {
                 text.push('\n');
             }
         }
-        match text.is_empty() {
-            true => Ok(ControlFlow::Continue(())),
-            false => crate::cli::print_on(&text),
-        }
+        text
     }
 
     /// The event with the name, image and labels of its container.
@@ -261,6 +289,36 @@ mod tests {
         for bad in ["", "die", "colour=red"] {
             assert!(parse_filter(bad).is_err(), "{bad}");
         }
+    }
+
+    #[test]
+    fn what_happens_after_the_clock_was_set_back_is_shown() {
+        let mut args = EventsArgs {
+            since: None,
+            until: None,
+            filter: Vec::new(),
+            shown: FormatArgs::table(),
+        };
+        let hour = 3_600_000_000_000;
+        let at = |id: &str, by: u64| {
+            let mut event = Event::now(id, EventAction::Die);
+            event.time_ns -= by;
+            event
+        };
+        let root = Path::new("/none");
+        let mut printer = Printer::new(&args, root);
+        assert_eq!(printer.since, Since::Now);
+        let created = Event::now("abc", EventAction::Create).with("name", "web");
+        printer.skip(vec![created]);
+        let shown = printer.shown(vec![at("abc", hour)]);
+        assert!(shown.ends_with("container die abc (name=web)\n"), "{shown}");
+        args.since = Some(SystemTime::now() - Duration::from_secs(60));
+        let mut printer = Printer::new(&args, root);
+        let shown = printer.shown(vec![at("old", hour), at("new", 0)]);
+        assert!(
+            shown.contains("die new") && !shown.contains("die old"),
+            "{shown}"
+        );
     }
 
     #[test]
