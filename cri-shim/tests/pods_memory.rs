@@ -5,7 +5,7 @@ mod support;
 
 use k8s_cri::v1::{ContainerConfig, LinuxContainerConfig, LinuxContainerResources};
 use rustix::process::Signal;
-use support::stand_in::{MEMORY, Node, until};
+use support::stand_in::{GROWTH, MEMORY, Node, until};
 use tonic::Code;
 
 const MIB: u64 = 1 << 20;
@@ -51,6 +51,28 @@ async fn a_pods_limit_is_raised_before_its_group_is() {
     // The kubelet could not raise its group's, and takes back what it has asked for.
     node.limit(64 * MIB).await.unwrap();
     assert!(node.asked_to_grow(64 * MIB) > 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_limit_that_no_guest_can_have_is_refused() {
+    let node = Node::new(2).await;
+    let id = node.create_within("a", 64 * MIB).await;
+    let too_much = GROWTH + MIB;
+    for refused in [
+        node.limit_container(&id, too_much).await.unwrap_err(),
+        node.limit(too_much).await.unwrap_err(),
+    ] {
+        assert_eq!(refused.code(), Code::ResourceExhausted, "{refused}");
+        assert!(refused.message().contains("`growth`"), "{refused}");
+    }
+    let limit = async || {
+        let resources = node.status(&id).await.resources.unwrap();
+        resources.linux.unwrap().memory_limit_in_bytes
+    };
+    assert_eq!(limit().await, 64 << 20);
+    node.limit_container(&id, GROWTH).await.unwrap();
+    assert_eq!(limit().await, i64::try_from(GROWTH).unwrap());
+    assert!(node.asked_to_grow(GROWTH) > 0);
 }
 
 #[tokio::test(flavor = "multi_thread")]

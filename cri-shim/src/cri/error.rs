@@ -155,6 +155,21 @@ pub(crate) enum CriError {
         /// Bytes.
         has: u64,
     },
+    /// Limits that the guest can never have.
+    #[error(
+        "the guest of pod sandbox {id} can have {most} at most, and the new limits are for \
+         {wanted}; raise `{setting}` in the settings for new pods, or lower the limits"
+    )]
+    BeyondGrowth {
+        /// The pod.
+        id: String,
+        /// What would allow more.
+        setting: &'static str,
+        /// What they come to.
+        wanted: String,
+        /// What there can be.
+        most: String,
+    },
     /// The machine has not given memory back yet.
     #[error(
         "the machine of pod sandbox {id} takes {} MiB of the node's memory, and {} MiB are what \
@@ -253,7 +268,9 @@ impl CriError {
                 Code::FailedPrecondition
             }
             Self::Deadline { .. } => Code::DeadlineExceeded,
-            Self::NoRoom { .. } | Self::Keeps { .. } => Code::ResourceExhausted,
+            Self::NoRoom { .. } | Self::BeyondGrowth { .. } | Self::Keeps { .. } => {
+                Code::ResourceExhausted
+            }
             Self::Streams(StreamingError::Invalid(_)) => Code::InvalidArgument,
             Self::Streams(StreamingError::Token(TokenError::TooMany)) => Code::ResourceExhausted,
             Self::Streams(_) => Code::Internal,

@@ -29,7 +29,7 @@ const DIR_DIGITS: usize = 24;
 
 /// Bytes that the pod's guest began with, and may get.
 pub(crate) const MEMORY: u64 = 256 << 20;
-const GROWTH: u64 = 16 << 30;
+pub(crate) const GROWTH: u64 = 16 << 30;
 
 /// The kubelet's control group of the pod, and that of its machine, below the root of all.
 const POD_GROUP: &str = "kube/pod";
@@ -360,6 +360,20 @@ impl Node {
             ..UpdatePodSandboxResourcesRequest::default()
         };
         self.daemon.update_pod(request).await
+    }
+
+    /// Gives a container another limit of memory, in bytes.
+    pub(crate) async fn limit_container(&self, id: &str, limit: u64) -> Result<(), tonic::Status> {
+        let request = UpdateContainerResourcesRequest {
+            container_id: id.to_owned(),
+            linux: Some(LinuxContainerResources {
+                memory_limit_in_bytes: limit.try_into().unwrap(),
+                ..LinuxContainerResources::default()
+            }),
+            ..UpdateContainerResourcesRequest::default()
+        };
+        let mut runtime = self.runtime().await;
+        runtime.update_container_resources(request).await.map(drop)
     }
 
     /// From now on the guest has so many bytes beyond its first memory, whatever it is asked for;

@@ -54,6 +54,7 @@ impl Node {
             id: &container.id,
             resources: &limits,
         };
+        self.check_growth(&container.pod, &container.pod.record(), new)?;
         let change = async {
             self.make_room(&container.pod, Some(new)).await?;
             client.update_resources(&container.id, &resources).await?;

@@ -1,12 +1,13 @@
 //! The memory and the vCPUs of a pod's guest follow the limits of its containers.
 
+use std::thread::available_parallelism;
 use std::time::Duration;
 
 use k8s_cri::v1::{LinuxContainerResources, PodSandboxConfig};
 use tokio::time::{Instant, sleep};
 use tracing::{debug, info, warn};
 
-use super::bounds::{PodBounds, memory_limit};
+use super::bounds::{PodBounds, memory_limit, milli_cpus};
 use super::cgroup;
 use crate::cri::config::Sizes;
 use crate::cri::error::{CriError, Result};
@@ -47,7 +48,38 @@ impl NewLimits<'_> {
     }
 }
 
-/// What limits ask for.
+/// What limits come to for a guest, whether or not it can have that.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Demand {
+    /// Bytes in all.
+    memory: u64,
+    vcpus: u64,
+}
+
+impl Demand {
+    /// Refuses what a guest of such a size can never have, unless it is no more than `now`.
+    fn check(self, now: Self, id: &str, size: GuestSize) -> Result<()> {
+        let beyond = |setting, wanted: String, most: String| CriError::BeyondGrowth {
+            id: id.to_owned(),
+            setting,
+            wanted,
+            most,
+        };
+        let most = size.memory.saturating_add(size.growth);
+        if size.memory > 0 && self.memory > most.max(now.memory) {
+            let mib = |bytes: u64| format!("{} MiB of memory", bytes >> 20);
+            return Err(beyond("growth", mib(self.memory), mib(most)));
+        }
+        let most = u64::from(size.max_vcpus.max(size.vcpus));
+        if size.vcpus > 0 && self.vcpus > most.max(now.vcpus) {
+            let vcpus = |count: u64| format!("{count} virtual CPUs");
+            return Err(beyond("cpu_growth", vcpus(self.vcpus), vcpus(most)));
+        }
+        Ok(())
+    }
+}
+
+/// What limits ask for, as far as the guest can have it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Wanted {
     /// Bytes beyond the guest's first memory.
@@ -203,6 +235,52 @@ impl Node {
         }
     }
 
+    /// Refuses new limits that the pod's guest can never make good: its containers would be killed
+    /// long below them. `record` is the pod's as it would be with them.
+    pub(in crate::cri) fn check_growth(
+        &self,
+        pod: &Pod,
+        record: &PodRecord,
+        new: NewLimits<'_>,
+    ) -> Result<()> {
+        let now = self.demand(&pod.record(), None);
+        let then = self.demand(record, Some(new));
+        match now.zip(then) {
+            Some((now, then)) => then.check(now, &pod.id, record.size),
+            None => Ok(()),
+        }
+    }
+
+    /// What the limits of the pod's containers come to; `None` where its handler is not configured
+    /// any more.
+    fn demand(&self, record: &PodRecord, new: Option<NewLimits<'_>>) -> Option<Demand> {
+        let sizes = self.config.guest(&record.handler)?.sizes;
+        let config = &record.config;
+        let bounds = NewLimits::bounds(new, config);
+        let containers = self.containers_of(&record.id);
+        let records = containers.iter().map(|container| container.record());
+        let of_containers = resources(records, new).collect::<Vec<_>>();
+        let sum = |limit: fn(&LinuxContainerResources) -> u64| {
+            let limits = of_containers.iter().map(limit);
+            limits.fold(0, u64::saturating_add)
+        };
+        // Shares are no limit.
+        let quota = |resources: &LinuxContainerResources| {
+            milli_cpus(resources.cpu_quota, resources.cpu_period).unwrap_or(0)
+        };
+        let own = config.linux.as_ref();
+        let own = own.and_then(|linux| linux.resources.as_ref());
+        let cpus = bounds
+            .milli_cpus
+            .limit(own.map_or(0, quota).max(sum(quota)));
+        // The node has no more for anybody.
+        let of_node = available_parallelism().map_or(u64::MAX, |count| count.get() as u64);
+        Some(Demand {
+            memory: sizes.memory(config, bounds, sum(memory_limit)),
+            vcpus: cpus.div_ceil(1000).min(of_node),
+        })
+    }
+
     /// UpdatePodSandboxResources: the guest gets what the pod may use from now on.
     pub(in crate::cri) async fn update_pod_resources(
         &self,
@@ -218,20 +296,25 @@ impl Node {
             resources.memory_limit_in_bytes = resources.memory_limit_in_bytes.max(-1);
             spec::resources(resources)?;
         }
-        let limits = request.resources.clone();
-        pod.update(&self.database, |record| {
+        let change = |record: &mut PodRecord| {
             let linux = record.config.linux.get_or_insert_default();
             for (kept, new) in [
-                (&mut linux.overhead, request.overhead),
-                (&mut linux.resources, request.resources),
+                (&mut linux.overhead, &request.overhead),
+                (&mut linux.resources, &request.resources),
             ] {
                 if new.is_some() {
-                    *kept = new;
+                    kept.clone_from(new);
                 }
             }
-        })?;
+        };
+        let new = request.resources.as_ref().map(NewLimits::Pod);
+        if let Some(new) = new {
+            let mut changed = pod.record();
+            change(&mut changed);
+            self.check_growth(&pod, &changed, new)?;
+        }
+        pod.update(&self.database, change)?;
         self.weigh(&pod);
-        let new = limits.as_ref().map(NewLimits::Pod);
         self.make_room(&pod, new).await?;
         // Less is wanted than before.
         self.give_back(&pod, new).await;
@@ -273,17 +356,24 @@ fn limits(
     records: impl Iterator<Item = ContainerRecord>,
     new: Option<NewLimits<'_>>,
 ) -> Limits {
+    resources(records, new).fold(Limits::default(), |sum, resources| Limits {
+        memory: memory_limit(&resources).saturating_add(sum.memory),
+        milli_cpus: sizes.milli_cpus(&resources).saturating_add(sum.milli_cpus),
+    })
+}
+
+/// Those of all containers that use memory and CPUs, or will.
+fn resources(
+    records: impl Iterator<Item = ContainerRecord>,
+    new: Option<NewLimits<'_>>,
+) -> impl Iterator<Item = LinuxContainerResources> {
     let records = records.filter(|record| record.phase.is_there());
-    let resources = records.map(|record| match new {
+    records.map(move |record| match new {
         Some(NewLimits::Container { id, resources }) if id == record.id => resources.clone(),
         _ => {
             let linux = record.config.linux;
             linux.and_then(|linux| linux.resources).unwrap_or_default()
         }
-    });
-    resources.fold(Limits::default(), |sum, resources| Limits {
-        memory: memory_limit(&resources).saturating_add(sum.memory),
-        milli_cpus: sizes.milli_cpus(&resources).saturating_add(sum.milli_cpus),
     })
 }
 
@@ -374,6 +464,44 @@ mod tests {
             let new = NewLimits::Container { id, resources };
             assert_eq!(sum(Some(new)), expected);
         }
+    }
+
+    #[test]
+    fn limits_that_no_guest_can_make_good_are_refused_where_they_are_new() {
+        let size = GuestSize {
+            memory: 1 << 30,
+            growth: 1 << 30,
+            vcpus: 1,
+            max_vcpus: 4,
+        };
+        let demand = |gib: u64, vcpus| Demand {
+            memory: gib << 30,
+            vcpus,
+        };
+        let refused = |then: Demand, now: Demand, size| {
+            let refused = then.check(now, "pod", size).err()?;
+            Some(refused.to_string())
+        };
+        let now = demand(1, 1);
+        assert_eq!(refused(demand(2, 4), now, size), None);
+        let memory = refused(demand(3, 1), now, size).unwrap();
+        assert!(
+            memory.contains("3072 MiB") && memory.contains("2048 MiB"),
+            "{memory}"
+        );
+        assert!(memory.contains("`growth`"), "{memory}");
+        let vcpus = refused(demand(1, 5), now, size).unwrap();
+        assert!(
+            vcpus.contains("`cpu_growth`") && vcpus.contains("4 virtual"),
+            "{vcpus}"
+        );
+        // As CreateContainer has let them be.
+        let already = demand(5, 9);
+        assert_eq!(refused(demand(5, 9), already, size), None);
+        assert_eq!(refused(demand(4, 1), already, size), None);
+        assert!(refused(demand(6, 9), already, size).is_some());
+        // An older daemon did not note what there can be.
+        assert_eq!(refused(demand(9, 9), now, GuestSize::default()), None);
     }
 
     #[test]
