@@ -3,9 +3,12 @@
 
 mod support;
 
+use std::time::Duration;
+
 use k8s_cri::v1::{ContainerConfig, LinuxContainerConfig, LinuxContainerResources};
 use rustix::process::Signal;
 use support::stand_in::{GROWTH, MEMORY, Node, until};
+use tokio::time::timeout;
 use tonic::Code;
 
 const MIB: u64 = 1 << 20;
@@ -73,6 +76,22 @@ async fn a_limit_that_no_guest_can_have_is_refused() {
     node.limit_container(&id, GROWTH).await.unwrap();
     assert_eq!(limit().await, i64::try_from(GROWTH).unwrap());
     assert!(node.asked_to_grow(GROWTH) > 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pod_that_is_resized_can_be_stopped() {
+    let mut node = Node::new(2).await;
+    node.hold("Grow");
+    let stopped = async {
+        until(async || node.asked_to_grow(512 * MIB) > 0).await;
+        node.stop().await;
+    };
+    let both = async { tokio::join!(node.limit(512 * MIB), stopped) };
+    let (limited, ()) = timeout(Duration::from_secs(60), both)
+        .await
+        .expect("the guest is waited for");
+    assert_eq!(limited.unwrap_err().code(), Code::FailedPrecondition);
+    assert!(node.process_ended().success());
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -315,10 +315,17 @@ impl Node {
         }
         pod.update(&self.database, change)?;
         self.weigh(&pod);
-        self.make_room(&pod, new).await?;
-        // Less is wanted than before.
-        self.give_back(&pod, new).await;
-        self.wait_for_room(&pod, new).await
+        let follow = async {
+            self.make_room(&pod, new).await?;
+            // Less is wanted than before.
+            self.give_back(&pod, new).await;
+            self.wait_for_room(&pod, new).await
+        };
+        tokio::select! {
+            followed = follow => followed,
+            // Who ends the pod waits for the turn, and a guest may take its time.
+            () = pod.is_to_end() => Err(pod.not_ready()),
+        }
     }
 
     /// What the pod's guest needs; `None` where its handler is not configured any more.
