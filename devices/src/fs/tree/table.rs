@@ -1,5 +1,6 @@
 //! Objects and handles that the client refers to by numbers.
 
+use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
 use std::io;
@@ -21,8 +22,9 @@ pub(super) const ROOT: u64 = 1;
 /// all, which it cannot reclaim and which count as memory of this process.
 const MAX_CACHED_OBJECTS: usize = 16_384;
 
-/// The identity of an object on the host. A descriptor of each object is held, so that none of the
-/// three values is reused meanwhile.
+/// What tells objects of the host apart. A descriptor of each is held, so that neither of the
+/// three is given to another one meanwhile. A server of files may give the inode number of one
+/// that it removed to another file all the same: that one then has the id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Id {
     pub(super) device: (u32, u32),
@@ -127,8 +129,13 @@ impl Table {
         }
         if let Some(number) = self.by_id.get(&id)
             && let Some(known) = self.objects.get_mut(number)
+            && known.object.kind == object.kind
         {
             known.lookups = known.lookups.saturating_add(1);
+            // The one that is known may be gone on its server (`ESTALE`).
+            if object.contents == Contents::Remote {
+                known.object = Arc::new(object);
+            }
             return Ok(*number);
         }
         let permit = self.permit()?;
@@ -153,8 +160,11 @@ impl Table {
         known.lookups = known.lookups.saturating_sub(count);
         if known.lookups == 0
             && let Some(known) = self.objects.remove(&number)
+            // It may be another object's by now.
+            && let Entry::Occupied(owner) = self.by_id.entry(known.object.id)
+            && *owner.get() == number
         {
-            self.by_id.remove(&known.object.id);
+            owner.remove();
         }
     }
 
@@ -296,6 +306,41 @@ mod tests {
             "numbers are never given twice"
         );
         assert_eq!(table.objects(), 2);
+    }
+
+    #[test]
+    fn of_an_id_that_a_server_gave_to_another_file_the_newer_is_kept() {
+        use std::os::fd::AsRawFd as _;
+        let mut table = table(10);
+        for contents in [Contents::Local, Contents::Generated, Contents::Remote] {
+            let files = [(), ()].map(|()| Object {
+                contents,
+                ..object(contents as u64 + 1)
+            });
+            let fds = [&files[0], &files[1]].map(|file| file.fd.as_raw_fd());
+            let numbers = files.map(|file| table.look_up(file).unwrap());
+            assert_eq!(numbers[0], numbers[1]);
+            let kept = table.object(numbers[0]).unwrap().fd.as_raw_fd();
+            let newer = usize::from(contents == Contents::Remote);
+            assert_eq!(kept, fds[newer], "{contents:?}");
+        }
+    }
+
+    #[test]
+    fn an_object_of_another_kind_is_another_one_whatever_its_id() {
+        let mut table = table(10);
+        let file = add(&mut table, 5).unwrap();
+        let directory = Object {
+            kind: FileType::Directory,
+            ..object(5)
+        };
+        let directory = table.look_up(directory).unwrap();
+        assert_ne!(directory, file);
+        table.forget(file, 1);
+        assert!(table.object(directory).is_ok());
+        assert_eq!(table.by_id.get(&id(5)), Some(&directory));
+        table.forget(directory, 1);
+        assert_eq!((table.objects(), table.by_id.len()), (0, 0));
     }
 
     #[test]
