@@ -587,27 +587,35 @@ proptest! {
 }
 
 #[test]
-fn what_a_mapping_of_an_appended_file_wrote_goes_to_its_place() {
+fn a_file_appends_as_long_as_its_program_says() {
     let mut rig = rig();
     let path = rig.dir.path().join("file");
-    std::fs::write(&path, "old text").unwrap();
     rig.begin();
-    let entry = rig.look_up(b"file\0");
-    let fh = rig.open(entry.nodeid, libc::O_RDWR | libc::O_APPEND);
-    let mut write = |fuse_flags, text: &[u8]| {
-        let write = WriteIn {
-            fh,
-            size: u32::try_from(text.len()).unwrap(),
-            fuse_flags,
-            ..WriteIn::default()
+    for opened in [libc::O_RDWR, libc::O_RDWR | libc::O_APPEND] {
+        std::fs::write(&path, "0123456789").unwrap();
+        let entry = rig.look_up(b"file\0");
+        let fh = rig.open(entry.nodeid, opened);
+        let mut write = |text: &[u8], offset, fuse_flags, flags: i32| {
+            let write = WriteIn {
+                fh,
+                offset,
+                size: u32::try_from(text.len()).unwrap(),
+                fuse_flags,
+                flags: flags.cast_unsigned(),
+                ..WriteIn::default()
+            };
+            let body = [write.as_slice(), text].concat();
+            assert_eq!(rig.call(Opcode::Write, entry.nodeid, &body).error, 0);
+            std::fs::read(&path).unwrap()
         };
-        let body = [write.as_slice(), text].concat();
-        assert_eq!(rig.call(Opcode::Write, entry.nodeid, &body).error, 0);
-        std::fs::read(&path).unwrap()
-    };
-    // FUSE_WRITE_CACHE: written from the client's cache, not by a program.
-    assert_eq!(write(1, b"new"), b"new text");
-    assert_eq!(write(0, b"s"), b"new texts");
+        let append = libc::O_RDWR | libc::O_APPEND;
+        assert_eq!(write(b"a", 3, 0, append), b"0123456789a");
+        assert_eq!(write(b"HEAD", 0, 0, libc::O_RDWR), b"HEAD456789a");
+        assert_eq!(write(b"b", 3, 0, append), b"HEAD456789ab");
+        // FUSE_WRITE_CACHE: of a mapping, which has its place whatever the file's flags are.
+        assert_eq!(write(b"c", 4, 1, append), b"HEADc56789ab");
+        assert_eq!(write(b"d", 0, 0, append), b"HEADc56789abd");
+    }
 }
 
 #[test]

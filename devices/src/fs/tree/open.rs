@@ -10,20 +10,16 @@ use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use super::Object;
 use super::attributes::Contents;
 
-/// Writes data from the client's cache at its offset in the file, even if the file was opened to
-/// append: Linux ignores the offset of such a write (`pwrite(2)`, "BUGS").
-pub(super) fn in_place<T>(
-    file: &mut File,
-    write: impl FnOnce(&mut File) -> io::Result<T>,
-) -> io::Result<T> {
-    let flags = fcntl_getfl(&*file)?;
-    if !flags.contains(OFlags::APPEND) {
-        return write(file);
+/// Whether the next write goes to the file's end rather than to its place: Linux ignores the place
+/// where a file appends (`pwrite(2)`, "BUGS"). A program may change that of an open file
+/// (`F_SETFL`), of which the client tells with each write; what its cache wrote back has a place.
+pub(super) fn set_appending(file: &File, appends: bool) -> io::Result<()> {
+    let mut flags = fcntl_getfl(file)?;
+    if flags.contains(OFlags::APPEND) != appends {
+        flags.set(OFlags::APPEND, appends);
+        fcntl_setfl(file, flags)?;
     }
-    fcntl_setfl(&*file, flags.difference(OFlags::APPEND))?;
-    let written = write(file);
-    fcntl_setfl(&*file, flags)?;
-    written
+    Ok(())
 }
 
 /// Closes a file, and returns the kernel's result.
@@ -55,22 +51,6 @@ pub(super) fn options(file: &Object) -> OpenOptions {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::io::Write as _;
-    use std::os::unix::fs::FileExt as _;
-
-    #[test]
-    fn a_file_appends_again_once_something_was_written_in_place() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("file");
-        std::fs::write(&path, "old text").unwrap();
-        let mut file = File::options().append(true).open(&path).unwrap();
-        in_place(&mut file, |file| file.write_at(b"new", 0)).unwrap();
-        assert_eq!(std::fs::read(&path).unwrap(), b"new text");
-        let failed = in_place(&mut file, |_| Err::<(), _>(io::Error::other("full")));
-        failed.unwrap_err();
-        file.write_all(b"s").unwrap();
-        assert_eq!(std::fs::read(&path).unwrap(), b"new texts");
-    }
 
     #[test]
     fn files_whose_end_may_fail_are_told_apart() {

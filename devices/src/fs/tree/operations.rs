@@ -24,7 +24,7 @@ use rustix::path::DecInt;
 
 use super::attributes::{Attributes, Contents, statvfs};
 use super::credentials::{Ordinary, Writing};
-use super::open::{close_with_result, in_place, options};
+use super::open::{close_with_result, options, set_appending};
 use super::{CACHE_TIMEOUT, Tree, component, file};
 
 /// Maximum bytes of a read or a write, which a client is told when it starts. The kernel would
@@ -397,19 +397,17 @@ impl FileSystem for Tree {
         offset: u64,
         _lock_owner: Option<u64>,
         delayed_write: bool,
-        _flags: u32,
+        flags: u32,
         fuse_flags: u32,
     ) -> io::Result<usize> {
         let handle = self.handle(handle, inode)?;
         let size = (size as usize).min(MAX_DATA);
+        let appends = OFlags::from_bits_retain(flags).contains(OFlags::APPEND);
         let _ordinary = Ordinary::when(fuse_flags & WRITE_KILL_PRIV != 0)?;
         let _writing = Writing::as_user(handle.writer);
         let mut file = file(&handle);
-        let written = if delayed_write {
-            in_place(&mut file, |file| reader.read_to(file, size, offset))?
-        } else {
-            reader.read_to(&mut *file, size, offset)?
-        };
+        set_appending(&file, appends && !delayed_write)?;
+        let written = reader.read_to(&mut *file, size, offset)?;
         self.counters.written_bytes.add(written as u64);
         Ok(written)
     }
