@@ -9,8 +9,15 @@ use rustix::fs::{RawDir, SeekFrom, seek};
 
 use super::{Tree, file};
 
-/// Bytes of entries that are read from the kernel per call.
-const PIECE: usize = 16 << 10;
+/// Bytes of entries taken from the kernel at once, at most.
+const MAX_PIECE: usize = 16 << 10;
+
+/// Bytes of entries taken at least: room for a name of 1,024 bytes, the longest of Linux's clients.
+const MIN_PIECE: usize = 1024 + 64;
+
+/// How many times its bytes on the host an entry takes of a reply that tells of objects, or more,
+/// unless its name is long.
+const ENTRY_PLUS: usize = 4;
 
 /// Maximum bytes of entries per request; the client asks again.
 const MAX_REPLY: usize = 256 << 10;
@@ -19,14 +26,13 @@ const MAX_REPLY: usize = 256 << 10;
 pub(super) type Add<'a> = dyn FnMut(DirEntry<'_>, Option<Entry>) -> io::Result<usize> + 'a;
 
 impl Tree {
-    /// Returns entries from `offset` on. With `look_up` each object is also looked up for the
-    /// client.
+    /// Passes on entries from `offset` on, for which the client has `size` bytes. With `look_up` it
+    /// is told of each object.
     pub(super) fn entries(
         &self,
         context: &Context,
-        object: u64,
-        handle: u64,
-        offset: u64,
+        (object, handle): (u64, u64),
+        (size, offset): (u32, u64),
         look_up: bool,
         add: &mut Add<'_>,
     ) -> io::Result<()> {
@@ -34,14 +40,24 @@ impl Tree {
         let handle = self.handle(handle, object)?;
         let directory = file(&handle);
         seek(&*directory, SeekFrom::Start(offset))?;
-        let mut buffer = vec![MaybeUninit::uninit(); PIECE];
+        let mut buffer = vec![MaybeUninit::uninit(); piece(size, look_up)];
         let mut entries = RawDir::new(&*directory, &mut buffer);
         let mut used = 0usize;
+        let enough = (size as usize).min(MAX_REPLY) / 4 * 3;
         while used < MAX_REPLY {
+            // Most of the next ones would not fit, and be read once more.
+            if entries.is_buffer_empty() && used > enough {
+                break;
+            }
             let Some(entry) = entries.next() else {
                 break;
             };
-            let entry = entry?;
+            let entry = match entry {
+                Ok(entry) => entry,
+                // The client asks for it again, and gets the error then.
+                Err(_) if used > 0 => break,
+                Err(error) => return Err(error.into()),
+            };
             let name = entry.file_name();
             // With many objects, the client would immediately forget the looked up ones.
             let tells = look_up && !self.has_many();
@@ -80,6 +96,14 @@ impl Tree {
     fn told(&self, context: &Context, parent: &super::Object, name: &CStr) -> Option<Entry> {
         self.entry(context, parent, name).ok()
     }
+}
+
+/// Bytes to take from the kernel at once, for a client that has `size`: what does not fit into its
+/// reply would be read once more for the next one.
+fn piece(size: u32, look_up: bool) -> usize {
+    let size = size as usize;
+    let fitting = if look_up { size / ENTRY_PLUS } else { size };
+    fitting.clamp(MIN_PIECE, MAX_PIECE)
 }
 
 /// As in `struct dirent` (`DT_*`).

@@ -507,13 +507,12 @@ impl FileSystem for Tree {
         context: &Context,
         inode: u64,
         handle: u64,
-        _size: u32,
+        size: u32,
         offset: u64,
         add_entry: &mut dyn FnMut(DirEntry<'_>) -> io::Result<usize>,
     ) -> io::Result<()> {
-        self.entries(context, inode, handle, offset, false, &mut |listed, _| {
-            add_entry(listed)
-        })
+        let (of, part) = ((inode, handle), (size, offset));
+        self.entries(context, of, part, false, &mut |listed, _| add_entry(listed))
     }
 
     fn readdirplus(
@@ -521,18 +520,14 @@ impl FileSystem for Tree {
         context: &Context,
         inode: u64,
         handle: u64,
-        _size: u32,
+        size: u32,
         offset: u64,
         add_entry: &mut dyn FnMut(DirEntry<'_>, Entry) -> io::Result<usize>,
     ) -> io::Result<()> {
-        self.entries(
-            context,
-            inode,
-            handle,
-            offset,
-            true,
-            &mut |listed, entry| add_entry(listed, entry.unwrap_or_default()),
-        )
+        let (of, part) = ((inode, handle), (size, offset));
+        self.entries(context, of, part, true, &mut |listed, entry| {
+            add_entry(listed, entry.unwrap_or_default())
+        })
     }
 
     fn fsyncdir(&self, context: &Context, inode: u64, data: bool, handle: u64) -> io::Result<()> {

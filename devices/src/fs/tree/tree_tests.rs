@@ -1,7 +1,7 @@
 use super::*;
 use fuse_backend_rs::abi::fuse_abi::CreateIn;
 use fuse_backend_rs::api::filesystem::{
-    FileSystem, FsOptions, GetxattrReply, ListxattrReply, OpenOptions, SetattrValid,
+    DirEntry, FileSystem, FsOptions, GetxattrReply, ListxattrReply, OpenOptions, SetattrValid,
 };
 use std::ffi::CString;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
@@ -75,6 +75,11 @@ impl Rig {
     }
 
     fn list(&self, object: u64, plus: bool) -> Vec<(String, u64)> {
+        self.list_by(object, plus, 4096)
+    }
+
+    /// For a client that has `size` bytes for each reply.
+    fn list_by(&self, object: u64, plus: bool, size: u32) -> Vec<(String, u64)> {
         let (handle, _) = self.tree.opendir(&me(), object, 0).unwrap();
         let mut names = Vec::new();
         let mut offset = 0;
@@ -84,9 +89,8 @@ impl Rig {
             self.tree
                 .entries(
                     &me(),
-                    object,
-                    handle.unwrap(),
-                    offset,
+                    (object, handle.unwrap()),
+                    (size, offset),
                     plus,
                     &mut |listed, entry| {
                         if names.len() == before + 3 {
@@ -426,6 +430,9 @@ fn directories_are_listed_whole_in_parts_and_told_of_only_where_asked() {
     }
     let plain = rig.list(ROOT, false);
     assert_eq!(plain.len(), 22);
+    for size in [0, 512, 1 << 20, u32::MAX] {
+        assert_eq!(rig.list_by(ROOT, false, size), plain);
+    }
     assert!(plain.iter().all(|(_, number)| *number == 0));
     assert_eq!(rig.tree.table().objects(), 0);
     let told = rig.list(ROOT, true);
@@ -439,6 +446,38 @@ fn directories_are_listed_whole_in_parts_and_told_of_only_where_asked() {
         rig.tree.forget(&me(), number, 1);
     }
     assert_eq!(rig.tree.table().objects(), 0);
+}
+
+#[test]
+fn of_a_directory_hardly_more_is_read_than_fits_into_the_reply() {
+    let rig = rig();
+    for n in 0..400 {
+        std::fs::write(rig.path(&format!("file{n:03}")), "").unwrap();
+    }
+    let (handle, _) = rig.tree.opendir(&me(), ROOT, 0).unwrap();
+    let handle = handle.unwrap();
+    // As Linux asks: for a page, of which an entry takes 32 bytes, or 160 with its object.
+    for (plus, len, most) in [(false, 32, 140), (true, 160, 40)] {
+        let mut room = 4096;
+        let mut add = |_: DirEntry<'_>, _| {
+            let fits = if room >= len { len } else { 0 };
+            room -= fits;
+            Ok(fits)
+        };
+        let of = (ROOT, handle);
+        let tree = &rig.tree;
+        tree.entries(&me(), of, (4096, 0), plus, &mut add).unwrap();
+        let handle = tree.handle(handle, ROOT).unwrap();
+        let directory = file(&handle);
+        // What the host would read next.
+        let mut buffer = vec![std::mem::MaybeUninit::uninit(); 64 << 10];
+        let mut rest = rustix::fs::RawDir::new(&*directory, &mut buffer);
+        let mut unread = 0;
+        while rest.next().is_some() {
+            unread += 1;
+        }
+        assert!(402 - unread <= most, "{} with {plus}", 402 - unread);
+    }
 }
 
 #[test]
@@ -470,10 +509,16 @@ fn a_client_that_keeps_everything_open_meets_a_limit_and_goes_on_after_it() {
     };
     let mut seen = 0;
     rig.tree
-        .entries(&me(), ROOT, handle.unwrap(), 0, true, &mut |_, _| {
-            seen += 1;
-            Ok(10)
-        })
+        .entries(
+            &me(),
+            (ROOT, handle.unwrap()),
+            (4096, 0),
+            true,
+            &mut |_, _| {
+                seen += 1;
+                Ok(10)
+            },
+        )
         .unwrap();
     assert_eq!(seen, 33);
     rig.tree.init(FsOptions::all()).unwrap();
