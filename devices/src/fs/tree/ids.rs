@@ -32,12 +32,7 @@ impl IdMap {
         }
     }
 
-    /// Whether the owners of a file of the host have mapped ids.
-    pub(super) fn has_owners(self, attributes: &libc::stat64) -> bool {
-        attributes.st_uid < self.count && attributes.st_gid < self.count
-    }
-
-    /// Returns the host's id for one of the guest; `None` if it may not own anything.
+    /// The host's id for one of the guest's; none where it may own nothing.
     pub(super) fn to_host(self, id: u32) -> Option<u32> {
         if id == 0 {
             return Some(0);

@@ -86,25 +86,3 @@ fn ids_that_stand_for_nothing_own_nothing() {
     }
     assert_eq!(rig.path("dir").metadata().unwrap().uid(), 0);
 }
-
-#[test]
-fn a_containers_root_opens_nothing_of_ids_that_it_does_not_have() {
-    let Some(rig) = mapped() else { return };
-    let tree = &rig.tree;
-    let opened = |owner: u32, context: &Context| {
-        std::fs::write(rig.path("file"), "x").unwrap();
-        rustix::fs::chmod(rig.path("file"), Mode::from_raw_mode(0o600)).unwrap();
-        chown(rig.path("file"), Some(owner), Some(0)).unwrap();
-        // As if the client did not know the file.
-        tree.create(context, ROOT, c"file", creation(libc::O_RDWR, 0o600))
-            .map(drop)
-    };
-    for owner in [0, 1000] {
-        opened(owner, &user(FIRST, FIRST)).unwrap();
-    }
-    for owner in [65_536, 70_000] {
-        let refused = opened(owner, &user(FIRST, FIRST));
-        assert_eq!(code(refused), Some(Errno::ACCESS), "{owner}");
-        opened(owner, &user(0, 0)).unwrap();
-    }
-}

@@ -34,7 +34,6 @@ use crate::virtio::Count;
 use attributes::{Attributes, Contents};
 use credentials::Acting;
 pub use ids::IdMap;
-use ids::NOBODY;
 use table::{Handle, Object, Table};
 
 /// How long the client may keep names and attributes: changes by the host become visible within
@@ -198,18 +197,6 @@ impl Tree {
             Access::BelowMounts if object.id.mount != self.root_mount => Ok(()),
             Access::BelowMounts | Access::ReadOnly => Err(Errno::ROFS.into()),
         }
-    }
-
-    /// Acts as the user to open an existing object: only if the user itself may. If ids are mapped,
-    /// a user that is root on the host gets no rights over objects whose owners have no mapped ids.
-    fn acting_on(&self, context: &Context, object: &Object) -> io::Result<Acting> {
-        if let Some(ids) = self.ids
-            && context.uid != 0
-            && !ids.has_owners(&Attributes::of(&object.fd)?.stat())
-        {
-            return Acting::as_user(self.switch_users, NOBODY, NOBODY);
-        }
-        self.acting(context)
     }
 
     fn acting(&self, context: &Context) -> io::Result<Acting> {

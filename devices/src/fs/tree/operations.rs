@@ -5,6 +5,7 @@
 //! trip each time.
 
 use std::ffi::CStr;
+use std::fs::File;
 use std::io;
 use std::time::Duration;
 
@@ -332,30 +333,14 @@ impl FileSystem for Tree {
                 bits(args.mode, args.umask),
             )
         };
-        let (entry, made) = match made {
-            Ok(made) => {
-                let made = made.into();
-                (self.entry_of(&parent, self.path_of(&made)?)?, made)
-            }
-            Err(Errno::EXIST) if !exclusive => {
-                let entry = self.entry(context, &parent, name)?;
-                let opened = self.object(entry.inode).and_then(|object| {
-                    let kill = args.fuse_flags & FOPEN_IN_KILL_SUIDGID != 0;
-                    let _ordinary = Ordinary::when(kill)?;
-                    // The client takes it for a new file, and does not check its permissions.
-                    let _acting = self.acting_on(context, &object)?;
-                    self.open_file(&object, args.flags)
-                });
-                match opened {
-                    Ok(opened) => (entry, opened),
-                    Err(error) => {
-                        self.with_table(|table| table.forget(entry.inode, 1));
-                        return Err(error);
-                    }
-                }
-            }
+        let made: File = match made {
+            Ok(made) => made.into(),
+            // Another one made it since the client looked. Linux looks again, and then opens what
+            // it finds: it follows a link, and checks permissions with all groups of the user.
+            Err(Errno::EXIST) if !exclusive => return Err(Errno::STALE.into()),
             Err(error) => return Err(error.into()),
         };
+        let entry = self.entry_of(&parent, self.path_of(&made)?)?;
         let kept = self.object(entry.inode).and_then(|object| {
             let writer = self.writer(context, &object);
             Ok((self.keep(entry.inode, made, writer)?, options(&object)))
