@@ -14,7 +14,9 @@ use std::os::unix::ffi::OsStringExt as _;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{AtFlags, Mode, OFlags, StatxAttributes, StatxFlags, mkdirat, openat, statx};
+use rustix::fs::{
+    AtFlags, Mode, OFlags, StatVfsMountFlags, StatxAttributes, StatxFlags, mkdirat, openat, statx,
+};
 use rustix::mount::{MoveMountFlags, OpenTreeFlags, move_mount, open_tree};
 
 /// The mounts of a tree that an operation applies to.
@@ -172,7 +174,20 @@ impl AsFd for DetachedTree {
     }
 }
 
-/// A file or directory that was created to be mounted on.
+/// Options for the guest's mount of a volume, whose source is in a mount with `flags`: programs in
+/// it then run as in a bind mount of the host, which has its source's attributes. What
+/// [`DetachedTree::make_harmless`] adds holds on the host, where no program of the guest runs. Linux
+/// gives them to what it mounts below by itself, and so has what is mounted there already.
+pub(crate) fn guest_options(flags: StatVfsMountFlags) -> impl Iterator<Item = &'static str> {
+    let all = [
+        (StatVfsMountFlags::NOSUID, "rnosuid"),
+        (StatVfsMountFlags::NOEXEC, "rnoexec"),
+    ];
+    let set = move |(flag, option)| flags.contains(flag).then_some(option);
+    all.into_iter().filter_map(set)
+}
+
+/// What was made to be mounted on.
 #[derive(Debug)]
 pub(crate) struct MountPoint(OwnedFd);
 

@@ -7,13 +7,14 @@ use std::os::fd::AsFd as _;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, bail, ensure};
+use rustix::fs::fstatvfs;
 use rustix::mount::{UnmountFlags, unmount};
 use serde::{Deserialize, Serialize};
 
 use super::Record;
 use crate::bind::{
-    DetachedTree, Extent, MountPoint, Propagation, mount_points, open_path, open_root,
-    pass_on_mounts,
+    DetachedTree, Extent, MountPoint, Propagation, guest_options, mount_points, open_path,
+    open_root, pass_on_mounts,
 };
 
 /// A part of the host's files in a container.
@@ -108,6 +109,16 @@ fn mount_one(root: &File, name: &str, volume: &Volume) -> anyhow::Result<()> {
     }
     let point = MountPoint::make(root.as_fd(), name, is_dir)?;
     Ok(tree.attach(&point)?)
+}
+
+/// Options by which a guest mounts a volume.
+pub(in crate::cli) fn options(volume: &Volume) -> anyhow::Result<Vec<String>> {
+    let path = &volume.source;
+    let flags = open_path(path).and_then(|source| Ok(fstatvfs(source)?.f_flag));
+    let flags = flags.with_context(|| format!("cannot look at {}", path.display()))?;
+    let access = if volume.read_only { "ro" } else { "rw" };
+    let all = ["rbind", access].into_iter().chain(guest_options(flags));
+    Ok(all.map(str::to_owned).collect())
 }
 
 /// Takes the volumes of a container out of a directory that its pod goes on sharing.

@@ -311,12 +311,11 @@ fn spec(args: &RunArgs, image: &Image, record: &Record) -> anyhow::Result<Spec> 
         mounts.push(shm);
     }
     for (number, volume) in record.volumes.iter().enumerate() {
-        let access = if volume.read_only { "ro" } else { "rw" };
         let mount = MountBuilder::default()
             .destination(&volume.destination)
             .typ("bind")
             .source(Path::new(GUEST_SHARE).join(volumes::name(record, number)))
-            .options(["rbind".to_owned(), access.to_owned()])
+            .options(volumes::options(volume)?)
             .build()?;
         mounts.push(mount);
     }

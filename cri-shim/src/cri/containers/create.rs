@@ -10,6 +10,7 @@ use k8s_cri::v1::{
     ContainerConfig, ContainerEventType, CreateContainerRequest, Mount, NamespaceMode,
 };
 use podvisor_images::{Error as ImageError, Image, Reference};
+use rustix::fs::StatVfsMountFlags;
 use tracing::{debug, info, warn};
 
 use crate::blocking::{apart, in_place};
@@ -340,6 +341,7 @@ impl Node {
                 destination: mount.container_path.clone(),
                 readonly: true,
                 is_slave: false,
+                flags: StatVfsMountFlags::empty(),
             });
         }
         Ok(all)

@@ -21,6 +21,7 @@ use k8s_cri::v1::{
 };
 use oci_spec::image;
 use oci_spec::runtime::{LinuxBuilder, Process, RootBuilder, Spec, SpecBuilder};
+use rustix::fs::StatVfsMountFlags;
 
 use crate::machine::UserRange;
 use crate::sandbox::{SPEC_VERSION, SupplementalGroups};
@@ -71,6 +72,8 @@ pub(super) struct Volume {
     pub(super) readonly: bool,
     /// Whether later mounts of the host are passed on.
     pub(super) is_slave: bool,
+    /// Those of the mount that the host has it in, as far as programs in it notice.
+    pub(super) flags: StatVfsMountFlags,
 }
 
 /// Where the guest has a volume.

@@ -9,6 +9,7 @@ use oci_spec::runtime::{Mount, MountBuilder};
 use podvisor_agent_protocol::is_containers_own;
 
 use super::{MemorySource, SpecFault, SpecRequest, Volume, VolumeSource, users};
+use crate::bind::guest_options;
 use crate::machine::UserRange;
 use crate::sandbox::{default_mounts, image_source};
 
@@ -180,17 +181,22 @@ pub(super) fn mounts(
             "rprivate"
         };
         let access = if volume.readonly { "ro" } else { "rw" };
+        let mut shared = options(&["rbind", propagation, access]);
+        shared.extend(guest_options(volume.flags).map(str::to_owned));
         let mount = MountBuilder::default()
             .destination(absolute(&volume.destination))
             .typ("bind");
         let mount = match &volume.source {
             VolumeSource::Shared(name) => mount
                 .source(Path::new(SHARED_DIR).join(name))
-                .options(options(&["rbind", propagation, access])),
+                .options(shared),
             // The agent puts the image's files into it.
-            VolumeSource::Filled(name) => mount
-                .source(Path::new(SHARED_DIR).join(name))
-                .options(options(&["rbind", propagation, access, "fill"])),
+            VolumeSource::Filled(name) => {
+                shared.push("fill".to_owned());
+                mount
+                    .source(Path::new(SHARED_DIR).join(name))
+                    .options(shared)
+            }
             VolumeSource::Memory(memory) => {
                 let mut all = options(&["rbind", propagation, access]);
                 all.extend(memory_options(memory));

@@ -8,6 +8,7 @@ use k8s_cri::v1::{
 };
 use oci_spec::image::ConfigBuilder;
 use oci_spec::runtime::{Capability, LinuxNamespaceType};
+use rustix::fs::StatVfsMountFlags;
 
 use super::*;
 
@@ -433,9 +434,13 @@ fn volumes_are_mounted_parents_first_and_over_the_defaults() {
         destination: destination.to_owned(),
         readonly,
         is_slave: false,
+        flags: StatVfsMountFlags::NODEV,
     };
     let volumes = [
-        volume("v0", "/data/inner", false),
+        Volume {
+            flags: StatVfsMountFlags::NOSUID | StatVfsMountFlags::NOEXEC,
+            ..volume("v0", "/data/inner", false)
+        },
         volume("v1", "/data", true),
         volume("v2", "dev/shm", false),
         Volume {
@@ -495,7 +500,10 @@ fn volumes_are_mounted_parents_first_and_over_the_defaults() {
         found,
         [
             ("/data".to_owned(), "rbind,rprivate,ro".to_owned()),
-            ("/data/inner".to_owned(), "rbind,rprivate,rw".to_owned()),
+            (
+                "/data/inner".to_owned(),
+                "rbind,rprivate,rw,rnosuid,rnoexec".to_owned()
+            ),
             ("/dev/shm".to_owned(), "rbind,rprivate,rw".to_owned()),
             ("/data/model".to_owned(), "bind,ro,nosuid,nodev".to_owned()),
             (

@@ -10,7 +10,7 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::{Component, Path, PathBuf};
 
 use k8s_cri::v1::Mount;
-use rustix::fs::statvfs;
+use rustix::fs::{StatVfsMountFlags, statvfs};
 use rustix::io::Errno;
 use rustix::mount::{MountPropagationFlags, UnmountFlags, mount_bind, mount_change, unmount};
 use tracing::warn;
@@ -106,6 +106,10 @@ pub(super) fn mount(
     there.retain(|name, _| users.names().any(|known| known == name));
     let mut done = Vec::new();
     for (wanted, source) in volumes {
+        let flags = match &source {
+            Source::Memory(_) => StatVfsMountFlags::empty(),
+            Source::Host(host) => host.there.flags,
+        };
         let source = match source {
             Source::Memory(source) => Ok((VolumeSource::Memory(source), wanted.readonly)),
             Source::Host(host) => {
@@ -122,6 +126,7 @@ pub(super) fn mount(
                 is_slave: is_slave(&wanted),
                 destination: wanted.container_path,
                 readonly,
+                flags,
             }),
             Err(error) => {
                 let unused = users.release(container);

@@ -65,6 +65,37 @@ fn files_and_directories_are_mounted_and_nothing_stays() {
 }
 
 #[test]
+fn a_volume_is_mounted_as_its_source_is() {
+    use rustix::mount::{MountFlags, mount as mount_tmpfs};
+    let dir = tempfile::tempdir().unwrap();
+    let [shared, strict, open] = ["shared", "strict", "open"].map(|name| dir.path().join(name));
+    for made in [&shared, &strict, &open] {
+        fs::create_dir(made).unwrap();
+    }
+    let flags = MountFlags::NOSUID | MountFlags::NOEXEC;
+    mount_tmpfs("none", &strict, "tmpfs", flags, None).unwrap();
+    mount_tmpfs("none", &open, "tmpfs", MountFlags::NODEV, None).unwrap();
+    let mounted = Mounted::of("u");
+    let mounts = [wanted(&strict), wanted(&open)];
+    // The second one finds them mounted by the first, without attributes that the host added.
+    for container in ["a", "b"] {
+        let volumes = mount(&shared, &mounted, container, &mounts, none()).unwrap();
+        let options = volumes.iter().map(|volume| {
+            let options = bind::guest_options(volume.flags);
+            options.collect::<Vec<_>>().join(",")
+        });
+        assert_eq!(options.collect::<Vec<_>>(), ["rnosuid,rnoexec", ""]);
+        assert_eq!(volumes[0].name(), Some("a-0"));
+    }
+    for container in ["a", "b"] {
+        release(&shared, &mounted, container).unwrap();
+    }
+    for path in [strict, open] {
+        unmount(&path, UnmountFlags::DETACH).unwrap();
+    }
+}
+
+#[test]
 fn what_several_containers_mount_alike_is_mounted_once() {
     let dir = tempfile::tempdir().unwrap();
     let shared = dir.path().join("shared");
