@@ -91,6 +91,15 @@ pub enum Error {
         #[source]
         source: LayerError,
     },
+    /// The store's copy of a layer went bad and was removed.
+    #[error("layer {layer} was damaged in the store and has been removed; pull or load it again")]
+    DamagedLayer {
+        /// Digest of the layer as fetched.
+        layer: Digest,
+        /// How it showed.
+        #[source]
+        source: LayerError,
+    },
     /// The database cannot be used.
     #[error("cannot use the image database {}; if it is damaged, move it away and pull the images again", .path.display())]
     Database {
@@ -132,7 +141,7 @@ impl Error {
         match self {
             Self::Registry(error) => error.is_retryable(),
             Self::Disk(error) => error.is_retryable(),
-            Self::DiskFull { .. } | Self::Io { .. } => true,
+            Self::DamagedLayer { .. } | Self::DiskFull { .. } | Self::Io { .. } => true,
             _ => false,
         }
     }

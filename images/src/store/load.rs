@@ -9,6 +9,7 @@ use sha2::{Digest as _, Sha256};
 
 use super::database::Record;
 use super::lookup::names_of;
+use super::repair::MAX_REPAIRS;
 use super::rootfs::Rootfs;
 use super::work::WorkFile;
 use super::{Inner, PullOptions, Store};
@@ -135,7 +136,19 @@ impl Inner {
             synthesise(id, found.config.len(), layers.collect())
         });
         let _claim = self.claim_image(&id)?;
-        let rootfs = self.load_rootfs(id, digests.into_iter().zip(diff_ids).collect(), options)?;
+        let layers: Vec<_> = digests.into_iter().zip(diff_ids).collect();
+        let mut repairs = 0;
+        let rootfs = loop {
+            match self.load_rootfs(id, layers.clone(), options) {
+                Err(Error::DamagedLayer { .. }) if repairs < MAX_REPAIRS => {
+                    repairs += 1;
+                    for layer in &found.layers {
+                        self.load_blob(archive, layer, &options.cancel)?;
+                    }
+                }
+                outcome => break outcome?,
+            }
+        };
         let new = rootfs.is_new();
         let digest = Digest::of(&manifest);
         let names = references.iter();
@@ -239,7 +252,9 @@ impl Inner {
     /// Moves a blob to its name, unless the store has it.
     pub(super) fn publish_blob(&self, work: WorkFile, digest: &Digest) -> Result<()> {
         let target = self.layout.blob(digest);
-        if target.exists() {
+        let length = work.handle().and_then(|file| file.metadata());
+        let length = length.map_err(|source| Error::io("look at", work.path(), source))?;
+        if self.has(digest, length.len()) {
             return Ok(());
         }
         work.publish(&target)

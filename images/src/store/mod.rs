@@ -30,6 +30,7 @@ mod options;
 mod places;
 mod private;
 mod pull;
+mod repair;
 mod rootfs;
 mod save;
 mod signatures;

@@ -14,6 +14,7 @@ use super::database::{self, Change, Name, Record};
 use super::flights::Flight;
 use super::gc::Stay;
 use super::lookup::{configuration, names_of};
+use super::repair::MAX_REPAIRS;
 use super::rootfs::Rootfs;
 use super::work::{WorkFile, sync_directory_of};
 use super::{Inner, PullOptions, PullPolicy, Store, private, signatures};
@@ -70,7 +71,14 @@ impl Store {
         }
         let inner = Arc::clone(&self.inner);
         let stay = Arc::new(blocking(move || inner.hold_files()).await?);
-        let outcome = self.inner.clone().pull(&reference, options, &stay).await;
+        let pull = || self.inner.clone().pull(&reference, options, &stay);
+        let mut outcome = pull().await;
+        for _ in 0..MAX_REPAIRS {
+            if !matches!(outcome, Err(Error::DamagedLayer { .. })) {
+                break;
+            }
+            outcome = pull().await;
+        }
         blocking(move || drop(stay)).await;
         if let Err(error) = &outcome
             && (!error.is_retryable() || matches!(error, Error::DiskFull { .. }))
@@ -418,8 +426,8 @@ impl Inner {
             let blob = File::open(&path).map_err(|source| Error::io("read", &path, source))?;
             unpacker
                 .layer(blob, *diff_id)
-                .map_err(|error| layer_error(*digest, error, work.path()))?;
-            // A slow registry must not make other images wait.
+                .map_err(|error| self.layer_error(*digest, error, work.path()))?;
+            // A slow registry keeps nobody else waiting.
             if unpacker.memory() <= MAX_IDLE_METADATA {
                 place = None;
             }
@@ -432,7 +440,7 @@ impl Inner {
         uuid.copy_from_slice(&id.bytes()[..16]);
         unpacker
             .finish(uuid)
-            .map_err(|error| layer_error(last, error, work.path()))?;
+            .map_err(|error| self.layer_error(last, error, work.path()))?;
         drop(place);
         let directory = self.layout.image(&id);
         let target = self.layout.rootfs(&id);
@@ -481,8 +489,15 @@ impl Inner {
         Ok(self.recognise_disk(image, cancelled))
     }
 
-    /// Returns a manifest or configuration of the store. A blob of another size, which may be a
-    /// layer, is not read.
+    fn layer_error(&self, layer: Digest, error: LayerError, work: &Path) -> Error {
+        match error.into_io() {
+            Ok(source) => Error::io("write", work, source),
+            Err(source) => self.layer_fault(layer, source),
+        }
+    }
+
+    /// A manifest or configuration that is here. Nothing is read of a blob of another size, which
+    /// may be a layer.
     fn document(&self, digest: &Digest, size: u64) -> Option<Vec<u8>> {
         let file = File::open(self.layout.blob(digest)).ok()?;
         if file.metadata().ok()?.len() != size {
@@ -520,11 +535,4 @@ pub(super) async fn acquire(path: &Path, waiting: impl FnOnce()) -> Result<WorkF
     blocking(move || WorkFile::acquire(&owned))
         .await
         .map_err(fault)
-}
-
-fn layer_error(layer: Digest, error: LayerError, work: &Path) -> Error {
-    match error.into_io() {
-        Ok(source) => Error::io("write", work, source),
-        Err(source) => Error::Layer { layer, source },
-    }
 }
