@@ -119,6 +119,24 @@ fn pruning_stops_when_the_store_is_small_enough() {
     assert_eq!(test.store.list().unwrap().len(), 2);
 }
 
+#[tokio::test]
+async fn an_image_whose_file_system_was_cut_is_damaged_and_a_pull_repairs_it() {
+    let image = TestImage::large();
+    let server = Faulty::serve(image.clone(), |_| None);
+    let test = TestStore::new();
+    let pulled = test.pull(&server.name()).await.unwrap();
+    let path = pulled.rootfs().to_owned();
+    let whole = std::fs::read(&path).unwrap();
+    for length in [0, 4096, whole.len() - 4096] {
+        std::fs::write(&path, &whole[..length]).unwrap();
+        let found = test.store.resolve(&server.name());
+        assert!(matches!(found, Err(Error::Damaged { id }) if id == image.id()));
+        test.pull(&server.name()).await.unwrap();
+        assert_eq!(std::fs::read(&path).unwrap().len(), whole.len());
+        test.store.resolve(&server.name()).unwrap();
+    }
+}
+
 #[test]
 fn a_damaged_image_is_named_and_does_not_hide_the_others() {
     let test = TestStore::new();

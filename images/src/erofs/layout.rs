@@ -3,7 +3,7 @@
 use super::BLOCK;
 
 pub(super) const SUPER_OFFSET: usize = 1024;
-const MAGIC: u32 = 0xE0F5_E1E2;
+pub(super) const MAGIC: u32 = 0xE0F5_E1E2;
 const COMPAT_SB_CHKSUM: u32 = 0x1;
 const COMPAT_MTIME: u32 = 0x2;
 

@@ -6,6 +6,7 @@ use std::io::{self, Read};
 use std::os::unix::fs::FileExt;
 
 use super::BLOCK;
+use super::layout::MAGIC;
 
 /// Maximum bytes of a directory that is read; some 100,000 names.
 const MAX_DIRECTORY_SIZE: u64 = 4 << 20;
@@ -60,11 +61,23 @@ fn u64_at(bytes: &[u8], at: usize) -> u64 {
     u64::from_le_bytes(field.copied().unwrap_or_default())
 }
 
+/// Whether a file is as long as the file system that it begins with says.
+pub(crate) fn is_whole(file: &File) -> io::Result<bool> {
+    let mut superblock = [0; 128];
+    match file.read_exact_at(&mut superblock, 1024) {
+        Ok(()) => {}
+        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(false),
+        Err(error) => return Err(error),
+    }
+    let length = u64::from(u32_at(&superblock, 36)) * BLOCK as u64;
+    Ok(u32_at(&superblock, 0) == MAGIC && length == file.metadata()?.len())
+}
+
 impl FileSystem {
     pub(crate) fn new(file: File) -> io::Result<Self> {
         let mut superblock = [0; 128];
         file.read_exact_at(&mut superblock, 1024)?;
-        if u32_at(&superblock, 0) != 0xE0F5_E1E2 || superblock[12] != 12 {
+        if u32_at(&superblock, 0) != MAGIC || superblock[12] != 12 {
             return Err(damaged());
         }
         Ok(Self {

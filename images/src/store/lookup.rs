@@ -108,6 +108,9 @@ impl Inner {
         })?;
         let config = configuration(&config).map_err(|_| damaged())?;
         let rootfs = self.layout.rootfs(&id);
+        if !self.has_rootfs(&id)? {
+            return Err(damaged());
+        }
         let metadata = std::fs::metadata(&rootfs).map_err(|_| damaged())?;
         let (digests, tags) = contents
             .names_of(&id)

@@ -12,7 +12,7 @@ use tokio::task::{JoinSet, spawn_blocking};
 
 use super::database::{self, Change, Name, Record};
 use super::flights::Flight;
-use super::gc::Stay;
+use super::gc::{Stay, check_unused};
 use super::lookup::{configuration, names_of};
 use super::repair::MAX_REPAIRS;
 use super::rootfs::Rootfs;
@@ -444,10 +444,11 @@ impl Inner {
         drop(place);
         let directory = self.layout.image(&id);
         let target = self.layout.rootfs(&id);
-        // Processes that run from it have locked exactly that file.
-        if target.exists() {
+        if self.has_rootfs(&id)? {
             return Ok(Rootfs::There);
         }
+        // Whoever runs from one that was cut has locked that very file.
+        check_unused(&target, id)?;
         private::create_directory(&directory)
             .and_then(|()| sync_directory_of(&directory))
             .map_err(|source| Error::io("create the directory", &directory, source))?;

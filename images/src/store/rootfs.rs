@@ -4,12 +4,13 @@
 //! can name the same image with its layers compressed in any way, or with layers that do not belong
 //! to it: a manifest is only trusted after its layers were unpacked.
 
-use std::fs;
+use std::fs::{self, File};
+use std::io;
 
 use super::Inner;
 use super::database::{self, Record};
 use super::work::WorkFile;
-use crate::{Digest, Error, Result};
+use crate::{Digest, Error, Result, erofs};
 
 /// What the store had of an image's root file system, for a manifest of the image.
 #[derive(Debug)]
@@ -56,7 +57,7 @@ impl Inner {
         id: Digest,
         layers: impl Iterator<Item = (Digest, u64)> + Clone,
     ) -> Result<Option<Rootfs>> {
-        if !self.layout.rootfs(&id).exists() {
+        if !self.has_rootfs(&id)? {
             return Ok(None);
         }
         let contents = database::read(&self.layout)?;
@@ -76,7 +77,18 @@ impl Inner {
         }))
     }
 
-    /// Returns whether the store has a blob of that size.
+    /// Whether an image's root file system is here in full length.
+    pub(super) fn has_rootfs(&self, id: &Digest) -> Result<bool> {
+        let path = self.layout.rootfs(id);
+        let whole = || match File::open(&path) {
+            Ok(file) => erofs::is_whole(&file),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+            Err(error) => Err(error),
+        };
+        whole().map_err(|source| Error::io("read", &path, source))
+    }
+
+    /// Whether a blob is here.
     pub(super) fn has(&self, digest: &Digest, size: u64) -> bool {
         fs::metadata(self.layout.blob(digest)).is_ok_and(|found| found.len() == size)
     }
