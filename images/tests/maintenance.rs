@@ -138,6 +138,29 @@ async fn an_image_whose_file_system_was_cut_is_damaged_and_a_pull_repairs_it() {
 }
 
 #[test]
+fn layers_stay_while_the_manifest_of_an_image_cannot_be_read() {
+    let test = TestStore::new();
+    let kept = load(&test, "kept");
+    load(&test, "removed");
+    let blobs = test.dir.path().join("blobs/sha256");
+    let manifest = blobs.join(kept.manifest_digest().hex());
+    let text = std::fs::read(&manifest).unwrap();
+    std::fs::write(&manifest, &text[..text.len() / 2]).unwrap();
+    test.store.remove("removed").unwrap();
+    std::fs::write(&manifest, &text).unwrap();
+    // Of this one nothing is missing, and the other one's go with the next removal.
+    let cancel = podvisor_images::Cancel::default();
+    let save = |name: &str| {
+        let out = std::io::sink();
+        test.store.save(&[name], Default::default(), out, &cancel)
+    };
+    save("kept").unwrap();
+    load(&test, "another");
+    test.store.remove("another").unwrap();
+    assert_eq!(std::fs::read_dir(&blobs).unwrap().count(), 3);
+}
+
+#[test]
 fn a_damaged_image_is_named_and_does_not_hide_the_others() {
     let test = TestStore::new();
     let (bad, good) = (load(&test, "bad"), load(&test, "good"));

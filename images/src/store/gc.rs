@@ -188,11 +188,12 @@ impl Inner {
 
     fn remove_unneeded(&self) -> Result<u64> {
         let contents = database::read(&self.layout)?;
-        let needed = self.needed(&contents);
         let mut freed = 0;
-        for (digest, path) in entries(&self.layout.blobs())? {
-            if !needed.contains(&digest) {
-                freed += remove_file(&path)?;
+        if let Some(needed) = self.needed(&contents) {
+            for (digest, path) in entries(&self.layout.blobs())? {
+                if !needed.contains(&digest) {
+                    freed += remove_file(&path)?;
+                }
             }
         }
         for (id, directory) in entries(&self.layout.images())? {
@@ -203,21 +204,37 @@ impl Inner {
         Ok(freed + self.collect_disks(&contents)?)
     }
 
-    /// Blobs that images in the database are made of.
-    fn needed(&self, contents: &Contents) -> HashSet<Digest> {
+    /// Blobs that images in the database are made of; `None` when that cannot be told of one whose
+    /// manifest is there.
+    fn needed(&self, contents: &Contents) -> Option<HashSet<Digest>> {
         let mut needed = HashSet::new();
         for (id, record) in &contents.images {
             needed.insert(*id);
             needed.insert(record.manifest);
             needed.extend(&record.indexes);
-            let manifest = fs::read(self.layout.blob(&record.manifest)).ok();
-            let parsed =
-                manifest.and_then(|bytes| Parsed::parse(&bytes, "", &self.options.limits).ok());
-            if let Some(Parsed::Image(manifest)) = parsed {
-                needed.extend(manifest.layers.iter().map(|layer| layer.digest));
+            let unknown = |error: &dyn std::error::Error| {
+                tracing::warn!(image = %id, %error, "layers stay: cannot read the image's manifest");
+            };
+            let bytes = match fs::read(self.layout.blob(&record.manifest)) {
+                Ok(bytes) => bytes,
+                Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+                Err(error) => {
+                    unknown(&error);
+                    return None;
+                }
+            };
+            match Parsed::parse(&bytes, "", &self.options.limits) {
+                Ok(Parsed::Image(manifest)) => {
+                    needed.extend(manifest.layers.iter().map(|layer| layer.digest));
+                }
+                Ok(Parsed::Index(_)) => {}
+                Err(error) => {
+                    unknown(&error);
+                    return None;
+                }
             }
         }
-        needed
+        Some(needed)
     }
 }
 
