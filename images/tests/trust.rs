@@ -239,6 +239,15 @@ async fn credentials_come_from_the_caller_or_dockers_file() {
     let mut registries = registries();
     registries.docker_config = Some(file);
     test.store
+        .pull(&name, &options().registries(registries.clone()))
+        .await
+        .unwrap();
+    test.store.remove(&name).unwrap();
+
+    // Podman's, where Docker's has nothing.
+    registries.podman_auth = registries.docker_config.take().into_iter().collect();
+    registries.docker_config = Some(dir.path().join("missing"));
+    test.store
         .pull(&name, &options().registries(registries))
         .await
         .unwrap();

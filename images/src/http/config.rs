@@ -1,7 +1,7 @@
 //! Connection settings of registries.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// Settings for all registries.
@@ -17,7 +17,13 @@ pub struct RegistryConfig {
     /// Docker's configuration file with credentials. Default: `$DOCKER_CONFIG/config.json`, else
     /// `~/.docker/config.json`; a missing file is not an error.
     pub docker_config: Option<PathBuf>,
-    /// Timeout for establishing a connection.
+    /// Files of podman's and skopeo's with credentials, asked in order where Docker's has nothing
+    /// (containers-auth.json(5)). Default: `$REGISTRY_AUTH_FILE`, else
+    /// `$XDG_RUNTIME_DIR/containers/auth.json` (of root without that variable
+    /// `/run/containers/0/auth.json`) and `~/.config/containers/auth.json`; a missing file is no
+    /// error.
+    pub podman_auth: Vec<PathBuf>,
+    /// How long a connection may take to be made.
     pub connect_timeout: Duration,
     /// How long a server may send nothing before the request counts as failed.
     pub stall_timeout: Duration,
@@ -36,6 +42,7 @@ impl Default for RegistryConfig {
             hosts: BTreeMap::new(),
             other_hosts: RegistryHost::default(),
             docker_config: directory.map(|directory| directory.join("config.json")),
+            podman_auth: podman_auth(),
             connect_timeout: Duration::from_secs(15),
             stall_timeout: Duration::from_secs(30),
             attempts: 5,
@@ -44,8 +51,34 @@ impl Default for RegistryConfig {
     }
 }
 
+fn podman_auth() -> Vec<PathBuf> {
+    let path = |variable: &str| std::env::var_os(variable).map(PathBuf::from);
+    if let Some(file) = path("REGISTRY_AUTH_FILE") {
+        return vec![file];
+    }
+    let runtime = path("XDG_RUNTIME_DIR").map(|directory| directory.join("containers"));
+    let root = || {
+        rustix::process::getuid()
+            .is_root()
+            .then(|| "/run/containers/0".into())
+    };
+    let home = path("HOME").map(|home| home.join(".config/containers"));
+    let directories = [runtime.or_else(root), home].into_iter().flatten();
+    directories
+        .map(|directory| directory.join("auth.json"))
+        .collect()
+}
+
 impl RegistryConfig {
-    /// Sets the settings of one registry host.
+    /// Credential files in the order in which they are asked.
+    pub(crate) fn credential_files(&self) -> impl Iterator<Item = &Path> {
+        let docker = self.docker_config.as_deref();
+        docker
+            .into_iter()
+            .chain(self.podman_auth.iter().map(PathBuf::as_path))
+    }
+
+    /// Sets what is special about one registry host.
     #[must_use]
     pub fn host(mut self, name: impl Into<String>, host: RegistryHost) -> Self {
         self.hosts.insert(name.into(), host);

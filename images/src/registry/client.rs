@@ -1,6 +1,5 @@
 //! A pull's view of a registry and its mirrors.
 
-use std::path::PathBuf;
 use std::time::Duration;
 
 use reqwest::header::CONTENT_TYPE;
@@ -47,10 +46,10 @@ impl Client {
         limits: &Limits,
         events: Option<PullEvents>,
     ) -> Result<Self, RegistryError> {
-        let registry = reference.registry();
+        let (registry, repository) = (reference.registry(), reference.repository());
         let settings = config.of(registry);
         let credentials = match credentials {
-            Credentials::Auto => stored_credentials(config.docker_config.as_ref(), registry)?,
+            Credentials::Auto => stored_credentials(config, registry, repository)?,
             other => other.clone(),
         };
         let real = real_host(registry);
@@ -60,7 +59,7 @@ impl Client {
             // A registry may be described as a mirror of itself.
             let credentials = match host == registry || host == real {
                 true => credentials.clone(),
-                false => stored_credentials(config.docker_config.as_ref(), host)?,
+                false => stored_credentials(config, host, repository)?,
             };
             let own = config.of_mirror(mirror, host);
             let mut endpoint = Endpoint::new(&mirror.address, &own, config, credentials)?;
@@ -74,7 +73,7 @@ impl Client {
         endpoints.push(endpoint);
         Ok(Self {
             endpoints,
-            repository: reference.repository().to_owned(),
+            repository: repository.to_owned(),
             name: reference.to_string(),
             limits: limits.clone(),
             attempts: config.attempts.max(1),
@@ -351,8 +350,16 @@ impl<'a> Tries<'a> {
     }
 }
 
-fn stored_credentials(file: Option<&PathBuf>, host: &str) -> Result<Credentials, RegistryError> {
-    file.map_or(Ok(Credentials::Anonymous), |file| {
-        docker_config::lookup(file, host)
-    })
+fn stored_credentials(
+    config: &RegistryConfig,
+    host: &str,
+    repository: &str,
+) -> Result<Credentials, RegistryError> {
+    for file in config.credential_files() {
+        match docker_config::lookup(file, host, repository)? {
+            Credentials::Anonymous => {}
+            found => return Ok(found),
+        }
+    }
+    Ok(Credentials::Anonymous)
 }

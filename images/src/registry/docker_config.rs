@@ -1,6 +1,7 @@
-//! Credentials from Docker's configuration file, and from the helpers that it names.
+//! Credentials from Docker's configuration file, and from the helpers that it names. Podman's file
+//! has the same form, with keys that may name a part of a registry.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::io::Write;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -17,7 +18,7 @@ const HUB: &str = "https://index.docker.io/v1/";
 #[derive(Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 struct ConfigFile {
-    auths: HashMap<String, Auth>,
+    auths: BTreeMap<String, Auth>,
     creds_store: Option<String>,
     cred_helpers: HashMap<String, String>,
 }
@@ -39,9 +40,13 @@ struct HelperAnswer {
     secret: String,
 }
 
-/// Looks up a registry. A missing file, or one without the registry, means no credentials. May run
-/// a helper program and wait for it.
-pub(super) fn lookup(file: &Path, registry: &str) -> Result<Credentials, RegistryError> {
+/// Looks up a repository of a registry. A missing file, or one without the registry, means nobody. May run a helper
+/// program and wait for it.
+pub(super) fn lookup(
+    file: &Path,
+    registry: &str,
+    repository: &str,
+) -> Result<Credentials, RegistryError> {
     let fault = |source: Box<dyn std::error::Error + Send + Sync>| RegistryError::DockerConfig {
         path: file.to_owned(),
         source,
@@ -74,10 +79,44 @@ pub(super) fn lookup(file: &Path, registry: &str) -> Result<Credentials, Registr
         format!("https://{registry}"),
         format!("http://{registry}"),
     ];
-    let auth = spellings.iter().find_map(|name| config.auths.get(name));
+    let (mut part, mut whole): (Option<(usize, &Auth)>, _) = (None, None);
+    for (key, auth) in &config.auths {
+        match scope_of(key, registry, repository) {
+            Some(0) => whole = whole.or(Some(auth)),
+            // The longest one wins.
+            Some(length) if part.is_none_or(|(longest, _)| length > longest) => {
+                part = Some((length, auth));
+            }
+            _ => {}
+        }
+    }
+    let auth = part
+        .map(|(_, auth)| auth)
+        .or_else(|| spellings.iter().find_map(|name| config.auths.get(name)))
+        .or(whole);
     auth.map_or(Ok(Credentials::Anonymous), |auth| {
         decode(auth).map_err(fault)
     })
+}
+
+/// How much of a repository a key names, as `HOST/PATH`; 0 for the registry as a whole, `None` for
+/// something else. With a scheme, or the version of the interface as path, it is a registry
+/// (docker's `ConvertToHostname`).
+fn scope_of(key: &str, registry: &str, repository: &str) -> Option<usize> {
+    let (has_scheme, rest) = match key.split_once("://") {
+        Some((_, rest)) => (true, rest),
+        None => (false, key),
+    };
+    let rest = rest.trim_end_matches('/');
+    let (host, path) = rest.split_once('/').unwrap_or((rest, ""));
+    if host != registry && !(registry == "docker.io" && host == "index.docker.io") {
+        return None;
+    }
+    if has_scheme || matches!(path, "" | "v1" | "v2") {
+        return Some(0);
+    }
+    let below = repository.strip_prefix(path)?;
+    (below.is_empty() || below.starts_with('/')).then_some(path.len())
 }
 
 fn decode(auth: &Auth) -> Result<Credentials, Box<dyn std::error::Error + Send + Sync>> {
@@ -149,7 +188,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("config.json");
         std::fs::write(&file, json).unwrap();
-        lookup(&file, registry)
+        lookup(&file, registry, "team/app")
     }
 
     #[test]
@@ -171,9 +210,42 @@ mod tests {
         );
         assert_eq!(look(json, "other.example").unwrap(), Credentials::Anonymous);
         assert_eq!(
-            lookup(Path::new("/nonexistent/config.json"), "x").unwrap(),
+            lookup(Path::new("/nonexistent/config.json"), "x", "y").unwrap(),
             Credentials::Anonymous
         );
+    }
+
+    #[test]
+    fn keys_with_a_scheme_or_version_are_the_hosts_and_others_a_part_of_it() {
+        let found = |key: &str, registry: &str| {
+            let json = format!(r#"{{"auths":{{"{key}":{{"identitytoken":"t"}}}}}}"#);
+            look(&json, registry).unwrap() == Credentials::IdentityToken("t".into())
+        };
+        for key in [
+            "r.example/",
+            "r.example/v1/",
+            "https://r.example/v2/",
+            "https://r.example/else",
+            "r.example/team",
+            "r.example/team/app",
+        ] {
+            assert!(found(key, "r.example"), "{key}");
+            assert!(!found(key, "other.example"), "{key}");
+        }
+        for key in ["r.example/tea", "r.example/team/app/x", "r.example.org"] {
+            assert!(!found(key, "r.example"), "{key}");
+        }
+        for key in [
+            "index.docker.io",
+            "https://index.docker.io/v2/",
+            "docker.io",
+        ] {
+            assert!(found(key, "docker.io"), "{key}");
+        }
+        let json = r#"{"auths":{"r.example/team/app":{"identitytoken":"app"},
+            "r.example/team":{"identitytoken":"team"},"r.example":{"identitytoken":"all"}}}"#;
+        let app = Credentials::IdentityToken("app".into());
+        assert_eq!(look(json, "r.example").unwrap(), app);
     }
 
     #[test]

@@ -30,6 +30,7 @@ pub fn options() -> PullOptions {
 pub fn registries() -> RegistryConfig {
     let mut registries = RegistryConfig::default();
     registries.docker_config = None;
+    registries.podman_auth = Vec::new();
     registries.backoff = Duration::from_millis(1);
     registries
 }
