@@ -145,6 +145,10 @@ impl Copy {
     ) -> io::Result<()> {
         let stat = statat(from, name, AtFlags::SYMLINK_NOFOLLOW)?;
         let kind = FileType::from_raw_mode(stat.st_mode);
+        // Those of volumes open nothing, and the host takes none.
+        if matches!(kind, FileType::BlockDevice | FileType::CharacterDevice) {
+            return Ok(());
+        }
         if kind != FileType::Directory && stat.st_nlink > 1 {
             if let Some(first) = self.links.get(&(stat.st_dev, stat.st_ino)) {
                 return Ok(linkat(&self.top, first, to, name, AtFlags::empty())?);
@@ -175,7 +179,6 @@ impl Copy {
                 mknodat(to, name, kind, Mode::from_raw_mode(stat.st_mode), 0)?;
                 own_by_name(&stat, to, name)
             }
-            // Device nodes in volumes cannot be opened, and the host accepts none.
             _ => Ok(()),
         }
     }
@@ -344,6 +347,28 @@ mod tests {
         let mut value = [0; 8];
         let len = rustix::fs::getxattr(rig.volume.join("file"), c"user.a", &mut value[..]);
         assert_eq!(&value[..len.unwrap()], b"1");
+    }
+
+    #[test]
+    fn devices_are_left_out_under_all_their_names() {
+        let rig = Rig::new();
+        let data = rig.rootfs.join("data");
+        fs::create_dir(&data).unwrap();
+        // The one that takes no capability to make.
+        mknodat(
+            CWD,
+            data.join("a"),
+            FileType::CharacterDevice,
+            Mode::RUSR,
+            0,
+        )
+        .unwrap();
+        fs::hard_link(data.join("a"), data.join("b")).unwrap();
+        fs::write(data.join("file"), "x").unwrap();
+        rig.fill("/data").unwrap();
+        let names = fs::read_dir(&rig.volume).unwrap();
+        let names: Vec<_> = names.map(|entry| entry.unwrap().file_name()).collect();
+        assert_eq!(names, ["file"]);
     }
 
     #[test]
