@@ -122,7 +122,10 @@ fn copies_both_ways(transport: Transport, files: usize) {
 /// The limit of this test's device.
 const MAX_OPEN: usize = 100;
 
-/// Returns whether this process, which has the device, holds a file that has been removed.
+/// Of a byte each, in a mount below the share.
+const WRITES: u64 = 400;
+
+/// Whether this process, whose device it is, holds a file that has been removed.
 fn is_kept(path: &Path) -> bool {
     let removed = format!("{} (deleted)", path.display());
     let open = fs::read_dir("/proc/self/fd").unwrap();
@@ -185,7 +188,8 @@ fn mounts_swaps_and_owners(transport: Transport) {
          until [ -e /share/late/file ]; do :; done; cat /share/late/file; echo\n\
          echo new > /share/late/new && echo written\n\
          until [ -e /share/late/removed ]; do :; done\n\
-         until [ -e /share/late/done ]; do echo 2 > /proc/sys/vm/drop_caches; done"
+         until [ -e /share/late/done ]; do echo 2 > /proc/sys/vm/drop_caches; done\n\
+         dd if=/dev/zero of=/share/late/bytes bs=1 count={WRITES} 2>/dev/null && echo filled"
     );
     let vm = linux(&script, &console)
         .transport(transport)
@@ -214,14 +218,24 @@ fn mounts_swaps_and_owners(transport: Transport) {
         assert!(Instant::now() < deadline, "{}", console.text());
         thread::sleep(Duration::from_millis(10));
     }
+    let requests = || {
+        let counters = device.counters();
+        let count = counters.iter().find(|count| count.name == "requests");
+        count.unwrap().value
+    };
+    let before = requests();
     fs::write(other.join("done"), "").unwrap();
     assert_eq!(vm.wait().unwrap(), VmExit::Reset);
+    // Each write is one, also in a mount below the share: nothing is asked before it.
+    let asked = requests() - before;
+    assert!(asked < WRITES + WRITES / 2, "{asked} requests");
 
     let text = console.text();
     let seen = "bound\nrefused\nkept\nmounts differ\nno way out\nno device\n\
                 1048576\n201\n200\none\nready\nswapped\n\
                 bound\nwritten\n";
     assert!(text.contains(seen), "{text}");
+    assert!(text.contains("filled\n"), "{text}");
     assert_eq!(fs::read_to_string(other.join("new")).unwrap(), "new\n");
     let owner = |name: &str| {
         let meta = share.join("pub").join(name).metadata().unwrap();

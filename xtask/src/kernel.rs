@@ -37,7 +37,8 @@ const LEFT_OUT: &[&str] = &[
     "*/tools/testing/*",
 ];
 
-/// Lines that are taken out of the source, because no option of the configuration does it.
+/// Lines that are taken out of the source, or put into it, because no option of the configuration
+/// does it.
 #[derive(Debug)]
 struct Edit {
     file: &'static str,
@@ -46,64 +47,67 @@ struct Edit {
     /// Whole lines that follow each other, but for white space around them; with those before them
     /// they are there exactly once.
     lines: &'static [&'static str],
+    /// Whole lines that come in their place.
+    with: &'static [&'static str],
+}
+
+/// Takes lines out.
+const fn without(file: &'static str, lines: &'static [&'static str]) -> Edit {
+    Edit {
+        file,
+        after: &[],
+        lines,
+        with: &[],
+    }
 }
 
 /// docs/kernel.md tells what each of them saves and why nothing is lost.
 const EDITS: &[Edit] = &[
-    Edit {
-        file: "mm/slub.c",
-        after: &[],
-        lines: &["late_initcall(slab_late_init);"],
-    },
-    Edit {
-        file: "arch/x86/kernel/apic/io_apic.c",
-        after: &[],
-        lines: &["clear_IO_APIC();"],
-    },
-    Edit {
-        file: "arch/x86/kernel/apic/apic.c",
-        after: &[],
-        lines: &[
+    without("mm/slub.c", &["late_initcall(slab_late_init);"]),
+    without("arch/x86/kernel/apic/io_apic.c", &["clear_IO_APIC();"]),
+    without(
+        "arch/x86/kernel/apic/apic.c",
+        &[
             "ret = save_ioapic_entries();",
             "if (ret) {",
             r#"pr_info("Saving IO-APIC state failed: %d\n", ret);"#,
             "return;",
             "}",
         ],
-    },
-    Edit {
-        file: "arch/x86/kernel/apic/apic.c",
-        after: &[],
-        lines: &[
+    ),
+    without(
+        "arch/x86/kernel/apic/apic.c",
+        &[
             "mask_ioapic_entries();",
             "",
             "/* If irq_remapping_prepare() succeeded, try to enable it */",
         ],
-    },
-    Edit {
-        file: "arch/x86/kernel/apic/apic.c",
-        after: &[],
-        lines: &["if (ir_stat < 0)", "restore_ioapic_entries();"],
-    },
-    Edit {
-        file: "arch/x86/pci/init.c",
-        after: &[],
-        lines: &[
+    ),
+    without(
+        "arch/x86/kernel/apic/apic.c",
+        &["if (ir_stat < 0)", "restore_ioapic_entries();"],
+    ),
+    without(
+        "arch/x86/pci/init.c",
+        &[
             "if (!raw_pci_ops && !raw_pci_ext_ops)",
             "printk(KERN_ERR",
             r#""PCI: Fatal: No config space access function found\n");"#,
         ],
-    },
-    Edit {
-        file: "drivers/ptp/Kconfig",
-        after: &[],
-        lines: &["select NET_PTP_CLASSIFY"],
-    },
+    ),
+    without("drivers/ptp/Kconfig", &["select NET_PTP_CLASSIFY"]),
     // `jump_table` does it.
     Edit {
         file: "kernel/jump_label.c",
         after: &["cpus_read_lock();", "jump_label_lock();"],
         lines: &["jump_label_sort_entries(iter_start, iter_stop);"],
+        with: &[],
+    },
+    Edit {
+        file: "fs/fuse/inode.c",
+        after: &["sb->s_time_gran = parent_sb->s_time_gran;"],
+        lines: &[],
+        with: &["sb->s_flags |= parent_sb->s_flags & SB_NOSEC;"],
     },
 ];
 
@@ -264,7 +268,7 @@ fn unpack(archive: &Path, digest: &str, directory: &Path) -> Result<PathBuf> {
         let file = tree.join(edit.file);
         let text = fs::read_to_string(&file)
             .with_context(|| format!("{} cannot be read", file.display()))?;
-        let text = without_lines(&text, edit.after, edit.lines).with_context(|| {
+        let text = edited(&text, edit).with_context(|| {
             format!(
                 "{} does not have the lines {:?} exactly once: the source is not as expected",
                 edit.file,
@@ -278,11 +282,10 @@ fn unpack(archive: &Path, digest: &str, directory: &Path) -> Result<PathBuf> {
     Ok(tree)
 }
 
-/// `text` without the one place that reads `lines` behind `after`; `None` when there is not exactly
-/// one.
-fn without_lines(text: &str, after: &[&str], lines: &[&str]) -> Option<String> {
+/// `text` with an edit's one place changed; `None` when there is not exactly one.
+fn edited(text: &str, edit: &Edit) -> Option<String> {
     let all: Vec<&str> = text.split_inclusive('\n').collect();
-    let wanted = [after, lines].concat();
+    let wanted = [edit.after, edit.lines].concat();
     let is_it = |at: &usize| {
         let here = all[*at..].iter().map(|line| line.trim());
         here.take(wanted.len()).eq(wanted.iter().copied())
@@ -291,8 +294,10 @@ fn without_lines(text: &str, after: &[&str], lines: &[&str]) -> Option<String> {
     let (Some(place), None) = (places.next(), places.next()) else {
         return None;
     };
-    let (before, rest) = all.split_at(place + after.len());
-    Some([before, &rest[lines.len()..]].concat().concat())
+    let (before, rest) = all.split_at(place + edit.after.len());
+    let with: Vec<String> = edit.with.iter().map(|line| format!("\t{line}\n")).collect();
+    let after = rest[edit.lines.len()..].concat();
+    Some([before.concat(), with.concat(), after].concat())
 }
 
 /// `allnoconfig` with the fragment laid over it; every line of the fragment must survive.
@@ -395,21 +400,35 @@ fn compile(tree: &Path, archive: &Path, log: &Path) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use super::{lost, without_lines};
+    use super::{Edit, edited, lost, without};
 
     #[test]
-    fn an_edit_takes_out_its_lines_or_fails() {
+    fn an_edit_changes_its_one_place_or_fails() {
         let text = "a\n\tcall();\nb call();\n";
-        let without = |lines: &[&str]| without_lines(text, &[], lines);
-        assert_eq!(without(&["call();"]).unwrap(), "a\nb call();\n");
-        assert_eq!(without(&["call();", "b call();"]).unwrap(), "a\n");
-        assert_eq!(without(&["b call();", ""]), None);
-        assert_eq!(without(&["missing();"]), None);
+        let out = |lines| edited(text, &without("", lines));
+        assert_eq!(out(&["call();"]).unwrap(), "a\nb call();\n");
+        assert_eq!(out(&["call();", "b call();"]).unwrap(), "a\n");
+        assert_eq!(out(&["b call();", ""]), None);
+        assert_eq!(out(&["missing();"]), None);
         let twice = "a\ncall();\nb\n  call();\n";
-        assert_eq!(without_lines(twice, &[], &["call();"]), None);
-        let one = without_lines(twice, &["b"], &["call();"]);
-        assert_eq!(one.unwrap(), "a\ncall();\nb\n");
-        assert_eq!(without_lines(twice, &["c"], &["call();"]), None);
+        assert_eq!(edited(twice, &without("", &["call();"])), None);
+        let one = Edit {
+            after: &["b"],
+            ..without("", &["call();"])
+        };
+        assert_eq!(edited(twice, &one).unwrap(), "a\ncall();\nb\n");
+        let other = Edit {
+            after: &["c"],
+            ..without("", &["call();"])
+        };
+        assert_eq!(edited(twice, &other), None);
+        let more = Edit {
+            after: &["b"],
+            with: &["more();"],
+            ..without("", &[])
+        };
+        let text = edited(twice, &more).unwrap();
+        assert_eq!(text, "a\ncall();\nb\n\tmore();\n  call();\n");
     }
 
     #[test]
