@@ -634,6 +634,36 @@ fn attributes_of_the_guests_root_are_users_attributes_on_the_host() {
 }
 
 #[test]
+fn of_an_attribute_the_client_gets_the_length_the_value_or_that_it_has_no_room() {
+    let rig = rig();
+    std::fs::write(rig.path("file"), "").unwrap();
+    let object = rig.look_up(ROOT, "file").unwrap().inode;
+    rig.tree
+        .setxattr(&me(), object, c"user.a", b"value", 0)
+        .unwrap();
+    for (size, value) in [
+        (0, Ok(None)),
+        (1, Err(Errno::RANGE)),
+        (4, Err(Errno::RANGE)),
+        (5, Ok(Some(b"value".to_vec()))),
+        (u32::MAX, Ok(Some(b"value".to_vec()))),
+    ] {
+        let got = rig.tree.getxattr(&me(), object, c"user.a", size);
+        let got = got.map(|reply| match reply {
+            GetxattrReply::Count(count) => {
+                assert_eq!(count, 5);
+                None
+            }
+            GetxattrReply::Value(value) => Some(value),
+        });
+        let got = got.map_err(|error| Errno::from_io_error(&error).unwrap());
+        assert_eq!(got, value, "{size}");
+    }
+    let missing = rig.tree.getxattr(&me(), object, c"user.b", 0).map(drop);
+    assert_eq!(code(missing), Some(Errno::NODATA));
+}
+
+#[test]
 fn a_program_that_is_emptied_loses_its_capabilities() {
     let rig = rig();
     std::fs::write(rig.path("file"), "text").unwrap();

@@ -69,13 +69,16 @@ impl Tree {
             }
             opened => opened?,
         };
-        let mut value = vec![0; MAX_LEN];
+        // The client asks so of its own accord, too: before each write, where it cannot remember
+        // that a file has no capabilities.
+        if size == 0 {
+            let len = fgetxattr_query(&file, &*name)?;
+            return Ok(GetxattrReply::Count(count(len)));
+        }
+        let mut value = vec![0; MAX_LEN.min(size as usize)];
         let len = fgetxattr(&file, &*name, &mut *value)?;
         value.truncate(len);
-        Ok(match fit(value, size)? {
-            Fitted::Count(count) => GetxattrReply::Count(count),
-            Fitted::Bytes(bytes) => GetxattrReply::Value(bytes),
-        })
+        Ok(GetxattrReply::Value(value))
     }
 
     pub(super) fn list_xattr(&self, object: u64, size: u32) -> io::Result<ListxattrReply> {
@@ -83,16 +86,19 @@ impl Tree {
         let mut names = vec![0; MAX_LEN];
         let len = flistxattr(&file, &mut *names)?;
         names.truncate(len);
-        let names = names
+        let names: Vec<u8> = names
             .split_inclusive(|byte| *byte == 0)
             .filter_map(client_name)
             .flatten()
             .copied()
             .collect();
-        Ok(match fit(names, size)? {
-            Fitted::Count(count) => ListxattrReply::Count(count),
-            Fitted::Bytes(bytes) => ListxattrReply::Names(bytes),
-        })
+        if size == 0 {
+            Ok(ListxattrReply::Count(count(names.len())))
+        } else if names.len() > size as usize {
+            Err(Errno::RANGE.into())
+        } else {
+            Ok(ListxattrReply::Names(names))
+        }
     }
 
     pub(super) fn remove_xattr(&self, object: u64, name: &CStr) -> io::Result<()> {
@@ -150,19 +156,7 @@ fn client_name(name: &[u8]) -> Option<&[u8]> {
     }
 }
 
-enum Fitted {
-    Count(u32),
-    Bytes(Vec<u8>),
-}
-
-/// A size of 0 asks for the length only.
-fn fit(bytes: Vec<u8>, size: u32) -> io::Result<Fitted> {
-    if size == 0 {
-        // At most MAX_LEN.
-        Ok(Fitted::Count(u32::try_from(bytes.len()).unwrap_or(0)))
-    } else if bytes.len() > size as usize {
-        Err(Errno::RANGE.into())
-    } else {
-        Ok(Fitted::Bytes(bytes))
-    }
+/// The length of a value or a list, for a client that asks for no more: at most [`MAX_LEN`].
+fn count(len: usize) -> u32 {
+    u32::try_from(len).unwrap_or(0)
 }
