@@ -51,7 +51,16 @@ pub(crate) fn open_path(path: &Path) -> io::Result<File> {
     open(path, OFlags::PATH)
 }
 
-/// Opens a directory in which mount points are to be created.
+/// Opens what is to be mounted elsewhere. A directory on which something is mounted when it is used
+/// has that done, as by mount(2), and not by `O_PATH` alone.
+pub(crate) fn open_source(path: &Path) -> io::Result<File> {
+    match open(path, OFlags::PATH | OFlags::DIRECTORY) {
+        Err(error) if error.kind() == io::ErrorKind::NotADirectory => open_path(path),
+        opened => opened,
+    }
+}
+
+/// Opens a directory in which names are to be mounted on.
 pub(crate) fn open_root(path: &Path) -> io::Result<File> {
     open(path, OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW)
 }

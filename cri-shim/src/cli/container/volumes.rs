@@ -13,8 +13,8 @@ use serde::{Deserialize, Serialize};
 
 use super::Record;
 use crate::bind::{
-    DetachedTree, Extent, MountPoint, Propagation, guest_options, mount_points, open_path,
-    open_root, pass_on_mounts,
+    DetachedTree, Extent, MountPoint, Propagation, guest_options, mount_points, open_root,
+    open_source, pass_on_mounts,
 };
 
 /// A part of the host's files in a container.
@@ -97,7 +97,7 @@ pub(in crate::cli) fn mount(shared: &Path, record: &Record) -> anyhow::Result<()
 }
 
 fn mount_one(root: &File, name: &str, volume: &Volume) -> anyhow::Result<()> {
-    let source = open_path(&volume.source)?;
+    let source = open_source(&volume.source)?;
     let is_dir = source.metadata()?.is_dir();
     // By its descriptor: what the path means cannot change in between.
     let tree = DetachedTree::of(&source, Extent::Whole, Propagation::Private)?;
@@ -114,7 +114,7 @@ fn mount_one(root: &File, name: &str, volume: &Volume) -> anyhow::Result<()> {
 /// Options by which a guest mounts a volume.
 pub(in crate::cli) fn options(volume: &Volume) -> anyhow::Result<Vec<String>> {
     let path = &volume.source;
-    let flags = open_path(path).and_then(|source| Ok(fstatvfs(source)?.f_flag));
+    let flags = open_source(path).and_then(|source| Ok(fstatvfs(source)?.f_flag));
     let flags = flags.with_context(|| format!("cannot look at {}", path.display()))?;
     let access = if volume.read_only { "ro" } else { "rw" };
     let all = ["rbind", access].into_iter().chain(guest_options(flags));

@@ -96,6 +96,32 @@ fn a_volume_is_mounted_as_its_source_is() {
 }
 
 #[test]
+fn a_volume_that_is_mounted_when_it_is_used_is_mounted() {
+    use rustix::mount::{MountFlags, mount as mount_debugfs};
+    let dir = tempfile::tempdir().unwrap();
+    let [shared, debug] = ["shared", "debug"].map(|name| dir.path().join(name));
+    for made in [&shared, &debug] {
+        fs::create_dir(made).unwrap();
+    }
+    // The kernel's own example of such a directory, which not every host has.
+    let mounted = mount_debugfs("none", &debug, "debugfs", MountFlags::empty(), None);
+    if mounted.is_err() {
+        return;
+    }
+    let tracing = debug.join("tracing");
+    let users = Mounted::of("u");
+    let of_tracing = [wanted(&tracing)];
+    // Looked at with `lstat`, which has it not mounted.
+    if tracing.symlink_metadata().is_ok() {
+        let volumes = mount(&shared, &users, "a", &of_tracing, none()).unwrap();
+        let at = shared.join(volumes[0].name().unwrap());
+        assert!(at.join("README").exists());
+        release(&shared, &users, "a").unwrap();
+    }
+    unmount(&debug, UnmountFlags::DETACH).unwrap();
+}
+
+#[test]
 fn what_several_containers_mount_alike_is_mounted_once() {
     let dir = tempfile::tempdir().unwrap();
     let shared = dir.path().join("shared");

@@ -12,7 +12,7 @@ use k8s_cri::v1::{Mount, MountPropagation};
 use rustix::fs::{StatVfsMountFlags, fstatvfs};
 
 use super::mount_points;
-use crate::bind::{DetachedTree, Extent, MountPoint, Propagation, open_path, open_root};
+use crate::bind::{self, DetachedTree, Extent, MountPoint, Propagation, open_root};
 use crate::cri::error::{CriError, Result};
 use crate::cri::mounted::Mounted;
 
@@ -162,12 +162,12 @@ impl Wanted {
 /// runtimes have it.
 fn open_source(path: &Path) -> Result<File> {
     let failed = || CriError::io("open the volume", path);
-    match open_path(path) {
+    match bind::open_source(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             let mut builder = fs::DirBuilder::new();
             let made = builder.recursive(true).mode(0o755).create(path);
             made.map_err(CriError::io("create the volume", path))?;
-            open_path(path).map_err(failed())
+            bind::open_source(path).map_err(failed())
         }
         opened => opened.map_err(failed()),
     }

@@ -4,7 +4,7 @@ use std::io;
 use std::os::fd::AsFd;
 
 use fuse_backend_rs::abi::fuse_abi::Attr;
-use rustix::fs::{AtFlags, FileType, StatVfs, Statx, StatxFlags, fstatfs, statx};
+use rustix::fs::{AtFlags, FileType, StatVfs, Statx, StatxAttributes, StatxFlags, fstatfs, statx};
 
 use super::table::Id;
 
@@ -85,6 +85,13 @@ impl Attributes {
     /// How many names (hard links) it has.
     pub(super) fn names(&self) -> u32 {
         self.0.stx_nlink
+    }
+
+    /// Whether it is a directory on which the kernel mounts another one when it is used, and has not
+    /// yet: within exports of NFS, for instance.
+    pub(super) fn is_automount(&self) -> bool {
+        let attributes = self.0.stx_attributes & self.0.stx_attributes_mask;
+        attributes.contains(StatxAttributes::AUTOMOUNT) && self.kind() == FileType::Directory
     }
 
     pub(super) fn id(&self) -> Id {

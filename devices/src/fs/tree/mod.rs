@@ -254,12 +254,24 @@ impl Tree {
         let fd = self.as_either(context, || {
             Ok(openat(&parent.fd, name, flags, Mode::empty())?)
         })?;
-        self.entry_of(parent, fd)
+        let attributes = Attributes::of(&fd)?;
+        if attributes.is_automount() {
+            // To open it as a directory has it mounted, which `O_PATH` alone has not.
+            let mounted = self.as_either(context, || {
+                let flags = flags | OFlags::DIRECTORY;
+                Ok(openat(&parent.fd, name, flags, Mode::empty())?)
+            });
+            // Where that fails it is as empty as it is.
+            if let Ok(mounted) = mounted {
+                let attributes = Attributes::of(&mounted)?;
+                return self.entry_of(parent, mounted, &attributes);
+            }
+        }
+        self.entry_of(parent, fd, &attributes)
     }
 
-    /// Returns the entry for the client of an object in `parent` that was opened with `O_PATH`.
-    fn entry_of(&self, parent: &Object, fd: OwnedFd) -> io::Result<Entry> {
-        let attributes = Attributes::of(&fd)?;
+    /// Tells the client of an object in `parent` that was opened with `O_PATH`.
+    fn entry_of(&self, parent: &Object, fd: OwnedFd, attributes: &Attributes) -> io::Result<Entry> {
         let (id, kind) = (attributes.id(), attributes.kind());
         // All objects of a mount are of one file system, and the parent's is still mounted.
         let crosses = id.mount != parent.id.mount;
@@ -286,7 +298,7 @@ impl Tree {
         Ok(Entry {
             inode,
             generation: 0,
-            attr: self.stat(&attributes),
+            attr: self.stat(attributes),
             attr_flags: if is_mount { ATTR_SUBMOUNT } else { 0 },
             attr_timeout: CACHE_TIMEOUT,
             entry_timeout: keep_name,

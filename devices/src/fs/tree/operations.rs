@@ -340,7 +340,8 @@ impl FileSystem for Tree {
             Err(Errno::EXIST) if !exclusive => return Err(Errno::STALE.into()),
             Err(error) => return Err(error.into()),
         };
-        let entry = self.entry_of(&parent, self.path_of(&made)?)?;
+        let path = self.path_of(&made)?;
+        let entry = self.entry_of(&parent, path, &Attributes::of(&made)?)?;
         let kept = self.object(entry.inode).and_then(|object| {
             let writer = self.writer(context, &object);
             Ok((self.keep(entry.inode, made, writer)?, options(&object)))

@@ -3,6 +3,8 @@ use fuse_backend_rs::abi::fuse_abi::CreateIn;
 use fuse_backend_rs::api::filesystem::{
     DirEntry, FileSystem, FsOptions, GetxattrReply, ListxattrReply, OpenOptions, SetattrValid,
 };
+use rustix::mount::{MountFlags, MountPropagationFlags, mount, mount_change};
+use rustix::thread::UnshareFlags;
 use std::ffi::CString;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::Path;
@@ -770,6 +772,31 @@ fn links_and_renames_keep_the_object() {
     let link = rig.look_up(ROOT, "link").unwrap().inode;
     let linked = rig.tree.link(&me(), link, ROOT, c"link2").unwrap();
     assert_eq!(linked.inode, link);
+}
+
+#[test]
+fn a_directory_that_is_mounted_when_it_is_used_has_its_contents() {
+    let dir = tempfile::tempdir().unwrap();
+    // In a mount namespace of this thread: the kernel's own example of such a directory.
+    // SAFETY: of this thread alone, which has a working directory of its own by that.
+    #[allow(unsafe_code)]
+    let own = unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWNS) };
+    let private = MountPropagationFlags::PRIVATE | MountPropagationFlags::REC;
+    let mounted = own.and_then(|()| {
+        mount_change("/", private)?;
+        mount("none", dir.path(), "debugfs", MountFlags::empty(), None)
+    });
+    let tracing = dir.path().join("tracing");
+    // Not every host has it, nor may every user mount.
+    if mounted.is_err() || !tracing.is_dir() {
+        return;
+    }
+    let root: OwnedFd = File::open(dir.path()).unwrap().into();
+    let tree = Tree::new(&root, Access::ReadOnly, Quota::own(100), None).unwrap();
+    let entry = tree.lookup(&me(), ROOT, c"tracing").unwrap();
+    assert_eq!(entry.attr_flags, ATTR_SUBMOUNT);
+    let file = tree.lookup(&me(), entry.inode, c"README").unwrap();
+    assert_ne!(file.inode, 0);
 }
 
 #[test]
