@@ -1,5 +1,5 @@
-//! The command line's face where no guest runs: what it prints, what it refuses and in which
-//! words, and that a refusal leaves nothing behind.
+//! The command line without guests: its output, its errors and their texts, and that an error
+//! leaves nothing behind.
 
 mod support;
 
@@ -99,7 +99,7 @@ fn an_image_that_is_not_here_and_may_not_be_pulled_is_refused() {
 #[test]
 fn a_registry_that_is_down_is_named() {
     let root = Root::default();
-    // Bound, so that nobody else listens there, and not listening.
+    // Bound but not listening, so that no other process listens there.
     let socket = tokio::net::TcpSocket::new_v4().unwrap();
     socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
     let port = socket.local_addr().unwrap();
@@ -420,7 +420,7 @@ fn json_is_asked_for_in_either_way() {
 #[test]
 fn reading_takes_a_root_that_is_not_there_for_an_empty_one() {
     let root = Root::default();
-    // Nobody makes a directory there.
+    // Directories cannot be created there.
     let nowhere = ["--root", "/sys/podvisor"];
     root.output(&[&nowhere[..], &["ps", "-a", "--json"]].concat())
         .printed("[]\n");

@@ -1,4 +1,4 @@
-//! Containers of the command line whose machines have ended or do not answer: no guest is needed.
+//! Containers of the command line whose machines have ended or do not answer: this needs no guest.
 
 mod support;
 
@@ -19,7 +19,7 @@ use support::stand_in::stand_in;
 use support::{Ran, Root, until};
 use tempfile::TempDir;
 
-/// The directory of a container of this name, as `run` makes it.
+/// Returns the directory of a container of this name, as `run` creates it.
 fn container(root: &Root, name: &str, number: u8) -> PathBuf {
     let id = format!("{number:02x}").repeat(32);
     let dir = root.path().join("c").join(&id[..12]);
@@ -35,7 +35,7 @@ fn container(root: &Root, name: &str, number: u8) -> PathBuf {
     dir
 }
 
-/// One that ended: its record says when, in seconds since 1970.
+/// Creates one that has ended; its record has the time in seconds since 1970.
 fn ended(root: &Root, name: &str, number: u8, at: u64) -> PathBuf {
     let dir = container(root, name, number);
     let id = format!("{number:02x}").repeat(32);
@@ -58,7 +58,7 @@ fn pruning_takes_containers_that_ended_before_then_and_goes_on_after_one_that_it
         .printed("Total reclaimed space: 0B\n");
     assert!(old.exists() && new.exists());
     let bad = container(&root, "bad", 3);
-    // No socket can be connected to there.
+    // It is not possible to connect to a socket there.
     fs::create_dir(bad.join("x")).unwrap();
     symlink("control.sock", bad.join("control.sock")).unwrap();
     let filter = ["prune", "-f", "--filter", "until=24h", "--json"];
@@ -108,7 +108,7 @@ fn statistics_end_when_nobody_reads_them() {
     assert!(stats.wait().unwrap().success());
 }
 
-/// A process that listens as a machine's and says nothing.
+/// A process that listens like a machine's and never answers.
 struct Mute {
     child: Child,
     lines: std::io::Lines<BufReader<ChildStdout>>,
@@ -141,14 +141,14 @@ impl Drop for Mute {
     }
 }
 
-/// A process that answers as a machine's, and does what files in a directory say.
+/// A process that answers like a machine's, and acts on files in a directory.
 struct StandIn {
     child: Child,
     control: TempDir,
 }
 
 impl StandIn {
-    /// In the directory of a machine, with containers that run.
+    /// Starts it in the directory of a machine, with running containers.
     fn in_dir(dir: &Path, running: &[&str]) -> Self {
         let control = tempfile::tempdir().unwrap();
         fs::write(control.path().join("running"), running.join("\n")).unwrap();
@@ -160,7 +160,7 @@ impl StandIn {
         self.control.path().join(name)
     }
 
-    /// How often this was called.
+    /// Returns how often this call was made.
     fn called(&self, call: &str) -> usize {
         let calls = fs::read_to_string(self.file("calls")).unwrap_or_default();
         let names = calls.lines().filter_map(|line| line.split(' ').next());
@@ -290,7 +290,7 @@ fn a_machine_that_does_not_answer_is_shown_and_killed_by_force_alone() {
 fn a_run_ends_by_a_signal_while_it_clears_away() {
     let host = Host::default();
     let mut mute = Mute::in_dir(&container(&host.root, "stuck", 0xab));
-    // What it takes for a guest's files: it ends before it boots from them.
+    // Files that it accepts as a guest's: it ends before it boots from them.
     symlink("/bin/busybox", host.root.path().join("vmlinux")).unwrap();
     fs::write(host.root.path().join("initramfs.cpio"), "none").unwrap();
     let mut run = host.root.podvisor(&["run", "box", "true"]);
@@ -306,7 +306,7 @@ fn a_run_ends_by_a_signal_while_it_clears_away() {
     assert_eq!(ran.code, Some(130), "{ran:?}");
 }
 
-/// The kernel shows who waits for a lock.
+/// Returns whether the kernel shows that this process waits for a lock.
 fn waits_for_a_lock(pid: u32) -> bool {
     let locks = fs::read_to_string("/proc/locks").unwrap();
     let mut lines = locks.lines().filter(|line| line.contains("-> FLOCK"));
@@ -319,7 +319,7 @@ fn a_stop_waits_for_who_starts_the_container() {
     let dir = container(&root, "starting", 0xcd);
     let claim = fs::File::open(&dir).unwrap();
     flock(&claim, FlockOperation::LockExclusive).unwrap();
-    // While a guest boots, its machine's process answers nobody.
+    // While a guest boots, its machine's process does not answer.
     let booting = Mute::in_dir(&dir);
     let ps = root.output(&["ps", "--json"]);
     let ps: Value = serde_json::from_str(&ps.stdout).unwrap();
@@ -331,7 +331,7 @@ fn a_stop_waits_for_who_starts_the_container() {
         assert_eq!(stop.try_wait().unwrap(), None, "it did not wait");
     }
     flock(claim.as_fd(), FlockOperation::Unlock).unwrap();
-    // Its starter made nothing.
+    // Its starter created nothing.
     Ran::of(stop).printed("starting\n");
 }
 
@@ -350,7 +350,7 @@ fn removing_by_force_does_not_wait_for_the_guest_of_one_that_is_being_started() 
     assert!(!dir.exists());
 }
 
-/// The names of what `ps -a` shows with these filters.
+/// Returns the names in the output of `ps -a` with these filters.
 fn shown(root: &Root, filters: &[&str]) -> Vec<String> {
     let filters = filters.iter().flat_map(|filter| ["--filter", filter]);
     let arguments: Vec<&str> = ["ps", "-a", "--json"].into_iter().chain(filters).collect();
@@ -414,7 +414,7 @@ fn pruning_goes_by_when_a_machine_ended_and_not_by_when_it_was_made() {
     let died = container(&root, "died", 1);
     let record = json!({"exit": "Died", "containers": []}).to_string();
     fs::write(died.join("exit.json"), record).unwrap();
-    // Its host was started anew since then, at the least.
+    // At the latest when its host was rebooted.
     let unknown = container(&root, "unknown", 2);
     let pod = container(&root, "pod", 3);
     let record = fs::read_to_string(pod.join("container.json")).unwrap();
@@ -436,7 +436,7 @@ fn pruning_goes_by_when_a_machine_ended_and_not_by_when_it_was_made() {
     assert!(!unknown.exists());
 }
 
-/// Answers on a control socket that another version of the protocol is spoken there.
+/// Answers on a control socket that it speaks another version of the protocol.
 fn other_version(dir: &Path) {
     let listener = std::os::unix::net::UnixListener::bind(dir.join("control.sock")).unwrap();
     let answer = |mut stream: UnixStream| -> std::io::Result<()> {
@@ -454,7 +454,7 @@ fn other_version(dir: &Path) {
     };
     std::thread::spawn(move || {
         for stream in listener.incoming() {
-            // Who is gone before the answer comes has not waited for it.
+            // A client that disconnects early does not need the answer.
             let _ = answer(stream.unwrap());
         }
     });

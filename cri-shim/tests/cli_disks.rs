@@ -9,7 +9,7 @@ use serde_json::Value;
 use sha2::{Digest as _, Sha256};
 use support::Root;
 
-/// Serves a file at `/disk.img` and nothing else; its address.
+/// Serves only a file at `/disk.img`; returns its address.
 fn serve(file: &'static [u8]) -> String {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let address = format!("http://{}/disk.img", listener.local_addr().unwrap());
@@ -17,7 +17,7 @@ fn serve(file: &'static [u8]) -> String {
         for mut stream in listener.incoming().flatten() {
             let mut lines = BufReader::new(stream.try_clone().unwrap()).lines();
             let first = lines.next().unwrap().unwrap();
-            // The head ends at an empty line.
+            // The header ends at an empty line.
             lines.find(|line| line.as_ref().is_ok_and(String::is_empty));
             let (status, body) = match first.starts_with("GET /disk.img ") {
                 true => ("200 OK", file),
@@ -66,7 +66,7 @@ fn a_disk_image_is_pulled_listed_and_removed_by_its_address() {
         .printed(&format!("{}\n", &id[7..19]));
     let table = root.output(&["images", "--disks"]).stdout;
     assert!(table.starts_with("URL ") && table.contains(&url), "{table}");
-    // It is no image to run.
+    // It is not an image to run.
     assert!(!root.output(&["images"]).stdout.contains("disk.img"));
 
     root.output(&["image", "pin", &url]);

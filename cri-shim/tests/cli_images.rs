@@ -1,4 +1,4 @@
-//! What the commands for images do, print and refuse: load, save, tag, prune, inspect, history.
+//! Effects, output and errors of the commands for images: load, save, tag, prune, inspect, history.
 
 mod support;
 
@@ -17,7 +17,7 @@ use support::{Ran, Root};
 
 const NAME: &str = "docker.io/library/app:1";
 
-/// A root with an image of busybox under [`NAME`], and the image's id.
+/// Creates a root with an image of busybox under [`NAME`]; returns it with the image's id.
 fn root() -> (Root, String) {
     let root = Root::default();
     let image = Image::busybox(json!({ "Cmd": ["sh"], "Healthcheck": { "Test": ["NONE"] } }));
@@ -63,7 +63,7 @@ fn a_directory_of_settings_says_where_a_registry_is() {
         .refused(1, &["cannot read /no/such/directory"]);
 }
 
-/// All files under the root that hold images, with their contents.
+/// Returns all files under the root that belong to images, with their contents.
 fn contents(root: &Root) -> Vec<(PathBuf, Vec<u8>)> {
     let mut files = root.files_ending_in("");
     files.retain(|file| file.starts_with(root.path().join("images")));
@@ -157,7 +157,7 @@ fn what_is_no_archive_says_so_and_leaves_the_store_alone() {
     assert!(contents(&root) == before);
 }
 
-/// Both ends of a terminal.
+/// Returns both ends of a terminal.
 fn terminal() -> (OwnedFd, File) {
     let flags = rustix::pty::OpenptFlags::RDWR | rustix::pty::OpenptFlags::NOCTTY;
     let master = rustix::pty::openpt(flags).unwrap();
@@ -212,7 +212,7 @@ fn a_save_that_fails_leaves_no_file_and_keeps_an_old_one() {
         .printed("");
     assert_eq!(names().len(), 1);
 
-    // Through a link, it is the file behind it that is replaced.
+    // Through a link, the link's target is replaced.
     let link = directory.join("link");
     std::os::unix::fs::symlink("x.tar", &link).unwrap();
     root.output(&["save", "-o", link.to_str().unwrap(), "app:1"])
@@ -226,7 +226,7 @@ fn a_save_that_is_killed_leaves_no_half_file() {
     let (root, _) = root();
     let whole = root.podvisor(&["save", "app:1"]).output().unwrap().stdout;
     let directory = root.path().join("out");
-    // The file that must go is there from an open on.
+    // The temporary file exists after `openat`.
     for (signal, code, calls) in [
         ("TERM", 143, "openat,write,fsync,rename"),
         ("KILL", 137, "write,fsync,rename"),
@@ -256,7 +256,7 @@ fn a_save_that_is_killed_leaves_no_half_file() {
                 Ok(bytes) => assert!(bytes == whole, "{signal} {call}"),
                 Err(_) => assert!(!is_done, "{signal} {call}"),
             }
-            // Nobody can clear up after SIGKILL.
+            // Cleanup is impossible after SIGKILL.
             if signal == "TERM" {
                 let mut left = fs::read_dir(&directory).unwrap().flatten();
                 assert!(left.all(|entry| entry.path() == tar), "{signal} {call}");
@@ -274,7 +274,7 @@ fn a_save_that_is_killed_leaves_no_half_file() {
 fn a_save_into_a_pipe_that_is_full_can_be_interrupted() {
     let (root, _) = root();
     for (signal, code) in [(Signal::INT, 130), (Signal::TERM, 143)] {
-        // A pipe that nobody empties keeps podvisor in the middle of its work.
+        // A full pipe blocks podvisor during its work.
         let (mut reader, writer) = std::io::pipe().unwrap();
         let mut child = root
             .podvisor(&["save", "app:1"])
@@ -300,7 +300,7 @@ fn a_load_that_is_interrupted_leaves_the_store_alone() {
         .spawn()
         .unwrap();
     let mut stdin = child.stdin.take().unwrap();
-    // More than a pipe holds: podvisor is at its work when all of it is written.
+    // More than a pipe's capacity: podvisor is working once all of it is written.
     stdin.write_all(&bytes[..500_000]).unwrap();
     kill_process(Pid::from_child(&child), Signal::TERM).unwrap();
     assert_eq!(child.wait().unwrap().code(), Some(143));
@@ -398,7 +398,7 @@ fn files_that_others_are_at_stay_until_they_are_done_and_that_is_said() {
     reader.read_to_end(&mut archive).unwrap();
     assert_eq!(Ran::of(saving).code, Some(0));
     assert_eq!(blobs(), 0);
-    // What was removed in the meantime is whole in the archive.
+    // Content that was removed meanwhile is complete in the archive.
     let tar = file(&root, "x.tar");
     fs::write(&tar, archive).unwrap();
     root.output(&["load", "-i", &tar])

@@ -1,4 +1,4 @@
-//! What `pull` and `run` take under a signature policy.
+//! `pull` and `run` under a signature policy.
 
 mod support;
 
@@ -8,7 +8,7 @@ use support::guest_files::{elf, run};
 use support::image::Image;
 use support::registry::Registry;
 
-/// A public key whose private one nobody has.
+/// A public key whose private key does not exist any more.
 const KEY: &str = "-----BEGIN PUBLIC KEY-----\n\
     MCowBQYDK2VwAyEAGb9ECWmEzNUy1SFFvjM6Hes4NRLq5N3bABVteIUIjPc=\n\
     -----END PUBLIC KEY-----\n";
@@ -40,7 +40,7 @@ fn an_image_that_is_not_signed_is_refused_and_leaves_nothing() {
     run(&root, &[&signed[..], &["-q", &name]].concat()).refused(125, &refusal);
     assert!(root.files_ending_in(".erofs").is_empty());
 
-    // What is here without having been verified counts no more than what is not.
+    // An unverified local image counts as a missing one.
     root.output(&["pull", "-q", &name]);
     let never = [&signed[..], &["--pull", "never", &name]].concat();
     run(&root, &never).refused(125, &["no signature of it was verified", "pull it again"]);
@@ -58,7 +58,7 @@ fn a_policy_file_decides_by_name() {
         );
         file(&root, "policy.json", &policy)
     };
-    // A relative key file is beside the policy.
+    // A relative key file is next to the policy.
     let signed = policy(r#"{"type": "sigstoreSigned", "keyPath": "cosign.pub"}"#);
     root.output(&["pull", "--signature-policy", &signed, &name])
         .refused(1, &["is not signed"]);

@@ -1,5 +1,5 @@
-//! What containers without a daemon do besides running once: being started again. These need a KVM
-//! that runs guests; nothing asserts a time.
+//! Restarts, events, consoles and flags of containers without a daemon. These tests need a KVM that
+//! runs guests; they do not assert times.
 
 mod support;
 
@@ -11,7 +11,7 @@ use support::host::{Host, kill, sandboxes};
 use support::until;
 
 impl Host {
-    /// What has happened so far, as words.
+    /// Returns the past events as text.
     fn events(&self, arguments: &[&str]) -> String {
         let now = ["events", "--until", "0s"];
         let ran = self.podvisor(&[&now, arguments].concat());
@@ -27,14 +27,14 @@ fn guest_events_are_told_as_they_happen_and_none_is_missing() {
     let mut follow = host.root.podvisor(&["events", "--format", "json"]);
     let mut follow = follow.stdout(Stdio::piped()).spawn().unwrap();
     let mut lines = BufReader::new(follow.stdout.take().unwrap()).lines();
-    // Nothing tells when it listens but what it says.
+    // Only its output shows that it listens.
     let log = host.root.path().join("events.log");
     until("the log of events", || log.exists());
     let id = host.start(&["--name", "web", "-l", "tier=front"], "exec sleep 9999");
     host.podvisor(&["pause", "web"]).printed("web\n");
     host.podvisor(&["unpause", "web"]).printed("web\n");
     host.podvisor(&["exec", "web", "true"]).printed("");
-    // What a killed process left unsaid, the next command says.
+    // The next command reports what a killed process did not.
     sandboxes().into_iter().for_each(kill);
     until("the end of the killed one", || {
         host.podvisor(&["ps", "-q"]).stdout.is_empty()
@@ -85,7 +85,7 @@ fn guest_console_is_read_and_typed_to_and_needs_no_agent() {
         let lines = BufReader::new(console.stdout.take().unwrap()).lines();
         (console, lines)
     };
-    // What it wrote before is shown first.
+    // Its earlier output is shown first.
     let (mut console, mut lines) = connect();
     assert!(lines.any(|line| line.unwrap().contains("Linux version")));
     let tty = "/proc/1/root/dev/ttyS0";
@@ -103,7 +103,7 @@ fn guest_console_is_read_and_typed_to_and_needs_no_agent() {
     rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();
     assert_eq!(console.wait().unwrap().code(), Some(130));
 
-    // Of a guest that stands still, too; it ends with the machine.
+    // Even if the guest is paused; it ends with the machine.
     host.podvisor(&["pause", "talks"]).printed("talks\n");
     let (mut console, mut lines) = connect();
     assert!(lines.any(|line| line.unwrap().contains(&answer)));
@@ -117,7 +117,7 @@ fn guest_program_is_started_again_as_its_policy_says() {
     let both = ["run", "--rm", "--restart", "always", "box", "true"];
     host.podvisor(&both).refused(125, &["--restart", "--rm"]);
 
-    // In the same files, with the same log, and not for ever.
+    // In the same files, with the same log, and a limited number of times.
     let script = "echo run $(cat /runs); echo again >>/runs; sleep 1000 & exit 3";
     host.start(&["--name", "fails", "--restart", "on-failure:2"], script);
     host.podvisor(&["wait", "fails"]).printed("3\n");
@@ -132,7 +132,7 @@ fn guest_program_is_started_again_as_its_policy_says() {
         "create start die restart start die restart start die"
     );
 
-    // With nothing of the control groups that it has made.
+    // Without the control groups that it has created.
     let script = "cd /sys/fs/cgroup && mkdir init && echo 0 >init/cgroup.procs && \
                   echo +memory >cgroup.subtree_control && echo nested; exit 4";
     let nests = ["--name", "nests", "--restart", "on-failure:1"];
@@ -142,7 +142,7 @@ fn guest_program_is_started_again_as_its_policy_says() {
         .printed("nested\nnested\n");
     host.podvisor(&["rm", "nests"]).printed("nests\n");
 
-    // Also when its program is away for a while; it may use no other devices then.
+    // Even while its program does not run; it may not use other devices then.
     let volume = host.root.path().join("volume");
     std::fs::create_dir(&volume).unwrap();
     let program = || {
@@ -181,10 +181,10 @@ fn guest_program_is_started_again_as_its_policy_says() {
     support::Ran::of(wait).printed("7\n");
     host.podvisor(&["logs", "always"]).printed("up\nup\nup\n");
 
-    // Also while it waits for its next start.
+    // Even while it waits for its next start.
     host.start(&["--name", "waits", "--restart", "always"], "exit 5");
     let status = || host.json(&["ps", "-a", "--json", "-f", "name=waits"])[0]["State"].clone();
-    // By then it waits for longer than it takes to see that it does.
+    // Its delay is then longer than it takes to observe it.
     until("seven restarts", || {
         host.json(&["inspect", "waits"])[0]["RestartCount"].as_u64() >= Some(7)
     });
@@ -195,7 +195,7 @@ fn guest_program_is_started_again_as_its_policy_says() {
         .printed("fails\nalways\nwaits\n");
 }
 
-/// What a program finds of the flags that change its specification.
+/// Prints the effects of the flags that change the specification.
 const FLAGS: &str = "echo $A-$B; cat /etc/hosts | grep db; ulimit -Sn; ulimit -Hn; id -G
     grep -E ' /(data|tmp|dev/shm) ' /proc/mounts | cut -d' ' -f2-4; cat /proc/sys/vm/swappiness
     grep CapEff /proc/self/status; echo x >/tmp/x && echo x >/run/x && echo written
@@ -266,7 +266,7 @@ fn guest_flags_of_a_container_are_what_its_program_finds() {
     let shown = host.json(&["inspect", "flags"]);
     assert_eq!(shown[0]["Id"], std::fs::read_to_string(&id).unwrap());
     assert_eq!(shown[0]["Config"]["StopTimeout"], 3);
-    // It is there already, and so is the name.
+    // It exists already, and so does the name.
     host.podvisor(&run).refused(125, &["--cidfile"]);
     let replace = [
         "run",

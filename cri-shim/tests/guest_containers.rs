@@ -1,5 +1,5 @@
-//! Containers without a daemon, through the real binary. These need a KVM that runs guests;
-//! nothing asserts a time.
+//! Containers without a daemon, through the real binary. These tests need a KVM that runs guests;
+//! they do not assert times.
 
 mod support;
 
@@ -14,19 +14,19 @@ use rustix::process::{Pid, Signal, kill_process};
 use support::host::{Host, kill, sandboxes};
 use support::{Ran, until};
 
-/// The lines that come, while they come.
+/// Returns the lines as they arrive.
 fn lines_of(stdout: ChildStdout) -> mpsc::Receiver<String> {
     let (sender, lines) = mpsc::channel();
     thread::spawn(move || {
         for line in BufReader::new(stdout).lines() {
-            // Whoever listened may have heard enough.
+            // The receiver may have been dropped.
             let _ = sender.send(line.unwrap());
         }
     });
     lines
 }
 
-/// Waits until there is a sandbox, or will not be one.
+/// Waits until there is a sandbox, or fails if there will not be one.
 fn launched(run: &mut Child) {
     until("a sandbox", || {
         assert_eq!(run.try_wait().unwrap(), None);
@@ -73,7 +73,7 @@ fn guest_container_is_found_again_by_every_command() {
     host.podvisor(&["rm", "web"])
         .refused(1, &["running", "--force"]);
 
-    // Further processes: output, exit codes, input, environment.
+    // Execs: output, exit codes, input, environment.
     host.podvisor(&["exec", "web", "sh", "-c", "echo $A; exit 0"])
         .printed("\n");
     let ran = host.podvisor(&[
@@ -114,7 +114,7 @@ fn guest_container_is_found_again_by_every_command() {
     host.podvisor(&["cp", "web:/tmp/from-host", &to.display().to_string()])
         .printed("");
     assert_eq!(fs::read_to_string(to.join("from-host")).unwrap(), "hello\n");
-    // Names that are given, and what is in a directory.
+    // Explicit names, and the contents of a directory.
     let at = |name: &str| to.join(name).display().to_string();
     for (from, place) in [
         ("web:/tmp/from-host", at("renamed")),
@@ -142,7 +142,7 @@ fn guest_container_is_found_again_by_every_command() {
         .printed("hello\nhello\n");
     host.podvisor(&["cp", &file, "web:/no/such/directory"])
         .refused(1, &["/no/such"]);
-    // What an earlier copy left leads nowhere, and what is no file stays where it is.
+    // Links from an earlier copy are not followed, and special files are not replaced.
     let outside = host.root.path().join("outside");
     fs::create_dir(&outside).unwrap();
     let run = |script: &str| {
@@ -159,7 +159,7 @@ fn guest_container_is_found_again_by_every_command() {
     run("mkfifo /tmp/way/pipe");
     host.podvisor(&["cp", "web:/tmp/way", &at("way2")])
         .refused(1, &["way/pipe is a device, a pipe or a socket"]);
-    // Interrupted half-way, it leaves nothing.
+    // If it is interrupted, it leaves nothing.
     let is_half_way = || {
         let mut names = fs::read_dir(&to).unwrap().map(Result::unwrap);
         names.any(|name| name.file_name().to_string_lossy().starts_with('.'))
@@ -190,7 +190,7 @@ fn guest_container_is_found_again_by_every_command() {
     host.podvisor(&["exec", "web", "cat", "/made/renamed"])
         .printed("hello\n");
 
-    // Paused it does nothing; then it goes on.
+    // Paused, it does nothing; then it continues.
     host.podvisor(&["pause", "web"]).printed("web\n");
     assert_eq!(host.json(&["ps", "--json"])[0]["State"], "paused");
     host.podvisor(&["exec", "web", "true"])
@@ -217,13 +217,13 @@ fn guest_container_is_found_again_by_every_command() {
     );
     assert_eq!(inspect[0]["Mounts"][0]["Destination"], "/data");
 
-    // Who attaches sees what comes, and gets the exit code; the program is given its time.
+    // An attached client gets the output and the exit code; the program gets its grace period.
     let mut attach = host.root.podvisor(&["attach", "web"]);
     let mut attach = attach.stdout(Stdio::piped()).spawn().unwrap();
     let attached = lines_of(attach.stdout.take().unwrap());
     let wait = host.root.podvisor(&["wait", "web"]);
     let wait = { wait }.stdout(Stdio::piped()).spawn().unwrap();
-    // Nothing but what is written from then on tells that somebody is attached.
+    // Only output that is written later shows that a client is attached.
     until("what the container writes", || {
         let is_attached = attached.try_recv() != Err(TryRecvError::Empty);
         if !is_attached {
@@ -283,7 +283,7 @@ fn guest_containers_log_does_not_grow_beyond_its_bounds() {
     assert!(followed.ends_with("\n2998\n2999\n"), "{followed}");
     let logs = host.podvisor(&["logs", "talker"]).stdout;
     let numbers: Vec<u32> = logs.lines().map(|line| line.parse().unwrap()).collect();
-    // The last ones, without a gap; some are gone.
+    // The last ones, without a gap; older ones are gone.
     assert!(numbers[0] > 0 && numbers.len() > 1000, "{logs}");
     assert!(numbers.iter().copied().eq(numbers[0]..3000), "{logs}");
     host.podvisor(&["logs", "--tail", "2", "talker"])
@@ -325,7 +325,7 @@ fn guest_containers_begin_as_clones_of_the_first_ones_template() {
     host.leaves_nothing();
 }
 
-/// While the machine's process still takes it apart.
+/// While the machine's process is still cleaning up.
 #[test]
 fn guest_that_has_ended_leaves_its_name_and_image_to_the_next_command() {
     let host = Host::default();
@@ -405,8 +405,8 @@ fn guest_container_that_does_not_end_is_killed_after_its_grace_period() {
     let script = "trap 'echo no' TERM; echo up; while :; do sleep 0.1; done";
     host.start(&["--name", "deaf"], script);
     host.logs_with("deaf", "up");
-    // The deadline is the sandbox's: it holds when who asked for it is gone. It is far enough for
-    // a slow guest to say no before it.
+    // The sandbox enforces the deadline: it holds even if the client is gone. It is long enough for
+    // a slow guest to answer before.
     let mut stop = host.root.podvisor(&["stop", "-t", "20", "deaf"]);
     let mut stop = stop.spawn().unwrap();
     host.logs_with("deaf", "no");
@@ -417,7 +417,7 @@ fn guest_container_that_does_not_end_is_killed_after_its_grace_period() {
     assert_eq!(host.left(), Vec::<String>::new());
 }
 
-/// Who takes part in a run and is killed, in this order.
+/// The process of a run that is killed, in this order.
 #[derive(Debug, Clone, Copy)]
 enum Killed {
     LauncherOnTheWay,
@@ -469,8 +469,7 @@ fn guest_node_is_clean_after_anything_was_killed() {
         host.podvisor(&["rm", "-f", "victim"]);
         let ps = host.podvisor(&["ps", "-aq"]);
         assert_eq!((ps.code, &*ps.stdout), (Some(0), ""), "{killed:?}: {ps:?}");
-        // A process that has been killed is gone a moment later, and its group with the next
-        // command.
+        // A killed process is gone a moment later, and its group is removed by the next command.
         host.leaves_nothing();
     }
     assert!(data.exists());

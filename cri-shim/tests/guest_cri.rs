@@ -1,4 +1,4 @@
-//! The story of a pod: a daemon, CNI's bridge, two containers of two images, one guest.
+//! The life of a pod: a daemon, CNI's bridge, two containers of two images, one guest.
 
 mod support;
 
@@ -22,17 +22,17 @@ use support::registry::Registry;
 use tonic::transport::Channel;
 use tonic::{Code, Streaming};
 
-/// The bridge that this test makes.
+/// The bridge that this test creates.
 const BRIDGE: &str = "br-story";
 
-/// Where the kubelet has made the pod's control group.
+/// The pod's control group, as created by the kubelet.
 const GROUP: &str = "/sys/fs/cgroup/story/pod-uid";
 
 /// A server that answers each connection with one line.
 const WEB: &str = "cat /config/greeting; echo complaint >&2; \
                    while true; do echo hello from web | busybox nc -l -p 8080; done";
 
-/// A program that ends: it may write here and not there.
+/// A program that ends: it may write to one path and not to another.
 const JOB: &str = "echo made by $FROM > /data/out; echo x > /config/greeting || echo refused; \
                    printf 'no newline'; exit 3";
 
@@ -105,7 +105,7 @@ fn mount(host: &Path, container: &str, readonly: bool) -> Mount {
     }
 }
 
-/// The pod's control group, as the kubelet makes it: with controllers, and in this one no limits.
+/// Creates the pod's control group as the kubelet does: with controllers, here without limits.
 fn make_group() {
     let group = Path::new(GROUP);
     fs::create_dir_all(group.parent().unwrap()).unwrap();
@@ -116,7 +116,7 @@ fn make_group() {
     fs::create_dir_all(group).unwrap();
 }
 
-/// A volume as the kubelet makes those of configMaps: a link to a link that it swaps.
+/// Creates a volume as the kubelet does for configMaps: a link to a link that it swaps.
 fn config_map(dir: &Path, version: &str, greeting: &str) {
     fs::create_dir_all(dir.join(version)).unwrap();
     fs::write(dir.join(version).join("greeting"), greeting).unwrap();
@@ -151,7 +151,7 @@ impl Story {
         String::from_utf8(ran.stdout).unwrap()
     }
 
-    /// Gives the pod another limit, in MiB.
+    /// Changes the pod's limits, in MiB and thousandths of a CPU.
     async fn limit(&mut self, mib: i64, milli_cpus: i64) {
         let request = UpdatePodSandboxResourcesRequest {
             pod_sandbox_id: self.client.pod.clone(),
@@ -166,7 +166,7 @@ impl Story {
         self.daemon.update_pod(request).await.unwrap();
     }
 
-    /// Waits until the guest has as many KiB as a condition of `test` says.
+    /// Waits until the guest's memory in KiB fulfils a condition of `test`.
     async fn until_memory(&mut self, id: &str, condition: &str) {
         let total = "$(awk '/MemTotal/ { print $2 }' /proc/meminfo)";
         let script = format!("until [ {total} {condition} ]; do sleep 0.1; done");
@@ -174,7 +174,8 @@ impl Story {
         assert_eq!(waited.exit_code, 0, "{waited:?}");
     }
 
-    /// CPUs that a container finds, and what the guest's process on the host may use.
+    /// Returns the CPUs that a container sees, and the CPU limit of the guest's process on the
+    /// host.
     async fn cpus(&mut self, id: &str) -> (String, String) {
         let found = self.stdout(id, "nproc").await;
         let group = Path::new(GROUP).join(&self.client.pod);
@@ -182,21 +183,21 @@ impl Story {
         (found.trim().to_owned(), limit.trim().to_owned())
     }
 
-    /// How readily the host kills each process of the guest's group, and its share of CPU time.
+    /// Returns the OOM scores of the processes in the guest's group, and its share of CPU time.
     fn importance(&self) -> (Vec<String>, String) {
         let group = Path::new(GROUP).join(&self.client.pod);
         let read = |path: PathBuf| fs::read_to_string(path).unwrap().trim().to_owned();
         let processes = read(group.join("machine/cgroup.procs"));
         let values = processes.lines().filter_map(|process| {
             let process = Path::new("/proc").join(process);
-            // KVM's own thread is the kernel's, which nobody kills.
+            // KVM's own thread is a kernel thread, which is never killed.
             let is_program = !read(process.join("cmdline")).is_empty();
             is_program.then(|| read(process.join("oom_score_adj")))
         });
         (values.collect(), read(group.join("cpu.weight")))
     }
 
-    /// What the guest has, and what its process on the host may have.
+    /// Returns the guest's memory, and the limit of its process on the host.
     async fn memory(&mut self, id: &str) -> Memory {
         let guest = self
             .stdout(id, "awk '/MemTotal/ { print $2 }' /proc/meminfo")
@@ -229,7 +230,7 @@ async fn stopped(events: &mut Streaming<ContainerEventResponse>, id: &str) {
     }
 }
 
-/// The words of a line of a log without its time.
+/// Returns the entries of a log without timestamps.
 fn entries(log: &str) -> Vec<String> {
     let entry = |line: &str| {
         let (time, rest) = line.split_once(' ').unwrap();
@@ -251,7 +252,7 @@ fn interfaces(prefix: &str) -> usize {
     names.filter(|name| name.starts_with(prefix)).count()
 }
 
-/// What the process of the only sandbox says.
+/// Returns the log of the only sandbox's process.
 fn sandbox_log(daemon: &Daemon) -> String {
     let mut sandboxes = fs::read_dir(daemon.path("run/sb")).unwrap().flatten();
     let dir = sandboxes.next().unwrap().path();
@@ -300,12 +301,13 @@ async fn guest_lives_the_story_of_a_pod() {
         daemon.images().await.pull_image(request).await.unwrap();
     }
 
-    // The node's first pod boots; beside it a template is made, of which all others are clones.
+    // The node's first pod boots; in parallel, a template is created, of which all others are
+    // clones.
     let mut runtime = daemon.runtime().await;
     make_group();
     first_pod(&daemon, &mut runtime).await;
 
-    // The sandbox; asked for twice at once, as a kubelet may that lost an answer.
+    // The sandbox, requested twice at the same time, as by a kubelet that lost an answer.
     let events = runtime.get_container_events(GetEventsRequest {}).await;
     let mut events = events.unwrap().into_inner();
     let request = || RunPodSandboxRequest {
@@ -372,7 +374,7 @@ async fn guest_lives_the_story_of_a_pod() {
     story.client.start(&job).await.unwrap();
     stopped(&mut events, &job).await;
 
-    // The job's end, what it said and what it wrote.
+    // The job's end, its output and the file that it wrote.
     let ended = story.client.status(&job).await;
     assert_eq!(ended.state, i32::from(ContainerState::ContainerExited));
     assert_eq!((ended.exit_code, ended.reason.as_str()), (3, "Error"));
@@ -394,7 +396,7 @@ async fn guest_lives_the_story_of_a_pod() {
         "good morning\n"
     );
 
-    // Another program in the container that runs.
+    // Another program in the running container.
     assert_eq!(
         story.stdout(&web, "cat /data/out; hostname").await,
         "made by job\nstory\n"
@@ -460,7 +462,7 @@ async fn guest_lives_the_story_of_a_pod() {
     assert!(stats.memory.unwrap().usage_bytes.unwrap().value > 0);
     assert!(stats.cpu.unwrap().usage_core_nano_seconds.unwrap().value > 0);
 
-    // The daemon is killed: the pod runs on, and its containers' ends are known.
+    // The daemon is killed: the pod keeps running, and its containers' exits are recorded.
     drop(events);
     story.daemon.end(Signal::KILL);
     story.daemon.start();
@@ -474,7 +476,7 @@ async fn guest_lives_the_story_of_a_pod() {
     assert_eq!(story.client.status(&job).await.exit_code, 3);
     assert_eq!(story.stdout(&web, "cat /data/out").await, "made by job\n");
 
-    // One container is there, with half a CPU.
+    // One container is left, with half a CPU.
     let (values, weight) = story.importance();
     assert!(
         !values.is_empty() && values.iter().all(|value| value == "700"),
@@ -482,14 +484,14 @@ async fn guest_lives_the_story_of_a_pod() {
     );
     assert_eq!(weight, "20");
 
-    // The kubelet raises the pod's limits, and lowers them again. At first there was room for both
-    // containers, of which one has ended.
+    // The kubelet raises the pod's limits, and lowers them again. There was memory for both
+    // containers at first, of which one has ended.
     let before = story.memory(&web).await;
     let cpus = |found: &str, limit: &str| (found.to_owned(), limit.to_owned());
     assert_eq!(story.cpus(&web).await, cpus("1", "150000 100000"));
     story.limit(512, 2500).await;
     assert_eq!(story.cpus(&web).await, cpus("3", "350000 100000"));
-    // The last of it is plugged in and about to be used.
+    // The last of it is plugged in and about to be onlined.
     let grown = before.guest_kib + (384 << 10);
     story.until_memory(&web, &format!("-eq {grown}")).await;
     let limit = story.memory(&web).await.host_limit;
@@ -498,7 +500,7 @@ async fn guest_lives_the_story_of_a_pod() {
     assert_eq!(story.cpus(&web).await, cpus("1", "150000 100000"));
     let shrunk = before.guest_kib + (64 << 10);
     story.until_memory(&web, &format!("-lt {shrunk}")).await;
-    // The limit on the host follows when the kubelet asks again, if it has not yet.
+    // The limit on the host follows at the latest when the kubelet asks again.
     let follows = async {
         while story.memory(&web).await.host_limit >= before.host_limit + (64 << 20) {
             story.limit(64, 0).await;
@@ -506,7 +508,7 @@ async fn guest_lives_the_story_of_a_pod() {
     };
     tokio::time::timeout(PATIENCE, follows).await.unwrap();
 
-    // Its end: a shell that is process 1 has no mind for SIGTERM.
+    // Its end: a shell that is PID 1 ignores SIGTERM.
     let request = StopContainerRequest {
         container_id: web.clone(),
         timeout: 1,
@@ -571,7 +573,7 @@ async fn guest_lives_the_story_of_a_pod() {
     let run = story.daemon.path("run").to_str().unwrap().to_owned();
     let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
     let left: Vec<&str> = mounts.lines().filter(|line| line.contains(&run)).collect();
-    // The directory of sandboxes itself is a mount for as long as this boot lasts.
+    // The directory of sandboxes itself stays mounted until the next boot.
     assert!(
         left.iter().all(|line| line.contains(&format!("{run}/sb "))),
         "{left:?}"

@@ -1,6 +1,6 @@
-//! Images that mmdebstrap, umoci, buildah and skopeo made, from a real docker-registry and from
-//! archives, in real guests. `cargo xtask test` makes the images (xtask/src/images) and says in
-//! `PODVISOR_TEST_IMAGES` where they are.
+//! Images from mmdebstrap, umoci, buildah and skopeo, pulled from a real docker-registry and loaded
+//! from archives, in real guests. `cargo xtask test` creates the images (xtask/src/images) and
+//! passes their directory in `PODVISOR_TEST_IMAGES`.
 
 mod support;
 
@@ -14,14 +14,14 @@ use support::foreign::{self, Registry};
 use support::tree::{self, Tree};
 use support::{Ran, Root};
 
-/// One guest at a time: a machine with a single processor gains nothing by more.
+/// One guest at a time: more are no faster on a machine with a single processor.
 static TURN: Mutex<()> = Mutex::new(());
 
 fn turn() -> MutexGuard<'static, ()> {
     TURN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Pulls `repository` of the images' registry; the root and the image's name.
+/// Pulls `repository` of the images' registry; returns the root and the image's name.
 fn pulled(repository: &str) -> (Root, String) {
     let root = Root::default();
     let registry = Registry::start();
@@ -31,7 +31,7 @@ fn pulled(repository: &str) -> (Root, String) {
     (root, name)
 }
 
-/// Loads an archive that holds one image; the root and the image's name.
+/// Loads an archive with one image; returns the root and the image's name.
 fn loaded(archive: &str) -> (Root, String) {
     let root = Root::default();
     let store = Store::open(root.path().join("images")).unwrap();
@@ -43,10 +43,10 @@ fn loaded(archive: &str) -> (Root, String) {
     (root, name)
 }
 
-/// What the image of busybox prints that buildah gave its settings, however it came here; and that
-/// no guest of it takes disk of its own.
+/// Checks the output of the busybox image with buildah's settings, regardless of its source; and
+/// that its guests use no disk space.
 fn says_what_buildah_set((root, name): &(Root, String)) {
-    // The first makes the directory of containers.
+    // The first one creates the directory of containers.
     root.output(&["run", "--rm", name]).printed("buildah's\n");
     let before = disk_use(root.path());
     let script = [
@@ -61,8 +61,8 @@ fn says_what_buildah_set((root, name): &(Root, String)) {
     assert_eq!(disk_use(root.path()), before);
 }
 
-/// Bytes of allocated blocks and the number of files below `directory`, without the events, which
-/// tell of containers that are gone.
+/// Returns the bytes of allocated blocks and the number of files below `directory`, without the
+/// event log, which has entries of removed containers.
 fn disk_use(directory: &Path) -> (u64, u64) {
     let meta = fs::symlink_metadata(directory).unwrap();
     let mut used = (meta.blocks() * 512, 1);
@@ -106,15 +106,15 @@ fn guest_runs_a_debian_of_mmdebstraps_in_zstd_by_skopeo() {
         .printed("42\n1\n");
 }
 
-/// Mount points of the runtime: nothing of the image is seen there.
+/// Mount points of the runtime, which hide the image's files.
 const MOUNTS: [&str; 3] = ["/proc", "/sys", "/dev"];
-/// What the runtime writes into each container.
+/// Files that the runtime writes into each container.
 const WRITTEN: [&str; 2] = ["/etc/hostname", "/etc/hosts"];
-/// Directories that it writes into; overlayfs counts no links of such directories, and their time
-/// is new.
+/// Directories that it writes into; overlayfs does not count links of such directories, and their
+/// time is new.
 const WRITTEN_INTO: [&str; 2] = ["/", "/etc"];
 
-/// Leaves out what is the runtime's, not the image's.
+/// Removes the runtime's files, which are not the image's.
 fn of_the_image(mut tree: Tree) -> Tree {
     let below = |path: &str, directory: &str| {
         path.strip_prefix(directory)

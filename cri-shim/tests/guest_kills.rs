@@ -1,9 +1,9 @@
-//! Whatever takes part in a container's life is killed at any moment, and the next command leaves
-//! the node clean. This needs a KVM that runs guests, and root.
+//! Kills each process of a container's life at random moments; the next command has to clean up the
+//! node. This needs a KVM that runs guests, and root.
 //!
-//! `PODVISOR_KILL_ROUNDS` says how often (a few times unless set), `PODVISOR_KILL_SEED` with which
-//! random numbers: those of a failure are in its output. `PODVISOR_START_ROUNDS` says how often
-//! containers come and go undisturbed.
+//! `PODVISOR_KILL_ROUNDS` is the number of rounds (a few by default), `PODVISOR_KILL_SEED` the
+//! random seed: a failure prints it. `PODVISOR_START_ROUNDS` is the number of rounds of undisturbed
+//! containers.
 
 mod support;
 
@@ -19,13 +19,13 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use support::host::{Host, kill, networks_left, own_address, processes, sandboxes};
 use support::until;
 
-/// Who is killed.
+/// The process to kill.
 #[derive(Debug, Clone, Copy)]
 enum Victim {
     Launcher,
     Sandbox,
     Both,
-    /// The guest's kernel panics, and takes the agent along.
+    /// The guest's kernel panics, which ends the agent, too.
     Guest,
 }
 
@@ -36,7 +36,7 @@ const VICTIMS: [Victim; 4] = [
     Victim::Both,
 ];
 
-/// xorshift64*: good enough to spread moments.
+/// xorshift64*: sufficient to vary the moments.
 struct Random(u64);
 
 impl Random {
@@ -53,7 +53,8 @@ fn setting(name: &str) -> Option<u64> {
 }
 
 impl Host {
-    /// All that a container could leave: processes, groups, mounts, directories, files, networks.
+    /// Returns everything that a container could leave: processes, groups, mounts, directories,
+    /// files, networks.
     fn all_left(&self) -> BTreeSet<String> {
         let mut left: BTreeSet<String> = self.left().into_iter().collect();
         left.extend(networks_left());
@@ -70,9 +71,8 @@ impl Host {
         left
     }
 
-    /// Waits until nothing is there but what was. A process that was killed, or a network in user
-    /// space, is gone a moment later; `settle` is done before each look, and says whether that was
-    /// all.
+    /// Waits until only `clean` is left. A killed process, or a user-space network, is gone a
+    /// moment later; `settle` is called before each check, and returns whether it is done.
     fn is_clean_again(&self, clean: &BTreeSet<String>, told: &str, settle: impl Fn() -> bool) {
         let mut more = Vec::new();
         until(told, || {
@@ -112,7 +112,7 @@ fn guest_node_is_clean_after_kills_at_random_moments() {
             .spawn()
             .unwrap()
     };
-    // One that nobody disturbs, for the time that it takes and what is there afterwards.
+    // An undisturbed one, to measure its duration and what it leaves.
     let begin = Instant::now();
     let mut first = run("nat");
     let mut lines = BufReader::new(first.stdout.take().unwrap()).lines();
@@ -130,7 +130,7 @@ fn guest_node_is_clean_after_kills_at_random_moments() {
         let victim = VICTIMS[usize::try_from(round).unwrap() % VICTIMS.len()];
         let span = u64::try_from(took.as_millis()).unwrap() * 5 / 4;
         let delay = match victim {
-            // Somebody has to be there to be told.
+            // The guest must have booted for that.
             Victim::Guest => span,
             _ => random.below(span),
         };
@@ -160,13 +160,13 @@ fn guest_node_is_clean_after_kills_at_random_moments() {
             }
         }
         if !matches!(victim, Victim::Launcher | Victim::Both) {
-            // One that was killed before the machine came goes on.
+            // If the launcher was killed before the machine started, the machine continues.
             host.podvisor(&["rm", "-f", "victim"]);
         }
         launcher.kill().unwrap();
         launcher.wait().unwrap();
         host.is_clean_again(&clean, &told, || {
-            // A launcher's machine runs on, as it is meant to.
+            // The machine of a killed launcher continues, as intended.
             host.podvisor(&["rm", "-f", "victim"]);
             let listed = host.podvisor(&["ps", "-aq"]);
             assert_eq!(listed.code, Some(0), "{told}: {listed:?}");
@@ -175,7 +175,7 @@ fn guest_node_is_clean_after_kills_at_random_moments() {
     }
 }
 
-/// Containers of every kind come and go, and the node is as it was after the first ones.
+/// Containers of all kinds start and end, and the node is as after the first ones.
 #[test]
 fn guest_rounds_of_containers_leave_nothing() {
     let host = Host::default();
@@ -208,7 +208,7 @@ fn guest_rounds_of_containers_leave_nothing() {
     for number in 1..=rounds {
         round(number);
         println!("round {number} of {rounds}");
-        // No command comes after the last one that could clean up behind it.
+        // No command follows the last one to clean up after it.
         host.is_clean_again(&clean, &format!("round {number}"), || true);
     }
 }

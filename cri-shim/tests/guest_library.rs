@@ -1,5 +1,5 @@
-//! The library's own way to a container in a machine, as its example and the README have it. These
-//! need a KVM that runs guests.
+//! The library's own API for a container in a machine, as in its example and in the README. These
+//! tests need a KVM that runs guests.
 
 mod support;
 

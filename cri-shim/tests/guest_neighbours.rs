@@ -1,5 +1,4 @@
-//! A guest in which everything goes wrong at once, and one beside it. This needs a KVM that runs
-//! guests, and root.
+//! A misbehaving guest, and another one next to it. This needs a KVM that runs guests, and root.
 
 mod support;
 
@@ -11,15 +10,15 @@ use serde_json::Value;
 use support::host::Host;
 use support::until;
 
-/// Commands whose times make a median.
+/// Number of commands for a median.
 const ASKED: usize = 3;
 
-/// Microseconds of CPU time that a control group's limit is for.
+/// Period of a control group's CPU limit, in microseconds.
 const PERIOD: u64 = 100_000;
 
-/// Programs without end: one that takes all memory, again and again, one that takes the CPU, one
-/// that writes as much as there is room for, and one that starts more of itself than there may be.
-/// The container's own process starts none after that: a shell that cannot is at its end.
+/// Endless programs: one that repeatedly takes all memory, one that takes the CPU, one that fills
+/// the disk, and a fork bomb. The container's own process starts none after that: a shell that
+/// cannot fork exits.
 const BAD: &str = "\
     (while :; do tail /dev/zero >/dev/null; done) &
     (while :; do :; done) &
@@ -29,7 +28,7 @@ const BAD: &str = "\
     exec sleep 1000000";
 
 impl Host {
-    /// What a container answers, and the median of how long it takes.
+    /// Checks that a container answers, and returns the median duration.
     fn answers(&self, name: &str) -> Duration {
         let mut times: Vec<Duration> = (0..ASKED)
             .map(|_| {
@@ -43,7 +42,7 @@ impl Host {
         times[ASKED / 2]
     }
 
-    /// The control group of a container's machine.
+    /// Returns the control group of a container's machine.
     fn group(&self, name: &str) -> PathBuf {
         let inspected: Value = self.json(&["inspect", name]);
         let id = inspected[0]["Id"].as_str().unwrap();
@@ -65,7 +64,7 @@ fn guest_in_which_everything_goes_wrong_is_alone_with_it() {
     host.logs_with("bad", "begun");
     let group = host.group("bad");
     let limit = number(group.join("memory.max"));
-    // Its guest has used all that it has.
+    // Its guest has used all of its memory.
     until("a bad guest that has taken its memory", || {
         number(group.join("memory.current")) > 100 << 20
     });
@@ -78,11 +77,11 @@ fn guest_in_which_everything_goes_wrong_is_alone_with_it() {
     );
     let peak = number(group.join("memory.peak"));
     assert!(peak <= limit + limit / 20, "{peak} of {limit} bytes");
-    // Its memory is 128 MiB: what the process takes beyond that is not the guest's to choose.
+    // Its memory is 128 MiB: the guest does not control what the process takes beyond that.
     assert!(peak < 200 << 20, "{peak} bytes");
     let events = fs::read_to_string(group.join("memory.events")).unwrap();
     assert!(events.contains("oom_kill 0\n"), "{events}");
-    // CPU time: its vCPU and what its devices may take.
+    // CPU time: its vCPU and the share of its devices.
     let used = || -> u64 {
         let text = fs::read_to_string(group.join("cpu.stat"));
         let text = text.unwrap_or_else(|error| {
@@ -98,10 +97,10 @@ fn guest_in_which_everything_goes_wrong_is_alone_with_it() {
     host.answers("good");
     let took = used() - before;
     let elapsed = u64::try_from(begin.elapsed().as_micros()).unwrap();
-    // What it is given, for each period that has begun.
+    // Its quota for each period that has started.
     let most = (elapsed + 2 * PERIOD) * 3 / 2;
     assert!(took <= most + most / 20, "{took} of {elapsed} µs");
-    // The node is usable: it is removed, others begin.
+    // The node is usable: the container can be removed, others can start.
     host.podvisor(&["rm", "-f", "bad"]).printed("bad\n");
     assert!(!group.exists());
     host.start(&["--name", "next"], "exec sleep 1000000");

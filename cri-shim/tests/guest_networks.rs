@@ -1,5 +1,5 @@
-//! Networks of containers, through the real binary and CNI's real plugins. These need a KVM that
-//! runs guests; nothing asserts a time.
+//! Networks of containers, through the real binary and CNI's real plugins. These tests need a KVM
+//! that runs guests; they do not assert times.
 
 mod support;
 
@@ -15,11 +15,11 @@ use serde_json::json;
 use support::host::{Host, command, kill, networks_left, own_address, sandboxes};
 use support::{PATIENCE, Ran, until};
 
-/// The bridge's address, by which guests reach the host.
+/// The bridge's address, by which guests connect to the host.
 const GATEWAY: &str = "10.209.0.1";
 
-/// Says `up` and answers a line of each TCP connection to 8080 with another, and each datagram to
-/// 5353 with itself.
+/// Prints `up`, answers each line of a TCP connection to 8080 with another one, and echoes each
+/// datagram to 5353.
 const SERVER: &str = r#"
     $SIG{CHLD} = "IGNORE"; $| = 1;
     sub at { pack("S n a4 x8", 2, $_[0], "\0\0\0\0") }
@@ -30,7 +30,7 @@ const SERVER: &str = r#"
     else { while (defined($from = recv(U, $b, 999, 0))) { send(U, $b, 0, $from) } }
 "#;
 
-/// A host whose image has perl, too.
+/// Creates a host whose image has perl, too.
 fn host() -> Host {
     Host::with(|tree| {
         let libraries = command("ldd", &["/usr/bin/perl"]);
@@ -53,8 +53,8 @@ fn serve(host: &Host, name: &str, flags: &[&str]) -> String {
     id
 }
 
-/// What a TCP server answers to a line. Debian's passt passes nothing of a server's on before the
-/// client has spoken.
+/// Returns a TCP server's answer to a line. Debian's passt forwards nothing from a server before
+/// the client has sent something.
 fn said(address: &str) -> String {
     let address: SocketAddr = address.parse().unwrap();
     let mut stream = TcpStream::connect_timeout(&address, PATIENCE)
@@ -66,7 +66,7 @@ fn said(address: &str) -> String {
     text
 }
 
-/// Whether a UDP server sends back what it gets. Datagrams may be lost.
+/// Returns whether a UDP server echoes a datagram. Datagrams may be lost.
 fn echoes(address: &str) -> bool {
     let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
     socket
@@ -75,7 +75,7 @@ fn echoes(address: &str) -> bool {
     socket.connect(address).unwrap();
     (0..20).any(|_| {
         let mut answer = [0; 9];
-        // Refused while nobody listens.
+        // Refused while there is no listener.
         let _ = socket.send(b"datagram");
         socket
             .recv(&mut answer)
@@ -83,7 +83,7 @@ fn echoes(address: &str) -> bool {
     })
 }
 
-/// A server of the host that says `hello from the host` to all who come.
+/// Starts a server on the host that sends `hello from the host` to every client.
 fn host_server() -> u16 {
     let listener = TcpListener::bind("0.0.0.0:0").unwrap();
     let port = listener.local_addr().unwrap().port();
@@ -111,7 +111,7 @@ fn guest_containers_on_the_bridge_reach_the_host_each_other_and_are_reached() {
     assert_eq!(network["Ports"]["8080/tcp"], bound);
     assert!(Path::new(network["SandboxKey"].as_str().unwrap()).exists());
 
-    // From the host: by the container's address, and by ports of the host's own.
+    // From the host: by the container's address, and by the host's published ports.
     let hello = "hello from the guest\n";
     assert_eq!(said(&format!("{address}:8080")), hello);
     assert_eq!(said(&format!("{GATEWAY}:18080")), hello);
@@ -147,7 +147,7 @@ fn guest_containers_on_the_bridge_reach_the_host_each_other_and_are_reached() {
     host.podvisor(&taken)
         .refused(125, &[&port, "choose another"]);
 
-    // From a second one, which nobody asked for a network: it is what root has.
+    // From a second one without a network flag, with root's default network.
     let mut command = host
         .root
         .podvisor(&["run", "-d", "--name", "client", "--memory", "128M"]);
@@ -179,7 +179,7 @@ fn guest_containers_on_the_bridge_reach_the_host_each_other_and_are_reached() {
         "{hosts}"
     );
 
-    // Whatever ends a machine, the next command takes its network away.
+    // However a machine ends, the next command removes its network.
     let inspect = host.json(&["inspect", "client"]);
     let netns = inspect[0]["NetworkSettings"]["SandboxKey"].clone();
     kill(
@@ -197,7 +197,7 @@ fn guest_containers_on_the_bridge_reach_the_host_each_other_and_are_reached() {
     host.podvisor(&["rm", "client"]).printed("client\n");
     assert_eq!(said("127.0.0.1:18080"), hello);
 
-    // And who stops one does at once.
+    // `stop` removes it immediately.
     host.podvisor(&["stop", "-t", "1", "web"]).printed("web\n");
     assert_eq!(networks_left(), [""; 0]);
     assert!(
@@ -216,7 +216,7 @@ fn guest_containers_on_the_bridge_reach_the_host_each_other_and_are_reached() {
 #[test]
 fn guest_programs_run_without_a_network_where_nobody_can_make_one() {
     let host = host();
-    // In the foreground, with name servers of its own.
+    // In the foreground, with its own name servers.
     let run = [
         "run",
         "--rm",
@@ -263,7 +263,8 @@ fn guest_programs_run_without_a_network_where_nobody_can_make_one() {
     podvisor(&run).refused(0, &["no network", "containernetworking-plugins"]);
 }
 
-/// Reads as many bytes of each client as its first line says, and says so.
+/// Starts a server that reads as many bytes of each client as its first line says, and confirms
+/// them.
 fn counter() -> u16 {
     let listener = TcpListener::bind("0.0.0.0:0").unwrap();
     let port = listener.local_addr().unwrap().port();
@@ -280,7 +281,7 @@ fn counter() -> u16 {
     port
 }
 
-/// Programs of this name that live.
+/// Returns the number of running programs of this name.
 fn running(name: &str) -> usize {
     let processes = fs::read_dir("/proc").unwrap().flatten();
     let stats = processes.filter_map(|entry| fs::read_to_string(entry.path().join("stat")).ok());
@@ -298,7 +299,7 @@ fn guest_network_of_a_user_goes_out_and_is_reached_by_ports() {
     let outside = counter();
     let hello = "hello from the guest\n";
     let sends = |name: &str, bytes: u32| {
-        // Debian's passt tells no client of the server's end that has ended its own side.
+        // Debian's passt does not report the server's end to a client that has closed its own side.
         let script = format!(
             r#"socket(S, 2, 1, 6); connect(S, pack("S n a4 x8", 2, {outside},
                pack("C4", split(/\./, "{address}")))) or die $!;
@@ -313,7 +314,7 @@ fn guest_network_of_a_user_goes_out_and_is_reached_by_ports() {
     assert_eq!(said("127.0.0.1:18081"), hello);
     assert_eq!(said(&format!("{address}:18081")), hello);
     assert!(echoes(&format!("{address}:15354")));
-    // More than the socket to passt takes at once.
+    // More than the socket to passt accepts in one write.
     sends("first", 3_000_000);
     let inspect = host.json(&["inspect", "first"]);
     let network = &inspect[0]["NetworkSettings"];
@@ -348,7 +349,7 @@ fn guest_network_of_a_user_goes_out_and_is_reached_by_ports() {
     assert_eq!(said("127.0.0.1:18082"), hello);
     sends("second", 1000);
 
-    // Whoever serves a machine's network ends with it.
+    // The passt process of a machine ends with it.
     until("nobody's network but theirs", || running("passt") == 2);
     let inspect = host.json(&["inspect", &first]);
     kill(

@@ -1,4 +1,4 @@
-//! The agent finds devices that are plugged into its guest, and lets go of them.
+//! The agent finds devices that are plugged into its guest, and releases them.
 
 use std::io::Read as _;
 use std::path::PathBuf;
@@ -14,7 +14,7 @@ use ttrpc::asynchronous::Client;
 use ttrpc::asynchronous::transport::Socket;
 use ttrpc::context;
 
-/// How long anything may take, on an emulated host too.
+/// Timeout for everything, including on an emulated host.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 fn guest_file(name: &str) -> PathBuf {
@@ -47,7 +47,7 @@ async fn guest_agent_scans_for_devices_and_lets_go_of_them() {
     let stream = tokio::net::UnixStream::from_std(stream).unwrap();
     let agent = AgentClient::new(Client::new(Socket::new(stream)));
     let deadline = || context::with_duration(PATIENCE);
-    // A share can be mounted when its device is there, and not before the guest has looked.
+    // A share can be mounted once its device is plugged in and the guest has scanned for it.
     let dir = tempfile::tempdir().unwrap();
     let mut configure = ConfigureRequest::new();
     configure.shares = vec![Share {
@@ -72,7 +72,7 @@ async fn guest_agent_scans_for_devices_and_lets_go_of_them() {
         };
         agent.remove_devices(deadline(), &remove).await.unwrap();
         vm.unplug(&plugged.name).unwrap();
-        // There is nothing left to let go of, or to find.
+        // There is nothing left to release or to find.
         agent.remove_devices(deadline(), &remove).await.unwrap();
         agent.scan_devices(deadline(), &scan).await.unwrap();
     }

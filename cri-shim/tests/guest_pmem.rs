@@ -1,4 +1,4 @@
-//! A container whose image is memory of its guest: there is no disk in that machine.
+//! A container whose image is in its guest's memory: that machine has no disk.
 
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
@@ -16,7 +16,7 @@ use ttrpc::asynchronous::Client;
 use ttrpc::asynchronous::transport::Socket;
 use ttrpc::context;
 
-/// How long anything may take, on an emulated host too.
+/// Timeout for everything, including on an emulated host.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 fn guest_file(name: &str) -> PathBuf {
@@ -27,7 +27,7 @@ fn guest_file(name: &str) -> PathBuf {
     dir.join(name)
 }
 
-/// An EROFS image of this machine's busybox.
+/// Creates an EROFS image of this machine's busybox.
 fn image(dir: &Path) -> PathBuf {
     let tree = dir.join("tree");
     for name in ["bin", "dev", "proc", "sys"] {
@@ -84,7 +84,7 @@ async fn guest_container_runs_from_an_image_that_is_memory() {
         "linux": {"namespaces": [{"type": "mount"}, {"type": "pid"}]},
     });
     let container_id = "container".to_owned();
-    // The image serves one container after the other; what they write is theirs.
+    // The image serves one container after the other; their writes are separate.
     for _ in 0..2 {
         let create = CreateContainerRequest {
             container_id: container_id.clone(),

@@ -1,5 +1,5 @@
-//! Several containers in one machine without a daemon, and a look into the guest beside them.
-//! These need a KVM that runs guests; nothing asserts a time.
+//! Several containers in one machine without a daemon, and a debug shell in the guest next to them.
+//! These tests need a KVM that runs guests; they do not assert times.
 
 mod support;
 
@@ -46,7 +46,7 @@ fn guest_containers_of_a_pod_share_what_a_pod_shares() {
     let both = ["run", "--pod", "team", "--memory", "1G", "box", "true"];
     assert_eq!(host.podvisor(&both).code, Some(125));
 
-    // Network, host name, shared memory; processes only where asked for.
+    // Network, host name and shared memory are shared; processes only on request.
     let server = "echo shared >/dev/shm/file; echo up; exec nc -ll -p 80 -e echo hello";
     let server = host.in_pod(&["-d", "--name", "server", "--pid", "pod"], server);
     assert_eq!(server.code, Some(0), "{server:?}");
@@ -75,7 +75,7 @@ fn guest_containers_of_a_pod_share_what_a_pod_shares() {
         "{table}"
     );
 
-    // A program of one's own sees all of it.
+    // A debug program sees all of the guest.
     let script = "ps | grep -c '[n]c -ll'; cat $CONTAINER_ROOT/dev/shm/file; ls /proc/1/root/run; \
                   mount -t tmpfs none /tmp && echo may";
     let ran = host.podvisor(&["debug", "server", "sh", "-c", script]);
@@ -87,7 +87,7 @@ fn guest_containers_of_a_pod_share_what_a_pod_shares() {
     host.podvisor(&["pause", "server"])
         .refused(1, &["server", "team"]);
 
-    // What one leaves, another one does not see; the pod goes on without containers.
+    // A container does not see another one's remains; the pod continues without containers.
     host.podvisor(&["pod", "rm", "team"])
         .refused(1, &["server", "--force"]);
     host.podvisor(&["stop", "-t", "0", "server"])

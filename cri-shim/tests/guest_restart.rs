@@ -1,5 +1,5 @@
-//! The daemon is killed in each phase of a pod's life and started again: what it then tells is
-//! exact, what was half done is finished or undone, and nothing is left in the end.
+//! The daemon is killed in each phase of a pod's life and restarted: afterwards it reports exact
+//! states, partial work is finished or undone, and nothing is left in the end.
 
 mod support;
 
@@ -17,23 +17,23 @@ use support::pod::eventually;
 use support::registry::Registry;
 use tonic::{Code, Status};
 
-/// The bridge that this test makes.
+/// The bridge that this test creates.
 const BRIDGE: &str = "br-restart";
 
-/// A node whose daemon may be killed, with one pod of one image.
+/// A node whose daemon is killed, with one pod of one image.
 struct Node {
     daemon: Daemon,
     client: PodClient,
     image: String,
-    /// Names must differ as long as their containers exist.
+    /// Names must be unique while their containers exist.
     attempt: u32,
-    /// What its next pods and their containers share with the guest.
+    /// Namespaces that its next pods and their containers share with the guest.
     namespaces: NamespaceOption,
-    /// How long a call has been under way when the daemon is killed.
+    /// How long after the start of a call the daemon is killed.
     delay: Duration,
 }
 
-/// A user namespace as a kubelet gives one to a pod with `hostUsers: false`.
+/// Returns a user namespace as a kubelet assigns it to a pod with `hostUsers: false`.
 fn users() -> UserNamespace {
     let ids = vec![IdMapping {
         host_id: 131_072,
@@ -75,8 +75,8 @@ impl Node {
         self.client.runtime = self.daemon.runtime().await;
     }
 
-    /// Makes a call, kills the daemon while it is under way, and starts it again. The call's
-    /// answer is lost, as a rule.
+    /// Makes a call, kills the daemon during the call, and restarts it. The call's answer is
+    /// usually lost.
     async fn killed_in<T: Send + 'static>(
         &mut self,
         call: impl Future<Output = Result<T, Status>> + Send + 'static,
@@ -84,7 +84,7 @@ impl Node {
         let call = tokio::spawn(call);
         tokio::time::sleep(self.delay).await;
         self.daemon.end(Signal::KILL);
-        // Ends by the connection's end, unless it was answered in time.
+        // It ends with the connection, unless it was answered before.
         let _ = call.await.unwrap();
         self.daemon.start();
         self.client.runtime = self.daemon.runtime().await;
@@ -182,14 +182,14 @@ impl Node {
         self.client.exec(id, script, 0).await.unwrap().exit_code
     }
 
-    /// Texts of the lines of a container's log.
+    /// Returns the texts of the lines of a container's log.
     fn log(&self, status: &ContainerStatus) -> Vec<String> {
         let text = fs::read_to_string(&status.log_path).unwrap();
         let text = text.lines().map(|line| line.splitn(4, ' ').last().unwrap());
         text.map(str::to_owned).collect()
     }
 
-    /// What a killed daemon left half made is removed while the next one serves already.
+    /// The next daemon removes the partial work of a killed one while it serves already.
     async fn becomes_clean(&self) {
         let is_left = |dir: &&str| count(&self.daemon.path(dir)) > 0;
         eventually("a clean node", || {
@@ -203,7 +203,7 @@ fn count(dir: &Path) -> usize {
     fs::read_dir(dir).map_or(0, Iterator::count)
 }
 
-/// Processes of sandboxes; guest tests run one after the other.
+/// Returns processes of sandboxes; guest tests run one after the other.
 fn sandboxes() -> Vec<Pid> {
     let entries = fs::read_dir("/proc").unwrap().flatten();
     let found = entries.filter_map(|entry| {
@@ -222,7 +222,7 @@ async fn before_there_is_a_pod(node: &mut Node) {
     let request = node.run_request();
     node.killed_in(async move { runtime.run_pod_sandbox(request).await })
         .await;
-    // Whole when it was just made, else as if it had never been asked for.
+    // Complete if it was just created, otherwise as if it had never been requested.
     match node.pods().await.pop() {
         Some(pod) => {
             assert_eq!(pod.state(), PodSandboxState::SandboxReady);
@@ -253,7 +253,7 @@ async fn while_a_container_is_made(node: &mut Node) {
     let again = request.clone();
     node.killed_in(async move { runtime.create_container(request).await })
         .await;
-    // Its name is free again, or it is whole.
+    // Its name is free again, or it is complete.
     let id = match node.containers().await.pop() {
         Some(container) => container.id,
         None => {
@@ -307,7 +307,7 @@ async fn while_a_container_runs_and_ends(node: &mut Node) {
     assert_eq!(state, ContainerState::ContainerRunning);
     assert_eq!(node.exec(&id, "exit 3").await, 3);
 
-    // It ends while nobody is there.
+    // It ends while no daemon runs.
     node.daemon.end(Signal::KILL);
     fs::write(&go, "").unwrap();
     node.daemon.start();
@@ -388,7 +388,7 @@ async fn with_a_container_in_a_user_namespace(node: &mut Node) {
     let state = node.client.status(&id).await.state();
     assert_eq!(state, ContainerState::ContainerRunning);
     assert_eq!(node.exec(&id, check).await, 0);
-    // What the new daemon makes is in the same namespace.
+    // Containers of the new daemon are in the same namespace.
     let other = node.create(check).await;
     node.client.start(&other).await.unwrap();
     assert_eq!(node.ended(&other).await.exit_code, 0);
@@ -398,7 +398,7 @@ async fn with_a_container_in_a_user_namespace(node: &mut Node) {
     }
 }
 
-/// Not the daemon but the pod's own process is killed.
+/// The pod's own process is killed, not the daemon.
 async fn a_sandbox_dies(node: &mut Node) {
     let id = node.create("sleep 1000000").await;
     node.client.start(&id).await.unwrap();
@@ -452,7 +452,7 @@ async fn guest_a_daemon_that_was_killed_finds_everything_as_it_was() {
         },
         delay: Duration::ZERO,
     };
-    // More of them, for a long run by hand: each at another moment of the calls.
+    // More of them, for a manual long run: each at a different moment of the calls.
     let rounds = std::env::var("PODVISOR_RESTART_ROUNDS").ok();
     let rounds: u64 = rounds.and_then(|text| text.parse().ok()).unwrap_or(1);
     for round in 0..rounds {

@@ -1,6 +1,6 @@
-//! `podvisor run` with real guests: these need a KVM that runs them, and the guest's kernel
-//! and initramfs where podvisor finds them. Guests may boot ten times slower here than on
-//! hardware, so nothing asserts a time.
+//! `podvisor run` with real guests: these tests need a KVM that runs them, and the guest's kernel
+//! and initramfs where podvisor looks for them. Guests may boot ten times slower here than on
+//! hardware, so the tests do not assert times.
 
 mod support;
 
@@ -21,7 +21,7 @@ use support::registry::Registry;
 use support::terminal::{Terminal, read_until};
 use support::{PATIENCE, Ran, Root, until};
 
-/// One guest at a time: a machine with a single processor gains nothing by more.
+/// One guest at a time: more are no faster on a machine with a single processor.
 static TURN: Mutex<()> = Mutex::new(());
 
 /// The image that the tests share, pulled once.
@@ -47,7 +47,7 @@ impl Store {
     }
 }
 
-/// This test's turn to have a guest.
+/// This test's turn to run a guest.
 struct Turn(#[allow(dead_code)] MutexGuard<'static, ()>);
 
 fn turn() -> Turn {
@@ -76,8 +76,8 @@ fn send(child: &Child, signal: Signal) {
     kill_process(Pid::from_child(child), signal).unwrap();
 }
 
-/// Sends a signal, and again when it was passed on to a program that answers, until it is one too
-/// many. How many that are depends on how soon one comes after the other, and so on the machine.
+/// Sends a signal, and again after the program has answered it, until podvisor ends. The number of
+/// signals depends on the time between them, and so on the machine.
 fn ask_for_its_end(child: &mut Child, signal: Signal, says: &mut (impl Read + AsFd)) {
     let begin = Instant::now();
     while begin.elapsed() < PATIENCE {
@@ -102,7 +102,7 @@ fn guest_output_exit_code_and_files_are_the_programs_and_stdin_is_not() {
     let script = "cat; echo x > /etc/new; cat /etc/new; echo to stderr >&2; exit 42";
     let mut child = turn.command(&[], &["sh", "-c", script]);
     let mut child = child.stdin(Stdio::piped()).spawn().unwrap();
-    // Nobody reads it without -i: the pipe may be closed already.
+    // Without -i it is not read: the pipe may be closed already.
     let _ = child.stdin.take().unwrap().write_all(b"hi\n");
     let ran = Ran::of(child);
     assert_eq!(
@@ -161,7 +161,7 @@ fn guest_sees_the_flags() {
     assert_eq!(lines[..7], expected, "{ran:?}");
     let kilobytes = lines[7].split_whitespace().nth(1).unwrap();
     let megabytes = kilobytes.parse::<u64>().unwrap() / 1024;
-    // What the kernel keeps for itself is not shown.
+    // Memory that the kernel reserves is not shown.
     assert!((400..=512).contains(&megabytes), "{ran:?}");
     assert_eq!(lines[8], "4", "disk, vsock, entropy, balloon: {ran:?}");
 }
@@ -206,7 +206,7 @@ fn guest_container_is_confined() {
     assert!(ran.stderr.contains("mount"), "{ran:?}");
 }
 
-/// Bytes that look random, the same every time.
+/// Pseudo-random bytes, the same every time.
 struct Noise {
     state: u64,
     left: usize,
@@ -215,7 +215,7 @@ struct Noise {
 impl Read for Noise {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let count = buffer.len().min(self.left);
-        // In an emulated host, a step for each byte takes longer than all of the test.
+        // In an emulated host, a step for each byte would take longer than the rest of the test.
         for bytes in buffer[..count].chunks_mut(8) {
             self.state ^= self.state << 13;
             self.state ^= self.state >> 7;
@@ -227,7 +227,7 @@ impl Read for Noise {
     }
 }
 
-/// The SHA-256 of all that `input` gives, and its length.
+/// Returns the SHA-256 and the length of the data of `input`.
 fn digest(input: &mut impl Read) -> ([u8; 32], u64) {
     let mut hasher = Sha256::new();
     let mut buffer = vec![0; 64 << 10];
@@ -243,7 +243,7 @@ fn digest(input: &mut impl Read) -> ([u8; 32], u64) {
     }
 }
 
-/// A reader's pause. What must not happen meanwhile, the machine's end, is no event to wait for.
+/// A reader's pause. The machine must not end meanwhile, which is not an event to wait for.
 struct Pause;
 
 impl Read for Pause {
@@ -256,7 +256,7 @@ impl Read for Pause {
 #[test]
 fn guest_megabytes_come_back_whole() {
     const SIZE: usize = 16_000_000;
-    // The program has ended when its reader has not got this yet.
+    // The program has ended before its reader has received this rest.
     const LEFT: usize = 600_000;
     let noise = || Noise {
         state: 0x9e37_79b9_7f4a_7c15,
@@ -379,7 +379,7 @@ fn guest_kernel_that_panics_takes_the_program_along_and_that_is_told() {
     let debug = ["debug", "victim", "sh", "-c", panic];
     STORE.root.output(&debug);
     let why = "the guest ended by a kernel panic: sysrq triggered crash";
-    // Its kernel's last words.
+    // The last messages of its kernel.
     let words = ["guest: sysrq: Trigger a crash\n", "guest: Kernel panic"];
     Ran::of(child).refused(137, &[&[why, "killed with it"], &words[..]].concat());
     let wait = STORE.root.output(&["wait", "victim"]);
@@ -392,7 +392,7 @@ fn guest_kernel_that_panics_takes_the_program_along_and_that_is_told() {
     assert!(log.contains("Kernel panic - not syncing"), "{log}");
 }
 
-/// The trailer that ends a cpio archive in the newc format.
+/// Returns the trailer of a cpio archive in the newc format.
 fn empty_cpio() -> Vec<u8> {
     let zeros = "0".repeat(8 * 11);
     let mut archive = format!("070701{zeros}0000000b00000000TRAILER!!!\0").into_bytes();
@@ -400,7 +400,7 @@ fn empty_cpio() -> Vec<u8> {
     archive
 }
 
-/// The kernel that podvisor boots when nothing else is said.
+/// Returns podvisor's default kernel.
 fn guest_kernel() -> String {
     let version = STORE.root.output(&["version", "--json"]);
     let version: serde_json::Value = serde_json::from_str(&version.stdout).unwrap();
@@ -450,12 +450,12 @@ fn guest_terminal_has_the_size_of_the_users_and_follows_it() {
     assert!(terminal.read_until("33 101\r\n").ends_with("33 101\r\n"));
     assert!(!terminal.echoes(), "the terminal is not raw");
     terminal.resize(50, 132);
-    // A shell's foreground job is told by the terminal; this one has no shell.
+    // A terminal notifies a shell's foreground job; this one has no shell.
     send(&child, Signal::WINCH);
     let seen = terminal.read_until("resized\r\n");
     assert!(seen.contains("/dev/"), "{seen}");
     terminal.person.write_all(b"words\r").unwrap();
-    // The guest's terminal echoes what is typed, the user's does not.
+    // The guest's terminal echoes the input, the user's does not.
     assert!(
         terminal
             .read_until("got words\r\n")
@@ -500,14 +500,14 @@ fn guest_program_goes_on_when_its_terminal_is_left_by_keys() {
     let flags = ["-it", "--rm", "--name", "left"];
     let mut child = terminal.spawn(turn.command(&flags, &["sh", "-c", script]));
     terminal.read_until("ready");
-    // The first key alone is the program's.
+    // The first key by itself is forwarded to the program.
     terminal.person.write_all(&[16, b'a', 16, 17]).unwrap();
     terminal.read_until("goes on");
     assert_eq!(child.wait().unwrap().code(), Some(0));
     assert!(terminal.echoes(), "the terminal is not as it was");
     let attach = ["attach", "--detach-keys", "ctrl-x", "left"];
     let mut child = terminal.spawn(STORE.root.podvisor(&attach));
-    // It is attached once it answers to what is typed.
+    // It is attached once it answers to input.
     while terminal.echoes() {
         assert_eq!(child.try_wait().unwrap(), None);
     }
@@ -516,7 +516,7 @@ fn guest_program_goes_on_when_its_terminal_is_left_by_keys() {
     terminal.person.write_all(&[24]).unwrap();
     terminal.read_until("goes on");
     assert_eq!(child.wait().unwrap().code(), Some(0));
-    // Without a terminal here, one that is detached has one there.
+    // A detached one gets a terminal even without one here.
     let there = ["-dit", "--rm", "--name", "there"];
     let started = turn.run(&there, &["sh", "-c", "test -t 0 || exit; sleep 1000"]);
     assert_eq!(started.code, Some(0), "{started:?}");

@@ -1,5 +1,5 @@
-//! Sandboxes in processes of their own, through the real binary. These need a KVM that runs
-//! guests; nothing asserts a time.
+//! Sandboxes in their own processes, through the real binary. These tests need a KVM that runs
+//! guests; they do not assert times.
 
 mod support;
 
@@ -26,7 +26,8 @@ use support::pod::{Pod, eventually, exec, launch, log_text, process, sh};
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 
-/// Clones of one template that run at once, unless `PODVISOR_TEST_CLONES` says another number.
+/// Clones of one template that run at the same time, unless `PODVISOR_TEST_CLONES` sets another
+/// number.
 const CLONES: usize = 4;
 
 fn kind<T: std::fmt::Debug>(result: Result<T, SandboxError>) -> RefusalKind {
@@ -34,7 +35,7 @@ fn kind<T: std::fmt::Debug>(result: Result<T, SandboxError>) -> RefusalKind {
     error.kind().unwrap_or_else(|| panic!("{error:?}"))
 }
 
-/// A pair of sockets: files for an attacher, and what the test reads and writes.
+/// Creates pairs of sockets: files for an attacher, and the test's ends.
 fn attacher(with_input: bool) -> (StdioFds, UnixStream, Option<UnixStream>) {
     let (output, stdout) = UnixStream::pair().unwrap();
     let input = with_input.then(|| UnixStream::pair().unwrap());
@@ -53,10 +54,10 @@ fn read_exactly(stream: &mut UnixStream, text: &str) {
     assert_eq!(String::from_utf8_lossy(&bytes), text);
 }
 
-/// Bytes of a file that is to be removed.
+/// Size in bytes of a file that will be removed.
 const LOG: usize = 8 << 20;
 
-/// Bytes of a file system that are in use.
+/// Returns the used bytes of a file system.
 fn used(path: &Path) -> u64 {
     let about = rustix::fs::statvfs(path).unwrap();
     (about.f_blocks - about.f_bfree) * about.f_frsize
@@ -86,7 +87,7 @@ async fn guest_a_sandbox_runs_containers_of_several_images() {
     let again = pod.container("first", &one, script);
     let refused = sandbox.create_container(again).await;
     assert_eq!(kind(refused), RefusalKind::AlreadyExists);
-    // Another image beside it; a third has to wait for a disk.
+    // Another image in parallel; a third one has to wait for a disk.
     let container = pod.container("second", &two, "echo up; exec sleep 10000");
     sandbox.create_container(container).await.unwrap();
     sandbox.start_container("second").await.unwrap();
@@ -107,7 +108,7 @@ async fn guest_a_sandbox_runs_containers_of_several_images() {
     assert_eq!(stdout, "stdout F one\nstdout F \nstdout P unfinished\n");
     assert!(log.contains("stderr F to stderr\n"), "{log}");
 
-    // Made after the boot, as volumes are.
+    // Created after the boot, as volumes are.
     let volume = shared.join("volume");
     fs::create_dir(&volume).unwrap();
     rustix::mount::mount_bind(&volume, &volume).unwrap();
@@ -123,7 +124,7 @@ async fn guest_a_sandbox_runs_containers_of_several_images() {
         fs::read_to_string(volume.join("from-guest")).unwrap(),
         "back\n"
     );
-    // A volume whose file a container that lives has read, and the guest remembers.
+    // A volume with a file that a running container has read and the guest has cached.
     let logs = shared.join("logs");
     fs::create_dir(&logs).unwrap();
     let flags = rustix::mount::MountFlags::empty();
@@ -137,7 +138,7 @@ async fn guest_a_sandbox_runs_containers_of_several_images() {
     let read = format!("stdout F {LOG}\n");
     eventually("the size of a file", || pod.log("logs") == read).await;
     fs::remove_file(logs.join("old")).unwrap();
-    // What is no mount is the host's, whatever the guest's root tries.
+    // A file that is not on a mount belongs to the host, whatever the guest's root tries.
     fs::create_dir(shared.join("bare")).unwrap();
     let script = "(echo > /data/new); true";
     let mut container = pod.container("bare", &two, script);
@@ -148,7 +149,7 @@ async fn guest_a_sandbox_runs_containers_of_several_images() {
     assert!(pod.log("bare").contains("Read-only file system"));
     assert_eq!(fs::read_dir(shared.join("bare")).unwrap().count(), 0);
     sandbox.delete_container("bare").await.unwrap();
-    // The process looks for it every minute.
+    // The process checks for it every minute.
     eventually("the space of a file", || used(&logs) < LOG as u64).await;
     sandbox.signal("logs", None, 9, true).await.unwrap();
     sandbox.wait("logs", None).await.unwrap();
@@ -166,7 +167,7 @@ async fn guest_a_sandbox_runs_containers_of_several_images() {
         stats.memory_usage_bytes > 0 && stats.pids_current >= 1,
         "{stats:?}"
     );
-    // It is not asked to count.
+    // It was not configured to count pressure.
     assert_eq!((stats.psi, stats.guest_psi), Default::default());
     let list = sandbox.list().await.unwrap();
     let states: Vec<_> = list.iter().map(|c| (c.id.as_str(), c.state)).collect();
@@ -177,8 +178,8 @@ async fn guest_a_sandbox_runs_containers_of_several_images() {
     assert_eq!(states, expected);
     assert_eq!(list[0].exit, Some(exit));
 
-    // The disk of a container that has ended serves another image, and once more; its figures are
-    // gone with it.
+    // The disk of an ended container serves another image, and then a third; its statistics are
+    // removed with it.
     assert_eq!(kind(sandbox.stats("first").await), RefusalKind::WrongState);
     for (old, new, image) in [("first", "third", &three), ("third", "fourth", &one)] {
         let container = pod.container(new, image, "cat /name");
@@ -199,7 +200,7 @@ async fn guest_a_sandbox_runs_containers_of_several_images() {
         RefusalKind::NotFound
     );
 
-    // A signal ends a process with 128 and its number. Its wait is asked beforehand.
+    // A process that a signal ended exits with 128 plus its number. The wait starts before.
     let waits = tokio::spawn({
         let sandbox = sandbox.clone();
         async move { sandbox.wait("second", None).await }
@@ -222,12 +223,12 @@ async fn guest_a_sandbox_runs_containers_of_several_images() {
     assert_eq!(ids, ["fourth", "second"]);
 }
 
-/// A sandbox of its own, and what its container says.
+/// A sandbox, and its container's output.
 struct Sandbox {
     client: SandboxClient,
     is_clone: bool,
     name: String,
-    /// The lines of the container, in their order.
+    /// The lines of the container, in order.
     hostname: String,
     entropy: String,
     boot_id: String,
@@ -281,17 +282,17 @@ impl Sandbox {
         }
     }
 
-    /// Ends the sandbox once it has been found to be itself.
+    /// Ends the sandbox after checking that it is itself.
     async fn check_and_end(self) -> [String; 2] {
         assert_eq!([&self.hostname, &self.volume], [&self.name, &self.name]);
-        // The template's kernel has the parameters that were asked for.
+        // The template's kernel has the requested parameters.
         assert_eq!(self.pressure, ["cpu", "io", "memory"]);
         self.client.shutdown(PATIENCE).await.unwrap();
         [self.entropy, self.boot_id]
     }
 }
 
-/// The directory of the template, once it is complete.
+/// Returns the directory of the template, once it is complete.
 fn template(pod: &Pod) -> Option<PathBuf> {
     let entries = fs::read_dir(pod.path("templates")).ok()?.flatten();
     let is_complete = |path: &PathBuf| path.join("state").exists() && path.extension().is_none();
@@ -306,7 +307,7 @@ async fn guest_sandboxes_are_clones_of_a_template_with_nothing_in_common() {
     let first = Sandbox::start(&pod, &image, 0).await;
     assert!(!first.is_clone);
     eventually("the template", || template(&pod).is_some()).await;
-    // All live at once, beside the first one; a few start at once.
+    // All run at the same time, in addition to the first one; a few start at the same time.
     let mut starts = JoinSet::new();
     let turns = Arc::new(Semaphore::new(4));
     for number in 1..=count {
@@ -323,7 +324,7 @@ async fn guest_sandboxes_are_clones_of_a_template_with_nothing_in_common() {
         random.extend(clone.check_and_end().await);
     }
     assert_eq!(random.len(), 2 * (count + 1), "{random:?}");
-    // One that is damaged is not used, and made anew.
+    // A damaged template is not used, and is recreated.
     fs::write(template(&pod).unwrap().join("state"), "nonsense").unwrap();
     let last = Sandbox::start(&pod, &image, count + 1).await;
     assert!(!last.is_clone);
@@ -343,7 +344,7 @@ fn mount(container: &mut CreateContainer, destination: &str, source: &str) {
     container.spec.set_mounts(Some(mounts));
 }
 
-/// Further processes in the container `second`, which runs.
+/// Execs in the container `second`, which runs.
 async fn execs(sandbox: &SandboxClient) {
     let ran = sh(sandbox, "second", "e1", "cat /name; echo no >&2; exit 3").await;
     let expected = (3, "two\n", "no\n");
@@ -394,7 +395,7 @@ async fn execs(sandbox: &SandboxClient) {
     port(sandbox).await;
 }
 
-/// A further process has no more rights than the container's own.
+/// An exec has no more privileges than the container's own process.
 async fn confined(sandbox: &SandboxClient) {
     let same =
         "same() { test \"$(grep $1: /proc/self/status)\" = \"$(grep $1: /proc/1/status)\"; }\n";
@@ -427,14 +428,14 @@ async fn confined(sandbox: &SandboxClient) {
     assert_eq!(ran.code, 0);
 }
 
-/// A connection to a port on the guest's loopback.
+/// Connects to a port on the guest's loopback.
 async fn port(sandbox: &SandboxClient) {
     let server = {
         let sandbox = sandbox.clone();
         let script = "nc -l -p 8080 -e sh -c 'read line; echo you said $line'";
         tokio::spawn(async move { sh(&sandbox, "second", "nc", script).await })
     };
-    // Nobody listens until the other process has come so far.
+    // There is no listener until the other process has got that far.
     let begin = Instant::now();
     let stream = loop {
         match sandbox.port_forward(8080).await {
@@ -466,7 +467,7 @@ async fn attachers(sandbox: &SandboxClient, pod: &Pod, image: &podvisor_images::
     feed.write_all(b"first\nbegun").unwrap();
     read_exactly(&mut one, "first\nbegun");
     read_exactly(&mut two, "first\nbegun");
-    // What an attacher has seen is in the log, unless its line has not ended.
+    // An attacher's output is in the log, except for an incomplete line.
     let (log, old) = (pod.path("echo.log"), pod.path("echo.old.log"));
     fs::rename(&log, &old).unwrap();
     sandbox
@@ -520,7 +521,7 @@ async fn guest_a_sandbox_outlives_its_launcher() {
     let ran = sh(&sandbox, "counter", "e", "cat /name").await;
     assert_eq!((ran.code, &*ran.stdout), (0, "image\n"));
 
-    // A second one at the same time, and each may go.
+    // A second client at the same time; each may disconnect.
     let other = SandboxClient::connect(&pod.dir()).await.unwrap();
     drop(sandbox);
     other.signal("counter", None, 10, false).await.unwrap();
@@ -537,11 +538,11 @@ async fn guest_a_sandbox_outlives_its_launcher() {
     assert_eq!(record.containers[0].exit.unwrap().code, 5);
 }
 
-/// What `/proc` shows of a sandbox's process that has no shared directory; `tests/jail.rs` has
-/// what it means.
+/// Checks a sandbox's process without a shared directory by `/proc`; `tests/jail.rs` checks the
+/// effects.
 fn is_jailed(pid: u32) {
     for task in fs::read_dir(format!("/proc/{pid}/task")).unwrap() {
-        // Threads that wait for work end after a while without.
+        // Threads that wait for work end after some time without it.
         let Ok(status) = fs::read_to_string(task.unwrap().path().join("status")) else {
             continue;
         };
@@ -614,7 +615,7 @@ async fn guest_a_killed_sandbox_leaves_nothing_but_its_directory() {
     eventually("the end of the process", || !Path::new(&process).exists()).await;
     assert!(!Path::new("/sys/fs/cgroup/podvisor-test/test").exists());
 
-    // The directory serves another one, and a grace period of nothing is a kill.
+    // The directory serves another one, and a grace period of zero means a kill.
     let sandbox = launch(pod.config(1)).await.unwrap();
     assert!(sandbox.list().await.unwrap().is_empty());
     sandbox.shutdown(Duration::ZERO).await.unwrap();

@@ -1,7 +1,7 @@
-//! The jail of a sandbox's process, from inside: attempts of hostile code to get out, each with
-//! the answer that it gets. docs/sandbox.md has the table.
+//! Tests the jail of a sandbox's process from inside: attempts of hostile code to escape, each with
+//! its result. docs/sandbox.md has the table.
 //!
-//! These need root, as the jail does, and no KVM.
+//! These tests need root, as the jail does, and no KVM.
 
 use std::fs::Permissions;
 use std::net::TcpListener;
@@ -26,14 +26,14 @@ const ENOSYS: i32 = 38;
 const ENETUNREACH: i32 = 101;
 const ECONNREFUSED: i32 = 111;
 
-/// What an attempt comes to when no filter ends it.
+/// The result of an attempt without the system call filter.
 #[derive(Debug, Clone, Copy)]
 enum Alone {
-    /// Another layer refuses it, with one of these.
+    /// Another layer denies it, with one of these errors.
     Refused(&'static [i32]),
-    /// It is let through, and leads nowhere: the other layers hold what it makes.
+    /// It succeeds without effect: the other layers confine its result.
     Harmless,
-    /// The filter alone stands against it.
+    /// Only the filter denies it.
     FilterOnly,
 }
 
@@ -59,7 +59,7 @@ const ATTEMPTS: &[(&str, Alone)] = &[
     ("mount", Refused(&[EPERM])),
     ("unmount", Refused(&[EPERM])),
     ("chroot", Refused(&[EPERM])),
-    // Its capabilities are good for nothing that is the host's.
+    // Its capabilities have no effect on the host's resources.
     ("user-namespace", Refused(&[EPERM])),
     ("namespace", Refused(&[EPERM])),
     ("load-module", Refused(&[EPERM, ENOSYS])),
@@ -83,11 +83,11 @@ const ATTEMPTS: &[(&str, Alone)] = &[
     ("terminal-input", Refused(&[25, EPERM, EINVAL])),
 ];
 
-/// Attempts of one that serves a directory, and is root: the calls for files are allowed.
+/// Attempts of one that serves a directory, and is root: calls for files are allowed.
 const WITH_SHARE: &[(&str, &[i32])] = &[
     ("open-file", &[ENOENT, EACCES]),
     ("leave-share", &[ENOENT]),
-    // Landlock knows nothing of these.
+    // Landlock does not cover these.
     ("change-mode-above-share", &[ENOENT]),
     ("change-owner-above-share", &[ENOENT]),
     ("change-times-above-share", &[ENOENT]),
@@ -102,7 +102,7 @@ fn program() -> PathBuf {
     target.join("examples/hostile")
 }
 
-/// What there is to be reached on the host, while it lives.
+/// Targets on the host, while this exists.
 struct Host {
     tcp: TcpListener,
     _abstract: UnixListener,
@@ -111,7 +111,7 @@ struct Host {
 impl Host {
     fn new() -> Self {
         let tcp = TcpListener::bind("127.0.0.1:0").unwrap();
-        // A name that no other test has.
+        // A name that no other test uses.
         let name = format!("podvisor-test-{}", tcp.local_addr().unwrap().port());
         let name = SocketAddr::from_abstract_name(name).unwrap();
         Self {
@@ -120,12 +120,12 @@ impl Host {
         }
     }
 
-    /// The answer, or the signal that ended the process.
+    /// Returns the result, or the signal that killed the process.
     fn attempt(&self, what: &str, filter: bool, share: &str) -> Result<Option<i32>, i32> {
         self.attempt_and_say(what, filter, share).0
     }
 
-    /// The answer, and what the process wrote to stderr.
+    /// Returns the result, and the process's stderr.
     fn attempt_and_say(
         &self,
         what: &str,
@@ -193,7 +193,7 @@ fn what_the_process_does_every_day_is_no_attempt() {
         for work in ["threads", "memory", "panic", "time", "memory-file"] {
             let (answer, said) = host.attempt_and_say(work, true, share);
             assert_eq!(answer, Ok(None), "{work}: {said}");
-            // A panic's message and where it was get out.
+            // A panic's message and location are printed.
             let is_told = said.contains("panicked at") && said.contains("hostile.rs");
             assert_eq!(is_told, work == "panic", "{work}: {said}");
         }
@@ -209,7 +209,7 @@ fn without_the_filter_the_other_layers_refuse_each_attempt() {
         println!("{attempt}: {answer:?}");
         let is_right = match (alone, answer) {
             (Refused(with), Ok(Some(error))) => with.contains(&error),
-            // What it makes has no more rights than itself.
+            // What it creates has no more privileges than itself.
             (Harmless, answer) => answer.is_ok(),
             (FilterOnly, _) => true,
             _ => false,

@@ -1,5 +1,5 @@
-//! Pods of a daemon whose machines' processes are stand-ins (`tests/programs/stand_in.rs`), which
-//! do at the right moment what those of guests do seldom: no guest is needed.
+//! Pods of a daemon whose machine processes are stand-ins (`tests/programs/stand_in.rs`), which
+//! reliably do what those of guests rarely do: this needs no guest.
 
 mod support;
 
@@ -57,7 +57,7 @@ async fn a_container_whose_start_fails_with_its_pods_end_stays_created() {
         let stop = node.stop();
         let others = async {
             node.is_stopping(&other).await;
-            // One that is asked for while the pod ends is not started.
+            // A start that is requested while the pod ends is refused.
             let refused = node.start(&late).await.unwrap_err();
             assert_eq!(refused.code(), Code::FailedPrecondition, "{refused}");
             fs::write(node.control.join("refuse-Start"), "the guest is not there").unwrap();
@@ -105,7 +105,7 @@ async fn a_start_that_fails_leaves_nothing_in_the_guest_and_is_told_to_all_who_a
             },
         );
         let let_go = async {
-            // It comes after the other call, over the same connection.
+            // It is sent after the other call, over the same connection.
             tokio::time::sleep(Duration::from_millis(300)).await;
             runtime.version(VersionRequest::default()).await.unwrap();
             node.let_go("Start");
@@ -122,13 +122,13 @@ async fn a_start_that_fails_leaves_nothing_in_the_guest_and_is_told_to_all_who_a
     assert_eq!(node.asked(&format!("Delete {id}")), 1);
     let status = node.status(&id).await;
     assert_eq!((status.exit_code, &*status.reason), (128, "StartError"));
-    // One that has failed stays so.
+    // A failed start is permanent.
     let refused = node.start(&id).await.unwrap_err();
     assert_eq!(refused.code(), Code::FailedPrecondition, "{refused}");
 }
 
-/// A directory in which whoever looks for a name waits without end: its file system is served by
-/// this test, which never answers.
+/// A directory in which every lookup blocks forever: this test serves its file system and never
+/// answers.
 struct Hang {
     dir: PathBuf,
     _server: File,
@@ -158,7 +158,7 @@ impl Drop for Hang {
     }
 }
 
-/// Waits until the daemon looks at a volume.
+/// Waits until the daemon checks a volume.
 async fn looks_at_a_volume(node: &Node) {
     let tasks = format!("/proc/{}/task", node.daemon.pid());
     until(async || {
@@ -176,7 +176,7 @@ async fn a_pod_can_be_stopped_while_a_volume_hangs() {
     let volume = hang.dir.join("volume");
     let stops = async {
         looks_at_a_volume(&node).await;
-        // Others go on meanwhile.
+        // Other calls continue meanwhile.
         assert_eq!(node.pod_state().await, PodSandboxState::SandboxReady);
         let limit = Duration::from_secs(60);
         tokio::time::timeout(limit, node.stop())
@@ -268,7 +268,7 @@ async fn a_volume_that_no_container_is_known_to_have_is_unmounted() {
     fs::create_dir(&volume).unwrap();
     node.create("a", Some(&volume)).await;
     let [known] = <[String; 1]>::try_from(node.mounts()).unwrap();
-    // As of a daemon that is killed before it has noted what it mounts.
+    // As by a daemon that was killed before it recorded its mount.
     let point = node.sandbox().join("shared/b-0");
     let mount_one = || {
         fs::create_dir(&point).unwrap();
@@ -289,7 +289,7 @@ async fn a_pod_whose_machine_dies_while_it_is_stopped_is_stopped_then() {
     let mut node = Node::new(2).await;
     let id = node.create("a", None).await;
     node.start(&id).await.unwrap();
-    // Nobody else tells that the container has ended.
+    // Nothing else reports that the container has ended.
     fs::write(node.control.join("lose-exits"), "").unwrap();
     let dies = async {
         node.is_stopping(&id).await;
@@ -311,7 +311,7 @@ async fn containers_of_a_machine_that_was_killed_for_memory_are_told_as_such() {
         if is_away {
             node.daemon.end(Signal::KILL);
         }
-        // As who saw the process end, and its control group, puts it on record.
+        // As the process records it that observed the end of the machine and its control group.
         let exit = json!({ "OutOfMemory": { "group": "/sys/fs/cgroup/pods/pod" } });
         let record = json!({ "exit": exit, "containers": [] });
         fs::write(node.sandbox().join("exit.json"), record.to_string()).unwrap();
@@ -320,11 +320,11 @@ async fn containers_of_a_machine_that_was_killed_for_memory_are_told_as_such() {
         if is_away {
             node.daemon.start();
         }
-        // The pod's end is told first.
+        // The pod's end is reported first.
         let exited = ContainerState::ContainerExited;
         until(async || node.status(&id).await.state() == exited).await;
         assert_eq!(node.pod_state().await, PodSandboxState::SandboxNotready);
-        // A daemon that begins anew knows it, too.
+        // A restarted daemon knows it, too.
         for _ in 0..2 {
             let status = node.status(&id).await;
             assert_eq!((status.exit_code, &*status.reason), (137, "OOMKilled"));
@@ -360,7 +360,7 @@ async fn a_pod_on_a_full_disk_holds_nothing_once_it_was_stopped_and_is_removed_l
         }
         assert!(node.process_ended().success());
         assert_eq!(node.mounts(), [""; 0]);
-        // It is as one that was stopped, and its container's end is not lost.
+        // It counts as stopped, and its container's exit is not lost.
         assert_eq!(node.pod_state().await, PodSandboxState::SandboxNotready);
         let status = node.status(&id).await;
         assert_eq!((status.exit_code, &*status.reason), (137, "Error"));
@@ -401,7 +401,7 @@ async fn what_a_kubelet_asks_for_often_is_asked_of_guests_in_brief() {
 async fn nothing_is_told_of_a_pod_before_its_machine_was_asked() {
     let mut node = Node::ended(2).await;
     node.hold("List");
-    // It serves after a while, and goes on to wait for this pod.
+    // It serves after some time, and continues to wait for this pod.
     node.daemon.start();
     let containers = async {
         let mut runtime = node.runtime().await;
@@ -433,7 +433,7 @@ async fn nothing_is_told_of_a_pod_before_its_machine_was_asked() {
         Box::pin(pods),
         Box::pin(stats),
     ];
-    // None of them has an answer.
+    // None of them is answered.
     let first = futures_util::future::select_all(&mut calls);
     let early = tokio::time::timeout(Duration::from_millis(500), first).await;
     assert!(early.is_err());
@@ -501,7 +501,7 @@ async fn a_container_has_a_log_once_it_is_to_run_and_not_before() {
     node.try_create("a", ContainerConfig::default())
         .await
         .unwrap_err();
-    // As one that is killed while it makes the container, which the next one undoes.
+    // As by a daemon that was killed while it created the container, which the next one undoes.
     fs::remove_file(failed(&node)).unwrap();
     node.hold("Create");
     {
@@ -580,7 +580,7 @@ async fn a_container_whose_process_cannot_be_made_fails_when_it_is_to_start() {
         let status = node.status(&id).await;
         assert_eq!((status.exit_code, &*status.reason), (128, "StartError"));
         assert_eq!(status.message, "not a directory");
-        // As of one that has run.
+        // As for one that has run.
         assert!(node.has_log(kind));
     }
 }
@@ -624,7 +624,7 @@ async fn a_container_whose_creation_nobody_waits_for_is_removed_when_it_is_made(
     let early = node.try_create("a", config("second")).await.unwrap_err();
     assert_eq!(early.code(), Code::AlreadyExists, "{early}");
     node.let_go("Create");
-    // As a kubelet tries again, by a request that is another one.
+    // A kubelet retries with a different request.
     let created = Cell::new(None);
     until(async || {
         let again = node.try_create("a", config("second")).await;
@@ -649,7 +649,7 @@ async fn a_command_that_takes_too_long_has_ended_when_that_is_told() {
     let late = node.exec(&id, 1).await.unwrap_err();
     assert_eq!(late.code(), Code::DeadlineExceeded);
     assert_eq!(node.asked(&format!("Signal {id} exec")), 1);
-    // Once as long as it had time, and once for its end.
+    // Once for its timeout, and once for its end.
     assert_eq!(node.asked(&format!("Wait {id} exec")), 2);
     let status = node.status(&id).await;
     assert_eq!(status.state(), ContainerState::ContainerRunning);
@@ -663,12 +663,12 @@ async fn a_command_that_cannot_be_killed_does_not_hold_the_answer_up() {
     node.hold("Signal");
     let late = node.exec(&id, 1).await.unwrap_err();
     assert_eq!(late.code(), Code::DeadlineExceeded);
-    // It is tried again, though nobody waits for that.
+    // It is retried, though no caller waits for it.
     until(async || node.asked(&format!("Signal {id} exec")) == 2).await;
     node.let_go("Signal");
 }
 
-/// Of a container's status, what newer clients read of its mounts.
+/// The mounts of a container's status, as newer clients decode them.
 #[derive(Clone, PartialEq, prost::Message)]
 struct MountsResponse {
     #[prost(message, optional, tag = "1")]
@@ -702,7 +702,7 @@ async fn the_status_tells_which_image_is_mounted_also_after_a_restart() {
     const CALL: &str = "/runtime.v1.RuntimeService/ContainerStatus";
     let mut node = Node::new(2).await;
     let (name, image_ref) = node.pull().await;
-    // The one that is the container's root, too.
+    // The image of the container's root, too.
     let mount = Mount {
         container_path: "/model".to_owned(),
         image: Some(ImageSpec {

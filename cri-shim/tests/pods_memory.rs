@@ -1,5 +1,5 @@
-//! The memory of a pod whose machine's process is a stand-in, which has as much of it as a test
-//! says: no guest is needed.
+//! The memory of a pod whose machine process is a stand-in, with an amount that the test sets: this
+//! needs no guest.
 
 mod support;
 
@@ -13,10 +13,10 @@ use tonic::Code;
 
 const MIB: u64 = 1 << 20;
 
-/// What a machine's process may take beyond its guest's memory.
+/// What a machine's process may use beyond its guest's memory.
 const OVERHEAD: u64 = 96 * MIB;
 
-/// What a guest gets at least when it is short of memory.
+/// The least that a guest gets per step under memory pressure.
 const STEP: u64 = 256 * MIB;
 
 #[tokio::test(flavor = "multi_thread")]
@@ -25,11 +25,11 @@ async fn the_limit_of_a_machines_group_follows_what_its_guest_gives_back() {
     node.limit(512 * MIB).await.unwrap();
     let limit = |grown| Some(MEMORY + grown + OVERHEAD);
     assert_eq!(node.in_group("memory.max"), limit(512 * MIB));
-    // The guest has it still, and the group is full of cached files.
+    // The guest still has it, and the group is full of cached files.
     node.set_grown(Some(512 * MIB));
     node.set_in_group("memory.current", MEMORY + 512 * MIB + OVERHEAD);
     let lowered = async {
-        // As a kubelet tries again.
+        // As a kubelet retries.
         while let Err(refused) = node.limit(64 * MIB).await {
             assert_eq!(refused.code(), Code::ResourceExhausted, "{refused}");
         }
@@ -39,7 +39,7 @@ async fn the_limit_of_a_machines_group_follows_what_its_guest_gives_back() {
         node.set_grown(None);
         let lower = limit(64 * MIB);
         until(async || node.in_group("memory.max") == lower).await;
-        // The kernel keeps no more files than the limit allows.
+        // The kernel keeps no more cached files than the limit allows.
         node.set_in_group("memory.current", lower.unwrap());
     };
     tokio::join!(lowered, gives_back);
@@ -113,7 +113,7 @@ async fn a_guest_that_keeps_more_than_is_wanted_is_not_waited_for() {
     node.set_grown(Some(512 * MIB));
     node.limit(64 * MIB).await.unwrap();
     node.limit(128 * MIB).await.unwrap();
-    // It has to be waited for where it has less.
+    // If it has less, that has to be waited for.
     let refused = node.limit(1024 * MIB).await.unwrap_err();
     assert_eq!(refused.code(), Code::ResourceExhausted, "{refused}");
     for (wanted, is_waited_for) in [(64, false), (128, false), (1024, true)] {

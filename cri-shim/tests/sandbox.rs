@@ -1,4 +1,4 @@
-//! Sandboxes that never come to be: no guest is needed.
+//! Sandboxes that fail to start: this needs no guest.
 
 mod support;
 
@@ -17,7 +17,7 @@ use support::Root;
 use support::guest_files::{elf, guest_dir};
 use support::pod::{Pod, eventually, launch};
 
-/// A configuration whose guest files look right.
+/// Returns a configuration whose guest files look valid.
 fn config(root: &Root, pod: &Pod) -> podvisor_cri::sandbox::LaunchConfig {
     podvisor_cri::sandbox::LaunchConfig {
         id: "test".into(),
@@ -103,12 +103,12 @@ async fn a_program_that_is_not_podvisor_fails_the_launch() {
 #[tokio::test]
 async fn a_process_that_never_says_that_its_guest_is_up_is_killed() {
     let (root, pod) = (Root::default(), Pod::default());
-    // It says a lot, but not that.
+    // It prints a lot, but not the expected line.
     let program = Path::new("/usr/bin/yes");
     let mut config = config(&root, &pod);
     config.jail = JailMode::Disabled;
     let launching = Launching::begin_program(program, config).await.unwrap();
-    // From here on nothing is waited for longer than it takes.
+    // From here on, timeouts expire immediately.
     tokio::time::pause();
     let failed = launching.finish(Default::default()).await;
     tokio::time::resume();
@@ -139,7 +139,7 @@ fn who_types_the_process_of_a_sandbox_is_told_what_it_is() {
     assert!(ran.stderr.contains("podvisor:"), "{ran:?}");
 }
 
-/// A machine's process that says who it is, and nothing else.
+/// Starts a machine's process that only greets.
 fn mute(dir: &Path) -> Child {
     let test = std::env::current_exe().unwrap();
     let target = test.parent().and_then(Path::parent).unwrap();
@@ -153,7 +153,7 @@ fn mute(dir: &Path) -> Child {
     let mut line = String::new();
     reader.read_line(&mut line).unwrap();
     assert_eq!(line, "listening\n");
-    // It goes on to write there.
+    // It continues to write there.
     mute.stdout = Some(reader.into_inner());
     mute
 }
@@ -177,7 +177,7 @@ async fn a_request_with_too_many_files_is_refused_and_others_are_not_hurt() {
     let refused = client.create_container(container(64)).await.unwrap_err();
     assert_eq!(refused.kind(), Some(RefusalKind::InvalidArgument));
     assert!(refused.to_string().contains("65 files"), "{refused}");
-    // The connection stands: this one is sent, and the process does not answer.
+    // The connection is up: this request is sent, and the process does not answer.
     let create = client.create_container(container(63));
     assert!(
         tokio::time::timeout(Duration::from_millis(100), create)
@@ -194,13 +194,13 @@ async fn a_machine_that_says_who_it_is_and_nothing_else_is_killed() {
     let dir = tempfile::tempdir().unwrap();
     let mut mute = mute(dir.path());
     let client = SandboxClient::connect(dir.path()).await.unwrap();
-    // From here on nothing is waited for longer than it takes.
+    // From here on, timeouts expire immediately.
     tokio::time::pause();
     match client.list().await {
         Err(SandboxError::Unresponsive { pid, .. }) => assert_eq!(pid, Some(mute.id())),
         other => panic!("{other:?}"),
     }
-    // Whether that is seen in time is the clock's affair, which runs ahead here.
+    // Whether this is noticed in time depends on the clock, which runs ahead here.
     let _ = client.shutdown(Duration::from_secs(1)).await;
     assert_eq!(mute.wait().unwrap().signal(), Some(9));
     tokio::time::resume();

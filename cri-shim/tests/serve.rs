@@ -1,4 +1,4 @@
-//! `podvisor serve` over its socket, as far as no guest is needed.
+//! `podvisor serve` over its socket, as far as that needs no guest.
 
 mod support;
 
@@ -134,7 +134,7 @@ fn http_get(port: u16, path: &str) -> String {
 async fn a_settings_file_adds_handlers_and_health_and_metrics_are_served() {
     let (mut daemon, guest) = Daemon::without_guests(&[]);
     daemon.end(Signal::TERM);
-    // None that a socket gets which asks for any: those of other tests do.
+    // Outside of the range of ephemeral ports, which other tests use.
     let ports = 20_000..30_000;
     let is_free = |port: &u16| TcpListener::bind(("127.0.0.1", *port)).is_ok();
     let first = u16::try_from(std::process::id() % 10_000).unwrap();
@@ -200,7 +200,7 @@ async fn a_handler_without_its_kernel_is_left_out_and_the_others_are_ready() {
         let handlers = status.runtime_handlers.into_iter().map(|h| h.name);
         (ready.unwrap().message, handlers.collect::<Vec<_>>())
     };
-    // Of a machine without KVM it says so.
+    // On a machine without KVM, it reports that.
     let (fault, handlers) = status().await;
     assert!(!fault.contains("vmlinux-other"), "{fault}");
     assert_eq!(handlers, ["", "podvisor"]);
@@ -346,7 +346,7 @@ async fn what_is_not_there_yet_says_so_by_name() {
     let status = status.unwrap_err();
     assert_eq!(status.code(), Code::Unimplemented);
     assert!(status.message().contains("CheckpointContainer"), "{status}");
-    // The crate of messages does not know this call, and neither do others that it does not know.
+    // The message crate does not have this call, nor other unknown ones.
     let update = UpdatePodSandboxResourcesRequest {
         pod_sandbox_id: "nobody".to_owned(),
         ..UpdatePodSandboxResourcesRequest::default()
@@ -356,14 +356,14 @@ async fn what_is_not_there_yet_says_so_by_name() {
     assert!(status.message().contains("nobody"), "{status}");
 }
 
-/// What of a network is in the daemon's own network namespace.
+/// Returns the number of network namespaces of the daemon.
 fn links(daemon: &Daemon) -> usize {
     fs::read_dir(daemon.path("run/netns")).map_or(0, Iterator::count)
 }
 
 #[tokio::test]
 async fn a_pod_whose_guest_does_not_boot_leaves_nothing_behind() {
-    // Its own network namespace, so that the bridge is not this machine's.
+    // In its own network namespace, so that the bridge is not created on this machine.
     let (mut daemon, _guest) = Daemon::without_guests(&["unshare", "-n"]);
     daemon.add_network("br-serve1", &["10.90.2.0/24"]);
     let mut runtime = daemon.runtime().await;
@@ -394,7 +394,7 @@ async fn a_pod_whose_guest_does_not_boot_leaves_nothing_behind() {
     is_clean(&daemon);
 }
 
-/// A CNI plugin that does what files in its directory say: ADD waits until the daemon is gone, DEL
+/// Adds a CNI plugin that acts on files in its directory: ADD waits until the daemon is gone, DEL
 /// until there is `release`, and fails while there is `deny`.
 fn add_plugin(daemon: &Daemon) {
     let dir = daemon.path("plugin");

@@ -1,8 +1,9 @@
-//! Takes the padding out of a kernel: pages that no instruction reaches and no data lies in.
+//! Removes the padding from a kernel: pages without reachable instructions or data.
 //!
-//! Linux aligns parts of its text to 2 MiB, for page tables of its own, and the linker fills
-//! the gaps with `int3`; data has pages of zeroes. A monitor that loads the file copies both at
-//! each boot. Here an ELF file comes in, and one goes out whose segments leave out runs of such
+//! Linux aligns parts of its text to 2 MiB, for its own page tables, and the linker fills the gaps
+//! with `int3`; data has pages of zeroes. A monitor that loads the file copies both at each boot.
+//! From an ELF file, this creates one whose segments omit runs of such pages; the omitted parts are
+//! zero in fresh memory.
 //! pages; what is left out is zero in fresh memory.
 
 use anyhow::{Context, Result, bail};
@@ -10,15 +11,15 @@ use anyhow::{Context, Result, bail};
 const EHDR: usize = 64;
 const PHDR: usize = 56;
 const PAGE: usize = 4096;
-/// Shorter runs are not worth a segment of their own: loading one costs two system calls.
+/// Shorter runs are not worth a separate segment: loading one costs two system calls.
 const RUN: usize = 16;
-/// What the linker puts between functions.
+/// The linker's padding between functions.
 const INT3: u8 = 0xcc;
 
 pub(crate) const PT_LOAD: u32 = 1;
 const PT_NOTE: u32 = 4;
 
-/// A program header, by the fields that matter here.
+/// A program header, with the fields that matter here.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Header {
     pub(crate) kind: u32,
@@ -30,7 +31,8 @@ pub(crate) struct Header {
     pub(crate) mem_size: u64,
 }
 
-/// `elf` without its padding and its section headers. Addresses, entry and notes stay.
+/// Returns `elf` without its padding and its section headers. Addresses, entry and notes are
+/// unchanged.
 pub(crate) fn remove(elf: &[u8]) -> Result<Vec<u8>> {
     let mut headers = Vec::new();
     for header in read_headers(elf)? {
@@ -114,7 +116,7 @@ fn contents_of<'a>(elf: &'a [u8], header: &Header) -> Result<&'a [u8]> {
         .context("a segment reaches beyond the file")
 }
 
-/// The parts of a segment between runs of padding, in order. BSS goes to the last one.
+/// Returns the parts of a segment between runs of padding, in order. BSS is added to the last one.
 fn split(elf: &[u8], header: &Header) -> Result<Vec<Header>> {
     let contents = contents_of(elf, header)?;
     let mut kept: Vec<std::ops::Range<usize>> = Vec::new();
@@ -160,7 +162,7 @@ pub(crate) mod tests {
 
     const BASE: u64 = 0x100_0000;
 
-    /// An ELF file with one segment of `contents` and `bss`, and a note.
+    /// Returns an ELF file with one segment of `contents` and `bss`, and a note.
     pub(crate) fn elf(contents: &[u8], bss: u64) -> Vec<u8> {
         let mut elf = b"\x7fELF\x02\x01".to_vec();
         elf.resize(EHDR, 0);
@@ -184,7 +186,7 @@ pub(crate) mod tests {
         elf
     }
 
-    /// Memory as a monitor would fill it, from `BASE`.
+    /// Returns memory as a monitor would fill it, from `BASE`.
     fn loaded(elf: &[u8]) -> Vec<u8> {
         let mut memory = Vec::new();
         for header in read_headers(elf).unwrap() {

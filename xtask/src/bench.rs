@@ -1,5 +1,5 @@
-//! `cargo xtask bench`: builds podvisor as a user would and the harness, and runs the harness
-//! where KVM is sound. benches/ measures; nothing here does.
+//! `cargo xtask bench`: builds podvisor as a user would, and the harness, and runs the harness
+//! where KVM is sound. All measuring is in benches/.
 
 mod args;
 
@@ -19,7 +19,7 @@ use args::{
     StartArgs, Subject,
 };
 
-/// Hosts that count instructions, of which one in three stands still while QEMU's guest waits for
+/// Attempts with hosts that count instructions: one in three stalls while QEMU's guest waits for
 /// its device.
 const ICOUNT_ATTEMPTS: usize = 5;
 
@@ -167,7 +167,7 @@ fn net(args: &NetArgs) -> Result<ExitCode> {
     in_hosts(&request)
 }
 
-/// Runs `request` in a host, and in another one when a host that counts instructions stalls.
+/// Runs `request` in a host, and again in another one if a host that counts instructions stalls.
 fn in_hosts(request: &Request) -> Result<ExitCode> {
     let attempts = if request.icount { ICOUNT_ATTEMPTS } else { 1 };
     let mut status = 0;
@@ -182,8 +182,8 @@ fn in_hosts(request: &Request) -> Result<ExitCode> {
     Ok(ExitCode::from(status))
 }
 
-/// Has `command` write JSON to the file `json` and a picture to the file `plot`; gives their
-/// directories, to which the host may write then.
+/// Makes `command` write JSON to the file `json` and a picture to the file `plot`; returns their
+/// directories, which must be writable in the host.
 fn outputs(
     json: Option<&Path>,
     plot: Option<&Path>,
@@ -320,7 +320,7 @@ fn cri(args: &CriArgs) -> Result<ExitCode> {
     host::run_request(request).map(ExitCode::from)
 }
 
-/// Runs here, as root: the disk is this machine's own.
+/// Runs on this machine, as root, with its disk.
 fn pull(args: &PullArgs) -> Result<ExitCode> {
     setup::ensure(&[setup::BUILD, setup::IMAGES, setup::BENCH_PULL])?;
     let images = images::ensure()?;
@@ -347,8 +347,8 @@ fn absolute(path: &Path) -> Result<PathBuf> {
         .with_context(|| format!("{} cannot be read", path.display()))
 }
 
-/// Builds the harness and podvisor's side of it, as a program that starts once per pod should be;
-/// gives their directory.
+/// Builds the harness and podvisor's side of it, optimized for a program that starts once per pod;
+/// returns their directory.
 fn build(packages: &[&str]) -> Result<PathBuf> {
     let step = Step::begin("building the benchmarks");
     let programs = cargo::build_static(packages)?;
@@ -356,7 +356,7 @@ fn build(packages: &[&str]) -> Result<PathBuf> {
     Ok(programs)
 }
 
-/// An initramfs with one of the harness's own inits alone, of `benches/guest`.
+/// Builds an initramfs that only contains one of the harness's own inits, from `benches/guest`.
 fn initramfs(source: &str, flags: &[&str]) -> Result<PathBuf> {
     let directory = paths::target().join("bench");
     fs::create_dir_all(&directory)

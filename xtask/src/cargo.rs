@@ -1,4 +1,4 @@
-//! Calling cargo, always from the workspace's root and with the lock file as it is.
+//! Calls cargo, always in the workspace's root and with the unchanged lock file.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -9,7 +9,7 @@ use anyhow::{Context, Result};
 use crate::guest::TRIPLE;
 use crate::{paths, process};
 
-/// `cargo SUBCOMMAND --locked`, to be run by [`process::run`].
+/// Returns `cargo SUBCOMMAND --locked`, for [`process::run`].
 pub(crate) fn cargo(subcommand: &str) -> Command {
     let mut command = process::tied(program());
     command
@@ -19,12 +19,12 @@ pub(crate) fn cargo(subcommand: &str) -> Command {
     command
 }
 
-/// The cargo that runs this program, or the one on PATH.
+/// Returns the cargo that runs this program, or the one on PATH.
 pub(crate) fn program() -> std::ffi::OsString {
     std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into())
 }
 
-/// Builds the programs `bins` and the `examples` of `package` with the release profile; gives
+/// Builds the programs `bins` and the `examples` of `package` with the release profile; returns
 /// their directory.
 pub(crate) fn build_release(package: &str, bins: &[&str], examples: &[&str]) -> Result<PathBuf> {
     let mut command = cargo("build");
@@ -39,8 +39,8 @@ pub(crate) fn build_release(package: &str, bins: &[&str], examples: &[&str]) -> 
     Ok(paths::cargo_target().join("release"))
 }
 
-/// Builds the programs of `packages` as they are shipped: optimised, static, and the same in
-/// whatever directory they are built; gives their directory.
+/// Builds the programs of `packages` as they are shipped: optimised, static, and reproducible in
+/// any directory; returns their directory.
 pub(crate) fn build_static(packages: &[&str]) -> Result<PathBuf> {
     let mut command = cargo("build");
     command
@@ -51,7 +51,7 @@ pub(crate) fn build_static(packages: &[&str]) -> Result<PathBuf> {
     Ok(paths::cargo_target().join(TRIPLE).join("release"))
 }
 
-/// Has `command` build programs as they are shipped.
+/// Makes `command` build programs as they are shipped.
 fn as_shipped(command: &mut Command) -> &mut Command {
     let home = std::env::var_os("CARGO_HOME").map(PathBuf::from);
     let home = home.or_else(|| Some(PathBuf::from(std::env::var_os("HOME")?).join(".cargo")));
@@ -67,7 +67,7 @@ fn as_shipped(command: &mut Command) -> &mut Command {
         .env("CARGO_ENCODED_RUSTFLAGS", encoded(&flags))
 }
 
-/// Flags as `CARGO_ENCODED_RUSTFLAGS` takes them, so that paths may have spaces.
+/// Encodes flags for `CARGO_ENCODED_RUSTFLAGS`, so that paths may contain spaces.
 fn encoded(flags: &[String]) -> String {
     let words = flags.iter().map(|flag| flag.replacen("-C ", "-C\u{1f}", 1));
     words.collect::<Vec<_>>().join("\u{1f}")
@@ -84,13 +84,12 @@ pub(crate) struct TestProgram {
     pub(crate) name: String,
 }
 
-/// Builds the test programs that `selection` names, else those of the default members, and
-/// gives them.
+/// Builds and returns the test programs that `selection` names, or those of the default members.
 pub(crate) fn build_tests(selection: &[&str]) -> Result<Vec<TestProgram>> {
     test_build(cargo("test"), selection)
 }
 
-/// The same with the programs as they are shipped, and tests that are optimised, too.
+/// Like [`build_tests`], with the programs as they are shipped and with optimised tests.
 pub(crate) fn build_tests_as_shipped(selection: &[&str]) -> Result<Vec<TestProgram>> {
     let mut command = cargo("test");
     as_shipped(&mut command);

@@ -1,7 +1,7 @@
-//! `cargo xtask conformance`: what a kubelet expects of any runtime, asked of one of them.
+//! `cargo xtask conformance`: tests a runtime for what a kubelet expects of every runtime.
 //!
-//! The same tests that `cargo xtask test` asks podvisor. What another runtime passes too shows
-//! that the suite is right; where both differ is in docs/cri.md.
+//! These are the tests that `cargo xtask test` runs against podvisor. If another runtime passes
+//! them, too, the suite is right; docs/cri.md has the differences.
 
 use std::process::{ExitCode, Stdio};
 

@@ -7,8 +7,8 @@ const REGULAR: u32 = 0o100_000;
 const DIRECTORY: u32 = 0o040_000;
 const CHARACTER_DEVICE: u32 = 0o020_000;
 
-/// Writes entries to `W`; every file belongs to root and has no time, so that the same
-/// contents give the same bytes.
+/// Writes entries to `W`; every file belongs to root and has a zero time, so that the same contents
+/// give the same bytes.
 #[derive(Debug)]
 pub(crate) struct Writer<W> {
     out: W,
@@ -25,17 +25,17 @@ impl<W: Write> Writer<W> {
         }
     }
 
-    /// A directory. Its parents must have been written before.
+    /// Writes a directory. Its parents must have been written before.
     pub(crate) fn directory(&mut self, path: &str) -> io::Result<()> {
         self.entry(path, DIRECTORY | 0o755, (0, 0), &[])
     }
 
-    /// A file with the permission bits `mode`.
+    /// Writes a file with the permission bits `mode`.
     pub(crate) fn file(&mut self, path: &str, mode: u32, data: &[u8]) -> io::Result<()> {
         self.entry(path, REGULAR | mode, (0, 0), data)
     }
 
-    /// A character device node.
+    /// Writes a character device node.
     pub(crate) fn character_device(
         &mut self,
         path: &str,
@@ -45,7 +45,7 @@ impl<W: Write> Writer<W> {
         self.entry(path, CHARACTER_DEVICE | mode, (major, minor), &[])
     }
 
-    /// Writes the end mark and gives the output back.
+    /// Writes the trailer and returns the output.
     pub(crate) fn finish(mut self) -> io::Result<W> {
         self.inode = 0;
         self.entry("TRAILER!!!", 0, (0, 0), &[])?;

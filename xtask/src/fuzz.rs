@@ -1,5 +1,5 @@
-//! `cargo xtask fuzz`: gives the fuzz targets to libFuzzer, one after the other. What they find
-//! stays in `target/fuzz`.
+//! `cargo xtask fuzz`: runs the fuzz targets with libFuzzer, one after the other. Findings are kept
+//! in `target/fuzz`.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,13 +10,13 @@ use anyhow::{Context, Result, bail};
 use crate::report::Step;
 use crate::{cargo, paths, process, setup};
 
-/// Coverage as libFuzzer wants it, with what a stable compiler has: no address sanitizer, but every
-/// check that debug builds have.
+/// Coverage for libFuzzer that a stable compiler supports: without address sanitizer, but with all
+/// checks of debug builds.
 const COVERAGE: &str = "-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
     -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
     -Cllvm-args=-sanitizer-coverage-trace-compares -Ccodegen-units=1 -Cdebug-assertions -Coverflow-checks";
 
-/// Inputs that are longer find nothing new.
+/// Longer inputs find nothing new.
 const INPUT_MAX: &str = "16384";
 /// Seconds that one input may take.
 const INPUT_TIME: &str = "10";
@@ -95,7 +95,7 @@ fn build() -> Result<PathBuf> {
             "podvisor-fuzz",
             "--bins",
         ])
-        // With a target named, build scripts and macros are built without the flags.
+        // With a target given, build scripts and macros are built without the flags.
         .args(["--target", crate::guest::TRIPLE, "--target-dir"])
         .arg(&target)
         .env("RUSTFLAGS", COVERAGE)
@@ -107,7 +107,7 @@ fn build() -> Result<PathBuf> {
     Ok(target.join(crate::guest::TRIPLE).join("release"))
 }
 
-/// Tries what was found before and then whatever libFuzzer makes up; false when there is a fault.
+/// Tries earlier findings, then libFuzzer's inputs; returns false after a fault.
 fn run(programs: &Path, target: &str, seconds: u32) -> Result<bool> {
     let corpus = directory().join("corpus").join(target);
     let artifacts = directory().join("artifacts").join(target);

@@ -1,4 +1,4 @@
-//! `cargo xtask guest`: the kernel and the agent's initramfs, which every guest boots from.
+//! `cargo xtask guest`: builds the kernel and the agent's initramfs, from which every guest boots.
 
 use std::fs;
 use std::path::PathBuf;
@@ -18,9 +18,9 @@ pub(crate) fn command() -> Result<()> {
     Ok(())
 }
 
-/// A program that each guest carries and each container starts anew: static, without relocations to
-/// work off (an initramfs has nobody to hide addresses from), without tables to unwind by (a panic
-/// ends it), equal functions once.
+/// The agent is in every guest and is started for every container: static, without relocations
+/// (there is no need for address randomization in an initramfs), without unwind tables (a panic
+/// aborts), identical functions merged.
 const FLAGS: [&str; 4] = [
     "-C target-feature=+crt-static",
     "-C relocation-model=static",
@@ -28,17 +28,17 @@ const FLAGS: [&str; 4] = [
     "-C link-arg=-Wl,--icf=all",
 ];
 
-/// Builds both unless they are there already; gives their paths.
+/// Builds both if they are missing; returns their paths.
 pub(crate) fn ensure() -> Result<[PathBuf; 2]> {
     Ok([kernel::ensure()?, initramfs()?])
 }
 
-/// Builds the agent as a static program and packs it, as `/init`, with what the kernel needs
-/// before it: /dev/console, so that its first messages go somewhere.
+/// Builds the agent as a static program and packs it as `/init`, with the one file that the kernel
+/// needs before it: /dev/console, for its first messages.
 fn initramfs() -> Result<PathBuf> {
     setup::ensure(&[setup::BUILD])?;
     let step = Step::begin("building the agent and its initramfs");
-    // A target directory of its own: other flags would make cargo rebuild everything each time.
+    // A separate target directory: with other flags, cargo would rebuild everything each time.
     let target = paths::guest().join("agent");
     process::run(
         process::tied(cargo::program())

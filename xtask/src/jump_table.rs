@@ -1,9 +1,8 @@
-//! Sorts the kernel's table of branches that it patches (`__jump_table`), which it would do at
-//! each boot (`jump_label_init`), when it is built: as its own `sorttable` does with exceptions.
+//! Sorts the kernel's table of patchable branches (`__jump_table`) at build time, as its own
+//! `sorttable` does with exceptions; otherwise `jump_label_init` sorts it at each boot.
 //!
-//! An entry is `struct jump_entry` of `include/linux/jump_label.h`: where the branch is, where it
-//! leads, and the key that decides it, each as the distance from its own field. Two bits of the
-//! key are flags.
+//! An entry is `struct jump_entry` of `include/linux/jump_label.h`: the branch's address, its
+//! target, and its key, each as the distance from its own field. Two bits of the key are flags.
 
 use std::ops::Range;
 
@@ -23,8 +22,8 @@ const FLAGS: u64 = 3;
 const START: &str = "__start___jump_table";
 const STOP: &str = "__stop___jump_table";
 
-/// An entry by addresses. In the order in which the kernel's `jump_label_cmp` has them: batches of
-/// branches to be patched are of one key, and sorted.
+/// An entry with addresses, in the order of the kernel's `jump_label_cmp`: branches are patched in
+/// sorted batches of the same key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Entry {
     key: u64,
@@ -33,7 +32,7 @@ struct Entry {
     flags: u64,
 }
 
-/// The addresses of the table, from what `nm` prints of the kernel.
+/// Returns the addresses of the table, from the output of `nm` for the kernel.
 pub(crate) fn find(symbols: &str) -> Result<Range<u64>> {
     let address = |name: &str| {
         let mut found = symbols.lines().filter_map(|line| {
@@ -100,7 +99,7 @@ pub(crate) fn sort(elf: &mut [u8], table: Range<u64>) -> Result<()> {
     Ok(())
 }
 
-/// The entry that is at the address `place`.
+/// Returns the entry at the address `place`.
 fn read(bytes: &[u8], place: u64) -> Result<Entry> {
     let short = |at: u64| -> Result<u64> {
         let at = usize::try_from(at)?;
@@ -116,7 +115,7 @@ fn read(bytes: &[u8], place: u64) -> Result<Entry> {
     })
 }
 
-/// The bytes of an entry at the address `place`.
+/// Returns the bytes of an entry at the address `place`.
 fn write(entry: &Entry, place: u64) -> Result<[u8; ENTRY]> {
     let short = |to: u64, from: u64| {
         let distance = i32::try_from(to.wrapping_sub(from).cast_signed());
@@ -135,9 +134,9 @@ mod tests {
     use super::*;
     use crate::alignment_padding::tests::elf;
 
-    /// Where [`elf`] has its segment.
+    /// Address of the segment of [`elf`].
     const BASE: u64 = u64::MAX << 31;
-    /// Where that has the table.
+    /// Offset of the table in it.
     const TABLE: usize = 0x40;
 
     fn at(offset: u64) -> u64 {
@@ -153,7 +152,7 @@ mod tests {
         }
     }
 
-    /// A kernel with these entries, and 4 KiB of zeroed memory for its keys.
+    /// Returns a kernel with these entries, and 4 KiB of zeroed memory for its keys.
     fn kernel(entries: &[Entry]) -> (Vec<u8>, Range<u64>) {
         let table = at(TABLE as u64)..at((TABLE + entries.len() * ENTRY) as u64);
         let mut contents = vec![7; 0x800];
@@ -170,7 +169,7 @@ mod tests {
         let sorted = [
             entry(0x600, 0x500, 1),
             entry(0x600, 0x510, 0),
-            // Code before the table, a key in memory that the file does not have.
+            // Code before the table, a key in memory that is not in the file.
             entry(0x900, 0x10, 3),
             entry(0x900, 0x20, 2),
             entry(0x908, 0x18, 0),
@@ -178,7 +177,7 @@ mod tests {
         let mixed = [3, 0, 4, 2, 1].map(|number: usize| sorted[number]);
         let (mut elf, table) = kernel(&mixed);
         sort(&mut elf, table).unwrap();
-        // With all around the table as it was.
+        // Everything around the table is unchanged.
         assert!(elf == kernel(&sorted).0);
     }
 
@@ -200,7 +199,7 @@ mod tests {
         ] {
             assert!(refused(range).contains("no segment"));
         }
-        // What is not a table.
+        // Not a table.
         assert!(refused(at(0x100)..at(0x110)).contains("leads out of the kernel"));
         let mut cut = whole[..whole.len() - 0x7b0].to_vec();
         assert!(

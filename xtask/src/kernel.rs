@@ -1,7 +1,7 @@
-//! `cargo xtask kernel`: Debian's Linux source and `images/kernel/guest.config` in,
-//! `target/guest/vmlinux` (uncompressed ELF with a PVH entry) out; docs/kernel.md tells why.
+//! `cargo xtask kernel`: builds `target/guest/vmlinux` (uncompressed ELF with a PVH entry) from
+//! Debian's Linux source and `images/kernel/guest.config`; docs/kernel.md has the reasons.
 //!
-//! The result is kept under the hash of source, configuration, compiler and this recipe.
+//! The result is cached under the hash of source, configuration, compiler and this recipe.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -14,17 +14,17 @@ use crate::process::{self, Group, Lock};
 use crate::report::Step;
 use crate::{alignment_padding, jump_table, paths, setup};
 
-/// Debian's package of the source.
+/// Debian's package with the source.
 const SOURCE: &str = "linux-source-6.12";
 
-/// Where that puts its archive.
+/// The archive in it.
 const ARCHIVE: &str = "/usr/src/linux-source-6.12.tar.xz";
 
-/// Raise when this file builds something else from the same inputs.
+/// To be raised when this file builds a different kernel from the same inputs.
 const RECIPE: &str = "3";
 
-/// Parts of the source that no configuration of ours reaches; their Kconfig files and
-/// makefiles stay, because the configuration reads them.
+/// Parts of the source that our configurations do not use; their Kconfig files and makefiles are
+/// kept, because the configuration reads them.
 const LEFT_OUT: &[&str] = &[
     "*/Documentation/*/*",
     "*/drivers/gpu/drm/*/*.[ch]",
@@ -42,10 +42,10 @@ const LEFT_OUT: &[&str] = &[
 #[derive(Debug)]
 struct Edit {
     file: &'static str,
-    /// Whole lines before them, which stay: where they alone are not enough to find the place.
+    /// Whole lines before them, which are kept, if the lines themselves are not unique.
     after: &'static [&'static str],
-    /// Whole lines that follow each other, but for white space around them; with those before them
-    /// they are there exactly once.
+    /// Consecutive whole lines, ignoring surrounding white space; with those before them they occur
+    /// exactly once.
     lines: &'static [&'static str],
     /// Whole lines that come in their place.
     with: &'static [&'static str],
@@ -61,7 +61,7 @@ const fn without(file: &'static str, lines: &'static [&'static str]) -> Edit {
     }
 }
 
-/// docs/kernel.md tells what each of them saves and why nothing is lost.
+/// docs/kernel.md has the savings of each of them, and why nothing is lost.
 const EDITS: &[Edit] = &[
     without("mm/slub.c", &["late_initcall(slab_late_init);"]),
     without("arch/x86/kernel/apic/io_apic.c", &["clear_IO_APIC();"]),
@@ -124,7 +124,7 @@ pub(crate) struct Args {
     retpoline: bool,
 }
 
-/// What guests boot from, whatever the CPU.
+/// The configuration for all CPUs.
 const CONFIG: &str = "images/kernel/guest.config";
 
 pub(crate) fn command(args: &Args) -> Result<()> {
@@ -145,14 +145,14 @@ pub(crate) fn command(args: &Args) -> Result<()> {
     Ok(())
 }
 
-/// Builds the guest kernel unless it is there already; gives its path.
+/// Builds the guest kernel if it is missing; returns its path.
 pub(crate) fn ensure() -> Result<PathBuf> {
     let output = paths::guest().join("vmlinux");
     build(&paths::root().join(CONFIG), &output)?;
     Ok(output)
 }
 
-/// As [`ensure`], for the kernel that `images/kernel/retpoline.config` adds to.
+/// Like [`ensure`], for the kernel with the additions of `images/kernel/retpoline.config`.
 pub(crate) fn ensure_retpoline() -> Result<PathBuf> {
     let mut fragment = String::new();
     for name in [CONFIG, "images/kernel/retpoline.config"] {
@@ -169,7 +169,7 @@ pub(crate) fn ensure_retpoline() -> Result<PathBuf> {
     Ok(output)
 }
 
-/// The version of Debian's package that the guest kernel is built from.
+/// Returns the version of Debian's package from which the guest kernel is built.
 pub(crate) fn source_version() -> Result<String> {
     process::output(Command::new("dpkg-query").args(["-W", "-f", "${Version}", SOURCE]))
 }
@@ -225,7 +225,7 @@ fn build(config: &Path, output: &Path) -> Result<()> {
     )?;
     let mut kernel = fs::read(&partial)?;
     let unexpected = "the kernel's ELF file is not as expected";
-    // Stripped, it does not say any more where its tables are.
+    // Once stripped, it has no symbols to find its tables.
     let symbols = process::output(Command::new("nm").arg(&vmlinux))?;
     let table = jump_table::find(&symbols).context(unexpected)?;
     jump_table::sort(&mut kernel, table).context(unexpected)?;
@@ -237,7 +237,7 @@ fn build(config: &Path, output: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Unpacks and edits the source, unless the same was done here before.
+/// Unpacks and edits the source, unless that was done before.
 fn unpack(archive: &Path, digest: &str, directory: &Path) -> Result<PathBuf> {
     let tree = directory.join("source");
     let key_file = directory.join("source.key");
@@ -300,7 +300,7 @@ fn edited(text: &str, edit: &Edit) -> Option<String> {
     Some([before.concat(), with.concat(), after].concat())
 }
 
-/// `allnoconfig` with the fragment laid over it; every line of the fragment must survive.
+/// Applies the fragment to `allnoconfig`; every line of the fragment must remain in effect.
 fn configure(tree: &Path, config: &Path, fragment: &str) -> Result<()> {
     process::output(
         Command::new("make")
@@ -321,7 +321,7 @@ fn configure(tree: &Path, config: &Path, fragment: &str) -> Result<()> {
     )
 }
 
-/// A fragment's lines without its comments.
+/// Returns a fragment's lines without its comments.
 fn options(fragment: &str) -> impl Iterator<Item = &str> {
     fragment
         .lines()
@@ -329,7 +329,7 @@ fn options(fragment: &str) -> impl Iterator<Item = &str> {
         .filter(|line| line.starts_with("CONFIG_"))
 }
 
-/// The lines of `fragment` that do not hold in `config`.
+/// Returns the lines of `fragment` that are not in effect in `config`.
 fn lost<'a>(fragment: &'a str, config: &str) -> Vec<&'a str> {
     let set: Vec<&str> = config
         .lines()
@@ -349,7 +349,7 @@ fn lost<'a>(fragment: &'a str, config: &str) -> Vec<&'a str> {
 fn compile(tree: &Path, archive: &Path, log: &Path) -> Result<()> {
     let jobs = std::thread::available_parallelism().map_or(1, usize::from);
     let mut step = Step::begin(format!("compiling the guest kernel with {jobs} jobs"));
-    // The build's date is the source's: the same inputs give the same kernel.
+    // The build's date is that of the source, so that the same inputs give the same kernel.
     let date = process::output(
         Command::new("date")
             .args(["-u", "-r"])

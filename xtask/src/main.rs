@@ -1,9 +1,9 @@
-//! podvisor's build, test and measuring commands: `cargo xtask COMMAND`.
+//! podvisor's commands to build, test and benchmark it: `cargo xtask COMMAND`.
 //!
-//! One file (or directory) per command. They share [`paths`] (where results lie), [`process`]
-//! (children that never outlive this program), [`setup`] (Debian packages) and [`report`]
-//! (what a step tells the terminal). No product code is here, and nothing of the product
-//! depends on this crate; it is built first on a fresh machine, so its dependencies are few.
+//! One file (or directory) per command. They share [`paths`] (the location of results), [`process`]
+//! (children that never outlive this program), [`setup`] (Debian packages) and [`report`] (a step's
+//! terminal output). No product code is here, and nothing in the product depends on this crate; it
+//! is built first on a fresh machine, so its dependencies are few.
 
 mod alignment_padding;
 mod bench;

@@ -1,6 +1,5 @@
-//! `cargo xtask mutants`: would a test notice? cargo-mutants breaks one function after the other
-//! in a copy of the tree, and the tests of this machine are asked. What it wrote stays in
-//! `target/mutants`.
+//! `cargo xtask mutants`: cargo-mutants breaks one function after the other in a copy of the tree,
+//! and this machine's tests show whether they detect it. Its output is kept in `target/mutants`.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,10 +11,10 @@ use serde_json::Value;
 use crate::report::Step;
 use crate::{cargo, paths, process, setup};
 
-/// The release that is installed when there is none.
+/// The release that is installed if it is missing.
 const VERSION: &str = "27.1.0";
 
-/// Seconds after which a test that goes on is taken for one that noticed.
+/// Seconds after which a running test counts as one that detected the mutant.
 const TIMEOUT: &str = "180";
 
 #[derive(Debug, clap::Args)]
@@ -55,16 +54,16 @@ pub(crate) fn command(args: &Args) -> Result<ExitCode> {
         .args(args.packages.iter().flat_map(|name| ["-p", name]))
         .args(args.files.iter().flat_map(|glob| ["-f", glob]))
         .args(args.shard.iter().flat_map(|shard| {
-            // A part is a sample of the whole.
+            // Each shard is a sample of the whole.
             ["--sharding", "round-robin", "--shard", shard]
         }))
-        // Tests with Linux guests are no part of a crate's own.
+        // Tests with Linux guests do not belong to a crate's own.
         .args(["--cargo-arg=--locked", "--cargo-arg=--lib"])
         .args(["--", "--", "--skip", "::guest_"])
         .current_dir(paths::root())
-        // The copies, and what is built in them.
+        // For the copies, and their build results.
         .env("TMPDIR", &output);
-    // It says by its status whether there were mutants that nothing noticed; the report does, too.
+    // Its status says whether there were undetected mutants; so does the report.
     let mut group = process::Group::spawn(&mut command)?;
     group.wait()?;
     let outcomes = output.join("mutants.out/outcomes.json");
@@ -76,7 +75,7 @@ pub(crate) fn command(args: &Args) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The path of cargo-mutants, which is built when it is not there.
+/// Returns the path of cargo-mutants, which is built if it is missing.
 fn installed() -> Result<PathBuf> {
     let root = paths::target().join("tools");
     let program = root.join("bin/cargo-mutants");
@@ -94,7 +93,7 @@ fn installed() -> Result<PathBuf> {
             ])
             .arg(&root)
             .arg("cargo-mutants")
-            // Not below the workspace, whose settings are its own.
+            // Outside of the workspace, because of its settings.
             .current_dir(Path::new("/"));
         process::run(&mut command)?;
         step.done();
@@ -102,7 +101,7 @@ fn installed() -> Result<PathBuf> {
     Ok(program)
 }
 
-/// What became of the mutants that compile.
+/// Results of the mutants that compile.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Report {
     caught: usize,

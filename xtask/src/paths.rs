@@ -1,11 +1,11 @@
-//! Where the workspace is and where results lie. All of them are below `target/`, so that
-//! `cargo clean` removes every trace.
+//! The workspace's root, and the directories of results. They are all below `target/`, so that
+//! `cargo clean` removes everything.
 
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-/// The workspace's root directory, found when the program runs: a tree that was copied or moved
-/// builds into itself, whichever tree this program was compiled in.
+/// Returns the workspace's root directory, determined at run time: a tree that was copied or moved
+/// builds into itself, wherever this program was compiled.
 pub(crate) fn root() -> &'static Path {
     static ROOT: OnceLock<PathBuf> = OnceLock::new();
     ROOT.get_or_init(|| {
@@ -19,7 +19,7 @@ pub(crate) fn root() -> &'static Path {
     })
 }
 
-/// The nearest directory from `start` upwards that holds `xtask/` and a lock file.
+/// Returns the nearest directory from `start` upwards that contains `xtask/` and a lock file.
 fn workspace_above(start: &Path) -> Option<PathBuf> {
     start
         .ancestors()
@@ -27,13 +27,13 @@ fn workspace_above(start: &Path) -> Option<PathBuf> {
         .map(Path::to_owned)
 }
 
-/// `target/` of the workspace, whatever `CARGO_TARGET_DIR` says: results that are shared by
-/// every build (kernel, test host) are made once.
+/// Returns `target/` of the workspace, regardless of `CARGO_TARGET_DIR`: results that are shared by
+/// all builds (kernel, test host) are built once.
 pub(crate) fn target() -> PathBuf {
     root().join("target")
 }
 
-/// Where cargo puts what it builds.
+/// Returns cargo's target directory.
 pub(crate) fn cargo_target() -> PathBuf {
     match std::env::var_os("CARGO_TARGET_DIR") {
         Some(dir) if !dir.is_empty() => std::path::absolute(&dir).unwrap_or_else(|_| dir.into()),
@@ -41,17 +41,17 @@ pub(crate) fn cargo_target() -> PathBuf {
     }
 }
 
-/// `target/guest`: what guests boot from (`vmlinux`, `initramfs.cpio`).
+/// Returns `target/guest`: the files from which guests boot (`vmlinux`, `initramfs.cpio`).
 pub(crate) fn guest() -> PathBuf {
     target().join("guest")
 }
 
-/// `target/host`: the emulated test host.
+/// Returns `target/host`: the emulated test host.
 pub(crate) fn host() -> PathBuf {
     target().join("host")
 }
 
-/// A path as the user would type it: relative to the workspace when it lies in it.
+/// Returns a path as the user would type it: relative to the workspace if it is below it.
 pub(crate) fn display(path: &Path) -> String {
     path.strip_prefix(root())
         .unwrap_or(path)

@@ -1,7 +1,7 @@
-//! Child processes that never outlive this program, and what must be undone when it ends:
-//! process groups are killed, temporary directories removed, the terminal restored. That holds
-//! for a normal end, for an error, and for SIGINT, SIGTERM and SIGHUP; SIGKILL takes the
-//! children along too, because each asks the kernel for it (`setpriv --pdeathsig`).
+//! Child processes that never outlive this program, and cleanup when it ends: process groups are
+//! killed, temporary directories removed, the terminal restored. This applies to normal exits,
+//! errors, and SIGINT, SIGTERM and SIGHUP; after SIGKILL, the kernel kills the children, because
+//! each requests it (`setpriv --pdeathsig`).
 
 use std::ffi::OsStr;
 use std::os::unix::process::CommandExt;
@@ -33,7 +33,7 @@ fn undo() -> MutexGuard<'static, Undo> {
     UNDO.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// From now on SIGINT, SIGTERM and SIGHUP clean up and end the program.
+/// Makes SIGINT, SIGTERM and SIGHUP clean up and end the program.
 pub(crate) fn install_signal_handling() {
     let Ok(mut signals) = Signals::new([SIGINT, SIGTERM, SIGHUP]) else {
         return;
@@ -60,7 +60,7 @@ pub(crate) fn clean_up() {
     }
 }
 
-/// Switches the terminal on stdin to raw mode until the value is dropped.
+/// Sets the terminal on stdin to raw mode until this is dropped.
 #[derive(Debug)]
 pub(crate) struct RawTerminal(());
 
@@ -86,12 +86,12 @@ impl Drop for RawTerminal {
     }
 }
 
-/// A temporary directory that goes when the value is dropped, or the program ends.
+/// A temporary directory that is removed when this is dropped, or the program ends.
 #[derive(Debug)]
 pub(crate) struct TempDir(PathBuf);
 
 impl TempDir {
-    /// Makes one below `/tmp`: its path is short, as unix sockets in it must be.
+    /// Creates one below `/tmp`: its path is short, as paths of unix sockets must be.
     pub(crate) fn new(purpose: &str) -> Result<Self> {
         let nanos = SystemTime::now()
             .duration_since(UNIX_EPOCH)
@@ -118,9 +118,9 @@ impl Drop for TempDir {
     }
 }
 
-/// A command that will be killed by the kernel when this program dies.
+/// Returns a command that the kernel kills when this program dies.
 ///
-/// The tie is to the calling thread: call from the main thread.
+/// It is tied to the calling thread: call this from the main thread.
 pub(crate) fn tied(program: impl AsRef<OsStr>) -> Command {
     let mut command = Command::new("setpriv");
     command
@@ -130,7 +130,7 @@ pub(crate) fn tied(program: impl AsRef<OsStr>) -> Command {
     command
 }
 
-/// A running child with everything it starts; killed when dropped.
+/// A running child with all its descendants; killed when dropped.
 #[derive(Debug)]
 pub(crate) struct Group {
     child: Child,
@@ -138,7 +138,7 @@ pub(crate) struct Group {
 }
 
 impl Group {
-    /// Starts `command`, which [`tied`] made.
+    /// Starts a `command` from [`tied`].
     pub(crate) fn spawn(command: &mut Command) -> Result<Self> {
         let child = command
             .spawn()
@@ -169,7 +169,7 @@ impl Drop for Group {
     }
 }
 
-/// What the user knows a command by: its words without the wrapping of [`tied`].
+/// Returns the command as the user knows it, without the wrapper of [`tied`].
 fn name(command: &Command) -> String {
     let words: Vec<_> = std::iter::once(command.get_program())
         .chain(command.get_args())
@@ -185,7 +185,7 @@ fn name(command: &Command) -> String {
     format!("`{}{more}`", shown.join(" "))
 }
 
-/// Runs a [`tied`] command to its end; anything but success is an error.
+/// Runs a [`tied`] command to completion; any failure is an error.
 pub(crate) fn run(command: &mut Command) -> Result<()> {
     let status = Group::spawn(command)?.wait()?;
     if status.success() {
@@ -194,7 +194,7 @@ pub(crate) fn run(command: &mut Command) -> Result<()> {
     Err(anyhow!("{} failed ({status})", name(command)))
 }
 
-/// Runs a command to its end and gives its stdout, trimmed.
+/// Runs a command to completion and returns its stdout, trimmed.
 pub(crate) fn output(command: &mut Command) -> Result<String> {
     let Output {
         status,
@@ -212,7 +212,7 @@ pub(crate) fn output(command: &mut Command) -> Result<String> {
     Ok(String::from_utf8_lossy(&stdout).trim().to_owned())
 }
 
-/// The SHA-256 of a file, in hexadecimal.
+/// Returns the SHA-256 of a file, in hexadecimal.
 pub(crate) fn sha256(path: &Path) -> Result<String> {
     let text = output(Command::new("sha256sum").arg("--").arg(path))?;
     text.split_whitespace()
@@ -221,7 +221,7 @@ pub(crate) fn sha256(path: &Path) -> Result<String> {
         .context("sha256sum printed nothing")
 }
 
-/// The SHA-256 of several strings: the key of a cached result.
+/// Returns the SHA-256 of several strings: the key of a cached result.
 pub(crate) fn key(parts: &[&str]) -> Result<String> {
     use std::io::Write;
     let mut child = Command::new("sha256sum")
@@ -244,7 +244,8 @@ pub(crate) fn key(parts: &[&str]) -> Result<String> {
     Ok(digest)
 }
 
-/// Holds a lock file until dropped, so that two runs never build the same thing at once.
+/// Holds a lock file until dropped, so that two processes never build the same result at the same
+/// time.
 #[derive(Debug)]
 pub(crate) struct Lock(#[expect(dead_code, reason = "held, not read")] std::fs::File);
 
@@ -289,7 +290,7 @@ mod tests {
         std::io::BufRead::read_line(&mut std::io::BufReader::new(stdout), &mut line).unwrap();
         let grandchild = line.trim().to_owned();
         drop(group);
-        // The orphan is reaped by init, or stays a zombie where there is none that reaps.
+        // Init reaps the orphan; without a reaping init, it stays a zombie.
         let state = || {
             std::fs::read_to_string(format!("/proc/{grandchild}/stat"))
                 .ok()

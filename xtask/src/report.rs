@@ -1,10 +1,10 @@
-//! What a step tells: one line at its start, one at its end with the time it took, and on a
-//! terminal a line of progress in between. All on stderr: stdout belongs to results.
+//! A step's terminal output: one line at its start, one at its end with its duration, and on a
+//! terminal a progress line in between. All on stderr: stdout is for results.
 
 use std::io::{IsTerminal, Write};
 use std::time::{Duration, Instant};
 
-/// Prints what went wrong, with its causes, as one line each.
+/// Prints an error and its causes, one per line.
 pub(crate) fn error(error: &anyhow::Error) {
     eprintln!("error: {error}");
     for cause in error.chain().skip(1) {
@@ -17,7 +17,7 @@ pub(crate) fn note(text: &str) {
     eprintln!("note: {text}");
 }
 
-/// A duration as people read it: `4.2 s`, `3 min 07 s`.
+/// Formats a duration for people: `4.2 s`, `3 min 07 s`.
 pub(crate) fn time(duration: Duration) -> String {
     let seconds = duration.as_secs();
     if seconds < 60 {
@@ -27,7 +27,7 @@ pub(crate) fn time(duration: Duration) -> String {
     }
 }
 
-/// A step under way.
+/// A running step.
 #[derive(Debug)]
 pub(crate) struct Step {
     name: String,
@@ -37,7 +37,7 @@ pub(crate) struct Step {
 }
 
 impl Step {
-    /// Announces the step.
+    /// Starts and announces a step.
     pub(crate) fn begin(name: impl Into<String>) -> Self {
         let name = name.into();
         eprintln!("==> {name}");
@@ -49,7 +49,7 @@ impl Step {
         }
     }
 
-    /// Replaces the line of progress, at most ten times a second; says nothing off a terminal.
+    /// Replaces the progress line, at most ten times a second; does nothing without a terminal.
     pub(crate) fn progress(&mut self, text: &str) {
         let due = self
             .shown
@@ -72,7 +72,7 @@ impl Step {
         }
     }
 
-    /// Says that the step is done, and how long it took.
+    /// Reports that the step is done, and its duration.
     pub(crate) fn done(mut self) -> Duration {
         self.clear();
         let took = self.began.elapsed();

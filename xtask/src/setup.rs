@@ -1,4 +1,4 @@
-//! Debian packages: which ones a step needs and why, and installing those that are missing.
+//! Debian packages: which ones each step needs and why, and their installation.
 
 use std::process::{Command, Stdio};
 
@@ -7,7 +7,7 @@ use anyhow::{Context, Result, bail};
 use crate::process;
 use crate::report::Step;
 
-/// A Debian package and what it is needed for.
+/// A Debian package and its purpose.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Package {
     name: &'static str,
@@ -48,7 +48,7 @@ pub(crate) const BUILD: &[Package] = &[
     ),
 ];
 
-/// What the tests use beyond that.
+/// Additional packages for tests.
 pub(crate) const TEST: &[Package] = &[
     package("busybox-static", "images of tests"),
     package("containernetworking-plugins", "networks of pods"),
@@ -72,7 +72,7 @@ pub(crate) const TEST: &[Package] = &[
     package("zstd", "packs disk images"),
 ];
 
-/// Images made by other people's tools, for tests and benchmarks.
+/// Images created by other tools, for tests and benchmarks.
 pub(crate) const IMAGES: &[Package] = &[
     package("acl", "an image with POSIX ACLs"),
     package("attr", "an image with extended attributes"),
@@ -88,25 +88,25 @@ pub(crate) const IMAGES: &[Package] = &[
     ),
 ];
 
-/// What `cargo xtask bench pull` uses beyond these.
+/// Additional packages for `cargo xtask bench pull`.
 pub(crate) const BENCH_PULL: &[Package] = &[package("containerd", "a peer that pulls images")];
 
-/// What `cargo xtask bench start` uses beyond these.
+/// Additional packages for `cargo xtask bench start`.
 pub(crate) const BENCH_START: &[Package] = &[package("runc", "a peer that runs containers")];
 
-/// What `cargo xtask conformance --against containerd` uses.
+/// Packages for `cargo xtask conformance --against containerd`.
 pub(crate) const CONFORMANCE: &[Package] = &[
     package("containerd", "another runtime that the suite is asked of"),
     package("runc", "runs containerd's containers"),
 ];
 
-/// Making the package.
+/// Building the package.
 pub(crate) const PACKAGE: &[Package] = &[
     package("xz-utils", "packs the Debian package"),
     package("zstd", "packs the archive"),
 ];
 
-/// What the demo uses beyond the build and the host.
+/// Additional packages for the demo.
 pub(crate) const DEMO: &[Package] = &[
     package(
         "containernetworking-plugins",
@@ -132,7 +132,7 @@ pub(crate) const ALL: &[&[Package]] = &[
     DEMO,
 ];
 
-/// Installs those of `groups` that are missing; says nothing when there are none.
+/// Installs those of `groups` that are missing; prints nothing if there are none.
 pub(crate) fn ensure(groups: &[&[Package]]) -> Result<()> {
     let mut wanted: Vec<Package> = Vec::new();
     for package in groups.iter().copied().flatten() {
@@ -153,8 +153,8 @@ pub(crate) fn ensure(groups: &[&[Package]]) -> Result<()> {
     let step = Step::begin(format!("installing {}", names.join(", ")));
     apt(prefix, &["update", "-qq"], &[])
         .context("Debian's package lists cannot be fetched; is the network up?")?;
-    // To install one package, apt removes others that do not go with it: one of a newer release,
-    // say, that was there before. Those are missing then.
+    // apt may remove conflicting packages when it installs one, for example those from a newer
+    // release. They are missing then, and installed by the second round.
     for _ in 0..2 {
         apt(
             prefix,
@@ -206,7 +206,7 @@ fn missing(wanted: &[Package]) -> Result<Vec<Package>> {
         .collect())
 }
 
-/// How to become root: not at all, or by a sudo that asks for nothing.
+/// Returns how to become root: not at all, or by a sudo without a password.
 fn privilege(names: &[&str]) -> Result<&'static [&'static str]> {
     if rustix::process::geteuid().is_root() {
         return Ok(&[]);
@@ -236,7 +236,7 @@ fn apt(prefix: &[&str], arguments: &[&str], names: &[&str]) -> Result<()> {
         .args(arguments)
         .args(names)
         .stdin(Stdio::null())
-        // stdout belongs to the command that asked for the packages.
+        // stdout is reserved for the command that needs the packages.
         .stdout(std::io::stderr());
     process::run(&mut command)
 }

@@ -1,4 +1,4 @@
-//! Room on the disk: said to be missing before an hour's work, not at its end.
+//! Checks for free disk space before an hour's work, not at its end.
 
 use std::fs;
 use std::path::Path;
@@ -9,7 +9,7 @@ use crate::paths;
 
 const GIB: u64 = 1 << 30;
 
-/// What all of a command's results take in `target/`, from nothing.
+/// The space of all of a command's results in `target/`, from scratch.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Room(u64);
 
@@ -19,15 +19,15 @@ pub(crate) const TEST: Room = Room(9 * GIB);
 /// The product, a guest kernel and the test host.
 pub(crate) const DEMO: Room = Room(5 * GIB);
 
-/// Fails when the disk of `target/` has less room than `room`, of which what lies there already is
-/// a part.
+/// Returns an error if the disk of `target/` has less free space than `room`, minus what is there
+/// already.
 pub(crate) fn ensure(room: Room) -> Result<()> {
     let target = paths::cargo_target();
     fs::create_dir_all(&target).with_context(|| format!("cannot make {}", target.display()))?;
     let disk = rustix::fs::statvfs(&target)
         .with_context(|| format!("cannot look at the disk of {}", target.display()))?;
     let free = disk.f_bavail.saturating_mul(disk.f_frsize);
-    // Only a disk that is nearly full is worth the look.
+    // Only a nearly full disk is worth scanning.
     if free >= room.0 || free.saturating_add(used(&target)) >= room.0 {
         return Ok(());
     }
@@ -40,7 +40,7 @@ pub(crate) fn ensure(room: Room) -> Result<()> {
     )
 }
 
-/// Bytes of a directory's files on the disk, as far as it can be read.
+/// Returns the disk usage of a directory's files in bytes, as far as it can be read.
 fn used(dir: &Path) -> u64 {
     use std::os::unix::fs::MetadataExt as _;
     let entries = fs::read_dir(dir).into_iter().flatten().flatten();

@@ -1,6 +1,6 @@
-//! Commands of docker and podman that podvisor does not have, and what to do instead.
+//! Commands of docker and podman that podvisor does not have, and their replacements.
 
-/// What to do instead of a command.
+/// Returns what to use instead of a command.
 pub(super) fn instead_of(command: &str) -> Option<&'static str> {
     Some(match command {
         "start" | "restart" => {

@@ -1,10 +1,10 @@
-//! What a person can do about an error. The libraries state what happened; what follows from
-//! it, in terms of this command line, is said here.
+//! Advice for the user on errors. The libraries state what happened; this module states the
+//! remedies in terms of this command line.
 
 use crate::machine::{AssetError, GUEST_DIR_VARIABLE, GuestFile, MachineExit};
 use crate::sandbox::{BOOT_TIMEOUT_VARIABLE, SandboxError, jail};
 
-/// What to do about a missing kernel or initramfs.
+/// Returns the advice for a missing kernel or initramfs.
 pub(super) fn for_missing_file(error: &AssetError) -> String {
     let hint = match error.file {
         GuestFile::Kernel => ", or give one with --kernel",
@@ -16,20 +16,20 @@ pub(super) fn for_missing_file(error: &AssetError) -> String {
     )
 }
 
-/// A missing file with the remedy.
+/// Adds advice to the error of a missing file.
 pub(super) fn missing_file(error: AssetError) -> anyhow::Error {
     let advice = for_missing_file(&error);
     anyhow::anyhow!("{error}; {advice}")
 }
 
-/// A sandbox's error, with the remedy where there is one: what the console says, for who has asked
-/// for one.
+/// Adds advice to a sandbox's error, if there is any; `has_console` says whether the user enabled a
+/// console.
 pub(super) fn advised(error: SandboxError, has_console: bool) -> anyhow::Error {
     let advice = for_sandbox(&error, has_console);
     let error = anyhow::Error::from(error);
     match advice {
         Some(advice) => {
-            // The whole chain comes first: a context would stand in front of it.
+            // The whole chain first: a context would be printed before it.
             let text = super::message(&error);
             anyhow::Error::msg(format!("{text}; {advice}"))
         }

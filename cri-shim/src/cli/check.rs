@@ -1,6 +1,7 @@
-//! `podvisor check`: whether this machine can run guests, what is missing, and the remedy.
+//! `podvisor check`: reports whether this machine can run guests, what is missing, and the
+//! remedies.
 //!
-//! The library looks at KVM and the host; what podvisor needs beside that is its guest's files.
+//! The library checks KVM and the host; podvisor additionally needs its guest's files.
 
 use clap::Args;
 use podvisor_vmm::check::{self, Item, Status};
@@ -18,15 +19,15 @@ pub(super) struct CheckArgs {
     shown: FormatArgs,
 }
 
-/// Something that was looked at.
+/// The result of one check.
 #[derive(Debug, Serialize)]
 struct Row {
     name: &'static str,
     status: Status,
     found: String,
-    /// Nothing when all is well.
+    /// `None` if it passed.
     remedy: Option<String>,
-    /// No guest runs without it.
+    /// Whether guests cannot run without it.
     required: bool,
 }
 
@@ -73,7 +74,7 @@ pub(super) fn run(args: &CheckArgs) -> anyhow::Result<u8> {
     Ok(if guests_can_run { 0 } else { super::FAILURE })
 }
 
-/// The kernel and the initramfs. Not what the machine has to bring: they can be built.
+/// Checks the kernel and the initramfs. They are not required of the host: they can be built.
 fn guest_files(assets: &Assets) -> Row {
     let row = |status, found, remedy| Row {
         name: "guest files",
@@ -103,7 +104,7 @@ fn guest_files(assets: &Assets) -> Row {
     }
 }
 
-/// What a kernel without retpolines means on this CPU; nothing where it needs none.
+/// Returns the effect of a kernel without retpolines on this CPU; `None` if it needs none.
 fn retpolines(assets: &Assets) -> Option<Row> {
     assets.lacks_retpolines().then(|| Row {
         name: "guest kernel for this CPU",
@@ -114,7 +115,7 @@ fn retpolines(assets: &Assets) -> Option<Row> {
     })
 }
 
-/// What the jail lacks on a kernel without Landlock; nothing where there is one.
+/// Returns what the jail lacks on a kernel without Landlock; `None` if there is Landlock.
 fn landlock() -> Option<Row> {
     (!jail::has_landlock()).then(|| Row {
         name: "Landlock",
@@ -182,7 +183,7 @@ impl View {
         text
     }
 
-    /// Each remedy with the names of all that it mends, in the order of the table.
+    /// Returns each remedy with the names of all checks that it fixes, in the order of the table.
     fn remedies(&self) -> Vec<(&str, Vec<&str>)> {
         let mut remedies: Vec<(&str, Vec<&str>)> = Vec::new();
         for item in &self.items {

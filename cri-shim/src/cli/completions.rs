@@ -1,4 +1,4 @@
-//! `podvisor completions`: what a shell needs to complete podvisor's arguments.
+//! `podvisor completions`: prints a shell's completion script for podvisor's arguments.
 
 use clap::{Args, CommandFactory as _};
 use clap_complete::Shell;

@@ -1,18 +1,17 @@
-//! What is at a path of the host that a command is to write to.
+//! The type of a command's output path on the host.
 
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// What becomes of it.
+/// How to write to it.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Destination {
-    /// It is a directory, for who writes into one.
+    /// An existing directory, for commands that write into one.
     Directory,
-    /// A device, pipe or socket, for who writes to it as it is. Nobody replaces it.
+    /// A device, pipe or socket, which is written as it is and never replaced.
     Special,
-    /// A file of this name is replaced, or created. Of a link that is what it points to, not the
-    /// link.
+    /// A file that is replaced or created. For a link, it is the link's target, not the link.
     File(PathBuf),
 }
 

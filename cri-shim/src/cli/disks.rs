@@ -1,5 +1,5 @@
-//! Disk images on the command line: what `podvisor pull https://…` and `podvisor images --disks`
-//! print.
+//! Disk images on the command line: the output of `podvisor pull https://…` and `podvisor images
+//! --disks`.
 
 use std::time::SystemTime;
 
@@ -10,17 +10,17 @@ use super::shown::{NONE, SHORT_ID, ago};
 use super::size;
 use super::table::Table;
 
-/// A disk image as JSON shows it.
+/// The JSON representation of a disk image.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct DiskView {
     id: String,
     urls: Vec<String>,
-    /// Of the file that was fetched; here all are raw.
+    /// Format of the file that was fetched; the store's are all raw.
     source_format: Option<String>,
-    /// Bytes of the disk.
+    /// Size of the disk in bytes.
     virtual_size: u64,
-    /// Bytes on the host's disk.
+    /// Bytes used on the host's disk.
     size: u64,
     /// RFC 3339.
     fetched: String,

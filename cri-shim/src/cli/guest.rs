@@ -1,4 +1,4 @@
-//! The guest that a command is to make: its flags, and what they come to.
+//! The guest of a command: its flags, and the settings that result.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ use super::advice;
 use super::settings::parse_memory;
 use crate::machine::{Assets, GuestFiles, Snapshot};
 
-/// CPUs that podvisor's own kernel is built for (`CONFIG_NR_CPUS`); further ones it would leave
+/// Maximum number of CPUs of podvisor's own kernel (`CONFIG_NR_CPUS`); it would leave more of them
 /// idle.
 const OWN_KERNEL_CPUS: u8 = 64;
 
@@ -30,26 +30,26 @@ pub(super) struct GuestArgs {
     kernel: Option<PathBuf>,
 }
 
-/// A guest whose files are there and which this machine has the memory for.
+/// A guest whose files exist and whose memory the host has.
 #[derive(Debug)]
 pub(super) struct Guest {
     pub(super) cpus: u8,
     pub(super) memory: u64,
     pub(super) kernel: PathBuf,
     pub(super) initramfs: PathBuf,
-    /// The directory of machines that have booted already, unless it has to boot.
+    /// The directory of templates, unless the guest has to boot.
     pub(super) templates: Option<PathBuf>,
-    /// The snapshot that it goes on from.
+    /// The snapshot that it is restored from.
     pub(super) snapshot: Option<PathBuf>,
-    /// Whether it can share directories of the host; one that boots always can.
+    /// Whether it can share directories of the host; `None` for one that boots, which always can.
     pub(super) shares: Option<bool>,
-    /// Whether it has a network card; one that boots gets what its network needs.
+    /// Whether it has a network card; `None` for one that boots, which gets what its network needs.
     pub(super) has_card: Option<bool>,
 }
 
 impl GuestArgs {
-    /// The guest, with the kernel that the user gave or podvisor's own. Its files are opened once,
-    /// before anything is pulled: what is wrong with them is said at once.
+    /// Returns the guest, with the kernel that the user gave or podvisor's own. Its files are
+    /// opened once before an image is pulled, so that errors are reported immediately.
     pub(super) fn guest(&self, templates: Option<PathBuf>) -> anyhow::Result<Guest> {
         let assets = Assets::of_this_process();
         let kernel = match &self.kernel {
@@ -80,7 +80,7 @@ impl GuestArgs {
 }
 
 impl Guest {
-    /// The guest that goes on from a snapshot.
+    /// Returns the guest that is restored from a snapshot.
     pub(super) fn of_snapshot(dir: &Path) -> anyhow::Result<Self> {
         let dir = absolute(dir)?;
         let snapshot = Snapshot::open(&dir)
@@ -121,7 +121,7 @@ fn parse_guest_memory(text: &str) -> Result<u64, String> {
     whole.ok_or_else(|| "no machine has so much".to_owned())
 }
 
-/// Refuses a guest larger than the machine: it would be killed in the middle of its work.
+/// Returns an error for a guest larger than the host's memory: it would be killed while it runs.
 fn check_memory(wanted: u64, meminfo: &str) -> anyhow::Result<()> {
     let line = meminfo
         .lines()

@@ -1,4 +1,4 @@
-//! `podvisor image`: all that is done with images, under one name.
+//! `podvisor image`: all commands for images, under one name.
 
 use clap::{Args, Subcommand};
 

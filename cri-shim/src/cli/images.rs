@@ -1,4 +1,4 @@
-//! `podvisor images`: what the store holds.
+//! `podvisor images`: lists the store's images.
 
 use std::time::SystemTime;
 
@@ -33,7 +33,7 @@ pub(super) struct ImagesArgs {
     shown: FormatArgs,
 }
 
-/// An image as JSON shows it.
+/// The JSON representation of an image.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct ImageView {
@@ -41,9 +41,9 @@ pub(super) struct ImageView {
     digest: String,
     repo_tags: Vec<String>,
     repo_digests: Vec<String>,
-    /// Bytes on the disk.
+    /// Bytes used on the disk.
     size: u64,
-    /// RFC 3339; nothing when the image does not say.
+    /// RFC 3339; `None` if the image does not have it.
     created: Option<String>,
     pulled: String,
     user: Option<String>,
@@ -115,7 +115,7 @@ fn table(images: &[Image], args: &ImagesArgs, now: SystemTime) -> String {
     }
 }
 
-/// An image's id, as people are shown it or in full.
+/// Returns an image's id, shortened for display or in full.
 pub(super) fn short_id(image: &Image, in_full: bool) -> String {
     if in_full {
         image.id().to_string()
@@ -124,7 +124,7 @@ pub(super) fn short_id(image: &Image, in_full: bool) -> String {
     }
 }
 
-/// Repository and tag of each name; of the digest when there is no tag.
+/// Returns repository and tag of each name; those of the digests if there are no tags.
 fn names(tags: &[String], digests: &[String]) -> Vec<(String, String)> {
     if !tags.is_empty() {
         return tags.iter().map(|name| split_tag(name)).collect();

@@ -1,4 +1,4 @@
-//! `podvisor import`: an image of a directory or of a tar.
+//! `podvisor import`: creates an image from a directory or a tar.
 
 use std::fs::File;
 use std::io;

@@ -13,7 +13,7 @@ use super::shown::{NONE, ago, rfc3339};
 use super::table::Table;
 use super::{FormatArgs, Globals, JsonArgs, size};
 
-/// Characters of a command that are shown, as in docker.
+/// Maximum number of characters of a command that are shown, as in docker.
 const MAX_COMMAND_CHARS: usize = 45;
 
 #[derive(Debug, Args)]
@@ -39,7 +39,8 @@ pub(super) struct HistoryArgs {
     shown: FormatArgs,
 }
 
-/// Prints what is there; each failure is reported, and one is enough to fail.
+/// Prints the images that are found; each failure is reported, and any failure makes the command
+/// fail.
 pub(super) fn run(globals: &Globals, args: &InspectArgs) -> anyhow::Result<u8> {
     let store = globals.store()?;
     let mut found = Vec::new();
@@ -58,7 +59,7 @@ pub(super) fn run(globals: &Globals, args: &InspectArgs) -> anyhow::Result<u8> {
     Ok(code)
 }
 
-/// An image with docker's names for things, for scripts that know those.
+/// Returns an image's description with docker's field names, for existing scripts.
 fn view(details: &ImageDetails) -> anyhow::Result<Value> {
     let image = &details.image;
     let config: Value =
@@ -96,18 +97,18 @@ fn view(details: &ImageDetails) -> anyhow::Result<Value> {
     }))
 }
 
-/// A step as JSON shows it.
+/// The JSON representation of a build step.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct StepView<'a> {
-    /// The image, of the newest step.
+    /// The id of the image, for the newest step.
     id: Option<String>,
     created: Option<String>,
     created_by: Option<&'a str>,
     comment: Option<&'a str>,
-    /// Digest of the layer as it came; steps need not make one.
+    /// Digest of the layer as it was pulled; not all steps create one.
     layer: Option<String>,
-    /// Bytes of the layer as it came.
+    /// Size of the layer as it was pulled, in bytes.
     size: u64,
 }
 

@@ -1,4 +1,4 @@
-//! Work on the store that blocks, under SIGINT and SIGTERM.
+//! Runs blocking work on the store, with handling of SIGINT and SIGTERM.
 
 use std::time::Duration;
 
@@ -11,19 +11,19 @@ use tokio::time::sleep;
 
 use super::progress::Progress;
 
-/// How long interrupted work may take to clear up. It may sit in a read of a pipe for ever.
+/// How long interrupted work may take to clean up. It may be blocked in a read of a pipe forever.
 const CLEANUP_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// How work ended that did not fail.
+/// The outcome of work that did not fail.
 #[derive(Debug)]
 pub(super) enum Outcome<T> {
     /// It is done.
     Done(T),
-    /// The user wants no more of it; the signal's number.
+    /// The user cancelled it; the signal's number.
     Interrupted(u8),
 }
 
-/// SIGINT and SIGTERM, which end nothing from now on: work is told of them.
+/// SIGINT and SIGTERM, which do not kill this process any more: they cancel the work.
 pub(super) struct Interrupts {
     runtime: Runtime,
     interrupt: Signal,
@@ -31,7 +31,7 @@ pub(super) struct Interrupts {
 }
 
 impl Interrupts {
-    /// To be called before there is anything that an interrupted program must clear up.
+    /// Starts to catch the signals; has to be called before there is anything to clean up.
     pub(super) fn catch() -> anyhow::Result<Self> {
         let runtime = super::runtime()?;
         let entered = runtime.enter();
@@ -45,8 +45,8 @@ impl Interrupts {
         })
     }
 
-    /// Does `work` on a thread of its own and shows its progress. A signal makes it end early and
-    /// clear up; a second one does not wait for that.
+    /// Runs `work` on a thread of its own and shows its progress. A signal makes it end early and
+    /// clean up; a second one does not wait for that.
     pub(super) fn during<T: Send + 'static>(
         self,
         progress: Progress,
@@ -61,7 +61,7 @@ impl Interrupts {
             let cancel = Cancel::default();
             let (events, received) = mpsc::unbounded_channel();
             let options = PullOptions::default().events(events).cancel(cancel.clone());
-            // The options hold the sender: with them goes the end of the progress.
+            // The options hold the sender: dropping them ends the progress.
             let work = tokio::task::spawn_blocking(move || work(&options));
             let work = async { tokio::join!(work, progress.show(received)).0 };
             let mut work = std::pin::pin!(work);

@@ -1,4 +1,4 @@
-//! The keys by which a user leaves a program on a terminal that goes on without him.
+//! The keys by which a user detaches from a program on a terminal; the program continues.
 
 use std::io::{self, Write as _};
 use std::os::fd::{AsFd as _, IntoRawFd as _, OwnedFd};
@@ -10,7 +10,7 @@ use clap::Args;
 use rustix::io::{Errno, read};
 use tokio::sync::Notify;
 
-/// Bytes that are read at once.
+/// Bytes per read.
 const READ_SIZE: usize = 1024;
 
 #[derive(Debug, Clone, Args)]
@@ -20,11 +20,11 @@ pub(super) struct DetachArgs {
     pub(super) detach_keys: Keys,
 }
 
-/// What is typed to leave; nothing: no key does.
+/// The key sequence to detach; if empty, keys never detach.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Keys(Vec<u8>);
 
-/// Reads docker's form: `a`, `ctrl-a`, `ctrl-@`, `ctrl-[`, and the like, with commas between.
+/// Parses docker's format: `a`, `ctrl-a`, `ctrl-@`, `ctrl-[`, and the like, separated by commas.
 pub(super) fn parse(text: &str) -> Result<Keys, String> {
     let key = |key: &str| match key.as_bytes() {
         [byte] => Some(*byte),
@@ -41,11 +41,11 @@ pub(super) fn parse(text: &str) -> Result<Keys, String> {
         .ok_or_else(usage)
 }
 
-/// Finds the keys that leave among those that are typed.
+/// Finds the detach keys in the input.
 #[derive(Debug)]
 pub(super) struct Escape {
     keys: Keys,
-    /// How many of them have been typed, and kept back.
+    /// How many of them have been typed, and are held back.
     seen: usize,
 }
 
@@ -54,7 +54,7 @@ impl Escape {
         Self { keys, seen: 0 }
     }
 
-    /// What of the input is for the guest; the second is true when the user leaves.
+    /// Returns the part of the input for the guest, and whether the user detaches.
     pub(super) fn pass(&mut self, input: &[u8]) -> (Vec<u8>, bool) {
         let mut passed = Vec::with_capacity(input.len());
         for byte in input {
@@ -77,9 +77,9 @@ impl Escape {
     }
 }
 
-/// Reads this process's stdin, on a thread of its own, and passes it on without the keys that
-/// leave. Gives what the program is to read, and what is notified when the user leaves; the
-/// program's input does not end then.
+/// Reads this process's stdin on a thread of its own, and forwards it without the detach keys.
+/// Returns the program's input, and a notification for when the user detaches; the program's input
+/// is not closed then.
 pub(super) fn watched_stdin(keys: Keys) -> anyhow::Result<(OwnedFd, Arc<Notify>)> {
     let (passed, mut writer) = io::pipe().context("cannot create a pipe for what is typed")?;
     let left = Arc::new(Notify::new());
@@ -98,7 +98,8 @@ pub(super) fn watched_stdin(keys: Keys) -> anyhow::Result<(OwnedFd, Arc<Notify>)
                 return;
             }
             if has_left {
-                // Open as long as this process lives: the end of the input would be the program's.
+                // It stays open until this process exits: the program would take a closed input for
+                // its end.
                 let _ = OwnedFd::from(writer).into_raw_fd();
                 leaves.notify_one();
                 return;

@@ -1,4 +1,4 @@
-//! `podvisor load`: images from an archive.
+//! `podvisor load`: loads images from an archive.
 
 use std::fs::File;
 use std::io;
@@ -31,7 +31,7 @@ pub(super) struct LoadArgs {
 }
 
 pub(super) fn run(globals: &Globals, args: &LoadArgs) -> anyhow::Result<u8> {
-    // As in docker and tar, `-` is stdin.
+    // As in docker and tar, `-` means stdin.
     let input = args.input.as_deref().filter(|path| *path != Path::new("-"));
     let stdin = match input {
         Some(_) => None,
@@ -65,13 +65,13 @@ pub(super) fn run(globals: &Globals, args: &LoadArgs) -> anyhow::Result<u8> {
     }
 }
 
-/// Stdin as a file of its own.
+/// Returns stdin as a file of its own.
 pub(super) fn stdin() -> anyhow::Result<File> {
     let stdin = io::stdin().as_fd().try_clone_to_owned();
     stdin.map(File::from).context("cannot read stdin")
 }
 
-/// A line for each name, as docker says it.
+/// Returns a line for each name, as docker prints it.
 fn loaded(image: &Image) -> String {
     if image.tags().is_empty() {
         return format!("Loaded image ID: {}\n", image.id());

@@ -1,4 +1,4 @@
-//! What is logged, to stderr: as lines for people, or as JSON, an object in a line.
+//! Logging to stderr: as text lines for people, or as one JSON object per line.
 
 use std::fmt;
 use std::io;
@@ -33,7 +33,7 @@ pub(super) enum LogFormat {
     Json,
 }
 
-/// Begins to log, for the rest of this process's life.
+/// Starts logging for the lifetime of this process.
 pub(super) fn to_stderr(level: LogLevel, format: LogFormat) {
     let level = match level {
         LogLevel::Off => LevelFilter::OFF,
@@ -55,12 +55,12 @@ pub(super) fn to_stderr(level: LogLevel, format: LogFormat) {
     }
 }
 
-/// What no-color.org has set by who wants no colours.
+/// Returns whether the user disabled colours, by no-color.org's convention.
 fn wants_no_colour() -> bool {
     std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty())
 }
 
-/// An event as a JSON object in a line.
+/// Formats an event as one JSON object per line.
 struct Json;
 
 impl<S, N> FormatEvent<S, N> for Json
@@ -96,7 +96,7 @@ fn object(event: &Event<'_>, now: SystemTime) -> Value {
     Value::Object(object)
 }
 
-/// An event's fields, by their names.
+/// An event's fields by name.
 #[derive(Debug, Default)]
 struct Fields(Map<String, Value>);
 

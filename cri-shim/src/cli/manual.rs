@@ -1,4 +1,4 @@
-//! `podvisor manual`: the manual pages, of which a package is made.
+//! `podvisor manual`: writes the manual pages for a package.
 
 use std::fs;
 use std::path::PathBuf;

@@ -1,10 +1,9 @@
-//! The command line. Arguments come in, a command's output goes to stdout, everything else
-//! (progress, logs, errors) to stderr, and the exit code says how it went.
+//! The command line. A command's output goes to stdout, everything else (progress, logs, errors) to
+//! stderr, and the exit code reports the result.
 //!
-//! Containers have a room of their own, `container`. Else one file per command, each with its flags
-//! and what it prints; `table`, `shown`, `progress`, `interrupt` and `terminal` are what they
-//! share. What a command does is not decided here: images are `podvisor-images`' and virtual
-//! machines are `sandbox`'s.
+//! Commands for containers are in `container`. The other commands have one file each, with their
+//! flags and output; `table`, `shown`, `progress`, `interrupt` and `terminal` are shared. The
+//! commands' work is done elsewhere: images by `podvisor-images`, virtual machines by `sandbox`.
 
 mod absent;
 mod advice;
@@ -65,13 +64,13 @@ use crate::sandbox::SandboxExit;
 /// Exit code of a command that failed.
 const FAILURE: u8 = 1;
 
-/// Exit code of a command line that makes no sense.
+/// Exit code for an invalid command line.
 const USAGE: u8 = 2;
 
-/// Exit code of `run` and `exec` when it is podvisor that failed and not the program, as in docker.
+/// Exit code of `run` and `exec` if podvisor failed and not the program, as in docker.
 const RUN_FAILURE: u8 = 125;
 
-/// Longest error shown, in characters: parts of it may come from a registry or a guest.
+/// Maximum length of an error, in characters: parts of it may come from a registry or a guest.
 const ERROR_MAX: usize = 2000;
 
 /// Programs from OCI images, each in a virtual machine of its own
@@ -111,7 +110,7 @@ struct Globals {
     log_format: LogFormat,
 }
 
-/// How a command prints.
+/// Output format of a command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Format {
     /// For people.
@@ -263,7 +262,7 @@ enum Command {
     Template(template::TemplateArgs),
 }
 
-/// Parses this process's arguments, does what they say, and gives the exit code.
+/// Parses this process's arguments, runs the command, and returns the exit code.
 #[must_use]
 pub fn main() -> ExitCode {
     terminal::restore_on_panic();
@@ -329,7 +328,7 @@ pub fn main() -> ExitCode {
     }
 }
 
-/// How much is logged. A daemon's log is where one looks for what became of a pod.
+/// Returns the log level. A daemon's log is the place to find out what happened to a pod.
 fn level(cli: &Cli) -> LogLevel {
     match (&cli.command, cli.globals.log_level) {
         (Command::Sandbox(_), _) | (Command::Serve(_), None) => LogLevel::Info,
@@ -338,7 +337,7 @@ fn level(cli: &Cli) -> LogLevel {
     }
 }
 
-/// Help and version go to stdout; a mistake goes to stderr, with clap's suggestion.
+/// Prints help and version to stdout, errors to stderr with clap's suggestion.
 fn usage(error: &clap::Error, arguments: &[OsString]) -> ExitCode {
     if error.kind() == ErrorKind::InvalidSubcommand
         && let Some(name) = subcommand(arguments).and_then(OsStr::to_str)
@@ -347,7 +346,7 @@ fn usage(error: &clap::Error, arguments: &[OsString]) -> ExitCode {
         notice(&format!("there is no command `{name}`: {instead}"));
         return ExitCode::from(USAGE);
     }
-    // Nothing is left to tell anybody when even an error cannot be written.
+    // There is nowhere left to report that an error cannot be written.
     let printed = error.print();
     if !error.use_stderr() {
         return match printed {
@@ -364,13 +363,13 @@ fn usage(error: &clap::Error, arguments: &[OsString]) -> ExitCode {
     })
 }
 
-/// Whether the command's exit code is a program's.
+/// Returns whether the command's exit code is that of a program.
 fn gives_exit_codes(arguments: &[OsString]) -> bool {
     let command = subcommand(arguments).and_then(OsStr::to_str);
     matches!(command, Some("run" | "exec" | "debug" | "attach"))
 }
 
-/// The first argument that is neither a global flag nor a global flag's value.
+/// Returns the first argument that is neither a global flag nor a global flag's value.
 fn subcommand(arguments: &[OsString]) -> Option<&OsStr> {
     let mut rest = arguments.iter().skip(1);
     while let Some(argument) = rest.next() {
@@ -386,27 +385,27 @@ fn subcommand(arguments: &[OsString]) -> Option<&OsStr> {
     None
 }
 
-/// Shows an error with its causes on stderr.
+/// Prints an error with its causes to stderr.
 fn report(error: &anyhow::Error) {
     notice(&message(error));
 }
 
-/// Tells the user something that is not the command's result.
+/// Prints a message for the user that is not the command's result.
 fn notice(text: &str) {
-    // Nothing is left to tell anybody when stderr is gone.
+    // There is nowhere left to report that stderr is closed.
     let _ = writeln!(io::stderr(), "podvisor: {text}");
 }
 
-/// Shows what a guest's kernel said last.
+/// Prints the last messages of a guest's kernel.
 fn notice_kernel_log(exit: &SandboxExit) {
     let mut stderr = io::stderr().lock();
     for line in exit.kernel_log() {
-        // Nothing is left to tell anybody when stderr is gone.
+        // There is nowhere left to report that stderr is closed.
         let _ = writeln!(stderr, "guest: {line}");
     }
 }
 
-/// An error and its causes as one line, without what could play with a terminal.
+/// Returns an error and its causes as one line, without control characters.
 fn message(error: &anyhow::Error) -> String {
     let mut text = String::new();
     for cause in error.chain() {
@@ -424,12 +423,12 @@ fn message(error: &anyhow::Error) -> String {
     text.chars().map(clean).take(ERROR_MAX).collect()
 }
 
-/// Writes a command's output. A reader that has gone away had enough: no error.
+/// Writes a command's output. It is not an error if the reader has closed its end.
 fn print(text: &str) -> anyhow::Result<()> {
     print_on(text).map(drop)
 }
 
-/// As [`print`], of output that goes on: a reader that has gone away is the end of it.
+/// Like [`print`], for continuous output: breaks if the reader has closed its end.
 fn print_on(text: &str) -> anyhow::Result<ControlFlow<()>> {
     let mut stdout = io::stdout().lock();
     match stdout
@@ -454,7 +453,7 @@ fn print_json(value: &impl serde::Serialize) -> anyhow::Result<()> {
     print(&to_json(value)?)
 }
 
-/// A runtime of one thread: what takes long happens in other processes and machines.
+/// Creates a single-threaded runtime: slow work runs in other processes and machines.
 fn runtime() -> anyhow::Result<tokio::runtime::Runtime> {
     tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -478,7 +477,7 @@ impl Globals {
     }
 }
 
-/// An error of making something below the root, with the remedy when that cannot be written.
+/// Adds advice to an error if something below the root cannot be written.
 fn unwritable(error: anyhow::Error) -> anyhow::Error {
     let is_refused = error.chain().any(|cause| {
         let kind = cause.downcast_ref().map(io::Error::kind);
@@ -488,7 +487,7 @@ fn unwritable(error: anyhow::Error) -> anyhow::Error {
         )
     });
     match is_refused {
-        // The whole chain comes first: a context would stand in front of it.
+        // The whole chain first: a context would be printed before it.
         true => anyhow::Error::msg(format!(
             "{}; choose a directory of your own by --root or PODVISOR_ROOT",
             message(&error)
@@ -501,7 +500,7 @@ fn default_root(is_root: bool, data: Option<OsString>, home: Option<OsString>) -
     if is_root {
         return Some(PathBuf::from("/var/lib/podvisor"));
     }
-    // The XDG base directory specification has relative directories ignored.
+    // The XDG base directory specification requires ignoring relative directories.
     let absolute = |value: Option<OsString>| value.map(PathBuf::from).filter(|p| p.is_absolute());
     absolute(data)
         .or_else(|| absolute(home).map(|home| home.join(".local/share")))

@@ -1,4 +1,4 @@
-//! What systemd is told about a service of `Type=notify` (sd_notify(3)).
+//! Notifies systemd about a service of `Type=notify` (sd_notify(3)).
 
 use std::env;
 use std::io;
@@ -8,10 +8,10 @@ use std::os::unix::net::{SocketAddr, UnixDatagram};
 
 use tracing::debug;
 
-/// Where systemd listens, when it does.
+/// The variable with systemd's socket, if there is one.
 const SOCKET_VARIABLE: &str = "NOTIFY_SOCKET";
 
-/// Tells a state such as `READY=1`. Without systemd nothing happens.
+/// Sends a state such as `READY=1`. Without systemd, this does nothing.
 pub(super) fn tell(state: &str) {
     let Some(socket) = env::var_os(SOCKET_VARIABLE) else {
         return;
@@ -22,7 +22,7 @@ pub(super) fn tell(state: &str) {
 }
 
 fn send(socket: &[u8], state: &str) -> io::Result<()> {
-    // A name that begins with an at sign is one without a file.
+    // A name with a leading at sign is in the abstract namespace.
     let address = match socket {
         [b'@', name @ ..] => SocketAddr::from_abstract_name(name)?,
         path => SocketAddr::from_pathname(std::ffi::OsStr::from_bytes(path))?,

@@ -1,4 +1,4 @@
-//! What a pull shows on stderr while it runs: bars on a terminal, lines elsewhere.
+//! The progress of a pull on stderr: bars on a terminal, lines elsewhere.
 
 use std::collections::HashMap;
 use std::io::{self, Write as _};
@@ -24,7 +24,7 @@ pub(super) enum Progress {
 }
 
 impl Progress {
-    /// What suits stderr.
+    /// Returns the style that is suitable for stderr.
     pub(super) fn for_stderr() -> Self {
         if super::terminal::is_terminal(io::stderr()) {
             Self::Bars
@@ -33,7 +33,7 @@ impl Progress {
         }
     }
 
-    /// For work that fetches nothing.
+    /// Returns the style for work without downloads.
     pub(super) fn for_steps(quiet: bool) -> Self {
         if quiet { Self::Quiet } else { Self::Steps }
     }
@@ -47,7 +47,7 @@ impl Progress {
                 Self::Steps if matches!(event, PullEvent::Done { .. }) => {}
                 Self::Lines | Self::Steps => {
                     if let Some(line) = line(&event) {
-                        // Progress that nobody can read is no reason to fail.
+                        // A failure to print progress is not an error.
                         let _ = writeln!(io::stderr(), "{line}");
                     }
                 }
@@ -67,8 +67,8 @@ fn plural(count: usize, word: &str) -> String {
     format!("{count} {word}{ending}")
 }
 
-/// The line for an event, if it is worth one. Text from a registry loses its control
-/// characters.
+/// Returns the line for an event, if there is one. Control characters are removed from a registry's
+/// text.
 fn line(event: &PullEvent) -> Option<String> {
     let text = match event {
         PullEvent::Resolving { reference } => format!("Pulling {reference}"),
@@ -143,7 +143,7 @@ impl Bars {
         }
     }
 
-    /// Puts an event's line above the bars.
+    /// Prints an event's line above the bars.
     fn say(&mut self, event: &PullEvent) {
         let Some(line) = line(event) else {
             return;
@@ -166,7 +166,7 @@ impl Bars {
         self.layers.insert(*layer, bar);
     }
 
-    /// The one bar of a disk image; without an end when the server tells none.
+    /// Updates the single bar of a disk image; without a total if the server does not send one.
     fn disk(&mut self, done: u64, total: Option<u64>) {
         let bar = self.disk.get_or_insert_with(|| {
             let bar = self.all.add(ProgressBar::no_length());
@@ -196,7 +196,7 @@ impl Bars {
     }
 }
 
-/// A bar's looks; a template that indicatif does not understand gives its plain one.
+/// Returns a bar's style; indicatif's default if it does not understand the template.
 fn style(template: &str) -> ProgressStyle {
     ProgressStyle::with_template(template)
         .unwrap_or_else(|_| ProgressStyle::default_bar())

@@ -1,5 +1,5 @@
-//! `podvisor prune`: removes what nobody needs: containers that have ended, what killed processes
-//! left, and images. `podvisor image prune`: images alone.
+//! `podvisor prune`: removes what is not needed any more: ended containers, remains of killed
+//! processes, and images. `podvisor image prune`: images only.
 
 use std::io::{self, BufRead as _, Write as _};
 use std::time::{Duration, SystemTime};
@@ -39,7 +39,7 @@ pub(super) struct PruneArgs {
     shown: FormatArgs,
 }
 
-/// How long an image has to be unused.
+/// Parses how long an image must have been unused.
 fn parse_filter(text: &str) -> Result<Duration, String> {
     let usage = || "write until=24h or until=2026-01-31T12:00:00Z".to_owned();
     let until = text.strip_prefix("until=").ok_or_else(usage)?;
@@ -47,12 +47,12 @@ fn parse_filter(text: &str) -> Result<Duration, String> {
         return Ok(age);
     }
     let time = humantime::parse_rfc3339_weak(until).map_err(|_| usage())?;
-    // A time to come is met by everything.
+    // A time in the future matches everything.
     Ok(SystemTime::now().duration_since(time).unwrap_or_default())
 }
 
 pub(super) fn run(globals: &Globals, args: &PruneArgs) -> anyhow::Result<u8> {
-    // Room for images has nothing to do with containers.
+    // A size limit for images does not affect containers.
     let with_containers = args.keep_size.is_none() || !args.filter.is_empty();
     if !args.force && !confirmed(args, with_containers)? {
         return Ok(0);
@@ -74,7 +74,7 @@ pub(super) fn run(globals: &Globals, args: &PruneArgs) -> anyhow::Result<u8> {
     Ok(if has_failed { super::FAILURE } else { 0 })
 }
 
-/// `podvisor image prune`: images alone.
+/// `podvisor image prune`: images only.
 pub(super) fn images(globals: &Globals, args: &PruneArgs) -> anyhow::Result<u8> {
     if !args.force && !confirmed(args, false)? {
         return Ok(0);
@@ -102,7 +102,7 @@ fn prune_images(globals: &Globals, args: &PruneArgs) -> anyhow::Result<RemovedVi
 }
 
 impl PruneArgs {
-    /// How long what is removed has been of no use, at least.
+    /// Returns the minimum time for which removed objects have been unused.
     fn unused_for(&self) -> Option<Duration> {
         self.filter.iter().max().copied()
     }
@@ -116,12 +116,12 @@ struct PruneView {
     containers: RemovedContainers,
 }
 
-/// Names of what was removed.
+/// Names of the removed containers and pods.
 #[derive(Debug, Default, Serialize)]
 struct RemovedContainers {
     containers: Vec<String>,
     pods: Vec<String>,
-    /// Some could not be removed, which has been said.
+    /// Some could not be removed, which was reported.
     #[serde(skip)]
     has_failed: bool,
 }
@@ -147,8 +147,8 @@ impl RemovedContainers {
     }
 }
 
-/// Removes containers and pods that ended so long ago, or all that have ended, and what else is
-/// left of any.
+/// Removes containers and pods that ended at least that long ago, or all that have ended, and the
+/// remains of others.
 fn prune_containers(
     globals: &Globals,
     ended_for: Option<Duration>,
@@ -159,7 +159,7 @@ fn prune_containers(
         None => true,
         Some(ended_for) => match (ended, SystemTime::now().checked_sub(ended_for)) {
             (Some(ended), Some(before)) => ended <= before,
-            // Nobody knows when it ended, or all are younger.
+            // The time of its end is unknown, or all are younger.
             _ => false,
         },
     };
@@ -194,7 +194,7 @@ fn prune_containers(
     })
 }
 
-/// Asks whoever sits at the terminal.
+/// Asks the user at the terminal.
 fn confirmed(args: &PruneArgs, with_containers: bool) -> anyhow::Result<bool> {
     anyhow::ensure!(
         terminal::is_terminal(io::stdin()),

@@ -1,4 +1,4 @@
-//! `podvisor pull`, and the pull that `run` makes when an image is not here.
+//! `podvisor pull`, and the pull of `run` for a missing image.
 
 use clap::Args;
 use podvisor_images::{Checksum, Disk, Image, PullEvents, PullOptions, Store};
@@ -39,15 +39,15 @@ pub(super) struct PullArgs {
     shown: FormatArgs,
 }
 
-/// How a pull ended that did not fail.
+/// The outcome of a pull that did not fail.
 pub(super) enum Pulled<T = Image> {
     /// The image is in the store.
     Image(Box<T>),
-    /// The user wants no more of it; the signal's number.
+    /// The user cancelled it; the signal's number.
     Interrupted(u8),
 }
 
-/// Pulls and prints the image's id.
+/// Pulls an image and prints its id.
 pub(super) fn run(globals: &Globals, args: &PullArgs) -> anyhow::Result<u8> {
     let store = globals.store()?;
     let progress = if args.quiet {
@@ -85,7 +85,7 @@ pub(super) fn run(globals: &Globals, args: &PullArgs) -> anyhow::Result<u8> {
     let mut options = PullOptions::default().registries(args.registries.config()?);
     options.signatures = args.verify.policy()?;
     let pulled = runtime.block_on(pull(&store, &args.image, options, progress));
-    // What a stopped pull still does on other threads is not worth waiting for.
+    // Work of a cancelled pull on other threads is not waited for.
     runtime.shutdown_background();
     match pulled? {
         Pulled::Image(image) => {
@@ -100,8 +100,8 @@ pub(super) fn run(globals: &Globals, args: &PullArgs) -> anyhow::Result<u8> {
     }
 }
 
-/// Pulls `reference` with progress on stderr until it is there, fails, or SIGINT or SIGTERM
-/// comes; the store is as it was before in the last two cases.
+/// Pulls `reference` with progress on stderr until it is complete, fails, or SIGINT or SIGTERM
+/// arrives; the store is unchanged in the last two cases.
 pub(super) async fn pull(
     store: &Store,
     reference: &str,
@@ -109,14 +109,14 @@ pub(super) async fn pull(
     progress: Progress,
 ) -> anyhow::Result<Pulled> {
     watched(progress, async |events| {
-        // The options hold the sender: with them goes the end of the progress.
+        // The options hold the sender: dropping them ends the progress.
         let options = options.events(events);
         store.pull(reference, &options).await
     })
     .await
 }
 
-/// Runs a pull with its progress on stderr, until SIGINT or SIGTERM comes.
+/// Runs a pull with its progress on stderr, until SIGINT or SIGTERM arrives.
 async fn watched<T>(
     progress: Progress,
     pull: impl AsyncFnOnce(PullEvents) -> podvisor_images::Result<T>,

@@ -1,11 +1,11 @@
-//! Where settings of registries come from.
+//! The source of registry settings.
 
 use std::path::{Path, PathBuf};
 
 use clap::Args;
 use podvisor_images::{HostsError, RegistryConfig};
 
-/// Read when nothing else is given; it need not be there.
+/// The default directory; it need not exist.
 const DIRECTORY: &str = "/etc/podvisor/certs.d";
 
 #[derive(Debug, Clone, Default, Args)]
@@ -22,7 +22,7 @@ pub(super) struct RegistryArgs {
 }
 
 impl RegistryArgs {
-    /// Takes a directory that a settings file names, unless one was given.
+    /// Uses a settings file's directory, unless a flag gave one.
     pub(super) fn or_hosts_dir(mut self, directory: Option<PathBuf>) -> Self {
         self.hosts_dir = self.hosts_dir.or(directory);
         self

@@ -1,4 +1,4 @@
-//! `podvisor rmi`: removes names of images, and images with their last name.
+//! `podvisor rmi`: removes names of images, and images when their last name is removed.
 
 use clap::Args;
 use podvisor_images::{Error, Removed};
@@ -24,9 +24,9 @@ pub(super) struct RmiArgs {
 pub(super) struct RemovedView {
     untagged: Vec<String>,
     deleted: Vec<String>,
-    /// Bytes of disk space that are free again.
+    /// Bytes of disk space that were freed.
     freed: u64,
-    /// Files stay until a pull, load or save ends that is under way.
+    /// Files are kept until a running pull, load or save ends.
     deferred: bool,
 }
 
@@ -38,7 +38,7 @@ impl RemovedView {
         self.deferred |= removed.deferred;
     }
 
-    /// What was removed, and the space that is free again.
+    /// Returns the removed names and images, and the freed space.
     pub(super) fn to_summary(&self) -> String {
         format!(
             "{}Total reclaimed space: {}\n",
@@ -47,7 +47,7 @@ impl RemovedView {
         )
     }
 
-    /// Tells when the disk space is not free yet.
+    /// Tells the user if the disk space is not freed yet.
     pub(super) fn notice(&self) {
         if self.deferred {
             super::notice(
@@ -67,7 +67,7 @@ impl RemovedView {
     }
 }
 
-/// Removes what can be removed; each failure is reported, and one is enough to fail.
+/// Removes what can be removed; each failure is reported, and any failure makes the command fail.
 pub(super) fn run(globals: &Globals, args: &RmiArgs) -> anyhow::Result<u8> {
     let store = globals.store()?;
     let mut all = RemovedView::default();

@@ -1,4 +1,5 @@
-//! `podvisor sandbox`: the process of one sandbox. Nobody types this: podvisor starts itself so.
+//! `podvisor sandbox`: the process of one sandbox. It is not for users: podvisor starts itself with
+//! it.
 
 use clap::Args;
 

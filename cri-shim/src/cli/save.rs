@@ -1,4 +1,4 @@
-//! `podvisor save`: images to an archive.
+//! `podvisor save`: writes images to an archive.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -53,7 +53,7 @@ impl From<Format> for ArchiveFormat {
 pub(super) fn run(globals: &Globals, args: &SaveArgs) -> anyhow::Result<u8> {
     let store = globals.store()?;
     let interrupts = Interrupts::catch()?;
-    // As in docker and tar, `-` is stdout.
+    // As in docker and tar, `-` means stdout.
     let path = args
         .output
         .as_deref()
@@ -70,7 +70,7 @@ pub(super) fn run(globals: &Globals, args: &SaveArgs) -> anyhow::Result<u8> {
     }
 }
 
-/// Where the archive goes. A file appears under its name when it is complete.
+/// The destination of the archive. A file gets its name once it is complete.
 enum Output {
     Stdout,
     /// A device, pipe or socket, which is written as it is.
@@ -126,7 +126,7 @@ impl Output {
         }
     }
 
-    /// Says what could not be written, if that is what failed.
+    /// Names the destination in the error if writing to it failed.
     fn explain(&self, error: anyhow::Error) -> anyhow::Error {
         let Some(Error::Archive(ArchiveError::Write { source })) = error.downcast_ref() else {
             return error;

@@ -16,10 +16,10 @@ use crate::cri::{GuestSettings, ServeConfig, Sizes, serve};
 use crate::machine::Assets;
 use crate::sandbox::JailMode;
 
-/// Where it serves unless told otherwise.
+/// The default socket.
 const LISTEN: &str = "/run/podvisor/podvisor.sock";
 
-/// Directory of what runs unless told otherwise.
+/// The default state directory.
 const STATE: &str = "/run/podvisor";
 
 #[derive(Debug, Default, Args)]
@@ -89,7 +89,8 @@ fn parse_socket(text: &str) -> Result<PathBuf, String> {
     }
 }
 
-/// The settings of a file, for guests of a runtime handler; what it leaves out is as in `base`.
+/// Returns the settings of a runtime handler's guests from the file; missing ones are taken from
+/// `base`.
 fn guest(settings: &settings::GuestSettings, base: &GuestSettings) -> GuestSettings {
     let sizes = base.sizes;
     GuestSettings {
@@ -106,7 +107,7 @@ fn guest(settings: &settings::GuestSettings, base: &GuestSettings) -> GuestSetti
 }
 
 impl ServeArgs {
-    /// Flags first, then the file, then defaults.
+    /// Merges the settings: flags take precedence over the file, and the file over defaults.
     fn merge(&self, globals: &Globals, file: Settings) -> anyhow::Result<ServeConfig> {
         self.merge_with(globals, file, Assets::of_this_process().initramfs()?)
     }
@@ -175,7 +176,7 @@ impl ServeArgs {
     }
 }
 
-/// What a settings file names that is not there.
+/// Returns an error for each file that a settings file names and that is missing.
 pub(super) fn faults(globals: &Globals, file: Settings) -> anyhow::Result<Vec<String>> {
     let config = ServeArgs::default().merge(globals, file)?;
     let guests = [("guest", &config.guest)].into_iter();
@@ -189,7 +190,8 @@ pub(super) fn faults(globals: &Globals, file: Settings) -> anyhow::Result<Vec<St
         .collect())
 }
 
-/// As many open files as the node allows: each pod has some, and many come at once.
+/// Raises the limit of open files to the maximum: each pod has some, and many may start at the same
+/// time.
 fn raise_files() {
     let mut files = getrlimit(Resource::Nofile);
     files.current = files.maximum;
@@ -229,7 +231,7 @@ pub(super) fn run(globals: &Globals, args: &ServeArgs) -> anyhow::Result<u8> {
         };
         anyhow::Ok(serve(config, stop, || notify::tell("READY=1")).await?)
     })?;
-    // A read of an exec's output may never end.
+    // A read of an exec's output may block forever.
     runtime.shutdown_background();
     Ok(0)
 }
@@ -245,7 +247,7 @@ mod tests {
             log_format: crate::cli::LogFormat::Text,
         };
         let mut file = Settings::parse(file).unwrap();
-        // The guest's own files may not be built where this runs.
+        // The guest's own files may not have been built here.
         file.guest.kernel.get_or_insert("/kernel-of-test".into());
         args.merge_with(&globals, file, PathBuf::from("/initramfs-of-test"))
             .unwrap()

@@ -1,4 +1,4 @@
-//! The daemon's settings file: TOML, each key optional. What the command line says goes first.
+//! The daemon's settings file: TOML, each key optional. Flags take precedence.
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -12,22 +12,22 @@ use serde::Deserialize;
 use super::size;
 use crate::machine::GROWTH_UNIT;
 
-/// Read when it is there and no other one is named.
+/// Read if it exists and no other file is given.
 pub(super) const PATH: &str = "/etc/podvisor/config.toml";
 
-/// Longest file, in bytes.
+/// Maximum size of the file, in bytes.
 const MAX_BYTES: u64 = 1 << 20;
 
-/// What a file may say, with its defaults in comments.
+/// All keys of a file, with their defaults, as comments.
 pub(super) const DEFAULT_TEXT: &str = include_str!("settings.toml");
 
-/// Directory of machines that have booted already, within the root.
+/// Directory of templates of machines, within the root.
 pub(super) const TEMPLATES: &str = "templates";
 
-/// Less than this, and the guest's kernel and agent have no room.
+/// With less, there is not enough memory for the guest's kernel and agent.
 const MEMORY_MIN: u64 = 64 << 20;
 
-/// What says how machines of commands begin, unless a flag does.
+/// Environment variable for how the machines of commands start; flags take precedence.
 const BOOT_VARIABLE: &str = "PODVISOR_BOOT";
 
 /// The file.
@@ -69,7 +69,7 @@ impl BootMode {
         })
     }
 
-    /// Where templates of machines are kept below the root directory, if any are used.
+    /// Returns the directory of templates of machines below the root, if templates are used.
     pub(super) fn templates(self, root: &Path) -> Option<PathBuf> {
         (self == Self::Warm).then(|| root.join(TEMPLATES))
     }
@@ -80,7 +80,7 @@ impl BootMode {
 pub(super) struct BootArgs {
     /// How the guest begins: warm, as a clone of one that has booted already, or cold, by booting
     /// [env: PODVISOR_BOOT] [default: warm]
-    // Not clap's `env`: what is set for all machines contradicts no flag of one.
+    // Not clap's `env`: the variable applies to all machines and must not conflict with flags.
     #[arg(long, value_name = "HOW", value_enum, hide_possible_values = true)]
     boot: Option<BootMode>,
 }
@@ -95,7 +95,7 @@ impl BootArgs {
     }
 }
 
-/// Its table `cni`.
+/// Table `cni` of the file.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct CniSettings {
@@ -103,7 +103,7 @@ pub(super) struct CniSettings {
     pub(super) plugin_dirs: Option<Vec<PathBuf>>,
 }
 
-/// Its tables `guest` and `handlers.NAME`.
+/// Tables `guest` and `handlers.NAME` of the file.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct GuestSettings {
@@ -116,7 +116,7 @@ pub(super) struct GuestSettings {
     pub(super) images: Option<u8>,
 }
 
-/// Bytes, written with a unit.
+/// A size in bytes, written with a unit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Memory(pub(super) u64);
 
@@ -129,7 +129,7 @@ impl<'de> Deserialize<'de> for Memory {
     }
 }
 
-/// A guest's memory, of which it needs some.
+/// Parses a guest's memory size, and checks it against the minimum.
 pub(super) fn parse_memory(text: &str) -> Result<u64, String> {
     let bytes = size::parse(text).map_err(|error| error.to_string())?;
     match bytes >= MEMORY_MIN {
@@ -138,11 +138,11 @@ pub(super) fn parse_memory(text: &str) -> Result<u64, String> {
     }
 }
 
-/// Bytes by which a guest may grow, written with a unit.
+/// The bytes by which a guest may grow, written with a unit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Growth(pub(super) u64);
 
-/// Addresses are what growth takes: more than this no machine has.
+/// Growth reserves addresses: no machine has more than this.
 const MAX_GROWTH: u64 = 1 << 40;
 
 impl<'de> Deserialize<'de> for Growth {
@@ -158,17 +158,17 @@ impl<'de> Deserialize<'de> for Growth {
     }
 }
 
-/// Least and greatest number of a guest's virtual CPUs.
+/// Range of the number of a guest's virtual CPUs.
 pub(super) const CPUS_RANGE: std::ops::RangeInclusive<u8> = 1..=64;
 
-/// Fewest and most of them that may be added while it runs.
+/// Range of the number of virtual CPUs that may be added at run time.
 const CPU_GROWTH_RANGE: std::ops::RangeInclusive<u8> = 0..=63;
 
-/// Least and greatest number of images of one pod.
+/// Range of the number of images of one pod.
 const IMAGES_RANGE: std::ops::RangeInclusive<u8> = 1..=10;
 
 impl Settings {
-    /// Reads the file at `path`; without one, that at [`PATH`] if there is any.
+    /// Reads the file at `path`; without `path`, the one at [`PATH`] if it exists.
     pub(super) fn read(path: Option<&Path>) -> anyhow::Result<Self> {
         use std::io::Read as _;
         let (path, is_wanted) = match path {
@@ -192,7 +192,7 @@ impl Settings {
         Self::parse(&text).with_context(|| format!("invalid settings in {}", path.display()))
     }
 
-    /// Reads the text of a file.
+    /// Parses the text of a file.
     pub(super) fn parse(text: &str) -> anyhow::Result<Self> {
         let settings: Self = toml::from_str(text)?;
         settings.guest.check("guest")?;
@@ -221,7 +221,7 @@ impl GuestSettings {
     }
 }
 
-/// Kubernetes takes no other names of runtime handlers: those of DNS labels.
+/// Checks the name of a runtime handler: Kubernetes requires a DNS label.
 fn check_name(name: &str) -> anyhow::Result<()> {
     let plain = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
     let is_label = !name.is_empty()
@@ -245,7 +245,7 @@ mod tests {
     #[test]
     fn the_default_text_says_nothing_and_its_comments_are_valid_settings() {
         assert_eq!(Settings::parse(DEFAULT_TEXT).unwrap(), Settings::default());
-        // Lines of explanation begin with a hash and a blank, those of settings do not.
+        // In explanations, a blank follows the hash sign; in settings it does not.
         let lines = DEFAULT_TEXT
             .lines()
             .map(|line| match line.strip_prefix('#') {

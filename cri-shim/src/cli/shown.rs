@@ -1,19 +1,19 @@
-//! How ids and times are shown to people.
+//! Formatting of ids and times.
 
 use std::time::{Duration, SystemTime};
 
 /// Hexadecimal digits of an id that are shown, as in docker.
 pub(super) const SHORT_ID: usize = 12;
 
-/// What stands where an image has no name.
+/// Shown in place of a missing image name.
 pub(super) const NONE: &str = "<none>";
 
-/// A time for scripts.
+/// Formats a time for scripts.
 pub(super) fn rfc3339(time: SystemTime) -> String {
     humantime::format_rfc3339_seconds(time).to_string()
 }
 
-/// A time as people say it: `3 weeks ago`.
+/// Formats a time for people: `3 weeks ago`.
 pub(super) fn ago(time: Option<SystemTime>, now: SystemTime) -> String {
     let Some(age) = time.and_then(|time| now.duration_since(time).ok()) else {
         return "N/A".to_owned();

@@ -1,31 +1,31 @@
-//! The signals that reach podvisor while a program runs in its guest.
+//! Signals to podvisor while a program runs in its guest.
 
 use std::io;
 use std::time::{Duration, Instant};
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-/// So many times SIGINT or SIGTERM mean that the guest is to end whatever it does.
+/// After this many SIGINT or SIGTERM, the guest is killed.
 const FORCE_KILL_COUNT: usize = 3;
 
-/// Within this time.
+/// The time within which they have to arrive.
 const FORCE_KILL_WINDOW: Duration = Duration::from_secs(10);
 
-/// The exit code that says which signal ended something.
+/// Returns the exit code for a process that a signal ended.
 pub(super) fn exit_code_of(signal: u8) -> u8 {
     128_u8.saturating_add(signal)
 }
 
-/// Something that the program's terminal or parent wants it to know.
+/// A signal to this process, by its meaning for the program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Event {
     /// A signal for the program; its number.
     Forward(u8),
-    /// The terminal has another size.
+    /// The terminal was resized.
     Resized,
 }
 
-/// Takes the signals away from their default effect, and gives them one by one.
+/// Catches the signals and returns them one by one.
 #[derive(Debug)]
 pub(super) struct Signals {
     interrupt: Signal,
@@ -45,7 +45,7 @@ const SIGUSR2: u8 = 12;
 const SIGTERM: u8 = 15;
 
 impl Signals {
-    /// Begins to listen; needs a runtime.
+    /// Starts to catch the signals; requires a runtime.
     pub(super) fn new() -> io::Result<Self> {
         Ok(Self {
             interrupt: signal(SignalKind::interrupt())?,
@@ -58,7 +58,7 @@ impl Signals {
         })
     }
 
-    /// The next signal.
+    /// Waits for the next signal.
     pub(super) async fn next(&mut self) -> Event {
         tokio::select! {
             _ = self.interrupt.recv() => Event::Forward(SIGINT),
@@ -71,7 +71,7 @@ impl Signals {
         }
     }
 
-    /// The next signal that ends a process which has no program to pass it to.
+    /// Waits for the next signal that ends a process without a program to forward it to.
     pub(super) async fn ending(&mut self) -> u8 {
         loop {
             match self.next().await {
@@ -82,14 +82,14 @@ impl Signals {
     }
 }
 
-/// Notices a user who asks for the end again and again.
+/// Detects a user who repeatedly asks for the end.
 #[derive(Debug, Default)]
 pub(super) struct Impatience {
     asked: Vec<Instant>,
 }
 
 impl Impatience {
-    /// Takes note of a signal; true when it is the one too many.
+    /// Records a signal; returns true if the limit is reached.
     pub(super) fn is_over(&mut self, signal: u8, now: Instant) -> bool {
         if !matches!(signal, SIGINT | SIGTERM) {
             return false;

@@ -1,18 +1,18 @@
-//! Sizes as people write and read them.
+//! Parsing and formatting of sizes.
 
-/// Why a text is no size in bytes.
+/// Error of an invalid size.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(super) enum SizeError {
     /// Not a number with a known unit.
     #[error("`{0}` is no size; write a number and a unit, such as 512M or 2G")]
     Malformed(String),
-    /// More than 64 bits of bytes.
+    /// More bytes than fit 64 bits.
     #[error("`{0}` is more than any machine has")]
     TooLarge(String),
 }
 
-/// Bytes of a text such as `512M`: units b, k, m, g and t in either case, powers of 1024, with
-/// an optional `B` or `iB` after them. Without a unit the number is bytes, as in docker.
+/// Parses a size such as `512M`: units b, k, m, g and t in either case, powers of 1024, optionally
+/// followed by `B` or `iB`. Without a unit the number is bytes, as in docker.
 pub(super) fn parse(text: &str) -> Result<u64, SizeError> {
     let malformed = || SizeError::Malformed(text.to_owned());
     let digits = text.bytes().take_while(u8::is_ascii_digit).count();
@@ -34,11 +34,11 @@ pub(super) fn parse(text: &str) -> Result<u64, SizeError> {
     number.checked_mul(1 << shift).ok_or_else(too_large)
 }
 
-/// A size in bytes with three digits and the decimal unit that suits it, as docker shows it.
+/// Formats a size in bytes with three digits and a suitable decimal unit, as docker does.
 pub(super) fn human(bytes: u64) -> String {
     const UNITS: [&str; 7] = ["B", "kB", "MB", "GB", "TB", "PB", "EB"];
     let mut unit = 0;
-    // Three digits are all that is shown, far fewer than a double keeps.
+    // Three digits are shown, far fewer than a double has.
     #[allow(clippy::cast_precision_loss)]
     let mut value = bytes as f64;
     while value >= 999.5 && unit + 1 < UNITS.len() {

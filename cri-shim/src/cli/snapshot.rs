@@ -1,5 +1,4 @@
-//! `podvisor snapshot`: a machine that has booted, for `podvisor run --from-snapshot` to begin
-//! with.
+//! `podvisor snapshot`: boots a machine and snapshots it, for `podvisor run --from-snapshot`.
 
 use std::path::{Path, PathBuf};
 use std::process;
@@ -46,7 +45,7 @@ pub(super) fn run(args: &SnapshotArgs) -> anyhow::Result<u8> {
         nics: args.network.into(),
         nic_kind: NicKind::Tap,
         shares: args.volumes,
-        // What it costs a boot, no clone pays.
+        // Its cost is at boot, which clones do not have.
         transport: Transport::Pci,
         psi: false,
     };
@@ -59,7 +58,7 @@ pub(super) fn run(args: &SnapshotArgs) -> anyhow::Result<u8> {
                 Ok(0)
             }
             signal = signals.ending() => {
-                // The thread that writes it goes with the process, before it could.
+                // The thread that writes it ends with the process before it could remove it.
                 Snapshot::remove_partial(&dir, Some(process::id()));
                 Ok(exit_code_of(signal))
             }
@@ -69,7 +68,7 @@ pub(super) fn run(args: &SnapshotArgs) -> anyhow::Result<u8> {
     code
 }
 
-/// Says at once what else would be said after the boot.
+/// Reports errors that would otherwise only appear after the boot.
 fn check_place(dir: &Path) -> anyhow::Result<()> {
     anyhow::ensure!(
         dir.symlink_metadata().is_err(),

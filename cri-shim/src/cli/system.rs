@@ -1,4 +1,4 @@
-//! `podvisor system df`: what podvisor takes of its disk.
+//! `podvisor system df`: shows podvisor's disk usage.
 
 use clap::{Args, Subcommand};
 use serde::Serialize;
@@ -29,9 +29,9 @@ struct DfArgs {
 struct UsageView {
     images: KindUsage,
     disks: KindUsage,
-    /// Bytes on the host's disk, all in all.
+    /// Total bytes on the host's disk.
     size: u64,
-    /// Files and directories, all in all.
+    /// Total number of files and directories.
     inodes: u64,
 }
 
@@ -39,7 +39,7 @@ struct UsageView {
 #[serde(rename_all = "camelCase")]
 struct KindUsage {
     total: usize,
-    /// Bytes on the host's disk, of images with their layers.
+    /// Bytes on the host's disk, for images with their layers.
     size: u64,
 }
 
@@ -54,7 +54,7 @@ pub(super) fn run(globals: &Globals, args: &SystemArgs) -> anyhow::Result<u8> {
     };
     let images = KindUsage {
         total: store.list()?.len(),
-        // Disks may have come or gone since the usage was counted.
+        // Disks may have been added or removed since the usage was counted.
         size: usage.bytes.saturating_sub(disks.size),
     };
     let view = UsageView {

@@ -1,5 +1,5 @@
-//! Plain tables: a heading in capitals, columns padded with spaces, no lines, as docker and
-//! crictl print them.
+//! Plain tables as docker and crictl print them: a heading in capitals, columns padded with spaces,
+//! no lines.
 
 use unicode_width::UnicodeWidthStr as _;
 
@@ -13,21 +13,21 @@ pub(super) struct Table {
 }
 
 impl Table {
-    /// An empty table with its heading.
+    /// Creates an empty table with its heading.
     pub(super) fn new<'a>(heading: impl IntoIterator<Item = &'a str>) -> Self {
         Self {
             rows: vec![heading.into_iter().map(str::to_owned).collect()],
         }
     }
 
-    /// Adds a row below the others, with as many cells as the heading has. Control characters
-    /// become spaces: names come from registries.
+    /// Adds a row below the others, with as many cells as the heading has. Control characters are
+    /// replaced by spaces: names come from registries.
     pub(super) fn row(&mut self, row: impl IntoIterator<Item = String>) {
         let clean = |text: String| text.replace(char::is_control, " ");
         self.rows.push(row.into_iter().map(clean).collect());
     }
 
-    /// The table as text, each row ended by a newline and free of spaces before it.
+    /// Returns the table as text, each row terminated by a newline, without trailing spaces.
     pub(super) fn render(&self) -> String {
         let columns = self.rows.first().map_or(0, Vec::len);
         let width = |column: usize| {

@@ -1,5 +1,4 @@
-//! `podvisor tag`, `podvisor image pin` and `unpin`: what an image is called, and whether it may be
-//! pruned.
+//! `podvisor tag`, `podvisor image pin` and `unpin`: names of images, and protection from pruning.
 
 use clap::Args;
 
@@ -31,7 +30,8 @@ pub(super) fn run(globals: &Globals, args: &TagArgs) -> anyhow::Result<u8> {
     Ok(0)
 }
 
-/// Pins all images that are there; each failure is reported, and one is enough to fail.
+/// Pins or unpins all images that are found; each failure is reported, and any failure makes the
+/// command fail.
 pub(super) fn pin(globals: &Globals, args: &PinArgs, pinned: bool) -> anyhow::Result<u8> {
     let store = globals.store()?;
     let mut code = 0;

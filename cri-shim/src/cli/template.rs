@@ -1,5 +1,5 @@
-//! `podvisor template`: makes the template of a machine. Nobody types this: podvisor starts itself
-//! so when a sandbox looked for one in vain.
+//! `podvisor template`: creates the template of a machine. It is not for users: podvisor starts
+//! itself with it if a sandbox did not find a template.
 
 use std::path::PathBuf;
 
@@ -9,7 +9,7 @@ use clap::Args;
 use crate::machine::{NicKind, Transport};
 use crate::sandbox::{self, Shape};
 
-/// How much less urgent than a pod's start this is.
+/// The nice value: it is less urgent than starting pods.
 const NICENESS: i32 = 10;
 
 #[derive(Debug, Args)]
@@ -56,7 +56,7 @@ pub(super) struct TemplateArgs {
 }
 
 pub(super) fn run(args: &TemplateArgs) -> anyhow::Result<u8> {
-    // Refused: it is as urgent as whoever started it.
+    // If it fails, this runs with the priority of the parent.
     let _ = rustix::process::nice(NICENESS);
     let shape = Shape {
         kernel: args.kernel.clone(),

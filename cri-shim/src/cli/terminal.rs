@@ -1,5 +1,5 @@
-//! The user's terminal: raw mode and its certain end, the size, and logs that stay readable
-//! while it is raw.
+//! The user's terminal: raw mode with guaranteed restoration, its size, and logs that stay readable
+//! in raw mode.
 
 use std::io::{self, Write};
 use std::os::fd::{AsFd, OwnedFd};
@@ -11,16 +11,16 @@ use rustix::termios::{self, OptionalActions, Termios};
 
 use crate::sandbox::TerminalSize;
 
-/// The terminal that is raw now, and how it was before. Outside of `RawMode` so that a panic
-/// on any thread can restore it.
+/// The terminal in raw mode, and its previous settings. Outside of `RawMode` so that a panic on any
+/// thread can restore it.
 static RAW: Mutex<Option<(OwnedFd, Termios)>> = Mutex::new(None);
 
-/// Whether `file` is a terminal.
+/// Returns whether `file` is a terminal.
 pub(super) fn is_terminal(file: impl AsFd) -> bool {
     termios::isatty(file)
 }
 
-/// The size of the first of these that is a terminal and knows its size: stdout, stdin.
+/// Returns the size of the first of stdout and stdin that is a terminal and knows its size.
 pub(super) fn size() -> Option<TerminalSize> {
     let size = |file: rustix::fd::BorrowedFd<'_>| termios::tcgetwinsize(file).ok();
     let known = |size: &termios::Winsize| size.ws_row != 0 && size.ws_col != 0;
@@ -33,7 +33,7 @@ pub(super) fn size() -> Option<TerminalSize> {
     })
 }
 
-/// The size, or what a terminal has that does not say.
+/// Returns the size, or the default of a terminal that does not know its size.
 pub(super) fn size_or_usual() -> TerminalSize {
     size().unwrap_or(TerminalSize {
         rows: 24,
@@ -41,12 +41,12 @@ pub(super) fn size_or_usual() -> TerminalSize {
     })
 }
 
-/// While this lives, every key goes to the program as it is and nothing is echoed.
+/// While this exists, every key is passed to the program unchanged, and nothing is echoed.
 #[derive(Debug)]
 pub(super) struct RawMode(());
 
 impl RawMode {
-    /// Makes the terminal on stdin raw.
+    /// Sets the terminal on stdin to raw mode.
     pub(super) fn enter() -> anyhow::Result<Self> {
         let stdin = io::stdin();
         let before = termios::tcgetattr(&stdin).context("cannot read the terminal's settings")?;
@@ -57,7 +57,7 @@ impl RawMode {
         let mut raw = before.clone();
         raw.make_raw();
         *lock() = Some((file, before));
-        // From here on dropping the guard restores what was.
+        // From here on, dropping the guard restores the settings.
         let guard = Self(());
         termios::tcsetattr(&stdin, OptionalActions::Drain, &raw)
             .context("cannot make the terminal raw")?;
@@ -77,12 +77,12 @@ fn lock() -> std::sync::MutexGuard<'static, Option<(OwnedFd, Termios)>> {
 
 fn restore() {
     if let Some((file, before)) = lock().take() {
-        // A terminal that has gone away needs no restoring.
+        // A closed terminal needs no restoring.
         let _ = termios::tcsetattr(&file, OptionalActions::Now, &before);
     }
 }
 
-/// A panic anywhere first gives the terminal back, then says in one line what happened.
+/// Installs a panic hook that restores the terminal and prints the panic in one line.
 pub(super) fn restore_on_panic() {
     panic::set_hook(Box::new(|info| {
         restore();

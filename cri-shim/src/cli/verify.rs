@@ -1,4 +1,4 @@
-//! Flags that say which signatures an image must have.
+//! Flags for required signatures of images.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -23,7 +23,7 @@ impl VerifyArgs {
         self.signature_policy.is_some() || !self.verify_key.is_empty()
     }
 
-    /// The policy that they stand for; none when there are none.
+    /// Returns the policy of the flags; `None` without flags.
     pub(super) fn policy(&self) -> Result<Option<Arc<SignaturePolicy>>, PolicyError> {
         let policy = match &self.signature_policy {
             Some(file) => SignaturePolicy::read(file)?,

@@ -1,4 +1,4 @@
-//! `podvisor version`: what this podvisor is and which guest files it would use.
+//! `podvisor version`: shows podvisor's version and the guest files that it would use.
 
 use std::path::PathBuf;
 
@@ -25,7 +25,7 @@ struct Version {
     oci_runtime_spec: &'static str,
     os: &'static str,
     arch: &'static str,
-    /// Nothing when there is none.
+    /// `None` if it is missing.
     kernel: Option<PathBuf>,
     initramfs: Option<PathBuf>,
 }

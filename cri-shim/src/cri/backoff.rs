@@ -1,15 +1,15 @@
-//! Exponential backoff for operations that fail for a temporary lack of something: room
-//! on a disk, descriptors, memory.
+//! Exponential backoff for operations that fail because of a temporary shortage of disk space,
+//! descriptors or memory.
 
 use std::time::Duration;
 
-/// Before the second attempt.
+/// Delay before the second attempt.
 const INITIAL_DELAY: Duration = Duration::from_millis(100);
 
-/// Longest time between two attempts.
+/// Maximum delay between two attempts.
 const MAX_DELAY: Duration = Duration::from_secs(30);
 
-/// Times to wait, each twice as long as the one before.
+/// Delays, each twice as long as the previous one.
 #[derive(Debug)]
 pub(super) struct Backoff(Duration);
 
@@ -20,14 +20,14 @@ impl Default for Backoff {
 }
 
 impl Backoff {
-    /// How long to wait now.
+    /// Returns the next delay.
     fn next(&mut self) -> Duration {
         let next = self.0;
         self.0 = next.saturating_mul(2).min(MAX_DELAY);
         next
     }
 
-    /// Waits until it is time for another attempt, and says how long that is.
+    /// Waits for the next delay, and returns its length.
     pub(super) async fn wait(&mut self) -> Duration {
         let next = self.next();
         tokio::time::sleep(next).await;

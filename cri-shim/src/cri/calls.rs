@@ -1,5 +1,5 @@
-//! Each call gets a number, under which the log has what was done for it, and is counted by
-//! its method and code.
+//! Numbers calls, so that log lines can be related to their call, and counts them by method and
+//! code.
 
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -18,8 +18,8 @@ use tracing::{Instrument as _, debug, info_span};
 
 use crate::request;
 
-/// Methods that are counted apart: a client could make up any number of names. Each ends with one
-/// of gRPC's 17 codes.
+/// Maximum number of methods that are counted separately: a client could invent any number of
+/// names. Each ends with one of gRPC's 17 codes.
 const MAX_METHODS: usize = 128;
 
 /// Upper bounds of the times in [`Count::within`], in milliseconds.
@@ -30,9 +30,9 @@ pub(super) const BOUNDS_MS: [u64; 9] = [5, 20, 50, 100, 250, 1000, 5000, 20_000,
 pub(super) struct Count {
     /// How many.
     pub(super) calls: u64,
-    /// How long they took together.
+    /// Their total duration.
     pub(super) time: Duration,
-    /// How many took at most as long as each of [`BOUNDS_MS`].
+    /// The number of calls that took at most the time of each of [`BOUNDS_MS`].
     pub(super) within: [u64; BOUNDS_MS.len()],
 }
 
@@ -68,7 +68,7 @@ impl Calls {
     }
 }
 
-/// Counts the calls of the services behind it.
+/// A tower layer that counts the calls of the inner services.
 #[derive(Debug, Clone)]
 pub(super) struct CountCalls {
     calls: Arc<Calls>,
@@ -91,7 +91,7 @@ impl<S> Layer<S> for CountCalls {
     }
 }
 
-/// A call under way.
+/// A running call.
 #[derive(Debug)]
 struct Call {
     calls: Arc<Calls>,
@@ -120,7 +120,7 @@ impl Drop for Call {
     }
 }
 
-/// How long the caller waits, as gRPC writes it: at most eight digits, and a unit.
+/// Returns the call's timeout from its `grpc-timeout` header: at most eight digits, and a unit.
 fn patience(headers: &HeaderMap) -> Option<Duration> {
     let text = headers.get("grpc-timeout")?.to_str().ok()?;
     let (digits, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;
@@ -175,7 +175,7 @@ where
         let deadline = patience.and_then(|time| tokio::time::Instant::now().checked_add(time));
         let answer = self.inner.call(request);
         let counted = async move {
-            // Tonic knows of the deadline, too, but would answer that the call was cancelled.
+            // Tonic knows the deadline, too, but would answer that the call was cancelled.
             let answer = match deadline {
                 None => answer.await,
                 Some(deadline) => timeout_at(deadline, answer).await.unwrap_or_else(|_| {

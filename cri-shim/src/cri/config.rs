@@ -11,14 +11,14 @@ use super::pods::{Bound, PodBounds, memory_limit, milli_cpus};
 use crate::cni::CniOptions;
 use crate::sandbox::{JailMode, MEMORY_OVERHEAD};
 
-/// The runtime handler that the daemon answers to beside the empty name.
+/// The runtime handler that the daemon serves in addition to the empty name.
 pub(crate) const HANDLER: &str = "podvisor";
 
 /// A guest's memory beyond what its containers may use, in bytes, unless set otherwise.
 pub(crate) const DEFAULT_MEMORY: u64 = 256 << 20;
 
-/// How much a guest may grow while it runs, in bytes, unless set otherwise: addresses, which cost
-/// nothing.
+/// How much a guest may grow while it runs, in bytes, unless set otherwise. This only reserves
+/// addresses, which cost nothing.
 pub(crate) const DEFAULT_GROWTH: u64 = 16 << 30;
 
 /// vCPUs by which a guest may grow. Its kernel keeps 180 KiB for each.
@@ -34,11 +34,11 @@ pub(crate) const POD_IMAGE_SLOTS: u8 = 10;
 pub(crate) struct ServeConfig {
     /// The socket.
     pub(crate) listen: PathBuf,
-    /// What outlives a boot of the host: images, database, records of networks.
+    /// State that survives a reboot of the host: images, database, records of networks.
     pub(crate) root: PathBuf,
-    /// What does not: sandboxes' directories, network namespaces.
+    /// State that does not: sandboxes' directories, network namespaces.
     pub(crate) state: PathBuf,
-    /// Guests of the default runtime handler, which has two names: [`HANDLER`] and none.
+    /// Guests of the default runtime handler, which has two names: [`HANDLER`] and the empty one.
     pub(crate) guest: GuestSettings,
     /// Guests of other runtime handlers, by name.
     pub(crate) handlers: BTreeMap<String, GuestSettings>,
@@ -50,8 +50,8 @@ pub(crate) struct ServeConfig {
     pub(crate) registries: RegistryConfig,
     /// Where health and metrics are served over HTTP.
     pub(crate) metrics: Option<SocketAddr>,
-    /// Directory for what guests' kernels print, a file per pod; a console makes guests boot
-    /// slower.
+    /// Directory for the console output of guests' kernels, one file per pod; a console makes
+    /// guests boot slower.
     pub(crate) consoles: Option<PathBuf>,
     /// Where templates of pods' machines are kept; `None`: each pod's boots.
     pub(crate) templates: Option<PathBuf>,
@@ -59,7 +59,7 @@ pub(crate) struct ServeConfig {
     pub(crate) jail: JailMode,
 }
 
-/// What the guests of a runtime handler are.
+/// Settings of the guests of a runtime handler.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct GuestSettings {
     /// Their kernel.
@@ -69,7 +69,7 @@ pub(crate) struct GuestSettings {
 }
 
 impl ServeConfig {
-    /// The guests of a runtime handler; none when it is unknown.
+    /// Returns the guest settings of a runtime handler; `None` if it is unknown.
     pub(super) fn guest(&self, handler: &str) -> Option<&GuestSettings> {
         match handler {
             "" | HANDLER => Some(&self.guest),
@@ -77,8 +77,8 @@ impl ServeConfig {
         }
     }
 
-    /// Names of the runtime handlers whose pods can be run, as far as their kernels say, after the
-    /// default's two: without that one's kernel the node is not ready.
+    /// Returns the names of the runtime handlers whose kernel exists, after the default's two,
+    /// which are always listed: without the default's kernel the node is not ready.
     pub(super) fn usable_handlers(&self) -> impl Iterator<Item = &str> {
         let named = self.handlers.iter();
         let usable = named.filter(|(_, guest)| guest.kernel.exists());
@@ -86,13 +86,13 @@ impl ServeConfig {
         ["", HANDLER].into_iter().chain(usable)
     }
 
-    /// Names of all runtime handlers, the default's two first.
+    /// Returns the names of all runtime handlers, the default's two first.
     pub(super) fn handler_names(&self) -> impl Iterator<Item = &str> {
         let named = self.handlers.keys().map(String::as_str);
         ["", HANDLER].into_iter().chain(named)
     }
 
-    /// Where a pod's console goes.
+    /// Returns the path of a pod's console log; `None` if consoles are off.
     pub(super) fn console(&self, pod: &str) -> Option<PathBuf> {
         let dir = self.consoles.as_ref()?;
         Some(dir.join(format!("{pod}.log")))
@@ -104,10 +104,10 @@ impl ServeConfig {
 pub(crate) struct Sizes {
     /// Virtual CPUs of a pod without a CPU limit.
     pub(crate) vcpus: u8,
-    /// Most virtual CPUs of a pod.
+    /// Maximum number of virtual CPUs of a pod.
     pub(crate) max_vcpus: u8,
-    /// Bytes for kernel, agent and writable layers; the pod's memory limit comes on top, and what
-    /// its overhead is more than this and the machine's process.
+    /// Bytes for kernel, agent and writable layers. The pod's memory limit is added, and the part
+    /// of its overhead that exceeds this and the machine's process.
     pub(crate) memory: u64,
     /// Bytes by which a guest may grow while it runs.
     pub(crate) growth: u64,
@@ -131,9 +131,9 @@ impl Default for Sizes {
 }
 
 impl Sizes {
-    /// Bytes of memory for a pod of such limits, overhead and bounds, whose containers have limits
-    /// of `containers` bytes in all: whole MiB, and no more than these come to, so that an overhead
-    /// which has room for the machine has so with any limit.
+    /// Returns the bytes of memory for a pod with these limits, overhead and bounds, whose
+    /// containers have limits of `containers` bytes in all: rounded down to whole MiB, so that an
+    /// overhead that has room for the machine has room with any limit.
     pub(super) fn memory(&self, pod: &PodSandboxConfig, bounds: PodBounds, containers: u64) -> u64 {
         let linux = pod.linux.as_ref();
         let limit = |resources: Option<&LinuxContainerResources>| resources.map_or(0, memory_limit);
@@ -144,8 +144,8 @@ impl Sizes {
         memory - memory % (1 << 20)
     }
 
-    /// vCPUs for a pod of such limits and bounds, whose containers have limits of `containers`
-    /// thousandths of a CPU in all.
+    /// Returns the vCPUs for a pod with these limits and bounds, whose containers have limits of
+    /// `containers` thousandths of a CPU in all.
     pub(super) fn vcpus(&self, pod: &PodSandboxConfig, bounds: PodBounds, containers: u64) -> u8 {
         let linux = pod.linux.as_ref();
         let own = linux.and_then(|linux| linux.resources.as_ref());
@@ -154,7 +154,7 @@ impl Sizes {
         // The overhead is for the process around them.
         let cpus = match (bounds.milli_cpus.limit(own), bounds.milli_cpus) {
             (0, _) => usual,
-            // The limits are those of some of its containers.
+            // The limits are those of only some of its containers.
             (own, Bound::Unlimited) => own.div_ceil(1000).max(usual),
             (own, _) => own.div_ceil(1000),
         };
@@ -162,9 +162,9 @@ impl Sizes {
         cpus.clamp(1, self.max_vcpus.max(1))
     }
 
-    /// What a limit comes to, in thousandths of a CPU; 0 where there is none. Where there is none,
-    /// what is asked for counts, if it is more than a guest has anyway: pods with CPUs of their own
-    /// have no quota.
+    /// Returns a CPU limit in thousandths of a CPU; 0 without a limit. Without a limit, the CPU
+    /// request counts if it is more than a guest has by default: pods with exclusive CPUs have no
+    /// quota.
     pub(super) fn milli_cpus(&self, resources: &LinuxContainerResources) -> u64 {
         milli_cpus(resources.cpu_quota, resources.cpu_period).unwrap_or_else(|| {
             let shares = u64::try_from(resources.cpu_shares).unwrap_or(0);
@@ -174,13 +174,14 @@ impl Sizes {
         })
     }
 
-    /// The most vCPUs of a guest that begins with `vcpus`.
+    /// Returns the maximum number of vCPUs of a guest that starts with `vcpus`.
     pub(super) fn most_vcpus(&self, vcpus: u8) -> u8 {
         let most = vcpus.saturating_add(self.cpu_growth);
         most.min(self.max_vcpus).max(vcpus)
     }
 
-    /// Virtual CPUs and bytes of memory for a pod of such limits, overhead and bounds.
+    /// Returns the virtual CPUs and bytes of memory for a pod with these limits, overhead and
+    /// bounds.
     pub(super) fn of_pod(&self, pod: &PodSandboxConfig, bounds: PodBounds) -> (u8, u64) {
         (self.vcpus(pod, bounds, 0), self.memory(pod, bounds, 0))
     }
@@ -292,7 +293,7 @@ mod tests {
             memory: Bound::At(200 << 20),
             milli_cpus: Bound::At(1500),
         };
-        // A limit of the pod is that of each of two containers.
+        // The pod's limit applies to each of its two containers.
         let pod = pod(150_000, 200 << 20);
         assert_eq!(sizes.memory(&pod, at, 400 << 20), 456 << 20);
         assert_eq!(sizes.vcpus(&pod, at, 3000), 2);
@@ -300,7 +301,7 @@ mod tests {
             memory: Bound::Unlimited,
             milli_cpus: Bound::Unlimited,
         };
-        // Another container than those with limits may use more.
+        // A container other than those with limits may use more.
         assert_eq!(sizes.vcpus(&pod, unlimited, 1500), 4);
         assert_eq!(sizes.vcpus(&pod, unlimited, 7000), 7);
         assert_eq!(sizes.vcpus(&pod, UNKNOWN, 1500), 2);
@@ -328,7 +329,7 @@ mod tests {
                 memory_limit_in_bytes: overhead,
                 ..Default::default()
             });
-            // The kernel keeps limits by whole pages.
+            // The kernel rounds limits down to whole pages.
             let group = u64::try_from(limit + overhead).unwrap() >> 12 << 12;
             let within = Bound::At(group - u64::try_from(overhead).unwrap());
             for memory in [Bound::Unknown, within] {

@@ -1,6 +1,6 @@
 //! Devices of a container: block devices of the node, which are plugged into its guest as disks,
-//! and character devices that the guest's kernel has itself. No other device of the node can be a
-//! virtual machine's.
+//! and character devices of the guest's own kernel. A virtual machine cannot have other devices of
+//! the node.
 
 use std::collections::BTreeSet;
 use std::fs::{self, OpenOptions};
@@ -12,10 +12,10 @@ use k8s_cri::v1::Device;
 use super::error::{CriError, Result};
 use crate::sandbox::{ContainerDevice, DeviceSource};
 
-/// Devices of one container.
+/// Maximum number of devices of one container.
 const MAX_DEVICES: usize = 16;
 
-/// Character devices that any container may have. In the guest they have the guest's numbers.
+/// Character devices that any container may have. They have the guest's device numbers.
 const GUESTS: &[&str] = &[
     "/dev/null",
     "/dev/zero",
@@ -27,10 +27,10 @@ const GUESTS: &[&str] = &[
     "/dev/net/tun",
 ];
 
-/// Those that a privileged one may have besides.
+/// Additional ones that a privileged container may have.
 const PRIVILEGED: &[&str] = &["/dev/kmsg", "/dev/loop-control"];
 
-/// What the sandbox is to give the container; the node's block devices are open.
+/// Returns the devices for the sandbox; the node's block devices are open.
 pub(super) fn open(wanted: &[Device], is_privileged: bool) -> Result<Vec<ContainerDevice>> {
     if wanted.len() > MAX_DEVICES {
         let reason = format!("{} are more than {MAX_DEVICES}", wanted.len());
@@ -84,7 +84,7 @@ fn source(device: &Device, is_privileged: bool) -> Result<DeviceSource> {
     if is_guests(GUESTS) || is_privileged && is_guests(PRIVILEGED) {
         return Ok(DeviceSource::Guest(device.host_path.clone()));
     }
-    // Looked at first: to open a device may have effects.
+    // Checked before opening it, which may have side effects.
     let looked_at = fs::metadata(path).map_err(CriError::io("look at the device", path))?;
     if !looked_at.file_type().is_block_device() {
         return Err(CriError::Refused {

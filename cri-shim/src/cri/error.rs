@@ -1,4 +1,4 @@
-//! What can go wrong with a call, and its gRPC status.
+//! Errors of calls, and their gRPC statuses.
 
 use std::error::Error as _;
 use std::fmt;
@@ -16,7 +16,7 @@ use crate::streaming::{StreamingError, TokenError};
 /// Longest message of a status, in characters: gRPC puts it into a header.
 const MESSAGE_CHARS: usize = 2000;
 
-/// What a call names.
+/// The kind of object that a call names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
     Pod,
@@ -51,39 +51,39 @@ pub(crate) enum CriError {
         /// Why, and what to do instead.
         reason: &'static str,
     },
-    /// No such thing.
+    /// There is no such object.
     #[error("no {kind} {id:?}")]
     NotFound {
-        /// What was looked for.
+        /// The kind of object.
         kind: Kind,
-        /// By which id or name.
+        /// Its id or name.
         id: String,
     },
-    /// Its image is not here.
+    /// The container's image is not on this node.
     #[error("image {name:?} is not on this node; pull it first")]
     NoImage {
         /// The image.
         name: String,
     },
-    /// The beginning of an id fits several.
+    /// The prefix of an id matches several.
     #[error("{id:?} is the beginning of several {kind} ids; give more of it")]
     Ambiguous {
-        /// Of what.
+        /// The kind of object.
         kind: Kind,
-        /// The beginning.
+        /// The prefix.
         id: String,
     },
     /// The name is taken.
     #[error("{kind} name {name:?} is used by {id}; remove that one first")]
     NameTaken {
-        /// Of what.
+        /// The kind of object.
         kind: Kind,
         /// The name.
         name: String,
-        /// Who has it.
+        /// The id of the object that has it.
         id: String,
     },
-    /// The guests of a runtime handler have no kernel.
+    /// The kernel for the guests of a runtime handler is missing.
     #[error(
         "no pod of the runtime handler {handler:?} can be run: the kernel of its guests, {}, is \
          missing; put it there, or change `kernel` in the settings and restart podvisor",
@@ -95,19 +95,19 @@ pub(crate) enum CriError {
         /// The file.
         kernel: PathBuf,
     },
-    /// Not in the state that the call is for.
+    /// The object is not in the state that the call requires.
     #[error("{kind} {id} is {state}; {wanted}")]
     WrongState {
-        /// What was named.
+        /// The kind of object.
         kind: Kind,
         /// Its id.
         id: String,
         /// The state that it is in.
         state: &'static str,
-        /// The state that it should be in.
+        /// What the call requires.
         wanted: &'static str,
     },
-    /// Another daemon has the directory of what runs.
+    /// Another daemon owns the state directory.
     #[error(
         "the state directory {} belongs to another daemon, {owner}: stop that one, or use another \
          --state",
@@ -116,32 +116,33 @@ pub(crate) enum CriError {
     StateOwned {
         /// The directory.
         dir: PathBuf,
-        /// Who has it, in words.
+        /// The owner, in words.
         owner: String,
     },
     /// It took longer than the caller allows.
     #[error("{what} did not end within {seconds} s and was killed")]
     Deadline {
-        /// What was tried.
+        /// The operation.
         what: &'static str,
         /// The caller's limit.
         seconds: i64,
     },
-    /// Its process cannot be made: its command is not in its image, say, or a mount fails.
+    /// The container's process cannot be created: for example, its command is not in its image, or
+    /// a mount fails.
     #[error("container {id} cannot be started: {message}")]
     CannotStart {
         /// The container.
         id: String,
-        /// What the guest found.
+        /// The error that the guest reported.
         message: String,
     },
-    /// The guest does not do what it is told.
+    /// The guest did not end a killed container.
     #[error("container {id} does not end after SIGKILL; stop its pod sandbox")]
     Unkillable {
         /// The container.
         id: String,
     },
-    /// The guest did not get the memory that it is to have.
+    /// The guest did not get the memory that it should have.
     #[error(
         "the guest of pod sandbox {id} has {} MiB of memory and did not take the {} MiB that \
          its containers' limits ask for; try again, or lower them",
@@ -199,23 +200,23 @@ pub(crate) enum CriError {
     /// The database of pods.
     #[error(transparent)]
     State(#[from] StateError),
-    /// Kernel or initramfs of guests.
+    /// The kernel or initramfs of guests.
     #[error(transparent)]
     Assets(#[from] crate::machine::AssetError),
     /// A file of the host.
     #[error("cannot {action} {}", .path.display())]
     Io {
-        /// What was tried.
+        /// The operation.
         action: &'static str,
-        /// On which file.
+        /// The file.
         path: PathBuf,
         #[source]
         source: io::Error,
     },
-    /// The kernel of this machine gives no random numbers, pipes, or threads.
+    /// The host's kernel did not provide random numbers, pipes or threads.
     #[error("cannot {action}")]
     Host {
-        /// What was tried.
+        /// The operation.
         action: &'static str,
         #[source]
         source: io::Error,
@@ -223,7 +224,7 @@ pub(crate) enum CriError {
     /// Streams for a client.
     #[error(transparent)]
     Streams(#[from] StreamingError),
-    /// What another call that did the same work answered.
+    /// The answer of another call that did the same work.
     #[error("{}", .0.message())]
     Shared(Status),
 }
@@ -250,7 +251,7 @@ impl CriError {
         move |source| Self::Host { action, source }
     }
 
-    /// Whether what was named is not there.
+    /// Returns whether the named object does not exist.
     pub(super) fn is_not_found(&self) -> bool {
         self.code() == Code::NotFound
     }

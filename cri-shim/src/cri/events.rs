@@ -1,4 +1,4 @@
-//! What happens to containers, for who listens (the kubelet's evented PLEG).
+//! Container events for subscribers (the kubelet's evented PLEG).
 
 use std::sync::{Mutex, PoisonError};
 
@@ -7,13 +7,14 @@ use tokio::sync::mpsc;
 use tonic::Status;
 use tracing::warn;
 
-/// Events that a listener may be behind; one that is further behind has to list again.
+/// Events that are queued for a listener; one that falls behind more is dropped, and has to list
+/// again.
 const EVENT_QUEUE: usize = 1024;
 
-/// A listener's end.
+/// The receiver of a listener.
 pub(super) type Listener = mpsc::Receiver<Result<ContainerEventResponse, Status>>;
 
-/// Everybody who listens.
+/// All listeners.
 #[derive(Debug, Default)]
 pub(super) struct Events {
     listeners: Mutex<Vec<mpsc::Sender<Result<ContainerEventResponse, Status>>>>,
@@ -30,7 +31,7 @@ impl Events {
         receiver
     }
 
-    /// Ends everybody's stream.
+    /// Ends all listeners' streams.
     pub(super) fn close(&self) {
         let mut listeners = self
             .listeners
@@ -39,8 +40,8 @@ impl Events {
         listeners.clear();
     }
 
-    /// Sends an event, which is made up only where somebody listens. Of two, the one that is made
-    /// up later comes later.
+    /// Sends an event, which is only built if there is a listener. Events are delivered in the
+    /// order in which they are built.
     pub(super) fn send(&self, event: impl FnOnce() -> ContainerEventResponse) {
         let mut listeners = self
             .listeners

@@ -1,5 +1,5 @@
-//! Calls that do their work once though several ask for it at once, and that finish it though
-//! the caller goes away in the middle.
+//! Calls that do their work once even if several callers ask for it at the same time, and that
+//! complete it even if the caller goes away.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -10,24 +10,24 @@ use tonic::Status;
 use super::error::{CriError, Result};
 use crate::request;
 
-/// What a call answers once it is done.
+/// The answer of a call, once it is done.
 type Answer = watch::Receiver<Option<Result<String, Status>>>;
 
 type Table<R> = HashMap<String, Flight<R>>;
 
-/// Work under way, by its name.
+/// Running work, by its name.
 #[derive(Debug)]
 pub(super) struct Flights<R>(Arc<Mutex<Table<R>>>);
 
 #[derive(Debug)]
 struct Flight<R> {
-    /// So that another request of the same name is not taken for it.
+    /// Compared with other requests of the same name.
     request: R,
     answer: Answer,
 }
 
 impl<R> Flight<R> {
-    /// Whether there will be no answer: its task panicked, and nobody was there to be told.
+    /// Returns whether there will be no answer: its task panicked, and no caller was waiting.
     fn is_lost(&self) -> bool {
         self.answer.has_changed().is_err() && self.answer.borrow().is_none()
     }
@@ -62,20 +62,20 @@ impl<R: PartialEq + Send + 'static> Flights<R> {
             let (work, table, name) = (work(), Arc::clone(&self.0), name.to_owned());
             async move {
                 let done = work.await.map_err(Status::from);
-                // Nobody joins or leaves meanwhile. The table listens, too.
+                // Locked so that no caller joins or leaves meanwhile. The table is a receiver, too.
                 let mut table = lock(&table);
                 if done.is_err() && sender.receiver_count() <= 1 {
                     table.remove(&name);
                 }
-                // What was made is kept in the table when nobody listens.
+                // The result is kept in the table if no caller waits.
                 sender.send_replace(Some(done));
             }
         };
         self.join_flight(name, request, begin).await
     }
 
-    /// As [`Self::join`], for callers that do not ask again by an equal request: what was made when
-    /// nobody waits for it any more is undone.
+    /// Like [`Self::join`], for callers that do not retry with an equal request: if no caller waits
+    /// any more when the work is done, the result is undone.
     pub(super) async fn join_or_undo<W, U>(
         &self,
         name: &str,
@@ -92,7 +92,8 @@ impl<R: PartialEq + Send + 'static> Flights<R> {
             async move {
                 let done = work.await.map_err(Status::from);
                 {
-                    // Nobody joins or leaves meanwhile. The table listens, too.
+                    // Locked so that no caller joins or leaves meanwhile. The table is a receiver,
+                    // too.
                     let _table = lock(&table);
                     if sender.receiver_count() > 1 {
                         sender.send_replace(Some(done));
@@ -103,7 +104,7 @@ impl<R: PartialEq + Send + 'static> Flights<R> {
                     undo(made).await;
                 }
                 lock(&table).remove(&name);
-                // To who has come meanwhile.
+                // For callers that have joined meanwhile.
                 let undone = "who asked for it first went away, and it was removed: ask again";
                 sender.send_replace(Some(Err(Status::aborted(undone))));
             }
@@ -111,7 +112,7 @@ impl<R: PartialEq + Send + 'static> Flights<R> {
         self.join_flight(name, request, begin).await
     }
 
-    /// Joins the work of an equal request, or has what `begin` says done in a task of its own.
+    /// Joins the work of an equal request, or spawns the future of `begin` as a new task.
     async fn join_flight<F>(
         &self,
         name: &str,
@@ -152,7 +153,7 @@ impl<R: PartialEq + Send + 'static> Flights<R> {
         })
     }
 
-    /// Forgets an answer that nobody has fetched: what it made is being removed.
+    /// Forgets an answer that no caller has fetched: the object that it names is being removed.
     pub(super) fn forget(&self, made: &str) {
         let mut flights = lock(&self.0);
         flights.retain(|_, flight| !matches!(&*flight.answer.borrow(), Some(Ok(id)) if id == made));
@@ -163,13 +164,13 @@ impl<R: PartialEq + Send + 'static> Flights<R> {
 struct Waiter<'a, R> {
     table: &'a Mutex<Table<R>>,
     name: &'a str,
-    /// There until this is dropped.
+    /// `Some` until this is dropped.
     answer: Option<Answer>,
     is_told: bool,
 }
 
 impl<R> Waiter<'_, R> {
-    /// The answer; none when its task panicked.
+    /// Returns the answer; `None` if its task panicked.
     async fn done(&mut self) -> Option<Result<String, Status>> {
         let done = match self.answer.as_mut()?.wait_for(Option::is_some).await {
             Ok(done) => done.clone(),
@@ -181,11 +182,11 @@ impl<R> Waiter<'_, R> {
 }
 
 impl<R> Drop for Waiter<'_, R> {
-    /// Takes the answer out of the table that it was told. An error goes in any case: who has left
-    /// before it was told does not fetch it.
+    /// Removes the answer from the table if it was delivered. An error is always removed: a caller
+    /// that left before it got the error does not fetch it.
     fn drop(&mut self) {
         let mut table = lock(self.table);
-        // Dropped while the table is locked: then who counts the receivers counts right.
+        // Dropped while the table is locked, so that the number of receivers is right for others.
         let Some(answer) = self.answer.take() else {
             return;
         };
@@ -197,7 +198,7 @@ impl<R> Drop for Waiter<'_, R> {
     }
 }
 
-/// Runs `work` to its end though the caller may go away.
+/// Runs `work` to completion even if the caller goes away.
 pub(super) async fn to_the_end<T: Send + 'static>(
     work: impl Future<Output = Result<T>> + Send + 'static,
 ) -> Result<T> {
@@ -306,7 +307,7 @@ mod tests {
             }
         };
         let join = |request| Box::pin(flights.join_or_undo("a", request, work(), undo()));
-        // One of two stays.
+        // One of the two stays.
         let (mut first, mut second) = (join(1), join(1));
         assert!(futures_util::poll!(&mut first).is_pending());
         assert!(futures_util::poll!(&mut second).is_pending());
@@ -352,7 +353,7 @@ mod tests {
     #[tokio::test]
     async fn an_error_that_nobody_waits_for_is_not_kept() {
         let flights = Flights::<u8>::default();
-        // The caller goes away before the work has failed, or before it was told.
+        // The caller goes away before the work has failed, or before it got the error.
         for leaves_early in [true, false] {
             let (go, done) = <(Arc<Notify>, Arc<Notify>)>::default();
             let (goes, told) = (Arc::clone(&go), Arc::clone(&done));
@@ -371,7 +372,7 @@ mod tests {
                 false => Some(call),
             };
             go.notify_one();
-            // The task does not stop between this and its answer.
+            // The task does not yield between this and its answer.
             done.notified().await;
             drop(late);
             assert!(lock(&flights.0).is_empty());

@@ -1,4 +1,4 @@
-//! Health and metrics over HTTP, for who watches the node: `/healthz` and `/metrics`.
+//! Health and metrics over HTTP, for monitoring: `/healthz` and `/metrics`.
 
 use std::convert::Infallible;
 use std::fmt::Write as _;
@@ -21,16 +21,16 @@ use super::server::ServeError;
 use super::state::{ContainerPhase, PodPhase};
 use crate::strangers::Strangers;
 
-/// Clients at once; another one takes the place of the oldest.
+/// Maximum number of concurrent clients; another one replaces the oldest.
 const MAX_CONNECTIONS: usize = 32;
 
-/// How long a client may take to send a request's head.
+/// How long a client may take to send a request's header.
 const REQUEST_HEADER_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// When accepting is tried again after it failed.
+/// Delay after a failed accept.
 const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 
-/// Listens on `address` and serves until the program ends.
+/// Listens on `address` and serves until the process exits.
 pub(super) async fn serve(
     address: SocketAddr,
     node: Arc<Node>,
@@ -51,7 +51,7 @@ pub(super) async fn serve(
                     });
                 }
                 Err(error) => {
-                    // Out of descriptors, as a rule: those that are open must end first.
+                    // Usually no descriptors are left: open connections must end first.
                     warn!(%error, "failed to accept a connection");
                     tokio::time::sleep(ACCEPT_RETRY_DELAY).await;
                 }
@@ -96,7 +96,7 @@ async fn answer(node: &Node, calls: &Calls, request: &Request<Incoming>) -> Resp
     response
 }
 
-/// The text format of Prometheus.
+/// Returns the metrics in Prometheus' text format.
 async fn metrics(node: &Node, calls: &Calls) -> String {
     let mut text = String::new();
     let pods = node.pods().into_iter().map(|pod| match pod.phase() {
@@ -135,7 +135,7 @@ async fn metrics(node: &Node, calls: &Calls) -> String {
 }
 
 fn head(text: &mut String, name: &str, help: &str, kind: &str) {
-    // A string takes all.
+    // Writing to a string cannot fail.
     let _ = writeln!(text, "# HELP {name} {help}\n# TYPE {name} {kind}");
 }
 
@@ -156,7 +156,7 @@ fn of_calls(text: &mut String, calls: &Calls) {
     head(text, name, help, "histogram");
     let counts = calls.counts();
     let counts = counts.iter().flat_map(|(method, of_method)| {
-        // A client chose the method's name.
+        // The method's name comes from a client.
         let method = method.replace(|c: char| !c.is_ascii_alphanumeric(), "");
         of_method
             .iter()

@@ -1,6 +1,7 @@
-//! Volumes that an image declares (`VOLUME`), of which nobody has mounted one: each is a directory
-//! of the node for one container, with what the image has there. Here they are chosen, made and
-//! removed; the guest's agent fills them, and everything else is as with other volumes.
+//! Volumes that an image declares (`VOLUME`) and that no mount of the request covers: each is a
+//! directory of the node for one container, with the image's files of that path. Here they are
+//! chosen, created and removed; the guest's agent fills them. Otherwise they are like other
+//! volumes.
 
 use std::collections::BTreeSet;
 use std::fs::{self, DirBuilder};
@@ -17,26 +18,26 @@ use super::node::{Node, Pod};
 use super::spec::mounts::MAX_VOLUMES;
 use crate::removal::{remove_tree_aside, remove_tree_within};
 
-/// The directory of all of them in the daemon's root.
+/// The parent of these directories, in the daemon's root.
 const DIR: &str = "volumes";
 
-/// The field that an error is of.
+/// The field for errors.
 const FIELD: &str = "image.config.Volumes";
 
-/// How long the directories of a container may take to be removed at a time. Its guest may run on
-/// and fill them, where no Landlock denies it what is not mounted any more. The next call goes on.
+/// How long one attempt to remove a container's directories may take. Its guest may still run and
+/// fill them, if Landlock does not deny it what is not mounted any more. The next call continues.
 const REMOVAL_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Longest path of one, as the kernel has it.
+/// Maximum length of a volume's path: the kernel's limit.
 const PATH_BYTES: usize = 4095;
 
-/// What a container has of the guest, whatever its image declares there. Images with systemd
-/// declare `/sys/fs/cgroup`.
+/// Directories that a container has from the guest, even if its image declares volumes there.
+/// Images with systemd declare `/sys/fs/cgroup`.
 const GUESTS: [&str; 3] = ["/dev", "/proc", "/sys"];
 
 impl Node {
-    /// Makes the directories of a container's volumes of its image: the mounts of them all. What an
-    /// agent of an older daemon would not fill stays as the image has it.
+    /// Creates the directories of a container's image volumes and returns their mounts. With the
+    /// agent of an older daemon, which would not fill them, none are created.
     pub(super) fn make_image_volumes(
         &self,
         pod: &Pod,
@@ -51,12 +52,12 @@ impl Node {
         make(&self.image_volumes_dir(&pod.id).join(container), &paths)
     }
 
-    /// Removes the directories of a container, which nothing has mounted any more.
+    /// Removes the directories of a container, which are not mounted any more.
     pub(super) async fn remove_image_volumes(&self, pod: &str, container: &str) -> Result<()> {
         let of_pod = self.image_volumes_dir(pod);
         let dir = of_pod.join(container);
         removed(&dir, remove_tree_within(&dir, REMOVAL_TIMEOUT).await)?;
-        // Other containers may have some.
+        // It fails if other containers have some.
         let _ = fs::remove_dir(&of_pod);
         Ok(())
     }
@@ -67,7 +68,7 @@ impl Node {
         removed(&dir, remove_tree_aside(&dir).await)
     }
 
-    /// Pods of which there are directories.
+    /// Returns the pods that have directories.
     pub(super) fn pods_with_image_volumes(&self) -> Result<Vec<String>> {
         let dir = self.config.root.join(DIR);
         let entries = match fs::read_dir(&dir) {
@@ -83,7 +84,7 @@ impl Node {
     }
 }
 
-/// Where an image has volumes that no mount of the request covers.
+/// Returns the paths of an image's volumes that no mount of the request covers.
 fn wanted(image: Option<&image::Config>, mounts: &[Mount]) -> Result<BTreeSet<PathBuf>> {
     let declared = image.and_then(|image| image.volumes().as_deref());
     let declared = declared.unwrap_or_default();
@@ -117,14 +118,14 @@ fn wanted(image: Option<&image::Config>, mounts: &[Mount]) -> Result<BTreeSet<Pa
         let is_taken = GUESTS.iter().any(|taken| path.starts_with(taken))
             || mounted.iter().any(|taken| path.starts_with(taken));
         if !is_taken {
-            // Without what means nothing in it, such as a slash at its end.
+            // Normalized, without a slash at its end, for example.
             wanted.insert(path.components().collect());
         }
     }
     Ok(wanted)
 }
 
-/// Relative paths count from the root, as those of mounts do.
+/// Relative paths start at the root, as those of mounts do.
 fn at(path: &str) -> PathBuf {
     Path::new("/").join(path)
 }
@@ -138,7 +139,7 @@ fn make(dir: &Path, paths: &BTreeSet<PathBuf>) -> Result<Vec<Mount>> {
     let mut mounts = Vec::new();
     for (number, path) in paths.iter().enumerate() {
         let host = dir.join(number.to_string());
-        // Where the image has nothing, it stays so.
+        // If the image has nothing there, it stays as created.
         let made = DirBuilder::new().mode(0o755).create(&host);
         made.map_err(CriError::io(ACTION, &host))?;
         mounts.push(Mount {
@@ -150,7 +151,7 @@ fn make(dir: &Path, paths: &BTreeSet<PathBuf>) -> Result<Vec<Mount>> {
     Ok(mounts)
 }
 
-/// One that is not there is removed.
+/// Ignores that the directory is missing.
 fn removed(dir: &Path, result: io::Result<()>) -> Result<()> {
     match result {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
@@ -197,7 +198,7 @@ mod tests {
         assert!(found(&declared, &[mount("/data"), mount("/var"), mount("/srv")]).is_empty());
         assert!(found(&[], &[]).is_empty());
         assert!(wanted(None, &[]).unwrap().is_empty());
-        // What a container has of the guest it keeps.
+        // Directories that a container has from the guest are left as they are.
         let guests = ["/sys/fs/cgroup", "/proc", "/dev/shm", "/device"];
         assert_eq!(found(&guests, &[]), ["/device"]);
     }

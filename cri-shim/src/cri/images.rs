@@ -1,4 +1,4 @@
-//! ImageService: the node's store of images, as the Container Runtime Interface has it.
+//! ImageService: the Container Runtime Interface to the node's image store.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -31,7 +31,7 @@ impl Images {
         Self { node }
     }
 
-    /// Work on the store, which reads files.
+    /// Runs blocking work on the store.
     async fn with_store<T: Send + 'static>(
         &self,
         work: impl FnOnce(&Node) -> Result<T> + Send + 'static,
@@ -43,7 +43,7 @@ impl Images {
         }
     }
 
-    /// The image that a request names, for the pods of a handler that there is.
+    /// Returns the image that a request names; its runtime handler must be known.
     fn name(&self, image: Option<ImageSpec>) -> Result<String> {
         let image = image.unwrap_or_default();
         self.node.guest(&image.runtime_handler)?;
@@ -107,7 +107,7 @@ impl ImageService for Images {
         let options = PullOptions::default()
             .registries(registries)
             .credentials(credentials);
-        // A caller that goes away ends the pull; what is whole of it stays for the next one.
+        // If the caller goes away, the pull ends; completed parts are kept for the next one.
         let image = self
             .node
             .store
@@ -126,7 +126,7 @@ impl ImageService for Images {
     ) -> Result<Response<RemoveImageResponse>, Status> {
         let name = self.name(request.into_inner().image)?;
         self.with_store(move |node| {
-            // By its id: all its names go, as the kubelet expects.
+            // By id, so that all its names are removed, as the kubelet expects.
             let id = match node.store.resolve(&name) {
                 Ok(image) => image.id(),
                 Err(ImageError::Damaged { id }) => id,
@@ -158,13 +158,14 @@ impl ImageService for Images {
         };
         Ok(Response::new(ImageFsInfoResponse {
             image_filesystems: vec![usage.clone()],
-            // What containers write is memory of their guests.
+            // Containers' writable layers are in the memory of their guests.
             container_filesystems: vec![usage],
         }))
     }
 }
 
-/// A damaged image counts as none: so the kubelet pulls it again, which repairs it.
+/// Returns the image; `None` also for a damaged one, so that the kubelet pulls it again, which
+/// repairs it.
 fn found(node: &Node, name: &str) -> Result<Option<Image>> {
     match node.store.resolve(name) {
         Ok(image) => Ok(Some(image)),
@@ -182,7 +183,7 @@ fn shown(image: &Image) -> Shown {
     let user = user.unwrap_or_default();
     let user = user.split(':').next().unwrap_or_default();
     let uid = match user {
-        // Root, who needs no saying.
+        // No user means root.
         "" => Some(0),
         user => user.parse().ok(),
     };
@@ -202,7 +203,7 @@ fn shown(image: &Image) -> Shown {
     }
 }
 
-/// A kubelet tells these reasons by how a message of the code UNKNOWN begins.
+/// A kubelet recognizes these reasons by the prefix of a message with code UNKNOWN.
 fn pull_failed(error: ImageError) -> Status {
     let status = Status::from(CriError::from(error));
     let reason = match status.code() {
@@ -213,7 +214,7 @@ fn pull_failed(error: ImageError) -> Status {
     Status::unknown(format!("{reason}: {}", status.message()))
 }
 
-/// Who pulls, as the request says; credentials of another registry are not for this one.
+/// Returns the request's credentials; those of another registry are ignored.
 fn credentials(auth: Option<AuthConfig>, image: &str) -> Result<Credentials> {
     let Some(auth) = auth else {
         return Ok(Credentials::Auto);
@@ -251,12 +252,12 @@ fn credentials(auth: Option<AuthConfig>, image: &str) -> Result<Credentials> {
     }
 }
 
-/// Whether credentials for `server` are meant for the registry of `image`.
+/// Returns whether credentials for `server` are meant for the registry of `image`.
 fn is_of(server: &str, image: &str) -> bool {
     let host = server.split_once("://").map_or(server, |(_, rest)| rest);
     let host = host.split('/').next().unwrap_or_default();
     let Ok(reference) = image.parse::<Reference>() else {
-        // The pull says what is wrong with the name.
+        // The pull reports the invalid name.
         return true;
     };
     let is_hub = |host: &str| {

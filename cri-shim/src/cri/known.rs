@@ -1,4 +1,4 @@
-//! The pods and containers that there are, by their ids and by their names.
+//! The index of the known pods and containers, by their ids and by their names.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::error::{CriError, Kind, Result};
 use super::node::{Container, Pod};
 
-/// Pods and containers. No two pods have one name, and no two containers of a pod.
+/// Pods and containers. Names of pods are unique, and names of containers within a pod.
 #[derive(Debug, Default)]
 pub(super) struct Known {
     pub(super) pods: BTreeMap<String, Arc<Pod>>,
@@ -18,7 +18,7 @@ pub(super) struct Known {
 }
 
 impl Known {
-    /// Takes up a pod under its name, which nobody else may have.
+    /// Adds a pod under its name, which must be unused.
     pub(super) fn add_pod(&mut self, pod: &Arc<Pod>) -> Result<()> {
         if let Some(id) = self.pod_names.get(&pod.name) {
             return Err(CriError::NameTaken {
@@ -32,7 +32,7 @@ impl Known {
         Ok(())
     }
 
-    /// Takes up a container under its name, which no other one of its pod may have.
+    /// Adds a container under its name, which must be unused in its pod.
     pub(super) fn add_container(&mut self, container: &Arc<Container>) -> Result<()> {
         let name = (container.pod.id.clone(), container.name.clone());
         if let Some(id) = self.container_names.get(&name) {
@@ -61,7 +61,7 @@ impl Known {
     }
 
     pub(super) fn forget_pod(&mut self, pod: &Pod) {
-        // One that was never taken up has no name here.
+        // A pod that was never added has no name here.
         if self.pods.remove(&pod.id).is_some() {
             self.pod_names.remove(&pod.name);
         }

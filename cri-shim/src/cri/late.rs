@@ -10,7 +10,7 @@ use tracing::debug;
 use super::backoff::Backoff;
 use super::state::{Database, StateError};
 
-/// What has a record that the database is to have.
+/// An object whose record has to be written to the database.
 pub(super) trait Unwritten: Debug + Send + Sync {
     fn id(&self) -> &str;
 
@@ -18,21 +18,21 @@ pub(super) trait Unwritten: Debug + Send + Sync {
     fn write(&self, database: &Database) -> Result<(), StateError>;
 }
 
-/// Records that the database does not have as they are.
+/// Records whose current state is not in the database yet.
 #[derive(Debug, Default)]
 pub(super) struct LateWriter(Mutex<Queue>);
 
 #[derive(Debug, Default)]
 struct Queue {
-    /// Each once; those that were tried last are last.
+    /// Each once; the most recently tried ones are last.
     records: VecDeque<Arc<dyn Unwritten>>,
     ids: BTreeSet<String>,
-    /// The task that writes them, as long as there are any.
+    /// The task that writes them, while there are any.
     writer: Option<JoinHandle<()>>,
 }
 
 impl Queue {
-    /// False when it was there already.
+    /// Returns false if it was queued already.
     fn push(&mut self, record: Arc<dyn Unwritten>) -> bool {
         let is_new = self.ids.insert(record.id().to_owned());
         if is_new {
@@ -47,8 +47,8 @@ impl LateWriter {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes a record to be written. `begin` spawns a task that does [`Self::write_all`], when none
-    /// does. False when the record was waiting already.
+    /// Queues a record to be written. `begin` spawns a task that runs [`Self::write_all`], if there
+    /// is none. Returns false if the record was queued already.
     pub(super) fn add(
         &self,
         record: Arc<dyn Unwritten>,
@@ -56,15 +56,15 @@ impl LateWriter {
     ) -> bool {
         let mut queue = self.lock();
         let is_new = queue.push(record);
-        // One that has panicked is finished, too.
+        // A task that has panicked is finished, too.
         if queue.writer.as_ref().is_none_or(JoinHandle::is_finished) {
             queue.writer = Some(begin());
         }
         is_new
     }
 
-    /// Writes all that waits, and what comes meanwhile. After each failure it is waited: the next
-    /// one would fail, too, and costs an opening of the database.
+    /// Writes all queued records, including those that are added meanwhile. Waits after each
+    /// failure: the next write would fail, too, and each one costs reopening the database.
     pub(super) async fn write_all(&self, database: &Database) {
         let mut backoff = Backoff::default();
         loop {
@@ -75,7 +75,7 @@ impl LateWriter {
                 };
                 if let Err(error) = record.write(database) {
                     debug!(id = record.id(), %error, "the database cannot be written yet");
-                    // Behind the others, which may need less room.
+                    // After the others, which may need less space.
                     self.lock().push(record);
                     break;
                 }
@@ -84,8 +84,8 @@ impl LateWriter {
         }
     }
 
-    /// Takes out what is to be written next; where there is nothing, the task has ended for who
-    /// adds something.
+    /// Takes the next record from the queue; if it is empty, marks the task as ended, so that the
+    /// next `add` spawns another one.
     fn next(&self) -> Option<Arc<dyn Unwritten>> {
         let mut queue = self.lock();
         let record = queue.records.pop_front();
@@ -133,7 +133,7 @@ mod tests {
         let late = Arc::new(LateWriter::default());
         let attempts = Arc::<AtomicUsize>::default();
         let add = |id: usize| {
-            // The file has no room for many of these.
+            // The file has no space for many of these.
             let mut record = pod_record(&id.to_string());
             record.config.hostname = "x".repeat(375_000);
             let attempts = Arc::clone(&attempts);
@@ -149,11 +149,11 @@ mod tests {
             assert!(!add(id));
         }
         tokio::time::sleep(Duration::from_secs(600)).await;
-        // Some may have found room in the file.
+        // Some may have found space in the file.
         let left = waiting();
         assert!(left > 2, "{left}");
         let tried = attempts.load(Ordering::Relaxed);
-        // In the longest of its pauses.
+        // In the longest of its delays.
         assert!((20..40).contains(&tried), "{tried}");
 
         disk.clear();

@@ -1,13 +1,14 @@
-//! Volumes in memory: an emptyDir of the medium Memory, which on the host is a tmpfs. The guest has
-//! a tmpfs of its own in its place, which containers of the pod share as long as the guest runs.
+//! Volumes in memory: an emptyDir of the medium Memory, which is a tmpfs on the host. The guest has
+//! its own tmpfs in its place, which containers of the pod share while the guest runs.
 //!
-//! Which it is, the guest's or the host's by virtio-fs, is decided when the first container of the
-//! pod mounts the volume or a part of it, and noted with the pod: containers that come later see
-//! the same. A volume that holds a file by then stays the host's, so that nothing is hidden; one
-//! with directories alone does not, since the kubelet makes them for subPaths.
+//! Whether the guest's tmpfs or the host's (by virtio-fs) is used is decided when the first
+//! container of the pod mounts the volume or a part of it, and recorded with the pod, so that later
+//! containers see the same. A volume that contains a file at that time stays the host's, so that
+//! nothing is hidden; one that contains only directories does not, since the kubelet creates them
+//! for subPaths.
 //!
-//! The kubelet makes a subPath in the host's tmpfs and mounts it elsewhere. It is the same file
-//! system, and the kernel says which directory of it: that is looked for in the guest's.
+//! The kubelet creates a subPath in the host's tmpfs and mounts it elsewhere. It is the same file
+//! system, and the kernel reports its directory in it, which is used in the guest's tmpfs.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -26,11 +27,11 @@ use super::state::MemoryVolume;
 use super::volumes::EMPTY_DIR;
 use crate::bind::{MOUNTINFO, open_path, unescape};
 
-/// Directories of a volume that are looked through.
+/// Maximum number of directories of a volume that are scanned.
 const MAX_DIRECTORIES: usize = 256;
 
-/// The mounts, by their numbers, that are volumes in the guest's memory. `known` are the pod's
-/// volumes in memory, to which new ones are added.
+/// Returns the mounts, by their indices, that are volumes in the guest's memory. `known` are the
+/// pod's volumes in memory, to which new ones are added.
 pub(super) fn sources(
     mounts: &[Mount],
     known: &mut Vec<MemoryVolume>,
@@ -49,11 +50,11 @@ pub(super) fn sources(
 
 fn source(path: &Path, known: &mut Vec<MemoryVolume>) -> Result<Option<MemorySource>> {
     let opened = match open_path(path) {
-        // It is made later.
+        // It is created later.
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         opened => opened.map_err(CriError::io("open the volume", path))?,
     };
-    // A single file of the host stays the host's.
+    // A single file stays on the host.
     let meta = opened.metadata().map_err(CriError::io("look at", path))?;
     if !meta.is_dir() || !is_tmpfs(&opened).map_err(CriError::io("look at", path))? {
         return Ok(None);
@@ -69,7 +70,7 @@ fn source(path: &Path, known: &mut Vec<MemoryVolume>) -> Result<Option<MemorySou
         return Ok(None);
     };
     let stat = fs::metadata(&volume).map_err(CriError::io("look at", &volume))?;
-    // Something else may be mounted over it.
+    // Another file system may be mounted over it.
     if stat.dev() != meta.dev() {
         return Ok(None);
     }
@@ -107,7 +108,7 @@ fn source(path: &Path, known: &mut Vec<MemoryVolume>) -> Result<Option<MemorySou
     }))
 }
 
-/// Whether there is nothing in a volume but directories, and few of them.
+/// Returns whether a volume contains only directories, and few of them.
 fn has_only_directories(volume: &Path) -> io::Result<bool> {
     let mut found = vec![volume.to_owned()];
     let mut listed = 0;
@@ -118,7 +119,7 @@ fn has_only_directories(volume: &Path) -> io::Result<bool> {
         }
         for entry in fs::read_dir(directory)? {
             let entry = entry?;
-            // Of a link it is the link's.
+            // The type of a link is that of the link itself.
             if !entry.file_type()?.is_dir() {
                 return Ok(false);
             }
@@ -135,7 +136,7 @@ fn is_tmpfs(opened: &File) -> io::Result<bool> {
     Ok(rustix::fs::fstatfs(opened)?.f_type == libc::TMPFS_MAGIC)
 }
 
-/// In bytes; none when there is no bound.
+/// Returns the size in bytes; `None` if it is unlimited.
 fn size_of(volume: &Path) -> io::Result<Option<u64>> {
     let stat = rustix::fs::statvfs(volume)?;
     Ok(Some(stat.f_blocks.saturating_mul(stat.f_frsize)).filter(|size| *size > 0))
@@ -146,13 +147,13 @@ fn size_of(volume: &Path) -> io::Result<Option<u64>> {
 struct Found {
     /// Where the volume is mounted.
     volume: PathBuf,
-    /// What of it the directory is; empty for all.
+    /// The path in the volume; empty for its root.
     below: PathBuf,
-    /// Whether its size was chosen; otherwise it is by the host's memory.
+    /// Whether its size was set; otherwise it depends on the host's memory.
     has_size: bool,
 }
 
-/// Where an open directory is in a volume in memory, if it is in one.
+/// Returns where an open directory is in a volume in memory; `None` if it is not in one.
 fn find(opened: &File, mounts: &[u8]) -> io::Result<Option<Found>> {
     let fd = opened.as_raw_fd();
     let info = fs::read_to_string(format!("/proc/self/fdinfo/{fd}"))?;
@@ -168,7 +169,8 @@ fn find_in(mounts: &[u8], id: &str, path: &Path) -> Option<Found> {
         return None;
     }
     let below = own.root.join(path.strip_prefix(&own.point).ok()?);
-    // All of a tmpfs: one that the kubelet mounted for the volume, not a node whose disk is one.
+    // The root of a tmpfs: one that the kubelet mounted for the volume, not a node whose disk is a
+    // tmpfs.
     let volume = lines().find(|line| {
         let path = line.point.to_str().unwrap_or_default();
         line.device == own.device && line.root == Path::new("/") && path.contains(EMPTY_DIR)
@@ -181,16 +183,16 @@ fn find_in(mounts: &[u8], id: &str, path: &Path) -> Option<Found> {
     })
 }
 
-/// A mount of mountinfo (proc_pid_mountinfo(5)).
+/// A line of mountinfo (proc_pid_mountinfo(5)).
 #[derive(Debug)]
 struct Line<'a> {
     id: &'a [u8],
     device: &'a [u8],
-    /// What of the file system is mounted.
+    /// The mounted directory within the file system.
     root: PathBuf,
-    /// Where.
+    /// The mount point.
     point: PathBuf,
-    /// Those of the file system.
+    /// The options of the file system.
     options: &'a [u8],
 }
 
@@ -222,7 +224,7 @@ mod tests {
 
     use super::*;
 
-    /// A directory below which all is unmounted in the end.
+    /// A directory below which everything is unmounted on drop.
     struct Dir(tempfile::TempDir, Vec<PathBuf>);
 
     impl Dir {
@@ -282,7 +284,7 @@ mod tests {
         };
         assert_eq!(whole, expected);
 
-        // As the kubelet makes a subPath; the volume is not empty any more.
+        // As the kubelet creates a subPath; the volume is not empty any more.
         fs::create_dir_all(volume.join("x/y z")).unwrap();
         let sub = dir.bind(&volume.join("x/y z"), SUB);
         let part = |below: &str| MemorySource {
@@ -324,7 +326,7 @@ mod tests {
             in_guest: false,
         };
         assert_eq!(known, [noted]);
-        // Also when a container has emptied it.
+        // Even after a container has emptied it.
         fs::remove_dir_all(volume.join("x")).unwrap();
         assert_eq!(source(&volume, &mut known).unwrap(), None);
         assert_eq!(known.len(), 1);
@@ -347,7 +349,7 @@ mod tests {
         let mut dir = Dir::new();
         let plain = dir.make(VOLUME);
         let secret = dir.tmpfs("u/volumes/kubernetes.io~secret/s", "mode=0777");
-        // A node whose disk is a tmpfs has emptyDirs of any medium in it.
+        // If the node's disk is a tmpfs, it contains emptyDirs of every medium.
         let node = dir.tmpfs("node", "mode=0777");
         let on_it = dir.make("node/u/volumes/kubernetes.io~empty-dir/c");
         let file = dir

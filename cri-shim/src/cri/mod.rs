@@ -1,11 +1,11 @@
 //! The Container Runtime Interface: pods and containers of a node, for its kubelet.
 //!
 //! gRPC requests come in through [`server`] to `runtime` and `images`, which pass them to the
-//! [`node`]: what it knows of pods and containers, kept in the database of [`state`]. `pods`
-//! and `containers` do the work, each step noted before and after it, by the sandbox's
-//! process (`crate::sandbox`), the network (`crate::cni`), `volumes`, `memory` and the OCI
-//! specification of `spec`. Work that a caller asked for goes on when the caller goes away, and
-//! what was half made is undone. Nothing here knows virtual machines or the command line.
+//! [`node`]: its state of pods and containers, stored in the database of [`state`]. `pods` and
+//! `containers` do the work and record each step before and after it, using the sandbox's process
+//! (`crate::sandbox`), the network (`crate::cni`), `volumes`, `memory` and the OCI specification of
+//! `spec`. Work that a caller asked for continues when the caller goes away, and partly completed
+//! work is undone. Nothing here knows virtual machines or the command line.
 
 mod backoff;
 mod calls;

@@ -1,8 +1,8 @@
-//! Which volumes of a pod are mounted, and for which of its containers.
+//! The mounted volumes of a pod, and which of its containers use them.
 //!
-//! What several containers mount is mounted once for all of them. Their programs then find the same
-//! objects there: a socket that one of them listens on, a FIFO's other end, each other's locks and
-//! changes of mapped files. The guest would take two mounts of a directory for two.
+//! A volume of several containers is mounted once for all of them. Their programs then see the same
+//! objects: a socket that one of them listens on, a FIFO's other end, each other's locks and
+//! changes of mapped files. The guest would take two mounts of a directory for two different ones.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -12,18 +12,18 @@ use super::volumes::EMPTY_DIR;
 /// The volumes of a pod.
 #[derive(Debug)]
 pub(super) struct Mounted {
-    /// What paths of the pod's own emptyDirs hold.
+    /// Part of the paths of the pod's own emptyDirs.
     empty_dirs: String,
     users: Mutex<Users>,
 }
 
 /// The names of a pod's volumes in its shared directory, each with the ids of the containers that
-/// have it.
+/// use it.
 #[derive(Debug, Default)]
 pub(super) struct Users(BTreeMap<String, BTreeSet<String>>);
 
 impl Mounted {
-    /// Of the pod that the kubelet has under this `uid`.
+    /// Creates the state for the pod that has this `uid` at the kubelet.
     pub(super) fn of(uid: &str) -> Self {
         Self {
             empty_dirs: format!("/pods/{uid}{EMPTY_DIR}"),
@@ -31,31 +31,32 @@ impl Mounted {
         }
     }
 
-    /// Whether a path is that of an emptyDir of the pod, or below it: nobody else's.
+    /// Returns whether a path is that of an emptyDir of the pod, or below it, and so used by no
+    /// other pod.
     pub(super) fn is_the_pods(&self, path: &str) -> bool {
         path.contains(&self.empty_dirs) && !path.split('/').any(|part| part == "..")
     }
 
-    /// Nobody else changes what is mounted meanwhile.
+    /// Locks the mounts: no other thread changes them meanwhile.
     pub(super) fn lock(&self) -> MutexGuard<'_, Users> {
         self.users.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Users {
-    /// The container has the volume of that name.
+    /// Records that the container uses the volume of that name.
     pub(super) fn add(&mut self, name: &str, container: &str) {
         let users = self.0.entry(name.to_owned()).or_default();
         users.insert(container.to_owned());
     }
 
-    /// Volumes that somebody has.
+    /// Returns the names of volumes in use.
     pub(super) fn names(&self) -> impl Iterator<Item = &str> {
         let used = self.0.iter().filter(|(_, users)| !users.is_empty());
         used.map(|(name, _)| name.as_str())
     }
 
-    /// The container has none of them any more. Gives the names of those that nobody has.
+    /// Removes a container's uses. Returns the names of volumes that are not in use any more.
     pub(super) fn release(&mut self, container: &str) -> Vec<String> {
         for users in self.0.values_mut() {
             users.remove(container);
@@ -63,7 +64,7 @@ impl Users {
         self.unused()
     }
 
-    /// No container has any of them any more. Gives all their names.
+    /// Removes the uses of all containers. Returns the names of all volumes.
     pub(super) fn release_all(&mut self) -> Vec<String> {
         for users in self.0.values_mut() {
             users.clear();
@@ -76,7 +77,7 @@ impl Users {
         unused.map(|(name, _)| name.clone()).collect()
     }
 
-    /// The volume is not mounted any more.
+    /// Forgets a volume that is not mounted any more.
     pub(super) fn forget(&mut self, name: &str) {
         self.0.remove(name);
     }
@@ -95,7 +96,7 @@ mod tests {
         }
         assert_eq!(users.release("a"), ["w"]);
         assert_eq!(users.names().collect::<Vec<_>>(), ["v"]);
-        // What could not be unmounted is told again.
+        // A volume that could not be unmounted is returned again.
         assert_eq!(users.release("c"), ["w"]);
         users.forget("w");
         assert_eq!(users.release("b"), ["v"]);

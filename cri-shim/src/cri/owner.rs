@@ -1,5 +1,5 @@
-//! The lock by which a state directory has one daemon: a second one would take the sandboxes of
-//! the first for strangers, and end them.
+//! The lock that gives a state directory to one daemon: a second one would not know the sandboxes
+//! of the first, and would end them.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read as _, Write as _};
@@ -14,28 +14,28 @@ use tracing::debug;
 
 use super::error::{CriError, Result};
 
-/// The file in the state directory. Its text is the process that has the lock.
+/// The lock file in the state directory. It contains the PID of the lock's holder.
 const NAME: &str = "daemon.lock";
 
-/// How often the lock is tried: a daemon that was killed may take a moment to be gone, and what it
-/// was just starting shares its files until that runs its own program.
+/// How often the lock is tried: a killed daemon may take a moment to exit, and a child that it was
+/// just starting shares its open files until that child's exec.
 const LOCK_ATTEMPTS: usize = 20;
 
-/// How long between two attempts.
+/// Delay between two attempts.
 const LOCK_RETRY_DELAY: Duration = Duration::from_millis(50);
 
-/// A state directory that no other daemon has, until this is dropped.
+/// A state directory that this process owns until this is dropped.
 #[derive(Debug)]
 pub(super) struct StateOwner {
-    /// Closed in children, as all files are: the lock goes with this process.
+    /// Closed in children, as all files are: the lock is released with this process.
     _lock: File,
 }
 
 impl StateOwner {
-    /// Takes the directory, which is there.
+    /// Takes the lock of an existing directory.
     pub(super) fn take(dir: &Path) -> Result<Self> {
         let path = dir.join(NAME);
-        // Nobody but root can open it, and so keep the lock.
+        // Only root can open it, and so hold the lock.
         let mut options = OpenOptions::new();
         options.read(true).write(true).create(true).truncate(false);
         let file = options.mode(0o600).open(&path);
@@ -55,7 +55,7 @@ impl StateOwner {
             }
         }
         if let Err(error) = note(&mut file) {
-            // It serves the message to another daemon alone.
+            // It is only used for the message to another daemon.
             debug!(path = %path.display(), %error, "failed to write the owner into daemon.lock");
         }
         Ok(Self { _lock: file })
@@ -67,7 +67,7 @@ fn note(file: &mut File) -> io::Result<()> {
     writeln!(file, "{}", std::process::id())
 }
 
-/// The process that has the lock, as far as the file tells, in words.
+/// Returns the lock's holder, in words, as far as the file says.
 fn owner(file: &mut File) -> String {
     let mut text = String::new();
     let read = file.take(32).read_to_string(&mut text);

@@ -1,18 +1,18 @@
-//! The files of /etc that a pod's containers have unless the kubelet mounts its own.
+//! Files in /etc of a pod's containers, unless the kubelet mounts its own.
 
 use k8s_cri::v1::{DnsConfig, PodSandboxConfig};
 
 use super::error::{CriError, Result};
 use crate::cni::Dns;
 
-/// Longest host name of Linux.
+/// Maximum length of a host name on Linux.
 const MAX_HOSTNAME_LEN: usize = 64;
-/// Most entries of a kind in resolv.conf.
+/// Maximum number of entries of a kind in resolv.conf.
 const MAX_ENTRIES: usize = 64;
-/// Name of a guest whose pod has none.
+/// Host name of a guest whose pod has none.
 const DEFAULT_HOSTNAME: &str = "localhost";
 
-/// The pod's host name.
+/// Returns the pod's host name.
 pub(super) fn hostname(pod: &PodSandboxConfig) -> Result<String> {
     let name = match pod.hostname.as_str() {
         "" => DEFAULT_HOSTNAME,
@@ -27,7 +27,7 @@ pub(super) fn hostname(pod: &PodSandboxConfig) -> Result<String> {
     Ok(name.to_owned())
 }
 
-/// /etc/resolv.conf: as the kubelet has it, else the network's, else the node's.
+/// Returns /etc/resolv.conf: from the kubelet, else the network's, else the node's.
 pub(super) fn resolv_conf(config: Option<&DnsConfig>, network: &Dns) -> Result<Vec<u8>> {
     let (servers, searches, options) = match config {
         Some(config) => (&config.servers, &config.searches, &config.options),
@@ -58,7 +58,7 @@ pub(super) fn resolv_conf(config: Option<&DnsConfig>, network: &Dns) -> Result<V
     };
     let text = text.to_resolv_conf();
     if text.is_empty() {
-        // A node without one has no name servers either.
+        // A node without this file has no name servers either.
         return Ok(std::fs::read("/etc/resolv.conf").unwrap_or_default());
     }
     Ok(text.into_bytes())

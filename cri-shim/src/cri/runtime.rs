@@ -1,4 +1,4 @@
-//! RuntimeService: each call to what does it, and its answer.
+//! RuntimeService: dispatches each call to the node.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -55,7 +55,8 @@ fn condition(kind: &str, reason: &str, fault: Option<String>) -> RuntimeConditio
     }
 }
 
-/// Begins as gRPC's libraries say it, by which tests of nodes know that there is nothing to test.
+/// Starts with the text of gRPC's libraries, by which tests of nodes recognize a call that they
+/// have to skip.
 fn missing(call: &str) -> Status {
     Status::unimplemented(format!(
         "unknown method {call}: podvisor does not implement it"
@@ -70,7 +71,7 @@ impl RuntimeService for Runtime {
 
     async fn version(&self, _request: Request<VersionRequest>) -> Answer<VersionResponse> {
         Ok(Response::new(VersionResponse {
-            // The kubelet's own API version, as every runtime answers.
+            // The kubelet's own API version, as other runtimes answer.
             version: "0.1.0".to_owned(),
             runtime_name: HANDLER.to_owned(),
             runtime_version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -117,7 +118,7 @@ impl RuntimeService for Runtime {
         &self,
         _request: Request<RuntimeConfigRequest>,
     ) -> Answer<RuntimeConfigResponse> {
-        // As `sd_booted` of libsystemd asks.
+        // The same test as `sd_booted` of libsystemd.
         let driver = match Path::new("/run/systemd/system").is_dir() {
             true => CgroupDriver::Systemd,
             false => CgroupDriver::Cgroupfs,
@@ -133,7 +134,7 @@ impl RuntimeService for Runtime {
         &self,
         _request: Request<UpdateRuntimeConfigRequest>,
     ) -> Answer<UpdateRuntimeConfigResponse> {
-        // The pods' addresses are the network add-on's business, which knows the node's CIDR.
+        // The network add-on assigns the pods' addresses and knows the node's CIDR.
         Ok(Response::new(UpdateRuntimeConfigResponse {}))
     }
 

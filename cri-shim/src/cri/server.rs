@@ -1,4 +1,4 @@
-//! The socket and the server on it.
+//! The gRPC socket and its server.
 
 use std::fs;
 use std::io;
@@ -27,19 +27,19 @@ use super::runtime::Runtime;
 use super::streams::Streams;
 use crate::streaming::{Streaming, StreamingError};
 
-/// Longest message, both ways: as the kubelet's own limit.
+/// Maximum message size in both directions: the kubelet's own limit.
 const MESSAGE_BYTES: usize = 16 << 20;
 
 /// How long calls under way may take when the daemon stops.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Why the daemon does not serve.
+/// Error of [`serve`].
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ServeError {
-    /// Another daemon answers there.
+    /// Another daemon serves the socket.
     #[error("{} is served already; stop the other daemon, or use another --listen", .0.display())]
     Served(std::path::PathBuf),
-    /// The socket.
+    /// The socket cannot be bound.
     #[error("cannot listen on {}", .path.display())]
     Listen {
         /// Its path.
@@ -66,7 +66,7 @@ pub(crate) enum ServeError {
     Transport(#[from] tonic::transport::Error),
 }
 
-/// Serves until `stop` is done, and lets calls under way end. Pods run on. `ready` is called
+/// Serves until `stop` completes, and lets running calls end. Pods keep running. `ready` is called
 /// when clients can connect.
 pub(crate) async fn serve(
     config: ServeConfig,
@@ -80,7 +80,7 @@ pub(crate) async fn serve(
     }
     let node = Arc::new(Node::open(config)?);
     node.recover().await?;
-    // The kubelet, on this machine, is who opens the URLs.
+    // The URLs are opened by the kubelet, which is on this machine.
     let backend = Arc::new(Streams(Arc::clone(&node)));
     let streaming = Streaming::bind((Ipv4Addr::LOCALHOST, 0).into(), backend).await?;
     let listener = bind(&path).map_err(|source| ServeError::Listen {
@@ -110,22 +110,22 @@ pub(crate) async fn serve(
     let limit = async {
         stop.await;
         info!("stopping");
-        // Those streams have no end of their own.
+        // Event streams do not end by themselves.
         node.events.close();
         let _ = stopping.send(());
         tokio::time::sleep(SHUTDOWN_TIMEOUT).await;
     };
     let served = tokio::select! {
         served = server => served,
-        // Work that goes on is finished, or undone, by the next daemon.
+        // Unfinished work is finished or undone by the next daemon.
         () = limit => Ok(()),
     };
-    // A socket that nobody serves would only mislead.
+    // A socket without a server would only mislead.
     let _ = fs::remove_file(&path);
     Ok(served?)
 }
 
-/// Binds the socket, for root alone. One that a daemon left behind is replaced.
+/// Binds the socket, for root only. A socket that an earlier daemon left is replaced.
 fn bind(path: &Path) -> io::Result<UnixListener> {
     if let Some(dir) = path.parent() {
         fs::create_dir_all(dir)?;

@@ -1,4 +1,4 @@
-//! What clients' streams are joined to: processes of the node's containers, and its pods' ports.
+//! The backend of clients' streams: processes of the node's containers, and ports of its pods.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -11,13 +11,13 @@ use super::spec;
 use crate::sandbox::{Exec, SandboxClient, StdioFds, TerminalSize, random_id};
 use crate::streaming::{AttachRequest, Backend, BackendError, BoxFuture, ExecRequest, Process};
 
-/// What a terminal has until its client says.
+/// A terminal's size until its client sets one.
 const DEFAULT_SIZE: TerminalSize = TerminalSize {
     rows: 24,
     columns: 80,
 };
 
-/// The node, as a backend of streams.
+/// The node as a backend of streams.
 pub(super) struct Streams(pub(super) Arc<Node>);
 
 impl Streams {
@@ -48,8 +48,8 @@ impl Streams {
         client.attach(&container.id, stdio).await?;
         let mut process = process_of(client, container.id.clone(), None);
         if has_output {
-            // Its outputs' end is the attachment's: that comes with the container's, or when the
-            // client has ended its input.
+            // An attachment ends when its output ends: with the container, or when the client has
+            // closed its input.
             process.exit = Box::pin(std::future::ready(Ok(0)));
         }
         Ok(process)
@@ -87,13 +87,13 @@ impl Backend for Streams {
     }
 }
 
-/// The end and the terminal of a process: a further one's, or the container's own.
+/// Returns the exit and the terminal of a process: that of an exec, or the container's own.
 fn process_of(client: SandboxClient, container: String, exec: Option<String>) -> Process {
     let exit = {
         let (client, container, exec) = (client.clone(), container.clone(), exec.clone());
         async move {
             let exit = client.wait(&container, exec.as_deref()).await?;
-            // Of the container itself an attached client wants to see the output alone.
+            // A client that is attached to the container itself only wants the output.
             Ok(exec.map_or(0, |_| exit.code))
         }
     };
@@ -108,7 +108,7 @@ fn process_of(client: SandboxClient, container: String, exec: Option<String>) ->
     Process {
         exit: Box::pin(exit),
         resize: Box::new(resize),
-        // As with other runtimes: who leaves leaves its program running, without a reader.
+        // As in other runtimes, the program continues without a reader when the client leaves.
         abandon: Box::pin(std::future::ready(())),
     }
 }

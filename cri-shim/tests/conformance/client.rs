@@ -1,4 +1,4 @@
-//! The two services of a runtime, and a place to wait for their answers.
+//! The two services of a runtime, and an executor that waits for their answers.
 
 use std::future::Future;
 use std::sync::LazyLock;
@@ -12,7 +12,7 @@ use tonic::transport::{Channel, Endpoint};
 use crate::fixture::RUNTIME;
 use crate::network::crowd;
 
-/// Connections live on it, so it lives as long as the program.
+/// It owns the connections, so it exists as long as the program.
 static EXECUTOR: LazyLock<tokio::runtime::Runtime> = LazyLock::new(|| {
     tokio::runtime::Builder::new_multi_thread()
         .worker_threads(1)
@@ -21,8 +21,8 @@ static EXECUTOR: LazyLock<tokio::runtime::Runtime> = LazyLock::new(|| {
         .unwrap()
 });
 
-/// What no answer takes, so that a runtime that hangs fails a test and not all of them: of many
-/// pods that begin at once, the last one waits for all others.
+/// The timeout of an answer, so that a hanging runtime fails one test and not all of them: if many
+/// pods start at the same time, the last one waits for all others.
 fn limit() -> Duration {
     let crowd = u32::try_from(crowd()).unwrap_or(u32::MAX);
     Duration::from_secs(240).saturating_add(Duration::from_secs(15).saturating_mul(crowd))
@@ -53,7 +53,7 @@ pub(crate) fn images() -> ImageServiceClient<Channel> {
     ImageServiceClient::new(CHANNEL.clone())
 }
 
-/// Asks for a method with messages of one's own.
+/// Calls a method with custom message types.
 pub(crate) fn raw<Q, A>(path: &'static str, request: Q) -> Result<A, tonic::Status>
 where
     Q: prost::Message + 'static,
@@ -72,8 +72,7 @@ where
     .map(tonic::Response::into_inner)
 }
 
-/// Asks the runtime service: `ask!(version(VersionRequest { .. }))` is the response or the
-/// status.
+/// Calls the runtime service: `ask!(version(VersionRequest { .. }))` is the response or the status.
 macro_rules! ask {
     ($method:ident($request:expr)) => {{
         let mut client = $crate::client::runtime();
@@ -81,7 +80,7 @@ macro_rules! ask {
     }};
 }
 
-/// As `ask!`, of the image service.
+/// Like `ask!`, for the image service.
 macro_rules! ask_images {
     ($method:ident($request:expr)) => {{
         let mut client = $crate::client::images();

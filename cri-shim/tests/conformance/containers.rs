@@ -1,4 +1,4 @@
-//! Containers: their life, what they execute, and how they end.
+//! Containers: their life cycle, their commands, and their exits.
 
 use std::fs;
 use std::path::Path;
@@ -45,7 +45,7 @@ fn guest_a_container_goes_from_created_to_running_to_exited() {
     assert_eq!(status.state(), ContainerState::ContainerCreated);
     assert_eq!((status.started_at, status.finished_at), (0, 0));
     assert_eq!(status.labels, labels(&[("role", "life")]));
-    // Here older kubelets look for the images in use.
+    // Older kubelets look here for the images in use.
     let found = listed(ContainerFilter {
         id: container.id.clone(),
         ..Default::default()
@@ -155,7 +155,7 @@ fn guest_unknown_containers_are_not_found() {
         container_id: container_id.clone(),
         timeout: 0,
     }));
-    // containerd of before 1.7 says that there is none, as the interface leaves open.
+    // containerd before 1.7 answers that there is none, which the interface allows.
     if let Err(status) = stop {
         assert!(
             !RUNTIME.is_vm && status.code() == Code::NotFound,
@@ -190,7 +190,7 @@ fn guest_the_end_of_a_container_comes_as_an_event() {
     let mut client = crate::client::runtime();
     let events = crate::client::wait(client.get_container_events(GetEventsRequest {}));
     let mut events = match events {
-        // Runtimes of before Kubernetes 1.26 have none.
+        // Runtimes before Kubernetes 1.26 have none.
         Err(status) if !RUNTIME.is_vm && status.code() == Code::Unimplemented => return,
         events => events.unwrap().into_inner(),
     };
@@ -236,7 +236,7 @@ fn guest_a_command_that_cannot_be_run_is_told_when_it_is_to_start() {
         }))
         .unwrap_err();
         assert!(refused.message().contains(command), "{refused}");
-        // It has ended, so that the pod's restart policy applies.
+        // It has exited, so that the pod's restart policy applies.
         let status = container.status();
         assert_eq!(status.state(), ContainerState::ContainerExited);
         assert_eq!(
@@ -352,7 +352,7 @@ fn guest_stop_gives_a_container_its_time_to_end_by_itself() {
     container.remove();
 }
 
-/// What the crate of messages does not have of a container's configuration.
+/// A field of a container's configuration that the message crate does not have.
 #[derive(Clone, PartialEq, prost::Message)]
 struct StopSignalConfig {
     #[prost(int32, tag = "18")]
@@ -371,7 +371,7 @@ struct StopSignalStatus {
     stop_signal: i32,
 }
 
-/// What a container's status tells of its stop signal, by the interface's number.
+/// Returns the stop signal in a container's status, in the API's numbering.
 fn told_stop_signal(container: &Container) -> i32 {
     let request = ContainerStatusRequest {
         container_id: container.id.clone(),
@@ -444,7 +444,7 @@ fn guest_exec_tells_output_exit_code_and_what_took_too_long() {
     );
     let late = container.try_exec(&["sleep", "1000"], 1);
     assert_eq!(late.err().unwrap().code(), Code::DeadlineExceeded);
-    // It has ended before that is told.
+    // It has ended before that is reported.
     let all = container.sh("cat /proc/[0-9]*/cmdline 2>/dev/null; true");
     assert!(!all.contains("sleep\x001000\0"), "{all:?}");
     let missing = container.try_exec(&["/no/such/program"], 200);
@@ -492,7 +492,7 @@ fn guest_command_arguments_directory_and_environment_come_from_image_and_request
         container.sh("tr '\\0' ' ' </proc/1/cmdline"),
         "sleep 1000000 "
     );
-    // SIGPIPE is not ignored, in a container or in an exec, of which the shell ignores others.
+    // SIGPIPE is not ignored, in a container or in an exec; the shell ignores other signals.
     let ignored = container.sh("sed -n 's/^SigIgn:.//p' /proc/1/status /proc/self/status");
     let masks: Vec<_> = ignored.lines().collect();
     assert_eq!(masks.len(), 2, "{ignored}");
@@ -551,7 +551,7 @@ fn guest_an_image_that_is_not_there_is_refused() {
     let config = pod.container_config("no-command", |config| {
         config.command = strings(&["/no/such/program"]);
     });
-    // Some runtimes find it when the container is created, others when it is started.
+    // Some runtimes report it when the container is created, others when it is started.
     if let Ok(container) = pod.try_create(config) {
         ask!(start_container(StartContainerRequest {
             container_id: container.id.clone(),
@@ -561,9 +561,9 @@ fn guest_an_image_that_is_not_there_is_refused() {
     }
 }
 
-/// What a kubelet limits without being told to: on a node with swap it lets no container have any.
+/// Returns the limits that a kubelet always sets: on a node with swap it allows no container any.
 fn kubelets_own() -> LinuxContainerResources {
-    // The node has pages of 1 GiB; a machine on it may not.
+    // The node has pages of 1 GiB; a machine on it may not have them.
     let sizes = if RUNTIME.is_vm {
         &["2MB", "1GB"][..]
     } else {
@@ -584,7 +584,7 @@ fn kubelets_own() -> LinuxContainerResources {
 fn guest_a_container_without_a_limit_gets_the_memory_that_it_needs() {
     let pod = Pod::run("hungry", |_| {});
     let container = pod.start("hungry", |_| {});
-    // Programs that together have more than a small machine does, all at the same time.
+    // Programs that together use more than the memory of a small machine, all at the same time.
     let script = "all() { [ -e /tmp/1 -a -e /tmp/2 -a -e /tmp/3 -a -e /tmp/4 ]; }; \
                   hold() { (dd if=/dev/zero bs=120M count=1 2>/dev/null; echo $? > /tmp/code$1) | \
                   (head -c 1 >/dev/null; touch /tmp/$1; until all; do sleep 0.1; done; \
@@ -601,7 +601,7 @@ fn guest_a_container_without_a_limit_gets_the_memory_that_it_needs() {
 fn guest_a_container_without_a_limit_writes_more_than_its_machine_begins_with() {
     let pod = Pod::run("writer", |_| {});
     let container = pod.start("writer", |_| {});
-    // A machine begins with 256 MiB.
+    // A machine starts with 256 MiB.
     container.sh("dd if=/dev/zero of=/filled bs=1M count=250 2>&1 && echo end >>/filled");
     let read = container.sh("dd if=/filled bs=1M 2>/dev/null | tail -c 4; wc -c </filled");
     assert_eq!(read, "end\n262144004\n");
@@ -637,12 +637,12 @@ fn guest_limits_can_be_changed_while_a_container_runs() {
         assert_eq!(linux.memory_limit_in_bytes, 512 << 20);
     }
     assert_eq!(container.sh("cat /sys/fs/cgroup/memory.swap.max"), "0\n");
-    // More than a small machine has altogether.
+    // More than the total memory of a small machine.
     let words = ["dd", "if=/dev/zero", "of=/dev/null", "bs=300M", "count=1"];
     let used = container.try_exec(&words, 0).unwrap();
     assert_eq!(used.code, 0, "{}", used.stderr);
     if RUNTIME.is_vm {
-        // Less than what it uses now would end it, as it does with other runtimes.
+        // A limit below the current usage would kill it, as with other runtimes.
         container.sh("dd if=/dev/zero of=/dev/shm/used bs=1M count=48");
         let less = UpdateContainerResourcesRequest {
             container_id: container.id.clone(),

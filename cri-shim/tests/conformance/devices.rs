@@ -11,7 +11,7 @@ use tonic::Code;
 use crate::fixture::RUNTIME;
 use crate::pod::{Pod, security, stdout};
 
-/// A block device of the node, over a file of its own.
+/// A block device of the node, backed by its own file.
 struct Loop {
     device: String,
     file: PathBuf,
@@ -37,7 +37,7 @@ impl Loop {
         device(&self.device, container_path, permissions)
     }
 
-    /// The first bytes of the file, as text.
+    /// Returns the first bytes of the file, as text.
     fn start(&self, count: usize) -> String {
         let mut bytes = vec![0; count];
         let file = File::open(&self.file).unwrap();
@@ -70,15 +70,15 @@ fn guest_a_block_device_of_the_node_is_a_containers() {
     let writer = with(vec![disk.at("/dev/xvda", "rwm")]);
     assert!(writer.sh("ls -l /dev/xvda").starts_with('b'));
     writer.sh("echo from a container > /dev/xvda");
-    // Another container has the same disk: what is not written out yet, too. Where it lies does not
-    // matter.
+    // Another container sees the same disk, including data that is not written out yet, at any
+    // path.
     let other = with(vec![disk.at("/srv/disk", "rw")]);
     writer.sh("echo written > /dev/xvda");
     assert_eq!(other.sh("head -c 8 /srv/disk"), "written\n");
     writer.sh("echo written | dd of=/dev/xvda conv=fsync");
     assert_eq!(disk.start(8), "written\n");
 
-    // What is discarded is given back to the node.
+    // Discarded blocks are returned to the node.
     writer.sh("blkdiscard /dev/xvda");
     let blocks = fs::metadata(&disk.file).unwrap().blocks();
     assert_eq!((blocks, disk.start(8)), (0, "\0".repeat(8)));
@@ -96,7 +96,7 @@ fn guest_a_block_device_of_the_node_is_a_containers() {
         container.remove();
     }
     if RUNTIME.is_vm {
-        // It is not in the guest any more: its serial begins with its kind.
+        // It is not in the guest any more: its serial starts with its kind.
         let left = "cat /sys/block/vd*/serial | grep -c ^b7: || true";
         assert_eq!(without.sh(left), "0\n");
     }
@@ -129,7 +129,7 @@ fn guest_character_devices_are_those_that_the_machine_has_itself() {
 #[test]
 fn guest_a_privileged_container_has_the_machines_devices() {
     if !RUNTIME.is_vm {
-        // Those of the test host, and in a pod that is privileged.
+        // The devices would be the test host's, and only in a privileged pod.
         return;
     }
     let script = "exec 3</dev/kmsg && test -c /dev/fuse && test -c /dev/net/tun && \

@@ -1,4 +1,4 @@
-//! The runtime that is asked: started here with a network of its own and a registry, or found.
+//! The tested runtime: started here with its own network and registry, or an existing one.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -15,26 +15,27 @@ use crate::support::PATIENCE;
 use crate::support::image::Image;
 use crate::support::registry::Registry;
 
-/// The one that all tests ask.
+/// The runtime of all tests.
 pub(crate) static RUNTIME: LazyLock<Runtime> = LazyLock::new(Runtime::start);
 
 pub(crate) struct Runtime {
     pub(crate) socket: PathBuf,
-    /// Whose it is; some checks hold for containers that share a kernel with the host only.
+    /// Whether it runs virtual machines; some checks only apply to containers that share a kernel
+    /// with the host.
     pub(crate) is_vm: bool,
     registry: Registry,
     /// Logs of pods and volumes.
     dir: PathBuf,
 }
 
-/// Images of which each is another one: more than one pod may use at once.
+/// Number of different images: more than one pod may use at the same time.
 pub(crate) const MANY_IMAGES: usize = 12;
 
-/// The subnet of the pods; nothing else in a test host has one like it.
+/// The subnet of the pods, which nothing else in a test host uses.
 const SUBNET: &str = "10.213.7.0/24";
 const SUBNET_V6: &str = "fd21:3700::/64";
 
-/// A neighbour that each pod has, and its hardware address.
+/// A neighbour entry of each pod, and its hardware address.
 pub(crate) const NEIGHBOUR: [&str; 2] = ["169.254.7.1", "02:00:00:00:07:01"];
 
 impl Runtime {
@@ -96,24 +97,24 @@ impl Runtime {
         }
     }
 
-    /// The name of an image, in the registry that serves it.
+    /// Returns the name of an image in its registry.
     pub(crate) fn image(&self, repository: &str) -> String {
         self.registry.name(&format!("test/{repository}"))
     }
 
-    /// What the runtime keeps over boots.
+    /// Returns the runtime's persistent directory.
     pub(crate) fn root(&self) -> PathBuf {
         self.dir.join("root")
     }
 
-    /// A new directory on the host.
+    /// Creates a new directory on the host.
     pub(crate) fn directory(&self, name: &str) -> PathBuf {
         let dir = tempfile::Builder::new()
             .prefix(name)
             .tempdir_in(&self.dir)
             .unwrap()
             .keep();
-        // Volumes are entered by users of any id.
+        // Users of any id have access to volumes.
         let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
         fs::set_permissions(&dir, mode).unwrap();
         dir
@@ -143,10 +144,10 @@ fn network() -> String {
     serde_json::to_string_pretty(&list).unwrap()
 }
 
-/// Debian's plugins, of which `bridge` makes a neighbour, too, that no result tells.
+/// Returns Debian's plugins, with a `bridge` that also adds a neighbour, which no result reports.
 fn plugins() -> PathBuf {
     const DEBIANS: &str = "/usr/lib/cni";
-    // Programs of /run may not be executed everywhere.
+    // Programs in /run are not executable everywhere.
     let dir = tempfile::tempdir().unwrap().keep();
     for plugin in fs::read_dir(DEBIANS).unwrap().flatten() {
         if plugin.file_name() != "bridge" {
@@ -184,7 +185,7 @@ fn podvisor(dir: &Path, cni: &Path, plugins: &Path) -> PathBuf {
         .arg("--cni-bin-dir")
         .arg(plugins)
         .env("PODVISOR_BOOT_TIMEOUT", "900");
-    // For finding faults: what the daemon says, and what guests' kernels print.
+    // For debugging: the daemon's log, and the output of guests' kernels.
     if let Some(logs) = std::env::var_os("PODVISOR_CONFORMANCE_LOGS") {
         command.args(["--log-level", "debug", "--console-dir"]);
         command.arg(logs);
@@ -230,7 +231,7 @@ fn serve(mut command: Command, dir: &Path, socket: &Path) {
         .stdout(log.try_clone().unwrap())
         .stderr(log);
     let (started, is_started) = mpsc::channel();
-    // The signal comes when the thread that started the child ends: this one never does.
+    // The signal is sent when the thread that started the child ends: this one never does.
     thread::spawn(move || {
         use std::os::unix::process::CommandExt as _;
         // Safe in a child: one system call.

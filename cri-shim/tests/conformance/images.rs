@@ -41,7 +41,7 @@ fn guest_images_are_pulled_listed_and_known_by_each_of_their_names() {
     .unwrap();
     let is_it = |image: &Image| image.id == found.id;
     assert!(listed.images.iter().any(is_it));
-    // Containerd 1.6 lists all whatever is asked for.
+    // Containerd 1.6 lists all images regardless of the filter.
     assert!(listed.images.iter().all(is_it) || !RUNTIME.is_vm);
     let all = ask_images!(list_images(ListImagesRequest { filter: None })).unwrap();
     assert!(all.images.iter().any(|image| image.id == found.id));
@@ -58,7 +58,7 @@ fn guest_images_are_for_runtime_handlers_that_there_are() {
         }))
     };
     assert!(of("").unwrap().image.is_some());
-    // Containerd 1.6 looks at none.
+    // Containerd 1.6 ignores handlers.
     if RUNTIME.is_vm {
         assert!(of("podvisor").unwrap().image.is_some());
         assert_eq!(of("nobody").unwrap_err().code(), Code::InvalidArgument);
@@ -73,7 +73,7 @@ fn guest_users_of_images_are_told_by_number_or_by_name() {
     };
     assert_eq!(of("user"), (Some(1000), String::new()));
     assert_eq!(of("named"), (None, "app".to_owned()));
-    // Root is told, or goes without saying.
+    // Root is reported, or omitted.
     let (uid, name) = of("plain");
     assert!(matches!(uid, None | Some(0)) && name.is_empty());
 }
@@ -90,7 +90,7 @@ fn guest_an_image_of_several_names_is_one_image_with_all_of_them() {
     let same = all.images.iter().filter(|image| image.id == found.id);
     assert_eq!(same.count(), 1);
 
-    // By digest it has no further tag; without a tag it is `latest`.
+    // By digest it has no other tag; without a tag it is `latest`.
     let digest = found.repo_digests[0].clone();
     let pulled = ask_images!(pull_image(PullImageRequest {
         image: spec(&digest),

@@ -1,5 +1,5 @@
-//! Many containers in one pod, many programs in one container: what a pod that restarts its
-//! containers and is probed for weeks goes through.
+//! Many containers in one pod, many programs in one container: as in a pod that restarts its
+//! containers and is probed for weeks.
 
 use std::thread;
 
@@ -7,30 +7,30 @@ use crate::fixture::RUNTIME;
 use crate::pod::{Container, Pod, stdout, strings};
 use crate::support::until;
 
-/// As many as the variable says, for a long run by hand.
+/// Returns the count in the variable, for a manual long run.
 pub(crate) fn count(variable: &str, otherwise: usize) -> usize {
     let text = std::env::var(variable).ok();
     text.and_then(|text| text.parse().ok()).unwrap_or(otherwise)
 }
 
-/// Counts the container's own process, and the shell that counts.
+/// Counts the container's own process, and the counting shell.
 const PROCESSES: &str = "set -- /proc/[0-9]*; echo $#";
 
-/// Waits for the end of all programs in the container but its own. They are reaped soon after their
-/// ends were told.
+/// Waits for the end of all other programs in the container. They are reaped soon after their exits
+/// are reported.
 fn until_alone(container: &Container) {
     until("the end of all programs", || {
         container.sh(PROCESSES) == "2\n"
     });
 }
 
-/// Kibibytes that the kernel could still give.
+/// Returns the kibibytes that the kernel has available.
 fn available(meter: &Container) -> u64 {
     let text = meter.sh("grep MemAvailable /proc/meminfo");
     text.split_whitespace().nth(1).unwrap().parse().unwrap()
 }
 
-/// Files that the guest's /run could still have: what it shows of itself lies there.
+/// Returns the free inodes of the guest's /run, where the agent keeps its state.
 fn free_files(meter: &Container) -> u64 {
     let text = meter.sh("stat -f -c %d /etc/hostname");
     text.trim().parse().unwrap()
@@ -56,14 +56,14 @@ fn guest_containers_come_and_go_in_one_pod_and_leave_nothing() {
             container.remove();
         }
     };
-    // What the first ones leave is caches.
+    // What the first ones leave are caches.
     round(0);
     let files = free_files(&meter);
     for _ in 0..20 {
         meter.sh("true");
     }
     if RUNTIME.is_vm {
-        // One exec's own may be there while it looks.
+        // Those of the checking exec itself may still exist.
         let lost = files.saturating_sub(free_files(&meter));
         assert!(lost < 10, "{lost} files of /run are lost");
     }

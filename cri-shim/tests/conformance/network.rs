@@ -1,4 +1,4 @@
-//! Addresses of pods and what is reached by them.
+//! Addresses of pods and their connectivity.
 
 use std::collections::BTreeSet;
 use std::io::{Read as _, Write as _};
@@ -17,10 +17,10 @@ fn server(pod: &Pod) -> Container {
     server_of(pod, "hello from the pod")
 }
 
-/// What nobody has answered by then is asked anew.
+/// Requests without an answer are repeated after this time.
 const LOST: Duration = Duration::from_secs(60);
 
-/// A container that says `text` to everybody.
+/// Starts a container that sends `text` to every client.
 fn server_of(pod: &Pod, text: &str) -> Container {
     let script = format!("while :; do echo {text} | busybox nc -l -p 8080; done");
     let container = pod.start("server", |config| {
@@ -30,12 +30,12 @@ fn server_of(pod: &Pod, text: &str) -> Container {
     container
 }
 
-/// A script that prints what a server says, with which it may just be about to listen again.
+/// Returns a script that prints a server's answer; the server may just be about to listen again.
 fn asks(address: &str) -> String {
     format!("until echo x | busybox nc -w 60 {address} 8080 2>/dev/null; do :; done")
 }
 
-/// What a server says. Netcat serves one client at a time: a refusal is tried again.
+/// Returns a server's answer. Netcat serves one client at a time: a refused connection is retried.
 fn said(address: SocketAddr) -> String {
     let begin = Instant::now();
     while begin.elapsed() < PATIENCE {
@@ -53,21 +53,21 @@ fn said(address: SocketAddr) -> String {
     panic!("nothing from {address}");
 }
 
-/// The network interfaces of this host, by name.
+/// Returns the network interfaces of this host, by name.
 fn interfaces() -> BTreeSet<String> {
     let text = std::fs::read_to_string("/proc/net/dev").unwrap();
     let names = text.lines().filter_map(|line| line.split_once(':'));
     names.map(|(name, _)| name.trim().to_owned()).collect()
 }
 
-/// How many pods begin at once.
+/// Returns the number of pods that start at the same time.
 pub(crate) fn crowd() -> usize {
     count("PODVISOR_CONFORMANCE_PODS", 4)
 }
 
 #[test]
 fn guest_pods_that_begin_at_once_answer_over_addresses_of_their_own() {
-    // With the bridge, which stays.
+    // Including the bridge, which stays.
     Pod::shared();
     let before = interfaces();
     let crowd = crowd();
@@ -133,7 +133,7 @@ fn guest_a_pod_is_reached_by_its_address_and_by_a_port_of_the_host() {
     assert!(addresses.contains(&network.ip), "{addresses}");
     let neighbours = container.sh("cat /proc/net/arp");
     let [address, mac] = NEIGHBOUR;
-    // ATF_COM and ATF_PERM of linux/if_arp.h: it is there for good.
+    // ATF_COM and ATF_PERM of linux/if_arp.h: it is permanent.
     let whole = [address, "0x1", "0x6", mac, "*", "eth0"];
     let is_it = |line: &str| line.split_whitespace().eq(whole);
     assert!(neighbours.lines().any(is_it), "{neighbours}");

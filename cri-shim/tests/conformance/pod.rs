@@ -1,4 +1,4 @@
-//! A pod and its containers, as a kubelet makes them.
+//! A pod and its containers, created as a kubelet does.
 
 use std::collections::HashMap;
 use std::fs;
@@ -15,11 +15,11 @@ use crate::client::{ask, ask_images, raw};
 use crate::fixture::RUNTIME;
 use crate::support::PATIENCE;
 
-/// Most tests need a container in some pod: this one lives until the program ends, or until
-/// something has happened to it.
+/// The pod of tests that need a container in any pod: it exists until the program ends, or until it
+/// stops.
 static SHARED: Mutex<Option<&'static Pod>> = Mutex::new(None);
 
-/// The shared pod's place. A test that failed while it was made leaves it empty.
+/// Locks the shared pod's slot. A test that failed while it created the pod leaves it empty.
 fn shared() -> MutexGuard<'static, Option<&'static Pod>> {
     SHARED.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -31,14 +31,14 @@ unsafe extern "C" {
 }
 
 extern "C" fn remove_shared() {
-    // In a thread of its own: what this one has of its own is gone by now.
+    // In a separate thread: this one's thread-local values are gone by now.
     let removed = thread::spawn(|| {
         if let Some(pod) = shared().take() {
             pod.stop();
             pod.remove();
         }
     });
-    // The tests have said what they had to say.
+    // The tests have reported their results.
     let _ = removed.join();
 }
 
@@ -50,7 +50,7 @@ struct RawCreate {
     config: Vec<u8>,
 }
 
-/// Names must differ as long as their pods exist.
+/// Names must be unique while their pods exist.
 static NUMBER: AtomicU32 = AtomicU32::new(0);
 
 /// Images that were pulled, by name.
@@ -108,11 +108,11 @@ impl Pod {
             if status.is_ok_and(|status| status.state() == PodSandboxState::SandboxReady) {
                 return pod;
             }
-            // What ended it has failed one test, and is not to fail all that follow.
+            // The cause of its end has failed one test, and must not fail all that follow.
             pod.stop();
             pod.remove();
         }
-        // Nothing drops it, and its machine would outlive runtime and program.
+        // It is never dropped, and its machine would outlive runtime and program.
         let pod = &*Box::leak(Box::new(Self::run("shared", |_| {})));
         if shared.replace(pod).is_none() {
             assert_eq!(atexit(remove_shared), 0);
@@ -120,7 +120,7 @@ impl Pod {
         pod
     }
 
-    /// The configuration of a pod as `change` wants it.
+    /// Returns the configuration of a pod after `change`.
     pub(crate) fn config(
         name: &str,
         change: impl FnOnce(&mut PodSandboxConfig),
@@ -185,7 +185,7 @@ impl Pod {
         .unwrap();
     }
 
-    /// The configuration of a container that sleeps, as `change` wants it.
+    /// Returns the configuration of a container that sleeps, after `change`.
     pub(crate) fn container_config(
         &self,
         name: &str,
@@ -202,7 +202,7 @@ impl Pod {
             log_path: format!("{name}-{number}.log"),
             ..Default::default()
         };
-        // As a kubelet says in so many words, because the interface's default is the pod's.
+        // As a kubelet sets it explicitly, because the interface's default is the pod's.
         security(&mut config).namespace_options = Some(NamespaceOption {
             pid: NamespaceMode::Container as i32,
             ..Default::default()
@@ -221,8 +221,8 @@ impl Pod {
         Ok(self.container(response.container_id, &log_path))
     }
 
-    /// CreateContainer with fields that the crate of messages does not have: the encodings of what
-    /// it has and of what it lacks, one behind the other, are one message.
+    /// CreateContainer with fields that the message crate does not have: the concatenated encodings
+    /// of known and unknown fields are one message.
     pub(crate) fn try_create_newer(
         &self,
         config: ContainerConfig,
@@ -237,7 +237,7 @@ impl Pod {
         Ok(self.container(response.container_id, &config.log_path))
     }
 
-    /// A container that was created.
+    /// Returns a created container.
     fn container(&self, id: String, log_path: &str) -> Container {
         let log = self.logs.join(log_path);
         Container { id, log }
@@ -252,14 +252,14 @@ impl Pod {
             .unwrap()
     }
 
-    /// A container that runs.
+    /// Creates and starts a container.
     pub(crate) fn start(&self, name: &str, change: impl FnOnce(&mut ContainerConfig)) -> Container {
         let container = self.create(name, change);
         container.start();
         container
     }
 
-    /// Runs a shell script as a container to its end; its status and its log's lines.
+    /// Runs a shell script as a container to its end; returns its status and its log's lines.
     pub(crate) fn script(
         &self,
         script: &str,
@@ -327,7 +327,7 @@ impl Container {
         self.status().state()
     }
 
-    /// The status after the container has ended. The interface has no call that waits.
+    /// Returns the status after the container has exited. The interface has no call that waits.
     pub(crate) fn ended(&self) -> ContainerStatus {
         let begin = Instant::now();
         loop {
@@ -354,7 +354,7 @@ impl Container {
         })
     }
 
-    /// What a shell in the container prints; it must end well.
+    /// Returns the output of a shell in the container; it must succeed.
     #[track_caller]
     pub(crate) fn sh(&self, script: &str) -> String {
         let output = self.try_exec(&["sh", "-c", script], 0).unwrap();
@@ -369,7 +369,7 @@ impl Container {
     /// Waits until a program in the container listens on a TCP port.
     #[track_caller]
     pub(crate) fn wait_for_listener(&self, port: u16) {
-        // As the kernel lists it: the local port in hexadecimal digits, no peer, state LISTEN.
+        // As listed by the kernel: the local port in hexadecimal digits, no peer, state LISTEN.
         let script = format!(
             "until busybox grep -q ':{port:04X} 0*:0000 0A' /proc/net/tcp /proc/net/tcp6; \
              do busybox usleep 20000; done"
@@ -378,7 +378,7 @@ impl Container {
         assert_eq!(output.code, 0, "{}", output.stderr);
     }
 
-    /// Stream and text of each line in the log.
+    /// Returns stream and text of each line in the log.
     pub(crate) fn lines(&self) -> Vec<(String, String)> {
         let text = fs::read_to_string(&self.log).unwrap();
         text.lines()
@@ -397,7 +397,7 @@ impl Container {
     }
 }
 
-/// The lines of standard output.
+/// Returns the lines of standard output.
 pub(crate) fn stdout(lines: &[(String, String)]) -> Vec<&str> {
     lines
         .iter()
@@ -413,7 +413,7 @@ pub(crate) fn labels(pairs: &[(&str, &str)]) -> HashMap<String, String> {
         .collect()
 }
 
-/// The security context of a container, made if there is none.
+/// Returns the security context of a container, and creates it if it is missing.
 pub(crate) fn security(config: &mut ContainerConfig) -> &mut LinuxContainerSecurityContext {
     config
         .linux

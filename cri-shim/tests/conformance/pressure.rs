@@ -1,4 +1,4 @@
-//! Pressure stall information of containers and pods, as kubelets since 1.34 read it.
+//! Pressure stall information of containers and pods, as read by kubelets since 1.34.
 
 use k8s_cri::v1::*;
 
@@ -119,7 +119,7 @@ fn of_pod(pod: &Pod) -> PsiOfPod {
     told.stats.unwrap().linux.unwrap()
 }
 
-/// Time in which a program has waited for CPU time, in nanoseconds.
+/// Returns the time for which programs have waited for the CPU, in nanoseconds.
 fn waited(cpu: Option<PsiOfCpu>) -> u64 {
     cpu.unwrap().psi.unwrap().some.unwrap().total
 }
@@ -144,7 +144,7 @@ fn is_whole(container: PsiOfContainer) {
 
 #[test]
 fn guest_a_container_that_its_cpu_limit_holds_up_is_under_pressure() {
-    // Others do not know these figures yet.
+    // Other runtimes do not report these yet.
     if !RUNTIME.is_vm {
         return;
     }
@@ -162,7 +162,7 @@ fn guest_a_container_that_its_cpu_limit_holds_up_is_under_pressure() {
     until("pressure of a container that waits", || {
         waited(of_container(&container).cpu) > first
     });
-    // The kernel's own figure is in microseconds.
+    // The kernel's own value is in microseconds.
     let counted = || -> u64 {
         let text = container.sh("cat /sys/fs/cgroup/cpu.pressure");
         let some = text.lines().find(|line| line.starts_with("some ")).unwrap();

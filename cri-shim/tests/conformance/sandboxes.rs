@@ -1,4 +1,4 @@
-//! Pod sandboxes: their life, their lists, and calls that come twice.
+//! Pod sandboxes: their life cycle, their lists, and repeated calls.
 
 use std::collections::HashMap;
 use std::fs;
@@ -159,7 +159,7 @@ fn guest_statistics_of_a_sandbox_name_its_containers() {
     assert_eq!(stats.attributes.unwrap().id, container.id);
     assert!(stats.cpu.unwrap().usage_core_nano_seconds.unwrap().value > 0);
     assert!(stats.memory.unwrap().working_set_bytes.unwrap().value > 0);
-    // Other runtimes look at disks now and then only.
+    // Other runtimes check disks only periodically.
     if RUNTIME.is_vm {
         let written = || {
             let stats = ask!(container_stats(ContainerStatsRequest {
@@ -255,7 +255,7 @@ fn guest_what_a_sandbox_has_used_does_not_shrink_when_a_container_ends() {
     }
 }
 
-/// What critest's versions want of each container, all together.
+/// The metrics that critest's versions require of each container, combined.
 const METRICS: &[&str] = &[
     "container_blkio_device_usage_total",
     "container_cpu_cfs_periods_total",
@@ -331,7 +331,7 @@ fn guest_metrics_fit_their_descriptors() {
     });
     container.sh("mkdir -p /var/lib/kept && echo hi > /var/lib/kept/one; sync");
     if RUNTIME.is_vm {
-        // Its first period of CPU time is over.
+        // Its first CPU period is over.
         container.sh("while grep -qx 'nr_periods 0' /sys/fs/cgroup/cpu.stat; do :; done");
     }
     let descriptors = match ask!(list_metric_descriptors(ListMetricDescriptorsRequest {})) {
@@ -355,14 +355,14 @@ fn guest_metrics_fit_their_descriptors() {
         let keys = &descriptor.expect(&metric.name).label_keys;
         assert_eq!(keys.len(), metric.label_values.len(), "{}", metric.name);
         if RUNTIME.is_vm {
-            // By these a kubelet's metrics are told apart.
+            // These labels distinguish a kubelet's metrics.
             for key in ["namespace", "pod", "container"] {
                 let index = keys.iter().position(|found| found == key);
                 assert!(!metric.label_values[index.expect(key)].is_empty());
             }
         }
     }
-    // Of others, critest says what is missing.
+    // For others, critest reports what is missing.
     if RUNTIME.is_vm {
         let is_missing = |name: &&&str| {
             let mut all = metrics.iter().chain(&found.metrics);
@@ -398,7 +398,7 @@ fn guest_metrics_fit_their_descriptors() {
     container.remove();
 }
 
-/// A control group as a kubelet makes one for a pod, without limits yet.
+/// Creates a control group like a kubelet's for a pod, without limits yet.
 fn pods_group(name: &str) -> PathBuf {
     let root = Path::new("/sys/fs/cgroup");
     let above = root.join("conformance-pods");
@@ -411,8 +411,8 @@ fn pods_group(name: &str) -> PathBuf {
     group
 }
 
-/// Does to a pod's group what systemd does to a slice whenever it loads its units anew: it takes
-/// the controllers that none of its units needs.
+/// Does to a pod's group what systemd does to a slice whenever it reloads its units: it removes the
+/// controllers that none of its units needs.
 fn machine_keeps_its_limits(group: &Path, pod: &Pod) {
     let machine = group.join(&pod.id);
     let limits = ["memory.max", "cpu.max", "pids.max"].map(|name| machine.join(name));
@@ -446,7 +446,7 @@ fn guest_a_machine_that_is_killed_for_its_pods_limit_is_told_as_out_of_memory() 
     });
     let [runs, created] = [pod.start("runs", |_| {}), pod.create("created", |_| {})];
     machine_keeps_its_limits(&group, &pod);
-    // What its guest has is more than that.
+    // Its guest has more than that.
     fs::write(group.join("memory.max"), "16M").unwrap();
     let status = runs.ended();
     assert_eq!((status.exit_code, &*status.reason), (137, "OOMKilled"));
@@ -463,7 +463,7 @@ fn guest_a_machine_that_is_killed_for_its_pods_limit_is_told_as_out_of_memory() 
     assert_eq!(created.state(), ContainerState::ContainerCreated);
     pod.stop();
     pod.remove();
-    // Nothing of it stays below the kubelet's group.
+    // Nothing of it is left below the kubelet's group.
     fs::remove_dir(group).unwrap();
 }
 
@@ -515,7 +515,7 @@ fn guest_what_a_virtual_machine_cannot_share_is_refused_by_its_name() {
     }));
     let refused = checkpoint.unwrap_err();
     assert_eq!(refused.code(), Code::Unimplemented);
-    // By this, tests of nodes know that there is nothing to test.
+    // By this text, tests of nodes recognize a call that they have to skip.
     let said = refused.message();
     assert!(
         said.starts_with("unknown method CheckpointContainer"),

@@ -15,7 +15,7 @@ fn value(value: i64) -> Option<Int64Value> {
     Some(Int64Value { value })
 }
 
-/// The first line that a script prints under a security context.
+/// Returns the first line that a script prints under a security context.
 fn first_line(script: &str, change: impl FnOnce(&mut ContainerConfig)) -> String {
     let (status, lines) = Pod::shared().script(script, change);
     assert_eq!(status.exit_code, 0, "{script}: {lines:?}");
@@ -81,7 +81,7 @@ fn guest_the_status_tells_who_a_container_runs_as() {
     };
     let (user, merged) = with(SupplementalGroupsPolicy::Merge);
     assert_eq!(merged, [50, 1234, 2000]);
-    // Runtimes of before Kubernetes 1.31 tell no user, and know no policy.
+    // Runtimes before Kubernetes 1.31 report no user, and have no policy.
     let Some(mut user) = user else {
         assert!(!RUNTIME.is_vm);
         return;
@@ -144,7 +144,7 @@ fn guest_a_group_without_a_user_and_unknown_names_are_refused() {
         .expect("a user that the image does not know");
 }
 
-/// A capability's bit in the effective set.
+/// Returns whether a capability is in the effective set.
 fn has_capability(number: u32, change: impl FnOnce(&mut ContainerConfig)) -> bool {
     let line = first_line("grep CapEff /proc/self/status", change);
     let set = u64::from_str_radix(line.split_whitespace().last().unwrap(), 16).unwrap();
@@ -176,7 +176,7 @@ fn guest_capabilities_are_added_and_dropped() {
         CHOWN,
         with(capabilities(&["CHOWN"], &["ALL"]))
     ));
-    // busybox' ping knows raw sockets only, whoever may send pings without.
+    // busybox' ping only uses raw sockets, even if pings are allowed without.
     let ping = |wanted| {
         let (status, _) = Pod::shared().script("busybox ping -c 1 127.0.0.1", with(wanted));
         status.exit_code
@@ -199,7 +199,7 @@ fn guest_privileges_are_given_and_withheld() {
     if RUNTIME.is_vm {
         return privileged(Pod::shared());
     }
-    // Containerd wants the pod to be it, too.
+    // Containerd requires a privileged pod, too.
     let pod = Pod::run("privileged", |config| {
         let linux = config.linux.get_or_insert_default();
         linux.security_context.get_or_insert_default().privileged = true;
@@ -231,7 +231,7 @@ fn guest_a_container_that_nests_control_groups_is_entered_where_its_program_is()
 #[test]
 fn guest_a_container_that_stops_what_enters_it_holds_up_no_other_one() {
     if !RUNTIME.is_vm {
-        // Containerd's have no turns.
+        // Containerd's execs have no turns.
         return;
     }
     // Before they have executed their commands.
@@ -247,7 +247,7 @@ fn guest_a_container_that_stops_what_enters_it_holds_up_no_other_one() {
     let other = Pod::shared().start("other", |_| {});
     let ended = AtomicUsize::new(0);
     thread::scope(|scope| {
-        // More than the guest has turns.
+        // More than the guest's number of turns.
         for _ in 0..6 {
             scope.spawn(|| {
                 while hostile.try_exec(&["true"], 0).is_ok() {}
@@ -293,7 +293,7 @@ fn guest_seccomp_filters_as_the_profile_says() {
     let script = "chmod 700 /tmp 2>/dev/null && echo changed || echo refused";
     assert_eq!(first_line(script, own), "refused");
 
-    // The program's own calls alone, as in Kubernetes' tutorial: nothing that starts it.
+    // Only the program's own calls, as in Kubernetes' tutorial: not those that start it.
     fs::write(&file, STRICT).unwrap();
     let own = with(profile(P::Localhost, file.display().to_string()));
     let strict = |config: &mut ContainerConfig| {

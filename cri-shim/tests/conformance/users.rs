@@ -1,5 +1,5 @@
-//! Pods in a user namespace (`hostUsers: false`): ids of containers are others on the host, and
-//! volumes look as if they were not.
+//! Pods in a user namespace (`hostUsers: false`): containers' ids are mapped to different ones on
+//! the host, while volumes look unmapped.
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, chown};
@@ -13,7 +13,7 @@ use crate::pod::{Container, Pod, image, security, stdout, strings};
 use crate::streaming::{ECHO_SERVER, check_forward};
 use crate::volumes::memory_volume;
 
-/// As many ids as a kubelet gives a pod.
+/// The number of ids that a kubelet assigns to a pod.
 const COUNT: u32 = 65_536;
 
 fn options(first: u32) -> NamespaceOption {
@@ -33,7 +33,7 @@ fn options(first: u32) -> NamespaceOption {
     }
 }
 
-/// A pod whose ids are `first` and those that follow.
+/// A pod whose ids start at `first`.
 struct UsersPod {
     pod: Pod,
     options: NamespaceOption,
@@ -59,7 +59,7 @@ impl UsersPod {
         }
     }
 
-    /// A mount of something that is not said yet, with the mappings that a kubelet gives to each.
+    /// Returns a mount without source and target, with the mappings that a kubelet sets for each.
     fn mount_of(&self, container: &str) -> Mount {
         let users = self.options.userns_options.as_ref().unwrap();
         Mount {
@@ -77,7 +77,7 @@ impl UsersPod {
         })
     }
 
-    /// What a container prints, which runs a script to its end.
+    /// Returns the output of a container that runs a script to its end.
     fn script(&self, script: &str, change: impl FnOnce(&mut ContainerConfig)) -> String {
         let (status, lines) = self.pod.script(script, |config| {
             security(config).namespace_options = Some(self.options.clone());
@@ -112,7 +112,7 @@ fn guest_each_pods_users_are_the_range_that_it_was_given() {
             panic!("{by_exec}");
         };
         assert_eq!(maps_of_exec, ["0", first, "65536", "0", first, "65536"]);
-        // Another container of the pod is in the same.
+        // Another container of the pod is in the same namespace.
         let alone = pod.script(maps, |config| security(config).run_as_user = value(1000));
         assert_eq!(words(&alone).last(), Some(namespace));
         assert_eq!(words(&alone)[..6], *maps_of_exec);
@@ -151,7 +151,7 @@ fn guest_volumes_have_the_same_owners_in_a_user_namespace_and_on_the_host() {
         fs::write(dir.join(name), "text").unwrap();
         owned(name, uid, gid, 0o600);
     }
-    // As the volume of a pod with `fsGroup`.
+    // Like the volume of a pod with `fsGroup`.
     fs::create_dir(dir.join("group")).unwrap();
     owned("group", 0, 2000, 0o2775);
     let memory = memory_volume("users-memory", c"mode=2777,gid=2000");
@@ -171,11 +171,11 @@ fn guest_volumes_have_the_same_owners_in_a_user_namespace_and_on_the_host() {
         words(&owners(&root, paths)),
         ["0:0", "1000:2000", "65534:0", "0:0", "0:2000"]
     );
-    // Root may read what is root's and a user's, as on any host; what is nobody's it may not.
+    // Root may read files of root and of a user, as on any host, but not of unmapped ids.
     root.sh("cat /secret /data/volume/user && ! cat /data/volume/other 2>/dev/null");
     root.sh("cd /data/volume && echo >made && echo >given && busybox chown 5:6 given");
     root.sh("! busybox chown 70000 /data/volume/made 2>/dev/null && echo >/memory/roots");
-    // The directory that the mount is in was made for it.
+    // The parent directory of the mount was created for it.
     root.sh("touch /data/beside");
 
     let user = pod.start(|config| {
@@ -221,13 +221,13 @@ fn guest_a_container_in_a_user_namespace_is_as_one_without() {
         assert!(line.starts_with("0:0:"), "{owners}");
     }
     root.sh("echo >/written && touch /dev/new /dev/shm/new && busybox chown 1000:50 /written");
-    // What is the guest's own is out of its reach.
+    // The guest's own resources are out of its reach.
     root.sh("busybox mkdir -p /srv && ! busybox mount -t tmpfs none /srv 2>/dev/null");
     root.sh("! echo 1 2>/dev/null >/proc/sys/vm/overcommit_memory");
     root.stop(0);
     root.remove();
 
-    // Standard streams are opened anew by who they belong to.
+    // Users can reopen their own standard streams.
     let streams = "id -u; id -g; echo out >/dev/stdout; echo err >/dev/stderr; echo $HOME";
     let said = pod.script(streams, |config| config.image = Some(image("user")));
     assert_eq!(words(&said)[..3], ["1000", "50", "out"]);
@@ -241,7 +241,7 @@ fn guest_a_container_in_a_user_namespace_is_as_one_without() {
     pod.script("! touch /no 2>/dev/null && touch /dev/shm/yes", |config| {
         security(config).readonly_rootfs = true;
     });
-    // A capability holds for what is the namespace's: mounts, and not the guest's clock.
+    // A capability applies to the namespace's resources: mounts, but not the guest's clock.
     let script = "busybox mkdir -p /srv && busybox mount -t tmpfs none /srv && touch /srv/x \
                   && busybox date -s 2000-01-01 2>&1 | busybox grep -q 'not permitted'";
     pod.script(script, |config| {
@@ -271,7 +271,7 @@ fn is_reached(pod: &UsersPod) {
     });
     check_forward(&pod.pod, &server);
 
-    // Probes: by their exit codes, also when they take too long.
+    // Probes are judged by their exit codes, and by their timeouts.
     let probe = |script: &str, timeout| server.try_exec(&["sh", "-c", script], timeout);
     let fails = probe("id -u; echo why >&2; exit 3", 60).unwrap();
     let told = (fails.code, &*fails.stdout, &*fails.stderr);
@@ -305,16 +305,16 @@ fn shares_images_and_processes(pod: &UsersPod) {
         security(config).run_as_user = value(1000);
     });
 
-    // Its owners are those of the image, not those of the guest.
+    // Its owners are those of the image, not mapped to those of the guest.
     let owners = root.sh("stat -c %u:%g /model /model/etc/plain /model/bin/busybox");
     assert_eq!(words(&owners), ["0:0"; 3]);
     assert_eq!(root.sh("cat /model/etc/plain"), "no program\n");
     assert_eq!(root.sh("/model/bin/busybox echo runs"), "runs\n");
     root.sh("! touch /model/new 2>/dev/null && ! chmod 666 /model/etc/plain 2>/dev/null");
 
-    // Each sees the other's process; root may look into it and signal it, a user may not.
+    // Each sees the other's process; root may inspect and signal it, a user may not.
     let pid_of = |container: &Container, number: u32| {
-        // Who looks is not who is looked for.
+        // The searching process must not find itself.
         let found = container.sh(&format!("ps -o pid,args | grep '[s]leep {number}'"));
         let pid = words(&found).first().map(ToString::to_string);
         pid.unwrap_or_else(|| panic!("{number} is not seen"))

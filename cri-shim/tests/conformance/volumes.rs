@@ -67,7 +67,7 @@ fn guest_volumes_are_read_and_written_as_asked() {
     }
     assert_eq!(fs::read_to_string(dir.join("in")).unwrap(), "from the host");
 
-    // What the host changes is seen.
+    // Changes by the host are visible.
     fs::write(dir.join("later"), "new").unwrap();
     assert_eq!(container.sh("cat /data/later"), "new");
     container.stop(0);
@@ -99,7 +99,7 @@ fn guest_a_volume_that_the_host_swaps_by_a_link_is_seen_anew() {
     container.remove();
 }
 
-/// A directory of the host with a file system of its own mounted in it, until it is dropped.
+/// A directory of the host with its own file system mounted in it, until this is dropped.
 pub(crate) struct Mounted(pub(crate) PathBuf);
 
 impl Mounted {
@@ -113,7 +113,7 @@ impl Mounted {
         Self(path)
     }
 
-    /// With an ext4 of 16 MiB, which has extended attributes on every host.
+    /// Mounts an ext4 of 16 MiB, which has extended attributes on every host.
     fn with_attributes(name: &str) -> Self {
         let dir = RUNTIME.directory(name);
         let path = dir.join("mounted");
@@ -137,7 +137,7 @@ impl Drop for Mounted {
     }
 }
 
-/// How many mounts there are of a file system.
+/// Returns the number of mounts of a file system.
 fn mounts_of(device: u64) -> usize {
     let id = format!(
         "{}:{}",
@@ -178,7 +178,7 @@ fn guest_read_only_reaches_into_mounts_below_only_when_asked_to() {
     };
     let container = Pod::shared().start("nested", |config| {
         config.mounts = vec![recursive(false)];
-        // Unknown to runtimes of before Kubernetes 1.30.
+        // Unknown to runtimes before Kubernetes 1.30.
         if RUNTIME.is_vm {
             config.mounts.push(recursive(true));
         }
@@ -195,7 +195,7 @@ fn guest_read_only_reaches_into_mounts_below_only_when_asked_to() {
 fn guest_later_mounts_of_the_host_are_seen_where_they_are_propagated_to() {
     let dir = RUNTIME.directory("later");
     fs::create_dir(dir.join("inner")).unwrap();
-    // Propagation needs a mount that is shared.
+    // Propagation requires a shared mount.
     let outer = Mounted::at(dir.clone());
     mount_change(&outer.0, MountPropagationFlags::SHARED).unwrap();
     let inner = dir.join("inner");
@@ -209,7 +209,7 @@ fn guest_later_mounts_of_the_host_are_seen_where_they_are_propagated_to() {
             },
         ];
     });
-    // What was only listed the host can unmount; a kubelet does not detach.
+    // The host can unmount a file system that was only listed; a kubelet does not detach.
     let listed = Mounted::at(inner.clone());
     assert!(container.sh("busybox ls -l /slave").contains("inner"));
     until("the mount is not busy", || {
@@ -235,7 +235,7 @@ fn guest_later_mounts_of_the_host_are_seen_where_they_are_propagated_to() {
     container.remove();
 }
 
-/// A directory of the host as a kubelet has that of an emptyDir of the medium Memory.
+/// Creates a directory of the host like that of an emptyDir of the medium Memory.
 pub(crate) fn memory_volume(name: &str, options: &CStr) -> Mounted {
     let dir = RUNTIME.directory(name);
     let volume = dir.join("volumes/kubernetes.io~empty-dir/cache");
@@ -262,10 +262,10 @@ fn guest_containers_find_the_same_objects_in_what_they_share() {
     let object = "stat -c %d:%i /v /v/fifo";
     first.sh("busybox mkfifo /v/fifo; (cat /v/fifo >/v/got &) >/dev/null 2>&1");
     assert_eq!(first.sh(object), second.sh(object));
-    // Who writes is the other end for who reads.
+    // Writers and readers of a FIFO are connected.
     second.sh("echo sent >/v/fifo; until grep -q sent /v/got; do :; done");
 
-    // Who connects to a socket reaches who listens on it.
+    // A client of a socket reaches its listener.
     second.sh(
         "ln -s /v/socket /dev/log; (busybox syslogd -n -O /v/messages &) >/dev/null 2>&1; \
          until test -S /v/socket; do :; done",
@@ -273,7 +273,7 @@ fn guest_containers_find_the_same_objects_in_what_they_share() {
     first.sh("ln -s /v/socket /dev/log; busybox logger by the socket; \
          until grep -q 'by the socket' /v/messages; do :; done");
 
-    // The volume stays when who had it first goes.
+    // The volume stays when its first user is gone.
     first.stop(0);
     first.remove();
     second.sh("echo more >/v/more");
@@ -287,7 +287,7 @@ fn guest_containers_find_the_same_objects_in_what_they_share() {
         container.remove();
     }
     assert_eq!(fs::read_to_string(dir.join("more")).unwrap(), "more\n");
-    // Nobody has the disk any more, the guest and its machine neither.
+    // No process uses the disk any more, not even the guest and its machine.
     until("the end of its use", || {
         unmount(&disk.0, UnmountFlags::empty()).is_ok()
     });
@@ -313,7 +313,7 @@ fn guest_volumes_in_memory_are_one_tmpfs_for_all_containers() {
     first.sh("echo one >/cache/file && ! touch /fixed/new 2>/dev/null");
     assert_eq!(second.sh("cat /cache/file /fixed/file"), "one\none\n");
     second.sh("echo two >>/cache/file");
-    // No more than the host's has room for.
+    // No more than the capacity of the host's.
     let written = first.try_exec(&["sh", "-c", "head -c 3000000 /dev/zero >/cache/much"], 0);
     assert_ne!(written.unwrap().code, 0);
     assert_eq!(
@@ -321,7 +321,7 @@ fn guest_volumes_in_memory_are_one_tmpfs_for_all_containers() {
         "512 4096\n"
     );
 
-    // A container that comes anew sees what the last one left.
+    // A new container sees the files of the previous one.
     first.stop(0);
     first.remove();
     let first = pod.start("memory-again", with_all);
@@ -339,7 +339,7 @@ fn guest_volumes_in_memory_are_one_tmpfs_for_all_containers() {
         "tmpfs\n"
     );
     assert_eq!(second.sh("ls /cache/part/inner"), "x\n");
-    // The host's is not empty any more, and a container still sees what the others do.
+    // The host's is not empty any more, and a container still sees the same as the others.
     let last = pod.start("memory-last", with_all);
     assert_eq!(
         last.sh("cat /cache/file; ls /cache/part/inner"),
@@ -382,7 +382,7 @@ fn guest_what_the_host_has_put_into_a_volume_in_memory_is_seen() {
     container.remove();
 }
 
-/// Of a container's status, what newer clients read of its mounts.
+/// The mounts of a container's status, as newer clients decode them.
 #[derive(Clone, PartialEq, prost::Message)]
 struct MountsResponse {
     #[prost(message, optional, tag = "1")]
@@ -411,7 +411,7 @@ struct ToldImage {
     image_ref: String,
 }
 
-/// Path, image and part of each mount that the status tells.
+/// Returns path, image and sub-path of each mount in the status.
 fn told_mounts(container: &Container) -> Vec<(String, String, String)> {
     let request = ContainerStatusRequest {
         container_id: container.id.clone(),
@@ -427,7 +427,7 @@ fn told_mounts(container: &Container) -> Vec<(String, String, String)> {
     told.collect()
 }
 
-/// What PullImage calls an image.
+/// Returns PullImage's reference of an image.
 fn image_ref(repository: &str) -> String {
     let pulled = ask_images!(pull_image(PullImageRequest {
         image: Some(image(repository)),
@@ -438,7 +438,7 @@ fn image_ref(repository: &str) -> String {
 
 #[test]
 fn guest_an_image_is_mounted_as_a_volume() {
-    // Runtimes of before Kubernetes 1.31 know no such volumes.
+    // Runtimes before Kubernetes 1.31 do not support such volumes.
     if !RUNTIME.is_vm {
         return;
     }
@@ -458,7 +458,7 @@ fn guest_an_image_is_mounted_as_a_volume() {
     );
     container.stop(0);
     container.remove();
-    // The very image of the container's root.
+    // The same image as the container's root.
     let same = Pod::shared().start("same-image", |config| {
         config.image = Some(image("user"));
         config.mounts = vec![Mount {
@@ -579,7 +579,7 @@ fn guest_an_overlay_can_have_its_upper_directory_in_a_volume() {
     });
     assert_eq!(status.exit_code, 0, "{lines:?}");
     assert_eq!(stdout(&lines), ["dir", "old", "old/moved"]);
-    // A directory in the place of one that was removed shows nothing of that.
+    // A directory in place of a removed one shows none of its files.
     let upper = volume.0.join("upper/dir");
     let names = rustix::fs::listxattr(&upper, &mut vec![0; 4096][..]);
     assert!(names.unwrap() > 0);
@@ -665,7 +665,7 @@ fn guest_what_an_image_has_at_its_volumes_can_be_written_below_a_read_only_root(
     container.stop(0);
     container.remove();
 
-    // The next container begins with what the image has, and mounts of its own go before.
+    // The next container starts with the image's files, and its own mounts take precedence.
     let dir = RUNTIME.directory("own-volume");
     let container = start(vec![mount(&dir, "/srv/made/here")]);
     container.sh("touch /srv/made/here/own; test ! -e /srv/made/here/new");

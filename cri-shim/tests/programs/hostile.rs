@@ -1,7 +1,7 @@
-//! What a sandbox's process could try that somebody else has taken over: closes the jail as
-//! `podvisor sandbox` does, makes one attempt to get out, and prints the answer: `ok`, or the
-//! error's number. The filter of system calls ends it before it can print anything. Beside the
-//! attempts it does what the process does every day, which the filter must not end.
+//! Simulates a sandbox's process that an attacker has taken over: enters the jail as `podvisor
+//! sandbox` does, makes one attempt to escape, and prints the result: `ok`, or the error's number.
+//! If the system call filter kills it, it prints nothing. In addition to the attempts, it does the
+//! process's everyday work, which the filter must allow.
 //!
 //! `tests/jail.rs` starts it, once for each attempt.
 //!
@@ -25,14 +25,14 @@ use std::{ptr, thread};
 use podvisor_cri::sandbox::jail::{self, CallFilter, Share};
 use rustix::fs::MemfdFlags;
 
-/// What an attempt needs from before the jail was closed.
+/// Resources that an attempt needs from before the jail was entered.
 struct Before {
     kvm: Option<File>,
     share: Option<Share>,
-    /// A process of the host's.
+    /// A process of the host.
     pid: c_long,
-    /// A TCP port of the host's loopback, on which somebody listens, and on an abstract socket
-    /// of its number.
+    /// A TCP port on the host's loopback with a listener; there is also an abstract socket named
+    /// after it.
     port: u16,
 }
 
@@ -71,15 +71,15 @@ fn main() -> io::Result<()> {
     io::stdout().write_all(text.as_bytes())
 }
 
-/// Work that no guest has anything to do with: what a thread may come to at any time.
+/// Work unrelated to guests, which a thread may do at any time.
 fn every_day(work: &str) -> Option<c_long> {
     let is_done = match work {
         "threads" => {
             let threads: Vec<_> = (0..64).map(|_| thread::spawn(thread::yield_now)).collect();
             threads.into_iter().all(|thread| thread.join().is_ok())
         }
-        // More arenas of the allocator than it has before it asks for the number of CPUs, and
-        // memory that is given back.
+        // More arenas of the allocator than it creates before it queries the number of CPUs, and
+        // memory that is released.
         "memory" => {
             let fill = || drop(black_box(vec![1_u8; 64 << 20]));
             let small = move || {
@@ -91,7 +91,7 @@ fn every_day(work: &str) -> Option<c_long> {
             threads.into_iter().all(|thread| thread.join().is_ok())
         }
         "panic" => {
-            // Its message and where it was are written to stderr.
+            // The panic's message and location are written to stderr.
             let panics = thread::spawn(|| panic!("every day"));
             panics.join().is_err()
         }
@@ -186,7 +186,7 @@ fn try_to(attempt: &str, before: &Before) -> c_long {
             "change-times-above-share" => {
                 let file = path("../../../../../../../../../../etc/passwd");
                 let time = |tv_nsec| libc::timespec { tv_sec: 0, tv_nsec };
-                // Of the last look, and nothing else.
+                // Only the access time.
                 let times = [time(libc::UTIME_NOW), time(libc::UTIME_OMIT)];
                 libc::syscall(libc::SYS_utimensat, share, file.as_ptr(), times.as_ptr(), 0)
             }
@@ -387,7 +387,7 @@ fn try_to(attempt: &str, before: &Before) -> c_long {
                 -1,
                 0,
             ),
-            // Of what it has from its launcher: its stdin.
+            // On a file from its launcher: its stdin.
             "lock" => libc::syscall(libc::SYS_flock, 0, libc::LOCK_EX),
             "lease" => libc::syscall(libc::SYS_fcntl, 0, libc::F_SETLEASE, libc::F_RDLCK),
             "another-vm" => {
@@ -399,7 +399,7 @@ fn try_to(attempt: &str, before: &Before) -> c_long {
                 libc::syscall(libc::SYS_ioctl, 1, libc::TIOCSTI, &raw const key)
             }
             other => {
-                // Heard by the test, which expects a line.
+                // The test fails on it, since it expects a line.
                 eprintln!("no attempt {other:?}");
                 libc::_exit(2)
             }

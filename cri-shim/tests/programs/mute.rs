@@ -1,6 +1,6 @@
-//! Listens on a Unix socket and answers nobody, as a machine's process does that is stopped: for
-//! the tests of the command line. Says of each who connects that somebody does. With a second
-//! argument it answers the first request of each connection, with what that is.
+//! Listens on a Unix socket without ever answering, like a machine's process that is stopped, for
+//! tests of the command line. Prints a line for each connection. With a second argument, it answers
+//! the first request of each connection with it.
 
 use std::io::{Read as _, Write as _};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -22,7 +22,7 @@ fn main() {
     }
 }
 
-/// Frames are their length in four bytes, the least one first, and so many bytes.
+/// A frame is its length in four bytes, little-endian, followed by that many bytes.
 fn greet(stream: &mut UnixStream, greeting: &str) -> std::io::Result<()> {
     let mut length = [0; 4];
     stream.read_exact(&mut length)?;

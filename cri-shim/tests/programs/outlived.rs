@@ -1,5 +1,5 @@
-//! Launches a sandbox with a container that counts, says so, and waits to be killed: the sandbox
-//! goes on. `tests/guest_sandbox.rs` starts and kills it.
+//! Launches a sandbox with a container that counts, reports it, and waits to be killed: the sandbox
+//! continues. `tests/guest_sandbox.rs` starts and kills it.
 //!
 //! ```text
 //! outlived PODVISOR DIR IMAGE.erofs DIGEST LOG

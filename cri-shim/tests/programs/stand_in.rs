@@ -1,17 +1,17 @@
-//! Stands in for a machine's process, for tests without guests: it answers on a control socket what
-//! such a process would, and does what files in a directory say.
+//! Stands in for a machine's process, for tests without guests: it answers on a control socket like
+//! such a process, and acts on files in a directory.
 //!
-//! The arguments are the socket, the directory and the version that is spoken. In the directory,
-//! - a file with a call's name holds that call back until the file is gone,
+//! The arguments are the socket, the directory and the protocol version. In the directory,
+//! - a file with a call's name blocks that call until the file is removed,
 //! - `refuse-` and a call's name is the message with which that call is refused, and
 //!   `kind-` and that name its kind, `Internal` without,
-//! - with `lose-exits` nobody is told of exits,
-//! - `grown` is what the guest has beyond its first memory, in bytes, whatever it is asked for,
-//! - with `short` the guest is short of memory, which is told once and removes the file,
-//! - with `linger` its machine has ended once it was asked for that, and the process itself ends
-//!   when that file is gone,
-//! - `running` has ids of containers, a line each, that run from the beginning,
-//! - calls are written to `calls`, a line each, before they are held back: a call's name and the
+//! - with `lose-exits` exits are never reported,
+//! - `grown` is the guest's memory beyond that at boot, in bytes, regardless of requests,
+//! - with `short` the guest is short of memory, which is reported once and removes the file,
+//! - with `linger` its machine ends when that is requested, and the process itself when that file
+//!   is removed,
+//! - `running` has the ids of containers, one per line, that run from the start,
+//! - calls are written to `calls`, one per line, before they are blocked: a call's name and the
 //!   container's id, and `exec` for those about another process in it.
 
 use std::collections::BTreeMap;
@@ -26,11 +26,11 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-/// When it is looked again whether a file is gone.
+/// Interval for checking whether a file is removed.
 const LOOK: Duration = Duration::from_millis(5);
 
-/// Whether containers run, by their ids, and further processes in them, by theirs; one that has
-/// ended does not.
+/// Whether containers run, by their ids, and execs in them, by theirs; false for those that have
+/// ended.
 #[derive(Debug, Default)]
 struct Containers(Mutex<BTreeMap<String, State>>, Condvar);
 
@@ -73,7 +73,7 @@ fn main() {
     }
 }
 
-/// A frame is its length in four bytes, the least one first, and so many bytes.
+/// A frame is its length in four bytes, little-endian, followed by that many bytes.
 fn read(stream: &mut UnixStream) -> io::Result<Value> {
     let mut length = [0; 4];
     stream.read_exact(&mut length)?;
@@ -101,7 +101,7 @@ impl Process {
                     return;
                 };
                 let reply = json!({ "number": request["number"], "answer": answer });
-                // Whoever asked may be gone.
+                // The client may be gone.
                 let _ = write(&replies, &reply);
                 if name == "Shutdown" {
                     process.linger(&replies);
@@ -111,7 +111,7 @@ impl Process {
         }
     }
 
-    /// None for what is not answered.
+    /// Returns `None` for a call that is not answered.
     fn answer(&self, name: &str, arguments: &Value) -> Option<Value> {
         let id = arguments["id"].as_str().unwrap_or_default();
         let exec_id = arguments["exec_id"].as_str();
@@ -175,8 +175,8 @@ impl Process {
         Some(json!({ "Ok": done }))
     }
 
-    /// Takes the machine apart for a while: it has ended, as the process has written down before it
-    /// closed the connection.
+    /// Simulates slow cleanup: the machine has ended, which the process recorded before it closed
+    /// the connection.
     fn linger(&self, connection: &Mutex<UnixStream>) {
         let file = self.directory.join("linger");
         if !file.exists() {
@@ -232,7 +232,7 @@ impl Process {
     }
 }
 
-/// The name of a call and what comes with it.
+/// Returns the name of a call and its arguments.
 fn call(call: &Value) -> (&str, &Value) {
     let with = call.as_object().and_then(|call| call.iter().next());
     match with {

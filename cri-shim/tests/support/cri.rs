@@ -1,4 +1,4 @@
-//! A daemon of podvisor's with directories of its own, and a client of its socket.
+//! A daemon of podvisor with its own directories, and a client of its socket.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -30,20 +30,20 @@ pub(crate) struct UpdatePodSandboxResourcesRequest {
     pub(crate) resources: Option<LinuxContainerResources>,
 }
 
-/// A daemon, ended when dropped; its directories go after it.
+/// A daemon, ended when this is dropped, followed by the removal of its directories.
 pub(crate) struct Daemon {
     child: Option<Child>,
     dir: TempDir,
     wrapper: Vec<String>,
     guest_dir: Option<PathBuf>,
-    /// Further arguments, and variables of the environment.
+    /// Additional arguments, and environment variables.
     pub(crate) arguments: Vec<String>,
     pub(crate) environment: Vec<(&'static str, PathBuf)>,
 }
 
 impl Daemon {
-    /// A node with empty directories. `wrapper` is a command that runs the daemon, such as
-    /// `unshare -n`; `guest_dir` has kernel and initramfs, else they are podvisor's own.
+    /// Creates a node with empty directories. `wrapper` is a command that runs the daemon, such as
+    /// `unshare -n`; `guest_dir` has kernel and initramfs, otherwise they are podvisor's own.
     pub(crate) fn new(wrapper: &[&str], guest_dir: Option<PathBuf>) -> Self {
         let dir = tempfile::tempdir().unwrap();
         for name in ["net.d", "logs", "run"] {
@@ -61,7 +61,7 @@ impl Daemon {
         daemon
     }
 
-    /// A node whose guest files are not any.
+    /// Creates a node with invalid guest files.
     pub(crate) fn without_guests(wrapper: &[&str]) -> (Self, TempDir) {
         let guest = tempfile::tempdir().unwrap();
         fs::write(guest.path().join("vmlinux"), "no kernel").unwrap();
@@ -74,7 +74,7 @@ impl Daemon {
         self.dir.path().join(name)
     }
 
-    /// The command line of a daemon on this node.
+    /// Returns the command line of a daemon on this node.
     pub(crate) fn command(&self) -> Command {
         let podvisor = env!("CARGO_BIN_EXE_podvisor").to_owned();
         let mut words = self.wrapper.iter().cloned().chain([podvisor]);
@@ -119,13 +119,13 @@ impl Daemon {
     /// Sends a signal and waits for the daemon's end.
     pub(crate) fn end(&mut self, signal: Signal) {
         if let Some(mut child) = self.child.take() {
-            // Gone already when a test ended it.
+            // It fails if a test has ended it already.
             let _ = kill_process(Pid::from_child(&child), signal);
             child.wait().unwrap();
         }
     }
 
-    /// A CNI list of Debian's bridge with `subnet`.
+    /// Adds a CNI list of Debian's bridge with `subnets`.
     pub(crate) fn add_network(&self, bridge: &str, subnets: &[&str]) {
         let ranges: Vec<_> = subnets
             .iter()
@@ -149,8 +149,8 @@ impl Daemon {
         fs::write(self.path("net.d/10-test.conflist"), list.to_string()).unwrap();
     }
 
-    /// What a daemon keeps of a pod's network that a plugin has made, which is a shell script in
-    /// the directory `plugin`; for a daemon that begins after this.
+    /// Adds a daemon's record of a pod's network that a plugin has created, which is a shell script
+    /// in the directory `plugin`; for a daemon that is started after this.
     pub(crate) fn add_made_network(&mut self, pod: &str, script: &str) {
         let dir = self.path("plugin");
         fs::create_dir(&dir).unwrap();
@@ -194,7 +194,7 @@ impl Daemon {
         self.raw(call, request).await
     }
 
-    /// Asks for a method with messages of one's own.
+    /// Calls a method with custom message types.
     pub(crate) async fn raw<Q, A>(&self, call: &'static str, request: Q) -> Result<A, tonic::Status>
     where
         Q: prost::Message + 'static,
@@ -237,7 +237,7 @@ impl PodClient {
         }
     }
 
-    /// Makes a container; gives its id.
+    /// Creates a container; returns its id.
     pub(crate) async fn create(&mut self, request: CreateContainerRequest) -> String {
         let made = self.runtime.create_container(request).await.unwrap();
         made.into_inner().container_id
@@ -258,7 +258,7 @@ impl PodClient {
         answer.into_inner().status.unwrap()
     }
 
-    /// Runs a script within so many seconds; 0 for however long it takes.
+    /// Runs a script with a timeout in seconds; 0 for none.
     pub(crate) async fn exec(
         &mut self,
         id: &str,
@@ -277,7 +277,7 @@ impl PodClient {
 impl Drop for Daemon {
     fn drop(&mut self) {
         self.end(Signal::KILL);
-        // What the daemon keeps mounted must not be removed with the directory.
+        // Files that the daemon keeps mounted must not be removed with the directory.
         let run = self.path("run");
         let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
         for point in mounts

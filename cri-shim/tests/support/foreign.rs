@@ -1,4 +1,4 @@
-//! Images that other people's tools made: `cargo xtask test` has them ready and says where.
+//! Images created by other tools: `cargo xtask test` provides them and passes their directory.
 
 use std::fs;
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
@@ -10,7 +10,7 @@ use tempfile::TempDir;
 
 use super::PATIENCE;
 
-/// One of the images' files.
+/// Returns the path of one of the images' files.
 pub(crate) fn path(name: &str) -> PathBuf {
     let directory = std::env::var_os("PODVISOR_TEST_IMAGES").expect(
         "PODVISOR_TEST_IMAGES names no directory: `cargo xtask test --only guest` makes the images",
@@ -20,7 +20,7 @@ pub(crate) fn path(name: &str) -> PathBuf {
     path
 }
 
-/// Debian's docker-registry on loopback with those images in it, read-only; ends when dropped.
+/// Debian's docker-registry on loopback with those images, read-only; it ends when this is dropped.
 pub(crate) struct Registry {
     child: Child,
     port: u16,
@@ -61,7 +61,7 @@ impl Registry {
         }
     }
 
-    /// The name by which an image is pulled from here.
+    /// Returns the name by which an image is pulled from here.
     pub(crate) fn name(&self, repository: &str) -> String {
         format!("127.0.0.1:{}/{repository}:1", self.port)
     }

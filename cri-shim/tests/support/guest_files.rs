@@ -4,7 +4,7 @@ use std::fs;
 
 use super::{Ran, Root};
 
-/// Guest files that look right as long as nobody boots them: an ELF header and a cpio.
+/// Creates guest files that look valid as long as they are not booted: an ELF header and a cpio.
 pub(crate) fn guest_dir(root: &Root) -> String {
     let directory = root.path().join("guest");
     fs::create_dir_all(&directory).unwrap();
@@ -12,7 +12,7 @@ pub(crate) fn guest_dir(root: &Root) -> String {
     directory.to_str().unwrap().to_owned()
 }
 
-/// The least file that passes for an ELF kernel: a header and one segment to load.
+/// Creates the smallest file that is accepted as an ELF kernel: a header and one segment to load.
 pub(crate) fn elf(root: &Root) -> String {
     let path = root.path().join("vmlinux-elf");
     let mut bytes = vec![0; 4096];
@@ -36,7 +36,7 @@ pub(crate) fn elf(root: &Root) -> String {
     path.to_str().unwrap().to_owned()
 }
 
-/// `podvisor run` with guest files that exist.
+/// Runs `podvisor run` with guest files that exist.
 pub(crate) fn run(root: &Root, arguments: &[&str]) -> Ran {
     let mut command = root.podvisor(&["run"]);
     command

@@ -1,4 +1,4 @@
-//! A root with an image, and what its containers are asked.
+//! A root with an image, and helpers for its containers.
 
 use std::fs;
 use std::io::{BufRead as _, BufReader};
@@ -24,7 +24,7 @@ impl Default for Host {
 }
 
 impl Host {
-    /// `box` with what is added to its files.
+    /// Creates the image `box` with additional files.
     pub(crate) fn with(add: impl FnOnce(&Path)) -> Self {
         let root = Root::default();
         let tree = root.path().join("tree");
@@ -43,12 +43,12 @@ impl Host {
         self.root.output(arguments)
     }
 
-    /// `podvisor run -d` with these flags and a script; its id.
+    /// Runs `podvisor run -d` with these flags and a script; returns the container's id.
     pub(crate) fn start(&self, flags: &[&str], script: &str) -> String {
         self.start_program(flags, &["sh", "-c", script])
     }
 
-    /// `podvisor run -d` with these flags and a program; its id.
+    /// Runs `podvisor run -d` with these flags and a program; returns the container's id.
     pub(crate) fn start_program(&self, flags: &[&str], program: &[&str]) -> String {
         let run = ["run", "-d", "--memory", "128M", "-e", "PATH=/bin"];
         let ran = self.podvisor(&[&run, flags, &["box"], program].concat());
@@ -62,7 +62,7 @@ impl Host {
         serde_json::from_str(&ran.stdout).unwrap()
     }
 
-    /// The output of a container, once it has this line.
+    /// Returns the output of a container, once it contains this line.
     pub(crate) fn logs_with(&self, name: &str, line: &str) -> String {
         let mut follow = self.root.podvisor(&["logs", "-f", name]);
         let mut follow = follow.stdout(Stdio::piped()).spawn().unwrap();
@@ -90,7 +90,7 @@ impl Host {
             .collect()
     }
 
-    /// What this root's containers have left on the host.
+    /// Returns the remains of this root's containers on the host.
     pub(crate) fn left(&self) -> Vec<String> {
         let mut left: Vec<String> = self
             .containers()
@@ -117,8 +117,8 @@ impl Host {
 }
 
 impl Host {
-    /// Waits until [`Self::left`] has nothing: the process of a machine that has ended takes it
-    /// apart when who ran it is gone already, and its control group goes with the next command.
+    /// Waits until [`Self::left`] is empty: after a machine's end its process cleans up, even if
+    /// its launcher has exited, and its control group is removed by the next command.
     pub(crate) fn leaves_nothing(&self) {
         until("a node on which nothing is left", || {
             assert_eq!(self.podvisor(&["ps"]).code, Some(0));
@@ -127,12 +127,12 @@ impl Host {
     }
 }
 
-/// Processes `podvisor sandbox` that live.
+/// Returns the running `podvisor sandbox` processes.
 pub(crate) fn sandboxes() -> Vec<u32> {
     processes(|arguments| arguments.starts_with(b"podvisor\0sandbox\0"))
 }
 
-/// Processes whose arguments, each with a zero byte behind it, are what is looked for.
+/// Returns the processes whose arguments, each followed by a zero byte, match.
 pub(crate) fn processes(is_one: impl Fn(&[u8]) -> bool) -> Vec<u32> {
     let processes = fs::read_dir("/proc").unwrap().flatten();
     let pids = processes.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
@@ -145,14 +145,14 @@ pub(crate) fn processes(is_one: impl Fn(&[u8]) -> bool) -> Vec<u32> {
 
 pub(crate) fn kill(pid: u32) {
     let pid = Pid::from_raw(pid.try_into().unwrap()).unwrap();
-    // It may have ended in this moment.
+    // It may have just ended.
     let _ = kill_process(pid, Signal::KILL);
 }
 
-/// Where the plugin `host-local` keeps the addresses of podvisor's own network.
+/// Where the plugin `host-local` stores the addresses of podvisor's own network.
 const RESERVED: &str = "/var/lib/cni/networks/podvisor";
 
-/// What networks of containers have left on this host, of what belongs to one container.
+/// Returns the remains of containers' networks on this host.
 pub(crate) fn networks_left() -> Vec<String> {
     let names = |dir: &str| {
         let entries = fs::read_dir(dir).into_iter().flatten().flatten();
@@ -178,7 +178,8 @@ pub(crate) fn networks_left() -> Vec<String> {
     left
 }
 
-/// An address of this host that is not on the loopback, with a way out: what passt needs to start.
+/// Returns an address of this host other than loopback, with a default route, which passt needs to
+/// start.
 pub(crate) fn own_address() -> IpAddr {
     let routes = command("ip", &["-4", "route", "show", "default"]);
     if routes.is_empty() {
@@ -196,7 +197,7 @@ pub(crate) fn own_address() -> IpAddr {
     socket.local_addr().unwrap().ip()
 }
 
-/// What a program prints.
+/// Returns the output of a program.
 pub(crate) fn command(program: &str, arguments: &[&str]) -> String {
     let output = Command::new(program).args(arguments).output().unwrap();
     assert!(

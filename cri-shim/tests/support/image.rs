@@ -1,11 +1,11 @@
-//! An image made of this machine's busybox.
+//! An image created from this machine's busybox.
 
 use std::fs;
 use std::sync::Arc;
 
 use sha2::{Digest as _, Sha256};
 
-/// Bytes as a registry serves them.
+/// Bytes as served by a registry.
 #[derive(Clone, Default)]
 pub(crate) struct Blob {
     pub(crate) media_type: &'static str,
@@ -51,14 +51,14 @@ const PASSWD: &str = "root:x:0:0:root:/root:/bin/sh\napp:x:1000:1000::/home/app:
 const GROUP: &str = "root:x:0:\napp:x:1000:\nstaff:x:50:app\n";
 
 impl Image {
-    /// Busybox with its applets, the users root and app, a file that cannot be executed, and
-    /// `settings` as its configuration.
+    /// Creates an image of busybox with its applets, the users root and app, a file that cannot be
+    /// executed, and `settings` as its configuration.
     pub(crate) fn busybox(settings: serde_json::Value) -> Self {
         Self::of_layer(busybox_layer().into_inner().unwrap(), settings)
     }
 
-    /// The same with something at `/data`, of user 1000 and group 1000 with mode 2750: a file, a
-    /// directory with a second name of it, and a link.
+    /// Like [`Self::busybox`], with something at `/data`, of user 1000 and group 1000 with mode
+    /// 2750: a file, a directory with a hard link to it, and a symbolic link.
     pub(crate) fn with_data(settings: serde_json::Value) -> Self {
         let mut tar = busybox_layer();
         for (directory, mode) in [("data/", 0o2750), ("data/sub/", 0o700)] {
@@ -109,7 +109,7 @@ impl Image {
         }
     }
 
-    /// The same image from a registry that serves another byte in its layer.
+    /// Returns the same image from a registry that serves a different byte in its layer.
     pub(crate) fn with_a_lie(mut self) -> Self {
         let mut bytes = self.layer.bytes.to_vec();
         bytes[1000] ^= 1;

@@ -1,5 +1,5 @@
-//! What the tests of the command line share: a registry in this process with one image of
-//! busybox, and podvisor itself with a root of its own.
+//! Helpers of the command line's tests: a registry in this process with one image of busybox, and
+//! podvisor itself with its own root.
 #![allow(dead_code)] // Each test program uses a part of it.
 
 pub(crate) mod cri;
@@ -19,10 +19,10 @@ use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 
-/// How long anything may take, of a guest on an emulated host that has much else to do, too.
+/// Timeout for everything, including guests on a loaded emulated host.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(300);
 
-/// Waits for something of which nothing tells.
+/// Polls a condition that has no notification.
 #[track_caller]
 pub(crate) fn until(what: &str, mut holds: impl FnMut() -> bool) {
     let begin = Instant::now();
@@ -32,7 +32,7 @@ pub(crate) fn until(what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
-/// A directory for podvisor's state, gone when dropped.
+/// A directory for podvisor's state, removed when this is dropped.
 pub(crate) struct Root {
     dir: TempDir,
 }
@@ -59,7 +59,7 @@ impl Root {
         self.dir.path()
     }
 
-    /// `podvisor` with this root and nothing of this process's settings.
+    /// Returns `podvisor` with this root, without this process's settings.
     pub(crate) fn podvisor(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_podvisor"));
         command.args(arguments).stdin(Stdio::null());
@@ -74,11 +74,11 @@ impl Root {
             command.env_remove(name);
         }
         command.env("PODVISOR_ROOT", self.path());
-        // Guests boot slowly in an emulated host; a hang is for the test runner to end.
+        // Guests boot slowly in an emulated host; the test runner ends hanging ones.
         command.env("PODVISOR_BOOT_TIMEOUT", "900");
-        // A template takes a boot of its own.
+        // Creating a template requires an additional boot.
         command.env("PODVISOR_BOOT", "cold");
-        // Plugins, too, are for the tests that are about them.
+        // Plugins are only used in tests that are about them.
         command.env("PODVISOR_NETWORK", "none");
         command
     }
@@ -87,7 +87,7 @@ impl Root {
         Ran::new(self.podvisor(arguments).output().unwrap())
     }
 
-    /// What is to be known when a test failed: its containers, and what their sandboxes said.
+    /// Prints information about a failed test: its containers, and their sandboxes' logs.
     fn tell(&self) {
         let listed = self.podvisor(&["ps", "-a"]).output();
         if let Ok(listed) = listed {
@@ -102,7 +102,7 @@ impl Root {
         }
     }
 
-    /// Ends what a test has left that failed: the next one would find it on the same host.
+    /// Removes the containers of a failed test: the next one would find them on the same host.
     fn clear(&self) {
         for (list, remove) in [
             (&["pod", "ls", "-q"][..], &["pod", "rm", "-f"][..]),
@@ -119,7 +119,7 @@ impl Root {
         }
     }
 
-    /// Files under the root whose names end so.
+    /// Returns the files below the root whose names have this suffix.
     pub(crate) fn files_ending_in(&self, ending: &str) -> Vec<PathBuf> {
         let mut found = Vec::new();
         let mut directories = vec![self.path().to_owned()];
@@ -137,7 +137,7 @@ impl Root {
     }
 }
 
-/// What a command printed and how it ended.
+/// A command's output and exit code.
 #[derive(Debug)]
 pub(crate) struct Ran {
     pub(crate) code: Option<i32>,
@@ -158,8 +158,8 @@ impl Ran {
         Self::new(child.wait_with_output().unwrap())
     }
 
-    /// It ended with `code` and podvisor's own message is at most two lines that have all of
-    /// `words` in them.
+    /// Asserts that it exited with `code` and that podvisor's own message is at most two lines that
+    /// contain all of `words`.
     #[track_caller]
     pub(crate) fn refused(&self, code: i32, words: &[&str]) {
         assert_eq!(self.code, Some(code), "{self:?}");

@@ -19,7 +19,7 @@ use tempfile::TempDir;
 
 use super::PATIENCE;
 
-/// A directory with a sandbox's own, logs, and a store with images.
+/// A directory with a sandbox's directory, logs, and a store with images.
 pub(crate) struct Pod {
     pub(crate) directory: TempDir,
     store: Store,
@@ -36,7 +36,7 @@ impl Default for Pod {
 }
 
 impl Pod {
-    /// The sandbox's directory.
+    /// Returns the sandbox's directory.
     pub(crate) fn dir(&self) -> PathBuf {
         self.directory.path().join("pod")
     }
@@ -45,7 +45,7 @@ impl Pod {
         self.directory.path().join(name)
     }
 
-    /// An image of busybox and a file `/name` that holds its name.
+    /// Creates an image of busybox and a file `/name` that contains its name.
     pub(crate) fn image(&self, name: &str) -> Image {
         let root = self.path(&format!("root-{name}"));
         busybox(&root);
@@ -55,7 +55,7 @@ impl Pod {
         self.store.import(source, Some(name), &options).unwrap()
     }
 
-    /// What a sandbox is launched with that has so many disks for images.
+    /// Returns the launch configuration of a sandbox with this many disks for images.
     pub(crate) fn config(&self, image_slots: u8) -> LaunchConfig {
         let assets = Assets::of_this_process();
         LaunchConfig {
@@ -84,7 +84,7 @@ impl Pod {
         }
     }
 
-    /// A container of `image` that runs a script, with a log of its name.
+    /// Returns a container of `image` that runs a script, with a log of its name.
     pub(crate) fn container(&self, id: &str, image: &Image, script: &str) -> CreateContainer {
         let options = ContainerOptions {
             command: ["sh", "-c", script].map(str::to_owned).to_vec(),
@@ -119,25 +119,25 @@ impl Pod {
         file.unwrap().into()
     }
 
-    /// A container's log without its times.
+    /// Returns a container's log without timestamps.
     pub(crate) fn log(&self, id: &str) -> String {
         log_text(&self.path(&format!("{id}.log")))
     }
 }
 
-/// The text of a log without its times.
+/// Returns the text of a log without timestamps.
 pub(crate) fn log_text(path: &Path) -> String {
     let text = fs::read_to_string(path).unwrap_or_default();
     let lines = text.split_inclusive('\n');
     lines.map(|line| line.split_once(' ').unwrap().1).collect()
 }
 
-/// Busybox with all its applets, in `root/bin`.
+/// Installs busybox with all its applets in `root/bin`.
 pub(crate) fn busybox(root: &Path) {
     let bin = root.join("bin");
     fs::create_dir_all(&bin).unwrap();
-    // By a process of its own: nothing that this one starts meanwhile has the file open for
-    // writing, which would be in the way of whoever executes it.
+    // In another process: otherwise, a process that this one starts meanwhile could inherit the
+    // file open for writing, which prevents its execution.
     let copied = Command::new("cp").arg("/bin/busybox").arg(&bin).status();
     let copied = copied.is_ok_and(|status| status.success());
     assert!(copied, "this test needs Debian's busybox-static");
@@ -155,13 +155,13 @@ pub(crate) fn busybox(root: &Path) {
     }
 }
 
-/// Launches a sandbox by the real binary.
+/// Launches a sandbox with the real binary.
 pub(crate) async fn launch(config: LaunchConfig) -> Result<SandboxClient, SandboxError> {
     let program = Path::new(env!("CARGO_BIN_EXE_podvisor"));
     SandboxClient::launch_program(program, config, GuestNetwork::default()).await
 }
 
-/// The process of a script, confined as a container's own.
+/// Returns the process of a script, confined like a container's own.
 pub(crate) fn process(script: &str) -> Process {
     let options = ContainerOptions {
         command: ["sh", "-c", script].map(str::to_owned).to_vec(),
@@ -172,7 +172,7 @@ pub(crate) fn process(script: &str) -> Process {
     spec.process().clone().unwrap()
 }
 
-/// What a further process wrote, and its exit code.
+/// The output and the exit code of an exec.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Ran {
     pub(crate) code: i32,
@@ -230,7 +230,7 @@ pub(crate) async fn sh(sandbox: &SandboxClient, id: &str, exec_id: &str, script:
         .unwrap()
 }
 
-/// Waits for something that another process brings about.
+/// Waits for a condition that another process fulfils.
 pub(crate) async fn eventually(what: &str, mut is_true: impl FnMut() -> bool) {
     let begin = Instant::now();
     while !is_true() {

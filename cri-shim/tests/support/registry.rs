@@ -11,7 +11,7 @@ use super::image::{Blob, Image};
 /// Answers by path.
 type Answers = HashMap<String, Blob>;
 
-/// A server that lives as long as the test.
+/// A server that runs as long as the test.
 pub(crate) struct Registry {
     address: SocketAddr,
 }
@@ -36,14 +36,14 @@ impl Registry {
         thread::spawn(move || {
             for stream in listener.incoming().flatten() {
                 let answers = Arc::clone(&answers);
-                // A client that goes away in the middle is no fault of the server's.
+                // It is not the server's error if a client goes away during the answer.
                 thread::spawn(move || drop(answer(&stream, &answers)));
             }
         });
         Self { address }
     }
 
-    /// The name by which an image is pulled from here.
+    /// Returns the name by which an image is pulled from here.
     pub(crate) fn name(&self, repository: &str) -> String {
         format!("{}/{repository}:1", self.address)
     }

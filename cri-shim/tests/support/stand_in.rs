@@ -1,4 +1,4 @@
-//! A daemon that finds a pod whose machine's process is a stand-in (`tests/programs/stand_in.rs`).
+//! A daemon that finds a pod whose machine process is a stand-in (`tests/programs/stand_in.rs`).
 
 use std::ffi::CStr;
 use std::fs;
@@ -24,28 +24,28 @@ pub(crate) const POD: &str = "0123456789abcdef0123456789abcdef0123456789abcdef01
 
 const CGROUP_ROOT: &str = "/sys/fs/cgroup";
 
-/// Digits of a pod's id that are its directory's name.
+/// Number of digits of a pod's id in its directory's name.
 const DIR_DIGITS: usize = 24;
 
-/// Bytes that the pod's guest began with, and may get.
+/// The pod guest's bytes of memory at boot, and the maximum that may be added.
 pub(crate) const MEMORY: u64 = 256 << 20;
 pub(crate) const GROWTH: u64 = 16 << 30;
 
-/// The kubelet's control group of the pod, and that of its machine, below the root of all.
+/// The kubelet's control group of the pod, and that of its machine, relative to the root.
 const POD_GROUP: &str = "kube/pod";
 const MACHINE_GROUP: &str = "kube/pod/machine";
 
-/// A daemon that finds a pod when it begins.
+/// A daemon that finds a pod when it starts.
 pub(crate) struct Node {
     pub(crate) daemon: Daemon,
     pub(crate) control: PathBuf,
     pub(crate) process: Child,
     image: String,
-    /// What the daemon says.
+    /// The daemon's log.
     log: NamedTempFile,
-    /// The file system of its database, where that is a small one.
+    /// The file system of its database, if that is a small one.
     disk: Option<PathBuf>,
-    /// Files as the kernel has them of control groups, where the daemon finds those.
+    /// Imitated files of control groups, at the place where the daemon looks for them.
     groups: TempDir,
     _registry: Registry,
     _guest: TempDir,
@@ -53,7 +53,7 @@ pub(crate) struct Node {
 
 impl Drop for Node {
     fn drop(&mut self) {
-        // Gone already where a test ended it.
+        // It fails if a test has ended it already.
         let _ = self.process.kill();
         let _ = self.process.wait();
         if std::thread::panicking() {
@@ -78,7 +78,7 @@ fn pod_config() -> PodSandboxConfig {
     }
 }
 
-/// Writes a pod into the database of a daemon that is not there.
+/// Writes a pod into the database while no daemon runs.
 fn add_pod(database: &Path, config: &PodSandboxConfig) {
     let size = json!({ "memory": MEMORY, "growth": GROWTH, "vcpus": 1, "max_vcpus": 1 });
     let record = json!({
@@ -111,7 +111,7 @@ fn change_pod(database: &Path, change: impl FnOnce(&mut serde_json::Value)) {
     transaction.commit().unwrap();
 }
 
-/// A process that listens, and does what the files in `control` say.
+/// Starts a process that listens, and acts on the files in `control`.
 pub(crate) fn stand_in(socket: &Path, control: &Path, version: u32) -> Child {
     let test = std::env::current_exe().unwrap();
     let target = test.parent().and_then(Path::parent).unwrap();
@@ -129,20 +129,20 @@ pub(crate) fn stand_in(socket: &Path, control: &Path, version: u32) -> Child {
 }
 
 impl Node {
-    /// A daemon that has found its pod's process, which speaks this version.
+    /// Starts a daemon that finds its pod's process, which speaks this version.
     pub(crate) async fn new(version: u32) -> Self {
         let mut node = Self::ended(version).await;
         node.daemon.start();
         node
     }
 
-    /// As [`Self::new`], before the daemon begins.
+    /// Like [`Self::new`], before the daemon is started.
     pub(crate) async fn ended(version: u32) -> Self {
         Self::with(version, pod_config(), None)
     }
 
-    /// A daemon whose disk is as small as `size` says, and a pod whose record is so large that it
-    /// cannot be written when that is full.
+    /// Starts a daemon with a small disk, and a pod whose record is so large that it cannot be
+    /// written when the disk is full.
     pub(crate) async fn on_a_small_disk() -> Self {
         let mut config = pod_config();
         let large = "x".repeat(2 << 20);
@@ -152,8 +152,8 @@ impl Node {
         node
     }
 
-    /// A daemon that finds the pod's machine in a control group below the kubelet's, and is in a
-    /// mount namespace of its own.
+    /// Starts a daemon that finds the pod's machine in a control group below the kubelet's, in its
+    /// own mount namespace.
     pub(crate) async fn in_a_group() -> Self {
         let mut config = pod_config();
         config.linux = Some(LinuxPodSandboxConfig {
@@ -224,7 +224,7 @@ impl Node {
         PodClient::new(self.runtime().await, POD)
     }
 
-    /// A call is held back from now on.
+    /// Blocks a call from now on.
     pub(crate) fn hold(&self, call: &str) {
         fs::write(self.control.join(call), "").unwrap();
     }
@@ -233,20 +233,20 @@ impl Node {
         fs::remove_file(self.control.join(call)).unwrap();
     }
 
-    /// How often the process was asked for this.
+    /// Returns how often the process got this call.
     pub(crate) fn asked(&self, call: &str) -> usize {
         let calls = fs::read_to_string(self.control.join("calls")).unwrap_or_default();
         calls.lines().filter(|line| *line == call).count()
     }
 
-    /// How often the process was asked for this of any container.
+    /// Returns how often the process got this call for any container.
     pub(crate) fn asked_to(&self, call: &str) -> usize {
         let calls = fs::read_to_string(self.control.join("calls")).unwrap_or_default();
         let of_call = |line: &&str| line.split(' ').next() == Some(call);
         calls.lines().filter(of_call).count()
     }
 
-    /// Makes a container without limits.
+    /// Creates a container without limits.
     pub(crate) async fn create(&self, name: &str, volume: Option<&Path>) -> String {
         let created = match volume {
             Some(volume) => self.create_with(name, volume).await,
@@ -255,7 +255,7 @@ impl Node {
         created.unwrap()
     }
 
-    /// Makes a container with a volume.
+    /// Creates a container with a volume.
     pub(crate) async fn create_with(
         &self,
         name: &str,
@@ -273,7 +273,7 @@ impl Node {
         self.try_create(name, config).await
     }
 
-    /// Makes a container whose limit of memory is so many bytes.
+    /// Creates a container with this memory limit in bytes.
     pub(crate) async fn create_within(&self, name: &str, limit: u64) -> String {
         let resources = LinuxContainerResources {
             memory_limit_in_bytes: limit.try_into().unwrap(),
@@ -289,7 +289,7 @@ impl Node {
         self.try_create(name, config).await.unwrap()
     }
 
-    /// Makes a container with the log `NAME.log`.
+    /// Creates a container with the log `NAME.log`.
     pub(crate) async fn try_create(
         &self,
         name: &str,
@@ -299,7 +299,7 @@ impl Node {
         self.try_create_pulled(name, config).await
     }
 
-    /// As [`Self::try_create`], of an image that was pulled before.
+    /// Like [`Self::try_create`], with an image that was pulled before.
     pub(crate) async fn try_create_pulled(
         &self,
         name: &str,
@@ -326,7 +326,7 @@ impl Node {
         created.map(|created| created.into_inner().container_id)
     }
 
-    /// Pulls the image of all containers; its name, and what it is called then.
+    /// Pulls the image of all containers; returns its name, and its reference.
     pub(crate) async fn pull(&self) -> (String, String) {
         let image = ImageSpec {
             image: self.image.clone(),
@@ -341,7 +341,7 @@ impl Node {
         (self.image.clone(), pulled.into_inner().image_ref)
     }
 
-    /// Whether there is a container's log.
+    /// Returns whether a container's log exists.
     pub(crate) fn has_log(&self, name: &str) -> bool {
         self.daemon
             .path("logs")
@@ -349,7 +349,7 @@ impl Node {
             .exists()
     }
 
-    /// Gives the pod another limit of memory, in bytes.
+    /// Sets the pod's memory limit, in bytes.
     pub(crate) async fn limit(&self, limit: u64) -> Result<(), tonic::Status> {
         let request = UpdatePodSandboxResourcesRequest {
             pod_sandbox_id: POD.to_owned(),
@@ -382,7 +382,7 @@ impl Node {
         let file = self.control.join("grown");
         match bytes {
             Some(bytes) => {
-                // It is read at any time.
+                // Replaced atomically, as it may be read at any time.
                 let new = self.control.join("grown.new");
                 fs::write(&new, bytes.to_string()).unwrap();
                 fs::rename(new, file).unwrap();
@@ -391,14 +391,14 @@ impl Node {
         }
     }
 
-    /// The guest runs short of memory, and the daemon is told.
+    /// Makes the guest run short of memory, and the daemon notice it.
     pub(crate) async fn is_short(&self) {
         let file = self.control.join("short");
         fs::write(&file, "").unwrap();
         until(async || !file.exists()).await;
     }
 
-    /// How often the guest was asked to have so many bytes beyond its first memory.
+    /// Returns how often the guest was asked to have this many bytes beyond its memory at boot.
     pub(crate) fn asked_to_grow(&self, bytes: u64) -> usize {
         let calls = fs::read_to_string(self.control.join("calls")).unwrap_or_default();
         let asked = format!("Grow {bytes} within ");
@@ -408,7 +408,7 @@ impl Node {
             .count()
     }
 
-    /// A number of the control group of the pod's machine; none for no limit.
+    /// Returns a number of the control group of the pod's machine; `None` for no limit.
     pub(crate) fn in_group(&self, name: &str) -> Option<u64> {
         let file = self.groups.path().join(MACHINE_GROUP).join(name);
         fs::read_to_string(file).unwrap().trim().parse().ok()
@@ -433,7 +433,7 @@ impl Node {
         self.client().await.status(id).await
     }
 
-    /// Runs a command in a container, for so many seconds.
+    /// Runs a command in a container, with a timeout in seconds.
     pub(crate) async fn exec(
         &self,
         id: &str,
@@ -442,7 +442,7 @@ impl Node {
         self.client().await.exec(id, "sleep 1000", seconds).await
     }
 
-    /// Waits until the pod is being stopped, as this container, which runs, tells.
+    /// Waits until the pod is being stopped, by the signal to this container, which runs.
     pub(crate) async fn is_stopping(&self, container: &str) {
         until(async || self.asked(&format!("Signal {container}")) == 1).await;
     }
@@ -482,8 +482,8 @@ impl Node {
         kill_process(Pid::from_child(&self.process), Signal::KILL).unwrap();
     }
 
-    /// Kills the daemon and the pod's process as if that had ended, and the daemon had come to note
-    /// this of the pod and of no container.
+    /// Kills the daemon and the pod's process as if the process had ended, and the daemon had
+    /// recorded that for the pod, but not for its containers.
     pub(crate) fn kill_while_the_end_is_noted(&mut self, reason: &str) {
         self.daemon.end(Signal::KILL);
         self.kill_process();
@@ -499,12 +499,12 @@ impl Node {
         });
     }
 
-    /// The directory of the pod's process.
+    /// Returns the directory of the pod's process.
     pub(crate) fn sandbox(&self) -> PathBuf {
         self.daemon.path("run/sb").join(&POD[..DIR_DIGITS])
     }
 
-    /// Takes all room of a small disk.
+    /// Fills a small disk.
     pub(crate) fn fill(&self) {
         let full = fs::write(self.filler(), vec![0; 64 << 20]).unwrap_err();
         assert_eq!(full.kind(), io::ErrorKind::StorageFull);
@@ -520,7 +520,7 @@ impl Node {
         listed.unwrap().into_inner().items[0].state()
     }
 
-    /// Mounts of the pod's directory that the daemon sees.
+    /// Returns the mounts of the pod's directory that the daemon sees.
     pub(crate) fn mounts(&self) -> Vec<String> {
         let shared = self.sandbox();
         let table = format!("/proc/{}/mountinfo", self.daemon.pid());

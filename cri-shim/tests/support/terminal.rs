@@ -1,4 +1,4 @@
-//! What a person at a terminal sees and types.
+//! A user's side of a terminal.
 
 use std::fs;
 use std::io::Read;
@@ -8,7 +8,7 @@ use std::process::{Child, Command, Stdio};
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use rustix::termios::{LocalModes, Winsize, tcgetattr, tcsetwinsize};
 
-/// A pseudo-terminal: what a person has, and what podvisor gets.
+/// A pseudo-terminal: the user's side, and podvisor's.
 pub(crate) struct Terminal {
     pub(crate) person: fs::File,
     program: OwnedFd,
@@ -60,7 +60,7 @@ impl Terminal {
     }
 }
 
-/// Reads until `text` has come, and gives all that came before and with it.
+/// Reads until `text` has arrived, and returns everything up to it.
 pub(crate) fn read_until(from: &mut impl Read, text: &str) -> String {
     let mut seen = Vec::new();
     while !String::from_utf8_lossy(&seen).contains(text) {

@@ -1,13 +1,13 @@
-//! Trees of files as lines of text, one per file: its path, then `name=value` pairs, all apart by
-//! tabs; bytes beyond printable ASCII, and the backslash, are written `\ooo`.
+//! Trees of files as lines of text, one per file: its path, then `name=value` pairs, separated by
+//! tabs; bytes that are not printable ASCII, and the backslash, are written `\ooo`.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Files by path, each with what is known of it by name.
+/// Files by path, each with its attributes by name.
 pub(crate) type Tree = BTreeMap<String, BTreeMap<String, String>>;
 
-/// Prints a listing of the container's own root, by Debian's tools: records that end in a zero
-/// byte, in three parts.
+/// Prints a listing of the container's root with Debian's tools: records that end in a zero byte,
+/// in three parts.
 pub(crate) const LIST: &str = r"
 set -e
 find / -xdev -printf '%p\0%y\0%m\0%U\0%G\0%n\0%T@\0%s\0%l\0'
@@ -20,7 +20,7 @@ find / -xdev -print0 | xargs -0 \
     getfattr --absolute-names -h -d -m '^(user|security|system.posix_acl_)' -e hex --
 ";
 
-/// Reads what [`LIST`] printed.
+/// Parses the output of [`LIST`].
 pub(crate) fn parse_guest(output: &[u8]) -> Tree {
     let mut tree = Tree::new();
     let mut words = output.split(|byte| *byte == 0);
@@ -62,7 +62,7 @@ pub(crate) fn parse_guest(output: &[u8]) -> Tree {
             put(path, "sha256", sum);
         }
     }
-    // getfattr writes lines, in which names are escaped no more than that takes.
+    // getfattr writes lines, in which only the necessary bytes of names are escaped.
     let rest: Vec<&[u8]> = words.collect();
     let mut path = String::new();
     for line in rest.concat().split(|byte| *byte == b'\n') {
@@ -78,7 +78,7 @@ pub(crate) fn parse_guest(output: &[u8]) -> Tree {
     tree
 }
 
-/// Reads a listing of a directory of this machine.
+/// Parses a listing of a directory of this machine.
 pub(crate) fn parse_listing(text: &str) -> Tree {
     let file = |line: &str| {
         let mut fields = line.split('\t');
@@ -90,7 +90,7 @@ pub(crate) fn parse_listing(text: &str) -> Tree {
     text.lines().map(file).collect()
 }
 
-/// Differences in words, one per line.
+/// Returns the differences as text, one per line.
 pub(crate) fn differences(expected: &Tree, found: &Tree) -> Vec<String> {
     let mut lines = Vec::new();
     let paths: BTreeSet<&String> = expected.keys().chain(found.keys()).collect();
@@ -122,7 +122,7 @@ pub(crate) fn differences(expected: &Tree, found: &Tree) -> Vec<String> {
     lines
 }
 
-/// Turns `\ooo` into bytes.
+/// Decodes `\ooo` into bytes.
 fn unescape(text: &[u8]) -> Vec<u8> {
     let mut bytes = Vec::new();
     let mut rest = text;

@@ -1,4 +1,4 @@
-//! What `cargo xtask bench` takes.
+//! Arguments of `cargo xtask bench`.
 
 use std::path::PathBuf;
 

@@ -1,5 +1,5 @@
-//! The demo's image: Debian's busybox in three layers, the last of which takes away a file
-//! that the second brought (a whiteout), in the form of the OCI image specification.
+//! The demo's image: Debian's busybox in three layers, the last of which removes a file of the
+//! second one (a whiteout), in the format of the OCI image specification.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -15,7 +15,7 @@ pub(super) const MANIFEST_TYPE: &str = "application/vnd.oci.image.manifest.v1+js
 const CONFIG_TYPE: &str = "application/vnd.oci.image.config.v1+json";
 const LAYER_TYPE: &str = "application/vnd.oci.image.layer.v1.tar+gzip";
 
-/// A file that a registry keeps under its digest.
+/// A file that a registry stores under its digest.
 #[derive(Debug)]
 pub(super) struct Blob {
     pub(super) path: PathBuf,
@@ -34,7 +34,7 @@ impl Blob {
         })
     }
 
-    /// As much of the digest as people read.
+    /// Returns the digest, shortened for people.
     pub(super) fn short(&self) -> &str {
         self.digest.get(..19).unwrap_or(&self.digest)
     }
@@ -57,7 +57,7 @@ pub(super) struct Image {
     pub(super) manifest: Vec<u8>,
 }
 
-/// Makes the image's blobs in `directory`; `greeting` is a file of its last layer.
+/// Creates the image's blobs in `directory`; `greeting` is a file of its last layer.
 pub(super) fn make(directory: &Path, greeting: &str) -> Result<Image> {
     fs::create_dir_all(directory)?;
     let layers = vec![
@@ -103,7 +103,7 @@ pub(super) fn make(directory: &Path, greeting: &str) -> Result<Image> {
     })
 }
 
-/// Packs what `fill` puts into a directory as root's own, without times.
+/// Packs the files that `fill` puts into a directory, owned by root and without times.
 fn layer(
     directory: &Path,
     name: &str,

@@ -20,10 +20,10 @@ use crate::report::{self, Step};
 use crate::{cargo, guest, paths, process, setup, space};
 use registry::Registry;
 
-/// What runs in the guest.
+/// The program that runs in the guest.
 const PROGRAM: &str = "uname -a; id; mount; ls -l /; echo hello";
 
-/// Repository and tag of the image that the demo makes.
+/// Repository and tag of the demo's image.
 const REPOSITORY: &str = "demo/busybox";
 const TAG: &str = "1";
 
@@ -139,7 +139,7 @@ pub(crate) fn command() -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Prints where something lies and how large it is.
+/// Prints the path and the size of a file.
 fn show(what: &str, path: &Path) -> Result<()> {
     let text = process::output(
         Command::new("du")

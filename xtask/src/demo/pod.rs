@@ -1,5 +1,5 @@
-//! The demo's pod: `podvisor serve` in the host, and two containers of two images, asked for over
-//! its socket as a kubelet does.
+//! The demo's pod: `podvisor serve` in the host, and two containers of two images, created over its
+//! socket as a kubelet does.
 
 use std::fs;
 use std::path::Path;
@@ -11,13 +11,13 @@ use serde_json::json;
 use crate::host::{self, Request, quote};
 use crate::paths;
 
-/// Where the socket and all state lie within the host.
+/// Directory of the socket and of all state within the host.
 const STATE: &str = "/run/podvisor-demo";
 
 /// How long the pod may take in an emulated host.
 const LIMIT: Duration = Duration::from_secs(300);
 
-/// Runs a pod of the two images, which are in the store already; gives its exit status.
+/// Runs a pod of the two images, which are in the store already; returns its exit status.
 pub(super) fn run(
     directory: &Path,
     podvisor: &Path,
@@ -63,7 +63,7 @@ exit $rc
     })
 }
 
-/// A bridge with addresses of its own, by the plugins that Debian packages.
+/// Returns a bridge network with its own addresses, for the plugins that Debian packages.
 fn network() -> String {
     let list = json!({
         "cniVersion": "1.0.0",

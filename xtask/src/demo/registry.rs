@@ -1,5 +1,5 @@
-//! A `docker-registry` of the demo's own on loopback, and a push to it by the OCI
-//! distribution specification: each blob in two requests, then the manifest under its tag.
+//! A `docker-registry` for the demo on loopback, and a push to it by the OCI distribution
+//! specification: each blob in two requests, then the manifest under its tag.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -13,10 +13,10 @@ use anyhow::{Context, Result, bail};
 use super::image::{Blob, Image, MANIFEST_TYPE};
 use crate::process::{self, Group};
 
-/// How long the registry may take until it answers, and for any request.
+/// How long the registry may take to start, and to answer a request.
 const LIMIT: Duration = Duration::from_secs(30);
 
-/// A running registry; it ends with this value.
+/// A running registry, until this is dropped.
 #[derive(Debug)]
 pub(crate) struct Registry {
     address: SocketAddr,
@@ -25,10 +25,11 @@ pub(crate) struct Registry {
 }
 
 impl Registry {
-    /// Starts a registry that keeps its data in `directory`, on a free port.
+    /// Starts a registry that stores its data in `directory`, on a free port.
     pub(crate) fn start(directory: &Path) -> Result<Self> {
         fs::create_dir_all(directory)?;
-        // The port is free now; that nobody takes it meanwhile shows when the registry answers.
+        // The port is free now; if another process takes it meanwhile, the registry does not
+        // answer.
         let address = TcpListener::bind("127.0.0.1:0")?.local_addr()?;
         let config = directory.join("config.yml");
         let data = serde_json::Value::from(directory.join("data").display().to_string());
@@ -88,7 +89,7 @@ impl Registry {
         let location = upload
             .header("location")
             .context("the registry named no place for the upload")?;
-        // Absolute or not: the path is what follows this registry's own name.
+        // Absolute or relative: the path follows this registry's own name.
         let own = format!("http://{}", self.address);
         let path = location.strip_prefix(&own).unwrap_or(location);
         let separator = if path.contains('?') { '&' } else { '?' };
@@ -151,7 +152,7 @@ impl Response {
     }
 }
 
-/// One HTTP request on a connection of its own; `content_type` is what is sent and accepted.
+/// Sends one HTTP request on its own connection; `content_type` is both sent and accepted.
 fn request(
     address: SocketAddr,
     method: &str,

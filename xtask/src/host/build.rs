@@ -1,5 +1,5 @@
-//! Building the test host: Debian's kernel package, taken apart, and an initramfs made of
-//! busybox, the modules in their order, and the two scripts beside this file.
+//! Builds the test host: Debian's kernel package, unpacked, and an initramfs with busybox, the
+//! modules in load order, and the two scripts next to this file.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -12,8 +12,8 @@ use crate::process::{self, Lock};
 use crate::report::Step;
 use crate::{cpio, paths};
 
-/// What must be loaded before the command runs: the transports to this machine, then KVM and
-/// what tests of guests use. Everything else is found by `modprobe` in /lib/modules.
+/// Modules that must be loaded before the command runs: the transports to this machine, then KVM
+/// and what tests of guests use. `modprobe` finds all others in /lib/modules.
 const MODULES: &[&str] = &[
     "virtio_pci",
     "9pnet_virtio",
@@ -45,7 +45,7 @@ const STAGE2: &str = include_str!("stage2.sh");
 pub(crate) struct Image {
     pub(crate) kernel: PathBuf,
     pub(crate) initramfs: PathBuf,
-    /// The kernel's release, as `uname -r` says it.
+    /// The kernel's release, as reported by `uname -r`.
     pub(crate) release: String,
     /// Its modules.
     pub(crate) modules: PathBuf,
@@ -63,7 +63,7 @@ impl Image {
     }
 }
 
-/// Builds the test host unless it is there already.
+/// Builds the test host if it is missing.
 pub(crate) fn ensure() -> Result<Image> {
     let busybox = busybox()?;
     let digest = process::sha256(&busybox)?;
@@ -85,7 +85,7 @@ pub(crate) fn ensure() -> Result<Image> {
     fs::create_dir_all(partial.join("lib/modules"))?;
     // The kernel is shared by every initramfs made for it.
     fs::hard_link(kernel.directory.join("vmlinux"), partial.join("vmlinux"))?;
-    // Relative, for a tree that is copied or moved.
+    // Relative, so that the tree can be copied or moved.
     let kernels = kernel.directory.strip_prefix(paths::host())?;
     std::os::unix::fs::symlink(
         Path::new("../../..")
@@ -98,7 +98,7 @@ pub(crate) fn ensure() -> Result<Image> {
     let file = fs::File::create(partial.join("initramfs.cpio"))?;
     write_initramfs(std::io::BufWriter::new(file), &busybox, &modules)
         .context("the test host's initramfs cannot be written")?;
-    // Last, as it marks the directory as complete.
+    // Last, because it marks the directory as complete.
     fs::write(partial.join("release"), &kernel.release)?;
     if directory.exists() {
         fs::remove_dir_all(&directory)?;
@@ -116,19 +116,19 @@ fn busybox() -> Result<PathBuf> {
         .context("no /bin/busybox; install Debian's busybox-static")
 }
 
-/// Debian's kernel, taken apart: `vmlinux` and `lib/modules/RELEASE`.
+/// Debian's kernel, unpacked: `vmlinux` and `lib/modules/RELEASE`.
 #[derive(Debug)]
 struct Kernel {
     directory: PathBuf,
     release: String,
 }
 
-/// Debian's kernel as Debian ships it, a bzImage: what users bring along.
+/// Returns Debian's kernel as shipped, a bzImage, like users' own kernels.
 pub(crate) fn distribution_kernel() -> Result<PathBuf> {
     Ok(kernel()?.directory.join("vmlinuz"))
 }
 
-/// Downloads the kernel that `linux-image-amd64` stands for today, or takes the one that was
+/// Downloads the kernel that `linux-image-amd64` currently depends on, or uses the one that was
 /// downloaded before.
 fn kernel() -> Result<Kernel> {
     let parent = paths::host().join("kernel");
@@ -204,7 +204,7 @@ fn kernel() -> Result<Kernel> {
     Ok(Kernel { directory, release })
 }
 
-/// What the metapackage depends on: `linux-image-VERSION-amd64`.
+/// Returns the metapackage's dependency: `linux-image-VERSION-amd64`.
 fn kernel_package() -> Result<String> {
     let depends = || {
         process::output(Command::new("apt-cache").args(["depends", "linux-image-amd64"]))
@@ -235,7 +235,7 @@ fn path_with_sbin() -> String {
     format!("{path}:/usr/sbin:/sbin")
 }
 
-/// The uncompressed ELF kernel within a bzImage (Linux boot protocol, `payload_offset`).
+/// Returns the uncompressed ELF kernel within a bzImage (Linux boot protocol, `payload_offset`).
 fn unpack_bzimage(image: &[u8]) -> Result<Vec<u8>> {
     let word = |at: usize| -> Result<usize> {
         let bytes: [u8; 4] = image
@@ -255,7 +255,7 @@ fn unpack_bzimage(image: &[u8]) -> Result<Vec<u8>> {
     let payload = image
         .get(start..start + word(0x24c)?)
         .context("the kernel's payload lies outside its file")?;
-    // All formats but gzip have the unpacked length appended, which their tools refuse.
+    // All formats but gzip are followed by the unpacked length, which their tools reject.
     let body = payload.get(..payload.len() - 4).unwrap_or_default();
     let (tool, body) = match payload {
         [0x7f, b'E', b'L', b'F', ..] => return Ok(payload.to_vec()),
@@ -272,7 +272,7 @@ fn unpack_bzimage(image: &[u8]) -> Result<Vec<u8>> {
     Ok(elf)
 }
 
-/// Sends `input` through `TOOL -dc`.
+/// Pipes `input` through `TOOL -dc`.
 fn filter(tool: &str, input: &[u8]) -> Result<Vec<u8>> {
     let mut child = Command::new(tool)
         .arg("-dc")
@@ -296,7 +296,7 @@ fn filter(tool: &str, input: &[u8]) -> Result<Vec<u8>> {
     Ok(output)
 }
 
-/// The files of [`MODULES`] and of all that they depend on, dependencies first, each once.
+/// Returns the files of [`MODULES`] and of their dependencies, dependencies first, each once.
 fn load_order(kernel: &Kernel) -> Result<Vec<(String, Vec<u8>)>> {
     let directory = kernel.directory.join("lib/modules").join(&kernel.release);
     let dependencies = fs::read_to_string(directory.join("modules.dep"))?;
@@ -317,7 +317,8 @@ fn load_order(kernel: &Kernel) -> Result<Vec<(String, Vec<u8>)>> {
         .collect()
 }
 
-/// `modules.dep` has a line `module: dependency…` per module, the nearest dependency first.
+/// Parses `modules.dep`, which has a line `module: dependency…` per module, the nearest dependency
+/// first.
 fn order(dependencies: &str, builtin: &str, wanted: &[&str]) -> Result<Vec<String>> {
     let is = |path: &str, name: &str| {
         let file = path.rsplit('/').next().unwrap_or(path);

@@ -1,10 +1,10 @@
 //! `cargo xtask host`: runs a command where KVM is sound.
 //!
-//! That is this machine when `podvisor check` says so, and otherwise an emulated test host:
-//! QEMU emulating an AMD CPU with SVM, Debian's kernel, and this machine's own `/` read-only
-//! below a tmpfs ([`build`] makes it, [`run`] runs it). A command enters with its arguments,
-//! environment and stdin; stdout, stderr and the exit status come back apart.
-//! docs/testing.md is the user's side of it.
+//! That is this machine if `podvisor check` says so, and otherwise an emulated test host: QEMU
+//! emulating an AMD CPU with SVM, Debian's kernel, and this machine's own `/` read-only below a
+//! tmpfs ([`build`] builds it, [`run`] runs it). A command is passed its arguments, environment and
+//! stdin; stdout, stderr and the exit status are returned separately. docs/testing.md has the
+//! user's view.
 
 mod build;
 mod run;
@@ -21,13 +21,13 @@ pub(crate) use build::distribution_kernel;
 pub(crate) use run::quote;
 use run::{HostExit, Job};
 
-/// Chooses the host when set: `native` or `emulated`. Within a host it says which one it is.
+/// Selects the host if set: `native` or `emulated`. Within a host, it names the current one.
 const ENVIRONMENT: &str = "PODVISOR_TEST_HOST";
 
-/// The status of a command that was ended by the time limit, as `timeout` reports it.
+/// The status of a command that exceeded the time limit, as `timeout` reports it.
 pub(crate) const TIMED_OUT: u8 = 124;
 
-/// The status when not the command but its host stood still.
+/// The status if the host hung, not the command.
 pub(crate) const HUNG: u8 = 123;
 
 #[derive(Debug, Clone, clap::Args)]
@@ -73,12 +73,12 @@ pub(crate) struct Args {
     command: Vec<String>,
 }
 
-/// Whether a command that says nothing about it runs in an emulated host.
+/// Returns whether a command without an explicit choice runs in an emulated host.
 pub(crate) fn is_emulated() -> bool {
     !native(false)
 }
 
-/// What another command of xtask runs in a host.
+/// A command of xtask for a host.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Request {
     pub(crate) command: Vec<String>,
@@ -89,7 +89,7 @@ pub(crate) struct Request {
     pub(crate) limit: Option<Duration>,
 }
 
-/// Runs `request` in a host and gives the command's status.
+/// Runs `request` in a host and returns the command's status.
 pub(crate) fn run_request(request: Request) -> Result<u8> {
     let args = Args {
         shell: false,
@@ -191,7 +191,7 @@ fn execute(args: &Args, stdin: bool) -> Result<u8> {
     }
 }
 
-/// The variables that a command in a host is given.
+/// Returns the environment of a command in a host.
 fn environment() -> Vec<(String, String)> {
     let passed = |name: &str| {
         ["PATH", "HOME", "TERM", "LANG", "USER", "CARGO_TARGET_DIR"].contains(&name)
@@ -223,9 +223,9 @@ fn canonical(paths: &[PathBuf]) -> Result<Vec<PathBuf>> {
         .collect()
 }
 
-/// Whether this machine is the host. `podvisor check` decides; where it has not been built,
-/// or says nothing within its limit, the answer is no. Deterministic time exists in the emulated
-/// host only.
+/// Returns whether this machine is the host. `podvisor check` decides; if it has not been built, or
+/// does not answer within its time limit, the answer is no. Deterministic time exists only in the
+/// emulated host.
 fn native(icount: bool) -> bool {
     if icount {
         return false;
@@ -256,7 +256,7 @@ fn native(icount: bool) -> bool {
     })
 }
 
-/// Whether this program itself runs in the emulated host.
+/// Returns whether this program itself runs in the emulated host.
 fn is_emulated_host() -> bool {
     Path::new("/run/podvisor-host/stage2").exists()
 }

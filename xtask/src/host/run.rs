@@ -1,10 +1,10 @@
-//! Running one command in the test host: QEMU, the streams between it and this program, and
-//! the rules by which a host that hangs is ended.
+//! Runs one command in the test host: QEMU, the streams between it and this program, and the time
+//! limits after which a hanging host is killed.
 //!
-//! Every stream is a virtio-serial port on a unix socket: `status` says `up` when the command
-//! starts and `rc=N` when it has ended, which is answered; `stdout`, `stderr` and `stdin` are the
-//! command's; with a terminal, `hvc0` is both directions and `size` carries new window sizes. The
-//! command itself travels in a small cpio archive appended to the initramfs.
+//! Every stream is a virtio-serial port on a unix socket: `status` sends `up` when the command
+//! starts and `rc=N` when it has ended, which is acknowledged; `stdout`, `stderr` and `stdin` are
+//! the command's; with a terminal, `hvc0` is both directions and `size` carries new window sizes.
+//! The command itself is in a small cpio archive appended to the initramfs.
 
 use std::fs;
 use std::io::{self, BufRead, BufReader, Read, Write};
@@ -23,22 +23,22 @@ use super::build::Image;
 use crate::process::{self, Group, RawTerminal, TempDir};
 use crate::{cpio, paths};
 
-/// A host boots in 3 to 5 s; on a machine under heavy load in a minute.
+/// A host boots in 3 to 5 s; on a heavily loaded machine in a minute.
 const BOOT_LIMIT: Duration = Duration::from_secs(120);
 
 /// How long a host may take to power off after its command has ended.
 const POWER_OFF_LIMIT: Duration = Duration::from_secs(20);
 
-/// How long the status may be on its way after the host's end.
+/// How long the status may be in transit after the host has ended.
 const STATUS_LIMIT: Duration = Duration::from_secs(2);
 
-/// How often a host says that it is alive.
+/// Interval of a host's heartbeat.
 const PULSE: Duration = Duration::from_secs(10);
 
-/// A host that has said nothing for so long hangs.
+/// A host without a heartbeat for this long hangs.
 const PULSE_LIMIT: Duration = Duration::from_secs(180);
 
-/// What to run, and in what machine.
+/// A command, and the machine for it.
 #[derive(Debug, Clone)]
 pub(crate) struct Job {
     pub(crate) command: Vec<String>,
@@ -68,11 +68,11 @@ pub(crate) enum HostExit {
     BootHang,
     /// The command was still running when the limit was reached.
     TimeLimit,
-    /// The machine itself stood still.
+    /// The machine itself hung.
     Hang,
 }
 
-/// Runs `job` to its end.
+/// Runs `job` to completion.
 pub(crate) fn run(image: &Image, job: &Job) -> Result<HostExit> {
     let directory = TempDir::new("host")?;
     let dir = directory.path();
@@ -124,12 +124,12 @@ pub(crate) fn run(image: &Image, job: &Job) -> Result<HostExit> {
     ended.or_else(|failure| explain(failure, dir))
 }
 
-/// Why a host gave no status, when it did not just hang.
+/// The reason why a host returned no status, unless it hung.
 #[derive(Debug)]
 enum Failure {
-    /// QEMU ended by itself.
+    /// QEMU exited by itself.
     Died(Option<ExitStatus>),
-    /// Nobody reads this program's output any more.
+    /// The reader of this program's output has closed its end.
     OutputClosed,
 }
 
@@ -166,7 +166,7 @@ enum Event {
     Exit(Option<ExitStatus>),
 }
 
-/// Waits for the host's end, and brings it about where it is overdue.
+/// Waits for the host's end, and kills it after its time limits.
 fn watch(
     job: &Job,
     dir: &Path,
@@ -229,7 +229,7 @@ fn watch(
             Err(RecvTimeoutError::Disconnected) => break None,
         }
     };
-    // QEMU is gone: what it had written is still on its way through the sockets.
+    // QEMU has exited: its last output is still in transit through the sockets.
     while up && open_streams > 0 {
         match events.recv_timeout(POWER_OFF_LIMIT) {
             Ok(Event::StreamEnded) => open_streams -= 1,
@@ -238,7 +238,7 @@ fn watch(
             Err(_) => break,
         }
     }
-    // So is the status, when QEMU ended by itself.
+    // So is the status, if QEMU exited by itself.
     while up && returned.is_none() && verdict.is_none() {
         match events.recv_timeout(STATUS_LIMIT) {
             Ok(Event::Returned(status)) => returned = Some(status),
@@ -254,7 +254,7 @@ fn watch(
     }
 }
 
-/// Adds to the console's log what QEMU knows of the CPUs of a host that hangs.
+/// Appends QEMU's information on the CPUs of a hanging host to the console's log.
 fn describe(dir: &Path) {
     let ask = || -> io::Result<()> {
         let mut monitor = UnixStream::connect(dir.join(MONITOR))?;
@@ -263,14 +263,14 @@ fn describe(dir: &Path) {
         let mut log = fs::OpenOptions::new()
             .append(true)
             .open(dir.join("console.log"))?;
-        // It ends by the time limit: the monitor stays open.
+        // It ends by the read timeout: the monitor stays open.
         let _ = io::copy(&mut monitor, &mut log);
         Ok(())
     };
     let _ = ask();
 }
 
-/// Serves one stream from the host on a thread of its own.
+/// Serves one stream from the host on a thread.
 fn serve(name: &str, listener: UnixListener, events: Sender<Event>) {
     let name = name.to_owned();
     std::thread::spawn(move || {
@@ -296,7 +296,7 @@ fn read_status(stream: UnixStream, events: &Sender<Event>) {
     for line in BufReader::new(&stream).lines().map_while(Result::ok) {
         let event = match line.strip_prefix("rc=").map(str::parse) {
             Some(Ok(status)) => {
-                // The host waits for it before it ends.
+                // The host waits for this before it powers off.
                 let _ = (&stream).write_all(b"seen\n");
                 Event::Returned(status)
             }
@@ -330,7 +330,7 @@ fn copy_out(mut stream: UnixStream, mut out: impl Write, events: &Sender<Event>)
     }
 }
 
-/// Passes stdin on, and its end: the sending side is shut down and the socket stays, because
+/// Forwards stdin and its end: the sending side is shut down and the socket stays open, because
 /// QEMU would drop unread bytes of a closed one.
 fn feed_stdin(listener: UnixListener) {
     std::thread::spawn(move || {
@@ -357,11 +357,11 @@ fn copy_in(mut stream: UnixStream) {
         }
     }
     let _ = stream.shutdown(std::net::Shutdown::Write);
-    // Kept open until the host hangs up.
+    // Kept open until the host closes it.
     let _ = io::copy(&mut stream, &mut io::sink());
 }
 
-/// Tells the host each new size of the terminal.
+/// Sends each new size of the terminal to the host.
 fn send_sizes(mut stream: UnixStream) {
     let Ok(mut signals) = Signals::new([SIGWINCH]) else {
         return;
@@ -381,7 +381,7 @@ fn terminal_size() -> (u16, u16) {
     }
 }
 
-/// QEMU's arguments.
+/// Returns QEMU's arguments.
 fn machine(
     image: &Image,
     job: &Job,
@@ -459,13 +459,13 @@ fn machine(
     arguments
 }
 
-/// QEMU's monitor, in the directory of a run.
+/// The socket of QEMU's monitor, in the directory of a run.
 const MONITOR: &str = "monitor";
 
 const KERNEL_COMMAND_LINE: &str = "console=ttyS0 panic=-1 quiet mitigations=off nokaslr \
     tsc=reliable no_timer_check random.trust_cpu=on";
 
-/// The test host's initramfs with this job's files appended.
+/// Writes the test host's initramfs with this job's files appended.
 fn write_initramfs(image: &Image, job: &Job, path: &Path) -> Result<()> {
     let write = || -> io::Result<()> {
         fs::copy(&image.initramfs, path)?;
@@ -481,7 +481,7 @@ fn write_initramfs(image: &Image, job: &Job, path: &Path) -> Result<()> {
     write().with_context(|| format!("{} cannot be written", path.display()))
 }
 
-/// What `stage2.sh` reads.
+/// Returns the configuration for `stage2.sh`.
 fn configuration(image: &Image, job: &Job) -> String {
     let (rows, columns) = terminal_size();
     let flag = u8::from;
@@ -493,7 +493,7 @@ fn configuration(image: &Image, job: &Job) -> String {
         path(&image.modules),
         flag(job.terminal),
         flag(job.stdin),
-        // Under `icount` it would be work of the machine that is measured.
+        // Under `icount`, it would add work to the measured machine.
         if job.icount { 0 } else { PULSE.as_secs() },
     );
     text.push_str("prepare() {\n    :\n");
@@ -517,7 +517,7 @@ fn configuration(image: &Image, job: &Job) -> String {
     text
 }
 
-/// The script that becomes the command.
+/// Returns the script that executes the command.
 fn script(job: &Job) -> String {
     let mut text = String::new();
     for (name, value) in &job.environment {
@@ -533,12 +533,12 @@ fn script(job: &Job) -> String {
     text
 }
 
-/// A word that a POSIX shell reads as `word`.
+/// Quotes a word for a POSIX shell.
 pub(crate) fn quote(word: &str) -> String {
     format!("'{}'", word.replace('\'', "'\\''"))
 }
 
-/// Where the kernel messages of a host that hung are kept.
+/// Returns where the kernel messages of a hanging host are kept.
 pub(crate) fn console_log() -> PathBuf {
     paths::host().join("console.log")
 }

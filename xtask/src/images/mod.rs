@@ -1,7 +1,6 @@
-//! Images made by other people's tools, for tests and benchmarks: mmdebstrap, umoci, buildah,
-//! skopeo.
+//! Images created by other tools, for tests and benchmarks: mmdebstrap, umoci, buildah, skopeo.
 //!
-//! [`ensure`] makes them once per recipe, in `target/images`:
+//! [`ensure`] creates them once per recipe, in `target/images`:
 //!
 //! | name | what it is |
 //! | --- | --- |
@@ -27,7 +26,7 @@ use crate::{paths, process, setup};
 
 const RECIPE: &str = include_str!("make.sh");
 
-/// Makes the images unless they are there; gives their directory.
+/// Creates the images if they are missing; returns their directory.
 pub(crate) fn ensure() -> Result<PathBuf> {
     let base = paths::target().join("images");
     let key = process::key(&[RECIPE, include_str!("listing.rs")])?;
@@ -46,7 +45,7 @@ pub(crate) fn ensure() -> Result<PathBuf> {
         );
     }
     let step = Step::begin("making images with Debian's tools");
-    // Of older recipes and of what was interrupted nothing is kept.
+    // Results of older recipes and of interrupted runs are removed.
     for entry in fs::read_dir(&base)? {
         let path = entry?.path();
         if path.is_dir() {
@@ -80,7 +79,7 @@ pub(crate) fn ensure() -> Result<PathBuf> {
     Ok(directory)
 }
 
-/// The code name of the Debian that this is: its keys are here.
+/// Returns the code name of this machine's Debian, whose keys are installed.
 fn suite() -> Result<String> {
     let text = fs::read_to_string("/etc/os-release").context("/etc/os-release cannot be read")?;
     text.lines()
@@ -89,8 +88,8 @@ fn suite() -> Result<String> {
         .context("/etc/os-release names no release of Debian")
 }
 
-/// Debian's sources as this machine's apt has them; none where apt has no lists, and then
-/// mmdebstrap has defaults.
+/// Returns Debian's sources as configured in this machine's apt; none if apt has no lists, in which
+/// case mmdebstrap uses its defaults.
 fn sources() -> Vec<String> {
     let listed = process::output(Command::new("apt-get").args([
         "indextargets",

@@ -1,4 +1,4 @@
-//! Who holds the rights to what is shipped.
+//! Copyright and licences of the shipped files.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -11,13 +11,13 @@ use serde_json::Value;
 use crate::guest::TRIPLE;
 use crate::{cargo, process};
 
-/// What the programs of the package are built from.
+/// Crates of the package's programs.
 const PROGRAMS: [&str; 2] = ["podvisor-cri", "podvisor-agent"];
 
-/// Beginnings of names of files with a licence.
+/// Prefixes of the names of licence files.
 const NAMES: [&str; 4] = ["LICENSE", "LICENCE", "COPYING", "NOTICE"];
 
-/// Debian's file of the package's own copyright.
+/// Returns Debian's copyright file of the package.
 pub(super) fn copyright(kernel: &str) -> String {
     format!(
         "\
@@ -41,7 +41,7 @@ License: GPL-2
     )
 }
 
-/// Each crate that a program of the package holds, with its licence; and each licence's text once.
+/// Returns each crate in a program of the package, with its licence, and each licence's text once.
 pub(super) fn third_party() -> Result<String> {
     let mut command = cargo::cargo("metadata");
     command.args(["--format-version", "1", "--filter-platform", TRIPLE]);
@@ -76,8 +76,8 @@ pub(super) fn third_party() -> Result<String> {
     Ok(all)
 }
 
-/// Packages of others that the programs depend on, in the order of their names: not what builds
-/// or tests them.
+/// Returns the third-party packages that the programs depend on, sorted by name, without build and
+/// test dependencies.
 fn shipped(metadata: &Value) -> Vec<&Value> {
     let list = |value: &'static str, of: &'static str| -> Vec<&Value> {
         let values = if of.is_empty() {

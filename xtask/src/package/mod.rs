@@ -1,8 +1,8 @@
 //! `cargo xtask package`: a Debian package, and an archive of the same tree for other systems.
 //!
-//! The same sources make the same bytes: files have the time of the last commit, programs forget
-//! where they were built, and what packs them works on one thread. [`tree`] is what is installed,
-//! [`licences`] the texts that go with it, [`scripts`] what dpkg runs.
+//! Builds are reproducible: files have the time of the last commit, programs do not contain their
+//! build directory, and packing is single-threaded. [`tree`] has the installed files, [`licences`]
+//! the legal texts, [`scripts`] dpkg's scripts.
 
 mod licences;
 mod scripts;
@@ -18,10 +18,10 @@ use crate::report::Step;
 use crate::{cargo, guest, kernel, paths, process, setup};
 use tree::Tree;
 
-/// In Debian's words.
+/// Debian's name of the architecture.
 const ARCHITECTURE: &str = "amd64";
 
-/// What the programs are, and what a node may want beside them. `podvisor` is static.
+/// Description and optional dependencies of the package. `podvisor` is static.
 const CONTROL: &str = "\
 Package: podvisor
 Version: @VERSION@
@@ -72,7 +72,7 @@ pub(crate) fn command() -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Puts everything where it is on a machine.
+/// Copies all files to their installed places.
 fn install(tree: &Tree, podvisor: &Path, initramfs: &Path) -> Result<()> {
     tree.copy(podvisor, "usr/bin/podvisor", 0o755)?;
     tree.copy(initramfs, "usr/lib/podvisor/initramfs.cpio", 0o644)?;
@@ -119,7 +119,7 @@ fn install(tree: &Tree, podvisor: &Path, initramfs: &Path) -> Result<()> {
     )
 }
 
-/// What of the source there is to read, where its links lead from one to the other.
+/// Returns the documents to install, whose relative links have to resolve.
 fn documents() -> Result<Vec<PathBuf>> {
     let mut files = vec![PathBuf::from("README.md"), PathBuf::from("CHANGELOG.md")];
     for (directory, ends) in [
@@ -140,7 +140,7 @@ fn documents() -> Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-/// Puts each kernel where podvisor looks for it, and its configuration beside the documents.
+/// Copies each kernel to where podvisor looks for it, and its configuration next to the documents.
 fn install_kernels(tree: &Tree, kernels: &[&Path]) -> Result<()> {
     for kernel in kernels {
         let name = kernel
@@ -154,7 +154,7 @@ fn install_kernels(tree: &Tree, kernels: &[&Path]) -> Result<()> {
     Ok(())
 }
 
-/// What dpkg reads.
+/// Writes dpkg's control files.
 fn control(tree: &Tree, root: &Path) -> Result<()> {
     let sums = tree.checksums()?;
     let control = CONTROL
@@ -189,7 +189,7 @@ fn archive(directory: &Path, name: &str, time: &str) -> Result<PathBuf> {
     command
         .args(["--sort=name", "--owner=0", "--group=0", "--numeric-owner"])
         .arg(format!("--mtime=@{time}"))
-        // Without the time of access and process number that PAX headers would have.
+        // Without the access time and PID of PAX headers.
         .args(["--format=gnu", "--create", "--file"])
         .arg(&tar)
         .arg("--directory")
@@ -202,7 +202,7 @@ fn archive(directory: &Path, name: &str, time: &str) -> Result<PathBuf> {
     Ok(directory.join(format!("{name}.tar.zst")))
 }
 
-/// Seconds since 1970 of the last change to the sources.
+/// Returns the time of the last change to the sources, in seconds since 1970.
 fn time() -> Result<String> {
     if let Ok(time) = std::env::var("SOURCE_DATE_EPOCH") {
         return Ok(time);
@@ -219,7 +219,7 @@ fn time() -> Result<String> {
 mod tests {
     use super::*;
 
-    /// Where a page's relative links lead, without what is wanted of a page there.
+    /// Returns the targets of a page's relative links, without fragments.
     fn links(text: &str) -> impl Iterator<Item = &str> {
         let targets = text.split("](").skip(1);
         let targets = targets.filter_map(|rest| rest.split([')', '#']).next());
@@ -247,7 +247,7 @@ mod tests {
         assert!(count > 20, "{count}");
     }
 
-    /// What the unit says in a section, without comments.
+    /// Returns the lines of a section of the unit, without comments.
     fn unit(section: &str) -> Vec<String> {
         let text = fs::read_to_string(paths::root().join("deploy/podvisor.service")).unwrap();
         let lines = text

@@ -1,4 +1,4 @@
-//! What dpkg runs when the package is installed, removed and purged.
+//! dpkg's scripts for installing, removing and purging the package.
 
 /// The scripts, by dpkg's names.
 pub(super) const SCRIPTS: [(&str, &str); 3] = [
@@ -13,9 +13,9 @@ mod tests {
 
     use super::*;
 
-    /// Makes the system that a test's script is run on. `/etc`, `/run` and `/var/lib` are copies
-    /// in memory; of the commands, the package's scripts are there by their names and `systemctl`
-    /// is a stand-in, which fails once `/mnt/fails` is there.
+    /// Prepares the system on which a test's script runs. `/etc`, `/run` and `/var/lib` are copies
+    /// in memory; the package's scripts are available as commands by their names, and `systemctl`
+    /// is a stand-in, which fails if `/mnt/fails` exists.
     const SYSTEM: &str = r#"
         set -eu
         mount -t tmpfs tmpfs /mnt
@@ -43,8 +43,8 @@ END
         cd /
     "#;
 
-    /// Runs a script of bash's as root of a system that is this one's copy. It ends with the first
-    /// command that fails.
+    /// Runs a bash script as root on a copy of this system. It ends at the first command that
+    /// fails.
     fn on_a_system(script: &str) -> Output {
         let mut command = Command::new("unshare");
         command
@@ -56,7 +56,7 @@ END
         command.output().expect("unshare of util-linux")
     }
 
-    /// As [`on_a_system`], a script that succeeds; gives what was said on stderr.
+    /// Like [`on_a_system`], for a script that must succeed; returns its stderr.
     fn succeeds(script: &str) -> String {
         let output = on_a_system(script);
         let said = String::from_utf8_lossy(&output.stderr).into_owned();

@@ -1,4 +1,4 @@
-//! A directory that is filled with what will be installed.
+//! A directory with the files to be installed.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt as _;
@@ -24,7 +24,7 @@ impl Tree {
         Ok(tree)
     }
 
-    /// Makes a directory and those above it, whatever this process's umask; gives its path.
+    /// Creates a directory and its parents, regardless of this process's umask; returns its path.
     pub(super) fn directory(&self, place: &str) -> Result<PathBuf> {
         let mut path = self.root.clone();
         for part in Path::new(place) {
@@ -62,7 +62,7 @@ impl Tree {
         self.permit(place, mode)
     }
 
-    /// Compresses all files of one of its directories, without their names and times.
+    /// Compresses all files of one of its directories, without names and times.
     pub(super) fn compress(&self, directory: &Path) -> Result<()> {
         for path in files(directory)? {
             fs::set_permissions(&path, Permissions::from_mode(0o644))?;
@@ -71,7 +71,7 @@ impl Tree {
         Ok(())
     }
 
-    /// The MD5 of each file, as dpkg keeps them.
+    /// Returns the MD5 of each file, in dpkg's format.
     pub(super) fn checksums(&self) -> Result<String> {
         let mut command = Command::new("md5sum");
         command.current_dir(&self.root);
@@ -90,7 +90,7 @@ impl Tree {
     }
 }
 
-/// All files below a directory, in the order of their names.
+/// Returns all files below a directory, sorted by name.
 fn files(directory: &Path) -> Result<Vec<PathBuf>> {
     let mut all = Vec::new();
     let mut entries = fs::read_dir(directory)?.collect::<Result<Vec<_>, _>>()?;

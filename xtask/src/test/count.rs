@@ -1,25 +1,25 @@
-//! Counting what libtest prints: `test NAME ... ok` per test, `test result: …` per program.
+//! Counts libtest's results: `test NAME ... ok` per test, `test result: …` per program.
 
 use std::fmt;
 use std::time::Duration;
 
 use anyhow::{Result, bail};
 
-/// How many tests ran, and which failed.
+/// Numbers of tests that passed and failed, and their names.
 #[derive(Debug, Default, Clone)]
 pub(crate) struct Count {
     pub(crate) passed: usize,
     pub(crate) failed: usize,
     pub(crate) failures: Vec<String>,
-    /// Tests that failed and then passed.
+    /// Tests that failed and passed on the second run.
     pub(crate) unsteady: Vec<String>,
-    /// The tests with the time each took.
+    /// The tests with their durations.
     times: Vec<(Duration, String)>,
 }
 
 impl Count {
-    /// Takes one line of output into account, which came `time` after the last test's end; gives
-    /// whether it tells of a test's end.
+    /// Processes a line of output that arrived `time` after the last test's end; returns whether it
+    /// is the end of a test.
     pub(crate) fn line(&mut self, line: &str, time: Duration) -> bool {
         if let Some((name, end)) = line
             .strip_prefix("test ")
@@ -46,7 +46,7 @@ impl Count {
         false
     }
 
-    /// The tests that took longest, and how long.
+    /// Returns the slowest tests, with their durations.
     pub(crate) fn slowest(&self, number: usize) -> Vec<(Duration, &str)> {
         let mut times: Vec<_> = self
             .times
@@ -58,7 +58,7 @@ impl Count {
         times
     }
 
-    /// Closes the count of a program that ended: tests that it never came to have failed.
+    /// Completes the count of a program that exited: tests that it did not reach count as failed.
     pub(crate) fn settle(&mut self, name: &str, expected: usize, success: bool, status: &str) {
         let seen = self.passed + self.failed;
         if seen < expected {
@@ -73,7 +73,7 @@ impl Count {
         }
     }
 
-    /// Takes what a second run of a test that failed gave.
+    /// Adds the result of the second run of a failed test.
     pub(crate) fn again(&mut self, test: &str, second: Self) {
         if second.passed == 1 && second.failed == 0 {
             self.failures.retain(|failed| failed != test);
@@ -98,7 +98,7 @@ impl Count {
         sum
     }
 
-    /// An error when a test failed.
+    /// Returns an error if a test failed.
     pub(crate) fn check(&self) -> Result<()> {
         if self.failed > 0 {
             bail!("{} of the tests failed", self.failed);
@@ -166,7 +166,7 @@ mod tests {
         count.failures = vec!["a".to_owned(), "b".to_owned()];
         count.again("a", result("test result: ok. 1 passed; 0 failed"));
         count.again("b", result("test result: FAILED. 0 passed; 1 failed"));
-        // Its program did not even come to it.
+        // Its program did not reach it.
         count.again("b", Count::default());
         assert_eq!(count.to_string(), "8 passed, 1 failed");
         assert_eq!(

@@ -1,6 +1,6 @@
-//! Tests with guests: in test hosts, as many at once as this machine has CPUs. Programs of few
-//! tests share a host, because to boot one takes as long as a test; a program of many has one of
-//! its own. A host that hangs takes its programs' tests with it.
+//! Tests with guests: in as many parallel test hosts as this machine has CPUs. Programs of few
+//! tests share a host, because booting one takes as long as a test; a program of many has its own.
+//! If a host hangs, the tests of its programs fail.
 
 use std::collections::VecDeque;
 use std::path::PathBuf;
@@ -14,17 +14,18 @@ use super::{Count, Listed, read_labelled};
 use crate::host::quote;
 use crate::{host, paths, process, report};
 
-/// How long the programs of one host may take: several times what they take in an emulated host on
-/// a machine that has nothing else to do.
+/// How long the programs of one host may take: several times their duration in an emulated host on
+/// an idle machine.
 const LIMIT: Duration = Duration::from_secs(2400);
 
 /// Programs share a host until they have this many tests together.
 const TESTS_OF_A_HOST: usize = 6;
 
-/// That many failed tests run once more in an emulated host. More are no accident.
+/// Up to this many failed tests are run again in an emulated host. More are not a coincidence.
 const SECOND_RUNS: usize = 2;
 
-/// Runs all tests that need guests; `assets` are variables that lead them to their files.
+/// Runs all tests that need guests; `assets` are environment variables with the paths of their
+/// files.
 pub(super) fn run(programs: &[Listed], assets: &[(&str, PathBuf)]) -> Result<Count> {
     let mut wanted: Vec<&Listed> = programs
         .iter()
@@ -33,13 +34,13 @@ pub(super) fn run(programs: &[Listed], assets: &[(&str, PathBuf)]) -> Result<Cou
     if wanted.is_empty() {
         bail!("no test with guests was found");
     }
-    // No host shall be left alone with long ones at the end: first the programs of many tests,
-    // then those that are a program for the sake of one or two, which are long.
+    // Long programs must not run alone at the end: first the programs of many tests, then those
+    // with one or two tests, which are long.
     wanted.sort_by_key(|listed| listed.guests.len());
     let few = wanted.partition_point(|listed| listed.guests.len() < TESTS_OF_A_HOST);
     wanted.rotate_left(few);
     let shared = shared_out(wanted);
-    // On this machine itself they would meet in its network and its cgroups.
+    // On this machine itself, they would conflict in its network and its cgroups.
     let hosts = if host::is_emulated() {
         std::thread::available_parallelism().map_or(1, usize::from)
     } else {
@@ -76,9 +77,9 @@ pub(super) fn run(programs: &[Listed], assets: &[(&str, PathBuf)]) -> Result<Cou
     })
 }
 
-/// Runs failed tests once more, if they are few, each in a host of its own. An emulated host is
-/// at the mercy of whatever else its machine does, and its CPU is not sound in everything; a test
-/// that then passes is counted as passed, and named.
+/// Runs failed tests again if they are few, each in its own host. An emulated host depends on the
+/// load of its machine, and its CPU emulation has bugs; a test that passes then counts as passed,
+/// and is named.
 fn run_again(count: &mut Count, programs: &[Listed], assets: &[(&str, PathBuf)]) -> Result<()> {
     if count.failures.len() > SECOND_RUNS {
         return Ok(());
@@ -89,13 +90,13 @@ fn run_again(count: &mut Count, programs: &[Listed], assets: &[(&str, PathBuf)])
             continue;
         };
         report::note(&format!("{test} failed, and runs once more"));
-        // What is known of the host in which it failed stays.
+        // The logs of the host in which it failed are kept.
         count.again(&test, in_host(&[&only], assets, "console-second")?);
     }
     Ok(())
 }
 
-/// The program of a test with no other test; `None` when no program has it, or several.
+/// Returns the program of a test with no other test; `None` if no program has it, or several.
 fn alone(programs: &[Listed], test: &str) -> Option<Listed> {
     let mut with = programs
         .iter()
@@ -110,7 +111,7 @@ fn alone(programs: &[Listed], test: &str) -> Option<Listed> {
     })
 }
 
-/// Which programs share a host, in their order.
+/// Groups programs that share a host, in order.
 fn shared_out(programs: Vec<&Listed>) -> Vec<Vec<&Listed>> {
     let mut hosts: Vec<Vec<&Listed>> = Vec::new();
     for listed in programs {
@@ -126,7 +127,7 @@ fn tests_of(programs: &[&Listed]) -> usize {
     programs.iter().map(|listed| listed.guests.len()).sum()
 }
 
-/// The target's name of each program.
+/// Returns the target's name of each program.
 fn names_of(programs: &[&Listed]) -> Vec<String> {
     let target = |listed: &&Listed| {
         let name = &listed.program.name;
@@ -135,8 +136,8 @@ fn names_of(programs: &[&Listed]) -> Vec<String> {
     programs.iter().map(target).collect()
 }
 
-/// Runs the programs' tests in a host, and once more where the emulated host itself hung. Its log
-/// has a name that begins with `log`.
+/// Runs the programs' tests in a host, and again if the emulated host itself hung. The name of its
+/// log starts with `log`.
 fn in_host(programs: &[&Listed], assets: &[(&str, PathBuf)], log: &str) -> Result<Count> {
     let names = names_of(programs);
     let name = format!("{} with guests", names.join(", "));
@@ -153,7 +154,7 @@ fn in_host(programs: &[&Listed], assets: &[(&str, PathBuf)], log: &str) -> Resul
     let (mut count, mut status) = once(log)?;
     if status.code() == Some(host::HUNG.into()) {
         report::note(&format!("{name}: once more"));
-        // What is known of the one that hung stays.
+        // The log of the one that hung is kept.
         (count, status) = once(&format!("{log}-again"))?;
     }
     count.settle(
@@ -176,10 +177,11 @@ fn command(programs: &[&Listed], log: &str) -> Result<Command> {
     Ok(command)
 }
 
-/// Begins the line that a host prints before each program, with the name of its target.
+/// Prefix of the line that a host prints before each program, followed by the name of its target.
 const BEGINS: &str = "--- ";
 
-/// Runs one program after the other, each in its directory; fails when one of them does.
+/// Returns a script that runs one program after the other, each in its directory, and fails if one
+/// of them does.
 fn script(programs: &[&Listed]) -> String {
     let mut text = String::from("failed=0");
     for (listed, name) in programs.iter().zip(names_of(programs)) {

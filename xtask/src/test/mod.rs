@@ -1,8 +1,8 @@
-//! `cargo xtask test`: everything that must hold before a change is good.
+//! `cargo xtask test`: all checks for a change.
 //!
-//! Format, lints, tests on this machine (the fuzz targets' bodies among them), tests with guests
-//! in test hosts, and the documentation. A step that fails does not hide the others. A test whose
-//! own name starts with `guest_` needs KVM guests and runs in a host; all others run right here.
+//! Format, lints, tests on this machine (including the fuzz targets' bodies), tests with guests in
+//! test hosts, and the documentation. A failing step does not prevent the others. A test whose own
+//! name starts with `guest_` needs KVM guests and runs in a host; all others run on this machine.
 //! The last lines count both.
 
 mod count;
@@ -20,11 +20,11 @@ use crate::report::{self, Step};
 use crate::{guest, images, paths, process, setup, space};
 pub(crate) use count::Count;
 
-/// How many of the slowest tests are named at the end.
+/// Number of slowest tests that are listed at the end.
 const SLOWEST: usize = 12;
 
-/// How long one program's tests on this machine may take, in seconds: the longest takes less than
-/// a tenth of it, and one that hangs must not hide the others.
+/// How long one program's tests on this machine may take, in seconds: more than ten times the
+/// longest one; a hanging one must not prevent the others.
 const LIMIT: &str = "900";
 
 #[derive(Debug, clap::Args)]
@@ -55,7 +55,7 @@ struct Results {
 }
 
 impl Results {
-    /// Runs a step, whatever came of those before it.
+    /// Runs a step, regardless of the results of earlier ones.
     fn step(&mut self, name: &'static str, work: impl FnOnce(&mut Self) -> Result<()>) {
         let step = Step::begin(name);
         let began = Instant::now();
@@ -142,7 +142,7 @@ pub(crate) fn command(args: &Args) -> Result<ExitCode> {
     Ok(conclude(&results))
 }
 
-/// Prints the times and counts.
+/// Prints the durations and counts.
 fn conclude(results: &Results) -> ExitCode {
     println!();
     for (name, time) in &results.times {
@@ -214,7 +214,7 @@ fn listed(programs: Vec<TestProgram>, filter: Option<&str>) -> Result<Vec<Listed
         .collect()
 }
 
-/// Whether a test's own name, not that of a module around it, says that it needs guests.
+/// Returns whether a test's own name, not that of its module, says that it needs guests.
 fn needs_guests(test: &str) -> bool {
     test.rsplit("::")
         .next()
@@ -250,15 +250,15 @@ fn on_this_machine(programs: &[Listed], filter: Option<&str>) -> Result<Count> {
     Ok(count)
 }
 
-/// Runs a command whose output is libtest's, shows it, and counts.
+/// Runs a command with libtest's output, prints it, and counts.
 pub(crate) fn read(command: &mut Command, name: &str, expected: usize) -> Result<Count> {
     let (mut count, status) = read_labelled(command, |_| None)?;
     count.settle(name, expected, status.success(), &status.to_string());
     Ok(count)
 }
 
-/// As [`read`], but the count is not settled. A line for which `label` gives one is not shown:
-/// the lines behind it are, each behind that label.
+/// Like [`read`], but the count is not settled. A line for which `label` returns a label is not
+/// printed: the following lines are, each after that label.
 fn read_labelled(
     command: &mut Command,
     label: impl Fn(&str) -> Option<String>,

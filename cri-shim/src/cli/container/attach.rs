@@ -1,4 +1,4 @@
-//! `podvisor attach`: a container's own streams.
+//! `podvisor attach`: connects to a container's standard streams.
 
 use clap::Args;
 

@@ -1,4 +1,4 @@
-//! Who may change a container's directory.
+//! The lock for changes to a container's directory.
 
 use std::fs::{self, File};
 use std::io;
@@ -12,15 +12,15 @@ use tokio::sync::oneshot;
 
 use crate::patience::timeout;
 
-/// Held while a container is made or removed: whoever finds the directory locked leaves it alone.
+/// Held while a container is created or removed: other processes leave a locked directory alone.
 #[derive(Debug)]
 pub(in crate::cli) struct Claim {
     _locked: File,
 }
 
 impl Claim {
-    /// Takes the directory once nobody else has it. It is not found, too, when who had it has
-    /// removed it.
+    /// Locks the directory once it is unlocked. If the previous holder has removed it, this returns
+    /// `NotFound`.
     pub(super) fn take(dir: &Path) -> io::Result<Self> {
         let file = File::open(dir)?;
         flock(&file, FlockOperation::LockExclusive)?;
@@ -28,12 +28,13 @@ impl Claim {
         Ok(Self { _locked: file })
     }
 
-    /// As [`Self::take`], while other tasks go on; none when somebody else still has it after
-    /// `limit`.
+    /// Like [`Self::take`], without blocking other tasks; `None` if another process still has it
+    /// after `limit`.
     pub(super) async fn take_within(dir: &Path, limit: Duration) -> io::Result<Option<Self>> {
         let (sender, taken) = oneshot::channel();
         let dir = dir.to_owned();
-        // A thread that nobody waits for, as this process has to when it ends for the runtime's.
+        // A thread that is not waited for; at exit, this process would have to wait for the
+        // runtime's threads.
         let thread = thread::Builder::new().name("claim".to_owned());
         thread.spawn(move || drop(sender.send(Self::take(&dir))))?;
         match timeout(limit, taken).await {
@@ -42,12 +43,12 @@ impl Claim {
         }
     }
 
-    /// The process that has the directory, where the kernel tells it.
+    /// Returns the PID of the holder, if the kernel shows it.
     pub(super) fn holder(dir: &Path) -> Option<u32> {
         let meta = fs::metadata(dir).ok()?;
         let (major, minor) = (rustix::fs::major(meta.dev()), rustix::fs::minor(meta.dev()));
         let file = format!("{major:02x}:{minor:02x}:{}", meta.ino());
-        // proc_locks(5): the number, the kind, the mode, the type, the process, the file.
+        // proc_locks(5): number, kind, mode, type, PID, file.
         let locks = fs::read_to_string("/proc/locks").ok()?;
         locks.lines().find_map(|line| {
             let words: Vec<&str> = line.split_whitespace().collect();
@@ -58,7 +59,7 @@ impl Claim {
         })
     }
 
-    /// Waits until nobody has the directory.
+    /// Waits until the directory is unlocked.
     pub(super) async fn released(dir: &Path) -> io::Result<()> {
         let dir = dir.to_owned();
         let wait = move || -> io::Result<()> {
@@ -72,7 +73,7 @@ impl Claim {
         waited.unwrap_or_else(|error| Err(io::Error::other(error)))
     }
 
-    /// Whether somebody has the directory. Any number may ask at once.
+    /// Returns whether the directory is locked. Several processes may check at the same time.
     pub(super) fn is_taken(dir: &Path) -> bool {
         let Ok(file) = File::open(dir) else {
             return false;

@@ -1,4 +1,4 @@
-//! Clearing away: containers that are to go, and what was left by processes that were killed.
+//! Removal of containers, and cleanup of what killed processes left.
 
 use std::convert::Infallible;
 use std::io;
@@ -21,14 +21,14 @@ use crate::sandbox::{
     DEFAULT_CGROUP_PARENT, EventAction, SandboxClient, SandboxError, remove_empty_cgroups,
 };
 
-/// How long a sweep waits for a machine's process: one that takes longer is left for the next.
+/// How long a sweep waits for a machine's process: a slower one is left for the next sweep.
 const SWEEP_RESPONSE_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// How long who makes or removes a container may take to be done with it.
+/// How long another process may take to create or remove a container.
 const CLAIM_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Removes a container or pod that has ended, and all that is left of it. One that somebody else
-/// removes at the same time is removed.
+/// Removes an ended container or pod, and all that is left of it. It is not an error if another
+/// process removes it at the same time.
 pub(in crate::cli) async fn remove(entry_dir: &Path) -> anyhow::Result<()> {
     let Some(_claim) = claim(entry_dir).await? else {
         return Ok(());
@@ -36,7 +36,7 @@ pub(in crate::cli) async fn remove(entry_dir: &Path) -> anyhow::Result<()> {
     let record = record::read(entry_dir).with_context(|| unreadable(entry_dir))?;
     let pod = record.as_ref().filter(|record| record.pod.is_some());
     match pod {
-        // Its sandbox may be on its way out, or still be there without its container.
+        // Its sandbox may be exiting, or still run without its container.
         None => match SandboxClient::connect(entry_dir).await {
             Ok(client) => client.shutdown(Duration::ZERO).await?,
             Err(SandboxError::Gone { .. }) => {}
@@ -47,8 +47,8 @@ pub(in crate::cli) async fn remove(entry_dir: &Path) -> anyhow::Result<()> {
     remove_files(entry_dir, record.as_ref()).await
 }
 
-/// As [`remove`], of a container with a machine of its own, which has ended: its process may still
-/// be there, and is not waited for.
+/// Like [`remove`], for an ended container with its own machine: the machine's process may still
+/// run, and is not waited for.
 pub(in crate::cli) async fn remove_ended(entry: &Entry) -> anyhow::Result<()> {
     match claim(&entry.dir).await? {
         Some(_claim) => remove_files(&entry.dir, Some(&entry.record)).await,
@@ -56,7 +56,7 @@ pub(in crate::cli) async fn remove_ended(entry: &Entry) -> anyhow::Result<()> {
     }
 }
 
-/// None when somebody else has removed the directory.
+/// Returns `None` if another process has removed the directory.
 async fn claim(entry_dir: &Path) -> anyhow::Result<Option<Claim>> {
     match Claim::take_within(entry_dir, CLAIM_TIMEOUT).await {
         Ok(Some(claim)) => Ok(Some(claim)),
@@ -66,7 +66,7 @@ async fn claim(entry_dir: &Path) -> anyhow::Result<Option<Claim>> {
     }
 }
 
-/// What is said of a directory that somebody else keeps for too long.
+/// Returns the error for a directory that another process keeps locked for too long.
 fn kept(entry_dir: &Path) -> anyhow::Error {
     let holder = Claim::holder(entry_dir);
     let process = holder.map_or_else(String::new, |pid| format!(", process {pid},"));
@@ -78,7 +78,7 @@ fn kept(entry_dir: &Path) -> anyhow::Error {
     )
 }
 
-/// Removes what there is of a container on the host besides its machine.
+/// Removes a container's resources on the host other than its machine.
 async fn remove_files(entry_dir: &Path, record: Option<&Record>) -> anyhow::Result<()> {
     if let Some(record) = record {
         events::note_end(entry_dir, record);
@@ -95,7 +95,7 @@ async fn remove_files(entry_dir: &Path, record: Option<&Record>) -> anyhow::Resu
     Ok(())
 }
 
-/// Takes a container out of its pod's machine.
+/// Removes a container from its pod's machine.
 async fn leave_pod(entry_dir: &Path, record: &Record) -> anyhow::Result<()> {
     let entry = Entry {
         dir: entry_dir.to_owned(),
@@ -112,10 +112,10 @@ async fn leave_pod(entry_dir: &Path, record: &Record) -> anyhow::Result<()> {
     volumes::remove(&entry.shared(), &entry.record)
 }
 
-/// Takes away what an ended container has of the host, which it does not need any more. What
-/// cannot be taken away now is left for the next sweep.
+/// Releases the resources on the host that an ended container does not need any more. What cannot
+/// be released now is left for the next sweep.
 pub(in crate::cli) async fn settle(entry: &Entry) {
-    // What became of a pod's containers is told of each.
+    // For pods, the events of each of their containers are recorded.
     if !entry.record.is_pod {
         events::note_end(&entry.dir, &entry.record);
     }
@@ -132,7 +132,7 @@ pub(in crate::cli) async fn settle(entry: &Entry) {
     }
 }
 
-/// What is said of a directory whose record cannot be read.
+/// Returns the message for a directory whose record cannot be read.
 fn unreadable(dir: &Path) -> String {
     format!(
         "the record of a container in {} is not understood, so it is left alone; a podvisor of \
@@ -141,34 +141,34 @@ fn unreadable(dir: &Path) -> String {
     )
 }
 
-/// What is to be done about a directory.
+/// The action for a directory.
 enum Finding {
     Nothing,
-    /// What it has of the host goes.
+    /// Release its resources on the host.
     Settle(Box<Entry>),
-    /// All of it goes; the name of the container.
+    /// Remove it; with the name of the container.
     Remove(PathBuf, Option<String>),
-    /// It is told of, and stays.
+    /// Report the error and keep it.
     Tell(anyhow::Error),
 }
 
-/// Clears away what nobody looks after: containers that were to be removed when they had ended,
-/// what was being made when its maker was killed, mounts and networks of containers that have
-/// ended. Gives the names of what was removed. A machine that does not answer is left alone.
+/// Cleans up: containers that were to be removed at their end, containers whose creator was killed,
+/// mounts and networks of ended containers. Returns the names of what was removed. Machines that do
+/// not answer are left alone.
 pub(in crate::cli) async fn sweep(containers: &Containers) -> anyhow::Result<Vec<String>> {
     Ok(Sweep::begin(containers)?.ended().await)
 }
 
-/// A [`sweep`] that goes on while something else is done.
+/// A [`sweep`] that runs in parallel with other work.
 #[derive(Debug)]
 pub(in crate::cli) struct Sweep {
     work: JoinHandle<Vec<String>>,
-    /// Dropped once nobody waits any more for machines that have not answered.
+    /// Dropped to stop waiting for machines that have not answered.
     patience: oneshot::Sender<Infallible>,
 }
 
 impl Sweep {
-    /// Begins with what there is now.
+    /// Starts with the current containers.
     pub(in crate::cli) fn begin(containers: &Containers) -> anyhow::Result<Self> {
         Self::begin_within(containers, SWEEP_RESPONSE_TIMEOUT)
     }
@@ -184,7 +184,7 @@ impl Sweep {
         })
     }
 
-    /// Waits until it is done: the names of what was removed.
+    /// Waits until it is done; returns the names of what was removed.
     pub(in crate::cli) async fn ended(self) -> Vec<String> {
         let Self { work, patience } = self;
         let removed = result_of(work).await;
@@ -192,7 +192,7 @@ impl Sweep {
         removed
     }
 
-    /// As [`Self::ended`], but machines that have not answered by now are left for the next one.
+    /// Like [`Self::ended`], but machines that have not answered yet are left for the next sweep.
     pub(in crate::cli) async fn ended_by_now(self) -> Vec<String> {
         let Self { work, patience } = self;
         drop(patience);
@@ -204,7 +204,7 @@ async fn result_of(work: JoinHandle<Vec<String>>) -> Vec<String> {
     match work.await.map_err(JoinError::try_into_panic) {
         Ok(removed) => removed,
         Err(Ok(panic)) => std::panic::resume_unwind(panic),
-        // The runtime ends.
+        // The runtime is shutting down.
         Err(Err(_)) => Vec::new(),
     }
 }
@@ -220,7 +220,7 @@ async fn clear_away(
         let look = look_at(&containers, dir, record, limit);
         async move { (number, look.await) }
     });
-    // All at once: of those that hang, each would take its time.
+    // Concurrently: each one that hangs takes the whole timeout.
     let mut looks = pin!(stream::iter(looks).buffer_unordered(MAX_CONCURRENT_QUERIES));
     let mut findings = Vec::new();
     loop {
@@ -338,7 +338,7 @@ mod tests {
             containers.create(record).unwrap().0
         };
         let (ended, stopped, kept) = (make("a", true), make("b", true), make("c", false));
-        // As of a process that is stopped: whoever connects has no answer.
+        // As for a stopped process: clients connect and get no answer.
         let _socket = UnixListener::bind(stopped.dir.join("control.sock")).unwrap();
         let sweep = Sweep::begin_within(&containers, Duration::from_secs(1 << 20)).unwrap();
         let removed = sweep.ended_by_now().await;

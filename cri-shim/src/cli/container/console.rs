@@ -1,4 +1,4 @@
-//! `podvisor console`: the serial console of a machine, also of one whose guest hangs.
+//! `podvisor console`: connects to the serial console of a machine, even if its guest hangs.
 
 use std::collections::VecDeque;
 use std::io::{self, Read as _};
@@ -20,7 +20,7 @@ use crate::cli::terminal::{self, RawMode};
 use crate::cli::{Globals, notice};
 use crate::sandbox::{RefusalKind, SandboxClient};
 
-/// Typed bytes that wait for the guest: as many as a terminal's line holds.
+/// Maximum number of typed bytes that wait for the guest: the length of a terminal's line.
 const MAX_PENDING_INPUT: usize = 4096;
 
 #[derive(Debug, Args)]
@@ -57,7 +57,7 @@ pub(in crate::cli) fn run(globals: &Globals, args: &ConsoleArgs) -> anyhow::Resu
         };
         talk(console, &args.detach_keys).await
     });
-    // A thread may sit in a read of stdin for ever.
+    // A thread may be blocked in a read of stdin forever.
     runtime.shutdown_background();
     code
 }
@@ -69,7 +69,7 @@ async fn talk(console: OwnedFd, keys: &Keys) -> anyhow::Result<u8> {
         notice("connected to the console; Ctrl-] leaves it unless --detach-keys says otherwise");
     }
     let raw = is_terminal.then(RawMode::enter).transpose()?;
-    // Only a terminal's user leaves by keys: other input is the guest's as it is.
+    // Keys detach only on a terminal: other input is passed to the guest unchanged.
     let escape = is_terminal.then(|| Escape::new(keys.clone()));
     let connected = connect(console, keys_typed()?, escape, show);
     let code = tokio::select! {
@@ -83,7 +83,7 @@ async fn talk(console: OwnedFd, keys: &Keys) -> anyhow::Result<u8> {
     Ok(code)
 }
 
-/// Passes on what is typed and what the console says, until the user leaves or either ends.
+/// Forwards input and console output until the user detaches or either side ends.
 async fn connect(
     console: OwnedFd,
     mut typed: mpsc::Receiver<Vec<u8>>,
@@ -95,7 +95,7 @@ async fn connect(
     let (mut output, mut input) = UnixStream::from_std(console)?.into_split();
     let mut bytes = vec![0; 4096];
     let mut has_input = true;
-    // What the guest has not taken yet. One that hangs keeps nobody from leaving.
+    // Input that the guest has not read yet. The user can leave even if the guest hangs.
     let mut waiting = VecDeque::new();
     loop {
         let takes_keys = has_input && (escape.is_some() || waiting.is_empty());
@@ -111,11 +111,11 @@ async fn connect(
             keys = typed.recv(), if takes_keys => match (keys, &mut escape) {
                 (Some(keys), Some(escape)) => {
                     let (passed, leaves) = escape.pass(&keys);
-                    // As on a real line, what there is no room for is lost.
+                    // As on a serial line, input without room is lost.
                     let room = MAX_PENDING_INPUT.saturating_sub(waiting.len());
                     waiting.extend(passed.into_iter().take(room));
                     if leaves {
-                        // Typed before that, and taken at once or not at all.
+                        // Typed before the keys: written if that is possible without waiting.
                         let _ = rustix::io::write(input.as_ref(), waiting.make_contiguous());
                         return Ok(());
                     }
@@ -130,7 +130,7 @@ async fn connect(
     }
 }
 
-/// What is typed, read by a thread of its own.
+/// Reads the input on a thread of its own.
 fn keys_typed() -> anyhow::Result<mpsc::Receiver<Vec<u8>>> {
     let (sender, typed) = mpsc::channel(16);
     let read = move || {
@@ -148,7 +148,7 @@ fn keys_typed() -> anyhow::Result<mpsc::Receiver<Vec<u8>>> {
     Ok(typed)
 }
 
-/// Writes what the console says to stdout. A reader that has gone away is the end of it.
+/// Writes console output to stdout. Breaks if the reader has closed its end.
 fn show(bytes: &[u8]) -> anyhow::Result<ControlFlow<()>> {
     let stdout = io::stdout();
     let mut rest = bytes;

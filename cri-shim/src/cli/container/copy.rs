@@ -1,7 +1,8 @@
-//! `podvisor cp`: files between the host and a running container, by its `tar`.
+//! `podvisor cp`: copies files between the host and a running container, with the container's
+//! `tar`.
 //!
-//! Names are docker's rules: into a directory that is there, under their own name; else under the
-//! name that is given; and what ends with `/.` stands for what is in the directory.
+//! Names follow docker's rules: into an existing directory, under the source's name; otherwise
+//! under the given name; a source that ends with `/.` is the contents of the directory.
 
 use std::ffi::OsStr;
 use std::future::pending;
@@ -29,10 +30,10 @@ use crate::sandbox::{
     Exec, SandboxClient, StdioFds, SupplementalGroups, further_process, random_id,
 };
 
-/// Stands for an archive on stdin or stdout.
+/// Means an archive on stdin or stdout.
 const STREAM: &str = "-";
 
-/// What a failed `tar` says that is shown, in bytes.
+/// Maximum length of the error output of `tar` that is shown, in bytes.
 const MAX_STDERR: u64 = 4 << 10;
 
 #[derive(Debug, Args)]
@@ -48,7 +49,7 @@ pub(in crate::cli) struct CopyArgs {
     to: String,
 }
 
-/// `CONTAINER:PATH`; a path with a colon is written with a slash before it.
+/// Splits `CONTAINER:PATH`; a path on the host that contains a colon needs a slash before it.
 fn in_container(text: &str) -> Option<(&str, &str)> {
     let (container, path) = text.split_once(':')?;
     (!container.is_empty() && !container.contains('/') && !container.starts_with('.'))
@@ -84,20 +85,20 @@ pub(in crate::cli) fn run(globals: &Globals, args: &CopyArgs) -> anyhow::Result<
         let mut signals = Signals::new()?;
         tokio::select! {
             done = copy => done.map(|()| 0),
-            // Dropped half-way, it leaves nothing behind.
+            // Dropped before its end, it removes its temporary files.
             signal = signals.ending() => Ok(exit_code_of(signal)),
         }
     });
-    // A thread may sit in a read of stdin for ever.
+    // A thread may be blocked in a read of stdin forever.
     runtime.shutdown_background();
     done
 }
 
-/// What is copied: a member of a directory.
+/// The source of a copy: a member of a directory.
 #[derive(Debug, PartialEq, Eq)]
 struct Source {
     dir: PathBuf,
-    /// `.` stands for all that is in the directory.
+    /// `.` means all members of the directory.
     name: String,
 }
 
@@ -118,7 +119,7 @@ impl Source {
     }
 }
 
-/// The directory and the name of a path.
+/// Returns the directory and the name of a path.
 fn split(path: &Path) -> anyhow::Result<(PathBuf, String)> {
     let name = path
         .file_name()
@@ -132,7 +133,7 @@ fn split(path: &Path) -> anyhow::Result<(PathBuf, String)> {
     Ok((dir, name.to_owned()))
 }
 
-/// Unpacked where nobody else is, and then moved to its place.
+/// Copies from the container: unpacks in a private directory, then moves the files to their place.
 async fn from_container(guest: &Guest, path: &str, to: &Path) -> anyhow::Result<()> {
     let source = Source::of(path)?;
     let place = Place::of(to)?;
@@ -145,14 +146,14 @@ async fn from_container(guest: &Guest, path: &str, to: &Path) -> anyhow::Result<
     place.take(&source, unpacked)
 }
 
-/// Where on the host what is copied goes.
+/// The destination of a copy on the host.
 #[derive(Debug)]
 struct Place<'a> {
-    /// As the user has named it.
+    /// As the user named it.
     to: &'a Path,
-    /// The file that is created or replaced; none: it goes into the directory `to`.
+    /// The file that is created or replaced; `None` to copy into the directory `to`.
     file: Option<PathBuf>,
-    /// Where it is unpacked: on the same file system.
+    /// Directory for unpacking, on the same file system.
     parent: PathBuf,
 }
 
@@ -180,7 +181,7 @@ impl<'a> Place<'a> {
         Ok(Self { to, file, parent })
     }
 
-    /// Moves what was unpacked there.
+    /// Moves the unpacked files there.
     fn take(&self, source: &Source, unpacked: PathBuf) -> anyhow::Result<()> {
         let to = self.to.display();
         let Some(file) = &self.file else {
@@ -207,13 +208,13 @@ impl<'a> Place<'a> {
     }
 }
 
-/// Unpacks what is copied into a directory of the host that is empty.
+/// Unpacks the source into an empty directory of the host.
 async fn unpack(guest: &Guest, source: &Source, to: &Path) -> anyhow::Result<()> {
     let mut unpack = Command::new("tar")
         .args(["-x", "--no-same-owner", "--no-same-permissions", "-f", "-"])
         .arg("-C")
         .arg(to)
-        // The guest may send what nobody asked for.
+        // The guest may send other files than requested.
         .args(["--", &source.name])
         .stdin(Stdio::piped())
         .kill_on_drop(true)
@@ -222,14 +223,14 @@ async fn unpack(guest: &Guest, source: &Source, to: &Path) -> anyhow::Result<()>
     let stdin = unpack.stdin.take().context("tar has no stdin")?;
     let stdin = stdin.into_owned_fd().context("cannot pass on a pipe")?;
     let packed = guest.pack(source, stdin).await;
-    // Its input has ended with the guest's output, or with the error.
+    // Its input ends with the guest's output, or with the error.
     let has_unpacked = ended(unpack).await?;
     packed?;
     ensure!(has_unpacked, "tar could not unpack into {}", to.display());
     Ok(())
 }
 
-/// What is copied, as the container's `tar` packs it.
+/// Copies to stdout, as an archive from the container's `tar`.
 async fn to_stdout(guest: &Guest, path: &str) -> anyhow::Result<()> {
     let source = Source::of(path)?;
     ensure!(
@@ -237,7 +238,8 @@ async fn to_stdout(guest: &Guest, path: &str) -> anyhow::Result<()> {
         "an archive is nothing for a terminal: redirect it to a file or a pipe"
     );
     let (mut archive, stdout) = io::pipe()?;
-    // When nobody reads any more, the pipe ends, too: the container's tar has nobody to write to.
+    // If the reader closes stdout, this end of the pipe is closed, too, and the container's tar
+    // fails.
     let shown = spawn_blocking(move || {
         let mut to = io::stdout().lock();
         io::copy(&mut archive, &mut to)?;
@@ -248,7 +250,7 @@ async fn to_stdout(guest: &Guest, path: &str) -> anyhow::Result<()> {
     packed
 }
 
-/// An archive that the container's `tar` unpacks.
+/// Copies an archive from stdin, which the container's `tar` unpacks.
 async fn from_stdin(guest: &Guest, path: &str) -> anyhow::Result<()> {
     ensure!(
         guest.has_directory(path).await?,
@@ -262,7 +264,7 @@ async fn from_stdin(guest: &Guest, path: &str) -> anyhow::Result<()> {
     let fed = spawn_blocking(move || io::copy(&mut io::stdin().lock(), &mut archive).map(|_| ()));
     let feed = async {
         match fed.await {
-            // What the container's tar does not read is not its affair.
+            // It is not an error if the container's tar does not read all of its input.
             Ok(Err(error)) if error.kind() != io::ErrorKind::BrokenPipe => error,
             _ => pending().await,
         }
@@ -314,7 +316,8 @@ async fn to_container(guest: &Guest, from: &Path, path: &str) -> anyhow::Result<
     Ok(())
 }
 
-/// Has GNU tar begin each name with `new` instead of `old`, but not what symbolic links lead to.
+/// Returns an option by which GNU tar replaces `old` by `new` at the start of each name, but not in
+/// targets of symbolic links.
 fn renaming(old: &str, new: &str) -> String {
     let escaped = |text: &str, special: &str| -> String {
         let escape = |c: char| special.contains(c).then_some('\\').into_iter().chain([c]);
@@ -324,7 +327,7 @@ fn renaming(old: &str, new: &str) -> String {
     format!("s|^{old}|{new}|S")
 }
 
-/// Waits for a program; true when it succeeded.
+/// Waits for a program; returns true if it succeeded.
 async fn ended(mut child: Child) -> anyhow::Result<bool> {
     let status = child.wait().await;
     Ok(status.context("cannot wait for tar")?.success())
@@ -349,11 +352,11 @@ impl Guest {
 
     async fn has_directory(&self, path: &str) -> anyhow::Result<bool> {
         let tested = self.run(&["test", "-d", path], StdioFds::default()).await;
-        // One without `test` has to have a directory there.
+        // Without `test` in the container, the directory is assumed to exist.
         Ok(tested.map_or(true, |(code, _)| code != 1))
     }
 
-    /// Has the container's `tar` write what is copied.
+    /// Runs the container's `tar` to pack the source.
     async fn pack(&self, source: &Source, to: OwnedFd) -> anyhow::Result<()> {
         let dir = source.dir.to_string_lossy();
         let stdio = StdioFds {
@@ -375,8 +378,8 @@ impl Guest {
         Ok(())
     }
 
-    /// Runs a program of the container as root: its exit code, and the beginning of what it wrote
-    /// to stderr.
+    /// Runs a program in the container as root; returns its exit code, and the beginning of its
+    /// error output.
     async fn run(&self, command: &[&str], mut stdio: StdioFds) -> anyhow::Result<(i32, String)> {
         let (said, stderr) = io::pipe()?;
         stdio.stderr = Some(stderr.into());
@@ -398,7 +401,8 @@ impl Guest {
     }
 }
 
-/// A program of the container to which names are relative to its root, as in docker and podman.
+/// Returns the process for a program that resolves relative names at the container's root, as in
+/// docker and podman.
 fn process(own: &Process, command: &[&str]) -> Process {
     let command = command.iter().map(|part| (*part).to_owned()).collect();
     let mut process = further_process(own, command, false);
@@ -406,11 +410,11 @@ fn process(own: &Process, command: &[&str]) -> Process {
     process
 }
 
-/// The beginning of what comes; all of it is read, as its writer waits for that.
+/// Returns the beginning of the output, but reads all of it, so that the writer does not block.
 async fn heard(mut from: pipe::Receiver) -> String {
     let mut text = Vec::new();
     let beginning = (&mut from).take(MAX_STDERR).read_to_end(&mut text).await;
-    // Nothing more to be heard is no error of what is copied.
+    // A read error after that does not affect the copy.
     if beginning.is_ok() {
         let _ = tokio::io::copy(&mut from, &mut tokio::io::sink()).await;
     }
@@ -462,7 +466,7 @@ mod tests {
         fs::write(at("unpacked/copied"), "new").unwrap();
         let link = at("link");
         let place = Place::of(&link).unwrap();
-        // Where it can be moved from, whatever is mounted on the way.
+        // On the target's file system, to allow a rename.
         assert_eq!(place.parent, fs::canonicalize(at("elsewhere")).unwrap());
         let source = Source::of("/copied").unwrap();
         place.take(&source, at("unpacked")).unwrap();

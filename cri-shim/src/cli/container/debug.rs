@@ -1,4 +1,5 @@
-//! `podvisor debug`: a program beside the containers of a machine, that sees all of the guest.
+//! `podvisor debug`: runs a program next to the containers of a machine, with a view of the whole
+//! guest.
 
 use anyhow::Context as _;
 use clap::Args;
@@ -17,7 +18,7 @@ use crate::sandbox::{
     container_spec, process_capabilities, random_id,
 };
 
-/// What runs unless something is named.
+/// The default command.
 const SHELL: &str = "sh";
 
 #[derive(Debug, Args)]
@@ -56,14 +57,14 @@ pub(in crate::cli) fn run(globals: &Globals, args: &DebugArgs) -> anyhow::Result
             .with_context(|| format!("{name} is not running"))?;
         let id: String = format!("debug-{}", random_id()?.get(..12).unwrap_or_default());
         let code = in_guest(&entry, &client, &image, &id, command).await;
-        // Whatever it left running goes with it.
+        // Processes that it left running are killed, too.
         match client.delete_container(&id).await {
             Err(error) if !error.is_gone() => crate::cli::report(&error.into()),
             _ => {}
         }
         code
     });
-    // A thread may sit in a read of stdin for ever.
+    // A thread may be blocked in a read of stdin forever.
     runtime.shutdown_background();
     code.or_else(super::exec::not_started)
 }
@@ -136,8 +137,8 @@ async fn in_guest(
     }
 }
 
-/// Gives a program all that there is in the guest: devices, kernel interfaces, all capabilities and
-/// system calls. Its namespaces stay.
+/// Gives a program access to everything in the guest: devices, kernel interfaces, all capabilities
+/// and system calls. Its namespaces are unchanged.
 pub(in crate::cli) fn unconfine(spec: &mut Spec) -> anyhow::Result<()> {
     if let Some(process) = spec.process_mut() {
         let capabilities = process_capabilities(all_capabilities(), Capabilities::new())?;

@@ -1,4 +1,5 @@
-//! `podvisor exec`: a further process in a running container. `podvisor top` runs `ps` so.
+//! `podvisor exec`: starts another process in a running container. `podvisor top` runs `ps` in the
+//! same way.
 
 use clap::Args;
 use oci_spec::runtime::Process;
@@ -107,7 +108,7 @@ pub(in crate::cli) fn run(globals: &Globals, args: &ExecArgs) -> anyhow::Result<
 pub(in crate::cli) fn top(globals: &Globals, args: &TopArgs) -> anyhow::Result<u8> {
     in_container(globals, &args.container, |record| {
         let options = match args.options.is_empty() {
-            // What busybox' and procps' have in common.
+            // Options that busybox and procps have in common.
             true => vec!["-o".to_owned(), "user,pid,ppid,args".to_owned()],
             false => args.options.clone(),
         };
@@ -124,16 +125,16 @@ pub(in crate::cli) fn top(globals: &Globals, args: &TopArgs) -> anyhow::Result<u
     })
 }
 
-/// A process that somebody wants.
+/// A requested process.
 pub(super) struct Wanted {
     pub(super) process: Process,
     pub(super) user: String,
     pub(super) has_terminal: bool,
     pub(super) has_input: bool,
     pub(super) is_detached: bool,
-    /// It is an event: it is not podvisor itself that wants it.
+    /// Whether it is recorded as an event: not if podvisor itself starts it.
     pub(super) is_noted: bool,
-    /// What leaves it on a terminal.
+    /// Keys that detach from it on a terminal.
     pub(super) detach_keys: Keys,
 }
 
@@ -149,7 +150,7 @@ fn in_container(
         let begun = begin(&containers, name, wanted);
         let begun = tokio::select! {
             begun = begun => begun?,
-            // Nothing is to be told to a program that may not run yet.
+            // No signal can be forwarded to a program that may not run yet.
             signal = signals.ending() => return Ok(exit_code_of(signal)),
         };
         let Some((program, served)) = begun else {
@@ -158,12 +159,12 @@ fn in_container(
         let outcome = program.wait(served, &mut signals).await?;
         Ok(exit_code(&outcome))
     });
-    // A thread may sit in a read of stdin for ever.
+    // A thread may be blocked in a read of stdin forever.
     runtime.shutdown_background();
     code.or_else(not_started)
 }
 
-/// Starts a process in a container, and begins to serve its streams unless it is detached.
+/// Starts a process in a container, and serves its streams unless it is detached.
 async fn begin(
     containers: &Containers,
     name: &str,
@@ -217,7 +218,7 @@ async fn begin(
     Ok(Some((program, served)))
 }
 
-/// The shell's exit codes for a command that is not there or cannot be executed.
+/// Maps errors to the shell's exit codes for a command that is missing or not executable.
 pub(in crate::cli) fn not_started(error: anyhow::Error) -> anyhow::Result<u8> {
     let code = match error.downcast_ref().and_then(SandboxError::kind) {
         Some(RefusalKind::CommandNotFound) => 127,

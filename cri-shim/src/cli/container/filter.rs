@@ -1,11 +1,11 @@
-//! `--filter`, of commands that show containers or what happens to them.
+//! `--filter` of commands that show containers or their events.
 
 use std::mem::discriminant;
 
-/// A label's name, and the value that it is to have.
+/// A label's name, and the required value.
 pub(super) type Label = (String, Option<String>);
 
-/// Reads `KEY` or `KEY=VALUE`.
+/// Parses `KEY` or `KEY=VALUE`.
 pub(super) fn parse_label(text: &str) -> Label {
     match text.split_once('=') {
         Some((key, value)) => (key.to_owned(), Some(value.to_owned())),
@@ -13,8 +13,9 @@ pub(super) fn parse_label(text: &str) -> Label {
     }
 }
 
-/// Whether all filters together take something. As in docker and podman, those of one kind are
-/// alternatives and those of several kinds hold together; so do those for which `all_hold`: labels.
+/// Returns whether all filters together accept an item. As in docker and podman, those of one kind
+/// are alternatives, and all kinds have to match; filters for which `all_hold` is true (labels) all
+/// have to match.
 pub(super) fn takes<F>(
     filters: &[F],
     all_hold: impl Fn(&F) -> bool,

@@ -1,5 +1,4 @@
-//! A program in the foreground: its streams are podvisor's, podvisor's signals are its own,
-//! and its exit code comes back.
+//! Runs a program in the foreground: with podvisor's streams, its signals and its exit code.
 
 use std::future::pending;
 use std::io;
@@ -20,10 +19,10 @@ use crate::sandbox::{
 };
 use crate::signal::SIGKILL;
 
-/// The signal that a program gets which writes to a pipe that nobody reads.
+/// The signal to a program that writes to a pipe without a reader.
 const SIGPIPE: u8 = 13;
 
-/// How long a program may take to end when nobody reads its output any more.
+/// How long a program may take to end after its output lost its reader.
 const SIGPIPE_GRACE: Duration = Duration::from_secs(2);
 
 /// A process whose streams this process serves.
@@ -31,34 +30,34 @@ const SIGPIPE_GRACE: Duration = Duration::from_secs(2);
 pub(in crate::cli) struct Program {
     pub(in crate::cli) client: SandboxClient,
     pub(in crate::cli) id: String,
-    /// A further process of the container, or its own.
+    /// The exec's id; `None` for the container's own process.
     pub(in crate::cli) exec_id: Option<String>,
     pub(in crate::cli) has_terminal: bool,
     pub(in crate::cli) has_input: bool,
 }
 
-/// How it went with a program in the foreground.
+/// The outcome of a program in the foreground.
 #[derive(Debug)]
 pub(in crate::cli) enum Outcome {
     /// It ended.
     Ended(ProcessExit),
-    /// It did not end for all that the user wanted; the last signal's number.
+    /// It did not end after several requests; the number of the last signal.
     GivenUp(u8),
-    /// The user has left it, and it goes on.
+    /// The user has detached, and it continues.
     Left,
 }
 
-/// A program's streams while they are this process's own.
+/// A program's streams while they are connected to this process's own.
 #[derive(Debug)]
 pub(in crate::cli) struct Served {
     outputs: Outputs,
-    /// Notified when the user leaves.
+    /// Notified when the user detaches.
     left: Option<Arc<Notify>>,
     _raw: Option<RawMode>,
 }
 
 impl Program {
-    /// Makes the streams, and gives the ends for the sandbox.
+    /// Creates the streams, and returns the ends for the sandbox.
     pub(in crate::cli) fn streams(&self) -> anyhow::Result<(AttachedStreams, StdioFds)> {
         let set = StreamSet {
             stdin: self.has_input,
@@ -68,8 +67,8 @@ impl Program {
         Ok(AttachedStreams::new(set)?)
     }
 
-    /// Begins to serve this process's own streams. The terminal is raw from now on, and `keys`
-    /// leave the program.
+    /// Starts to serve this process's own streams. The terminal is raw from now on, and `keys`
+    /// detach from the program.
     pub(in crate::cli) fn serve(
         &self,
         streams: AttachedStreams,
@@ -93,8 +92,8 @@ impl Program {
         })
     }
 
-    /// Waits for the end of the program, which has been started, and of its output, or until the
-    /// user leaves it; passes signals on meanwhile. The terminal is as it was before then.
+    /// Waits for the end of the started program and of its output, or until the user detaches;
+    /// forwards signals meanwhile. The terminal is restored before this returns.
     pub(in crate::cli) async fn wait(
         &self,
         served: Served,
@@ -138,7 +137,7 @@ impl Program {
                     Event::Forward(SIGPIPE)
                 }
                 () = sleep_until(kill_at.unwrap_or_else(Instant::now)), if kill_at.is_some() => {
-                    // The first process of a namespace is not killed by SIGPIPE.
+                    // SIGPIPE does not kill the first process of a namespace.
                     kill_at = Some(Instant::now() + SIGPIPE_GRACE);
                     Event::Forward(SIGKILL)
                 }
@@ -154,7 +153,7 @@ impl Program {
         }
     }
 
-    /// Passes a signal on, beside everything else: a guest that hangs must not hold up the user.
+    /// Forwards a signal in a task of its own: a hanging guest must not block the user.
     fn forward(&self, signal: u8) {
         let program = self.clone();
         tokio::spawn(async move {
@@ -169,7 +168,7 @@ impl Program {
         });
     }
 
-    /// Tells the program's terminal the size of the user's.
+    /// Sets the size of the program's terminal to that of the user's.
     fn resize(&self) {
         let Some(size) = terminal::size() else {
             return;
@@ -185,7 +184,7 @@ impl Program {
     }
 }
 
-/// The exit code of a program, and what is to be said about it.
+/// Returns the exit code of a program, and tells the user if it ran out of memory or was left.
 pub(in crate::cli) fn exit_code(outcome: &Outcome) -> u8 {
     match outcome {
         Outcome::Ended(exit) => {
@@ -206,7 +205,7 @@ pub(in crate::cli) fn exit_code(outcome: &Outcome) -> u8 {
     }
 }
 
-/// This process's own streams.
+/// Returns this process's own streams.
 fn own_files(has_input: bool) -> io::Result<StdioFds> {
     let stdin = has_input.then(|| io::stdin().as_fd().try_clone_to_owned());
     Ok(StdioFds {
@@ -216,7 +215,7 @@ fn own_files(has_input: bool) -> io::Result<StdioFds> {
     })
 }
 
-/// A program that was killed because nobody reads its output died of the broken pipe.
+/// Treats a program that was killed because its output lost its reader as killed by SIGPIPE.
 fn of_a_pipe(exit: ProcessExit, is_broken: bool) -> ProcessExit {
     match exit.code {
         code if is_broken && code == i32::from(exit_code_of(SIGKILL)) => ProcessExit {

@@ -46,7 +46,7 @@ pub(in crate::cli) fn run(globals: &Globals, args: &InspectArgs) -> anyhow::Resu
     Ok(code)
 }
 
-/// A container with docker's names for things, for scripts that know those.
+/// Returns a container's description with docker's field names, for existing scripts.
 fn view(entry: &Entry, state: &State) -> Value {
     let (record, short) = (&entry.record, ps::view(entry, Some(state)));
     let part = |name: &str| short.get(name).cloned().unwrap_or_default();
@@ -122,7 +122,7 @@ fn view(entry: &Entry, state: &State) -> Value {
     })
 }
 
-/// What the container has on its network.
+/// Returns the container's network configuration.
 fn network_settings(entry: &Entry, state: &State) -> Value {
     let pod = entry.pod();
     let entry = pod.as_ref().unwrap_or(entry);
@@ -145,7 +145,7 @@ fn network_settings(entry: &Entry, state: &State) -> Value {
     settings
 }
 
-/// The host's ports by the container's.
+/// Maps the container's ports to the host's.
 fn bindings(ports: &[Port]) -> Value {
     let mut bindings: BTreeMap<String, Vec<Value>> = BTreeMap::new();
     for port in ports {

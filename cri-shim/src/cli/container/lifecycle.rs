@@ -1,5 +1,5 @@
-//! `stop`, `kill`, `pause`, `unpause`, `wait` and `rm`: several containers at once, each printed
-//! as it was named when it is done.
+//! `stop`, `kill`, `pause`, `unpause`, `wait` and `rm`: several containers concurrently; each name
+//! is printed as it was given when it is done.
 
 use std::time::Duration;
 
@@ -17,10 +17,10 @@ use crate::cli::signals::exit_code_of;
 use crate::sandbox::{EventAction, ProcessExit, RefusalKind, SandboxClient, SandboxExit};
 use crate::signal::{SIGKILL, parse as parse_signal};
 
-/// Seconds that a program has to end, as in docker.
+/// Default seconds that a program has to end, as in docker.
 const STOP_TIMEOUT: u32 = 10;
 
-/// Whether a machine ended though nobody wanted it to.
+/// Returns whether a machine ended unexpectedly.
 pub(in crate::cli) fn has_failed(machine: &SandboxExit) -> bool {
     match machine {
         SandboxExit::PoweredOff | SandboxExit::Killed => false,
@@ -33,16 +33,16 @@ pub(in crate::cli) fn has_failed(machine: &SandboxExit) -> bool {
     }
 }
 
-/// Whether a program was killed, and not for its use of memory.
+/// Returns whether a program was killed for another reason than its memory usage.
 pub(in crate::cli) fn is_killed(program: &ProcessExit) -> bool {
     program.code == i32::from(exit_code_of(SIGKILL)) && !program.oom_killed
 }
 
-/// How long after its grace period a container may take to be gone whose guest works: it is killed,
-/// its output written, its machine powered off.
+/// How long after its grace period a container of a working guest may take until it is gone:
+/// killed, its output written, its machine powered off.
 const STOP_MARGIN: Duration = Duration::from_secs(60);
 
-/// How long after its program a machine may take to end, for it to be told of together.
+/// How long after its program a machine may take to end so that both are reported together.
 const MACHINE_EXIT_WAIT: Duration = Duration::from_secs(10);
 
 #[derive(Debug, Args)]
@@ -86,7 +86,7 @@ pub(in crate::cli) struct RmArgs {
     containers: Vec<String>,
 }
 
-/// Does `work` with each container, which says what is printed.
+/// Runs `work` for each container; it returns what to print.
 fn each(
     globals: &Globals,
     names: &[String],
@@ -98,8 +98,8 @@ fn each(
     })
 }
 
-/// Does `work` with each name, which says what is printed; one failure is reported and the others
-/// are still tried.
+/// Runs `work` for each name; it returns what to print. A failure is reported, and the others are
+/// still tried.
 pub(super) fn each_name(
     globals: &Globals,
     names: &[String],
@@ -113,7 +113,7 @@ pub(super) fn each_name(
     })
 }
 
-/// Does all at once, as each may take its grace period, and tells of them in their order.
+/// Runs all concurrently, as each may take its grace period, and reports them in order.
 async fn at_once(
     works: Vec<impl Future<Output = anyhow::Result<Option<String>>>>,
 ) -> anyhow::Result<u8> {
@@ -137,8 +137,9 @@ fn note(entry: &Entry, action: EventAction) {
     events::note(&entry.dir, &event(&entry.record, action));
 }
 
-/// Asks a container to end, which its machine kills after `grace`, and waits until it has, and its
-/// machine with it if that is its own. False when it does not because its guest does not answer.
+/// Asks a container to end, which its machine kills after `grace`, and waits until it has ended,
+/// and its own machine if it has one. Returns false if it does not end because its guest does not
+/// answer.
 pub(super) async fn ask_to_end(
     client: &SandboxClient,
     entry: &Entry,
@@ -148,7 +149,7 @@ pub(super) async fn ask_to_end(
     let id = &entry.record.id;
     let ended = async {
         match client.stop_container(id, signal.into(), grace).await {
-            // One that has ended by itself meanwhile is as good as stopped.
+            // One that has ended meanwhile counts as stopped.
             Err(error) if error.is_gone() || error.kind() == Some(RefusalKind::NotFound) => {}
             asked => asked?,
         }
@@ -159,8 +160,8 @@ pub(super) async fn ask_to_end(
     ended.map_or(Ok(false), |ended| ended.map(|()| true))
 }
 
-/// Asks a container to end, kills it after `grace`, and returns when its sandbox and what it had
-/// of the host are gone.
+/// Asks a container to end, kills it after `grace`, and returns once its sandbox and its resources
+/// on the host are gone.
 pub(in crate::cli) async fn end(
     client: &SandboxClient,
     entry: &Entry,
@@ -180,7 +181,7 @@ pub(in crate::cli) async fn end(
     Ok(())
 }
 
-/// How long a container has to end, unless `time` says so.
+/// Returns the grace period of a container: `time` if it is given.
 pub(super) fn grace(entry: &Entry, time: Option<u32>) -> Duration {
     let seconds = time.or(entry.record.stop_timeout).unwrap_or(STOP_TIMEOUT);
     Duration::from_secs(seconds.into())
@@ -188,7 +189,7 @@ pub(super) fn grace(entry: &Entry, time: Option<u32>) -> Duration {
 
 pub(in crate::cli) fn stop(globals: &Globals, args: &StopArgs) -> anyhow::Result<u8> {
     each(globals, &args.containers, async |entry| {
-        // One that is being started is not stopped yet.
+        // One that is being started counts as not stopped.
         match State::once_started(&entry).await? {
             State::Running { client, .. } | State::Restarting { client, .. } => {
                 let grace = grace(&entry, args.time);
@@ -219,7 +220,7 @@ pub(in crate::cli) fn kill(globals: &Globals, args: &KillArgs) -> anyhow::Result
             );
         } else {
             if args.signal == entry.record.stop_signal {
-                // It is asked to end, not to begin anew.
+                // It should end, not restart.
                 client.end_restarts(&entry.record.id).await?;
             }
             events::note(&entry.dir, &killed);
@@ -231,7 +232,7 @@ pub(in crate::cli) fn kill(globals: &Globals, args: &KillArgs) -> anyhow::Result
     })
 }
 
-/// What stands still is the machine, and all that is in it.
+/// Pausing applies to the machine, and so to all containers in it.
 fn ensure_own_machine(entry: &Entry) -> anyhow::Result<()> {
     match &entry.pod() {
         None => Ok(()),
@@ -261,7 +262,7 @@ pub(in crate::cli) fn unpause(globals: &Globals, args: &NamesArgs) -> anyhow::Re
     })
 }
 
-/// Says why a program was killed with its machine.
+/// Reports why a program was killed with its machine.
 fn tell_why(entry: &Entry, machine: &SandboxExit) {
     if has_failed(machine) {
         crate::cli::notice(&format!("container {}: {machine}", entry.record.name));
@@ -304,7 +305,7 @@ pub(in crate::cli) fn rm(globals: &Globals, args: &RmArgs) -> anyhow::Result<u8>
             true => containers.find_if_there(name)?,
             false => Some(containers.find(name)?),
         };
-        // As in docker and podman, what is gone already is no failure of -f.
+        // As in docker and podman, a missing container is not an error with -f.
         let Some(entry) = entry else {
             return Ok(None);
         };
@@ -329,14 +330,14 @@ async fn remove_ended(entry: &Entry) -> anyhow::Result<()> {
     remove(&entry.dir).await
 }
 
-/// Removes a container, whatever it does.
+/// Removes a container in any state.
 pub(in crate::cli) async fn force_remove(entry: &Entry) -> anyhow::Result<()> {
     match State::of(entry).await {
         Ok(State::Running { client, .. } | State::Restarting { client, .. }) => {
             end(&client, entry, SIGKILL, Duration::ZERO).await?;
         }
-        // It cannot be asked, or is not understood; or it boots, and who waits for that learns of
-        // its end.
+        // It does not answer, or its answer is not understood; or it boots, and the process that
+        // waits for that is notified of its end.
         Ok(State::Unresponsive { .. } | State::Starting) | Err(_) if entry.record.pod.is_none() => {
             SandboxClient::kill(&entry.dir).await?;
         }

@@ -1,4 +1,4 @@
-//! `podvisor logs`: what a container wrote.
+//! `podvisor logs`: shows a container's output.
 
 use std::fs::File;
 use std::future::pending;
@@ -18,7 +18,7 @@ use super::{Containers, Entry, State, sweep};
 use crate::cli::Globals;
 use crate::sandbox::watch::readable;
 
-/// Longest line of a log: its text is at most 16 KiB.
+/// Maximum length of a log's line: its text has at most 16 KiB.
 const LINE_MAX: u64 = 64 << 10;
 
 #[derive(Debug, Args)]
@@ -49,7 +49,7 @@ pub(in crate::cli) struct LogsArgs {
     containers: Vec<String>,
 }
 
-/// How many of the last lines.
+/// Number of lines from the end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Tail {
     All,
@@ -84,7 +84,7 @@ pub(super) fn parse_time(text: &str) -> Result<SystemTime, String> {
 struct Line<'a> {
     time: &'a str,
     is_stderr: bool,
-    /// The program's line ends here.
+    /// Whether the program's line ends here.
     is_whole: bool,
     text: &'a [u8],
 }
@@ -108,7 +108,7 @@ impl LogsArgs {
         self.since.is_none_or(|since| time >= since) && self.until.is_none_or(|until| time < until)
     }
 
-    /// Waits until nothing that is written is taken any more.
+    /// Waits until the time of `--until`, or forever without one.
     async fn passed_until(&self) {
         match self.until {
             Some(until) => {
@@ -142,7 +142,7 @@ impl LogsArgs {
     }
 }
 
-/// A file of the log, read line by line; what has not ended yet waits for its rest.
+/// Reads a log file line by line; an incomplete line is kept until its rest is written.
 struct Reader {
     path: PathBuf,
     file: BufReader<File>,
@@ -164,7 +164,7 @@ impl Reader {
             .take(room)
             .read_until(b'\n', &mut self.begun)?;
         if count == 0 && self.file.stream_position()? > self.file.get_ref().metadata()?.len() {
-            // It was begun anew, twice since it was looked at.
+            // It was truncated and rewritten, twice since the last read.
             self.begun.clear();
             self.file.rewind()?;
             return self.next();
@@ -174,13 +174,13 @@ impl Reader {
     }
 }
 
-/// The time of a file's first line, by which those that take turns are told apart.
+/// Returns the time of a file's first line, which determines the order of the files.
 fn first_time(path: &Path) -> Option<String> {
     let line = Reader::open(path).ok()?.next().ok()??;
     Some(parse_line(&line)?.time.to_owned())
 }
 
-/// The files of the log that have lines, the older one first.
+/// Returns the log files that have lines, the older one first.
 fn in_order(entry: &Entry) -> Vec<PathBuf> {
     let logs = entry.logs().into_iter();
     let mut logs: Vec<_> = logs
@@ -209,7 +209,7 @@ pub(in crate::cli) fn run(globals: &Globals, args: &LogsArgs) -> anyhow::Result<
         Ok(())
     });
     match done {
-        // Who reads it has had enough.
+        // The reader has closed its end.
         Err(error) if is_broken_pipe(&error) => Ok(0),
         done => done.map(|()| 0),
     }
@@ -228,11 +228,11 @@ async fn show(args: &LogsArgs, entry: &Entry) -> anyhow::Result<()> {
         true => tokio::select! {
             biased;
             () = &mut until => None,
-            // One that is being started has written nothing yet.
+            // It is being started and has written nothing yet.
             state = State::once_started(entry) => Some(state?),
         },
     };
-    // Watched before it is read: nothing is missed in between.
+    // Watched before it is read, so that nothing is missed in between.
     let followed = match state {
         Some(state) => Some((state, watch_all(&entry.logs())?)),
         None => None,
@@ -264,7 +264,7 @@ async fn show(args: &LogsArgs, entry: &Entry) -> anyhow::Result<()> {
     let Some((state, watched)) = followed else {
         return Ok(());
     };
-    // What was written since, in the file that is read and in the one whose turn came after it.
+    // Reads what was written since, in the current file and in the one that followed it.
     let mut go_on = || -> anyhow::Result<()> {
         let mut reader = match current.take() {
             Some(reader) => reader,
@@ -329,7 +329,7 @@ fn watch_all(paths: &[PathBuf]) -> anyhow::Result<AsyncFd<OwnedFd>> {
     Ok(readable(watched)?)
 }
 
-/// Takes what the kernel has to say: that something changed is all that counts.
+/// Discards pending notifications: only their occurrence matters.
 pub(super) fn drain(watched: &OwnedFd) -> io::Result<()> {
     match rustix::io::read(watched, &mut [0; 4096]) {
         Err(error) if error != rustix::io::Errno::WOULDBLOCK => Err(error.into()),

@@ -1,4 +1,4 @@
-//! What a machine takes of the host's memory.
+//! The host memory of a machine.
 
 use std::fs;
 
@@ -6,19 +6,19 @@ use serde_json::{Value, json};
 
 use crate::cli::size;
 
-/// Memory of a machine's process, its guest's included, in bytes.
+/// Memory of a machine's process, including its guest's, in bytes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct HostMemory {
-    /// What goes when the machine goes: pages that nobody else has mapped.
+    /// Pages that no other process maps; they are freed when the machine ends.
     pub(super) private: u64,
-    /// Pages that others have mapped, too, as of the template of several machines.
+    /// Pages that others map, too, for example those of a template of several machines.
     pub(super) shared: u64,
-    /// Private pages, and a part of each shared one.
+    /// Private pages, and a proportional part of each shared one.
     pub(super) proportional: u64,
 }
 
 impl HostMemory {
-    /// That of a process; none where that may not be seen.
+    /// Returns that of a process; `None` if the kernel denies it.
     pub(super) fn of(pid: u32) -> Option<Self> {
         Self::parse(&fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).ok()?)
     }
@@ -55,7 +55,7 @@ impl HostMemory {
     }
 }
 
-/// As people read it: private memory, and what is shared.
+/// Formats private and shared memory for people.
 pub(super) fn shown(memory: Option<HostMemory>) -> String {
     memory.map_or_else(
         || "-".to_owned(),

@@ -1,8 +1,8 @@
-//! What was unpacked, moved into a directory of the host that may have files of the same names.
+//! Moves unpacked files into a directory of the host that may contain files of the same names.
 //!
-//! The names and links came from a guest, and earlier ones may be in the directory already. No
-//! link is followed, neither of what is moved nor below the directory; what is replaced is the
-//! link itself.
+//! The names and links came from a guest, and the directory may contain some from earlier copies.
+//! Links are never followed, neither in the source nor below the directory; if a link is replaced,
+//! it is the link itself.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -21,18 +21,18 @@ use tracing::warn;
 
 use crate::removal::{remove_tree, without_replacing};
 
-/// Directories on the way to a file that are on both sides.
+/// Maximum depth of directories that exist on both sides.
 const MAX_DEPTH: usize = 256;
 
-/// How often a directory is removed in which others still make files.
+/// How many times to try to remove a directory in which another process still creates files.
 const ATTEMPTS: usize = 10;
 
-/// A directory that goes with all that is in it, however deep that is.
+/// A directory that is removed with its contents on drop, at any depth.
 #[derive(Debug)]
 pub(super) struct Temporary(PathBuf);
 
 impl Temporary {
-    /// Makes one in `parent`, for this user alone.
+    /// Creates one in `parent`, accessible only by this user.
     pub(super) fn make_in(parent: &Path) -> anyhow::Result<Self> {
         let made = tempfile::Builder::new()
             .prefix(".podvisor-cp-")
@@ -50,7 +50,7 @@ impl Drop for Temporary {
     fn drop(&mut self) {
         for _ in 0..ATTEMPTS {
             match remove_tree(&self.0) {
-                // Who was killed while it unpacked here may have had one more file to make.
+                // A killed process that was unpacking here may still create one more file.
                 Err(error) if error.kind() == io::ErrorKind::DirectoryNotEmpty => {}
                 Err(error) => {
                     warn!(path = %self.0.display(), %error, "failed to remove a temporary directory");
@@ -62,11 +62,11 @@ impl Drop for Temporary {
     }
 }
 
-/// Refuses a tree with anything but files, directories and links: opened on the host, a guest's
-/// device or pipe would be the host's.
+/// Rejects a tree with anything but files, directories and links: a guest's device or pipe would be
+/// one of the host if it is opened there.
 pub(super) fn check(root: &Path) -> anyhow::Result<()> {
     let top: OwnedFd = open_top(root)?.into();
-    // By paths from the top, which `tar` has kept short enough to be opened.
+    // By paths from the top, which `tar` has kept short enough to open.
     let mut waiting = vec![PathBuf::from(".")];
     while let Some(path) = waiting.pop() {
         let cannot = || format!("cannot read {} of what was copied", path.display());
@@ -91,14 +91,14 @@ pub(super) fn check(root: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Moves `name` of the directory `from` into the directory `to`. Directories that are on both sides
-/// are merged; files and links that are there are replaced.
+/// Moves `name` of the directory `from` into the directory `to`. Directories that exist on both
+/// sides are merged; existing files and links are replaced.
 pub(super) fn merge(from: &Path, name: &str, to: &Path) -> anyhow::Result<()> {
     let (from, to_dir): (OwnedFd, OwnedFd) = (open_top(from)?.into(), open_top(to)?.into());
     merge_at(from.as_fd(), to_dir.as_fd(), OsStr::new(name), to, 0)
 }
 
-/// As [`merge`], of all that is in `from`.
+/// Like [`merge`], for all members of `from`.
 pub(super) fn merge_contents(from: &Path, to: &Path) -> anyhow::Result<()> {
     let (from, to_dir): (OwnedFd, OwnedFd) = (open_top(from)?.into(), open_top(to)?.into());
     merge_all(from.as_fd(), to_dir.as_fd(), to, 0)
@@ -156,7 +156,8 @@ fn merge_at(
     }
 }
 
-/// Moves a directory to a name that is free. Whoever is not root must be able to write in it.
+/// Moves a directory to a free name. Without root, this requires write permission for the
+/// directory.
 fn move_dir(from: BorrowedFd<'_>, to: BorrowedFd<'_>, name: &OsStr) -> io::Result<()> {
     let rename = || without_replacing(|flags| renameat_with(from, name, to, name, flags));
     match rename() {
@@ -164,14 +165,14 @@ fn move_dir(from: BorrowedFd<'_>, to: BorrowedFd<'_>, name: &OsStr) -> io::Resul
         done => return Ok(done?),
     }
     let mode = Mode::from_raw_mode(statat(from, name, AtFlags::SYMLINK_NOFOLLOW)?.st_mode & 0o7777);
-    // In a directory that nobody else is in: the name is still the directory's.
+    // No other process uses the parent directory: the name still refers to this directory.
     chmodat(from, name, mode | Mode::RWXU, AtFlags::empty())?;
     let dir = open_dir(from, name)?;
     rename()?;
     Ok(fchmod(dir, mode)?)
 }
 
-/// A directory that the user names, by a link, too.
+/// Opens a directory that the user named, possibly through a link.
 fn open_top(path: &Path) -> anyhow::Result<File> {
     let opened = File::open(path);
     opened.with_context(|| format!("cannot open {}", path.display()))
@@ -182,7 +183,7 @@ fn open_dir(at: BorrowedFd<'_>, name: &OsStr) -> io::Result<OwnedFd> {
     Ok(openat(at, name, flags, Mode::empty())?)
 }
 
-/// What is at a name; none when nothing is.
+/// Returns the type of the file of a name; `None` if it does not exist.
 fn kind(at: BorrowedFd<'_>, name: &OsStr) -> io::Result<Option<FileType>> {
     match statat(at, name, AtFlags::SYMLINK_NOFOLLOW) {
         Ok(stat) => Ok(Some(FileType::from_raw_mode(stat.st_mode))),
@@ -223,7 +224,7 @@ mod tests {
     #[test]
     fn links_that_are_in_the_directory_already_lead_nowhere() {
         let rig = Rig::new();
-        // What an earlier copy left.
+        // A file from an earlier copy.
         fs::create_dir(rig.path("to/tree")).unwrap();
         symlink(rig.path("victim"), rig.path("to/tree/sub")).unwrap();
         let error = rig.merge().unwrap_err();

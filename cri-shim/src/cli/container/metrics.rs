@@ -1,8 +1,8 @@
-//! `podvisor metrics`: what containers and their machines use, in the text format of Prometheus,
-//! without a daemon: for the textfile collector of its node exporter, or any other scraper that
-//! runs a command.
+//! `podvisor metrics`: resource usage of containers and their machines in Prometheus' text format,
+//! without a daemon: for the textfile collector of the node exporter, or another scraper that runs
+//! a command.
 //!
-//! Names of containers' metrics are cAdvisor's, as those of `podvisor serve`.
+//! Names of containers' metrics are cAdvisor's, as in `podvisor serve`.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -18,13 +18,13 @@ use crate::cli::Globals;
 use crate::patience::timeout;
 use crate::sandbox::ContainerStats;
 
-/// How long a guest may take to say what its container uses.
+/// How long a guest may take to report its container's usage.
 pub(super) const STATS_TIMEOUT: Duration = Duration::from_secs(5);
 
 #[derive(Debug, Args)]
 pub(in crate::cli) struct MetricsArgs {}
 
-/// A container and what is known of it.
+/// A container and its statistics.
 struct Sample {
     entry: Entry,
     word: &'static str,
@@ -34,7 +34,7 @@ struct Sample {
     host: Option<HostMemory>,
 }
 
-/// How a metric is read; none: the container has no such figure.
+/// How a metric is read; `None` if the container does not have it.
 type Read = fn(&Sample) -> Option<String>;
 
 const METRICS: &[(&str, &str, &str, Read)] = &[
@@ -178,7 +178,7 @@ fn text(samples: &[Sample]) -> String {
         *by_state.entry(sample.word).or_default() += 1;
     }
     let name = "podvisor_containers";
-    // A string takes all.
+    // Writing to a string cannot fail.
     let _ = writeln!(
         text,
         "# HELP {name} Containers by state\n# TYPE {name} gauge"
@@ -213,7 +213,7 @@ fn labels(entry: &Entry) -> String {
     labels.join(",")
 }
 
-/// A label's value as the format has it.
+/// Escapes a label's value for the format.
 fn escaped(value: &str) -> String {
     let mut text = String::with_capacity(value.len());
     for c in value.chars() {
@@ -261,7 +261,7 @@ mod tests {
         assert!(text.contains(&line), "{text}");
         assert!(text.contains("podvisor_containers{state=\"running\"} 1\n"));
         assert!(text.contains("# TYPE container_cpu_usage_seconds_total counter\n"));
-        // What is not known has no value, and no head.
+        // Unknown values have neither a sample nor a header.
         assert!(!text.contains("podvisor_machine"), "{text}");
     }
 }

@@ -1,10 +1,10 @@
-//! Containers without a daemon: each is a sandbox of its own, `podvisor sandbox`, found again by
-//! its directory in the state, whoever started it.
+//! Containers without a daemon: each is a sandbox with its own process, `podvisor sandbox`, which
+//! any command finds by its directory in the state.
 //!
-//! `record` is what is kept of a container and where, `claim` who may change that, `state` what has
-//! become of it, `volumes`, `network`, `passt` and `ports` what of the host it has, `clear` how all
-//! of that goes, `filter` what several commands' flags mean; the other files are commands. Every
-//! command first clears away what others left that were killed.
+//! `record` is the stored description of a container, `claim` the lock on changing it, `state` its
+//! current state, `volumes`, `network`, `passt` and `ports` its resources on the host, `clear` the
+//! removal of all that, `filter` flags of several commands; the other files are commands. Every
+//! command first cleans up after commands that were killed.
 
 pub(super) mod attach;
 mod claim;

@@ -1,6 +1,6 @@
-//! `--network`: what joins a container to others. Its record says which network it has before
-//! anything is made, and CNI's own record, in the container's directory, how that is undone: by
-//! whoever sees the end of its machine.
+//! `--network`: the network of a container. Its record names the network before anything is
+//! created, and CNI's own record, in the container's directory, how to undo it, for any process
+//! that detects the end of its machine.
 
 use std::fmt;
 use std::fs::{self, File};
@@ -23,16 +23,16 @@ use crate::cni::{
 };
 use crate::sandbox::{GuestNetwork, LaunchConfig, Launching, NicConfig, etc_hosts};
 
-/// CNI's record, in a container's directory. It is there until all is undone.
+/// CNI's record, in a container's directory. It exists until everything is undone.
 const RECORDS: &str = "cni";
 
-/// Directory of the directory of network namespaces, where `ip netns` looks for them.
+/// Parent of the directory of network namespaces, where `ip netns` looks for them.
 const RUN: &str = "/run";
 
-/// What plugins are told of a container as its namespace.
+/// The container's namespace, as passed to plugins.
 const NAMESPACE: &str = "podvisor";
 
-/// The networks that go by a word of podvisor's own.
+/// The networks with names of podvisor's own.
 const NONE: &str = "none";
 const NAT: &str = "nat";
 const USER: &str = "user";
@@ -72,7 +72,7 @@ pub(in crate::cli) struct NetworkArgs {
     add_host: Vec<(String, IpAddr)>,
 }
 
-/// A word of a line of resolv.conf.
+/// Parses a word of a line of resolv.conf.
 fn parse_word(text: &str) -> Result<String, String> {
     match !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_graphic()) {
         true => Ok(text.to_owned()),
@@ -80,7 +80,7 @@ fn parse_word(text: &str) -> Result<String, String> {
     }
 }
 
-/// Reads `NAME:IP` or `NAME=IP`; an IPv6 address may be in brackets.
+/// Parses `NAME:IP` or `NAME=IP`; an IPv6 address may be in brackets.
 fn parse_host(text: &str) -> Result<(String, IpAddr), String> {
     let usage = || "write NAME:IP".to_owned();
     let (name, ip) = text.split_once([':', '=']).ok_or_else(usage)?;
@@ -95,14 +95,14 @@ fn parse_host(text: &str) -> Result<(String, IpAddr), String> {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub(in crate::cli) enum NetworkMode {
-    /// Loopback alone.
+    /// Loopback only.
     #[default]
     None,
     /// podvisor's own bridge.
     Nat,
-    /// Connections of the user's, by passt.
+    /// Connections of the user's own process, by passt.
     User,
-    /// A CNI network of the host's.
+    /// A CNI network of the host.
     Cni(String),
 }
 
@@ -149,7 +149,7 @@ impl From<NetworkMode> for String {
     }
 }
 
-/// What a guest is launched with, and the files of `/etc` that go with it.
+/// Network parameters for launching a guest, and the files in `/etc` that depend on them.
 #[derive(Debug, Default)]
 pub(in crate::cli) struct Attached {
     pub(in crate::cli) nics: Vec<NicConfig>,
@@ -164,8 +164,8 @@ impl NetworkArgs {
         published.flat_map(|ports| &ports.0).copied().collect()
     }
 
-    /// The network that a container is to have; what stands in its way is said before anything is
-    /// made. `has_card` is whether a snapshot's machine has one.
+    /// Returns the network for a container; problems are reported before anything is created.
+    /// `has_card` says whether a snapshot's machine has a network card; `None` without a snapshot.
     pub(in crate::cli) fn choose(&self, has_card: Option<bool>) -> anyhow::Result<NetworkMode> {
         let ports = self.ports();
         ports::check_distinct(&ports)?;
@@ -194,12 +194,12 @@ impl NetworkArgs {
         Ok(mode)
     }
 
-    /// Whether it is said who is to be asked for names, and how.
+    /// Returns whether the flags configure name resolution.
     fn asks_for_names(&self) -> bool {
         !(self.dns.is_empty() && self.dns_search.is_empty() && self.dns_option.is_empty())
     }
 
-    /// The network of somebody who names none: one that this host and user can make.
+    /// Returns the default network: one that this host and user can create.
     fn usual(&self) -> anyhow::Result<NetworkMode> {
         let is_wanted = !self.publish.is_empty() || self.asks_for_names();
         let mode = match is_root() {
@@ -220,7 +220,7 @@ impl NetworkArgs {
         }
     }
 
-    /// Whether this host and user can have such a network.
+    /// Checks whether this host and user can create such a network.
     fn check(&self, mode: &NetworkMode) -> anyhow::Result<()> {
         match mode {
             NetworkMode::None => return Ok(()),
@@ -266,8 +266,8 @@ impl NetworkArgs {
         Ok(())
     }
 
-    /// Makes a container's network. When that fails or is dropped, what was made is undone by
-    /// [`detach`].
+    /// Creates a container's network. After a failure, or if this is dropped, [`detach`] undoes
+    /// what was created.
     pub(in crate::cli) async fn attach(&self, entry: &Entry) -> anyhow::Result<Attached> {
         let record = &entry.record;
         let mut attached = match self.by_cni(entry)? {
@@ -297,9 +297,9 @@ impl NetworkArgs {
         Ok(attached)
     }
 
-    /// As [`Self::attach`], and begins to start the machine that `config` gives for the network's
-    /// cards: at the same time where CNI's plugins make the network. The machine has the cards, and
-    /// is to be told of the network.
+    /// Like [`Self::attach`], and starts the machine with the configuration that `config` returns
+    /// for the network's cards; if CNI's plugins create the network, both happen at the same time.
+    /// The machine has the cards, and has yet to be told of the network.
     pub(in crate::cli) async fn attach_and_begin(
         &self,
         entry: &Entry,
@@ -330,7 +330,7 @@ impl NetworkArgs {
         Ok((begun.launching, attached))
     }
 
-    /// As [`Self::attach_and_begin`], one after the other.
+    /// Like [`Self::attach_and_begin`], but one after the other.
     pub(in crate::cli) async fn attach_then_begin(
         &self,
         entry: &Entry,
@@ -341,7 +341,7 @@ impl NetworkArgs {
         Ok((Launching::begin(config(nics)).await?, attached))
     }
 
-    /// Adds the lines of `/etc/hosts` that were asked for.
+    /// Adds the lines of `/etc/hosts` from the flags.
     pub(in crate::cli) fn add_hosts(&self, attached: &mut Attached) {
         for (name, ip) in &self.add_host {
             let line = format!("{ip}\t{name}\n");
@@ -349,7 +349,7 @@ impl NetworkArgs {
         }
     }
 
-    /// What CNI's plugins are to make; none for a network that they do not.
+    /// Returns the parameters for CNI's plugins; `None` if the network does not use them.
     fn by_cni(&self, entry: &Entry) -> anyhow::Result<Option<ByCni>> {
         let record = &entry.record;
         let cni = match &record.network {
@@ -378,7 +378,7 @@ impl NetworkArgs {
         }))
     }
 
-    /// The files of `/etc` of a container that has these addresses.
+    /// Returns the files in `/etc` of a container that has these addresses.
     fn etc_files(&self, record: &Record, addresses: &[IpAddr], dns: &Dns) -> Attached {
         Attached {
             etc_hosts: resolver::hosts(&record.hostname, addresses),
@@ -387,7 +387,7 @@ impl NetworkArgs {
         }
     }
 
-    /// What passt makes ends with the machine.
+    /// The network is removed when passt exits, with the machine.
     async fn attach_by_passt(&self, record: &Record) -> anyhow::Result<Attached> {
         ports::check_free(&record.ports)?;
         let started = passt::start(&record.ports).await;
@@ -403,8 +403,7 @@ impl NetworkArgs {
         })
     }
 
-    /// Who is asked for names: whom the user names, else whom the network does, else whom the
-    /// host asks.
+    /// Returns the name servers: those of the flags, else the network's, else the host's.
     fn dns(&self, network: &Dns) -> Dns {
         let mut dns = match (self.dns.is_empty(), network.nameservers.is_empty()) {
             (true, false) => network.clone(),
@@ -424,7 +423,7 @@ impl NetworkArgs {
     }
 }
 
-/// A network that CNI's plugins make, and what they are told.
+/// A network that CNI's plugins create, and their parameters.
 struct ByCni {
     cni: Cni,
     list: List,
@@ -449,7 +448,8 @@ fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }
 
-/// Where CNI finds its files: as the daemon does, but for the record of this container alone.
+/// Returns CNI's directories: those of the daemon, except the record, which is for this container
+/// only.
 fn options(dir: &Path) -> anyhow::Result<CniOptions> {
     let mut options = CniOptions::new(dir, Path::new(RUN));
     options.cache_dir = records(dir);
@@ -463,20 +463,20 @@ fn records(dir: &Path) -> PathBuf {
     dir.join(RECORDS)
 }
 
-/// Whether plugins may have made something for the container of this directory.
+/// Returns whether plugins may have created something for the container of this directory.
 pub(super) fn is_attached(dir: &Path) -> bool {
     records(dir).exists()
 }
 
-/// Takes away what was made for a container's network, whole or in parts. To be repeated until it
-/// succeeds; there may be nothing to do.
+/// Removes a container's network, even if it is incomplete. To be repeated until it succeeds; it is
+/// not an error if there is none.
 pub(in crate::cli) async fn detach(dir: &Path, record: &Record) -> anyhow::Result<()> {
     let records = records(dir);
     let Ok(lock) = File::open(&records) else {
         return Ok(());
     };
     let undone = async {
-        // Of two that see the machine's end, the second finds nothing.
+        // Of two processes that detect the machine's end, the second finds nothing.
         let wait = move || flock(&lock, FlockOperation::LockExclusive).map(|()| lock);
         let _lock = tokio::task::spawn_blocking(wait).await??;
         if !records.exists() {
@@ -492,7 +492,7 @@ pub(in crate::cli) async fn detach(dir: &Path, record: &Record) -> anyhow::Resul
     })
 }
 
-/// What a container that runs has on its network; `None` when that is taken away.
+/// Returns the network configuration of a running container; `None` once the network is removed.
 pub(in crate::cli) fn endpoint(entry: &Entry) -> Option<Endpoint> {
     let by_cni = || -> Result<_, CniError> {
         let options = CniOptions::new(&entry.dir, Path::new(RUN));
@@ -501,13 +501,13 @@ pub(in crate::cli) fn endpoint(entry: &Entry) -> Option<Endpoint> {
     match entry.record.network {
         NetworkMode::None => None,
         NetworkMode::User => Some(passt::endpoint()),
-        // Just being made, or taken away in this moment.
+        // It is just being created or removed.
         _ if is_attached(&entry.dir) => by_cni().ok().flatten(),
         _ => None,
     }
 }
 
-/// A container's network namespace.
+/// Returns a container's network namespace.
 pub(in crate::cli) fn netns(entry: &Entry) -> Option<PathBuf> {
     let options = CniOptions::new(&entry.dir, Path::new(RUN));
     let netns = options.netns_dir.join(&entry.record.id);

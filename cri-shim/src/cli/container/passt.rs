@@ -1,6 +1,6 @@
-//! `--network user`: a network that needs no privilege, by the program `passt`. It makes the
-//! guest's connections its own, of the user who runs it, and ends when the socket to the guest
-//! does.
+//! `--network user`: an unprivileged network by the program `passt`. It terminates the guest's
+//! connections and opens them again as the user's own, and exits when the socket to the guest is
+//! closed.
 
 use std::env;
 use std::io::{self, Write as _};
@@ -21,16 +21,16 @@ use crate::cni::{Endpoint, Prefix};
 use crate::machine::NicKind;
 use crate::sandbox::{GuestNetwork, Interface, NicConfig, Route, STREAM_MTU};
 
-/// The program, and its package.
+/// The name of the program and of its package.
 const PASST: &str = "passt";
 
-/// What the guest has: nobody else sees these addresses, so that all guests have the same.
+/// The guest's addresses. They are only visible to the guest, so all guests have the same.
 const ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 0, 2, 15);
 const GATEWAY: Ipv4Addr = Ipv4Addr::new(10, 0, 2, 2);
 const PREFIX_LEN: u8 = 24;
 const MAC: [u8; 6] = [0x52, 0x55, 10, 0, 2, 15];
 
-/// Where the guest sends its questions for names, to have the host's servers asked.
+/// The guest's name server, for which passt forwards queries to the host's servers.
 const DNS: Ipv4Addr = Ipv4Addr::new(10, 0, 2, 3);
 
 const INTERFACE: &str = "eth0";
@@ -38,10 +38,10 @@ const INTERFACE: &str = "eth0";
 /// How long the program may take until it serves.
 const START_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// The kernel's table of routes.
+/// The kernel's routing table.
 const ROUTES: &str = "/proc/net/route";
 
-/// The program.
+/// Returns the path of the program.
 pub(super) fn find() -> anyhow::Result<PathBuf> {
     let path = env::var_os("PATH").unwrap_or_default();
     let mut candidates = env::split_paths(&path).map(|dir| dir.join(PASST));
@@ -50,7 +50,7 @@ pub(super) fn find() -> anyhow::Result<PathBuf> {
         .context("no program `passt` in PATH; install Debian's package passt")
 }
 
-/// Whether the host has a way out, without which the program does not start.
+/// Checks that the host has a default route, without which the program does not start.
 pub(super) fn check_host() -> anyhow::Result<()> {
     let table = std::fs::read_to_string(ROUTES).unwrap_or_default();
     match has_default_route(&table) {
@@ -59,7 +59,7 @@ pub(super) fn check_host() -> anyhow::Result<()> {
     }
 }
 
-/// The second word of a line is where it leads to, the eighth the mask.
+/// The second word of a line is the destination, the eighth the mask.
 fn has_default_route(table: &str) -> bool {
     table.lines().any(|line| {
         let mut words = line.split_whitespace();
@@ -67,7 +67,7 @@ fn has_default_route(table: &str) -> bool {
     })
 }
 
-/// What the guest has on its interface.
+/// Returns the configuration of the guest's interface.
 pub(super) fn endpoint() -> Endpoint {
     Endpoint {
         addresses: prefix().into_iter().collect(),
@@ -80,21 +80,21 @@ fn prefix() -> Option<Prefix> {
     Prefix::new(ADDRESS.into(), PREFIX_LEN)
 }
 
-/// The guest's address.
+/// Returns the guest's address.
 pub(super) fn address() -> IpAddr {
     ADDRESS.into()
 }
 
-/// Who answers the guest's questions for names.
+/// Returns the address of the guest's name server.
 pub(super) fn name_server() -> String {
     DNS.to_string()
 }
 
-/// Starts the program, which lives as long as the socket that it serves.
+/// Starts the program, which exits when the socket that it serves is closed.
 pub(super) async fn start(ports: &[Port]) -> anyhow::Result<(Vec<NicConfig>, GuestNetwork)> {
     let program = find()?;
     let (ours, theirs) = UnixStream::pair().context("cannot make a socket for passt")?;
-    // Only the program inherits it: this process starts no other meanwhile.
+    // Only this program inherits it: this process starts no other one meanwhile.
     fcntl_setfd(&theirs, FdFlags::empty()).context("cannot hand a socket to passt")?;
     let mut command = Command::new(&program);
     command
@@ -105,7 +105,7 @@ pub(super) async fn start(ports: &[Port]) -> anyhow::Result<(Vec<NicConfig>, Gue
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .stderr(Stdio::piped());
-    // It goes to the background once it serves.
+    // It becomes a daemon once it serves.
     let ended = timeout(START_TIMEOUT, command.output()).await;
     drop(theirs);
     let ended = ended.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()));
@@ -114,8 +114,8 @@ pub(super) async fn start(ports: &[Port]) -> anyhow::Result<(Vec<NicConfig>, Gue
     if !status.success() {
         bail!("passt ended with {status}: {}", words(&stderr));
     }
-    // It knows no guest before it has seen a frame of its: what comes to published ports until
-    // then would be lost.
+    // It does not know the guest before it has seen a frame from it: packets to published ports
+    // until then would be lost.
     (&ours)
         .write_all(&announcement())
         .context("cannot tell passt of the guest")?;
@@ -142,9 +142,9 @@ pub(super) async fn start(ports: &[Port]) -> anyhow::Result<(Vec<NicConfig>, Gue
     Ok((vec![nic], network))
 }
 
-/// A gratuitous ARP request of the guest's (RFC 5227 §1.1), behind its length.
+/// Returns a gratuitous ARP request of the guest (RFC 5227 §1.1), prefixed with its length.
 fn announcement() -> Vec<u8> {
-    // Ethernet: to all, ARP. ARP: Ethernet and IPv4, a request.
+    // Ethernet: broadcast, ARP. ARP: Ethernet and IPv4, a request.
     let ethernet = [&[0xff; 6][..], &MAC, &[0x08, 0x06]].concat();
     let kind = [0, 1, 0x08, 0, 6, 4, 0, 1];
     let address = ADDRESS.octets();
@@ -154,7 +154,7 @@ fn announcement() -> Vec<u8> {
     [&length[..], &frame].concat()
 }
 
-/// Addresses, and ports by the host's.
+/// Returns the arguments for addresses and published ports.
 fn arguments(ports: &[Port]) -> Vec<String> {
     let mut arguments: Vec<String> = ["--ipv4-only", "--no-map-gw"].map(str::to_owned).into();
     for (flag, value) in [
@@ -178,7 +178,7 @@ fn arguments(ports: &[Port]) -> Vec<String> {
     arguments
 }
 
-/// What the program says of its own, in one line.
+/// Returns the program's own messages, in one line.
 fn words(stderr: &[u8]) -> String {
     let text = String::from_utf8_lossy(stderr);
     let noise = ["Failed to send", "Don't run as root"];

@@ -1,7 +1,8 @@
-//! `podvisor pod`: machines for several containers, which share network, IPC and host name.
+//! `podvisor pod`: machines for several containers, which share network, IPC namespace and host
+//! name.
 //!
-//! A pod is kept as a container is, without a program: its directory has the machine, its record
-//! says that it is one. The machine runs from `pod create` to `pod stop`.
+//! A pod is stored like a container, without a program: its directory has the machine, and its
+//! record marks it as a pod. The machine runs from `pod create` to `pod stop`.
 
 use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
@@ -36,7 +37,7 @@ use crate::cri::POD_IMAGE_SLOTS;
 use crate::sandbox::{EventAction, SandboxClient, SandboxError, random_id};
 use crate::signal::SIGKILL;
 
-/// How long a pod's guest may take to power itself off when its containers have ended.
+/// How long a pod's guest may take to power itself off after its containers have ended.
 const POWER_OFF_TIMEOUT: Duration = Duration::from_secs(10);
 
 #[derive(Debug, Args)]
@@ -189,7 +190,7 @@ fn create(globals: &Globals, args: &CreateArgs) -> anyhow::Result<u8> {
     let record = Record {
         hostname: hostname.unwrap_or_else(|| match parse_hostname(&name) {
             Ok(name) => name,
-            // Not every name is one of a host's.
+            // Not every name is a valid host name.
             Err(_) => id.chars().take(SHORT_ID).collect(),
         }),
         name,
@@ -246,20 +247,20 @@ async fn launch(args: &CreateArgs, guest: &Guest, entry: &Entry) -> anyhow::Resu
         &args.sysctl,
     );
     let (launching, attached) = begin_machine(entry, guest, &args.network, options).await?;
-    // Before its machine answers, which it does once it is told of the network.
+    // Before the machine answers, which it does once it has received the network.
     keep_etc_files(entry, &attached)?;
     launching.finish(attached.network).await?;
     Ok(())
 }
 
-/// What has become of a pod's machine.
+/// The state of a pod's machine.
 enum Machine {
     Running(SandboxClient),
-    /// Somebody is starting it, or removing the pod.
+    /// Another process is starting it, or removing the pod.
     Claimed,
     /// Its process does not answer.
     Unresponsive(Option<u32>),
-    /// It cannot be asked; [`Self::of`] says why instead.
+    /// It cannot be queried: [`Self::of`] returned an error.
     Unknown,
     Ended,
 }
@@ -295,7 +296,7 @@ impl Machine {
     }
 }
 
-/// Ends the containers at once, and then the machine.
+/// Stops the containers concurrently, and then the machine.
 async fn stop(containers: &Containers, pod: &Entry, time: Option<u32>) -> anyhow::Result<()> {
     let machine = loop {
         match Machine::of(pod).await? {
@@ -309,7 +310,7 @@ async fn stop(containers: &Containers, pod: &Entry, time: Option<u32>) -> anyhow
         Machine::Claimed | Machine::Ended | Machine::Unknown => return Ok(()),
     };
     let own = states(containers.of_pod(pod)?).await;
-    // What keeps one from being stopped goes with the machine.
+    // Containers that cannot be stopped end with the machine.
     let stops = own.iter().map(async |(entry, state)| {
         let client = state.as_ref().ok().and_then(State::client)?;
         let signal = entry.record.stop_signal;
@@ -341,11 +342,11 @@ async fn stop(containers: &Containers, pod: &Entry, time: Option<u32>) -> anyhow
 async fn remove(containers: &Containers, pod: &Entry, is_forced: bool) -> anyhow::Result<()> {
     let own = containers.of_pod(pod)?;
     if is_forced {
-        // Whatever its guest does, and all containers with it.
+        // Regardless of its guest and its containers.
         match Machine::of(pod).await {
             Ok(Machine::Running(machine)) => machine.shutdown(Duration::ZERO).await?,
             Ok(Machine::Ended) => {}
-            // Before whoever starts it is done.
+            // Without waiting for the process that starts it.
             Ok(Machine::Claimed | Machine::Unresponsive(_) | Machine::Unknown) | Err(_) => {
                 SandboxClient::kill(&pod.dir).await?
             }
@@ -368,7 +369,7 @@ async fn remove(containers: &Containers, pod: &Entry, is_forced: bool) -> anyhow
     clear::remove(&pod.dir).await
 }
 
-/// Removes a pod that has ended, and whose containers have been removed. True when that was so.
+/// Removes a pod that has ended and whose containers have been removed. Returns true if it did so.
 pub(in crate::cli) async fn remove_unused(
     containers: &Containers,
     pod: &Entry,
@@ -385,7 +386,7 @@ fn list(globals: &Globals, args: &ListArgs) -> anyhow::Result<u8> {
     let containers = Containers::open(&globals.root()?)?;
     let pods = crate::cli::runtime()?.block_on(async {
         sweep(&containers).await?;
-        // At once: of those that hang, each would take its time.
+        // Concurrently: each one that hangs takes the whole timeout.
         let asked = containers.pods()?.into_iter().map(async |pod| {
             let machine = Machine::of(&pod).await;
             (pod, machine)
@@ -397,7 +398,7 @@ fn list(globals: &Globals, args: &ListArgs) -> anyhow::Result<u8> {
         let mut pods = Vec::new();
         for (pod, machine) in asked {
             let count = containers.of_pod(&pod)?.len();
-            // One that cannot be asked is no reason to hide it, or the others.
+            // One that cannot be queried must not hide itself or the others.
             let machine = machine.unwrap_or_else(|error| {
                 crate::cli::report(&error);
                 Machine::Unknown
@@ -449,7 +450,7 @@ fn list(globals: &Globals, args: &ListArgs) -> anyhow::Result<u8> {
     Ok(0)
 }
 
-/// A pod with podman's names for things.
+/// Returns a pod's description with podman's field names.
 fn view(pod: &Entry, machine: &Machine) -> Value {
     let record = &pod.record;
     let endpoint = match machine {

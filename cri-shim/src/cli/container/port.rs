@@ -1,4 +1,4 @@
-//! `podvisor port`: which ports of the host lead to a container's.
+//! `podvisor port`: shows which ports of the host are forwarded to a container.
 
 use anyhow::{bail, ensure};
 use clap::Args;
@@ -22,7 +22,7 @@ pub(in crate::cli) struct PortArgs {
     port: Option<Asked>,
 }
 
-/// A port of a container's.
+/// A port of a container.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Asked {
     port: u16,
@@ -83,7 +83,7 @@ pub(in crate::cli) fn run(globals: &Globals, args: &PortArgs) -> anyhow::Result<
     Ok(0)
 }
 
-/// A port with podman's names for things.
+/// Returns a port's description with podman's field names.
 pub(super) fn view(port: &Port) -> serde_json::Value {
     json!({
         "host_ip": port.host().ip().to_string(),

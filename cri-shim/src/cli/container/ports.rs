@@ -1,4 +1,4 @@
-//! `-p [IP:]HOST:GUEST[/tcp|/udp]`: ports of the host that lead to a container's.
+//! `-p [IP:]HOST:GUEST[/tcp|/udp]`: ports of the host that are forwarded to a container.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, UdpSocket};
@@ -6,7 +6,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, UdpSocket};
 use anyhow::{Context as _, bail};
 use serde::{Deserialize, Serialize};
 
-/// What a port belongs to.
+/// The protocol of a port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(in crate::cli) enum Protocol {
@@ -23,25 +23,25 @@ impl fmt::Display for Protocol {
     }
 }
 
-/// A port of the host that leads to one of a container's.
+/// A port of the host that is forwarded to one of a container.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(in crate::cli) struct Port {
-    /// Of which address of the host; `None`: of all.
+    /// The host's address; `None` for all.
     pub(in crate::cli) host_ip: Option<IpAddr>,
     pub(in crate::cli) host_port: u16,
     pub(in crate::cli) guest_port: u16,
     pub(in crate::cli) protocol: Protocol,
 }
 
-/// The ports of one `-p`: several when it names ranges.
+/// The ports of one `-p`: several if it names ranges.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(in crate::cli) struct Published(pub(in crate::cli) Vec<Port>);
 
 const USAGE: &str = "write [IP:]HOST:GUEST or [IP:]HOST:GUEST/udp, ports from 1 to 65535 or \
                      ranges of as many such as 8000-8005:80-85";
 
-/// Reads `[IP:]HOST:GUEST[/tcp|/udp]`.
+/// Parses `[IP:]HOST:GUEST[/tcp|/udp]`.
 pub(in crate::cli) fn parse(text: &str) -> Result<Published, String> {
     let (rest, protocol) = match text.rsplit_once('/') {
         None => (text, Protocol::Tcp),
@@ -75,7 +75,7 @@ pub(in crate::cli) fn parse(text: &str) -> Result<Published, String> {
     Ok(Published(ports.collect()))
 }
 
-/// An address of the host; all of them are as good as none.
+/// Parses an address of the host. An unspecified one means all addresses, like `None`.
 fn parse_address(text: &str) -> Result<IpAddr, String> {
     let inner = text
         .strip_prefix('[')
@@ -105,18 +105,18 @@ fn parse_range(text: &str) -> Result<std::ops::RangeInclusive<u16>, String> {
 }
 
 impl Port {
-    /// What the host's side is bound to.
+    /// Returns the address that the host's side is bound to.
     pub(in crate::cli) fn host(&self) -> SocketAddr {
         let any = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
         SocketAddr::new(self.host_ip.unwrap_or(any), self.host_port)
     }
 
-    /// The container's side, such as `80/tcp`.
+    /// Returns the container's side, such as `80/tcp`.
     pub(in crate::cli) fn guest(&self) -> String {
         format!("{}/{}", self.guest_port, self.protocol)
     }
 
-    /// Whether one packet could be meant for both.
+    /// Returns whether both would match the same packet.
     fn conflicts(&self, other: &Self) -> bool {
         let everywhere = |port: &Self| port.host_ip.is_none_or(|ip| ip.is_unspecified());
         let meet = self.host_ip == other.host_ip || everywhere(self) || everywhere(other);
@@ -124,14 +124,14 @@ impl Port {
     }
 }
 
-/// As docker shows it.
+/// Formats a port as docker does.
 impl fmt::Display for Port {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}->{}", self.host(), self.guest())
     }
 }
 
-/// The ports in one line, as docker shows them: neighbours as a range.
+/// Formats the ports in one line, as docker does: consecutive ones as a range.
 pub(in crate::cli) fn line(ports: &[Port]) -> String {
     let mut sorted = ports.to_vec();
     sorted.sort_by_key(|port| (port.protocol, port.host_ip, port.host_port));
@@ -161,13 +161,13 @@ pub(in crate::cli) fn line(ports: &[Port]) -> String {
     shown.collect::<Vec<_>>().join(", ")
 }
 
-/// A port that both lists claim.
+/// Returns a port that is in both lists.
 pub(super) fn conflict(ports: &[Port], others: &[Port]) -> Option<Port> {
     let taken = |port: &&Port| others.iter().any(|other| other.conflicts(port));
     ports.iter().find(taken).copied()
 }
 
-/// Refuses a port that is asked for twice.
+/// Returns an error if a port is published twice.
 pub(super) fn check_distinct(ports: &[Port]) -> anyhow::Result<()> {
     for (number, port) in ports.iter().enumerate() {
         if let Some(port) = conflict(&[*port], ports.get(..number).unwrap_or_default()) {
@@ -181,7 +181,7 @@ pub(super) fn check_distinct(ports: &[Port]) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Refuses a port that a program of the host has: packets would not reach it any more.
+/// Returns an error if a program of the host uses a port: packets would not reach it any more.
 pub(super) fn check_free(ports: &[Port]) -> anyhow::Result<()> {
     for port in ports {
         let bound = match port.protocol {

@@ -1,4 +1,4 @@
-//! `podvisor ps`: the containers that are here.
+//! `podvisor ps`: lists containers.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -12,10 +12,10 @@ use crate::cli::shown::{ago, rfc3339};
 use crate::cli::table::Table;
 use crate::cli::{FormatArgs, Globals};
 
-/// The state of a container that nobody can say anything of.
+/// The state of a container that cannot be determined.
 const UNKNOWN: &str = "unknown";
 
-/// All states' words.
+/// The names of all states.
 const WORDS: [&str; 8] = [
     "created",
     "running",
@@ -27,7 +27,7 @@ const WORDS: [&str; 8] = [
     UNKNOWN,
 ];
 
-/// Characters of a command that are shown, as in docker.
+/// Maximum number of characters of a command that are shown, as in docker.
 const MAX_COMMAND_CHARS: usize = 20;
 
 #[derive(Debug, Args)]
@@ -248,12 +248,13 @@ fn status(state: Option<&State>, now: SystemTime) -> String {
     }
 }
 
-/// A state's word.
+/// Returns the name of a state.
 fn word(state: Option<&State>) -> &'static str {
     state.map_or(UNKNOWN, State::word)
 }
 
-/// A container with podman's names for things; without a state, nobody can say what it does.
+/// Returns a container's description with podman's field names; `None` as the state means that it
+/// is unknown.
 pub(super) fn view(entry: &Entry, state: Option<&State>) -> Value {
     let record = &entry.record;
     let (pid, started) = match state {

@@ -1,4 +1,4 @@
-//! What is kept of a container: a directory with its record, log and sandbox.
+//! The stored description of a container: a directory with its record, log and sandbox.
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -19,7 +19,8 @@ use super::{NetworkMode, RestartArg, Volume, network};
 use crate::cli::shown::SHORT_ID;
 use crate::sandbox::DIR_MAX;
 
-/// Directory of all containers' directories, within the root. Short: sockets are made below it.
+/// Parent of all containers' directories, within the root. Short, because socket paths are below
+/// it.
 pub(super) const CONTAINERS: &str = "c";
 
 const RECORD: &str = "container.json";
@@ -27,29 +28,29 @@ const RECORD: &str = "container.json";
 /// The container's output, in the format of the Container Runtime Interface.
 const LOG: &str = "container.log";
 
-/// Takes turns with it where it may not grow without bounds.
+/// The second log file, if the log is rotated.
 const OTHER_LOG: &str = "container.log.1";
 
-/// What the container shares with the host.
+/// Files that the container shares with the host.
 const SHARED: &str = "shared";
 
-/// Longest name.
+/// Maximum length of a name.
 const NAME_MAX: usize = 128;
 
-/// A container as it was asked for.
+/// A container as it was requested.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(in crate::cli) struct Record {
     /// 64 hexadecimal digits.
     pub(in crate::cli) id: String,
     pub(in crate::cli) name: String,
-    /// The image as it was asked for, and its id.
+    /// The image as it was requested, and its id.
     pub(in crate::cli) image: String,
     pub(in crate::cli) image_id: String,
     /// Seconds since 1970.
     pub(in crate::cli) created: u64,
     pub(in crate::cli) labels: BTreeMap<String, String>,
-    /// To be removed when it has ended.
+    /// To be removed once it has ended.
     pub(in crate::cli) remove: bool,
     #[serde(default)]
     pub(in crate::cli) restart: RestartArg,
@@ -57,9 +58,9 @@ pub(in crate::cli) struct Record {
     pub(in crate::cli) cpus: u8,
     pub(in crate::cli) memory: u64,
     pub(in crate::cli) interactive: bool,
-    /// What asks the program to end.
+    /// The signal that asks the program to end.
     pub(in crate::cli) stop_signal: u8,
-    /// Seconds that it has for that, unless who asks says otherwise.
+    /// Seconds that it has for that, unless `stop` overrides them.
     #[serde(default)]
     pub(in crate::cli) stop_timeout: Option<u32>,
     pub(in crate::cli) volumes: Vec<Volume>,
@@ -68,13 +69,13 @@ pub(in crate::cli) struct Record {
     #[serde(default)]
     pub(in crate::cli) ports: Vec<Port>,
     pub(in crate::cli) jailed: bool,
-    /// The id of the pod in whose machine it is; none: it has a machine of its own.
+    /// The id of the pod in whose machine it is; `None` if it has its own machine.
     #[serde(default)]
     pub(in crate::cli) pod: Option<String>,
     /// It is a pod: a machine for containers.
     #[serde(default)]
     pub(in crate::cli) is_pod: bool,
-    /// `user[:group]`; further processes run as it, too.
+    /// `user[:group]`; processes of `exec` run as it, too.
     pub(in crate::cli) user: String,
     pub(in crate::cli) process: Process,
 }
@@ -109,17 +110,17 @@ impl Entry {
         self.dir.join(LOG)
     }
 
-    /// What the guest shares with the host: the machine's.
+    /// Returns the directory that the machine's guest shares with the host.
     pub(in crate::cli) fn shared(&self) -> PathBuf {
         self.sandbox_dir().join(SHARED)
     }
 
-    /// The directory of its machine.
+    /// Returns the directory of its machine.
     pub(in crate::cli) fn sandbox_dir(&self) -> PathBuf {
         sandbox_dir(&self.dir, &self.record)
     }
 
-    /// The pod that it is in.
+    /// Returns the pod that contains it.
     pub(in crate::cli) fn pod(&self) -> Option<Self> {
         self.record.pod.as_ref()?;
         let dir = self.sandbox_dir();
@@ -127,13 +128,13 @@ impl Entry {
         Some(Self { dir, record })
     }
 
-    /// Whether its ports are taken, or about to be.
+    /// Returns whether its ports are in use, or about to be.
     fn holds_ports(&self) -> bool {
         !self.record.ports.is_empty()
             && (Claim::is_taken(&self.dir) || network::is_attached(&self.dir))
     }
 
-    /// The files of the log: one, or two that take turns.
+    /// Returns the log files: one, or two if the log is rotated.
     pub(super) fn logs(&self) -> Vec<PathBuf> {
         let mut logs = vec![self.log(), self.dir.join(OTHER_LOG)];
         logs.retain(|log| log.exists());
@@ -145,7 +146,7 @@ impl Entry {
         open_log(&self.log())
     }
 
-    /// Opens the file that takes turns with the log.
+    /// Opens the second log file for appending.
     pub(in crate::cli) fn open_other_log(&self) -> anyhow::Result<File> {
         open_log(&self.dir.join(OTHER_LOG))
     }
@@ -158,7 +159,7 @@ fn open_log(log: &Path) -> anyhow::Result<File> {
     file.with_context(|| format!("cannot open {}", log.display()))
 }
 
-/// The directory of the machine of the container with this directory.
+/// Returns the directory of the machine of the container with this directory.
 pub(super) fn sandbox_dir(dir: &Path, record: &Record) -> PathBuf {
     let short = record.pod.as_ref().and_then(|pod| pod.get(..SHORT_ID));
     match (short, dir.parent()) {
@@ -174,14 +175,14 @@ pub(in crate::cli) struct Containers {
 }
 
 impl Containers {
-    /// Those of this root; none while it is not there.
+    /// Returns those of this root, which may not exist yet.
     pub(in crate::cli) fn open(root: &Path) -> anyhow::Result<Self> {
         let root = std::path::absolute(root).context("cannot find the root's absolute path")?;
         let dir = root.join(CONTAINERS);
         Ok(Self { dir })
     }
 
-    /// Makes their directory, and the root with it.
+    /// Creates their directory, and the root with it.
     pub(super) fn make_dir(&self) -> anyhow::Result<()> {
         let made = DirBuilder::new()
             .recursive(true)
@@ -191,8 +192,8 @@ impl Containers {
             .map_err(crate::cli::unwritable)
     }
 
-    /// Says what keeps a container of this name from being made, as far as that can be seen before
-    /// its image is here.
+    /// Returns an error if a container of this name cannot be created, as far as that is known
+    /// before its image is pulled.
     pub(in crate::cli) fn check(&self, name: Option<&str>) -> anyhow::Result<()> {
         name.map_or(Ok(()), check_name)?;
         let room = DIR_MAX.saturating_sub(CONTAINERS.len() + SHORT_ID + 2);
@@ -206,8 +207,8 @@ impl Containers {
         Ok(())
     }
 
-    /// Every container's directory, with its record where it has one. One without is being made,
-    /// or was when its maker was killed. Whatever else somebody keeps here is not told of.
+    /// Returns every container's directory, with its record if it has one. One without is being
+    /// created, or its creator was killed. Other files are ignored.
     pub(super) fn dirs(&self) -> anyhow::Result<Vec<(PathBuf, io::Result<Option<Record>>)>> {
         let entries = match fs::read_dir(&self.dir) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -227,43 +228,43 @@ impl Containers {
         Ok(dirs)
     }
 
-    /// Nobody else makes a container while it is held.
+    /// Locks the creation of containers.
     fn lock(&self) -> anyhow::Result<File> {
         let lock = File::open(&self.dir)?;
         flock(&lock, FlockOperation::LockExclusive).context("cannot lock the containers")?;
         Ok(lock)
     }
 
-    /// Whether the maker of a container was killed before it wrote the record: one that is only
-    /// just being made has it, or is claimed, once this has the lock.
+    /// Returns whether a container's creator was killed before it wrote the record: one that is
+    /// being created has a record or is claimed whenever the lock is free.
     pub(super) fn is_abandoned(&self, dir: &Path) -> anyhow::Result<bool> {
         let _lock = self.lock()?;
         Ok(matches!(read(dir), Ok(None)) && !Claim::is_taken(dir))
     }
 
-    /// All containers, the newest first.
+    /// Returns all containers, the newest first.
     pub(in crate::cli) fn list(&self) -> anyhow::Result<Vec<Entry>> {
         let mut list = self.entries()?;
         list.retain(|entry| !entry.record.is_pod);
         Ok(list)
     }
 
-    /// All pods, the newest first.
+    /// Returns all pods, the newest first.
     pub(in crate::cli) fn pods(&self) -> anyhow::Result<Vec<Entry>> {
         let mut list = self.entries()?;
         list.retain(|entry| entry.record.is_pod);
         Ok(list)
     }
 
-    /// The containers of a pod.
+    /// Returns the containers of a pod.
     pub(in crate::cli) fn of_pod(&self, pod: &Entry) -> anyhow::Result<Vec<Entry>> {
         let mut list = self.list()?;
         list.retain(|entry| entry.record.pod.as_ref() == Some(&pod.record.id));
         Ok(list)
     }
 
-    /// Containers and pods, the newest first. Those whose record cannot be read are not among them:
-    /// the sweep before each command tells of them.
+    /// Returns containers and pods, the newest first, without those whose record cannot be read:
+    /// the sweep before each command reports them.
     fn entries(&self) -> anyhow::Result<Vec<Entry>> {
         let dirs = self.dirs()?.into_iter();
         let known = dirs.filter_map(|(dir, record)| {
@@ -277,13 +278,13 @@ impl Containers {
         Ok(list)
     }
 
-    /// The container of this name, id or beginning of an id.
+    /// Returns the container of this name, id or prefix of an id.
     pub(in crate::cli) fn find(&self, name: &str) -> anyhow::Result<Entry> {
         let found = self.find_if_there(name)?;
         found.with_context(|| format!("no container `{name}`; `podvisor ps -a` lists them"))
     }
 
-    /// As [`Self::find`]; none if there is no such container.
+    /// Like [`Self::find`]; `None` if there is no such container.
     pub(super) fn find_if_there(&self, name: &str) -> anyhow::Result<Option<Entry>> {
         match one_of(self.list()?, name) {
             One::Found(entry) => Ok(Some(*entry)),
@@ -294,13 +295,13 @@ impl Containers {
         }
     }
 
-    /// The pod of this name, id or beginning of an id.
+    /// Returns the pod of this name, id or prefix of an id.
     pub(in crate::cli) fn find_pod(&self, name: &str) -> anyhow::Result<Entry> {
         let found = self.find_pod_if_there(name)?;
         found.with_context(|| format!("no pod `{name}`; `podvisor pod ls` lists them"))
     }
 
-    /// As [`Self::find_pod`]; none if there is no such pod.
+    /// Like [`Self::find_pod`]; `None` if there is no such pod.
     pub(super) fn find_pod_if_there(&self, name: &str) -> anyhow::Result<Option<Entry>> {
         match one_of(self.pods()?, name) {
             One::Found(entry) => Ok(Some(*entry)),
@@ -309,13 +310,13 @@ impl Containers {
         }
     }
 
-    /// Makes a container's directory and takes its name. It is the caller's until the claim is
+    /// Creates a container's directory and reserves its name. The caller owns it until the claim is
     /// dropped.
     pub(in crate::cli) fn create(&self, record: Record) -> anyhow::Result<(Entry, Claim)> {
         self.check(Some(&record.name))?;
         self.make_dir()?;
         let dir = self.dir.join(record.short_id());
-        // Of two that want a name at once, the second finds the first's record.
+        // Of two that request the same name at the same time, the second finds the first's record.
         let _lock = self.lock()?;
         let others = self.entries()?;
         for other in others.iter().filter(|other| other.holds_ports()) {
@@ -347,14 +348,14 @@ impl Containers {
         let claim = Claim::take(&dir).context("cannot lock the container's directory")?;
         let entry = Entry { dir, record };
         write(&entry).inspect_err(|_| {
-            // Whoever tries again finds why, and not the directory.
+            // The next attempt should find the cause, not the directory.
             let _ = fs::remove_dir_all(&entry.dir);
         })?;
         Ok((entry, claim))
     }
 }
 
-/// What a name stands for.
+/// The result of looking up a name.
 enum One {
     Found(Box<Entry>),
     Several,
@@ -375,28 +376,28 @@ fn one_of(list: Vec<Entry>, name: &str) -> One {
     }
 }
 
-/// Whether a directory has the name of a container's: the beginning of an id.
+/// Returns whether a directory has the name of a container's: the prefix of an id.
 fn is_short_id(name: &OsStr) -> bool {
     let is_hex = |b: &u8| matches!(b, b'0'..=b'9' | b'a'..=b'f');
     name.len() == SHORT_ID && name.as_encoded_bytes().iter().all(is_hex)
 }
 
-/// Writes the record, whole or not at all, whenever the host loses its power.
+/// Writes the record atomically, even if the host loses power.
 fn write(entry: &Entry) -> anyhow::Result<()> {
     let new = entry.dir.join("container.json.new");
     let text = serde_json::to_vec_pretty(&entry.record).context("cannot write JSON")?;
     let write = || -> io::Result<()> {
         let mut file = File::create(&new)?;
         file.write_all(&text)?;
-        // Else a rename may be on the disk before what was written.
+        // Otherwise the rename may reach the disk before the data.
         file.sync_all()?;
         fs::rename(&new, entry.dir.join(RECORD))
     };
     write().with_context(|| format!("cannot write {}", new.display()))
 }
 
-/// The record of a container's directory; none if it has none. One that cannot be read, or is not
-/// understood, is an error: it may be of a container that runs.
+/// Returns the record in a container's directory; `None` if it has none. A record that cannot be
+/// read or parsed is an error: its container may be running.
 pub(super) fn read(dir: &Path) -> io::Result<Option<Record>> {
     let text = match fs::read(dir.join(RECORD)) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -505,7 +506,7 @@ mod tests {
         let (_one, claim) = containers.create(with_port("a", "one")).unwrap();
         let error = containers.create(with_port("b", "two")).unwrap_err();
         assert!(error.to_string().contains("container one"), "{error}");
-        // Nothing was made for it, and nobody is about to.
+        // Nothing was created for it, and no process is about to.
         drop(claim);
         containers.create(with_port("b", "two")).unwrap();
     }
@@ -519,7 +520,7 @@ mod tests {
         assert!(!containers.is_abandoned(&entry.dir).unwrap());
         drop(claim);
         assert!(containers.is_abandoned(&entry.dir).unwrap());
-        // Whoever looked before the record was there looks again.
+        // A process that looked before the record was written looks again.
         write(&entry).unwrap();
         assert!(!containers.is_abandoned(&entry.dir).unwrap());
     }

@@ -1,4 +1,4 @@
-//! `--restart`: whether a container's program is started again when it has ended.
+//! `--restart`: whether a container's program is restarted when it has ended.
 
 use std::fmt;
 use std::str::FromStr;
@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::sandbox::RestartPolicy;
 
-/// The policies by docker's words.
+/// The policies by docker's names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub(in crate::cli) enum RestartArg {
@@ -17,7 +17,7 @@ pub(in crate::cli) enum RestartArg {
         max_restarts: Option<u32>,
     },
     Always,
-    /// The same here: nothing starts containers when the host does.
+    /// Equal to `Always` here: containers are not started at boot.
     UnlessStopped,
 }
 
@@ -34,7 +34,7 @@ impl RestartArg {
         }
     }
 
-    /// The word alone.
+    /// Returns the name only.
     pub(in crate::cli) fn name(self) -> &'static str {
         match self {
             Self::No => "no",
@@ -44,7 +44,7 @@ impl RestartArg {
         }
     }
 
-    /// How often at most; 0: no limit.
+    /// Returns the maximum number of restarts; 0 for no limit.
     pub(in crate::cli) fn max_restarts(self) -> u32 {
         match self {
             Self::OnFailure {
@@ -66,7 +66,7 @@ impl FromStr for RestartArg {
         };
         match (name, times) {
             ("no", None) => Ok(Self::No),
-            // As in docker, 0 is no limit.
+            // As in docker, 0 means no limit.
             ("on-failure", times) => Ok(Self::OnFailure {
                 max_restarts: times.filter(|times| *times > 0),
             }),

@@ -1,4 +1,4 @@
-//! What has become of containers.
+//! The current state of containers.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -14,36 +14,36 @@ use crate::sandbox::{
     exit_record, exit_recorded_at,
 };
 
-/// How long a machine's process may take to say what has become of a container.
+/// How long a machine's process may take to report the state of a container.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// As [`RESPONSE_TIMEOUT`], of one that somebody is starting.
+/// Like [`RESPONSE_TIMEOUT`], for one that is being started.
 const STARTING_RESPONSE_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Machines that are asked at once.
+/// Machines that are queried at the same time.
 pub(super) const MAX_CONCURRENT_QUERIES: usize = 32;
 
-/// Where a container is in its life.
+/// The state of a container.
 #[derive(Debug)]
 pub(in crate::cli) enum State {
-    /// Somebody is starting it right now.
+    /// Another process is starting it.
     Starting,
     Running {
         client: SandboxClient,
         info: ContainerInfo,
         is_paused: bool,
     },
-    /// Its program has ended, and is about to be started again.
+    /// Its program has ended, and is about to be restarted.
     Restarting {
         client: SandboxClient,
         exit: ProcessExit,
         restarts: u32,
     },
-    /// It ended by itself, or was asked to.
+    /// It ended by itself, or was stopped.
     Exited { exit: ProcessExit, restarts: u32 },
-    /// Its sandbox ended before it; why, where that is known.
+    /// Its sandbox ended first; the reason, if it is known.
     Dead(Option<SandboxExit>),
-    /// Its machine's process, of this number, is there and does not answer.
+    /// Its machine's process, with this PID, runs but does not answer.
     Unresponsive { pid: Option<u32> },
 }
 
@@ -52,7 +52,7 @@ impl State {
         Self::within(entry, RESPONSE_TIMEOUT).await
     }
 
-    /// As [`Self::of`], once nobody is starting it any more.
+    /// Like [`Self::of`], but waits while it is being started.
     pub(in crate::cli) async fn once_started(entry: &Entry) -> anyhow::Result<Self> {
         loop {
             match Self::of(entry).await? {
@@ -62,12 +62,12 @@ impl State {
         }
     }
 
-    /// As [`Self::of`], for who has more patience or less.
+    /// Like [`Self::of`], with a different timeout.
     pub(super) async fn within(entry: &Entry, limit: Duration) -> anyhow::Result<Self> {
-        // Looked at before the machine is asked: who starts a container lets go when it runs.
+        // Checked before the machine is queried: the claim is released once the container runs.
         let is_claimed = Claim::is_taken(&entry.dir);
         let limit = match is_claimed {
-            // A process answers nobody before its guest has booted.
+            // A process does not answer before its guest has booted.
             true => limit.min(STARTING_RESPONSE_TIMEOUT),
             false => limit,
         };
@@ -75,7 +75,7 @@ impl State {
             Ok(client) => Self::of_running(entry, client, limit, is_claimed).await,
             Err(SandboxError::Gone { .. }) if is_claimed => Ok(Self::Starting),
             Err(SandboxError::Gone { .. }) => Ok(Self::of_ended(entry)),
-            // Its guest boots.
+            // Its guest is booting.
             Err(SandboxError::Unresponsive { .. }) if is_claimed => Ok(Self::Starting),
             Err(SandboxError::Unresponsive { pid, .. }) => Ok(Self::Unresponsive { pid }),
             Err(error @ SandboxError::Version { .. }) => {
@@ -137,7 +137,7 @@ impl State {
                 is_paused,
             },
             _ if is_claimed => Self::Starting,
-            // Whoever was starting it was killed before it ran.
+            // The process that was starting it was killed before it ran.
             _ => {
                 match entry.record.pod {
                     None => client.shutdown(Duration::ZERO).await?,
@@ -173,7 +173,7 @@ impl State {
         }
     }
 
-    /// A word, as podman has it.
+    /// Returns the name of the state, as in podman.
     pub(in crate::cli) fn word(&self) -> &'static str {
         match self {
             Self::Starting => "created",
@@ -188,7 +188,7 @@ impl State {
         }
     }
 
-    /// How often the program was started again.
+    /// Returns how often the program was restarted.
     pub(in crate::cli) fn restarts(&self) -> u32 {
         match self {
             Self::Running { info, .. } => info.restarts,
@@ -197,7 +197,7 @@ impl State {
         }
     }
 
-    /// The exit code, once there is one. A container whose sandbox died was killed.
+    /// Returns the exit code, if there is one. A container whose sandbox died counts as killed.
     pub(in crate::cli) fn exit_code(&self) -> Option<i32> {
         match self {
             Self::Exited { exit, .. } => Some(exit.code),
@@ -209,7 +209,7 @@ impl State {
         }
     }
 
-    /// When it ended, where that is known.
+    /// Returns when it ended, if that is known.
     pub(in crate::cli) fn ended_at(&self) -> Option<SystemTime> {
         match self {
             Self::Exited { exit, .. } => Some(UNIX_EPOCH + Duration::from_nanos(exit.exited_at_ns)),
@@ -217,7 +217,7 @@ impl State {
         }
     }
 
-    /// The way to its sandbox, while it runs or will again.
+    /// Returns the client of its sandbox, if it runs or will be restarted.
     pub(in crate::cli) fn client(&self) -> Option<&SandboxClient> {
         match self {
             Self::Running { client, .. } | Self::Restarting { client, .. } => Some(client),
@@ -233,8 +233,8 @@ impl State {
 }
 
 impl Entry {
-    /// Waits until the container has ended for good, and its machine with it if that is its own:
-    /// how that did.
+    /// Waits until the container has ended permanently, and its own machine if it has one; returns
+    /// how the machine ended.
     pub(in crate::cli) async fn ended(&self, client: &SandboxClient) -> Option<SandboxExit> {
         if self.record.pod.is_none() {
             return Some(client.ended().await);
@@ -245,7 +245,8 @@ impl Entry {
         None
     }
 
-    /// When its machine, which has ended, did so; or the host, before which it must have been.
+    /// Returns when its machine ended: the recorded time, else that of the host's boot if it was
+    /// booted since the container was created.
     pub(in crate::cli) fn machine_ended_at(&self) -> Option<SystemTime> {
         let booted = || {
             let uptime = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
@@ -256,7 +257,7 @@ impl Entry {
         exit_recorded_at(&self.sandbox_dir()).or_else(booted)
     }
 
-    /// The ports that lead to the container; none once it has ended.
+    /// Returns the published ports of the container; none once it has ended.
     pub(in crate::cli) fn ports(&self, state: &State) -> &[Port] {
         match state.has_ended() {
             true => &[],
@@ -265,8 +266,8 @@ impl Entry {
     }
 }
 
-/// What has become of each. They are asked at once, so that those which do not answer take the
-/// time of one.
+/// Returns the state of each. They are queried concurrently, so that several that do not answer
+/// take only one timeout.
 pub(in crate::cli) async fn states(entries: Vec<Entry>) -> Vec<(Entry, anyhow::Result<State>)> {
     let states = entries.into_iter().map(|entry| async move {
         let state = State::of(&entry).await;
@@ -278,7 +279,7 @@ pub(in crate::cli) async fn states(entries: Vec<Entry>) -> Vec<(Entry, anyhow::R
         .await
 }
 
-/// What is said of a machine that another podvisor has started.
+/// Returns the message for a machine that another version of podvisor started.
 pub(in crate::cli) fn other_version(entry: &Entry) -> String {
     let record = &entry.record;
     let (what, command) = match (record.is_pod, &record.pod) {
@@ -293,7 +294,7 @@ pub(in crate::cli) fn other_version(entry: &Entry) -> String {
     )
 }
 
-/// The error of what cannot be done with a machine that does not answer.
+/// Returns the error for a machine that does not answer.
 pub(in crate::cli) fn unresponsive(entry: &Entry, pid: Option<u32>) -> anyhow::Error {
     let process = pid.map_or_else(String::new, |pid| format!(" {pid}"));
     let (what, command) = match entry.pod() {
@@ -313,7 +314,8 @@ pub(in crate::cli) fn unresponsive(entry: &Entry, pid: Option<u32>) -> anyhow::E
     )
 }
 
-/// What is said of a container which its pod still makes or deletes, though nobody waits for it.
+/// Returns the error for a container that its pod is still creating or deleting, though no caller
+/// waits for it.
 fn being_made(entry: &Entry) -> anyhow::Error {
     anyhow::anyhow!(
         "container {} is still being made or deleted by its pod's machine; wait for it, or end the \
@@ -322,7 +324,7 @@ fn being_made(entry: &Entry) -> anyhow::Error {
     )
 }
 
-/// The exit code of what was killed, as a container is whose machine died: 128 and the number of
+/// The exit code of a container that was killed, or whose machine died: 128 plus the number of
 /// SIGKILL.
 pub(super) const KILLED_EXIT_CODE: i32 = 137;
 
@@ -357,7 +359,7 @@ mod tests {
     use super::super::record::sample;
     use super::*;
 
-    /// The next request on a control socket.
+    /// Returns the next request on a control socket.
     fn request(stream: &mut UnixStream) -> Option<Value> {
         let mut length = [0; 4];
         stream.read_exact(&mut length).ok()?;
@@ -380,7 +382,7 @@ mod tests {
         let containers = Containers::open(root.path()).unwrap();
         let (entry, claim) = containers.create(sample("a", "one")).unwrap();
         let listener = UnixListener::bind(entry.sandbox_dir().join("control.sock")).unwrap();
-        // Whoever starts it has done so, and goes, while the machine is being asked.
+        // The starting process finishes while the machine is being queried.
         let machine = thread::spawn(move || {
             let (mut stream, _) = listener.accept().unwrap();
             let mut asked = Vec::new();

@@ -1,4 +1,4 @@
-//! `podvisor stats`: what running containers use.
+//! `podvisor stats`: resource usage of running containers.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::ControlFlow;
@@ -17,7 +17,7 @@ use crate::cli::{FormatArgs, Globals, size, terminal};
 use crate::patience::timeout;
 use crate::sandbox::{ContainerStats, SandboxClient};
 
-/// Time between two looks.
+/// Time between two samples.
 const REFRESH_INTERVAL: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Args)]
@@ -34,13 +34,13 @@ pub(in crate::cli) struct StatsArgs {
     containers: Vec<String>,
 }
 
-/// One look at a container.
+/// One sample of a container.
 #[derive(Debug)]
 struct Sample {
     entry: Entry,
     pid: u32,
     stats: ContainerStats,
-    /// Thousandths of a CPU since the look before.
+    /// Thousandths of a CPU since the previous sample.
     cpu: Option<u64>,
 }
 
@@ -49,7 +49,7 @@ pub(in crate::cli) fn run(globals: &Globals, args: &StatsArgs) -> anyhow::Result
     crate::cli::runtime()?.block_on(async {
         sweep(&containers).await?;
         let (mut before, mut missing) = (BTreeMap::new(), BTreeSet::new());
-        // What a CPU does is seen between two looks.
+        // CPU usage is measured between two samples.
         look(&containers, args, &mut before, &mut missing).await?;
         let mut times = tokio::time::interval(REFRESH_INTERVAL);
         times.tick().await;
@@ -88,7 +88,7 @@ async fn look(
             Answer::Figures(client, stats) => (client, *stats),
             Answer::None => continue,
             Answer::Missing => {
-                // Once, however often it is looked at.
+                // Only once, not for every sample.
                 if missing.insert(entry.record.id.clone()) {
                     crate::cli::notice(&format!(
                         "container {} does not say what it uses, and is left out",
@@ -115,10 +115,10 @@ async fn look(
     Ok(samples)
 }
 
-/// What is learnt of a container.
+/// The answer of a container.
 enum Answer {
     Figures(SandboxClient, Box<ContainerStats>),
-    /// It has none: it does not run, or ends in this moment.
+    /// It has no statistics: it does not run, or is just ending.
     None,
     /// It does not answer.
     Missing,

@@ -17,7 +17,7 @@ use crate::bind::{
     open_source, pass_on_mounts,
 };
 
-/// A part of the host's files in a container.
+/// A file or directory of the host in a container.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(in crate::cli) struct Volume {
@@ -26,8 +26,8 @@ pub(in crate::cli) struct Volume {
     pub(in crate::cli) read_only: bool,
 }
 
-/// Reads `HOST:GUEST`, with options behind it: `ro`, `rw`, and docker's `z` and `Z`, which are for
-/// SELinux and say nothing to a guest.
+/// Parses `HOST:GUEST`, optionally followed by options: `ro`, `rw`, and docker's `z` and `Z`, which
+/// are for SELinux and have no effect in a guest.
 pub(in crate::cli) fn parse(text: &str) -> Result<Volume, String> {
     let usage = || {
         "write HOST:GUEST or HOST:GUEST:ro, an absolute path of the container's, and one of the \
@@ -56,7 +56,7 @@ pub(in crate::cli) fn parse(text: &str) -> Result<Volume, String> {
     }
 }
 
-/// The name of a container's volume in the directory that its machine shares.
+/// Returns the name of a container's volume in the directory that its machine shares.
 pub(in crate::cli) fn name(record: &Record, number: usize) -> String {
     match record.pod {
         None => format!("v{number}"),
@@ -64,7 +64,7 @@ pub(in crate::cli) fn name(record: &Record, number: usize) -> String {
     }
 }
 
-/// Says what keeps volumes from being mounted, before anything is made for them.
+/// Checks whether volumes can be mounted, before anything is created for them.
 pub(in crate::cli) fn check(volumes: &[Volume]) -> anyhow::Result<()> {
     ensure!(
         volumes.is_empty() || rustix::process::geteuid().is_root(),
@@ -77,7 +77,7 @@ pub(in crate::cli) fn check(volumes: &[Volume]) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Makes the directory that a machine shares, ready for volumes.
+/// Creates the directory that a machine shares, ready for volumes.
 pub(in crate::cli) fn make_shared(shared: &Path) -> anyhow::Result<()> {
     fs::create_dir(shared).with_context(|| format!("cannot create {}", shared.display()))?;
     pass_on_mounts(shared).with_context(|| format!("cannot mount {} on itself", shared.display()))
@@ -99,10 +99,10 @@ pub(in crate::cli) fn mount(shared: &Path, record: &Record) -> anyhow::Result<()
 fn mount_one(root: &File, name: &str, volume: &Volume) -> anyhow::Result<()> {
     let source = open_source(&volume.source)?;
     let is_dir = source.metadata()?.is_dir();
-    // By its descriptor: what the path means cannot change in between.
+    // By descriptor, so that the path cannot change its meaning in between.
     let tree = DetachedTree::of(&source, Extent::Whole, Propagation::Private)?;
-    // The guest must not write even if it ignores what it is told; and what it may make there
-    // is neither a device nor a program with another's rights on the host.
+    // The host enforces read-only even against a malicious guest; no devices and no setuid
+    // programs, so that files that the guest creates are harmless on the host.
     tree.make_harmless()?;
     if volume.read_only {
         tree.make_read_only(Extent::Whole)?;
@@ -141,7 +141,7 @@ pub(in crate::cli) fn remove(shared: &Path, record: &Record) -> anyhow::Result<(
     Ok(())
 }
 
-/// Unmounts all that is mounted below `dir`.
+/// Unmounts everything below `dir`.
 pub(in crate::cli) fn unmount_all(dir: &Path) -> anyhow::Result<()> {
     let points = mount_points(dir)?;
     if points.is_empty() {
@@ -151,7 +151,7 @@ pub(in crate::cli) fn unmount_all(dir: &Path) -> anyhow::Result<()> {
         unmount(point, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW)
             .with_context(|| format!("cannot unmount {}", point.display()))?;
     }
-    // Were something left, its files would be removed with the directory.
+    // The files of a remaining mount would be removed with the directory.
     if let Some(left) = mount_points(dir)?.first() {
         bail!("{} is still mounted", left.display());
     }

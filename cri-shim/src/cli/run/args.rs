@@ -1,4 +1,4 @@
-//! What `run` is told: its flags.
+//! Flags of `run`.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -207,7 +207,7 @@ pub(super) enum Bus {
 
 impl RunArgs {
     pub(in crate::cli) fn image(&self) -> &str {
-        // The parser takes at least one.
+        // The parser requires at least one.
         self.image_and_command.first().map_or("", String::as_str)
     }
 
@@ -215,13 +215,13 @@ impl RunArgs {
         self.image_and_command.get(1..).unwrap_or_default()
     }
 
-    /// Whether what is written to the console goes to a file that keeps it.
+    /// Returns whether the console's output is kept in a file.
     pub(super) fn keeps_console(&self) -> bool {
         let console = self.console.as_deref();
         console.is_some_and(|file| file != Path::new("/dev/null"))
     }
 
-    /// Those of files first, so that those of flags replace them.
+    /// Returns the variables, those of files first, so that those of flags override them.
     fn variables(&self) -> Vec<String> {
         let of_files = self.env_file.iter().flat_map(|file| file.0.iter().cloned());
         let of_flags = self.env.iter().map(|entry| from_here(entry));
@@ -250,7 +250,7 @@ impl RunArgs {
     }
 }
 
-/// What is written to the console goes to a file in any case: for `pty`, to one that keeps nothing.
+/// Returns the file for the console's output: for `pty`, one that discards it.
 pub(in crate::cli) fn parse_console(text: &str) -> Result<PathBuf, String> {
     match text {
         "" => Err("write pty, or the name of a file".to_owned()),
@@ -259,8 +259,7 @@ pub(in crate::cli) fn parse_console(text: &str) -> Result<PathBuf, String> {
     }
 }
 
-/// `NAME` alone stands for this process's own value, and removes the variable when there is
-/// none.
+/// Expands `NAME` to podvisor's own value; without one, `NAME` removes the variable.
 pub(in crate::cli) fn from_here(entry: &str) -> String {
     match std::env::var(entry) {
         Ok(value) if !entry.contains('=') => format!("{entry}={value}"),

@@ -1,10 +1,10 @@
-//! Files that `run` takes lists from: of environment variables, of labels.
+//! Files with environment variables or labels, for `run`.
 
 use std::fs;
 
 use super::args::{from_here, parse_label};
 
-/// What a file sets.
+/// Environment variables of a file.
 #[derive(Debug, Clone)]
 pub(super) struct EnvFile(pub(super) Vec<String>);
 
@@ -12,7 +12,7 @@ pub(super) struct EnvFile(pub(super) Vec<String>);
 #[derive(Debug, Clone)]
 pub(super) struct LabelFile(pub(super) Vec<(String, String)>);
 
-/// The lines of a file that are neither empty nor comments.
+/// Returns the lines of a file that are neither empty nor comments.
 fn lines(path: &str) -> Result<Vec<String>, String> {
     let text = fs::read_to_string(path).map_err(|error| error.to_string())?;
     let lines = text.lines().map(str::trim_start);

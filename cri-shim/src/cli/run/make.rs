@@ -1,4 +1,4 @@
-//! What `run` makes before its program runs: the record, the machine, the container.
+//! Creates what `run` needs before its program runs: the record, the machine, the container.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -25,16 +25,16 @@ use crate::sandbox::{
 
 const SIGTERM: u8 = 15;
 
-/// Where the guest has the directory that is shared with it.
+/// The shared directory in the guest.
 const GUEST_SHARE: &str = "/run/podvisor/shared";
 
 /// The agent's name for the PID namespace that a guest's containers share.
 const SHARED_PIDS: &str = "sandbox";
 
-/// Where a container is made.
+/// Where a container is created.
 #[derive(Debug)]
 pub(super) enum Place {
-    /// In a machine of its own.
+    /// In its own machine.
     Own {
         guest: Box<Guest>,
         network: NetworkMode,
@@ -43,7 +43,7 @@ pub(super) enum Place {
     Pod(Box<Entry>),
 }
 
-/// The record of the container that is asked for.
+/// Creates the record of the requested container.
 pub(super) fn record(args: &RunArgs, place: &Place, image: &Image) -> anyhow::Result<Record> {
     let id = random_id().context("cannot make up an id for the container")?;
     let short: String = id.chars().take(SHORT_ID).collect();
@@ -88,7 +88,7 @@ pub(super) fn record(args: &RunArgs, place: &Place, image: &Image) -> anyhow::Re
         cpus,
         memory,
         interactive: args.interactive,
-        // A name that nobody knows is the image's mistake.
+        // An unknown name is an error in the image.
         stop_signal: stop_signal.and_then(Result::ok).unwrap_or(SIGTERM),
         stop_timeout: args.stop_timeout,
         volumes: args.volume.clone(),
@@ -107,27 +107,27 @@ pub(super) fn record(args: &RunArgs, place: &Place, image: &Image) -> anyhow::Re
     })
 }
 
-/// Seconds since 1970.
+/// Returns the seconds since 1970.
 pub(in crate::cli) fn now() -> u64 {
     let now = SystemTime::now().duration_since(UNIX_EPOCH);
     now.unwrap_or_default().as_secs()
 }
 
-/// What a machine has besides what its guest and record say.
+/// Options of a machine that are not in its guest settings or record.
 #[derive(Debug, Default)]
 pub(in crate::cli) struct MachineOptions {
-    /// The bus that was asked for.
+    /// The requested bus.
     transport: Option<Bus>,
     console: Option<PathBuf>,
     image_slots: u8,
-    /// It shares the directory of its record.
+    /// Whether it shares the directory of its record.
     shares: bool,
     /// Parameters of its kernel.
     sysctls: BTreeMap<String, String>,
 }
 
 impl MachineOptions {
-    /// Those of a machine for several containers.
+    /// Returns the options of a machine for several containers.
     pub(in crate::cli) fn of_pod(
         image_slots: u8,
         shares: bool,
@@ -144,7 +144,8 @@ impl MachineOptions {
     }
 }
 
-/// Makes the network of a record and begins to start its machine, which is to be told of that.
+/// Creates the network of a record and starts to launch its machine, which has yet to be told of
+/// the network.
 pub(in crate::cli) async fn begin_machine(
     entry: &Entry,
     guest: &Guest,
@@ -190,21 +191,21 @@ pub(in crate::cli) async fn begin_machine(
     }
 }
 
-/// A container that is made.
+/// A created container.
 #[derive(Debug)]
 pub(super) struct Made {
     pub(super) client: SandboxClient,
     pub(super) image: ImagePin,
 }
 
-/// The image that a container runs from, which cannot be removed while its machine's process has
-/// the file, too.
+/// The image that a container runs from, locked against removal while the machine's process has the
+/// file open, too.
 #[derive(Debug)]
 pub(super) struct ImagePin(File);
 
 impl ImagePin {
-    /// Lets others remove the image, whoever has the file: for a machine that has ended and whose
-    /// process has not.
+    /// Unlocks the image even while the machine's process has the file open: for a machine that has
+    /// ended before its process.
     pub(super) fn release(self) {
         if let Err(error) = flock(&self.0, FlockOperation::Unlock) {
             debug!(%error, "the image is free when the machine's process is gone");
@@ -212,7 +213,7 @@ impl ImagePin {
     }
 }
 
-/// Starts the sandbox, unless the container is for a pod's, and makes the container.
+/// Starts the sandbox, unless the container is for a pod's, and creates the container.
 pub(super) async fn launch(
     args: &RunArgs,
     place: &Place,
@@ -222,7 +223,7 @@ pub(super) async fn launch(
     let record = &entry.record;
     let (client, attached) = match place {
         Place::Own { guest, .. } => {
-            // A snapshot's machine has all of its devices, wanted or not.
+            // A snapshot's machine has all of its devices, used or not.
             let shares = guest.shares.unwrap_or(!record.volumes.is_empty());
             if shares {
                 volumes::make_shared(&entry.shared())?;
@@ -254,7 +255,7 @@ pub(super) async fn launch(
             (client, attached)
         }
     };
-    // Open and locked, it cannot be removed under the guest's feet.
+    // Open and locked, it cannot be removed while the guest uses it.
     let rootfs = image.open_rootfs()?;
     let pin = ImagePin(rootfs.try_clone().context("cannot keep the image open")?);
     let container = CreateContainer {
@@ -269,7 +270,7 @@ pub(super) async fn launch(
         log: Some(entry.open_log()?.into()),
         tty: args.tty,
         stdin: args.interactive,
-        // Somebody may attach again and again to one that is detached, or that a user leaves.
+        // Clients may attach repeatedly to one that is detached, or that a user leaves.
         stdin_once: !args.detach && !args.tty,
         restart: record.restart.policy(),
         devices: Vec::new(),
@@ -289,7 +290,7 @@ pub(super) async fn launch(
     Ok(Made { client, image: pin })
 }
 
-/// Images that a machine of one container may have at once.
+/// Images that a machine of one container may have at the same time.
 const IMAGE_SLOTS: u8 = 1;
 
 fn spec(args: &RunArgs, image: &Image, record: &Record) -> anyhow::Result<Spec> {
@@ -300,7 +301,7 @@ fn spec(args: &RunArgs, image: &Image, record: &Record) -> anyhow::Result<Spec> 
     spec.set_process(Some(record.process.clone()));
     let mut mounts = spec.mounts().clone().unwrap_or_default();
     if record.pod.is_some() {
-        // The pod's, as POSIX shared memory wants it.
+        // POSIX shared memory is shared by the pod.
         let shm = MountBuilder::default()
             .destination("/dev/shm")
             .typ("bind")
@@ -335,11 +336,11 @@ fn spec(args: &RunArgs, image: &Image, record: &Record) -> anyhow::Result<Spec> 
     Ok(spec)
 }
 
-/// Files of a pod's directory, for its containers.
+/// Files in a pod's directory, for its containers.
 const HOSTS: &str = "hosts";
 const RESOLV_CONF: &str = "resolv.conf";
 
-/// Keeps what the files of `/etc` are to say that go with a pod's network.
+/// Stores the contents of the files in `/etc` that depend on a pod's network.
 pub(in crate::cli) fn keep_etc_files(pod: &Entry, attached: &Attached) -> anyhow::Result<()> {
     for (name, contents) in [
         (HOSTS, &attached.etc_hosts),

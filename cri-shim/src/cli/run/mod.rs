@@ -1,8 +1,8 @@
-//! `podvisor run`: a program from an image, in a virtual machine of its own, behaving like a
-//! program that was started right here.
+//! `podvisor run`: runs a program from an image in its own virtual machine, like a program that was
+//! started on this host.
 //!
-//! `args` is its flags, `rights` and `lists` some more of them, `make` what is made of them; here
-//! is what happens then.
+//! `args` has the flags, `rights` and `lists` some more of them, `make` creates the container; this
+//! file runs it.
 
 mod args;
 mod lists;
@@ -52,7 +52,7 @@ pub(super) fn run(globals: &Globals, args: &RunArgs) -> anyhow::Result<u8> {
     debug!("begin");
     let root =
         std::path::absolute(globals.root()?).context("cannot find the root's absolute path")?;
-    // What is wrong in any case is told before anything is pulled.
+    // Errors that do not depend on the image are reported before it is pulled.
     let containers = Containers::open(&root)?;
     containers.check(args.name.as_deref())?;
     args.container_options(None).check()?;
@@ -89,12 +89,12 @@ pub(super) fn run(globals: &Globals, args: &RunArgs) -> anyhow::Result<u8> {
         note_use(&store, &image);
         code
     });
-    // A thread may sit in a read of stdin for ever.
+    // A thread may be blocked in a read of stdin forever.
     runtime.shutdown_background();
     code
 }
 
-/// A machine for the container alone.
+/// Returns the settings of a machine for this container only.
 fn own_place(args: &RunArgs, root: &Path) -> anyhow::Result<Place> {
     let guest = match &args.from_snapshot {
         Some(dir) => Guest::of_snapshot(dir)?,
@@ -111,7 +111,7 @@ fn own_place(args: &RunArgs, root: &Path) -> anyhow::Result<Place> {
     })
 }
 
-/// The image from the store, or from its registry.
+/// Returns the image from the store, or pulls it from its registry.
 async fn image(store: &Store, args: &RunArgs) -> anyhow::Result<Pulled> {
     let name = args.image();
     let mut options = PullOptions::default();
@@ -135,14 +135,14 @@ async fn image(store: &Store, args: &RunArgs) -> anyhow::Result<Pulled> {
     pull(store, name, options, progress).await
 }
 
-/// Tells the store that the image was used, for pruning to see.
+/// Records in the store that the image was used, for pruning.
 fn note_use(store: &Store, image: &Image) {
     if let Err(error) = store.note_use(image) {
         debug!(%error, "the use of the image is not noted");
     }
 }
 
-/// A run of the program of an image.
+/// One run of an image's program.
 struct Run<'a> {
     args: &'a RunArgs,
     place: &'a Place,
@@ -151,7 +151,7 @@ struct Run<'a> {
 }
 
 impl Run<'_> {
-    /// Runs the program and gives its exit code; detached, prints the container's id.
+    /// Runs the program and returns its exit code; detached, prints the container's id.
     async fn in_sandbox(
         &self,
         record: Record,
@@ -161,11 +161,11 @@ impl Run<'_> {
         if self.args.replace {
             replace(containers, &record.name).await?;
         }
-        // It goes on while the container is made.
+        // It continues while the container is created.
         let sweep = Sweep::begin(containers)?;
         let (sweep, (entry, claim)) = match containers.create(record.clone()) {
             Ok(created) => (Some(sweep), created),
-            // Its name or a port may be those of a container that is about to be cleared away.
+            // Its name or a port may be those of a container that is about to be removed.
             Err(_) => {
                 tokio::select! {
                     _ = sweep.ended() => {}
@@ -188,7 +188,7 @@ impl Run<'_> {
                 return Ok(exit_code_of(signal));
             }
             Err(error) => {
-                // Nothing of it ever ran.
+                // It never ran.
                 if let Err(error) = clear::remove(&entry.dir).await {
                     let error = format!("{error:#}");
                     debug!(%error, "the container is left for the next sweep");
@@ -202,7 +202,7 @@ impl Run<'_> {
         };
         let outcome = program.wait(served, signals).await;
         let has_ended = match &outcome {
-            // As if it had been detached from the beginning.
+            // As if it had been detached from the start.
             Ok(left @ Outcome::Left) => return Ok(exit_code(left)),
             Ok(outcome) => self.end_machine(&entry, &program.client, outcome).await?,
             Err(_) => false,
@@ -218,7 +218,7 @@ impl Run<'_> {
         }
     }
 
-    /// Makes the container and starts its program, unless a signal comes first: which one.
+    /// Creates the container and starts its program, or returns the signal that arrived before.
     async fn begun(
         &self,
         entry: &Entry,
@@ -230,7 +230,7 @@ impl Run<'_> {
             signal = signals.ending() => return Ok(ControlFlow::Break(signal)),
         };
         if let Some(sweep) = sweep {
-            // What it has to say comes before the program's words.
+            // Its messages are printed before the program's output.
             tokio::select! {
                 _ = sweep.ended_by_now() => {}
                 signal = signals.ending() => return Ok(ControlFlow::Break(signal)),
@@ -244,7 +244,7 @@ impl Run<'_> {
         }
     }
 
-    /// Sees to the machine's end once the program's is known; whether the machine has ended.
+    /// Ends the machine after the program's end; returns whether the machine has ended.
     async fn end_machine(
         &self,
         entry: &Entry,
@@ -275,8 +275,8 @@ impl Run<'_> {
         Ok(false)
     }
 
-    /// Removes the container, or what of it is not kept. The program's exit code is told whatever
-    /// stays.
+    /// Removes the container, or the parts of it that are not kept. The program's exit code is
+    /// reported even if this fails.
     async fn clear(&self, entry: &Entry, has_ended: bool) {
         if !self.args.rm {
             clear::settle(entry).await;
@@ -289,11 +289,11 @@ impl Run<'_> {
     }
 }
 
-/// Waits for the end of the container's machine, if that is its own: how it ended.
+/// Waits for the end of the container's own machine, and returns how it ended.
 ///
-/// The machine's process takes it apart after that, and is not waited for: nobody needs what it
-/// still has. But for what is somebody else's, too: directories of the host, a console's file, and
-/// ports, which a network in user space has for as long as the process.
+/// The machine's process then cleans up, without this function waiting for it, except if it still
+/// holds resources that others need: directories of the host, a console's file, or ports, which a
+/// user-space network holds until the process exits.
 async fn machine_ended(
     args: &RunArgs,
     entry: &Entry,
@@ -309,7 +309,7 @@ async fn machine_ended(
     }
 }
 
-/// Removes the container of this name, if there is one.
+/// Removes the container of this name, if it exists.
 async fn replace(containers: &Containers, name: &str) -> anyhow::Result<()> {
     let entries = containers.list()?.into_iter();
     for entry in entries.filter(|entry| entry.record.name == name) {
@@ -318,7 +318,7 @@ async fn replace(containers: &Containers, name: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Tells the file that the user named the container's id.
+/// Writes the container's id to the file that the user named.
 fn write_id(args: &RunArgs, entry: &Entry) -> anyhow::Result<()> {
     let Some(file) = &args.cidfile else {
         return Ok(());
@@ -327,7 +327,7 @@ fn write_id(args: &RunArgs, entry: &Entry) -> anyhow::Result<()> {
         .with_context(|| format!("--cidfile: cannot write {}", file.display()))
 }
 
-/// Makes a file of this text. Where that fails the next attempt finds none.
+/// Creates a file with this text. After a failure, no file is left for the next attempt.
 fn write_new(path: &Path, text: &str) -> io::Result<()> {
     let written = File::create_new(path)?.write_all(text.as_bytes());
     written.inspect_err(|_| {
@@ -349,10 +349,10 @@ async fn remove_unstarted(entry: &Entry) {
     }
 }
 
-/// A program that has been started.
+/// A started program.
 struct Begun {
     program: Program,
-    /// Its streams; none of one that is detached.
+    /// Its streams; `None` if it is detached.
     served: Option<Served>,
     image: ImagePin,
 }
@@ -387,7 +387,7 @@ async fn start(args: &RunArgs, entry: &Entry, made: Made) -> anyhow::Result<Begu
     })
 }
 
-/// An error with its remedy, where it is a sandbox's.
+/// Adds advice to the error of a sandbox.
 fn advised(args: &RunArgs, error: anyhow::Error) -> anyhow::Result<u8> {
     Err(match error.downcast::<SandboxError>() {
         Ok(error) => advice::advised(error, args.keeps_console()),

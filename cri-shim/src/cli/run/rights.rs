@@ -1,5 +1,5 @@
-//! What a container may do and use, and what is mounted in its memory: flags of `run` that change
-//! its specification alone.
+//! Privileges, limits and memory mounts of a container: flags of `run` that only change its
+//! specification.
 
 use anyhow::Context as _;
 use clap::{ArgAction, Args};
@@ -15,7 +15,7 @@ use crate::sandbox::{
     NamedCapability, capabilities, default_seccomp_profile, process_capabilities,
 };
 
-/// Where programs expect to write though the image's files cannot be written.
+/// Directories that stay writable for programs although the root file system is read-only.
 const WRITABLE: [(&str, &str); 3] = [("/run", "755"), ("/tmp", "1777"), ("/var/tmp", "1777")];
 
 #[derive(Debug, Args)]
@@ -77,7 +77,7 @@ fn parse_ulimit(text: &str) -> Result<PosixRlimit, String> {
     limit.build().map_err(|error| error.to_string())
 }
 
-/// A file system in the guest's memory.
+/// A tmpfs in the guest.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Tmpfs {
     path: String,
@@ -108,7 +108,7 @@ fn parse_tmpfs(text: &str) -> Result<Tmpfs, String> {
     if !is_path {
         return Err("write an absolute path in the container".to_owned());
     }
-    // As in docker, unless something else is said.
+    // As in docker, unless the options say otherwise.
     let mut tmpfs = Tmpfs::of(path, &["noexec", "nosuid", "nodev"]);
     for word in words.split(',').filter(|word| !word.is_empty()) {
         let opposite = match word {
@@ -142,7 +142,7 @@ fn parse_tmpfs(text: &str) -> Result<Tmpfs, String> {
 }
 
 impl RightsArgs {
-    /// What the container's root may do.
+    /// Returns the capabilities of the container's root.
     fn capabilities(&self) -> Capabilities {
         let mut added = self.cap_add.clone();
         if self.privileged {
@@ -151,7 +151,7 @@ impl RightsArgs {
         capabilities(&added, &self.cap_drop)
     }
 
-    /// Tells a process its rights and limits.
+    /// Sets the privileges and limits of a process.
     pub(super) fn apply_to_process(&self, process: &mut Process) -> anyhow::Result<()> {
         let held = process_capabilities(self.capabilities(), Capabilities::new());
         process.set_capabilities(Some(held.context("cannot set capabilities")?));
@@ -169,7 +169,7 @@ impl RightsArgs {
         Ok(())
     }
 
-    /// Tells the rest of a specification, before volumes are added to it.
+    /// Sets the rest of a specification, before volumes are added to it.
     pub(super) fn apply_to_spec(&self, spec: &mut Spec) -> anyhow::Result<()> {
         if self.privileged {
             unconfine(spec)?;
@@ -209,7 +209,7 @@ impl RightsArgs {
                 all.push(Tmpfs::of(path, &["nosuid", "nodev", &mode]));
             }
         }
-        // One of the user's own goes before.
+        // The user's own mounts take precedence.
         all.retain(|one| self.tmpfs.iter().all(|own| own.path != one.path));
         all.extend(self.tmpfs.iter().cloned());
         all
@@ -279,7 +279,7 @@ mod tests {
         let spec = spec(&["--privileged"]);
         let linux = spec.linux().as_ref().unwrap();
         assert!(linux.seccomp().is_none() && linux.masked_paths().is_none());
-        // Its processes are still its own.
+        // It still has its own processes.
         assert_eq!(linux.namespaces().as_ref().unwrap().len(), 3);
         let sys = options_of(&spec, "/sys").unwrap();
         assert!(!sys.contains(&"ro".to_owned()), "{sys:?}");

@@ -1,11 +1,11 @@
-//! CPU time per second, from figures that are asked for now and then, by several who do not know of
-//! each other: one that comes right after another gets the same rate, not that of the moment
-//! between them.
+//! CPU time per second, from samples that are taken irregularly, by several clients that do not
+//! know of each other: a client that asks right after another gets the same rate, not that of the
+//! short time in between.
 
 /// The shortest time that a rate is taken over, in nanoseconds.
 const MIN_WINDOW_NS: u64 = 1_000_000_000;
 
-/// A container's.
+/// The rate of a container.
 #[derive(Debug, Default)]
 pub(in crate::cri) struct CpuRate(Option<Last>);
 
@@ -13,13 +13,13 @@ pub(in crate::cri) struct CpuRate(Option<Last>);
 struct Last {
     at_ns: u64,
     used_ns: u64,
-    /// Nanoseconds of CPU time per second, before that.
+    /// The rate until then, in nanoseconds of CPU time per second.
     rate: Option<u64>,
 }
 
 impl CpuRate {
-    /// The rate at a time at which so much had been used, both in nanoseconds; `None` before there
-    /// are two. The figures are the guest's word.
+    /// Returns the rate after a sample of time and CPU time used, both in nanoseconds; `None`
+    /// before there are two. The values come from the guest and are not trusted.
     pub(super) fn at(&mut self, at_ns: u64, used_ns: u64) -> Option<u64> {
         let since = self.0.and_then(|last| rate(last, at_ns, used_ns));
         match self.0 {

@@ -1,5 +1,5 @@
-//! A new container: its record, volumes and specification, then the container in the guest;
-//! nothing of it when one of them fails.
+//! Creates a container: its record, volumes and specification, then the container in the guest. If
+//! one of them fails, all are undone.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -31,20 +31,20 @@ use crate::signal;
 /// Signal that asks a process to end: SIGTERM.
 const SIGTERM: u32 = 15;
 
-/// A call of CreateContainer.
+/// A CreateContainer call.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(in crate::cri) struct CreateRequest {
     pub(in crate::cri) request: CreateContainerRequest,
-    /// `image_sub_path` of each of its mounts, as far as there are any.
+    /// `image_sub_path` of each of its mounts, if any is set.
     pub(in crate::cri) image_sub_paths: Vec<String>,
-    /// `stop_signal` of its configuration, by the interface's number.
+    /// `stop_signal` of its configuration, in the API's numbering.
     pub(in crate::cri) stop_signal: i32,
 }
 
-/// Of a container's configuration, what the crate of messages does not know.
+/// Fields of a container's configuration that the message crate does not have.
 struct NewerSettings {
     image_sub_paths: Vec<String>,
-    /// Linux' number; none: as its image says.
+    /// Linux' signal number; `None` for the image's.
     stop_signal: Option<u32>,
 }
 
@@ -74,8 +74,8 @@ impl Node {
         let node = Arc::clone(self);
         let work = || async move { node.make_container(&pod, config, newer).await };
         let node = Arc::clone(self);
-        // A kubelet whose deadline has expired asks for another one: its log of termination has a
-        // name that is new each time.
+        // A kubelet whose deadline has expired sends a different request: its termination log has a
+        // new name each time.
         let undo = |id: String| async move { node.remove_unclaimed(&id).await };
         let made = self
             .container_flights
@@ -90,7 +90,7 @@ impl Node {
         }
     }
 
-    /// Removes a container that whoever asked for it does not know of.
+    /// Removes a container whose caller did not learn its id.
     async fn remove_unclaimed(self: &Arc<Self>, id: &str) {
         let Ok(container) = self.container(id) else {
             return;
@@ -109,7 +109,7 @@ impl Node {
         mut config: ContainerConfig,
         newer: NewerSettings,
     ) -> Result<String> {
-        // The pod cannot be stopped in the middle.
+        // The turn keeps the pod from being stopped in between.
         let _turn = pod.turn.lock().await;
         if pod.phase() != PodPhase::Ready {
             return Err(pod.not_ready());
@@ -129,8 +129,8 @@ impl Node {
                 Ok((image, rootfs, of_images, declared))
             })?;
             let all = [config.mounts.as_slice(), &declared].concat();
-            // A server of files that does not answer must not keep the pod from being ended, nor
-            // its machine's end from being noted.
+            // A file server that does not answer must not delay the pod's end, nor the recording of
+            // its machine's end.
             let client = pod.client()?;
             let looked = tokio::select! {
                 looked = self.look_at_volumes(pod, all) => looked?,
@@ -163,7 +163,7 @@ impl Node {
                 Err(error) => Err(error),
             };
             if let Err(error) = removed {
-                // They go with the pod.
+                // They are unmounted with the pod.
                 warn!(container = id, %error, "failed to unmount volumes after a failed create");
             }
         }
@@ -199,8 +199,8 @@ impl Node {
             self.make_room(pod, None).await?;
             let (identity, start_error) = match client.create_container(create).await {
                 Ok(user) => (Some(user), None),
-                // That it cannot run as specified is told when it is to, as by other runtimes:
-                // then the pod's restart policy decides what comes of it.
+                // As in other runtimes, an invalid process is reported at start, so that the pod's
+                // restart policy applies.
                 Err(error) if is_of_process(&error) => {
                     self.undo_in_guest(&client, id).await;
                     (None, Some(error.to_string()))
@@ -216,7 +216,7 @@ impl Node {
         let made = tokio::select! {
             made = make => made,
             () = pod.is_to_end() => {
-                // What there is of it goes with the machine.
+                // Its remains go away with the machine.
                 self.forget_unmade(&container);
                 return Err(pod.not_ready());
             }
@@ -236,8 +236,8 @@ impl Node {
         Ok(())
     }
 
-    /// Forgets a container that was not made. One that cannot be forgotten now is shown from then
-    /// on, for the kubelet to remove: else it would have its name, unseen.
+    /// Deletes a container whose creation failed. If it cannot be deleted now, it becomes visible
+    /// for the kubelet to remove: otherwise it would occupy its name invisibly.
     fn forget_unmade(self: &Arc<Self>, container: &Arc<Container>) {
         if let Err(error) = self.forget_container(container) {
             warn!(container = container.id, %error, "failed to delete the record after a failed create");
@@ -245,7 +245,7 @@ impl Node {
         }
     }
 
-    /// What the guest is asked for. Opens the container's devices.
+    /// Returns the request for the guest. Opens the container's devices.
     fn create_request(
         &self,
         pod: &PodRecord,
@@ -265,7 +265,7 @@ impl Node {
             spec: spec.spec,
             user: spec.user,
             supplemental_groups: spec.groups,
-            // It comes when the container is started.
+            // It is passed when the container is started.
             log: None,
             tty: config.tty,
             stdin: config.stdin,
@@ -282,14 +282,15 @@ impl Node {
         })
     }
 
-    /// Removes what there is in the guest of a container that was not made, or not started.
+    /// Removes from the guest what exists of a container that was not created or not started.
     pub(super) async fn undo_in_guest(&self, client: &SandboxClient, id: &str) {
         if let Err(error) = client.delete_container(id).await {
             debug!(container = id, %error, "nothing of the container to delete in the guest");
         }
     }
 
-    /// Opens what a container mounts of the host, and decides which of it is in its guest's memory.
+    /// Opens the host's files that a container mounts, and decides which of them are in its guest's
+    /// memory.
     async fn look_at_volumes(&self, pod: &Arc<Pod>, mounts: Vec<Mount>) -> Result<volumes::Looked> {
         let before = pod.record().memory_volumes;
         let mut known = before.clone();
@@ -306,13 +307,13 @@ impl Node {
         let looked = apart("volumes", look).await;
         let (looked, known) = looked.map_err(CriError::host("look at the volumes"))??;
         if known != before {
-            // Before there is a container that may write to one.
+            // Recorded before there is a container that may write to one.
             pod.update(&self.database, |record| record.memory_volumes = known)?;
         }
         Ok(looked)
     }
 
-    /// The images that a container mounts as volumes.
+    /// Returns the images that a container mounts as volumes.
     fn image_volumes(&self, config: &ContainerConfig, sub_paths: &[String]) -> Result<OfImages> {
         let mut all = OfImages::default();
         for (number, mount) in config.mounts.iter().enumerate() {
@@ -347,7 +348,8 @@ impl Node {
         Ok(all)
     }
 
-    /// The container whose processes another one joins (`kubectl debug --target`): its whole id.
+    /// Resolves the container whose processes another one joins (`kubectl debug --target`) to its
+    /// full id.
     fn target(&self, pod: &Pod, config: &mut ContainerConfig) -> Result<()> {
         let linux = config.linux.as_mut();
         let security = linux.and_then(|linux| linux.security_context.as_mut());
@@ -372,7 +374,7 @@ impl Node {
         Ok(())
     }
 
-    /// The image by id or name, which must be here.
+    /// Returns the image by id or name; it must be on this node.
     fn image_named(&self, name: &str) -> Result<Image> {
         match self.store.resolve(name) {
             Err(ImageError::NotFound { .. }) => Err(CriError::NoImage {
@@ -383,34 +385,34 @@ impl Node {
     }
 }
 
-/// A container that is to be made, with its volumes mounted.
+/// A container to be created, with its volumes mounted.
 struct NewContainer<'a> {
     id: &'a str,
     config: ContainerConfig,
     image: Image,
     mounted: Vec<Volume>,
     mounted_images: Vec<MountedImage>,
-    /// Linux' number; none: as its image says.
+    /// Linux' signal number; `None` for the image's.
     stop_signal: Option<u32>,
 }
 
-/// What a container mounts of images.
+/// The images that a container mounts as volumes.
 #[derive(Default)]
 struct OfImages {
     volumes: Vec<Volume>,
     /// Each image once.
     open: Vec<ImageVolume>,
-    /// What is kept of them.
+    /// Their part of the record.
     known: Vec<MountedImage>,
 }
 
-/// A container's images, open: so they cannot be removed under the guest's feet.
+/// A container's images, open, so that they cannot be removed while the guest uses them.
 struct Images {
     rootfs: File,
     volumes: Vec<ImageVolume>,
 }
 
-/// What is kept of a container, before there is anything of it in the guest.
+/// Returns the record of a container before it is created in the guest.
 fn container_record(
     pod: &PodRecord,
     new: &NewContainer<'_>,
@@ -444,7 +446,7 @@ fn container_record(
     })
 }
 
-/// What a request must have before anything is made.
+/// Validates a request before anything is created.
 fn check(config: &ContainerConfig, users: Option<UserRange>) -> Result<()> {
     let metadata = config.metadata.as_ref();
     let metadata = metadata.ok_or_else(|| CriError::invalid("config.metadata", "it is missing"))?;
@@ -474,7 +476,7 @@ fn is_privileged(config: &ContainerConfig) -> bool {
     security.is_some_and(|security| security.privileged)
 }
 
-/// Whether a container was not made because its process cannot run as it is specified.
+/// Returns whether creation failed because the process cannot run as specified.
 fn is_of_process(error: &SandboxError) -> bool {
     matches!(
         error.kind(),
@@ -486,8 +488,8 @@ fn is_of_process(error: &SandboxError) -> bool {
     )
 }
 
-/// The name that is shown for the image of a container: the tag that the user wrote, if the image
-/// has it, or else its first one. The kubelet asks by the image's id.
+/// Returns the name that is reported for a container's image: the tag that the user wrote, if the
+/// image has it, else its first one. The kubelet requests images by id.
 fn image_tag(image: &Image, config: &ContainerConfig) -> String {
     let named = config.image.as_ref();
     let named = named.and_then(|image| image.user_specified_image.parse::<Reference>().ok());
@@ -497,13 +499,13 @@ fn image_tag(image: &Image, config: &ContainerConfig) -> String {
     tag.or_else(|| tags.first()).cloned().unwrap_or_default()
 }
 
-/// What the kubelet shows as the image that a container was made of.
+/// Returns the reference that the kubelet reports as the container's image.
 fn image_ref(image: &Image) -> String {
     let digest = image.digests().first();
     digest.cloned().unwrap_or_else(|| image.id().to_string())
 }
 
-/// The container's log below the pod's directory of logs; none when either is empty.
+/// Returns the container's log path below the pod's log directory; empty if either is empty.
 fn log_path(directory: &str, name: &str) -> Result<String> {
     if directory.is_empty() || name.is_empty() {
         return Ok(String::new());

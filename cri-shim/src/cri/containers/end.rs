@@ -1,4 +1,4 @@
-//! The end of a container: stopped, or removed.
+//! Stopping and removing containers.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -20,11 +20,11 @@ use crate::cri::volumes;
 use crate::sandbox::{RefusalKind, SandboxClient, SandboxError};
 use crate::signal::SIGKILL;
 
-/// How long the guest may take to end a container that it was told to kill.
+/// How long the guest may take to end a killed container.
 const KILL_TIMEOUT: Duration = Duration::from_secs(30);
 
 impl Node {
-    /// StopContainer: also for one that has ended, or is gone.
+    /// StopContainer; succeeds also if the container has ended or is gone.
     pub(in crate::cri) async fn stop_container(
         self: &Arc<Self>,
         id: &str,
@@ -44,7 +44,7 @@ impl Node {
             return Ok(());
         }
         let Ok(client) = container.pod.client() else {
-            // Its machine is gone; that is being noted.
+            // Its machine is gone; that is being recorded.
             return Ok(());
         };
         if let Ok(seconds) = u64::try_from(seconds)
@@ -65,7 +65,7 @@ impl Node {
         self.kill(container, &client).await
     }
 
-    /// Ends all processes of a container and waits until they have.
+    /// Kills all processes of a container and waits until they have exited.
     pub(in crate::cri) async fn kill(
         &self,
         container: &Arc<Container>,
@@ -87,7 +87,7 @@ impl Node {
         })
     }
 
-    /// RemoveContainer: ends it first when it runs; also for one that is gone.
+    /// RemoveContainer: kills it first if it runs; succeeds also if it is gone.
     pub(in crate::cri) async fn remove_container(self: &Arc<Self>, id: &str) -> Result<()> {
         let container = match self.settled_container(id).await {
             Ok(container) => container,
@@ -130,7 +130,7 @@ impl Node {
     }
 }
 
-/// An answer that the process or its machine is gone is what was wanted.
+/// Ignores the error that the process or its machine is gone.
 fn passing(done: Result<(), SandboxError>) -> Result<()> {
     match done {
         Err(error)
@@ -147,8 +147,8 @@ fn passing(done: Result<(), SandboxError>) -> Result<()> {
     }
 }
 
-/// Whether a container has ended within a time, or its machine has: that is noted by who holds the
-/// pod's turn, who may wait here.
+/// Returns whether a container or its machine has ended within `limit`. The machine's end is
+/// recorded by a task that needs the pod's turn, which the caller may hold.
 async fn has_ended(container: &Container, client: &SandboxClient, limit: Duration) -> bool {
     let mut ended = container.ended.subscribe();
     let container_ends = async {

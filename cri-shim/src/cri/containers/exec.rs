@@ -1,4 +1,4 @@
-//! Another program in a container, run to its end with its output collected (ExecSync).
+//! Runs a command in a container to its end and collects its output (ExecSync).
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -20,29 +20,29 @@ use crate::request;
 use crate::sandbox::{Exec, ProcessExit, SandboxClient, SandboxError, StdioFds, random_id};
 use crate::signal::SIGKILL;
 
-/// Bytes kept of each stream. The kubelet takes messages of 16 MiB; what a probe prints
-/// beyond that is read and dropped.
+/// Bytes kept of each stream. The kubelet accepts messages of 16 MiB; output beyond this is read
+/// and dropped.
 const OUTPUT_BYTES: usize = (16 << 20) / 2 - (64 << 10);
 
-/// Bytes of output that are kept at once, of all commands of the node.
+/// Bytes of output that are kept at the same time, for all commands of the node.
 const KEPT_BYTES: usize = 256 << 20;
 
-/// What is read at once: what a pipe holds.
+/// Size of a read: a pipe's capacity.
 const PIPE_BYTES: usize = 64 << 10;
 
-/// How long output may pause after the command has ended. What still holds its streams then is a
-/// process that it left behind, which may live for ever.
+/// How long output may pause after the command has ended. A process that it left running, possibly
+/// forever, may still hold its streams.
 const OUTPUT_IDLE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How long output may go on after the command has ended, whoever it is that writes it.
+/// How long output may continue after the command has ended.
 const OUTPUT_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// How long the answer waits for the end of a command that is killed because its time is over: a
-/// guest that hangs must not hold it up.
+/// How long the answer waits for the end of a command that is killed after its timeout: a hanging
+/// guest must not delay it.
 const KILL_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Room for what is kept of output, in bytes: containers that print much must not take the node's
-/// memory.
+/// The memory for collected output, in bytes: containers that print much must not exhaust the
+/// node's memory.
 #[derive(Debug)]
 pub(in crate::cri) struct OutputRoom(Semaphore);
 
@@ -57,20 +57,20 @@ impl OutputRoom {
         Self(Semaphore::new(bytes))
     }
 
-    /// Room for so many bytes until the answer is dropped; none where others have it.
+    /// Reserves that many bytes until the permit is dropped; `None` if not enough are free.
     fn take(&self, bytes: usize) -> Option<SemaphorePermit<'_>> {
         self.0.try_acquire_many(u32::try_from(bytes).ok()?).ok()
     }
 }
 
-/// The beginning of a stream.
+/// The beginning of a stream's output.
 #[derive(Debug)]
 struct Kept<'a> {
     bytes: Vec<u8>,
     room: &'a OutputRoom,
-    /// For all of the bytes.
+    /// The permit for all of the bytes.
     taken: Option<SemaphorePermit<'a>>,
-    /// There is more, which is dropped.
+    /// Output was dropped.
     is_cut: bool,
 }
 
@@ -118,7 +118,7 @@ impl Node {
         let (stdout, stdout_end) = pipe()?;
         let (stderr, stderr_end) = pipe()?;
         let (ended, has_ended) = watch::channel(false);
-        // Together: neither must stop the command by a pipe that is full.
+        // Concurrently: a full pipe of one stream would block the command.
         let output = async {
             let collected = tokio::try_join!(
                 collect(stdout, has_ended.clone(), &self.output_room),
@@ -169,12 +169,12 @@ impl Node {
     }
 }
 
-/// A command in a container. Dropped before its end, it is killed: nobody waits for it any more.
+/// A command in a container. It is killed if this is dropped before its end.
 struct Command {
     client: SandboxClient,
     container: String,
     id: String,
-    /// A start that is under way must not be left to itself: it could not be killed.
+    /// A start in progress; it must complete, since the command could not be killed before.
     starting: Option<JoinHandle<Result<(), SandboxError>>>,
     has_ended: bool,
 }
@@ -218,8 +218,8 @@ impl Command {
         Ok(exit)
     }
 
-    /// Kills it, and waits for its end, as long as that is due: whoever is told that its time was
-    /// over does not find it any more.
+    /// Kills it and waits for its end, for at most [`KILL_TIMEOUT`], so that the command is gone
+    /// when its timeout is reported.
     async fn kill(&mut self) {
         let killed = async {
             self.started().await?;
@@ -252,7 +252,7 @@ impl Drop for Command {
         let (container, id) = (self.container.clone(), self.id.clone());
         tokio::spawn(async move {
             if let Some(starting) = starting {
-                // One that was not started has nothing to be killed.
+                // If it was not started, there is nothing to kill.
                 let _ = starting.await;
             }
             kill(&client, &container, &id).await;
@@ -265,7 +265,7 @@ fn pipe() -> Result<(OwnedFd, OwnedFd)> {
     made.map_err(|error| CriError::host("make a pipe")(error.into()))
 }
 
-/// Reads a pipe to its end and keeps the beginning, as far as there is room for it.
+/// Reads a pipe to its end and keeps the beginning, as far as `room` allows.
 async fn collect(
     pipe: OwnedFd,
     mut has_ended: watch::Receiver<bool>,
@@ -284,7 +284,7 @@ async fn collect(
         let count = tokio::select! {
             count = pipe.read(&mut buffer) => count?,
             () = tokio::time::sleep(OUTPUT_IDLE_TIMEOUT), if is_over => 0,
-            // The sender lives as long as this is waited for.
+            // The sender lives as long as this future.
             _ = has_ended.changed(), if !is_over => continue,
         };
         if count == 0 {

@@ -1,4 +1,4 @@
-//! Containers of pods: how they come, run, end and go.
+//! Containers of pods: creation, start, execution, status, stopping and removal.
 
 mod cpu_rate;
 mod create;

@@ -1,4 +1,4 @@
-//! What containers may use: UpdateContainerResources.
+//! Resource limits of containers: UpdateContainerResources.
 
 use std::sync::Arc;
 
@@ -46,7 +46,7 @@ impl Node {
         let record = container.record();
         let has_ended = matches!(record.phase, ContainerPhase::Exited(_));
         if has_ended || record.start_error.is_some() {
-            // Nothing of it is there to be limited.
+            // There is nothing in the guest to limit.
             return note(limits);
         }
         let client = container.pod.client()?;
@@ -70,7 +70,7 @@ impl Node {
     }
 }
 
-/// The limits after an update: what it leaves out stays as it was.
+/// Returns the limits after an update: omitted values keep the old ones.
 fn merged(old: LinuxContainerResources, new: LinuxContainerResources) -> LinuxContainerResources {
     fn number(old: i64, new: i64) -> i64 {
         if new == 0 { old } else { new }

@@ -1,4 +1,4 @@
-//! Starting a container, and noting its end.
+//! Starting a container, and recording its end.
 
 use std::fs::{self, OpenOptions};
 use std::os::fd::OwnedFd;
@@ -19,7 +19,7 @@ use crate::sandbox::{ProcessExit, RefusalKind, SandboxClient, Started};
 /// Exit code of a container that could not be started, as other runtimes have it.
 const START_ERROR_EXIT_CODE: i32 = 128;
 
-/// Exit code of a container whose end nobody saw.
+/// Exit code of a container whose exit was not observed.
 const UNKNOWN_EXIT_CODE: i32 = 255;
 
 impl Node {
@@ -56,7 +56,7 @@ impl Node {
                 wanted: "only one that was created can be started",
             });
         }
-        // One that is started now would have to be ended at once.
+        // It would have to be stopped immediately.
         if container.pod.is_ending() {
             return Err(container.pod.not_ready());
         }
@@ -78,11 +78,11 @@ impl Node {
                 Err(CriError::CannotStart { id, message })
             }
             Err(error) => {
-                // It is not the container's fault: it never ran, and has no end to tell of.
+                // The container is not at fault: it never ran, and has no exit to report.
                 let is_of_the_pod = container.pod.is_ending() || has_ended(&client, &error).await;
                 let status = Status::from(error);
                 if !is_of_the_pod {
-                    // Once it is told that it has failed, another one may be made in its place.
+                    // Undone first: once the failure is reported, a replacement may be created.
                     self.undo_in_guest(&client, &container.id).await;
                     self.note_start_error(container, status.message());
                 }
@@ -91,8 +91,8 @@ impl Node {
         }
     }
 
-    /// Starts a container that was made, with its log: not before, since a kubelet takes a log for
-    /// an attempt to run it.
+    /// Starts a created container. Its log is opened now, not earlier, because a kubelet takes a
+    /// log for an attempt to run the container.
     async fn start_in_guest(
         &self,
         container: &Container,
@@ -124,7 +124,7 @@ impl Node {
         self.emit(container, ContainerEventType::ContainerStoppedEvent);
     }
 
-    /// Notes the end of a running container when it comes.
+    /// Records the end of a running container when it happens.
     pub(in crate::cri) fn watch_container(
         self: &Arc<Self>,
         container: &Arc<Container>,
@@ -144,7 +144,7 @@ impl Node {
         });
     }
 
-    /// Notes the end of a container that ran, unless it is known.
+    /// Records the end of a container that ran, unless one is recorded.
     pub(in crate::cri) fn note_exit(
         self: &Arc<Self>,
         container: &Arc<Container>,
@@ -184,7 +184,7 @@ impl Node {
         };
         let reopened = self.take_log(&container, log).await;
         if reopened.is_err() && is_new {
-            // A call that fails must not have made one (api.proto).
+            // A failed call must not have created a file (api.proto).
             let _ = in_place(|| fs::remove_file(&path));
         }
         reopened
@@ -196,7 +196,7 @@ impl Node {
     }
 }
 
-/// Opens a log for appending, with the directories above it.
+/// Opens a log for appending, and creates the directories above it.
 fn open_log(path: &str) -> Result<Option<OwnedFd>> {
     if path.is_empty() {
         return Ok(None);
@@ -215,19 +215,19 @@ fn open_log(path: &str) -> Result<Option<OwnedFd>> {
     ))
 }
 
-/// Whether a call failed because its machine has ended.
+/// Returns whether a call failed because its machine has ended.
 async fn has_ended(client: &SandboxClient, error: &CriError) -> bool {
     let CriError::Sandbox(error) = error else {
         return false;
     };
     match error.kind() {
-        // As a process answers that still tells what its machine has ended by.
+        // The answer of a process that still reports how its machine ended.
         Some(RefusalKind::Internal) => client.has_ended().await,
         _ => error.is_gone(),
     }
 }
 
-/// A container's end: code, reason, message and when it was.
+/// A container's exit: code, reason, message and time.
 pub(in crate::cri) type ExitFacts = (i32, &'static str, String, i64);
 
 pub(in crate::cri) fn exit_of(exit: &ProcessExit) -> ExitFacts {

@@ -1,4 +1,4 @@
-//! What containers and pods use: the figures that a kubelet asks for.
+//! Resource usage of containers and pods, as a kubelet polls it.
 
 use std::sync::PoisonError;
 use std::time::Duration;
@@ -21,7 +21,7 @@ use crate::cri::state::PodPhase;
 use crate::patience::timeout;
 use crate::sandbox::{ContainerStats as Figures, GuestStats};
 
-/// How long a call that lists figures waits for a guest's. A kubelet asks every 10 s.
+/// How long a call that lists statistics waits for each guest. A kubelet polls every 10 s.
 const GUEST_TIMEOUT: Duration = Duration::from_secs(5);
 
 impl Node {
@@ -53,7 +53,7 @@ impl Node {
                     && matches_labels(&record.config.labels, &filter.label_selector)
             })
         });
-        // One that ends meanwhile is left out.
+        // Containers that end meanwhile are left out.
         let stats = wanted
             .iter()
             .map(async |container| self.brief_stats(container).await.ok());
@@ -88,12 +88,12 @@ impl Node {
 
     async fn stats_of(&self, pod: &Pod) -> PodSandboxStats {
         let mut containers = Vec::new();
-        // A pod whose containers do not run has figures of this time, too.
+        // A pod without running containers has a current timestamp, too.
         let mut sum = Figures {
             timestamp_ns: u64::try_from(now()).unwrap_or(0),
             ..Figures::default()
         };
-        // What is not limited in one of them is not limited in all.
+        // If one of them is unlimited, the sum is, too.
         let mut limit = Some(0_u64);
         for container in self.containers_of(&pod.id) {
             if let Ok(figures) = self.figures(&container).await {
@@ -168,8 +168,8 @@ fn value(value: u64) -> Option<UInt64Value> {
     Some(UInt64Value { value })
 }
 
-/// Waits for figures of all at once, and leaves those out that do not come in time: what one guest
-/// does must not keep a kubelet from seeing the others.
+/// Waits for all statistics concurrently, and omits those that time out: one guest must not keep a
+/// kubelet from seeing the others.
 pub(in crate::cri) async fn in_time<F: Future>(figures: impl Iterator<Item = F>) -> Vec<F::Output> {
     let answers = join_all(figures.map(|figures| timeout(GUEST_TIMEOUT, figures))).await;
     answers.into_iter().filter_map(Result::ok).collect()
@@ -179,11 +179,11 @@ fn timestamp(figures: &Figures) -> i64 {
     i64::try_from(figures.timestamp_ns).unwrap_or(i64::MAX)
 }
 
-/// Adds a container's figures to its pod's. They are the guest's word, however great.
+/// Adds a container's figures to its pod's. They come from the guest and may be arbitrarily large.
 fn add(sum: &mut Figures, figures: &Figures) {
     sum.timestamp_ns = sum.timestamp_ns.max(figures.timestamp_ns);
-    // Times at which containers wait coincide: those of a pod are no sum. The last answer has what
-    // is newest of the guest.
+    // Stall times of containers overlap, so a pod's pressure is not their sum. The last answer has
+    // the newest values of the guest.
     sum.psi = figures.guest_psi;
     sum.guest = figures.guest;
     for (sum, value) in [
@@ -202,8 +202,9 @@ fn add(sum: &mut Figures, figures: &Figures) {
     }
 }
 
-/// Replaces a pod's statistics by those of its guest, where reported. Sums over containers lack
-/// the CPU time and counts of exited containers, and the volume memory of removed ones. `used` is what is known while no container runs.
+/// Replaces a pod's statistics by those of its guest, where reported. Sums over containers lack the
+/// CPU time and counts of exited containers, and the volume memory of removed ones. `used` keeps
+/// the last values for times without a running container.
 fn take_guest(sum: &mut Figures, used: &mut GuestStats) {
     if let Some(guest) = sum.guest {
         *used = guest;
@@ -220,7 +221,8 @@ fn take_guest(sum: &mut Figures, used: &mut GuestStats) {
     }
 }
 
-/// `None` for a pod without an interface: a kubelet takes it that there is a first one.
+/// Returns the network usage; `None` for a pod without an interface: a kubelet assumes that there
+/// is a first one.
 fn network(counters: Vec<InterfaceCounters>) -> Option<NetworkUsage> {
     let usage = |counters: InterfaceCounters| NetworkInterfaceUsage {
         name: counters.name,
@@ -237,9 +239,9 @@ fn network(counters: Vec<InterfaceCounters>) -> Option<NetworkUsage> {
     })
 }
 
-/// What a container has written to its root. It is memory of the guest; a kubelet counts it to the
-/// file system that it finds at `root`, as ephemeral storage of the pod. `None` from a sandbox of
-/// an earlier version.
+/// Returns the size of a container's writable layer. It is memory of the guest; a kubelet adds it
+/// to the usage of the file system at `root`, as the pod's ephemeral storage. `None` from a sandbox
+/// of an earlier version.
 fn writable_layer(figures: &Figures, root: String) -> Option<FilesystemUsage> {
     (figures.writable_bytes > 0).then(|| FilesystemUsage {
         timestamp: timestamp(figures),
@@ -265,7 +267,7 @@ fn cpu(figures: &Figures, nano_cores: Option<u64>) -> CpuUsage {
     }
 }
 
-/// Nothing but pressure, where that is counted.
+/// Returns I/O pressure only, if it is counted.
 fn io(figures: &Figures) -> Option<IoUsage> {
     figures.psi.io.map(|psi| IoUsage {
         timestamp: timestamp(figures),
@@ -273,7 +275,8 @@ fn io(figures: &Figures) -> Option<IoUsage> {
     })
 }
 
-/// No limit is the greatest number there, or none.
+/// Returns the memory limit; `None` if it is unlimited, which the guest reports as 0 or as the
+/// maximum number.
 fn memory_limit(figures: &Figures) -> Option<u64> {
     Some(figures.memory_limit_bytes).filter(|limit| (1..1 << 62).contains(limit))
 }
@@ -383,7 +386,7 @@ mod tests {
             (64, 5, 0)
         );
         assert_eq!(none.memory_usage_bytes, 0);
-        // One of an older sandbox has the sums.
+        // A sandbox of an older version reports only sums.
         used = GuestStats::default();
         let mut old = Figures::default();
         add(&mut old, &container(40, None));

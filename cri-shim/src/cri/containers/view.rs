@@ -1,4 +1,4 @@
-//! What is told of containers.
+//! The status of containers, as reported to clients.
 
 use std::collections::HashMap;
 
@@ -21,7 +21,7 @@ fn state(record: &ContainerRecord) -> ContainerState {
     }
 }
 
-/// The image of a request by its tag, where it has one.
+/// Replaces the name in a request's image by its tag, if it has one.
 fn image_named(image: Option<ImageSpec>, tag: String) -> Option<ImageSpec> {
     let mut image = image?;
     if !tag.is_empty() {
@@ -53,7 +53,7 @@ impl Node {
             let record = container.record();
             let details = serde_json::json!({
                 "sandboxID": record.pod,
-                // The machine's: the container's own processes are the guest's.
+                // The PID of the machine: the container's own processes are in the guest.
                 "pid": container.pod.client().map(|client| client.pid()).unwrap_or_default(),
                 "runtimeSpec": {"process": record.process},
                 "image": record.image,
@@ -70,7 +70,7 @@ impl Node {
         })
     }
 
-    /// What a container is asked to end with, and the images that it mounts.
+    /// Returns a container's stop signal, and the images that it mounts.
     pub(in crate::cri) fn newer_status(&self, id: &str) -> Result<(u32, Vec<MountedImage>)> {
         let record = self.container(id)?.record();
         Ok((record.stop_signal, record.mounted_images))
@@ -128,7 +128,7 @@ impl Node {
                 && wanted.is_none_or(|wanted| wanted == i32::from(state(record)))
                 && matches_labels(&record.config.labels, &filter.label_selector)
         };
-        // A kubelet asks each second: nothing is copied that is not shown.
+        // A kubelet asks each second: only what is shown is copied.
         let shown = self.containers().into_iter().filter_map(|container| {
             container.with_record(|record| is_wanted(record).then(|| shown(record)))
         });
@@ -144,8 +144,8 @@ fn shown(record: &ContainerRecord) -> Shown {
         pod_sandbox_id: record.pod.clone(),
         metadata: record.config.metadata.clone(),
         image: record.config.image.clone(),
-        // As containerd has it in lists: kubelets that do not know `image_id` yet look here for
-        // the images in use.
+        // As containerd does in lists: kubelets that do not know `image_id` look here for the
+        // images in use.
         image_ref: record.image.clone(),
         state: state(record).into(),
         created_at: record.created_at,

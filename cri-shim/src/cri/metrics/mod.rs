@@ -1,9 +1,9 @@
-//! Metrics of pods and containers under the names that cAdvisor gave them, for a kubelet that
-//! takes them from the runtime.
+//! Metrics of pods and containers under cAdvisor's names, for a kubelet that collects them from the
+//! runtime.
 //!
-//! Each name that is described has a value for each container that runs: what a guest does not
-//! have (swap), or nobody counts (load), is 0. So critest wants it. Only those of [`pressure`] are
-//! left out where the guest's kernel does not count it.
+//! As critest requires, each described metric has a value for each running container: what a guest
+//! does not have (swap) or does not count (load) is 0. Only those of [`pressure`] are omitted if
+//! the guest's kernel does not count it.
 
 mod pressure;
 
@@ -18,20 +18,20 @@ use super::state::{ContainerPhase, PodPhase};
 use crate::cni::InterfaceCounters;
 use crate::sandbox::ContainerStats as Figures;
 
-/// Labels that each metric begins with.
+/// Labels that every metric starts with.
 const BASE: [&str; 6] = ["id", "name", "image", "namespace", "pod", "container"];
 
-/// What a pod's own metrics have as their container.
+/// The `container` label of a pod's own metrics.
 const NO_CONTAINER: &str = "POD";
 
-/// What a container's metric is made from.
+/// The values from which a container's metrics are read.
 struct Source<'a> {
     figures: &'a Figures,
     resources: &'a LinuxContainerResources,
     started_at_seconds: u64,
 }
 
-/// A metric of each container: its further labels with their values, and how it is read.
+/// A metric of each container: its additional labels with their values, and how it is read.
 struct OfContainer {
     name: &'static str,
     help: &'static str,
@@ -40,7 +40,7 @@ struct OfContainer {
     read: fn(&Source<'_>) -> u64,
 }
 
-/// A metric of each interface of a pod, which has its name as a further label.
+/// A metric of each interface of a pod; the interface's name is an additional label.
 struct OfInterface {
     name: &'static str,
     help: &'static str,
@@ -49,22 +49,22 @@ struct OfInterface {
 
 const SECOND_US: u64 = 1_000_000;
 
-/// What the kernel takes where nothing is said.
+/// The kernel's defaults.
 const CPU_PERIOD_US: u64 = 100_000;
 const CPU_SHARES: u64 = 1024;
 
-/// Disks are the guest's, and none of the node's.
+/// Disks belong to the guest; none is the node's.
 const DISK: (&str, &str) = ("device", "");
 
-/// The file system that takes what containers write to their roots.
+/// The file system that contains containers' writable layers.
 const WRITABLE: (&str, &str) = ("device", "tmpfs");
 
-/// A limit as it was asked for; one that is not set, or lifted, is 0.
+/// Returns a limit as requested; 0 if it is unset or unlimited.
 fn limit(value: i64) -> u64 {
     u64::try_from(value).unwrap_or(0)
 }
 
-/// A limit for which the kernel has a value when nothing is said.
+/// Returns a limit, or the kernel's default if it is unset.
 fn limit_or(value: i64, default: u64) -> u64 {
     match limit(value) {
         0 => default,
@@ -419,7 +419,7 @@ const OF_INTERFACES: &[OfInterface] = &[
     },
 ];
 
-/// What [`Node::list_metrics`] gives.
+/// Returns the descriptors of the metrics of [`Node::list_metrics`].
 pub(super) fn descriptors() -> Vec<MetricDescriptor> {
     let mut descriptors: Vec<MetricDescriptor> = Vec::new();
     let keys = |further: &mut dyn Iterator<Item = &'static str>| -> Vec<String> {
@@ -486,7 +486,7 @@ fn of_interface(
 }
 
 impl Node {
-    /// ListPodSandboxMetrics: of pods that run.
+    /// ListPodSandboxMetrics, of running pods.
     pub(super) async fn list_metrics(&self) -> Vec<PodSandboxMetrics> {
         self.all_settled().await;
         let mut pods = self.pods();
@@ -516,7 +516,7 @@ impl Node {
         }
     }
 
-    /// Nothing of a container that does not run, or ends meanwhile.
+    /// Returns `None` for a container that does not run, or ends meanwhile.
     async fn metrics_of(
         &self,
         container: &Container,

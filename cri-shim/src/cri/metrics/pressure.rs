@@ -1,4 +1,4 @@
-//! Metrics of pressure, which containers have whose guest counts it.
+//! Pressure metrics, for containers whose guest counts pressure.
 
 use k8s_cri::v1::{Metric, MetricDescriptor, MetricType, UInt64Value};
 

@@ -1,4 +1,4 @@
-//! CreateContainer, which has got further fields.
+//! CreateContainer with newer fields.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use tonic_prost::ProstEncoder;
 use crate::cri::containers::CreateRequest;
 use crate::cri::node::Node;
 
-/// What is newer in a mount.
+/// Newer fields of a mount.
 #[derive(Clone, PartialEq, prost::Message)]
 struct NewerMount {
     /// Since Kubernetes 1.33.
@@ -37,7 +37,7 @@ struct NewerCreateContainerRequest {
     config: Option<NewerConfig>,
 }
 
-/// Reads a message twice: what the crate knows of it, and what it does not.
+/// Decodes a message twice: as the message crate's type, and as the type with the newer fields.
 #[derive(Debug)]
 pub(super) struct CreateCodec;
 
@@ -122,7 +122,7 @@ mod tests {
             }),
             sandbox_config: None,
         };
-        // What is encoded twice is one message with the fields of both; lists are joined.
+        // Two concatenated encodings are one message with the fields of both; lists are joined.
         let newer = NewerCreateContainerRequest {
             config: Some(NewerConfig {
                 mounts: vec![NewerMount {

@@ -1,5 +1,5 @@
-//! Calls of RuntimeService that are newer than the crate of messages, or have fields that are:
-//! they are taken out before the service that it generates.
+//! Calls of RuntimeService that are newer than the message crate, or have newer fields: they are
+//! intercepted before the generated service.
 
 mod create;
 mod pod_resources;
@@ -37,19 +37,19 @@ use super::node::Node;
 /// Since Kubernetes 1.33.
 const UPDATE_POD: &str = "/runtime.v1.RuntimeService/UpdatePodSandboxResources";
 
-/// Has further fields since there are image volumes and stop signals.
+/// Has newer fields for image volumes and stop signals.
 const CREATE_CONTAINER: &str = "/runtime.v1.RuntimeService/CreateContainer";
 
-/// Has further fields since there are stop signals.
+/// Has a newer field for stop signals.
 const CONTAINER_STATUS: &str = "/runtime.v1.RuntimeService/ContainerStatus";
 
-/// Have further fields since there is pressure stall information, Kubernetes 1.34.
+/// Have newer fields for pressure stall information (Kubernetes 1.34).
 const CONTAINER_STATS: &str = "/runtime.v1.RuntimeService/ContainerStats";
 const LIST_CONTAINER_STATS: &str = "/runtime.v1.RuntimeService/ListContainerStats";
 const POD_STATS: &str = "/runtime.v1.RuntimeService/PodSandboxStats";
 const LIST_POD_STATS: &str = "/runtime.v1.RuntimeService/ListPodSandboxStats";
 
-/// RuntimeService with these calls.
+/// RuntimeService with these calls added.
 #[derive(Debug, Clone)]
 pub(super) struct Newer<S> {
     inner: S,
@@ -58,7 +58,7 @@ pub(super) struct Newer<S> {
 }
 
 impl<S> Newer<S> {
-    /// Messages have at most `message_bytes`.
+    /// Creates the service; messages have at most `message_bytes` bytes.
     pub(super) fn new(inner: S, node: Arc<Node>, message_bytes: usize) -> Self {
         Self {
             inner,
@@ -67,7 +67,7 @@ impl<S> Newer<S> {
         }
     }
 
-    /// The call of the message `Q`.
+    /// Handles a statistics call with the request message `Q`.
     fn stats<Q>(&self, request: Request<Body>) -> Answered
     where
         Q: Message + Default + 'static,

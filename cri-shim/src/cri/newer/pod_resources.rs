@@ -10,15 +10,15 @@ use tonic::server::UnaryService;
 use crate::cri::flights::to_the_end;
 use crate::cri::node::Node;
 
-/// What a pod may use from now on.
+/// New resource limits of a pod.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(in crate::cri) struct UpdatePodSandboxResourcesRequest {
     #[prost(string, tag = "1")]
     pub(in crate::cri) pod_sandbox_id: String,
-    /// Left out: as before.
+    /// If omitted, it is unchanged.
     #[prost(message, optional, tag = "2")]
     pub(in crate::cri) overhead: Option<LinuxContainerResources>,
-    /// The sum of its containers' limits. Left out: as before.
+    /// The sum of its containers' limits. If omitted, it is unchanged.
     #[prost(message, optional, tag = "3")]
     pub(in crate::cri) resources: Option<LinuxContainerResources>,
 }

@@ -1,6 +1,7 @@
-//! What containers and pods use, with pressure stall information (Kubernetes 1.34).
+//! Statistics of containers and pods with pressure stall information (Kubernetes 1.34).
 //!
-//! The messages are whole: a list's parts cannot be joined from two, as other answers are.
+//! The messages are complete: elements of a list cannot be merged from two encodings, as other
+//! answers are.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -107,10 +108,10 @@ pub(in crate::cri) struct PsiStats {
 
 #[derive(Clone, Copy, PartialEq, Message)]
 pub(in crate::cri) struct PsiData {
-    /// In nanoseconds, where the kernel has microseconds.
+    /// In nanoseconds; the kernel reports microseconds.
     #[prost(uint64, tag = "1")]
     pub(in crate::cri) total: u64,
-    /// In percent, as the others.
+    /// In percent, as are the others.
     #[prost(double, tag = "2")]
     pub(in crate::cri) avg10: f64,
     #[prost(double, tag = "3")]
@@ -158,7 +159,7 @@ impl From<sandbox::PsiStats> for PsiStats {
     }
 }
 
-/// The call of that message.
+/// Handler of the statistics calls.
 #[derive(Debug)]
 pub(super) struct StatsCall(pub(super) Arc<Node>);
 
@@ -219,7 +220,7 @@ impl UnaryService<ListPodSandboxStatsRequest> for StatsCall {
     }
 }
 
-/// A message as the crate of messages knows it.
+/// Converts a message to the message crate's type.
 pub(in crate::cri) fn known<K: Message + Default>(newer: &impl Message) -> Result<K, Status> {
     let known = K::decode(&*newer.encode_to_vec());
     known.map_err(|error| Status::internal(error.to_string()))
@@ -238,7 +239,7 @@ mod tests {
         avg300: 2.0,
     };
 
-    /// `DATA` as protoc writes it.
+    /// `DATA` as encoded by protoc.
     const DATA_BYTES: &[u8] = b"\x08\xac\x02\
         \x11\0\0\0\0\0\0\xe0\x3f\x19\0\0\0\0\0\0\xf0\x3f\x21\0\0\0\0\0\0\0\x40";
 

@@ -1,4 +1,4 @@
-//! ContainerStatus, which tells more.
+//! ContainerStatus with newer fields.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use super::stop_signal;
 use crate::cri::node::Node;
 use crate::cri::state::MountedImage;
 
-/// A container's status, and what the crate of messages does not know of it.
+/// A container's status, with the fields that the message crate does not have.
 #[derive(Debug)]
 pub(super) struct FullStatus {
     known: ContainerStatusResponse,
@@ -29,15 +29,16 @@ struct NewerStatusResponse {
 
 #[derive(Clone, PartialEq, prost::Message)]
 struct NewerStatus {
-    /// Each is a message, of all fields: lists are joined, and not what is in them.
+    /// Each is a complete encoded message: lists are joined, but their elements are not merged.
     #[prost(bytes = "vec", repeated, tag = "14")]
     mounts: Vec<Vec<u8>>,
-    /// Since Kubernetes 1.33: the one that StopContainer sends, whoever chose it.
+    /// Since Kubernetes 1.33: the signal that StopContainer sends, whether the image or the request
+    /// set it.
     #[prost(int32, tag = "19")]
     stop_signal: i32,
 }
 
-/// What is newer in a mount.
+/// Newer fields of a mount.
 #[derive(Clone, PartialEq, prost::Message)]
 struct NewerMount {
     #[prost(message, optional, tag = "9")]
@@ -49,7 +50,7 @@ struct NewerMount {
 
 #[derive(Clone, PartialEq, prost::Message)]
 struct NewerImage {
-    /// Since Kubernetes 1.35: the image that is mounted, as PullImage tells it.
+    /// Since Kubernetes 1.35: the mounted image, as PullImage reports it.
     #[prost(string, tag = "20")]
     image_ref: String,
 }
@@ -90,7 +91,7 @@ impl FullStatus {
     }
 }
 
-/// Writes a message twice: whoever reads it joins the two.
+/// Encodes a message in two parts, which the receiver merges.
 #[derive(Debug)]
 pub(super) struct StatusCodec;
 
@@ -150,7 +151,7 @@ mod tests {
 
     use super::*;
 
-    /// What a client of today reads of the mounts.
+    /// The mounts as a current client decodes them.
     #[derive(Clone, PartialEq, prost::Message)]
     struct MountsResponse {
         #[prost(message, optional, tag = "1")]
@@ -219,7 +220,7 @@ mod tests {
         assert_eq!(mounts.mounts, expected);
     }
 
-    /// Of a container that an older daemon made, its images are not known.
+    /// The images of a container from an older daemon are unknown.
     #[test]
     fn mounts_whose_images_are_not_known_are_told_as_before() {
         let known = ContainerStatusResponse {

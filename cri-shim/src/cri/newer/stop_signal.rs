@@ -1,25 +1,25 @@
-//! Numbers of signals in the interface, which are not Linux'.
+//! Signal numbers of the API, which are not Linux'.
 
 use crate::signal;
 
-/// No signal is asked for.
+/// No signal is requested.
 const RUNTIME_DEFAULT: i32 = 0;
 
-/// Signals from 1 on, as the interface counts them: by name.
+/// Names of the API's signals, from number 1 on.
 const NAMES: [&str; 34] = [
     "ABRT", "ALRM", "BUS", "CHLD", "CLD", "CONT", "FPE", "HUP", "ILL", "INT", "IO", "IOT", "KILL",
     "PIPE", "POLL", "PROF", "PWR", "QUIT", "SEGV", "STKFLT", "STOP", "SYS", "TERM", "TRAP", "TSTP",
     "TTIN", "TTOU", "URG", "USR1", "USR2", "VTALRM", "WINCH", "XCPU", "XFSZ",
 ];
 
-/// RTMIN and RTMAX in the interface; Linux' are one less, as the C library counts them.
+/// RTMIN to RTMAX in the API; Linux' numbers are one less, as the C library counts them.
 const REAL_TIME: std::ops::RangeInclusive<i32> = 35..=65;
 
-/// Linux' number of a signal of the interface.
+/// Returns Linux' number of a signal of the API; `None` for the runtime's default.
 ///
 /// # Errors
 ///
-/// The interface has no such signal.
+/// If the API has no such signal.
 pub(in crate::cri) fn from_cri(signal: i32) -> Result<Option<u32>, String> {
     if signal == RUNTIME_DEFAULT {
         return Ok(None);
@@ -37,7 +37,7 @@ pub(in crate::cri) fn from_cri(signal: i32) -> Result<Option<u32>, String> {
     signal::parse(name).map(|number| Some(number.into()))
 }
 
-/// The interface's number of a signal of Linux.
+/// Returns the API's number of a Linux signal.
 pub(super) fn to_cri(number: u32) -> i32 {
     let all = (1..).take(NAMES.len()).chain(REAL_TIME);
     let is_it = |signal: &i32| from_cri(*signal) == Ok(Some(number));

@@ -1,4 +1,4 @@
-//! A container, as the daemon knows it.
+//! The daemon's state of a container.
 
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
@@ -15,14 +15,14 @@ use crate::cri::state::{ContainerPhase, ContainerRecord, Database, Kept, StateEr
 #[derive(Debug)]
 pub(in crate::cri) struct Container {
     pub(in crate::cri) id: String,
-    /// As no other one of its pod is called; it never changes.
+    /// Unique in its pod; it never changes.
     pub(in crate::cri) name: String,
     pub(in crate::cri) pod: Arc<Pod>,
-    /// Who starts or removes it holds this.
+    /// Locked while it is started or removed.
     pub(in crate::cri) turn: tokio::sync::Mutex<()>,
-    /// Turns true when it has ended.
+    /// True once it has ended.
     pub(in crate::cri) ended: watch::Sender<bool>,
-    /// It was sent its stop signal: some programs take a second one as a wish for haste.
+    /// It was sent its stop signal: some programs exit immediately on a second one.
     pub(in crate::cri) was_signaled: AtomicBool,
     /// CPU time per second.
     pub(in crate::cri) cpu_rate: Mutex<CpuRate>,
@@ -47,7 +47,7 @@ impl Container {
         self.record.get()
     }
 
-    /// A part of the record, of which the rest is not copied.
+    /// Returns a part of the record, without copying the rest.
     pub(in crate::cri) fn with_record<T>(&self, part: impl FnOnce(&ContainerRecord) -> T) -> T {
         self.record.of(part)
     }
@@ -94,7 +94,7 @@ impl Container {
         }
     }
 
-    /// Refuses in another state.
+    /// Returns an error if it is not running.
     pub(in crate::cri) fn running(&self) -> Result<()> {
         let state = match self.phase() {
             ContainerPhase::Running { .. } => return Ok(()),

@@ -1,4 +1,4 @@
-//! What all calls share: the node's pods and containers, and what they are made with.
+//! The node: state that all calls share, its pods and containers, and what they are created with.
 
 mod container;
 mod pod;
@@ -35,10 +35,10 @@ pub(super) use pod::{Given, Pod, pod_name};
 /// a socket in it has at most 107 bytes.
 const SANDBOXES: &str = "sb";
 
-/// Digits of an id in the name of a sandbox's directory.
+/// Number of digits of an id in the name of a sandbox's directory.
 const DIR_DIGITS: usize = 24;
 
-/// The node, as the daemon knows it.
+/// The daemon's state of the node.
 #[derive(Debug)]
 pub(crate) struct Node {
     pub(super) config: ServeConfig,
@@ -49,12 +49,12 @@ pub(crate) struct Node {
     pub(super) pod_flights: Flights<RunPodSandboxRequest>,
     pub(super) container_flights: Flights<CreateRequest>,
     pub(super) start_flights: Flights<()>,
-    /// Of pods that begin.
+    /// Limits how many pods start at the same time.
     pub(super) starts: Turns,
     pub(super) output_room: OutputRoom,
     known: Mutex<Known>,
     late: LateWriter,
-    /// Nobody else has the state directory.
+    /// Makes this the only daemon with the state directory.
     _owner: StateOwner,
 }
 
@@ -63,7 +63,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Node {
-    /// Opens what is on the disk; pods and containers come by [`Self::recover`].
+    /// Opens the files on the disk; [`Self::recover`] adds pods and containers.
     pub(crate) fn open(config: ServeConfig) -> Result<Self> {
         root_dir(&config.root)?;
         let state = &config.state;
@@ -95,7 +95,7 @@ impl Node {
         })
     }
 
-    /// Why no pod can be run; none when those of the default runtime handler can.
+    /// Returns why no pod can be run; `None` if those of the default runtime handler can.
     pub(super) fn runtime_fault(&self) -> Option<String> {
         let (kernel, initramfs) = (&self.config.guest.kernel, &self.config.initramfs);
         let needed = [kernel, initramfs, Path::new("/dev/kvm")];
@@ -104,18 +104,18 @@ impl Node {
         Some(format!("{path} is missing; `podvisor check` says more"))
     }
 
-    /// Why no pod can have a network; none when pods can.
+    /// Returns why no pod can have a network; `None` if pods can.
     pub(super) async fn network_fault(&self) -> Option<String> {
         self.cni.ready().await.err().map(|error| error.to_string())
     }
 
-    /// The directory of a sandbox.
+    /// Returns the directory of a sandbox.
     pub(super) fn dir(&self, pod: &str) -> PathBuf {
         let name: String = pod.chars().take(DIR_DIGITS).collect();
         self.config.state.join(SANDBOXES).join(name)
     }
 
-    /// Directories of sandboxes that are there.
+    /// Returns the existing directories of sandboxes.
     pub(super) fn dirs(&self) -> Result<Vec<PathBuf>> {
         let dir = self.config.state.join(SANDBOXES);
         let failed = || CriError::io("read the directory", &dir);
@@ -126,17 +126,17 @@ impl Node {
         paths.map_err(failed())
     }
 
-    /// Takes up a pod under its name, which nobody else may have.
+    /// Adds a pod under its name, which must be unused.
     pub(super) fn add_pod(&self, pod: &Arc<Pod>) -> Result<()> {
         lock(&self.known).add_pod(pod)
     }
 
-    /// The pod that has the name of this one.
+    /// Returns the pod that has the same name as this one.
     pub(super) fn pod_of_name(&self, pod: &Pod) -> Option<Arc<Pod>> {
         lock(&self.known).pod_of_name(&pod.name).cloned()
     }
 
-    /// Takes up a container under its name, which no other one of its pod may have.
+    /// Adds a container under its name, which must be unused in its pod.
     pub(super) fn add_container(&self, container: &Arc<Container>) -> Result<()> {
         lock(&self.known).add_container(container)
     }
@@ -156,8 +156,8 @@ impl Node {
         Ok(())
     }
 
-    /// Takes down what has become of a pod: it is so at once, and on the disk as soon as that can
-    /// be written.
+    /// Records something that has happened to a pod: in memory immediately, and on the disk as soon
+    /// as that can be written.
     pub(super) fn note_pod(self: &Arc<Self>, pod: &Arc<Pod>, change: impl FnOnce(&mut PodRecord)) {
         if let Err(error) = pod.note(&self.database, change)
             && self.write_later(pod)
@@ -166,7 +166,7 @@ impl Node {
         }
     }
 
-    /// As [`Self::note_pod`], of a container.
+    /// Like [`Self::note_pod`], for a container.
     pub(super) fn note_container(
         self: &Arc<Self>,
         container: &Arc<Container>,
@@ -180,38 +180,38 @@ impl Node {
         }
     }
 
-    /// False when that was to be done already.
+    /// Schedules another write. Returns false if that was scheduled already.
     fn write_later(self: &Arc<Self>, record: &Arc<impl Unwritten + 'static>) -> bool {
         let (node, record) = (Arc::clone(self), Arc::clone(record));
         let begin = || tokio::spawn(async move { node.late.write_all(&node.database).await });
         self.late.add(record, begin)
     }
 
-    /// A pod by its id or the beginning of it.
+    /// Returns a pod by its id or a prefix of it.
     pub(super) fn pod(&self, id: &str) -> Result<Arc<Pod>> {
         find(&lock(&self.known).pods, id, Kind::Pod)
     }
 
-    /// A container by its id or the beginning of it.
+    /// Returns a container by its id or a prefix of it.
     pub(super) fn container(&self, id: &str) -> Result<Arc<Container>> {
         find(&lock(&self.known).containers, id, Kind::Container)
     }
 
-    /// A pod that a call names, once it is known as it is.
+    /// Returns a pod by id, once its recovery has finished.
     pub(super) async fn settled_pod(&self, id: &str) -> Result<Arc<Pod>> {
         let pod = self.pod(id)?;
         pod.settled().await;
         Ok(pod)
     }
 
-    /// As [`Self::settled_pod`], a container.
+    /// Like [`Self::settled_pod`], for a container.
     pub(super) async fn settled_container(&self, id: &str) -> Result<Arc<Container>> {
         let container = self.container(id)?;
         container.pod.settled().await;
         Ok(container)
     }
 
-    /// Waits until all pods that there are by now are known as they are.
+    /// Waits until the recovery of all current pods has finished.
     pub(super) async fn all_settled(&self) {
         for pod in self.pods() {
             pod.settled().await;
@@ -257,15 +257,15 @@ fn find<T>(all: &BTreeMap<String, Arc<T>>, id: &str, kind: Kind) -> Result<Arc<T
     }
 }
 
-/// Makes the directory that outlives a boot, which nobody else may look into. One that a user has
-/// made keeps its mode: others may have something to look for there.
+/// Creates the persistent root directory, unreadable for other users. A directory that a user
+/// created keeps its mode: others may need files in it.
 fn root_dir(path: &Path) -> Result<()> {
     let above = path.parent().unwrap_or(path);
     fs::create_dir_all(above).map_err(CriError::io("create the directory", above))?;
     private_dir(path)
 }
 
-/// Makes a directory that nobody else may look into; one that is there is no error.
+/// Creates a directory that other users cannot read; an existing one is not an error.
 pub(super) fn private_dir(path: &Path) -> Result<()> {
     match DirBuilder::new().mode(0o700).create(path) {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {

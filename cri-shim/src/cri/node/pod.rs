@@ -1,4 +1,4 @@
-//! A pod sandbox, as the daemon knows it.
+//! The daemon's state of a pod sandbox.
 
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
@@ -18,37 +18,38 @@ pub(in crate::cri) struct Pod {
     pub(in crate::cri) id: String,
     /// See [`pod_name`]; it never changes.
     pub(in crate::cri) name: String,
-    /// Who changes it holds this.
+    /// Locked by calls that change it.
     pub(in crate::cri) turn: Arc<tokio::sync::Mutex<()>>,
-    /// Held by who has CNI's plugins look at its network, or undo it.
+    /// Locked while CNI's plugins check or undo its network.
     pub(in crate::cri) network: tokio::sync::Mutex<()>,
-    /// How many wait for the turn in order to end it: who makes something in it gives up.
+    /// Number of callers that wait for the turn to end it: calls that create something in it give
+    /// up.
     ending: watch::Sender<usize>,
-    /// It and its containers are what their records say: a new daemon has asked its sandbox.
+    /// True once it and its containers match their records: a new daemon has asked its sandbox.
     settled: watch::Sender<bool>,
-    /// What its guest was last given beyond what it began with.
+    /// Memory and vCPUs that its guest last got while it ran.
     pub(in crate::cri) given: tokio::sync::Mutex<Given>,
-    /// It is waited for that its guest runs short of memory.
+    /// A task waits for memory pressure in its guest.
     pub(in crate::cri) is_watched: AtomicBool,
-    /// Its volumes, and who has them.
+    /// Its volumes, and the containers that use them.
     pub(in crate::cri) mounted: Mounted,
-    /// What its containers were last known to have used in all.
+    /// The last known total usage of its containers.
     pub(in crate::cri) used: Mutex<GuestStats>,
     record: Kept<PodRecord>,
     client: Mutex<Option<SandboxClient>>,
 }
 
-/// What a guest was given while it ran; unknown to a daemon that has just begun.
+/// Memory and vCPUs of a guest at run time; unknown to a daemon that has just started.
 #[derive(Debug, Default)]
 pub(in crate::cri) struct Given {
-    /// Bytes beyond its first memory, which it has; none as long as it has not what it was asked to
-    /// have.
+    /// Bytes beyond its memory at boot; `None` while the guest does not have the amount that was
+    /// last asked for.
     pub(in crate::cri) memory: Option<u64>,
-    /// vCPUs in all.
+    /// Total number of vCPUs.
     pub(in crate::cri) vcpus: Option<u8>,
 }
 
-/// Somebody is about to end a pod.
+/// A caller's wish to end a pod, until this is dropped.
 #[derive(Debug)]
 pub(in crate::cri) struct Ending<'a>(&'a watch::Sender<usize>);
 
@@ -63,7 +64,7 @@ impl Pod {
         Self::of(record, true)
     }
 
-    /// One of the database, of which [`Self::set_settled`] tells that more is known.
+    /// A pod from the database; [`Self::set_settled`] has to be called when its state is known.
     pub(in crate::cri) fn found(record: PodRecord) -> Arc<Self> {
         Self::of(record, false)
     }
@@ -87,24 +88,24 @@ impl Pod {
         })
     }
 
-    /// It and its containers are known as they are.
+    /// Marks the pod's and its containers' state as known.
     pub(in crate::cri) fn set_settled(&self) {
         self.settled.send_replace(true);
     }
 
-    /// Waits until it and its containers are known as they are.
+    /// Waits until the pod's and its containers' state is known.
     pub(super) async fn settled(&self) {
         // The sender lives as long as the pod.
         let _ = self.settled.subscribe().wait_for(|settled| *settled).await;
     }
 
-    /// Says that it is to end, until the answer is dropped.
+    /// Announces that it is to end, until the returned value is dropped.
     pub(in crate::cri) fn end(&self) -> Ending<'_> {
         self.ending.send_modify(|count| *count += 1);
         Ending(&self.ending)
     }
 
-    /// Whether it is to end.
+    /// Returns whether it is to end.
     pub(in crate::cri) fn is_ending(&self) -> bool {
         *self.ending.borrow() > 0
     }
@@ -120,7 +121,7 @@ impl Pod {
         self.record.get()
     }
 
-    /// A part of the record, of which the rest is not copied.
+    /// Returns a part of the record, without copying the rest.
     pub(in crate::cri) fn with_record<T>(&self, part: impl FnOnce(&PodRecord) -> T) -> T {
         self.record.of(part)
     }
@@ -129,7 +130,7 @@ impl Pod {
         self.record.of(|record| record.phase.clone())
     }
 
-    /// Its sandbox's process.
+    /// Returns the client of its sandbox process.
     pub(in crate::cri) fn client(&self) -> Result<SandboxClient> {
         let client = lock(&self.client).clone();
         client.ok_or_else(|| self.not_ready())
@@ -187,7 +188,7 @@ impl Unwritten for Pod {
     }
 }
 
-/// What makes a pod sandbox one of its kind, as the kubelet sees it.
+/// Returns the kubelet's unique name of a pod sandbox: name, namespace, uid and attempt.
 pub(in crate::cri) fn pod_name(record: &PodRecord) -> String {
     let metadata = record.config.metadata.clone().unwrap_or_default();
     let (name, namespace) = (metadata.name, metadata.namespace);

@@ -1,8 +1,8 @@
-//! What a pod may use as a whole, as its control group says that the kubelet has made.
+//! The limits of a pod as a whole, from the control group that the kubelet created for it.
 //!
-//! The request for a sandbox has the sum of those limits that the pod's containers have: that some
-//! of them have none is not in it. And a limit of the pod itself is in the requests of all its
-//! containers that have none of their own. The kubelet's group alone says what holds for the pod.
+//! The request for a sandbox has the sum of the limits of the pod's containers, without saying that
+//! some of them have none. And a limit of the pod itself is in the requests of all its containers
+//! that have none of their own. Only the kubelet's group has the limits of the pod.
 
 use std::fs;
 use std::path::Path;
@@ -12,13 +12,13 @@ use k8s_cri::v1::{LinuxContainerResources, PodSandboxConfig};
 use super::cgroup;
 use crate::sandbox::{CGROUP_ROOT, parse_cpu_max};
 
-/// A bound of all that belongs to a pod.
+/// A bound on everything that belongs to a pod.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(in crate::cri) enum Bound {
-    /// There is no group that says.
+    /// There is no control group to read it from.
     #[default]
     Unknown,
-    /// The node's own.
+    /// Limited only by the node.
     Unlimited,
     /// For the containers, without the pod's overhead.
     At(u64),
@@ -95,7 +95,7 @@ impl PodBounds {
 }
 
 impl Bound {
-    /// As much of `wanted` as is within the bound.
+    /// Returns `wanted`, or the bound if that is less.
     pub(in crate::cri) fn limit(self, wanted: u64) -> u64 {
         match self {
             Self::Unknown | Self::Unlimited => wanted,
@@ -104,13 +104,13 @@ impl Bound {
     }
 }
 
-/// The limit of memory in bytes; 0 where there is none.
+/// Returns the memory limit in bytes; 0 without a limit.
 pub(in crate::cri) fn memory_limit(resources: &LinuxContainerResources) -> u64 {
     u64::try_from(resources.memory_limit_in_bytes).unwrap_or(0)
 }
 
-/// The thousandths of a CPU that `quota` of each `period` are, rounded up; `None` where these are
-/// no limit.
+/// Returns `quota` per `period` in thousandths of a CPU, rounded up; `None` if these are not a
+/// limit.
 pub(in crate::cri) fn milli_cpus(quota: i64, period: i64) -> Option<u64> {
     let positive = |number: i64| u64::try_from(number).ok().filter(|number| *number > 0);
     let (quota, period) = positive(quota).zip(positive(period))?;

@@ -1,10 +1,9 @@
-//! Where the control group of a pod's machine is: below that which the kubelet has made for the
-//! pod, so that the pod's share of the node holds for all of it, and the kubelet sees what it
-//! takes.
+//! The control group of a pod's machine. Its parent is the group that the kubelet created for the
+//! pod, so that the pod's share of the node includes all of it, and the kubelet sees its usage.
 //!
 //! The kubelet's group has the limits of the pod's containers and the overhead of its RuntimeClass.
 //! A guest that may become larger than that would be killed as a whole when it fills its memory
-//! with cached files: it is kept out.
+//! with cached files, so it is placed outside that group.
 
 use std::path::{Component, Path, PathBuf};
 
@@ -13,7 +12,7 @@ use tracing::info;
 
 use crate::sandbox::{CGROUP_ROOT, DEFAULT_CGROUP_PARENT, MachineLimits, lacks_room};
 
-/// The group below which the machine of a pod gets its own, as a path from the hierarchy's root.
+/// Returns the parent of a machine's group, as a path from the hierarchy's root.
 pub(super) fn parent(config: &PodSandboxConfig, limits: MachineLimits) -> String {
     let linux = config.linux.as_ref();
     let named = linux.map_or("", |linux| linux.cgroup_parent.as_str());
@@ -21,12 +20,12 @@ pub(super) fn parent(config: &PodSandboxConfig, limits: MachineLimits) -> String
         .unwrap_or_else(|| DEFAULT_CGROUP_PARENT.to_owned())
 }
 
-/// The group that the kubelet names for a pod, as a path from the hierarchy's root.
+/// Returns the group that the kubelet names for a pod, as a path from the hierarchy's root.
 pub(super) fn of_pod(config: &PodSandboxConfig) -> Option<PathBuf> {
     path(&config.linux.as_ref()?.cgroup_parent)
 }
 
-/// What the kubelet names, if it is there and has room.
+/// Returns the group that the kubelet names, if it exists and has room.
 fn of_kubelet(root: &Path, named: &str, limits: MachineLimits) -> Option<String> {
     let path = path(named)?;
     match lacks_room(&root.join(path.strip_prefix("/").ok()?), limits) {
@@ -43,8 +42,8 @@ fn of_kubelet(root: &Path, named: &str, limits: MachineLimits) -> Option<String>
     }
 }
 
-/// The path from the hierarchy's root of a group that is named by a path, or by a slice of
-/// systemd's: `a-b.slice` is `/a.slice/a-b.slice`.
+/// Returns the path from the hierarchy's root of a group that is named by a path or by a systemd
+/// slice: `a-b.slice` is `/a.slice/a-b.slice`.
 fn path(named: &str) -> Option<PathBuf> {
     let last = Path::new(named).file_name()?.to_str()?;
     let path = match last.strip_suffix(".slice") {
@@ -75,7 +74,7 @@ mod tests {
             path("kubepods-besteffort-pod1_2.slice"),
             is("/kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-pod1_2.slice")
         );
-        // Some name the whole path.
+        // Some kubelets pass the whole path.
         assert_eq!(
             path("/kubepods.slice/kubepods-pod1.slice"),
             is("/kubepods.slice/kubepods-pod1.slice")

@@ -17,14 +17,14 @@ use crate::cri::spec;
 use crate::cri::state::{ContainerRecord, GuestSize, PodRecord};
 use crate::sandbox::{MEMORY_OVERHEAD, SandboxClient};
 
-/// How long a guest may take to put memory to use that it is given.
+/// How long a guest may take to online memory that is plugged in.
 const PLUG_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// How long a machine may take to give memory back that its pod may not have any more.
+/// How long a machine may take to give back memory that its pod may not use any more.
 const SHRINK_TIMEOUT: Duration = Duration::from_secs(10);
 const SHRINK_POLL_INTERVAL: Duration = Duration::from_millis(200);
 
-/// What guests are given memory by: 2 MiB.
+/// The unit in which guests get memory: 2 MiB.
 pub(super) const MEMORY_STEP: u64 = 2 << 20;
 
 /// Limits that are about to be others, all of them.
@@ -82,14 +82,14 @@ impl Demand {
 /// What limits ask for, as far as the guest can have it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Wanted {
-    /// Bytes beyond the guest's first memory.
+    /// Bytes beyond the guest's memory at boot.
     memory: u64,
     vcpus: u8,
 }
 
 impl Given {
-    /// Has the guest have `wanted` bytes beyond its first memory, or as near as it gets within
-    /// `patience`, and says how many it has then.
+    /// Requests that the guest has `wanted` bytes beyond its memory at boot, and returns how many
+    /// it has when it has reached that, or after `patience`.
     async fn ask(
         &mut self,
         client: &SandboxClient,
@@ -97,7 +97,7 @@ impl Given {
         wanted: u64,
         patience: Duration,
     ) -> Result<u64> {
-        // Noted first: of a call that is not waited for to its end, it is not known what it did.
+        // Reset first: if this call is cancelled, its effect is unknown.
         self.memory = None;
         let asked = client.grow(size.memory, wanted, size.growth, patience);
         let has = asked.await?;
@@ -108,8 +108,8 @@ impl Given {
 
 impl Node {
     /// Gives the pod's guest the memory and the vCPUs that the limits of its containers ask for,
-    /// and waits until it has put the memory to use. With `new` as well as it is now: what the one
-    /// or the other asks for.
+    /// and waits until it has onlined the memory. With `new`, the larger of the current and the new
+    /// limits counts.
     pub(in crate::cri) async fn make_room(
         &self,
         pod: &Pod,
@@ -134,7 +134,7 @@ impl Node {
             return Ok(());
         }
         let client = pod.client()?;
-        // One that has more, which it uses, is not waited for until it has less.
+        // If it has more and uses it, this does not wait until it has less.
         let mut grown = match given.memory {
             Some(grown) => grown,
             None => given.ask(&client, size, wanted, Duration::ZERO).await?,
@@ -204,8 +204,9 @@ impl Node {
             let (Ok(client), Some(wanted)) = (pod.client(), self.wanted(pod, new)) else {
                 return Ok(());
             };
-            // With what the guest gives back goes the limit of the machine's group, for which the
-            // kernel takes cached files away. Who has the lock asks for something else.
+            // When the guest gives memory back, the limit of the machine's group is lowered, too,
+            // for which the kernel drops cached files. If the lock is taken, another call asks for
+            // something else.
             if let Ok(mut given) = pod.given.try_lock()
                 && given.memory.is_none()
                 && record.size.growth > 0
@@ -216,7 +217,7 @@ impl Node {
                 }
             }
             let memory = record.size.memory.saturating_add(wanted.memory);
-            // A machine elsewhere has that limit alone.
+            // A machine in another group only has that group's limit.
             let Some(taken) = client.memory_below(&parent) else {
                 return Ok(());
             };
@@ -230,7 +231,7 @@ impl Node {
                     taken,
                 });
             }
-            // Nothing tells when a machine takes less.
+            // There is no notification when a machine takes less.
             sleep(SHRINK_POLL_INTERVAL).await;
         }
     }
@@ -291,7 +292,7 @@ impl Node {
         pod.client()?;
         for resources in [&mut request.overhead, &mut request.resources] {
             let Some(resources) = resources else { continue };
-            // Some kubelets take an overhead away from what has no limit.
+            // Some kubelets subtract an overhead even from an unlimited value.
             resources.cpu_quota = resources.cpu_quota.max(-1);
             resources.memory_limit_in_bytes = resources.memory_limit_in_bytes.max(-1);
             spec::resources(resources)?;
@@ -349,7 +350,7 @@ impl Node {
     }
 }
 
-/// What containers may use together.
+/// The limits of containers in total.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct Limits {
     /// In bytes.
@@ -357,7 +358,7 @@ struct Limits {
     milli_cpus: u64,
 }
 
-/// The limits of all containers that use memory and CPUs, or will.
+/// Returns the total limits of all containers that use memory and CPUs, or will.
 fn limits(
     sizes: Sizes,
     records: impl Iterator<Item = ContainerRecord>,
@@ -384,12 +385,12 @@ fn resources(
     })
 }
 
-/// How many vCPUs a guest gets for limits that ask for `wanted`: never fewer than it began with.
+/// Returns the number of vCPUs of a guest whose limits ask for `wanted`: never fewer than at boot.
 fn vcpus(size: GuestSize, wanted: u8) -> u8 {
     wanted.min(size.max_vcpus).max(size.vcpus)
 }
 
-/// How much more than at first a guest of `memory` bytes has.
+/// Returns the bytes that a guest of `memory` bytes has beyond its memory at boot.
 fn growth(record: &PodRecord, memory: u64) -> u64 {
     let size = record.size;
     let more = memory.saturating_sub(size.memory);

@@ -7,17 +7,17 @@ use tracing::{debug, warn};
 use crate::cri::node::{Node, Pod};
 use crate::cri::state::{ContainerRecord, PodRecord};
 
-/// What is killed before all others.
+/// The value of processes that are killed before all others.
 const MOST: i64 = 1000;
 
-/// The lowest that a pod may have: the kubelet and this daemon go after it.
+/// The lowest value of a pod: the kubelet and this daemon are killed after it.
 const LOWEST: i64 = -998;
 
-/// The lowest value of a pod of the class Burstable, as the kubelet has it.
+/// The lowest value of a pod of the class Burstable, as the kubelet sets it.
 const BURSTABLE: i64 = 3;
 
 impl Node {
-    /// Has the host's kernel treat the pod's machine as its containers are to be treated.
+    /// Applies CPU shares and OOM score of the pod's containers to its machine.
     pub(in crate::cri) fn weigh(&self, pod: &Pod) {
         let Ok(client) = pod.client() else { return };
         if let Some(shares) = cpu_shares(&pod.record()) {
@@ -29,7 +29,7 @@ impl Node {
         records.retain(|record| record.phase.is_there());
         client.limit_swap(swap_limit(&pod.record(), &records));
         let values: Vec<i64> = records.into_iter().map(wanted_by).collect();
-        // One without containers keeps what it had: others may come.
+        // Without containers it keeps its value: others may be created.
         let Some(value) = oom_score_adj(&values) else {
             return;
         };
@@ -43,7 +43,7 @@ impl Node {
 fn wanted_by(record: ContainerRecord) -> i64 {
     let resources = record.config.linux.and_then(|linux| linux.resources);
     let wanted = resources.map_or(0, |resources| resources.oom_score_adj);
-    // A process has no others.
+    // The range that the kernel accepts.
     wanted.clamp(-MOST, MOST)
 }
 
@@ -74,9 +74,9 @@ fn cpu_shares(record: &PodRecord) -> Option<u64> {
         .filter(|shares| *shares > 0)
 }
 
-/// What fits containers that are killed together. The kubelet gives a Burstable one 1000 less the
-/// thousandths of the node's memory that it requests: these add up. A Guaranteed one has -997, one
-/// of the class BestEffort 1000.
+/// Returns the value for containers that are killed together. The kubelet gives a Burstable one
+/// 1000 less the thousandths of the node's memory that it requests: these add up. A Guaranteed one
+/// has -997, one of the class BestEffort 1000.
 fn oom_score_adj(values: &[i64]) -> Option<i16> {
     let lowest = values.iter().min()?;
     let requested: i64 = values.iter().map(|value| MOST - value).sum();

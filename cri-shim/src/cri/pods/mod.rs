@@ -1,4 +1,4 @@
-//! Pod sandboxes: how they come, end and go.
+//! Pod sandboxes: creation, status, stopping and removal.
 
 mod bounds;
 mod cgroup;

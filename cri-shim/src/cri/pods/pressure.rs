@@ -1,5 +1,5 @@
-//! Guests of containers without a limit of memory: they begin small, and get more when they run
-//! short, as far as they can grow.
+//! Guests of containers without a memory limit: they start small, and get more memory under memory
+//! pressure, up to their maximum.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -13,12 +13,12 @@ use crate::cri::error::Result;
 use crate::cri::node::{Node, Pod};
 use crate::cri::state::{ContainerRecord, PodRecord};
 
-/// The least that a guest gets at once.
+/// The least that a guest gets per step.
 const MIN_GROWTH: u64 = 256 << 20;
 
 impl Node {
-    /// Has the pod's guest get more memory when it runs short, as long as one of its containers may
-    /// use any amount.
+    /// Gives the pod's guest more memory whenever it runs short, while one of its containers is
+    /// unlimited.
     pub(in crate::cri) fn watch_pressure(self: &Arc<Self>, pod: &Arc<Pod>) {
         if !self.may_grow(pod) || pod.is_watched.swap(true, Ordering::SeqCst) {
             return;
@@ -37,13 +37,13 @@ impl Node {
                 }
             }
             pod.is_watched.store(false, Ordering::SeqCst);
-            // A container may have come meanwhile.
+            // A container may have been created meanwhile.
             node.watch_pressure(&pod);
         });
     }
 
-    /// Sees to it that the guest has what it is to have, and notes that it is to have more once it
-    /// is short of that. False when it does not get more.
+    /// Makes sure that the guest has the memory that it should have, then waits until it runs short
+    /// and records that it should have more. Returns false if it does not get more.
     async fn grow_when_short(self: &Arc<Self>, pod: &Arc<Pod>) -> Result<bool> {
         self.make_room(pod, None).await?;
         if !self.may_grow(pod) {
@@ -51,7 +51,7 @@ impl Node {
         }
         pod.client()?.await_pressure().await?;
         if self.may_grow(pod) {
-            // Also on a full disk: those who need it are held up until they have it.
+            // Even on a full disk: the processes that need memory are blocked until they have it.
             self.note_pod(pod, |record| record.extra = more(record));
             let extra = pod.record().extra;
             info!(pod = pod.id, extra, "the guest is short of memory");
@@ -64,14 +64,14 @@ impl Node {
         record.extra < record.size.growth && self.may_be_short(pod)
     }
 
-    /// Whether one of its containers may use any amount of memory, and its machine is there and
-    /// tells when it has no more.
+    /// Returns whether one of its containers has no memory limit, and its machine runs and reports
+    /// pressure.
     fn may_be_short(&self, pod: &Pod) -> bool {
         let tells = pod.client().is_ok_and(|client| client.tells_pressure());
         tells && self.is_unlimited(pod, PodBounds::of(&pod.record().config))
     }
 
-    /// Whether a container of the pod may use any amount of memory.
+    /// Returns whether a container of the pod has no memory limit.
     pub(super) fn is_unlimited(&self, pod: &Pod, bounds: PodBounds) -> bool {
         let containers = self.containers_of(&pod.id);
         let mut records = containers.iter().map(|container| container.record());
@@ -79,7 +79,7 @@ impl Node {
     }
 }
 
-/// Whether the pod has a limit for all its containers.
+/// Returns whether the pod has a limit for all its containers.
 fn has_limit(record: &PodRecord, bounds: PodBounds) -> bool {
     let linux = record.config.linux.as_ref();
     let resources = linux.and_then(|linux| linux.resources.as_ref());
@@ -97,7 +97,7 @@ fn is_unlimited(record: &ContainerRecord) -> bool {
     record.phase.is_there() && !has_limit
 }
 
-/// What a guest has beyond its limits next: half as much again.
+/// Returns the bytes that a guest gets beyond its limits in the next step: half of its memory more.
 fn more(record: &PodRecord) -> u64 {
     let size = record.size;
     let half = size.memory.saturating_add(record.extra) / 2;

@@ -1,9 +1,9 @@
 //! Quantities as Kubernetes writes them: `10M`, `1.5Gi`, `2e6`.
 
-/// Digits of a number before rounding would begin.
+/// Maximum number of digits that are represented exactly.
 const DIGITS: usize = 18;
 
-/// Whole units, rounded up; `None` for an invalid, negative or too large quantity.
+/// Parses a quantity into whole units, rounded up; `None` if it is invalid, negative or too large.
 pub(super) fn parse(text: &str) -> Option<u64> {
     let is_number = |c: char| c.is_ascii_digit() || c == '.';
     let end = text.find(|c| !is_number(c)).unwrap_or(text.len());
@@ -22,7 +22,7 @@ pub(super) fn parse(text: &str) -> Option<u64> {
     u64::try_from(units).ok()
 }
 
-/// What a suffix multiplies by, and divides by.
+/// Returns the multiplier and the divisor of a suffix.
 fn factor(suffix: &str) -> Option<(u128, u128)> {
     let thousands = |power: u32| Some((1000_u128.pow(power), 1));
     match suffix {

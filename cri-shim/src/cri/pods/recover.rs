@@ -1,5 +1,5 @@
-//! What a new daemon finds: pods that run on, pods whose machine is gone, and what one that
-//! was killed had half made or half removed.
+//! Recovery after a restart of the daemon: pods that still run, pods whose machine is gone, and
+//! pods that were partly created or removed when the previous daemon was killed.
 
 use std::collections::HashSet;
 use std::path::Path;
@@ -23,18 +23,18 @@ use crate::sandbox::{
     ContainerInfo, ContainerState, SandboxClient, SandboxError, SandboxExit, exit_record,
 };
 
-/// How long a pod's process may take to answer on a node that has just begun.
+/// How long a pod's process may take to answer on a node that has just booted.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// How long it may take when it is asked once.
+/// How long a single attempt may take.
 const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// How long the node waits for all of its pods before it serves: those that take longer go on.
+/// How long the node waits for all of its pods before it serves. Recovery of slower ones continues.
 const RECOVERY_TIMEOUT: Duration = Duration::from_secs(20);
 
 impl Node {
-    /// Takes up what the database knows. What takes as long as CNI plugins and guests like is left
-    /// to tasks: removing what belongs to no pod, or to one that was half made or half removed.
+    /// Restores pods and containers from the database. Steps that depend on CNI plugins and guests
+    /// run in tasks: removing what belongs to no pod, or to a partly created or removed one.
     pub(crate) async fn recover(self: &Arc<Self>) -> Result<()> {
         let pods = self.database.all::<PodRecord>()?;
         for (id, error) in pods.damaged {
@@ -58,7 +58,7 @@ impl Node {
                     }
                     self.add_container(&Container::new(record, pod))?;
                 }
-                // The next daemon tries again: a full disk keeps nobody from starting.
+                // The next daemon tries again: a full disk must not prevent the start.
                 Err(_) => {
                     if let Err(error) = self.database.remove::<ContainerRecord>(&record.id) {
                         let id = record.id;
@@ -70,7 +70,7 @@ impl Node {
         let mut recovering = JoinSet::new();
         for pod in self.pods() {
             let node = Arc::clone(self);
-            // Whoever wants to change something of the pod waits for the turn.
+            // Calls that change the pod wait for the turn.
             let turn = Arc::clone(&pod.turn).lock_owned().await;
             recovering.spawn(async move {
                 let _settling = Settling(&pod);
@@ -132,7 +132,7 @@ impl Node {
                     }
                 });
             }
-            // Its end is noted before theirs.
+            // The pod's end is recorded before that of its containers.
             (PodPhase::Stopped { .. }, Err(_)) => self.lose_containers(pod),
             (PodPhase::Creating | PodPhase::Removing, found) => {
                 info!(pod = pod.id, "cleaning up a partly created or removed pod");
@@ -143,7 +143,7 @@ impl Node {
                     }
                 }
                 let (node, pod) = (Arc::clone(self), Arc::clone(pod));
-                // Whoever wants to have its name waits for the turn.
+                // Calls that want to use its name wait for the turn.
                 tokio::spawn(async move {
                     let _turn = turn;
                     node.undo_pod(&pod).await;
@@ -152,7 +152,7 @@ impl Node {
         }
     }
 
-    /// Takes over a pod that runs on, with what its sandbox knows of its containers.
+    /// Takes over a running pod, with its sandbox's information on its containers.
     async fn take_over(
         self: &Arc<Self>,
         pod: &Arc<Pod>,
@@ -166,7 +166,7 @@ impl Node {
             let found = there.iter().find(|info| info.id == container.id);
             match (container.phase(), found) {
                 (ContainerPhase::Creating | ContainerPhase::Removing, _) => half.push(container),
-                // A start was under way: the sandbox knows whether it came to it.
+                // A start was in progress: the sandbox knows whether it succeeded.
                 (ContainerPhase::Created, Some(info)) if info.state != ContainerState::Created => {
                     let started_at = i64::try_from(info.started_at_ns).unwrap_or(i64::MAX);
                     self.note_container(&container, |record| {
@@ -188,7 +188,7 @@ impl Node {
             warn!(pod = pod.id, %error, "failed to unmount unused volumes; will retry");
         }
         info!(pod = pod.id, "recovered the running pod sandbox");
-        // What follows takes as long as the guest likes, and nobody asks for it.
+        // The following steps may take long in the guest, and no caller waits for them.
         pod.set_settled();
         for container in half {
             if let Err(error) = self.remove_container_now(&container).await {
@@ -205,7 +205,7 @@ impl Node {
         }
     }
 
-    /// Asks the plugins of pods that run on, one after the other: it is for the log.
+    /// Has the plugins check the networks of running pods, one after the other; only for the log.
     fn check_networks(self: &Arc<Self>) {
         let mut pods = self.pods();
         pods.retain(|pod| pod.phase() == PodPhase::Ready);
@@ -213,7 +213,7 @@ impl Node {
         tokio::spawn(async move {
             for pod in pods {
                 let _network = pod.network.lock().await;
-                // One that was stopped has no network any more.
+                // A stopped pod has no network any more.
                 if pod.phase() != PodPhase::Ready {
                     continue;
                 }
@@ -238,7 +238,7 @@ impl Node {
         let mut with_volumes = self.pods_with_image_volumes()?;
         with_volumes.retain(|id| self.pod(id).is_err());
         let node = Arc::clone(self);
-        // Pods that come meanwhile have other ids.
+        // Pods that are created meanwhile have other ids.
         tokio::spawn(async move {
             for dir in dirs {
                 info!(dir = %dir.display(), "removing a sandbox that no pod has");
@@ -263,7 +263,7 @@ impl Node {
     }
 }
 
-/// A pod that is being recovered: when that has ended, however it did, nobody waits for it.
+/// A pod that is being recovered. When this is dropped, callers do not wait for it any more.
 struct Settling<'a>(&'a Pod);
 
 impl Drop for Settling<'_> {
@@ -272,9 +272,9 @@ impl Drop for Settling<'_> {
     }
 }
 
-/// Asks until there is an answer, the other side is gone, or it has been waited for long enough:
-/// one may not answer because the node is short of descriptors, or busy, as it is when all pods
-/// come back. What this host loses meanwhile does not count.
+/// Retries until there is an answer, the other side is gone, or the timeout has expired: a process
+/// may not answer because the node is short of descriptors, or busy, as it is when all pods are
+/// recovered. Errors of this host do not count.
 async fn reach<T, F>(mut ask: impl FnMut(Duration) -> F) -> Result<T, SandboxError>
 where
     F: Future<Output = Result<T, SandboxError>>,
@@ -289,7 +289,7 @@ where
         if matches!(error, SandboxError::Unresponsive { .. }) {
             waited += ATTEMPT_TIMEOUT;
         }
-        // These answers do not change.
+        // These answers are final.
         let is_final = error.is_gone() || matches!(error, SandboxError::Version { .. });
         if is_final || waited >= RESPONSE_TIMEOUT {
             return Err(error);
@@ -313,21 +313,21 @@ async fn list_within(
     }
 }
 
-/// Sees to it that a machine is gone that cannot be asked, and says how it ended: what cannot be
-/// asked cannot be a pod any more, and must not run when it is told to have ended.
+/// Makes sure that a machine that cannot be reached is gone, and returns how it ended: it cannot be
+/// a pod any more, and must not run when it is reported as ended.
 async fn end_machine(pod: &Pod, dir: &Path, error: SandboxError) -> SandboxExit {
     match error {
         SandboxError::Gone {
             exit: Some(exit), ..
         } => return exit,
-        // Nobody listens, or the connection was lost: see below.
+        // No process listens, or the connection was lost: see below.
         SandboxError::Gone { exit: None, .. } => info!(pod = pod.id, %error, "no sandbox process"),
         error => warn!(pod = pod.id, %error, "the pod's machine is killed"),
     }
     let mut backoff = Backoff::default();
     while let Err(error) = SandboxClient::kill(dir).await {
         warn!(pod = pod.id, %error, "the pod's machine cannot be killed yet");
-        // Until then the pod is what it was, and nobody waits for that.
+        // Until then the pod keeps its state, and callers do not wait for it.
         pod.set_settled();
         backoff.wait().await;
     }
@@ -372,7 +372,7 @@ mod tests {
         }
     }
 
-    /// Asks one after the other for these answers, and says how many were asked for.
+    /// Gives these answers one after the other, and returns how many were asked for.
     async fn ask(answers: Vec<Result<u8, SandboxError>>) -> (Result<u8, SandboxError>, usize) {
         let all = answers.len();
         let mut answers = answers.into_iter();

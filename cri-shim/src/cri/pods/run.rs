@@ -1,5 +1,5 @@
-//! A new pod sandbox: its record, its directory, then its network and virtual machine at the same
-//! time, and nothing of it when one of them fails.
+//! Creates a pod sandbox: its record, its directory, then its network and virtual machine at the
+//! same time. If one of them fails, all are undone.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -79,7 +79,7 @@ impl Node {
         if let Some(other) = self.pod_of_name(&pod)
             && other.phase() == PodPhase::Creating
         {
-            // An earlier daemon began it, and it is being undone.
+            // It is from an earlier daemon, and is being undone.
             drop(other.turn.lock().await);
         }
         self.add_pod(&pod)?;
@@ -143,7 +143,7 @@ impl Node {
             events: None,
             sysctls: sysctls(config),
             jail: self.config.jail,
-            // Clones do not pay for what PCI costs a boot.
+            // With clones, the cost of PCI at boot does not matter.
             transport: match self.config.templates {
                 Some(_) => Transport::Pci,
                 None => Transport::Mmio,
@@ -161,7 +161,7 @@ impl Node {
             let client = begun.launching.finish(begun.network).await?;
             Ok::<_, CriError>((client, begun.addresses))
         };
-        // A node that comes back begins all of its pods at once.
+        // A rebooted node starts all of its pods at the same time.
         let (client, addresses) = self.starts.begin(begin).await?;
         *pod.given.lock().await = Given {
             memory: Some(0),
@@ -179,8 +179,8 @@ impl Node {
         Ok(())
     }
 
-    /// Undoes what is left of a pod that was not made; what cannot be undone now stays known
-    /// as a stopped pod, for the kubelet to remove.
+    /// Undoes what is left of a pod whose creation failed; if that fails, too, it stays known as a
+    /// stopped pod, for the kubelet to remove.
     pub(super) async fn undo_pod(self: &Arc<Self>, pod: &Arc<Pod>) {
         let undone = match self.tear_down(pod).await {
             Ok(()) => self.forget_pod(pod),
@@ -198,7 +198,7 @@ impl Node {
     }
 }
 
-/// What a request must have before anything is made.
+/// Validates a request before anything is created.
 fn check(config: &PodSandboxConfig) -> Result<()> {
     let metadata = config.metadata.as_ref();
     let metadata = metadata.ok_or_else(|| CriError::invalid("config.metadata", "it is missing"))?;
@@ -246,20 +246,20 @@ fn check(config: &PodSandboxConfig) -> Result<()> {
     Ok(())
 }
 
-/// Ways of a pod's traffic that can be limited.
+/// Directions of a pod's traffic that can be limited.
 const DIRECTIONS: [&str; 2] = ["ingress", "egress"];
 
 fn bandwidth_annotation(direction: &str) -> String {
     format!("kubernetes.io/{direction}-bandwidth")
 }
 
-/// What CNI's plugins may ask for.
+/// Returns the capabilities for CNI's plugins.
 fn capabilities(config: &PodSandboxConfig) -> Capabilities {
     let mut capabilities = Capabilities::new();
     let mappings = config.port_mappings.iter();
     let mappings = mappings.filter_map(|mapping| {
         let protocol = Protocol::try_from(mapping.protocol).unwrap_or(Protocol::Tcp);
-        // Numbers out of range were refused.
+        // Numbers out of range were rejected by `check`.
         let port = |port| u16::try_from(port).ok();
         Some(cni::PortMapping {
             host_port: port(mapping.host_port).filter(|port| *port > 0)?,
@@ -278,7 +278,7 @@ fn capabilities(config: &PodSandboxConfig) -> Capabilities {
     let mut bandwidth = serde_json::Map::new();
     for direction in DIRECTIONS {
         let annotation = bandwidth_annotation(direction);
-        // What is no rate was refused.
+        // Invalid rates were rejected by `check`.
         let text = config.annotations.get(&annotation);
         if let Some(rate) = text.and_then(|text| quantity::parse(text)) {
             bandwidth.insert(format!("{direction}Rate"), rate.into());

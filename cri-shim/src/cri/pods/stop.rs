@@ -1,4 +1,4 @@
-//! The end of a pod sandbox.
+//! Stopping and removing pod sandboxes.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -25,19 +25,19 @@ const POWER_OFF_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long its containers may take to be killed before that.
 const KILL_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Why a machine is gone.
+/// The reason why a machine is gone.
 #[derive(Debug, Clone, Copy)]
 enum Gone<'a> {
-    /// Somebody asked for it.
+    /// A caller stopped it.
     Stopped,
-    /// By itself, in these words.
+    /// It ended by itself, for this reason.
     Ended(&'a str),
-    /// The host's kernel killed it because memory ran out, in these words.
+    /// The host's kernel killed it because memory ran out, with this reason.
     OutOfMemory(&'a str),
 }
 
 impl<'a> Gone<'a> {
-    /// By what is noted of a pod; none when nothing is noted yet.
+    /// Returns the reason from a pod's phase; `None` if the pod is ready.
     fn by(phase: &'a PodPhase) -> Option<Self> {
         match phase {
             PodPhase::Ready => None,
@@ -54,10 +54,10 @@ impl<'a> Gone<'a> {
         }
     }
 
-    /// The end of a container of which nothing better is known.
+    /// Returns the exit of a container about which nothing better is known.
     fn exit(self) -> ExitFacts {
         match self {
-            // As of a container that is killed.
+            // As for a killed container.
             Self::Stopped => {
                 let message = "the pod sandbox was stopped".to_owned();
                 (137, "Error", message, now())
@@ -67,7 +67,7 @@ impl<'a> Gone<'a> {
                 let message = format!("the pod sandbox has ended: {reason}");
                 (255, "SandboxGone", message, now())
             }
-            // As of a container whose own kernel kills it for that.
+            // As for a container that its own kernel kills for that.
             Self::OutOfMemory(reason) => {
                 let message = format!("the pod sandbox has ended: {reason}");
                 (137, "OOMKilled", message, now())
@@ -77,7 +77,7 @@ impl<'a> Gone<'a> {
 }
 
 impl Node {
-    /// StopPodSandbox: also for one that is stopped, or gone.
+    /// StopPodSandbox; succeeds also if the pod is stopped or gone.
     pub(in crate::cri) async fn stop_pod(self: &Arc<Self>, id: &str) -> Result<()> {
         let pod = match self.settled_pod(id).await {
             Ok(pod) => pod,
@@ -93,7 +93,7 @@ impl Node {
         .await
     }
 
-    /// RemovePodSandbox: with its containers; also for one that is gone.
+    /// RemovePodSandbox with its containers; succeeds also if the pod is gone.
     pub(in crate::cri) async fn remove_pod(self: &Arc<Self>, id: &str) -> Result<()> {
         let pod = match self.settled_pod(id).await {
             Ok(pod) => pod,
@@ -122,13 +122,12 @@ impl Node {
         .await
     }
 
-    /// Stops containers and machine, and undoes the network. May be repeated until it
-    /// succeeds.
+    /// Stops containers and machine, and undoes the network. To be repeated until it succeeds.
     async fn stop_pod_now(self: &Arc<Self>, pod: &Arc<Pod>) -> Result<()> {
         if let Ok(client) = pod.client()
             && let Some(exit) = client.ended().now_or_never()
         {
-            // Nobody has noted it yet.
+            // Its end has not been recorded yet.
             self.note_end(pod, &exit);
         }
         let was_ready = pod.phase() == PodPhase::Ready;
@@ -144,7 +143,7 @@ impl Node {
             gone = &mut shut_down => gone.map(|()| true)?,
             _ = client.machine_ended() => false,
         };
-        // The guest needs no network any more, while its process takes the machine apart.
+        // The guest needs no network any more while its process cleans up.
         let stopped = async {
             if !is_gone {
                 shut_down.await?;
@@ -157,7 +156,7 @@ impl Node {
         stopped
     }
 
-    /// Notes that a pod whose machine is gone is stopped, and takes its volumes away.
+    /// Records that a pod whose machine is gone is stopped, and releases its volumes.
     fn note_stop(self: &Arc<Self>, pod: &Arc<Pod>, was_ready: bool) -> Result<()> {
         self.lose_containers(pod);
         self.note_pod(pod, |record| {
@@ -169,7 +168,7 @@ impl Node {
             self.emit_pod(pod, ContainerEventType::ContainerStoppedEvent);
             info!(pod = pod.id, "the pod sandbox is stopped");
         }
-        // Who asked for the end unmounts next where they come from.
+        // The caller unmounts their sources next.
         self.release_volumes(pod)
     }
 
@@ -179,14 +178,14 @@ impl Node {
         Ok(self.cni.detach(&pod.id).await?)
     }
 
-    /// Unmounts what the containers of a machine that is gone had of the host.
+    /// Unmounts the host's volumes of the containers whose machine is gone.
     pub(super) fn release_volumes(&self, pod: &Pod) -> Result<()> {
         let shared = self.dir(&pod.id).join(volumes::SHARED);
         in_place(|| volumes::release_all(&shared, &pod.mounted))
     }
 
-    /// Kills what still runs, all at once, so that as much as can be is known of its end, and what
-    /// is being started as soon as it runs. Those that take too long go with the machine.
+    /// Kills all running containers at the same time, and those that are being started as soon as
+    /// they run, so that their exits are known. Those that take too long end with the machine.
     async fn kill_all(&self, pod: &Pod, client: &SandboxClient) {
         let containers = self.containers_of(&pod.id);
         let killed = join_all(containers.iter().map(|container| async move {
@@ -203,7 +202,7 @@ impl Node {
         }
     }
 
-    /// Undoes all that was made for a pod, in whichever state.
+    /// Undoes everything that was created for a pod, in any state.
     pub(super) async fn tear_down(self: &Arc<Self>, pod: &Arc<Pod>) -> Result<()> {
         if let Ok(client) = pod.client() {
             shut_down(&client).await?;
@@ -214,7 +213,7 @@ impl Node {
         self.remove_all_image_volumes(&pod.id).await
     }
 
-    /// Notes the end of a pod's machine when it comes.
+    /// Records the end of a pod's machine when it happens.
     pub(super) fn watch_pod(self: &Arc<Self>, pod: &Arc<Pod>, client: SandboxClient) {
         let (node, pod) = (Arc::clone(self), Arc::clone(pod));
         tokio::spawn(async move {
@@ -224,14 +223,15 @@ impl Node {
         });
     }
 
-    /// Notes that a pod's machine is gone, unless somebody stopped it.
+    /// Records that a pod's machine is gone, unless a caller stopped it.
     pub(super) fn note_end(self: &Arc<Self>, pod: &Arc<Pod>, exit: &SandboxExit) {
         if pod.phase() != PodPhase::Ready {
             return;
         }
         warn!(pod = pod.id, %exit, "the pod sandbox exited unexpectedly");
         pod.set_client(None);
-        // Before that of its containers: who sees one of these sees why.
+        // Before that of its containers, so that a client that sees a container's end sees the
+        // reason.
         self.note_pod(pod, |record| record.phase = ended(exit));
         self.lose_containers(pod);
         self.emit_pod(pod, ContainerEventType::ContainerStoppedEvent);
@@ -241,12 +241,12 @@ impl Node {
         }
     }
 
-    /// Marks what ran in a machine that is gone. A container that never ran stays created: it has
-    /// no end to tell of.
+    /// Marks containers that ran in a machine that is gone as exited. A container that never ran
+    /// stays created: it has no exit to report.
     pub(super) fn lose_containers(self: &Arc<Self>, pod: &Arc<Pod>) {
         let phase = pod.phase();
         let gone = Gone::by(&phase).unwrap_or(Gone::Stopped);
-        // What the machine's process knew when it ended.
+        // The last state that the machine's process recorded.
         let last = in_place(|| exit_record(&self.dir(&pod.id)));
         let last = last.map_or_else(Vec::new, |last| last.containers);
         for container in self.containers_of(&pod.id) {
@@ -259,7 +259,7 @@ impl Node {
         }
     }
 
-    /// Marks a container that was noted to run when its pod's end was noted already.
+    /// Marks a container that was recorded as running after its pod's end was recorded.
     pub(in crate::cri) async fn lose_late(self: &Arc<Self>, container: &Arc<Container>) {
         let _turn = container.pod.turn.lock().await;
         let phase = container.pod.phase();
@@ -270,7 +270,7 @@ impl Node {
     }
 }
 
-/// What is noted of a pod whose machine has ended by itself.
+/// Returns the phase of a pod whose machine has ended by itself.
 fn ended(exit: &SandboxExit) -> PodPhase {
     let advice = match exit {
         SandboxExit::OutOfMemory { group: Some(_) } => {
@@ -288,7 +288,7 @@ fn ended(exit: &SandboxExit) -> PodPhase {
     }
 }
 
-/// Ends a machine; one that has ended is no error.
+/// Ends a machine; it is not an error if it has ended.
 pub(super) async fn shut_down(client: &SandboxClient) -> Result<()> {
     match client.shutdown(POWER_OFF_TIMEOUT).await {
         Err(error) if !error.is_gone() => Err(error.into()),

@@ -1,4 +1,4 @@
-//! What is told of pod sandboxes.
+//! The status of pod sandboxes, as reported to clients.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use crate::cri::error::Result;
 use crate::cri::node::{Container, Node, Pod, now};
 use crate::cri::state::{ContainerPhase, PodPhase, PodRecord};
 
-/// Whether `labels` has all of `selector`.
+/// Returns whether `labels` contains all of `selector`.
 pub(in crate::cri) fn matches_labels(
     labels: &HashMap<String, String>,
     selector: &HashMap<String, String>,
@@ -47,7 +47,7 @@ fn status(record: &PodRecord) -> PodSandboxStatus {
     let security = record.config.linux.as_ref();
     let security = security.and_then(|linux| linux.security_context.as_ref());
     let options = security.and_then(|security| security.namespace_options.clone());
-    // A pod that is stopped has given its addresses back.
+    // A stopped pod has released its addresses.
     let is_ready = record.phase == PodPhase::Ready;
     let network = is_ready.then(|| PodSandboxNetworkStatus {
         ip: addresses.next().unwrap_or_default(),
@@ -106,8 +106,9 @@ impl Node {
         })
     }
 
-    /// What is told of a pod's containers; one that is being made may not come to be. The newest
-    /// come first: of several attempts, a kubelet that takes its state from here takes the first.
+    /// Returns the statuses of a pod's containers, without those that are being created, which may
+    /// fail. The newest come first: of several attempts, a kubelet that takes its state from here
+    /// uses the first.
     fn shown_of(&self, pod: &str) -> Vec<ContainerStatus> {
         let containers = self.containers_of(pod).into_iter();
         let made = containers.filter(|container| container.phase() != ContainerPhase::Creating);
@@ -131,7 +132,7 @@ impl Node {
                 && wanted.is_none_or(|wanted| wanted == state(record))
                 && matches_labels(&record.config.labels, &filter.label_selector)
         };
-        // A kubelet asks each second: nothing is copied that is not shown.
+        // A kubelet asks each second: only what is shown is copied.
         let shown = self
             .pods()
             .into_iter()
@@ -141,18 +142,18 @@ impl Node {
         shown
     }
 
-    /// Tells what happened to a container.
+    /// Sends an event of a container.
     pub(in crate::cri) fn emit(&self, container: &Arc<Container>, kind: ContainerEventType) {
         self.send_event(&container.id, &container.pod, kind);
     }
 
-    /// Tells what happened to a pod sandbox, which counts as a container here.
+    /// Sends an event of a pod sandbox, which counts as a container here.
     pub(in crate::cri) fn emit_pod(&self, pod: &Arc<Pod>, kind: ContainerEventType) {
         self.send_event(&pod.id, pod, kind);
     }
 
     fn send_event(&self, id: &str, pod: &Arc<Pod>, kind: ContainerEventType) {
-        // In the order in which they were read.
+        // Built while the listeners are locked, so that events are in the order of their states.
         self.events.send(|| ContainerEventResponse {
             container_id: id.to_owned(),
             container_event_type: kind.into(),

@@ -6,7 +6,8 @@ use oci_spec::runtime::Capabilities;
 use super::SpecFault;
 use crate::sandbox::{self, NamedCapability, all_capabilities};
 
-/// What a container's root may do: the default, less what is dropped, with what is added.
+/// Returns the capabilities of a container's root: the default, less the dropped ones, plus the
+/// added ones.
 pub(super) fn capabilities(
     security: &LinuxContainerSecurityContext,
 ) -> Result<Capabilities, SpecFault> {
@@ -23,7 +24,7 @@ pub(super) fn capabilities(
     Ok(set)
 }
 
-/// Capabilities that the process keeps though it is not root.
+/// Returns the capabilities that the process keeps even if it is not root.
 pub(super) fn ambient(security: &LinuxContainerSecurityContext) -> Result<Capabilities, SpecFault> {
     let names = security.capabilities.as_ref();
     let names = names.map_or(&[][..], |wanted| &wanted.add_ambient_capabilities);

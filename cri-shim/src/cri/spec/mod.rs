@@ -1,9 +1,9 @@
-//! From the kubelet's wishes and the image's configuration to the OCI runtime specification
-//! of a container in the guest.
+//! Translates the kubelet's configuration and the image's to the OCI runtime specification of a
+//! container in the guest.
 //!
-//! Values of requests enter, a specification leaves; nothing is read or made on the host. What
-//! a virtual machine cannot grant is refused by the field's name, never ignored where a pod's
-//! isolation depends on it. Numbers of users and paths in the image are the agent's to resolve.
+//! Input are values of requests, output is a specification; nothing on the host is read or created.
+//! Features that a virtual machine cannot provide are rejected with the field's name, never ignored
+//! if a pod's isolation depends on them. The agent resolves user names and paths in the image.
 
 mod capabilities;
 pub(super) mod mounts;
@@ -30,10 +30,10 @@ pub(super) use namespaces::{check_sandbox, users_of};
 pub(super) use process::exec_process;
 pub(super) use resources::resources;
 
-/// What a container cannot be made from.
+/// Error of a container's specification.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum SpecFault {
-    /// A field of the request makes no sense.
+    /// A field of the request is invalid.
     #[error("invalid {field}: {reason}")]
     Invalid {
         /// Its path in the request.
@@ -61,31 +61,31 @@ impl SpecFault {
     }
 }
 
-/// A volume as the guest sees it.
+/// A volume in the guest.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Volume {
-    /// Where the guest has it.
+    /// Its source in the guest.
     pub(super) source: VolumeSource,
-    /// Where the container wants it.
+    /// Its mount point in the container.
     pub(super) destination: String,
-    /// Whether nothing in it may be written, not even below mounts in it.
+    /// Whether nothing in it may be written, not even in mounts below it.
     pub(super) readonly: bool,
-    /// Whether later mounts of the host are passed on.
+    /// Whether later mounts of the host are propagated.
     pub(super) is_slave: bool,
     /// Those of the mount that the host has it in, as far as programs in it notice.
     pub(super) flags: StatVfsMountFlags,
 }
 
-/// Where the guest has a volume.
+/// The source of a volume in the guest.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum VolumeSource {
-    /// Under a name in the pod's shared directory.
+    /// A name in the pod's shared directory.
     Shared(String),
-    /// As the above, for the agent to put into it what the image has there.
+    /// Like [`Self::Shared`]; the agent copies the image's files into it.
     Filled(String),
     /// An image, or a part of one.
     Image {
-        /// The image's.
+        /// The image's digest.
         digest: String,
         /// A path in it; empty for all of it.
         below: String,
@@ -94,14 +94,14 @@ pub(super) enum VolumeSource {
     Memory(MemorySource),
 }
 
-/// A volume in the guest's memory, as the agent makes it where it is not there.
+/// A volume in the guest's memory; the agent creates it if it is missing.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct MemorySource {
-    /// Which of the pod's.
+    /// Its index in the pod's volumes in memory.
     pub(super) key: usize,
-    /// A path in it; all of it without one.
+    /// A path in it; `None` for all of it.
     pub(super) below: Option<String>,
-    /// In bytes; by the guest's memory without one.
+    /// In bytes; `None` for a share of the guest's memory.
     pub(super) size: Option<u64>,
     pub(super) mode: u32,
     pub(super) uid: u32,
@@ -109,7 +109,7 @@ pub(super) struct MemorySource {
 }
 
 impl Volume {
-    /// One that is to have what the image has there, if it is in the shared directory.
+    /// Marks a volume to be filled with the image's files, if it is in the shared directory.
     pub(super) fn filled(mut self) -> Self {
         if let VolumeSource::Shared(name) = self.source {
             self.source = VolumeSource::Filled(name);
@@ -117,7 +117,7 @@ impl Volume {
         self
     }
 
-    /// Its name in the pod's shared directory, if it is there.
+    /// Returns its name in the pod's shared directory, if it is there.
     pub(super) fn name(&self) -> Option<&str> {
         match &self.source {
             VolumeSource::Shared(name) | VolumeSource::Filled(name) => Some(name),
@@ -126,7 +126,7 @@ impl Volume {
     }
 }
 
-/// What a specification is made from.
+/// The input of a specification.
 #[derive(Debug)]
 pub(super) struct SpecRequest<'a> {
     /// The container's id.
@@ -139,11 +139,11 @@ pub(super) struct SpecRequest<'a> {
     pub(super) image: Option<&'a image::Config>,
     /// Its volumes.
     pub(super) volumes: &'a [Volume],
-    /// The ids of the pod's users, where it has a user namespace.
+    /// The ids of the pod's users, if it has a user namespace.
     pub(super) users: Option<UserRange>,
 }
 
-/// A specification with what the agent is told beside it.
+/// A specification, and what the agent is passed with it.
 #[derive(Debug)]
 pub(super) struct ContainerSpec {
     pub(super) spec: Spec,
@@ -154,7 +154,7 @@ pub(super) struct ContainerSpec {
     pub(super) readonly_rootfs: bool,
 }
 
-/// Makes the specification of a container.
+/// Creates the specification of a container.
 pub(super) fn container_spec(request: &SpecRequest<'_>) -> Result<ContainerSpec, SpecFault> {
     let empty = LinuxContainerSecurityContext::default();
     let linux = request.container.linux.as_ref();
@@ -194,7 +194,7 @@ pub(super) fn container_spec(request: &SpecRequest<'_>) -> Result<ContainerSpec,
         .annotations(request.container.annotations.clone())
         .linux(linux.build()?)
         .build()?;
-    // The builder's own names the host; that is for the guest as a whole.
+    // The builder sets one; the host name is set for the guest as a whole.
     spec.set_hostname(None);
     Ok(ContainerSpec {
         spec,
@@ -204,7 +204,7 @@ pub(super) fn container_spec(request: &SpecRequest<'_>) -> Result<ContainerSpec,
     })
 }
 
-/// The pod's security context.
+/// Returns the pod's security context.
 fn sandbox_security(pod: &PodSandboxConfig) -> Option<&LinuxSandboxSecurityContext> {
     pod.linux.as_ref()?.security_context.as_ref()
 }

@@ -1,5 +1,5 @@
-//! Mounts of a container: the file systems that every program expects, the pod's shared
-//! memory, then its volumes, each before those below it.
+//! Mounts of a container: the file systems that every program expects, the pod's shared memory,
+//! then its volumes, in order of depth.
 
 use std::collections::BTreeSet;
 use std::path::{Component, Path};
@@ -13,19 +13,20 @@ use crate::bind::guest_options;
 use crate::machine::UserRange;
 use crate::sandbox::{default_mounts, image_source};
 
-/// Where the guest has the pod's shared directory.
+/// The pod's shared directory in the guest.
 const SHARED_DIR: &str = "/run/podvisor/shared";
 
-/// Longest path in an image, as the kernel has it.
+/// Maximum length of a path in an image: the kernel's limit.
 const SUB_PATH_BYTES: usize = 4095;
 
-/// Most volumes of one container.
+/// Maximum number of volumes of one container.
 pub(in crate::cri) const MAX_VOLUMES: usize = 512;
 
-/// Most images that one container mounts: each is a disk of its pod's guest, which has few.
+/// Maximum number of images that one container mounts: each is a disk of its pod's guest, which has
+/// few.
 const MAX_IMAGES: usize = 32;
 
-/// Checks the mounts of a request, of a pod with these users, before anything is done with it.
+/// Validates the mounts of a request, for a pod with these users, before anything is created.
 pub(in crate::cri) fn check(
     mounts: &[CriMount],
     users: Option<UserRange>,
@@ -45,7 +46,7 @@ pub(in crate::cri) fn check(
     Ok(())
 }
 
-/// Checks the paths in images that mounts are to show.
+/// Validates the paths in images that mounts refer to.
 pub(in crate::cri) fn check_sub_paths(paths: &[String]) -> Result<(), SpecFault> {
     for path in paths {
         let mut parts = Path::new(path).components();
@@ -117,7 +118,7 @@ fn check_one(mount: &CriMount, users: Option<UserRange>) -> Result<(), SpecFault
     }
 }
 
-/// The image that is mounted, by its name.
+/// Returns the name of the mounted image.
 pub(in crate::cri) fn image_of(mount: &CriMount) -> Option<&str> {
     let image = mount.image.as_ref()?.image.as_str();
     Some(image).filter(|image| !image.is_empty())
@@ -129,7 +130,7 @@ fn check_image(mount: &CriMount) -> Result<(), SpecFault> {
         return Err(SpecFault::invalid(field, "it contradicts host_path"));
     }
     match MountPropagation::try_from(mount.propagation) {
-        // Nothing is ever mounted in one that would have to appear.
+        // Never any mounts to propagate in an image.
         Ok(MountPropagation::PropagationPrivate | MountPropagation::PropagationHostToContainer) => {
             Ok(())
         }
@@ -153,7 +154,7 @@ pub(super) fn mounts(
     mounts.retain(|mount| !is_taken(mount));
     for mount in &mut mounts {
         if mount.destination() == Path::new("/dev/shm") {
-            // The pod's, as POSIX shared memory wants it.
+            // POSIX shared memory is shared by the pod.
             *mount = MountBuilder::default()
                 .destination("/dev/shm")
                 .typ("bind")
@@ -202,7 +203,7 @@ pub(super) fn mounts(
                 all.extend(memory_options(memory));
                 mount.source(memory_source(memory)).options(all)
             }
-            // Programs in it may be run, as Kubernetes has it, but not with the rights of others.
+            // Programs in it may be executed, as Kubernetes requires, but without setuid.
             VolumeSource::Image { digest, below } => {
                 let mut source = image_source(digest).ok_or_else(|| {
                     SpecFault::invalid("mounts.image", format!("{digest:?} is not a digest"))
@@ -220,7 +221,7 @@ pub(super) fn mounts(
     Ok(mounts)
 }
 
-/// What the agent takes as a volume in memory.
+/// Returns the mount source by which the agent recognizes a volume in memory.
 fn memory_source(memory: &MemorySource) -> String {
     match &memory.below {
         Some(below) => format!("memory:{}/{below}", memory.key),
@@ -228,7 +229,7 @@ fn memory_source(memory: &MemorySource) -> String {
     }
 }
 
-/// What it makes the volume by.
+/// Returns the mount options from which the agent creates the volume.
 fn memory_options(memory: &MemorySource) -> impl Iterator<Item = String> {
     let size = memory.size.map(|size| format!("size={size}"));
     let mode = format!("mode={:o}", memory.mode);
@@ -240,7 +241,7 @@ fn options(list: &[&str]) -> Vec<String> {
     list.iter().map(|option| (*option).to_owned()).collect()
 }
 
-/// Relative paths count from the root, as other runtimes have it.
+/// Relative paths start at the root, as in other runtimes.
 fn absolute(path: &str) -> std::path::PathBuf {
     Path::new("/").join(path)
 }

@@ -12,16 +12,16 @@ use crate::machine::UserRange;
 /// The agent's name for the PID namespace that the pod's containers share.
 const SHARED_PIDS: &str = "sandbox";
 
-/// The agent's name for the PID namespace of a container, before that one's id.
+/// The agent's prefix for the PID namespace of a container, followed by its id.
 const CONTAINER_PIDS: &str = "container:";
 
-/// Whether a virtual machine can be this pod's sandbox.
+/// Checks whether a virtual machine can be this pod's sandbox.
 pub(in crate::cri) fn check_sandbox(pod: &PodSandboxConfig) -> Result<(), SpecFault> {
     sandbox_options(pod).map_or(Ok(()), check)?;
     users_of(pod).map(drop)
 }
 
-/// The ids that the users of a pod's containers have in the guest, where they are in a user
+/// Returns the ids in the guest that the users of a pod's containers have, if they are in a user
 /// namespace.
 pub(in crate::cri) fn users_of(pod: &PodSandboxConfig) -> Result<Option<UserRange>, SpecFault> {
     users::users(sandbox_options(pod))
@@ -76,7 +76,7 @@ fn check(options: &NamespaceOption) -> Result<(), SpecFault> {
     Ok(())
 }
 
-/// The namespaces of a container; one that is not listed is the guest's.
+/// Returns the namespaces of a container; one that is not listed is the guest's.
 pub(super) fn namespaces(
     security: &LinuxContainerSecurityContext,
     users: Option<UserRange>,
@@ -96,7 +96,7 @@ pub(super) fn namespaces(
     match mode {
         // The node of a pod in a virtual machine is that machine.
         Some(NamespaceMode::Node) => {}
-        // The interface's default, unlike Kubernetes': a kubelet always says what it wants.
+        // The API's default, unlike Kubernetes': a kubelet always sets it.
         Some(NamespaceMode::Pod) | None => namespaces.push(pid.path(SHARED_PIDS).build()?),
         Some(NamespaceMode::Target) => {
             let target = security.namespace_options.as_ref();

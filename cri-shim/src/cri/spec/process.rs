@@ -46,7 +46,7 @@ pub(super) fn process(
     Ok(process.build()?)
 }
 
-/// The process of an exec: the container's, with another command.
+/// Returns the process of an exec: the container's, with another command.
 pub(in crate::cri) fn exec_process(
     container: &Process,
     command: &[String],
@@ -59,8 +59,8 @@ pub(in crate::cri) fn exec_process(
     Ok(further_process(container, command.to_vec(), tty))
 }
 
-/// Kubernetes' rule: a command drops the image's entrypoint and its arguments, arguments
-/// alone drop the image's arguments only.
+/// Returns the command line by Kubernetes' rule: a command replaces the image's entrypoint and its
+/// arguments; arguments without a command replace only the image's arguments.
 fn command_line(
     container: &ContainerConfig,
     image: Option<&image::Config>,
@@ -87,7 +87,7 @@ fn command_line(
     Ok(args)
 }
 
-/// The default ones, then the container's.
+/// Returns the default variables, then the container's.
 fn environment(request: &SpecRequest<'_>) -> Result<Vec<String>, SpecFault> {
     let has_terminal = request.container.tty;
     let mut env = default_environment(request.hostname, has_terminal, request.image);
@@ -128,7 +128,7 @@ fn check_nul(field: &'static str, strings: &[String]) -> Result<(), SpecFault> {
     }
 }
 
-/// `user[:group]` for the agent: the request's user, else the image's.
+/// Returns `user[:group]` for the agent: the request's user, else the image's.
 pub(super) fn user(
     security: &LinuxContainerSecurityContext,
     image: Option<&image::Config>,
@@ -150,7 +150,7 @@ pub(super) fn user(
                 .unwrap_or_default()
         };
         let user = if user.is_empty() { of_image() } else { user };
-        // Root by its number, so that it gets its groups of /etc/group like any other.
+        // Root by number, so that it gets its groups of /etc/group like any other user.
         return Ok(if user.is_empty() {
             "0".to_owned()
         } else {
@@ -176,7 +176,8 @@ pub(super) fn user(
     ))
 }
 
-/// Which groups of the image's /etc/group the process gets beside those of the request.
+/// Returns which groups of the image's /etc/group the process gets in addition to those of the
+/// request.
 pub(super) fn groups(
     security: &LinuxContainerSecurityContext,
     image: Option<&image::Config>,
@@ -186,7 +187,7 @@ pub(super) fn groups(
         security.run_as_user.is_none() && security.run_as_username.is_empty() && image.is_some();
     match policy {
         Ok(SupplementalGroupsPolicy::Strict) => SupplementalGroups::Strict,
-        // `USER name:group` of an image means that group alone.
+        // `USER name:group` of an image means only that group.
         _ if is_image_user => SupplementalGroups::Default,
         _ => SupplementalGroups::Merge,
     }

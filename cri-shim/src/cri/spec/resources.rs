@@ -12,7 +12,7 @@ use oci_spec::runtime::{
 use super::SpecFault;
 use crate::sandbox::device_rules;
 
-/// The limits of a container's control group in the guest.
+/// Returns the limits of a container's control group in the guest.
 pub(in crate::cri) fn resources(
     wanted: &LinuxContainerResources,
 ) -> Result<LinuxResources, SpecFault> {
@@ -58,7 +58,7 @@ fn build(
         cpu = cpu.period(period);
         has_cpu = true;
     }
-    // -1 is the kernel's word for no limit.
+    // -1 is the kernel's value for no limit.
     if wanted.cpu_quota != 0 {
         if wanted.cpu_quota < -1 {
             let reason = format!("{} is an invalid CPU quota", wanted.cpu_quota);
@@ -71,7 +71,7 @@ fn build(
     if has_cpu {
         resources = resources.cpu(cpu.build()?);
     }
-    // As for the quota: a kubelet says -1 for a pod whose containers have no limit.
+    // As for the quota: a kubelet sends -1 for a pod whose containers have no limit.
     let limit = wanted.memory_limit_in_bytes;
     if limit < -1 {
         let field = "linux.resources.memory_limit_in_bytes";
@@ -101,7 +101,7 @@ fn build(
     Ok(resources.build()?)
 }
 
-/// `None` for 0, which is "not said".
+/// Returns `None` for 0, which means "not set".
 fn positive(field: &'static str, value: i64) -> Result<Option<u64>, SpecFault> {
     match u64::try_from(value) {
         Ok(0) => Ok(None),
@@ -110,8 +110,8 @@ fn positive(field: &'static str, value: i64) -> Result<Option<u64>, SpecFault> {
     }
 }
 
-/// Limits of 0, which kubelets set for all sizes that a container does not ask for. The node's huge
-/// pages are not the guest's, which has none.
+/// Accepts only limits of 0, which kubelets set for all sizes that a container does not ask for.
+/// The guest cannot use the node's huge pages and has none.
 fn hugepages(wanted: &LinuxContainerResources) -> Result<Vec<LinuxHugepageLimit>, SpecFault> {
     let limits = wanted.hugepage_limits.iter().map(|limit| {
         if limit.limit > 0 {

@@ -1,4 +1,4 @@
-//! What of the guest's kernel a container reaches: hidden paths and system calls.
+//! Restrictions on a container's access to the guest's kernel: masked paths and system calls.
 
 use k8s_cri::v1::LinuxContainerSecurityContext;
 use k8s_cri::v1::security_profile::ProfileType;
@@ -7,10 +7,10 @@ use oci_spec::runtime::{Capabilities, Capability, LinuxSeccomp};
 use super::SpecFault;
 use crate::sandbox::default_seccomp_profile;
 
-/// Longest profile of a node, in bytes.
+/// Maximum size of a profile of the node, in bytes.
 const PROFILE_BYTES: u64 = 1 << 20;
 
-/// Kubernetes sends what it wants hidden; a privileged container sees all.
+/// Returns the paths that Kubernetes wants masked; none for a privileged container.
 pub(super) fn masked_paths(security: &LinuxContainerSecurityContext) -> Vec<String> {
     match security.privileged {
         true => Vec::new(),
@@ -25,7 +25,7 @@ pub(super) fn readonly_paths(security: &LinuxContainerSecurityContext) -> Vec<St
     }
 }
 
-/// The system calls that the container may make; none for all.
+/// Returns the filter of system calls; `None` if all are allowed.
 pub(super) fn seccomp(
     security: &LinuxContainerSecurityContext,
     capabilities: &Capabilities,
@@ -34,7 +34,7 @@ pub(super) fn seccomp(
         return Ok(None);
     }
     let Some(profile) = &security.seccomp else {
-        // As the API has it: nothing said is unconfined.
+        // By the API, a missing profile means unconfined.
         return Ok(None);
     };
     match ProfileType::try_from(profile.profile_type) {
@@ -51,8 +51,8 @@ pub(super) fn seccomp(
     }
 }
 
-/// AppArmor is the host's: in a guest there is none, and a profile of the node would confine
-/// nothing.
+/// Rejects AppArmor profiles of the node: there is no AppArmor in a guest, so a profile would
+/// confine nothing.
 pub(super) fn no_apparmor(security: &LinuxContainerSecurityContext) -> Result<(), SpecFault> {
     if security.privileged {
         return Ok(());
@@ -60,7 +60,7 @@ pub(super) fn no_apparmor(security: &LinuxContainerSecurityContext) -> Result<()
     let profile = security.apparmor.as_ref();
     let is_localhost =
         profile.is_some_and(|profile| profile.profile_type == i32::from(ProfileType::Localhost));
-    // The older field, which newer kubelets fill in, too.
+    // The older field, which newer kubelets set, too.
     #[expect(deprecated, reason = "older kubelets know no other")]
     let is_named = security.apparmor_profile.starts_with("localhost/");
     if is_localhost || is_named {
@@ -72,7 +72,7 @@ pub(super) fn no_apparmor(security: &LinuxContainerSecurityContext) -> Result<()
     Ok(())
 }
 
-/// A profile of the node, by its absolute path.
+/// Returns a profile of the node, by its absolute path.
 fn localhost(path: &str) -> Result<LinuxSeccomp, SpecFault> {
     use std::io::Read as _;
     let field = "security_context.seccomp.localhost_ref";

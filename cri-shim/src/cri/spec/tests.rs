@@ -1,4 +1,4 @@
-//! What the kubelet's wishes become.
+//! Tests of the translation of the kubelet's requests.
 
 use k8s_cri::v1::security_profile::ProfileType;
 use k8s_cri::v1::{
@@ -349,7 +349,7 @@ fn what_a_virtual_machine_cannot_share_is_refused_by_name() {
         ..none()
     });
     assert!(network.contains("hostNetwork"), "{network}");
-    // A kubelet has one runtime: another class would be refused, too.
+    // A kubelet has one runtime: another class would be rejected, too.
     assert!(
         network.contains("on a node with another runtime"),
         "{network}"

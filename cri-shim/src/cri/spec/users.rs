@@ -1,5 +1,5 @@
-//! The user namespace of a pod (`hostUsers: false`): a range of ids that the kubelet gave, which
-//! all of its containers and volumes have.
+//! The user namespace of a pod (`hostUsers: false`): a range of ids that the kubelet assigns, for
+//! all of its containers and volumes.
 
 use k8s_cri::v1::{IdMapping, LinuxContainerSecurityContext, NamespaceMode, NamespaceOption};
 use oci_spec::OciSpecError;
@@ -10,7 +10,7 @@ use crate::machine::UserRange;
 
 const FIELD: &str = "namespace_options.userns_options (hostUsers: false)";
 
-/// The ids of a pod's users, or none where they are the guest's.
+/// Returns the ids of a pod's users; `None` if they are the guest's.
 pub(super) fn users(options: Option<&NamespaceOption>) -> Result<Option<UserRange>, SpecFault> {
     let Some(users) = options.and_then(|options| options.userns_options.as_ref()) else {
         return Ok(None);
@@ -38,7 +38,7 @@ pub(super) fn users(options: Option<&NamespaceOption>) -> Result<Option<UserRang
     }
 }
 
-/// Whether a container's users are those of its pod. One that does not say has them.
+/// Checks that a container's users are those of its pod, which is the default.
 pub(super) fn check_container(
     security: &LinuxContainerSecurityContext,
     pod: Option<UserRange>,
@@ -51,7 +51,7 @@ pub(super) fn check_container(
     Ok(())
 }
 
-/// Whether a volume's mappings, if it has any, are those of its pod.
+/// Checks that a volume's mappings, if it has any, are those of its pod.
 pub(super) fn check_mount(
     uids: &[IdMapping],
     gids: &[IdMapping],
@@ -104,7 +104,7 @@ fn range(
     Ok(range)
 }
 
-/// The mapping of a specification.
+/// Returns the mapping for a specification.
 pub(super) fn mappings(range: UserRange) -> Result<Vec<LinuxIdMapping>, OciSpecError> {
     let mapping = LinuxIdMappingBuilder::default()
         .container_id(0u32)

@@ -1,4 +1,4 @@
-//! The database file.
+//! The database file of pods and containers.
 
 use std::fs::{self, Permissions};
 use std::io;
@@ -14,13 +14,13 @@ use super::Record;
 use super::records::{AnyRecord, Versioned};
 use crate::blocking::in_place;
 
-/// Why the database is of no use.
+/// Error of the database.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum StateError {
-    /// The file, or the disk under it.
+    /// An operation on the file failed.
     #[error("cannot {action} the database {}", .path.display())]
     Database {
-        /// What was tried.
+        /// The operation.
         action: &'static str,
         /// The file.
         path: PathBuf,
@@ -54,13 +54,13 @@ pub(crate) enum StateError {
         id: String,
         /// Its version.
         version: u32,
-        /// The newest that is known.
+        /// The newest known version.
         known: u32,
     },
 }
 
 impl StateError {
-    /// What the operating system said of the file, if it said anything.
+    /// Returns the operating system's error kind for the file, if there is one.
     pub(crate) fn io_kind(&self) -> Option<io::ErrorKind> {
         match self {
             Self::Database { source, .. } => match &**source {
@@ -89,15 +89,15 @@ pub(crate) struct Database {
 
 #[derive(Debug)]
 struct KeptOpen {
-    /// None after a failure of its file, until somebody asks again: redb refuses whatever comes
-    /// after one.
+    /// `None` after a failure of the file, until the next access: redb refuses all operations after
+    /// an error.
     redb: Option<Redb>,
-    /// The file has failed, and nothing was done with it since. That is logged once.
+    /// The file has failed and no operation has succeeded since. This is logged once.
     is_failing: bool,
 }
 
 impl KeptOpen {
-    /// Notes whether the file has failed just now. True when that is something new.
+    /// Records whether the file has just failed. Returns true if that changed.
     fn note(&mut self, fails: bool) -> bool {
         std::mem::replace(&mut self.is_failing, fails) != fails
     }
@@ -108,7 +108,7 @@ fn table<R: Record>() -> TableDefinition<'static, &'static str, &'static [u8]> {
 }
 
 impl Database {
-    /// Opens the file or makes it.
+    /// Opens the file, or creates it.
     pub(crate) fn open(path: &Path) -> Result<Self, StateError> {
         if is_missing(path).map_err(|error| failed("open", path, error.into()))? {
             create_database(path).map_err(|source| failed("make", path, source))?;
@@ -122,7 +122,7 @@ impl Database {
         })
     }
 
-    /// Writes a record; on the disk when this returns.
+    /// Writes a record; it is on the disk when this returns.
     pub(crate) fn put<R: Record>(&self, record: &R) -> Result<(), StateError> {
         let versioned = Versioned {
             version: R::VERSION,
@@ -139,7 +139,7 @@ impl Database {
         })
     }
 
-    /// Forgets a record; one that is not there is no error.
+    /// Deletes a record; a missing one is not an error.
     pub(crate) fn remove<R: Record>(&self, id: &str) -> Result<(), StateError> {
         self.with("write", |redb| {
             let transaction = redb.begin_write()?;
@@ -197,7 +197,7 @@ impl Database {
         Ok(record.rest)
     }
 
-    /// Does something with the database, which is opened again where its file has failed before.
+    /// Runs an operation on the database, which is reopened if its file has failed before.
     fn with<T>(
         &self,
         action: &'static str,
@@ -220,7 +220,7 @@ impl Database {
         let path = self.path.display();
         match &done {
             Err(error) if ends_use(error) => {
-                // Closed before anything else is: it locks its file.
+                // Close it before anything is opened: it locks its file.
                 drop(redb);
                 if kept.note(true) {
                     warn!(%path, %error, "the database has failed and is opened again later");
@@ -246,7 +246,7 @@ impl Database {
     }
 }
 
-/// Whether there is no such database. Older podvisors began one as an empty file.
+/// Returns whether the database is missing. Older versions first created an empty file.
 fn is_missing(path: &Path) -> io::Result<bool> {
     match fs::metadata(path) {
         Ok(found) => Ok(found.len() == 0),
@@ -260,8 +260,8 @@ fn open(path: &Path) -> Result<Redb, StateError> {
     Redb::open(path).map_err(|error| failed("open", path, error.into()))
 }
 
-/// Has nobody else read the file: environments of containers are in it. Older podvisors made it for
-/// all to read.
+/// Makes the file unreadable for other users: it contains environments of containers. Older
+/// versions created it world-readable.
 fn make_private(path: &Path) -> io::Result<()> {
     if fs::metadata(path)?.mode() & 0o077 != 0 {
         fs::set_permissions(path, Permissions::from_mode(0o600))?;
@@ -277,7 +277,7 @@ fn failed(action: &'static str, path: &Path, source: redb::Error) -> StateError 
     }
 }
 
-/// Whether redb answers nothing any more after such an error.
+/// Returns whether redb refuses all further operations after this error.
 fn ends_use(error: &redb::Error) -> bool {
     matches!(
         error,
@@ -309,7 +309,7 @@ mod tests {
         database.put(&record("a")).unwrap();
         assert_eq!(mode(), 0o600);
         drop(database);
-        // As older podvisors made it.
+        // As older versions created it.
         std::fs::set_permissions(&path, Permissions::from_mode(0o644)).unwrap();
         let database = Database::open(&path).unwrap();
         assert_eq!(mode(), 0o600);
@@ -369,7 +369,7 @@ mod tests {
         Database::open(&path).unwrap_err();
         assert!(!path.exists());
         disk.clear();
-        // As a loss of power and an older podvisor leave them.
+        // As a power loss and an older version leave them.
         fs::write(path.with_extension("redb.new"), vec![0; 4096]).unwrap();
         fs::write(&path, []).unwrap();
         Database::open(&path).unwrap().put(&record("a")).unwrap();

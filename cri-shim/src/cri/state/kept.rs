@@ -1,4 +1,4 @@
-//! A record in memory, and the same in the database.
+//! A record in memory, with its copy in the database.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -6,19 +6,19 @@ use super::database::{Database, StateError};
 use super::records::Record;
 use crate::blocking::in_place;
 
-/// A record. Who reads it does not wait for the disk.
+/// A record. Readers do not wait for the disk.
 #[derive(Debug)]
 pub(crate) struct Kept<R> {
     current: Mutex<R>,
-    /// Held by who changes the record, while the disk works.
+    /// Locked by a writer while it writes to the disk.
     disk: Mutex<OnDisk>,
 }
 
-/// What the database is to have.
+/// What the database should contain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum OnDisk {
     Record,
-    /// Nothing, whatever still becomes of the one in memory.
+    /// Nothing, whatever happens to the record in memory.
     Nothing,
 }
 
@@ -27,7 +27,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl<R: Record + PartialEq> Kept<R> {
-    /// In memory only.
+    /// Creates the record in memory only.
     pub(crate) fn new(record: R) -> Self {
         Self {
             current: Mutex::new(record),
@@ -39,12 +39,12 @@ impl<R: Record + PartialEq> Kept<R> {
         lock(&self.current).clone()
     }
 
-    /// A part of it.
+    /// Returns a part of it.
     pub(crate) fn of<T>(&self, part: impl FnOnce(&R) -> T) -> T {
         part(&lock(&self.current))
     }
 
-    /// Writes what is in memory.
+    /// Writes the record in memory to the database.
     pub(crate) fn write(&self, database: &Database) -> Result<(), StateError> {
         in_place(|| {
             let disk = lock(&self.disk);
@@ -52,7 +52,7 @@ impl<R: Record + PartialEq> Kept<R> {
         })
     }
 
-    /// Does what was asked for, on the disk first: when that fails, nothing has changed.
+    /// Applies a requested change, to the disk first: if that fails, nothing has changed.
     pub(crate) fn update(
         &self,
         database: &Database,
@@ -68,8 +68,8 @@ impl<R: Record + PartialEq> Kept<R> {
         })
     }
 
-    /// Takes down what has happened, in memory first: it is so whether or not the disk can be
-    /// written. On an error [`Self::write`] is to be called again.
+    /// Records something that has happened, in memory first: it is a fact whether or not the disk
+    /// can be written. After an error, [`Self::write`] has to be called again.
     pub(crate) fn note(
         &self,
         database: &Database,
@@ -85,7 +85,7 @@ impl<R: Record + PartialEq> Kept<R> {
         })
     }
 
-    /// What a change makes of it, when that is something else.
+    /// Returns the changed record; `None` if it is equal to the current one.
     fn changed(&self, change: impl FnOnce(&mut R)) -> Option<R> {
         let before = self.get();
         let mut changed = before.clone();
@@ -93,7 +93,7 @@ impl<R: Record + PartialEq> Kept<R> {
         (changed != before).then_some(changed)
     }
 
-    /// Removes it from the database, for good.
+    /// Removes it from the database permanently.
     pub(crate) fn remove(&self, database: &Database) -> Result<(), StateError> {
         in_place(|| {
             let mut disk = lock(&self.disk);

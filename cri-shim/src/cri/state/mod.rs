@@ -1,6 +1,6 @@
-//! What the daemon must not forget: one record for each pod sandbox and container, in one
-//! database. Records are written before and after each step, so that a daemon that was killed
-//! in between knows what may be left of it. What can be derived is not in them.
+//! The daemon's persistent state: one record for each pod sandbox and container, in one database.
+//! Records are written before and after each step, so that after a daemon was killed in between,
+//! the next one knows what may be left. Records do not contain what can be derived.
 
 mod database;
 mod kept;

@@ -10,11 +10,11 @@ use serde::{Deserialize, Serialize};
 
 use crate::sandbox::{ContainerUser, SupplementalGroups};
 
-/// What is kept under an id.
+/// A value that is stored under an id.
 pub(crate) trait Record: Clone + Serialize + DeserializeOwned {
     /// Name of the table.
     const TABLE: &'static str;
-    /// Version of the record's form; older ones are migrated when they are read.
+    /// Version of the record's format; older ones are migrated when they are read.
     const VERSION: u32;
     /// The key.
     fn id(&self) -> &str;
@@ -28,81 +28,81 @@ pub(crate) struct PodRecord {
     /// As the kubelet wants it.
     #[serde(with = "super::protobuf")]
     pub(crate) config: PodSandboxConfig,
-    /// As the kubelet named it; empty for the default.
+    /// The runtime handler as the kubelet named it; empty for the default.
     pub(crate) handler: String,
     /// Nanoseconds since 1970.
     pub(crate) created_at: i64,
-    /// Where it is in its life.
+    /// Its state in the life cycle.
     pub(crate) phase: PodPhase,
-    /// Its addresses, first one first.
+    /// Its addresses, the primary one first.
     pub(crate) addresses: Vec<IpAddr>,
-    /// What its guest was made with.
+    /// The size that its guest was created with.
     #[serde(default)]
     pub(crate) size: GuestSize,
-    /// Its volumes in memory, by their keys; none where an older daemon made its guest, which knows
-    /// of no such volumes.
+    /// Its volumes in memory, by their keys; `None` if an older daemon created its guest, which
+    /// does not know such volumes.
     #[serde(default)]
     pub(crate) memory_volumes: Option<Vec<MemoryVolume>>,
     /// Whether its guest's agent fills volumes that images declare.
     #[serde(default)]
     pub(crate) fills_volumes: bool,
-    /// What its guest has got beyond its limits, for containers without one.
+    /// Bytes that its guest got beyond its limits, for containers without one.
     #[serde(default)]
     pub(crate) extra: u64,
 }
 
-/// A volume that is in memory on the host.
+/// A volume that is a tmpfs on the host.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct MemoryVolume {
-    /// Where the host has it.
+    /// Its path on the host.
     pub(crate) path: String,
-    /// Whether the pod has one of its guest in its place; otherwise it sees the host's.
+    /// Whether the guest has its own tmpfs in its place; otherwise the pod sees the host's.
     pub(crate) in_guest: bool,
 }
 
 /// The memory of a pod's guest, in bytes, and its vCPUs.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct GuestSize {
-    /// From the start on.
+    /// At boot.
     pub(crate) memory: u64,
-    /// What may be added.
+    /// Maximum that may be added.
     pub(crate) growth: u64,
-    /// vCPUs from the start on.
+    /// vCPUs at boot.
     #[serde(default)]
     pub(crate) vcpus: u8,
-    /// As many as there may be; 0 where an older daemon did not say.
+    /// Maximum number of vCPUs; 0 in a record of an older daemon.
     #[serde(default)]
     pub(crate) max_vcpus: u8,
 }
 
 impl GuestSize {
-    /// Whether the guest may have more vCPUs than it began with.
+    /// Returns whether the guest may get more vCPUs than it booted with.
     pub(crate) fn may_get_vcpus(self) -> bool {
         self.max_vcpus > self.vcpus
     }
 }
 
-/// The life of a pod sandbox.
+/// The life cycle of a pod sandbox.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum PodPhase {
-    /// Being made: after a crash it is undone.
+    /// Being created; undone after a crash.
     Creating,
     /// Its machine runs.
     Ready,
     /// Its machine is gone; its network may not be.
     Stopped {
-        /// Why, when nobody asked for it.
+        /// The reason, if no caller asked for it.
         reason: Option<String>,
         /// The host's kernel killed it because memory ran out.
         #[serde(default)]
         is_out_of_memory: bool,
     },
-    /// Being removed: after a crash that goes on.
+    /// Being removed; continued after a crash.
     Removing,
 }
 
 impl PodPhase {
-    /// Its machine is gone, and not because memory ran out.
+    /// The machine is gone, and not because memory ran out.
     pub(crate) fn stopped(reason: Option<String>) -> Self {
         Self::Stopped {
             reason,
@@ -123,7 +123,7 @@ pub(crate) struct ContainerRecord {
     pub(crate) config: ContainerConfig,
     /// Id of its image.
     pub(crate) image: String,
-    /// What the image is called with its digest, or its id.
+    /// The image's name with its digest, or its id.
     pub(crate) image_ref: String,
     /// Signal that asks it to end.
     pub(crate) stop_signal: u32,
@@ -131,61 +131,61 @@ pub(crate) struct ContainerRecord {
     pub(crate) log_path: String,
     /// Names of its volumes in the pod's shared directory.
     pub(crate) volumes: Vec<String>,
-    /// Its process, by which those of an exec are made.
+    /// Its process, the template for those of an exec.
     pub(crate) process: Process,
     /// `user[:group]` for the agent to look up.
     pub(crate) user: String,
-    /// Which groups of the image its processes get.
+    /// Which groups of the image its processes belong to.
     pub(crate) groups: SupplementalGroups,
-    /// Who its process is, once the guest has made it.
+    /// The user of its process, once the guest has created it.
     #[serde(default)]
     pub(crate) identity: Option<ContainerUser>,
-    /// The tag that its image is told by; empty where it has none.
+    /// The tag that is reported for its image; empty if it has none.
     #[serde(default)]
     pub(crate) image_tag: String,
-    /// Why it cannot be started: its process cannot be made. It is in no guest.
+    /// Why it cannot be started: its process cannot be created. It does not exist in any guest.
     #[serde(default)]
     pub(crate) start_error: Option<String>,
-    /// The images that it mounts; none where an older daemon made it.
+    /// The images that it mounts; empty in a record of an older daemon.
     #[serde(default)]
     pub(crate) mounted_images: Vec<MountedImage>,
     /// Nanoseconds since 1970.
     pub(crate) created_at: i64,
-    /// Where it is in its life.
+    /// Its state in the life cycle.
     pub(crate) phase: ContainerPhase,
 }
 
 /// An image that a container mounts.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct MountedImage {
-    /// Which of the mounts of the container's configuration it is.
+    /// Index in the mounts of the container's configuration.
     pub(crate) mount: usize,
-    /// Its id.
+    /// The image's id.
     pub(crate) id: String,
-    /// What of it is mounted; empty for all.
+    /// The path in the image that is mounted; empty for all of it.
     pub(crate) sub_path: String,
 }
 
-/// The life of a container.
+/// The life cycle of a container.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum ContainerPhase {
-    /// Being made: after a crash it is undone.
+    /// Being created; undone after a crash.
     Creating,
-    /// Made, not started.
+    /// Created, not started.
     Created,
-    /// Started; after a crash its sandbox knows more.
+    /// Started; after a crash its sandbox has newer information.
     Running {
         /// Nanoseconds since 1970.
         started_at: i64,
     },
     /// Ended, or failed to start.
     Exited(ContainerExit),
-    /// Being removed: after a crash that goes on.
+    /// Being removed; continued after a crash.
     Removing,
 }
 
 impl ContainerPhase {
-    /// Whether it uses memory and CPUs, or will.
+    /// Returns whether it uses memory and CPUs, or will.
     pub(crate) fn is_there(&self) -> bool {
         !matches!(self, Self::Exited(_) | Self::Removing)
     }
@@ -198,11 +198,11 @@ pub(crate) struct ContainerExit {
     pub(crate) started_at: i64,
     /// Nanoseconds since 1970.
     pub(crate) finished_at: i64,
-    /// 128 and the signal's number for one that a signal ended.
+    /// The exit code; 128 plus the signal's number if a signal killed it.
     pub(crate) code: i32,
-    /// One word for programs.
+    /// A single word, for programs.
     pub(crate) reason: String,
-    /// More for people.
+    /// Details, for people.
     pub(crate) message: String,
 }
 
@@ -232,10 +232,10 @@ pub(super) struct Versioned<T> {
     pub(super) rest: T,
 }
 
-/// The version of a record that may be of any.
+/// A record of any version.
 pub(super) type AnyRecord = Versioned<BTreeMap<String, serde_json::Value>>;
 
-/// For tests: a pod that runs.
+/// For tests: a running pod.
 #[cfg(test)]
 pub(crate) fn pod_record(id: &str) -> PodRecord {
     PodRecord {
@@ -260,7 +260,7 @@ pub(crate) fn pod_record(id: &str) -> PodRecord {
     }
 }
 
-/// For tests: a container that was made.
+/// For tests: a created container.
 #[cfg(test)]
 pub(crate) fn container_record(id: &str, pod: &str) -> ContainerRecord {
     ContainerRecord {

@@ -1,5 +1,5 @@
-//! Volumes of a pod: each is bind-mounted to a name of its own in the directory that the
-//! guest shares, when a container needs it, and unmounted with the last container that has it.
+//! Volumes of a pod: each is bind-mounted under its own name in the directory that the guest shares
+//! when a container needs it, and unmounted when the last container that uses it is gone.
 
 mod wanted;
 
@@ -23,19 +23,19 @@ use crate::bind;
 use crate::removal::remove_tree;
 use wanted::{FOLLOWS, There, Wanted, is_slave};
 
-/// Directory of a pod's volumes within its own.
+/// Directory of a pod's volumes within the pod's directory.
 pub(super) const SHARED: &str = "shared";
 
-/// What the path of an emptyDir holds, as a kubelet has it.
+/// Part of the path of every emptyDir, as a kubelet lays them out.
 pub(super) const EMPTY_DIR: &str = "/volumes/kubernetes.io~empty-dir/";
 
-/// What a container wants to have mounted: open, and looked at. So mounting it waits for no server
-/// of files.
+/// A container's mount sources, opened and checked, so that mounting them does not wait for a file
+/// server.
 #[derive(Debug)]
 pub(super) struct Looked {
-    /// In the order of the mounts, but for those of images.
+    /// In the order of the mounts, without those of images.
     volumes: Vec<(Mount, Source)>,
-    /// Volumes that were mounted already.
+    /// Volumes that are mounted already.
     there: BTreeMap<String, There>,
 }
 
@@ -45,9 +45,9 @@ enum Source {
     Host(Box<Wanted>),
 }
 
-/// Opens and looks at what `mounts` name, but for those of images and, by their numbers, those that
-/// are in the guest's `memory`; and at what is mounted for the pod. This waits without end where a
-/// server of files does not answer: nothing is to be locked meanwhile.
+/// Opens and checks the sources of `mounts`, except images and, by their indices, the volumes in
+/// the guest's `memory`; also checks what is mounted for the pod. This blocks indefinitely if a
+/// file server does not answer: no lock may be held.
 pub(super) fn look(
     shared: &Path,
     mounted: &Mounted,
@@ -83,7 +83,7 @@ pub(super) fn look(
         if !objects.contains(&object) {
             continue;
         }
-        // One that is unmounted by now is nobody's.
+        // Skips those that have been unmounted meanwhile.
         if let Ok(at) = statvfs(&target) {
             let flags = at.f_flag;
             there.insert(name, There { object, flags });
@@ -92,8 +92,8 @@ pub(super) fn look(
     Ok(Looked { volumes, there })
 }
 
-/// Mounts what was looked at for a container. What another container has mounted alike is not
-/// mounted again. Nothing of it stays when one fails.
+/// Mounts the checked sources for a container. A volume that another container has mounted alike is
+/// shared. If one fails, none of them stays mounted.
 pub(super) fn mount(
     shared: &Path,
     mounted: &Mounted,
@@ -102,7 +102,7 @@ pub(super) fn mount(
 ) -> Result<Vec<Volume>> {
     let mut users = mounted.lock();
     let Looked { volumes, mut there } = looked;
-    // It may have been unmounted meanwhile.
+    // Some may have been unmounted meanwhile.
     there.retain(|name, _| users.names().any(|known| known == name));
     let mut done = Vec::new();
     for (wanted, source) in volumes {
@@ -138,14 +138,14 @@ pub(super) fn mount(
     Ok(done)
 }
 
-/// The container has no volumes any more: those that no other one has are unmounted.
+/// Releases a container's volumes and unmounts those that no other one uses.
 pub(super) fn release(shared: &Path, mounted: &Mounted, container: &str) -> Result<()> {
     let mut users = mounted.lock();
     let unused = users.release(container);
     remove_unused(shared, &mut users, unused)
 }
 
-/// No container has volumes any more, as their machine is gone: all are unmounted.
+/// Releases all containers' volumes after their machine is gone, and unmounts all.
 pub(super) fn release_all(shared: &Path, mounted: &Mounted) -> Result<()> {
     let mut users = mounted.lock();
     let unused = users.release_all();
@@ -153,14 +153,14 @@ pub(super) fn release_all(shared: &Path, mounted: &Mounted) -> Result<()> {
     removed.and(remove_strangers(shared, &users))
 }
 
-/// Unmounts what no container has: a daemon that was killed may have mounted a volume, and not have
-/// come to note for whom.
+/// Unmounts volumes that no container uses: a daemon that was killed may have mounted one without
+/// recording its user.
 pub(super) fn release_strangers(shared: &Path, mounted: &Mounted) -> Result<()> {
     remove_strangers(shared, &mounted.lock())
 }
 
 fn remove_strangers(shared: &Path, users: &Users) -> Result<()> {
-    // As the table of mounts has it.
+    // As in the mount table.
     let shared = &match shared.canonicalize() {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         found => found.map_err(CriError::io("look at", shared))?,
@@ -196,7 +196,7 @@ fn remove_unused(shared: &Path, users: &mut Users, unused: Vec<String>) -> Resul
     first
 }
 
-/// Where a container finds a volume, and whether nothing in it can be written.
+/// Returns the source of a volume for a container, and whether it is entirely read-only.
 fn share_or_mount(
     shared: &Path,
     users: &mut Users,
@@ -207,7 +207,7 @@ fn share_or_mount(
 ) -> Result<(VolumeSource, bool)> {
     if let Some(name) = wanted.find(shared, there)? {
         users.add(&name, container);
-        // What may be mounted below one that follows the host is as the host has it.
+        // The host decides on mounts below one that follows the host.
         let readonly = wanted.mount.readonly && !is_slave(&wanted.mount);
         return Ok((VolumeSource::Shared(name), readonly));
     }
@@ -217,7 +217,7 @@ fn share_or_mount(
     Ok((VolumeSource::Shared(name), readonly))
 }
 
-/// Unmounts a volume and removes its name; what is gone is no error.
+/// Unmounts a volume and removes its name; a missing one is not an error.
 fn remove_one(target: &Path) -> Result<()> {
     let failed = || CriError::io("unmount the volume", target);
     loop {
@@ -234,7 +234,7 @@ fn remove_one(target: &Path) -> Result<()> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         Err(error) => return Err(failed()(error)),
     };
-    // Never recursively: what is below is not ours.
+    // Never recursively: the files below belong to others.
     let removed = match meta.is_dir() {
         true => fs::remove_dir(target),
         false => fs::remove_file(target),
@@ -242,8 +242,8 @@ fn remove_one(target: &Path) -> Result<()> {
     removed.map_err(CriError::io("remove", target))
 }
 
-/// Makes the directory of sandboxes a mount of its own which passes nothing on, so that pods'
-/// volumes appear in no other mount namespace.
+/// Makes the directory of sandboxes a private mount, so that pods' volumes appear in no other mount
+/// namespace.
 pub(super) fn make_private(dir: &Path) -> Result<()> {
     let failed = || CriError::io("make a private mount of", dir);
     let dir = fs::canonicalize(dir).map_err(failed())?;
@@ -254,8 +254,7 @@ pub(super) fn make_private(dir: &Path) -> Result<()> {
     mount_change(&dir, private).map_err(|error| failed()(error.into()))
 }
 
-/// Removes a sandbox's directory with all that is mounted below it, where others wait for this
-/// thread.
+/// Removes a sandbox's directory with all that is mounted below it, on a blocking thread.
 pub(super) async fn remove_dir(dir: &Path) -> Result<()> {
     let own = dir.to_owned();
     let removed = tokio::task::spawn_blocking(move || remove_dir_now(&own)).await;
@@ -269,7 +268,7 @@ fn remove_dir_now(dir: &Path) -> Result<()> {
             warn!(point = %point.display(), %error, "cannot unmount");
         }
     }
-    // A mount that is still there must not have its files removed with the directory.
+    // A remaining mount must not have its files removed with the directory.
     if let Some(left) = mount_points(dir)?.first() {
         let busy = io::Error::from(io::ErrorKind::ResourceBusy);
         return Err(CriError::io("unmount", left)(busy));

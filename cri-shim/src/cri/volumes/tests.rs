@@ -148,19 +148,21 @@ fn what_several_containers_mount_alike_is_mounted_once() {
         propagation: MountPropagation::PropagationHostToContainer.into(),
         ..wanted(path)
     };
-    // Of the pod's own directory, who comes first may be one that may not write.
+    // A volume of the pod's own is writable on the host even if the first container may not write
+    // it.
     let all = [read_only(&empty_dir), read_only(&host), wanted(&empty_dir)];
     let first = [("a-0", true), ("a-1", true), ("a-0", false)];
     assert_eq!(names("a", &all), first.map(|(name, ro)| named(name, ro)));
     fs::write(shared.join("a-0/f"), "x").unwrap();
     assert!(fs::write(shared.join("a-1/f"), "x").is_err());
-    // The host keeps what is its own from who may not write it.
+    // The host enforces read-only for its own directories.
     assert_eq!(names("b", &[wanted(&host)]), [named("b-0", false)]);
     assert_eq!(names("c", &[wanted(&host)]), [named("b-0", false)]);
     assert_eq!(names("d", &[read_only(&host)]), [named("a-1", true)]);
     assert_eq!(names("e", &[follows(&host)]), [named("e-0s", false)]);
     assert_eq!(names("f", &[follows(&host)]), [named("e-0s", false)]);
-    // The host keeps the top of such a one from being written, and the guest what is below not.
+    // The host makes only the top of such a mount read-only; the guest does not protect what is
+    // below.
     let both = Mount {
         readonly: true,
         ..follows(&host)
@@ -227,7 +229,7 @@ fn a_pod_that_ends_has_nothing_mounted_whoever_had_it() {
     release_all(&shared, &mounted).unwrap();
     assert_eq!(mount_points(&shared).unwrap().len(), 0);
     assert_eq!(fs::read_dir(&shared).unwrap().count(), 0);
-    // Their removal finds nothing to do, also where the directory is gone with a boot.
+    // Their removal finds nothing to do, even if the directory is gone after a reboot.
     fs::remove_dir(&shared).unwrap();
     release(&shared, &mounted, "a").unwrap();
     mounted.lock().add("a-0", "a");
@@ -258,7 +260,7 @@ fn what_is_mounted_for_nobody_is_unmounted_with_all_that_is_below() {
         mount(&shared, &Mounted::of("u"), "b", &[wanted(&data)], none()).unwrap();
     };
     by_one_that_was_killed();
-    // The guest may make something there; it goes with the pod.
+    // The guest may create something there; it is removed with the pod.
     fs::create_dir_all(shared.join("guest/own")).unwrap();
     release_strangers(&shared, &mounted).unwrap();
     assert_eq!(names(), ["a-0", "guest"].map(str::to_owned).into());

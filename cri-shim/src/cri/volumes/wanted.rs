@@ -1,5 +1,5 @@
-//! What a container wants to have mounted: a part of the host's files, opened and looked at, and
-//! its mount among the volumes of its pod.
+//! A mount that a container asks for: its source on the host, opened and checked, and its mount
+//! among the volumes of its pod.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File, Metadata};
@@ -16,10 +16,10 @@ use crate::bind::{self, DetachedTree, Extent, MountPoint, Propagation, open_root
 use crate::cri::error::{CriError, Result};
 use crate::cri::mounted::Mounted;
 
-/// Ends the names of volumes in which the host's later mounts appear.
+/// Suffix of the names of volumes in which the host's later mounts appear.
 pub(super) const FOLLOWS: char = 's';
 
-/// A volume of the pod that is mounted.
+/// A mounted volume of the pod.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct There {
     /// Device and inode.
@@ -27,18 +27,18 @@ pub(super) struct There {
     pub(super) flags: StatVfsMountFlags,
 }
 
-/// What a container wants to have mounted, open.
+/// A mount that a container asks for, with its source open.
 #[derive(Debug)]
 pub(super) struct Wanted {
-    /// Among all mounts of the container.
+    /// Index in the container's mounts.
     pub(super) number: usize,
     pub(super) mount: Mount,
     source: File,
     meta: Metadata,
-    /// As it is mounted where it comes from.
+    /// The source's object and mount flags.
     pub(super) there: There,
-    /// The host does not let the guest write there. What belongs to the pod alone, and is kept from
-    /// one of its containers, the guest keeps from that one.
+    /// The host enforces that the guest cannot write there. For the pod's own volumes, the guest
+    /// enforces it per container.
     is_read_only: bool,
 }
 
@@ -68,7 +68,7 @@ impl Wanted {
         Ok(wanted)
     }
 
-    /// Whether nothing is mounted below it.
+    /// Returns whether nothing is mounted below it.
     fn is_single(&self) -> Result<bool> {
         let link = format!("/proc/self/fd/{}", self.source.as_raw_fd());
         let path = fs::read_link(&link).map_err(CriError::io("read", &link))?;
@@ -76,7 +76,7 @@ impl Wanted {
         Ok(points.iter().all(|point| *point == path))
     }
 
-    /// The name of what some container has, if this one can have the same.
+    /// Returns the name of an existing volume that this container can share.
     pub(super) fn find(
         &self,
         shared: &Path,
@@ -93,7 +93,7 @@ impl Wanted {
         Ok(None)
     }
 
-    /// Whether a mount of the same object is as it would be for this container.
+    /// Returns whether an existing mount of the same object has the properties that this one needs.
     fn is_like(&self, there: &There, target: &Path) -> Result<bool> {
         let differ = there.flags ^ self.there.flags;
         if differ.contains(StatVfsMountFlags::NOEXEC) {
@@ -102,15 +102,15 @@ impl Wanted {
         let there = there.flags.contains(StatVfsMountFlags::RDONLY);
         let read_only = self.is_read_only || self.there.flags.contains(StatVfsMountFlags::RDONLY);
         if is_slave(&self.mount) {
-            // What is mounted below follows the host in both.
+            // Mounts below follow the host in both.
             return Ok(there == read_only);
         }
-        // The guest keeps who may not write from writing.
+        // The guest enforces read-only mounts for its containers.
         let may_be_used = there == read_only || self.mount.readonly && !there;
         Ok(may_be_used && mount_points(target)?.len() == 1 && self.is_single()?)
     }
 
-    /// What it is once it is mounted.
+    /// Returns its object and flags once it is mounted.
     pub(super) fn once_mounted(&self) -> There {
         let mut there = self.there;
         if self.is_read_only {
@@ -119,8 +119,8 @@ impl Wanted {
         there
     }
 
-    /// Mounts it on a name in `shared`. True when nothing in it can be written, not even below
-    /// mounts in it.
+    /// Mounts it on a name in `shared`. Returns true if nothing in it can be written, not even in
+    /// mounts below it.
     pub(super) fn mount_at(&self, shared: &Path, name: &str) -> Result<bool> {
         let wanted = &self.mount;
         let failed = || CriError::io("mount the volume", Path::new(&wanted.host_path));
@@ -133,13 +133,13 @@ impl Wanted {
             true => Propagation::FromSource,
             false => Propagation::Private,
         };
-        // By its descriptor: what the path means cannot change in between.
+        // By descriptor, so that the path cannot change its meaning in between.
         let tree = DetachedTree::of(&self.source, extent, propagation).map_err(failed())?;
-        // What is made or found there is neither a device nor a program with another's rights on
-        // the host.
+        // No devices and no setuid programs in it, so that files that the guest creates are
+        // harmless on the host.
         tree.make_harmless().map_err(failed())?;
-        // The guest must not write even if it ignores what it is told. What is mounted below stays
-        // as it is, unless the request says otherwise.
+        // The host enforces it even against a malicious guest. Mounts below stay as they are,
+        // unless the request says otherwise.
         if self.is_read_only {
             let extent = match wanted.recursive_read_only {
                 true => Extent::Whole,
@@ -158,8 +158,7 @@ impl Wanted {
     }
 }
 
-/// Opens what is to be mounted; a path that is not there becomes a directory, as other
-/// runtimes have it.
+/// Opens the source of a mount; a missing path is created as a directory, as other runtimes do.
 fn open_source(path: &Path) -> Result<File> {
     let failed = || CriError::io("open the volume", path);
     match bind::open_source(path) {

@@ -1,5 +1,5 @@
-//! Much data through exec, attach and port-forward, by both protocols: nothing is lost, doubled or
-//! kept in between. `PODVISOR_CONFORMANCE_MIB` says how much, 1 MiB each unless set.
+//! Transfers much data through exec, attach and port-forward, by both protocols: nothing is lost,
+//! duplicated or stuck. `PODVISOR_CONFORMANCE_MIB` sets the amount, 1 MiB each by default.
 
 use std::io::Write as _;
 use std::sync::LazyLock;
@@ -12,14 +12,14 @@ use super::{attach_url, exec_url, forward_url, spdy};
 use crate::fixture::RUNTIME;
 use crate::pod::{Container, Pod, strings};
 
-/// Pieces that clients send.
+/// Size of the pieces that clients send.
 const PIECE: usize = 32_000;
 
 /// The client's end of a command that reads and prints.
 trait Command {
     fn connect(url: &str) -> Self;
     fn send(&mut self, bytes: &[u8]);
-    /// All that it prints until its end, which is a good one.
+    /// Returns all output until its end, which must be a success.
     fn output(self) -> String;
 }
 
@@ -27,7 +27,7 @@ trait Command {
 trait Forward {
     fn connect(url: &str, port: u16) -> Self;
     fn send(&mut self, bytes: &[u8]);
-    /// What came next; nothing at the end.
+    /// Returns the next data; nothing at the end.
     fn receive(&mut self) -> Vec<u8>;
 }
 
@@ -77,7 +77,7 @@ impl Command for SpdyCommand {
             let bytes = self.client.streams.remove(&stream).unwrap_or_default();
             String::from_utf8(bytes).unwrap()
         };
-        // An attacher that its container outlives is told nothing.
+        // An attacher that disconnects before its container's end gets no status.
         let status = text(self.error);
         assert!(status.is_empty() || status.contains("Success"), "{status}");
         text(self.stdout)
@@ -87,7 +87,7 @@ impl Command for SpdyCommand {
 struct SocketForward(websocket::Client);
 
 impl SocketForward {
-    /// What the channel of data brought. Each channel begins with the number of its port.
+    /// Returns the contents of the data channel. Each channel starts with the number of its port.
     fn data(&mut self) -> &mut Vec<u8> {
         self.0.channels.entry(0).or_default()
     }
@@ -149,7 +149,7 @@ fn amount() -> usize {
     mib.map_or(1, |mib| mib.parse().unwrap()) << 20
 }
 
-/// Numbers from 1 on, a line each: each place in it is another.
+/// Numbers from 1 on, one per line: every position is unique.
 static DATA: LazyLock<Vec<u8>> = LazyLock::new(|| {
     let mut data = Vec::with_capacity(amount() + 21);
     let mut number = 0_u64;
@@ -170,7 +170,7 @@ fn sum(pieces: impl IntoIterator<Item = impl AsRef<[u8]>>) -> String {
     digest.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// What says the sum of its input, which its client need not end.
+/// Returns a command that prints the sum of its input, without needing its end.
 fn summing() -> String {
     format!("head -c {} | busybox sha256sum", amount())
 }
@@ -220,7 +220,7 @@ fn forward<F: Forward>(container: &Container, script: &str, port: u16) -> F {
 }
 
 fn forward_both_ways<F: Forward>(container: &Container, port: u16) {
-    // There: a server that answers with the sum of what it got.
+    // Forward: a server that answers with the sum of its input.
     let fifo = format!("/tmp/{port}");
     let summing = summing();
     let script =
@@ -236,7 +236,7 @@ fn forward_both_ways<F: Forward>(container: &Container, port: u16) {
     assert_eq!(String::from_utf8_lossy(&answer[..64]), *SUM);
     drop(client);
 
-    // Back, to a reader that takes its time: others are served meanwhile.
+    // Backward, to a slow reader: other connections are served meanwhile.
     let port = port + 1;
     let amount = amount();
     let script = format!("busybox nc -l -p {port} </data/numbers");

@@ -1,5 +1,5 @@
-//! Exec, attach and port-forward over the URLs that the runtime gives, as a client of a
-//! kubelet reaches them.
+//! Exec, attach and port-forward over the URLs that the runtime returns, as used by a kubelet's
+//! client.
 
 mod bulk;
 mod spdy;
@@ -40,7 +40,7 @@ fn attach_url(container: &Container) -> String {
     response.url
 }
 
-/// Where a port of the pod is forwarded, once a program in `container` listens on it.
+/// Returns the URL that forwards a port of the pod, once a program in `container` listens on it.
 fn forward_url(pod: &Pod, container: &Container, port: u16) -> String {
     container.wait_for_listener(port);
     let response = ask!(port_forward(PortForwardRequest {
@@ -73,7 +73,7 @@ fn guest_a_program_gets_input_and_tells_outputs_and_exit_code() {
     let hex: String = sum.iter().map(|byte| format!("{byte:02x}")).collect();
     assert_eq!(client.text(STDOUT), format!("{hex}  -\n"));
 
-    // Sizes travel beside the input: the program sees its new one at some time.
+    // Sizes are sent in parallel to the input: the program sees its new one at some time.
     let script = "read line; until [ \"$(stty size)\" = '40 100' ]; do sleep 0.1; done; echo $line";
     let mut client = exec(&container, script, true);
     client.send(RESIZE, br#"{"Width":100,"Height":40}"#);
@@ -116,7 +116,7 @@ fn guest_clients_attach_to_the_containers_own_program() {
     first.send(STDIN, b"one\n");
     first.until(STDOUT, |text| text.contains("got one\n"));
     drop(first);
-    // The container goes on without its client, and takes another one.
+    // The container continues without its client, and accepts another one.
     let mut second = attach();
     second.send(STDIN, b"two\n");
     second.until(STDOUT, |text| text.contains("got two\n"));
@@ -157,14 +157,14 @@ fn guest_a_client_that_ends_its_input_has_attached_and_its_program_goes_on() {
     container.remove();
 }
 
-/// What gives back what it gets over a port of the pod's loopback.
+/// A server that echoes its input on a port of the pod's loopback.
 pub(crate) const ECHO_SERVER: &str =
     "busybox mkfifo /tmp/f; busybox nc -l -p 7070 </tmp/f | cat >/tmp/f";
 
-/// Asks such a server over a forwarded port.
+/// Checks such a server over a forwarded port.
 pub(crate) fn check_forward(pod: &Pod, server: &Container) {
     let mut client = Client::connect(&forward_url(pod, server, 7070));
-    // Each channel, of data and of errors, begins with the number of its port.
+    // Each channel, of data and of errors, starts with the number of its port.
     let port = 7070_u16.to_le_bytes();
     let is_there = |client: &Client, channel| {
         let bytes = client.channels.get(&channel);

@@ -1,5 +1,5 @@
-//! A client by SPDY/3.1, as crictl and a kubelet's clients are. It puts its frames together with
-//! the server's own parts, so that what it says is right is shown by another server.
+//! A client for SPDY/3.1, like crictl and a kubelet's clients. It builds its frames with the
+//! server's own code, so that their correctness is only proved by another server.
 
 use std::collections::HashMap;
 use std::io::{BufReader, Read as _, Write as _};
@@ -18,7 +18,7 @@ pub(super) struct Client {
     read: BufReader<TcpStream>,
     packer: Packer,
     next: u32,
-    /// What each stream has brought.
+    /// The data of each stream.
     pub(super) streams: HashMap<u32, Vec<u8>>,
     /// Streams that the server has ended.
     pub(super) ended: Vec<u32>,
@@ -56,12 +56,12 @@ impl Client {
         }
     }
 
-    /// Opens a stream; its number.
+    /// Opens a stream; returns its number.
     pub(super) fn open(&mut self, headers: &[(&str, &str)]) -> u32 {
         let id = self.next;
         self.next += 2;
         let mut payload = id.to_be_bytes().to_vec();
-        // It belongs to no other stream, and is as urgent as any.
+        // No associated stream, and default priority.
         payload.extend_from_slice(&[0; 6]);
         payload.append(&mut self.packer.pack(headers));
         let mut out = BytesMut::new();
@@ -74,7 +74,7 @@ impl Client {
         self.data(stream, bytes, 0);
     }
 
-    /// Ends this side of a stream.
+    /// Closes this side of a stream.
     pub(super) fn finish(&mut self, stream: u32) {
         self.data(stream, &[], FLAG_FIN);
     }
@@ -86,7 +86,7 @@ impl Client {
         self.write.write_all(&out).unwrap();
     }
 
-    /// Takes a frame; `false` at the end.
+    /// Receives a frame; returns `false` at the end.
     pub(super) fn receive(&mut self) -> bool {
         let mut header = [0; HEADER_LEN];
         if self.read.read_exact(&mut header).is_err() {

@@ -1,5 +1,5 @@
-//! Boots as `/init` of a guest, plays the host towards an agent in the same process, and
-//! checks what containers do. For work on the agent, without a VMM of our own; see docs/agent.md.
+//! Boots as `/init` of a guest, acts as the host of an agent in the same process, and checks the
+//! behaviour of containers. For development of the agent without our own VMM; see docs/agent.md.
 //!
 //! Needs a virtio-blk with serial `img0` whose image holds busybox as /bin/sh.
 
@@ -162,7 +162,7 @@ impl Host {
             out.read_to_end(&mut stdout),
             err.read_to_end(&mut stderr),
             async {
-                // A process that does not read gets its input cut off.
+                // If the process does not read its input, writing it fails.
                 let _ = inp.write_all(input).await;
                 let _ = inp.shutdown().await;
             },
@@ -233,7 +233,7 @@ async fn host() -> Result<()> {
         .await?;
     ensure!(out.stdout == big, "{} bytes came back", out.stdout.len());
 
-    // As many system calls as engines' default profiles name.
+    // As many system calls as the default profiles of container engines list.
     let mut filtered = spec(&["true"]);
     let names = std::fs::read_to_string("/syscalls").unwrap_or_default();
     let names: Vec<&str> = names.lines().collect();
@@ -280,7 +280,7 @@ async fn host() -> Result<()> {
     let error = host.run(request, b"").await.err().context("bob exists")?;
     ensure!(error.kind == ErrorKind::UnknownUser, "{error:?}");
 
-    // Without a pid namespace nobody but the agent ends what a container leaves behind.
+    // Without a PID namespace, only the agent kills the processes that a container leaves.
     let mut shared = spec(&["sh", "-c", "ulimit -n; sleep 1000 & exit 5"]);
     shared["linux"]["namespaces"] = json!([{"type": "mount"}]);
     shared
@@ -420,7 +420,7 @@ async fn running(host: &mut Host) -> Result<()> {
     let mut stream = host.stream(out).await?;
     host.agent.exec_process(no_timeout(), &exec).await?;
     let mut seen = String::new();
-    // The sleeper left behind holds the pipe; the stream has to end anyway.
+    // The remaining sleeper holds the pipe; the stream has to end nevertheless.
     stream.read_to_string(&mut seen).await?;
     println!("{seen}");
     ensure!(seen.ends_with("1000\n"));

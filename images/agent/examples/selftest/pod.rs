@@ -1,4 +1,4 @@
-//! What the containers of a pod share, and what the guest is given for all of them.
+//! Resources that the containers of a pod share, and the guest's settings for all of them.
 //!
 //! Needs a network card with the MAC address 52:54:00:12:34:56.
 
@@ -120,7 +120,7 @@ async fn processes(host: &mut Host) -> Result<()> {
     let sleeper = list.containers.first().context("a container")?;
     ensure!(sleeper.exit.as_ref() == Some(&ended), "{sleeper:?}");
 
-    // The image is released with its last user, and can be mounted again at once.
+    // The image is released with its last user, and can immediately be mounted again.
     create(host, "second", &of_pod("exec sleep 1000")).await?;
     ensure!(delete(host, "sleeper").await?.is_empty());
     ensure!(delete(host, "second").await? == ["img0"]);
@@ -187,7 +187,7 @@ async fn forwarding(host: &mut Host) -> Result<()> {
         };
         match host.agent.port_forward(no_timeout(), &request).await {
             Ok(_) => break host.stream(id).await?,
-            // It takes the server a moment to listen.
+            // The server needs a moment until it listens.
             Err(error) => {
                 let error = AgentError::from(error);
                 ensure!(error.kind == ErrorKind::ConnectionRefused, "{error:?}");
@@ -231,7 +231,7 @@ async fn groups(host: &mut Host) -> Result<()> {
 }
 
 async fn mounts(host: &mut Host) -> Result<()> {
-    // The agent has no say in what is below a share: a directory serves as well.
+    // The agent does not check what is below a share: a directory works as well.
     std::fs::create_dir_all("/run/podvisor/shared/data")?;
     std::fs::write("/run/podvisor/shared/data/file", "from outside\n")?;
     std::fs::write("/run/podvisor/shared/one", "a file\n")?;

@@ -1,8 +1,8 @@
-//! What happened to the containers of a root: a file that commands and sandboxes append to, and
+//! The event log of the containers of a root: a file that commands and sandboxes append to, and
 //! `podvisor events`, which shows it.
 //!
-//! Here is where it lies, and how its size is bounded; `read` is how it is read while others
-//! write, `show` the command.
+//! This file has the log's location and the limit of its size; `read` reads it while others write,
+//! `show` is the command.
 
 mod read;
 mod show;
@@ -24,19 +24,19 @@ pub(in crate::cli) use show::{EventsArgs, run};
 /// The file, within the root.
 const LOG: &str = "events.log";
 
-/// What was in it before.
+/// The previous log.
 const OLD: &str = "events.log.1";
 
-/// Size from which it is begun anew, in bytes.
+/// Size from which the log is rotated, in bytes.
 const SIZE_MAX: u64 = 1 << 20;
 
-/// In a container's directory: its end is in the log.
+/// Marker in a container's directory: its end is in the log.
 const END_LOGGED: &str = "end-told";
 
-/// Labels that are told with an event.
+/// Maximum number of labels in an event.
 const MAX_LABELS: usize = 16;
 
-/// The events of a root.
+/// The event log of a root.
 #[derive(Debug, Clone)]
 pub(in crate::cli) struct Events {
     root: PathBuf,
@@ -49,7 +49,7 @@ impl Events {
         }
     }
 
-    /// Those of the root that has a container in this directory.
+    /// Returns that of the root that contains this container's directory.
     pub(in crate::cli) fn of_container(dir: &Path) -> Self {
         let root = dir.parent().and_then(Path::parent);
         Self::of_root(root.unwrap_or(dir))
@@ -63,8 +63,8 @@ impl Events {
         self.root.join(OLD)
     }
 
-    /// Opens the log for appending, and begins it anew where it has grown long. Nothing depends
-    /// on it: where that fails, events are lost.
+    /// Opens the log for appending, and rotates it if it is too long. A failure is not an error:
+    /// events are lost then.
     pub(in crate::cli) fn open(&self) -> Option<File> {
         let opened = || {
             let mut options = File::options();
@@ -80,11 +80,11 @@ impl Events {
             .ok()
     }
 
-    /// Keeps what is in the log as the old one, and empties it. It stays the same file: others
-    /// have it open, and could not open another one.
+    /// Copies the log to the old one and truncates it. It remains the same file, because others
+    /// have it open and cannot open another one.
     fn rotate(&self, log: &File) -> io::Result<()> {
         if flock(log, FlockOperation::NonBlockingLockExclusive).is_err() {
-            // Somebody writes, or does the same. The next one will.
+            // Another process writes, or does the same. The next call will do it.
             return Ok(());
         }
         let rotated = || {
@@ -108,10 +108,10 @@ impl Events {
     }
 }
 
-/// An event of a container, with its name, image and labels.
+/// Returns an event of a container, with its name, image and labels.
 pub(in crate::cli) fn event(record: &Record, action: EventAction) -> Event {
     let mut event = Event::now(&record.id, action);
-    // Before the others: a label of that name is not the container's.
+    // Before the other attributes, which take precedence over labels of the same name.
     for (key, value) in record.labels.iter().take(MAX_LABELS) {
         event = event.with(key, value);
     }
@@ -120,14 +120,14 @@ pub(in crate::cli) fn event(record: &Record, action: EventAction) -> Event {
         .with("name", &record.name)
 }
 
-/// Notes what a command does with a container.
+/// Records an action of a command on a container.
 pub(in crate::cli) fn note(dir: &Path, event: &Event) {
     Events::of_container(dir).append(event);
 }
 
-/// Notes the end of a container that has ended, unless its sandbox did: that may have been killed.
+/// Records the end of a container, unless its sandbox did: that may have been killed.
 pub(super) fn note_end(dir: &Path, record: &Record) {
-    // Of several that see it first, one does it.
+    // Only the first of several processes that detect it records it.
     let marked = File::options()
         .write(true)
         .create_new(true)
@@ -157,7 +157,7 @@ pub(super) fn note_end(dir: &Path, record: &Record) {
     }
 }
 
-/// The record of the container of this id, while there is one.
+/// Returns the record of the container of this id, if it exists.
 fn record_of(root: &Path, id: &str) -> Option<Record> {
     let short = id.get(..crate::cli::shown::SHORT_ID)?;
     record::read(&root.join(record::CONTAINERS).join(short)).ok()?
@@ -193,7 +193,7 @@ mod tests {
             .collect();
         let expected: Vec<String> = (0..count).map(|number| number.to_string()).collect();
         assert_eq!(numbers, expected);
-        // Who follows misses nothing of it.
+        // A follower misses nothing.
         seen += followed.next().unwrap().len();
         assert_eq!(seen, usize::try_from(count).unwrap());
     }
@@ -212,7 +212,7 @@ mod tests {
         let actions: Vec<_> = read.iter().map(|event| event.action).collect();
         assert_eq!(actions, [EventAction::Start, EventAction::Die]);
         assert_eq!(read[1].attributes["exitCode"], "137");
-        // One that was told by its sandbox is left alone.
+        // An end that the sandbox recorded is not recorded again.
         fs::remove_file(dir.join(END_LOGGED)).unwrap();
         note_end(&dir, &record);
         assert_eq!(Reader::new(&events).unwrap().next().unwrap().len(), 2);

@@ -1,4 +1,4 @@
-//! Reading the log while others write it and begin it anew.
+//! Reads the log while others write and rotate it.
 
 use std::fs::{self, File};
 use std::io::{self, Read as _, Seek as _, SeekFrom};
@@ -9,19 +9,19 @@ use rustix::fs::{FlockOperation, flock};
 use super::Events;
 use crate::sandbox::Event;
 
-/// Reads events in the order of the log, each once.
+/// Reads events in the order of the log, each of them once.
 #[derive(Debug)]
 pub(super) struct Reader {
     events: Events,
     log: File,
-    /// What of the log has been read; `None`: nothing, and the old log neither.
+    /// How far the log has been read; `None` if neither it nor the old log has been read.
     offset: Option<u64>,
-    /// The file that was the old log then.
+    /// The inode of the old log at that time.
     old: Option<u64>,
 }
 
 impl Reader {
-    /// Opens the log, which is made if there is none.
+    /// Opens the log, and creates it if it is missing.
     pub(super) fn new(events: &Events) -> io::Result<Self> {
         let mut options = File::options();
         options.create(true).append(true).read(true).mode(0o600);
@@ -33,7 +33,7 @@ impl Reader {
         })
     }
 
-    /// The events since the last call; at first, all that there are.
+    /// Returns the events since the last call; on the first call, all.
     pub(super) fn next(&mut self) -> io::Result<Vec<Event>> {
         flock(&self.log, FlockOperation::LockShared)?;
         let texts = self.read();
@@ -49,7 +49,7 @@ impl Reader {
         let old = fs::metadata(self.events.old()).ok().map(|file| file.ino());
         let mut before = String::new();
         if self.offset.is_none() || old != self.old {
-            // What was not read of the log that is the old one now.
+            // The unread part of the log that has become the old one.
             if let Ok(mut file) = File::open(self.events.old()) {
                 before = text_from(&mut file, self.offset.unwrap_or(0))?;
             }
@@ -58,10 +58,11 @@ impl Reader {
         }
         let offset = self.offset.unwrap_or(0);
         let mut text = text_from(&mut self.log, offset)?;
-        // A line that is just being written waits for its end.
+        // An incomplete line is read later.
         text.truncate(text.rfind('\n').map_or(0, |end| end + 1));
         self.offset = Some(offset.saturating_add(text.len() as u64));
-        // A writer killed between copying the log and truncating it left it twice.
+        // A writer that was killed between copying and truncating the log left its contents in
+        // both.
         if !text.is_empty() && before.starts_with(text.get(..text.len().min(512)).unwrap_or("")) {
             before.clear();
         }
@@ -74,7 +75,7 @@ fn text_from(file: &mut File, offset: u64) -> io::Result<String> {
     file.seek(SeekFrom::Start(offset))?;
     file.read_to_end(&mut bytes)?;
     Ok(String::from_utf8(bytes).unwrap_or_else(|error| {
-        // As long as before: offsets count.
+        // The length is unchanged, because offsets count bytes.
         let mut bytes = error.into_bytes();
         bytes.iter_mut().for_each(|byte| *byte &= 0x7f);
         String::from_utf8(bytes).unwrap_or_default()

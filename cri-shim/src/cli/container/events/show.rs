@@ -1,4 +1,4 @@
-//! `podvisor events`: what happens to containers, as it happens.
+//! `podvisor events`: shows container events as they happen.
 
 use std::collections::BTreeMap;
 use std::future::pending;
@@ -85,12 +85,12 @@ pub(in crate::cli) fn run(globals: &Globals, args: &EventsArgs) -> anyhow::Resul
     let runtime = crate::cli::runtime()?;
     runtime.block_on(async {
         let mut signals = Signals::new()?;
-        // What is to be watched has to be there.
+        // The directory to watch has to exist.
         containers.make_dir()?;
         let events = Events::of_root(&root);
         let mut printer = Printer::new(args, &root);
         let mut reader = Reader::new(&events).context("cannot open the log of events")?;
-        // Watched before it is read: nothing is missed in between.
+        // Watched before it is read, so that nothing is missed in between.
         let watched = watch(&events.log())?;
         if printer.since == Since::Now {
             printer.skip(reader.next().context("cannot read the log of events")?);
@@ -212,7 +212,7 @@ impl<'a> Printer<'a> {
         text
     }
 
-    /// The event with the name, image and labels of its container.
+    /// Adds the name, image and labels of its container to an event.
     fn completed(&mut self, mut event: Event) -> Event {
         let known = self.known.entry(event.id.clone()).or_default();
         if event.action == EventAction::Create {
