@@ -83,7 +83,10 @@ async fn a_process_does_not_set_its_own_limit_of_memory() {
         let SandboxError::Control { source, .. } = refused else {
             panic!("{refused}");
         };
-        assert!(source.to_string().ends_with("the possible 4096"), "{source}");
+        assert!(
+            source.to_string().ends_with("the possible 4096"),
+            "{source}"
+        );
     }
 }
 
