@@ -273,8 +273,23 @@ pub(super) fn remove_unused(path: &Path, directory: &Path) -> Result<u64> {
 
 /// Takes an exclusive lock on a file that sandboxes run from; `None` while it is open somewhere.
 fn lock_unused(path: &Path) -> io::Result<Option<File>> {
-    let file = File::open(path)?;
-    match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+    lock_by(path, |file| {
+        flock(file, FlockOperation::NonBlockingLockExclusive)
+    })
+}
+
+fn lock_by(
+    path: &Path,
+    lock: impl Fn(&File) -> rustix::io::Result<()>,
+) -> io::Result<Option<File>> {
+    let mut file = File::open(path)?;
+    let mut locked = lock(&file);
+    // NFS has such locks of files that are open for writing alone.
+    if locked == Err(Errno::BADF) {
+        file = OpenOptions::new().read(true).write(true).open(path)?;
+        locked = lock(&file);
+    }
+    match locked {
         Ok(()) => Ok(Some(file)),
         Err(Errno::WOULDBLOCK) => Ok(None),
         Err(error) => Err(error.into()),
@@ -306,4 +321,24 @@ pub(super) fn remove_file(path: &Path) -> Result<u64> {
         fs::remove_file(path).map(|()| bytes)
     };
     remove().map_err(|source| Error::io("remove", path, source))
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::fs::{OFlags, fcntl_getfl};
+
+    use super::*;
+
+    #[test]
+    fn an_image_on_nfs_is_locked_by_a_file_that_is_open_for_writing() {
+        let image = tempfile::NamedTempFile::new().unwrap();
+        let as_nfs = |file: &File| match fcntl_getfl(file)? & OFlags::ACCMODE {
+            OFlags::RDWR => flock(file, FlockOperation::NonBlockingLockExclusive),
+            _ => Err(Errno::BADF),
+        };
+        assert!(lock_by(image.path(), as_nfs).unwrap().is_some());
+        let used = File::open(image.path()).unwrap();
+        flock(&used, FlockOperation::LockShared).unwrap();
+        assert!(lock_by(image.path(), as_nfs).unwrap().is_none());
+    }
 }
