@@ -1,12 +1,15 @@
 //! Index of the members of a tar.
 
 use std::collections::HashMap;
-use std::fs::File;
+use std::fs::{self, File};
+use std::hash::{BuildHasher as _, RandomState};
 use std::io::{self, BufReader, Read, Write};
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
 
 use super::{ArchiveError, Held, Member, Place};
 use crate::Limits;
@@ -114,8 +117,9 @@ fn resolve(from: &[&[u8]], target: &[u8]) -> Vec<u8> {
 fn decompress(file: File, scratch: &Path, limits: &Limits) -> Result<File, ArchiveError> {
     let limit = limits.unpacked_bytes;
     let unpack = || -> io::Result<(File, bool)> {
-        let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
-        let mut out = File::from(rustix::fs::open(scratch, flags, Mode::RUSR | Mode::WUSR)?);
+        let mut out = nameless(scratch, |path, flags| {
+            rustix::fs::open(path, flags, Mode::RUSR | Mode::WUSR)
+        })?;
         let mut input = Compression::open(file)?;
         io::copy(&mut (&mut input).take(limit), &mut out)?;
         out.flush()?;
@@ -128,6 +132,27 @@ fn decompress(file: File, scratch: &Path, limits: &Limits) -> Result<File, Archi
             limit,
         }),
         (out, false) => Ok(out),
+    }
+}
+
+/// A file without a name in `scratch`, by `open`. Where the file system makes none (NFS, 9p, vfat),
+/// one whose name is removed at once.
+fn nameless(
+    scratch: &Path,
+    open: impl Fn(&Path, OFlags) -> rustix::io::Result<OwnedFd>,
+) -> io::Result<File> {
+    let flags = OFlags::RDWR | OFlags::CLOEXEC;
+    match open(scratch, flags | OFlags::TMPFILE) {
+        Err(Errno::OPNOTSUPP | Errno::ISDIR) => {}
+        done => return Ok(done?.into()),
+    }
+    let name = format!(".unpacked-{:016x}", RandomState::new().hash_one(()));
+    let path = scratch.join(name);
+    let file = open(&path, flags | OFlags::CREATE | OFlags::EXCL)?;
+    match fs::remove_file(&path) {
+        // The store's collector was faster.
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(file.into()),
     }
 }
 
@@ -166,5 +191,27 @@ impl<R: Read> Read for Counting<R> {
         let got = self.input.read(buffer)?;
         self.count += got as u64;
         Ok(got)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_system_without_nameless_files_gets_one_whose_name_is_removed() {
+        let scratch = tempfile::tempdir().unwrap();
+        let mut file = nameless(scratch.path(), |path, flags| {
+            match flags.contains(OFlags::TMPFILE) {
+                true => Err(Errno::OPNOTSUPP),
+                false => rustix::fs::open(path, flags, Mode::RUSR | Mode::WUSR),
+            }
+        })
+        .unwrap();
+        file.write_all(b"unpacked").unwrap();
+        let mut read = [0; 8];
+        file.read_exact_at(&mut read, 0).unwrap();
+        assert_eq!(&read, b"unpacked");
+        assert_eq!(fs::read_dir(scratch.path()).unwrap().count(), 0);
     }
 }
