@@ -286,10 +286,10 @@ impl Tree {
             fd,
         };
         let inode = self.with_table(|table| table.look_up(object))?;
-        let is_mount = kind == FileType::Directory && crosses;
-        // Linux drops a name that it may not cache once it is unused, and forgets its object
-        // (`fuse_dentry_delete`). It keeps what is open, and what is mounted. As long as it caches
-        // a name of a mount below a volume, the host cannot unmount it.
+        let is_submount = kind == FileType::Directory && id.is_in_other_fs_than(&parent.id);
+        // Linux drops a name that it may not keep once nobody uses it, and forgets its object
+        // (`fuse_dentry_delete`). It keeps what is open, and what is mounted. As long as it keeps
+        // one of a mount below a volume, the host cannot unmount that.
         let is_below_volume = crosses && parent.id.mount != self.root_mount;
         let keep_name = match is_below_volume || self.has_many() && !crosses {
             true => Duration::ZERO,
@@ -298,8 +298,8 @@ impl Tree {
         Ok(Entry {
             inode,
             generation: 0,
-            attr: self.stat(attributes),
-            attr_flags: if is_mount { ATTR_SUBMOUNT } else { 0 },
+            attr: self.stat(&attributes),
+            attr_flags: if is_submount { ATTR_SUBMOUNT } else { 0 },
             attr_timeout: CACHE_TIMEOUT,
             entry_timeout: keep_name,
         })

@@ -32,6 +32,14 @@ pub(super) struct Id {
     pub(super) mount: u64,
 }
 
+impl Id {
+    /// Whether a directory has to be a mount in the guest: inode numbers may be those of `parent`
+    /// again. Subvolumes of btrfs have device numbers of their own and no mount.
+    pub(super) fn is_in_other_fs_than(&self, parent: &Self) -> bool {
+        self.mount != parent.mount || self.device != parent.device
+    }
+}
+
 /// An object of the host: a file, a directory, a link or something else that is never opened.
 #[derive(Debug)]
 pub(super) struct Object {
@@ -288,6 +296,23 @@ mod tests {
 
     fn add(table: &mut Table, inode: u64) -> io::Result<u64> {
         table.look_up(object(inode))
+    }
+
+    #[test]
+    fn a_subvolume_is_a_file_system_of_its_own_in_the_mount_of_its_parent() {
+        // As btrfs has them: the top of each has the number 256.
+        let parent = id(256);
+        assert!(!id(257).is_in_other_fs_than(&parent));
+        let subvolume = Id {
+            device: (0, 2),
+            ..parent
+        };
+        assert!(subvolume.is_in_other_fs_than(&parent));
+        let bind_mount = Id {
+            mount: 2,
+            ..id(257)
+        };
+        assert!(bind_mount.is_in_other_fs_than(&parent));
     }
 
     #[test]
