@@ -94,6 +94,29 @@ impl Flaw {
             source: error.into(),
         }
     }
+
+    fn remedy(&self) -> &'static str {
+        match self.errno() {
+            Some(libc::EBUSY) => {
+                "another hypervisor (VirtualBox, VMware) uses the processor's virtualisation: end \
+                 its machines"
+            }
+            Some(libc::ENOMEM) => "free memory, or raise the limit of this process's memory",
+            _ => REMEDY,
+        }
+    }
+
+    fn errno(&self) -> Option<i32> {
+        match self {
+            Self::Setup { source, .. } => source.raw_os_error(),
+            _ => None,
+        }
+    }
+
+    /// Whether every step would fail in the same way.
+    fn prevents_any_vm(&self) -> bool {
+        matches!(self.errno(), Some(libc::EBUSY | libc::ENOMEM))
+    }
 }
 
 /// Runs all steps.
@@ -101,17 +124,20 @@ pub(super) fn check(items: &mut Vec<Item>) {
     run_steps(STEPS, TIME_LIMIT, items);
 }
 
-/// Runs steps up to one that takes longer than `limit`. Others would probably do so, too, and a
-/// thread that hangs in KVM takes a CPU from them.
+/// Runs steps up to one that takes longer than `limit`. Others would as likely do, and a thread
+/// that KVM holds takes a processor from them. Where no VM can be created now, the first step is
+/// the last as well.
 fn run_steps(steps: &[Step], limit: Duration, items: &mut Vec<Item>) {
     for step in steps {
         let begin = Instant::now();
-        let item = match within(limit, step.run) {
+        let done = within(limit, step.run);
+        let is_last = done.as_ref().is_err_and(Flaw::prevents_any_vm) || begin.elapsed() >= limit;
+        let item = match done {
             Ok(()) => Item::ok(step.name, "works"),
-            Err(flaw) => Item::bad(step.name, Status::Broken, flaw.to_string(), REMEDY),
+            Err(flaw) => Item::bad(step.name, Status::Broken, flaw.to_string(), flaw.remedy()),
         };
         items.push(item.required());
-        if begin.elapsed() >= limit {
+        if is_last {
             return;
         }
     }
@@ -288,6 +314,33 @@ mod tests {
         run_steps(&steps, Duration::from_secs(1), &mut items);
         let names: Vec<_> = items.iter().map(|item| item.name).collect();
         assert_eq!(names, ["one", "two"]);
+    }
+
+    #[test]
+    fn a_processor_that_another_hypervisor_has_is_no_broken_kvm() {
+        fn refused(errno: i32) -> Flaw {
+            Flaw::setup("create a VM")(kvm_ioctls::Error::new(errno))
+        }
+        fn busy(_: &Kvm) -> Result<(), Flaw> {
+            Err(refused(libc::EBUSY))
+        }
+        let step = |name, run| Step { name, run };
+        let mut items = Vec::new();
+        run_steps(
+            &[step("one", busy), step("two", busy)],
+            TIME_LIMIT,
+            &mut items,
+        );
+        let [item] = items.as_slice() else {
+            panic!("{items:?}");
+        };
+        assert!(
+            item.remedy.as_ref().unwrap().contains("VirtualBox"),
+            "{item:?}"
+        );
+        assert!(item.prevents_guests());
+        assert!(refused(libc::ENOMEM).remedy().contains("memory"));
+        assert_eq!(refused(libc::EINVAL).remedy(), REMEDY);
     }
 
     #[test]
