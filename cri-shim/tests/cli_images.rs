@@ -147,10 +147,10 @@ fn what_is_no_archive_says_so_and_leaves_the_store_alone() {
     let text = file(&root, "text");
     fs::write(&text, "not a tar\n".repeat(100)).unwrap();
     root.output(&["load", "-i", &text])
-        .refused(1, &["no tar archive"]);
+        .refused(1, &["not a tar archive"]);
     let mut command = root.podvisor(&["load"]);
     Ran::new(command.stdin(File::open(&text).unwrap()).output().unwrap())
-        .refused(1, &["no tar archive"]);
+        .refused(1, &["not a tar archive"]);
     root.output(&["load"]).refused(1, &["no image"]);
     root.output(&["load", "-i", "/no/such.tar"])
         .refused(1, &["/no/such.tar"]);
@@ -528,7 +528,7 @@ fn what_cannot_be_imported_is_said_and_leaves_the_store_alone() {
     root.output(&["import", empty, "Not A Name"])
         .refused(1, &["Not A Name", "lower case"]);
     root.output(&["import", "/etc/passwd"])
-        .refused(1, &["no tar archive"]);
+        .refused(1, &["not a tar archive"]);
     let (_master, slave) = terminal();
     let mut command = root.podvisor(&["import", "-"]);
     Ran::new(command.stdin(slave).output().unwrap()).refused(1, &["terminal"]);

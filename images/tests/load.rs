@@ -101,7 +101,7 @@ fn what_is_no_archive_of_images_is_refused_and_leaves_nothing() {
     };
     let cases = [
         (dir.path().join("missing"), "cannot open"),
-        (write("text", b"hello"), "no tar archive"),
+        (write("text", b"hello"), "not a tar archive"),
         (
             write("empty.tar", &Tarball::new().finish()),
             "neither index.json",

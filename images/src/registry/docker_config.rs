@@ -40,8 +40,8 @@ struct HelperAnswer {
     secret: String,
 }
 
-/// Looks up a repository of a registry. A missing file, or one without the registry, means nobody. May run a helper
-/// program and wait for it.
+/// Looks up a repository of a registry. A missing file, or one without the registry, means nobody.
+/// May run a helper program and wait for it.
 pub(super) fn lookup(
     file: &Path,
     registry: &str,

@@ -82,7 +82,8 @@ impl Endpoint {
         })
     }
 
-    /// Has it serve the content of `registry`. Another host than the registry's own is told of whom.
+    /// Has it serve the content of `registry`. Another host than the registry's own is told whose
+    /// content it is.
     pub(super) fn serve_for(&mut self, registry: &str, resolves_tags: bool) {
         let own = self.host == registry || self.host == real_host(registry);
         self.namespace = (!own).then(|| registry.to_owned());

@@ -213,7 +213,7 @@ impl Inner {
             needed.insert(record.manifest);
             needed.extend(&record.indexes);
             let unknown = |error: &dyn std::error::Error| {
-                tracing::warn!(image = %id, %error, "layers stay: cannot read the image's manifest");
+                tracing::warn!(image = %id, %error, "no layers are removed: unreadable manifest");
             };
             let bytes = match fs::read(self.layout.blob(&record.manifest)) {
                 Ok(bytes) => bytes,

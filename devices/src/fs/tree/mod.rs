@@ -298,7 +298,7 @@ impl Tree {
         Ok(Entry {
             inode,
             generation: 0,
-            attr: self.stat(&attributes),
+            attr: self.stat(attributes),
             attr_flags: if is_submount { ATTR_SUBMOUNT } else { 0 },
             attr_timeout: CACHE_TIMEOUT,
             entry_timeout: keep_name,
