@@ -750,3 +750,18 @@ async fn a_pod_whose_record_is_damaged_is_ended_and_keeps_no_daemon_from_startin
     assert!(node.log().contains("is damaged"), "{}", node.log());
     until(async || !node.sandbox().exists()).await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_machine_without_its_socket_is_killed_before_its_pod_has_ended() {
+    let mut node = Node::in_a_group().await;
+    node.daemon.end(Signal::KILL);
+    // As where the directory was removed, or `state` is another one now.
+    fs::remove_file(node.sandbox().join("control.sock")).unwrap();
+    node.put_in_own_group();
+    node.daemon.start();
+    let not_ready = PodSandboxState::SandboxNotready;
+    until(async || node.pod_state().await == not_ready).await;
+    let ended = node.process.try_wait().unwrap();
+    assert!(ended.is_some(), "the machine still runs");
+    assert!(node.log().contains("without its socket"), "{}", node.log());
+}

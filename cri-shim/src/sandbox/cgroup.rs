@@ -10,6 +10,7 @@
 //! An empty group is removed by the process that sees the sandbox exit, and by the next launch
 //! under the same parent. After an OOM kill only the former removes it, once it has read the cause.
 
+mod end;
 #[cfg(test)]
 mod kernel_tests;
 mod kill;
@@ -28,6 +29,7 @@ use tracing::{debug, warn};
 use crate::blocking::in_place;
 use crate::machine::causes;
 
+pub(crate) use end::end_group;
 pub(super) use kill::MemoryKill;
 
 /// The default parent of sandboxes' groups.

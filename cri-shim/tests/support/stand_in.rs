@@ -425,6 +425,27 @@ impl Node {
         fs::write(file, format!("{bytes}\n")).unwrap();
     }
 
+    /// Has the control group that podvisor makes for the pod's machine have its process, which is
+    /// killed as the kernel does it.
+    pub(crate) fn put_in_own_group(&self) {
+        let group = self.groups.path().join(POD_GROUP).join(POD);
+        fs::create_dir(&group).unwrap();
+        fs::write(group.join("cgroup.events"), "populated 1\n").unwrap();
+        let pid = Pid::from_child(&self.process);
+        let stat = format!("/proc/{}/stat", self.process.id());
+        let lives = move || fs::read_to_string(&stat).is_ok_and(|stat| !stat.contains(") Z "));
+        std::thread::spawn(move || {
+            // Until the test is over, where nobody does.
+            while lives() {
+                if fs::read_to_string(group.join("cgroup.kill")).is_ok_and(|text| text == "1") {
+                    let _ = kill_process(pid, Signal::KILL);
+                }
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            let _ = fs::write(group.join("cgroup.events"), "populated 0\n");
+        });
+    }
+
     pub(crate) async fn start(&self, id: &str) -> Result<(), tonic::Status> {
         self.client().await.start(id).await
     }

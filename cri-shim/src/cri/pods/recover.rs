@@ -10,17 +10,19 @@ use tokio::sync::OwnedMutexGuard;
 use tokio::task::JoinSet;
 use tracing::{debug, error, info, warn};
 
+use super::cgroup;
 use super::stop::shut_down;
 use crate::blocking::in_place;
 use crate::cri::backoff::Backoff;
-use crate::cri::error::Result;
+use crate::cri::error::{CriError, Result};
 use crate::cri::node::{Container, Node, Pod};
 use crate::cri::state::{ContainerPhase, ContainerRecord, PodPhase, PodRecord, Record, StateError};
 use crate::cri::volumes;
 use crate::machine::causes;
 use crate::patience::timeout;
 use crate::sandbox::{
-    ContainerInfo, ContainerState, SandboxClient, SandboxError, SandboxExit, exit_record,
+    ContainerInfo, ContainerState, DEFAULT_CGROUP_PARENT, SandboxClient, SandboxError, SandboxExit,
+    end_group, exit_record,
 };
 
 /// How long a pod's process may take to answer on a node that has just booted.
@@ -29,7 +31,10 @@ const RESPONSE_TIMEOUT: Duration = Duration::from_secs(60);
 /// How long a single attempt may take.
 const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// How long the node waits for all of its pods before it serves. Recovery of slower ones continues.
+/// How long what runs in a machine's control group may take to end when it is killed.
+const KILL_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// How long the node waits for all of its pods before it serves: those that take longer go on.
 const RECOVERY_TIMEOUT: Duration = Duration::from_secs(20);
 
 impl Node {
@@ -325,13 +330,35 @@ async fn end_machine(pod: &Pod, dir: &Path, error: SandboxError) -> SandboxExit 
         error => warn!(pod = pod.id, %error, "the pod's machine is killed"),
     }
     let mut backoff = Backoff::default();
-    while let Err(error) = SandboxClient::kill(dir).await {
+    while let Err(error) = kill_machine(pod, dir).await {
         warn!(pod = pod.id, %error, "the pod's machine cannot be killed yet");
         // Until then the pod keeps its state, and callers do not wait for it.
         pod.set_settled();
         backoff.wait().await;
     }
     exit_record(dir).map_or(SandboxExit::Died, |record| record.exit)
+}
+
+/// Kills a machine by its socket and, as that may be missing, by its control group: its directory
+/// may have been removed, or be that of another `state`.
+async fn kill_machine(pod: &Pod, dir: &Path) -> Result<()> {
+    SandboxClient::kill(dir).await?;
+    let of_kubelet = pod.with_record(|record| cgroup::of_pod(&record.config));
+    for parent in of_kubelet
+        .as_deref()
+        .into_iter()
+        .chain([Path::new(DEFAULT_CGROUP_PARENT)])
+    {
+        let ended = in_place(|| end_group(parent, &pod.id, KILL_TIMEOUT));
+        if ended.map_err(CriError::io("end the pod's machine in", parent))? {
+            warn!(
+                pod = pod.id,
+                "the pod's machine ran without its socket and was killed; change `state` only when \
+                 no pod runs"
+            );
+        }
+    }
+    Ok(())
 }
 
 async fn remove_sandbox(dir: &Path) -> Result<()> {

@@ -156,3 +156,16 @@ fn guest_a_group_that_is_dropped_or_of_an_older_podvisor_is_removed_and_nothing_
     sweep(&slice.path());
     assert!(!older.exists() && !newer.exists());
 }
+
+#[test]
+fn guest_what_runs_in_a_group_is_killed_and_the_group_removed() {
+    let mut slice = Slice::new("podvisor-end-test");
+    slice.create("id").keep();
+    let parent = Path::new("/podvisor-end-test");
+    assert!(end_group(parent, "id", LOCK_TIMEOUT).unwrap());
+    assert!(!slice.group("id").exists());
+    for mut process in slice.processes.drain(..) {
+        assert!(!process.wait().unwrap().success());
+    }
+    assert!(!end_group(parent, "id", LOCK_TIMEOUT).unwrap());
+}
