@@ -64,9 +64,8 @@ impl Node {
         let pod = self.settled_pod(&request.request.pod_sandbox_id).await?;
         let config = request.request.config.clone().unwrap_or_default();
         check(&config, spec::users_of(&pod.record().config)?)?;
-        spec::mounts::check_sub_paths(&request.image_sub_paths)?;
         let newer = NewerSettings {
-            image_sub_paths: request.image_sub_paths.clone(),
+            image_sub_paths: spec::mounts::sub_paths(&request.image_sub_paths)?,
             stop_signal: stop_signal(request.stop_signal)?,
         };
         let metadata = config.metadata.clone().unwrap_or_default();

@@ -46,22 +46,30 @@ pub(in crate::cri) fn check(
     Ok(())
 }
 
-/// Validates the paths in images that mounts refer to.
-pub(in crate::cri) fn check_sub_paths(paths: &[String]) -> Result<(), SpecFault> {
-    for path in paths {
-        let mut parts = Path::new(path).components();
-        let is_inside = parts.all(|part| matches!(part, Component::Normal(_)));
-        if !is_inside || path.contains('\0') || path.len() > SUB_PATH_BYTES {
-            return Err(SpecFault::invalid(
+/// The paths in images that mounts are to show, checked and without parts that lead nowhere: `./a`
+/// is `a`, and `.` all of the image.
+pub(in crate::cri) fn sub_paths(paths: &[String]) -> Result<Vec<String>, SpecFault> {
+    let inside = |path: &String| {
+        let parts = Path::new(path).components();
+        let parts = parts.filter(|part| *part != Component::CurDir);
+        let names = parts.map(|part| match part {
+            Component::Normal(name) => name.to_str(),
+            _ => None,
+        });
+        let names = names.collect::<Option<Vec<_>>>();
+        let fits = !path.contains('\0') && path.len() <= SUB_PATH_BYTES;
+        let names = names.filter(|_| fits).ok_or_else(|| {
+            SpecFault::invalid(
                 "mounts.image_sub_path",
                 format!(
                     "{:?} is not a path inside an image",
                     path.chars().take(256).collect::<String>()
                 ),
-            ));
-        }
-    }
-    Ok(())
+            )
+        })?;
+        Ok(names.join("/"))
+    };
+    paths.iter().map(inside).collect()
 }
 
 fn check_one(mount: &CriMount, users: Option<UserRange>) -> Result<(), SpecFault> {

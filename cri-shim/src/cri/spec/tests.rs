@@ -608,3 +608,26 @@ fn an_exec_is_the_containers_process_with_another_command() {
     assert!(exec_process(&process, &[], false).is_err());
     assert!(exec_process(&process, &["a\0".to_owned()], false).is_err());
 }
+
+#[test]
+fn a_part_of_an_image_may_be_named_from_its_root() {
+    let path = |path: &str| {
+        let paths = mounts::sub_paths(&[path.to_owned()]).ok()?;
+        Some(paths.concat())
+    };
+    for (given, meant) in [
+        ("", ""),
+        (".", ""),
+        ("./", ""),
+        ("models", "models"),
+        ("./models", "models"),
+        ("a/./b//c/", "a/b/c"),
+        ("..a/b..", "..a/b.."),
+    ] {
+        assert_eq!(path(given).as_deref(), Some(meant), "{given}");
+    }
+    let long = "a/".repeat(2048);
+    for refused in ["/models", "..", "./../x", "a/..", "a\0b", &long] {
+        assert_eq!(path(refused), None, "{refused}");
+    }
+}
