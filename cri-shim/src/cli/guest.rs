@@ -9,6 +9,7 @@ use clap::Args;
 use super::advice;
 use super::settings::parse_memory;
 use crate::machine::{Assets, GuestFiles, Snapshot};
+use crate::sandbox::SnapshotMaker;
 
 /// Maximum number of CPUs of podvisor's own kernel (`CONFIG_NR_CPUS`); it would leave more of them
 /// idle.
@@ -85,6 +86,11 @@ impl Guest {
         let dir = absolute(dir)?;
         let snapshot = Snapshot::open(&dir)
             .with_context(|| format!("cannot use the snapshot {}", dir.display()))?;
+        let maker = SnapshotMaker::of(&dir)
+            .with_context(|| format!("cannot use the snapshot {}", dir.display()))?;
+        if let Some(told) = check_maker(maker, &dir)? {
+            super::notice(&told);
+        }
         let memory = snapshot.memory().as_bytes();
         check_memory(
             memory,
@@ -103,6 +109,27 @@ impl Guest {
             has_card: Some(devices.iter().any(|name| name.starts_with("net"))),
         })
     }
+}
+
+/// Refuses a snapshot whose agent is not understood, and says where it is of another podvisor.
+fn check_maker(maker: Option<SnapshotMaker>, dir: &Path) -> anyhow::Result<Option<String>> {
+    let current = SnapshotMaker::current();
+    let dir = dir.display();
+    let of = match &maker {
+        Some(maker) => format!("podvisor {}", maker.version),
+        None => "an older podvisor".to_owned(),
+    };
+    let again = "make it anew by `podvisor snapshot`";
+    let protocol = maker.as_ref().map(|maker| maker.agent_protocol);
+    anyhow::ensure!(
+        protocol == Some(current.agent_protocol),
+        "cannot use the snapshot {dir}: {of} made it, whose agent speaks another version of the \
+         protocol; {again}"
+    );
+    let is_other = maker.is_some_and(|maker| maker.version != current.version);
+    Ok(is_other.then(|| {
+        format!("the snapshot {dir} has the kernel and the agent of {of}; to update them, {again}")
+    }))
 }
 
 fn absolute(path: &Path) -> anyhow::Result<PathBuf> {
@@ -158,6 +185,30 @@ mod tests {
         assert!(parse_guest_memory("lots").is_err());
         assert!(parse_guest_memory("16777215T").is_ok());
         assert!(parse_guest_memory("18446744073709551615").is_err());
+    }
+
+    #[test]
+    fn a_snapshot_of_another_protocol_is_refused_and_of_another_podvisor_is_told() {
+        let told = |maker| check_maker(maker, Path::new("/srv/warm"));
+        let current = SnapshotMaker::current();
+        assert_eq!(told(Some(current.clone())).unwrap(), None);
+        let other = SnapshotMaker {
+            version: "0.0.1".to_owned(),
+            ..current.clone()
+        };
+        let notice = told(Some(other)).unwrap().unwrap();
+        assert!(
+            notice.contains("podvisor 0.0.1") && notice.contains("/srv/warm"),
+            "{notice}"
+        );
+        let unlike = SnapshotMaker {
+            agent_protocol: current.agent_protocol + 1,
+            ..current
+        };
+        for maker in [Some(unlike), None] {
+            let refused = told(maker).unwrap_err().to_string();
+            assert!(refused.contains("podvisor snapshot"), "{refused}");
+        }
     }
 
     #[test]

@@ -67,6 +67,7 @@ pub(crate) use spec::{
     process_capabilities, set_variable,
 };
 pub use stdio::{AttachedStreams, Outputs, StdioError, StreamSet, Streams};
+pub(crate) use template::SnapshotMaker;
 pub use template::{
     Shape, TemplateError, make as make_template, remove_abandoned_templates, snapshot,
 };

@@ -14,6 +14,7 @@
 //! generator is reseeded), time, names and addresses.
 
 mod clean;
+mod maker;
 mod rehearsal;
 
 use std::fs::{self, File, TryLockError};
@@ -32,6 +33,7 @@ use tracing::{debug, warn};
 
 pub use clean::remove_abandoned_templates;
 use clean::remove_oldest;
+pub(crate) use maker::SnapshotMaker;
 
 use super::provisional::{MAX_NICS, macs, mtu};
 use super::types::LaunchConfig;
@@ -319,6 +321,10 @@ pub async fn make(shape: &Shape, templates: &Path) -> Result<(), TemplateError> 
 pub async fn snapshot(shape: &Shape, place: &Path) -> Result<(), TemplateError> {
     let ends = HostEnds::new(shape, place)?;
     boot_and_snapshot(shape, &ends, place).await?;
+    if let Err(error) = SnapshotMaker::current().note(place) {
+        let _ = fs::remove_dir_all(place);
+        return Err(error);
+    }
     if let Err(error) = rehearsal::rehearse(shape, &ends, place).await {
         // Clones work without it, but slower.
         warn!(
