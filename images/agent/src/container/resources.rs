@@ -11,7 +11,8 @@ use super::cgroup::Cgroup;
 use super::spec::SpecError;
 use crate::init::mounts::CGROUP_ROOT;
 
-/// Removes limits of resources that this guest does not have: they hold whatever their values.
+/// Leaves out limits of what this guest does not have: whatever they are, they hold. Memory that is
+/// kept for a container is so only as long as there is other memory to take back.
 pub fn keep_what_is_there(resources: &mut LinuxResources) {
     keep(resources, |path| Path::new(path).exists());
 }
@@ -22,6 +23,14 @@ fn keep(resources: &mut LinuxResources, is_there: impl Fn(&str) -> bool) {
         && let Some(unified) = resources.unified_mut()
     {
         unified.retain(|name, _| !name.starts_with("memory.swap."));
+    }
+    // What the kernel must not take back counts at the mark of a guest that may get more memory
+    // (`memory.high` of all containers together): cached files would hold up who reads them, though
+    // the guest is not short of memory.
+    if let Some(unified) = resources.unified_mut()
+        && let Some(kept) = unified.remove("memory.min")
+    {
+        unified.entry("memory.low".to_owned()).or_insert(kept);
     }
     if let Some(limits) = resources.hugepage_limits_mut() {
         limits.retain(|limit| {
@@ -118,6 +127,22 @@ mod tests {
         assert_eq!(kept(small), (1, "2MB strange".to_owned()));
         for (size, in_kib) in [("64KB", Some(64)), ("16GB", Some(16 << 20)), ("GB", None)] {
             assert_eq!(kib(size), in_kib, "{size}");
+        }
+    }
+
+    #[test]
+    fn memory_that_must_not_be_taken_back_is_taken_back_last() {
+        for (given, expected) in [
+            (json!({"memory.min": "7"}), json!({"memory.low": "7"})),
+            (
+                json!({"memory.min": "7", "memory.low": "9", "memory.max": "max"}),
+                json!({"memory.low": "9", "memory.max": "max"}),
+            ),
+            (json!({"memory.low": "9"}), json!({"memory.low": "9"})),
+        ] {
+            let json = json!({ "unified": given }).to_string();
+            let resources = parse(json.as_bytes()).unwrap();
+            assert_eq!(json!(resources.unified()), expected);
         }
     }
 
