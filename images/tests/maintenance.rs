@@ -406,3 +406,16 @@ fn an_inspection_tells_layers_configuration_and_history() {
         Err(Error::NotFound { .. })
     ));
 }
+
+#[test]
+fn a_store_whose_directories_were_removed_is_used_again() {
+    let test = TestStore::new();
+    load(&test, "a");
+    let root = test.store.root().to_owned();
+    for path in [root.clone(), root.join("blobs"), root.join("tmp")] {
+        std::fs::remove_dir_all(path).unwrap();
+        test.store.list().unwrap();
+        let image = load(&test, "a");
+        assert_eq!(test.store.resolve("a").unwrap().id(), image.id());
+    }
+}

@@ -100,7 +100,14 @@ impl Cache {
     fn write(&self, cached: &Cached) -> io::Result<()> {
         let path = self.path(&cached.pod.id);
         let temporary = path.with_extension("tmp");
-        let mut file = File::create(&temporary)?;
+        // The directory may have been removed since it was made.
+        let mut file = match File::create(&temporary) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                fs::create_dir_all(&self.dir)?;
+                File::create(&temporary)?
+            }
+            created => created?,
+        };
         file.write_all(&serde_json::to_vec(cached)?)?;
         // The rename replaces an existing record: the new contents must reach the disk before it
         // does.
@@ -197,5 +204,28 @@ mod tests {
             assert_eq!(cache.get("damaged").unwrap(), None, "{damaged}");
         }
         assert_eq!(cache.get("none").unwrap(), None);
+    }
+
+    #[test]
+    fn a_directory_that_was_removed_is_made_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("cni");
+        let cache = Cache::open(&path).unwrap();
+        fs::remove_dir(&path).unwrap();
+        assert_eq!(cache.get("pod0").unwrap(), None);
+        let pod = PodIdentity {
+            id: "pod0".to_owned(),
+            name: "web".to_owned(),
+            namespace: "default".to_owned(),
+            uid: "uid".to_owned(),
+        };
+        let list = serde_json::json!({
+            "name": "test", "version": "1.0.0", "disable_check": false, "plugins": [],
+        });
+        let list = serde_json::from_value(list).unwrap();
+        let netns = PathBuf::from("/none");
+        let cached = Cached::new(pod, &list, netns, Capabilities::new());
+        cache.put(&cached).unwrap();
+        assert_eq!(cache.get("pod0").unwrap(), Some(cached));
     }
 }

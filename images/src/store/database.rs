@@ -192,6 +192,7 @@ pub(super) fn clear(layout: &Layout) -> Result<()> {
 }
 
 fn lock(layout: &Layout, how: FlockOperation) -> Result<File> {
+    layout.create_directories()?;
     let path = layout.lock();
     let lock = || -> io::Result<File> {
         let file = private::open(&path)?;

@@ -50,6 +50,7 @@ impl Inner {
     }
 
     fn gc_lock(&self, how: FlockOperation) -> Result<Option<File>> {
+        self.layout.create_directories()?;
         let path = self.layout.gc_lock();
         let lock = || -> io::Result<Option<File>> {
             let file = private::open(&path)?;

@@ -2,7 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::Digest;
+use super::private;
+use crate::{Digest, Error, Result};
 
 /// Paths of a store.
 #[derive(Clone, Debug)]
@@ -26,8 +27,16 @@ impl Layout {
         [self.blobs(), self.images(), self.disks(), self.temporary()]
     }
 
-    /// Paths that older versions may have created with access for all users, and that lead to
-    /// everything else.
+    /// Makes the directories that are missing: somebody may have removed them to free the disk.
+    pub(super) fn create_directories(&self) -> Result<()> {
+        for directory in self.directories() {
+            private::create_directory(&directory)
+                .map_err(|source| Error::io("create the directory", &directory, source))?;
+        }
+        Ok(())
+    }
+
+    /// Of what older versions made for all users to open, whatever leads to the rest.
     pub(super) fn private(&self) -> [PathBuf; 8] {
         [
             self.root.join("blobs"),

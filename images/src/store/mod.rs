@@ -99,10 +99,7 @@ impl Store {
     /// As [`Store::open`].
     pub fn open_with(root: impl AsRef<Path>, options: StoreOptions) -> Result<Self> {
         let layout = Layout::new(root.as_ref());
-        for directory in layout.directories() {
-            private::create_directory(&directory)
-                .map_err(|source| Error::io("create the directory", &directory, source))?;
-        }
+        layout.create_directories()?;
         for path in layout.private() {
             private::take_from_others(&path)
                 .map_err(|source| Error::io("look at", &path, source))?;
