@@ -18,6 +18,7 @@ mod cni;
 mod cri;
 pub mod machine;
 mod patience;
+mod registries;
 mod removal;
 mod request;
 pub mod sandbox;

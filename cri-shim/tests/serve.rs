@@ -545,6 +545,35 @@ async fn images_are_pulled_shown_and_removed() {
 }
 
 #[tokio::test]
+async fn settings_of_registries_are_read_at_each_pull() {
+    let (mut daemon, _guest) = Daemon::without_guests(&[]);
+    daemon.end(Signal::TERM);
+    let settings = daemon.path("certs.d");
+    let host = settings.join("registry.invalid");
+    fs::create_dir_all(&host).unwrap();
+    fs::write(host.join("hosts.toml"), "server = \"http://127.0.0.1:1\"").unwrap();
+    let dir = settings.to_str().unwrap().to_owned();
+    daemon.arguments.extend(["--hosts-dir".to_owned(), dir]);
+    daemon.start();
+    let image = TestImage::busybox(json!({"Cmd": ["true"]}));
+    let id = image.config.digest.clone();
+    let registry = Registry::serve(&[("test/busybox", image)]);
+    let mut images = daemon.images().await;
+    let pull = || PullImageRequest {
+        image: spec("registry.invalid/test/busybox:1"),
+        ..PullImageRequest::default()
+    };
+    images.pull_image(pull()).await.unwrap_err();
+    let toml = format!("server = \"http://{}\"", registry.address());
+    fs::write(host.join("hosts.toml"), toml).unwrap();
+    let pulled = images.pull_image(pull()).await.unwrap().into_inner();
+    assert_eq!(pulled.image_ref, id);
+    // Settings that cannot be used leave those before.
+    fs::write(host.join("hosts.toml"), "server =").unwrap();
+    images.pull_image(pull()).await.unwrap();
+}
+
+#[tokio::test]
 async fn a_socket_has_one_daemon_and_one_that_was_killed_is_replaced() {
     let (mut daemon, _guest) = Daemon::without_guests(&[]);
     let second = daemon.command().output().unwrap();

@@ -1,11 +1,13 @@
 //! The source of registry settings.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use clap::Args;
 use podvisor_images::{HostsError, RegistryConfig};
 
-/// The default directory; it need not exist.
+use crate::registries::RegistryDirectory;
+
+/// Read when nothing else is given; it need not be there.
 const DIRECTORY: &str = "/etc/podvisor/certs.d";
 
 #[derive(Debug, Clone, Default, Args)]
@@ -29,11 +31,13 @@ impl RegistryArgs {
     }
 
     pub(super) fn config(&self) -> Result<RegistryConfig, HostsError> {
-        let config = RegistryConfig::default();
-        match &self.hosts_dir {
-            Some(directory) => config.hosts_directory(directory),
-            None if Path::new(DIRECTORY).exists() => config.hosts_directory(Path::new(DIRECTORY)),
-            None => Ok(config),
+        self.directory().read()
+    }
+
+    pub(super) fn directory(&self) -> RegistryDirectory {
+        match self.hosts_dir.clone() {
+            Some(directory) => RegistryDirectory::new(directory, false),
+            None => RegistryDirectory::new(PathBuf::from(DIRECTORY), true),
         }
     }
 }

@@ -14,6 +14,7 @@ use super::{Globals, notify};
 use crate::cni::CniOptions;
 use crate::cri::{GuestSettings, ServeConfig, Sizes, serve};
 use crate::machine::Assets;
+use crate::registries::Registries;
 use crate::sandbox::JailMode;
 
 /// The default socket.
@@ -162,7 +163,7 @@ impl ServeArgs {
             guest: base,
             initramfs,
             cni,
-            registries: registries.config()?,
+            registries: Registries::of(registries.directory())?,
             metrics: self.metrics.or(file.metrics),
             consoles: self.console_dir.clone().or(file.console_dir),
             templates: self.boot.or(file.boot).unwrap_or_default().templates(&root),

@@ -5,10 +5,10 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use k8s_cri::v1::{LinuxContainerResources, PodSandboxConfig};
-use podvisor_images::RegistryConfig;
 
 use super::pods::{Bound, PodBounds, memory_limit, milli_cpus};
 use crate::cni::CniOptions;
+use crate::registries::Registries;
 use crate::sandbox::{JailMode, MEMORY_OVERHEAD};
 
 /// The runtime handler that the daemon serves in addition to the empty name.
@@ -47,7 +47,7 @@ pub(crate) struct ServeConfig {
     /// Networks.
     pub(crate) cni: CniOptions,
     /// How registries are reached.
-    pub(crate) registries: RegistryConfig,
+    pub(crate) registries: Registries,
     /// Where health and metrics are served over HTTP.
     pub(crate) metrics: Option<SocketAddr>,
     /// Directory for the console output of guests' kernels, one file per pod; a console makes

@@ -103,7 +103,8 @@ impl ImageService for Images {
         let request = request.into_inner();
         let name = self.name(request.image)?;
         let credentials = credentials(request.auth, &name)?;
-        let registries = self.node.config.registries.clone();
+        let registries = self.with_store(|node| Ok(node.config.registries.current()));
+        let registries = registries.await?;
         let options = PullOptions::default()
             .registries(registries)
             .credentials(credentials);

@@ -43,7 +43,12 @@ impl Registry {
         Self { address }
     }
 
-    /// Returns the name by which an image is pulled from here.
+    /// Where it is.
+    pub(crate) fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// The name by which an image is pulled from here.
     pub(crate) fn name(&self, repository: &str) -> String {
         format!("{}/{repository}:1", self.address)
     }
@@ -60,6 +65,8 @@ fn answer(mut stream: &TcpStream, answers: &Answers) -> std::io::Result<()> {
     let mut words = request.split(' ');
     let is_head = words.next() == Some("HEAD");
     let path = words.next().unwrap_or_default();
+    // Whose content it is makes no difference here.
+    let path = path.split('?').next().unwrap_or_default();
     let nothing = Blob::default();
     let (status, blob) = match answers.get(path) {
         Some(blob) => ("200 OK", blob),
