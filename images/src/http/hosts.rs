@@ -386,7 +386,7 @@ mod tests {
         let authority = dir.path().join("cache.example/ca.crt");
         let own = config.of("cache.example");
         assert_eq!(own.protocol, RegistryProtocol::Auto);
-        assert_eq!(own.authorities, [authority.clone()]);
+        assert_eq!(own.authorities, std::slice::from_ref(&authority));
         let for_images_of = |registry: &str| {
             let mirror = &config.of(registry).mirrors[0];
             config.of_mirror(mirror, "cache.example")
