@@ -43,7 +43,7 @@ impl Node {
     pub(crate) async fn recover(self: &Arc<Self>) -> Result<()> {
         let pods = self.database.all::<PodRecord>()?;
         for (id, error) in pods.damaged {
-            // It must not run once there is no such pod. The rest of it is removed with what belongs
+            // It must not run once there is no such pod. The rest is removed with what belongs
             // to no pod.
             SandboxClient::kill(&self.dir(&id)).await?;
             self.drop_damaged::<PodRecord>(&id, error);
