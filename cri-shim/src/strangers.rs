@@ -8,7 +8,7 @@ use tokio::sync::oneshot;
 
 /// At most so many connections at the same time; a new one replaces the oldest.
 #[derive(Debug)]
-pub(crate) struct Strangers {
+pub(crate) struct ConnectionLimiter {
     most: usize,
     /// By number, the oldest first.
     known: Mutex<Known>,
@@ -22,12 +22,12 @@ struct Known {
 
 /// A connection that counts towards the limit until this is dropped.
 #[derive(Debug)]
-pub(crate) struct Stranger {
-    strangers: Arc<Strangers>,
+pub(crate) struct ConnectionSlot {
+    strangers: Arc<ConnectionLimiter>,
     number: u64,
 }
 
-impl Strangers {
+impl ConnectionLimiter {
     pub(crate) fn new(most: usize) -> Arc<Self> {
         Arc::new(Self {
             most,
@@ -36,8 +36,8 @@ impl Strangers {
     }
 
     /// Serves a new connection in a task of its own: `serve` runs until it ends, or until another
-    /// connection needs the place while the [`Stranger`] that it is given still exists.
-    pub(crate) fn spawn<S>(self: &Arc<Self>, serve: impl FnOnce(Stranger) -> S)
+    /// connection needs the place while the [`ConnectionSlot`] that it is given still exists.
+    pub(crate) fn spawn<S>(self: &Arc<Self>, serve: impl FnOnce(ConnectionSlot) -> S)
     where
         S: Future<Output = ()> + Send + 'static,
     {
@@ -52,7 +52,7 @@ impl Strangers {
         });
     }
 
-    fn enter(self: &Arc<Self>) -> (Stranger, oneshot::Receiver<()>) {
+    fn enter(self: &Arc<Self>) -> (ConnectionSlot, oneshot::Receiver<()>) {
         let (sender, has_to_go) = oneshot::channel();
         let mut known = self.known();
         while known.all.len() >= self.most
@@ -64,7 +64,7 @@ impl Strangers {
         let number = known.next;
         known.next = number.wrapping_add(1);
         known.all.insert(number, sender);
-        let stranger = Stranger {
+        let stranger = ConnectionSlot {
             strangers: Arc::clone(self),
             number,
         };
@@ -76,7 +76,7 @@ impl Strangers {
     }
 }
 
-impl Drop for Stranger {
+impl Drop for ConnectionSlot {
     fn drop(&mut self) {
         self.strangers.known().all.remove(&self.number);
     }
@@ -88,7 +88,7 @@ mod tests {
 
     #[test]
     fn the_oldest_stranger_goes_for_a_new_one_and_no_other() {
-        let strangers = Strangers::new(2);
+        let strangers = ConnectionLimiter::new(2);
         let (first, mut first_goes) = strangers.enter();
         let (second, mut second_goes) = strangers.enter();
         // The connection is authenticated now.

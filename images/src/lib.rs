@@ -70,7 +70,7 @@ pub use progress::{PullEvent, PullEvents};
 pub use registry::{Credentials, ManifestError, RegistryError};
 pub use signature::{PolicyError, SignatureError, SignaturePolicy};
 pub use store::{
-    HistoryEntry, ImageDetails, Layer, Prune, PullOptions, PullPolicy, Removed, Store,
+    HistoryEntry, ImageDetails, Layer, Prune, PullOptions, PullPolicy, RemovedImages, Store,
     StoreOptions, StoreUsage, create_database,
 };
 pub use tree::TreeError;

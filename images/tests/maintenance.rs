@@ -212,7 +212,7 @@ fn files_stay_while_somebody_saves_and_go_when_that_ends() {
     load(&test, "a");
     load(&test, "b");
     /// Removes an image while another is being written.
-    struct Meddler<'a>(&'a TestStore, Vec<podvisor_images::Removed>);
+    struct Meddler<'a>(&'a TestStore, Vec<podvisor_images::RemovedImages>);
     impl std::io::Write for &mut Meddler<'_> {
         fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
             if self.1.is_empty() {

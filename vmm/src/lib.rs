@@ -126,10 +126,10 @@ pub use podvisor_devices::vsock::{VsockDevice, VsockError, VsockHost};
 #[cfg(feature = "test-utils")]
 #[doc(hidden)]
 pub use snapshot::testing as snapshot_testing;
-pub use snapshot::{CpuMismatch, FormatError, Snapshot, SnapshotError, WorkingSet};
+pub use snapshot::{CpuMismatch, Snapshot, SnapshotError, SnapshotFormatError, WorkingSet};
 pub use vm::{
     Action, AddVcpusError, BalloonHandle, BlockHandle, BuildError, ConfigError, ConfigErrors,
     ConsoleHandle, DeviceCounters, DeviceFault, DeviceHandle, FsHandle, HandleError, MemHandle,
-    NetHandle, PlugError, Plugged, PmemHandle, Poison, PoisonCause, Registers, Seccomp, State,
-    Transport, Vm, VmBuilder, VmError, VmExit, VsockHandle,
+    NetHandle, PlugError, PluggedDevice, PmemHandle, Poison, PoisonCause, Registers, Seccomp,
+    State, Transport, Vm, VmBuilder, VmError, VmExit, VsockHandle,
 };

@@ -211,7 +211,7 @@ fn mounts_swaps_and_owners(transport: Transport) {
     let device = vm.fs("fs0").unwrap();
     fs::remove_file(&log).unwrap();
     assert!(is_kept(&log));
-    assert!(device.run(FsDevice::removed_objects).unwrap() > 0);
+    assert!(device.run(FsDevice::count_removed_objects).unwrap() > 0);
     fs::write(other.join("removed"), "").unwrap();
     let deadline = Instant::now() + PATIENCE;
     while is_kept(&log) {

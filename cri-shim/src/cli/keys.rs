@@ -17,15 +17,15 @@ const READ_SIZE: usize = 1024;
 pub(super) struct DetachArgs {
     /// Keys that leave a program on a terminal, with commas between several; it goes on
     #[arg(long, value_name = "KEYS", default_value = "ctrl-p,ctrl-q", value_parser = parse)]
-    pub(super) detach_keys: Keys,
+    pub(super) detach_keys: DetachKeys,
 }
 
 /// The key sequence to detach; if empty, keys never detach.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(super) struct Keys(Vec<u8>);
+pub(super) struct DetachKeys(Vec<u8>);
 
 /// Parses docker's format: `a`, `ctrl-a`, `ctrl-@`, `ctrl-[`, and the like, separated by commas.
-pub(super) fn parse(text: &str) -> Result<Keys, String> {
+pub(super) fn parse(text: &str) -> Result<DetachKeys, String> {
     let key = |key: &str| match key.as_bytes() {
         [byte] => Some(*byte),
         [b'c', b't', b'r', b'l', b'-', byte] => match byte.to_ascii_uppercase() {
@@ -37,20 +37,20 @@ pub(super) fn parse(text: &str) -> Result<Keys, String> {
     let keys: Option<Vec<u8>> = text.split(',').map(key).collect();
     let usage = || "write keys such as ctrl-] or ctrl-p,ctrl-q".to_owned();
     keys.filter(|keys| !keys.is_empty())
-        .map(Keys)
+        .map(DetachKeys)
         .ok_or_else(usage)
 }
 
 /// Finds the detach keys in the input.
 #[derive(Debug)]
-pub(super) struct Escape {
-    keys: Keys,
+pub(super) struct DetachDetector {
+    keys: DetachKeys,
     /// How many of them have been typed, and are held back.
     seen: usize,
 }
 
-impl Escape {
-    pub(super) fn new(keys: Keys) -> Self {
+impl DetachDetector {
+    pub(super) fn new(keys: DetachKeys) -> Self {
         Self { keys, seen: 0 }
     }
 
@@ -80,12 +80,12 @@ impl Escape {
 /// Reads this process's stdin on a thread of its own, and forwards it without the detach keys.
 /// Returns the program's input, and a notification for when the user detaches; the program's input
 /// is not closed then.
-pub(super) fn watched_stdin(keys: Keys) -> anyhow::Result<(OwnedFd, Arc<Notify>)> {
+pub(super) fn watched_stdin(keys: DetachKeys) -> anyhow::Result<(OwnedFd, Arc<Notify>)> {
     let (passed, mut writer) = io::pipe().context("cannot create a pipe for what is typed")?;
     let left = Arc::new(Notify::new());
     let leaves = Arc::clone(&left);
     let pass = move || {
-        let mut escape = Escape::new(keys);
+        let mut escape = DetachDetector::new(keys);
         let mut buffer = [0; READ_SIZE];
         loop {
             let count = match read(io::stdin().as_fd(), &mut buffer) {
@@ -117,9 +117,9 @@ mod tests {
 
     #[test]
     fn keys_are_read_as_docker_has_them() {
-        assert_eq!(parse("ctrl-]"), Ok(Keys(vec![0x1d])));
-        assert_eq!(parse("ctrl-p,ctrl-Q"), Ok(Keys(vec![0x10, 0x11])));
-        assert_eq!(parse("~,."), Ok(Keys(b"~.".to_vec())));
+        assert_eq!(parse("ctrl-]"), Ok(DetachKeys(vec![0x1d])));
+        assert_eq!(parse("ctrl-p,ctrl-Q"), Ok(DetachKeys(vec![0x10, 0x11])));
+        assert_eq!(parse("~,."), Ok(DetachKeys(b"~.".to_vec())));
         for bad in ["", "ctrl-", "ctrl-1", "esc", "a,,b"] {
             assert!(parse(bad).is_err(), "{bad}");
         }
@@ -127,7 +127,7 @@ mod tests {
 
     #[test]
     fn the_keys_that_leave_are_found_and_others_pass() {
-        let mut escape = Escape::new(Keys(b"~.".to_vec()));
+        let mut escape = DetachDetector::new(DetachKeys(b"~.".to_vec()));
         assert_eq!(escape.pass(b"ab"), (b"ab".to_vec(), false));
         assert_eq!(escape.pass(b"c~"), (b"c".to_vec(), false));
         assert_eq!(escape.pass(b"d~~"), (b"~d~".to_vec(), false));

@@ -1,7 +1,7 @@
 //! `podvisor rmi`: removes names of images, and images when their last name is removed.
 
 use clap::Args;
-use podvisor_images::{Error, Removed};
+use podvisor_images::{Error, RemovedImages};
 use serde::Serialize;
 
 use super::{FormatArgs, Globals, size};
@@ -31,7 +31,7 @@ pub(super) struct RemovedView {
 }
 
 impl RemovedView {
-    pub(super) fn add(&mut self, removed: Removed) {
+    pub(super) fn add(&mut self, removed: RemovedImages) {
         self.untagged.extend(removed.names);
         self.deleted.extend(removed.image.map(|id| id.to_string()));
         self.freed = self.freed.saturating_add(removed.bytes);
@@ -97,10 +97,10 @@ mod tests {
 
     #[test]
     fn names_come_before_images() {
-        let removed = |name: &str| Removed {
+        let removed = |name: &str| RemovedImages {
             names: vec![name.to_owned()],
             bytes: 10,
-            ..Removed::default()
+            ..RemovedImages::default()
         };
         let mut all = RemovedView::default();
         all.add(removed("a:1"));

@@ -84,11 +84,11 @@ impl Signals {
 
 /// Detects a user who repeatedly asks for the end.
 #[derive(Debug, Default)]
-pub(super) struct Impatience {
+pub(super) struct ForceKillDetector {
     asked: Vec<Instant>,
 }
 
-impl Impatience {
+impl ForceKillDetector {
     /// Records a signal; returns true if the limit is reached.
     pub(super) fn is_over(&mut self, signal: u8, now: Instant) -> bool {
         if !matches!(signal, SIGINT | SIGTERM) {
@@ -113,7 +113,7 @@ mod tests {
 
     #[test]
     fn the_third_in_a_short_time_is_one_too_many() {
-        let mut impatience = Impatience::default();
+        let mut impatience = ForceKillDetector::default();
         let now = Instant::now();
         assert!(!impatience.is_over(SIGINT, now));
         assert!(!impatience.is_over(SIGUSR1, now));
@@ -123,7 +123,7 @@ mod tests {
 
     #[test]
     fn old_ones_are_forgotten() {
-        let mut impatience = Impatience::default();
+        let mut impatience = ForceKillDetector::default();
         let now = Instant::now();
         for seconds in [0, 1, 11, 12, 22] {
             let then = now + Duration::from_secs(seconds);

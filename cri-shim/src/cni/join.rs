@@ -308,7 +308,7 @@ async fn routes(handle: &Handle, links: &[Link]) -> Result<(Connected, Vec<Route
         let mut messages = handle.route().get(message).execute();
         while let Some(message) = first(&mut messages, "list the routes").await? {
             let header = &message.header;
-            let mut route = Found::new(header);
+            let mut route = RouteBuilder::new(header);
             for attribute in &message.attributes {
                 match attribute {
                     RouteAttribute::Destination(to) => route.destination = ip(to),
@@ -399,14 +399,14 @@ async fn neighbours(handle: &Handle, links: &[Link]) -> Result<Vec<Neighbour>, C
 }
 
 /// A route while it is parsed.
-struct Found {
+struct RouteBuilder {
     destination: Option<IpAddr>,
     gateway: Option<IpAddr>,
     index: u32,
     table: u32,
 }
 
-impl Found {
+impl RouteBuilder {
     fn new(header: &RouteHeader) -> Self {
         Self {
             destination: None,

@@ -20,7 +20,7 @@ pub(crate) enum BeginError {
 
 /// A machine whose guest starts to run, and the network that it is to get.
 #[derive(Debug)]
-pub(crate) struct Begun {
+pub(crate) struct StartingMachine {
     pub(crate) launching: Launching,
     pub(crate) network: GuestNetwork,
     /// The pod's addresses by the CNI result, starting with the first one.
@@ -40,7 +40,7 @@ impl Cni {
         capabilities: Capabilities,
         prepared: Prepared,
         config: impl Fn(Vec<NicConfig>) -> LaunchConfig,
-    ) -> Result<Begun, BeginError> {
+    ) -> Result<StartingMachine, BeginError> {
         let taps = prepared.taps()?;
         // The plugins take longer than a clone. Both are waited for, whatever the other's result
         // is: a half-finished plugin could not be undone.
@@ -71,7 +71,7 @@ impl Cni {
                 Launching::begin(config(nics)).await?
             }
         };
-        Ok(Begun {
+        Ok(StartingMachine {
             launching,
             network,
             addresses,

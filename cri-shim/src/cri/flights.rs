@@ -17,7 +17,7 @@ type Table<R> = HashMap<String, Flight<R>>;
 
 /// Running work, by its name.
 #[derive(Debug)]
-pub(super) struct Flights<R>(Arc<Mutex<Table<R>>>);
+pub(super) struct SingleFlight<R>(Arc<Mutex<Table<R>>>);
 
 #[derive(Debug)]
 struct Flight<R> {
@@ -33,7 +33,7 @@ impl<R> Flight<R> {
     }
 }
 
-impl<R> Default for Flights<R> {
+impl<R> Default for SingleFlight<R> {
     fn default() -> Self {
         Self(Arc::default())
     }
@@ -43,7 +43,7 @@ fn lock<R>(table: &Mutex<Table<R>>) -> MutexGuard<'_, Table<R>> {
     table.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl<R: PartialEq + Send + 'static> Flights<R> {
+impl<R: PartialEq + Send + 'static> SingleFlight<R> {
     /// Runs `work` in a task of its own, or joins the one that runs for an equal request of
     /// that name. A result whose callers have all gone away is kept for the next equal request,
     /// because the caller will retry. An error is not kept: a retry runs `work` again.
@@ -219,7 +219,7 @@ mod tests {
 
     #[tokio::test]
     async fn equal_calls_at_once_do_the_work_once() {
-        let flights = Flights::<u8>::default();
+        let flights = SingleFlight::<u8>::default();
         let runs = Arc::new(AtomicU32::new(0));
         let go = Arc::new(Notify::new());
         let work = || {
@@ -247,7 +247,7 @@ mod tests {
 
     #[tokio::test]
     async fn an_answer_that_nobody_waited_for_is_given_to_who_asks_again() {
-        let flights = Flights::<u8>::default();
+        let flights = SingleFlight::<u8>::default();
         let go = Arc::new(Notify::new());
         let done = Arc::new(Notify::new());
         {
@@ -275,7 +275,7 @@ mod tests {
     #[tokio::test]
     async fn a_name_whose_task_panicked_when_its_caller_had_left_is_free_again() {
         for request in [1, 2] {
-            let flights = Flights::<u8>::default();
+            let flights = SingleFlight::<u8>::default();
             {
                 let mut call = std::pin::pin!(flights.join("a", 1, || async { panic!("a bug") }));
                 // The caller goes away before the task has run.
@@ -289,7 +289,7 @@ mod tests {
 
     #[tokio::test]
     async fn what_nobody_waits_for_is_undone_once_it_is_made_and_who_comes_then_asks_again() {
-        let flights = Flights::<u8>::default();
+        let flights = SingleFlight::<u8>::default();
         let (go, undoing, undone) = <(Arc<Notify>, Arc<Notify>, Arc<Notify>)>::default();
         let work = || {
             let go = Arc::clone(&go);
@@ -332,7 +332,7 @@ mod tests {
 
     #[tokio::test]
     async fn an_answer_about_what_is_removed_is_forgotten() {
-        let flights = Flights::<()>::default();
+        let flights = SingleFlight::<()>::default();
         let done = Arc::new(Notify::new());
         let told = Arc::clone(&done);
         let work = || async move {
@@ -352,7 +352,7 @@ mod tests {
 
     #[tokio::test]
     async fn an_error_that_nobody_waits_for_is_not_kept() {
-        let flights = Flights::<u8>::default();
+        let flights = SingleFlight::<u8>::default();
         // The caller goes away before the work has failed, or before it got the error.
         for leaves_early in [true, false] {
             let (go, done) = <(Arc<Notify>, Arc<Notify>)>::default();
@@ -384,7 +384,7 @@ mod tests {
 
     #[tokio::test]
     async fn an_error_is_told_to_all_who_wait_for_it() {
-        let flights = Flights::<u8>::default();
+        let flights = SingleFlight::<u8>::default();
         let fails = || || async { Err(CriError::invalid("x", "y")) };
         let (first, second) = tokio::join!(
             flights.join("a", 1, fails()),

@@ -19,7 +19,7 @@ use super::calls::{BOUNDS_MS, Calls};
 use super::node::Node;
 use super::server::ServeError;
 use super::state::{ContainerPhase, PodPhase};
-use crate::strangers::Strangers;
+use crate::strangers::ConnectionLimiter;
 
 /// Maximum number of concurrent clients; another one replaces the oldest.
 const MAX_CONNECTIONS: usize = 32;
@@ -40,7 +40,7 @@ pub(super) async fn serve(
     let listener = TcpListener::bind(address).await.map_err(failed)?;
     info!(%address, "serving health and metrics");
     tokio::spawn(async move {
-        let strangers = Strangers::new(MAX_CONNECTIONS);
+        let strangers = ConnectionLimiter::new(MAX_CONNECTIONS);
         loop {
             match listener.accept().await {
                 Ok((stream, _)) => {

@@ -8,7 +8,7 @@ use super::node::{Container, Pod};
 
 /// Pods and containers. Names of pods are unique, and names of containers within a pod.
 #[derive(Debug, Default)]
-pub(super) struct Known {
+pub(super) struct PodIndex {
     pub(super) pods: BTreeMap<String, Arc<Pod>>,
     pub(super) containers: BTreeMap<String, Arc<Container>>,
     /// Ids of pods by their names.
@@ -17,7 +17,7 @@ pub(super) struct Known {
     container_names: BTreeMap<(String, String), String>,
 }
 
-impl Known {
+impl PodIndex {
     /// Adds a pod under its name, which must be unused.
     pub(super) fn add_pod(&mut self, pod: &Arc<Pod>) -> Result<()> {
         if let Some(id) = self.pod_names.get(&pod.name) {
@@ -109,7 +109,7 @@ mod tests {
 
     #[test]
     fn a_pods_name_is_its_own_until_it_is_forgotten() {
-        let mut known = Known::default();
+        let mut known = PodIndex::default();
         let (first, second) = (pod("1", "web"), pod("2", "web"));
         known.add_pod(&first).unwrap();
         known.add_pod(&pod("3", "db")).unwrap();
@@ -126,7 +126,7 @@ mod tests {
 
     #[test]
     fn a_containers_name_is_its_own_in_its_pod_until_it_is_forgotten() {
-        let mut known = Known::default();
+        let mut known = PodIndex::default();
         let (web, db) = (pod("1", "web"), pod("2", "db"));
         let (first, second) = (container("a", &web, "main"), container("b", &web, "main"));
         known.add_container(&first).unwrap();
@@ -135,7 +135,7 @@ mod tests {
         assert_eq!(holder(known.add_container(&second)), "a");
         known.forget_container(&second);
         assert_eq!(holder(known.add_container(&second)), "a");
-        let of = |known: &Known, pod: &str| -> Vec<String> {
+        let of = |known: &PodIndex, pod: &str| -> Vec<String> {
             let all = known.containers_of(pod);
             all.iter().map(|container| container.id.clone()).collect()
         };

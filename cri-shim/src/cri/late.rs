@@ -11,7 +11,7 @@ use super::backoff::Backoff;
 use super::state::{Database, StateError};
 
 /// An object whose record has to be written to the database.
-pub(super) trait Unwritten: Debug + Send + Sync {
+pub(super) trait PendingRecord: Debug + Send + Sync {
     fn id(&self) -> &str;
 
     /// Writes the record as it is now.
@@ -20,12 +20,12 @@ pub(super) trait Unwritten: Debug + Send + Sync {
 
 /// Records whose current state is not in the database yet.
 #[derive(Debug, Default)]
-pub(super) struct LateWriter(Mutex<Queue>);
+pub(super) struct RetryWriter(Mutex<Queue>);
 
 #[derive(Debug, Default)]
 struct Queue {
     /// Each once; the most recently tried ones are last.
-    records: VecDeque<Arc<dyn Unwritten>>,
+    records: VecDeque<Arc<dyn PendingRecord>>,
     ids: BTreeSet<String>,
     /// The task that writes them, while there are any.
     writer: Option<JoinHandle<()>>,
@@ -33,7 +33,7 @@ struct Queue {
 
 impl Queue {
     /// Returns false if it was queued already.
-    fn push(&mut self, record: Arc<dyn Unwritten>) -> bool {
+    fn push(&mut self, record: Arc<dyn PendingRecord>) -> bool {
         let is_new = self.ids.insert(record.id().to_owned());
         if is_new {
             self.records.push_back(record);
@@ -42,7 +42,7 @@ impl Queue {
     }
 }
 
-impl LateWriter {
+impl RetryWriter {
     fn lock(&self) -> MutexGuard<'_, Queue> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -51,7 +51,7 @@ impl LateWriter {
     /// is none. Returns false if the record was queued already.
     pub(super) fn add(
         &self,
-        record: Arc<dyn Unwritten>,
+        record: Arc<dyn PendingRecord>,
         begin: impl FnOnce() -> JoinHandle<()>,
     ) -> bool {
         let mut queue = self.lock();
@@ -86,7 +86,7 @@ impl LateWriter {
 
     /// Takes the next record from the queue; if it is empty, marks the task as ended, so that the
     /// next `add` spawns another one.
-    fn next(&self) -> Option<Arc<dyn Unwritten>> {
+    fn next(&self) -> Option<Arc<dyn PendingRecord>> {
         let mut queue = self.lock();
         let record = queue.records.pop_front();
         if let Some(record) = &record {
@@ -115,7 +115,7 @@ mod tests {
         attempts: Arc<AtomicUsize>,
     }
 
-    impl Unwritten for Noted {
+    impl PendingRecord for Noted {
         fn id(&self) -> &str {
             &self.record.id
         }
@@ -130,7 +130,7 @@ mod tests {
     async fn a_full_disk_is_tried_by_one_record_at_a_time_and_all_are_written_once_it_has_room() {
         let disk = SmallDisk::new();
         let database = Arc::new(Database::open(&disk.path().join("x.redb")).unwrap());
-        let late = Arc::new(LateWriter::default());
+        let late = Arc::new(RetryWriter::default());
         let attempts = Arc::<AtomicUsize>::default();
         let add = |id: usize| {
             // The file has no space for many of these.

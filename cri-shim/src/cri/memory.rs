@@ -61,7 +61,7 @@ fn source(path: &Path, known: &mut Vec<MemoryVolume>) -> Result<Option<MemorySou
     }
     let text = fs::read(MOUNTINFO).map_err(CriError::io("read", MOUNTINFO))?;
     let found = find(&opened, &text).map_err(CriError::io("find the mount of", path))?;
-    let Some(Found {
+    let Some(VolumeDirectory {
         volume,
         below,
         has_size,
@@ -144,7 +144,7 @@ fn size_of(volume: &Path) -> io::Result<Option<u64>> {
 
 /// A directory in a volume in memory.
 #[derive(Debug, PartialEq, Eq)]
-struct Found {
+struct VolumeDirectory {
     /// Where the volume is mounted.
     volume: PathBuf,
     /// The path in the volume; empty for its root.
@@ -154,7 +154,7 @@ struct Found {
 }
 
 /// Returns where an open directory is in a volume in memory; `None` if it is not in one.
-fn find(opened: &File, mounts: &[u8]) -> io::Result<Option<Found>> {
+fn find(opened: &File, mounts: &[u8]) -> io::Result<Option<VolumeDirectory>> {
     let fd = opened.as_raw_fd();
     let info = fs::read_to_string(format!("/proc/self/fdinfo/{fd}"))?;
     let id = info.lines().find_map(|line| line.strip_prefix("mnt_id:"));
@@ -162,7 +162,7 @@ fn find(opened: &File, mounts: &[u8]) -> io::Result<Option<Found>> {
     Ok(id.and_then(|id| find_in(mounts, id.trim(), &path)))
 }
 
-fn find_in(mounts: &[u8], id: &str, path: &Path) -> Option<Found> {
+fn find_in(mounts: &[u8], id: &str, path: &Path) -> Option<VolumeDirectory> {
     let lines = || mounts.split(|byte| *byte == b'\n').filter_map(Line::parse);
     let own = lines().find(|line| line.id == id.as_bytes())?;
     if own.root.as_os_str().as_bytes().ends_with(b"//deleted") {
@@ -176,7 +176,7 @@ fn find_in(mounts: &[u8], id: &str, path: &Path) -> Option<Found> {
         line.device == own.device && line.root == Path::new("/") && path.contains(EMPTY_DIR)
     })?;
     let mut options = volume.options.split(|byte| *byte == b',');
-    Some(Found {
+    Some(VolumeDirectory {
         has_size: options.any(|option| option.starts_with(b"size=")),
         below: below.strip_prefix("/").ok()?.to_owned(),
         volume: volume.point,
@@ -374,7 +374,7 @@ mod tests {
         let find = |id, path: &str| find_in(line, id, Path::new(path));
         assert_eq!(
             find("36", "/x/sub dir/in"),
-            Some(Found {
+            Some(VolumeDirectory {
                 volume: "/p/volumes/kubernetes.io~empty-dir/v".into(),
                 below: "sub/in".into(),
                 has_size: true,

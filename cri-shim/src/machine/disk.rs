@@ -5,7 +5,7 @@ use std::io;
 use std::sync::Arc;
 
 use podvisor_vmm::devices::blk::FileDisk;
-use podvisor_vmm::{BlockDevice, BlockHandle, BuildError, PlugError, Plugged};
+use podvisor_vmm::{BlockDevice, BlockHandle, BuildError, PlugError, PluggedDevice};
 use rustix::fs::MemfdFlags;
 use rustix::io::Errno;
 
@@ -25,7 +25,7 @@ pub struct Disk {
 
 /// A disk that was plugged into a running machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct PluggedDisk(Plugged);
+pub struct PluggedDisk(PluggedDevice);
 
 impl PluggedDisk {
     /// The disk's PCI address, written as the guest does.

@@ -476,16 +476,16 @@ impl Machine {
 
     /// Counts files and directories that were removed on the host but are kept because the guest
     /// still knows them, though it does not have them open. Each call looks at one part of the
-    /// shared directory: see [`FsDevice::removed_objects`].
+    /// shared directory: see [`FsDevice::count_removed_objects`].
     ///
     /// # Errors
     /// The machine does not run, or its file system device does not answer.
-    pub async fn removed_objects(&self) -> Result<usize, MachineError> {
+    pub async fn count_removed_objects(&self) -> Result<usize, MachineError> {
         // Machines without a shared directory have nothing to count.
         let Ok(share) = self.vm.fs(SHARE_DEVICE) else {
             return Ok(0);
         };
-        let look = move || share.run(FsDevice::removed_objects);
+        let look = move || share.run(FsDevice::count_removed_objects);
         match tokio::task::spawn_blocking(look).await {
             Ok(found) => Ok(found?),
             Err(error) => Err(MachineError::Thread(io::Error::other(error))),

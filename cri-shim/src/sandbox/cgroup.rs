@@ -244,7 +244,7 @@ pub(super) fn limit_cpus(dir: &Path, vcpus: u8) {
 
 /// Sets the share of CPU time that the sandbox in `dir` gets under contention, in the unit of
 /// cgroup v1's `cpu.shares`.
-pub(super) fn weigh_cpus(dir: &Path, shares: u64) {
+pub(super) fn set_cpu_weight(dir: &Path, shares: u64) {
     let Some(group) = group_of(dir) else { return };
     let file = group.join("cpu.weight");
     if let Err(error) = write(&file, &cpu_weight(shares).to_string()) {

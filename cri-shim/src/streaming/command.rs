@@ -25,7 +25,7 @@ pub(super) enum CommandRequest {
 
 /// The channels that a client must open for a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Wanted {
+pub(super) struct RequestedChannels {
     pub(super) stdin: bool,
     pub(super) stdout: bool,
     pub(super) stderr: bool,
@@ -33,12 +33,12 @@ pub(super) struct Wanted {
 }
 
 impl CommandRequest {
-    pub(super) fn wanted(&self, version: Version) -> Wanted {
+    pub(super) fn wanted(&self, version: Version) -> RequestedChannels {
         let (tty, stdin, stdout, stderr) = match self {
             Self::Exec(exec) => (exec.tty, exec.stdin, exec.stdout, exec.stderr),
             Self::Attach(attach) => (attach.tty, attach.stdin, attach.stdout, attach.stderr),
         };
-        Wanted {
+        RequestedChannels {
             stdin,
             stdout,
             // A terminal has only one output.

@@ -25,14 +25,14 @@ use super::status::Version;
 use super::token::{TokenError, Tokens};
 use super::tunnel;
 use super::websocket::{self, COMMAND_PROTOCOLS, PORT_PROTOCOLS, PortProtocol};
-use crate::strangers::{Stranger, Strangers};
+use crate::strangers::{ConnectionLimiter, ConnectionSlot};
 
 /// Most connections at the same time that have redeemed a token.
 const MAX_SESSIONS: usize = 4096;
 
 /// Most connections at the same time that have not: any client that reaches the address can open
 /// some.
-pub(super) const MAX_STRANGERS: usize = 256;
+pub(super) const MAX_UNAUTHENTICATED: usize = 256;
 
 /// How long a client may take to send its request's headers.
 const REQUEST_HEADER_TIMEOUT: Duration = Duration::from_secs(5);
@@ -173,7 +173,7 @@ fn check(tty: bool, [stdin, stdout, stderr]: [bool; 3]) -> Result<(), StreamingE
 }
 
 async fn accept(listener: TcpListener, shared: Arc<Shared>) {
-    let strangers = Strangers::new(MAX_STRANGERS);
+    let strangers = ConnectionLimiter::new(MAX_UNAUTHENTICATED);
     loop {
         match listener.accept().await {
             Ok((stream, _)) => {
@@ -189,7 +189,7 @@ async fn accept(listener: TcpListener, shared: Arc<Shared>) {
     }
 }
 
-async fn serve(stream: TcpStream, shared: Arc<Shared>, stranger: Stranger) {
+async fn serve(stream: TcpStream, shared: Arc<Shared>, stranger: ConnectionSlot) {
     // Terminals echo single characters.
     let _ = stream.set_nodelay(true);
     let stranger = Mutex::new(Some(stranger));
@@ -226,7 +226,7 @@ type Session = OwnedSemaphorePermit;
 fn answer(
     shared: &Arc<Shared>,
     request: Request<Incoming>,
-    stranger: &Mutex<Option<Stranger>>,
+    stranger: &Mutex<Option<ConnectionSlot>>,
 ) -> Answer {
     if request.method() != Method::GET && request.method() != Method::POST {
         return refused(StatusCode::METHOD_NOT_ALLOWED, "GET or POST\n");

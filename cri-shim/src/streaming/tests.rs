@@ -132,7 +132,7 @@ async fn connections_without_a_token_are_closed_and_keep_nobody_out() {
     assert!(rest.starts_with(b"no such stream"), "{rest:?}");
     let address = target(&url).0;
     let mut silent = Vec::new();
-    for _ in 0..=super::server::MAX_STRANGERS {
+    for _ in 0..=super::server::MAX_UNAUTHENTICATED {
         silent.push(TcpStream::connect(address).await.unwrap());
     }
     let url = streaming.exec(exec(&["true"])).unwrap();

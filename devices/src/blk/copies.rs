@@ -45,7 +45,7 @@ impl DiskCopies {
             return self.others;
         }
         let disk = Arc::new(Mutex::new(self.first));
-        let share = || -> Box<dyn Disk> { Box::new(InTurn(disk.clone())) };
+        let share = || -> Box<dyn Disk> { Box::new(SharedDisk(disk.clone())) };
         (0..engines).map(|_| share()).collect()
     }
 }
@@ -53,15 +53,15 @@ impl DiskCopies {
 /// A disk that cannot be cloned, shared by several engines: each request is complete when
 /// [`Disk::submit`] returns.
 #[derive(Debug)]
-struct InTurn(Arc<Mutex<Box<dyn Disk>>>);
+struct SharedDisk(Arc<Mutex<Box<dyn Disk>>>);
 
-impl InTurn {
+impl SharedDisk {
     fn with<R>(&self, work: impl FnOnce(&mut dyn Disk) -> R) -> R {
         work(&mut **self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
-impl Disk for InTurn {
+impl Disk for SharedDisk {
     fn len(&self) -> u64 {
         self.with(|disk| disk.len())
     }

@@ -8,10 +8,10 @@ use std::sync::Arc;
 use super::copies::DiskCopies;
 use super::disk::{Disk, EmptySlot};
 use super::engine::{Engine, MAX_QUEUES};
-use super::lane::{Alarm, Halted, Lane};
+use super::lane::{QueueEvents, QueueThread, StoppedQueueThread};
 use super::open::{self, Access, BlockDeviceError, IoEngine, open_disk};
 use super::overlay::{OverlayFormat, Qcow2Disk};
-use super::pace::Pace;
+use super::pace::Throttle;
 use super::request::{ID_LEN, MAX_DISCARD_SECTORS, MAX_WRITE_ZEROES_SECTORS};
 use super::server::Server;
 use crate::virtio::{
@@ -46,9 +46,9 @@ pub struct BlockDevice {
     /// The part that the device's event loop serves: all queues, or the first one.
     server: Server,
     /// The other queues, if threads serve them.
-    lanes: Vec<Arc<Lane>>,
+    lanes: Vec<Arc<QueueThread>>,
     /// The event loop waits for this if there are lanes.
-    alarm: Option<Alarm>,
+    alarm: Option<QueueEvents>,
     config: Arc<ConfigSpace>,
     queue_count: u16,
     queue_size: u16,
@@ -227,7 +227,7 @@ impl BlockDevice {
         bytes: Option<Rate>,
         operations: Option<Rate>,
     ) -> Result<Self, BlockDeviceError> {
-        let pace = Pace::new(bytes, operations).and_then(|pace| self.server.engine.keep(pace));
+        let pace = Throttle::new(bytes, operations).and_then(|pace| self.server.engine.keep(pace));
         pace.map_err(BlockDeviceError::Rate)?;
         Ok(self)
     }
@@ -309,7 +309,7 @@ impl BlockDevice {
     fn change(&mut self, mut work: impl FnMut(&mut Server)) {
         let mut halted: Vec<_> = self.lanes.iter().map(|lane| lane.halt()).collect();
         self.server.settle();
-        for server in halted.iter_mut().filter_map(Halted::server) {
+        for server in halted.iter_mut().filter_map(StoppedQueueThread::server) {
             server.settle();
         }
         if let Some(alarm) = &self.alarm {
@@ -327,7 +327,7 @@ impl BlockDevice {
     }
 
     /// Returns the lane that serves a queue, if the queue has its own thread.
-    fn lane(&self, index: u16) -> Option<&Lane> {
+    fn lane(&self, index: u16) -> Option<&QueueThread> {
         let place = usize::from(index).checked_sub(1)?;
         self.lanes.get(place).map(|lane| &**lane)
     }
@@ -335,13 +335,13 @@ impl BlockDevice {
     fn lanes(&mut self) -> std::io::Result<()> {
         let engine = &self.server.engine;
         let mut lanes = Vec::new();
-        let alarm = Alarm::new(self.server.backend())?;
+        let alarm = QueueEvents::new(self.server.backend())?;
         for index in 1..self.queue_count {
             let Some(disk) = engine.disk().another()? else {
                 return Ok(());
             };
             let server = Server::new(engine.another(disk)?, self.queue_count.into());
-            lanes.push(Arc::new(Lane::new(index, server, &alarm)?));
+            lanes.push(Arc::new(QueueThread::new(index, server, &alarm)?));
         }
         self.lanes = lanes;
         self.alarm = Some(alarm);
@@ -383,7 +383,7 @@ impl VirtioDevice for BlockDevice {
             tracing::warn!(%error, "disk: failed to create queue threads; one thread serves all queues");
         }
         let lanes = (1u16..).zip(&self.lanes);
-        let server = |(index, lane): (u16, &Arc<Lane>)| {
+        let server = |(index, lane): (u16, &Arc<QueueThread>)| {
             let lane = lane.clone();
             QueueServer::new(index, move || lane.run())
         };
@@ -442,7 +442,7 @@ impl VirtioDevice for BlockDevice {
     }
 
     fn on_backend(&mut self) -> Result<Progress, Fault> {
-        if self.alarm.as_ref().is_some_and(Alarm::is_raised) {
+        if self.alarm.as_ref().is_some_and(QueueEvents::is_raised) {
             let fault = self.lanes.iter().find_map(|lane| lane.take_fault());
             fault.map_or(Ok(()), Err)?;
         }

@@ -12,7 +12,7 @@ use vm_memory::VolatileSlice;
 use super::counters::Counters;
 use super::disk::{Completion, Disk, Operation, Submitted};
 use super::flight::{Flight, InFlight};
-use super::pace::Pace;
+use super::pace::Throttle;
 use super::request::{ID_LEN, Request, Status, WRITE_DATA};
 use crate::GuestRam;
 use crate::virtio::{Chain, Fault, Queue, Queues, RateLimit};
@@ -52,7 +52,7 @@ pub(super) struct Engine {
     /// Requests are completed only once their changes are durable: the driver does not flush.
     pub(super) write_through: bool,
     /// The rates at which requests are started.
-    pace: Option<Pace>,
+    pace: Option<Throttle>,
     /// Requests that the disk is working on.
     in_flight: InFlight,
     /// Requests whose next piece was not submitted yet.
@@ -133,7 +133,7 @@ impl Engine {
     }
 
     /// Limits the rate at which requests are started from now on.
-    pub(super) fn keep(&mut self, pace: Pace) -> io::Result<()> {
+    pub(super) fn keep(&mut self, pace: Throttle) -> io::Result<()> {
         pace.watch(self.disk.fd())?;
         self.pace = Some(pace);
         Ok(())
@@ -150,7 +150,7 @@ impl Engine {
     /// Whether no request may be started now, because of the rate limit. [`Self::may_go_on`]
     /// reports when it may.
     pub(super) fn is_held(&mut self) -> bool {
-        let held = self.pace.as_mut().is_some_and(Pace::is_over);
+        let held = self.pace.as_mut().is_some_and(Throttle::is_over);
         if held {
             self.counters.limited.one();
         }
@@ -159,7 +159,7 @@ impl Engine {
 
     /// Whether requests that were held back may be started now.
     pub(super) fn may_go_on(&self) -> bool {
-        self.pace.as_ref().is_some_and(Pace::expired)
+        self.pace.as_ref().is_some_and(Throttle::expired)
     }
 
     /// Whether no other request may be started before some of the started ones are done.
@@ -188,7 +188,7 @@ impl Engine {
         }
         self.left = self.left.saturating_add(flight.left());
         let cost = self.advance(queue, flight)?;
-        let must_wait = self.pace.as_mut().is_some_and(Pace::is_over) || self.is_full();
+        let must_wait = self.pace.as_mut().is_some_and(Throttle::is_over) || self.is_full();
         Ok(match must_wait {
             true => usize::MAX,
             false => cost,

@@ -22,12 +22,12 @@ const BACKEND: u64 = 2;
 
 /// Wakes the event loop of a device with lanes.
 #[derive(Debug)]
-pub(super) struct Alarm {
+pub(super) struct QueueEvents {
     epoll: OwnedFd,
     raised: Arc<Signal>,
 }
 
-impl Alarm {
+impl QueueEvents {
     pub(super) fn new(backend: Option<BorrowedFd<'_>>) -> io::Result<Self> {
         let alarm = Self {
             epoll: epoll::create(epoll::CreateFlags::CLOEXEC)?,
@@ -90,7 +90,7 @@ impl Signal {
 
 /// One queue, its engine, and the descriptors that its thread waits for.
 #[derive(Debug)]
-pub(super) struct Lane {
+pub(super) struct QueueThread {
     index: u16,
     /// `None` once the device was dropped.
     server: Mutex<Option<Server>>,
@@ -107,14 +107,14 @@ pub(super) struct Lane {
 }
 
 /// A lane whose thread is halted.
-pub(super) struct Halted<'a> {
-    lane: &'a Lane,
+pub(super) struct StoppedQueueThread<'a> {
+    lane: &'a QueueThread,
     server: MutexGuard<'a, Option<Server>>,
     _turnstile: MutexGuard<'a, ()>,
 }
 
-impl Lane {
-    pub(super) fn new(index: u16, server: Server, alarm: &Alarm) -> io::Result<Self> {
+impl QueueThread {
+    pub(super) fn new(index: u16, server: Server, alarm: &QueueEvents) -> io::Result<Self> {
         let lane = Self {
             index,
             server: Mutex::new(Some(server)),
@@ -130,9 +130,9 @@ impl Lane {
     }
 
     /// Waits until the thread's turn is over.
-    pub(super) fn halt(&self) -> Halted<'_> {
+    pub(super) fn halt(&self) -> StoppedQueueThread<'_> {
         let turnstile = lock(&self.turnstile);
-        Halted {
+        StoppedQueueThread {
             lane: self,
             server: lock(&self.server),
             _turnstile: turnstile,
@@ -249,7 +249,7 @@ impl Lane {
     }
 }
 
-impl Halted<'_> {
+impl StoppedQueueThread<'_> {
     pub(super) fn server(&mut self) -> Option<&mut Server> {
         self.server.as_mut()
     }

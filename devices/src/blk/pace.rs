@@ -16,13 +16,13 @@ use crate::virtio::{Limiter, Rate};
 /// The rate limits, and an epoll instance that reports their timer and the disk's completions. The
 /// limits are shared by the whole device, the timer belongs to one engine.
 #[derive(Debug)]
-pub(super) struct Pace {
+pub(super) struct Throttle {
     limiter: Arc<Mutex<Limiter>>,
     epoll: OwnedFd,
     timer: OwnedFd,
 }
 
-impl Pace {
+impl Throttle {
     pub(super) fn new(bytes: Option<Rate>, operations: Option<Rate>) -> io::Result<Self> {
         Self::over(Arc::new(Mutex::new(Limiter::new(bytes, operations))))
     }

@@ -224,7 +224,7 @@ impl FsDevice {
     /// (`echo 2 > /proc/sys/vm/drop_caches`).
     ///
     /// One that stays is counted when it is checked for the 1st, 2nd, 4th, 8th time and so on.
-    pub fn removed_objects(&mut self) -> usize {
+    pub fn count_removed_objects(&mut self) -> usize {
         self.tree.nameless()
     }
 

@@ -13,7 +13,7 @@ pub(super) struct Inbound {
 
 /// The guest sent more than its credit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Overrun;
+pub(super) struct CreditViolation;
 
 impl Inbound {
     pub(super) fn new(buf_alloc: u32) -> Self {
@@ -35,13 +35,13 @@ impl Inbound {
     }
 
     /// Counts `len` bytes from the guest.
-    pub(super) fn receive(&mut self, len: u32) -> Result<(), Overrun> {
+    pub(super) fn receive(&mut self, len: u32) -> Result<(), CreditViolation> {
         match self.in_flight().checked_add(len) {
             Some(held) if held <= self.buf_alloc => {
                 self.received = self.received.wrapping_add(len);
                 Ok(())
             }
-            _ => Err(Overrun),
+            _ => Err(CreditViolation),
         }
     }
 
@@ -130,10 +130,10 @@ mod tests {
     fn more_than_was_granted_is_an_overrun() {
         let mut credit = Inbound::new(100);
         credit.receive(60).unwrap();
-        assert_eq!(credit.receive(41), Err(Overrun));
+        assert_eq!(credit.receive(41), Err(CreditViolation));
         credit.receive(40).unwrap();
-        assert_eq!(credit.receive(1), Err(Overrun));
-        assert_eq!(credit.receive(u32::MAX), Err(Overrun));
+        assert_eq!(credit.receive(1), Err(CreditViolation));
+        assert_eq!(credit.receive(u32::MAX), Err(CreditViolation));
         credit.forward(1);
         credit.receive(1).unwrap();
     }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use super::connection::{MAX_BATCH, Read};
 use super::error::VsockError;
-use super::host::{Handed, VsockHost};
+use super::host::{ListenerHost, VsockHost};
 use super::listener::Listener;
 use super::mux::{Mux, Work, check_cid};
 use super::packet::{HEADER_LEN, Header, Op};
@@ -112,7 +112,7 @@ impl VsockDevice {
     /// See [`VsockError`].
     pub fn from_listener(guest_cid: u64, listener: UnixListener) -> Result<Self, VsockError> {
         listener.set_nonblocking(true).map_err(VsockError::Epoll)?;
-        Self::new(guest_cid, Box::new(Handed(Some(listener))))
+        Self::new(guest_cid, Box::new(ListenerHost(Some(listener))))
     }
 
     /// Creates a device for the guest with this CID that only this process uses, with
@@ -121,7 +121,7 @@ impl VsockDevice {
     /// # Errors
     /// See [`VsockError`].
     pub fn in_process(guest_cid: u64) -> Result<Self, VsockError> {
-        Self::new(guest_cid, Box::new(Handed(None)))
+        Self::new(guest_cid, Box::new(ListenerHost(None)))
     }
 
     /// Whether its host side creates sockets and uses paths ([`VsockHost::uses_paths`]).

@@ -39,9 +39,9 @@ pub trait VsockHost: fmt::Debug + Send {
 /// Host programs connect to a socket that was passed in; the guest can only reach listeners in this
 /// process.
 #[derive(Debug)]
-pub(super) struct Handed(pub(super) Option<UnixListener>);
+pub(super) struct ListenerHost(pub(super) Option<UnixListener>);
 
-impl VsockHost for Handed {
+impl VsockHost for ListenerHost {
     fn fd(&self) -> Option<BorrowedFd<'_>> {
         self.0.as_ref().map(AsFd::as_fd)
     }

@@ -11,7 +11,7 @@ use tokio::net::TcpStream;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::guest::with_causes;
-use crate::stdio::{Claim, Hub, StreamInUse};
+use crate::stdio::{StreamClaim, StreamInUse, StreamRegistry};
 
 /// On the loopback, only a listener whose queue is full takes time.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -68,14 +68,14 @@ impl From<ForwardError> for AgentError {
 /// Creates forwarded connections, up to a limit.
 #[derive(Debug)]
 pub struct Forwarder {
-    hub: Hub,
+    hub: StreamRegistry,
     places: Arc<Semaphore>,
 }
 
 impl Forwarder {
     /// Creates a forwarder that takes its streams from `hub`.
     #[must_use]
-    pub fn new(hub: Hub) -> Self {
+    pub fn new(hub: StreamRegistry) -> Self {
         Self {
             hub,
             places: Arc::new(Semaphore::new(limits::PORT_FORWARDS)),
@@ -129,7 +129,7 @@ async fn connect(port: u16) -> Result<TcpStream, ForwardError> {
     Err(failed)
 }
 
-async fn join(claim: Claim, mut socket: TcpStream, _place: OwnedSemaphorePermit) {
+async fn join(claim: StreamClaim, mut socket: TcpStream, _place: OwnedSemaphorePermit) {
     // The host put the id into the call, so its connection either arrives soon or never.
     let claimed = tokio::time::timeout(limits::STREAM_CLAIM_TIMEOUT, claim).await;
     let Ok(Ok(mut connection)) = claimed else {

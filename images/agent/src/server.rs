@@ -12,7 +12,7 @@ use tokio::net::UnixListener;
 use tokio_vsock::{VMADDR_CID_ANY, VsockAddr, VsockListener, VsockStream};
 use ttrpc::asynchronous::{Server, transport};
 
-use crate::stdio::{Connection, Hub};
+use crate::stdio::{Connection, StreamRegistry};
 
 /// How long to wait if a connection cannot be accepted for lack of resources.
 const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
@@ -113,7 +113,7 @@ fn is_temporary(error: &io::Error) -> bool {
 pub async fn serve(
     listeners: Listeners,
     agent: Arc<dyn Agent + Send + Sync>,
-    hub: Hub,
+    hub: StreamRegistry,
 ) -> io::Error {
     let Listeners { rpc, stdio } = listeners;
     let calls = stream::unfold(rpc, |rpc| async move {

@@ -14,7 +14,7 @@ use crate::forward::Forwarder;
 use crate::guest::{Guest, GuestError, clock, cpu, memory, pci};
 use crate::init::power;
 use crate::init::reaper::Reaper;
-use crate::stdio::Hub;
+use crate::stdio::StreamRegistry;
 
 /// Answers the host's requests.
 #[derive(Debug)]
@@ -27,7 +27,7 @@ pub struct Service {
 impl Service {
     /// Creates a service without containers.
     #[must_use]
-    pub fn new(reaper: Reaper, hub: Hub) -> Self {
+    pub fn new(reaper: Reaper, hub: StreamRegistry) -> Self {
         Self {
             guest: Guest::default(),
             forwarder: Forwarder::new(hub.clone()),

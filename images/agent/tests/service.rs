@@ -5,7 +5,7 @@ use std::sync::Arc;
 use podvisor_agent::init::reaper;
 use podvisor_agent::server::{self, Listeners};
 use podvisor_agent::service::Service;
-use podvisor_agent::stdio::Hub;
+use podvisor_agent::stdio::StreamRegistry;
 use podvisor_agent_protocol::api::{self, AgentClient};
 use podvisor_agent_protocol::{AgentError, ErrorKind, limits};
 use serde_json::json;
@@ -26,7 +26,7 @@ impl Guest {
         let listeners = Listeners::unix(listen("rpc"), listen("stdio"));
         let (reaper, reaping) = reaper::start().unwrap();
         tokio::spawn(reaping);
-        let hub = Hub::new();
+        let hub = StreamRegistry::new();
         let service = Arc::new(Service::new(reaper, hub.clone()));
         tokio::spawn(server::serve(listeners, service, hub));
         let stream = UnixStream::connect(directory.path().join("rpc"))

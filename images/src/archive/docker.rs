@@ -2,7 +2,7 @@
 
 use serde::Deserialize;
 
-use super::{Archive, ArchiveError, Found, Held, Member};
+use super::{Archive, ArchiveError, ArchiveImage, Held, Member};
 use crate::{Limits, ManifestError};
 
 #[derive(Deserialize)]
@@ -13,7 +13,10 @@ struct Entry {
     layers: Vec<String>,
 }
 
-pub(super) fn images(archive: &Archive, limits: &Limits) -> Result<Vec<Found>, ArchiveError> {
+pub(super) fn images(
+    archive: &Archive,
+    limits: &Limits,
+) -> Result<Vec<ArchiveImage>, ArchiveError> {
     let name = "manifest.json";
     let member = archive.member(name).ok_or(ArchiveError::Unknown)?;
     let document = archive.document(name, &member, limits.manifest_bytes)?;
@@ -41,7 +44,7 @@ pub(super) fn images(archive: &Archive, limits: &Limits) -> Result<Vec<Found>, A
             .layers
             .iter()
             .map(|name| archive.member(name).ok_or_else(|| missing(name)));
-        found.push(Found {
+        found.push(ArchiveImage {
             names: entry.repo_tags.unwrap_or_default(),
             manifest: None,
             config,

@@ -60,7 +60,7 @@ impl Held {
 
 /// An image found in an archive.
 #[derive(Debug)]
-pub(crate) struct Found {
+pub(crate) struct ArchiveImage {
     /// Names that it has in the archive; not yet checked.
     pub(crate) names: Vec<String>,
     /// Its manifest, if the archive has one.
@@ -114,7 +114,7 @@ impl Archive {
     }
 
     /// Returns all images in it.
-    pub(crate) fn images(&self, limits: &Limits) -> Result<Vec<Found>, ArchiveError> {
+    pub(crate) fn images(&self, limits: &Limits) -> Result<Vec<ArchiveImage>, ArchiveError> {
         // Archives of newer versions of Docker are both; the layout has the digests.
         if self.member("index.json").is_some() {
             return oci::images(self, limits);

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use serde::Deserialize;
 
-use super::{Archive, ArchiveError, Found, Held, Member};
+use super::{Archive, ArchiveError, ArchiveImage, Held, Member};
 use crate::registry::{Manifest, Parsed};
 use crate::{Digest, Limits, ManifestError};
 
@@ -25,7 +25,10 @@ struct Entry {
     annotations: HashMap<String, String>,
 }
 
-pub(super) fn images(archive: &Archive, limits: &Limits) -> Result<Vec<Found>, ArchiveError> {
+pub(super) fn images(
+    archive: &Archive,
+    limits: &Limits,
+) -> Result<Vec<ArchiveImage>, ArchiveError> {
     let name = "index.json";
     let member = archive.member(name).ok_or(ArchiveError::Unknown)?;
     let document = archive.document(name, &member, limits.manifest_bytes)?;
@@ -36,7 +39,7 @@ pub(super) fn images(archive: &Archive, limits: &Limits) -> Result<Vec<Found>, A
             name: "every image: its index is empty".to_owned(),
         });
     }
-    let mut found: Vec<Found> = Vec::new();
+    let mut found: Vec<ArchiveImage> = Vec::new();
     let mut held = Held::new(limits);
     let mut places: HashMap<Digest, usize> = HashMap::new();
     for entry in index.manifests.iter().take(limits.layers) {
@@ -61,7 +64,7 @@ pub(super) fn images(archive: &Archive, limits: &Limits) -> Result<Vec<Found>, A
         let config = archive.blob(&manifest.config.digest)?;
         let config = archive.document("the configuration", &config, limits.config_bytes)?;
         held.add(bytes.len() + config.len() + layers.len() * size_of::<Member>())?;
-        found.push(Found {
+        found.push(ArchiveImage {
             names: name.into_iter().cloned().collect(),
             manifest: Some(bytes),
             config,

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 /// A file as `stat` and the like would show it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Found {
+pub(crate) struct FileStat {
     pub(crate) mode: u16,
     pub(crate) links: u32,
     pub(crate) uid: u32,
@@ -31,7 +31,7 @@ fn u64_at(bytes: &[u8], at: usize) -> u64 {
 }
 
 /// All files by path; the root is the empty one.
-pub(crate) fn read(image: &[u8]) -> BTreeMap<Vec<u8>, Found> {
+pub(crate) fn read(image: &[u8]) -> BTreeMap<Vec<u8>, FileStat> {
     let sb = &image[1024..1152];
     assert_eq!(u32_at(sb, 0), 0xE0F5_E1E2);
     assert_eq!(sb[12], 12, "4 KiB blocks");
@@ -57,7 +57,7 @@ struct Volume<'a> {
 }
 
 impl Volume<'_> {
-    fn inode(&self, nid: u64) -> Found {
+    fn inode(&self, nid: u64) -> FileStat {
         let at = self.meta + nid as usize * 32;
         let i = &self.image[at..];
         let format = u16_at(i, 0);
@@ -91,7 +91,7 @@ impl Volume<'_> {
             );
             data.extend_from_slice(&self.image[tail..tail + rest]);
         }
-        Found {
+        FileStat {
             mode,
             nid,
             links: if extended {
@@ -124,7 +124,7 @@ impl Volume<'_> {
         }
     }
 
-    fn walk(&self, path: Vec<u8>, nid: u64, parent: u64, found: &mut BTreeMap<Vec<u8>, Found>) {
+    fn walk(&self, path: Vec<u8>, nid: u64, parent: u64, found: &mut BTreeMap<Vec<u8>, FileStat>) {
         let file = self.inode(nid);
         if file.mode >> 12 == 4 {
             let mut names: Vec<Vec<u8>> = Vec::new();

@@ -13,7 +13,7 @@ use tar::EntryType;
 
 use super::ImportError;
 use super::entry::{self, Entry};
-use super::walk::{Found, Walk, is_same};
+use super::walk::{Walk, WalkEntry, is_same};
 use crate::erofs::storable_xattr;
 use crate::{Cancel, Error, Limits, Result};
 
@@ -71,7 +71,7 @@ struct Writer<'a, W> {
 }
 
 impl<W: Write> Writer<'_, W> {
-    fn write(&mut self, walk: &Walk<'_>, found: &Found<'_>) -> Result<Stat> {
+    fn write(&mut self, walk: &Walk<'_>, found: &WalkEntry<'_>) -> Result<Stat> {
         let (path, stat) = (found.path, found.stat);
         if path.len() > walk.limits.path_bytes {
             return Err(walk.unfit(path, "has too long a path").into());
@@ -127,7 +127,7 @@ impl<W: Write> Writer<'_, W> {
     fn file(
         &mut self,
         walk: &Walk<'_>,
-        found: &Found<'_>,
+        found: &WalkEntry<'_>,
         xattrs: &[(Vec<u8>, Vec<u8>)],
     ) -> Result<Stat> {
         let path = found.path;
@@ -267,7 +267,7 @@ fn data_ranges(file: impl AsFd, size: u64) -> Option<Vec<(u64, u64)>> {
 }
 
 /// Returns the extended attributes that an image keeps, sorted by name.
-fn xattrs(walk: &Walk<'_>, found: &Found<'_>) -> Result<Xattrs, ImportError> {
+fn xattrs(walk: &Walk<'_>, found: &WalkEntry<'_>) -> Result<Xattrs, ImportError> {
     // The only way that also reaches those of symbolic links and devices without following or
     // opening them.
     let directory = format!("/proc/self/fd/{}/", found.directory.as_raw_fd());

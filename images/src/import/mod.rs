@@ -13,7 +13,7 @@ mod survey;
 mod walk;
 
 pub use error::ImportError;
-pub(crate) use survey::{Survey, survey};
+pub(crate) use survey::{TarSummary, survey};
 
 use std::fs::File;
 use std::path::PathBuf;

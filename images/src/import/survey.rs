@@ -12,7 +12,7 @@ use crate::{ArchiveError, Cancel, Digest, Error, Limits, Result};
 
 /// The result of a scan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Survey {
+pub(crate) struct TarSummary {
     /// Digest of the uncompressed tar.
     pub(crate) diff_id: Digest,
     /// Modification time of the newest file, in seconds since 1970.
@@ -20,7 +20,7 @@ pub(crate) struct Survey {
 }
 
 /// Reads all of a tar.
-pub(crate) fn survey(file: File, limits: &Limits, cancel: &Cancel) -> Result<Survey> {
+pub(crate) fn survey(file: File, limits: &Limits, cancel: &Cancel) -> Result<TarSummary> {
     let broken = |error| Error::Archive(ArchiveError::Tar(error));
     let input = Compression::open(file).map_err(|error| broken(error.into()))?;
     let mut tar = TarReader::new(Hashing {
@@ -58,7 +58,7 @@ pub(crate) fn survey(file: File, limits: &Limits, cancel: &Cancel) -> Result<Sur
     outcome.map_err(broken)?;
     names.check()?;
     let diff_id = Digest::finish(input.hasher);
-    Ok(Survey { diff_id, newest })
+    Ok(TarSummary { diff_id, newest })
 }
 
 /// Distinguishes a root file system from other archives.

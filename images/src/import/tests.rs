@@ -22,7 +22,7 @@ fn import(store: &Store, path: &Path) -> crate::Result<Image> {
     store.import(source, None, &PullOptions::default())
 }
 
-fn read(image: &Image) -> BTreeMap<Vec<u8>, reader::Found> {
+fn read(image: &Image) -> BTreeMap<Vec<u8>, reader::FileStat> {
     reader::read(&fs::read(image.rootfs()).unwrap())
 }
 

@@ -38,7 +38,7 @@ const KERNEL: [u32; 15] = [
 ];
 
 /// A file or directory that a walk has reached.
-pub(super) struct Found<'a> {
+pub(super) struct WalkEntry<'a> {
     /// The directory that it is in, or the directory itself.
     pub(super) directory: &'a OwnedFd,
     /// Its name in that directory; `.` for the directory itself.
@@ -84,7 +84,7 @@ impl<'a> Walk<'a> {
     /// Passes every file to `see`, which returns the file's state when it was done with it.
     pub(super) fn run(
         &mut self,
-        mut see: impl FnMut(&Self, &Found<'_>) -> Result<Stat>,
+        mut see: impl FnMut(&Self, &WalkEntry<'_>) -> Result<Stat>,
     ) -> Result<()> {
         let mut directories = vec![Vec::new()];
         while let Some(path) = directories.pop() {
@@ -118,7 +118,7 @@ impl<'a> Walk<'a> {
 
     fn show(
         &mut self,
-        see: &mut impl FnMut(&Self, &Found<'_>) -> Result<Stat>,
+        see: &mut impl FnMut(&Self, &WalkEntry<'_>) -> Result<Stat>,
         directory: &OwnedFd,
         name: &[u8],
         path: &[u8],
@@ -130,7 +130,7 @@ impl<'a> Walk<'a> {
             let (what, limit) = ("entries", self.limits.entries);
             return Err(ImportError::Limit { what, limit }.into());
         }
-        let found = Found {
+        let found = WalkEntry {
             directory,
             name,
             path,

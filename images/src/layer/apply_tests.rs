@@ -130,7 +130,7 @@ fn the_same_layers_give_the_same_bytes() {
     assert_eq!(first.len() % 4096, 0);
 }
 
-fn read(image: &tempfile::NamedTempFile) -> BTreeMap<Vec<u8>, crate::erofs::reader::Found> {
+fn read(image: &tempfile::NamedTempFile) -> BTreeMap<Vec<u8>, crate::erofs::reader::FileStat> {
     crate::erofs::reader::read(&std::fs::read(image.path()).unwrap())
 }
 

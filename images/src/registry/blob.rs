@@ -31,7 +31,7 @@ impl From<RegistryError> for BlobError {
     }
 }
 
-enum Order {
+enum SinkCommand {
     Append(Vec<u8>),
     /// The server cannot resume: discard everything.
     Restart,
@@ -41,7 +41,7 @@ enum Order {
 
 /// A thread that hashes and writes, so that neither delays the network.
 struct Sink {
-    orders: mpsc::Sender<Order>,
+    orders: mpsc::Sender<SinkCommand>,
     thread: tokio::task::JoinHandle<io::Result<()>>,
 }
 
@@ -53,17 +53,17 @@ impl Sink {
             let mut at = 0;
             while let Some(order) = queue.blocking_recv() {
                 match order {
-                    Order::Append(bytes) => {
+                    SinkCommand::Append(bytes) => {
                         hasher.update(&bytes);
                         file.write_all_at(&bytes, at)?;
                         at += bytes.len() as u64;
                     }
-                    Order::Restart => {
+                    SinkCommand::Restart => {
                         hasher = Sha256::new();
                         file.set_len(0)?;
                         at = 0;
                     }
-                    Order::Digest(answer) => {
+                    SinkCommand::Digest(answer) => {
                         // Without a receiver the pull was cancelled.
                         let _ = answer.send(Digest::finish(hasher.clone()));
                     }
@@ -75,14 +75,14 @@ impl Sink {
     }
 
     /// Sends an order; returns false if the thread has stopped, which means that it failed.
-    async fn order(&self, order: Order) -> bool {
+    async fn order(&self, order: SinkCommand) -> bool {
         self.orders.send(order).await.is_ok()
     }
 
     /// Returns the digest so far; `None` if the thread has stopped.
     async fn digest(&self) -> Option<Digest> {
         let (answer, digest) = oneshot::channel();
-        self.order(Order::Digest(answer)).await;
+        self.order(SinkCommand::Digest(answer)).await;
         digest.await.ok()
     }
 
@@ -131,7 +131,7 @@ impl Client {
             // sent.
             if useless || !std::ptr::eq(endpoint, tries.endpoint()) {
                 (done, most) = (0, 0);
-                sink.order(Order::Restart).await;
+                sink.order(SinkCommand::Restart).await;
             }
         }
     }
@@ -160,7 +160,7 @@ impl Client {
             if response.status() == StatusCode::PARTIAL_CONTENT {
                 return Err(endpoint.fault("another part of the layer than was asked for"));
             }
-            sink.order(Order::Restart).await;
+            sink.order(SinkCommand::Restart).await;
         }
         let wrong_size = |actual| RegistryError::Size {
             host: endpoint.host().to_owned(),
@@ -184,7 +184,7 @@ impl Client {
             if *done > size {
                 return Err(wrong_size(*done));
             }
-            if !sink.order(Order::Append(chunk.into())).await {
+            if !sink.order(SinkCommand::Append(chunk.into())).await {
                 // The sink's own error is reported instead.
                 return Ok(());
             }

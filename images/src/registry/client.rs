@@ -262,12 +262,12 @@ impl Client {
     }
 
     /// Iterates over the mirrors and then the registry, each as often as allowed.
-    pub(super) fn tries(&self) -> Tries<'_> {
+    pub(super) fn tries(&self) -> Attempts<'_> {
         let mut endpoints = self.endpoints.iter();
         let now = endpoints
             .find(|endpoint| !endpoint.is_left_out())
             .expect("the registry itself is never left out");
-        Tries {
+        Attempts {
             client: self,
             now,
             rest: endpoints,
@@ -285,14 +285,14 @@ impl Client {
 
 /// The state of a request: which source, and which attempt.
 #[derive(Debug)]
-pub(super) struct Tries<'a> {
+pub(super) struct Attempts<'a> {
     client: &'a Client,
     now: &'a Endpoint,
     rest: std::slice::Iter<'a, Endpoint>,
     attempt: u32,
 }
 
-impl<'a> Tries<'a> {
+impl<'a> Attempts<'a> {
     /// Returns the source to ask now.
     pub(super) fn endpoint(&self) -> &'a Endpoint {
         self.now

@@ -19,7 +19,7 @@ const DIRECTORY: &[u8] = b"disk";
 const MAX_LISTED_NAMES: usize = 10;
 
 /// The file of a disk image.
-struct Found {
+struct DiskFile {
     files: FileSystem,
     name: String,
     inode: Inode,
@@ -83,7 +83,7 @@ impl Inner {
         }
     }
 
-    fn find_disk(&self, image: &Image) -> Result<Found> {
+    fn find_disk(&self, image: &Image) -> Result<DiskFile> {
         let shown = || shown(image);
         let path = self.layout.rootfs(&image.id);
         let file = File::open(&path).map_err(|source| Error::io("read", &path, source))?;
@@ -111,7 +111,7 @@ impl Inner {
         let (name, inode) = found
             .pop()
             .ok_or_else(|| DiskError::NoDisk { image: shown() })?;
-        Ok(Found {
+        Ok(DiskFile {
             files,
             name: printable(&name),
             inode,
@@ -119,7 +119,7 @@ impl Inner {
         })
     }
 
-    fn make_disk(&self, image: &Image, found: Found, cancelled: &AtomicBool) -> Result<Disk> {
+    fn make_disk(&self, image: &Image, found: DiskFile, cancelled: &AtomicBool) -> Result<Disk> {
         let path = self.layout.disk_work(&image.id);
         let write = |source| Error::io("write", &path, source);
         let work = WorkFile::acquire(&path).map_err(write)?;
@@ -156,7 +156,7 @@ impl Inner {
     }
 }
 
-impl Found {
+impl DiskFile {
     fn is_evident(&self) -> bool {
         let name = self.name.as_bytes();
         let ends = |ending: &str| name.to_ascii_lowercase().ends_with(ending.as_bytes());

@@ -9,10 +9,10 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use super::database::{self, Change, Contents};
 use super::disk_records::{DiskChange, DiskName, DiskRecord};
 use super::flights::Flight;
-use super::gc::{Stay, check_unused, entries, remove_unused, try_claim};
+use super::gc::{GcHold, check_unused, entries, remove_unused, try_claim};
 use super::pull::{acquire, blocking};
 use super::work::{WorkFile, sync_directory_of};
-use super::{Inner, Prune, PullOptions, PullPolicy, Removed, Store, private};
+use super::{Inner, Prune, PullOptions, PullPolicy, RemovedImages, Store, private};
 use crate::disk::{Converted, FetchError, Fetched, Fetcher, Source, Validators};
 use crate::{Checksum, Digest, Disk, Error, PullEvent, Result};
 
@@ -181,7 +181,7 @@ impl Inner {
         source: Source,
         checksum: Option<Checksum>,
         options: &PullOptions,
-        stay: &Arc<Stay>,
+        stay: &Arc<GcHold>,
     ) -> Result<Disk> {
         let name = source.name();
         options.emit(PullEvent::Resolving {
@@ -386,7 +386,7 @@ impl Inner {
     }
 
     /// Removes a URL, or by id all of them; the disk image is removed with the last one.
-    pub(super) fn remove_disk(&self, name: &str) -> Result<Removed> {
+    pub(super) fn remove_disk(&self, name: &str) -> Result<RemovedImages> {
         let (_, mut removed) = database::update(&self.layout, |contents| {
             let id = find(contents, name)?;
             let all: Vec<String> = contents.disks.names_of(&id).map(str::to_owned).collect();
@@ -398,9 +398,9 @@ impl Inner {
                 .iter()
                 .map(|name| Change::Disk(DiskChange::DropName(name.clone())))
                 .collect();
-            let mut removed = Removed {
+            let mut removed = RemovedImages {
                 names,
-                ..Removed::default()
+                ..RemovedImages::default()
             };
             let last = removed.names.len() == all.len();
             let in_image = contents
@@ -459,7 +459,11 @@ impl Inner {
 
     /// Removes disk images that are not needed, longest unused first, by the rules for images: a
     /// URL counts as a tag.
-    pub(super) fn prune_disks(&self, prune: &Prune, removed: &mut Vec<Removed>) -> Result<()> {
+    pub(super) fn prune_disks(
+        &self,
+        prune: &Prune,
+        removed: &mut Vec<RemovedImages>,
+    ) -> Result<()> {
         let contents = database::read(&self.layout)?;
         let in_images: HashSet<Digest> = contents
             .images

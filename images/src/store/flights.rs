@@ -19,9 +19,9 @@ pub(super) enum Flight {
 
 /// A lock for each thing that is being fetched or created.
 #[derive(Debug, Default)]
-pub(super) struct Flights(Mutex<HashMap<Flight, Weak<tokio::sync::Mutex<()>>>>);
+pub(super) struct SingleFlight(Mutex<HashMap<Flight, Weak<tokio::sync::Mutex<()>>>>);
 
-impl Flights {
+impl SingleFlight {
     /// Returns the lock of a thing; it is forgotten when no one holds it.
     pub(super) fn enter(&self, thing: Flight) -> Arc<tokio::sync::Mutex<()>> {
         let mut flights = self.0.lock().unwrap_or_else(PoisonError::into_inner);

@@ -10,21 +10,21 @@ use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 
 use super::database::{self, Change, Contents};
-use super::lookup::{Found, find};
+use super::lookup::{Lookup, find};
 use super::work::WorkFile;
-use super::{Inner, Removed, private};
+use super::{Inner, RemovedImages, private};
 use crate::registry::Parsed;
 use crate::{Digest, Error, Result};
 
 /// Keeps all files from removal. Removals that were deferred meanwhile are done when it is dropped,
 /// unless there is another one.
 #[derive(Debug)]
-pub(super) struct Stay {
+pub(super) struct GcHold {
     inner: Arc<Inner>,
     lock: Option<File>,
 }
 
-impl Drop for Stay {
+impl Drop for GcHold {
     fn drop(&mut self) {
         drop(self.lock.take());
         let collected = self.inner.is_deferred().and_then(|deferred| {
@@ -42,8 +42,8 @@ impl Drop for Stay {
 impl Inner {
     /// Keeps all files from removal until the result is dropped. Waits while another process
     /// removes files.
-    pub(super) fn hold_files(self: &Arc<Self>) -> Result<Stay> {
-        Ok(Stay {
+    pub(super) fn hold_files(self: &Arc<Self>) -> Result<GcHold> {
+        Ok(GcHold {
             lock: self.gc_lock(FlockOperation::LockShared)?,
             inner: Arc::clone(self),
         })
@@ -64,7 +64,7 @@ impl Inner {
     }
 
     /// Removes names, and images with their last name.
-    pub(super) fn remove(&self, name: &str) -> Result<Removed> {
+    pub(super) fn remove(&self, name: &str) -> Result<RemovedImages> {
         let (_, (mut removed, disk)) = database::update(&self.layout, |contents| {
             let found = find(contents, name)?;
             let id = found.id();
@@ -72,16 +72,16 @@ impl Inner {
             let tags = all.iter().filter(|name| !name.contains('@')).count();
             // A digest is a secondary name from a pull: it is removed with the last tag.
             let names = match found {
-                Found::Name(name, _) if !name.contains('@') && tags > 1 => vec![name],
-                Found::Name(name, _) if name.contains('@') && all.len() > 1 && tags > 0 => {
+                Lookup::Name(name, _) if !name.contains('@') && tags > 1 => vec![name],
+                Lookup::Name(name, _) if name.contains('@') && all.len() > 1 && tags > 0 => {
                     vec![name]
                 }
                 _ => all.clone(),
             };
             let mut changes: Vec<_> = names.iter().cloned().map(Change::DropName).collect();
-            let mut removed = Removed {
+            let mut removed = RemovedImages {
                 names,
-                ..Removed::default()
+                ..RemovedImages::default()
             };
             let mut disk = None;
             if removed.names.len() == all.len() {
@@ -118,7 +118,7 @@ impl Inner {
     }
 
     /// Frees the files of what was removed, unless they are held.
-    pub(super) fn count_freed(&self, removed: &mut Removed) -> Result<()> {
+    pub(super) fn count_freed(&self, removed: &mut RemovedImages) -> Result<()> {
         if removed.image.is_some() {
             let freed = self.collect()?;
             removed.bytes = freed.unwrap_or(0);

@@ -12,7 +12,7 @@ use super::load::synthesise;
 use super::lookup::names_of;
 use super::{Inner, PullOptions, Store};
 use crate::error::parse_reference;
-use crate::import::{self, ImportError, ImportSource, Survey};
+use crate::import::{self, ImportError, ImportSource, TarSummary};
 use crate::{Cancel, Digest, Error, Image, PullEvent, Reference, Result, TarError};
 
 const CHUNK: usize = 256 << 10;
@@ -73,7 +73,7 @@ impl Inner {
     }
 
     /// Stores a directory as a layer; returns its digest, size and survey.
-    fn import_directory(&self, path: &Path, cancel: &Cancel) -> Result<(Digest, u64, Survey)> {
+    fn import_directory(&self, path: &Path, cancel: &Cancel) -> Result<(Digest, u64, TarSummary)> {
         let work = self.unnamed_work()?;
         let fault = |source| Error::io("write", work.path(), source);
         let limits = &self.options.limits;
@@ -92,11 +92,11 @@ impl Inner {
         let (digest, size) = hashing.finish();
         self.publish_blob(work, &digest)?;
         let diff_id = digest;
-        Ok((digest, size, Survey { diff_id, newest }))
+        Ok((digest, size, TarSummary { diff_id, newest }))
     }
 
     /// Stores a tar as a layer, unchanged.
-    fn import_tar(&self, mut file: File, cancel: &Cancel) -> Result<(Digest, u64, Survey)> {
+    fn import_tar(&self, mut file: File, cancel: &Cancel) -> Result<(Digest, u64, TarSummary)> {
         let work = self.unnamed_work()?;
         let fault = |source| Error::io("write", work.path(), source);
         let limits = &self.options.limits;
@@ -128,7 +128,7 @@ impl Inner {
 }
 
 /// Creates a minimal configuration for the layer.
-fn config(survey: &Survey) -> Vec<u8> {
+fn config(survey: &TarSummary) -> Vec<u8> {
     let seconds = survey.newest.clamp(0, LAST).unsigned_abs();
     let created = humantime::format_rfc3339_seconds(UNIX_EPOCH + Duration::from_secs(seconds));
     let created = created.to_string();

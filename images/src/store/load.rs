@@ -13,7 +13,7 @@ use super::repair::MAX_REPAIRS;
 use super::rootfs::Rootfs;
 use super::work::WorkFile;
 use super::{Inner, PullOptions, Store};
-use crate::archive::{Archive, ArchiveError, Found, Member};
+use crate::archive::{Archive, ArchiveError, ArchiveImage, Member};
 use crate::decompress::Compression;
 use crate::error::parse_reference;
 use crate::{Cancel, Digest, Error, Image, Limits, Result, TarError};
@@ -110,7 +110,7 @@ impl Inner {
     fn load_image(
         &self,
         archive: &Archive,
-        found: Found,
+        found: ArchiveImage,
         name: Option<&str>,
         options: &PullOptions,
     ) -> Result<Image> {

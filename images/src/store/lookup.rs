@@ -11,14 +11,14 @@ const MIN_ID_PREFIX: usize = 4;
 
 /// What a name refers to.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Found {
+pub(super) enum Lookup {
     /// A name of the database.
     Name(String, Digest),
     /// An image by its id.
     Id(Digest),
 }
 
-impl Found {
+impl Lookup {
     pub(super) fn id(&self) -> Digest {
         match self {
             Self::Name(_, id) | Self::Id(id) => *id,
@@ -26,11 +26,11 @@ impl Found {
     }
 }
 
-pub(super) fn find(contents: &Contents, name: &str) -> Result<Found> {
+pub(super) fn find(contents: &Contents, name: &str) -> Result<Lookup> {
     if let Ok(reference) = parse_reference(name) {
         let full = canonical(&reference);
         if let Some(found) = contents.names.iter().find(|known| known.name == full) {
-            return Ok(Found::Name(full, found.id));
+            return Ok(Lookup::Name(full, found.id));
         }
     }
     let digits = name.strip_prefix("sha256:").unwrap_or(name);
@@ -44,7 +44,7 @@ pub(super) fn find(contents: &Contents, name: &str) -> Result<Found> {
         .map(|(id, _)| *id)
         .filter(|id| is_prefix && id.hex().starts_with(digits));
     match (fitting.next(), fitting.count()) {
-        (Some(id), 0) => Ok(Found::Id(id)),
+        (Some(id), 0) => Ok(Lookup::Id(id)),
         (Some(_), others) => Err(Error::Ambiguous {
             name: name.to_owned(),
             count: others + 1,

@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime};
 
 use super::database::{self, Change, Contents, Name, Record};
 use super::lookup::{canonical, find};
-use super::{Inner, Removed, Store};
+use super::{Inner, RemovedImages, Store};
 use crate::error::parse_reference;
 use crate::{Digest, Error, Image, Result};
 
@@ -136,18 +136,18 @@ impl Store {
 
     /// Removes images that are not needed, longest unused first, and files that no image needs.
     /// While a pull, load or save is running, the images are removed with their root file systems,
-    /// but files that images may share stay until it ends ([`Removed::deferred`]).
+    /// but files that images may share stay until it ends ([`RemovedImages::deferred`]).
     ///
     /// # Errors
     /// If the store cannot be read or written.
-    pub fn prune(&self, prune: &Prune) -> Result<Vec<Removed>> {
+    pub fn prune(&self, prune: &Prune) -> Result<Vec<RemovedImages>> {
         let mut removed = Vec::new();
         let orphans = self.inner.collect()?;
         if orphans != Some(0) {
-            removed.push(Removed {
+            removed.push(RemovedImages {
                 bytes: orphans.unwrap_or(0),
                 deferred: orphans.is_none(),
-                ..Removed::default()
+                ..RemovedImages::default()
             });
         }
         let contents = database::read(&self.inner.layout)?;

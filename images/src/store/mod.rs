@@ -45,9 +45,9 @@ pub use inspect::{HistoryEntry, ImageDetails, Layer};
 pub use maintain::{Prune, StoreUsage};
 pub use options::{PullOptions, PullPolicy, StoreOptions};
 
-use flights::Flights;
+use flights::SingleFlight;
 use layout::Layout;
-use places::Places;
+use places::UnpackSlots;
 
 use crate::{Digest, Error, Image, Result};
 
@@ -61,15 +61,15 @@ pub struct Store {
 struct Inner {
     layout: Layout,
     options: StoreOptions,
-    flights: Flights,
-    places: Places,
+    flights: SingleFlight,
+    places: UnpackSlots,
     /// Serial numbers for unfinished files.
     serial: AtomicU64,
 }
 
 /// Result of [`Store::remove`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Removed {
+pub struct RemovedImages {
     /// Names that were removed.
     pub names: Vec<String>,
     /// The image, if its last name was removed and its files with it.
@@ -111,8 +111,8 @@ impl Store {
             inner: Arc::new(Inner {
                 layout,
                 options,
-                flights: Flights::default(),
-                places: Places::default(),
+                flights: SingleFlight::default(),
+                places: UnpackSlots::default(),
                 serial: AtomicU64::new(0),
             }),
         })
@@ -174,7 +174,7 @@ impl Store {
     ///
     /// # Errors
     /// As [`Store::resolve`], and [`Error::InUse`] if the image's file is open somewhere.
-    pub fn remove(&self, name: &str) -> Result<Removed> {
+    pub fn remove(&self, name: &str) -> Result<RemovedImages> {
         if self.is_disk(name)? {
             return self.inner.remove_disk(name);
         }

@@ -13,16 +13,16 @@ const MAX_CONCURRENT_UNPACKS: usize = 3;
 
 /// The places of a store, one for each image that is being unpacked.
 #[derive(Debug)]
-pub(super) struct Places {
+pub(super) struct UnpackSlots {
     free: Mutex<usize>,
     freed: Condvar,
 }
 
 /// One place, until it is dropped.
 #[derive(Debug)]
-pub(super) struct Place<'a>(&'a Places);
+pub(super) struct UnpackSlot<'a>(&'a UnpackSlots);
 
-impl Default for Places {
+impl Default for UnpackSlots {
     fn default() -> Self {
         Self {
             free: Mutex::new(MAX_CONCURRENT_UNPACKS),
@@ -31,10 +31,10 @@ impl Default for Places {
     }
 }
 
-impl Places {
+impl UnpackSlots {
     /// Waits for a place; `None` if `cancelled` is set meanwhile. The holder of one must not wait
     /// for another.
-    pub(super) fn take(&self, cancelled: &AtomicBool) -> Option<Place<'_>> {
+    pub(super) fn take(&self, cancelled: &AtomicBool) -> Option<UnpackSlot<'_>> {
         let mut free = self.free();
         loop {
             if cancelled.load(Ordering::Relaxed) {
@@ -42,7 +42,7 @@ impl Places {
             }
             if let Some(rest) = free.checked_sub(1) {
                 *free = rest;
-                return Some(Place(self));
+                return Some(UnpackSlot(self));
             }
             let waited = self.freed.wait_timeout(free, CANCEL_POLL_INTERVAL);
             free = waited.unwrap_or_else(PoisonError::into_inner).0;
@@ -54,7 +54,7 @@ impl Places {
     }
 }
 
-impl Drop for Place<'_> {
+impl Drop for UnpackSlot<'_> {
     fn drop(&mut self) {
         *self.0.free() += 1;
         self.0.freed.notify_one();

@@ -12,7 +12,7 @@ use tokio::task::{JoinSet, spawn_blocking};
 
 use super::database::{self, Change, Name, Record};
 use super::flights::Flight;
-use super::gc::{Stay, check_unused};
+use super::gc::{GcHold, check_unused};
 use super::lookup::{configuration, names_of};
 use super::repair::MAX_REPAIRS;
 use super::rootfs::Rootfs;
@@ -34,7 +34,7 @@ impl Drop for StopOnDrop {
 }
 
 /// Keeps files from removal, and makes a pull wait, until it is dropped.
-type Alive = (Arc<Stay>, mpsc::Sender<Infallible>);
+type PullGuard = (Arc<GcHold>, mpsc::Sender<Infallible>);
 
 /// Runs `work` where blocking is allowed.
 pub(super) async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
@@ -104,7 +104,7 @@ impl Inner {
         self: Arc<Self>,
         reference: &Reference,
         options: &PullOptions,
-        stay: &Arc<Stay>,
+        stay: &Arc<GcHold>,
     ) -> Result<Image> {
         options.emit(PullEvent::Resolving {
             reference: reference.to_string(),
@@ -225,7 +225,7 @@ impl Inner {
         diff_ids: Vec<Digest>,
         id: Digest,
         options: &PullOptions,
-        stay: &Arc<Stay>,
+        stay: &Arc<GcHold>,
     ) -> Result<Rootfs> {
         let find = || {
             let (inner, layers) = (Arc::clone(&self), layers.to_vec());
@@ -290,7 +290,7 @@ impl Inner {
         layers: &[Descriptor],
         options: &PullOptions,
         ready: mpsc::UnboundedSender<usize>,
-        stay: &Arc<Stay>,
+        stay: &Arc<GcHold>,
     ) -> Result<()> {
         let slots = Arc::new(Semaphore::new(options.parallel_layers.max(1)));
         let mut fetches = JoinSet::new();
@@ -337,7 +337,7 @@ impl Inner {
         client: &Client,
         layer: &Descriptor,
         options: &PullOptions,
-        alive: Alive,
+        alive: PullGuard,
     ) -> Result<()> {
         let digest = layer.digest;
         let target = self.layout.blob(&digest);

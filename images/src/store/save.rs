@@ -4,7 +4,7 @@ use std::fs::{self, File};
 use std::io::Write;
 
 use super::database::{self, Contents};
-use super::lookup::{Found, find};
+use super::lookup::{Lookup, find};
 use super::{Inner, Store};
 use crate::archive::ArchiveFormat;
 use crate::archive::save::{self, Saved};
@@ -40,7 +40,7 @@ impl Store {
                     all.len() - 1
                 }
             };
-            if let Found::Name(name, _) = found
+            if let Lookup::Name(name, _) = found
                 && !name.contains('@')
                 && !all[at].tags.contains(&name)
             {

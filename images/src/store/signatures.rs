@@ -2,7 +2,7 @@
 //! what is recorded so that an image in the store can be used without its registry.
 
 use super::database::{self, Record};
-use super::lookup::{Found, find};
+use super::lookup::{Lookup, find};
 use super::{Inner, PullOptions, Store};
 use crate::error::parse_reference;
 use crate::registry::{Client, Resolved};
@@ -26,8 +26,8 @@ impl Store {
         let record = contents.record(&id).ok_or(Error::Damaged { id })?;
         let image = self.inner.image(&contents, id, record)?;
         let names = match found {
-            Found::Name(name, _) => vec![name],
-            Found::Id(_) => contents.names_of(&id).map(str::to_owned).collect(),
+            Lookup::Name(name, _) => vec![name],
+            Lookup::Id(_) => contents.names_of(&id).map(str::to_owned).collect(),
         };
         let claims = &record.signatures;
         let mut refusal = SignatureError::Unverified { id };

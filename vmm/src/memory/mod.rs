@@ -45,7 +45,7 @@ use vm_memory::{GuestAddress, GuestRegionMmap, MmapRegion};
 pub(crate) use host::host_memory;
 pub(crate) use huge::gather as gather_huge_pages;
 pub(crate) use image::next_image;
-pub(crate) use save::Which;
+pub(crate) use save::SaveScope;
 pub(crate) use slots::add_memslots;
 
 pub use size::{MemorySize, ParseMemorySizeError};

@@ -17,7 +17,7 @@ const CHUNK: u64 = 256 << 10;
 
 /// Selects the pages that are written to a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Which {
+pub(crate) enum SaveScope {
     /// Everything.
     All,
     /// Pages that were written since the file that backs this memory was mapped.
@@ -27,7 +27,7 @@ pub(crate) enum Which {
 impl GuestMemory {
     /// Writes memory to `file`, which is empty, at the offsets of its [`Span`]s. Pages of zeroes
     /// become holes. Returns the ranges of the file that were examined; everything outside of them
-    /// is zero, or with [`Which::Own`] as in the file that backs this memory.
+    /// is zero, or with [`SaveScope::Own`] as in the file that backs this memory.
     ///
     /// Of the memory that may be plugged in, only the first `plugged` bytes are examined: the rest
     /// is zero in the file, even if a guest wrote there without plugging it in.
@@ -36,7 +36,7 @@ impl GuestMemory {
     pub(crate) fn write_to(
         &self,
         file: &File,
-        which: Which,
+        which: SaveScope,
         plugged: u64,
     ) -> Result<Vec<Range<u64>>, MemoryError> {
         let map = PageMap::open().map_err(MemoryError::PageMap)?;
@@ -51,7 +51,7 @@ impl GuestMemory {
                 span.len = span.len.min(plugged);
             }
             let mut wanted = map.own(start, span.len).map_err(MemoryError::PageMap)?;
-            if let (Which::All, Some(behind)) = (which, &self.file) {
+            if let (SaveScope::All, Some(behind)) = (which, &self.file) {
                 let data = data_of(behind, span).map_err(failed("find", span.start))?;
                 wanted = union(wanted, data);
             }
@@ -129,7 +129,7 @@ impl GuestMemory {
         Ok(())
     }
 
-    /// Reads `ranges` of a file that [`Self::write_to`] wrote with [`Which::Own`]. The ranges are
+    /// Reads `ranges` of a file that [`Self::write_to`] wrote with [`SaveScope::Own`]. The ranges are
     /// not trusted.
     pub(crate) fn read_from(&self, file: &File, ranges: &[Range<u64>]) -> Result<(), MemoryError> {
         let mut buffer = vec![0; CHUNK as usize];
@@ -241,7 +241,7 @@ mod tests {
         bytes
     }
 
-    fn save(memory: &GuestMemory, which: Which) -> (Arc<File>, Vec<Range<u64>>) {
+    fn save(memory: &GuestMemory, which: SaveScope) -> (Arc<File>, Vec<Range<u64>>) {
         let file = tempfile::tempfile().unwrap();
         let ranges = memory.write_to(&file, which, 0).unwrap();
         (Arc::new(file), ranges)
@@ -253,7 +253,7 @@ mod tests {
         write(&memory, 0x1000, 1);
         write(&memory, 0x100_0800, 2);
         write(&memory, SIZE.as_bytes() - 5000, 3);
-        let (file, _) = save(&memory, Which::All);
+        let (file, _) = save(&memory, SaveScope::All);
         let blocks = file.metadata().unwrap().blocks() * 512;
         assert!(blocks <= 16 * PAGE_SIZE, "{blocks} bytes on disk");
         let clone = GuestMemory::private(SHAPE, file).unwrap();
@@ -266,18 +266,18 @@ mod tests {
         for at in [0x1000, 0x10_0000, 0x100_0000] {
             write(&memory, at, 1);
         }
-        let (base, _) = save(&memory, Which::All);
+        let (base, _) = save(&memory, SaveScope::All);
         let clone = GuestMemory::private(SHAPE, base.clone()).unwrap();
         write(&clone, 0x1000, 2);
         // Back to zeroes, and over existing zeroes.
         write(&clone, 0x10_0000, 0);
         write(&clone, 0x180_0000, 4);
 
-        let (whole, _) = save(&clone, Which::All);
+        let (whole, _) = save(&clone, SaveScope::All);
         let again = GuestMemory::private(SHAPE, whole).unwrap();
         assert!(contents(&again) == contents(&clone));
 
-        let (difference, ranges) = save(&clone, Which::Own);
+        let (difference, ranges) = save(&clone, SaveScope::Own);
         let pages = |range: &Range<u64>| (range.start, range.end);
         assert_eq!(
             ranges.iter().map(pages).collect::<Vec<_>>(),
@@ -296,7 +296,7 @@ mod tests {
     fn pages_are_made_a_clones_own_before_they_are_written() {
         let memory = GuestMemory::anonymous(SHAPE).unwrap();
         write(&memory, 0x1000, 1);
-        let (file, _) = save(&memory, Which::All);
+        let (file, _) = save(&memory, SaveScope::All);
         let first = GuestMemory::private(SHAPE, file.clone()).unwrap();
         let own_pages = |memory: &GuestMemory| memory.own_pages().unwrap().unwrap();
         assert_eq!(own_pages(&first), []);
@@ -336,7 +336,7 @@ mod tests {
         write(&memory, region.start + (4 << 20), 3);
         for (plugged, seen) in [(0, [0, 0]), (2 << 20, [2, 0]), (8 << 20, [2, 3])] {
             let file = tempfile::tempfile().unwrap();
-            memory.write_to(&file, Which::All, plugged).unwrap();
+            memory.write_to(&file, SaveScope::All, plugged).unwrap();
             let clone = GuestMemory::private(shape, Arc::new(file)).unwrap();
             let byte = |at| {
                 let at = GuestAddress(region.start + at);
@@ -350,7 +350,7 @@ mod tests {
     #[test]
     fn ranges_from_a_damaged_file_reach_guest_memory_only() {
         let memory = GuestMemory::anonymous(SHAPE).unwrap();
-        let (file, _) = save(&memory, Which::All);
+        let (file, _) = save(&memory, SaveScope::All);
         let end = SIZE.as_bytes();
         let beyond = [end - PAGE_SIZE..u64::MAX, u64::MAX - 5..u64::MAX];
         memory.read_from(&file, &beyond).unwrap();

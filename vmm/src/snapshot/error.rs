@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use podvisor_devices::virtio::RestoreError;
 
 use super::cpu::CpuMismatch;
-use super::format::FormatError;
+use super::format::SnapshotFormatError;
 use crate::kvm::KvmError;
 use crate::memory::MemoryError;
 use crate::vm::{HandleError, VmError};
@@ -49,7 +49,7 @@ pub enum SnapshotError {
         path: PathBuf,
         /// What is wrong with it.
         #[source]
-        source: FormatError,
+        source: SnapshotFormatError,
     },
     /// The full snapshot of a difference has been replaced.
     #[error("{} is not the base snapshot of this differential snapshot", path.display())]

@@ -75,7 +75,7 @@ pub(crate) struct Record {
 /// Why a state file is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-pub enum FormatError {
+pub enum SnapshotFormatError {
     /// The magic number is missing.
     #[error("it is not a snapshot's state file")]
     NotAState,
@@ -143,31 +143,31 @@ pub(crate) fn encode(records: &[Record]) -> Vec<u8> {
 /// Decodes the records of a state file.
 ///
 /// # Errors
-/// See [`FormatError`].
-pub(crate) fn decode(file: &[u8]) -> Result<Vec<Record>, FormatError> {
+/// See [`SnapshotFormatError`].
+pub(crate) fn decode(file: &[u8]) -> Result<Vec<Record>, SnapshotFormatError> {
     let len = file.len() as u64;
-    let truncated = |_| FormatError::Length { len };
+    let truncated = |_| SnapshotFormatError::Length { len };
     let mut reader = Reader::new(file);
     if reader.raw(8).map_err(truncated)? != MAGIC {
-        return Err(FormatError::NotAState);
+        return Err(SnapshotFormatError::NotAState);
     }
     let found = reader.u32().map_err(truncated)?;
     if found != FORMAT {
-        return Err(FormatError::Format { found });
+        return Err(SnapshotFormatError::Format { found });
     }
     let count = reader.u32().map_err(truncated)?;
     let stated = reader.u64().map_err(truncated)?;
     let sum = reader.u32().map_err(truncated)?;
     if sum != checksum(&[&file[..HEADER_LEN - 4]]) {
-        return Err(FormatError::Checksum {
+        return Err(SnapshotFormatError::Checksum {
             what: "the header".to_owned(),
         });
     }
     if stated != len {
-        return Err(FormatError::Length { len });
+        return Err(SnapshotFormatError::Length { len });
     }
     if count > MAX_RECORDS {
-        return Err(FormatError::Invalid {
+        return Err(SnapshotFormatError::Invalid {
             what: "the header".to_owned(),
             why: "no machine has so many records",
         });
@@ -185,9 +185,9 @@ pub(crate) fn decode(file: &[u8]) -> Result<Vec<Record>, FormatError> {
         let bytes_len = usize::try_from(bytes_len).unwrap_or(usize::MAX);
         let bytes = reader.raw(bytes_len).map_err(truncated)?;
         if sum != checksum(&[&start[..RECORD_HEADER_LEN - 4], id, bytes]) {
-            return Err(FormatError::Checksum { what: what() });
+            return Err(SnapshotFormatError::Checksum { what: what() });
         }
-        let unknown = || FormatError::Unknown { what: what() };
+        let unknown = || SnapshotFormatError::Unknown { what: what() };
         let record = Record {
             kind: Kind::from_number(kind).ok_or_else(unknown)?,
             id: String::from_utf8(id.to_vec()).map_err(|_| unknown())?,
@@ -198,7 +198,7 @@ pub(crate) fn decode(file: &[u8]) -> Result<Vec<Record>, FormatError> {
             .iter()
             .any(|r| (r.kind, &r.id) == (record.kind, &record.id))
         {
-            return Err(FormatError::Invalid {
+            return Err(SnapshotFormatError::Invalid {
                 what: what(),
                 why: "it is there twice",
             });
@@ -223,15 +223,15 @@ impl Record {
         &self,
         version: u32,
         parse: impl FnOnce(&mut Reader<'_>) -> Result<T, &'static str>,
-    ) -> Result<T, FormatError> {
+    ) -> Result<T, SnapshotFormatError> {
         let what = || format!("the record {:?} {}", self.kind, self.id);
         if self.version != version {
-            return Err(FormatError::Unknown { what: what() });
+            return Err(SnapshotFormatError::Unknown { what: what() });
         }
         let mut reader = Reader::new(&self.bytes);
         parse(&mut reader)
             .and_then(|value| reader.end().map(|()| value))
-            .map_err(|why| FormatError::Invalid { what: what(), why })
+            .map_err(|why| SnapshotFormatError::Invalid { what: what(), why })
     }
 }
 
@@ -418,7 +418,10 @@ mod tests {
         let mut twice = records();
         twice.push(twice[1].clone());
         let error = decode(&encode(&twice)).unwrap_err();
-        assert!(matches!(error, FormatError::Invalid { .. }), "{error}");
+        assert!(
+            matches!(error, SnapshotFormatError::Invalid { .. }),
+            "{error}"
+        );
     }
 
     #[test]
@@ -427,7 +430,10 @@ mod tests {
         let take = |reader: &mut Reader<'_>, count| reader.raw(count).map(|_| ());
         assert!(record.parse(1, |reader| take(reader, 5)).is_ok());
         let error = record.parse(2, |reader| take(reader, 5)).unwrap_err();
-        assert!(matches!(error, FormatError::Unknown { .. }), "{error}");
+        assert!(
+            matches!(error, SnapshotFormatError::Unknown { .. }),
+            "{error}"
+        );
         let error = record.parse(1, |reader| take(reader, 4)).unwrap_err();
         assert!(error.to_string().contains("too long"), "{error}");
         let error = record.parse(1, |reader| take(reader, 6)).unwrap_err();

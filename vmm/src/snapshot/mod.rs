@@ -37,7 +37,7 @@ use kvm_ioctls::VcpuFd;
 
 pub use cpu::CpuMismatch;
 pub use error::SnapshotError;
-pub use format::FormatError;
+pub use format::SnapshotFormatError;
 pub use working_set::WorkingSet;
 
 pub(crate) use chips::ChipState;
@@ -45,7 +45,7 @@ pub(crate) use device::{DeviceState, SavedRegisters};
 pub(crate) use state::{Base, Identity, MachineState};
 pub(crate) use vcpu::{VcpuState, msr_numbers};
 
-use crate::memory::{GuestMemory, MemorySize, Which, gather_huge_pages};
+use crate::memory::{GuestMemory, MemorySize, SaveScope, gather_huge_pages};
 use crate::vm::VmBuilder;
 use directory::{MEMORY, NewDirectory, STATE};
 
@@ -127,7 +127,7 @@ impl Snapshot {
         let path = Path::new(STATE);
         let state = read_state(state, path)?;
         if state.base.is_some() {
-            let source = FormatError::Invalid {
+            let source = SnapshotFormatError::Invalid {
                 what: "the memory".to_owned(),
                 why: "it is the difference to another snapshot",
             };
@@ -286,9 +286,9 @@ pub(crate) fn write(
     let new = NewDirectory::create(dir)?;
     let file = new.file(MEMORY)?;
     let which = if full.is_some() {
-        Which::Own
+        SaveScope::Own
     } else {
-        Which::All
+        SaveScope::All
     };
     let ranges = memory.write_to(&file, which, plugged)?;
     file.sync_all().map_err(|source| new.failed(source))?;
@@ -338,7 +338,7 @@ fn read_state(file: File, path: &Path) -> Result<MachineState, SnapshotError> {
         .map_err(read)?;
     let len = bytes.len() as u64;
     let decoded = if len > format::MAX_LEN {
-        Err(FormatError::Length { len })
+        Err(SnapshotFormatError::Length { len })
     } else {
         format::decode(&bytes).and_then(MachineState::from_records)
     };
@@ -361,7 +361,7 @@ fn check_memory(file: &File, path: &Path, size: MemorySize) -> Result<(), Snapsh
     }
     Err(SnapshotError::Format {
         path: path(),
-        source: FormatError::Length { len },
+        source: SnapshotFormatError::Length { len },
     })
 }
 

@@ -10,7 +10,7 @@ use podvisor_devices::virtio::SavedDevice;
 
 use super::chips::{self, ChipState};
 use super::device::{self, DeviceState};
-use super::format::{FormatError, Kind, Reader, Record, Writer};
+use super::format::{Kind, Reader, Record, SnapshotFormatError, Writer};
 use super::vcpu::{self, VcpuState};
 use super::working_set::{self, WorkingSet};
 use crate::boot::MAX_CPUS;
@@ -124,8 +124,8 @@ impl MachineState {
         records
     }
 
-    pub(crate) fn from_records(records: Vec<Record>) -> Result<Self, FormatError> {
-        let missing = |what: String| FormatError::Invalid {
+    pub(crate) fn from_records(records: Vec<Record>) -> Result<Self, SnapshotFormatError> {
+        let missing = |what: String| SnapshotFormatError::Invalid {
             what,
             why: "it is not there",
         };
@@ -146,7 +146,7 @@ impl MachineState {
             Ok((identity, memory, (count, max_vcpus), cpuid))
         });
         let (identity, memory, (count, max_vcpus), cpuid): (Identity, _, _, _) = machine?;
-        let invalid = |why| FormatError::Invalid {
+        let invalid = |why| SnapshotFormatError::Invalid {
             what: "the machine".to_owned(),
             why,
         };

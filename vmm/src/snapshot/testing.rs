@@ -7,7 +7,7 @@ use podvisor_devices::virtio::{QueueConfig, QueueState, SavedConfig, SavedDevice
 
 use super::chips::ChipState;
 use super::device::{DeviceState, SavedRegisters};
-use super::format::{FormatError, Reader, Record};
+use super::format::{Reader, Record, SnapshotFormatError};
 use super::state::{Base, MachineState};
 use super::vcpu::VcpuState;
 use super::working_set::WorkingSet;
@@ -133,7 +133,10 @@ pub fn fuzz_state(data: &[u8]) {
             read(records);
         }
         // Two records with the same kind and name, by an edit.
-        Err(error) => assert!(matches!(error, FormatError::Invalid { .. }), "{error}"),
+        Err(error) => assert!(
+            matches!(error, SnapshotFormatError::Invalid { .. }),
+            "{error}"
+        ),
     }
 }
 

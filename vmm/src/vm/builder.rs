@@ -30,7 +30,7 @@ use super::seccomp::Seccomp;
 use super::threads::in_parallel;
 use super::vcpu::{Machine, VcpuContext, VcpuCounters};
 use super::vcpus::SpareVcpu;
-use super::{Parts, Vm};
+use super::{StartParts, Vm};
 use crate::boot::{self, Initramfs, Kernel, Platform};
 use crate::cpuid;
 use crate::kvm;
@@ -515,7 +515,7 @@ fn assemble(
     };
     Vm {
         context,
-        parts: Mutex::new(Some(Parts { vcpus, service })),
+        parts: Mutex::new(Some(StartParts { vcpus, service })),
         transition: Mutex::new(()),
         threads: Mutex::new(Vec::new()),
         spare_vcpu: SpareVcpu::default(),

@@ -19,7 +19,7 @@ use podvisor_devices::pmem::{PmemDevice, PmemRegion};
 use podvisor_devices::virtio::{Counter, Fault, ReadCounters, VirtioDevice, Worker};
 use podvisor_devices::vsock::VsockDevice;
 
-use super::attach::Attached;
+use super::attach::AttachedDevice;
 use super::io::Link;
 use crate::memory::MemorySize;
 
@@ -137,7 +137,7 @@ pub type VsockHandle = DeviceHandle<VsockDevice>;
 impl<D: VirtioDevice> DeviceHandle<D> {
     /// Finds the device named `name`, or the first one of this type.
     pub(super) fn find(
-        devices: &[Arc<Attached>],
+        devices: &[Arc<AttachedDevice>],
         kind: &'static str,
         name: Option<&str>,
     ) -> Result<Self, HandleError> {

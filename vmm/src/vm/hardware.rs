@@ -9,7 +9,7 @@ use kvm_ioctls::{Kvm, VcpuFd, VmFd};
 use podvisor_devices::legacy::serial::{self, SerialPort};
 use podvisor_devices::virtio::SavedDevice;
 
-use super::attach::{self, Attachments, Board, NewDevice, Registers, Transport};
+use super::attach::{self, AttachContext, Attachments, NewDevice, Registers, Transport};
 use super::bus::Bus;
 use super::error::BuildError;
 use super::io::{Faults, LoopsBuilder};
@@ -63,7 +63,7 @@ impl Hardware {
                 what: "an event loop",
                 source,
             })?;
-        let board = Board {
+        let board = AttachContext {
             vm: &vm_fd,
             mem: memory.all(),
             bus: &bus,

@@ -23,7 +23,7 @@ pub(crate) struct Kicker {
 
 /// While it lives, its thread is kicked with the others.
 #[derive(Debug)]
-pub(crate) struct Kicked {
+pub(crate) struct KickGuard {
     kicker: Arc<Kicker>,
     thread: libc::pthread_t,
 }
@@ -31,11 +31,11 @@ pub(crate) struct Kicked {
 impl Kicker {
     /// Adds the calling thread. A thread checks the request after that: either it sees a request,
     /// or the kick for that request reaches the thread.
-    pub(crate) fn register(self: &Arc<Self>) -> Kicked {
+    pub(crate) fn register(self: &Arc<Self>) -> KickGuard {
         // SAFETY: no preconditions.
         let thread = unsafe { libc::pthread_self() };
         self.lock().push(thread);
-        Kicked {
+        KickGuard {
             kicker: self.clone(),
             thread,
         }
@@ -59,7 +59,7 @@ impl Kicker {
     }
 }
 
-impl Drop for Kicked {
+impl Drop for KickGuard {
     fn drop(&mut self) {
         let thread = self.thread;
         self.kicker.lock().retain(|other| *other != thread);

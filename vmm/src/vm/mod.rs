@@ -67,12 +67,12 @@ pub use handle::{
     NetHandle, PmemHandle, VsockHandle,
 };
 pub use io::DeviceFault;
-pub use plug::{PlugError, Plugged};
+pub use plug::{PlugError, PluggedDevice};
 pub use seccomp::Seccomp;
 pub use state::{Action, State};
 pub use vcpus::AddVcpusError;
 
-use attach::Attached;
+use attach::AttachedDevice;
 use control::{Control, Inner, Outcome, Request};
 use io::{Faults, Service};
 pub(crate) use kick::{KICK, Pending, take_pending};
@@ -92,13 +92,13 @@ const PAUSE_TIMEOUT: Duration = Duration::from_millis(800);
 pub struct Vm {
     context: VcpuContext,
     /// The vCPUs and the service that [`Self::start`] moves into threads.
-    parts: Mutex<Option<Parts>>,
+    parts: Mutex<Option<StartParts>>,
     /// One of `start`, `pause` and `resume` at a time.
     transition: Mutex<()>,
     threads: Mutex<Vec<JoinHandle<()>>>,
     spare_vcpu: SpareVcpu,
     /// Locked only for short moments.
-    devices: Mutex<Vec<Arc<Attached>>>,
+    devices: Mutex<Vec<Arc<AttachedDevice>>>,
     pci: Option<PciRoot>,
     serial: Option<Arc<Mutex<SerialPort>>>,
     faults: Faults,
@@ -108,7 +108,7 @@ pub struct Vm {
 }
 
 /// The parts that wait for [`Vm::start`].
-struct Parts {
+struct StartParts {
     vcpus: Vec<VcpuFd>,
     service: Service,
 }

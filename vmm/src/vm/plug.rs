@@ -9,7 +9,9 @@ use podvisor_devices::pci::PciAddress;
 use podvisor_devices::pmem::PmemDevice;
 use podvisor_devices::virtio::{Placement, VirtioDevice, Worker};
 
-use super::attach::{Attached, Connected, Connection, CountersWithFaults, Registers};
+use super::attach::{
+    AttachedDevice, CountersWithFaults, Registers, TransportHandle, TransportSetup,
+};
 use super::error::BuildError;
 use super::handle::HandleError;
 use super::io::{self, NamedServer, own_loop};
@@ -18,7 +20,7 @@ use super::{Action, State, Vm, VmError, lock};
 /// A device that was plugged in.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Plugged {
+pub struct PluggedDevice {
     /// Its name, as in [`Vm::counters`]: the device type, and the lowest free number.
     pub name: String,
     /// Where the guest finds it, once it has rescanned the bus.
@@ -65,11 +67,11 @@ impl Vm {
     ///
     /// # Errors
     /// See [`PlugError`]; nothing of the device remains then.
-    pub fn plug(&self, device: impl VirtioDevice) -> Result<Plugged, PlugError> {
+    pub fn plug(&self, device: impl VirtioDevice) -> Result<PluggedDevice, PlugError> {
         self.plug_boxed(Box::new(device))
     }
 
-    fn plug_boxed(&self, mut device: Box<dyn VirtioDevice>) -> Result<Plugged, PlugError> {
+    fn plug_boxed(&self, mut device: Box<dyn VirtioDevice>) -> Result<PluggedDevice, PlugError> {
         let pci = self.pci.as_ref().ok_or(PlugError::NotPci)?;
         let any: &mut dyn Any = &mut *device;
         if let Some(disk) = any.downcast_mut::<BlockDevice>() {
@@ -95,13 +97,13 @@ impl Vm {
             .berth(&name, device.placement(), &self.faults)
             .map_err(failed)?;
         let link = berth.link.clone();
-        let Connected {
+        let TransportHandle {
             registers,
             irq,
             kicks,
         } = pci.connect(
             None,
-            Connection {
+            TransportSetup {
                 info: &info,
                 link: Arc::new(link.clone()),
                 mem: self.context.machine.memory.all(),
@@ -140,7 +142,7 @@ impl Vm {
             let _ = io::remove(link);
             return Err(error);
         }
-        lock(&self.devices).push(Arc::new(Attached {
+        lock(&self.devices).push(Arc::new(AttachedDevice {
             name: name.clone(),
             kind,
             info,
@@ -152,7 +154,7 @@ impl Vm {
         let address = PciAddress {
             slot: function.slot(),
         };
-        Ok(Plugged { name, address })
+        Ok(PluggedDevice { name, address })
     }
 
     /// Gives the block device `name` of a running or paused guest a disk, as
@@ -179,7 +181,7 @@ impl Vm {
             let devices = lock(&self.devices);
             devices.iter().find(|device| device.name == name).cloned()
         };
-        let shares = |device: &Arc<Attached>| device.shares_loop.load(Ordering::SeqCst);
+        let shares = |device: &Arc<AttachedDevice>| device.shares_loop.load(Ordering::SeqCst);
         let Some(attached) = attached.filter(shares) else {
             return Ok(());
         };

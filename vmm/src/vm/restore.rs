@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use podvisor_devices::pci::SLOTS;
 use podvisor_devices::virtio::{RestoreError, VirtioDevice};
 
-use super::attach::{self, Attached, NewDevice};
+use super::attach::{self, AttachedDevice, NewDevice};
 use super::hardware::Hardware;
 use crate::snapshot::{DeviceState, MachineState, SavedRegisters, SnapshotError};
 
@@ -65,7 +65,7 @@ pub(super) fn machine(hardware: &Hardware, state: &MachineState) -> Result<(), S
     Ok(())
 }
 
-fn registers(device: &Attached, saved: &DeviceState) -> Result<(), RestoreError> {
+fn registers(device: &AttachedDevice, saved: &DeviceState) -> Result<(), RestoreError> {
     device.info.config.restore(&saved.config)?;
     device.registers.restore(&saved.registers, &saved.queues)
 }

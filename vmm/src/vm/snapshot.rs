@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::rand::{GetRandomFlags, getrandom};
 
-use super::attach::Attached;
+use super::attach::AttachedDevice;
 use super::handle::ask;
 use super::pci::PciRoot;
 use super::{Action, Vm, VmError, lock};
@@ -102,7 +102,7 @@ impl Vm {
     }
 }
 
-fn device_state(device: &Attached) -> Result<DeviceState, SnapshotError> {
+fn device_state(device: &AttachedDevice) -> Result<DeviceState, SnapshotError> {
     let config = device.info.config.clone();
     // All that a change of the device affects, between two changes.
     let (queues, own, config) = ask(&device.name, &device.link, move |worker| {

@@ -64,7 +64,7 @@ enum Step {
     /// The guest continues.
     Exit,
     /// Guest code was left because of the kick, or was not entered at all.
-    Kicked,
+    KickGuard,
     /// The VM ends.
     End(Outcome),
 }
@@ -122,7 +122,7 @@ fn complete(id: u8, vcpu: &mut VcpuFd, context: &VcpuContext) -> Option<Outcome>
     loop {
         match step(id, vcpu, context) {
             Step::Exit => {}
-            Step::Kicked => return None,
+            Step::KickGuard => return None,
             Step::End(outcome) => return Some(outcome),
         }
     }
@@ -192,7 +192,7 @@ fn step(id: u8, vcpu: &mut VcpuFd, context: &VcpuContext) -> Step {
         }
         Err(error) if matches!(error.errno(), libc::EINTR | libc::EAGAIN) => {
             match kick::take_pending() {
-                None | Some(Pending::Kick) => return Step::Kicked,
+                None | Some(Pending::Kick) => return Step::KickGuard,
                 Some(Pending::MemoryFailure { address }) => PoisonCause::MemoryFailure { address },
             }
         }

@@ -2,7 +2,7 @@
 
 use clap::Args;
 
-use super::foreground::{Program, Served, exit_code};
+use super::foreground::{ForwardedStreams, Program, exit_code};
 use super::state::running;
 use super::{Containers, sweep};
 use crate::cli::Globals;
@@ -39,7 +39,10 @@ pub(in crate::cli) fn run(globals: &Globals, args: &AttachArgs) -> anyhow::Resul
     code
 }
 
-async fn begin(containers: &Containers, args: &AttachArgs) -> anyhow::Result<(Program, Served)> {
+async fn begin(
+    containers: &Containers,
+    args: &AttachArgs,
+) -> anyhow::Result<(Program, ForwardedStreams)> {
     sweep(containers).await?;
     let entry = containers.find(&args.container)?;
     let (client, _, _) = running(&entry).await?;

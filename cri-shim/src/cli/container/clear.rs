@@ -142,7 +142,7 @@ fn unreadable(dir: &Path) -> String {
 }
 
 /// The action for a directory.
-enum Finding {
+enum SweepAction {
     Nothing,
     /// Release its resources on the host.
     Settle(Box<Entry>),
@@ -237,10 +237,10 @@ async fn clear_away(
     let mut removed = Vec::new();
     for (_, finding) in findings {
         match finding {
-            Finding::Nothing => {}
-            Finding::Tell(error) => crate::cli::report(&error),
-            Finding::Settle(entry) => settle(&entry).await,
-            Finding::Remove(dir, name) => match (remove(&dir).await, name) {
+            SweepAction::Nothing => {}
+            SweepAction::Tell(error) => crate::cli::report(&error),
+            SweepAction::Settle(entry) => settle(&entry).await,
+            SweepAction::Remove(dir, name) => match (remove(&dir).await, name) {
                 (Ok(()), name) => {
                     removed.push(name.unwrap_or_else(|| dir.display().to_string()));
                 }
@@ -263,20 +263,20 @@ async fn look_at(
     dir: PathBuf,
     record: io::Result<Option<Record>>,
     limit: Duration,
-) -> Finding {
+) -> SweepAction {
     if Claim::is_taken(&dir) {
-        return Finding::Nothing;
+        return SweepAction::Nothing;
     }
     let record = match record {
         Ok(Some(record)) => record,
         Ok(None) => {
             return match containers.is_abandoned(&dir) {
-                Ok(true) => Finding::Remove(dir, None),
-                _ => Finding::Nothing,
+                Ok(true) => SweepAction::Remove(dir, None),
+                _ => SweepAction::Nothing,
             };
         }
         Err(error) => {
-            return Finding::Tell(anyhow::Error::from(error).context(unreadable(&dir)));
+            return SweepAction::Tell(anyhow::Error::from(error).context(unreadable(&dir)));
         }
     };
     let entry = Entry { dir, record };
@@ -291,9 +291,9 @@ async fn look_at(
         }
     };
     match (has_ended, entry.record.remove) {
-        (false, _) => Finding::Nothing,
-        (true, false) => Finding::Settle(Box::new(entry)),
-        (true, true) => Finding::Remove(entry.dir, Some(entry.record.name)),
+        (false, _) => SweepAction::Nothing,
+        (true, false) => SweepAction::Settle(Box::new(entry)),
+        (true, true) => SweepAction::Remove(entry.dir, Some(entry.record.name)),
     }
 }
 

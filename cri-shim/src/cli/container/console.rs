@@ -14,7 +14,7 @@ use tokio::net::UnixStream;
 use tokio::sync::mpsc;
 
 use super::{Containers, sweep};
-use crate::cli::keys::{Escape, Keys, parse as parse_keys};
+use crate::cli::keys::{DetachDetector, DetachKeys, parse as parse_keys};
 use crate::cli::signals::{Signals, exit_code_of};
 use crate::cli::terminal::{self, RawMode};
 use crate::cli::{Globals, notice};
@@ -27,7 +27,7 @@ const MAX_PENDING_INPUT: usize = 4096;
 pub(in crate::cli) struct ConsoleArgs {
     /// Keys that leave the console, with commas between several
     #[arg(long, value_name = "KEYS", default_value = "ctrl-]", value_parser = parse_keys)]
-    detach_keys: Keys,
+    detach_keys: DetachKeys,
 
     /// Container or pod
     #[arg(value_name = "CONTAINER")]
@@ -62,7 +62,7 @@ pub(in crate::cli) fn run(globals: &Globals, args: &ConsoleArgs) -> anyhow::Resu
     code
 }
 
-async fn talk(console: OwnedFd, keys: &Keys) -> anyhow::Result<u8> {
+async fn talk(console: OwnedFd, keys: &DetachKeys) -> anyhow::Result<u8> {
     let mut signals = Signals::new()?;
     let is_terminal = terminal::is_terminal(io::stdin());
     if is_terminal {
@@ -70,7 +70,7 @@ async fn talk(console: OwnedFd, keys: &Keys) -> anyhow::Result<u8> {
     }
     let raw = is_terminal.then(RawMode::enter).transpose()?;
     // Keys detach only on a terminal: other input is passed to the guest unchanged.
-    let escape = is_terminal.then(|| Escape::new(keys.clone()));
+    let escape = is_terminal.then(|| DetachDetector::new(keys.clone()));
     let connected = connect(console, keys_typed()?, escape, show);
     let code = tokio::select! {
         left = connected => left.map(|()| 0)?,
@@ -87,7 +87,7 @@ async fn talk(console: OwnedFd, keys: &Keys) -> anyhow::Result<u8> {
 async fn connect(
     console: OwnedFd,
     mut typed: mpsc::Receiver<Vec<u8>>,
-    mut escape: Option<Escape>,
+    mut escape: Option<DetachDetector>,
     mut show: impl FnMut(&[u8]) -> anyhow::Result<ControlFlow<()>>,
 ) -> anyhow::Result<()> {
     let console = StdUnixStream::from(console);
@@ -175,7 +175,7 @@ mod tests {
     async fn a_guest_that_takes_nothing_keeps_nobody_from_leaving() {
         let (ours, mut guest) = StdUnixStream::pair().unwrap();
         let (keys, typed) = mpsc::channel(16);
-        let escape = Some(Escape::new(parse_keys("ctrl-]").unwrap()));
+        let escape = Some(DetachDetector::new(parse_keys("ctrl-]").unwrap()));
         let types = async {
             for _ in 0..1000 {
                 keys.send(vec![b'x'; 1024]).await.unwrap();
@@ -193,7 +193,7 @@ mod tests {
     async fn what_is_typed_before_the_keys_that_leave_is_the_guests() {
         let (ours, mut guest) = StdUnixStream::pair().unwrap();
         let (keys, typed) = mpsc::channel(1);
-        let escape = Some(Escape::new(parse_keys("ctrl-]").unwrap()));
+        let escape = Some(DetachDetector::new(parse_keys("ctrl-]").unwrap()));
         keys.send(b"reboot\r\x1dx".to_vec()).await.unwrap();
         let left = connect(ours.into(), typed, escape, to_nobody).await;
         left.unwrap();

@@ -10,7 +10,7 @@ use podvisor_images::Image;
 
 use super::foreground::{Program, exit_code};
 use super::{Containers, Entry, sweep};
-use crate::cli::keys::Keys;
+use crate::cli::keys::DetachKeys;
 use crate::cli::signals::Signals;
 use crate::cli::{Globals, terminal};
 use crate::sandbox::{
@@ -125,7 +125,7 @@ async fn in_guest(
     let mut signals = Signals::new()?;
     let (streams, theirs) = program.streams()?;
     program.client.attach_whole(id, theirs).await?;
-    let served = program.serve(streams, &Keys::default())?;
+    let served = program.serve(streams, &DetachKeys::default())?;
     program.client.start_container(id).await?;
     match program.wait(served, &mut signals).await {
         Ok(outcome) => Ok(exit_code(&outcome)),

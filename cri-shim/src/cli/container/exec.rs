@@ -5,11 +5,11 @@ use clap::Args;
 use oci_spec::runtime::Process;
 
 use super::events::{self, event};
-use super::foreground::{Program, Served, exit_code};
+use super::foreground::{ForwardedStreams, Program, exit_code};
 use super::record::Record;
 use super::state::running;
 use super::{Containers, sweep};
-use crate::cli::keys::{DetachArgs, Keys};
+use crate::cli::keys::{DetachArgs, DetachKeys};
 use crate::cli::signals::{Signals, exit_code_of};
 use crate::cli::{Globals, terminal};
 use crate::sandbox::{
@@ -93,7 +93,7 @@ pub(in crate::cli) fn run(globals: &Globals, args: &ExecArgs) -> anyhow::Result<
         if let Some(workdir) = &args.workdir {
             process.set_cwd(workdir.into());
         }
-        Wanted {
+        ExecRequest {
             process,
             user: args.user.clone().unwrap_or_else(|| record.user.clone()),
             has_terminal: args.tty,
@@ -113,20 +113,20 @@ pub(in crate::cli) fn top(globals: &Globals, args: &TopArgs) -> anyhow::Result<u
             false => args.options.clone(),
         };
         let command = std::iter::once("ps".to_owned()).chain(options);
-        Wanted {
+        ExecRequest {
             process: further_process(&record.process, command.collect(), false),
             user: "0".to_owned(),
             has_terminal: false,
             has_input: false,
             is_detached: false,
             is_noted: false,
-            detach_keys: Keys::default(),
+            detach_keys: DetachKeys::default(),
         }
     })
 }
 
 /// A requested process.
-pub(super) struct Wanted {
+pub(super) struct ExecRequest {
     pub(super) process: Process,
     pub(super) user: String,
     pub(super) has_terminal: bool,
@@ -135,13 +135,13 @@ pub(super) struct Wanted {
     /// Whether it is recorded as an event: not if podvisor itself starts it.
     pub(super) is_noted: bool,
     /// Keys that detach from it on a terminal.
-    pub(super) detach_keys: Keys,
+    pub(super) detach_keys: DetachKeys,
 }
 
 fn in_container(
     globals: &Globals,
     name: &str,
-    wanted: impl FnOnce(&Record) -> Wanted,
+    wanted: impl FnOnce(&Record) -> ExecRequest,
 ) -> anyhow::Result<u8> {
     let containers = Containers::open(&globals.root()?)?;
     let runtime = crate::cli::runtime()?;
@@ -168,8 +168,8 @@ fn in_container(
 async fn begin(
     containers: &Containers,
     name: &str,
-    wanted: impl FnOnce(&Record) -> Wanted,
-) -> anyhow::Result<Option<(Program, Served)>> {
+    wanted: impl FnOnce(&Record) -> ExecRequest,
+) -> anyhow::Result<Option<(Program, ForwardedStreams)>> {
     sweep(containers).await?;
     let entry = containers.find(name)?;
     let (client, _, is_paused) = running(&entry).await?;

@@ -11,8 +11,8 @@ use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until};
 use tracing::debug;
 
-use crate::cli::keys::{Keys, watched_stdin};
-use crate::cli::signals::{Event, Impatience, Signals, exit_code_of};
+use crate::cli::keys::{DetachKeys, watched_stdin};
+use crate::cli::signals::{Event, ForceKillDetector, Signals, exit_code_of};
 use crate::cli::terminal::{self, RawMode};
 use crate::sandbox::{
     AttachedStreams, Outputs, ProcessExit, SandboxClient, SandboxError, StdioFds, StreamSet,
@@ -49,7 +49,7 @@ pub(in crate::cli) enum Outcome {
 
 /// A program's streams while they are connected to this process's own.
 #[derive(Debug)]
-pub(in crate::cli) struct Served {
+pub(in crate::cli) struct ForwardedStreams {
     outputs: Outputs,
     /// Notified when the user detaches.
     left: Option<Arc<Notify>>,
@@ -72,8 +72,8 @@ impl Program {
     pub(in crate::cli) fn serve(
         &self,
         streams: AttachedStreams,
-        keys: &Keys,
-    ) -> anyhow::Result<Served> {
+        keys: &DetachKeys,
+    ) -> anyhow::Result<ForwardedStreams> {
         let mut files = own_files(self.has_input).context("cannot use podvisor's own streams")?;
         let is_raw = self.has_terminal && self.has_input && terminal::is_terminal(io::stdin());
         let raw = is_raw.then(RawMode::enter).transpose()?;
@@ -85,7 +85,7 @@ impl Program {
             }
             false => None,
         };
-        Ok(Served {
+        Ok(ForwardedStreams {
             outputs: streams.serve(files)?,
             left,
             _raw: raw,
@@ -96,10 +96,10 @@ impl Program {
     /// forwards signals meanwhile. The terminal is restored before this returns.
     pub(in crate::cli) async fn wait(
         &self,
-        served: Served,
+        served: ForwardedStreams,
         signals: &mut Signals,
     ) -> anyhow::Result<Outcome> {
-        let Served {
+        let ForwardedStreams {
             outputs,
             left,
             _raw,
@@ -123,7 +123,7 @@ impl Program {
             Ok::<_, SandboxError>(exit)
         };
         tokio::pin!(ended);
-        let mut impatience = Impatience::default();
+        let mut impatience = ForceKillDetector::default();
         loop {
             let event = tokio::select! {
                 biased;

@@ -271,7 +271,7 @@ impl NetworkArgs {
     pub(in crate::cli) async fn attach(&self, entry: &Entry) -> anyhow::Result<Attached> {
         let record = &entry.record;
         let mut attached = match self.by_cni(entry)? {
-            Some(ByCni {
+            Some(CniNetwork {
                 cni,
                 list,
                 identity,
@@ -306,7 +306,7 @@ impl NetworkArgs {
         config: impl Fn(Vec<NicConfig>) -> LaunchConfig,
     ) -> anyhow::Result<(Launching, Attached)> {
         let record = &entry.record;
-        let Some(ByCni {
+        let Some(CniNetwork {
             cni,
             list,
             identity,
@@ -350,7 +350,7 @@ impl NetworkArgs {
     }
 
     /// Returns the parameters for CNI's plugins; `None` if the network does not use them.
-    fn by_cni(&self, entry: &Entry) -> anyhow::Result<Option<ByCni>> {
+    fn by_cni(&self, entry: &Entry) -> anyhow::Result<Option<CniNetwork>> {
         let record = &entry.record;
         let cni = match &record.network {
             NetworkMode::None | NetworkMode::User => return Ok(None),
@@ -370,7 +370,7 @@ impl NetworkArgs {
         let mappings: Vec<_> = record.ports.iter().map(mapping).collect();
         let mut capabilities = Capabilities::new();
         capabilities.extend(port_mappings(&mappings));
-        Ok(Some(ByCni {
+        Ok(Some(CniNetwork {
             cni,
             list,
             identity,
@@ -424,7 +424,7 @@ impl NetworkArgs {
 }
 
 /// A network that CNI's plugins create, and their parameters.
-struct ByCni {
+struct CniNetwork {
     cni: Cni,
     list: List,
     identity: PodIdentity,

@@ -19,17 +19,17 @@ pub(in crate::cli) struct PortArgs {
 
     /// Show only this port of the container
     #[arg(value_name = "PORT[/PROTOCOL]", value_parser = parse)]
-    port: Option<Asked>,
+    port: Option<PortQuery>,
 }
 
 /// A port of a container.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Asked {
+struct PortQuery {
     port: u16,
     protocol: Protocol,
 }
 
-fn parse(text: &str) -> Result<Asked, String> {
+fn parse(text: &str) -> Result<PortQuery, String> {
     let (port, protocol) = match text.split_once('/') {
         None => (text, Protocol::Tcp),
         Some((port, "tcp")) => (port, Protocol::Tcp),
@@ -41,7 +41,7 @@ fn parse(text: &str) -> Result<Asked, String> {
     let port = port
         .parse()
         .map_err(|_| "write a port such as 80 or 53/udp")?;
-    Ok(Asked { port, protocol })
+    Ok(PortQuery { port, protocol })
 }
 
 pub(in crate::cli) fn run(globals: &Globals, args: &PortArgs) -> anyhow::Result<u8> {
@@ -54,11 +54,12 @@ pub(in crate::cli) fn run(globals: &Globals, args: &PortArgs) -> anyhow::Result<
     })?;
     let (name, ports) = (&entry.record.name, entry.ports(&state));
     let asked = |port: &&Port| {
-        let is_it = |asked: Asked| (asked.port, asked.protocol) == (port.guest_port, port.protocol);
+        let is_it =
+            |asked: PortQuery| (asked.port, asked.protocol) == (port.guest_port, port.protocol);
         args.port.is_none_or(is_it)
     };
     let shown: Vec<&Port> = ports.iter().filter(asked).collect();
-    if let Some(Asked { port, protocol }) = args.port {
+    if let Some(PortQuery { port, protocol }) = args.port {
         ensure!(
             !state.has_ended(),
             "container {name} is {}; ports lead to running ones",
@@ -99,7 +100,7 @@ mod tests {
 
     #[test]
     fn a_port_is_of_tcp_unless_said() {
-        let asked = |port, protocol| Ok(Asked { port, protocol });
+        let asked = |port, protocol| Ok(PortQuery { port, protocol });
         assert_eq!(parse("80"), asked(80, Protocol::Tcp));
         assert_eq!(parse("53/udp"), asked(53, Protocol::Udp));
         for bad in ["", "x", "80/sctp", "80/", "70000"] {

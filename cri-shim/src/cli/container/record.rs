@@ -287,11 +287,11 @@ impl Containers {
     /// Like [`Self::find`]; `None` if there is no such container.
     pub(super) fn find_if_there(&self, name: &str) -> anyhow::Result<Option<Entry>> {
         match one_of(self.list()?, name) {
-            One::Found(entry) => Ok(Some(*entry)),
-            One::Several => {
+            NameLookup::Found(entry) => Ok(Some(*entry)),
+            NameLookup::Several => {
                 bail!("several containers' ids begin with `{name}`; write more of it")
             }
-            One::None => Ok(None),
+            NameLookup::None => Ok(None),
         }
     }
 
@@ -304,9 +304,9 @@ impl Containers {
     /// Like [`Self::find_pod`]; `None` if there is no such pod.
     pub(super) fn find_pod_if_there(&self, name: &str) -> anyhow::Result<Option<Entry>> {
         match one_of(self.pods()?, name) {
-            One::Found(entry) => Ok(Some(*entry)),
-            One::Several => bail!("several pods' ids begin with `{name}`; write more of it"),
-            One::None => Ok(None),
+            NameLookup::Found(entry) => Ok(Some(*entry)),
+            NameLookup::Several => bail!("several pods' ids begin with `{name}`; write more of it"),
+            NameLookup::None => Ok(None),
         }
     }
 
@@ -356,23 +356,23 @@ impl Containers {
 }
 
 /// The result of looking up a name.
-enum One {
+enum NameLookup {
     Found(Box<Entry>),
     Several,
     None,
 }
 
-fn one_of(list: Vec<Entry>, name: &str) -> One {
+fn one_of(list: Vec<Entry>, name: &str) -> NameLookup {
     let exact = |entry: &&Entry| entry.record.name == name || entry.record.id == name;
     if let Some(entry) = list.iter().find(exact) {
-        return One::Found(Box::new(entry.clone()));
+        return NameLookup::Found(Box::new(entry.clone()));
     }
     let begins = |entry: &&Entry| !name.is_empty() && entry.record.id.starts_with(name);
     let mut begun = list.iter().filter(begins);
     match (begun.next(), begun.next()) {
-        (Some(entry), None) => One::Found(Box::new(entry.clone())),
-        (Some(_), Some(_)) => One::Several,
-        (None, _) => One::None,
+        (Some(entry), None) => NameLookup::Found(Box::new(entry.clone())),
+        (Some(_), Some(_)) => NameLookup::Several,
+        (None, _) => NameLookup::None,
     }
 }
 

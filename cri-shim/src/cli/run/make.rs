@@ -193,7 +193,7 @@ pub(in crate::cli) async fn begin_machine(
 
 /// A created container.
 #[derive(Debug)]
-pub(super) struct Made {
+pub(super) struct PreparedContainer {
     pub(super) client: SandboxClient,
     pub(super) image: ImagePin,
 }
@@ -219,7 +219,7 @@ pub(super) async fn launch(
     place: &Place,
     image: &Image,
     entry: &Entry,
-) -> anyhow::Result<Made> {
+) -> anyhow::Result<PreparedContainer> {
     let record = &entry.record;
     let (client, attached) = match place {
         Place::Own { guest, .. } => {
@@ -287,7 +287,7 @@ pub(super) async fn launch(
     if record.pod.is_none() {
         client.end_with(&record.id).await?;
     }
-    Ok(Made { client, image: pin })
+    Ok(PreparedContainer { client, image: pin })
 }
 
 /// Images that a machine of one container may have at the same time.

@@ -20,7 +20,7 @@ use podvisor_images::{Image, PullOptions, PullPolicy, Store};
 use tracing::debug;
 
 use super::container::events::{self, event};
-use super::container::foreground::{Outcome, Program, Served, exit_code};
+use super::container::foreground::{ForwardedStreams, Outcome, Program, exit_code};
 use super::container::lifecycle::{end, force_remove, has_failed, is_killed};
 use super::container::{Containers, Entry, NetworkMode, Record, Sweep, clear, exec, volumes};
 use super::guest::Guest;
@@ -33,7 +33,7 @@ use crate::signal::SIGKILL;
 use args::Pull;
 pub(super) use args::{RunArgs, from_here};
 pub(super) use args::{parse_console, parse_hostname, parse_label, parse_sysctl};
-use make::{ImagePin, Made, Place, launch, record};
+use make::{ImagePin, Place, PreparedContainer, launch, record};
 pub(super) use make::{MachineOptions, begin_machine, keep_etc_files, now};
 
 pub(super) fn run(globals: &Globals, args: &RunArgs) -> anyhow::Result<u8> {
@@ -177,7 +177,7 @@ impl Run<'_> {
         events::note(&entry.dir, &event(&entry.record, EventAction::Create));
         let begun = self.begun(&entry, sweep, signals).await;
         drop(claim);
-        let Begun {
+        let StartedProgram {
             program,
             served,
             image,
@@ -224,7 +224,7 @@ impl Run<'_> {
         entry: &Entry,
         sweep: Option<Sweep>,
         signals: &mut Signals,
-    ) -> anyhow::Result<ControlFlow<u8, Begun>> {
+    ) -> anyhow::Result<ControlFlow<u8, StartedProgram>> {
         let launched = tokio::select! {
             launched = launch(self.args, self.place, self.image, entry) => launched,
             signal = signals.ending() => return Ok(ControlFlow::Break(signal)),
@@ -350,15 +350,19 @@ async fn remove_unstarted(entry: &Entry) {
 }
 
 /// A started program.
-struct Begun {
+struct StartedProgram {
     program: Program,
     /// Its streams; `None` if it is detached.
-    served: Option<Served>,
+    served: Option<ForwardedStreams>,
     image: ImagePin,
 }
 
-async fn start(args: &RunArgs, entry: &Entry, made: Made) -> anyhow::Result<Begun> {
-    let Made { client, image } = made;
+async fn start(
+    args: &RunArgs,
+    entry: &Entry,
+    made: PreparedContainer,
+) -> anyhow::Result<StartedProgram> {
+    let PreparedContainer { client, image } = made;
     write_id(args, entry)?;
     let program = Program {
         client,
@@ -369,7 +373,7 @@ async fn start(args: &RunArgs, entry: &Entry, made: Made) -> anyhow::Result<Begu
     };
     if args.detach {
         program.client.start_container(&program.id).await?;
-        return Ok(Begun {
+        return Ok(StartedProgram {
             program,
             served: None,
             image,
@@ -380,7 +384,7 @@ async fn start(args: &RunArgs, entry: &Entry, made: Made) -> anyhow::Result<Begu
     let served = program.serve(streams, &args.leave.detach_keys)?;
     program.client.start_container(&program.id).await?;
     debug!("the program runs");
-    Ok(Begun {
+    Ok(StartedProgram {
         program,
         served: Some(served),
         image,

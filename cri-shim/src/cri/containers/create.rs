@@ -216,20 +216,20 @@ impl Node {
             made = make => made,
             () = pod.is_to_end() => {
                 // Its remains go away with the machine.
-                self.forget_unmade(&container);
+                self.delete_failed_record(&container);
                 return Err(pod.not_ready());
             }
         };
         if let Err(error) = made {
             self.undo_in_guest(&client, id).await;
-            self.forget_unmade(&container);
+            self.delete_failed_record(&container);
             self.give_back(pod, None).await;
             return Err(error);
         }
         if let Err(error) = in_place(|| self.store.note_use(&new.image)) {
             debug!(%error, "the use of the image is not noted");
         }
-        self.weigh(pod);
+        self.set_importance(pod);
         self.watch_pressure(pod);
         self.emit(&container, ContainerEventType::ContainerCreatedEvent);
         Ok(())
@@ -237,7 +237,7 @@ impl Node {
 
     /// Deletes a container whose creation failed. If it cannot be deleted now, it becomes visible
     /// for the kubelet to remove: otherwise it would occupy its name invisibly.
-    fn forget_unmade(self: &Arc<Self>, container: &Arc<Container>) {
+    fn delete_failed_record(self: &Arc<Self>, container: &Arc<Container>) {
         if let Err(error) = self.forget_container(container) {
             warn!(container = container.id, %error, "failed to delete the record after a failed create");
             self.note_container(container, |record| record.phase = ContainerPhase::Removing);
@@ -290,7 +290,11 @@ impl Node {
 
     /// Opens the host's files that a container mounts, and decides which of them are in its guest's
     /// memory.
-    async fn look_at_volumes(&self, pod: &Arc<Pod>, mounts: Vec<Mount>) -> Result<volumes::Looked> {
+    async fn look_at_volumes(
+        &self,
+        pod: &Arc<Pod>,
+        mounts: Vec<Mount>,
+    ) -> Result<volumes::ResolvedVolumes> {
         let before = pod.record().memory_volumes;
         let mut known = before.clone();
         let shared = self.dir(&pod.id).join(volumes::SHARED);
@@ -313,8 +317,8 @@ impl Node {
     }
 
     /// Returns the images that a container mounts as volumes.
-    fn image_volumes(&self, config: &ContainerConfig, sub_paths: &[String]) -> Result<OfImages> {
-        let mut all = OfImages::default();
+    fn image_volumes(&self, config: &ContainerConfig, sub_paths: &[String]) -> Result<ImageMounts> {
+        let mut all = ImageMounts::default();
         for (number, mount) in config.mounts.iter().enumerate() {
             let Some(name) = spec::mounts::image_of(mount) else {
                 continue;
@@ -397,7 +401,7 @@ struct NewContainer<'a> {
 
 /// The images that a container mounts as volumes.
 #[derive(Default)]
-struct OfImages {
+struct ImageMounts {
     volumes: Vec<Volume>,
     /// Each image once.
     open: Vec<ImageVolume>,

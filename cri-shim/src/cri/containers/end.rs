@@ -122,7 +122,7 @@ impl Node {
         self.remove_image_volumes(&container.pod.id, &container.id)
             .await?;
         self.forget_container(container)?;
-        self.weigh(&container.pod);
+        self.set_importance(&container.pod);
         self.give_back(&container.pod, None).await;
         self.emit(container, ContainerEventType::ContainerDeletedEvent);
         info!(container = container.id, "the container is removed");

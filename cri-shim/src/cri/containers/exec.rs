@@ -65,7 +65,7 @@ impl OutputRoom {
 
 /// The beginning of a stream's output.
 #[derive(Debug)]
-struct Kept<'a> {
+struct CapturedOutput<'a> {
     bytes: Vec<u8>,
     room: &'a OutputRoom,
     /// The permit for all of the bytes.
@@ -74,7 +74,7 @@ struct Kept<'a> {
     is_cut: bool,
 }
 
-impl<'a> Kept<'a> {
+impl<'a> CapturedOutput<'a> {
     fn new(room: &'a OutputRoom) -> Self {
         Self {
             bytes: Vec::new(),
@@ -270,9 +270,9 @@ async fn collect(
     pipe: OwnedFd,
     mut has_ended: watch::Receiver<bool>,
     room: &OutputRoom,
-) -> io::Result<Kept<'_>> {
+) -> io::Result<CapturedOutput<'_>> {
     let mut pipe = Receiver::from_owned_fd(pipe)?;
-    let mut kept = Kept::new(room);
+    let mut kept = CapturedOutput::new(room);
     let mut buffer = vec![0; PIPE_BYTES];
     let mut end = None;
     loop {

@@ -61,7 +61,7 @@ impl Node {
             note(limits.clone())
         };
         let changed = change.await;
-        self.weigh(&container.pod);
+        self.set_importance(&container.pod);
         self.watch_pressure(&container.pod);
         // Less is wanted than before, or as much as before because it failed.
         self.give_back(&container.pod, None).await;

@@ -134,7 +134,7 @@ impl Node {
         tokio::spawn(async move {
             let exit = match client.wait(&container.id, None).await {
                 Ok(exit) => exit_of(&exit),
-                Err(error) if error.is_gone() => return node.lose_late(&container).await,
+                Err(error) if error.is_gone() => return node.mark_lost_later(&container).await,
                 Err(error) => {
                     warn!(container = container.id, %error, "failed to wait for the container");
                     (UNKNOWN_EXIT_CODE, "Unknown", error.to_string(), now())
@@ -168,7 +168,7 @@ impl Node {
                 container = container.id,
                 code, reason, "the container has ended"
             );
-            self.weigh(&container.pod);
+            self.set_importance(&container.pod);
             self.emit(container, ContainerEventType::ContainerStoppedEvent);
         }
     }

@@ -32,7 +32,7 @@ struct Source<'a> {
 }
 
 /// A metric of each container: its additional labels with their values, and how it is read.
-struct OfContainer {
+struct ContainerMetric {
     name: &'static str,
     help: &'static str,
     kind: MetricType,
@@ -41,7 +41,7 @@ struct OfContainer {
 }
 
 /// A metric of each interface of a pod; the interface's name is an additional label.
-struct OfInterface {
+struct InterfaceMetric {
     name: &'static str,
     help: &'static str,
     read: fn(&InterfaceCounters) -> u64,
@@ -76,8 +76,8 @@ const fn counter(
     name: &'static str,
     help: &'static str,
     read: fn(&Source<'_>) -> u64,
-) -> OfContainer {
-    OfContainer {
+) -> ContainerMetric {
+    ContainerMetric {
         name,
         help,
         kind: MetricType::Counter,
@@ -90,8 +90,8 @@ const fn gauge(
     name: &'static str,
     help: &'static str,
     read: fn(&Source<'_>) -> u64,
-) -> OfContainer {
-    OfContainer {
+) -> ContainerMetric {
+    ContainerMetric {
         kind: MetricType::Gauge,
         ..counter(name, help, read)
     }
@@ -99,15 +99,15 @@ const fn gauge(
 
 const fn labelled(
     labels: &'static [(&'static str, &'static str)],
-    metric: OfContainer,
-) -> OfContainer {
-    OfContainer { labels, ..metric }
+    metric: ContainerMetric,
+) -> ContainerMetric {
+    ContainerMetric { labels, ..metric }
 }
 
 const TASKS_HELP: &str = "Threads by what they do; waits for disks are among `uninterruptible`";
 const BLKIO_HELP: &str = "Bytes that disks moved, by direction";
 
-const OF_CONTAINERS: &[OfContainer] = &[
+const OF_CONTAINERS: &[ContainerMetric] = &[
     labelled(
         &[("cpu", "total")],
         counter(
@@ -376,43 +376,43 @@ const OF_CONTAINERS: &[OfContainer] = &[
     ),
 ];
 
-const OF_INTERFACES: &[OfInterface] = &[
-    OfInterface {
+const OF_INTERFACES: &[InterfaceMetric] = &[
+    InterfaceMetric {
         name: "container_network_receive_bytes_total",
         help: "Bytes received",
         read: |i| i.received.bytes,
     },
-    OfInterface {
+    InterfaceMetric {
         name: "container_network_receive_packets_total",
         help: "Packets received",
         read: |i| i.received.packets,
     },
-    OfInterface {
+    InterfaceMetric {
         name: "container_network_receive_errors_total",
         help: "Errors while receiving",
         read: |i| i.received.errors,
     },
-    OfInterface {
+    InterfaceMetric {
         name: "container_network_receive_packets_dropped_total",
         help: "Packets dropped while receiving",
         read: |i| i.received.dropped,
     },
-    OfInterface {
+    InterfaceMetric {
         name: "container_network_transmit_bytes_total",
         help: "Bytes sent",
         read: |i| i.sent.bytes,
     },
-    OfInterface {
+    InterfaceMetric {
         name: "container_network_transmit_packets_total",
         help: "Packets sent",
         read: |i| i.sent.packets,
     },
-    OfInterface {
+    InterfaceMetric {
         name: "container_network_transmit_errors_total",
         help: "Errors while sending",
         read: |i| i.sent.errors,
     },
-    OfInterface {
+    InterfaceMetric {
         name: "container_network_transmit_packets_dropped_total",
         help: "Packets dropped while sending",
         read: |i| i.sent.dropped,

@@ -6,39 +6,39 @@ use super::{BASE, SECOND_US};
 use crate::sandbox::{Psi, PsiData};
 
 /// A metric of each container.
-struct OfPressure {
+struct PressureMetric {
     name: &'static str,
     help: &'static str,
     read: fn(&Psi) -> Option<PsiData>,
 }
 
-const OF_PRESSURE: [OfPressure; 6] = [
-    OfPressure {
+const OF_PRESSURE: [PressureMetric; 6] = [
+    PressureMetric {
         name: "container_pressure_cpu_stalled_seconds_total",
         help: "Time in which no program could go on for want of CPU time, in seconds",
         read: |psi| Some(psi.cpu?.full),
     },
-    OfPressure {
+    PressureMetric {
         name: "container_pressure_cpu_waiting_seconds_total",
         help: "Time in which a program waited for CPU time, in seconds",
         read: |psi| Some(psi.cpu?.some),
     },
-    OfPressure {
+    PressureMetric {
         name: "container_pressure_memory_stalled_seconds_total",
         help: "Time in which no program could go on for want of memory, in seconds",
         read: |psi| Some(psi.memory?.full),
     },
-    OfPressure {
+    PressureMetric {
         name: "container_pressure_memory_waiting_seconds_total",
         help: "Time in which a program waited for memory, in seconds",
         read: |psi| Some(psi.memory?.some),
     },
-    OfPressure {
+    PressureMetric {
         name: "container_pressure_io_stalled_seconds_total",
         help: "Time in which no program could go on until a disk had answered, in seconds",
         read: |psi| Some(psi.io?.full),
     },
-    OfPressure {
+    PressureMetric {
         name: "container_pressure_io_waiting_seconds_total",
         help: "Time in which a program waited for a disk, in seconds",
         read: |psi| Some(psi.io?.some),

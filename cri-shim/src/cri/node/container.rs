@@ -8,8 +8,8 @@ use tokio::sync::watch;
 use super::Pod;
 use crate::cri::containers::CpuRate;
 use crate::cri::error::{CriError, Kind, Result};
-use crate::cri::late::Unwritten;
-use crate::cri::state::{ContainerPhase, ContainerRecord, Database, Kept, StateError};
+use crate::cri::late::PendingRecord;
+use crate::cri::state::{CachedRecord, ContainerPhase, ContainerRecord, Database, StateError};
 
 /// A container.
 #[derive(Debug)]
@@ -26,7 +26,7 @@ pub(in crate::cri) struct Container {
     pub(in crate::cri) was_signaled: AtomicBool,
     /// CPU time per second.
     pub(in crate::cri) cpu_rate: Mutex<CpuRate>,
-    record: Kept<ContainerRecord>,
+    record: CachedRecord<ContainerRecord>,
 }
 
 impl Container {
@@ -39,7 +39,7 @@ impl Container {
             ended: watch::Sender::new(matches!(record.phase, ContainerPhase::Exited(_))),
             was_signaled: AtomicBool::new(false),
             cpu_rate: Mutex::default(),
-            record: Kept::new(record),
+            record: CachedRecord::new(record),
         })
     }
 
@@ -112,7 +112,7 @@ impl Container {
     }
 }
 
-impl Unwritten for Container {
+impl PendingRecord for Container {
     fn id(&self) -> &str {
         &self.id
     }

@@ -19,9 +19,9 @@ use super::config::ServeConfig;
 use super::containers::{CreateRequest, OutputRoom};
 use super::error::{CriError, Kind, Result};
 use super::events::Events;
-use super::flights::Flights;
-use super::known::Known;
-use super::late::{LateWriter, Unwritten};
+use super::flights::SingleFlight;
+use super::known::PodIndex;
+use super::late::{PendingRecord, RetryWriter};
 use super::owner::StateOwner;
 use super::state::{ContainerRecord, Database, PodRecord};
 use super::volumes;
@@ -29,7 +29,7 @@ use crate::cni::Cni;
 use crate::turns::Turns;
 
 pub(super) use container::Container;
-pub(super) use pod::{Given, Pod, pod_name};
+pub(super) use pod::{GuestResources, Pod, pod_name};
 
 /// Directory of sandboxes in the state directory. Short, as are the names in it: the path of
 /// a socket in it has at most 107 bytes.
@@ -46,14 +46,14 @@ pub(crate) struct Node {
     pub(super) cni: Cni,
     pub(super) database: Database,
     pub(super) events: Events,
-    pub(super) pod_flights: Flights<RunPodSandboxRequest>,
-    pub(super) container_flights: Flights<CreateRequest>,
-    pub(super) start_flights: Flights<()>,
+    pub(super) pod_flights: SingleFlight<RunPodSandboxRequest>,
+    pub(super) container_flights: SingleFlight<CreateRequest>,
+    pub(super) start_flights: SingleFlight<()>,
     /// Limits how many pods start at the same time.
     pub(super) starts: Turns,
     pub(super) output_room: OutputRoom,
-    known: Mutex<Known>,
-    late: LateWriter,
+    known: Mutex<PodIndex>,
+    late: RetryWriter,
     /// Makes this the only daemon with the state directory.
     _owner: StateOwner,
 }
@@ -83,13 +83,13 @@ impl Node {
             cni: Cni::open(config.cni.clone())?,
             database: Database::open(&config.root.join("cri.redb"))?,
             events: Events::default(),
-            pod_flights: Flights::default(),
-            container_flights: Flights::default(),
-            start_flights: Flights::default(),
+            pod_flights: SingleFlight::default(),
+            container_flights: SingleFlight::default(),
+            start_flights: SingleFlight::default(),
             starts: Turns::default(),
             output_room: OutputRoom::default(),
             known: Mutex::default(),
-            late: LateWriter::default(),
+            late: RetryWriter::default(),
             _owner: owner,
             config,
         })
@@ -181,7 +181,7 @@ impl Node {
     }
 
     /// Schedules another write. Returns false if that was scheduled already.
-    fn write_later(self: &Arc<Self>, record: &Arc<impl Unwritten + 'static>) -> bool {
+    fn write_later(self: &Arc<Self>, record: &Arc<impl PendingRecord + 'static>) -> bool {
         let (node, record) = (Arc::clone(self), Arc::clone(record));
         let begin = || tokio::spawn(async move { node.late.write_all(&node.database).await });
         self.late.add(record, begin)

@@ -7,9 +7,9 @@ use tokio::sync::watch;
 
 use super::lock;
 use crate::cri::error::{CriError, Kind, Result};
-use crate::cri::late::Unwritten;
+use crate::cri::late::PendingRecord;
 use crate::cri::mounted::Mounted;
-use crate::cri::state::{Database, Kept, PodPhase, PodRecord, StateError};
+use crate::cri::state::{CachedRecord, Database, PodPhase, PodRecord, StateError};
 use crate::sandbox::{GuestStats, SandboxClient};
 
 /// A pod sandbox.
@@ -28,20 +28,20 @@ pub(in crate::cri) struct Pod {
     /// True once it and its containers match their records: a new daemon has asked its sandbox.
     settled: watch::Sender<bool>,
     /// Memory and vCPUs that its guest last got while it ran.
-    pub(in crate::cri) given: tokio::sync::Mutex<Given>,
+    pub(in crate::cri) given: tokio::sync::Mutex<GuestResources>,
     /// A task waits for memory pressure in its guest.
     pub(in crate::cri) is_watched: AtomicBool,
     /// Its volumes, and the containers that use them.
     pub(in crate::cri) mounted: Mounted,
     /// The last known total usage of its containers.
     pub(in crate::cri) used: Mutex<GuestStats>,
-    record: Kept<PodRecord>,
+    record: CachedRecord<PodRecord>,
     client: Mutex<Option<SandboxClient>>,
 }
 
 /// Memory and vCPUs of a guest at run time; unknown to a daemon that has just started.
 #[derive(Debug, Default)]
-pub(in crate::cri) struct Given {
+pub(in crate::cri) struct GuestResources {
     /// Bytes beyond its memory at boot; `None` while the guest does not have the amount that was
     /// last asked for.
     pub(in crate::cri) memory: Option<u64>,
@@ -51,9 +51,9 @@ pub(in crate::cri) struct Given {
 
 /// A caller's wish to end a pod, until this is dropped.
 #[derive(Debug)]
-pub(in crate::cri) struct Ending<'a>(&'a watch::Sender<usize>);
+pub(in crate::cri) struct EndingGuard<'a>(&'a watch::Sender<usize>);
 
-impl Drop for Ending<'_> {
+impl Drop for EndingGuard<'_> {
     fn drop(&mut self) {
         self.0.send_modify(|count| *count = count.saturating_sub(1));
     }
@@ -83,7 +83,7 @@ impl Pod {
             is_watched: AtomicBool::new(false),
             mounted,
             used: Mutex::default(),
-            record: Kept::new(record),
+            record: CachedRecord::new(record),
             client: Mutex::new(None),
         })
     }
@@ -100,9 +100,9 @@ impl Pod {
     }
 
     /// Announces that it is to end, until the returned value is dropped.
-    pub(in crate::cri) fn end(&self) -> Ending<'_> {
+    pub(in crate::cri) fn end(&self) -> EndingGuard<'_> {
         self.ending.send_modify(|count| *count += 1);
-        Ending(&self.ending)
+        EndingGuard(&self.ending)
     }
 
     /// Returns whether it is to end.
@@ -178,7 +178,7 @@ impl Pod {
     }
 }
 
-impl Unwritten for Pod {
+impl PendingRecord for Pod {
     fn id(&self) -> &str {
         &self.id
     }

@@ -12,7 +12,7 @@ use super::cgroup;
 use crate::cri::config::Sizes;
 use crate::cri::error::{CriError, Result};
 use crate::cri::newer::UpdatePodSandboxResourcesRequest;
-use crate::cri::node::{Given, Node, Pod};
+use crate::cri::node::{GuestResources, Node, Pod};
 use crate::cri::spec;
 use crate::cri::state::{ContainerRecord, GuestSize, PodRecord};
 use crate::sandbox::{MEMORY_OVERHEAD, SandboxClient};
@@ -81,13 +81,13 @@ impl Demand {
 
 /// What limits ask for, as far as the guest can have it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Wanted {
+struct TargetSize {
     /// Bytes beyond the guest's memory at boot.
     memory: u64,
     vcpus: u8,
 }
 
-impl Given {
+impl GuestResources {
     /// Requests that the guest has `wanted` bytes beyond its memory at boot, and returns how many
     /// it has when it has reached that, or after `patience`.
     async fn ask(
@@ -315,7 +315,7 @@ impl Node {
             self.check_growth(&pod, &changed, new)?;
         }
         pod.update(&self.database, change)?;
-        self.weigh(&pod);
+        self.set_importance(&pod);
         let follow = async {
             self.make_room(&pod, new).await?;
             // Less is wanted than before.
@@ -330,7 +330,7 @@ impl Node {
     }
 
     /// What the pod's guest needs; `None` where its handler is not configured any more.
-    fn wanted(&self, pod: &Pod, new: Option<NewLimits<'_>>) -> Option<Wanted> {
+    fn wanted(&self, pod: &Pod, new: Option<NewLimits<'_>>) -> Option<TargetSize> {
         let record = pod.record();
         let bounds = NewLimits::bounds(new, &record.config);
         let sizes = self.config.guest(&record.handler)?.sizes;
@@ -343,7 +343,7 @@ impl Node {
             true => record.extra,
             false => 0,
         };
-        Some(Wanted {
+        Some(TargetSize {
             memory: memory.saturating_add(extra).min(record.size.growth),
             vcpus: vcpus(record.size, sizes.vcpus(config, bounds, limits.milli_cpus)),
         })

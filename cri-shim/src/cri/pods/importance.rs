@@ -18,7 +18,7 @@ const BURSTABLE: i64 = 3;
 
 impl Node {
     /// Applies CPU shares and OOM score of the pod's containers to its machine.
-    pub(in crate::cri) fn weigh(&self, pod: &Pod) {
+    pub(in crate::cri) fn set_importance(&self, pod: &Pod) {
         let Ok(client) = pod.client() else { return };
         if let Some(shares) = cpu_shares(&pod.record()) {
             client.set_cpu_shares(shares);

@@ -78,7 +78,7 @@ impl Node {
             // Calls that change the pod wait for the turn.
             let turn = Arc::clone(&pod.turn).lock_owned().await;
             recovering.spawn(async move {
-                let _settling = Settling(&pod);
+                let _settling = RecoveryGuard(&pod);
                 node.recover_pod(&pod, turn).await;
             });
         }
@@ -138,7 +138,7 @@ impl Node {
                 });
             }
             // The pod's end is recorded before that of its containers.
-            (PodPhase::Stopped { .. }, Err(_)) => self.lose_containers(pod),
+            (PodPhase::Stopped { .. }, Err(_)) => self.mark_containers_lost(pod),
             (PodPhase::Creating | PodPhase::Removing, found) => {
                 info!(pod = pod.id, "cleaning up a partly created or removed pod");
                 pod.set_client(found.ok());
@@ -186,7 +186,7 @@ impl Node {
             }
         }
         // An older daemon may have left out something.
-        self.weigh(pod);
+        self.set_importance(pod);
         self.watch_pressure(pod);
         let shared = self.dir(&pod.id).join(volumes::SHARED);
         if let Err(error) = in_place(|| volumes::release_strangers(&shared, &pod.mounted)) {
@@ -269,9 +269,9 @@ impl Node {
 }
 
 /// A pod that is being recovered. When this is dropped, callers do not wait for it any more.
-struct Settling<'a>(&'a Pod);
+struct RecoveryGuard<'a>(&'a Pod);
 
-impl Drop for Settling<'_> {
+impl Drop for RecoveryGuard<'_> {
     fn drop(&mut self) {
         self.0.set_settled();
     }

@@ -14,7 +14,7 @@ use crate::bind::pass_on_mounts;
 use crate::cni::{self, Capabilities, PodIdentity};
 use crate::cri::config::{GuestSettings, HANDLER};
 use crate::cri::error::{CriError, Kind, Result};
-use crate::cri::node::{Given, Node, Pod, now, private_dir};
+use crate::cri::node::{GuestResources, Node, Pod, now, private_dir};
 use crate::cri::state::{GuestSize, PodPhase, PodRecord};
 use crate::cri::{resolver, spec, volumes};
 use crate::machine::Transport;
@@ -163,7 +163,7 @@ impl Node {
         };
         // A rebooted node starts all of its pods at the same time.
         let (client, addresses) = self.starts.begin(begin).await?;
-        *pod.given.lock().await = Given {
+        *pod.given.lock().await = GuestResources {
             memory: Some(0),
             vcpus: Some(vcpus),
         };
@@ -173,7 +173,7 @@ impl Node {
             record.size = size;
             record.phase = PodPhase::Ready;
         })?;
-        self.weigh(pod);
+        self.set_importance(pod);
         self.watch_pod(pod, client);
         self.emit_pod(pod, k8s_cri::v1::ContainerEventType::ContainerStartedEvent);
         Ok(())

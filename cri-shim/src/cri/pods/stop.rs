@@ -27,7 +27,7 @@ const KILL_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The reason why a machine is gone.
 #[derive(Debug, Clone, Copy)]
-enum Gone<'a> {
+enum StopReason<'a> {
     /// A caller stopped it.
     Stopped,
     /// It ended by itself, for this reason.
@@ -36,7 +36,7 @@ enum Gone<'a> {
     OutOfMemory(&'a str),
 }
 
-impl<'a> Gone<'a> {
+impl<'a> StopReason<'a> {
     /// Returns the reason from a pod's phase; `None` if the pod is ready.
     fn by(phase: &'a PodPhase) -> Option<Self> {
         match phase {
@@ -158,7 +158,7 @@ impl Node {
 
     /// Records that a pod whose machine is gone is stopped, and releases its volumes.
     fn note_stop(self: &Arc<Self>, pod: &Arc<Pod>, was_ready: bool) -> Result<()> {
-        self.lose_containers(pod);
+        self.mark_containers_lost(pod);
         self.note_pod(pod, |record| {
             if matches!(record.phase, PodPhase::Ready | PodPhase::Creating) {
                 record.phase = PodPhase::stopped(None);
@@ -233,7 +233,7 @@ impl Node {
         // Before that of its containers, so that a client that sees a container's end sees the
         // reason.
         self.note_pod(pod, |record| record.phase = ended(exit));
-        self.lose_containers(pod);
+        self.mark_containers_lost(pod);
         self.emit_pod(pod, ContainerEventType::ContainerStoppedEvent);
         if let Err(error) = self.release_volumes(pod) {
             // StopPodSandbox tries again.
@@ -243,9 +243,9 @@ impl Node {
 
     /// Marks containers that ran in a machine that is gone as exited. A container that never ran
     /// stays created: it has no exit to report.
-    pub(super) fn lose_containers(self: &Arc<Self>, pod: &Arc<Pod>) {
+    pub(super) fn mark_containers_lost(self: &Arc<Self>, pod: &Arc<Pod>) {
         let phase = pod.phase();
-        let gone = Gone::by(&phase).unwrap_or(Gone::Stopped);
+        let gone = StopReason::by(&phase).unwrap_or(StopReason::Stopped);
         // The last state that the machine's process recorded.
         let last = in_place(|| exit_record(&self.dir(&pod.id)));
         let last = last.map_or_else(Vec::new, |last| last.containers);
@@ -260,11 +260,11 @@ impl Node {
     }
 
     /// Marks a container that was recorded as running after its pod's end was recorded.
-    pub(in crate::cri) async fn lose_late(self: &Arc<Self>, container: &Arc<Container>) {
+    pub(in crate::cri) async fn mark_lost_later(self: &Arc<Self>, container: &Arc<Container>) {
         let _turn = container.pod.turn.lock().await;
         let phase = container.pod.phase();
         // Otherwise the pod's watcher does this for all of its containers.
-        if let Some(gone) = Gone::by(&phase) {
+        if let Some(gone) = StopReason::by(&phase) {
             self.note_exit(container, gone.exit());
         }
     }

@@ -8,7 +8,7 @@ use crate::blocking::in_place;
 
 /// A record. Readers do not wait for the disk.
 #[derive(Debug)]
-pub(crate) struct Kept<R> {
+pub(crate) struct CachedRecord<R> {
     current: Mutex<R>,
     /// Locked by a writer while it writes to the disk.
     disk: Mutex<OnDisk>,
@@ -26,7 +26,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl<R: Record + PartialEq> Kept<R> {
+impl<R: Record + PartialEq> CachedRecord<R> {
     /// Creates the record in memory only.
     pub(crate) fn new(record: R) -> Self {
         Self {
@@ -128,7 +128,7 @@ mod tests {
         // A record that needs more room than the file has.
         let mut large = pod_record("a");
         large.config.hostname = "x".repeat(5 << 19);
-        let kept = Kept::new(large.clone());
+        let kept = CachedRecord::new(large.clone());
         disk.fill();
         kept.write(&database).unwrap_err();
         kept.update(&database, stop).unwrap_err();
@@ -146,7 +146,7 @@ mod tests {
     fn what_is_written_late_does_not_bring_a_removed_record_back() {
         let dir = tempfile::tempdir().unwrap();
         let database = Database::open(&dir.path().join("x.redb")).unwrap();
-        let kept = Kept::new(pod_record("a"));
+        let kept = CachedRecord::new(pod_record("a"));
         kept.write(&database).unwrap();
         kept.remove(&database).unwrap();
         kept.write(&database).unwrap();

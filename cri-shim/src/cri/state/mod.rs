@@ -8,7 +8,7 @@ mod protobuf;
 mod records;
 
 pub(crate) use database::{Database, StateError};
-pub(crate) use kept::Kept;
+pub(crate) use kept::CachedRecord;
 pub(crate) use records::{
     ContainerExit, ContainerPhase, ContainerRecord, GuestSize, MemoryVolume, MountedImage,
     PodPhase, PodRecord, Record,

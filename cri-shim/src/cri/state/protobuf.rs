@@ -59,7 +59,7 @@ mod tests {
     use super::*;
 
     #[derive(Debug, PartialEq, serde::Serialize, Deserialize)]
-    struct Kept<T: Message + Default + serde::de::DeserializeOwned> {
+    struct CachedRecord<T: Message + Default + serde::de::DeserializeOwned> {
         #[serde(with = "super")]
         config: T,
     }
@@ -100,16 +100,16 @@ mod tests {
 
     #[test]
     fn messages_are_read_as_they_were_written() {
-        let kept = Kept { config: config() };
+        let kept = CachedRecord { config: config() };
         let json = serde_json::to_string(&kept).unwrap();
         assert_eq!(
-            serde_json::from_str::<Kept<ContainerConfig>>(&json).unwrap(),
+            serde_json::from_str::<CachedRecord<ContainerConfig>>(&json).unwrap(),
             kept
         );
         // As the first podvisors wrote them.
         let json = json!({ "config": config() });
         assert_eq!(
-            serde_json::from_value::<Kept<ContainerConfig>>(json).unwrap(),
+            serde_json::from_value::<CachedRecord<ContainerConfig>>(json).unwrap(),
             kept
         );
     }
@@ -119,27 +119,28 @@ mod tests {
         let mut bytes = config().encode_to_vec();
         bytes.extend(NEWER_FIELD);
         let newer = json!({ "config": STANDARD.encode(bytes) });
-        let read: Kept<ContainerConfig> = serde_json::from_value(newer).unwrap();
+        let read: CachedRecord<ContainerConfig> = serde_json::from_value(newer).unwrap();
         assert_eq!(read.config, config());
         let older = Older {
             args: config().args,
         };
-        let json = serde_json::to_value(Kept { config: older }).unwrap();
-        let read: Kept<ContainerConfig> = serde_json::from_value(json).unwrap();
+        let json = serde_json::to_value(CachedRecord { config: older }).unwrap();
+        let read: CachedRecord<ContainerConfig> = serde_json::from_value(json).unwrap();
         let expected = ContainerConfig {
             args: config().args,
             ..Default::default()
         };
         assert_eq!(read.config, expected);
-        let json = serde_json::to_value(Kept { config: config() }).unwrap();
-        let read: Kept<Older> = serde_json::from_value(json).unwrap();
+        let json = serde_json::to_value(CachedRecord { config: config() }).unwrap();
+        let read: CachedRecord<Older> = serde_json::from_value(json).unwrap();
         assert_eq!(read.config.args, config().args);
     }
 
     #[test]
     fn what_is_no_message_is_refused() {
         for bad in [json!("%"), json!("CgX/"), json!(7), json!({}), Value::Null] {
-            let read = serde_json::from_value::<Kept<ContainerConfig>>(json!({ "config": bad }));
+            let read =
+                serde_json::from_value::<CachedRecord<ContainerConfig>>(json!({ "config": bad }));
             assert!(read.is_err(), "{bad}");
         }
     }

@@ -21,7 +21,7 @@ use super::spec::mounts::image_of;
 use super::spec::{MemorySource, Volume, VolumeSource};
 use crate::bind;
 use crate::removal::remove_tree;
-use wanted::{FOLLOWS, There, Wanted, is_slave};
+use wanted::{FOLLOWS, MountSource, RequestedVolume, is_slave};
 
 /// Directory of a pod's volumes within the pod's directory.
 pub(super) const SHARED: &str = "shared";
@@ -32,17 +32,17 @@ pub(super) const EMPTY_DIR: &str = "/volumes/kubernetes.io~empty-dir/";
 /// A container's mount sources, opened and checked, so that mounting them does not wait for a file
 /// server.
 #[derive(Debug)]
-pub(super) struct Looked {
+pub(super) struct ResolvedVolumes {
     /// In the order of the mounts, without those of images.
     volumes: Vec<(Mount, Source)>,
     /// Volumes that are mounted already.
-    there: BTreeMap<String, There>,
+    there: BTreeMap<String, MountSource>,
 }
 
 #[derive(Debug)]
 enum Source {
     Memory(MemorySource),
-    Host(Box<Wanted>),
+    Host(Box<RequestedVolume>),
 }
 
 /// Opens and checks the sources of `mounts`, except images and, by their indices, the volumes in
@@ -53,7 +53,7 @@ pub(super) fn look(
     mounted: &Mounted,
     mounts: &[Mount],
     mut memory: BTreeMap<usize, MemorySource>,
-) -> Result<Looked> {
+) -> Result<ResolvedVolumes> {
     let mut volumes = Vec::new();
     for (number, mount) in mounts.iter().enumerate() {
         if image_of(mount).is_some() {
@@ -61,7 +61,7 @@ pub(super) fn look(
         }
         let source = match memory.remove(&number) {
             Some(source) => Source::Memory(source),
-            None => Source::Host(Box::new(Wanted::open(number, mount, mounted)?)),
+            None => Source::Host(Box::new(RequestedVolume::open(number, mount, mounted)?)),
         };
         volumes.push((mount.clone(), source));
     }
@@ -86,10 +86,10 @@ pub(super) fn look(
         // Skips those that have been unmounted meanwhile.
         if let Ok(at) = statvfs(&target) {
             let flags = at.f_flag;
-            there.insert(name, There { object, flags });
+            there.insert(name, MountSource { object, flags });
         }
     }
-    Ok(Looked { volumes, there })
+    Ok(ResolvedVolumes { volumes, there })
 }
 
 /// Mounts the checked sources for a container. A volume that another container has mounted alike is
@@ -98,10 +98,10 @@ pub(super) fn mount(
     shared: &Path,
     mounted: &Mounted,
     container: &str,
-    looked: Looked,
+    looked: ResolvedVolumes,
 ) -> Result<Vec<Volume>> {
     let mut users = mounted.lock();
-    let Looked { volumes, mut there } = looked;
+    let ResolvedVolumes { volumes, mut there } = looked;
     // Some may have been unmounted meanwhile.
     there.retain(|name, _| users.names().any(|known| known == name));
     let mut done = Vec::new();
@@ -200,10 +200,10 @@ fn remove_unused(shared: &Path, users: &mut Users, unused: Vec<String>) -> Resul
 fn share_or_mount(
     shared: &Path,
     users: &mut Users,
-    there: &mut BTreeMap<String, There>,
+    there: &mut BTreeMap<String, MountSource>,
     container: &str,
     name: String,
-    wanted: &Wanted,
+    wanted: &RequestedVolume,
 ) -> Result<(VolumeSource, bool)> {
     if let Some(name) = wanted.find(shared, there)? {
         users.add(&name, container);

@@ -21,7 +21,7 @@ pub(super) const FOLLOWS: char = 's';
 
 /// A mounted volume of the pod.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct There {
+pub(super) struct MountSource {
     /// Device and inode.
     pub(super) object: (u64, u64),
     pub(super) flags: StatVfsMountFlags,
@@ -29,27 +29,27 @@ pub(super) struct There {
 
 /// A mount that a container asks for, with its source open.
 #[derive(Debug)]
-pub(super) struct Wanted {
+pub(super) struct RequestedVolume {
     /// Index in the container's mounts.
     pub(super) number: usize,
     pub(super) mount: Mount,
     source: File,
     meta: Metadata,
     /// The source's object and mount flags.
-    pub(super) there: There,
+    pub(super) there: MountSource,
     /// The host enforces that the guest cannot write there. For the pod's own volumes, the guest
     /// enforces it per container.
     is_read_only: bool,
 }
 
-impl Wanted {
+impl RequestedVolume {
     pub(super) fn open(number: usize, mount: &Mount, mounted: &Mounted) -> Result<Self> {
         let path = Path::new(&mount.host_path);
         let failed = || CriError::io("look at", path);
         let source = open_source(path)?;
         let meta = source.metadata().map_err(failed())?;
         let at = fstatvfs(&source).map_err(|error| failed()(error.into()))?;
-        let there = There {
+        let there = MountSource {
             object: (meta.dev(), meta.ino()),
             flags: at.f_flag,
         };
@@ -80,7 +80,7 @@ impl Wanted {
     pub(super) fn find(
         &self,
         shared: &Path,
-        there: &BTreeMap<String, There>,
+        there: &BTreeMap<String, MountSource>,
     ) -> Result<Option<String>> {
         for (name, there) in there {
             if there.object == self.there.object
@@ -94,7 +94,7 @@ impl Wanted {
     }
 
     /// Returns whether an existing mount of the same object has the properties that this one needs.
-    fn is_like(&self, there: &There, target: &Path) -> Result<bool> {
+    fn is_like(&self, there: &MountSource, target: &Path) -> Result<bool> {
         let differ = there.flags ^ self.there.flags;
         if differ.contains(StatVfsMountFlags::NOEXEC) {
             return Ok(false);
@@ -111,7 +111,7 @@ impl Wanted {
     }
 
     /// Returns its object and flags once it is mounted.
-    pub(super) fn once_mounted(&self) -> There {
+    pub(super) fn once_mounted(&self) -> MountSource {
         let mut there = self.there;
         if self.is_read_only {
             there.flags |= StatVfsMountFlags::RDONLY;

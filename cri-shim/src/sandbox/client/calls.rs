@@ -441,7 +441,7 @@ impl SandboxClient {
     /// Sets the share of CPU time that the sandbox gets under contention: 1024 is that of one CPU,
     /// as in cgroup v1.
     pub fn set_cpu_shares(&self, shares: u64) {
-        cgroup::weigh_cpus(&self.inner.dir, shares);
+        cgroup::set_cpu_weight(&self.inner.dir, shares);
     }
 
     /// Sets how much of the host's swap the sandbox may use, in bytes; `None` is no limit.

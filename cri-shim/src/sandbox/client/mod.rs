@@ -73,7 +73,7 @@ struct Inner {
     pid: u32,
     process: Arc<AsyncFd<OwnedFd>>,
     next: AtomicU64,
-    waiting: Arc<Waiting>,
+    waiting: Arc<PendingReplies>,
     requests: mpsc::Sender<Outgoing>,
     /// How the sandbox ended, once its machine or its process has ended.
     machine: watch::Receiver<Option<SandboxExit>>,
@@ -102,9 +102,9 @@ type Answered = Result<(Result<Answer, Refusal>, Vec<OwnedFd>), serde_json::Erro
 
 /// Pending requests by number; `None` once the connection is lost.
 #[derive(Debug)]
-struct Waiting(Mutex<Option<HashMap<u64, oneshot::Sender<Answered>>>>);
+struct PendingReplies(Mutex<Option<HashMap<u64, oneshot::Sender<Answered>>>>);
 
-impl Waiting {
+impl PendingReplies {
     fn add(&self, number: u64) -> Option<oneshot::Receiver<Answered>> {
         let (sender, receiver) = oneshot::channel();
         let mut waiting = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -134,14 +134,14 @@ impl Waiting {
 }
 
 /// A pending request, which is removed when this is dropped.
-struct Asked<'a> {
+struct PendingReply<'a> {
     inner: &'a Inner,
     number: u64,
     /// The process is notified if there is no answer by then: it might otherwise wait forever.
     is_told: bool,
 }
 
-impl Drop for Asked<'_> {
+impl Drop for PendingReply<'_> {
     fn drop(&mut self) {
         if self.inner.waiting.forget(self.number) && self.is_told {
             self.inner.abandon(self.number);
@@ -295,7 +295,7 @@ impl SandboxClient {
         let (stream, pid, process) = connection.into_parts();
         let stream = Arc::new(stream);
         let process = Arc::new(process);
-        let waiting = Arc::new(Waiting(Mutex::new(Some(HashMap::new()))));
+        let waiting = Arc::new(PendingReplies(Mutex::new(Some(HashMap::new()))));
         let (requests, outgoing) = mpsc::channel(SEND_QUEUE);
         let (machine_sender, machine) = watch::channel(None);
         let (exit_sender, exit) = watch::channel(None);
@@ -485,7 +485,7 @@ impl SandboxClient {
         let Some(answer) = inner.waiting.add(number) else {
             return Err(self.lost().await);
         };
-        let _asked = Asked {
+        let _asked = PendingReply {
             inner,
             number,
             is_told,
@@ -560,7 +560,7 @@ async fn write(mut writer: FrameWriter, mut outgoing: mpsc::Receiver<Outgoing>) 
 /// ends in good order writes its record before it closes its connections.
 async fn read(
     mut reader: FrameReader,
-    waiting: Arc<Waiting>,
+    waiting: Arc<PendingReplies>,
     process: Arc<AsyncFd<OwnedFd>>,
     dir: PathBuf,
     machine: watch::Sender<Option<SandboxExit>>,

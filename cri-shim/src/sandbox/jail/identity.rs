@@ -85,7 +85,7 @@ fn lowered(now: Rlimit, most: u64) -> Rlimit {
 }
 
 /// Becomes a user that owns nothing, without capabilities. Its user namespace may be missing.
-pub(super) fn become_nobody(uid: u32) -> Result<Option<MissingLayer>, JailError> {
+pub(super) fn switch_to_jail_user(uid: u32) -> Result<Option<MissingLayer>, JailError> {
     drop_bounding_set(CapabilitySet::empty())?;
     set_thread_groups(&[]).map_err(step("leave the supplementary groups"))?;
     let become_user = |id: u32| -> rustix::io::Result<()> {

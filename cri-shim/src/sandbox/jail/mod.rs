@@ -131,7 +131,7 @@ pub fn close(share: Option<&Share>, calls: CallFilter) -> Result<Vec<MissingLaye
     namespaces::empty_root(share)?;
     let mut missing = Vec::new();
     match (can_change_identity, share) {
-        (true, None) => missing.extend(identity::become_nobody(uid)?),
+        (true, None) => missing.extend(identity::switch_to_jail_user(uid)?),
         (true, Some(_)) => identity::keep_for_share()?,
         (false, _) => identity::drop_capabilities()?,
     }

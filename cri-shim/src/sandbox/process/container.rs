@@ -290,15 +290,15 @@ impl Container {
         let mut exit = self.exit.subscribe();
         let known = exit.wait_for(Option::is_some);
         if timeout(READER_GRACE, known).await.is_err() {
-            self.let_readers_go().await;
+            self.detach_readers().await;
         }
     }
 
     /// Stops waiting for readers that do not read the output.
-    pub(super) async fn let_readers_go(&self) {
+    pub(super) async fn detach_readers(&self) {
         // As above: if a log's disk does not answer, other requests are still served.
         let streams = Arc::clone(&self.streams);
-        let _ = tokio::task::spawn_blocking(move || streams.let_readers_go()).await;
+        let _ = tokio::task::spawn_blocking(move || streams.detach_readers()).await;
     }
 
     /// Returns a receiver of the exit of the container's process or of one that `exec` started.

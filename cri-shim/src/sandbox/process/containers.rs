@@ -437,7 +437,7 @@ impl Containers {
         if self.is_paused() {
             return;
         }
-        match self.sandbox.machine().removed_objects().await {
+        match self.sandbox.machine().count_removed_objects().await {
             Ok(0) => return,
             Ok(count) => debug!(count, "the guest knows files that the host has removed"),
             Err(error) => return debug!(%error, "files that the guest knows are not looked at"),
@@ -493,9 +493,9 @@ impl Containers {
     }
 
     /// Stops waiting for readers that do not read containers' output.
-    pub(super) async fn let_readers_go(&self) {
+    pub(super) async fn detach_readers(&self) {
         let made = self.entries.all();
-        join_all(made.iter().map(|container| container.let_readers_go())).await;
+        join_all(made.iter().map(|container| container.detach_readers())).await;
     }
 
     /// Handles the end of the guest: writes the rest of the containers' output, and answers waiting

@@ -112,7 +112,7 @@ async fn a_machines_end_waits_for_readers_until_they_are_let_go_and_changes_no_e
     tokio::pin!(gone);
     let early = timeout(Duration::from_millis(500), &mut gone).await;
     assert!(early.is_err());
-    container.let_readers_go().await;
+    container.detach_readers().await;
     timeout(LONG, gone).await.unwrap();
     assert_eq!(exit(&container).await.code, CODE);
 }

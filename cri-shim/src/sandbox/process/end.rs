@@ -188,7 +188,7 @@ pub(super) async fn drain(containers: &Containers, reads_are_over: impl Future<O
     tokio::select! {
         () = &mut drained => {}
         () = reads_are_over => {
-            containers.let_readers_go().await;
+            containers.detach_readers().await;
             drained.await;
         }
     }

@@ -43,7 +43,7 @@ struct DeviceFiles {
 }
 
 /// A sandbox whose guest is configured.
-pub(super) struct Begun {
+pub(super) struct ConfiguredSandbox {
     pub(super) sandbox: Sandbox,
     pub(super) listener: UnixListener,
     pub(super) record: File,
@@ -137,7 +137,7 @@ pub(super) async fn boot(
     launch: LaunchHeader,
     files: LaunchFiles,
     network: impl Future<Output = Result<GuestNetwork, SandboxError>>,
-) -> Result<Begun, SandboxError> {
+) -> Result<ConfiguredSandbox, SandboxError> {
     let LaunchFiles {
         listener,
         record,
@@ -154,7 +154,7 @@ pub(super) async fn boot(
         false => error,
     })?;
     info!(is_clone, "the sandbox is ready");
-    Ok(Begun {
+    Ok(ConfiguredSandbox {
         sandbox,
         listener,
         record,

@@ -65,7 +65,7 @@ use answer::Service;
 use containers::Containers;
 use end::{Cause, Shutdown};
 pub(crate) use images::mount_source as image_source;
-use launch::Begun;
+use launch::ConfiguredSandbox;
 
 /// The grace period of a SIGTERM, which carries none.
 const SIGTERM_GRACE: Duration = Duration::from_secs(30);
@@ -170,7 +170,7 @@ async fn begin(
     launch: LaunchHeader,
     fds: std::vec::IntoIter<OwnedFd>,
     terminate: &mut Signal,
-) -> Result<Option<Begun>, ProcessError> {
+) -> Result<Option<ConfiguredSandbox>, ProcessError> {
     let (told, network) = oneshot::channel();
     let dir = launch.dir.clone();
     let network = async {
@@ -219,7 +219,7 @@ async fn begin(
 }
 
 /// Serves the control socket until the machine has ended and the rest of the output is handled.
-async fn serve_until_end(begun: Begun, mut terminate: Signal) {
+async fn serve_until_end(begun: ConfiguredSandbox, mut terminate: Signal) {
     let sandbox = Arc::new(begun.sandbox);
     let containers = Containers::new(Arc::clone(&sandbox), begun.image_slots, begun.events);
     let containers = Arc::new(containers);

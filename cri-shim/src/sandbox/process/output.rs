@@ -242,7 +242,7 @@ impl ContainerStreams {
 
     /// Stops waiting for clients. They do not get the rest of the output, so that it reaches the
     /// log.
-    pub(super) fn let_readers_go(&self) {
+    pub(super) fn detach_readers(&self) {
         self.readers
             .send_modify(|readers| readers.are_let_go = true);
         let sinks = self.sinks();

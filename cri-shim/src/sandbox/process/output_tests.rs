@@ -289,7 +289,7 @@ async fn a_reader_who_is_gone_is_not_waited_for() {
 #[tokio::test]
 async fn what_a_reader_does_not_get_who_is_let_go_comes_to_the_log() {
     let (streams, _reader, writes) = behind().await;
-    streams.let_readers_go();
+    streams.detach_readers();
     let scene = tokio::task::spawn_blocking(|| writes.join().unwrap());
     let scene = scene.await.unwrap();
     drop((scene.stdout, scene.stderr));

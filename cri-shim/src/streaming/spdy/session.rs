@@ -14,7 +14,7 @@ use tracing::debug;
 use super::connection::{Connection, Stream};
 use crate::streaming::backend::{Backend, PortForwardRequest};
 use crate::streaming::channel::Output;
-use crate::streaming::command::{self, Channels, CommandRequest, Wanted};
+use crate::streaming::command::{self, Channels, CommandRequest, RequestedChannels};
 use crate::streaming::port_forward::{self, Forward};
 use crate::streaming::status::Version;
 
@@ -55,7 +55,10 @@ pub(crate) async fn command(
 }
 
 /// Collects the streams of a command; `None` if the client opens others.
-async fn channels(streams: &mut mpsc::Receiver<Stream>, wanted: Wanted) -> Option<Channels> {
+async fn channels(
+    streams: &mut mpsc::Receiver<Stream>,
+    wanted: RequestedChannels,
+) -> Option<Channels> {
     let mut found: HashMap<String, Stream> = HashMap::new();
     let names = [
         ("error", true),

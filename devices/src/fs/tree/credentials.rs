@@ -56,12 +56,12 @@ fn own_file_system_attributes() -> io::Result<()> {
 /// The thread acts as a user of the guest as long as this exists.
 #[derive(Debug)]
 #[must_use]
-pub(super) struct Acting {
+pub(super) struct CredentialGuard {
     group: bool,
     user: bool,
 }
 
-impl Acting {
+impl CredentialGuard {
     /// Acts without capabilities, unless the user is root.
     pub(super) fn as_user(switch: bool, uid: u32, gid: u32) -> io::Result<Self> {
         let mut acting = Self {
@@ -101,7 +101,7 @@ impl Acting {
     }
 }
 
-impl Drop for Acting {
+impl Drop for CredentialGuard {
     fn drop(&mut self) {
         // Becoming root makes the permitted capabilities effective.
         let user = if self.user {
@@ -125,11 +125,11 @@ impl Drop for Acting {
 /// bits, as they do when an ordinary user writes.
 #[derive(Debug)]
 #[must_use]
-pub(super) struct Ordinary {
+pub(super) struct SuidClearGuard {
     restore: Option<CapabilitySets>,
 }
 
-impl Ordinary {
+impl SuidClearGuard {
     /// Drops `CAP_FSETID` if `wanted`; a thread without it is ordinary anyway.
     pub(super) fn when(wanted: bool) -> io::Result<Self> {
         let mut ordinary = Self { restore: None };
@@ -145,7 +145,7 @@ impl Ordinary {
     }
 }
 
-impl Drop for Ordinary {
+impl Drop for SuidClearGuard {
     fn drop(&mut self) {
         if let Some(Err(error)) = self.restore.map(|sets| set_capabilities(None, sets)) {
             // It is still permitted: the kernel lets it become effective again.
@@ -159,11 +159,11 @@ impl Drop for Ordinary {
 /// already open are not checked.
 #[derive(Debug)]
 #[must_use]
-pub(super) struct Writing {
+pub(super) struct QuotaUserGuard {
     is_user: bool,
 }
 
-impl Writing {
+impl QuotaUserGuard {
     /// Changes nothing for root.
     pub(super) fn as_user(uid: u32) -> Self {
         let is_user = uid != 0;
@@ -174,7 +174,7 @@ impl Writing {
     }
 }
 
-impl Drop for Writing {
+impl Drop for QuotaUserGuard {
     fn drop(&mut self) {
         // This also restores its file system capabilities.
         if self.is_user {

@@ -32,7 +32,7 @@ use rustix::path::DecInt;
 use crate::descriptors::Quota;
 use crate::virtio::Count;
 use attributes::{Attributes, Contents};
-use credentials::Acting;
+use credentials::CredentialGuard;
 pub use ids::IdMap;
 use table::{Handle, Object, Table};
 
@@ -199,9 +199,9 @@ impl Tree {
         }
     }
 
-    fn acting(&self, context: &Context) -> io::Result<Acting> {
+    fn acting(&self, context: &Context) -> io::Result<CredentialGuard> {
         let (uid, gid) = (self.host_id(context.uid)?, self.host_id(context.gid)?);
-        Acting::as_user(self.switch_users, uid, gid)
+        CredentialGuard::as_user(self.switch_users, uid, gid)
     }
 
     /// Returns the host's id for one of the client.
@@ -222,7 +222,7 @@ impl Tree {
     }
 
     /// Acts as the user to create something in a directory.
-    fn making(&self, context: &Context) -> io::Result<Acting> {
+    fn making(&self, context: &Context) -> io::Result<CredentialGuard> {
         self.acting(context)?.trusting_the_guest()
     }
 

@@ -24,7 +24,7 @@ use rustix::io::Errno;
 use rustix::path::DecInt;
 
 use super::attributes::{Attributes, Contents, statvfs};
-use super::credentials::{Ordinary, Writing};
+use super::credentials::{QuotaUserGuard, SuidClearGuard};
 use super::open::{close_with_result, options, set_appending};
 use super::{CACHE_TIMEOUT, Tree, component, file};
 
@@ -138,7 +138,7 @@ impl FileSystem for Tree {
         }
         if valid.contains(SetattrValid::SIZE) {
             let size = u64::try_from(attr.st_size).map_err(|_| Errno::INVAL)?;
-            let _ordinary = Ordinary::when(valid.contains(SetattrValid::KILL_SUIDGID))?;
+            let _ordinary = SuidClearGuard::when(valid.contains(SetattrValid::KILL_SUIDGID))?;
             match handle {
                 Some(handle) => ftruncate(&*file(&*self.handle(handle, inode)?), size)?,
                 None if object.kind == FileType::RegularFile => {
@@ -304,7 +304,7 @@ impl FileSystem for Tree {
     ) -> io::Result<(Option<u64>, OpenOptions, Option<u32>)> {
         let object = self.object(inode)?;
         let opened = {
-            let _ordinary = Ordinary::when(fuse_flags & FOPEN_IN_KILL_SUIDGID != 0)?;
+            let _ordinary = SuidClearGuard::when(fuse_flags & FOPEN_IN_KILL_SUIDGID != 0)?;
             self.as_either(context, || self.open_file(&object, flags))?
         };
         let handle = self.keep(inode, opened, self.writer(context, &object))?;
@@ -389,8 +389,8 @@ impl FileSystem for Tree {
         let handle = self.handle(handle, inode)?;
         let size = (size as usize).min(MAX_DATA);
         let appends = OFlags::from_bits_retain(flags).contains(OFlags::APPEND);
-        let _ordinary = Ordinary::when(fuse_flags & WRITE_KILL_PRIV != 0)?;
-        let _writing = Writing::as_user(handle.writer);
+        let _ordinary = SuidClearGuard::when(fuse_flags & WRITE_KILL_PRIV != 0)?;
+        let _writing = QuotaUserGuard::as_user(handle.writer);
         let mut file = file(&handle);
         set_appending(&file, appends && !delayed_write)?;
         let written = reader.read_to(&mut *file, size, offset)?;
@@ -430,7 +430,7 @@ impl FileSystem for Tree {
         self.check_writable(&*self.object(inode)?)?;
         let mode = FallocateFlags::from_bits(mode).ok_or(Errno::OPNOTSUPP)?;
         let handle = self.handle(handle, inode)?;
-        let _writing = Writing::as_user(handle.writer);
+        let _writing = QuotaUserGuard::as_user(handle.writer);
         Ok(fallocate(&*file(&handle), mode, offset, length)?)
     }
 

@@ -16,7 +16,7 @@ use crate::virtio::{
 
 /// How long a vCPU waits for a worker that is being reset. After that the status register reads as
 /// non-zero until the worker is done (§2.4), and the driver can only wait or give up.
-pub const RESET_PATIENCE: Duration = Duration::from_millis(250);
+pub const RESET_TIMEOUT: Duration = Duration::from_millis(250);
 
 /// The interrupt of a transport, with the one status bit that the device sets.
 pub trait TransportInterrupt: Interrupt {
@@ -86,7 +86,7 @@ impl TransportCore {
             started: false,
             resetting: None,
             stopping: Vec::new(),
-            patience: RESET_PATIENCE,
+            patience: RESET_TIMEOUT,
             log: RateLimit::new(Duration::from_secs(10)),
         };
         core.clear();

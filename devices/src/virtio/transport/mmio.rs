@@ -59,7 +59,7 @@ const INTERRUPT_CONFIG: u32 = 2;
 ///
 /// It is shared by the threads of the device and of the vCPUs without a lock: the device never
 /// waits for a vCPU. A vCPU that reads the register waits for another vCPU's access to the same
-/// device, and so possibly for a reset of it, up to [`RESET_PATIENCE`](super::RESET_PATIENCE).
+/// device, and so possibly for a reset of it, up to [`RESET_TIMEOUT`](super::RESET_TIMEOUT).
 #[derive(Debug)]
 pub struct MmioInterrupt {
     line: Box<dyn InterruptLine>,
@@ -131,7 +131,7 @@ pub struct SavedMmio {
 
 /// The registers of one device. Accesses come from vCPU threads, one at a time; none waits for the
 /// device's work except for a reset, and then no longer than
-/// [`RESET_PATIENCE`](super::RESET_PATIENCE).
+/// [`RESET_TIMEOUT`](super::RESET_TIMEOUT).
 #[derive(Debug)]
 pub struct MmioTransport {
     core: TransportCore,

@@ -14,7 +14,7 @@ mod mmio;
 pub mod pci;
 mod status;
 
-pub use self::core::{RESET_PATIENCE, SavedTransport, TransportInterrupt, TransportParts};
+pub use self::core::{RESET_TIMEOUT, SavedTransport, TransportInterrupt, TransportParts};
 pub use mmio::{MmioInterrupt, MmioTransport, QUEUE_NOTIFY, SavedMmio, WINDOW_SIZE};
 pub use pci::{PciInterrupt, PciTransport, SavedPci};
 pub use status::Status;

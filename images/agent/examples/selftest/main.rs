@@ -15,7 +15,7 @@ use podvisor_agent::init::{mounts, power, reaper};
 use podvisor_agent::network;
 use podvisor_agent::server::{self, Listeners};
 use podvisor_agent::service::Service;
-use podvisor_agent::stdio::Hub;
+use podvisor_agent::stdio::StreamRegistry;
 use podvisor_agent_protocol::api::{self, AgentClient};
 use podvisor_agent_protocol::{AgentError, ErrorKind, ExitStatus, StreamId};
 use serde_json::{Value, json};
@@ -51,7 +51,7 @@ fn run() -> Result<()> {
         .build()?
         .block_on(async {
             let (reaper, reaping) = reaper::start()?;
-            let hub = Hub::new();
+            let hub = StreamRegistry::new();
             let listeners = Listeners::unix(UnixListener::bind(RPC)?, UnixListener::bind(STDIO)?);
             let service = Arc::new(Service::new(reaper, hub.clone()));
             let serving = server::serve(listeners, service, hub);

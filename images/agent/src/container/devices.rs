@@ -151,7 +151,7 @@ impl DeviceFilter {
     pub fn attach(&self, cgroup: &Path) -> Result<(), DeviceError> {
         static KEPT: OnceLock<()> = OnceLock::new();
         KEPT.get_or_init(|| {
-            if let Err(error) = keep_programs_on() {
+            if let Err(error) = keep_filter_attached() {
                 tracing::debug!(%error, "failed to keep device filters attached");
             }
         });
@@ -232,7 +232,7 @@ fn undisturbed<T>(mut load: impl FnMut() -> io::Result<T>) -> io::Result<T> {
 /// now on. The kernel enables device programs by a static key: it patches its own code when the
 /// first one is attached and when the last one is removed. A clone would do that for its first
 /// container, in pages of the kernel that it shares with its template until then.
-fn keep_programs_on() -> io::Result<()> {
+fn keep_filter_attached() -> io::Result<()> {
     match fs::create_dir(NOBODYS) {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
         _ => {}

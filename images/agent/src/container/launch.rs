@@ -19,12 +19,12 @@ use tokio::task::JoinSet;
 
 use super::cgroup::Cgroup;
 use super::process::{Process, resize};
-use super::turns::{ContainerTurns, Launches};
+use super::turns::{ContainerTurns, LaunchLimits};
 use crate::init::reaper::{Child, Reaper, ended};
-use crate::launcher::{self, Confinement, Failure, Kind, LaunchRequest, Report};
+use crate::launcher::{self, Confinement, Failure, Kind, LaunchReport, LaunchRequest};
 use crate::stdio::fd::Endpoint;
 use crate::stdio::relay;
-use crate::stdio::{Claim, Hub, StreamInUse};
+use crate::stdio::{StreamClaim, StreamInUse, StreamRegistry};
 
 /// A container with slow mounts takes a second; after this time something hangs.
 const LAUNCH_TIMEOUT: Duration = Duration::from_secs(60);
@@ -154,13 +154,13 @@ pub fn terminal_size(columns: u32, rows: u32) -> Option<(u16, u16)> {
 #[derive(Debug)]
 pub struct Launcher<'a> {
     /// Limits on launches, shared by all containers.
-    pub launches: &'a Launches,
+    pub launches: &'a LaunchLimits,
     /// Limits on launches of the container.
     pub turns: &'a ContainerTurns,
     /// Reaps the new process.
     pub reaper: &'a Reaper,
     /// Has the host's connections.
-    pub hub: &'a Hub,
+    pub hub: &'a StreamRegistry,
     /// libcontainer's name of the container.
     pub name: &'a str,
     /// Directory of libcontainer's states; an exec has a separate one.
@@ -230,7 +230,7 @@ impl Launcher<'_> {
     /// process's.
     fn pipe(
         &self,
-        claim: Option<Claim>,
+        claim: Option<StreamClaim>,
         direction: Direction,
     ) -> Result<(OurEnd, ChildStdio), LaunchError> {
         let Some(claim) = claim else {
@@ -330,14 +330,16 @@ impl Launcher<'_> {
             () = tokio::time::sleep(LAUNCH_TIMEOUT) => Err(LaunchError::Timeout),
         };
         let made = report.and_then(|report| match report {
-            Report::Made { pid } => {
+            LaunchReport::Made { pid } => {
                 let pid = Pid::from_raw(pid).ok_or(LaunchError::Silent)?;
                 let child = launch
                     .claim(pid)
                     .map_err(io_error("watch the new process"))?;
                 Ok((pid, child))
             }
-            Report::Failed { failure, message } => Err(LaunchError::Reported { failure, message }),
+            LaunchReport::Failed { failure, message } => {
+                Err(LaunchError::Reported { failure, message })
+            }
         });
         if made.is_err() {
             end_failed(launcher, &pipe, || Cgroup::new(self.name).countable()).await;
@@ -391,7 +393,7 @@ impl ReportPipe {
 }
 
 /// Reads until the first line is complete.
-async fn read_report(pipe: &Endpoint) -> Result<Report, LaunchError> {
+async fn read_report(pipe: &Endpoint) -> Result<LaunchReport, LaunchError> {
     let mut received = Vec::new();
     let mut buffer = [0; 1024];
     loop {
@@ -410,7 +412,7 @@ async fn read_report(pipe: &Endpoint) -> Result<Report, LaunchError> {
 }
 
 /// Reads what is in the pipe now.
-fn last_report(pipe: &Endpoint) -> Result<Report, LaunchError> {
+fn last_report(pipe: &Endpoint) -> Result<LaunchReport, LaunchError> {
     let mut buffer = vec![0; launcher::REPORT_BYTES];
     let count = pipe
         .try_read(&mut buffer)
@@ -419,7 +421,7 @@ fn last_report(pipe: &Endpoint) -> Result<Report, LaunchError> {
         .unwrap_or(Err(LaunchError::Silent))
 }
 
-fn parse_report(received: &[u8]) -> Option<Result<Report, LaunchError>> {
+fn parse_report(received: &[u8]) -> Option<Result<LaunchReport, LaunchError>> {
     let end = received.iter().position(|&b| b == b'\n')?;
     let line = received.get(..end)?;
     Some(serde_json::from_slice(line).map_err(|_| LaunchError::Silent))
@@ -430,7 +432,7 @@ enum Direction {
     FromProcess,
 }
 
-type OurEnd = Option<(Endpoint, Claim)>;
+type OurEnd = Option<(Endpoint, StreamClaim)>;
 
 /// Makes a user the owner of a terminal, given by its master.
 fn give(master: &Endpoint, uid: u32) -> io::Result<()> {
@@ -552,7 +554,7 @@ mod tests {
         let made = b"{\"Made\":{\"pid\":7}}\n{\"Made\":{\"pid\":8}}\n";
         assert_eq!(
             parse_report(made).unwrap().unwrap(),
-            Report::Made { pid: 7 }
+            LaunchReport::Made { pid: 7 }
         );
         assert!(parse_report(b"{\"Made\":").is_none());
         assert!(parse_report(b"noise\n").unwrap().is_err());

@@ -41,7 +41,7 @@ struct Plan {
 
 /// Everything that a container consists of, with its process ready to be started. Fields drop in
 /// order: mounts in the directory are dropped before the directory.
-struct Files {
+struct ContainerParts {
     first: FirstProcess,
     held: Held,
     bound: Vec<MountPoint>,
@@ -112,7 +112,7 @@ impl Containers {
         &self,
         request: &api::CreateContainerRequest,
         plan: &mut Plan,
-    ) -> Result<Files> {
+    ) -> Result<ContainerParts> {
         let Shared {
             base,
             reaper,
@@ -176,7 +176,7 @@ impl Containers {
             first.confinement = Some(Confinement::take_own(process, filter, entry));
         }
         spec::store(spec, directory.path.join("config.json"))?;
-        Ok(Files {
+        Ok(ContainerParts {
             first,
             held,
             bound,
@@ -187,7 +187,7 @@ impl Containers {
     }
 
     /// Creates the control group, and has libcontainer create the process.
-    async fn start_init(&self, plan: Plan, files: Files) -> Result<Container> {
+    async fn start_init(&self, plan: Plan, files: ContainerParts) -> Result<Container> {
         let FirstProcess { user, confinement } = files.first;
         let state = self.shared.base.join("state");
         let turns = ContainerTurns::default();

@@ -33,7 +33,7 @@ const NAME: &str = "memory";
 
 /// A volume in memory as described by a mount of a specification.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Wanted {
+pub struct MemoryVolumeMount {
     key: String,
     /// The path in it, unless all of it is mounted.
     below: Option<PathBuf>,
@@ -46,7 +46,7 @@ pub struct Wanted {
     options: Vec<String>,
 }
 
-impl Wanted {
+impl MemoryVolumeMount {
     /// Returns the volume that a mount describes; `None` if it is a mount of another kind.
     ///
     /// # Errors
@@ -213,7 +213,7 @@ impl Memory {
     ) -> Result<Vec<MountPoint>, ContainerError> {
         let mut bound = Vec::new();
         for mount in mounts.into_iter().flatten() {
-            let Some(mut wanted) = Wanted::of(mount)? else {
+            let Some(mut wanted) = MemoryVolumeMount::of(mount)? else {
                 continue;
             };
             if let Some(maps) = maps {
@@ -238,7 +238,7 @@ impl Memory {
     }
 
     /// Returns the tmpfs of a volume, which is created unless it exists.
-    fn ensure(&self, wanted: &Wanted, dir: &Path) -> Result<PathBuf, ContainerError> {
+    fn ensure(&self, wanted: &MemoryVolumeMount, dir: &Path) -> Result<PathBuf, ContainerError> {
         let path = dir.join(&wanted.key);
         let mut made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
         if made.contains(&wanted.key) {
@@ -274,14 +274,19 @@ mod tests {
         serde_json::from_value(value).unwrap()
     }
 
-    fn wanted(source: &str, options: &[&str]) -> Wanted {
-        Wanted::of(&mount_of(source, options)).unwrap().unwrap()
+    fn wanted(source: &str, options: &[&str]) -> MemoryVolumeMount {
+        MemoryVolumeMount::of(&mount_of(source, options))
+            .unwrap()
+            .unwrap()
     }
 
     #[test]
     fn a_volume_is_told_from_other_sources_with_its_options() {
         for other in ["/dev/shm", "image:0123", "/run/podvisor/shared/memory:1"] {
-            assert_eq!(Wanted::of(&mount_of(other, &["size=x"])).unwrap(), None);
+            assert_eq!(
+                MemoryVolumeMount::of(&mount_of(other, &["size=x"])).unwrap(),
+                None
+            );
         }
         let options = ["rbind", "size=4096", "mode=2777", "uid=1", "gid=2000", "ro"];
         let found = wanted("memory:7/a b/c", &options);
@@ -307,7 +312,7 @@ mod tests {
             "memory:a-b",
             &long,
         ] {
-            let found = Wanted::of(&mount_of(source, &["rbind"]));
+            let found = MemoryVolumeMount::of(&mount_of(source, &["rbind"]));
             assert!(matches!(found, Err(SpecError::Refused(_))), "{source}");
         }
         for option in [
@@ -321,7 +326,7 @@ mod tests {
             "gid=root",
             "gid=",
         ] {
-            let found = Wanted::of(&mount_of("memory:a", &[option]));
+            let found = MemoryVolumeMount::of(&mount_of("memory:a", &[option]));
             assert!(matches!(found, Err(SpecError::Refused(_))), "{option}");
         }
     }

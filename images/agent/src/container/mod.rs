@@ -50,7 +50,7 @@ use tokio::task::JoinHandle;
 
 use crate::init::reaper::{Reaper, ended, now_ns};
 use crate::launcher::Confinement;
-use crate::stdio::Hub;
+use crate::stdio::StreamRegistry;
 use cgroup::Cgroup;
 use devices::DeviceFilter;
 use directory::{Directory, remove_directory};
@@ -63,7 +63,7 @@ use process::Process;
 use rootfs::{Image, Images, MountPoint, Rootfs};
 pub use status::{ContainerExit, Created, Started};
 use submounts::{Held, Submounts};
-use turns::{ContainerTurns, Launches};
+use turns::{ContainerTurns, LaunchLimits};
 use users::{UserNamespace, UserNamespaces};
 
 /// Where the agent stores what containers need.
@@ -79,13 +79,13 @@ pub struct Containers {
 struct Shared {
     base: PathBuf,
     reaper: Reaper,
-    hub: Hub,
+    hub: StreamRegistry,
     images: Images,
     memory: Memory,
     submounts: Submounts,
     pids: SharedPids,
     users: UserNamespaces,
-    launches: Launches,
+    launches: LaunchLimits,
     pressure: Pressure,
     table: Mutex<Table>,
 }
@@ -143,7 +143,7 @@ struct Container {
 impl Containers {
     /// Creates an empty table.
     #[must_use]
-    pub fn new(reaper: Reaper, hub: Hub) -> Self {
+    pub fn new(reaper: Reaper, hub: StreamRegistry) -> Self {
         Self {
             shared: Arc::new(Shared {
                 base: PathBuf::from(BASE),
@@ -154,7 +154,7 @@ impl Containers {
                 submounts: Submounts::default(),
                 pids: SharedPids::default(),
                 users: UserNamespaces::default(),
-                launches: Launches::default(),
+                launches: LaunchLimits::default(),
                 pressure: Pressure::default(),
                 table: Mutex::default(),
             }),

@@ -14,7 +14,7 @@ const MAX_LAUNCHERS_PER_CONTAINER: usize = 2;
 
 /// The limit for the processes of all containers.
 #[derive(Debug)]
-pub struct Launches {
+pub struct LaunchLimits {
     turns: Semaphore,
     consoles: AtomicU64,
 }
@@ -25,12 +25,12 @@ pub struct ContainerTurns(Semaphore);
 
 /// Held while a process is created.
 #[derive(Debug)]
-pub(super) struct Turn<'a> {
+pub(super) struct LaunchPermit<'a> {
     _containers: SemaphorePermit<'a>,
     _guests: SemaphorePermit<'a>,
 }
 
-impl Default for Launches {
+impl Default for LaunchLimits {
     fn default() -> Self {
         Self {
             turns: Semaphore::new(MAX_LAUNCHERS),
@@ -45,13 +45,13 @@ impl Default for ContainerTurns {
     }
 }
 
-impl Launches {
+impl LaunchLimits {
     /// Waits for a turn, for a container with the limit `of`.
-    pub(super) async fn turn<'a>(&'a self, of: &'a ContainerTurns) -> Option<Turn<'a>> {
+    pub(super) async fn turn<'a>(&'a self, of: &'a ContainerTurns) -> Option<LaunchPermit<'a>> {
         // Neither is ever closed. A process that waits for its container's limit holds nothing of
         // the guest's.
         let containers = of.0.acquire().await.ok()?;
-        Some(Turn {
+        Some(LaunchPermit {
             _containers: containers,
             _guests: self.turns.acquire().await.ok()?,
         })
@@ -72,10 +72,10 @@ mod tests {
 
     #[test]
     fn one_container_does_not_take_all_turns() {
-        let launches = Launches::default();
+        let launches = LaunchLimits::default();
         let (one, other) = (ContainerTurns::default(), ContainerTurns::default());
         let turn = |of| launches.turn(of).now_or_never().flatten();
-        let held: Vec<Turn<'_>> = std::iter::from_fn(|| turn(&one)).collect();
+        let held: Vec<LaunchPermit<'_>> = std::iter::from_fn(|| turn(&one)).collect();
         assert_eq!(held.len(), MAX_LAUNCHERS_PER_CONTAINER);
         // Many that wait take no turn either.
         let mut waiting: Vec<_> = (0..MAX_LAUNCHERS)

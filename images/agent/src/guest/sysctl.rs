@@ -121,7 +121,7 @@ const USUAL: [(&str, &str); 13] = [
 
 /// Sets the default parameters of every guest. A kernel without one of them can still run
 /// containers.
-pub fn set_usual() {
+pub fn set_defaults() {
     let wanted = USUAL.map(|(name, value)| (name.to_owned(), value.to_owned()));
     for sysctl in Sysctl::all(&HashMap::from(wanted)).into_iter().flatten() {
         if let Err(error) = sysctl.set() {

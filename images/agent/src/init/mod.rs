@@ -19,7 +19,7 @@ use crate::guest::{clock, sysctl};
 use crate::network;
 use crate::server::{self, Listeners};
 use crate::service::Service;
-use crate::stdio::Hub;
+use crate::stdio::StreamRegistry;
 
 /// Runs PID 1. Does not return while the machine runs: any failure here is written to the kernel's
 /// log and the guest is powered off, so that the host sees an exit and not a hang.
@@ -74,13 +74,13 @@ fn raise_limits() {
 async fn serve() -> anyhow::Result<Infallible> {
     let (reaper, reaping) = reaper::start().context("watching for ended processes")?;
     let listeners = Listeners::vsock().context("listening on vsock")?;
-    let hub = Hub::new();
+    let hub = StreamRegistry::new();
     let service = Service::new(reaper, hub.clone());
     let serving = server::serve(listeners, Arc::new(service), hub);
     server::announce()
         .await
         .context("telling the host that the guest is ready")?;
-    sysctl::set_usual();
+    sysctl::set_defaults();
     tokio::spawn(clock::follow_host());
     tokio::select! {
         error = serving => Err(error).context("serving the host"),

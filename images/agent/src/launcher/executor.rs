@@ -17,7 +17,7 @@ use rustix::fs::{Access, AtFlags, CWD, accessat};
 use rustix::io::Errno;
 
 use super::confinement::LoadedConfinement;
-use super::{Failure, Report};
+use super::{Failure, LaunchReport};
 
 /// Where commands are looked up if the process has no PATH; the directories that execvp(3) would
 /// use.
@@ -50,7 +50,7 @@ impl Command {
 
     /// Reports a failure before libcontainer replaces its message.
     fn refuse(&self, failure: Failure, message: String) -> ExecutorValidationError {
-        Report::failed(failure, message.clone()).send(&self.report);
+        LaunchReport::failed(failure, message.clone()).send(&self.report);
         ExecutorValidationError::ArgValidationError(message)
     }
 }

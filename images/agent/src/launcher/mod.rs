@@ -3,7 +3,7 @@
 //! libcontainer forks and does much between fork and exec, which is only safe in a process with a
 //! single thread. So PID 1 executes itself with [`SUBCOMMAND`] and a [`LaunchRequest`], with the
 //! process's standard streams already in place (or a console socket to send the terminal through),
-//! and a pipe on which exactly one [`Report`] line counts: the first. Processes are created as
+//! and a pipe on which exactly one [`LaunchReport`] line counts: the first. Processes are created as
 //! siblings of the launcher, so they are children of PID 1 from the start.
 //!
 //! This module runs in the launcher; `container::launch` is PID 1's side.
@@ -74,7 +74,7 @@ pub enum Kind {
 
 /// The result of a launch.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Report {
+pub enum LaunchReport {
     /// The process exists.
     Made {
         /// Its id in the guest's pid namespace.
@@ -100,7 +100,7 @@ pub enum Failure {
     Other,
 }
 
-impl Report {
+impl LaunchReport {
     /// Writes the report as one line; if there are several, the reader takes the first.
     fn send(&self, mut pipe: &File) {
         if let Ok(mut line) = serde_json::to_vec(self) {
@@ -138,11 +138,11 @@ pub fn main(request: Option<String>) -> ExitCode {
     };
     match make(request, &pipe) {
         Ok(pid) => {
-            Report::Made { pid }.send(&pipe);
+            LaunchReport::Made { pid }.send(&pipe);
             ExitCode::SUCCESS
         }
         Err(error) => {
-            Report::failed(Failure::Other, format!("{error:#}")).send(&pipe);
+            LaunchReport::failed(Failure::Other, format!("{error:#}")).send(&pipe);
             ExitCode::FAILURE
         }
     }
@@ -198,7 +198,7 @@ mod tests {
 
     #[test]
     fn the_longest_report_fits_its_line() {
-        let report = Report::failed(Failure::CommandNotExecutable, "x".repeat(100_000));
+        let report = LaunchReport::failed(Failure::CommandNotExecutable, "x".repeat(100_000));
         assert!(serde_json::to_vec(&report).unwrap().len() < REPORT_BYTES);
     }
 }

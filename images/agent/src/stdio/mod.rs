@@ -1,7 +1,7 @@
 //! Connects the standard streams of processes to the host's connections.
 //!
 //! The host opens a connection per stream and names it by a [`StreamId`]; a request names the same
-//! id. The [`Hub`] brings the two together, in whichever order they arrive, and [`relay`] then
+//! id. The [`StreamRegistry`] brings the two together, in whichever order they arrive, and [`relay`] then
 //! moves the bytes. [`fd`] is a pipe or terminal in the event loop.
 //!
 //! Knows nothing about containers and vsock: a [`Connection`] is anything that carries bytes.
@@ -39,17 +39,17 @@ pub struct StreamInUse;
 
 /// Pairs connections with the requests that name them. Clones share one state.
 #[derive(Clone, Default)]
-pub struct Hub {
+pub struct StreamRegistry {
     streams: Arc<Mutex<HashMap<StreamId, Waiting>>>,
 }
 
 /// The one of the two that came first and waits for the other.
 enum Waiting {
     Connection(Connection, Arc<()>),
-    Claim(oneshot::Sender<Connection>, Arc<()>),
+    StreamClaim(oneshot::Sender<Connection>, Arc<()>),
 }
 
-impl Hub {
+impl StreamRegistry {
     /// Creates an empty hub.
     #[must_use]
     pub fn new() -> Self {
@@ -106,8 +106,8 @@ impl Hub {
                 vacant.insert(Waiting::Connection(connection, token.clone()));
                 Some(token)
             }
-            Entry::Occupied(occupied) if matches!(occupied.get(), Waiting::Claim(..)) => {
-                if let Waiting::Claim(claim, _) = occupied.remove() {
+            Entry::Occupied(occupied) if matches!(occupied.get(), Waiting::StreamClaim(..)) => {
+                if let Waiting::StreamClaim(claim, _) = occupied.remove() {
                     // A claim that was cancelled in this instant needs no connection.
                     drop(claim.send(connection));
                 }
@@ -125,12 +125,12 @@ impl Hub {
     /// # Errors
     ///
     /// [`StreamInUse`] while another claim of that id waits.
-    pub fn claim(&self, id: StreamId) -> Result<Claim, StreamInUse> {
+    pub fn claim(&self, id: StreamId) -> Result<StreamClaim, StreamInUse> {
         let (sender, receiver) = oneshot::channel();
         let token = Arc::new(());
         match self.lock().entry(id) {
             Entry::Vacant(vacant) => {
-                vacant.insert(Waiting::Claim(sender, token.clone()));
+                vacant.insert(Waiting::StreamClaim(sender, token.clone()));
             }
             Entry::Occupied(occupied) if matches!(occupied.get(), Waiting::Connection(..)) => {
                 if let Waiting::Connection(connection, _) = occupied.remove() {
@@ -140,7 +140,7 @@ impl Hub {
             }
             Entry::Occupied(_) => return Err(StreamInUse),
         }
-        Ok(Claim {
+        Ok(StreamClaim {
             id,
             token,
             hub: self.clone(),
@@ -154,7 +154,7 @@ impl Hub {
     }
 }
 
-impl std::fmt::Debug for Hub {
+impl std::fmt::Debug for StreamRegistry {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Hub")
             .field("waiting", &self.lock().len())
@@ -164,10 +164,10 @@ impl std::fmt::Debug for Hub {
 
 /// A request's wait for its connection; dropping it releases the id.
 #[derive(Debug)]
-pub struct Claim {
+pub struct StreamClaim {
     id: StreamId,
     token: Arc<()>,
-    hub: Hub,
+    hub: StreamRegistry,
     receiver: oneshot::Receiver<Connection>,
 }
 
@@ -177,7 +177,7 @@ impl std::fmt::Debug for dyn Carrier {
     }
 }
 
-impl Future for Claim {
+impl Future for StreamClaim {
     type Output = io::Result<Connection>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
@@ -187,11 +187,11 @@ impl Future for Claim {
     }
 }
 
-impl Drop for Claim {
+impl Drop for StreamClaim {
     fn drop(&mut self) {
         let mut streams = self.hub.lock();
         // The id may have been used again since this claim was answered.
-        if let Some(Waiting::Claim(_, token)) = streams.get(&self.id)
+        if let Some(Waiting::StreamClaim(_, token)) = streams.get(&self.id)
             && Arc::ptr_eq(token, &self.token)
         {
             streams.remove(&self.id);
@@ -208,7 +208,10 @@ mod tests {
         StreamId::new([n; 16]).unwrap()
     }
 
-    async fn greeted(hub: &Hub, id: StreamId) -> (DuplexStream, tokio::task::JoinHandle<()>) {
+    async fn greeted(
+        hub: &StreamRegistry,
+        id: StreamId,
+    ) -> (DuplexStream, tokio::task::JoinHandle<()>) {
         let (mut host, guest) = duplex(64);
         let hub = hub.clone();
         let task = tokio::spawn(async move { hub.greet(Box::new(guest)).await });
@@ -226,7 +229,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_connection_before_its_claim_is_found() {
-        let hub = Hub::new();
+        let hub = StreamRegistry::new();
         let (mut host, _task) = greeted(&hub, id(1)).await;
         while hub.lock().is_empty() {
             tokio::task::yield_now().await;
@@ -237,7 +240,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_claim_before_its_connection_is_answered() {
-        let hub = Hub::new();
+        let hub = StreamRegistry::new();
         let claim = hub.claim(id(1)).unwrap();
         let (mut host, _task) = greeted(&hub, id(1)).await;
         speaks(claim.await.unwrap(), &mut host).await;
@@ -246,7 +249,7 @@ mod tests {
 
     #[tokio::test]
     async fn an_id_can_wait_for_one_claim_only_and_is_free_after_it() {
-        let hub = Hub::new();
+        let hub = StreamRegistry::new();
         let first = hub.claim(id(1)).unwrap();
         assert_eq!(hub.claim(id(1)).unwrap_err(), StreamInUse);
         drop(first);
@@ -255,7 +258,7 @@ mod tests {
 
     #[tokio::test]
     async fn an_answered_claim_does_not_take_its_successor_along() {
-        let hub = Hub::new();
+        let hub = StreamRegistry::new();
         let mut first = hub.claim(id(1)).unwrap();
         let (_host, _task) = greeted(&hub, id(1)).await;
         (&mut first).await.unwrap();
@@ -267,7 +270,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_second_connection_with_one_id_is_closed() {
-        let hub = Hub::new();
+        let hub = StreamRegistry::new();
         let (_first, _task) = greeted(&hub, id(1)).await;
         while hub.lock().is_empty() {
             tokio::task::yield_now().await;
@@ -279,7 +282,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_connection_that_nobody_names_is_closed_in_time() {
-        let hub = Hub::new();
+        let hub = StreamRegistry::new();
         let (mut host, _task) = greeted(&hub, id(1)).await;
         assert_eq!(host.read(&mut [0]).await.unwrap(), 0);
         assert!(hub.lock().is_empty());
@@ -287,7 +290,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_connection_that_says_nothing_is_closed_in_time() {
-        let hub = Hub::new();
+        let hub = StreamRegistry::new();
         let (mut host, guest) = duplex(64);
         hub.greet(Box::new(guest)).await;
         assert_eq!(host.read(&mut [0]).await.unwrap(), 0);
@@ -295,7 +298,7 @@ mod tests {
 
     #[tokio::test]
     async fn waiting_connections_are_bounded() {
-        let hub = Hub::new();
+        let hub = StreamRegistry::new();
         let mut kept = Vec::new();
         for n in 1..=limits::UNCLAIMED_STREAMS + 1 {
             let mut bytes = [0; 16];

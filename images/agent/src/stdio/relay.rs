@@ -10,7 +10,7 @@ use std::time::Duration;
 use rustix::termios::{LocalModes, SpecialCodeIndex, tcgetattr};
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 
-use super::Claim;
+use super::StreamClaim;
 use super::fd::Endpoint;
 use crate::init::reaper::{ExitWatch, ended};
 
@@ -35,14 +35,14 @@ pub enum Kind {
 /// The output ends when no process can write to it any more, or when the process has ended and
 /// everything written until then is delivered. Processes that it left behind may still hold the
 /// pipe: their output is discarded from then on, and they get no `SIGPIPE`.
-pub async fn output(source: Endpoint, kind: Kind, mut exit: ExitWatch, claim: Claim) {
+pub async fn output(source: Endpoint, kind: Kind, mut exit: ExitWatch, claim: StreamClaim) {
     let mut sink = claim.await.ok();
     deliver(&source, kind, &mut exit, &mut sink).await;
     discard(source).await;
 }
 
 /// Connects a terminal to its one connection, both ways.
-pub async fn terminal(master: Endpoint, mut exit: ExitWatch, claim: Claim) {
+pub async fn terminal(master: Endpoint, mut exit: ExitWatch, claim: StreamClaim) {
     let Ok(connection) = claim.await else {
         return discard(master).await;
     };
@@ -62,7 +62,7 @@ pub async fn terminal(master: Endpoint, mut exit: ExitWatch, claim: Claim) {
 }
 
 /// Carries the host's bytes to a process's standard input until either side ends it.
-pub async fn input(sink: Endpoint, mut exit: ExitWatch, claim: Claim) {
+pub async fn input(sink: Endpoint, mut exit: ExitWatch, claim: StreamClaim) {
     let copy = async {
         let Ok(mut connection) = claim.await else {
             return;
@@ -191,7 +191,7 @@ async fn type_in<R: AsyncRead + Unpin>(master: &Endpoint, mut host: R) {
 mod tests {
     use super::*;
     use crate::init::reaper::ProcessExit;
-    use crate::stdio::{Connection, Hub};
+    use crate::stdio::{Connection, StreamRegistry};
     use podvisor_agent_protocol::{ExitStatus, StreamId};
     use rustix::fs::{Mode, OFlags};
     use rustix::pipe::{PipeFlags, pipe_with};
@@ -207,12 +207,12 @@ mod tests {
     struct Scene {
         exit: watch::Sender<Option<ProcessExit>>,
         host: DuplexStream,
-        claim: Option<Claim>,
+        claim: Option<StreamClaim>,
     }
 
     impl Scene {
         async fn new() -> Self {
-            let hub = Hub::new();
+            let hub = StreamRegistry::new();
             let id = StreamId::new([1; 16]).unwrap();
             let claim = hub.claim(id).unwrap();
             let (mut host, guest) = duplex(1 << 10);

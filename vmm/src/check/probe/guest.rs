@@ -7,7 +7,7 @@ use kvm_ioctls::{Kvm, VcpuExit, VcpuFd, VmFd};
 use podvisor_devices::GuestRam;
 use vm_memory::{Bytes, GuestAddress};
 
-use super::Flaw;
+use super::ProbeError;
 use super::code;
 use crate::kvm::{KvmError, set_signal_mask};
 use crate::layout;
@@ -70,24 +70,32 @@ pub(super) struct Guest {
 
 impl Guest {
     /// Creates a guest with `kernel` and `user` code, about to execute the one that `mode` selects.
-    pub(super) fn new(kvm: &Kvm, mode: Mode, kernel: &[u8], user: &[u8]) -> Result<Self, Flaw> {
+    pub(super) fn new(
+        kvm: &Kvm,
+        mode: Mode,
+        kernel: &[u8],
+        user: &[u8],
+    ) -> Result<Self, ProbeError> {
         let memory = GuestRam::from_ranges(&[(GuestAddress(0), code::MEMORY)])
-            .map_err(|_| Flaw::Wrong("64 KiB of memory are not to be had".to_owned()))?;
-        let vm = kvm.create_vm().map_err(Flaw::setup("create a VM"))?;
+            .map_err(|_| ProbeError::Wrong("64 KiB of memory are not to be had".to_owned()))?;
+        let vm = kvm.create_vm().map_err(ProbeError::setup("create a VM"))?;
         add_memslots(&vm, &memory).map_err(flaw)?;
         // Intel's KVM needs addresses for its own tables, which the guest does not use.
         let _ = vm.set_identity_map_address(layout::KVM_IDENTITY_MAP);
         let _ = vm.set_tss_address(layout::KVM_TSS as usize);
         if mode == Mode::KernelWithApic {
             vm.create_irq_chip()
-                .map_err(Flaw::setup("create the interrupt controllers"))?;
+                .map_err(ProbeError::setup("create the interrupt controllers"))?;
         }
-        let vcpu = vm.create_vcpu(0).map_err(Flaw::setup("create a vCPU"))?;
+        let vcpu = vm
+            .create_vcpu(0)
+            .map_err(ProbeError::setup("create a vCPU"))?;
         set_signal_mask(&vcpu, KICK).map_err(flaw)?;
         let cpuid = kvm
             .get_supported_cpuid(kvm_bindings::KVM_MAX_CPUID_ENTRIES)
-            .map_err(Flaw::setup("get the supported CPUID"))?;
-        vcpu.set_cpuid2(&cpuid).map_err(Flaw::setup("set CPUID"))?;
+            .map_err(ProbeError::setup("get the supported CPUID"))?;
+        vcpu.set_cpuid2(&cpuid)
+            .map_err(ProbeError::setup("set CPUID"))?;
 
         let guest = Self { vcpu, vm, memory };
         guest.write_memory(kernel, user)?;
@@ -99,19 +107,19 @@ impl Guest {
     }
 
     /// Runs until the next exit, which must be `event`; `expected` says what that would show.
-    pub(super) fn expect(&mut self, expected: &str, event: Event) -> Result<(), Flaw> {
+    pub(super) fn expect(&mut self, expected: &str, event: Event) -> Result<(), ProbeError> {
         let found = self.run();
         if found == event {
             return Ok(());
         }
-        Err(Flaw::Unexpected {
+        Err(ProbeError::Unexpected {
             expected: format!("expected: {expected}"),
             found: found.to_string(),
         })
     }
 
     /// Runs until the guest reads `address`, and returns `value` to it.
-    pub(super) fn answer_read(&mut self, address: u64, value: u32) -> Result<(), Flaw> {
+    pub(super) fn answer_read(&mut self, address: u64, value: u32) -> Result<(), ProbeError> {
         let found = loop {
             match self.vcpu.run() {
                 Ok(VcpuExit::MmioRead(read, data)) if read == address && data.len() == 4 => {
@@ -125,7 +133,7 @@ impl Guest {
                 }
             }
         };
-        Err(Flaw::Unexpected {
+        Err(ProbeError::Unexpected {
             expected: "expected: an MMIO read of 4 bytes".to_owned(),
             found: found.to_string(),
         })
@@ -140,24 +148,24 @@ impl Guest {
     }
 
     /// Returns the registers, after an exit.
-    pub(super) fn state(&self) -> Result<(kvm_regs, kvm_sregs), Flaw> {
+    pub(super) fn state(&self) -> Result<(kvm_regs, kvm_sregs), ProbeError> {
         let regs = self
             .vcpu
             .get_regs()
-            .map_err(Flaw::setup("read registers"))?;
+            .map_err(ProbeError::setup("read registers"))?;
         let sregs = self
             .vcpu
             .get_sregs()
-            .map_err(Flaw::setup("read special registers"))?;
+            .map_err(ProbeError::setup("read special registers"))?;
         Ok((regs, sregs))
     }
 
     /// Checks that a handler runs in ring 0, on the kernel's stack, with a frame that says that
     /// ring 3 was interrupted at `rip`.
-    pub(super) fn check_frame(&self, rip: u64) -> Result<(), Flaw> {
+    pub(super) fn check_frame(&self, rip: u64) -> Result<(), ProbeError> {
         let (regs, sregs) = self.state()?;
         if sregs.cs.selector != code::KERNEL_CODE || sregs.ss.dpl != 0 {
-            return Err(Flaw::Wrong(format!(
+            return Err(ProbeError::Wrong(format!(
                 "the handler runs with CS={:#x} and CPL {}",
                 sregs.cs.selector, sregs.ss.dpl
             )));
@@ -167,7 +175,9 @@ impl Guest {
             *word = self
                 .memory
                 .read_obj(GuestAddress(regs.rsp.wrapping_add(i * 8)))
-                .map_err(|_| Flaw::Wrong(format!("the handler's stack is {:#x}", regs.rsp)))?;
+                .map_err(|_| {
+                    ProbeError::Wrong(format!("the handler's stack is {:#x}", regs.rsp))
+                })?;
         }
         let [at, cs, _flags, rsp, ss] = frame;
         let user = (
@@ -179,14 +189,14 @@ impl Guest {
         if (at, cs, rsp, ss) == user {
             Ok(())
         } else {
-            Err(Flaw::Wrong(format!(
+            Err(ProbeError::Wrong(format!(
                 "the handler's frame holds RIP={at:#x} CS={cs:#x} RSP={rsp:#x} SS={ss:#x}"
             )))
         }
     }
 
     /// Sends `vector` to the vCPU as a message-signalled interrupt.
-    pub(super) fn signal(&self, vector: u8) -> Result<(), Flaw> {
+    pub(super) fn signal(&self, vector: u8) -> Result<(), ProbeError> {
         let message = kvm_msi {
             address_lo: layout::LOCAL_APIC,
             data: vector.into(),
@@ -194,12 +204,14 @@ impl Guest {
         };
         match self.vm.signal_msi(message) {
             Ok(delivered) if delivered > 0 => Ok(()),
-            Ok(_) => Err(Flaw::Wrong("an interrupt was not delivered".to_owned())),
-            Err(error) => Err(Flaw::setup("send an interrupt")(error)),
+            Ok(_) => Err(ProbeError::Wrong(
+                "an interrupt was not delivered".to_owned(),
+            )),
+            Err(error) => Err(ProbeError::setup("send an interrupt")(error)),
         }
     }
 
-    fn write_memory(&self, kernel: &[u8], user: &[u8]) -> Result<(), Flaw> {
+    fn write_memory(&self, kernel: &[u8], user: &[u8]) -> Result<(), ProbeError> {
         // Present, writable, accessible to ring 3; the last level maps 2 MiB at 0.
         const TABLE: u64 = 0b111;
         const LARGE_PAGE: u64 = 1 << 7 | TABLE;
@@ -227,12 +239,14 @@ impl Guest {
         ] {
             self.memory
                 .write_slice(&bytes, GuestAddress(address))
-                .map_err(|_| Flaw::Wrong("the guest's memory cannot be written".to_owned()))?;
+                .map_err(|_| {
+                    ProbeError::Wrong("the guest's memory cannot be written".to_owned())
+                })?;
         }
         Ok(())
     }
 
-    fn set_registers(&self, mode: Mode) -> Result<(), Flaw> {
+    fn set_registers(&self, mode: Mode) -> Result<(), ProbeError> {
         let user = mode == Mode::User;
         let (_, mut sregs) = self.state()?;
         let (cs, ss) = if user {
@@ -264,7 +278,7 @@ impl Guest {
         sregs.efer = 1 << 10 | 1 << 8 | 1; // LMA, LME, SCE
         self.vcpu
             .set_sregs(&sregs)
-            .map_err(Flaw::setup("set special registers"))?;
+            .map_err(ProbeError::setup("set special registers"))?;
 
         let regs = kvm_regs {
             rip: if user { code::USER } else { code::KERNEL },
@@ -279,7 +293,7 @@ impl Guest {
         };
         self.vcpu
             .set_regs(&regs)
-            .map_err(Flaw::setup("set registers"))?;
+            .map_err(ProbeError::setup("set registers"))?;
 
         let msr = |index, data| kvm_msr_entry {
             index,
@@ -292,29 +306,33 @@ impl Guest {
             msr(0xc000_0084, code::RFLAGS_IF), // FMASK
         ];
         let msrs = Msrs::from_entries(&entries)
-            .map_err(|_| Flaw::Wrong("three MSRs are too many".to_owned()))?;
-        match self.vcpu.set_msrs(&msrs).map_err(Flaw::setup("set MSRs"))? {
+            .map_err(|_| ProbeError::Wrong("three MSRs are too many".to_owned()))?;
+        match self
+            .vcpu
+            .set_msrs(&msrs)
+            .map_err(ProbeError::setup("set MSRs"))?
+        {
             3 => Ok(()),
-            n => Err(Flaw::Wrong(format!(
+            n => Err(ProbeError::Wrong(format!(
                 "KVM took {n} of the 3 MSRs of SYSCALL"
             ))),
         }
     }
 
-    fn enable_local_apic(&self) -> Result<(), Flaw> {
+    fn enable_local_apic(&self) -> Result<(), ProbeError> {
         const SPURIOUS: usize = 0xf0;
         const ENABLED: u32 = 1 << 8;
         let mut lapic = self
             .vcpu
             .get_lapic()
-            .map_err(Flaw::setup("read the local APIC"))?;
+            .map_err(ProbeError::setup("read the local APIC"))?;
         let value = (ENABLED | 0xff).to_le_bytes();
         for (register, byte) in lapic.regs[SPURIOUS..].iter_mut().zip(value) {
             *register = byte as std::ffi::c_char;
         }
         self.vcpu
             .set_lapic(&lapic)
-            .map_err(Flaw::setup("set the local APIC"))
+            .map_err(ProbeError::setup("set the local APIC"))
     }
 }
 
@@ -372,12 +390,12 @@ fn flat_segment(selector: u16, kind: Kind) -> kvm_segment {
     }
 }
 
-fn flaw(error: KvmError) -> Flaw {
+fn flaw(error: KvmError) -> ProbeError {
     match error {
-        KvmError::Ioctl { ioctl, source } => Flaw::Setup {
+        KvmError::Ioctl { ioctl, source } => ProbeError::Setup {
             what: ioctl,
             source,
         },
-        other => Flaw::Wrong(other.to_string()),
+        other => ProbeError::Wrong(other.to_string()),
     }
 }

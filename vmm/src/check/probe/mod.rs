@@ -32,7 +32,7 @@ const REMEDY: &str = "this KVM cannot run Linux guests: use a machine with VT-x 
 /// Something that KVM must do right.
 struct Step {
     name: &'static str,
-    run: fn(&Kvm) -> Result<(), Flaw>,
+    run: fn(&Kvm) -> Result<(), ProbeError>,
 }
 
 /// Ordered by how well they identify the problem: the first one that fails is the verdict.
@@ -73,7 +73,7 @@ const STEPS: &[Step] = &[
 
 /// Why a step failed.
 #[derive(Debug, thiserror::Error)]
-enum Flaw {
+enum ProbeError {
     #[error("cannot {what}: {source}")]
     Setup {
         what: &'static str,
@@ -87,7 +87,7 @@ enum Flaw {
     Stuck,
 }
 
-impl Flaw {
+impl ProbeError {
     fn setup(what: &'static str) -> impl FnOnce(kvm_ioctls::Error) -> Self {
         move |error| Self::Setup {
             what,
@@ -131,7 +131,8 @@ fn run_steps(steps: &[Step], limit: Duration, items: &mut Vec<Item>) {
     for step in steps {
         let begin = Instant::now();
         let done = within(limit, step.run);
-        let is_last = done.as_ref().is_err_and(Flaw::prevents_any_vm) || begin.elapsed() >= limit;
+        let is_last =
+            done.as_ref().is_err_and(ProbeError::prevents_any_vm) || begin.elapsed() >= limit;
         let item = match done {
             Ok(()) => Item::ok(step.name, "works"),
             Err(flaw) => Item::bad(step.name, Status::Broken, flaw.to_string(), flaw.remedy()),
@@ -144,7 +145,7 @@ fn run_steps(steps: &[Step], limit: Duration, items: &mut Vec<Item>) {
 }
 
 /// Runs a step on its own thread, for at most `limit`.
-fn within(limit: Duration, run: fn(&Kvm) -> Result<(), Flaw>) -> Result<(), Flaw> {
+fn within(limit: Duration, run: fn(&Kvm) -> Result<(), ProbeError>) -> Result<(), ProbeError> {
     let (answer, answers) = mpsc::channel();
     // The kick has an effect only inside KVM_RUN, see `kvm::signal_mask`, and the thread must not
     // take signals of the program.
@@ -153,12 +154,12 @@ fn within(limit: Duration, run: fn(&Kvm) -> Result<(), Flaw>) -> Result<(), Flaw
         .name("podvisor-probe".to_owned())
         .spawn(move || {
             let result = Kvm::new()
-                .map_err(Flaw::setup("open /dev/kvm"))
+                .map_err(ProbeError::setup("open /dev/kvm"))
                 .and_then(|kvm| run(&kvm));
             // The receiver is gone after the time limit.
             let _ = answer.send(result);
         })
-        .map_err(|source| Flaw::Setup {
+        .map_err(|source| ProbeError::Setup {
             what: "start a thread",
             source,
         })?;
@@ -173,7 +174,7 @@ fn within(limit: Duration, run: fn(&Kvm) -> Result<(), Flaw>) -> Result<(), Flaw
         let _ = thread.join();
         return result;
     }
-    Err(Flaw::Stuck)
+    Err(ProbeError::Stuck)
 }
 
 /// Makes a thread that blocks the signal leave guest code.
@@ -183,14 +184,14 @@ fn kick(thread: &JoinHandle<()>) -> bool {
 }
 
 /// Ring 0 in 64-bit mode computes, and its port write leaves the guest.
-fn long_mode(kvm: &Kvm) -> Result<(), Flaw> {
+fn long_mode(kvm: &Kvm) -> Result<(), ProbeError> {
     let mut guest = Guest::new(kvm, Mode::Kernel, code::COMPUTE, &[])?;
     guest.expect("6 × 7 on port 0x10", Event::Out(0x10, 42))?;
     guest.expect("HLT", Event::Halt)
 }
 
 /// Ring 3 calls the kernel, which returns to it.
-fn syscall(kvm: &Kvm) -> Result<(), Flaw> {
+fn syscall(kvm: &Kvm) -> Result<(), ProbeError> {
     let mut guest = Guest::new(kvm, Mode::User, code::SYSCALL_ENTRY, code::SYSCALL)?;
     guest.expect(
         "SYSCALL reaches the kernel's entry",
@@ -200,13 +201,13 @@ fn syscall(kvm: &Kvm) -> Result<(), Flaw> {
     let (cs, ss) = (sregs.cs.selector, sregs.ss.selector);
     let cpl = sregs.ss.dpl;
     if (cs, ss, cpl) != (code::KERNEL_CODE, code::KERNEL_DATA, 0) {
-        return Err(Flaw::Wrong(format!(
+        return Err(ProbeError::Wrong(format!(
             "SYSCALL from ring 3 leaves CS={cs:#x} and SS={ss:#x} as they were: CPL stays {cpl}, \
              so that a kernel faults at its first system call"
         )));
     }
     if regs.rcx != code::AFTER_SYSCALL || regs.r11 & code::RFLAGS_IF == 0 {
-        return Err(Flaw::Wrong(format!(
+        return Err(ProbeError::Wrong(format!(
             "SYSCALL saves RIP={:#x} and RFLAGS={:#x}, which are wrong",
             regs.rcx, regs.r11
         )));
@@ -216,14 +217,14 @@ fn syscall(kvm: &Kvm) -> Result<(), Flaw> {
 }
 
 /// The kernel enters ring 3 by IRETQ.
-fn iretq(kvm: &Kvm) -> Result<(), Flaw> {
+fn iretq(kvm: &Kvm) -> Result<(), ProbeError> {
     let mut guest = Guest::new(kvm, Mode::Kernel, code::ENTER_RING_3, code::TELL_CS)?;
     let user = u64::from(code::USER_CODE);
     guest.expect("IRETQ enters ring 3", Event::Write(REPORT, user))
 }
 
 /// An undefined instruction in ring 3 reaches the kernel's handler with a correct frame.
-fn exception(kvm: &Kvm) -> Result<(), Flaw> {
+fn exception(kvm: &Kvm) -> Result<(), ProbeError> {
     let mut guest = Guest::new(kvm, Mode::User, &[], code::UNDEFINED)?;
     guest.expect(
         "#UD from ring 3 reaches its handler",
@@ -234,7 +235,7 @@ fn exception(kvm: &Kvm) -> Result<(), Flaw> {
 }
 
 /// INT 0x80 in ring 3 reaches its handler.
-fn software_interrupt(kvm: &Kvm) -> Result<(), Flaw> {
+fn software_interrupt(kvm: &Kvm) -> Result<(), ProbeError> {
     let mut guest = Guest::new(kvm, Mode::User, &[], code::INT_80)?;
     let vector = u64::from(code::SYSTEM_CALL_VECTOR);
     guest.expect(
@@ -245,14 +246,14 @@ fn software_interrupt(kvm: &Kvm) -> Result<(), Flaw> {
 }
 
 /// Instructions that Linux uses in ring 0 and that software KVMs lack.
-fn ring_0_code(kvm: &Kvm) -> Result<(), Flaw> {
+fn ring_0_code(kvm: &Kvm) -> Result<(), ProbeError> {
     let mut guest = Guest::new(kvm, Mode::Kernel, code::POPCNT_CMPXCHG16B, &[])?;
     guest.expect("POPCNT in ring 0", Event::Write(REPORT, 8))?;
     guest.expect("CMPXCHG16B in ring 0", Event::Write(REPORT, 1))
 }
 
 /// Reads and writes where there is no memory leave the guest and return to it.
-fn mmio(kvm: &Kvm) -> Result<(), Flaw> {
+fn mmio(kvm: &Kvm) -> Result<(), ProbeError> {
     let mut guest = Guest::new(kvm, Mode::Kernel, code::READ_ADD_WRITE, &[])?;
     guest.answer_read(REPORT, 0x1234_5677)?;
     guest.expect(
@@ -262,7 +263,7 @@ fn mmio(kvm: &Kvm) -> Result<(), Flaw> {
 }
 
 /// An interrupt of the in-kernel controllers wakes a CPU from HLT.
-fn interrupt(kvm: &Kvm) -> Result<(), Flaw> {
+fn interrupt(kvm: &Kvm) -> Result<(), ProbeError> {
     let mut guest = Guest::new(kvm, Mode::KernelWithApic, code::WAIT, &[])?;
     guest.expect("an MMIO write", Event::Write(REPORT, 0))?;
     guest.signal(code::INTERRUPT_VECTOR)?;
@@ -289,7 +290,7 @@ mod tests {
 
     #[test]
     fn guest_that_hangs_is_kicked_and_named() {
-        fn hang(kvm: &Kvm) -> Result<(), Flaw> {
+        fn hang(kvm: &Kvm) -> Result<(), ProbeError> {
             let mut guest = Guest::new(kvm, Mode::Kernel, code::HANG, &[])?;
             guest.expect("an end", Event::Halt)
         }
@@ -299,14 +300,14 @@ mod tests {
 
     #[test]
     fn the_first_step_that_hangs_is_the_last() {
-        fn hang(_: &Kvm) -> Result<(), Flaw> {
+        fn hang(_: &Kvm) -> Result<(), ProbeError> {
             while guest::interruption().is_none() {
                 thread::yield_now();
             }
-            Err(Flaw::Wrong("it hangs".to_owned()))
+            Err(ProbeError::Wrong("it hangs".to_owned()))
         }
-        fn fail(_: &Kvm) -> Result<(), Flaw> {
-            Err(Flaw::Wrong("it fails".to_owned()))
+        fn fail(_: &Kvm) -> Result<(), ProbeError> {
+            Err(ProbeError::Wrong("it fails".to_owned()))
         }
         let step = |name, run| Step { name, run };
         let steps = [step("one", fail), step("two", hang), step("three", fail)];
@@ -318,10 +319,10 @@ mod tests {
 
     #[test]
     fn a_processor_that_another_hypervisor_has_is_no_broken_kvm() {
-        fn refused(errno: i32) -> Flaw {
-            Flaw::setup("create a VM")(kvm_ioctls::Error::new(errno))
+        fn refused(errno: i32) -> ProbeError {
+            ProbeError::setup("create a VM")(kvm_ioctls::Error::new(errno))
         }
-        fn busy(_: &Kvm) -> Result<(), Flaw> {
+        fn busy(_: &Kvm) -> Result<(), ProbeError> {
             Err(refused(libc::EBUSY))
         }
         let step = |name, run| Step { name, run };
@@ -345,7 +346,7 @@ mod tests {
 
     #[test]
     fn a_guest_runs_on_unless_it_was_the_kick_that_interrupted_it() {
-        fn interrupted(_: &Kvm) -> Result<(), Flaw> {
+        fn interrupted(_: &Kvm) -> Result<(), ProbeError> {
             assert_eq!(guest::interruption(), None);
             // SAFETY: it is this thread.
             unsafe { libc::pthread_kill(libc::pthread_self(), KICK) };
@@ -357,7 +358,7 @@ mod tests {
 
     #[test]
     fn guest_that_faults_says_which_exception() {
-        fn fault(kvm: &Kvm) -> Result<(), Flaw> {
+        fn fault(kvm: &Kvm) -> Result<(), ProbeError> {
             let mut guest = Guest::new(kvm, Mode::Kernel, code::UNDEFINED, &[])?;
             guest.expect("HLT", Event::Halt)
         }

@@ -8,7 +8,7 @@ use podvisor_devices::virtio::transport::{
 };
 use vmm_sys_util::eventfd::EventFd;
 
-use super::{Connected, Connection, Registers};
+use super::{Registers, TransportHandle, TransportSetup};
 use crate::boot::MmioWindow;
 use crate::kvm::KvmError;
 use crate::layout;
@@ -37,9 +37,9 @@ pub(super) fn connect(
     vm: &Arc<VmFd>,
     bus: &Bus,
     window: MmioWindow,
-    connection: Connection<'_>,
-) -> Result<Connected, BuildError> {
-    let Connection { info, link, mem } = connection;
+    connection: TransportSetup<'_>,
+) -> Result<TransportHandle, BuildError> {
+    let TransportSetup { info, link, mem } = connection;
     let address = u64::from(window.address);
     let kicks = super::kicks(info.queue_sizes.len())?;
     register(vm, address, &kicks)?;
@@ -54,7 +54,7 @@ pub(super) fn connect(
     bus.mmio
         .insert(address, WINDOW_SIZE, transport.clone())
         .map_err(|error| BuildError::Addresses(Box::new(error)))?;
-    Ok(Connected {
+    Ok(TransportHandle {
         registers: Registers::Mmio(transport),
         irq,
         kicks,

@@ -90,7 +90,7 @@ impl Registers {
 
 /// The state that the VM keeps of a device.
 #[derive(Debug)]
-pub(crate) struct Attached {
+pub(crate) struct AttachedDevice {
     /// The device type and its number among devices of that type.
     pub(crate) name: String,
     /// The Rust type of the device.
@@ -130,7 +130,7 @@ impl ReadCounters for CountersWithFaults {
 /// The devices of a VM.
 #[derive(Debug, Default)]
 pub(crate) struct Attachments {
-    pub(crate) devices: Vec<Attached>,
+    pub(crate) devices: Vec<AttachedDevice>,
     /// Parameters for the kernel's command line.
     pub(crate) cmdline: Vec<String>,
     /// The windows of devices on MMIO.
@@ -148,7 +148,7 @@ pub(super) struct NewDevice {
 
 /// What a transport created for a device.
 #[derive(Debug)]
-pub(super) struct Connected {
+pub(super) struct TransportHandle {
     pub(super) registers: Registers,
     pub(super) irq: Arc<dyn Interrupt>,
     /// One eventfd per queue, which KVM writes when the driver notifies it.
@@ -157,7 +157,7 @@ pub(super) struct Connected {
 
 /// What a transport needs to connect a device.
 #[derive(Debug)]
-pub(super) struct Connection<'a> {
+pub(super) struct TransportSetup<'a> {
     pub(super) info: &'a DeviceInfo,
     pub(super) link: Arc<dyn WorkerLink>,
     pub(super) mem: &'a GuestRam,
@@ -181,7 +181,7 @@ pub(super) fn named(devices: Vec<Box<dyn VirtioDevice>>) -> Vec<NewDevice> {
 
 /// The places where devices are attached.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Board<'a> {
+pub(super) struct AttachContext<'a> {
     pub(super) vm: &'a Arc<VmFd>,
     pub(super) mem: &'a GuestRam,
     pub(super) bus: &'a Bus,
@@ -190,7 +190,7 @@ pub(super) struct Board<'a> {
 }
 
 pub(super) fn attach(
-    board: Board<'_>,
+    board: AttachContext<'_>,
     devices: Vec<NewDevice>,
     loops: &mut LoopsBuilder,
 ) -> Result<Attachments, BuildError> {
@@ -207,12 +207,12 @@ pub(super) fn attach(
             source,
         };
         let place = loops.place(&name, device.placement()).map_err(event_loop)?;
-        let connection = Connection {
+        let connection = TransportSetup {
             info: &info,
             link: Arc::new(place.link.clone()),
             mem: board.mem,
         };
-        let Connected {
+        let TransportHandle {
             registers,
             irq,
             kicks,
@@ -233,7 +233,7 @@ pub(super) fn attach(
         if let Some(pci) = board.pci {
             pci.publish(&registers)?;
         }
-        attachments.devices.push(Attached {
+        attachments.devices.push(AttachedDevice {
             name,
             kind,
             counters: Arc::new(CountersWithFaults::new(&info, faults)),

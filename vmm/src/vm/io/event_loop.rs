@@ -152,11 +152,11 @@ impl EventLoop {
         slot.worker.pause();
         slot.backend_polled = false;
         let Link { mailbox, slot: at } = to.clone();
-        mailbox.send(Box::new(move |event_loop| event_loop.take_in(at, slot)));
+        mailbox.send(Box::new(move |event_loop| event_loop.add_slot(at, slot)));
         self.moved.insert(index, to);
     }
 
-    fn take_in(&mut self, index: usize, mut slot: Slot) {
+    fn add_slot(&mut self, index: usize, mut slot: Slot) {
         for (queue, kick) in watched(&slot.worker, &slot.kicks) {
             if let Err(error) = add_kick(&self.epoll, kick, data(index, queue)) {
                 let device = slot.worker.name();

@@ -16,7 +16,7 @@ const LOOP_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A place for a device that is plugged in.
 #[derive(Debug)]
-pub(crate) struct Berth {
+pub(crate) struct ReservedSlot {
     pub(crate) link: Link,
     /// A loop that is to run on its own thread; `None` if it runs already.
     new: Option<EventLoop>,
@@ -29,7 +29,7 @@ impl Loops {
         name: &str,
         placement: Placement,
         faults: &Faults,
-    ) -> io::Result<Berth> {
+    ) -> io::Result<ReservedSlot> {
         let shared = match placement {
             Placement::Own => None,
             Placement::Shared => {
@@ -40,7 +40,7 @@ impl Loops {
         };
         if let Some(mailbox) = shared {
             let slot = ask(&mailbox, EventLoop::reserve)?;
-            return Ok(Berth {
+            return Ok(ReservedSlot {
                 link: Link { mailbox, slot },
                 new: None,
             });
@@ -50,7 +50,7 @@ impl Loops {
             Placement::Shared => SHARED_LOOP_NAME.to_owned(),
         };
         let (new, link) = new_loop(name, faults)?;
-        Ok(Berth {
+        Ok(ReservedSlot {
             link,
             new: Some(new),
         })
@@ -94,7 +94,7 @@ fn send_removal(link: Link, done: SyncSender<()>) {
     }));
 }
 
-impl Berth {
+impl ReservedSlot {
     /// Gives the loop its worker. Returns the loop if it has yet to be run.
     pub(crate) fn install(
         self,

@@ -19,7 +19,7 @@ use podvisor_devices::pci::{ADDRESS_PORT, PORTS, PciBus};
 use podvisor_devices::virtio::transport::TransportParts;
 use podvisor_devices::virtio::transport::pci::{BAR_SIZE, PciInterrupt, PciTransport};
 
-use super::attach::{self, Connected, Connection, Registers};
+use super::attach::{self, Registers, TransportHandle, TransportSetup};
 use super::bus::{Bus, BusDevice};
 use super::error::BuildError;
 use crate::layout;
@@ -56,9 +56,9 @@ impl PciRoot {
     pub(super) fn connect(
         &self,
         slot: Option<u8>,
-        connection: Connection<'_>,
-    ) -> Result<Connected, BuildError> {
-        let Connection { info, link, mem } = connection;
+        connection: TransportSetup<'_>,
+    ) -> Result<TransportHandle, BuildError> {
+        let TransportSetup { info, link, mem } = connection;
         let slot = slot
             .or_else(|| self.bus.free_slot())
             .ok_or(BuildError::NoPciSlot)?;
@@ -75,7 +75,7 @@ impl PciRoot {
         transport.set_bar(bar(slot));
         let function = Arc::new(Function::new(slot, transport, self.windows.clone()));
         self.windows.add(slot, &function, kicks.clone());
-        Ok(Connected {
+        Ok(TransportHandle {
             registers: Registers::Pci(function),
             irq,
             kicks,

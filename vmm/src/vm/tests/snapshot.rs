@@ -15,7 +15,7 @@ use super::devices::{BUFFER, RINGS, bytes, fill, one_queue, request};
 use super::*;
 use crate::vm::control::Outcome;
 use crate::vm::{Action, BuildError, State, VmExit};
-use crate::{FormatError, SnapshotError};
+use crate::{SnapshotError, SnapshotFormatError};
 
 /// A disk of `sectors` sectors that are filled with `byte`.
 fn disk(byte: u8, sectors: usize) -> BlockDevice {
@@ -385,7 +385,7 @@ fn a_memory_file_that_is_too_short_and_files_that_are_none_are_refused() {
             matches!(
                 error,
                 SnapshotError::Format {
-                    source: FormatError::Length { .. },
+                    source: SnapshotFormatError::Length { .. },
                     ..
                 }
             ),

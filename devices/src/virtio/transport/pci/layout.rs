@@ -24,7 +24,7 @@ pub const PENDING: u64 = 0x3000;
 
 /// The structure that an offset of the BAR belongs to, with the offset in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Room {
+pub(super) enum BarRegion {
     Common(u64),
     Isr,
     Device(u64),
@@ -35,23 +35,23 @@ pub(super) enum Room {
     Nothing,
 }
 
-pub(super) fn room(offset: u64) -> Room {
+pub(super) fn room(offset: u64) -> BarRegion {
     let from = |start: u64| offset.saturating_sub(start);
     match offset {
-        0..ISR => Room::Common(offset),
-        ISR => Room::Isr,
-        DEVICE..NOTIFY => Room::Device(from(DEVICE)),
+        0..ISR => BarRegion::Common(offset),
+        ISR => BarRegion::Isr,
+        DEVICE..NOTIFY => BarRegion::Device(from(DEVICE)),
         NOTIFY..MSIX_TABLE => {
             let queue = from(NOTIFY).checked_div(NOTIFY_MULTIPLIER.into());
-            Room::Notify(
+            BarRegion::Notify(
                 queue
                     .and_then(|queue| queue.try_into().ok())
                     .unwrap_or(u32::MAX),
             )
         }
-        MSIX_TABLE..PENDING => Room::Table(from(MSIX_TABLE)),
-        PENDING.. if offset < u64::from(BAR_SIZE) => Room::Pending(from(PENDING)),
-        _ => Room::Nothing,
+        MSIX_TABLE..PENDING => BarRegion::Table(from(MSIX_TABLE)),
+        PENDING.. if offset < u64::from(BAR_SIZE) => BarRegion::Pending(from(PENDING)),
+        _ => BarRegion::Nothing,
     }
 }
 

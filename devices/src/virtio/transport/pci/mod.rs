@@ -18,7 +18,7 @@ use super::core::{SavedTransport, TransportCore, TransportInterrupt, TransportPa
 use crate::pci::{PciConfig, SavedMsix};
 use crate::virtio::{QueueState, RestoreError};
 use common::{Selectors, can_be_size};
-use layout::{Access, Capabilities, Room};
+use layout::{Access, BarRegion, Capabilities};
 
 pub use interrupt::PciInterrupt;
 pub use layout::{BAR_SIZE, COMMON, DEVICE, ISR, MSIX_TABLE, NOTIFY, NOTIFY_MULTIPLIER, PENDING};
@@ -48,7 +48,7 @@ pub struct SavedPci {
 
 /// The configuration space and the BAR of one device. Accesses come from vCPU threads, one at a
 /// time; none waits for the device's work except for a reset, and then no longer than
-/// [`RESET_PATIENCE`](super::RESET_PATIENCE).
+/// [`RESET_TIMEOUT`](super::RESET_TIMEOUT).
 #[derive(Debug)]
 pub struct PciTransport {
     core: TransportCore,
@@ -163,28 +163,28 @@ impl PciTransport {
     pub fn read_bar(&mut self, offset: u64, data: &mut [u8]) {
         data.fill(0);
         match layout::room(offset) {
-            Room::Common(at) => self.read_common(at, data),
-            Room::Isr => {
+            BarRegion::Common(at) => self.read_common(at, data),
+            BarRegion::Isr => {
                 if let [byte] = data {
                     *byte = self.irq.take_isr();
                 }
             }
-            Room::Device(at) => self.core.info().config.read(at, data),
-            Room::Notify(_) | Room::Nothing => {}
-            Room::Table(at) => self.irq.msix(|msix| msix.read_table(at, data)),
-            Room::Pending(at) => self.irq.msix(|msix| msix.read_pending(at, data)),
+            BarRegion::Device(at) => self.core.info().config.read(at, data),
+            BarRegion::Notify(_) | BarRegion::Nothing => {}
+            BarRegion::Table(at) => self.irq.msix(|msix| msix.read_table(at, data)),
+            BarRegion::Pending(at) => self.irq.msix(|msix| msix.read_pending(at, data)),
         }
     }
 
     /// Writes `data` at `offset` of the BAR for the driver.
     pub fn write_bar(&mut self, offset: u64, data: &[u8]) {
         match layout::room(offset) {
-            Room::Common(at) => self.write_common(at, data),
-            Room::Device(at) => self.core.info().config.driver_write(at, data),
+            BarRegion::Common(at) => self.write_common(at, data),
+            BarRegion::Device(at) => self.core.info().config.driver_write(at, data),
             // §4.1.5.2: the address determines the queue; the value is redundant.
-            Room::Notify(queue) => self.core.notify(queue),
-            Room::Table(at) => self.irq.msix(|msix| msix.write_table(at, data)),
-            Room::Isr | Room::Pending(_) | Room::Nothing => {
+            BarRegion::Notify(queue) => self.core.notify(queue),
+            BarRegion::Table(at) => self.irq.msix(|msix| msix.write_table(at, data)),
+            BarRegion::Isr | BarRegion::Pending(_) | BarRegion::Nothing => {
                 self.log_guest_error("write where nothing takes it", offset);
             }
         }

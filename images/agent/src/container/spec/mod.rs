@@ -10,7 +10,7 @@ use pathrs::Root;
 use podvisor_agent_protocol::{is_containers_own, limits};
 
 use super::cgroup::Cgroup;
-use super::memory::Wanted;
+use super::memory::MemoryVolumeMount;
 use super::user::User;
 use super::users::{self, Owner};
 use super::{disk, pidns};
@@ -149,7 +149,7 @@ fn check_mounts(spec: &Spec) -> Result<(), SpecError> {
         {
             continue;
         }
-        if Wanted::of(mount)?.is_some() {
+        if MemoryVolumeMount::of(mount)?.is_some() {
             continue;
         }
         let plain = from
