@@ -226,7 +226,8 @@ fn changes_media(vm: &Vm, media: Vec<Box<dyn Disk>>, console: &Console) {
             assert!(Instant::now() < deadline, "{}", console.text());
             std::thread::sleep(Duration::from_millis(1));
         }
-        disk.swap(medium, &format!("medium{number}")).unwrap();
+        disk.replace_disk(medium, &format!("medium{number}"))
+            .unwrap();
     }
 }
 

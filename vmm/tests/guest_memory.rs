@@ -64,7 +64,7 @@ fn comes_and_goes(transport: Transport) {
     console.wait_for("deflated");
 
     let before = balloon.stats(PATIENCE).unwrap();
-    assert_eq!(memory.reach(MOST, PATIENCE).unwrap(), MOST);
+    assert_eq!(memory.request_and_wait(MOST, PATIENCE).unwrap(), MOST);
     console.wait_for("grown");
     let after = balloon.stats(PATIENCE).unwrap();
     let grown = after.total.unwrap() - before.total.unwrap();

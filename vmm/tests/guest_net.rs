@@ -79,7 +79,7 @@ fn talks_and_sees_its_link(transport: Transport, pairs: u8, backend: Backend) {
     vm.start().unwrap();
     // Files are stored there, and sent from there.
     let memory = vm.hotplug_memory().unwrap();
-    assert_eq!(memory.reach(PLUGGED, PATIENCE).unwrap(), PLUGGED);
+    assert_eq!(memory.request_and_wait(PLUGGED, PATIENCE).unwrap(), PLUGGED);
 
     let bytes = bytes();
     let (mut connection, _) = there.accept().unwrap();

@@ -98,7 +98,8 @@ impl Machine {
         let empty = medium(empty, "")?;
         let slot = self.spare(index)?.clone();
         // The device may be in the middle of a read from a slow disk.
-        self.blocking(move |_| slot.swap(Box::new(empty), "")).await
+        self.blocking(move |_| slot.replace_disk(Box::new(empty), ""))
+            .await
     }
 
     fn spare(&self, index: usize) -> Result<&BlockHandle, MachineError> {

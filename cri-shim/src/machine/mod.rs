@@ -467,7 +467,7 @@ impl Machine {
     /// The machine was built without growth, or has ended.
     pub async fn grow(&self, bytes: u64, patience: Duration) -> Result<u64, MachineError> {
         let memory = self.vm.hotplug_memory()?;
-        let reach = move || memory.reach(MemorySize::bytes(bytes), patience);
+        let reach = move || memory.request_and_wait(MemorySize::bytes(bytes), patience);
         match tokio::task::spawn_blocking(reach).await {
             Ok(reached) => Ok(reached?.as_bytes()),
             Err(error) => Err(MachineError::Thread(io::Error::other(error))),

@@ -9,18 +9,18 @@ use crate::GuestRam;
 /// A disk for a device with several queues, cloned by [`Disk::another`] for each queue. Created on
 /// the thread of the device's owner, which is allowed to create descriptors and rings.
 #[derive(Debug)]
-pub struct DiskCopies {
+pub struct DiskClones {
     first: Box<dyn Disk>,
     others: Vec<Box<dyn Disk>>,
 }
 
-impl DiskCopies {
+impl DiskClones {
     /// Clones the disk for this number of queues.
     #[must_use]
     pub fn new(disk: Box<dyn Disk>, queues: usize) -> Self {
         let mut others = Vec::new();
         while others.len() < queues.saturating_sub(1) {
-            match disk.another() {
+            match disk.try_clone() {
                 Ok(Some(copy)) => others.push(copy),
                 Ok(None) => break,
                 Err(error) => {

@@ -5,7 +5,7 @@ use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::copies::DiskCopies;
+use super::copies::DiskClones;
 use super::disk::{Disk, EmptySlot};
 use super::engine::{Engine, MAX_QUEUES};
 use super::lane::{QueueEvents, QueueThread, StoppedQueueThread};
@@ -179,7 +179,7 @@ impl BlockDevice {
         Ok(Self::new(Box::new(disk)))
     }
 
-    /// Creates an empty slot: a read-only disk of one sector, until [`Self::swap`] replaces it.
+    /// Creates an empty slot: a read-only disk of one sector, until [`Self::replace_disk`] replaces it.
     /// (Linux sends no event when a disk's size changes from or to 0.) It never blocks, so it needs
     /// no thread of its own. Its queues are shorter than those of other disks, since guests have
     /// more slots than they fill.
@@ -269,14 +269,14 @@ impl BlockDevice {
     /// Replaces the disk and its serial number. The driver is notified of the new capacity
     /// (§5.2.5.2); what it had cached of the old disk is not invalidated. A file that it may write
     /// is locked only by [`open_disk_for_writing`](super::open_disk_for_writing).
-    pub fn swap(&mut self, disk: Box<dyn Disk>, serial: &str) {
+    pub fn replace_disk(&mut self, disk: Box<dyn Disk>, serial: &str) {
         let count = self.lanes.len().saturating_add(1);
-        self.swap_copies(DiskCopies::new(disk, count), serial);
+        self.replace_disk_clones(DiskClones::new(disk, count), serial);
     }
 
-    /// As [`Self::swap`], for a disk with a copy for each of the device's engines: nothing is
+    /// As [`Self::replace_disk`], for a disk with a copy for each of the device's engines: nothing is
     /// opened here.
-    pub fn swap_copies(&mut self, disks: DiskCopies, serial: &str) {
+    pub fn replace_disk_clones(&mut self, disks: DiskClones, serial: &str) {
         let disks = disks.into_disks(self.lanes.len().saturating_add(1));
         let mut disks = disks.into_iter();
         let id = id(serial);
@@ -337,10 +337,10 @@ impl BlockDevice {
         let mut lanes = Vec::new();
         let alarm = QueueEvents::new(self.server.backend())?;
         for index in 1..self.queue_count {
-            let Some(disk) = engine.disk().another()? else {
+            let Some(disk) = engine.disk().try_clone()? else {
                 return Ok(());
             };
-            let server = Server::new(engine.another(disk)?, self.queue_count.into());
+            let server = Server::new(engine.try_clone(disk)?, self.queue_count.into());
             lanes.push(Arc::new(QueueThread::new(index, server, &alarm)?));
         }
         self.lanes = lanes;

@@ -55,7 +55,7 @@ impl Disk for EmptySlot {
         super::SECTOR_SIZE
     }
 
-    fn another(&self) -> io::Result<Option<Box<dyn Disk>>> {
+    fn try_clone(&self) -> io::Result<Option<Box<dyn Disk>>> {
         Ok(Some(Box::new(Self)))
     }
 
@@ -117,7 +117,7 @@ pub trait Disk: Debug + Send {
     ///
     /// # Errors
     /// If descriptors run out.
-    fn another(&self) -> io::Result<Option<Box<dyn Disk>>> {
+    fn try_clone(&self) -> io::Result<Option<Box<dyn Disk>>> {
         Ok(None)
     }
 

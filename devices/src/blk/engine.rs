@@ -91,14 +91,14 @@ impl Engine {
     }
 
     /// Creates an engine for another queue of the same device.
-    pub(super) fn another(&self, disk: Box<dyn Disk>) -> io::Result<Self> {
+    pub(super) fn try_clone(&self, disk: Box<dyn Disk>) -> io::Result<Self> {
         let mut engine = Self::new(disk);
         engine.read_only = self.read_only;
         engine.id = self.id;
         engine.write_through = self.write_through;
         engine.counters = self.counters.clone();
         if let Some(pace) = &self.pace {
-            engine.keep(pace.another()?)?;
+            engine.keep(pace.try_clone()?)?;
         }
         Ok(engine)
     }

@@ -108,7 +108,7 @@ impl Disk for FileDisk {
         Ok(())
     }
 
-    fn another(&self) -> io::Result<Option<Box<dyn Disk>>> {
+    fn try_clone(&self) -> io::Result<Option<Box<dyn Disk>>> {
         let file = self.file.try_clone()?;
         Ok(Some(Box::new(Self { file, ..*self })))
     }

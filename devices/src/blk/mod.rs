@@ -31,7 +31,7 @@ mod request;
 mod server;
 mod uring;
 
-pub use copies::DiskCopies;
+pub use copies::DiskClones;
 pub use device::BlockDevice;
 pub use disk::{Completion, Disk, Operation, Submitted};
 pub use file::FileDisk;

@@ -28,7 +28,7 @@ impl Throttle {
     }
 
     /// Shares the rate limits with another engine.
-    pub(super) fn another(&self) -> io::Result<Self> {
+    pub(super) fn try_clone(&self) -> io::Result<Self> {
         Self::over(self.limiter.clone())
     }
 

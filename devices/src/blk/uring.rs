@@ -348,7 +348,7 @@ impl Disk for UringDisk {
 
     /// Creates a disk with its own ring. If the host has no ring left, the device's thread does the
     /// work.
-    fn another(&self) -> io::Result<Option<Box<dyn Disk>>> {
+    fn try_clone(&self) -> io::Result<Option<Box<dyn Disk>>> {
         super::open_disk(self.disk.file.try_clone()?, super::IoEngine::Uring).map(Some)
     }
 

@@ -164,7 +164,10 @@ impl Snapshot {
     ///
     /// # Errors
     /// Fails if the snapshot cannot be read or written; it is unchanged then.
-    pub fn expect(dir: impl AsRef<Path>, working_set: WorkingSet) -> Result<(), SnapshotError> {
+    pub fn set_working_set(
+        dir: impl AsRef<Path>,
+        working_set: WorkingSet,
+    ) -> Result<(), SnapshotError> {
         let dir = dir.as_ref();
         let (mut state, memory) = open(dir)?;
         // It may be of another machine. A snapshot with pages beyond its memory cannot be opened.

@@ -212,7 +212,7 @@ mod tests {
         std::fs::write(dir.path().join("state"), encode(&state.to_records())).unwrap();
         let end = state.memory.boot.as_bytes();
         let set = vec![0..4096, end - 4096..end + 4096, 2 * end..2 * end + 4096];
-        Snapshot::expect(dir.path(), WorkingSet::new(set)).unwrap();
+        Snapshot::set_working_set(dir.path(), WorkingSet::new(set)).unwrap();
         let snapshot = Snapshot::open(dir.path()).unwrap();
         let set = snapshot.state().working_set.as_ref().unwrap();
         assert_eq!(set.pages(), [0..4096, end - 4096..end]);

@@ -10,7 +10,7 @@ use std::sync::mpsc::{RecvTimeoutError, sync_channel};
 use std::time::Duration;
 
 use podvisor_devices::balloon::{BalloonDevice, BalloonStats};
-use podvisor_devices::blk::{BlockDevice, Disk, DiskCopies};
+use podvisor_devices::blk::{BlockDevice, Disk, DiskClones};
 use podvisor_devices::console::ConsoleDevice;
 use podvisor_devices::fs::FsDevice;
 use podvisor_devices::mem::MemDevice;
@@ -254,11 +254,11 @@ impl BalloonHandle {
         self.run(|device| MemorySize::bytes(device.actual()))
     }
 
-    /// Asks the guest for its memory statistics, and waits up to `patience` for the answer.
+    /// Asks the guest for its memory statistics, and waits up to `timeout` for the answer.
     ///
     /// # Errors
     /// See [`Self::run`]; [`HandleError::NoDriver`] if it does not answer.
-    pub fn stats(&self, patience: Duration) -> Result<BalloonStats, HandleError> {
+    pub fn stats(&self, timeout: Duration) -> Result<BalloonStats, HandleError> {
         let (send, receive) = sync_channel(1);
         let asked = self.run(move |device| {
             device.request_stats(move |stats| {
@@ -276,7 +276,7 @@ impl BalloonHandle {
         if !asked {
             return Err(no_driver());
         }
-        receive.recv_timeout(patience).map_err(|_| no_driver())
+        receive.recv_timeout(timeout).map_err(|_| no_driver())
     }
 }
 
@@ -292,15 +292,19 @@ impl MemHandle {
         self.run(move |device| device.request(size.as_bytes()))
     }
 
-    /// As [`Self::request`], and waits up to `patience` until the guest has complied. Returns what
+    /// As [`Self::request`], and waits up to `timeout` until the guest has complied. Returns what
     /// is plugged in then: more or less than requested if the guest could not comply.
     ///
     /// # Errors
     /// See [`Self::run`].
-    pub fn reach(&self, size: MemorySize, patience: Duration) -> Result<MemorySize, HandleError> {
+    pub fn request_and_wait(
+        &self,
+        size: MemorySize,
+        timeout: Duration,
+    ) -> Result<MemorySize, HandleError> {
         let there = self.run(move |device| device.request_and_tell(size.as_bytes()))?;
         // Completed or not, the result is what is plugged in.
-        let _ = there.recv_timeout(patience);
+        let _ = there.recv_timeout(timeout);
         self.plugged()
     }
 
@@ -332,11 +336,11 @@ impl BlockHandle {
     ///
     /// # Errors
     /// See [`Self::run`].
-    pub fn swap(&self, disk: Box<dyn Disk>, serial: &str) -> Result<(), HandleError> {
+    pub fn replace_disk(&self, disk: Box<dyn Disk>, serial: &str) -> Result<(), HandleError> {
         let serial = serial.to_owned();
         // The device's threads may not create descriptors themselves.
-        let disks = DiskCopies::new(disk, self.queues);
-        self.run(move |device| device.swap_copies(disks, &serial))
+        let disks = DiskClones::new(disk, self.queues);
+        self.run(move |device| device.replace_disk_clones(disks, &serial))
     }
 
     /// Checks the disk's size again and notifies the driver if it has changed.

@@ -158,7 +158,7 @@ impl Vm {
     }
 
     /// Gives the block device `name` of a running or paused guest a disk, as
-    /// [`super::BlockHandle::swap`] does; one that was built as [`BlockDevice::spare`] first gets
+    /// [`super::BlockHandle::replace_disk`] does; one that was built as [`BlockDevice::spare`] first gets
     /// its own thread, where the disk may block without blocking other devices.
     ///
     /// # Errors
@@ -172,7 +172,7 @@ impl Vm {
         let device = self.block(name)?;
         self.legal(&self.control().lock(), Action::Insert)?;
         self.give_loop(name)?;
-        Ok(device.swap(disk, serial)?)
+        Ok(device.replace_disk(disk, serial)?)
     }
 
     fn give_loop(&self, name: &str) -> Result<(), PlugError> {

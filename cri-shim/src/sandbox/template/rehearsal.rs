@@ -77,7 +77,7 @@ pub(super) async fn rehearse(
     let written = machine.working_set().map_err(SandboxError::from)?;
     machine.kill();
     tracing::debug!(bytes = written.bytes(), "rehearsed what clones write");
-    Snapshot::expect(place, written)
+    Snapshot::set_working_set(place, written)
         .map_err(|error| SandboxError::from(MachineError::from(error)))?;
     Ok(())
 }

@@ -228,7 +228,7 @@ fn a_disk_that_cannot_be_waited_for_is_not_quiet_and_is_used_no_more() {
     disk.0.lock().unwrap().extend(0..4);
     assert_eq!(rig.device.on_backend().unwrap(), Progress::Idle);
     assert!(rig.driver.take_used().is_none());
-    rig.device.swap(Box::new(Noting::default()), "");
+    rig.device.replace_disk(Box::new(Noting::default()), "");
     assert!(rig.device.is_quiet());
     assert_eq!(rig.read(0, 512), 0);
 }

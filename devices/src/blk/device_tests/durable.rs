@@ -34,7 +34,7 @@ impl Disk for Journal {
         8 << 20
     }
 
-    fn another(&self) -> std::io::Result<Option<Box<dyn Disk>>> {
+    fn try_clone(&self) -> std::io::Result<Option<Box<dyn Disk>>> {
         Ok(Some(Box::new(self.clone())))
     }
 

@@ -182,7 +182,7 @@ impl Disk for Gated {
         u64::from(self.number) * 512
     }
 
-    fn another(&self) -> std::io::Result<Option<Box<dyn Disk>>> {
+    fn try_clone(&self) -> std::io::Result<Option<Box<dyn Disk>>> {
         Ok(self.copies.then(|| Box::new(self.clone()) as _))
     }
 
@@ -282,7 +282,7 @@ fn all_engines_change_the_disk_with_nothing_in_flight() {
         std::thread::sleep(Duration::from_millis(50));
         gate.open();
     });
-    rig.device().swap(Box::new(Gated::new(5)), "second");
+    rig.device().replace_disk(Box::new(Gated::new(5)), "second");
     assert!(
         alive.upgrade().is_none(),
         "nobody has the first one any more"
@@ -299,7 +299,7 @@ fn all_engines_change_the_disk_with_nothing_in_flight() {
     for disk in [Gated::new(5), alone, Gated::new(6)] {
         let number = disk.number;
         let gate = disk.gate.clone();
-        rig.device().swap(Box::new(disk), "next");
+        rig.device().replace_disk(Box::new(disk), "next");
         for queue in 0..QUEUES {
             assert_eq!(rig.read(queue, u64::from(number) - 1), (0, number));
             assert_eq!(rig.read(queue, number.into()).0, 1, "beyond the end");
@@ -319,7 +319,7 @@ fn a_disk_that_is_there_once_has_one_engine() {
         assert_eq!(rig.read(queue, 0), (0, 4));
     }
     rig.device()
-        .swap(Box::new(Gated::new(8)), "of which there are several");
+        .replace_disk(Box::new(Gated::new(8)), "of which there are several");
     assert_eq!(rig.read(3, 7), (0, 8));
     rig.end();
 }
@@ -419,7 +419,7 @@ fn a_driver_that_refills_a_ring_does_not_keep_others_from_its_queue() {
         fn len(&self) -> u64 {
             4096
         }
-        fn another(&self) -> std::io::Result<Option<Box<dyn Disk>>> {
+        fn try_clone(&self) -> std::io::Result<Option<Box<dyn Disk>>> {
             Ok(Some(Box::new(self.clone())))
         }
         fn submit(&mut self, _: &GuestRam, _: u16, _: Operation<'_, '_>) -> Submitted {
@@ -438,7 +438,7 @@ fn a_driver_that_refills_a_ring_does_not_keep_others_from_its_queue() {
     for _ in 0..20 {
         let queue = rig.device().stop_queue(1).unwrap();
         rig.device().start_queue(queue).unwrap();
-        rig.device().swap(Box::new(disk.clone()), "same");
+        rig.device().replace_disk(Box::new(disk.clone()), "same");
     }
     rig.end();
 }

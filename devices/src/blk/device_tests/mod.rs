@@ -487,7 +487,8 @@ fn a_disk_is_settled_when_its_queue_stops_and_when_another_takes_its_place() {
     let mut queues = stop(&mut rig.device);
     assert_eq!(disk.0.load(SeqCst), 1);
     rig.device.start_queue(queues.remove(0)).unwrap();
-    rig.device.swap(Box::new(Settled::default()), "next");
+    rig.device
+        .replace_disk(Box::new(Settled::default()), "next");
     assert_eq!(disk.0.load(SeqCst), 2);
 }
 
@@ -571,7 +572,7 @@ fn another_disk_takes_the_place_of_the_first_between_two_requests() {
     let mut file = tempfile::tempfile().unwrap();
     file.write_all(&[9; 2 * 512]).unwrap();
     let disk = FileDisk::new(file.try_clone().unwrap()).unwrap();
-    rig.device.swap(Box::new(disk), "second");
+    rig.device.replace_disk(Box::new(disk), "second");
     let capacity = || {
         let mut bytes = [0; 8];
         config.read(0, &mut bytes);

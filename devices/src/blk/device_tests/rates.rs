@@ -55,8 +55,8 @@ fn another_disk_keeps_to_the_rate_of_its_slot() {
     let device = disk_of_8_sectors().limit(rate(1, 1024), None).unwrap();
     let mut rig = Rig::over(device);
     assert_eq!(rig.read(0, 512), 0);
-    rig.device.swap(Box::new(EmptySlot), "other");
-    rig.device.swap(
+    rig.device.replace_disk(Box::new(EmptySlot), "other");
+    rig.device.replace_disk(
         open_disk(tempfile_of(4096), IoEngine::Uring).unwrap(),
         "third",
     );

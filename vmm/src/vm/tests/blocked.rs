@@ -121,7 +121,7 @@ impl Disk for HalfGated {
     fn len(&self) -> u64 {
         1 << 20
     }
-    fn another(&self) -> std::io::Result<Option<Box<dyn Disk>>> {
+    fn try_clone(&self) -> std::io::Result<Option<Box<dyn Disk>>> {
         Ok(Some(Box::new(Self(self.0.clone()))))
     }
     fn submit(&mut self, mem: &GuestRam, token: u16, operation: Operation<'_, '_>) -> Submitted {

@@ -244,7 +244,7 @@ fn a_spare_slot_gets_a_disk_and_the_driver_is_told() {
     let handle = guest.vm.block("blk0").unwrap();
     let generation = slot.read(0xfc);
     let disk = FileDisk::new(file.try_clone().unwrap()).unwrap();
-    handle.swap(Box::new(disk), "image-1").unwrap();
+    handle.replace_disk(Box::new(disk), "image-1").unwrap();
     wait_for("the interrupt", || slot.read(0x60) & 2 != 0);
     slot.write(0x64, 3);
     assert_ne!(slot.read(0xfc), generation);

@@ -218,7 +218,7 @@ fn the_working_set_is_what_a_guest_wrote_since_it_was_restored() {
     assert!(set.bytes() < 1 << 20);
 
     // The next one has it from the start, without having written anything.
-    Snapshot::expect(&place, set.clone()).unwrap();
+    Snapshot::set_working_set(&place, set.clone()).unwrap();
     let vm = snapshot().builder().build().unwrap();
     let own = vm.working_set().unwrap();
     let expected = set

@@ -73,7 +73,7 @@ fn a_change_of_configuration_is_a_message_of_its_own() {
         .vm
         .block("blk0")
         .unwrap()
-        .swap(Box::new(disk), "x")
+        .replace_disk(Box::new(disk), "x")
         .unwrap();
     wait_for("the message", || guest.requested(0x70));
     assert_ne!(
