@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use tokio::sync::{Semaphore, SemaphorePermit};
 
-use crate::patience::timeout;
+use crate::stall_timeout::timeout;
 
 /// The least number of turns, for work that waits for other things than CPUs.
 const MIN_TURNS: usize = 4;

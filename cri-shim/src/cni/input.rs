@@ -15,7 +15,7 @@ use rustix::fs::{FlockOperation, MemfdFlags, flock, memfd_create};
 
 use super::CniError;
 use crate::blocking::apart;
-use crate::patience::timeout;
+use crate::stall_timeout::timeout;
 
 /// Least size of the file in bytes, padded with blanks: DEL's configuration is longer than that of
 /// an ADD, which has no result yet.

@@ -19,7 +19,7 @@ use super::calls::{BOUNDS_MS, Calls};
 use super::node::Node;
 use super::server::ServeError;
 use super::state::{ContainerPhase, PodPhase};
-use crate::strangers::ConnectionLimiter;
+use crate::connection_limiter::ConnectionLimiter;
 
 /// Maximum number of concurrent clients; another one replaces the oldest.
 const MAX_CONNECTIONS: usize = 32;

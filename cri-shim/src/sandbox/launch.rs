@@ -32,8 +32,8 @@ use super::wire::{
 };
 use super::{BOOT_TIMEOUT_VARIABLE, SandboxClient, boot_timeout, cgroup, oom, record};
 use crate::machine::{Transport, causes};
-use crate::patience::timeout;
 use crate::request;
+use crate::stall_timeout::timeout;
 
 /// The control socket in a sandbox's directory.
 pub(super) const CONTROL_SOCKET: &str = "control.sock";

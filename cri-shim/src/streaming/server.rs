@@ -25,7 +25,7 @@ use super::status::Version;
 use super::token::{TokenError, Tokens};
 use super::tunnel;
 use super::websocket::{self, COMMAND_PROTOCOLS, PORT_PROTOCOLS, PortProtocol};
-use crate::strangers::{ConnectionLimiter, ConnectionSlot};
+use crate::connection_limiter::{ConnectionLimiter, ConnectionSlot};
 
 /// Most connections at the same time that have redeemed a token.
 const MAX_SESSIONS: usize = 4096;

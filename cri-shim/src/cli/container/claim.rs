@@ -10,7 +10,7 @@ use std::time::Duration;
 use rustix::fs::{FlockOperation, flock};
 use tokio::sync::oneshot;
 
-use crate::patience::timeout;
+use crate::stall_timeout::timeout;
 
 /// Held while a container is created or removed: other processes leave a locked directory alone.
 #[derive(Debug)]

@@ -15,8 +15,8 @@ use super::memory::HostMemory;
 use super::state::{MAX_CONCURRENT_QUERIES, states};
 use super::{Containers, Entry, State, sweep};
 use crate::cli::Globals;
-use crate::patience::timeout;
 use crate::sandbox::ContainerStats;
+use crate::stall_timeout::timeout;
 
 /// How long a guest may take to report its container's usage.
 pub(super) const STATS_TIMEOUT: Duration = Duration::from_secs(5);

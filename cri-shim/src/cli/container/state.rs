@@ -8,11 +8,11 @@ use tracing::debug;
 use super::Entry;
 use super::claim::Claim;
 use super::ports::Port;
-use crate::patience::timeout;
 use crate::sandbox::{
     ContainerInfo, ContainerState, ProcessExit, SandboxClient, SandboxError, SandboxExit,
     exit_record, exit_recorded_at,
 };
+use crate::stall_timeout::timeout;
 
 /// How long a machine's process may take to report the state of a container.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(5);

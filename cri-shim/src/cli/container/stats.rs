@@ -14,8 +14,8 @@ use super::state::{MAX_CONCURRENT_QUERIES, states};
 use super::{Containers, Entry, State, sweep};
 use crate::cli::table::Table;
 use crate::cli::{FormatArgs, Globals, size, terminal};
-use crate::patience::timeout;
 use crate::sandbox::{ContainerStats, SandboxClient};
+use crate::stall_timeout::timeout;
 
 /// Time between two samples.
 const REFRESH_INTERVAL: Duration = Duration::from_secs(1);

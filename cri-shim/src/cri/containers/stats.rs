@@ -18,8 +18,8 @@ use crate::cri::newer::stats::{
 use crate::cri::node::{Container, Node, Pod, now};
 use crate::cri::pods::matches_labels;
 use crate::cri::state::PodPhase;
-use crate::patience::timeout;
 use crate::sandbox::{ContainerStats as Figures, GuestStats};
+use crate::stall_timeout::timeout;
 
 /// How long a call that lists statistics waits for each guest. A kubelet polls every 10 s.
 const GUEST_TIMEOUT: Duration = Duration::from_secs(5);

@@ -19,11 +19,11 @@ use crate::cri::node::{Container, Node, Pod};
 use crate::cri::state::{ContainerPhase, ContainerRecord, PodPhase, PodRecord, Record, StateError};
 use crate::cri::volumes;
 use crate::machine::causes;
-use crate::patience::timeout;
 use crate::sandbox::{
     ContainerInfo, ContainerState, DEFAULT_CGROUP_PARENT, SandboxClient, SandboxError, SandboxExit,
     end_group, exit_record,
 };
+use crate::stall_timeout::timeout;
 
 /// How long a pod's process may take to answer on a node that has just booted.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(60);

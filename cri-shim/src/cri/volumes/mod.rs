@@ -1,7 +1,7 @@
 //! Volumes of a pod: each is bind-mounted under its own name in the directory that the guest shares
 //! when a container needs it, and unmounted when the last container that uses it is gone.
 
-mod wanted;
+mod request;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -21,7 +21,7 @@ use super::spec::mounts::image_of;
 use super::spec::{MemorySource, Volume, VolumeSource};
 use crate::bind;
 use crate::removal::remove_tree;
-use wanted::{FOLLOWS, MountSource, RequestedVolume, is_slave};
+use request::{FOLLOWS, MountSource, RequestedVolume, is_slave};
 
 /// Directory of a pod's volumes within the pod's directory.
 pub(super) const SHARED: &str = "shared";

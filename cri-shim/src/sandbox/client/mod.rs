@@ -29,8 +29,8 @@ use super::wire::{
     MAX_FRAME, Numbered, Refusal, Reply, Request,
 };
 use super::{post_mortem, record};
-use crate::patience::timeout;
 use crate::request;
+use crate::stall_timeout::timeout;
 use connection::Connection;
 
 /// How long a process may take to answer a new connection. Its guest is not involved.

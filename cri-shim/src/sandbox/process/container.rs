@@ -18,8 +18,8 @@ use super::super::types::{ContainerInfo, ContainerState, ProcessExit, Started};
 use super::end::{LOST_GUEST_TIMEOUT, READER_GRACE};
 use super::output::ContainerStreams;
 use super::restart::{Processes, Restarts};
-use crate::patience::timeout;
 use crate::signal::SIGKILL;
+use crate::stall_timeout::timeout;
 
 /// How long output may still come after its process has ended: its children may keep the streams
 /// open forever. The time of readers that are waited for does not count.

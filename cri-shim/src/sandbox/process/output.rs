@@ -18,7 +18,7 @@ use tracing::{debug, warn};
 use super::super::stdio::{GuestInput, GuestStreams, StdioError, read, spawn, write_all};
 use super::super::types::StdioFds;
 use super::log::{LogWriter, OutputStream};
-use crate::patience::timeout;
+use crate::stall_timeout::timeout;
 
 /// Bytes that are read from a process at a time.
 const READ_SIZE: usize = 16 << 10;
