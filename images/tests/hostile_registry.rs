@@ -549,6 +549,32 @@ async fn images_that_cannot_be_run_are_refused_in_words() {
 }
 
 #[tokio::test]
+async fn an_image_that_names_no_platform_is_taken() {
+    let layers = TestImage::small().layers;
+    let diff_ids: Vec<_> = layers.iter().map(|layer| layer.diff_id).collect();
+    for platform in [
+        json!({}),
+        json!({"os": "", "architecture": ""}),
+        json!({"os": "linux", "architecture": "x86_64"}),
+    ] {
+        let mut config = platform.clone();
+        config["rootfs"] = json!({"type": "layers", "diff_ids": diff_ids});
+        let image = TestImage::with_config(layers.clone(), config);
+        let server = Faulty::serve(image.clone(), |_| None);
+        let test = TestStore::new();
+        let pulled = test.pull(&server.name()).await.unwrap();
+        assert_eq!(pulled.id(), image.id(), "{platform}");
+        let found = test.store.resolve(&server.name()).unwrap();
+        assert_eq!(found.config().architecture().to_string(), "amd64");
+        let test = TestStore::new();
+        let dir = tempfile::tempdir().unwrap();
+        image.write_layout(dir.path(), "x/y:z");
+        let loaded = test.store.load(dir.path(), None, &options()).unwrap();
+        assert_eq!(loaded[0].id(), image.id(), "{platform}");
+    }
+}
+
+#[tokio::test]
 async fn an_image_that_has_a_configuration_as_layer_is_refused_and_holds_up_nobody() {
     let config = |mark: &str| {
         json!({

@@ -6,7 +6,7 @@ use std::os::unix::fs::MetadataExt;
 
 use podvisor_images::{Error, Prune, PullEvent, PullPolicy, RegistryError, Store};
 use support::image::{Layer, Packing};
-use support::{Faulty, Registry, Tarball, TestImage, TestStore, explain, extract, options};
+use support::{Registry, Tarball, TestImage, TestStore, explain, extract, options};
 use tokio::sync::mpsc;
 
 #[tokio::test]
@@ -288,81 +288,4 @@ async fn an_unpacked_layer_that_differs_from_the_configuration_is_refused() {
         explain(&error)
     );
     assert_eq!(test.files(), [""; 0]);
-}
-
-#[tokio::test]
-async fn an_image_that_names_no_platform_is_taken() {
-    let layers = TestImage::small().layers;
-    let diff_ids: Vec<_> = layers.iter().map(|layer| layer.diff_id).collect();
-    for platform in [
-        serde_json::json!({}),
-        serde_json::json!({"os": "", "architecture": ""}),
-        serde_json::json!({"os": "linux", "architecture": "x86_64"}),
-    ] {
-        let mut config = platform.clone();
-        config["rootfs"] = serde_json::json!({"type": "layers", "diff_ids": diff_ids});
-        let image = TestImage::with_config(layers.clone(), config);
-        let server = Faulty::serve(image.clone(), |_| None);
-        let test = TestStore::new();
-        let pulled = test.pull(&server.name()).await.unwrap();
-        assert_eq!(pulled.id(), image.id(), "{platform}");
-        let found = test.store.resolve(&server.name()).unwrap();
-        assert_eq!(found.config().architecture().to_string(), "amd64");
-        let test = TestStore::new();
-        let dir = tempfile::tempdir().unwrap();
-        image.write_layout(dir.path(), "x/y:z");
-        let loaded = test.store.load(dir.path(), None, &options()).unwrap();
-        assert_eq!(loaded[0].id(), image.id(), "{platform}");
-    }
-}
-
-/// A base layer, and two images on it.
-fn two_on_one_base() -> [TestImage; 2] {
-    let base = Tarball::new().file("base", 0o644, &[7; 5000]).finish();
-    let base = Layer::new(&base, Packing::Gzip);
-    ["a", "b"].map(|name| {
-        let own = Tarball::new().file(name, 0o644, b"own").finish();
-        TestImage::new(vec![base.clone(), Layer::new(&own, Packing::Plain)])
-    })
-}
-
-#[tokio::test]
-async fn a_layer_that_was_damaged_in_the_store_is_fetched_again() {
-    let [a, b] = two_on_one_base();
-    let whole = a.layers[0].blob.clone();
-    for broken in 0..2 {
-        let test = TestStore::new();
-        let blobs = test.dir.path().join("blobs/sha256");
-        let base = blobs.join(podvisor_images::Digest::of(&whole).hex());
-        let servers = [&a, &b].map(|image| Faulty::serve(image.clone(), |_| None));
-        test.pull(&servers[0].name()).await.unwrap();
-        // In the middle, and in what tells how it is packed.
-        let mut bytes = whole.clone();
-        bytes[[whole.len() / 2, 1][broken]] ^= 1;
-        std::fs::write(&base, &bytes).unwrap();
-        let pulled = test.pull(&servers[1].name()).await.unwrap();
-        assert_eq!(pulled.id(), b.id());
-        assert_eq!(std::fs::read(&base).unwrap(), whole);
-    }
-}
-
-#[tokio::test]
-async fn a_load_mends_a_layer_that_was_damaged_in_the_store() {
-    let [a, b] = two_on_one_base();
-    let whole = a.layers[0].blob.clone();
-    let mut flipped = whole.clone();
-    flipped[whole.len() / 2] ^= 1;
-    for damaged in [flipped, Vec::new()] {
-        let test = TestStore::new();
-        let blobs = test.dir.path().join("blobs/sha256");
-        let base = blobs.join(podvisor_images::Digest::of(&whole).hex());
-        let server = Faulty::serve(a.clone(), |_| None);
-        test.pull(&server.name()).await.unwrap();
-        std::fs::write(&base, &damaged).unwrap();
-        let dir = tempfile::tempdir().unwrap();
-        b.write_layout(dir.path(), "x/y:z");
-        let loaded = test.store.load(dir.path(), None, &options()).unwrap();
-        assert_eq!(loaded[0].id(), b.id());
-        assert_eq!(std::fs::read(&base).unwrap(), whole);
-    }
 }
