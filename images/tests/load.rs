@@ -111,7 +111,7 @@ fn what_is_no_archive_of_images_is_refused_and_leaves_nothing() {
                 "lies.tar",
                 &docker(r#"[{"Config":"../../etc/passwd","Layers":["a"]}]"#),
             ),
-            "lacks ../../etc/passwd",
+            "has no ../../etc/passwd",
         ),
         (
             write("no-layers.tar", &docker(r#"[{"Config":"c","Layers":[]}]"#)),

@@ -43,7 +43,9 @@ impl Tree {
         let mut buffer = vec![MaybeUninit::uninit(); piece(size, look_up)];
         let mut entries = RawDir::new(&*directory, &mut buffer);
         let mut used = 0usize;
-        let enough = (size as usize).min(MAX_REPLY).saturating_mul(3) / 4;
+        // Three quarters of what fits.
+        let room = (size as usize).min(MAX_REPLY);
+        let enough = room.saturating_sub(room / 4);
         while used < MAX_REPLY {
             // Most of the next ones would not fit, and be read once more.
             if entries.is_buffer_empty() && used > enough {
