@@ -296,7 +296,7 @@ async fn a_pod_whose_machine_dies_while_it_is_stopped_is_stopped_then() {
         node.kill_process();
     };
     tokio::join!(node.stop(), dies);
-    assert!(!node.log().contains("not killed one by one"));
+    assert!(!node.log().contains("timed out killing containers"));
     let status = node.status(&id).await;
     assert_eq!((status.exit_code, &*status.reason), (137, "Error"));
     assert_eq!(node.process_ended().signal(), Some(9));

@@ -79,7 +79,7 @@ fn ids_are_those_of_their_range_and_others_are_refused() {
     assert_eq!(maps.id(IdKind::User, 1000).unwrap(), 66_536);
     assert_eq!(maps.id(IdKind::Group, 65_535).unwrap(), 196_607);
     let error = maps.id(IdKind::Group, 65_536).unwrap_err();
-    assert!(error.to_string().starts_with("group 65536 is none of"));
+    assert!(error.to_string().starts_with("group 65536 is not mapped"));
     let Owner { uid, gid } = maps.root();
     assert_eq!((uid, gid), (65_536, 131_072));
 }
