@@ -5,15 +5,15 @@ use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::copies::DiskClones;
+use super::clones::DiskClones;
 use super::disk::{Disk, EmptySlot};
 use super::engine::{Engine, MAX_QUEUES};
-use super::lane::{QueueEvents, QueueThread, StoppedQueueThread};
 use super::open::{self, Access, BlockDeviceError, IoEngine, open_disk};
 use super::overlay::{OverlayFormat, Qcow2Disk};
-use super::pace::Throttle;
+use super::queue_thread::{QueueEvents, QueueThread, StoppedQueueThread};
 use super::request::{ID_LEN, MAX_DISCARD_SECTORS, MAX_WRITE_ZEROES_SECTORS};
 use super::server::Server;
+use super::throttle::Throttle;
 use crate::virtio::{
     ConfigSpace, DeviceInfo, DeviceType, Fault, Placement, Progress, Queue, QueueServer, Rate,
     StartError, VirtioDevice,
@@ -46,8 +46,8 @@ pub struct BlockDevice {
     /// The part that the device's event loop serves: all queues, or the first one.
     server: Server,
     /// The other queues, if threads serve them.
-    lanes: Vec<Arc<QueueThread>>,
-    /// The event loop waits for this if there are lanes.
+    queue_threads: Vec<Arc<QueueThread>>,
+    /// The event loop waits for this if there are queue threads.
     alarm: Option<QueueEvents>,
     config: Arc<ConfigSpace>,
     queue_count: u16,
@@ -79,7 +79,7 @@ impl BlockDevice {
         Self {
             config: Arc::new(ConfigSpace::new(config)),
             server: Server::new(engine, 1),
-            lanes: Vec::new(),
+            queue_threads: Vec::new(),
             alarm: None,
             queue_count: 1,
             queue_size,
@@ -270,14 +270,14 @@ impl BlockDevice {
     /// (§5.2.5.2); what it had cached of the old disk is not invalidated. A file that it may write
     /// is locked only by [`open_disk_for_writing`](super::open_disk_for_writing).
     pub fn replace_disk(&mut self, disk: Box<dyn Disk>, serial: &str) {
-        let count = self.lanes.len().saturating_add(1);
+        let count = self.queue_threads.len().saturating_add(1);
         self.replace_disk_clones(DiskClones::new(disk, count), serial);
     }
 
     /// As [`Self::replace_disk`], for a disk with a copy for each of the device's engines: nothing is
     /// opened here.
     pub fn replace_disk_clones(&mut self, disks: DiskClones, serial: &str) {
-        let disks = disks.into_disks(self.lanes.len().saturating_add(1));
+        let disks = disks.into_disks(self.queue_threads.len().saturating_add(1));
         let mut disks = disks.into_iter();
         let id = id(serial);
         self.change(|server| {
@@ -307,7 +307,11 @@ impl BlockDevice {
 
     /// Changes all engines while none of them has anything in flight.
     fn change(&mut self, mut work: impl FnMut(&mut Server)) {
-        let mut halted: Vec<_> = self.lanes.iter().map(|lane| lane.halt()).collect();
+        let mut halted: Vec<_> = self
+            .queue_threads
+            .iter()
+            .map(|thread| thread.halt())
+            .collect();
         self.server.settle();
         for server in halted.iter_mut().filter_map(StoppedQueueThread::server) {
             server.settle();
@@ -316,8 +320,8 @@ impl BlockDevice {
             alarm.forget(self.server.backend());
         }
         work(&mut self.server);
-        for lane in &mut halted {
-            lane.change(&mut work);
+        for thread in &mut halted {
+            thread.change(&mut work);
         }
         let watched = self.alarm.as_ref();
         let watched = watched.map(|alarm| alarm.watch(self.server.backend()));
@@ -326,24 +330,24 @@ impl BlockDevice {
         }
     }
 
-    /// Returns the lane that serves a queue, if the queue has its own thread.
-    fn lane(&self, index: u16) -> Option<&QueueThread> {
+    /// Returns the thread that serves a queue, if the queue has its own thread.
+    fn thread(&self, index: u16) -> Option<&QueueThread> {
         let place = usize::from(index).checked_sub(1)?;
-        self.lanes.get(place).map(|lane| &**lane)
+        self.queue_threads.get(place).map(|thread| &**thread)
     }
 
-    fn lanes(&mut self) -> std::io::Result<()> {
+    fn create_queue_threads(&mut self) -> std::io::Result<()> {
         let engine = &self.server.engine;
-        let mut lanes = Vec::new();
+        let mut queue_threads = Vec::new();
         let alarm = QueueEvents::new(self.server.backend())?;
         for index in 1..self.queue_count {
             let Some(disk) = engine.disk().try_clone()? else {
                 return Ok(());
             };
             let server = Server::new(engine.try_clone(disk)?, self.queue_count.into());
-            lanes.push(Arc::new(QueueThread::new(index, server, &alarm)?));
+            queue_threads.push(Arc::new(QueueThread::new(index, server, &alarm)?));
         }
-        self.lanes = lanes;
+        self.queue_threads = queue_threads;
         self.alarm = Some(alarm);
         Ok(())
     }
@@ -377,57 +381,57 @@ impl VirtioDevice for BlockDevice {
 
     fn queue_servers(&mut self) -> Vec<QueueServer> {
         if self.queue_count > 1
-            && self.lanes.is_empty()
-            && let Err(error) = self.lanes()
+            && self.queue_threads.is_empty()
+            && let Err(error) = self.create_queue_threads()
         {
             tracing::warn!(%error, "disk: failed to create queue threads; one thread serves all queues");
         }
-        let lanes = (1u16..).zip(&self.lanes);
-        let server = |(index, lane): (u16, &Arc<QueueThread>)| {
-            let lane = lane.clone();
-            QueueServer::new(index, move || lane.run())
+        let queue_threads = (1u16..).zip(&self.queue_threads);
+        let server = |(index, thread): (u16, &Arc<QueueThread>)| {
+            let thread = thread.clone();
+            QueueServer::new(index, move || thread.run())
         };
-        lanes.map(server).collect()
+        queue_threads.map(server).collect()
     }
 
     fn watches(&self, index: u16) -> bool {
-        self.lane(index).is_none()
+        self.thread(index).is_none()
     }
 
     fn negotiated(&mut self, features: u64) {
         // §5.2.6.2: for a driver that does not flush, writes are durable once they are completed.
         let write_through = features & feature::FLUSH == 0;
         self.server.engine.write_through = write_through;
-        for lane in &self.lanes {
-            if let Some(server) = lane.halt().server() {
+        for thread in &self.queue_threads {
+            if let Some(server) = thread.halt().server() {
                 server.engine.write_through = write_through;
             }
         }
     }
 
     fn start_queue(&mut self, queue: Queue) -> Result<(), StartError> {
-        match self.lane(queue.index()) {
-            Some(lane) => lane.halt().start(queue),
+        match self.thread(queue.index()) {
+            Some(thread) => thread.halt().start(queue),
             None => self.server.start(queue),
         }
     }
 
     fn stop_queue(&mut self, index: u16) -> Option<Queue> {
-        match self.lane(index) {
-            Some(lane) => lane.halt().stop(),
+        match self.thread(index) {
+            Some(thread) => thread.halt().stop(),
             None => self.server.stop(index),
         }
     }
 
     fn is_quiet(&self) -> bool {
-        let mut lanes = self.lanes.iter();
-        self.server.engine.is_quiet() && lanes.all(|lane| lane.halt().is_quiet())
+        let mut queue_threads = self.queue_threads.iter();
+        self.server.engine.is_quiet() && queue_threads.all(|thread| thread.halt().is_quiet())
     }
 
     fn on_queue(&mut self, index: u16) -> Result<Progress, Fault> {
-        match self.lane(index) {
-            Some(lane) => {
-                lane.wake();
+        match self.thread(index) {
+            Some(thread) => {
+                thread.wake();
                 Ok(Progress::Idle)
             }
             None => self.server.on_queue(index),
@@ -443,7 +447,10 @@ impl VirtioDevice for BlockDevice {
 
     fn on_backend(&mut self) -> Result<Progress, Fault> {
         if self.alarm.as_ref().is_some_and(QueueEvents::is_raised) {
-            let fault = self.lanes.iter().find_map(|lane| lane.take_fault());
+            let fault = self
+                .queue_threads
+                .iter()
+                .find_map(|thread| thread.take_fault());
             fault.map_or(Ok(()), Err)?;
         }
         self.server.on_backend()
@@ -453,8 +460,8 @@ impl VirtioDevice for BlockDevice {
 impl Drop for BlockDevice {
     /// The disk is closed when this returns, and its threads exit.
     fn drop(&mut self) {
-        for lane in &self.lanes {
-            lane.halt().end();
+        for thread in &self.queue_threads {
+            thread.halt().end();
         }
     }
 }

@@ -12,8 +12,8 @@ use vm_memory::VolatileSlice;
 use super::counters::Counters;
 use super::disk::{Completion, Disk, Operation, Submitted};
 use super::flight::{Flight, InFlight};
-use super::pace::Throttle;
 use super::request::{ID_LEN, Request, Status, WRITE_DATA};
+use super::throttle::Throttle;
 use crate::GuestRam;
 use crate::virtio::{Chain, Fault, Queue, Queues, RateLimit};
 

@@ -4,10 +4,10 @@
 //! * `engine.rs` carries requests out, in pieces (`flight.rs` is a request in progress);
 //!   `server.rs` is an engine with the queues that it serves: all of the device, or one.
 //!   `counters.rs` holds its counters.
-//! * `device.rs` owns one of these, which the device's event loop serves; `lane.rs` is one that has
-//!   its own thread, if the device has several queues and its disk permits it.
-//! * `copies.rs` gives the disk to each of them.
-//! * `pace.rs` limits the rate of the device.
+//! * `device.rs` owns one of these, which the device's event loop serves; `queue_thread.rs` is one
+//!   that has its own thread, if the device has several queues and its disk permits it.
+//! * `clones.rs` gives the disk to each of them.
+//! * `throttle.rs` limits the rate of the device.
 //! * `open.rs` is about files: which may be a disk, and who may write to it.
 //! * [`Disk`] is the interface of a backend; [`FileDisk`] is a regular file or block device, read
 //!   and written by the calling thread, [`UringDisk`] one that the kernel reads and writes
@@ -16,22 +16,22 @@
 //!
 //! The device does not know image formats: a backend presents raw sectors.
 
-mod copies;
+mod clones;
 mod counters;
 mod device;
 mod disk;
 mod engine;
 mod file;
 mod flight;
-mod lane;
 mod open;
 mod overlay;
-mod pace;
+mod queue_thread;
 mod request;
 mod server;
+mod throttle;
 mod uring;
 
-pub use copies::DiskClones;
+pub use clones::DiskClones;
 pub use device::BlockDevice;
 pub use disk::{Completion, Disk, Operation, Submitted};
 pub use file::FileDisk;

@@ -138,8 +138,8 @@ fn each_queue_with_a_thread_of_its_own_makes_its_changes_durable() {
     for (features, expected) in [(0, vec!["write", "flush"]), (FLUSH, vec!["write"])] {
         let disk = Journal::default();
         let device = BlockDevice::new(Box::new(disk.clone()));
-        let mut rig = lanes::Rig::with_features(device, features);
-        for queue in 0..lanes::QUEUES {
+        let mut rig = queue_threads::Rig::with_features(device, features);
+        for queue in 0..queue_threads::QUEUES {
             rig.add(queue, 1, 0);
             rig.notify(queue);
             assert_eq!(rig.answered(queue), 0);

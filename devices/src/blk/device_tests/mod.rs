@@ -15,8 +15,8 @@ mod begun;
 mod blocks;
 mod durable;
 mod files;
-mod lanes;
 mod log;
+mod queue_threads;
 mod rates;
 
 const HEADER: u64 = 0x40000;

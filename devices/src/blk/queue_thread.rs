@@ -20,7 +20,7 @@ const WAKE: u64 = 0;
 const KICK: u64 = 1;
 const BACKEND: u64 = 2;
 
-/// Wakes the event loop of a device with lanes.
+/// Wakes the event loop of a device with queue threads.
 #[derive(Debug)]
 pub(super) struct QueueEvents {
     epoll: OwnedFd,
@@ -60,7 +60,7 @@ impl QueueEvents {
         Ok(epoll::add(&self.epoll, fd, data, epoll::EventFlags::IN)?)
     }
 
-    /// Whether a lane has a new fault.
+    /// Whether a thread has a new fault.
     pub(super) fn is_raised(&self) -> bool {
         self.raised.take()
     }
@@ -106,16 +106,16 @@ pub(super) struct QueueThread {
     alarm: Arc<Signal>,
 }
 
-/// A lane whose thread is halted.
+/// A thread whose thread is halted.
 pub(super) struct StoppedQueueThread<'a> {
-    lane: &'a QueueThread,
+    thread: &'a QueueThread,
     server: MutexGuard<'a, Option<Server>>,
     _turnstile: MutexGuard<'a, ()>,
 }
 
 impl QueueThread {
     pub(super) fn new(index: u16, server: Server, alarm: &QueueEvents) -> io::Result<Self> {
-        let lane = Self {
+        let thread = Self {
             index,
             server: Mutex::new(Some(server)),
             turnstile: Mutex::new(()),
@@ -125,15 +125,15 @@ impl QueueThread {
             wake: Signal::new()?,
             alarm: alarm.raised.clone(),
         };
-        watch(&lane.epoll, lane.wake.0.as_raw_fd(), WAKE)?;
-        Ok(lane)
+        watch(&thread.epoll, thread.wake.0.as_raw_fd(), WAKE)?;
+        Ok(thread)
     }
 
     /// Waits until the thread's turn is over.
     pub(super) fn halt(&self) -> StoppedQueueThread<'_> {
         let turnstile = lock(&self.turnstile);
         StoppedQueueThread {
-            lane: self,
+            thread: self,
             server: lock(&self.server),
             _turnstile: turnstile,
         }
@@ -262,51 +262,51 @@ impl StoppedQueueThread<'_> {
     /// Starts the queue on the thread.
     pub(super) fn start(&mut self, queue: Queue) -> Result<(), StartError> {
         let index = queue.index();
-        let lane = self.lane;
+        let thread = self.thread;
         let server = self.server.as_mut();
         let server = server.ok_or(StartError::NoSuchQueue { index })?;
         server.start(queue)?;
-        lane.unpark();
+        thread.unpark();
         if let Some(queue) = server.queue(index) {
-            let watched = watch(&lane.epoll, queue.kick().as_raw_fd(), KICK);
+            let watched = watch(&thread.epoll, queue.kick().as_raw_fd(), KICK);
             if let Err(source) = watched {
                 server.stop(index);
                 return Err(StartError::Host { index, source });
             }
         }
-        lane.watch_backend(server);
-        lane.wake();
+        thread.watch_backend(server);
+        thread.wake();
         Ok(())
     }
 
     pub(super) fn stop(&mut self) -> Option<Queue> {
-        let lane = self.lane;
+        let thread = self.thread;
         let server = self.server.as_mut()?;
-        server.queue(lane.index)?;
-        lane.unwatch(server);
-        lane.unpark();
-        server.stop(lane.index)
+        server.queue(thread.index)?;
+        thread.unwatch(server);
+        thread.unpark();
+        server.stop(thread.index)
     }
 
     /// Runs `work`, which may change what the server waits for.
     pub(super) fn change(&mut self, work: impl FnOnce(&mut Server)) {
-        let lane = self.lane;
+        let thread = self.thread;
         let Some(server) = &mut *self.server else {
             return;
         };
         if let Some(fd) = server.backend() {
-            forget(&lane.epoll, fd.as_raw_fd());
+            forget(&thread.epoll, fd.as_raw_fd());
         }
         work(server);
-        if server.queue(lane.index).is_some() && !lane.parked.load(Ordering::SeqCst) {
-            lane.watch_backend(server);
+        if server.queue(thread.index).is_some() && !thread.parked.load(Ordering::SeqCst) {
+            thread.watch_backend(server);
         }
     }
 
     /// Closes the disk, and makes the thread exit.
     pub(super) fn end(mut self) {
         *self.server = None;
-        self.lane.wake();
+        self.thread.wake();
     }
 }
 
