@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use super::disk::{Disk, Operation, Submitted};
 use crate::GuestRam;
 
-/// A disk for a device with several queues, cloned by [`Disk::another`] for each queue. Created on
+/// A disk for a device with several queues, cloned by [`Disk::try_clone`] for each queue. Created on
 /// the thread of the device's owner, which is allowed to create descriptors and rings.
 #[derive(Debug)]
 pub struct DiskClones {

@@ -40,7 +40,7 @@ mod feature {
 ///
 /// It runs on its own thread, since most disks block; except for [`Self::spare`]. With several
 /// queues each of them has a thread and an engine, if the VM gives it one
-/// ([`VirtioDevice::queue_servers`]) and the disk can be cloned ([`Disk::another`]).
+/// ([`VirtioDevice::queue_servers`]) and the disk can be cloned ([`Disk::try_clone`]).
 #[derive(Debug)]
 pub struct BlockDevice {
     /// The part that the device's event loop serves: all queues, or the first one.
@@ -201,7 +201,7 @@ impl BlockDevice {
     /// Sets the number of request queues, 1 to 8; a guest uses one per vCPU. If the disk is a file,
     /// each has its own engine and thread: a slow request delays only those of its own queue. Other
     /// disks share one engine and one thread among all queues, unless they implement
-    /// [`Disk::another`].
+    /// [`Disk::try_clone`].
     #[must_use]
     pub fn queues(mut self, count: u16) -> Self {
         // MAX_QUEUES is a small number.
