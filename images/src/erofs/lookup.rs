@@ -1,7 +1,7 @@
 //! Reads single files from an image that [`Writer`](super::Writer) wrote. A damaged image gives
 //! errors or wrong data, never a panic.
 
-use std::fs::File;
+use std::fs::{File, Metadata};
 use std::io::{self, Read};
 use std::os::unix::fs::FileExt;
 
@@ -61,16 +61,18 @@ fn u64_at(bytes: &[u8], at: usize) -> u64 {
     u64::from_le_bytes(field.copied().unwrap_or_default())
 }
 
-/// Whether a file is as long as the file system that it begins with says.
-pub(crate) fn is_whole(file: &File) -> io::Result<bool> {
+/// Returns a file's metadata if it is as long as the file system that it starts with says.
+pub(crate) fn whole(file: &File) -> io::Result<Option<Metadata>> {
     let mut superblock = [0; 128];
     match file.read_exact_at(&mut superblock, 1024) {
         Ok(()) => {}
-        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(false),
+        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(None),
         Err(error) => return Err(error),
     }
     let length = u64::from(u32_at(&superblock, 36)) * BLOCK as u64;
-    Ok(u32_at(&superblock, 0) == MAGIC && length == file.metadata()?.len())
+    let metadata = file.metadata()?;
+    let is_whole = u32_at(&superblock, 0) == MAGIC && length == metadata.len();
+    Ok(is_whole.then_some(metadata))
 }
 
 impl FileSystem {

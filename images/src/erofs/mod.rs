@@ -19,7 +19,7 @@ mod space;
 mod writer;
 
 pub(crate) use inode::storable_xattr;
-pub(crate) use lookup::{FileSystem, Inode, is_whole};
+pub(crate) use lookup::{FileSystem, Inode, whole};
 pub use writer::WriteError;
 pub(crate) use writer::Writer;
 

@@ -192,14 +192,20 @@ pub(super) fn clear(layout: &Layout) -> Result<()> {
 }
 
 fn lock(layout: &Layout, how: FlockOperation) -> Result<File> {
-    layout.create_directories()?;
     let path = layout.lock();
-    let lock = || -> io::Result<File> {
-        let file = private::open(&path)?;
+    let mut opened = private::open(&path);
+    if let Err(error) = &opened
+        && error.kind() == io::ErrorKind::NotFound
+    {
+        // The store was removed while it was open.
+        layout.create_directories()?;
+        opened = private::open(&path);
+    }
+    let locked = opened.and_then(|file| {
         flock(&file, how)?;
         Ok(file)
-    };
-    lock().map_err(|source| Error::io("lock", &path, source))
+    });
+    locked.map_err(|source| Error::io("lock", &path, source))
 }
 
 fn failed(layout: &Layout, source: redb::Error) -> Error {

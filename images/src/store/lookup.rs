@@ -1,5 +1,7 @@
 //! Lookup of images by any of their names.
 
+use oci_spec::image::{Arch, Os};
+
 use super::Inner;
 use super::database::{self, Contents, Name, Record};
 use crate::error::parse_reference;
@@ -79,6 +81,11 @@ pub(super) fn names_of(reference: &Reference, manifest: &Digest, id: Digest) -> 
 /// Reads an image's configuration. One that names no platform, as of images that are made without
 /// a base, is for this machine's.
 pub(super) fn configuration(bytes: &[u8]) -> serde_json::Result<ImageConfiguration> {
+    if let Ok(config) = serde_json::from_slice::<ImageConfiguration>(bytes)
+        && (config.os(), config.architecture()) == (&Os::Linux, &Arch::Amd64)
+    {
+        return Ok(config);
+    }
     let mut config: serde_json::Value = serde_json::from_slice(bytes)?;
     if let Some(members) = config.as_object_mut() {
         let mut read_as = |key: &str, usual: &str, same: fn(&str) -> bool| {
@@ -107,11 +114,7 @@ impl Inner {
             _ => Error::io("read", &path, source),
         })?;
         let config = configuration(&config).map_err(|_| damaged())?;
-        let rootfs = self.layout.rootfs(&id);
-        if !self.has_rootfs(&id)? {
-            return Err(damaged());
-        }
-        let metadata = std::fs::metadata(&rootfs).map_err(|_| damaged())?;
+        let metadata = self.whole_rootfs(&id)?.ok_or_else(damaged)?;
         let (digests, tags) = contents
             .names_of(&id)
             .map(str::to_owned)
@@ -127,7 +130,7 @@ impl Inner {
             created: config.created().as_deref().and_then(rfc3339::parse),
             pinned: record.pinned,
             disk: record.disk,
-            rootfs,
+            rootfs: self.layout.rootfs(&id),
             config,
         })
     }

@@ -67,7 +67,11 @@ fn is_for_others(found: &fs::Metadata) -> bool {
 /// Logs a failure and ignores it: images on a file system without modes must stay usable.
 fn note(path: &Path, done: io::Result<()>) {
     if let Err(error) = done {
-        tracing::warn!(path = %path.display(), %error, "failed to restrict permissions; other users may open this");
+        tracing::warn!(
+            path = %path.display(),
+            %error,
+            "failed to restrict permissions; other users may open this"
+        );
     }
 }
 

@@ -444,7 +444,7 @@ impl Inner {
         drop(place);
         let directory = self.layout.image(&id);
         let target = self.layout.rootfs(&id);
-        if self.has_rootfs(&id)? {
+        if self.whole_rootfs(&id)?.is_some() {
             return Ok(Rootfs::There);
         }
         // Whoever runs from one that was cut has locked that very file.

@@ -4,7 +4,7 @@
 //! can name the same image with its layers compressed in any way, or with layers that do not belong
 //! to it: a manifest is only trusted after its layers were unpacked.
 
-use std::fs::{self, File};
+use std::fs::{self, File, Metadata};
 use std::io;
 
 use super::Inner;
@@ -57,7 +57,7 @@ impl Inner {
         id: Digest,
         layers: impl Iterator<Item = (Digest, u64)> + Clone,
     ) -> Result<Option<Rootfs>> {
-        if !self.has_rootfs(&id)? {
+        if self.whole_rootfs(&id)?.is_none() {
             return Ok(None);
         }
         let contents = database::read(&self.layout)?;
@@ -77,12 +77,12 @@ impl Inner {
         }))
     }
 
-    /// Whether an image's root file system is here in full length.
-    pub(super) fn has_rootfs(&self, id: &Digest) -> Result<bool> {
+    /// Returns the metadata of an image's root file system; `None` if it is missing or cut off.
+    pub(super) fn whole_rootfs(&self, id: &Digest) -> Result<Option<Metadata>> {
         let path = self.layout.rootfs(id);
         let whole = || match File::open(&path) {
-            Ok(file) => erofs::is_whole(&file),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+            Ok(file) => erofs::whole(&file),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
             Err(error) => Err(error),
         };
         whole().map_err(|source| Error::io("read", &path, source))
