@@ -73,12 +73,6 @@ pub(super) fn lookup(
     {
         return Ok(credentials);
     }
-    let spellings = [
-        server.to_owned(),
-        registry.to_owned(),
-        format!("https://{registry}"),
-        format!("http://{registry}"),
-    ];
     let (mut part, mut whole): (Option<(usize, &Auth)>, _) = (None, None);
     for (key, auth) in &config.auths {
         match scope_of(key, registry, repository) {
@@ -92,7 +86,7 @@ pub(super) fn lookup(
     }
     let auth = part
         .map(|(_, auth)| auth)
-        .or_else(|| spellings.iter().find_map(|name| config.auths.get(name)))
+        .or_else(|| config.auths.get(server))
         .or(whole);
     auth.map_or(Ok(Credentials::Anonymous), |auth| {
         decode(auth).map_err(fault)
