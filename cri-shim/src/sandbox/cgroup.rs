@@ -231,28 +231,35 @@ fn warn_of_missing(missing: &[&str]) {
 
 /// Sets the limit of the sandbox in `dir` to that of a guest of so many vCPUs.
 pub(super) fn limit_cpus(dir: &Path, vcpus: u8) {
-    // A sandbox without a group has no limit.
-    let Some(group) = group_of(dir) else { return };
     let limits = MachineLimits { vcpus, memory: 0 };
-    if let Err(error) = write(&group.join("cpu.max"), &cpu_max(limits.milli_cpus())) {
-        warn!(
+    set(dir, "cpu.max", &cpu_max(limits.milli_cpus()));
+}
+
+/// Writes a file of the group of the sandbox in `dir`, if it has one.
+fn set(dir: &Path, name: &str, value: &str) {
+    if let Some(group) = group_of(dir) {
+        set_in(&group, name, value);
+    }
+}
+
+/// Writes a file of a group. One that the host lacks was named in a warning when the group was
+/// created.
+fn set_in(group: &Path, name: &str, value: &str) {
+    match write(&group.join(name), value) {
+        Err(CgroupError::Step { source, .. }) if source.kind() == io::ErrorKind::NotFound => {}
+        Err(error) => warn!(
+            name,
             error = causes(&error),
-            "failed to set a sandbox's cgroup limit"
-        );
+            "failed to set a value of a sandbox's control group"
+        ),
+        Ok(()) => {}
     }
 }
 
 /// Sets the share of CPU time that the sandbox in `dir` gets under contention, in the unit of
 /// cgroup v1's `cpu.shares`.
 pub(super) fn set_cpu_weight(dir: &Path, shares: u64) {
-    let Some(group) = group_of(dir) else { return };
-    let file = group.join("cpu.weight");
-    if let Err(error) = write(&file, &cpu_weight(shares).to_string()) {
-        warn!(
-            error = causes(&error),
-            "failed to set a sandbox's cpu.weight"
-        );
-    }
+    set(dir, "cpu.weight", &cpu_weight(shares).to_string());
 }
 
 /// Converts 2 to 262,144 shares to a weight of 1 to 10,000, as kubelets and runc do.
@@ -262,19 +269,8 @@ fn cpu_weight(shares: u64) -> u64 {
 
 /// Sets how much of the host's swap the sandbox in `dir` may use, in bytes; `None` is no limit.
 pub(super) fn limit_swap(dir: &Path, bytes: Option<u64>) {
-    let Some(group) = group_of(dir) else { return };
-    let file = group.join("memory.swap.max");
-    // A kernel without swap does not have it.
-    if !file.exists() {
-        return;
-    }
     let limit = bytes.map_or_else(|| "max".to_owned(), |bytes| bytes.to_string());
-    if let Err(error) = write(&file, &limit) {
-        warn!(
-            error = causes(&error),
-            "failed to set a sandbox's memory.swap.max"
-        );
-    }
+    set(dir, "memory.swap.max", &limit);
 }
 
 /// What the sandbox in `dir` takes of the host's memory, in bytes, if its group is below `parent`,
@@ -368,7 +364,11 @@ fn remove(path: &Path) -> bool {
         Ok(()) => true,
         Err(error) if error.kind() == io::ErrorKind::NotFound => true,
         Err(error) => {
-            debug!(path = %path.display(), %error, "failed to remove the control group; will retry");
+            debug!(
+                path = %path.display(),
+                %error,
+                "failed to remove the control group; will retry"
+            );
             false
         }
     };
@@ -536,6 +536,17 @@ mod tests {
         assert_eq!(read("memory.max"), (MEMORY_OVERHEAD + 7).to_string());
         assert_eq!(read("pids.max"), "8192");
         assert!(!file("cpu.max").exists());
+    }
+
+    #[test]
+    fn a_value_is_set_where_the_host_has_its_file_and_no_file_is_created() {
+        let group = tempfile::tempdir().unwrap();
+        let file = group.path().join("memory.swap.max");
+        set_in(group.path(), "memory.swap.max", "7");
+        assert!(!file.exists());
+        fs::write(&file, "max").unwrap();
+        set_in(group.path(), "memory.swap.max", "7");
+        assert_eq!(fs::read_to_string(&file).unwrap(), "7");
     }
 
     #[test]
