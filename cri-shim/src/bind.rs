@@ -185,8 +185,8 @@ impl AsFd for DetachedTree {
 
 /// Options for the guest's mount of a volume, whose source is in a mount with `flags`: programs in
 /// it then run as in a bind mount of the host, which has its source's attributes. What
-/// [`DetachedTree::make_harmless`] adds holds on the host, where no program of the guest runs. Linux
-/// gives them to what it mounts below by itself, and so has what is mounted there already.
+/// [`DetachedTree::make_harmless`] adds holds on the host, where no program of the guest runs.
+/// Linux gives them to what it mounts below by itself, and so has what is mounted there already.
 pub(crate) fn guest_options(flags: StatVfsMountFlags) -> impl Iterator<Item = &'static str> {
     let all = [
         (StatVfsMountFlags::NOSUID, "rnosuid"),

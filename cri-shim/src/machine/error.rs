@@ -33,7 +33,8 @@ pub enum MachineError {
     Net(#[from] NetDeviceError),
     /// Users of a shared directory that no guest can have.
     #[error(
-        "invalid user mapping of {} ids starting at {}: give at least one id, between 1 and 4294967293",
+        "invalid user mapping of {} ids starting at {}: give at least one id, between 1 and \
+         4294967293",
         .0.count, .0.first
     )]
     Users(UserRange),

@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use super::disk::{Disk, Operation, Submitted};
 use crate::GuestRam;
 
-/// A disk for a device with several queues, cloned by [`Disk::try_clone`] for each queue. Created on
-/// the thread of the device's owner, which is allowed to create descriptors and rings.
+/// A disk for a device with several queues, cloned by [`Disk::try_clone`] for each queue. Created
+/// on the thread of the device's owner, which is allowed to create descriptors and rings.
 #[derive(Debug)]
 pub struct DiskClones {
     first: Box<dyn Disk>,
@@ -24,7 +24,10 @@ impl DiskClones {
                 Ok(Some(copy)) => others.push(copy),
                 Ok(None) => break,
                 Err(error) => {
-                    tracing::warn!(%error, "disk: failed to clone the disk; queues share one engine");
+                    tracing::warn!(
+                        %error,
+                        "disk: failed to clone the disk; queues share one engine"
+                    );
                     break;
                 }
             }

@@ -179,10 +179,10 @@ impl BlockDevice {
         Ok(Self::new(Box::new(disk)))
     }
 
-    /// Creates an empty slot: a read-only disk of one sector, until [`Self::replace_disk`] replaces it.
-    /// (Linux sends no event when a disk's size changes from or to 0.) It never blocks, so it needs
-    /// no thread of its own. Its queues are shorter than those of other disks, since guests have
-    /// more slots than they fill.
+    /// Creates an empty slot: a read-only disk of one sector, until [`Self::replace_disk`] replaces
+    /// it. (Linux sends no event when a disk's size changes from or to 0.) It never blocks, so it
+    /// needs no thread of its own. Its queues are shorter than those of other disks, since guests
+    /// have more slots than they fill.
     #[must_use]
     pub fn spare() -> Self {
         let mut device = Self::with_queue(Box::new(EmptySlot), SPARE_QUEUE_SIZE).read_only();
@@ -274,8 +274,8 @@ impl BlockDevice {
         self.replace_disk_clones(DiskClones::new(disk, count), serial);
     }
 
-    /// As [`Self::replace_disk`], for a disk with a copy for each of the device's engines: nothing is
-    /// opened here.
+    /// As [`Self::replace_disk`], for a disk with a copy for each of the device's engines: nothing
+    /// is opened here.
     pub fn replace_disk_clones(&mut self, disks: DiskClones, serial: &str) {
         let disks = disks.into_disks(self.queue_threads.len().saturating_add(1));
         let mut disks = disks.into_iter();
@@ -384,7 +384,10 @@ impl VirtioDevice for BlockDevice {
             && self.queue_threads.is_empty()
             && let Err(error) = self.create_queue_threads()
         {
-            tracing::warn!(%error, "disk: failed to create queue threads; one thread serves all queues");
+            tracing::warn!(
+                %error,
+                "disk: failed to create queue threads; one thread serves all queues"
+            );
         }
         let queue_threads = (1u16..).zip(&self.queue_threads);
         let server = |(index, thread): (u16, &Arc<QueueThread>)| {

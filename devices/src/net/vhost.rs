@@ -219,7 +219,11 @@ impl Vhost {
                 next_used: position,
             }),
             Err(error) => {
-                tracing::error!(%error, number, "VHOST_GET_VRING_BASE failed; the queue's position is lost")
+                tracing::error!(
+                    %error,
+                    number,
+                    "VHOST_GET_VRING_BASE failed; the queue's position is lost"
+                )
             }
         }
         // The last interrupt may be in flight.

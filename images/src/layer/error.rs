@@ -20,7 +20,8 @@ pub enum TarError {
     Header(&'static str),
     /// Extended headers that are too long, or too many of them.
     #[error(
-        "the layer's tar has more than {MAX_EXTENDED_HEADERS} bytes of extended headers for one entry"
+        "the layer's tar has more than {MAX_EXTENDED_HEADERS} bytes of extended headers for one \
+         entry"
     )]
     ExtendedTooLong,
 }

@@ -129,8 +129,8 @@ impl GuestMemory {
         Ok(())
     }
 
-    /// Reads `ranges` of a file that [`Self::write_to`] wrote with [`SaveScope::Own`]. The ranges are
-    /// not trusted.
+    /// Reads `ranges` of a file that [`Self::write_to`] wrote with [`SaveScope::Own`]. The ranges
+    /// are not trusted.
     pub(crate) fn read_from(&self, file: &File, ranges: &[Range<u64>]) -> Result<(), MemoryError> {
         let mut buffer = vec![0; CHUNK as usize];
         for range in ranges {

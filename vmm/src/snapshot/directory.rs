@@ -45,7 +45,11 @@ pub(super) fn remove_partial(dir: &Path, process: Option<u32>) {
             && name.ends_with(PARTIAL)
             && let Err(error) = fs::remove_dir_all(entry.path())
         {
-            tracing::warn!(%error, path = %entry.path().display(), "failed to remove an incomplete snapshot");
+            tracing::warn!(
+                %error,
+                path = %entry.path().display(),
+                "failed to remove an incomplete snapshot"
+            );
         }
     }
 }

@@ -14,10 +14,10 @@ const MAX_SIZE: u64 = 64 << 20;
 /// that are restored from it, and are about to do the same, will write them too.
 ///
 /// [`Vm::working_set`](crate::Vm::working_set) finds it in a VM that rehearses what others will do,
-/// and [`Snapshot::set_working_set`](super::Snapshot::set_working_set) stores it with the snapshot. VMs that are
-/// restored after that have these pages copied in a few calls, where each page would cost the guest
-/// a nested page fault, or three if it is read first. They use no memory that they would not have
-/// used anyway.
+/// and [`Snapshot::set_working_set`](super::Snapshot::set_working_set) stores it with the snapshot.
+/// VMs that are restored after that have these pages copied in a few calls, where each page would
+/// cost the guest a nested page fault, or three if it is read first. They use no memory that they
+/// would not have used anyway.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WorkingSet {
     /// Offsets into the memory file, in order.

@@ -158,8 +158,8 @@ impl Vm {
     }
 
     /// Gives the block device `name` of a running or paused guest a disk, as
-    /// [`super::BlockHandle::replace_disk`] does; one that was built as [`BlockDevice::spare`] first gets
-    /// its own thread, where the disk may block without blocking other devices.
+    /// [`super::BlockHandle::replace_disk`] does; one that was built as [`BlockDevice::spare`]
+    /// first gets its own thread, where the disk may block without blocking other devices.
     ///
     /// # Errors
     /// See [`PlugError`]; the device keeps its previous disk.

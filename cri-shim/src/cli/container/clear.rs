@@ -250,7 +250,11 @@ async fn clear_away(
                 ))),
                 (Err(error), None) => {
                     let error = format!("{error:#}");
-                    debug!(dir = %dir.display(), error, "failed to clean up a directory; the next command retries");
+                    debug!(
+                        dir = %dir.display(),
+                        error,
+                        "failed to clean up a directory; the next command retries"
+                    );
                 }
             },
         }

@@ -53,7 +53,11 @@ impl Drop for Temporary {
                 // A killed process that was unpacking here may still create one more file.
                 Err(error) if error.kind() == io::ErrorKind::DirectoryNotEmpty => {}
                 Err(error) => {
-                    warn!(path = %self.0.display(), %error, "failed to remove a temporary directory");
+                    warn!(
+                        path = %self.0.display(),
+                        %error,
+                        "failed to remove a temporary directory"
+                    );
                     return;
                 }
                 Ok(()) => return,

@@ -239,7 +239,11 @@ impl Node {
     /// for the kubelet to remove: otherwise it would occupy its name invisibly.
     fn delete_failed_record(self: &Arc<Self>, container: &Arc<Container>) {
         if let Err(error) = self.forget_container(container) {
-            warn!(container = container.id, %error, "failed to delete the record after a failed create");
+            warn!(
+                container = container.id,
+                %error,
+                "failed to delete the record after a failed create"
+            );
             self.note_container(container, |record| record.phase = ContainerPhase::Removing);
         }
     }

@@ -128,12 +128,20 @@ impl Node {
                     let _turn = turn;
                     if let Err(error) = shut_down(&client).await {
                         // StopPodSandbox tries again.
-                        warn!(pod = pod.id, %error, "failed to shut down the machine of a stopped pod");
+                        warn!(
+                            pod = pod.id,
+                            %error,
+                            "failed to shut down the machine of a stopped pod"
+                        );
                         return;
                     }
                     pod.set_client(None);
                     if let Err(error) = node.release_volumes(&pod) {
-                        warn!(pod = pod.id, %error, "failed to unmount the pod's volumes; will retry");
+                        warn!(
+                            pod = pod.id,
+                            %error,
+                            "failed to unmount the pod's volumes; will retry"
+                        );
                     }
                 });
             }
@@ -144,7 +152,11 @@ impl Node {
                 pod.set_client(found.ok());
                 for container in self.containers_of(&pod.id) {
                     if let Err(error) = self.forget_container(&container) {
-                        warn!(container = container.id, %error, "failed to delete the container's record");
+                        warn!(
+                            container = container.id,
+                            %error,
+                            "failed to delete the container's record"
+                        );
                     }
                 }
                 let (node, pod) = (Arc::clone(self), Arc::clone(pod));
@@ -198,14 +210,22 @@ impl Node {
         for container in half {
             if let Err(error) = self.remove_container_now(&container).await {
                 let id = &container.id;
-                warn!(container = id, %error, "failed to remove a partly created or removed container; will retry");
+                warn!(
+                    container = id,
+                    %error,
+                    "failed to remove a partly created or removed container; will retry"
+                );
             }
         }
         for info in there {
             if self.container(&info.id).is_err()
                 && let Err(error) = client.delete_container(&info.id).await
             {
-                warn!(container = info.id, %error, "failed to delete an unknown container in the guest");
+                warn!(
+                    container = info.id,
+                    %error,
+                    "failed to delete an unknown container in the guest"
+                );
             }
         }
     }
@@ -248,7 +268,11 @@ impl Node {
             for dir in dirs {
                 info!(dir = %dir.display(), "removing a sandbox that no pod has");
                 if let Err(error) = remove_sandbox(&dir).await {
-                    warn!(dir = %dir.display(), %error, "failed to remove the sandbox; the next start retries");
+                    warn!(
+                        dir = %dir.display(),
+                        %error,
+                        "failed to remove the sandbox; the next start retries"
+                    );
                 }
             }
             for id in with_volumes {

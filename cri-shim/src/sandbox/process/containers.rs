@@ -246,7 +246,11 @@ impl Containers {
         match timeout(RELEASE_TIMEOUT, released).await {
             Ok(Ok(())) => {}
             Ok(Err(error)) => {
-                debug!(container = id, %error, "failed to release the container; it is released on deletion")
+                debug!(
+                    container = id,
+                    %error,
+                    "failed to release the container; it is released on deletion"
+                )
             }
             Err(_) => debug!(container = id, "timed out releasing the container"),
         }
@@ -266,7 +270,11 @@ impl Containers {
             // The guest no longer has it, and a machine does not unplug a device twice.
             plugs.forget(&serial);
             if let Err(error) = self.sandbox.machine().unplug_disk(&disk).await {
-                warn!(serial, %error, "failed to unplug the disk; it stays open until the machine exits");
+                warn!(
+                    serial,
+                    %error,
+                    "failed to unplug the disk; it stays open until the machine exits"
+                );
             }
         }
         drop(plugs);

@@ -22,6 +22,9 @@ const MAX_CONNECTIONS: usize = 512;
 /// Most excess connections that are refused at the same time; others wait to be accepted.
 const MAX_REFUSED_CONNECTIONS: usize = 64;
 
+/// Connections that are served or refused at the same time.
+const MAX_ACCEPTED: usize = MAX_CONNECTIONS + MAX_REFUSED_CONNECTIONS;
+
 /// How long a refused connection may take to send a request.
 const REFUSED_TIMEOUT: Duration = Duration::from_secs(2);
 
@@ -39,7 +42,7 @@ pub(super) async fn serve(listener: UnixListener, service: Service) {
             listener.accept().await
         };
         tokio::select! {
-            accepted = accept, if connections.len() < MAX_CONNECTIONS + MAX_REFUSED_CONNECTIONS => match accepted {
+            accepted = accept, if connections.len() < MAX_ACCEPTED => match accepted {
                 Ok((stream, _)) if connections.len() < MAX_CONNECTIONS => {
                     let (cause, exit) = (service.cause.clone(), service.exit.clone());
                     let service = service.clone();

@@ -45,7 +45,11 @@ pub fn remove_abandoned_templates(templates: &Path) {
             if let Err(error) = removed
                 && error.kind() != io::ErrorKind::NotFound
             {
-                warn!(%error, template = %place.display(), "failed to remove an incomplete template");
+                warn!(
+                    %error,
+                    template = %place.display(),
+                    "failed to remove an incomplete template"
+                );
             }
         }
     }

@@ -341,7 +341,10 @@ impl Disk for Qcow2Disk {
 impl Drop for Qcow2Disk {
     fn drop(&mut self) {
         if let Err(error) = self.write_mapping(false) {
-            tracing::error!(%error, "overlay: failed to write its tables; the last writes are lost");
+            tracing::error!(
+                %error,
+                "overlay: failed to write its tables; the last writes are lost"
+            );
         }
     }
 }

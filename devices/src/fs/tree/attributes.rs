@@ -87,8 +87,8 @@ impl Attributes {
         self.0.stx_nlink
     }
 
-    /// Whether it is a directory on which the kernel mounts another one when it is used, and has not
-    /// yet: within exports of NFS, for instance.
+    /// Whether it is a directory on which the kernel mounts another one when it is used, and has
+    /// not yet: within exports of NFS, for instance.
     pub(super) fn is_automount(&self) -> bool {
         let attributes = self.0.stx_attributes & self.0.stx_attributes_mask;
         attributes.contains(StatxAttributes::AUTOMOUNT) && self.kind() == FileType::Directory

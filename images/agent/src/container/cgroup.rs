@@ -237,8 +237,8 @@ impl Cgroup {
         figures.into_iter().fold(used, u64::saturating_sub)
     }
 
-    /// Returns the group's statistics; those that the kernel does not count are 0, and pressure that
-    /// it does not count is left out.
+    /// Returns the group's statistics; those that the kernel does not count are 0, and pressure
+    /// that it does not count is left out.
     #[must_use]
     pub fn stats(&self) -> ContainerStatsResponse {
         ContainerStatsResponse {

@@ -3,8 +3,8 @@
 //! libcontainer forks and does much between fork and exec, which is only safe in a process with a
 //! single thread. So PID 1 executes itself with [`SUBCOMMAND`] and a [`LaunchRequest`], with the
 //! process's standard streams already in place (or a console socket to send the terminal through),
-//! and a pipe on which exactly one [`LaunchReport`] line counts: the first. Processes are created as
-//! siblings of the launcher, so they are children of PID 1 from the start.
+//! and a pipe on which exactly one [`LaunchReport`] line counts: the first. Processes are created
+//! as siblings of the launcher, so they are children of PID 1 from the start.
 //!
 //! This module runs in the launcher; `container::launch` is PID 1's side.
 

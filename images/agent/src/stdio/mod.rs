@@ -1,8 +1,8 @@
 //! Connects the standard streams of processes to the host's connections.
 //!
 //! The host opens a connection per stream and names it by a [`StreamId`]; a request names the same
-//! id. The [`StreamRegistry`] brings the two together, in whichever order they arrive, and [`relay`] then
-//! moves the bytes. [`fd`] is a pipe or terminal in the event loop.
+//! id. The [`StreamRegistry`] brings the two together, in whichever order they arrive, and
+//! [`relay`] then moves the bytes. [`fd`] is a pipe or terminal in the event loop.
 //!
 //! Knows nothing about containers and vsock: a [`Connection`] is anything that carries bytes.
 
