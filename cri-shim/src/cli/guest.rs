@@ -119,7 +119,7 @@ fn check_maker(maker: Option<SnapshotMaker>, dir: &Path) -> anyhow::Result<Optio
         Some(maker) => format!("podvisor {}", maker.version),
         None => "an older podvisor".to_owned(),
     };
-    let again = "make it anew by `podvisor snapshot`";
+    let again = "create it again with `podvisor snapshot`";
     let protocol = maker.as_ref().map(|maker| maker.agent_protocol);
     anyhow::ensure!(
         protocol == Some(current.agent_protocol),

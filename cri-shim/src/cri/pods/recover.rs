@@ -96,10 +96,10 @@ impl Node {
         error!(
             id,
             error = causes(&damaged),
-            "what the record is of is removed"
+            "removing a pod or container whose record is damaged"
         );
         if let Err(error) = self.database.remove::<R>(id) {
-            warn!(id, %error, "the damaged record stays; the next start retries");
+            warn!(id, %error, "failed to remove a damaged record; the next start retries");
         }
     }
 
