@@ -24,6 +24,7 @@ use super::control::Control;
 use super::error::{BuildError, ConfigError, ConfigErrors};
 use super::hardware::{Hardware, Vcpus};
 use super::kick::Kicker;
+use super::pci::PciRoot;
 use super::pmem::{self, Images};
 use super::restore;
 use super::seccomp::Seccomp;
@@ -503,6 +504,7 @@ fn assemble(
         peers: Arc::new(Kicker::default()),
         loops: Arc::new(handles),
         counters: Arc::new(VcpuCounters::default()),
+        address_writes: pci.as_ref().and_then(PciRoot::address_writes),
         machine: Arc::new(Machine {
             kvm,
             vm_fd,

@@ -14,6 +14,7 @@ use super::control::{Control, Outcome, Request};
 use super::exit::{Poison, PoisonCause, Registers, VmExit};
 use super::io::Loops;
 use super::kick::{self, Kicker, Pending};
+use super::pci::AddressWrites;
 use super::pmem::Images;
 use crate::kvm::{self, KvmError};
 use crate::memory::GuestMemory;
@@ -26,6 +27,8 @@ pub(crate) struct VcpuContext {
     pub(crate) peers: Arc<Kicker>,
     pub(crate) loops: Arc<Loops>,
     pub(crate) counters: Arc<VcpuCounters>,
+    /// Writes of the PCI bus's address that KVM collects.
+    pub(crate) address_writes: Option<Arc<AddressWrites>>,
     pub(crate) machine: Arc<Machine>,
 }
 
@@ -94,6 +97,10 @@ pub(crate) fn run(id: u8, mut vcpu: VcpuFd, context: &VcpuContext) {
                     vcpu.set_kvm_immediate_exit(1);
                     let outcome = complete(id, &mut vcpu, context);
                     vcpu.set_kvm_immediate_exit(0);
+                    let outcome = outcome.or_else(|| {
+                        let cause = context.apply_address_writes(&mut vcpu).err()?;
+                        Some(poison(id, cause, &vcpu))
+                    });
                     if let Some(outcome) = outcome {
                         context.end(outcome);
                         return;
@@ -136,6 +143,18 @@ impl VcpuContext {
             self.loops.end();
         }
     }
+
+    /// Does what the guest's accesses before this exit did, if KVM answered them alone.
+    fn apply_address_writes(&self, vcpu: &mut VcpuFd) -> Result<(), PoisonCause> {
+        let applied = match &self.address_writes {
+            Some(writes) => writes.apply(vcpu),
+            None => Ok(()),
+        };
+        applied.map_err(|error| PoisonCause::Ioctl {
+            ioctl: "mmap of a vCPU's ring",
+            source: error.into(),
+        })
+    }
 }
 
 /// Runs until the next exit and handles it.
@@ -160,6 +179,9 @@ fn step(id: u8, vcpu: &mut VcpuFd, context: &VcpuContext) -> Step {
             context.counters.port.fetch_add(1, Ordering::Relaxed);
             let data: *mut [u8] = data;
             let width = port_width(vcpu);
+            if let Err(cause) = context.apply_address_writes(vcpu) {
+                return Step::End(poison(id, cause, vcpu));
+            }
             // SAFETY: the bytes are KVM's, after its `kvm_run`, and stay mapped for the lifetime of
             // the vCPU, which does not run before they are processed; nothing else refers to them.
             #[allow(unsafe_code)]
@@ -171,6 +193,9 @@ fn step(id: u8, vcpu: &mut VcpuFd, context: &VcpuContext) -> Step {
             context.counters.port.fetch_add(1, Ordering::Relaxed);
             let data: *const [u8] = data;
             let width = port_width(vcpu);
+            if let Err(cause) = context.apply_address_writes(vcpu) {
+                return Step::End(poison(id, cause, vcpu));
+            }
             // SAFETY: as above.
             #[allow(unsafe_code)]
             let data = unsafe { &*data };

@@ -6,8 +6,10 @@
 //!   wherever the guest put it.
 //! * `windows.rs` keeps BARs on the VM's bus as the guest moves them, and KVM's notification
 //!   addresses with them.
+//! * `address_writes.rs` takes the guest's writes to the address port from KVM.
 //! * `message.rs` delivers MSIs.
 
+mod address_writes;
 mod function;
 mod message;
 mod windows;
@@ -27,6 +29,7 @@ use message::Messages;
 use podvisor_devices::legacy::power::PowerRequest;
 use windows::Windows;
 
+pub(crate) use address_writes::AddressWrites;
 pub(crate) use function::Function;
 
 /// The PCI bus of a VM.
@@ -34,6 +37,7 @@ pub(crate) use function::Function;
 pub(crate) struct PciRoot {
     vm: Arc<VmFd>,
     bus: Arc<PciBus>,
+    address_writes: Option<Arc<AddressWrites>>,
     windows: Arc<Windows>,
 }
 
@@ -46,6 +50,7 @@ impl PciRoot {
             .map_err(|error| BuildError::Addresses(Box::new(error)))?;
         Ok(Self {
             vm: vm.clone(),
+            address_writes: AddressWrites::collect(vm, &pci).map(Arc::new),
             bus: pci,
             windows: Arc::new(Windows::new(vm, &bus.mmio)),
         })
@@ -98,7 +103,12 @@ impl PciRoot {
         self.windows.remove(function.slot());
     }
 
-    /// `CONFIG_ADDRESS`, for a snapshot.
+    /// What vCPUs have to apply, if KVM collects it.
+    pub(super) fn address_writes(&self) -> Option<Arc<AddressWrites>> {
+        self.address_writes.clone()
+    }
+
+    /// `CONFIG_ADDRESS`, for a snapshot: of parked vCPUs.
     pub(super) fn config_address(&self) -> u32 {
         self.bus.config_address()
     }

@@ -1,8 +1,9 @@
 //! Devices on PCI, with well-behaved and hostile drivers.
 //!
-//! This file has the driver; `bars.rs` has tests of the bus and of BARs, `messages.rs` of
-//! interrupts, `damage.rs` of manipulated snapshots.
+//! This file has the driver; `bars.rs` has tests of the bus and of BARs, `address_writes.rs` of the
+//! port that selects a register, `messages.rs` of interrupts, `damage.rs` of manipulated snapshots.
 
+mod address_writes;
 mod bars;
 mod damage;
 mod messages;
