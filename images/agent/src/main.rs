@@ -10,11 +10,11 @@ fn main() -> ExitCode {
         (Some(podvisor_agent::launcher::SUBCOMMAND), _) => {
             podvisor_agent::launcher::main(args.next())
         }
-        (Some(podvisor_agent::container::pidns::SUBCOMMAND), _) => {
-            podvisor_agent::container::pidns::main()
+        (Some(podvisor_agent::container::process::pidns::SUBCOMMAND), _) => {
+            podvisor_agent::container::process::pidns::main()
         }
-        (Some(podvisor_agent::container::users::SUBCOMMAND), _) => {
-            podvisor_agent::container::users::main()
+        (Some(podvisor_agent::container::users::namespace::SUBCOMMAND), _) => {
+            podvisor_agent::container::users::namespace::main()
         }
         (_, 1) => podvisor_agent::init::main(),
         _ => {

@@ -9,7 +9,7 @@ use podvisor_agent_protocol::{AgentError, ErrorKind, REQUEST_METADATA};
 use ttrpc::asynchronous::TtrpcContext;
 
 use crate::container::Containers;
-use crate::container::launch::terminal_size;
+use crate::container::process::launch::terminal_size;
 use crate::forward::Forwarder;
 use crate::guest::{Guest, GuestError, clock, cpu, memory, pci};
 use crate::init::power;

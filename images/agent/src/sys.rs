@@ -12,7 +12,7 @@ use rustix::mount::{OpenTreeFlags, open_tree};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
-use crate::container::devices::Instruction;
+use crate::container::cgroup::devices::Instruction;
 use crate::seccomp;
 
 /// Sends `signal` (1 to 64, so real-time signals too) to the process of `pidfd`.

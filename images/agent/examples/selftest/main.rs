@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::{Context as _, Result, bail, ensure};
-use podvisor_agent::container::pidns;
+use podvisor_agent::container::process::pidns;
 use podvisor_agent::init::{mounts, power, reaper};
 use podvisor_agent::network;
 use podvisor_agent::server::{self, Listeners};

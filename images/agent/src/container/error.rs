@@ -6,15 +6,15 @@ use libcgroups::v2::manager::V2ManagerError;
 use libcontainer::error::LibcontainerError;
 use podvisor_agent_protocol::{AgentError, ErrorKind, InvalidId};
 
-use super::devices::DeviceError;
-use super::disk::DiskError;
-use super::fill::FillError;
-use super::launch::LaunchError;
-use super::nodes::NodeError;
-use super::rootfs::RootfsError;
+use super::cgroup::devices::DeviceError;
+use super::files::disk::DiskError;
+use super::files::fill::FillError;
+use super::files::nodes::NodeError;
+use super::files::rootfs::RootfsError;
+use super::process::launch::LaunchError;
 use super::spec::SpecError;
-use super::user::UserError;
-use super::users::IdKind;
+use super::users::namespace::IdKind;
+use super::users::user::UserError;
 use crate::guest::with_causes;
 use crate::launcher::Failure;
 

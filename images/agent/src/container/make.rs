@@ -11,20 +11,22 @@ use oci_spec::runtime::{Process as SpecProcess, Spec, User};
 use podvisor_agent_protocol::api;
 
 use super::cgroup::Cgroup;
-use super::devices::DeviceFilter;
-use super::directory::{Directory, remove_directory};
-use super::execs::Execs;
-use super::fill::fill;
-use super::launch::{Launcher, Streams};
-use super::nodes::Nodes;
+use super::cgroup::devices::DeviceFilter;
+use super::cgroup::resources;
+use super::files::directory::{Directory, remove_directory};
+use super::files::fill::fill;
+use super::files::nodes::Nodes;
+use super::files::rootfs::{Image, MountPoint, Rootfs};
+use super::files::submounts::Held;
+use super::files::{disk, rootfs};
 use super::process::Process;
-use super::rootfs::{Image, MountPoint, Rootfs};
+use super::process::execs::Execs;
+use super::process::launch::{Launcher, Streams};
+use super::process::turns::ContainerTurns;
 use super::spec::{self, EtcFile, VolumeOfImage};
-use super::submounts::Held;
-use super::turns::ContainerTurns;
-use super::user::Databases;
-use super::users::{IdKind, IdMaps, Owner, UserNamespace};
-use super::{Container, ContainerError, Containers, Result, Shared, disk, lock, resources, rootfs};
+use super::users::namespace::{IdKind, IdMaps, Owner, UserNamespace};
+use super::users::user::Databases;
+use super::{Container, ContainerError, Containers, Result, Shared, lock};
 use crate::launcher::{Confinement, Kind, UserEntry};
 
 /// The plan of a container, before anything of it exists.

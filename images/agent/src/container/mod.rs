@@ -1,42 +1,24 @@
 //! Containers: created from an image, run by libcontainer, ended and cleaned up.
 //!
 //! A request enters through [`Containers`]. A container is created in this order, and removed in
-//! the opposite one: user namespace ([`users`]), image and overlay ([`rootfs`], [`disk`]), user
-//! ([`user`]), specification ([`spec`], [`nodes`], [`devices`], [`memory`]), process with its
-//! streams ([`launch`], [`process`]), all in `make`; its processes are in one control group
-//! ([`cgroup`]).
+//! the opposite one, all in `make`: user namespace and user ([`users`]), image, overlay and volumes
+//! ([`files`]), specification ([`spec`]), process with its streams ([`process`]). Its processes are
+//! in one control group ([`cgroup`]).
 //!
 //! Within the guest a container has a short name chosen by the agent (`c1`), so that paths stay
 //! short whatever name the host uses. Files are below [`BASE`]; none of them is visible in a
 //! container, whose mount namespace has another root.
 
 pub mod cgroup;
-pub mod devices;
-pub mod disk;
-pub mod launch;
-pub mod memory;
-pub mod nodes;
-pub mod pidns;
-pub mod pressure;
+pub mod files;
 pub mod process;
-pub mod psi;
-pub mod resources;
-pub mod rootfs;
 pub mod spec;
-pub mod turns;
-pub mod user;
 pub mod users;
 
-mod directory;
 mod error;
-mod execs;
-mod fill;
 mod make;
 mod remove;
-mod restart;
-mod stats;
 mod status;
-mod submounts;
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -52,19 +34,20 @@ use crate::init::reaper::{Reaper, ended, now_ns};
 use crate::launcher::Confinement;
 use crate::stdio::StreamRegistry;
 use cgroup::Cgroup;
-use devices::DeviceFilter;
-use directory::{Directory, remove_directory};
+use cgroup::devices::DeviceFilter;
+use cgroup::pressure::Pressure;
+use cgroup::resources;
 pub use error::{ContainerError, Result};
-use execs::Execs;
-use memory::Memory;
-use pidns::SharedPids;
-use pressure::Pressure;
+use files::directory::{Directory, remove_directory};
+use files::memory::Memory;
+use files::rootfs::{Image, Images, MountPoint, Rootfs};
+use files::submounts::{Held, Submounts};
 use process::Process;
-use rootfs::{Image, Images, MountPoint, Rootfs};
+use process::execs::Execs;
+use process::pidns::SharedPids;
+use process::turns::{ContainerTurns, LaunchLimits};
 pub use status::{ContainerExit, Created, Started};
-use submounts::{Held, Submounts};
-use turns::{ContainerTurns, LaunchLimits};
-use users::{UserNamespace, UserNamespaces};
+use users::namespace::{UserNamespace, UserNamespaces};
 
 /// Where the agent stores what containers need.
 pub const BASE: &str = "/run/podvisor";

@@ -1,6 +1,6 @@
 //! Removal of containers, with everything that they held.
 
-use super::rootfs::Rootfs;
+use super::files::rootfs::Rootfs;
 use super::{
     Container, ContainerError, Containers, Result, Slot, lock, remove_directory, run_to_end,
 };

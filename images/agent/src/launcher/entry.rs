@@ -22,7 +22,7 @@ use rustix::thread::{
 };
 use serde::{Deserialize, Serialize};
 
-use crate::container::users::Owner;
+use crate::container::users::namespace::Owner;
 
 /// Where the container has its devices.
 const DEV: &str = "/dev";

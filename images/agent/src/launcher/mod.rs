@@ -6,7 +6,7 @@
 //! and a pipe on which exactly one [`LaunchReport`] line counts: the first. Processes are created
 //! as siblings of the launcher, so they are children of PID 1 from the start.
 //!
-//! This module runs in the launcher; `container::launch` is PID 1's side.
+//! This module runs in the launcher; `container::process::launch` is PID 1's side.
 
 mod confinement;
 mod entry;

@@ -10,10 +10,11 @@ use pathrs::Root;
 use podvisor_agent_protocol::{is_containers_own, limits};
 
 use super::cgroup::Cgroup;
-use super::memory::MemoryVolumeMount;
-use super::user::User;
-use super::users::{self, Owner};
-use super::{disk, pidns};
+use super::files::disk;
+use super::files::memory::MemoryVolumeMount;
+use super::process::pidns;
+use super::users::namespace::{self, Owner};
+use super::users::user::User;
 use crate::guest::shares::is_below_share;
 use crate::seccomp::{self, Filter, ProfileError};
 
@@ -506,7 +507,7 @@ pub fn show_files(
         }
         let path = directory.join(destination.file_name().unwrap_or_default());
         let written = std::fs::write(&path, file.contents)
-            .and_then(|()| owner.map_or(Ok(()), |owner| users::give(&path, owner)));
+            .and_then(|()| owner.map_or(Ok(()), |owner| namespace::give(&path, owner)));
         written.map_err(|source| SpecError::Write {
             path: path.clone(),
             source,

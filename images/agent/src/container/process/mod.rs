@@ -1,4 +1,12 @@
-//! A process created by the agent: signals, its exit, its terminal.
+//! A process created by the agent: signals, its exit, its terminal. `launch` creates it, in its
+//! turn (`turns`); a container has one of its own, which `restart` creates again, and `execs`.
+
+pub mod launch;
+pub mod pidns;
+pub mod turns;
+
+pub(in crate::container) mod execs;
+mod restart;
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -22,7 +30,7 @@ pub struct Process {
 }
 
 impl Process {
-    pub(super) fn new(
+    pub(in crate::container) fn new(
         pid: Pid,
         child: Child,
         terminal: Option<Endpoint>,
@@ -57,7 +65,7 @@ impl Process {
 
     /// Returns whether no stream between it and the host is open any more: it has ended, and so
     /// have the processes that inherited its streams.
-    pub(super) fn has_no_streams(&self) -> bool {
+    pub(in crate::container) fn has_no_streams(&self) -> bool {
         let mut relays = self.relays.lock().unwrap_or_else(PoisonError::into_inner);
         while relays.try_join_next().is_some() {}
         relays.is_empty()
@@ -93,7 +101,10 @@ impl Process {
 }
 
 /// Sets the size of the terminal of `master`.
-pub(super) fn resize(master: &Endpoint, (columns, rows): (u16, u16)) -> io::Result<()> {
+pub(in crate::container) fn resize(
+    master: &Endpoint,
+    (columns, rows): (u16, u16),
+) -> io::Result<()> {
     let size = Winsize {
         ws_row: rows,
         ws_col: columns,

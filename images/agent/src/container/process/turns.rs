@@ -25,7 +25,7 @@ pub struct ContainerTurns(Semaphore);
 
 /// Held while a process is created.
 #[derive(Debug)]
-pub(super) struct LaunchPermit<'a> {
+pub(in crate::container) struct LaunchPermit<'a> {
     _containers: SemaphorePermit<'a>,
     _guests: SemaphorePermit<'a>,
 }
@@ -47,7 +47,10 @@ impl Default for ContainerTurns {
 
 impl LaunchLimits {
     /// Waits for a turn, for a container with the limit `of`.
-    pub(super) async fn turn<'a>(&'a self, of: &'a ContainerTurns) -> Option<LaunchPermit<'a>> {
+    pub(in crate::container) async fn turn<'a>(
+        &'a self,
+        of: &'a ContainerTurns,
+    ) -> Option<LaunchPermit<'a>> {
         // Neither is ever closed. A process that waits for its container's limit holds nothing of
         // the guest's.
         let containers = of.0.acquire().await.ok()?;
@@ -59,7 +62,7 @@ impl LaunchLimits {
 
     /// Returns a unique name for a console's socket: with equal names two processes would swap
     /// their terminals.
-    pub(super) fn console(&self) -> String {
+    pub(in crate::container) fn console(&self) -> String {
         format!("tty{}", self.consoles.fetch_add(1, Ordering::Relaxed))
     }
 }

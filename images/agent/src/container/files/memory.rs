@@ -16,10 +16,10 @@ use rustix::fs::{CWD, FileType, Mode, OFlags, fstat, mkdirat, openat};
 use rustix::io::Errno;
 use rustix::mount::{MountFlags, mount, mount_bind};
 
-use super::ContainerError;
-use super::rootfs::{MountPoint, RootfsError};
-use super::spec::{SpecError, is_plain};
-use super::users::{IdKind, IdMaps};
+use crate::container::ContainerError;
+use crate::container::files::rootfs::{MountPoint, RootfsError};
+use crate::container::spec::{SpecError, is_plain};
+use crate::container::users::namespace::{IdKind, IdMaps};
 
 /// Prefix of a bind mount's source that is a volume in memory: the key follows, and optionally a
 /// path in it.
@@ -192,7 +192,7 @@ impl MemoryVolumeMount {
 
 /// The existing volumes, by their keys.
 #[derive(Debug, Default)]
-pub(super) struct Memory {
+pub(in crate::container) struct Memory {
     made: Mutex<BTreeSet<String>>,
 }
 
@@ -204,7 +204,7 @@ impl Memory {
     /// # Errors
     ///
     /// [`ContainerError`].
-    pub(super) fn place(
+    pub(in crate::container) fn place(
         &self,
         mounts: Option<&mut Vec<Mount>>,
         base: &Path,

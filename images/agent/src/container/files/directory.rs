@@ -3,16 +3,16 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use super::{ContainerError, Result};
+use crate::container::{ContainerError, Result};
 
 /// A directory that is removed when its value is dropped.
 #[derive(Debug)]
-pub(super) struct Directory {
-    pub(super) path: PathBuf,
+pub(in crate::container) struct Directory {
+    pub(in crate::container) path: PathBuf,
 }
 
 impl Directory {
-    pub(super) fn create(path: PathBuf) -> Result<Self> {
+    pub(in crate::container) fn create(path: PathBuf) -> Result<Self> {
         std::fs::create_dir_all(&path).map_err(|source| ContainerError::Io {
             action: "create a directory",
             source,
@@ -28,7 +28,7 @@ impl Drop for Directory {
 }
 
 /// Removes a directory with its contents, if it exists.
-pub(super) fn remove_directory(path: &Path) {
+pub(in crate::container) fn remove_directory(path: &Path) {
     match std::fs::remove_dir_all(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => {
             tracing::warn!(?path, %error, "cannot remove a directory");

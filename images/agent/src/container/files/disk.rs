@@ -82,7 +82,7 @@ pub async fn find(serial: &str) -> Result<PathBuf, DiskError> {
 }
 
 /// Returns whether a device is memory, whose files are read in place.
-pub(super) fn is_memory(node: &Path) -> bool {
+pub(in crate::container) fn is_memory(node: &Path) -> bool {
     let name = node.file_name().and_then(|name| name.to_str());
     name.is_some_and(|name| name.starts_with(MEMORY_DEVICE))
 }

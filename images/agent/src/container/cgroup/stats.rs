@@ -13,8 +13,8 @@ use podvisor_agent_protocol::api;
 use protobuf::MessageField;
 use rustix::process::Pid;
 
-use super::cgroup::Cgroup;
-use super::{ContainerError, Containers, Result, lock};
+use crate::container::cgroup::Cgroup;
+use crate::container::{ContainerError, Containers, Result, lock};
 
 /// Maximum number of processes that are examined; the others only count as processes.
 const MAX_PROCESSES: usize = 1024;

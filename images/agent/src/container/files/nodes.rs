@@ -3,7 +3,7 @@
 //! everything, all of the guest's.
 //!
 //! Device numbers are the guest's own. What the container may do with a device is added to the
-//! rules of its specification, from which [`super::devices`] builds the program that the kernel
+//! rules of its specification, from which [`crate::container::cgroup::devices`] builds the program that the kernel
 //! runs.
 
 use std::fs;
@@ -19,7 +19,7 @@ use oci_spec::runtime::{
 use podvisor_agent_protocol::api;
 use podvisor_agent_protocol::api::device::Source;
 
-use super::disk::{self, DiskError};
+use crate::container::files::disk::{self, DiskError};
 
 /// Maximum number of devices of one container.
 const MAX_DEVICES: usize = 64;

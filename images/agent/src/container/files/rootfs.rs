@@ -19,8 +19,8 @@ use rustix::fs::{AtFlags, CWD, Gid, Mode, OFlags, Uid, chownat};
 use rustix::io::Errno;
 use rustix::mount::{MountFlags, MoveMountFlags, UnmountFlags, mount, move_mount, unmount};
 
-use super::disk::{self, DiskError};
-use super::users::{Owner, UserNamespace};
+use crate::container::files::disk::{self, DiskError};
+use crate::container::users::namespace::{Owner, UserNamespace};
 use crate::guest;
 
 /// A filesystem ends immediately after its last mount, or when nothing uses it any more.
@@ -60,7 +60,10 @@ pub enum RootfsError {
 }
 
 impl RootfsError {
-    pub(super) fn mount(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
+    pub(in crate::container) fn mount(
+        action: &'static str,
+        path: &Path,
+    ) -> impl FnOnce(io::Error) -> Self {
         move |source| Self::Mount {
             action,
             path: path.to_owned(),
@@ -175,7 +178,7 @@ impl Image {
     }
 
     /// Mounts it again on `target`, with ids of a user namespace.
-    pub(super) fn map(
+    pub(in crate::container) fn map(
         &self,
         users: &UserNamespace,
         target: PathBuf,
@@ -386,14 +389,14 @@ fn copy_root_attributes(image: &Path, upper: &Path) -> io::Result<()> {
 
 /// A directory or file that was created to mount on.
 #[derive(Debug)]
-pub(super) struct MountPoint {
+pub(in crate::container) struct MountPoint {
     path: PathBuf,
     is_file: bool,
     mounted: bool,
 }
 
 impl MountPoint {
-    pub(super) fn create(path: PathBuf) -> Result<Self, RootfsError> {
+    pub(in crate::container) fn create(path: PathBuf) -> Result<Self, RootfsError> {
         fs::create_dir_all(&path).map_err(RootfsError::mount("create", &path))?;
         Ok(Self {
             path,
@@ -403,7 +406,7 @@ impl MountPoint {
     }
 
     /// Creates one for a file, in an existing directory.
-    pub(super) fn create_file(path: PathBuf) -> Result<Self, RootfsError> {
+    pub(in crate::container) fn create_file(path: PathBuf) -> Result<Self, RootfsError> {
         fs::File::create_new(&path).map_err(RootfsError::mount("create", &path))?;
         Ok(Self {
             path,
@@ -412,12 +415,12 @@ impl MountPoint {
         })
     }
 
-    pub(super) fn mounted(mut self) -> Self {
+    pub(in crate::container) fn mounted(mut self) -> Self {
         self.mounted = true;
         self
     }
 
-    pub(super) fn path(&self) -> &Path {
+    pub(in crate::container) fn path(&self) -> &Path {
         &self.path
     }
 }

@@ -5,12 +5,12 @@ use std::sync::{Arc, Mutex};
 
 use podvisor_agent_protocol::limits;
 
-use super::process::Process;
-use super::{ContainerError, Result, lock};
+use crate::container::process::Process;
+use crate::container::{ContainerError, Result, lock};
 
 /// See the module's documentation.
 #[derive(Debug, Default)]
-pub(super) struct Execs(Mutex<HashMap<String, Exec>>);
+pub(in crate::container) struct Execs(Mutex<HashMap<String, Exec>>);
 
 #[derive(Debug)]
 enum Exec {
@@ -39,7 +39,7 @@ impl Execs {
     /// Reserves a place. If all are taken, processes that have ended and whose exit status was
     /// reported to the host make room; if possible none whose output is still being sent, which
     /// would be cut off.
-    pub(super) fn reserve(&self, id: &str) -> Result<()> {
+    pub(in crate::container) fn reserve(&self, id: &str) -> Result<()> {
         let mut execs = lock(&self.0);
         if execs.contains_key(id) {
             return Err(ContainerError::Exists(id.to_owned()));
@@ -61,7 +61,7 @@ impl Execs {
     }
 
     /// Puts a process into its reserved place.
-    pub(super) fn made(&self, id: String, process: Process) {
+    pub(in crate::container) fn made(&self, id: String, process: Process) {
         let made = Exec::Made {
             process: Arc::new(process),
             is_told: false,
@@ -70,11 +70,11 @@ impl Execs {
     }
 
     /// Frees the place of a process that could not be created.
-    pub(super) fn failed(&self, id: &str) {
+    pub(in crate::container) fn failed(&self, id: &str) {
         lock(&self.0).remove(id);
     }
 
-    pub(super) fn get(&self, id: &str) -> Result<Arc<Process>> {
+    pub(in crate::container) fn get(&self, id: &str) -> Result<Arc<Process>> {
         match lock(&self.0).get(id) {
             Some(Exec::Made { process, .. }) => Ok(Arc::clone(process)),
             _ => Err(ContainerError::NotFound(id.to_owned())),
@@ -82,7 +82,7 @@ impl Execs {
     }
 
     /// Records that the host was told the exit status of this one.
-    pub(super) fn told(&self, id: &str) {
+    pub(in crate::container) fn told(&self, id: &str) {
         if let Some(Exec::Made { is_told, .. }) = lock(&self.0).get_mut(id) {
             *is_told = true;
         }

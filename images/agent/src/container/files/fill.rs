@@ -17,7 +17,7 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 
-use super::users::Owner;
+use crate::container::users::namespace::Owner;
 
 /// Maximum depth of directories; each level takes three descriptors while its content is copied.
 const MAX_DEPTH: usize = 200;
@@ -45,7 +45,7 @@ pub struct FillError {
 /// # Errors
 ///
 /// [`FillError`], also if there is something other than a directory.
-pub(super) fn fill(
+pub(in crate::container) fn fill(
     rootfs: &Path,
     path: &Path,
     volume: &Path,

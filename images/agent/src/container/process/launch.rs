@@ -17,9 +17,9 @@ use rustix::pty::{OpenptFlags, ioctl_tiocgptpeer};
 use tokio::net::UnixListener;
 use tokio::task::JoinSet;
 
-use super::cgroup::Cgroup;
-use super::process::{Process, resize};
-use super::turns::{ContainerTurns, LaunchLimits};
+use crate::container::cgroup::Cgroup;
+use crate::container::process::turns::{ContainerTurns, LaunchLimits};
+use crate::container::process::{Process, resize};
 use crate::init::reaper::{Child, Reaper, ended};
 use crate::launcher::{self, Confinement, Failure, Kind, LaunchReport, LaunchRequest};
 use crate::stdio::fd::Endpoint;

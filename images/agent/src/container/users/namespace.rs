@@ -22,8 +22,8 @@ use rustix::process::Pid;
 use serde::{Deserialize, Serialize};
 use tokio::sync::Mutex;
 
-use super::spec::SpecError;
-use super::{ContainerError, Result};
+use crate::container::spec::SpecError;
+use crate::container::{ContainerError, Result};
 use crate::init::reaper::Reaper;
 use crate::stdio::fd::Endpoint;
 
@@ -243,7 +243,7 @@ impl AsFd for UserNamespace {
 
 /// The existing user namespaces.
 #[derive(Debug, Default)]
-pub(super) struct UserNamespaces {
+pub(in crate::container) struct UserNamespaces {
     made: Mutex<Vec<Arc<UserNamespace>>>,
 }
 
@@ -253,7 +253,11 @@ impl UserNamespaces {
     /// # Errors
     ///
     /// [`ContainerError`].
-    pub(super) async fn get(&self, maps: IdMaps, reaper: &Reaper) -> Result<Arc<UserNamespace>> {
+    pub(in crate::container) async fn get(
+        &self,
+        maps: IdMaps,
+        reaper: &Reaper,
+    ) -> Result<Arc<UserNamespace>> {
         let mut made = self.made.lock().await;
         if let Some(found) = made.iter().find(|one| one.maps == maps) {
             return Ok(Arc::clone(found));
@@ -281,7 +285,7 @@ impl UserNamespaces {
 }
 
 /// Makes a container's root the owner of the file at `path`, which is not a link.
-pub(super) fn give(path: &Path, owner: Owner) -> io::Result<()> {
+pub(in crate::container) fn give(path: &Path, owner: Owner) -> io::Result<()> {
     std::os::unix::fs::lchown(path, Some(owner.uid), Some(owner.gid))
 }
 
@@ -340,5 +344,5 @@ pub fn main() -> ExitCode {
 }
 
 #[cfg(test)]
-#[path = "users_tests.rs"]
+#[path = "namespace_tests.rs"]
 mod tests;

@@ -5,14 +5,13 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 use podvisor_agent_protocol::api;
 
-use super::execs::Execs;
-use super::launch::{Launcher, Streams};
-use super::make::make_group;
-use super::process::Process;
-use super::turns::ContainerTurns;
-use super::{
-    Container, ContainerError, Containers, Result, Slot, lock, remove_directory, run_to_end,
-};
+use crate::container::files::directory::remove_directory;
+use crate::container::make::make_group;
+use crate::container::process::Process;
+use crate::container::process::execs::Execs;
+use crate::container::process::launch::{Launcher, Streams};
+use crate::container::process::turns::ContainerTurns;
+use crate::container::{Container, ContainerError, Containers, Result, Slot, lock, run_to_end};
 use crate::launcher::Kind;
 
 impl Containers {

@@ -15,18 +15,18 @@ use rustix::mount::{UnmountFlags, unmount};
 
 /// Volumes in use by containers. Clones share them.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Submounts(Arc<Mutex<BTreeMap<PathBuf, usize>>>);
+pub(in crate::container) struct Submounts(Arc<Mutex<BTreeMap<PathBuf, usize>>>);
 
 /// Volumes in use by one container, until the value is dropped.
 #[derive(Debug, Default)]
-pub(super) struct Held {
+pub(in crate::container) struct Held {
     submounts: Submounts,
     paths: Vec<PathBuf>,
 }
 
 impl Submounts {
     /// Mounts the volumes at `paths`. A failure is reported by the container's own mount.
-    pub(super) async fn hold(&self, paths: Vec<PathBuf>) -> Held {
+    pub(in crate::container) async fn hold(&self, paths: Vec<PathBuf>) -> Held {
         let submounts = self.clone();
         // The host answers, which may take some time.
         let held = tokio::task::spawn_blocking(move || submounts.hold_now(paths));

@@ -2,6 +2,13 @@
 //!
 //! libcontainer sets the limits and moves the processes into it.
 
+pub mod devices;
+pub mod pressure;
+pub mod psi;
+pub mod resources;
+
+mod stats;
+
 use std::fs::{self, File};
 use std::io::{self, Read as _};
 use std::os::fd::OwnedFd;
@@ -15,7 +22,6 @@ use protobuf::MessageField;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use tokio::io::Interest;
 
-use super::psi;
 use crate::init::mounts::{CGROUP_ROOT, enable_controllers};
 use crate::init::reaper::now_ns;
 

@@ -1,0 +1,4 @@
+//! Who a container's processes are: their user, and the user namespace that maps it.
+
+pub mod namespace;
+pub mod user;
