@@ -29,16 +29,41 @@ pub(super) fn anonymous(len: usize) -> Result<MmapRegion<()>, MmapRegionError> {
 /// Maps `len` bytes of `file` from `offset` on, copied on write: the file is never written. It must
 /// not be truncated, or accesses to the missing part raise SIGBUS. The mapping starts on a 2 MiB
 /// boundary if the address space allows, so that huge pages of the file can be mapped as such.
+///
+/// `holes`, offsets into the mapping, are where the file has no data. They are anonymous memory, of
+/// small pages: a file on a tmpfs would get a page of zeroes for each one that is touched, and keep
+/// it, in addition to the copy.
 pub(super) fn private(
     file: Arc<File>,
     offset: u64,
     len: usize,
+    holes: &[Range<u64>],
 ) -> Result<MmapRegion<()>, MmapRegionError> {
     let file = FileOffset::from_arc(file, offset);
     let access = libc::PROT_READ | libc::PROT_WRITE;
     let region = aligned(len, access, libc::MAP_PRIVATE, Some(file))?;
+    for hole in holes {
+        replace_by_zeroes(&region, hole).map_err(MmapRegionError::Mmap)?;
+    }
     keep_to_this_process(&region);
     Ok(region)
+}
+
+/// Replaces `range` of a new mapping, offsets into it, by anonymous memory.
+fn replace_by_zeroes(region: &MmapRegion<()>, range: &Range<u64>) -> io::Result<()> {
+    let Some((start, len)) = part(region, range) else {
+        return Ok(());
+    };
+    let flags = libc::MAP_FIXED | libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+    let access = libc::PROT_READ | libc::PROT_WRITE;
+    // SAFETY: within the mapping, as `part` says, which is not used yet and remains its owner.
+    let mapped = unsafe { libc::mmap(start.cast(), len, access, flags, -1, 0) };
+    if mapped == libc::MAP_FAILED {
+        return Err(io::Error::last_os_error());
+    }
+    // A kernel without huge pages refuses this.
+    let _ = advise_range(region, range, libc::MADV_NOHUGEPAGE);
+    Ok(())
 }
 
 fn aligned(
@@ -111,22 +136,26 @@ pub(super) fn collapse(region: &MmapRegion<()>, range: &Range<u64>) -> io::Resul
 }
 
 fn advise_range(region: &MmapRegion<()>, range: &Range<u64>, advice: i32) -> io::Result<()> {
-    let end = range.end.min(region.size() as u64);
-    let Some(len) = end.checked_sub(range.start).filter(|len| *len > 0) else {
+    let Some((start, len)) = part(region, range) else {
         return Ok(());
     };
-    let (Ok(start), Ok(len)) = (usize::try_from(range.start), usize::try_from(len)) else {
-        return Ok(());
-    };
-    let at = region.as_ptr().wrapping_add(start);
-    // SAFETY: within the mapping, as `end` is; advice of the two kinds above changes how pages are
+    // SAFETY: within the mapping, as `part` says; advice of the kinds above changes how pages are
     // provided, not their content.
-    let result = unsafe { libc::madvise(at.cast(), len, advice) };
+    let result = unsafe { libc::madvise(start.cast(), len, advice) };
     if result == 0 {
         Ok(())
     } else {
         Err(io::Error::last_os_error())
     }
+}
+
+/// Returns the part of `range`, offsets into a mapping, that lies within it; `None` if nothing does.
+fn part(region: &MmapRegion<()>, range: &Range<u64>) -> Option<(*mut u8, usize)> {
+    let end = range.end.min(region.size() as u64);
+    let len = end.checked_sub(range.start).filter(|len| *len > 0)?;
+    let start = usize::try_from(range.start).ok()?;
+    let len = usize::try_from(len).ok()?;
+    Some((region.as_ptr().wrapping_add(start), len))
 }
 
 fn advise(region: &MmapRegion<()>, advice: i32) -> io::Result<()> {

@@ -175,8 +175,8 @@ impl GuestMemory {
     }
 
     /// Creates memory with the content of `file`, which must have at least as many bytes as `shape`
-    /// in total. The guest's writes stay in this process. Memory to plug in of which the file is
-    /// all hole is like [`Self::anonymous`] memory.
+    /// in total. The guest's writes stay in this process, and the file's holes stay holes. Memory
+    /// to plug in of which the file is all hole is like [`Self::anonymous`] memory.
     pub(crate) fn private(shape: MemoryShape, file: Arc<File>) -> Result<Self, MemoryError> {
         let size = shape.total();
         let len = file.metadata().map_or(0, |meta| meta.len());
@@ -188,7 +188,10 @@ impl GuestMemory {
             let is_hole = || save::data_of(&file, span).is_ok_and(|data| data.is_empty());
             match Some(span.start) == hotplug && is_hole() {
                 true => mapping::anonymous(len),
-                false => mapping::private(file.clone(), span.offset, len),
+                false => {
+                    let holes = save::holes_of(&file, span);
+                    mapping::private(file.clone(), span.offset, len, &holes)
+                }
             }
         })?;
         Ok(Self {
@@ -268,6 +271,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
     use std::io::Write;
+    use std::os::unix::fs::{FileExt, MetadataExt};
     use vm_memory::{Bytes, GuestMemory as _, GuestMemoryRegion};
 
     const MIB: u64 = 1 << 20;
@@ -348,6 +352,29 @@ mod tests {
         one.ram().write_obj(9u8, GuestAddress(MIB)).unwrap();
         let read = |memory: &GuestMemory| memory.ram().read_obj::<u8>(GuestAddress(MIB)).unwrap();
         assert_eq!((read(&one), read(&two)), (9, 7));
+    }
+
+    #[test]
+    fn holes_of_a_file_stay_holes_and_are_zeroes() {
+        // On tmpfs, where a mapping could fill them.
+        let file = tempfile::tempfile_in("/dev/shm").unwrap();
+        let size = MemoryShape::fixed(MemorySize::mib(32));
+        file.set_len(32 * MIB).unwrap();
+        file.write_all_at(&[7; 4096], 9 * MIB).unwrap();
+        let blocks = || file.metadata().unwrap().blocks();
+        let before = blocks();
+        let memory = GuestMemory::private(size, Arc::new(file.try_clone().unwrap())).unwrap();
+        let read = |at: u64| memory.ram().read_obj::<u8>(GuestAddress(at)).unwrap();
+        assert_eq!([read(9 * MIB), read(12 * MIB), read(MIB)], [7, 0, 0]);
+        for at in [0, 2 * MIB, 7 * MIB, 11 * MIB, 32 * MIB - 1] {
+            memory.ram().write_obj(5u8, GuestAddress(at)).unwrap();
+            assert_eq!(read(at), 5);
+        }
+        assert_eq!(read(9 * MIB), 7);
+        assert_eq!(blocks(), before);
+        // Neither does anything come back of what was written before.
+        let next = GuestMemory::private(size, Arc::new(file)).unwrap();
+        assert_eq!(next.ram().read_obj::<u8>(GuestAddress(0)).unwrap(), 0);
     }
 
     #[test]
