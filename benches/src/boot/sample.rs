@@ -105,7 +105,7 @@ struct Mapping<'a> {
 
 impl Memory {
     /// Adds up an smaps file. The guest's memory is exactly `guest_kib`: a mapping, or several
-    /// adjacent ones that differ in their advice.
+    /// adjacent ones, that differ in their advice or are the holes of a file.
     pub(crate) fn of(smaps: &str, guest_kib: u64) -> Result<Self> {
         let mut mappings: Vec<Mapping<'_>> = Vec::new();
         for line in smaps.lines() {
@@ -168,17 +168,22 @@ fn addresses(text: &str) -> (u64, u64) {
     (number(start), number(end))
 }
 
-/// Returns the indexes of the adjacent mappings, anonymous or of one file, that are `kib` large in
-/// total. If there are several, those of which most is resident: the C library's allocator reserves
+/// Returns the indexes of the adjacent mappings, anonymous and of one file at most, that are `kib`
+/// large in total. If there are several, those of which most is resident: the C library's allocator reserves
 /// as much for a thread as a small guest has.
 fn guest_memory(mappings: &[Mapping<'_>], kib: u64) -> Option<std::ops::Range<usize>> {
     let candidates = (0..mappings.len()).filter_map(|first| {
         let mut size = 0;
+        let mut file = "";
         for (index, mapping) in mappings.iter().enumerate().skip(first) {
             let adjacent = index == first || mappings[index - 1].range.1 == mapping.range.0;
+            let fits = file.is_empty() || ["", file].contains(&mapping.file);
             size += mapping.size;
-            if !adjacent || mapping.file != mappings[first].file || size > kib {
+            if !adjacent || !fits || size > kib {
                 return None;
+            }
+            if file.is_empty() {
+                file = mapping.file;
             }
             if size == kib {
                 return Some(first..index + 1);
@@ -282,6 +287,14 @@ Anonymous:             0 kB
         assert_eq!(memory.anonymous, 12);
         assert_eq!(memory.guest, 30_000);
         assert_eq!(memory.libraries, ["/lib/libc.so.6"]);
+    }
+
+    #[test]
+    fn the_guests_memory_may_be_a_file_with_holes() {
+        let first = "7f0000000000-7f0000200000 rw-p 00000000 00:00 0";
+        let of_file = format!("{first} /run/memory");
+        let memory = Memory::of(&SMAPS.replace(first, &of_file), 131_072).unwrap();
+        assert_eq!((memory.guest, memory.pss), (30_000, 503));
     }
 
     #[test]
