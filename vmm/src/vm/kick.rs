@@ -54,6 +54,12 @@ impl Kicker {
         }
     }
 
+    /// Returns the threads that would be kicked now.
+    #[cfg(test)]
+    pub(crate) fn threads(&self) -> Vec<libc::pthread_t> {
+        self.lock().clone()
+    }
+
     fn lock(&self) -> MutexGuard<'_, Vec<libc::pthread_t>> {
         self.threads.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -16,6 +16,7 @@ mod plug;
 mod pmem;
 mod ports;
 mod snapshot;
+mod threads;
 
 use std::fs::File;
 use std::io::Write;
