@@ -6,6 +6,7 @@
 
 mod attacks;
 mod blocked;
+mod boot;
 mod devices;
 mod handles;
 mod life;
