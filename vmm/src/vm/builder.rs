@@ -362,7 +362,11 @@ impl VmBuilder {
     }
 
     /// Settings that the snapshot already determines, and devices that this host lacks.
-    fn contradictions(&mut self, snapshot: &Snapshot, max_vcpus: u8) -> Vec<ConfigError> {
+    pub(super) fn contradictions(
+        &mut self,
+        snapshot: &Snapshot,
+        max_vcpus: u8,
+    ) -> Vec<ConfigError> {
         let given = [
             ("kernel", self.kernel.is_some()),
             ("initramfs", self.initramfs.is_some()),
@@ -407,7 +411,7 @@ impl VmBuilder {
     }
 
     /// Finds what is wrong with the configuration, independently of KVM's limits.
-    fn check_without_kvm(&mut self) -> Result<(), BuildError> {
+    pub(super) fn check_without_kvm(&mut self) -> Result<(), BuildError> {
         match self.snapshot.take() {
             None => self.validate(u8::MAX).map(drop),
             Some(snapshot) => match self.contradictions(&snapshot, u8::MAX) {

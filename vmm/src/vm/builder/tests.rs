@@ -93,6 +93,91 @@ fn too_many_vcpus_are_told_once() {
     );
 }
 
+/// A kernel, which is not executed.
+fn kernel() -> Kernel {
+    let elf = crate::boot::testing::Elf::new(&[0xf4], 0).with_pvh(1 << 20);
+    let mut file = tempfile::tempfile().unwrap();
+    file.write_all(&elf.bytes()).unwrap();
+    Kernel::from_file(file).unwrap()
+}
+
+fn accepted(builder: VmBuilder, max_vcpus: u8) -> Validated {
+    let mut builder = builder.kernel(kernel());
+    builder.validate(max_vcpus).unwrap()
+}
+
+#[test]
+fn all_that_just_fits_is_accepted() {
+    let least = accepted(Vm::builder().vcpus(8).memory(MemorySize::MIN), 8);
+    assert_eq!((least.vcpus, least.max_vcpus), (8, 8));
+    assert_eq!(least.memory.boot, MemorySize::MIN);
+    let same = accepted(Vm::builder().vcpus(2).max_vcpus(2), 8);
+    assert_eq!((same.vcpus, same.max_vcpus), (2, 2));
+    let most = accepted(Vm::builder().max_vcpus(8), 8);
+    assert_eq!((most.vcpus, most.max_vcpus), (1, 8));
+    // Nineteen interrupt lines, and 31 places next to the bridge.
+    for (transport, count) in [(Transport::Mmio, 19), (Transport::Pci, 31)] {
+        let full = |count: usize| {
+            let builder = Vm::builder().transport(transport);
+            (0..count).fold(builder, |builder, _| builder.rng())
+        };
+        accepted(full(count), 8);
+        accepted(full(count - 1).hotplug_memory(MemorySize::mib(128)), 8);
+        for more in [
+            full(count + 1),
+            full(count).hotplug_memory(MemorySize::mib(128)),
+        ] {
+            let errors = mistakes(more.kernel(kernel()).validate(8));
+            assert!(
+                matches!(&*errors, [ConfigError::TooManyDevices { count: there, .. }]
+                    if *there == count + 1),
+                "{errors:?}"
+            );
+        }
+    }
+}
+
+#[test]
+fn what_is_just_too_much_or_too_little_is_refused() {
+    let refused = |builder: VmBuilder| {
+        let errors = mistakes(builder.kernel(kernel()).validate(8));
+        let [error] = &*errors else {
+            panic!("{errors:?}")
+        };
+        error.to_string()
+    };
+    let vm = Vm::builder;
+    assert_eq!(refused(vm().vcpus(9)), "9 vCPUs: this host takes 1 to 8");
+    assert_eq!(
+        refused(vm().max_vcpus(9)),
+        "at most 9 vCPUs: it must be 1 to 8"
+    );
+    assert_eq!(
+        refused(vm().vcpus(2).max_vcpus(1)),
+        "at most 1 vCPUs: it must be 2 to 8"
+    );
+    let least = MemorySize::MIN.as_bytes();
+    for size in [least - PAGE_SIZE, least + 1] {
+        let error = refused(vm().memory(MemorySize::bytes(size)));
+        assert!(error.contains("a multiple of 4 KiB is needed"), "{error}");
+    }
+    let host = memory::host_memory();
+    let more = host.as_bytes().next_multiple_of(PAGE_SIZE) + PAGE_SIZE;
+    let error = refused(vm().memory(MemorySize::bytes(more)));
+    assert!(error.contains("this process may have"), "{error}");
+    let exactly = host.as_bytes() / PAGE_SIZE * PAGE_SIZE;
+    accepted(vm().memory(MemorySize::bytes(exactly)), 8);
+}
+
+#[test]
+fn what_is_printed_for_debugging_has_what_was_said() {
+    let builder = Vm::builder().vcpus(3).cmdline("quiet").rng();
+    let printed = format!("{builder:?}");
+    for part in ["vcpus: Some(3)", "\"quiet\"", "RngDevice", "serial: false"] {
+        assert!(printed.contains(part), "{part} in {printed}");
+    }
+}
+
 #[test]
 fn what_is_wrong_without_kvm_is_told_without_it() {
     let errors = mistakes(Vm::builder().vcpus(0).check_without_kvm());

@@ -7,6 +7,7 @@
 mod attacks;
 mod blocked;
 mod boot;
+mod contradictions;
 mod devices;
 mod handles;
 mod life;

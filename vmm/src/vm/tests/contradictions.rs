@@ -1,0 +1,92 @@
+//! Builders whose settings contradict their snapshot or their host.
+
+use super::*;
+use crate::vm::{BuildError, ConfigError, ConfigErrors};
+use crate::{Initramfs, SnapshotError, Transport, memory};
+
+/// A snapshot of a guest with two vCPUs, which may get a third one.
+fn taken() -> (tempfile::TempDir, Snapshot) {
+    let (dir, place) = place();
+    let guest = Guest::start(|vm| vm.vcpus(2).max_vcpus(3));
+    guest.pause();
+    guest.vm.snapshot(&place).unwrap();
+    let snapshot = Snapshot::open(&place).unwrap();
+    (dir, snapshot)
+}
+
+fn mistakes(result: Result<impl Sized, BuildError>) -> Vec<ConfigError> {
+    match result.map(drop) {
+        Err(BuildError::Config(ConfigErrors(errors))) => errors,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_setting_that_a_snapshot_has_is_named_and_the_only_mistake() {
+    let (_dir, snapshot) = taken();
+    type Set = fn(VmBuilder) -> VmBuilder;
+    let settings: [(&str, Set); 8] = [
+        ("kernel", |vm| vm.kernel(kernel(OBEY))),
+        ("initramfs", |vm| {
+            vm.initramfs(Initramfs::from_bytes([1]).unwrap())
+        }),
+        ("cmdline", |vm| vm.cmdline("quiet")),
+        ("vcpus", |vm| vm.vcpus(2)),
+        ("max_vcpus", |vm| vm.max_vcpus(3)),
+        ("memory", |vm| vm.memory(MemorySize::mib(32))),
+        ("hotplug_memory", |vm| {
+            vm.hotplug_memory(MemorySize::mib(128))
+        }),
+        ("transport", |vm| vm.transport(Transport::Mmio)),
+    ];
+    for (name, set) in settings {
+        let errors = mistakes(set(snapshot.builder()).build());
+        assert!(
+            matches!(&*errors, [ConfigError::OfSnapshot { what }] if *what == name),
+            "{name}: {errors:?}"
+        );
+        // The same where there is no KVM.
+        let errors = mistakes(set(snapshot.builder()).check_without_kvm());
+        assert_eq!(errors.len(), 1, "{name}: {errors:?}");
+    }
+    snapshot.builder().check_without_kvm().unwrap();
+}
+
+#[test]
+fn what_a_snapshot_needs_and_this_host_lacks_is_told() {
+    let (_dir, mut snapshot) = taken();
+    let errors = |snapshot: &Snapshot, most| snapshot.builder().contradictions(snapshot, most);
+    assert!(errors(&snapshot, 3).is_empty());
+    assert!(
+        matches!(
+            &*errors(&snapshot, 2),
+            [ConfigError::Vcpus { vcpus: 3, max: 2 }]
+        ),
+        "all that it may get count"
+    );
+    let host = memory::host_memory();
+    snapshot.state_mut().memory.boot = host;
+    assert!(errors(&snapshot, 3).is_empty());
+    let more = MemorySize::bytes(host.as_bytes() + 0x1000);
+    snapshot.state_mut().memory.boot = more;
+    let errors = errors(&snapshot, 3);
+    assert!(
+        matches!(&*errors, [ConfigError::MoreMemoryThanHost { size, .. }] if *size == more),
+        "{errors:?}"
+    );
+}
+
+#[test]
+fn a_processor_that_kvm_cannot_be_is_the_snapshots_fault() {
+    let (_dir, mut snapshot) = taken();
+    let leaves = snapshot.state_mut().cpuid.as_mut_slice();
+    let leaf = leaves.iter_mut().find(|leaf| leaf.function == 0x8000_0008);
+    // No processor has virtual addresses of 33 bits.
+    let sizes = &mut leaf.unwrap().eax;
+    *sizes = *sizes & !0xff00 | 33 << 8;
+    let error = snapshot.builder().build().unwrap_err();
+    assert!(
+        matches!(error, BuildError::Snapshot(SnapshotError::Cpuid(_))),
+        "{error}"
+    );
+}
