@@ -232,3 +232,135 @@ impl fmt::Display for Registers {
         )
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::error::Error as _;
+
+    /// Registers, each with another value.
+    fn registers() -> Registers {
+        let regs = kvm_regs {
+            rax: 1,
+            rbx: 2,
+            rcx: 3,
+            rdx: 4,
+            rsi: 5,
+            rdi: 6,
+            rsp: 7,
+            rip: 8,
+            rflags: 9,
+            ..Default::default()
+        };
+        let mut sregs = kvm_sregs {
+            cr0: 0x11,
+            cr2: 0x12,
+            cr3: 0x13,
+            cr4: 0x14,
+            efer: 0x15,
+            ..Default::default()
+        };
+        (sregs.cs.selector, sregs.ss.dpl) = (0x16, 3);
+        Registers::new(&regs, &sregs)
+    }
+
+    const PRINTED: &str = "rip=0x8 rsp=0x7 rflags=0x9 rax=0x1 rbx=0x2 rcx=0x3 rdx=0x4 rsi=0x5 \
+                           rdi=0x6 cs=0x16 cpl=3 cr0=0x11 cr2=0x12 cr3=0x13 cr4=0x14 efer=0x15";
+
+    #[test]
+    fn an_exit_says_what_happened_and_where() {
+        for (exit, text) in [
+            (VmExit::Shutdown, "the guest powered off"),
+            (VmExit::Reset, "the guest reset itself"),
+            (VmExit::Stopped, "stopped by the host"),
+        ] {
+            assert_eq!(exit.to_string(), text);
+        }
+        let fault = VmExit::TripleFault {
+            vcpu: 2,
+            registers: Box::new(registers()),
+        };
+        assert_eq!(
+            fault.to_string(),
+            format!("triple fault on vCPU 2 ({PRINTED})")
+        );
+    }
+
+    #[test]
+    fn a_poison_says_what_failed_where_and_because_of_what() {
+        let poison = |vcpu, cause, registers| Poison {
+            vcpu,
+            cause,
+            registers,
+        };
+        let source = || io::Error::from_raw_os_error(libc::ENOMEM);
+        let ioctl = PoisonCause::Ioctl {
+            ioctl: "KVM_RUN",
+            source: source(),
+        };
+        let refused = poison(Some(1), ioctl, Some(Box::new(registers())));
+        assert_eq!(
+            refused.to_string(),
+            format!("KVM refused KVM_RUN on vCPU 1 ({PRINTED})")
+        );
+        let cause = refused.source().unwrap().to_string();
+        assert_eq!(cause, source().to_string());
+
+        let name = || "vm-io".to_owned();
+        let device = || "pmem0".to_owned();
+        let others = [
+            (
+                PoisonCause::InternalError { suberror: 1 },
+                "could not emulate an instruction",
+                false,
+            ),
+            (
+                PoisonCause::InternalError { suberror: 3 },
+                "internal error 3",
+                false,
+            ),
+            (PoisonCause::FailEntry { reason: 0x21 }, "(0x21)", false),
+            (
+                PoisonCause::UnexpectedExit { exit: name() },
+                "unexpected exit vm-io",
+                false,
+            ),
+            (
+                PoisonCause::MemoryFailure { address: 0x7f00 },
+                "failed at 0x7f00",
+                false,
+            ),
+            (
+                PoisonCause::ImageTruncated { device: device() },
+                "behind pmem0 became shorter",
+                false,
+            ),
+            (
+                PoisonCause::Seccomp {
+                    source: Box::new(source()),
+                },
+                "confined",
+                true,
+            ),
+            (
+                PoisonCause::EventLoop {
+                    thread: name(),
+                    source: source(),
+                },
+                "vm-io could not wait",
+                true,
+            ),
+            (
+                PoisonCause::Panic { thread: name() },
+                "the thread vm-io panicked",
+                false,
+            ),
+        ];
+        for (cause, part, has_source) in others {
+            let poison = poison(None, cause, None);
+            let text = poison.to_string();
+            assert!(text.contains(part) && !text.contains("vCPU"), "{text}");
+            assert_eq!(poison.source().is_some(), has_source, "{text}");
+        }
+    }
+}
