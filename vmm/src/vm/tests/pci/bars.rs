@@ -1,7 +1,9 @@
 //! What a guest finds on the bus, and where it puts BARs.
 
+use kvm_ioctls::{IoEventAddress, NoDatamatch};
 use podvisor_devices::blk::BlockDevice;
 use podvisor_devices::rng::RngDevice;
+use vmm_sys_util::eventfd::EventFd;
 
 use super::*;
 
@@ -57,6 +59,44 @@ fn notifications_do_not_leave_the_guest_wherever_the_bar_is() {
         fill(rng, &mut queue, 32);
         assert_eq!(guest.counter("vcpu", "mmio_exits"), exits, "{at:#x}");
     }
+}
+
+#[test]
+fn kvm_knows_notifications_before_a_guest_enables_the_bar() {
+    let known = |vm: &Vm, bar: u64| {
+        let address = IoEventAddress::Mmio(bar + NOTIFY);
+        let eventfd = EventFd::new(0).unwrap();
+        let machine = &vm.context.machine.vm_fd;
+        let added = machine.register_ioevent(&eventfd, &address, NoDatamatch);
+        if added.is_ok() {
+            let removed = machine.unregister_ioevent(&eventfd, &address, NoDatamatch);
+            removed.unwrap();
+        }
+        added.is_err_and(|error| error.errno() == libc::EEXIST)
+    };
+    let bar = |slot: u64| layout::MMIO_START + slot * u64::from(BAR_SIZE);
+    let (_dir, place) = place();
+    let guest = on_pci(VmBuilder::rng);
+    assert!(known(&guest.vm, bar(1)) && !known(&guest.vm, bar(2)));
+    guest.vm.plug(RngDevice::new()).unwrap();
+    assert!(known(&guest.vm, bar(2)) && !known(&guest.vm, bar(3)));
+    guest.pause();
+    guest.vm.snapshot(&place).unwrap();
+    let snapshot = Snapshot::open(&place).unwrap();
+    let clone = snapshot.builder().rng().rng().build().unwrap();
+    assert!(known(&clone, bar(1)) && known(&clone, bar(2)) && !known(&clone, bar(3)));
+    guest.vm.resume().unwrap();
+    guest.vm.unplug("rng1").unwrap();
+    assert!(known(&guest.vm, bar(1)) && !known(&guest.vm, bar(2)));
+}
+
+#[test]
+fn an_access_beyond_the_ports_of_a_bus_reads_as_ones() {
+    let guest = on_pci(|vm| vm);
+    guest.carry_out(Order::Out32, 0xcf8, 1 << 31);
+    assert_eq!(guest.carry_out(Order::In32, 0xcfc, 0), 0x0008_1b36);
+    // The upper half of the register, and what follows it: no access for the bus.
+    assert_eq!(guest.carry_out(Order::In32, 0xcfe, 0), u32::MAX);
 }
 
 #[test]
