@@ -241,6 +241,24 @@ fn registers_counters_and_other_devices_answer_meanwhile() {
 }
 
 #[test]
+fn a_slot_that_was_plugged_in_gets_its_own_thread_with_its_disk() {
+    let guest = on_pci(VmBuilder::rng);
+    let name = guest.vm.plug(BlockDevice::spare()).unwrap().name;
+    let (rng, slot) = (guest.function(1), guest.function(2));
+    let mut queue = slot.start(RINGS, NO_VECTOR);
+    let gate = Arc::new(Gate::default());
+    let disk = Box::new(GatedDisk(gate.clone()));
+    guest.vm.insert_disk(&name, disk, "gated").unwrap();
+    add_request(&guest, &mut queue);
+    slot.notify();
+    gate.wait("the request", |state| state.waiting == 1);
+    let mut other = rng.start(RINGS + 0x10_0000, NO_VECTOR);
+    fill(rng, &mut other, 8);
+    gate.open();
+    wait_for("the request's end", || queue.take_used().is_some());
+}
+
+#[test]
 fn a_pause_fails_and_the_vm_runs_on() {
     for disks in BOTH {
         let (guest, gate, mut queue) = blocked(disks);

@@ -334,6 +334,84 @@ fn a_panic_of_an_event_loop_is_reported_as_its_own() {
     let _ = driver.join();
 }
 
+/// A device whose host side fails at each notification.
+#[derive(Debug)]
+struct Fails {
+    queue: Option<Queue>,
+    times: i32,
+}
+
+impl VirtioDevice for Fails {
+    fn info(&self) -> DeviceInfo {
+        one_queue()
+    }
+    fn start_queue(&mut self, queue: Queue) -> Result<(), StartError> {
+        self.queue = Some(queue);
+        Ok(())
+    }
+    fn stop_queue(&mut self, _: u16) -> Option<Queue> {
+        self.queue.take()
+    }
+    fn on_queue(&mut self, _: u16) -> Result<Progress, Fault> {
+        self.times += 1;
+        let error = std::io::Error::from_raw_os_error(self.times);
+        Err(Fault::host("as the test wants it", error))
+    }
+}
+
+#[test]
+fn the_owner_is_told_of_the_last_faults_of_the_host_and_which_device_has_them() {
+    let failing = || Fails {
+        queue: None,
+        times: 0,
+    };
+    let guest = Guest::start(|vm| vm.rng().device(failing()).device(failing()));
+    let fail = |number: u64| {
+        let device = guest.device(number);
+        // It is notified when it starts, too.
+        device.start(RINGS + number * 0x10_0000);
+        wait_for("a request for a reset", || device.status() & 64 != 0);
+    };
+    let faults = || {
+        let faults = guest.vm.faults();
+        let told = |fault: &crate::DeviceFault| match &*fault.fault {
+            Fault::Host(host) => (fault.device.clone(), host.source.raw_os_error().unwrap()),
+            other => panic!("{other}"),
+        };
+        faults.iter().map(told).collect::<Vec<_>>()
+    };
+    let named = |number: u64, times| (format!("rng{number}"), times);
+    fail(1);
+    fail(2);
+    fail(1);
+    assert_eq!(faults(), [named(1, 1), named(2, 1), named(1, 2)]);
+    assert_eq!(guest.counter("rng1", "faults"), 2);
+    for _ in 3..=66 {
+        fail(1);
+    }
+    let last: Vec<_> = (3..=66).map(|times| named(1, times)).collect();
+    assert_eq!(faults(), last, "64 of them");
+    let mut queue = guest.device(0).start(RINGS);
+    fill(guest.device(0), &mut queue, 8);
+}
+
+#[test]
+fn eventfds_of_queues_neither_block_nor_reach_other_programs() {
+    use rustix::fs::{OFlags, fcntl_getfl};
+    use rustix::io::{FdFlags, fcntl_getfd};
+    use std::os::fd::{AsRawFd, BorrowedFd};
+
+    let kicks = crate::vm::attach::kicks(3).unwrap();
+    assert_eq!(kicks.len(), 3);
+    for kick in &kicks {
+        // SAFETY: the eventfd lives longer.
+        #[allow(unsafe_code)]
+        let fd = unsafe { BorrowedFd::borrow_raw(kick.as_raw_fd()) };
+        assert!(fcntl_getfl(fd).unwrap().contains(OFlags::NONBLOCK));
+        assert!(fcntl_getfd(fd).unwrap().contains(FdFlags::CLOEXEC));
+    }
+}
+
 #[test]
 fn an_event_loop_that_hears_of_no_event_any_more_ends_its_vm() {
     use podvisor_seccomp::{Otherwise, Verdict, apply, compile};

@@ -3,7 +3,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::AtomicUsize;
 
-use podvisor_devices::blk::{BlockDevice, FileDisk};
+use podvisor_devices::blk::{BlockDevice, FileDisk, UringDisk};
 use podvisor_devices::console::ConsoleDevice;
 use podvisor_devices::net::{LinkState, MemoryNic, NetDevice};
 use podvisor_devices::rng::RngDevice;
@@ -88,6 +88,69 @@ fn drivers_hear_of_links_balloons_and_terminals_that_change() {
     guest.vm.console().unwrap().resize(132, 43).unwrap();
     console.hears_of_a_change();
     assert_eq!(console.read(CONFIG), 43 << 16 | 132);
+}
+
+#[test]
+fn a_driver_answers_what_the_owner_asks_of_its_memory() {
+    let most = MemorySize::mib(128);
+    let guest = Guest::start(|vm| vm.hotplug_memory(most).balloon());
+    let handle = guest.vm.balloon().unwrap();
+    // VIRTIO_BALLOON_F_STATS_VQ: two queues, and statistics.
+    let places = [0, 1, 2].map(|index| (index, RINGS + 0x1_0000 * u64::from(index)));
+    let mut queues = guest.device(0).start_queues(1 << 1, &places);
+    let report = |queue: &mut DriverQueue, free: u64| {
+        guest.mem.write_obj(4u16, GuestAddress(BUFFER)).unwrap();
+        guest.mem.write_obj(free, GuestAddress(BUFFER + 2)).unwrap();
+        queue.add(&[(BUFFER, 10)], &[]);
+        guest.device(0).write(0x50, 2);
+    };
+    report(&mut queues[2], 5 << 20);
+    let asked = std::thread::spawn(move || handle.stats(PATIENCE));
+    wait_for("the question", || queues[2].take_used().is_some());
+    report(&mut queues[2], 7 << 20);
+    let stats = asked.join().unwrap().unwrap();
+    assert_eq!((stats.free, stats.total), (Some(7 << 20), None));
+
+    // No driver plugs any memory in: the time passes, and nothing is there.
+    let memory = guest.vm.hotplug_memory().unwrap();
+    let wanted = MemorySize::mib(6);
+    let there = memory.request_and_wait(wanted, Duration::from_millis(1));
+    assert_eq!(there.unwrap(), MemorySize::bytes(0));
+    let requested = memory.run(|device| device.requested()).unwrap();
+    assert_eq!(requested, wanted.as_bytes());
+}
+
+#[test]
+fn programs_of_guest_and_host_reach_each_other_by_the_socket_device() {
+    let guest = Guest::start(|vm| vm.vsock(VsockDevice::in_process(3).unwrap()));
+    let handle = guest.vm.vsock().unwrap();
+    let places = [0, 1, 2].map(|index| (index, RINGS + 0x1_0000 * u64::from(index)));
+    let mut queues = guest.device(0).start_queues(0, &places);
+    let (received, sent) = (BUFFER + 0x1000, BUFFER);
+    let receive = |what: &str, queues: &mut [DriverQueue]| {
+        queues[0].add(&[], &[(received, 4096)]);
+        guest.device(0).write(0x50, 0);
+        wait_for(what, || queues[0].take_used().is_some());
+        let header = bytes(&guest, received, 44);
+        let word = |at: usize| u32::from_le_bytes(header[at..at + 4].try_into().unwrap());
+        // Ports of host and guest, and the operation.
+        (word(16), word(20), header[30])
+    };
+    // From port 1 of the guest to port 77 of the host: a request for a stream.
+    let (connected, streams) = mpsc::channel();
+    handle
+        .listen(77, move |stream| connected.send(stream).unwrap())
+        .unwrap();
+    let words = [3u32, 0, 2, 0, 1, 77, 0, 1 | 1 << 16, 0, 0x1_0000, 0];
+    guest.mem.write_obj(words, GuestAddress(sent)).unwrap();
+    queues[1].add(&[(sent, 44)], &[]);
+    guest.device(0).write(0x50, 1);
+    assert_eq!(receive("the response", &mut queues), (77, 1, 2));
+    streams.recv_timeout(PATIENCE).unwrap();
+    // The other way round.
+    let _stream = handle.connect(1024).unwrap();
+    let (_, port, operation) = receive("the request", &mut queues);
+    assert_eq!((port, operation), (1024, 1));
 }
 
 #[test]
@@ -181,6 +244,40 @@ fn a_disk_that_is_inserted_during_a_pause_serves_nothing_before_its_end() {
     assert_eq!(bytes(&guest, BUFFER, 512), [7; 512]);
     guest.pause();
     guest.vm.resume().unwrap();
+}
+
+#[test]
+fn a_disk_that_the_kernel_serves_takes_the_place_of_another_such_one() {
+    let guest = Guest::start(|vm| vm.block(BlockDevice::spare()));
+    let block = guest.device(0);
+    let mut queue = block.start(RINGS);
+    let (header, status) = (BUFFER + 0x10_0000, BUFFER + 0x11_0000);
+    let zeroes = [0; 16];
+    guest
+        .mem
+        .write_slice(&zeroes, GuestAddress(header))
+        .unwrap();
+    for byte in 1..6u8 {
+        let mut file = tempfile::tempfile().unwrap();
+        file.write_all(&[byte; 8 * 512]).unwrap();
+        let disk = Box::new(UringDisk::new(file).unwrap());
+        // Also while nothing is served.
+        let is_paused = byte % 2 == 0;
+        if is_paused {
+            guest.pause();
+        }
+        guest.vm.insert_disk("blk0", disk, "").unwrap();
+        if is_paused {
+            guest.vm.resume().unwrap();
+        }
+        for _ in 0..3 {
+            queue.add(&[(header, 16)], &[(BUFFER, 512), (status, 1)]);
+            block.write(0x50, 0);
+            wait_for("the request's end", || queue.take_used().is_some());
+            assert_eq!(bytes(&guest, BUFFER, 512), [byte; 512]);
+        }
+    }
+    assert!(guest.vm.faults().is_empty());
 }
 
 #[test]

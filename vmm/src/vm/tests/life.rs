@@ -134,6 +134,11 @@ fn memory_of_the_host_that_fails_poisons_the_vm() {
     );
     assert_eq!(poison.vcpu, Some(0));
     assert_eq!(guest.vm.state(), State::Poisoned);
+    // The reason is said of later calls, too.
+    let error = guest.vm.pause().unwrap_err();
+    assert!(matches!(error, VmError::Poisoned(_)), "{error}");
+    guest.vm.stop().unwrap();
+    assert_eq!(guest.vm.state(), State::Poisoned);
 }
 
 #[test]
@@ -194,6 +199,23 @@ fn threads_of_a_vm_open_no_files_unless_its_owner_wants_them_to() {
         guest.output(0x3f8, b'x');
         assert_eq!(*opens.0.lock().unwrap(), [expected], "{seccomp:?}");
     }
+}
+
+#[test]
+fn an_instruction_that_kvm_cannot_execute_poisons_the_vm() {
+    let jump = [0xb8, 0x00, 0x00, 0x00, 0xd0, 0xff, 0xe0]; // mov eax, 0xd0000000; jmp eax
+    let vm = Arc::new(tiny(&jump).build().unwrap());
+    vm.start().unwrap();
+    // There is nothing at that address.
+    let error = in_time("wait", move || vm.wait()).unwrap_err();
+    let VmError::Poisoned(poison) = error else {
+        panic!("{error}")
+    };
+    assert!(
+        matches!(poison.cause, PoisonCause::InternalError { suberror: 1 }),
+        "{poison}"
+    );
+    assert_eq!(poison.registers.as_ref().unwrap().rip, 0xd000_0000);
 }
 
 /// Where vCPUs that the guest brings up count, each in its own counter.
