@@ -232,14 +232,5 @@ fn check(result: libc::c_int) -> io::Result<()> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn other_descriptors_are_refused_with_what_to_do() {
-        let file = tempfile::tempfile().unwrap();
-        let error = Tap::new(file.into()).unwrap_err();
-        assert!(matches!(error, TapError::NotATap(_)));
-        assert!(error.to_string().contains("TUNSETIFF"), "{error}");
-    }
-}
+#[path = "tap_tests.rs"]
+mod tests;
