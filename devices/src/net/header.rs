@@ -191,6 +191,21 @@ mod tests {
             ..tcp4()
         };
         assert_eq!(ecn.for_backend(20_000, ALL), Ok(ecn));
+        assert!(ecn.is_segmented() && !Header::default().is_segmented());
+        // Each kind of segments without any other.
+        for (gso_type, tso4, tso6) in [(GSO_TCPV4, true, false), (GSO_TCPV6, false, true)] {
+            let offered = |ecn| Offloads {
+                checksum: true,
+                tso4,
+                tso6,
+                ecn,
+            };
+            let header = Header { gso_type, ..tcp4() };
+            assert_eq!(header.for_backend(20_000, offered(false)), Ok(header));
+            let gso_type = gso_type | GSO_ECN;
+            let marked = Header { gso_type, ..tcp4() };
+            assert_eq!(marked.for_backend(20_000, offered(true)), Ok(marked));
+        }
     }
 
     #[test]
