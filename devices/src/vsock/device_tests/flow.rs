@@ -183,3 +183,32 @@ fn receive_buffers_without_room_are_a_fault() {
         assert!(matches!(rig.device.on_queue(TX), Err(Fault::Guest(_))));
     }
 }
+
+#[test]
+fn the_first_connections_have_large_buffers_and_others_small_ones_until_one_goes() {
+    let mut rig = Rig::ready();
+    let mut streams = Vec::new();
+    let mut open = |rig: &mut Rig, count: u32| {
+        let ports = 2000..2000 + count;
+        streams.extend(ports.map(|port| rig.device.connect(port).unwrap()));
+        let requests = rig.drain();
+        assert_eq!(requests.len(), count as usize);
+        requests
+    };
+    let sizes = |requests: &[(Header, Vec<u8>)]| {
+        let sizes = requests.iter().map(|(header, _)| header.buf_alloc);
+        sizes.collect::<Vec<_>>()
+    };
+    let (large, small) = (512 << 10, 32 << 10);
+    let first = open(&mut rig, 32);
+    assert_eq!(sizes(&first), [large; 32]);
+    assert_eq!(sizes(&open(&mut rig, 3)), [small; 3]);
+    for (header, _) in &first[..2] {
+        let ports = Ports {
+            guest: header.dst_port,
+            host: header.src_port,
+        };
+        rig.send(ports, Op::Reset);
+    }
+    assert_eq!(sizes(&open(&mut rig, 4)), [large, large, small, small]);
+}

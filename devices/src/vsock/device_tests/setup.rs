@@ -8,6 +8,26 @@ fn the_guest_reads_its_cid() {
     let mut data = [0; 12];
     rig.device.info().config.read(0, &mut data);
     assert_eq!(data, [3, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
+    assert_eq!(rig.device.guest_cid(), 3);
+}
+
+#[derive(Debug)]
+struct OwnHost;
+impl VsockHost for OwnHost {
+    fn connect(&mut self, _: u32) -> std::io::Result<std::os::fd::OwnedFd> {
+        Err(std::io::ErrorKind::ConnectionRefused.into())
+    }
+}
+
+#[test]
+fn a_host_side_uses_paths_unless_it_says_that_it_does_not() {
+    let dir = tempfile::tempdir().unwrap();
+    let bind = |name| UnixListener::bind(dir.path().join(name)).unwrap();
+    let uses = |device: Result<VsockDevice, VsockError>| device.unwrap().uses_paths();
+    assert!(uses(VsockDevice::unix_mux(3, dir.path().join("mux"))));
+    assert!(uses(VsockDevice::new(3, Box::new(OwnHost))));
+    assert!(!uses(VsockDevice::from_listener(3, bind("own"))));
+    assert!(!uses(VsockDevice::in_process(3)));
 }
 
 #[test]
