@@ -108,3 +108,29 @@ fn a_descriptor_that_only_reads_is_no_writable_disk() {
     let mut read_only = BlockDevice::from_file(open()).unwrap().read_only();
     read_only.check().unwrap();
 }
+
+#[test]
+fn a_spare_disk_is_a_sector_of_zeroes_that_nobody_writes() {
+    let mut rig = Rig::over(BlockDevice::spare());
+    rig.mem.write_slice(&[9; 512], GuestAddress(DATA)).unwrap();
+    assert_eq!(rig.read(0, 512), 0);
+    assert_eq!(rig.first_byte(0), 0);
+    assert_eq!(rig.read(1, 512), 1, "behind its end");
+    assert_eq!(rig.write(0, 512), 1);
+    let mem = memory(1 << 20);
+    let copy = EmptySlot.try_clone().unwrap().unwrap();
+    assert!(copy.len() == 512 && !copy.is_empty());
+    for operation in [
+        Operation::Flush,
+        Operation::Discard {
+            offset: 0,
+            len: 512,
+        },
+    ] {
+        let flushes = matches!(operation, Operation::Flush);
+        let Submitted::Done(result) = EmptySlot.submit(&mem, 0, operation) else {
+            panic!("it waits");
+        };
+        assert_eq!(result.is_ok(), flushes);
+    }
+}

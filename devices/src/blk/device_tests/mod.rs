@@ -511,7 +511,11 @@ impl Disk for Noting {
 
 /// A rig with a request of 5.5 MiB, from sector 2 on, of overlapping pieces of memory.
 fn long_request(disk: Noting) -> Rig {
-    let mut rig = Rig::over(BlockDevice::new(Box::new(disk)));
+    long_request_of(BlockDevice::new(Box::new(disk)))
+}
+
+fn long_request_of(device: BlockDevice) -> Rig {
+    let mut rig = Rig::over(device);
     rig.header(0, 2);
     let piece = (DATA, 0x8_0000);
     let mut writable = vec![piece; 11];

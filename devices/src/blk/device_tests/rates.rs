@@ -99,3 +99,23 @@ fn zeroes_that_the_host_may_have_to_write_count_as_bytes() {
         "the second one waits for 512 s"
     );
 }
+
+#[test]
+fn a_request_that_starts_over_after_a_stop_is_not_charged_twice() {
+    // Two of these requests, one after the other; the rest after years.
+    let cost = 11 * 0x8_0000;
+    let disk = Noting::default();
+    let mut rig = long_request_of(
+        BlockDevice::new(Box::new(disk))
+            .limit(rate(1, 2 * cost), None)
+            .unwrap(),
+    );
+    for _ in 0..3 {
+        assert_eq!(rig.device.on_queue(0).unwrap(), Progress::More);
+        let mut queues = stop(&mut rig.device);
+        rig.device.start_queue(queues.remove(0)).unwrap();
+    }
+    while rig.device.on_queue(0).unwrap() == Progress::More {}
+    assert!(rig.driver.take_used().is_some());
+    assert_eq!(crate::testing::counter(&rig.device, "limited"), 0);
+}

@@ -151,3 +151,29 @@ fn mappings_that_cannot_be_are_refused() {
     let cut = refused(|bytes| bytes.truncate(4 << 16));
     assert!(matches!(cut, Qcow2Error::Damaged { .. }), "{cut}");
 }
+
+#[test]
+fn a_new_overlay_is_as_large_and_its_image_named_as_long_as_it_may_be() {
+    use super::super::header::new_image;
+    let name = |len: usize| PathBuf::from("n".repeat(len));
+    let made = |size, len| new_image(size, &name(len));
+    for (size, len) in [(MAX_SIZE, 1), (MAX_SIZE + 511, 1), (512, 1023), (0, 1)] {
+        let pieces = made(size, len).unwrap();
+        let header = &pieces[0].1;
+        let sectors = size / 512 * 512;
+        assert_eq!(header[24..32], sectors.to_be_bytes());
+        assert!(header.ends_with("n".repeat(len).as_bytes()));
+        // Each piece has whole clusters, after the one before it.
+        let mut end = CLUSTER;
+        for (at, bytes) in &pieces[1..] {
+            assert_eq!((*at, bytes.len() as u64 % CLUSTER), (end, 0));
+            end += bytes.len() as u64;
+        }
+    }
+    let error = made(MAX_SIZE + 512, 1).unwrap_err();
+    assert!(matches!(error, Qcow2Error::TooLarge { .. }), "{error}");
+    for len in [0, 1024] {
+        let error = made(512, len).unwrap_err();
+        assert!(matches!(error, Qcow2Error::Name), "{len}: {error}");
+    }
+}
