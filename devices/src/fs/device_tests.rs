@@ -534,7 +534,14 @@ fn bad_tags_and_roots_are_refused() {
         let error = FsDevice::open(tag, dir.path()).unwrap_err();
         assert!(matches!(error, FsDeviceError::Tag { .. }), "{error}");
     }
-    assert!(FsDevice::open(&"x".repeat(MAX_TAG_LEN), dir.path()).is_ok());
+    let root = FsDevice::open(&"x".repeat(MAX_TAG_LEN), dir.path()).unwrap();
+    let flags = rustix::io::fcntl_getfd(&root.root).unwrap();
+    assert!(flags.contains(rustix::io::FdFlags::CLOEXEC));
+    let flags = rustix::fs::fcntl_getfl(&root.root).unwrap();
+    assert!(flags.contains(OFlags::PATH));
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let error = FsDevice::open("a", file.path()).unwrap_err();
+    assert!(matches!(error, FsDeviceError::Open { .. }), "{error}");
     let missing = FsDevice::open("a", dir.path().join("x")).unwrap_err();
     assert!(matches!(missing, FsDeviceError::Open { .. }));
     let file = tempfile::tempfile().unwrap();

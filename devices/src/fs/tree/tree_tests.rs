@@ -11,6 +11,8 @@ use std::path::Path;
 
 #[path = "access_tests.rs"]
 mod access_tests;
+#[path = "client_tests.rs"]
+mod client_tests;
 #[path = "credentials_tests.rs"]
 mod credentials_tests;
 #[path = "ids_tests.rs"]

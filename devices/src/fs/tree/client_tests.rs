@@ -1,0 +1,87 @@
+//! Calls as a client makes them: of lists, of several objects at once, of holes.
+
+use super::*;
+
+/// Lists a directory by one call for `room` entries; of those that follow, `refuse` is the answer.
+fn listed(tree: &Tree, plus: bool, room: usize, refuse: io::Result<usize>) -> Vec<(String, u64)> {
+    let (handle, _) = tree.opendir(&me(), ROOT, 0).unwrap();
+    let handle = handle.unwrap();
+    let mut names = Vec::new();
+    let mut refuse = Some(refuse);
+    let mut add = |entry: DirEntry<'_>, inode| {
+        if names.len() == room {
+            return refuse.take().unwrap();
+        }
+        names.push((String::from_utf8(entry.name.to_vec()).unwrap(), inode));
+        Ok(24)
+    };
+    if plus {
+        tree.readdirplus(&me(), ROOT, handle, 4096, 0, &mut |listed, entry| {
+            add(listed, entry.inode)
+        })
+        .unwrap();
+    } else {
+        tree.readdir(&me(), ROOT, handle, 4096, 0, &mut |listed| add(listed, 0))
+            .unwrap();
+    }
+    tree.releasedir(&me(), ROOT, 0, handle).unwrap();
+    names.sort();
+    names
+}
+
+#[test]
+fn a_list_has_the_objects_where_asked_which_are_forgotten_all_at_once() {
+    let rig = rig();
+    for file in ["a", "b"] {
+        std::fs::write(rig.path(file), "").unwrap();
+    }
+    let names = |list: &[(String, u64)]| list.iter().map(|(n, _)| n.clone()).collect::<Vec<_>>();
+    let plain = listed(&rig.tree, false, 10, Ok(0));
+    assert_eq!(names(&plain), [".", "..", "a", "b"]);
+    assert_eq!(rig.tree.table().objects(), 0);
+    let told = listed(&rig.tree, true, 10, Ok(0));
+    assert_eq!(names(&told), names(&plain));
+    assert_eq!(rig.tree.table().objects(), 2);
+    let both = told[2..].iter().map(|(_, number)| (*number, 1)).collect();
+    rig.tree.batch_forget(&me(), both);
+    assert_eq!(rig.tree.table().objects(), 0);
+}
+
+#[test]
+fn an_entry_that_is_refused_ends_the_list_and_loses_none_before_it() {
+    let rig = rig();
+    std::fs::write(rig.path("a"), "").unwrap();
+    for plus in [false, true] {
+        for refuse in [Ok(0), Err(Errno::NOSPC.into())] {
+            assert_eq!(listed(&rig.tree, plus, 2, refuse).len(), 2);
+        }
+    }
+    // The first one's error is the list's.
+    let (handle, _) = rig.tree.opendir(&me(), ROOT, 0).unwrap();
+    let handle = handle.unwrap();
+    let error = rig.tree.readdir(&me(), ROOT, handle, 4096, 0, &mut |_| {
+        Err(Errno::NOSPC.into())
+    });
+    assert_eq!(code(error), Some(Errno::NOSPC));
+}
+
+#[test]
+fn holes_and_data_are_found_and_other_seeks_are_the_clients() {
+    let rig = rig();
+    let file = File::create(rig.path("file")).unwrap();
+    file.set_len(3 << 20).unwrap();
+    std::os::unix::fs::FileExt::write_all_at(&file, &[1; 4096], 1 << 20).unwrap();
+    let object = rig.look_up(ROOT, "file").unwrap().inode;
+    let handle = rig.tree.open(&me(), object, 0, 0).unwrap().0.unwrap();
+    let seek = |from, whence: i32| {
+        let whence = whence.cast_unsigned();
+        rig.tree.lseek(&me(), object, handle, from, whence)
+    };
+    assert_eq!(seek(0, libc::SEEK_DATA).unwrap(), 1 << 20);
+    assert_eq!(seek(0, libc::SEEK_HOLE).unwrap(), 0);
+    assert_eq!(seek(1 << 20, libc::SEEK_HOLE).unwrap(), (1 << 20) + 4096);
+    assert_eq!(code(seek(2 << 20, libc::SEEK_DATA)), Some(Errno::NXIO));
+    for whence in [libc::SEEK_SET, libc::SEEK_CUR, libc::SEEK_END, 99] {
+        assert_eq!(code(seek(0, whence)), Some(Errno::INVAL));
+    }
+}
