@@ -241,3 +241,25 @@ fn a_console_without_input_keeps_its_buffers() {
     assert!(rig.rx.take_used().is_none());
     assert_eq!(stop(&mut rig.device).len(), 2);
 }
+
+#[test]
+fn a_restored_console_has_the_size_that_was_saved() {
+    let device = || ConsoleDevice::new(Box::new(io::sink()));
+    let size = |device: &ConsoleDevice| {
+        let mut size = [0; 4];
+        device.info().config.read(0, &mut size);
+        size
+    };
+    let mut saved = device();
+    saved.resize(132, 43);
+    let mut other = device();
+    assert_ne!(size(&other), size(&saved));
+    let state = saved.save();
+    other.restore(&state).unwrap();
+    assert_eq!(size(&other), [132, 0, 43, 0]);
+    for bytes in [vec![0; 3], vec![0; 5]] {
+        let version = state.version;
+        assert!(other.restore(&SavedDevice { version, bytes }).is_err());
+    }
+    assert_eq!(size(&other), [132, 0, 43, 0]);
+}

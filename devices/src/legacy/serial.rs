@@ -466,6 +466,21 @@ mod tests {
     }
 
     #[test]
+    fn the_divisor_takes_the_place_of_data_and_enabled_interrupts_and_changes_neither() {
+        let (mut port, rx) = port();
+        port.write(1, 3);
+        port.input(b"a");
+        port.write(3, 0x83);
+        for (register, value) in [(0, 0x0c), (1, 0x55)] {
+            port.write(register, value);
+            assert_eq!(port.read(register), value);
+        }
+        port.write(3, 3);
+        assert_eq!((port.read(1), port.read(0)), (3, b'a'));
+        assert!(rx.try_recv().is_err(), "nothing was sent");
+    }
+
+    #[test]
     fn a_flood_of_input_is_taken_as_far_as_there_is_room() {
         let (mut port, _rx) = port();
         assert_eq!(port.input(&[7; 100]), 64);

@@ -47,6 +47,8 @@ fn buffers_are_filled_to_their_end_and_not_beyond() {
     for at in [BUF, BUF + 4984, BUF + 0x4000, BUF + 0x4000 + 2984] {
         assert_ne!(rig.bytes(at, 16), [0; 16]);
     }
+    let counter = |name| crate::testing::counter(&rig.device, name);
+    assert_eq!((counter("requests"), counter("random_bytes")), (1, 8000));
     assert_eq!(rig.bytes(BUF + 5000, 16), [0; 16]);
     assert_eq!(rig.bytes(BUF + 0x4000 + 3000, 16), [0; 16]);
 }

@@ -244,6 +244,7 @@ mod tests {
     #[test]
     fn only_a_difference_is_a_change() {
         let config = ConfigSpace::new([1, 2]);
+        assert!(!config.is_empty() && ConfigSpace::new([]).is_empty());
         config.update(1, &[2, 3]);
         assert!((config.generation(), config.take_changed()) == (0, false));
         config.update(0, &[3]);

@@ -248,3 +248,7 @@ pub trait VirtioDevice: std::fmt::Debug + Send + Any {
         }
     }
 }
+
+#[cfg(test)]
+#[path = "device_tests.rs"]
+mod tests;

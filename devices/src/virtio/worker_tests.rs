@@ -33,12 +33,15 @@ impl Rig {
 #[test]
 fn a_fault_stops_the_queues_at_once_and_a_reset_mends_it() {
     let mut rig = rig();
+    assert_eq!(rig.worker.name(), "rng0");
+    let faults = rig.worker.faults();
     rig.start();
     rig.driver.make_available(99);
     assert_eq!(rig.worker.on_queue(0).unwrap(), Progress::Idle);
     assert!(!rig.worker.is_serving());
     assert_eq!(rig.irq.needs_reset.load(SeqCst), 1);
     assert_eq!(rig.worker.on_queue(0).unwrap(), Progress::Idle, "parked");
+    assert_eq!(faults.get(), 1);
     assert_eq!(rig.irq.needs_reset.load(SeqCst), 1);
     rig.worker.reset();
     rig.driver = DriverQueue::new(&memory(1 << 20), 0x10000, 16);

@@ -1,0 +1,89 @@
+//! What a device does and says that says nothing else.
+
+use super::*;
+use crate::balloon::BalloonDevice;
+use crate::blk::{BlockDevice, UringDisk};
+use crate::console::ConsoleDevice;
+use crate::fs::FsDevice;
+use crate::legacy::serial::SerialPort;
+use crate::net::{MemoryNic, NetDevice, Nic};
+use crate::rng::RngDevice;
+use crate::vsock::VsockDevice;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+#[test]
+fn a_device_that_says_no_more_has_no_state_no_backend_and_no_threads() {
+    let mut device = RngDevice::new();
+    assert_eq!(device.placement(), Placement::Shared);
+    assert!(device.queue_servers().is_empty() && device.backend().is_none());
+    assert!(device.watches(0) && device.is_quiet());
+    assert_eq!(device.on_backend().unwrap(), Progress::Idle);
+    let saved = device.save();
+    assert_eq!(saved, SavedDevice::default());
+    device.restore(&saved).unwrap();
+    let of = |version, bytes: &[u8]| SavedDevice {
+        version,
+        bytes: bytes.to_vec(),
+    };
+    for other in [of(0, &[1]), of(1, &[])] {
+        assert!(device.restore(&other).is_err(), "{other:?}");
+    }
+}
+
+#[test]
+fn a_server_runs_the_queue_that_it_names() {
+    let ran = Arc::new(AtomicBool::new(false));
+    let runs = ran.clone();
+    let server = QueueServer::new(7, move || runs.store(true, Ordering::SeqCst));
+    assert_eq!(server.queue(), 7);
+    assert!(format!("{server:?}").contains("queue: 7"));
+    server.run();
+    assert!(ran.load(Ordering::SeqCst));
+}
+
+#[derive(Debug)]
+struct NoLine;
+impl crate::virtio::InterruptLine for NoLine {
+    fn raise(&self) {}
+}
+
+#[test]
+fn what_is_printed_of_a_device_for_debugging_names_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let card = |pairs: usize| {
+        let nics = (0..pairs).map(|_| Box::new(MemoryNic::pair().0) as Box<dyn Nic>);
+        NetDevice::over(nics.collect()).unwrap()
+    };
+    let mut vsock = VsockDevice::in_process(3).unwrap();
+    vsock.listen(7, drop);
+    let uring = UringDisk::new(tempfile::tempfile().unwrap()).unwrap();
+    for (printed, part) in [
+        (
+            format!("{:?}", BalloonDevice::new()),
+            "BalloonDevice { queues: ",
+        ),
+        (
+            format!("{:?}", BlockDevice::new(Box::new(uring))),
+            "UringDisk { disk: ",
+        ),
+        (
+            format!("{:?}", ConsoleDevice::new(Box::new(std::io::sink()))),
+            "ConsoleDevice { input: ",
+        ),
+        (
+            format!("{:?}", FsDevice::open("tagged", dir.path()).unwrap()),
+            "FsDevice { tag: \"tagged\"",
+        ),
+        (format!("{:?}", card(2)), "NetDevice { host: "),
+        (format!("{vsock:?}"), "7: OnConnect"),
+        (
+            format!("{:?}", SerialPort::new(NoLine, Box::new(std::io::sink()))),
+            "SerialPort",
+        ),
+    ] {
+        assert!(printed.contains(part), "{part} in {printed}");
+    }
+    // Much traffic does not delay other devices.
+    assert_eq!(card(1).placement(), Placement::Shared);
+    assert_eq!(card(2).placement(), Placement::Own);
+}
