@@ -53,6 +53,24 @@ fn a_driver_finds_starts_and_uses_a_device() {
 }
 
 #[test]
+fn notifications_do_not_leave_the_guest_for_one_queue_and_for_several() {
+    let vsock = VsockDevice::in_process(3).unwrap();
+    let guest = Guest::start(|vm| vm.rng().vsock(vsock).rng());
+    for (number, queues) in [(0, 1), (1, 3), (2, 1)] {
+        let device = guest.device(number);
+        device.start(RINGS + number * 0x10_0000);
+        let exits = guest.counter("vcpu", "mmio_exits");
+        for queue in 0..queues {
+            device.write(0x50, queue);
+        }
+        assert_eq!(guest.counter("vcpu", "mmio_exits"), exits, "{number}");
+        device.write(0x50, 99);
+        let more = guest.counter("vcpu", "mmio_exits") - exits;
+        assert_eq!(more, u64::from(queues > 1), "no such queue");
+    }
+}
+
+#[test]
 fn chains_that_were_there_before_driver_ok_are_served() {
     let guest = Guest::start(VmBuilder::rng);
     let rng = guest.device(0);

@@ -8,8 +8,8 @@ use podvisor_devices::virtio::{
 };
 
 use super::*;
-use crate::vm::BalloonHandle;
 use crate::vm::tests::devices::one_queue;
+use crate::vm::{BalloonHandle, Seccomp};
 
 #[test]
 fn a_driver_starts_a_device_and_is_interrupted_by_a_message() {
@@ -29,6 +29,32 @@ fn a_driver_starts_a_device_and_is_interrupted_by_a_message() {
     assert_eq!(guest.counter("rng0", "random_bytes"), 64);
     wait_for("the message", || guest.requested(0x51));
     assert!(!guest.requested(0x50));
+}
+
+#[test]
+fn a_message_interrupts_the_processor_that_it_names_and_no_other() {
+    // The test sets the state of APICs on threads that may not.
+    let guest = on_pci(|vm| vm.vcpus(2).rng().seccomp(Seccomp::Off));
+    let rng = guest.function(1);
+    // As each of them would allow interrupts: the second one is not brought up.
+    guest.pause();
+    let allow = |vcpu: &mut kvm_ioctls::VcpuFd| {
+        let mut lapic = vcpu.get_lapic().unwrap();
+        lapic.regs[0xf1] = 1;
+        vcpu.set_lapic(&lapic).unwrap();
+    };
+    guest.vm.control().with_vcpus(allow).unwrap();
+    guest.vm.resume().unwrap();
+    rng.set_msix(MSIX_ON);
+    for (named, vector) in [(1, 0x50), (0, 0x51)] {
+        rng.set_vector(1, vector, false);
+        let address = APIC | (named as u64) << 12;
+        rng.write(MSIX_TABLE + 16, u32::try_from(address).unwrap());
+        let mut queue = rng.start(RINGS, 1);
+        fill(rng, &mut queue, 8);
+        wait_for("the message", || guest.requested_of(named, vector));
+        assert!(!guest.requested_of(1 - named, vector));
+    }
 }
 
 #[test]

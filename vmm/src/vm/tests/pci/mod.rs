@@ -55,6 +55,11 @@ impl Guest {
 
     /// Returns whether interrupt `vector` is pending in the first vCPU's APIC.
     fn requested(&self, vector: u32) -> bool {
+        self.requested_of(0, vector)
+    }
+
+    /// As [`Self::requested`], of any vCPU.
+    fn requested_of(&self, vcpu: usize, vector: u32) -> bool {
         self.pause();
         let lapic = self
             .vm
@@ -62,7 +67,7 @@ impl Guest {
             .with_vcpus(|vcpu| vcpu.get_lapic().unwrap());
         self.vm.resume().unwrap();
         let at = 0x200 + 0x10 * (vector as usize / 32) + (vector as usize % 32) / 8;
-        lapic.unwrap()[0].regs[at].cast_unsigned() & 1 << (vector % 8) != 0
+        lapic.unwrap()[vcpu].regs[at].cast_unsigned() & 1 << (vector % 8) != 0
     }
 }
 
