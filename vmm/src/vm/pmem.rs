@@ -148,6 +148,46 @@ mod tests {
     use podvisor_devices::virtio::VirtioDevice;
 
     #[test]
+    fn a_file_that_is_shorter_than_it_was_is_found_by_the_addresses_of_its_image() {
+        const START: u64 = 1 << 32;
+        let files = [(); 2].map(|()| {
+            let file = tempfile::NamedTempFile::new().unwrap();
+            file.as_file().set_len(0x3000).unwrap();
+            file
+        });
+        let images = ["one", "two"].iter().zip(&files).zip([0, 1]);
+        let images = images.map(|((name, file), number)| {
+            let mut device = PmemDevice::open(file.path()).unwrap();
+            device.place(START + (number << 30));
+            Image {
+                name: (*name).to_owned(),
+                region: device.region(),
+                file: device.file().clone(),
+                file_len: device.file_len(),
+                refusals: device.refusals(),
+            }
+        });
+        let images = Images(images.collect());
+        let (first, second) = (images.0[0].region, images.0[1].region);
+        let places = [None, Some(first.start), Some(second.start)];
+        assert_eq!(places.map(|at| images.truncated(at)), [None; 3]);
+        files[1].as_file().set_len(0x2fff).unwrap();
+        assert_eq!(images.truncated(None), Some("two"));
+        assert_eq!(images.truncated(Some(first.start)), None);
+        let last = second.start + second.len - 1;
+        for (at, found) in [
+            (second.start - 1, None),
+            (second.start, Some("two")),
+            (last, Some("two")),
+            (last + 1, None),
+        ] {
+            assert_eq!(images.truncated(Some(at)), found, "{at:#x}");
+        }
+        files[1].as_file().set_len(0x3001).unwrap();
+        assert_eq!(images.truncated(None), None, "longer");
+    }
+
+    #[test]
     fn each_image_has_sections_of_its_own() {
         let image = || {
             let file = tempfile::NamedTempFile::new().unwrap();

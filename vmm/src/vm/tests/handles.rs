@@ -178,6 +178,25 @@ fn devices_of_a_vm_that_does_not_run_are_not_asked() {
 }
 
 #[test]
+fn a_device_that_is_not_there_is_named_with_those_that_are() {
+    let guest = Guest::start(|vm| vm.rng().balloon());
+    let missing = [
+        guest.vm.block("blk1").unwrap_err(),
+        guest.vm.console().unwrap_err(),
+        guest.vm.device::<RngDevice>("balloon0").unwrap_err(),
+    ];
+    let there = "it has rng0, balloon0";
+    assert_eq!(
+        missing.map(|error| error.to_string()),
+        [
+            format!("this VM has no block device named \"blk1\": {there}"),
+            format!("this VM has no console: {there}"),
+            format!("this VM has no device of this type named \"balloon0\": {there}"),
+        ]
+    );
+}
+
+#[test]
 fn a_panic_of_what_is_done_with_a_device_is_the_callers() {
     let guest = Guest::start(VmBuilder::rng);
     let rng = guest.vm.device::<RngDevice>("rng0").unwrap();
