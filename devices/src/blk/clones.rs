@@ -93,3 +93,34 @@ impl Disk for SharedDisk {
         self.with(|disk| disk.settle())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A disk that cannot be cloned, and becomes a sector longer each time it is looked at.
+    #[derive(Debug)]
+    struct Grows(u64);
+
+    impl Disk for Grows {
+        fn len(&self) -> u64 {
+            self.0
+        }
+        fn refresh(&mut self) -> io::Result<()> {
+            self.0 += 512;
+            Ok(())
+        }
+        fn submit(&mut self, _: &GuestRam, _: u16, _: Operation<'_, '_>) -> Submitted {
+            Submitted::Done(Ok(()))
+        }
+    }
+
+    #[test]
+    fn engines_that_share_a_disk_see_that_it_has_grown() {
+        let clones = DiskClones::new(Box::new(Grows(512)), 3);
+        let mut disks = clones.into_disks(3);
+        assert_eq!(disks.len(), 3);
+        disks[1].refresh().unwrap();
+        assert!(disks.iter().all(|disk| disk.len() == 1024));
+    }
+}
