@@ -30,6 +30,34 @@ fn listed(tree: &Tree, plus: bool, room: usize, refuse: io::Result<usize>) -> Ve
 }
 
 #[test]
+fn a_client_is_told_to_cache_to_list_with_objects_and_to_know_of_mounts() {
+    let told = rig().tree.init(FsOptions::empty()).unwrap();
+    for option in [
+        FsOptions::ASYNC_READ,
+        FsOptions::ASYNC_DIO,
+        FsOptions::ATOMIC_O_TRUNC,
+        FsOptions::AUTO_INVAL_DATA,
+        FsOptions::BIG_WRITES,
+        FsOptions::DO_READDIRPLUS,
+        FsOptions::READDIRPLUS_AUTO,
+        FsOptions::MAX_PAGES,
+        FsOptions::PARALLEL_DIROPS,
+        FsOptions::HANDLE_KILLPRIV_V2,
+        FsOptions::SUBMOUNTS,
+    ] {
+        assert!(told.contains(option), "{option:?}");
+    }
+    // Locks are the guest's own, and so is what it has not written yet.
+    for option in [
+        FsOptions::POSIX_LOCKS,
+        FsOptions::FLOCK_LOCKS,
+        FsOptions::WRITEBACK_CACHE,
+    ] {
+        assert!(!told.contains(option), "{option:?}");
+    }
+}
+
+#[test]
 fn a_list_has_the_objects_where_asked_which_are_forgotten_all_at_once() {
     let rig = rig();
     for file in ["a", "b"] {

@@ -1,8 +1,10 @@
 use super::*;
 use fuse_backend_rs::api::filesystem::ZeroCopyReader;
+use fuse_backend_rs::common::file_buf::FileVolatileSlice;
 use fuse_backend_rs::common::file_traits::FileReadWriteVolatile;
 use rustix::thread::{CapabilitySet, CapabilitySets, capabilities, set_capabilities};
 use std::os::unix::fs::chown;
+use vm_memory::VolatileSlice;
 
 const USER: Context = Context {
     uid: 1234,
@@ -284,4 +286,84 @@ fn who_opens_a_file_has_no_more_room_for_it_than_a_user_of_the_host() {
             assert_eq!(capabilities(None).unwrap(), before);
         }
     }
+}
+
+/// A source of zeroes.
+struct Zeroes;
+
+impl io::Read for Zeroes {
+    fn read(&mut self, _: &mut [u8]) -> io::Result<usize> {
+        Ok(0)
+    }
+}
+
+impl ZeroCopyReader for Zeroes {
+    fn read_to(
+        &mut self,
+        file: &mut dyn FileReadWriteVolatile,
+        count: usize,
+        offset: u64,
+    ) -> io::Result<usize> {
+        let mut zeroes = vec![0; count];
+        let slice = VolatileSlice::from(&mut *zeroes);
+        file.write_at_volatile(FileVolatileSlice::from_volatile_slice(&slice), offset)
+    }
+}
+
+#[test]
+fn a_write_takes_the_set_user_id_bit_where_the_client_wants_it() {
+    if !credentials::may_switch() {
+        return;
+    }
+    let rig = rig();
+    let tree = &rig.tree;
+    std::fs::write(rig.path("file"), "text").unwrap();
+    let object = rig.look_up(ROOT, "file").unwrap().inode;
+    let flags = libc::O_WRONLY.cast_unsigned();
+    let handle = tree.open(&me(), object, flags, 0).unwrap().0.unwrap();
+    let (locked, kill) = (1 << 1, 1 << 2);
+    for (flags, mode) in [
+        (0, 0o4755),
+        (locked, 0o4755),
+        (kill, 0o755),
+        (kill | locked, 0o755),
+    ] {
+        let whole = std::fs::Permissions::from_mode(0o4755);
+        std::fs::set_permissions(rig.path("file"), whole).unwrap();
+        tree.write(
+            &me(),
+            object,
+            handle,
+            &mut Zeroes,
+            1,
+            0,
+            None,
+            true,
+            0,
+            flags,
+        )
+        .unwrap();
+        let meta = rig.path("file").metadata().unwrap();
+        assert_eq!(meta.mode() & 0o7777, mode, "{flags}");
+    }
+}
+
+#[test]
+fn a_root_without_capabilities_acts_as_nobody_else() {
+    if !credentials::may_switch() {
+        return;
+    }
+    // Capabilities are a thread's.
+    let thread = std::thread::spawn(|| {
+        let sets = capabilities(None).unwrap();
+        for lacking in [CapabilitySet::SETUID, CapabilitySet::SETGID] {
+            let effective = sets.effective.difference(lacking);
+            set_capabilities(None, CapabilitySets { effective, ..sets }).unwrap();
+            assert!(rustix::process::geteuid().is_root());
+            assert!(!credentials::may_switch(), "{lacking:?}");
+        }
+        set_capabilities(None, sets).unwrap();
+        assert!(credentials::may_switch());
+    });
+    thread.join().unwrap();
 }
