@@ -507,3 +507,24 @@ fn an_overlay_is_one_disks_alone_and_nobody_writes_its_image() {
     let refused = device(rig.base()).unwrap_err();
     assert!(matches!(refused, BlockDeviceError::NotWritable { .. }));
 }
+
+#[test]
+fn entries_of_a_table_that_was_there_before_are_written_wherever_they_are() {
+    let mut rig = Rig::sparse(ENTRIES * CLUSTER);
+    rig.write(CLUSTER, &[1; 512]);
+    rig.flush();
+    rig.reopen();
+    // Some in each part of the table that is written at once, and all at its ends.
+    let last = ENTRIES - 1;
+    let clusters = [0, 63, 64, 65, 127, 128, 4000, 8127, 8128, last];
+    for cluster in clusters {
+        rig.write(cluster * CLUSTER, &[(cluster % 251) as u8 + 2; 512]);
+        rig.flush();
+        rig.reopen();
+    }
+    assert_eq!(rig.read(CLUSTER, 512), [1; 512]);
+    for cluster in clusters {
+        let expected = [(cluster % 251) as u8 + 2; 512];
+        assert_eq!(rig.read(cluster * CLUSTER, 512), expected, "{cluster}");
+    }
+}
