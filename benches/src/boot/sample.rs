@@ -169,8 +169,8 @@ fn addresses(text: &str) -> (u64, u64) {
 }
 
 /// Returns the indexes of the adjacent mappings, anonymous and of one file at most, that are `kib`
-/// large in total. If there are several, those of which most is resident: the C library's allocator reserves
-/// as much for a thread as a small guest has.
+/// large in total. If there are several, those of which most is resident: the C library's allocator
+/// reserves as much for a thread as a small guest has.
 fn guest_memory(mappings: &[Mapping<'_>], kib: u64) -> Option<std::ops::Range<usize>> {
     let candidates = (0..mappings.len()).filter_map(|first| {
         let mut size = 0;
