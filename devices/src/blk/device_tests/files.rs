@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::blk::open_disk_for_writing;
+use vm_memory::GuestMemory;
 
 #[test]
 fn a_file_that_may_not_be_written_needs_read_only() {
@@ -132,5 +133,48 @@ fn a_spare_disk_is_a_sector_of_zeroes_that_nobody_writes() {
             panic!("it waits");
         };
         assert_eq!(result.is_ok(), flushes);
+    }
+}
+
+#[test]
+fn a_copy_of_a_files_disk_sees_what_the_other_one_has_written() {
+    let file = tempfile_of(4096);
+    let mem = memory(1 << 20);
+    let slice = |at| mem.get_slice(GuestAddress(at), 512).unwrap();
+    let uring = crate::blk::UringDisk::new(file.try_clone().unwrap()).unwrap();
+    let plain = FileDisk::new(file).unwrap();
+    for mut disk in [Box::new(uring) as Box<dyn Disk>, Box::new(plain)] {
+        let copy = disk.try_clone().unwrap().expect("a copy");
+        let carry_out = |disk: &mut dyn Disk, operation: Operation<'_, '_>| {
+            if let Submitted::Done(result) = disk.submit(&mem, 0, operation) {
+                return result.unwrap();
+            }
+            disk.commit().unwrap();
+            disk.wait().unwrap();
+            disk.completed().unwrap().result.unwrap();
+        };
+        mem.write_slice(&[7; 512], GuestAddress(0)).unwrap();
+        let slices = [slice(0)];
+        let slices = &slices;
+        carry_out(
+            &mut *disk,
+            Operation::Write {
+                offset: 512,
+                slices,
+            },
+        );
+        let (mut copy, slices) = (copy, [slice(0x1000)]);
+        let slices = &slices;
+        carry_out(
+            &mut *copy,
+            Operation::Read {
+                offset: 512,
+                slices,
+            },
+        );
+        let mut read = [0; 512];
+        mem.read_slice(&mut read, GuestAddress(0x1000)).unwrap();
+        assert_eq!(read, [7; 512]);
+        mem.write_slice(&[0; 512], GuestAddress(0x1000)).unwrap();
     }
 }
