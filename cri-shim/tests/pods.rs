@@ -90,6 +90,31 @@ async fn a_container_whose_exit_is_lost_was_killed_where_that_was_asked_for() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_container_whose_machine_ends_while_it_is_removed_is_removed() {
+    let node = Node::new(2).await;
+    let id = node.create("a", None).await;
+    let mut runtime = node.runtime().await;
+    let mut remove = async || {
+        let container_id = id.clone();
+        let request = RemoveContainerRequest { container_id };
+        runtime.remove_container(request).await.map(drop)
+    };
+    let refusal = node.control.join("refuse-Delete");
+    fs::write(refusal, "the guest powered itself off").unwrap();
+    let refused = remove().await.unwrap_err();
+    assert_eq!(refused.code(), Code::Internal, "{refused}");
+    fs::write(node.control.join("ended"), "").unwrap();
+    remove().await.unwrap();
+    assert_eq!(node.asked(&format!("Delete {id}")), 2);
+    let request = ContainerStatusRequest {
+        container_id: id.clone(),
+        verbose: false,
+    };
+    let unknown = node.runtime().await.container_status(request).await;
+    assert_eq!(unknown.unwrap_err().code(), Code::NotFound);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_start_that_fails_leaves_nothing_in_the_guest_and_is_told_to_all_who_ask() {
     let node = Node::new(2).await;
     let id = node.create("a", None).await;

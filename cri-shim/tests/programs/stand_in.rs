@@ -5,6 +5,7 @@
 //! - a file with a call's name blocks that call until the file is removed,
 //! - `refuse-` and a call's name is the message with which that call is refused, and
 //!   `kind-` and that name its kind, `Internal` without,
+//! - with `ended` its machine has powered off, as who asks from then on is told,
 //! - with `lose-exits` exits are never reported,
 //! - `grown` is the guest's memory beyond that at boot, in bytes, regardless of requests,
 //! - with `short` the guest is short of memory, which is reported once and removes the file,
@@ -169,6 +170,7 @@ impl Process {
                 }
                 json!("Done")
             }
+            "Ended" if self.directory.join("ended").exists() => json!({ "Ended": "PoweredOff" }),
             "Ended" => return None,
             _ => json!("Done"),
         };

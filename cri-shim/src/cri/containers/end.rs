@@ -52,7 +52,8 @@ impl Node {
         {
             if !container.was_signaled.swap(true, Ordering::Relaxed) {
                 let signal = container.record().stop_signal;
-                let sent = passing(client.signal(&container.id, None, signal, false).await);
+                let sent = client.signal(&container.id, None, signal, false).await;
+                let sent = passing(&client, sent).await;
                 if sent.is_err() {
                     container.was_signaled.store(false, Ordering::Relaxed);
                 }
@@ -74,11 +75,8 @@ impl Node {
         if container.running().is_err() {
             return Ok(());
         }
-        passing(
-            client
-                .signal(&container.id, None, SIGKILL.into(), true)
-                .await,
-        )?;
+        let killed = client.signal(&container.id, None, SIGKILL.into(), true);
+        passing(client, killed.await).await?;
         if has_ended(container, client, KILL_TIMEOUT).await {
             return Ok(());
         }
@@ -115,7 +113,7 @@ impl Node {
             record.phase = ContainerPhase::Removing
         })?;
         if let Some(client) = &client {
-            passing(client.delete_container(&container.id).await)?;
+            passing(client, client.delete_container(&container.id).await).await?;
         }
         let shared = self.dir(&container.pod.id).join(volumes::SHARED);
         in_place(|| volumes::release(&shared, &container.pod.mounted, &container.id))?;
@@ -131,19 +129,27 @@ impl Node {
 }
 
 /// Ignores the error that the process or its machine is gone.
-fn passing(done: Result<(), SandboxError>) -> Result<()> {
-    match done {
-        Err(error)
-            if error.is_gone()
-                || matches!(
-                    error.kind(),
-                    Some(RefusalKind::NotFound | RefusalKind::WrongState)
-                ) =>
-        {
-            debug!(%error, "nothing to do");
-            Ok(())
-        }
-        done => Ok(done?),
+async fn passing(client: &SandboxClient, done: Result<(), SandboxError>) -> Result<()> {
+    let Err(error) = done else {
+        return Ok(());
+    };
+    let is_nothing_to_do = match error.kind() {
+        Some(RefusalKind::NotFound | RefusalKind::WrongState) => true,
+        _ => is_of_ended_machine(client, &error).await,
+    };
+    if is_nothing_to_do {
+        debug!(%error, "nothing to do");
+        return Ok(());
+    }
+    Err(error.into())
+}
+
+/// Returns whether a call failed because its machine has ended.
+pub(super) async fn is_of_ended_machine(client: &SandboxClient, error: &SandboxError) -> bool {
+    match error.kind() {
+        // The answer of a process that still reports how its machine ended.
+        Some(RefusalKind::Internal) => client.has_ended().await,
+        _ => error.is_gone(),
     }
 }
 

@@ -10,11 +10,12 @@ use k8s_cri::v1::ContainerEventType;
 use tonic::Status;
 use tracing::{info, warn};
 
+use super::end::is_of_ended_machine;
 use crate::blocking::in_place;
 use crate::cri::error::{CriError, Kind, Result};
 use crate::cri::node::{Container, Node, now};
 use crate::cri::state::{ContainerExit, ContainerPhase};
-use crate::sandbox::{ProcessExit, RefusalKind, SandboxClient, Started};
+use crate::sandbox::{ProcessExit, SandboxClient, Started};
 
 /// Exit code of a container that could not be started, as other runtimes have it.
 const START_ERROR_EXIT_CODE: i32 = 128;
@@ -79,7 +80,11 @@ impl Node {
             }
             Err(error) => {
                 // The container is not at fault: it never ran, and has no exit to report.
-                let is_of_the_pod = container.pod.is_ending() || has_ended(&client, &error).await;
+                let is_of_the_pod = container.pod.is_ending()
+                    || match &error {
+                        CriError::Sandbox(error) => is_of_ended_machine(&client, error).await,
+                        _ => false,
+                    };
                 let status = Status::from(error);
                 if !is_of_the_pod {
                     // Undone first: once the failure is reported, a replacement may be created.
@@ -213,18 +218,6 @@ fn open_log(path: &str) -> Result<Option<OwnedFd>> {
     Ok(Some(
         file.map_err(CriError::io("open the log", path))?.into(),
     ))
-}
-
-/// Returns whether a call failed because its machine has ended.
-async fn has_ended(client: &SandboxClient, error: &CriError) -> bool {
-    let CriError::Sandbox(error) = error else {
-        return false;
-    };
-    match error.kind() {
-        // The answer of a process that still reports how its machine ended.
-        Some(RefusalKind::Internal) => client.has_ended().await,
-        _ => error.is_gone(),
-    }
 }
 
 /// A container's exit: code, reason, message and time.
