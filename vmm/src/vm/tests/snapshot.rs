@@ -160,6 +160,39 @@ fn an_access_that_was_under_way_is_completed_once_in_each_clone() {
 }
 
 #[test]
+fn what_a_guest_sends_while_it_is_paused_is_sent_once() {
+    // The guest sends 0, 1, 2 and so on, so that pauses hit it in the middle.
+    let code = [
+        0xbe, 0x00, 0x00, 0x20, 0x00, // mov esi, ORDERS
+        0xba, 0xf8, 0x03, 0x00, 0x00, // mov edx, COM1
+        0x8a, 0x46, 0x10, // mov al, [esi + 16]
+        0xee, // out dx, al
+        0xff, 0x46, 0x10, // inc dword [esi + 16]
+        0xeb, 0xf7, // jmp to mov al
+    ];
+    for round in 0..20 {
+        let (_dir, place) = place();
+        let (sent, more) = (Kept::default(), Kept::default());
+        let vm = Arc::new(tiny(&code).serial(sent.clone()).build().unwrap());
+        vm.start().unwrap();
+        let mem = vm.context.machine.memory.ram().clone();
+        let guest = Guest { vm, mem };
+        guest.runs_on();
+        guest.pause();
+        guest.vm.snapshot(&place).unwrap();
+        let snapshot = Snapshot::open(&place).unwrap();
+        let clone = Guest::restore(&snapshot, |vm| vm.serial(more.clone()));
+        clone.runs_on();
+        clone.runs_on();
+        clone.vm.stop().unwrap();
+        let mut all = sent.0.lock().unwrap().clone();
+        all.extend(&*more.0.lock().unwrap());
+        let expected = (0..all.len()).map(|number| (number % 256) as u8);
+        assert!(expected.eq(all), "round {round}");
+    }
+}
+
+#[test]
 fn chains_that_nobody_has_served_yet_are_served_in_each_clone() {
     let (_dir, place) = place();
     let guest = Guest::start(VmBuilder::rng);
