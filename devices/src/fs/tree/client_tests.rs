@@ -113,3 +113,21 @@ fn holes_and_data_are_found_and_other_seeks_are_the_clients() {
         assert_eq!(code(seek(0, whence)), Some(Errno::INVAL));
     }
 }
+
+#[test]
+fn devices_have_their_numbers_as_linux_encodes_them() {
+    use rustix::fs::{FileType, makedev, mknodat};
+    let root: OwnedFd = File::open("/dev").unwrap().into();
+    let tree = Tree::new(&root, Access::ReadOnly, Quota::own(100), None).unwrap();
+    for (name, number) in [(c"null", 0x103), (c"zero", 0x105)] {
+        let entry = tree.lookup(&me(), ROOT, name).unwrap();
+        assert_eq!(entry.attr.st_rdev, number, "{name:?}");
+    }
+    // Numbers of more than a byte, where the test may make such a device.
+    let rig = rig();
+    let (at, number) = (rig.path("device"), makedev(0xabc, 0x1_2345));
+    if mknodat(CWD, at, FileType::CharacterDevice, Mode::RUSR, number).is_ok() {
+        let entry = rig.look_up(ROOT, "device").unwrap();
+        assert_eq!(entry.attr.st_rdev, 0x123a_bc45);
+    }
+}

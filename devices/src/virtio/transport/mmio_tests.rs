@@ -203,6 +203,10 @@ fn identification_registers() {
     assert_eq!(rig.r(reg::DEVICE_FEATURES), 1);
     rig.w(reg::DEVICE_FEATURES_SEL, 2);
     assert_eq!(rig.r(reg::DEVICE_FEATURES), 0);
+    // No shared memory.
+    for offset in (0xb0..0xc0).step_by(4) {
+        assert_eq!(rig.r(offset), u32::MAX, "{offset:#x}");
+    }
 }
 
 #[test]
