@@ -91,4 +91,23 @@ mod tests {
             Offloads::NONE
         );
     }
+
+    #[test]
+    fn features_have_the_numbers_of_the_specification() {
+        let bits = |numbers: &[u32]| numbers.iter().map(|number| 1 << number).sum::<u64>();
+        // MAC, MRG_RXBUF, STATUS, CTRL_VQ, CTRL_RX, CTRL_MAC_ADDR.
+        let always = [5, 15, 16, 17, 18, 23];
+        assert_eq!(of_backend(Offloads::NONE), bits(&always));
+        // CSUM, GUEST_CSUM, CTRL_GUEST_OFFLOADS; GUEST and HOST of TSO4, TSO6 and ECN.
+        let all = Offloads {
+            checksum: true,
+            tso4: true,
+            tso6: true,
+            ecn: true,
+        };
+        let more = bits(&[0, 1, 2, 7, 8, 9, 11, 12, 13]);
+        assert_eq!(of_backend(all), bits(&always) | more);
+        assert_eq!(GUEST_OFFLOADS, bits(&[1, 7, 8, 9]));
+        assert_eq!((MTU, MQ), (bits(&[3]), bits(&[22])));
+    }
 }
