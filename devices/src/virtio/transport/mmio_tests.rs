@@ -596,7 +596,10 @@ proptest! {
     /// No sequence of accesses panics, starts a queue twice, or makes one run without DRIVER_OK.
     #[test]
     fn any_sequence_of_accesses_is_survived(
-        ops in proptest::collection::vec((any::<bool>(), 0u64..0x120, any::<u32>(), 0usize..9), 0..200)
+        ops in proptest::collection::vec(
+            (any::<bool>(), 0u64..0x120, any::<u32>(), 0usize..9),
+            0..200,
+        )
     ) {
         let mut rig = rig();
         for (write, offset, value, width) in ops {
