@@ -149,7 +149,8 @@ fn advise_range(region: &MmapRegion<()>, range: &Range<u64>, advice: i32) -> io:
     }
 }
 
-/// Returns the part of `range`, offsets into a mapping, that lies within it; `None` if nothing does.
+/// Returns the part of `range`, offsets into a mapping, that lies within it; `None` if nothing
+/// does.
 fn part(region: &MmapRegion<()>, range: &Range<u64>) -> Option<(*mut u8, usize)> {
     let end = range.end.min(region.size() as u64);
     let len = end.checked_sub(range.start).filter(|len| *len > 0)?;

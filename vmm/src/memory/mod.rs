@@ -185,13 +185,11 @@ impl GuestMemory {
         }
         let hotplug = shape.hotplug_region().map(|region| region.start);
         let ram = lay_out(shape, |span, len| {
-            let is_hole = || save::data_of(&file, span).is_ok_and(|data| data.is_empty());
-            match Some(span.start) == hotplug && is_hole() {
+            let holes = save::holes_of(&file, span);
+            let is_hole = matches!(&*holes, [hole] if *hole == (0..span.len));
+            match Some(span.start) == hotplug && is_hole {
                 true => mapping::anonymous(len),
-                false => {
-                    let holes = save::holes_of(&file, span);
-                    mapping::private(file.clone(), span.offset, len, &holes)
-                }
+                false => mapping::private(file.clone(), span.offset, len, &holes),
             }
         })?;
         Ok(Self {

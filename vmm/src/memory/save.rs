@@ -184,8 +184,8 @@ pub(super) fn data_of(file: &File, span: Span) -> io::Result<Vec<Range<u64>>> {
     Ok(data)
 }
 
-/// Returns the holes of `file`, as offsets into the span: those of whole huge pages, since each is a
-/// mapping of its own. A file system may not tell.
+/// Returns the holes of `file`, as offsets into the span: those of whole huge pages, since each is
+/// a mapping of its own. A file system may not tell.
 pub(super) fn holes_of(file: &File, span: Span) -> Vec<Range<u64>> {
     let mut holes = Vec::new();
     let mut at = 0;
