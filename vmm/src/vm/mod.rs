@@ -34,6 +34,8 @@ mod snapshot;
 mod start;
 mod state;
 #[cfg(test)]
+mod testing;
+#[cfg(test)]
 mod tests;
 mod threads;
 mod vcpu;

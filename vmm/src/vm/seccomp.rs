@@ -428,17 +428,10 @@ mod tests {
     /// In a separate process, which the C library aborts if threads disagree.
     #[test]
     fn the_program_changes_its_ids_while_threads_are_confined() {
-        const CHILD: &str = "PODVISOR_TEST_CHANGES_IDS";
-        if std::env::var_os(CHILD).is_some() {
-            return change_ids();
-        }
-        let name = "vm::seccomp::tests::the_program_changes_its_ids_while_threads_are_confined";
-        let child = std::process::Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", name])
-            .env(CHILD, "")
-            .output()
-            .unwrap();
-        assert!(child.status.success(), "{child:?}");
+        crate::vm::testing::in_own_process(
+            "vm::seccomp::tests::the_program_changes_its_ids_while_threads_are_confined",
+            change_ids,
+        );
     }
 
     #[allow(unsafe_code)] // the C library's calls for all threads

@@ -172,17 +172,10 @@ fn a_loop_without_anything_to_do_sleeps_also_during_a_pause() {
 /// In a separate process, which a shell would stop and continue in the same way.
 #[test]
 fn a_process_that_was_stopped_and_continued_has_its_vm_still() {
-    const CHILD: &str = "PODVISOR_TEST_IS_STOPPED";
-    if std::env::var_os(CHILD).is_some() {
-        return is_stopped();
-    }
-    let name = "vm::tests::threads::a_process_that_was_stopped_and_continued_has_its_vm_still";
-    let child = std::process::Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", name])
-        .env(CHILD, "")
-        .output()
-        .unwrap();
-    assert!(child.status.success(), "{child:?}");
+    crate::vm::testing::in_own_process(
+        "vm::tests::threads::a_process_that_was_stopped_and_continued_has_its_vm_still",
+        is_stopped,
+    );
 }
 
 fn is_stopped() {
