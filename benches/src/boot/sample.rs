@@ -177,13 +177,13 @@ fn guest_memory(mappings: &[Mapping<'_>], kib: u64) -> Option<std::ops::Range<us
         let mut file = "";
         for (index, mapping) in mappings.iter().enumerate().skip(first) {
             let adjacent = index == first || mappings[index - 1].range.1 == mapping.range.0;
-            let fits = file.is_empty() || ["", file].contains(&mapping.file);
+            if file.is_empty() {
+                file = mapping.file;
+            }
+            let fits = mapping.file.is_empty() || mapping.file == file;
             size += mapping.size;
             if !adjacent || !fits || size > kib {
                 return None;
-            }
-            if file.is_empty() {
-                file = mapping.file;
             }
             if size == kib {
                 return Some(first..index + 1);
