@@ -132,6 +132,10 @@ pub(super) fn copy_now(region: &MmapRegion<()>, range: &Range<u64>) -> io::Resul
 /// # Errors
 /// Kernels before 6.1, and most file systems, do not support it; or no huge page is free.
 pub(super) fn collapse(region: &MmapRegion<()>, range: &Range<u64>) -> io::Result<()> {
+    // Some kernels collapse the file's pages, and then fail with EINVAL if the mapping has no page
+    // table there. Kernels before 5.14 do not know the advice.
+    let first = range.start..range.start + PAGE_SIZE;
+    let _ = advise_range(region, &first, libc::MADV_POPULATE_READ);
     advise_range(region, range, libc::MADV_COLLAPSE)
 }
 
