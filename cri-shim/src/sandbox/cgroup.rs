@@ -141,16 +141,20 @@ pub(crate) fn lacks_room(path: &Path, limits: MachineLimits) -> Option<String> {
 #[derive(Debug)]
 pub(super) struct Cgroup {
     path: Option<PathBuf>,
+    /// The group of the process.
+    leaf: PathBuf,
+    /// Held until the group has its process: a group without one may be swept. If another process
+    /// holds the lock, which any process can, nothing is swept.
+    lock: Option<File>,
 }
 
 impl Cgroup {
-    /// Creates the group `id` below `parent`, a path from the hierarchy's root, and puts the
-    /// process `pid` below its limits. `dir` is the sandbox's directory.
+    /// Creates the group `id` below `parent`, a path from the hierarchy's root, with the limits of
+    /// a process that is not in it yet. `dir` is the sandbox's directory.
     pub(super) fn create(
         parent: &str,
         id: &str,
         limits: MachineLimits,
-        pid: u32,
         dir: &Path,
     ) -> Result<Self, CgroupError> {
         let is_v2 = statfs(CGROUP_ROOT).is_ok_and(|stat| stat.f_type == CGROUP2);
@@ -158,16 +162,16 @@ impl Cgroup {
             return Err(CgroupError::NotThere);
         }
         let parent = descend(parent)?;
-        // Held until the group has its process: a group without one may be swept. If another
-        // process holds the lock, which any process can, nothing is swept.
-        let _lock = lock(&parent)?.inspect(|_| sweep(&parent));
+        let lock = lock(&parent)?.inspect(|_| sweep(&parent));
         let path = parent.join(id);
         fs::create_dir(&path).map_err(step("create the control group", &path))?;
-        let group = Self {
-            path: Some(path.clone()),
-        };
         // First of all: from here on the controllers cannot be disabled from outside.
         let leaf = make_leaf(&path);
+        let group = Self {
+            path: Some(path.clone()),
+            leaf,
+            lock,
+        };
         let missing = set_limits(&path, limits)?;
         if !missing.is_empty() {
             warn_of_missing(&missing);
@@ -177,8 +181,22 @@ impl Cgroup {
             .map_err(step("note the control group in", &note))?;
         kill::note_before(dir, Path::new(CGROUP_ROOT), &path)
             .map_err(step("note the events of the control groups in", dir))?;
-        write(&leaf.join("cgroup.procs"), &pid.to_string())?;
         Ok(group)
+    }
+
+    /// Opens the directory of the group that its process belongs in.
+    pub(super) fn open(&self) -> io::Result<File> {
+        File::open(&self.leaf)
+    }
+
+    /// Moves its process to the group.
+    pub(super) fn take(&self, pid: u32) -> Result<(), CgroupError> {
+        write(&self.leaf.join("cgroup.procs"), &pid.to_string())
+    }
+
+    /// Lets others create groups: this one has its process.
+    pub(super) fn unlock(&mut self) {
+        self.lock = None;
     }
 
     /// Leaves the group to its process: it is not removed when this is dropped.

@@ -8,7 +8,7 @@ use std::os::unix::fs::{FileTypeExt as _, OpenOptionsExt as _};
 use std::os::unix::net::UnixStream as StdUnixStream;
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::{Path, PathBuf};
-use std::process::{ExitStatus, Stdio};
+use std::process::ExitStatus;
 use std::sync::{Arc, Once};
 use std::time::Duration;
 
@@ -17,13 +17,12 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, 
 use rustix::process::Signal;
 use serde::Serialize;
 use tokio::net::UnixStream;
-use tokio::process::{Child, Command};
-use tokio::runtime::Handle;
 use tracing::{debug, info, warn};
 
 use super::cgroup::{Cgroup, CgroupError, MachineLimits};
 use super::error::{SandboxError, printable};
 use super::jail;
+use super::spawn::{Child, Program};
 use super::template::{Shape, THIS_PROGRAM, Template};
 use super::types::{GuestNetwork, JailMode, LaunchConfig};
 use super::wire::{
@@ -70,10 +69,14 @@ struct Launched {
 }
 
 impl Launched {
+    fn pid(&self) -> Option<u32> {
+        self.child.as_ref().map(Child::id)
+    }
+
     /// Kills the process, which is of no use any more, and returns how it ended.
     async fn ended(&mut self) -> Option<ExitStatus> {
         let child = self.child.as_mut()?;
-        let _ = child.start_kill();
+        child.kill();
         child.wait().await.ok()
     }
 
@@ -105,9 +108,8 @@ impl Launched {
 
 impl Drop for Launched {
     fn drop(&mut self) {
-        if let Some(child) = &mut self.child {
-            // Fails if it is gone already. The runtime reaps it.
-            let _ = child.start_kill();
+        if let Some(child) = self.child.take() {
+            child.discard();
         }
     }
 }
@@ -158,27 +160,22 @@ impl Launching {
         };
         let (ours, theirs) = StdUnixStream::pair().map_err(spawn_error)?;
         ours.set_nonblocking(true).map_err(spawn_error)?;
-        let child = spawn(program, &header, theirs)?;
-        if let Some(Err(error)) = child.id().map(oom::expose) {
-            debug!(id = header.id, %error, "failed to reset the inherited oom_score_adj");
-        }
-        let cgroup = match (&cgroup_parent, child.id()) {
-            (Some(parent), Some(pid)) => {
+        let cgroup = match &cgroup_parent {
+            Some(parent) => {
                 let limits = MachineLimits {
                     vcpus: header.vcpus,
                     memory: header.memory,
                 };
-                // It has not started its work: it waits for its configuration.
-                let made = make_cgroup(parent, &header.id, limits, pid, &dir).await;
+                let made = make_cgroup(parent, &header.id, limits, &dir).await;
                 made.inspect_err(|error| no_cgroup(error, &header.id)).ok()
             }
-            _ => None,
+            None => None,
         };
-        header.has_cgroup = cgroup.is_some();
-        let launched = Launched {
-            child: Some(child),
-            cgroup,
-        };
+        let launched = spawn(program, &header, theirs, cgroup)?;
+        if let Some(Err(error)) = launched.pid().map(oom::expose) {
+            debug!(id = header.id, %error, "failed to reset the inherited oom_score_adj");
+        }
+        header.has_cgroup = launched.cgroup.is_some();
         let stream = Arc::new(UnixStream::from_std(ours).map_err(spawn_error)?);
         let launching = Self {
             program: program.to_owned(),
@@ -270,11 +267,7 @@ impl Launching {
 
     /// Kills the process; returns when it is gone.
     pub async fn cancel(mut self) {
-        if let Some(child) = &mut self.launched.child
-            && let Err(error) = child.kill().await
-        {
-            debug!(id = self.id, %error, "the sandbox's process was gone already");
-        }
+        self.launched.ended().await;
     }
 
     async fn send<T: Serialize>(&self, message: &T, fds: &[OwnedFd]) -> Result<(), FrameError> {
@@ -294,7 +287,7 @@ impl Launching {
     fn silent(&self, waited: Duration) -> SandboxError {
         SandboxError::Unresponsive {
             dir: self.dir.clone(),
-            pid: self.launched.child.as_ref().and_then(Child::id),
+            pid: self.launched.pid(),
             waited,
         }
     }
@@ -307,12 +300,13 @@ impl Launching {
     }
 }
 
-/// Starts the process, which waits for its configuration on `stdin`.
+/// Starts the process in its group. It waits for its configuration on `stdin`.
 fn spawn(
     program: &Path,
     header: &LaunchHeader,
     stdin: StdUnixStream,
-) -> Result<Child, SandboxError> {
+    mut cgroup: Option<Cgroup>,
+) -> Result<Launched, SandboxError> {
     let log = header.dir.join(LOG);
     // Readable, too: the process reads the part that it keeps when it drops the oldest.
     let stderr = OpenOptions::new()
@@ -326,32 +320,47 @@ fn spawn(
             path: log,
             source,
         })?;
-    let mut command = Command::new(program);
-    command
-        .arg0("podvisor")
-        .args(["sandbox", &header.id])
-        .current_dir("/")
-        .env_clear()
-        .stdin(Stdio::from(OwnedFd::from(stdin)))
-        .stdout(Stdio::null())
-        .stderr(stderr);
-    for name in [BOOT_TIMEOUT_VARIABLE, "RUST_BACKTRACE"] {
-        if let Some(value) = std::env::var_os(name) {
-            command.env(name, value);
+    let passed = [BOOT_TIMEOUT_VARIABLE, "RUST_BACKTRACE"];
+    let passed = passed.map(|name| std::env::var_os(name).map(|value| (name, value)));
+    let execution = Program {
+        path: program,
+        arguments: &["podvisor", "sandbox", &header.id],
+        environment: passed.into_iter().flatten().collect(),
+        stdin: stdin.into(),
+        stderr: stderr.into(),
+        new_pids: header.jail == JailMode::Enforced && jail::can_change_identity(),
+    };
+    let in_group = cgroup.as_ref().and_then(|group| {
+        let started = group
+            .open()
+            .and_then(|group| execution.start_in(group.as_fd()));
+        let refused = |error: &io::Error| debug!(id = header.id, %error, "no process in its group");
+        started.inspect_err(refused).ok()
+    });
+    let child = match in_group {
+        Some(child) => child,
+        None => {
+            let child = execution.start().map_err(|source| SandboxError::Spawn {
+                program: program.to_owned(),
+                source,
+            })?;
+            // It has not begun its work.
+            cgroup = cgroup.and_then(|group| match group.take(child.id()) {
+                Ok(()) => Some(group),
+                Err(error) => {
+                    no_cgroup(&error, &header.id);
+                    None
+                }
+            });
+            child
         }
+    };
+    if let Some(group) = &mut cgroup {
+        group.unlock();
     }
-    let runtime = Handle::current();
-    let mut start = || {
-        let _runtime = runtime.enter();
-        command.spawn()
-    };
-    let child = match header.jail {
-        JailMode::Enforced => jail::spawn(start),
-        JailMode::Disabled => start(),
-    };
-    child.map_err(|source| SandboxError::Spawn {
-        program: program.to_owned(),
-        source,
+    Ok(Launched {
+        child: Some(child),
+        cgroup,
     })
 }
 
@@ -497,13 +506,11 @@ async fn make_cgroup(
     parent: &str,
     id: &str,
     limits: MachineLimits,
-    pid: u32,
     dir: &Path,
 ) -> Result<Cgroup, CgroupError> {
     let (parent, id, dir) = (parent.to_owned(), id.to_owned(), dir.to_owned());
     let path = dir.clone();
-    let making =
-        tokio::task::spawn_blocking(move || Cgroup::create(&parent, &id, limits, pid, &dir));
+    let making = tokio::task::spawn_blocking(move || Cgroup::create(&parent, &id, limits, &dir));
     making.await.unwrap_or_else(|error| {
         Err(CgroupError::Step {
             step: "make the control group of",

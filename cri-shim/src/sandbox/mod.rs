@@ -26,6 +26,7 @@ mod provisional;
 mod psi;
 mod record;
 mod run;
+mod spawn;
 mod spec;
 mod stdio;
 mod template;

@@ -49,7 +49,10 @@ impl Slice {
     fn create(&mut self, id: &str) -> Cgroup {
         let pid = self.process();
         let parent = format!("/{}", self.name);
-        Cgroup::create(&parent, id, LIMITS, pid, self.dir.path()).unwrap()
+        let mut group = Cgroup::create(&parent, id, LIMITS, self.dir.path()).unwrap();
+        group.take(pid).unwrap();
+        group.unlock();
+        group
     }
 
     /// Creates a group as older versions did: its process is in the group itself.
