@@ -2,6 +2,7 @@
 
 use clap::{Args, Subcommand};
 
+use super::deferred::Deferred;
 use super::{Globals, images, import, inspect, load, prune, pull, rmi, save, tag};
 
 #[derive(Debug, Args)]
@@ -13,31 +14,31 @@ pub(super) struct ImageArgs {
 #[derive(Debug, Subcommand)]
 enum ImageCommand {
     /// Show all that is known of images, as JSON
-    Inspect(inspect::InspectArgs),
+    Inspect(Deferred<inspect::InspectArgs>),
     /// Show how an image was made
-    History(inspect::HistoryArgs),
+    History(Deferred<inspect::HistoryArgs>),
     /// Keep images from being pruned
-    Pin(tag::PinArgs),
+    Pin(Deferred<tag::PinArgs>),
     /// Let images be pruned again
-    Unpin(tag::PinArgs),
+    Unpin(Deferred<tag::PinArgs>),
     /// List the images that are here
     #[command(visible_alias = "list")]
-    Ls(images::ImagesArgs),
+    Ls(Deferred<images::ImagesArgs>),
     /// Fetch images from a registry
-    Pull(pull::PullArgs),
+    Pull(Deferred<pull::PullArgs>),
     /// Remove images
     #[command(visible_alias = "remove")]
-    Rm(rmi::RmiArgs),
+    Rm(Deferred<rmi::RmiArgs>),
     /// Remove images that nobody needs
-    Prune(prune::PruneArgs),
+    Prune(Deferred<prune::PruneArgs>),
     /// Give an image more names
-    Tag(tag::TagArgs),
+    Tag(Deferred<tag::TagArgs>),
     /// Take images from an archive
-    Load(load::LoadArgs),
+    Load(Deferred<load::LoadArgs>),
     /// Write images to an archive
-    Save(save::SaveArgs),
+    Save(Deferred<save::SaveArgs>),
     /// Make an image of a root file system: a directory or a tar
-    Import(import::ImportArgs),
+    Import(Deferred<import::ImportArgs>),
 }
 
 pub(super) fn run(globals: &Globals, args: &ImageArgs) -> anyhow::Result<u8> {

@@ -11,6 +11,7 @@ mod check;
 mod completions;
 mod config;
 mod container;
+mod deferred;
 mod destination;
 mod disks;
 mod guest;
@@ -56,6 +57,7 @@ use std::process::ExitCode;
 use anyhow::Context as _;
 use clap::error::ErrorKind;
 use clap::{Args, Parser, Subcommand};
+use deferred::Deferred;
 use log::{LogFormat, LogLevel};
 use podvisor_images::Store;
 
@@ -176,90 +178,90 @@ fn parse_json_format(text: &str) -> Result<Format, String> {
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Run a program from an image in a virtual machine of its own
-    Run(Box<run::RunArgs>),
+    Run(Deferred<run::RunArgs>),
     /// List containers
-    Ps(container::ps::PsArgs),
+    Ps(Deferred<container::ps::PsArgs>),
     /// Run a command in a running container
-    Exec(Box<container::exec::ExecArgs>),
+    Exec(Deferred<container::exec::ExecArgs>),
     /// Show what containers wrote
-    Logs(container::logs::LogsArgs),
+    Logs(Deferred<container::logs::LogsArgs>),
     /// Attach to a running container's standard streams
-    Attach(container::attach::AttachArgs),
+    Attach(Deferred<container::attach::AttachArgs>),
     /// Stop running containers
-    Stop(container::lifecycle::StopArgs),
+    Stop(Deferred<container::lifecycle::StopArgs>),
     /// Send a signal to containers
-    Kill(container::lifecycle::KillArgs),
+    Kill(Deferred<container::lifecycle::KillArgs>),
     /// Pause containers
-    Pause(container::lifecycle::NamesArgs),
+    Pause(Deferred<container::lifecycle::NamesArgs>),
     /// Resume paused containers
-    Unpause(container::lifecycle::NamesArgs),
+    Unpause(Deferred<container::lifecycle::NamesArgs>),
     /// Wait until containers have ended, and print their exit codes
-    Wait(container::lifecycle::NamesArgs),
+    Wait(Deferred<container::lifecycle::NamesArgs>),
     /// Remove containers
-    Rm(container::lifecycle::RmArgs),
+    Rm(Deferred<container::lifecycle::RmArgs>),
     /// Show which ports of the host lead to a container's
-    Port(container::port::PortArgs),
+    Port(Deferred<container::port::PortArgs>),
     /// Show containers in detail
-    Inspect(container::inspect::InspectArgs),
+    Inspect(Deferred<container::inspect::InspectArgs>),
     /// Show resource usage of containers
-    Stats(container::stats::StatsArgs),
+    Stats(Deferred<container::stats::StatsArgs>),
     /// Print what containers and their machines use, for Prometheus
-    Metrics(container::metrics::MetricsArgs),
+    Metrics(Deferred<container::metrics::MetricsArgs>),
     /// Manage machines for several containers
     Pod(container::pod::PodArgs),
     /// Run a debug shell in a machine, outside its containers
-    Debug(container::debug::DebugArgs),
+    Debug(Deferred<container::debug::DebugArgs>),
     /// Connect to the serial console of a machine
-    Console(container::console::ConsoleArgs),
+    Console(Deferred<container::console::ConsoleArgs>),
     /// Show container events
-    Events(container::events::EventsArgs),
+    Events(Deferred<container::events::EventsArgs>),
     /// Show the processes of a container
-    Top(container::exec::TopArgs),
+    Top(Deferred<container::exec::TopArgs>),
     /// Copy files from or to a container
-    Cp(container::copy::CopyArgs),
+    Cp(Deferred<container::copy::CopyArgs>),
     /// Boot a machine and snapshot it, for `run --from-snapshot`
-    Snapshot(snapshot::SnapshotArgs),
+    Snapshot(Deferred<snapshot::SnapshotArgs>),
     /// Fetch images from a registry
-    Pull(pull::PullArgs),
+    Pull(Deferred<pull::PullArgs>),
     /// List the images that are here
-    Images(images::ImagesArgs),
+    Images(Deferred<images::ImagesArgs>),
     /// Remove images
-    Rmi(rmi::RmiArgs),
+    Rmi(Deferred<rmi::RmiArgs>),
     /// Remove containers and pods that have ended, and images that nobody needs
-    Prune(prune::PruneArgs),
+    Prune(Deferred<prune::PruneArgs>),
     /// Give an image more names
-    Tag(tag::TagArgs),
+    Tag(Deferred<tag::TagArgs>),
     /// Take images from an archive
-    Load(load::LoadArgs),
+    Load(Deferred<load::LoadArgs>),
     /// Write images to an archive
-    Save(save::SaveArgs),
+    Save(Deferred<save::SaveArgs>),
     /// Make an image of a root file system: a directory or a tar
-    Import(import::ImportArgs),
+    Import(Deferred<import::ImportArgs>),
     /// Show how an image was made
-    History(inspect::HistoryArgs),
+    History(Deferred<inspect::HistoryArgs>),
     /// Inspect, pin and manage images
     Image(image::ImageArgs),
     /// Serve the Container Runtime Interface to a kubelet
-    Serve(Box<serve::ServeArgs>),
+    Serve(Deferred<serve::ServeArgs>),
     /// Check or print the settings file of `serve`
     Config(config::ConfigArgs),
     /// Show podvisor's disk usage
     System(system::SystemArgs),
     /// Say whether this machine can run guests, and what to do if not
-    Check(check::CheckArgs),
+    Check(Deferred<check::CheckArgs>),
     /// Show versions
-    Version(version::VersionArgs),
+    Version(Deferred<version::VersionArgs>),
     /// Print a completion script for a shell
-    Completions(completions::CompletionsArgs),
+    Completions(Deferred<completions::CompletionsArgs>),
     /// Write the manual pages, for a package
     #[command(hide = true)]
-    Manual(manual::ManualArgs),
+    Manual(Deferred<manual::ManualArgs>),
     /// The process of one sandbox, started by podvisor itself
     #[command(hide = true)]
-    Sandbox(sandbox::SandboxArgs),
+    Sandbox(Deferred<sandbox::SandboxArgs>),
     /// Make a template of machines, started by podvisor itself
     #[command(hide = true)]
-    Template(template::TemplateArgs),
+    Template(Deferred<template::TemplateArgs>),
 }
 
 /// Parses this process's arguments, runs the command, and returns the exit code.

@@ -23,6 +23,7 @@ use super::{
     Containers, Entry, NetworkArgs, Record, RestartArg, State, clear, events, network, port, sweep,
     volumes,
 };
+use crate::cli::deferred::Deferred;
 use crate::cli::guest::{Guest, GuestArgs};
 use crate::cli::run::{
     MachineOptions, begin_machine, keep_etc_files, now, parse_console, parse_hostname, parse_label,
@@ -49,16 +50,16 @@ pub(in crate::cli) struct PodArgs {
 #[derive(Debug, Subcommand)]
 enum PodCommand {
     /// Start a machine for several containers, and print the pod's id
-    Create(Box<CreateArgs>),
+    Create(Deferred<CreateArgs>),
     /// List pods
     #[command(visible_alias = "ps", alias = "list")]
-    Ls(ListArgs),
+    Ls(Deferred<ListArgs>),
     /// Show pods in detail
-    Inspect(InspectArgs),
+    Inspect(Deferred<InspectArgs>),
     /// Stop the containers of pods, and their machines
-    Stop(StopArgs),
+    Stop(Deferred<StopArgs>),
     /// Remove pods with their containers
-    Rm(RmArgs),
+    Rm(Deferred<RmArgs>),
 }
 
 #[derive(Debug, Args)]
