@@ -530,13 +530,18 @@ fn end_of(log: &Path) -> io::Result<String> {
     Ok(String::from_utf8_lossy(&end).into_owned())
 }
 
+/// Returns the last line of a process's log, without anything that a terminal acts on.
+pub(super) fn last_line(log: &Path) -> String {
+    let text = end_of(log).unwrap_or_default();
+    let last = text.lines().next_back().unwrap_or("it said nothing");
+    printable(last, MAX_STDERR_TAIL)
+}
+
 /// Returns the last log line of a process that ended too early, and its exit status.
 async fn last_words(mut launched: Launched, log: &Path) -> String {
     // The process has closed its end.
     let status = launched.ended().await;
-    let text = end_of(log).unwrap_or_default();
-    let last = text.lines().next_back().unwrap_or("it said nothing");
-    let last = printable(last, MAX_STDERR_TAIL);
+    let last = last_line(log);
     match status {
         Some(status) => format!("{last} ({status})"),
         None => last,

@@ -35,6 +35,7 @@ pub use clean::remove_abandoned_templates;
 use clean::remove_oldest;
 pub(crate) use maker::SnapshotMaker;
 
+use super::launch::last_line;
 use super::provisional::{MAX_NICS, macs, mtu};
 use super::types::LaunchConfig;
 use super::{BuiltSandbox, GuestConfig, SandboxConfig, SandboxError, oom};
@@ -268,7 +269,17 @@ impl Shape {
             debug!(%error, "failed to reset the inherited oom_score_adj");
         }
         // Reaped when it ends, if this process still lives.
-        tokio::spawn(async move { child.wait().await });
+        tokio::spawn(async move {
+            match child.wait().await {
+                Ok(status) if status.success() => {}
+                Ok(status) => warn!(
+                    why = last_line(&log),
+                    %status,
+                    "failed to create a template: for some minutes, guests like this one boot"
+                ),
+                Err(error) => debug!(%error, "the process that makes a template was lost"),
+            }
+        });
         Ok(())
     }
 }
