@@ -124,10 +124,15 @@ impl Node {
         let vcpus = now.vcpus.max(then.vcpus);
         // A guest that has more keeps it for now.
         if size.may_get_vcpus() && given.vcpus.is_none_or(|given| given < vcpus) {
-            given.vcpus = None;
+            // Reset first: if this call is cancelled, its effect is unknown.
+            let before = given.vcpus.take();
             pod.client()?.set_vcpus(vcpus).await?;
             given.vcpus = Some(vcpus);
-            info!(pod = pod.id, vcpus, "added vCPUs");
+            match before {
+                Some(before) => info!(pod = pod.id, before, vcpus, "added vCPUs"),
+                // After a restart of the daemon; it may have had as many.
+                None => debug!(pod = pod.id, vcpus, "set the number of vCPUs"),
+            }
         }
         let wanted = now.memory.max(then.memory);
         if given.memory.unwrap_or(0) >= wanted {
