@@ -520,10 +520,28 @@ mod tests {
         Cli::command().debug_assert();
     }
 
-    fn run_args(arguments: &[&str]) -> run::RunArgs {
+    #[test]
+    fn a_command_is_described_as_it_is_listed() {
+        let listed = Cli::command();
+        let mut built = Cli::command();
+        built.build();
+        let about = |command: &clap::Command| command.get_about().map(ToString::to_string);
+        for command in listed.get_subcommands() {
+            let name = command.get_name();
+            let built = built.find_subcommand(name).unwrap();
+            assert_eq!(about(built), about(command), "{name}");
+        }
+        let run = built.find_subcommand("run").unwrap();
+        assert!(
+            run.get_arguments()
+                .any(|argument| argument.get_id() == "network")
+        );
+    }
+
+    fn run_args(arguments: &[&str]) -> Deferred<run::RunArgs> {
         let all = ["podvisor", "run"].iter().chain(arguments);
         match Cli::try_parse_from(all).unwrap().command {
-            Command::Run(args) => *args,
+            Command::Run(args) => args,
             other => panic!("{other:?}"),
         }
     }
