@@ -104,7 +104,10 @@ fn a_driver_answers_what_the_owner_asks_of_its_memory() {
         queue.add(&[(BUFFER, 10)], &[]);
         guest.device(0).write(0x50, 2);
     };
+    // When the first one comes back, the device has the second: the question is not before it.
     report(&mut queues[2], 5 << 20);
+    report(&mut queues[2], 5 << 20);
+    wait_for("the older report", || queues[2].take_used().is_some());
     let asked = std::thread::spawn(move || handle.stats(PATIENCE));
     wait_for("the question", || queues[2].take_used().is_some());
     report(&mut queues[2], 7 << 20);
