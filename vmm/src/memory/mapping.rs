@@ -30,8 +30,8 @@ pub(super) fn anonymous(len: usize) -> Result<MmapRegion<()>, MmapRegionError> {
 /// not be truncated, or accesses to the missing part raise SIGBUS. The mapping starts on a 2 MiB
 /// boundary if the address space allows, so that huge pages of the file can be mapped as such.
 ///
-/// `holes`, offsets into the mapping, are where the file has no data. They are anonymous memory, of
-/// small pages: a file on a tmpfs would get a page of zeroes for each one that is touched, and keep
+/// `holes`, offsets into the mapping, are where the file has no data. They are anonymous memory, in
+/// huge pages: a file on a tmpfs would get a page of zeroes for each one that is touched, and keep
 /// it, in addition to the copy.
 pub(super) fn private(
     file: Arc<File>,
@@ -62,7 +62,7 @@ fn replace_by_zeroes(region: &MmapRegion<()>, range: &Range<u64>) -> io::Result<
         return Err(io::Error::last_os_error());
     }
     // A kernel without huge pages refuses this.
-    let _ = advise_range(region, range, libc::MADV_NOHUGEPAGE);
+    let _ = advise_range(region, range, libc::MADV_HUGEPAGE);
     Ok(())
 }
 

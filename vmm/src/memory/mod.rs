@@ -269,6 +269,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
     use std::io::Write;
+    use std::num::ParseIntError;
     use std::os::unix::fs::{FileExt, MetadataExt};
     use vm_memory::{Bytes, GuestMemory as _, GuestMemoryRegion};
 
@@ -352,6 +353,22 @@ mod tests {
         assert_eq!((read(&one), read(&two)), (9, 7));
     }
 
+    /// Whether the mapping at an address of this process has `MADV_HUGEPAGE`.
+    fn asks_for_huge_pages(address: usize) -> bool {
+        let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+        let mut lines = maps.lines().skip_while(|line| {
+            let range = line
+                .split(' ')
+                .next()
+                .and_then(|range| range.split_once('-'));
+            let number = |text| usize::from_str_radix(text, 16);
+            let covers = |(start, end)| Ok(number(start)? <= address && address < number(end)?);
+            !matches!(range.map(covers), Some(Ok::<_, ParseIntError>(true)))
+        });
+        let flags = lines.find(|line| line.starts_with("VmFlags:")).unwrap();
+        flags.split(' ').any(|flag| flag == "hg")
+    }
+
     #[test]
     fn holes_of_a_file_stay_holes_and_are_zeroes() {
         // On tmpfs, where a mapping could fill them.
@@ -370,6 +387,14 @@ mod tests {
         }
         assert_eq!(read(9 * MIB), 7);
         assert_eq!(blocks(), before);
+        if std::fs::exists("/sys/kernel/mm/transparent_hugepage").unwrap() {
+            let start = memory.ram().iter().next().unwrap().as_ptr().addr();
+            let has = |at: u64| asks_for_huge_pages(start + at as usize);
+            assert_eq!(
+                [has(2 * MIB), has(9 * MIB), has(12 * MIB)],
+                [true, false, true]
+            );
+        }
         // Neither does anything come back of what was written before.
         let next = GuestMemory::private(size, Arc::new(file)).unwrap();
         assert_eq!(next.ram().read_obj::<u8>(GuestAddress(0)).unwrap(), 0);
