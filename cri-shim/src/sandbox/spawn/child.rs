@@ -8,7 +8,7 @@ use std::thread;
 
 use rustix::io::retry_on_intr;
 use rustix::process::{
-    Pid, PidfdFlags, Signal, WaitOptions, pidfd_open, pidfd_send_signal, waitpid,
+    Pid, PidfdFlags, Signal, WaitOptions, kill_process, pidfd_open, pidfd_send_signal, waitpid,
 };
 use tokio::io::unix::AsyncFd;
 
@@ -26,13 +26,17 @@ pub(in crate::sandbox) struct Child {
 impl Child {
     pub(super) fn of(child: std::process::Child) -> io::Result<Self> {
         let pid = Pid::from_child(&child);
-        Self::new(pid, pidfd_open(pid, PidfdFlags::empty())?)
+        match pidfd_open(pid, PidfdFlags::empty()) {
+            Ok(process) => Self::new(pid, process),
+            Err(error) => Err(given_up(pid, error.into())),
+        }
     }
 
     pub(super) fn new(pid: Pid, process: OwnedFd) -> io::Result<Self> {
+        let process = watch::readable(process).map_err(|error| given_up(pid, error))?;
         Ok(Self {
             pid,
-            process: watch::readable(process)?,
+            process,
             status: None,
         })
     }
@@ -68,6 +72,15 @@ impl Child {
             let _ = thread::Builder::new().spawn(move || reap(pid, WaitOptions::empty()));
         }
     }
+}
+
+/// Ends a child that cannot be watched because of `error`: another one must not find it beside
+/// itself.
+fn given_up(pid: Pid, error: io::Error) -> io::Error {
+    // It is not reaped yet, so it has its PID.
+    let _ = kill_process(pid, Signal::KILL);
+    let _ = reap(pid, WaitOptions::empty());
+    error
 }
 
 /// Returns how a child ended, which is not waited for again.

@@ -158,6 +158,17 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn a_child_that_cannot_be_watched_is_ended() {
+        let child = Command::new("sleep").arg("1000").spawn().unwrap();
+        let pid = rustix::process::Pid::from_child(&child);
+        // The event loop does not watch plain files.
+        let file = tempfile::tempfile().unwrap();
+        Child::new(pid, file.into()).unwrap_err();
+        let process = format!("/proc/{}", child.id());
+        assert!(!fs::exists(process).unwrap());
+    }
+
+    #[tokio::test]
     async fn a_child_that_is_discarded_is_killed_and_reaped() {
         let (program, _) = program(&["name", "-c", "sleep 1000"], false);
         let child = program.start().unwrap();
