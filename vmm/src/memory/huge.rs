@@ -14,9 +14,9 @@ use super::{MemoryShape, mapping, spans};
 
 const HUGE_PAGE: u64 = mapping::HUGE_PAGE_SIZE;
 
-/// The minimum amount of data in a block: holes use memory in a huge page. The end of the kernel's
-/// text is often not much more than half a block.
-const LEAST_DATA: u64 = HUGE_PAGE / 2;
+/// The minimum amount of data in a block: holes use memory in a huge page, and a guest that writes
+/// to one splits it.
+const LEAST_DATA: u64 = HUGE_PAGE / 8 * 7;
 
 /// Asks the kernel to put what clones only read into huge pages. `written` is what they write, in
 /// order. Returns the number of bytes that are then in huge pages.
