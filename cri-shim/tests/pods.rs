@@ -115,6 +115,44 @@ async fn a_container_whose_machine_ends_while_it_is_removed_is_removed() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_container_is_shown_as_it_ended_until_it_is_removed() {
+    let node = Node::new(2).await;
+    let id = node.create("a", None).await;
+    node.start(&id).await.unwrap();
+    let mut runtime = node.runtime().await;
+    let request = StopContainerRequest {
+        container_id: id.clone(),
+        timeout: 0,
+    };
+    runtime.stop_container(request).await.unwrap();
+    let ended = node.status(&id).await;
+    assert_eq!(ended.state(), ContainerState::ContainerExited, "{ended:?}");
+    let refusal = node.control.join("refuse-Delete");
+    fs::write(&refusal, "no such luck").unwrap();
+    let request = RemoveContainerRequest {
+        container_id: id.clone(),
+    };
+    let refused = runtime.remove_container(request).await.unwrap_err();
+    assert_eq!(refused.code(), Code::Internal, "{refused}");
+    assert_eq!(node.status(&id).await, ended);
+    let filter = ContainerFilter {
+        state: Some(ContainerStateValue {
+            state: ContainerState::ContainerExited.into(),
+        }),
+        ..ContainerFilter::default()
+    };
+    let request = ListContainersRequest {
+        filter: Some(filter),
+    };
+    let listed = runtime.list_containers(request).await.unwrap();
+    assert_eq!(listed.into_inner().containers.len(), 1);
+    fs::remove_file(refusal).unwrap();
+    node.remove_container(&id).await;
+    let listed = runtime.list_containers(ListContainersRequest::default());
+    assert_eq!(listed.await.unwrap().into_inner().containers, []);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_start_that_fails_leaves_nothing_in_the_guest_and_is_told_to_all_who_ask() {
     let node = Node::new(2).await;
     let id = node.create("a", None).await;

@@ -444,6 +444,7 @@ fn container_record(
         image_tag: image_tag(image, config),
         start_error: None,
         mounted_images: new.mounted_images.clone(),
+        exit_before_removal: None,
         process: spec.spec.process().clone().unwrap_or_default(),
         user: spec.user.clone(),
         groups: spec.groups,

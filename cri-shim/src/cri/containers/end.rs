@@ -110,7 +110,10 @@ impl Node {
             self.kill(container, client).await?;
         }
         container.update(&self.database, |record| {
-            record.phase = ContainerPhase::Removing
+            if let ContainerPhase::Exited(exit) = &record.phase {
+                record.exit_before_removal = Some(exit.clone());
+            }
+            record.phase = ContainerPhase::Removing;
         })?;
         if let Some(client) = &client {
             passing(client, client.delete_container(&container.id).await).await?;

@@ -17,6 +17,11 @@ fn state(record: &ContainerRecord) -> ContainerState {
         ContainerPhase::Created | ContainerPhase::Creating => ContainerState::ContainerCreated,
         ContainerPhase::Running { .. } => ContainerState::ContainerRunning,
         ContainerPhase::Exited(_) => ContainerState::ContainerExited,
+        // Shown as it ended until it is gone: a kubelet reports an unknown one as killed, and
+        // counts a restart.
+        ContainerPhase::Removing if record.exit_before_removal.is_some() => {
+            ContainerState::ContainerExited
+        }
         ContainerPhase::Removing => ContainerState::ContainerUnknown,
     }
 }
@@ -99,9 +104,9 @@ impl Node {
             user: record.identity.map(user),
             ..ContainerStatus::default()
         };
-        match record.phase {
-            ContainerPhase::Running { started_at } => status.started_at = started_at,
-            ContainerPhase::Exited(exit) => {
+        match (record.phase, record.exit_before_removal) {
+            (ContainerPhase::Running { started_at }, _) => status.started_at = started_at,
+            (ContainerPhase::Exited(exit), _) | (ContainerPhase::Removing, Some(exit)) => {
                 status.started_at = exit.started_at;
                 status.finished_at = exit.finished_at;
                 status.exit_code = exit.code;

@@ -149,6 +149,9 @@ pub(crate) struct ContainerRecord {
     /// The images that it mounts; empty in a record of an older daemon.
     #[serde(default)]
     pub(crate) mounted_images: Vec<MountedImage>,
+    /// How it had ended when its removal began; `None` if it had not.
+    #[serde(default)]
+    pub(crate) exit_before_removal: Option<ContainerExit>,
     /// Nanoseconds since 1970.
     pub(crate) created_at: i64,
     /// Its state in the life cycle.
@@ -279,6 +282,7 @@ pub(crate) fn container_record(id: &str, pod: &str) -> ContainerRecord {
         image_tag: String::new(),
         start_error: None,
         mounted_images: Vec::new(),
+        exit_before_removal: None,
         created_at: 0,
         phase: ContainerPhase::Created,
     }
