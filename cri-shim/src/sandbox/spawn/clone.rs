@@ -4,6 +4,7 @@
 use std::arch::asm;
 use std::ffi::{CString, c_char, c_int};
 use std::io;
+use std::mem;
 use std::os::fd::{AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd};
 use std::ptr;
 
@@ -13,14 +14,14 @@ use rustix::process::{Pid, WaitOptions, waitpid};
 const CLONE_CLEAR_SIGHAND: u64 = 0x1_0000_0000;
 const CLONE_INTO_CGROUP: u64 = 0x2_0000_0000;
 
-/// Size of the child's stack in units of 16 bytes, to which a stack is aligned: 16 KiB for five
+/// Size of the child's stack in units of 16 bytes, to which a stack is aligned: 16 KiB for six
 /// system calls.
 const STACK_UNITS: usize = 1024;
 
 /// The exit status of a child that did not become the program. Nobody sees it.
 const FAILED: c_int = 127;
 
-/// What a child does.
+/// What a child does. It blocks no signal, whatever the thread that starts it blocks.
 pub(super) struct Execution {
     pub(super) program: CString,
     pub(super) arguments: Vec<CString>,
@@ -35,6 +36,8 @@ struct Plan {
     arguments: *const *const c_char,
     environment: *const *const c_char,
     standard: [c_int; 3],
+    /// No signal.
+    blocked: libc::sigset_t,
     /// The error of the step that failed.
     error: c_int,
 }
@@ -54,6 +57,8 @@ impl Execution {
             arguments: arguments.as_ptr(),
             environment: environment.as_ptr(),
             standard: self.standard.each_ref().map(|fd| fd.as_raw_fd()),
+            // SAFETY: a set of bits, none of which is set.
+            blocked: unsafe { mem::zeroed() },
             error: 0,
         };
         let mut process: c_int = -1;
@@ -149,7 +154,8 @@ unsafe extern "C" fn execute(plan: *mut libc::c_void) -> ! {
         let is_ready = libc::dup2(input, libc::STDIN_FILENO) >= 0
             && libc::dup2(output, libc::STDOUT_FILENO) >= 0
             && libc::dup2(errors, libc::STDERR_FILENO) >= 0
-            && libc::chdir(c"/".as_ptr()) == 0;
+            && libc::chdir(c"/".as_ptr()) == 0
+            && libc::sigprocmask(libc::SIG_SETMASK, &raw const plan.blocked, ptr::null_mut()) == 0;
         if is_ready {
             libc::execve(plan.program, plan.arguments, plan.environment);
         }

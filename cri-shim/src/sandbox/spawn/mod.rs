@@ -104,8 +104,10 @@ mod tests {
     use super::*;
     use crate::sandbox::CGROUP_ROOT;
 
-    /// Reports on what it has been given: also its PID, and its open files.
-    const REPORT: &str = "exec >&2; pwd; echo $0 $VALUE; cat; echo $$; ls /proc/$$/fd; exit 7";
+    /// Reports on what it has been given: also its PID, its open files, and the signals that it
+    /// blocks.
+    const REPORT: &str = "exec >&2; pwd; echo $0 $VALUE; cat; echo $$; ls /proc/$$/fd; \
+        grep SigBlk /proc/self/status; exit 7";
 
     const PID_LINE: usize = 3;
 
@@ -125,6 +127,17 @@ mod tests {
         (program, output)
     }
 
+    /// Blocks a signal in this thread.
+    #[allow(unsafe_code)]
+    fn block(signal: libc::c_int) {
+        // SAFETY: changes a set of this function, and which signals this thread takes.
+        unsafe {
+            let mut signals = std::mem::zeroed();
+            libc::sigaddset(&raw mut signals, signal);
+            libc::pthread_sigmask(libc::SIG_BLOCK, &raw const signals, std::ptr::null_mut());
+        }
+    }
+
     fn text(mut output: File) -> String {
         let mut text = String::new();
         output.rewind().unwrap();
@@ -135,6 +148,7 @@ mod tests {
     /// Starts the program that reports, and returns its report.
     async fn report(new_pids: bool, start: impl Fn(&Program<'_>) -> io::Result<Child>) -> String {
         let (program, output) = program(&["name", "-c", REPORT], new_pids);
+        block(libc::SIGTERM);
         let mut child = start(&program).unwrap();
         assert_eq!(child.wait().await.unwrap().code(), Some(7));
         let again = child.wait().await.unwrap();
@@ -147,6 +161,7 @@ mod tests {
         let said = report(false, |program| program.start()).await;
         let lines: Vec<&str> = said.lines().take(3).collect();
         assert_eq!(lines, ["/", "name 7 = seven", "input"]);
+        assert!(said.ends_with("SigBlk:\t0000000000000000\n"), "{said}");
     }
 
     #[tokio::test]
