@@ -6,8 +6,8 @@ use clap::builder::Resettable;
 use clap::error::Error;
 use clap::{ArgMatches, Args, Command, FromArgMatches};
 
-/// The arguments of a command. There are hundreds of all commands, and a start of a container parses
-/// two command lines.
+/// The arguments of one command. All commands together have hundreds, and the start of a container
+/// parses two command lines.
 #[derive(Debug)]
 pub(super) struct Deferred<T>(Box<T>);
 
