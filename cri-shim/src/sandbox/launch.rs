@@ -2,7 +2,7 @@
 //! socket that is its stdin, and the guest's network after them.
 
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, Read as _, Seek as _, SeekFrom};
+use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt as _, OpenOptionsExt as _};
 use std::os::unix::net::UnixStream as StdUnixStream;
@@ -22,6 +22,7 @@ use tracing::{debug, info, warn};
 use super::cgroup::{Cgroup, CgroupError, MachineLimits};
 use super::error::{SandboxError, printable};
 use super::jail;
+use super::log_tail::{MAX_STDERR_TAIL, last_line};
 use super::spawn::{Child, Program};
 use super::template::{Shape, THIS_PROGRAM, Template};
 use super::types::{GuestNetwork, JailMode, LaunchConfig};
@@ -45,12 +46,6 @@ pub(crate) const DIR_MAX: usize = 90;
 
 /// Time that a launch may take in addition to its guest's boots.
 const LAUNCH_MARGIN: Duration = Duration::from_secs(60);
-
-/// Most characters of a failed process's last log line that are reported.
-const MAX_STDERR_TAIL: usize = 1000;
-
-/// Size of the end of its log that is searched for it, in bytes.
-const LOG_TAIL_SIZE: u64 = 64 << 10;
 
 /// The time limit for a process until its guest is up: it may boot one after a clone has failed,
 /// and limits both itself. A process that is stopped, or waits for a disk, does not keep these
@@ -518,23 +513,6 @@ async fn make_cgroup(
             source: io::Error::other(error),
         })
     })
-}
-
-/// Reads the end of a log, which may be as large as the disk.
-fn end_of(log: &Path) -> io::Result<String> {
-    let mut file = File::open(log)?;
-    let len = file.metadata()?.len();
-    file.seek(SeekFrom::Start(len.saturating_sub(LOG_TAIL_SIZE)))?;
-    let mut end = Vec::new();
-    file.take(LOG_TAIL_SIZE).read_to_end(&mut end)?;
-    Ok(String::from_utf8_lossy(&end).into_owned())
-}
-
-/// Returns the last line of a process's log, without anything that a terminal acts on.
-pub(super) fn last_line(log: &Path) -> String {
-    let text = end_of(log).unwrap_or_default();
-    let last = text.lines().next_back().unwrap_or("it said nothing");
-    printable(last, MAX_STDERR_TAIL)
 }
 
 /// Returns the last log line of a process that ended too early, and its exit status.

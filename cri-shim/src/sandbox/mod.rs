@@ -19,6 +19,7 @@ mod error;
 mod events;
 pub mod jail;
 mod launch;
+mod log_tail;
 mod oom;
 mod post_mortem;
 mod process;

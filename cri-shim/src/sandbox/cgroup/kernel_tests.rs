@@ -5,6 +5,7 @@ use std::process::{Child, Command, Stdio};
 
 use tempfile::TempDir;
 
+use super::limits::set_memory_of;
 use super::*;
 
 const LIMITS: MachineLimits = MachineLimits {

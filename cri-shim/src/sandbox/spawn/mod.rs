@@ -100,6 +100,9 @@ mod tests {
     use std::fs::{self, File};
     use std::io::{Read as _, Seek as _};
     use std::os::unix::process::ExitStatusExt as _;
+    use std::time::Duration;
+
+    use tokio::time::timeout;
 
     use super::*;
     use crate::sandbox::CGROUP_ROOT;
@@ -188,9 +191,12 @@ mod tests {
         let child = program.start().unwrap();
         let process = format!("/proc/{}", child.id());
         child.discard();
-        while fs::exists(&process).unwrap() {
-            tokio::time::sleep(std::time::Duration::from_millis(5)).await;
-        }
+        let is_gone = async {
+            while fs::exists(&process).unwrap() {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        timeout(Duration::from_secs(60), is_gone).await.unwrap();
     }
 
     #[tokio::test]

@@ -35,7 +35,7 @@ pub use clean::remove_abandoned_templates;
 use clean::remove_oldest;
 pub(crate) use maker::SnapshotMaker;
 
-use super::launch::last_line;
+use super::log_tail::last_line;
 use super::provisional::{MAX_NICS, macs, mtu};
 use super::types::LaunchConfig;
 use super::{BuiltSandbox, GuestConfig, SandboxConfig, SandboxError, oom};
