@@ -14,6 +14,9 @@ use vm_memory::{FileOffset, MmapRegion};
 const PAGE_SIZE: u64 = 4096;
 pub(super) const HUGE_PAGE_SIZE: u64 = 2 << 20;
 
+/// Attempts to get an aligned mapping, after which another one is merely slower.
+const MAX_ELSEWHERE: usize = 4;
+
 /// Creates an owned anonymous mapping that starts on a 2 MiB boundary if the address space allows.
 pub(super) fn anonymous(len: usize) -> Result<MmapRegion<()>, MmapRegionError> {
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
@@ -72,16 +75,33 @@ fn aligned(
     flags: i32,
     file: Option<FileOffset>,
 ) -> Result<MmapRegion<()>, MmapRegionError> {
-    let padding = Padding::below_which_aligned(len);
-    let mut builder = MmapRegionBuilder::new(len)
-        .with_mmap_prot(access)
-        .with_mmap_flags(flags | libc::MAP_NORESERVE);
-    if let Some(file) = file {
-        builder = builder.with_file_offset(file);
+    // Mappings at other places, which the kernel does not choose again while they are there.
+    let mut elsewhere = Vec::new();
+    loop {
+        let padding = Padding::below_which_aligned(len);
+        let mut builder = MmapRegionBuilder::new(len)
+            .with_mmap_prot(access)
+            .with_mmap_flags(flags | libc::MAP_NORESERVE);
+        if let Some(file) = &file {
+            builder = builder.with_file_offset(file.clone());
+        }
+        let built = builder.build();
+        drop(padding);
+        let region = match (built, elsewhere.pop()) {
+            (Ok(region), last) => {
+                elsewhere.extend(last);
+                region
+            }
+            // There is no room for both, or they count against a limit.
+            (Err(_), Some(last)) => return Ok(last),
+            (Err(error), None) => return Err(error),
+        };
+        let is_aligned = (region.as_ptr().addr() as u64).is_multiple_of(HUGE_PAGE_SIZE);
+        if is_aligned || elsewhere.len() == MAX_ELSEWHERE {
+            return Ok(region);
+        }
+        elsewhere.push(region);
     }
-    let region = builder.build();
-    drop(padding);
-    region
 }
 
 /// Maps `len` bytes of `file` from `offset` on: pages of the host's page cache, of which the last
@@ -176,8 +196,8 @@ fn advise(region: &MmapRegion<()>, advice: i32) -> io::Result<()> {
 
 /// A reservation of the top of a free address range, so that the next mapping of a given length,
 /// which the kernel puts right below, starts on a 2 MiB boundary. (Kernels before 6.7 do not align
-/// by themselves.) If another thread maps something in between, the mapping ends up elsewhere and
-/// is merely slower.
+/// by themselves.) The mapping ends up elsewhere if another thread maps something in between, or
+/// if a gap further up is large enough for it, but not for it and the padding.
 struct Padding {
     start: *mut libc::c_void,
     len: usize,
