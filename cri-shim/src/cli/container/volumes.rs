@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, bail, ensure};
 use rustix::fs::fstatvfs;
+use rustix::io::Errno;
 use rustix::mount::{UnmountFlags, unmount};
 use serde::{Deserialize, Serialize};
 
@@ -148,8 +149,11 @@ pub(in crate::cli) fn unmount_all(dir: &Path) -> anyhow::Result<()> {
         return Ok(());
     }
     for point in points.iter().rev() {
-        unmount(point, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW)
-            .with_context(|| format!("cannot unmount {}", point.display()))?;
+        match unmount(point, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW) {
+            // `run` and `rm -f` may do this at the same time: it is no mount point any more.
+            Err(Errno::INVAL | Errno::NOENT) => {}
+            done => done.with_context(|| format!("cannot unmount {}", point.display()))?,
+        }
     }
     // The files of a remaining mount would be removed with the directory.
     if let Some(left) = mount_points(dir)?.first() {
