@@ -107,10 +107,7 @@ fn guest_node_is_clean_after_kills_at_random_moments() {
             "echo up; exec sleep 9999",
         ];
         let mut run = host.root.podvisor(&[&flags[..], &more, &command].concat());
-        run.stdout(Stdio::piped())
-            .stderr(Stdio::null())
-            .spawn()
-            .unwrap()
+        run.stdout(Stdio::piped()).spawn().unwrap()
     };
     // An undisturbed one, to measure its duration and what it leaves.
     let begin = Instant::now();
