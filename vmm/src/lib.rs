@@ -129,7 +129,7 @@ pub use snapshot::testing as snapshot_testing;
 pub use snapshot::{CpuMismatch, Snapshot, SnapshotError, SnapshotFormatError, WorkingSet};
 pub use vm::{
     Action, AddVcpusError, BalloonHandle, BlockHandle, BuildError, ConfigError, ConfigErrors,
-    ConsoleHandle, DeviceCounters, DeviceFault, DeviceHandle, FsHandle, HandleError, MemHandle,
-    NetHandle, PlugError, PluggedDevice, PmemHandle, Poison, PoisonCause, Registers, Seccomp,
-    State, Transport, Vm, VmBuilder, VmError, VmExit, VsockHandle,
+    ConsoleHandle, DeviceCounters, DeviceFault, DeviceHandle, EarlyVm, FsHandle, HandleError,
+    MemHandle, NetHandle, PlugError, PluggedDevice, PmemHandle, Poison, PoisonCause, Registers,
+    Seccomp, State, Transport, Vm, VmBuilder, VmError, VmExit, VsockHandle,
 };

@@ -38,7 +38,7 @@ pub use disk::{Disk, PluggedDisk};
 pub use nic::{Nic, NicKind};
 pub use panic::KernelPanic;
 use pause::while_busy;
-pub use podvisor_vmm::{Snapshot, Transport, WorkingSet};
+pub use podvisor_vmm::{EarlyVm, Snapshot, Transport, WorkingSet};
 pub use share::{SharedDir, UserRange};
 
 /// The guest's vsock address, the lowest that a guest may have; guests of different
@@ -122,6 +122,10 @@ pub enum Boot {
     Template(Snapshot),
 }
 
+/// Stack of the thread that waits for a machine's end. The usual 2 MiB can become a huge page, which
+/// the machine would then have for as long as it lives.
+const STACK: usize = 256 << 10;
+
 /// The tag of the directory that a machine shares.
 pub const SHARE_TAG: &str = "shared";
 
@@ -158,6 +162,8 @@ pub struct MachineConfig {
     pub psi: bool,
     /// The file for the serial console's output; `None` makes the boot faster.
     pub console: Option<File>,
+    /// A VM that KVM creates already.
+    pub early: Option<EarlyVm>,
 }
 
 /// A machine that is built and has not run yet: everything that needs a path or a privilege is
@@ -285,6 +291,9 @@ impl BuiltMachine {
                 }
             }
         };
+        if let Some(vm) = config.early {
+            builder = builder.early(vm);
+        }
         let first_spare = config.disks.len();
         for Disk { file, serial } in config.disks {
             let disk = BlockDevice::from_file(file)?.read_only();
@@ -366,6 +375,7 @@ impl BuiltMachine {
         };
         thread::Builder::new()
             .name("vm-wait".to_owned())
+            .stack_size(STACK)
             .spawn(wait)
             .map_err(MachineError::Thread)?;
         Ok(Machine {

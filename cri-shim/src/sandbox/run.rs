@@ -147,6 +147,7 @@ impl ContainerRun {
                 transport: Transport::Mmio,
                 psi: false,
                 console: None,
+                early: None,
             },
         };
         let spec = self.spec()?;

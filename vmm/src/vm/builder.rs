@@ -21,6 +21,7 @@ use podvisor_devices::vsock::VsockDevice;
 
 use super::attach::{self, Transport};
 use super::control::Control;
+use super::early::EarlyVm;
 use super::error::{BuildError, ConfigError, ConfigErrors};
 use super::hardware::{Hardware, Vcpus};
 use super::kick::Kicker;
@@ -53,6 +54,7 @@ pub struct VmBuilder {
     devices: Vec<Box<dyn VirtioDevice>>,
     broken_disks: Vec<BlockDeviceError>,
     snapshot: Option<Snapshot>,
+    early: Option<EarlyVm>,
     seccomp: Seccomp,
     transport: Option<Transport>,
     requires_same_cpu: bool,
@@ -71,6 +73,7 @@ impl fmt::Debug for VmBuilder {
             .field("serial", &self.serial.is_some())
             .field("devices", &self.devices)
             .field("snapshot", &self.snapshot)
+            .field("early", &self.early)
             .field("seccomp", &self.seccomp)
             .field("transport", &self.transport)
             .field("requires_same_cpu", &self.requires_same_cpu)
@@ -224,6 +227,12 @@ impl VmBuilder {
         self
     }
 
+    /// Uses a VM that KVM creates already, instead of waiting for a new one.
+    pub fn early(mut self, vm: EarlyVm) -> Self {
+        self.early = Some(vm);
+        self
+    }
+
     /// The bus of all virtio devices; default: [`Transport::Mmio`].
     pub fn transport(mut self, transport: Transport) -> Self {
         self.transport = Some(transport);
@@ -273,13 +282,13 @@ impl VmBuilder {
             max: max_vcpus,
             cpuid: None,
         };
-        let serial = self.serial.take();
+        let (serial, early) = (self.serial.take(), self.early.take());
         // Reading files keeps a CPU busy, while KVM's ioctls mostly wait for grace periods.
         let (loaded, hardware) = in_parallel(
             "vm-load",
             || boot::load(mem, &kernel, initramfs),
             || {
-                let mut hardware = Hardware::new(&kvm, &memory, transport, devices, new)?;
+                let mut hardware = Hardware::new(&kvm, early, &memory, transport, devices, new)?;
                 hardware.prepare_notifications();
                 images.insert(&hardware.bus)?;
                 if let Some(out) = serial {
@@ -334,8 +343,10 @@ impl VmBuilder {
             max: snapshot.max_vcpus(),
             cpuid: Some(&state.cpuid),
         };
+        let early = self.early.take();
         let build = || {
-            let mut hardware = Hardware::new(&kvm, &memory, state.transport(), devices, vcpus)?;
+            let transport = state.transport();
+            let mut hardware = Hardware::new(&kvm, early, &memory, transport, devices, vcpus)?;
             if let (true, Some(vcpu)) = (self.requires_same_cpu, hardware.vcpus.first()) {
                 snapshot.check_same_cpu(here.as_slice(), vcpu)?;
             }

@@ -11,6 +11,7 @@ use podvisor_devices::virtio::SavedDevice;
 
 use super::attach::{self, AttachContext, Attachments, NewDevice, Registers, Transport};
 use super::bus::Bus;
+use super::early::EarlyVm;
 use super::error::BuildError;
 use super::io::{Faults, LoopsBuilder};
 use super::line::Line;
@@ -43,12 +44,17 @@ impl Hardware {
     /// Creates it around `memory`, which KVM then knows, and which may be written meanwhile.
     pub(super) fn new(
         kvm: &Kvm,
+        early: Option<EarlyVm>,
         memory: &GuestMemory,
         transport: Transport,
         devices: Vec<NewDevice>,
         vcpus: Vcpus<'_>,
     ) -> Result<Self, BuildError> {
-        let vm_fd = Arc::new(kvm::create_vm(kvm)?);
+        let vm_fd = match early.and_then(EarlyVm::take) {
+            Some(created) => created,
+            None => kvm::create_vm(kvm)?,
+        };
+        let vm_fd = Arc::new(vm_fd);
         // Memory before vCPUs, because every memslot added later waits for a grace period.
         memory::add_memslots(&vm_fd, memory.all())?;
         kvm::create_chips(&vm_fd)?;

@@ -16,6 +16,7 @@ mod attach;
 mod builder;
 mod bus;
 mod control;
+mod early;
 mod error;
 mod exit;
 mod handle;
@@ -62,6 +63,7 @@ use podvisor_devices::vsock::VsockDevice;
 
 pub use attach::Transport;
 pub use builder::VmBuilder;
+pub use early::EarlyVm;
 pub use error::{BuildError, ConfigError, ConfigErrors};
 pub use exit::{Poison, PoisonCause, Registers, VmExit};
 pub use handle::{

@@ -26,20 +26,58 @@ pub(super) fn in_parallel<A: Send, B>(
         drop(blocked);
         let here = here();
         let there = match spawned {
-            Ok(thread) => {
-                let (id, there) = thread
-                    .join()
-                    .unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-                // It is joined a moment before the kernel stops counting it.
-                while is_counted(id) {
-                    thread::yield_now();
-                }
-                there
-            }
+            Ok(thread) => gone(thread.join()),
             Err(_) => there(),
         };
         (there, here)
     })
+}
+
+/// Waits until the kernel does not count a thread any more that was joined, a moment earlier. The
+/// thread returned its ID and a result.
+fn gone<T>(joined: thread::Result<(libc::pid_t, T)>) -> T {
+    let (id, result) = joined.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+    while is_counted(id) {
+        thread::yield_now();
+    }
+    result
+}
+
+/// Work that runs on a thread of its own until its result is needed, or it is dropped. That thread
+/// is gone then.
+#[derive(Debug)]
+pub(super) struct Ahead<T>(Option<thread::JoinHandle<(libc::pid_t, T)>>);
+
+impl<T: Send + 'static> Ahead<T> {
+    /// Begins it; if no more threads can be created, there is no result.
+    pub(super) fn begin(name: &str, work: impl FnOnce() -> T + Send + 'static) -> Self {
+        let builder = thread::Builder::new()
+            .name(name.to_owned())
+            .stack_size(STACK_SIZE);
+        let blocked = SignalsBlocked::new();
+        let spawned = builder.spawn(|| (own_id(), work()));
+        drop(blocked);
+        Self(spawned.ok())
+    }
+}
+
+impl<T> Ahead<T> {
+    /// Waits for the result.
+    pub(super) fn take(mut self) -> Option<T> {
+        self.0.take().map(|thread| gone(thread.join()))
+    }
+}
+
+impl<T> Drop for Ahead<T> {
+    fn drop(&mut self) {
+        if let Some(thread) = self.0.take() {
+            // A panic has been reported on that thread.
+            let joined = thread.join();
+            if joined.is_ok() {
+                drop(gone(joined));
+            }
+        }
+    }
 }
 
 /// Returns this thread's ID.
@@ -102,6 +140,19 @@ mod tests {
             let (there, here) = in_parallel("there", own_id, own_id);
             assert_ne!(there, here);
             assert!(is_counted(here) && !is_counted(there));
+        }
+    }
+
+    #[test]
+    fn a_thread_for_work_ahead_is_gone_after_it() {
+        for _ in 0..200 {
+            let there = Ahead::begin("ahead", own_id).take().unwrap();
+            assert!(there != own_id() && !is_counted(there));
+            let (sender, receiver) = std::sync::mpsc::channel();
+            let dropped = Ahead::begin("ahead", move || sender.send(own_id()));
+            let there = receiver.recv().unwrap();
+            drop(dropped);
+            assert!(!is_counted(there));
         }
     }
 

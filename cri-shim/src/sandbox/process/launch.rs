@@ -18,15 +18,23 @@ use super::super::wire::{FrameError, FrameReader, LAUNCH_VERSION, LaunchHeader};
 use super::super::{BuiltSandbox, Sandbox, SandboxConfig, SandboxError};
 use super::{ProcessError, SHARE_PATH};
 use crate::machine::{
-    Boot, GuestFiles, MachineConfig, Nic, SHARE_TAG, SharedDir, Transport, causes,
+    Boot, EarlyVm, GuestFiles, MachineConfig, Nic, SHARE_TAG, SharedDir, Transport, causes,
 };
 
 /// Length of the accept queue of the control socket: while the process is stopped, closed
 /// connections count, too.
 const BACKLOG: i32 = 4096;
 
+/// What a launch begins with.
+pub(super) struct Received {
+    pub(super) header: LaunchHeader,
+    fds: std::vec::IntoIter<OwnedFd>,
+    /// Begun before the rest was known.
+    early: EarlyVm,
+}
+
 /// The open files of a launch.
-pub(super) struct LaunchFiles {
+struct LaunchFiles {
     listener: UnixListener,
     record: File,
     guest: GuestFiles,
@@ -58,17 +66,22 @@ pub(super) struct ConfiguredSandbox {
 /// Receives the launcher's first frame.
 pub(super) async fn receive(
     frames: &mut FrameReader,
-) -> Result<(LaunchHeader, std::vec::IntoIter<OwnedFd>), ProcessError> {
+    early: EarlyVm,
+) -> Result<Received, ProcessError> {
     let frame = frames.next().await;
     let frame = frame.and_then(|frame| frame.ok_or(FrameError::Cut));
     let frame = frame.map_err(ProcessError::NotLaunched)?;
-    let launch: LaunchHeader = serde_json::from_slice(&frame.body)
+    let header = serde_json::from_slice(&frame.body)
         .map_err(|error| ProcessError::NotLaunched(error.into()))?;
-    Ok((launch, frame.fds.into_iter()))
+    Ok(Received {
+        header,
+        fds: frame.fds.into_iter(),
+        early,
+    })
 }
 
 /// Assigns the files that came with a launch.
-pub(super) fn files(
+fn files(
     launch: &LaunchHeader,
     mut fds: std::vec::IntoIter<OwnedFd>,
 ) -> Result<LaunchFiles, SandboxError> {
@@ -134,10 +147,14 @@ fn listen(socket: OwnedFd) -> io::Result<UnixListener> {
 /// Starts the machine, as a clone if there is a template that suits this host, and configures its
 /// guest once its network is known.
 pub(super) async fn boot(
-    launch: LaunchHeader,
-    files: LaunchFiles,
+    received: Received,
     network: impl Future<Output = Result<GuestNetwork, SandboxError>>,
 ) -> Result<ConfiguredSandbox, SandboxError> {
+    let Received {
+        header: launch,
+        fds,
+        early,
+    } = received;
     let LaunchFiles {
         listener,
         record,
@@ -145,8 +162,8 @@ pub(super) async fn boot(
         template,
         devices,
         events,
-    } = files;
-    let (built, is_clone) = build(&launch, &devices, template, guest)?;
+    } = files(&launch, fds)?;
+    let (built, is_clone) = build(&launch, &devices, template, guest, early)?;
     let missing_layers = close_jail(&launch, &devices, &built)?;
     let started = built.start_with(network).await;
     let sandbox = started.map_err(|error| match is_clone && error.is_of_no_guest() {
@@ -172,13 +189,16 @@ fn build(
     devices: &DeviceFiles,
     template: Option<Template>,
     cold: GuestFiles,
+    early: EarlyVm,
 ) -> Result<(BuiltSandbox, bool), SandboxError> {
-    let build = |boot| {
-        let config = config(launch, devices, boot).map_err(|source| SandboxError::File {
+    let mut early = Some(early);
+    let mut build = |boot| {
+        let mut config = config(launch, devices, boot).map_err(|source| SandboxError::File {
             action: "keep open the files of",
             path: launch.dir.clone(),
             source,
         })?;
+        config.machine.early = early.take();
         BuiltSandbox::new(config)
     };
     let clone = template.map(|template| {
@@ -245,6 +265,7 @@ fn config(launch: &LaunchHeader, devices: &DeviceFiles, boot: Boot) -> io::Resul
             },
             psi: launch.psi,
             console: devices.console.as_ref().map(File::try_clone).transpose()?,
+            early: None,
         },
     })
 }

@@ -44,7 +44,6 @@ mod waits;
 
 use std::fs::File;
 use std::io;
-use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream as StdUnixStream;
 use std::sync::Arc;
 use std::time::Duration;
@@ -58,17 +57,20 @@ use tracing::{debug, info, warn};
 use super::SandboxError;
 use super::jail;
 use super::types::GuestNetwork;
-use super::wire::{FrameError, FrameReader, FrameWriter, LaunchHeader, LaunchReply};
-use crate::machine::causes;
+use super::wire::{FrameError, FrameReader, FrameWriter, LaunchReply};
+use crate::machine::{EarlyVm, causes};
 use crate::request;
 use answer::Service;
 use containers::Containers;
 use end::{Cause, Shutdown};
 pub(crate) use images::mount_source as image_source;
-use launch::ConfiguredSandbox;
+use launch::{ConfiguredSandbox, Received};
 
 /// The grace period of a SIGTERM, which carries none.
 const SIGTERM_GRACE: Duration = Duration::from_secs(30);
+
+/// Stack of the threads that may block. The usual 2 MiB can become a huge page.
+const STACK: usize = 512 << 10;
 
 /// The mount point of the shared directory in the guest.
 pub(super) const SHARE_PATH: &str = "/run/podvisor/shared";
@@ -122,15 +124,17 @@ pub unsafe fn run() -> Result<(), ProcessError> {
     if let Err(error) = rustix::process::setrlimit(Resource::Nofile, files) {
         debug!(%error, "failed to raise RLIMIT_NOFILE");
     }
+    let early = EarlyVm::begin();
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
+        .thread_stack_size(STACK)
         .build()
         .map_err(set_up("start the event loop"))?;
     let done = runtime.block_on(async {
         let launcher = take_stdin()?;
         let mut frames = FrameReader::new(Arc::clone(&launcher));
-        let (launch, fds) = launch::receive(&mut frames).await?;
-        live(launcher, frames, launch, fds).await
+        let received = launch::receive(&mut frames, early).await?;
+        live(launcher, frames, received).await
     });
     // Threads may be blocked in writes to a client that does not read.
     runtime.shutdown_background();
@@ -152,12 +156,11 @@ fn take_stdin() -> Result<Arc<UnixStream>, ProcessError> {
 async fn live(
     launcher: Arc<UnixStream>,
     frames: FrameReader,
-    launch: LaunchHeader,
-    fds: std::vec::IntoIter<OwnedFd>,
+    received: Received,
 ) -> Result<(), ProcessError> {
     // From here on a SIGTERM ends the sandbox in good order.
     let mut terminate = signal(SignalKind::terminate()).map_err(set_up("listen for SIGTERM"))?;
-    if let Some(begun) = begin(launcher, frames, launch, fds, &mut terminate).await? {
+    if let Some(begun) = begin(launcher, frames, received, &mut terminate).await? {
         serve_until_end(begun, terminate).await;
     }
     Ok(())
@@ -167,12 +170,11 @@ async fn live(
 async fn begin(
     launcher: Arc<UnixStream>,
     frames: FrameReader,
-    launch: LaunchHeader,
-    fds: std::vec::IntoIter<OwnedFd>,
+    received: Received,
     terminate: &mut Signal,
 ) -> Result<Option<ConfiguredSandbox>, ProcessError> {
     let (told, network) = oneshot::channel();
-    let dir = launch.dir.clone();
+    let dir = received.header.dir.clone();
     let network = async {
         let cut = |_| SandboxError::Control {
             dir,
@@ -180,10 +182,8 @@ async fn begin(
         };
         network.await.map_err(cut)
     };
-    let begun = request::on_behalf(launch.request, async {
-        let files = launch::files(&launch, fds)?;
-        launch::boot(launch, files, network).await
-    });
+    let request = received.header.request;
+    let begun = request::on_behalf(request, launch::boot(received, network));
     let begun = tokio::select! {
         begun = begun => begun,
         () = hung_up(frames, told) => {

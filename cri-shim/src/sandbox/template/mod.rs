@@ -441,6 +441,7 @@ impl HostEnds {
             transport: shape.transport,
             psi: shape.psi,
             console: None,
+            early: None,
         })
     }
 }

@@ -6,7 +6,9 @@ use tracing::span::Id;
 use tracing_subscriber::layer::{Context, Layer, SubscriberExt};
 
 use super::*;
-use crate::vm::{Action, PoisonCause, Seccomp, State, VmError, VmExit};
+use crate::kvm::{self, KvmError};
+use crate::vm::threads::Ahead;
+use crate::vm::{Action, BuildError, EarlyVm, PoisonCause, Seccomp, State, VmError, VmExit};
 
 #[test]
 fn a_guest_that_spins_is_paused_and_resumed_three_hundred_times() {
@@ -25,6 +27,41 @@ fn a_guest_that_spins_is_paused_and_resumed_three_hundred_times() {
     let vm = guest.vm.clone();
     in_time("stop", move || vm.stop()).unwrap();
     assert_eq!(guest.vm.wait().unwrap(), VmExit::Stopped);
+}
+
+#[test]
+fn a_vm_that_was_created_early_is_the_one_that_runs() {
+    let (_dir, place) = place();
+    let guest = Guest::start(|vm| vm.early(EarlyVm::begin()));
+    guest.runs_on();
+    guest.pause();
+    guest.vm.snapshot(&place).unwrap();
+    let snapshot = Snapshot::open(&place).unwrap();
+    Guest::restore(&snapshot, |vm| vm.early(EarlyVm::begin())).runs_on();
+    // None could be created early.
+    let failed = || EarlyVm(Ahead::begin("early", || kvm::open().and(Err(no_vm()))));
+    Guest::start(|vm| vm.early(failed())).runs_on();
+    // KVM refuses to set one up that has a vCPU already, so the given one is used.
+    let used = || {
+        let create = || {
+            let vm = kvm::create_vm(&kvm::open()?)?;
+            vm.create_vcpu(0)
+                .map_err(KvmError::ioctl("KVM_CREATE_VCPU"))?;
+            Ok(vm)
+        };
+        EarlyVm(Ahead::begin("early", create))
+    };
+    for builder in [tiny(OBEY), snapshot.builder()] {
+        let error = builder.early(used()).build().unwrap_err();
+        assert!(
+            matches!(&error, BuildError::Kvm(KvmError::Ioctl { .. })),
+            "{error:?}"
+        );
+    }
+}
+
+fn no_vm() -> KvmError {
+    KvmError::MissingCapability { name: "none" }
 }
 
 #[test]
