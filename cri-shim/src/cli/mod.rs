@@ -269,6 +269,10 @@ enum Command {
 pub fn main() -> ExitCode {
     terminal::restore_on_panic();
     let arguments: Vec<OsString> = env::args_os().collect();
+    if sandbox::is_plain(&arguments) {
+        log::to_stderr(LogLevel::Info, LogFormat::Text);
+        return exit_code(sandbox::run(), FAILURE);
+    }
     let cli = match Cli::try_parse_from(&arguments) {
         Ok(cli) => cli,
         Err(error) => return usage(&error, &arguments),
@@ -318,9 +322,14 @@ pub fn main() -> ExitCode {
         Command::Version(args) => version::run(&args),
         Command::Completions(args) => completions::run(&args),
         Command::Manual(args) => manual::run(&args),
-        Command::Sandbox(args) => sandbox::run(&args),
+        Command::Sandbox(_) => sandbox::run(),
         Command::Template(args) => template::run(&args),
     };
+    exit_code(done, failure)
+}
+
+/// Returns a command's exit code, after reporting its error.
+fn exit_code(done: anyhow::Result<u8>, failure: u8) -> ExitCode {
     match done {
         Ok(code) => ExitCode::from(code),
         Err(error) => {
