@@ -41,6 +41,10 @@ pub(super) const CONTROL_SOCKET: &str = "control.sock";
 /// The process's own log in a sandbox's directory.
 const LOG: &str = "sandbox.log";
 
+/// What is said of a process that was killed before it said anything itself.
+const KILLED: &str = "something killed it: its pod was removed meanwhile, or the host has run out \
+    of memory (its kernel's log tells)";
+
 /// Longest path of a directory in which sockets are created, in bytes.
 pub(crate) const DIR_MAX: usize = 90;
 
@@ -519,7 +523,12 @@ async fn make_cgroup(
 async fn last_words(mut launched: Launched, log: &Path) -> String {
     // The process has closed its end.
     let status = launched.ended().await;
-    let last = last_line(log);
+    let is_killed = status.is_some_and(|status| status.signal() == Some(Signal::KILL.as_raw()));
+    let last = match last_line(log) {
+        Some(last) => last,
+        None if is_killed => KILLED.to_owned(),
+        None => "it said nothing".to_owned(),
+    };
     match status {
         Some(status) => format!("{last} ({status})"),
         None => last,

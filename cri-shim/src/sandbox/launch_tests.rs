@@ -19,10 +19,9 @@ async fn last_words_are_the_end_of_the_log_and_nothing_that_a_terminal_acts_on()
     assert!(printable(&"x".repeat(5000), MAX_STDERR_TAIL).len() == MAX_STDERR_TAIL);
 }
 
-/// Whether a template is kept when a process that was to clone it does this.
-async fn keeps_template(what: &str) -> bool {
-    let dir = tempfile::tempdir().unwrap();
-    let path = |name| dir.path().join(name);
+/// A program that does this, and what it is launched with, both in `dir`.
+fn program(dir: &Path, what: &str) -> (PathBuf, LaunchConfig) {
+    let path = |name| dir.join(name);
     for file in ["kernel", "initramfs"] {
         fs::write(path(file), "").unwrap();
     }
@@ -36,12 +35,37 @@ async fn keeps_template(what: &str) -> bool {
     assert!(written.unwrap().success());
     let config = LaunchConfig {
         jail: JailMode::Disabled,
-        templates: Some(path("templates")),
         cgroup_parent: None,
-        ..LaunchConfig::new("test", dir.path(), path("kernel"), path("initramfs"))
+        ..LaunchConfig::new("test", dir, path("kernel"), path("initramfs"))
+    };
+    (program, config)
+}
+
+#[tokio::test]
+async fn of_a_process_that_was_killed_the_likely_reasons_are_said() {
+    let dir = tempfile::tempdir().unwrap();
+    for (what, said) in [
+        ("kill -9 $$", "its pod was removed"),
+        ("exit 3", "it said nothing"),
+    ] {
+        let (program, config) = program(dir.path(), what);
+        let launching = Launching::begin_program(&program, config).await.unwrap();
+        let error = launching.finish(GuestNetwork::default()).await.unwrap_err();
+        let error = causes(&error);
+        assert!(error.contains(said), "{error}");
+    }
+}
+
+/// Whether a template is kept when a process that was to clone it does this.
+async fn keeps_template(what: &str) -> bool {
+    let dir = tempfile::tempdir().unwrap();
+    let templates = dir.path().join("templates");
+    let (program, config) = program(dir.path(), what);
+    let config = LaunchConfig {
+        templates: Some(templates.clone()),
+        ..config
     };
     let shape = Shape::of(&config).unwrap();
-    let templates = path("templates");
     shape.pretend(&program, &templates);
     let launching = Launching::begin_program(&program, config).await.unwrap();
     assert!(launching.has_template);

@@ -22,9 +22,10 @@ fn end_of(log: &Path) -> io::Result<String> {
     Ok(String::from_utf8_lossy(&end).into_owned())
 }
 
-/// Returns the last line of a process's log, without anything that a terminal acts on.
-pub(super) fn last_line(log: &Path) -> String {
+/// Returns the last line of a process's log, without anything that a terminal acts on; `None` if it
+/// logged nothing.
+pub(super) fn last_line(log: &Path) -> Option<String> {
     let text = end_of(log).unwrap_or_default();
-    let last = text.lines().next_back().unwrap_or("it said nothing");
-    printable(last, MAX_STDERR_TAIL)
+    let last = text.lines().next_back()?;
+    Some(printable(last, MAX_STDERR_TAIL))
 }
