@@ -1,13 +1,15 @@
 //! The command line. A command's output goes to stdout, everything else (progress, logs, errors) to
 //! stderr, and the exit code reports the result.
 //!
-//! Commands for containers are in `container`. The other commands have one file each, with their
-//! flags and output; `table`, `shown`, `progress`, `interrupt` and `terminal` are shared. The
-//! commands' work is done elsewhere: images by `podvisor-images`, virtual machines by `sandbox`.
+//! `command` lists all commands. Those for containers are in `container`, the other ones have one
+//! file each, with their flags and output; `output`, `table`, `shown`, `progress`, `interrupt` and
+//! `terminal` are shared. The commands' work is done elsewhere: images by `podvisor-images`, virtual
+//! machines by `sandbox`.
 
 mod absent;
 mod advice;
 mod check;
+mod command;
 mod completions;
 mod config;
 mod container;
@@ -25,6 +27,7 @@ mod load;
 mod log;
 mod manual;
 mod notify;
+mod output;
 mod progress;
 mod prune;
 mod pull;
@@ -49,19 +52,20 @@ mod version;
 
 use std::env;
 use std::ffi::{OsStr, OsString};
-use std::io::{self, Write as _};
-use std::ops::ControlFlow;
+use std::io;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::Context as _;
 use clap::error::ErrorKind;
-use clap::{Args, Parser, Subcommand};
-use deferred::Deferred;
+use clap::{Args, Parser};
+use command::Command;
 use log::{LogFormat, LogLevel};
+use output::{
+    FormatArgs, JsonArgs, message, notice, notice_kernel_log, print, print_json, print_on, report,
+    to_json,
+};
 use podvisor_images::Store;
-
-use crate::sandbox::SandboxExit;
 
 /// Exit code of a command that failed.
 const FAILURE: u8 = 1;
@@ -71,9 +75,6 @@ const USAGE: u8 = 2;
 
 /// Exit code of `run` and `exec` if podvisor failed and not the program, as in docker.
 const RUN_FAILURE: u8 = 125;
-
-/// Maximum length of an error, in characters: parts of it may come from a registry or a guest.
-const ERROR_MAX: usize = 2000;
 
 /// Programs from OCI images, each in a virtual machine of its own
 #[derive(Debug, Parser)]
@@ -112,158 +113,6 @@ struct Globals {
     log_format: LogFormat,
 }
 
-/// Output format of a command.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Format {
-    /// For people.
-    Table,
-    /// For scripts.
-    Json,
-}
-
-fn parse_format(text: &str) -> Result<Format, String> {
-    match text {
-        "table" => Ok(Format::Table),
-        "json" => Ok(Format::Json),
-        _ => Err(
-            "write table or json; there are no templates: give --json, and take parts of it by jq"
-                .to_owned(),
-        ),
-    }
-}
-
-#[derive(Debug, Args)]
-struct FormatArgs {
-    /// Print JSON
-    #[arg(long)]
-    json: bool,
-
-    /// How to print: table or json
-    #[arg(long, value_name = "FORMAT", default_value = "table", value_parser = parse_format)]
-    format: Format,
-}
-
-impl FormatArgs {
-    /// For tests.
-    #[cfg(test)]
-    fn table() -> Self {
-        Self {
-            json: false,
-            format: Format::Table,
-        }
-    }
-
-    fn is_json(&self) -> bool {
-        self.json || self.format == Format::Json
-    }
-}
-
-/// Of commands that print JSON in any case: what others take to do so is not refused.
-#[derive(Debug, Args)]
-struct JsonArgs {
-    #[arg(long, hide = true)]
-    json: bool,
-
-    #[arg(short, long, hide = true, value_name = "FORMAT", value_parser = parse_json_format)]
-    format: Option<Format>,
-}
-
-fn parse_json_format(text: &str) -> Result<Format, String> {
-    match text {
-        "json" => Ok(Format::Json),
-        _ => Err("it prints JSON, of which jq takes parts; there are no templates".to_owned()),
-    }
-}
-
-#[derive(Debug, Subcommand)]
-enum Command {
-    /// Run a program from an image in a virtual machine of its own
-    Run(Deferred<run::RunArgs>),
-    /// List containers
-    Ps(Deferred<container::ps::PsArgs>),
-    /// Run a command in a running container
-    Exec(Deferred<container::exec::ExecArgs>),
-    /// Show what containers wrote
-    Logs(Deferred<container::logs::LogsArgs>),
-    /// Attach to a running container's standard streams
-    Attach(Deferred<container::attach::AttachArgs>),
-    /// Stop running containers
-    Stop(Deferred<container::lifecycle::StopArgs>),
-    /// Send a signal to containers
-    Kill(Deferred<container::lifecycle::KillArgs>),
-    /// Pause containers
-    Pause(Deferred<container::lifecycle::NamesArgs>),
-    /// Resume paused containers
-    Unpause(Deferred<container::lifecycle::NamesArgs>),
-    /// Wait until containers have ended, and print their exit codes
-    Wait(Deferred<container::lifecycle::NamesArgs>),
-    /// Remove containers
-    Rm(Deferred<container::lifecycle::RmArgs>),
-    /// Show which ports of the host lead to a container's
-    Port(Deferred<container::port::PortArgs>),
-    /// Show containers in detail
-    Inspect(Deferred<container::inspect::InspectArgs>),
-    /// Show resource usage of containers
-    Stats(Deferred<container::stats::StatsArgs>),
-    /// Print what containers and their machines use, for Prometheus
-    Metrics(Deferred<container::metrics::MetricsArgs>),
-    /// Manage machines for several containers
-    Pod(container::pod::PodArgs),
-    /// Run a debug shell in a machine, outside its containers
-    Debug(Deferred<container::debug::DebugArgs>),
-    /// Connect to the serial console of a machine
-    Console(Deferred<container::console::ConsoleArgs>),
-    /// Show container events
-    Events(Deferred<container::events::EventsArgs>),
-    /// Show the processes of a container
-    Top(Deferred<container::exec::TopArgs>),
-    /// Copy files from or to a container
-    Cp(Deferred<container::copy::CopyArgs>),
-    /// Boot a machine and snapshot it, for `run --from-snapshot`
-    Snapshot(Deferred<snapshot::SnapshotArgs>),
-    /// Fetch images from a registry
-    Pull(Deferred<pull::PullArgs>),
-    /// List the images that are here
-    Images(Deferred<images::ImagesArgs>),
-    /// Remove images
-    Rmi(Deferred<rmi::RmiArgs>),
-    /// Remove containers and pods that have ended, and images that nobody needs
-    Prune(Deferred<prune::PruneArgs>),
-    /// Give an image more names
-    Tag(Deferred<tag::TagArgs>),
-    /// Take images from an archive
-    Load(Deferred<load::LoadArgs>),
-    /// Write images to an archive
-    Save(Deferred<save::SaveArgs>),
-    /// Make an image of a root file system: a directory or a tar
-    Import(Deferred<import::ImportArgs>),
-    /// Show how an image was made
-    History(Deferred<inspect::HistoryArgs>),
-    /// Inspect, pin and manage images
-    Image(image::ImageArgs),
-    /// Serve the Container Runtime Interface to a kubelet
-    Serve(Deferred<serve::ServeArgs>),
-    /// Check or print the settings file of `serve`
-    Config(config::ConfigArgs),
-    /// Show podvisor's disk usage
-    System(system::SystemArgs),
-    /// Say whether this machine can run guests, and what to do if not
-    Check(Deferred<check::CheckArgs>),
-    /// Show versions
-    Version(Deferred<version::VersionArgs>),
-    /// Print a completion script for a shell
-    Completions(Deferred<completions::CompletionsArgs>),
-    /// Write the manual pages, for a package
-    #[command(hide = true)]
-    Manual(Deferred<manual::ManualArgs>),
-    /// The process of one sandbox, started by podvisor itself
-    #[command(hide = true)]
-    Sandbox(Deferred<sandbox::SandboxArgs>),
-    /// Make a template of machines, started by podvisor itself
-    #[command(hide = true)]
-    Template(Deferred<template::TemplateArgs>),
-}
-
 /// Parses this process's arguments, runs the command, and returns the exit code.
 #[must_use]
 pub fn main() -> ExitCode {
@@ -277,54 +126,12 @@ pub fn main() -> ExitCode {
         Ok(cli) => cli,
         Err(error) => return usage(&error, &arguments),
     };
-    log::to_stderr(level(&cli), cli.globals.log_format);
-    let failure = match &cli.command {
-        Command::Run(_) | Command::Exec(_) | Command::Debug(_) | Command::Attach(_) => RUN_FAILURE,
-        _ => FAILURE,
+    log::to_stderr(cli.command.log_level(&cli.globals), cli.globals.log_format);
+    let failure = match cli.command.gives_exit_codes() {
+        true => RUN_FAILURE,
+        false => FAILURE,
     };
-    let done = match cli.command {
-        Command::Run(args) => run::run(&cli.globals, &args),
-        Command::Ps(args) => container::ps::run(&cli.globals, &args),
-        Command::Exec(args) => container::exec::run(&cli.globals, &args),
-        Command::Logs(args) => container::logs::run(&cli.globals, &args),
-        Command::Attach(args) => container::attach::run(&cli.globals, &args),
-        Command::Stop(args) => container::lifecycle::stop(&cli.globals, &args),
-        Command::Kill(args) => container::lifecycle::kill(&cli.globals, &args),
-        Command::Pause(args) => container::lifecycle::pause(&cli.globals, &args),
-        Command::Unpause(args) => container::lifecycle::unpause(&cli.globals, &args),
-        Command::Wait(args) => container::lifecycle::wait(&cli.globals, &args),
-        Command::Rm(args) => container::lifecycle::rm(&cli.globals, &args),
-        Command::Port(args) => container::port::run(&cli.globals, &args),
-        Command::Inspect(args) => container::inspect::run(&cli.globals, &args),
-        Command::Stats(args) => container::stats::run(&cli.globals, &args),
-        Command::Metrics(args) => container::metrics::run(&cli.globals, &args),
-        Command::Pod(args) => container::pod::run(&cli.globals, &args),
-        Command::Debug(args) => container::debug::run(&cli.globals, &args),
-        Command::Console(args) => container::console::run(&cli.globals, &args),
-        Command::Events(args) => container::events::run(&cli.globals, &args),
-        Command::Top(args) => container::exec::top(&cli.globals, &args),
-        Command::Cp(args) => container::copy::run(&cli.globals, &args),
-        Command::Snapshot(args) => snapshot::run(&args),
-        Command::Pull(args) => pull::run(&cli.globals, &args),
-        Command::Images(args) => images::run(&cli.globals, &args),
-        Command::Rmi(args) => rmi::run(&cli.globals, &args),
-        Command::Prune(args) => prune::run(&cli.globals, &args),
-        Command::Tag(args) => tag::run(&cli.globals, &args),
-        Command::Load(args) => load::run(&cli.globals, &args),
-        Command::Save(args) => save::run(&cli.globals, &args),
-        Command::Import(args) => import::run(&cli.globals, &args),
-        Command::History(args) => inspect::history(&cli.globals, &args),
-        Command::Image(args) => image::run(&cli.globals, &args),
-        Command::Serve(args) => serve::run(&cli.globals, &args),
-        Command::Config(args) => config::run(&cli.globals, &args),
-        Command::System(args) => system::run(&cli.globals, &args),
-        Command::Check(args) => check::run(&args),
-        Command::Version(args) => version::run(&args),
-        Command::Completions(args) => completions::run(&args),
-        Command::Manual(args) => manual::run(&args),
-        Command::Sandbox(_) => sandbox::run(),
-        Command::Template(args) => template::run(&args),
-    };
+    let done = cli.command.run(&cli.globals);
     exit_code(done, failure)
 }
 
@@ -336,15 +143,6 @@ fn exit_code(done: anyhow::Result<u8>, failure: u8) -> ExitCode {
             report(&error);
             ExitCode::from(failure)
         }
-    }
-}
-
-/// Returns the log level. A daemon's log is the place to find out what happened to a pod.
-fn level(cli: &Cli) -> LogLevel {
-    match (&cli.command, cli.globals.log_level) {
-        (Command::Sandbox(_), _) | (Command::Serve(_), None) => LogLevel::Info,
-        (_, Some(level)) => level,
-        (_, None) => LogLevel::Warn,
     }
 }
 
@@ -394,74 +192,6 @@ fn subcommand(arguments: &[OsString]) -> Option<&OsStr> {
         }
     }
     None
-}
-
-/// Prints an error with its causes to stderr.
-fn report(error: &anyhow::Error) {
-    notice(&message(error));
-}
-
-/// Prints a message for the user that is not the command's result.
-fn notice(text: &str) {
-    // There is nowhere left to report that stderr is closed.
-    let _ = writeln!(io::stderr(), "podvisor: {text}");
-}
-
-/// Prints the last messages of a guest's kernel.
-fn notice_kernel_log(exit: &SandboxExit) {
-    let mut stderr = io::stderr().lock();
-    for line in exit.kernel_log() {
-        // There is nowhere left to report that stderr is closed.
-        let _ = writeln!(stderr, "guest: {line}");
-    }
-}
-
-/// Returns an error and its causes as one line, without control characters.
-fn message(error: &anyhow::Error) -> String {
-    let mut text = String::new();
-    for cause in error.chain() {
-        let cause = cause.to_string();
-        // Some libraries repeat their cause in their own text.
-        if text.ends_with(cause.as_str()) {
-            continue;
-        }
-        if !text.is_empty() {
-            text.push_str(": ");
-        }
-        text.push_str(&cause);
-    }
-    let clean = |c: char| if c.is_control() { ' ' } else { c };
-    text.chars().map(clean).take(ERROR_MAX).collect()
-}
-
-/// Writes a command's output. It is not an error if the reader has closed its end.
-fn print(text: &str) -> anyhow::Result<()> {
-    print_on(text).map(drop)
-}
-
-/// Like [`print`], for continuous output: breaks if the reader has closed its end.
-fn print_on(text: &str) -> anyhow::Result<ControlFlow<()>> {
-    let mut stdout = io::stdout().lock();
-    match stdout
-        .write_all(text.as_bytes())
-        .and_then(|()| stdout.flush())
-    {
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(ControlFlow::Break(())),
-        done => {
-            done.context("cannot write to stdout")?;
-            Ok(ControlFlow::Continue(()))
-        }
-    }
-}
-
-fn to_json(value: &impl serde::Serialize) -> anyhow::Result<String> {
-    let mut text = serde_json::to_string_pretty(value).context("cannot write JSON")?;
-    text.push('\n');
-    Ok(text)
-}
-
-fn print_json(value: &impl serde::Serialize) -> anyhow::Result<()> {
-    print(&to_json(value)?)
 }
 
 /// Creates a single-threaded runtime: slow work runs in other processes and machines.
@@ -522,6 +252,7 @@ fn default_root(is_root: bool, data: Option<OsString>, home: Option<OsString>) -
 mod tests {
     use clap::CommandFactory as _;
 
+    use super::deferred::Deferred;
     use super::*;
 
     #[test]
@@ -615,13 +346,33 @@ mod tests {
 
     #[test]
     fn a_daemon_logs_more_than_a_command_unless_it_is_told_how_much() {
-        let level = |line: &str| level(&Cli::try_parse_from(line.split(' ')).unwrap());
+        let level = |line: &str| {
+            let cli = Cli::try_parse_from(line.split(' ')).unwrap();
+            cli.command.log_level(&cli.globals)
+        };
         assert_eq!(level("podvisor serve"), LogLevel::Info);
         assert_eq!(level("podvisor serve --log-level warn"), LogLevel::Warn);
         assert_eq!(level("podvisor --log-level debug serve"), LogLevel::Debug);
         assert_eq!(level("podvisor version"), LogLevel::Warn);
         assert_eq!(level("podvisor version --log-level info"), LogLevel::Info);
         assert_eq!(level("podvisor sandbox 1 --log-level off"), LogLevel::Info);
+    }
+
+    #[test]
+    fn only_the_command_line_that_podvisor_makes_for_a_sandbox_needs_no_parser() {
+        let is_plain = |line: &str| {
+            let arguments: Vec<OsString> = line.split(' ').map(OsString::from).collect();
+            sandbox::is_plain(&arguments)
+        };
+        assert!(is_plain("podvisor sandbox 1f"));
+        for line in [
+            "podvisor sandbox",
+            "podvisor sandbox --help",
+            "podvisor run 1f",
+            "podvisor sandbox 1f x",
+        ] {
+            assert!(!is_plain(line), "{line}");
+        }
     }
 
     #[test]
@@ -636,14 +387,5 @@ mod tests {
         assert!(gives("podvisor --root /r --log-level=debug run --bad"));
         assert!(!gives("podvisor pull run"));
         assert!(!gives("podvisor --root run pull"));
-    }
-
-    #[test]
-    fn a_message_is_one_bounded_line_without_control_characters() {
-        let inner = anyhow::anyhow!("evil \x1b[2J\nname {}", "x".repeat(5000));
-        let text = message(&inner.context("cannot pull"));
-        assert!(text.starts_with("cannot pull: evil  [2J name xxx"));
-        assert_eq!(text.chars().count(), ERROR_MAX);
-        assert!(!text.contains(char::is_control));
     }
 }

@@ -1,0 +1,157 @@
+//! What commands print: results on stdout, messages for the user on stderr.
+
+use std::io::{self, Write as _};
+use std::ops::ControlFlow;
+
+use anyhow::Context as _;
+use clap::Args;
+
+use crate::sandbox::SandboxExit;
+
+/// Maximum length of an error, in characters: parts of it may come from a registry or a guest.
+const ERROR_MAX: usize = 2000;
+
+/// Prints an error with its causes to stderr.
+pub(super) fn report(error: &anyhow::Error) {
+    notice(&message(error));
+}
+
+/// Prints a message for the user that is not the command's result.
+pub(super) fn notice(text: &str) {
+    // There is nowhere left to report that stderr is closed.
+    let _ = writeln!(io::stderr(), "podvisor: {text}");
+}
+
+/// Prints the last messages of a guest's kernel.
+pub(super) fn notice_kernel_log(exit: &SandboxExit) {
+    let mut stderr = io::stderr().lock();
+    for line in exit.kernel_log() {
+        // There is nowhere left to report that stderr is closed.
+        let _ = writeln!(stderr, "guest: {line}");
+    }
+}
+
+/// Returns an error and its causes as one line, without control characters.
+pub(super) fn message(error: &anyhow::Error) -> String {
+    let mut text = String::new();
+    for cause in error.chain() {
+        let cause = cause.to_string();
+        // Some libraries repeat their cause in their own text.
+        if text.ends_with(cause.as_str()) {
+            continue;
+        }
+        if !text.is_empty() {
+            text.push_str(": ");
+        }
+        text.push_str(&cause);
+    }
+    let clean = |c: char| if c.is_control() { ' ' } else { c };
+    text.chars().map(clean).take(ERROR_MAX).collect()
+}
+
+/// Writes a command's output. It is not an error if the reader has closed its end.
+pub(super) fn print(text: &str) -> anyhow::Result<()> {
+    print_on(text).map(drop)
+}
+
+/// Like [`print`], for continuous output: breaks if the reader has closed its end.
+pub(super) fn print_on(text: &str) -> anyhow::Result<ControlFlow<()>> {
+    let mut stdout = io::stdout().lock();
+    match stdout
+        .write_all(text.as_bytes())
+        .and_then(|()| stdout.flush())
+    {
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(ControlFlow::Break(())),
+        done => {
+            done.context("cannot write to stdout")?;
+            Ok(ControlFlow::Continue(()))
+        }
+    }
+}
+
+pub(super) fn to_json(value: &impl serde::Serialize) -> anyhow::Result<String> {
+    let mut text = serde_json::to_string_pretty(value).context("cannot write JSON")?;
+    text.push('\n');
+    Ok(text)
+}
+
+pub(super) fn print_json(value: &impl serde::Serialize) -> anyhow::Result<()> {
+    print(&to_json(value)?)
+}
+
+/// Output format of a command.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Format {
+    /// For people.
+    Table,
+    /// For scripts.
+    Json,
+}
+
+pub(super) fn parse_format(text: &str) -> Result<Format, String> {
+    match text {
+        "table" => Ok(Format::Table),
+        "json" => Ok(Format::Json),
+        _ => Err(
+            "write table or json; there are no templates: give --json, and take parts of it by jq"
+                .to_owned(),
+        ),
+    }
+}
+
+#[derive(Debug, Args)]
+pub(super) struct FormatArgs {
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+
+    /// How to print: table or json
+    #[arg(long, value_name = "FORMAT", default_value = "table", value_parser = parse_format)]
+    format: Format,
+}
+
+impl FormatArgs {
+    /// For tests.
+    #[cfg(test)]
+    pub(super) fn table() -> Self {
+        Self {
+            json: false,
+            format: Format::Table,
+        }
+    }
+
+    pub(super) fn is_json(&self) -> bool {
+        self.json || self.format == Format::Json
+    }
+}
+
+/// Of commands that print JSON in any case: what others take to do so is not refused.
+#[derive(Debug, Args)]
+pub(super) struct JsonArgs {
+    #[arg(long, hide = true)]
+    json: bool,
+
+    #[arg(short, long, hide = true, value_name = "FORMAT", value_parser = parse_json_format)]
+    format: Option<Format>,
+}
+
+pub(super) fn parse_json_format(text: &str) -> Result<Format, String> {
+    match text {
+        "json" => Ok(Format::Json),
+        _ => Err("it prints JSON, of which jq takes parts; there are no templates".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_message_is_one_bounded_line_without_control_characters() {
+        let inner = anyhow::anyhow!("evil \x1b[2J\nname {}", "x".repeat(5000));
+        let text = message(&inner.context("cannot pull"));
+        assert!(text.starts_with("cannot pull: evil  [2J name xxx"));
+        assert_eq!(text.chars().count(), ERROR_MAX);
+        assert!(!text.contains(char::is_control));
+    }
+}
