@@ -150,8 +150,8 @@ fn many_short_requests_are_in_flight_at_once() {
     assert_eq!(disk.state().queued.len(), 16);
 }
 
-#[test]
-fn a_queue_that_waits_for_room_goes_on_when_another_one_is_stopped() {
+/// A device with two queues that share its engine, and this number of requests of 2 MiB in each.
+fn two_queues(requests: usize) -> (BlockDevice, [DriverQueue; 2], Slow) {
     let disk = Slow::default();
     let mut device = BlockDevice::new(Box::new(disk.clone())).queues(2);
     let mem = memory(4 * MIB);
@@ -161,10 +161,26 @@ fn a_queue_that_waits_for_room_goes_on_when_another_one_is_stopped() {
     mem.write_obj([0u64; 2], GuestAddress(HEADER)).unwrap();
     let request = [(0x10_0000, 2 * MIB as u32), (STATUS, 1)];
     for driver in &mut drivers {
-        for _ in 0..8 {
+        for _ in 0..requests {
             driver.add(&[(HEADER, 16)], &request);
         }
     }
+    (device, drivers, disk)
+}
+
+/// Serves a queue if it was kicked, and then the disk, until nothing is left to do.
+fn serve_if_kicked(device: &mut BlockDevice, index: u16, disk: &Slow) {
+    if device.server.queue(index).unwrap().kick().read().is_ok() {
+        while device.on_queue(index).unwrap() == Progress::More {}
+    }
+    while !disk.state().queued.is_empty() {
+        one_piece(device, disk);
+    }
+}
+
+#[test]
+fn a_queue_that_waits_for_room_goes_on_when_another_one_is_stopped() {
+    let (mut device, mut drivers, disk) = two_queues(8);
     for queue in [0, 1] {
         while device.on_queue(queue).unwrap() == Progress::More {}
     }
@@ -174,14 +190,53 @@ fn a_queue_that_waits_for_room_goes_on_when_another_one_is_stopped() {
             .all(|driver| driver.take_used().is_none())
     );
     let mut other = device.stop_queue(0).unwrap();
-    // Completions that are reported to the event loop.
-    while device.on_queue(1).unwrap() == Progress::More {}
-    while !disk.state().queued.is_empty() {
-        one_piece(&mut device, &disk);
-    }
+    assert!(disk.state().queued.is_empty(), "no completion follows");
+    serve_if_kicked(&mut device, 1, &disk);
     let used = |driver: &mut DriverQueue| std::iter::from_fn(|| driver.take_used()).count();
     assert_eq!(used(&mut drivers[1]), 8);
     assert!(other.next().is_ok());
+}
+
+#[test]
+fn a_request_that_is_half_done_goes_on_when_another_queue_is_stopped() {
+    let (mut device, mut drivers, disk) = two_queues(1);
+    // A piece of the other queue is done first, while the stop waits for the one of its queue.
+    for queue in [1, 0] {
+        while device.on_queue(queue).unwrap() == Progress::More {}
+    }
+    device.stop_queue(0).unwrap();
+    assert!(disk.state().queued.is_empty(), "no completion follows");
+    serve_if_kicked(&mut device, 1, &disk);
+    assert!(drivers[1].take_used().is_some());
+}
+
+#[test]
+fn a_piece_that_is_done_within_a_turn_leads_to_another_turn() {
+    let (mut rig, disk) = requests(1, 2);
+    turns(&mut rig.device);
+    disk.state().ready = 1;
+    // No completion is left that would report that the next piece may be started.
+    assert_eq!(rig.device.on_queue(0).unwrap(), Progress::More);
+    assert!(disk.state().queued.is_empty());
+    assert_eq!(rig.device.on_queue(0).unwrap(), Progress::More);
+    assert_eq!(rig.device.on_queue(0).unwrap(), Progress::Idle);
+    assert_eq!(disk.state().queued.len(), 1);
+}
+
+#[test]
+fn room_that_comes_back_within_a_turn_leads_to_another_turn() {
+    let (mut rig, disk) = requests(17, 1);
+    turns(&mut rig.device);
+    assert_eq!(disk.state().queued.len(), 16);
+    disk.state().ready = 1;
+    assert_eq!(rig.device.on_queue(0).unwrap(), Progress::More);
+    assert!(rig.driver.take_used().is_some());
+    turns(&mut rig.device);
+    assert_eq!(
+        disk.state().queued.len(),
+        16,
+        "the last request has the room"
+    );
 }
 
 /// A disk whose requests cannot be waited for, and complete too late.
