@@ -390,6 +390,43 @@ fn more_tables_than_memory_takes_are_written_and_read_again() {
 }
 
 #[test]
+fn a_request_that_creates_two_tables_keeps_to_the_number_in_memory() {
+    let tables = MAX_TABLES as u64 + 1;
+    let mut rig = Rig::sparse(tables * ENTRIES * CLUSTER);
+    // All but one have changes that are only in memory.
+    for n in 0..tables - 2 {
+        rig.write(n * ENTRIES * CLUSTER, &[1; 512]);
+    }
+    // The end of the first table of both, and the start of the second one.
+    let end = (tables - 1) * ENTRIES * CLUSTER - 512;
+    rig.write(end, &[2; 1024]);
+    let disk = rig.disk.as_ref().unwrap();
+    assert_eq!(disk.tables.cached(), MAX_TABLES);
+    rig.reopen();
+    assert_eq!(rig.read(end, 1024), [2; 1024]);
+}
+
+#[test]
+fn counts_are_written_once_many_ranges_wait_for_them() {
+    let mut rig = Rig::new(&numbered(4 << 16));
+    rig.disk = None;
+    // Free clusters with used ones in between: each is a range of its own.
+    let count = 4096;
+    rig.overlay().set_len(count * CLUSTER).unwrap();
+    let mut rig = rig.opened();
+    rig.write(0, &[1; 512]);
+    let clusters = &mut rig.disk.as_mut().unwrap().clusters;
+    for index in (100..count).step_by(2) {
+        clusters.claim(index * CLUSTER).unwrap();
+    }
+    while !clusters.is_behind() {
+        clusters.allocate().unwrap();
+    }
+    rig.write(1 << 16, &[2; 512]);
+    assert!(!rig.disk.as_ref().unwrap().clusters.is_behind());
+}
+
+#[test]
 fn counts_beyond_their_first_block_get_another_one() {
     let mut rig = Rig::new(&numbered(4 << 16));
     rig.disk = None;
