@@ -222,7 +222,8 @@ impl UringDisk {
             }
         };
         if matches!(slot.kind, Kind::Read | Kind::Write) {
-            if answer == 0 && slot.left > 0 {
+            // A request with nothing left is never given to the kernel.
+            if answer == 0 {
                 return Some(Err(io::ErrorKind::UnexpectedEof.into()));
             }
             slot.advance(done);

@@ -281,23 +281,48 @@ fn more_requests_than_the_ring_has_places_fail_one_by_one() {
     assert_eq!(disk.in_flight, 0);
 }
 
-#[test]
-fn a_request_that_cannot_be_begun_again_and_again_is_an_error() {
-    let mem = memory(1 << 20);
-    let slices = [mem.get_slice(GuestAddress(0), 512).unwrap()];
+/// A disk of one sector, with a request that is not completed yet; its token is 7.
+fn with_request(mem: &GuestRam, kind: Kind) -> UringDisk {
     let file = tempfile::tempfile().unwrap();
-    file.set_len(512).unwrap();
+    file.write_all_at(&[5; 512], 0).unwrap();
     let mut disk = UringDisk::new(file).unwrap();
-    let read = Operation::Read {
-        offset: 0,
-        slices: &slices,
+    let slices = [mem.get_slice(GuestAddress(0), 512).unwrap()];
+    let (offset, len) = (0, 512);
+    let operation = match kind {
+        Kind::WriteZeroes { unmap } => Operation::WriteZeroes { offset, len, unmap },
+        _ => Operation::Read {
+            offset,
+            slices: &slices,
+        },
     };
-    let Submitted::Queued = disk.submit(&mem, 7, read) else {
+    let Submitted::Queued = disk.submit(mem, 7, operation) else {
         panic!("it is not queued")
     };
-    let again = (0..1000).find_map(|_| disk.settle(7, -libc::EAGAIN));
-    let error = again.expect("an end").unwrap_err();
-    assert_eq!(error.raw_os_error(), Some(libc::EAGAIN));
+    disk
+}
+
+#[test]
+fn a_request_that_cannot_be_begun_again_and_again_is_an_error() {
+    for errno in [libc::EAGAIN, libc::EINTR] {
+        let mut disk = with_request(&memory(1 << 20), Kind::Read);
+        for _ in 0..RETRIES {
+            assert!(disk.settle(7, -errno).is_none());
+        }
+        let error = disk.settle(7, -errno).expect("an end").unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(errno));
+    }
+}
+
+#[test]
+fn zeroes_that_the_kernel_does_not_support_are_written() {
+    for unmap in [false, true] {
+        let mut disk = with_request(&memory(1 << 20), Kind::WriteZeroes { unmap });
+        let result = disk.settle(7, -libc::EOPNOTSUPP);
+        assert!(matches!(result, Some(Ok(()))), "{result:?}");
+        let mut bytes = [1; 512];
+        disk.disk.file.read_exact_at(&mut bytes, 0).unwrap();
+        assert_eq!(bytes, [0; 512]);
+    }
 }
 
 #[test]
