@@ -105,8 +105,11 @@ fn a_writer_that_is_full_loses_bytes_and_does_not_stop_the_guest() {
 #[test]
 fn an_absurd_transmission_is_a_fault_and_a_flood_leaves_the_event_loop_its_turn() {
     let mut one = rig(ConsoleDevice::new(Box::new(io::sink())));
-    one.tx
-        .add(&[(BUF, 0x8_0000), (BUF, 0x8_0000), (BUF, 1)], &[]);
+    let most = [(BUF, 0x8_0000), (BUF, 0x8_0000)];
+    one.tx.add(&most, &[]);
+    assert_eq!(one.device.on_queue(TX).unwrap(), Progress::More);
+    assert_eq!(one.counter("tx_bytes"), MAX_TRANSMIT as u64);
+    one.tx.add(&[most[0], most[1], (BUF, 1)], &[]);
     assert!(matches!(one.device.on_queue(TX), Err(Fault::Guest(_))));
 
     let mut two = rig(ConsoleDevice::new(Box::new(io::sink())));
