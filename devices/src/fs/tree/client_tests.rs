@@ -93,6 +93,85 @@ fn an_entry_that_is_refused_ends_the_list_and_loses_none_before_it() {
     assert_eq!(code(error), Some(Errno::NOSPC));
 }
 
+/// Counts the entries of the root that one call for `size` bytes offers. The answer to the one with
+/// this number, from 0 on, is `answer`, and 1 to all others.
+fn offered(tree: &Tree, plus: bool, size: u32, (number, answer): (usize, usize)) -> usize {
+    let handle = tree.opendir(&me(), ROOT, 0).unwrap().0.unwrap();
+    let mut count = 0;
+    let mut add = |_: DirEntry<'_>, _| {
+        count += 1;
+        Ok(if count == number + 1 { answer } else { 1 })
+    };
+    let of = (ROOT, handle);
+    tree.entries(&me(), of, (size, 0), plus, &mut add).unwrap();
+    tree.releasedir(&me(), ROOT, 0, handle).unwrap();
+    count
+}
+
+#[test]
+fn a_reply_ends_once_it_has_as_many_bytes_as_it_may_have() {
+    let rig = rig();
+    std::fs::write(rig.path("a"), "").unwrap();
+    let most = directory::MAX_REPLY;
+    let offered = |answer| offered(&rig.tree, false, u32::MAX, (0, answer));
+    assert_eq!((offered(most - 1), offered(most)), (2, 1));
+}
+
+#[test]
+fn more_entries_are_read_unless_more_than_three_quarters_of_the_reply_are_full() {
+    let rig = rig();
+    for n in 0..40 {
+        std::fs::write(rig.path(&format!("{n:0200}")), "").unwrap();
+    }
+    let offered = |plus, size, which| offered(&rig.tree, plus, size, which);
+    // The number of entries that are read at once.
+    let read = offered(false, 4096, (0, 3073));
+    assert!(read < 30, "{read}");
+    let full_to = |bytes: usize| offered(false, 4096, (read - 1, bytes - (read - 1)));
+    assert!(full_to(3072) > read);
+    assert_eq!(full_to(3073), read);
+    // In the reply, an entry takes four times its bytes if its object is told.
+    assert_eq!(offered(true, 4 * 4096, (0, 4 * 4096)), read);
+}
+
+#[test]
+fn the_directory_above_is_listed_with_the_number_of_the_one_below() {
+    let rig = rig();
+    std::fs::create_dir(rig.path("below")).unwrap();
+    let below = rig.look_up(ROOT, "below").unwrap().inode;
+    for (object, path) in [(ROOT, "."), (below, "below")] {
+        let own = std::fs::metadata(rig.path(path)).unwrap().ino();
+        let handle = rig.tree.opendir(&me(), object, 0).unwrap().0.unwrap();
+        let mut add = |listed: DirEntry<'_>| {
+            assert_eq!(listed.ino == own, listed.name != b"below");
+            Ok(24)
+        };
+        let listed = rig.tree.readdir(&me(), object, handle, 4096, 0, &mut add);
+        listed.unwrap();
+    }
+}
+
+#[test]
+fn a_directory_that_is_removed_is_an_error_unless_entries_of_it_were_listed() {
+    let rig = rig();
+    std::fs::create_dir(rig.path("gone")).unwrap();
+    let object = rig.look_up(ROOT, "gone").unwrap().inode;
+    let handle = rig.tree.opendir(&me(), object, 0).unwrap().0.unwrap();
+    let mut names = 0;
+    let mut list = || {
+        let mut add = |_: DirEntry<'_>| {
+            // The next entries that the host is asked for are those of a removed directory.
+            let _ = std::fs::remove_dir(rig.path("gone"));
+            names += 1;
+            Ok(24)
+        };
+        rig.tree.readdir(&me(), object, handle, 4096, 0, &mut add)
+    };
+    list().unwrap();
+    assert_eq!(code(list()), Some(Errno::NOENT));
+    assert_eq!(names, 2);
+}
+
 #[test]
 fn holes_and_data_are_found_and_other_seeks_are_the_clients() {
     let rig = rig();

@@ -20,7 +20,7 @@ const MIN_PIECE: usize = 1024 + 64;
 const ENTRY_PLUS: usize = 4;
 
 /// Maximum bytes of entries per request; the client asks again.
-const MAX_REPLY: usize = 256 << 10;
+pub(super) const MAX_REPLY: usize = 256 << 10;
 
 /// The receiver of entries; it returns the number of bytes that were used, or 0 if it is full.
 pub(super) type Add<'a> = dyn FnMut(DirEntry<'_>, Option<Entry>) -> io::Result<usize> + 'a;
