@@ -356,7 +356,8 @@ impl Running<'_> {
             let data = chain.writable_len().saturating_sub(HEADER_LEN);
             let want = data.min(quota.saturating_sub(room));
             chain.writable_slices(&mem, HEADER_LEN, want, &mut piece)?;
-            if !slices.is_empty() && slices.len().saturating_add(piece.len()) > MAX_SEGMENTS {
+            // A single chain has no more segments than that.
+            if slices.len().saturating_add(piece.len()) > MAX_SEGMENTS {
                 self.rx.undo_pop(chain);
                 break;
             }

@@ -171,6 +171,80 @@ fn receive_buffers_in_pieces_are_filled_across() {
 }
 
 #[test]
+fn a_stream_takes_more_buffers_each_time_and_leaves_others_their_turns() {
+    let mut rig = Rig::ready();
+    let mut streams = [1, 2].map(|port| rig.open_from_guest(port));
+    for (_, host) in &mut streams {
+        host.write_all(&pattern(15 * 4096)).unwrap();
+    }
+    rig.run();
+    let packets = std::iter::from_fn(|| rig.take());
+    let of: Vec<_> = packets.map(|(header, _)| header.src_port).collect();
+    let turns = of.chunk_by(|one, next| one == next);
+    let turns: Vec<_> = turns.map(<[u32]>::len).collect();
+    assert_eq!(turns, [1, 1, 2, 2, 4, 4, 8, 8]);
+}
+
+/// Posts a receive buffer with one byte in each of this number of pieces, after the header.
+fn post_in_pieces(rig: &mut Rig, head: u16, pieces: u16) {
+    let table = 0x50_0000 + u64::from(head) * 0x1_0000;
+    let chain = DriverQueue::new(&rig.mem, table, 1024);
+    chain.descriptor(0, RX_BASE, HEADER_LEN as u32, F_WRITE | F_NEXT, 1);
+    for at in 1..=pieces {
+        let next = if at == pieces { 0 } else { F_NEXT };
+        let addr = RX_BASE + 0x1000 + u64::from(at) * 2;
+        chain.descriptor(at, addr, 1, F_WRITE | next, at + 1);
+    }
+    let len = 16 * (u32::from(pieces) + 1);
+    rig.rx.descriptor(head, table, len, F_INDIRECT, 0);
+    rig.rx.make_available(head);
+}
+
+#[test]
+fn one_read_takes_as_many_pieces_of_memory_as_a_chain_may_have() {
+    let most = u16::try_from(MAX_SEGMENTS).unwrap();
+    // One system call fills 256 pieces: of the second buffer, or of both.
+    for (second, filled) in [(most - 100, 156), (most - 99, 256)] {
+        let mut rig = Rig::new();
+        rig.post_rx(1);
+        let listener = rig.listen(1);
+        rig.send(Ports { guest: 9, host: 1 }, Op::Request);
+        let (mut host, _) = listener.accept().unwrap();
+        host.write_all(&[7; 2000]).unwrap();
+        // A read that fills its buffer is followed by one into two.
+        rig.rx.add(&[], &[(RX_BASE, HEADER_LEN as u32 + 1)]);
+        post_in_pieces(&mut rig, 40, 100);
+        post_in_pieces(&mut rig, 41, second);
+        rig.run();
+        let used = std::iter::from_fn(|| rig.rx.take_used());
+        let lens: Vec<_> = used.map(|used| used.len - HEADER_LEN as u32).collect();
+        assert_eq!(lens, [0, 1, 100, filled], "{second}");
+    }
+}
+
+#[test]
+fn data_that_use_up_the_credit_are_sent_whatever_buffer_follows() {
+    let mut rig = Rig::new();
+    rig.post_rx(1);
+    let listener = rig.listen(1);
+    let request = Header {
+        buf_alloc: 11,
+        ..rig.packet(Ports { guest: 9, host: 1 }, Op::Request)
+    };
+    rig.send_raw(&request, &[]);
+    let (mut host, _) = listener.accept().unwrap();
+    host.write_all(&[7; 20]).unwrap();
+    // The last one is a fault once it is taken.
+    for room in [1, 10, 0] {
+        rig.rx.add(&[], &[(RX_BASE, HEADER_LEN as u32 + room)]);
+    }
+    assert!(matches!(rig.device.on_queue(RX), Err(Fault::Guest(_))));
+    let used = std::iter::from_fn(|| rig.rx.take_used());
+    let lens: Vec<_> = used.map(|used| used.len - HEADER_LEN as u32).collect();
+    assert_eq!(lens, [0, 1, 10]);
+}
+
+#[test]
 fn receive_buffers_without_room_are_a_fault() {
     for len in [1, 43, 44] {
         let mut rig = Rig::new();

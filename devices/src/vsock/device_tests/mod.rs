@@ -1,7 +1,9 @@
 use super::*;
 use crate::GuestRam;
 use crate::descriptors::{MAX_CONNECTIONS, MAX_HANDSHAKES, Shares};
-use crate::testing::{CountingInterrupt, DriverQueue, memory, start, stop};
+use crate::testing::{
+    CountingInterrupt, DriverQueue, F_INDIRECT, F_NEXT, F_WRITE, memory, start, stop,
+};
 use crate::vsock::HOST_CID;
 use crate::vsock::mux::MAX_RESETS;
 use crate::vsock::packet::{Ports, SHUTDOWN_BOTH, SHUTDOWN_RECEIVE, SHUTDOWN_SEND, TYPE_STREAM};

@@ -205,6 +205,30 @@ fn the_end_of_the_guests_sending_is_a_half_close() {
 }
 
 #[test]
+fn the_end_of_the_guests_sending_follows_what_a_slow_host_program_has_not_read() {
+    let mut rig = Rig::ready();
+    let (ports, mut host) = rig.open_from_guest(1);
+    let data = pattern(400 << 10);
+    for piece in data.chunks(64 << 10) {
+        rig.data(ports, piece);
+    }
+    rig.shutdown(ports, SHUTDOWN_SEND);
+    host.set_nonblocking(true).unwrap();
+    let mut all = Vec::new();
+    let mut piece = vec![0; 32 << 10];
+    loop {
+        let len = host.read(&mut piece).unwrap();
+        if len == 0 {
+            break;
+        }
+        all.extend_from_slice(&piece[..len]);
+        rig.run();
+    }
+    assert!(all == data, "{} bytes", all.len());
+    assert_eq!(rig.device.statistics().0, 1, "the host may still send");
+}
+
+#[test]
 fn a_guest_that_receives_no_more_breaks_the_hosts_pipe() {
     let mut rig = Rig::ready();
     let (ports, mut host) = rig.open_from_guest(1);
