@@ -8,7 +8,6 @@ use std::thread;
 use std::time::Duration;
 
 use rustix::fs::{FlockOperation, flock};
-use rustix::io::Errno;
 use tokio::sync::oneshot;
 
 use crate::stall_timeout::timeout;
@@ -29,23 +28,9 @@ impl Claim {
         Ok(Self { _locked: file })
     }
 
-    /// Locks the directory if it is unlocked.
-    fn take_now(dir: &Path) -> io::Result<Option<Self>> {
-        let file = File::open(dir)?;
-        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-            Err(Errno::WOULDBLOCK) => return Ok(None),
-            locked => locked?,
-        }
-        dir.symlink_metadata()?;
-        Ok(Some(Self { _locked: file }))
-    }
-
     /// Like [`Self::take`], without blocking other tasks; `None` if another process still has it
     /// after `limit`.
     pub(super) async fn take_within(dir: &Path, limit: Duration) -> io::Result<Option<Self>> {
-        if let Some(claim) = Self::take_now(dir)? {
-            return Ok(Some(claim));
-        }
         let (sender, taken) = oneshot::channel();
         let dir = dir.to_owned();
         // A thread that is not waited for; at exit, this process would have to wait for the
@@ -93,7 +78,7 @@ impl Claim {
         let Ok(file) = File::open(dir) else {
             return false;
         };
-        flock(&file, FlockOperation::NonBlockingLockShared) == Err(Errno::WOULDBLOCK)
+        flock(&file, FlockOperation::NonBlockingLockShared) == Err(rustix::io::Errno::WOULDBLOCK)
     }
 }
 
@@ -121,25 +106,5 @@ mod tests {
         let taken = Claim::take_within(dir.path(), limit).await.unwrap();
         assert!(taken.is_none());
         drop(claim);
-        let taken = Claim::take_within(dir.path(), limit).await.unwrap();
-        assert!(taken.is_some() && Claim::is_taken(dir.path()));
-    }
-
-    #[tokio::test]
-    async fn one_that_is_released_meanwhile_is_taken_then() {
-        let dir = tempfile::tempdir().unwrap();
-        let claim = Claim::take(dir.path()).unwrap();
-        let take = Claim::take_within(dir.path(), Duration::from_secs(60));
-        let release = async {
-            tokio::task::yield_now().await;
-            drop(claim);
-        };
-        let (taken, ()) = tokio::join!(take, release);
-        assert!(taken.unwrap().is_some());
-        // Whose directory has been removed is not there any more.
-        let path = dir.path().to_owned();
-        drop(dir);
-        let error = Claim::take_within(&path, Duration::from_secs(60)).await;
-        assert_eq!(error.unwrap_err().kind(), io::ErrorKind::NotFound);
     }
 }
