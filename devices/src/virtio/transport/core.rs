@@ -355,9 +355,10 @@ impl TransportCore {
         let Some(status) = Status::from_bits(saved.status) else {
             return invalid("a device status that no driver can have set");
         };
-        let unknown = saved.features & !self.offered() != 0;
+        // Before that, a driver may write anything: FEATURES_OK is what is refused.
         let settled = status.live() || status.configuring_queues();
-        if unknown || (settled && saved.features & features::VERSION_1 == 0) {
+        let unknown = saved.features & !self.offered() != 0;
+        if settled && (unknown || saved.features & features::VERSION_1 == 0) {
             return invalid("features that this device does not offer");
         }
         if saved.queues.len() != self.queues.len() {

@@ -546,6 +546,26 @@ fn a_saved_transport_goes_on_in_another_device() {
 }
 
 #[test]
+fn what_a_driver_wrote_before_features_were_agreed_on_is_restored_and_refused_then() {
+    let wrong = features::VERSION_1 | 1 << 6;
+    for failed in [0, 0x80] {
+        let mut first = rig();
+        first.negotiate(wrong);
+        first.w(reg::STATUS, 3 | failed);
+        let saved = first.mmio.save();
+        assert_eq!(saved.transport.features, wrong);
+        let mut second = rig();
+        second.mmio.restore(&saved, &[]).unwrap();
+        assert_eq!(second.mmio.save(), saved);
+        second.w(reg::STATUS, 11);
+        assert_eq!(second.r(reg::STATUS), 3 | failed);
+        second.w(reg::STATUS, 0);
+        second.negotiate(features::VERSION_1);
+        assert_eq!(second.r(reg::STATUS), 11);
+    }
+}
+
+#[test]
 fn a_saved_transport_that_lies_is_refused_and_changes_nothing() {
     let mut first = Rig::started();
     let saved = first.mmio.save();
