@@ -14,8 +14,8 @@ pub(super) struct SandboxArgs {
     _id: String,
 }
 
-/// Whether these arguments are those that podvisor starts a sandbox's process with. They do not need
-/// a parser, which takes longer than the rest of the command line.
+/// Whether these arguments are those that podvisor starts a sandbox's process with. They do not
+/// need a parser, which takes longer than the rest of the command line.
 pub(super) fn is_plain(arguments: &[OsString]) -> bool {
     matches!(arguments, [_, command, id]
         if command == "sandbox" && !id.as_encoded_bytes().starts_with(b"-"))
