@@ -146,14 +146,6 @@ impl Command {
         }
     }
 
-    /// Whether its exit code is that of a program.
-    pub(super) fn gives_exit_codes(&self) -> bool {
-        matches!(
-            self,
-            Self::Run(_) | Self::Exec(_) | Self::Debug(_) | Self::Attach(_)
-        )
-    }
-
     /// Returns its log level. A daemon's log is the place to find out what happened to a pod.
     pub(super) fn log_level(&self, globals: &Globals) -> LogLevel {
         match (self, globals.log_level) {

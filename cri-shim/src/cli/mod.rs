@@ -127,7 +127,7 @@ pub fn main() -> ExitCode {
         Err(error) => return usage(&error, &arguments),
     };
     log::to_stderr(cli.command.log_level(&cli.globals), cli.globals.log_format);
-    let failure = match cli.command.gives_exit_codes() {
+    let failure = match gives_exit_codes(&arguments) {
         true => RUN_FAILURE,
         false => FAILURE,
     };

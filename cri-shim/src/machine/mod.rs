@@ -122,8 +122,8 @@ pub enum Boot {
     Template(Snapshot),
 }
 
-/// Stack of the thread that waits for a machine's end. The usual 2 MiB can become a huge page, which
-/// the machine would then have for as long as it lives.
+/// Stack of the thread that waits for a machine's end. The usual 2 MiB can become a huge page,
+/// which the machine would then have for as long as it lives.
 const STACK: usize = 256 << 10;
 
 /// The tag of the directory that a machine shares.
