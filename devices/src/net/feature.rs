@@ -19,9 +19,15 @@ pub(super) const CTRL_VQ: u64 = 1 << 17;
 pub(super) const CTRL_RX: u64 = 1 << 18;
 pub(super) const MQ: u64 = 1 << 22;
 pub(super) const CTRL_MAC_ADDR: u64 = 1 << 23;
+pub(super) const GUEST_USO4: u64 = 1 << 54;
+pub(super) const GUEST_USO6: u64 = 1 << 55;
+pub(super) const HOST_USO: u64 = 1 << 56;
+
+/// UDP's segments for both versions of IP: backends have both or none.
+const GUEST_USO: u64 = GUEST_USO4 | GUEST_USO6;
 
 /// The features that a driver may switch while it runs (§5.1.6.5.6).
-pub(super) const GUEST_OFFLOADS: u64 = GUEST_CSUM | GUEST_TSO4 | GUEST_TSO6 | GUEST_ECN;
+pub(super) const GUEST_OFFLOADS: u64 = GUEST_CSUM | GUEST_TSO4 | GUEST_TSO6 | GUEST_ECN | GUEST_USO;
 
 /// The features that do not depend on the backend.
 const ALWAYS: u64 = MAC | MRG_RXBUF | STATUS | CTRL_VQ | CTRL_RX | CTRL_MAC_ADDR;
@@ -40,6 +46,7 @@ pub(super) fn of_backend(offloads: Offloads) -> u64 {
         | when(offloads.tso4, HOST_TSO4 | GUEST_TSO4)
         | when(offloads.tso6, HOST_TSO6 | GUEST_TSO6)
         | when(offloads.ecn, HOST_ECN | GUEST_ECN)
+        | when(offloads.uso, HOST_USO | GUEST_USO)
 }
 
 /// Returns the offloads that the driver accepts from the device.
@@ -51,6 +58,7 @@ pub(super) fn accepted(features: u64) -> Offloads {
         tso4: checksum && has(GUEST_TSO4),
         tso6: checksum && has(GUEST_TSO6),
         ecn: checksum && has(GUEST_ECN),
+        uso: checksum && features & GUEST_USO == GUEST_USO,
     }
 }
 
@@ -63,6 +71,7 @@ pub(super) fn offered(features: u64) -> Offloads {
         tso4: checksum && has(HOST_TSO4),
         tso6: checksum && has(HOST_TSO6),
         ecn: checksum && has(HOST_ECN),
+        uso: checksum && has(HOST_USO),
     }
 }
 
@@ -93,21 +102,35 @@ mod tests {
     }
 
     #[test]
+    fn a_driver_gets_segments_of_udp_if_it_takes_both_versions_of_ip() {
+        assert!(accepted(GUEST_CSUM | GUEST_USO).uso);
+        for features in [
+            GUEST_CSUM | GUEST_USO4,
+            GUEST_CSUM | GUEST_USO6,
+            GUEST_USO,
+            GUEST_CSUM | HOST_USO,
+        ] {
+            assert!(!accepted(features).uso, "{features:#x}");
+        }
+    }
+
+    #[test]
     fn features_have_the_numbers_of_the_specification() {
         let bits = |numbers: &[u32]| numbers.iter().map(|number| 1 << number).sum::<u64>();
         // MAC, MRG_RXBUF, STATUS, CTRL_VQ, CTRL_RX, CTRL_MAC_ADDR.
         let always = [5, 15, 16, 17, 18, 23];
         assert_eq!(of_backend(Offloads::NONE), bits(&always));
         // CSUM, GUEST_CSUM, CTRL_GUEST_OFFLOADS; GUEST and HOST of TSO4, TSO6 and ECN.
-        let all = Offloads {
-            checksum: true,
-            tso4: true,
-            tso6: true,
-            ecn: true,
+        let tcp = bits(&[0, 1, 2, 7, 8, 9, 11, 12, 13]);
+        let without_uso = Offloads {
+            uso: false,
+            ..Offloads::ALL
         };
-        let more = bits(&[0, 1, 2, 7, 8, 9, 11, 12, 13]);
-        assert_eq!(of_backend(all), bits(&always) | more);
-        assert_eq!(GUEST_OFFLOADS, bits(&[1, 7, 8, 9]));
+        assert_eq!(of_backend(without_uso), bits(&always) | tcp);
+        // GUEST_USO4, GUEST_USO6, HOST_USO.
+        let udp = bits(&[54, 55, 56]);
+        assert_eq!(of_backend(Offloads::ALL), bits(&always) | tcp | udp);
+        assert_eq!(GUEST_OFFLOADS, bits(&[1, 7, 8, 9, 54, 55]));
         assert_eq!((MTU, MQ), (bits(&[3]), bits(&[22])));
     }
 }

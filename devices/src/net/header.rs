@@ -19,12 +19,20 @@ pub(super) const MIN_FRAME: usize = 14;
 /// with thousands. Linux sends none below 8 bytes of payload (`tcp_min_snd_mss`).
 const MIN_SEGMENT: u16 = 8;
 
+/// The most datagrams in one frame, as many as Linux makes of one call (`UDP_MAX_SEGMENTS`):
+/// kernels before 6.7 do not count those that come from a tap.
+const MAX_DATAGRAMS: usize = 128;
+
+/// Bytes of a UDP header.
+const UDP_HEADER_LEN: usize = 8;
+
 const F_NEEDS_CSUM: u8 = 1;
 const F_DATA_VALID: u8 = 2;
 
 const GSO_NONE: u8 = 0;
 const GSO_TCPV4: u8 = 1;
 const GSO_TCPV6: u8 = 4;
+const GSO_UDP_L4: u8 = 5;
 const GSO_ECN: u8 = 0x80;
 
 /// The header, decoded; all fields are little-endian on the wire.
@@ -102,21 +110,14 @@ impl Header {
             clean.csum_start = self.csum_start;
             clean.csum_offset = self.csum_offset;
         }
-        let kind = self.gso_type & !GSO_ECN;
         if self.gso_type == GSO_NONE {
             return Ok(clean);
         }
-        let permitted = match kind {
-            GSO_TCPV4 => offered.tso4,
-            GSO_TCPV6 => offered.tso6,
-            _ => false,
-        };
-        let ecn = self.gso_type & GSO_ECN != 0;
         // A segment's checksum can only be computed after segmentation.
-        if !permitted || (ecn && !offered.ecn) || clean.flags & F_NEEDS_CSUM == 0 {
+        if !self.is_permitted(offered) || clean.flags & F_NEEDS_CSUM == 0 {
             return Err(Malformed::Offload);
         }
-        if self.gso_size < MIN_SEGMENT {
+        if !self.segments_are_few(len) {
             return Err(Malformed::Bounds);
         }
         clean.gso_type = self.gso_type;
@@ -124,6 +125,27 @@ impl Header {
         // §5.1.6.2.2: it is only a hint. A tap refuses one that is too long.
         clean.hdr_len = self.hdr_len.min(u16::try_from(len).unwrap_or(u16::MAX));
         Ok(clean)
+    }
+
+    /// Whether the kind of segments was negotiated. The mark of ECN is one of TCP.
+    fn is_permitted(self, offered: Offloads) -> bool {
+        let ecn = self.gso_type & GSO_ECN != 0;
+        match self.gso_type & !GSO_ECN {
+            GSO_TCPV4 => offered.tso4 && (offered.ecn || !ecn),
+            GSO_TCPV6 => offered.tso6 && (offered.ecn || !ecn),
+            GSO_UDP_L4 => offered.uso && !ecn,
+            _ => false,
+        }
+    }
+
+    /// Whether a frame of `len` bytes has no more segments than a driver has reason to send.
+    fn segments_are_few(self, len: usize) -> bool {
+        if self.gso_type != GSO_UDP_L4 {
+            return self.gso_size >= MIN_SEGMENT;
+        }
+        let headers = usize::from(self.csum_start).saturating_add(UDP_HEADER_LEN);
+        let most = MAX_DATAGRAMS.saturating_mul(self.gso_size.into());
+        self.gso_size > 0 && len.saturating_sub(headers) <= most
     }
 
     /// Whether the frame consists of several segments, and is not only marked with ECN.
@@ -137,6 +159,7 @@ impl Header {
             GSO_NONE => true,
             GSO_TCPV4 => accepted.tso4,
             GSO_TCPV6 => accepted.tso6,
+            GSO_UDP_L4 => accepted.uso,
             _ => false,
         };
         let ecn = accepted.ecn || self.gso_type & GSO_ECN == 0;
@@ -164,12 +187,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    const ALL: Offloads = Offloads {
-        checksum: true,
-        tso4: true,
-        tso6: true,
-        ecn: true,
-    };
+    const ALL: Offloads = Offloads::ALL;
 
     fn tcp4() -> Header {
         Header {
@@ -183,9 +201,21 @@ mod tests {
         }
     }
 
+    /// Datagrams of 1,400 bytes over IPv4.
+    fn udp() -> Header {
+        Header {
+            gso_type: GSO_UDP_L4,
+            hdr_len: 42,
+            gso_size: 1400,
+            csum_offset: 6,
+            ..tcp4()
+        }
+    }
+
     #[test]
     fn an_offload_that_was_negotiated_passes_as_it_is() {
         assert_eq!(tcp4().for_backend(20_000, ALL), Ok(tcp4()));
+        assert_eq!(udp().for_backend(20_000, ALL), Ok(udp()));
         let ecn = Header {
             gso_type: GSO_TCPV6 | GSO_ECN,
             ..tcp4()
@@ -199,6 +229,7 @@ mod tests {
                 tso4,
                 tso6,
                 ecn,
+                uso: false,
             };
             let header = Header { gso_type, ..tcp4() };
             assert_eq!(header.for_backend(20_000, offered(false)), Ok(header));
@@ -230,6 +261,7 @@ mod tests {
             (tcp4(), without(|o| o.checksum = false)),
             (ipv6, without(|o| o.tso6 = false)),
             (ecn, without(|o| o.ecn = false)),
+            (udp(), without(|o| o.uso = false)),
         ] {
             assert_eq!(
                 header.for_backend(20_000, offered),
@@ -237,16 +269,18 @@ mod tests {
                 "{header:?} {offered:?}"
             );
         }
-        // UDP fragments (3), UDP segments (5) and kinds that do not exist.
-        for gso_type in [2, 3, 5, 0x80, 0x7f] {
+        // UDP fragments (3), UDP with a mark of TCP, and kinds that do not exist.
+        for gso_type in [2, 3, 0x85, 0x80, 0x7f] {
             let header = Header { gso_type, ..tcp4() };
             assert_eq!(header.for_backend(20_000, ALL), Err(Malformed::Offload));
         }
-        let without_checksum = Header { flags: 0, ..tcp4() };
-        assert_eq!(
-            without_checksum.for_backend(20_000, ALL),
-            Err(Malformed::Offload)
-        );
+        for header in [tcp4(), udp()] {
+            let without_checksum = Header { flags: 0, ..header };
+            assert_eq!(
+                without_checksum.for_backend(20_000, ALL),
+                Err(Malformed::Offload)
+            );
+        }
     }
 
     #[test]
@@ -276,6 +310,23 @@ mod tests {
                 Err(Malformed::Bounds),
                 "{header:?}"
             );
+        }
+    }
+
+    #[test]
+    fn a_frame_has_as_many_datagrams_as_linux_sends_in_one() {
+        for (gso_size, len, few) in [
+            (1, 42 + 128, true),
+            (1, 42 + 129, false),
+            (500, 42 + 64_000, true),
+            (500, 42 + 64_001, false),
+            (0, 42, false),
+            (1, 42, true),
+        ] {
+            let header = Header { gso_size, ..udp() };
+            let got = header.for_backend(len, ALL);
+            assert_eq!(got.is_ok(), few, "{gso_size} of {len}: {got:?}");
+            assert!(few || got == Err(Malformed::Bounds));
         }
     }
 
@@ -342,6 +393,11 @@ mod tests {
             tso4,
             tso6,
             ecn,
+            uso: false,
+        };
+        let udp = Offloads {
+            uso: true,
+            ..Offloads::NONE
         };
         assert!(header(F_DATA_VALID, 0).is_accepted(Offloads::NONE));
         assert!(!header(F_NEEDS_CSUM, 0).is_accepted(Offloads::NONE));
@@ -366,12 +422,20 @@ mod tests {
                 only(true, false, false, true),
                 only(true, true, true, false),
             ),
+            (
+                5,
+                Offloads {
+                    checksum: true,
+                    ..udp
+                },
+                only(true, true, true, true),
+            ),
         ] {
             let header = header(F_NEEDS_CSUM, gso_type);
             assert!(header.is_accepted(needed) && header.is_accepted(ALL));
             assert!(!header.is_accepted(others), "{gso_type:#x}");
         }
-        for gso_type in [2, 3, 5, 0x7f] {
+        for gso_type in [2, 3, 0x7f] {
             assert!(!header(F_NEEDS_CSUM, gso_type).is_accepted(ALL));
         }
     }
@@ -387,7 +451,13 @@ mod tests {
             if let Ok(header) = Header::decode(raw).for_backend(len, ALL) {
                 prop_assert!(len <= MAX_FRAME);
                 prop_assert!(usize::from(header.hdr_len) <= len);
-                prop_assert!(header.gso_type == GSO_NONE || header.gso_size >= MIN_SEGMENT);
+                let gso_size = usize::from(header.gso_size);
+                let fits = match header.gso_type {
+                    GSO_NONE => true,
+                    GSO_UDP_L4 => len <= usize::from(header.csum_start) + 8 + 128 * gso_size,
+                    _ => header.gso_size >= MIN_SEGMENT,
+                };
+                prop_assert!(fits);
                 prop_assert_eq!(header.num_buffers, 0);
             }
         }

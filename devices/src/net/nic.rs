@@ -72,6 +72,8 @@ pub struct Offloads {
     pub tso6: bool,
     /// Such frames may have the CWR bit.
     pub ecn: bool,
+    /// UDP may be unsegmented: datagrams of one length, the last one shorter, under one header.
+    pub uso: bool,
 }
 
 impl Offloads {
@@ -81,6 +83,7 @@ impl Offloads {
         tso4: true,
         tso6: true,
         ecn: true,
+        uso: true,
     };
 
     /// The intersection of both.
@@ -90,6 +93,7 @@ impl Offloads {
             tso4: self.tso4 && other.tso4,
             tso6: self.tso6 && other.tso6,
             ecn: self.ecn && other.ecn,
+            uso: self.uso && other.uso,
         }
     }
 
@@ -99,6 +103,7 @@ impl Offloads {
         tso4: false,
         tso6: false,
         ecn: false,
+        uso: false,
     };
 }
 

@@ -17,6 +17,9 @@ const NEEDED: [(i32, &str); 3] = [
     (libc::IFF_VNET_HDR, "IFF_VNET_HDR"),
 ];
 
+/// Segments of UDP: the kernel takes both versions of IP or none.
+const USO: libc::c_uint = libc::TUN_F_USO4 | libc::TUN_F_USO6;
+
 /// Why a descriptor cannot be a network device's backend.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -58,6 +61,8 @@ pub enum TapError {
 #[derive(Debug)]
 pub struct Tap {
     fd: OwnedFd,
+    /// What its kernel can do.
+    offloads: Offloads,
 }
 
 impl Tap {
@@ -110,7 +115,12 @@ impl Tap {
         set_int(&fd, libc::TUNSETVNETHDRSZ, 12).map_err(setup("TUNSETVNETHDRSZ"))?;
         // §5.1.6.1: little-endian, also on a big-endian host.
         set_int(&fd, libc::TUNSETVNETLE, 1).map_err(setup("TUNSETVNETLE"))?;
-        let tap = Self { fd };
+        let mut tap = Self {
+            fd,
+            offloads: Offloads::ALL,
+        };
+        // Linux before 6.2 knows no segments of UDP.
+        tap.offloads.uso = tap.offload(libc::TUN_F_CSUM | USO).is_ok();
         tap.offload(0).map_err(setup("TUNSETOFFLOAD"))?;
         let flags = rustix::fs::fcntl_getfl(&tap.fd)
             .and_then(|flags| {
@@ -172,6 +182,10 @@ impl Nic for Tap {
         self.fd.as_fd()
     }
 
+    fn offloads(&self) -> Offloads {
+        self.offloads
+    }
+
     fn set_offloads(&mut self, offloads: Offloads) -> io::Result<()> {
         let mut flags = 0;
         if offloads.checksum {
@@ -185,6 +199,9 @@ impl Nic for Tap {
             }
             if offloads.ecn && (offloads.tso4 || offloads.tso6) {
                 flags |= libc::TUN_F_TSO_ECN;
+            }
+            if offloads.uso {
+                flags |= USO;
             }
         }
         self.offload(flags)

@@ -4,7 +4,9 @@ use super::*;
 use crate::testing::memory;
 use rustix::thread::UnshareFlags;
 use std::fs::File;
+use std::net::UdpSocket;
 use std::os::fd::FromRawFd;
+use std::time::Duration;
 use vm_memory::{Bytes, GuestAddress, GuestMemory};
 
 #[test]
@@ -180,8 +182,9 @@ fn a_tap_has_its_flags_and_its_queues_are_of_one_interface() {
 }
 
 /// The offloads of an interface that the kernel uses towards the tap: `NETIF_F_HW_CSUM`,
-/// `NETIF_F_TSO`, `NETIF_F_TSO_ECN` and `NETIF_F_TSO6`, in the order of their bits.
-fn used_offloads(name: &str, socket: &OwnedFd) -> [bool; 4] {
+/// `NETIF_F_TSO`, `NETIF_F_TSO_ECN`, `NETIF_F_TSO6` and `NETIF_F_GSO_UDP_L4`, in the order of their
+/// bits.
+fn used_offloads(name: &str, socket: &OwnedFd) -> [bool; 5] {
     const GFEATURES: u32 = 0x3a;
     // The command and the number of blocks; available, requested, active and unchangeable bits of
     // each of two blocks.
@@ -192,7 +195,8 @@ fn used_offloads(name: &str, socket: &OwnedFd) -> [bool; 4] {
     // SAFETY: SIOCETHTOOL writes as much as the request has room for.
     let result = unsafe { libc::ioctl(fd, libc::SIOCETHTOOL, &raw mut request) };
     check(result).unwrap();
-    [3, 16, 18, 20].map(|bit| features[4] >> bit & 1 != 0)
+    let active = u64::from(features[8]) << 32 | u64::from(features[4]);
+    [3, 16, 18, 20, 33].map(|bit| active >> bit & 1 != 0)
 }
 
 #[test]
@@ -200,7 +204,8 @@ fn the_kernel_leaves_to_a_guest_what_its_driver_accepts() {
     alone(|| {
         let mut tap = Tap::new(queue("tap0", TAP)).unwrap();
         let host = host_end("tap0");
-        assert_eq!(used_offloads("tap0", &host), [false; 4]);
+        assert_eq!(used_offloads("tap0", &host), [false; 5]);
+        assert_eq!(tap.offloads().uso, kernel() >= (6, 2));
         for (checksum, tso4, tso6, ecn, used) in [
             (true, false, false, false, [true, false, false, false]),
             (true, true, false, false, [true, true, false, false]),
@@ -213,14 +218,129 @@ fn the_kernel_leaves_to_a_guest_what_its_driver_accepts() {
             (false, true, true, true, [false; 4]),
             (false, false, false, false, [false; 4]),
         ] {
-            let offloads = Offloads {
-                checksum,
-                tso4,
-                tso6,
-                ecn,
-            };
-            tap.set_offloads(offloads).unwrap();
-            assert_eq!(used_offloads("tap0", &host), used, "{offloads:?}");
+            for uso in [false, tap.offloads().uso] {
+                let offloads = Offloads {
+                    checksum,
+                    tso4,
+                    tso6,
+                    ecn,
+                    uso,
+                };
+                tap.set_offloads(offloads).unwrap();
+                let [csum, tso4, ecn, tso6] = used;
+                let used = [csum, tso4, ecn, tso6, checksum && uso];
+                assert_eq!(used_offloads("tap0", &host), used, "{offloads:?}");
+            }
+        }
+    });
+}
+
+/// The version of the running kernel.
+fn kernel() -> (u32, u32) {
+    let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
+    let mut numbers = release.split(['.', '-']);
+    let mut number = || numbers.next().unwrap().parse().unwrap();
+    (number(), number())
+}
+
+/// Gives the interface `name` the IPv4 address `address`.
+fn set_address(name: &str, address: [u8; 4]) {
+    let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
+    let mut request = named(name);
+    // SAFETY: a sockaddr of zeroes is a valid one.
+    let mut to: libc::sockaddr = unsafe { std::mem::zeroed() };
+    to.sa_family = libc::AF_INET as u16;
+    for (to, from) in to.sa_data.iter_mut().skip(2).zip(address) {
+        *to = from.cast_signed();
+    }
+    request.ifr_ifru.ifru_addr = to;
+    // SAFETY: SIOCSIFADDR reads an ifreq.
+    check(unsafe { libc::ioctl(socket.as_raw_fd(), libc::SIOCSIFADDR, &raw mut request) }).unwrap();
+}
+
+/// Ones' complement sum of 16-bit words, as in the checksums of IP and UDP.
+fn sum(bytes: &[u8]) -> u16 {
+    let words = bytes.chunks(2).map(|word| match *word {
+        [high, low] => u32::from(u16::from_be_bytes([high, low])),
+        [high] => u32::from(high) << 8,
+        _ => 0,
+    });
+    let sum: u32 = words.sum();
+    let sum = (sum & 0xffff) + (sum >> 16);
+    ((sum & 0xffff) + (sum >> 16)) as u16
+}
+
+/// An Ethernet frame to `mac` with one UDP packet over IPv4, and the sum of its pseudo header as
+/// its checksum.
+fn udp_frame(mac: [u8; 6], [from, to]: [[u8; 4]; 2], port: u16, data: &[u8]) -> Vec<u8> {
+    let udp_len = (8 + data.len() as u16).to_be_bytes();
+    let ip_len = (28 + data.len() as u16).to_be_bytes();
+    let mut ip = [
+        &[0x45, 0][..],
+        &ip_len,
+        &[0, 0, 0, 0, 64, 17, 0, 0],
+        &from,
+        &to,
+    ]
+    .concat();
+    let checksum = !sum(&ip);
+    ip[10..12].copy_from_slice(&checksum.to_be_bytes());
+    let pseudo = sum(&[&from[..], &to, &[0, 17], &udp_len].concat());
+    [
+        &mac[..],
+        &[2, 0, 0, 0, 0, 2, 8, 0],
+        &ip,
+        &[0x30, 0x39],
+        &port.to_be_bytes(),
+        &udp_len,
+        &pseudo.to_be_bytes(),
+        data,
+    ]
+    .concat()
+}
+
+/// Frames that a guest sends unsegmented arrive as the datagrams that its program sent.
+#[test]
+fn the_kernel_segments_a_guests_udp_if_it_says_that_it_can() {
+    alone(|| {
+        let mut tap = Tap::new(queue("tap0", TAP)).unwrap();
+        let host = host_end("tap0");
+        let mut request = named("tap0");
+        // SAFETY: SIOCGIFHWADDR fills in an ifreq.
+        let mac = unsafe {
+            let fd = host.as_raw_fd();
+            check(libc::ioctl(fd, libc::SIOCGIFHWADDR, &raw mut request)).unwrap();
+            request.ifr_ifru.ifru_hwaddr.sa_data
+        };
+        let mac: [u8; 6] = std::array::from_fn(|at| mac[at].cast_unsigned());
+        set_address("tap0", [10, 9, 8, 1]);
+        let socket = UdpSocket::bind("10.9.8.1:0").unwrap();
+        let timeout = Duration::from_secs(10);
+        socket.set_read_timeout(Some(timeout)).unwrap();
+        let port = socket.local_addr().unwrap().port();
+
+        // Three datagrams, the last one shorter.
+        let data: Vec<u8> = (0..2500u32).map(|at| at as u8).collect();
+        let frame = udp_frame(mac, [[10, 9, 8, 2], [10, 9, 8, 1]], port, &data);
+        let mut header = [0; HEADER_LEN];
+        header[..2].copy_from_slice(&[1, 5]);
+        header[2..4].copy_from_slice(&42u16.to_le_bytes());
+        header[4..6].copy_from_slice(&1000u16.to_le_bytes());
+        header[6..8].copy_from_slice(&34u16.to_le_bytes());
+        header[8..10].copy_from_slice(&6u16.to_le_bytes());
+        let mem = memory(1 << 20);
+        mem.write_slice(&frame, GuestAddress(0x1000)).unwrap();
+        let pieces = [mem.get_slice(GuestAddress(0x1000), frame.len()).unwrap()];
+        let sent = tap.send(&header, &pieces);
+        if !tap.offloads().uso {
+            sent.expect_err("the kernel does not know such frames");
+            return;
+        }
+        sent.unwrap();
+        for expected in data.chunks(1000) {
+            let mut got = [0; 3000];
+            let len = socket.recv(&mut got).unwrap();
+            assert_eq!(&got[..len], expected);
         }
     });
 }
