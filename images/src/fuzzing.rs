@@ -199,6 +199,7 @@ mod tests {
         Dir(u8),
         Symlink(u8),
         Hardlink(u8, u8),
+        HardlinkBelow(u8, u8),
         Whiteout(u8),
         Opaque(u8),
     }
@@ -209,6 +210,7 @@ mod tests {
             any::<u8>().prop_map(Step::Dir),
             any::<u8>().prop_map(Step::Symlink),
             (any::<u8>(), any::<u8>()).prop_map(|(at, to)| Step::Hardlink(at, to)),
+            (any::<u8>(), any::<u8>()).prop_map(|(at, to)| Step::HardlinkBelow(at, to)),
             any::<u8>().prop_map(Step::Whiteout),
             any::<u8>().prop_map(Step::Opaque),
         ]
@@ -238,6 +240,10 @@ mod tests {
                 Step::Dir(at) => tar.dir(&path(*at, ""), 0o700),
                 Step::Symlink(at) => tar.symlink(&path(*at, ""), "n0/n1"),
                 Step::Hardlink(at, to) => tar.hardlink(&path(*at, ""), &path(*to, "")),
+                Step::HardlinkBelow(at, to) => {
+                    let name = format!("{}/{}", path(*to, ""), path(*at, ""));
+                    tar.hardlink(&name, &path(*to, ""))
+                }
                 Step::Whiteout(at) => tar.file(&path(*at, ".wh."), 0, b""),
                 Step::Opaque(at) => tar.file(&format!("{}/.wh..wh..opq", path(*at, "")), 0, b""),
             };

@@ -285,14 +285,15 @@ impl Tree {
     /// # Errors
     /// As [`Tree::put_leaf`], and if the target is missing or a directory.
     pub(crate) fn put_link(&mut self, path: &[&[u8]], target: &[&[u8]]) -> Result<(), TreeError> {
+        let (name, parents) = path.split_last().ok_or(TreeError::RootNotDirectory)?;
+        // First, since one of the new directories may hide the target.
+        let dir = self.make_dirs(parents, false)?;
         let node = self
             .find(target)
             .ok_or_else(|| TreeError::LinkTargetMissing(show(target)))?;
         if matches!(self.node(node).kind, Kind::Dir(_)) {
             return Err(TreeError::LinkToDirectory(show(target)));
         }
-        let (name, parents) = path.split_last().ok_or(TreeError::RootNotDirectory)?;
-        let dir = self.make_dirs(parents, false)?;
         // Before the old name is removed: it may be the target's last one.
         self.node_mut(node).links += 1;
         self.bind(dir, name, node);

@@ -154,6 +154,40 @@ fn links_to_directories_and_to_nothing_are_refused() {
 }
 
 #[test]
+fn a_hard_link_below_its_own_target_is_refused() {
+    for (second_name, link) in [(None, "a/b"), (None, "a/b/c"), (Some("z"), "a/b")] {
+        let mut s = Sketch::new();
+        s.file("a", 1);
+        if let Some(name) = second_name {
+            s.0.put_link(&path(name), &path("a")).unwrap();
+        }
+        s.layer();
+        // The parents of the new name hide what it should be another name of.
+        assert_eq!(
+            s.0.put_link(&path(link), &path("a")),
+            Err(TreeError::LinkToDirectory("a".into())),
+            "{link}"
+        );
+        let kept = second_name.is_some();
+        assert_eq!(s.freed().is_empty(), kept, "{link}");
+        assert_eq!(s.list().ends_with(" z"), kept, "{link}");
+    }
+}
+
+#[test]
+fn a_hard_link_below_a_hidden_name_of_its_target_has_the_other_name_s_content() {
+    let mut s = Sketch::new();
+    s.file("a", 1);
+    s.0.put_link(&path("z"), &path("a")).unwrap();
+    s.layer();
+    s.0.put_link(&path("a/b"), &path("z")).unwrap();
+    assert_eq!(s.list(), "a/ a/b z");
+    assert_eq!(s.0.find(&path("a/b")), s.0.find(&path("z")));
+    assert_eq!(s.0.node(s.0.find(&path("z")).unwrap()).links, 2);
+    assert!(s.freed().is_empty());
+}
+
+#[test]
 fn nothing_is_put_below_a_symbolic_link_or_a_file() {
     let mut s = Sketch::new();
     s.0.put_leaf(

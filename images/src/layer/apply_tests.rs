@@ -418,6 +418,13 @@ fn hostile_layers_are_refused_in_words() {
         assert!(words(&error).contains(message), "{name}: {}", words(&error));
         assert!(!words(&error).contains('\n'), "{name}");
     }
+    let base = tar().file("a", 0o644, b"x").finish();
+    for name in ["a/b", "a/b/c"] {
+        let layers = [base.clone(), tar().hardlink(name, "a").finish()];
+        let error = build(&layers).expect_err(name);
+        let message = "hard link to \"a\", which is a directory";
+        assert!(words(&error).contains(message), "{name}: {}", words(&error));
+    }
 }
 
 #[test]
