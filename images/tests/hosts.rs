@@ -4,9 +4,11 @@ mod support;
 
 use std::path::Path;
 
-use podvisor_images::{Digest, HostsError, PullEvent, PullOptions, RegistryConfig, RegistryHost};
+use podvisor_images::{
+    Digest, Error, HostsError, PullEvent, PullOptions, RegistryConfig, RegistryError, RegistryHost,
+};
 use support::faulty::honest;
-use support::{Body, Faulty, Reply, TestImage, TestStore, options, registries};
+use support::{Body, Faulty, Reply, TestImage, TestStore, explain, options, registries};
 
 fn directory(files: &[(&str, String)]) -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
@@ -156,6 +158,41 @@ async fn a_mirror_is_asked_first_and_a_bad_one_passed_over() {
             .unwrap();
         assert!(mirror.paths()[0].contains("ns="));
         assert_eq!(registry.paths().len(), asked);
+    }
+}
+
+#[tokio::test]
+async fn a_mirror_whose_answer_to_a_tag_is_of_no_use_is_passed_over() {
+    let other_platform = r#"{"schemaVersion":2,"manifests":[{"mediaType":"m","size":1,
+        "digest":"sha256:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855",
+        "platform":{"os":"linux","architecture":"arm64"}}]}"#;
+    let image = TestImage::small();
+    for (answer, words) in [
+        ("<html>log in</html>", "not valid"),
+        (r#"{"schemaVersion":1,"name":"app"}"#, "schema version 1"),
+        (r#"{"schemaVersion":2,"mediaType":"t"}"#, "type \"t\""),
+        (other_platform, "linux/arm64"),
+    ] {
+        let bad = || {
+            Faulty::serve(TestImage::small(), move |request| {
+                let asked = request.path.contains("/manifests/v1");
+                asked.then(|| Reply::new(200, answer).header("Content-Type", "text/html"))
+            })
+        };
+        let mirror = bad();
+        let registry = Faulty::serve(image.clone(), |_| None);
+        let host = RegistryHost::default().mirror(mirror.host.clone());
+        let config = registries().host(registry.host.clone(), host);
+        let test = TestStore::new();
+        let options = options().registries(config);
+        let pulled = test.store.pull(&registry.name(), &options).await;
+        assert_eq!(pulled.expect(words).id(), image.id());
+        assert_eq!(mirror.paths().len(), 4, "the tag and three blobs");
+
+        // The registry itself is the last that is asked, and its answer counts.
+        let error = TestStore::new().pull(&bad().name()).await.unwrap_err();
+        let manifest = matches!(error, Error::Registry(RegistryError::Manifest { .. }));
+        assert!(manifest && explain(&error).contains(words), "{error:?}");
     }
 }
 

@@ -5,7 +5,9 @@ use std::time::Duration;
 use reqwest::header::CONTENT_TYPE;
 
 use super::endpoint::{Endpoint, host_of, real_host};
-use super::{Credentials, Descriptor, Manifest, Parsed, RegistryError, docker_config};
+use super::{
+    Credentials, Descriptor, Manifest, ManifestError, Parsed, RegistryError, docker_config,
+};
 use crate::http::{self, RegistryConfig};
 use crate::{Digest, Limits, PullEvent, PullEvents, Reference};
 
@@ -21,6 +23,9 @@ pub(crate) struct Resolved {
     pub(crate) bytes: Vec<u8>,
     pub(crate) manifest: Manifest,
 }
+
+/// A manifest or index with its digest.
+type Document = (Digest, Vec<u8>, Parsed);
 
 /// Fetches one image's parts.
 #[derive(Debug)]
@@ -90,10 +95,7 @@ impl Client {
         let mut indexes = Vec::new();
         loop {
             let name = wanted.map_or_else(|| tag.to_owned(), |digest| digest.to_string());
-            let (digest, bytes, content_type) =
-                self.fetch_document("manifests", &name, wanted).await?;
-            let parsed = Parsed::parse(&bytes, &content_type, &self.limits)
-                .map_err(|source| self.unusable(source))?;
+            let (digest, bytes, parsed) = self.fetch_manifest(&name, wanted).await?;
             match parsed {
                 Parsed::Image(manifest) => {
                     let target = indexes.first().map_or(digest, |(digest, _)| *digest);
@@ -108,7 +110,7 @@ impl Client {
                 Parsed::Index(entry) => {
                     let limit = self.limits.index_depth;
                     if indexes.len() >= limit {
-                        return Err(self.unusable(super::ManifestError::IndexDepth { limit }));
+                        return Err(self.unusable(ManifestError::IndexDepth { limit }));
                     }
                     indexes.push((digest, bytes));
                     wanted = Some(entry.digest);
@@ -117,11 +119,48 @@ impl Client {
         }
     }
 
-    fn unusable(&self, source: super::ManifestError) -> RegistryError {
+    fn unusable(&self, source: ManifestError) -> RegistryError {
         RegistryError::Manifest {
             name: self.name.clone(),
             source,
         }
+    }
+
+    /// Fetches a manifest or index. A source whose answer is of no use, such as the page of a proxy,
+    /// is passed over.
+    async fn fetch_manifest(
+        &self,
+        name: &str,
+        wanted: Option<Digest>,
+    ) -> Result<Document, RegistryError> {
+        let mut tries = self.tries();
+        loop {
+            if wanted.is_none() && !tries.endpoint().resolves_tags() && tries.pass_over() {
+                continue;
+            }
+            match self
+                .fetch_manifest_from(tries.endpoint(), name, wanted)
+                .await
+            {
+                Ok(found) => return Ok(found),
+                Err(error) if is_of_the_image(&error) => return Err(error),
+                Err(error) => tries.after(error).await?,
+            }
+        }
+    }
+
+    async fn fetch_manifest_from(
+        &self,
+        endpoint: &Endpoint,
+        name: &str,
+        wanted: Option<Digest>,
+    ) -> Result<Document, RegistryError> {
+        let (digest, bytes, content_type) = self
+            .fetch_document_from(endpoint, "manifests", name, wanted)
+            .await?;
+        let parsed = Parsed::parse(&bytes, &content_type, &self.limits)
+            .map_err(|source| self.unusable(source))?;
+        Ok((digest, bytes, parsed))
     }
 
     /// Fetches a manifest, or another `kind` of document of the repository that has the same form.
@@ -347,6 +386,20 @@ impl<'a> Attempts<'a> {
             _ => None,
         };
         http::pause(self.client.backoff, self.attempt, asked)
+    }
+}
+
+/// Returns whether no other source can have something better: the image itself is not taken.
+fn is_of_the_image(error: &RegistryError) -> bool {
+    match error {
+        RegistryError::Manifest { source, .. } => !matches!(
+            source,
+            ManifestError::Json(_)
+                | ManifestError::Type(_)
+                | ManifestError::Schema(_)
+                | ManifestError::Platform { .. }
+        ),
+        _ => false,
     }
 }
 
