@@ -68,7 +68,9 @@ pub(super) fn lookup(
         .cred_helpers
         .get(server)
         .or(config.cred_helpers.get(registry));
-    if let Some(helper) = helper.or(config.creds_store.as_ref())
+    // As for Docker, the empty name is that of no helper.
+    let helper = helper.or(config.creds_store.as_ref());
+    if let Some(helper) = helper.filter(|name| !name.is_empty())
         && let Some(credentials) = ask_helper(helper, server).map_err(fault)?
     {
         return Ok(credentials);
@@ -123,18 +125,13 @@ fn decode(auth: &Auth) -> Result<Credentials, Box<dyn std::error::Error + Send +
     if let Some(encoded) = auth.auth.as_deref().filter(|encoded| !encoded.is_empty()) {
         let decoded = String::from_utf8(STANDARD.decode(encoded.trim())?)?;
         let (user, password) = decoded.split_once(':').ok_or("its \"auth\" has no colon")?;
-        return Ok(Credentials::Basic {
-            user: user.into(),
-            password: password.trim_end_matches('\0').into(),
-        });
+        let password = password.trim_end_matches('\0');
+        return Ok(basic(user.to_owned(), password.to_owned()));
     }
-    match (&auth.username, &auth.password) {
-        (Some(user), Some(password)) => Ok(Credentials::Basic {
-            user: user.clone(),
-            password: password.clone(),
-        }),
-        _ => Ok(Credentials::Anonymous),
-    }
+    Ok(match (&auth.username, &auth.password) {
+        (Some(user), Some(password)) => basic(user.clone(), password.clone()),
+        _ => Credentials::Anonymous,
+    })
 }
 
 /// Runs `docker-credential-NAME get`; `None` if it does not know the server.
@@ -164,14 +161,23 @@ fn ask_helper(
     if !out.status.success() {
         return Ok(None);
     }
-    let HelperAnswer { username, secret } = serde_json::from_slice(&out.stdout)?;
-    Ok(Some(match username.as_str() {
+    Ok(Some(helper_answer(&out.stdout)?))
+}
+
+fn helper_answer(json: &[u8]) -> serde_json::Result<Credentials> {
+    let HelperAnswer { username, secret } = serde_json::from_slice(json)?;
+    Ok(match username.as_str() {
         "<token>" => Credentials::IdentityToken(secret),
-        _ => Credentials::Basic {
-            user: username,
-            password: secret,
-        },
-    }))
+        _ => basic(username, secret),
+    })
+}
+
+/// Neither user nor password is how some helpers and tools say that there are no credentials.
+fn basic(user: String, password: String) -> Credentials {
+    match user.is_empty() && password.is_empty() {
+        true => Credentials::Anonymous,
+        false => Credentials::Basic { user, password },
+    }
 }
 
 #[cfg(test)]
@@ -240,6 +246,43 @@ mod tests {
             "r.example/team":{"identitytoken":"team"},"r.example":{"identitytoken":"all"}}}"#;
         let app = Credentials::IdentityToken("app".into());
         assert_eq!(look(json, "r.example").unwrap(), app);
+    }
+
+    #[test]
+    fn a_helper_without_a_name_is_none() {
+        let auths = r#""auths":{"r.example":{"identitytoken":"t"}}"#;
+        for helpers in [
+            r#""credsStore":"""#,
+            r#""credHelpers":{"r.example":""}"#,
+            // That registry has none, whatever the others have.
+            r#""credHelpers":{"r.example":""},"credsStore":"not/a/name""#,
+        ] {
+            let found = look(&format!("{{{helpers},{auths}}}"), "r.example");
+            let token = Credentials::IdentityToken("t".into());
+            assert_eq!(found.unwrap(), token, "{helpers}");
+        }
+    }
+
+    #[test]
+    fn neither_user_nor_password_is_nobody() {
+        for auth in [
+            r#"{"auth":"Og=="}"#,
+            r#"{"username":"","password":""}"#,
+            r#"{"auth":"","username":"","password":""}"#,
+        ] {
+            let found = look(
+                &format!(r#"{{"auths":{{"r.example":{auth}}}}}"#),
+                "r.example",
+            );
+            assert_eq!(found.unwrap(), Credentials::Anonymous, "{auth}");
+        }
+        let answer = |user: &str, secret: &str| {
+            let json = serde_json::json!({"ServerURL": "x", "Username": user, "Secret": secret});
+            helper_answer(json.to_string().as_bytes()).unwrap()
+        };
+        assert_eq!(answer("", ""), Credentials::Anonymous);
+        assert_eq!(answer("u", ""), basic("u".into(), String::new()));
+        assert_eq!(answer("", "p"), basic(String::new(), "p".into()));
     }
 
     #[test]
