@@ -15,7 +15,7 @@ use super::flight::{Flight, InFlight};
 use super::request::{ID_LEN, Request, Status, WRITE_DATA};
 use super::throttle::Throttle;
 use crate::GuestRam;
-use crate::virtio::{Chain, Fault, Queue, Queues, RateLimit};
+use crate::virtio::{Chain, Fault, MAX_TURN, Queue, Queues, RateLimit};
 
 /// Bytes of one piece. Between pieces the event loop may do other work, and the driver is
 /// interrupted.
@@ -63,6 +63,8 @@ pub(super) struct Engine {
     lost: bool,
     /// The chain that was taken last from each queue, the only one that can be put back.
     last_taken: [Option<u16>; MAX_QUEUES],
+    /// When the clock was read first and last in this turn: requests are timed anyway.
+    turn: Option<(Instant, Instant)>,
     /// An empty list, kept for its allocation.
     scratch: Vec<Scratch>,
     pub(super) counters: Arc<Counters>,
@@ -84,6 +86,7 @@ impl Engine {
             left: 0,
             lost: false,
             last_taken: [None; MAX_QUEUES],
+            turn: None,
             scratch: Vec::new(),
             counters: Arc::default(),
             log: RateLimit::new(Duration::from_secs(10)),
@@ -167,6 +170,22 @@ impl Engine {
         self.left >= MAX_UNFINISHED
     }
 
+    /// Begins a turn, which also ends by time.
+    pub(super) fn begin_turn(&mut self) {
+        self.turn = None;
+    }
+
+    fn note_time(&mut self, now: Instant) {
+        let first = self.turn.map_or(now, |(first, _)| first);
+        self.turn = Some((first, now));
+    }
+
+    /// Whether the turn has taken long enough.
+    fn is_late(&self) -> bool {
+        let taken = self.turn.map(|(first, last)| last.duration_since(first));
+        taken.is_some_and(|taken| taken >= MAX_TURN)
+    }
+
     /// Starts the request of a chain. Returns its cost: the rest of any budget if the next request
     /// has to wait.
     pub(super) fn begin(&mut self, queue: &mut Queue, chain: Chain) -> Result<usize, Fault> {
@@ -174,11 +193,13 @@ impl Engine {
         if let Some(last) = self.last_taken.get_mut(usize::from(queue.index())) {
             *last = Some(chain.head());
         }
+        let since = Instant::now();
+        self.note_time(since);
         let flight = Flight {
             queue: queue.index(),
             chain,
             request,
-            since: Instant::now(),
+            since,
             done: 0,
             piece: 0,
             flushing: false,
@@ -188,15 +209,17 @@ impl Engine {
         }
         self.left = self.left.saturating_add(flight.left());
         let cost = self.advance(queue, flight)?;
-        let must_wait = self.pace.as_mut().is_some_and(Throttle::is_over) || self.is_full();
+        let must_wait = self.pace.as_mut().is_some_and(Throttle::is_over)
+            || self.is_full()
+            || (self.is_late() && queue.available()? > 0);
         Ok(match must_wait {
             true => usize::MAX,
             false => cost,
         })
     }
 
-    /// Continues requests that are partly done, within `budget`. Returns the cost: `budget` or more
-    /// if some are left.
+    /// Continues requests that are partly done, within `budget` and the turn's time. Returns the
+    /// cost: `budget` or more if some are left.
     pub(super) fn resume(&mut self, queues: &mut Queues, budget: usize) -> Result<usize, Fault> {
         let mut spent = 0usize;
         while spent < budget {
@@ -207,6 +230,9 @@ impl Engine {
                 continue;
             };
             spent = spent.saturating_add(self.advance(queue, flight)?);
+            if self.is_late() && self.is_behind() {
+                return Ok(usize::MAX);
+            }
         }
         Ok(spent)
     }
@@ -331,8 +357,10 @@ impl Engine {
 
     fn finish(&mut self, queue: &mut Queue, flight: Flight, status: Status) -> Result<(), Fault> {
         self.left = self.left.saturating_sub(flight.left());
+        let now = Instant::now();
+        self.note_time(now);
         let counters = &self.counters;
-        counters.latency.add(flight.since.elapsed());
+        counters.latency.add(now.duration_since(flight.since));
         let mut written = 0usize;
         if status == Status::Ok {
             match flight.request {

@@ -77,6 +77,7 @@ impl Server {
 
     /// As [`crate::virtio::VirtioDevice::on_queue`].
     pub(super) fn on_queue(&mut self, index: u16) -> Result<Progress, Fault> {
+        self.engine.begin_turn();
         let spent = self.engine.resume(&mut self.queues, BUDGET)?;
         let progress = match BUDGET.checked_sub(spent) {
             None | Some(0) => Progress::More,
@@ -89,6 +90,7 @@ impl Server {
 
     /// As [`crate::virtio::VirtioDevice::on_backend`].
     pub(super) fn on_backend(&mut self) -> Result<Progress, Fault> {
+        self.engine.begin_turn();
         self.engine.take_completions(&mut self.queues)?;
         self.engine.resume(&mut self.queues, BUDGET)?;
         let progress = match self.engine.may_go_on() || self.may_go_on() {
@@ -116,7 +118,8 @@ impl Server {
         Ok(progress)
     }
 
-    /// Starts the requests of a queue that runs, within `budget` and the disk's rates.
+    /// Starts the requests of a queue that runs, within `budget`, the turn's time and the disk's
+    /// rates: at least one, so that each queue gets on.
     fn serve(&mut self, index: u16, budget: usize) -> Result<Progress, Fault> {
         let engine = &mut self.engine;
         let Some(queue) = self.queues.get(index) else {

@@ -6,6 +6,7 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
 use fuse_backend_rs::abi::fuse_abi::{Opcode, OutHeader};
 use fuse_backend_rs::api::server::Server;
@@ -17,8 +18,8 @@ use super::tree::{Access, Counters as TreeCounters, IdMap, Tree};
 use crate::GuestRam;
 use crate::descriptors::Quota;
 use crate::virtio::{
-    Chain, ConfigSpace, Count, Counter, DeviceInfo, DeviceType, Fault, Placement, Progress, Queue,
-    Queues, ReadCounters, RestoreError, SavedDevice, StartError, VirtioDevice,
+    Chain, ConfigSpace, Count, Counter, DeviceInfo, DeviceType, Fault, MAX_TURN, Placement,
+    Progress, Queue, Queues, ReadCounters, RestoreError, SavedDevice, StartError, VirtioDevice,
 };
 
 /// The high-priority queue (for FORGET and INTERRUPT) and one for requests (§5.11.2). A request of
@@ -82,6 +83,8 @@ pub struct FsDevice {
     server: Server<Arc<Tree>>,
     exchange: Option<Exchange>,
     queues: Queues,
+    /// After how long a turn ends; tests have other values.
+    max_turn: Duration,
     config: Arc<ConfigSpace>,
     counters: Arc<Counters>,
 }
@@ -157,6 +160,7 @@ impl FsDevice {
             tree,
             exchange: None,
             queues: Queues::new(2),
+            max_turn: MAX_TURN,
             config: Arc::new(ConfigSpace::new(config(bytes))),
         })
     }
@@ -247,6 +251,7 @@ impl FsDevice {
             none => none.insert(Exchange::new(queue.memory()).map_err(fault)?),
         };
         let (server, tree, counters) = (&self.server, &self.tree, &self.counters);
+        let (max_turn, begin) = (self.max_turn, Instant::now());
         queue.serve(BUDGET, |queue, chain| {
             let answer = answer(server, tree, exchange, &chain, queue.memory())?;
             counters.requests.one();
@@ -255,6 +260,9 @@ impl FsDevice {
             }
             let cost = chain.readable_len().saturating_add(answer.len as usize);
             queue.complete(chain, answer.len)?;
+            if begin.elapsed() >= max_turn && queue.available()? > 0 {
+                return Ok(usize::MAX);
+            }
             Ok(cost.saturating_add(REQUEST_COST))
         })
     }

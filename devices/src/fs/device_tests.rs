@@ -466,6 +466,23 @@ fn a_flood_of_requests_leaves_the_event_loop_its_turn() {
 }
 
 #[test]
+fn a_turn_ends_when_it_has_taken_long_enough() {
+    let mut rig = rig();
+    rig.begin();
+    let bytes = message(Opcode::Statfs, ROOT, &[]);
+    rig.mem.write_slice(&bytes, GuestAddress(IN)).unwrap();
+    for _ in 0..3 {
+        rig.requests.add(&[(IN, 40)], &[]);
+    }
+    rig.device.max_turn = Duration::ZERO;
+    for progress in [Progress::More, Progress::More, Progress::Idle] {
+        assert_eq!(rig.device.on_queue(1).unwrap(), progress);
+        assert!(rig.requests.take_used().is_some(), "one at a time");
+        assert!(rig.requests.take_used().is_none());
+    }
+}
+
+#[test]
 fn numbers_of_a_client_before_a_restore_are_nobodys_after_it() {
     let mut one = rig();
     std::fs::write(one.dir.path().join("file"), "text").unwrap();

@@ -38,6 +38,7 @@ pub use device::{
 };
 pub use fault::{Fault, GuestFault, HostFault};
 pub use interrupt::{Interrupt, InterruptLine};
+pub(crate) use queue::MAX_TURN;
 pub use queue::{Queue, QueueConfig, QueueConfigError, QueueFault, QueueResources, QueueState};
 pub(crate) use queues::Queues;
 pub(crate) use rate::Limiter;

@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use virtio_queue::{QueueOwnedT, QueueT};
 use vm_memory::{Bytes, GuestAddress, GuestMemory, GuestMemoryError};
@@ -16,6 +17,11 @@ use crate::GuestRam;
 const AVAIL_F_NO_INTERRUPT: u16 = 1;
 
 const AVAILABLE_RING: &str = "available ring";
+
+/// After how long a device whose backend may block ends its turn, whatever it has done of its
+/// budget: budgets count bytes, and requests of few bytes may each be slow. A pause waits for the
+/// turn's end.
+pub(crate) const MAX_TURN: Duration = Duration::from_millis(20);
 
 /// How many emptied segment lists a queue keeps for its next chains.
 const SPARE_LISTS: usize = 64;
@@ -485,7 +491,8 @@ impl Queue {
 
     /// Takes chains, with notifications off, until there are none or `budget` is used up, and
     /// interrupts the driver. `each` completes a chain now or later and returns how many bytes it
-    /// handled; the cost of the descriptors is added to that. The last call may exceed the budget.
+    /// handled; the cost of the descriptors is added to that. The last call may exceed the budget;
+    /// a call that returns `usize::MAX` is the last one.
     ///
     /// # Errors
     /// Any violation in the ring or a chain, and the errors of `each`.

@@ -18,6 +18,7 @@ mod files;
 mod log;
 mod queue_threads;
 mod rates;
+mod turns;
 
 const HEADER: u64 = 0x40000;
 const DATA: u64 = 0x50000;

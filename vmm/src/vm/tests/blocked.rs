@@ -107,9 +107,15 @@ fn blocked(disks: Disks) -> (Guest, Arc<Gate>, DriverQueue) {
 
 /// Makes a request for the first sector available.
 fn add_request(guest: &Guest, queue: &mut DriverQueue) {
-    let (header, status) = (BUFFER + 0x1000, BUFFER + 0x2000);
+    let header = BUFFER + 0x1000;
     guest.mem.write_obj(0u32, GuestAddress(header)).unwrap();
     guest.mem.write_obj(0u64, GuestAddress(header + 8)).unwrap();
+    add_read(queue);
+}
+
+/// Makes a request available whose header was written.
+fn add_read(queue: &mut DriverQueue) {
+    let (header, status) = (BUFFER + 0x1000, BUFFER + 0x2000);
     queue.add(&[(header, 16)], &[(BUFFER, 512), (status, 1)]);
 }
 
@@ -310,6 +316,52 @@ fn a_disk_that_was_unplugged_holds_up_pauses_for_as_long_as_it_works() {
         assert_eq!(gate.state.lock().unwrap().done, 1);
         guest.vm.resume().unwrap();
         guest.runs_on();
+    }
+}
+
+/// A slow disk whose driver makes a request available for each one that the disk is given.
+#[derive(Debug, Default)]
+struct Refilled(Arc<Mutex<Option<DriverQueue>>>);
+
+impl Disk for Refilled {
+    fn len(&self) -> u64 {
+        1 << 20
+    }
+    fn submit(&mut self, _: &GuestRam, _: u16, _: Operation<'_, '_>) -> Submitted {
+        std::thread::sleep(std::time::Duration::from_millis(5));
+        if let Some(queue) = &mut *self.0.lock().unwrap() {
+            add_read(queue);
+        }
+        Submitted::Done(Ok(()))
+    }
+}
+
+#[test]
+fn a_pause_does_not_wait_for_all_requests_of_a_slow_disk() {
+    for is_spare in [false, true] {
+        let disk = Refilled::default();
+        let driver = disk.0.clone();
+        let guest = Guest::start(|vm| match is_spare {
+            false => vm.block(BlockDevice::new(Box::new(disk))),
+            true => vm.block(BlockDevice::spare()),
+        });
+        let mut queue = guest.device(0).start(RINGS);
+        if is_spare {
+            let disk = Box::new(Refilled(driver.clone()));
+            guest.vm.insert_disk("blk0", disk, "").unwrap();
+        }
+        add_request(&guest, &mut queue);
+        *driver.lock().unwrap() = Some(queue);
+        guest.device(0).notify();
+        for _ in 0..3 {
+            let reads = || guest.counter("blk0", "reads");
+            let before = reads();
+            wait_for("requests", || reads() > before + 2);
+            guest.pause();
+            let served = reads() - before;
+            assert!(served < 300, "a turn of 1 MiB would serve {served}");
+            guest.vm.resume().unwrap();
+        }
     }
 }
 
