@@ -4,9 +4,17 @@ mod support;
 
 use std::os::unix::fs::MetadataExt;
 
-use podvisor_images::{Error, Prune, PullEvent, PullPolicy, RegistryError, Store};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use podvisor_images::{
+    Digest, Error, Prune, PullEvent, PullPolicy, RegistryError, RegistryHost, Store,
+};
+use support::faulty::honest;
 use support::image::{Layer, Packing};
-use support::{Registry, Tarball, TestImage, TestStore, explain, extract, options};
+use support::{
+    Faulty, Registry, Reply, Tarball, TestImage, TestStore, explain, extract, options, registries,
+};
 use tokio::sync::mpsc;
 
 #[tokio::test]
@@ -105,13 +113,7 @@ async fn events_tell_what_happens_in_order() {
 #[tokio::test]
 async fn a_tag_that_moved_takes_its_name_along_and_the_old_image_stays_by_digest() {
     let registry = Registry::start();
-    let (old, new) = (
-        TestImage::small(),
-        TestImage::new(vec![Layer::new(
-            &Tarball::new().file("new", 0o644, b"new").finish(),
-            Packing::Plain,
-        )]),
-    );
+    let (old, new) = (TestImage::small(), other_image());
     registry.push("app", "v1", &old).await;
     let test = TestStore::new();
     let name = registry.name("app:v1");
@@ -288,4 +290,167 @@ async fn an_unpacked_layer_that_differs_from_the_configuration_is_refused() {
         explain(&error)
     );
     assert_eq!(test.files(), [""; 0]);
+}
+
+fn other_image() -> TestImage {
+    let tar = Tarball::new().file("new", 0o644, b"new").finish();
+    TestImage::new(vec![Layer::new(&tar, Packing::Plain)])
+}
+
+/// The methods of the requests for manifests since the last call.
+fn asked(server: &Faulty) -> Vec<String> {
+    let seen = std::mem::take(&mut *server.requests.lock().unwrap());
+    let manifests = seen
+        .into_iter()
+        .filter(|request| request.path.contains("/manifests/"));
+    manifests.map(|request| request.method).collect()
+}
+
+#[tokio::test]
+async fn what_did_not_change_is_asked_for_by_head_alone() {
+    let image = TestImage::small();
+    let index = serde_json::json!({"schemaVersion": 2, "manifests": [{
+        "mediaType": "application/vnd.oci.image.manifest.v1+json",
+        "digest": image.digest(), "size": image.manifest.len(),
+        "platform": {"os": "linux", "architecture": "amd64"},
+    }]});
+    let index = index.to_string().into_bytes();
+    let digest = Digest::of(&index).to_string();
+    let server = Faulty::serve(image.clone(), {
+        let digest = digest.clone();
+        move |request| {
+            let wanted = request.path.strip_prefix("/v2/app/manifests/")?;
+            let reply = Reply::new(200, index.clone())
+                .header("Content-Type", "application/vnd.oci.image.index.v1+json")
+                .header("Docker-Content-Digest", digest.clone());
+            (wanted == "multi" || wanted == digest).then_some(reply)
+        }
+    });
+    for (name, first) in [
+        (server.name(), &["GET"][..]),
+        (format!("{}/app@{}", server.host, image.digest()), &["GET"]),
+        (format!("{}/app:multi", server.host), &["GET", "GET"]),
+        (format!("{}/app@{digest}", server.host), &["GET", "GET"]),
+    ] {
+        let test = TestStore::new();
+        let pulled = test.pull(&name).await.unwrap();
+        assert_eq!(asked(&server), first, "{name}");
+        let again = test.pull(&name).await.unwrap();
+        assert_eq!(asked(&server), ["HEAD"], "{name}");
+        assert_eq!(again.id(), image.id());
+        assert_eq!(
+            (again.tags(), again.digests()),
+            (pulled.tags(), pulled.digests())
+        );
+    }
+    // Another tag of what is here.
+    let test = TestStore::new();
+    test.pull(&server.name()).await.unwrap();
+    test.pull(&format!("{}/app:v2", server.host)).await.unwrap();
+    assert_eq!(asked(&server), ["GET", "HEAD"]);
+}
+
+#[tokio::test]
+async fn a_registry_whose_answer_to_head_is_of_no_use_is_asked_by_get() {
+    let image = TestImage::small();
+    let layer = Digest::of(&image.layers[0].blob).to_string();
+    let unknown = Digest::of(b"unknown").to_string();
+    for (status, digest) in [
+        (405, None),
+        (404, None),
+        (401, None),
+        (500, None),
+        (200, None),
+        (200, Some("no digest")),
+        (200, Some(&unknown)),
+        (200, Some(&layer)),
+    ] {
+        let digest = digest.map(str::to_owned);
+        let told = format!("{status} {digest:?}");
+        let server = Faulty::serve(image.clone(), move |request| {
+            let reply = Reply::new(status, "");
+            let reply = match &digest {
+                Some(digest) => reply.header("Docker-Content-Digest", digest.clone()),
+                None => reply,
+            };
+            (request.method == "HEAD").then_some(reply)
+        });
+        let test = TestStore::new();
+        test.pull(&server.name()).await.unwrap();
+        assert_eq!(asked(&server), ["GET"], "{told}");
+        test.pull(&server.name()).await.unwrap();
+        assert_eq!(asked(&server), ["HEAD", "GET"], "{told}");
+    }
+}
+
+#[tokio::test]
+async fn a_tag_that_moved_is_pulled_anew_after_head() {
+    let (moved, new) = (Arc::new(AtomicBool::new(false)), other_image());
+    let server = Faulty::serve(TestImage::small(), {
+        let (moved, new) = (Arc::clone(&moved), new.clone());
+        move |request| {
+            let moved = moved.load(Ordering::Relaxed);
+            moved.then(|| honest(request, &new))
+        }
+    });
+    let test = TestStore::new();
+    test.pull(&server.name()).await.unwrap();
+    moved.store(true, Ordering::Relaxed);
+    let pulled = test.pull(&server.name()).await.unwrap();
+    assert_eq!(pulled.id(), new.id());
+    assert_eq!(asked(&server), ["GET", "HEAD", "GET"]);
+}
+
+#[tokio::test]
+async fn what_is_here_is_pulled_by_those_alone_whom_the_registry_allows_it() {
+    let closed = Arc::new(AtomicBool::new(false));
+    let server = Faulty::serve(TestImage::small(), {
+        let closed = Arc::clone(&closed);
+        move |_| closed.load(Ordering::Relaxed).then(|| Reply::new(403, ""))
+    });
+    let test = TestStore::new();
+    let pulled = test.pull(&server.name()).await.unwrap();
+    closed.store(true, Ordering::Relaxed);
+    for name in [server.name(), pulled.digests()[0].clone()] {
+        let refused = test.pull(&name).await;
+        assert!(
+            matches!(
+                refused,
+                Err(Error::Registry(RegistryError::Unauthorized { .. }))
+            ),
+            "{refused:?}"
+        );
+    }
+    // Nor does another repository get it by naming its digest.
+    let digest = TestImage::small().digest().to_string();
+    let forger = Faulty::serve(other_image(), move |request| {
+        let reply = Reply::new(200, "").header("Docker-Content-Digest", digest.clone());
+        (request.method == "HEAD").then_some(reply)
+    });
+    for _ in 0..2 {
+        let pulled = test.pull(&forger.name()).await.unwrap();
+        assert_eq!(pulled.id(), other_image().id());
+    }
+    assert_eq!(asked(&forger), ["GET", "HEAD", "GET"]);
+}
+
+#[tokio::test]
+async fn mirrors_are_asked_by_head_in_their_order_and_passed_over() {
+    let image = TestImage::small();
+    let refusing = Faulty::serve(image.clone(), |_| Some(Reply::new(404, "")));
+    let registry = Faulty::serve(image.clone(), |_| None);
+    let free = std::net::TcpListener::bind((std::net::Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let gone = free.local_addr().unwrap().to_string();
+    drop(free);
+    let host = RegistryHost::default()
+        .mirror(gone)
+        .mirror(refusing.host.clone());
+    let options = options().registries(registries().host(registry.host.clone(), host));
+    let test = TestStore::new();
+    for seen in [&["GET"][..], &["HEAD"]] {
+        let pulled = test.store.pull(&registry.name(), &options).await.unwrap();
+        assert_eq!(pulled.id(), image.id());
+        assert_eq!(asked(&registry), seen);
+    }
+    assert_eq!(asked(&refusing), ["GET", "HEAD", "GET"]);
 }

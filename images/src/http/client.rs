@@ -6,7 +6,7 @@ use std::time::Duration;
 use reqwest::header::{
     AUTHORIZATION, CONTENT_RANGE, CONTENT_TYPE, HeaderMap, HeaderValue, LOCATION, RETRY_AFTER,
 };
-use reqwest::{Response, Url, redirect};
+use reqwest::{Method, Response, Url, redirect};
 
 use super::address::{self, PublicOnly};
 use super::{HttpError, RegistryConfig, RegistryHost, tls};
@@ -61,20 +61,33 @@ impl Http {
         })
     }
 
-    /// Sends a request and follows redirects. Each origin sees its own authorization alone.
+    /// Gets a document, as [`Http::request`] does.
     pub(crate) async fn get(
         &self,
         start: &Url,
         headers: &HeaderMap,
         authorizations: &Authorizations,
     ) -> Result<Response, HttpError> {
-        self.follow(start.clone(), headers, authorizations, false)
+        self.request(Method::GET, start, headers, authorizations)
+            .await
+    }
+
+    /// Sends a request and follows redirects. Each origin sees its own authorization alone.
+    pub(crate) async fn request(
+        &self,
+        method: Method,
+        start: &Url,
+        headers: &HeaderMap,
+        authorizations: &Authorizations,
+    ) -> Result<Response, HttpError> {
+        self.follow(method, start.clone(), headers, authorizations, false)
             .await
     }
 
     /// `public_only`: a public server has named this address.
     async fn follow(
         &self,
+        method: Method,
         mut url: Url,
         headers: &HeaderMap,
         authorizations: &Authorizations,
@@ -83,7 +96,7 @@ impl Http {
         for _ in 0..=MAX_REDIRECTS {
             let mut request = self
                 .client(public_only)
-                .get(url.clone())
+                .request(method.clone(), url.clone())
                 .headers(headers.clone());
             if let Some(authorization) = authorizations.get(&origin_of(&url)) {
                 request = request.header(AUTHORIZATION, authorization);
@@ -118,7 +131,8 @@ impl Http {
         check_target(&url, from)?;
         let authorizations = authorization.map(|header| (origin_of(&url), header));
         let authorizations = authorizations.into_iter().collect();
-        self.follow(url, &HeaderMap::new(), &authorizations, from.public)
+        let headers = HeaderMap::new();
+        self.follow(Method::GET, url, &headers, &authorizations, from.public)
             .await
     }
 

@@ -1,7 +1,9 @@
 //! A pull's view of a registry and its mirrors.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
+use reqwest::Response;
 use reqwest::header::CONTENT_TYPE;
 
 use super::endpoint::{Endpoint, host_of, real_host};
@@ -10,6 +12,9 @@ use super::{
 };
 use crate::http::{self, RegistryConfig};
 use crate::{Digest, Limits, PullEvent, PullEvents, Reference};
+
+/// The digest of what a registry answers with (distribution-spec, "Pulling manifests").
+const CONTENT_DIGEST: &str = "docker-content-digest";
 
 /// What a reference resolves to.
 #[derive(Clone, Debug)]
@@ -26,6 +31,24 @@ pub(crate) struct Resolved {
 
 /// A manifest or index with its digest.
 type Document = (Digest, Vec<u8>, Parsed);
+
+/// Manifests and indexes that need not be fetched again.
+pub(crate) struct Known<'a> {
+    /// What the repository answered to earlier pulls. What other repositories have is not among it:
+    /// who knows no more than its digest may not have it.
+    pub(crate) answers: BTreeSet<Digest>,
+    /// Reads and verifies what is here by a digest.
+    pub(crate) read: &'a (dyn Fn(&Digest) -> Option<Vec<u8>> + Sync),
+}
+
+impl Known<'_> {
+    fn document(&self, digest: Digest, content_type: &str, limits: &Limits) -> Option<Document> {
+        let bytes = (self.read)(&digest)?;
+        // A failure is told by what the registry sends.
+        let parsed = Parsed::parse(&bytes, content_type, limits).ok()?;
+        Some((digest, bytes, parsed))
+    }
+}
 
 /// Fetches one image's parts.
 #[derive(Debug)]
@@ -87,15 +110,33 @@ impl Client {
         })
     }
 
-    /// Finds the manifest for this machine.
-    pub(crate) async fn resolve(&self, reference: &Reference) -> Result<Resolved, RegistryError> {
+    /// Finds the manifest for this machine. What the reference stands for, and whether we may have
+    /// it, says the registry; what is known is not fetched again.
+    pub(crate) async fn resolve(
+        &self,
+        reference: &Reference,
+        known: &Known<'_>,
+    ) -> Result<Resolved, RegistryError> {
         let digest = reference.digest().map(str::parse::<Digest>).transpose();
         let mut wanted = digest.map_err(RegistryError::ReferenceDigest)?;
         let tag = reference.tag().unwrap_or("latest");
         let mut indexes = Vec::new();
+        let mut is_known = false;
         loop {
             let name = wanted.map_or_else(|| tag.to_owned(), |digest| digest.to_string());
-            let (digest, bytes, parsed) = self.fetch_manifest(&name, wanted).await?;
+            // An image of a known index came with it.
+            let here = wanted.filter(|_| is_known);
+            let here = here.and_then(|digest| known.document(digest, "", &self.limits));
+            let found = match here {
+                Some(found) => found,
+                None if indexes.is_empty() => {
+                    let found;
+                    (found, is_known) = self.fetch_manifest(&name, wanted, Some(known)).await?;
+                    found
+                }
+                None => self.fetch_manifest(&name, wanted, None).await?.0,
+            };
+            let (digest, bytes, parsed) = found;
             match parsed {
                 Parsed::Image(manifest) => {
                     let target = indexes.first().map_or(digest, |(digest, _)| *digest);
@@ -126,27 +167,67 @@ impl Client {
         }
     }
 
-    /// Fetches a manifest or index. A source whose answer is of no use, such as the page of a proxy,
-    /// is passed over.
+    /// Fetches a manifest or index, unless it is `known`; returns whether it was. A source whose
+    /// answer is of no use, such as the page of a proxy, is passed over.
     async fn fetch_manifest(
         &self,
         name: &str,
         wanted: Option<Digest>,
-    ) -> Result<Document, RegistryError> {
+        known: Option<&Known<'_>>,
+    ) -> Result<(Document, bool), RegistryError> {
         let mut tries = self.tries();
         loop {
             if wanted.is_none() && !tries.endpoint().resolves_tags() && tries.pass_over() {
                 continue;
             }
-            match self
-                .fetch_manifest_from(tries.endpoint(), name, wanted)
-                .await
+            let endpoint = tries.endpoint();
+            if let Some(known) = known
+                && tries.is_first_attempt()
             {
-                Ok(found) => return Ok(found),
+                match self.find_known(endpoint, name, wanted, known).await {
+                    Ok(Some(found)) => return Ok((found, true)),
+                    Err(error @ RegistryError::Unreachable { .. }) => {
+                        tries.after(error).await?;
+                        continue;
+                    }
+                    // Some registries do not answer HEAD. What is wrong, GET tells in more words.
+                    Ok(None) | Err(_) => {}
+                }
+            }
+            match self.fetch_manifest_from(endpoint, name, wanted).await {
+                Ok(found) => return Ok((found, false)),
                 Err(error) if is_of_the_image(&error) => return Err(error),
                 Err(error) => tries.after(error).await?,
             }
         }
+    }
+
+    /// Asks by HEAD what `name` stands for, which limits of registries do not count (Docker Hub's do
+    /// count GET), and looks whether that is known.
+    async fn find_known(
+        &self,
+        endpoint: &Endpoint,
+        name: &str,
+        wanted: Option<Digest>,
+        known: &Known<'_>,
+    ) -> Result<Option<Document>, RegistryError> {
+        let may_be = wanted.map_or(!known.answers.is_empty(), |digest| {
+            known.answers.contains(&digest)
+        });
+        if !may_be {
+            return Ok(None);
+        }
+        let response = endpoint.head(&self.repository, name).await?;
+        if response.status() != 200 {
+            return Ok(None);
+        }
+        let digest = response.headers().get(CONTENT_DIGEST);
+        let digest = digest.and_then(|digest| digest.to_str().ok()?.parse::<Digest>().ok());
+        let digest = digest.filter(|digest| {
+            known.answers.contains(digest) && wanted.is_none_or(|wanted| wanted == *digest)
+        });
+        let content_type = content_type_of(&response);
+        Ok(digest.and_then(|digest| known.document(digest, content_type, &self.limits)))
     }
 
     async fn fetch_manifest_from(
@@ -194,16 +275,7 @@ impl Client {
     ) -> Result<(Digest, Vec<u8>, String), RegistryError> {
         let response = endpoint.get(&self.repository, kind, name, 0).await?;
         let response = endpoint.check_status(response, &self.name).await?;
-        let content_type = response
-            .headers()
-            .get(CONTENT_TYPE)
-            .and_then(|value| value.to_str().ok());
-        let content_type = content_type
-            .unwrap_or_default()
-            .split(';')
-            .next()
-            .unwrap_or_default();
-        let content_type = content_type.trim().to_owned();
+        let content_type = content_type_of(&response).to_owned();
         let what = "the manifest";
         let bytes = endpoint
             .read_document(response, what, self.limits.manifest_bytes)
@@ -337,6 +409,11 @@ impl<'a> Attempts<'a> {
         self.now
     }
 
+    /// Returns whether the source to ask now was not asked before.
+    fn is_first_attempt(&self) -> bool {
+        self.attempt == 1
+    }
+
     /// Skips a source that does not serve this; returns false if it is the last.
     pub(super) fn pass_over(&mut self) -> bool {
         let next = self.rest.find(|endpoint| !endpoint.is_left_out());
@@ -387,6 +464,14 @@ impl<'a> Attempts<'a> {
         };
         http::pause(self.client.backoff, self.attempt, asked)
     }
+}
+
+/// The type that an answer has, without parameters.
+fn content_type_of(response: &Response) -> &str {
+    let value = response.headers().get(CONTENT_TYPE);
+    let value = value.and_then(|value| value.to_str().ok());
+    let value = value.unwrap_or_default();
+    value.split_once(';').map_or(value, |(kind, _)| kind).trim()
 }
 
 /// Returns whether no other source can have something better: the image itself is not taken.

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use reqwest::header::{ACCEPT, HeaderMap, HeaderValue, RANGE, WWW_AUTHENTICATE};
-use reqwest::{Response, Url};
+use reqwest::{Method, Response, Url};
 use tokio::sync::Mutex;
 
 use super::challenge::Challenge;
@@ -126,10 +126,33 @@ impl Endpoint {
         }
     }
 
-    /// Asks for `repository/kind/name`, authenticating when the registry wants it. A server that it
-    /// redirects to gets the token that anybody gets, never the registry's credentials.
+    /// Gets `repository/kind/name`, as [`Endpoint::request`] does.
     pub(super) async fn get(
         &self,
+        repository: &str,
+        kind: &str,
+        name: &str,
+        from: u64,
+    ) -> Result<Response, RegistryError> {
+        self.request(Method::GET, repository, kind, name, from)
+            .await
+    }
+
+    /// Asks for what the answer to [`Endpoint::get`] would say of a manifest.
+    pub(super) async fn head(
+        &self,
+        repository: &str,
+        name: &str,
+    ) -> Result<Response, RegistryError> {
+        self.request(Method::HEAD, repository, "manifests", name, 0)
+            .await
+    }
+
+    /// Asks for `repository/kind/name`, authenticating when the registry wants it. A server that it
+    /// redirects to gets the token that anybody gets, never the registry's credentials.
+    async fn request(
+        &self,
+        method: Method,
         repository: &str,
         kind: &str,
         name: &str,
@@ -153,7 +176,7 @@ impl Endpoint {
         }
         let own = http::origin_of(&url);
         let mut used = self.authorizations.lock().await.clone();
-        let mut response = self.send(&url, &headers, &used).await?;
+        let mut response = self.send(&method, &url, &headers, &used).await?;
         let mut answered = Vec::new();
         while response.status() == 401 && answered.len() < MAX_CHALLENGES {
             let origin = http::origin_of(response.url());
@@ -181,7 +204,7 @@ impl Endpoint {
             used.clone_from(&authorizations);
             drop(authorizations);
             answered.push(origin);
-            response = self.send(&url, &headers, &used).await?;
+            response = self.send(&method, &url, &headers, &used).await?;
         }
         Ok(response)
     }
@@ -201,11 +224,16 @@ impl Endpoint {
 
     async fn send(
         &self,
+        method: &Method,
         url: &Url,
         headers: &HeaderMap,
         authorizations: &Authorizations,
     ) -> Result<Response, RegistryError> {
-        let response = self.http.get(url, headers, authorizations).await;
+        let method = method.clone();
+        let response = self
+            .http
+            .request(method, url, headers, authorizations)
+            .await;
         let response = response.map_err(|error| failed(&self.host, error))?;
         self.answered.store(true, Ordering::Relaxed);
         Ok(response)

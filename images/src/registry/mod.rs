@@ -18,7 +18,7 @@ mod signatures;
 pub(crate) use blob::BlobError;
 #[cfg(any(test, feature = "test-utils"))]
 pub(crate) use challenge::Challenge;
-pub(crate) use client::{Client, Resolved};
+pub(crate) use client::{Client, Known, Resolved};
 pub use credentials::Credentials;
 pub use error::RegistryError;
 pub use manifest::ManifestError;

@@ -1,5 +1,6 @@
 //! A pull: fetch what is missing, write the file system, then the name.
 
+use std::collections::BTreeSet;
 use std::convert::Infallible;
 use std::fs::{self, File};
 use std::io::{self, Read};
@@ -20,7 +21,9 @@ use super::work::{WorkFile, sync_directory_of};
 use super::{Inner, PullOptions, PullPolicy, Store, private, signatures};
 use crate::error::parse_reference;
 use crate::layer::{LayerError, Unpacker};
-use crate::registry::{BlobError, Client, Descriptor, ManifestError, RegistryError, Resolved};
+use crate::registry::{
+    BlobError, Client, Descriptor, Known, ManifestError, RegistryError, Resolved,
+};
 use crate::{Digest, Error, Image, PullEvent, Reference, Result};
 
 /// Sets its flag when dropped, so that a thread stops when the task that waits for it does.
@@ -126,7 +129,11 @@ impl Inner {
             }
         });
         let client = Arc::new(client.await?);
-        let resolved = client.resolve(reference).await?;
+        let known = Known {
+            answers: self.clone().answers_of(reference).await?,
+            read: &|digest| self.manifest_here(digest),
+        };
+        let resolved = client.resolve(reference, &known).await?;
         let signatures = self
             .verify_signatures(&client, reference, &resolved, options)
             .await?;
@@ -176,6 +183,15 @@ impl Inner {
         .await?;
         options.emit(PullEvent::Done { id, new });
         Ok(image)
+    }
+
+    /// Digests of what the repository of `reference` answered to earlier pulls, of any of its tags.
+    async fn answers_of(self: Arc<Self>, reference: &Reference) -> Result<BTreeSet<Digest>> {
+        let contents = blocking(move || database::read(&self.layout)).await?;
+        let prefix = format!("{}/{}@", reference.registry(), reference.repository());
+        let digests = contents.names.iter();
+        let digests = digests.filter_map(|known| known.name.strip_prefix(&prefix)?.parse().ok());
+        Ok(digests.collect())
     }
 
     async fn config_of(&self, client: &Client, resolved: &Resolved) -> Result<Vec<u8>> {
@@ -507,6 +523,15 @@ impl Inner {
         let mut bytes = Vec::new();
         file.take(size).read_to_end(&mut bytes).ok()?;
         (Digest::of(&bytes) == *digest).then_some(bytes)
+    }
+
+    /// A manifest or index that is here.
+    fn manifest_here(&self, digest: &Digest) -> Option<Vec<u8>> {
+        let size = fs::metadata(self.layout.blob(digest)).ok()?.len();
+        if size > self.options.limits.manifest_bytes {
+            return None;
+        }
+        self.document(digest, size)
     }
 
     /// Stores a manifest or configuration.

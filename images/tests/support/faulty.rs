@@ -156,6 +156,9 @@ fn answer(
         Body::Endless(_) | Body::Chunked(_) => head.push_str("Transfer-Encoding: chunked\r\n\r\n"),
     }
     let _ = stream.write_all(head.as_bytes());
+    if request.method == "HEAD" {
+        return;
+    }
     let chunk =
         |bytes: &[u8]| [format!("{:x}\r\n", bytes.len()).as_bytes(), bytes, b"\r\n"].concat();
     match &reply.body {
@@ -210,7 +213,8 @@ pub fn honest(request: &Request, image: &TestImage) -> Reply {
     let path = request.path.split('?').next().unwrap();
     if path.starts_with("/v2/app/manifests/") {
         return Reply::new(200, image.manifest.clone())
-            .header("Content-Type", "application/vnd.oci.image.manifest.v1+json");
+            .header("Content-Type", "application/vnd.oci.image.manifest.v1+json")
+            .header("Docker-Content-Digest", image.digest().to_string());
     }
     let blob = path.strip_prefix("/v2/app/blobs/").and_then(|digest| {
         image
