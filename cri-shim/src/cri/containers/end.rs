@@ -20,7 +20,7 @@ use crate::cri::volumes;
 use crate::sandbox::{RefusalKind, SandboxClient, SandboxError};
 use crate::signal::SIGKILL;
 
-/// How long the guest may take to end a killed container.
+/// How long the guest may take to take the signal, and to end the container.
 const KILL_TIMEOUT: Duration = Duration::from_secs(30);
 
 impl Node {
@@ -50,16 +50,18 @@ impl Node {
         if let Ok(seconds) = u64::try_from(seconds)
             && seconds > 0
         {
+            let grace = Duration::from_secs(seconds);
             if !container.was_signaled.swap(true, Ordering::Relaxed) {
                 let signal = container.record().stop_signal;
-                let sent = client.signal(&container.id, None, signal, false).await;
+                // The machine's process keeps the deadline, even if this one ends before it.
+                let sent = client.stop_container(&container.id, signal, grace).await;
                 let sent = passing(&client, sent).await;
                 if sent.is_err() {
                     container.was_signaled.store(false, Ordering::Relaxed);
                 }
                 sent?;
             }
-            if has_ended(container, &client, Duration::from_secs(seconds)).await {
+            if timeout(grace, ended(container, &client)).await.is_ok() {
                 return Ok(());
             }
         }
@@ -75,13 +77,17 @@ impl Node {
         if container.running().is_err() {
             return Ok(());
         }
-        let killed = client.signal(&container.id, None, SIGKILL.into(), true);
-        passing(client, killed.await).await?;
-        if has_ended(container, client, KILL_TIMEOUT).await {
-            return Ok(());
-        }
-        Err(CriError::Unkillable {
-            id: container.id.clone(),
+        let killed = async {
+            let killed = client.signal(&container.id, None, SIGKILL.into(), true);
+            passing(client, killed.await).await?;
+            ended(container, client).await;
+            Ok(())
+        };
+        // A guest that hangs answers no signal, either.
+        timeout(KILL_TIMEOUT, killed).await.unwrap_or_else(|_| {
+            Err(CriError::Unkillable {
+                id: container.id.clone(),
+            })
         })
     }
 
@@ -156,9 +162,9 @@ pub(super) async fn is_of_ended_machine(client: &SandboxClient, error: &SandboxE
     }
 }
 
-/// Returns whether a container or its machine has ended within `limit`. The machine's end is
-/// recorded by a task that needs the pod's turn, which the caller may hold.
-async fn has_ended(container: &Container, client: &SandboxClient, limit: Duration) -> bool {
+/// Waits until a container or its machine has ended. The machine's end is recorded by a task that
+/// needs the pod's turn, which the caller may hold.
+async fn ended(container: &Container, client: &SandboxClient) {
     let mut ended = container.ended.subscribe();
     let container_ends = async {
         // The sender lives as long as the container.
@@ -166,6 +172,5 @@ async fn has_ended(container: &Container, client: &SandboxClient, limit: Duratio
     };
     let machine_ends = client.machine_ended().map(drop);
     let (container_ends, machine_ends) = (pin!(container_ends), pin!(machine_ends));
-    let either = select(container_ends, machine_ends);
-    timeout(limit, either).await.is_ok()
+    select(container_ends, machine_ends).await;
 }
