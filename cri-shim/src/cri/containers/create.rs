@@ -272,7 +272,8 @@ impl Node {
             log: None,
             tty: config.tty,
             stdin: config.stdin,
-            stdin_once: config.stdin && config.stdin_once,
+            // Whoever was attached to a terminal may come back to it.
+            stdin_once: config.stdin && config.stdin_once && !config.tty,
             restart: RestartPolicy::Never,
             devices: in_place(|| devices::open(&config.devices, is_privileged))?,
             guest_devices: is_privileged,

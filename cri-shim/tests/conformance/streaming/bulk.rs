@@ -199,7 +199,7 @@ fn attach<C: Command>() {
         config.stdin = true;
         config.command = strings(&["sh", "-c", &summing()]);
     });
-    let mut client = C::connect(&attach_url(&container));
+    let mut client = C::connect(&attach_url(&container, false));
     send_all(|piece| client.send(piece));
     assert_eq!(container.ended().exit_code, 0);
     let expected = format!("{}  -", *SUM);

@@ -28,13 +28,13 @@ fn exec(container: &Container, script: &str, tty: bool) -> Client {
     Client::connect(&exec_url(container, script, tty))
 }
 
-fn attach_url(container: &Container) -> String {
+fn attach_url(container: &Container, tty: bool) -> String {
     let response = ask!(attach(AttachRequest {
         container_id: container.id.clone(),
         stdin: true,
-        tty: false,
+        tty,
         stdout: true,
-        stderr: true,
+        stderr: !tty,
     }))
     .unwrap();
     response.url
@@ -111,7 +111,7 @@ fn guest_clients_attach_to_the_containers_own_program() {
         let script = "while read line; do echo got $line; [ $line = end ] && exit 4; done";
         config.command = strings(&["sh", "-c", script]);
     });
-    let attach = || Client::connect(&attach_url(&container));
+    let attach = || Client::connect(&attach_url(&container, false));
     let mut first = attach();
     first.send(STDIN, b"one\n");
     first.until(STDOUT, |text| text.contains("got one\n"));
@@ -134,13 +134,32 @@ fn guest_clients_attach_to_the_containers_own_program() {
 }
 
 #[test]
+fn guest_who_leaves_a_terminal_for_one_client_can_come_back_to_it() {
+    let container = Pod::shared().start("left", |config| {
+        (config.stdin, config.stdin_once, config.tty) = (true, true, true);
+        let script = "while read line; do [ $line = end ] && exit 4; echo got $line; done; exit 5";
+        config.command = strings(&["sh", "-c", script]);
+    });
+    for line in ["one", "two"] {
+        let mut client = Client::connect(&attach_url(&container, true));
+        client.send(STDIN, format!("{line}\n").as_bytes());
+        client.until(STDOUT, |text| text.contains(&format!("got {line}\r\n")));
+        // As when its connection breaks.
+    }
+    let mut last = Client::connect(&attach_url(&container, true));
+    last.send(STDIN, b"end\n");
+    assert_eq!(container.ended().exit_code, 4);
+    container.remove();
+}
+
+#[test]
 fn guest_a_client_that_ends_its_input_has_attached_and_its_program_goes_on() {
     let container = Pod::shared().start("let-go", |config| {
         config.stdin = true;
         config.command = strings(&["cat"]);
     });
     for line in ["one\n", "two\n"] {
-        let mut client = spdy::Client::connect(&attach_url(&container), "v4.channel.k8s.io");
+        let mut client = spdy::Client::connect(&attach_url(&container, false), "v4.channel.k8s.io");
         let [_, stdin, stdout, _] =
             ["error", "stdin", "stdout", "stderr"].map(|kind| client.open(&[("streamtype", kind)]));
         client.send(stdin, line.as_bytes());
