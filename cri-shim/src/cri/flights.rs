@@ -153,7 +153,8 @@ impl<R: PartialEq + Send + 'static> SingleFlight<R> {
         })
     }
 
-    /// Forgets an answer that no caller has fetched: the object that it names is being removed.
+    /// Forgets an answer that no caller has fetched: what it says has changed since, or the object
+    /// that it names is being removed.
     pub(super) fn forget(&self, made: &str) {
         let mut flights = lock(&self.0);
         flights.retain(|_, flight| !matches!(&*flight.answer.borrow(), Some(Ok(id)) if id == made));

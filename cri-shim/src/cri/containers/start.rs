@@ -169,6 +169,7 @@ impl Node {
             }
         });
         if is_new {
+            self.start_flights.forget(&container.id);
             info!(
                 container = container.id,
                 code, reason, "the container has ended"

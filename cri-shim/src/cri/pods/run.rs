@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use k8s_cri::v1::{PodSandboxConfig, Protocol, RunPodSandboxRequest};
+use k8s_cri::v1::{ContainerEventType, PodSandboxConfig, Protocol, RunPodSandboxRequest};
 use serde_json::{Value, json};
 use tracing::{info, warn};
 
@@ -175,7 +175,8 @@ impl Node {
         })?;
         self.set_importance(pod);
         self.watch_pod(pod, client);
-        self.emit_pod(pod, k8s_cri::v1::ContainerEventType::ContainerStartedEvent);
+        self.emit_pod(pod, ContainerEventType::ContainerCreatedEvent);
+        self.emit_pod(pod, ContainerEventType::ContainerStartedEvent);
         Ok(())
     }
 

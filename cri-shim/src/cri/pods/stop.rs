@@ -164,6 +164,7 @@ impl Node {
                 record.phase = PodPhase::stopped(None);
             }
         });
+        self.pod_flights.forget(&pod.id);
         if was_ready {
             self.emit_pod(pod, ContainerEventType::ContainerStoppedEvent);
             info!(pod = pod.id, "the pod sandbox is stopped");
@@ -230,6 +231,7 @@ impl Node {
         }
         warn!(pod = pod.id, %exit, "the pod sandbox exited unexpectedly");
         pod.set_client(None);
+        self.pod_flights.forget(&pod.id);
         // Before that of its containers, so that a client that sees a container's end sees the
         // reason.
         self.note_pod(pod, |record| record.phase = ended(exit));
