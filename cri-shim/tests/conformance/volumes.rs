@@ -622,7 +622,11 @@ fn guest_a_program_in_a_volume_has_its_capabilities_until_it_is_written_to() {
 #[test]
 fn guest_a_read_only_root_is_one_and_its_volumes_are_not() {
     let dir = RUNTIME.directory("writable");
-    let script = "touch /x 2>/dev/null && exit 1; touch /data/y && echo fine";
+    let script = "touch /x 2>/dev/null && exit 1; \
+                  for file in hosts hostname resolv.conf; do \
+                      (echo x >> /etc/$file) 2>/dev/null && exit 2; \
+                  done; \
+                  touch /data/y && echo fine";
     let (status, lines) = Pod::shared().script(script, |config| {
         config.mounts = vec![mount(&dir, "/data")];
         config.command = strings(&["sh", "-c", script]);

@@ -481,7 +481,8 @@ pub fn complete_process(
 }
 
 /// Writes the files to `directory`, owned by `owner` if it is given and by the guest's root
-/// otherwise, and mounts them over the image's, unless the specification has mounts there.
+/// otherwise, and mounts them over the image's, unless the specification has mounts there. They are
+/// read-only if the root is.
 ///
 /// # Errors
 ///
@@ -492,6 +493,8 @@ pub fn show_files(
     files: &[EtcFile<'_>],
     owner: Option<Owner>,
 ) -> Result<(), SpecError> {
+    let is_read_only = (spec.root().as_ref()).is_some_and(|root| root.readonly() == Some(true));
+    let access = if is_read_only { "ro" } else { "rw" };
     for file in files {
         let limit = limits::ETC_FILE_BYTES;
         if file.contents.len() > limit {
@@ -516,7 +519,7 @@ pub fn show_files(
         mount.set_destination(destination.to_owned());
         mount.set_typ(Some("bind".to_owned()));
         mount.set_source(Some(path));
-        mount.set_options(Some(vec!["bind".into(), "rw".into(), "rprivate".into()]));
+        mount.set_options(Some(vec!["bind".into(), access.into(), "rprivate".into()]));
         mounts.push(mount);
     }
     Ok(())

@@ -164,6 +164,16 @@ fn files_are_shown_unless_the_specification_mounts_there() {
     assert_eq!(mounts[1].destination(), Path::new("/etc/resolv.conf"));
     let shown = std::fs::read(mounts[1].source().as_ref().unwrap()).unwrap();
     assert_eq!(shown, b"nameserver 10.0.0.1\n");
+    let options = |mount: &Mount| mount.options().clone().unwrap();
+    assert_eq!(options(&mounts[1]), ["bind", "rw", "rprivate"]);
+
+    let mut read_only = parsed(&super::tests::spec()).unwrap();
+    let root = Path::new("/run/x/rootfs");
+    place(&mut read_only, root, true, &Cgroup::new("c1"));
+    let hostname = [file("/etc/hostname", b"a\n")];
+    show_files(&mut read_only, directory.path(), &hostname, None).unwrap();
+    let mounts = read_only.mounts().as_ref().unwrap();
+    assert_eq!(options(mounts.last().unwrap()), ["bind", "ro", "rprivate"]);
     assert!(!directory.path().join("hosts").exists());
 
     let huge = vec![0; limits::ETC_FILE_BYTES + 1];
