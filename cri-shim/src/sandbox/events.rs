@@ -9,7 +9,6 @@ use std::fmt;
 use std::fs::File;
 use std::io::{self, Write as _};
 
-use rustix::fs::{FlockOperation, flock};
 use serde::{Deserialize, Serialize};
 use tracing::debug;
 
@@ -125,16 +124,10 @@ impl EventLog {
 
     /// Appends an event.
     pub fn append(&self, event: &Event) {
-        // The process that rotates the file locks it exclusively for a moment. It is not waited
-        // for: in the worst case the line is lost.
-        let is_locked = flock(&self.0, FlockOperation::NonBlockingLockShared).is_ok();
         let written = event
             .to_line()
             .map_err(io::Error::from)
             .and_then(|line| (&self.0).write_all(line.as_bytes()));
-        if is_locked && let Err(error) = flock(&self.0, FlockOperation::Unlock) {
-            debug!(%error, "the events stay locked");
-        }
         if let Err(error) = written {
             debug!(%error, action = %event.action, "an event is lost");
         }

@@ -8,7 +8,7 @@ mod read;
 mod show;
 
 use std::fs::{self, File};
-use std::io;
+use std::io::{self, Read as _, Seek as _, SeekFrom};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
@@ -27,8 +27,16 @@ const LOG: &str = "events.log";
 /// The previous log.
 const OLD: &str = "events.log.1";
 
+/// The file that readers and writers lock. Machines' processes have the log, but not this: they
+/// append without a lock, and can make nobody wait.
+const LOCK: &str = "events.lock";
+
 /// Size from which the log is rotated, in bytes.
 const SIZE_MAX: u64 = 1 << 20;
+
+/// Maximum size that is read or kept of a log, in bytes. Only a machine's process that does what it
+/// should not do makes it longer.
+const READ_MAX: u64 = 4 * SIZE_MAX;
 
 /// Marker in a container's directory: its end is in the log.
 const END_LOGGED: &str = "end-told";
@@ -63,47 +71,64 @@ impl Events {
         self.root.join(OLD)
     }
 
-    /// Opens the log for appending, and rotates it if it is too long. A failure is not an error:
-    /// events are lost then.
+    /// Opens the log for a machine's process, which can only append to it.
     pub(in crate::cli) fn open(&self) -> Option<File> {
-        let opened = || {
-            let mut options = File::options();
-            options.create(true).append(true).read(true).mode(0o600);
-            let file = options.open(self.log())?;
-            if file.metadata()?.len() > SIZE_MAX {
-                self.rotate(&file)?;
-            }
-            io::Result::Ok(file)
-        };
-        opened()
+        self.opened()
             .inspect_err(|error| debug!(%error, "events are lost"))
             .ok()
     }
 
-    /// Copies the log to the old one and truncates it. It remains the same file, because others
-    /// have it open and cannot open another one.
-    fn rotate(&self, log: &File) -> io::Result<()> {
-        if flock(log, FlockOperation::NonBlockingLockExclusive).is_err() {
-            // Another process writes, or does the same. The next call will do it.
-            return Ok(());
+    /// Opens the log for appending, and rotates it if it is too long.
+    fn opened(&self) -> io::Result<File> {
+        let mut options = File::options();
+        options.create(true).append(true).mode(0o600);
+        let file = options.open(self.log())?;
+        if file.metadata()?.len() > SIZE_MAX {
+            self.rotate(&file)?;
         }
-        let rotated = || {
-            if log.metadata()?.len() > SIZE_MAX {
-                let new = self.root.join("events.log.new");
-                fs::copy(self.log(), &new)?;
-                fs::rename(&new, self.old())?;
-                log.set_len(0)?;
-            }
-            Ok(())
-        };
-        let rotated = rotated();
-        flock(log, FlockOperation::Unlock)?;
-        rotated
+        Ok(file)
     }
 
+    /// Locks the logs until the file is dropped. Nobody holds the lock for long.
+    fn lock(&self, operation: FlockOperation) -> io::Result<File> {
+        let mut options = File::options();
+        options.create(true).append(true).mode(0o600);
+        let lock = options.open(self.root.join(LOCK))?;
+        flock(&lock, operation)?;
+        Ok(lock)
+    }
+
+    /// Copies the log to the old one and truncates it. It remains the same file, because others
+    /// have it open and cannot open another one. What a machine writes just before it is truncated
+    /// is lost.
+    fn rotate(&self, log: &File) -> io::Result<()> {
+        let _lock = self.lock(FlockOperation::LockExclusive)?;
+        let len = log.metadata()?.len();
+        if len <= SIZE_MAX {
+            // Another process has just done it.
+            return Ok(());
+        }
+        let new = self.root.join("events.log.new");
+        let mut options = File::options();
+        options.create(true).write(true).truncate(true).mode(0o600);
+        let mut copy = options.open(&new)?;
+        let mut from = File::open(self.log())?;
+        from.seek(SeekFrom::Start(len.saturating_sub(READ_MAX)))?;
+        io::copy(&mut from.take(READ_MAX), &mut copy)?;
+        fs::rename(&new, self.old())?;
+        log.set_len(0)
+    }
+
+    /// Appends an event. A failure is not an error: the event is lost.
     fn append(&self, event: &Event) {
-        if let Some(log) = self.open() {
+        let append = || {
+            let log = self.opened()?;
+            let _lock = self.lock(FlockOperation::LockShared)?;
             EventLog::new(log).append(event);
+            io::Result::Ok(())
+        };
+        if let Err(error) = append() {
+            debug!(%error, "an event is lost");
         }
     }
 }
@@ -196,6 +221,35 @@ mod tests {
         // A follower misses nothing.
         seen += followed.next().unwrap().len();
         assert_eq!(seen, usize::try_from(count).unwrap());
+    }
+
+    /// A process that broke out of its guest has the descriptor that its machine was given.
+    #[test]
+    fn a_machine_can_neither_read_the_log_nor_make_others_wait_or_read_without_end() {
+        let root = tempfile::tempdir().unwrap();
+        let events = Events::of_root(root.path());
+        let happened = Event::now("c", EventAction::Exec);
+        events.append(&happened);
+        let hostile = events.open().unwrap();
+        let mut byte = [0];
+        let read = rustix::io::pread(&hostile, &mut byte, 0);
+        assert_eq!(read, Err(rustix::io::Errno::BADF));
+        flock(&hostile, FlockOperation::NonBlockingLockExclusive).unwrap();
+        let mut reader = Reader::new(&events).unwrap();
+        assert_eq!(reader.next().unwrap(), [happened.clone()]);
+        // Sparse.
+        hostile.set_len(1 << 40).unwrap();
+        assert!(reader.next().unwrap().is_empty());
+        events.append(&happened);
+        assert!(events.old().metadata().unwrap().len() <= READ_MAX);
+        assert!(events.log().metadata().unwrap().len() < SIZE_MAX);
+        let read = Reader::new(&events).unwrap().next().unwrap();
+        assert_eq!(read, [happened.clone()]);
+        // A follower goes on where the log begins anew.
+        hostile.set_len(0).unwrap();
+        assert!(reader.next().is_ok());
+        events.append(&happened);
+        assert_eq!(reader.next().unwrap(), [happened]);
     }
 
     #[test]

@@ -4,9 +4,9 @@ use std::fs::{self, File};
 use std::io::{self, Read as _, Seek as _, SeekFrom};
 use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 
-use rustix::fs::{FlockOperation, flock};
+use rustix::fs::FlockOperation;
 
-use super::Events;
+use super::{Events, READ_MAX};
 use crate::sandbox::Event;
 
 /// Reads events in the order of the log, each of them once.
@@ -33,12 +33,12 @@ impl Reader {
         })
     }
 
-    /// Returns the events since the last call; on the first call, all.
+    /// Returns the events since the last call; on the first call, all. At most [`READ_MAX`] bytes
+    /// of a log are read.
     pub(super) fn next(&mut self) -> io::Result<Vec<Event>> {
-        flock(&self.log, FlockOperation::LockShared)?;
-        let texts = self.read();
-        flock(&self.log, FlockOperation::Unlock)?;
-        let texts = texts?;
+        let lock = self.events.lock(FlockOperation::LockShared)?;
+        let texts = self.read()?;
+        drop(lock);
         Ok(texts
             .iter()
             .flat_map(|text| text.lines().filter_map(Event::parse))
@@ -56,7 +56,9 @@ impl Reader {
             self.offset = Some(0);
             self.old = old;
         }
-        let offset = self.offset.unwrap_or(0);
+        let len = self.log.metadata()?.len();
+        // Cut off by something else than a rotation, it begins anew.
+        let offset = self.offset.filter(|offset| *offset <= len).unwrap_or(0);
         let mut text = text_from(&mut self.log, offset)?;
         // An incomplete line is read later.
         text.truncate(text.rfind('\n').map_or(0, |end| end + 1));
@@ -73,7 +75,7 @@ impl Reader {
 fn text_from(file: &mut File, offset: u64) -> io::Result<String> {
     let mut bytes = Vec::new();
     file.seek(SeekFrom::Start(offset))?;
-    file.read_to_end(&mut bytes)?;
+    file.take(READ_MAX).read_to_end(&mut bytes)?;
     Ok(String::from_utf8(bytes).unwrap_or_else(|error| {
         // The length is unchanged, because offsets count bytes.
         let mut bytes = error.into_bytes();
