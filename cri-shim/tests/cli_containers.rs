@@ -370,6 +370,10 @@ fn filters_of_one_kind_are_alternatives() {
     ended(&root, "db", 2, 1000);
     container(&root, "lost", 3);
     assert_eq!(shown(&root, &["name=web", "name=lost"]), ["lost", "web"]);
+    assert_eq!(shown(&root, &["name=^we"]), ["web"]);
+    assert!(shown(&root, &["name=^we$"]).is_empty());
+    let refused = root.output(&["ps", "--filter", "name=web|db"]);
+    assert_eq!(refused.code, Some(2), "{refused:?}");
     let filters = ["name=web", "name=lost", "status=exited"];
     assert_eq!(shown(&root, &filters), ["web"]);
     let both = ["status=exited", "status=dead"];

@@ -63,7 +63,7 @@ pub(in crate::cli) struct PsArgs {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Filter {
-    Name(String),
+    Name(filter::Name),
     Id(String),
     Label(filter::Label),
     Status(String),
@@ -75,7 +75,7 @@ fn parse_filter(text: &str) -> Result<Filter, String> {
     let (key, value) = text.split_once('=').ok_or(usage)?;
     let value = value.to_owned();
     match key {
-        "name" => Ok(Filter::Name(value)),
+        "name" => filter::parse_name(&value).map(Filter::Name),
         "id" => Ok(Filter::Id(value)),
         "status" if WORDS.contains(&value.as_str()) => Ok(Filter::Status(value)),
         "status" => Err(format!("a status is one of {}", WORDS.join(", "))),
@@ -89,7 +89,7 @@ impl Filter {
     fn takes(&self, entry: &Entry, state: Option<&State>) -> bool {
         let record = &entry.record;
         match self {
-            Self::Name(text) => record.name.contains(text.as_str()),
+            Self::Name(name) => name.takes(&record.name),
             Self::Id(begin) => record.id.starts_with(begin.as_str()),
             Self::Label((key, value)) => record
                 .labels
@@ -296,7 +296,8 @@ mod tests {
 
     #[test]
     fn filters_have_a_kind_and_a_value() {
-        assert_eq!(parse_filter("name=x"), Ok(Filter::Name("x".into())));
+        let name = filter::parse_name("x").map(Filter::Name);
+        assert_eq!(parse_filter("name=x"), name);
         let label = Filter::Label(("a".into(), Some("b=c".into())));
         assert_eq!(parse_filter("label=a=b=c"), Ok(label));
         let label = Filter::Label(("a".into(), None));
