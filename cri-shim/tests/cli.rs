@@ -4,9 +4,11 @@
 mod support;
 
 use std::fs;
+use std::io::Read as _;
 use std::os::unix::fs::PermissionsExt as _;
 use std::process::{Command, Stdio};
 
+use rustix::event::{PollFd, PollFlags, poll};
 use serde_json::{Value, json};
 use support::guest_files::{elf, run};
 use support::image::Image;
@@ -230,6 +232,29 @@ fn every_shell_gets_completions() {
         assert_eq!(script.code, Some(0), "{shell}");
         assert!(script.stdout.contains("read-only"), "{shell}");
     }
+}
+
+/// Programs that share their stdout with podvisor may make it non-blocking.
+#[test]
+fn a_slow_reader_gets_everything_from_a_non_blocking_stdout() {
+    let root = Root::default();
+    let whole = root.output(&["completions", "bash"]).stdout;
+    let (mut reader, writer) = std::io::pipe().unwrap();
+    rustix::io::ioctl_fionbio(&writer, true).unwrap();
+    let child = root
+        .podvisor(&["completions", "bash"])
+        .stdout(writer)
+        .stderr(Stdio::piped())
+        .spawn();
+    let mut child = child.unwrap();
+    // More than fits a pipe: the first read is made when it is full.
+    assert!(whole.len() > 100_000);
+    let mut full = [PollFd::new(&reader, PollFlags::IN)];
+    poll(&mut full, None).unwrap();
+    let mut read = String::new();
+    reader.read_to_string(&mut read).unwrap();
+    assert!(child.wait().unwrap().success());
+    assert!(read == whole, "{} of {} bytes", read.len(), whole.len());
 }
 
 #[test]

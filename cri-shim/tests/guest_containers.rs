@@ -136,6 +136,10 @@ fn guest_container_is_found_again_by_every_command() {
         .refused(1, &["renamed", "is a file"]);
     host.podvisor(&["cp", &file, "web:/tmp/renamed"])
         .printed("");
+    for directory in [at("all"), at("all/.")] {
+        host.podvisor(&["cp", &directory, "web:/tmp/renamed"])
+            .refused(1, &["/tmp/renamed", "is a file"]);
+    }
     let contents = at("all/.");
     host.podvisor(&["cp", &contents, "web:/made"]).printed("");
     host.podvisor(&["exec", "web", "cat", "/tmp/renamed", "/made/from-host"])

@@ -2,11 +2,12 @@
 
 use std::io::{self, Write as _};
 use std::ops::ControlFlow;
+use std::os::fd::AsFd as _;
 
 use anyhow::Context as _;
 use clap::Args;
 
-use crate::sandbox::SandboxExit;
+use crate::sandbox::{SandboxExit, write_to};
 
 /// Maximum length of an error, in characters: parts of it may come from a registry or a guest.
 const ERROR_MAX: usize = 2000;
@@ -56,16 +57,33 @@ pub(super) fn print(text: &str) -> anyhow::Result<()> {
 
 /// Like [`print`], for continuous output: breaks if the reader has closed its end.
 pub(super) fn print_on(text: &str) -> anyhow::Result<ControlFlow<()>> {
-    let mut stdout = io::stdout().lock();
-    match stdout
-        .write_all(text.as_bytes())
-        .and_then(|()| stdout.flush())
-    {
+    write_on(text.as_bytes())
+}
+
+/// Like [`print_on`], for bytes.
+pub(super) fn write_on(bytes: &[u8]) -> anyhow::Result<ControlFlow<()>> {
+    match Stdout.write_all(bytes) {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(ControlFlow::Break(())),
         done => {
             done.context("cannot write to stdout")?;
             Ok(ControlFlow::Continue(()))
         }
+    }
+}
+
+/// This process's stdout, without a buffer. If another program has made the file that both share
+/// non-blocking, it is waited for.
+#[derive(Debug)]
+pub(super) struct Stdout;
+
+impl io::Write for Stdout {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        write_to(io::stdout().as_fd(), bytes)?;
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
     }
 }
 

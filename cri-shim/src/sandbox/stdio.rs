@@ -457,8 +457,8 @@ pub(super) fn read(from: BorrowedFd<'_>, buffer: &mut [u8]) -> Result<usize, Err
     }
 }
 
-/// Writes all of `bytes`.
-pub(super) fn write_all(to: BorrowedFd<'_>, mut bytes: &[u8]) -> Result<(), Errno> {
+/// Writes all of `bytes`. A file that another program made non-blocking is waited for.
+pub(crate) fn write_all(to: BorrowedFd<'_>, mut bytes: &[u8]) -> Result<(), Errno> {
     while !bytes.is_empty() {
         match rustix::io::write(to, bytes) {
             Ok(count) => bytes = bytes.get(count..).unwrap_or_default(),

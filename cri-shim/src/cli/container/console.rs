@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::io::{self, Read as _};
 use std::ops::ControlFlow;
-use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream as StdUnixStream;
 use std::thread;
 
@@ -15,6 +15,7 @@ use tokio::sync::mpsc;
 
 use super::{Containers, sweep};
 use crate::cli::keys::{DetachDetector, DetachKeys, parse as parse_keys};
+use crate::cli::output::write_on;
 use crate::cli::signals::{Signals, exit_code_of};
 use crate::cli::terminal::{self, RawMode};
 use crate::cli::{Globals, notice};
@@ -150,17 +151,7 @@ fn keys_typed() -> anyhow::Result<mpsc::Receiver<Vec<u8>>> {
 
 /// Writes console output to stdout. Breaks if the reader has closed its end.
 fn show(bytes: &[u8]) -> anyhow::Result<ControlFlow<()>> {
-    let stdout = io::stdout();
-    let mut rest = bytes;
-    while !rest.is_empty() {
-        match rustix::io::write(stdout.as_fd(), rest) {
-            Ok(count) => rest = rest.get(count..).unwrap_or_default(),
-            Err(rustix::io::Errno::INTR) => {}
-            Err(rustix::io::Errno::PIPE) => return Ok(ControlFlow::Break(())),
-            Err(error) => return Err(error).context("cannot write to stdout"),
-        }
-    }
-    Ok(ControlFlow::Continue(()))
+    write_on(bytes)
 }
 
 #[cfg(test)]

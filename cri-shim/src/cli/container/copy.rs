@@ -6,7 +6,7 @@
 
 use std::ffi::OsStr;
 use std::future::pending;
-use std::io::{self, Write as _};
+use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
@@ -24,6 +24,7 @@ use super::merge::{Temporary, check, merge, merge_contents};
 use super::state::running;
 use super::{Containers, Entry, sweep};
 use crate::cli::destination::Destination;
+use crate::cli::output::Stdout;
 use crate::cli::signals::{Signals, exit_code_of};
 use crate::cli::{Globals, terminal};
 use crate::sandbox::{
@@ -240,11 +241,7 @@ async fn to_stdout(guest: &Guest, path: &str) -> anyhow::Result<()> {
     let (mut archive, stdout) = io::pipe()?;
     // If the reader closes stdout, this end of the pipe is closed, too, and the container's tar
     // fails.
-    let shown = spawn_blocking(move || {
-        let mut to = io::stdout().lock();
-        io::copy(&mut archive, &mut to)?;
-        to.flush()
-    });
+    let shown = spawn_blocking(move || io::copy(&mut archive, &mut Stdout).map(|_| ()));
     let (shown, packed) = tokio::join!(shown, guest.pack(&source, stdout.into()));
     shown?.context("cannot write to stdout")?;
     packed
@@ -284,6 +281,12 @@ async fn to_container(guest: &Guest, from: &Path, path: &str) -> anyhow::Result<
             ensure!(
                 source.is_contents() || from.is_dir() || !path.ends_with('/'),
                 "{path} is no directory of the container to copy into"
+            );
+            // The container's tar would replace the file by the directory.
+            let is_directory = source.is_contents() || from.is_dir() && !from.is_symlink();
+            ensure!(
+                !is_directory || !guest.has(path).await?,
+                "{path} is a file of the container, and what is copied a directory"
             );
             let (dir, name) = split(Path::new(path))?;
             (dir.to_string_lossy().into_owned(), Some(name))
@@ -351,8 +354,17 @@ impl Guest {
     }
 
     async fn has_directory(&self, path: &str) -> anyhow::Result<bool> {
-        let tested = self.run(&["test", "-d", path], StdioFds::default()).await;
-        // Without `test` in the container, the directory is assumed to exist.
+        self.test(&["test", "-d", path]).await
+    }
+
+    /// Whether something has this name, if only a link that leads nowhere.
+    async fn has(&self, path: &str) -> anyhow::Result<bool> {
+        self.test(&["test", "-e", path, "-o", "-L", path]).await
+    }
+
+    /// Returns the answer of the container's `test`; without one it is yes.
+    async fn test(&self, command: &[&str]) -> anyhow::Result<bool> {
+        let tested = self.run(command, StdioFds::default()).await;
         Ok(tested.map_or(true, |(code, _)| code != 1))
     }
 
@@ -423,6 +435,8 @@ async fn heard(mut from: pipe::Receiver) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Write as _;
+
     use super::*;
 
     #[test]

@@ -16,6 +16,7 @@ use tokio::io::unix::AsyncFd;
 use super::state::unresponsive;
 use super::{Containers, Entry, State, sweep};
 use crate::cli::Globals;
+use crate::cli::output::Stdout;
 use crate::sandbox::watch::readable;
 
 /// Maximum length of a log's line: its text has at most 16 KiB.
@@ -137,7 +138,7 @@ impl LogsArgs {
         }
         match line.is_stderr {
             true => io::stderr().write_all(&text),
-            false => io::stdout().write_all(&text),
+            false => Stdout.write_all(&text),
         }
     }
 }
@@ -253,7 +254,7 @@ async fn show(args: &LogsArgs, entry: &Entry) -> anyhow::Result<()> {
                 args.print(&entry.record.name, &line)?;
             }
         }
-        Ok(io::stdout().flush()?)
+        Ok(())
     };
     let mut current = None;
     for log in &logs {
