@@ -111,6 +111,7 @@ fn parse_tmpfs(text: &str) -> Result<Tmpfs, String> {
     // As in docker, unless the options say otherwise.
     let mut tmpfs = Tmpfs::of(path, &["noexec", "nosuid", "nodev"]);
     for word in words.split(',').filter(|word| !word.is_empty()) {
+        let mut option = word.to_owned();
         let opposite = match word {
             "exec" => Some("noexec"),
             "suid" => Some("nosuid"),
@@ -119,7 +120,10 @@ fn parse_tmpfs(text: &str) -> Result<Tmpfs, String> {
             _ => {
                 let (name, value) = word.split_once('=').unwrap_or((word, ""));
                 let is_valid = match name {
-                    "size" => size::parse(value).is_ok(),
+                    // The kernel knows fewer units.
+                    "size" => size::parse(value)
+                        .map(|bytes| option = format!("size={bytes}"))
+                        .is_ok(),
                     "mode" => u32::from_str_radix(value, 8).is_ok_and(|mode| mode <= 0o7777),
                     "uid" | "gid" | "nr_inodes" => value.parse::<u32>().is_ok(),
                     _ => false,
@@ -135,7 +139,7 @@ fn parse_tmpfs(text: &str) -> Result<Tmpfs, String> {
         };
         match opposite {
             Some(opposite) => tmpfs.options.retain(|option| option != opposite),
-            None => tmpfs.options.push(word.to_owned()),
+            None => tmpfs.options.push(option),
         }
     }
     Ok(tmpfs)
@@ -325,7 +329,7 @@ mod tests {
             "--tmpfs",
             "/a",
             "--tmpfs",
-            "/b:size=1m,mode=700,exec",
+            "/b:size=1mb,mode=700,exec",
             "--shm-size",
             "1m",
         ];
@@ -334,7 +338,7 @@ mod tests {
             options_of(&spec, "/a").unwrap(),
             ["noexec", "nosuid", "nodev"]
         );
-        let b = ["nosuid", "nodev", "size=1m", "mode=700"];
+        let b = ["nosuid", "nodev", "size=1048576", "mode=700"];
         assert_eq!(options_of(&spec, "/b").unwrap(), b);
         let shm = options_of(&spec, "/dev/shm").unwrap();
         assert!(shm.contains(&"size=1048576".to_owned()), "{shm:?}");
@@ -348,7 +352,7 @@ mod tests {
         let read_only = spec(&["--read-only", "--tmpfs", "/tmp:size=1m"]);
         assert!(options_of(&read_only, "/run").is_some());
         let tmp = options_of(&read_only, "/tmp").unwrap();
-        assert!(tmp.contains(&"size=1m".to_owned()), "{tmp:?}");
+        assert!(tmp.contains(&"size=1048576".to_owned()), "{tmp:?}");
         let flags = ["--read-only", "--read-only-tmpfs", "false"];
         assert_eq!(options_of(&spec(&flags), "/tmp"), None);
     }
