@@ -4,7 +4,11 @@
 mod support;
 
 use std::fs;
+use std::process::Stdio;
+use std::thread;
+use std::time::Duration;
 
+use rustix::process::{Pid, Signal, kill_process};
 use support::host::{Host, kill, sandboxes};
 use support::{Ran, until};
 
@@ -48,7 +52,10 @@ fn guest_containers_of_a_pod_share_what_a_pod_shares() {
 
     // Network, host name and shared memory are shared; processes only on request.
     let server = "echo shared >/dev/shm/file; echo up; exec nc -ll -p 80 -e echo hello";
-    let server = host.in_pod(&["-d", "--name", "server", "--pid", "pod"], server);
+    let server = host.in_pod(
+        &["-d", "--name", "server", "--pid", "pod", "-v", &volume],
+        server,
+    );
     assert_eq!(server.code, Some(0), "{server:?}");
     host.logs_with("server", "up");
     let client = "hostname; cat /dev/shm/file; until nc 127.0.0.1 80 </dev/null; do sleep 0.1; done; \
@@ -84,6 +91,17 @@ fn guest_containers_of_a_pod_share_what_a_pod_shares() {
     assert_eq!(ran.code, Some(9), "{ran:?}");
     host.podvisor(&["debug", "nobody"])
         .refused(125, &["nobody"]);
+    // Whenever its user gives up, nothing of it stays.
+    for delay in (0..10).map(|number| Duration::from_millis(40 * number)) {
+        let mut debug = host.root.podvisor(&["debug", "server", "sleep", "1000"]);
+        let mut debug = debug.stdin(Stdio::null()).spawn().unwrap();
+        thread::sleep(delay);
+        kill_process(Pid::from_child(&debug), Signal::TERM).unwrap();
+        assert!(!debug.wait().unwrap().success());
+    }
+    let script = "ls /sys/fs/cgroup/podvisor | grep -c debug-";
+    host.podvisor(&["debug", "server", "sh", "-c", script])
+        .printed("1\n");
     host.podvisor(&["pause", "server"])
         .refused(1, &["server", "team"]);
 
@@ -93,6 +111,9 @@ fn guest_containers_of_a_pod_share_what_a_pod_shares() {
     host.podvisor(&["stop", "-t", "0", "server"])
         .printed("server\n");
     host.podvisor(&["wait", "server"]).printed("137\n");
+    let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
+    let shared = format!("{}/c/{}/shared/", host.root.path().display(), &id[..12]);
+    assert!(!mounts.contains(&shared), "{mounts}");
     host.podvisor(&["logs", "-f", "server"]).printed("up\n");
     let again = host.in_pod(
         &["-d", "--name", "ends", "--restart", "on-failure"],

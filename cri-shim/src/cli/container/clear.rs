@@ -120,13 +120,11 @@ pub(in crate::cli) async fn settle(entry: &Entry) {
         events::note_end(&entry.dir, &entry.record);
     }
     let taken = network::detach(&entry.dir, &entry.record).await;
-    let taken =
-        taken.and_then(
-            |()| match entry.record.volumes.is_empty() && !entry.record.is_pod {
-                true => Ok(()),
-                false => volumes::unmount_all(&entry.dir),
-            },
-        );
+    let taken = taken.and_then(|()| match &entry.record {
+        record if record.pod.is_some() => volumes::remove(&entry.shared(), record),
+        record if record.volumes.is_empty() && !record.is_pod => Ok(()),
+        _ => volumes::unmount_all(&entry.dir),
+    });
     if let Err(error) = taken {
         crate::cli::report(&error);
     }

@@ -11,7 +11,7 @@ use podvisor_images::Image;
 use super::foreground::{Program, exit_code};
 use super::{Containers, Entry, sweep};
 use crate::cli::keys::DetachKeys;
-use crate::cli::signals::Signals;
+use crate::cli::signals::{Signals, exit_code_of};
 use crate::cli::{Globals, terminal};
 use crate::sandbox::{
     ContainerOptions, CreateContainer, SandboxClient, SandboxError, all_capabilities,
@@ -56,7 +56,9 @@ pub(in crate::cli) fn run(globals: &Globals, args: &DebugArgs) -> anyhow::Result
             .await
             .with_context(|| format!("{name} is not running"))?;
         let id: String = format!("debug-{}", random_id()?.get(..12).unwrap_or_default());
-        let code = in_guest(&entry, &client, &image, &id, command).await;
+        // From here on the container is removed, whatever ends this.
+        let mut signals = Signals::new()?;
+        let code = in_guest(&entry, &client, &image, &id, command, &mut signals).await;
         // Processes that it left running are killed, too.
         match client.delete_container(&id).await {
             Err(error) if !error.is_gone() => crate::cli::report(&error.into()),
@@ -75,6 +77,7 @@ async fn in_guest(
     image: &Image,
     id: &str,
     command: &[String],
+    signals: &mut Signals,
 ) -> anyhow::Result<u8> {
     let has_terminal =
         terminal::is_terminal(std::io::stdin()) && terminal::is_terminal(std::io::stdout());
@@ -114,7 +117,10 @@ async fn in_guest(
         stdin: true,
         ..CreateContainer::new(id, rootfs, digest, spec)
     };
-    client.create_container(container).await?;
+    tokio::select! {
+        created = client.create_container(container) => drop(created?),
+        signal = signals.ending() => return Ok(exit_code_of(signal)),
+    }
     let program = Program {
         client: client.clone(),
         id: id.to_owned(),
@@ -122,12 +128,14 @@ async fn in_guest(
         has_terminal,
         has_input: true,
     };
-    let mut signals = Signals::new()?;
     let (streams, theirs) = program.streams()?;
     program.client.attach_whole(id, theirs).await?;
     let served = program.serve(streams, &DetachKeys::default())?;
-    program.client.start_container(id).await?;
-    match program.wait(served, &mut signals).await {
+    tokio::select! {
+        started = program.client.start_container(id) => drop(started?),
+        signal = signals.ending() => return Ok(exit_code_of(signal)),
+    }
+    match program.wait(served, signals).await {
         Ok(outcome) => Ok(exit_code(&outcome)),
         Err(error) => match error.downcast::<SandboxError>() {
             Ok(error) if error.is_gone() => anyhow::bail!("the machine ended meanwhile: {error}"),

@@ -126,6 +126,10 @@ pub(in crate::cli) fn options(volume: &Volume) -> anyhow::Result<Vec<String>> {
 pub(in crate::cli) fn remove(shared: &Path, record: &Record) -> anyhow::Result<()> {
     for number in 0..record.volumes.len() {
         let target = shared.join(name(record, number));
+        if fs::symlink_metadata(&target).is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
+        {
+            continue;
+        }
         unmount_all(&target)?;
         let is_dir = fs::symlink_metadata(&target).map(|meta| meta.is_dir());
         let removed = is_dir.and_then(|is_dir| match is_dir {

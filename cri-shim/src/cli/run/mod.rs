@@ -159,7 +159,10 @@ impl Run<'_> {
         signals: &mut Signals,
     ) -> anyhow::Result<u8> {
         if self.args.replace {
-            replace(containers, &record.name).await?;
+            tokio::select! {
+                replaced = replace(containers, &record.name) => replaced?,
+                signal = signals.ending() => return Ok(exit_code_of(signal)),
+            }
         }
         // It continues while the container is created.
         let sweep = Sweep::begin(containers)?;
@@ -204,7 +207,11 @@ impl Run<'_> {
         let has_ended = match &outcome {
             // As if it had been detached from the start.
             Ok(left @ Outcome::Left) => return Ok(exit_code(left)),
-            Ok(outcome) => self.end_machine(&entry, &program.client, outcome).await?,
+            Ok(outcome) => tokio::select! {
+                has_ended = self.end_machine(&entry, &program.client, outcome) => has_ended?,
+                // The next command clears up.
+                _ = signals.ending() => return Ok(exit_code(outcome)),
+            },
             Err(_) => false,
         };
         if has_ended {
