@@ -17,6 +17,7 @@ use crate::virtio::{
 const INFLATE: u16 = 0;
 const DEFLATE: u16 = 1;
 const STATS: u16 = 2;
+const REPORTS: u16 = 3;
 const QUEUES: usize = 5;
 const QUEUE_SIZE: u16 = 128;
 
@@ -35,7 +36,8 @@ pub const MAX_PAGES: usize = 16 << 10;
 const PIECE: usize = 1024;
 
 /// Bytes before the event loop gets control back. A page of the balloon counts as [`PAGE_COST`] of
-/// them; the cost of reported memory is its length divided by [`REPORT_COST`].
+/// them; the cost of reported memory is its length divided by [`REPORT_COST`], so that a turn
+/// releases 16 MiB.
 const BUDGET: usize = 256 << 10;
 const PAGE_COST: usize = 256;
 const REPORT_COST: usize = 64;
@@ -56,10 +58,19 @@ pub struct BalloonDevice {
     queues: Queues,
     /// The chain of the driver's last statistics, which is returned to request new ones.
     stats: Option<Chain>,
+    /// Reports that are partly released, of each of the two queues.
+    reports: [Option<Report>; 2],
     /// Callers that wait for the next statistics.
     waiting: Vec<Reply>,
     config: Arc<ConfigSpace>,
     counters: Arc<Counters>,
+}
+
+/// A report of free memory, of which the first `done` bytes are released.
+#[derive(Debug)]
+struct Report {
+    chain: Chain,
+    done: usize,
 }
 
 #[derive(Debug, Default)]
@@ -86,6 +97,7 @@ impl fmt::Debug for BalloonDevice {
         f.debug_struct("BalloonDevice")
             .field("queues", &self.queues)
             .field("stats", &self.stats)
+            .field("reports", &self.reports)
             .field("waiting", &self.waiting.len())
             .field("config", &self.config)
             .field("counters", &self.counters)
@@ -107,6 +119,7 @@ impl BalloonDevice {
         Self {
             queues: Queues::new(QUEUES),
             stats: None,
+            reports: [None, None],
             waiting: Vec::new(),
             config: Arc::new(config),
             counters: Arc::default(),
@@ -184,25 +197,31 @@ impl BalloonDevice {
         })
     }
 
-    /// Serves reports of free memory, which is the memory of the chain's buffers (§5.5.6.7).
+    /// Serves reports of free memory, which is the memory of the chain's buffers (§5.5.6.7). A long
+    /// one takes several turns; it is the only one of its queue meanwhile.
     fn serve_reports(&mut self, index: u16) -> Result<Progress, Fault> {
-        let counters = self.counters.clone();
-        let Some(queue) = self.queue(index) else {
+        let counters = &self.counters;
+        let partial = place(&mut self.reports, index);
+        let (Some(queue), Some(partial)) = (self.queues.get(index), partial) else {
             return Ok(Progress::Idle);
         };
-        queue.serve(BUDGET, |queue, chain| {
-            let mut slices = Vec::new();
-            let len = chain.writable_len();
-            chain.writable_slices(queue.memory(), 0, len, &mut slices)?;
-            for slice in &slices {
-                let released = release(slice).unwrap_or(0);
-                counters.reported.add(released as u64);
-                counters
-                    .ignored
-                    .add(slice.len().saturating_sub(released) as u64);
-            }
-            queue.complete(chain, 0)?;
-            Ok(len / REPORT_COST)
+        let begun = partial.take();
+        let mut room = BUDGET.saturating_mul(REPORT_COST);
+        let mut go_on = |queue: &mut Queue, report: Report| {
+            let before = room;
+            *partial = release_report(queue, report, &mut room, counters)?;
+            Ok::<_, Fault>(match partial {
+                Some(_) => usize::MAX,
+                None => before.saturating_sub(room) / REPORT_COST,
+            })
+        };
+        let spent = match begun {
+            Some(report) => go_on(queue, report)?,
+            None => 0,
+        };
+        let budget = BUDGET.saturating_sub(spent);
+        queue.serve(budget, |queue, chain| {
+            go_on(queue, Report { chain, done: 0 })
         })
     }
 
@@ -229,6 +248,39 @@ impl BalloonDevice {
         }
         progress
     }
+}
+
+/// Where a queue's report is kept that is partly released; `None` for queues without reports.
+fn place(reports: &mut [Option<Report>; 2], index: u16) -> Option<&mut Option<Report>> {
+    reports.get_mut(usize::from(index.checked_sub(REPORTS)?))
+}
+
+/// Gives up to `room` bytes of a report's memory back to the host. Returns the report if there is
+/// more of it; otherwise it is completed.
+fn release_report(
+    queue: &mut Queue,
+    report: Report,
+    room: &mut usize,
+    counters: &Counters,
+) -> Result<Option<Report>, Fault> {
+    let Report { chain, done } = report;
+    let mut slices = Vec::new();
+    let len = chain.writable_len().saturating_sub(done).min(*room);
+    chain.writable_slices(queue.memory(), done, len, &mut slices)?;
+    for slice in &slices {
+        let released = release(slice).unwrap_or(0);
+        counters.reported.add(released as u64);
+        let ignored = slice.len().saturating_sub(released);
+        counters.ignored.add(ignored as u64);
+    }
+    drop(slices);
+    *room = room.saturating_sub(len);
+    let done = done.saturating_add(len);
+    if done < chain.writable_len() {
+        return Ok(Some(Report { chain, done }));
+    }
+    queue.complete(chain, 0)?;
+    Ok(None)
 }
 
 /// Gives the pages that the driver reports back to the host.
@@ -305,6 +357,10 @@ impl VirtioDevice for BalloonDevice {
             && let Some(chain) = self.stats.take()
         {
             queue.undo_pop(chain);
+        }
+        if let Some(report) = place(&mut self.reports, index).and_then(Option::take) {
+            // It begins anew when the queue runs again, here or in a clone.
+            queue.undo_pop(report.chain);
         }
         Some(queue)
     }

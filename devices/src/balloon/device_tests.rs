@@ -140,6 +140,38 @@ fn reported_memory_goes_whichever_number_its_queue_has() {
 }
 
 #[test]
+fn a_long_report_is_released_in_several_turns_and_anew_after_a_stop() {
+    const MIB: u64 = 1 << 20;
+    for queue in [3, 4] {
+        let mut rig = rig();
+        let driver = usize::from(queue);
+        rig.drivers[driver].add(&[], &[(PAGES, 2 << 20); 20]);
+        // Another one after it.
+        rig.drivers[driver].add(&[], &[(PAGES, 0x1000)]);
+        for released in [16, 32] {
+            assert_eq!(rig.device.on_queue(queue).unwrap(), Progress::More);
+            assert_eq!(rig.count("reported_bytes"), released * MIB);
+            assert!(rig.drivers[driver].take_used().is_none());
+        }
+        let queues = stop(&mut rig.device);
+        assert_eq!(queues[driver].state().next_avail, 0, "it is in the ring");
+        for queue in queues {
+            rig.device.start_queue(queue).unwrap();
+        }
+        for released in [48, 64] {
+            assert_eq!(rig.device.on_queue(queue).unwrap(), Progress::More);
+            assert_eq!(rig.count("reported_bytes"), released * MIB);
+            assert!(rig.drivers[driver].take_used().is_none());
+        }
+        assert_eq!(rig.device.on_queue(queue).unwrap(), Progress::Idle);
+        assert_eq!(rig.count("reported_bytes"), 72 * MIB + 0x1000);
+        let used: Vec<_> = std::iter::from_fn(|| rig.drivers[driver].take_used()).collect();
+        assert_eq!(used.len(), 2);
+        assert_eq!(rig.count("ignored_bytes"), 0);
+    }
+}
+
+#[test]
 fn a_report_of_nowhere_is_a_fault() {
     let mut rig = rig();
     rig.drivers[4].add(&[], &[(1 << 40, 0x1000)]);

@@ -26,6 +26,9 @@ const F_UNPLUGGED_INACCESSIBLE: u64 = 1 << 1;
 const BUDGET: usize = 256 << 10;
 const BLOCK_COST: usize = 16 << 10;
 
+/// Blocks that are given back to the host per turn: the kernel takes time for each page of them.
+const BLOCKS_PER_TURN: usize = BUDGET / BLOCK_COST;
+
 /// Requests and answers (§5.15.6).
 const PLUG: u16 = 0;
 const UNPLUG: u16 = 1;
@@ -59,12 +62,24 @@ pub struct MemDevice {
     queues: Queues,
     region: MemRegion,
     blocks: Blocks,
+    /// The request that is carried out in parts; no other one is taken meanwhile (§5.15.6).
+    unplugging: Option<Unplugging>,
     /// In bytes.
     requested: u64,
     /// Notified once that much is plugged in.
     waiting: Option<Sender<()>>,
     config: Arc<ConfigSpace>,
     counters: Arc<Counters>,
+}
+
+/// A request to unplug blocks, which stay plugged in until all their memory is given back: a
+/// request that is put back into the ring is then legal once more.
+#[derive(Debug)]
+struct Unplugging {
+    chain: Chain,
+    range: Range<usize>,
+    /// The first block whose memory is not given back yet.
+    next: usize,
 }
 
 #[derive(Debug, Default)]
@@ -113,6 +128,7 @@ impl MemDevice {
             queues: Queues::new(1),
             region,
             blocks: Blocks::new(count),
+            unplugging: None,
             requested: 0,
             waiting: None,
             config: Arc::new(ConfigSpace::new(config)),
@@ -172,24 +188,44 @@ impl MemDevice {
         (self.blocks.end() as u64).saturating_mul(BLOCK_SIZE)
     }
 
-    /// Handles one request; returns the length of the answer and the cost.
-    fn answer(&mut self, mem: &GuestRam, chain: &Chain) -> Result<(u32, usize), Fault> {
+    /// Serves the queue: first the request that is partly done.
+    fn serve(&mut self, queue: &mut Queue) -> Result<Progress, Fault> {
+        let mut room = BLOCKS_PER_TURN;
+        let spent = self.go_on(queue, &mut room)?;
+        let budget = BUDGET.saturating_sub(spent);
+        queue.serve(budget, |queue, chain| self.begin(queue, chain, &mut room))
+    }
+
+    /// Handles one request, or begins to; returns the cost. `room` is how many blocks may be given
+    /// back in this turn.
+    fn begin(&mut self, queue: &mut Queue, chain: Chain, room: &mut usize) -> Result<usize, Fault> {
         let mut request = [0; REQUEST_LEN];
         // For UNPLUG_ALL only the type is read.
         let len = chain.readable_len().min(REQUEST_LEN);
         let given = request.get_mut(..len).unwrap_or(&mut []);
-        chain.read(mem, 0, given)?;
+        chain.read(queue.memory(), 0, given)?;
         let (kind, range) = self.parse(&request);
         let (answer, state, blocks) = match (kind, range) {
             (PLUG, Some(range)) => self.plug(range),
-            (UNPLUG, Some(range)) => self.unplug(mem, range),
-            (UNPLUG_ALL, _) => {
-                let all = self.blocks.all();
-                self.give_back(mem, all)
+            (UNPLUG, Some(range)) if self.blocks.each(range.clone()) => {
+                return self.unplug(queue, chain, range, room);
             }
+            (UNPLUG_ALL, _) => return self.unplug(queue, chain, self.blocks.all(), room),
+            (UNPLUG, Some(range)) => (ERROR, 0, range.len()),
             (STATE, Some(range)) => (ACK, self.state(&range), range.len()),
             _ => (ERROR, 0, 0),
         };
+        self.answer(queue, chain, answer, state)?;
+        Ok(blocks.saturating_mul(BLOCK_COST))
+    }
+
+    fn answer(
+        &mut self,
+        queue: &mut Queue,
+        chain: Chain,
+        answer: u16,
+        state: u16,
+    ) -> Result<(), Fault> {
         if answer != ACK {
             self.counters.refused.one();
         }
@@ -204,10 +240,11 @@ impl MemDevice {
             *to = from;
         }
         let len = chain.writable_len().min(ANSWER_LEN);
-        chain.write(mem, 0, bytes.get(..len).unwrap_or(&[]))?;
+        chain.write(queue.memory(), 0, bytes.get(..len).unwrap_or(&[]))?;
         // At most ANSWER_LEN.
         let written = u32::try_from(len).unwrap_or(0);
-        Ok((written, blocks.saturating_mul(BLOCK_COST)))
+        queue.complete(chain, written)?;
+        Ok(())
     }
 
     /// Returns the request's type, and its blocks if they exist.
@@ -243,15 +280,47 @@ impl MemDevice {
         (ACK, 0, count)
     }
 
-    fn unplug(&mut self, mem: &GuestRam, range: Range<usize>) -> (u16, u16, usize) {
-        if !self.blocks.each(range.clone()) {
-            return (ERROR, 0, range.len());
+    /// Unplugs blocks as far as there is room in this turn; returns the cost.
+    fn unplug(
+        &mut self,
+        queue: &mut Queue,
+        chain: Chain,
+        range: Range<usize>,
+        room: &mut usize,
+    ) -> Result<usize, Fault> {
+        let next = range.start;
+        self.unplugging = Some(Unplugging { chain, range, next });
+        self.go_on(queue, room)
+    }
+
+    /// Continues the request that is partly done, if there is one. Returns the cost: the rest of
+    /// any budget if it is still not done.
+    fn go_on(&mut self, queue: &mut Queue, room: &mut usize) -> Result<usize, Fault> {
+        let Some(Unplugging { chain, range, next }) = self.unplugging.take() else {
+            return Ok(0);
+        };
+        let end = range.end.min(next.saturating_add(*room));
+        let count = end.saturating_sub(next);
+        *room = room.saturating_sub(count);
+        self.give_back(queue.memory(), next..end);
+        if end < range.end {
+            self.unplugging = Some(Unplugging {
+                chain,
+                range,
+                next: end,
+            });
+            return Ok(usize::MAX);
         }
-        self.give_back(mem, range)
+        let before = self.plugged();
+        self.blocks.set(range, false);
+        let unplugged = before.saturating_sub(self.plugged());
+        self.counters.unplugged.add(unplugged);
+        self.answer(queue, chain, ACK, 0)?;
+        Ok(count.saturating_mul(BLOCK_COST))
     }
 
     /// Gives the memory of blocks back to the host, whether they are plugged in or not.
-    fn give_back(&mut self, mem: &GuestRam, range: Range<usize>) -> (u16, u16, usize) {
+    fn give_back(&self, mem: &GuestRam, range: Range<usize>) {
         let bytes = |blocks: usize| (blocks as u64).saturating_mul(BLOCK_SIZE);
         let start = self.region.start.saturating_add(bytes(range.start));
         let len = usize::try_from(bytes(range.len())).unwrap_or(usize::MAX);
@@ -259,12 +328,6 @@ impl MemDevice {
             // Ignored: pages that cannot be released, and a region that is not guest memory.
             let _ = slice.map(|slice| release(&slice));
         }
-        let before = self.plugged();
-        let count = range.len();
-        self.blocks.set(range, false);
-        let unplugged = before.saturating_sub(self.plugged());
-        self.counters.unplugged.add(unplugged);
-        (ACK, 0, count)
     }
 
     fn state(&self, range: &Range<usize>) -> u16 {
@@ -292,18 +355,19 @@ impl VirtioDevice for MemDevice {
     }
 
     fn stop_queue(&mut self, index: u16) -> Option<Queue> {
-        self.queues.stop(index)
+        let mut queue = self.queues.stop(index)?;
+        if let Some(Unplugging { chain, .. }) = self.unplugging.take() {
+            // It begins anew when the queue runs again, here or in a clone.
+            queue.undo_pop(chain);
+        }
+        Some(queue)
     }
 
     fn on_queue(&mut self, index: u16) -> Result<Progress, Fault> {
         let Some(mut queue) = self.queues.stop(index) else {
             return Ok(Progress::Idle);
         };
-        let progress = queue.serve(BUDGET, |queue, chain| {
-            let (len, cost) = self.answer(queue.memory(), &chain)?;
-            queue.complete(chain, len)?;
-            Ok(cost)
-        });
+        let progress = self.serve(&mut queue);
         // Its slot is free: it was taken from there.
         let _ = self.queues.start(queue);
         progress

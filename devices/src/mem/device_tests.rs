@@ -225,6 +225,90 @@ fn many_blocks_at_once_let_the_event_loop_have_its_turn() {
     assert_eq!(rig.device.on_queue(0).unwrap(), Progress::Idle);
 }
 
+/// 64 blocks, all plugged in and with content, and a request to unplug them all.
+fn all_of_many() -> Rig {
+    let region = MemRegion {
+        len: 128 * MIB,
+        ..REGION
+    };
+    let mem = memory(144 << 20);
+    let driver = DriverQueue::new(&mem, 0x1_0000, 64);
+    let irq = Arc::new(CountingInterrupt::default());
+    let mut device = MemDevice::new(region).unwrap();
+    start(&mut device, &[&driver], &irq, 0);
+    let mut rig = Rig {
+        mem,
+        driver,
+        device,
+        irq,
+    };
+    rig.device.request(region.len);
+    assert_eq!(rig.ask(PLUG, block(0), 64), (ACK, 0));
+    (0..64).for_each(|number| rig.touch(number));
+    rig.mem
+        .write_slice(&[2, 0, 0, 0], GuestAddress(BUF))
+        .unwrap();
+    rig.driver.add(&[(BUF, 24)], &[(BUF + 0x1000, 10)]);
+    rig
+}
+
+impl Rig {
+    /// The number of blocks with content.
+    fn touched(&self) -> usize {
+        (0..64).filter(|number| self.byte(*number) == 7).count()
+    }
+}
+
+#[test]
+fn a_request_for_many_blocks_is_carried_out_in_several_turns() {
+    let mut rig = all_of_many();
+    // Another request after it, for which the size that is plugged in is 0.
+    rig.mem
+        .write_slice(&[2, 0, 0, 0], GuestAddress(BUF))
+        .unwrap();
+    rig.driver.add(&[(BUF, 24)], &[(BUF + 0x1000, 10)]);
+    for left in [48, 32, 16] {
+        assert_eq!(rig.device.on_queue(0).unwrap(), Progress::More);
+        assert_eq!((rig.touched(), rig.device.plugged()), (left, 128 * MIB));
+        assert!(rig.driver.take_used().is_none(), "it is not answered yet");
+    }
+    assert_eq!(rig.device.on_queue(0).unwrap(), Progress::More);
+    assert_eq!(rig.driver.take_used().unwrap().len, 10);
+    assert!(rig.driver.take_used().is_none(), "the next one waits");
+    assert_eq!((rig.touched(), rig.word(PLUGGED)), (0, 0));
+    assert_eq!(counter(&rig.device, "unplugged_bytes"), 128 * MIB);
+    while rig.device.on_queue(0).unwrap() == Progress::More {}
+    assert!(rig.driver.take_used().is_some());
+}
+
+#[test]
+fn a_request_that_is_stopped_in_the_middle_is_carried_out_by_whoever_goes_on() {
+    for is_restored in [false, true] {
+        let mut rig = all_of_many();
+        assert_eq!(rig.device.on_queue(0).unwrap(), Progress::More);
+        let queue = stop(&mut rig.device).pop().unwrap();
+        assert_eq!(queue.state().next_avail, 1, "the request is in the ring");
+        if is_restored {
+            let saved = rig.device.save();
+            rig.device = MemDevice::new(MemRegion {
+                len: 128 * MIB,
+                ..REGION
+            })
+            .unwrap();
+            rig.device.restore(&saved).unwrap();
+        }
+        assert_eq!(rig.device.plugged(), 128 * MIB);
+        rig.device.start_queue(queue).unwrap();
+        for _ in 0..3 {
+            assert_eq!(rig.device.on_queue(0).unwrap(), Progress::More);
+            assert!(rig.driver.take_used().is_none());
+        }
+        while rig.device.on_queue(0).unwrap() == Progress::More {}
+        assert_eq!(rig.driver.take_used().unwrap().len, 10);
+        assert_eq!((rig.touched(), rig.device.plugged()), (0, 0));
+    }
+}
+
 #[test]
 fn a_reset_leaves_blocks_as_they_are() {
     let mut rig = rig();
