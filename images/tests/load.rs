@@ -5,7 +5,8 @@ mod support;
 use std::process::Command;
 
 use podvisor_images::{Digest, Error};
-use support::image::Packing;
+use serde_json::json;
+use support::image::{Layer, Packing};
 use support::{Tarball, TestImage, TestStore, explain, extract, options};
 
 fn skopeo(from: &str, to: &str) {
@@ -215,4 +216,160 @@ fn work_that_is_given_up_leaves_nothing() {
     let error = test.store.load(dir.path(), None, &options).unwrap_err();
     assert!(matches!(error, Error::Cancelled), "{error:?}");
     assert_eq!(test.files(), [""; 0]);
+}
+
+/// Writes a layout whose index has these entries, besides their digests.
+fn layout(entries: &[(&TestImage, serde_json::Value)]) -> tempfile::TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    let mut manifests = Vec::new();
+    for (image, more) in entries {
+        image.write_layout(dir.path(), "unused");
+        let mut entry = json!({
+            "digest": image.digest(), "size": image.manifest.len(),
+            "mediaType": "application/vnd.oci.image.manifest.v1+json",
+        });
+        let members = entry.as_object_mut().unwrap();
+        members.extend(more.as_object().unwrap().clone());
+        manifests.push(entry);
+    }
+    let index = json!({"schemaVersion": 2, "manifests": manifests});
+    std::fs::write(dir.path().join("index.json"), index.to_string()).unwrap();
+    dir
+}
+
+/// An image of one file, for a platform.
+fn image_for(architecture: &str, content: &str) -> TestImage {
+    let tar = Tarball::new().file("f", 0o644, content.as_bytes()).finish();
+    let layer = Layer::new(&tar, Packing::Plain);
+    let config = json!({
+        "os": "linux", "architecture": architecture,
+        "rootfs": {"type": "layers", "diff_ids": [layer.diff_id]},
+    });
+    TestImage::with_config(vec![layer], config)
+}
+
+/// As signatures and SBOMs are: a manifest with something else as its layer.
+fn artifact(layer_type: &str) -> TestImage {
+    let layer = Layer {
+        media_type: layer_type.to_owned(),
+        ..Layer::new(b"{}", Packing::Plain)
+    };
+    TestImage::with_config(vec![layer], json!({}))
+}
+
+#[test]
+fn of_a_layout_the_images_for_this_machine_are_loaded_and_what_is_no_image_is_left_out() {
+    let name = "org.opencontainers.image.ref.name";
+    let (amd, arm) = (image_for("amd64", "amd"), image_for("arm64", "arm"));
+    let sbom = artifact("application/spdx+json");
+    let tar = artifact("application/vnd.oci.image.layer.v1.tar");
+    let for_platform = |architecture: &str| {
+        json!({
+            "platform": {"os": "linux", "architecture": architecture},
+            "annotations": {name: "x/y:z"},
+        })
+    };
+    let bare = || json!({"annotations": {name: "x/y:z"}});
+    let kind = |kind: &str| json!({"artifactType": kind, "annotations": {name: "x/y:z"}});
+    for (other, entry) in [
+        (&arm, for_platform("arm64")),
+        (&arm, for_platform("unknown")),
+        // Its configuration says it.
+        (&arm, bare()),
+        (&sbom, bare()),
+        (&tar, bare()),
+        (&amd, kind("application/spdx+json")),
+        (&tar, kind("application/spdx+json")),
+        (&sbom, json!({"mediaType": "application/spdx+json"})),
+    ] {
+        let told = entry.to_string();
+        let ours = (&image_for("amd64", "ours"), for_platform("amd64"));
+        for entries in [
+            [(other, entry.clone()), ours.clone()],
+            [ours.clone(), (other, entry.clone())],
+        ] {
+            let dir = layout(&entries);
+            let test = TestStore::new();
+            let loaded = test.store.load(dir.path(), None, &options()).expect(&told);
+            let ids: Vec<_> = loaded.iter().map(|image| image.id()).collect();
+            assert_eq!(ids, [ours.0.id()], "{told}");
+            assert_eq!(loaded[0].tags(), ["docker.io/x/y:z"], "{told}");
+            // It is one image, which may get a name.
+            let named = test.store.load(dir.path(), Some("one"), &options());
+            assert_eq!(named.expect(&told).len(), 1);
+        }
+    }
+}
+
+#[test]
+fn a_layout_without_an_image_for_this_machine_is_refused_for_its_first_entry() {
+    let arm = image_for("arm64", "arm");
+    let sbom = artifact("application/spdx+json");
+    let platform = json!({"platform": {"os": "linux", "architecture": "arm64"}});
+    for (entries, words) in [
+        (
+            vec![(&arm, platform.clone()), (&sbom, json!({}))],
+            "but for linux/arm64",
+        ),
+        (
+            vec![(&arm, json!({})), (&sbom, json!({}))],
+            "but for linux/arm64",
+        ),
+        (
+            vec![(&sbom, json!({})), (&arm, platform)],
+            "no file system layer",
+        ),
+        (
+            vec![(&sbom, json!({"artifactType": "application/spdx+json"}))],
+            "type \"application/spdx+json\"",
+        ),
+    ] {
+        let dir = layout(&entries);
+        let test = TestStore::new();
+        let error = test.store.load(dir.path(), None, &options()).unwrap_err();
+        assert!(explain(&error).contains(words), "{}", explain(&error));
+        assert_eq!(test.files(), [""; 0]);
+    }
+}
+
+#[test]
+fn of_entries_with_one_name_that_for_any_processor_is_loaded() {
+    let name = "org.opencontainers.image.ref.name";
+    let entry = |variant: Option<&str>| {
+        let mut entry = json!({"annotations": {name: "x/y:z"}});
+        if let Some(variant) = variant {
+            entry["platform"] = json!({"os": "linux", "architecture": "amd64", "variant": variant});
+        }
+        entry
+    };
+    let images = ["a", "b", "c"].map(|content| image_for("amd64", content));
+    for (variants, chosen) in [
+        ([Some("v4"), Some("v2"), Some("v1")], 2),
+        ([None, Some("v9"), Some("v1")], 2),
+        ([Some("v9"), None, None], 1),
+        ([Some("v1"), Some("v1"), None], 0),
+    ] {
+        let entries: Vec<_> = images
+            .iter()
+            .zip(variants)
+            .map(|(image, variant)| (image, entry(variant)))
+            .collect();
+        let test = TestStore::new();
+        let dir = layout(&entries);
+        let loaded = test.store.load(dir.path(), None, &options()).unwrap();
+        let ids: Vec<_> = loaded.iter().map(|image| image.id()).collect();
+        assert_eq!(ids, [images[chosen].id()], "{variants:?}");
+        assert_eq!(loaded[0].tags(), ["docker.io/x/y:z"]);
+    }
+}
+
+#[test]
+fn what_is_wrong_with_an_image_of_a_layout_is_an_error_whatever_else_is_there() {
+    let (ours, other) = (image_for("amd64", "ours"), image_for("amd64", "other"));
+    let dir = layout(&[(&ours, json!({})), (&other, json!({}))]);
+    let layer = Digest::of(&other.layers[0].blob).hex();
+    std::fs::remove_file(dir.path().join("blobs/sha256").join(layer)).unwrap();
+    let loaded = TestStore::new().store.load(dir.path(), None, &options());
+    let message = explain(&loaded.unwrap_err());
+    assert!(message.contains("the archive has no sha256:"), "{message}");
 }

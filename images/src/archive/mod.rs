@@ -18,7 +18,7 @@ use std::path::Path;
 pub use error::ArchiveError;
 use index::TarIndex;
 
-use crate::{Digest, Limits};
+use crate::{Digest, Limits, ManifestError};
 
 /// The format that images are saved in.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -57,6 +57,9 @@ impl Held {
         }
     }
 }
+
+/// Whether a configuration, with so many layers, is one of an image for this machine.
+pub(crate) type CheckImage<'a> = dyn Fn(&[u8], usize) -> Result<(), ManifestError> + 'a;
 
 /// An image found in an archive.
 #[derive(Debug)]
@@ -113,11 +116,16 @@ impl Archive {
         Ok(Self::Tar { file, index })
     }
 
-    /// Returns all images in it.
-    pub(crate) fn images(&self, limits: &Limits) -> Result<Vec<ArchiveImage>, ArchiveError> {
+    /// Returns all images in it. What `check` refuses, by its configuration and the number of its
+    /// layers, may be left out.
+    pub(crate) fn images(
+        &self,
+        limits: &Limits,
+        check: &CheckImage<'_>,
+    ) -> Result<Vec<ArchiveImage>, ArchiveError> {
         // Archives of newer versions of Docker are both; the layout has the digests.
         if self.member("index.json").is_some() {
-            return oci::images(self, limits);
+            return oci::images(self, limits, check);
         }
         if self.member("manifest.json").is_some() {
             return docker::images(self, limits);

@@ -94,6 +94,23 @@ pub enum ManifestError {
     DiffId(#[source] crate::DigestError),
 }
 
+impl ManifestError {
+    /// Returns whether it is said of something else than an image for this machine, and not of an
+    /// image that is refused.
+    pub(crate) fn is_of_no_image(&self) -> bool {
+        matches!(
+            self,
+            Self::Json(_)
+                | Self::Config(_)
+                | Self::Type(_)
+                | Self::Schema(_)
+                | Self::Platform { .. }
+                | Self::NoLayers
+                | Self::LayerType { .. }
+        )
+    }
+}
+
 /// A pointer to content.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -108,8 +125,9 @@ pub(crate) struct Descriptor {
     platform: Option<Platform>,
 }
 
+/// The platform that an index has for one of its entries.
 #[derive(Clone, Debug, Deserialize)]
-struct Platform {
+pub(crate) struct Platform {
     #[serde(default)]
     architecture: String,
     #[serde(default)]
@@ -131,6 +149,48 @@ impl Platform {
             "v3" => Some(3),
             "v4" => Some(4),
             _ => None,
+        }
+    }
+
+    /// For messages: `OS/ARCHITECTURE[/VARIANT]`, cut.
+    fn shown(&self) -> String {
+        let cut = |text: &String| text.chars().take(20).collect::<String>();
+        let parts = [&self.os, &self.architecture, &self.variant].map(cut);
+        parts.join("/").trim_end_matches('/').to_owned()
+    }
+}
+
+/// How well an entry of an index fits this machine, best first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Fitness {
+    /// It is made for a level of x86-64 that the CPU has: the lowest one comes first, so that all
+    /// machines have the same.
+    Level(u8),
+    /// It has no platform: it can only be the one manifest of a plain export.
+    Bare,
+}
+
+impl Fitness {
+    /// Tells it by what the index says of the entry.
+    pub(crate) fn of(
+        media_type: &str,
+        artifact_type: Option<&str>,
+        platform: Option<&Platform>,
+    ) -> Result<Self, ManifestError> {
+        // What lists artifacts may have the type of an image's configuration here.
+        let artifact = artifact_type.filter(|kind| !kind.is_empty() && !is_config(kind));
+        let other = (!media_type.is_empty() && !is_manifest(media_type)).then_some(media_type);
+        if let Some(kind) = artifact.or(other) {
+            return Err(ManifestError::Type(kind.chars().take(100).collect()));
+        }
+        let Some(platform) = platform else {
+            return Ok(Self::Bare);
+        };
+        match platform.level().filter(|level| *level <= cpu_level()) {
+            Some(level) => Ok(Self::Level(level)),
+            None => Err(ManifestError::Platform {
+                available: platform.shown(),
+            }),
         }
     }
 }
@@ -319,22 +379,22 @@ fn choose(manifests: &[Descriptor], cpu_level: u8) -> Result<Descriptor, Manifes
     if let Some(descriptor) = chosen {
         return Ok(descriptor.clone());
     }
-    let cut = |text: &str| text.chars().take(20).collect::<String>();
     let platforms = manifests.iter().filter_map(|found| found.platform.as_ref());
-    let available: Vec<_> = platforms
-        .take(16)
-        .map(|platform| {
-            let parts = [&platform.os, &platform.architecture, &platform.variant];
-            let parts = parts.map(|part| cut(part));
-            parts.join("/").trim_end_matches('/').to_owned()
-        })
-        .collect();
+    let available: Vec<_> = platforms.take(16).map(Platform::shown).collect();
     let available = if available.is_empty() {
         "nothing".to_owned()
     } else {
         available.join(", ")
     };
     Err(ManifestError::Platform { available })
+}
+
+fn is_config(media_type: &str) -> bool {
+    matches!(
+        media_type,
+        "application/vnd.oci.image.config.v1+json"
+            | "application/vnd.docker.container.image.v1+json"
+    )
 }
 
 fn is_manifest(media_type: &str) -> bool {

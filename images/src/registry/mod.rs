@@ -22,4 +22,4 @@ pub(crate) use client::{Client, Known, Resolved};
 pub use credentials::Credentials;
 pub use error::RegistryError;
 pub use manifest::ManifestError;
-pub(crate) use manifest::{Descriptor, Manifest, Parsed, is_amd64};
+pub(crate) use manifest::{Descriptor, Fitness, Manifest, Parsed, Platform, is_amd64};

@@ -94,7 +94,8 @@ impl Inner {
         options: &PullOptions,
     ) -> Result<Vec<Image>> {
         let limits = &self.options.limits;
-        let found = archive.images(limits)?;
+        let check = |config: &[u8], layers| self.diff_ids(config, layers).map(drop);
+        let found = archive.images(limits, &check)?;
         if let (Some(name), 2..) = (name, found.len()) {
             return Err(Error::SeveralImages {
                 name: name.to_owned(),
