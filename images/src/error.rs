@@ -165,7 +165,10 @@ impl Error {
 /// `docker.io/library/busybox:latest`). A string that reads as an image's id is not a name
 /// (github.com/distribution/reference, `ParseAnyReference`), because it could otherwise stand for
 /// another image.
-pub(crate) fn parse_reference(input: &str) -> Result<Reference> {
+///
+/// # Errors
+/// [`Error::Reference`] with the rule that `input` breaks.
+pub fn parse_reference(input: &str) -> Result<Reference> {
     let digits = input.strip_prefix("sha256:").unwrap_or(input);
     let parsed = match Digest::from_hex(digits) {
         Ok(_) => Err(ParseError::ReferenceInvalidFormat),

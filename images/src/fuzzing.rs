@@ -53,7 +53,9 @@ pub fn documents(bytes: &[u8]) {
     let _ = rfc3339::parse(text);
     let _ = text.parse::<Digest>();
     let reference = crate::reference::parse(text);
-    if text.is_ascii() {
+    // oci-spec knows no IPv6 addresses.
+    let is_v6 = matches!(&reference, Ok(name) if name.registry().starts_with('['));
+    if text.is_ascii() && !is_v6 {
         // oci-spec accepts capital letters where they look like a registry's.
         let is_lower = |name: &crate::Reference| {
             !name

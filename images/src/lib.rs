@@ -55,7 +55,7 @@ pub use cancel::Cancel;
 pub use digest::{Digest, DigestError};
 pub use disk::{Checksum, ChecksumError, ConvertError, Disk, DiskError, DiskFormat, Qcow2Error};
 pub use erofs::WriteError;
-pub use error::{Error, Result};
+pub use error::{Error, Result, parse_reference};
 pub use http::{
     ClientCertificate, HostsError, Mirror, RegistryConfig, RegistryHost, RegistryProtocol,
 };

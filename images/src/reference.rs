@@ -3,8 +3,11 @@
 //!
 //! `oci-spec` parses with a regular expression whose compilation takes longer than everything else
 //! that finding an image needs. This parser walks the text once, and a property test holds it to
-//! the same results, with two exceptions: tags are ASCII here, as the grammar says, and capital
-//! letters in the first part of a repository's name (`Team/app`) are refused as in all other parts.
+//! the same results, with three exceptions: tags are ASCII here, as the grammar says, capital
+//! letters in the first part of a repository's name (`Team/app`) are refused as in all other parts,
+//! and a registry may be an IPv6 address in brackets, as the grammar says too.
+
+use std::net::Ipv6Addr;
 
 use oci_spec::distribution::{ParseError, Reference};
 
@@ -100,8 +103,15 @@ fn is_component(part: &str) -> bool {
     }
 }
 
-/// Parts of letters, digits and inner `-`, separated by dots, and optionally a port.
+/// Parts of letters, digits and inner `-`, separated by dots, or an IPv6 address in brackets, and
+/// optionally a port.
 fn is_registry(text: &str) -> bool {
+    let is_port = |port: &str| !port.is_empty() && port.bytes().all(|byte| byte.is_ascii_digit());
+    if let Some((address, rest)) = text.strip_prefix('[').and_then(|text| text.split_once(']')) {
+        // Of the ways to write one, the grammar has only that by hexadecimal digits.
+        let is_address = !address.contains('.') && address.parse::<Ipv6Addr>().is_ok();
+        return is_address && (rest.is_empty() || rest.strip_prefix(':').is_some_and(is_port));
+    }
     let (host, port) = match text.split_once(':') {
         Some((host, port)) => (host, Some(port)),
         None => (text, None),
@@ -114,7 +124,6 @@ fn is_registry(text: &str) -> bool {
                 .bytes()
                 .all(|byte| byte.is_ascii_alphanumeric() || byte == b'-')
     };
-    let is_port = |port: &str| !port.is_empty() && port.bytes().all(|byte| byte.is_ascii_digit());
     host.split('.').all(is_part) && port.is_none_or(is_port)
 }
 
@@ -187,6 +196,7 @@ mod tests {
                         .any(|byte| byte.is_ascii_uppercase())
                 );
             }
+            (Ok(ours), Err(_)) if ours.registry().starts_with('[') => {}
             (ours, theirs) => panic!("{input:?}: {ours:?} but {theirs:?}"),
         }
     }
@@ -243,6 +253,48 @@ mod tests {
         }
     }
 
+    #[test]
+    fn a_registry_may_be_an_ipv6_address_in_brackets() {
+        for (input, registry, rest) in [
+            ("[fd00::1]:5000/app:1", "[fd00::1]:5000", "app:1"),
+            (
+                "[FD00:0:0:0:0:0:0:1]/a/b",
+                "[FD00:0:0:0:0:0:0:1]",
+                "a/b:latest",
+            ),
+            ("[::]/a:b", "[::]", "a:b"),
+        ] {
+            let parsed = parse(input).unwrap();
+            assert_eq!(parsed.registry(), registry);
+            assert_eq!(parsed.to_string(), format!("{registry}/{rest}"));
+            assert_eq!(parse(&parsed.to_string()), Ok(parsed));
+        }
+        for input in [
+            "[fd00::1/a",
+            "fd00::1]/a",
+            "[x]/a",
+            "[]/a",
+            "[fd00]/a",
+            "[1:2]/a",
+            "[fe80::1%eth0]/a",
+            "[::ffff:10.0.0.1]/a",
+            "[::1]x/a",
+            "[::1]:/a",
+            "[::1]:x/a",
+            "[::1]",
+            "[::1]:5000",
+            "a/[::1]/b",
+            "[[::1]]/a",
+        ] {
+            let refused = Err(ParseError::ReferenceInvalidFormat);
+            let by_tag = Err(ParseError::TagInvalidFormat);
+            let parsed = parse(input);
+            assert!(parsed == refused || parsed == by_tag, "{input}: {parsed:?}");
+        }
+        let capital = Err(ParseError::NameContainsUppercase);
+        assert_eq!(parse("[::1]/App"), capital);
+    }
+
     /// Pieces of references, valid and invalid.
     fn piece() -> impl Strategy<Value = String> {
         let fixed = [
@@ -261,6 +313,10 @@ mod tests {
             "docker.io",
             "index.docker.io",
             "host.example:5000",
+            "[::1]",
+            "[fd00::1]:5000",
+            "[",
+            "]",
             "sha256:",
             "sha384:",
             "sha512:",

@@ -12,7 +12,7 @@ use k8s_cri::v1::{
     ListImagesRequest, ListImagesResponse, PullImageRequest, PullImageResponse, RemoveImageRequest,
     RemoveImageResponse, UInt64Value,
 };
-use podvisor_images::{Credentials, Error as ImageError, Image, PullOptions, Reference};
+use podvisor_images::{Credentials, Error as ImageError, Image, PullOptions};
 use tokio::task::spawn_blocking;
 use tonic::{Code, Request, Response, Status};
 use tracing::info;
@@ -257,7 +257,7 @@ fn credentials(auth: Option<AuthConfig>, image: &str) -> Result<Credentials> {
 fn is_of(server: &str, image: &str) -> bool {
     let host = server.split_once("://").map_or(server, |(_, rest)| rest);
     let host = host.split('/').next().unwrap_or_default();
-    let Ok(reference) = image.parse::<Reference>() else {
+    let Ok(reference) = podvisor_images::parse_reference(image) else {
         // The pull reports the invalid name.
         return true;
     };
@@ -294,6 +294,8 @@ mod tests {
             ("https://index.docker.io/v1/", "busybox", true),
             ("https://index.docker.io/v1/", "r.example/a", false),
             ("r.example", "other.example/a", false),
+            ("https://[fd00::1]:5000", "[fd00::1]:5000/a:1", true),
+            ("r.example", "[fd00::1]:5000/a:1", false),
         ] {
             let found = credentials(Some(auth(server)), image).unwrap();
             assert_eq!(found == basic, is_used, "{server} {image}");
