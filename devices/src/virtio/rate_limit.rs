@@ -26,6 +26,12 @@ impl RateLimit {
         self.permit_at(Instant::now())
     }
 
+    /// Whether no event has passed or was suppressed.
+    #[cfg(test)]
+    pub(crate) fn is_unused(&self) -> bool {
+        self.last.is_none() && self.suppressed == 0
+    }
+
     fn permit_at(&mut self, now: Instant) -> Option<u64> {
         let due = self
             .last

@@ -428,4 +428,9 @@ impl TransportCore {
     pub(super) fn set_patience(&mut self, patience: Duration) {
         self.patience = patience;
     }
+
+    /// Whether the driver has made no error that was, or would have been, logged.
+    pub(super) fn has_logged_nothing(&self) -> bool {
+        self.log.is_unused()
+    }
 }

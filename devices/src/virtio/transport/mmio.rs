@@ -43,6 +43,7 @@ mod reg {
     pub(super) const QUEUE_DRIVER_HIGH: u64 = 0x094;
     pub(super) const QUEUE_DEVICE_LOW: u64 = 0x0a0;
     pub(super) const QUEUE_DEVICE_HIGH: u64 = 0x0a4;
+    pub(super) const SHM_SEL: u64 = 0x0ac;
     pub(super) const SHM_LEN_LOW: u64 = 0x0b0;
     pub(super) const SHM_LEN_HIGH: u64 = 0x0b4;
     pub(super) const SHM_BASE_LOW: u64 = 0x0b8;
@@ -284,6 +285,8 @@ impl MmioTransport {
                 None if value == 0 => self.core.stop_queue(self.queue_sel),
                 None => self.log_guest_error("queue enabled at the wrong time", offset),
             },
+            // No device has shared memory, whichever region is selected.
+            reg::SHM_SEL => {}
             _ => self.write_queue_register(offset, value),
         }
     }

@@ -192,6 +192,23 @@ impl Rig {
 }
 
 #[test]
+fn a_driver_that_looks_for_shared_memory_finds_none_and_makes_no_error() {
+    for mut rig in [rig(), Rig::started()] {
+        let before = rig.mmio.save();
+        for region in [0, 1, u32::MAX] {
+            rig.w(0x0ac, region);
+            let all: Vec<u32> = (0x0b0..0x0c0).step_by(4).map(|at| rig.r(at)).collect();
+            assert_eq!(all, [u32::MAX; 4]);
+        }
+        assert_eq!(rig.mmio.save(), before);
+        assert!(rig.mmio.core.has_logged_nothing());
+        // An unknown register is an error.
+        rig.w(0x0c0, 0);
+        assert!(!rig.mmio.core.has_logged_nothing());
+    }
+}
+
+#[test]
 fn identification_registers() {
     let mut rig = rig();
     assert_eq!(rig.r(reg::MAGIC_VALUE), u32::from_le_bytes(*b"virt"));
