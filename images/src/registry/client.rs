@@ -202,8 +202,8 @@ impl Client {
         }
     }
 
-    /// Asks by HEAD what `name` stands for, which limits of registries do not count (Docker Hub's do
-    /// count GET), and looks whether that is known.
+    /// Asks by HEAD what `name` stands for, which Docker Hub's limit does not count, and looks
+    /// whether that is known.
     async fn find_known(
         &self,
         endpoint: &Endpoint,
