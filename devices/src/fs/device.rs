@@ -8,10 +8,14 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use fuse_backend_rs::abi::fuse_abi::{Opcode, OutHeader};
-use fuse_backend_rs::api::server::Server;
+use fuse_backend_rs::abi::fuse_abi::{
+    InitOut, KERNEL_MINOR_VERSION, KERNEL_VERSION, Opcode, OutHeader,
+};
+use fuse_backend_rs::api::filesystem::{FileSystem, FsOptions};
+use fuse_backend_rs::api::server::{MAX_BUFFER_SIZE, MAX_REQ_PAGES, Server};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
+use vm_memory::ByteValued;
 
 use super::exchange::{Exchange, ExchangeError, Refused};
 use super::tree::{Access, Counters as TreeCounters, IdMap, Tree};
@@ -37,6 +41,13 @@ const REQUEST_COST: usize = 16 << 10;
 
 /// `FUSE_SYNCFS` of linux/fuse.h.
 const SYNCFS: u32 = 50;
+
+/// The maximum length of a request by its header, which `fuse-backend-rs` checks, too.
+const MAX_MESSAGE: u32 = MAX_BUFFER_SIZE + 0x1000;
+
+/// The first minor version whose answer to `FUSE_INIT` has today's length. Linux has virtio-fs
+/// since 31.
+const MIN_MINOR_VERSION: u32 = 23;
 
 /// The guest's first process.
 const INIT: u32 = 1;
@@ -313,21 +324,105 @@ fn answer(
         let error = error.map(|error| error.unwrap_or(Errno::IO));
         return reply(chain, mem, request.unique, error).map(Answer::whole);
     }
+    // What a client may do to have `fuse-backend-rs` log a line is answered here.
+    let is = |opcodes: &[Opcode]| {
+        opcodes
+            .iter()
+            .any(|opcode| *opcode as u32 == request.opcode)
+    };
+    let silent = is(&[Opcode::Forget, Opcode::BatchForget]);
+    let unanswered = Answer {
+        len: 0,
+        malformed: true,
+    };
+    if request.len > MAX_MESSAGE {
+        return match silent {
+            true => Ok(unanswered),
+            false => refuse(chain, mem, request.unique, Errno::NOMEM),
+        };
+    }
+    if is(&[Opcode::Init]) {
+        return begin(tree, chain, mem, request.unique, exchange.body());
+    }
+    if is(&[Opcode::Destroy]) {
+        tree.destroy();
+        return reply(chain, mem, request.unique, None).map(Answer::whole);
+    }
+    if is(&[Opcode::SetupMapping, Opcode::RemoveMapping]) {
+        return reply(chain, mem, request.unique, Some(Errno::NOSYS)).map(Answer::whole);
+    }
     let (reader, writer) = exchange.present().map_err(fault)?;
     let room = chain.writable_len();
-    let silent = [Opcode::Forget as u32, Opcode::BatchForget as u32].contains(&request.opcode);
-    match server.handle_message(reader, writer, None, None) {
-        // For this one it returns 0 although it has written a header.
-        Ok(0) if request.opcode == Opcode::Destroy as u32 && room >= REPLY_HEADER_LEN => {
-            Ok(Answer::whole(REPLY_HEADER_LEN))
-        }
+    let handled = server.handle_message(reader, writer, None, None);
+    if let Some(error) = tree.take_list_error() {
+        return reply(chain, mem, request.unique, Some(error)).map(Answer::whole);
+    }
+    match handled {
         Ok(len) => Ok(Answer::whole(len.min(room))),
-        Err(_) if silent => Ok(Answer {
-            len: 0,
-            malformed: true,
-        }),
+        Err(_) if silent => Ok(unanswered),
         Err(_) => refuse(chain, mem, request.unique, Errno::INVAL),
     }
+}
+
+/// Answers the first request of a client (`FUSE_INIT`), after which it has nothing open.
+fn begin(
+    tree: &Tree,
+    chain: &Chain,
+    mem: &GuestRam,
+    unique: u64,
+    body: &[u8],
+) -> Result<Answer, Fault> {
+    let (words, _) = body.as_chunks::<4>();
+    let word = |index: usize| words.get(index).map(|word| u32::from_le_bytes(*word));
+    let ([Some(major), Some(minor), Some(max_readahead), Some(low)], high) =
+        ([0, 1, 2, 3].map(word), word(4))
+    else {
+        return refuse(chain, mem, unique, Errno::INVAL);
+    };
+    let mut out = InitOut {
+        major: KERNEL_VERSION,
+        minor: KERNEL_MINOR_VERSION,
+        ..InitOut::default()
+    };
+    if chain.writable_len() < REPLY_HEADER_LEN.saturating_add(out.as_slice().len()) {
+        return refuse(chain, mem, unique, Errno::INVAL);
+    }
+    if (major, minor) < (KERNEL_VERSION, MIN_MINOR_VERSION) {
+        return refuse(chain, mem, unique, Errno::PROTO);
+    }
+    // A client of a later major version asks once more, with ours.
+    if major == KERNEL_VERSION {
+        let mut offered = FsOptions::from_bits_truncate(low.into());
+        if offered.contains(FsOptions::INIT_EXT) {
+            let Some(high) = high else {
+                return refuse(chain, mem, unique, Errno::INVAL);
+            };
+            offered |= FsOptions::from_bits_truncate(u64::from(high) << 32);
+        }
+        let wanted = match tree.init(offered) {
+            Ok(wanted) => wanted,
+            Err(error) => {
+                let error = Errno::from_io_error(&error).unwrap_or(Errno::IO);
+                return reply(chain, mem, unique, Some(error)).map(Answer::whole);
+            }
+        };
+        let common = offered & wanted;
+        let [a, b, c, d, flags2 @ ..] = common.bits().to_le_bytes();
+        out.flags = u32::from_le_bytes([a, b, c, d]);
+        out.flags2 = u32::from_le_bytes(flags2);
+        out.max_readahead = max_readahead;
+        out.max_background = u16::MAX;
+        out.congestion_threshold = u16::MAX / 4 * 3;
+        out.max_write = 4096;
+        out.time_gran = 1;
+        if common.intersects(FsOptions::BIG_WRITES | FsOptions::MAX_PAGES) {
+            out.max_write = MAX_BUFFER_SIZE;
+        }
+        if common.contains(FsOptions::MAX_PAGES) {
+            out.max_pages = MAX_REQ_PAGES;
+        }
+    }
+    reply_with(chain, mem, unique, None, out.as_slice()).map(Answer::whole)
 }
 
 impl Answer {
@@ -350,11 +445,23 @@ fn refuse(chain: &Chain, mem: &GuestRam, unique: u64, error: Errno) -> Result<An
 
 /// Writes a reply that is only a header, if there is room for it; returns its length.
 fn reply(chain: &Chain, mem: &GuestRam, unique: u64, error: Option<Errno>) -> Result<usize, Fault> {
-    if chain.writable_len() < REPLY_HEADER_LEN {
+    reply_with(chain, mem, unique, error, &[])
+}
+
+/// As [`reply`], with what follows the header.
+fn reply_with(
+    chain: &Chain,
+    mem: &GuestRam,
+    unique: u64,
+    error: Option<Errno>,
+    body: &[u8],
+) -> Result<usize, Fault> {
+    let whole = REPLY_HEADER_LEN.saturating_add(body.len());
+    if chain.writable_len() < whole {
         return Ok(0);
     }
     let mut header = [0; REPLY_HEADER_LEN];
-    let len = u32::try_from(REPLY_HEADER_LEN).unwrap_or(0);
+    let len = u32::try_from(whole).unwrap_or(0);
     let error = error.map_or(0, |error| error.raw_os_error().saturating_neg());
     let bytes = len
         .to_le_bytes()
@@ -365,7 +472,8 @@ fn reply(chain: &Chain, mem: &GuestRam, unique: u64, error: Option<Errno>) -> Re
         *to = from;
     }
     chain.write(mem, 0, &header)?;
-    Ok(REPLY_HEADER_LEN)
+    chain.write(mem, REPLY_HEADER_LEN, body)?;
+    Ok(whole)
 }
 
 /// Attributes an error to the guest or the host.

@@ -9,8 +9,8 @@
 use std::sync::Arc;
 
 use fuse_backend_rs::abi::fuse_abi::{
-    CreateIn, GetxattrIn, InHeader, LinkIn, MkdirIn, MknodIn, Opcode, Rename2In, RenameIn,
-    SetxattrIn, WriteIn,
+    CreateIn, GetxattrIn, InHeader, LinkIn, MkdirIn, MknodIn, Opcode, OutHeader, Rename2In,
+    RenameIn, SetxattrIn, WriteIn,
 };
 use fuse_backend_rs::transport::{Reader, VirtioFsWriter, Writer};
 use virtio_queue::{DescriptorChain, QueueT};
@@ -59,6 +59,9 @@ const NAMES: [(u32, usize, usize); 13] = [
     (Opcode::Removexattr as u32, 0, 1),
 ];
 
+/// Where `struct fuse_read_in` has the size that a client asks for.
+const READ_SIZE: usize = HEADER_LEN + 16;
+
 const F_NEXT: u16 = 1;
 const F_WRITE: u16 = 2;
 
@@ -87,7 +90,7 @@ pub(super) enum ExchangeError {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct RequestHeader {
     /// Bytes of the request, as the header says.
-    len: u32,
+    pub(super) len: u32,
     pub(super) opcode: u32,
     pub(super) unique: u64,
     /// The object that it refers to.
@@ -167,11 +170,19 @@ impl Exchange {
                 unique: request.unique,
             }));
         }
+        if [Opcode::Readdir as u32, Opcode::Readdirplus as u32].contains(&request.opcode) {
+            cut_list(&mut self.copy, chain.writable_len());
+        }
         self.mem
             .write_slice(&self.copy, GuestAddress(BUFFER))
             .map_err(ExchangeError::Access)?;
         self.describe(chain, copied)?;
         Ok(Ok(request))
+    }
+
+    /// What follows the header of the request that was loaded, as far as it was copied.
+    pub(super) fn body(&self) -> &[u8] {
+        self.copy.get(HEADER_LEN..).unwrap_or_default()
     }
 
     /// Writes the descriptors: the copy, the rest of the request after it, and the room for the
@@ -289,6 +300,18 @@ fn has_names(opcode: u32, len: u32, request: &[u8]) -> bool {
     let names = request.get(HEADER_LEN.saturating_add(*before)..end);
     let mut ends = names.unwrap_or_default().iter().filter(|byte| **byte == 0);
     ends.nth(count.saturating_sub(1)).is_some()
+}
+
+/// Cuts the size of a list to what fits into a reply of `room` bytes: `fuse-backend-rs` would log
+/// that it does not.
+fn cut_list(request: &mut [u8], room: usize) {
+    let size = request
+        .get_mut(READ_SIZE..)
+        .and_then(<[u8]>::first_chunk_mut);
+    let room = u32::try_from(room.saturating_sub(size_of::<OutHeader>())).unwrap_or(u32::MAX);
+    if let Some(size) = size {
+        *size = u32::from_le_bytes(*size).min(room).to_le_bytes();
+    }
 }
 
 fn ring() -> Result<virtio_queue::Queue, virtio_queue::Error> {

@@ -18,7 +18,7 @@ use std::ffi::CStr;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -98,6 +98,8 @@ pub(super) struct Tree {
     /// Their ids on the host; `None` if each user has the same id.
     ids: Option<IdMap>,
     counters: Arc<Counters>,
+    /// The error of the last list of a directory, 0 for none: [`Self::take_list_error`].
+    list_error: AtomicI32,
 }
 
 impl Tree {
@@ -125,7 +127,23 @@ impl Tree {
             switch_users: credentials::may_switch(),
             ids,
             counters: Arc::default(),
+            list_error: AtomicI32::new(0),
         })
+    }
+
+    /// Keeps the error of a list for [`Self::take_list_error`].
+    fn keep_list_error(&self, listed: io::Result<()>) -> io::Result<()> {
+        let error = listed.err();
+        let error = error.map_or(0, |error| error.raw_os_error().unwrap_or(libc::EIO));
+        self.list_error.store(error, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Takes the error of the list that was asked for last. `readdir` and `readdirplus` do not
+    /// return errors, since `fuse-backend-rs` would log each.
+    pub(super) fn take_list_error(&self) -> Option<Errno> {
+        let error = self.list_error.swap(0, Ordering::Relaxed);
+        (error != 0).then(|| Errno::from_raw_os_error(error))
     }
 
     pub(super) fn counters(&self) -> Arc<Counters> {

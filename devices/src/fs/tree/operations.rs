@@ -498,7 +498,8 @@ impl FileSystem for Tree {
         add_entry: &mut dyn FnMut(DirEntry<'_>) -> io::Result<usize>,
     ) -> io::Result<()> {
         let (of, part) = ((inode, handle), (size, offset));
-        self.entries(context, of, part, false, &mut |listed, _| add_entry(listed))
+        let listed = self.entries(context, of, part, false, &mut |listed, _| add_entry(listed));
+        self.keep_list_error(listed)
     }
 
     fn readdirplus(
@@ -511,9 +512,10 @@ impl FileSystem for Tree {
         add_entry: &mut dyn FnMut(DirEntry<'_>, Entry) -> io::Result<usize>,
     ) -> io::Result<()> {
         let (of, part) = ((inode, handle), (size, offset));
-        self.entries(context, of, part, true, &mut |listed, entry| {
+        let listed = self.entries(context, of, part, true, &mut |listed, entry| {
             add_entry(listed, entry.unwrap_or_default())
-        })
+        });
+        self.keep_list_error(listed)
     }
 
     fn fsyncdir(&self, context: &Context, inode: u64, data: bool, handle: u64) -> io::Result<()> {
