@@ -9,7 +9,7 @@ use std::sync::Arc;
 use k8s_cri::v1::{
     ContainerConfig, ContainerEventType, CreateContainerRequest, Mount, NamespaceMode,
 };
-use podvisor_images::{Error as ImageError, Image, Reference};
+use podvisor_images::{Error as ImageError, Image, parse_reference};
 use rustix::fs::StatVfsMountFlags;
 use tracing::{debug, info, warn};
 
@@ -501,7 +501,7 @@ fn is_of_process(error: &SandboxError) -> bool {
 /// image has it, else its first one. The kubelet requests images by id.
 fn image_tag(image: &Image, config: &ContainerConfig) -> String {
     let named = config.image.as_ref();
-    let named = named.and_then(|image| image.user_specified_image.parse::<Reference>().ok());
+    let named = named.and_then(|image| parse_reference(&image.user_specified_image).ok());
     let named = named.map(|reference| reference.to_string());
     let tags = image.tags();
     let tag = tags.iter().find(|tag| Some(*tag) == named.as_ref());
