@@ -1,6 +1,7 @@
 //! Converts a pod's network into a sandbox's configuration.
 
 use super::Attachment;
+use super::prefix::Prefix;
 use crate::machine::NicKind;
 use crate::sandbox::{GuestNetwork, Interface, Neighbour, NicConfig, Route};
 
@@ -9,7 +10,9 @@ impl Attachment {
     pub(crate) fn into_guest(self) -> (Vec<NicConfig>, GuestNetwork) {
         let mut nics = Vec::new();
         let mut network = GuestNetwork::default();
+        let mut own = Vec::new();
         for nic in self.nics {
+            own.extend(nic.addresses.iter().map(Prefix::address));
             nics.push(NicConfig {
                 kind: NicKind::Tap,
                 fd: nic.tap,
@@ -27,6 +30,11 @@ impl Attachment {
             destination: route.destination.to_string(),
             gateway: route.gateway.map(|gateway| gateway.to_string()),
             interface: route.interface,
+            mtu: route.mtu,
+            metric: route.metric,
+            // The guest has not all addresses that its namespace has.
+            source: (route.source.filter(|source| own.contains(source)))
+                .map(|source| source.to_string()),
         });
         network.routes = routes.collect();
         let neighbours = self.neighbours.into_iter().map(|neighbour| Neighbour {

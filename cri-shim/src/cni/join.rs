@@ -17,7 +17,7 @@ use rtnetlink::packet_route::address::AddressAttribute;
 use rtnetlink::packet_route::link::{LinkAttribute, LinkFlags, LinkLayerType};
 use rtnetlink::packet_route::neighbour::{NeighbourAddress, NeighbourAttribute, NeighbourState};
 use rtnetlink::packet_route::route::{
-    RouteAddress, RouteAttribute, RouteHeader, RouteProtocol, RouteScope, RouteType,
+    RouteAddress, RouteAttribute, RouteHeader, RouteMetric, RouteProtocol, RouteScope, RouteType,
 };
 use rtnetlink::{Handle, LinkUnspec, RouteMessageBuilder};
 use tokio_stream::{Stream, StreamExt as _};
@@ -77,6 +77,12 @@ pub(crate) struct Route {
     pub(crate) gateway: Option<IpAddr>,
     /// The interface's name.
     pub(crate) interface: String,
+    /// The largest packet in bytes, unless it is the interface's.
+    pub(crate) mtu: Option<u32>,
+    /// Its metric, unless it has none.
+    pub(crate) metric: Option<u32>,
+    /// The address that packets are sent from.
+    pub(crate) source: Option<IpAddr>,
 }
 
 /// A static neighbour of the guest.
@@ -315,6 +321,9 @@ async fn routes(handle: &Handle, links: &[Link]) -> Result<(Connected, Vec<Route
                     RouteAttribute::Gateway(by) => route.gateway = ip(by),
                     RouteAttribute::Oif(index) => route.index = *index,
                     RouteAttribute::Table(table) => route.table = *table,
+                    RouteAttribute::Priority(metric) => route.metric = Some(*metric),
+                    RouteAttribute::PrefSource(from) => route.source = ip(from),
+                    RouteAttribute::Metrics(metrics) => route.mtu = mtu(metrics),
                     _ => {}
                 }
             }
@@ -343,6 +352,9 @@ async fn routes(handle: &Handle, links: &[Link]) -> Result<(Connected, Vec<Route
                 destination,
                 gateway: route.gateway.filter(|_| !is_direct),
                 interface: link.name.clone(),
+                mtu: route.mtu,
+                metric: route.metric,
+                source: route.source,
             });
         }
     }
@@ -404,6 +416,9 @@ struct RouteBuilder {
     gateway: Option<IpAddr>,
     index: u32,
     table: u32,
+    mtu: Option<u32>,
+    metric: Option<u32>,
+    source: Option<IpAddr>,
 }
 
 impl RouteBuilder {
@@ -413,6 +428,9 @@ impl RouteBuilder {
             gateway: None,
             index: 0,
             table: u32::from(header.table),
+            mtu: None,
+            metric: None,
+            source: None,
         }
     }
 
@@ -426,6 +444,14 @@ impl RouteBuilder {
         let address = self.destination.unwrap_or(unspecified);
         Prefix::new(address, header.destination_prefix_length)
     }
+}
+
+fn mtu(metrics: &[RouteMetric]) -> Option<u32> {
+    let mtu = |metric: &RouteMetric| match metric {
+        RouteMetric::Mtu(mtu) => Some(*mtu),
+        _ => None,
+    };
+    metrics.iter().find_map(mtu)
 }
 
 fn ip(address: &RouteAddress) -> Option<IpAddr> {

@@ -136,6 +136,7 @@ pub(super) async fn start(ports: &[Port]) -> anyhow::Result<(Vec<NicConfig>, Gue
             destination: "0.0.0.0/0".to_owned(),
             gateway: Some(GATEWAY.to_string()),
             interface: INTERFACE.to_owned(),
+            ..Route::default()
         }],
         neighbours: Vec::new(),
     };

@@ -125,6 +125,9 @@ pub(super) fn route(route: &Route) -> api::Route {
         destination: route.destination.clone(),
         gateway: route.gateway.clone().unwrap_or_default(),
         interface: route.interface.clone(),
+        mtu: route.mtu.unwrap_or_default(),
+        metric: route.metric.unwrap_or_default(),
+        source: route.source.clone().unwrap_or_default(),
         ..Default::default()
     }
 }

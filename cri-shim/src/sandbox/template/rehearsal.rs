@@ -127,6 +127,7 @@ fn guest(shape: &Shape) -> GuestConfig {
         destination: "0.0.0.0/0".to_owned(),
         gateway: Some("192.0.2.1".to_owned()),
         interface: "eth0".to_owned(),
+        ..Route::default()
     };
     let share = shape.shares.then(|| Share {
         tag: SHARE_TAG.to_owned(),

@@ -29,7 +29,7 @@ pub struct Interface {
 }
 
 /// A route in the guest.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Route {
     /// A prefix such as `10.1.0.0/16` or `0.0.0.0/0`.
     pub destination: String,
@@ -37,6 +37,16 @@ pub struct Route {
     pub gateway: Option<String>,
     /// The interface's name.
     pub interface: String,
+    /// The largest packet that is sent by it, in bytes; `None`: the interface's.
+    #[serde(default)]
+    pub mtu: Option<u32>,
+    /// Of several routes to the same destination the one with the least is used; `None`: the
+    /// kernel's default.
+    #[serde(default)]
+    pub metric: Option<u32>,
+    /// The address that packets are sent from; `None`: the kernel's choice.
+    #[serde(default)]
+    pub source: Option<String>,
 }
 
 /// A static neighbour of the guest.

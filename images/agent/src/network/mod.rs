@@ -36,6 +36,11 @@ const IFA_BROADCAST: u16 = 4;
 const RTA_DST: u16 = 1;
 const RTA_OIF: u16 = 4;
 const RTA_GATEWAY: u16 = 5;
+const RTA_PRIORITY: u16 = 6;
+const RTA_PREFSRC: u16 = 7;
+const RTA_METRICS: u16 = 8;
+/// In `RTA_METRICS`.
+const RTAX_MTU: u16 = 2;
 const NDA_DST: u16 = 1;
 const NDA_LLADDR: u16 = 2;
 
@@ -345,10 +350,28 @@ fn route_message(route: &Route, index: u32, flags: u32) -> Message {
     if route.destination.length > 0 {
         message = message.attribute(RTA_DST, &octets(network));
     }
-    match route.gateway {
-        Some(gateway) => message.attribute(RTA_GATEWAY, &octets(gateway)),
-        None => message,
+    if let Some(gateway) = route.gateway {
+        message = message.attribute(RTA_GATEWAY, &octets(gateway));
     }
+    if let Some(metric) = route.metric {
+        message = message.attribute(RTA_PRIORITY, &metric.to_ne_bytes());
+    }
+    if let Some(source) = route.source {
+        message = message.attribute(RTA_PREFSRC, &octets(source));
+    }
+    if let Some(mtu) = route.mtu {
+        message = message.attribute(RTA_METRICS, &attribute_of(RTAX_MTU, mtu));
+    }
+    message
+}
+
+/// Returns an attribute with a number, for an attribute of attributes.
+fn attribute_of(kind: u16, value: u32) -> [u8; 8] {
+    let mut bytes = [0; 8];
+    bytes[0..2].copy_from_slice(&8_u16.to_ne_bytes());
+    bytes[2..4].copy_from_slice(&kind.to_ne_bytes());
+    bytes[4..8].copy_from_slice(&value.to_ne_bytes());
+    bytes
 }
 
 fn family(address: IpAddr) -> u8 {

@@ -43,13 +43,13 @@ pub enum PlanError {
         /// The name given.
         interface: String,
     },
-    /// A gateway of the other address family.
-    #[error("route {destination} has the gateway {gateway} of another address family")]
+    /// A gateway or source of the other address family.
+    #[error("route {destination} has {address}, which is of another address family")]
     Family {
         /// The destination.
         destination: Prefix,
-        /// The gateway.
-        gateway: IpAddr,
+        /// The gateway or source.
+        address: IpAddr,
     },
 }
 
@@ -133,6 +133,12 @@ pub struct Route {
     pub gateway: Option<IpAddr>,
     /// Name of one of the plan's interfaces.
     pub interface: String,
+    /// The largest packet in bytes; `None`: the interface's.
+    pub mtu: Option<u32>,
+    /// Its metric; `None`: the kernel's default.
+    pub metric: Option<u32>,
+    /// The address that packets are sent from; `None`: the kernel's choice.
+    pub source: Option<IpAddr>,
 }
 
 /// A static neighbour to add.
@@ -238,18 +244,21 @@ impl Interface {
 impl Route {
     fn new(wanted: &api::Route, interfaces: &[Interface]) -> Result<Self, PlanError> {
         let destination = Prefix::parse(&wanted.destination, "prefix")?;
-        let gateway: Option<IpAddr> = match wanted.gateway.as_str() {
-            "" => None,
-            text => Some(text.parse().map_err(|_| invalid("gateway", text))?),
+        let address = |what, text: &str| -> Result<Option<IpAddr>, PlanError> {
+            if text.is_empty() {
+                return Ok(None);
+            }
+            let address: IpAddr = text.parse().map_err(|_| invalid(what, text))?;
+            if address.is_ipv4() != destination.address.is_ipv4() {
+                return Err(PlanError::Family {
+                    destination,
+                    address,
+                });
+            }
+            Ok(Some(address))
         };
-        if let Some(gateway) = gateway
-            && gateway.is_ipv4() != destination.address.is_ipv4()
-        {
-            return Err(PlanError::Family {
-                destination,
-                gateway,
-            });
-        }
+        let gateway = address("gateway", &wanted.gateway)?;
+        let source = address("source address", &wanted.source)?;
         if !interfaces.iter().any(|i| i.name == wanted.interface) {
             return Err(PlanError::UnknownInterface {
                 destination,
@@ -260,6 +269,9 @@ impl Route {
             destination,
             gateway,
             interface: wanted.interface.clone(),
+            mtu: Some(wanted.mtu).filter(|mtu| *mtu != 0),
+            metric: Some(wanted.metric).filter(|metric| *metric != 0),
+            source,
         })
     }
 }

@@ -49,6 +49,16 @@ fn table(name: &str) -> String {
     fs::read_to_string(format!("/proc/thread-self/net/{name}")).unwrap()
 }
 
+/// Runs ip(8) in the thread's own namespace.
+fn ip(line: &str) -> String {
+    let output = std::process::Command::new("ip")
+        .args(line.split(' '))
+        .output();
+    let output = output.expect("this test needs ip(8)");
+    assert!(output.status.success(), "{line}: {output:?}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
 #[test]
 fn a_plan_is_carried_out_and_carrying_it_out_again_changes_nothing() {
     in_namespace(async || {
@@ -117,14 +127,6 @@ fn a_gateway_outside_of_every_network_is_taken_to_be_on_the_link() {
 fn a_gateway_that_answers_no_question_is_a_neighbour() {
     in_namespace(async || {
         // Loopback has no neighbours.
-        let ip = |line: &str| {
-            let output = std::process::Command::new("ip")
-                .args(line.split(' '))
-                .output();
-            let output = output.expect("this test needs ip(8)");
-            assert!(output.status.success(), "{line}: {output:?}");
-            String::from_utf8(output.stdout).unwrap()
-        };
         ip("link add card address 02:00:00:00:00:0a type veth peer name host");
         let neighbour = |address: &str, last: &str| api::Neighbour {
             address: address.into(),
@@ -161,6 +163,42 @@ fn a_gateway_that_answers_no_question_is_a_neighbour() {
                 assert!(neighbours.lines().any(is_it), "{line}: {neighbours}");
             }
         }
+    });
+}
+
+#[test]
+fn a_route_has_its_mtu_its_metric_and_its_source() {
+    in_namespace(async || {
+        let route = |metric, mtu, source: &str| api::Route {
+            destination: "0.0.0.0/0".into(),
+            gateway: "10.9.0.1".into(),
+            interface: "eth0".into(),
+            mtu,
+            metric,
+            source: source.into(),
+            ..Default::default()
+        };
+        ip("link add card address 02:00:00:00:00:0a type veth peer name host");
+        let plan = |routes| {
+            Plan::new(&api::ConfigureRequest {
+                interfaces: vec![api::Interface {
+                    mac: "02:00:00:00:00:0a".into(),
+                    name: "eth0".into(),
+                    addresses: vec!["10.9.0.2/24".into(), "10.9.0.3/24".into()],
+                    ..Default::default()
+                }],
+                routes,
+                ..Default::default()
+            })
+        };
+        let routes = vec![route(0, 1450, ""), route(200, 0, "10.9.0.3")];
+        apply(&plan(routes).unwrap()).await.unwrap();
+        let shown = ip("route show default");
+        let lines: Vec<&str> = shown.lines().map(str::trim).collect();
+        assert_eq!(lines.len(), 2, "{shown}");
+        assert!(lines[0].contains(" mtu 1450") && !lines[0].contains("metric"));
+        assert!(lines[1].contains(" src 10.9.0.3 metric 200"), "{shown}");
+        plan(vec![route(0, 0, "fd09::3")]).unwrap_err();
     });
 }
 
