@@ -11,7 +11,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use super::registries::RegistryArgs;
 use super::settings::{self, BootMode, Settings, parse_memory};
 use super::{Globals, notify};
-use crate::cni::CniOptions;
+use crate::cni::{CniOptions, PUBLIC_NETNS_DIR};
 use crate::cri::{GuestSettings, ServeConfig, Sizes, serve};
 use crate::machine::Assets;
 use crate::registries::Registries;
@@ -126,6 +126,10 @@ impl ServeArgs {
         let state = self.state.clone().or(file.state);
         let state = state.unwrap_or_else(|| PathBuf::from(STATE));
         let mut cni = CniOptions::new(&root, &state);
+        // The node's daemon: only one has this directory.
+        if state == Path::new(STATE) {
+            cni.public_netns_dir = Some(PUBLIC_NETNS_DIR.into());
+        }
         if let Some(dir) = self.cni_conf_dir.clone().or(file.cni.config_dir) {
             cni.config_dir = dir;
         }

@@ -84,9 +84,18 @@ pub(crate) struct CniOptions {
     pub(crate) cache_dir: PathBuf,
     /// The directory of network namespaces.
     pub(crate) netns_dir: PathBuf,
+    /// The directory where new ones are made instead, with [`NETNS_PREFIX`], for plugins that leave
+    /// their work to an agent in a container: such agents see this directory of the host alone.
+    pub(crate) public_netns_dir: Option<PathBuf>,
     /// The time limit of one plugin.
     pub(crate) plugin_timeout: Duration,
 }
+
+/// The directory in which other runtimes have the network namespaces of pods.
+pub(crate) const PUBLIC_NETNS_DIR: &str = "/var/run/netns";
+
+/// What the names of a node's own network namespaces begin with in a directory that it shares.
+const NETNS_PREFIX: &str = "podvisor-";
 
 /// Where plugins are looked for: by hand, and of the packages of Debian, Fedora and Alpine.
 pub(crate) const PLUGIN_DIRS: [&str; 3] = ["/opt/cni/bin", "/usr/lib/cni", "/usr/libexec/cni"];
@@ -100,6 +109,7 @@ impl CniOptions {
             plugin_dirs: PLUGIN_DIRS.map(PathBuf::from).to_vec(),
             cache_dir: root.join("cni"),
             netns_dir: state.join("netns"),
+            public_netns_dir: None,
             plugin_timeout: PLUGIN_TIMEOUT,
         }
     }
@@ -233,7 +243,13 @@ impl Cni {
 
     /// Returns the path of a pod's network namespace.
     pub(crate) fn netns(&self, id: &str) -> PathBuf {
-        self.options.netns_dir.join(id)
+        let own = self.options.netns_dir.join(id);
+        match &self.options.public_netns_dir {
+            // A daemon without a public directory made it.
+            Some(_) if own.exists() => own,
+            Some(dir) => dir.join(format!("{NETNS_PREFIX}{id}")),
+            None => own,
+        }
     }
 
     /// Returns the directory's network of this name.
@@ -375,6 +391,13 @@ impl Cni {
     pub(crate) fn known(&self) -> Result<Vec<String>, CniError> {
         let mut ids = self.cache.ids()?;
         ids.extend(netns::list(&self.options.netns_dir)?);
+        if let Some(dir) = &self.options.public_netns_dir {
+            let names = netns::list(dir)?;
+            let own = names
+                .iter()
+                .filter_map(|name| name.strip_prefix(NETNS_PREFIX));
+            ids.extend(own.map(str::to_owned));
+        }
         ids.sort();
         ids.dedup();
         Ok(ids)

@@ -45,6 +45,7 @@ impl World {
             plugin_dirs: vec![path("bin"), "/usr/lib/cni".into()],
             cache_dir: path("cache"),
             netns_dir: path("netns"),
+            public_netns_dir: None,
             plugin_timeout: Duration::from_secs(60),
         };
         let file = options.config_dir.join("10-test.conflist");
@@ -181,6 +182,9 @@ fn a_bridge_and_a_guest_exchange_frames_and_nothing_stays_after_it() {
             destination: "0.0.0.0/0".parse().unwrap(),
             gateway: Some("10.88.7.1".parse().unwrap()),
             interface: "eth0".to_owned(),
+            mtu: None,
+            metric: None,
+            source: None,
         };
         assert!(
             attachment.routes.contains(&default),
@@ -416,6 +420,78 @@ fn pods_with_more_interfaces_than_prepared_are_told_and_others_are_prepared_for_
             world.cni.detach("pod0").await.unwrap();
             assert!(world.is_clean());
         }
+    });
+}
+
+#[test]
+fn namespaces_are_where_agents_of_plugins_look_for_them_and_those_of_others_stay() {
+    in_host(async || {
+        let mut world = World::new(&scripted());
+        let public = world.dir.path().join("public");
+        let plugin = r#"echo $CNI_NETNS >>$0.netns; [ $CNI_COMMAND = DEL ] && exit 0
+               nsenter --net=$CNI_NETNS ip link add eth0 type veth peer name net1
+               nsenter --net=$CNI_NETNS ip link set eth0 up
+               echo '{"cniVersion":"1.0.0","ips":[{"address":"10.0.0.7/8"}]}'"#;
+        world.script("script", plugin);
+        // A pod from before.
+        world.attach(Capabilities::new()).await.unwrap();
+        let old = world.cni.netns("pod0");
+        world.cni.options.public_netns_dir = Some(public.clone());
+        assert_eq!(world.cni.netns("pod0"), old);
+        world.cni.detach("pod0").await.unwrap();
+        assert!(!old.exists() && world.is_clean());
+
+        world.attach(Capabilities::new()).await.unwrap();
+        let path = public.join("podvisor-pod0");
+        assert_eq!(world.cni.netns("pod0"), path);
+        for name in ["other", "podvisor"] {
+            fs::write(public.join(name), "").unwrap();
+        }
+        assert_eq!(world.cni.known().unwrap(), ["pod0"]);
+        assert!(!world.cni.counters("pod0").unwrap().is_empty());
+        world.cni.detach("pod0").await.unwrap();
+        assert!(!path.exists() && world.is_clean());
+        assert_eq!(fs::read_dir(&public).unwrap().count(), 2);
+        let told = world.read("bin/script.netns");
+        let expected = [&old, &old, &path, &path].map(|path| path.display().to_string());
+        assert_eq!(told.lines().collect::<Vec<_>>(), expected);
+    });
+}
+
+#[test]
+fn routes_keep_their_mtu_metric_and_source_if_it_is_the_guests() {
+    in_host(async || {
+        let world = World::new(&scripted());
+        world.script(
+            "script",
+            r#"[ $CNI_COMMAND = DEL ] && exit 0
+               in_pod="nsenter --net=$CNI_NETNS ip"
+               $in_pod link add eth0 type veth peer name down
+               $in_pod link set eth0 up
+               $in_pod link set lo up
+               $in_pod address add 10.0.0.7/24 dev eth0
+               $in_pod address add 192.0.2.9/32 dev lo
+               $in_pod route add default via 10.0.0.1 mtu 1450
+               $in_pod route add default via 10.0.0.2 src 10.0.0.7 metric 200
+               $in_pod route add 10.1.0.0/16 via 10.0.0.3 src 192.0.2.9
+               echo '{"cniVersion":"1.0.0","ips":[{"address":"10.0.0.7/24"}]}'"#,
+        );
+        let attachment = world.attach(Capabilities::new()).await.unwrap();
+        let (_, mut network) = attachment.into_guest();
+        network.routes.sort_by_key(|route| route.gateway.clone());
+        let attributes = |route: &crate::sandbox::Route| {
+            let text = |number: Option<u32>| number.map(|number| number.to_string());
+            [text(route.mtu), text(route.metric), route.source.clone()]
+        };
+        let some = |text: &str| Some(text.to_owned());
+        let attributes: Vec<_> = network.routes.iter().map(attributes).collect();
+        let expected = [
+            [some("1450"), None, None],
+            [None, some("200"), some("10.0.0.7")],
+            [None, None, None],
+        ];
+        assert_eq!(attributes, expected);
+        world.cni.detach("pod0").await.unwrap();
     });
 }
 
