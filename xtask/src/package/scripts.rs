@@ -81,7 +81,11 @@ END
             done
             touch /run/podvisor/netns /var/lib/podvisor/cri.redb
             mount --bind /mnt/data/dir/file /run/podvisor/netns
+            mkdir /run/netns
+            touch /run/netns/podvisor-1 /run/netns/podvisor-2 /run/netns/other
+            mount --bind /proc/self/ns/net /run/netns/podvisor-1
             postrm purge
+            test "$(ls /run/netns)" = other
             test "$(cat /mnt/data/dir/file)" = kept
             test ! -e /run/podvisor
             test ! -e /var/lib/podvisor
