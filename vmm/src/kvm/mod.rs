@@ -84,6 +84,22 @@ pub(crate) fn count_as_the_host(vcpu: &VcpuFd) {
     let _ = vcpu.set_tsc_khz(0);
 }
 
+/// Makes the time stamp counter of a new vCPU run at the frequency of its machine's others, and
+/// agree with them: KVM gives a new vCPU their counter only if it runs at the host's frequency, and
+/// otherwise lets it start at 0. `offset` is that of the others, if it is known.
+pub(crate) fn count_as_the_others(
+    vcpu: &VcpuFd,
+    khz: u32,
+    offset: Option<u64>,
+) -> Result<(), KvmError> {
+    if vcpu.get_tsc_khz().is_ok_and(|here| here == khz) {
+        return Ok(());
+    }
+    vcpu.set_tsc_khz(khz)
+        .map_err(KvmError::ioctl("KVM_SET_TSC_KHZ"))?;
+    offset.map_or(Ok(()), |offset| set_tsc_offset(vcpu, offset))
+}
+
 /// Returns the maximum number of vCPUs of one VM: the limit of the host's KVM and of an MP table.
 pub(crate) fn max_vcpus(kvm: &Kvm) -> u8 {
     u8::try_from(kvm.get_max_vcpus())

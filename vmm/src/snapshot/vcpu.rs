@@ -363,6 +363,49 @@ mod tests {
         assert!(time(&vcpu) > begin);
     }
 
+    /// By its name it runs where KVM has offsets. Without a processor that scales the counter, KVM
+    /// refuses less than the host's frequency, and so there is no machine to add a vCPU to.
+    #[test]
+    fn guest_clocks_of_vcpus_that_come_later_agree_with_scaled_ones() {
+        let kvm = kvm::open().unwrap();
+        let numbers = msr_numbers(&kvm).unwrap();
+        let (_vm, vcpus) = machine(&kvm);
+        let here = vcpus[0].get_tsc_khz().unwrap();
+        for khz in [here, here / 2, here * 2] {
+            let mut saved = VcpuState::gather(&vcpus[0], &numbers).unwrap();
+            // An hour of uptime.
+            saved.tsc_khz = khz;
+            saved.msrs.retain(|msr| msr.0 != MSR_TSC);
+            saved.msrs.push((MSR_TSC, u64::from(khz) * 3_600_000));
+            let clone = kvm.create_vm().unwrap();
+            clone.create_irq_chip().unwrap();
+            let first = clone.create_vcpu(0).unwrap();
+            first
+                .set_cpuid2(&vcpus[0].get_cpuid2(KVM_MAX_CPUID_ENTRIES).unwrap())
+                .unwrap();
+            let mut offset = None;
+            match saved.apply(&first, &mut offset) {
+                Err(SnapshotError::TscFrequency { .. }) if khz != here => {
+                    let late = clone.create_vcpu(1).unwrap();
+                    kvm::count_as_the_others(&late, khz, offset).unwrap_err();
+                    eprintln!("KVM refuses a time stamp counter of {khz} kHz on one of {here} kHz");
+                    continue;
+                }
+                applied => applied.unwrap(),
+            }
+            let late = clone.create_vcpu(1).unwrap();
+            kvm::count_as_the_others(&late, khz, offset).unwrap();
+            assert_eq!(late.get_tsc_khz().unwrap(), khz);
+            let offsets = [&first, &late].map(|vcpu| kvm::tsc_offset(vcpu).unwrap());
+            assert_eq!(offsets[0], offsets[1], "{khz} kHz");
+            let (before, now, after) = (time(&first), time(&late), time(&first));
+            assert!(
+                before <= now && now <= after,
+                "{khz} kHz: {before} {now} {after}"
+            );
+        }
+    }
+
     /// By its name it runs where KVM is a distribution's, which is older than the one here.
     #[test]
     fn guest_clocks_go_on_from_where_they_were_saved_and_agree() {

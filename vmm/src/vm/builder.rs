@@ -351,7 +351,7 @@ impl VmBuilder {
                 snapshot.check_same_cpu(here.as_slice(), vcpu)?;
             }
             images.insert(&hardware.bus)?;
-            restore::machine(&hardware, state)?;
+            restore::machine(&mut hardware, state)?;
             if let Some(saved) = &state.serial {
                 let out = self.serial.take();
                 let out = out.unwrap_or_else(|| Box::new(std::io::sink()));
@@ -504,6 +504,7 @@ fn assemble(
         vcpus,
         cpuid,
         max_vcpus,
+        tsc_offset,
         bus,
         pci,
         devices,
@@ -528,6 +529,7 @@ fn assemble(
             cpuid,
             max_vcpus,
             tsc_khz,
+            tsc_offset,
         }),
     };
     Vm {

@@ -31,6 +31,8 @@ pub(super) struct Hardware {
     pub(super) cpuid: CpuId,
     /// The maximum number of vCPUs.
     pub(super) max_vcpus: u8,
+    /// The offset of the vCPUs' time stamp counters, if a snapshot set it.
+    pub(super) tsc_offset: Option<u64>,
     pub(super) bus: Arc<Bus>,
     /// `None` if devices are on MMIO.
     pub(super) pci: Option<PciRoot>,
@@ -83,6 +85,7 @@ impl Hardware {
             vcpus,
             cpuid,
             max_vcpus,
+            tsc_offset: None,
             bus: Arc::new(bus),
             pci,
             devices,

@@ -47,10 +47,9 @@ pub(super) fn device_states(
 }
 
 /// Sets vCPUs, chips and the devices' registers.
-pub(super) fn machine(hardware: &Hardware, state: &MachineState) -> Result<(), SnapshotError> {
-    let mut offset = None;
+pub(super) fn machine(hardware: &mut Hardware, state: &MachineState) -> Result<(), SnapshotError> {
     for (vcpu, saved) in hardware.vcpus.iter().zip(&state.vcpus) {
-        saved.apply(vcpu, &mut offset)?;
+        saved.apply(vcpu, &mut hardware.tsc_offset)?;
     }
     // I/O APIC and PIC may interrupt immediately, which requires the local APICs.
     state.chips.apply(&hardware.vm_fd)?;

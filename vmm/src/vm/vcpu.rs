@@ -45,6 +45,8 @@ pub(crate) struct Machine {
     pub(crate) max_vcpus: u8,
     /// The frequency of their time stamp counters, if KVM reports it.
     pub(crate) tsc_khz: Option<u32>,
+    /// The offset of their time stamp counters, if a snapshot set it.
+    pub(crate) tsc_offset: Option<u64>,
 }
 
 impl fmt::Debug for Machine {

@@ -9,7 +9,7 @@ use super::start::NewThread;
 use super::{Action, Vm, VmError, lock};
 use crate::boot::{self, BootError};
 use crate::cpuid;
-use crate::kvm::KvmError;
+use crate::kvm::{self, KvmError};
 
 /// Why vCPUs could not be added.
 #[derive(Debug, thiserror::Error)]
@@ -109,8 +109,8 @@ impl Vm {
         Ok(u8::try_from(inner.vcpus).unwrap_or(u8::MAX))
     }
 
-    /// Creates a vCPU as after RESET, which waits for INIT and SIPI. KVM synchronizes its time
-    /// stamp counter with those of the others.
+    /// Creates a vCPU as after RESET, which waits for INIT and SIPI. Its time stamp counter agrees
+    /// with those of the others.
     pub(super) fn new_vcpu(&self, id: u8) -> Result<NewVcpu, AddVcpusError> {
         let spare = lock(&self.spare_vcpu).take_if(|(number, _)| *number == id);
         let vcpu = match spare {
@@ -131,11 +131,8 @@ impl Vm {
 
     fn prepare_vcpu(&self, id: u8, vcpu: &VcpuFd) -> Result<(), AddVcpusError> {
         let machine = &self.context.machine;
-        if let Some(khz) = machine.tsc_khz
-            && vcpu.get_tsc_khz().is_ok_and(|here| here != khz)
-        {
-            vcpu.set_tsc_khz(khz)
-                .map_err(KvmError::ioctl("KVM_SET_TSC_KHZ"))?;
+        if let Some(khz) = machine.tsc_khz {
+            kvm::count_as_the_others(vcpu, khz, machine.tsc_offset)?;
         }
         vcpu.set_cpuid2(&cpuid::for_vcpu(&machine.cpuid, id))
             .map_err(KvmError::ioctl("KVM_SET_CPUID2"))?;

@@ -341,6 +341,12 @@ fn a_guest_brings_up_vcpus_that_came_while_it_ran() {
 
     let clone = Guest::restore(&Snapshot::open(&place).unwrap(), |vm| vm);
     clone.counts_on(1);
+    // For a vCPU that comes later, if KVM has offsets at all (Linux 5.16).
+    let machine = &clone.vm.context.machine;
+    let one = kvm::create_vm(&machine.kvm).unwrap();
+    let one = one.create_vcpu(0).unwrap();
+    let has_offsets = kvm::tsc_offset(&one).unwrap().is_some();
+    assert_eq!(machine.tsc_offset.is_some(), has_offsets);
     clone.vm.add_vcpus(3).unwrap();
     clone.bring_up(2);
     clone.counts_on(2);
