@@ -43,7 +43,7 @@ fn guest_containers_of_a_pod_share_what_a_pod_shares() {
     let listed = &host.json(&["pod", "ls", "--format", "json"])[0];
     assert_eq!(
         (&listed["Id"], &listed["State"]),
-        (&id.into(), &"Running".into())
+        (&id.clone().into(), &"Running".into())
     );
     assert_eq!(host.podvisor(&["ps", "-aq"]).stdout, "");
     host.podvisor(&create).refused(1, &["team", "in use"]);
