@@ -92,16 +92,16 @@ fn guest_containers_of_a_pod_share_what_a_pod_shares() {
     host.podvisor(&["debug", "nobody"])
         .refused(125, &["nobody"]);
     // Whenever its user gives up, nothing of it stays.
-    for delay in (0..10).map(|number| Duration::from_millis(40 * number)) {
+    for delay in (1..9).map(|number| Duration::from_millis(150 * number)) {
         let mut debug = host.root.podvisor(&["debug", "server", "sleep", "1000"]);
         let mut debug = debug.stdin(Stdio::null()).spawn().unwrap();
         thread::sleep(delay);
         kill_process(Pid::from_child(&debug), Signal::TERM).unwrap();
         assert!(!debug.wait().unwrap().success());
     }
-    let script = "ls /sys/fs/cgroup/podvisor | grep -c debug-";
+    let script = "ls /proc/1/root/run/podvisor/state | wc -l";
     host.podvisor(&["debug", "server", "sh", "-c", script])
-        .printed("1\n");
+        .printed("2\n");
     host.podvisor(&["pause", "server"])
         .refused(1, &["server", "team"]);
 
