@@ -197,8 +197,8 @@ impl BalloonDevice {
         })
     }
 
-    /// Serves reports of free memory, which is the memory of the chain's buffers (§5.5.6.7). A long
-    /// one takes several turns; it is the only one of its queue meanwhile.
+    /// Serves reports of free memory, which is the memory of the chain's buffers (§5.5.6.7). A
+    /// long one takes several turns; it is the only one of its queue meanwhile.
     fn serve_reports(&mut self, index: u16) -> Result<Progress, Fault> {
         let counters = &self.counters;
         let partial = place(&mut self.reports, index);

@@ -8,8 +8,8 @@ use crate::kvm::{self, KvmError};
 /// A VM of KVM's without vCPUs, memory or devices, which is created on a thread of its own.
 ///
 /// Older kernels (Linux 6.1 among them) wait for an RCU grace period in `KVM_CREATE_VM`, for some
-/// milliseconds. A program that starts a process for each VM can spend that time on reading the VM's
-/// configuration: it begins first of all, and passes this to
+/// milliseconds. A program that starts a process for each VM can spend that time on reading the
+/// VM's configuration: it begins first of all, and passes this to
 /// [`VmBuilder::early`](super::VmBuilder::early). The thread is gone when the VM is built, or when
 /// this is dropped, which waits for it.
 #[derive(Debug)]
