@@ -124,15 +124,21 @@ pub(in crate::cli) fn options(volume: &Volume) -> anyhow::Result<Vec<String>> {
 
 /// Takes the volumes of a container out of a directory that its pod goes on sharing.
 pub(in crate::cli) fn remove(shared: &Path, record: &Record) -> anyhow::Result<()> {
-    for number in 0..record.volumes.len() {
-        let target = shared.join(name(record, number));
-        if fs::symlink_metadata(&target).is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
-        {
+    let entries = match fs::read_dir(shared) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        entries => entries.with_context(|| format!("cannot read {}", shared.display()))?,
+    };
+    let own: Vec<String> = (0..record.volumes.len())
+        .map(|number| name(record, number))
+        .collect();
+    for entry in entries {
+        let entry = entry.with_context(|| format!("cannot read {}", shared.display()))?;
+        if !own.iter().any(|name| entry.file_name() == name.as_str()) {
             continue;
         }
+        let target = entry.path();
         unmount_all(&target)?;
-        let is_dir = fs::symlink_metadata(&target).map(|meta| meta.is_dir());
-        let removed = is_dir.and_then(|is_dir| match is_dir {
+        let removed = entry.file_type().and_then(|kind| match kind.is_dir() {
             true => fs::remove_dir(&target),
             false => fs::remove_file(&target),
         });
