@@ -80,9 +80,7 @@ impl Events {
 
     /// Opens the log for appending, and rotates it if it is too long.
     fn opened(&self) -> io::Result<File> {
-        let mut options = File::options();
-        options.create(true).append(true).mode(0o600);
-        let file = options.open(self.log())?;
+        let file = append_to(&self.log())?;
         if file.metadata()?.len() > SIZE_MAX {
             self.rotate(&file)?;
         }
@@ -91,9 +89,7 @@ impl Events {
 
     /// Locks the logs until the file is dropped. Nobody holds the lock for long.
     fn lock(&self, operation: FlockOperation) -> io::Result<File> {
-        let mut options = File::options();
-        options.create(true).append(true).mode(0o600);
-        let lock = options.open(self.root.join(LOCK))?;
+        let lock = append_to(&self.root.join(LOCK))?;
         flock(&lock, operation)?;
         Ok(lock)
     }
@@ -131,6 +127,11 @@ impl Events {
             debug!(%error, "an event is lost");
         }
     }
+}
+
+fn append_to(path: &Path) -> io::Result<File> {
+    let mut options = File::options();
+    options.create(true).append(true).mode(0o600).open(path)
 }
 
 /// Returns an event of a container, with its name, image and labels.
