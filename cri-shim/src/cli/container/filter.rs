@@ -24,10 +24,9 @@ pub(super) struct Name {
 /// Parses `TEXT`, `^TEXT`, `TEXT$` or `^TEXT$`: as much of docker's regular expressions as scripts
 /// use for names. Docker's names begin with a slash.
 pub(super) fn parse_name(pattern: &str) -> Result<Name, String> {
-    let text = pattern.strip_prefix('^');
-    let is_beginning = text.is_some();
-    let text = text.unwrap_or(pattern);
+    let text = pattern.strip_prefix('^').unwrap_or(pattern);
     let text = text.strip_prefix('/').unwrap_or(text);
+    let is_beginning = text.len() < pattern.len();
     let (text, is_end) = match text.strip_suffix('$') {
         Some(text) => (text, true),
         None => (text, false),
@@ -87,7 +86,7 @@ mod tests {
             ("web$", &["web", "old-web"]),
             ("^web$", &["web"]),
             ("^/web$", &["web"]),
-            ("/db", &["db"]),
+            ("/web", &["web", "web-2"]),
             ("", &names),
         ] {
             let name = parse_name(pattern).unwrap();
