@@ -72,7 +72,7 @@ async fn talk(console: OwnedFd, keys: &DetachKeys) -> anyhow::Result<u8> {
     let raw = is_terminal.then(RawMode::enter).transpose()?;
     // Keys detach only on a terminal: other input is passed to the guest unchanged.
     let escape = is_terminal.then(|| DetachDetector::new(keys.clone()));
-    let connected = connect(console, keys_typed()?, escape, show);
+    let connected = connect(console, keys_typed()?, escape, write_on);
     let code = tokio::select! {
         left = connected => left.map(|()| 0)?,
         signal = signals.ending() => exit_code_of(signal),
@@ -147,11 +147,6 @@ fn keys_typed() -> anyhow::Result<mpsc::Receiver<Vec<u8>>> {
     let thread = thread::Builder::new().name("keys".to_owned());
     thread.spawn(read).context("cannot read stdin")?;
     Ok(typed)
-}
-
-/// Writes console output to stdout. Breaks if the reader has closed its end.
-fn show(bytes: &[u8]) -> anyhow::Result<ControlFlow<()>> {
-    write_on(bytes)
 }
 
 #[cfg(test)]
