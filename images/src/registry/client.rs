@@ -129,12 +129,12 @@ impl Client {
             let here = here.and_then(|digest| known.document(digest, "", &self.limits));
             let found = match here {
                 Some(found) => found,
-                None if indexes.is_empty() => {
+                None => {
+                    let known = indexes.is_empty().then_some(known);
                     let found;
-                    (found, is_known) = self.fetch_manifest(&name, wanted, Some(known)).await?;
+                    (found, is_known) = self.fetch_manifest(&name, wanted, known).await?;
                     found
                 }
-                None => self.fetch_manifest(&name, wanted, None).await?.0,
             };
             let (digest, bytes, parsed) = found;
             match parsed {
@@ -476,16 +476,7 @@ fn content_type_of(response: &Response) -> &str {
 
 /// Returns whether no other source can have something better: the image itself is not taken.
 fn is_of_the_image(error: &RegistryError) -> bool {
-    match error {
-        RegistryError::Manifest { source, .. } => !matches!(
-            source,
-            ManifestError::Json(_)
-                | ManifestError::Type(_)
-                | ManifestError::Schema(_)
-                | ManifestError::Platform { .. }
-        ),
-        _ => false,
-    }
+    matches!(error, RegistryError::Manifest { source, .. } if !source.is_of_no_image())
 }
 
 fn stored_credentials(

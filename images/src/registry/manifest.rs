@@ -152,6 +152,11 @@ impl Platform {
         }
     }
 
+    /// Its level of x86-64, if a CPU of `cpu_level` has it.
+    fn level_for(&self, cpu_level: u8) -> Option<u8> {
+        self.level().filter(|level| *level <= cpu_level)
+    }
+
     /// For messages: `OS/ARCHITECTURE[/VARIANT]`, cut.
     fn shown(&self) -> String {
         let cut = |text: &String| text.chars().take(20).collect::<String>();
@@ -186,7 +191,7 @@ impl Fitness {
         let Some(platform) = platform else {
             return Ok(Self::Bare);
         };
-        match platform.level().filter(|level| *level <= cpu_level()) {
+        match platform.level_for(cpu_level()) {
             Some(level) => Ok(Self::Level(level)),
             None => Err(ManifestError::Platform {
                 available: platform.shown(),
@@ -365,10 +370,7 @@ fn is_layer(media_type: &str) -> bool {
 
 /// The entry for a CPU of a level of x86-64: the lowest one, so that all machines have the same.
 fn choose(manifests: &[Descriptor], cpu_level: u8) -> Result<Descriptor, ManifestError> {
-    let level = |descriptor: &Descriptor| {
-        let level = descriptor.platform.as_ref()?.level()?;
-        (level <= cpu_level).then_some(level)
-    };
+    let level = |descriptor: &Descriptor| descriptor.platform.as_ref()?.level_for(cpu_level);
     // A manifest without a platform can only be the one manifest of a plain export.
     let is_bare = |descriptor: &Descriptor| {
         descriptor.platform.is_none() && is_manifest(&descriptor.media_type)
