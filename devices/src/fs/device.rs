@@ -560,5 +560,5 @@ impl VirtioDevice for FsDevice {
 }
 
 #[cfg(test)]
-#[path = "device_tests.rs"]
+#[path = "device_tests/mod.rs"]
 mod tests;
