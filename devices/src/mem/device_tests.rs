@@ -21,10 +21,15 @@ struct Rig {
 }
 
 fn rig() -> Rig {
-    let mem = memory(48 << 20);
+    rig_of(48 << 20, REGION)
+}
+
+/// A guest of `len` bytes of memory with a device for this region.
+fn rig_of(len: usize, region: MemRegion) -> Rig {
+    let mem = memory(len);
     let driver = DriverQueue::new(&mem, 0x1_0000, 64);
     let irq = Arc::new(CountingInterrupt::default());
-    let mut device = MemDevice::new(REGION).unwrap();
+    let mut device = MemDevice::new(region).unwrap();
     start(&mut device, &[&driver], &irq, 0);
     Rig {
         mem,
@@ -231,17 +236,7 @@ fn all_of_many() -> Rig {
         len: 128 * MIB,
         ..REGION
     };
-    let mem = memory(144 << 20);
-    let driver = DriverQueue::new(&mem, 0x1_0000, 64);
-    let irq = Arc::new(CountingInterrupt::default());
-    let mut device = MemDevice::new(region).unwrap();
-    start(&mut device, &[&driver], &irq, 0);
-    let mut rig = Rig {
-        mem,
-        driver,
-        device,
-        irq,
-    };
+    let mut rig = rig_of(144 << 20, region);
     rig.device.request(region.len);
     assert_eq!(rig.ask(PLUG, block(0), 64), (ACK, 0));
     (0..64).for_each(|number| rig.touch(number));
@@ -401,17 +396,7 @@ fn queues_that_run_or_do_not_exist_are_refused() {
 
 #[test]
 fn a_region_that_is_no_memory_can_be_unplugged() {
-    let mem = memory(1 << 20);
-    let driver = DriverQueue::new(&mem, 0x1_0000, 64);
-    let irq = Arc::new(CountingInterrupt::default());
-    let mut device = MemDevice::new(REGION).unwrap();
-    start(&mut device, &[&driver], &irq, 0);
-    let mut rig = Rig {
-        mem,
-        driver,
-        device,
-        irq,
-    };
+    let mut rig = rig_of(1 << 20, REGION);
     assert_eq!(rig.ask(UNPLUG_ALL, 0, 0), (ACK, 0));
 }
 
