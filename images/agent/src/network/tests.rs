@@ -49,6 +49,16 @@ fn table(name: &str) -> String {
     fs::read_to_string(format!("/proc/thread-self/net/{name}")).unwrap()
 }
 
+/// The card `02:00:00:00:00:0a`, which becomes `eth0` with these addresses.
+fn card(addresses: &[&str]) -> api::Interface {
+    api::Interface {
+        mac: "02:00:00:00:00:0a".into(),
+        name: "eth0".into(),
+        addresses: addresses.iter().map(|&text| text.into()).collect(),
+        ..Default::default()
+    }
+}
+
 /// Runs ip(8) in the thread's own namespace.
 fn ip(line: &str) -> String {
     let output = std::process::Command::new("ip")
@@ -136,12 +146,7 @@ fn a_gateway_that_answers_no_question_is_a_neighbour() {
         };
         let plan = |last: &str| {
             Plan::new(&api::ConfigureRequest {
-                interfaces: vec![api::Interface {
-                    mac: "02:00:00:00:00:0a".into(),
-                    name: "eth0".into(),
-                    addresses: vec!["10.9.0.2/32".into(), "fd09::2/128".into()],
-                    ..Default::default()
-                }],
+                interfaces: vec![card(&["10.9.0.2/32", "fd09::2/128"])],
                 routes: vec![api::Route {
                     destination: "0.0.0.0/0".into(),
                     gateway: "169.254.1.1".into(),
@@ -181,12 +186,7 @@ fn a_route_has_its_mtu_its_metric_and_its_source() {
         ip("link add card address 02:00:00:00:00:0a type veth peer name host");
         let plan = |routes| {
             Plan::new(&api::ConfigureRequest {
-                interfaces: vec![api::Interface {
-                    mac: "02:00:00:00:00:0a".into(),
-                    name: "eth0".into(),
-                    addresses: vec!["10.9.0.2/24".into(), "10.9.0.3/24".into()],
-                    ..Default::default()
-                }],
+                interfaces: vec![card(&["10.9.0.2/24", "10.9.0.3/24"])],
                 routes,
                 ..Default::default()
             })
