@@ -25,7 +25,8 @@ pub fn read_at(
     offset: u64,
 ) -> io::Result<usize> {
     let offset = file_offset(offset)?;
-    let iovecs = IoVecs::new(slices, skip);
+    let mut room = Room::new();
+    let iovecs = room.fill(slices, skip);
     let (list, count) = iovecs.as_raw();
     retry(|| {
         // SAFETY: `IoVecs` points to `count` pieces of memory that the slices keep mapped and
@@ -47,7 +48,8 @@ pub fn write_at(
     offset: u64,
 ) -> io::Result<usize> {
     let offset = file_offset(offset)?;
-    let iovecs = IoVecs::new(slices, skip);
+    let mut room = Room::new();
+    let iovecs = room.fill(slices, skip);
     let (list, count) = iovecs.as_raw();
     retry(|| {
         // SAFETY: `IoVecs` points to `count` pieces of memory that the slices keep mapped for the
@@ -62,7 +64,8 @@ pub fn write_at(
 /// # Errors
 /// Errors of `readv(2)`; an interrupted call is retried.
 pub fn receive(socket: BorrowedFd<'_>, slices: &[VolatileSlice<'_>]) -> io::Result<usize> {
-    let iovecs = IoVecs::new(slices, 0);
+    let mut room = Room::new();
+    let iovecs = room.fill(slices, 0);
     let (list, count) = iovecs.as_raw();
     retry(|| {
         // SAFETY: `IoVecs` points to `count` pieces of memory that the slices keep mapped and
@@ -77,10 +80,11 @@ pub fn receive(socket: BorrowedFd<'_>, slices: &[VolatileSlice<'_>]) -> io::Resu
 /// # Errors
 /// Errors of `sendmsg(2)`; an interrupted call is retried.
 pub fn send(socket: BorrowedFd<'_>, slices: &[VolatileSlice<'_>]) -> io::Result<usize> {
-    let mut iovecs = IoVecs::new(slices, 0);
+    let mut room = Room::new();
+    let iovecs = room.fill(slices, 0);
     // SAFETY: a msghdr of zeroes is a valid one: no name, no data, no control.
     let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
-    message.msg_iov = iovecs.list.as_mut_ptr().cast();
+    message.msg_iov = iovecs.list;
     message.msg_iovlen = iovecs.count;
     let flags = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
     retry(|| {
@@ -90,22 +94,20 @@ pub fn send(socket: BorrowedFd<'_>, slices: &[VolatileSlice<'_>]) -> io::Result<
     })
 }
 
-/// The first slices of a list, in the form that the kernel takes.
-struct IoVecs<'s> {
-    /// The first `count` of them are initialized; initializing all would take longer than using a
-    /// short list.
-    list: [MaybeUninit<libc::iovec>; BATCH],
-    count: usize,
-    /// The slices keep their memory mapped. (Their `PtrGuard` has an effect only on Xen, which this
-    /// crate is not built for.)
-    _slices: PhantomData<&'s [VolatileSlice<'s>]>,
-}
+/// Room for the list of one system call. It stays where it is made: a copy of it would take longer
+/// than a short list's use, and so would initializing all of it.
+struct Room([MaybeUninit<libc::iovec>; BATCH]);
 
-impl<'s> IoVecs<'s> {
-    fn new(slices: &'s [VolatileSlice<'_>], mut skip: usize) -> Self {
-        let mut list = [const { MaybeUninit::uninit() }; BATCH];
+impl Room {
+    const fn new() -> Self {
+        Self([const { MaybeUninit::uninit() }; BATCH])
+    }
+
+    /// Returns the first slices of a list, without the first `skip` bytes of the first one, in the
+    /// form that the kernel takes.
+    fn fill<'s>(&'s mut self, slices: &'s [VolatileSlice<'_>], mut skip: usize) -> IoVecs<'s> {
         let mut count = 0usize;
-        for (entry, slice) in list.iter_mut().zip(slices) {
+        for (entry, slice) in self.0.iter_mut().zip(slices) {
             let skipped = std::mem::take(&mut skip).min(slice.len());
             let start = slice.ptr_guard_mut().as_ptr();
             entry.write(libc::iovec {
@@ -114,20 +116,28 @@ impl<'s> IoVecs<'s> {
             });
             count = count.saturating_add(1);
         }
-        Self {
-            list,
+        IoVecs {
+            list: self.0.as_mut_ptr().cast(),
             count,
             _slices: PhantomData,
         }
     }
+}
 
-    /// Returns the list's address and length, for system calls.
+/// `count` initialized entries at `list`, for system calls.
+struct IoVecs<'s> {
+    list: *mut libc::iovec,
+    /// At most `BATCH`.
+    count: usize,
+    /// The slices keep their memory mapped. (Their `PtrGuard` has an effect only on Xen, which this
+    /// crate is not built for.)
+    _slices: PhantomData<&'s [VolatileSlice<'s>]>,
+}
+
+impl IoVecs<'_> {
+    /// Returns the list's address and length.
     fn as_raw(&self) -> (*const libc::iovec, i32) {
-        // At most BATCH.
-        (
-            self.list.as_ptr().cast(),
-            i32::try_from(self.count).unwrap_or(0),
-        )
+        (self.list, i32::try_from(self.count).unwrap_or(0))
     }
 }
 
