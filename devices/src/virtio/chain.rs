@@ -1,10 +1,8 @@
 //! A descriptor chain, walked once and bounded when it is taken from the ring.
 
-use vm_memory::{
-    ByteValued, Bytes, GuestAddress, GuestMemory, GuestMemoryError, GuestMemoryRegion,
-    VolatileSlice,
-};
+use vm_memory::{ByteValued, Bytes, GuestAddress, GuestMemory, GuestMemoryError, VolatileSlice};
 
+use super::region::{bytes_in_region, slice_in_region};
 use crate::GuestRam;
 
 /// The most descriptors that a chain may have, direct or indirect, empty or not. This is also the
@@ -77,11 +75,7 @@ impl Chain {
     pub(super) fn push(&mut self, mem: &GuestRam, addr: GuestAddress, len: u32, writable: bool) {
         let (mut addr, mut left) = (addr, len);
         while left > 0 {
-            let rest = mem
-                .find_region(addr)
-                .map(|region| region.last_addr().0.saturating_sub(addr.0));
-            // Regions are never empty: this is at least one byte.
-            let there = rest.map_or(u64::MAX, |rest| rest.saturating_add(1));
+            let there = bytes_in_region(mem, addr).unwrap_or(u64::MAX);
             let len = u32::try_from(there).unwrap_or(u32::MAX).min(left);
             self.segments.push(Segment { addr, len });
             if !writable {
@@ -140,8 +134,9 @@ impl Chain {
             let Some((now, later)) = rest.split_at_mut_checked(piece.len as usize) else {
                 break;
             };
-            mem.read_slice(now, piece.addr)
-                .map_err(ChainError::Memory)?;
+            slice(mem, piece)?
+                .read_slice(now, 0)
+                .map_err(|error| ChainError::Memory(error.into()))?;
             rest = later;
         }
         Ok(())
@@ -173,8 +168,9 @@ impl Chain {
             let Some((now, later)) = rest.split_at_checked(piece.len as usize) else {
                 break;
             };
-            mem.write_slice(now, piece.addr)
-                .map_err(ChainError::Memory)?;
+            slice(mem, piece)?
+                .write_slice(now, 0)
+                .map_err(|error| ChainError::Memory(error.into()))?;
             rest = later;
         }
         Ok(())
@@ -256,12 +252,19 @@ fn collect_slices<'m>(
 ) -> Result<(), ChainError> {
     out.clear();
     for piece in pieces(segments, offset, len) {
-        let slice = mem
-            .get_slice(piece.addr, piece.len as usize)
-            .map_err(ChainError::Memory)?;
-        out.push(slice);
+        out.push(slice(mem, piece)?);
     }
     Ok(())
+}
+
+/// The memory of a part of a segment.
+fn slice(mem: &GuestRam, piece: Segment) -> Result<VolatileSlice<'_>, ChainError> {
+    let len = piece.len as usize;
+    match slice_in_region(mem, piece.addr, len) {
+        Some(slice) => Ok(slice),
+        // Says what is wrong: a segment lies in one region of the memory that it was found in.
+        None => mem.get_slice(piece.addr, len).map_err(ChainError::Memory),
+    }
 }
 
 /// The parts of `segments` that cover `len` bytes from `offset` on.

@@ -16,6 +16,7 @@
 mod chain;
 mod config_space;
 mod counters;
+mod descriptors;
 mod device;
 mod fault;
 mod interrupt;
@@ -25,6 +26,7 @@ mod queues;
 mod rate;
 mod rate_limit;
 mod read_only;
+mod region;
 mod release;
 mod saved;
 pub mod transport;

@@ -9,7 +9,9 @@ use virtio_queue::{QueueOwnedT, QueueT};
 use vm_memory::{Bytes, GuestAddress, GuestMemory, GuestMemoryError};
 use vmm_sys_util::eventfd::EventFd;
 
+use super::descriptors::Descriptors;
 use super::read_only::{is_readable, writable_part};
+use super::region::{bytes_in_region, slice_in_region};
 use super::{Chain, Fault, Interrupt, MAX_SEGMENTS, Progress, Segment};
 use crate::GuestRam;
 
@@ -358,10 +360,10 @@ impl Queue {
             virtio_queue::Error::InvalidAvailRingIndex => QueueFault::AvailIndex(error),
             other => QueueFault::Ring(other),
         })?;
-        let Some(mut descriptors) = available.next() else {
+        let Some(found) = available.next() else {
             return Ok(None);
         };
-        let head = descriptors.head_index();
+        let head = found.head_index();
         let (word, bit) = slot(head);
         let used = self
             .in_use
@@ -383,7 +385,8 @@ impl Queue {
         // The iterator ends both after the last descriptor and at a broken link; only the last
         // descriptor has no NEXT flag.
         let mut ended = false;
-        for descriptor in descriptors.by_ref() {
+        let table = GuestAddress(self.ring.desc_table());
+        for descriptor in Descriptors::new(&self.ram, table, size, head) {
             ended = !descriptor.has_next();
             let (addr, len) = (descriptor.addr(), descriptor.len());
             if chain.descriptors == MAX_SEGMENTS {
@@ -393,7 +396,8 @@ impl Queue {
             if len == 0 {
                 continue;
             }
-            let is_ram = self.ram.check_range(addr, len as usize);
+            let in_region = bytes_in_region(&self.ram, addr) >= Some(len.into());
+            let is_ram = in_region || self.ram.check_range(addr, len as usize);
             if !is_ram && (descriptor.is_write_only() || !is_readable(&self.mem, addr, len)) {
                 return Err(QueueFault::SegmentMemory { head, addr: addr.0 });
             }
@@ -454,9 +458,13 @@ impl Queue {
             let offset = slot.saturating_mul(8).saturating_add(4);
             let at = GuestAddress(self.ring.used_ring().saturating_add(offset));
             let element = [u32::from(head).to_le(), len.to_le()];
-            self.ram
-                .write_obj(element, at)
-                .map_err(QueueFault::UsedRing)?;
+            match slice_in_region(&self.ram, at, size_of_val(&element)) {
+                Some(slice) => slice.copy_from(&element),
+                None => self
+                    .ram
+                    .write_obj(element, at)
+                    .map_err(QueueFault::UsedRing)?,
+            }
             index = index.wrapping_add(1);
             self.completed = self.completed.saturating_add(1);
         }
