@@ -405,7 +405,10 @@ async fn a_websocket_whose_input_nobody_reads_gets_all_output_and_the_status() {
     assert_eq!(seen, 1_000_000, "{end:?}");
     let status: serde_json::Value = serde_json::from_slice(&channels[&3]).unwrap();
     assert_eq!(status["details"]["causes"][0]["message"], "3");
-    assert!(matches!(end, Some(Ok(Message::Close(_)))), "{end:?}");
+    let Some(Ok(Message::Close(Some(frame)))) = end else {
+        panic!("{end:?}")
+    };
+    assert_eq!(u16::from(frame.code), 1000);
     sending.abort();
 }
 

@@ -10,8 +10,7 @@ use tokio::io::{
     AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, DuplexStream, duplex,
 };
 use tokio::time::timeout;
-use tokio_tungstenite::tungstenite::protocol::frame::coding::CloseCode;
-use tokio_tungstenite::tungstenite::{self, Message, protocol::CloseFrame};
+use tokio_tungstenite::tungstenite::{self, Message};
 use tracing::debug;
 
 use super::backend::{Backend, PortForwardRequest};
@@ -85,12 +84,7 @@ async fn write<T: AsyncRead + AsyncWrite + Unpin>(
         let piece = Bytes::copy_from_slice(piece);
         sink.send(Message::Binary(piece)).await?;
     }
-    // Without this code, clients treat the end as a failure.
-    let end = CloseFrame {
-        code: CloseCode::Normal,
-        reason: "".into(),
-    };
-    sink.send(Message::Close(Some(end))).await
+    websocket::close(&mut sink).await
 }
 
 #[cfg(test)]

@@ -13,7 +13,9 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 use tokio_tungstenite::WebSocketStream;
-use tokio_tungstenite::tungstenite::protocol::{Role, WebSocketConfig};
+use tokio_tungstenite::tungstenite::error::ProtocolError;
+use tokio_tungstenite::tungstenite::protocol::frame::coding::CloseCode;
+use tokio_tungstenite::tungstenite::protocol::{CloseFrame, Role, WebSocketConfig};
 use tokio_tungstenite::tungstenite::{self, Message};
 use tracing::debug;
 
@@ -366,5 +368,24 @@ async fn write<T: AsyncRead + AsyncWrite + Unpin>(
         };
         sink.send(message).await?;
     }
-    sink.close().await
+    close(&mut sink).await
+}
+
+/// Ends a connection as a success. Without this code, clients take its end as a failure, whatever
+/// they have been told before.
+pub(super) async fn close<T: AsyncRead + AsyncWrite + Unpin>(
+    sink: &mut SplitSink<Socket<T>, Message>,
+) -> Result<(), tungstenite::Error> {
+    let end = CloseFrame {
+        code: CloseCode::Normal,
+        reason: "".into(),
+    };
+    match sink.send(Message::Close(Some(end))).await {
+        // The client was first.
+        Err(
+            tungstenite::Error::ConnectionClosed
+            | tungstenite::Error::Protocol(ProtocolError::SendAfterClosing),
+        ) => Ok(()),
+        sent => sent,
+    }
 }
