@@ -2,7 +2,7 @@
 
 mod support;
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -117,6 +117,28 @@ fn pruning_stops_when_the_store_is_small_enough() {
         .prune(&Prune::default().tagged().keep_bytes(full.bytes - 1))
         .unwrap();
     assert_eq!(test.store.list().unwrap().len(), 2);
+}
+
+#[test]
+fn directories_may_disappear_while_a_store_is_measured() {
+    let test = TestStore::new();
+    load(&test, "a");
+    let is_done = AtomicBool::new(false);
+    let removed = test.store.root().join("images");
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !is_done.load(Ordering::Relaxed) {
+                let all = (0..50).map(|n| removed.join(format!("gone-{n}")));
+                all.clone().for_each(|path| fs::create_dir(path).unwrap());
+                all.clone().for_each(|path| fs::remove_dir(path).unwrap());
+            }
+        });
+        let usages: Vec<_> = (0..200).map(|_| test.store.usage()).collect();
+        is_done.store(true, Ordering::Relaxed);
+        for usage in usages {
+            assert!(usage.unwrap().bytes > 0);
+        }
+    });
 }
 
 #[tokio::test]

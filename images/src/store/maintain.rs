@@ -2,6 +2,7 @@
 
 use std::collections::HashSet;
 use std::fs;
+use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::time::{Duration, SystemTime};
 
@@ -213,10 +214,17 @@ impl Inner {
         let mut usage = StoreUsage::default();
         let mut directories = vec![self.layout.root().to_owned()];
         while let Some(directory) = directories.pop() {
-            let entries =
-                fs::read_dir(&directory).map_err(|source| Error::io("list", &directory, source))?;
+            // Files and directories that disappear while we count are not counted.
+            let entries = match fs::read_dir(&directory) {
+                Err(error)
+                    if error.kind() == io::ErrorKind::NotFound
+                        && directory != self.layout.root() =>
+                {
+                    continue;
+                }
+                entries => entries.map_err(|source| Error::io("list", &directory, source))?,
+            };
             for entry in entries {
-                // Files that disappear while we count are not counted.
                 let Ok(entry) = entry else { continue };
                 let Ok(metadata) = entry.metadata() else {
                     continue;
