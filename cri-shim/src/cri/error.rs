@@ -333,6 +333,9 @@ fn image_code(error: &podvisor_images::Error) -> Code {
         Error::DiskFull { .. } => Code::ResourceExhausted,
         Error::Cancelled => Code::Cancelled,
         Error::Signature(_) => Code::PermissionDenied,
+        // This node's, not a registry's.
+        Error::Io { source, .. } => file_code(Some(source.kind())),
+        Error::DamagedLayer { .. } => Code::Unknown,
         error if error.is_retryable() => Code::Unavailable,
         _ => Code::Unknown,
     }

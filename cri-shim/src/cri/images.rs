@@ -276,6 +276,18 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_pull_that_fails_on_this_node_is_no_fault_of_a_registry() {
+        let io = |kind: std::io::ErrorKind| ImageError::Io {
+            action: "write",
+            path: "/store/layer".into(),
+            source: kind.into(),
+        };
+        let status = pull_failed(io(std::io::ErrorKind::ReadOnlyFilesystem));
+        assert_eq!(status.code(), Code::Internal, "{status}");
+        assert!(!status.message().contains("Registry"), "{status}");
+    }
+
+    #[test]
     fn credentials_go_to_their_own_registry_only() {
         let auth = |server: &str| AuthConfig {
             username: "u".to_owned(),
