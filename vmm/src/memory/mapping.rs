@@ -2,6 +2,7 @@
 //! ones.
 #![allow(unsafe_code)] // mmap hints and madvise on memory that no Rust reference covers
 
+use std::cmp::Reverse;
 use std::fs::File;
 use std::io;
 use std::ops::Range;
@@ -16,6 +17,11 @@ pub(super) const HUGE_PAGE_SIZE: u64 = 2 << 20;
 
 /// Attempts to get an aligned mapping, after which another one is merely slower.
 const MAX_ELSEWHERE: usize = 4;
+
+/// The maximum number of holes of one mapping that are replaced. Each is up to two mappings more,
+/// and a process may have 65,530 (`vm.max_map_count`). Memory of 4 GiB has no more holes of a huge
+/// page.
+pub(super) const MAX_REPLACED: usize = 1024;
 
 /// Creates an owned anonymous mapping that starts on a 2 MiB boundary if the address space allows.
 pub(super) fn anonymous(len: usize) -> Result<MmapRegion<()>, MmapRegionError> {
@@ -33,20 +39,31 @@ pub(super) fn anonymous(len: usize) -> Result<MmapRegion<()>, MmapRegionError> {
 /// not be truncated, or accesses to the missing part raise SIGBUS. The mapping starts on a 2 MiB
 /// boundary if the address space allows, so that huge pages of the file can be mapped as such.
 ///
-/// `holes`, offsets into the mapping, are where the file has no data. They are anonymous memory, in
-/// huge pages: a file on a tmpfs would get a page of zeroes for each one that is touched, and keep
-/// it, in addition to the copy.
+/// `holes`, offsets into the mapping, are where the file has no data. The largest of them, up to
+/// [`MAX_REPLACED`], are anonymous memory, in huge pages: a file on a tmpfs would get a page of
+/// zeroes for each one that is touched, and keep it, in addition to the copy. The others, and those
+/// that the kernel does not replace, stay the file's, which reads as zeroes, too.
 pub(super) fn private(
     file: Arc<File>,
     offset: u64,
     len: usize,
-    holes: &[Range<u64>],
+    mut holes: Vec<Range<u64>>,
 ) -> Result<MmapRegion<()>, MmapRegionError> {
     let file = FileOffset::from_arc(file, offset);
     let access = libc::PROT_READ | libc::PROT_WRITE;
     let region = aligned(len, access, libc::MAP_PRIVATE, Some(file))?;
-    for hole in holes {
-        replace_by_zeroes(&region, hole).map_err(MmapRegionError::Mmap)?;
+    if holes.len() > MAX_REPLACED {
+        holes.sort_unstable_by_key(|hole| Reverse(hole.end - hole.start));
+        holes.truncate(MAX_REPLACED);
+    }
+    for hole in &holes {
+        if let Err(error) = replace_by_zeroes(&region, hole) {
+            if !is_mapped(&region, hole) {
+                return Err(MmapRegionError::Mmap(error));
+            }
+            tracing::debug!(%error, "holes of a memory file are not anonymous memory");
+            break;
+        }
     }
     keep_to_this_process(&region);
     Ok(region)
@@ -67,6 +84,14 @@ fn replace_by_zeroes(region: &MmapRegion<()>, range: &Range<u64>) -> io::Result<
     // A kernel without huge pages refuses this.
     let _ = advise_range(region, range, libc::MADV_HUGEPAGE);
     Ok(())
+}
+
+/// Returns whether `range` of a mapping is still there: a kernel that fails to replace a part may
+/// have unmapped it before (Linux before 6.12).
+fn is_mapped(region: &MmapRegion<()>, range: &Range<u64>) -> bool {
+    // The default, which changes nothing.
+    let advised = advise_range(region, range, libc::MADV_NORMAL);
+    !advised.is_err_and(|error| error.raw_os_error() == Some(libc::ENOMEM))
 }
 
 fn aligned(
@@ -237,5 +262,21 @@ impl Drop for Padding {
     fn drop(&mut self) {
         // SAFETY: exactly the mapping that `map` created; no copy of its address is in use.
         unsafe { libc::munmap(self.start, self.len) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_hole_that_cannot_be_replaced_stays_the_files() {
+        let file = Arc::new(tempfile::tempfile().unwrap());
+        file.set_len(HUGE_PAGE_SIZE).unwrap();
+        let len = usize::try_from(HUGE_PAGE_SIZE).unwrap();
+        // mmap refuses to replace parts of pages.
+        let holes = vec![PAGE_SIZE / 2..PAGE_SIZE];
+        let region = private(file, 0, len, holes).unwrap();
+        assert!(is_mapped(&region, &(0..HUGE_PAGE_SIZE)));
     }
 }

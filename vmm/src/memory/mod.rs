@@ -175,7 +175,8 @@ impl GuestMemory {
     }
 
     /// Creates memory with the content of `file`, which must have at least as many bytes as `shape`
-    /// in total. The guest's writes stay in this process, and the file's holes stay holes. Memory
+    /// in total. The guest's writes stay in this process, and the file's large holes stay holes
+    /// (up to [`mapping::MAX_REPLACED`] of each mapping). Memory
     /// to plug in of which the file is all hole is like [`Self::anonymous`] memory.
     pub(crate) fn private(shape: MemoryShape, file: Arc<File>) -> Result<Self, MemoryError> {
         let size = shape.total();
@@ -189,7 +190,7 @@ impl GuestMemory {
             let is_hole = matches!(&*holes, [hole] if *hole == (0..span.len));
             match Some(span.start) == hotplug && is_hole {
                 true => mapping::anonymous(len),
-                false => mapping::private(file.clone(), span.offset, len, &holes),
+                false => mapping::private(file.clone(), span.offset, len, holes),
             }
         })?;
         Ok(Self {
@@ -398,6 +399,48 @@ mod tests {
         // Neither does anything come back of what was written before.
         let next = GuestMemory::private(size, Arc::new(file)).unwrap();
         assert_eq!(next.ram().read_obj::<u8>(GuestAddress(0)).unwrap(), 0);
+    }
+
+    #[test]
+    fn a_file_of_many_holes_is_not_as_many_mappings() {
+        const STEP: u64 = 4 * MIB;
+        const HOLES: u64 = 2000;
+        let file = tempfile::tempfile().unwrap();
+        // Memory above the device hole, which is one mapping: a page of data in each second block.
+        let below = layout::MMIO_START;
+        let size = MemorySize::bytes(below + HOLES * STEP);
+        file.set_len(size.as_bytes()).unwrap();
+        // The last hole is the largest one.
+        for number in 0..HOLES - 4 {
+            file.write_all_at(&[7], below + number * STEP).unwrap();
+        }
+        let memory = GuestMemory::private(MemoryShape::fixed(size), Arc::new(file)).unwrap();
+        let region = memory.ram().iter().last().unwrap();
+        let start = region.as_ptr().addr();
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+        let maps: Vec<(usize, bool)> = maps
+            .lines()
+            .map(|line| {
+                let address = line.split('-').next().unwrap();
+                let is_anonymous = line.split_whitespace().nth(4) == Some("0");
+                (usize::from_str_radix(address, 16).unwrap(), is_anonymous)
+            })
+            .filter(|(address, _)| (start..start + region.len() as usize).contains(address))
+            .collect();
+        assert!(
+            maps.len() <= 2 * mapping::MAX_REPLACED + 1,
+            "{}",
+            maps.len()
+        );
+        assert!(maps.last().unwrap().1, "the largest hole is replaced");
+        for number in [0, 1, HOLES / 2, HOLES - 5] {
+            let at = GuestAddress(layout::HIGH_RAM_START + number * STEP);
+            let hole = GuestAddress(at.0 + 3 * MIB);
+            let read = |at| memory.ram().read_obj::<u8>(at).unwrap();
+            assert_eq!((read(at), read(hole)), (7, 0));
+            memory.ram().write_obj(5u8, hole).unwrap();
+            assert_eq!(read(hole), 5);
+        }
     }
 
     #[test]
