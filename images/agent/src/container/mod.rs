@@ -25,7 +25,6 @@ use std::collections::hash_map::Entry;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use libcontainer::container::Container as LibContainer;
 use oci_spec::runtime::User;
 use podvisor_agent_protocol::{api, limits};
 use tokio::task::JoinHandle;
@@ -44,6 +43,7 @@ use files::rootfs::{Image, Images, MountPoint, Rootfs};
 use files::submounts::{Held, Submounts};
 use process::Process;
 use process::execs::Execs;
+use process::notify::notify;
 use process::pidns::SharedPids;
 use process::turns::{ContainerTurns, LaunchLimits};
 pub use status::{ContainerExit, Created, Started};
@@ -207,12 +207,10 @@ impl Containers {
                 state: "started already",
             });
         }
-        LibContainer::load(self.state_of(&container))
-            .and_then(|mut container| container.start())
-            .map_err(|source| ContainerError::Start {
-                id: id.to_owned(),
-                source,
-            })?;
+        notify(self.state_of(&container)).map_err(|source| ContainerError::Start {
+            id: id.to_owned(),
+            source,
+        })?;
         let at_ns = now_ns();
         *started = Some(at_ns);
         Ok(Started {
