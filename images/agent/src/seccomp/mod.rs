@@ -15,6 +15,10 @@
 //! Names that an architecture does not have are skipped, and so are architectures that the guest
 //! does not have: profiles are written for several. A call of an architecture that the profile does
 //! not name kills the thread.
+//!
+//! Numbers above all that a profile names are of calls that are newer than the profile, and fail
+//! with ENOSYS: C libraries then use an older call (clone3, faccessat2), which they do not after
+//! EPERM. As in runc, that is so whatever the default action is, unless it lets calls through.
 
 mod calls;
 mod filter;
@@ -31,7 +35,7 @@ use oci_spec::runtime::{
 use calls::{Architecture, Multiplexed};
 pub use filter::Filter;
 pub(crate) use program::Instruction;
-use program::{Condition, Leaf, Rule};
+use program::{Condition, Leaf, Rule, Table};
 
 /// A profile that cannot be compiled to a filter.
 #[derive(Debug, thiserror::Error)]
@@ -90,7 +94,13 @@ pub fn compile(profile: &LinuxSeccomp) -> Result<Filter, ProfileError> {
         .collect::<Result<Vec<_>, _>>()?;
     let tables = architectures
         .into_iter()
-        .map(|architecture| (architecture, leaves(architecture, &rules, default)))
+        .map(|architecture| Table {
+            architecture,
+            leaves: leaves(architecture, &rules, default),
+            newer_from: (!lets_calls_through(profile.default_action()))
+                .then(|| newer_from(architecture, &rules))
+                .flatten(),
+        })
         .collect::<Vec<_>>();
     let instructions = program::assemble(&tables, default, x32);
     if instructions.len() > MAX_INSTRUCTIONS {
@@ -102,6 +112,24 @@ pub fn compile(profile: &LinuxSeccomp) -> Result<Filter, ProfileError> {
         spec_allow: has(LinuxSeccompFilterFlag::SeccompFilterFlagSpecAllow),
         instructions,
     })
+}
+
+/// Whether calls can succeed with this action. A tracer decides on calls that it does not know.
+fn lets_calls_through(action: LinuxSeccompAction) -> bool {
+    matches!(
+        action,
+        LinuxSeccompAction::ScmpActAllow
+            | LinuxSeccompAction::ScmpActLog
+            | LinuxSeccompAction::ScmpActTrace
+    )
+}
+
+/// Returns the number after the highest one that any rule names, also those with the default
+/// action.
+fn newer_from(architecture: Architecture, rules: &[ParsedRule<'_>]) -> Option<u32> {
+    let names = rules.iter().flat_map(|rule| rule.names);
+    let last = names.filter_map(|name| architecture.number(name)).max()?;
+    Some(last.saturating_add(1))
 }
 
 /// Returns the filter's return value for an action of a profile.

@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 
 use oci_spec::runtime::LinuxSeccompOperator as Operator;
 
+use super::ENOSYS;
 use super::calls::Architecture;
 
 /// `struct sock_filter`.
@@ -80,6 +81,16 @@ pub(super) enum Leaf {
     Rules(Vec<Rule>),
 }
 
+/// The decisions for the calls of one architecture.
+#[derive(Debug)]
+pub(super) struct Table {
+    pub(super) architecture: Architecture,
+    /// By number; others get the default.
+    pub(super) leaves: BTreeMap<u32, Leaf>,
+    /// Numbers from this one on fail with ENOSYS. It is above those in `leaves`.
+    pub(super) newer_from: Option<u32>,
+}
+
 fn statement(code: u16, k: u32) -> Instruction {
     Instruction {
         code,
@@ -125,16 +136,12 @@ fn branch(
 }
 
 /// Assembles the whole filter: calls of other architectures kill the thread, x32 calls get `x32`.
-pub(super) fn assemble(
-    tables: &[(Architecture, BTreeMap<u32, Leaf>)],
-    default: u32,
-    x32: u32,
-) -> Vec<Instruction> {
+pub(super) fn assemble(tables: &[Table], default: u32, x32: u32) -> Vec<Instruction> {
     let mut rest = vec![statement(RET_K, KILL_THREAD)];
-    for (architecture, leaves) in tables.iter().rev() {
-        let ranges = ranges(*architecture, leaves, default);
-        let mut search = search(&ranges, default);
-        if *architecture == Architecture::X86_64 {
+    for table in tables.iter().rev() {
+        let architecture = table.architecture;
+        let mut search = search(&ranges(table, default), default);
+        if architecture == Architecture::X86_64 {
             search = branch(JMP_JGE_K, X32_BIT, search, vec![statement(RET_K, x32)]);
         }
         search.insert(0, statement(LD_W_ABS, NUMBER));
@@ -147,7 +154,12 @@ pub(super) fn assemble(
 /// The decision from a number on, up to the number of the next entry.
 type Range = (u32, Vec<Instruction>);
 
-fn ranges(architecture: Architecture, leaves: &BTreeMap<u32, Leaf>, default: u32) -> Vec<Range> {
+fn ranges(table: &Table, default: u32) -> Vec<Range> {
+    let Table {
+        architecture,
+        leaves,
+        newer_from,
+    } = table;
     let otherwise = vec![statement(RET_K, default)];
     let mut ranges = vec![(0, otherwise.clone())];
     let mut add = |number, code: Vec<Instruction>| match ranges.last_mut() {
@@ -160,13 +172,16 @@ fn ranges(architecture: Architecture, leaves: &BTreeMap<u32, Leaf>, default: u32
             number,
             match leaf {
                 Leaf::Always(action) => vec![statement(RET_K, *action)],
-                Leaf::Rules(rules) => conditional(architecture, rules, default),
+                Leaf::Rules(rules) => conditional(*architecture, rules, default),
             },
         );
         let next = number.saturating_add(1);
         if !leaves.contains_key(&next) {
             add(next, otherwise.clone());
         }
+    }
+    if let Some(number) = *newer_from {
+        add(number, vec![statement(RET_K, errno(ENOSYS))]);
     }
     ranges
 }

@@ -146,6 +146,22 @@ fn reference(profile: &LinuxSeccomp) -> Vec<Instruction> {
         .collect()
 }
 
+/// Returns the highest number that libseccomp has for a name in the profile. runc adds to
+/// libseccomp's filter that numbers above it fail with ENOSYS.
+fn last_named(profile: &LinuxSeccomp, architecture: ScmpArch) -> Option<u32> {
+    let number = |name: &String| {
+        // libseccomp has a negative number for these, although their own ones are in its filters.
+        if architecture == ScmpArch::X86 && Architecture::X86.multiplexed(name).is_some() {
+            return Architecture::X86.number(name);
+        }
+        let call = ScmpSyscall::from_name_by_arch(name, architecture).ok()?;
+        // Calls that the architecture does not have get negative numbers.
+        u32::try_from(i32::from(call)).ok()
+    };
+    let rules = profile.syscalls().iter().flatten();
+    rules.flat_map(|rule| rule.names()).filter_map(number).max()
+}
+
 /// Arguments at and around the values in the conditions of the profile.
 fn interesting(profile: &LinuxSeccomp) -> Vec<u64> {
     let mut values = vec![0, 1, u64::MAX, 1 << 32];
@@ -174,6 +190,18 @@ fn interesting(profile: &LinuxSeccomp) -> Vec<u64> {
 fn assert_same(profile: &LinuxSeccomp) {
     let (ours, theirs) = (compile(profile).unwrap().instructions, reference(profile));
     let values = interesting(profile);
+    let has_x86 = (profile.architectures().iter().flatten()).any(|&a| a == Arch::ScmpArchX86);
+    let is_newer = |call: &Call| {
+        let last = match call.architecture {
+            X86_64 if call.number < 0x4000_0000 => last_named(profile, ScmpArch::X8664),
+            X86 if has_x86 => last_named(profile, ScmpArch::X86),
+            _ => None,
+        };
+        !matches!(
+            profile.default_action(),
+            LinuxSeccompAction::ScmpActAllow | LinuxSeccompAction::ScmpActLog
+        ) && last.is_some_and(|last| call.number > last)
+    };
     for architecture in [X86_64, X86, AARCH64] {
         // The arguments of 32-bit programs have 32 bits.
         let width = if architecture == X86 {
@@ -189,7 +217,12 @@ fn assert_same(profile: &LinuxSeccomp) {
                     architecture,
                     arguments: [value, other, value, other, value, other].map(|v| v & width),
                 };
-                assert_eq!(run(&ours, &call), run(&theirs, &call), "{call:x?}");
+                let expected = if is_newer(&call) {
+                    program::errno(ENOSYS)
+                } else {
+                    run(&theirs, &call)
+                };
+                assert_eq!(run(&ours, &call), expected, "{call:x?}");
             }
         }
     }
@@ -375,6 +408,45 @@ fn conditions_on_one_argument_are_alternatives() {
             expected
         );
     }
+}
+
+#[test]
+fn calls_that_are_newer_than_the_profile_do_not_exist() {
+    let with = |default: &str| {
+        json!({"defaultAction": default, "architectures": ["SCMP_ARCH_X86", "SCMP_ARCH_X32"],
+        "syscalls": [
+            {"names": ["read", "openat", "no_such_call"], "action": "SCMP_ACT_ALLOW"},
+            // The highest ones, with the default action.
+            {"names": ["statx", "getrandom"], "action": default},
+        ]})
+    };
+    let denied = program::errno(EPERM);
+    let enosys = program::errno(ENOSYS);
+    let errno = with("SCMP_ACT_ERRNO");
+    for (number, expected) in [
+        (libc::SYS_read, program::ALLOW),
+        (libc::SYS_mount, denied),
+        (libc::SYS_statx, denied),
+        (libc::SYS_statx + 1, enosys),
+        (libc::SYS_clone3, enosys),
+        (0x3fff_ffff, enosys),
+    ] {
+        assert_eq!(returned(&errno, X86_64, number, [0; 6]), expected);
+    }
+    // statx of 32-bit programs, and the next number.
+    assert_eq!(returned(&errno, X86, 383, [0; 6]), denied);
+    assert_eq!(returned(&errno, X86, 384, [0; 6]), enosys);
+    assert_eq!(returned(&errno, AARCH64, 1000, [0; 6]), KILL_THREAD);
+
+    let newest = |value: &Value| returned(value, X86_64, libc::SYS_clone3, [0; 6]);
+    for default in ["SCMP_ACT_KILL", "SCMP_ACT_KILL_PROCESS", "SCMP_ACT_TRAP"] {
+        assert_eq!(newest(&with(default)), enosys, "{default}");
+    }
+    assert_eq!(newest(&with("SCMP_ACT_ALLOW")), program::ALLOW);
+    assert_eq!(newest(&with("SCMP_ACT_LOG")), program::LOG);
+    assert_eq!(newest(&with("SCMP_ACT_TRACE")), program::trace(EPERM));
+    // A profile that names no call has no age.
+    assert_eq!(newest(&json!({"defaultAction": "SCMP_ACT_ERRNO"})), denied);
 }
 
 #[test]
