@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock};
 
 use libcontainer::container::State;
-use oci_spec::runtime::{Process as SpecProcess, Spec, User};
+use oci_spec::runtime::{Process as SpecProcess, Spec, User as SpecUser};
 use podvisor_agent_protocol::api;
 
 use super::cgroup::Cgroup;
@@ -25,6 +25,7 @@ use super::process::launch::{Launcher, Streams};
 use super::process::turns::ContainerTurns;
 use super::spec::{self, EtcFile, VolumeOfImage};
 use super::users::namespace::{IdKind, IdMaps, Owner, UserNamespace};
+use super::users::own::{ExecUser, OwnUser};
 use super::users::user::Databases;
 use super::{Container, ContainerError, Containers, Result, Shared, lock};
 use crate::launcher::{Confinement, Kind, UserEntry};
@@ -55,7 +56,7 @@ struct ContainerParts {
 /// How a container's own process starts.
 #[derive(Default)]
 struct FirstProcess {
-    user: User,
+    user: SpecUser,
     confinement: Option<Confinement>,
 }
 
@@ -68,7 +69,7 @@ impl Containers {
     ) -> Result<Container> {
         let mut plan = self.plan(order, request).await?;
         let files = self.prepare_files(request, &mut plan).await?;
-        self.start_init(plan, files).await
+        self.start_init(request, plan, files).await
     }
 
     /// Parses the request, and puts the guest's ids and devices into its specification.
@@ -189,8 +190,15 @@ impl Containers {
     }
 
     /// Creates the control group, and has libcontainer create the process.
-    async fn start_init(&self, plan: Plan, files: ContainerParts) -> Result<Container> {
+    async fn start_init(
+        &self,
+        request: &api::CreateContainerRequest,
+        plan: Plan,
+        files: ContainerParts,
+    ) -> Result<Container> {
         let FirstProcess { user, confinement } = files.first;
+        let groups = request.supplemental_groups.into();
+        let user = OwnUser::new(request.user.clone(), groups, user);
         let state = self.shared.base.join("state");
         let turns = ContainerTurns::default();
         let launcher = Launcher {
@@ -201,7 +209,7 @@ impl Containers {
             name: &plan.name,
             state: state.clone(),
             directory: files.directory.path.clone(),
-            uid: guest_uid(plan.users.as_deref(), user.uid())?,
+            uid: guest_uid(plan.users.as_deref(), user.ids().uid())?,
             confinement: confinement.clone(),
         };
         let made = async {
@@ -268,18 +276,16 @@ impl Containers {
         let default_stdio = api::Stdio::default();
         let streams = Streams::new(request.stdio.as_ref().unwrap_or(&default_stdio))?;
         let mut process = spec::parse_process(&request.process_json)?;
-        // Read again: the container may have changed them, and a shell in it would see that.
-        let databases = {
+        let ExecUser { user, databases } = {
             let rootfs = lock(&container.rootfs);
             let rootfs = rootfs.as_ref().ok_or(ContainerError::WrongState {
                 id: request.container_id.clone(),
                 state: "being deleted",
             })?;
-            Databases::read(rootfs.path())?
+            let groups = request.supplemental_groups.into();
+            let own = &container.user;
+            own.of_exec(rootfs.path(), &request.user, groups)?
         };
-        let user = (!request.user.is_empty())
-            .then(|| databases.resolve(&request.user, request.supplemental_groups.into()))
-            .transpose()?;
         let home = |uid| databases.home_of(uid);
         spec::complete_process(&mut process, user, home, streams.is_terminal());
         let directory = Directory::create(

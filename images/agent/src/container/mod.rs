@@ -25,7 +25,6 @@ use std::collections::hash_map::Entry;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use oci_spec::runtime::User;
 use podvisor_agent_protocol::{api, limits};
 use tokio::task::JoinHandle;
 
@@ -48,6 +47,7 @@ use process::pidns::SharedPids;
 use process::turns::{ContainerTurns, LaunchLimits};
 pub use status::{ContainerExit, Created, Started};
 use users::namespace::{UserNamespace, UserNamespaces};
+use users::own::OwnUser;
 
 /// Where the agent stores what containers need.
 pub const BASE: &str = "/run/podvisor";
@@ -108,7 +108,7 @@ struct Container {
     started: Mutex<Option<u64>>,
     turns: ContainerTurns,
     execs: Execs,
-    user: User,
+    user: OwnUser,
     /// The user namespace of its processes, unless they are in the guest's.
     users: Option<Arc<UserNamespace>>,
     // Fields drop in order: mounts in the directory are dropped before the directory. Nothing is
@@ -161,7 +161,7 @@ impl Containers {
                 Ok(container) => {
                     let created = Created {
                         pid: container.init.pid(),
-                        user: container.user.clone(),
+                        user: container.user.ids().clone(),
                     };
                     container.end_with_init();
                     table.slots.insert(id, Slot::Ready(Arc::new(container)));

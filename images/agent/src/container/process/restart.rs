@@ -94,7 +94,7 @@ impl Containers {
             name: &container.name,
             state: self.shared.base.join("state"),
             directory: container.directory.path.clone(),
-            uid: container.guest_uid(container.user.uid())?,
+            uid: container.guest_uid(container.user.ids().uid())?,
             confinement: container.confinement.clone(),
         };
         let kind = Kind::Create {

@@ -99,6 +99,19 @@ impl Databases {
         })
     }
 
+    /// Reads below `rootfs` what homes are looked up in. A database that cannot be read is empty.
+    #[must_use]
+    pub fn read_homes(rootfs: &Path) -> Self {
+        let passwd = read_in_root(rootfs, "/etc/passwd").unwrap_or_else(|error| {
+            tracing::debug!(%error, "cannot look up homes in /etc/passwd");
+            String::new()
+        });
+        Self {
+            passwd,
+            group: String::new(),
+        }
+    }
+
     /// Resolves `user[:group]`.
     ///
     /// A number is used as it is, and looked up only for its group and home. Without a group, a
@@ -150,6 +163,15 @@ impl Databases {
             additional_gids,
             home,
         })
+    }
+
+    /// Returns the home directory of the user of this name if it has the id `uid`, else of that id.
+    #[must_use]
+    pub fn home_of_name(&self, name: &str, uid: u32) -> Option<String> {
+        self.users()
+            .find(|user| user.name == name && user.uid == uid && !user.home.is_empty())
+            .map(|user| user.home.to_owned())
+            .or_else(|| self.home_of(uid))
     }
 
     /// Returns the home directory of a user id in /etc/passwd.
