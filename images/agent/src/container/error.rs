@@ -129,6 +129,7 @@ impl ContainerError {
                 | SpecError::Malformed { .. }
                 | SpecError::Refused(_)
                 | SpecError::InImage { .. }
+                | SpecError::Destination { .. }
                 | SpecError::Seccomp(_),
             )
             | Self::User(UserError::Malformed(_))
@@ -160,7 +161,7 @@ impl ContainerError {
             Self::Rootfs(RootfsError::Mount { .. })
             | Self::Fill(_)
             | Self::Nodes(_)
-            | Self::Spec(SpecError::Write { .. })
+            | Self::Spec(SpecError::Write { .. } | SpecError::Read { .. })
             | Self::Devices(DeviceError::Kernel(_))
             | Self::Launch(_)
             | Self::Start { .. }

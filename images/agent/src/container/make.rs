@@ -162,7 +162,6 @@ impl Containers {
         spec::place(spec, rootfs.path(), request.readonly_rootfs, &plan.cgroup);
         let etc = etc_files(request);
         spec::show_files(spec, &directory.path, &etc, maps.map(IdMaps::root))?;
-        rootfs.make_parents(&spec::destinations(spec));
         let filter = spec::store_filter(spec::take_filter(spec)?, &directory.path)?;
         let takes_dev = spec::has_own_dev(spec);
         let mut first = FirstProcess::default();
@@ -178,7 +177,8 @@ impl Containers {
             let entry = entry(users, process, EntryKind::First { takes_dev })?;
             first.confinement = Some(Confinement::take_own(process, filter, entry));
         }
-        spec::store(spec, directory.path.join("config.json"))?;
+        spec::store(spec, directory.path.join(UNRESOLVED))?;
+        write_bundle(spec, &rootfs, &directory.path)?;
         Ok(ContainerParts {
             first,
             held,
@@ -316,6 +316,31 @@ impl Containers {
             init: container.init.pid(),
         };
         Ok(launcher.make(kind, streams).await?)
+    }
+}
+
+/// File of a container's specification before the destinations of its mounts are resolved, in its
+/// directory.
+const UNRESOLVED: &str = "spec.json";
+
+/// Writes a container's bundle for libcontainer.
+fn write_bundle(spec: &mut Spec, rootfs: &Rootfs, directory: &Path) -> Result<()> {
+    spec::resolve_destinations(spec, rootfs.path())?;
+    rootfs.make_parents(&spec::destinations(spec));
+    spec::store(spec, directory.join("config.json"))?;
+    Ok(())
+}
+
+/// Writes a container's bundle again: its process may have changed the links that lead to the
+/// destinations of its mounts.
+pub(super) fn rewrite_bundle(container: &Container) -> Result<()> {
+    let directory = &container.directory.path;
+    match &*lock(&container.rootfs) {
+        Some(rootfs) => {
+            let mut spec = spec::stored(directory.join(UNRESOLVED))?;
+            write_bundle(&mut spec, rootfs, directory)
+        }
+        None => Ok(()),
     }
 }
 

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use podvisor_agent_protocol::api;
 
 use crate::container::files::directory::remove_directory;
-use crate::container::make::make_group;
+use crate::container::make::{make_group, rewrite_bundle};
 use crate::container::process::Process;
 use crate::container::process::execs::Execs;
 use crate::container::process::launch::{Launcher, Streams};
@@ -86,6 +86,7 @@ impl Containers {
             make_group(&container.cgroup, container.devices.as_ref())?;
         }
         remove_directory(&self.state_of(container));
+        rewrite_bundle(container)?;
         let launcher = Launcher {
             launches: &self.shared.launches,
             turns: &container.turns,

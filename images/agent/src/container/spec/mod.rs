@@ -1,5 +1,7 @@
 //! Completes the host's OCI runtime specification with what only the guest knows.
 
+mod destinations;
+
 use std::fs;
 use std::io;
 use std::os::fd::{AsFd as _, AsRawFd as _};
@@ -17,6 +19,7 @@ use super::users::namespace::{self, Owner};
 use super::users::user::User;
 use crate::guest::shares::is_below_share;
 use crate::seccomp::{self, Filter, ProfileError};
+pub use destinations::resolve_destinations;
 
 /// The guest's own /dev/shm, for containers that share it.
 const GUEST_SHM: &str = "/dev/shm";
@@ -57,12 +60,30 @@ pub enum SpecError {
         #[source]
         source: io::Error,
     },
+    /// The links of the root filesystem at a mount's destination cannot be followed.
+    #[error("cannot find the destination {path} of a mount in the container's root filesystem")]
+    Destination {
+        /// The destination.
+        path: PathBuf,
+        /// The cause.
+        #[source]
+        source: io::Error,
+    },
     /// Its seccomp profile cannot be compiled to a filter.
     #[error(transparent)]
     Seccomp(#[from] ProfileError),
     /// It cannot be stored for libcontainer.
     #[error("cannot write {path}")]
     Write {
+        /// The file.
+        path: PathBuf,
+        /// The cause.
+        #[source]
+        source: io::Error,
+    },
+    /// The stored one cannot be read again.
+    #[error("cannot read {path}")]
+    Read {
         /// The file.
         path: PathBuf,
         /// The cause.
@@ -538,6 +559,17 @@ pub fn store(value: &impl serde::Serialize, path: PathBuf) -> Result<PathBuf, Sp
         Ok(()) => Ok(path),
         Err(source) => Err(SpecError::Write { path, source }),
     }
+}
+
+/// Reads a specification that [`store`] has written.
+///
+/// # Errors
+///
+/// [`SpecError::Read`].
+pub fn stored(path: PathBuf) -> Result<Spec, SpecError> {
+    let spec = std::fs::read(&path)
+        .and_then(|json| serde_json::from_slice(&json).map_err(io::Error::from));
+    spec.map_err(|source| SpecError::Read { path, source })
 }
 
 #[cfg(test)]
