@@ -275,7 +275,7 @@ mod tests {
         file.set_len(HUGE_PAGE_SIZE).unwrap();
         let len = usize::try_from(HUGE_PAGE_SIZE).unwrap();
         // mmap refuses to replace parts of pages.
-        let holes = vec![PAGE_SIZE / 2..PAGE_SIZE];
+        let holes = std::iter::once(PAGE_SIZE / 2..PAGE_SIZE).collect();
         let region = private(file, 0, len, holes).unwrap();
         assert!(is_mapped(&region, &(0..HUGE_PAGE_SIZE)));
     }
