@@ -17,6 +17,10 @@ use super::{GuestMemory, MemoryError, PAGE_SIZE, Span, mapping, spans};
 /// Bytes handled per step: whole pages.
 const CHUNK: u64 = 256 << 10;
 
+/// The maximum number of ranges of a span in a difference, for each of which its state file, of at
+/// most 64 MiB, has 16 bytes.
+const MAX_RANGES: usize = 1 << 19;
+
 /// Selects the pages that are written to a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SaveScope {
@@ -29,7 +33,8 @@ pub(crate) enum SaveScope {
 impl GuestMemory {
     /// Writes memory to `file`, which is empty, at the offsets of its [`Span`]s. Pages of zeroes
     /// become holes. Returns the ranges of the file that were examined; everything outside of them
-    /// is zero, or with [`SaveScope::Own`] as in the file that backs this memory.
+    /// is zero, or with [`SaveScope::Own`] as in the file that backs this memory. If there are too
+    /// many ranges, neighbours are joined across the pages between them, which are written, too.
     ///
     /// Of the memory that may be plugged in, only the first `plugged` bytes are examined: the rest
     /// is zero in the file, even if a guest wrote there without plugging it in.
@@ -56,6 +61,9 @@ impl GuestMemory {
             if let (SaveScope::All, Some(behind)) = (which, &self.file) {
                 let data = data_of(behind, span).map_err(failed("find", span.start))?;
                 wanted = union(wanted, data);
+            }
+            if which == SaveScope::Own {
+                wanted = join_neighbours(wanted, MAX_RANGES);
             }
             for range in wanted {
                 self.write_range(file, span, &range, &mut buffer)?;
@@ -269,6 +277,23 @@ fn union(mut a: Vec<Range<u64>>, b: Vec<Range<u64>>) -> Vec<Range<u64>> {
         }
     }
     all
+}
+
+/// Joins neighbours across the smallest gaps until there are at most `most` ranges. Gaps are of
+/// whole pages, so that the loop ends.
+fn join_neighbours(mut ranges: Vec<Range<u64>>, most: usize) -> Vec<Range<u64>> {
+    let mut gap = PAGE_SIZE;
+    while ranges.len() > most.max(1) {
+        ranges.dedup_by(|next, last| {
+            let is_near = next.start - last.end <= gap;
+            if is_near {
+                last.end = next.end;
+            }
+            is_near
+        });
+        gap = gap.saturating_mul(2);
+    }
+    ranges
 }
 
 /// Returns the parts of ranges of a file that lie in a span, as offsets into it.
@@ -495,6 +520,24 @@ mod tests {
         // A write to a hole may take a huge page.
         assert!(own <= HUGE_PAGE_SIZE + 2 * PAGE_SIZE, "{own:#x}");
         assert!(contents(&clone) == expected);
+    }
+
+    #[test]
+    fn too_many_ranges_are_joined_across_the_smallest_gaps() {
+        let page = |start: u64, end: u64| start * PAGE_SIZE..end * PAGE_SIZE;
+        let ranges = vec![
+            page(0, 1),
+            page(2, 3),
+            page(4, 6),
+            page(9, 10),
+            page(90, 91),
+        ];
+        assert_eq!(join_neighbours(ranges.clone(), 5), ranges);
+        let fewer = [page(0, 6), page(9, 10), page(90, 91)];
+        assert_eq!(join_neighbours(ranges.clone(), 4), fewer);
+        let fewer = [page(0, 10), page(90, 91)];
+        assert_eq!(join_neighbours(ranges.clone(), 2), fewer);
+        assert_eq!(join_neighbours(ranges, 0), [page(0, 91)]);
     }
 
     #[test]

@@ -33,6 +33,20 @@ pub enum SnapshotError {
         #[source]
         source: io::Error,
     },
+    /// The state file would be longer than any that can be opened. Nothing of it remains.
+    #[error(
+        "failed to write the snapshot {}: its state takes {len} bytes, of at most {most}; \
+        if it is a differential snapshot, write a full one",
+        path.display()
+    )]
+    StateTooLong {
+        /// The directory.
+        path: PathBuf,
+        /// The length of the state file.
+        len: u64,
+        /// The maximum length.
+        most: u64,
+    },
     /// A file could not be read.
     #[error("failed to read {}", path.display())]
     Read {

@@ -177,7 +177,7 @@ impl Snapshot {
             Err(error) => tracing::debug!(%error, "the memory file has no huge pages"),
         }
         state.working_set = Some(working_set);
-        directory::replace_state(dir, &format::encode(&state.to_records()))
+        directory::replace_state(dir, &encode(dir, &state)?)
     }
 
     /// Returns the number of vCPUs.
@@ -300,12 +300,24 @@ pub(crate) fn write(
         identity,
         ranges,
     });
+    let state = encode(dir, &state)?;
     let mut file = new.file(STATE)?;
-    file.write_all(&format::encode(&state.to_records()))
+    file.write_all(&state)
         .and_then(|()| file.sync_all())
         .map_err(|source| new.failed(source))?;
     check()?;
     new.complete()
+}
+
+/// Encodes the state of a snapshot that is to be in `dir`.
+fn encode(dir: &Path, state: &MachineState) -> Result<Vec<u8>, SnapshotError> {
+    let bytes = format::encode(&state.to_records());
+    let (len, most) = (bytes.len() as u64, format::MAX_LEN);
+    if len > most {
+        let path = dir.to_owned();
+        return Err(SnapshotError::StateTooLong { path, len, most });
+    }
+    Ok(bytes)
 }
 
 /// Opens both files of a directory and checks that they belong together.

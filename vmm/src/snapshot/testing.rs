@@ -154,7 +154,8 @@ fn read(records: Vec<Record>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::snapshot::Snapshot;
+    use crate::memory::GuestMemory;
+    use crate::snapshot::{Snapshot, SnapshotError};
     use proptest::prelude::*;
 
     proptest! {
@@ -216,6 +217,27 @@ mod tests {
         let snapshot = Snapshot::open(dir.path()).unwrap();
         let set = snapshot.state().working_set.as_ref().unwrap();
         assert_eq!(set.pages(), [0..4096, end - 4096..end]);
+    }
+
+    #[test]
+    fn a_state_that_could_not_be_opened_is_not_written() {
+        let parent = tempfile::tempdir().unwrap();
+        let dir = parent.path().join("snapshot");
+        let mut state = sample(Transport::Mmio);
+        let memory = GuestMemory::anonymous(state.memory).unwrap();
+        let write = |state: &MachineState| {
+            crate::snapshot::write(&dir, state.clone(), &memory, 0, None, || Ok(()))
+        };
+        state.devices[0].own.bytes = vec![1; 65 << 20];
+        let error = write(&state).unwrap_err();
+        assert!(
+            matches!(error, SnapshotError::StateTooLong { .. }),
+            "{error}"
+        );
+        assert_eq!(parent.path().read_dir().unwrap().count(), 0);
+        state.devices[0].own.bytes = vec![1; 63 << 20];
+        write(&state).unwrap();
+        Snapshot::open(&dir).unwrap();
     }
 
     #[test]
