@@ -1,10 +1,11 @@
 //! Plugs devices into a running guest, and unplugs them.
 
-use std::any::Any;
+use std::any::{Any, TypeId};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use podvisor_devices::blk::{BlockDevice, BlockDeviceError, Disk};
+use podvisor_devices::mem::MemDevice;
 use podvisor_devices::pci::PciAddress;
 use podvisor_devices::pmem::PmemDevice;
 use podvisor_devices::virtio::{Placement, VirtioDevice, Worker};
@@ -46,6 +47,12 @@ pub enum PlugError {
     /// The guest's address space is laid out when the VM is built.
     #[error("cannot hotplug a virtio-pmem device: add it to the builder with `.pmem(…)`")]
     Image,
+    /// The device provides memory, which is part of the guest's address space.
+    #[error("cannot unplug {device}: the VM keeps its memory and its images until it ends")]
+    Permanent {
+        /// The device's name.
+        device: String,
+    },
     /// An event loop for it could not be created.
     #[error("failed to add {device} to an event loop")]
     EventLoop {
@@ -211,8 +218,11 @@ impl Vm {
     /// `/sys/bus/pci/devices/ADDRESS/remove`. A driver that has not sees all ones from then on, and
     /// requests that are never answered. When this returns, the device's host side is closed.
     ///
+    /// The memory device and images ([`VmBuilder::pmem`](super::VmBuilder::pmem)) stay: what they
+    /// provide is part of the guest's address space, and of every snapshot.
+    ///
     /// # Errors
-    /// See [`PlugError`]. With [`HandleError::Busy`] the guest has lost the device, whose host side
+    /// See [`PlugError`]; [`PlugError::Permanent`] for the memory device and images. With [`HandleError::Busy`] the guest has lost the device, whose host side
     /// is closed when it answers again; until then [`Vm::pause`] returns [`VmError::Busy`], too.
     pub fn unplug(&self, name: &str) -> Result<(), PlugError> {
         let pci = self.pci.as_ref().ok_or(PlugError::NotPci)?;
@@ -228,6 +238,12 @@ impl Vm {
                     there: devices.iter().map(|device| device.name.clone()).collect(),
                 }));
             };
+            let permanent = [TypeId::of::<MemDevice>(), TypeId::of::<PmemDevice>()];
+            if permanent.contains(&devices[at].kind) {
+                return Err(PlugError::Permanent {
+                    device: name.to_owned(),
+                });
+            }
             devices.remove(at)
         };
         if let Registers::Pci(function) = &attached.registers {

@@ -2,6 +2,7 @@
 
 use podvisor_devices::blk::{BlockDevice, FileDisk};
 use podvisor_devices::pci::{NO_VECTOR, PciFunction};
+use podvisor_devices::pmem::PmemDevice;
 use podvisor_devices::rng::RngDevice;
 use podvisor_devices::vsock::VsockDevice;
 
@@ -171,6 +172,28 @@ fn what_cannot_be_plugged_or_unplugged_is_an_error_in_words() {
     assert_eq!(guest.vm.plug(RngDevice::new()).unwrap().name, "rng7");
     guest.vm.stop().unwrap();
     assert!(guest.vm.plug(RngDevice::new()).is_err());
+}
+
+#[test]
+fn memory_and_images_stay_and_so_a_guest_can_be_saved_and_restored() {
+    let (_dir, place) = place();
+    let file = tempfile::NamedTempFile::new().unwrap();
+    file.as_file().set_len(0x3000).unwrap();
+    let image = || PmemDevice::open(file.path()).unwrap();
+    let guest = on_pci(|vm| vm.rng().pmem(image()).hotplug_memory(MemorySize::mib(128)));
+    for name in ["mem0", "pmem0"] {
+        let error = guest.vm.unplug(name).unwrap_err();
+        assert!(
+            matches!(&error, PlugError::Permanent { device } if device == name),
+            "{error}"
+        );
+    }
+    guest.vm.unplug("rng0").unwrap();
+    guest.pause();
+    guest.vm.snapshot(&place).unwrap();
+    let snapshot = Snapshot::open(&place).unwrap();
+    assert_eq!(snapshot.devices(), ["pmem0"]);
+    Guest::restore(&snapshot, |vm| vm.pmem(image()));
 }
 
 #[test]
