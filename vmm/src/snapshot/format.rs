@@ -19,6 +19,9 @@ pub(super) const MAX_LEN: u64 = 64 << 20;
 /// all previous ones.
 const MAX_RECORDS: u32 = 4096;
 
+/// The maximum length of an id: devices have short names.
+const MAX_ID_LEN: u16 = 64;
+
 /// The subject of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u16)]
@@ -181,6 +184,12 @@ pub(crate) fn decode(file: &[u8]) -> Result<Vec<Record>, SnapshotFormatError> {
         let version = reader.u32().map_err(truncated)?;
         let bytes_len = reader.u32().map_err(truncated)?;
         let sum = reader.u32().map_err(truncated)?;
+        if id_len > MAX_ID_LEN {
+            return Err(SnapshotFormatError::Invalid {
+                what: what(),
+                why: "no record has so long an id",
+            });
+        }
         let id = reader.raw(usize::from(id_len)).map_err(truncated)?;
         let bytes_len = usize::try_from(bytes_len).unwrap_or(usize::MAX);
         let bytes = reader.raw(bytes_len).map_err(truncated)?;
@@ -411,6 +420,18 @@ mod tests {
         let more: Vec<Record> = (0..=MAX_RECORDS).map(record).collect();
         let error = decode(&encode(&more)).unwrap_err();
         assert!(error.to_string().contains("so many"), "{error}");
+    }
+
+    #[test]
+    fn an_id_that_no_record_has_is_refused() {
+        let decoded = |len| {
+            let mut record = records()[3].clone();
+            record.id = "x".repeat(len);
+            decode(&encode(&[record]))
+        };
+        assert_eq!(decoded(64).unwrap().len(), 1);
+        let error = decoded(65).unwrap_err();
+        assert!(error.to_string().contains("so long an id"), "{error}");
     }
 
     #[test]
