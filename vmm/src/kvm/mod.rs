@@ -8,7 +8,10 @@ mod tsc_offset;
 
 use std::io;
 
-use kvm_bindings::{KVM_CAP_PMU_CAPABILITY, KVM_PMU_CAP_DISABLE, kvm_enable_cap};
+use kvm_bindings::{
+    KVM_CAP_PMU_CAPABILITY, KVM_IRQCHIP_PIC_MASTER, KVM_IRQCHIP_PIC_SLAVE, KVM_PMU_CAP_DISABLE,
+    kvm_enable_cap, kvm_irqchip,
+};
 use kvm_ioctls::{Cap, Kvm, VcpuFd, VmFd};
 
 pub(crate) use signal_mask::set_signal_mask;
@@ -129,7 +132,27 @@ pub(crate) fn create_chips(vm: &VmFd) -> Result<(), KvmError> {
         .map_err(KvmError::ioctl("KVM_SET_TSS_ADDR"))?;
     vm.create_irq_chip()
         .map_err(KvmError::ioctl("KVM_CREATE_IRQCHIP"))?;
+    mask_pics(vm)?;
     disable_pmu(vm);
+    Ok(())
+}
+
+/// Masks all lines of both 8259s, as firmware leaves them. KVM's come out of reset with all lines
+/// open, and pass a device's interrupt on as ExtINT to a guest that does not know them: Linux 4.1
+/// to 5.3 does not mask them if ACPI says that the hardware is reduced. A guest that uses them
+/// initialises them, which opens the lines.
+fn mask_pics(vm: &VmFd) -> Result<(), KvmError> {
+    for chip_id in [KVM_IRQCHIP_PIC_MASTER, KVM_IRQCHIP_PIC_SLAVE] {
+        let mut chip = kvm_irqchip {
+            chip_id,
+            ..Default::default()
+        };
+        vm.get_irqchip(&mut chip)
+            .map_err(KvmError::ioctl("KVM_GET_IRQCHIP"))?;
+        chip.chip.pic.imr = 0xff;
+        vm.set_irqchip(&chip)
+            .map_err(KvmError::ioctl("KVM_SET_IRQCHIP"))?;
+    }
     Ok(())
 }
 
@@ -144,5 +167,29 @@ fn disable_pmu(vm: &VmFd) {
     };
     if let Err(error) = vm.enable_cap(&disable) {
         tracing::debug!(%error, "KVM_CAP_PMU_CAPABILITY is not supported");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_8259s_pass_on_nothing_until_a_guest_initialises_them() {
+        let vm = create_vm(&open().unwrap()).unwrap();
+        create_chips(&vm).unwrap();
+        for chip_id in [KVM_IRQCHIP_PIC_MASTER, KVM_IRQCHIP_PIC_SLAVE] {
+            let mut chip = kvm_irqchip {
+                chip_id,
+                ..Default::default()
+            };
+            vm.get_irqchip(&mut chip).unwrap();
+            // SAFETY: this chip's state is the union's member of that name; integers are valid for
+            // any bit pattern.
+            #[allow(unsafe_code)]
+            let pic = unsafe { chip.chip.pic };
+            assert_eq!(pic.imr, 0xff);
+            assert_ne!(pic.elcr_mask, 0, "the rest is as it was");
+        }
     }
 }
