@@ -105,6 +105,7 @@ pub(super) const RULES: &[Rule] = &[
     rule(0xa, Ebx, Keep(0), "no performance monitoring"),
     rule(0xa, Ecx, Keep(0), "no performance monitoring"),
     rule(0xa, Edx, Keep(0), "no performance monitoring"),
+    sub(0xd, 0, Eax, Clear(bits([3, 4])), "MPX's registers: as MPX"),
     rule(0x4000_0001, Eax, Clear(bits([4, 10, 14])), "asynchronous page faults: one in flight would be lost in a snapshot"),
     rule(0x4000_0001, Eax, Clear(bits([15])), "extended MSI destinations: for more CPUs than we have"),
     rule(0x4000_0001, Eax, Clear(bits([16, 17])), "hypercalls that only encrypted guests make, and that nobody answers"),
@@ -135,6 +136,13 @@ pub(super) const ABSENT: &[(u32, &str)] = &[
     (0x8000_0022, "performance monitoring"),
 ];
 
+/// Sub-leaves that the guest does not have.
+#[rustfmt::skip]
+pub(super) const ABSENT_SUB_LEAVES: &[(u32, u32, &str)] = &[
+    (0xd, 3, "MPX's bound registers"),
+    (0xd, 4, "MPX's configuration registers"),
+];
+
 /// Leaves that KVM answers with zeroes, where the host's own answer is right for its guests.
 #[rustfmt::skip]
 pub(super) const FROM_HOST: &[(u32, &str)] = &[
@@ -157,7 +165,12 @@ const ARCH_CAPABILITIES: u32 = 1 << 29;
 
 /// Applies the policy.
 pub(super) fn apply(entries: &mut Vec<kvm_cpuid_entry2>, guest: &Guest) {
-    entries.retain(|entry| ABSENT.iter().all(|(leaf, _)| *leaf != entry.function));
+    entries.retain(|entry| {
+        let (leaf, sub_leaf) = (entry.function, entry.index);
+        let has_leaf = ABSENT.iter().all(|absent| absent.0 != leaf);
+        let mut absent = ABSENT_SUB_LEAVES.iter();
+        has_leaf && absent.all(|absent| (absent.0, absent.1) != (leaf, sub_leaf))
+    });
     let amd = is_amd(entries);
     for entry in entries.iter_mut() {
         let leaf = entry.function;

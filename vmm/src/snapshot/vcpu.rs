@@ -210,7 +210,8 @@ impl VcpuState {
     }
 
     /// Sets the MSRs that differ from a new vCPU's; the time stamp counter only if it is not set
-    /// yet.
+    /// yet. An MSR that was 0 and that this host lacks belongs to a feature that the guest does not
+    /// have, or has not used.
     fn set_msrs(&self, vcpu: &VcpuFd, has_time: bool) -> Result<(), SnapshotError> {
         let numbers: Vec<u32> = self.msrs.iter().map(|(number, _)| *number).collect();
         let fresh = read_msrs(vcpu, &numbers)?;
@@ -219,7 +220,10 @@ impl VcpuState {
             .iter()
             .filter(|msr| match msr.0 {
                 MSR_TSC => !has_time,
-                _ => !fresh.contains(msr),
+                _ => match fresh.iter().find(|here| here.0 == msr.0) {
+                    Some(here) => here.1 != msr.1,
+                    None => msr.1 != 0,
+                },
             })
             .map(|(index, data)| kvm_msr_entry {
                 index: *index,
@@ -351,6 +355,29 @@ mod tests {
         saved.msrs.retain(|msr| msr.0 != MSR_ARCH_CAPABILITIES);
         saved.msrs.push((MSR_ARCH_CAPABILITIES, 1 << 63));
         assert!(!saved.has_capabilities_of(&other).unwrap());
+    }
+
+    #[test]
+    fn an_msr_that_is_missing_here_matters_only_if_the_guest_has_used_it() {
+        /// No processor has it.
+        const MISSING: u32 = 0x7fff_0000;
+        let kvm = kvm::open().unwrap();
+        let (_vm, [one, other]) = machine(&kvm);
+        let mut saved = VcpuState::gather(&one, &msr_numbers(&kvm).unwrap()).unwrap();
+        saved.msrs.push((MISSING, 0));
+        saved.set_msrs(&other, false).unwrap();
+        saved.msrs.push((MISSING, 1));
+        let error = saved.set_msrs(&other, false).unwrap_err();
+        assert!(
+            matches!(
+                error,
+                SnapshotError::Msr {
+                    number: MISSING,
+                    value: 1
+                }
+            ),
+            "{error}"
+        );
     }
 
     #[test]
