@@ -46,6 +46,24 @@ pub(crate) fn for_vcpu(base: &CpuId, id: u8) -> CpuId {
     cpuid
 }
 
+/// The number of bits of a physical address that every x86-64 processor has, and that one has which
+/// does not tell (Intel SDM, CPUID leaf 0x80000008).
+pub(crate) const LEAST_PHYSICAL_BITS: u32 = 36;
+
+/// The number of bits of a physical address that no x86-64 processor exceeds: what a page table's
+/// entry has room for.
+pub(crate) const MOST_PHYSICAL_BITS: u32 = 52;
+
+/// Returns the number of bits of the guest's physical addresses.
+pub(crate) fn physical_bits(cpuid: &CpuId) -> u32 {
+    let mut entries = cpuid.as_slice().iter();
+    let sizes = entries.find(|entry| entry.function == 0x8000_0008);
+    match sizes.map_or(0, |sizes| sizes.eax & 0xff) {
+        0 => LEAST_PHYSICAL_BITS,
+        bits => bits,
+    }
+}
+
 /// What the entries depend on besides the host.
 #[derive(Debug, Clone, Copy)]
 struct Guest {

@@ -245,6 +245,15 @@ fn each_vcpu_finds_its_own_number() {
 }
 
 #[test]
+fn physical_addresses_have_as_many_bits_as_the_processor_tells() {
+    let bits = |entries: &[kvm_cpuid_entry2]| physical_bits(&CpuId::from_entries(entries).unwrap());
+    assert_eq!(bits(&intel()), 39);
+    assert_eq!(bits(&amd()), 48);
+    assert_eq!(bits(&[]), 36);
+    assert_eq!(bits(&[entry(0x8000_0008, 0, [0x3000, 0, 0, 0])]), 36);
+}
+
+#[test]
 fn the_processors_name_is_the_hosts_unless_kvm_gives_one() {
     let mut supported = amd();
     supported.extend([entry(0x8000_0002, 0, [0; 4]), entry(0x8000_0003, 0, [7; 4])]);

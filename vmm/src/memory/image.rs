@@ -16,14 +16,18 @@ use super::{GuestMemory, HOTPLUG_UNIT, MemoryError, MemoryShape, MemorySize, PAG
 use crate::layout;
 
 impl MemoryShape {
-    /// Returns where images may lie: after all memory, and after the hole for devices.
-    pub(crate) fn images_start(self) -> u64 {
+    /// Returns the end of all memory, and of the hole for devices; saturates.
+    pub(crate) fn end(self) -> u64 {
         let high = self.boot.as_bytes().saturating_sub(layout::MMIO_START);
-        let end = match self.hotplug_region() {
+        match self.hotplug_region() {
             Some(region) => region.start.saturating_add(region.len),
             None => layout::HIGH_RAM_START.saturating_add(high),
-        };
-        next_image(end)
+        }
+    }
+
+    /// Returns where images may lie: after all memory, and after the hole for devices.
+    pub(crate) fn images_start(self) -> u64 {
+        next_image(self.end())
     }
 }
 

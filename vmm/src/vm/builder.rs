@@ -7,6 +7,7 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
+use kvm_bindings::CpuId;
 use kvm_ioctls::Kvm;
 use podvisor_devices::balloon::BalloonDevice;
 use podvisor_devices::blk::{BlockDevice, BlockDeviceError};
@@ -273,6 +274,11 @@ impl VmBuilder {
         devices.extend(memory_device(memory)?);
         let mut devices = attach::named(devices);
         pmem::place(&mut devices, memory);
+        let end = pmem::end(&devices, memory);
+        // KVM takes a while to tell its CPUID, and few machines need to know it this early.
+        if end > 1 << cpuid::LEAST_PHYSICAL_BITS {
+            check_address_space(end, &cpuid::guest_cpuid(&kvm, max_vcpus, None)?)?;
+        }
         let mut memory = GuestMemory::anonymous(memory)?;
         let images = Images::map(&kvm, &devices, &mut memory)?;
         let mem = &memory.boot_ram();
@@ -335,6 +341,9 @@ impl VmBuilder {
         let devices = restore::device_states(devices, &state.devices)?;
         let here = cpuid::guest_cpuid(&kvm, snapshot.max_vcpus(), None)?;
         snapshot.check_cpu(here.as_slice())?;
+        let end = pmem::end(&devices, state.memory);
+        check_address_space(end, &state.cpuid)?;
+        check_address_space(end, &here)?;
 
         let mut memory = snapshot.map()?;
         let images = Images::map(&kvm, &devices, &mut memory)?;
@@ -470,6 +479,10 @@ impl VmBuilder {
         if size > host {
             errors.push(ConfigError::MoreMemoryThanHost { size, host });
         }
+        let (end, bits) = (shape.end(), cpuid::MOST_PHYSICAL_BITS);
+        if end > 1 << bits {
+            errors.push(ConfigError::AddressSpace { end, bits });
+        }
         let transport = self.transport.unwrap_or_default();
         let own = usize::from(hotplug.as_bytes() > 0);
         errors.extend(self.too_many_devices(own, transport));
@@ -489,6 +502,17 @@ impl VmBuilder {
             _ => Err(BuildError::Config(ConfigErrors(errors))),
         }
     }
+}
+
+/// Checks that a guest with this CPUID can address everything below `end`.
+fn check_address_space(end: u64, cpuid: &CpuId) -> Result<(), BuildError> {
+    let bits = cpuid::physical_bits(cpuid);
+    // All addresses are below a limit of 64 bits or more.
+    if 1u64.checked_shl(bits).is_none_or(|limit| end <= limit) {
+        return Ok(());
+    }
+    let error = ConfigError::AddressSpace { end, bits };
+    Err(BuildError::Config(ConfigErrors(vec![error])))
 }
 
 /// Assembles a VM from parts that are ready.

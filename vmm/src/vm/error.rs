@@ -59,6 +59,17 @@ pub enum ConfigError {
         /// What is available.
         host: MemorySize,
     },
+    /// More than the guest's processor can address.
+    #[error(
+        "memory and images up to {end:#x}: the guest's physical addresses have {bits} bits; use \
+        less memory, less memory to plug in, or fewer images"
+    )]
+    AddressSpace {
+        /// The end of the last one.
+        end: u64,
+        /// The number of bits of a physical address.
+        bits: u32,
+    },
     /// The transport has no room for them.
     #[error("{count} virtio devices: at most {} fit on {transport:?}", .transport.max_devices())]
     TooManyDevices {

@@ -46,6 +46,16 @@ pub(super) fn place(devices: &mut [NewDevice], shape: MemoryShape) {
     }
 }
 
+/// Returns the end of a VM's memory and of the images among `devices`, which have addresses.
+pub(super) fn end(devices: &[NewDevice], shape: MemoryShape) -> u64 {
+    let images = devices.iter().filter_map(|new| {
+        let any: &dyn Any = &*new.device;
+        let region = any.downcast_ref::<PmemDevice>()?.region();
+        Some(region.start.saturating_add(region.len))
+    });
+    images.fold(shape.end(), u64::max)
+}
+
 impl Images {
     /// Maps the images among `devices`, whose addresses may be a snapshot's.
     pub(super) fn map(
@@ -208,5 +218,8 @@ mod tests {
         });
         let expected = [1 << 32, (1 << 32) + (128 << 20)];
         assert_eq!(starts.collect::<Vec<u64>>(), expected);
+        let shape = MemoryShape::fixed(crate::MemorySize::mib(32));
+        assert_eq!(end(&devices, shape), expected[1] + (6 << 20));
+        assert_eq!(end(&[], shape), 1 << 32);
     }
 }

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::vm::{BuildError, ConfigError, ConfigErrors};
-use crate::{Initramfs, SnapshotError, Transport, memory};
+use crate::{Initramfs, SnapshotError, Transport, cpuid, kvm, memory};
 
 /// A snapshot of a guest with two vCPUs, which may get a third one.
 fn taken() -> (tempfile::TempDir, Snapshot) {
@@ -74,6 +74,27 @@ fn what_a_snapshot_needs_and_this_host_lacks_is_told() {
         matches!(&*errors, [ConfigError::MoreMemoryThanHost { size, .. }] if *size == more),
         "{errors:?}"
     );
+}
+
+#[test]
+fn what_lies_beyond_the_guests_physical_addresses_is_refused() {
+    let refused = |builder: VmBuilder| match &*mistakes(builder.build()) {
+        [ConfigError::AddressSpace { end, bits }] => (*end, *bits),
+        errors => panic!("{errors:?}"),
+    };
+    let cpuid = cpuid::guest_cpuid(&kvm::open().unwrap(), 1, None).unwrap();
+    for bits in [cpuid::physical_bits(&cpuid), 52] {
+        let all = MemorySize::bytes(1 << bits);
+        let end = all.as_bytes() + (1 << 32);
+        assert_eq!(refused(tiny(OBEY).hotplug_memory(all)), (end, bits));
+    }
+
+    let (_dir, mut snapshot) = taken();
+    let leaves = snapshot.state_mut().cpuid.as_mut_slice();
+    let leaf = leaves.iter_mut().find(|leaf| leaf.function == 0x8000_0008);
+    let sizes = &mut leaf.unwrap().eax;
+    *sizes = *sizes & !0xff | 31;
+    assert_eq!(refused(snapshot.builder()), (1 << 32, 31));
 }
 
 #[test]
