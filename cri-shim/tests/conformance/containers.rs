@@ -609,6 +609,19 @@ fn guest_a_container_without_a_limit_writes_more_than_its_machine_begins_with() 
     pod.remove();
 }
 
+/// The agent's own files are on a tmpfs of half the memory that the machine begins with.
+#[test]
+fn guest_a_container_that_fills_its_etc_files_does_not_hold_up_its_pod() {
+    let pod = Pod::run("etc-files", |_| {});
+    let writer = pod.start("writer", |_| {});
+    let device = |container: &Container| container.sh("busybox stat -c %d /etc/hostname");
+    writer.sh("busybox dd if=/dev/zero of=/etc/hostname bs=1M count=160");
+    writer.sh("true");
+    let other = pod.start("other", |_| {});
+    assert_ne!(device(&writer), device(&other));
+    assert_eq!(other.sh("busybox wc -l </etc/hostname").trim(), "1");
+}
+
 #[test]
 fn guest_limits_can_be_changed_while_a_container_runs() {
     let container = Pod::shared().start("limits", |config| {

@@ -161,7 +161,7 @@ impl Containers {
         bound.extend(memory.place(spec.mounts_mut().as_mut(), base, &directory.path, maps)?);
         spec::place(spec, rootfs.path(), request.readonly_rootfs, &plan.cgroup);
         let etc = etc_files(request);
-        spec::show_files(spec, &directory.path, &etc, maps.map(IdMaps::root))?;
+        spec::show_files(spec, &rootfs.etc_directory(), &etc, maps.map(IdMaps::root))?;
         let filter = spec::store_filter(spec::take_filter(spec)?, &directory.path)?;
         let takes_dev = spec::has_own_dev(spec);
         let mut first = FirstProcess::default();

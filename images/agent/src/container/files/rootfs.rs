@@ -238,7 +238,8 @@ impl Rootfs {
             .map_err(RootfsError::mount("mount a tmpfs on", upper.path()))?;
         let upper = upper.mounted();
         let (data, work) = (upper.path().join("data"), upper.path().join("work"));
-        for dir in [&data, &work] {
+        let etc = etc_directory(&upper);
+        for dir in [&data, &work, &etc] {
             fs::create_dir(dir).map_err(RootfsError::mount("create", dir))?;
         }
         copy_root_attributes(&lower, &data)
@@ -290,6 +291,14 @@ impl Rootfs {
             free_inodes: stat.f_ffree,
             ..Default::default()
         })
+    }
+
+    /// Returns the directory for files that are the container's and not its image's. It is beside
+    /// the writable layer: what the container writes to them counts like that layer, does not take
+    /// the room of the agent's own files in /run, and is discarded with it.
+    #[must_use]
+    pub fn etc_directory(&self) -> PathBuf {
+        etc_directory(&self.upper)
     }
 
     /// Creates a directory in it, with its parents, unless it exists: images name working
@@ -366,6 +375,10 @@ impl Rootfs {
     pub fn path(&self) -> &Path {
         self.overlay.path()
     }
+}
+
+fn etc_directory(upper: &MountPoint) -> PathBuf {
+    upper.path().join("etc")
 }
 
 /// Returns the mount options of a writable layer in a guest whose files may take `memory` bytes.
