@@ -62,6 +62,7 @@ impl Runtime {
         let declares = json!({ "Env": ["PATH=/bin"], "Volumes": volumes });
         let mut images = vec![
             ("test/volumes", Image::with_data(declares)),
+            ("test/links", Image::with_links_to_nothing(plain.clone())),
             ("test/plain", Image::busybox(plain)),
             ("test/user", Image::busybox(user)),
             ("test/pause", Image::busybox(entry)),

@@ -75,6 +75,26 @@ fn guest_volumes_are_read_and_written_as_asked() {
 }
 
 #[test]
+fn guest_mounts_on_links_to_nothing_are_where_the_links_lead() {
+    let dir = RUNTIME.directory("linked");
+    fs::write(dir.join("token"), "a token").unwrap();
+    fs::write(dir.join("zone"), "a zone").unwrap();
+    let container = Pod::shared().start("linked", |config| {
+        config.image = Some(image("links"));
+        config.mounts = vec![
+            mount(&dir.join("zone"), "/etc/localtime"),
+            mount(&dir, "/var/run/secrets/account"),
+        ];
+    });
+    let files = "cat /etc/localtime /usr/share/zoneinfo/UTC /run/secrets/account/token";
+    assert_eq!(container.sh(files), "a zonea zonea token");
+    // The runtime mounts one on the link.
+    container.sh("cat /etc/resolv.conf");
+    container.stop(0);
+    container.remove();
+}
+
+#[test]
 fn guest_a_volume_that_the_host_swaps_by_a_link_is_seen_anew() {
     // As a kubelet updates a configMap: files are links through one that is replaced.
     let dir = RUNTIME.directory("configmap");
