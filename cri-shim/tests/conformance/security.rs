@@ -95,6 +95,20 @@ fn guest_the_status_tells_who_a_container_runs_as() {
 }
 
 #[test]
+fn guest_a_container_does_not_choose_the_ids_of_its_execs() {
+    let container = Pod::shared().start("passwd", |_| {});
+    container.sh("echo root:x:0:1000::/srv:/bin/sh >/etc/passwd");
+    container.sh("echo staff:x:50:root >/etc/group");
+    assert_eq!(container.sh("id -u; id -G"), "0\n0\n");
+    if RUNTIME.is_vm {
+        container.sh("/bin/busybox rm /etc/passwd && mkdir /etc/passwd");
+        assert_eq!(container.sh("id -u"), "0\n");
+    }
+    container.stop(0);
+    container.remove();
+}
+
+#[test]
 fn guest_a_container_joins_the_processes_of_another_one() {
     let pod = Pod::shared();
     let target = pod.start("target", |config| {
