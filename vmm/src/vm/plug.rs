@@ -222,8 +222,9 @@ impl Vm {
     /// provide is part of the guest's address space, and of every snapshot.
     ///
     /// # Errors
-    /// See [`PlugError`]; [`PlugError::Permanent`] for the memory device and images. With [`HandleError::Busy`] the guest has lost the device, whose host side
-    /// is closed when it answers again; until then [`Vm::pause`] returns [`VmError::Busy`], too.
+    /// See [`PlugError`]; [`PlugError::Permanent`] for the memory device and images. With
+    /// [`HandleError::Busy`] the guest has lost the device, whose host side is closed when it
+    /// answers again; until then [`Vm::pause`] returns [`VmError::Busy`], too.
     pub fn unplug(&self, name: &str) -> Result<(), PlugError> {
         let pci = self.pci.as_ref().ok_or(PlugError::NotPci)?;
         let transition = lock(&self.transition);
