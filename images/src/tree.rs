@@ -120,6 +120,10 @@ pub(crate) struct Node {
     pub(crate) kind: Kind,
     /// Number of names of a leaf.
     pub(crate) links: u32,
+    /// The last layer of which it is known that nothing at any depth below this directory is from a
+    /// lower layer: it created the directory, or has hidden what was there. As long as that layer
+    /// is being applied, what is added below is its own.
+    cleared: u32,
 }
 
 /// Why an entry does not fit the tree.
@@ -175,8 +179,8 @@ impl Node {
     }
 }
 
-/// Returns the node for a directory that layers have files in but do not describe.
-fn implied_directory() -> Node {
+/// Returns the node for a directory that `layer` has files in but does not describe.
+fn implied_directory(layer: u32) -> Node {
     let meta = Meta {
         mode: 0o755,
         ..Meta::default()
@@ -185,6 +189,7 @@ fn implied_directory() -> Node {
         meta,
         kind: Kind::Dir(BTreeMap::new()),
         links: 1,
+        cleared: layer,
     }
 }
 
@@ -202,7 +207,7 @@ impl Tree {
     #[must_use]
     pub(crate) fn new() -> Self {
         Self {
-            nodes: vec![Some(implied_directory())],
+            nodes: vec![Some(implied_directory(0))],
             vacant: Vec::new(),
             freed: Vec::new(),
             layer: 0,
@@ -267,6 +272,7 @@ impl Tree {
                     meta,
                     kind: Kind::Leaf(leaf),
                     links: 1,
+                    cleared: self.layer,
                 });
                 self.bind(dir, name, node);
                 Ok(())
@@ -409,7 +415,7 @@ impl Tree {
                 }
                 _ => {
                     self.check_room()?;
-                    let node = self.insert_node(implied_directory());
+                    let node = self.insert_node(implied_directory(layer));
                     self.bind(dir, name, node);
                     node
                 }
@@ -431,27 +437,37 @@ impl Tree {
         }
     }
 
+    /// Removes what lower layers put below a directory. Each directory is searched once per layer,
+    /// however often its layer hides it, so the work is linear in the entries of the layer and in
+    /// those that it removes.
     fn hide_lower(&mut self, root: NodeId) {
         let layer = self.layer;
         let mut dirs = vec![root];
         while let Some(dir) = dirs.pop() {
-            let Kind::Dir(children) = &mut self.node_mut(dir).kind else {
+            let node = self.node_mut(dir);
+            if std::mem::replace(&mut node.cleared, layer) == layer {
+                continue;
+            }
+            let Kind::Dir(children) = &mut node.kind else {
                 continue;
             };
-            let mut hidden = Vec::new();
+            let mut children = std::mem::take(children);
             children.retain(|_, entry| {
                 let keep = entry.layer == layer;
-                if keep {
-                    dirs.push(entry.node)
-                } else {
-                    hidden.push(entry.node)
+                if !keep {
+                    self.unlink(entry.node);
+                } else if self.is_uncleared_dir(entry.node) {
+                    dirs.push(entry.node);
                 }
                 keep
             });
-            for node in hidden {
-                self.unlink(node);
-            }
+            *self.children_mut(dir) = children;
         }
+    }
+
+    fn is_uncleared_dir(&self, id: NodeId) -> bool {
+        let node = self.node(id);
+        matches!(node.kind, Kind::Dir(_)) && node.cleared != self.layer
     }
 
     /// Removes one name of a node, and the node with everything below it if that was its last name.

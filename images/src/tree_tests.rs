@@ -1,3 +1,5 @@
+use proptest::prelude::*;
+
 use super::*;
 
 fn path(text: &str) -> Vec<&[u8]> {
@@ -261,4 +263,173 @@ fn a_directory_that_comes_again_keeps_its_children_and_gets_new_metadata() {
     assert_eq!(s.list(), "d/ d/f");
     assert_eq!(s.0.node(s.0.find(&path("d")).unwrap()).meta.uid, 5);
     assert_eq!(s.0.node(Tree::ROOT).meta.mode, 0o711);
+}
+
+#[test]
+fn an_opaque_directory_hides_lower_entries_in_each_layer_anew() {
+    let mut s = Sketch::new();
+    s.file("a/b/one", 1).layer().file("a/b/two", 2);
+    s.0.opaque(&path("a"));
+    s.0.opaque(&path("a"));
+    assert_eq!(s.list(), "a/ a/b/ a/b/two");
+    s.file("a/c/two", 3);
+    s.0.opaque(&path("a"));
+    assert_eq!(s.list(), "a/ a/b/ a/b/two a/c/ a/c/two");
+    s.layer().file("a/b/three", 4);
+    s.0.opaque(&path("a"));
+    assert_eq!(s.list(), "a/ a/b/ a/b/three");
+    assert_eq!(s.freed(), [1, 2, 3]);
+}
+
+#[test]
+fn an_opaque_directory_below_one_that_is_made_opaque_later_leaves_its_neighbours_to_that() {
+    let mut s = Sketch::new();
+    s.file("a/b/old", 1).file("a/c/old", 2).layer();
+    s.file("a/b/new", 3).file("a/c/new", 4);
+    s.0.opaque(&path("a/b"));
+    assert_eq!(s.list(), "a/ a/b/ a/b/new a/c/ a/c/new a/c/old");
+    s.0.opaque(&path("a"));
+    assert_eq!(s.list(), "a/ a/b/ a/b/new a/c/ a/c/new");
+}
+
+/// With work in proportion to the files for each whiteout, this takes hours.
+#[test]
+fn many_whiteouts_of_a_directory_with_many_files_of_the_same_layer_are_applied_soon() {
+    const COUNT: u32 = 200_000;
+    let mut s = Sketch::new();
+    s.file("a/b/old", 0).layer();
+    let names: Vec<_> = (0..COUNT).map(|at| format!("a/b/{at}")).collect();
+    for name in &names {
+        s.file(name, 1);
+    }
+    for _ in 0..COUNT {
+        s.0.opaque(&path("a/b"));
+        s.0.opaque(&path(""));
+        s.0.whiteout(&path("a"));
+    }
+    assert_eq!(s.freed(), [0]);
+    assert_eq!(s.0.len(), COUNT as usize + 3);
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    File(String),
+    Dir(String),
+    Whiteout(String),
+    Opaque(String),
+    Layer,
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let at = || "[ab](/[ab]){0,3}";
+    prop_oneof![
+        4 => at().prop_map(Step::File),
+        2 => at().prop_map(Step::Dir),
+        2 => at().prop_map(Step::Whiteout),
+        3 => "|[ab](/[ab]){0,2}".prop_map(Step::Opaque),
+        2 => Just(Step::Layer),
+    ]
+}
+
+/// A tree as a list of paths, each with a file's mark and the last layer that named the path or
+/// one below it.
+#[derive(Default)]
+struct Model {
+    entries: BTreeMap<String, (Option<u32>, u32)>,
+    layer: u32,
+}
+
+impl Model {
+    fn put(&mut self, at: &str, mark: Option<u32>) {
+        for (end, _) in at.match_indices('/') {
+            if !self.make_dir(&at[..end], false) {
+                return;
+            }
+        }
+        if mark.is_none() {
+            self.make_dir(at, true);
+        } else {
+            self.remove(at, |_| true);
+            self.entries.insert(at.to_owned(), (mark, self.layer));
+        }
+    }
+
+    fn make_dir(&mut self, at: &str, replace: bool) -> bool {
+        let entry = self
+            .entries
+            .entry(at.to_owned())
+            .or_insert((None, self.layer));
+        let lower = std::mem::replace(&mut entry.1, self.layer) != self.layer;
+        if lower || replace {
+            entry.0 = None;
+        }
+        entry.0.is_none()
+    }
+
+    /// Removes what is below `at`, and has a layer that is to go.
+    fn remove(&mut self, at: &str, goes: impl Fn(u32) -> bool) {
+        let below = |path: &str| {
+            let rest = path.strip_prefix(at);
+            at.is_empty() || rest.is_some_and(|rest| rest.starts_with('/'))
+        };
+        self.entries
+            .retain(|path, entry| !(below(path) && goes(entry.1)));
+    }
+
+    fn whiteout(&mut self, at: &str) {
+        let layer = self.layer;
+        if self.entries.get(at).is_some_and(|entry| entry.1 != layer) {
+            self.entries.remove(at);
+        }
+        self.remove(at, |of| of != layer);
+    }
+
+    fn list(&self) -> String {
+        let shown = self.entries.iter().map(|(path, (mark, _))| match mark {
+            Some(_) => path.clone(),
+            None => format!("{path}/"),
+        });
+        shown.collect::<Vec<_>>().join(" ")
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(2000))]
+    #[test]
+    fn whiteouts_hide_entries_of_lower_layers_only(steps in prop::collection::vec(step(), 0..40)) {
+        let (mut s, mut model) = (Sketch::new(), Model::default());
+        for (mark, step) in (0..).zip(&steps) {
+            match step {
+                Step::File(at) => {
+                    let _ = s.0.put_leaf(&path(at), Meta::default(), file(mark));
+                    model.put(at, Some(mark));
+                }
+                Step::Dir(at) => {
+                    let _ = s.0.put_dir(&path(at), Meta::default());
+                    model.put(at, None);
+                }
+                Step::Whiteout(at) => {
+                    s.0.whiteout(&path(at));
+                    model.whiteout(at);
+                }
+                Step::Opaque(at) => {
+                    s.0.opaque(&path(at));
+                    let layer = model.layer;
+                    model.remove(at, |of| of != layer);
+                }
+                Step::Layer => {
+                    s.layer();
+                    model.layer += 1;
+                }
+            }
+            prop_assert_eq!(s.list(), model.list());
+        }
+        let live: Vec<_> = model.entries.values().filter_map(|entry| entry.0).collect();
+        let gone: Vec<u32> = (0..)
+            .zip(&steps)
+            .filter(|(mark, step)| matches!(step, Step::File(_)) && !live.contains(mark))
+            .map(|(mark, _)| mark)
+            .collect();
+        prop_assert_eq!(s.freed(), gone);
+    }
 }
