@@ -4,6 +4,7 @@ use std::fs::{self, File};
 use std::io::{self, Read, Write};
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::mpsc::RecvTimeoutError;
 
 use sha2::{Digest as _, Sha256};
 
@@ -196,7 +197,7 @@ impl Inner {
             work,
             id,
             &layers,
-            || ready.next(),
+            |_| ready.next().ok_or(RecvTimeoutError::Disconnected),
             options.cancel.flag(),
             options,
         )

@@ -14,6 +14,7 @@
 //! an image gets its record only when all its files have theirs, so that a crash at any moment
 //! leaves either the old or the new state. Several processes may use one store at the same time.
 
+mod arrivals;
 mod container_disk;
 mod database;
 mod disk_records;

@@ -49,6 +49,11 @@ impl UnpackSlots {
         }
     }
 
+    #[cfg(test)]
+    pub(super) fn are_all_free(&self) -> bool {
+        *self.free() == MAX_CONCURRENT_UNPACKS
+    }
+
     fn free(&self) -> MutexGuard<'_, usize> {
         self.free.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -79,7 +84,7 @@ mod tests {
         let id = Digest::of(b"id");
         let work = WorkFile::acquire(&inner.layout.rootfs_work(&id)).unwrap();
         let (options, cancelled) = (PullOptions::default(), Arc::clone(cancelled));
-        let unpacked = inner.unpack(work, id, &[(id, id)], || Some(0), cancelled, &options);
+        let unpacked = inner.unpack(work, id, &[(id, id)], |_| Ok(0), cancelled, &options);
         unpacked.map(drop)
     }
 

@@ -7,10 +7,13 @@ use std::io::{self, Read};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::RecvTimeoutError;
+use std::time::Duration;
 
 use tokio::sync::{Semaphore, mpsc};
 use tokio::task::{JoinSet, spawn_blocking};
 
+use super::arrivals::{self, Arrivals};
 use super::database::{self, Change, Name, Record};
 use super::flights::Flight;
 use super::gc::{GcHold, check_unused};
@@ -99,7 +102,7 @@ impl Store {
 
 /// Bytes of memory that an image may keep for names and metadata while it waits for its next layer
 /// without a place: most images need less.
-const MAX_IDLE_METADATA: u64 = 32 << 20;
+pub(super) const MAX_IDLE_METADATA: u64 = 32 << 20;
 
 impl Inner {
     /// `stay` is held by everything that still works on files when this future is dropped.
@@ -269,7 +272,7 @@ impl Inner {
                 .zip(diff_ids)
                 .collect();
             move || {
-                let next = || queue.blocking_recv();
+                let next = |limit| arrivals::receive(&mut queue, limit);
                 let unpacked = inner.unpack(work, id, &layers, next, cancelled, &options);
                 drop(stay);
                 unpacked
@@ -400,39 +403,57 @@ impl Inner {
     }
 
     /// Turns layers into a file system, in order; `next` waits for the index of another layer that
-    /// is ready. An existing file system is kept: it was created from these layers.
+    /// is ready, for a limited time or for as long as it takes. An existing file system is kept: it
+    /// was created from these layers.
+    ///
+    /// An image that has waited too long with a place frees its memory and the place, and starts
+    /// again when all its layers are in the store. The caller keeps layers there until the end.
     pub(super) fn unpack(
         &self,
         work: WorkFile,
         id: Digest,
         layers: &[(Digest, Digest)],
-        mut next: impl FnMut() -> Option<usize>,
+        next: impl FnMut(Option<Duration>) -> Result<usize, RecvTimeoutError>,
         cancelled: Arc<AtomicBool>,
         options: &PullOptions,
     ) -> Result<Rootfs> {
-        let file = work
-            .handle()
-            .map_err(|source| Error::io("write", work.path(), source))?;
-        let limits = self.options.limits.clone();
-        let mut unpacker = Unpacker::new(file, limits, Arc::clone(&cancelled));
-        let mut ready = vec![false; layers.len()];
-        let mut place = None;
+        let start = || {
+            let file = work.handle().and_then(|file| {
+                file.set_len(0)?;
+                Ok(file)
+            });
+            let file = file.map_err(|source| Error::io("write", work.path(), source))?;
+            let limits = self.options.limits.clone();
+            Ok::<_, Error>(Unpacker::new(file, limits, Arc::clone(&cancelled)))
+        };
+        let cancelled_at = |layer| {
+            let source = LayerError::Cancelled;
+            Error::Layer { layer, source }
+        };
         let needs_place = |layer| {
             let place = self.places.take(&cancelled);
-            let source = LayerError::Cancelled;
-            place.ok_or(Error::Layer { layer, source })
+            place.ok_or_else(|| cancelled_at(layer))
         };
-        for (index, (digest, diff_id)) in layers.iter().enumerate() {
-            while !ready[index] {
-                match next() {
-                    Some(index) => ready[index] = true,
-                    None => {
-                        return Err(Error::Layer {
-                            layer: *digest,
-                            source: LayerError::Cancelled,
-                        });
-                    }
+        let mut unpacker = start()?;
+        let mut arrivals = Arrivals::new(layers.len(), next);
+        let mut place = None;
+        let mut index = 0;
+        while let Some((digest, diff_id)) = layers.get(index) {
+            let arrived = match place {
+                None => arrivals.wait(index),
+                Some(_) => arrivals.wait_with_place(index),
+            };
+            match arrived {
+                Ok(()) => {}
+                Err(RecvTimeoutError::Timeout) => {
+                    // Its memory is free before its place is.
+                    unpacker = start()?;
+                    place = None;
+                    arrivals.wait_for_all().map_err(|_| cancelled_at(*digest))?;
+                    index = 0;
+                    continue;
                 }
+                Err(RecvTimeoutError::Disconnected) => return Err(cancelled_at(*digest)),
             }
             if place.is_none() {
                 place = Some(needs_place(*digest)?);
@@ -447,6 +468,7 @@ impl Inner {
             if unpacker.memory() <= MAX_IDLE_METADATA {
                 place = None;
             }
+            index += 1;
         }
         let last = layers.last().map_or(id, |(digest, _)| *digest);
         if place.is_none() {
