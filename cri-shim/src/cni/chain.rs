@@ -58,15 +58,20 @@ impl<'a> Chain<'a> {
             let adding = self.invocation(plugin, "ADD", previous.as_ref())?;
             let printed = adding.run(&mut input).await?;
             let answer = serde_json::from_slice::<Value>(&printed);
-            let answer = answer.map_err(|error| CniError::InvalidResult {
+            let mut answer = answer.map_err(|error| CniError::InvalidResult {
                 name: plugin.kind.clone(),
                 reason: format!("not JSON: {error}"),
             })?;
-            if !answer.is_object() {
+            let Some(fields) = answer.as_object_mut() else {
                 return Err(CniError::InvalidResult {
                     name: plugin.kind.clone(),
                     reason: "not a JSON object".to_owned(),
                 });
+            };
+            // Some plugins leave it out. It is the configuration's then, as other runtimes have it.
+            let version = fields.entry("cniVersion").or_insert(Value::Null);
+            if version.is_null() || version == "" {
+                *version = self.cached.list.version.clone().into();
             }
             previous = Some(answer);
         }

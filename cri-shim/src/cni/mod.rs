@@ -338,9 +338,8 @@ impl Cni {
             so_far.result = Some(answer.clone());
             in_place(|| self.cache.note(&so_far))
         };
-        let turn = self.turns.take().await;
-        let (raw, result) = self.chain(&cached)?.add(note).await?;
-        drop(turn);
+        let chain = self.chain(&cached)?;
+        let (raw, result) = self.turns.begin(chain.add(note)).await?;
         cached.result = Some(raw);
         let prepared = taps.len();
         let mut attachment = in_place(|| {
@@ -371,8 +370,8 @@ impl Cni {
     pub(crate) async fn detach(&self, id: &str) -> Result<(), CniError> {
         if let Some(cached) = in_place(|| self.cache.get(id))? {
             in_place(|| netns::remove_bare(&cached.netns))?;
-            let _turn = self.turns.take().await;
-            self.chain(&cached)?.del().await?;
+            let chain = self.chain(&cached)?;
+            self.turns.begin(chain.del()).await?;
         }
         in_place(|| {
             netns::remove(&self.netns(id))?;
