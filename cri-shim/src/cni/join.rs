@@ -256,6 +256,13 @@ async fn links(handle: &Handle) -> Result<(Option<u32>, Vec<Link>), CniError> {
             // A plugin brought it up that does so with all interfaces.
             continue;
         }
+        // Layer 3 modes of netkit: a guest could not tell it from other interfaces.
+        if link.mac == [0; 6] {
+            return Err(CniError::InvalidResult {
+                name: link.name,
+                reason: "an interface without a MAC address".to_owned(),
+            });
+        }
         if !MTU_RANGE.contains(&link.mtu) || links.len() == MAX_NICS {
             return Err(CniError::InvalidResult {
                 name: link.name.clone(),
