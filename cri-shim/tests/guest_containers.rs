@@ -391,9 +391,14 @@ fn guest_programs_begin_with_a_snapshot_of_the_users() {
     let data = host.root.path().join("data");
     fs::create_dir(&data).unwrap();
     let volume = format!("{}:/data", data.display());
-    let ran = run(&["-v", &volume], "echo there > /data/file; exit 3");
+    // What is mounted in a volume is in it, whichever is named first.
+    let ran = run(
+        &["--tmpfs", "/data/own", "-v", &volume],
+        "echo there > /data/file; echo here > /data/own/file && exit 3",
+    );
     assert_eq!(ran.code, Some(3), "{ran:?}");
     assert_eq!(fs::read_to_string(data.join("file")).unwrap(), "there\n");
+    assert!(!data.join("own/file").exists());
 
     fs::write(Path::new(&snapshot).join("state"), "nonsense").unwrap();
     run(&[], "true").refused(125, &["snapshot", "booted"]);

@@ -320,6 +320,8 @@ fn spec(args: &RunArgs, image: &Image, record: &Record) -> anyhow::Result<Spec> 
             .build()?;
         mounts.push(mount);
     }
+    // A mount within another one is made after it, whichever was named first.
+    mounts.sort_by_key(|mount| mount.destination().components().count());
     spec.set_mounts(Some(mounts));
     if args.pid.is_some()
         && let Some(namespaces) = spec
