@@ -1,10 +1,11 @@
 //! Removes templates: the oldest of too many, and incomplete ones.
 
 use std::collections::BTreeSet;
+use std::ffi::OsString;
 use std::fs::{self, File, TryLockError};
-use std::io;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
+use std::{io, process};
 
 use tracing::warn;
 
@@ -55,6 +56,17 @@ pub fn remove_abandoned_templates(templates: &Path) {
     }
 }
 
+/// Removes a template. A process that is killed meanwhile leaves one that is whole, or a leftover
+/// that [`remove_abandoned_templates`] removes.
+pub(super) fn remove(place: &Path) -> io::Result<()> {
+    let mut hidden = OsString::from(".");
+    hidden.push(place.file_name().unwrap_or_default());
+    hidden.push(format!(".{}.removed.partial", process::id()));
+    let hidden = place.with_file_name(hidden);
+    fs::rename(place, &hidden)?;
+    fs::remove_dir_all(hidden)
+}
+
 /// Leaves the templates that were wanted last, and `made`, which was just made.
 pub(super) fn remove_oldest(templates: &Path, made: &Path) {
     let Ok(entries) = fs::read_dir(templates) else {
@@ -74,7 +86,7 @@ pub(super) fn remove_oldest(templates: &Path, made: &Path) {
     all.sort();
     all.reverse();
     for (_, _, path) in all.split_off(MAX_TEMPLATES.min(all.len())) {
-        if let Err(error) = fs::remove_dir_all(&path) {
+        if let Err(error) = remove(&path) {
             warn!(%error, template = %path.display(), "failed to remove an old template");
         }
     }
@@ -105,6 +117,25 @@ mod tests {
         let mut left: Vec<_> = entries.map(|entry| entry.file_name()).collect();
         left.sort();
         assert_eq!(left, [".made.2.0.partial", "made.lock", "whole"]);
+    }
+
+    #[test]
+    fn a_template_is_there_whole_or_not_at_all() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = |name: &str| dir.path().join(name);
+        fs::create_dir(path("gone")).unwrap();
+        fs::write(path("gone").join(STATE), "").unwrap();
+        remove(&path("gone")).unwrap();
+        assert_eq!(dir.path().read_dir().unwrap().count(), 0);
+        // What cannot be removed no longer has the template's name, and goes the next time.
+        fs::write(path("file"), "").unwrap();
+        remove(&path("file")).unwrap_err();
+        assert!(!path("file").exists());
+        fs::create_dir(path(".half.1.removed.partial")).unwrap();
+        remove_abandoned_templates(dir.path());
+        let entries = fs::read_dir(dir.path()).unwrap().flatten();
+        let left: Vec<_> = entries.map(|entry| entry.file_name()).collect();
+        assert_eq!(left.len(), 1, "{left:?}");
     }
 
     #[test]

@@ -32,7 +32,7 @@ use tokio::process::Command;
 use tracing::{debug, warn};
 
 pub use clean::remove_abandoned_templates;
-use clean::remove_oldest;
+use clean::{remove, remove_oldest};
 pub(crate) use maker::SnapshotMaker;
 
 use super::log_tail::last_line;
@@ -218,7 +218,7 @@ impl Shape {
     /// Removes an unusable template. Running clones keep their files.
     pub(super) fn discard(&self, program: &Path, templates: &Path) {
         let place = self.place(program, templates);
-        if let Err(error) = place.and_then(fs::remove_dir_all) {
+        if let Err(error) = place.and_then(|place| remove(&place)) {
             debug!(%error, "a template of no use stays");
         }
     }
@@ -304,9 +304,16 @@ pub async fn make(shape: &Shape, templates: &Path) -> Result<(), TemplateError> 
     Snapshot::remove_partial(&place, None);
     // After an upgrade, the others cannot be requested any more.
     remove_abandoned_templates(templates);
-    let made = match place.exists() {
+    let is_whole = [STATE, MEMORY].map(|name| place.join(name).exists()) == [true; 2];
+    let made = match is_whole {
         true => Ok(()),
-        false => snapshot(shape, &place).await,
+        false => match remove(&place) {
+            // What is left of one that was not removed completely would be in the way.
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                Err(file("remove", &place)(error))
+            }
+            _ => snapshot(shape, &place).await,
+        },
     };
     let failed = failure(&place);
     let noted = match made {
