@@ -146,8 +146,8 @@ impl DetachedTree {
         Ok(copy)
     }
 
-    /// Sets `nodev` and `nosuid`: devices cannot be opened, and set-user-ID programs gain no
-    /// rights.
+    /// Sets `nodev` and `nosuid`: in this copy devices cannot be opened, and set-user-ID programs
+    /// gain no rights. Where its source is mounted they do, as the guest's root can make some.
     pub(crate) fn make_harmless(&self) -> io::Result<()> {
         let attributes = libc::MOUNT_ATTR_NOSUID | libc::MOUNT_ATTR_NODEV;
         self.set(Extent::Whole, attributes)

@@ -102,8 +102,8 @@ fn mount_one(root: &File, name: &str, volume: &Volume) -> anyhow::Result<()> {
     let is_dir = source.metadata()?.is_dir();
     // By descriptor, so that the path cannot change its meaning in between.
     let tree = DetachedTree::of(&source, Extent::Whole, Propagation::Private)?;
-    // The host enforces read-only even against a malicious guest; no devices and no setuid
-    // programs, so that files that the guest creates are harmless on the host.
+    // The host enforces read-only even against a malicious guest. Neither devices nor set-user-ID
+    // programs work where the jail has it.
     tree.make_harmless()?;
     if volume.read_only {
         tree.make_read_only(Extent::Whole)?;

@@ -135,8 +135,7 @@ impl RequestedVolume {
         };
         // By descriptor, so that the path cannot change its meaning in between.
         let tree = DetachedTree::of(&self.source, extent, propagation).map_err(failed())?;
-        // No devices and no setuid programs in it, so that files that the guest creates are
-        // harmless on the host.
+        // Neither devices nor set-user-ID programs work where the jail has it.
         tree.make_harmless().map_err(failed())?;
         // The host enforces it even against a malicious guest. Mounts below stay as they are,
         // unless the request says otherwise.
