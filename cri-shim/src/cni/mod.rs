@@ -339,7 +339,9 @@ impl Cni {
             in_place(|| self.cache.note(&so_far))
         };
         let chain = self.chain(&cached)?;
-        let (raw, result) = self.turns.begin(chain.add(note)).await?;
+        // Boxed, as the future is large: a thread of the runtime has little stack.
+        let adding = Box::pin(chain.add(note));
+        let (raw, result) = self.turns.begin(adding).await?;
         cached.result = Some(raw);
         let prepared = taps.len();
         let mut attachment = in_place(|| {
@@ -371,7 +373,7 @@ impl Cni {
         if let Some(cached) = in_place(|| self.cache.get(id))? {
             in_place(|| netns::remove_bare(&cached.netns))?;
             let chain = self.chain(&cached)?;
-            self.turns.begin(chain.del()).await?;
+            self.turns.begin(Box::pin(chain.del())).await?;
         }
         in_place(|| {
             netns::remove(&self.netns(id))?;
