@@ -1,18 +1,14 @@
 //! The layers of a pull as they arrive, and how long the pull may keep one of the places for
 //! unpacking while it waits for them: a registry can make it wait for as long as it wants to.
 
-use std::sync::mpsc::RecvTimeoutError;
-use std::thread::sleep;
+use std::convert::Infallible;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
-use tokio::sync::mpsc::UnboundedReceiver;
-use tokio::sync::mpsc::error::TryRecvError;
+use tokio::sync::oneshot;
 
 /// How long an image may wait for its layers with a place, all waits together.
 const MAX_IDLE_TIME: Duration = Duration::from_secs(60);
-
-/// How often a wait with a limit looks for a layer.
-const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Which layers are in the store; `next` waits for the index of another one, for a limited time or
 /// for as long as it takes.
@@ -59,28 +55,51 @@ impl<N: FnMut(Option<Duration>) -> Result<usize, RecvTimeoutError>> Arrivals<N> 
     }
 }
 
-/// Receives the index of a layer. May block, so it must not be called by a task.
-pub(super) fn receive(
-    queue: &mut UnboundedReceiver<usize>,
-    limit: Option<Duration>,
-) -> Result<usize, RecvTimeoutError> {
-    let Some(limit) = limit else {
-        let received = queue.blocking_recv();
-        return received.ok_or(RecvTimeoutError::Disconnected);
-    };
-    let start = Instant::now();
-    loop {
-        match queue.try_recv() {
-            Ok(index) => return Ok(index),
-            Err(TryRecvError::Disconnected) => return Err(RecvTimeoutError::Disconnected),
-            Err(TryRecvError::Empty) => {}
-        }
-        let left = limit.saturating_sub(start.elapsed());
-        if left.is_zero() {
-            return Err(RecvTimeoutError::Timeout);
-        }
-        sleep(left.min(POLL_INTERVAL));
+/// Tells the thread that unpacks which layers are in the store.
+#[derive(Debug)]
+pub(super) struct Fetched {
+    layers: Sender<usize>,
+    wanted: oneshot::Sender<Infallible>,
+}
+
+impl Fetched {
+    pub(super) fn send(&self, layer: usize) {
+        // Nobody waits for it if the unpacking has ended.
+        let _ = self.layers.send(layer);
     }
+
+    /// Waits for the end of the unpacking.
+    pub(super) async fn closed(&mut self) {
+        self.wanted.closed().await;
+    }
+}
+
+/// The layers that [`Fetched`] tells of.
+#[derive(Debug)]
+pub(super) struct Queue {
+    layers: Receiver<usize>,
+    _wanted: oneshot::Receiver<Infallible>,
+}
+
+impl Queue {
+    /// Waits for the index of a layer. Blocks, so it must not be called by a task.
+    pub(super) fn next(&self, limit: Option<Duration>) -> Result<usize, RecvTimeoutError> {
+        match limit {
+            Some(limit) => self.layers.recv_timeout(limit),
+            None => self.layers.recv().map_err(RecvTimeoutError::from),
+        }
+    }
+}
+
+/// Creates the two ends. When either is dropped, the other one ends.
+pub(super) fn queue() -> (Fetched, Queue) {
+    let (sender, layers) = channel();
+    let (wanted, _wanted) = oneshot::channel();
+    let fetched = Fetched {
+        layers: sender,
+        wanted,
+    };
+    (fetched, Queue { layers, _wanted })
 }
 
 #[cfg(test)]
@@ -88,8 +107,7 @@ mod tests {
     use std::fs;
     use std::sync::Arc;
     use std::sync::atomic::AtomicBool;
-
-    use tokio::sync::mpsc::unbounded_channel;
+    use std::thread::sleep;
 
     use super::super::pull::MAX_IDLE_METADATA;
     use super::super::work::WorkFile;
@@ -185,16 +203,20 @@ mod tests {
 
     #[test]
     fn a_wait_ends_with_a_layer_at_its_limit_or_with_the_fetches() {
-        let (sender, mut queue) = unbounded_channel();
-        let short = Some(POLL_INTERVAL / 10);
-        let mut receive = |limit| receive(&mut queue, limit);
-        assert_eq!(receive(short), Err(RecvTimeoutError::Timeout));
-        sender.send(7).unwrap();
-        assert_eq!(receive(Some(Duration::ZERO)), Ok(7));
-        sender.send(8).unwrap();
-        assert_eq!(receive(None), Ok(8));
-        drop(sender);
-        assert_eq!(receive(short), Err(RecvTimeoutError::Disconnected));
-        assert_eq!(receive(None), Err(RecvTimeoutError::Disconnected));
+        let (fetched, layers) = queue();
+        let short = Some(Duration::from_millis(5));
+        assert_eq!(layers.next(short), Err(RecvTimeoutError::Timeout));
+        fetched.send(7);
+        assert_eq!(layers.next(short), Ok(7));
+        fetched.send(8);
+        assert_eq!(layers.next(None), Ok(8));
+        assert!(!fetched.wanted.is_closed());
+        drop(fetched);
+        assert_eq!(layers.next(short), Err(RecvTimeoutError::Disconnected));
+        assert_eq!(layers.next(None), Err(RecvTimeoutError::Disconnected));
+        let (fetched, layers) = queue();
+        drop(layers);
+        assert!(fetched.wanted.is_closed());
+        fetched.send(9);
     }
 }

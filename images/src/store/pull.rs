@@ -13,7 +13,7 @@ use std::time::Duration;
 use tokio::sync::{Semaphore, mpsc};
 use tokio::task::{JoinSet, spawn_blocking};
 
-use super::arrivals::{self, Arrivals};
+use super::arrivals::{self, Arrivals, Fetched};
 use super::database::{self, Change, Name, Record};
 use super::flights::Flight;
 use super::gc::{GcHold, check_unused};
@@ -260,7 +260,7 @@ impl Inner {
         if let Some(found) = find().await? {
             return Ok(found);
         }
-        let (ready, mut queue) = mpsc::unbounded_channel();
+        let (ready, queue) = arrivals::queue();
         let stop = StopOnDrop::default();
         let unpacking = spawn_blocking({
             let (inner, cancelled, options) =
@@ -272,7 +272,7 @@ impl Inner {
                 .zip(diff_ids)
                 .collect();
             move || {
-                let next = |limit| arrivals::receive(&mut queue, limit);
+                let next = |limit| queue.next(limit);
                 let unpacked = inner.unpack(work, id, &layers, next, cancelled, &options);
                 drop(stay);
                 unpacked
@@ -308,7 +308,7 @@ impl Inner {
         client: &Arc<Client>,
         layers: &[Descriptor],
         options: &PullOptions,
-        ready: mpsc::UnboundedSender<usize>,
+        mut ready: Fetched,
         stay: &Arc<GcHold>,
     ) -> Result<()> {
         let slots = Arc::new(Semaphore::new(options.parallel_layers.max(1)));
@@ -338,7 +338,7 @@ impl Inner {
             match fetched {
                 None => break Ok(()),
                 Some(Ok(Ok(index))) => {
-                    let _ = ready.send(index);
+                    ready.send(index);
                 }
                 Some(Ok(Err(error))) => break Err(error),
                 Some(Err(error)) => std::panic::resume_unwind(error.into_panic()),
