@@ -1,6 +1,6 @@
 //! A process created by the agent: signals, its exit, its terminal. `launch` creates it, in its
-//! turn (`turns`); a container has one of its own, which `notify` starts and `restart` creates again,
-//! and `execs`.
+//! turn (`turns`); a container has one of its own, which `notify` starts and `restart` creates
+//! again, and `execs`.
 
 pub mod launch;
 pub mod notify;
