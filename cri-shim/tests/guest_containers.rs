@@ -92,6 +92,10 @@ fn guest_container_is_found_again_by_every_command() {
     let mut cat = host.root.podvisor(&["exec", "-i", "web", "cat"]);
     cat.stdin(fs::File::open(data.join("from-host")).unwrap());
     Ran::new(cat.output().unwrap()).printed("hello\n");
+    // It ends although what it leaves behind has its output open.
+    let leaves = ["exec", "web", "sh", "-c", "sleep 1000 & echo left"];
+    let mut leaves = host.root.podvisor(&leaves);
+    let leaves = leaves.stdout(Stdio::piped()).spawn().unwrap();
     host.podvisor(&["exec", "web", "no-such-command"])
         .refused(127, &["no-such-command"]);
     host.podvisor(&["exec", "web", "/etc"])
@@ -193,6 +197,8 @@ fn guest_container_is_found_again_by_every_command() {
     assert!(unpacked.as_ref().unwrap().status.success(), "{unpacked:?}");
     host.podvisor(&["exec", "web", "cat", "/made/renamed"])
         .printed("hello\n");
+
+    Ran::of(leaves).printed("left\n");
 
     // Paused, it does nothing; then it continues.
     host.podvisor(&["pause", "web"]).printed("web\n");

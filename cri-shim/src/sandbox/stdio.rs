@@ -12,18 +12,24 @@ use std::sync::Arc;
 use std::thread;
 
 use podvisor_agent_protocol::{STDIO_PORT, StreamId, api};
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::Errno;
 use tokio::io::AsyncWriteExt as _;
 use tokio::sync::{Notify, oneshot};
+use tokio::time::Duration;
 use tracing::debug;
 
 use super::agent::{LinkError, Mux};
 use super::random;
 use super::types::{StdioFds, TerminalSize};
+use crate::stall_timeout::timeout;
 
 /// Size of the buffer for moving bytes.
 const BUFFER: usize = 64 << 10;
+
+/// The most that is still read from an output that is cut off: more than the buffers between the
+/// guest and the host hold.
+const MAX_REST: usize = 2 << 20;
 
 /// Stack size of a thread that moves bytes: its buffer is not on it.
 const STACK: usize = 128 << 10;
@@ -299,11 +305,11 @@ impl GuestStreams {
                 }
             })?;
         }
-        let broken = Arc::new(Notify::new());
+        let events = OutputEvents::new()?;
         Ok(Outputs {
-            stdout: output("stdout", self.output, files.stdout, &broken)?,
-            stderr: output("stderr", self.errors, files.stderr, &broken)?,
-            broken,
+            stdout: output("stdout", self.output, files.stdout, &events)?,
+            stderr: output("stderr", self.errors, files.stderr, &events)?,
+            events,
         })
     }
 }
@@ -362,15 +368,15 @@ fn output(
     name: &'static str,
     from: Option<Arc<UnixStream>>,
     to: Option<OwnedFd>,
-    broken: &Arc<Notify>,
+    events: &OutputEvents,
 ) -> Result<Option<Moved>, StdioError> {
     let (Some(from), Some(to)) = (from, to) else {
         return Ok(None);
     };
     let (done, moved) = oneshot::channel();
-    let broken = Arc::clone(broken);
+    let events = events.clone();
     spawn(name, move || {
-        let result = move_output(name, &from, to.as_fd(), &broken);
+        let result = move_output(name, &from, to.as_fd(), &events);
         // Closed before the result is sent, so that its receiver finds the end of the file.
         drop(to);
         // There is no receiver any more if the run was cancelled.
@@ -379,19 +385,75 @@ fn output(
     Ok(Some(moved))
 }
 
+/// What the threads that move a process's outputs tell and are told.
+#[derive(Debug, Clone)]
+struct OutputEvents {
+    /// One of the files accepts no more.
+    broken: Arc<Notify>,
+    /// An event counter; what can be read of the outputs once it is set is their rest.
+    cut_off: Arc<OwnedFd>,
+}
+
+impl OutputEvents {
+    fn new() -> Result<Self, StdioError> {
+        let cut_off = eventfd(0, EventfdFlags::CLOEXEC).map_err(|error| StdioError::SetUp {
+            name: "output",
+            source: error.into(),
+        })?;
+        Ok(Self {
+            broken: Arc::default(),
+            cut_off: Arc::new(cut_off),
+        })
+    }
+
+    fn cut_off(&self) {
+        // Fails only for a counter at its maximum.
+        let _ = rustix::io::write(&*self.cut_off, &1_u64.to_ne_bytes());
+    }
+
+    /// Waits until `from` can be read or has ended, or the outputs are cut off; true if they are.
+    fn wait(&self, from: &UnixStream) -> Result<bool, Errno> {
+        let both = &mut [
+            PollFd::new(from, PollFlags::IN),
+            PollFd::new(&*self.cut_off, PollFlags::IN),
+        ];
+        loop {
+            match poll(both, None) {
+                Ok(_) => return Ok(!both[1].revents().is_empty()),
+                Err(Errno::INTR) => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+}
+
 /// A process's outputs while they are moved to their files.
 #[derive(Debug)]
 pub struct Outputs {
     stdout: Option<Moved>,
     stderr: Option<Moved>,
-    broken: Arc<Notify>,
+    events: OutputEvents,
 }
 
 impl Outputs {
     /// Is notified when one of the files accepts no more: its reader is gone, or its disk is full.
     #[must_use]
     pub fn broken(&self) -> Arc<Notify> {
-        Arc::clone(&self.broken)
+        Arc::clone(&self.events.broken)
+    }
+
+    /// Waits like [`finish`](Self::finish) for `limit`, then moves what is there already and ends:
+    /// a process that the one that ended has left may have its outputs open for good. False if they
+    /// were cut off so; slow readers of the files still get all, but are not waited for.
+    pub(super) async fn finish_within(self, limit: Duration) -> Result<bool, StdioError> {
+        let events = self.events.clone();
+        match timeout(limit, self.finish()).await {
+            Ok(finished) => finished.map(|()| true),
+            Err(_) => {
+                events.cut_off();
+                Ok(false)
+            }
+        }
     }
 
     /// Waits until the files have everything that the process wrote.
@@ -409,17 +471,28 @@ impl Outputs {
     }
 }
 
-/// Moves the program's output to the user's file. If the file accepts no more, the stream is closed
-/// and `broken` notified; a reader that is gone is not an error.
+/// Moves the program's output to the user's file, until it ends or is cut off. If the file accepts
+/// no more, the stream is closed and `broken` notified; a reader that is gone is not an error.
 fn move_output(
     name: &'static str,
     from: &UnixStream,
     to: BorrowedFd<'_>,
-    broken: &Notify,
+    events: &OutputEvents,
 ) -> Result<(), StdioError> {
     let mut buffer = vec![0; BUFFER];
+    let mut rest = MAX_REST;
     loop {
-        let count = match read(from.as_fd(), &mut buffer) {
+        let received = events.wait(from).and_then(|is_cut_off| {
+            if is_cut_off && (rest == 0 || !is_readable(from)?) {
+                return Ok(0);
+            }
+            let count = read(from.as_fd(), &mut buffer)?;
+            if is_cut_off {
+                rest = rest.saturating_sub(count);
+            }
+            Ok(count)
+        });
+        let count = match received {
             Ok(0) => return Ok(()),
             Ok(count) => count,
             Err(error) => {
@@ -432,7 +505,7 @@ fn move_output(
             Ok(()) => {}
             Err(error) => {
                 let _ = from.shutdown(Shutdown::Both);
-                broken.notify_one();
+                events.broken.notify_one();
                 return match error {
                     Errno::PIPE => Ok(()),
                     error => Err(StdioError::Output {
@@ -443,6 +516,12 @@ fn move_output(
             }
         }
     }
+}
+
+/// Whether a read of `from` does not block.
+fn is_readable(from: &UnixStream) -> Result<bool, Errno> {
+    let now = Timespec::default();
+    poll(&mut [PollFd::new(from, PollFlags::IN)], Some(&now)).map(|ready| ready > 0)
 }
 
 /// Reads at least one byte, unless the file has ended.

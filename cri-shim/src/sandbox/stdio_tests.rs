@@ -66,7 +66,7 @@ fn output_passes_whole_through_a_file_that_does_not_block() {
     let sent: Vec<u8> = (0..1_000_000u32).map(|i| (i % 251) as u8).collect();
     let expected = sent.clone();
     let guest = thread::spawn(move || (&guest).write_all(&sent));
-    let pump = thread::spawn(move || move_output("stdout", &host, writer.as_fd(), &Notify::new()));
+    let pump = thread::spawn(move || move_output("stdout", &host, writer.as_fd(), &events()));
     let mut received = Vec::new();
     reader.read_to_end(&mut received).unwrap();
     guest.join().unwrap().unwrap();
@@ -81,7 +81,7 @@ fn a_reader_that_goes_away_ends_the_stream_and_is_no_error() {
     let (reader, writer) = io::pipe().unwrap();
     drop(reader);
     guest.write_all(b"x").unwrap();
-    move_output("stdout", &host, writer.as_fd(), &Notify::new()).unwrap();
+    move_output("stdout", &host, writer.as_fd(), &events()).unwrap();
     let error = guest.write_all(b"y").unwrap_err();
     assert_eq!(error.kind(), io::ErrorKind::BrokenPipe);
 }
@@ -91,7 +91,7 @@ fn a_full_disk_is_an_error_that_names_the_stream() {
     let (mut guest, host) = UnixStream::pair().unwrap();
     guest.write_all(b"x").unwrap();
     let full = File::options().write(true).open("/dev/full").unwrap();
-    let error = move_output("stdout", &host, full.as_fd(), &Notify::new()).unwrap_err();
+    let error = move_output("stdout", &host, full.as_fd(), &events()).unwrap_err();
     assert!(matches!(error, StdioError::Output { name: "stdout", .. }));
 }
 
@@ -122,4 +122,49 @@ fn a_program_that_does_not_read_its_input_ends_the_pump() {
     writer.write_all(b"hi").unwrap();
     assert!(!pipe_input(host).take_from(reader.as_fd()));
     drop(writer);
+}
+
+fn events() -> OutputEvents {
+    OutputEvents::new().unwrap()
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_output_that_stays_open_is_cut_off_and_its_slow_reader_gets_all() {
+    let (mut guest, host) = UnixStream::pair().unwrap();
+    let (mut reader, writer) = io::pipe().unwrap();
+    // More than a pipe holds: the reader is behind when the output is cut off.
+    let sent = vec![7; 150_000];
+    guest.write_all(&sent).unwrap();
+    let streams = GuestStreams {
+        input: None,
+        output: Some(Arc::new(host)),
+        errors: None,
+    };
+    let files = StdioFds {
+        stdout: Some(writer.into()),
+        ..StdioFds::default()
+    };
+    let outputs = streams.serve(files).unwrap();
+    assert!(!outputs.finish_within(Duration::from_secs(1)).await.unwrap());
+    let mut received = Vec::new();
+    reader.read_to_end(&mut received).unwrap();
+    assert!(received == sent);
+    // What holds the output open learns that nobody reads it any more.
+    let error = guest.write_all(b"more").unwrap_err();
+    assert_eq!(error.kind(), io::ErrorKind::BrokenPipe);
+}
+
+#[test]
+fn an_output_that_never_pauses_ends_when_it_is_cut_off() {
+    let (guest, host) = UnixStream::pair().unwrap();
+    let (mut reader, writer) = io::pipe().unwrap();
+    let events = events();
+    events.cut_off();
+    let babbler = thread::spawn(move || while (&guest).write_all(&[1; 4096]).is_ok() {});
+    let counted = thread::spawn(move || io::copy(&mut reader, &mut io::sink()).unwrap());
+    move_output("stdout", &host, writer.as_fd(), &events).unwrap();
+    drop((host, writer));
+    babbler.join().unwrap();
+    let most = u64::try_from(MAX_REST + BUFFER).unwrap();
+    assert!(counted.join().unwrap() <= most);
 }

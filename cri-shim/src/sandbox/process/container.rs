@@ -344,10 +344,13 @@ impl Container {
             let exit = wait(&agent, &id, &exec_id)
                 .await
                 .unwrap_or_else(|_| killed());
-            match timeout(DRAIN_TIMEOUT, outputs.finish()).await {
-                Ok(Ok(())) => {}
-                Ok(Err(error)) => debug!(%error, exec_id, "an exec's output is lost"),
-                Err(_) => debug!(exec_id, "the output goes on after the process"),
+            match outputs.finish_within(DRAIN_TIMEOUT).await {
+                Ok(true) => {}
+                Ok(false) => debug!(
+                    exec_id,
+                    "what the process left has its output open: cut off"
+                ),
+                Err(error) => debug!(%error, exec_id, "an exec's output is lost"),
             }
             sender.send_replace(Some(exit));
         });
