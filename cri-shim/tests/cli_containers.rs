@@ -76,6 +76,52 @@ fn pruning_takes_containers_that_ended_before_then_and_goes_on_after_one_that_it
     assert!(!new.exists());
 }
 
+/// Returns the container's state in `inspect`, and its line of `ps --json`.
+fn described(root: &Root, name: &str) -> (Value, Value) {
+    let json = |arguments: &[&str]| -> Value {
+        let ran = root.output(arguments);
+        serde_json::from_str(&ran.stdout).unwrap_or_else(|_| panic!("{ran:?}"))
+    };
+    let state = json(&["inspect", name])[0]["State"].clone();
+    let filter = format!("name=^{name}$");
+    let listed = json(&["ps", "-a", "--json", "-f", &filter])[0].clone();
+    (state, listed)
+}
+
+#[test]
+fn a_container_that_has_ended_still_tells_when_it_started() {
+    let root = Root::default();
+    ended(&root, "exited", 1, 2000);
+    let dead = ended(&root, "dead", 2, 2000);
+    let never = ended(&root, "never", 3, 2000);
+    container(&root, "unknown", 4);
+    let change = |dir: &Path, started: u64, exit: Value| {
+        let path = dir.join("exit.json");
+        let text = fs::read_to_string(&path).unwrap();
+        let mut record: Value = serde_json::from_str(&text).unwrap();
+        record["exit"] = exit;
+        record["containers"][0]["started_at_ns"] = json!(started * 1_000_000_000);
+        record["containers"][0]["exit"]["code"] = json!(137);
+        fs::write(path, record.to_string()).unwrap();
+    };
+    change(&dead, 1000, json!({"Failed": "x"}));
+    change(&never, 0, json!("PoweredOff"));
+    for (name, status, started) in [
+        ("exited", "exited", json!("1970-01-01T00:00:00Z")),
+        ("dead", "dead", json!("1970-01-01T00:16:40Z")),
+        ("never", "exited", Value::Null),
+        ("unknown", "dead", Value::Null),
+    ] {
+        let (state, listed) = described(&root, name);
+        assert_eq!(
+            (&state["Status"], &listed["State"]),
+            (&json!(status), &json!(status))
+        );
+        assert_eq!(state["StartedAt"], started, "{name}");
+        assert_eq!(listed["StartedAt"], started, "{name}");
+    }
+}
+
 #[test]
 fn metrics_and_logs_are_for_machines_too() {
     let root = Root::default();

@@ -58,6 +58,8 @@ fn guest_container_is_found_again_by_every_command() {
         (id.clone().into(), "running".into())
     );
     assert_eq!(ps[0]["Labels"]["tier"], "front");
+    let started = ps[0]["StartedAt"].clone();
+    assert!(started.is_string(), "{ps}");
     let table = host.podvisor(&["ps"]).stdout;
     assert!(table.contains("web") && table.contains("Up "), "{table}");
     for (filter, count) in [
@@ -256,6 +258,7 @@ fn guest_container_is_found_again_by_every_command() {
         (&ended[0]["State"], &ended[0]["ExitCode"]),
         (&"exited".into(), &4.into())
     );
+    assert_eq!(ended[0]["StartedAt"], started);
     let logs = host.podvisor(&["logs", "web"]).stdout;
     assert!(logs.starts_with("up\nhello\npoked\n"), "{logs}");
     let stamped = host.podvisor(&["logs", "-t", "--tail", "1", "web"]).stdout;

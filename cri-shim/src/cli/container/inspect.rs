@@ -48,6 +48,10 @@ pub(in crate::cli) fn run(globals: &Globals, args: &InspectArgs) -> anyhow::Resu
 
 /// Returns a container's description with docker's field names, for existing scripts.
 fn view(entry: &Entry, state: &State) -> Value {
+    let machine_exit = match state {
+        State::Dead { machine, .. } => machine.as_ref(),
+        _ => None,
+    };
     let (record, short) = (&entry.record, ps::view(entry, Some(state)));
     let part = |name: &str| short.get(name).cloned().unwrap_or_default();
     let mounts = record.volumes.iter().map(|volume| {
@@ -71,20 +75,16 @@ fn view(entry: &Entry, state: &State) -> Value {
             "Paused": state.word() == "paused",
             "OOMKilled": match state {
                 State::Exited { exit, .. } => exit.oom_killed,
-                State::Dead(Some(exit)) => matches!(exit, SandboxExit::OutOfMemory { .. }),
-                _ => false,
+                _ => matches!(machine_exit, Some(SandboxExit::OutOfMemory { .. })),
             },
             "Pid": part("Pid"),
             "ExitCode": state.exit_code(),
-            "Error": match state {
-                State::Dead(Some(exit)) => exit.to_string(),
-                State::Dead(None) => "the sandbox's process died".to_owned(),
+            "Error": match (state, machine_exit) {
+                (_, Some(exit)) => exit.to_string(),
+                (State::Dead { .. }, None) => "the sandbox's process died".to_owned(),
                 _ => String::new(),
             },
-            "GuestLog": match state {
-                State::Dead(Some(exit)) => exit.kernel_log(),
-                _ => &[],
-            },
+            "GuestLog": machine_exit.map_or(&[][..], SandboxExit::kernel_log),
             "StartedAt": part("StartedAt"),
             "FinishedAt": part("FinishedAt"),
         },

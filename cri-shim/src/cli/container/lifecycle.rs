@@ -197,7 +197,7 @@ pub(in crate::cli) fn stop(globals: &Globals, args: &StopArgs) -> anyhow::Result
                 note(&entry, EventAction::Stop);
             }
             State::Unresponsive { pid } => return Err(unresponsive(&entry, pid)),
-            State::Starting | State::Exited { .. } | State::Dead(_) => {}
+            State::Starting | State::Exited { .. } | State::Dead { .. } => {}
         }
         Ok(None)
     })
@@ -288,7 +288,11 @@ pub(in crate::cli) fn wait(globals: &Globals, args: &NamesArgs) -> anyhow::Resul
                 Err(error) => return Err(error.into()),
             }
         }
-        if let State::Dead(Some(machine)) = &state {
+        if let State::Dead {
+            machine: Some(machine),
+            ..
+        } = &state
+        {
             tell_why(&entry, machine);
         }
         match (state.exit_code(), state) {

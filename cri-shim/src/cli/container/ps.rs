@@ -242,7 +242,7 @@ fn status(state: Option<&State>, now: SystemTime) -> String {
                 ago(Some(at(exit.exited_at_ns)), now)
             )
         }
-        State::Dead(_) => "Dead".to_owned(),
+        State::Dead { .. } => "Dead".to_owned(),
         State::Unresponsive { pid: Some(pid) } => format!("Unresponsive (process {pid})"),
         State::Unresponsive { pid: None } => "Unresponsive".to_owned(),
     }
@@ -257,11 +257,12 @@ fn word(state: Option<&State>) -> &'static str {
 /// is unknown.
 pub(super) fn view(entry: &Entry, state: Option<&State>) -> Value {
     let record = &entry.record;
-    let (pid, started) = match state {
-        Some(State::Running { client, info, .. }) => (client.pid(), Some(at(info.started_at_ns))),
-        Some(State::Unresponsive { pid }) => (pid.unwrap_or(0), None),
-        _ => (0, None),
+    let pid = match state {
+        Some(State::Running { client, .. }) => client.pid(),
+        Some(State::Unresponsive { pid }) => pid.unwrap_or(0),
+        _ => 0,
     };
+    let started = state.and_then(State::started_at);
     let finished = match state {
         Some(State::Exited { exit, .. }) => Some(at(exit.exited_at_ns)),
         _ => None,

@@ -37,12 +37,20 @@ pub(in crate::cli) enum State {
     Restarting {
         client: SandboxClient,
         exit: ProcessExit,
-        restarts: u32,
+        info: ContainerInfo,
     },
     /// It ended by itself, or was stopped.
-    Exited { exit: ProcessExit, restarts: u32 },
-    /// Its sandbox ended first; the reason, if it is known.
-    Dead(Option<SandboxExit>),
+    Exited {
+        exit: ProcessExit,
+        info: ContainerInfo,
+    },
+    /// Its sandbox ended first.
+    Dead {
+        /// Why, if that is known.
+        machine: Option<SandboxExit>,
+        /// The container at that time, if its sandbox could record it.
+        info: Option<ContainerInfo>,
+    },
     /// Its machine's process, with this PID, runs but does not answer.
     Unresponsive { pid: Option<u32> },
 }
@@ -114,24 +122,15 @@ impl State {
             }
         };
         let own = list.into_iter().find(|info| info.id == entry.record.id);
-        Ok(match own {
-            Some(ContainerInfo {
-                state: ContainerState::Restarting,
-                exit: Some(exit),
-                restarts,
-                ..
-            }) => Self::Restarting {
-                client,
-                exit,
-                restarts,
-            },
-            Some(ContainerInfo {
-                state: ContainerState::Exited,
-                exit: Some(exit),
-                restarts,
-                ..
-            }) => Self::Exited { exit, restarts },
-            Some(info) if info.state == ContainerState::Running => Self::Running {
+        let exit = own.as_ref().and_then(|info| info.exit);
+        Ok(match (own, exit) {
+            (Some(info), Some(exit)) if info.state == ContainerState::Restarting => {
+                Self::Restarting { client, exit, info }
+            }
+            (Some(info), Some(exit)) if info.state == ContainerState::Exited => {
+                Self::Exited { exit, info }
+            }
+            (Some(info), _) if info.state == ContainerState::Running => Self::Running {
                 client,
                 info,
                 is_paused,
@@ -148,28 +147,36 @@ impl State {
                             .map_err(|_| being_made(entry))??;
                     }
                 }
-                Self::Dead(None)
+                Self::Dead {
+                    machine: None,
+                    info: None,
+                }
             }
         })
     }
 
     fn of_ended(entry: &Entry) -> Self {
         let Some(record) = exit_record(&entry.sandbox_dir()) else {
-            return Self::Dead(None);
+            return Self::Dead {
+                machine: None,
+                info: None,
+            };
         };
         let own = record
             .containers
             .into_iter()
             .find(|info| info.id == entry.record.id);
-        match own {
-            Some(ContainerInfo {
-                exit: Some(exit),
-                restarts,
-                ..
-            }) if record.exit == SandboxExit::PoweredOff || exit.code != KILLED_EXIT_CODE => {
-                Self::Exited { exit, restarts }
+        let exit = own.as_ref().and_then(|info| info.exit);
+        match (own, exit) {
+            (Some(info), Some(exit))
+                if record.exit == SandboxExit::PoweredOff || exit.code != KILLED_EXIT_CODE =>
+            {
+                Self::Exited { exit, info }
             }
-            _ => Self::Dead(Some(record.exit)),
+            (info, _) => Self::Dead {
+                machine: Some(record.exit),
+                info,
+            },
         }
     }
 
@@ -183,25 +190,38 @@ impl State {
             Self::Running { .. } => "paused",
             Self::Restarting { .. } => "restarting",
             Self::Exited { .. } => "exited",
-            Self::Dead(_) => "dead",
+            Self::Dead { .. } => "dead",
             Self::Unresponsive { .. } => "unresponsive",
         }
     }
 
     /// Returns how often the program was restarted.
     pub(in crate::cli) fn restarts(&self) -> u32 {
+        self.info().map_or(0, |info| info.restarts)
+    }
+
+    /// Returns what its sandbox tells or has recorded of it.
+    fn info(&self) -> Option<&ContainerInfo> {
         match self {
-            Self::Running { info, .. } => info.restarts,
-            Self::Restarting { restarts, .. } | Self::Exited { restarts, .. } => *restarts,
-            Self::Starting | Self::Dead(_) | Self::Unresponsive { .. } => 0,
+            Self::Running { info, .. }
+            | Self::Restarting { info, .. }
+            | Self::Exited { info, .. } => Some(info),
+            Self::Dead { info, .. } => info.as_ref(),
+            Self::Starting | Self::Unresponsive { .. } => None,
         }
+    }
+
+    /// Returns when its program was started last, if that is known.
+    pub(super) fn started_at(&self) -> Option<SystemTime> {
+        let started = self.info()?.started_at_ns;
+        (started != 0).then(|| UNIX_EPOCH + Duration::from_nanos(started))
     }
 
     /// Returns the exit code, if there is one. A container whose sandbox died counts as killed.
     pub(in crate::cli) fn exit_code(&self) -> Option<i32> {
         match self {
             Self::Exited { exit, .. } => Some(exit.code),
-            Self::Dead(_) => Some(KILLED_EXIT_CODE),
+            Self::Dead { .. } => Some(KILLED_EXIT_CODE),
             Self::Starting
             | Self::Running { .. }
             | Self::Restarting { .. }
@@ -221,9 +241,10 @@ impl State {
     pub(in crate::cli) fn client(&self) -> Option<&SandboxClient> {
         match self {
             Self::Running { client, .. } | Self::Restarting { client, .. } => Some(client),
-            Self::Starting | Self::Exited { .. } | Self::Dead(_) | Self::Unresponsive { .. } => {
-                None
-            }
+            Self::Starting
+            | Self::Exited { .. }
+            | Self::Dead { .. }
+            | Self::Unresponsive { .. } => None,
         }
     }
 
