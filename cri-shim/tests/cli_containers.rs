@@ -123,6 +123,26 @@ fn a_container_that_has_ended_still_tells_when_it_started() {
 }
 
 #[test]
+fn the_exit_code_of_what_has_not_ended_is_0_as_dockers() {
+    let root = Root::default();
+    let dir = container(&root, "up", 1);
+    let _machine = StandIn::in_dir(&dir, &[&*"01".repeat(32)]);
+    let (state, listed) = described(&root, "up");
+    assert_eq!(
+        (&state["Running"], &state["ExitCode"], &listed["ExitCode"]),
+        (&json!(true), &json!(0), &json!(0))
+    );
+    let dir = container(&root, "new", 2);
+    let claim = fs::File::open(&dir).unwrap();
+    flock(&claim, FlockOperation::LockExclusive).unwrap();
+    let (state, listed) = described(&root, "new");
+    assert_eq!(
+        (&state["Running"], &state["ExitCode"], &listed["ExitCode"]),
+        (&json!(false), &json!(0), &json!(0))
+    );
+}
+
+#[test]
 fn metrics_and_logs_are_for_machines_too() {
     let root = Root::default();
     ended(&root, "old", 1, 1000);

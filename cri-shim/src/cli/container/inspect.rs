@@ -78,7 +78,7 @@ fn view(entry: &Entry, state: &State) -> Value {
                 _ => matches!(machine_exit, Some(SandboxExit::OutOfMemory { .. })),
             },
             "Pid": part("Pid"),
-            "ExitCode": state.exit_code(),
+            "ExitCode": part("ExitCode"),
             "Error": match (state, machine_exit) {
                 (_, Some(exit)) => exit.to_string(),
                 (State::Dead { .. }, None) => "the sandbox's process died".to_owned(),

@@ -281,7 +281,7 @@ pub(super) fn view(entry: &Entry, state: Option<&State>) -> Value {
         "Pid": pid,
         "StartedAt": started.map(rfc3339),
         "FinishedAt": finished.map(rfc3339),
-        "ExitCode": state.and_then(State::exit_code),
+        "ExitCode": state.map(State::shown_exit_code),
         "Ports": ports.iter().map(port::view).collect::<Vec<_>>(),
         "Networks": [record.network],
         "AutoRemove": record.remove,

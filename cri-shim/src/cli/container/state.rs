@@ -229,6 +229,15 @@ impl State {
         }
     }
 
+    /// Returns the exit code that is shown, as docker has it: the last one of a program that is
+    /// about to be restarted, and 0 before there is one.
+    pub(super) fn shown_exit_code(&self) -> i32 {
+        match self {
+            Self::Restarting { exit, .. } => exit.code,
+            _ => self.exit_code().unwrap_or(0),
+        }
+    }
+
     /// Returns when it ended, if that is known.
     pub(in crate::cli) fn ended_at(&self) -> Option<SystemTime> {
         match self {
