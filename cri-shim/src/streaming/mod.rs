@@ -26,6 +26,7 @@ mod websocket;
 pub(crate) use backend::{
     AttachRequest, Backend, BackendError, BoxFuture, ExecRequest, PortForwardRequest, Process,
 };
+pub(crate) use pipe::ForeignStream;
 pub(crate) use server::{Streaming, StreamingError};
 pub(crate) use token::TokenError;
 

@@ -26,15 +26,15 @@ pub(super) fn pair() -> io::Result<(UnixStream, OwnedFd)> {
 /// A stream socket that another process has open, too. That process may clear its non-blocking flag
 /// at any time, so each call here is made non-blocking by its own flag.
 #[derive(Debug)]
-pub(super) struct ForeignStream(AsyncFd<OwnedFd>);
+pub(crate) struct ForeignStream(AsyncFd<OwnedFd>);
 
 impl ForeignStream {
-    pub(super) fn new(socket: OwnedFd) -> io::Result<Self> {
+    pub(crate) fn new(socket: OwnedFd) -> io::Result<Self> {
         Ok(Self(watch::both(socket)?))
     }
 
     /// Splits it into a reader and a writer.
-    pub(super) fn into_split(self) -> (ReadHalf<Self>, WriteHalf<Self>) {
+    pub(crate) fn into_split(self) -> (ReadHalf<Self>, WriteHalf<Self>) {
         tokio::io::split(self)
     }
 }

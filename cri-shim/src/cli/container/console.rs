@@ -4,13 +4,12 @@ use std::collections::VecDeque;
 use std::io::{self, Read as _};
 use std::ops::ControlFlow;
 use std::os::fd::OwnedFd;
-use std::os::unix::net::UnixStream as StdUnixStream;
 use std::thread;
 
 use anyhow::Context as _;
 use clap::Args;
+use rustix::net::{SendFlags, send};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::net::UnixStream;
 use tokio::sync::mpsc;
 
 use super::{Containers, sweep};
@@ -20,6 +19,7 @@ use crate::cli::signals::{Signals, exit_code_of};
 use crate::cli::terminal::{self, RawMode};
 use crate::cli::{Globals, notice};
 use crate::sandbox::{RefusalKind, SandboxClient};
+use crate::streaming::ForeignStream;
 
 /// Maximum number of typed bytes that wait for the guest: the length of a terminal's line.
 const MAX_PENDING_INPUT: usize = 4096;
@@ -91,9 +91,10 @@ async fn connect(
     mut escape: Option<DetachDetector>,
     mut show: impl FnMut(&[u8]) -> anyhow::Result<ControlFlow<()>>,
 ) -> anyhow::Result<()> {
-    let console = StdUnixStream::from(console);
-    console.set_nonblocking(true)?;
-    let (mut output, mut input) = UnixStream::from_std(console)?.into_split();
+    // The machine's process may have this end open, too, and make it block: it is no reason to wait
+    // for a guest.
+    let at_once = console.try_clone()?;
+    let (mut output, mut input) = ForeignStream::new(console)?.into_split();
     let mut bytes = vec![0; 4096];
     let mut has_input = true;
     // Input that the guest has not read yet. The user can leave even if the guest hangs.
@@ -117,7 +118,8 @@ async fn connect(
                     waiting.extend(passed.into_iter().take(room));
                     if leaves {
                         // Typed before the keys: written if that is possible without waiting.
-                        let _ = rustix::io::write(input.as_ref(), waiting.make_contiguous());
+                        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+                        let _ = send(&at_once, waiting.make_contiguous(), flags);
                         return Ok(());
                     }
                 }
@@ -151,6 +153,9 @@ fn keys_typed() -> anyhow::Result<mpsc::Receiver<Vec<u8>>> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::net::UnixStream;
+    use std::time::Duration;
+
     use super::*;
 
     fn to_nobody(_: &[u8]) -> anyhow::Result<ControlFlow<()>> {
@@ -159,7 +164,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_guest_that_takes_nothing_keeps_nobody_from_leaving() {
-        let (ours, mut guest) = StdUnixStream::pair().unwrap();
+        let (ours, mut guest) = UnixStream::pair().unwrap();
         let (keys, typed) = mpsc::channel(16);
         let escape = Some(DetachDetector::new(parse_keys("ctrl-]").unwrap()));
         let types = async {
@@ -177,7 +182,7 @@ mod tests {
 
     #[tokio::test]
     async fn what_is_typed_before_the_keys_that_leave_is_the_guests() {
-        let (ours, mut guest) = StdUnixStream::pair().unwrap();
+        let (ours, mut guest) = UnixStream::pair().unwrap();
         let (keys, typed) = mpsc::channel(1);
         let escape = Some(DetachDetector::new(parse_keys("ctrl-]").unwrap()));
         keys.send(b"reboot\r\x1dx".to_vec()).await.unwrap();
@@ -188,9 +193,41 @@ mod tests {
         assert_eq!(taken, "reboot\r");
     }
 
+    #[test]
+    fn a_machine_that_makes_the_console_block_keeps_nobody_from_leaving() {
+        let (ours, guest) = UnixStream::pair().unwrap();
+        // As the machine's process may keep one.
+        let held = ours.try_clone().unwrap();
+        let (done, left) = std::sync::mpsc::channel();
+        // A call that blocks fails the test instead of holding it up.
+        thread::spawn(move || {
+            let runtime = crate::cli::runtime().unwrap();
+            let connected = runtime.block_on(async {
+                let (keys, typed) = mpsc::channel(16);
+                let escape = Some(DetachDetector::new(parse_keys("ctrl-]").unwrap()));
+                let types = async {
+                    keys.send(b"x".to_vec()).await.unwrap();
+                    tokio::time::sleep(Duration::from_millis(10)).await;
+                    held.set_nonblocking(false).unwrap();
+                    for _ in 0..1000 {
+                        keys.send(vec![b'x'; 1024]).await.unwrap();
+                    }
+                    keys.send(b"yz\x1d".to_vec()).await.unwrap();
+                };
+                tokio::join!(connect(ours.into(), typed, escape, to_nobody), types).0
+            });
+            let flags = rustix::fs::fcntl_getfl(&held).unwrap();
+            done.send((connected, flags)).unwrap();
+        });
+        let (connected, flags) = left.recv_timeout(Duration::from_secs(20)).unwrap();
+        connected.unwrap();
+        assert!(!flags.contains(rustix::fs::OFlags::NONBLOCK));
+        drop(guest);
+    }
+
     #[tokio::test]
     async fn a_pipe_loses_nothing_to_a_guest_that_is_slow() {
-        let (ours, mut guest) = StdUnixStream::pair().unwrap();
+        let (ours, mut guest) = UnixStream::pair().unwrap();
         let (keys, typed) = mpsc::channel(1);
         let input: Vec<u8> = (0..=u8::MAX).cycle().take(1 << 20).collect();
         let sent = input.clone();
