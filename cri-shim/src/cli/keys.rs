@@ -1,14 +1,15 @@
 //! The keys by which a user detaches from a program on a terminal; the program continues.
 
-use std::io::{self, Write as _};
-use std::os::fd::{AsFd as _, IntoRawFd as _, OwnedFd};
+use std::io::{self, Read as _, Write as _};
+use std::os::fd::{IntoRawFd as _, OwnedFd};
 use std::sync::Arc;
 use std::thread;
 
 use anyhow::Context as _;
 use clap::Args;
-use rustix::io::{Errno, read};
 use tokio::sync::Notify;
+
+use super::input::Stdin;
 
 /// Bytes per read.
 const READ_SIZE: usize = 1024;
@@ -88,8 +89,7 @@ pub(super) fn watched_stdin(keys: DetachKeys) -> anyhow::Result<(OwnedFd, Arc<No
         let mut escape = DetachDetector::new(keys);
         let mut buffer = [0; READ_SIZE];
         loop {
-            let count = match read(io::stdin().as_fd(), &mut buffer) {
-                Err(Errno::INTR) => continue,
+            let count = match Stdin.read(&mut buffer) {
                 Ok(0) | Err(_) => return,
                 Ok(count) => count,
             };

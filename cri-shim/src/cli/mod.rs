@@ -20,6 +20,7 @@ mod guest;
 mod image;
 mod images;
 mod import;
+mod input;
 mod inspect;
 mod interrupt;
 mod keys;

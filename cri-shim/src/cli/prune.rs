@@ -1,7 +1,7 @@
 //! `podvisor prune`: removes what is not needed any more: ended containers, remains of killed
 //! processes, and images. `podvisor image prune`: images only.
 
-use std::io::{self, BufRead as _, Write as _};
+use std::io::{self, BufRead as _, BufReader, Write as _};
 use std::time::{Duration, SystemTime};
 
 use clap::Args;
@@ -10,6 +10,7 @@ use serde::Serialize;
 
 use super::container::state::states;
 use super::container::{Containers, clear, pod, sweep};
+use super::input::Stdin;
 use super::rmi::RemovedView;
 use super::settings::TEMPLATES;
 use super::{FormatArgs, Globals, size, terminal};
@@ -218,7 +219,7 @@ fn confirmed(args: &PruneArgs, with_containers: bool) -> anyhow::Result<bool> {
     )?;
     stderr.flush()?;
     let mut answer = String::new();
-    io::stdin().lock().read_line(&mut answer)?;
+    BufReader::new(Stdin).read_line(&mut answer)?;
     Ok(is_yes(&answer))
 }
 

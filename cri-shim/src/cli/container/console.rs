@@ -13,6 +13,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::sync::mpsc;
 
 use super::{Containers, sweep};
+use crate::cli::input::Stdin;
 use crate::cli::keys::{DetachDetector, DetachKeys, parse as parse_keys};
 use crate::cli::output::write_on;
 use crate::cli::signals::{Signals, exit_code_of};
@@ -138,8 +139,7 @@ fn keys_typed() -> anyhow::Result<mpsc::Receiver<Vec<u8>>> {
     let (sender, typed) = mpsc::channel(16);
     let read = move || {
         let mut buffer = [0; 1024];
-        let mut stdin = io::stdin().lock();
-        while let Ok(count) = stdin.read(&mut buffer) {
+        while let Ok(count) = Stdin.read(&mut buffer) {
             let keys = buffer.get(..count).unwrap_or_default().to_vec();
             if count == 0 || sender.blocking_send(keys).is_err() {
                 return;

@@ -24,6 +24,7 @@ use super::merge::{Temporary, check, merge, merge_contents};
 use super::state::running;
 use super::{Containers, Entry, sweep};
 use crate::cli::destination::Destination;
+use crate::cli::input::Stdin;
 use crate::cli::output::Stdout;
 use crate::cli::signals::{Signals, exit_code_of};
 use crate::cli::{Globals, terminal};
@@ -33,6 +34,9 @@ use crate::sandbox::{
 
 /// Means an archive on stdin or stdout.
 const STREAM: &str = "-";
+
+/// Bytes per read of an archive on stdin.
+const BUFFER: usize = 64 << 10;
 
 /// Maximum length of the error output of `tar` that is shown, in bytes.
 const MAX_STDERR: u64 = 4 << 10;
@@ -258,7 +262,8 @@ async fn from_stdin(guest: &Guest, path: &str) -> anyhow::Result<()> {
         stdin: Some(stdin.into()),
         ..StdioFds::default()
     };
-    let fed = spawn_blocking(move || io::copy(&mut io::stdin().lock(), &mut archive).map(|_| ()));
+    let mut own = io::BufReader::with_capacity(BUFFER, Stdin);
+    let fed = spawn_blocking(move || io::copy(&mut own, &mut archive).map(|_| ()));
     let feed = async {
         match fed.await {
             // It is not an error if the container's tar does not read all of its input.
