@@ -24,6 +24,7 @@ impl Attachment {
                 mac: nic.mac,
                 mtu: nic.mtu,
                 addresses: nic.addresses.iter().map(ToString::to_string).collect(),
+                no_arp: nic.no_arp,
             });
         }
         let routes = self.routes.into_iter().map(|route| Route {

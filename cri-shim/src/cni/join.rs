@@ -66,6 +66,8 @@ pub(crate) struct Nic {
     pub(crate) mtu: u16,
     /// Addresses of that interface.
     pub(crate) addresses: Vec<Prefix>,
+    /// Whether neighbours on it are not asked for their addresses, as with ipvlan in layer 3 mode.
+    pub(crate) no_arp: bool,
 }
 
 /// A route in the guest.
@@ -127,6 +129,7 @@ struct Link {
     name: String,
     mac: [u8; 6],
     mtu: u32,
+    no_arp: bool,
 }
 
 async fn join_all(
@@ -176,6 +179,7 @@ async fn join_all(
         attachment.nics.push(Nic {
             tap,
             mac: link.mac,
+            no_arp: link.no_arp,
             // In range: links with another MTU are refused.
             mtu: u16::try_from(link.mtu).unwrap_or(u16::MAX),
             addresses: own.collect(),
@@ -241,6 +245,7 @@ async fn links(handle: &Handle) -> Result<(Option<u32>, Vec<Link>), CniError> {
             name: String::new(),
             mac: [0; 6],
             mtu: 0,
+            no_arp: header.flags.contains(LinkFlags::Noarp),
         };
         for attribute in message.attributes {
             match attribute {

@@ -131,6 +131,7 @@ pub(super) async fn start(ports: &[Port]) -> anyhow::Result<(Vec<NicConfig>, Gue
             mac: MAC,
             mtu: STREAM_MTU,
             addresses: prefix().iter().map(ToString::to_string).collect(),
+            no_arp: false,
         }],
         routes: vec![Route {
             destination: "0.0.0.0/0".to_owned(),

@@ -141,6 +141,21 @@ fn neighbours_that_plugins_made_for_good_are_the_guests_and_no_others() {
     });
 }
 
+#[test]
+fn an_interface_without_arp_is_one_for_the_guest_and_others_are_not() {
+    in_host(async || {
+        let script = r#"$in_pod link set eth0 arp off
+                        $in_pod link set dev down up"#;
+        let world = with_eth0("10.0.0.7/32", script);
+        let attachment = world.attach(Capabilities::new()).await.unwrap();
+        let (_, network) = attachment.into_guest();
+        let flags = network.interfaces.iter();
+        let flags: Vec<_> = flags.map(|it| (it.name.as_str(), it.no_arp)).collect();
+        assert_eq!(flags, [("eth0", true), ("down", false)]);
+        world.cni.detach("pod0").await.unwrap();
+    });
+}
+
 /// Returns the name of a tap's interface, which the kernel shows for its file.
 fn tap_of(tap: &OwnedFd) -> String {
     let info = fs::read_to_string(format!("/proc/self/fdinfo/{}", tap.as_raw_fd())).unwrap();

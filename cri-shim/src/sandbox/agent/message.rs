@@ -116,6 +116,7 @@ pub(super) fn interface(interface: &Interface, present_mac: Option<[u8; 6]>) -> 
         name: interface.name.clone(),
         addresses: interface.addresses.clone(),
         mtu: interface.mtu.into(),
+        no_arp: interface.no_arp,
         ..Default::default()
     }
 }

@@ -121,6 +121,7 @@ fn guest(shape: &Shape) -> GuestConfig {
             NicKind::Stream => STREAM_MTU,
         },
         addresses: vec![format!("192.0.2.{}/24", card + 2)],
+        no_arp: false,
     };
     let cards = (0..shape.nics).zip(macs());
     let route = Route {

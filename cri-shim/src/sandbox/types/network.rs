@@ -26,6 +26,9 @@ pub struct Interface {
     pub mtu: u16,
     /// Addresses with their prefix lengths, such as `10.0.0.2/24`.
     pub addresses: Vec<String>,
+    /// No neighbour on it answers ARP or NDP; it takes frames with any destination.
+    #[serde(default)]
+    pub no_arp: bool,
 }
 
 /// A route in the guest.

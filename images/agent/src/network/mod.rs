@@ -45,6 +45,7 @@ const NDA_DST: u16 = 1;
 const NDA_LLADDR: u16 = 2;
 
 const IFF_UP: u32 = 1;
+const IFF_NOARP: u32 = 0x80;
 const IFA_F_NODAD: u8 = 0x02;
 const RT_TABLE_MAIN: u8 = 254;
 const RTPROT_STATIC: u8 = 4;
@@ -255,6 +256,11 @@ fn bring_up(netlink: &mut Netlink, interface: &Interface, index: u32) -> Result<
             tracing::warn!(%name, %error, "failed to disable duplicate address detection");
         }
     }
+    if interface.no_arp {
+        netlink
+            .call(link_flags(index, IFF_NOARP))
+            .map_err(kernel("disable address resolution on", name))?;
+    }
     let mut up = link(index, true);
     if let Some(mtu) = interface.mtu {
         up = up.attribute(IFLA_MTU, &mtu.to_ne_bytes());
@@ -270,12 +276,16 @@ fn bring_up(netlink: &mut Netlink, interface: &Interface, index: u32) -> Result<
 
 /// Creates a message that changes an interface.
 fn link(index: u32, up: bool) -> Message {
+    link_flags(index, if up { IFF_UP } else { 0 })
+}
+
+/// Creates a message that changes an interface and sets some of its flags.
+fn link_flags(index: u32, flags: u32) -> Message {
+    // struct ifinfomsg: family, padding, type, interface, flags, the mask of those to change.
     let mut body = [0; IFINFOMSG_BYTES];
     body[4..8].copy_from_slice(&index.to_ne_bytes());
-    if up {
-        body[8..12].copy_from_slice(&IFF_UP.to_ne_bytes());
-        body[12..16].copy_from_slice(&IFF_UP.to_ne_bytes());
-    }
+    body[8..12].copy_from_slice(&flags.to_ne_bytes());
+    body[12..16].copy_from_slice(&flags.to_ne_bytes());
     Message::new(RTM_NEWLINK, 0, &body)
 }
 

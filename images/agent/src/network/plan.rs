@@ -122,6 +122,8 @@ pub struct Interface {
     pub addresses: Vec<Prefix>,
     /// In bytes; `None`: unchanged.
     pub mtu: Option<u32>,
+    /// No neighbour is asked for its hardware address.
+    pub no_arp: bool,
 }
 
 /// A route to add.
@@ -237,6 +239,7 @@ impl Interface {
             name: name.clone(),
             addresses,
             mtu,
+            no_arp: wanted.no_arp,
         })
     }
 }

@@ -172,6 +172,24 @@ fn a_gateway_that_answers_no_question_is_a_neighbour() {
 }
 
 #[test]
+fn an_interface_without_arp_asks_no_neighbour() {
+    in_namespace(async || {
+        // Loopback is without ARP anyway.
+        ip("link add card address 02:00:00:00:00:0a type veth peer name host");
+        let request = api::ConfigureRequest {
+            interfaces: vec![api::Interface {
+                no_arp: true,
+                ..card(&["10.9.0.2/24"])
+            }],
+            ..Default::default()
+        };
+        apply(&Plan::new(&request).unwrap()).await.unwrap();
+        let shown = ip("link show eth0");
+        assert!(shown.contains("NOARP"), "{shown}");
+    });
+}
+
+#[test]
 fn a_route_has_its_mtu_its_metric_and_its_source() {
     in_namespace(async || {
         let route = |metric, mtu, source: &str| api::Route {
