@@ -28,6 +28,9 @@ use crate::sandbox::{
 };
 use crate::signal;
 
+/// Prefix of annotations that ask for CDI devices.
+const CDI_PREFIX: &str = "cdi.k8s.io/";
+
 /// Signal that asks a process to end: SIGTERM.
 const SIGTERM: u32 = 15;
 
@@ -469,9 +472,10 @@ fn check(config: &ContainerConfig, users: Option<UserRange>) -> Result<()> {
     {
         return Err(CriError::invalid("config.image", "it names no image"));
     }
-    if !config.cdi_devices.is_empty() {
+    let mut annotations = config.annotations.keys();
+    if !config.cdi_devices.is_empty() || annotations.any(|key| key.starts_with(CDI_PREFIX)) {
         return Err(CriError::Refused {
-            field: "config.cdi_devices",
+            field: "config.cdi_devices, or an annotation of cdi.k8s.io,",
             reason: "what the specifications of the node's directory ask for is the node's; name \
                      block devices in `devices`",
         });
@@ -536,7 +540,37 @@ fn log_path(directory: &str, name: &str) -> Result<String> {
 
 #[cfg(test)]
 mod tests {
+    use k8s_cri::v1::{CdiDevice, ContainerMetadata, ImageSpec};
+
     use super::*;
+
+    #[test]
+    fn cdi_devices_are_refused_by_name_in_either_place() {
+        let config = ContainerConfig {
+            metadata: Some(ContainerMetadata {
+                name: "web".to_owned(),
+                attempt: 0,
+            }),
+            image: Some(ImageSpec {
+                image: "box".to_owned(),
+                ..ImageSpec::default()
+            }),
+            ..ContainerConfig::default()
+        };
+        check(&config, None).unwrap();
+        let device = "vendor.com/gpu=0".to_owned();
+        let mut by_field = config.clone();
+        by_field.cdi_devices.push(CdiDevice {
+            name: device.clone(),
+        });
+        let mut by_annotation = config;
+        let key = "cdi.k8s.io/vendor_gpu".to_owned();
+        by_annotation.annotations.insert(key, device);
+        for config in [by_field, by_annotation] {
+            let refused = check(&config, None).unwrap_err().to_string();
+            assert!(refused.contains("cdi"), "{refused}");
+        }
+    }
 
     #[test]
     fn a_log_stays_in_its_pods_directory() {
