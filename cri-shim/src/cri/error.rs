@@ -185,6 +185,10 @@ pub(crate) enum CriError {
         /// Bytes.
         taken: u64,
     },
+    /// An image cannot be mounted as a volume. Its message begins with the reason that the API has
+    /// for it (`k8s.io/cri-api/pkg/errors`).
+    #[error("ImageVolumeMountFailed")]
+    ImageVolume(#[source] Box<CriError>),
     /// The specification of a container.
     #[error(transparent)]
     Spec(#[from] SpecFault),
@@ -282,6 +286,7 @@ impl CriError {
             Self::Io { source, .. } | Self::Host { source, .. } => file_code(Some(source.kind())),
             Self::State(error) => file_code(error.io_kind()),
             Self::Unkillable { .. } => Code::Internal,
+            Self::ImageVolume(error) => error.code(),
             Self::Shared(status) => status.code(),
         }
     }

@@ -553,7 +553,9 @@ fn guest_a_part_of_an_image_is_mounted_as_a_volume() {
     for bad in ["../etc", "/etc", "no/such"] {
         let refused = create_with_part(bad).err().unwrap();
         assert_eq!(refused.code(), Code::InvalidArgument, "{refused}");
-        assert!(refused.message().contains(bad), "{refused}");
+        let message = refused.message();
+        assert!(message.contains(bad), "{refused}");
+        assert!(message.contains("ImageVolumeMountFailed"), "{refused}");
     }
 }
 

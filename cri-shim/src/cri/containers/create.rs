@@ -68,7 +68,8 @@ impl Node {
         let config = request.request.config.clone().unwrap_or_default();
         check(&config, spec::users_of(&pod.record().config)?)?;
         let newer = NewerSettings {
-            image_sub_paths: spec::mounts::sub_paths(&request.image_sub_paths)?,
+            image_sub_paths: spec::mounts::sub_paths(&request.image_sub_paths)
+                .map_err(|error| CriError::ImageVolume(Box::new(error.into())))?,
             stop_signal: stop_signal(request.stop_signal)?,
         };
         let metadata = config.metadata.clone().unwrap_or_default();
@@ -125,7 +126,8 @@ impl Node {
             let (image, rootfs, of_images, declared) = in_place(|| -> Result<_> {
                 let image = self.image_named(wanted)?;
                 let rootfs = image.open_rootfs()?;
-                let of_images = self.image_volumes(&config, &newer.image_sub_paths)?;
+                let of_images = self.image_volumes(&config, &newer.image_sub_paths);
+                let of_images = of_images.map_err(|error| CriError::ImageVolume(error.into()))?;
                 let settings = image.config().config().as_ref();
                 let declared = self.make_image_volumes(pod, &id, settings, &config.mounts)?;
                 Ok((image, rootfs, of_images, declared))

@@ -51,8 +51,8 @@ pub enum SpecError {
     /// It breaks a rule of the agent.
     #[error("OCI runtime specification: {0}")]
     Refused(&'static str),
-    /// A path in an image that cannot be a volume.
-    #[error("the image of a volume has no {path:?} that can be mounted")]
+    /// A path in an image that cannot be a volume. Its message begins with the CRI's word.
+    #[error("ImageVolumeMountFailed: the image of a volume has no {path:?} that can be mounted")]
     InImage {
         /// The path in the image.
         path: String,
