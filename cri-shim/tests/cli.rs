@@ -295,6 +295,28 @@ fn check_tells_its_verdict_alike_in_text_json_and_exit_code() {
 }
 
 #[test]
+fn check_fails_without_the_guests_files_unless_only_the_host_is_asked_about() {
+    let root = Root::default();
+    let check = |flags: &[&str]| {
+        let mut podvisor = root.podvisor(&[&["check", "--json"], flags].concat());
+        podvisor.env("PODVISOR_GUEST_DIR", root.path());
+        let ran = Ran::new(podvisor.output().unwrap());
+        let report: Value = serde_json::from_str(&ran.stdout).unwrap_or_else(|_| panic!("{ran:?}"));
+        let items = report["items"].as_array().unwrap();
+        let files = items.iter().find(|item| item["name"] == "guest files");
+        (ran.code, files.cloned())
+    };
+    let (code, files) = check(&[]);
+    let files = files.unwrap();
+    assert_eq!(code, Some(1));
+    assert_eq!(
+        (&files["status"], &files["required"]),
+        (&json!("missing"), &json!(true))
+    );
+    assert_eq!(check(&["--host"]).1, None);
+}
+
+#[test]
 fn check_names_the_setting_that_refuses_user_namespaces() {
     let root = Root::default();
     let podvisor = root.podvisor(&["check", "--json"]);
@@ -312,6 +334,7 @@ fn check_names_the_setting_that_refuses_user_namespaces() {
     let item = items.iter().find(|item| item["name"] == "user namespaces");
     let item = item.unwrap_or_else(|| panic!("{ran:?}"));
     assert_eq!(item["status"], "missing");
+    assert_eq!((ran.code, &item["required"]), (Some(1), &json!(true)));
     assert!(item["found"].as_str().unwrap().contains("No space left"));
     let remedy = item["remedy"].as_str().unwrap();
     assert!(remedy.contains("user.max_user_namespaces"), "{remedy}");

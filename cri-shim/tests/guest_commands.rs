@@ -8,7 +8,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::process::Stdio;
 
 use support::host::{Host, kill, sandboxes};
-use support::until;
+use support::{Ran, until};
 
 impl Host {
     /// Returns the past events as text.
@@ -284,4 +284,26 @@ fn guest_flags_of_a_container_are_what_its_program_finds() {
     let replaced = [&["run", "--replace"], &replace[1..], &mounts].concat();
     let ran = host.podvisor(&replaced);
     assert_eq!(ran.code, Some(0), "{ran:?}");
+}
+
+#[test]
+fn guest_check_says_whether_a_run_works() {
+    let host = Host::default();
+    let empty = host.root.path().join("empty");
+    std::fs::create_dir(&empty).unwrap();
+    let check = |flag: &[&str], without_files: bool| {
+        let mut podvisor = host.root.podvisor(&[&["check"], flag].concat());
+        if without_files {
+            podvisor.env("PODVISOR_GUEST_DIR", &empty);
+        }
+        Ran::new(podvisor.output().unwrap())
+    };
+    for (ran, code, verdict) in [
+        (check(&[], false), 0, "guests can run here"),
+        (check(&["--host"], true), 0, "guests can run here"),
+        (check(&[], true), 1, "guests cannot run here: guest files: "),
+    ] {
+        assert_eq!(ran.code, Some(code), "{ran:?}");
+        assert!(ran.stdout.lines().last().unwrap().starts_with(verdict));
+    }
 }

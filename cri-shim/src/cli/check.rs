@@ -1,7 +1,9 @@
-//! `podvisor check`: reports whether this machine can run guests, what is missing, and the
-//! remedies.
+//! `podvisor check`: reports whether `podvisor run` works here with its default settings, what is
+//! missing, and the remedies.
 //!
-//! The library checks KVM and the host; podvisor additionally needs its guest's files.
+//! The library checks KVM and the host; podvisor additionally needs its guest's files and a jail.
+
+use std::io;
 
 use clap::Args;
 use podvisor_vmm::check::{self, Item, Status};
@@ -15,6 +17,10 @@ use crate::sandbox::jail;
 
 #[derive(Debug, Args)]
 pub(super) struct CheckArgs {
+    /// Check only the host: not the guest's files, nor what the jail of its machines needs
+    #[arg(long)]
+    host: bool,
+
     #[command(flatten)]
     shown: FormatArgs,
 }
@@ -29,6 +35,12 @@ struct Row {
     remedy: Option<String>,
     /// Whether guests cannot run without it.
     required: bool,
+}
+
+impl Row {
+    fn prevents_guests(&self) -> bool {
+        self.required && matches!(self.status, Status::Missing | Status::Broken)
+    }
 }
 
 impl From<Item> for Row {
@@ -52,36 +64,37 @@ struct View {
 }
 
 pub(super) fn run(args: &CheckArgs) -> anyhow::Result<u8> {
-    let report = check::run();
-    let guests_can_run = report.can_run_guests();
-    let verdict = report.verdict();
-    let mut items: Vec<Row> = report.items.into_iter().map(Row::from).collect();
-    let assets = Assets::of_this_process();
-    items.push(guest_files(&assets));
-    items.extend(retpolines(&assets));
-    items.extend(landlock());
-    items.extend(user_namespaces());
-    let view = View {
-        guests_can_run,
-        verdict,
-        items,
-    };
+    let mut items: Vec<Row> = check::run().items.into_iter().map(Row::from).collect();
+    if !args.host {
+        let assets = Assets::of_this_process();
+        items.push(guest_files(&assets));
+        items.extend(retpolines(&assets));
+        items.extend(landlock());
+        if !jail::can_change_identity() {
+            items.push(user_namespaces(jail::try_user_namespaces()));
+        }
+    }
+    let view = View::of(items);
     if args.shown.is_json() {
         super::print_json(&view)?;
     } else {
         super::print(&view.to_text())?;
     }
-    Ok(if guests_can_run { 0 } else { super::FAILURE })
+    Ok(if view.guests_can_run {
+        0
+    } else {
+        super::FAILURE
+    })
 }
 
-/// Checks the kernel and the initramfs. They are not required of the host: they can be built.
+/// Checks the kernel and the initramfs.
 fn guest_files(assets: &Assets) -> Row {
     let row = |status, found, remedy| Row {
         name: "guest files",
         status,
         found,
         remedy,
-        required: false,
+        required: true,
     };
     let missing = |error: AssetError| {
         let remedy = advice::for_missing_file(&error);
@@ -132,26 +145,23 @@ fn landlock() -> Option<Row> {
     })
 }
 
-/// Whether this user's machines can have a jail, which takes user namespaces of all but root.
-fn user_namespaces() -> Option<Row> {
+/// Whether the machines of a user other than root can have a jail, by what came of a try.
+fn user_namespaces(tried: io::Result<()>) -> Row {
     let row = |status, found, remedy| Row {
         name: "user namespaces",
         status,
         found,
         remedy,
-        required: false,
+        required: true,
     };
-    if jail::can_change_identity() {
-        return None;
-    }
-    Some(match jail::try_user_namespaces() {
+    match tried {
         Ok(()) => row(Status::Ok, "the jail has its own".to_owned(), None),
         Err(error) => row(
             Status::Missing,
             format!("refused: machines of this user run with --no-jail alone: {error}"),
             Some(jail::user_namespaces_remedy()),
         ),
-    })
+    }
 }
 
 fn word(status: Status) -> &'static str {
@@ -165,6 +175,27 @@ fn word(status: Status) -> &'static str {
 }
 
 impl View {
+    /// Judges by all items.
+    fn of(items: Vec<Row>) -> Self {
+        let mut faults = items.iter().filter(|item| item.prevents_guests());
+        let verdict = match (faults.next(), faults.count()) {
+            (None, _) => "guests can run here".to_owned(),
+            (Some(first), more) => {
+                let more = match more {
+                    0 => String::new(),
+                    more => format!(" (and {more} more)"),
+                };
+                let Row { name, found, .. } = first;
+                format!("guests cannot run here: {name}: {found}{more}")
+            }
+        };
+        Self {
+            guests_can_run: !items.iter().any(Row::prevents_guests),
+            verdict,
+            items,
+        }
+    }
+
     fn to_text(&self) -> String {
         let mut table = Table::new(["CHECK", "STATUS", "FOUND"]);
         for item in &self.items {
@@ -215,16 +246,13 @@ mod tests {
 
     #[test]
     fn remedies_follow_the_table_and_the_verdict_ends_it() {
-        let mut view = View {
-            guests_can_run: false,
-            verdict: "guests cannot run here".to_owned(),
-            items: vec![
-                row("a", Status::Ok, None),
-                row("b", Status::Broken, Some("mend it")),
-                row("c", Status::Warning, Some("take another")),
-                row("d", Status::Broken, Some("mend it")),
-            ],
-        };
+        let mut view = View::of(vec![
+            row("a", Status::Ok, None),
+            row("b", Status::Broken, Some("mend it")),
+            row("c", Status::Warning, Some("take another")),
+            row("d", Status::Broken, Some("mend it")),
+        ]);
+        assert!(!view.guests_can_run);
         assert_eq!(
             view.to_text(),
             "CHECK   STATUS    FOUND\n\
@@ -237,18 +265,51 @@ mod tests {
              b, d: mend it\n\
              c: take another\n\
              \n\
-             guests cannot run here\n"
+             guests cannot run here: b: this (and 1 more)\n"
         );
         view.items.truncate(1);
         assert!(!view.to_text().contains("What to do"));
     }
 
     #[test]
-    fn missing_guest_files_have_a_remedy_and_do_not_blame_the_machine() {
+    fn what_run_needs_and_does_not_find_prevents_guests_and_has_a_remedy() {
         let directory = tempfile::tempdir().unwrap();
-        let row = guest_files(&Assets::in_directory(directory.path()));
-        assert_eq!(row.status, Status::Missing);
-        assert!(row.remedy.unwrap().contains("cargo xtask guest"));
-        assert!(!row.required);
+        let assets = Assets::in_directory(directory.path());
+        let no_files = guest_files(&assets);
+        for name in ["vmlinux", "initramfs.cpio"] {
+            std::fs::write(directory.path().join(name), "nonsense").unwrap();
+        }
+        let bad_files = guest_files(&assets);
+        let refused = user_namespaces(Err(io::ErrorKind::PermissionDenied.into()));
+        for (item, status, found, remedy) in [
+            (
+                no_files,
+                Status::Missing,
+                "no guest kernel",
+                "cargo xtask guest",
+            ),
+            (bad_files, Status::Broken, "vmlinux", "cargo xtask guest"),
+            (refused, Status::Missing, "--no-jail", ""),
+        ] {
+            assert_eq!(item.status, status, "{item:?}");
+            assert!(item.remedy.as_ref().unwrap().contains(remedy), "{item:?}");
+            let view = View::of(vec![row("kvm", Status::Ok, None), item]);
+            assert!(!view.guests_can_run, "{view:?}");
+            assert!(view.verdict.contains(found), "{view:?}");
+        }
+    }
+
+    #[test]
+    fn what_is_optional_does_not_keep_guests_from_running() {
+        let optional = Row {
+            required: false,
+            ..row("tun", Status::Missing, Some("modprobe tun"))
+        };
+        let warning = row("memory", Status::Warning, Some("take less"));
+        let view = View::of(vec![optional, warning, user_namespaces(Ok(()))]);
+        assert_eq!(
+            (view.guests_can_run, &*view.verdict),
+            (true, "guests can run here")
+        );
     }
 }

@@ -1,9 +1,9 @@
 //! `cargo xtask host`: runs a command where KVM is sound.
 //!
-//! That is this machine if `podvisor check` says so, and otherwise an emulated test host: QEMU
-//! emulating an AMD CPU with SVM, Debian's kernel, and this machine's own `/` read-only below a
-//! tmpfs ([`build`] builds it, [`run`] runs it). A command is passed its arguments, environment and
-//! stdin; stdout, stderr and the exit status are returned separately. docs/testing.md has the
+//! That is this machine if `podvisor check --host` says so, and otherwise an emulated test host:
+//! QEMU emulating an AMD CPU with SVM, Debian's kernel, and this machine's own `/` read-only below
+//! a tmpfs ([`build`] builds it, [`run`] runs it). A command is passed its arguments, environment
+//! and stdin; stdout, stderr and the exit status are returned separately. docs/testing.md has the
 //! user's view.
 
 mod build;
@@ -223,9 +223,9 @@ fn canonical(paths: &[PathBuf]) -> Result<Vec<PathBuf>> {
         .collect()
 }
 
-/// Returns whether this machine is the host. `podvisor check` decides; if it has not been built, or
-/// does not answer within its time limit, the answer is no. Deterministic time exists only in the
-/// emulated host.
+/// Returns whether this machine is the host. `podvisor check --host` decides; if it has not
+/// been built, or does not answer within its time limit, the answer is no. Deterministic time exists
+/// only in the emulated host.
 fn native(icount: bool) -> bool {
     if icount {
         return false;
@@ -247,7 +247,8 @@ fn native(icount: bool) -> bool {
         Command::new("timeout")
             .args(["-k", "5", "30"])
             .arg(program)
-            .arg("check")
+            // The guest's files may not be built yet.
+            .args(["check", "--host"])
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(Stdio::null())
