@@ -17,6 +17,7 @@ mod cli;
 mod cni;
 mod connection_limiter;
 mod cri;
+mod guest_devices;
 pub mod machine;
 mod registries;
 mod removal;

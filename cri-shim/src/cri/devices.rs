@@ -10,25 +10,11 @@ use std::path::{Component, Path};
 use k8s_cri::v1::Device;
 
 use super::error::{CriError, Result};
+use crate::guest_devices;
 use crate::sandbox::{ContainerDevice, DeviceSource};
 
 /// Maximum number of devices of one container.
 const MAX_DEVICES: usize = 16;
-
-/// Character devices that any container may have. They have the guest's device numbers.
-const GUESTS: &[&str] = &[
-    "/dev/null",
-    "/dev/zero",
-    "/dev/full",
-    "/dev/random",
-    "/dev/urandom",
-    "/dev/tty",
-    "/dev/fuse",
-    "/dev/net/tun",
-];
-
-/// Additional ones that a privileged container may have.
-const PRIVILEGED: &[&str] = &["/dev/kmsg", "/dev/loop-control"];
 
 /// Returns the devices for the sandbox; the node's block devices are open.
 pub(super) fn open(wanted: &[Device], is_privileged: bool) -> Result<Vec<ContainerDevice>> {
@@ -80,8 +66,7 @@ fn check(device: &Device) -> Result<()> {
 
 fn source(device: &Device, is_privileged: bool) -> Result<DeviceSource> {
     let path = Path::new(&device.host_path);
-    let is_guests = |known: &[&str]| known.contains(&device.host_path.as_str());
-    if is_guests(GUESTS) || is_privileged && is_guests(PRIVILEGED) {
+    if guest_devices::is_given(&device.host_path, is_privileged) {
         return Ok(DeviceSource::Guest(device.host_path.clone()));
     }
     // Checked before opening it, which may have side effects.

@@ -560,6 +560,24 @@ fn guest_a_part_of_an_image_is_mounted_as_a_volume() {
 }
 
 #[test]
+fn guest_a_node_of_a_device_that_machines_have_opens_the_machines() {
+    let script = "cat /etc/hidden && echo gone >/etc/hidden && echo hidden";
+    let (_, lines) = Pod::shared().script(script, |config| {
+        config.mounts = vec![mount(Path::new("/dev/null"), "/etc/hidden")];
+    });
+    assert_eq!(stdout(&lines), ["hidden"]);
+    if !RUNTIME.is_vm {
+        // It is not open to privileged containers of a pod that is not.
+        return;
+    }
+    let (_, lines) = Pod::shared().script("exec 3<>/dev/net/tun && echo opened", |config| {
+        config.mounts = vec![mount(Path::new("/dev/net/tun"), "/dev/net/tun")];
+        security(config).privileged = true;
+    });
+    assert_eq!(stdout(&lines), ["opened"]);
+}
+
+#[test]
 fn guest_a_host_path_that_is_not_there_becomes_a_directory() {
     let missing = RUNTIME.directory("missing").join("new/dir");
     let (status, lines) = Pod::shared().script("ls -d /new && touch /new/file", |config| {

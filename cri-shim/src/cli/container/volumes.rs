@@ -17,6 +17,7 @@ use crate::bind::{
     DetachedTree, Extent, MountPoint, Propagation, guest_options, mount_points, open_root,
     open_source, pass_on_mounts,
 };
+use crate::guest_devices;
 
 /// A file or directory of the host in a container.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -99,7 +100,11 @@ pub(in crate::cli) fn mount(shared: &Path, record: &Record) -> anyhow::Result<()
 
 fn mount_one(root: &File, name: &str, volume: &Volume) -> anyhow::Result<()> {
     let source = open_source(&volume.source)?;
-    let is_dir = source.metadata()?.is_dir();
+    let meta = source.metadata()?;
+    if guest_devices::path_of(&meta).is_some() {
+        // The guest has it itself.
+        return Ok(());
+    }
     // By descriptor, so that the path cannot change its meaning in between.
     let tree = DetachedTree::of(&source, Extent::Whole, Propagation::Private)?;
     // The host enforces read-only even against a malicious guest. Neither devices nor set-user-ID
@@ -108,18 +113,32 @@ fn mount_one(root: &File, name: &str, volume: &Volume) -> anyhow::Result<()> {
     if volume.read_only {
         tree.make_read_only(Extent::Whole)?;
     }
-    let point = MountPoint::make(root.as_fd(), name, is_dir)?;
+    let point = MountPoint::make(root.as_fd(), name, meta.is_dir())?;
     Ok(tree.attach(&point)?)
 }
 
-/// Options by which a guest mounts a volume.
-pub(in crate::cli) fn options(volume: &Volume) -> anyhow::Result<Vec<String>> {
+/// Returns the source and the options of the mount by which a guest that has its volumes in `share`
+/// gives a container its volume of this number.
+pub(in crate::cli) fn guest_mount(
+    share: &Path,
+    record: &Record,
+    number: usize,
+    volume: &Volume,
+) -> anyhow::Result<(PathBuf, Vec<String>)> {
     let path = &volume.source;
-    let flags = open_source(path).and_then(|source| Ok(fstatvfs(source)?.f_flag));
-    let flags = flags.with_context(|| format!("cannot look at {}", path.display()))?;
+    let look = || {
+        let source = open_source(path)?;
+        io::Result::Ok((source.metadata()?, fstatvfs(&source)?.f_flag))
+    };
+    let (meta, flags) = look().with_context(|| format!("cannot look at {}", path.display()))?;
     let access = if volume.read_only { "ro" } else { "rw" };
-    let all = ["rbind", access].into_iter().chain(guest_options(flags));
-    Ok(all.map(str::to_owned).collect())
+    let owned = |options: Vec<&str>| options.into_iter().map(str::to_owned).collect();
+    if let Some(device) = guest_devices::path_of(&meta) {
+        let options = owned(vec!["bind", access, "nosuid", "noexec"]);
+        return Ok((device.into(), options));
+    }
+    let options = ["rbind", access].into_iter().chain(guest_options(flags));
+    Ok((share.join(name(record, number)), owned(options.collect())))
 }
 
 /// Takes the volumes of a container out of a directory that its pod goes on sharing.

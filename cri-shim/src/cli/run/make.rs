@@ -312,11 +312,13 @@ fn spec(args: &RunArgs, image: &Image, record: &Record) -> anyhow::Result<Spec> 
         mounts.push(shm);
     }
     for (number, volume) in record.volumes.iter().enumerate() {
+        let share = Path::new(GUEST_SHARE);
+        let (source, options) = volumes::guest_mount(share, record, number, volume)?;
         let mount = MountBuilder::default()
             .destination(&volume.destination)
             .typ("bind")
-            .source(Path::new(GUEST_SHARE).join(volumes::name(record, number)))
-            .options(volumes::options(volume)?)
+            .source(source)
+            .options(options)
             .build()?;
         mounts.push(mount);
     }

@@ -92,6 +92,8 @@ pub(super) enum VolumeSource {
     },
     /// In the guest's memory.
     Memory(MemorySource),
+    /// A device of the guest's own kernel, by its path there.
+    Device(&'static str),
 }
 
 /// A volume in the guest's memory; the agent creates it if it is missing.
@@ -121,7 +123,7 @@ impl Volume {
     pub(super) fn name(&self) -> Option<&str> {
         match &self.source {
             VolumeSource::Shared(name) | VolumeSource::Filled(name) => Some(name),
-            VolumeSource::Image { .. } | VolumeSource::Memory(_) => None,
+            VolumeSource::Image { .. } | VolumeSource::Memory(_) | VolumeSource::Device(_) => None,
         }
     }
 }

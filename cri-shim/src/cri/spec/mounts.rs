@@ -211,6 +211,9 @@ pub(super) fn mounts(
                 all.extend(memory_options(memory));
                 mount.source(memory_source(memory)).options(all)
             }
+            VolumeSource::Device(path) => mount
+                .source(*path)
+                .options(options(&["bind", access, "nosuid", "noexec"])),
             // Programs in it may be executed, as Kubernetes requires, but without setuid.
             VolumeSource::Image { digest, below } => {
                 let mut source = image_source(digest).ok_or_else(|| {

@@ -43,6 +43,17 @@ pub(super) struct ResolvedVolumes {
 enum Source {
     Memory(MemorySource),
     Host(Box<RequestedVolume>),
+    /// The guest has it itself.
+    Device(&'static str),
+}
+
+impl Source {
+    fn host(&self) -> Option<&RequestedVolume> {
+        match self {
+            Self::Host(wanted) => Some(wanted),
+            Self::Memory(_) | Self::Device(_) => None,
+        }
+    }
 }
 
 /// Opens and checks the sources of `mounts`, except images and, by their indices, the volumes in
@@ -61,16 +72,19 @@ pub(super) fn look(
         }
         let source = match memory.remove(&number) {
             Some(source) => Source::Memory(source),
-            None => Source::Host(Box::new(RequestedVolume::open(number, mount, mounted)?)),
+            None => {
+                let wanted = RequestedVolume::open(number, mount, mounted)?;
+                match wanted.guest_device() {
+                    Some(path) => Source::Device(path),
+                    None => Source::Host(Box::new(wanted)),
+                }
+            }
         };
         volumes.push((mount.clone(), source));
     }
     let objects: Vec<_> = volumes
         .iter()
-        .filter_map(|(_, source)| match source {
-            Source::Host(wanted) => Some(wanted.there.object),
-            Source::Memory(_) => None,
-        })
+        .filter_map(|(_, source)| source.host().map(|wanted| wanted.there.object))
         .collect();
     let names: Vec<String> = mounted.lock().names().map(str::to_owned).collect();
     let mut there = BTreeMap::new();
@@ -106,12 +120,10 @@ pub(super) fn mount(
     there.retain(|name, _| users.names().any(|known| known == name));
     let mut done = Vec::new();
     for (wanted, source) in volumes {
-        let flags = match &source {
-            Source::Memory(_) => StatVfsMountFlags::empty(),
-            Source::Host(host) => host.there.flags,
-        };
+        let flags = (source.host()).map_or(StatVfsMountFlags::empty(), |host| host.there.flags);
         let source = match source {
             Source::Memory(source) => Ok((VolumeSource::Memory(source), wanted.readonly)),
+            Source::Device(path) => Ok((VolumeSource::Device(path), wanted.readonly)),
             Source::Host(host) => {
                 let short: String = container.chars().take(16).collect();
                 let follows = is_slave(&wanted).then_some(FOLLOWS);

@@ -15,6 +15,7 @@ use super::mount_points;
 use crate::bind::{self, DetachedTree, Extent, MountPoint, Propagation, open_root};
 use crate::cri::error::{CriError, Result};
 use crate::cri::mounted::Mounted;
+use crate::guest_devices;
 
 /// Suffix of the names of volumes in which the host's later mounts appear.
 pub(super) const FOLLOWS: char = 's';
@@ -66,6 +67,11 @@ impl RequestedVolume {
             wanted.is_read_only = false;
         }
         Ok(wanted)
+    }
+
+    /// Returns the path of the guest's own device that its source stands for.
+    pub(super) fn guest_device(&self) -> Option<&'static str> {
+        guest_devices::path_of(&self.meta)
     }
 
     /// Returns whether nothing is mounted below it.

@@ -65,6 +65,18 @@ fn files_and_directories_are_mounted_and_nothing_stays() {
 }
 
 #[test]
+fn a_device_that_guests_have_themselves_is_the_guests() {
+    let dir = tempfile::tempdir().unwrap();
+    let shared = dir.path().join("shared");
+    fs::create_dir(&shared).unwrap();
+    let mounted = Mounted::of("u");
+    let mounts = [wanted(Path::new("/dev/null"))];
+    let volumes = mount(&shared, &mounted, "a", &mounts, none()).unwrap();
+    assert_eq!(volumes[0].source, VolumeSource::Device("/dev/null"));
+    assert_eq!(fs::read_dir(&shared).unwrap().count(), 0);
+}
+
+#[test]
 fn a_volume_is_mounted_as_its_source_is() {
     use rustix::mount::{MountFlags, mount as mount_tmpfs};
     let dir = tempfile::tempdir().unwrap();
