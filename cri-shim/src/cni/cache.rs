@@ -39,8 +39,10 @@ impl Cached {
         pod: PodIdentity,
         list: &List,
         netns: PathBuf,
-        capabilities: Capabilities,
+        mut capabilities: Capabilities,
     ) -> Self {
+        // What no plugin asks for is not kept: a pod's annotations may be long.
+        capabilities.retain(|name, _| list.plugins.iter().any(|plugin| plugin.wants(name)));
         Self {
             version: VERSION,
             pod,

@@ -250,6 +250,9 @@ fn check(config: &PodSandboxConfig) -> Result<()> {
 /// Directions of a pod's traffic that can be limited.
 const DIRECTIONS: [&str; 2] = ["ingress", "egress"];
 
+/// The capability of plugins that read a pod's annotations.
+const POD_ANNOTATIONS: &str = "io.kubernetes.cri.pod-annotations";
+
 fn bandwidth_annotation(direction: &str) -> String {
     format!("kubernetes.io/{direction}-bandwidth")
 }
@@ -292,6 +295,12 @@ fn capabilities(config: &PodSandboxConfig) -> Capabilities {
     if !bandwidth.is_empty() {
         capabilities.insert("bandwidth".to_owned(), Value::Object(bandwidth));
     }
+    // Two that are not CNI's conventions, but those of other runtimes.
+    capabilities.insert(POD_ANNOTATIONS.to_owned(), json!(config.annotations));
+    let linux = config.linux.as_ref();
+    if let Some(linux) = linux.filter(|linux| !linux.cgroup_parent.is_empty()) {
+        capabilities.insert("cgroupPath".to_owned(), json!(linux.cgroup_parent));
+    }
     capabilities
 }
 
@@ -303,7 +312,7 @@ fn sysctls(config: &PodSandboxConfig) -> BTreeMap<String, String> {
 
 #[cfg(test)]
 mod tests {
-    use k8s_cri::v1::{DnsConfig, PodSandboxMetadata, PortMapping};
+    use k8s_cri::v1::{DnsConfig, LinuxPodSandboxConfig, PodSandboxMetadata, PortMapping};
 
     use super::*;
 
@@ -356,6 +365,10 @@ mod tests {
         });
         let annotation = "kubernetes.io/egress-bandwidth".to_owned();
         config.annotations.insert(annotation, "10M".to_owned());
+        config.linux = Some(LinuxPodSandboxConfig {
+            cgroup_parent: "/kubepods/pod1".to_owned(),
+            ..LinuxPodSandboxConfig::default()
+        });
         let capabilities = capabilities(&config);
         assert_eq!(
             Value::Object(capabilities),
@@ -365,6 +378,8 @@ mod tests {
                 }],
                 "dns": {"servers": ["1.1.1.1"], "searches": [], "options": []},
                 "bandwidth": {"egressRate": 10_000_000, "egressBurst": i32::MAX},
+                "io.kubernetes.cri.pod-annotations": {"kubernetes.io/egress-bandwidth": "10M"},
+                "cgroupPath": "/kubepods/pod1",
             })
         );
     }
