@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use k8s_cri::v1::{
     Container as Shown, ContainerFilter, ContainerResources, ContainerState, ContainerStatus,
-    ContainerStatusResponse, ContainerUser, ImageSpec, LinuxContainerUser,
+    ContainerStatusResponse, ContainerUser, ImageSpec, LinuxContainerUser, Mount,
 };
 
 use crate::cri::error::Result;
@@ -35,6 +35,20 @@ fn image_named(image: Option<ImageSpec>, tag: String) -> Option<ImageSpec> {
     Some(image)
 }
 
+/// Returns the mounts of the node's files, as a runtime specification lists them.
+fn mounts(mounts: &[Mount]) -> Vec<serde_json::Value> {
+    let of_node = mounts.iter().filter(|mount| !mount.host_path.is_empty());
+    let shown = of_node.map(|mount| {
+        serde_json::json!({
+            "destination": mount.container_path,
+            "type": "bind",
+            "source": mount.host_path,
+            "options": ["rbind", if mount.readonly { "ro" } else { "rw" }],
+        })
+    });
+    shown.collect()
+}
+
 fn user(user: crate::sandbox::ContainerUser) -> ContainerUser {
     ContainerUser {
         linux: Some(LinuxContainerUser {
@@ -60,7 +74,11 @@ impl Node {
                 "sandboxID": record.pod,
                 // The PID of the machine: the container's own processes are in the guest.
                 "pid": container.pod.client().map(|client| client.pid()).unwrap_or_default(),
-                "runtimeSpec": {"process": record.process},
+                "runtimeSpec": {
+                    "process": record.process,
+                    "mounts": mounts(&record.config.mounts),
+                    "linux": {"namespaces": self.namespaces(&record.pod)},
+                },
                 "image": record.image,
                 "process": record.process,
                 "user": record.user,

@@ -92,6 +92,7 @@ impl Node {
                 "memoryBytes": record.size.memory,
                 "directory": self.dir(&record.id),
                 "netns": self.cni.netns(&record.id),
+                "runtimeSpec": {"linux": {"namespaces": self.namespaces(&record.id)}},
                 "reason": reason,
                 "config": record.config,
             });
@@ -104,6 +105,12 @@ impl Node {
             containers_statuses: containers,
             timestamp,
         })
+    }
+
+    /// Returns the namespaces of a pod on the node, as a runtime specification lists them: agents
+    /// of CNI plugins look for the network's there.
+    pub(in crate::cri) fn namespaces(&self, pod: &str) -> serde_json::Value {
+        serde_json::json!([{"type": "network", "path": self.cni.netns(pod)}])
     }
 
     /// Returns the statuses of a pod's containers, without those that are being created, which may
