@@ -18,7 +18,7 @@ pub(super) fn hostname(pod: &PodSandboxConfig) -> Result<String> {
         "" => DEFAULT_HOSTNAME,
         name => name,
     };
-    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-.".contains(&byte);
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._".contains(&byte);
     if name.len() > MAX_HOSTNAME_LEN || !name.bytes().all(plain) || name.starts_with(['-', '.']) {
         let reason =
             format!("{name:?} is not a host name of at most {MAX_HOSTNAME_LEN} characters");
@@ -114,6 +114,7 @@ mod tests {
             ..PodSandboxConfig::default()
         };
         assert_eq!(hostname(&pod("web-0.example")).unwrap(), "web-0.example");
+        assert_eq!(hostname(&pod("web_0")).unwrap(), "web_0");
         assert_eq!(hostname(&pod("")).unwrap(), "localhost");
         for bad in ["a b", "a/b", "-a", &"x".repeat(65)] {
             assert!(hostname(&pod(bad)).is_err(), "{bad}");
