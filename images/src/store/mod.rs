@@ -19,6 +19,7 @@ mod container_disk;
 mod database;
 mod disk_records;
 mod disks;
+mod documents;
 mod flights;
 mod gc;
 mod import;

@@ -3,7 +3,6 @@
 use std::collections::BTreeSet;
 use std::convert::Infallible;
 use std::fs::{self, File};
-use std::io::{self, Read};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -533,42 +532,6 @@ impl Inner {
             Ok(source) => Error::io("write", work, source),
             Err(source) => self.layer_fault(layer, source),
         }
-    }
-
-    /// A manifest or configuration that is here. Nothing is read of a blob of another size, which
-    /// may be a layer.
-    fn document(&self, digest: &Digest, size: u64) -> Option<Vec<u8>> {
-        let file = File::open(self.layout.blob(digest)).ok()?;
-        if file.metadata().ok()?.len() != size {
-            return None;
-        }
-        let mut bytes = Vec::new();
-        file.take(size).read_to_end(&mut bytes).ok()?;
-        (Digest::of(&bytes) == *digest).then_some(bytes)
-    }
-
-    /// A manifest or index that is here.
-    fn manifest_here(&self, digest: &Digest) -> Option<Vec<u8>> {
-        let size = fs::metadata(self.layout.blob(digest)).ok()?.len();
-        if size > self.options.limits.manifest_bytes {
-            return None;
-        }
-        self.document(digest, size)
-    }
-
-    /// Stores a manifest or configuration.
-    fn put_document(&self, digest: &Digest, bytes: &[u8]) -> Result<()> {
-        let target = self.layout.blob(digest);
-        if self.document(digest, bytes.len() as u64).is_some() {
-            return Ok(());
-        }
-        let path = self.layout.blob_work(digest);
-        let put = || {
-            let work = WorkFile::acquire(&path)?;
-            io::Write::write_all(&mut work.handle()?, bytes)?;
-            work.publish(&target)
-        };
-        put().map_err(|source| Error::io("store", &target, source))
     }
 }
 
