@@ -143,12 +143,12 @@ mod tests {
             fs::write(inner.layout.blob(&digest), &tar).unwrap();
             (digest, digest)
         });
-        let work = WorkFile::acquire(&inner.layout.rootfs_work(&id)).unwrap();
+        let work = WorkFile::acquire(&inner.layout.rootfs_work(&id, None)).unwrap();
         let (options, runs) = (PullOptions::default(), Arc::new(AtomicBool::new(false)));
         inner
-            .unpack(work, id, &layers, next, runs, &options)
+            .unpack(&work, id, &layers, next, runs, &options)
             .unwrap();
-        fs::read(inner.layout.rootfs(&id)).unwrap()
+        fs::read(work.path()).unwrap()
     }
 
     #[test]
@@ -173,7 +173,7 @@ mod tests {
                 _ => {
                     assert_eq!(limit, None);
                     assert!(store.inner.places.are_all_free());
-                    let work = store.inner.layout.rootfs_work(&Digest::of(b"id"));
+                    let work = store.inner.layout.rootfs_work(&Digest::of(b"id"), None);
                     assert_eq!(fs::metadata(work).unwrap().len(), 0);
                     Ok(1)
                 }

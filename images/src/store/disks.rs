@@ -209,15 +209,13 @@ impl Inner {
         let key = Digest::of(name.as_bytes());
         let path = self.layout.disk_work(&key);
         let mut waited = false;
-        let flight = self.flights.enter(Flight::Disk(key));
-        let turn = match Arc::clone(&flight).try_lock_owned() {
-            Ok(turn) => turn,
-            Err(_) => {
+        let turn = self
+            .flights
+            .lock(Flight::Disk(key), || {
                 waited = true;
                 options.emit(PullEvent::DiskWaiting);
-                flight.lock_owned().await
-            }
-        };
+            })
+            .await;
         let work = acquire(&path, || {
             waited = true;
             options.emit(PullEvent::DiskWaiting);

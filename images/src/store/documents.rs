@@ -4,7 +4,6 @@ use std::fs::{self, File};
 use std::io::{Read, Write};
 
 use super::Inner;
-use super::work::WorkFile;
 use crate::{Digest, Error, Result};
 
 impl Inner {
@@ -35,9 +34,10 @@ impl Inner {
         if self.document(digest, bytes.len() as u64).is_some() {
             return Ok(());
         }
-        let path = self.layout.blob_work(digest);
+        // Not the file of a registry that sends it as a layer, perhaps for hours.
+        let work = self.unnamed_work()?;
+        let _claim = self.claim_blob(digest)?;
         let put = || {
-            let work = WorkFile::acquire(&path)?;
             work.handle()?.write_all(bytes)?;
             work.publish(&target)
         };

@@ -328,7 +328,24 @@ pub(super) fn remove_file(path: &Path) -> Result<u64> {
 mod tests {
     use rustix::fs::{OFlags, fcntl_getfl};
 
+    use super::super::Store;
     use super::*;
+
+    #[test]
+    fn a_root_file_system_that_somebody_has_found_stays_until_it_has_its_record() {
+        let dir = tempfile::tempdir().unwrap();
+        let inner = &Store::open(dir.path()).unwrap().inner;
+        let id = Digest::of(b"id");
+        let rootfs = inner.layout.rootfs(&id);
+        fs::create_dir(inner.layout.image(&id)).unwrap();
+        fs::write(&rootfs, [1; 5000]).unwrap();
+        let claim = inner.claim_image(&id).unwrap();
+        assert_eq!(inner.free_rootfs(id).unwrap(), 0);
+        assert!(rootfs.exists());
+        drop(claim);
+        assert!(inner.free_rootfs(id).unwrap() > 0);
+        assert!(!inner.layout.image(&id).exists());
+    }
 
     #[test]
     fn an_image_on_nfs_is_locked_by_a_file_that_is_open_for_writing() {

@@ -10,6 +10,7 @@ use sha2::{Digest as _, Sha256};
 use super::database::Record;
 use super::load::synthesise;
 use super::lookup::names_of;
+use super::rootfs::Wanted;
 use super::{Inner, PullOptions, Store};
 use crate::error::parse_reference;
 use crate::import::{self, ImportError, ImportSource, TarSummary};
@@ -59,7 +60,11 @@ impl Inner {
         let manifest = synthesise(id, config.len(), vec![descriptor]);
         let digest = Digest::of(&manifest);
         let _claim = self.claim_image(&id)?;
-        let rootfs = self.load_rootfs(id, vec![(layer, survey.diff_id)], options)?;
+        let wanted = Wanted {
+            id,
+            layers: vec![(layer, size)],
+        };
+        let rootfs = self.load_rootfs(&wanted, &[survey.diff_id], options)?;
         let new = rootfs.is_new();
         let names = reference.map_or_else(Vec::new, |reference| {
             names_of(reference, &digest, id).into()

@@ -86,14 +86,29 @@ impl Layout {
         self.root.join("tmp")
     }
 
-    /// Path of a blob while it is fetched.
-    pub(super) fn blob_work(&self, digest: &Digest) -> PathBuf {
-        self.temporary().join(format!("blob-{}", digest.hex()))
+    /// Path of a blob while it is fetched from `registry`. Each registry has a file of its own, so
+    /// that none can keep another's from being fetched.
+    pub(super) fn blob_work(&self, digest: &Digest, registry: &str) -> PathBuf {
+        let registry = Digest::of(registry.as_bytes()).hex();
+        self.temporary()
+            .join(format!("blob-{}-{registry}", digest.hex()))
     }
 
-    /// Path of a root file system while it is written.
-    pub(super) fn rootfs_work(&self, id: &Digest) -> PathBuf {
-        self.temporary().join(format!("rootfs-{}", id.hex()))
+    /// Lock held by whoever gives a blob its name or takes it away, just for that.
+    pub(super) fn blob_claim(&self, digest: &Digest) -> PathBuf {
+        self.temporary()
+            .join(format!("claim-blob-{}", digest.hex()))
+    }
+
+    /// Path of a root file system while it is written from layers that come from `registry`;
+    /// `None` if all of them are here.
+    pub(super) fn rootfs_work(&self, id: &Digest, registry: Option<&str>) -> PathBuf {
+        let source = match registry {
+            Some(registry) => Digest::of(registry.as_bytes()).hex(),
+            None => "here".to_owned(),
+        };
+        self.temporary()
+            .join(format!("rootfs-{}-{source}", id.hex()))
     }
 
     /// Path of a disk image while it is created; `key` identifies its source.
@@ -101,8 +116,9 @@ impl Layout {
         self.temporary().join(format!("disk-{}", key.hex()))
     }
 
-    /// Lock held by a process that looks for an image's root file system, from then until the image
-    /// has its record, and by a process that removes the file.
+    /// Lock held by whoever has found an image's root file system, or gives it its name, until the
+    /// image has its record, and by a process that removes the file. Nobody waits for a registry
+    /// with it.
     pub(super) fn image_claim(&self, id: &Digest) -> PathBuf {
         self.temporary().join(format!("claim-image-{}", id.hex()))
     }

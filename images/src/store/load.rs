@@ -1,6 +1,6 @@
 //! Loading images from archives and layout directories.
 
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::{self, Read, Write};
 use std::path::Path;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use sha2::{Digest as _, Sha256};
 use super::database::Record;
 use super::lookup::names_of;
 use super::repair::MAX_REPAIRS;
-use super::rootfs::Rootfs;
+use super::rootfs::{Rootfs, Wanted};
 use super::work::WorkFile;
 use super::{Inner, PullOptions, Store};
 use crate::archive::{Archive, ArchiveError, ArchiveImage, Member};
@@ -138,10 +138,14 @@ impl Inner {
             synthesise(id, found.config.len(), layers.collect())
         });
         let _claim = self.claim_image(&id)?;
-        let layers: Vec<_> = digests.into_iter().zip(diff_ids).collect();
+        let sizes = found.layers.iter().map(|layer| layer.size);
+        let wanted = Wanted {
+            id,
+            layers: digests.into_iter().zip(sizes).collect(),
+        };
         let mut repairs = 0;
         let rootfs = loop {
-            match self.load_rootfs(id, layers.clone(), options) {
+            match self.load_rootfs(&wanted, &diff_ids, options) {
                 Err(Error::DamagedLayer { .. }) if repairs < MAX_REPAIRS => {
                     repairs += 1;
                     for layer in &found.layers {
@@ -165,42 +169,34 @@ impl Inner {
         Ok(image)
     }
 
-    /// Writes the file system unless it exists; all layers are in the store. Layers that turn out
-    /// not to be needed are removed when the load ends.
+    /// Writes the file system unless it exists; all layers are in the store, and the image is
+    /// claimed. Layers that turn out not to be needed are removed when the load ends.
     pub(super) fn load_rootfs(
         &self,
-        id: Digest,
-        layers: Vec<(Digest, Digest)>,
+        wanted: &Wanted,
+        diff_ids: &[Digest],
         options: &PullOptions,
     ) -> Result<Rootfs> {
-        let path = self.layout.rootfs_work(&id);
-        let find = || -> Result<Option<Rootfs>> {
-            let sized = layers.iter().map(|(digest, _)| {
-                let found = fs::metadata(self.layout.blob(digest));
-                (*digest, found.map_or(0, |found| found.len()))
-            });
-            let found = self.find_rootfs(id, sized)?;
-            if let Some(Rootfs::Other(_)) = &found {
+        if let Some(found) = self.find_rootfs(wanted)? {
+            if let Rootfs::Other(_) = &found {
                 self.defer_removal()?;
             }
-            Ok(found)
-        };
-        if let Some(found) = find()? {
             return Ok(found);
         }
+        let path = self.layout.rootfs_work(&wanted.id, None);
         let work = WorkFile::acquire(&path).map_err(|source| Error::io("create", &path, source))?;
-        if let Some(found) = find()? {
-            return Ok(found);
-        }
+        let layers = wanted.layers.iter().map(|(digest, _)| *digest);
+        let layers: Vec<_> = layers.zip(diff_ids.iter().copied()).collect();
         let mut ready = 0..layers.len();
         self.unpack(
-            work,
-            id,
+            &work,
+            wanted.id,
             &layers,
             |_| ready.next().ok_or(RecvTimeoutError::Disconnected),
             options.cancel.flag(),
             options,
-        )
+        )?;
+        self.keep_rootfs(work, wanted)
     }
 
     /// Copies a layer into the store and returns its digest.
@@ -251,7 +247,7 @@ impl Inner {
         WorkFile::acquire(&path).map_err(|source| Error::io("write", &path, source))
     }
 
-    /// Moves a blob to its name, unless the store has it.
+    /// Moves a verified blob to its name, unless the store has it.
     pub(super) fn publish_blob(&self, work: WorkFile, digest: &Digest) -> Result<()> {
         let target = self.layout.blob(digest);
         let length = work.handle().and_then(|file| file.metadata());
@@ -259,8 +255,15 @@ impl Inner {
         if self.has(digest, length.len()) {
             return Ok(());
         }
+        let _claim = self.claim_blob(digest)?;
         work.publish(&target)
             .map_err(|source| Error::io("store", &target, source))
+    }
+
+    /// Waits until nobody else moves a blob to its name or removes it.
+    pub(super) fn claim_blob(&self, digest: &Digest) -> Result<WorkFile> {
+        let path = self.layout.blob_claim(digest);
+        WorkFile::acquire(&path).map_err(|source| Error::io("create", &path, source))
     }
 
     /// Returns the descriptor of a layer in the store, as in a manifest.

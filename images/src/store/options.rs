@@ -1,6 +1,7 @@
 //! Settings of a store and of a pull.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::{Cancel, Credentials, Limits, PullEvent, PullEvents, RegistryConfig, SignaturePolicy};
 
@@ -20,6 +21,9 @@ impl StoreOptions {
         self
     }
 }
+
+/// How long a pull waits for layers that others fetch from other registries.
+const OTHER_REGISTRY_WAIT: Duration = Duration::from_secs(30);
 
 /// When a pull asks the registry.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -41,6 +45,10 @@ pub struct PullOptions {
     pub events: Option<PullEvents>,
     /// Layers fetched at the same time, at least 1.
     pub parallel_layers: usize,
+    /// How long the pull waits, all waits together, for what other pulls fetch from other
+    /// registries before it fetches that itself. Default: 30 s. What is fetched from its own
+    /// registry it awaits for as long as that takes.
+    pub other_registry_wait: Duration,
     /// Credentials for the registry itself; mirrors get those in Docker's configuration.
     pub credentials: Credentials,
     /// Connection settings of registries.
@@ -57,6 +65,7 @@ impl Default for PullOptions {
             policy: PullPolicy::Always,
             events: None,
             parallel_layers: 3,
+            other_registry_wait: OTHER_REGISTRY_WAIT,
             credentials: Credentials::Auto,
             registries: RegistryConfig::default(),
             signatures: None,

@@ -82,10 +82,9 @@ mod tests {
     fn unpack(store: &Store, cancelled: &Arc<AtomicBool>) -> Result<()> {
         let inner = &store.inner;
         let id = Digest::of(b"id");
-        let work = WorkFile::acquire(&inner.layout.rootfs_work(&id)).unwrap();
+        let work = WorkFile::acquire(&inner.layout.rootfs_work(&id, None)).unwrap();
         let (options, cancelled) = (PullOptions::default(), Arc::clone(cancelled));
-        let unpacked = inner.unpack(work, id, &[(id, id)], |_| Ok(0), cancelled, &options);
-        unpacked.map(drop)
+        inner.unpack(&work, id, &[(id, id)], |_| Ok(0), cancelled, &options)
     }
 
     #[test]

@@ -2,8 +2,9 @@
 
 use std::collections::BTreeSet;
 use std::convert::Infallible;
-use std::fs::{self, File};
+use std::fs::File;
 use std::path::Path;
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::RecvTimeoutError;
@@ -14,13 +15,13 @@ use tokio::task::{JoinSet, spawn_blocking};
 
 use super::arrivals::{self, Arrivals, Fetched};
 use super::database::{self, Change, Name, Record};
-use super::flights::Flight;
-use super::gc::{GcHold, check_unused};
+use super::flights::{Flight, Patience, Turn};
+use super::gc::GcHold;
 use super::lookup::{configuration, names_of};
 use super::repair::MAX_REPAIRS;
-use super::rootfs::Rootfs;
-use super::work::{WorkFile, sync_directory_of};
-use super::{Inner, PullOptions, PullPolicy, Store, private, signatures};
+use super::rootfs::{Rootfs, Wanted};
+use super::work::WorkFile;
+use super::{Inner, PullOptions, PullPolicy, Store, signatures};
 use crate::error::parse_reference;
 use crate::layer::{LayerError, Unpacker};
 use crate::registry::{
@@ -40,6 +41,20 @@ impl Drop for StopOnDrop {
 
 /// Keeps files from removal, and makes a pull wait, until it is dropped.
 type PullGuard = (Arc<GcHold>, mpsc::Sender<Infallible>);
+
+/// Where a pull's layers come from.
+struct Source {
+    client: Client,
+    registry: String,
+    patience: Patience,
+}
+
+/// What keeps others from an image that has a root file system, until it has its record, from which
+/// they know what they find.
+struct RootfsGuard {
+    claim: WorkFile,
+    turn: Option<Turn>,
+}
 
 /// Runs `work` where blocking is allowed.
 pub(super) async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
@@ -130,14 +145,19 @@ impl Inner {
                 Client::new(&reference, &registries, &credentials, &limits, events)
             }
         });
-        let client = Arc::new(client.await?);
+        let source = Arc::new(Source {
+            client: client.await?,
+            registry: reference.registry().to_owned(),
+            patience: Patience::new(options.other_registry_wait),
+        });
+        let client = &source.client;
         let known = Known {
             answers: self.clone().answers_of(reference).await?,
             read: &|digest| self.manifest_here(digest),
         };
         let resolved = client.resolve(reference, &known).await?;
         let signatures = self
-            .verify_signatures(&client, reference, &resolved, options)
+            .verify_signatures(client, reference, &resolved, options)
             .await?;
         let layers = &resolved.manifest.layers;
         options.emit(PullEvent::Resolved {
@@ -148,19 +168,23 @@ impl Inner {
                 .collect(),
         });
         let id = resolved.manifest.config.digest;
-        let config = self.config_of(&client, &resolved).await?;
+        let config = self.config_of(client, &resolved).await?;
         let diff_ids = self.diff_ids(&config, layers.len()).map_err(|source| {
             Error::from(RegistryError::Manifest {
                 name: reference.to_string(),
                 source,
             })
         })?;
-        // Held until the image has its record, from which others know what they find.
-        let turn = self.flights.enter(Flight::Rootfs(id)).lock_owned().await;
-        let claim = acquire(&self.layout.image_claim(&id), || {}).await?;
-        let rootfs = self
+        let wanted = Arc::new(Wanted {
+            id,
+            layers: layers
+                .iter()
+                .map(|layer| (layer.digest, layer.size))
+                .collect(),
+        });
+        let (rootfs, guard) = self
             .clone()
-            .make_rootfs(&client, layers, diff_ids, id, options, stay)
+            .make_rootfs(&source, layers, &wanted, diff_ids, options, stay)
             .await?;
         let new = rootfs.is_new();
         let documents: Vec<_> = (resolved
@@ -179,7 +203,10 @@ impl Inner {
         let cancelled = Arc::clone(&stop.0);
         let image = blocking(move || {
             let image = self.commit(id, record, names, &documents, &cancelled);
-            drop((claim, turn, stay));
+            drop((guard.claim, stay));
+            if let (Some(turn), Ok(_)) = (guard.turn, &image) {
+                turn.tell();
+            }
             image
         })
         .await?;
@@ -238,33 +265,39 @@ impl Inner {
     /// Ensures that the image's file system exists, and the layers that it consists of.
     async fn make_rootfs(
         self: Arc<Self>,
-        client: &Arc<Client>,
+        source: &Arc<Source>,
         layers: &[Descriptor],
+        wanted: &Arc<Wanted>,
         diff_ids: Vec<Digest>,
-        id: Digest,
         options: &PullOptions,
         stay: &Arc<GcHold>,
-    ) -> Result<Rootfs> {
-        let find = || {
-            let (inner, layers) = (Arc::clone(&self), layers.to_vec());
-            blocking(move || {
-                inner.find_rootfs(id, layers.iter().map(|layer| (layer.digest, layer.size)))
-            })
+    ) -> Result<(Rootfs, RootfsGuard)> {
+        let id = wanted.id;
+        let find = || async {
+            let claim = acquire(&self.layout.image_claim(&id), || {}).await?;
+            let (inner, wanted) = (Arc::clone(&self), Arc::clone(wanted));
+            let found = blocking(move || inner.find_rootfs(&wanted)).await?;
+            Ok::<_, Error>(found.map(|rootfs| (rootfs, claim)))
         };
-        if let Some(found) = find().await? {
-            return Ok(found);
+        if let Some((rootfs, claim)) = find().await? {
+            return Ok((rootfs, RootfsGuard { claim, turn: None }));
         }
-        let path = self.layout.rootfs_work(&id);
+        let Source {
+            registry, patience, ..
+        } = &**source;
+        let flight = Flight::Rootfs(id);
+        let turn = Some(self.flights.turn(flight, registry, patience, || {}).await);
+        let path = self.layout.rootfs_work(&id, Some(registry));
         let work = acquire(&path, || {}).await?;
-        if let Some(found) = find().await? {
-            return Ok(found);
+        if let Some((rootfs, claim)) = find().await? {
+            return Ok((rootfs, RootfsGuard { claim, turn }));
         }
         let (ready, queue) = arrivals::queue();
         let stop = StopOnDrop::default();
         let unpacking = spawn_blocking({
             let (inner, cancelled, options) =
                 (Arc::clone(&self), Arc::clone(&stop.0), options.clone());
-            let stay = Arc::clone(stay);
+            let (stay, wanted) = (Arc::clone(stay), Arc::clone(wanted));
             let layers: Vec<_> = layers
                 .iter()
                 .map(|layer| layer.digest)
@@ -272,14 +305,18 @@ impl Inner {
                 .collect();
             move || {
                 let next = |limit| queue.next(limit);
-                let unpacked = inner.unpack(work, id, &layers, next, cancelled, &options);
+                let unpacked = inner.unpack(&work, id, &layers, next, cancelled, &options);
+                let kept = unpacked.and_then(|()| {
+                    let claim = inner.claim_image(&id)?;
+                    Ok((inner.keep_rootfs(work, &wanted)?, claim))
+                });
                 drop(stay);
-                unpacked
+                kept
             }
         });
         let fetched = self
             .clone()
-            .fetch_layers(client, layers, options, ready, stay)
+            .fetch_layers(source, layers, options, ready, stay)
             .await;
         // A failed fetch has closed the queue, so the thread ends either way, and its own error
         // takes precedence unless it only says that the queue was closed.
@@ -296,7 +333,7 @@ impl Inner {
                 }),
             ) => Err(error),
             (_, Err(error)) | (Err(error), Ok(_)) => Err(error),
-            (Ok(()), Ok(rootfs)) => Ok(rootfs),
+            (Ok(()), Ok((rootfs, claim))) => Ok((rootfs, RootfsGuard { claim, turn })),
         }
     }
 
@@ -304,7 +341,7 @@ impl Inner {
     /// the store.
     async fn fetch_layers(
         self: Arc<Self>,
-        client: &Arc<Client>,
+        source: &Arc<Source>,
         layers: &[Descriptor],
         options: &PullOptions,
         mut ready: Fetched,
@@ -316,14 +353,14 @@ impl Inner {
         let (sender, mut gone) = mpsc::channel::<Infallible>(1);
         let alive = (Arc::clone(stay), sender);
         for (index, layer) in layers.iter().cloned().enumerate() {
-            let (inner, client, slots) =
-                (Arc::clone(&self), Arc::clone(client), Arc::clone(&slots));
+            let (inner, source, slots) =
+                (Arc::clone(&self), Arc::clone(source), Arc::clone(&slots));
             let (options, alive) = (options.clone(), alive.clone());
             fetches.spawn(async move {
                 // Never closed.
                 let _slot = slots.acquire_owned().await.ok();
                 inner
-                    .fetch_layer(&client, &layer, &options, alive)
+                    .fetch_layer(&source, &layer, &options, alive)
                     .await
                     .map(|()| index)
             });
@@ -351,71 +388,81 @@ impl Inner {
     }
 
     async fn fetch_layer(
-        &self,
-        client: &Client,
+        self: Arc<Self>,
+        source: &Source,
         layer: &Descriptor,
         options: &PullOptions,
         alive: PullGuard,
     ) -> Result<()> {
         let digest = layer.digest;
-        let target = self.layout.blob(&digest);
-        let flight = self.flights.enter(Flight::Blob(digest));
-        let _turn = match flight.try_lock() {
-            Ok(turn) => turn,
-            Err(_) => {
-                options.emit(PullEvent::LayerWaiting { layer: digest });
-                flight.lock().await
+        let Source {
+            client,
+            registry,
+            patience,
+        } = source;
+        let present = || {
+            let found = self.has(&digest, layer.size);
+            if found {
+                options.emit(PullEvent::LayerPresent { layer: digest });
             }
+            found
         };
-        let present = || fs::metadata(&target).is_ok_and(|found| found.len() == layer.size);
         if present() {
-            options.emit(PullEvent::LayerPresent { layer: digest });
             return Ok(());
         }
-        let path = self.layout.blob_work(&digest);
-        let work = acquire(&path, || {
-            options.emit(PullEvent::LayerWaiting { layer: digest })
-        })
-        .await?;
+        let waiting = || options.emit(PullEvent::LayerWaiting { layer: digest });
+        let flight = Flight::Blob(digest);
+        let mut turn = self.flights.turn(flight, registry, patience, waiting).await;
         if present() {
-            options.emit(PullEvent::LayerPresent { layer: digest });
+            return Ok(());
+        }
+        let path = self.layout.blob_work(&digest, registry);
+        let work = acquire(&path, waiting).await?;
+        if present() {
             return Ok(());
         }
         let file = work
             .handle()
             .map_err(|source| Error::io("write", &path, source))?;
-        client
-            .blob(layer, file)
-            .await
-            .map_err(|error| match error {
-                BlobError::Registry(error) => Error::from(error),
-                BlobError::Write(source) => Error::io("write", &path, source),
-            })?;
+        let mut fetch = pin!(client.blob(layer, file));
+        let fetched = loop {
+            tokio::select! {
+                fetched = &mut fetch => break fetched,
+                () = turn.told() => if present() {
+                    return Ok(());
+                }
+            }
+        };
+        fetched.map_err(|error| match error {
+            BlobError::Registry(error) => Error::from(error),
+            BlobError::Write(source) => Error::io("write", &path, source),
+        })?;
+        let inner = Arc::clone(&self);
         blocking(move || {
-            let published = work.publish(&target);
+            let published = inner.publish_blob(work, &digest);
             drop(alive);
-            published.map_err(|source| Error::io("store", &target, source))
+            published
         })
         .await?;
+        turn.tell();
         options.emit(PullEvent::LayerDone { layer: digest });
         Ok(())
     }
 
     /// Turns layers into a file system, in order; `next` waits for the index of another layer that
-    /// is ready, for a limited time or for as long as it takes. An existing file system is kept: it
-    /// was created from these layers.
+    /// is ready, for a limited time or for as long as it takes.
     ///
     /// An image that has waited too long with a place frees its memory and the place, and starts
     /// again when all its layers are in the store. The caller keeps layers there until the end.
     pub(super) fn unpack(
         &self,
-        work: WorkFile,
+        work: &WorkFile,
         id: Digest,
         layers: &[(Digest, Digest)],
         next: impl FnMut(Option<Duration>) -> Result<usize, RecvTimeoutError>,
         cancelled: Arc<AtomicBool>,
         options: &PullOptions,
-    ) -> Result<Rootfs> {
+    ) -> Result<()> {
         let start = || {
             let file = work.handle().and_then(|file| {
                 file.set_len(0)?;
@@ -470,28 +517,16 @@ impl Inner {
             index += 1;
         }
         let last = layers.last().map_or(id, |(digest, _)| *digest);
-        if place.is_none() {
-            place = Some(needs_place(last)?);
-        }
+        let _place = match place {
+            Some(place) => place,
+            None => needs_place(last)?,
+        };
         let mut uuid = [0; 16];
         uuid.copy_from_slice(&id.bytes()[..16]);
         unpacker
             .finish(uuid)
-            .map_err(|error| self.layer_error(last, error, work.path()))?;
-        drop(place);
-        let directory = self.layout.image(&id);
-        let target = self.layout.rootfs(&id);
-        if self.whole_rootfs(&id)?.is_some() {
-            return Ok(Rootfs::There);
-        }
-        // Whoever runs from one that was cut has locked that very file.
-        check_unused(&target, id)?;
-        private::create_directory(&directory)
-            .and_then(|()| sync_directory_of(&directory))
-            .map_err(|source| Error::io("create the directory", &directory, source))?;
-        work.publish(&target)
-            .map_err(|source| Error::io("store", &target, source))?;
-        Ok(Rootfs::New)
+            .map(drop)
+            .map_err(|error| self.layer_error(last, error, work.path()))
     }
 
     /// Stores the record and names of an image, and those of the documents that the record refers

@@ -6,7 +6,7 @@ use std::io::{self, Read};
 use sha2::{Digest as _, Sha256};
 
 use super::Inner;
-use super::work::WorkFile;
+use super::work::is_at;
 use crate::layer::LayerError;
 use crate::{Digest, Error, Result};
 
@@ -32,21 +32,24 @@ impl Inner {
 
     /// Removes a blob that has another digest than its name, or cannot be read; whether it did.
     fn remove_if_damaged(&self, digest: &Digest) -> Result<bool> {
-        let (path, work) = (self.layout.blob(digest), self.layout.blob_work(digest));
-        // Whoever fetches it waits.
-        let _work =
-            WorkFile::acquire(&work).map_err(|source| Error::io("create", &work, source))?;
+        let path = self.layout.blob(digest);
         let blob = File::open(&path).map_err(|source| Error::io("read", &path, source))?;
-        if digest_of(blob).is_ok_and(|actual| actual == *digest) {
+        if digest_of(&blob).is_ok_and(|actual| actual == *digest) {
             return Ok(false);
         }
-        fs::remove_file(&path).map_err(|source| Error::io("remove", &path, source))?;
+        let _claim = self.claim_blob(digest)?;
+        // Another may have replaced it meanwhile.
+        let remove = || match is_at(&blob, &path)? {
+            true => fs::remove_file(&path),
+            false => Ok(()),
+        };
+        remove().map_err(|source| Error::io("remove", &path, source))?;
         tracing::warn!(layer = %digest, "removed a damaged layer from the store");
         Ok(true)
     }
 }
 
-fn digest_of(mut file: File) -> io::Result<Digest> {
+fn digest_of(mut file: &File) -> io::Result<Digest> {
     let mut hasher = Sha256::new();
     let mut buffer = vec![0; CHUNK];
     loop {

@@ -7,10 +7,19 @@
 use std::fs::{self, File, Metadata};
 use std::io;
 
-use super::Inner;
 use super::database::{self, Record};
-use super::work::WorkFile;
+use super::gc::check_unused;
+use super::work::{WorkFile, sync_directory_of};
+use super::{Inner, private};
 use crate::{Digest, Error, Result, erofs};
+
+/// An image, and the manifest by which somebody wants it.
+#[derive(Clone, Debug)]
+pub(super) struct Wanted {
+    pub(super) id: Digest,
+    /// The digests and sizes of the layers.
+    pub(super) layers: Vec<(Digest, u64)>,
+}
 
 /// What the store had of an image's root file system, for a manifest of the image.
 #[derive(Debug)]
@@ -44,37 +53,62 @@ impl Rootfs {
 
 impl Inner {
     /// Protects the image's root file system from removals of this file only (`free_rootfs`): for a
-    /// caller that has looked for it, until the image has its record.
+    /// caller that looks for it or gives it its name, until the image has its record. A caller that
+    /// has it must wait for no registry.
     pub(super) fn claim_image(&self, id: &Digest) -> Result<WorkFile> {
         let path = self.layout.image_claim(id);
         WorkFile::acquire(&path).map_err(|source| Error::io("create", &path, source))
     }
 
-    /// Looks for an image's root file system and for its layers, which are given by digest and
-    /// size. `None` if something is missing.
-    pub(super) fn find_rootfs(
-        &self,
-        id: Digest,
-        layers: impl Iterator<Item = (Digest, u64)> + Clone,
-    ) -> Result<Option<Rootfs>> {
+    /// Looks for an image's root file system and for its layers. `None` if something is missing. The
+    /// caller has claimed the image.
+    pub(super) fn find_rootfs(&self, wanted: &Wanted) -> Result<Option<Rootfs>> {
+        let id = wanted.id;
         if self.whole_rootfs(&id)?.is_none() {
             return Ok(None);
         }
         let contents = database::read(&self.layout)?;
         let Some(record) = contents.record(&id) else {
-            // Another process has just created it and is about to record it: as a rule from these
-            // layers.
-            let here = layers.clone().all(|(digest, size)| self.has(&digest, size));
+            // A process that crashed has created it: as a rule from these layers.
+            let mut layers = wanted.layers.iter();
+            let here = layers.all(|(digest, size)| self.has(digest, *size));
             return Ok(here.then_some(Rootfs::There));
         };
         let Ok(saved) = self.saved(&contents, id) else {
             return Ok(None);
         };
         let known = saved.manifest.layers.iter().map(|layer| layer.digest);
-        Ok(Some(match known.eq(layers.map(|(digest, _)| digest)) {
+        let layers = wanted.layers.iter().map(|(digest, _)| *digest);
+        Ok(Some(match known.eq(layers) {
             true => Rootfs::There,
             false => Rootfs::Other(record.clone()),
         }))
+    }
+
+    /// Gives a root file system its name that was created from the wanted layers, unless there is
+    /// one. The caller has claimed the image, and all layers are here.
+    pub(super) fn keep_rootfs(&self, work: WorkFile, wanted: &Wanted) -> Result<Rootfs> {
+        let id = wanted.id;
+        match self.find_rootfs(wanted)? {
+            Some(Rootfs::Other(record)) => {
+                // Another pull was first, and the image has its layers.
+                self.defer_removal()?;
+                return Ok(Rootfs::Other(record));
+            }
+            Some(found) => return Ok(found),
+            None if self.whole_rootfs(&id)?.is_some() => return Ok(Rootfs::There),
+            None => {}
+        }
+        let directory = self.layout.image(&id);
+        let target = self.layout.rootfs(&id);
+        // Whoever runs from one that was cut has locked that very file.
+        check_unused(&target, id)?;
+        private::create_directory(&directory)
+            .and_then(|()| sync_directory_of(&directory))
+            .map_err(|source| Error::io("create the directory", &directory, source))?;
+        work.publish(&target)
+            .map_err(|source| Error::io("store", &target, source))?;
+        Ok(Rootfs::New)
     }
 
     /// Returns the metadata of an image's root file system; `None` if it is missing or cut off.

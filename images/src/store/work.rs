@@ -105,7 +105,8 @@ pub(super) fn sync_directory_of(path: &Path) -> io::Result<()> {
     }
 }
 
-fn is_at(file: &File, path: &Path) -> io::Result<bool> {
+/// Returns whether the file has that name.
+pub(super) fn is_at(file: &File, path: &Path) -> io::Result<bool> {
     let held = file.metadata()?;
     match fs::metadata(path) {
         Ok(found) => Ok((found.dev(), found.ino()) == (held.dev(), held.ino())),
