@@ -32,6 +32,33 @@ const MTRRS: [std::ops::RangeInclusive<u32>; 5] = [
     0x200..=0x20f,
 ];
 
+/// MSRs of KVM's list that belong to interfaces no guest has, by its CPUID: the performance
+/// monitor, VMX, and Hyper-V's. KVM gives some of them values all the same, which differ between
+/// processors and kernels, and which another one refuses.
+const HIDDEN: [std::ops::RangeInclusive<u32>; 14] = [
+    // Intel's counters, their selectors, fixed counters, PERF_CAPABILITIES, controls, PEBS.
+    0xc1..=0xc8,
+    0x186..=0x18d,
+    0x309..=0x30c,
+    0x329..=0x329,
+    0x345..=0x345,
+    0x38d..=0x390,
+    0x3f1..=0x3f2,
+    0x480..=0x493,
+    0x4c1..=0x4c8,
+    // Branch records.
+    0x14ce..=0x14cf,
+    0x4000_0000..=0x4000_01ff,
+    // AMD's global controls, old counters, new counters.
+    0xc000_0300..=0xc000_0303,
+    0xc001_0000..=0xc001_0007,
+    0xc001_0200..=0xc001_020b,
+];
+
+fn is_hidden(number: u32) -> bool {
+    HIDDEN.iter().any(|range| range.contains(&number))
+}
+
 /// The local APIC's timer register, and its mode that fires at a time stamp.
 const LVT_TIMER: usize = 0x320;
 const LVT_MODE: u32 = 3 << 17;
@@ -54,12 +81,14 @@ pub(crate) struct VcpuState {
     events: kvm_vcpu_events,
 }
 
-/// Returns the MSRs that a vCPU may have: those of KVM's list, and those missing from it.
+/// Returns the MSRs that a vCPU may have: those of KVM's list without hidden ones, and those
+/// missing from it.
 pub(crate) fn msr_numbers(kvm: &kvm_ioctls::Kvm) -> Result<Vec<u32>, KvmError> {
     let list = kvm
         .get_msr_index_list()
         .map_err(KvmError::ioctl("KVM_GET_MSR_INDEX_LIST"))?;
     let mut numbers = list.as_slice().to_vec();
+    numbers.retain(|number| !is_hidden(*number));
     numbers.extend(MTRRS.into_iter().flatten());
     numbers.sort_unstable();
     numbers.dedup();
@@ -152,7 +181,10 @@ impl VcpuState {
         // this structure only if the process has requested AMX (arch_prctl), which nothing here
         // does.
         unsafe { vcpu.set_xsave(&xsave) }.map_err(set("KVM_SET_XSAVE"))?;
-        vcpu.set_xcrs(&self.xcrs).map_err(set("KVM_SET_XCRS"))?;
+        // None on a processor without XSAVE, where KVM refuses the call.
+        if self.xcrs.nr_xcrs > 0 {
+            vcpu.set_xcrs(&self.xcrs).map_err(set("KVM_SET_XCRS"))?;
+        }
         vcpu.set_debug_regs(&self.debug_regs)
             .map_err(set("KVM_SET_DEBUGREGS"))?;
         // After the APIC's base, which is one of the special registers, and before its deadline.
@@ -210,7 +242,7 @@ impl VcpuState {
     }
 
     /// Sets the MSRs that differ from a new vCPU's; the time stamp counter only if it is not set
-    /// yet. An MSR that was 0 and that this host lacks belongs to a feature that the guest does not
+    /// yet, and none of the hidden ones, which older snapshots have. An MSR that was 0 and that this host lacks belongs to a feature that the guest does not
     /// have, or has not used.
     fn set_msrs(&self, vcpu: &VcpuFd, has_time: bool) -> Result<(), SnapshotError> {
         let numbers: Vec<u32> = self.msrs.iter().map(|(number, _)| *number).collect();
@@ -220,6 +252,7 @@ impl VcpuState {
             .iter()
             .filter(|msr| match msr.0 {
                 MSR_TSC => !has_time,
+                number if is_hidden(number) => false,
                 _ => match fresh.iter().find(|here| here.0 == msr.0) {
                     Some(here) => here.1 != msr.1,
                     None => msr.1 != 0,
@@ -378,6 +411,32 @@ mod tests {
             ),
             "{error}"
         );
+    }
+
+    #[test]
+    fn msrs_of_what_no_guest_has_are_neither_saved_nor_set() {
+        const PERF_CAPABILITIES: u32 = 0x345;
+        const HYPERV_TIME: u32 = 0x4000_0020;
+        let kvm = kvm::open().unwrap();
+        let (_vm, [one, other]) = machine(&kvm);
+        let numbers = msr_numbers(&kvm).unwrap();
+        assert!(!numbers.contains(&PERF_CAPABILITIES) && !numbers.contains(&HYPERV_TIME));
+        let mut saved = VcpuState::gather(&one, &numbers).unwrap();
+        saved.msrs.push((PERF_CAPABILITIES, u64::MAX));
+        saved.msrs.push((HYPERV_TIME, 5));
+        saved.set_msrs(&other, false).unwrap();
+    }
+
+    #[test]
+    fn a_processor_without_xsave_has_no_xcr_to_set() {
+        let kvm = kvm::open().unwrap();
+        let (_vm, [one, other]) = machine(&kvm);
+        let mut saved = VcpuState::gather(&one, &msr_numbers(&kvm).unwrap()).unwrap();
+        // KVM refuses these, if it is asked.
+        saved.xcrs.flags = 1;
+        assert!(other.set_xcrs(&saved.xcrs).is_err());
+        saved.xcrs.nr_xcrs = 0;
+        saved.apply(&other, &mut None).unwrap();
     }
 
     #[test]
