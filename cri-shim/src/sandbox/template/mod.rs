@@ -343,7 +343,15 @@ pub async fn snapshot(shape: &Shape, place: &Path) -> Result<(), TemplateError> 
         let _ = fs::remove_dir_all(place);
         return Err(error);
     }
-    if let Err(error) = rehearsal::rehearse(shape, &ends, place).await {
+    let clone = match rehearsal::clone(shape, &ends, place) {
+        Ok(clone) => clone,
+        Err(error) => {
+            // No sandbox could begin with it on this host.
+            let _ = fs::remove_dir_all(place);
+            return Err(error);
+        }
+    };
+    if let Err(error) = rehearsal::rehearse(clone, shape, place).await {
         // Clones work without it, but slower.
         warn!(
             error = causes(&error),

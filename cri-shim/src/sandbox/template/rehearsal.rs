@@ -58,18 +58,27 @@ fn program() -> Vec<u8> {
     elf
 }
 
-/// Runs a container in a clone of the snapshot in `place`, and stores the pages that this wrote.
-pub(super) async fn rehearse(
+/// Makes a clone of the snapshot in `place`.
+pub(super) fn clone(
     shape: &Shape,
     ends: &HostEnds,
     place: &Path,
-) -> Result<(), TemplateError> {
+) -> Result<BuiltSandbox, TemplateError> {
     let boot = Boot::Warm(Template::of_snapshot(place)?.open()?);
     let config = SandboxConfig {
         guest: guest(shape),
         machine: ends.machine(shape, boot)?,
     };
-    let sandbox = BuiltSandbox::new(config)?.start().await?;
+    Ok(BuiltSandbox::new(config)?)
+}
+
+/// Runs a container in a clone of the snapshot in `place`, and stores the pages that this wrote.
+pub(super) async fn rehearse(
+    clone: BuiltSandbox,
+    shape: &Shape,
+    place: &Path,
+) -> Result<(), TemplateError> {
+    let sandbox = clone.start().await?;
     if shape.image_slots > 0 {
         run_container(&sandbox).await?;
     }
