@@ -632,8 +632,8 @@ async fn a_manifest_with_other_layers_takes_nothing_from_an_image() {
     let other = TestImage::packed([Packing::Plain, Packing::Gzip]);
     let plain = |text: &str| Layer::new(text.as_bytes(), Packing::Plain);
     let config: serde_json::Value = serde_json::from_slice(&victim.config).unwrap();
-    // Layers that no store has, and layers that the store has.
-    for layers in [vec![plain("1"), plain("2")], other.layers] {
+    // Layers of something else, and the image's own, packed otherwise.
+    for (layers, belong) in [(vec![plain("1"), plain("2")], false), (other.layers, true)] {
         let test = TestStore::new();
         test.pull(&server.name()).await.unwrap();
         let dir = tempfile::tempdir().unwrap();
@@ -647,19 +647,32 @@ async fn a_manifest_with_other_layers_takes_nothing_from_an_image() {
         let forged = TestImage::with_config(layers, config.clone());
         assert_eq!(forged.id(), victim.id());
         let forger = Faulty::serve(forged.clone(), |_| None);
-        let pulled = test.pull(&forger.name()).await.unwrap();
-        assert_eq!(pulled.manifest_digest(), victim.digest());
+        let pulled = test.pull(&forger.name()).await;
         forged.write_layout(&dir.path().join("forged"), "x/y:forged");
         let loaded = test
             .store
             .load(dir.path().join("forged"), None, &options())
-            .unwrap();
-        assert_eq!(loaded[0].manifest_digest(), victim.digest());
+            .map(|mut loaded| loaded.remove(0));
+        for taken in [pulled, loaded] {
+            match taken {
+                Ok(image) => {
+                    assert!(belong);
+                    assert_eq!(image.manifest_digest(), victim.digest());
+                }
+                Err(error) => {
+                    assert!(!belong);
+                    let message = explain(&error);
+                    assert!(message.contains("cannot be unpacked"), "{message}");
+                }
+            }
+        }
+        let image = test.store.resolve(&server.name()).unwrap();
+        assert_eq!(image.tags().len(), if belong { 3 } else { 1 });
         test.store.prune(&Prune::default()).unwrap();
         let cancel = podvisor_images::Cancel::default();
         test.store
             .save(
-                &["x/y:forged"],
+                &[server.name()],
                 Default::default(),
                 std::io::sink(),
                 &cancel,

@@ -1,5 +1,6 @@
 //! Pulls of the same content from several registries: they share the work, and a registry that
-//! sends next to nothing holds up only those who pull from it.
+//! sends next to nothing holds up only those who pull from it. What the store has is given to those
+//! who know the digests of all of it.
 
 mod support;
 
@@ -11,7 +12,7 @@ use podvisor_images::{Digest, Image, Prune, PullEvent, PullOptions, Store};
 use serde_json::Value;
 use support::faulty::honest;
 use support::image::{Layer, Packing};
-use support::{Body, Faulty, Reply, Tarball, TestImage, TestStore, options};
+use support::{Body, Faulty, Reply, Tarball, TestImage, TestStore, explain, options};
 use tokio::task::JoinHandle;
 
 /// Far more than a pull takes here, and less than a test may take.
@@ -251,6 +252,16 @@ async fn who_waited_for_a_download_that_failed_asks_its_own_registry() {
     assert_eq!(requests(&good, layer), 1);
 }
 
+/// A registry that has only a manifest.
+fn forger(manifest: Vec<u8>) -> Faulty {
+    Faulty::serve(TestImage::small(), move |request| {
+        Some(match request.path.contains("/manifests/") {
+            true => Reply::new(200, manifest.clone()),
+            false => Reply::new(404, "{}"),
+        })
+    })
+}
+
 /// The image's manifest with other layers.
 fn with_other_layers(image: &TestImage) -> TestImage {
     let config: Value = serde_json::from_slice(&image.config).unwrap();
@@ -258,4 +269,71 @@ fn with_other_layers(image: &TestImage) -> TestImage {
     let forged = TestImage::with_config(vec![layer(b"one"), layer(b"two")], config);
     assert_eq!(forged.id(), image.id());
     forged
+}
+
+#[tokio::test]
+async fn an_image_is_given_to_who_names_the_digests_of_all_its_layers_and_of_its_configuration() {
+    let image = TestImage::small();
+    let server = Faulty::serve(image.clone(), |_| None);
+    let test = TestStore::new();
+    test.pull(&server.name()).await.unwrap();
+    let files = test.files();
+    let forger_of_id = forger(with_other_layers(&image).manifest);
+    for _ in 0..2 {
+        let refused = test.pull(&forger_of_id.name()).await.unwrap_err();
+        assert!(
+            explain(&refused).contains("has no"),
+            "{}",
+            explain(&refused)
+        );
+        assert_eq!(test.files(), files);
+        assert_eq!(test.store.list().unwrap()[0].tags(), [server.name()]);
+    }
+    // A digest is proof enough, as it is for containerd.
+    let knowing = forger(image.manifest.clone());
+    let pulled = test.pull(&knowing.name()).await.unwrap();
+    assert_eq!(pulled.tags().len(), 2);
+}
+
+#[tokio::test]
+async fn a_root_file_system_without_a_record_is_given_to_no_manifest_with_other_layers() {
+    let image = TestImage::small();
+    let server = Faulty::serve(image.clone(), |_| None);
+    let test = TestStore::new();
+    test.pull(&server.name()).await.unwrap();
+    // As if the pull had been killed before the image had its record.
+    std::fs::remove_file(test.dir.path().join("store.redb")).unwrap();
+    let forged = with_other_layers(&image);
+    for layer in &forged.layers {
+        let name = Digest::of(&layer.blob).hex();
+        let path = test.dir.path().join("blobs/sha256").join(name);
+        std::fs::write(path, &layer.blob).unwrap();
+    }
+    let refused = test.pull(&forger(forged.manifest).name()).await;
+    let message = explain(&refused.unwrap_err());
+    assert!(message.contains("cannot be unpacked"), "{message}");
+    let pulled = test.pull(&server.name()).await.unwrap();
+    assert_eq!(pulled.manifest_digest(), image.digest());
+    assert!(pulled.open_rootfs().is_ok());
+}
+
+#[tokio::test]
+async fn layers_that_are_packed_otherwise_are_fetched_once_to_verify_them() {
+    let images = [Packing::Gzip, Packing::Plain].map(|packing| TestImage::packed([packing; 2]));
+    let servers = images.clone().map(|image| Faulty::serve(image, |_| None));
+    let test = TestStore::new();
+    for server in &servers {
+        test.pull(&server.name()).await.unwrap();
+    }
+    let files = test.files();
+    for _ in 0..2 {
+        let image = test.pull(&servers[1].name()).await.unwrap();
+        assert_eq!(image.manifest_digest(), images[0].digest());
+        assert_eq!(image.tags().len(), 2);
+    }
+    for layer in &images[1].layers {
+        assert_eq!(requests(&servers[1], &layer.blob), 1);
+        let blob = format!("blobs/sha256/{}", Digest::of(&layer.blob).hex());
+        assert!(!files.contains(&blob), "{files:?}");
+    }
 }

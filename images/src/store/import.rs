@@ -62,6 +62,7 @@ impl Inner {
         let _claim = self.claim_image(&id)?;
         let wanted = Wanted {
             id,
+            target: digest,
             layers: vec![(layer, size)],
         };
         let rootfs = self.load_rootfs(&wanted, &[survey.diff_id], options)?;

@@ -137,10 +137,12 @@ impl Inner {
             let layers = layers.map(|(digest, layer)| self.layer_descriptor(digest, layer.size));
             synthesise(id, found.config.len(), layers.collect())
         });
+        let digest = Digest::of(&manifest);
         let _claim = self.claim_image(&id)?;
         let sizes = found.layers.iter().map(|layer| layer.size);
         let wanted = Wanted {
             id,
+            target: digest,
             layers: digests.into_iter().zip(sizes).collect(),
         };
         let mut repairs = 0;
@@ -156,7 +158,6 @@ impl Inner {
             }
         };
         let new = rootfs.is_new();
-        let digest = Digest::of(&manifest);
         let names = references.iter();
         let names = names
             .flat_map(|reference| names_of(reference, &digest, id))

@@ -177,6 +177,7 @@ impl Inner {
         })?;
         let wanted = Arc::new(Wanted {
             id,
+            target: resolved.target,
             layers: layers
                 .iter()
                 .map(|layer| (layer.digest, layer.size))

@@ -17,6 +17,8 @@ use crate::{Digest, Error, Result, erofs};
 #[derive(Clone, Debug)]
 pub(super) struct Wanted {
     pub(super) id: Digest,
+    /// The digest of what names the layers: of the manifest, or of an index that it is in.
+    pub(super) target: Digest,
     /// The digests and sizes of the layers.
     pub(super) layers: Vec<(Digest, u64)>,
 }
@@ -60,21 +62,33 @@ impl Inner {
         WorkFile::acquire(&path).map_err(|source| Error::io("create", &path, source))
     }
 
-    /// Looks for an image's root file system and for its layers. `None` if something is missing. The
-    /// caller has claimed the image.
+    /// Looks for an image's root file system and for its layers. `None` if something is missing,
+    /// or if it is not known that the manifest's layers belong to the image: whoever names only an
+    /// image's id must not get the image. The caller has claimed the image.
     pub(super) fn find_rootfs(&self, wanted: &Wanted) -> Result<Option<Rootfs>> {
+        Ok(match self.recorded_rootfs(wanted)? {
+            // This very manifest was accepted before, and its layers were unpacked then.
+            Some(Rootfs::Other(record)) => {
+                let target = format!("@{}", wanted.target);
+                let contents = database::read(&self.layout)?;
+                let mut names = contents.names_of(&wanted.id);
+                let is_known = names.any(|name| name.ends_with(&target));
+                is_known.then_some(Rootfs::Other(record))
+            }
+            found => found,
+        })
+    }
+
+    /// Looks for an image's root file system and for the layers in its record, whether or not they
+    /// are those of the manifest.
+    fn recorded_rootfs(&self, wanted: &Wanted) -> Result<Option<Rootfs>> {
         let id = wanted.id;
         if self.whole_rootfs(&id)?.is_none() {
             return Ok(None);
         }
         let contents = database::read(&self.layout)?;
-        let Some(record) = contents.record(&id) else {
-            // A process that crashed has created it: as a rule from these layers.
-            let mut layers = wanted.layers.iter();
-            let here = layers.all(|(digest, size)| self.has(digest, *size));
-            return Ok(here.then_some(Rootfs::There));
-        };
-        let Ok(saved) = self.saved(&contents, id) else {
+        // Without a record, nothing says from which layers a crashed process created it.
+        let (Some(record), Ok(saved)) = (contents.record(&id), self.saved(&contents, id)) else {
             return Ok(None);
         };
         let known = saved.manifest.layers.iter().map(|layer| layer.digest);
@@ -89,9 +103,9 @@ impl Inner {
     /// one. The caller has claimed the image, and all layers are here.
     pub(super) fn keep_rootfs(&self, work: WorkFile, wanted: &Wanted) -> Result<Rootfs> {
         let id = wanted.id;
-        match self.find_rootfs(wanted)? {
+        match self.recorded_rootfs(wanted)? {
             Some(Rootfs::Other(record)) => {
-                // Another pull was first, and the image has its layers.
+                // The layers have shown that they belong to the image; it has others.
                 self.defer_removal()?;
                 return Ok(Rootfs::Other(record));
             }
