@@ -4,6 +4,7 @@
 //! Links are never followed, neither in the source nor below the directory; if a link is replaced,
 //! it is the link itself.
 
+use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::fs::File;
 use std::io;
@@ -23,6 +24,9 @@ use crate::removal::{remove_tree, without_replacing};
 
 /// Maximum depth of directories that exist on both sides.
 const MAX_DEPTH: usize = 256;
+
+/// The bits by which a program gets its file's owner or group.
+const SET_ID: u32 = 0o6000;
 
 /// How many times to try to remove a directory in which another process still creates files.
 const ATTEMPTS: usize = 10;
@@ -67,11 +71,15 @@ impl Drop for Temporary {
 }
 
 /// Rejects a tree with anything but files, directories and links: a guest's device or pipe would be
-/// one of the host if it is opened there.
+/// one of the host if it is opened there, and so would a file of the host that a hard link is made
+/// to. Set-user-ID and set-group-ID bits are removed. Not every `tar` sees to the last two.
 pub(super) fn check(root: &Path) -> anyhow::Result<()> {
     let top: OwnedFd = open_top(root)?.into();
     // By paths from the top, which `tar` has kept short enough to open.
     let mut waiting = vec![PathBuf::from(".")];
+    // Files with several names, by device and inode, with how many of them are not found yet.
+    let mut linked: HashMap<(u64, u64), (u64, PathBuf)> = HashMap::new();
+    let mut set_ids = Vec::new();
     while let Some(path) = waiting.pop() {
         let cannot = || format!("cannot read {} of what was copied", path.display());
         let dir = open_dir(top.as_fd(), path.as_os_str());
@@ -82,15 +90,39 @@ pub(super) fn check(root: &Path) -> anyhow::Result<()> {
             if name == "." || name == ".." {
                 continue;
             }
-            match kind(dir.as_fd(), name).with_context(cannot)? {
-                Some(FileType::Directory) => waiting.push(path.join(name)),
-                Some(FileType::RegularFile | FileType::Symlink) | None => {}
-                Some(_) => bail!(
+            let stat = statat(&dir, name, AtFlags::SYMLINK_NOFOLLOW);
+            let stat = stat.map_err(io::Error::from).with_context(cannot)?;
+            let file_type = FileType::from_raw_mode(stat.st_mode);
+            match file_type {
+                FileType::Directory => waiting.push(path.join(name)),
+                FileType::RegularFile | FileType::Symlink => {}
+                _ => bail!(
                     "{} is a device, a pipe or a socket, which are not copied to the host",
                     path.join(name).display()
                 ),
             }
+            if file_type != FileType::Directory && stat.st_nlink > 1 {
+                let names = linked.entry((stat.st_dev, stat.st_ino));
+                let (missing, _) = names.or_insert_with(|| (stat.st_nlink, path.join(name)));
+                *missing = missing.saturating_sub(1);
+            }
+            if stat.st_mode & SET_ID != 0 {
+                let mode = Mode::from_raw_mode(stat.st_mode & 0o7777 & !SET_ID);
+                set_ids.push((path.join(name), mode));
+            }
         }
+    }
+    if let Some((_, path)) = linked.into_values().find(|(missing, _)| *missing > 0) {
+        bail!(
+            "{} is a hard link to a file of the host, and not copied; the container's tar is not \
+             to be trusted",
+            path.display()
+        );
+    }
+    // They are none of the host's now, and no other process uses the directory.
+    for (path, mode) in set_ids {
+        let changed = chmodat(&top, &path, mode, AtFlags::empty()).map_err(io::Error::from);
+        changed.with_context(|| format!("cannot change the mode of {}", path.display()))?;
     }
     Ok(())
 }
@@ -200,7 +232,7 @@ fn kind(at: BorrowedFd<'_>, name: &OsStr) -> io::Result<Option<FileType>> {
 mod tests {
     use super::*;
     use std::fs;
-    use std::os::unix::fs::symlink;
+    use std::os::unix::fs::{PermissionsExt as _, symlink};
 
     struct Rig {
         dir: TempDir,
@@ -263,6 +295,32 @@ mod tests {
         let rig = Rig::new();
         fs::create_dir_all(rig.path("to/tree/sub/file")).unwrap();
         assert!(rig.merge().is_err(), "a file does not replace a directory");
+    }
+
+    #[test]
+    fn a_hard_link_to_a_file_of_the_host_is_refused_and_the_file_stays_as_it_is() {
+        let rig = Rig::new();
+        let set_mode = |name, mode| {
+            let mode = fs::Permissions::from_mode(mode);
+            fs::set_permissions(rig.path(name), mode).unwrap();
+        };
+        let mode = |name| fs::metadata(rig.path(name)).unwrap().permissions().mode() & 0o7777;
+        let file = rig.path("from/tree/sub/file");
+        fs::hard_link(&file, rig.path("from/tree/twin")).unwrap();
+        set_mode("from/tree/twin", 0o6755);
+        set_mode("from/tree/sub", 0o2750);
+        check(&rig.path("from")).unwrap();
+        assert_eq!(
+            (mode("from/tree/twin"), mode("from/tree/sub")),
+            (0o755, 0o750)
+        );
+
+        fs::write(rig.path("victim/su"), "").unwrap();
+        set_mode("victim/su", 0o4755);
+        fs::hard_link(rig.path("victim/su"), rig.path("from/tree/su")).unwrap();
+        let error = check(&rig.path("from")).unwrap_err().to_string();
+        assert!(error.contains("tree/su is a hard link"), "{error}");
+        assert_eq!(mode("victim/su"), 0o4755);
     }
 
     #[test]
