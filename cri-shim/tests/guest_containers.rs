@@ -5,6 +5,7 @@ mod support;
 
 use std::fs;
 use std::io::{BufRead as _, BufReader};
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, symlink};
 use std::path::Path;
 use std::process::{Child, ChildStdout, Stdio};
 use std::sync::mpsc::{self, TryRecvError};
@@ -491,4 +492,63 @@ fn guest_node_is_clean_after_anything_was_killed() {
         host.leaves_nothing();
     }
     assert!(data.exists());
+}
+
+#[test]
+fn guest_files_are_copied_whichever_tar_the_host_has() {
+    let outside = tempfile::tempdir().unwrap();
+    let victim = outside.path().join("victim");
+    fs::write(&victim, "the host's\n").unwrap();
+    // What the tar of a container that is not to be trusted sends.
+    let mut hostile = tar::Builder::new(Vec::new());
+    let mut header = tar::Header::new_gnu();
+    header.set_entry_type(tar::EntryType::Link);
+    header.set_size(0);
+    header.set_mode(0o644);
+    hostile.append_link(&mut header, "file", &victim).unwrap();
+    let hostile = hostile.into_inner().unwrap();
+    let host = Host::with(|tree| {
+        fs::create_dir(tree.join("evil")).unwrap();
+        fs::write(tree.join("evil/archive"), hostile).unwrap();
+        let tar = tree.join("evil/tar");
+        fs::write(&tar, "#!/bin/sh\nexec cat /evil/archive\n").unwrap();
+        fs::set_permissions(&tar, fs::Permissions::from_mode(0o755)).unwrap();
+    });
+    host.start(&["--name", "web"], "exec sleep 9999");
+    let evil = ["--name", "evil", "-e", "PATH=/evil:/bin"];
+    host.start(&evil, "exec sleep 9999");
+    let bin = outside.path().join("bin");
+    fs::create_dir(&bin).unwrap();
+    symlink("/bin/busybox", bin.join("tar")).unwrap();
+    let from = outside.path().join("from");
+    fs::create_dir(&from).unwrap();
+    fs::write(from.join("a [1]*"), "hello\n").unwrap();
+    let at = |name: &str| outside.path().join(name).display().to_string();
+    for (number, path) in [None, Some(bin.display().to_string())].iter().enumerate() {
+        let copy = |from: &str, to: &str| {
+            let mut copy = host.root.podvisor(&["cp", from, to]);
+            if let Some(path) = path {
+                copy.env("PATH", path);
+            }
+            Ran::new(copy.output().unwrap())
+        };
+        let [made, back] = ["made", "back"].map(|name| format!("{name}{number}"));
+        copy(&at("from"), &format!("web:/{made}")).printed("");
+        copy(&at("from/a [1]*"), &format!("web:/{made}/renamed")).printed("");
+        for name in ["a [1]*", "renamed"] {
+            let name = format!("/{made}/{name}");
+            host.podvisor(&["exec", "web", "cat", &name])
+                .printed("hello\n");
+        }
+        copy(&format!("web:/{made}"), &at(&back)).printed("");
+        copy(&format!("web:/{made}/a [1]*"), &at("")).printed("");
+        for name in [&*format!("{back}/a [1]*"), "a [1]*"] {
+            assert_eq!(fs::read_to_string(at(name)).unwrap(), "hello\n");
+        }
+        fs::remove_file(at("a [1]*")).unwrap();
+        let ran = copy("evil:/file", &at("file"));
+        assert_eq!(ran.code, Some(1), "{ran:?}");
+        assert!(!Path::new(&at("file")).exists());
+        assert_eq!(fs::metadata(&victim).unwrap().nlink(), 1);
+    }
 }

@@ -29,6 +29,7 @@ pub(super) mod port;
 pub(super) mod ports;
 pub(super) mod ps;
 mod record;
+mod rename;
 mod restart;
 pub(super) mod state;
 pub(super) mod stats;
