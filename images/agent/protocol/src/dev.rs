@@ -1,4 +1,5 @@
-//! The devices and links that every container has in its /dev.
+//! Devices of containers: those that every container has in its /dev, and those of the guest's own
+//! that a mount may name.
 
 use std::path::Path;
 
@@ -6,6 +7,22 @@ use std::path::Path;
 const OWN: [&str; 12] = [
     "null", "zero", "full", "tty", "random", "urandom", "fd", "stdin", "stdout", "stderr", "ptmx",
     "kcore",
+];
+
+/// Character devices that the guest's kernel has, with the numbers (major and minor) that Linux has
+/// assigned to them (`Documentation/admin-guide/devices.txt`). A bind mount may have one as its
+/// source.
+pub const GUEST_DEVICES: [(&str, u32, u32); 10] = [
+    ("/dev/null", 1, 3),
+    ("/dev/zero", 1, 5),
+    ("/dev/full", 1, 7),
+    ("/dev/random", 1, 8),
+    ("/dev/urandom", 1, 9),
+    ("/dev/kmsg", 1, 11),
+    ("/dev/tty", 5, 0),
+    ("/dev/net/tun", 10, 200),
+    ("/dev/fuse", 10, 229),
+    ("/dev/loop-control", 10, 237),
 ];
 
 /// Returns whether a path is reserved for the container itself, /dev or something that is always in

@@ -33,7 +33,7 @@ mod ready;
 mod status;
 
 pub use clock::ClockBracket;
-pub use dev::is_containers_own;
+pub use dev::{GUEST_DEVICES, is_containers_own};
 pub use error::{AgentError, ErrorKind};
 pub use id::{InvalidId, InvalidStreamId, StreamId, validate_id};
 pub use ready::{InvalidReadyLine, parse_ready_line, ready_line};

@@ -9,7 +9,7 @@ use std::path::{Component, Path, PathBuf};
 
 use oci_spec::runtime::{LinuxNamespace, LinuxNamespaceType, Mount, Process, RootBuilder, Spec};
 use pathrs::Root;
-use podvisor_agent_protocol::{is_containers_own, limits};
+use podvisor_agent_protocol::{GUEST_DEVICES, is_containers_own, limits};
 
 use super::cgroup::Cgroup;
 use super::files::disk;
@@ -146,8 +146,7 @@ pub fn parse(json: &[u8]) -> Result<Spec, SpecError> {
 }
 
 /// Bind mounts may have their source in the shares of the host, in images, in volumes in memory,
-/// and in /dev/shm, which is the guest's: nothing else of the guest may be mounted. None may be
-/// mounted where the container has something of its own.
+/// and of the guest's own in /dev/shm and in some devices. None may be mounted where the container has something of its own.
 fn check_mounts(spec: &Spec) -> Result<(), SpecError> {
     let is_bind = |mount: &&Mount| {
         mount.typ().as_deref() == Some("bind")
@@ -177,10 +176,13 @@ fn check_mounts(spec: &Spec) -> Result<(), SpecError> {
         let plain = from
             .components()
             .all(|part| matches!(part, Component::RootDir | Component::Normal(_)));
-        if !plain || !(is_below_share(from) || from == Path::new(GUEST_SHM)) {
+        let is_device = GUEST_DEVICES
+            .iter()
+            .any(|(path, ..)| from == Path::new(path));
+        if !plain || !(is_below_share(from) || from == Path::new(GUEST_SHM) || is_device) {
             return Err(SpecError::Refused(
                 "a bind mount's source lies below a share (/run/podvisor/shared/NAME), is \
-                 /dev/shm, image:SERIAL[/PATH] or memory:KEY",
+                 /dev/shm, a device such as /dev/null, image:SERIAL[/PATH] or memory:KEY",
             ));
         }
     }

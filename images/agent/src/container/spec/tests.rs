@@ -195,6 +195,7 @@ fn bind_mounts_take_from_shares_only() {
     };
     with("/run/podvisor/shared/data", &["rbind", "ro"]).unwrap();
     with("/dev/shm", &["bind"]).unwrap();
+    with("/dev/null", &["bind"]).unwrap();
     // Not a bind mount: the source is only a name.
     with("/proc", &["ro"]).unwrap();
     for outside in [
