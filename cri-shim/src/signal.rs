@@ -70,9 +70,33 @@ pub(crate) fn parse(text: &str) -> Result<u8, String> {
         .ok_or_else(|| format!("`{text}` is no signal; write a name such as TERM, or a number"))
 }
 
+/// Returns the name of a signal as docker writes it, `SIGTERM` or `SIGRTMIN+3`; the number of one
+/// that has no name.
+pub(crate) fn name(signal: u8) -> String {
+    let named = NAMES.iter().find(|(_, number)| *number == signal);
+    let (first, last) = REAL_TIME;
+    match (named, signal.checked_sub(first)) {
+        (Some((name, _)), _) => format!("SIG{name}"),
+        (None, Some(0)) => "SIGRTMIN".to_owned(),
+        (None, Some(more)) if signal <= last => format!("SIGRTMIN+{more}"),
+        (None, _) => signal.to_string(),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_signal_is_shown_by_a_name_that_is_read_again() {
+        for (number, shown) in [(15, "SIGTERM"), (34, "SIGRTMIN"), (37, "SIGRTMIN+3")] {
+            assert_eq!(name(number), shown);
+        }
+        for number in (1..=31).chain(34..=64) {
+            assert_eq!(parse(&name(number)), Ok(number));
+        }
+        assert_eq!(name(32), "32");
+    }
 
     #[test]
     fn signals_have_names_and_numbers() {

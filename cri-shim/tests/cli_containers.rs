@@ -123,6 +123,19 @@ fn a_container_that_has_ended_still_tells_when_it_started() {
 }
 
 #[test]
+fn the_image_and_the_stop_signal_of_a_container_are_named_as_docker_names_them() {
+    let root = Root::default();
+    ended(&root, "web", 1, 1000);
+    let inspected = root.output(&["inspect", "web"]);
+    let inspected: Value = serde_json::from_str(&inspected.stdout).unwrap();
+    let config = &inspected[0]["Config"];
+    assert_eq!(
+        (&config["Image"], &config["StopSignal"]),
+        (&json!("box"), &json!("SIGTERM"))
+    );
+}
+
+#[test]
 fn the_exit_code_of_what_has_not_ended_is_0_as_dockers() {
     let root = Root::default();
     let dir = container(&root, "up", 1);

@@ -10,6 +10,7 @@ use super::{Containers, Entry, State, network, ps, sweep};
 use crate::cli::{Globals, JsonArgs};
 use crate::cni::Endpoint;
 use crate::sandbox::{SandboxClient, SandboxExit};
+use crate::signal;
 
 #[derive(Debug, Args)]
 pub(in crate::cli) struct InspectArgs {
@@ -91,6 +92,7 @@ fn view(entry: &Entry, state: &State) -> Value {
         "RestartCount": state.restarts(),
         "Pod": record.pod,
         "Config": {
+            "Image": record.image,
             "Hostname": record.hostname,
             "Cmd": record.process.args(),
             "Env": record.process.env(),
@@ -99,7 +101,7 @@ fn view(entry: &Entry, state: &State) -> Value {
             "Tty": record.has_terminal(),
             "OpenStdin": record.interactive,
             "Labels": record.labels,
-            "StopSignal": record.stop_signal,
+            "StopSignal": signal::name(record.stop_signal),
             "StopTimeout": record.stop_timeout,
         },
         "HostConfig": {
