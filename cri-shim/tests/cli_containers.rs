@@ -291,6 +291,29 @@ fn a_pod_stops_all_its_containers_at_once_and_ends_whatever_comes_of_that() {
 }
 
 #[test]
+fn the_ports_of_a_pod_are_those_of_its_containers() {
+    let root = Root::default();
+    let pod = container(&root, "shop", 1);
+    let port = json!({"hostIp": null, "hostPort": 8080, "guestPort": 80, "protocol": "tcp"});
+    rewrite(&pod, &[("isPod", json!(true)), ("ports", json!([port]))]);
+    let web = container(&root, "web", 2);
+    rewrite(&web, &[("pod", json!("01".repeat(32)))]);
+    let machine = StandIn::in_dir(&pod, &[&*"02".repeat(32)]);
+    root.output(&["port", "web"])
+        .printed("80/tcp -> 0.0.0.0:8080\n");
+    root.output(&["port", "web", "80"])
+        .printed("0.0.0.0:8080\n");
+    root.output(&["port", "web", "81"])
+        .refused(1, &["81/tcp", "not published", "podvisor pod create -p"]);
+    let table = root.output(&["ps"]).stdout;
+    assert!(table.contains("0.0.0.0:8080->80/tcp"), "{table}");
+    let (_, listed) = described(&root, "web");
+    assert_eq!(listed["Ports"][0]["host_port"], 8080);
+    drop(machine);
+    root.output(&["port", "web", "80"]).refused(1, &["is dead"]);
+}
+
+#[test]
 fn a_run_that_is_interrupted_says_so_though_its_container_stays() {
     let host = Host::default();
     let pod = container(&host.root, "shop", 1);

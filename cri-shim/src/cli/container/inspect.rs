@@ -142,7 +142,7 @@ fn network_settings(entry: &Entry, state: &State) -> Value {
     let mut networks = Map::new();
     networks.insert(entry.record.network.to_string(), settings.clone());
     settings["Networks"] = Value::Object(networks);
-    settings["Ports"] = bindings(entry.ports(state));
+    settings["Ports"] = bindings(&entry.ports(Some(state)));
     settings["SandboxKey"] = json!(network::netns(entry).unwrap_or_default());
     settings
 }

@@ -52,7 +52,7 @@ pub(in crate::cli) fn run(globals: &Globals, args: &PortArgs) -> anyhow::Result<
         let state = State::of(&entry).await?;
         anyhow::Ok((entry, state))
     })?;
-    let (name, ports) = (&entry.record.name, entry.ports(&state));
+    let (name, ports) = (&entry.record.name, entry.ports(Some(&state)));
     let asked = |port: &&Port| {
         let is_it =
             |asked: PortQuery| (asked.port, asked.protocol) == (port.guest_port, port.protocol);
@@ -66,8 +66,13 @@ pub(in crate::cli) fn run(globals: &Globals, args: &PortArgs) -> anyhow::Result<
             state.word()
         );
         if shown.is_empty() {
+            let command = match entry.record.pod {
+                None => "run",
+                Some(_) => "pod create",
+            };
             bail!(
-                "port {port}/{protocol} of container {name} is not published; `podvisor run -p` does so"
+                "port {port}/{protocol} of container {name} is not published; `podvisor {command} \
+                 -p` does so"
             );
         }
     }

@@ -192,7 +192,7 @@ fn table(shown: &[(Entry, Option<State>)], args: &PsArgs) -> String {
             command,
             ago(Some(record.created_at()), now),
             status(state, now),
-            ports::line(state.map_or(&record.ports, |state| entry.ports(state))),
+            ports::line(&entry.ports(state)),
             record.name.clone(),
         ];
         if args.pod {
@@ -267,7 +267,7 @@ pub(super) fn view(entry: &Entry, state: Option<&State>) -> Value {
         Some(State::Exited { exit, .. }) => Some(at(exit.exited_at_ns)),
         _ => None,
     };
-    let ports = state.map_or(&*record.ports, |state| entry.ports(state));
+    let ports = entry.ports(state);
     json!({
         "Id": record.id,
         "Names": [record.name],

@@ -287,11 +287,12 @@ impl Entry {
         exit_recorded_at(&self.sandbox_dir()).or_else(booted)
     }
 
-    /// Returns the published ports of the container; none once it has ended.
-    pub(in crate::cli) fn ports(&self, state: &State) -> &[Port] {
-        match state.has_ended() {
-            true => &[],
-            false => &self.record.ports,
+    /// Returns the published ports of the container, or of the pod that it is in; none once it has
+    /// ended. `None` as the state means that it is unknown.
+    pub(in crate::cli) fn ports(&self, state: Option<&State>) -> Vec<Port> {
+        match state.is_some_and(State::has_ended) {
+            true => Vec::new(),
+            false => self.pod().unwrap_or_else(|| self.clone()).record.ports,
         }
     }
 }
