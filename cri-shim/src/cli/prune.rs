@@ -8,6 +8,7 @@ use clap::Args;
 use podvisor_images::Prune;
 use serde::Serialize;
 
+use super::container::logs::parse_at;
 use super::container::state::states;
 use super::container::{Containers, clear, pod, sweep};
 use super::input::Stdin;
@@ -22,8 +23,9 @@ pub(super) struct PruneArgs {
     #[arg(short, long)]
     all: bool,
 
-    /// Remove only what fits: until=TIME, images not used since then (24h, or
-    /// 2026-01-31T12:00:00Z); `podvisor prune` does the same with what ended before then
+    /// Remove only what fits: until=TIME, images not used since then (24h, 2026-01-31T12:00:00Z or
+    /// +02:00, UTC without a zone, or seconds since 1970); `podvisor prune` does the same with what
+    /// ended before then
     #[arg(long, value_name = "FILTER", value_parser = parse_filter)]
     filter: Vec<Duration>,
 
@@ -42,14 +44,12 @@ pub(super) struct PruneArgs {
 
 /// Parses how long an image must have been unused.
 fn parse_filter(text: &str) -> Result<Duration, String> {
-    let usage = || "write until=24h or until=2026-01-31T12:00:00Z".to_owned();
-    let until = text.strip_prefix("until=").ok_or_else(usage)?;
-    if let Ok(age) = humantime::parse_duration(until) {
-        return Ok(age);
-    }
-    let time = humantime::parse_rfc3339_weak(until).map_err(|_| usage())?;
+    let usage = "write until=24h or until=2026-01-31T12:00:00Z";
+    let until = text.strip_prefix("until=").ok_or(usage)?;
+    let now = SystemTime::now();
+    let time = parse_at(until, now).map_err(|error| format!("until={until}: {error}"))?;
     // A time in the future matches everything.
-    Ok(SystemTime::now().duration_since(time).unwrap_or_default())
+    Ok(now.duration_since(time).unwrap_or_default())
 }
 
 pub(super) fn run(globals: &Globals, args: &PruneArgs) -> anyhow::Result<u8> {
@@ -240,11 +240,21 @@ mod tests {
             parse_filter("until=9000-01-01T00:00:00"),
             Ok(Duration::ZERO)
         );
-        for bad in ["", "until", "until=", "until=soon", "label=x", "24h"] {
-            assert!(
-                parse_filter(bad).unwrap_err().contains("until=24h"),
-                "{bad}"
-            );
+        let age = |text: &str| parse_filter(text).unwrap().as_secs();
+        let zones = ["2020-01-01T00:00:00.5-01:00", "2020-01-01T03:00:00.5+02:00"];
+        let [before, after] = zones.map(|time| age(&format!("until={time}")));
+        assert!(before.abs_diff(after) <= 1, "{before} {after}");
+        assert!(age("until=1577836800.5") > 1 << 27);
+        for (bad, words) in [
+            ("", "until=24h"),
+            ("until", "until=24h"),
+            ("label=x", "until=24h"),
+            ("24h", "until=24h"),
+            ("until=", "write an age"),
+            ("until=soon", "until=soon: write an age"),
+        ] {
+            let error = parse_filter(bad).unwrap_err();
+            assert!(error.contains(words), "{bad}: {error}");
         }
     }
 

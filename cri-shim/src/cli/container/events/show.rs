@@ -21,7 +21,8 @@ use crate::sandbox::{Event, EventAction};
 
 #[derive(Debug, Args)]
 pub(in crate::cli) struct EventsArgs {
-    /// Begin with what happened since then: 10m, or 2026-01-31T12:00:00Z
+    /// Begin with what happened since then: 10m, 2026-01-31T12:00:00Z (or +02:00; UTC without a
+    /// zone), or seconds since 1970
     #[arg(long, value_name = "TIME", value_parser = parse_time)]
     since: Option<SystemTime>,
 
