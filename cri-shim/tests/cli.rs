@@ -396,6 +396,15 @@ fn what_is_wrong_in_any_case_is_told_before_the_image_is_asked_for() {
         .concat();
         root.output(&run).refused(125, &[words]);
     }
+    for flags in [
+        ["--volume", "/bin:/x", "--volume", "/usr:/x/"],
+        ["--tmpfs", "/x:size=1m", "--volume", "/bin:/x/"],
+        ["--tmpfs", "/x", "--tmpfs", "/x/"],
+    ] {
+        let run = [&["run"], &flags[..], &["registry.invalid/box"]].concat();
+        root.output(&run)
+            .refused(125, &["duplicate mount point /x", "--volume and --tmpfs"]);
+    }
     let long = format!("/tmp/{}", "x".repeat(80));
     let run = [
         "--root",

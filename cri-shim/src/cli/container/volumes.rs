@@ -1,6 +1,7 @@
 //! `-v HOST:GUEST[:ro]`: directories and files of the host, bind-mounted into the directory that
 //! the guest shares.
 
+use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::io;
 use std::os::fd::AsFd as _;
@@ -75,6 +76,23 @@ pub(in crate::cli) fn check(volumes: &[Volume]) -> anyhow::Result<()> {
     for volume in volumes {
         let source = fs::metadata(&volume.source);
         source.with_context(|| format!("--volume: cannot share {}", volume.source.display()))?;
+    }
+    Ok(())
+}
+
+/// Returns an error if two mounts have the same destination: the second one would hide the first.
+pub(in crate::cli) fn check_distinct<'a>(
+    destinations: impl IntoIterator<Item = &'a str>,
+) -> anyhow::Result<()> {
+    let mut known = BTreeSet::new();
+    for destination in destinations {
+        // A slash at the end makes no other path.
+        let is_new = known.insert(Path::new(destination).components().collect::<PathBuf>());
+        ensure!(
+            is_new,
+            "duplicate mount point {destination}: two of --volume and --tmpfs mount there; leave \
+             one out, or choose another path for it"
+        );
     }
     Ok(())
 }
@@ -194,6 +212,15 @@ pub(in crate::cli) fn unmount_all(dir: &Path) -> anyhow::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_destination_is_mounted_on_once() {
+        check_distinct(["/x", "/x/y", "/xy"]).unwrap();
+        for twice in ["/x", "/x/", "//x", "/./x/."] {
+            let error = check_distinct(["/y", "/x", twice]).unwrap_err().to_string();
+            assert!(error.contains(&format!("mount point {twice}:")), "{error}");
+        }
+    }
 
     #[test]
     fn a_volume_is_two_paths_and_options() {

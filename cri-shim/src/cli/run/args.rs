@@ -228,6 +228,12 @@ impl RunArgs {
         of_files.chain(of_flags).collect()
     }
 
+    /// Returns the paths on which the user's mounts are.
+    pub(super) fn mount_points(&self) -> impl Iterator<Item = &str> {
+        let of_volumes = self.volume.iter().map(|volume| &*volume.destination);
+        of_volumes.chain(self.rights.tmpfs_paths())
+    }
+
     pub(super) fn labels(&self) -> BTreeMap<String, String> {
         let of_files = self.label_file.iter().flat_map(|file| &file.0);
         of_files.chain(&self.label).cloned().collect()

@@ -56,6 +56,7 @@ pub(super) fn run(globals: &Globals, args: &RunArgs) -> anyhow::Result<u8> {
     let containers = Containers::open(&root)?;
     containers.check(args.name.as_deref())?;
     args.container_options(None).check()?;
+    volumes::check_distinct(args.mount_points())?;
     volumes::check(&args.volume)?;
     if let Some(file) = args.cidfile.as_deref().filter(|file| file.exists()) {
         anyhow::bail!(

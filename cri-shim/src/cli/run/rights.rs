@@ -205,6 +205,11 @@ impl RightsArgs {
         Ok(())
     }
 
+    /// Returns the paths of `--tmpfs`.
+    pub(super) fn tmpfs_paths(&self) -> impl Iterator<Item = &str> {
+        self.tmpfs.iter().map(|tmpfs| tmpfs.path.as_str())
+    }
+
     fn all_tmpfs(&self) -> Vec<Tmpfs> {
         let mut all = Vec::new();
         if self.read_only && self.read_only_tmpfs {
