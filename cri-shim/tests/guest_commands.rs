@@ -193,6 +193,19 @@ fn guest_program_is_started_again_as_its_policy_says() {
     host.podvisor(&["wait", "waits"]).printed("5\n");
     host.podvisor(&["rm", "fails", "always", "waits"])
         .printed("fails\nalways\nwaits\n");
+    // By its stop signal, too, and by no other one.
+    let asked = ["--name", "waits", "--restart", "always", "--stop-signal"];
+    host.start(&[&asked[..], &["INT"]].concat(), "exit 5");
+    until("seven restarts", || {
+        host.json(&["inspect", "waits"])[0]["RestartCount"].as_u64() >= Some(7)
+    });
+    until("a wait for the next one", || status() == "restarting");
+    host.podvisor(&["kill", "-s", "TERM", "waits"])
+        .refused(1, &["restarting"]);
+    host.podvisor(&["kill", "-s", "INT", "waits"])
+        .printed("waits\n");
+    host.podvisor(&["wait", "waits"]).printed("5\n");
+    host.podvisor(&["rm", "waits"]).printed("waits\n");
 }
 
 /// Prints the effects of the flags that change the specification.

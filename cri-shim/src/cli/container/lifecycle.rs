@@ -212,6 +212,13 @@ pub(in crate::cli) fn kill(globals: &Globals, args: &KillArgs) -> anyhow::Result
             end(client, &entry, SIGKILL, Duration::ZERO).await?;
             return Ok(None);
         }
+        if let State::Restarting { client, .. } = &state
+            && args.signal == entry.record.stop_signal
+        {
+            events::note(&entry.dir, &killed);
+            end_between_starts(client, &entry).await?;
+            return Ok(None);
+        }
         let (client, _, is_paused) = running(&entry).await?;
         if is_paused {
             bail!(
@@ -230,6 +237,32 @@ pub(in crate::cli) fn kill(globals: &Globals, args: &KillArgs) -> anyhow::Result
         }
         Ok(None)
     })
+}
+
+/// Ends a container whose program is about to be started again, as its stop signal does.
+async fn end_between_starts(client: &SandboxClient, entry: &Entry) -> anyhow::Result<()> {
+    let (record, signal) = (&entry.record, entry.record.stop_signal.into());
+    client.end_restarts(&record.id).await?;
+    match client.signal(&record.id, None, signal, false).await {
+        // It was started meanwhile.
+        Ok(()) => return Ok(()),
+        // None is started any more.
+        Err(error) if error.is_gone() || error.kind().is_some() => {}
+        Err(error) => return Err(error.into()),
+    }
+    let ended = timeout(STOP_MARGIN, entry.ended(client)).await;
+    ensure!(
+        ended.is_ok(),
+        "container {} does not end: its guest does not answer; `podvisor {}` ends that",
+        record.name,
+        if record.pod.is_some() {
+            "pod rm -f"
+        } else {
+            "rm -f"
+        }
+    );
+    settle(entry).await;
+    Ok(())
 }
 
 /// Pausing applies to the machine, and so to all containers in it.
