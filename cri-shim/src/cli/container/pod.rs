@@ -188,6 +188,7 @@ fn create(globals: &Globals, args: &CreateArgs) -> anyhow::Result<u8> {
     let short: String = id.chars().take(SHORT_ID).collect();
     let name = args.name.clone().unwrap_or(short);
     let hostname = args.hostname.clone();
+    let now = now();
     let record = Record {
         hostname: hostname.unwrap_or_else(|| match parse_hostname(&name) {
             Ok(name) => name,
@@ -197,7 +198,8 @@ fn create(globals: &Globals, args: &CreateArgs) -> anyhow::Result<u8> {
         name,
         image: String::new(),
         image_id: String::new(),
-        created: now(),
+        created: now.as_secs(),
+        created_nanos: now.subsec_nanos(),
         labels: args.label.iter().cloned().collect(),
         remove: false,
         restart: RestartArg::No,

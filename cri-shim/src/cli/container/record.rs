@@ -49,6 +49,9 @@ pub(in crate::cli) struct Record {
     pub(in crate::cli) image_id: String,
     /// Seconds since 1970.
     pub(in crate::cli) created: u64,
+    /// Nanoseconds since that second.
+    #[serde(default)]
+    pub(in crate::cli) created_nanos: u32,
     pub(in crate::cli) labels: BTreeMap<String, String>,
     /// To be removed once it has ended.
     pub(in crate::cli) remove: bool,
@@ -86,7 +89,7 @@ impl Record {
     }
 
     pub(in crate::cli) fn created_at(&self) -> SystemTime {
-        UNIX_EPOCH + Duration::from_secs(self.created)
+        UNIX_EPOCH + Duration::new(self.created, self.created_nanos)
     }
 
     pub(in crate::cli) fn command(&self) -> String {
@@ -273,7 +276,7 @@ impl Containers {
         });
         let mut list: Vec<Entry> = known.collect();
         list.sort_by_key(|entry| {
-            std::cmp::Reverse((entry.record.created, entry.record.id.clone()))
+            std::cmp::Reverse((entry.record.created_at(), entry.record.id.clone()))
         });
         Ok(list)
     }
@@ -429,6 +432,7 @@ pub(super) fn sample(id: &str, name: &str) -> Record {
         image: "busybox".to_owned(),
         image_id: String::new(),
         created: 1,
+        created_nanos: 0,
         labels: BTreeMap::new(),
         remove: false,
         restart: RestartArg::No,
@@ -467,6 +471,32 @@ mod tests {
         for name in ["", "c", "on"] {
             assert!(containers.find(name).is_err(), "{name}");
         }
+    }
+
+    #[test]
+    fn the_newest_container_is_listed_first_also_within_a_second() {
+        let root = tempfile::tempdir().unwrap();
+        let containers = Containers::open(root.path()).unwrap();
+        for (id, name, created_nanos) in [("b", "second", 2), ("c", "first", 1), ("a", "third", 3)]
+        {
+            let record = Record {
+                created_nanos,
+                ..record(id, name)
+            };
+            containers.create(record).unwrap();
+        }
+        // Older versions recorded only seconds.
+        let (entry, _claim) = containers.create(record("d", "old")).unwrap();
+        let mut older = serde_json::to_value(&entry.record).unwrap();
+        older
+            .as_object_mut()
+            .unwrap()
+            .remove("createdNanos")
+            .unwrap();
+        fs::write(entry.dir.join(RECORD), older.to_string()).unwrap();
+        let list = containers.list().unwrap();
+        let names: Vec<&str> = list.iter().map(|entry| &*entry.record.name).collect();
+        assert_eq!(names, ["third", "second", "first", "old"]);
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context as _, ensure};
 use oci_spec::runtime::{LinuxNamespaceType, MountBuilder, Spec};
@@ -77,11 +77,13 @@ pub(super) fn record(args: &RunArgs, place: &Place, image: &Image) -> anyhow::Re
             Some(pod.record.id.clone()),
         ),
     };
+    let now = now();
     Ok(Record {
         name: args.name.clone().unwrap_or(short),
         image: args.image().to_owned(),
         image_id: image.id().to_string(),
-        created: now(),
+        created: now.as_secs(),
+        created_nanos: now.subsec_nanos(),
         labels: args.labels(),
         remove: args.rm,
         restart: args.restart,
@@ -107,10 +109,10 @@ pub(super) fn record(args: &RunArgs, place: &Place, image: &Image) -> anyhow::Re
     })
 }
 
-/// Returns the seconds since 1970.
-pub(in crate::cli) fn now() -> u64 {
+/// Returns the time since 1970.
+pub(in crate::cli) fn now() -> Duration {
     let now = SystemTime::now().duration_since(UNIX_EPOCH);
-    now.unwrap_or_default().as_secs()
+    now.unwrap_or_default()
 }
 
 /// Options of a machine that are not in its guest settings or record.
