@@ -30,13 +30,25 @@ fn keep(resources: &mut LinuxResources, is_there: impl Fn(&str) -> bool) {
     if let Some(unified) = resources.unified_mut()
         && let Some(kept) = unified.remove("memory.min")
     {
-        unified.entry("memory.low".to_owned()).or_insert(kept);
+        let low = unified.entry("memory.low".to_owned());
+        let low = low.or_insert_with(|| kept.clone());
+        if bytes(&kept) > bytes(low) {
+            *low = kept;
+        }
     }
     if let Some(limits) = resources.hugepage_limits_mut() {
         limits.retain(|limit| {
             let kib = kib(limit.page_size());
             kib.is_none_or(|kib| is_there(&format!("/sys/kernel/mm/hugepages/hugepages-{kib}kB")))
         });
+    }
+}
+
+/// Parses a value of memory.min or memory.low; what is none counts as 0.
+fn bytes(value: &str) -> u64 {
+    match value {
+        "max" => u64::MAX,
+        number => number.parse().unwrap_or(0),
     }
 }
 
@@ -134,11 +146,20 @@ mod tests {
     fn memory_that_must_not_be_taken_back_is_taken_back_last() {
         for (given, expected) in [
             (json!({"memory.min": "7"}), json!({"memory.low": "7"})),
+            (json!({"memory.min": "0"}), json!({"memory.low": "0"})),
             (
                 json!({"memory.min": "7", "memory.low": "9", "memory.max": "max"}),
                 json!({"memory.low": "9", "memory.max": "max"}),
             ),
             (json!({"memory.low": "9"}), json!({"memory.low": "9"})),
+            (
+                json!({"memory.min": "7", "memory.low": "0"}),
+                json!({"memory.low": "7"}),
+            ),
+            (
+                json!({"memory.min": "max", "memory.low": "9"}),
+                json!({"memory.low": "max"}),
+            ),
         ] {
             let json = json!({ "unified": given }).to_string();
             let resources = parse(json.as_bytes()).unwrap();
