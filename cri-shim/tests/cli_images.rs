@@ -419,6 +419,29 @@ fn an_image_that_is_used_is_neither_removed_nor_pruned() {
 }
 
 #[test]
+fn an_image_with_several_names_is_not_removed_by_its_id_without_force() {
+    let (root, id) = root();
+    let short = &id[7..19];
+    root.output(&["tag", "app:1", "other:2"]).printed("");
+    let other = "docker.io/library/other:2";
+    for by_id in [short, &id] {
+        let words = [by_id, NAME, other, "name one", "--force"];
+        root.output(&["rmi", by_id]).refused(1, &words);
+    }
+    root.output(&["rmi", "other:2"])
+        .printed(&format!("Untagged: {other}\n"));
+    root.output(&["tag", "app:1", "other:2"]).printed("");
+    let ran = root.output(&["rmi", "--force", short]);
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    for line in [format!("Untagged: {NAME}\n"), format!("Deleted: {id}\n")] {
+        assert!(ran.stdout.contains(&line), "{ran:?}");
+    }
+    let (root, id) = self::root();
+    let ran = root.output(&["rmi", &id[7..19]]);
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+}
+
+#[test]
 fn an_inspection_has_docker_s_names_and_all_of_the_configuration() {
     let (root, id) = root();
     let ran = root.output(&["image", "inspect", "app:1", &id[7..19]]);

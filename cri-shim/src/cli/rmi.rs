@@ -1,7 +1,7 @@
 //! `podvisor rmi`: removes names of images, and images when their last name is removed.
 
 use clap::Args;
-use podvisor_images::{Error, RemovedImages};
+use podvisor_images::{Error, Image, RemovedImages, Store, parse_reference};
 use serde::Serialize;
 
 use super::{FormatArgs, Globals, size};
@@ -12,7 +12,7 @@ pub(super) struct RmiArgs {
     #[arg(value_name = "IMAGE", required = true)]
     images: Vec<String>,
 
-    /// Ignore images that do not exist
+    /// Remove images by their ids with all their names; ignore images that do not exist
     #[arg(short, long)]
     force: bool,
 
@@ -73,11 +73,16 @@ pub(super) fn run(globals: &Globals, args: &RmiArgs) -> anyhow::Result<u8> {
     let mut all = RemovedView::default();
     let mut code = 0;
     for name in &args.images {
-        match store.remove(name) {
+        let removed = match args.force {
+            true => Ok(()),
+            false => check_names(&store, name),
+        };
+        let removed = removed.and_then(|()| Ok(store.remove(name)?));
+        match removed {
             Ok(removed) => all.add(removed),
-            Err(Error::NotFound { .. }) if args.force => {}
+            Err(error) if args.force && is_not_found(&error) => {}
             Err(error) => {
-                super::report(&error.into());
+                super::report(&error);
                 code = super::FAILURE;
             }
         }
@@ -89,6 +94,37 @@ pub(super) fn run(globals: &Globals, args: &RmiArgs) -> anyhow::Result<u8> {
     }
     all.notice();
     Ok(code)
+}
+
+fn is_not_found(error: &anyhow::Error) -> bool {
+    matches!(error.downcast_ref(), Some(Error::NotFound { .. }))
+}
+
+/// Refuses to remove several names of an image that is given by its id.
+fn check_names(store: &Store, name: &str) -> anyhow::Result<()> {
+    match store.resolve(name) {
+        Ok(image) => check_names_of(&image, name),
+        // It may be a disk image, or a damaged image, which can be removed.
+        Err(_) => Ok(()),
+    }
+}
+
+fn check_names_of(image: &Image, name: &str) -> anyhow::Result<()> {
+    let tags = image.tags();
+    anyhow::ensure!(
+        tags.len() < 2 || !is_id(name, &image.id().hex(), tags),
+        "cannot remove image {name}: it has several names ({}); name one of them, or give --force \
+         to remove it with all of them",
+        tags.join(", ")
+    );
+    Ok(())
+}
+
+/// Returns whether `name`, which stands for the image with these digits and tags, is its id or a
+/// prefix of it. A name that looks like one is a name.
+fn is_id(name: &str, hex: &str, tags: &[String]) -> bool {
+    let is_tag = parse_reference(name).is_ok_and(|name| tags.contains(&name.to_string()));
+    !is_tag && hex.starts_with(name.strip_prefix("sha256:").unwrap_or(name))
 }
 
 #[cfg(test)]
@@ -111,5 +147,25 @@ mod tests {
             "Untagged: a:1\nUntagged: a:2\nDeleted: sha256:00\n"
         );
         assert_eq!(all.freed, 20);
+    }
+
+    #[test]
+    fn a_tag_that_looks_like_the_id_is_a_name() {
+        let hex = "beef".repeat(16);
+        let tags = ["docker.io/library/beef:latest", "docker.io/library/b:1"];
+        let tags = tags.map(str::to_owned);
+        for id in ["beefb", &hex, &format!("sha256:{hex}"), "sha256:beef"] {
+            assert!(is_id(id, &hex, &tags), "{id}");
+        }
+        for name in [
+            "beef",
+            "beef:latest",
+            "b:1",
+            "docker.io/library/b:1",
+            "x/b@sha256:00",
+        ] {
+            assert!(!is_id(name, &hex, &tags), "{name}");
+        }
+        assert!(is_id("beef", &hex, &tags[1..]));
     }
 }
