@@ -12,28 +12,52 @@ pub(super) struct EnvFile(pub(super) Vec<String>);
 #[derive(Debug, Clone)]
 pub(super) struct LabelFile(pub(super) Vec<(String, String)>);
 
-/// Returns the lines of a file that are neither empty nor comments.
-fn lines(path: &str) -> Result<Vec<String>, String> {
-    let text = fs::read_to_string(path).map_err(|error| error.to_string())?;
+/// Returns the lines of a file's text that are neither empty nor comments, after checking their
+/// names as docker does.
+fn lines<'a>(path: &str, text: &'a str) -> Result<Vec<&'a str>, String> {
+    // Editors of other systems begin a file with a byte order mark.
+    let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     let lines = text.lines().map(str::trim_start);
-    let lines = lines.filter(|line| !line.is_empty() && !line.starts_with('#'));
-    Ok(lines.map(str::to_owned).collect())
+    let lines = (1..).zip(lines);
+    let lines = lines.filter(|(_, line)| !line.is_empty() && !line.starts_with('#'));
+    lines
+        .map(|(number, line)| match check_name(line) {
+            Ok(()) => Ok(line),
+            Err(error) => Err(format!("{path}:{number}: {error}")),
+        })
+        .collect()
+}
+
+fn check_name(line: &str) -> Result<(), String> {
+    let name = line.split_once('=').map_or(line, |(name, _)| name);
+    if name.is_empty() {
+        return Err(format!("`{line}` has no name; write NAME=VALUE"));
+    }
+    if name.contains(char::is_whitespace) {
+        return Err(format!(
+            "the name `{name}` contains white space; write NAME=VALUE, without spaces in the name \
+             and before the `=`"
+        ));
+    }
+    Ok(())
+}
+
+fn read(path: &str) -> Result<String, String> {
+    fs::read_to_string(path).map_err(|error| error.to_string())
 }
 
 /// Reads lines `NAME=VALUE`, or `NAME` for podvisor's own value.
 pub(super) fn read_env(path: &str) -> Result<EnvFile, String> {
-    let lines = lines(path)?;
-    if let Some(bad) = lines.iter().find(|line| line.starts_with('=')) {
-        return Err(format!("`{bad}` has no name"));
-    }
-    Ok(EnvFile(lines.iter().map(|line| from_here(line)).collect()))
+    let text = read(path)?;
+    let lines = lines(path, &text)?.into_iter();
+    Ok(EnvFile(lines.map(from_here).collect()))
 }
 
 /// Reads lines `KEY=VALUE`.
 pub(super) fn read_labels(path: &str) -> Result<LabelFile, String> {
-    let labels = lines(path)?;
-    let labels: Result<_, _> = labels.iter().map(|line| parse_label(line)).collect();
-    Ok(LabelFile(labels?))
+    let text = read(path)?;
+    let labels = lines(path, &text)?.into_iter().map(parse_label);
+    Ok(LabelFile(labels.collect::<Result<_, _>>()?))
 }
 
 #[cfg(test)]
@@ -52,5 +76,32 @@ mod tests {
         fs::write(path, "=x\n").unwrap();
         assert!(read_env(path).is_err() && read_labels(path).is_err());
         assert!(read_env("/no/such/file").is_err());
+    }
+
+    #[test]
+    fn a_byte_order_mark_is_no_part_of_the_first_name() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let path = file.path().to_str().unwrap();
+        fs::write(path, "\u{feff}A=1\r\nB=\u{feff}2\r\n").unwrap();
+        let EnvFile(env) = read_env(path).unwrap();
+        assert_eq!(env, ["A=1", "B=\u{feff}2"]);
+        let LabelFile(labels) = read_labels(path).unwrap();
+        assert_eq!(labels[0], ("A".to_owned(), "1".to_owned()));
+        fs::write(path, "\u{feff}# a comment\n").unwrap();
+        assert!(read_env(path).unwrap().0.is_empty());
+    }
+
+    #[test]
+    fn a_name_with_white_space_is_refused_with_its_line() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let path = file.path().to_str().unwrap();
+        for bad in ["FOO = bar", "FOO =bar", "A B=c", "FOO ", "A\tB"] {
+            fs::write(path, format!("# x\n\nGOOD= with spaces \n{bad}\n")).unwrap();
+            let errors = [read_env(path).map(drop), read_labels(path).map(drop)];
+            for error in errors.map(Result::unwrap_err) {
+                assert!(error.starts_with(&format!("{path}:4: ")), "{error}");
+                assert!(error.contains("white space"), "{bad}: {error}");
+            }
+        }
     }
 }
