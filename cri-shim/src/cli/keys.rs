@@ -16,14 +16,24 @@ const READ_SIZE: usize = 1024;
 
 #[derive(Debug, Clone, Args)]
 pub(super) struct DetachArgs {
-    /// Keys that leave a program on a terminal, with commas between several; it goes on
-    #[arg(long, value_name = "KEYS", default_value = "ctrl-p,ctrl-q", value_parser = parse)]
+    /// Keys that leave a program on a terminal, with commas between several; it goes on. '' for
+    /// none: all keys are the program's
+    #[arg(long, value_name = "KEYS", default_value = "ctrl-p,ctrl-q")]
+    #[arg(value_parser = parse_or_none)]
     pub(super) detach_keys: DetachKeys,
 }
 
 /// The key sequence to detach; if empty, keys never detach.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct DetachKeys(Vec<u8>);
+
+/// Parses the keys as [`parse`] does, or an empty text for none.
+fn parse_or_none(text: &str) -> Result<DetachKeys, String> {
+    match text {
+        "" => Ok(DetachKeys::default()),
+        keys => parse(keys).map_err(|error| format!("{error}, or '' to never detach")),
+    }
+}
 
 /// Parses docker's format: `a`, `ctrl-a`, `ctrl-@`, `ctrl-[`, and the like, separated by commas.
 pub(super) fn parse(text: &str) -> Result<DetachKeys, String> {
@@ -132,5 +142,30 @@ mod tests {
         assert_eq!(escape.pass(b"c~"), (b"c".to_vec(), false));
         assert_eq!(escape.pass(b"d~~"), (b"~d~".to_vec(), false));
         assert_eq!(escape.pass(b".x"), (Vec::new(), true));
+    }
+
+    #[test]
+    fn without_keys_all_input_is_the_programs() {
+        let keys = parse_or_none("").unwrap();
+        let mut escape = DetachDetector::new(keys);
+        let all: Vec<u8> = (0..=u8::MAX).collect();
+        assert_eq!(escape.pass(&all), (all.clone(), false));
+        assert_eq!(escape.pass(b"\x10\x11"), (b"\x10\x11".to_vec(), false));
+        assert_eq!(parse_or_none("ctrl-]"), parse("ctrl-]"));
+        assert!(parse_or_none(",").unwrap_err().contains("never detach"));
+    }
+
+    #[test]
+    fn a_program_may_be_without_detach_keys_but_a_console_not() {
+        use clap::Parser as _;
+        let parsed = |line: &[&str]| crate::cli::Cli::try_parse_from(line).map(drop);
+        for line in [
+            ["podvisor", "run", "--detach-keys", "", "box"].as_slice(),
+            &["podvisor", "exec", "--detach-keys=", "one", "sh"],
+            &["podvisor", "attach", "--detach-keys", "", "one"],
+        ] {
+            assert!(parsed(line).is_ok(), "{line:?}");
+        }
+        assert!(parsed(&["podvisor", "console", "--detach-keys", "", "one"]).is_err());
     }
 }
