@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use anyhow::{bail, ensure};
+use anyhow::{anyhow, bail, ensure};
 use clap::Args;
 use futures_util::{StreamExt as _, stream};
 use tokio::time::timeout;
@@ -243,26 +243,28 @@ pub(in crate::cli) fn kill(globals: &Globals, args: &KillArgs) -> anyhow::Result
 async fn end_between_starts(client: &SandboxClient, entry: &Entry) -> anyhow::Result<()> {
     let (record, signal) = (&entry.record, entry.record.stop_signal.into());
     client.end_restarts(&record.id).await?;
-    match client.signal(&record.id, None, signal, false).await {
-        // It was started meanwhile.
-        Ok(()) => return Ok(()),
-        // None is started any more.
-        Err(error) if error.is_gone() || error.kind().is_some() => {}
-        Err(error) => return Err(error.into()),
-    }
-    let ended = timeout(STOP_MARGIN, entry.ended(client)).await;
-    ensure!(
-        ended.is_ok(),
-        "container {} does not end: its guest does not answer; `podvisor {}` ends that",
-        record.name,
-        if record.pod.is_some() {
-            "pod rm -f"
-        } else {
-            "rm -f"
+    let ended = async {
+        match client.signal(&record.id, None, signal, false).await {
+            // It was started meanwhile.
+            Ok(()) => return Ok(()),
+            // None is started any more.
+            Err(error) if error.is_gone() || error.kind().is_some() => {}
+            Err(error) => return Err(error.into()),
         }
-    );
-    settle(entry).await;
-    Ok(())
+        entry.ended(client).await;
+        settle(entry).await;
+        Ok(())
+    };
+    timeout(STOP_MARGIN, ended).await.unwrap_or_else(|_| {
+        let command = match record.pod {
+            None => "rm -f",
+            Some(_) => "pod rm -f",
+        };
+        Err(anyhow!(
+            "container {} does not end: its guest does not answer; `podvisor {command}` ends that",
+            record.name
+        ))
+    })
 }
 
 /// Pausing applies to the machine, and so to all containers in it.
