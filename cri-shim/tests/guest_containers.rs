@@ -210,6 +210,8 @@ fn guest_container_is_found_again_by_every_command() {
         .refused(125, &["paused", "unpause"]);
     host.podvisor(&["cp", &file, "web:/tmp"])
         .refused(1, &["paused", "unpause"]);
+    host.podvisor(&["attach", "web"])
+        .refused(125, &["paused", "unpause"]);
     host.podvisor(&["pause", "web"]).refused(1, &["paused"]);
     host.podvisor(&["unpause", "web"]).printed("web\n");
     host.podvisor(&["exec", "web", "true"]).printed("");

@@ -45,7 +45,12 @@ async fn begin(
 ) -> anyhow::Result<(Program, ForwardedStreams)> {
     sweep(containers).await?;
     let entry = containers.find(&args.container)?;
-    let (client, _, _) = running(&entry).await?;
+    let (client, _, is_paused) = running(&entry).await?;
+    anyhow::ensure!(
+        !is_paused,
+        "container {} is paused; `podvisor unpause` it first",
+        entry.record.name
+    );
     let program = Program {
         client,
         id: entry.record.id.clone(),
