@@ -670,6 +670,16 @@ fn a_wrong_command_line_has_the_exit_code_of_its_command() {
 }
 
 #[test]
+fn dockers_flags_of_stop_and_rm_are_taken() {
+    let root = Root::default();
+    let dir = ended(&root, "old", 1, 1000);
+    root.output(&["stop", "--timeout", "5", "old"])
+        .printed("old\n");
+    root.output(&["rm", "-v", "old"]).printed("old\n");
+    assert!(!dir.exists());
+}
+
+#[test]
 fn removing_by_force_what_is_not_there_is_no_failure() {
     let root = Root::default();
     let dir = ended(&root, "old", 1, 1000);

@@ -49,7 +49,7 @@ const MACHINE_EXIT_WAIT: Duration = Duration::from_secs(10);
 pub(in crate::cli) struct StopArgs {
     /// Seconds to wait before killing the program [default: of `run --stop-timeout`, or
     /// 10]
-    #[arg(short = 't', long, value_name = "SECONDS")]
+    #[arg(short = 't', long, visible_alias = "timeout", value_name = "SECONDS")]
     time: Option<u32>,
 
     /// Names or ids
@@ -80,6 +80,10 @@ pub(in crate::cli) struct RmArgs {
     /// Kill it first if it runs
     #[arg(short, long)]
     force: bool,
+
+    /// Accepted and ignored: there are no anonymous volumes
+    #[arg(short, long)]
+    volumes: bool,
 
     /// Names or ids
     #[arg(value_name = "CONTAINER", required = true)]
