@@ -497,6 +497,71 @@ fn guest_node_is_clean_after_anything_was_killed() {
 }
 
 #[test]
+fn guest_copies_into_a_container_follow_links_and_delete_nothing() {
+    let host = Host::with(|tree| {
+        fs::create_dir(tree.join("evil")).unwrap();
+        let readlink = tree.join("evil/readlink");
+        fs::write(&readlink, "#!/bin/sh\nexec head -c 8000000 /dev/zero\n").unwrap();
+        fs::set_permissions(&readlink, fs::Permissions::from_mode(0o755)).unwrap();
+    });
+    host.start(&["--name", "web"], "exec sleep 9999");
+    let outside = tempfile::tempdir().unwrap();
+    let at = |name: &str| outside.path().join(name).display().to_string();
+    fs::write(at("file"), "hello\n").unwrap();
+    fs::create_dir(at("conf")).unwrap();
+    fs::write(at("conf/inner"), "inner\n").unwrap();
+    let run = |script: &str| host.podvisor(&["exec", "web", "sh", "-c", script]);
+    run(
+        "mkdir -p /d/s /d/empty/file && cd /d && echo old >target && ln -s ../target s/link && \
+         ln -s s/link twice && ln -s none dangling && ln -s loop loop && ln -s /dev/null null && \
+         ln -s s dir && echo old >conf",
+    )
+    .printed("");
+
+    // What a link leads to is written, and the link stays; it need not be there.
+    host.podvisor(&["cp", &at("file"), "web:d/twice"])
+        .printed("");
+    host.podvisor(&["cp", &at("file"), "web:/d/dangling"])
+        .printed("");
+    host.podvisor(&["cp", &at("file"), "web:/d/dir"])
+        .printed("");
+    run("cd /d && cat target none s/file && \
+         for link in twice s/link dangling dir; do readlink $link; done")
+    .printed("hello\nhello\nhello\ns/link\n../target\nnone\ns\n");
+    host.podvisor(&["cp", &at("file"), "web:/d/loop"])
+        .refused(1, &["/d/loop", "40 links"]);
+    host.podvisor(&["cp", &at("file"), "web:/d/null"])
+        .refused(1, &["/d/null is a device"]);
+
+    // Neither is a file replaced by a directory nor a directory by a file.
+    for to in ["web:/d", "web:/d/conf", "web:/d/twice"] {
+        host.podvisor(&["cp", &at("conf"), to])
+            .refused(1, &["/d/", "is a file of the container"]);
+    }
+    for to in ["web:/d/empty", "web:/d/empty/"] {
+        host.podvisor(&["cp", &at("file"), to])
+            .refused(1, &["/d/empty/file is a directory of the container"]);
+    }
+    run("cd /d && cat conf target && ls empty").printed("old\nhello\nfile\n");
+    host.podvisor(&["cp", &at("conf"), "web:/d/s"]).printed("");
+    host.podvisor(&["cp", &at("conf"), "web:/d/s"]).printed("");
+    run("cat /d/s/conf/inner").printed("inner\n");
+    let slash = format!("{}/", at("file"));
+    host.podvisor(&["cp", &slash, "web:/d/slash"])
+        .refused(1, &["file/ is no directory", "leave out the slash"]);
+
+    // A container that is not to be trusted may say anything of its links.
+    let evil = ["--name", "evil", "-e", "PATH=/evil:/bin"];
+    host.start(&evil, "ln -s x /link; exec sleep 9999");
+    until("the link", || {
+        let link = ["exec", "evil", "test", "-L", "/link"];
+        host.podvisor(&link).code == Some(0)
+    });
+    host.podvisor(&["cp", &at("file"), "evil:/link"])
+        .refused(1, &["cannot follow the link /link", "no path"]);
+}
+
+#[test]
 fn guest_files_are_copied_whichever_tar_the_host_has() {
     let outside = tempfile::tempdir().unwrap();
     let victim = outside.path().join("victim");

@@ -4,6 +4,7 @@
 //! Names follow docker's rules: into an existing directory, under the source's name; otherwise
 //! under the given name; a source that ends with `/.` is the contents of the directory.
 
+use std::borrow::Cow;
 use std::ffi::OsStr;
 use std::fs::File;
 use std::future::pending;
@@ -40,8 +41,14 @@ const STREAM: &str = "-";
 /// Bytes per read of an archive on stdin.
 const BUFFER: usize = 64 << 10;
 
-/// Maximum length of the error output of `tar` that is shown, in bytes.
-const MAX_STDERR: u64 = 4 << 10;
+/// Maximum length of a program's output that is kept, in bytes.
+const MAX_HEARD: u64 = 4 << 10;
+
+/// Maximum length of a path in Linux, with the byte that ends it.
+const PATH_MAX: usize = 4096;
+
+/// Maximum number of links of one path, as in Linux.
+const MAX_LINKS: usize = 40;
 
 #[derive(Debug, Args)]
 pub(in crate::cli) struct CopyArgs {
@@ -80,7 +87,7 @@ pub(in crate::cli) fn run(globals: &Globals, args: &CopyArgs) -> anyhow::Result<
                 let guest = Guest::of(containers.find(container)?).await?;
                 match args.from.as_str() {
                     STREAM => from_stdin(&guest, path).await,
-                    from => to_container(&guest, Path::new(from), path).await,
+                    from => to_container(&guest, Path::new(from), &from_root(path)).await,
                 }
             }
             _ => bail!(
@@ -285,25 +292,23 @@ async fn from_stdin(guest: &Guest, path: &str) -> anyhow::Result<()> {
     }
 }
 
+/// Returns a path in a container that begins at its root.
+fn from_root(path: &str) -> Cow<'_, str> {
+    match path.is_empty() || path.starts_with('/') {
+        true => path.into(),
+        false => format!("/{path}").into(),
+    }
+}
+
 async fn to_container(guest: &Guest, from: &Path, path: &str) -> anyhow::Result<()> {
-    let source = Source::of(from.to_str().context("a name that is no UTF-8")?)?;
-    let (dir, renamed) = match guest.has_directory(path).await? {
-        true => (path.to_owned(), None),
-        false => {
-            ensure!(
-                source.is_contents() || from.is_dir() || !path.ends_with('/'),
-                "{path} is no directory of the container to copy into"
-            );
-            // The container's tar would replace the file by the directory.
-            let is_directory = source.is_contents() || from.is_dir() && !from.is_symlink();
-            ensure!(
-                !is_directory || !guest.has(path).await?,
-                "{path} is a file of the container, and what is copied a directory"
-            );
-            let (dir, name) = split(Path::new(path))?;
-            (dir.to_string_lossy().into_owned(), Some(name))
-        }
-    };
+    let name = from.to_str().context("a name that is no UTF-8")?;
+    ensure!(
+        !name.ends_with('/') || from.is_dir(),
+        "{name} is no directory; leave out the slash at its end to copy a file"
+    );
+    let source = Source::of(name)?;
+    let is_directory = source.is_contents() || from.is_dir() && !from.is_symlink();
+    let (dir, renamed) = guest.place(path, &source, is_directory).await?;
     // bsdtar takes `@name` for an archive whose members it adds.
     let member = match source.name.starts_with('@') {
         true => format!("./{}", source.name),
@@ -383,19 +388,106 @@ impl Guest {
         Ok(Self { entry, client })
     }
 
+    /// Returns the directory in which to unpack the source, and the name that it gets there, if
+    /// that is not its own. The container's `tar` would replace a file by a directory, an empty
+    /// directory by a file, and a link instead of its target.
+    async fn place(
+        &self,
+        path: &str,
+        source: &Source,
+        is_directory: bool,
+    ) -> anyhow::Result<(String, Option<String>)> {
+        if self.has_directory(path).await? {
+            if !source.is_contents() {
+                let made = format!("{}/{}", path.trim_end_matches('/'), source.name);
+                self.check_kind(&made, is_directory).await?;
+            }
+            return Ok((path.to_owned(), None));
+        }
+        let target = self.followed(path).await?;
+        ensure!(
+            is_directory || !target.ends_with('/'),
+            "{path} is no directory of the container to copy into"
+        );
+        self.check_kind(&target, is_directory).await?;
+        ensure!(
+            !self.is(&["-e", &target, "-a", "!", "-f", &target]).await,
+            "{path} is a device, a pipe or a socket of the container, and not replaced"
+        );
+        let (dir, name) = split(Path::new(&target))?;
+        Ok((dir.to_string_lossy().into_owned(), Some(name)))
+    }
+
+    /// Returns an error if a directory would be replaced by a file, or the other way round.
+    async fn check_kind(&self, path: &str, is_directory: bool) -> anyhow::Result<()> {
+        let file = ["-e", path, "-a", "!", "-d", path, "-o", "-L", path];
+        let directory = ["-d", path, "-a", "!", "-L", path];
+        match is_directory {
+            true => ensure!(
+                !self.is(&file).await,
+                "{path} is a file of the container, and what is copied a directory"
+            ),
+            false => ensure!(
+                !self.is(&directory).await,
+                "{path} is a directory of the container, and what is copied is none"
+            ),
+        }
+        Ok(())
+    }
+
+    /// Follows the links that a path ends with, also if the last one leads nowhere.
+    async fn followed(&self, path: &str) -> anyhow::Result<String> {
+        let mut target = path.to_owned();
+        for _ in 0..MAX_LINKS {
+            if !self.is(&["-L", &target]).await {
+                return Ok(target);
+            }
+            let told = self.read_link(&target).await?;
+            target = link_target(&target, &told)
+                .with_context(|| format!("cannot follow the link {path} of the container"))?;
+        }
+        bail!("{path} of the container leads through more than {MAX_LINKS} links")
+    }
+
+    /// Returns what the container's `readlink` writes, or the beginning of it.
+    async fn read_link(&self, path: &str) -> anyhow::Result<Vec<u8>> {
+        let (told, stdout) = io::pipe()?;
+        let stdio = StdioFds {
+            stdout: Some(stdout.into()),
+            ..StdioFds::default()
+        };
+        let told = heard(pipe::Receiver::from_owned_fd(told.into())?);
+        let command = ["readlink", "-n", path];
+        let (told, ran) = tokio::join!(told, self.run(&command, stdio));
+        let (code, said) = ran.with_context(|| {
+            format!("{path} is a link, and the container has no readlink to follow it")
+        })?;
+        ensure!(
+            code == 0,
+            "the container's readlink failed with exit code {code}: {}",
+            said.trim()
+        );
+        Ok(told)
+    }
+
+    /// Returns whether a path is a directory; if the container has no `test`, it is taken for one.
     async fn has_directory(&self, path: &str) -> anyhow::Result<bool> {
-        self.test(&["test", "-d", path]).await
+        Ok(self.test(&["-d", path]).await.unwrap_or(true))
     }
 
-    /// Whether something has this name, if only a link that leads nowhere.
-    async fn has(&self, path: &str) -> anyhow::Result<bool> {
-        self.test(&["test", "-e", path, "-o", "-L", path]).await
+    /// Returns whether the container's `test` says so.
+    async fn is(&self, condition: &[&str]) -> bool {
+        self.test(condition).await.unwrap_or(false)
     }
 
-    /// Returns the answer of the container's `test`; without one it is yes.
-    async fn test(&self, command: &[&str]) -> anyhow::Result<bool> {
-        let tested = self.run(command, StdioFds::default()).await;
-        Ok(tested.map_or(true, |(code, _)| code != 1))
+    /// Returns the answer of the container's `test`, if it has one.
+    async fn test(&self, condition: &[&str]) -> Option<bool> {
+        let command = [&["test"], condition].concat();
+        match self.run(&command, StdioFds::default()).await {
+            Ok((0, _)) => Some(true),
+            Ok((1, _)) => Some(false),
+            _ => None,
+        }
     }
 
     /// Runs the container's `tar` to pack the source.
@@ -439,7 +531,7 @@ impl Guest {
         let heard = heard(pipe::Receiver::from_owned_fd(said.into())?);
         let exit = self.client.wait(&record.id, Some(&exec_id));
         let (said, exit) = tokio::join!(heard, exit);
-        Ok((exit?.code, said))
+        Ok((exit?.code, String::from_utf8_lossy(&said).into_owned()))
     }
 }
 
@@ -453,14 +545,31 @@ fn process(own: &Process, command: &[&str]) -> Process {
 }
 
 /// Returns the beginning of the output, but reads all of it, so that the writer does not block.
-async fn heard(mut from: pipe::Receiver) -> String {
+async fn heard(mut from: pipe::Receiver) -> Vec<u8> {
     let mut text = Vec::new();
-    let beginning = (&mut from).take(MAX_STDERR).read_to_end(&mut text).await;
+    let beginning = (&mut from).take(MAX_HEARD).read_to_end(&mut text).await;
     // A read error after that does not affect the copy.
     if beginning.is_ok() {
         let _ = tokio::io::copy(&mut from, &mut tokio::io::sink()).await;
     }
-    String::from_utf8_lossy(&text).into_owned()
+    text
+}
+
+/// Returns the path that a link at `path` leads to, from what the container says of it. It is only
+/// used in the container, and shown.
+fn link_target(path: &str, told: &[u8]) -> anyhow::Result<String> {
+    let target = std::str::from_utf8(told).context("its target is no UTF-8")?;
+    ensure!(
+        (1..PATH_MAX).contains(&target.len()) && !target.chars().any(char::is_control),
+        "its target is no path"
+    );
+    if target.starts_with('/') {
+        return Ok(target.to_owned());
+    }
+    let dir = path.rsplit_once('/').map_or("", |(dir, _)| dir);
+    let target = format!("{dir}/{target}");
+    ensure!(target.len() < PATH_MAX, "its target is too long");
+    Ok(target)
 }
 
 #[cfg(test)]
@@ -526,6 +635,26 @@ mod tests {
             assert!(error.contains("is a device, a pipe or a socket"), "{error}");
         }
         assert!(fs::metadata(&pipe).unwrap().file_type().is_fifo());
+    }
+
+    #[test]
+    fn the_target_of_a_link_is_a_path_of_the_container() {
+        let target = |told: &[u8]| link_target("/a/link", told).map_err(|error| error.to_string());
+        assert_eq!(target(b"/b").as_deref(), Ok("/b"));
+        assert_eq!(target(b"../b").as_deref(), Ok("/a/../b"));
+        assert_eq!(link_target("/link", b"-C").unwrap(), "/-C");
+        let (long, longer) = ([b'x'; PATH_MAX - 1], [b'x'; PATH_MAX]);
+        for bad in [
+            b"".as_slice(),
+            b"b\n",
+            b"b\0",
+            b"\x1b[2J",
+            b"\xff",
+            &long,
+            &longer,
+        ] {
+            assert!(target(bad).is_err(), "{bad:?}");
+        }
     }
 
     #[test]
