@@ -115,6 +115,29 @@ fn a_saved_image_is_loaded_from_a_file_stdin_and_a_pipe() {
     let views: Value = serde_json::from_str(&Ran::of(child).stdout).unwrap();
     assert_eq!(views[0]["id"], json!(id));
     assert_eq!(views[0]["repoTags"], json!([NAME]));
+    assert_eq!(views[0]["names"], json!([NAME]));
+}
+
+#[test]
+fn loading_tells_the_names_of_the_archive_whatever_others_the_image_has() {
+    let (root, id) = root();
+    let [named, unnamed] = ["named.tar", "unnamed.tar"].map(|name| file(&root, name));
+    root.output(&["save", "-o", &named, "app:1"]).printed("");
+    root.output(&["save", "-o", &unnamed, &id]).printed("");
+    root.output(&["tag", "app:1", "other:2"]).printed("");
+    root.output(&["load", "-i", &named])
+        .printed(&format!("Loaded image: {NAME}\n"));
+    root.output(&["load", "-i", &unnamed])
+        .printed(&format!("Loaded image ID: {id}\n"));
+    let names = json!([NAME, "docker.io/library/other:2"]);
+    for (tar, loaded) in [(&named, json!([NAME])), (&unnamed, json!([]))] {
+        let ran = root.output(&["load", "--json", "-i", tar]);
+        let views: Value = serde_json::from_str(&ran.stdout).unwrap();
+        assert_eq!(
+            (&views[0]["names"], &views[0]["repoTags"]),
+            (&loaded, &names)
+        );
+    }
 }
 
 #[test]

@@ -37,9 +37,9 @@ fn loaded(archive: &str) -> (Root, String) {
     let store = Store::open(root.path().join("images")).unwrap();
     let images = store.load(foreign::path(archive), None, &PullOptions::default());
     let images = images.unwrap();
-    let tags: Vec<&String> = images.iter().flat_map(|image| image.tags()).collect();
-    assert_eq!(tags.len(), 1, "{tags:?}");
-    let name = tags[0].clone();
+    let names: Vec<&String> = images.iter().flat_map(|loaded| &loaded.names).collect();
+    assert_eq!(names.len(), 1, "{names:?}");
+    let name = names[0].clone();
     (root, name)
 }
 

@@ -16,6 +16,7 @@ fn load(test: &TestStore, name: &str, tar: Tarball) -> podvisor_images::Image {
         .load(dir.path(), Some(name), &options())
         .unwrap()
         .remove(0)
+        .image
 }
 
 #[test]

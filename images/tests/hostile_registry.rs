@@ -570,7 +570,7 @@ async fn an_image_that_names_no_platform_is_taken() {
         let dir = tempfile::tempdir().unwrap();
         image.write_layout(dir.path(), "x/y:z");
         let loaded = test.store.load(dir.path(), None, &options()).unwrap();
-        assert_eq!(loaded[0].id(), image.id(), "{platform}");
+        assert_eq!(loaded[0].image.id(), image.id(), "{platform}");
     }
 }
 
@@ -652,7 +652,7 @@ async fn a_manifest_with_other_layers_takes_nothing_from_an_image() {
         let loaded = test
             .store
             .load(dir.path().join("forged"), None, &options())
-            .map(|mut loaded| loaded.remove(0));
+            .map(|mut loaded| loaded.remove(0).image);
         for taken in [pulled, loaded] {
             match taken {
                 Ok(image) => {

@@ -174,7 +174,8 @@ fn kill_at_every_write(source: &str, name: &str, at_least: usize) {
         .store
         .load(layout.path(), Some("old"), &options())
         .unwrap()
-        .remove(0);
+        .remove(0)
+        .image;
     let old_print = fingerprint(&old);
     let mut new_print = None;
     let mut kills = 0;

@@ -60,24 +60,28 @@ fn a_layout_directory_and_what_skopeo_makes_of_it_are_the_same_image() {
         let test = TestStore::new();
         let loaded = test.store.load(path(file), None, &options()).unwrap();
         assert_eq!(loaded.len(), 1);
-        assert_eq!(loaded[0].tags(), ["example.org/app:v1"], "{file}");
+        assert_eq!(loaded[0].image.tags(), ["example.org/app:v1"], "{file}");
         if !file.starts_with("docker") {
-            assert_eq!(loaded[0].manifest_digest(), image.digest());
+            assert_eq!(loaded[0].image.manifest_digest(), image.digest());
         }
         assert_eq!(
             test.store.resolve("example.org/app:v1").unwrap().id(),
-            loaded[0].id()
+            loaded[0].image.id()
         );
-        check(&loaded[0]);
+        check(&loaded[0].image);
         let again = test
             .store
             .load(path(file), Some("other"), &options())
             .unwrap();
         assert_eq!(
-            again[0].tags(),
+            again[0].image.tags(),
             ["docker.io/library/other:latest", "example.org/app:v1"]
         );
-        test.store.remove(&loaded[0].id().to_string()).unwrap();
+        assert_eq!(loaded[0].names, ["example.org/app:v1"], "{file}");
+        assert_eq!(again[0].names, ["docker.io/library/other:latest"]);
+        test.store
+            .remove(&loaded[0].image.id().to_string())
+            .unwrap();
         assert_eq!(test.files(), [""; 0], "{file}");
     }
 }
@@ -158,7 +162,7 @@ fn one_name_is_not_given_to_several_images() {
     // With other compression, it is still the same image.
     let loaded = test.store.load(dir.path(), None, &options()).unwrap();
     assert_eq!(loaded.len(), 2);
-    assert_eq!(loaded[0].id(), loaded[1].id());
+    assert_eq!(loaded[0].image.id(), loaded[1].image.id());
     let error = test
         .store
         .load(dir.path(), Some("one"), &options())
@@ -180,7 +184,31 @@ fn an_image_with_several_entries_gets_all_their_names() {
     let test = TestStore::new();
     let loaded = test.store.load(dir.path(), None, &options()).unwrap();
     assert_eq!(loaded.len(), 1);
-    assert_eq!(loaded[0].tags(), ["docker.io/x/y:other", "docker.io/x/y:z"]);
+    assert_eq!(
+        loaded[0].image.tags(),
+        ["docker.io/x/y:other", "docker.io/x/y:z"]
+    );
+    assert_eq!(loaded[0].names, ["docker.io/x/y:z", "docker.io/x/y:other"]);
+}
+
+#[test]
+fn the_names_of_an_archive_are_told_apart_from_those_of_the_store() {
+    let test = TestStore::new();
+    let image = TestImage::small();
+    let dir = layout(&[(&image, json!({}))]);
+    let loaded = test.store.load(dir.path(), Some("mine"), &options());
+    assert_eq!(loaded.unwrap()[0].names, ["docker.io/library/mine:latest"]);
+    let loaded = test.store.load(dir.path(), None, &options()).unwrap();
+    assert_eq!(loaded[0].names, [""; 0]);
+    assert_eq!(loaded[0].image.tags(), ["docker.io/library/mine:latest"]);
+    let entry = json!({"annotations": {"org.opencontainers.image.ref.name": "x/y:z"}});
+    let dir = layout(&[(&image, entry.clone()), (&image, entry)]);
+    let loaded = test.store.load(dir.path(), None, &options()).unwrap();
+    assert_eq!(loaded[0].names, ["docker.io/x/y:z"]);
+    assert_eq!(
+        loaded[0].image.tags(),
+        ["docker.io/library/mine:latest", "docker.io/x/y:z"]
+    );
 }
 
 #[test]
@@ -199,8 +227,8 @@ fn an_archive_may_come_through_a_pipe_and_be_compressed() {
         let file = std::fs::File::from(std::os::fd::OwnedFd::from(reader));
         let loaded = test.store.load_file(file, None, &options()).unwrap();
         assert!(child.wait().unwrap().success());
-        assert_eq!(loaded[0].id(), TestImage::small().id());
-        check(&loaded[0]);
+        assert_eq!(loaded[0].image.id(), TestImage::small().id());
+        check(&loaded[0].image);
         assert!(test.files().iter().all(|file| !file.starts_with("tmp/")));
     }
 }
@@ -291,9 +319,9 @@ fn of_a_layout_the_images_for_this_machine_are_loaded_and_what_is_no_image_is_le
             let dir = layout(&entries);
             let test = TestStore::new();
             let loaded = test.store.load(dir.path(), None, &options()).expect(&told);
-            let ids: Vec<_> = loaded.iter().map(|image| image.id()).collect();
+            let ids: Vec<_> = loaded.iter().map(|loaded| loaded.image.id()).collect();
             assert_eq!(ids, [ours.0.id()], "{told}");
-            assert_eq!(loaded[0].tags(), ["docker.io/x/y:z"], "{told}");
+            assert_eq!(loaded[0].image.tags(), ["docker.io/x/y:z"], "{told}");
             // It is one image, which may get a name.
             let named = test.store.load(dir.path(), Some("one"), &options());
             assert_eq!(named.expect(&told).len(), 1);
@@ -357,9 +385,9 @@ fn of_entries_with_one_name_that_for_any_processor_is_loaded() {
         let test = TestStore::new();
         let dir = layout(&entries);
         let loaded = test.store.load(dir.path(), None, &options()).unwrap();
-        let ids: Vec<_> = loaded.iter().map(|image| image.id()).collect();
+        let ids: Vec<_> = loaded.iter().map(|loaded| loaded.image.id()).collect();
         assert_eq!(ids, [images[chosen].id()], "{variants:?}");
-        assert_eq!(loaded[0].tags(), ["docker.io/x/y:z"]);
+        assert_eq!(loaded[0].image.tags(), ["docker.io/x/y:z"]);
     }
 }
 

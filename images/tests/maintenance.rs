@@ -23,6 +23,7 @@ fn load(test: &TestStore, name: &str) -> Image {
         .load(dir.path(), Some(name), &options())
         .unwrap()
         .remove(0)
+        .image
 }
 
 #[test]
@@ -412,7 +413,7 @@ fn what_reads_as_an_id_is_no_name() {
     // With its full name the id may be used as a name, and stands for nothing else.
     TestImage::small().write_layout(dir.path(), &format!("docker.io/library/{id}"));
     let other = test.store.load(dir.path(), None, &options()).unwrap();
-    assert_ne!(other[0].id(), image.id());
+    assert_ne!(other[0].image.id(), image.id());
     assert_eq!(test.store.resolve(&id).unwrap().id(), image.id());
 }
 
@@ -491,7 +492,7 @@ async fn a_load_mends_a_layer_that_was_damaged_in_the_store() {
         let dir = tempfile::tempdir().unwrap();
         b.write_layout(dir.path(), "x/y:z");
         let loaded = test.store.load(dir.path(), None, &options()).unwrap();
-        assert_eq!(loaded[0].id(), b.id());
+        assert_eq!(loaded[0].image.id(), b.id());
         assert_eq!(std::fs::read(&base).unwrap(), whole);
     }
 }

@@ -47,9 +47,9 @@ fn a_saved_image_loads_again_as_the_same() {
             let other = TestStore::new();
             let loaded = other.store.load(&tar, None, &options()).unwrap();
             assert_eq!(loaded.len(), 1);
-            assert_eq!(loaded[0].id(), image.id());
-            assert_eq!(loaded[0].manifest_digest(), image.digest());
-            assert_eq!(loaded[0].tags(), [NAME]);
+            assert_eq!(loaded[0].image.id(), image.id());
+            assert_eq!(loaded[0].image.manifest_digest(), image.digest());
+            assert_eq!(loaded[0].image.tags(), [NAME]);
             let again = other.dir.path().join("again.tar");
             save(&other, &[NAME], format, &again);
             assert!(std::fs::read(again).unwrap() == std::fs::read(&tar).unwrap());
@@ -117,11 +117,14 @@ fn several_images_and_names_share_one_archive() {
         let fresh = TestStore::new();
         let loaded = fresh.store.load(&tar, None, &options()).unwrap();
         assert_eq!(loaded.len(), 2);
-        assert_eq!(loaded[0].id(), image.id());
-        assert_eq!(loaded[0].tags(), ["docker.io/library/second:latest", NAME]);
+        assert_eq!(loaded[0].image.id(), image.id());
+        assert_eq!(
+            loaded[0].image.tags(),
+            ["docker.io/library/second:latest", NAME]
+        );
         // Requested by id.
-        assert_eq!(loaded[1].id(), other.id());
-        assert_eq!(loaded[1].tags(), [""; 0]);
+        assert_eq!(loaded[1].image.id(), other.id());
+        assert_eq!(loaded[1].image.tags(), [""; 0]);
     }
 }
 

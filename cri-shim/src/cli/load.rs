@@ -7,7 +7,8 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
 use clap::Args;
-use podvisor_images::Image;
+use podvisor_images::LoadedImage;
+use serde::Serialize;
 
 use super::images::ImageView;
 use super::interrupt::{Interrupts, Outcome};
@@ -54,7 +55,7 @@ pub(super) fn run(globals: &Globals, args: &LoadArgs) -> anyhow::Result<u8> {
     match ended? {
         Outcome::Done(images) => {
             if args.shown.is_json() {
-                let views: Vec<_> = images.iter().map(ImageView::from).collect();
+                let views: Vec<_> = images.iter().map(LoadedView::from).collect();
                 super::print_json(&views)?;
             } else {
                 super::print(&images.iter().map(loaded).collect::<String>())?;
@@ -71,12 +72,30 @@ pub(super) fn stdin() -> anyhow::Result<File> {
     stdin.map(File::from).context("cannot read stdin")
 }
 
-/// Returns a line for each name, as docker prints it.
-fn loaded(image: &Image) -> String {
-    if image.tags().is_empty() {
-        return format!("Loaded image ID: {}\n", image.id());
+/// The JSON representation of an image that was loaded.
+#[derive(Debug, Serialize)]
+struct LoadedView<'a> {
+    #[serde(flatten)]
+    image: ImageView,
+    /// Those of the archive; the image may have others in the store.
+    names: &'a [String],
+}
+
+impl<'a> From<&'a LoadedImage> for LoadedView<'a> {
+    fn from(loaded: &'a LoadedImage) -> Self {
+        Self {
+            image: ImageView::from(&loaded.image),
+            names: &loaded.names,
+        }
     }
-    let names = image.tags().iter();
+}
+
+/// Returns a line for each name that the archive has, as docker prints it.
+fn loaded(loaded: &LoadedImage) -> String {
+    if loaded.names.is_empty() {
+        return format!("Loaded image ID: {}\n", loaded.image.id());
+    }
+    let names = loaded.names.iter();
     names
         .map(|name| format!("Loaded image: {name}\n"))
         .collect()

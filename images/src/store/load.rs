@@ -9,7 +9,7 @@ use std::sync::mpsc::RecvTimeoutError;
 use sha2::{Digest as _, Sha256};
 
 use super::database::Record;
-use super::lookup::names_of;
+use super::lookup::{canonical, names_of};
 use super::repair::MAX_REPAIRS;
 use super::rootfs::{Rootfs, Wanted};
 use super::work::WorkFile;
@@ -20,6 +20,17 @@ use crate::error::parse_reference;
 use crate::{Cancel, Digest, Error, Image, Limits, Result, TarError};
 
 const CHUNK: usize = 256 << 10;
+
+/// An image that was loaded.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct LoadedImage {
+    /// The image, with all names that it has in the store.
+    pub image: Image,
+    /// Full names that this load gave it, in the order of the archive
+    /// (`docker.io/library/busybox:latest`); none if it has no name there.
+    pub names: Vec<String>,
+}
 
 impl Store {
     /// Loads all images of an archive (`docker save`, OCI layout as a tar, either also compressed)
@@ -35,7 +46,7 @@ impl Store {
         path: impl AsRef<Path>,
         name: Option<&str>,
         options: &PullOptions,
-    ) -> Result<Vec<Image>> {
+    ) -> Result<Vec<LoadedImage>> {
         self.inner.load(name, options, |scratch, limits| {
             Archive::open(path.as_ref(), scratch, limits)
         })
@@ -51,7 +62,7 @@ impl Store {
         file: File,
         name: Option<&str>,
         options: &PullOptions,
-    ) -> Result<Vec<Image>> {
+    ) -> Result<Vec<LoadedImage>> {
         self.inner.load(name, options, |scratch, limits| {
             Archive::read(file, scratch, limits)
         })
@@ -64,7 +75,7 @@ impl Inner {
         name: Option<&str>,
         options: &PullOptions,
         open: impl FnOnce(&Path, &Limits) -> Result<Archive, ArchiveError>,
-    ) -> Result<Vec<Image>> {
+    ) -> Result<Vec<LoadedImage>> {
         let outcome = self.hold_files().and_then(|_stay| {
             let scratch = self.layout.temporary();
             let archive = open(&scratch, &self.options.limits).map_err(|error| match error {
@@ -93,7 +104,7 @@ impl Inner {
         archive: &Archive,
         name: Option<&str>,
         options: &PullOptions,
-    ) -> Result<Vec<Image>> {
+    ) -> Result<Vec<LoadedImage>> {
         let limits = &self.options.limits;
         let check = |config: &[u8], layers| self.diff_ids(config, layers).map(drop);
         let found = archive.images(limits, &check)?;
@@ -115,7 +126,7 @@ impl Inner {
         found: ArchiveImage,
         name: Option<&str>,
         options: &PullOptions,
-    ) -> Result<Image> {
+    ) -> Result<LoadedImage> {
         let id = Digest::of(&found.config);
         let given: Vec<&str> = match name {
             Some(name) => vec![name],
@@ -158,16 +169,24 @@ impl Inner {
             }
         };
         let new = rootfs.is_new();
-        let names = references.iter();
-        let names = names
-            .flat_map(|reference| names_of(reference, &digest, id))
-            .collect();
+        let mut loaded_names: Vec<String> = Vec::new();
+        let mut names = Vec::new();
+        for reference in &references {
+            let name = canonical(reference);
+            if !loaded_names.contains(&name) {
+                names.extend(names_of(reference, &digest, id));
+                loaded_names.push(name);
+            }
+        }
         let record = rootfs.record(Record::new(digest));
         let documents = [(digest, manifest), (id, found.config)];
         let cancelled = options.cancel.flag();
         let image = self.commit(id, record, names, &documents, &cancelled)?;
         options.emit(crate::PullEvent::Done { id, new });
-        Ok(image)
+        Ok(LoadedImage {
+            image,
+            names: loaded_names,
+        })
     }
 
     /// Writes the file system unless it exists; all layers are in the store, and the image is

@@ -44,6 +44,7 @@ use std::sync::atomic::AtomicU64;
 
 pub use database::create_database;
 pub use inspect::{HistoryEntry, ImageDetails, Layer};
+pub use load::LoadedImage;
 pub use maintain::{Prune, StoreUsage};
 pub use options::{PullOptions, PullPolicy, StoreOptions};
 
