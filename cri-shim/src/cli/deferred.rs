@@ -33,9 +33,16 @@ impl<T: FromArgMatches> FromArgMatches for Deferred<T> {
     }
 }
 
+impl<T: Args> Deferred<T> {
+    /// Adds the arguments to a command at once.
+    pub(super) fn describe(command: Command) -> Command {
+        described(command, T::augment_args)
+    }
+}
+
 impl<T: Args> Args for Deferred<T> {
     fn augment_args(command: Command) -> Command {
-        command.defer(|command| described(command, T::augment_args))
+        command.defer(Self::describe)
     }
 
     fn augment_args_for_update(command: Command) -> Command {

@@ -8,6 +8,7 @@
 
 mod absent;
 mod advice;
+mod booleans;
 mod check;
 mod command;
 mod completions;
@@ -59,7 +60,7 @@ use std::process::ExitCode;
 
 use anyhow::Context as _;
 use clap::error::ErrorKind;
-use clap::{Args, Parser};
+use clap::{Args, CommandFactory as _, FromArgMatches as _, Parser};
 use command::Command;
 use log::{LogFormat, LogLevel};
 use output::{
@@ -123,7 +124,7 @@ pub fn main() -> ExitCode {
         log::to_stderr(LogLevel::Info, LogFormat::Text);
         return exit_code(sandbox::run(), FAILURE);
     }
-    let cli = match Cli::try_parse_from(&arguments) {
+    let cli = match parse(&arguments) {
         Ok(cli) => cli,
         Err(error) => return usage(&error, &arguments),
     };
@@ -134,6 +135,16 @@ pub fn main() -> ExitCode {
     };
     let done = cli.command.run(&cli.globals);
     exit_code(done, failure)
+}
+
+fn parse(arguments: &[OsString]) -> Result<Cli, clap::Error> {
+    match Cli::try_parse_from(arguments) {
+        Err(_) if booleans::are_among(arguments) => {
+            let command = booleans::accepted(Cli::command());
+            Cli::from_arg_matches_mut(&mut command.try_get_matches_from(arguments)?)
+        }
+        parsed => parsed,
+    }
 }
 
 /// Returns a command's exit code, after reporting its error.
@@ -251,8 +262,6 @@ fn default_root(is_root: bool, data: Option<OsString>, home: Option<OsString>) -
 
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory as _;
-
     use super::deferred::Deferred;
     use super::*;
 

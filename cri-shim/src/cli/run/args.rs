@@ -310,6 +310,47 @@ pub(in crate::cli) fn parse_hostname(text: &str) -> Result<String, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cli::command::Command;
+
+    fn parsed(line: &str) -> Result<crate::cli::Cli, clap::Error> {
+        let arguments: Vec<_> = line.split(' ').map(Into::into).collect();
+        crate::cli::parse(&arguments)
+    }
+
+    #[test]
+    fn a_flag_may_have_a_boolean() {
+        let run = |flags: &str| match parsed(&format!("podvisor run {flags}")).unwrap().command {
+            Command::Run(args) => args,
+            other => panic!("{other:?}"),
+        };
+        let args = run("--rm=true -t=false --privileged=true --read-only=false -iq box ls -t=true");
+        assert!(args.rm && args.rights.privileged && args.interactive && args.quiet);
+        assert!(!args.tty && !args.rights.read_only);
+        assert_eq!(args.command(), ["ls", "-t=true"]);
+        let args = run("--rm=false -it=true -e A=true box");
+        assert!(!args.rm && args.interactive && args.tty);
+        // A value follows only with an equals sign.
+        let args = run("-t=true --rm true false");
+        assert!(args.rm && args.tty);
+        assert_eq!(
+            (args.image(), args.command()),
+            ("true", &["false".to_owned()][..])
+        );
+        parsed("podvisor exec -it=false --detach=false box true").unwrap_err();
+        parsed("podvisor exec -it=false box true").unwrap();
+        for bad in [
+            "run --rm=no box",
+            "run --rm=true --rmm box",
+            "ps --all=true",
+        ] {
+            assert!(parsed(&format!("podvisor {bad}")).is_err(), "{bad}");
+        }
+        let help = parsed("podvisor run --help").unwrap_err().to_string();
+        assert!(
+            help.contains("--privileged") && !help.contains("[=<"),
+            "{help}"
+        );
+    }
 
     #[test]
     fn host_names_are_dns_names() {
