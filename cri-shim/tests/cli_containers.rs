@@ -707,3 +707,35 @@ fn logs_are_of_one_container_or_of_several_by_their_names() {
     let ran = root.output(&["logs", "--tail", "some", "one"]);
     assert_eq!(ran.code, Some(2), "{ran:?}");
 }
+
+#[test]
+fn a_long_line_of_a_log_is_one_line_to_tail_timestamps_and_names() {
+    let root = Root::default();
+    let time = "2026-01-31T12:00:00.000000000Z";
+    let record = |stream: &str, tag: &str, text: &str| format!("{time} {stream} {tag} {text}\n");
+    let [a, b] = ["a", "b"].map(|text| text.repeat(16 << 10));
+    for (name, number) in [("one", 1), ("two", 2)] {
+        let log = ended(&root, name, number, 1000).join("container.log");
+        let lines = [
+            record("stdout", "F", "first"),
+            record("stdout", "P", &a),
+            record("stderr", "F", "error"),
+            record("stdout", "P", &b),
+            record("stdout", "F", "end"),
+            record("stdout", "P", "unfinished"),
+        ];
+        fs::write(log, lines.concat()).unwrap();
+    }
+    let ran = root.output(&["logs", "-n", "3", "one"]);
+    ran.printed(&format!("{a}{b}end\nunfinished"));
+    assert_eq!(ran.stderr, "error\n");
+    root.output(&["logs", "-t", "-n", "1", "one"])
+        .printed(&format!("{time} unfinished\n"));
+    for flags in ["-tn3", "-ftn3"] {
+        let ran = root.output(&["logs", flags, "one", "two"]);
+        let lines = |name: &str| format!("{name} {time} {a}{b}end\n{name} {time} unfinished\n");
+        ran.printed(&(lines("one") + &lines("two")));
+        let error = |name: &str| format!("{name} {time} error\n");
+        assert_eq!(ran.stderr, error("one") + &error("two"), "{flags}");
+    }
+}

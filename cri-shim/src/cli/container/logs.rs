@@ -1,5 +1,9 @@
 //! `podvisor logs`: shows a container's output.
+//!
+//! This file has the command and reads the log files, also while they are written; `lines` makes
+//! the program's lines of what they have, `time` parses the times that users give.
 
+mod lines;
 mod time;
 
 use std::fs::File;
@@ -20,6 +24,7 @@ use super::{Containers, Entry, State, sweep};
 use crate::cli::Globals;
 use crate::cli::output::Stdout;
 use crate::sandbox::watch::readable;
+use lines::{Hold, LineStarts, Piece, Prefix, Printer};
 pub(in crate::cli) use time::{parse_at, parse_time};
 
 /// Maximum length of a log's line: its text has at most 16 KiB.
@@ -67,34 +72,14 @@ fn parse_tail(text: &str) -> Result<Tail, String> {
         lines => lines
             .parse()
             .map(Tail::Lines)
-            .map_err(|_| "write a number, or all".to_owned()),
+            .map_err(|_| "write a number of lines, or all".to_owned()),
     }
 }
 
-/// A line of the log.
-#[derive(Debug, PartialEq, Eq)]
-struct Line<'a> {
-    time: &'a str,
-    is_stderr: bool,
-    /// Whether the program's line ends here.
-    is_whole: bool,
-    text: &'a [u8],
-}
-
-fn parse_line(line: &[u8]) -> Option<Line<'_>> {
-    let line = line.strip_suffix(b"\n").unwrap_or(line);
-    let mut parts = line.splitn(4, |byte| *byte == b' ');
-    Some(Line {
-        time: str::from_utf8(parts.next()?).ok()?,
-        is_stderr: parts.next()? == b"stderr",
-        is_whole: parts.next()? == b"F",
-        text: parts.next()?,
-    })
-}
-
 impl LogsArgs {
-    fn takes(&self, line: &Line<'_>) -> bool {
-        let Ok(time) = humantime::parse_rfc3339(line.time) else {
+    /// Returns whether the times that are asked for include a line that begins with this piece.
+    fn takes(&self, piece: &Piece<'_>) -> bool {
+        let Ok(time) = humantime::parse_rfc3339(piece.time) else {
             return false;
         };
         self.since.is_none_or(|since| time >= since) && self.until.is_none_or(|until| time < until)
@@ -111,26 +96,22 @@ impl LogsArgs {
         }
     }
 
-    /// Prints a line of this container.
-    fn print(&self, name: &str, line: &Line<'_>) -> io::Result<()> {
-        let mut text = Vec::with_capacity(line.text.len() + 40);
+    /// Returns what prints the lines of this container.
+    fn printer(&self, name: &str) -> Printer<fn(bool, &[u8]) -> io::Result<()>> {
         let has_names = self.containers.len() > 1;
-        if has_names {
-            text.extend_from_slice(name.as_bytes());
-            text.push(b' ');
-        }
-        if self.timestamps {
-            text.extend_from_slice(line.time.as_bytes());
-            text.push(b' ');
-        }
-        text.extend_from_slice(line.text);
-        if line.is_whole || self.timestamps || has_names {
-            text.push(b'\n');
-        }
-        match line.is_stderr {
-            true => io::stderr().write_all(&text),
-            false => Stdout.write_all(&text),
-        }
+        let prefix = Prefix {
+            name: has_names.then(|| name.to_owned()),
+            has_time: self.timestamps,
+        };
+        // Without `--follow` one container is shown after the other.
+        let hold = match has_names && self.follow {
+            true => Hold::Lines,
+            false => Hold::No,
+        };
+        Printer::new(prefix, hold, |is_stderr, text| match is_stderr {
+            true => io::stderr().write_all(text),
+            false => Stdout.write_all(text),
+        })
     }
 }
 
@@ -169,7 +150,7 @@ impl Reader {
 /// Returns the time of a file's first line, which determines the order of the files.
 fn first_time(path: &Path) -> Option<String> {
     let line = Reader::open(path).ok()?.next().ok()??;
-    Some(parse_line(&line)?.time.to_owned())
+    Some(Piece::parse(&line)?.time.to_owned())
 }
 
 /// Returns the log files that have lines, the older one first.
@@ -213,6 +194,21 @@ fn is_broken_pipe(error: &anyhow::Error) -> bool {
 }
 
 async fn show(args: &LogsArgs, entry: &Entry) -> anyhow::Result<()> {
+    let mut printer = args.printer(&entry.record.name);
+    let shown = show_lines(args, entry, &mut printer).await;
+    let finished = printer.finish();
+    shown?;
+    Ok(finished?)
+}
+
+async fn show_lines<W>(
+    args: &LogsArgs,
+    entry: &Entry,
+    printer: &mut Printer<W>,
+) -> anyhow::Result<()>
+where
+    W: FnMut(bool, &[u8]) -> io::Result<()>,
+{
     let until = args.passed_until();
     tokio::pin!(until);
     let state = match args.follow {
@@ -230,19 +226,20 @@ async fn show(args: &LogsArgs, entry: &Entry) -> anyhow::Result<()> {
         None => None,
     };
     let logs = in_order(entry);
-    let skip = match args.tail {
+    let mut skip = match args.tail {
         Tail::Lines(wanted) => lines_taken(args, &logs)?.saturating_sub(wanted),
         Tail::All => 0,
     };
-    let mut taken = 0;
+    let mut takes = |first: &Piece<'_>| {
+        let is_taken = args.takes(first);
+        let is_skipped = is_taken && skip > 0;
+        skip -= usize::from(is_skipped);
+        is_taken && !is_skipped
+    };
     let mut copy = |reader: &mut Reader| -> anyhow::Result<()> {
         while let Some(line) = reader.next()? {
-            let Some(line) = parse_line(&line).filter(|line| args.takes(line)) else {
-                continue;
-            };
-            taken += 1;
-            if taken > skip {
-                args.print(&entry.record.name, &line)?;
+            if let Some(piece) = Piece::parse(&line) {
+                printer.print(&piece, &mut takes)?;
             }
         }
         Ok(())
@@ -296,12 +293,16 @@ async fn show(args: &LogsArgs, entry: &Entry) -> anyhow::Result<()> {
     }
 }
 
+/// Returns the number of lines that are asked for, whatever `--tail` says.
 fn lines_taken(args: &LogsArgs, logs: &[PathBuf]) -> anyhow::Result<usize> {
     let mut count = 0;
+    let mut starts = LineStarts::default();
     for log in logs {
         let mut reader = Reader::open(log)?;
         while let Some(line) = reader.next()? {
-            count += usize::from(parse_line(&line).is_some_and(|line| args.takes(&line)));
+            let piece = Piece::parse(&line);
+            let is_taken = piece.is_some_and(|piece| starts.begins(&piece) && args.takes(&piece));
+            count += usize::from(is_taken);
         }
     }
     Ok(count)
@@ -334,18 +335,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_of_the_log_are_taken_apart() {
-        let line = parse_line(b"2026-01-31T12:00:00.5Z stderr P some  text\n").unwrap();
-        let expected = Line {
-            time: "2026-01-31T12:00:00.5Z",
-            is_stderr: true,
-            is_whole: false,
-            text: b"some  text",
-        };
-        assert_eq!(line, expected);
-        assert_eq!(parse_line(b"T stdout F \n").unwrap().text, b"");
-        for bad in [b"".as_slice(), b"\n", b"T stdout\n", b"\xff stdout F x\n"] {
-            assert_eq!(parse_line(bad), None);
+    fn a_tail_is_a_number_of_lines_or_all() {
+        assert_eq!(parse_tail("7"), Ok(Tail::Lines(7)));
+        assert_eq!(parse_tail("0"), Ok(Tail::Lines(0)));
+        for all in ["all"] {
+            assert_eq!(parse_tail(all), Ok(Tail::All), "{all}");
+        }
+        for bad in ["", "-", "some", "1.5", "--1"] {
+            assert!(parse_tail(bad).is_err(), "{bad}");
         }
     }
 
