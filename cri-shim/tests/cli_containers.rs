@@ -704,6 +704,11 @@ fn logs_are_of_one_container_or_of_several_by_their_names() {
     root.output(&["logs", "-n", "1", "one"]).printed("b\n");
     root.output(&["logs", "-f", "-n", "1", "one", "two"])
         .printed("one b\ntwo b\n");
+    for all in ["--tail=-1", "-n-1"] {
+        root.output(&["logs", all, "one"]).printed("a\nb\n");
+    }
+    root.output(&["logs", "--tail", "-1", "one"])
+        .printed("a\nb\n");
     let ran = root.output(&["logs", "--tail", "some", "one"]);
     assert_eq!(ran.code, Some(2), "{ran:?}");
 }

@@ -51,7 +51,7 @@ pub(in crate::cli) struct LogsArgs {
 
     /// Only so many of the last lines, or all
     #[arg(short = 'n', long, value_name = "LINES", default_value = "all")]
-    #[arg(value_parser = parse_tail)]
+    #[arg(value_parser = parse_tail, allow_negative_numbers = true)]
     tail: Tail,
 
     /// Names or ids; of several, each line begins with a name
@@ -69,6 +69,8 @@ enum Tail {
 fn parse_tail(text: &str) -> Result<Tail, String> {
     match text {
         "all" => Ok(Tail::All),
+        // As in docker, a negative number means all.
+        lines if lines.parse().is_ok_and(|lines: i64| lines < 0) => Ok(Tail::All),
         lines => lines
             .parse()
             .map(Tail::Lines)
@@ -338,7 +340,7 @@ mod tests {
     fn a_tail_is_a_number_of_lines_or_all() {
         assert_eq!(parse_tail("7"), Ok(Tail::Lines(7)));
         assert_eq!(parse_tail("0"), Ok(Tail::Lines(0)));
-        for all in ["all"] {
+        for all in ["all", "-1", "-5"] {
             assert_eq!(parse_tail(all), Ok(Tail::All), "{all}");
         }
         for bad in ["", "-", "some", "1.5", "--1"] {
