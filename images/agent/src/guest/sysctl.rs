@@ -92,7 +92,7 @@ impl Sysctl {
 }
 
 /// Default parameters of every guest, unless a request sets them.
-const USUAL: [(&str, &str); 13] = [
+const USUAL: [(&str, &str); 19] = [
     // A program of any user may listen on every port and send echo requests.
     ("net.ipv4.ip_unprivileged_port_start", "0"),
     ("net.ipv4.ping_group_range", "0 2147483647"),
@@ -109,6 +109,14 @@ const USUAL: [(&str, &str); 13] = [
     ("net.ipv4.tcp_max_tw_buckets", "65536"),
     ("net.ipv4.tcp_max_orphans", "65536"),
     ("net.ipv4.tcp_max_syn_backlog", "1024"),
+    // In pages for all sockets, and in bytes of each. Their memory counts as their container's.
+    ("net.ipv4.tcp_mem", "190000 253000 380000"),
+    ("net.ipv4.tcp_rmem", "4096 131072 6291456"),
+    ("net.ipv4.tcp_wmem", "4096 16384 4194304"),
+    ("net.ipv4.udp_mem", "380000 507000 760000"),
+    ("fs.epoll.max_user_watches", "3500000"),
+    // As editors and file synchronisers ask for on such a host.
+    ("fs.inotify.max_user_watches", "524288"),
     // As set by systemd on most nodes: search engines and databases require at least 262144.
     ("vm.max_map_count", "1048576"),
     // As in a new network namespace of a node where a kubelet has set it.
