@@ -17,9 +17,10 @@ use rustix::io::Errno;
 use rustix::mount::{MountFlags, mount, mount_bind};
 
 use crate::container::ContainerError;
-use crate::container::files::rootfs::{MountPoint, RootfsError};
+use crate::container::files::rootfs::{MountPoint, RootfsError, files_of};
 use crate::container::spec::{SpecError, is_plain};
 use crate::container::users::namespace::{IdKind, IdMaps};
+use crate::guest::memory::room_for_files;
 
 /// Prefix of a bind mount's source that is a volume in memory: the key follows, and optionally a
 /// path in it.
@@ -121,8 +122,10 @@ impl MemoryVolumeMount {
         let size = self
             .size
             .map_or(String::new(), |size| format!(",size={size}"));
+        // The kernel's default would be that of the memory at boot, for good.
+        let files = files_of(room_for_files());
         let data = format!(
-            "mode={:o},uid={},gid={}{size}",
+            "mode={:o},uid={},gid={},nr_inodes={files}{size}",
             self.mode, self.uid, self.gid
         );
         // Device nodes in a volume cannot be opened.

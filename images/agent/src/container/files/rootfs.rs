@@ -387,8 +387,13 @@ fn etc_directory(upper: &MountPoint) -> PathBuf {
 /// much free space programs see.
 fn upper_options(memory: u64) -> String {
     // As many as the kernel's default for that much memory.
-    let inodes = memory / INODE_BYTES;
+    let inodes = files_of(memory);
     format!("mode=0755,size={memory},nr_inodes={inodes}")
+}
+
+/// Returns how many files the kernel lets a tmpfs have by default that may take so many bytes.
+pub(super) fn files_of(memory: u64) -> u64 {
+    memory / INODE_BYTES
 }
 
 /// Copies the owner and mode of the image's root: the root of an overlay shows those of its upper
