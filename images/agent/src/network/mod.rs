@@ -109,9 +109,10 @@ pub async fn apply(plan: &Plan) -> Result<(), NetworkError> {
         return Ok(());
     }
     let mut netlink = Netlink::open().map_err(kernel("open", "a netlink socket"))?;
-    let mut cards = Vec::new();
+    let mut cards: Vec<(&Interface, u32)> = Vec::new();
     for interface in &plan.interfaces {
-        let card = find(&mut netlink, interface).await?;
+        let taken: Vec<u32> = cards.iter().map(|(_, index)| *index).collect();
+        let card = find(&mut netlink, interface, &taken).await?;
         if card.mac != interface.mac {
             netlink
                 .call(link(card.index, false).attribute(IFLA_ADDRESS, &interface.mac))
@@ -178,13 +179,18 @@ fn read_link(body: &[u8]) -> Option<Link> {
     })
 }
 
-/// Finds the interface's card; waits for it to appear.
-async fn find(netlink: &mut Netlink, wanted: &Interface) -> Result<Link, NetworkError> {
+/// Finds the interface's card, which is none of those that are `taken`; waits for it to appear.
+/// Interfaces may have one address, as those of one ipvlan have.
+async fn find(
+    netlink: &mut Netlink,
+    wanted: &Interface,
+    taken: &[u32],
+) -> Result<Link, NetworkError> {
     let mut look = || -> Result<Option<Link>, NetworkError> {
         let links = links(netlink)?;
         let is_wanted = |link: &Link| {
             let present = wanted.present_mac.is_some_and(|mac| link.mac == mac);
-            link.mac == wanted.mac || present
+            (link.mac == wanted.mac || present) && !taken.contains(&link.index)
         };
         // A bridge or VLAN that a container has created can have its card's address, and a later
         // index.

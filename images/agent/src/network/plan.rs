@@ -178,10 +178,7 @@ impl Plan {
         let mut interfaces: Vec<Interface> = Vec::new();
         for wanted in &request.interfaces {
             let interface = Interface::new(wanted)?;
-            if interfaces
-                .iter()
-                .any(|other| other.name == interface.name || other.mac == interface.mac)
-            {
+            if interfaces.iter().any(|other| other.name == interface.name) {
                 return Err(PlanError::Double(interface.name));
             }
             interfaces.push(interface);

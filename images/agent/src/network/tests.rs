@@ -190,6 +190,32 @@ fn an_interface_without_arp_asks_no_neighbour() {
 }
 
 #[test]
+fn interfaces_of_one_address_are_cards_of_their_own() {
+    in_namespace(async || {
+        ip("link add card0 address 02:00:00:00:00:0a type veth peer name host0");
+        ip("link add card1 address 02:00:00:00:00:0a type veth peer name host1");
+        let request = api::ConfigureRequest {
+            interfaces: vec![
+                card(&["10.9.0.2/24"]),
+                api::Interface {
+                    name: "net1".into(),
+                    ..card(&["10.9.1.2/24"])
+                },
+            ],
+            ..Default::default()
+        };
+        // Again, they are the same ones.
+        for _ in 0..2 {
+            apply(&Plan::new(&request).unwrap()).await.unwrap();
+            for (name, address) in [("eth0", "10.9.0.2/24"), ("net1", "10.9.1.2/24")] {
+                let shown = ip(&format!("-4 -o address show dev {name}"));
+                assert!(shown.contains(address), "{shown}");
+            }
+        }
+    });
+}
+
+#[test]
 fn a_route_has_its_mtu_its_metric_and_its_source() {
     in_namespace(async || {
         let route = |metric, mtu, source: &str| api::Route {
