@@ -27,7 +27,7 @@ use super::{CniError, Prefix};
 use crate::tap::{MAX_NICS, TUN, is_tap_name, open_tap, tap_name};
 
 /// Most routes of one pod.
-const MAX_ROUTES: usize = 1024;
+const MAX_ROUTES: usize = limits::ROUTES;
 /// Most static neighbours of one pod.
 const MAX_NEIGHBOURS: usize = limits::NEIGHBOURS;
 /// The kernel's limits for Ethernet with IP.
@@ -200,6 +200,13 @@ async fn join_one(handle: &Handle, tap: &str, link: &Link) -> Result<(), CniErro
     let up = LinkUnspec::new_with_index(index).mtu(link.mtu).up().build();
     let up = handle.link().set(up).execute().await;
     up.map_err(CniError::netlink("bring the tap up"))?;
+    // macvlan and ipvlan receive only groups that programs of the namespace joined; those of the
+    // guest are not known here.
+    let all = LinkUnspec::new_with_index(link.index).allmulticast(true);
+    let all = handle.link().set(all.build()).execute().await;
+    all.map_err(CniError::netlink(
+        "receive multicast frames on the interface",
+    ))?;
     for (from, to) in [(link.index, index), (index, link.index)] {
         redirect(handle, from, to).await?;
     }

@@ -79,7 +79,7 @@ pub mod limits {
     /// Maximum addresses of one interface.
     pub const ADDRESSES: usize = 32;
     /// Maximum routes of a guest.
-    pub const ROUTES: usize = 256;
+    pub const ROUTES: usize = 1024;
     /// Maximum static neighbours of a guest.
     pub const NEIGHBOURS: usize = 256;
     /// Maximum virtio-fs devices that a guest can mount.
