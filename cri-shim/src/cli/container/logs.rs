@@ -78,6 +78,9 @@ fn parse_tail(text: &str) -> Result<Tail, String> {
     }
 }
 
+/// Writes text to stderr or stdout.
+type WriteText = fn(bool, &[u8]) -> io::Result<()>;
+
 impl LogsArgs {
     /// Returns whether the times that are asked for include a line that begins with this piece.
     fn takes(&self, piece: &Piece<'_>) -> bool {
@@ -99,7 +102,7 @@ impl LogsArgs {
     }
 
     /// Returns what prints the lines of this container.
-    fn printer(&self, name: &str) -> Printer<fn(bool, &[u8]) -> io::Result<()>> {
+    fn printer(&self, name: &str) -> Printer<WriteText> {
         let has_names = self.containers.len() > 1;
         let prefix = Prefix {
             name: has_names.then(|| name.to_owned()),
