@@ -253,11 +253,11 @@ impl ZeroCopyReader for Writer {
     fn read_to(
         &mut self,
         _: &mut dyn FileReadWriteVolatile,
-        _: usize,
+        count: usize,
         _: u64,
     ) -> io::Result<usize> {
         self.0 = file_system_user();
-        Ok(0)
+        Ok(count)
     }
 }
 

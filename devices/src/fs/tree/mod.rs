@@ -44,6 +44,9 @@ const CACHE_TIMEOUT: Duration = Duration::from_millis(500);
 const LOOK: usize = 4096;
 
 /// Flags of `open(2)` that the client may set.
+/// Opens an object for its attributes, and for operations by its descriptor.
+const PATH_ONLY: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
+
 const CLIENT_FLAGS: OFlags = OFlags::ACCMODE
     .union(OFlags::APPEND)
     .union(OFlags::TRUNC)
@@ -257,26 +260,38 @@ impl Tree {
                     && context.uid != 0
                     && error.kind() == io::ErrorKind::PermissionDenied =>
             {
-                let _acting = self.acting(context)?;
                 // If the user may not either, the first error is returned.
+                let Ok(_acting) = self.acting(context) else {
+                    return Err(error);
+                };
                 act().map_err(|_| error)
             }
             done => done,
         }
     }
 
-    /// Finds `name` in `parent` and returns its entry for the client.
-    fn entry(&self, context: &Context, parent: &Object, name: &CStr) -> io::Result<Entry> {
+    /// Opens what `name` in `parent` is, with `O_PATH`.
+    fn found(
+        &self,
+        context: &Context,
+        parent: &Object,
+        name: &CStr,
+    ) -> io::Result<(OwnedFd, Attributes)> {
         let name = component(name)?;
-        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let fd = self.as_either(context, || {
-            Ok(openat(&parent.fd, name, flags, Mode::empty())?)
+            Ok(openat(&parent.fd, name, PATH_ONLY, Mode::empty())?)
         })?;
         let attributes = Attributes::of(&fd)?;
+        Ok((fd, attributes))
+    }
+
+    /// Finds `name` in `parent` and returns its entry for the client.
+    fn entry(&self, context: &Context, parent: &Object, name: &CStr) -> io::Result<Entry> {
+        let (fd, attributes) = self.found(context, parent, name)?;
         if attributes.is_automount() {
             // To open it as a directory has it mounted, which `O_PATH` alone has not.
             let mounted = self.as_either(context, || {
-                let flags = flags | OFlags::DIRECTORY;
+                let flags = PATH_ONLY | OFlags::DIRECTORY;
                 Ok(openat(&parent.fd, name, flags, Mode::empty())?)
             });
             // Where that fails it is as empty as it is.

@@ -134,7 +134,7 @@ impl FileSystem for Tree {
             let (uid, gid) = (host_id(uid)?, host_id(gid)?);
             let (uid, gid) = (uid.map(Uid::from_raw), gid.map(Gid::from_raw));
             let flags = AtFlags::EMPTY_PATH | AtFlags::SYMLINK_NOFOLLOW;
-            chownat(&object.fd, c"", uid, gid, flags)?;
+            self.as_either(context, || Ok(chownat(&object.fd, c"", uid, gid, flags)?))?;
         }
         if valid.contains(SetattrValid::SIZE) {
             let size = u64::try_from(attr.st_size).map_err(|_| Errno::INVAL)?;
@@ -195,6 +195,7 @@ impl FileSystem for Tree {
         let parent = self.object(parent)?;
         self.check_writable(&parent)?;
         let name = component(name)?;
+        self.table().check_room(1)?;
         {
             let _acting = self.making(context)?;
             symlinkat(target, &parent.fd, name)?;
@@ -224,6 +225,7 @@ impl FileSystem for Tree {
             // directory.
             _ => return Err(Errno::PERM.into()),
         }
+        self.table().check_room(1)?;
         {
             let _acting = self.making(context)?;
             mknodat(&parent.fd, name, kind, bits(mode, umask), 0)?;
@@ -242,6 +244,7 @@ impl FileSystem for Tree {
         let parent = self.object(parent)?;
         self.check_writable(&parent)?;
         let name = component(name)?;
+        self.table().check_room(1)?;
         {
             let _acting = self.making(context)?;
             mkdirat(&parent.fd, name, bits(mode, umask))?;
@@ -303,6 +306,7 @@ impl FileSystem for Tree {
         fuse_flags: u32,
     ) -> io::Result<(Option<u64>, OpenOptions, Option<u32>)> {
         let object = self.object(inode)?;
+        self.table().check_room(1)?;
         let opened = {
             let _ordinary = SuidClearGuard::when(fuse_flags & FOPEN_IN_KILL_SUIDGID != 0)?;
             self.as_either(context, || self.open_file(&object, flags))?
@@ -322,6 +326,7 @@ impl FileSystem for Tree {
         self.check_writable(&parent)?;
         let name = component(name)?;
         let flags = self.client_flags(&parent, args.flags)?;
+        self.table().check_room(2)?;
         let exclusive = OFlags::from_bits_retain(args.flags).contains(OFlags::EXCL);
         let made = {
             let _acting = self.making(context)?;
@@ -368,7 +373,20 @@ impl FileSystem for Tree {
     ) -> io::Result<usize> {
         let handle = self.handle(handle, inode)?;
         let size = (size as usize).min(writer.available_bytes()).min(MAX_DATA);
-        let read = writer.write_from(&mut *file(&handle), size, offset)?;
+        let mut file = file(&handle);
+        let mut read = writer.write_from(&mut *file, size, offset)?;
+        // To the client less than it asked for is the end of the file, and the rest of its page
+        // zeros. The host also returns less before an error, which only the next read tells.
+        let is_generated =
+            || matches!(self.object(inode), Ok(object) if object.contents == Contents::Generated);
+        if (1..size).contains(&read) && !is_generated() {
+            while read < size {
+                match writer.write_from(&mut *file, size - read, offset + read as u64)? {
+                    0 => break,
+                    more => read += more,
+                }
+            }
+        }
         self.counters.read_bytes.add(read as u64);
         Ok(read)
     }
@@ -393,7 +411,15 @@ impl FileSystem for Tree {
         let _writing = QuotaUserGuard::as_user(handle.writer);
         let mut file = file(&handle);
         set_appending(&file, appends && !delayed_write)?;
-        let written = reader.read_to(&mut *file, size, offset)?;
+        let mut written = reader.read_to(&mut *file, size, offset)?;
+        // The client takes what its cache wrote back for written unless there is an error, which
+        // the host returns only for the next write if there was room for a part.
+        while delayed_write && written < size {
+            match reader.read_to(&mut *file, size - written, offset + written as u64)? {
+                0 => return Err(Errno::IO.into()),
+                more => written += more,
+            }
+        }
         self.counters.written_bytes.add(written as u64);
         Ok(written)
     }
@@ -453,31 +479,31 @@ impl FileSystem for Tree {
 
     fn setxattr(
         &self,
-        _: &Context,
+        context: &Context,
         inode: u64,
         name: &CStr,
         value: &[u8],
         flags: u32,
     ) -> io::Result<()> {
-        self.set_xattr(inode, name, value, flags)
+        self.set_xattr(context, inode, name, value, flags)
     }
 
     fn getxattr(
         &self,
-        _: &Context,
+        context: &Context,
         inode: u64,
         name: &CStr,
         size: u32,
     ) -> io::Result<GetxattrReply> {
-        self.get_xattr(inode, name, size)
+        self.get_xattr(context, inode, name, size)
     }
 
-    fn listxattr(&self, _: &Context, inode: u64, size: u32) -> io::Result<ListxattrReply> {
-        self.list_xattr(inode, size)
+    fn listxattr(&self, context: &Context, inode: u64, size: u32) -> io::Result<ListxattrReply> {
+        self.list_xattr(context, inode, size)
     }
 
-    fn removexattr(&self, _: &Context, inode: u64, name: &CStr) -> io::Result<()> {
-        self.remove_xattr(inode, name)
+    fn removexattr(&self, context: &Context, inode: u64, name: &CStr) -> io::Result<()> {
+        self.remove_xattr(context, inode, name)
     }
 
     fn opendir(&self, context: &Context, inode: u64, _flags: u32) -> io::Result<Opened> {

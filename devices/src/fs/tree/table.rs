@@ -12,6 +12,7 @@ use rustix::fs::FileType;
 use rustix::io::Errno;
 
 use super::attributes::Contents;
+use super::directory::Listing;
 use crate::descriptors::{Permit, Quota};
 
 /// The root's number (`FUSE_ROOT_ID`).
@@ -58,6 +59,8 @@ pub(super) struct Handle {
     pub(super) file: Mutex<File>,
     /// The user that the thread writes to it as.
     pub(super) writer: u32,
+    /// Where the listing of a directory is.
+    pub(super) listing: Mutex<Listing>,
     _permit: Permit,
 }
 
@@ -181,6 +184,7 @@ impl Table {
             object,
             file: Mutex::new(file),
             writer,
+            listing: Mutex::default(),
             _permit: self.permit()?,
         };
         if let Some(known) = self.objects.get_mut(&object) {
@@ -189,6 +193,13 @@ impl Table {
         let number = self.number();
         self.handles.insert(number, Arc::new(handle));
         Ok(number)
+    }
+
+    /// Fails if the quota does not have `most` more entries. To be asked before a system call whose
+    /// effect would stay if its result cannot be kept.
+    pub(super) fn check_room(&self, most: usize) -> io::Result<()> {
+        let permits: io::Result<Vec<Permit>> = (0..most).map(|_| self.permit()).collect();
+        permits.map(drop)
     }
 
     /// Returns a handle if it belongs to that object.

@@ -9,7 +9,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::AsFd;
 
-use fuse_backend_rs::api::filesystem::{GetxattrReply, ListxattrReply};
+use fuse_backend_rs::api::filesystem::{Context, GetxattrReply, ListxattrReply};
 use rustix::fs::{
     OFlags, XattrFlags, fgetxattr, fgetxattr_query, flistxattr, fremovexattr, fsetxattr,
 };
@@ -36,6 +36,7 @@ const CAPABILITY_ON_HOST: &CStr = c"user.podvisor.security.capability";
 impl Tree {
     pub(super) fn set_xattr(
         &self,
+        context: &Context,
         object: u64,
         name: &CStr,
         value: &[u8],
@@ -44,20 +45,21 @@ impl Tree {
         let object = self.object(object)?;
         self.check_writable(&object)?;
         let name = host_name(name)?;
-        let file = self.reopen_for_xattr(&object)?;
+        let file = self.reopen_for_xattr(context, &object)?;
         let flags = XattrFlags::from_bits(flags).ok_or(Errno::INVAL)?;
         Ok(fsetxattr(&file, &*name, value, flags)?)
     }
 
     pub(super) fn get_xattr(
         &self,
+        context: &Context,
         object: u64,
         name: &CStr,
         size: u32,
     ) -> io::Result<GetxattrReply> {
         let object = self.object(object)?;
         let name = host_name(name)?;
-        let opened = self.reopen_for_xattr(&object);
+        let opened = self.reopen_for_xattr(context, &object);
         let file = match opened {
             // The client itself asks for capabilities when it executes a program, which fails with
             // any other error. A file server may deny that to the host's root.
@@ -81,14 +83,21 @@ impl Tree {
         Ok(GetxattrReply::Value(value))
     }
 
-    pub(super) fn list_xattr(&self, object: u64, size: u32) -> io::Result<ListxattrReply> {
-        let file = self.reopen_for_xattr(&*self.object(object)?)?;
+    pub(super) fn list_xattr(
+        &self,
+        context: &Context,
+        object: u64,
+        size: u32,
+    ) -> io::Result<ListxattrReply> {
+        let file = self.reopen_for_xattr(context, &*self.object(object)?)?;
         let mut names = vec![0; MAX_LEN];
         let len = flistxattr(&file, &mut *names)?;
         names.truncate(len);
         let names: Vec<u8> = names
             .split_inclusive(|byte| *byte == 0)
             .filter_map(client_name)
+            // Nor does the client let others read them.
+            .filter(|name| context.uid == 0 || !name.starts_with(TRUSTED))
             .flatten()
             .copied()
             .collect();
@@ -101,16 +110,22 @@ impl Tree {
         }
     }
 
-    pub(super) fn remove_xattr(&self, object: u64, name: &CStr) -> io::Result<()> {
+    pub(super) fn remove_xattr(
+        &self,
+        context: &Context,
+        object: u64,
+        name: &CStr,
+    ) -> io::Result<()> {
         let object = self.object(object)?;
         self.check_writable(&object)?;
         let name = host_name(name)?;
-        let file = self.reopen_for_xattr(&object)?;
+        let file = self.reopen_for_xattr(context, &object)?;
         Ok(fremovexattr(&file, &*name)?)
     }
 
-    fn reopen_for_xattr(&self, object: &Object) -> io::Result<File> {
-        self.reopen(object, OFlags::RDONLY | OFlags::NONBLOCK)
+    fn reopen_for_xattr(&self, context: &Context, object: &Object) -> io::Result<File> {
+        let flags = OFlags::RDONLY | OFlags::NONBLOCK;
+        self.as_either(context, || self.reopen(object, flags))
             .map_err(|error| match Errno::from_io_error(&error) {
                 // The same error as the host's own file systems return for objects that are never
                 // opened here.
