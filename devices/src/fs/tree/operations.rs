@@ -381,9 +381,10 @@ impl FileSystem for Tree {
             || matches!(self.object(inode), Ok(object) if object.contents == Contents::Generated);
         if (1..size).contains(&read) && !is_generated() {
             while read < size {
-                match writer.write_from(&mut *file, size - read, offset + read as u64)? {
+                let (rest, place) = (size.saturating_sub(read), after(offset, read));
+                match writer.write_from(&mut *file, rest, place)? {
                     0 => break,
-                    more => read += more,
+                    more => read = read.saturating_add(more),
                 }
             }
         }
@@ -415,9 +416,10 @@ impl FileSystem for Tree {
         // The client takes what its cache wrote back for written unless there is an error, which
         // the host returns only for the next write if there was room for a part.
         while delayed_write && written < size {
-            match reader.read_to(&mut *file, size - written, offset + written as u64)? {
+            let (rest, place) = (size.saturating_sub(written), after(offset, written));
+            match reader.read_to(&mut *file, rest, place)? {
                 0 => return Err(Errno::IO.into()),
-                more => written += more,
+                more => written = written.saturating_add(more),
             }
         }
         self.counters.written_bytes.add(written as u64);
@@ -591,6 +593,11 @@ impl Tree {
         let object = self.object(inode)?;
         Ok(syncfs(self.reopen(&object, OFlags::RDONLY)?)?)
     }
+}
+
+/// The place in a file after `count` bytes from `offset`.
+fn after(offset: u64, count: usize) -> u64 {
+    offset.saturating_add(count as u64)
 }
 
 /// The permissions of a new object.
