@@ -279,6 +279,10 @@ impl FsDevice {
     }
 }
 
+/// `FUSE_CREATE_SUPP_GROUP`, which `fuse-backend-rs` does not know, among the high flags: requests
+/// that make something tell of a supplementary group of their user that the directory has.
+const CREATE_SUPP_GROUP: u32 = 1 << 2;
+
 /// `struct virtio_fs_config` (§5.11.4): tag and number of request queues.
 fn config(tag: &[u8]) -> Vec<u8> {
     let mut config = tag.to_vec();
@@ -351,6 +355,7 @@ fn answer(
     if is(&[Opcode::SetupMapping, Opcode::RemoveMapping]) {
         return reply(chain, mem, request.unique, Some(Errno::NOSYS)).map(Answer::whole);
     }
+    tree.make_with_group(request.group);
     let (reader, writer) = exchange.present().map_err(fault)?;
     let room = chain.writable_len();
     let handled = server.handle_message(reader, writer, None, None);
@@ -410,6 +415,9 @@ fn begin(
         let [a, b, c, d, flags2 @ ..] = common.bits().to_le_bytes();
         out.flags = u32::from_le_bytes([a, b, c, d]);
         out.flags2 = u32::from_le_bytes(flags2);
+        if offered.contains(FsOptions::INIT_EXT) {
+            out.flags2 |= high.unwrap_or(0) & CREATE_SUPP_GROUP;
+        }
         out.max_readahead = max_readahead;
         out.max_background = u16::MAX;
         out.congestion_threshold = u16::MAX / 4 * 3;

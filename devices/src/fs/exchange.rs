@@ -59,6 +59,23 @@ const NAMES: [(u32, usize, usize); 13] = [
     (Opcode::Removexattr as u32, 0, 1),
 ];
 
+/// Requests that make something; their names may be followed by extensions.
+const MAKING: [u32; 4] = [
+    Opcode::Create as u32,
+    Opcode::Mkdir as u32,
+    Opcode::Mknod as u32,
+    Opcode::Symlink as u32,
+];
+
+/// Where `struct fuse_in_header` has the length of the extensions at a request's end, in units of 8
+/// bytes.
+const EXTENSIONS_LEN: usize = 36;
+
+/// Size of `struct fuse_ext_header`, and its type of a user's supplementary groups
+/// (`FUSE_EXT_GROUPS`).
+const EXTENSION_HEADER_LEN: usize = 8;
+const EXTENSION_GROUPS: u32 = 32;
+
 /// Where `struct fuse_read_in` has the size that a client asks for.
 const READ_SIZE: usize = HEADER_LEN + 16;
 
@@ -97,6 +114,9 @@ pub(super) struct RequestHeader {
     pub(super) node: u64,
     /// The requester: the number of a thread of the guest.
     pub(super) process: u32,
+    /// The group of the directory in which something is made, if it is a supplementary one of the
+    /// user.
+    pub(super) group: Option<u32>,
 }
 
 /// Why a request cannot be served.
@@ -150,7 +170,7 @@ impl Exchange {
         }
         let mut header = [0u8; HEADER_LEN];
         chain.read(guest, 0, &mut header)?;
-        let request = RequestHeader::decode(&header);
+        let mut request = RequestHeader::decode(&header);
         let copied = if request.opcode == Opcode::Write as u32 {
             len.min(WRITE_HEADER_LEN)
         } else if len <= MAX_REQUEST {
@@ -169,6 +189,9 @@ impl Exchange {
             return Ok(Err(Refused::NoName {
                 unique: request.unique,
             }));
+        }
+        if MAKING.contains(&request.opcode) {
+            request.group = group(request.len, &self.copy);
         }
         if [Opcode::Readdir as u32, Opcode::Readdirplus as u32].contains(&request.opcode) {
             cut_list(&mut self.copy, chain.writable_len());
@@ -286,6 +309,7 @@ impl RequestHeader {
             unique: u64::from_le(header.unique),
             node: u64::from_le(header.nodeid),
             process: u32::from_le(header.pid),
+            group: None,
         }
     }
 }
@@ -300,6 +324,28 @@ fn has_names(opcode: u32, len: u32, request: &[u8]) -> bool {
     let names = request.get(HEADER_LEN.saturating_add(*before)..end);
     let mut ends = names.unwrap_or_default().iter().filter(|byte| **byte == 0);
     ends.nth(count.saturating_sub(1)).is_some()
+}
+
+/// Returns the group that the extensions of a request name. A client sends one at most.
+fn group(len: u32, request: &[u8]) -> Option<u32> {
+    let request = request.get(..len as usize).unwrap_or(request);
+    let word = |bytes: &[u8], at: usize| {
+        let bytes = bytes.get(at..)?.first_chunk()?;
+        Some(u32::from_le_bytes(*bytes))
+    };
+    let units = word(request, EXTENSIONS_LEN)? & 0xffff;
+    let extensions = (units as usize).saturating_mul(8);
+    let body = request.get(HEADER_LEN..)?;
+    let mut rest = body.get(body.len().checked_sub(extensions)?..)?;
+    while rest.len() > EXTENSION_HEADER_LEN {
+        let (size, kind) = (word(rest, 0)? as usize, word(rest, 4)?);
+        let after = size.max(EXTENSION_HEADER_LEN).next_multiple_of(8);
+        if kind == EXTENSION_GROUPS && word(rest, 8)? > 0 {
+            return word(rest, 12);
+        }
+        rest = rest.get(after..)?;
+    }
+    None
 }
 
 /// Cuts the size of a list to what fits into a reply of `room` bytes: `fuse-backend-rs` would log
@@ -434,6 +480,34 @@ mod tests {
         writer.write_all(&[7; 0x6000]).unwrap();
         for page in pages {
             assert_eq!(mem.read_obj::<u8>(GuestAddress(page + 0xfff)).unwrap(), 7);
+        }
+    }
+
+    #[test]
+    fn a_group_is_found_among_extensions_of_any_form() {
+        let words = |words: &[u32]| -> Vec<u8> {
+            let bytes = words.iter().flat_map(|word| word.to_le_bytes());
+            bytes.collect()
+        };
+        let with = |units: u8, extensions: &[u32]| {
+            let name = b"name\0\0\0\0".to_vec();
+            let mut bytes = request(Opcode::Symlink as u32, &[name, words(extensions)].concat());
+            bytes[EXTENSIONS_LEN] = units;
+            group(u32::MAX, &bytes)
+        };
+        assert_eq!(with(2, &[16, EXTENSION_GROUPS, 1, 77]), Some(77));
+        // A label's is before it.
+        let both = [12, 1, 5, 0, 16, EXTENSION_GROUPS, 1, 77];
+        assert_eq!(with(4, &both), Some(77));
+        for (units, extensions) in [
+            (0, &[16, EXTENSION_GROUPS, 1, 77][..]),
+            (2, &[16, EXTENSION_GROUPS, 0, 77]),
+            (2, &[0, 0, 0, 0]),
+            (2, &[u32::MAX, 1, 0, 0]),
+            (1, &[16, EXTENSION_GROUPS]),
+            (200, &[16, EXTENSION_GROUPS, 1, 77]),
+        ] {
+            assert_eq!(with(units, extensions), None, "{units} {extensions:?}");
         }
     }
 

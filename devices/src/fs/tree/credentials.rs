@@ -58,14 +58,21 @@ fn own_file_system_attributes() -> io::Result<()> {
 #[must_use]
 pub(super) struct CredentialGuard {
     group: bool,
+    supplementary: bool,
     user: bool,
 }
 
 impl CredentialGuard {
-    /// Acts without capabilities, unless the user is root.
-    pub(super) fn as_user(switch: bool, uid: u32, gid: u32) -> io::Result<Self> {
+    /// Acts without capabilities, unless the user is root, and with one further group at most.
+    pub(super) fn as_user(
+        switch: bool,
+        uid: u32,
+        gid: u32,
+        supplementary: Option<u32>,
+    ) -> io::Result<Self> {
         let mut acting = Self {
             group: false,
+            supplementary: false,
             user: false,
         };
         if !switch {
@@ -80,6 +87,10 @@ impl CredentialGuard {
             set_thread_res_gid(None, Gid::from_raw(gid), None)?;
             acting.group = true;
         }
+        if let Some(group) = supplementary {
+            set_thread_groups(&[Gid::from_raw(group)])?;
+            acting.supplementary = true;
+        }
         if uid != 0 {
             set_thread_res_uid(None, Uid::from_raw(uid), None)?;
             acting.user = true;
@@ -90,7 +101,7 @@ impl CredentialGuard {
     /// Trusts the guest's kernel, which has checked permissions, with all groups of the user. The
     /// host's kernel, which knows only one group, does not check them again: only
     /// `CAP_DAC_OVERRIDE` is effective. Objects of a group that is not the user's still lose their
-    /// set-group-ID bits.
+    /// set-group-ID bits. A file server, which checks itself, is told of the supplementary group.
     pub(super) fn trusting_the_guest(self) -> io::Result<Self> {
         if self.user
             && let Some(sets) = TRUSTING.get()
@@ -114,7 +125,12 @@ impl Drop for CredentialGuard {
         } else {
             Ok(())
         };
-        if let Err(error) = user.and(group) {
+        let supplementary = if self.supplementary {
+            set_thread_groups(&[])
+        } else {
+            Ok(())
+        };
+        if let Err(error) = user.and(group).and(supplementary) {
             // The real and the saved ones are as before: the kernel permits this.
             tracing::error!(%error, "fs: failed to restore the thread's fsuid and fsgid");
         }

@@ -262,6 +262,32 @@ impl ZeroCopyReader for Writer {
 }
 
 #[test]
+fn who_makes_something_has_the_supplementary_group_and_only_then() {
+    if !credentials::may_switch() {
+        return;
+    }
+    let rig = rig();
+    let groups = || {
+        let status = std::fs::read_to_string("/proc/thread-self/status").unwrap();
+        let groups = status.lines().find_map(|line| line.strip_prefix("Groups:"));
+        groups.unwrap().trim().to_owned()
+    };
+    rig.tree.make_with_group(Some(GROUP));
+    {
+        let _making = rig.tree.making(&USER).unwrap();
+        assert_eq!(groups(), GROUP.to_string());
+    }
+    assert_eq!(groups(), "");
+    {
+        let _acting = rig.tree.acting(&USER).unwrap();
+        assert_eq!(groups(), "");
+    }
+    rig.tree.make_with_group(None);
+    let _making = rig.tree.making(&USER).unwrap();
+    assert_eq!(groups(), "");
+}
+
+#[test]
 fn who_opens_a_file_has_no_more_room_for_it_than_a_user_of_the_host() {
     if !credentials::may_switch() {
         return;

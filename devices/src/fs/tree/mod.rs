@@ -18,7 +18,7 @@ use std::ffi::CStr;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -103,6 +103,9 @@ pub(super) struct Tree {
     counters: Arc<Counters>,
     /// The error of the last list of a directory, 0 for none: [`Self::take_list_error`].
     list_error: AtomicI32,
+    /// The client's id of the supplementary group for what the next request makes; [`u32::MAX`] for
+    /// none.
+    making_group: AtomicU32,
 }
 
 impl Tree {
@@ -131,6 +134,7 @@ impl Tree {
             ids,
             counters: Arc::default(),
             list_error: AtomicI32::new(0),
+            making_group: AtomicU32::new(u32::MAX),
         })
     }
 
@@ -147,6 +151,12 @@ impl Tree {
     pub(super) fn take_list_error(&self) -> Option<Errno> {
         let error = self.list_error.swap(0, Ordering::Relaxed);
         (error != 0).then(|| Errno::from_raw_os_error(error))
+    }
+
+    /// Sets the supplementary group that the user of the next request makes something with.
+    pub(super) fn make_with_group(&self, group: Option<u32>) {
+        self.making_group
+            .store(group.unwrap_or(u32::MAX), Ordering::Relaxed);
     }
 
     pub(super) fn counters(&self) -> Arc<Counters> {
@@ -222,7 +232,7 @@ impl Tree {
 
     fn acting(&self, context: &Context) -> io::Result<CredentialGuard> {
         let (uid, gid) = (self.host_id(context.uid)?, self.host_id(context.gid)?);
-        CredentialGuard::as_user(self.switch_users, uid, gid)
+        CredentialGuard::as_user(self.switch_users, uid, gid, None)
     }
 
     /// Returns the host's id for one of the client.
@@ -244,7 +254,13 @@ impl Tree {
 
     /// Acts as the user to create something in a directory.
     fn making(&self, context: &Context) -> io::Result<CredentialGuard> {
-        self.acting(context)?.trusting_the_guest()
+        let (uid, gid) = (self.host_id(context.uid)?, self.host_id(context.gid)?);
+        // One that is not mapped is nobody's.
+        let group = match self.making_group.load(Ordering::Relaxed) {
+            u32::MAX => None,
+            group => self.host_id(group).ok(),
+        };
+        CredentialGuard::as_user(self.switch_users, uid, gid, group)?.trusting_the_guest()
     }
 
     /// Retries as the guest's user what the host has denied to this process: for a file server, the
