@@ -189,3 +189,33 @@ async fn a_machine_without_its_socket_is_killed_before_its_pod_has_ended() {
     assert!(ended.is_some(), "the machine still runs");
     assert!(node.log().contains("without its socket"), "{}", node.log());
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_guest_that_hangs_is_killed_when_a_container_of_it_is_to_end_and_a_busy_one_is_not() {
+    let stop = async |node: &Node, id: &str| {
+        let request = StopContainerRequest {
+            container_id: id.to_owned(),
+            timeout: 0,
+        };
+        node.runtime().await.stop_container(request).await
+    };
+    let running = async || {
+        let node = Node::new(2).await;
+        let id = node.create("a", None).await;
+        node.start(&id).await.unwrap();
+        node.hold("Signal");
+        (node, id)
+    };
+    let ((mut hangs, hung), (busy, waits)) = (running().await, running().await);
+    hangs.hold("Stats");
+    let (killed, refused) = tokio::join!(stop(&hangs, &hung), stop(&busy, &waits));
+    killed.unwrap();
+    assert_eq!(hangs.process_ended().signal(), Some(9));
+    until(async || hangs.status(&hung).await.state() == ContainerState::ContainerExited).await;
+    assert_eq!(hangs.pod_state().await, PodSandboxState::SandboxNotready);
+    let refused = refused.unwrap_err();
+    assert!(refused.message().contains("does not end"), "{refused}");
+    let status = busy.status(&waits).await;
+    assert_eq!(status.state(), ContainerState::ContainerRunning);
+    busy.let_go("Signal");
+}

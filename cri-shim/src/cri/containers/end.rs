@@ -9,7 +9,7 @@ use futures_util::FutureExt as _;
 use futures_util::future::select;
 use k8s_cri::v1::ContainerEventType;
 use tokio::time::timeout;
-use tracing::{debug, info};
+use tracing::{debug, info, warn};
 
 use crate::blocking::in_place;
 use crate::cri::error::{CriError, Result};
@@ -22,6 +22,9 @@ use crate::signal::SIGKILL;
 
 /// How long the guest may take to take the signal, and to end the container.
 const KILL_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// How long a guest that did not may take to answer anything at all.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 
 impl Node {
     /// StopContainer; succeeds also if the container has ended or is gone.
@@ -68,7 +71,8 @@ impl Node {
         self.kill(container, &client).await
     }
 
-    /// Kills all processes of a container and waits until they have exited.
+    /// Kills all processes of a container and waits until they have exited. A guest that hangs is
+    /// killed as a whole: its kubelet restarts none of its containers before this one has ended.
     pub(in crate::cri) async fn kill(
         &self,
         container: &Arc<Container>,
@@ -83,12 +87,22 @@ impl Node {
             ended(container, client).await;
             Ok(())
         };
-        // A guest that hangs answers no signal, either.
-        timeout(KILL_TIMEOUT, killed).await.unwrap_or_else(|_| {
-            Err(CriError::Unkillable {
+        if let Ok(killed) = timeout(KILL_TIMEOUT, killed).await {
+            return killed;
+        }
+        let asked = client.stats_in_brief(&container.id);
+        if timeout(ANSWER_TIMEOUT, asked).await.is_ok() {
+            // One of its processes waits for a disk or a file server, which others may not need.
+            return Err(CriError::Unkillable {
                 id: container.id.clone(),
-            })
-        })
+            });
+        }
+        warn!(
+            container = container.id,
+            pod = container.pod.id,
+            "the guest does not answer and is killed"
+        );
+        Ok(client.kill_now().await?)
     }
 
     /// RemoveContainer: kills it first if it runs; succeeds also if it is gone.
