@@ -559,6 +559,9 @@ fn guest_copies_into_a_container_follow_links_and_delete_nothing() {
     });
     host.podvisor(&["cp", &at("file"), "evil:/link"])
         .refused(1, &["cannot follow the link /link", "no path"]);
+    host.podvisor(&["rm", "-f", "web", "evil"])
+        .printed("web\nevil\n");
+    host.leaves_nothing();
 }
 
 #[test]
@@ -618,4 +621,7 @@ fn guest_files_are_copied_whichever_tar_the_host_has() {
         assert!(!Path::new(&at("file")).exists());
         assert_eq!(fs::metadata(&victim).unwrap().nlink(), 1);
     }
+    host.podvisor(&["rm", "-f", "web", "evil"])
+        .printed("web\nevil\n");
+    host.leaves_nothing();
 }
