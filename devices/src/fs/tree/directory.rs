@@ -11,6 +11,7 @@ use fuse_backend_rs::api::filesystem::{Context, DirEntry, Entry};
 use rustix::fs::{RawDir, SeekFrom, seek};
 use rustix::io::Errno;
 
+use super::attributes::Contents;
 use super::{Tree, file};
 
 /// Bytes of entries taken from the kernel at once, at most.
@@ -51,15 +52,21 @@ pub(super) struct Listing {
 
 impl Listing {
     /// Goes to a place that the client was told.
-    fn seek(&mut self, directory: &File, place: u64, buffer: &mut Buffer) -> io::Result<()> {
+    fn seek(
+        &mut self,
+        directory: &File,
+        contents: Contents,
+        place: u64,
+        buffer: &mut Buffer,
+    ) -> io::Result<()> {
         if place == self.place {
             return Ok(());
         }
-        self.rest.clear();
         match seek(directory, SeekFrom::Start(place)) {
             // Places of some file servers have 64 bits, and as a file's offset they are negative.
-            Err(Errno::INVAL) if i64::try_from(place).is_err() => {
+            Err(Errno::INVAL) if contents == Contents::Remote && i64::try_from(place).is_err() => {
                 seek(directory, SeekFrom::Start(0))?;
+                self.rest.clear();
                 self.place = 0;
                 while self.place != place {
                     if self.rest.is_empty() && !self.fill(directory, buffer)? {
@@ -70,6 +77,8 @@ impl Listing {
             }
             done => drop(done?),
         }
+        // Kept if the seek failed: the kernel would not return them again.
+        self.rest.clear();
         self.place = place;
         Ok(())
     }
@@ -115,7 +124,7 @@ impl Tree {
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
         let buffer = &mut *vec![MaybeUninit::uninit(); piece(size, look_up)];
-        listing.seek(&directory, offset, buffer)?;
+        listing.seek(&directory, parent.contents, offset, buffer)?;
         let mut used = 0usize;
         // Three quarters of what fits.
         let room = (size as usize).min(MAX_REPLY);

@@ -129,6 +129,13 @@ fn a_list_read_in_pieces_goes_on_while_its_names_change() {
     // The same place again, and then from the beginning.
     assert_eq!(piece(first[2].1), piece(first[2].1));
     assert_eq!(piece(0), first);
+    // A place that does not exist changes nothing.
+    let nowhere = rig
+        .tree
+        .entries(&me(), of, (4096, u64::MAX), false, &mut |_, _| Ok(100));
+    assert_eq!(code(nowhere), Some(Errno::INVAL));
+    assert_eq!(piece(first[2].1).len(), 3);
+    assert_eq!(piece(0), first);
     loop {
         let seen = piece(place);
         let Some(last) = seen.last() else { break };
