@@ -146,7 +146,8 @@ pub fn parse(json: &[u8]) -> Result<Spec, SpecError> {
 }
 
 /// Bind mounts may have their source in the shares of the host, in images, in volumes in memory,
-/// and of the guest's own in /dev/shm and in some devices. None may be mounted where the container has something of its own.
+/// and of the guest's own in /dev/shm and in some devices. None may be mounted where the container
+/// has something of its own.
 fn check_mounts(spec: &Spec) -> Result<(), SpecError> {
     let is_bind = |mount: &&Mount| {
         mount.typ().as_deref() == Some("bind")
