@@ -1,10 +1,9 @@
 //! What commands read: this process's stdin.
 
 use std::io;
-use std::os::fd::{AsFd as _, BorrowedFd};
+use std::os::fd::AsFd as _;
 
-use rustix::event::{PollFd, PollFlags, poll};
-use rustix::io::{Errno, read};
+use crate::sandbox::read_from;
 
 /// This process's stdin, without a buffer. If another program has made the file that both share
 /// non-blocking, it is waited for.
@@ -13,22 +12,7 @@ pub(super) struct Stdin;
 
 impl io::Read for Stdin {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        read_from(io::stdin().as_fd(), buffer)
-    }
-}
-
-fn read_from(file: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<usize> {
-    loop {
-        match read(file, &mut *buffer) {
-            Err(Errno::INTR) => {}
-            Err(Errno::AGAIN) => {
-                match poll(&mut [PollFd::from_borrowed_fd(file, PollFlags::IN)], None) {
-                    Ok(_) | Err(Errno::INTR) => {}
-                    Err(error) => return Err(error.into()),
-                }
-            }
-            done => return Ok(done?),
-        }
+        Ok(read_from(io::stdin().as_fd(), buffer)?)
     }
 }
 

@@ -68,8 +68,8 @@ pub(crate) use spec::{
     default_rlimits, default_seccomp_profile, device_rules, from_root, further_process,
     process_capabilities, set_variable,
 };
-pub(crate) use stdio::write_all as write_to;
 pub use stdio::{AttachedStreams, Outputs, StdioError, StreamSet, Streams};
+pub(crate) use stdio::{read as read_from, write_all as write_to};
 pub(crate) use template::SnapshotMaker;
 pub use template::{
     Shape, TemplateError, make as make_template, remove_abandoned_templates, snapshot,

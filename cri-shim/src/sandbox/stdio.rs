@@ -10,13 +10,13 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::thread;
+use std::time::Duration;
 
 use podvisor_agent_protocol::{STDIO_PORT, StreamId, api};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::Errno;
 use tokio::io::AsyncWriteExt as _;
 use tokio::sync::{Notify, oneshot};
-use tokio::time::Duration;
 use tracing::debug;
 
 use super::agent::{LinkError, Mux};
@@ -525,7 +525,7 @@ fn is_readable(from: &UnixStream) -> Result<bool, Errno> {
 }
 
 /// Reads at least one byte, unless the file has ended.
-pub(super) fn read(from: BorrowedFd<'_>, buffer: &mut [u8]) -> Result<usize, Errno> {
+pub(crate) fn read(from: BorrowedFd<'_>, buffer: &mut [u8]) -> Result<usize, Errno> {
     loop {
         match rustix::io::read(from, &mut *buffer) {
             Err(Errno::INTR) => {}
