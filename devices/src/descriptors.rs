@@ -86,6 +86,12 @@ impl Quota {
         self.most
     }
 
+    /// Whether `count` permits are free now.
+    pub(crate) fn has_room(&self, count: usize) -> bool {
+        let taken = self.taken.load(Ordering::Relaxed);
+        taken.saturating_add(count) <= self.most
+    }
+
     /// Takes one permit; `None` if all are taken.
     pub(crate) fn take(&self) -> Option<Permit> {
         let one_more = |taken: usize| taken.checked_add(1).filter(|taken| *taken <= self.most);

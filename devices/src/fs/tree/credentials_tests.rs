@@ -150,7 +150,7 @@ fn a_thread_takes_no_capability_along_but_the_one_that_the_guest_answers_for() {
     }
     assert_eq!(effective(), before);
     {
-        let _acting = rig.tree.acting(&USER).unwrap();
+        let _acting = rig.tree.acting(&USER, None).unwrap();
         assert_eq!(effective(), CapabilitySet::empty());
     }
     assert_eq!(effective(), before);
@@ -279,7 +279,7 @@ fn who_makes_something_has_the_supplementary_group_and_only_then() {
     }
     assert_eq!(groups(), "");
     {
-        let _acting = rig.tree.acting(&USER).unwrap();
+        let _acting = rig.tree.acting(&USER, None).unwrap();
         assert_eq!(groups(), "");
     }
     rig.tree.make_with_group(None);

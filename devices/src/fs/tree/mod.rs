@@ -230,9 +230,9 @@ impl Tree {
         }
     }
 
-    fn acting(&self, context: &Context) -> io::Result<CredentialGuard> {
+    fn acting(&self, context: &Context, group: Option<u32>) -> io::Result<CredentialGuard> {
         let (uid, gid) = (self.host_id(context.uid)?, self.host_id(context.gid)?);
-        CredentialGuard::as_user(self.switch_users, uid, gid, None)
+        CredentialGuard::as_user(self.switch_users, uid, gid, group)
     }
 
     /// Returns the host's id for one of the client.
@@ -254,13 +254,12 @@ impl Tree {
 
     /// Acts as the user to create something in a directory.
     fn making(&self, context: &Context) -> io::Result<CredentialGuard> {
-        let (uid, gid) = (self.host_id(context.uid)?, self.host_id(context.gid)?);
         // One that is not mapped is nobody's.
         let group = match self.making_group.load(Ordering::Relaxed) {
             u32::MAX => None,
             group => self.host_id(group).ok(),
         };
-        CredentialGuard::as_user(self.switch_users, uid, gid, group)?.trusting_the_guest()
+        self.acting(context, group)?.trusting_the_guest()
     }
 
     /// Retries as the guest's user what the host has denied to this process: for a file server, the
@@ -277,7 +276,7 @@ impl Tree {
                     && error.kind() == io::ErrorKind::PermissionDenied =>
             {
                 // If the user may not either, the first error is returned.
-                let Ok(_acting) = self.acting(context) else {
+                let Ok(_acting) = self.acting(context, None) else {
                     return Err(error);
                 };
                 act().map_err(|_| error)

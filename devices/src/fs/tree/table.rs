@@ -198,8 +198,10 @@ impl Table {
     /// Fails if the quota does not have `most` more entries. To be asked before a system call whose
     /// effect would stay if its result cannot be kept.
     pub(super) fn check_room(&self, most: usize) -> io::Result<()> {
-        let permits: io::Result<Vec<Permit>> = (0..most).map(|_| self.permit()).collect();
-        permits.map(drop)
+        match self.quota.has_room(most) {
+            true => Ok(()),
+            false => Err(Errno::NFILE.into()),
+        }
     }
 
     /// Returns a handle if it belongs to that object.
