@@ -22,8 +22,9 @@ const WINDOW: usize = 1 << 20;
 /// Bytes of a window that are searched again with the next one: room for neighbouring messages.
 const OVERLAP: usize = 64 << 10;
 
-/// The numbers of messages that are kept before and after the panic's own.
-const LINES_BEFORE: usize = 24;
+/// The numbers of messages that are kept before and after the panic's own. Before it, a fault's
+/// report with its registers and call trace needs some 60.
+const LINES_BEFORE: usize = 72;
 const LINES_AFTER: usize = 24;
 
 /// Longest message, in bytes.
@@ -127,9 +128,23 @@ impl KernelPanic {
     }
 }
 
+/// Shows the panic's message and, if a fault of the kernel's own code led to it, which and where:
+/// the message itself says then no more than `Fatal exception`.
 impl fmt::Display for KernelPanic {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.message)
+        f.write_str(&self.message)?;
+        let before = |line: &&String| !line.as_bytes().starts_with(PANIC);
+        let lines = || self.log.iter().take_while(before);
+        // `[#1]` is the first of the numbered faults; some have a line of more detail before it.
+        let fault = |line: &&String| line.starts_with("BUG: ") || line.contains(" [#1]");
+        let Some(fault) = lines().find(fault) else {
+            return Ok(());
+        };
+        write!(f, " ({fault}")?;
+        if let Some(place) = lines().find(|line| line.starts_with("RIP: ")) {
+            write!(f, ", {place}")?;
+        }
+        f.write_str(")")
     }
 }
 
@@ -209,6 +224,37 @@ mod tests {
             let expected = [MESSAGES[0], MESSAGES[1], MESSAGES[2], clean, MESSAGES[4]];
             assert_eq!(panic.log(), expected, "{at}");
         }
+    }
+
+    #[test]
+    fn a_panic_after_a_fault_names_it_and_its_place() {
+        let page = "BUG: unable to handle page fault for address: ffffc900000d0000";
+        let rip = "RIP: 0010:0xffffffff8110a0c4";
+        let end = "Kernel panic - not syncing: Fatal exception in interrupt";
+        let after = "Oops: unlucky: 0000 [#1] SMP";
+        let told = |messages: &[&str]| find(&log(7, messages), 0).expect("a panic").to_string();
+        let oops = "Oops: general protection fault: 0000 [#1] SMP NOPTI";
+        assert_eq!(
+            told(&[
+                "up",
+                page,
+                "Oops: 0002 [#1] SMP",
+                rip,
+                "CS: 10",
+                rip,
+                end,
+                after
+            ]),
+            format!("Fatal exception in interrupt ({page}, {rip})")
+        );
+        assert_eq!(
+            told(&["up", oops, "CS: 10", end, after, rip]),
+            format!("Fatal exception in interrupt ({oops})")
+        );
+        assert_eq!(
+            told(&["up", rip, end, after]),
+            "Fatal exception in interrupt"
+        );
     }
 
     #[test]
