@@ -282,7 +282,7 @@ async fn an_image_is_given_to_who_names_the_digests_of_all_its_layers_and_of_its
     for _ in 0..2 {
         let refused = test.pull(&forger_of_id.name()).await.unwrap_err();
         assert!(
-            explain(&refused).contains("has no"),
+            explain(&refused).contains("but not its blob"),
             "{}",
             explain(&refused)
         );

@@ -351,6 +351,25 @@ async fn what_did_not_change_is_asked_for_by_head_alone() {
 }
 
 #[tokio::test]
+async fn a_part_of_an_image_that_is_not_there_is_named() {
+    let image = TestImage::small();
+    let layer = Digest::of(&image.layers[0].blob);
+    for missing in [layer, image.id()] {
+        let server = Faulty::serve(image.clone(), move |request| {
+            let is_missing = request.path.ends_with(&missing.to_string());
+            is_missing.then(|| Reply::new(404, ""))
+        });
+        let error = TestStore::new().pull(&server.name()).await.unwrap_err();
+        let told = explain(&error);
+        let is_named = matches!(
+            &error,
+            Error::Registry(RegistryError::BlobNotFound { digest, .. }) if *digest == missing
+        );
+        assert!(is_named && told.contains("pushed again"), "{told}");
+    }
+}
+
+#[tokio::test]
 async fn a_registry_whose_answer_to_head_is_of_no_use_is_asked_by_get() {
     let image = TestImage::small();
     let layer = Digest::of(&image.layers[0].blob).to_string();

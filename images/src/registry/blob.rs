@@ -152,7 +152,8 @@ impl Client {
         let response = endpoint
             .get(self.repository(), "blobs", &name, *done)
             .await?;
-        let mut response = endpoint.check_status(response, self.name()).await?;
+        let response = endpoint.check_status(response, self.name()).await;
+        let mut response = response.map_err(|error| error.of_blob(digest))?;
         if *done > 0
             && !(response.status() == StatusCode::PARTIAL_CONTENT && resumes_at(&response, *done))
         {

@@ -320,7 +320,8 @@ impl Client {
     ) -> Result<Vec<u8>, RegistryError> {
         let name = descriptor.digest.to_string();
         let response = endpoint.get(&self.repository, "blobs", &name, 0).await?;
-        let response = endpoint.check_status(response, &self.name).await?;
+        let response = endpoint.check_status(response, &self.name).await;
+        let response = response.map_err(|error| error.of_blob(descriptor.digest))?;
         let bytes = endpoint.read_document(response, what, limit).await?;
         self.verify(endpoint, what, descriptor, bytes.len() as u64, || {
             Digest::of(&bytes)

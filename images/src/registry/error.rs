@@ -44,6 +44,18 @@ pub enum RegistryError {
         /// What was requested.
         name: String,
     },
+    /// A part of an image that the registry has is not there.
+    #[error(
+        "registry {host} has the manifest of {name}, but not its blob {digest}: the image is incomplete there, and must be pushed again"
+    )]
+    BlobNotFound {
+        /// Registry.
+        host: String,
+        /// The image.
+        name: String,
+        /// The blob.
+        digest: Digest,
+    },
     /// Not allowed.
     #[error(
         "registry {host} does not allow to pull {name}: it does not exist, or you must log in (`docker login {host}`)"
@@ -162,6 +174,14 @@ pub enum RegistryError {
 }
 
 impl RegistryError {
+    /// Returns the same error for a request of a blob of an image.
+    pub(super) fn of_blob(self, digest: Digest) -> Self {
+        match self {
+            Self::NotFound { host, name } => Self::BlobNotFound { host, name, digest },
+            error => error,
+        }
+    }
+
     /// Returns whether the same request may succeed later or elsewhere: nothing is wrong with the
     /// image itself.
     pub(crate) fn is_retryable(&self) -> bool {
