@@ -70,8 +70,8 @@ pub use progress::{PullEvent, PullEvents};
 pub use registry::{Credentials, ManifestError, RegistryError};
 pub use signature::{PolicyError, SignatureError, SignaturePolicy};
 pub use store::{
-    HistoryEntry, ImageDetails, Layer, LoadedImage, Prune, PullOptions, PullPolicy, RemovedImages,
-    Store, StoreOptions, StoreUsage, create_database,
+    HistoryEntry, ImageDetails, Layer, LoadedImage, Prune, PullOptions, PullPolicy, Pulling,
+    RemovedImages, Store, StoreOptions, StoreUsage, create_database,
 };
 pub use tree::TreeError;
 

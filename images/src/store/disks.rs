@@ -12,7 +12,7 @@ use super::flights::Flight;
 use super::gc::{GcHold, check_unused, entries, remove_unused, try_claim};
 use super::pull::{acquire, blocking};
 use super::work::{WorkFile, sync_directory_of};
-use super::{Inner, Prune, PullOptions, PullPolicy, RemovedImages, Store, private};
+use super::{Inner, Prune, PullOptions, PullPolicy, Pulling, RemovedImages, Store, private};
 use crate::disk::{Converted, FetchError, Fetched, Fetcher, Source, Validators};
 use crate::{Checksum, Digest, Disk, Error, PullEvent, Result};
 
@@ -33,7 +33,16 @@ impl Store {
     /// # Errors
     /// [`Error::Disk`] for failures of the URL, the server or the file; the store is then as it was
     /// before.
-    pub async fn pull_disk(
+    pub fn pull_disk<'a>(
+        &'a self,
+        url: &'a str,
+        checksum: Option<&'a Checksum>,
+        options: &'a PullOptions,
+    ) -> Pulling<'a, Disk> {
+        Box::pin(self.fetch(url, checksum, options))
+    }
+
+    async fn fetch(
         &self,
         url: &str,
         checksum: Option<&Checksum>,

@@ -39,6 +39,7 @@ mod signatures;
 mod work;
 
 use std::path::Path;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
@@ -69,6 +70,10 @@ struct Inner {
     /// Serial numbers for unfinished files.
     serial: AtomicU64,
 }
+
+/// A pull that is under way. It is boxed because the body of an `async fn` is compiled in each
+/// program that awaits it, and this one is large.
+pub type Pulling<'a, T> = Pin<Box<dyn Future<Output = Result<T>> + Send + 'a>>;
 
 /// Result of [`Store::remove`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -133,8 +138,8 @@ impl Store {
     ///
     /// # Errors
     /// Failures of the registry, the image or the disk; the store is then as it was before.
-    pub async fn pull(&self, reference: &str, options: &PullOptions) -> Result<Image> {
-        self.pull_image(reference, options).await
+    pub fn pull<'a>(&'a self, reference: &'a str, options: &'a PullOptions) -> Pulling<'a, Image> {
+        Box::pin(self.pull_image(reference, options))
     }
 
     /// All images, by the time of their pull, newest first.
