@@ -11,8 +11,8 @@ pub(super) fn for_missing_file(error: &AssetError) -> String {
         GuestFile::Initramfs => "",
     };
     format!(
-        "build it with `cargo xtask guest`, or set {GUEST_DIR_VARIABLE} to the directory that \
-         has it{hint}"
+        "install podvisor's package, or build it with `cargo xtask guest` in podvisor's source, \
+         or set {GUEST_DIR_VARIABLE} to the directory that has it{hint}"
     )
 }
 

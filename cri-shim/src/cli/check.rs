@@ -111,7 +111,7 @@ fn guest_files(assets: &Assets) -> Row {
         }
         Err(error) => {
             let found = super::message(&error.into());
-            let remedy = "build them again with `cargo xtask guest`".to_owned();
+            let remedy = "install the package again, or run `cargo xtask guest` again".to_owned();
             row(Status::Broken, found, Some(remedy))
         }
     }
