@@ -11,13 +11,17 @@ pub(super) enum SizeError {
     TooLarge(String),
 }
 
-/// Parses a size such as `512M`: units b, k, m, g and t in either case, powers of 1024, optionally
-/// followed by `B` or `iB`. Without a unit the number is bytes, as in docker.
+/// Parses a size such as `512M` or `1.5g`: units b, k, m, g and t in either case, powers of 1024,
+/// optionally followed by `B` or `iB`. Without a unit the number is bytes, as in docker. Parts of a
+/// byte are left out.
 pub(super) fn parse(text: &str) -> Result<u64, SizeError> {
     let malformed = || SizeError::Malformed(text.to_owned());
-    let digits = text.bytes().take_while(u8::is_ascii_digit).count();
-    let (number, unit) = text.split_at(digits);
-    if number.is_empty() {
+    let (number, rest) = digits(text);
+    let (fraction, unit) = match rest.strip_prefix('.') {
+        Some(rest) => digits(rest),
+        None => ("0", rest),
+    };
+    if number.is_empty() || fraction.is_empty() {
         return Err(malformed());
     }
     let too_large = || SizeError::TooLarge(text.to_owned());
@@ -31,7 +35,26 @@ pub(super) fn parse(text: &str) -> Result<u64, SizeError> {
         "t" | "tb" | "tib" => 40,
         _ => return Err(malformed()),
     };
-    number.checked_mul(1 << shift).ok_or_else(too_large)
+    let whole = number.checked_mul(1 << shift).ok_or_else(too_large)?;
+    whole
+        .checked_add(part(fraction, shift))
+        .ok_or_else(too_large)
+}
+
+/// Splits a text after its first digits.
+fn digits(text: &str) -> (&str, &str) {
+    text.split_at(text.bytes().take_while(u8::is_ascii_digit).count())
+}
+
+/// Returns the decimal fraction with these digits of `1 << shift`, rounded down. Digits beyond the
+/// eighteenth are less than a byte of any unit.
+fn part(fraction: &str, shift: u32) -> u64 {
+    let (mut number, mut of) = (0_u128, 1_u128);
+    for digit in fraction.bytes().take(18) {
+        number = number * 10 + u128::from(digit - b'0');
+        of *= 10;
+    }
+    u64::try_from((number << shift) / of).unwrap_or_default()
 }
 
 /// Formats a size in bytes with three digits and a suitable decimal unit, as docker does.
@@ -72,6 +95,10 @@ mod tests {
             ("3T", 3 << 40),
             ("65536", 65536),
             ("65536b", 65536),
+            ("1.5g", 3 << 29),
+            ("0.25KiB", 256),
+            ("1.99", 1),
+            ("0.9999999999999999999999999t", (1 << 40) - 1),
         ] {
             assert_eq!(parse(text), Ok(bytes), "{text}");
         }
@@ -79,7 +106,9 @@ mod tests {
 
     #[test]
     fn what_is_no_size_is_refused() {
-        for text in ["", "M", "-1M", "1.5G", "1 G", "1X", "1MM", "0x10", "١M"] {
+        for text in [
+            "", "M", "-1M", ".5G", "1.G", "1.2.3G", "1 G", "1X", "1MM", "0x10", "١M",
+        ] {
             assert!(
                 matches!(parse(text), Err(SizeError::Malformed(_))),
                 "{text}"

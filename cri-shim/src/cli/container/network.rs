@@ -67,10 +67,21 @@ pub(in crate::cli) struct NetworkArgs {
     #[arg(long, value_name = "OPTION", value_parser = parse_word)]
     dns_option: Vec<String>,
 
-    /// A line of /etc/hosts
+    /// A line of /etc/hosts; the address host-gateway is the network's gateway, which is the host in
+    /// the networks nat and user
     #[arg(long, value_name = "NAME:IP", value_parser = parse_host)]
-    add_host: Vec<(String, IpAddr)>,
+    add_host: Vec<(String, HostAddress)>,
 }
+
+/// The address in a line of `/etc/hosts`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum HostAddress {
+    Ip(IpAddr),
+    /// The gateway of the guest's default route.
+    Gateway,
+}
+
+const HOST_GATEWAY: &str = "host-gateway";
 
 /// Parses a word of a line of resolv.conf.
 fn parse_word(text: &str) -> Result<String, String> {
@@ -81,14 +92,18 @@ fn parse_word(text: &str) -> Result<String, String> {
 }
 
 /// Parses `NAME:IP` or `NAME=IP`; an IPv6 address may be in brackets.
-fn parse_host(text: &str) -> Result<(String, IpAddr), String> {
-    let usage = || "write NAME:IP".to_owned();
+fn parse_host(text: &str) -> Result<(String, HostAddress), String> {
+    let usage = || format!("write NAME:IP or NAME:{HOST_GATEWAY}");
     let (name, ip) = text.split_once([':', '=']).ok_or_else(usage)?;
+    let name = parse_word(name)?;
+    if ip == HOST_GATEWAY {
+        return Ok((name, HostAddress::Gateway));
+    }
     let ip = ip
         .strip_prefix('[')
         .and_then(|ip| ip.strip_suffix(']'))
         .unwrap_or(ip);
-    Ok((parse_word(name)?, ip.parse().map_err(|_| usage())?))
+    Ok((name, HostAddress::Ip(ip.parse().map_err(|_| usage())?)))
 }
 
 /// A container's network.
@@ -293,7 +308,7 @@ impl NetworkArgs {
                 ..Attached::default()
             },
         };
-        self.add_hosts(&mut attached);
+        self.add_hosts(&mut attached)?;
         Ok(attached)
     }
 
@@ -326,7 +341,7 @@ impl NetworkArgs {
             network: begun.network,
             ..self.etc_files(record, &begun.addresses, &begun.dns)
         };
-        self.add_hosts(&mut attached);
+        self.add_hosts(&mut attached)?;
         Ok((begun.launching, attached))
     }
 
@@ -342,11 +357,18 @@ impl NetworkArgs {
     }
 
     /// Adds the lines of `/etc/hosts` from the flags.
-    pub(in crate::cli) fn add_hosts(&self, attached: &mut Attached) {
-        for (name, ip) in &self.add_host {
+    pub(in crate::cli) fn add_hosts(&self, attached: &mut Attached) -> anyhow::Result<()> {
+        for (name, address) in &self.add_host {
+            let ip = match address {
+                HostAddress::Ip(ip) => ip.to_string(),
+                HostAddress::Gateway => gateway(&attached.network).with_context(|| {
+                    format!("--add-host {name}:{HOST_GATEWAY}: the network has no gateway")
+                })?,
+            };
             let line = format!("{ip}\t{name}\n");
             attached.etc_hosts.extend_from_slice(line.as_bytes());
         }
+        Ok(())
     }
 
     /// Returns the parameters for CNI's plugins; `None` if the network does not use them.
@@ -429,6 +451,15 @@ struct CniNetwork {
     list: List,
     identity: PodIdentity,
     capabilities: Capabilities,
+}
+
+/// Returns the gateway of the default route, that of IPv4 if there are two.
+fn gateway(network: &GuestNetwork) -> Option<String> {
+    let to = |all: &str| {
+        let mut routes = network.routes.iter();
+        routes.find_map(|route| route.gateway.clone().filter(|_| route.destination == all))
+    };
+    to("0.0.0.0/0").or_else(|| to("::/0"))
 }
 
 fn no_network(record: &Record) -> String {
@@ -516,6 +547,8 @@ pub(in crate::cli) fn netns(entry: &Entry) -> Option<PathBuf> {
 
 #[cfg(test)]
 mod tests {
+    use crate::sandbox::Route;
+
     use super::*;
 
     #[test]
@@ -580,19 +613,39 @@ mod tests {
             ..NetworkArgs::default()
         };
         let mut attached = Attached::default();
-        args.add_hosts(&mut attached);
+        args.add_hosts(&mut attached).unwrap();
         let hosts = "192.0.2.1\tdb\n2001:db8::1\tsix\n2001:db8::2\tseven\n";
         assert_eq!(attached.etc_hosts, hosts.as_bytes());
-        for bad in [
-            "db",
-            "db:",
-            "db:x",
-            ":192.0.2.1",
-            "d b:192.0.2.1",
-            "db:host-gateway",
-        ] {
+        for bad in ["db", "db:", "db:x", ":192.0.2.1", "d b:192.0.2.1"] {
             assert!(parse_host(bad).is_err(), "{bad}");
         }
+    }
+
+    #[test]
+    fn a_name_of_the_host_has_the_gateways_address() {
+        let args = NetworkArgs {
+            add_host: vec![parse_host("host:host-gateway").unwrap()],
+            ..NetworkArgs::default()
+        };
+        let mut attached = Attached::default();
+        let error = args.add_hosts(&mut attached).unwrap_err().to_string();
+        assert!(error.contains("host:host-gateway"), "{error}");
+        let route = |destination: &str, gateway: Option<&str>| Route {
+            destination: destination.to_owned(),
+            gateway: gateway.map(str::to_owned),
+            interface: "eth0".to_owned(),
+            ..Route::default()
+        };
+        attached.network.routes = vec![
+            route("10.0.0.0/8", Some("10.0.0.9")),
+            route("::/0", Some("fd00::1")),
+            route("0.0.0.0/0", Some("10.0.0.1")),
+        ];
+        args.add_hosts(&mut attached).unwrap();
+        assert_eq!(attached.etc_hosts, b"10.0.0.1\thost\n");
+        attached.network.routes.pop();
+        args.add_hosts(&mut attached).unwrap();
+        assert_eq!(attached.etc_hosts, b"10.0.0.1\thost\nfd00::1\thost\n");
     }
 
     #[tokio::test]

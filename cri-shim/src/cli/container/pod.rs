@@ -133,7 +133,7 @@ struct InspectArgs {
 struct StopArgs {
     /// Seconds to wait before killing the program [default: of `run --stop-timeout`, or
     /// 10]
-    #[arg(short = 't', long, value_name = "SECONDS")]
+    #[arg(short = 't', long, visible_alias = "timeout", value_name = "SECONDS")]
     time: Option<u32>,
 
     /// Names or ids

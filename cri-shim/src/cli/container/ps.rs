@@ -3,6 +3,7 @@
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use clap::Args;
+use podvisor_images::parse_reference;
 use serde_json::{Value, json};
 
 use super::memory::{self, HostMemory};
@@ -52,8 +53,8 @@ pub(in crate::cli) struct PsArgs {
     #[arg(long)]
     pod: bool,
 
-    /// Filter by name=TEXT, id=BEGINNING, pod=NAME, label=KEY[=VALUE],
-    /// status=WORD
+    /// Filter by name=TEXT, id=BEGINNING, pod=NAME, label=KEY[=VALUE], status=WORD, exited=CODE,
+    /// ancestor=IMAGE
     #[arg(short, long, value_name = "FILTER", value_parser = parse_filter)]
     filter: Vec<Filter>,
 
@@ -68,10 +69,15 @@ enum Filter {
     Label(filter::Label),
     Status(String),
     Pod(String),
+    /// Ended with this exit code.
+    Exited(i32),
+    /// Of the image with this name, or of which the id begins so.
+    Ancestor(String),
 }
 
 fn parse_filter(text: &str) -> Result<Filter, String> {
-    let usage = "write name=TEXT, id=BEGINNING, pod=NAME, label=KEY[=VALUE] or status=WORD";
+    let usage = "write name=TEXT, id=BEGINNING, pod=NAME, label=KEY[=VALUE], status=WORD, \
+                 exited=CODE or ancestor=IMAGE";
     let (key, value) = text.split_once('=').ok_or(usage)?;
     let value = value.to_owned();
     match key {
@@ -81,6 +87,11 @@ fn parse_filter(text: &str) -> Result<Filter, String> {
         "status" => Err(format!("a status is one of {}", WORDS.join(", "))),
         "pod" => Ok(Filter::Pod(value)),
         "label" => Ok(Filter::Label(filter::parse_label(&value))),
+        "exited" => match value.parse() {
+            Ok(code) => Ok(Filter::Exited(code)),
+            Err(_) => Err("exited=CODE takes an exit code, such as 0 or 137".to_owned()),
+        },
+        "ancestor" if !value.is_empty() => Ok(Filter::Ancestor(value)),
         _ => Err(usage.to_owned()),
     }
 }
@@ -100,14 +111,27 @@ impl Filter {
                 pod.record.name == *name
                     || (!name.is_empty() && pod.record.id.starts_with(name.as_str()))
             }),
+            Self::Exited(code) => state.and_then(State::exit_code) == Some(*code),
+            Self::Ancestor(image) => is_of(record, image),
         }
     }
+}
+
+/// Returns whether a container is of the image with this name, or of which the id begins so.
+fn is_of(record: &Record, image: &str) -> bool {
+    let is_named = || {
+        let name = parse_reference(image).ok();
+        name.is_some() && name == parse_reference(&record.image).ok()
+    };
+    let id = record.image_id.as_str();
+    let hex = id.split_once(':').map_or(id, |(_, hex)| hex);
+    hex.starts_with(image) || id.starts_with(image) || is_named()
 }
 
 pub(in crate::cli) fn run(globals: &Globals, args: &PsArgs) -> anyhow::Result<u8> {
     let containers = Containers::open(&globals.root()?)?;
     let runtime = crate::cli::runtime()?;
-    let is_status = |one: &Filter| matches!(one, Filter::Status(_));
+    let is_status = |one: &Filter| matches!(one, Filter::Status(_) | Filter::Exited(_));
     let is_label = |one: &Filter| matches!(one, Filter::Label(_));
     let shows_ended = args.all || args.filter.iter().any(is_status);
     let shown = runtime.block_on(async {
@@ -303,11 +327,35 @@ mod tests {
         assert_eq!(parse_filter("label=a=b=c"), Ok(label));
         let label = Filter::Label(("a".into(), None));
         assert_eq!(parse_filter("label=a"), Ok(label));
-        for bad in ["", "name", "colour=red"] {
+        assert_eq!(parse_filter("exited=-1"), Ok(Filter::Exited(-1)));
+        let image = Filter::Ancestor("a:5000/b".into());
+        assert_eq!(parse_filter("ancestor=a:5000/b"), Ok(image));
+        for bad in ["", "name", "colour=red", "exited=", "exited=x", "ancestor="] {
             assert!(parse_filter(bad).is_err(), "{bad}");
         }
         assert!(parse_filter("status=dead").is_ok());
         let error = parse_filter("status=runing").unwrap_err();
         assert!(error.contains("running, paused"), "{error}");
+    }
+
+    #[test]
+    fn an_image_is_meant_by_name_or_by_the_beginning_of_its_id() {
+        let record = Record {
+            image: "busybox".to_owned(),
+            image_id: "sha256:0123abcd".to_owned(),
+            ..super::super::record::sample("a", "web")
+        };
+        for image in [
+            "busybox",
+            "busybox:latest",
+            "docker.io/library/busybox:latest",
+            "0123",
+            "sha256:0123abcd",
+        ] {
+            assert!(is_of(&record, image), "{image}");
+        }
+        for image in ["busybo", "busybox:1", "quay.io/busybox", "123abcd", "x y"] {
+            assert!(!is_of(&record, image), "{image}");
+        }
     }
 }

@@ -1,6 +1,7 @@
 //! Files with environment variables or labels, for `run`.
 
-use std::fs;
+use std::fs::File;
+use std::io::Read as _;
 
 use super::args::{from_here, parse_label};
 
@@ -42,8 +43,19 @@ fn check_name(line: &str) -> Result<(), String> {
     Ok(())
 }
 
+/// Largest file, in bytes. It may be a device or a pipe that never ends.
+const MAX_BYTES: u64 = 1 << 20;
+
 fn read(path: &str) -> Result<String, String> {
-    fs::read_to_string(path).map_err(|error| error.to_string())
+    let mut text = String::new();
+    let file = File::open(path).map_err(|error| error.to_string())?;
+    let mut file = file.take(MAX_BYTES + 1);
+    let read = file.read_to_string(&mut text);
+    if file.limit() == 0 {
+        return Err(format!("it has more than {MAX_BYTES} bytes"));
+    }
+    read.map_err(|error| error.to_string())?;
+    Ok(text)
 }
 
 /// Reads lines `NAME=VALUE`, or `NAME` for podvisor's own value.
@@ -62,6 +74,8 @@ pub(super) fn read_labels(path: &str) -> Result<LabelFile, String> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     #[test]
@@ -76,6 +90,8 @@ mod tests {
         fs::write(path, "=x\n").unwrap();
         assert!(read_env(path).is_err() && read_labels(path).is_err());
         assert!(read_env("/no/such/file").is_err());
+        let error = read_env("/dev/zero").unwrap_err();
+        assert!(error.contains("more than"), "{error}");
     }
 
     #[test]

@@ -253,7 +253,7 @@ pub(super) async fn launch(
             volumes::mount(&pod.shared(), record)?;
             let client = SandboxClient::connect(&pod.dir).await?;
             let mut attached = etc_files(pod);
-            args.network.add_hosts(&mut attached);
+            args.network.add_hosts(&mut attached)?;
             (client, attached)
         }
     };

@@ -19,6 +19,9 @@ use crate::cli::signals::{Signals, exit_code_of};
 use crate::cli::{FormatArgs, Globals};
 use crate::sandbox::{Event, EventAction};
 
+/// The type of all events, in docker's and podman's words.
+const CONTAINER: &str = "container";
+
 #[derive(Debug, Args)]
 pub(in crate::cli) struct EventsArgs {
     /// Begin with what happened since then: 10m, 2026-01-31T12:00:00Z (or +02:00; UTC without a
@@ -30,7 +33,7 @@ pub(in crate::cli) struct EventsArgs {
     #[arg(long, value_name = "TIME", value_parser = parse_time)]
     until: Option<SystemTime>,
 
-    /// Filter by container=NAME, event=WORD, image=NAME, label=KEY[=VALUE]
+    /// Filter by container=NAME, event=WORD, image=NAME, label=KEY[=VALUE], type=container
     #[arg(short, long, value_name = "FILTER", value_parser = parse_filter)]
     filter: Vec<Filter>,
 
@@ -44,10 +47,12 @@ enum Filter {
     Event(String),
     Image(String),
     Label(filter::Label),
+    /// Of containers, as all events are.
+    Type,
 }
 
 fn parse_filter(text: &str) -> Result<Filter, String> {
-    let usage = "write container=NAME, event=WORD, image=NAME or label=KEY[=VALUE]";
+    let usage = "write container=NAME, event=WORD, image=NAME, label=KEY[=VALUE] or type=container";
     let (key, value) = text.split_once('=').ok_or(usage)?;
     let value = value.to_owned();
     match key {
@@ -55,6 +60,7 @@ fn parse_filter(text: &str) -> Result<Filter, String> {
         "event" => Ok(Filter::Event(value)),
         "image" => Ok(Filter::Image(value)),
         "label" => Ok(Filter::Label(filter::parse_label(&value))),
+        "type" if value == CONTAINER => Ok(Filter::Type),
         _ => Err(usage.to_owned()),
     }
 }
@@ -70,6 +76,7 @@ impl Filter {
             Self::Image(name) => is("image", name),
             Self::Label((key, Some(value))) => is(key, value),
             Self::Label((key, None)) => event.attributes.contains_key(key),
+            Self::Type => true,
         }
     }
 }
@@ -241,7 +248,7 @@ fn line(event: &Event, at: SystemTime) -> String {
         .map(|(name, value)| format!("{name}={value}"))
         .collect();
     let line = format!(
-        "{} container {} {} ({})",
+        "{} {CONTAINER} {} {} ({})",
         humantime::format_rfc3339_nanos(at),
         event.action,
         event.id,
@@ -253,7 +260,7 @@ fn line(event: &Event, at: SystemTime) -> String {
 fn view(event: &Event, at: SystemTime) -> String {
     let seconds = at.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
     json!({
-        "Type": "container",
+        "Type": CONTAINER,
         "Action": event.action,
         "Actor": {"ID": event.id, "Attributes": event.attributes},
         "scope": "local",
@@ -287,7 +294,8 @@ mod tests {
         assert!(!is_taken(&["event=die", "container=other"]));
         assert!(!is_taken(&["label=name=other"]) && !is_taken(&["image=box"]));
         assert!(!is_taken(&["label=name=web", "label=tier"]));
-        for bad in ["", "die", "colour=red"] {
+        assert!(is_taken(&["type=container"]));
+        for bad in ["", "die", "colour=red", "type=image"] {
             assert!(parse_filter(bad).is_err(), "{bad}");
         }
     }
