@@ -242,8 +242,8 @@ impl VcpuState {
     }
 
     /// Sets the MSRs that differ from a new vCPU's; the time stamp counter only if it is not set
-    /// yet, and none of the hidden ones, which older snapshots have. An MSR that was 0 and that this
-    /// host lacks belongs to a feature that the guest does not have, or has not used.
+    /// yet, and none of the hidden ones, which older snapshots have. An MSR that was 0 and that
+    /// this host lacks belongs to a feature that the guest does not have, or has not used.
     fn set_msrs(&self, vcpu: &VcpuFd, has_time: bool) -> Result<(), SnapshotError> {
         let numbers: Vec<u32> = self.msrs.iter().map(|(number, _)| *number).collect();
         let fresh = read_msrs(vcpu, &numbers)?;

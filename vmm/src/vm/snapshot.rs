@@ -32,7 +32,6 @@ impl Vm {
     /// # Errors
     /// See [`SnapshotError`]; [`SnapshotError::NoBase`] if the VM did not come from a snapshot's
     /// directory.
-    /// directory.
     pub fn snapshot_difference(&self, dir: impl AsRef<Path>) -> Result<(), SnapshotError> {
         let full = self.origin.clone().ok_or(SnapshotError::NoBase)?;
         self.save(dir.as_ref(), Some(full))

@@ -224,8 +224,8 @@ fn canonical(paths: &[PathBuf]) -> Result<Vec<PathBuf>> {
 }
 
 /// Returns whether this machine is the host. `podvisor check --host` decides; if it has not
-/// been built, or does not answer within its time limit, the answer is no. Deterministic time exists
-/// only in the emulated host.
+/// been built, or does not answer within its time limit, the answer is no. Deterministic time
+/// exists only in the emulated host.
 fn native(icount: bool) -> bool {
     if icount {
         return false;

@@ -67,8 +67,8 @@ pub(in crate::cli) struct NetworkArgs {
     #[arg(long, value_name = "OPTION", value_parser = parse_word)]
     dns_option: Vec<String>,
 
-    /// A line of /etc/hosts; the address host-gateway is the network's gateway, which is the host in
-    /// the networks nat and user
+    /// A line of /etc/hosts; the address host-gateway is the network's gateway, which is the host
+    /// in the networks nat and user
     #[arg(long, value_name = "NAME:IP", value_parser = parse_host)]
     add_host: Vec<(String, HostAddress)>,
 }

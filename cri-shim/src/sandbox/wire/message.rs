@@ -298,8 +298,9 @@ pub(in crate::sandbox) struct Refusal {
 }
 
 /// The first frame to a sandbox's process, on its stdin. With it come: the control socket, the file
-/// for the record of its exit, kernel, initramfs, network cards, then the shared directory, the
-/// console and the log of events if they exist. The second frame is a `GuestNetwork`.
+/// for the record of its exit, kernel, initramfs, the template's state and memory, network cards,
+/// then the shared directory, the console and the log of events, each if there is one. The second
+/// frame is a `GuestNetwork`.
 #[derive(Debug, Serialize, Deserialize)]
 pub(in crate::sandbox) struct LaunchHeader {
     pub(in crate::sandbox) version: u32,
