@@ -56,8 +56,8 @@ pub(crate) fn written_at(dir: &Path) -> Option<SystemTime> {
 }
 
 /// Disk space that is allocated for a record from the start, in bytes: that of some hundred
-/// containers.
-const PREALLOCATED_SIZE: u64 = 64 << 10;
+/// containers, and of the longest kernel log.
+const PREALLOCATED_SIZE: u64 = 128 << 10;
 
 /// Creates the file for the record, which is empty until [`write()`], whose process can open no
 /// files. Its space is allocated now, so that exit codes are kept even if the disk is full by then.
