@@ -100,10 +100,10 @@ impl Vm {
             Err(ended) => PlugError::State(ended),
         };
         let loops = &self.context.loops;
-        let berth = loops
-            .berth(&name, device.placement(), &self.faults)
+        let slot = loops
+            .reserve(&name, device.placement(), &self.faults)
             .map_err(failed)?;
-        let link = berth.link.clone();
+        let link = slot.link.clone();
         let TransportHandle {
             registers,
             irq,
@@ -124,7 +124,7 @@ impl Vm {
         let servers = NamedServer::of(&name, &mut *device);
         let worker = Worker::new(name.clone(), device, irq);
         let counters = Arc::new(CountersWithFaults::new(&info, worker.faults()));
-        let installed = berth.install(worker, kicks).map_err(failed);
+        let installed = slot.install(worker, kicks).map_err(failed);
         let running = installed.and_then(|event_loop| {
             let mut inner = self.control().lock();
             // A thread that ends the VM finds the loop, or this finds that the VM has ended.

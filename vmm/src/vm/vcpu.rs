@@ -69,7 +69,7 @@ enum Step {
     /// The guest continues.
     Exit,
     /// Guest code was left because of the kick, or was not entered at all.
-    KickGuard,
+    Kicked,
     /// The VM ends.
     End(Outcome),
 }
@@ -131,7 +131,7 @@ fn complete(id: u8, vcpu: &mut VcpuFd, context: &VcpuContext) -> Option<Outcome>
     loop {
         match step(id, vcpu, context) {
             Step::Exit => {}
-            Step::KickGuard => return None,
+            Step::Kicked => return None,
             Step::End(outcome) => return Some(outcome),
         }
     }
@@ -219,7 +219,7 @@ fn step(id: u8, vcpu: &mut VcpuFd, context: &VcpuContext) -> Step {
         }
         Err(error) if matches!(error.errno(), libc::EINTR | libc::EAGAIN) => {
             match kick::take_pending() {
-                None | Some(Pending::Kick) => return Step::KickGuard,
+                None | Some(Pending::Kick) => return Step::Kicked,
                 Some(Pending::MemoryFailure { address }) => PoisonCause::MemoryFailure { address },
             }
         }

@@ -24,7 +24,7 @@ pub(crate) struct ReservedSlot {
 
 impl Loops {
     /// Reserves a place for a device named `name`.
-    pub(crate) fn berth(
+    pub(crate) fn reserve(
         &self,
         name: &str,
         placement: Placement,
