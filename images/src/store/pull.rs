@@ -571,15 +571,47 @@ impl Inner {
     }
 }
 
+/// How long to wait before looking again for a work file that another process has: at first, and at
+/// most.
+const FIRST_LOOK: Duration = Duration::from_millis(5);
+const LAST_LOOK: Duration = Duration::from_millis(250);
+
 /// Acquires a work file; `waiting` is called if another process has it.
+///
+/// That process may be suspended, so no thread waits for its lock, which none could be called back
+/// from: whoever drops the future waits no longer.
 pub(super) async fn acquire(path: &Path, waiting: impl FnOnce()) -> Result<WorkFile> {
-    let fault = |source| Error::io("create", path, source);
-    if let Some(work) = WorkFile::try_acquire(path).map_err(fault)? {
-        return Ok(work);
+    let (mut pause, mut waiting) = (FIRST_LOOK, Some(waiting));
+    loop {
+        let work = WorkFile::try_acquire(path);
+        if let Some(work) = work.map_err(|source| Error::io("create", path, source))? {
+            return Ok(work);
+        }
+        if let Some(waiting) = waiting.take() {
+            waiting();
+        }
+        tokio::time::sleep(pause).await;
+        pause = LAST_LOOK.min(pause * 2);
     }
-    waiting();
-    let owned = path.to_owned();
-    blocking(move || WorkFile::acquire(&owned))
-        .await
-        .map_err(fault)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn whoever_waits_for_a_suspended_process_can_give_up_and_leaves_no_thread() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("work");
+        let theirs = WorkFile::try_acquire(&path).unwrap().unwrap();
+        let told = AtomicBool::new(false);
+        let ours = acquire(&path, || told.store(true, Ordering::Relaxed));
+        let minute = Duration::from_secs(60);
+        assert!(tokio::time::timeout(minute, ours).await.is_err());
+        assert!(told.load(Ordering::Relaxed));
+        let mut ours = pin!(acquire(&path, || {}));
+        assert!(tokio::time::timeout(minute, &mut ours).await.is_err());
+        drop(theirs);
+        ours.await.unwrap();
+    }
 }
