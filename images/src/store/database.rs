@@ -80,6 +80,8 @@ pub(super) struct Contents {
     /// Sorted by name.
     pub(super) names: Vec<Name>,
     pub(super) disks: Disks,
+    /// Images whose records this version cannot read: a later one has written them.
+    pub(super) unreadable: Vec<Digest>,
 }
 
 /// A change.
@@ -228,11 +230,13 @@ fn load(database: &impl ReadableDatabase) -> Result<Contents, redb::Error> {
         Ok(images) => {
             for row in images.iter()? {
                 let (id, record) = row?;
-                // Records of another version that this one cannot read are ignored.
-                let parsed = Digest::from_hex(id.value())
-                    .ok()
-                    .zip(serde_json::from_slice(record.value()).ok());
-                contents.images.extend(parsed);
+                let Ok(id) = Digest::from_hex(id.value()) else {
+                    continue;
+                };
+                match serde_json::from_slice(record.value()) {
+                    Ok(record) => contents.images.push((id, record)),
+                    Err(_) => contents.unreadable.push(id),
+                }
             }
         }
         Err(redb::TableError::TableDoesNotExist(_)) => return Ok(contents),
@@ -282,7 +286,10 @@ impl Contents {
                 self.apply(Change::DropImage(id));
                 self.images.push((id, record));
             }
-            Change::DropImage(id) => self.images.retain(|(found, _)| *found != id),
+            Change::DropImage(id) => {
+                self.images.retain(|(found, _)| *found != id);
+                self.unreadable.retain(|found| *found != id);
+            }
             Change::PutName(name) => {
                 self.apply(Change::DropName(name.name.clone()));
                 self.names.push(name);
@@ -306,4 +313,17 @@ impl Contents {
             .filter(move |name| name.id == *id)
             .map(|name| name.name.as_str())
     }
+}
+
+/// Stores a record as some other version might have written it.
+#[cfg(test)]
+pub(super) fn put_raw(layout: &Layout, id: Digest, record: &[u8]) {
+    update(layout, |_| Ok((Vec::new(), ()))).unwrap();
+    let database = Database::open(layout.database()).unwrap();
+    let transaction = database.begin_write().unwrap();
+    let mut images = transaction.open_table(IMAGES).unwrap();
+    images.insert(id.hex().as_str(), record).unwrap();
+    drop(images);
+    drop(transaction.open_table(NAMES).unwrap());
+    transaction.commit().unwrap();
 }

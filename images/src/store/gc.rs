@@ -198,7 +198,7 @@ impl Inner {
             }
         }
         for (id, directory) in entries(&self.layout.images())? {
-            if contents.record(&id).is_none() {
+            if contents.record(&id).is_none() && !contents.unreadable.contains(&id) {
                 freed += remove_unused(&self.layout.rootfs(&id), &directory)?;
             }
         }
@@ -206,8 +206,12 @@ impl Inner {
     }
 
     /// Blobs that images in the database are made of; `None` when that cannot be told of one whose
-    /// manifest is there.
+    /// manifest is there, or whose record is a later version's.
     fn needed(&self, contents: &Contents) -> Option<HashSet<Digest>> {
+        if let Some(image) = contents.unreadable.first() {
+            tracing::warn!(%image, "no layers are removed: unreadable record");
+            return None;
+        }
         let mut needed = HashSet::new();
         for (id, record) in &contents.images {
             needed.insert(*id);
@@ -345,6 +349,32 @@ mod tests {
         drop(claim);
         assert!(inner.free_rootfs(id).unwrap() > 0);
         assert!(!inner.layout.image(&id).exists());
+    }
+
+    #[test]
+    fn an_image_whose_record_a_later_version_wrote_is_kept() {
+        let dir = tempfile::tempdir().unwrap();
+        let inner = &Store::open(dir.path()).unwrap().inner;
+        let [later, gone] = [b"later", b"gone."].map(|name| Digest::of(name));
+        for id in [later, gone] {
+            fs::create_dir(inner.layout.image(&id)).unwrap();
+            fs::write(inner.layout.rootfs(&id), [1; 5000]).unwrap();
+            fs::write(inner.layout.blob(&id), "a layer").unwrap();
+        }
+        database::put_raw(&inner.layout, later, b"{\"from\": \"the future\"}");
+        inner.remove_unneeded().unwrap();
+        let has = |id| {
+            (
+                inner.layout.rootfs(&id).exists(),
+                inner.layout.blob(&id).exists(),
+            )
+        };
+        // Of which image a layer is, only the record could say.
+        assert_eq!((has(later), has(gone)), ((true, true), (false, true)));
+        let drop = |_: &_| Ok((vec![Change::DropImage(later)], ()));
+        database::update(&inner.layout, drop).unwrap();
+        inner.remove_unneeded().unwrap();
+        assert_eq!((has(later), has(gone)), ((false, false), (false, false)));
     }
 
     #[test]
