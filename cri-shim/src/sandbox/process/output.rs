@@ -99,6 +99,16 @@ struct Sinks {
     attachments: u64,
 }
 
+impl Sinks {
+    /// Lets go of all that no output comes for any more.
+    fn clear(&mut self) {
+        // Their threads write the rest, and close the files.
+        self.attachers.clear();
+        // Open, a log that is removed would keep its space.
+        self.log = None;
+    }
+}
+
 /// One of the process's outputs to a client.
 #[derive(Debug)]
 struct Attacher {
@@ -176,8 +186,7 @@ impl ContainerStreams {
             return;
         }
         if !self.is_lasting.load(Ordering::Acquire) {
-            // Their threads write the rest, and close the files.
-            sinks.attachers.clear();
+            sinks.clear();
         }
         self.ended.send_replace(true);
     }
@@ -187,7 +196,7 @@ impl ContainerStreams {
         let mut sinks = self.sinks();
         self.is_lasting.store(false, Ordering::Release);
         if *self.ended.borrow() {
-            sinks.attachers.clear();
+            sinks.clear();
         }
     }
 

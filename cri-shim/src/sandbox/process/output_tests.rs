@@ -215,6 +215,18 @@ fn a_reopened_log_goes_on_where_the_old_one_ended() {
     assert!(text.ends_with(" stdout F begun new\n"), "{text}");
 }
 
+#[tokio::test]
+async fn the_log_is_closed_when_no_process_writes_it_any_more() {
+    for is_lasting in [false, true] {
+        let scene = scene_of(is_lasting);
+        drop((scene.stdout, scene.stderr));
+        scene.streams.ended().await;
+        assert_eq!(scene.streams.sinks().log.is_some(), is_lasting);
+        scene.streams.close();
+        assert!(scene.streams.sinks().log.is_none());
+    }
+}
+
 /// A client that the process waits for and that does not read, and the thread that writes more than
 /// fits in between.
 async fn behind() -> (Arc<ContainerStreams>, UnixStream, JoinHandle<Scene>) {
