@@ -4,17 +4,21 @@ use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::fs::{self, File, TryLockError};
 use std::path::{Path, PathBuf};
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 use std::{io, process};
 
-use tracing::warn;
+use tracing::{debug, warn};
 
-use super::STATE;
+use super::{STATE, has_just_failed};
 use crate::machine::Snapshot;
 use crate::removal::remove_tree;
 
 /// Most templates that are kept: each takes some 30 MB of disk.
-const MAX_TEMPLATES: usize = 8;
+const MAX_TEMPLATES: usize = 16;
+
+/// A template that was used more recently is not removed for another one: where machines have more
+/// shapes than there is room for, each would cost the next one its template.
+const IN_USE: Duration = Duration::from_secs(600);
 
 /// Removes the leftovers of processes that were killed while they created templates. Those that are
 /// being created stay.
@@ -23,6 +27,12 @@ pub fn remove_abandoned_templates(templates: &Path) {
     for entry in fs::read_dir(templates).into_iter().flatten().flatten() {
         let name = entry.file_name();
         let Some(name) = name.to_str() else { continue };
+        let failed = name.strip_suffix(".failed").map(|of| templates.join(of));
+        if failed.is_some_and(|place| !has_just_failed(&place))
+            && let Err(error) = fs::remove_file(entry.path())
+        {
+            debug!(%error, "a template's mark of failure stays");
+        }
         // `.NAME.SOMETHING` while it is created, `NAME.lock` and `NAME.share` next to it.
         let of = match name.strip_prefix('.') {
             Some(partial) => partial.split('.').next(),
@@ -67,25 +77,36 @@ pub(super) fn remove(place: &Path) -> io::Result<()> {
     fs::remove_dir_all(hidden)
 }
 
+/// Returns the templates, and when each was wanted last if that is known.
+fn all(templates: &Path, now: SystemTime) -> Vec<(Option<SystemTime>, PathBuf)> {
+    let entries = fs::read_dir(templates).into_iter().flatten().flatten();
+    let templates = entries
+        .filter(|entry| entry.path().join(STATE).exists() && entry.path().extension().is_none());
+    let wanted = templates.filter_map(|entry| {
+        let modified = entry.metadata().ok()?.modified().ok()?;
+        // A clock that was ahead has set a time to come, which tells nothing.
+        Some((Some(modified).filter(|at| *at <= now), entry.path()))
+    });
+    wanted.collect()
+}
+
+/// Returns whether there is room for one more template, or one that it may replace.
+pub(super) fn has_room(templates: &Path) -> bool {
+    let now = SystemTime::now();
+    let all = all(templates, now);
+    let is_in_use = |wanted: SystemTime| now.duration_since(wanted).is_ok_and(|age| age < IN_USE);
+    let in_use = all
+        .iter()
+        .filter(|(wanted, _)| wanted.is_some_and(is_in_use));
+    in_use.count() < MAX_TEMPLATES
+}
+
 /// Leaves the templates that were wanted last, and `made`, which was just made.
 pub(super) fn remove_oldest(templates: &Path, made: &Path) {
-    let Ok(entries) = fs::read_dir(templates) else {
-        return;
-    };
-    let now = SystemTime::now();
-    let mut all: Vec<(bool, Option<SystemTime>, PathBuf)> = entries
-        .flatten()
-        .filter(|entry| entry.path().join(STATE).exists() && entry.path().extension().is_none())
-        .filter_map(|entry| {
-            let modified = entry.metadata().ok()?.modified().ok()?;
-            // A clock that was ahead has set a time to come, which tells nothing.
-            let wanted = Some(modified).filter(|at| *at <= now);
-            Some((entry.path() == made, wanted, entry.path()))
-        })
-        .collect();
-    all.sort();
+    let mut all = all(templates, SystemTime::now());
+    all.sort_by_key(|(wanted, path)| (path == made, *wanted));
     all.reverse();
-    for (_, _, path) in all.split_off(MAX_TEMPLATES.min(all.len())) {
+    for (_, path) in all.split_off(MAX_TEMPLATES.min(all.len())) {
         if let Err(error) = remove(&path) {
             warn!(%error, template = %path.display(), "failed to remove an old template");
         }
@@ -176,5 +197,36 @@ mod tests {
         let left = |n: usize| dir.path().join(n.to_string()).exists();
         assert!((0..3).all(|n| !left(n)) && (3..MAX_TEMPLATES + 3).all(left));
         assert!(dir.path().join("something else").exists());
+    }
+
+    #[test]
+    fn a_template_that_is_in_use_is_not_replaced() {
+        let dir = tempfile::tempdir().unwrap();
+        let add = |n: usize, age: Duration| {
+            let path = dir.path().join(n.to_string());
+            fs::create_dir_all(&path).unwrap();
+            fs::write(path.join(STATE), "").unwrap();
+            let wanted = SystemTime::now() - age;
+            File::open(&path).unwrap().set_modified(wanted).unwrap();
+        };
+        assert!(has_room(&dir.path().join("none")));
+        for n in 0..MAX_TEMPLATES {
+            assert!(has_room(dir.path()), "{n}");
+            add(n, Duration::from_secs(10));
+        }
+        assert!(!has_room(dir.path()));
+        add(3, 2 * IN_USE);
+        assert!(has_room(dir.path()));
+    }
+
+    #[test]
+    fn a_mark_of_failure_goes_when_it_means_nothing_any_more() {
+        let dir = tempfile::tempdir().unwrap();
+        let [new, old] = ["new.failed", "old.failed"].map(|name| dir.path().join(name));
+        File::create(&new).unwrap();
+        let long_ago = SystemTime::now() - Duration::from_secs(7 * 86400);
+        File::create(&old).unwrap().set_modified(long_ago).unwrap();
+        remove_abandoned_templates(dir.path());
+        assert!(new.exists() && !old.exists());
     }
 }

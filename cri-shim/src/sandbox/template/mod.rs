@@ -32,7 +32,7 @@ use tokio::process::Command;
 use tracing::{debug, warn};
 
 pub use clean::remove_abandoned_templates;
-use clean::{remove, remove_oldest};
+use clean::{has_room, remove, remove_oldest};
 pub(crate) use maker::SnapshotMaker;
 
 use super::log_tail::last_line;
@@ -54,6 +54,9 @@ const MEMORY: &str = "memory";
 
 /// The executable of this process.
 pub(super) const THIS_PROGRAM: &str = "/proc/self/exe";
+
+/// The file that is locked while a template is made.
+const TURN: &str = "turn";
 
 /// The log of a process that creates a template.
 const LOG: &str = "template.log";
@@ -231,6 +234,10 @@ impl Shape {
             debug!("a template could not be made and is not tried again yet");
             return;
         }
+        if !has_room(templates) {
+            debug!("as many other templates as are kept are in use");
+            return;
+        }
         if let Err(error) = self.start_making(program, templates) {
             warn!(error = causes(&error), "failed to create a template");
         }
@@ -301,6 +308,10 @@ pub async fn make(shape: &Shape, templates: &Path) -> Result<(), TemplateError> 
         Err(TryLockError::WouldBlock) => return Ok(()),
         Err(TryLockError::Error(error)) => return Err(file("lock", &lock_path)(error)),
     }
+    // One after the other: when a node starts its pods, their processors have other work.
+    let turn_path = templates.join(TURN);
+    let turn = File::create(&turn_path).map_err(file("create", &turn_path))?;
+    turn.lock().map_err(file("lock", &turn_path))?;
     Snapshot::remove_partial(&place, None);
     // After an upgrade, the others cannot be requested any more.
     remove_abandoned_templates(templates);
