@@ -106,6 +106,7 @@ pub(super) const RULES: &[Rule] = &[
     rule(0xa, Ecx, Keep(0), "no performance monitoring"),
     rule(0xa, Edx, Keep(0), "no performance monitoring"),
     sub(0xd, 0, Eax, Clear(bits([3, 4])), "MPX's registers: as MPX"),
+    sub(0xd, 0, Eax, Clear(bits([17, 18])), "AMX's registers: as AMX; Linux before 6.4 offers their configuration all the same"),
     rule(0x4000_0001, Eax, Clear(bits([4, 10, 14])), "asynchronous page faults: one in flight would be lost in a snapshot"),
     rule(0x4000_0001, Eax, Clear(bits([15])), "extended MSI destinations: for more CPUs than we have"),
     rule(0x4000_0001, Eax, Clear(bits([16, 17])), "hypercalls that only encrypted guests make, and that nobody answers"),
@@ -141,6 +142,8 @@ pub(super) const ABSENT: &[(u32, &str)] = &[
 pub(super) const ABSENT_SUB_LEAVES: &[(u32, u32, &str)] = &[
     (0xd, 3, "MPX's bound registers"),
     (0xd, 4, "MPX's configuration registers"),
+    (0xd, 17, "AMX's configuration register"),
+    (0xd, 18, "AMX's tiles"),
 ];
 
 /// Leaves that KVM answers with zeroes, where the host's own answer is right for its guests.

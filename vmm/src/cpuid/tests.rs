@@ -36,10 +36,12 @@ fn intel() -> Vec<kvm_cpuid_entry2> {
         entry(7, 1, ALL),
         entry(0xa, 0, ALL),
         entry(0xb, 0, [1, 2, 0x100, 9]),
-        entry(0xd, 0, [0xff, 0x240, 0xa88, 0]),
+        entry(0xd, 0, [0x600ff, 0x240, 0xa88, 0]),
         entry(0xd, 2, [0x100, 0x240, 0, 0]),
         entry(0xd, 3, [0x40, 0x3c0, 0, 0]),
         entry(0xd, 4, [0x40, 0x400, 0, 0]),
+        entry(0xd, 17, [0x40, 0xac0, 2, 0]),
+        entry(0xd, 18, [0x2000, 0xb00, 6, 0]),
         entry(0x14, 0, ALL),
         entry(0x4000_0000, 0, [0x4000_0001, 1, 2, 3]),
         entry(0x4000_0001, 0, [u32::MAX, 0, 0, 0]),
@@ -150,9 +152,10 @@ fn a_rule_for_one_sub_leaf_leaves_the_others_alone() {
 }
 
 #[test]
-fn guests_get_neither_mpx_nor_its_state() {
+fn guests_get_neither_mpx_nor_amx_nor_their_state() {
     let entries = compose(&intel(), &guest(1));
     assert_eq!(find(&entries, 7, 0).ebx >> 14 & 1, 0);
+    assert_eq!(find(&entries, 7, 0).edx >> 24 & 1, 0);
     assert_eq!(find(&entries, 0xd, 0).eax, 0xff & !(1 << 3 | 1 << 4));
     let states = entries.iter().filter(|entry| entry.function == 0xd);
     let states: Vec<u32> = states.map(|entry| entry.index).collect();

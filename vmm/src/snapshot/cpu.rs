@@ -28,9 +28,14 @@ const FEATURES: &[(u32, u32, Register, &str)] = &[
     (0x8000_0021, 0, Register::Ecx, "- tsa_sq_no tsa_l1_no"),
 ];
 
-/// Bits that follow the guest's own CR4, which some kernels report as the host's.
-const BY_THE_GUEST: &[(u32, Register, u32)] =
-    &[(0x1, Register::Ecx, 1 << 27), (0x7, Register::Ecx, 1 << 4)];
+/// Bits that say nothing of the host: those that follow the guest's own CR4, which some kernels
+/// report as the host's, and AMX's configuration, which Linux before 6.4 shows where there is no
+/// AMX.
+const NOT_OF_THE_HOST: &[(u32, Register, u32)] = &[
+    (0x1, Register::Ecx, 1 << 27),
+    (0x7, Register::Ecx, 1 << 4),
+    (0xd, Register::Eax, 1 << 17),
+];
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Register {
@@ -121,7 +126,7 @@ fn lacking(wanted: &[kvm_cpuid_entry2], found: &[kvm_cpuid_entry2]) -> Vec<Strin
     let mut lacking = Vec::new();
     for (leaf, index, register, names) in FEATURES {
         let bits = |entries| value(entries, *leaf, *index, *register);
-        let own = BY_THE_GUEST
+        let own = NOT_OF_THE_HOST
             .iter()
             .filter(|own| (own.0, own.1) == (*leaf, *register));
         let ignored = own.fold(0, |mask, own| mask | own.2);
