@@ -43,7 +43,7 @@ pub use working_set::WorkingSet;
 pub(crate) use chips::ChipState;
 pub(crate) use device::{DeviceState, SavedRegisters};
 pub(crate) use state::{Base, Identity, MachineState};
-pub(crate) use vcpu::{VcpuState, msr_numbers};
+pub(crate) use vcpu::{CounterSetup, VcpuState, msr_numbers};
 
 use crate::memory::{GuestMemory, MemorySize, SaveScope, gather_huge_pages};
 use crate::vm::VmBuilder;

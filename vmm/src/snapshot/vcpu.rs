@@ -95,6 +95,23 @@ pub(crate) fn msr_numbers(kvm: &kvm_ioctls::Kvm) -> Result<Vec<u32>, KvmError> {
     Ok(numbers)
 }
 
+/// How a vCPU's time stamp counter is set.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct CounterSetup {
+    /// The processor scales counters (`KVM_CAP_TSC_CONTROL`).
+    pub(crate) can_scale: bool,
+    /// No vCPU of the machine has been set before.
+    pub(crate) is_first: bool,
+}
+
+/// Which time stamp counter is set by its MSR, for lack of offsets (Linux before 5.16).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum CounterWrites {
+    None,
+    First,
+    Another,
+}
+
 impl VcpuState {
     /// Reads everything of a vCPU whose thread is not in `KVM_RUN`, and whose last exit has been
     /// completed.
@@ -165,10 +182,11 @@ impl VcpuState {
     pub(crate) fn apply(
         &self,
         vcpu: &VcpuFd,
+        counter: CounterSetup,
         offset: &mut Option<u64>,
     ) -> Result<(), SnapshotError> {
         let set = KvmError::ioctl;
-        self.set_frequency(vcpu)?;
+        self.set_frequency(vcpu, counter.can_scale)?;
         vcpu.set_mp_state(self.mp_state)
             .map_err(set("KVM_SET_MP_STATE"))?;
         vcpu.set_regs(&self.regs).map_err(set("KVM_SET_REGS"))?;
@@ -190,7 +208,12 @@ impl VcpuState {
         // After the APIC's base, which is one of the special registers, and before its deadline.
         vcpu.set_lapic(&self.lapic).map_err(set("KVM_SET_LAPIC"))?;
         let has_time = self.set_time(vcpu, offset)?;
-        self.set_msrs(vcpu, has_time)?;
+        let counts = match (has_time, counter.is_first) {
+            (true, _) => CounterWrites::None,
+            (false, true) => CounterWrites::First,
+            (false, false) => CounterWrites::Another,
+        };
+        self.set_msrs(vcpu, counts)?;
         vcpu.set_vcpu_events(&self.events)
             .map_err(set("KVM_SET_VCPU_EVENTS"))?;
         // Tells kvm-clock that the guest did not run, or its watchdogs fire. It is an error for
@@ -200,18 +223,23 @@ impl VcpuState {
     }
 
     /// Makes the guest's time stamp counter run at the frequency that the guest knows.
-    fn set_frequency(&self, vcpu: &VcpuFd) -> Result<(), SnapshotError> {
+    fn set_frequency(&self, vcpu: &VcpuFd, can_scale: bool) -> Result<(), SnapshotError> {
         let here = vcpu.get_tsc_khz().unwrap_or(0);
         // KVM's own tolerance: 250 parts per million.
         let near = u64::from(here.abs_diff(self.tsc_khz)) * 4000 <= u64::from(here);
         if self.tsc_khz == 0 || near {
             return Ok(());
         }
-        vcpu.set_tsc_khz(self.tsc_khz)
-            .map_err(|_| SnapshotError::TscFrequency {
-                saved: self.tsc_khz,
-                here,
-            })
+        let refused = SnapshotError::TscFrequency {
+            saved: self.tsc_khz,
+            here,
+        };
+        // Without scaling, KVM takes a higher frequency, too: it then moves the counter ahead each
+        // time the guest is entered, and vCPUs disagree.
+        if !can_scale {
+            return Err(refused);
+        }
+        vcpu.set_tsc_khz(self.tsc_khz).map_err(|_| refused)
     }
 
     /// Makes the time stamp counter continue from where it was; false if KVM does not support
@@ -244,14 +272,14 @@ impl VcpuState {
     /// Sets the MSRs that differ from a new vCPU's; the time stamp counter only if it is not set
     /// yet, and none of the hidden ones, which older snapshots have. An MSR that was 0 and that
     /// this host lacks belongs to a feature that the guest does not have, or has not used.
-    fn set_msrs(&self, vcpu: &VcpuFd, has_time: bool) -> Result<(), SnapshotError> {
+    fn set_msrs(&self, vcpu: &VcpuFd, counts: CounterWrites) -> Result<(), SnapshotError> {
         let numbers: Vec<u32> = self.msrs.iter().map(|(number, _)| *number).collect();
         let fresh = read_msrs(vcpu, &numbers)?;
         let mut wanted: Vec<kvm_msr_entry> = self
             .msrs
             .iter()
             .filter(|msr| match msr.0 {
-                MSR_TSC => !has_time,
+                MSR_TSC => counts != CounterWrites::None,
                 number if is_hidden(number) => false,
                 _ => match fresh.iter().find(|here| here.0 == msr.0) {
                     Some(here) => here.1 != msr.1,
@@ -264,6 +292,14 @@ impl VcpuState {
                 ..Default::default()
             })
             .collect();
+        // KVM takes a value near a counter's own for an attempt to synchronize it, and changes
+        // nothing. The counters of a new machine are at 0, and may have to be near it.
+        let first = wanted.iter().find(|msr| msr.index == MSR_TSC).copied();
+        if let Some(first) = first.filter(|_| counts == CounterWrites::First) {
+            let away = 4 * 1000 * u64::from(self.tsc_khz);
+            let data = first.data.wrapping_add(away);
+            wanted.insert(0, kvm_msr_entry { data, ..first });
+        }
         // The time stamp counter first, since others depend on it; a deadline last, when its clock
         // is right.
         wanted.sort_by_key(|msr| match msr.index {
@@ -359,9 +395,14 @@ fn read_msrs(vcpu: &VcpuFd, numbers: &[u32]) -> Result<Vec<(u32, u64)>, KvmError
 #[cfg(test)]
 mod tests {
     use kvm_bindings::KVM_MAX_CPUID_ENTRIES;
-    use kvm_ioctls::{Kvm, VmFd};
+    use kvm_ioctls::{Cap, Kvm, VmFd};
 
     use super::*;
+
+    const FIRST: CounterSetup = CounterSetup {
+        can_scale: true,
+        is_first: true,
+    };
 
     fn machine(kvm: &Kvm) -> (VmFd, [VcpuFd; 2]) {
         let vm = kvm.create_vm().unwrap();
@@ -398,9 +439,9 @@ mod tests {
         let (_vm, [one, other]) = machine(&kvm);
         let mut saved = VcpuState::gather(&one, &msr_numbers(&kvm).unwrap()).unwrap();
         saved.msrs.push((MISSING, 0));
-        saved.set_msrs(&other, false).unwrap();
+        saved.set_msrs(&other, CounterWrites::Another).unwrap();
         saved.msrs.push((MISSING, 1));
-        let error = saved.set_msrs(&other, false).unwrap_err();
+        let error = saved.set_msrs(&other, CounterWrites::Another).unwrap_err();
         assert!(
             matches!(
                 error,
@@ -424,7 +465,7 @@ mod tests {
         let mut saved = VcpuState::gather(&one, &numbers).unwrap();
         saved.msrs.push((PERF_CAPABILITIES, u64::MAX));
         saved.msrs.push((HYPERV_TIME, 5));
-        saved.set_msrs(&other, false).unwrap();
+        saved.set_msrs(&other, CounterWrites::Another).unwrap();
     }
 
     #[test]
@@ -436,7 +477,49 @@ mod tests {
         saved.xcrs.flags = 1;
         assert!(other.set_xcrs(&saved.xcrs).is_err());
         saved.xcrs.nr_xcrs = 0;
-        saved.apply(&other, &mut None).unwrap();
+        saved.apply(&other, FIRST, &mut None).unwrap();
+    }
+
+    #[test]
+    fn a_counter_of_another_frequency_needs_a_processor_that_scales_it() {
+        let kvm = kvm::open().unwrap();
+        let (_vm, [one, other]) = machine(&kvm);
+        let mut saved = VcpuState::gather(&one, &msr_numbers(&kvm).unwrap()).unwrap();
+        let here = saved.tsc_khz;
+        let counter = CounterSetup {
+            can_scale: false,
+            ..FIRST
+        };
+        // The higher one KVM itself would take.
+        for khz in [here / 2, here * 2] {
+            saved.tsc_khz = khz;
+            let error = saved.apply(&other, counter, &mut None).unwrap_err();
+            assert!(
+                matches!(error, SnapshotError::TscFrequency { .. }),
+                "{error}"
+            );
+        }
+        saved.tsc_khz = here + here / 10_000;
+        saved.apply(&other, counter, &mut None).unwrap();
+    }
+
+    /// By its name it runs where KVM is a distribution's, which is older than the one here.
+    #[test]
+    fn guest_clocks_are_set_without_offsets_to_what_is_near_a_new_machines() {
+        let kvm = kvm::open().unwrap();
+        let (_vm, [one, _]) = machine(&kvm);
+        let mut saved = VcpuState::gather(&one, &msr_numbers(&kvm).unwrap()).unwrap();
+        let second = u64::from(saved.tsc_khz) * 1000;
+        let (_vm, [first, another]) = machine(&kvm);
+        let wanted = time(&first) + second / 2;
+        saved.msrs.retain(|msr| msr.0 != MSR_TSC);
+        saved.msrs.push((MSR_TSC, wanted));
+        saved.set_msrs(&first, CounterWrites::First).unwrap();
+        saved.set_msrs(&another, CounterWrites::Another).unwrap();
+        for vcpu in [&first, &another] {
+            assert!(time(vcpu) >= wanted);
+        }
+        assert!(time(&first).abs_diff(time(&another)) < second);
     }
 
     #[test]
@@ -457,6 +540,10 @@ mod tests {
         let numbers = msr_numbers(&kvm).unwrap();
         let (_vm, vcpus) = machine(&kvm);
         let here = vcpus[0].get_tsc_khz().unwrap();
+        let counter = CounterSetup {
+            can_scale: kvm.check_extension(Cap::TscControl),
+            is_first: true,
+        };
         for khz in [here, here / 2, here * 2] {
             let mut saved = VcpuState::gather(&vcpus[0], &numbers).unwrap();
             // An hour of uptime.
@@ -470,10 +557,12 @@ mod tests {
                 .set_cpuid2(&vcpus[0].get_cpuid2(KVM_MAX_CPUID_ENTRIES).unwrap())
                 .unwrap();
             let mut offset = None;
-            match saved.apply(&first, &mut offset) {
+            match saved.apply(&first, counter, &mut offset) {
                 Err(SnapshotError::TscFrequency { .. }) if khz != here => {
-                    let late = clone.create_vcpu(1).unwrap();
-                    kvm::count_as_the_others(&late, khz, offset).unwrap_err();
+                    if khz < here {
+                        let late = clone.create_vcpu(1).unwrap();
+                        kvm::count_as_the_others(&late, khz, offset).unwrap_err();
+                    }
                     eprintln!("KVM refuses a time stamp counter of {khz} kHz on one of {here} kHz");
                     continue;
                 }
@@ -508,7 +597,7 @@ mod tests {
         let (_vm, vcpus) = machine(&kvm);
         let mut offset = None;
         for (vcpu, saved) in vcpus.iter().zip(&saved) {
-            saved.apply(vcpu, &mut offset).unwrap();
+            saved.apply(vcpu, FIRST, &mut offset).unwrap();
         }
         for vcpu in &vcpus {
             let now = time(vcpu);

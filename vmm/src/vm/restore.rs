@@ -2,12 +2,13 @@
 
 use std::collections::BTreeSet;
 
+use kvm_ioctls::Cap;
 use podvisor_devices::pci::SLOTS;
 use podvisor_devices::virtio::{RestoreError, VirtioDevice};
 
 use super::attach::{self, AttachedDevice, NewDevice};
 use super::hardware::Hardware;
-use crate::snapshot::{DeviceState, MachineState, SavedRegisters, SnapshotError};
+use crate::snapshot::{CounterSetup, DeviceState, MachineState, SavedRegisters, SnapshotError};
 
 /// Checks that there is a device for each one of the snapshot, and gives each its name, its place
 /// and its own state, before it is attached.
@@ -48,8 +49,13 @@ pub(super) fn device_states(
 
 /// Sets vCPUs, chips and the devices' registers.
 pub(super) fn machine(hardware: &mut Hardware, state: &MachineState) -> Result<(), SnapshotError> {
-    for (vcpu, saved) in hardware.vcpus.iter().zip(&state.vcpus) {
-        saved.apply(vcpu, &mut hardware.tsc_offset)?;
+    let can_scale = hardware.vm_fd.check_extension(Cap::TscControl);
+    for (number, (vcpu, saved)) in hardware.vcpus.iter().zip(&state.vcpus).enumerate() {
+        let counter = CounterSetup {
+            can_scale,
+            is_first: number == 0,
+        };
+        saved.apply(vcpu, counter, &mut hardware.tsc_offset)?;
     }
     // I/O APIC and PIC may interrupt immediately, which requires the local APICs.
     state.chips.apply(&hardware.vm_fd)?;
