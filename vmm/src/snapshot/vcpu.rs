@@ -282,6 +282,9 @@ impl VcpuState {
                 MSR_TSC => counts != CounterWrites::None,
                 number if is_hidden(number) => false,
                 _ => match fresh.iter().find(|here| here.0 == msr.0) {
+                    // Of a guest that does not have it: before Linux 6.13 it reads as KVM's own all
+                    // the same, and since then takes nothing but 0.
+                    Some(here) if msr.0 == MSR_ARCH_CAPABILITIES && here.1 == 0 => false,
                     Some(here) => here.1 != msr.1,
                     None => msr.1 != 0,
                 },
@@ -466,6 +469,28 @@ mod tests {
         saved.msrs.push((PERF_CAPABILITIES, u64::MAX));
         saved.msrs.push((HYPERV_TIME, 5));
         saved.set_msrs(&other, CounterWrites::Another).unwrap();
+    }
+
+    /// As on Linux 6.13, where a vCPU whose CPUID lacks them has none.
+    #[test]
+    fn capabilities_that_no_guest_of_this_host_has_are_not_set() {
+        let kvm = kvm::open().unwrap();
+        let (_vm, [one, other]) = machine(&kvm);
+        let capabilities = |data| {
+            let index = MSR_ARCH_CAPABILITIES;
+            let entry = kvm_msr_entry {
+                index,
+                data,
+                ..Default::default()
+            };
+            Msrs::from_entries(&[entry]).unwrap()
+        };
+        assert_eq!(other.set_msrs(&capabilities(0)).unwrap(), 1);
+        let mut saved = VcpuState::gather(&one, &[]).unwrap();
+        saved.msrs = vec![(MSR_ARCH_CAPABILITIES, 1 << 6)];
+        saved.set_msrs(&other, CounterWrites::Another).unwrap();
+        let here = read_msrs(&other, &[MSR_ARCH_CAPABILITIES]).unwrap();
+        assert_eq!(here, [(MSR_ARCH_CAPABILITIES, 0)]);
     }
 
     #[test]
