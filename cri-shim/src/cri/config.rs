@@ -9,7 +9,7 @@ use k8s_cri::v1::{LinuxContainerResources, PodSandboxConfig};
 use super::pods::{Bound, PodBounds, memory_limit, milli_cpus};
 use crate::cni::CniOptions;
 use crate::registries::Registries;
-use crate::sandbox::{JailMode, MEMORY_OVERHEAD};
+use crate::sandbox::{JailMode, MEMORY_OVERHEAD, memory_overhead};
 
 /// The runtime handler that the daemon serves in addition to the empty name.
 pub(crate) const HANDLER: &str = "podvisor";
@@ -140,7 +140,12 @@ impl Sizes {
         let own = limit(linux.and_then(|linux| linux.resources.as_ref()));
         let overhead = limit(linux.and_then(|linux| linux.overhead.as_ref()));
         let base = overhead.saturating_sub(MEMORY_OVERHEAD).max(self.memory);
-        let memory = base.saturating_add(bounds.memory.limit(own.max(containers)));
+        let mut memory = base.saturating_add(bounds.memory.limit(own.max(containers)));
+        if overhead >= self.memory.saturating_add(MEMORY_OVERHEAD) {
+            // The page tables of a large guest, for which no overhead has room.
+            let tables = memory_overhead(memory) - MEMORY_OVERHEAD;
+            memory = memory.saturating_sub(tables).max(self.memory);
+        }
         memory - memory % (1 << 20)
     }
 
@@ -323,7 +328,9 @@ mod tests {
     #[test]
     fn the_recommended_overhead_has_room_for_machines_of_limits_that_are_no_whole_mib() {
         let overhead = 352 << 20;
-        for limit in [1, 100_000_000, 500_000_000, 1_000_000_000, 1 << 30] {
+        let large = [7 << 30, 64_000_000_000, 512 << 30];
+        let small = [1, 100_000_000, 500_000_000, 1_000_000_000, 1 << 30];
+        for limit in small.into_iter().chain(large) {
             let mut pod = pod(100_000, limit);
             pod.linux.as_mut().unwrap().overhead = Some(LinuxContainerResources {
                 memory_limit_in_bytes: overhead,

@@ -30,7 +30,7 @@ use crate::machine::causes;
 
 pub(crate) use end::end_group;
 pub(super) use kill::MemoryKill;
-pub use limits::{CPU_OVERHEAD_MILLI, MEMORY_OVERHEAD, MachineLimits};
+pub use limits::{CPU_OVERHEAD_MILLI, MEMORY_OVERHEAD, MachineLimits, memory_overhead};
 pub(super) use limits::{allow_memory, limit_cpus, limit_memory, limit_swap, set_cpu_weight};
 pub(crate) use limits::{lacks_room, parse_cpu_max};
 use limits::{set_limits, warn_of_missing};

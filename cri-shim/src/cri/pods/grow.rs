@@ -15,7 +15,7 @@ use crate::cri::newer::UpdatePodSandboxResourcesRequest;
 use crate::cri::node::{GuestResources, Node, Pod};
 use crate::cri::spec;
 use crate::cri::state::{ContainerRecord, GuestSize, PodRecord};
-use crate::sandbox::{MEMORY_OVERHEAD, SandboxClient};
+use crate::sandbox::{SandboxClient, memory_overhead};
 
 /// How long a guest may take to online memory that is plugged in.
 const PLUG_TIMEOUT: Duration = Duration::from_secs(30);
@@ -226,7 +226,7 @@ impl Node {
             let Some(taken) = client.memory_below(&parent) else {
                 return Ok(());
             };
-            if taken <= memory.saturating_add(MEMORY_OVERHEAD) {
+            if taken <= memory.saturating_add(memory_overhead(memory)) {
                 return Ok(());
             }
             if Instant::now() > deadline {

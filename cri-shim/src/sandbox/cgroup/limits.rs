@@ -11,10 +11,27 @@ use super::{CgroupError, group_of, write};
 use crate::blocking::in_place;
 use crate::machine::causes;
 
-/// Memory of a sandbox's process in addition to its guest's, in bytes: its own, the kernel's for
-/// its page tables, sockets and vCPUs, log output that has not reached the disk yet, and the files
-/// of a shared directory that its guest knows (nearly 2 KiB each, usually up to 16,384).
+/// Memory of a sandbox's process in addition to that of a guest of up to 8 GiB, in bytes: its own,
+/// the kernel's for its page tables, sockets and vCPUs, log output that has not reached the disk
+/// yet, and the files of a shared directory that its guest knows (nearly 2 KiB each, usually up to
+/// 16,384).
 pub const MEMORY_OVERHEAD: u64 = 96 << 20;
+
+/// [`MEMORY_OVERHEAD`] without page tables.
+const WITHOUT_TABLES: u64 = 64 << 20;
+
+/// Returns the memory of a sandbox's process in addition to its guest's, in bytes. The host's page
+/// tables and KVM's take 2 MiB each for a GiB of small pages, and their groups are charged for
+/// them.
+#[must_use]
+pub const fn memory_overhead(guest: u64) -> u64 {
+    let with_tables = WITHOUT_TABLES + guest / 256;
+    if with_tables > MEMORY_OVERHEAD {
+        with_tables
+    } else {
+        MEMORY_OVERHEAD
+    }
+}
 
 /// CPU time of a sandbox's process in addition to its guest's vCPUs, in thousandths of a CPU: for
 /// its devices and streams.
@@ -38,7 +55,7 @@ pub struct MachineLimits {
 impl MachineLimits {
     /// The limit of the control group, in bytes.
     pub(crate) fn memory_max(self) -> u64 {
-        self.memory.saturating_add(MEMORY_OVERHEAD)
+        self.memory.saturating_add(memory_overhead(self.memory))
     }
 
     /// The limit of the control group, in thousandths of a CPU.
@@ -173,7 +190,7 @@ fn set_memory(dir: &Path, memory: u64, is_due: impl FnOnce(u64, u64) -> bool) {
 
 pub(super) fn set_memory_of(group: &Path, memory: u64, is_due: impl FnOnce(u64, u64) -> bool) {
     let file = group.join("memory.max");
-    let wanted = memory.saturating_add(MEMORY_OVERHEAD);
+    let wanted = memory.saturating_add(memory_overhead(memory));
     let set = || {
         // "max" means no limit.
         let now = fs::read_to_string(&file).map(|text| text.trim().parse().unwrap_or(u64::MAX));
@@ -203,6 +220,29 @@ mod tests {
     fn shares_become_weights() {
         let weights = [0, 2, 1024, 262_144, u64::MAX].map(cpu_weight);
         assert_eq!(weights, [1, 1, 39, 10_000, 10_000]);
+    }
+
+    #[test]
+    fn a_large_guests_page_tables_have_room() {
+        let gib = 1 << 30;
+        let overhead = |guest| {
+            MachineLimits {
+                vcpus: 1,
+                memory: guest,
+            }
+            .memory_max()
+                - guest
+        };
+        assert_eq!([0, gib, 8 * gib].map(overhead), [MEMORY_OVERHEAD; 3]);
+        assert_eq!(overhead(128 * gib), (64 << 20) + 128 * (4 << 20));
+        assert_eq!(
+            MachineLimits {
+                vcpus: 1,
+                memory: u64::MAX
+            }
+            .memory_max(),
+            u64::MAX
+        );
     }
 
     #[test]
