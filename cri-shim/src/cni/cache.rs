@@ -15,6 +15,11 @@ use super::{Capabilities, CniError, PodIdentity};
 /// Version of the files' format.
 const VERSION: u32 = 1;
 
+/// Extensions of the files of a pod.
+const RECORD: &str = "json";
+const TEMPORARY: &str = "tmp";
+const INPUT: &str = "input";
+
 /// The version of a file that may be of any.
 #[derive(Debug, Deserialize)]
 struct Version {
@@ -100,13 +105,21 @@ impl Cache {
     }
 
     fn write(&self, cached: &Cached) -> io::Result<()> {
-        let path = self.path(&cached.pod.id);
-        let temporary = path.with_extension("tmp");
+        let temporary = self.temporary(&cached.pod.id);
+        let written = self.write_by(&temporary, cached);
+        if written.is_err() {
+            // It may not exist; and if it stays, `remove` finds it.
+            let _ = fs::remove_file(&temporary);
+        }
+        written
+    }
+
+    fn write_by(&self, temporary: &Path, cached: &Cached) -> io::Result<()> {
         // The directory may have been removed since it was made.
-        let mut file = match File::create(&temporary) {
+        let mut file = match File::create(temporary) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 fs::create_dir_all(&self.dir)?;
-                File::create(&temporary)?
+                File::create(temporary)?
             }
             created => created?,
         };
@@ -114,7 +127,7 @@ impl Cache {
         // The rename replaces an existing record: the new contents must reach the disk before it
         // does.
         file.sync_data()?;
-        fs::rename(&temporary, &path)
+        fs::rename(temporary, self.path(&cached.pod.id))
     }
 
     /// A damaged file counts as none: nothing can be undone by it. One of a newer version is left
@@ -146,7 +159,7 @@ impl Cache {
 
     pub(super) fn remove(&self, id: &str) -> Result<(), CniError> {
         // The record comes last: it shows that there is something to remove.
-        for path in [self.input(id), self.path(id)] {
+        for path in [self.temporary(id), self.input(id), self.path(id)] {
             match fs::remove_file(&path) {
                 Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
                     return Err(CniError::io("remove", path)(error));
@@ -157,6 +170,9 @@ impl Cache {
         Ok(())
     }
 
+    /// Returns the ids of pods with a file here, also those without a record: of a write that a
+    /// kill of the daemon interrupted, the temporary file may be all that is left. The same id may
+    /// come more than once.
     pub(super) fn ids(&self) -> Result<Vec<String>, CniError> {
         let failed = || CniError::io("read the directory", &self.dir);
         let mut ids = Vec::new();
@@ -164,9 +180,10 @@ impl Cache {
             let path = entry.map_err(failed())?.path();
             let stem = path.file_stem().and_then(|stem| stem.to_str());
             if let Some(stem) = stem
-                && path
-                    .extension()
-                    .is_some_and(|extension| extension == "json")
+                && let Some(extension) = path.extension()
+                && [RECORD, TEMPORARY, INPUT]
+                    .iter()
+                    .any(|known| extension == *known)
             {
                 ids.push(stem.to_owned());
             }
@@ -176,17 +193,38 @@ impl Cache {
 
     /// The path of the file that is the input of plugins that work on the pod.
     pub(super) fn input(&self, id: &str) -> PathBuf {
-        self.dir.join(format!("{id}.input"))
+        self.dir.join(format!("{id}.{INPUT}"))
     }
 
+    /// The path of the record.
     fn path(&self, id: &str) -> PathBuf {
-        self.dir.join(format!("{id}.json"))
+        self.dir.join(format!("{id}.{RECORD}"))
+    }
+
+    /// The path of a record that is being written.
+    fn temporary(&self, id: &str) -> PathBuf {
+        self.dir.join(format!("{id}.{TEMPORARY}"))
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::small_disk::SmallDisk;
+
+    fn cached(id: &str) -> Cached {
+        let pod = PodIdentity {
+            id: id.to_owned(),
+            name: "web".to_owned(),
+            namespace: "default".to_owned(),
+            uid: "uid".to_owned(),
+        };
+        let list = serde_json::json!({
+            "name": "test", "version": "1.0.0", "disable_check": false, "plugins": [],
+        });
+        let list = serde_json::from_value(list).unwrap();
+        Cached::new(pod, &list, PathBuf::from("/none"), Capabilities::new())
+    }
 
     #[test]
     fn a_record_of_a_newer_version_is_kept_and_told() {
@@ -215,19 +253,50 @@ mod tests {
         let cache = Cache::open(&path).unwrap();
         fs::remove_dir(&path).unwrap();
         assert_eq!(cache.get("pod0").unwrap(), None);
-        let pod = PodIdentity {
-            id: "pod0".to_owned(),
-            name: "web".to_owned(),
-            namespace: "default".to_owned(),
-            uid: "uid".to_owned(),
-        };
-        let list = serde_json::json!({
-            "name": "test", "version": "1.0.0", "disable_check": false, "plugins": [],
-        });
-        let list = serde_json::from_value(list).unwrap();
-        let netns = PathBuf::from("/none");
-        let cached = Cached::new(pod, &list, netns, Capabilities::new());
+        let cached = cached("pod0");
         cache.put(&cached).unwrap();
         assert_eq!(cache.get("pod0").unwrap(), Some(cached));
+    }
+
+    #[test]
+    fn of_a_record_that_cannot_be_written_nothing_is_left() {
+        let disk = SmallDisk::new();
+        let cache = Cache::open(&disk.path().join("cni")).unwrap();
+        let kept = cached("kept");
+        cache.put(&kept).unwrap();
+        disk.fill();
+        for id in ["pod0", "kept"] {
+            let error = cache.put(&cached(id)).unwrap_err();
+            let CniError::Io { source, .. } = error else {
+                panic!("{error}");
+            };
+            assert_eq!(source.kind(), io::ErrorKind::StorageFull);
+            assert!(!cache.temporary(id).exists(), "{id}");
+        }
+        assert_eq!(cache.ids().unwrap(), ["kept"]);
+        assert_eq!(cache.get("kept").unwrap(), Some(kept));
+    }
+
+    #[test]
+    fn what_an_interrupted_write_left_is_found_and_removed() {
+        let dir = tempfile::tempdir().unwrap();
+        let cache = Cache::open(dir.path()).unwrap();
+        cache.put(&cached("pod0")).unwrap();
+        let lefts = [
+            cache.temporary("pod0"),
+            cache.temporary("pod1"),
+            cache.input("pod2"),
+        ];
+        for left in lefts {
+            fs::write(left, "{").unwrap();
+        }
+        let mut ids = cache.ids().unwrap();
+        ids.sort();
+        ids.dedup();
+        assert_eq!(ids, ["pod0", "pod1", "pod2"]);
+        for id in ids {
+            cache.remove(&id).unwrap();
+        }
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
     }
 }

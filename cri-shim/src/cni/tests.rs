@@ -497,6 +497,17 @@ fn a_network_is_undone_on_a_disk_that_is_full() {
 }
 
 #[tokio::test]
+async fn what_a_write_of_a_record_left_goes_with_its_pod() {
+    let world = World::new(&scripted());
+    let cache = world.dir.path().join("cache");
+    fs::write(cache.join("pod7.tmp"), "{").unwrap();
+    assert_eq!(world.cni.known().unwrap(), ["pod7"]);
+    world.cni.detach("pod7").await.unwrap();
+    assert!(world.is_clean());
+    assert_eq!(fs::read_dir(cache).unwrap().count(), 0);
+}
+
+#[tokio::test]
 async fn a_check_that_nobody_needs_waits_for_no_plugin() {
     let world = World::new(&scripted());
     let cached = Cached::new(
