@@ -67,7 +67,8 @@ pub(crate) enum CniError {
     },
     /// A plugin hangs whose parent was killed.
     #[error(
-        "an orphaned CNI plugin did not exit within {} s: it still has {} open",
+        "an orphaned CNI plugin did not exit within {} s: it still has {} open; find it by \
+         fuser(1)",
         .limit.as_secs(), .input.display()
     )]
     StillRuns {

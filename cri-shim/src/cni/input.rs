@@ -12,14 +12,19 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use rustix::fs::{FlockOperation, MemfdFlags, flock, memfd_create};
+use rustix::io::Errno;
+use tokio::time::sleep;
 
 use super::CniError;
-use crate::blocking::apart;
 use crate::stall_timeout::timeout;
 
 /// Least size of the file in bytes, padded with blanks: DEL's configuration is longer than that of
 /// an ADD, which has no result yet.
 const MIN_FILE_SIZE: usize = 16 << 10;
+
+/// Pauses between attempts to lock the file; each is twice as long as the one before it.
+const FIRST_PAUSE: Duration = Duration::from_millis(5);
+const LONGEST_PAUSE: Duration = Duration::from_millis(250);
 
 /// The input of plugins that run one after the other.
 #[derive(Debug)]
@@ -36,19 +41,13 @@ impl Input {
         options.read(true).write(true).create(true).truncate(false);
         let file = options.mode(0o600).open(path);
         let file = file.map_err(CniError::io("open", path))?;
-        let file = if flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok() {
-            file
-        } else {
-            let lock = move || flock(&file, FlockOperation::LockExclusive).map(|()| file);
-            let Ok(locked) = timeout(limit, apart("cni-input", lock)).await else {
-                return Err(CniError::StillRuns {
-                    input: path.to_owned(),
-                    limit,
-                });
-            };
-            let locked = locked.and_then(|locked| Ok(locked?));
-            locked.map_err(CniError::io("lock", path))?
+        let Ok(locked) = timeout(limit, lock(&file)).await else {
+            return Err(CniError::StillRuns {
+                input: path.to_owned(),
+                limit,
+            });
         };
+        locked.map_err(CniError::io("lock", path))?;
         Ok(Self {
             file,
             is_lent: false,
@@ -87,6 +86,20 @@ impl Input {
     }
 }
 
+/// Waits until the file is locked. A thread that waits for the lock could not be stopped, so the
+/// kernel is asked again and again.
+async fn lock(file: &File) -> io::Result<()> {
+    let mut pause = FIRST_PAUSE;
+    loop {
+        match flock(file, FlockOperation::NonBlockingLockExclusive) {
+            Err(Errno::WOULDBLOCK | Errno::INTR) => {}
+            done => return Ok(done?),
+        }
+        sleep(pause).await;
+        pause = LONGEST_PAUSE.min(pause * 2);
+    }
+}
+
 impl Drop for Input {
     fn drop(&mut self) {
         if !self.is_lent {
@@ -98,6 +111,7 @@ impl Drop for Input {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
     use std::process::Command;
 
     use super::*;
@@ -129,6 +143,25 @@ mod tests {
         plugin.kill().unwrap();
         plugin.wait().unwrap();
         next.await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_wait_in_vain_keeps_neither_a_thread_nor_the_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("pod0.input");
+        let mut input = Input::take(&path, LONG).await.unwrap();
+        let mut plugin = sleeper(&mut input);
+        drop(input);
+        for _ in 0..3 {
+            let waited = Input::take(&path, Duration::from_millis(20)).await;
+            assert!(matches!(waited, Err(CniError::StillRuns { .. })));
+        }
+        // A thread that still waited would have it open.
+        let files = fs::read_dir("/proc/self/fd").unwrap().flatten();
+        let open = files.filter(|file| fs::read_link(file.path()).is_ok_and(|of| of == path));
+        assert_eq!(open.count(), 0);
+        plugin.kill().unwrap();
+        plugin.wait().unwrap();
     }
 
     #[tokio::test]
