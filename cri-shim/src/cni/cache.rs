@@ -85,10 +85,17 @@ pub(super) struct Cache {
 
 impl Cache {
     pub(super) fn open(dir: &Path) -> Result<Self, CniError> {
-        fs::create_dir_all(dir).map_err(CniError::io("create the directory", dir))?;
-        Ok(Self {
+        let cache = Self {
             dir: dir.to_owned(),
-        })
+        };
+        cache.create_dir()?;
+        Ok(cache)
+    }
+
+    /// Creates the directory again if it was removed.
+    pub(super) fn create_dir(&self) -> Result<(), CniError> {
+        let created = fs::create_dir_all(&self.dir);
+        created.map_err(CniError::io("create the directory", &self.dir))
     }
 
     pub(super) fn put(&self, cached: &Cached) -> Result<(), CniError> {

@@ -14,6 +14,7 @@ use super::input::Input;
 use super::plugin::{self, Invocation};
 use super::result::CniResult;
 use super::{CniError, INTERFACE};
+use crate::blocking::in_place;
 
 /// Plugins, the pod and the present record of its network.
 #[derive(Debug)]
@@ -42,14 +43,28 @@ impl<'a> Chain<'a> {
         })
     }
 
+    /// Prepares [`Self::add`]: looks for the plugins' programs, and takes the pod's input, with
+    /// blocks of the disk for each plugin's configuration. If this fails, no plugin has run, and
+    /// there is nothing to undo.
+    pub(super) async fn prepare(&self) -> Result<Input, CniError> {
+        let mut longest = 0;
+        for plugin in &self.cached.list.plugins {
+            longest = longest.max(self.invocation(plugin, "ADD", None)?.config.len());
+        }
+        let mut input = self.input().await?;
+        let reserved = in_place(|| input.reserve(longest));
+        reserved.map_err(CniError::io("write", &self.input))?;
+        Ok(input)
+    }
+
     /// Runs ADD; the last plugin's result is the network's. `note` gets each earlier result before
     /// the next plugin runs, for the DEL that undoes that plugin: plugins such as `firewall` know
     /// what they did only from the previous result.
     pub(super) async fn add(
         &self,
+        mut input: Input,
         mut note: impl FnMut(&Value) -> Result<(), CniError>,
     ) -> Result<(Value, CniResult), CniError> {
-        let mut input = self.input().await?;
         let mut previous = None;
         for plugin in &self.cached.list.plugins {
             if let Some(answer) = &previous {

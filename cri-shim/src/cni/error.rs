@@ -4,6 +4,8 @@ use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use rustix::io::Errno;
+
 /// The reason why a pod has no network, or why its network could not be removed or checked.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum CniError {
@@ -47,6 +49,14 @@ pub(crate) enum CniError {
     /// The program with which CNI plugins set rules is missing.
     #[error("no iptables in PATH, /usr/sbin or /sbin, which CNI plugins need")]
     NoIptables,
+    /// A plugin's input cannot be written.
+    #[error("cannot write the configuration of the CNI plugin {}", .path.display())]
+    Configure {
+        /// The program.
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
     /// A plugin's program cannot be executed.
     #[error("cannot execute the CNI plugin {}", .path.display())]
     Execute {
@@ -189,6 +199,21 @@ fn known(names: &[String]) -> String {
 }
 
 impl CniError {
+    /// Whether the plugin that this is about has certainly not run.
+    pub(super) fn has_not_run(&self) -> bool {
+        use io::ErrorKind::{NotFound, PermissionDenied};
+
+        match self {
+            Self::NoPlugin { .. } | Self::Configure { .. } => true,
+            // Other errors may come once the program has begun.
+            Self::Execute { source, .. } => {
+                matches!(source.kind(), NotFound | PermissionDenied)
+                    || Errno::from_io_error(source) == Some(Errno::NOEXEC)
+            }
+            _ => false,
+        }
+    }
+
     pub(super) fn io(
         action: &'static str,
         path: impl Into<PathBuf>,

@@ -5,7 +5,7 @@
 //! "Lifecycle & Ordering").
 
 use std::fs::File;
-use std::io::{self, Seek as _, Write as _};
+use std::io::{self, Seek as _, SeekFrom, Write as _};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 use std::process::Stdio;
@@ -64,10 +64,22 @@ impl Input {
         })
     }
 
+    /// Allocates blocks of the disk for configurations of up to `size` bytes.
+    pub(super) fn reserve(&mut self, size: usize) -> io::Result<()> {
+        let length = self.length()?;
+        let missing = size.max(MIN_FILE_SIZE).saturating_sub(length);
+        self.file.seek(SeekFrom::Start(length as u64))?;
+        self.file.write_all(&vec![b' '; missing])
+    }
+
+    fn length(&self) -> io::Result<usize> {
+        Ok(usize::try_from(self.file.metadata()?.len()).unwrap_or(0))
+    }
+
     /// Returns the stdin of a plugin that reads `config`. It keeps the lock, even if this value is
     /// dropped, until the plugin has ended or [`Self::returned`] is called.
     pub(super) fn lend(&mut self, config: &[u8]) -> io::Result<Stdio> {
-        let length = usize::try_from(self.file.metadata()?.len()).unwrap_or(0);
+        let length = self.length()?;
         // The file keeps its size, so that DEL's configuration can be written on a full disk, too.
         let mut config = config.to_vec();
         config.resize(config.len().max(length).max(MIN_FILE_SIZE), b' ');

@@ -331,17 +331,28 @@ impl Cni {
     ) -> Result<Attachment, CniError> {
         let mut cached = Cached::new(pod.clone(), &list, netns.clone(), capabilities);
         cached.check()?;
-        // Written before the first plugin runs, so that an interrupted ADD can be undone.
-        in_place(|| self.cache.put(&cached))?;
         let mut so_far = cached.clone();
         let note = |answer: &Value| {
             so_far.result = Some(answer.clone());
             in_place(|| self.cache.note(&so_far))
         };
         let chain = self.chain(&cached)?;
+        in_place(|| self.cache.create_dir())?;
+        let input = chain.prepare().await?;
+        // Written right before the first plugin runs, so that an interrupted ADD can be undone. A
+        // pod without a record needs no DEL, which might fail as its ADD did.
+        in_place(|| self.cache.put(&cached))?;
         // Boxed, as the future is large: a thread of the runtime has little stack.
-        let adding = Box::pin(chain.add(note));
-        let (raw, result) = self.turns.begin(adding).await?;
+        let adding = Box::pin(chain.add(input, note));
+        let added = self.turns.begin(adding).await;
+        if let Err(error) = &added
+            && error.has_not_run()
+            && so_far.result.is_none()
+        {
+            // It was the first plugin. If its record stays, DEL runs, and that failure is logged.
+            let _ = in_place(|| self.cache.remove(&pod.id));
+        }
+        let (raw, result) = added?;
         cached.result = Some(raw);
         let prepared = taps.len();
         let mut attachment = in_place(|| {

@@ -109,7 +109,10 @@ impl Invocation<'_> {
             source,
         };
         let stdin = input.lend(&self.config);
-        let stdin = stdin.map_err(CniError::io("write the configuration of", &self.program))?;
+        let stdin = stdin.map_err(|source| CniError::Configure {
+            path: self.program.clone(),
+            source,
+        })?;
         let mut command = Command::new(&self.program);
         command
             .env("CNI_COMMAND", self.command)
@@ -146,7 +149,7 @@ impl Invocation<'_> {
                     input.returned();
                 }
             }
-            ended?.map_err(failed)?
+            ended?.map_err(CniError::io("read the answer of", &self.program))?
         };
         if stdout.len() > STDOUT_BYTES {
             group.kill();

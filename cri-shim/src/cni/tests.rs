@@ -2,7 +2,7 @@
 //! own, and by misbehaving scripts.
 #![allow(unsafe_code)] // a network namespace for one thread
 
-use std::fs;
+use std::fs::{self, File};
 use std::io::{Read as _, Write as _};
 use std::net::{IpAddr, UdpSocket};
 use std::os::fd::{AsRawFd as _, OwnedFd};
@@ -139,7 +139,7 @@ fn bridge(data: &str, ranges: &Value) -> Value {
 
 /// Plays a guest that answers the first ARP request on its card.
 fn answer_arp(tap: OwnedFd, mac: [u8; 6]) -> Vec<u8> {
-    let mut tap = fs::File::from(tap);
+    let mut tap = File::from(tap);
     let mut buffer = [0; 2048];
     loop {
         let count = tap.read(&mut buffer).unwrap();
@@ -496,6 +496,105 @@ fn a_network_is_undone_on_a_disk_that_is_full() {
     });
 }
 
+/// Attaches the pod in vain; returns the error. Nothing of it may be left.
+async fn attach_without_a_trace(world: &World) -> CniError {
+    let error = world.attach(Capabilities::new()).await.unwrap_err();
+    assert!(world.is_clean(), "{error}");
+    assert!(!world.cni.netns("pod0").exists(), "{error}");
+    error
+}
+
+#[test]
+fn what_fails_before_the_first_plugin_runs_needs_no_plugin_to_be_undone() {
+    in_host(async || {
+        let list = json!({
+            "cniVersion": "1.0.0", "name": "test",
+            "plugins": [{"type": "first"}, {"type": "second"}],
+        });
+        let world = World::new(&list);
+        let ran = world.dir.path().join("ran");
+        let is_missing = |error: CniError, missing: &str| match error {
+            CniError::NoPlugin { name, .. } => assert_eq!(name, missing),
+            error => panic!("{error}"),
+        };
+        is_missing(attach_without_a_trace(&world).await, "first");
+        world.script("first", &format!("echo $CNI_COMMAND >>{}", ran.display()));
+        // Nor has the first one run if only another one is missing.
+        is_missing(attach_without_a_trace(&world).await, "second");
+
+        let unusable = |name: &str| {
+            let path = world.dir.path().join("bin").join(name);
+            let _ = fs::remove_file(&path);
+            fs::write(path, "not executable").unwrap();
+        };
+        unusable("second");
+        unusable("first");
+        let error = attach_without_a_trace(&world).await;
+        assert!(matches!(error, CniError::Execute { .. }), "{error}");
+        assert!(!ran.exists());
+    });
+}
+
+#[test]
+fn a_plugin_that_ran_is_undone_though_the_next_one_cannot_be_executed() {
+    in_host(async || {
+        let list = json!({
+            "cniVersion": "1.0.0", "name": "test",
+            "plugins": [{"type": "first"}, {"type": "second"}],
+        });
+        let world = World::new(&list);
+        let dir = world.dir.path().display();
+        world.script(
+            "first",
+            &format!("echo $CNI_COMMAND >>{dir}/ran; [ $CNI_COMMAND = DEL ] || echo '{{}}'"),
+        );
+        fs::write(world.dir.path().join("bin/second"), "not executable").unwrap();
+        let error = world.attach(Capabilities::new()).await.unwrap_err();
+        assert!(matches!(error, CniError::Execute { .. }), "{error}");
+        assert_eq!(world.read("ran"), "ADD\nDEL\n");
+        assert_eq!(world.cni.known().unwrap(), ["pod0"]);
+        world.script("second", "true");
+        world.cni.detach("pod0").await.unwrap();
+        assert!(world.is_clean());
+    });
+}
+
+#[test]
+fn a_disk_too_full_for_the_plugins_input_leaves_nothing_to_undo() {
+    in_host(async || {
+        let disk = SmallDisk::new();
+        let mut world = World::new(&scripted());
+        world.cni.options.cache_dir = disk.path().join("cni");
+        world.cni = Cni::open(world.cni.options.clone()).unwrap();
+        let ran = world.dir.path().join("ran");
+        world.script("script", &format!("echo $CNI_COMMAND >>{}", ran.display()));
+        disk.fill();
+        // Room for the record, but not for the input.
+        let filler = File::options().write(true).open(disk.path().join("filler"));
+        let filler = filler.unwrap();
+        let size = filler.metadata().unwrap().len();
+        filler.set_len(size - (8 << 10)).unwrap();
+        let CniError::Io { source, .. } = attach_without_a_trace(&world).await else {
+            panic!("it is not the disk's error");
+        };
+        assert_eq!(source.kind(), io::ErrorKind::StorageFull);
+        assert!(!ran.exists());
+        let left = fs::read_dir(&world.cni.options.cache_dir).unwrap();
+        assert_eq!(left.count(), 0);
+    });
+}
+
+#[test]
+fn plugins_run_though_the_directory_of_records_was_removed() {
+    in_host(async || {
+        let world = World::new(&scripted());
+        world.script("script", "[ $CNI_COMMAND = DEL ]");
+        fs::remove_dir(world.dir.path().join("cache")).unwrap();
+        let error = attach_without_a_trace(&world).await;
+        assert!(matches!(error, CniError::Failed { .. }), "{error}");
+    });
+}
+
 #[tokio::test]
 async fn what_a_write_of_a_record_left_goes_with_its_pod() {
     let world = World::new(&scripted());
@@ -562,6 +661,7 @@ fn on_one_worker(
 #[test]
 fn other_tasks_go_on_while_disks_are_waited_for() {
     let world = Arc::new(World::new(&scripted()));
+    world.script("script", "true");
     let cache = world.dir.path().join("cache");
     // Opening a named pipe blocks until its other end is opened.
     let pipe = |name: &str| {
