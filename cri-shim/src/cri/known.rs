@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use super::error::{CriError, Kind, Result};
 use super::node::{Container, Pod};
+use super::state::ContainerRecord;
 
 /// Pods and containers. Names of pods are unique, and names of containers within a pod.
 #[derive(Debug, Default)]
@@ -32,6 +33,22 @@ impl PodIndex {
         Ok(())
     }
 
+    /// Adds a new pod like [`Self::add_pod`]. A kubelet takes the last created sandbox of a pod for
+    /// its current one, also if the node's clock was set back in between.
+    pub(super) fn add_new_pod(&mut self, pod: &Arc<Pod>) -> Result<()> {
+        let metadata = pod.with_record(|record| record.config.metadata.clone());
+        let metadata = metadata.unwrap_or_default();
+        let others = self.pods.values().filter(|other| other.is_of(&metadata));
+        let newest = others
+            .map(|other| other.with_record(|record| record.created_at))
+            .max();
+        self.add_pod(pod)?;
+        if let Some(newest) = newest {
+            pod.create_after(newest);
+        }
+        Ok(())
+    }
+
     /// Adds a container under its name, which must be unused in its pod.
     pub(super) fn add_container(&mut self, container: &Arc<Container>) -> Result<()> {
         let name = (container.pod.id.clone(), container.name.clone());
@@ -45,6 +62,27 @@ impl PodIndex {
         let id = container.id.clone();
         self.container_names.insert(name, id.clone());
         self.containers.insert(id, Arc::clone(container));
+        Ok(())
+    }
+
+    /// Adds a new container like [`Self::add_container`]. A kubelet takes the last created one of a
+    /// name for the current one, in all sandboxes of a pod.
+    pub(super) fn add_new_container(&mut self, container: &Arc<Container>) -> Result<()> {
+        let of_pod = container.pod.with_record(|pod| pod.config.metadata.clone());
+        let of_pod = of_pod.unwrap_or_default();
+        let name = container.with_record(name_of);
+        let newest = self
+            .containers
+            .values()
+            .filter(|other| other.pod.is_of(&of_pod))
+            .filter_map(|other| {
+                other.with_record(|other| (name_of(other) == name).then_some(other.created_at))
+            })
+            .max();
+        self.add_container(container)?;
+        if let Some(newest) = newest {
+            container.create_after(newest);
+        }
         Ok(())
     }
 
@@ -75,6 +113,12 @@ impl PodIndex {
     }
 }
 
+/// Returns a container's name in its pod, which all attempts to run it have.
+fn name_of(record: &ContainerRecord) -> String {
+    let metadata = record.config.metadata.as_ref();
+    metadata.map_or_else(String::new, |metadata| metadata.name.clone())
+}
+
 #[cfg(test)]
 mod tests {
     use k8s_cri::v1::{ContainerMetadata, PodSandboxMetadata};
@@ -96,6 +140,36 @@ mod tests {
         record.config.metadata = Some(ContainerMetadata {
             name: name.to_owned(),
             attempt: 0,
+        });
+        Container::new(record, Arc::clone(pod))
+    }
+
+    /// A sandbox of the pod `name`.
+    fn sandbox(id: &str, name: &str, attempt: u32, created_at: i64) -> Arc<Pod> {
+        let mut record = pod_record(id);
+        record.created_at = created_at;
+        record.config.metadata = Some(PodSandboxMetadata {
+            name: name.to_owned(),
+            uid: "u".to_owned(),
+            namespace: "default".to_owned(),
+            attempt,
+        });
+        Pod::new(record)
+    }
+
+    /// An attempt to run the container `name`.
+    fn attempt(
+        id: &str,
+        pod: &Arc<Pod>,
+        name: &str,
+        attempt: u32,
+        created_at: i64,
+    ) -> Arc<Container> {
+        let mut record = container_record(id, &pod.id);
+        record.created_at = created_at;
+        record.config.metadata = Some(ContainerMetadata {
+            name: name.to_owned(),
+            attempt,
         });
         Container::new(record, Arc::clone(pod))
     }
@@ -145,5 +219,50 @@ mod tests {
         known.add_container(&second).unwrap();
         assert_eq!(of(&known, "1"), ["b", "c"]);
         assert_eq!(of(&known, "2"), ["d"]);
+    }
+
+    #[test]
+    fn a_new_sandbox_is_created_after_those_of_its_pod_though_the_clock_was_set_back() {
+        let mut known = PodIndex::default();
+        let mut add = |id, name, attempt, created_at| {
+            let pod = sandbox(id, name, attempt, created_at);
+            known.add_new_pod(&pod).unwrap();
+            pod.record().created_at
+        };
+        assert_eq!(add("1", "web", 0, 100), 100);
+        assert_eq!(add("2", "web", 1, 50), 101);
+        assert_eq!(add("3", "web", 2, 50), 102);
+        // The clock is right again.
+        assert_eq!(add("4", "web", 3, 200), 200);
+        assert_eq!(add("5", "db", 0, 50), 50);
+        // One that is refused changes nothing, and one from the database stays as it is.
+        let taken = sandbox("6", "web", 3, 50);
+        assert_eq!(holder(known.add_new_pod(&taken)), "4");
+        assert_eq!(taken.record().created_at, 50);
+        let found = sandbox("7", "web", 4, 50);
+        known.add_pod(&found).unwrap();
+        assert_eq!(found.record().created_at, 50);
+    }
+
+    #[test]
+    fn a_new_container_is_created_after_those_of_its_name_though_the_clock_was_set_back() {
+        let mut known = PodIndex::default();
+        let (first, second) = (sandbox("1", "web", 0, 0), sandbox("2", "web", 1, 0));
+        let other = sandbox("3", "db", 0, 0);
+        let mut add = |id, pod, name, number, created_at| {
+            let container = attempt(id, pod, name, number, created_at);
+            known.add_new_container(&container).unwrap();
+            container.record().created_at
+        };
+        assert_eq!(add("a", &first, "main", 0, 100), 100);
+        assert_eq!(add("b", &first, "main", 1, 50), 101);
+        assert_eq!(add("c", &first, "side", 0, 50), 50);
+        assert_eq!(add("d", &other, "main", 0, 50), 50);
+        // The kubelet looks for the newest of a name in all sandboxes of a pod.
+        assert_eq!(add("e", &second, "main", 2, 50), 102);
+        assert_eq!(add("f", &second, "main", 3, 200), 200);
+        let found = attempt("g", &second, "main", 4, 50);
+        known.add_container(&found).unwrap();
+        assert_eq!(found.record().created_at, 50);
     }
 }

@@ -197,7 +197,7 @@ impl Node {
         let create = self.create_request(&pod_record, &record, spec, images)?;
         let client = pod.client()?;
         let container = Container::new(record, Arc::clone(pod));
-        self.add_container(&container)?;
+        self.add_new_container(&container)?;
         let make = async {
             container.write(&self.database)?;
             self.make_room(pod, None).await?;

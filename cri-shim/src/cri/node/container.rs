@@ -88,6 +88,14 @@ impl Container {
         self.record.write(database)
     }
 
+    /// Has a new container, which is not in the database yet, created later than `other`.
+    pub(in crate::cri) fn create_after(&self, other: i64) {
+        let least = other.saturating_add(1);
+        let change =
+            |record: &mut ContainerRecord| record.created_at = record.created_at.max(least);
+        self.record.change_new(change);
+    }
+
     fn tell_end(&self) {
         if matches!(self.phase(), ContainerPhase::Exited(_)) {
             self.ended.send_replace(true);

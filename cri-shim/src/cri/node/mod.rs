@@ -131,6 +131,12 @@ impl Node {
         lock(&self.known).add_pod(pod)
     }
 
+    /// Like [`Self::add_pod`], for a pod that was not in the database: it counts as created after
+    /// all other sandboxes of the kubelet's pod.
+    pub(super) fn add_new_pod(&self, pod: &Arc<Pod>) -> Result<()> {
+        lock(&self.known).add_new_pod(pod)
+    }
+
     /// Returns the pod that has the same name as this one.
     pub(super) fn pod_of_name(&self, pod: &Pod) -> Option<Arc<Pod>> {
         lock(&self.known).pod_of_name(&pod.name).cloned()
@@ -139,6 +145,12 @@ impl Node {
     /// Adds a container under its name, which must be unused in its pod.
     pub(super) fn add_container(&self, container: &Arc<Container>) -> Result<()> {
         lock(&self.known).add_container(container)
+    }
+
+    /// Like [`Self::add_container`], for a container that was not in the database: it counts as
+    /// created after all others of its name in the kubelet's pod.
+    pub(super) fn add_new_container(&self, container: &Arc<Container>) -> Result<()> {
+        lock(&self.known).add_new_container(container)
     }
 
     pub(super) fn forget_pod(&self, pod: &Pod) -> Result<()> {

@@ -3,6 +3,7 @@
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
 
+use k8s_cri::v1::PodSandboxMetadata;
 use tokio::sync::watch;
 
 use super::lock;
@@ -175,6 +176,22 @@ impl Pod {
     /// Writes the record as it is.
     pub(in crate::cri) fn write(&self, database: &Database) -> Result<(), StateError> {
         self.record.write(database)
+    }
+
+    /// Has a new pod, which is not in the database yet, created later than `other`.
+    pub(in crate::cri) fn create_after(&self, other: i64) {
+        let least = other.saturating_add(1);
+        let change = |record: &mut PodRecord| record.created_at = record.created_at.max(least);
+        self.record.change_new(change);
+    }
+
+    /// Returns whether this is a sandbox of that pod of the kubelet, whatever the attempt.
+    pub(in crate::cri) fn is_of(&self, pod: &PodSandboxMetadata) -> bool {
+        let is_same = |own: &PodSandboxMetadata| {
+            own.uid == pod.uid && own.name == pod.name && own.namespace == pod.namespace
+        };
+        self.record
+            .of(|record| record.config.metadata.as_ref().is_some_and(is_same))
     }
 }
 

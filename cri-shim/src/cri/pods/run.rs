@@ -82,7 +82,7 @@ impl Node {
             // It is from an earlier daemon, and is being undone.
             drop(other.turn.lock().await);
         }
-        self.add_pod(&pod)?;
+        self.add_new_pod(&pod)?;
         let made = match pod.write(&self.database) {
             Ok(()) => self.try_make_pod(&pod).await,
             Err(error) => Err(error.into()),

@@ -44,6 +44,11 @@ impl<R: Record + PartialEq> CachedRecord<R> {
         part(&lock(&self.current))
     }
 
+    /// Changes a new record, which is not in the database yet.
+    pub(crate) fn change_new(&self, change: impl FnOnce(&mut R)) {
+        change(&mut lock(&self.current));
+    }
+
     /// Writes the record in memory to the database.
     pub(crate) fn write(&self, database: &Database) -> Result<(), StateError> {
         in_place(|| {
