@@ -1,7 +1,10 @@
 //! The node: state that all calls share, its pods and containers, and what they are created with.
 
+mod clock;
 mod container;
 mod pod;
+#[cfg(test)]
+mod test_node;
 
 use std::collections::BTreeMap;
 use std::fs::{self, DirBuilder};
@@ -9,7 +12,6 @@ use std::io;
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use k8s_cri::v1::RunPodSandboxRequest;
 use podvisor_images::Store;
@@ -28,8 +30,11 @@ use super::volumes;
 use crate::cni::Cni;
 use crate::turns::Turns;
 
+pub(super) use clock::{ReportClock, now};
 pub(super) use container::Container;
 pub(super) use pod::{GuestResources, Pod, pod_name};
+#[cfg(test)]
+pub(super) use test_node::TestNode;
 
 /// Directory of sandboxes in the state directory. Short, as are the names in it: the path of
 /// a socket in it has at most 107 bytes.
@@ -52,6 +57,7 @@ pub(crate) struct Node {
     /// Limits how many pods start at the same time.
     pub(super) starts: Turns,
     pub(super) output_room: OutputRoom,
+    pub(super) clock: ReportClock,
     known: Mutex<PodIndex>,
     late: RetryWriter,
     /// Makes this the only daemon with the state directory.
@@ -88,6 +94,7 @@ impl Node {
             start_flights: SingleFlight::default(),
             starts: Turns::default(),
             output_room: OutputRoom::default(),
+            clock: ReportClock::default(),
             known: Mutex::default(),
             late: RetryWriter::default(),
             _owner: owner,
@@ -285,14 +292,6 @@ pub(super) fn private_dir(path: &Path) -> Result<()> {
         }
         _ => Ok(()),
     }
-}
-
-/// Nanoseconds since 1970.
-pub(super) fn now() -> i64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH);
-    since.map_or(0, |since| {
-        i64::try_from(since.as_nanos()).unwrap_or(i64::MAX)
-    })
 }
 
 #[cfg(test)]

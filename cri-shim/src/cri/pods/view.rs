@@ -10,7 +10,7 @@ use k8s_cri::v1::{
 };
 
 use crate::cri::error::Result;
-use crate::cri::node::{Container, Node, Pod, now};
+use crate::cri::node::{Container, Node, Pod};
 use crate::cri::state::{ContainerPhase, PodPhase, PodRecord};
 
 /// Returns whether `labels` contains all of `selector`.
@@ -77,7 +77,7 @@ impl Node {
     ) -> Result<PodSandboxStatusResponse> {
         let pod = self.settled_pod(id).await?;
         // A kubelet keeps the newer of two: what changes while this is read counts as later.
-        let timestamp = now();
+        let timestamp = self.clock.now();
         let record = pod.record();
         let mut info = HashMap::new();
         if verbose {
@@ -164,9 +164,31 @@ impl Node {
         self.events.send(|| ContainerEventResponse {
             container_id: id.to_owned(),
             container_event_type: kind.into(),
-            created_at: now(),
+            created_at: self.clock.now(),
             pod_sandbox_status: Some(status(&pod.record())),
             containers_statuses: self.shown_of(&pod.id),
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cri::node::TestNode;
+    use crate::cri::state::pod_record;
+
+    #[tokio::test]
+    async fn statuses_and_events_are_not_older_than_what_was_told_before() {
+        let node = TestNode::new();
+        let pod = Pod::new(pod_record("a"));
+        node.add_pod(&pod).unwrap();
+        // The clock is set back by an hour.
+        let before = node.clock.at(node.clock.now() + 3_600_000_000_000);
+        let mut events = node.events.listen();
+        node.emit_pod(&pod, ContainerEventType::ContainerStartedEvent);
+        let event = events.recv().await.unwrap().unwrap();
+        assert_eq!(event.created_at, before);
+        let status = node.pod_status("a", false).await.unwrap();
+        assert_eq!(status.timestamp, before);
     }
 }
