@@ -1,7 +1,7 @@
 //! Recovery after a restart of the daemon: pods that still run, pods whose machine is gone, and
 //! pods that were partly created or removed when the previous daemon was killed.
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -42,11 +42,23 @@ impl Node {
     /// run in tasks: removing what belongs to no pod, or to a partly created or removed one.
     pub(crate) async fn recover(self: &Arc<Self>) -> Result<()> {
         let pods = self.database.all::<PodRecord>()?;
+        let mut unkilled = BTreeSet::new();
         for (id, error) in pods.damaged {
             // It must not run once there is no such pod. The rest is removed with what belongs
             // to no pod.
-            SandboxClient::kill(&self.dir(&id)).await?;
-            self.drop_damaged::<PodRecord>(&id, error);
+            match SandboxClient::kill(&self.dir(&id)).await {
+                Ok(()) => self.drop_damaged::<PodRecord>(&id, error),
+                Err(fault) => {
+                    error!(
+                        id,
+                        error = causes(&error),
+                        fault = causes(&fault),
+                        "the machine of a pod whose record is damaged cannot be killed; the next \
+                         start retries"
+                    );
+                    unkilled.insert(id);
+                }
+            }
         }
         for record in pods.records {
             self.add_pod(&Pod::found(record))?;
@@ -88,7 +100,8 @@ impl Node {
             recovering.detach_all();
         }
         self.check_networks();
-        self.clean()
+        self.clean(&unkilled);
+        Ok(())
     }
 
     /// Forgets a pod or container of which nothing is known but its id.
@@ -253,15 +266,24 @@ impl Node {
         });
     }
 
-    /// Removes networks and directories that belong to no pod.
-    fn clean(self: &Arc<Self>) -> Result<()> {
-        let mut networks = self.cni.known()?;
-        networks.retain(|id| self.pod(id).is_err());
-        let known: HashSet<_> = self.pods().iter().map(|pod| self.dir(&pod.id)).collect();
-        let mut dirs = self.dirs()?;
+    /// Removes networks and directories that belong to no pod, except those of `unkilled`, whose
+    /// machines may still run.
+    fn clean(self: &Arc<Self>, unkilled: &BTreeSet<String>) {
+        // What they use is in use, too, as long as machines of no pod are not known.
+        let Some(mut dirs) = listed("sandboxes", self.dirs()) else {
+            return;
+        };
+        let pods = self.pods().into_iter().map(|pod| self.dir(&pod.id));
+        let unkilled_dirs = unkilled.iter().map(|id| self.dir(id));
+        let known: HashSet<_> = pods.chain(unkilled_dirs).collect();
         dirs.retain(|dir| !known.contains(dir));
-        let mut with_volumes = self.pods_with_image_volumes()?;
-        with_volumes.retain(|id| self.pod(id).is_err());
+        let is_of_no_pod = |id: &String| self.pod(id).is_err() && !unkilled.contains(id);
+        let networks = self.cni.known().map_err(CriError::from);
+        let mut networks = listed("networks", networks).unwrap_or_default();
+        networks.retain(is_of_no_pod);
+        let with_volumes = listed("volumes of images", self.pods_with_image_volumes());
+        let mut with_volumes = with_volumes.unwrap_or_default();
+        with_volumes.retain(is_of_no_pod);
         let node = Arc::clone(self);
         // Pods that are created meanwhile have other ids.
         tokio::spawn(async move {
@@ -288,8 +310,21 @@ impl Node {
                 }
             }
         });
-        Ok(())
     }
+}
+
+/// Returns what was found to clean up; `None` if it cannot be read, which must not prevent the
+/// start.
+fn listed<T>(what: &'static str, found: Result<Vec<T>>) -> Option<Vec<T>> {
+    found
+        .inspect_err(|error| {
+            error!(
+                what,
+                error = causes(error),
+                "failed to look for what belongs to no pod; the next start retries"
+            );
+        })
+        .ok()
 }
 
 /// A pod that is being recovered. When this is dropped, callers do not wait for it any more.
@@ -396,9 +431,89 @@ async fn remove_sandbox(dir: &Path) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
     use std::io;
+    use std::os::unix::fs::symlink;
+    use std::path::PathBuf;
+
+    use serde::{Deserialize, Serialize};
 
     use super::*;
+    use crate::cri::node::TestNode;
+
+    /// Not enough for a pod's record.
+    #[derive(Clone, Serialize, Deserialize)]
+    struct DamagedPod {
+        id: String,
+    }
+
+    impl Record for DamagedPod {
+        const TABLE: &'static str = PodRecord::TABLE;
+        const VERSION: u32 = PodRecord::VERSION;
+
+        fn id(&self) -> &str {
+            &self.id
+        }
+    }
+
+    /// Makes what there is of a pod: its directory, network and volumes of images.
+    fn make_parts(node: &Node, id: &str) -> [PathBuf; 3] {
+        let netns = node.config.cni.netns_dir.join(id);
+        let volumes = node.config.root.join("volumes").join(id);
+        let dir = node.dir(id);
+        fs::create_dir_all(netns.parent().unwrap()).unwrap();
+        fs::write(&netns, "").unwrap();
+        fs::create_dir_all(volumes.join("container")).unwrap();
+        fs::create_dir(&dir).unwrap();
+        [dir, netns, volumes]
+    }
+
+    async fn until(is_done: impl Fn() -> bool) {
+        let wait = async {
+            while !is_done() {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(60), wait)
+            .await
+            .unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_damaged_pod_that_cannot_be_killed_stays_for_the_next_start() {
+        let node = TestNode::new();
+        let id = "damaged".to_owned();
+        node.database.put(&DamagedPod { id: id.clone() }).unwrap();
+        let damaged = make_parts(&node, &id);
+        let stray = make_parts(&node, "stray");
+        // As where this process is short of descriptors: nobody knows whether one listens.
+        let socket = node.dir(&id).join("control.sock");
+        symlink("control.sock", &socket).unwrap();
+        SandboxClient::kill(&node.dir(&id)).await.unwrap_err();
+        let recorded = || node.database.all::<PodRecord>().unwrap().damaged.len();
+
+        node.recover().await.unwrap();
+        until(|| stray.iter().all(|part| !part.exists())).await;
+        assert!(damaged.iter().all(|part| part.exists()));
+        assert_eq!(recorded(), 1);
+
+        fs::remove_file(socket).unwrap();
+        node.recover().await.unwrap();
+        until(|| damaged.iter().all(|part| !part.exists())).await;
+        assert_eq!(recorded(), 0);
+    }
+
+    #[tokio::test]
+    async fn a_directory_that_cannot_be_read_keeps_no_daemon_from_starting() {
+        let node = TestNode::new();
+        let [dir, netns, volumes] = make_parts(&node, "stray");
+        let all = volumes.parent().unwrap();
+        fs::remove_dir_all(all).unwrap();
+        fs::write(all, "").unwrap();
+        node.pods_with_image_volumes().unwrap_err();
+        node.recover().await.unwrap();
+        until(|| !dir.exists() && !netns.exists()).await;
+    }
 
     fn short_of_descriptors() -> SandboxError {
         SandboxError::File {
