@@ -43,6 +43,10 @@ impl Node {
     }
 
     async fn stop_now(&self, container: &Arc<Container>, seconds: i64) -> Result<()> {
+        if container.phase() == ContainerPhase::Created {
+            // It may be starting. The turn is not kept: whoever kills it meanwhile needs it.
+            drop(container.turn.lock().await);
+        }
         if container.running().is_err() {
             return Ok(());
         }
@@ -187,4 +191,60 @@ async fn ended(container: &Container, client: &SandboxClient) {
     let machine_ends = client.machine_ended().map(drop);
     let (container_ends, machine_ends) = (pin!(container_ends), pin!(machine_ends));
     select(container_ends, machine_ends).await;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cri::node::{Pod, TestNode};
+    use crate::cri::state::{
+        ContainerExit, ContainerRecord, PodPhase, container_record, pod_record,
+    };
+
+    /// A container whose machine is gone.
+    fn add_container(node: &Node, record: ContainerRecord) -> Arc<Container> {
+        let mut of_pod = pod_record(&record.pod);
+        of_pod.phase = PodPhase::stopped(None);
+        let pod = Pod::new(of_pod);
+        node.add_pod(&pod).unwrap();
+        let container = Container::new(record, pod);
+        node.add_container(&container).unwrap();
+        container
+    }
+
+    fn exited() -> ContainerPhase {
+        ContainerPhase::Exited(ContainerExit {
+            started_at: 1,
+            finished_at: 2,
+            code: 3,
+            reason: "Error".to_owned(),
+            message: String::new(),
+        })
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_stop_waits_for_a_start_that_is_under_way() {
+        let node = TestNode::new();
+        let container = add_container(&node, container_record("c", "p"));
+        let starting = container.turn.lock().await;
+        let mut stop = pin!(node.stop_container("c", 0));
+        let early = timeout(Duration::from_secs(3600), &mut stop).await;
+        assert!(early.is_err(), "{early:?}");
+        container
+            .update(&node.database, |record| {
+                record.phase = ContainerPhase::Running { started_at: 1 };
+            })
+            .unwrap();
+        drop(starting);
+        stop.await.unwrap();
+        // Others that have the turn need not be waited for.
+        let _removing = container.turn.lock().await;
+        for phase in [ContainerPhase::Running { started_at: 1 }, exited()] {
+            container
+                .update(&node.database, |record| record.phase = phase)
+                .unwrap();
+            let stop = node.stop_container("c", 0);
+            timeout(KILL_TIMEOUT, stop).await.unwrap().unwrap();
+        }
+    }
 }
