@@ -260,6 +260,11 @@ impl CriError {
         self.code() == Code::NotFound
     }
 
+    /// Returns whether a record could not be written because its disk is full.
+    pub(super) fn is_disk_full(&self) -> bool {
+        matches!(self, Self::State(_)) && self.code() == Code::ResourceExhausted
+    }
+
     fn code(&self) -> Code {
         match self {
             Self::Invalid { .. }

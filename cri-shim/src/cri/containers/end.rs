@@ -15,7 +15,7 @@ use crate::blocking::in_place;
 use crate::cri::error::{CriError, Result};
 use crate::cri::flights::to_the_end;
 use crate::cri::node::{Container, Node};
-use crate::cri::state::ContainerPhase;
+use crate::cri::state::{ContainerPhase, ContainerRecord};
 use crate::cri::volumes;
 use crate::sandbox::{RefusalKind, SandboxClient, SandboxError};
 use crate::signal::SIGKILL;
@@ -133,12 +133,14 @@ impl Node {
         if let Some(client) = &client {
             self.kill(container, client).await?;
         }
-        container.update(&self.database, |record| {
-            if let ContainerPhase::Exited(exit) = &record.phase {
-                record.exit_before_removal = Some(exit.clone());
+        match container.update(&self.database, begin_removal) {
+            // Its volumes, which the image declares, may be what fills the disk. Until they are
+            // removed, the disk has a container that has ended.
+            Err(error) if error.is_disk_full() && has_ended(container) => {
+                self.note_container(container, begin_removal);
             }
-            record.phase = ContainerPhase::Removing;
-        })?;
+            begun => begun?,
+        }
         if let Some(client) = &client {
             passing(client, client.delete_container(&container.id).await).await?;
         }
@@ -153,6 +155,17 @@ impl Node {
         info!(container = container.id, "the container is removed");
         Ok(())
     }
+}
+
+fn begin_removal(record: &mut ContainerRecord) {
+    if let ContainerPhase::Exited(exit) = &record.phase {
+        record.exit_before_removal = Some(exit.clone());
+    }
+    record.phase = ContainerPhase::Removing;
+}
+
+fn has_ended(container: &Container) -> bool {
+    matches!(container.phase(), ContainerPhase::Exited(_))
 }
 
 /// Ignores the error that the process or its machine is gone.
@@ -195,11 +208,13 @@ async fn ended(container: &Container, client: &SandboxClient) {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+    use std::io;
+
     use super::*;
     use crate::cri::node::{Pod, TestNode};
-    use crate::cri::state::{
-        ContainerExit, ContainerRecord, PodPhase, container_record, pod_record,
-    };
+    use crate::cri::state::{ContainerExit, PodPhase, container_record, pod_record};
+    use crate::small_disk::SmallDisk;
 
     /// A container whose machine is gone.
     fn add_container(node: &Node, record: ContainerRecord) -> Arc<Container> {
@@ -246,5 +261,43 @@ mod tests {
             let stop = node.stop_container("c", 0);
             timeout(KILL_TIMEOUT, stop).await.unwrap().unwrap();
         }
+    }
+
+    #[tokio::test]
+    async fn a_container_whose_volumes_fill_the_disk_is_removed() {
+        let disk = SmallDisk::new();
+        let node = TestNode::with_root(&disk.path().join("root"));
+        let mut record = container_record("c", "p");
+        record.phase = exited();
+        // It needs more room than the file has.
+        record.log_path = "x".repeat(1 << 20);
+        let container = add_container(&node, record);
+        container.write(&node.database).unwrap();
+        let volumes = node.config.root.join("volumes/p/c");
+        fs::create_dir_all(volumes.join("0")).unwrap();
+        let full = fs::write(volumes.join("0/data"), vec![0; 7 << 20]).unwrap_err();
+        assert_eq!(full.kind(), io::ErrorKind::StorageFull);
+        let refused = container.update(&node.database, begin_removal).unwrap_err();
+        assert!(refused.is_disk_full(), "{refused}");
+
+        node.remove_container("c").await.unwrap();
+        assert!(!volumes.exists());
+        assert!(node.container("c").is_err());
+        let stored = node.database.all::<ContainerRecord>().unwrap();
+        assert_eq!(stored.records, []);
+    }
+
+    #[tokio::test]
+    async fn only_one_that_has_ended_is_removed_without_a_record_of_it() {
+        let disk = SmallDisk::new();
+        let node = TestNode::with_root(&disk.path().join("root"));
+        let mut record = container_record("c", "p");
+        record.log_path = "x".repeat(1 << 20);
+        let container = add_container(&node, record);
+        container.write(&node.database).unwrap();
+        disk.fill();
+        let refused = node.remove_container("c").await.unwrap_err();
+        assert!(refused.is_disk_full(), "{refused}");
+        assert_eq!(container.phase(), ContainerPhase::Created);
     }
 }

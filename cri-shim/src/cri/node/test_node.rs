@@ -27,6 +27,11 @@ impl TestNode {
         Self::of(dir, &root)
     }
 
+    /// A node with its database and the volumes of images in `root`.
+    pub(in crate::cri) fn with_root(root: &Path) -> Self {
+        Self::of(tempfile::tempdir().unwrap(), root)
+    }
+
     fn of(dir: TempDir, root: &Path) -> Self {
         let state = dir.path().join("state");
         let cni = CniOptions {

@@ -15,7 +15,7 @@ use crate::cri::containers::{ExitFacts, exit_of};
 use crate::cri::error::Result;
 use crate::cri::flights::to_the_end;
 use crate::cri::node::{Container, Node, Pod, now};
-use crate::cri::state::PodPhase;
+use crate::cri::state::{PodPhase, PodRecord};
 use crate::cri::volumes;
 use crate::sandbox::{SandboxClient, SandboxExit, exit_record};
 
@@ -109,7 +109,15 @@ impl Node {
                 return Ok(());
             }
             node.stop_pod_now(&pod).await?;
-            pod.update(&node.database, |record| record.phase = PodPhase::Removing)?;
+            match pod.update(&node.database, begin_removal) {
+                // Its containers' volumes, which images declare, may be what fills the disk. Until
+                // they are removed, the disk has a pod that is stopped.
+                Err(error) if error.is_disk_full() => {
+                    node.remove_all_image_volumes(&pod.id).await?;
+                    pod.update(&node.database, begin_removal)?;
+                }
+                begun => begun?,
+            }
             for container in node.containers_of(&pod.id) {
                 node.remove_container_now(&container).await?;
             }
@@ -272,6 +280,10 @@ impl Node {
     }
 }
 
+fn begin_removal(record: &mut PodRecord) {
+    record.phase = PodPhase::Removing;
+}
+
 /// Returns the phase of a pod whose machine has ended by itself.
 fn ended(exit: &SandboxExit) -> PodPhase {
     let advice = match exit {
@@ -295,5 +307,61 @@ pub(super) async fn shut_down(client: &SandboxClient) -> Result<()> {
     match client.shutdown(POWER_OFF_TIMEOUT).await {
         Err(error) if !error.is_gone() => Err(error.into()),
         _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::io;
+
+    use k8s_cri::v1::ContainerMetadata;
+
+    use super::*;
+    use crate::cri::node::TestNode;
+    use crate::cri::state::{ContainerPhase, container_record, pod_record};
+    use crate::small_disk::SmallDisk;
+
+    #[tokio::test]
+    async fn a_pod_is_removed_though_a_volume_of_it_fills_the_disk_and_else_nothing_of_it_is() {
+        let disk = SmallDisk::new();
+        let node = TestNode::with_root(&disk.path().join("root"));
+        let mut record = pod_record("p");
+        // It needs more room than the file has.
+        record.config.hostname = "x".repeat(1 << 20);
+        let pod = Pod::new(record);
+        node.add_pod(&pod).unwrap();
+        pod.write(&node.database).unwrap();
+        // The first one that is removed has no volume.
+        for (id, name) in [("c", "first"), ("d", "second")] {
+            let mut record = container_record(id, "p");
+            record.config.metadata = Some(ContainerMetadata {
+                name: name.to_owned(),
+                attempt: 0,
+            });
+            let container = Container::new(record, Arc::clone(&pod));
+            node.add_container(&container).unwrap();
+            container.write(&node.database).unwrap();
+        }
+        disk.fill();
+        let refused = node.remove_pod("p").await.unwrap_err();
+        assert!(refused.is_disk_full(), "{refused}");
+        assert_eq!(pod.phase(), PodPhase::stopped(None));
+        for container in node.containers_of("p") {
+            assert_eq!(container.phase(), ContainerPhase::Created);
+        }
+        disk.clear();
+
+        let volumes = node.config.root.join("volumes/p/d/0");
+        fs::create_dir_all(&volumes).unwrap();
+        let full = fs::write(volumes.join("data"), vec![0; 7 << 20]).unwrap_err();
+        assert_eq!(full.kind(), io::ErrorKind::StorageFull);
+        let refused = pod.update(&node.database, begin_removal).unwrap_err();
+        assert!(refused.is_disk_full(), "{refused}");
+        node.remove_pod("p").await.unwrap();
+        assert!(!volumes.exists());
+        assert!(node.pod("p").is_err());
+        let stored = node.database.all::<PodRecord>().unwrap();
+        assert_eq!(stored.records, []);
     }
 }
