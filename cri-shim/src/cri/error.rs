@@ -313,6 +313,9 @@ fn network_code(error: &CniError) -> Code {
         | CniError::NoPlugin { .. }
         | CniError::Failed { code: 11, .. } => Code::Unavailable,
         CniError::Hangs { .. } | CniError::StillRuns { .. } => Code::DeadlineExceeded,
+        CniError::Io { source, .. } | CniError::Configure { source, .. } => {
+            file_code(Some(source.kind()))
+        }
         _ => Code::Internal,
     }
 }
