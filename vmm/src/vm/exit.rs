@@ -51,6 +51,9 @@ pub struct Poison {
     pub registers: Option<Box<Registers>>,
 }
 
+/// The exception of a split lock.
+const ALIGNMENT_CHECK: u32 = 17;
+
 /// The failure that poisoned the VM.
 #[derive(Debug)]
 #[non_exhaustive]
@@ -71,6 +74,11 @@ pub enum PoisonCause {
     FailEntry {
         /// The processor's reason.
         reason: u64,
+    },
+    /// `KVM_EXIT_EXCEPTION`: an exception of the guest for which KVM ends it.
+    Exception {
+        /// Its vector; 17 is a split lock, on hosts with `split_lock_detect=fatal`.
+        vector: u32,
     },
     /// An exit that this VM does not handle.
     UnexpectedExit {
@@ -119,6 +127,15 @@ impl fmt::Display for Poison {
             }
             PoisonCause::FailEntry { reason } => {
                 write!(f, "the processor refused the guest's state ({reason:#x})")?;
+            }
+            PoisonCause::Exception {
+                vector: ALIGNMENT_CHECK,
+            } => f.write_str(
+                "the guest made a split lock, for which this host ends programs \
+                 (split_lock_detect=fatal)",
+            )?,
+            PoisonCause::Exception { vector } => {
+                write!(f, "KVM ended the guest for its exception {vector}")?;
             }
             PoisonCause::UnexpectedExit { exit } => write!(f, "unexpected exit {exit}")?,
             PoisonCause::MemoryFailure { address } => {
@@ -320,6 +337,8 @@ mod tests {
                 false,
             ),
             (PoisonCause::FailEntry { reason: 0x21 }, "(0x21)", false),
+            (PoisonCause::Exception { vector: 17 }, "split lock", false),
+            (PoisonCause::Exception { vector: 1 }, "exception 1", false),
             (
                 PoisonCause::UnexpectedExit { exit: name() },
                 "unexpected exit vm-io",

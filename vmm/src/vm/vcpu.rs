@@ -236,6 +236,9 @@ fn step(id: u8, vcpu: &mut VcpuFd, context: &VcpuContext) -> Step {
             suberror: suberror(vcpu),
         },
         Ok(VcpuExit::FailEntry(reason, _)) => PoisonCause::FailEntry { reason },
+        Ok(VcpuExit::Exception) => PoisonCause::Exception {
+            vector: exception(vcpu),
+        },
         Ok(other) => PoisonCause::UnexpectedExit {
             exit: format!("{other:?}"),
         },
@@ -270,6 +273,13 @@ fn port_width(vcpu: &mut VcpuFd) -> usize {
     // SAFETY: the exit reason was KVM_EXIT_IO, for which KVM fills this member; any bit pattern is
     // a valid u8.
     unsafe { vcpu.get_kvm_run().__bindgen_anon_1.io.size }.into()
+}
+
+#[allow(unsafe_code)] // a union of the kernel's
+fn exception(vcpu: &mut VcpuFd) -> u32 {
+    // SAFETY: the exit reason was KVM_EXIT_EXCEPTION, for which KVM fills this member; any bit
+    // pattern is a valid u32.
+    unsafe { vcpu.get_kvm_run().__bindgen_anon_1.ex.exception }
 }
 
 #[allow(unsafe_code)] // a union of the kernel's
