@@ -30,6 +30,36 @@ pub(super) fn check(items: &mut Vec<Item>) {
     items.push(huge_pages(thp.ok().as_deref()));
     let meminfo = fs::read_to_string("/proc/meminfo").unwrap_or_default();
     items.push(memory(&meminfo));
+    let overcommit = fs::read_to_string("/proc/sys/vm/overcommit_memory");
+    items.extend(strict_overcommit(&overcommit.unwrap_or_default()));
+    let tdp_mmu = fs::read_to_string("/sys/module/kvm/parameters/tdp_mmu");
+    items.extend(old_mmu(&tdp_mmu.unwrap_or_default()));
+}
+
+/// What it costs where the kernel counts what a process may use.
+fn strict_overcommit(mode: &str) -> Option<Item> {
+    const STRICT: &str = "2";
+    (mode.trim() == STRICT).then(|| {
+        Item::bad(
+            "memory overcommit",
+            Status::Warning,
+            "vm.overcommit_memory is 2: memory that guests have not touched, and what they may \
+             grow by, counts as used",
+            "sudo sysctl vm.overcommit_memory=1, or let guests grow by less",
+        )
+    })
+}
+
+/// What it costs where KVM keeps a record of each page that a guest may have.
+fn old_mmu(tdp_mmu: &str) -> Option<Item> {
+    (tdp_mmu.trim() == "N").then(|| {
+        Item::bad(
+            "TDP MMU",
+            Status::Warning,
+            "KVM's is off: each GiB that a guest has, or may grow by, takes 2 MiB of memory",
+            "load kvm with tdp_mmu=1 (the default since Linux 5.15), or let guests grow by less",
+        )
+    })
 }
 
 /// A release looks like `6.1.0-13-amd64`.
@@ -188,6 +218,20 @@ mod tests {
         assert_eq!(status(Some("always madvise [never]\n")), Status::Warning);
         assert_eq!(status(Some("garbage")), Status::Warning);
         assert_eq!(status(None), Status::Warning);
+    }
+
+    #[test]
+    fn memory_that_is_only_promised_is_warned_of_where_it_costs() {
+        assert!(
+            ["0\n", "1\n", ""]
+                .map(strict_overcommit)
+                .iter()
+                .all(Option::is_none)
+        );
+        assert!(["Y\n", ""].map(old_mmu).iter().all(Option::is_none));
+        for item in [strict_overcommit("2\n"), old_mmu("N\n")] {
+            assert_eq!(item.unwrap().status, Status::Warning);
+        }
     }
 
     #[test]
