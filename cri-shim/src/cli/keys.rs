@@ -1,5 +1,6 @@
 //! The keys by which a user detaches from a program on a terminal; the program continues.
 
+use std::fmt;
 use std::io::{self, Read as _, Write as _};
 use std::os::fd::{IntoRawFd as _, OwnedFd};
 use std::sync::Arc;
@@ -26,6 +27,20 @@ pub(super) struct DetachArgs {
 /// The key sequence to detach; if empty, keys never detach.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct DetachKeys(Vec<u8>);
+
+/// Shows the keys as [`parse`] reads them.
+impl fmt::Display for DetachKeys {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (place, byte) in self.0.iter().enumerate() {
+            f.write_str(if place > 0 { "," } else { "" })?;
+            match byte {
+                0..0x20 => write!(f, "ctrl-{}", char::from(byte | 0x40).to_ascii_lowercase())?,
+                byte => write!(f, "{}", char::from(*byte))?,
+            }
+        }
+        Ok(())
+    }
+}
 
 /// Parses the keys as [`parse`] does, or an empty text for none.
 fn parse_or_none(text: &str) -> Result<DetachKeys, String> {
@@ -130,6 +145,9 @@ mod tests {
         assert_eq!(parse("ctrl-]"), Ok(DetachKeys(vec![0x1d])));
         assert_eq!(parse("ctrl-p,ctrl-Q"), Ok(DetachKeys(vec![0x10, 0x11])));
         assert_eq!(parse("~,."), Ok(DetachKeys(b"~.".to_vec())));
+        for shown in ["ctrl-]", "ctrl-p,ctrl-q", "ctrl-@,a", "~,."] {
+            assert_eq!(parse(shown).unwrap().to_string(), shown);
+        }
         for bad in ["", "ctrl-", "ctrl-1", "esc", "a,,b"] {
             assert!(parse(bad).is_err(), "{bad}");
         }

@@ -68,7 +68,7 @@ async fn talk(console: OwnedFd, keys: &DetachKeys) -> anyhow::Result<u8> {
     let mut signals = Signals::new()?;
     let is_terminal = terminal::is_terminal(io::stdin());
     if is_terminal {
-        notice("connected to the console; Ctrl-] leaves it unless --detach-keys says otherwise");
+        notice(&format!("connected to the console; {keys} leaves it"));
     }
     let raw = is_terminal.then(RawMode::enter).transpose()?;
     // Keys detach only on a terminal: other input is passed to the guest unchanged.
