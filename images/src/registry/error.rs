@@ -46,7 +46,8 @@ pub enum RegistryError {
     },
     /// A part of an image that the registry has is not there.
     #[error(
-        "registry {host} has the manifest of {name}, but not its blob {digest}: the image is incomplete there, and must be pushed again"
+        "registry {host} has the manifest of {name}, but not its blob {digest}: the image is \
+         incomplete there, and must be pushed again"
     )]
     BlobNotFound {
         /// Registry.

@@ -106,7 +106,7 @@ pub(super) const RULES: &[Rule] = &[
     rule(0xa, Ecx, Keep(0), "no performance monitoring"),
     rule(0xa, Edx, Keep(0), "no performance monitoring"),
     sub(0xd, 0, Eax, Clear(bits([3, 4])), "MPX's registers: as MPX"),
-    sub(0xd, 0, Eax, Clear(bits([17, 18])), "AMX's registers: as AMX; Linux before 6.4 offers their configuration all the same"),
+    sub(0xd, 0, Eax, Clear(bits([17, 18])), "AMX's registers: as AMX"),
     rule(0x4000_0001, Eax, Clear(bits([4, 10, 14])), "asynchronous page faults: one in flight would be lost in a snapshot"),
     rule(0x4000_0001, Eax, Clear(bits([15])), "extended MSI destinations: for more CPUs than we have"),
     rule(0x4000_0001, Eax, Clear(bits([16, 17])), "hypercalls that only encrypted guests make, and that nobody answers"),
