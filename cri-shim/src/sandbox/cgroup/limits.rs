@@ -24,13 +24,8 @@ const WITHOUT_TABLES: u64 = 64 << 20;
 /// tables and KVM's take 2 MiB each for a GiB of small pages, and their groups are charged for
 /// them.
 #[must_use]
-pub const fn memory_overhead(guest: u64) -> u64 {
-    let with_tables = WITHOUT_TABLES + guest / 256;
-    if with_tables > MEMORY_OVERHEAD {
-        with_tables
-    } else {
-        MEMORY_OVERHEAD
-    }
+pub fn memory_overhead(guest: u64) -> u64 {
+    MEMORY_OVERHEAD.max(WITHOUT_TABLES + guest / 256)
 }
 
 /// CPU time of a sandbox's process in addition to its guest's vCPUs, in thousandths of a CPU: for
