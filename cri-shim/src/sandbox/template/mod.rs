@@ -292,7 +292,8 @@ impl Shape {
 }
 
 /// Creates the template of a shape in this process, which must not have another thread yet: it
-/// leaves the host's network. Does nothing if there is one, or another process is creating it.
+/// leaves the host's network. Does nothing if there is one, another process is creating it, or as
+/// many others as are kept are in use.
 ///
 /// # Errors
 /// [`TemplateError`]; there is no template then.
@@ -318,6 +319,8 @@ pub async fn make(shape: &Shape, templates: &Path) -> Result<(), TemplateError> 
     let is_whole = [STATE, MEMORY].map(|name| place.join(name).exists()) == [true; 2];
     let made = match is_whole {
         true => Ok(()),
+        // Others may have been made since this one was asked for.
+        false if !has_room(templates) => Ok(()),
         false => match remove(&place) {
             // What is left of one that was not removed completely would be in the way.
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
@@ -618,5 +621,35 @@ mod tests {
             assert!(!place.with_extension(left).exists(), "{left}");
         }
         assert!(!of_another.exists());
+    }
+
+    #[tokio::test]
+    async fn none_is_made_that_would_take_the_place_of_one_in_use() {
+        let dir = tempfile::tempdir().unwrap();
+        let shape = Shape {
+            nics: 0,
+            ..shape(dir.path())
+        };
+        let mut others = 0..u64::MAX;
+        while has_room(dir.path()) {
+            let memory = shape.memory + others.next().unwrap() + 1;
+            let other = Shape {
+                memory,
+                ..shape.clone()
+            };
+            other.pretend(Path::new(THIS_PROGRAM), dir.path());
+        }
+        let place = shape.place(Path::new(THIS_PROGRAM), dir.path()).unwrap();
+        // Its kernel's file is invalid, and so an attempt would fail.
+        make(&shape, dir.path()).await.unwrap();
+        for left in ["lock", "failed"] {
+            assert!(!place.with_extension(left).exists(), "{left}");
+        }
+        let one = fs::read_dir(dir.path()).unwrap().flatten();
+        let one = one.map(|entry| entry.path()).find(|path| path.is_dir());
+        let long_ago = SystemTime::now() - Duration::from_secs(86400);
+        let one = File::open(one.unwrap()).unwrap();
+        one.set_modified(long_ago).unwrap();
+        make(&shape, dir.path()).await.unwrap_err();
     }
 }
