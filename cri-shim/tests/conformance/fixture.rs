@@ -12,6 +12,7 @@ use rustix::process::{Signal, set_parent_process_death_signal};
 use serde_json::json;
 
 use crate::support::PATIENCE;
+use crate::support::containerd::containerd;
 use crate::support::image::Image;
 use crate::support::registry::Registry;
 
@@ -86,7 +87,9 @@ impl Runtime {
             "" | "podvisor" => (podvisor(&dir, &cni, &plugins), true),
             "containerd" => {
                 let pause = registry.name("test/pause");
-                (containerd(&dir, &cni, &plugins, &pause), false)
+                let (command, socket) = containerd(&dir, &cni, &plugins, &pause);
+                serve(command, &dir, &socket);
+                (socket, false)
             }
             path => (PathBuf::from(path), true),
         };
@@ -191,35 +194,6 @@ fn podvisor(dir: &Path, cni: &Path, plugins: &Path) -> PathBuf {
         command.args(["--log-level", "debug", "--console-dir"]);
         command.arg(logs);
     }
-    serve(command, dir, &socket);
-    socket
-}
-
-fn containerd(dir: &Path, cni: &Path, plugins: &Path, pause: &str) -> PathBuf {
-    let socket = dir.join("containerd.sock");
-    let config = format!(
-        r#"version = 2
-root = "{dir}/root"
-state = "{dir}/state"
-[grpc]
-address = "{socket}"
-[plugins."io.containerd.grpc.v1.cri"]
-sandbox_image = "{pause}"
-[plugins."io.containerd.grpc.v1.cri".containerd]
-snapshotter = "native"
-[plugins."io.containerd.grpc.v1.cri".cni]
-bin_dir = "{plugins}"
-conf_dir = "{cni}"
-"#,
-        dir = dir.display(),
-        socket = socket.display(),
-        cni = cni.display(),
-        plugins = plugins.display()
-    );
-    let file = dir.join("containerd.toml");
-    fs::write(&file, config).unwrap();
-    let mut command = Command::new("containerd");
-    command.arg("--config").arg(file);
     serve(command, dir, &socket);
     socket
 }

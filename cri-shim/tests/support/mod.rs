@@ -2,6 +2,7 @@
 //! podvisor itself with its own root.
 #![allow(dead_code)] // Each test program uses a part of it.
 
+pub(crate) mod containerd;
 pub(crate) mod cri;
 pub(crate) mod foreign;
 pub(crate) mod guest_files;
