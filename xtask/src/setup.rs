@@ -51,6 +51,7 @@ pub(crate) const BUILD: &[Package] = &[
 /// Additional packages for tests.
 pub(crate) const TEST: &[Package] = &[
     package("busybox-static", "images of tests"),
+    package("containerd", "another runtime on the node of a daemon"),
     package("containernetworking-plugins", "networks of pods"),
     package("docker-registry", "a real registry to pull from"),
     package("libseccomp-dev", "what seccomp filters are compared with"),
@@ -66,6 +67,7 @@ pub(crate) const TEST: &[Package] = &[
     package("openssl", "signs images"),
     package("passt", "networks of containers without a privilege"),
     package("qemu-utils", "disk images in all variants, to compare with"),
+    package("runc", "runs the other runtime's containers"),
     package("skopeo", "another client of registries, to compare with"),
     package("strace", "ends a pull at each of its writes"),
     package("xz-utils", "packs disk images"),

@@ -9,10 +9,10 @@ use rustix::process::{Resource, getrlimit, setrlimit};
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::registries::RegistryArgs;
-use super::settings::{self, BootMode, Settings, parse_memory};
+use super::settings::{self, BootMode, DefaultHandler, Settings, parse_memory};
 use super::{Globals, notify};
 use crate::cni::{CniOptions, PUBLIC_NETNS_DIR};
-use crate::cri::{GuestSettings, ServeConfig, Sizes, serve};
+use crate::cri::{GuestSettings, HOST_HANDLER, HostSettings, ServeConfig, Sizes, serve};
 use crate::machine::Assets;
 use crate::registries::Registries;
 use crate::sandbox::JailMode;
@@ -73,6 +73,17 @@ pub(super) struct ServeArgs {
     /// [default: warm]
     #[arg(long, value_name = "HOW", value_enum)]
     boot: Option<BootMode>,
+
+    /// Socket of another CRI runtime on this node, such as
+    /// unix:///run/containerd/containerd.sock: it gets the pods that need the node's network, IPC or
+    /// PID namespace, or have the runtime handler "host"
+    #[arg(long, value_name = "SOCKET", value_parser = parse_socket)]
+    host_runtime: Option<PathBuf>,
+
+    /// Runtime handler of pods that name none: with "host", only pods with a RuntimeClass of
+    /// podvisor's become virtual machines [default: podvisor]
+    #[arg(long, value_name = "HANDLER", value_enum)]
+    default_handler: Option<DefaultHandler>,
 
     /// Do not jail the pods' processes: for hosts that do not let podvisor do so
     #[arg(long)]
@@ -138,12 +149,34 @@ impl ServeArgs {
         } else if let Some(dirs) = file.cni.plugin_dirs {
             cni.plugin_dirs = dirs;
         }
-        let listen = match (&self.listen, file.listen) {
-            (Some(listen), _) => listen.clone(),
-            (None, Some(text)) => parse_socket(&text)
-                .map_err(|reason| anyhow::anyhow!("invalid setting `listen`: {reason}"))?,
-            (None, None) => PathBuf::from(LISTEN),
-        };
+        let listen = socket("listen", self.listen.as_ref(), file.listen)?;
+        let listen = listen.unwrap_or_else(|| PathBuf::from(LISTEN));
+        let host_runtime = socket(
+            "host_runtime",
+            self.host_runtime.as_ref(),
+            file.host_runtime,
+        )?;
+        let default_handler = self.default_handler.or(file.default_handler);
+        let is_default = default_handler == Some(DefaultHandler::Host);
+        if is_default && host_runtime.is_none() {
+            anyhow::bail!(
+                "the default handler {HOST_HANDLER:?} needs another runtime: name its socket, with \
+                 --host-runtime or the setting `host_runtime`"
+            );
+        }
+        if host_runtime.as_ref() == Some(&listen) {
+            anyhow::bail!(
+                "the host's runtime cannot be podvisor itself ({})",
+                listen.display()
+            );
+        }
+        if host_runtime.is_some() && file.handlers.contains_key(HOST_HANDLER) {
+            anyhow::bail!(
+                "the setting `handlers.{HOST_HANDLER}`: with a `host_runtime`, that handler is for \
+                 its pods; give these guests another name"
+            );
+        }
+        let host_runtime = host_runtime.map(|socket| HostSettings { socket, is_default });
         let wanted = settings::GuestSettings {
             kernel: self.kernel.clone().or(file.guest.kernel),
             cpus: self.cpus.or(file.guest.cpus),
@@ -177,7 +210,23 @@ impl ServeArgs {
             },
             root,
             state,
+            host_runtime,
         })
+    }
+}
+
+/// Returns the path of a socket from a flag, or else from the setting `name`.
+fn socket(
+    name: &str,
+    flag: Option<&PathBuf>,
+    setting: Option<String>,
+) -> anyhow::Result<Option<PathBuf>> {
+    let read = |text: String| {
+        parse_socket(&text).map_err(|reason| anyhow::anyhow!("invalid setting `{name}`: {reason}"))
+    };
+    match flag {
+        Some(path) => Ok(Some(path.clone())),
+        None => setting.map(read).transpose(),
     }
 }
 
@@ -188,7 +237,9 @@ pub(super) fn faults(globals: &Globals, file: Settings) -> anyhow::Result<Vec<St
     let guests = guests.chain(config.handlers.iter().map(|(name, g)| (name.as_str(), g)));
     let kernels = guests.map(|(name, guest)| (format!("{name}: kernel"), guest.kernel.clone()));
     let dirs = [("cni.config_dir".to_owned(), config.cni.config_dir.clone())];
-    let named = kernels.chain(dirs);
+    let sockets = config.host_runtime.clone();
+    let sockets = sockets.map(|host| ("host_runtime".to_owned(), host.socket));
+    let named = kernels.chain(dirs).chain(sockets);
     let missing = named.filter(|(_, path)| !path.exists());
     Ok(missing
         .map(|(what, path)| format!("{what}: {} is not there", path.display()))
@@ -291,6 +342,42 @@ mod tests {
         let sizes = config.guest.sizes;
         assert_eq!((sizes.vcpus, sizes.memory), (3, 128 << 20));
         assert_eq!(config.handlers["large"].sizes.vcpus, 3);
+    }
+
+    #[test]
+    fn the_hosts_runtime_is_another_one_and_has_its_handler_alone() {
+        let of = |file: &str| {
+            let mut file = Settings::parse(file).unwrap();
+            file.guest.kernel.get_or_insert("/kernel-of-test".into());
+            let globals = Globals {
+                root: Some("/root-of-test".into()),
+                log_level: None,
+                log_format: crate::cli::LogFormat::Text,
+            };
+            let config = ServeArgs::default().merge_with(&globals, file, "/initramfs".into());
+            config.map(|config| {
+                config
+                    .host_runtime
+                    .map(|host| (host.socket, host.is_default))
+            })
+        };
+        assert_eq!(of("[handlers.host]").unwrap(), None);
+        let socket = "host_runtime = \"unix:///c.sock\"\n";
+        assert_eq!(of(socket).unwrap(), Some(("/c.sock".into(), false)));
+        let default = "default_handler = \"host\"\n";
+        let both = of(&format!("{default}{socket}")).unwrap();
+        assert_eq!(both, Some(("/c.sock".into(), true)));
+        let alone = of(default).unwrap_err();
+        assert!(alone.to_string().contains("--host-runtime"), "{alone}");
+        let both = of(&format!("{socket}[handlers.host]")).unwrap_err();
+        assert!(both.to_string().contains("handlers.host"), "{both}");
+        let itself = of(&format!("{socket}listen = \"/c.sock\"")).unwrap_err();
+        assert!(itself.to_string().contains("podvisor itself"), "{itself}");
+        let relative = of("host_runtime = \"c.sock\"").unwrap_err();
+        assert!(
+            relative.to_string().contains("`host_runtime`"),
+            "{relative}"
+        );
     }
 
     #[test]

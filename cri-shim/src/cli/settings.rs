@@ -39,11 +39,23 @@ pub(super) struct Settings {
     pub(super) state: Option<PathBuf>,
     pub(super) console_dir: Option<PathBuf>,
     pub(super) hosts_dir: Option<PathBuf>,
+    pub(super) host_runtime: Option<String>,
+    pub(super) default_handler: Option<DefaultHandler>,
     pub(super) metrics: Option<SocketAddr>,
     pub(super) boot: Option<BootMode>,
     pub(super) cni: CniSettings,
     pub(super) guest: GuestSettings,
     pub(super) handlers: BTreeMap<String, GuestSettings>,
+}
+
+/// The runtime handler of pods that name none.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum DefaultHandler {
+    /// A guest of the default handler.
+    Podvisor,
+    /// The host's runtime.
+    Host,
 }
 
 /// How machines begin.
@@ -260,7 +272,8 @@ mod tests {
         );
         assert!(settings.root.is_some() && settings.state.is_some());
         assert!(settings.console_dir.is_some() && settings.hosts_dir.is_some());
-        assert!(settings.metrics.is_some());
+        assert!(settings.metrics.is_some() && settings.host_runtime.is_some());
+        assert_eq!(settings.default_handler, Some(DefaultHandler::Podvisor));
         assert!(settings.cni.config_dir.is_some());
         let plugin_dirs = settings.cni.plugin_dirs.unwrap();
         assert_eq!(plugin_dirs, crate::cni::PLUGIN_DIRS.map(PathBuf::from));

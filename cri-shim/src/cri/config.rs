@@ -57,6 +57,17 @@ pub(crate) struct ServeConfig {
     pub(crate) templates: Option<PathBuf>,
     /// Whether the pods' processes are jailed.
     pub(crate) jail: JailMode,
+    /// The runtime for pods that need the node's own namespaces; `None`: they are refused.
+    pub(crate) host_runtime: Option<HostSettings>,
+}
+
+/// Settings of the other runtime of the node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct HostSettings {
+    /// Its socket.
+    pub(crate) socket: PathBuf,
+    /// Whether pods without a runtime handler are its.
+    pub(crate) is_default: bool,
 }
 
 /// Settings of the guests of a runtime handler.

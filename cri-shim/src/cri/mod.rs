@@ -16,6 +16,7 @@ mod error;
 mod events;
 mod flights;
 mod health;
+mod host_runtime;
 mod image_volumes;
 mod images;
 mod known;
@@ -37,5 +38,8 @@ mod volumes;
 
 #[cfg(test)]
 pub(crate) use config::{DEFAULT_CPU_GROWTH, DEFAULT_GROWTH, DEFAULT_MEMORY};
-pub(crate) use config::{GuestSettings, HANDLER, POD_IMAGE_SLOTS, ServeConfig, Sizes};
+pub(crate) use config::{
+    GuestSettings, HANDLER, HostSettings, POD_IMAGE_SLOTS, ServeConfig, Sizes,
+};
+pub(crate) use host_runtime::HOST_HANDLER;
 pub(crate) use server::serve;

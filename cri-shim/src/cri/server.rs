@@ -20,6 +20,7 @@ use super::calls::{Calls, CountCalls};
 use super::config::ServeConfig;
 use super::error::CriError;
 use super::health;
+use super::host_runtime::{HostRuntime, WithHostImages, WithHostPods, forward_events};
 use super::images::Images;
 use super::newer::Newer;
 use super::node::Node;
@@ -47,6 +48,9 @@ pub(crate) enum ServeError {
         #[source]
         source: io::Error,
     },
+    /// The socket of the host's runtime.
+    #[error("cannot use the host's runtime: {}; choose another --host-runtime", .0.message())]
+    HostRuntime(tonic::Status),
     /// The address of health and metrics.
     #[error("cannot serve metrics on {address}; choose another --metrics")]
     Metrics {
@@ -75,6 +79,10 @@ pub(crate) async fn serve(
 ) -> Result<(), ServeError> {
     let path = config.listen.clone();
     let metrics = config.metrics;
+    let host = config.host_runtime.as_ref();
+    let host = host.map(|settings| HostRuntime::new(settings, MESSAGE_BYTES));
+    let host = host.transpose().map_err(ServeError::HostRuntime)?;
+    let host = host.map(Arc::new);
     if UnixStream::connect(&path).await.is_ok() {
         return Err(ServeError::Served(path));
     }
@@ -96,8 +104,10 @@ pub(crate) async fn serve(
     let runtime = RuntimeServiceServer::new(Runtime::new(Arc::clone(&node), Arc::new(streaming)))
         .max_decoding_message_size(MESSAGE_BYTES);
     let runtime = Newer::new(runtime, Arc::clone(&node), MESSAGE_BYTES);
+    let runtime = WithHostPods::new(runtime, Arc::clone(&node), host.clone(), MESSAGE_BYTES);
     let images = ImageServiceServer::new(Images::new(Arc::clone(&node)))
         .max_decoding_message_size(MESSAGE_BYTES);
+    let images = WithHostImages::new(images, host.clone(), MESSAGE_BYTES);
     let (stopping, stopped) = oneshot::channel();
     let server = Server::builder()
         .layer(CountCalls::new(calls))
@@ -115,8 +125,16 @@ pub(crate) async fn serve(
         let _ = stopping.send(());
         tokio::time::sleep(SHUTDOWN_TIMEOUT).await;
     };
+    let events = async {
+        match host {
+            Some(host) => forward_events(host, Arc::clone(&node)).await,
+            None => {}
+        }
+        std::future::pending().await
+    };
     let served = tokio::select! {
         served = server => served,
+        () = events => Ok(()),
         // Unfinished work is finished or undone by the next daemon.
         () = limit => Ok(()),
     };

@@ -56,6 +56,7 @@ impl TestNode {
             consoles: None,
             templates: None,
             jail: JailMode::Disabled,
+            host_runtime: None,
         };
         Self {
             node: Arc::new(Node::open(config).unwrap()),

@@ -44,15 +44,15 @@ fn check(options: &NamespaceOption) -> Result<(), SpecFault> {
     if is(options.network, NamespaceMode::Node) {
         return Err(SpecFault::Refused {
             field: "namespace_options.network (hostNetwork)",
-            reason: "a virtual machine has a network of its own; run this pod on a node with \
-                     another runtime (by its nodeAffinity, say)",
+            reason: "a virtual machine has a network of its own; such pods need another runtime: \
+                     the daemon's --host-runtime, or that of another node",
         });
     }
     if is(options.ipc, NamespaceMode::Node) {
         return Err(SpecFault::Refused {
             field: "namespace_options.ipc (hostIPC)",
-            reason: "a virtual machine shares no memory with the host's processes; run this \
-                     pod on a node with another runtime (by its nodeAffinity, say)",
+            reason: "a virtual machine shares no memory with the host's processes; such pods \
+                     need another runtime: the daemon's --host-runtime, or that of another node",
         });
     }
     for (field, mode) in [

@@ -1,0 +1,169 @@
+//! The connection to the other runtime.
+
+use std::collections::BTreeMap;
+use std::error::Error;
+use std::future::poll_fn;
+use std::path::PathBuf;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use bytes::Bytes;
+use k8s_cri::v1::{
+    ListPodSandboxRequest, ListPodSandboxResponse, PodSandboxConfig, PodSandboxMetadata,
+    StatusRequest, StatusResponse,
+};
+use tokio::time::timeout;
+use tonic::body::Body;
+use tonic::codegen::http::Response;
+use tonic::transport::{Channel, Endpoint};
+use tonic::{Code, Status};
+use tower_service::Service as _;
+
+use super::message::{Call, answer, decode};
+use super::{HOST_HANDLER, needs_node};
+use crate::cri::config::HostSettings;
+
+/// How long an answer is waited for where one can do without it.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Number of lists that are kept. A kubelet asks for a few.
+const KEPT_LISTS: usize = 32;
+
+const LIST_PODS: &str = "/runtime.v1.RuntimeService/ListPodSandbox";
+const STATUS: &str = "/runtime.v1.RuntimeService/Status";
+
+/// The other runtime of the node.
+#[derive(Debug)]
+pub(in crate::cri) struct HostRuntime {
+    socket: PathBuf,
+    channel: Channel,
+    message_bytes: usize,
+    /// Whether pods without a runtime handler are its.
+    pub(super) is_default: bool,
+    /// The last answers to requests for lists, by method and message.
+    lists: Mutex<BTreeMap<(String, Bytes), Bytes>>,
+}
+
+impl HostRuntime {
+    /// Prepares a connection to a runtime, whose socket need not be there yet. Messages have at most
+    /// `message_bytes` bytes.
+    pub(in crate::cri) fn new(
+        settings: &HostSettings,
+        message_bytes: usize,
+    ) -> Result<Self, Status> {
+        let socket = &settings.socket;
+        let endpoint = Endpoint::from_shared(format!("unix://{}", socket.display()));
+        let endpoint = endpoint.map_err(|error| {
+            Status::invalid_argument(format!("{} is no socket's path: {error}", socket.display()))
+        })?;
+        Ok(Self {
+            socket: socket.clone(),
+            channel: endpoint.connect_lazy(),
+            message_bytes,
+            is_default: settings.is_default,
+            lists: Mutex::default(),
+        })
+    }
+
+    /// Returns whether a pod is created in this runtime.
+    ///
+    /// The handlers of guests stay what they are: who names one wants a virtual machine.
+    pub(super) fn takes(&self, pod: Option<&PodSandboxConfig>, handler: &str) -> bool {
+        match handler {
+            HOST_HANDLER => true,
+            "" => self.is_default || pod.is_some_and(needs_node),
+            _ => false,
+        }
+    }
+
+    pub(super) fn channel(&self) -> Channel {
+        self.channel.clone()
+    }
+
+    /// Passes a call on, and its answer, whatever it is.
+    pub(super) async fn pass(&self, call: Call) -> Result<Response<Body>, Status> {
+        let mut channel = self.channel.clone();
+        let ready = poll_fn(|context| channel.poll_ready(context)).await;
+        ready.map_err(|error| self.unreachable(&error))?;
+        let response = channel.call(call.into_request()).await;
+        response.map_err(|error| self.unreachable(&error))
+    }
+
+    /// Passes a call on, and returns the message of its answer.
+    pub(super) async fn ask(&self, call: Call) -> Result<Bytes, Status> {
+        answer(self.pass(call).await?, self.message_bytes).await
+    }
+
+    /// Like [`Self::ask`], for an answer that is not waited for long.
+    pub(super) async fn ask_briefly(&self, call: Call) -> Result<Bytes, Status> {
+        let asked = timeout(PATIENCE, self.ask(call)).await;
+        asked.unwrap_or_else(|_| {
+            Err(Status::unavailable(format!(
+                "the runtime at {} did not answer within {} s",
+                self.socket.display(),
+                PATIENCE.as_secs(),
+            )))
+        })
+    }
+
+    /// Asks for a list. While the runtime cannot be reached, its last answer to the same question
+    /// counts: its pods run on, and to a kubelet a pod that is not listed has ended.
+    pub(super) async fn list(&self, call: Call) -> Result<Bytes, Status> {
+        let key = (call.path().to_owned(), call.message.clone());
+        match self.ask_briefly(call).await {
+            Ok(list) => {
+                let mut lists = self.lists();
+                // Lists of single pods would push out those that kubelets ask for.
+                if lists.len() < KEPT_LISTS || lists.contains_key(&key) {
+                    lists.insert(key, list.clone());
+                }
+                Ok(list)
+            }
+            Err(error) if error.code() == Code::Unavailable => {
+                let last = self.lists().get(&key).cloned();
+                last.ok_or(error)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Returns whether the runtime has a pod of this name.
+    pub(super) async fn has_pod(
+        &self,
+        call: &Call,
+        pod: &PodSandboxMetadata,
+    ) -> Result<bool, Status> {
+        let list = self
+            .list(call.to(LIST_PODS, &ListPodSandboxRequest::default()))
+            .await?;
+        let list: ListPodSandboxResponse = decode(&list)?;
+        let mut found = list.items.iter().filter_map(|item| item.metadata.as_ref());
+        Ok(found.any(|found| {
+            found.uid == pod.uid && found.namespace == pod.namespace && found.name == pod.name
+        }))
+    }
+
+    /// Returns the runtime's status.
+    pub(super) async fn status(&self, call: &Call) -> Result<StatusResponse, Status> {
+        let request = StatusRequest { verbose: false };
+        decode(&self.ask_briefly(call.to(STATUS, &request)).await?)
+    }
+
+    fn lists(&self) -> MutexGuard<'_, BTreeMap<(String, Bytes), Bytes>> {
+        self.lists.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn unreachable(&self, error: &tonic::transport::Error) -> Status {
+        let mut reasons = vec![error.to_string()];
+        let mut source = error.source();
+        while let Some(reason) = source {
+            reasons.push(reason.to_string());
+            source = reason.source();
+        }
+        Status::unavailable(format!(
+            "the runtime of host pods at {} cannot be reached: {}",
+            self.socket.display(),
+            reasons.join(": "),
+        ))
+    }
+}

@@ -1,0 +1,42 @@
+//! Pods that need the node's own namespaces, in another runtime.
+//!
+//! A kubelet has one runtime, and some pods of most nodes cannot be virtual machines: kube-proxy and
+//! the agents of networks work in the node's network. If the daemon has the socket of another CRI
+//! runtime, such as containerd, those pods are created there. The kubelet sees the pods and images
+//! of both as those of one runtime: calls about a pod go to the runtime that has it, and lists have
+//! the items of both.
+//!
+//! Messages are passed on as bytes, so that fields of newer versions of the interface are kept. A
+//! call is only decoded to find out where it belongs, and answers only where two become one.
+//! [`service`] decides where calls go, `images` does so for images, and `lists` merges.
+
+mod client;
+mod events;
+mod images;
+mod lists;
+mod message;
+mod missing_image;
+mod service;
+
+use k8s_cri::v1::{NamespaceMode, PodSandboxConfig};
+
+pub(super) use client::HostRuntime;
+pub(super) use events::forward as forward_events;
+pub(super) use images::WithHostImages;
+pub(super) use service::WithHostPods;
+
+/// The runtime handler of pods that are always created in the other runtime.
+pub(crate) const HOST_HANDLER: &str = "host";
+
+/// Returns whether a pod shares a namespace with the node.
+fn needs_node(pod: &PodSandboxConfig) -> bool {
+    let security = pod
+        .linux
+        .as_ref()
+        .and_then(|linux| linux.security_context.as_ref());
+    let Some(options) = security.and_then(|security| security.namespace_options.as_ref()) else {
+        return false;
+    };
+    let modes = [options.network, options.ipc, options.pid];
+    modes.contains(&i32::from(NamespaceMode::Node))
+}

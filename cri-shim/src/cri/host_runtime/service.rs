@@ -1,0 +1,342 @@
+//! RuntimeService of both runtimes.
+
+use std::convert::Infallible;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use k8s_cri::v1::{
+    CreateContainerRequest, RunPodSandboxRequest, RuntimeCondition, RuntimeHandler, StatusResponse,
+};
+use prost::Message;
+use tonic::body::Body;
+use tonic::codegen::http::{Request, Response};
+use tonic::server::NamedService;
+use tonic::{Code, Status};
+use tower_service::Service;
+use tracing::{debug, info};
+
+use super::client::HostRuntime;
+use super::lists;
+use super::message::{Call, answer, answered, decode};
+use super::{HOST_HANDLER, missing_image};
+use crate::cri::error::{CriError, Result as CriResult};
+use crate::cri::node::Node;
+
+/// A field of [`RunPodSandboxRequest`] after the message: an empty `runtime_handler` (tag 2), which
+/// replaces an earlier one.
+const DEFAULT_HANDLER: [u8; 2] = [0x12, 0];
+
+/// The condition without which a kubelet starts no pod.
+const RUNTIME_READY: &str = "RuntimeReady";
+
+/// How a call is answered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Route {
+    /// By the runtime that has the pod or container, whose id is the first field.
+    Pod,
+    Container,
+    /// Like `Pod`, and the runtime must have the image.
+    CreateContainer,
+    /// By the runtime that the pod belongs to.
+    RunPod,
+    /// By both, in one list.
+    List,
+    /// Like `List`, but the other runtime's part may be missing.
+    Statistics,
+    /// By both.
+    Descriptors,
+    Status,
+    RuntimeConfig,
+    UpdateRuntimeConfig,
+}
+
+impl Route {
+    /// Returns the route of a method; `None`: it is the daemon's own.
+    fn of(path: &str) -> Option<Self> {
+        Some(match path.strip_prefix("/runtime.v1.RuntimeService/")? {
+            "StopPodSandbox"
+            | "RemovePodSandbox"
+            | "PodSandboxStatus"
+            | "PortForward"
+            | "PodSandboxStats"
+            | "UpdatePodSandboxResources" => Self::Pod,
+            "StartContainer"
+            | "StopContainer"
+            | "RemoveContainer"
+            | "ContainerStatus"
+            | "UpdateContainerResources"
+            | "ReopenContainerLog"
+            | "ExecSync"
+            | "Exec"
+            | "Attach"
+            | "ContainerStats"
+            | "CheckpointContainer" => Self::Container,
+            "CreateContainer" => Self::CreateContainer,
+            "RunPodSandbox" => Self::RunPod,
+            "ListPodSandbox" | "ListContainers" => Self::List,
+            "ListContainerStats" | "ListPodSandboxStats" | "ListPodSandboxMetrics" => {
+                Self::Statistics
+            }
+            "ListMetricDescriptors" => Self::Descriptors,
+            "Status" => Self::Status,
+            "RuntimeConfig" => Self::RuntimeConfig,
+            "UpdateRuntimeConfig" => Self::UpdateRuntimeConfig,
+            _ => return None,
+        })
+    }
+}
+
+/// The first field of a request about a pod or container.
+#[derive(Clone, PartialEq, Message)]
+struct Named {
+    #[prost(string, tag = "1")]
+    id: String,
+}
+
+/// RuntimeService whose pods may be in another runtime.
+#[derive(Debug, Clone)]
+pub(in crate::cri) struct WithHostPods<S> {
+    inner: S,
+    node: Arc<Node>,
+    host: Option<Arc<HostRuntime>>,
+    message_bytes: usize,
+}
+
+impl<S> WithHostPods<S> {
+    /// Creates the service; without a `host`, all calls are for `inner`. Messages have at most
+    /// `message_bytes` bytes.
+    pub(in crate::cri) fn new(
+        inner: S,
+        node: Arc<Node>,
+        host: Option<Arc<HostRuntime>>,
+        message_bytes: usize,
+    ) -> Self {
+        Self {
+            inner,
+            node,
+            host,
+            message_bytes,
+        }
+    }
+}
+
+impl<S: NamedService> NamedService for WithHostPods<S> {
+    const NAME: &'static str = S::NAME;
+}
+
+pub(super) type Answered = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>> + Send>>;
+
+impl<S> Service<Request<Body>> for WithHostPods<S>
+where
+    S: Service<Request<Body>, Response = Response<Body>, Error = Infallible>,
+    S: Clone + Send + 'static,
+    S::Future: Send + 'static,
+{
+    type Response = Response<Body>;
+    type Error = Infallible;
+    type Future = Answered;
+
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        self.inner.poll_ready(context)
+    }
+
+    fn call(&mut self, request: Request<Body>) -> Answered {
+        let route = Route::of(request.uri().path());
+        let (Some(host), Some(route)) = (&self.host, route) else {
+            return Box::pin(self.inner.call(request));
+        };
+        let mut both = Both {
+            inner: self.inner.clone(),
+            node: Arc::clone(&self.node),
+            host: Arc::clone(host),
+            message_bytes: self.message_bytes,
+        };
+        Box::pin(async move {
+            let answer = both.answer(route, request).await;
+            Ok(answer.unwrap_or_else(Status::into_http))
+        })
+    }
+}
+
+/// What a call needs of both runtimes.
+struct Both<S> {
+    inner: S,
+    node: Arc<Node>,
+    host: Arc<HostRuntime>,
+    message_bytes: usize,
+}
+
+impl<S> Both<S>
+where
+    S: Service<Request<Body>, Response = Response<Body>, Error = Infallible>,
+{
+    async fn answer(
+        &mut self,
+        route: Route,
+        request: Request<Body>,
+    ) -> Result<Response<Body>, Status> {
+        let call = Call::read(request, self.message_bytes).await?;
+        match route {
+            Route::Pod if has(self.node.pod(&id(&call)?)) => self.own(call).await,
+            Route::Container if has(self.node.container(&id(&call)?)) => self.own(call).await,
+            Route::Pod | Route::Container => self.host.pass(call).await,
+            Route::CreateContainer => self.create_container(call).await,
+            Route::RunPod => self.run_pod(call).await,
+            Route::List => {
+                let own = self.own_message(call.clone()).await?;
+                let hosts = self.host.list(call).await?;
+                Ok(answered(&lists::concatenated(&own, &hosts)))
+            }
+            Route::Statistics => {
+                let own = self.own_message(call.clone()).await?;
+                let hosts = optional(self.host.ask_briefly(call).await);
+                Ok(answered(&lists::concatenated(&own, &hosts)))
+            }
+            Route::Descriptors => {
+                let own = self.own_message(call.clone()).await?;
+                let hosts = optional(self.host.ask_briefly(call).await);
+                Ok(answered(&lists::descriptors(&own, &hosts)?))
+            }
+            Route::Status => self.status(call).await,
+            Route::RuntimeConfig => {
+                // The driver of control groups must be that of both; podvisor takes either.
+                match self.host.ask_briefly(call.clone()).await {
+                    Ok(hosts) => Ok(answered(&hosts)),
+                    Err(_) => self.own(call).await,
+                }
+            }
+            Route::UpdateRuntimeConfig => {
+                optional(self.host.ask_briefly(call.clone()).await);
+                self.own(call).await
+            }
+        }
+    }
+
+    async fn own(&mut self, call: Call) -> Result<Response<Body>, Status> {
+        let answer = self.inner.call(call.into_request()).await;
+        Ok(answer.unwrap_or_else(|never| match never {}))
+    }
+
+    async fn own_message(&mut self, call: Call) -> Result<Bytes, Status> {
+        answer(self.own(call).await?, self.message_bytes).await
+    }
+
+    async fn run_pod(&mut self, call: Call) -> Result<Response<Body>, Status> {
+        let request: RunPodSandboxRequest = call.decode()?;
+        if !self
+            .host
+            .takes(request.config.as_ref(), &request.runtime_handler)
+        {
+            return self.own(call).await;
+        }
+        let metadata = request.config.and_then(|config| config.metadata);
+        let metadata = metadata.unwrap_or_default();
+        info!(
+            pod = metadata.name,
+            namespace = metadata.namespace,
+            "creating the pod in the host's runtime"
+        );
+        let message = lists::concatenated(&call.message, &DEFAULT_HANDLER.to_vec().into());
+        self.host.pass(call.with(message)).await
+    }
+
+    /// Creates a container in the runtime that has its pod. A kubelet does not pull an image that
+    /// one of the runtimes has, so that the other may have to do so now.
+    async fn create_container(&mut self, call: Call) -> Result<Response<Body>, Status> {
+        let request: CreateContainerRequest = call.decode()?;
+        let image = request.config.and_then(|config| config.image);
+        let image = image.filter(|image| !image.image.is_empty());
+        let is_own = has(self.node.pod(&request.pod_sandbox_id));
+        let Some(image) = image else {
+            return match is_own {
+                true => self.own(call).await,
+                false => self.host.pass(call).await,
+            };
+        };
+        if is_own {
+            missing_image::pull_here(&self.node, &self.host, &call, image).await?;
+            self.own(call).await
+        } else {
+            missing_image::pull_there(&self.host, &call, image, request.sandbox_config).await?;
+            self.host.pass(call).await
+        }
+    }
+
+    /// Answers the daemon's own status: it serves without the other runtime, too. Its state is a
+    /// condition that kubelets only show, unless most pods are its.
+    async fn status(&mut self, call: Call) -> Result<Response<Body>, Status> {
+        let mut status: StatusResponse = decode(&self.own_message(call.clone()).await?)?;
+        let hosts = self.host.status(&call).await;
+        let fault = match &hosts {
+            Ok(hosts) => {
+                let conditions = hosts.status.iter().flat_map(|status| &status.conditions);
+                let mut faults = conditions
+                    .filter(|condition| condition.r#type == RUNTIME_READY && !condition.status);
+                faults.next().map(|fault| fault.message.clone())
+            }
+            Err(error) => Some(error.message().to_owned()),
+        };
+        let conditions = &mut status.status.get_or_insert_default().conditions;
+        if let Some(fault) = fault.as_ref().filter(|_| self.host.is_default) {
+            let ready = conditions.iter_mut();
+            let mut ready = ready.filter(|condition| condition.r#type == RUNTIME_READY);
+            if let Some(ready) = ready.next().filter(|ready| ready.status) {
+                *ready = condition(RUNTIME_READY, Some(fault.clone()));
+            }
+        }
+        conditions.push(condition("HostRuntimeReady", fault));
+        if let Ok(hosts) = hosts {
+            let default = hosts.runtime_handlers.into_iter();
+            let mut default = default.filter(|handler| handler.name.is_empty());
+            let features = default.next().and_then(|handler| handler.features);
+            let handlers = &mut status.runtime_handlers;
+            if self.host.is_default {
+                handlers.retain(|handler| !handler.name.is_empty());
+                handlers.push(RuntimeHandler {
+                    name: String::new(),
+                    features,
+                });
+            }
+            handlers.push(RuntimeHandler {
+                name: HOST_HANDLER.to_owned(),
+                features,
+            });
+        }
+        Ok(answered(&status.encode_to_vec().into()))
+    }
+}
+
+fn condition(kind: &str, fault: Option<String>) -> RuntimeCondition {
+    RuntimeCondition {
+        r#type: kind.to_owned(),
+        status: fault.is_none(),
+        reason: match fault {
+            Some(_) => "HostRuntimeNotReady".to_owned(),
+            None => String::new(),
+        },
+        message: fault.unwrap_or_default(),
+    }
+}
+
+fn id(call: &Call) -> Result<String, Status> {
+    Ok(call.decode::<Named>()?.id)
+}
+
+/// Returns whether something is the daemon's. What is wrong with an id is its to say, too.
+fn has<T>(found: CriResult<T>) -> bool {
+    !matches!(found, Err(CriError::NotFound { .. }))
+}
+
+/// Returns what the other runtime answered; nothing if it failed.
+pub(super) fn optional(answer: Result<Bytes, Status>) -> Bytes {
+    answer.unwrap_or_else(|error| {
+        // Older runtimes have not all calls.
+        if error.code() != Code::Unimplemented {
+            debug!(%error, "the host's runtime gave no answer");
+        }
+        Bytes::new()
+    })
+}

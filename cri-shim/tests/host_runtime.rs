@@ -1,0 +1,346 @@
+//! A daemon with another runtime on its node: another daemon, whose pod's machine is a stand-in.
+
+mod support;
+
+use std::time::Duration;
+
+use k8s_cri::v1::*;
+use rustix::process::Signal;
+use support::cri::{Daemon, PodClient};
+use support::stand_in::{Node, POD};
+use tempfile::TempDir;
+use tonic::{Code, Status};
+
+/// A node with two runtimes.
+struct Both {
+    daemon: Daemon,
+    host: Node,
+    _guest: TempDir,
+}
+
+impl Both {
+    async fn new() -> Self {
+        let host = Node::new(2).await;
+        let (mut daemon, guest) = Daemon::without_guests(&[]);
+        daemon.end(Signal::TERM);
+        let socket = format!("unix://{}", host.daemon.path("s").display());
+        daemon.arguments = vec!["--host-runtime".to_owned(), socket];
+        daemon.start();
+        Self {
+            daemon,
+            host,
+            _guest: guest,
+        }
+    }
+
+    async fn pods(&self) -> Result<Vec<String>, Status> {
+        let mut runtime = self.daemon.runtime().await;
+        let listed = runtime.list_pod_sandbox(ListPodSandboxRequest::default());
+        let listed = listed.await?.into_inner().items;
+        Ok(listed.into_iter().map(|pod| pod.id).collect())
+    }
+
+    /// Creates a container in the other runtime's pod.
+    async fn create(&self, image: &str) -> Result<String, Status> {
+        let runtime = self.daemon.runtime().await;
+        let mut client = PodClient::new(runtime, POD);
+        let config = ContainerConfig {
+            metadata: Some(ContainerMetadata {
+                name: "a".to_owned(),
+                attempt: 0,
+            }),
+            image: Some(named(image)),
+            log_path: "a.log".to_owned(),
+            ..ContainerConfig::default()
+        };
+        let request = client.create_request(config, Some(pod(0)));
+        let created = client.runtime.create_container(request).await?;
+        Ok(created.into_inner().container_id)
+    }
+
+    /// Asks for a pod whose network has this mode.
+    async fn run(&self, handler: &str, network: NamespaceMode) -> Status {
+        let mut runtime = self.daemon.runtime().await;
+        let request = RunPodSandboxRequest {
+            config: Some(pod(network.into())),
+            runtime_handler: handler.to_owned(),
+        };
+        runtime.run_pod_sandbox(request).await.unwrap_err()
+    }
+
+    async fn status(&self) -> StatusResponse {
+        let mut runtime = self.daemon.runtime().await;
+        let status = runtime.status(StatusRequest::default()).await;
+        status.unwrap().into_inner()
+    }
+
+    async fn condition(&self, kind: &str) -> RuntimeCondition {
+        let conditions = self.status().await.status.unwrap().conditions;
+        let mut conditions = conditions.into_iter();
+        let found = conditions.find(|condition| condition.r#type == kind);
+        found.unwrap()
+    }
+
+    /// Starts the daemon anew, with the other runtime for pods without a handler.
+    fn set_host_as_default(&mut self) {
+        self.daemon.end(Signal::TERM);
+        let flags = ["--default-handler", "host"].map(str::to_owned);
+        self.daemon.arguments.extend(flags);
+        self.daemon.start();
+    }
+
+    /// Returns the tags of all images.
+    async fn images(&self) -> Vec<Vec<String>> {
+        let mut images = self.daemon.images().await;
+        let listed = images.list_images(ListImagesRequest::default()).await;
+        let listed = listed.unwrap().into_inner().images;
+        listed.into_iter().map(|image| image.repo_tags).collect()
+    }
+}
+
+fn named(image: &str) -> ImageSpec {
+    ImageSpec {
+        image: image.to_owned(),
+        ..ImageSpec::default()
+    }
+}
+
+fn pod(network: i32) -> PodSandboxConfig {
+    let options = NamespaceOption {
+        network,
+        ..NamespaceOption::default()
+    };
+    PodSandboxConfig {
+        metadata: Some(PodSandboxMetadata {
+            name: "new".to_owned(),
+            uid: "new".to_owned(),
+            namespace: "default".to_owned(),
+            attempt: 0,
+        }),
+        linux: Some(LinuxPodSandboxConfig {
+            security_context: Some(LinuxSandboxSecurityContext {
+                namespace_options: Some(options),
+                ..LinuxSandboxSecurityContext::default()
+            }),
+            ..LinuxPodSandboxConfig::default()
+        }),
+        ..PodSandboxConfig::default()
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn calls_about_a_pod_go_to_the_runtime_that_has_it() {
+    let both = Both::new().await;
+    assert_eq!(both.pods().await.unwrap(), [POD]);
+    let mut runtime = both.daemon.runtime().await;
+    let mut events = runtime
+        .get_container_events(GetEventsRequest {})
+        .await
+        .unwrap()
+        .into_inner();
+    // The other runtime has events only for who listens already.
+    let told = tokio::time::timeout(support::PATIENCE, async {
+        loop {
+            let id = both.create(&both.host.pull().await.0).await;
+            let next = tokio::time::timeout(Duration::from_secs(2), events.message()).await;
+            let mut client = PodClient::new(both.daemon.runtime().await, POD);
+            let id = id.unwrap();
+            match next {
+                Ok(event) => break (id, event.unwrap().unwrap()),
+                Err(_) => {
+                    let container_id = id;
+                    let request = RemoveContainerRequest { container_id };
+                    client.runtime.remove_container(request).await.unwrap();
+                }
+            }
+        }
+    });
+    let (id, event) = told.await.unwrap();
+    assert!(!event.container_id.is_empty());
+
+    let mut client = PodClient::new(both.daemon.runtime().await, POD);
+    client.start(&id).await.unwrap();
+    let status = client.status(&id).await;
+    assert_eq!(status.state(), ContainerState::ContainerRunning);
+    let listed = runtime.list_containers(ListContainersRequest::default());
+    let listed = listed.await.unwrap().into_inner().containers;
+    assert_eq!(listed.len(), 1);
+    assert_eq!(listed[0].id, id);
+    let stats = runtime.list_container_stats(ListContainerStatsRequest::default());
+    stats.await.unwrap();
+    assert_eq!(both.host.asked(&format!("Stats {id} in brief")), 1);
+    let url = runtime.exec(ExecRequest {
+        container_id: id.clone(),
+        cmd: vec!["true".to_owned()],
+        stdout: true,
+        ..ExecRequest::default()
+    });
+    let url = url.await.unwrap().into_inner().url;
+    assert!(url.starts_with("http://127.0.0.1:"), "{url}");
+    assert_eq!(both.host.asked(&format!("Start {id}")), 1);
+
+    let unknown = runtime.container_status(ContainerStatusRequest {
+        container_id: "f".repeat(64),
+        verbose: false,
+    });
+    assert_eq!(unknown.await.unwrap_err().code(), Code::NotFound);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pod_that_needs_the_node_is_the_other_runtimes_unless_its_handler_is_a_guests() {
+    let mut both = Both::new().await;
+    // It refuses them as well, being the same runtime.
+    for handler in ["", "host"] {
+        let refused = both.run(handler, NamespaceMode::Node).await;
+        assert_eq!(refused.code(), Code::InvalidArgument, "{refused}");
+    }
+    both.host.daemon.end(Signal::TERM);
+    for (handler, network, code) in [
+        ("", NamespaceMode::Node, Code::Unavailable),
+        ("host", NamespaceMode::Pod, Code::Unavailable),
+        ("podvisor", NamespaceMode::Node, Code::InvalidArgument),
+        ("other", NamespaceMode::Node, Code::InvalidArgument),
+    ] {
+        let refused = both.run(handler, network).await;
+        assert_eq!(refused.code(), code, "{handler}: {refused}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn only_pods_with_a_handler_of_guests_are_guests_if_the_host_is_the_default() {
+    let mut both = Both::new().await;
+    both.set_host_as_default();
+    both.host.daemon.end(Signal::TERM);
+    for (handler, code) in [
+        ("", Code::Unavailable),
+        ("host", Code::Unavailable),
+        // Without a network, guests cannot be made.
+        ("podvisor", Code::Unavailable),
+        ("other", Code::InvalidArgument),
+    ] {
+        let refused = both.run(handler, NamespaceMode::Pod).await;
+        assert_eq!(refused.code(), code, "{handler}: {refused}");
+        let socket = both.host.daemon.path("s").display().to_string();
+        let is_hosts = refused.message().contains(&socket);
+        assert_eq!(is_hosts, matches!(handler, "" | "host"), "{refused}");
+    }
+    let ready = both.condition("RuntimeReady").await;
+    assert!(!ready.status, "{ready:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_runtime_that_is_down_takes_its_own_pods_with_it_alone() {
+    let mut both = Both::new().await;
+    assert_eq!(both.pods().await.unwrap(), [POD]);
+    assert!(both.condition("HostRuntimeReady").await.status);
+    let status = both.status().await;
+    let handlers = status.runtime_handlers.iter();
+    assert!(
+        handlers
+            .map(|handler| &handler.name)
+            .any(|name| name == "host")
+    );
+
+    both.host.daemon.end(Signal::KILL);
+    // Its pods run on.
+    assert_eq!(both.pods().await.unwrap(), [POD]);
+    assert!(both.images().await.is_empty());
+    let fault = both.condition("HostRuntimeReady").await;
+    let socket = both.host.daemon.path("s").display().to_string();
+    assert!(
+        !fault.status && fault.message.contains(&socket),
+        "{fault:?}"
+    );
+    let mut runtime = both.daemon.runtime().await;
+    let stop = StopPodSandboxRequest {
+        pod_sandbox_id: POD.to_owned(),
+    };
+    let refused = runtime.stop_pod_sandbox(stop).await.unwrap_err();
+    assert_eq!(refused.code(), Code::Unavailable);
+
+    // A daemon that has never seen its pods does not tell that there are none.
+    both.daemon.end(Signal::TERM);
+    both.daemon.start();
+    assert_eq!(both.pods().await.unwrap_err().code(), Code::Unavailable);
+    both.host.daemon.start();
+    assert_eq!(both.pods().await.unwrap(), [POD]);
+    assert!(both.condition("HostRuntimeReady").await.status);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn images_of_both_are_listed_once_and_removed_from_both() {
+    let both = Both::new().await;
+    let (image, id) = both.host.pull().await;
+    let mut images = both.daemon.images().await;
+    let status = ImageStatusRequest {
+        image: Some(named(&image)),
+        verbose: false,
+    };
+    let found = images.image_status(status.clone()).await.unwrap();
+    assert_eq!(found.into_inner().image.unwrap().id, id);
+    let pull = PullImageRequest {
+        image: Some(named(&image)),
+        ..PullImageRequest::default()
+    };
+    images.pull_image(pull).await.unwrap();
+    assert_eq!(both.images().await, [[image.clone()]]);
+    let systems = images.image_fs_info(ImageFsInfoRequest {}).await.unwrap();
+    assert_eq!(systems.into_inner().image_filesystems.len(), 2);
+
+    let remove = RemoveImageRequest {
+        image: Some(named(&image)),
+    };
+    images.remove_image(remove).await.unwrap();
+    assert!(both.images().await.is_empty());
+    let found = images.image_status(status).await.unwrap();
+    assert_eq!(found.into_inner().image, None);
+    let missing = both.create(&image).await.map(drop);
+    assert!(
+        missing.is_ok(),
+        "it is pulled for the container: {missing:?}"
+    );
+    let names: Vec<_> = both.images().await;
+    assert_eq!(names, [[image]]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_image_is_pulled_into_the_runtime_of_its_pod() {
+    let both = Both::new().await;
+    let (image, _) = both.host.pull().await;
+    let mut hosts = both.host.daemon.images().await;
+    let remove = RemoveImageRequest {
+        image: Some(named(&image)),
+    };
+    let mut images = both.daemon.images().await;
+    let existing = PodSandboxConfig {
+        metadata: Some(PodSandboxMetadata {
+            name: "pod".to_owned(),
+            uid: "uid".to_owned(),
+            namespace: "default".to_owned(),
+            attempt: 0,
+        }),
+        ..PodSandboxConfig::default()
+    };
+    let handled = ImageSpec {
+        runtime_handler: "host".to_owned(),
+        ..named(&image)
+    };
+    for (spec, config, is_hosts) in [
+        (named(&image), None, false),
+        (named(&image), Some(pod(0)), false),
+        (named(&image), Some(pod(NamespaceMode::Node.into())), true),
+        (named(&image), Some(existing), true),
+        (handled, None, true),
+    ] {
+        images.remove_image(remove.clone()).await.unwrap();
+        let pull = PullImageRequest {
+            image: Some(spec.clone()),
+            sandbox_config: config,
+            ..PullImageRequest::default()
+        };
+        images.pull_image(pull.clone()).await.unwrap();
+        let listed = hosts.list_images(ListImagesRequest::default()).await;
+        let listed = listed.unwrap().into_inner().images;
+        assert_eq!(!listed.is_empty(), is_hosts, "{pull:?}");
+    }
+}
