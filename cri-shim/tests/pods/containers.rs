@@ -5,6 +5,7 @@ use std::fs;
 use std::time::Duration;
 
 use k8s_cri::v1::*;
+use rustix::process::Signal;
 use tonic::Code;
 
 use super::support::stand_in::{Node, until};
@@ -196,7 +197,7 @@ async fn a_container_that_cannot_be_forgotten_is_shown_and_removed() {
     let request = ListContainersRequest::default();
     let listed = node.runtime().await.list_containers(request).await;
     for container in listed.unwrap().into_inner().containers {
-        assert_eq!(container.state(), ContainerState::ContainerUnknown);
+        assert_eq!(container.state(), ContainerState::ContainerCreated);
         node.remove_container(&container.id).await;
     }
     node.create("a", None).await;
@@ -265,6 +266,47 @@ async fn a_container_whose_creation_nobody_waits_for_is_removed_when_it_is_made(
     let ids: Vec<&String> = listed.iter().map(|container| &container.id).collect();
     assert_eq!(ids, [&created.into_inner().unwrap()]);
     assert_eq!((node.asked_to("Create"), node.asked_to("Delete")), (2, 1));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_container_that_a_killed_daemon_was_creating_is_not_listed_while_it_is_removed() {
+    let mut node = Node::new(2).await;
+    node.pull().await;
+    node.hold("Create");
+    {
+        let create = node.try_create_pulled("a", ContainerConfig::default());
+        let begins = until(async || node.asked_to("Create") == 1);
+        let mut create = std::pin::pin!(create);
+        tokio::select! {
+            created = &mut create => panic!("{created:?}"),
+            () = begins => {}
+        }
+    }
+    node.hold("Delete");
+    node.daemon.end(Signal::KILL);
+    node.let_go("Create");
+    node.daemon.start();
+    until(async || node.asked_to("Delete") == 1).await;
+    assert_eq!(node.listed().await, []);
+    node.let_go("Delete");
+    node.create("a", None).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_container_that_never_ran_is_not_told_to_be_unknown_while_it_is_removed() {
+    let node = Node::new(2).await;
+    let id = node.create("a", None).await;
+    node.hold("Delete");
+    let removed = node.remove_container(&id);
+    let mut removed = std::pin::pin!(removed);
+    tokio::select! {
+        () = &mut removed => panic!("it is held"),
+        () = until(async || node.asked_to("Delete") == 1) => {}
+    }
+    assert_eq!(node.listed().await, [ContainerState::ContainerCreated]);
+    node.let_go("Delete");
+    removed.await;
+    assert_eq!(node.listed().await, []);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -487,6 +487,14 @@ impl Node {
         removed.unwrap();
     }
 
+    /// Returns the states of all containers.
+    pub(crate) async fn listed(&self) -> Vec<ContainerState> {
+        let request = ListContainersRequest::default();
+        let listed = self.runtime().await.list_containers(request).await;
+        let listed = listed.unwrap().into_inner().containers;
+        listed.iter().map(Container::state).collect()
+    }
+
     pub(crate) async fn remove(&self) -> Result<(), tonic::Status> {
         let request = RemovePodSandboxRequest {
             pod_sandbox_id: POD.to_owned(),

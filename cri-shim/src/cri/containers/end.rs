@@ -130,7 +130,21 @@ impl Node {
             return Ok(());
         }
         let client = container.pod.client().ok();
-        if let Some(client) = &client {
+        let removed = self.remove_with(container, client.as_ref()).await;
+        if removed.is_err() && container.phase() == ContainerPhase::Creating {
+            // Only what is listed is removed later.
+            self.note_container(container, |record| record.phase = ContainerPhase::Removing);
+        }
+        removed
+    }
+
+    /// Removes a container whose turn is held.
+    async fn remove_with(
+        self: &Arc<Self>,
+        container: &Arc<Container>,
+        client: Option<&SandboxClient>,
+    ) -> Result<()> {
+        if let Some(client) = client {
             self.kill(container, client).await?;
         }
         match container.update(&self.database, begin_removal) {
@@ -141,7 +155,7 @@ impl Node {
             }
             begun => begun?,
         }
-        if let Some(client) = &client {
+        if let Some(client) = client {
             passing(client, client.delete_container(&container.id).await).await?;
         }
         let shared = self.dir(&container.pod.id).join(volumes::SHARED);
@@ -158,8 +172,11 @@ impl Node {
 }
 
 fn begin_removal(record: &mut ContainerRecord) {
-    if let ContainerPhase::Exited(exit) = &record.phase {
-        record.exit_before_removal = Some(exit.clone());
+    match &record.phase {
+        // Not listed yet, and not while it is undone.
+        ContainerPhase::Creating => return,
+        ContainerPhase::Exited(exit) => record.exit_before_removal = Some(exit.clone()),
+        _ => {}
     }
     record.phase = ContainerPhase::Removing;
 }

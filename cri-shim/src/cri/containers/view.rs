@@ -17,12 +17,12 @@ fn state(record: &ContainerRecord) -> ContainerState {
         ContainerPhase::Created | ContainerPhase::Creating => ContainerState::ContainerCreated,
         ContainerPhase::Running { .. } => ContainerState::ContainerRunning,
         ContainerPhase::Exited(_) => ContainerState::ContainerExited,
-        // Shown as it ended until it is gone: a kubelet reports an unknown one as killed, and
-        // counts a restart.
-        ContainerPhase::Removing if record.exit_before_removal.is_some() => {
-            ContainerState::ContainerExited
-        }
-        ContainerPhase::Removing => ContainerState::ContainerUnknown,
+        // Shown as it was until it is gone: a kubelet reports an unknown one as killed, and counts
+        // a restart. One that has not ended has never run.
+        ContainerPhase::Removing => match record.exit_before_removal {
+            Some(_) => ContainerState::ContainerExited,
+            None => ContainerState::ContainerCreated,
+        },
     }
 }
 
