@@ -394,6 +394,20 @@ async fn a_pod_whose_guest_does_not_boot_leaves_nothing_behind() {
     is_clean(&daemon);
 }
 
+#[tokio::test]
+async fn a_pod_whose_network_gives_it_no_address_is_not_made() {
+    let (daemon, _guest) = Daemon::without_guests(&["unshare", "-n"]);
+    let bridge = json!({ "type": "bridge", "bridge": "br-serve2" });
+    let list = json!({ "cniVersion": "1.0.0", "name": "bare", "plugins": [bridge] });
+    fs::write(daemon.path("net.d/10-bare.conflist"), list.to_string()).unwrap();
+    let mut runtime = daemon.runtime().await;
+    let refused = runtime.run_pod_sandbox(run(pod("bare"))).await.unwrap_err();
+    assert!(refused.message().contains("no address"), "{refused}");
+    let pods = runtime.list_pod_sandbox(ListPodSandboxRequest::default());
+    assert_eq!(pods.await.unwrap().into_inner().items, []);
+    assert_eq!(links(&daemon), 0);
+}
+
 /// Adds a CNI plugin that acts on files in its directory: ADD waits until the daemon is gone, DEL
 /// until there is `release`, and fails while there is `deny`.
 fn add_plugin(daemon: &Daemon) {

@@ -83,6 +83,12 @@ pub(crate) enum CriError {
         /// The id of the object that has it.
         id: String,
     },
+    /// The network of a pod has no address.
+    #[error(
+        "the CNI plugins gave the pod no address (\"ips\" of the result is empty): give the network \
+         an \"ipam\""
+    )]
+    NoAddress,
     /// The kernel for the guests of a runtime handler is missing.
     #[error(
         "no pod of the runtime handler {handler:?} can be run: the kernel of its guests, {}, is \
@@ -290,7 +296,7 @@ impl CriError {
             Self::Assets(_) => Code::FailedPrecondition,
             Self::Io { source, .. } | Self::Host { source, .. } => file_code(Some(source.kind())),
             Self::State(error) => file_code(error.io_kind()),
-            Self::Unkillable { .. } => Code::Internal,
+            Self::Unkillable { .. } | Self::NoAddress => Code::Internal,
             Self::ImageVolume(error) => error.code(),
             Self::Shared(status) => status.code(),
         }

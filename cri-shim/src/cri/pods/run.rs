@@ -158,6 +158,11 @@ impl Node {
             let capabilities = capabilities(config);
             let begun = self.cni.begin(&identity, capabilities, prepared, launch);
             let begun = begun.await?;
+            // A kubelet would take such a pod for one whose network is gone, and make it anew for
+            // ever.
+            if begun.addresses.is_empty() {
+                return Err(CriError::NoAddress);
+            }
             let client = begun.launching.finish(begun.network).await?;
             Ok::<_, CriError>((client, begun.addresses))
         };

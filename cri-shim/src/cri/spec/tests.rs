@@ -350,10 +350,7 @@ fn what_a_virtual_machine_cannot_share_is_refused_by_name() {
     });
     assert!(network.contains("hostNetwork"), "{network}");
     // A kubelet has one runtime: another class would be rejected, too.
-    assert!(
-        network.contains("--host-runtime"),
-        "{network}"
-    );
+    assert!(network.contains("--host-runtime"), "{network}");
     assert!(
         refused(NamespaceOption {
             ipc: node,
