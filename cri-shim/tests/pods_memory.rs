@@ -46,6 +46,36 @@ async fn the_limit_of_a_machines_group_follows_what_its_guest_gives_back() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_limit_below_that_at_boot_is_lowered_when_the_machine_has_room_below_it() {
+    let node = Node::in_a_group_with(1024 * MIB).await;
+    node.set_pod_limit(1024 * MIB);
+    let id = node.create_within("a", 1024 * MIB).await;
+    let takes = |limit| node.set_in_group("memory.current", MEMORY + limit + OVERHEAD);
+    // The kubelet's group has room for the container's limit and the overhead, and no more.
+    takes(512 * MIB);
+    let lowered = node.limit_container(&id, 256 * MIB).await.unwrap_err();
+    assert_eq!(lowered.code(), Code::ResourceExhausted, "{lowered}");
+    assert!(lowered.message().contains("takes 864 MiB"), "{lowered}");
+    takes(256 * MIB);
+    node.limit_container(&id, 256 * MIB).await.unwrap();
+    // A kubelet since 1.36 asks for the pod's next, and lowers its group's then.
+    takes(512 * MIB);
+    let lowered = node.limit(256 * MIB).await.unwrap_err();
+    assert_eq!(lowered.code(), Code::ResourceExhausted, "{lowered}");
+    takes(256 * MIB);
+    node.limit(256 * MIB).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_container_of_a_pod_with_a_limit_of_its_own_is_lowered_alone() {
+    let node = Node::in_a_group_with(1024 * MIB).await;
+    node.set_pod_limit(1024 * MIB);
+    let id = node.create_within("a", 512 * MIB).await;
+    node.set_in_group("memory.current", MEMORY + 1024 * MIB + OVERHEAD);
+    node.limit_container(&id, 256 * MIB).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_pods_limit_is_raised_before_its_group_is() {
     let node = Node::in_a_group().await;
     node.set_pod_limit(64 * MIB);

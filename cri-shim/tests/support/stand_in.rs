@@ -27,7 +27,8 @@ const CGROUP_ROOT: &str = "/sys/fs/cgroup";
 /// Number of digits of a pod's id in its directory's name.
 const DIR_DIGITS: usize = 24;
 
-/// The pod guest's bytes of memory at boot, and the maximum that may be added.
+/// The pod guest's bytes of memory at boot beyond the pod's limit, and the maximum that may be
+/// added.
 pub(crate) const MEMORY: u64 = 256 << 20;
 pub(crate) const GROWTH: u64 = 16 << 30;
 
@@ -80,7 +81,11 @@ fn pod_config() -> PodSandboxConfig {
 
 /// Writes a pod into the database while no daemon runs.
 fn add_pod(database: &Path, config: &PodSandboxConfig) {
-    let size = json!({ "memory": MEMORY, "growth": GROWTH, "vcpus": 1, "max_vcpus": 1 });
+    let own = config.linux.as_ref();
+    let own = own.and_then(|linux| linux.resources.as_ref());
+    let own = own.map_or(0, |own| own.memory_limit_in_bytes);
+    let memory = MEMORY + u64::try_from(own).unwrap();
+    let size = json!({ "memory": memory, "growth": GROWTH, "vcpus": 1, "max_vcpus": 1 });
     let record = json!({
         "version": 1, "id": POD, "config": config, "handler": "", "created_at": 1,
         "phase": "Ready", "addresses": [], "size": size, "memory_volumes": [], "extra": 0,
@@ -155,9 +160,19 @@ impl Node {
     /// Starts a daemon that finds the pod's machine in a control group below the kubelet's, in its
     /// own mount namespace.
     pub(crate) async fn in_a_group() -> Self {
+        Self::in_a_group_with(0).await
+    }
+
+    /// Like [`Self::in_a_group`], for a pod that was made with this memory limit, in bytes.
+    pub(crate) async fn in_a_group_with(limit: u64) -> Self {
         let mut config = pod_config();
+        let resources = (limit > 0).then(|| LinuxContainerResources {
+            memory_limit_in_bytes: limit.try_into().unwrap(),
+            ..LinuxContainerResources::default()
+        });
         config.linux = Some(LinuxPodSandboxConfig {
             cgroup_parent: format!("/{POD_GROUP}"),
+            resources,
             ..LinuxPodSandboxConfig::default()
         });
         let mut node = Self::with(2, config, None);

@@ -55,6 +55,7 @@ impl Node {
             resources: &limits,
         };
         self.check_growth(&container.pod, &container.pod.record(), new)?;
+        let before = self.memory_limits(&container.pod);
         let change = async {
             self.make_room(&container.pod, Some(new)).await?;
             client.update_resources(&container.id, &resources).await?;
@@ -66,7 +67,7 @@ impl Node {
         // Less is wanted than before, or as much as before because it failed.
         self.give_back(&container.pod, None).await;
         changed?;
-        self.wait_for_room(&container.pod, None).await
+        self.wait_for_lowered(&container.pod, before).await
     }
 }
 

@@ -191,13 +191,54 @@ impl Node {
         }
     }
 
-    /// Waits until the pod's machine takes no more of the host's memory than what it is to have:
-    /// who lowers the limits of a pod lowers that of its control group next, and the kernel would
-    /// kill the machine. With `new` they are about to be these.
-    pub(in crate::cri) async fn wait_for_room(
+    /// Waits like [`Self::wait_for_room`] after the limit of a container was lowered. Before that,
+    /// those of all containers came to `before` bytes.
+    pub(in crate::cri) async fn wait_for_lowered(&self, pod: &Pod, before: u64) -> Result<()> {
+        let mut record = pod.record();
+        let own = record.config.linux.as_mut();
+        if let Some(own) = own.and_then(|linux| linux.resources.as_mut())
+            && memory_limit(own) <= before
+        {
+            // It is the sum of the containers', and a kubelet tells the new one after it has
+            // lowered that of its group.
+            own.memory_limit_in_bytes = 0;
+        }
+        let most = self.most_memory(pod, &record, None);
+        self.wait_for_room(pod, None, most).await
+    }
+
+    /// Returns the sum of the memory limits of a pod's containers, in bytes.
+    pub(in crate::cri) fn memory_limits(&self, pod: &Pod) -> u64 {
+        let containers = self.containers_of(&pod.id);
+        let records = containers.iter().map(|container| container.record());
+        let limits = resources(records, None);
+        limits.fold(0, |sum, limits| memory_limit(&limits).saturating_add(sum))
+    }
+
+    /// Returns the bytes that a guest takes at most if its containers keep their limits, which may
+    /// be less than it began with; `None` if one has no limit.
+    fn most_memory(
+        &self,
+        pod: &Pod,
+        record: &PodRecord,
+        new: Option<NewLimits<'_>>,
+    ) -> Option<u64> {
+        let bounds = NewLimits::bounds(new, &record.config);
+        match self.is_unlimited(pod, bounds) {
+            true => None,
+            false => Some(self.demand(record, new)?.memory),
+        }
+    }
+
+    /// Waits until the pod's machine takes no more of the host's memory than what it is to have,
+    /// and no more than for a guest of `most` bytes: who lowers the limits of a pod lowers that of
+    /// its control group next, and the kernel would kill the machine. With `new` they are about to
+    /// be these.
+    async fn wait_for_room(
         &self,
         pod: &Pod,
         new: Option<NewLimits<'_>>,
+        most: Option<u64>,
     ) -> Result<()> {
         let record = pod.record();
         let Some(parent) = cgroup::of_pod(&record.config) else {
@@ -221,7 +262,9 @@ impl Node {
                     debug!(pod = pod.id, %error, "failed to unplug guest memory");
                 }
             }
+            // What the guest does not use any more, it reports as free.
             let memory = record.size.memory.saturating_add(wanted.memory);
+            let memory = most.map_or(memory, |most| memory.min(most));
             // A machine in another group only has that group's limit.
             let Some(taken) = client.memory_below(&parent) else {
                 return Ok(());
@@ -325,7 +368,8 @@ impl Node {
             self.make_room(&pod, new).await?;
             // Less is wanted than before.
             self.give_back(&pod, new).await;
-            self.wait_for_room(&pod, new).await
+            let most = self.most_memory(&pod, &pod.record(), new);
+            self.wait_for_room(&pod, new, most).await
         };
         tokio::select! {
             followed = follow => followed,
