@@ -293,7 +293,7 @@ fn cri(args: &CriArgs) -> Result<ExitCode> {
         setup::HOST,
         setup::BUILD,
         setup::IMAGES,
-        setup::CONFORMANCE,
+        setup::BENCH_CRI,
         setup::DEMO,
     ])?;
     guest::ensure()?;

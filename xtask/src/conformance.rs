@@ -9,12 +9,12 @@ use anyhow::{Context, Result};
 
 use crate::cargo;
 use crate::report::Step;
-use crate::{guest, paths, process, setup, test};
+use crate::{guest, paths, process, programs, setup, test};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// The runtime: podvisor, containerd (Debian's, with runc), or the path of a socket that is
-    /// served in the host
+    /// The runtime: podvisor, containerd (Debian's, with runc), containerd-behind-podvisor (as its
+    /// host's runtime), or the path of a socket that is served in the host
     #[arg(long, value_name = "RUNTIME", default_value = "podvisor")]
     against: String,
     /// Build podvisor and the tests with the release profile
@@ -29,19 +29,15 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn command(args: &Args) -> Result<ExitCode> {
-    let mut groups = vec![setup::KERNEL, setup::HOST, setup::BUILD, setup::TEST];
-    if args.against == "containerd" {
-        groups.push(setup::CONFORMANCE);
-    }
-    setup::ensure(&groups)?;
+    setup::ensure(&[setup::KERNEL, setup::HOST, setup::BUILD, setup::TEST])?;
     let step = Step::begin("building the tests");
     let suite = ["--package", "podvisor-cri", "--test", "conformance"];
-    let programs = if args.release {
+    let suites = if args.release {
         cargo::build_tests_as_shipped(&suite)?
     } else {
         cargo::build_tests(&suite)?
     };
-    let program = programs.first().context("cargo built no suite")?;
+    let program = suites.first().context("cargo built no suite")?;
     step.done();
     guest::ensure()?;
     let step = Step::begin("conformance");
@@ -56,6 +52,7 @@ pub(crate) fn command(args: &Args) -> Result<ExitCode> {
         .args(&args.filters)
         .current_dir(paths::root())
         .env("PODVISOR_GUEST_DIR", paths::guest())
+        .env("PODVISOR_TEST_PROGRAMS", programs::ensure()?)
         .stdin(Stdio::null());
     let count = test::read(&mut command, &args.against, 0)?;
     step.done();

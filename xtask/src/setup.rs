@@ -51,7 +51,6 @@ pub(crate) const BUILD: &[Package] = &[
 /// Additional packages for tests.
 pub(crate) const TEST: &[Package] = &[
     package("busybox-static", "images of tests"),
-    package("containerd", "another runtime on the node of a daemon"),
     package("containernetworking-plugins", "networks of pods"),
     package("docker-registry", "a real registry to pull from"),
     package("libseccomp-dev", "what seccomp filters are compared with"),
@@ -67,7 +66,6 @@ pub(crate) const TEST: &[Package] = &[
     package("openssl", "signs images"),
     package("passt", "networks of containers without a privilege"),
     package("qemu-utils", "disk images in all variants, to compare with"),
-    package("runc", "runs the other runtime's containers"),
     package("skopeo", "another client of registries, to compare with"),
     package("strace", "ends a pull at each of its writes"),
     package("xz-utils", "packs disk images"),
@@ -96,9 +94,9 @@ pub(crate) const BENCH_PULL: &[Package] = &[package("containerd", "a peer that p
 /// Additional packages for `cargo xtask bench start`.
 pub(crate) const BENCH_START: &[Package] = &[package("runc", "a peer that runs containers")];
 
-/// Packages for `cargo xtask conformance --against containerd`.
-pub(crate) const CONFORMANCE: &[Package] = &[
-    package("containerd", "another runtime that the suite is asked of"),
+/// Additional packages for `cargo xtask bench cri`.
+pub(crate) const BENCH_CRI: &[Package] = &[
+    package("containerd", "a peer that runs pods"),
     package("runc", "runs containerd's containers"),
 ];
 
@@ -129,7 +127,7 @@ pub(crate) const ALL: &[&[Package]] = &[
     IMAGES,
     BENCH_PULL,
     BENCH_START,
-    CONFORMANCE,
+    BENCH_CRI,
     PACKAGE,
     DEMO,
 ];

@@ -34,7 +34,14 @@ conf_dir = "{cni}"
     );
     let file = dir.join("containerd.toml");
     fs::write(&file, config).unwrap();
-    let mut command = Command::new("containerd");
+    // It looks for its shim and for runc there, too.
+    let programs = std::env::var_os("PODVISOR_TEST_PROGRAMS").expect(
+        "PODVISOR_TEST_PROGRAMS names no directory: `cargo xtask test --only guest` downloads the \
+         programs",
+    );
+    let path = std::env::var("PATH").unwrap_or_default();
+    let mut command = Command::new(Path::new(&programs).join("containerd"));
+    command.env("PATH", format!("{}:{path}", Path::new(&programs).display()));
     command.arg("--config").arg(file);
     (command, socket)
 }

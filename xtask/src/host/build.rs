@@ -10,7 +10,7 @@ use anyhow::{Context, Result, bail};
 
 use crate::process::{self, Lock};
 use crate::report::Step;
-use crate::{cpio, paths};
+use crate::{cpio, deb, paths};
 
 /// Modules that must be loaded before the command runs: the transports to this machine, then KVM
 /// and what tests of guests use. `modprobe` finds all others in /lib/modules.
@@ -141,32 +141,11 @@ fn kernel() -> Result<Kernel> {
             return Ok(Kernel { directory, release });
         }
     }
-    let mut step = Step::begin("downloading Debian's kernel for the test host");
     let package = kernel_package()?;
     let download = parent.join("download");
-    if download.exists() {
-        fs::remove_dir_all(&download)?;
-    }
-    fs::create_dir_all(&download)?;
-    step.progress(&package);
-    process::run(
-        process::tied("apt-get")
-            .args(["-qq", "-o", "APT::Sandbox::User=root", "download", &package])
-            .current_dir(&download)
-            .stdin(Stdio::null())
-            .stdout(std::io::stderr()),
-    )
-    .context("the test host's kernel cannot be downloaded; is Debian's archive reachable?")?;
-    let archive = fs::read_dir(&download)?
-        .filter_map(Result::ok)
-        .map(|entry| entry.path())
-        .find(|path| path.extension().is_some_and(|extension| extension == "deb"))
-        .context("apt-get downloaded no package")?;
-    step.done();
+    let tree = deb::unpack(&package, "Debian's kernel for the test host", &download)?;
 
-    let step = Step::begin(format!("unpacking {package}"));
-    let tree = download.join("tree");
-    process::run(process::tied("dpkg").arg("-x").arg(&archive).arg(&tree))?;
+    let step = Step::begin("preparing the test host's kernel");
     let modules = [tree.join("lib/modules"), tree.join("usr/lib/modules")]
         .into_iter()
         .find(|path| path.is_dir())

@@ -17,7 +17,7 @@ use anyhow::{Context, Result, bail};
 use crate::cargo::{self, TestProgram, cargo};
 use crate::host;
 use crate::report::{self, Step};
-use crate::{guest, images, paths, process, setup, space};
+use crate::{guest, images, paths, process, programs as peer_programs, setup, space};
 pub(crate) use count::Count;
 
 /// Number of slowest tests that are listed at the end.
@@ -129,6 +129,7 @@ pub(crate) fn command(args: &Args) -> Result<ExitCode> {
             let assets = [
                 ("PODVISOR_GUEST_DIR", paths::guest()),
                 ("PODVISOR_TEST_IMAGES", images::ensure()?),
+                ("PODVISOR_TEST_PROGRAMS", peer_programs::ensure()?),
                 ("PODVISOR_TEST_VMLINUZ", host::distribution_kernel()?),
             ];
             results.guests = guests::run(&programs, &assets)?;
