@@ -84,11 +84,18 @@ impl Runtime {
 
         let against = std::env::var("PODVISOR_CONFORMANCE_AGAINST").unwrap_or_default();
         let (socket, is_vm) = match against.as_str() {
-            "" | "podvisor" => (podvisor(&dir, &cni, &plugins), true),
-            "containerd" => {
+            "" | "podvisor" => (podvisor(&dir, &cni, &plugins, &[]), true),
+            "containerd" | "containerd-behind-podvisor" => {
                 let pause = registry.name("test/pause");
-                let (command, socket) = containerd(&dir, &cni, &plugins, &pause);
-                serve(command, &dir, &socket);
+                let its_dir = dir.join("containerd");
+                fs::create_dir(&its_dir).unwrap();
+                let (command, socket) = containerd(&its_dir, &cni, &plugins, &pause);
+                serve(command, &its_dir, &socket);
+                let behind = format!("--host-runtime={}", socket.display());
+                let socket = match against.as_str() {
+                    "containerd" => socket,
+                    _ => podvisor(&dir, &cni, &plugins, &[&behind, "--default-handler=host"]),
+                };
                 (socket, false)
             }
             path => (PathBuf::from(path), true),
@@ -173,7 +180,7 @@ fn plugins() -> PathBuf {
     dir
 }
 
-fn podvisor(dir: &Path, cni: &Path, plugins: &Path) -> PathBuf {
+fn podvisor(dir: &Path, cni: &Path, plugins: &Path, flags: &[&str]) -> PathBuf {
     let socket = dir.join("podvisor.sock");
     let mut command = Command::new(env!("CARGO_BIN_EXE_podvisor"));
     command
@@ -188,6 +195,7 @@ fn podvisor(dir: &Path, cni: &Path, plugins: &Path) -> PathBuf {
         .arg(cni)
         .arg("--cni-bin-dir")
         .arg(plugins)
+        .args(flags)
         .env("PODVISOR_BOOT_TIMEOUT", "900");
     // For debugging: the daemon's log, and the output of guests' kernels.
     if let Some(logs) = std::env::var_os("PODVISOR_CONFORMANCE_LOGS") {
