@@ -5,8 +5,8 @@ use std::io;
 use std::marker::PhantomData;
 use std::os::unix::net::UnixStream;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, sync_channel};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use podvisor_devices::balloon::{BalloonDevice, BalloonStats};
@@ -21,6 +21,7 @@ use podvisor_devices::vsock::VsockDevice;
 
 use super::attach::AttachedDevice;
 use super::io::Link;
+use super::lock;
 use crate::memory::MemorySize;
 
 /// How long a call waits for a device that is busy. On an overloaded node, or with a small CPU
@@ -47,9 +48,17 @@ pub enum HandleError {
         /// The device's name.
         device: String,
     },
-    /// The device's backend blocks. The call is carried out when the backend returns.
+    /// The device's backend blocks. The call was cancelled: it has not changed anything, and is
+    /// not carried out later. (What [`super::Vm::unplug`] does then is said there.)
     #[error("{device} is busy: its host side does not answer")]
     Busy {
+        /// The device's name.
+        device: String,
+    },
+    /// The device has begun to carry out the call, and does not get on with it. It finishes the
+    /// call when its backend returns.
+    #[error("{device} has not finished yet: its host side does not answer")]
+    Unfinished {
         /// The device's name.
         device: String,
     },
@@ -176,8 +185,9 @@ impl<D: VirtioDevice> DeviceHandle<D> {
     ///
     /// # Errors
     /// [`HandleError::NotRunning`] before the VM is started, after it has ended, and for a device
-    /// that was unplugged; [`HandleError::Busy`] if `work` is not done within 30 seconds; it is
-    /// still carried out as soon as the device can.
+    /// that was unplugged; [`HandleError::Busy`] if `work` does not begin within 30 seconds: it was
+    /// dropped; [`HandleError::Unfinished`] if it has begun by then, and is not done 30 seconds
+    /// later: it continues.
     ///
     /// # Panics
     /// If `work` does; the VM keeps running.
@@ -185,7 +195,16 @@ impl<D: VirtioDevice> DeviceHandle<D> {
         &self,
         work: impl FnOnce(&mut D) -> R + Send + 'static,
     ) -> Result<R, HandleError> {
-        let result = ask(&self.name, &self.link, |worker| {
+        self.run_within(CALL_TIMEOUT, work)
+    }
+
+    /// As [`Self::run`], with another timeout, which both the beginning and the end may take.
+    pub(super) fn run_within<R: Send + 'static>(
+        &self,
+        timeout: Duration,
+        work: impl FnOnce(&mut D) -> R + Send + 'static,
+    ) -> Result<R, HandleError> {
+        let result = ask_within(timeout, &self.name, &self.link, |worker| {
             worker.with_device(|device| {
                 let device: &mut dyn std::any::Any = device;
                 let device = device.downcast_mut();
@@ -212,6 +231,15 @@ pub(super) fn ask<R: Send + 'static>(
     link: &Link,
     work: impl FnOnce(&mut Worker) -> R + Send + 'static,
 ) -> Result<R, HandleError> {
+    ask_within(CALL_TIMEOUT, name, link, work)
+}
+
+fn ask_within<R: Send + 'static>(
+    timeout: Duration,
+    name: &str,
+    link: &Link,
+    work: impl FnOnce(&mut Worker) -> R + Send + 'static,
+) -> Result<R, HandleError> {
     let gone = || HandleError::NotRunning {
         device: name.to_owned(),
     };
@@ -219,20 +247,36 @@ pub(super) fn ask<R: Send + 'static>(
         return Err(gone());
     }
     let (done, wait) = sync_channel(1);
+    // Whoever takes the work out decides: the loop carries it out, the caller cancels it.
+    let work = Arc::new(Mutex::new(Some(work)));
+    let waiting = work.clone();
     let sent = link.try_send(Box::new(move |worker| {
+        let Some(work) = lock(&waiting).take() else {
+            return;
+        };
         // The receiver is gone after a timeout.
         let _ = done.send(work(worker));
     }));
     if !sent {
         return Err(gone());
     }
-    wait.recv_timeout(CALL_TIMEOUT)
-        .map_err(|error| match error {
-            RecvTimeoutError::Timeout => HandleError::Busy {
-                device: name.to_owned(),
-            },
-            RecvTimeoutError::Disconnected => gone(),
-        })
+    match wait.recv_timeout(timeout) {
+        Ok(result) => return Ok(result),
+        Err(RecvTimeoutError::Disconnected) => return Err(gone()),
+        Err(RecvTimeoutError::Timeout) => {}
+    }
+    let cancelled = lock(&work).take();
+    if cancelled.is_some() {
+        return Err(HandleError::Busy {
+            device: name.to_owned(),
+        });
+    }
+    wait.recv_timeout(timeout).map_err(|error| match error {
+        RecvTimeoutError::Timeout => HandleError::Unfinished {
+            device: name.to_owned(),
+        },
+        RecvTimeoutError::Disconnected => gone(),
+    })
 }
 
 impl BalloonHandle {

@@ -169,7 +169,8 @@ impl Vm {
     /// first gets its own thread, where the disk may block without blocking other devices.
     ///
     /// # Errors
-    /// See [`PlugError`]; the device keeps its previous disk.
+    /// See [`PlugError`]; the device keeps its previous disk, also with [`HandleError::Busy`].
+    /// With [`HandleError::Unfinished`] it gets the new one when its host side answers again.
     pub fn insert_disk(
         &self,
         name: &str,

@@ -1,5 +1,6 @@
 //! A disk that blocks delays only its own guest's requests.
 
+use std::sync::atomic::AtomicBool;
 use std::sync::{Condvar, Mutex};
 
 use podvisor_devices::blk::{BlockDevice, Disk, Operation, Submitted};
@@ -12,6 +13,8 @@ use crate::vm::{HandleError, PlugError, State, VmExit};
 
 const RINGS: u64 = 0x40_0000;
 const BUFFER: u64 = 0x60_0000;
+/// Long enough for a device that does not block, most of the time.
+const MOMENT: Duration = Duration::from_millis(100);
 
 /// Blocks a disk's requests until it is opened.
 #[derive(Debug, Default)]
@@ -317,6 +320,52 @@ fn a_disk_that_was_unplugged_holds_up_pauses_for_as_long_as_it_works() {
         guest.vm.resume().unwrap();
         guest.runs_on();
     }
+}
+
+#[test]
+fn a_call_that_a_blocked_device_has_not_begun_is_cancelled() {
+    for disks in BOTH {
+        let (guest, gate, _queue) = blocked(disks);
+        let block = guest.vm.block("blk0").unwrap();
+        let (ran, kept) = (Arc::new(AtomicBool::new(false)), Arc::new(()));
+        let work = {
+            let (ran, kept) = (ran.clone(), kept.clone());
+            move |_: &mut BlockDevice| {
+                let _kept = kept;
+                ran.store(true, Ordering::SeqCst);
+            }
+        };
+        let error = block.run_within(MOMENT, work).unwrap_err();
+        assert!(matches!(&error, HandleError::Busy { .. }), "{error}");
+        // What it would have given the device is free again, such as a locked disk.
+        assert_eq!(Arc::strong_count(&kept), 1);
+        gate.open();
+        // Calls are carried out in their order.
+        block.run(|_| ()).unwrap();
+        assert!(!ran.load(Ordering::SeqCst), "{disks:?}");
+    }
+}
+
+#[test]
+fn a_call_that_blocks_its_device_is_reported_as_unfinished_and_ends_later() {
+    let guest = Guest::start(|vm| vm.block(BlockDevice::spare()));
+    let block = guest.vm.block("blk0").unwrap();
+    let gate = Arc::new(Gate::default());
+    wait_for("a call that begins in time", || {
+        let behind = gate.clone();
+        let work = move |_: &mut BlockDevice| {
+            behind.pass();
+            behind.state.lock().unwrap().done += 1;
+        };
+        match block.run_within(MOMENT, work).unwrap_err() {
+            HandleError::Unfinished { device } => device == "blk0",
+            HandleError::Busy { .. } => false,
+            other => panic!("{other}"),
+        }
+    });
+    gate.open();
+    block.run(|_| ()).unwrap();
+    assert_eq!(gate.state.lock().unwrap().done, 1);
 }
 
 /// A slow disk whose driver makes a request available for each one that the disk is given.
