@@ -152,7 +152,7 @@ pub(crate) fn write_boot_params(
     platform: &Platform,
 ) -> Result<Entry, BootError> {
     let Loaded { entry, map, module } = loaded;
-    check_cmdline(cmdline, kernel.cmdline_max())?;
+    check_cmdline(cmdline, Some(kernel))?;
     write(mem, "the command line", layout::CMDLINE, cmdline.as_bytes())?;
     let mp_table_end = mptable::write(mem, platform.cpus)?;
     let rsdp = acpi::write(mem, mp_table_end, platform)?;
@@ -200,7 +200,13 @@ fn place_initramfs(
     }
 }
 
-fn check_cmdline(cmdline: &str, max: usize) -> Result<(), BootError> {
+/// Checks that the command line can be passed to this kernel, or to any if there is none.
+///
+/// # Errors
+///
+/// Fails if it is too long or has control characters.
+pub(crate) fn check_cmdline(cmdline: &str, kernel: Option<&Kernel>) -> Result<(), BootError> {
+    let max = kernel.map_or(layout::CMDLINE_MAX - 1, Kernel::cmdline_max);
     if cmdline.len() > max {
         return Err(BootError::CmdlineTooLong {
             len: cmdline.len(),

@@ -17,7 +17,7 @@ use podvisor_devices::mem::MemDevice;
 use podvisor_devices::net::NetDevice;
 use podvisor_devices::pmem::PmemDevice;
 use podvisor_devices::rng::RngDevice;
-use podvisor_devices::virtio::VirtioDevice;
+use podvisor_devices::virtio::{DeviceType, VirtioDevice};
 use podvisor_devices::vsock::VsockDevice;
 
 use super::attach::{self, Transport};
@@ -204,8 +204,8 @@ impl VmBuilder {
         self.device(console)
     }
 
-    /// A virtio device of any type that [`DeviceType`](podvisor_devices::virtio::DeviceType) names,
-    /// including the program's own devices.
+    /// A virtio device of any type that [`DeviceType`] names, including the program's own devices.
+    /// A [`MemDevice`] is added by [`Self::hotplug_memory`].
     pub fn device(mut self, mut device: impl VirtioDevice + 'static) -> Self {
         let any: &mut dyn Any = &mut device;
         if let Some(Err(error)) = any.downcast_mut().map(BlockDevice::check) {
@@ -418,6 +418,7 @@ impl VmBuilder {
         }
         let own = usize::from(snapshot.memory_device().is_some());
         errors.extend(self.too_many_devices(own, snapshot.state().transport()));
+        errors.extend(self.misplaced_devices());
         let broken = std::mem::take(&mut self.broken_disks);
         errors.extend(broken.into_iter().map(ConfigError::Disk));
         errors
@@ -428,6 +429,19 @@ impl VmBuilder {
         let count = self.devices.len() + own;
         (count > transport.max_devices())
             .then_some(ConfigError::TooManyDevices { count, transport })
+    }
+
+    /// Finds devices that would not work together with the others.
+    fn misplaced_devices(&self) -> impl Iterator<Item = ConfigError> {
+        let memory = self.devices.iter().any(|device| {
+            let any: &dyn Any = &**device;
+            any.is::<MemDevice>()
+        });
+        let sockets = self.devices.iter().map(|device| device.info().device_type);
+        let count = sockets.filter(|one| *one == DeviceType::Vsock).count();
+        let memory = memory.then_some(ConfigError::MemoryDevice);
+        let sockets = (count > 1).then_some(ConfigError::SocketDevices { count });
+        memory.into_iter().chain(sockets)
     }
 
     /// Finds what is wrong with the configuration, independently of KVM's limits.
@@ -486,6 +500,9 @@ impl VmBuilder {
         let transport = self.transport.unwrap_or_default();
         let own = usize::from(hotplug.as_bytes() > 0);
         errors.extend(self.too_many_devices(own, transport));
+        errors.extend(self.misplaced_devices());
+        let cmdline = boot::check_cmdline(&self.cmdline, self.kernel.as_ref());
+        errors.extend(cmdline.err().map(ConfigError::Cmdline));
         errors.extend(
             std::mem::take(&mut self.broken_disks)
                 .into_iter()

@@ -90,6 +90,19 @@ pub enum ConfigError {
     /// A disk cannot do what it claims.
     #[error("invalid disk")]
     Disk(#[source] BlockDeviceError),
+    /// The region of a memory device is laid out with the guest's memory.
+    #[error("a virtio-mem device cannot be added: call `.hotplug_memory(…)` instead")]
+    MemoryDevice,
+    /// A guest has one context identifier.
+    #[error("{count} socket devices: a guest accepts one, leave out the others")]
+    SocketDevices {
+        /// How many were added.
+        count: usize,
+    },
+    /// The command line, without the parameters that the builder adds, cannot be passed to the
+    /// kernel.
+    #[error("invalid command line")]
+    Cmdline(#[source] BootError),
 }
 
 /// Everything that is wrong with a configuration.
@@ -101,8 +114,9 @@ impl fmt::Display for ConfigErrors {
         for (i, error) in self.0.iter().enumerate() {
             let separator = if i == 0 { "" } else { "; " };
             match error {
-                // The list has no single source, so this one's is included here.
+                // The list has no single source, so these ones' are included here.
                 ConfigError::Disk(disk) => write!(f, "{separator}{disk}")?,
+                ConfigError::Cmdline(cmdline) => write!(f, "{separator}{cmdline}")?,
                 other => write!(f, "{separator}{other}")?,
             }
         }

@@ -8,7 +8,7 @@ use podvisor_devices::blk::{BlockDevice, BlockDeviceError, Disk};
 use podvisor_devices::mem::MemDevice;
 use podvisor_devices::pci::PciAddress;
 use podvisor_devices::pmem::PmemDevice;
-use podvisor_devices::virtio::{Placement, VirtioDevice, Worker};
+use podvisor_devices::virtio::{DeviceType, Placement, VirtioDevice, Worker};
 
 use super::attach::{
     AttachedDevice, CountersWithFaults, Registers, TransportHandle, TransportSetup,
@@ -47,6 +47,15 @@ pub enum PlugError {
     /// The guest's address space is laid out when the VM is built.
     #[error("cannot hotplug a virtio-pmem device: add it to the builder with `.pmem(…)`")]
     Image,
+    /// As for images.
+    #[error("cannot hotplug a virtio-mem device: build the VM with `.hotplug_memory(…)`")]
+    Memory,
+    /// A guest has one context identifier.
+    #[error("cannot hotplug a second socket device: the VM has {there}")]
+    SecondSocket {
+        /// The name of the one that it has.
+        there: String,
+    },
     /// The device provides memory, which is part of the guest's address space.
     #[error("cannot unplug {device}: the VM keeps its memory and its images until it ends")]
     Permanent {
@@ -87,9 +96,21 @@ impl Vm {
         if any.is::<PmemDevice>() {
             return Err(PlugError::Image);
         }
+        if any.is::<MemDevice>() {
+            return Err(PlugError::Memory);
+        }
         let _transition = lock(&self.transition);
         self.legal(&self.control().lock(), Action::Plug)?;
         let info = device.info();
+        if info.device_type == DeviceType::Vsock {
+            let devices = lock(&self.devices);
+            let mut devices = devices.iter();
+            if let Some(one) = devices.find(|one| one.info.device_type == DeviceType::Vsock) {
+                return Err(PlugError::SecondSocket {
+                    there: one.name.clone(),
+                });
+            }
+        }
         let name = self.free_name(info.device_type.name());
         // A loop that ends with its VM accepts no device.
         let failed = |source| match self.legal(&self.control().lock(), Action::Plug) {

@@ -1,6 +1,9 @@
 //! Mistakes that a builder refuses without KVM.
 
+use podvisor_devices::mem::MemRegion;
+
 use super::*;
+use crate::layout;
 
 #[test]
 fn parameters_go_before_the_arguments_of_init() {
@@ -20,6 +23,7 @@ fn parameters_go_before_the_arguments_of_init() {
 fn all_mistakes_are_reported_at_once() {
     let mut builder = Vm::builder()
         .vcpus(0)
+        .cmdline("tab\t")
         .memory(MemorySize::bytes(5000))
         .hotplug_memory(MemorySize::mib(100))
         .block(BlockDevice::new(Box::new(NoDisk)));
@@ -40,6 +44,7 @@ fn all_mistakes_are_reported_at_once() {
         "100 MiB of memory to plug in",
         "21 virtio devices",
         "disk /x",
+        "control character '\\t'",
     ] {
         assert!(text.contains(part), "{part} in {text}");
     }
@@ -141,10 +146,9 @@ fn all_that_just_fits_is_accepted() {
 fn what_is_just_too_much_or_too_little_is_refused() {
     let refused = |builder: VmBuilder| {
         let errors = mistakes(builder.kernel(kernel()).validate(8));
-        let [error] = &*errors else {
-            panic!("{errors:?}")
-        };
-        error.to_string()
+        assert_eq!(errors.len(), 1, "{errors:?}");
+        // The errors in the list are told with their causes.
+        ConfigErrors(errors).to_string()
     };
     let vm = Vm::builder;
     assert_eq!(refused(vm().vcpus(9)), "9 vCPUs: this host takes 1 to 8");
@@ -161,6 +165,24 @@ fn what_is_just_too_much_or_too_little_is_refused() {
         let error = refused(vm().memory(MemorySize::bytes(size)));
         assert!(error.contains("a multiple of 4 KiB is needed"), "{error}");
     }
+    let region = MemRegion {
+        start: 1 << 32,
+        len: 128 << 20,
+    };
+    for hotplug in [0, 128].map(MemorySize::mib) {
+        let memory = MemDevice::new(region).unwrap();
+        let error = refused(vm().hotplug_memory(hotplug).device(memory));
+        assert!(error.contains("call `.hotplug_memory(…)`"), "{error}");
+    }
+    let vsock = |cid| VsockDevice::in_process(cid).unwrap();
+    let error = refused(vm().vsock(vsock(3)).rng().device(vsock(4)));
+    assert!(error.starts_with("2 socket devices"), "{error}");
+    accepted(vm().vsock(vsock(3)).rng(), 8);
+    let error = refused(vm().cmdline("a".repeat(layout::CMDLINE_MAX)));
+    assert!(error.starts_with("the kernel command line has"), "{error}");
+    accepted(vm().cmdline("a".repeat(layout::CMDLINE_MAX - 1)), 8);
+    let error = refused(vm().cmdline("quiet\nro"));
+    assert!(error.contains("control character"), "{error}");
     let host = memory::host_memory();
     let more = host.as_bytes().next_multiple_of(PAGE_SIZE) + PAGE_SIZE;
     let error = refused(vm().memory(MemorySize::bytes(more)));

@@ -1,6 +1,7 @@
 //! Devices that are added and removed while a guest runs.
 
 use podvisor_devices::blk::{BlockDevice, FileDisk};
+use podvisor_devices::mem::{MemDevice, MemRegion};
 use podvisor_devices::pci::{NO_VECTOR, PciFunction};
 use podvisor_devices::pmem::PmemDevice;
 use podvisor_devices::rng::RngDevice;
@@ -72,6 +73,26 @@ fn a_slot_that_got_a_disk_is_unplugged_as_any_other() {
     guest.pause();
     guest.vm.resume().unwrap();
     guest.vm.stop().unwrap();
+}
+
+#[test]
+fn a_device_that_cannot_work_is_refused_by_name() {
+    let guest = on_pci(VmBuilder::rng);
+    let region = MemRegion {
+        start: 1 << 32,
+        len: 128 << 20,
+    };
+    let error = guest.vm.plug(MemDevice::new(region).unwrap()).unwrap_err();
+    assert!(matches!(&error, PlugError::Memory), "{error}");
+    let vsock = |cid| VsockDevice::in_process(cid).unwrap();
+    guest.vm.plug(vsock(3)).unwrap();
+    let error = guest.vm.plug(vsock(4)).unwrap_err();
+    assert!(
+        matches!(&error, PlugError::SecondSocket { there } if there == "vsock0"),
+        "{error}"
+    );
+    guest.vm.unplug("vsock0").unwrap();
+    assert_eq!(guest.vm.plug(vsock(4)).unwrap().name, "vsock0");
 }
 
 #[test]
