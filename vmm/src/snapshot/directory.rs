@@ -130,24 +130,45 @@ impl NewDirectory {
     }
 }
 
-/// Replaces the state file of a directory; the new one is complete when it gets its name.
+/// Replaces the state file of a directory; the new one is complete when it gets its name, and
+/// nothing else of it remains if this fails. Several threads and processes may do it at once: the
+/// last one wins.
 pub(super) fn replace_state(dir: &Path, bytes: &[u8]) -> Result<(), SnapshotError> {
-    let partial = dir.join(format!(".{STATE}.partial"));
     let write = || {
-        let mut file = OpenOptions::new()
-            .write(true)
-            .create(true)
-            .truncate(true)
-            .mode(0o600)
-            .open(&partial)?;
-        file.write_all(bytes)?;
-        file.sync_all()?;
-        fs::rename(&partial, dir.join(STATE))
+        let (mut file, partial) = partial_state(dir)?;
+        let replaced = file.write_all(bytes).and_then(|()| {
+            file.sync_all()?;
+            fs::rename(&partial, dir.join(STATE))
+        });
+        if replaced.is_err() {
+            let _ = fs::remove_file(&partial);
+        }
+        replaced?;
+        File::open(dir)?.sync_all()
     };
     write().map_err(|source| SnapshotError::Write {
         path: dir.to_owned(),
         source,
     })
+}
+
+/// Creates a file in `dir` that only the caller writes.
+fn partial_state(dir: &Path) -> io::Result<(File, PathBuf)> {
+    static NUMBER: AtomicU32 = AtomicU32::new(0);
+    loop {
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let path = dir.join(format!(".{STATE}.{}.{number}{PARTIAL}", std::process::id()));
+        let new = OpenOptions::new()
+            .write(true)
+            .create_new(true)
+            .mode(0o600)
+            .open(&path);
+        match new {
+            // A process that was killed had the same PID, or one in another namespace has it.
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            other => return Ok((other?, path)),
+        }
+    }
 }
 
 impl Drop for NewDirectory {
@@ -238,6 +259,38 @@ mod tests {
         assert_eq!(left, [".s.1.0.partial", ".s.lock", ".t.1.0.partial", "s"]);
         remove_partial(&dir, None);
         assert_eq!(names(parent.path()), [".s.lock", ".t.1.0.partial", "s"]);
+    }
+
+    #[test]
+    fn states_that_are_replaced_at_once_are_each_whole() {
+        let dir = tempfile::tempdir().unwrap();
+        std::thread::scope(|scope| {
+            for byte in 0..4u8 {
+                let dir = dir.path();
+                scope.spawn(move || {
+                    for _ in 0..25 {
+                        // Of different lengths, so that a mixture of two is noticed.
+                        let bytes = vec![byte; 40_000 * (usize::from(byte) + 1)];
+                        replace_state(dir, &bytes).unwrap();
+                        let found = fs::read(dir.join(STATE)).unwrap();
+                        let first = found[0];
+                        assert_eq!(found.len(), 40_000 * (usize::from(first) + 1));
+                        assert!(found.iter().all(|byte| *byte == first));
+                    }
+                });
+            }
+        });
+        assert_eq!(names(dir.path()), [STATE]);
+    }
+
+    #[test]
+    fn a_state_that_cannot_be_replaced_stays_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        // A file cannot take the place of a directory.
+        fs::create_dir(dir.path().join(STATE)).unwrap();
+        let error = replace_state(dir.path(), b"x").unwrap_err();
+        assert!(matches!(error, SnapshotError::Write { .. }), "{error}");
+        assert_eq!(names(dir.path()), [STATE]);
     }
 
     #[test]

@@ -160,10 +160,11 @@ impl Snapshot {
     /// Stores a working set with the snapshot in `dir`: pages that restored VMs will write first.
     /// VMs that are restored from now on get these pages copied up front. Pages that they will only
     /// read are gathered into huge pages if the kernel and the file system support it (Linux 6.1,
-    /// tmpfs).
+    /// tmpfs). If several callers do this at once, the last one wins.
     ///
     /// # Errors
-    /// Fails if the snapshot cannot be read or written; it is unchanged then.
+    /// Fails if the snapshot cannot be read or written; it has its previous working set then. (It
+    /// may have the new one if only the directory cannot be synced to disk.)
     pub fn set_working_set(
         dir: impl AsRef<Path>,
         working_set: WorkingSet,
