@@ -119,8 +119,8 @@ pub enum BlockDeviceError {
     /// A descriptor for its rate limits could not be created.
     #[error("failed to limit the rate of a disk")]
     Rate(#[source] io::Error),
-    /// The file can only be read, and the device was not created read-only.
-    #[error("the disk {} may not be written: add `.read_only()`, or change its permissions", path.display())]
+    /// The file cannot be opened for writing, and the device was not created read-only.
+    #[error("the disk {} cannot be written{}", path.display(), advice(source))]
     NotWritable {
         /// The disk's path.
         path: PathBuf,
@@ -135,6 +135,16 @@ pub enum BlockDeviceError {
         /// The disk's path.
         path: PathBuf,
     },
+}
+
+/// Returns what to do about a file that cannot be opened for writing, if that is known.
+fn advice(source: &io::Error) -> &'static str {
+    match source.raw_os_error() {
+        Some(libc::EACCES | libc::EPERM) => ": add `.read_only()`, or change its permissions",
+        Some(libc::EROFS) => ": add `.read_only()`, or make its file system writable",
+        Some(libc::EBADF) => ": add `.read_only()`, or open the file for reading and writing",
+        _ => "",
+    }
 }
 
 /// Checks that `file` may be a disk.

@@ -113,11 +113,17 @@ impl fmt::Display for ConfigErrors {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (i, error) in self.0.iter().enumerate() {
             let separator = if i == 0 { "" } else { "; " };
-            match error {
-                // The list has no single source, so these ones' are included here.
-                ConfigError::Disk(disk) => write!(f, "{separator}{disk}")?,
-                ConfigError::Cmdline(cmdline) => write!(f, "{separator}{cmdline}")?,
-                other => write!(f, "{separator}{other}")?,
+            let error: &dyn std::error::Error = match error {
+                ConfigError::Disk(disk) => disk,
+                ConfigError::Cmdline(cmdline) => cmdline,
+                other => other,
+            };
+            write!(f, "{separator}{error}")?;
+            // The list has no single source, so the causes of each are included here.
+            let mut cause = error.source();
+            while let Some(error) = cause {
+                write!(f, ": {error}")?;
+                cause = error.source();
             }
         }
         Ok(())

@@ -178,3 +178,22 @@ fn a_copy_of_a_files_disk_sees_what_the_other_one_has_written() {
         mem.write_slice(&[0; 512], GuestAddress(0x1000)).unwrap();
     }
 }
+
+#[test]
+fn a_disk_that_cannot_be_written_is_told_with_advice_that_helps() {
+    let told = |code| {
+        let error = BlockDeviceError::NotWritable {
+            path: "/d".into(),
+            source: std::io::Error::from_raw_os_error(code),
+        };
+        error.to_string()
+    };
+    for code in [libc::EACCES, libc::EPERM] {
+        assert!(told(code).ends_with("or change its permissions"), "{code}");
+    }
+    assert!(told(libc::EROFS).ends_with("make its file system writable"));
+    assert!(told(libc::EBADF).ends_with("open the file for reading and writing"));
+    for code in [libc::ETXTBSY, libc::EIO, libc::EMFILE] {
+        assert_eq!(told(code), "the disk /d cannot be written");
+    }
+}

@@ -231,3 +231,22 @@ fn a_disk_among_devices_of_any_kind_is_checked_as_one() {
         "{errors:?}"
     );
 }
+
+#[test]
+fn the_causes_of_a_mistake_are_told_with_it() {
+    let mut builder = Vm::builder().kernel(kernel());
+    builder.broken_disks = vec![
+        BlockDeviceError::NotWritable {
+            path: "/x".into(),
+            source: std::io::Error::from_raw_os_error(libc::ETXTBSY),
+        },
+        BlockDeviceError::InUse { path: "/y".into() },
+    ];
+    let told = ConfigErrors(mistakes(builder.validate(8))).to_string();
+    assert!(
+        told.starts_with(
+            "the disk /x cannot be written: Text file busy (os error 26); the disk /y"
+        ),
+        "{told}"
+    );
+}
