@@ -42,6 +42,12 @@ impl Shares {
         Self::of(getrlimit(Resource::Nofile).current)
     }
 
+    /// Sets the maximum number of connections, and of handshakes if they may be more.
+    pub(crate) fn limit_connections(&mut self, limit: usize) {
+        self.connections = limit.min(MAX_CONNECTIONS);
+        self.handshakes = self.handshakes.min(limit);
+    }
+
     fn of(limit: Option<u64>) -> Self {
         let limit = usize::try_from(limit.unwrap_or(u64::MAX)).unwrap_or(usize::MAX);
         Self {

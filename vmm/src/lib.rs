@@ -76,7 +76,11 @@
 //! delivered; a SIGURG that is sent to a process in which all other threads block it, too, may be
 //! lost for the program. The library installs no signal handler, never prints, never exits and does
 //! not panic at what a guest does. Guest memory is anonymous memory of the process, or a snapshot's
-//! file mapped privately, allocated as the guest touches or writes it. Each of these threads is
+//! file mapped privately, allocated as the guest touches or writes it. A guest can make the process
+//! hold descriptors for files of shared directories and for connections, by default up to a share
+//! of its soft limit of open files that is computed for one VM per process: with several, set
+//! [`FsDevice::max_open`] of each shared directory and [`VsockDevice::max_connections`] of each
+//! socket device, so that all of them together leave enough for the program. Each of these threads is
 //! confined by seccomp to the system calls that its kind needs ([`VmBuilder::seccomp`]). Logs are
 //! `tracing` events; those that a guest can provoke are rate-limited. Those of a VM's threads are
 //! in the span in which the thread was started, by [`Vm::start`], [`Vm::plug`], [`Vm::insert_disk`]

@@ -144,6 +144,19 @@ impl VsockDevice {
         })
     }
 
+    /// Sets how many connections the guest may have at the same time, at most 1024; beyond that it
+    /// is refused, and host programs wait. Host programs that have not yet sent their request are
+    /// limited to the same number. A connection costs the process one descriptor, and another one
+    /// if the program at its other end is this process itself. By default, the socket device has an
+    /// eighth of the process's soft limit of open files for connections (8 to 1024), and a
+    /// sixteenth for host programs that have not sent their request (4 to 256). That is for one VM
+    /// in the process: with several, set this for each.
+    #[must_use]
+    pub fn max_connections(mut self, limit: usize) -> Self {
+        self.mux.limit_connections(limit);
+        self
+    }
+
     /// Opens a stream to a port of the guest. Written data waits until the guest accepts; the
     /// stream ends if it refuses.
     ///
@@ -186,7 +199,7 @@ impl VsockDevice {
     }
 
     #[cfg(test)]
-    fn max_connections(&self) -> usize {
+    fn connection_limit(&self) -> usize {
         self.mux.max_connections()
     }
 

@@ -137,6 +137,10 @@ impl Mux {
         let _ = rustix::io::write(&self.reminder, &1u64.to_ne_bytes());
     }
 
+    pub(super) fn limit_connections(&mut self, limit: usize) {
+        self.shares.limit_connections(limit);
+    }
+
     pub(super) fn uses_paths(&self) -> bool {
         self.host.uses_paths()
     }

@@ -131,7 +131,7 @@ fn a_flood_of_resets_stalls_the_flood_and_loses_none() {
 #[test]
 fn connections_are_bounded_and_room_comes_back() {
     let mut rig = Rig::ready();
-    let max = rig.device.max_connections();
+    let max = rig.device.connection_limit();
     let listener = rig.listen(1);
     listener.set_nonblocking(true).unwrap();
     let mut hosts = Vec::new();
@@ -164,7 +164,7 @@ fn connections_are_bounded_and_room_comes_back() {
 fn connections_that_the_host_left_make_room_for_new_ones() {
     let mut rig = Rig::ready();
     let listener = rig.listen(1);
-    let max = rig.device.max_connections();
+    let max = rig.device.connection_limit();
     for n in 0..max as u32 + 1 {
         rig.send(Ports { guest: n, host: 1 }, Op::Request);
         drop(listener.accept().unwrap());
@@ -188,6 +188,39 @@ fn handshakes_are_bounded() {
     limit(&silent[0]);
     assert!(is_closed(&mut silent[0]));
     rig.open_from_host(3);
+}
+
+#[test]
+fn connections_and_handshakes_are_bounded_by_what_was_set() {
+    let dir = tempfile::tempdir().unwrap();
+    let device = VsockDevice::unix_mux(CID, dir.path().join("vsock")).unwrap();
+    let mut rig = Rig::over(device.max_connections(2), dir);
+    rig.post_rx(8);
+    let silent = [(); 3].map(|()| {
+        let stream = UnixStream::connect(rig.path()).unwrap();
+        rig.run();
+        stream
+    });
+    assert_eq!(rig.device.statistics().1, 2);
+    assert_eq!(rig.counter("handshakes_dropped"), 1);
+    drop(silent);
+    rig.run();
+    let listener = rig.listen(1);
+    listener.set_nonblocking(true).unwrap();
+    for guest in 0..3 {
+        rig.send(Ports { guest, host: 1 }, Op::Request);
+    }
+    let ops: Vec<_> = rig.drain().iter().map(|(h, _)| h.op).collect();
+    assert_eq!(
+        ops,
+        [Op::Response, Op::Response, Op::Reset].map(|op| op as u16)
+    );
+    assert_eq!(rig.device.statistics().0, 2);
+    assert_eq!(rig.device.connect(5).unwrap_err().raw_os_error(), Some(24));
+    let device = VsockDevice::in_process(CID)
+        .unwrap()
+        .max_connections(1 << 20);
+    assert_eq!(device.connection_limit(), MAX_CONNECTIONS);
 }
 
 #[test]
@@ -231,7 +264,7 @@ fn a_host_program_that_gives_up_waiting_for_the_guest_is_forgotten() {
 #[test]
 fn what_processes_left_for_a_guest_that_does_not_answer_takes_no_room_from_others() {
     let mut rig = Rig::ready();
-    let max = rig.device.max_connections();
+    let max = rig.device.connection_limit();
     for _ in 0..=max {
         let mut stream = rig.device.connect(1).unwrap();
         stream.write_all(b"left").unwrap();
