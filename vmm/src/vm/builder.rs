@@ -578,6 +578,7 @@ fn assemble(
         parts: Mutex::new(Some(StartParts { vcpus, service })),
         transition: Mutex::new(()),
         threads: Mutex::new(Vec::new()),
+        abandoned: Mutex::new(Vec::new()),
         spare_vcpu: SpareVcpu::default(),
         devices: Mutex::new(devices.devices.into_iter().map(Arc::new).collect()),
         pci,

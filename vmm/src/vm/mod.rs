@@ -92,7 +92,8 @@ const PAUSE_TIMEOUT: Duration = Duration::from_millis(800);
 
 /// A virtual machine.
 ///
-/// Dropping the handle stops the VM, as [`Self::stop`] does.
+/// Dropping the handle stops the VM, as [`Self::stop`] does. What that abandons can no longer be
+/// asked for: call [`Self::stop`] and [`Self::abandoned`] before.
 pub struct Vm {
     context: VcpuContext,
     /// The vCPUs and the service that [`Self::start`] moves into threads.
@@ -100,6 +101,8 @@ pub struct Vm {
     /// One of `start`, `pause` and `resume` at a time.
     transition: Mutex<()>,
     threads: Mutex<Vec<JoinHandle<()>>>,
+    /// Threads that were waited for in vain.
+    abandoned: Mutex<Vec<JoinHandle<()>>>,
     spare_vcpu: SpareVcpu,
     /// Locked only for short moments.
     devices: Mutex<Vec<Arc<AttachedDevice>>>,
@@ -238,7 +241,7 @@ impl Vm {
     /// Ends the VM as if its power were cut, and returns when its threads have ended. Requests that
     /// devices have taken are completed, except those that take longer than 800 ms: they are
     /// abandoned, with the thread that executes them, and guest memory stays mapped for it until it
-    /// returns. A VM that has already ended stays as it is.
+    /// returns ([`Self::abandoned`]). A VM that has already ended stays as it is.
     ///
     /// # Errors
     /// None today; the signature leaves room for a host that fails.
@@ -268,6 +271,17 @@ impl Vm {
     /// those, too. Any number of threads may wait.
     pub fn wait_until_stopped(&self) {
         let _ = self.outcome();
+    }
+
+    /// Returns the names of the threads that [`Self::stop`] or [`Self::wait`] has abandoned and that
+    /// still run: `vcpu` with a number, `vm-io`, or `vm-` with the name of a device. Until they
+    /// end, they keep the guest's memory and the resources of their devices, such as a disk's lock.
+    /// Empty if all have ended, or the VM has not.
+    #[must_use]
+    pub fn abandoned(&self) -> Vec<String> {
+        let mut abandoned = lock(&self.abandoned);
+        abandoned.retain(|thread| !thread.is_finished());
+        abandoned.iter().map(start::thread_name).collect()
     }
 
     /// Waits for the outcome and returns it.

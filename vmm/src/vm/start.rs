@@ -1,7 +1,7 @@
 //! How a VM's threads start and end.
 
 use std::sync::Arc;
-use std::thread;
+use std::thread::{self, JoinHandle};
 use std::time::Instant;
 
 use kvm_ioctls::VcpuFd;
@@ -175,11 +175,16 @@ impl Vm {
             if ended || thread.is_finished() {
                 let _ = thread.join();
             } else {
-                let name = thread.thread().name().unwrap_or("unnamed").to_owned();
+                let name = thread_name(&thread);
                 tracing::warn!(name, "abandoned a blocked thread of a stopped VM");
+                lock(&self.abandoned).push(thread);
             }
         }
     }
+}
+
+pub(super) fn thread_name(thread: &JoinHandle<()>) -> String {
+    thread.thread().name().unwrap_or("unnamed").to_owned()
 }
 
 /// Counts a thread out when it ends, and poisons the VM if it panicked.

@@ -483,13 +483,28 @@ fn a_stop_abandons_the_request_whose_memory_stays() {
     for disks in BOTH {
         let (guest, gate, _queue) = blocked(disks);
         let vm = guest.vm.clone();
+        assert!(vm.abandoned().is_empty());
         in_time("stop", move || vm.stop()).unwrap();
+        assert_eq!(guest.vm.abandoned(), ["vm-blk0"]);
         assert_eq!(guest.vm.wait().unwrap(), VmExit::Stopped);
+        assert_eq!(guest.vm.abandoned(), ["vm-blk0"]);
         assert_eq!(gate.state.lock().unwrap().done, 0);
         // Only the disk's thread still holds the guest's memory.
         drop(guest);
         gate.open();
         gate.wait("the abandoned request's end", |state| state.done == 1);
+    }
+}
+
+#[test]
+fn an_abandoned_thread_is_named_until_it_ends() {
+    for disks in BOTH {
+        let (guest, gate, _queue) = blocked(disks);
+        let vm = guest.vm.clone();
+        in_time("stop", move || vm.stop()).unwrap();
+        assert_eq!(guest.vm.abandoned(), ["vm-blk0"]);
+        gate.open();
+        wait_for("the thread's end", || guest.vm.abandoned().is_empty());
     }
 }
 
