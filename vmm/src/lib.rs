@@ -64,7 +64,11 @@
 //!
 //! [`Vm::snapshot`] writes all of a paused VM to a directory. [`Snapshot::open`] creates builders
 //! from it, whose VMs continue from there with their own disks, network cards and sockets. Their
-//! memory is the snapshot's file until they write it, so any number of them share it.
+//! memory is the snapshot's file until they write it, so any number of them share it. The file must
+//! stay as it is while such VMs exist: if it is truncated, or its file system cannot read it, the
+//! kernel sends SIGBUS to the thread that touches the missing page, which ends the process. A copy
+//! in a memfd that is sealed with `F_SEAL_SHRINK` and `F_SEAL_WRITE`, passed to
+//! [`Snapshot::from_files`], cannot be truncated or changed.
 //! `docs/snapshot.md` describes the format, and what a guest must do after it was cloned.
 //!
 //! # What it does to your process

@@ -85,7 +85,9 @@ impl Snapshot {
     /// Opens the snapshot in this directory, and the full one that it is based on.
     ///
     /// The files must not change while VMs run that were restored from them: their memory is the
-    /// content of the file, except for what they wrote.
+    /// content of the file, except for what they wrote. If the memory file is truncated meanwhile,
+    /// or its file system fails to read it, the process is ended by SIGBUS. A sealed memfd, passed
+    /// to [`Self::from_files`], cannot be truncated.
     ///
     /// # Errors
     /// Fails if a file cannot be read, is damaged, or belongs to another version of this library.
@@ -119,7 +121,7 @@ impl Snapshot {
     }
 
     /// Creates a full snapshot from files that are open for reading: for a process that may not
-    /// open any.
+    /// open any, or for a copy in a memfd that is sealed against being truncated and written.
     ///
     /// # Errors
     /// As [`Self::open`]; the messages call the files "state" and "memory".
