@@ -50,7 +50,8 @@ impl Store {
     ) -> Result<Disk> {
         let source = Source::parse(url)?;
         if options.policy == PullPolicy::IfMissing && checksum.is_none() {
-            match self.resolve_disk(&source.name()) {
+            let (store, name) = (self.clone(), source.name());
+            match blocking(move || store.resolve_disk(&name)).await {
                 Err(Error::NotFound { .. } | Error::Damaged { .. }) => {}
                 found => return found,
             }

@@ -72,11 +72,13 @@ pub(super) async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send 
 impl Store {
     pub(super) async fn pull_image(&self, name: &str, options: &PullOptions) -> Result<Image> {
         if options.policy == PullPolicy::IfMissing {
-            let found = match &options.signatures {
-                Some(policy) => self.resolve_signed(name, policy),
-                None => self.resolve(name),
-            };
-            match found {
+            let (store, name) = (self.clone(), name.to_owned());
+            let signatures = options.signatures.clone();
+            let found = blocking(move || match &signatures {
+                Some(policy) => store.resolve_signed(&name, policy),
+                None => store.resolve(&name),
+            });
+            match found.await {
                 Err(Error::NotFound { .. } | Error::Damaged { .. } | Error::Signature(_)) => {}
                 found => return found,
             }
@@ -597,7 +599,35 @@ pub(super) async fn acquire(path: &Path, waiting: impl FnOnce()) -> Result<WorkF
 
 #[cfg(test)]
 mod tests {
+    use std::time::Instant;
+
+    use rustix::fs::{FlockOperation, flock};
+
     use super::*;
+
+    #[tokio::test]
+    async fn a_name_is_looked_up_where_blocking_is_allowed() {
+        let limit = Duration::from_secs(20);
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::open(dir.path()).unwrap();
+        let lock = File::create(store.inner.layout.lock()).unwrap();
+        flock(&lock, FlockOperation::LockExclusive).unwrap();
+        let (done, waits) = std::sync::mpsc::channel::<()>();
+        // Without this, a look-up that blocks this thread would hang.
+        let unlock = std::thread::spawn(move || {
+            let _ = waits.recv_timeout(limit);
+            drop(lock);
+        });
+        let options = PullOptions::default().policy(PullPolicy::IfMissing);
+        let (begin, moment) = (Instant::now(), Duration::from_millis(50));
+        let image = store.pull("localhost/none", &options);
+        assert!(tokio::time::timeout(moment, image).await.is_err());
+        let disk = store.pull_disk("https://localhost/none", None, &options);
+        assert!(tokio::time::timeout(moment, disk).await.is_err());
+        assert!(begin.elapsed() < limit, "the look-up blocked this thread");
+        drop(done);
+        unlock.join().unwrap();
+    }
 
     #[tokio::test(start_paused = true)]
     async fn whoever_waits_for_a_suspended_process_can_give_up_and_leaves_no_thread() {
