@@ -72,6 +72,18 @@ impl Connection {
         })
     }
 
+    /// A connection to a process that a test has started.
+    #[cfg(test)]
+    pub(super) fn of(stream: UnixStream, process: &std::process::Child) -> Self {
+        let pid = Pid::from_child(process);
+        let process = pidfd_open(pid, PidfdFlags::NONBLOCK).unwrap();
+        Self {
+            stream,
+            pid,
+            process: watch_fd::readable(process).unwrap(),
+        }
+    }
+
     pub(super) fn pid(&self) -> u32 {
         self.pid.as_raw_nonzero().get().unsigned_abs()
     }

@@ -5,7 +5,6 @@ mod calls;
 mod connection;
 
 use std::collections::HashMap;
-use std::future::pending;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -19,6 +18,7 @@ use tokio::runtime::Handle;
 use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
+use tokio::time::sleep;
 use tracing::{debug, warn};
 
 use super::error::{RefusalKind, SandboxError, printable};
@@ -28,7 +28,7 @@ use super::wire::{
     Answer, CONTROL_VERSION, Call, Frame, FrameError, FrameReader, FrameWriter, Greeting, MAX_FDS,
     MAX_FRAME, Numbered, Refusal, Reply, Request,
 };
-use super::{post_mortem, record};
+use super::{post_mortem, record, watch as watch_fd};
 use crate::request;
 use crate::stall_timeout::timeout;
 use connection::Connection;
@@ -44,6 +44,9 @@ const EXIT_MARGIN: Duration = Duration::from_secs(20);
 
 /// How long a process may take to report that its machine has ended.
 const EXIT_REPORT_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// Delay before watching a process again that could not be watched.
+const WATCH_RETRY: Duration = Duration::from_secs(1);
 
 /// Most characters of a refusal's message that are passed on.
 const MAX_MESSAGE_CHARS: usize = 4 << 10;
@@ -133,6 +136,15 @@ impl PendingReplies {
     }
 }
 
+/// Ends pending requests when the task that receives answers ends, also with its runtime.
+struct CloseReplies(Arc<PendingReplies>);
+
+impl Drop for CloseReplies {
+    fn drop(&mut self) {
+        self.0.close();
+    }
+}
+
 /// A pending request, which is removed when this is dropped.
 struct PendingReply<'a> {
     inner: &'a Inner,
@@ -150,6 +162,22 @@ impl Drop for PendingReply<'_> {
 }
 
 impl Inner {
+    /// Waits for the end of the process in the caller's runtime, and returns how the sandbox ended.
+    async fn ended_here(&self) -> SandboxExit {
+        loop {
+            let process = self.process.get_ref().try_clone();
+            match process.and_then(watch_fd::readable) {
+                Ok(process) if process.readable().await.is_ok() => break,
+                Ok(_) => {}
+                Err(error) => debug!(%error, "failed to watch the process of a sandbox"),
+            }
+            // Descriptors ran out, or this runtime ends.
+            sleep(WATCH_RETRY).await;
+        }
+        // Its directory may be removed by now.
+        post_mortem::exit_of(&self.dir).unwrap_or(SandboxExit::Died)
+    }
+
     /// Tells the process that the request of this number is no longer waited for.
     fn abandon(&self, number: u64) {
         let request = Request {
@@ -303,7 +331,7 @@ impl SandboxClient {
             tokio::spawn(write(FrameWriter::new(Arc::clone(&stream)), outgoing)),
             tokio::spawn(read(
                 FrameReader::new(stream),
-                Arc::clone(&waiting),
+                CloseReplies(Arc::clone(&waiting)),
                 Arc::clone(&process),
                 dir.to_owned(),
                 machine_sender,
@@ -345,16 +373,28 @@ impl SandboxClient {
         &self.inner.dir
     }
 
-    /// Waits until the sandbox's process is gone, and returns how the sandbox ended.
+    /// Waits until the sandbox's process is gone, and returns how the sandbox ended. The runtime in
+    /// which the client was created may be gone.
     pub async fn ended(&self) -> SandboxExit {
-        told(self.inner.exit.clone()).await
+        self.told(self.inner.exit.clone()).await
     }
 
     /// Waits until the sandbox's machine has ended and its process has recorded how, and returns
     /// that: nothing runs in the guest any more, and its logs are complete. The process itself may
-    /// take some more time to tear the machine down, which [`Self::ended`] waits for.
+    /// take some more time to tear the machine down, which [`Self::ended`] waits for. If the
+    /// runtime in which the client was created is gone, this waits for that, too.
     pub async fn machine_ended(&self) -> SandboxExit {
-        told(self.inner.machine.clone()).await
+        self.told(self.inner.machine.clone()).await
+    }
+
+    /// Waits until it is known how the sandbox ended.
+    async fn told(&self, mut exit: watch::Receiver<Option<SandboxExit>>) -> SandboxExit {
+        let known = exit.wait_for(Option::is_some).await;
+        match known.ok().and_then(|exit| exit.clone()) {
+            Some(exit) => exit,
+            // The sending task ended before it could send this: its runtime is gone.
+            None => self.inner.ended_here().await,
+        }
     }
 
     /// Whether the machine has ended, though its process may still answer.
@@ -526,16 +566,6 @@ impl SandboxClient {
     }
 }
 
-/// Waits until it is known how a sandbox ended.
-async fn told(mut exit: watch::Receiver<Option<SandboxExit>>) -> SandboxExit {
-    let known = exit.wait_for(Option::is_some).await;
-    match known.ok().and_then(|exit| exit.clone()) {
-        Some(exit) => exit,
-        // The sending task ends after it has sent this, or with the last client.
-        None => pending().await,
-    }
-}
-
 /// How long to wait for the end of the process after its connection was lost.
 const EXIT_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -560,7 +590,7 @@ async fn write(mut writer: FrameWriter, mut outgoing: mpsc::Receiver<Outgoing>) 
 /// ends in good order writes its record before it closes its connections.
 async fn read(
     mut reader: FrameReader,
-    waiting: Arc<PendingReplies>,
+    waiting: CloseReplies,
     process: Arc<AsyncFd<OwnedFd>>,
     dir: PathBuf,
     machine: watch::Sender<Option<SandboxExit>>,
@@ -569,7 +599,7 @@ async fn read(
     loop {
         match reader.next().await {
             Ok(Some(frame)) => match received(frame) {
-                Ok((number, answer)) => waiting.answered(number, answer),
+                Ok((number, answer)) => waiting.0.answered(number, answer),
                 Err(error) => {
                     debug!(%error, "failed to decode an answer");
                     break;
@@ -583,7 +613,7 @@ async fn read(
         }
     }
     drop(reader);
-    waiting.close();
+    drop(waiting);
     let left = record::read(&dir).map(|record| record.exit);
     machine.send_replace(left.clone());
     // Fails only when the runtime shuts down.

@@ -183,6 +183,41 @@ async fn without_a_record_it_is_the_processs_end_that_counts() {
     timeout(PATIENCE, client.machine_ended()).await.unwrap_err();
 }
 
+#[test]
+fn an_end_is_known_although_the_runtime_that_connected_is_gone() {
+    let runtime = || {
+        let mut builder = tokio::runtime::Builder::new_current_thread();
+        builder.enable_all().build().unwrap()
+    };
+    let dir = tempfile::tempdir().unwrap();
+    let mut process = std::process::Command::new("sleep")
+        .arg("1000")
+        .spawn()
+        .unwrap();
+    let (ours, _theirs) = std::os::unix::net::UnixStream::pair().unwrap();
+    ours.set_nonblocking(true).unwrap();
+    let (first, second) = (runtime(), runtime());
+    let client = first.block_on(async {
+        let stream = tokio::net::UnixStream::from_std(ours).unwrap();
+        SandboxClient::over(Connection::of(stream, &process), dir.path())
+    });
+    let moment = Duration::from_millis(50);
+    second.block_on(async {
+        let mut answer = std::pin::pin!(client.wait_for(Call::Pause, Vec::new()));
+        timeout(moment, &mut answer).await.unwrap_err();
+        first.shutdown_background();
+        let mut ended = std::pin::pin!(client.ended());
+        timeout(moment, &mut ended).await.unwrap_err();
+        process.kill().unwrap();
+        assert_eq!(timeout(PATIENCE, ended).await.unwrap(), SandboxExit::Died);
+        let machine = timeout(PATIENCE, client.machine_ended()).await.unwrap();
+        assert_eq!(machine, SandboxExit::Died);
+        let error = timeout(PATIENCE, answer).await.unwrap().unwrap_err();
+        assert!(error.is_gone(), "{error}");
+    });
+    process.wait().unwrap();
+}
+
 #[tokio::test]
 async fn a_process_that_knows_it_is_told_that_nobody_waits_any_more() {
     for drops_waits in [true, false] {
