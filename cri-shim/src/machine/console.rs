@@ -4,15 +4,20 @@
 use std::collections::VecDeque;
 use std::fs::File;
 use std::io::{self, Write};
+use std::net::Shutdown;
+use std::os::fd::AsFd;
 use std::os::unix::fs::FileTypeExt as _;
 use std::os::unix::net::UnixStream as StdUnixStream;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use podvisor_vmm::Vm;
 use tokio::io::AsyncReadExt as _;
 use tokio::net::UnixStream;
 use tokio::sync::Notify;
 use tracing::debug;
+
+use crate::stall_timeout::timeout;
 
 /// Size of the recent output that a client gets first when it attaches, in bytes.
 const SCROLLBACK: usize = 64 << 10;
@@ -29,6 +34,9 @@ const ATTACHED_MAX: usize = 16;
 /// Most input that is read in one call, in bytes: the size of the port's own buffer.
 const INPUT_CHUNK: usize = 64;
 
+/// How long input of a client that is gone waits for a guest that reads none.
+const UNREAD_TIMEOUT: Duration = Duration::from_secs(10);
+
 /// Passes output on to the file and the clients.
 #[derive(Debug)]
 pub(super) struct Console {
@@ -44,6 +52,8 @@ struct Sinks {
     room: usize,
     recent: VecDeque<u8>,
     attached: Vec<StdUnixStream>,
+    /// Set when the machine has ended.
+    is_closed: bool,
 }
 
 impl Sinks {
@@ -91,6 +101,7 @@ impl Console {
                 room: MAX_FILE_SIZE,
                 recent: VecDeque::new(),
                 attached: Vec::new(),
+                is_closed: false,
             }),
             drained: Notify::new(),
         }))
@@ -106,16 +117,43 @@ impl Console {
         self.drained.notify_waiters();
     }
 
+    /// Reports that the machine has ended: clients get the end of the stream after the last output.
+    pub(super) fn close(&self) {
+        let attached = {
+            let mut sinks = self.sinks();
+            sinks.is_closed = true;
+            std::mem::take(&mut sinks.attached)
+        };
+        attached.iter().for_each(end);
+        self.drained.notify_waiters();
+    }
+
     fn sinks(&self) -> MutexGuard<'_, Sinks> {
         self.sinks.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Connects a stream: it gets recent output and all that follows, and its input is typed. A
-    /// client that does not read loses output.
+    /// client that does not read loses output. The stream ends with the machine, immediately if it
+    /// has ended.
     ///
     /// # Errors
     /// Too many clients are attached, or the stream cannot be used.
     pub(super) fn attach(self: &Arc<Self>, vm: &Arc<Vm>, stream: StdUnixStream) -> io::Result<()> {
+        // A client does not keep the machine alive.
+        let vm = Arc::downgrade(vm);
+        self.connect(stream, move |input| {
+            let taken = vm.upgrade()?.serial_input(input);
+            Some(taken.unwrap_or(input.len()))
+        })
+    }
+
+    /// As [`Self::attach`], with a function that passes input on: it returns how many bytes were
+    /// taken, or `None` if the machine is gone.
+    fn connect(
+        self: &Arc<Self>,
+        stream: StdUnixStream,
+        put: impl Fn(&[u8]) -> Option<usize> + Send + 'static,
+    ) -> io::Result<()> {
         stream.set_nonblocking(true)?;
         let (input, output) = (stream.try_clone()?, stream);
         {
@@ -131,17 +169,25 @@ impl Console {
             for recent in [first, second] {
                 write(&output, recent);
             }
+            if sinks.is_closed {
+                end(&output);
+                return Ok(());
+            }
             sinks.attached.push(output);
         }
         let input = UnixStream::from_std(input)?;
-        // A client does not keep the machine alive.
-        tokio::spawn(take_input(Arc::clone(self), Arc::downgrade(vm), input));
+        tokio::spawn(take_input(Arc::clone(self), input, put));
         Ok(())
     }
 }
 
-/// Types a client's input until the client or the machine ends.
-async fn take_input(console: Arc<Console>, vm: Weak<Vm>, mut input: UnixStream) {
+/// Types a client's input until the client or the machine ends. What a client has sent before it
+/// closed the stream is typed as long as the guest reads.
+async fn take_input(
+    console: Arc<Console>,
+    mut input: UnixStream,
+    put: impl Fn(&[u8]) -> Option<usize>,
+) {
     let mut buffer = [0; INPUT_CHUNK];
     loop {
         let count = match input.read(&mut buffer).await {
@@ -158,19 +204,31 @@ async fn take_input(console: Arc<Console>, vm: Weak<Vm>, mut input: UnixStream) 
             tokio::pin!(drained);
             // Registered before the check for room, so that no notification is missed.
             drained.as_mut().enable();
-            let Some(vm) = vm.upgrade() else { return };
-            let taken = vm.serial_input(rest).unwrap_or(rest.len());
-            drop(vm);
+            if console.sinks().is_closed {
+                return;
+            }
+            let Some(taken) = put(rest) else { return };
             rest = &rest[taken..];
             if !rest.is_empty() {
-                drained.await;
+                // A guest may never read.
+                let waited = timeout(UNREAD_TIMEOUT, drained).await;
+                if waited.is_err() && !is_open(&input) {
+                    return;
+                }
             }
         }
     }
 }
 
+/// Ends a stream in both directions. What was written to it can still be read.
+fn end(stream: &StdUnixStream) {
+    if let Err(error) = stream.shutdown(Shutdown::Both) {
+        debug!(%error, "a client of the console was gone already");
+    }
+}
+
 /// Whether the other side is still connected.
-fn is_open(stream: &StdUnixStream) -> bool {
+fn is_open(stream: &impl AsFd) -> bool {
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
     let mut fds = [PollFd::new(stream, PollFlags::empty())];
     let now = Timespec {
@@ -257,6 +315,57 @@ mod tests {
         assert_eq!((sinks.attached.len(), sinks.recent.len()), (1, SCROLLBACK));
         drop(sinks);
         drop(stuck);
+    }
+
+    /// Attaches a client whose input the guest does not read.
+    fn unread(console: &Arc<Console>) -> StdUnixStream {
+        let (ours, theirs) = StdUnixStream::pair().unwrap();
+        console.connect(theirs, |_| Some(0)).unwrap();
+        ours
+    }
+
+    /// Waits until no client's input is taken any more.
+    async fn all_input_ended(console: &Arc<Console>) {
+        while Arc::strong_count(console) > 1 {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    }
+
+    #[tokio::test]
+    async fn clients_get_the_end_of_the_stream_after_the_last_output() {
+        let (console, _file) = console();
+        let (idle, mut typing) = (unread(&console), unread(&console));
+        typing.write_all(b"x").unwrap();
+        tokio::time::sleep(Duration::from_millis(10)).await;
+        console.writer().write_all(b"bye").unwrap();
+        console.close();
+        let late = unread(&console);
+        for mut client in [idle, typing, late] {
+            let patience = Some(Duration::from_secs(60));
+            client.set_read_timeout(patience).unwrap();
+            let mut output = String::new();
+            client.read_to_string(&mut output).unwrap();
+            assert_eq!(output, "bye");
+        }
+        timeout(Duration::from_secs(60), all_input_ended(&console))
+            .await
+            .unwrap();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn input_of_a_client_that_is_gone_does_not_wait_for_ever() {
+        let (console, _file) = console();
+        let [mut gone, mut there] = [(); 2].map(|()| unread(&console));
+        for client in [&mut gone, &mut there] {
+            client.write_all(b"x").unwrap();
+        }
+        drop(gone);
+        tokio::time::sleep(UNREAD_TIMEOUT * 3).await;
+        // The console, and the input of the client that is there.
+        assert_eq!(Arc::strong_count(&console), 2);
+        drop(there);
+        tokio::time::sleep(UNREAD_TIMEOUT * 3).await;
+        assert_eq!(Arc::strong_count(&console), 1);
     }
 
     #[test]

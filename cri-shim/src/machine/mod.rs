@@ -356,7 +356,7 @@ impl BuiltMachine {
         vm.start()?;
         let (stops, stopped) = watch::channel(false);
         let (sender, exit) = watch::channel(None);
-        let waited = Arc::clone(&vm);
+        let (waited, output) = (Arc::clone(&vm), console.clone());
         let wait = move || {
             waited.wait_until_stopped();
             // There is no receiver if the machine has been dropped.
@@ -370,6 +370,9 @@ impl BuiltMachine {
                 Err(error) => MachineExit::Failed(causes(&error)),
             };
             debug!(%exit, "the machine has ended");
+            if let Some(console) = output {
+                console.close();
+            }
             // There is no receiver if the machine has been dropped.
             let _ = sender.send(Some(exit));
         };
@@ -514,7 +517,8 @@ impl Machine {
     }
 
     /// Connects a stream to the guest's serial console: it gets recent output and all that follows,
-    /// and its input is typed. This does not depend on the guest's answering.
+    /// and its input is typed. This does not depend on the guest's answering. The stream ends with
+    /// the machine.
     ///
     /// # Errors
     /// [`MachineError::NoConsole`], or too many clients are connected.
