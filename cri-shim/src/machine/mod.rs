@@ -37,7 +37,7 @@ pub use assets::{AssetError, Assets, GUEST_DIR_VARIABLE, GuestFile};
 pub use disk::{Disk, PluggedDisk};
 pub use nic::{Nic, NicKind};
 pub use panic::KernelPanic;
-use pause::while_busy;
+use pause::{PauseCall, UndoPause};
 pub use podvisor_vmm::{EarlyVm, Snapshot, Transport, WorkingSet};
 pub use share::{SharedDir, UserRange};
 
@@ -399,12 +399,22 @@ impl Machine {
         &self.ports
     }
 
-    /// Pauses the guest between two instructions. It continues with [`Self::resume`].
+    /// Pauses the guest between two instructions. It continues with [`Self::resume`], or if the
+    /// future of this call is dropped.
     ///
     /// # Errors
     /// The machine does not run, or a device is in the middle of a long operation.
     pub async fn pause(&self) -> Result<(), MachineError> {
-        self.blocking(|vm| while_busy(|| vm.pause())).await
+        let call = Arc::new(PauseCall::default());
+        let _undo = UndoPause {
+            vm: Arc::clone(&self.vm),
+            call: Arc::clone(&call),
+        };
+        let attempts = Arc::clone(&call);
+        let paused = self.blocking(move |vm| attempts.carry_out(|| vm.pause(), || vm.resume()));
+        let paused = paused.await;
+        call.deliver();
+        paused
     }
 
     /// Resumes a paused guest.
