@@ -232,6 +232,9 @@ async fn only_pods_with_a_handler_of_guests_are_guests_if_the_host_is_the_defaul
 async fn a_runtime_that_is_down_takes_its_own_pods_with_it_alone() {
     let mut both = Both::new().await;
     assert_eq!(both.pods().await.unwrap(), [POD]);
+    let mut runtime = both.daemon.runtime().await;
+    let all = runtime.list_containers(ListContainersRequest::default());
+    all.await.unwrap();
     assert!(both.condition("HostRuntimeReady").await.status);
     let status = both.status().await;
     let handlers = status.runtime_handlers.iter();
@@ -242,8 +245,17 @@ async fn a_runtime_that_is_down_takes_its_own_pods_with_it_alone() {
     );
 
     both.host.daemon.end(Signal::KILL);
-    // Its pods run on.
+    // Its pods run on, also for who asks for one of them.
     assert_eq!(both.pods().await.unwrap(), [POD]);
+    let containers = ListContainersRequest {
+        filter: Some(ContainerFilter {
+            pod_sandbox_id: POD.to_owned(),
+            ..ContainerFilter::default()
+        }),
+    };
+    let mut runtime = both.daemon.runtime().await;
+    let listed = runtime.list_containers(containers).await;
+    assert_eq!(listed.unwrap().into_inner().containers, []);
     assert!(both.images().await.is_empty());
     let fault = both.condition("HostRuntimeReady").await;
     let socket = both.host.daemon.path("s").display().to_string();
@@ -251,7 +263,6 @@ async fn a_runtime_that_is_down_takes_its_own_pods_with_it_alone() {
         !fault.status && fault.message.contains(&socket),
         "{fault:?}"
     );
-    let mut runtime = both.daemon.runtime().await;
     let stop = StopPodSandboxRequest {
         pod_sandbox_id: POD.to_owned(),
     };

@@ -75,8 +75,8 @@ pub(super) struct ServeArgs {
     boot: Option<BootMode>,
 
     /// Socket of another CRI runtime on this node, such as
-    /// unix:///run/containerd/containerd.sock: it gets the pods that need the node's network, IPC or
-    /// PID namespace, or have the runtime handler "host"
+    /// unix:///run/containerd/containerd.sock: it gets the pods that need the node's network, IPC
+    /// or PID namespace, or have the runtime handler "host"
     #[arg(long, value_name = "SOCKET", value_parser = parse_socket)]
     host_runtime: Option<PathBuf>,
 

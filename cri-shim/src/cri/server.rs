@@ -126,9 +126,8 @@ pub(crate) async fn serve(
         tokio::time::sleep(SHUTDOWN_TIMEOUT).await;
     };
     let events = async {
-        match host {
-            Some(host) => forward_events(host, Arc::clone(&node)).await,
-            None => {}
+        if let Some(host) = host {
+            forward_events(host, Arc::clone(&node)).await;
         }
         std::future::pending().await
     };

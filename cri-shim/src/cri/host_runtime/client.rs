@@ -1,10 +1,8 @@
 //! The connection to the other runtime.
 
-use std::collections::BTreeMap;
 use std::error::Error;
 use std::future::poll_fn;
 use std::path::PathBuf;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -19,15 +17,13 @@ use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Status};
 use tower_service::Service as _;
 
+use super::kept::{KeptLists, Listed};
 use super::message::{Call, answer, decode};
 use super::{HOST_HANDLER, needs_node};
 use crate::cri::config::HostSettings;
 
 /// How long an answer is waited for where one can do without it.
 const PATIENCE: Duration = Duration::from_secs(5);
-
-/// Number of lists that are kept. A kubelet asks for a few.
-const KEPT_LISTS: usize = 32;
 
 const LIST_PODS: &str = "/runtime.v1.RuntimeService/ListPodSandbox";
 const STATUS: &str = "/runtime.v1.RuntimeService/Status";
@@ -40,13 +36,12 @@ pub(in crate::cri) struct HostRuntime {
     message_bytes: usize,
     /// Whether pods without a runtime handler are its.
     pub(super) is_default: bool,
-    /// The last answers to requests for lists, by method and message.
-    lists: Mutex<BTreeMap<(String, Bytes), Bytes>>,
+    lists: KeptLists,
 }
 
 impl HostRuntime {
-    /// Prepares a connection to a runtime, whose socket need not be there yet. Messages have at most
-    /// `message_bytes` bytes.
+    /// Prepares a connection to a runtime, whose socket need not be there yet. Messages have at
+    /// most `message_bytes` bytes.
     pub(in crate::cri) fn new(
         settings: &HostSettings,
         message_bytes: usize,
@@ -61,7 +56,7 @@ impl HostRuntime {
             channel: endpoint.connect_lazy(),
             message_bytes,
             is_default: settings.is_default,
-            lists: Mutex::default(),
+            lists: KeptLists::default(),
         })
     }
 
@@ -106,22 +101,17 @@ impl HostRuntime {
         })
     }
 
-    /// Asks for a list. While the runtime cannot be reached, its last answer to the same question
-    /// counts: its pods run on, and to a kubelet a pod that is not listed has ended.
-    pub(super) async fn list(&self, call: Call) -> Result<Bytes, Status> {
-        let key = (call.path().to_owned(), call.message.clone());
+    /// Asks for a list. While the runtime cannot be reached, its last complete list counts: its
+    /// pods run on, and to a kubelet a pod that is not listed has ended.
+    pub(super) async fn list(&self, listed: Listed, call: Call) -> Result<Bytes, Status> {
+        let request = call.message.clone();
         match self.ask_briefly(call).await {
             Ok(list) => {
-                let mut lists = self.lists();
-                // Lists of single pods would push out those that kubelets ask for.
-                if lists.len() < KEPT_LISTS || lists.contains_key(&key) {
-                    lists.insert(key, list.clone());
-                }
+                self.lists.keep(listed, &request, &list)?;
                 Ok(list)
             }
             Err(error) if error.code() == Code::Unavailable => {
-                let last = self.lists().get(&key).cloned();
-                last.ok_or(error)
+                self.lists.answer(listed, &request)?.ok_or(error)
             }
             Err(error) => Err(error),
         }
@@ -134,7 +124,10 @@ impl HostRuntime {
         pod: &PodSandboxMetadata,
     ) -> Result<bool, Status> {
         let list = self
-            .list(call.to(LIST_PODS, &ListPodSandboxRequest::default()))
+            .list(
+                Listed::Pods,
+                call.to(LIST_PODS, &ListPodSandboxRequest::default()),
+            )
             .await?;
         let list: ListPodSandboxResponse = decode(&list)?;
         let mut found = list.items.iter().filter_map(|item| item.metadata.as_ref());
@@ -147,10 +140,6 @@ impl HostRuntime {
     pub(super) async fn status(&self, call: &Call) -> Result<StatusResponse, Status> {
         let request = StatusRequest { verbose: false };
         decode(&self.ask_briefly(call.to(STATUS, &request)).await?)
-    }
-
-    fn lists(&self) -> MutexGuard<'_, BTreeMap<(String, Bytes), Bytes>> {
-        self.lists.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn unreachable(&self, error: &tonic::transport::Error) -> Status {

@@ -1,8 +1,8 @@
 //! Pods that need the node's own namespaces, in another runtime.
 //!
-//! A kubelet has one runtime, and some pods of most nodes cannot be virtual machines: kube-proxy and
-//! the agents of networks work in the node's network. If the daemon has the socket of another CRI
-//! runtime, such as containerd, those pods are created there. The kubelet sees the pods and images
+//! A kubelet has one runtime, and some pods of most nodes cannot be virtual machines: kube-proxy
+//! and the agents of networks work in the node's network. If the daemon has the socket of another
+//! CRI runtime, such as containerd, those pods are created there. The kubelet sees the pods and images
 //! of both as those of one runtime: calls about a pod go to the runtime that has it, and lists have
 //! the items of both.
 //!
@@ -13,6 +13,7 @@
 mod client;
 mod events;
 mod images;
+mod kept;
 mod lists;
 mod message;
 mod missing_image;

@@ -19,6 +19,7 @@ use tower_service::Service;
 use tracing::{debug, info};
 
 use super::client::HostRuntime;
+use super::kept::Listed;
 use super::lists;
 use super::message::{Call, answer, answered, decode};
 use super::{HOST_HANDLER, missing_image};
@@ -43,7 +44,7 @@ enum Route {
     /// By the runtime that the pod belongs to.
     RunPod,
     /// By both, in one list.
-    List,
+    List(Listed),
     /// Like `List`, but the other runtime's part may be missing.
     Statistics,
     /// By both.
@@ -76,7 +77,8 @@ impl Route {
             | "CheckpointContainer" => Self::Container,
             "CreateContainer" => Self::CreateContainer,
             "RunPodSandbox" => Self::RunPod,
-            "ListPodSandbox" | "ListContainers" => Self::List,
+            "ListPodSandbox" => Self::List(Listed::Pods),
+            "ListContainers" => Self::List(Listed::Containers),
             "ListContainerStats" | "ListPodSandboxStats" | "ListPodSandboxMetrics" => {
                 Self::Statistics
             }
@@ -185,9 +187,9 @@ where
             Route::Pod | Route::Container => self.host.pass(call).await,
             Route::CreateContainer => self.create_container(call).await,
             Route::RunPod => self.run_pod(call).await,
-            Route::List => {
+            Route::List(listed) => {
                 let own = self.own_message(call.clone()).await?;
-                let hosts = self.host.list(call).await?;
+                let hosts = self.host.list(listed, call).await?;
                 Ok(answered(&lists::concatenated(&own, &hosts)))
             }
             Route::Statistics => {
