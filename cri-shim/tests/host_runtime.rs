@@ -4,11 +4,13 @@ mod support;
 
 use std::time::Duration;
 
+use k8s_cri::v1::image_service_client::ImageServiceClient;
 use k8s_cri::v1::*;
 use rustix::process::Signal;
 use support::cri::{Daemon, PodClient};
 use support::stand_in::{Node, POD};
 use tempfile::TempDir;
+use tonic::transport::Channel;
 use tonic::{Code, Status};
 
 /// A node with two runtimes.
@@ -91,10 +93,53 @@ impl Both {
 
     /// Returns the tags of all images.
     async fn images(&self) -> Vec<Vec<String>> {
+        self.try_images().await.unwrap()
+    }
+
+    async fn try_images(&self) -> Result<Vec<Vec<String>>, Status> {
         let mut images = self.daemon.images().await;
         let listed = images.list_images(ListImagesRequest::default()).await;
-        let listed = listed.unwrap().into_inner().images;
-        listed.into_iter().map(|image| image.repo_tags).collect()
+        let listed = listed?.into_inner().images;
+        Ok(listed.into_iter().map(|image| image.repo_tags).collect())
+    }
+
+    /// Pulls an image, for podvisor unless `pod` is the other runtime's.
+    async fn pull(&self, image: &str, pod: Option<PodSandboxConfig>) {
+        pull(&self.daemon, named(image), pod).await;
+    }
+
+    async fn remove_image(&self, image: &str) -> Result<(), Status> {
+        let remove = RemoveImageRequest {
+            image: Some(named(image)),
+        };
+        self.daemon
+            .images()
+            .await
+            .remove_image(remove)
+            .await
+            .map(drop)
+    }
+}
+
+async fn pull(daemon: &Daemon, image: ImageSpec, pod: Option<PodSandboxConfig>) {
+    let pull = PullImageRequest {
+        image: Some(image),
+        sandbox_config: pod,
+        ..PullImageRequest::default()
+    };
+    daemon.images().await.pull_image(pull).await.unwrap();
+}
+
+/// The metadata of the pod whose machine is a stand-in.
+fn existing() -> PodSandboxConfig {
+    PodSandboxConfig {
+        metadata: Some(PodSandboxMetadata {
+            name: "pod".to_owned(),
+            uid: "uid".to_owned(),
+            namespace: "default".to_owned(),
+            attempt: 0,
+        }),
+        ..PodSandboxConfig::default()
     }
 }
 
@@ -244,7 +289,20 @@ async fn a_runtime_that_is_down_takes_its_own_pods_with_it_alone() {
             .any(|name| name == "host")
     );
 
+    let (image, _) = both.host.pull().await;
+    assert_eq!(both.images().await, [[image.clone()]]);
+    let events = runtime.get_container_events(GetEventsRequest {}).await;
+    let mut events = events.unwrap().into_inner();
+
     both.host.daemon.end(Signal::KILL);
+    assert!(matches!(events.message().await, Ok(None)));
+    let refused = runtime.get_container_events(GetEventsRequest {}).await;
+    assert_eq!(refused.map(drop).unwrap_err().code(), Code::Unavailable);
+    let refused = runtime.runtime_config(RuntimeConfigRequest {}).await;
+    assert_eq!(refused.unwrap_err().code(), Code::Unavailable);
+    let update = UpdateRuntimeConfigRequest::default();
+    let refused = runtime.update_runtime_config(update).await;
+    assert_eq!(refused.unwrap_err().code(), Code::Unavailable);
     // Its pods run on, also for who asks for one of them.
     assert_eq!(both.pods().await.unwrap(), [POD]);
     let containers = ListContainersRequest {
@@ -256,7 +314,12 @@ async fn a_runtime_that_is_down_takes_its_own_pods_with_it_alone() {
     let mut runtime = both.daemon.runtime().await;
     let listed = runtime.list_containers(containers).await;
     assert_eq!(listed.unwrap().into_inner().containers, []);
-    assert!(both.images().await.is_empty());
+    // A kubelet forgets images that are not listed.
+    assert_eq!(both.images().await, [[image.clone()]]);
+    both.pull(&image, None).await;
+    both.remove_image(&image).await.unwrap();
+    let refused = both.remove_image(&image).await.unwrap_err();
+    assert_eq!(refused.code(), Code::Unavailable);
     let fault = both.condition("HostRuntimeReady").await;
     let socket = both.host.daemon.path("s").display().to_string();
     assert!(
@@ -273,6 +336,10 @@ async fn a_runtime_that_is_down_takes_its_own_pods_with_it_alone() {
     both.daemon.end(Signal::TERM);
     both.daemon.start();
     assert_eq!(both.pods().await.unwrap_err().code(), Code::Unavailable);
+    assert_eq!(
+        both.try_images().await.unwrap_err().code(),
+        Code::Unavailable
+    );
     both.host.daemon.start();
     assert_eq!(both.pods().await.unwrap(), [POD]);
     assert!(both.condition("HostRuntimeReady").await.status);
@@ -289,29 +356,45 @@ async fn images_of_both_are_listed_once_and_removed_from_both() {
     };
     let found = images.image_status(status.clone()).await.unwrap();
     assert_eq!(found.into_inner().image.unwrap().id, id);
-    let pull = PullImageRequest {
-        image: Some(named(&image)),
-        ..PullImageRequest::default()
-    };
-    images.pull_image(pull).await.unwrap();
+    both.pull(&image, None).await;
     assert_eq!(both.images().await, [[image.clone()]]);
     let systems = images.image_fs_info(ImageFsInfoRequest {}).await.unwrap();
     assert_eq!(systems.into_inner().image_filesystems.len(), 2);
 
-    let remove = RemoveImageRequest {
-        image: Some(named(&image)),
-    };
-    images.remove_image(remove).await.unwrap();
+    both.remove_image(&image).await.unwrap();
     assert!(both.images().await.is_empty());
     let found = images.image_status(status).await.unwrap();
     assert_eq!(found.into_inner().image, None);
-    let missing = both.create(&image).await.map(drop);
-    assert!(
-        missing.is_ok(),
-        "it is pulled for the container: {missing:?}"
-    );
-    let names: Vec<_> = both.images().await;
-    assert_eq!(names, [[image]]);
+    let missing = both.create(&image).await.unwrap_err();
+    assert_eq!(missing.code(), Code::NotFound, "{missing}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_image_that_only_one_has_is_pulled_for_a_container_of_the_other() {
+    let both = Both::new().await;
+    let (image, id) = both.host.pull().await;
+    both.remove_image(&image).await.unwrap();
+    both.pull(&image, None).await;
+    // As a kubelet, which knows the id from ImageStatus.
+    let runtime = both.daemon.runtime().await;
+    let client = PodClient::new(runtime.clone(), POD);
+    let config = ContainerConfig {
+        metadata: Some(ContainerMetadata {
+            name: "a".to_owned(),
+            attempt: 0,
+        }),
+        image: Some(ImageSpec {
+            user_specified_image: image.clone(),
+            ..named(&id)
+        }),
+        ..ContainerConfig::default()
+    };
+    let request = client.create_request(config, Some(existing()));
+    let mut runtime = runtime;
+    runtime.create_container(request).await.unwrap();
+    let mut hosts = both.host.daemon.images().await;
+    let listed = hosts.list_images(ListImagesRequest::default()).await;
+    assert_eq!(listed.unwrap().into_inner().images.len(), 1);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -319,19 +402,6 @@ async fn an_image_is_pulled_into_the_runtime_of_its_pod() {
     let both = Both::new().await;
     let (image, _) = both.host.pull().await;
     let mut hosts = both.host.daemon.images().await;
-    let remove = RemoveImageRequest {
-        image: Some(named(&image)),
-    };
-    let mut images = both.daemon.images().await;
-    let existing = PodSandboxConfig {
-        metadata: Some(PodSandboxMetadata {
-            name: "pod".to_owned(),
-            uid: "uid".to_owned(),
-            namespace: "default".to_owned(),
-            attempt: 0,
-        }),
-        ..PodSandboxConfig::default()
-    };
     let handled = ImageSpec {
         runtime_handler: "host".to_owned(),
         ..named(&image)
@@ -340,18 +410,47 @@ async fn an_image_is_pulled_into_the_runtime_of_its_pod() {
         (named(&image), None, false),
         (named(&image), Some(pod(0)), false),
         (named(&image), Some(pod(NamespaceMode::Node.into())), true),
-        (named(&image), Some(existing), true),
+        (named(&image), Some(existing()), true),
         (handled, None, true),
     ] {
-        images.remove_image(remove.clone()).await.unwrap();
-        let pull = PullImageRequest {
-            image: Some(spec.clone()),
-            sandbox_config: config,
-            ..PullImageRequest::default()
-        };
-        images.pull_image(pull.clone()).await.unwrap();
+        both.remove_image(&image).await.unwrap();
+        pull(&both.daemon, spec.clone(), config.clone()).await;
         let listed = hosts.list_images(ListImagesRequest::default()).await;
         let listed = listed.unwrap().into_inner().images;
-        assert_eq!(!listed.is_empty(), is_hosts, "{pull:?}");
+        assert_eq!(!listed.is_empty(), is_hosts, "{spec:?} {config:?}");
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_image_of_a_guest_is_pulled_into_podvisor_if_the_host_is_the_default() {
+    let host = Node::new(2).await;
+    // Both have a pod of this name.
+    let mut node = Node::ended(2).await;
+    let socket = format!("--host-runtime=unix://{}", host.daemon.path("s").display());
+    node.daemon.arguments = vec![socket, "--default-handler=host".to_owned()];
+    node.daemon.start();
+    let (image, _) = host.pull().await;
+    let mut hosts = host.daemon.images().await;
+    let remove = RemoveImageRequest {
+        image: Some(named(&image)),
+    };
+    hosts.remove_image(remove).await.unwrap();
+    let listed = async |images: &mut ImageServiceClient<Channel>| {
+        let listed = images.list_images(ListImagesRequest::default()).await;
+        listed.unwrap().into_inner().images.len()
+    };
+    pull(&node.daemon, named(&image), Some(existing())).await;
+    assert_eq!(listed(&mut hosts).await, 0);
+    pull(&node.daemon, named(&image), Some(pod(0))).await;
+    assert_eq!(listed(&mut hosts).await, 1);
+    let systems = node
+        .daemon
+        .images()
+        .await
+        .image_fs_info(ImageFsInfoRequest {})
+        .await;
+    let systems = systems.unwrap().into_inner().image_filesystems;
+    let first = systems[0].fs_id.as_ref().unwrap();
+    let root = host.daemon.path("root").display().to_string();
+    assert!(first.mountpoint.starts_with(&root), "{first:?}");
 }

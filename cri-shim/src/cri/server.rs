@@ -107,7 +107,7 @@ pub(crate) async fn serve(
     let runtime = WithHostPods::new(runtime, Arc::clone(&node), host.clone(), MESSAGE_BYTES);
     let images = ImageServiceServer::new(Images::new(Arc::clone(&node)))
         .max_decoding_message_size(MESSAGE_BYTES);
-    let images = WithHostImages::new(images, host.clone(), MESSAGE_BYTES);
+    let images = WithHostImages::new(images, Arc::clone(&node), host.clone(), MESSAGE_BYTES);
     let (stopping, stopped) = oneshot::channel();
     let server = Server::builder()
         .layer(CountCalls::new(calls))

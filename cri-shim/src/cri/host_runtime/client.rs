@@ -3,6 +3,7 @@
 use std::error::Error;
 use std::future::poll_fn;
 use std::path::PathBuf;
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -25,6 +26,9 @@ use crate::cri::config::HostSettings;
 /// How long an answer is waited for where one can do without it.
 const PATIENCE: Duration = Duration::from_secs(5);
 
+/// Maximum size of an answer's headers and trailers, which errors are in, in bytes.
+const MAX_HEADERS: u32 = 1 << 20;
+
 const LIST_PODS: &str = "/runtime.v1.RuntimeService/ListPodSandbox";
 const STATUS: &str = "/runtime.v1.RuntimeService/Status";
 
@@ -37,6 +41,14 @@ pub(in crate::cri) struct HostRuntime {
     /// Whether pods without a runtime handler are its.
     pub(super) is_default: bool,
     lists: KeptLists,
+    /// Why the runtime's events of containers are missing now, if they are.
+    events_fault: Mutex<Option<Status>>,
+}
+
+/// Returns whether an error says that the runtime does not answer now.
+pub(super) fn is_away(error: &Status) -> bool {
+    // containerd's answer while it starts.
+    error.code() == Code::Unavailable || error.message().contains("server is not initialized")
 }
 
 impl HostRuntime {
@@ -53,10 +65,13 @@ impl HostRuntime {
         })?;
         Ok(Self {
             socket: socket.clone(),
-            channel: endpoint.connect_lazy(),
+            channel: endpoint
+                .http2_max_header_list_size(MAX_HEADERS)
+                .connect_lazy(),
             message_bytes,
             is_default: settings.is_default,
             lists: KeptLists::default(),
+            events_fault: Mutex::default(),
         })
     }
 
@@ -69,6 +84,23 @@ impl HostRuntime {
             "" => self.is_default || pod.is_some_and(needs_node),
             _ => false,
         }
+    }
+
+    /// Sets why events are missing; `None`: they come.
+    pub(super) fn set_events_fault(&self, fault: Option<Status>) {
+        let mut kept = self
+            .events_fault
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        *kept = fault;
+    }
+
+    pub(super) fn events_fault(&self) -> Option<Status> {
+        let kept = self
+            .events_fault
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        kept.clone()
     }
 
     pub(super) fn channel(&self) -> Channel {
@@ -101,20 +133,28 @@ impl HostRuntime {
         })
     }
 
-    /// Asks for a list. While the runtime cannot be reached, its last complete list counts: its
-    /// pods run on, and to a kubelet a pod that is not listed has ended.
+    /// Asks for a list. While the runtime is away, its last complete list counts: its pods run on,
+    /// and to a kubelet a pod that is not listed has ended.
     pub(super) async fn list(&self, listed: Listed, call: Call) -> Result<Bytes, Status> {
         let request = call.message.clone();
+        let changes = self.lists.changes();
         match self.ask_briefly(call).await {
             Ok(list) => {
-                self.lists.keep(listed, &request, &list)?;
+                self.lists.keep(listed, &request, &list, changes)?;
                 Ok(list)
             }
-            Err(error) if error.code() == Code::Unavailable => {
-                self.lists.answer(listed, &request)?.ok_or(error)
-            }
+            Err(error) if is_away(&error) => self.lists.answer(listed, &request)?.ok_or(error),
             Err(error) => Err(error),
         }
+    }
+
+    /// Passes on a call that makes something.
+    pub(super) async fn pass_making(&self, call: Call) -> Result<Response<Body>, Status> {
+        // Also before: it may have been made when its answer is lost.
+        self.lists.change();
+        let passed = self.pass(call).await;
+        self.lists.change();
+        passed
     }
 
     /// Returns whether the runtime has a pod of this name.
@@ -123,13 +163,8 @@ impl HostRuntime {
         call: &Call,
         pod: &PodSandboxMetadata,
     ) -> Result<bool, Status> {
-        let list = self
-            .list(
-                Listed::Pods,
-                call.to(LIST_PODS, &ListPodSandboxRequest::default()),
-            )
-            .await?;
-        let list: ListPodSandboxResponse = decode(&list)?;
+        let call = call.to(LIST_PODS, &ListPodSandboxRequest::default());
+        let list: ListPodSandboxResponse = decode(&self.ask_briefly(call).await?)?;
         let mut found = list.items.iter().filter_map(|item| item.metadata.as_ref());
         Ok(found.any(|found| {
             found.uid == pod.uid && found.namespace == pod.namespace && found.name == pod.name

@@ -7,7 +7,7 @@ use k8s_cri::v1::GetEventsRequest;
 use k8s_cri::v1::runtime_service_client::RuntimeServiceClient;
 use tokio::time::sleep;
 use tonic::{Code, Status};
-use tracing::{debug, info};
+use tracing::info;
 
 use super::client::HostRuntime;
 use crate::cri::node::Node;
@@ -15,19 +15,38 @@ use crate::cri::node::Node;
 /// How long to wait before a stream that ended is asked for again.
 const RETRY: Duration = Duration::from_secs(2);
 
-/// Passes events on for ever. A runtime without them (containerd 1.6) is not asked again.
+/// The same for a runtime that has no events, such as containerd 1.6: it may be replaced.
+const RETRY_UNSUPPORTED: Duration = Duration::from_secs(60);
+
+/// Passes events on for ever. When the runtime's stream ends, those of all listeners do: they list
+/// again, and are refused until there is another stream.
 pub(in crate::cri) async fn forward(host: Arc<HostRuntime>, node: Arc<Node>) {
+    let mut last = None;
     loop {
-        match forward_stream(&host, &node).await {
-            Err(error) if error.code() == Code::Unimplemented => {
-                info!("the host's runtime has no events of containers");
-                return;
-            }
-            Err(error) => debug!(%error, "no events from the host's runtime"),
-            Ok(()) => {}
+        host.set_events_fault(None);
+        let ended = forward_stream(&host, &node).await;
+        let fault = match ended {
+            Err(error) if error.code() == Code::Unimplemented => error,
+            Err(error) => away(error.message()),
+            Ok(()) => away("the stream ended"),
+        };
+        let code = fault.code();
+        if last != Some(code) {
+            info!(%fault, "no events of containers from the host's runtime");
         }
-        sleep(RETRY).await;
+        last = Some(code);
+        host.set_events_fault(Some(fault));
+        node.events.close();
+        sleep(match code {
+            Code::Unimplemented => RETRY_UNSUPPORTED,
+            _ => RETRY,
+        })
+        .await;
     }
+}
+
+fn away(reason: &str) -> Status {
+    Status::unavailable(format!("no events come from the host's runtime: {reason}"))
 }
 
 async fn forward_stream(host: &HostRuntime, node: &Node) -> Result<(), Status> {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
-use k8s_cri::v1::{ImageSpec, ImageStatusResponse, PullImageRequest};
+use k8s_cri::v1::{ImageSpec, ImageStatusRequest, ImageStatusResponse, PullImageRequest};
 use prost::Message;
 use tonic::Status;
 use tonic::body::Body;
@@ -14,10 +14,14 @@ use tonic::server::NamedService;
 use tower_service::Service;
 use tracing::info;
 
-use super::client::HostRuntime;
+use super::client::{HostRuntime, is_away};
+use super::kept::Listed;
 use super::message::{Call, answer, answered, decode};
 use super::service::{Answered, optional};
 use super::{HOST_HANDLER, lists};
+use crate::cri::node::Node;
+
+const IMAGE_STATUS: &str = "/runtime.v1.ImageService/ImageStatus";
 
 /// The methods whose requests begin with an image.
 const OF_IMAGES: [&str; 3] = ["PullImage", "ImageStatus", "RemoveImage"];
@@ -37,6 +41,7 @@ struct OfImage {
 #[derive(Debug, Clone)]
 pub(in crate::cri) struct WithHostImages<S> {
     inner: S,
+    node: Arc<Node>,
     host: Option<Arc<HostRuntime>>,
     message_bytes: usize,
 }
@@ -46,11 +51,13 @@ impl<S> WithHostImages<S> {
     /// `message_bytes` bytes.
     pub(in crate::cri) fn new(
         inner: S,
+        node: Arc<Node>,
         host: Option<Arc<HostRuntime>>,
         message_bytes: usize,
     ) -> Self {
         Self {
             inner,
+            node,
             host,
             message_bytes,
         }
@@ -81,6 +88,7 @@ where
         };
         let mut both = Both {
             inner: self.inner.clone(),
+            node: Arc::clone(&self.node),
             host: Arc::clone(host),
             message_bytes: self.message_bytes,
         };
@@ -94,6 +102,7 @@ where
 /// What a call needs of both runtimes.
 struct Both<S> {
     inner: S,
+    node: Arc<Node>,
     host: Arc<HostRuntime>,
     message_bytes: usize,
 }
@@ -121,18 +130,20 @@ where
             }
             "ListImages" => {
                 let own = self.own(call.clone()).await?;
-                let hosts = optional(self.host.ask_briefly(call).await);
+                // A kubelet forgets what it knows of images that are not listed.
+                let hosts = self.host.list(Listed::Images, call).await?;
                 Ok(answered(&lists::images(&own, &hosts)?))
             }
             "ImageFsInfo" => {
                 let own = self.own(call.clone()).await?;
                 let hosts = optional(self.host.ask_briefly(call).await);
-                Ok(answered(&lists::concatenated(&own, &hosts)))
+                // A kubelet looks at the first one only.
+                Ok(answered(&match self.host.is_default {
+                    true => lists::concatenated(&hosts, &own),
+                    false => lists::concatenated(&own, &hosts),
+                }))
             }
-            "RemoveImage" => {
-                self.own(call.clone()).await?;
-                self.host.pass(call).await
-            }
+            "RemoveImage" => self.remove(call).await,
             _ => self.own_answer(call).await,
         }
     }
@@ -146,23 +157,43 @@ where
         answer(self.own_answer(call).await?, self.message_bytes).await
     }
 
-    /// Pulls an image for the runtime of its pod. Nothing in the request tells that the pod has the
-    /// handler of the other runtime, but a kubelet pulls only after it has created the pod.
+    /// Removes an image from both. One that only podvisor has does not wait for the other runtime:
+    /// a kubelet that is short of space would go on with the next one.
+    async fn remove(&mut self, call: Call) -> Result<Response<Body>, Status> {
+        let status = ImageStatusRequest {
+            image: call.decode::<OfImage>()?.image,
+            verbose: false,
+        };
+        let status = self.own(call.to(IMAGE_STATUS, &status)).await?;
+        let had_it = decode::<ImageStatusResponse>(&status)?.image.is_some();
+        let own = self.own(call.clone()).await?;
+        match self.host.ask(call).await {
+            Err(error) if had_it && is_away(&error) => Ok(answered(&own)),
+            Err(error) => Err(error),
+            Ok(hosts) => Ok(answered(&hosts)),
+        }
+    }
+
+    /// Pulls an image for the runtime of its pod. Kubelets do not tell its runtime handler, but
+    /// pull only after they have created the pod.
     async fn pull(&mut self, call: Call) -> Result<Response<Body>, Status> {
         let request: PullImageRequest = call.decode()?;
         let image = request.image.unwrap_or_default();
-        let pod = request.sandbox_config;
-        let metadata = pod.as_ref().and_then(|pod| pod.metadata.as_ref());
-        let is_for_host = (pod.is_some() && self.host.takes(pod.as_ref(), &image.runtime_handler))
-            || match metadata {
-                Some(metadata) => self.host.has_pod(&call, metadata).await.unwrap_or(false),
-                None => false,
-            };
-        if !is_for_host {
+        let is_hosts = match &request.sandbox_config {
+            None => false,
+            Some(pod) => {
+                let metadata = pod.metadata.clone().unwrap_or_default();
+                let is_own = self.node.pods().iter().any(|pod| pod.is_of(&metadata));
+                !is_own
+                    && (self.host.takes(Some(pod), &image.runtime_handler)
+                        || self.host.has_pod(&call, &metadata).await?)
+            }
+        };
+        if !is_hosts {
             return self.own_answer(call).await;
         }
         info!(image = image.image, "pulling for the host's runtime");
-        self.host.pass(call).await
+        self.host.pass_making(call).await
     }
 }
 

@@ -1,11 +1,12 @@
-//! The last lists of the other runtime's pods and containers.
+//! The last lists of the other runtime's pods, containers and images.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use bytes::Bytes;
 use k8s_cri::v1::{
-    ContainerFilter, ListContainersRequest, ListContainersResponse, ListPodSandboxRequest,
-    ListPodSandboxResponse, PodSandboxFilter,
+    ContainerFilter, ListContainersRequest, ListContainersResponse, ListImagesRequest,
+    ListPodSandboxRequest, ListPodSandboxResponse, PodSandboxFilter,
 };
 use prost::Message;
 use tonic::Status;
@@ -18,51 +19,68 @@ use crate::cri::pods::matches_labels;
 pub(super) enum Listed {
     Pods,
     Containers,
+    Images,
 }
+
+/// A list, and how many changes there had been before it was asked for.
+type Kept = Option<(u64, Bytes)>;
 
 /// The last complete lists.
 #[derive(Debug, Default)]
 pub(super) struct KeptLists {
-    pods: Mutex<Option<Bytes>>,
-    containers: Mutex<Option<Bytes>>,
+    changes: AtomicU64,
+    pods: Mutex<Kept>,
+    containers: Mutex<Kept>,
+    images: Mutex<Kept>,
 }
 
 impl KeptLists {
-    fn of(&self, listed: Listed) -> &Mutex<Option<Bytes>> {
-        match listed {
+    fn of(&self, listed: Listed) -> MutexGuard<'_, Kept> {
+        let kept = match listed {
             Listed::Pods => &self.pods,
             Listed::Containers => &self.containers,
-        }
+            Listed::Images => &self.images,
+        };
+        kept.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Notes that something was made, or may have been: it is in no list that was asked for before.
+    pub(super) fn change(&self) {
+        self.changes.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Returns the number of changes, for [`Self::keep`].
+    pub(super) fn changes(&self) -> u64 {
+        self.changes.load(Ordering::Relaxed)
     }
 
     /// Keeps the answer to a request, if that asked for all. A kubelet does so each second.
+    /// `changes` are those before the request was sent.
     pub(super) fn keep(
         &self,
         listed: Listed,
         request: &Bytes,
         answer: &Bytes,
+        changes: u64,
     ) -> Result<(), Status> {
         let is_all = match listed {
             Listed::Pods => pod_filter(request)? == PodSandboxFilter::default(),
             Listed::Containers => container_filter(request)? == ContainerFilter::default(),
+            Listed::Images => asks_for_all_images(request)?,
         };
-        if is_all {
-            let mut kept = self
-                .of(listed)
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner);
-            *kept = Some(answer.clone());
+        let mut kept = self.of(listed);
+        if is_all && kept.as_ref().is_none_or(|(before, _)| *before <= changes) {
+            *kept = Some((changes, answer.clone()));
         }
         Ok(())
     }
 
-    /// Returns what the last complete list answers to a request; `None` if there is none.
+    /// Returns what the last complete list answers to a request; `None` if there is none, or if it
+    /// may lack something.
     pub(super) fn answer(&self, listed: Listed, request: &Bytes) -> Result<Option<Bytes>, Status> {
-        let kept = self
-            .of(listed)
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        let Some(kept) = kept.clone() else {
+        let changes = self.changes();
+        let kept = self.of(listed).clone();
+        let Some((_, kept)) = kept.filter(|(before, _)| *before == changes) else {
             return Ok(None);
         };
         let answer = match listed {
@@ -70,9 +88,18 @@ impl KeptLists {
             Listed::Containers => {
                 containers(decode(&kept)?, &container_filter(request)?).encode_to_vec()
             }
+            Listed::Images if asks_for_all_images(request)? => return Ok(Some(kept)),
+            // Names of images have several forms.
+            Listed::Images => return Ok(None),
         };
         Ok(Some(answer.into()))
     }
+}
+
+fn asks_for_all_images(request: &Bytes) -> Result<bool, Status> {
+    let filter = decode::<ListImagesRequest>(request)?.filter;
+    let image = filter.and_then(|filter| filter.image);
+    Ok(image.is_none_or(|image| image.image.is_empty()))
 }
 
 fn pod_filter(request: &Bytes) -> Result<PodSandboxFilter, Status> {
@@ -138,11 +165,12 @@ mod tests {
             ..PodSandboxFilter::default()
         });
         let part = encoded(&ListPodSandboxResponse::default());
-        lists.keep(Listed::Pods, &request(of_one), &part).unwrap();
-        assert_eq!(lists.answer(Listed::Pods, &request(None)).unwrap(), None);
         lists
-            .keep(Listed::Pods, &request(None), &encoded(&all))
+            .keep(Listed::Pods, &request(of_one), &part, 0)
             .unwrap();
+        assert_eq!(lists.answer(Listed::Pods, &request(None)).unwrap(), None);
+        let keep = |changes| lists.keep(Listed::Pods, &request(None), &encoded(&all), changes);
+        keep(0).unwrap();
         let found = |filter| {
             let answer = lists.answer(Listed::Pods, &request(Some(filter)));
             let answer: ListPodSandboxResponse = decode(&answer.unwrap().unwrap()).unwrap();
@@ -165,6 +193,13 @@ mod tests {
             ..PodSandboxFilter::default()
         };
         assert_eq!(found(of_label), ["bb"]);
+
+        // One was made: no list that was asked for before has it.
+        lists.change();
+        keep(0).unwrap();
+        assert_eq!(lists.answer(Listed::Pods, &request(None)).unwrap(), None);
+        keep(lists.changes()).unwrap();
+        assert_eq!(found(PodSandboxFilter::default()).len(), 3);
     }
 
     #[test]
@@ -181,7 +216,7 @@ mod tests {
         };
         let lists = KeptLists::default();
         let request = |filter| encoded(&ListContainersRequest { filter });
-        let keep = lists.keep(Listed::Containers, &request(None), &encoded(&all));
+        let keep = lists.keep(Listed::Containers, &request(None), &encoded(&all), 0);
         keep.unwrap();
         let found = |filter| {
             let answer = lists.answer(Listed::Containers, &request(Some(filter)));

@@ -1,7 +1,7 @@
 //! Unary gRPC calls and answers as bytes.
 
 use bytes::{BufMut as _, Bytes, BytesMut};
-use http_body_util::{BodyExt as _, Full, Limited};
+use http_body_util::{BodyExt as _, Full, LengthLimitError, Limited};
 use prost::Message;
 use tonic::body::Body;
 use tonic::codegen::http::{HeaderMap, HeaderValue, Request, Response, request};
@@ -81,10 +81,9 @@ pub(super) async fn answer(response: Response<Body>, limit: usize) -> Result<Byt
     let body = Limited::new(response.into_body(), limit + HEAD)
         .collect()
         .await;
-    let body = body.map_err(|error| {
-        Status::unavailable(format!(
-            "the answer broke off, or has more than {limit} bytes: {error}"
-        ))
+    let body = body.map_err(|error| match error.is::<LengthLimitError>() {
+        true => Status::resource_exhausted(format!("the answer has more than {limit} bytes")),
+        false => Status::unavailable(format!("the answer broke off: {error}")),
     })?;
     let status = body.trailers().and_then(Status::from_header_map);
     match status {
@@ -168,7 +167,7 @@ mod tests {
         let message = Bytes::from_static(b"message");
         assert_eq!(answer(answered(&message), 7).await.unwrap(), message);
         let refused = answer(answered(&message), 6).await.unwrap_err();
-        assert_eq!(refused.code(), Code::Unavailable);
+        assert_eq!(refused.code(), Code::ResourceExhausted);
         let refused = Status::not_found("no such pod").into_http();
         let refused = answer(refused, 7).await.unwrap_err();
         assert_eq!(

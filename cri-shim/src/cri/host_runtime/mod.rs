@@ -2,13 +2,15 @@
 //!
 //! A kubelet has one runtime, and some pods of most nodes cannot be virtual machines: kube-proxy
 //! and the agents of networks work in the node's network. If the daemon has the socket of another
-//! CRI runtime, such as containerd, those pods are created there. The kubelet sees the pods and images
-//! of both as those of one runtime: calls about a pod go to the runtime that has it, and lists have
-//! the items of both.
+//! CRI runtime, such as containerd, those pods are created there. The kubelet sees the pods and
+//! images of both as those of one runtime: calls about a pod go to the runtime that has it, and
+//! lists have the items of both.
 //!
 //! Messages are passed on as bytes, so that fields of newer versions of the interface are kept. A
 //! call is only decoded to find out where it belongs, and answers only where two become one.
-//! [`service`] decides where calls go, `images` does so for images, and `lists` merges.
+//! [`service`] decides where calls go, and `images` those about images; `missing_image` fetches
+//! what only one of the runtimes has, and `promises` refuses what the other one would ignore.
+//! `lists` merges, and `kept` has the last lists for the time when the other runtime is away.
 
 mod client;
 mod events;
@@ -17,6 +19,7 @@ mod kept;
 mod lists;
 mod message;
 mod missing_image;
+mod promises;
 mod service;
 
 use k8s_cri::v1::{NamespaceMode, PodSandboxConfig};

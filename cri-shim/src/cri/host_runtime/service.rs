@@ -8,7 +8,8 @@ use std::task::{Context, Poll};
 
 use bytes::Bytes;
 use k8s_cri::v1::{
-    CreateContainerRequest, RunPodSandboxRequest, RuntimeCondition, RuntimeHandler, StatusResponse,
+    CreateContainerRequest, ImageSpec, RunPodSandboxRequest, RuntimeCondition, RuntimeHandler,
+    StatusResponse,
 };
 use prost::Message;
 use tonic::body::Body;
@@ -22,7 +23,7 @@ use super::client::HostRuntime;
 use super::kept::Listed;
 use super::lists;
 use super::message::{Call, answer, answered, decode};
-use super::{HOST_HANDLER, missing_image};
+use super::{HOST_HANDLER, missing_image, promises};
 use crate::cri::error::{CriError, Result as CriResult};
 use crate::cri::node::Node;
 
@@ -49,6 +50,8 @@ enum Route {
     Statistics,
     /// By both.
     Descriptors,
+    /// By the daemon, if the other runtime's events come.
+    Events,
     Status,
     RuntimeConfig,
     UpdateRuntimeConfig,
@@ -83,6 +86,7 @@ impl Route {
                 Self::Statistics
             }
             "ListMetricDescriptors" => Self::Descriptors,
+            "GetContainerEvents" => Self::Events,
             "Status" => Self::Status,
             "RuntimeConfig" => Self::RuntimeConfig,
             "UpdateRuntimeConfig" => Self::UpdateRuntimeConfig,
@@ -203,16 +207,20 @@ where
                 Ok(answered(&lists::descriptors(&own, &hosts)?))
             }
             Route::Status => self.status(call).await,
-            Route::RuntimeConfig => {
-                // The driver of control groups must be that of both; podvisor takes either.
-                match self.host.ask_briefly(call.clone()).await {
-                    Ok(hosts) => Ok(answered(&hosts)),
-                    Err(_) => self.own(call).await,
-                }
-            }
+            Route::Events => match self.host.events_fault() {
+                // A kubelet that gets no events lists more often.
+                Some(fault) => Err(fault),
+                None => self.own(call).await,
+            },
+            // The driver of control groups is that of both, and podvisor takes either. A runtime
+            // that does not know the call leaves it to the kubelet's own settings.
+            Route::RuntimeConfig => self.host.pass(call).await,
             Route::UpdateRuntimeConfig => {
-                optional(self.host.ask_briefly(call.clone()).await);
-                self.own(call).await
+                // A kubelet does not repeat a call that succeeds.
+                match self.host.ask(call.clone()).await {
+                    Err(error) if error.code() != Code::Unimplemented => Err(error),
+                    _ => self.own(call).await,
+                }
             }
         }
     }
@@ -234,37 +242,42 @@ where
         {
             return self.own(call).await;
         }
-        let metadata = request.config.and_then(|config| config.metadata);
-        let metadata = metadata.unwrap_or_default();
+        let config = request.config.unwrap_or_default();
+        promises::check_pod(&self.host, &call, &config).await?;
+        let metadata = config.metadata.unwrap_or_default();
         info!(
             pod = metadata.name,
             namespace = metadata.namespace,
             "creating the pod in the host's runtime"
         );
         let message = lists::concatenated(&call.message, &DEFAULT_HANDLER.to_vec().into());
-        self.host.pass(call.with(message)).await
+        self.host.pass_making(call.with(message)).await
     }
 
     /// Creates a container in the runtime that has its pod. A kubelet does not pull an image that
     /// one of the runtimes has, so that the other may have to do so now.
     async fn create_container(&mut self, call: Call) -> Result<Response<Body>, Status> {
         let request: CreateContainerRequest = call.decode()?;
-        let image = request.config.and_then(|config| config.image);
-        let image = image.filter(|image| !image.image.is_empty());
+        let config = request.config.unwrap_or_default();
         let is_own = has(self.node.pod(&request.pod_sandbox_id));
-        let Some(image) = image else {
-            return match is_own {
-                true => self.own(call).await,
-                false => self.host.pass(call).await,
-            };
-        };
-        if is_own {
-            missing_image::pull_here(&self.node, &self.host, &call, image).await?;
-            self.own(call).await
-        } else {
-            missing_image::pull_there(&self.host, &call, image, request.sandbox_config).await?;
-            self.host.pass(call).await
+        let mut images: Vec<ImageSpec> = config.image.iter().cloned().collect();
+        for mount in &config.mounts {
+            images.extend(mount.image.clone());
         }
+        for image in &images {
+            match is_own {
+                true => missing_image::pull_here(&self.node, &self.host, &call, image).await?,
+                false => {
+                    let pod = request.sandbox_config.as_ref();
+                    missing_image::pull_there(&self.node, &self.host, &call, image, pod).await?;
+                }
+            }
+        }
+        if is_own {
+            return self.own(call).await;
+        }
+        promises::check_container(&self.host, &call, &config).await?;
+        self.host.pass_making(call).await
     }
 
     /// Answers the daemon's own status: it serves without the other runtime, too. Its state is a
