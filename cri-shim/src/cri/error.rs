@@ -85,8 +85,8 @@ pub(crate) enum CriError {
     },
     /// The network of a pod has no address.
     #[error(
-        "the CNI plugins gave the pod no address (\"ips\" of the result is empty): give the network \
-         an \"ipam\""
+        "the CNI plugins gave the pod no address (\"ips\" of the result is empty): give the \
+         network an \"ipam\""
     )]
     NoAddress,
     /// The kernel for the guests of a runtime handler is missing.

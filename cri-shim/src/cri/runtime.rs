@@ -42,7 +42,8 @@ impl Runtime {
     }
 }
 
-fn condition(kind: &str, reason: &str, fault: Option<String>) -> RuntimeCondition {
+/// Returns a condition, which is met if there is no fault.
+pub(super) fn condition(kind: &str, reason: &str, fault: Option<String>) -> RuntimeCondition {
     RuntimeCondition {
         r#type: kind.to_owned(),
         status: fault.is_none(),

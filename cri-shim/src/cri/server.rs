@@ -20,7 +20,7 @@ use super::calls::{Calls, CountCalls};
 use super::config::ServeConfig;
 use super::error::CriError;
 use super::health;
-use super::host_runtime::{HostRuntime, WithHostImages, WithHostPods, forward_events};
+use super::host_runtime::{HostRuntime, WithHost, forward_events};
 use super::images::Images;
 use super::newer::Newer;
 use super::node::Node;
@@ -104,10 +104,10 @@ pub(crate) async fn serve(
     let runtime = RuntimeServiceServer::new(Runtime::new(Arc::clone(&node), Arc::new(streaming)))
         .max_decoding_message_size(MESSAGE_BYTES);
     let runtime = Newer::new(runtime, Arc::clone(&node), MESSAGE_BYTES);
-    let runtime = WithHostPods::new(runtime, Arc::clone(&node), host.clone(), MESSAGE_BYTES);
+    let runtime = WithHost::new(runtime, Arc::clone(&node), host.clone(), MESSAGE_BYTES);
     let images = ImageServiceServer::new(Images::new(Arc::clone(&node)))
         .max_decoding_message_size(MESSAGE_BYTES);
-    let images = WithHostImages::new(images, Arc::clone(&node), host.clone(), MESSAGE_BYTES);
+    let images = WithHost::new(images, Arc::clone(&node), host.clone(), MESSAGE_BYTES);
     let (stopping, stopped) = oneshot::channel();
     let server = Server::builder()
         .layer(CountCalls::new(calls))

@@ -32,10 +32,6 @@ impl Call {
         Ok(Self { head, message })
     }
 
-    pub(super) fn path(&self) -> &str {
-        self.head.uri.path()
-    }
-
     pub(super) fn decode<M: Message + Default>(&self) -> Result<M, Status> {
         decode(&self.message)
     }

@@ -8,7 +8,7 @@
 //!
 //! Messages are passed on as bytes, so that fields of newer versions of the interface are kept. A
 //! call is only decoded to find out where it belongs, and answers only where two become one.
-//! [`service`] decides where calls go, and `images` those about images; `missing_image` fetches
+//! [`service`] decides where calls go, with those about images in `images`; `missing_image` fetches
 //! what only one of the runtimes has, and `promises` refuses what the other one would ignore.
 //! `lists` merges, and `kept` has the last lists for the time when the other runtime is away.
 
@@ -26,8 +26,7 @@ use k8s_cri::v1::{NamespaceMode, PodSandboxConfig};
 
 pub(super) use client::HostRuntime;
 pub(super) use events::forward as forward_events;
-pub(super) use images::WithHostImages;
-pub(super) use service::WithHostPods;
+pub(super) use service::WithHost;
 
 /// The runtime handler of pods that are always created in the other runtime.
 pub(crate) const HOST_HANDLER: &str = "host";

@@ -1,4 +1,4 @@
-//! RuntimeService of both runtimes.
+//! RuntimeService and ImageService of both runtimes: where calls go.
 
 use std::convert::Infallible;
 use std::future::Future;
@@ -8,8 +8,7 @@ use std::task::{Context, Poll};
 
 use bytes::Bytes;
 use k8s_cri::v1::{
-    CreateContainerRequest, ImageSpec, RunPodSandboxRequest, RuntimeCondition, RuntimeHandler,
-    StatusResponse,
+    CreateContainerRequest, ImageSpec, RunPodSandboxRequest, RuntimeHandler, StatusResponse,
 };
 use prost::Message;
 use tonic::body::Body;
@@ -26,6 +25,7 @@ use super::message::{Call, answer, answered, decode};
 use super::{HOST_HANDLER, missing_image, promises};
 use crate::cri::error::{CriError, Result as CriResult};
 use crate::cri::node::Node;
+use crate::cri::runtime::condition;
 
 /// A field of [`RunPodSandboxRequest`] after the message: an empty `runtime_handler` (tag 2), which
 /// replaces an earlier one.
@@ -33,6 +33,9 @@ const DEFAULT_HANDLER: [u8; 2] = [0x12, 0];
 
 /// The condition without which a kubelet starts no pod.
 const RUNTIME_READY: &str = "RuntimeReady";
+
+/// The reason of a condition that is not met because of the other runtime.
+const NOT_READY: &str = "HostRuntimeNotReady";
 
 /// How a call is answered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -55,12 +58,17 @@ enum Route {
     Status,
     RuntimeConfig,
     UpdateRuntimeConfig,
+    PullImage,
+    ImageStatus,
+    ListImages,
+    ImageFsInfo,
+    RemoveImage,
 }
 
 impl Route {
     /// Returns the route of a method; `None`: it is the daemon's own.
     fn of(path: &str) -> Option<Self> {
-        Some(match path.strip_prefix("/runtime.v1.RuntimeService/")? {
+        Some(match path.rsplit('/').next()? {
             "StopPodSandbox"
             | "RemovePodSandbox"
             | "PodSandboxStatus"
@@ -90,6 +98,11 @@ impl Route {
             "Status" => Self::Status,
             "RuntimeConfig" => Self::RuntimeConfig,
             "UpdateRuntimeConfig" => Self::UpdateRuntimeConfig,
+            "PullImage" => Self::PullImage,
+            "ImageStatus" => Self::ImageStatus,
+            "ListImages" => Self::ListImages,
+            "ImageFsInfo" => Self::ImageFsInfo,
+            "RemoveImage" => Self::RemoveImage,
             _ => return None,
         })
     }
@@ -102,16 +115,16 @@ struct Named {
     id: String,
 }
 
-/// RuntimeService whose pods may be in another runtime.
+/// A service of the interface whose pods and images may be in another runtime.
 #[derive(Debug, Clone)]
-pub(in crate::cri) struct WithHostPods<S> {
+pub(in crate::cri) struct WithHost<S> {
     inner: S,
     node: Arc<Node>,
     host: Option<Arc<HostRuntime>>,
     message_bytes: usize,
 }
 
-impl<S> WithHostPods<S> {
+impl<S> WithHost<S> {
     /// Creates the service; without a `host`, all calls are for `inner`. Messages have at most
     /// `message_bytes` bytes.
     pub(in crate::cri) fn new(
@@ -129,13 +142,13 @@ impl<S> WithHostPods<S> {
     }
 }
 
-impl<S: NamedService> NamedService for WithHostPods<S> {
+impl<S: NamedService> NamedService for WithHost<S> {
     const NAME: &'static str = S::NAME;
 }
 
-pub(super) type Answered = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>> + Send>>;
+type Answered = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>> + Send>>;
 
-impl<S> Service<Request<Body>> for WithHostPods<S>
+impl<S> Service<Request<Body>> for WithHost<S>
 where
     S: Service<Request<Body>, Response = Response<Body>, Error = Infallible>,
     S: Clone + Send + 'static,
@@ -168,10 +181,10 @@ where
 }
 
 /// What a call needs of both runtimes.
-struct Both<S> {
+pub(super) struct Both<S> {
     inner: S,
-    node: Arc<Node>,
-    host: Arc<HostRuntime>,
+    pub(super) node: Arc<Node>,
+    pub(super) host: Arc<HostRuntime>,
     message_bytes: usize,
 }
 
@@ -207,6 +220,11 @@ where
                 Ok(answered(&lists::descriptors(&own, &hosts)?))
             }
             Route::Status => self.status(call).await,
+            Route::PullImage => self.pull_image(call).await,
+            Route::ImageStatus => self.image_status(call).await,
+            Route::ListImages => self.list_images(call).await,
+            Route::ImageFsInfo => self.image_fs_info(call).await,
+            Route::RemoveImage => self.remove_image(call).await,
             Route::Events => match self.host.events_fault() {
                 // A kubelet that gets no events lists more often.
                 Some(fault) => Err(fault),
@@ -225,12 +243,12 @@ where
         }
     }
 
-    async fn own(&mut self, call: Call) -> Result<Response<Body>, Status> {
+    pub(super) async fn own(&mut self, call: Call) -> Result<Response<Body>, Status> {
         let answer = self.inner.call(call.into_request()).await;
         Ok(answer.unwrap_or_else(|never| match never {}))
     }
 
-    async fn own_message(&mut self, call: Call) -> Result<Bytes, Status> {
+    pub(super) async fn own_message(&mut self, call: Call) -> Result<Bytes, Status> {
         answer(self.own(call).await?, self.message_bytes).await
     }
 
@@ -299,10 +317,10 @@ where
             let ready = conditions.iter_mut();
             let mut ready = ready.filter(|condition| condition.r#type == RUNTIME_READY);
             if let Some(ready) = ready.next().filter(|ready| ready.status) {
-                *ready = condition(RUNTIME_READY, Some(fault.clone()));
+                *ready = condition(RUNTIME_READY, NOT_READY, Some(fault.clone()));
             }
         }
-        conditions.push(condition("HostRuntimeReady", fault));
+        conditions.push(condition("HostRuntimeReady", NOT_READY, fault));
         if let Ok(hosts) = hosts {
             let default = hosts.runtime_handlers.into_iter();
             let mut default = default.filter(|handler| handler.name.is_empty());
@@ -321,18 +339,6 @@ where
             });
         }
         Ok(answered(&status.encode_to_vec().into()))
-    }
-}
-
-fn condition(kind: &str, fault: Option<String>) -> RuntimeCondition {
-    RuntimeCondition {
-        r#type: kind.to_owned(),
-        status: fault.is_none(),
-        reason: match fault {
-            Some(_) => "HostRuntimeNotReady".to_owned(),
-            None => String::new(),
-        },
-        message: fault.unwrap_or_default(),
     }
 }
 
