@@ -8,7 +8,7 @@ use k8s_cri::v1::image_service_client::ImageServiceClient;
 use k8s_cri::v1::*;
 use rustix::process::Signal;
 use support::cri::{Daemon, PodClient};
-use support::stand_in::{Node, POD};
+use support::stand_in::{Node, POD, pod_config};
 use tempfile::TempDir;
 use tonic::transport::Channel;
 use tonic::{Code, Status};
@@ -128,19 +128,6 @@ async fn pull(daemon: &Daemon, image: ImageSpec, pod: Option<PodSandboxConfig>) 
         ..PullImageRequest::default()
     };
     daemon.images().await.pull_image(pull).await.unwrap();
-}
-
-/// The metadata of the pod whose machine is a stand-in.
-fn existing() -> PodSandboxConfig {
-    PodSandboxConfig {
-        metadata: Some(PodSandboxMetadata {
-            name: "pod".to_owned(),
-            uid: "uid".to_owned(),
-            namespace: "default".to_owned(),
-            attempt: 0,
-        }),
-        ..PodSandboxConfig::default()
-    }
 }
 
 fn named(image: &str) -> ImageSpec {
@@ -389,7 +376,7 @@ async fn an_image_that_only_one_has_is_pulled_for_a_container_of_the_other() {
         }),
         ..ContainerConfig::default()
     };
-    let request = client.create_request(config, Some(existing()));
+    let request = client.create_request(config, Some(pod_config()));
     let mut runtime = runtime;
     runtime.create_container(request).await.unwrap();
     let mut hosts = both.host.daemon.images().await;
@@ -410,7 +397,7 @@ async fn an_image_is_pulled_into_the_runtime_of_its_pod() {
         (named(&image), None, false),
         (named(&image), Some(pod(0)), false),
         (named(&image), Some(pod(NamespaceMode::Node.into())), true),
-        (named(&image), Some(existing()), true),
+        (named(&image), Some(pod_config()), true),
         (handled, None, true),
     ] {
         both.remove_image(&image).await.unwrap();
@@ -439,7 +426,7 @@ async fn an_image_of_a_guest_is_pulled_into_podvisor_if_the_host_is_the_default(
         let listed = images.list_images(ListImagesRequest::default()).await;
         listed.unwrap().into_inner().images.len()
     };
-    pull(&node.daemon, named(&image), Some(existing())).await;
+    pull(&node.daemon, named(&image), Some(pod_config())).await;
     assert_eq!(listed(&mut hosts).await, 0);
     pull(&node.daemon, named(&image), Some(pod(0))).await;
     assert_eq!(listed(&mut hosts).await, 1);

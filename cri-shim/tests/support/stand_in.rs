@@ -67,7 +67,8 @@ impl Drop for Node {
     }
 }
 
-fn pod_config() -> PodSandboxConfig {
+/// The pod as it was asked for, without what depends on the node.
+pub(crate) fn pod_config() -> PodSandboxConfig {
     PodSandboxConfig {
         metadata: Some(PodSandboxMetadata {
             name: "pod".to_owned(),
