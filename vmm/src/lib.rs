@@ -87,8 +87,8 @@
 //! socket device, so that all of them together leave enough for the program. Each of these threads
 //! is confined by seccomp to the system calls that its kind needs ([`VmBuilder::seccomp`]). Logs
 //! are `tracing` events; those that a guest can provoke are rate-limited. Those of a VM's threads
-//! are in the span in which the thread was started, by [`Vm::start`], [`Vm::plug`], [`Vm::insert_disk`]
-//! or [`Vm::add_vcpus`]: a program with several VMs names them there.
+//! are in the span in which the thread was started, by [`Vm::start`], [`Vm::plug`],
+//! [`Vm::insert_disk`] or [`Vm::add_vcpus`]: a program with several VMs names them there.
 //!
 //! # The guest is hostile
 //!

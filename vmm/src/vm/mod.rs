@@ -275,8 +275,8 @@ impl Vm {
 
     /// Returns the names of the threads that [`Self::stop`] or [`Self::wait`] has abandoned and
     /// that still run: `vcpu` with a number, `vm-io`, or `vm-` with the name of a device. Until
-    /// they end, they keep the guest's memory and the resources of their devices, such as a disk's lock.
-    /// Empty if all have ended, or the VM has not.
+    /// they end, they keep the guest's memory and the resources of their devices, such as a disk's
+    /// lock. Empty if all have ended, or the VM has not.
     #[must_use]
     pub fn abandoned(&self) -> Vec<String> {
         let mut abandoned = lock(&self.abandoned);
