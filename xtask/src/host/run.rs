@@ -415,7 +415,7 @@ fn machine(
     } else {
         add(&[
             "-accel",
-            "tcg,thread=multi,tb-size=512",
+            "tcg,thread=multi,tb-size=1024",
             "-smp",
             &job.cpus.to_string(),
         ]);
@@ -462,8 +462,10 @@ fn machine(
 /// The socket of QEMU's monitor, in the directory of a run.
 const MONITOR: &str = "monitor";
 
+/// `norandmaps`: the emulator finds translated code by its virtual address also. A program that is
+/// started again at other addresses is translated again, and that is most of what its start takes.
 const KERNEL_COMMAND_LINE: &str = "console=ttyS0 panic=-1 quiet mitigations=off nokaslr \
-    tsc=reliable no_timer_check random.trust_cpu=on";
+    norandmaps tsc=reliable no_timer_check random.trust_cpu=on";
 
 /// Writes the test host's initramfs with this job's files appended.
 fn write_initramfs(image: &Image, job: &Job, path: &Path) -> Result<()> {
