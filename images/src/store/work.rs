@@ -88,11 +88,15 @@ impl Drop for WorkFile {
     }
 }
 
-/// Removes what dead processes left in the directory.
+/// Removes what dead processes left in the directory. What cannot be removed is in nobody's way,
+/// but for the one who wants that very file.
 pub(super) fn clear(directory: &Path) -> io::Result<()> {
     for entry in fs::read_dir(directory)? {
+        let path = entry?.path();
         // Acquiring and dropping it removes it; a file whose owner still runs is kept.
-        drop(WorkFile::try_acquire(&entry?.path())?);
+        if let Err(error) = WorkFile::try_acquire(&path) {
+            tracing::warn!(path = %path.display(), %error, "a leftover cannot be removed");
+        }
     }
     Ok(())
 }
@@ -155,8 +159,14 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let kept = WorkFile::acquire(&dir.path().join("kept")).unwrap();
         fs::write(dir.path().join("left"), "x").unwrap();
+        // These cannot be opened for writing.
+        let [directory, link] = ["directory", "link"].map(|name| dir.path().join(name));
+        fs::create_dir(&directory).unwrap();
+        std::os::unix::fs::symlink(&link, &link).unwrap();
+        fs::write(dir.path().join("left too"), "x").unwrap();
         clear(dir.path()).unwrap();
         assert!(kept.path().exists());
         assert!(!dir.path().join("left").exists());
+        assert!(!dir.path().join("left too").exists());
     }
 }
