@@ -3,7 +3,7 @@
 mod support;
 
 use std::fs::{self, File};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -187,9 +187,23 @@ fn layers_stay_while_the_manifest_of_an_image_cannot_be_read() {
 fn a_damaged_image_is_named_and_does_not_hide_the_others() {
     let test = TestStore::new();
     let (bad, good) = (load(&test, "bad"), load(&test, "good"));
+    let blobs = test.dir.path().join("blobs/sha256");
+    let config = blobs.join(bad.id().hex());
     std::fs::remove_file(bad.rootfs()).unwrap();
-    assert!(matches!(test.store.resolve("bad"), Err(Error::Damaged { id }) if id == bad.id()));
-    assert_eq!(test.store.list().unwrap()[0].id(), good.id());
+    // What a disk does that does not read a block: EIO.
+    let unreadable = |path: &Path| {
+        std::fs::remove_file(path).unwrap();
+        std::os::unix::fs::symlink("/proc/self/mem", path).unwrap();
+    };
+    for damage in [None, Some(bad.rootfs()), Some(&config)] {
+        damage.inspect(|path| unreadable(path));
+        assert!(matches!(test.store.resolve("bad"), Err(Error::Damaged { id }) if id == bad.id()));
+        assert_eq!(test.store.list().unwrap()[0].id(), good.id());
+        // It is made whole in its place.
+        assert_eq!(load(&test, "bad").id(), bad.id());
+        assert_eq!(test.store.list().unwrap().len(), 2);
+    }
+    unreadable(bad.rootfs());
     test.store.remove("bad").unwrap();
     assert!(matches!(
         test.store.resolve("bad"),

@@ -4,6 +4,7 @@ use oci_spec::image::{Arch, Os};
 
 use super::Inner;
 use super::database::{self, Contents, Name, Record};
+use super::work::is_lost;
 use crate::error::parse_reference;
 use crate::registry::is_amd64;
 use crate::{Digest, Error, Image, ImageConfiguration, Reference, Result, rfc3339};
@@ -109,9 +110,9 @@ impl Inner {
     pub(super) fn image(&self, contents: &Contents, id: Digest, record: &Record) -> Result<Image> {
         let path = self.layout.blob(&id);
         let damaged = || Error::Damaged { id };
-        let config = std::fs::read(&path).map_err(|source| match source.kind() {
-            std::io::ErrorKind::NotFound => damaged(),
-            _ => Error::io("read", &path, source),
+        let config = std::fs::read(&path).map_err(|source| match is_lost(&source) {
+            true => damaged(),
+            false => Error::io("read", &path, source),
         })?;
         let config = configuration(&config).map_err(|_| damaged())?;
         let metadata = self.whole_rootfs(&id)?.ok_or_else(damaged)?;

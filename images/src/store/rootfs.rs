@@ -5,11 +5,10 @@
 //! to it: a manifest is only trusted after its layers were unpacked.
 
 use std::fs::{self, File, Metadata};
-use std::io;
 
 use super::database::{self, Record};
 use super::gc::check_unused;
-use super::work::{WorkFile, sync_directory_of};
+use super::work::{WorkFile, is_lost, sync_directory_of};
 use super::{Inner, private};
 use crate::{Digest, Error, Result, erofs};
 
@@ -125,15 +124,14 @@ impl Inner {
         Ok(Rootfs::New)
     }
 
-    /// Returns the metadata of an image's root file system; `None` if it is missing or cut off.
+    /// Returns the metadata of an image's root file system; `None` if it is missing, cut off or
+    /// [lost](is_lost).
     pub(super) fn whole_rootfs(&self, id: &Digest) -> Result<Option<Metadata>> {
         let path = self.layout.rootfs(id);
-        let whole = || match File::open(&path) {
-            Ok(file) => erofs::whole(&file),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-            Err(error) => Err(error),
-        };
-        whole().map_err(|source| Error::io("read", &path, source))
+        match File::open(&path).and_then(|file| erofs::whole(&file)) {
+            Err(error) if is_lost(&error) => Ok(None),
+            whole => whole.map_err(|source| Error::io("read", &path, source)),
+        }
     }
 
     /// Whether a blob is here.

@@ -101,6 +101,16 @@ pub(super) fn clear(directory: &Path) -> io::Result<()> {
     Ok(())
 }
 
+/// Returns whether a file's contents are gone: it is missing, its disk does not read it, or the
+/// file system finds it corrupt. Another attempt would fail, too.
+pub(super) fn is_lost(error: &io::Error) -> bool {
+    let corrupt = [Errno::IO, Errno::UCLEAN, Errno::BADMSG].map(Errno::raw_os_error);
+    error.kind() == io::ErrorKind::NotFound
+        || error
+            .raw_os_error()
+            .is_some_and(|code| corrupt.contains(&code))
+}
+
 /// Syncs the names in a file's directory to the disk.
 pub(super) fn sync_directory_of(path: &Path) -> io::Result<()> {
     match path.parent() {
