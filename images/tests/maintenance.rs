@@ -212,6 +212,24 @@ fn a_damaged_image_is_named_and_does_not_hide_the_others() {
 }
 
 #[test]
+fn a_file_that_cannot_be_removed_keeps_no_other() {
+    let test = TestStore::new();
+    let [a, b, c] = ["a", "b", "c"].map(|name| load(&test, name));
+    let stays = test.dir.path().join("blobs/sha256").join("0".repeat(64));
+    std::fs::create_dir_all(stays.join("in it")).unwrap();
+    let failed = |result: Error| assert!(result.to_string().contains("/000000"), "{result}");
+    failed(test.store.remove("a").unwrap_err());
+    assert!(!a.rootfs().exists());
+    // Both that are pruned, though each meets it.
+    failed(test.store.prune(&Prune::default().tagged()).unwrap_err());
+    assert!(!b.rootfs().exists() && !c.rootfs().exists());
+    assert!(test.store.list().unwrap().is_empty());
+    std::fs::remove_dir_all(&stays).unwrap();
+    test.store.prune(&Prune::default()).unwrap();
+    assert_eq!(test.files(), [""; 0]);
+}
+
+#[test]
 fn looking_writes_nothing_and_a_crash_s_rest_is_repaired() {
     let test = TestStore::new();
     load(&test, "a");

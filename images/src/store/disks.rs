@@ -9,7 +9,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use super::database::{self, Change, Contents};
 use super::disk_records::{DiskChange, DiskName, DiskRecord};
 use super::flights::Flight;
-use super::gc::{GcHold, check_unused, entries, remove_unused, try_claim};
+use super::gc::{GcHold, Removal, check_unused, entries, remove_unused, try_claim};
 use super::pull::{acquire, blocking};
 use super::work::{WorkFile, sync_directory_of};
 use super::{Inner, Prune, PullOptions, PullPolicy, Pulling, RemovedImages, Store, private};
@@ -437,14 +437,14 @@ impl Inner {
                 Ok((self::orphans(contents).into_iter().map(drop).collect(), ()))
             })?;
         }
-        let mut freed = 0;
+        let mut removal = Removal::default();
         for (id, directory) in entries(&self.layout.disks())? {
             if contents.disks.record(&id).is_some() && !orphans.contains(&id) {
                 continue;
             }
-            freed += remove_unused(&self.layout.disk(&id), &directory)?;
+            removal.add(remove_unused(&self.layout.disk(&id), &directory));
         }
-        Ok(freed)
+        removal.end()
     }
 
     /// Removes the disk image of an OCI image that was removed, even while others hold files;
@@ -471,6 +471,7 @@ impl Inner {
         &self,
         prune: &Prune,
         removed: &mut Vec<RemovedImages>,
+        removal: &mut Removal,
     ) -> Result<()> {
         let contents = database::read(&self.layout)?;
         let in_images: HashSet<Digest> = contents
@@ -507,7 +508,7 @@ impl Inner {
                 Ok(done) => removed.push(done),
                 // Another process removed it first, or needs it.
                 Err(Error::InUse { .. } | Error::NotFound { .. }) => {}
-                Err(error) => return Err(error),
+                Err(error) => removal.failed(error),
             }
         }
         Ok(())

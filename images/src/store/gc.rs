@@ -189,20 +189,21 @@ impl Inner {
 
     fn remove_unneeded(&self) -> Result<u64> {
         let contents = database::read(&self.layout)?;
-        let mut freed = 0;
+        let mut removal = Removal::default();
         if let Some(needed) = self.needed(&contents) {
             for (digest, path) in entries(&self.layout.blobs())? {
                 if !needed.contains(&digest) {
-                    freed += remove_file(&path)?;
+                    removal.add(remove_file(&path));
                 }
             }
         }
         for (id, directory) in entries(&self.layout.images())? {
             if contents.record(&id).is_none() && !contents.unreadable.contains(&id) {
-                freed += remove_unused(&self.layout.rootfs(&id), &directory)?;
+                removal.add(remove_unused(&self.layout.rootfs(&id), &directory));
             }
         }
-        Ok(freed + self.collect_disks(&contents)?)
+        removal.add(self.collect_disks(&contents));
+        removal.end()
     }
 
     /// Blobs that images in the database are made of; `None` when that cannot be told of one whose
@@ -240,6 +241,40 @@ impl Inner {
             }
         }
         Some(needed)
+    }
+}
+
+/// The removal of several things, of which one that cannot be removed keeps no other.
+#[derive(Debug, Default)]
+pub(super) struct Removal {
+    bytes: u64,
+    failure: Option<Error>,
+}
+
+impl Removal {
+    pub(super) fn add(&mut self, freed: Result<u64>) {
+        match freed {
+            Ok(bytes) => self.bytes += bytes,
+            Err(error) => self.failed(error),
+        }
+    }
+
+    /// Keeps the first failure, and logs the others.
+    pub(super) fn failed(&mut self, error: Error) {
+        match self.failure {
+            None => self.failure = Some(error),
+            Some(_) => {
+                tracing::warn!(
+                    error = &error as &dyn std::error::Error,
+                    "cannot be removed"
+                );
+            }
+        }
+    }
+
+    /// Returns the bytes that were freed, if nothing failed.
+    pub(super) fn end(self) -> Result<u64> {
+        self.failure.map_or(Ok(self.bytes), Err)
     }
 }
 

@@ -7,6 +7,7 @@ use std::os::unix::fs::MetadataExt;
 use std::time::{Duration, SystemTime};
 
 use super::database::{self, Change, Contents, Name, Record};
+use super::gc::Removal;
 use super::lookup::{canonical, find};
 use super::{Inner, RemovedImages, Store};
 use crate::error::parse_reference;
@@ -140,16 +141,18 @@ impl Store {
     /// but files that images may share stay until it ends ([`RemovedImages::deferred`]).
     ///
     /// # Errors
-    /// If the store cannot be read or written.
+    /// If the store cannot be read or written. If something cannot be removed, all the rest is.
     pub fn prune(&self, prune: &Prune) -> Result<Vec<RemovedImages>> {
         let mut removed = Vec::new();
-        let orphans = self.inner.collect()?;
-        if orphans != Some(0) {
-            removed.push(RemovedImages {
+        let mut removal = Removal::default();
+        match self.inner.collect() {
+            Ok(Some(0)) => {}
+            Ok(orphans) => removed.push(RemovedImages {
                 bytes: orphans.unwrap_or(0),
                 deferred: orphans.is_none(),
                 ..RemovedImages::default()
-            });
+            }),
+            Err(error) => removal.failed(error),
         }
         let contents = database::read(&self.inner.layout)?;
         for id in candidates(&contents, prune) {
@@ -162,11 +165,11 @@ impl Store {
                 Ok(done) => removed.push(done),
                 // Another process removed it first, or needs it.
                 Err(Error::InUse { .. } | Error::NotFound { .. }) => {}
-                Err(error) => return Err(error),
+                Err(error) => removal.failed(error),
             }
         }
-        self.inner.prune_disks(prune, &mut removed)?;
-        Ok(removed)
+        self.inner.prune_disks(prune, &mut removed, &mut removal)?;
+        removal.end().map(|_| removed)
     }
 
     /// Returns the store's disk usage.
