@@ -16,6 +16,7 @@
 mod clean;
 mod maker;
 mod rehearsal;
+mod unfinished;
 
 use std::fs::{self, File, TryLockError};
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
@@ -34,6 +35,7 @@ use tracing::{debug, warn};
 pub use clean::remove_abandoned_templates;
 use clean::{has_room, remove, remove_oldest};
 pub(crate) use maker::SnapshotMaker;
+use unfinished::Unfinished;
 
 use super::log_tail::last_line;
 use super::provisional::{MAX_NICS, macs, mtu};
@@ -352,27 +354,20 @@ pub async fn make(shape: &Shape, templates: &Path) -> Result<(), TemplateError> 
 /// [`TemplateError`]; there is no snapshot then.
 pub async fn snapshot(shape: &Shape, place: &Path) -> Result<(), TemplateError> {
     let ends = HostEnds::new(shape, place)?;
-    boot_and_snapshot(shape, &ends, place).await?;
-    if let Err(error) = SnapshotMaker::current().note(place) {
-        let _ = fs::remove_dir_all(place);
-        return Err(error);
-    }
-    let clone = match rehearsal::clone(shape, &ends, place) {
-        Ok(clone) => clone,
-        Err(error) => {
-            // No sandbox could begin with it on this host.
-            let _ = fs::remove_dir_all(place);
-            return Err(error);
-        }
-    };
-    if let Err(error) = rehearsal::rehearse(clone, shape, place).await {
+    let unfinished = Unfinished::beside(place)?;
+    let made = unfinished.snapshot();
+    boot_and_snapshot(shape, &ends, &made).await?;
+    SnapshotMaker::current().note(&made)?;
+    // If that fails, no sandbox could begin with it on this host.
+    let clone = rehearsal::clone(shape, &ends, &made)?;
+    if let Err(error) = rehearsal::rehearse(clone, shape, &made).await {
         // Clones work without it, but slower.
         warn!(
             error = causes(&error),
             "failed to record the clones' working set"
         );
     }
-    Ok(())
+    unfinished.finish()
 }
 
 async fn boot_and_snapshot(
