@@ -50,6 +50,8 @@ pub(super) struct Disks {
     pub(super) records: Vec<(Digest, DiskRecord)>,
     /// Sorted by URL.
     pub(super) names: Vec<(String, DiskName)>,
+    /// Those of records that this version cannot read.
+    pub(super) unreadable: Vec<Digest>,
 }
 
 /// A change.
@@ -61,33 +63,49 @@ pub(super) enum DiskChange {
     DropName(String),
 }
 
-/// Reads all rows of a table that this version can read; a missing table has none.
+/// The rows of a table.
+struct Rows<T> {
+    found: Vec<(String, T)>,
+    /// Keys of those that this version cannot read.
+    unreadable: Vec<String>,
+}
+
+/// Reads all rows of a table; a missing table has none.
 fn rows<T: for<'a> Deserialize<'a>>(
     transaction: &ReadTransaction,
     table: TableDefinition<'_, &str, &[u8]>,
-) -> Result<Vec<(String, T)>, redb::Error> {
+) -> Result<Rows<T>, redb::Error> {
+    let mut rows = Rows {
+        found: Vec::new(),
+        unreadable: Vec::new(),
+    };
     let table = match transaction.open_table(table) {
         Ok(table) => table,
-        Err(TableError::TableDoesNotExist(_)) => return Ok(Vec::new()),
+        Err(TableError::TableDoesNotExist(_)) => return Ok(rows),
         Err(error) => return Err(error.into()),
     };
-    let mut found = Vec::new();
     for row in table.iter()? {
         let (key, value) = row?;
-        if let Ok(value) = serde_json::from_slice(value.value()) {
-            found.push((key.value().to_owned(), value));
+        let key = key.value().to_owned();
+        match serde_json::from_slice(value.value()) {
+            Ok(value) => rows.found.push((key, value)),
+            Err(_) => rows.unreadable.push(key),
         }
     }
-    Ok(found)
+    Ok(rows)
 }
 
 pub(super) fn load(transaction: &ReadTransaction) -> Result<Disks, redb::Error> {
-    let records = rows(transaction, DISKS)?.into_iter();
+    let records = rows(transaction, DISKS)?;
+    let id = |hex: &String| Digest::from_hex(hex).ok();
     Ok(Disks {
+        unreadable: records.unreadable.iter().filter_map(id).collect(),
         records: records
-            .filter_map(|(id, record)| Some((Digest::from_hex(&id).ok()?, record)))
+            .found
+            .into_iter()
+            .filter_map(|(hex, record)| Some((id(&hex)?, record)))
             .collect(),
-        names: rows(transaction, NAMES)?,
+        names: rows(transaction, NAMES)?.found,
     })
 }
 
@@ -148,4 +166,14 @@ impl Disks {
         let names = self.names.iter().filter(move |(_, name)| name.id == *id);
         names.map(|(address, _)| address.as_str())
     }
+}
+
+/// Puts a record as another version may write it.
+#[cfg(test)]
+pub(super) fn put_raw(database: &redb::Database, id: Digest, record: &[u8]) {
+    let transaction = database.begin_write().unwrap();
+    let mut disks = transaction.open_table(DISKS).unwrap();
+    disks.insert(id.hex().as_str(), record).unwrap();
+    drop(disks);
+    transaction.commit().unwrap();
 }

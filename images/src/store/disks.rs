@@ -439,7 +439,9 @@ impl Inner {
         }
         let mut removal = Removal::default();
         for (id, directory) in entries(&self.layout.disks())? {
-            if contents.disks.record(&id).is_some() && !orphans.contains(&id) {
+            let disks = &contents.disks;
+            let is_known = disks.record(&id).is_some() || disks.unreadable.contains(&id);
+            if is_known && !orphans.contains(&id) {
                 continue;
             }
             removal.add(remove_unused(&self.layout.disk(&id), &directory));
@@ -515,8 +517,12 @@ impl Inner {
     }
 }
 
-/// Disk images that came with an OCI image that was removed.
+/// Disk images that came with an OCI image that was removed. None while there are images of a later
+/// version, which cannot be asked for theirs.
 fn orphans(contents: &Contents) -> Vec<Digest> {
+    if !contents.unreadable.is_empty() {
+        return Vec::new();
+    }
     let disks = contents.disks.records.iter();
     disks
         .filter(|(id, record)| {

@@ -367,7 +367,7 @@ pub(super) fn remove_file(path: &Path) -> Result<u64> {
 mod tests {
     use rustix::fs::{OFlags, fcntl_getfl};
 
-    use super::super::Store;
+    use super::super::{Store, disk_records};
     use super::*;
 
     #[test]
@@ -410,6 +410,33 @@ mod tests {
         database::update(&inner.layout, drop).unwrap();
         inner.remove_unneeded().unwrap();
         assert_eq!((has(later), has(gone)), ((false, false), (false, false)));
+    }
+
+    #[test]
+    fn a_disk_of_which_only_a_later_version_knows_is_kept() {
+        let dir = tempfile::tempdir().unwrap();
+        let inner = &Store::open(dir.path()).unwrap().inner;
+        let image = Digest::of(b"image");
+        let [later, of_image, gone] = [&b"later"[..], b"of an image", b"gone"].map(Digest::of);
+        for id in [later, of_image, gone] {
+            fs::create_dir(inner.layout.disk_directory(&id)).unwrap();
+            fs::write(inner.layout.disk(&id), [1; 5000]).unwrap();
+        }
+        database::put_raw(&inner.layout, image, b"{\"from\": \"the future\"}");
+        {
+            let database = redb::Database::open(inner.layout.database()).unwrap();
+            disk_records::put_raw(&database, later, b"{\"from\": \"the future\"}");
+            // The one that came with the image.
+            let record = br#"{"format":"raw","size":5000,"fetched":1,"used":1,"from_image":true}"#;
+            disk_records::put_raw(&database, of_image, record);
+        }
+        let has = |id| inner.layout.disk(id).exists();
+        inner.remove_unneeded().unwrap();
+        assert_eq!([&later, &of_image, &gone].map(has), [true, true, false]);
+        let drop = |_: &_| Ok((vec![Change::DropImage(image)], ()));
+        database::update(&inner.layout, drop).unwrap();
+        inner.remove_unneeded().unwrap();
+        assert_eq!([&later, &of_image].map(has), [true, false]);
     }
 
     #[test]
