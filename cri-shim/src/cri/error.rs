@@ -125,6 +125,19 @@ pub(crate) enum CriError {
         /// The owner, in words.
         owner: String,
     },
+    /// The pods of the state directory are of another root.
+    #[error(
+        "the pods in the state directory {} are of the root {}, and would be ended: serve with \
+         that --root, or remove its pods first",
+        .dir.display(),
+        .root.display()
+    )]
+    StateOfRoot {
+        /// The directory.
+        dir: PathBuf,
+        /// The other root.
+        root: PathBuf,
+    },
     /// It took longer than the caller allows.
     #[error("{what} did not end within {seconds} s and was killed")]
     Deadline {
@@ -280,9 +293,10 @@ impl CriError {
             | Self::Spec(_) => Code::InvalidArgument,
             Self::NotFound { .. } | Self::NoImage { .. } => Code::NotFound,
             Self::NameTaken { .. } => Code::AlreadyExists,
-            Self::NoKernel { .. } | Self::WrongState { .. } | Self::StateOwned { .. } => {
-                Code::FailedPrecondition
-            }
+            Self::NoKernel { .. }
+            | Self::WrongState { .. }
+            | Self::StateOwned { .. }
+            | Self::StateOfRoot { .. } => Code::FailedPrecondition,
             Self::Deadline { .. } => Code::DeadlineExceeded,
             Self::NoRoom { .. } | Self::BeyondGrowth { .. } | Self::Keeps { .. } => {
                 Code::ResourceExhausted

@@ -38,7 +38,10 @@ pub(super) use test_node::TestNode;
 
 /// Directory of sandboxes in the state directory. Short, as are the names in it: the path of
 /// a socket in it has at most 107 bytes.
-const SANDBOXES: &str = "sb";
+pub(super) const SANDBOXES: &str = "sb";
+
+/// The database of pods, in the root.
+pub(super) const DATABASE: &str = "cri.redb";
 
 /// Number of digits of an id in the name of a sandbox's directory.
 const DIR_DIGITS: usize = 24;
@@ -74,7 +77,7 @@ impl Node {
         root_dir(&config.root)?;
         let state = &config.state;
         fs::create_dir_all(state).map_err(CriError::io("create the directory", state))?;
-        let owner = StateOwner::take(state)?;
+        let owner = StateOwner::take(state, &config.root)?;
         let sandboxes = config.state.join(SANDBOXES);
         private_dir(&sandboxes)?;
         volumes::make_private(&sandboxes)?;
@@ -87,7 +90,7 @@ impl Node {
         Ok(Self {
             store: Store::open(config.root.join("images"))?,
             cni: Cni::open(config.cni.clone())?,
-            database: Database::open(&config.root.join("cri.redb"))?,
+            database: Database::open(&config.root.join(DATABASE))?,
             events: Events::default(),
             pod_flights: SingleFlight::default(),
             container_flights: SingleFlight::default(),
