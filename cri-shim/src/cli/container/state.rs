@@ -130,11 +130,19 @@ impl State {
             (Some(info), Some(exit)) if info.state == ContainerState::Exited => {
                 Self::Exited { exit, info }
             }
-            (Some(info), _) if info.state == ContainerState::Running => Self::Running {
-                client,
-                info,
-                is_paused,
-            },
+            // A state that a later version has is one of a container that it has made.
+            (Some(info), _)
+                if matches!(
+                    info.state,
+                    ContainerState::Running | ContainerState::Unknown
+                ) =>
+            {
+                Self::Running {
+                    client,
+                    info,
+                    is_paused,
+                }
+            }
             _ if is_claimed => Self::Starting,
             // The process that was starting it was killed before it ran.
             _ => {
@@ -407,23 +415,23 @@ mod tests {
         stream.write_all(&body).unwrap();
     }
 
-    #[test]
-    fn a_container_that_has_just_been_started_is_not_shut_down() {
+    /// Asks for the state of a container whose starting process finishes meanwhile, or before.
+    /// Its machine has these containers. Returns the state, and what the machine was asked.
+    fn asked_for_state(list: serde_json::Value, is_claimed: bool) -> (String, Vec<String>) {
         let root = tempfile::tempdir().unwrap();
         let containers = Containers::open(root.path()).unwrap();
         let (entry, claim) = containers.create(sample("a", "one")).unwrap();
         let listener = UnixListener::bind(entry.sandbox_dir().join("control.sock")).unwrap();
-        // The starting process finishes while the machine is being queried.
+        let mut claim = is_claimed.then_some(claim);
         let machine = thread::spawn(move || {
             let (mut stream, _) = listener.accept().unwrap();
             let mut asked = Vec::new();
-            let mut claim = Some(claim);
             while let Some(asks) = request(&mut stream) {
                 match asks["call"].as_str() {
                     Some("IsPaused") => answer(&mut stream, &asks, &json!({"IsPaused": false})),
                     Some("List") => {
                         claim.take();
-                        answer(&mut stream, &asks, &json!({"List": []}));
+                        answer(&mut stream, &asks, &json!({"List": list}));
                     }
                     _ if asks["call"].get("Hello").is_some() => {
                         let version = asks["call"]["Hello"].clone();
@@ -439,8 +447,23 @@ mod tests {
         let state = async { timeout(Duration::from_secs(60), State::of(&entry)).await };
         let word = runtime.block_on(async { state.await.unwrap().unwrap().word() });
         drop(runtime);
-        let asked = machine.join().unwrap();
+        (word.to_owned(), machine.join().unwrap())
+    }
+
+    #[test]
+    fn a_container_that_has_just_been_started_is_not_shut_down() {
+        let (word, asked) = asked_for_state(json!([]), true);
         assert_eq!(asked.len(), 3, "{asked:?}");
         assert_eq!(word, "created");
+    }
+
+    #[test]
+    fn a_container_in_a_state_of_a_later_version_goes_on() {
+        let list = json!([{
+            "id": "a".repeat(64), "state": "Sleeping", "pid": 7, "started_at_ns": 1, "exit": null
+        }]);
+        let (word, asked) = asked_for_state(list, false);
+        assert_eq!(asked.len(), 3, "{asked:?}");
+        assert_eq!(word, "running");
     }
 }
