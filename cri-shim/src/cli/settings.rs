@@ -182,6 +182,13 @@ const IMAGES_RANGE: std::ops::RangeInclusive<u8> = 1..=10;
 impl Settings {
     /// Reads the file at `path`; without `path`, the one at [`PATH`] if it exists.
     pub(super) fn read(path: Option<&Path>) -> anyhow::Result<Self> {
+        Self::read_by(path, Self::parse)
+    }
+
+    fn read_by<T: Default>(
+        path: Option<&Path>,
+        parse: fn(&str) -> anyhow::Result<T>,
+    ) -> anyhow::Result<T> {
         use std::io::Read as _;
         let (path, is_wanted) = match path {
             Some(path) => (path, true),
@@ -190,7 +197,7 @@ impl Settings {
         let context = || format!("cannot read the settings in {}", path.display());
         let file = match std::fs::File::open(path) {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound && !is_wanted => {
-                return Ok(Self::default());
+                return Ok(T::default());
             }
             opened => opened.with_context(context)?,
         };
@@ -201,7 +208,7 @@ impl Settings {
         if text.len() as u64 > MAX_BYTES {
             bail!("{} is longer than {MAX_BYTES} bytes", path.display());
         }
-        Self::parse(&text).with_context(|| format!("invalid settings in {}", path.display()))
+        parse(&text).with_context(|| format!("invalid settings in {}", path.display()))
     }
 
     /// Parses the text of a file.
@@ -213,6 +220,23 @@ impl Settings {
             guest.check(&format!("handlers.{name}"))?;
         }
         Ok(settings)
+    }
+}
+
+impl CniSettings {
+    /// Reads this table of the default file. What else is in the file is the daemon's, and may be
+    /// of a later version, which keeps no container from losing its network.
+    pub(super) fn read() -> anyhow::Result<Self> {
+        Settings::read_by(None, Self::parse)
+    }
+
+    fn parse(text: &str) -> anyhow::Result<Self> {
+        let mut file: toml::Table = toml::from_str(text)?;
+        let Some(toml::Value::Table(mut own)) = file.remove("cni") else {
+            return Ok(Self::default());
+        };
+        own.retain(|key, _| matches!(key, "config_dir" | "plugin_dirs"));
+        Ok(own.try_into()?)
     }
 }
 
@@ -284,6 +308,17 @@ mod tests {
         assert_eq!(guest.cpu_growth, Some(crate::cri::DEFAULT_CPU_GROWTH));
         assert!(guest.images.is_some());
         assert_eq!(settings.handlers.len(), 1);
+    }
+
+    #[test]
+    fn the_directories_of_cni_are_read_from_a_later_versions_file() {
+        let text = "later = 1\n[cni]\nplugin_dirs = [\"/x\"]\nlater = 2\n[later_table]\n";
+        Settings::parse(text).unwrap_err();
+        let cni = CniSettings::parse(text).unwrap();
+        assert_eq!(cni.plugin_dirs, Some(vec![PathBuf::from("/x")]));
+        assert_eq!(CniSettings::parse("").unwrap(), CniSettings::default());
+        CniSettings::parse("[cni]\nplugin_dirs = 1").unwrap_err();
+        CniSettings::parse("[cni").unwrap_err();
     }
 
     #[test]

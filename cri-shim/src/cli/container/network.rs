@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use super::ports::{self, Port, Published};
 use super::{Entry, Record, passt};
 use crate::cli::notice;
-use crate::cli::settings::Settings;
+use crate::cli::settings::CniSettings;
 use crate::cni::{
     BeginError, Capabilities, Cni, CniError, CniOptions, Dns, Endpoint, List, PodIdentity,
     PortMapping, nat, port_mappings, resolver,
@@ -484,7 +484,7 @@ fn is_root() -> bool {
 fn options(dir: &Path) -> anyhow::Result<CniOptions> {
     let mut options = CniOptions::new(dir, Path::new(RUN));
     options.cache_dir = records(dir);
-    let settings = Settings::read(None)?.cni;
+    let settings = CniSettings::read()?;
     options.config_dir = settings.config_dir.unwrap_or(options.config_dir);
     options.plugin_dirs = settings.plugin_dirs.unwrap_or(options.plugin_dirs);
     Ok(options)
