@@ -198,6 +198,12 @@ impl VsockDevice {
         self.mux.statistics()
     }
 
+    /// Entries in the list of connections that have something for the guest.
+    #[cfg(test)]
+    fn waiting_for_buffers(&self) -> usize {
+        self.mux.ready_len()
+    }
+
     #[cfg(test)]
     fn connection_limit(&self) -> usize {
         self.mux.max_connections()

@@ -163,6 +163,11 @@ impl Mux {
         )
     }
 
+    #[cfg(test)]
+    pub(super) fn ready_len(&self) -> usize {
+        self.ready.len()
+    }
+
     // ---- The host's side ----
 
     /// Handles the events of the sockets.
@@ -368,6 +373,10 @@ impl Mux {
             return;
         };
         self.by_ports.remove(&connection.ports());
+        // While the guest gives no buffers, nothing else takes it out.
+        if connection.queued {
+            self.ready.retain(|other| *other != id);
+        }
         if outcome == Outcome::Reset && !connection.unknown_to_guest() {
             let reset = connection.header(self.guest_cid, Op::Reset, 0, 0);
             self.resets.push_back(reset);

@@ -99,6 +99,22 @@ fn a_guest_that_answers_before_it_was_asked_is_not_heeded() {
 }
 
 #[test]
+fn connections_that_come_and_go_while_there_are_no_buffers_leave_nothing() {
+    let mut rig = Rig::new();
+    let _listener = rig.listen(2);
+    let ports = Ports { guest: 1, host: 2 };
+    for _ in 0..10 {
+        for op in [Op::Request, Op::Reset] {
+            rig.send(ports, op);
+            rig.tx.take_used().unwrap();
+        }
+    }
+    assert_eq!(rig.device.waiting_for_buffers(), 0);
+    rig.post_rx(1);
+    rig.expect_nothing();
+}
+
+#[test]
 fn a_flood_of_resets_stalls_the_flood_and_loses_none() {
     let mut rig = Rig::new();
     let ports = Ports { guest: 1, host: 2 };
