@@ -136,8 +136,8 @@ fn names_of(programs: &[&Listed]) -> Vec<String> {
     programs.iter().map(target).collect()
 }
 
-/// Runs the programs' tests in a host, and again if the emulated host itself hung. The name of its
-/// log starts with `log`.
+/// Runs the programs' tests in a host, and up to twice again if the emulated host itself hung. The
+/// name of its log starts with `log`.
 fn in_host(programs: &[&Listed], assets: &[(&str, PathBuf)], log: &str) -> Result<Count> {
     let names = names_of(programs);
     let name = format!("{} with guests", names.join(", "));
@@ -152,10 +152,13 @@ fn in_host(programs: &[&Listed], assets: &[(&str, PathBuf)], log: &str) -> Resul
         })
     };
     let (mut count, mut status) = once(log)?;
-    if status.code() == Some(host::HUNG.into()) {
+    for again in ["again", "again-2"] {
+        if status.code() != Some(host::HUNG.into()) {
+            break;
+        }
         report::note(&format!("{name}: once more"));
-        // The log of the one that hung is kept.
-        (count, status) = once(&format!("{log}-again"))?;
+        // The logs of those that hung are kept.
+        (count, status) = once(&format!("{log}-{again}"))?;
     }
     count.settle(
         &name,
