@@ -87,7 +87,7 @@ fn note(file: &mut File, root: &Path) -> io::Result<()> {
     file.write_all(&text)
 }
 
-/// Returns the root of the last daemon; `None` if the file does not say, as one of an older version.
+/// Returns the root of the last daemon; `None` if the file does not say, as of an older version.
 fn noted_root(file: &mut File) -> Option<PathBuf> {
     let mut text = Vec::new();
     file.rewind().ok()?;
