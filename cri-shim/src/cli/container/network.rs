@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use super::ports::{self, Port, Published};
 use super::{Entry, Record, passt};
 use crate::cli::notice;
-use crate::cli::settings::CniSettings;
+use crate::cli::settings::{CniSettings, Settings};
 use crate::cni::{
     BeginError, Capabilities, Cni, CniError, CniOptions, Dns, Endpoint, List, PodIdentity,
     PortMapping, nat, port_mappings, resolver,
@@ -250,7 +250,7 @@ impl NetworkArgs {
                 "--network {mode} takes root, who may make interfaces; --network user does not"
             ),
         }
-        let options = options(Path::new(RUN))?;
+        let options = options(Path::new(RUN), Settings::read(None)?.cni);
         let ports = self.ports();
         let list = match mode {
             NetworkMode::None | NetworkMode::User => return Ok(()),
@@ -376,7 +376,10 @@ impl NetworkArgs {
         let record = &entry.record;
         let cni = match &record.network {
             NetworkMode::None | NetworkMode::User => return Ok(None),
-            NetworkMode::Nat | NetworkMode::Cni(_) => Cni::open(options(&entry.dir)?)?,
+            NetworkMode::Nat | NetworkMode::Cni(_) => {
+                let settings = Settings::read(None)?.cni;
+                Cni::open(options(&entry.dir, settings))?
+            }
         };
         let list = match &record.network {
             NetworkMode::Cni(name) => cni.network(name)?,
@@ -481,13 +484,12 @@ fn is_root() -> bool {
 
 /// Returns CNI's directories: those of the daemon, except the record, which is for this container
 /// only.
-fn options(dir: &Path) -> anyhow::Result<CniOptions> {
+fn options(dir: &Path, settings: CniSettings) -> CniOptions {
     let mut options = CniOptions::new(dir, Path::new(RUN));
     options.cache_dir = records(dir);
-    let settings = CniSettings::read()?;
     options.config_dir = settings.config_dir.unwrap_or(options.config_dir);
     options.plugin_dirs = settings.plugin_dirs.unwrap_or(options.plugin_dirs);
-    Ok(options)
+    options
 }
 
 fn records(dir: &Path) -> PathBuf {
@@ -513,7 +515,8 @@ pub(in crate::cli) async fn detach(dir: &Path, record: &Record) -> anyhow::Resul
         if !records.exists() {
             return Ok(());
         }
-        Cni::open(options(dir)?)?.detach(&record.id).await?;
+        let options = options(dir, CniSettings::read()?);
+        Cni::open(options)?.detach(&record.id).await?;
         fs::remove_dir_all(&records)?;
         anyhow::Ok(())
     };
