@@ -98,12 +98,15 @@ fn noted_root(file: &mut File) -> Option<PathBuf> {
 
 /// Returns the lock's holder, in words, as far as the file says.
 fn owner(file: &mut File) -> String {
-    let mut text = String::new();
-    let read = file.take(MAX_BYTES).read_to_string(&mut text);
-    let pid = read
-        .ok()
-        .and_then(|_| text.lines().next()?.parse::<u32>().ok());
-    match pid {
+    let mut text = Vec::new();
+    let read = file.take(MAX_BYTES).read_to_end(&mut text);
+    // Its root need not be UTF-8.
+    let text = String::from_utf8_lossy(&text);
+    let pid = text
+        .lines()
+        .next()
+        .and_then(|line| line.parse::<u32>().ok());
+    match pid.filter(|_| read.is_ok()) {
         Some(pid) => format!("process {pid}"),
         None => "another process".to_owned(),
     }
