@@ -431,6 +431,13 @@ impl VirtioDevice for BlockDevice {
         self.server.engine.is_quiet() && queue_threads.all(|thread| thread.halt().is_quiet())
     }
 
+    fn reset(&mut self) {
+        // They are those of the driver's last session.
+        for thread in &self.queue_threads {
+            thread.take_fault();
+        }
+    }
+
     fn on_queue(&mut self, index: u16) -> Result<Progress, Fault> {
         match self.thread(index) {
             Some(thread) => {

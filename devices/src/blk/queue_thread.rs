@@ -99,7 +99,8 @@ pub(super) struct QueueThread {
     turnstile: Mutex<()>,
     /// A fault stopped the thread until the queue is started again. Changed under `server`'s lock.
     parked: AtomicBool,
-    /// The fault that the event loop has not taken yet.
+    /// The fault that the event loop has not taken yet. It outlasts a pause, and keeps the thread
+    /// parked; a reset drops it.
     fault: Mutex<Option<Fault>>,
     epoll: Epoll,
     wake: Signal,
@@ -144,7 +145,7 @@ impl QueueThread {
         self.wake.give();
     }
 
-    /// Takes the fault that stopped the thread.
+    /// Takes the fault that stopped the thread, if the event loop has not had it yet.
     pub(super) fn take_fault(&self) -> Option<Fault> {
         lock(&self.fault).take()
     }
@@ -180,11 +181,6 @@ impl QueueThread {
         self.parked.store(true, Ordering::SeqCst);
         *lock(&self.fault) = Some(fault);
         self.alarm.give();
-    }
-
-    fn unpark(&self) {
-        self.parked.store(false, Ordering::SeqCst);
-        self.take_fault();
     }
 
     fn turn(&self, server: &mut Server, ready: &Ready) -> Result<Progress, Fault> {
@@ -266,7 +262,11 @@ impl StoppedQueueThread<'_> {
         let server = self.server.as_mut();
         let server = server.ok_or(StartError::NoSuchQueue { index })?;
         server.start(queue)?;
-        thread.unpark();
+        if lock(&thread.fault).is_some() {
+            // The event loop has yet to take it, and stops all queues then.
+            return Ok(());
+        }
+        thread.parked.store(false, Ordering::SeqCst);
         if let Some(queue) = server.queue(index) {
             let watched = watch(&thread.epoll, queue.kick().as_raw_fd(), KICK);
             if let Err(source) = watched {
@@ -284,7 +284,6 @@ impl StoppedQueueThread<'_> {
         let server = self.server.as_mut()?;
         server.queue(thread.index)?;
         thread.unwatch(server);
-        thread.unpark();
         server.stop(thread.index)
     }
 

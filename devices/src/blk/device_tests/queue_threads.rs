@@ -366,8 +366,33 @@ fn a_fault_of_a_queue_is_told_by_the_event_loop_once() {
             assert!(Instant::now() < deadline);
         }
         assert!(rig.device().stop_queue(1).is_some());
+        rig.device().reset();
         assert_eq!(rig.device().on_backend().unwrap(), Progress::Idle);
     }
+    rig.end();
+}
+
+#[test]
+fn a_fault_that_the_event_loop_has_not_seen_outlasts_a_pause() {
+    let mut rig = Rig::over(BlockDevice::new(Box::new(Gated::new(9))));
+    rig.drivers[2].add(&[(0x1_0000, 8)], &[(0x1_0100, 1)]);
+    rig.notify(2);
+    let deadline = Instant::now() + PATIENCE;
+    while !backend_readable(rig.device()) {
+        assert!(Instant::now() < deadline);
+    }
+    let paused = stop(rig.device());
+    assert_eq!(paused.len(), usize::from(QUEUES));
+    for queue in paused {
+        rig.device().start_queue(queue).unwrap();
+    }
+    // The queue is not served, as if the pause had not been.
+    rig.add(2, 0, 0);
+    rig.notify(2);
+    assert!(backend_readable(rig.device()));
+    assert!(matches!(rig.device().on_backend(), Err(Fault::Guest(_))));
+    assert!(rig.drivers[2].take_used().is_none());
+    stop(rig.device());
     rig.end();
 }
 
