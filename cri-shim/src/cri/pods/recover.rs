@@ -436,25 +436,8 @@ mod tests {
     use std::os::unix::fs::symlink;
     use std::path::PathBuf;
 
-    use serde::{Deserialize, Serialize};
-
     use super::*;
     use crate::cri::node::TestNode;
-
-    /// Not enough for a pod's record.
-    #[derive(Clone, Serialize, Deserialize)]
-    struct DamagedPod {
-        id: String,
-    }
-
-    impl Record for DamagedPod {
-        const TABLE: &'static str = PodRecord::TABLE;
-        const VERSION: u32 = PodRecord::VERSION;
-
-        fn id(&self) -> &str {
-            &self.id
-        }
-    }
 
     /// Makes what there is of a pod: its directory, network and volumes of images.
     fn make_parts(node: &Node, id: &str) -> [PathBuf; 3] {
@@ -483,7 +466,7 @@ mod tests {
     async fn a_damaged_pod_that_cannot_be_killed_stays_for_the_next_start() {
         let node = TestNode::new();
         let id = "damaged".to_owned();
-        node.database.put(&DamagedPod { id: id.clone() }).unwrap();
+        node.database.put_bytes::<PodRecord>(&id, b"{");
         let damaged = make_parts(&node, &id);
         let stray = make_parts(&node, "stray");
         // As where this process is short of descriptors: nobody knows whether one listens.
@@ -501,6 +484,17 @@ mod tests {
         node.recover().await.unwrap();
         until(|| damaged.iter().all(|part| !part.exists())).await;
         assert_eq!(recorded(), 0);
+    }
+
+    #[tokio::test]
+    async fn the_pod_of_another_version_is_left_to_it() {
+        let node = TestNode::new();
+        let bytes = br#"{"version": 1, "id": "pod"}"#;
+        node.database.put_bytes::<PodRecord>("pod", bytes);
+        let [dir, netns, volumes] = make_parts(&node, "pod");
+        let error = causes(&node.recover().await.unwrap_err());
+        assert!(error.contains("another version wrote it"), "{error}");
+        assert!(dir.exists() && netns.exists() && volumes.exists());
     }
 
     #[tokio::test]

@@ -8,6 +8,7 @@ use std::sync::{Mutex, PoisonError};
 
 use podvisor_images::create_database;
 use redb::{Database as Redb, ReadableDatabase as _, ReadableTable as _, TableDefinition};
+use serde_json::error::Category;
 use tracing::{info, warn};
 
 use super::Record;
@@ -27,9 +28,25 @@ pub(crate) enum StateError {
         #[source]
         source: Box<redb::Error>,
     },
-    /// A record that makes no sense.
+    /// A record that is not whole.
     #[error("record {id:?} of {table} in {} is damaged", .path.display())]
     Damaged {
+        /// The file.
+        path: PathBuf,
+        /// The table.
+        table: &'static str,
+        /// The record.
+        id: String,
+        #[source]
+        source: serde_json::Error,
+    },
+    /// A whole record that says something else than this podvisor's records do.
+    #[error(
+        "record {id:?} of {table} in {} is none that this podvisor can read: another version wrote \
+         it; start that one, or remove its pods with it before this one is started",
+        .path.display()
+    )]
+    Foreign {
         /// The file.
         path: PathBuf,
         /// The table.
@@ -129,7 +146,7 @@ impl Database {
             rest: record,
         };
         let bytes = serde_json::to_vec(&versioned);
-        let bytes = bytes.map_err(|source| self.damaged::<R>(record.id(), source))?;
+        let bytes = bytes.map_err(|source| self.unreadable::<R>(record.id(), source))?;
         self.with("write", |redb| {
             let transaction = redb.begin_write()?;
             transaction
@@ -151,7 +168,8 @@ impl Database {
     /// All records of a kind.
     ///
     /// # Errors
-    /// The file cannot be read, or has a record of a newer podvisor.
+    /// The file cannot be read, or has a record that another podvisor wrote and this one cannot
+    /// read.
     pub(crate) fn all<R: Record>(&self) -> Result<Stored<R>, StateError> {
         let found = self.with("read", |redb| {
             let mut found: Vec<(String, Vec<u8>)> = Vec::new();
@@ -182,8 +200,8 @@ impl Database {
     }
 
     fn decode<R: Record>(&self, id: &str, bytes: &[u8]) -> Result<R, StateError> {
-        let damaged = |source| self.damaged::<R>(id, source);
-        let any: AnyRecord = serde_json::from_slice(bytes).map_err(damaged)?;
+        let unreadable = |source| self.unreadable::<R>(id, source);
+        let any: AnyRecord = serde_json::from_slice(bytes).map_err(unreadable)?;
         if any.version > R::VERSION {
             return Err(StateError::Newer {
                 path: self.path.clone(),
@@ -193,7 +211,7 @@ impl Database {
                 known: R::VERSION,
             });
         }
-        let record: Versioned<R> = serde_json::from_slice(bytes).map_err(damaged)?;
+        let record: Versioned<R> = serde_json::from_slice(bytes).map_err(unreadable)?;
         Ok(record.rest)
     }
 
@@ -236,13 +254,36 @@ impl Database {
         done.map_err(|source| failed(action, &self.path, source))
     }
 
-    fn damaged<R: Record>(&self, id: &str, source: serde_json::Error) -> StateError {
-        StateError::Damaged {
-            path: self.path.clone(),
-            table: R::TABLE,
-            id: id.to_owned(),
-            source,
+    fn unreadable<R: Record>(&self, id: &str, source: serde_json::Error) -> StateError {
+        let path = self.path.clone();
+        let table = R::TABLE;
+        let id = id.to_owned();
+        match source.classify() {
+            // redb has checksums: what is whole is as it was written.
+            Category::Data => StateError::Foreign {
+                path,
+                table,
+                id,
+                source,
+            },
+            Category::Syntax | Category::Eof | Category::Io => StateError::Damaged {
+                path,
+                table,
+                id,
+                source,
+            },
         }
+    }
+
+    /// For tests: writes a record as these bytes.
+    #[cfg(test)]
+    pub(crate) fn put_bytes<R: Record>(&self, id: &str, bytes: &[u8]) {
+        let put = self.with("write", |redb| {
+            let transaction = redb.begin_write()?;
+            transaction.open_table(table::<R>())?.insert(id, bytes)?;
+            Ok(transaction.commit()?)
+        });
+        put.unwrap();
     }
 }
 
@@ -417,14 +458,27 @@ mod tests {
     }
 
     #[test]
-    fn a_newer_or_damaged_record_is_told_not_guessed() {
+    fn a_record_that_cannot_be_read_is_told_not_guessed() {
         let dir = tempfile::tempdir().unwrap();
         let database = Database::open(&dir.path().join("x.redb")).unwrap();
         let newer = database.decode::<PodRecord>("a", br#"{"version": 99}"#);
         assert!(matches!(newer, Err(StateError::Newer { version: 99, .. })));
-        for bad in ["", "{}", r#"{"version": 1, "id": 7}"#] {
+        for bad in ["", "\u{0}\u{0}", r#"{"version": 1, "id": "#] {
             let damaged = database.decode::<PodRecord>("a", bad.as_bytes());
             assert!(matches!(damaged, Err(StateError::Damaged { .. })), "{bad}");
+        }
+        let mut unknown_phase = serde_json::to_value(record("a")).unwrap();
+        unknown_phase["version"] = 1.into();
+        unknown_phase["phase"] = "Hibernated".into();
+        let unknown_phase = unknown_phase.to_string();
+        for other in ["{}", r#"{"version": 1, "id": 7}"#, &unknown_phase] {
+            let foreign = database.decode::<PodRecord>("a", other.as_bytes());
+            assert!(
+                matches!(foreign, Err(StateError::Foreign { .. })),
+                "{other}"
+            );
+            database.put_bytes::<PodRecord>("a", other.as_bytes());
+            assert!(database.all::<PodRecord>().is_err(), "{other}");
         }
     }
 }

@@ -14,7 +14,9 @@ use crate::sandbox::{ContainerUser, SupplementalGroups};
 pub(crate) trait Record: Clone + Serialize + DeserializeOwned {
     /// Name of the table.
     const TABLE: &'static str;
-    /// Version of the record's format; older ones are migrated when they are read.
+    /// Version of the record's format. A podvisor reads all records up to its own version: a field
+    /// that is added has a default, and what a podvisor without it would misunderstand is a new
+    /// version.
     const VERSION: u32;
     /// The key.
     fn id(&self) -> &str;
@@ -285,5 +287,161 @@ pub(crate) fn container_record(id: &str, pod: &str) -> ContainerRecord {
         exit_before_removal: None,
         created_at: 0,
         phase: ContainerPhase::Created,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fmt::Debug;
+
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    /// Checks that a record is written as `form`, and read from it.
+    fn has_form<R: Record + PartialEq + Debug>(record: R, form: &Value) {
+        let versioned = Versioned {
+            version: R::VERSION,
+            rest: record.clone(),
+        };
+        assert_eq!(serde_json::to_value(versioned).unwrap(), *form);
+        assert_eq!(read::<R>(form), record);
+    }
+
+    fn read<R: Record>(form: &Value) -> R {
+        let read: Versioned<R> = serde_json::from_value(form.clone()).unwrap();
+        read.rest
+    }
+
+    fn with(form: &Value, field: &str, value: Value) -> Value {
+        let mut form = form.clone();
+        form[field] = value;
+        form
+    }
+
+    /// A podvisor on a node finds the records of those before it: a change of these forms that
+    /// needs a change of this test needs a new version too.
+    #[test]
+    fn pods_are_recorded_in_this_form() {
+        // As the first version wrote them.
+        let first = json!({
+            "version": 1, "id": "p", "config": "EgN3ZWI=", "handler": "", "created_at": 7,
+            "phase": "Ready", "addresses": ["10.0.0.2"],
+        });
+        let mut record = pod_record("p");
+        record.size = GuestSize::default();
+        assert_eq!(read::<PodRecord>(&first), record);
+
+        let form = json!({
+            "version": 1, "id": "p", "config": "EgN3ZWI=", "handler": "vm", "created_at": 7,
+            "phase": "Ready", "addresses": ["10.0.0.2"],
+            "size": {"memory": 1, "growth": 2, "vcpus": 3, "max_vcpus": 4},
+            "memory_volumes": [{"path": "/v", "in_guest": true}], "fills_volumes": true,
+            "extra": 5,
+        });
+        record.handler = "vm".to_owned();
+        record.size = GuestSize {
+            memory: 1,
+            growth: 2,
+            vcpus: 3,
+            max_vcpus: 4,
+        };
+        record.memory_volumes = Some(vec![MemoryVolume {
+            path: "/v".to_owned(),
+            in_guest: true,
+        }]);
+        record.fills_volumes = true;
+        record.extra = 5;
+        has_form(record.clone(), &form);
+
+        let stopped = json!({"Stopped": {"reason": "x", "is_out_of_memory": true}});
+        let phases = [
+            (PodPhase::Creating, json!("Creating")),
+            (PodPhase::Removing, json!("Removing")),
+            (
+                PodPhase::Stopped {
+                    reason: Some("x".to_owned()),
+                    is_out_of_memory: true,
+                },
+                stopped,
+            ),
+        ];
+        for (phase, value) in phases {
+            record.phase = phase;
+            has_form(record.clone(), &with(&form, "phase", value));
+        }
+        let stopped = json!({"Stopped": {"reason": null}});
+        let read = read::<PodRecord>(&with(&first, "phase", stopped));
+        assert_eq!(read.phase, PodPhase::stopped(None));
+    }
+
+    /// As [`pods_are_recorded_in_this_form`].
+    #[test]
+    fn containers_are_recorded_in_this_form() {
+        let process = json!({"cwd": "/", "args": ["sh"], "user": {"uid": 0, "gid": 0}});
+        // As the first version wrote them.
+        let first = json!({
+            "version": 1, "id": "c", "pod": "p", "config": "", "image": "i", "image_ref": "r",
+            "stop_signal": 15, "log_path": "", "volumes": ["v"], "process": process, "user": "",
+            "groups": "Default", "created_at": 7, "phase": "Created",
+        });
+        let mut record = container_record("c", "p");
+        record.image = "i".to_owned();
+        record.image_ref = "r".to_owned();
+        record.volumes = vec!["v".to_owned()];
+        record.process = serde_json::from_value(process).unwrap();
+        record.created_at = 7;
+        assert_eq!(read::<ContainerRecord>(&first), record);
+
+        let exit = json!({
+            "started_at": 1, "finished_at": 2, "code": 3, "reason": "Error", "message": "m",
+        });
+        let added = json!({
+            "groups": "Strict", "identity": {"uid": 1, "gid": 2, "groups": [3]},
+            "image_tag": "t", "start_error": "e",
+            "mounted_images": [{"mount": 0, "id": "i", "sub_path": "s"}],
+            "exit_before_removal": exit,
+        });
+        let mut form = first.clone();
+        for (field, value) in added.as_object().unwrap() {
+            form[field] = value.clone();
+        }
+        form["process"] = serde_json::to_value(&record.process).unwrap();
+        let ended = ContainerExit {
+            started_at: 1,
+            finished_at: 2,
+            code: 3,
+            reason: "Error".to_owned(),
+            message: "m".to_owned(),
+        };
+        record.groups = SupplementalGroups::Strict;
+        record.identity = Some(ContainerUser {
+            uid: 1,
+            gid: 2,
+            groups: vec![3],
+        });
+        record.image_tag = "t".to_owned();
+        record.start_error = Some("e".to_owned());
+        record.mounted_images = vec![MountedImage {
+            mount: 0,
+            id: "i".to_owned(),
+            sub_path: "s".to_owned(),
+        }];
+        record.exit_before_removal = Some(ended.clone());
+        has_form(record.clone(), &form);
+
+        let phases = [
+            (ContainerPhase::Creating, json!("Creating")),
+            (
+                ContainerPhase::Running { started_at: 9 },
+                json!({"Running": {"started_at": 9}}),
+            ),
+            (ContainerPhase::Exited(ended), json!({"Exited": exit})),
+            (ContainerPhase::Removing, json!("Removing")),
+        ];
+        for (phase, value) in phases {
+            record.phase = phase;
+            has_form(record.clone(), &with(&form, "phase", value));
+        }
     }
 }
