@@ -496,7 +496,7 @@ fn guest_control_c_is_the_programs_on_a_terminal() {
 fn guest_program_goes_on_when_its_terminal_is_left_by_keys() {
     let turn = turn();
     let mut terminal = Terminal::new(24, 80);
-    let script = "echo ready; read x; echo \"got $x\"; read x; exit 6";
+    let script = "echo ready; while read x; do echo \"got $x\"; done; exit 6";
     let flags = ["-it", "--rm", "--name", "left"];
     let mut child = terminal.spawn(turn.command(&flags, &["sh", "-c", script]));
     terminal.read_until("ready");
@@ -516,6 +516,7 @@ fn guest_program_goes_on_when_its_terminal_is_left_by_keys() {
     terminal.person.write_all(&[24]).unwrap();
     terminal.read_until("goes on");
     assert_eq!(child.wait().unwrap().code(), Some(0));
+    goes_on_without_its_user(&turn);
     // A detached one gets a terminal even without one here.
     let there = ["-dit", "--rm", "--name", "there"];
     let started = turn.run(&there, &["sh", "-c", "test -t 0 || exit; sleep 1000"]);
@@ -525,6 +526,46 @@ fn guest_program_goes_on_when_its_terminal_is_left_by_keys() {
         .output(&["stop", "-t", "0", "left", "there", "left"]);
     stopped.printed("left\nthere\nleft\n");
     assert_eq!(STORE.root.output(&["ps", "-q"]).stdout, "");
+}
+
+/// Closes the terminal at which the program `left` is, and the other ways out of it that nobody
+/// asked for.
+fn goes_on_without_its_user(turn: &Turn) {
+    let attached = || {
+        let terminal = Terminal::new(24, 80);
+        let child = terminal.spawn(STORE.root.podvisor(&["attach", "left"]));
+        while terminal.echoes() {}
+        (terminal, child)
+    };
+    let (terminal, mut child) = attached();
+    drop(terminal);
+    assert_eq!(child.wait().unwrap().code(), Some(0));
+    let (_terminal, mut child) = attached();
+    send(&child, Signal::HUP);
+    assert_eq!(child.wait().unwrap().code(), Some(0));
+    // Whoever reads what it prints has read enough.
+    let prints = "while :; do echo word > /proc/1/fd/1; sleep 1; done";
+    let prints = ["exec", "-d", "left", "sh", "-c", prints];
+    assert_eq!(STORE.root.output(&prints).code, Some(0));
+    let mut attach = STORE.root.podvisor(&["attach", "--no-stdin", "left"]);
+    let mut child = attach.stdout(Stdio::piped()).spawn().unwrap();
+    let mut reader = BufReader::new(child.stdout.take().unwrap());
+    reader.read_line(&mut String::new()).unwrap();
+    drop(reader);
+    assert_eq!(child.wait().unwrap().code(), Some(0));
+    let mut terminal = Terminal::new(24, 80);
+    let flags = ["-it", "--rm", "--name", "closed"];
+    let mut child = terminal.spawn(turn.command(&flags, &["sh", "-c", "echo ready; sleep 1000"]));
+    terminal.read_until("ready");
+    drop(terminal);
+    assert_eq!(child.wait().unwrap().code(), Some(0));
+    let there = STORE.root.output(&["ps"]);
+    let is_there = |name| there.stdout.contains(&format!(" {name}\n"));
+    assert!(is_there("closed") && is_there("left"), "{there:?}");
+    STORE
+        .root
+        .output(&["stop", "-t", "0", "closed"])
+        .printed("closed\n");
 }
 
 #[test]

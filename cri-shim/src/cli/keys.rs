@@ -103,19 +103,33 @@ impl DetachDetector {
     }
 }
 
-/// Reads this process's stdin on a thread of its own, and forwards it without the detach keys.
-/// Returns the program's input, and a notification for when the user detaches; the program's input
-/// is not closed then.
-pub(super) fn watched_stdin(keys: DetachKeys) -> anyhow::Result<(OwnedFd, Arc<Notify>)> {
+/// Notifications of a raw terminal on stdin.
+#[derive(Debug, Default)]
+pub(super) struct TerminalEvents {
+    /// The user detaches.
+    pub(super) left: Notify,
+    /// The terminal was closed.
+    pub(super) hung_up: Notify,
+}
+
+/// Reads this process's stdin, a raw terminal, on a thread of its own, and forwards it without the
+/// detach keys. Returns the program's input, which is not closed when the user detaches, and when
+/// the terminal is closed only if the program `ends` with it.
+pub(super) fn watched_stdin(
+    keys: DetachKeys,
+    ends: bool,
+) -> anyhow::Result<(OwnedFd, Arc<TerminalEvents>)> {
     let (passed, mut writer) = io::pipe().context("cannot create a pipe for what is typed")?;
-    let left = Arc::new(Notify::new());
-    let leaves = Arc::clone(&left);
+    let events = Arc::new(TerminalEvents::default());
+    let told = Arc::clone(&events);
     let pass = move || {
         let mut escape = DetachDetector::new(keys);
         let mut buffer = [0; READ_SIZE];
-        loop {
+        let event = loop {
+            // The end of input is a character where a terminal is raw.
             let count = match Stdin.read(&mut buffer) {
-                Ok(0) | Err(_) => return,
+                Ok(0) | Err(_) if ends => return told.hung_up.notify_one(),
+                Ok(0) | Err(_) => break &told.hung_up,
                 Ok(count) => count,
             };
             let (passed, has_left) = escape.pass(buffer.get(..count).unwrap_or_default());
@@ -123,17 +137,17 @@ pub(super) fn watched_stdin(keys: DetachKeys) -> anyhow::Result<(OwnedFd, Arc<No
                 return;
             }
             if has_left {
-                // It stays open until this process exits: the program would take a closed input for
-                // its end.
-                let _ = OwnedFd::from(writer).into_raw_fd();
-                leaves.notify_one();
-                return;
+                break &told.left;
             }
-        }
+        };
+        // It stays open until this process exits: the program would take a closed input for its
+        // end.
+        let _ = OwnedFd::from(writer).into_raw_fd();
+        event.notify_one();
     };
     let thread = thread::Builder::new().name("keys".to_owned());
     thread.spawn(pass).context("cannot read stdin")?;
-    Ok((passed.into(), left))
+    Ok((passed.into(), events))
 }
 
 #[cfg(test)]

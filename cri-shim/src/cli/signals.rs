@@ -37,7 +37,8 @@ pub(super) struct Signals {
     window: Signal,
 }
 
-const SIGHUP: u8 = 1;
+/// The signal to the processes of a terminal that was closed.
+pub(super) const SIGHUP: u8 = 1;
 const SIGINT: u8 = 2;
 const SIGQUIT: u8 = 3;
 const SIGUSR1: u8 = 10;

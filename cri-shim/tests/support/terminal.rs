@@ -5,6 +5,7 @@ use std::io::Read;
 use std::os::fd::OwnedFd;
 use std::process::{Child, Command, Stdio};
 
+use rustix::fs::OFlags;
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use rustix::termios::{LocalModes, Winsize, tcgetattr, tcsetwinsize};
 
@@ -16,11 +17,12 @@ pub(crate) struct Terminal {
 
 impl Terminal {
     pub(crate) fn new(rows: u16, columns: u16) -> Self {
-        let person = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
+        let person =
+            openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).unwrap();
         grantpt(&person).unwrap();
         unlockpt(&person).unwrap();
         let path = ptsname(&person, Vec::new()).unwrap();
-        let flags = rustix::fs::OFlags::RDWR | rustix::fs::OFlags::NOCTTY;
+        let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC;
         let program = rustix::fs::open(&path, flags, rustix::fs::Mode::empty()).unwrap();
         let terminal = Self {
             person: person.into(),

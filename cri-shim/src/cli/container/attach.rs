@@ -2,7 +2,7 @@
 
 use clap::Args;
 
-use super::foreground::{ForwardedStreams, Program, exit_code};
+use super::foreground::{Abandoned, ForwardedStreams, Program, exit_code};
 use super::state::running;
 use super::{Containers, sweep};
 use crate::cli::Globals;
@@ -57,6 +57,7 @@ async fn begin(
         exec_id: None,
         has_terminal: entry.record.has_terminal(),
         has_input: entry.record.interactive && !args.no_stdin,
+        abandoned: Abandoned::GoesOn,
     };
     let (streams, theirs) = program.streams()?;
     program.client.attach_whole(&program.id, theirs).await?;

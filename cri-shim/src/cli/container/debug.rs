@@ -8,7 +8,7 @@ use oci_spec::runtime::{
 };
 use podvisor_images::Image;
 
-use super::foreground::{Program, exit_code};
+use super::foreground::{Abandoned, Program, exit_code};
 use super::{Containers, Entry, sweep};
 use crate::cli::keys::DetachKeys;
 use crate::cli::signals::{Signals, exit_code_of};
@@ -127,6 +127,7 @@ async fn in_guest(
         exec_id: None,
         has_terminal,
         has_input: true,
+        abandoned: Abandoned::Ends,
     };
     let (streams, theirs) = program.streams()?;
     program.client.attach_whole(id, theirs).await?;

@@ -5,7 +5,7 @@ use clap::Args;
 use oci_spec::runtime::Process;
 
 use super::events::{self, event};
-use super::foreground::{ForwardedStreams, Program, exit_code};
+use super::foreground::{Abandoned, ForwardedStreams, Program, exit_code};
 use super::record::Record;
 use super::state::running;
 use super::{Containers, sweep};
@@ -196,6 +196,8 @@ async fn begin(
         exec_id: Some(exec_id.clone()),
         has_terminal: wanted.has_terminal,
         has_input: wanted.has_input,
+        // Nothing could attach to it again.
+        abandoned: Abandoned::Ends,
     };
     let exec = |stdio: StdioFds| Exec {
         exec_id,

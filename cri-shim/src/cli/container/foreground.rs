@@ -11,8 +11,8 @@ use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until};
 use tracing::debug;
 
-use crate::cli::keys::{DetachKeys, watched_stdin};
-use crate::cli::signals::{Event, ForceKillDetector, Signals, exit_code_of};
+use crate::cli::keys::{DetachKeys, TerminalEvents, watched_stdin};
+use crate::cli::signals::{Event, ForceKillDetector, SIGHUP, Signals, exit_code_of};
 use crate::cli::terminal::{self, RawMode};
 use crate::sandbox::{
     AttachedStreams, Outputs, ProcessExit, SandboxClient, SandboxError, StdioFds, StreamSet,
@@ -25,6 +25,16 @@ const SIGPIPE: u8 = 13;
 /// How long a program may take to end after its output lost its reader.
 const SIGPIPE_GRACE: Duration = Duration::from_secs(2);
 
+/// What a program does when its user is gone: the terminal was closed, or nobody reads its output.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::cli) enum Abandoned {
+    /// It goes on, and may be attached to again.
+    GoesOn,
+    /// It gets the signal of a process in its place on the host, SIGHUP or SIGPIPE, and SIGKILL if
+    /// it goes on without a reader.
+    Ends,
+}
+
 /// A process whose streams this process serves.
 #[derive(Debug, Clone)]
 pub(in crate::cli) struct Program {
@@ -34,6 +44,7 @@ pub(in crate::cli) struct Program {
     pub(in crate::cli) exec_id: Option<String>,
     pub(in crate::cli) has_terminal: bool,
     pub(in crate::cli) has_input: bool,
+    pub(in crate::cli) abandoned: Abandoned,
 }
 
 /// The outcome of a program in the foreground.
@@ -43,7 +54,7 @@ pub(in crate::cli) enum Outcome {
     Ended(ProcessExit),
     /// It did not end after several requests; the number of the last signal.
     GivenUp(u8),
-    /// The user has detached, and it continues.
+    /// The user has detached or is gone, and it continues.
     Left,
 }
 
@@ -51,8 +62,8 @@ pub(in crate::cli) enum Outcome {
 #[derive(Debug)]
 pub(in crate::cli) struct ForwardedStreams {
     outputs: Outputs,
-    /// Notified when the user detaches.
-    left: Option<Arc<Notify>>,
+    /// Of the user's terminal, if it is raw.
+    terminal: Option<Arc<TerminalEvents>>,
     _raw: Option<RawMode>,
 }
 
@@ -77,22 +88,23 @@ impl Program {
         let mut files = own_files(self.has_input).context("cannot use podvisor's own streams")?;
         let is_raw = self.has_terminal && self.has_input && terminal::is_terminal(io::stdin());
         let raw = is_raw.then(RawMode::enter).transpose()?;
-        let left = match is_raw {
+        let terminal = match is_raw {
             true => {
-                let (stdin, left) = watched_stdin(keys.clone())?;
+                let (stdin, events) =
+                    watched_stdin(keys.clone(), self.abandoned == Abandoned::Ends)?;
                 files.stdin = Some(stdin);
-                Some(left)
+                Some(events)
             }
             false => None,
         };
         Ok(ForwardedStreams {
             outputs: streams.serve(files)?,
-            left,
+            terminal,
             _raw: raw,
         })
     }
 
-    /// Waits for the end of the started program and of its output, or until the user detaches;
+    /// Waits for the end of the started program and of its output, or until the user leaves it;
     /// forwards signals meanwhile. The terminal is restored before this returns.
     pub(in crate::cli) async fn wait(
         &self,
@@ -101,21 +113,21 @@ impl Program {
     ) -> anyhow::Result<Outcome> {
         let ForwardedStreams {
             outputs,
-            left,
+            terminal,
             _raw,
         } = served;
-        let left = async {
-            match left {
-                Some(left) => left.notified().await,
-                None => pending().await,
-            }
-        };
-        tokio::pin!(left);
+        let (left, hung_up) = (
+            notified(terminal.as_deref().map(|events| &events.left)),
+            notified(terminal.as_deref().map(|events| &events.hung_up)),
+        );
+        tokio::pin!(left, hung_up);
         if self.has_terminal {
             // The size may have changed while the guest booted.
             self.resize();
         }
         let broken = outputs.broken();
+        let goes_on = self.abandoned == Abandoned::GoesOn;
+        let mut is_hung_up = false;
         let mut kill_at = None;
         let ended = async {
             let exit = self.client.wait(&self.id, self.exec_id.as_deref()).await?;
@@ -131,8 +143,15 @@ impl Program {
                     return Ok(Outcome::Ended(of_a_pipe(ended?, kill_at.is_some())));
                 }
                 () = &mut left => return Ok(Outcome::Left),
+                () = &mut hung_up, if !is_hung_up => {
+                    is_hung_up = true;
+                    Event::Forward(SIGHUP)
+                }
                 event = signals.next() => event,
                 () = broken.notified(), if kill_at.is_none() => {
+                    if goes_on {
+                        return Ok(Outcome::Left);
+                    }
                     kill_at = Some(Instant::now() + SIGPIPE_GRACE);
                     Event::Forward(SIGPIPE)
                 }
@@ -145,6 +164,7 @@ impl Program {
             match event {
                 Event::Resized if self.has_terminal => self.resize(),
                 Event::Resized => {}
+                Event::Forward(SIGHUP) if goes_on => return Ok(Outcome::Left),
                 Event::Forward(signal) if impatience.is_over(signal, Instant::now().into_std()) => {
                     return Ok(Outcome::GivenUp(signal));
                 }
@@ -202,6 +222,14 @@ pub(in crate::cli) fn exit_code(outcome: &Outcome) -> u8 {
             crate::cli::notice("left the program, which goes on");
             0
         }
+    }
+}
+
+/// Waits for a notification; forever if there are none.
+async fn notified(events: Option<&Notify>) {
+    match events {
+        Some(events) => events.notified().await,
+        None => pending().await,
     }
 }
 

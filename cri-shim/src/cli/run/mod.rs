@@ -20,7 +20,7 @@ use podvisor_images::{Image, PullOptions, PullPolicy, Store};
 use tracing::debug;
 
 use super::container::events::{self, event};
-use super::container::foreground::{ForwardedStreams, Outcome, Program, exit_code};
+use super::container::foreground::{Abandoned, ForwardedStreams, Outcome, Program, exit_code};
 use super::container::lifecycle::{end, force_remove, has_failed, is_killed};
 use super::container::{Containers, Entry, NetworkMode, Record, Sweep, clear, exec, volumes};
 use super::guest::Guest;
@@ -378,6 +378,10 @@ async fn start(
         exec_id: None,
         has_terminal: args.tty,
         has_input: args.interactive,
+        abandoned: match args.tty {
+            true => Abandoned::GoesOn,
+            false => Abandoned::Ends,
+        },
     };
     if args.detach {
         program.client.start_container(&program.id).await?;
