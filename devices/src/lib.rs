@@ -45,6 +45,8 @@ pub mod vsock;
 
 #[cfg(test)]
 mod hostile;
+#[cfg(test)]
+mod logged;
 #[cfg(any(test, feature = "test-utils"))]
 pub mod testing;
 

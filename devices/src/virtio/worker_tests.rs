@@ -85,3 +85,19 @@ fn a_pause_does_not_wake_a_device_that_was_parked_or_reset() {
     assert!(!rig.worker.is_serving(), "started while paused");
     assert!(rig.worker.resume() && rig.worker.is_serving());
 }
+
+#[test]
+fn a_driver_that_is_at_fault_again_and_again_does_not_fill_the_log() {
+    let events = crate::logged::events(|| {
+        let mut rig = rig();
+        for _ in 0..100 {
+            rig.start();
+            rig.driver.make_available(99);
+            assert_eq!(rig.worker.on_queue(0).unwrap(), Progress::Idle);
+            assert!(!rig.worker.is_serving());
+            rig.worker.reset();
+            rig.driver = DriverQueue::new(&memory(1 << 20), 0x10000, 16);
+        }
+    });
+    assert_eq!(events, 1);
+}

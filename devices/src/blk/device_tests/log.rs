@@ -1,31 +1,9 @@
 //! Events that a guest can make the host log.
 
 use std::io;
-use std::sync::atomic::AtomicUsize;
-
-use tracing::span::{Attributes, Id, Record};
-use tracing::{Event, Metadata, Subscriber};
 
 use super::*;
-
-/// Counts log events.
-struct Lines(Arc<AtomicUsize>);
-
-impl Subscriber for Lines {
-    fn enabled(&self, _: &Metadata<'_>) -> bool {
-        true
-    }
-    fn new_span(&self, _: &Attributes<'_>) -> Id {
-        Id::from_u64(1)
-    }
-    fn record(&self, _: &Id, _: &Record<'_>) {}
-    fn record_follows_from(&self, _: &Id, _: &Id) {}
-    fn event(&self, _: &Event<'_>) {
-        self.0.fetch_add(1, SeqCst);
-    }
-    fn enter(&self, _: &Id) {}
-    fn exit(&self, _: &Id) {}
-}
+use crate::logged::events;
 
 /// For example, an overlay on a file system that is full.
 #[derive(Debug)]
@@ -45,8 +23,7 @@ impl Disk for Full {
 
 #[test]
 fn a_driver_that_resets_a_disk_again_and_again_does_not_fill_the_log() {
-    let lines = Arc::new(AtomicUsize::new(0));
-    tracing::subscriber::with_default(Lines(lines.clone()), || {
+    let events = events(|| {
         let mut rig = Rig::over(BlockDevice::new(Box::new(Full)));
         for _ in 0..100 {
             stop(&mut rig.device);
@@ -54,5 +31,17 @@ fn a_driver_that_resets_a_disk_again_and_again_does_not_fill_the_log() {
             start(&mut rig.device, &[&rig.driver], &rig.irq, FLUSH);
         }
     });
-    assert_eq!(lines.load(SeqCst), 1);
+    assert_eq!(events, 1);
+}
+
+#[test]
+fn requests_that_fail_again_and_again_do_not_fill_the_log() {
+    let events = events(|| {
+        let mut rig = Rig::over(BlockDevice::new(Box::new(Full)));
+        for _ in 0..100 {
+            assert_eq!(rig.write(0, 512), 1);
+            rig.driver.take_used().unwrap();
+        }
+    });
+    assert_eq!(events, 1);
 }

@@ -654,3 +654,21 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn a_driver_whose_queues_are_refused_again_and_again_does_not_fill_the_log() {
+    let events = crate::logged::events(|| {
+        let mut rig = rig();
+        for _ in 0..100 {
+            rig.negotiate(features::VERSION_1);
+            let mut config = rig.driver.config();
+            config.desc_table = u64::MAX - 15;
+            rig.set_queue(0, config);
+            rig.w(reg::STATUS, 15);
+            assert_eq!(rig.r(reg::STATUS) & 64, 64);
+            rig.w(reg::STATUS, 0);
+        }
+        assert_eq!(rig.seen.lock().unwrap().starts, 0);
+    });
+    assert_eq!(events, 1);
+}
