@@ -79,6 +79,9 @@ pub(super) struct Outlet {
     buffer: Vec<u8>,
     /// Bytes of `buffer` that were sent.
     head: usize,
+    /// The maximum size of `buffer`: half as large again as what the guest may have in it, so that
+    /// bytes that stay are moved once for as many that were sent, or twice at most.
+    limit: usize,
     writable: bool,
 }
 
@@ -87,11 +90,14 @@ pub(super) struct Outlet {
 pub(super) struct Closed;
 
 impl Outlet {
-    fn new(socket: OwnedFd) -> Self {
+    /// Creates the outlet of a connection whose guest may have `buf_alloc` bytes in flight.
+    fn new(socket: OwnedFd, buf_alloc: u32) -> Self {
+        let credit = usize::try_from(buf_alloc).unwrap_or(usize::MAX);
         Self {
             socket,
             buffer: Vec::new(),
             head: 0,
+            limit: credit.saturating_add(credit >> 1),
             writable: true,
         }
     }
@@ -179,12 +185,7 @@ impl Outlet {
         offset: usize,
         len: usize,
     ) -> Result<(), Fault> {
-        if self.head > self.buffer.len() >> 1 {
-            self.buffer.drain(..self.head);
-            self.head = 0;
-        }
-        let old = self.buffer.len();
-        self.buffer.resize(old.saturating_add(len), 0);
+        let old = self.make_room(len);
         let result = match self.buffer.get_mut(old..) {
             Some(room) => chain.read(mem, offset, room),
             None => Ok(()),
@@ -193,6 +194,24 @@ impl Outlet {
             self.buffer.truncate(old);
         }
         Ok(result?)
+    }
+
+    /// Adds `len` bytes to the end of the buffer, for the caller to fill; returns where they begin.
+    fn make_room(&mut self, len: usize) -> usize {
+        let needed = self.buffer.len().saturating_add(len);
+        if self.head > self.buffer.len() >> 1 || needed > self.limit {
+            self.buffer.drain(..self.head);
+            self.head = 0;
+        }
+        let old = self.buffer.len();
+        let needed = old.saturating_add(len);
+        if needed > self.buffer.capacity() {
+            let doubled = self.buffer.capacity().saturating_mul(2).min(self.limit);
+            self.buffer
+                .reserve_exact(needed.max(doubled).saturating_sub(old));
+        }
+        self.buffer.resize(needed, 0);
+        old
     }
 }
 
@@ -258,7 +277,7 @@ impl Connection {
         Self {
             ports,
             phase,
-            outlet: Outlet::new(socket),
+            outlet: Outlet::new(socket, buf_alloc),
             inbound: Inbound::new(buf_alloc),
             outbound: Outbound::new(),
             due,
@@ -558,5 +577,35 @@ impl Connection {
             SHUTDOWN_SEND
         });
         Read::Nothing
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+
+    #[test]
+    fn a_buffer_that_is_never_empty_is_bounded() {
+        const CREDIT: usize = 32 << 10;
+        let (socket, _reader) = UnixStream::pair().unwrap();
+        let mut outlet = Outlet::new(socket.into(), 32 << 10);
+        let mut next = 0_u8;
+        let mut expected = 0_u8;
+        for step in (1..2000).cycle().take(20_000) {
+            // The guest uses all of its credit, and the host program reads a few bytes.
+            let room = outlet.make_room(CREDIT - outlet.pending().len());
+            for byte in &mut outlet.buffer[room..] {
+                *byte = next;
+                next = next.wrapping_add(1);
+            }
+            assert!(outlet.buffer.capacity() <= CREDIT * 3 / 2);
+            for byte in &outlet.pending()[..step] {
+                assert_eq!(*byte, expected);
+                expected = expected.wrapping_add(1);
+            }
+            outlet.head += step;
+        }
     }
 }
