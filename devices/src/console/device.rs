@@ -8,7 +8,7 @@ use std::sync::Arc;
 use super::input::{ConsoleError, Input};
 use crate::GuestRam;
 use crate::virtio::{
-    Chain, ConfigSpace, Count, Counter, DeviceInfo, DeviceType, Fault, Progress, Queue,
+    Chain, ConfigSpace, Count, Counter, DeviceInfo, DeviceType, Fault, Placement, Progress, Queue,
     ReadCounters, RestoreError, SavedDevice, StartError, VirtioDevice,
 };
 
@@ -33,8 +33,8 @@ const PIECE: usize = 4096;
 
 /// A virtio console with one port.
 ///
-/// The writer is called on the thread that serves the device. A writer that blocks delays that
-/// thread and so the guest's output; one that is non-blocking, or fails, loses what it did not
+/// The device has a thread of its own, on which the writer is called: one that blocks delays the
+/// guest's output, and no other device. One that is non-blocking, or fails, loses what it did not
 /// take, which `lost_bytes` counts.
 pub struct ConsoleDevice {
     out: Box<dyn Write + Send>,
@@ -234,6 +234,10 @@ impl VirtioDevice for ConsoleDevice {
             config: self.config.clone(),
             counters: self.counters.clone(),
         }
+    }
+
+    fn placement(&self) -> Placement {
+        Placement::Own
     }
 
     fn start_queue(&mut self, queue: Queue) -> Result<(), StartError> {
