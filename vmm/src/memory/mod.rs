@@ -354,8 +354,8 @@ mod tests {
         assert_eq!((read(&one), read(&two)), (9, 7));
     }
 
-    /// Whether the mapping at an address of this process has `MADV_HUGEPAGE`.
-    fn asks_for_huge_pages(address: usize) -> bool {
+    /// The kernel's flags of the mapping at an address of this process.
+    fn flags(address: usize) -> Vec<String> {
         let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
         let mut lines = maps.lines().skip_while(|line| {
             let range = line
@@ -367,7 +367,32 @@ mod tests {
             !matches!(range.map(covers), Some(Ok::<_, ParseIntError>(true)))
         });
         let flags = lines.find(|line| line.starts_with("VmFlags:")).unwrap();
-        flags.split(' ').any(|flag| flag == "hg")
+        flags.split(' ').map(str::to_owned).collect()
+    }
+
+    /// Whether the mapping at an address of this process has `MADV_HUGEPAGE`.
+    fn asks_for_huge_pages(address: usize) -> bool {
+        flags(address).contains(&"hg".to_owned())
+    }
+
+    #[test]
+    fn memory_is_neither_in_children_nor_in_core_dumps() {
+        let size = MemoryShape::fixed(MemorySize::mib(16));
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(16 * MIB).unwrap();
+        let all = [
+            GuestMemory::anonymous(size).unwrap(),
+            GuestMemory::private(size, Arc::new(file)).unwrap(),
+        ];
+        for memory in &all {
+            let start = memory.ram().iter().next().unwrap().as_ptr().addr();
+            for place in [start, start + (16 << 20) - 1] {
+                let flags = flags(place);
+                for wanted in ["dc", "dd"] {
+                    assert!(flags.contains(&wanted.to_owned()), "{wanted}: {flags:?}");
+                }
+            }
+        }
     }
 
     #[test]

@@ -197,6 +197,48 @@ fn is_stopped() {
     assert_eq!(guest.vm.state(), State::Running);
 }
 
+/// In a separate process, whose limit it is.
+#[test]
+fn a_vm_is_paused_and_stopped_where_no_signal_may_be_pending() {
+    crate::vm::testing::in_own_process(
+        "vm::tests::threads::a_vm_is_paused_and_stopped_where_no_signal_may_be_pending",
+        || {
+            use rustix::process::{Resource, Rlimit, setrlimit};
+            let none = Rlimit {
+                current: Some(0),
+                maximum: Some(0),
+            };
+            setrlimit(Resource::Sigpending, none).unwrap();
+            let guest = Guest::start(|vm| vm.vcpus(2));
+            for _ in 0..20 {
+                guest.runs_on();
+                guest.pause();
+                guest.vm.resume().unwrap();
+            }
+            in_time("the VM's end", move || drop(guest));
+        },
+    );
+}
+
+/// In a separate process, whose ids they are.
+#[test]
+#[allow(unsafe_code)] // setuid
+fn the_program_changes_its_ids_while_a_guest_runs() {
+    crate::vm::testing::in_own_process(
+        "vm::tests::threads::the_program_changes_its_ids_while_a_guest_runs",
+        || {
+            let guest = Guest::start(|vm| vm.vcpus(2));
+            guest.runs_on();
+            let changed = in_time("setuid", || {
+                // SAFETY: they take no pointers. All threads carry it out, in a signal's handler.
+                unsafe { libc::setuid(libc::getuid()) }
+            });
+            assert_eq!(changed, 0);
+            guest.runs_on();
+        },
+    );
+}
+
 #[test]
 fn what_is_printed_for_debugging_names_states_devices_and_threads() {
     let guest = Guest::start(VmBuilder::rng);
