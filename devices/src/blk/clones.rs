@@ -3,7 +3,7 @@
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::disk::{Disk, Operation, Submitted};
+use super::disk::{Disk, Operation, Submitted, Topology};
 use crate::GuestRam;
 
 /// A disk for a device with several queues, cloned by [`Disk::try_clone`] for each queue. Created
@@ -67,6 +67,10 @@ impl SharedDisk {
 impl Disk for SharedDisk {
     fn len(&self) -> u64 {
         self.with(|disk| disk.len())
+    }
+
+    fn topology(&self) -> Topology {
+        self.with(|disk| disk.topology())
     }
 
     fn refresh(&mut self) -> io::Result<()> {

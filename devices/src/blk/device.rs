@@ -31,6 +31,7 @@ mod feature {
     pub(super) const RO: u64 = 1 << 5;
     pub(super) const BLK_SIZE: u64 = 1 << 6;
     pub(super) const FLUSH: u64 = 1 << 9;
+    pub(super) const TOPOLOGY: u64 = 1 << 10;
     pub(super) const MQ: u64 = 1 << 12;
     pub(super) const DISCARD: u64 = 1 << 13;
     pub(super) const WRITE_ZEROES: u64 = 1 << 14;
@@ -75,7 +76,7 @@ impl BlockDevice {
 
     fn with_queue(disk: Box<dyn Disk>, queue_size: u16) -> Self {
         let engine = Engine::new(disk);
-        let config = config_space(engine.sectors, 1, queue_size);
+        let config = config_space(&engine, 1, queue_size);
         Self {
             config: Arc::new(ConfigSpace::new(config)),
             server: Server::new(engine, 1),
@@ -208,7 +209,7 @@ impl BlockDevice {
         let count = count.clamp(1, u16::try_from(MAX_QUEUES).unwrap_or(1));
         self.queue_count = count;
         self.config = Arc::new(ConfigSpace::new(config_space(
-            self.server.engine.sectors,
+            &self.server.engine,
             count,
             self.queue_size,
         )));
@@ -369,7 +370,7 @@ impl VirtioDevice for BlockDevice {
         DeviceInfo {
             device_type: DeviceType::Block,
             queue_sizes: vec![self.queue_size; self.queue_count.into()],
-            features: feature::SEG_MAX | feature::BLK_SIZE | access | several,
+            features: feature::SEG_MAX | feature::BLK_SIZE | feature::TOPOLOGY | access | several,
             config: self.config.clone(),
             counters: self.server.engine.counters.clone(),
         }
@@ -486,7 +487,7 @@ fn id(serial: &str) -> [u8; ID_LEN] {
 }
 
 /// `struct virtio_blk_config` (§5.2.4).
-fn config_space(sectors: u64, queues: u16, queue_size: u16) -> [u8; 60] {
+fn config_space(engine: &Engine, queues: u16, queue_size: u16) -> [u8; 60] {
     // Segments of data per request that the driver may use: the queue size minus header and status.
     let seg_max = u32::from(queue_size.saturating_sub(2));
     let mut config = [0; 60];
@@ -495,14 +496,22 @@ fn config_space(sectors: u64, queues: u16, queue_size: u16) -> [u8; 60] {
             *to = *from;
         }
     };
-    put(0, &sectors.to_le_bytes());
+    put(0, &engine.sectors.to_le_bytes());
     put(12, &seg_max.to_le_bytes());
     put(20, &512u32.to_le_bytes());
+    // Topology: the physical block as a power of two, its first sector, and in sectors the smallest
+    // and the best size of a request.
+    let topology = engine.topology();
+    let physical = (topology.physical_block / 512).max(1);
+    let optimal = topology.optimal / 512;
+    put(24, &[u8::try_from(physical.ilog2()).unwrap_or(0), 0]);
+    put(26, &u16::try_from(physical).unwrap_or(0).to_le_bytes());
+    put(28, &optimal.to_le_bytes());
     put(34, &queues.to_le_bytes());
     // Discarding: sectors, ranges, alignment; zeroes: sectors, ranges, whether they may unmap.
     put(36, &MAX_DISCARD_SECTORS.to_le_bytes());
     put(40, &1u32.to_le_bytes());
-    put(44, &1u32.to_le_bytes());
+    put(44, &optimal.max(physical).to_le_bytes());
     put(48, &MAX_WRITE_ZEROES_SECTORS.to_le_bytes());
     put(52, &1u32.to_le_bytes());
     put(56, &[1]);

@@ -92,6 +92,26 @@ pub struct Completion {
     pub result: io::Result<()>,
 }
 
+/// The blocks in which the host reads and writes a disk, in bytes: a driver that knows them makes
+/// requests of whole blocks. They are advice: any whole sectors may be read and written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Topology {
+    /// Of anything smaller, the host first reads a whole block to write it. A power of two.
+    pub physical_block: u32,
+    /// The unit of allocation, and so of large requests and of discards; 0 if it does not matter.
+    pub optimal: u32,
+}
+
+impl Default for Topology {
+    /// Sectors.
+    fn default() -> Self {
+        Self {
+            physical_block: super::SECTOR_SIZE as u32,
+            optimal: 0,
+        }
+    }
+}
+
 /// A disk of raw sectors. Backends that complete requests immediately implement only `len` and
 /// `submit`.
 pub trait Disk: Debug + Send {
@@ -101,6 +121,11 @@ pub trait Disk: Debug + Send {
     /// Whether the disk has no sector.
     fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+
+    /// Returns the blocks in which the host reads and writes it.
+    fn topology(&self) -> Topology {
+        Topology::default()
     }
 
     /// Reads the size again, for [`Self::len`].

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use vm_memory::VolatileSlice;
 
 use super::counters::Counters;
-use super::disk::{Completion, Disk, Operation, Submitted};
+use super::disk::{Completion, Disk, Operation, Submitted, Topology};
 use super::flight::{Flight, InFlight};
 use super::request::{ID_LEN, Request, Status, WRITE_DATA};
 use super::throttle::Throttle;
@@ -104,6 +104,11 @@ impl Engine {
             engine.keep(pace.try_clone()?)?;
         }
         Ok(engine)
+    }
+
+    /// The blocks of the disk.
+    pub(super) fn topology(&self) -> Topology {
+        self.disk.topology()
     }
 
     pub(super) fn disk(&self) -> &dyn Disk {

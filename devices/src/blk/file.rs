@@ -6,17 +6,20 @@ use std::io::{self, Seek, SeekFrom};
 use std::os::fd::AsFd;
 use std::os::unix::fs::{FileExt, FileTypeExt as _};
 
-use rustix::fs::{FallocateFlags, fallocate, ioctl_blksszget};
+use rustix::fs::{FallocateFlags, fallocate, ioctl_blkpbszget, ioctl_blksszget};
 use rustix::io::Errno;
 use rustix::ioctl::{Opcode, Setter, ioctl, opcode};
 use vm_memory::VolatileSlice;
 
-use super::disk::{Disk, Operation, Submitted};
+use super::disk::{Disk, Operation, Submitted, Topology};
 use crate::GuestRam;
 use crate::virtio::iovec;
 
 /// Bytes of zeroes that are written per call.
 const ZEROES: usize = 16 << 10;
+
+/// Bytes of a page.
+const PAGE: u32 = 4096;
 
 /// A file as a disk. Its length is read when it is opened, and by [`Disk::refresh`].
 #[derive(Debug)]
@@ -25,6 +28,7 @@ pub struct FileDisk {
     len: u64,
     /// Bytes of a logical block of a block device, which discards and zeroes only whole blocks.
     block: Option<u64>,
+    topology: Topology,
 }
 
 impl FileDisk {
@@ -34,11 +38,25 @@ impl FileDisk {
     /// If its length or the size of its blocks cannot be determined.
     pub fn new(file: File) -> io::Result<Self> {
         let len = len(&file)?;
-        let block = match file.metadata()?.file_type().is_block_device() {
-            true => Some(ioctl_blksszget(&file)?.into()),
-            false => None,
+        let metadata = file.metadata()?;
+        let (block, physical_block) = match metadata.file_type().is_block_device() {
+            true => (
+                Some(ioctl_blksszget(&file)?.into()),
+                ioctl_blkpbszget(&file)?,
+            ),
+            // The page cache reads and writes pages.
+            false => (None, PAGE),
         };
-        Ok(Self { file, len, block })
+        let topology = Topology {
+            physical_block,
+            optimal: 0,
+        };
+        Ok(Self {
+            file,
+            len,
+            block,
+            topology,
+        })
     }
 }
 
@@ -101,6 +119,10 @@ pub(super) fn len(mut file: &File) -> io::Result<u64> {
 impl Disk for FileDisk {
     fn len(&self) -> u64 {
         self.len
+    }
+
+    fn topology(&self) -> Topology {
+        self.topology
     }
 
     fn refresh(&mut self) -> io::Result<()> {

@@ -33,7 +33,7 @@ mod uring;
 
 pub use clones::DiskClones;
 pub use device::BlockDevice;
-pub use disk::{Completion, Disk, Operation, Submitted};
+pub use disk::{Completion, Disk, Operation, Submitted, Topology};
 pub use file::FileDisk;
 pub use open::{BlockDeviceError, IoEngine, open_disk, open_disk_for_writing};
 pub use overlay::{OverlayFormat, Qcow2Disk, Qcow2Error, create_overlay, create_qcow2};

@@ -14,7 +14,7 @@ use rustix::fs::OFlags;
 use rustix::io::Errno;
 use vm_memory::VolatileSlice;
 
-use super::disk::{Completion, Disk, Operation, Submitted};
+use super::disk::{Completion, Disk, Operation, Submitted, Topology};
 use super::file::{FileDisk, write_zeroes};
 use crate::GuestRam;
 
@@ -341,6 +341,10 @@ impl Slot {
 impl Disk for UringDisk {
     fn len(&self) -> u64 {
         self.disk.len()
+    }
+
+    fn topology(&self) -> Topology {
+        self.disk.topology()
     }
 
     fn refresh(&mut self) -> io::Result<()> {

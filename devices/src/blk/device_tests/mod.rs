@@ -1,5 +1,6 @@
 use super::*;
 use crate::GuestRam;
+use crate::blk::overlay::create_qcow2;
 use crate::blk::{Completion, FileDisk, Operation, Submitted};
 use crate::testing::{
     CountingInterrupt, DriverQueue, backend_readable, memory, memory_in_pieces, start, stop,
@@ -190,6 +191,42 @@ fn a_read_only_disk_says_so_and_refuses_writes() {
     assert_eq!(rig.write(0, 512), 1);
     assert_eq!(rig.read(0, 512), 0);
     assert_eq!(rig.mem.read_obj::<u8>(GuestAddress(DATA)).unwrap(), 0);
+}
+
+#[test]
+fn a_driver_is_told_of_the_blocks_of_its_disk() {
+    /// Bytes of the physical block, smallest request, best request, and alignment of discards.
+    fn told(device: &BlockDevice) -> [u32; 4] {
+        let info = device.info();
+        assert_ne!(info.features & (1 << 10), 0);
+        let mut bytes = [0; 60];
+        info.config.read(0, &mut bytes);
+        let long = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap());
+        let smallest = u16::from_le_bytes([bytes[26], bytes[27]]);
+        assert_eq!(bytes[25], 0, "the first block is aligned");
+        [
+            512 << bytes[24],
+            u32::from(smallest) * 512,
+            long(28) * 512,
+            long(44) * 512,
+        ]
+    }
+    let file = || {
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(1 << 20).unwrap();
+        file
+    };
+    for io in [IoEngine::Sync, IoEngine::Uring] {
+        let device = BlockDevice::from_file_with(file(), io).unwrap();
+        assert_eq!(told(&device.queues(2)), [4096, 4096, 0, 4096]);
+    }
+    let overlay = file();
+    overlay.set_len(0).unwrap();
+    let base = file();
+    create_qcow2(&base, Path::new("base"), &overlay).unwrap();
+    let device = BlockDevice::overlay(base, overlay, OverlayFormat::Qcow2).unwrap();
+    assert_eq!(told(&device), [512, 512, 64 << 10, 64 << 10]);
+    assert_eq!(told(&BlockDevice::spare()), [512, 512, 0, 512]);
 }
 
 #[test]
@@ -558,7 +595,18 @@ fn a_request_of_which_a_part_is_done_starts_over_after_a_stop() {
 
 #[test]
 fn flushes_cost_more_than_their_bytes() {
-    let mut rig = Rig::new();
+    /// A disk that takes no time, which would end a turn too.
+    #[derive(Debug)]
+    struct Instant;
+    impl Disk for Instant {
+        fn len(&self) -> u64 {
+            4096
+        }
+        fn submit(&mut self, _: &GuestRam, _: u16, _: Operation<'_, '_>) -> Submitted {
+            Submitted::Done(Ok(()))
+        }
+    }
+    let mut rig = Rig::over(BlockDevice::new(Box::new(Instant)));
     rig.header(4, 0);
     for _ in 0..6 {
         rig.driver.add(&[(HEADER, 16)], &[(STATUS, 1)]);

@@ -12,7 +12,7 @@ use super::clusters::{Clusters, MAX_CLUSTERS};
 use super::header::{CLUSTER, Header};
 use super::tables::{Place, Tables};
 use crate::GuestRam;
-use crate::blk::disk::{Disk, Operation, Submitted};
+use crate::blk::disk::{Disk, Operation, Submitted, Topology};
 use crate::blk::file::{give_back, len, transfer, write_zeroes};
 use crate::virtio::iovec;
 
@@ -321,6 +321,13 @@ impl Qcow2Disk {
 impl Disk for Qcow2Disk {
     fn len(&self) -> u64 {
         self.size
+    }
+
+    fn topology(&self) -> Topology {
+        Topology {
+            optimal: u32::try_from(CLUSTER).unwrap_or(0),
+            ..Topology::default()
+        }
     }
 
     fn submit(&mut self, _: &GuestRam, _token: u16, operation: Operation<'_, '_>) -> Submitted {
