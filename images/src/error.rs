@@ -30,9 +30,7 @@ pub enum Error {
         source: ParseError,
     },
     /// The store has no such image.
-    #[error(
-        "no image {name:?} in the store; `podvisor images` lists what there is, `podvisor pull` fetches one"
-    )]
+    #[error("no image {name:?} in the store")]
     NotFound {
         /// The name, id or digest that was requested.
         name: String,
@@ -52,7 +50,7 @@ pub enum Error {
         id: Digest,
     },
     /// Files of the image are missing or changed.
-    #[error("image {id} is damaged; remove it by `podvisor rmi {id}` and pull it again")]
+    #[error("image {id} is damaged")]
     Damaged {
         /// The image.
         id: Digest,
@@ -113,7 +111,7 @@ pub enum Error {
     #[error("cancelled")]
     Cancelled,
     /// The disk under the store is full.
-    #[error("no space left for the image store at {}; free some, or remove images by `podvisor rmi`", .path.display())]
+    #[error("no space left for the image store at {}", .path.display())]
     DiskFull {
         /// The file that could not be written.
         path: PathBuf,

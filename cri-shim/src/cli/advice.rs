@@ -1,6 +1,8 @@
 //! Advice for the user on errors. The libraries state what happened; this module states the
 //! remedies in terms of this command line.
 
+use podvisor_images::Error as ImageError;
+
 use crate::machine::{AssetError, GUEST_DIR_VARIABLE, GuestFile, MachineExit};
 use crate::sandbox::{BOOT_TIMEOUT_VARIABLE, SandboxError, jail};
 
@@ -14,6 +16,21 @@ pub(super) fn for_missing_file(error: &AssetError) -> String {
         "install podvisor's package, or build it with `cargo xtask guest` in podvisor's source, \
          or set {GUEST_DIR_VARIABLE} to the directory that has it{hint}"
     )
+}
+
+/// Returns the advice for an error of the image store, if there is any.
+pub(super) fn for_image(error: &anyhow::Error) -> Option<String> {
+    let error = error.chain().find_map(|cause| cause.downcast_ref());
+    Some(match error? {
+        ImageError::NotFound { .. } => {
+            "`podvisor images` lists what there is, `podvisor pull` fetches one".to_owned()
+        }
+        ImageError::Damaged { id } => {
+            format!("remove it by `podvisor rmi {id}` and pull it again")
+        }
+        ImageError::DiskFull { .. } => "free some, or remove images by `podvisor rmi`".to_owned(),
+        _ => return None,
+    })
 }
 
 /// Adds advice to the error of a missing file.

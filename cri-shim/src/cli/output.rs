@@ -7,6 +7,7 @@ use std::os::fd::AsFd as _;
 use anyhow::Context as _;
 use clap::Args;
 
+use super::advice;
 use crate::sandbox::{SandboxExit, write_to};
 
 /// Maximum length of an error, in characters: parts of it may come from a registry or a guest.
@@ -14,7 +15,11 @@ const ERROR_MAX: usize = 2000;
 
 /// Prints an error with its causes to stderr.
 pub(super) fn report(error: &anyhow::Error) {
-    notice(&message(error));
+    let text = message(error);
+    match advice::for_image(error) {
+        Some(advice) => notice(&format!("{text}; {advice}")),
+        None => notice(&text),
+    }
 }
 
 /// Prints a message for the user that is not the command's result.
