@@ -50,8 +50,9 @@ fn guest_disks_hold_what_was_written_under_load_while_media_change_and_when_it_i
             .queues(4)
     };
     let cached = CachedDisk::new(FILE_SYSTEM);
+    let loads = overlay(&file("empty", LEN), &file("changes", 0));
     let overlay = overlay(&file("image", FILE_SYSTEM), &file("overlay", 0));
-    let script = "disks load /dev/vda && disks load /dev/vdb && disks watch /dev/vdc\n\
+    let script = "for disk in vda vdb vdf; do disks load /dev/$disk; done; disks watch /dev/vdc\n\
          mkdir /host /cached /overlay; mount -t virtiofs host /host; mount -o bind /dev /host/dev\n\
          for disk in vdd vde; do chroot /host mkfs.ext4 -q -F /dev/$disk || echo bad mkfs; done\n\
          mount -t ext4 /dev/vdd /cached; mount -t ext4 /dev/vde /overlay; echo made\n\
@@ -69,6 +70,7 @@ fn guest_disks_hold_what_was_written_under_load_while_media_change_and_when_it_i
     .block(BlockDevice::new(medium(0)).read_only().queues(4))
     .block(BlockDevice::new(Box::new(cached.clone())).queues(4))
     .block(overlay.queues(4))
+    .block(loads.queues(4))
     .fs(FsDevice::open("host", "/").unwrap().read_only().unwrap())
     .build()
     .unwrap();
@@ -76,7 +78,7 @@ fn guest_disks_hold_what_was_written_under_load_while_media_change_and_when_it_i
     let media: Vec<_> = (1..=LAST).map(medium).collect();
     vm.start().unwrap();
 
-    console.wait_for("load /dev/vdb ok");
+    console.wait_for("load /dev/vdf ok");
     for name in ["sync", "uring"] {
         assert!(fs::read(path(name)).unwrap() == loaded, "{name}");
     }
@@ -102,16 +104,20 @@ fn guest_disks_hold_what_was_written_under_load_while_media_change_and_when_it_i
     assert!(vm.faults().is_empty());
     is_whole(&path("cached"), before_cut);
     drop(vm);
-    let raw = path("raw");
-    run("qemu-img", &["check", "-q"], &path("overlay"));
-    run(
-        "qemu-img",
-        &["convert", "-O", "raw", path("overlay").to_str().unwrap()],
-        &raw,
-    );
-    is_whole(&raw, synced("overlay"));
-    let image = fs::read(path("image")).unwrap();
-    assert!(image.iter().all(|byte| *byte == 0), "the image was written");
+    let raw = |name: &str| {
+        run("qemu-img", &["check", "-q"], &path(name));
+        let raw = path(&format!("{name}.raw"));
+        let overlay = path(name);
+        let overlay = overlay.to_str().unwrap();
+        run("qemu-img", &["convert", "-O", "raw", overlay], &raw);
+        raw
+    };
+    is_whole(&raw("overlay"), synced("overlay"));
+    assert!(fs::read(raw("changes")).unwrap() == loaded, "changes");
+    for image in ["image", "empty"] {
+        let image = fs::read(path(image)).unwrap();
+        assert!(image.iter().all(|byte| *byte == 0), "the image was written");
+    }
 }
 
 #[test]

@@ -183,6 +183,8 @@ fn mounts_swaps_and_owners(transport: Transport) {
          echo 'they:x:5678:' > /etc/group; su they -c 'touch /share/pub/theirs'\n\
          wc -c < /share/logs/old\n\
          ls -l /share/many | wc -l; cat /share/many/* | wc -c\n\
+         mkdir /second; mount -t virtiofs second /second; cat /second/file; echo\n\
+         echo x 2>/dev/null > /second/new || echo second refused\n\
          cat /share/config/key; echo; echo ready\n\
          until [ \"$(cat /share/config/key)\" = two ]; do :; done; echo swapped\n\
          until [ -e /share/late/file ]; do :; done; cat /share/late/file; echo\n\
@@ -195,6 +197,9 @@ fn mounts_swaps_and_owners(transport: Transport) {
         .transport(transport)
         .fs(FsDevice::open("data", &share)
             .and_then(|share| share.max_open(MAX_OPEN))
+            .unwrap())
+        .fs(FsDevice::open("second", &other)
+            .and_then(FsDevice::read_only)
             .unwrap())
         .build()
         .unwrap();
@@ -232,7 +237,7 @@ fn mounts_swaps_and_owners(transport: Transport) {
 
     let text = console.text();
     let seen = "bound\nrefused\nkept\nmounts differ\nno way out\nno device\n\
-                1048576\n201\n200\none\nready\nswapped\n\
+                1048576\n201\n200\nbound\nsecond refused\none\nready\nswapped\n\
                 bound\nwritten\n";
     assert!(text.contains(seen), "{text}");
     assert!(text.contains("filled\n"), "{text}");
