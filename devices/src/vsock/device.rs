@@ -183,16 +183,13 @@ impl VsockDevice {
     }
 
     /// Ends all connections, and notifies the driver that they are gone and that its CID may have
-    /// changed (§5.10.6.7): for a guest that was restored from a snapshot. If no driver is running,
-    /// it is notified once it runs.
-    ///
-    /// # Errors
-    /// If the event queue cannot be used.
-    pub fn reset_transport(&mut self) -> Result<(), Fault> {
+    /// changed (§5.10.6.7): for a guest that was restored from a snapshot. It is notified by the
+    /// next [`VirtioDevice::on_backend`], or once it runs.
+    pub fn reset_transport(&mut self) {
         self.mux.forget_connections();
         self.reset = Reset::Due;
-        self.tell_reset()?;
-        Ok(())
+        // A fault of its event queue is then one of the device, not of this caller.
+        self.mux.remind();
     }
 
     /// Connections, handshakes, sockets with unsent bytes, and resets waiting for buffers.
