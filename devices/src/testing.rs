@@ -210,6 +210,12 @@ impl DriverQueue {
         head
     }
 
+    /// How many chains were made available for which [`Self::take_used`] has not returned anything.
+    #[must_use]
+    pub fn outstanding(&self) -> u16 {
+        self.avail_idx.wrapping_sub(self.used_idx)
+    }
+
     /// Returns the next chain that the device gave back.
     pub fn take_used(&mut self) -> Option<Used> {
         let used = self.base + 0xa000;
