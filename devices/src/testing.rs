@@ -173,6 +173,20 @@ impl DriverQueue {
         self.mem.write_slice(&raw, at).unwrap();
     }
 
+    /// Makes each descriptor a chain of `count` empty ones, in an indirect table at `table`.
+    pub fn indirect_empties(&self, table: u64, count: u16) {
+        for n in 0..count {
+            let next = n + 1;
+            let flags = if next == count { 0 } else { F_NEXT };
+            let raw = u128::from(flags) << 96 | u128::from(next) << 112;
+            let at = GuestAddress(table + u64::from(n) * 16);
+            self.mem.write_slice(&raw.to_le_bytes(), at).unwrap();
+        }
+        for head in 0..self.size {
+            self.descriptor(head, table, u32::from(count) * 16, F_INDIRECT, 0);
+        }
+    }
+
     /// Makes a head available, valid or not.
     pub fn make_available(&mut self, head: u16) {
         let slot = u64::from(self.avail_idx % self.size);
