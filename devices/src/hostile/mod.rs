@@ -4,9 +4,10 @@
 //! * `subjects.rs` has the devices, and a valid chain for each of their queues.
 //! * `driver.rs` is the driver's side of either transport.
 //! * `rings.rs` breaks descriptors and rings, `registers.rs` the values in the transport's
-//!   registers.
+//!   registers; `kept.rs` has chains that a device keeps.
 
 mod driver;
+mod kept;
 mod registers;
 mod rings;
 mod subjects;

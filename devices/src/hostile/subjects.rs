@@ -9,7 +9,7 @@ use crate::balloon::BalloonDevice;
 use crate::blk::{BlockDevice, FileDisk};
 use crate::console::ConsoleDevice;
 use crate::fs::FsDevice;
-use crate::mem::{MemDevice, MemRegion};
+use crate::mem::{BLOCK_SIZE, MemDevice, MemRegion};
 use crate::net::{MemoryNic, NetDevice, Nic};
 use crate::pmem::PmemDevice;
 use crate::rng::RngDevice;
@@ -169,7 +169,8 @@ fn fs() -> Subject {
 fn mem() -> Subject {
     let region = MemRegion {
         start: 1 << 32,
-        len: 4 << 20,
+        // More blocks than a turn gives back.
+        len: 40 * BLOCK_SIZE,
     };
     let device = MemDevice::new(region).unwrap();
     // The state of a block that does not exist.
@@ -230,7 +231,7 @@ fn rng() -> Subject {
 }
 
 /// A packet of the guest (§5.10.6): from port 1 to port 2, where no program listens.
-fn packet(operation: u16) -> Vec<u8> {
+pub(super) fn packet(operation: u16) -> Vec<u8> {
     let mut bytes = [3u64.to_le_bytes(), 2u64.to_le_bytes()].concat();
     bytes.extend(1u32.to_le_bytes());
     bytes.extend(2u32.to_le_bytes());
