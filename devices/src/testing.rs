@@ -134,6 +134,15 @@ impl DriverQueue {
         }
     }
 
+    /// Continues both rings, which are empty, at this index.
+    pub fn begin_at(&mut self, index: u16) {
+        self.set_avail_idx(index);
+        self.used_idx = index;
+        self.mem
+            .write_obj(index.to_le(), GuestAddress(self.base + 0xa002))
+            .unwrap();
+    }
+
     /// Returns the same driver's queue in a copy of its memory.
     #[must_use]
     pub fn clone_in(&self, mem: &GuestRam) -> Self {
