@@ -4,10 +4,11 @@
 //! * `subjects.rs` has the devices, and a valid chain for each of their queues.
 //! * `driver.rs` is the driver's side of either transport.
 //! * `rings.rs` breaks descriptors and rings, `registers.rs` the values in the transport's
-//!   registers; `kept.rs` has chains that a device keeps.
+//!   registers; `kept.rs` has chains that a device keeps, `memory.rs` chains of gigabytes.
 
 mod driver;
 mod kept;
+mod memory;
 mod registers;
 mod rings;
 mod subjects;
