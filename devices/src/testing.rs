@@ -134,6 +134,15 @@ impl DriverQueue {
         }
     }
 
+    /// Continues both rings, which are empty, at this index.
+    pub fn begin_at(&mut self, index: u16) {
+        self.set_avail_idx(index);
+        self.used_idx = index;
+        self.mem
+            .write_obj(index.to_le(), GuestAddress(self.base + 0xa002))
+            .unwrap();
+    }
+
     /// Returns the same driver's queue in a copy of its memory.
     #[must_use]
     pub fn clone_in(&self, mem: &GuestRam) -> Self {
@@ -173,6 +182,20 @@ impl DriverQueue {
         self.mem.write_slice(&raw, at).unwrap();
     }
 
+    /// Makes each descriptor a chain of `count` empty ones, in an indirect table at `table`.
+    pub fn indirect_empties(&self, table: u64, count: u16) {
+        for n in 0..count {
+            let next = n + 1;
+            let flags = if next == count { 0 } else { F_NEXT };
+            let raw = u128::from(flags) << 96 | u128::from(next) << 112;
+            let at = GuestAddress(table + u64::from(n) * 16);
+            self.mem.write_slice(&raw.to_le_bytes(), at).unwrap();
+        }
+        for head in 0..self.size {
+            self.descriptor(head, table, u32::from(count) * 16, F_INDIRECT, 0);
+        }
+    }
+
     /// Makes a head available, valid or not.
     pub fn make_available(&mut self, head: u16) {
         let slot = u64::from(self.avail_idx % self.size);
@@ -208,6 +231,12 @@ impl DriverQueue {
         }
         self.make_available(head);
         head
+    }
+
+    /// How many chains were made available for which [`Self::take_used`] has not returned anything.
+    #[must_use]
+    pub fn outstanding(&self) -> u16 {
+        self.avail_idx.wrapping_sub(self.used_idx)
     }
 
     /// Returns the next chain that the device gave back.

@@ -28,7 +28,7 @@ enum Step {
 }
 
 /// Creates a read-only image of [`LEN`] times [`BYTE`].
-fn image() -> File {
+pub(crate) fn image() -> File {
     let written = memfd_create("image", MemfdFlags::CLOEXEC).expect("a file in memory");
     let mut written = File::from(written);
     written.write_all(&[BYTE; LEN]).expect("room");

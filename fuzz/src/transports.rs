@@ -17,6 +17,7 @@ use podvisor_devices::fs::FsDevice;
 use podvisor_devices::mem::{BLOCK_SIZE, MemDevice, MemRegion};
 use podvisor_devices::net::{MemoryNic, NetDevice, Nic};
 use podvisor_devices::pci::MessageInterrupt;
+use podvisor_devices::pmem::PmemDevice;
 use podvisor_devices::rng::RngDevice;
 use podvisor_devices::testing::{DirectLink, backend_readable, memory};
 use podvisor_devices::virtio::transport::pci::{
@@ -30,6 +31,7 @@ use podvisor_devices::vsock::VsockDevice;
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use crate::driver::{self, MAX_CALLS, MEMORY, Rings, steps};
+use crate::pmem;
 
 /// `VIRTIO_F_VERSION_1`, without which no device starts.
 const VERSION_1: u64 = 1 << 32;
@@ -92,7 +94,7 @@ type Make = dyn Fn() -> Box<dyn VirtioDevice>;
 
 /// Returns a function that always creates the same device.
 fn maker(kind: u8) -> Box<Make> {
-    match kind % 9 {
+    match kind % 10 {
         0 => Box::new(|| Box::new(RngDevice::new())),
         engine @ (1 | 2) => {
             let file = tempfile::tempfile_in("/dev/shm").or_else(|_| tempfile::tempfile());
@@ -126,7 +128,7 @@ fn maker(kind: u8) -> Box<Make> {
             };
             Box::new(MemDevice::new(region).expect("blocks"))
         }),
-        _ => {
+        8 => {
             static SHARED: LazyLock<PathBuf> = LazyLock::new(|| {
                 let place = tempfile::tempdir().expect("a directory").keep();
                 std::fs::write(place.join("file"), "some text").expect("a file");
@@ -136,6 +138,15 @@ fn maker(kind: u8) -> Box<Make> {
                 let device = FsDevice::open("fuzz", &*SHARED);
                 let device = device.and_then(|device| device.max_open(40)?.read_only());
                 Box::new(device.expect("a directory"))
+            })
+        }
+        _ => {
+            let file = pmem::image();
+            Box::new(move || {
+                let file = file.try_clone().expect("a descriptor");
+                let mut device = PmemDevice::from_file(file).expect("an image");
+                device.place(1 << 32);
+                Box::new(device)
             })
         }
     }
@@ -477,7 +488,7 @@ mod tests {
 
     #[test]
     fn each_device_behind_each_transport() {
-        for kind in 0..9 {
+        for kind in 0..10 {
             for bus in 0..2 {
                 super::run(&[kind, bus]);
             }

@@ -5,7 +5,6 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use fuse_backend_rs::abi::fuse_abi::{
@@ -17,13 +16,14 @@ use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use vm_memory::ByteValued;
 
+use super::counters::Counters;
 use super::exchange::{Exchange, ExchangeError, Refused};
-use super::tree::{Access, Counters as TreeCounters, IdMap, Tree};
+use super::tree::{Access, IdMap, Tree};
 use crate::GuestRam;
 use crate::descriptors::Quota;
 use crate::virtio::{
-    Chain, ConfigSpace, Count, Counter, DeviceInfo, DeviceType, Fault, MAX_TURN, Placement,
-    Progress, Queue, Queues, ReadCounters, RestoreError, SavedDevice, StartError, VirtioDevice,
+    Chain, ConfigSpace, DeviceInfo, DeviceType, Fault, MAX_TURN, Placement, Progress, Queue,
+    Queues, RestoreError, SavedDevice, StartError, VirtioDevice,
 };
 
 /// The high-priority queue (for FORGET and INTERRUPT) and one for requests (§5.11.2). A request of
@@ -53,7 +53,7 @@ const MIN_MINOR_VERSION: u32 = 23;
 const INIT: u32 = 1;
 
 /// `struct fuse_out_header`.
-const REPLY_HEADER_LEN: usize = size_of::<OutHeader>();
+pub(super) const REPLY_HEADER_LEN: usize = size_of::<OutHeader>();
 
 /// Why a directory cannot be shared.
 #[derive(Debug, thiserror::Error)]
@@ -98,40 +98,6 @@ pub struct FsDevice {
     max_turn: Duration,
     config: Arc<ConfigSpace>,
     counters: Arc<Counters>,
-}
-
-#[derive(Debug)]
-struct Counters {
-    requests: Count,
-    malformed: Count,
-    tree: Arc<TreeCounters>,
-}
-
-impl Counters {
-    fn of(tree: &Tree) -> Arc<Self> {
-        Arc::new(Self {
-            requests: Count::default(),
-            malformed: Count::default(),
-            tree: tree.counters(),
-        })
-    }
-}
-
-impl ReadCounters for Counters {
-    fn read(&self) -> Vec<Counter> {
-        let now = |name, count: &std::sync::atomic::AtomicU64| Counter {
-            name,
-            value: count.load(Ordering::Relaxed),
-        };
-        vec![
-            self.requests.named("requests"),
-            self.malformed.named("malformed_requests"),
-            self.tree.read_bytes.named("read_bytes"),
-            self.tree.written_bytes.named("written_bytes"),
-            now("open_objects", &self.tree.objects),
-            now("open_handles", &self.tree.handles),
-        ]
-    }
 }
 
 impl fmt::Debug for FsDevice {
@@ -264,13 +230,16 @@ impl FsDevice {
         let (server, tree, counters) = (&self.server, &self.tree, &self.counters);
         let (max_turn, begin) = (self.max_turn, Instant::now());
         queue.serve(BUDGET, |queue, chain| {
+            let taken = Instant::now();
             let answer = answer(server, tree, exchange, &chain, queue.memory())?;
             counters.requests.one();
             if answer.malformed {
                 counters.malformed.one();
             }
+            counters.note_error(&chain, queue.memory(), answer.len as usize);
             let cost = chain.readable_len().saturating_add(answer.len as usize);
             queue.complete(chain, answer.len)?;
+            counters.latency.add(taken.elapsed());
             if begin.elapsed() >= max_turn && queue.available()? > 0 {
                 return Ok(usize::MAX);
             }

@@ -27,6 +27,7 @@
 //!
 //! Paths: the root is a descriptor, and after that the device opens nothing by an absolute path.
 
+mod counters;
 mod device;
 mod exchange;
 mod tree;

@@ -9,7 +9,7 @@ use crate::balloon::BalloonDevice;
 use crate::blk::{BlockDevice, FileDisk};
 use crate::console::ConsoleDevice;
 use crate::fs::FsDevice;
-use crate::mem::{MemDevice, MemRegion};
+use crate::mem::{BLOCK_SIZE, MemDevice, MemRegion};
 use crate::net::{MemoryNic, NetDevice, Nic};
 use crate::pmem::PmemDevice;
 use crate::rng::RngDevice;
@@ -35,6 +35,8 @@ pub(super) struct Subject {
     pub(super) sound: BTreeMap<u16, Sound>,
     /// Queues whose chains are taken only when data arrives.
     pub(super) arrivals: BTreeMap<u16, Arrive>,
+    /// A queue whose buffer a driver makes available again as soon as it is used.
+    pub(super) standing: Option<u16>,
     /// Makes the data arrive there.
     pub(super) feed: Box<dyn FnMut()>,
     /// Files that the device works on.
@@ -49,6 +51,7 @@ impl Subject {
             device: Some(Box::new(device)),
             sound: BTreeMap::new(),
             arrivals: BTreeMap::new(),
+            standing: None,
             feed: Box::new(|| ()),
             _dir: None,
         }
@@ -62,6 +65,11 @@ impl Subject {
 
     fn arrives(mut self, queue: u16, arrive: Arrive) -> Self {
         self.arrivals.insert(queue, arrive);
+        self
+    }
+
+    fn stands(mut self, queue: u16) -> Self {
+        self.standing = Some(queue);
         self
     }
 
@@ -95,13 +103,30 @@ fn fed(rig: &mut Rig) {
     (rig.subject.feed)();
 }
 
+/// Calls the device, as its owner does.
+pub(super) fn call<D: VirtioDevice, R>(rig: &Rig, work: impl FnOnce(&mut D) -> R) -> R {
+    rig.worker.with(|worker| {
+        worker.with_device(|device| {
+            let device: &mut dyn std::any::Any = device;
+            work(device.downcast_mut().unwrap())
+        })
+    })
+}
+
 fn balloon() -> Subject {
-    // A page that does not exist, and reports of a page. Statistics are kept.
+    // A page that does not exist, a statistic, and reports of a page.
     Subject::new("balloon", BalloonDevice::new())
         .sound(0, &u32::MAX.to_le_bytes(), 0)
         .sound(1, &u32::MAX.to_le_bytes(), 0)
+        .sound(2, &[4; 10], 0)
         .sound(3, &[], 4096)
         .sound(4, &[], 4096)
+        // Statistics are kept until others are wanted.
+        .arrives(2, |rig| {
+            call(rig, |device: &mut BalloonDevice| {
+                device.request_stats(|_| ()).unwrap()
+            });
+        })
 }
 
 fn blk() -> Subject {
@@ -144,7 +169,8 @@ fn fs() -> Subject {
 fn mem() -> Subject {
     let region = MemRegion {
         start: 1 << 32,
-        len: 4 << 20,
+        // More blocks than a turn gives back.
+        len: 40 * BLOCK_SIZE,
     };
     let device = MemDevice::new(region).unwrap();
     // The state of a block that does not exist.
@@ -205,7 +231,7 @@ fn rng() -> Subject {
 }
 
 /// A packet of the guest (§5.10.6): from port 1 to port 2, where no program listens.
-fn packet(operation: u16) -> Vec<u8> {
+pub(super) fn packet(operation: u16) -> Vec<u8> {
     let mut bytes = [3u64.to_le_bytes(), 2u64.to_le_bytes()].concat();
     bytes.extend(1u32.to_le_bytes());
     bytes.extend(2u32.to_le_bytes());
@@ -233,4 +259,8 @@ fn vsock() -> Subject {
             // Its own answer is taken, so that the next one belongs to the other queue.
             let _ = rig.drivers[1].take_used();
         })
+        // Data flow only when the driver has made the event's buffer available again.
+        .sound(2, &[], 4)
+        .stands(2)
+        .arrives(2, |rig| call(rig, VsockDevice::reset_transport))
 }

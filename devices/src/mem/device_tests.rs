@@ -230,6 +230,21 @@ fn many_blocks_at_once_let_the_event_loop_have_its_turn() {
     assert_eq!(rig.device.on_queue(0).unwrap(), Progress::Idle);
 }
 
+#[test]
+fn a_driver_that_refills_the_ring_leaves_the_event_loop_its_turn() {
+    let mut rig = rig();
+    rig.driver.indirect_empties(BUF, 128);
+    (0..64).for_each(|head| rig.driver.make_available(head));
+    for _ in 0..10 {
+        assert_eq!(rig.device.on_queue(0).unwrap(), Progress::More);
+        let used: Vec<_> = std::iter::from_fn(|| rig.driver.take_used()).collect();
+        assert_eq!(used.len(), 32);
+        for used in used {
+            rig.driver.make_available(u16::try_from(used.id).unwrap());
+        }
+    }
+}
+
 /// 64 blocks, all plugged in and with content, and a request to unplug them all.
 fn all_of_many() -> Rig {
     let region = MemRegion {

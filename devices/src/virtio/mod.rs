@@ -34,6 +34,7 @@ mod worker;
 
 pub use chain::{Chain, ChainError, MAX_SEGMENTS, Segment};
 pub use config_space::ConfigSpace;
+pub(crate) use counters::Latency;
 pub use counters::{Count, Counter, ReadCounters};
 pub use device::{
     DeviceInfo, DeviceType, Placement, Progress, QueueServer, StartError, VirtioDevice,

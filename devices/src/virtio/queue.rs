@@ -620,5 +620,8 @@ fn slot(head: u16) -> (usize, u64) {
 }
 
 #[cfg(test)]
+#[path = "queue_model_tests.rs"]
+mod model_tests;
+#[cfg(test)]
 #[path = "queue_tests.rs"]
 mod tests;

@@ -28,8 +28,12 @@ const F_STREAM: u64 = 1 << 0;
 /// `VIRTIO_VSOCK_EVENT_TRANSPORT_RESET` (§5.10.6.7).
 const TRANSPORT_RESET: [u8; 4] = [0; 4];
 
-/// Packets in each direction before the event loop gets control back.
-const BUDGET: usize = 512;
+/// What is handled in each direction before the event loop gets control back: 512 packets, or fewer
+/// if their chains have many descriptors.
+const BUDGET: usize = 512 * PACKET_COST;
+
+/// The least that a packet costs, which is the cost of 8 descriptors.
+const PACKET_COST: usize = 512;
 
 /// A virtio socket device whose streams are Unix sockets of the host; the module's documentation
 /// describes how ports map to them.
@@ -179,16 +183,13 @@ impl VsockDevice {
     }
 
     /// Ends all connections, and notifies the driver that they are gone and that its CID may have
-    /// changed (§5.10.6.7): for a guest that was restored from a snapshot. If no driver is running,
-    /// it is notified once it runs.
-    ///
-    /// # Errors
-    /// If the event queue cannot be used.
-    pub fn reset_transport(&mut self) -> Result<(), Fault> {
+    /// changed (§5.10.6.7): for a guest that was restored from a snapshot. It is notified by the
+    /// next [`VirtioDevice::on_backend`], or once it runs.
+    pub fn reset_transport(&mut self) {
         self.mux.forget_connections();
         self.reset = Reset::Due;
-        self.tell_reset()?;
-        Ok(())
+        // A fault of its event queue is then one of the device, not of this caller.
+        self.mux.remind();
     }
 
     /// Connections, handshakes, sockets with unsent bytes, and resets waiting for buffers.
@@ -288,7 +289,7 @@ impl Running<'_> {
             let Some(chain) = self.tx.next()? else {
                 break;
             };
-            *budget = budget.saturating_sub(1);
+            *budget = budget.saturating_sub(chain.cost().max(PACKET_COST));
             let mut raw = [0; HEADER_LEN];
             chain.read(self.tx.memory(), 0, &mut raw)?;
             let header = Header::from_bytes(&raw);
@@ -313,12 +314,12 @@ impl Running<'_> {
             if *budget == 0 {
                 return Ok(Sent::Budget);
             }
-            let Some(chain) = self.next_buffer()? else {
+            let Some(chain) = self.next_buffer(budget)? else {
                 return Ok(Sent::NoBuffers);
             };
             match mux.next_work() {
                 Some(Work::Packet(header)) => {
-                    *budget = budget.saturating_sub(1);
+                    *budget = budget.saturating_sub(rest_of_cost(&chain));
                     self.finish(mux, chain, &header)?;
                 }
                 Some(Work::Data(id)) => self.send_data(mux, id, chain, budget)?,
@@ -327,10 +328,12 @@ impl Running<'_> {
         }
     }
 
-    /// Returns the next receive buffer. If there is none, the driver is asked to notify.
-    fn next_buffer(&mut self) -> Result<Option<Chain>, Fault> {
+    /// Returns the next receive buffer, whose descriptors count even if it is put back. If there is
+    /// none, the driver is asked to notify.
+    fn next_buffer(&mut self, budget: &mut usize) -> Result<Option<Chain>, Fault> {
         loop {
             if let Some(chain) = self.rx.next()? {
+                *budget = budget.saturating_sub(chain.cost());
                 if self.flow.rx_kicks {
                     self.rx.disable_kicks()?;
                     self.flow.rx_kicks = false;
@@ -364,7 +367,7 @@ impl Running<'_> {
             return Ok(());
         };
         let (quota, batch) = connection.read_quota();
-        let batch = batch.min(*budget).clamp(1, MAX_BATCH);
+        let batch = batch.min(*budget / PACKET_COST).clamp(1, MAX_BATCH);
         let mem = self.rx.shared_memory();
         let mut chains = Vec::with_capacity(batch);
         let mut slices = Vec::new();
@@ -383,8 +386,8 @@ impl Running<'_> {
             slices.append(&mut piece);
             room = room.saturating_add(want);
             chains.push((chain, want));
-            next = if chains.len() < batch && room < quota {
-                self.next_buffer()?
+            next = if chains.len() < batch && room < quota && *budget > 0 {
+                self.next_buffer(budget)?
             } else {
                 None
             };
@@ -403,7 +406,7 @@ impl Running<'_> {
             }
             let len = want.min(rest);
             rest = rest.saturating_sub(len);
-            *budget = budget.saturating_sub(1);
+            *budget = budget.saturating_sub(rest_of_cost(&chain));
             let Some(connection) = mux.connection(id) else {
                 break;
             };
@@ -428,6 +431,11 @@ impl Running<'_> {
         self.rx.complete(chain, written)?;
         Ok(())
     }
+}
+
+/// The cost of a packet to the driver besides that of its chain's descriptors, which count already.
+fn rest_of_cost(chain: &Chain) -> usize {
+    PACKET_COST.saturating_sub(chain.cost())
 }
 
 impl VirtioDevice for VsockDevice {

@@ -445,12 +445,8 @@ impl VsockHandle {
     /// Ends all connections and notifies the driver that they are gone (virtio 1.3 §5.10.6.7).
     ///
     /// # Errors
-    /// See [`Self::run`]; [`HandleError::Fault`] if the driver cannot be notified.
+    /// See [`Self::run`].
     pub fn reset_transport(&self) -> Result<(), HandleError> {
-        self.run(VsockDevice::reset_transport)?
-            .map_err(|source| HandleError::Fault {
-                device: self.name.clone(),
-                source,
-            })
+        self.run(VsockDevice::reset_transport)
     }
 }

@@ -9,6 +9,7 @@ use proptest::prelude::*;
 use std::sync::atomic::Ordering::SeqCst;
 use vm_memory::{ByteValued, Bytes, GuestAddress};
 
+mod counted;
 mod logged;
 
 const IN: u64 = 0x10_0000;

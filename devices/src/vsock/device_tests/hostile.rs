@@ -325,3 +325,85 @@ fn a_flood_of_packets_leaves_the_event_loop_its_turn() {
     while rig.device.on_queue(TX).unwrap() == Progress::More {}
     assert_eq!(taken + std::iter::from_fn(|| tx.take_used()).count(), 1000);
 }
+
+/// Writes a table of `count` descriptors, of which all but the first are empty, to `at`.
+fn mostly_empty(mem: &GuestRam, at: u64, buffer: (u64, u32), flags: u16, count: u16) {
+    for n in 0..count {
+        let (addr, len) = if n == 0 { buffer } else { (0, 0) };
+        let next = if n + 1 == count { 0 } else { F_NEXT };
+        let words = [addr, u64::from(len) | u64::from(flags | next) << 32];
+        let words = [words[0], words[1] | u64::from(n + 1) << 48];
+        let place = GuestAddress(at + 16 * u64::from(n));
+        mem.write_obj(words, place).unwrap();
+    }
+}
+
+#[test]
+fn empty_descriptors_of_packets_leave_the_event_loop_its_turn() {
+    const TABLE: u64 = 0x40_0000;
+    let mut rig = Rig::new();
+    stop(&mut rig.device);
+    let mut tx = DriverQueue::new(&rig.mem, 0x40000, 256);
+    start(&mut rig.device, &[&rig.rx, &tx, &rig.event], &rig.irq, 1);
+    let packet = rig.packet(Ports { guest: 1, host: 2 }, Op::Reset);
+    rig.mem
+        .write_slice(&packet.to_bytes(), GuestAddress(TX_BASE))
+        .unwrap();
+    mostly_empty(&rig.mem, TABLE, (TX_BASE, HEADER_LEN as u32), 0, 1024);
+    for head in 0..256 {
+        tx.descriptor(head, TABLE, 16 * 1024, F_INDIRECT, 0);
+        tx.make_available(head);
+    }
+    let mut heads = Vec::new();
+    for turn in 1.. {
+        let progress = rig.device.on_queue(TX).unwrap();
+        let taken: Vec<_> = std::iter::from_fn(|| tx.take_used()).collect();
+        assert!(taken.len() <= 5, "turn {turn}: {} chains", taken.len());
+        heads.extend(taken.iter().map(|used| used.id));
+        if progress == Progress::Idle {
+            break;
+        }
+    }
+    assert_eq!(heads, (0..256).collect::<Vec<_>>());
+    assert_eq!(rig.counter("tx_packets"), 256);
+}
+
+#[test]
+fn empty_descriptors_of_receive_buffers_leave_the_event_loop_its_turn() {
+    const TABLES: u64 = 0x40_0000;
+    let mut rig = Rig::ready();
+    let (_, mut host) = rig.open_from_guest(1);
+    let [_, tx, event] = stop(&mut rig.device).try_into().unwrap();
+    rig.rx = DriverQueue::new(&rig.mem, 0x50000, QUEUE);
+    let rx = rig.rx.device_queue(RX, rig.irq.clone());
+    for queue in [rx, tx, event] {
+        rig.device.start_queue(queue).unwrap();
+    }
+    // Each has room for a few bytes.
+    let len = HEADER_LEN as u32 + 4;
+    for head in 0..QUEUE {
+        let at = TABLES + 0x4000 * u64::from(head);
+        let buffer = (RX_BASE + 64 * u64::from(head), len);
+        mostly_empty(&rig.mem, at, buffer, F_WRITE, 1024);
+        rig.rx.descriptor(head, at, 16 * 1024, F_INDIRECT, 0);
+        rig.rx.make_available(head);
+    }
+    let sent = pattern(4 * usize::from(QUEUE));
+    host.write_all(&sent).unwrap();
+    let mut got = Vec::new();
+    let mut turns = 0;
+    while rig.backend_readable() {
+        let _ = rig.device.on_backend().unwrap();
+        turns += 1;
+        let taken: Vec<_> = std::iter::from_fn(|| rig.rx.take_used()).collect();
+        assert!(taken.len() <= 5, "turn {turns}: {} chains", taken.len());
+        for used in taken {
+            let at = RX_BASE + 64 * u64::from(used.id) + HEADER_LEN as u64;
+            let mut bytes = vec![0; used.len as usize - HEADER_LEN];
+            rig.mem.read_slice(&mut bytes, GuestAddress(at)).unwrap();
+            got.extend(bytes);
+        }
+    }
+    assert_eq!(got, sent);
+    assert!(turns >= usize::from(QUEUE) / 5, "{turns}");
+}
