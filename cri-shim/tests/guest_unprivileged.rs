@@ -13,7 +13,7 @@ use std::process::{Command, Stdio};
 
 use podvisor_cri::machine::{Assets, GUEST_DIR_VARIABLE};
 use serde_json::{Value, json};
-use support::host::{own_address, processes, sandboxes};
+use support::host::{command, own_address, processes, sandboxes};
 use support::pod::busybox;
 use support::{PATIENCE, Ran, until};
 use tempfile::TempDir;
@@ -153,7 +153,7 @@ fn guest_a_user_other_than_root_has_containers_with_a_network() {
     user.says(&["import", "-q", user.path("tree").to_str().unwrap(), "box"]);
     assert!(user.says(&["images"]).contains("box"));
 
-    // What takes root says so, before anything is made.
+    // What takes root says so, and nothing is left.
     let root = |arguments: &[&str], words: &[&str]| user.ran(arguments).refused(125, words);
     let nat = ["run", "--network", "nat", "box", "true"];
     root(&nat, &["--network nat takes root", "--network user"]);
@@ -163,9 +163,17 @@ fn guest_a_user_other_than_root_has_containers_with_a_network() {
     root(&volume, &["--volume: sharing directories takes root"]);
     let pod = ["pod", "create", "--volumes"];
     user.ran(&pod).refused(1, &["--volumes takes root"]);
+    command("modprobe", &["loop"]);
+    let limit = ["run", "--device-read-bps", "/dev/loop0:1mb", "box", "true"];
+    let words = [
+        "cannot limit the sandbox's I/O",
+        "/sys/fs/cgroup",
+        "take root",
+    ];
+    root(&limit, &words);
     assert!(
         fs::read_dir(user.containers()).map_or(0, Iterator::count) == 0,
-        "nothing is made"
+        "something is left"
     );
 
     let script = "echo out; echo err >&2; httpd -p 8080 -h /www; echo up; exec sleep 99999";
