@@ -154,13 +154,15 @@ fn guest_a_user_other_than_root_has_containers_with_a_network() {
     assert!(user.says(&["images"]).contains("box"));
 
     // What takes root says so, and nothing is left.
-    let root = |arguments: &[&str], words: &[&str]| user.ran(arguments).refused(125, words);
     let nat = ["run", "--network", "nat", "box", "true"];
-    root(&nat, &["--network nat takes root", "--network user"]);
+    user.ran(&nat)
+        .refused(125, &["--network nat takes root", "--network user"]);
     let bridge = ["run", "--network", "bridge", "box", "true"];
-    root(&bridge, &["--network bridge takes root", "--network user"]);
+    user.ran(&bridge)
+        .refused(125, &["--network bridge takes root", "--network user"]);
     let volume = ["run", "-v", "/tmp:/host", "box", "true"];
-    root(&volume, &["--volume: sharing directories takes root"]);
+    user.ran(&volume)
+        .refused(125, &["--volume: sharing directories takes root"]);
     let pod = ["pod", "create", "--volumes"];
     user.ran(&pod).refused(1, &["--volumes takes root"]);
     command("modprobe", &["loop"]);
@@ -170,7 +172,7 @@ fn guest_a_user_other_than_root_has_containers_with_a_network() {
         "/sys/fs/cgroup",
         "take root",
     ];
-    root(&limit, &words);
+    user.ran(&limit).refused(125, &words);
     assert!(
         fs::read_dir(user.containers()).map_or(0, Iterator::count) == 0,
         "something is left"
