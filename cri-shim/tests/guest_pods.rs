@@ -9,7 +9,8 @@ use std::thread;
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
-use support::host::{Host, kill, sandboxes};
+use serde_json::json;
+use support::host::{Host, command, kill, sandboxes};
 use support::{Ran, until};
 
 impl Host {
@@ -35,10 +36,24 @@ fn guest_containers_of_a_pod_share_what_a_pod_shares() {
         "-l",
         "a=b",
         "--volumes",
+        "--device-read-bps",
+        "/dev/loop0:3mb",
+        "--device-write-iops",
+        "/dev/loop0:40",
     ];
+    // Its devices need no file to be limited.
+    command("modprobe", &["loop"]);
     let created = host.podvisor(&create);
     assert_eq!(created.code, Some(0), "{created:?}");
     let id = created.stdout.trim().to_owned();
+    let group = fs::read_to_string(format!("/sys/fs/cgroup/podvisor/{id}/io.max"));
+    assert_eq!(
+        group.unwrap(),
+        "7:0 rbps=3145728 wbps=max riops=max wiops=40\n"
+    );
+    let inspect = &host.json(&["pod", "inspect", "team"])[0];
+    let limit = json!([{"Path": "/dev/loop0", "Rate": 3 << 20}]);
+    assert_eq!(inspect["BlkioDeviceReadBps"], limit);
     assert_eq!(sandboxes().len(), 1);
     let listed = &host.json(&["pod", "ls", "--format", "json"])[0];
     assert_eq!(
@@ -49,6 +64,10 @@ fn guest_containers_of_a_pod_share_what_a_pod_shares() {
     host.podvisor(&create).refused(1, &["team", "in use"]);
     let both = ["run", "--pod", "team", "--memory", "1G", "box", "true"];
     assert_eq!(host.podvisor(&both).code, Some(125));
+    let limit = ["--device-read-iops", "/dev/loop0:1"];
+    assert_eq!(host.in_pod(&limit, "true").code, Some(125));
+    host.podvisor(&["run", "--device-read-bps", "/dev/null:1mb", "box", "true"])
+        .refused(125, &["/dev/null", "no block device"]);
 
     // Network, host name and shared memory are shared; processes only on request.
     let server = "echo shared >/dev/shm/file; echo up; exec nc -ll -p 80 -e echo hello";
@@ -58,6 +77,8 @@ fn guest_containers_of_a_pod_share_what_a_pod_shares() {
     );
     assert_eq!(server.code, Some(0), "{server:?}");
     host.logs_with("server", "up");
+    let inspect = &host.json(&["inspect", "server"])[0]["HostConfig"];
+    assert_eq!(inspect["BlkioDeviceWriteIOps"][0]["Rate"], 40, "{inspect}");
     let client = "hostname; cat /dev/shm/file; until nc 127.0.0.1 80 </dev/null; do sleep 0.1; done; \
                   ps | grep -c '[n]c -ll'; echo kept >/data/file; exit 3";
     let ran = host.in_pod(&["--rm", "-v", &volume, "--pid", "pod"], client);

@@ -1,7 +1,7 @@
 //! Tests the jail of a sandbox's process from inside: attempts of hostile code to escape, each with
 //! its result. docs/sandbox.md has the table.
 //!
-//! These tests need root, as the jail does, and no KVM.
+//! These tests need root, who starts jails as itself and as another user, and no KVM.
 
 use std::fs::Permissions;
 use std::net::TcpListener;
@@ -10,9 +10,10 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::net::{SocketAddr, UnixListener};
 use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 
 use podvisor_cri::sandbox::jail;
+use tempfile::TempDir;
 
 const SIGSYS: i32 = 31;
 
@@ -102,10 +103,44 @@ fn program() -> PathBuf {
     target.join("examples/hostile")
 }
 
+/// A user other than root.
+const USER: u32 = 1234;
+
+/// A user other than root, with a process, while this exists.
+struct User {
+    /// The program where any user may execute it, wherever the tests were built.
+    dir: TempDir,
+    process: Child,
+}
+
+impl User {
+    fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::copy(program(), dir.path().join("hostile")).unwrap();
+        std::fs::set_permissions(dir.path(), Permissions::from_mode(0o755)).unwrap();
+        let mut sleep = Command::new("sleep");
+        let process = sleep.arg("infinity").uid(USER).gid(USER).spawn().unwrap();
+        Self { dir, process }
+    }
+
+    fn program(&self) -> PathBuf {
+        self.dir.path().join("hostile")
+    }
+}
+
+impl Drop for User {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
 /// Targets on the host, while this exists.
 struct Host {
     tcp: TcpListener,
     _abstract: UnixListener,
+    /// Whoever starts the jails, if it is not root.
+    user: Option<User>,
 }
 
 impl Host {
@@ -117,6 +152,15 @@ impl Host {
         Self {
             tcp,
             _abstract: UnixListener::bind_addr(&name).unwrap(),
+            user: None,
+        }
+    }
+
+    /// The jails are started by another user than root, one of whose processes is a target.
+    fn of_another_user() -> Self {
+        Self {
+            user: Some(User::new()),
+            ..Self::new()
         }
     }
 
@@ -132,7 +176,15 @@ impl Host {
         filter: bool,
         share: &str,
     ) -> (Result<Option<i32>, i32>, String) {
-        self.attempt_by(Command::new(program()), what, filter, share)
+        let command = match &self.user {
+            None => Command::new(program()),
+            Some(user) => {
+                let mut command = Command::new(user.program());
+                command.uid(USER).gid(USER);
+                command
+            }
+        };
+        self.attempt_by(command, what, filter, share)
     }
 
     /// The same, by a command that executes the program.
@@ -145,17 +197,22 @@ impl Host {
     ) -> (Result<Option<i32>, i32>, String) {
         let port = self.tcp.local_addr().unwrap().port().to_string();
         let filter = if filter { "filter" } else { "" };
-        let pid = std::process::id().to_string();
-        let child = jail::spawn(|| {
-            command
-                .args([what, filter, share, &pid, &port])
-                .env("RUST_BACKTRACE", "1")
-                .stdin(Stdio::null())
-                .stdout(Stdio::piped())
-                .stderr(Stdio::piped())
-                .spawn()
-        })
-        .expect("the example `hostile` is built with the tests");
+        let pid = match &self.user {
+            None => std::process::id(),
+            Some(user) => user.process.id(),
+        };
+        command
+            .args([what, filter, share, &pid.to_string(), &port])
+            .env("RUST_BACKTRACE", "1")
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        let child = match &self.user {
+            None => jail::spawn(|| command.spawn()),
+            // Who may not make a PID namespace.
+            Some(_) => command.spawn(),
+        };
+        let child = child.expect("the example `hostile` is built with the tests");
         let output = child.wait_with_output().unwrap();
         let text = String::from_utf8(output.stdout).unwrap();
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -173,15 +230,17 @@ impl Host {
 
 #[test]
 fn the_filter_kills_a_process_at_any_attempt_to_leave_its_jail() {
-    let host = Host::new();
-    assert_eq!(host.attempt("nothing", true, ""), Ok(None));
-    for (attempt, _) in ATTEMPTS {
-        let answer = host.attempt(attempt, true, "");
-        let expected = match *attempt {
-            "open-file" | "open-proc" | "list-root" | "create-file" => Ok(Some(ENOSYS)),
-            _ => Err(SIGSYS),
-        };
-        assert_eq!(answer, expected, "{attempt}");
+    for host in [Host::new(), Host::of_another_user()] {
+        assert_eq!(host.attempt("nothing", true, ""), Ok(None));
+        for (attempt, _) in ATTEMPTS {
+            let answer = host.attempt(attempt, true, "");
+            let expected = match *attempt {
+                "open-file" | "open-proc" | "list-root" | "create-file" => Ok(Some(ENOSYS)),
+                _ => Err(SIGSYS),
+            };
+            let is_root = host.user.is_none();
+            assert_eq!(answer, expected, "{attempt}, as root: {is_root}");
+        }
     }
 }
 
@@ -200,14 +259,16 @@ fn what_the_process_does_every_day_is_no_attempt() {
     }
 }
 
-#[test]
-fn without_the_filter_the_other_layers_refuse_each_attempt() {
-    let host = Host::new();
+/// Makes each attempt without the filter; returns those with another result than the expected one.
+fn wrong_alone(
+    host: &Host,
+    expected: impl Fn(&str, Alone) -> Alone,
+) -> Vec<(&'static str, Result<Option<i32>, i32>)> {
     let mut wrong = Vec::new();
     for (attempt, alone) in ATTEMPTS {
         let answer = host.attempt(attempt, false, "");
         println!("{attempt}: {answer:?}");
-        let is_right = match (alone, answer) {
+        let is_right = match (expected(attempt, *alone), answer) {
             (Refused(with), Ok(Some(error))) => with.contains(&error),
             // What it creates has no more privileges than itself.
             (Harmless, answer) => answer.is_ok(),
@@ -215,9 +276,32 @@ fn without_the_filter_the_other_layers_refuse_each_attempt() {
             _ => false,
         };
         if !is_right {
-            wrong.push((attempt, answer));
+            wrong.push((*attempt, answer));
         }
     }
+    wrong
+}
+
+#[test]
+fn without_the_filter_the_other_layers_refuse_each_attempt() {
+    let wrong = wrong_alone(&Host::new(), |_, alone| alone);
+    assert!(wrong.is_empty(), "{wrong:?}");
+}
+
+/// Its process has no PID namespace of its own, and the user's other processes have its user.
+#[test]
+fn without_the_filter_the_other_layers_of_another_user_refuse_what_they_can() {
+    let host = Host::of_another_user();
+    // Without the scopes of Linux 6.12, only the filter keeps signals from them.
+    let has_scopes = host.attempt("whole-landlock", false, "") == Ok(None);
+    let wrong = wrong_alone(&host, |attempt, alone| match attempt {
+        "signal" | "signal-thread" if has_scopes => Refused(&[EPERM]),
+        "signal" | "signal-thread" | "limit-process" => FilterOnly,
+        // What a descriptor of a process is good for is refused by itself.
+        "open-process" => Harmless,
+        "trace" | "read-memory" => Refused(&[EPERM]),
+        _ => alone,
+    });
     assert!(wrong.is_empty(), "{wrong:?}");
 }
 
@@ -250,14 +334,12 @@ fn a_process_with_a_shared_directory_reaches_that_one_alone() {
 #[test]
 fn a_user_whose_hard_limit_of_processes_is_low_has_a_jail() {
     let host = Host::new();
-    let dir = tempfile::tempdir().unwrap();
-    // Where that user may execute it, wherever the tests were built.
-    let copy = dir.path().join("hostile");
-    std::fs::copy(program(), &copy).unwrap();
-    std::fs::set_permissions(dir.path(), Permissions::from_mode(0o755)).unwrap();
+    let user = User::new();
     let mut command = Command::new("prlimit");
-    command.args(["--nproc=4096:4096", "--"]).arg(copy);
-    command.uid(1234).gid(1234);
+    command
+        .args(["--nproc=4096:4096", "--"])
+        .arg(user.program());
+    command.uid(USER).gid(USER);
     let (answer, said) = host.attempt_by(command, "nothing", true, "");
     assert_eq!(answer, Ok(None), "{said}");
 }

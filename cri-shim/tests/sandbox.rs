@@ -42,6 +42,7 @@ fn config(root: &Root, pod: &Pod) -> podvisor_cri::sandbox::LaunchConfig {
         templates: None,
         snapshot: None,
         cgroup_parent: None,
+        io_limits: Vec::new(),
     }
 }
 

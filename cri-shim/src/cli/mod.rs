@@ -24,6 +24,7 @@ mod import;
 mod input;
 mod inspect;
 mod interrupt;
+mod io_limits;
 mod keys;
 mod load;
 mod log;

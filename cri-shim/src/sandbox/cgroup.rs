@@ -11,6 +11,7 @@
 //! under the same parent. After an OOM kill only the former removes it, once it has read the cause.
 
 mod end;
+mod io_limits;
 #[cfg(test)]
 mod kernel_tests;
 mod kill;
@@ -29,6 +30,9 @@ use tracing::{debug, warn};
 use crate::machine::causes;
 
 pub(crate) use end::end_group;
+use io_limits::set_io_limits;
+pub use io_limits::{IoLimit, IoLimitError, check_io_limits};
+pub(super) use io_limits::{IoMax, resolve as resolve_io_limits};
 pub(super) use kill::MemoryKill;
 pub use limits::{CPU_OVERHEAD_MILLI, MEMORY_OVERHEAD, MachineLimits, memory_overhead};
 pub(super) use limits::{allow_memory, limit_cpus, limit_memory, limit_swap, set_cpu_weight};
@@ -69,6 +73,17 @@ pub enum CgroupError {
     /// The path is not below the hierarchy's root.
     #[error("`{0}` is not the path of a control group")]
     Path(String),
+    /// The kernel refused a value.
+    #[error("failed to write `{value}` to {}", .path.display())]
+    Value {
+        /// The value.
+        value: String,
+        /// The file.
+        path: PathBuf,
+        /// The kernel's answer.
+        #[source]
+        source: io::Error,
+    },
     /// The kernel refused a step.
     #[error("failed to {step} {}", .path.display())]
     Step {
@@ -95,11 +110,13 @@ pub(super) struct Cgroup {
 
 impl Cgroup {
     /// Creates the group `id` below `parent`, a path from the hierarchy's root, with the limits of
-    /// a process that is not in it yet. `dir` is the sandbox's directory.
+    /// a process that is not in it yet. Of `limits` it may lack some, of `io` none. `dir` is the
+    /// sandbox's directory.
     pub(super) fn create(
         parent: &str,
         id: &str,
         limits: MachineLimits,
+        io: &[IoMax],
         dir: &Path,
     ) -> Result<Self, CgroupError> {
         let is_v2 = statfs(CGROUP_ROOT).is_ok_and(|stat| stat.f_type == CGROUP2);
@@ -121,6 +138,7 @@ impl Cgroup {
         if !missing.is_empty() {
             warn_of_missing(&missing);
         }
+        set_io_limits(&path, io)?;
         let note = dir.join(NAME);
         fs::write(&note, path.as_os_str().as_encoded_bytes())
             .map_err(step("note the control group in", &note))?;

@@ -8,6 +8,7 @@ use podvisor_agent_protocol::{ErrorKind, InvalidId};
 use serde::{Deserialize, Serialize};
 
 use super::agent::LinkError;
+use super::cgroup::IoLimitError;
 use super::jail::JailError;
 use super::spec::SpecError;
 use super::stdio::StdioError;
@@ -129,6 +130,9 @@ pub enum SandboxError {
         #[source]
         source: io::Error,
     },
+    /// The I/O of the sandbox's process cannot be limited as wanted.
+    #[error(transparent)]
+    IoLimit(#[from] IoLimitError),
     /// The process cannot be started.
     #[error("cannot start the sandbox's process {}", .program.display())]
     Spawn {

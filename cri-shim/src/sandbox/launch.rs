@@ -19,7 +19,7 @@ use serde::Serialize;
 use tokio::net::UnixStream;
 use tracing::{debug, info, warn};
 
-use super::cgroup::{Cgroup, CgroupError, MachineLimits};
+use super::cgroup::{Cgroup, CgroupError, IoLimitError, IoMax, MachineLimits, resolve_io_limits};
 use super::error::{SandboxError, printable};
 use super::jail;
 use super::log_tail::{MAX_STDERR_TAIL, last_line};
@@ -142,6 +142,8 @@ impl Launching {
     pub async fn begin_program(program: &Path, config: LaunchConfig) -> Result<Self, SandboxError> {
         let dir = config.dir.clone();
         let cgroup_parent = config.cgroup_parent.clone();
+        let io = resolve_io_limits(&config.io_limits)?;
+        let is_io_limited = !io.is_empty();
         let templates = match config.snapshot {
             Some(_) => None,
             None => config.templates.clone(),
@@ -165,12 +167,23 @@ impl Launching {
                     vcpus: header.vcpus,
                     memory: header.memory,
                 };
-                let made = make_cgroup(parent, &header.id, limits, &dir).await;
-                made.inspect_err(|error| no_cgroup(error, &header.id)).ok()
+                match make_cgroup(parent, &header.id, limits, io, &dir).await {
+                    Ok(cgroup) => Some(cgroup),
+                    Err(error) if is_io_limited => {
+                        return Err(IoLimitError::Group(error).into());
+                    }
+                    Err(error) => {
+                        no_cgroup(&error, &header.id);
+                        None
+                    }
+                }
             }
             None => None,
         };
         let launched = spawn(program, &header, theirs, cgroup)?;
+        if is_io_limited && launched.cgroup.is_none() {
+            return Err(IoLimitError::NoGroup.into());
+        }
         if let Some(Err(error)) = launched.pid().map(oom::expose) {
             debug!(id = header.id, %error, "failed to reset the inherited oom_score_adj");
         }
@@ -505,11 +518,13 @@ async fn make_cgroup(
     parent: &str,
     id: &str,
     limits: MachineLimits,
+    io: Vec<IoMax>,
     dir: &Path,
 ) -> Result<Cgroup, CgroupError> {
     let (parent, id, dir) = (parent.to_owned(), id.to_owned(), dir.to_owned());
     let path = dir.clone();
-    let making = tokio::task::spawn_blocking(move || Cgroup::create(&parent, &id, limits, &dir));
+    let making =
+        tokio::task::spawn_blocking(move || Cgroup::create(&parent, &id, limits, &io, &dir));
     making.await.unwrap_or_else(|error| {
         Err(CgroupError::Step {
             step: "make the control group of",

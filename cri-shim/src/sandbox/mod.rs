@@ -45,8 +45,8 @@ use tracing::{debug, warn};
 pub use agent::{Agent, AgentContainer, AgentExit, GuestConfig, LinkError, Mux, Share, etc_hosts};
 pub(crate) use cgroup::{CGROUP_ROOT, end_group, lacks_room, parse_cpu_max};
 pub use cgroup::{
-    CPU_OVERHEAD_MILLI, CgroupError, DEFAULT_CGROUP_PARENT, MEMORY_OVERHEAD, MachineLimits,
-    memory_overhead, remove_empty_cgroups,
+    CPU_OVERHEAD_MILLI, CgroupError, DEFAULT_CGROUP_PARENT, IoLimit, IoLimitError, MEMORY_OVERHEAD,
+    MachineLimits, check_io_limits, memory_overhead, remove_empty_cgroups,
 };
 pub use client::SandboxClient;
 pub use error::{RefusalKind, SandboxError};

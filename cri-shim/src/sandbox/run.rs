@@ -177,6 +177,7 @@ impl ContainerRun {
             max_vcpus: self.vcpus,
             memory: self.memory,
             cgroup_parent: None,
+            io_limits: Vec::new(),
             ..LaunchConfig::new(NAME, &dir.path, assets.kernel()?, assets.initramfs()?)
         };
         let network = GuestNetwork::default();

@@ -1,7 +1,8 @@
 //! Simulates a sandbox's process that an attacker has taken over: enters the jail as `podvisor
 //! sandbox` does, makes one attempt to escape, and prints the result: `ok`, or the error's number.
 //! If the system call filter kills it, it prints nothing. In addition to the attempts, it does the
-//! process's everyday work, which the filter must allow.
+//! process's everyday work, which the filter must allow, and says whether the kernel has all of
+//! Landlock that the jail asks for.
 //!
 //! `tests/jail.rs` starts it, once for each attempt.
 //!
@@ -22,7 +23,7 @@ use std::os::unix::fs::FileExt as _;
 use std::time::{Duration, Instant, SystemTime};
 use std::{ptr, thread};
 
-use podvisor_cri::sandbox::jail::{self, CallFilter, Share};
+use podvisor_cri::sandbox::jail::{self, CallFilter, MissingLayer, Share};
 use rustix::fs::MemfdFlags;
 
 /// Resources that an attempt needs from before the jail was entered.
@@ -55,12 +56,17 @@ fn main() -> io::Result<()> {
         _ => CallFilter::Absent,
     };
     let begin = Instant::now();
-    jail::close(before.share.as_ref(), filter).map_err(io::Error::other)?;
+    let missing = jail::close(before.share.as_ref(), filter).map_err(io::Error::other)?;
     if attempt == "cost" {
         println!("{} us", begin.elapsed().as_micros());
     }
     let answer = match every_day(attempt) {
         Some(done) => done,
+        None if attempt == "whole-landlock" => {
+            let parts = [MissingLayer::Landlock, MissingLayer::PartOfLandlock];
+            let is_whole = !missing.iter().any(|layer| parts.contains(layer));
+            if is_whole { 0 } else { -1 }
+        }
         None => try_to(attempt, &before),
     };
     let error = io::Error::last_os_error().raw_os_error().unwrap_or(0);

@@ -81,6 +81,7 @@ impl Pod {
             templates: None,
             snapshot: None,
             cgroup_parent: Some("/podvisor-test".into()),
+            io_limits: Vec::new(),
         }
     }
 

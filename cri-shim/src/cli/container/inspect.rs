@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 
 use super::ports::Port;
 use super::{Containers, Entry, State, network, ps, sweep};
-use crate::cli::{Globals, JsonArgs};
+use crate::cli::{Globals, JsonArgs, io_limits};
 use crate::cni::Endpoint;
 use crate::sandbox::{SandboxClient, SandboxExit};
 use crate::signal;
@@ -63,7 +63,7 @@ fn view(entry: &Entry, state: &State) -> Value {
             "RW": !volume.read_only,
         })
     });
-    json!({
+    let mut view = json!({
         "Id": record.id,
         "Name": record.name,
         "Created": part("Created"),
@@ -121,7 +121,9 @@ fn view(entry: &Entry, state: &State) -> Value {
         "Mounts": mounts.collect::<Vec<_>>(),
         "LogPath": entry.log(),
         "Directory": entry.dir,
-    })
+    });
+    io_limits::add_to_view(&mut view["HostConfig"], &record.io_limits);
+    view
 }
 
 /// Returns the container's network configuration.

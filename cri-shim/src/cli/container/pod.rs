@@ -25,6 +25,7 @@ use super::{
 };
 use crate::cli::deferred::Deferred;
 use crate::cli::guest::{Guest, GuestArgs};
+use crate::cli::io_limits::{self, IoArgs};
 use crate::cli::run::{
     MachineOptions, begin_machine, keep_etc_files, now, parse_console, parse_hostname, parse_label,
     parse_sysctl,
@@ -86,6 +87,9 @@ struct CreateArgs {
 
     #[command(flatten)]
     guest: GuestArgs,
+
+    #[command(flatten)]
+    io: IoArgs,
 
     /// Set a parameter of the guest's kernel by its dotted name
     #[arg(long, value_name = "NAME=VALUE", value_parser = parse_sysctl)]
@@ -183,6 +187,7 @@ fn create(globals: &Globals, args: &CreateArgs) -> anyhow::Result<u8> {
         "--volumes takes root, who alone may mount what is to be shared"
     );
     let guest = args.guest.guest(args.boot.mode()?.templates(&root))?;
+    let io_limits = args.io.limits()?;
     let network = args.network.choose(None)?;
     let id = random_id().context("cannot make up an id for the pod")?;
     let short: String = id.chars().take(SHORT_ID).collect();
@@ -205,6 +210,7 @@ fn create(globals: &Globals, args: &CreateArgs) -> anyhow::Result<u8> {
         restart: RestartArg::No,
         cpus: guest.cpus,
         memory: guest.memory,
+        io_limits,
         interactive: false,
         stop_signal: SIGKILL,
         stop_timeout: None,
@@ -461,7 +467,7 @@ fn view(pod: &Entry, machine: &Machine) -> Value {
         _ => network::endpoint(pod).unwrap_or_default(),
     };
     let addresses: Vec<String> = endpoint.addresses.iter().map(ToString::to_string).collect();
-    json!({
+    let mut view = json!({
         "Id": record.id,
         "Name": record.name,
         "State": machine.word(),
@@ -474,7 +480,9 @@ fn view(pod: &Entry, machine: &Machine) -> Value {
         "Addresses": addresses,
         "Ports": record.ports.iter().map(port::view).collect::<Vec<_>>(),
         "Directory": pod.dir,
-    })
+    });
+    io_limits::add_to_view(&mut view, &record.io_limits);
+    view
 }
 
 fn inspect(globals: &Globals, args: &InspectArgs) -> anyhow::Result<u8> {

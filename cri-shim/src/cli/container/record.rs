@@ -17,7 +17,7 @@ use super::claim::Claim;
 use super::ports::{self, Port};
 use super::{NetworkMode, RestartArg, Volume, network};
 use crate::cli::shown::SHORT_ID;
-use crate::sandbox::DIR_MAX;
+use crate::sandbox::{DIR_MAX, IoLimit};
 
 /// Parent of all containers' directories, within the root. Short, because socket paths are below
 /// it.
@@ -60,6 +60,8 @@ pub(in crate::cli) struct Record {
     pub(in crate::cli) hostname: String,
     pub(in crate::cli) cpus: u8,
     pub(in crate::cli) memory: u64,
+    #[serde(default)]
+    pub(in crate::cli) io_limits: Vec<IoLimit>,
     pub(in crate::cli) interactive: bool,
     /// The signal that asks the program to end.
     pub(in crate::cli) stop_signal: u8,
@@ -439,6 +441,7 @@ pub(super) fn sample(id: &str, name: &str) -> Record {
         hostname: "h".to_owned(),
         cpus: 1,
         memory: 1 << 28,
+        io_limits: Vec::new(),
         interactive: false,
         stop_signal: 15,
         stop_timeout: None,

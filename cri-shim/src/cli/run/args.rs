@@ -9,6 +9,7 @@ use super::lists::{self, EnvFile, LabelFile};
 use super::rights::RightsArgs;
 use crate::cli::container::{NetworkArgs, RestartArg, Volume, parse_volume};
 use crate::cli::guest::GuestArgs;
+use crate::cli::io_limits::IoArgs;
 use crate::cli::keys::DetachArgs;
 use crate::cli::registries::RegistryArgs;
 use crate::cli::settings::BootArgs;
@@ -61,6 +62,9 @@ pub(in crate::cli) struct RunArgs {
     #[command(flatten)]
     pub(super) guest: GuestArgs,
 
+    #[command(flatten)]
+    pub(super) io: IoArgs,
+
     /// The bus of the guest's devices: MMIO boots faster, PCI costs less per request [default: pci;
     /// mmio with --boot cold or --console]
     #[arg(long, value_name = "BUS", value_enum)]
@@ -103,6 +107,7 @@ pub(in crate::cli) struct RunArgs {
         conflicts_with_all = [
             "cpus", "memory", "kernel", "transport", "console", "from_snapshot", "hostname",
             "publish", "dns", "dns_search", "dns_option", "no_jail", "boot", "sysctl", "shm_size",
+            "device_read_bps", "device_write_bps", "device_read_iops", "device_write_iops",
         ]
     )]
     pub(super) pod: Option<String>,

@@ -15,12 +15,13 @@ use super::args::{Bus, RunArgs};
 use crate::cli::container::events::Events;
 use crate::cli::container::{Attached, Entry, NetworkArgs, NetworkMode, Record, volumes};
 use crate::cli::guest::Guest;
+use crate::cli::io_limits;
 use crate::cli::shown::SHORT_ID;
 use crate::cli::terminal;
 use crate::machine::Transport;
 use crate::sandbox::{
-    CreateContainer, DEFAULT_CGROUP_PARENT, JailMode, LaunchConfig, Launching, SandboxClient,
-    SupplementalGroups, container_spec, random_id,
+    CreateContainer, DEFAULT_CGROUP_PARENT, IoLimit, JailMode, LaunchConfig, Launching,
+    SandboxClient, SupplementalGroups, container_spec, random_id,
 };
 
 const SIGTERM: u8 = 15;
@@ -37,6 +38,7 @@ pub(super) enum Place {
     /// In its own machine.
     Own {
         guest: Box<Guest>,
+        io_limits: Vec<IoLimit>,
         network: NetworkMode,
     },
     /// In the machine of a pod.
@@ -61,10 +63,15 @@ pub(super) fn record(args: &RunArgs, place: &Place, image: &Image) -> anyhow::Re
         let named = config.and_then(|config| config.stop_signal().as_deref())?;
         Some(crate::signal::parse(named))
     });
-    let (cpus, memory, network, jailed, pod) = match place {
-        Place::Own { guest, network } => (
+    let (cpus, memory, io_limits, network, jailed, pod) = match place {
+        Place::Own {
+            guest,
+            io_limits,
+            network,
+        } => (
             guest.cpus,
             guest.memory,
+            io_limits.clone(),
             network.clone(),
             !args.no_jail,
             None,
@@ -72,6 +79,7 @@ pub(super) fn record(args: &RunArgs, place: &Place, image: &Image) -> anyhow::Re
         Place::Pod(pod) => (
             pod.record.cpus,
             pod.record.memory,
+            pod.record.io_limits.clone(),
             pod.record.network.clone(),
             pod.record.jailed,
             Some(pod.record.id.clone()),
@@ -89,6 +97,7 @@ pub(super) fn record(args: &RunArgs, place: &Place, image: &Image) -> anyhow::Re
         restart: args.restart,
         cpus,
         memory,
+        io_limits,
         interactive: args.interactive,
         // An unknown name is an error in the image.
         stop_signal: stop_signal.and_then(Result::ok).unwrap_or(SIGTERM),
@@ -186,11 +195,13 @@ pub(in crate::cli) async fn begin_machine(
             false => JailMode::Disabled,
         },
         cgroup_parent: Some(DEFAULT_CGROUP_PARENT.to_owned()),
+        io_limits: record.io_limits.clone(),
     };
-    match guest.snapshot {
+    let begun = match guest.snapshot {
         None => network.attach_and_begin(entry, config).await,
         Some(_) => network.attach_then_begin(entry, config).await,
-    }
+    };
+    begun.map_err(io_limits::advised)
 }
 
 /// A created container.

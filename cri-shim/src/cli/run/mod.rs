@@ -108,6 +108,7 @@ fn own_place(args: &RunArgs, root: &Path) -> anyhow::Result<Place> {
     let network = args.network.choose(guest.has_card)?;
     Ok(Place::Own {
         guest: Box::new(guest),
+        io_limits: args.io.limits()?,
         network,
     })
 }

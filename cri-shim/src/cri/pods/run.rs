@@ -152,6 +152,7 @@ impl Node {
             templates: self.config.templates.clone(),
             snapshot: None,
             cgroup_parent: Some(cgroup::parent(config, MachineLimits { vcpus, memory })),
+            io_limits: Vec::new(),
         };
         let begin = async {
             let prepared = self.cni.prepare(&pod.id)?;

@@ -48,9 +48,13 @@ impl Slice {
     }
 
     fn create(&mut self, id: &str) -> Cgroup {
+        self.create_with(id, &[])
+    }
+
+    fn create_with(&mut self, id: &str, io: &[IoMax]) -> Cgroup {
         let pid = self.process();
         let parent = format!("/{}", self.name);
-        let mut group = Cgroup::create(&parent, id, LIMITS, self.dir.path()).unwrap();
+        let mut group = Cgroup::create(&parent, id, LIMITS, io, self.dir.path()).unwrap();
         group.take(pid).unwrap();
         group.unlock();
         group
@@ -116,6 +120,51 @@ fn guest_limits_hold_when_somebody_takes_the_controllers_that_no_unit_needs() {
     remove_of(slice.dir.path());
     assert!(!group.exists());
     assert!(!slice.dir.path().join(NAME).exists());
+}
+
+#[test]
+fn guest_limits_of_io_are_those_of_the_group() {
+    // The devices of this module, which need no file to be limited.
+    let loaded = Command::new("modprobe").arg("loop").status().unwrap();
+    assert!(loaded.success());
+    let of = |device: &str| IoLimit {
+        device: device.into(),
+        ..IoLimit::default()
+    };
+    let limits = [
+        IoLimit {
+            read_bps: Some(1 << 20),
+            write_iops: Some(9),
+            ..of("/dev/loop0")
+        },
+        IoLimit {
+            write_bps: Some(2 << 20),
+            ..of("/dev/loop1")
+        },
+    ];
+    let mut lines = resolve_io_limits(&limits).unwrap();
+    let mut slice = Slice::new("podvisor-io-test");
+    let created = slice.create_with("id", &lines);
+    let set = read(slice.group("id").join("io.max"));
+    let mut set: Vec<&str> = set.lines().collect();
+    set.sort_unstable();
+    let expected = [
+        "7:0 rbps=1048576 wbps=max riops=max wiops=9",
+        "7:1 rbps=max wbps=2097152 riops=max wiops=max",
+    ];
+    assert_eq!(set, expected);
+    let written: Vec<String> = lines.iter().map(ToString::to_string).collect();
+    assert_eq!(written, expected);
+    drop(created);
+
+    // A device that is gone: nothing is left, and the error says what was written where.
+    lines.iter_mut().for_each(IoMax::lose_device);
+    let parent = format!("/{}", slice.name);
+    let refused = Cgroup::create(&parent, "gone", LIMITS, &lines, slice.dir.path());
+    let error = refused.unwrap_err().to_string();
+    assert!(error.contains("rbps=1048576"), "{error}");
+    assert!(error.contains("podvisor-io-test/gone/io.max"), "{error}");
+    assert!(!slice.group("gone").exists());
 }
 
 #[test]

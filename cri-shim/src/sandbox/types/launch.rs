@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use crate::machine::{NicKind, Transport, UserRange};
 #[cfg(doc)]
 use crate::sandbox::Psi;
-use crate::sandbox::cgroup::DEFAULT_CGROUP_PARENT;
+use crate::sandbox::cgroup::{DEFAULT_CGROUP_PARENT, IoLimit};
 
 /// Longest host name, in bytes.
 const HOSTNAME_MAX: usize = 64;
@@ -77,6 +77,9 @@ pub struct LaunchConfig {
     /// root; `None`: it stays in its launcher's. If the host has no cgroup v2, or it cannot be
     /// written, the sandbox has none and logs why.
     pub cgroup_parent: Option<String>,
+    /// Limits of the I/O of the sandbox's process on block devices of the host. They take a control
+    /// group with the `io` controller: the launch fails without one.
+    pub io_limits: Vec<IoLimit>,
 }
 
 impl LaunchConfig {
@@ -113,6 +116,7 @@ impl LaunchConfig {
             templates: None,
             snapshot: None,
             cgroup_parent: Some(DEFAULT_CGROUP_PARENT.to_owned()),
+            io_limits: Vec::new(),
         }
     }
 }
