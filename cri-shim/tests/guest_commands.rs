@@ -5,9 +5,11 @@ mod support;
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::ExitStatusExt as _;
 use std::process::Stdio;
 
 use support::host::{Host, kill, sandboxes};
+use support::terminal::Terminal;
 use support::{Ran, until};
 
 impl Host {
@@ -72,11 +74,6 @@ fn guest_events_are_told_as_they_happen_and_none_is_missing() {
 #[test]
 fn guest_console_is_read_and_typed_to_and_needs_no_agent() {
     let host = Host::default();
-    host.start(&["--name", "quiet"], "exec sleep 9999");
-    host.podvisor(&["console", "quiet"])
-        .refused(1, &["no console", "--console pty"]);
-    host.podvisor(&["rm", "-f", "quiet"]).printed("quiet\n");
-
     host.start(&["--name", "talks", "--console", "pty"], "exec sleep 9999");
     let connect = || {
         let mut console = host.root.podvisor(&["console", "talks"]);
@@ -109,6 +106,82 @@ fn guest_console_is_read_and_typed_to_and_needs_no_agent() {
     assert!(lines.any(|line| line.unwrap().contains(&answer)));
     host.podvisor(&["rm", "-f", "talks"]).printed("talks\n");
     assert_eq!(console.wait().unwrap().code(), Some(0));
+}
+
+#[test]
+fn guest_commands_in_a_running_container_have_what_their_flags_say() {
+    let host = Host::default();
+    let data = host.root.path().join("data");
+    std::fs::create_dir(&data).unwrap();
+    std::fs::write(data.join("file"), "the host's\n").unwrap();
+    let volume = format!("{}:/data:ro", data.display());
+    host.start(&["--name", "quiet", "-v", &volume], "exec sleep 9999");
+    let sh = |script: &str| host.podvisor(&["exec", "quiet", "sh", "-c", script]);
+    host.podvisor(&["console", "quiet"])
+        .refused(1, &["no console", "--console pty"]);
+
+    // A read-only volume can be read; not even the guest itself, outside of the container, writes.
+    let is_refused = |ran: Ran| {
+        assert_ne!(ran.code, Some(0), "{ran:?}");
+        assert!(ran.stderr.contains("Read-only file system"), "{ran:?}");
+    };
+    sh("cat /data/file").printed("the host's\n");
+    for script in ["echo x >/data/file", "echo x >/data/new", "rm /data/file"] {
+        is_refused(sh(script));
+    }
+    let script = "cd /proc/1/root/run/podvisor/shared && cat v0/file && echo x >v0/file";
+    let ran = host.podvisor(&["debug", "quiet", "sh", "-c", script]);
+    assert_eq!(ran.stdout, "the host's\n", "{ran:?}");
+    is_refused(ran);
+    let names: Vec<_> = std::fs::read_dir(&data).unwrap().collect();
+    assert_eq!(names.len(), 1, "{names:?}");
+    let text = std::fs::read_to_string(data.join("file")).unwrap();
+    assert_eq!(text, "the host's\n");
+
+    // A directory.
+    host.podvisor(&["exec", "-w", "/data", "quiet", "sh", "-c", "pwd; cat file"])
+        .printed("/data\nthe host's\n");
+
+    // In the background, nobody waits for it.
+    let waits = "until [ -e /go ]; do sleep 0.1; done; echo went >/gone";
+    host.podvisor(&["exec", "-d", "quiet", "sh", "-c", waits])
+        .printed("");
+    sh(": >/go").printed("");
+    until("the end of what runs in the background", || {
+        sh("cat /gone").stdout == "went\n"
+    });
+
+    // A terminal.
+    let mut terminal = Terminal::new(33, 101);
+    let script = "stty size; tty; echo ready; read -r x; echo \"got $x\"; exit 7";
+    let exec = ["exec", "-it", "quiet", "sh", "-c", script];
+    let mut child = terminal.spawn(host.root.podvisor(&exec));
+    let seen = terminal.read_until("ready\r\n");
+    assert!(seen.starts_with("33 101\r\n/dev/pts/"), "{seen}");
+    assert!(!terminal.echoes(), "the terminal is not raw");
+    terminal.person.write_all(b"words\r").unwrap();
+    let seen = terminal.read_until("got words\r\n");
+    // The guest's terminal echoes the input, the user's does not.
+    assert_eq!(seen, "words\r\ngot words\r\n");
+    assert_eq!(child.wait().unwrap().code(), Some(7));
+    assert!(terminal.echoes(), "the terminal is not as it was");
+
+    // What the container uses, until the user has seen enough.
+    let mut stats = host.root.podvisor(&["stats", "quiet"]);
+    let mut stats = stats.stdout(Stdio::piped()).spawn().unwrap();
+    let lines = BufReader::new(stats.stdout.take().unwrap()).lines();
+    let mut rounds = lines
+        .map(Result::unwrap)
+        .filter(|line| line.contains("quiet"));
+    for _ in 0..3 {
+        let round = rounds.next().expect("it ended by itself");
+        assert!(round.contains("% ") && round.contains("/ 134MB"), "{round}");
+    }
+    let pid = rustix::process::Pid::from_child(&stats);
+    rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();
+    assert_eq!(stats.wait().unwrap().signal(), Some(2));
+    host.podvisor(&["rm", "-f", "quiet"]).printed("quiet\n");
+    host.leaves_nothing();
 }
 
 #[test]

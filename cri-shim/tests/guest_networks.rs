@@ -6,14 +6,15 @@ mod support;
 use std::fs;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
-use std::path::Path;
-use std::process::Command;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 use std::thread;
 use std::time::Duration;
 
 use serde_json::json;
 use support::host::{Host, command, kill, networks_left, own_address, sandboxes};
 use support::{PATIENCE, Ran, until};
+use tempfile::TempDir;
 
 /// The bridge's address, by which guests connect to the host.
 const GATEWAY: &str = "10.209.0.1";
@@ -213,30 +214,121 @@ fn guest_containers_on_the_bridge_reach_the_host_each_other_and_are_reached() {
     host.podvisor(&["rm", "web"]).printed("web\n");
 }
 
+/// Networks of the host that are bridges with these subnets: `podvisor-test` publishes ports,
+/// `podvisor-plain` does not. They are removed when this is dropped.
+struct Bridges {
+    dir: TempDir,
+}
+
+/// Where CNI networks are by default.
+const NETWORKS: &str = "/etc/cni/net.d";
+
+/// The address of a bridge.
+const BRIDGE: &str = "10.94.7.1";
+
+impl Bridges {
+    const NAMES: [&str; 2] = ["podvisor-test", "podvisor-plain"];
+
+    fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        fs::create_dir_all(NETWORKS).unwrap();
+        for name in Self::NAMES {
+            let bridge = json!({
+                "type": "bridge", "bridge": "br-podvisor", "isGateway": true,
+                "ipam": {
+                    "type": "host-local", "ranges": [[{"subnet": "10.94.7.0/24"}]],
+                    "dataDir": dir.path(), "routes": [{"dst": "0.0.0.0/0"}],
+                },
+            });
+            let portmap = json!({"type": "portmap", "capabilities": {"portMappings": true}});
+            let plugins = match name {
+                "podvisor-test" => vec![bridge, portmap],
+                _ => vec![bridge],
+            };
+            let list = json!({"cniVersion": "1.0.0", "name": name, "plugins": plugins});
+            fs::write(Self::file(name), list.to_string()).unwrap();
+        }
+        Self { dir }
+    }
+
+    fn file(name: &str) -> PathBuf {
+        Path::new(NETWORKS).join(format!("99-{name}.conflist"))
+    }
+
+    /// Returns the remains of containers in these networks.
+    fn left(&self) -> Vec<String> {
+        let mut left = networks_left();
+        for name in Self::NAMES {
+            let addresses = fs::read_dir(self.dir.path().join(name))
+                .into_iter()
+                .flatten();
+            let addresses =
+                addresses.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+            left.extend(addresses.filter(|name| name.starts_with("10.")));
+        }
+        let rules = command("iptables-save", &[]);
+        let of_one = |rule: &&str| rule.starts_with("-A") && rule.contains("10.94.7.");
+        left.extend(rules.lines().filter(of_one).map(str::to_owned));
+        left
+    }
+}
+
+impl Drop for Bridges {
+    fn drop(&mut self) {
+        for name in Self::NAMES {
+            let _ = fs::remove_file(Self::file(name));
+        }
+        // It is not there if no container was.
+        let _ = Command::new("ip")
+            .args(["link", "delete", "br-podvisor"])
+            .output();
+    }
+}
+
 #[test]
-fn guest_programs_run_without_a_network_where_nobody_can_make_one() {
+fn guest_container_in_the_foreground_is_on_a_network_of_the_hosts() {
     let host = host();
-    // In the foreground, with its own name servers.
-    let run = [
-        "run",
-        "--rm",
-        "--network",
-        "nat",
-        "--dns",
-        "192.0.2.53",
-        "--memory",
-        "128M",
-    ];
+    let bridges = Bridges::new();
+    let plain = ["run", "--network", "podvisor-plain"];
+    let ports = ["-p", "80:80", "box", "true"];
+    host.podvisor(&[&plain[..], &ports].concat())
+        .refused(125, &["--publish", "podvisor-plain", "portmap"]);
+    assert_eq!(bridges.left(), [""; 0]);
+
+    let flags = ["run", "--rm", "--name", "web", "--memory", "128M"];
+    let network = ["--network", "podvisor-test", "--dns", "192.0.2.53"];
+    let program = ["-p", "18083:8080", "box", "/usr/bin/perl", "-e", SERVER];
+    let run = [&flags[..], &network, &program].concat();
+    let mut run = host.root.podvisor(&run);
+    let mut run = run.stdout(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(run.stdout.take().unwrap()).lines();
+    assert_eq!(lines.next().unwrap().unwrap(), "up");
+    let network = &host.json(&["inspect", "web"])[0]["NetworkSettings"];
+    let address = network["Networks"]["podvisor-test"]["IPAddress"].clone();
+    let address = address.as_str().unwrap();
+    assert!(address.starts_with("10.94.7."), "{network}");
+    assert_eq!(network["Gateway"], BRIDGE);
+    let hello = "hello from the guest\n";
+    assert_eq!(said(&format!("{address}:8080")), hello);
+    assert_eq!(said("127.0.0.1:18083"), hello);
+    assert!(echoes(&format!("{address}:5353")));
+    let files = ["exec", "-e", "PATH=/bin", "web", "sh", "-c"];
     let script = "cat /etc/resolv.conf; ip route";
-    let command = ["-e", "PATH=/bin", "box", "sh", "-c", script];
-    let ran = host.podvisor(&[&run[..], &command].concat());
-    let lines = |line| ran.stdout.lines().any(|is| is.starts_with(line));
+    let ran = host.podvisor(&[&files[..], &[script]].concat());
+    let has = |line: &str| ran.stdout.lines().any(|is| is.starts_with(line));
     assert!(
-        lines("nameserver 192.0.2.53") && lines("default via 10.209.0.1"),
+        has("nameserver 192.0.2.53") && has(&format!("default via {BRIDGE}")),
         "{ran:?}"
     );
-    assert_eq!(networks_left(), [""; 0]);
+    host.podvisor(&["stop", "-t", "1", "web"]).printed("web\n");
+    assert_eq!(run.wait().unwrap().code(), Some(137));
+    assert_eq!(bridges.left(), [""; 0]);
+    host.leaves_nothing();
+}
 
+#[test]
+fn guest_programs_run_without_a_network_where_nobody_can_make_one() {
+    let host = Host::default();
     let unknown = ["run", "--network", "no-such", "box", "true"];
     host.podvisor(&unknown)
         .refused(125, &["no-such", "/etc/cni/net.d"]);

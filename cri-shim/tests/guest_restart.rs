@@ -350,6 +350,57 @@ async fn while_a_container_is_stopped(node: &mut Node) {
     assert_eq!(node.client.status(&id).await.exit_code, 137);
 }
 
+/// The pod's own process keeps the deadline of a stop: nobody stops these a second time.
+async fn while_containers_have_their_grace_period(node: &mut Node) {
+    let goes_on = "while :; do sleep 0.1; done";
+    let flushes = format!(
+        "trap ': > /data/flushing; until [ -e /data/go ]; do sleep 0.1; done; \
+         echo whole > /data/flushed; exit 4' TERM; : > /data/flushes; {goes_on}"
+    );
+    let flushes = node.create(&flushes).await;
+    let deaf = format!("trap ': > /data/heard' TERM; : > /data/deaf; {goes_on}");
+    let deaf = node.create(&deaf).await;
+    let data = node.daemon.path("data");
+    let there = |name: &'static str| {
+        let path = data.join(name);
+        async move { eventually(name, || path.exists()).await }
+    };
+    let mut calls = Vec::new();
+    for (id, begun, asked, timeout) in [
+        (&flushes, "flushes", "flushing", 300),
+        (&deaf, "deaf", "heard", 5),
+    ] {
+        node.client.start(id).await.unwrap();
+        there(begun).await;
+        let mut runtime = node.client.runtime.clone();
+        let container_id = id.clone();
+        calls.push(tokio::spawn(async move {
+            let request = StopContainerRequest {
+                container_id,
+                timeout,
+            };
+            runtime.stop_container(request).await
+        }));
+        there(asked).await;
+    }
+    node.restart().await;
+    for call in calls {
+        // It ends with the connection.
+        let _ = call.await.unwrap();
+    }
+    assert_eq!(node.ended(&deaf).await.exit_code, 137);
+    let state = node.client.status(&flushes).await.state();
+    assert_eq!(state, ContainerState::ContainerRunning);
+    fs::write(data.join("go"), "").unwrap();
+    assert_eq!(node.ended(&flushes).await.exit_code, 4);
+    let flushed = fs::read_to_string(data.join("flushed")).unwrap();
+    assert_eq!(flushed, "whole\n");
+    // The next round begins without its files.
+    for name in ["flushes", "flushing", "deaf", "heard", "go", "flushed"] {
+        fs::remove_file(data.join(name)).unwrap();
+    }
+}
+
 async fn while_the_pod_is_stopped_and_removed(node: &mut Node) {
     let pod = node.client.pod.clone();
     let stop = StopPodSandboxRequest {
@@ -463,6 +514,7 @@ async fn guest_a_daemon_that_was_killed_finds_everything_as_it_was() {
         before_and_while_a_container_starts(&mut node).await;
         while_a_container_runs_and_ends(&mut node).await;
         while_a_container_is_stopped(&mut node).await;
+        while_containers_have_their_grace_period(&mut node).await;
         while_the_pod_is_stopped_and_removed(&mut node).await;
     }
     node.namespaces.userns_options = Some(users());

@@ -577,6 +577,19 @@ fn is_jailed(pid: u32) {
     );
     let mounts = fs::read_to_string(format!("/proc/{pid}/mounts")).unwrap();
     assert_eq!(mounts.lines().count(), 1, "{mounts}");
+    let limits = fs::read_to_string(format!("/proc/{pid}/limits")).unwrap();
+    for (resource, most) in [
+        ("Max core file size", "0"),
+        ("Max msgqueue size", "0"),
+        ("Max nice priority", "0"),
+        ("Max realtime priority", "0"),
+        ("Max processes", "8192"),
+    ] {
+        let mut lines = limits.lines();
+        let values = lines.find_map(|line| line.strip_prefix(resource)).unwrap();
+        let values: Vec<&str> = values.split_whitespace().take(2).collect();
+        assert_eq!(values, [most; 2], "{limits}");
+    }
     let cgroup = fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap();
     assert_eq!(cgroup, "0::/podvisor-test/test/machine\n");
     let limit = fs::read_to_string("/sys/fs/cgroup/podvisor-test/test/memory.max").unwrap();

@@ -337,6 +337,8 @@ pub(super) fn drain(watched: &OwnedFd) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use clap::FromArgMatches as _;
+
     use super::*;
 
     #[test]
@@ -349,6 +351,26 @@ mod tests {
         for bad in ["", "-", "some", "1.5", "--1"] {
             assert!(parse_tail(bad).is_err(), "{bad}");
         }
+    }
+
+    #[test]
+    fn since_a_time_are_the_lines_from_it_on_and_until_it_those_before() {
+        let taken = |flags: &[&str]| {
+            let words = [&["logs"], flags, &["one"]].concat();
+            let command = LogsArgs::augment_args(clap::Command::new("logs"));
+            let matches = command.try_get_matches_from(words).unwrap();
+            let args = LogsArgs::from_arg_matches(&matches).unwrap();
+            let takes = |second: &u8| {
+                let line = format!("2026-01-31T12:00:0{second}.5Z stdout F x\n");
+                args.takes(&Piece::parse(line.as_bytes()).unwrap())
+            };
+            (1..5).filter(takes).collect::<Vec<_>>()
+        };
+        let [early, late] = ["2026-01-31T12:00:02.5Z", "2026-01-31T12:00:04.5Z"];
+        assert_eq!(taken(&[]), [1, 2, 3, 4]);
+        assert_eq!(taken(&["--since", early]), [2, 3, 4]);
+        assert_eq!(taken(&["--until", early]), [1]);
+        assert_eq!(taken(&["--since", early, "--until", late]), [2, 3]);
     }
 
     #[test]

@@ -464,19 +464,25 @@ mod tests {
     use super::super::super::agent::Mux;
     use super::*;
 
-    #[tokio::test]
-    async fn a_guest_that_does_not_answer_keeps_nobody_from_the_deadline() {
+    #[tokio::test(start_paused = true)]
+    async fn a_program_is_killed_when_its_grace_period_is_over_though_its_guest_does_not_answer() {
         let (ours, theirs) = StdUnixStream::pair().unwrap();
         theirs.set_nonblocking(true).unwrap();
         let mut guest = tokio::net::UnixStream::from_std(theirs).unwrap();
         let agent = Agent::connect(Mux::to(ours)).await.unwrap();
         let (container, _output) = Container::sample("c");
-        let grace = Duration::from_millis(100);
+        let grace = Duration::from_secs(1000);
+        let begin = Instant::now();
         container.stop(&agent, 15, grace).unwrap();
-        for (signal, all) in [(15, false), (SIGKILL.into(), true)] {
+        for (signal, all, at) in [(15, false, Duration::ZERO), (SIGKILL.into(), true, grace)] {
             let request = Message::<Request>::read_from(&mut guest).await.unwrap();
             let sent = SignalProcessRequest::decode(&request.payload.payload).unwrap();
             assert_eq!((sent.signal, sent.all), (signal, all));
+            let after = begin.elapsed();
+            assert!(
+                (at..at + Duration::from_secs(1)).contains(&after),
+                "{after:?}"
+            );
         }
     }
 

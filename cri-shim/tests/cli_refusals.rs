@@ -1,0 +1,100 @@
+//! Commands with a container that is not there, or with a value that is none: this needs no guest.
+
+mod support;
+
+use support::Root;
+
+#[test]
+fn a_container_that_is_not_there_is_named_by_every_command() {
+    let root = Root::default();
+    let file = root.path().join("file");
+    std::fs::write(&file, "").unwrap();
+    let file = file.display().to_string();
+    for (arguments, code) in [
+        (["attach", "nobody"].as_slice(), 125),
+        (&["console", "nobody"], 1),
+        (&["cp", "nobody:/etc/hosts", &file], 1),
+        (&["cp", &file, "nobody:/tmp"], 1),
+        (&["debug", "nobody"], 125),
+        (&["exec", "nobody", "true"], 125),
+        (&["inspect", "nobody"], 1),
+        (&["kill", "nobody"], 1),
+        (&["kill", "-s", "HUP", "nobody"], 1),
+        (&["logs", "nobody"], 1),
+        (&["logs", "-f", "nobody"], 1),
+        (&["pause", "nobody"], 1),
+        (&["port", "nobody"], 1),
+        (&["port", "nobody", "80"], 1),
+        (&["rm", "nobody"], 1),
+        (&["stats", "nobody"], 1),
+        (&["stats", "--no-stream", "nobody"], 1),
+        (&["stop", "nobody"], 1),
+        (&["top", "nobody"], 1),
+        (&["unpause", "nobody"], 1),
+        (&["wait", "nobody"], 1),
+    ] {
+        let ran = root.output(arguments);
+        println!("{arguments:?}");
+        ran.refused(code, &["no container `nobody`", "podvisor ps -a"]);
+        // As docker's, a list.
+        let stdout = match arguments[0] {
+            "inspect" => "[]\n",
+            _ => "",
+        };
+        assert_eq!(ran.stdout, stdout, "{arguments:?}");
+    }
+}
+
+#[test]
+fn a_value_that_is_none_is_named_with_its_flag() {
+    let root = Root::default();
+    for (arguments, code, words) in [
+        (
+            ["kill", "-s", "NONSENSE", "web"].as_slice(),
+            2,
+            ["'NONSENSE'", "--signal"].as_slice(),
+        ),
+        (&["kill", "-s", "65", "web"], 2, &["'65'", "--signal"]),
+        (&["kill", "-s", "RTMIN+31", "web"], 2, &["'RTMIN+31'"]),
+        (
+            &["run", "--stop-signal", "NONSENSE", "box"],
+            125,
+            &["'NONSENSE'", "--stop-signal"],
+        ),
+        (&["stop", "-t", "soon", "web"], 2, &["'soon'", "--time"]),
+        (
+            &["stop", "--time=4294967296", "web"],
+            2,
+            &["4294967296", "--time"],
+        ),
+        (&["logs", "--since", "soon", "web"], 2, &["'soon'", "10m"]),
+        (&["logs", "--until", "25:00", "web"], 2, &["'25:00'", "10m"]),
+        (&["logs", "-n", "few", "web"], 2, &["'few'", "--tail"]),
+        (&["events", "--since", "soon"], 2, &["'soon'", "--since"]),
+        (&["events", "-f", "colour=red"], 2, &["'colour=red'"]),
+        (
+            &["ps", "-f", "colour=red"],
+            2,
+            &["'colour=red'", "name=TEXT"],
+        ),
+        (&["ps", "-f", "web"], 2, &["'web'", "name=TEXT"]),
+        (&["ps", "-f", "status=up"], 2, &["'status=up'", "running"]),
+        (&["ps", "-f", "exited=no"], 2, &["'exited=no'", "137"]),
+        (
+            &["prune", "--filter", "until=soon"],
+            2,
+            &["'until=soon'", "--filter"],
+        ),
+        (&["port", "web", "http"], 2, &["'http'", "PORT"]),
+        (&["stats", "--format", "xml"], 2, &["'xml'", "--format"]),
+    ] {
+        let ran = root.output(arguments);
+        assert_eq!(ran.code, Some(code), "{arguments:?}: {ran:?}");
+        for word in words {
+            assert!(
+                ran.stderr.contains(word),
+                "{word} of {arguments:?}: {ran:?}"
+            );
+        }
+    }
+}
