@@ -432,11 +432,14 @@ impl VirtioDevice for BlockDevice {
         self.server.engine.is_quiet() && queue_threads.all(|thread| thread.halt().is_quiet())
     }
 
+    fn take_fault(&mut self) -> Option<Fault> {
+        let faults = self.queue_threads.iter();
+        faults.filter_map(|thread| thread.take_fault()).last()
+    }
+
     fn reset(&mut self) {
-        // They are those of the driver's last session.
-        for thread in &self.queue_threads {
-            thread.take_fault();
-        }
+        // It is of the driver's last session.
+        self.take_fault();
     }
 
     fn on_queue(&mut self, index: u16) -> Result<Progress, Fault> {
@@ -511,7 +514,7 @@ fn config_space(engine: &Engine, queues: u16, queue_size: u16) -> [u8; 60] {
     // Discarding: sectors, ranges, alignment; zeroes: sectors, ranges, whether they may unmap.
     put(36, &MAX_DISCARD_SECTORS.to_le_bytes());
     put(40, &1u32.to_le_bytes());
-    put(44, &optimal.max(physical).to_le_bytes());
+    put(44, &physical.to_le_bytes());
     put(48, &MAX_WRITE_ZEROES_SECTORS.to_le_bytes());
     put(52, &1u32.to_le_bytes());
     put(56, &[1]);

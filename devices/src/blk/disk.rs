@@ -96,9 +96,10 @@ pub struct Completion {
 /// requests of whole blocks. They are advice: any whole sectors may be read and written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Topology {
-    /// Of anything smaller, the host first reads a whole block to write it. A power of two.
+    /// Of anything smaller, the host first reads a whole block to write it, and gives nothing back
+    /// for a discard. A power of two.
     pub physical_block: u32,
-    /// The unit of allocation, and so of large requests and of discards; 0 if it does not matter.
+    /// The unit of allocation, and so of large requests; 0 if it does not matter.
     pub optimal: u32,
 }
 

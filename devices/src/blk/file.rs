@@ -19,7 +19,7 @@ use crate::virtio::iovec;
 const ZEROES: usize = 16 << 10;
 
 /// Bytes of a page.
-const PAGE: u32 = 4096;
+pub(super) const PAGE: u32 = 4096;
 
 /// A file as a disk. Its length is read when it is opened, and by [`Disk::refresh`].
 #[derive(Debug)]

@@ -195,6 +195,12 @@ pub trait VirtioDevice: std::fmt::Debug + Send + Any {
     /// queue. `None` if it does not run.
     fn stop_queue(&mut self, index: u16) -> Option<Queue>;
 
+    /// Takes a fault that a thread of the device's own met and that no call has returned yet. Called
+    /// when all queues are stopped, for a pause: a snapshot keeps that the device needs a reset.
+    fn take_fault(&mut self) -> Option<Fault> {
+        None
+    }
+
     /// Returns whether stopped queues have nothing in flight. `false` if the host side has failed
     /// in a way that it cannot be waited for: then it may touch guest memory although no queue
     /// runs.

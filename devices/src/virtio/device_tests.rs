@@ -106,10 +106,13 @@ fn the_features_of_a_device_have_the_numbers_of_the_specification() {
         NetDevice::over(nics.collect()).unwrap()
     };
     let features = |device: &dyn VirtioDevice| device.info().features;
-    // SEG_MAX, BLK_SIZE, FLUSH, DISCARD, WRITE_ZEROES; RO; MQ.
-    assert_eq!(features(&disk()), bits(&[2, 6, 9, 13, 14]));
-    assert_eq!(features(&disk().read_only()), bits(&[2, 5, 6]));
-    assert_eq!(features(&disk().queues(2)), bits(&[2, 6, 9, 12, 13, 14]));
+    // SEG_MAX, BLK_SIZE, FLUSH, TOPOLOGY, DISCARD, WRITE_ZEROES; RO; MQ.
+    assert_eq!(features(&disk()), bits(&[2, 6, 9, 10, 13, 14]));
+    assert_eq!(features(&disk().read_only()), bits(&[2, 5, 6, 10]));
+    assert_eq!(
+        features(&disk().queues(2)),
+        bits(&[2, 6, 9, 10, 12, 13, 14])
+    );
     // STATS_VQ, DEFLATE_ON_OOM, REPORTING; SIZE; STREAM.
     assert_eq!(features(&BalloonDevice::new()), bits(&[1, 2, 5]));
     let console = ConsoleDevice::new(Box::new(std::io::sink()));

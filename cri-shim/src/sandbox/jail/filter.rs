@@ -135,6 +135,7 @@ const IOCTLS: &[u64] = &[
     0x5451,      // FIOCLEX
     0x1268,      // BLKSSZGET
     0x1277,      // BLKDISCARD
+    0x127b,      // BLKPBSZGET
     0x4004_54d0, // TUNSETOFFLOAD
     0x4004_54d8, // TUNSETVNETHDRSZ
 ];

@@ -225,7 +225,7 @@ fn a_driver_is_told_of_the_blocks_of_its_disk() {
     let base = file();
     create_qcow2(&base, Path::new("base"), &overlay).unwrap();
     let device = BlockDevice::overlay(base, overlay, OverlayFormat::Qcow2).unwrap();
-    assert_eq!(told(&device), [512, 512, 64 << 10, 64 << 10]);
+    assert_eq!(told(&device), [4096, 4096, 64 << 10, 4096]);
     assert_eq!(told(&BlockDevice::spare()), [512, 512, 0, 512]);
 }
 

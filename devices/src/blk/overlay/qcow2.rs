@@ -13,7 +13,7 @@ use super::header::{CLUSTER, Header};
 use super::tables::{Place, Tables};
 use crate::GuestRam;
 use crate::blk::disk::{Disk, Operation, Submitted, Topology};
-use crate::blk::file::{give_back, len, transfer, write_zeroes};
+use crate::blk::file::{PAGE, give_back, len, transfer, write_zeroes};
 use crate::virtio::iovec;
 
 /// A disk that its driver may write, over an image that stays unchanged.
@@ -325,8 +325,8 @@ impl Disk for Qcow2Disk {
 
     fn topology(&self) -> Topology {
         Topology {
+            physical_block: PAGE,
             optimal: u32::try_from(CLUSTER).unwrap_or(0),
-            ..Topology::default()
         }
     }
 
