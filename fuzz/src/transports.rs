@@ -412,7 +412,7 @@ impl Guest {
             return;
         }
         if paused {
-            let quiet = self.link.with(|worker| worker.pause());
+            let (quiet, _) = self.link.with(|worker| worker.pause());
             assert!(quiet, "a disk that cannot be waited for");
         } else if self.link.with(|worker| worker.resume()) {
             self.look_at_queues();

@@ -99,8 +99,7 @@ pub(super) struct QueueThread {
     turnstile: Mutex<()>,
     /// A fault stopped the thread until the queue is started again. Changed under `server`'s lock.
     parked: AtomicBool,
-    /// The fault that the event loop has not taken yet. It outlasts a pause, and keeps the thread
-    /// parked; a reset drops it.
+    /// The fault that the event loop has not taken yet. A stop keeps it; a reset drops it.
     fault: Mutex<Option<Fault>>,
     epoll: Epoll,
     wake: Signal,
@@ -262,10 +261,6 @@ impl StoppedQueueThread<'_> {
         let server = self.server.as_mut();
         let server = server.ok_or(StartError::NoSuchQueue { index })?;
         server.start(queue)?;
-        if lock(&thread.fault).is_some() {
-            // The event loop has yet to take it, and stops all queues then.
-            return Ok(());
-        }
         thread.parked.store(false, Ordering::SeqCst);
         if let Some(queue) = server.queue(index) {
             let watched = watch(&thread.epoll, queue.kick().as_raw_fd(), KICK);

@@ -161,13 +161,19 @@ impl Worker {
 
     /// Stops all queues and holds them: nothing is in flight, and guest memory is not touched
     /// until [`Self::resume`]. Returns `false` if the device cannot promise that
-    /// ([`VirtioDevice::is_quiet`]); its queues are held all the same.
-    pub fn pause(&mut self) -> bool {
+    /// ([`VirtioDevice::is_quiet`]); its queues are held all the same. A device that was at fault
+    /// before is parked and has none to hold; what failed of the host is returned.
+    pub fn pause(&mut self) -> (bool, Option<HostFault>) {
+        let mut failed = None;
         if self.held.is_none() {
-            let queues = self.stop();
+            let mut queues = self.stop();
+            if let Some(fault) = self.device.take_fault() {
+                failed = self.settle(Err(fault)).err();
+                queues.clear();
+            }
             self.held = Some(queues);
         }
-        self.device.is_quiet()
+        (self.device.is_quiet(), failed)
     }
 
     /// Continues with the queues that [`Self::pause`] held. Returns `true` if there are any: then

@@ -1,6 +1,7 @@
 use super::*;
 use crate::rng::RngDevice;
 use crate::testing::{CountingInterrupt, DriverQueue, memory};
+use crate::virtio::StartError;
 use std::sync::atomic::Ordering::SeqCst;
 
 const BUF: u64 = 0x40000;
@@ -100,4 +101,43 @@ fn a_driver_that_is_at_fault_again_and_again_does_not_fill_the_log() {
         }
     });
     assert_eq!(events, 1);
+}
+
+/// A device of which one of its own threads has met a fault.
+#[derive(Debug)]
+struct Faulty(RngDevice, Option<Fault>);
+
+impl VirtioDevice for Faulty {
+    fn info(&self) -> DeviceInfo {
+        self.0.info()
+    }
+    fn start_queue(&mut self, queue: Queue) -> Result<(), StartError> {
+        self.0.start_queue(queue)
+    }
+    fn stop_queue(&mut self, index: u16) -> Option<Queue> {
+        self.0.stop_queue(index)
+    }
+    fn take_fault(&mut self) -> Option<Fault> {
+        self.1.take()
+    }
+    fn on_queue(&mut self, index: u16) -> Result<Progress, Fault> {
+        self.0.on_queue(index)
+    }
+}
+
+#[test]
+fn a_pause_parks_a_device_whose_fault_nobody_has_seen() {
+    let failed = || Fault::host("failed", std::io::ErrorKind::Other.into());
+    for (fault, is_host) in [(Fault::protocol("broken"), false), (failed(), true)] {
+        let mut rig = rig();
+        let device = Box::new(Faulty(RngDevice::new(), Some(fault)));
+        rig.worker = Worker::new("rng0".to_owned(), device, rig.irq.clone());
+        rig.start();
+        let (is_quiet, failed) = rig.worker.pause();
+        assert!(is_quiet && rig.worker.held().is_empty());
+        assert_eq!(failed.is_some(), is_host);
+        assert_eq!(rig.irq.needs_reset.load(SeqCst), 1);
+        assert_eq!(rig.worker.faults().get(), 1);
+        assert!(!rig.worker.resume() && !rig.worker.is_serving());
+    }
 }

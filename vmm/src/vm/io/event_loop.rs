@@ -122,7 +122,8 @@ impl EventLoop {
             add_kick(&self.epoll, kick, data(index, queue))?;
         }
         if self.paused {
-            worker.pause();
+            // Nothing of it has run.
+            let _ = worker.pause();
         }
         if let Some(place) = self.slots.get_mut(index) {
             *place = Some(Slot {
@@ -149,7 +150,10 @@ impl EventLoop {
         let Some(mut slot) = self.take(index) else {
             return;
         };
-        slot.worker.pause();
+        let (_, failed) = slot.worker.pause();
+        if let Some(fault) = failed {
+            self.keep_fault(slot.worker.name(), fault);
+        }
         slot.backend_polled = false;
         let Link { mailbox, slot: at } = to.clone();
         mailbox.send(Box::new(move |event_loop| event_loop.add_slot(at, slot)));
@@ -283,7 +287,10 @@ impl EventLoop {
         match result {
             Ok(Progress::Idle) => {}
             Ok(Progress::More) => self.call_again(index, source),
-            Err(fault) => self.keep_fault(index, fault),
+            Err(fault) => {
+                let name = slot.worker.name().to_owned();
+                self.keep_fault(&name, fault);
+            }
         }
         self.poll_backend(index);
     }
@@ -294,16 +301,13 @@ impl EventLoop {
         }
     }
 
-    fn keep_fault(&self, slot: usize, fault: HostFault) {
-        let Some(slot) = self.slot(slot) else {
-            return;
-        };
+    fn keep_fault(&self, device: &str, fault: HostFault) {
         let mut faults = self.faults.lock().unwrap_or_else(PoisonError::into_inner);
         if faults.len() == FAULTS_KEPT {
             faults.remove(0);
         }
         faults.push(DeviceFault {
-            device: slot.worker.name().to_owned(),
+            device: device.to_owned(),
             fault: Arc::new(Fault::Host(fault)),
         });
     }
@@ -373,8 +377,14 @@ impl EventLoop {
         self.paused = true;
         self.again.clear();
         let mut quiet = true;
+        let mut failed = Vec::new();
         for slot in self.slots.iter_mut().flatten() {
-            quiet &= slot.worker.pause();
+            let (is_quiet, fault) = slot.worker.pause();
+            quiet &= is_quiet;
+            failed.extend(fault.map(|fault| (slot.worker.name().to_owned(), fault)));
+        }
+        for (device, fault) in failed {
+            self.keep_fault(&device, fault);
         }
         quiet
     }
