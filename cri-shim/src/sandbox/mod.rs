@@ -68,7 +68,7 @@ pub(crate) use spec::{
     default_rlimits, default_seccomp_profile, device_rules, from_root, further_process,
     process_capabilities, set_variable,
 };
-pub use stdio::{AttachedStreams, Outputs, StdioError, StreamSet, Streams};
+pub use stdio::{AttachedStreams, BrokenOutput, Outputs, StdioError, StreamSet, Streams};
 pub(crate) use stdio::{read as read_from, write_all as write_to};
 pub(crate) use template::SnapshotMaker;
 pub use template::{

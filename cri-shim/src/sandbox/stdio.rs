@@ -8,7 +8,7 @@ use std::io;
 use std::net::Shutdown;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::Duration;
 
@@ -385,11 +385,39 @@ fn output(
     Ok(Some(moved))
 }
 
+/// Tells when one of the files of a process's outputs accepts no more.
+#[derive(Debug, Default)]
+pub struct BrokenOutput {
+    told: Notify,
+    /// What failed, and why.
+    failure: OnceLock<(&'static str, Errno)>,
+}
+
+impl BrokenOutput {
+    /// Waits until one of the files accepts no more, and returns the reason; `None` if it is that
+    /// its reader is gone.
+    pub async fn wait(&self) -> Option<StdioError> {
+        self.told.notified().await;
+        let (name, error) = *self.failure.get()?;
+        Some(StdioError::Output {
+            name,
+            source: error.into(),
+        })
+    }
+
+    fn tell(&self, name: &'static str, error: Errno) {
+        if error != Errno::PIPE {
+            // The first one counts.
+            let _ = self.failure.set((name, error));
+        }
+        self.told.notify_one();
+    }
+}
+
 /// What the threads that move a process's outputs tell and are told.
 #[derive(Debug, Clone)]
 struct OutputEvents {
-    /// One of the files accepts no more.
-    broken: Arc<Notify>,
+    broken: Arc<BrokenOutput>,
     /// An event counter; what can be read of the outputs once it is set is their rest.
     cut_off: Arc<OwnedFd>,
 }
@@ -436,9 +464,10 @@ pub struct Outputs {
 }
 
 impl Outputs {
-    /// Is notified when one of the files accepts no more: its reader is gone, or its disk is full.
+    /// Returns what tells when one of the files accepts no more: its reader is gone, or its disk is
+    /// full.
     #[must_use]
-    pub fn broken(&self) -> Arc<Notify> {
+    pub fn broken(&self) -> Arc<BrokenOutput> {
         Arc::clone(&self.events.broken)
     }
 
@@ -505,7 +534,7 @@ fn move_output(
             Ok(()) => {}
             Err(error) => {
                 let _ = from.shutdown(Shutdown::Both);
-                events.broken.notify_one();
+                events.broken.tell(name, error);
                 return match error {
                     Errno::PIPE => Ok(()),
                     error => Err(StdioError::Output {

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
+use rustix::io::Errno;
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until};
 use tracing::debug;
@@ -15,7 +16,8 @@ use crate::cli::keys::{DetachKeys, TerminalEvents, watched_stdin};
 use crate::cli::signals::{Event, ForceKillDetector, SIGHUP, Signals, exit_code_of};
 use crate::cli::terminal::{self, RawMode};
 use crate::sandbox::{
-    AttachedStreams, Outputs, ProcessExit, SandboxClient, SandboxError, StdioFds, StreamSet,
+    AttachedStreams, Outputs, ProcessExit, SandboxClient, SandboxError, StdioError, StdioFds,
+    StreamSet,
 };
 use crate::signal::SIGKILL;
 
@@ -56,6 +58,8 @@ pub(in crate::cli) enum Outcome {
     GivenUp(u8),
     /// The user has detached or is gone, and it continues.
     Left,
+    /// Its output cannot be written, and it continues.
+    Unwritable(StdioError),
 }
 
 /// A program's streams while they are connected to this process's own.
@@ -64,6 +68,7 @@ pub(in crate::cli) struct ForwardedStreams {
     outputs: Outputs,
     /// Of the user's terminal, if it is raw.
     terminal: Option<Arc<TerminalEvents>>,
+    has_terminal: bool,
     _raw: Option<RawMode>,
 }
 
@@ -100,6 +105,8 @@ impl Program {
         Ok(ForwardedStreams {
             outputs: streams.serve(files)?,
             terminal,
+            // Once it is closed, it is no terminal.
+            has_terminal: terminal::is_terminal(io::stdout()),
             _raw: raw,
         })
     }
@@ -114,6 +121,7 @@ impl Program {
         let ForwardedStreams {
             outputs,
             terminal,
+            has_terminal,
             _raw,
         } = served;
         let (left, hung_up) = (
@@ -148,9 +156,9 @@ impl Program {
                     Event::Forward(SIGHUP)
                 }
                 event = signals.next() => event,
-                () = broken.notified(), if kill_at.is_none() => {
+                failure = broken.wait(), if kill_at.is_none() => {
                     if goes_on {
-                        return Ok(Outcome::Left);
+                        return Ok(left_by(failure, has_terminal));
                     }
                     kill_at = Some(Instant::now() + SIGPIPE_GRACE);
                     Event::Forward(SIGPIPE)
@@ -222,6 +230,25 @@ pub(in crate::cli) fn exit_code(outcome: &Outcome) -> u8 {
             crate::cli::notice("left the program, which goes on");
             0
         }
+        Outcome::Unwritable(error) => {
+            let error = crate::machine::causes(error);
+            crate::cli::notice(&format!("{error}; left the program, which goes on"));
+            crate::cli::RUN_FAILURE
+        }
+    }
+}
+
+/// Returns the outcome of a program that goes on though its output cannot be written.
+fn left_by(failure: Option<StdioError>, has_terminal: bool) -> Outcome {
+    match failure {
+        // A terminal that was closed.
+        Some(StdioError::Output { source, .. })
+            if has_terminal && source.raw_os_error() == Some(Errno::IO.raw_os_error()) =>
+        {
+            Outcome::Left
+        }
+        Some(error) => Outcome::Unwritable(error),
+        None => Outcome::Left,
     }
 }
 

@@ -208,7 +208,7 @@ impl Run<'_> {
         let outcome = program.wait(served, signals).await;
         let has_ended = match &outcome {
             // As if it had been detached from the start.
-            Ok(left @ Outcome::Left) => return Ok(exit_code(left)),
+            Ok(left @ (Outcome::Left | Outcome::Unwritable(_))) => return Ok(exit_code(left)),
             Ok(outcome) => tokio::select! {
                 has_ended = self.end_machine(&entry, &program.client, outcome) => has_ended?,
                 // The next command clears up.
@@ -279,7 +279,7 @@ impl Run<'_> {
                 super::notice("the program did not end, so its guest is killed");
                 client.shutdown(Duration::ZERO).await?;
             }
-            Outcome::Left => {}
+            Outcome::Left | Outcome::Unwritable(_) => {}
         }
         Ok(false)
     }
