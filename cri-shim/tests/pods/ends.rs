@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::os::unix::process::ExitStatusExt as _;
+use std::process::Stdio;
 
 use k8s_cri::v1::*;
 use rustix::process::Signal;
@@ -173,6 +174,23 @@ async fn a_pod_whose_record_is_damaged_is_ended_and_keeps_no_daemon_from_startin
     assert_eq!(pods.await.unwrap().into_inner().items, []);
     assert!(node.log().contains("is damaged"), "{}", node.log());
     until(async || !node.sandbox().exists()).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pod_whose_record_another_version_wrote_is_left_to_that_version() {
+    let mut node = Node::ended(2).await;
+    node.replace_record();
+    let refused = node
+        .daemon
+        .command()
+        .stderr(Stdio::piped())
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&refused.stderr);
+    assert!(!refused.status.success(), "{said}");
+    assert!(said.contains("another version wrote it"), "{said}");
+    assert_eq!(node.process.try_wait().unwrap(), None);
+    assert!(node.sandbox().exists());
 }
 
 #[tokio::test(flavor = "multi_thread")]

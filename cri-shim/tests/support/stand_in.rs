@@ -103,16 +103,22 @@ fn add_pod(database: &Path, config: &PodSandboxConfig) {
 
 /// Changes the pod's record in the database of a daemon that is not there.
 fn change_pod(database: &Path, change: impl FnOnce(&mut serde_json::Value)) {
+    rewrite_pod(database, |record| {
+        let mut record: serde_json::Value = serde_json::from_slice(&record).unwrap();
+        change(&mut record);
+        record.to_string().into_bytes()
+    });
+}
+
+/// As [`change_pod`], but the bytes.
+fn rewrite_pod(database: &Path, change: impl FnOnce(Vec<u8>) -> Vec<u8>) {
     use redb::ReadableTable as _;
     let pods = redb::TableDefinition::<&str, &[u8]>::new("pods");
     let database = redb::Database::open(database).unwrap();
     let transaction = database.begin_write().unwrap();
     let mut table = transaction.open_table(pods).unwrap();
     let record = table.get(POD).unwrap().unwrap().value().to_vec();
-    let mut record: serde_json::Value = serde_json::from_slice(&record).unwrap();
-    change(&mut record);
-    let bytes = record.to_string();
-    table.insert(POD, bytes.as_bytes()).unwrap();
+    table.insert(POD, change(record).as_slice()).unwrap();
     drop(table);
     transaction.commit().unwrap();
 }
@@ -537,10 +543,18 @@ impl Node {
         });
     }
 
-    /// Has the record of the pod make no sense to a daemon that begins after this.
+    /// Cuts the record of the pod off, for a daemon that begins after this.
     pub(crate) fn damage_record(&self) {
+        rewrite_pod(&self.daemon.path("root/cri.redb"), |mut record| {
+            record.truncate(record.len() / 2);
+            record
+        });
+    }
+
+    /// Gives the pod a state of another version, for a daemon that begins after this.
+    pub(crate) fn replace_record(&self) {
         change_pod(&self.daemon.path("root/cri.redb"), |record| {
-            record["id"] = json!(7)
+            record["phase"] = json!("Hibernated");
         });
     }
 

@@ -41,7 +41,9 @@ impl Node {
     /// Restores pods and containers from the database. Steps that depend on CNI plugins and guests
     /// run in tasks: removing what belongs to no pod, or to a partly created or removed one.
     pub(crate) async fn recover(self: &Arc<Self>) -> Result<()> {
+        // Both, before anything is ended: one of another version leaves all pods as they are.
         let pods = self.database.all::<PodRecord>()?;
+        let containers = self.database.all::<ContainerRecord>()?;
         let mut unkilled = BTreeSet::new();
         for (id, error) in pods.damaged {
             // It must not run once there is no such pod. The rest is removed with what belongs
@@ -63,7 +65,6 @@ impl Node {
         for record in pods.records {
             self.add_pod(&Pod::found(record))?;
         }
-        let containers = self.database.all::<ContainerRecord>()?;
         for (id, error) in containers.damaged {
             self.drop_damaged::<ContainerRecord>(&id, error);
         }

@@ -43,7 +43,7 @@ pub(crate) enum StateError {
     /// A whole record that says something else than this podvisor's records do.
     #[error(
         "record {id:?} of {table} in {} is none that this podvisor can read: another version wrote \
-         it; start that one, or remove its pods with it before this one is started",
+         it, or it is damaged; start that version, or move the file away, which ends all pods",
         .path.display()
     )]
     Foreign {
@@ -146,7 +146,7 @@ impl Database {
             rest: record,
         };
         let bytes = serde_json::to_vec(&versioned);
-        let bytes = bytes.map_err(|source| self.unreadable::<R>(record.id(), source))?;
+        let bytes = bytes.map_err(|source| self.damaged::<R>(record.id(), source))?;
         self.with("write", |redb| {
             let transaction = redb.begin_write()?;
             transaction
@@ -255,23 +255,24 @@ impl Database {
     }
 
     fn unreadable<R: Record>(&self, id: &str, source: serde_json::Error) -> StateError {
-        let path = self.path.clone();
-        let table = R::TABLE;
-        let id = id.to_owned();
         match source.classify() {
-            // redb has checksums: what is whole is as it was written.
+            // What is damaged is rarely whole.
             Category::Data => StateError::Foreign {
-                path,
-                table,
-                id,
+                path: self.path.clone(),
+                table: R::TABLE,
+                id: id.to_owned(),
                 source,
             },
-            Category::Syntax | Category::Eof | Category::Io => StateError::Damaged {
-                path,
-                table,
-                id,
-                source,
-            },
+            Category::Syntax | Category::Eof | Category::Io => self.damaged::<R>(id, source),
+        }
+    }
+
+    fn damaged<R: Record>(&self, id: &str, source: serde_json::Error) -> StateError {
+        StateError::Damaged {
+            path: self.path.clone(),
+            table: R::TABLE,
+            id: id.to_owned(),
+            source,
         }
     }
 

