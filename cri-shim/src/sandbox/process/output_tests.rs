@@ -227,12 +227,23 @@ async fn the_log_is_closed_when_no_process_writes_it_any_more() {
     }
 }
 
+/// Fills the socket of a client that does not read, so that it is behind from the first byte on.
+fn fill(files: &StdioFds) {
+    let socket = files.stdout.as_ref().unwrap().try_clone().unwrap();
+    let mut socket = UnixStream::from(socket);
+    socket.set_nonblocking(true).unwrap();
+    while socket.write(&[b'-'; 4096]).is_ok() {}
+    while socket.write(b"-").is_ok() {}
+    socket.set_nonblocking(false).unwrap();
+}
+
 /// A client that the process waits for and that does not read, and the thread that writes more than
 /// fits in between.
 async fn behind() -> (Arc<ContainerStreams>, UnixStream, JoinHandle<Scene>) {
     let mut scene = scene();
     let streams = Arc::clone(&scene.streams);
     let (files, reader) = attacher();
+    fill(&files);
     streams.attach(files, true).unwrap();
     let line = [vec![b'x'; 1023], b"\n".to_vec()].concat();
     let writes = std::thread::spawn(move || {
@@ -260,7 +271,7 @@ async fn a_slow_reader_whom_the_process_waits_for_has_all_the_time_of_the_world(
     let reads = std::thread::spawn(move || {
         let mut bytes = Vec::new();
         reader.read_to_end(&mut bytes).unwrap();
-        bytes.len()
+        bytes.iter().filter(|byte| **byte != b'-').count()
     });
     drop(tokio::task::spawn_blocking(move || drop(writes.join())));
     assert!(streams.drained(LONG).await);
