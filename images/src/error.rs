@@ -1,4 +1,4 @@
-//! Errors of this crate, worded for the person who typed the command.
+//! Errors of this crate.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ use crate::{
 /// Result of this crate's operations.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Why an operation on images failed. `Display` gives one or two lines that say what to do; the
+/// Why an operation on images failed. `Display` gives one line that says what failed, on what; the
 /// cause is the source.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]

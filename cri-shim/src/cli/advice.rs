@@ -98,6 +98,26 @@ mod tests {
     use super::*;
 
     #[test]
+    fn errors_of_the_store_come_with_their_remedy() {
+        let advice = |error: ImageError| {
+            let error = anyhow::Error::from(error).context("cannot do it");
+            for_image(&error).unwrap()
+        };
+        let name = "x".to_owned();
+        assert!(advice(ImageError::NotFound { name }).contains("podvisor pull"));
+        let id = podvisor_images::Digest::of(b"");
+        let damaged = advice(ImageError::Damaged { id });
+        assert!(damaged.contains(&format!("podvisor rmi {id}")), "{damaged}");
+        let full = ImageError::DiskFull {
+            path: "/x".into(),
+            source: std::io::ErrorKind::StorageFull.into(),
+        };
+        assert!(advice(full).contains("podvisor rmi"));
+        let other = anyhow::Error::from(ImageError::Cancelled);
+        assert_eq!(for_image(&other), None);
+    }
+
+    #[test]
     fn the_remedy_goes_by_the_kind_and_by_what_was_given() {
         let advice = |error, has_console| for_sandbox(&error, has_console).unwrap();
         let jailed = "cannot open /tmp/jail/vmlinux".to_owned();

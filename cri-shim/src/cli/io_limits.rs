@@ -54,17 +54,13 @@ fn parse(
     example: &str,
     rate: impl Fn(&str) -> Result<u64, String>,
 ) -> Result<DeviceRate, String> {
-    let usage = || format!("write PATH:RATE with a disk of this host, {example} say");
+    let usage = || format!("write PATH:RATE with a disk of this host, such as {example}");
     let (device, number) = text.rsplit_once(':').ok_or_else(usage)?;
     if !device.starts_with('/') {
         return Err(usage());
     }
     match rate(number)? {
-        0 => Err(
-            "no I/O at all is no limit that the kernel has; leave the flag out for no \
-                  limit"
-                .to_owned(),
-        ),
+        0 => Err("the kernel takes no limit of 0; leave the flag out for no limit".to_owned()),
         rate => Ok(DeviceRate {
             device: device.into(),
             rate,
