@@ -116,7 +116,10 @@ struct User {
 impl User {
     fn new() -> Self {
         let dir = tempfile::tempdir().unwrap();
-        std::fs::copy(program(), dir.path().join("hostile")).unwrap();
+        // By another process: a child that a test starts meanwhile would inherit the descriptor by
+        // which this one writes, and no program runs that somebody writes.
+        let copied = Command::new("cp").arg(program()).arg(dir.path()).status();
+        assert!(copied.unwrap().success());
         std::fs::set_permissions(dir.path(), Permissions::from_mode(0o755)).unwrap();
         let mut sleep = Command::new("sleep");
         let process = sleep.arg("infinity").uid(USER).gid(USER).spawn().unwrap();

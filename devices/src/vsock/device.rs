@@ -184,7 +184,8 @@ impl VsockDevice {
 
     /// Ends all connections, and notifies the driver that they are gone and that its CID may have
     /// changed (§5.10.6.7): for a guest that was restored from a snapshot. It is notified by the
-    /// next [`VirtioDevice::on_backend`], or once it runs.
+    /// next [`VirtioDevice::on_backend`], or after a pause. A driver that starts anew knows of no
+    /// connection.
     pub fn reset_transport(&mut self) {
         self.mux.forget_connections();
         self.reset = Reset::Due;

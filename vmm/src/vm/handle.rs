@@ -442,7 +442,8 @@ impl VsockHandle {
         self.run(move |device| device.listen(port, on_connect))
     }
 
-    /// Ends all connections and notifies the driver that they are gone (virtio 1.3 §5.10.6.7).
+    /// Ends all connections and has the driver notified that they are gone (virtio 1.3 §5.10.6.7),
+    /// which may be soon after this returns.
     ///
     /// # Errors
     /// See [`Self::run`].
