@@ -433,8 +433,11 @@ impl VirtioDevice for BlockDevice {
     }
 
     fn take_fault(&mut self) -> Option<Fault> {
-        let faults = self.queue_threads.iter();
-        faults.filter_map(|thread| thread.take_fault()).last()
+        let mut first = None;
+        for thread in &self.queue_threads {
+            first = first.or(thread.take_fault());
+        }
+        first
     }
 
     fn reset(&mut self) {
