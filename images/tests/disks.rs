@@ -589,35 +589,48 @@ async fn user_and_password_go_to_the_server_and_nowhere_else() {
 #[tokio::test]
 async fn fetches_at_the_same_time_share_the_work() {
     let bytes = raw();
-    // The answer waits until both have requested the image.
+    // The answer to the first one waits until both others wait for it.
+    let (requests, mut requested) = tokio::sync::mpsc::unbounded_channel();
     let (release, held) = std::sync::mpsc::channel::<()>();
     let held = Mutex::new(held);
     let server = Arc::new(serve(bytes.clone(), move |_, _| {
+        let _ = requests.send(());
         let _ = held.lock().unwrap().recv();
         None
     }));
     let test = TestStore::new();
     let second = Store::open(test.dir.path()).unwrap();
-    let (events, mut received) = tokio::sync::mpsc::unbounded_channel();
-    let (url, options) = (url(&server), options().events(events));
-    let waiting = async {
-        let mut waiters = 0;
-        while let Some(event) = received.recv().await {
-            waiters += usize::from(event == PullEvent::DiskWaiting);
-            if waiters == 2 {
-                break;
-            }
-        }
-        release.send(()).unwrap();
-        // So that no task waits for a receiver.
-        received
+    let url = url(&server);
+    let fetch = async |store: &Store, waits: tokio::sync::oneshot::Sender<()>| {
+        let (events, mut received) = tokio::sync::mpsc::unbounded_channel();
+        let told = async {
+            while received.recv().await != Some(PullEvent::DiskWaiting) {}
+            waits.send(()).unwrap();
+            // So that no task waits for a receiver.
+            while received.recv().await.is_some() {}
+        };
+        let options = options().events(events);
+        let pull = async {
+            let disk = store.pull_disk(&url, None, &options).await;
+            drop(options);
+            disk
+        };
+        tokio::join!(pull, told).0
     };
-    let (a, b, c, _events) = tokio::join!(
-        test.store.pull_disk(&url, None, &options),
-        test.store.pull_disk(&url, None, &options),
-        second.pull_disk(&url, None, &options),
-        waiting,
-    );
+    let others = async {
+        requested.recv().await.unwrap();
+        let [(one, one_waits), (two, two_waits)] =
+            [(); 2].map(|()| tokio::sync::oneshot::channel());
+        let waiting = async {
+            one_waits.await.unwrap();
+            two_waits.await.unwrap();
+            release.send(()).unwrap();
+        };
+        tokio::join!(fetch(&test.store, one), fetch(&second, two), waiting)
+    };
+    let options = options();
+    let first = test.store.pull_disk(&url, None, &options);
+    let (a, (b, c, ())) = tokio::join!(first, others);
     for disk in [a, b, c] {
         assert!(content(&disk.unwrap()) == bytes);
     }
