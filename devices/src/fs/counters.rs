@@ -44,15 +44,8 @@ impl Counters {
             return;
         }
         let mut error = [0; 4];
-        let mut slices = Vec::new();
-        let place = chain.writable_slices(mem, size_of::<u32>(), error.len(), &mut slices);
-        if place.is_err() {
+        if chain.read_back(mem, size_of::<u32>(), &mut error).is_err() {
             return;
-        }
-        let mut rest = error.as_mut_slice();
-        for slice in &slices {
-            let copied = slice.copy_to(rest);
-            rest = rest.get_mut(copied..).unwrap_or_default();
         }
         let error = i32::from_le_bytes(error).saturating_neg();
         let is_common = COMMON_ERRORS.iter().any(|one| one.raw_os_error() == error);

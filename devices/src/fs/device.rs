@@ -229,8 +229,8 @@ impl FsDevice {
         };
         let (server, tree, counters) = (&self.server, &self.tree, &self.counters);
         let (max_turn, begin) = (self.max_turn, Instant::now());
+        let mut last = begin;
         queue.serve(BUDGET, |queue, chain| {
-            let taken = Instant::now();
             let answer = answer(server, tree, exchange, &chain, queue.memory())?;
             counters.requests.one();
             if answer.malformed {
@@ -239,8 +239,10 @@ impl FsDevice {
             counters.note_error(&chain, queue.memory(), answer.len as usize);
             let cost = chain.readable_len().saturating_add(answer.len as usize);
             queue.complete(chain, answer.len)?;
-            counters.latency.add(taken.elapsed());
-            if begin.elapsed() >= max_turn && queue.available()? > 0 {
+            let now = Instant::now();
+            counters.latency.add(now.duration_since(last));
+            last = now;
+            if now.duration_since(begin) >= max_turn && queue.available()? > 0 {
                 return Ok(usize::MAX);
             }
             Ok(cost.saturating_add(REQUEST_COST))

@@ -127,19 +127,20 @@ impl Chain {
     /// # Errors
     /// If the part is shorter than that.
     pub fn read(&self, mem: &GuestRam, offset: usize, buf: &mut [u8]) -> Result<(), ChainError> {
-        let len = buf.len();
-        self.check_readable(offset, len)?;
-        let mut rest = buf;
-        for piece in pieces(self.readable_segments(), offset, len) {
-            let Some((now, later)) = rest.split_at_mut_checked(piece.len as usize) else {
-                break;
-            };
-            slice(mem, piece)?
-                .read_slice(now, 0)
-                .map_err(|error| ChainError::Memory(error.into()))?;
-            rest = later;
-        }
-        Ok(())
+        self.check_readable(offset, buf.len())?;
+        copy_out(self.readable_segments(), mem, offset, buf)
+    }
+
+    /// Copies `buf.len()` bytes out of the device-writable part, where the guest may have changed
+    /// what the device wrote.
+    pub(crate) fn read_back(
+        &self,
+        mem: &GuestRam,
+        offset: usize,
+        buf: &mut [u8],
+    ) -> Result<(), ChainError> {
+        self.check_writable(offset, buf.len())?;
+        copy_out(self.writable_segments(), mem, offset, buf)
     }
 
     /// Copies a plain structure out of the device-readable part.
@@ -241,6 +242,27 @@ impl Chain {
     fn writable_segments(&self) -> &[Segment] {
         self.segments.get(self.readable..).unwrap_or(&[])
     }
+}
+
+/// Copies `buf.len()` bytes out of segments that have as many from `offset` on.
+fn copy_out(
+    segments: &[Segment],
+    mem: &GuestRam,
+    offset: usize,
+    buf: &mut [u8],
+) -> Result<(), ChainError> {
+    let len = buf.len();
+    let mut rest = buf;
+    for piece in pieces(segments, offset, len) {
+        let Some((now, later)) = rest.split_at_mut_checked(piece.len as usize) else {
+            break;
+        };
+        slice(mem, piece)?
+            .read_slice(now, 0)
+            .map_err(|error| ChainError::Memory(error.into()))?;
+        rest = later;
+    }
+    Ok(())
 }
 
 fn collect_slices<'m>(

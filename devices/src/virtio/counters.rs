@@ -76,6 +76,7 @@ impl Latency {
             count.one();
         }
     }
+
     /// All classes, in order.
     pub(crate) fn read(&self) -> impl Iterator<Item = Counter> {
         let classes = LATENCIES.iter().zip(&self.0);
