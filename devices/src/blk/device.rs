@@ -464,10 +464,7 @@ impl VirtioDevice for BlockDevice {
 
     fn on_backend(&mut self) -> Result<Progress, Fault> {
         if self.alarm.as_ref().is_some_and(QueueEvents::is_raised) {
-            let fault = self
-                .queue_threads
-                .iter()
-                .find_map(|thread| thread.take_fault());
+            let fault = self.take_fault();
             fault.map_or(Ok(()), Err)?;
         }
         self.server.on_backend()

@@ -195,8 +195,9 @@ pub trait VirtioDevice: std::fmt::Debug + Send + Any {
     /// queue. `None` if it does not run.
     fn stop_queue(&mut self, index: u16) -> Option<Queue>;
 
-    /// Takes a fault that a thread of the device's own met and that no call has returned yet. Called
-    /// when all queues are stopped, for a pause: a snapshot keeps that the device needs a reset.
+    /// Takes a fault that a thread of the device's own met and that no call has returned yet.
+    /// Called when all queues are stopped, for a pause: a snapshot keeps that the device needs a
+    /// reset.
     fn take_fault(&mut self) -> Option<Fault> {
         None
     }

@@ -101,6 +101,16 @@ impl Rig {
         self.mem.read_obj(status).unwrap()
     }
 
+    /// Makes half a header available, and waits until the event loop is to take the fault.
+    fn break_queue(&mut self, queue: u16) {
+        self.drivers[usize::from(queue)].add(&[(0x1_0000, 8)], &[(0x1_0100, 1)]);
+        self.notify(queue);
+        let deadline = Instant::now() + PATIENCE;
+        while !backend_readable(self.device()) {
+            assert!(Instant::now() < deadline);
+        }
+    }
+
     fn read(&mut self, queue: u16, sector: u64) -> (u8, u8) {
         self.add(queue, 0, sector);
         self.notify(queue);
@@ -334,13 +344,7 @@ fn one_queue_needs_no_thread() {
 #[test]
 fn a_fault_of_a_queue_is_told_by_the_event_loop_once() {
     let mut rig = Rig::over(BlockDevice::new(Box::new(Gated::new(9))));
-    // Half a header.
-    rig.drivers[1].add(&[(0x1_0000, 8)], &[(0x1_0100, 1)]);
-    rig.notify(1);
-    let deadline = Instant::now() + PATIENCE;
-    while !backend_readable(rig.device()) {
-        assert!(Instant::now() < deadline);
-    }
+    rig.break_queue(1);
     assert!(matches!(rig.device().on_backend(), Err(Fault::Guest(_))));
     assert!(!backend_readable(rig.device()));
     assert_eq!(rig.device().on_backend().unwrap(), Progress::Idle);
@@ -360,11 +364,7 @@ fn a_fault_of_a_queue_is_told_by_the_event_loop_once() {
         rig.drivers[1] = driver;
         rig.device().start_queue(queue).unwrap();
         assert_eq!(rig.read(1, 0), (0, 9));
-        rig.drivers[1].add(&[(0x1_0000, 8)], &[(0x1_0100, 1)]);
-        rig.notify(1);
-        while !backend_readable(rig.device()) {
-            assert!(Instant::now() < deadline);
-        }
+        rig.break_queue(1);
         assert!(rig.device().stop_queue(1).is_some());
         rig.device().reset();
         assert_eq!(rig.device().on_backend().unwrap(), Progress::Idle);
@@ -375,12 +375,7 @@ fn a_fault_of_a_queue_is_told_by_the_event_loop_once() {
 #[test]
 fn a_fault_that_the_event_loop_has_not_seen_is_there_after_a_stop() {
     let mut rig = Rig::over(BlockDevice::new(Box::new(Gated::new(9))));
-    rig.drivers[2].add(&[(0x1_0000, 8)], &[(0x1_0100, 1)]);
-    rig.notify(2);
-    let deadline = Instant::now() + PATIENCE;
-    while !backend_readable(rig.device()) {
-        assert!(Instant::now() < deadline);
-    }
+    rig.break_queue(2);
     assert_eq!(stop(rig.device()).len(), usize::from(QUEUES));
     assert!(matches!(rig.device().take_fault(), Some(Fault::Guest(_))));
     assert!(rig.device().take_fault().is_none());
