@@ -1,4 +1,4 @@
-//! Commands with a container that is not there, or with a value that is none: this needs no guest.
+//! Commands with a container that does not exist, or with an invalid value: no guest runs here.
 
 mod support;
 

@@ -502,8 +502,8 @@ fn config_space(engine: &Engine, queues: u16, queue_size: u16) -> [u8; 60] {
     put(0, &engine.sectors.to_le_bytes());
     put(12, &seg_max.to_le_bytes());
     put(20, &512u32.to_le_bytes());
-    // Topology: the physical block as a power of two, its first sector, and in sectors the smallest
-    // and the best size of a request.
+    // Topology: the physical block as a power of two, its first sector, and in sectors the minimum
+    // and the optimal size of a request.
     let topology = engine.topology();
     let physical = (topology.physical_block / 512).max(1);
     let optimal = topology.optimal / 512;

@@ -89,7 +89,7 @@ struct Model {
 }
 
 impl Model {
-    /// Whether the driver wants an interrupt now, by `flags` and `used_event` of its ring (§2.7.7).
+    /// Whether the driver wants an interrupt now, by `flags` and `used_event` (§2.7.7).
     fn wants_interrupt(&self, flags: u16, used_event: u16) -> bool {
         let completed = self.used_idx.wrapping_sub(self.told_idx);
         if !self.event_idx {

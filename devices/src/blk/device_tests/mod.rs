@@ -195,18 +195,18 @@ fn a_read_only_disk_says_so_and_refuses_writes() {
 
 #[test]
 fn a_driver_is_told_of_the_blocks_of_its_disk() {
-    /// Bytes of the physical block, smallest request, best request, and alignment of discards.
+    /// Bytes of the physical block, minimum and optimal request, and alignment of discards.
     fn told(device: &BlockDevice) -> [u32; 4] {
         let info = device.info();
         assert_ne!(info.features & (1 << 10), 0);
         let mut bytes = [0; 60];
         info.config.read(0, &mut bytes);
         let long = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap());
-        let smallest = u16::from_le_bytes([bytes[26], bytes[27]]);
+        let minimum = u16::from_le_bytes([bytes[26], bytes[27]]);
         assert_eq!(bytes[25], 0, "the first block is aligned");
         [
             512 << bytes[24],
-            u32::from(smallest) * 512,
+            u32::from(minimum) * 512,
             long(28) * 512,
             long(44) * 512,
         ]
