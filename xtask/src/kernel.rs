@@ -120,16 +120,48 @@ pub(crate) struct Args {
     #[arg(long, value_name = "FILE")]
     output: Option<PathBuf>,
     /// Build target/guest/vmlinux-retpoline, for CPUs that need retpolines and return thunks
-    #[arg(long, conflicts_with_all = ["config", "output"])]
+    #[arg(long, conflicts_with_all = ["config", "output", "full"])]
     retpoline: bool,
+    /// Build target/guest/vmlinux-full, with what few pods use: eBPF tracing, NFS, IPsec and others
+    #[arg(long, conflicts_with_all = ["config", "output"])]
+    full: bool,
 }
 
 /// The configuration for all CPUs.
 const CONFIG: &str = "images/kernel/guest.config";
 
+/// A kernel besides the usual one: what is laid over its configuration.
+#[derive(Debug)]
+pub(crate) struct Variant {
+    /// Ends the name of its file.
+    name: &'static str,
+    /// Laid over each other in this order.
+    fragments: &'static [&'static str],
+    /// What compiling it takes beyond [`setup::KERNEL`].
+    packages: &'static [setup::Package],
+}
+
+/// For CPUs that need retpolines and return thunks.
+pub(crate) const RETPOLINE: Variant = Variant {
+    name: "retpoline",
+    fragments: &["images/kernel/retpoline.config"],
+    packages: &[],
+};
+
+/// With what few pods use, for all CPUs.
+pub(crate) const FULL: Variant = Variant {
+    name: "full",
+    fragments: &[
+        "images/kernel/retpoline.config",
+        "images/kernel/full.config",
+    ],
+    packages: setup::FULL_KERNEL,
+};
+
 pub(crate) fn command(args: &Args) -> Result<()> {
-    if args.retpoline {
-        println!("{}", paths::display(&ensure_retpoline()?));
+    let variants = [(args.retpoline, &RETPOLINE), (args.full, &FULL)];
+    if let Some((_, variant)) = variants.iter().find(|(wanted, _)| *wanted) {
+        println!("{}", paths::display(&ensure_variant(variant)?));
         return Ok(());
     }
     let config = args
@@ -152,19 +184,21 @@ pub(crate) fn ensure() -> Result<PathBuf> {
     Ok(output)
 }
 
-/// Like [`ensure`], for the kernel with the additions of `images/kernel/retpoline.config`.
-pub(crate) fn ensure_retpoline() -> Result<PathBuf> {
+/// Like [`ensure`], for a kernel with additions.
+pub(crate) fn ensure_variant(variant: &Variant) -> Result<PathBuf> {
+    setup::ensure(&[variant.packages])?;
     let mut fragment = String::new();
-    for name in [CONFIG, "images/kernel/retpoline.config"] {
+    for name in [CONFIG].iter().chain(variant.fragments) {
         let path = paths::root().join(name);
         fragment += &fs::read_to_string(&path)
             .with_context(|| format!("{} cannot be read", path.display()))?;
     }
     fs::create_dir_all(paths::guest())?;
-    let config = paths::guest().join("retpoline.config");
+    let name = format!("vmlinux-{}", variant.name);
+    let config = paths::guest().join(format!("{name}.wanted"));
     fs::write(&config, fragment)
         .with_context(|| format!("{} cannot be written", config.display()))?;
-    let output = paths::guest().join("vmlinux-retpoline");
+    let output = paths::guest().join(name);
     build(&config, &output)?;
     Ok(output)
 }
@@ -442,10 +476,12 @@ mod tests {
     }
 
     #[test]
-    fn the_fragment_names_each_option_once() {
-        let path = crate::paths::root().join("images/kernel/guest.config");
-        let fragment = std::fs::read_to_string(path).unwrap();
-        let mut names: Vec<&str> = fragment
+    fn the_fragments_name_each_option_once() {
+        let fragments = [super::CONFIG].iter().chain(super::FULL.fragments);
+        let text: String = fragments
+            .map(|path| std::fs::read_to_string(crate::paths::root().join(path)).unwrap())
+            .collect();
+        let mut names: Vec<&str> = text
             .lines()
             .filter(|line| line.starts_with("CONFIG_"))
             .filter_map(|line| line.split('=').next())

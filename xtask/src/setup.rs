@@ -30,6 +30,12 @@ pub(crate) const KERNEL: &[Package] = &[
     package("xz-utils", "unpacks the guest kernel's source"),
 ];
 
+/// Additional packages for the kernel with types for eBPF.
+pub(crate) const FULL_KERNEL: &[Package] = &[package(
+    "dwarves",
+    "makes the kernel's types (BTF) of its debug information",
+)];
+
 /// Running the emulated test host.
 pub(crate) const HOST: &[Package] = &[
     package("qemu-system-x86", "emulates a machine whose KVM is sound"),

@@ -41,7 +41,8 @@ Description: pods and containers in virtual machines of their own
 pub(crate) fn command() -> Result<ExitCode> {
     setup::ensure(&[setup::BUILD, setup::KERNEL, setup::PACKAGE])?;
     let [kernel, initramfs] = guest::ensure()?;
-    let retpoline = kernel::ensure_retpoline()?;
+    let retpoline = kernel::ensure_variant(&kernel::RETPOLINE)?;
+    let full = kernel::ensure_variant(&kernel::FULL)?;
     let step = Step::begin("building podvisor");
     let podvisor = cargo::build_static(&["podvisor-cri"])?.join("podvisor");
     step.done();
@@ -58,7 +59,7 @@ pub(crate) fn command() -> Result<ExitCode> {
     let root = directory.join("tree");
     let tree = Tree::new(&root)?;
     install(&tree, &podvisor, &initramfs)?;
-    install_kernels(&tree, &[&kernel, &retpoline])?;
+    install_kernels(&tree, &[&kernel, &retpoline, &full])?;
     let time = time()?;
     let name = format!("podvisor_{}_{ARCHITECTURE}", env!("CARGO_PKG_VERSION"));
     let archive = archive(&directory, &name, &time)?;
