@@ -10,11 +10,11 @@ use anyhow::{Context, Result, bail};
 use crate::report::Step;
 use crate::{cargo, paths, process, setup};
 
-/// Coverage for libFuzzer that a stable compiler supports: without address sanitizer, but with all
-/// checks of debug builds.
-const COVERAGE: &str = "-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
+/// Coverage for libFuzzer, AddressSanitizer, and all checks of debug builds.
+const FLAGS: &str = "-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
     -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
-    -Cllvm-args=-sanitizer-coverage-trace-compares -Ccodegen-units=1 -Cdebug-assertions -Coverflow-checks";
+    -Cllvm-args=-sanitizer-coverage-trace-compares -Ccodegen-units=1 -Cdebug-assertions \
+    -Coverflow-checks -Zsanitizer=address";
 
 /// Longer inputs find nothing new.
 const INPUT_MAX: &str = "16384";
@@ -98,7 +98,9 @@ fn build() -> Result<PathBuf> {
         // With a target given, build scripts and macros are built without the flags.
         .args(["--target", crate::guest::TRIPLE, "--target-dir"])
         .arg(&target)
-        .env("RUSTFLAGS", COVERAGE)
+        .env("RUSTFLAGS", FLAGS)
+        // The sanitizer comes with every compiler, but its flag is not a stable one.
+        .env("RUSTC_BOOTSTRAP", "1")
         // Optimising each target as a whole would take longer than it saves.
         .env("CARGO_PROFILE_RELEASE_LTO", "off")
         .stdout(std::io::stderr());
