@@ -83,6 +83,15 @@ impl MmioInterrupt {
         self.status.fetch_or(bits, Ordering::SeqCst);
         self.line.raise();
     }
+
+    /// Clears the events that the driver has handled. For the others there is another edge, as if
+    /// the line had stayed up (§4.2.3.4): a driver may handle one cause at a time.
+    fn acknowledge(&self, bits: u32) {
+        let before = self.status.fetch_and(!bits, Ordering::SeqCst);
+        if before & !bits != 0 {
+            self.line.raise();
+        }
+    }
 }
 
 impl TransportInterrupt for MmioInterrupt {
@@ -272,9 +281,7 @@ impl MmioTransport {
             },
             reg::QUEUE_SEL => self.queue_sel = value,
             reg::QUEUE_NOTIFY => self.core.notify(value),
-            reg::INTERRUPT_ACK => {
-                self.irq.status.fetch_and(!value, Ordering::SeqCst);
-            }
+            reg::INTERRUPT_ACK => self.irq.acknowledge(value),
             reg::STATUS => match u8::try_from(value) {
                 Ok(value) => self.write_status(value),
                 Err(_) => self.log_guest_error("status of more than 8 bits", offset),

@@ -508,6 +508,11 @@ fn interrupts_show_in_the_status_register_until_acknowledged() {
     assert_eq!(rig.r(reg::INTERRUPT_STATUS), 3);
     rig.w(reg::INTERRUPT_ACK, 1);
     assert_eq!(rig.r(reg::INTERRUPT_STATUS), 2);
+    // What is left is an interrupt of its own.
+    assert_eq!(rig.line.read().unwrap(), 1);
+    rig.w(reg::INTERRUPT_ACK, 2);
+    assert_eq!(rig.r(reg::INTERRUPT_STATUS), 0);
+    assert!(rig.line.read().is_err());
 }
 
 #[test]
