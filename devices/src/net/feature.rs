@@ -35,6 +35,7 @@ const ALWAYS: u64 = MAC | MRG_RXBUF | STATUS | CTRL_VQ | CTRL_RX | CTRL_MAC_ADDR
 /// Returns the features that a device over a backend with these offloads offers.
 pub(super) fn of_backend(offloads: Offloads) -> u64 {
     let when = |is_so, features| if is_so { features } else { 0 };
+    let segments = offloads.tso4 || offloads.tso6;
     if !offloads.checksum {
         // The others need it (§5.1.3.1).
         return ALWAYS;
@@ -45,7 +46,7 @@ pub(super) fn of_backend(offloads: Offloads) -> u64 {
         | CTRL_GUEST_OFFLOADS
         | when(offloads.tso4, HOST_TSO4 | GUEST_TSO4)
         | when(offloads.tso6, HOST_TSO6 | GUEST_TSO6)
-        | when(offloads.ecn, HOST_ECN | GUEST_ECN)
+        | when(offloads.ecn && segments, HOST_ECN | GUEST_ECN)
         | when(offloads.uso, HOST_USO | GUEST_USO)
 }
 
@@ -127,6 +128,13 @@ mod tests {
             ..Offloads::ALL
         };
         assert_eq!(of_backend(without_uso), bits(&always) | tcp);
+        // ECN is about segments of TCP (§5.1.3.1).
+        let ecn_alone = Offloads {
+            checksum: true,
+            ecn: true,
+            ..Offloads::NONE
+        };
+        assert_eq!(of_backend(ecn_alone), bits(&always) | bits(&[0, 1, 2]));
         // GUEST_USO4, GUEST_USO6, HOST_USO.
         let udp = bits(&[54, 55, 56]);
         assert_eq!(of_backend(Offloads::ALL), bits(&always) | tcp | udp);
