@@ -15,6 +15,7 @@ use vm_memory::{Bytes, GuestAddress};
 
 mod accepted;
 mod control;
+mod filter;
 mod receive;
 
 /// Queues of a device with one pair.
