@@ -44,6 +44,8 @@ pub mod virtio;
 pub mod vsock;
 
 #[cfg(test)]
+mod allocations;
+#[cfg(test)]
 mod hostile;
 #[cfg(test)]
 mod logged;

@@ -7,15 +7,13 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use vm_memory::VolatileSlice;
-
 use super::counters::Counters;
 use super::disk::{Completion, Disk, Operation, Submitted, Topology};
 use super::flight::{Flight, InFlight};
 use super::request::{ID_LEN, Request, Status, WRITE_DATA};
 use super::throttle::Throttle;
 use crate::GuestRam;
-use crate::virtio::{Chain, Fault, MAX_TURN, Queue, Queues, RateLimit};
+use crate::virtio::{Chain, Fault, MAX_TURN, Queue, Queues, RateLimit, SpareList};
 
 /// Bytes of one piece. Between pieces the event loop may do other work, and the driver is
 /// interrupted.
@@ -65,8 +63,7 @@ pub(super) struct Engine {
     last_taken: [Option<u16>; MAX_QUEUES],
     /// When the clock was read first and last in this turn: requests are timed anyway.
     turn: Option<(Instant, Instant)>,
-    /// An empty list, kept for its allocation.
-    scratch: Vec<Scratch>,
+    scratch: SpareList,
     pub(super) counters: Arc<Counters>,
     log: RateLimit,
 }
@@ -87,7 +84,7 @@ impl Engine {
             lost: false,
             last_taken: [None; MAX_QUEUES],
             turn: None,
-            scratch: Vec::new(),
+            scratch: SpareList::default(),
             counters: Arc::default(),
             log: RateLimit::new(Duration::from_secs(10)),
         }
@@ -282,7 +279,7 @@ impl Engine {
     }
 
     fn submit(&mut self, mem: &GuestRam, flight: &Flight) -> Result<Submitted, Fault> {
-        let mut slices = recycle(std::mem::take(&mut self.scratch));
+        let mut slices = self.scratch.take();
         let Flight {
             chain, done, piece, ..
         } = flight;
@@ -309,7 +306,7 @@ impl Engine {
             _ => Operation::Flush,
         };
         let submitted = self.disk.submit(mem, flight.token(), operation);
-        self.scratch = recycle(slices);
+        self.scratch.put_back(slices);
         Ok(submitted)
     }
 
@@ -517,28 +514,4 @@ impl Engine {
 /// Whether the host does not support the operation for this disk.
 fn is_unsupported(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::Unsupported || error.raw_os_error() == Some(libc::EOPNOTSUPP)
-}
-
-/// Storage for a `VolatileSlice`, which itself is not `Send`.
-type Scratch = [usize; size_of::<VolatileSlice<'static>>() / size_of::<usize>()];
-
-/// Returns the same list, empty, for elements of another type of the same size: the allocation is
-/// kept.
-fn recycle<A, B>(mut list: Vec<A>) -> Vec<B> {
-    list.clear();
-    list.into_iter().filter_map(|_| None).collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_recycled_list_keeps_its_allocation() {
-        let slices: Vec<VolatileSlice<'_>> = Vec::with_capacity(300);
-        let at = slices.as_ptr().addr();
-        let kept: Vec<Scratch> = recycle(slices);
-        let slices: Vec<VolatileSlice<'_>> = recycle(kept);
-        assert_eq!((slices.capacity(), slices.as_ptr().addr()), (300, at));
-    }
 }

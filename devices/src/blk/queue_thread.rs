@@ -99,6 +99,8 @@ pub(super) struct QueueThread {
     turnstile: Mutex<()>,
     /// A fault stopped the thread until the queue is started again. Changed under `server`'s lock.
     parked: AtomicBool,
+    /// The thread has exited, and nobody would serve the queue. Changed under `server`'s lock.
+    exited: AtomicBool,
     /// The fault that the event loop has not taken yet. A stop keeps it; a reset drops it.
     fault: Mutex<Option<Fault>>,
     epoll: Epoll,
@@ -106,7 +108,7 @@ pub(super) struct QueueThread {
     alarm: Arc<Signal>,
 }
 
-/// A thread whose thread is halted.
+/// A queue whose thread is halted.
 pub(super) struct StoppedQueueThread<'a> {
     thread: &'a QueueThread,
     server: MutexGuard<'a, Option<Server>>,
@@ -120,6 +122,7 @@ impl QueueThread {
             server: Mutex::new(Some(server)),
             turnstile: Mutex::new(()),
             parked: AtomicBool::new(false),
+            exited: AtomicBool::new(false),
             fault: Mutex::new(None),
             epoll: Epoll::new()?,
             wake: Signal::new()?,
@@ -144,18 +147,27 @@ impl QueueThread {
         self.wake.give();
     }
 
+    /// The descriptor that the thread waits on.
+    #[cfg(test)]
+    pub(super) fn epoll(&self) -> RawFd {
+        self.epoll.as_raw_fd()
+    }
+
     /// Takes the fault that stopped the thread, if the event loop has not had it yet.
     pub(super) fn take_fault(&self) -> Option<Fault> {
         lock(&self.fault).take()
     }
 
-    /// Serves the queue whenever it runs, until the device is dropped.
+    /// Serves the queue whenever it runs, until the device is dropped or events cannot be waited
+    /// for.
     pub(super) fn run(&self) {
         let mut again = false;
         loop {
             let ready = match self.wait(again) {
                 Ok(ready) => ready,
                 Err(error) => {
+                    let _server = lock(&self.server);
+                    self.exited.store(true, Ordering::SeqCst);
                     return self.fail(Fault::host("failed to wait for queue events", error));
                 }
             };
@@ -258,6 +270,10 @@ impl StoppedQueueThread<'_> {
     pub(super) fn start(&mut self, queue: Queue) -> Result<(), StartError> {
         let index = queue.index();
         let thread = self.thread;
+        if thread.exited.load(Ordering::SeqCst) {
+            let source = io::Error::other("its thread has exited");
+            return Err(StartError::Host { index, source });
+        }
         let server = self.server.as_mut();
         let server = server.ok_or(StartError::NoSuchQueue { index })?;
         server.start(queue)?;

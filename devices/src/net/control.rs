@@ -2,6 +2,7 @@
 //! acknowledgement out.
 
 use super::feature;
+use super::filter::{MAX_MULTICAST, MAX_UNICAST, Table};
 use super::nic::MacAddress;
 use crate::GuestRam;
 use crate::virtio::{Chain, Fault};
@@ -11,6 +12,7 @@ const CLASS_MAC: u8 = 1;
 const CLASS_MQ: u8 = 4;
 const CLASS_GUEST_OFFLOADS: u8 = 5;
 
+const RX_PROMISC: u8 = 0;
 /// The last mode without `CTRL_RX_EXTRA`, which is not offered.
 const RX_ALLMULTI: u8 = 1;
 const MAC_TABLE_SET: u8 = 0;
@@ -22,11 +24,14 @@ const ACK_OK: u8 = 0;
 const ACK_ERR: u8 = 1;
 
 /// A command of the driver.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Command {
-    /// Sets which frames the driver wants. The device passes all of them: filters are an
-    /// optimization for the driver, which checks addresses itself (§5.1.6.5.1).
-    Filter,
+    /// Switches on or off that the driver gets all frames.
+    SetPromiscuous(bool),
+    /// Switches on or off that the driver gets all multicast frames.
+    SetAllMulticast(bool),
+    /// Sets the unicast and the multicast addresses whose frames the driver gets.
+    SetTables(Table, Table),
     /// Sets the driver's address.
     SetMac(MacAddress),
     /// Sets how many queue pairs the driver uses from now on.
@@ -62,8 +67,18 @@ impl Command {
         }
         let data = chain.readable_len().saturating_sub(head.len());
         Ok(match head {
-            [CLASS_RX, 0..=RX_ALLMULTI] if data == 1 => Self::Filter,
-            [CLASS_MAC, MAC_TABLE_SET] if tables_fit(chain, mem, data)? => Self::Filter,
+            [CLASS_RX, mode @ (RX_PROMISC | RX_ALLMULTI)] if data == 1 => {
+                let mut on = [0];
+                chain.read(mem, 2, &mut on)?;
+                match mode {
+                    RX_PROMISC => Self::SetPromiscuous(on != [0]),
+                    _ => Self::SetAllMulticast(on != [0]),
+                }
+            }
+            [CLASS_MAC, MAC_TABLE_SET] => match tables(chain, mem, data)? {
+                Some((unicast, multicast)) => Self::SetTables(unicast, multicast),
+                None => Self::Unknown,
+            },
             [CLASS_MAC, MAC_ADDR_SET] if data == 6 => {
                 let mut mac = [0; 6];
                 chain.read(mem, 2, &mut mac)?;
@@ -84,21 +99,32 @@ impl Command {
     }
 }
 
-/// Whether the data consists of exactly two tables of addresses, unicast and multicast.
-fn tables_fit(chain: &Chain, mem: &GuestRam, data: usize) -> Result<bool, Fault> {
-    let mut at = 0usize;
-    for _ in 0..2 {
-        if data.saturating_sub(at) < 4 {
-            return Ok(false);
+/// Reads the unicast and the multicast table; `None` if the data is not exactly two tables.
+fn tables(chain: &Chain, mem: &GuestRam, data: usize) -> Result<Option<(Table, Table)>, Fault> {
+    // After the class and the command.
+    let mut at = 2usize;
+    let end = at.saturating_add(data);
+    let mut table = |max: usize| -> Result<Option<Table>, Fault> {
+        if end.saturating_sub(at) < 4 {
+            return Ok(None);
         }
         let mut entries = [0; 4];
-        chain.read(mem, at.saturating_add(2), &mut entries)?;
-        let entries = u32::from_le_bytes(entries) as usize;
-        at = at
-            .saturating_add(4)
-            .saturating_add(entries.saturating_mul(6));
-    }
-    Ok(at == data)
+        chain.read(mem, at, &mut entries)?;
+        let len = (u32::from_le_bytes(entries) as usize).saturating_mul(6);
+        let start = at.saturating_add(4);
+        at = start.saturating_add(len);
+        if at > end {
+            return Ok(None);
+        }
+        let mut addresses = [0; (MAX_MULTICAST + 1) * 6];
+        // One more tells that they are too many.
+        let kept = max.saturating_add(1).saturating_mul(6).min(len);
+        let addresses = addresses.get_mut(..kept).unwrap_or(&mut []);
+        chain.read(mem, start, addresses)?;
+        Ok(Some(Table::new(addresses, max)))
+    };
+    let tables = table(MAX_UNICAST)?.zip(table(MAX_MULTICAST)?);
+    Ok(tables.filter(|_| at == end))
 }
 
 /// Writes the acknowledgement; returns the number of bytes written.

@@ -13,6 +13,7 @@ use super::control::{self, Command};
 use super::counters::Counters;
 use super::events::{Direction, Events, Ready};
 use super::feature::{self, accepted, offered};
+use super::filter::{ReceiveFilter, RxMode};
 use super::host::{Arrivals, HostQueue};
 use super::nic::{MacAddress, Offloads};
 use super::pair::{Pair, Role, queue_sizes};
@@ -28,9 +29,9 @@ use crate::virtio::{
 /// Bytes of commands, and descriptors counted as bytes, before the event loop gets control back.
 const CONTROL_BUDGET: usize = 64 << 10;
 
-/// How often drivers may change the offloads of the backend: each change makes the host wait for a
-/// lock that its whole network stack shares.
-const OFFLOAD_CHANGES: Rate = Rate {
+/// How often drivers may change the offloads of the backend, and its filter: each change makes the
+/// host wait for a lock that its whole network stack shares.
+const BACKEND_CHANGES: Rate = Rate {
     per_second: 1,
     burst: 16,
 };
@@ -62,6 +63,12 @@ pub struct NetDevice {
     /// The offloads that the backend was last set to; `None` before the first time.
     left: Option<Offloads>,
     changes: Limiter,
+    rx_mode: RxMode,
+    /// The frames that the backend was last set to receive.
+    passed: ReceiveFilter,
+    /// It receives more than the driver wants, because the driver changed its mind too often.
+    refilter: bool,
+    filter_changes: Limiter,
     /// The driver's settings in a restored snapshot, until it starts.
     restored: Option<DriverState>,
     /// The error of the backend if it refused the negotiated offloads.
@@ -201,9 +208,25 @@ impl NetDevice {
 
     fn carry_out(&mut self, command: Command) -> bool {
         match command {
-            Command::Filter => true,
+            Command::SetPromiscuous(on) => {
+                self.rx_mode.promiscuous = on;
+                self.filter();
+                true
+            }
+            Command::SetAllMulticast(on) => {
+                self.rx_mode.all_multicast = on;
+                self.filter();
+                true
+            }
+            Command::SetTables(unicast, multicast) => {
+                self.rx_mode.unicast = unicast;
+                self.rx_mode.multicast = multicast;
+                self.filter();
+                true
+            }
             Command::SetMac(mac) => {
                 self.config.update_quietly(0, &mac.0);
+                self.filter();
                 true
             }
             Command::SetPairs(pairs) => self.activate(pairs.into()),
@@ -265,6 +288,52 @@ impl NetDevice {
         Ok(())
     }
 
+    /// Sets the restored settings of a driver, if it can have any.
+    fn set_rx_mode(&mut self, mode: Option<RxMode>) {
+        let known = self.features & feature::CTRL_RX != 0;
+        self.rx_mode = mode.filter(|_| known).unwrap_or_default();
+        self.filter();
+    }
+
+    /// Sets the backend to receive the frames that the driver wants. If drivers change their mind
+    /// too often, or the backend refuses, it receives all frames: filters are an optimization, and
+    /// drivers check addresses themselves (§5.1.6.5.1).
+    fn filter(&mut self) {
+        let wanted = self.rx_mode.filter(self.current_mac());
+        self.refilter = false;
+        if wanted == self.passed {
+            return;
+        }
+        let Some(queue) = self.host.first_mut() else {
+            return;
+        };
+        if wanted != ReceiveFilter::All {
+            if self.filter_changes.wait().is_none() {
+                self.filter_changes.charge(0);
+                if queue.nic.set_filter(&wanted).is_ok() {
+                    self.passed = wanted;
+                    return;
+                }
+            } else {
+                // Set when the device is woken up by a frame, wanted or not.
+                self.refilter = true;
+            }
+            if self.passed == ReceiveFilter::All {
+                return;
+            }
+        }
+        // Nothing more can be done about a refusal.
+        let _ = queue.nic.set_filter(&ReceiveFilter::All);
+        self.passed = ReceiveFilter::All;
+    }
+
+    /// The address that the driver has set or reads.
+    fn current_mac(&self) -> MacAddress {
+        let mut mac = [0; 6];
+        self.config.read(0, &mut mac);
+        MacAddress(mac)
+    }
+
     fn check(&mut self) -> Result<(), Fault> {
         match self.refused.take() {
             Some(error) => Err(Fault::host(
@@ -310,11 +379,14 @@ impl VirtioDevice for NetDevice {
     fn negotiated(&mut self, features: u64) {
         self.features = features;
         let restored = self.restored.take();
-        let wanted = restored.map_or(feature::GUEST_OFFLOADS, |state| state.offloads);
-        self.active = match (restored, features & feature::MQ) {
+        let wanted = restored
+            .as_ref()
+            .map_or(feature::GUEST_OFFLOADS, |state| state.offloads);
+        self.active = match (&restored, features & feature::MQ) {
             (None, _) | (_, 0) => 1,
             (Some(state), _) => state.active.into(),
         };
+        self.set_rx_mode(restored.map(|state| state.rx_mode));
         self.refused = self.switch_offloads(features & wanted).err();
     }
 
@@ -375,6 +447,7 @@ impl VirtioDevice for NetDevice {
         }
         self.features = 0;
         self.guest_offloads = 0;
+        self.set_rx_mode(None);
         self.active = 1;
         self.restored = None;
         self.refused = None;
@@ -410,6 +483,9 @@ impl VirtioDevice for NetDevice {
         for (queue, frames) in self.host.iter_mut().zip(frames) {
             queue.ready |= frames;
         }
+        if self.refilter && self.filter_changes.wait().is_none() {
+            self.filter();
+        }
         if receive || frames.contains(&true) {
             for pair in self.round(self.active) {
                 let turn = self.receive(pair)?;
@@ -431,20 +507,19 @@ impl VirtioDevice for NetDevice {
     }
 
     fn save(&self) -> SavedDevice {
-        let mut mac = [0; 6];
-        self.config.read(0, &mut mac);
         let state = DriverState {
-            mac,
+            mac: self.current_mac().0,
             offloads: self.guest_offloads,
             // At most MAX_QUEUE_PAIRS.
             active: u16::try_from(self.active).unwrap_or(1),
             link: self.link,
+            rx_mode: self.rx_mode.clone(),
         };
         state.save(self.pair_count())
     }
 
-    /// Restores the driver's address, offloads and queue pairs, and the link's state. Frames in
-    /// flight are lost, as on any wire.
+    /// Restores the driver's address, offloads, filter and queue pairs, and the link's state.
+    /// Frames in flight are lost, as on any wire.
     fn restore(&mut self, saved: &SavedDevice) -> Result<(), RestoreError> {
         let state = DriverState::restore(saved, self.pair_count())?;
         self.config.update(0, &state.mac);
@@ -453,6 +528,7 @@ impl VirtioDevice for NetDevice {
             self.restored = Some(state);
         } else {
             self.active = state.active.into();
+            self.set_rx_mode(Some(state.rx_mode));
             let offloads = self.features & state.offloads;
             self.refused = self.switch_offloads(offloads).err();
         }

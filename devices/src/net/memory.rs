@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex};
 use rustix::event::{EventfdFlags, eventfd};
 use vm_memory::VolatileSlice;
 
+use super::filter::ReceiveFilter;
 use super::header::HEADER_LEN;
 use super::nic::{Nic, Offloads};
 
@@ -21,7 +22,10 @@ struct Shared {
     from_driver: VecDeque<Frame>,
     offloads: Offloads,
     switches: u64,
+    /// In order.
+    filters: Vec<ReceiveFilter>,
     refuses: Option<io::ErrorKind>,
+    refuses_filters: bool,
     receives: u64,
 }
 
@@ -48,7 +52,9 @@ impl MemoryNic {
             from_driver: VecDeque::new(),
             offloads: Offloads::default(),
             switches: 0,
+            filters: Vec::new(),
             refuses: None,
+            refuses_filters: false,
             receives: 0,
         }));
         let ready = Arc::new(eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC).unwrap());
@@ -95,6 +101,17 @@ impl MemoryWire {
     #[must_use]
     pub fn offloads(&self) -> Offloads {
         self.shared.lock().unwrap().offloads
+    }
+
+    /// The filters that were set since the last call, in order. All of them are ignored.
+    #[must_use]
+    pub fn filters(&self) -> Vec<ReceiveFilter> {
+        std::mem::take(&mut self.shared.lock().unwrap().filters)
+    }
+
+    /// Makes setting a filter other than [`ReceiveFilter::All`] fail from now on.
+    pub fn refuse_filters(&self) {
+        self.shared.lock().unwrap().refuses_filters = true;
     }
 
     /// How often the device tried to receive a frame.
@@ -157,5 +174,14 @@ impl Nic for MemoryNic {
         shared.offloads = offloads;
         shared.switches = shared.switches.saturating_add(1);
         Ok(())
+    }
+
+    fn set_filter(&mut self, filter: &ReceiveFilter) -> io::Result<()> {
+        let mut shared = self.shared.lock().unwrap();
+        shared.filters.push(filter.clone());
+        match shared.refuses_filters && *filter != ReceiveFilter::All {
+            true => Err(io::ErrorKind::Unsupported.into()),
+            false => Ok(()),
+        }
     }
 }

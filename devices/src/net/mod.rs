@@ -17,6 +17,7 @@
 //!   space; `segments`: how frames in guest memory are passed to the kernel; `memory`: a backend
 //!   for tests.
 //! * `feature`: the features that are offered and negotiated.
+//! * `filter`: which frames the driver wants, by their destination.
 //! * `header`: the header before each frame and its rules.
 //! * `control`: commands of the control queue; `config`: configuration space; `counters`:
 //!   statistics.
@@ -38,6 +39,7 @@ mod device;
 mod error;
 mod events;
 mod feature;
+mod filter;
 mod header;
 mod host;
 #[cfg(any(test, feature = "test-utils"))]
@@ -55,6 +57,7 @@ mod vhost;
 pub use config::{LinkState, MIN_MTU};
 pub use device::NetDevice;
 pub use error::NetDeviceError;
+pub use filter::{Multicast, ReceiveFilter};
 pub use header::{HEADER_LEN, MAX_FRAME};
 #[cfg(any(test, feature = "test-utils"))]
 pub use memory::{MemoryNic, MemoryWire};

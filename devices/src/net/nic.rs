@@ -7,6 +7,7 @@ use std::str::FromStr;
 
 use vm_memory::VolatileSlice;
 
+use super::filter::ReceiveFilter;
 use super::header::HEADER_LEN;
 
 /// A hardware address (EUI-48).
@@ -155,6 +156,17 @@ pub trait Nic: fmt::Debug + Send {
     /// # Errors
     /// If the backend cannot do so.
     fn set_offloads(&mut self, offloads: Offloads) -> io::Result<()>;
+
+    /// Sets which frames the driver wants; all until the first call. If a backend has several
+    /// queues, it is called on the first one, for all of them. A backend may receive others too
+    /// (§5.1.6.5.1), and by default it ignores this.
+    ///
+    /// # Errors
+    /// If the backend cannot do so; then it is called with [`ReceiveFilter::All`].
+    fn set_filter(&mut self, filter: &ReceiveFilter) -> io::Result<()> {
+        let _ = filter;
+        Ok(())
+    }
 }
 
 #[cfg(test)]

@@ -10,7 +10,7 @@ use super::header::{BEYOND_MTU, HEADER_LEN, Header, MAX_FRAME, MIN_FRAME};
 use super::host::Arrivals;
 use super::nic::Offloads;
 use crate::GuestRam;
-use crate::virtio::{Chain, Fault, Queue};
+use crate::virtio::{Chain, Fault, Queue, SpareList};
 
 /// Bytes, and descriptors counted as bytes, before the event loop gets control back.
 pub(super) const BUDGET: usize = 1 << 20;
@@ -79,6 +79,7 @@ pub(super) struct Receiver {
     short_frames: u8,
     /// The part of the budget that is used up in this turn.
     spent: usize,
+    spare: SpareList,
 }
 
 impl Receiver {
@@ -93,6 +94,7 @@ impl Receiver {
             room: 0,
             short_frames: 0,
             spent: 0,
+            spare: SpareList::default(),
         }
     }
 
@@ -118,7 +120,7 @@ impl Receiver {
         counters: &Counters,
     ) -> Result<Turn, Fault> {
         let mem = self.queue.shared_memory();
-        let mut lists = Lists::default();
+        let mut slices = self.spare.take();
         self.spent = 0;
         let turn = loop {
             if self.spent >= BUDGET {
@@ -142,7 +144,7 @@ impl Receiver {
                     counters.rx_starved.one();
                     break Turn::Idle;
                 }
-                if !self.fetch(arrivals, inbound, counters, &mem, &mut lists)? {
+                if !self.fetch(arrivals, inbound, counters, &mem, &mut slices)? {
                     break Turn::Idle;
                 }
             }
@@ -154,6 +156,7 @@ impl Receiver {
             }
             self.spent = self.spent.saturating_add(FRAME_COST);
         };
+        self.spare.put_back(slices);
         self.queue.notify()?;
         Ok(turn)
     }
@@ -190,24 +193,24 @@ impl Receiver {
         inbound: &mut Inbound,
         counters: &Counters,
         mem: &'m GuestRam,
-        lists: &mut Lists<'m>,
+        slices: &mut Vec<VolatileSlice<'m>>,
     ) -> Result<bool, Fault> {
         let mut raw = [0; HEADER_LEN];
         let expects_short = self.expects_short();
         // The number of bytes that go directly to the driver.
         let direct = match expects_short {
-            true => self.gather_one(mem, lists)?,
-            false if self.room >= MAX_FRAME_WITH_HEADER && self.gather(mem, lists)? => MAX_FRAME,
+            true => self.gather_one(mem, slices)?,
+            false if self.room >= MAX_FRAME_WITH_HEADER && self.gather(mem, slices)? => MAX_FRAME,
             false => 0,
         };
         let next = &mut inbound.next;
         let got = if direct >= MAX_FRAME {
-            arrivals.receive(next, &mut raw, &lists.all, counters)
+            arrivals.receive(next, &mut raw, slices, counters)
         } else {
             inbound.scratch.resize(MAX_FRAME, 0);
             let rest = inbound.scratch.get_mut(direct..).unwrap_or(&mut []);
             let rest = VolatileSlice::from(rest);
-            match lists.all.as_slice() {
+            match slices.as_slice() {
                 [one] if direct > 0 => arrivals.receive(next, &mut raw, &[*one, rest], counters),
                 _ => arrivals.receive(next, &mut raw, &[rest], counters),
             }
@@ -226,8 +229,7 @@ impl Receiver {
             }
         } else {
             // The whole frame is held: it may have to wait for more chains.
-            if let (Some(one), Some(scratch)) =
-                (lists.all.first(), inbound.scratch.get_mut(..direct))
+            if let (Some(one), Some(scratch)) = (slices.first(), inbound.scratch.get_mut(..direct))
             {
                 one.copy_to(scratch);
             }
@@ -258,34 +260,41 @@ impl Receiver {
 
     /// Collects the memory after the header in the chains, for a frame of any length; `false` if it
     /// is in more pieces than one call takes.
-    fn gather<'m>(&self, mem: &'m GuestRam, lists: &mut Lists<'m>) -> Result<bool, Fault> {
-        lists.all.clear();
+    fn gather<'m>(
+        &self,
+        mem: &'m GuestRam,
+        slices: &mut Vec<VolatileSlice<'m>>,
+    ) -> Result<bool, Fault> {
+        slices.clear();
         let mut offset = HEADER_LEN;
         let mut missing = MAX_FRAME;
         for chain in &self.chains {
             let len = chain.writable_len().saturating_sub(offset).min(missing);
-            chain.writable_slices(mem, offset, len, &mut lists.one)?;
-            lists.all.append(&mut lists.one);
+            chain.append_writable_slices(mem, offset, len, slices)?;
             missing = missing.saturating_sub(len);
             offset = 0;
         }
-        Ok(missing == 0 && lists.all.len() <= MAX_SLICES)
+        Ok(missing == 0 && slices.len() <= MAX_SLICES)
     }
 
     /// Collects the memory after the header in the first chain; returns its length, or 0 if it is
     /// in several pieces.
-    fn gather_one<'m>(&self, mem: &'m GuestRam, lists: &mut Lists<'m>) -> Result<usize, Fault> {
-        lists.all.clear();
+    fn gather_one<'m>(
+        &self,
+        mem: &'m GuestRam,
+        slices: &mut Vec<VolatileSlice<'m>>,
+    ) -> Result<usize, Fault> {
+        slices.clear();
         let Some(chain) = self.chains.front() else {
             return Ok(0);
         };
         let len = chain.writable_len().saturating_sub(HEADER_LEN);
         let len = len.min(MAX_FRAME);
-        chain.writable_slices(mem, HEADER_LEN, len, &mut lists.all)?;
-        match lists.all.as_slice() {
+        chain.writable_slices(mem, HEADER_LEN, len, slices)?;
+        match slices.as_slice() {
             [one] => Ok(one.len()),
             _ => {
-                lists.all.clear();
+                slices.clear();
                 Ok(0)
             }
         }
@@ -375,11 +384,4 @@ impl Receiver {
         }
         Ok(())
     }
-}
-
-/// Lists that are reused during a turn, so that a frame needs no allocation.
-#[derive(Default)]
-struct Lists<'m> {
-    one: Vec<VolatileSlice<'m>>,
-    all: Vec<VolatileSlice<'m>>,
 }

@@ -6,6 +6,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use vm_memory::VolatileSlice;
 
+use super::filter::{Multicast, ReceiveFilter};
 use super::header::HEADER_LEN;
 use super::nic::{Nic, Offloads};
 use super::segments::{Guards, with_iovecs};
@@ -122,6 +123,9 @@ impl Tap {
         // Linux before 6.2 knows no segments of UDP.
         tap.offloads.uso = tap.offload(libc::TUN_F_CSUM | USO).is_ok();
         tap.offload(0).map_err(setup("TUNSETOFFLOAD"))?;
+        // An interface that exists longer than its users keeps the last one's filter.
+        tap.filter(&ReceiveFilter::All)
+            .map_err(setup("TUNSETTXFILTER"))?;
         let flags = rustix::fs::fcntl_getfl(&tap.fd)
             .and_then(|flags| {
                 rustix::fs::fcntl_setfl(&tap.fd, flags | rustix::fs::OFlags::NONBLOCK)
@@ -142,6 +146,40 @@ impl Tap {
         };
         check(result)
     }
+
+    /// Sets which frames of the host the interface takes, for all of its queues. Others count as
+    /// dropped there.
+    fn filter(&self, filter: &ReceiveFilter) -> io::Result<()> {
+        let request = tun_filter(filter);
+        // SAFETY: TUNSETTXFILTER reads a `struct tun_filter` and as many addresses after it as its
+        // field `count` says; `tun_filter` returns that many.
+        let result =
+            unsafe { libc::ioctl(self.fd.as_raw_fd(), libc::TUNSETTXFILTER, request.as_ptr()) };
+        check(result)
+    }
+}
+
+/// Returns a `struct tun_filter`: flags, the number of addresses, and the addresses. The kernel
+/// compares the first eight, and hashes the others, which must be multicast; without any address
+/// there is no filter.
+fn tun_filter(filter: &ReceiveFilter) -> Vec<u8> {
+    let (unicast, multicast) = match filter {
+        ReceiveFilter::All => return vec![0; 4],
+        ReceiveFilter::Only { unicast, multicast } => (unicast, multicast),
+    };
+    let (flags, multicast) = match multicast {
+        Multicast::All => (libc::TUN_FLT_ALLMULTI, &[][..]),
+        Multicast::Only(list) => (0, &list[..]),
+    };
+    let addresses: Vec<u8> = unicast
+        .iter()
+        .chain(multicast)
+        .flat_map(|mac| mac.0)
+        .collect();
+    // Neither is large.
+    let header = [flags, i32::try_from(addresses.len() / 6).unwrap_or(0)];
+    let header = header.map(|field| u16::try_from(field).unwrap_or(0));
+    [&header.map(u16::to_ne_bytes).concat()[..], &addresses].concat()
 }
 
 impl Nic for Tap {
@@ -205,6 +243,10 @@ impl Nic for Tap {
             }
         }
         self.offload(flags)
+    }
+
+    fn set_filter(&mut self, filter: &ReceiveFilter) -> io::Result<()> {
+        self.filter(filter)
     }
 }
 

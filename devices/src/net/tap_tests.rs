@@ -1,12 +1,17 @@
 //! Taps in a network namespace of the test's thread: as root, as some tests of shared directories.
 
 use super::*;
-use crate::testing::memory;
+use crate::GuestRam;
+use crate::net::nic::MacAddress;
+use crate::net::{NetDevice, feature};
+use crate::testing::{CountingInterrupt, DriverQueue, backend_readable, memory, start, stop};
+use crate::virtio::{Progress, VirtioDevice};
 use rustix::thread::UnshareFlags;
 use std::fs::File;
 use std::net::UdpSocket;
 use std::os::fd::FromRawFd;
-use std::time::Duration;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 use vm_memory::{Bytes, GuestAddress, GuestMemory};
 
 #[test]
@@ -342,5 +347,204 @@ fn the_kernel_segments_a_guests_udp_if_it_says_that_it_can() {
             let len = socket.recv(&mut got).unwrap();
             assert_eq!(&got[..len], expected);
         }
+    });
+}
+
+/// A network device over the interface `tap0`, with its driver and the host's end.
+struct Card {
+    mem: GuestRam,
+    device: NetDevice,
+    irq: Arc<CountingInterrupt>,
+    rx: DriverQueue,
+    control: DriverQueue,
+    host: OwnedFd,
+    sent: u8,
+}
+
+impl Card {
+    const OWN: [u8; 6] = [2, 0, 0, 0, 0, 1];
+    const BROADCAST: [u8; 6] = [0xff; 6];
+
+    const BUFFERS: u64 = 0x10_0000;
+    const BUFFER: u32 = 0x1000;
+    const COMMAND: u64 = 0x8_0000;
+
+    fn new() -> Self {
+        Self::over(queue("tap0", TAP))
+    }
+
+    fn over(tap: OwnedFd) -> Self {
+        let device = NetDevice::tap(tap).unwrap();
+        let host = host_end("tap0");
+        let mem = memory(8 << 20);
+        let [rx, control] = [0x1_0000, 0x3_0000].map(|at| DriverQueue::new(&mem, at, 64));
+        let mut card = Self {
+            device: device.mac(MacAddress(Self::OWN)),
+            irq: Arc::default(),
+            mem,
+            rx,
+            control,
+            host,
+            sent: 0,
+        };
+        card.start();
+        card
+    }
+
+    fn start(&mut self) {
+        let tx = DriverQueue::new(&self.mem, 0x2_0000, 64);
+        self.rx = DriverQueue::new(&self.mem, 0x1_0000, 64);
+        self.control = DriverQueue::new(&self.mem, 0x3_0000, 64);
+        for n in 0..64 {
+            let at = Self::BUFFERS + n * u64::from(Self::BUFFER);
+            self.rx.add(&[], &[(at, Self::BUFFER)]);
+        }
+        let features = feature::CTRL_RX | feature::CTRL_MAC_ADDR;
+        let queues = [&self.rx, &tx, &self.control];
+        start(&mut self.device, &queues, &self.irq, features);
+    }
+
+    fn restart(&mut self) {
+        stop(&mut self.device);
+        self.device.reset();
+        self.start();
+    }
+
+    fn command(&mut self, class: u8, command: u8, data: &[u8]) {
+        let bytes = [&[class, command], data].concat();
+        let (at, ack) = (Self::COMMAND, Self::COMMAND + 0x1000);
+        self.mem.write_slice(&bytes, GuestAddress(at)).unwrap();
+        self.mem.write_slice(&[9], GuestAddress(ack)).unwrap();
+        let len = u32::try_from(bytes.len()).unwrap();
+        self.control.add(&[(at, len)], &[(ack, 1)]);
+        while self.device.on_queue(2).unwrap() == Progress::More {}
+        assert_eq!(self.mem.read_obj::<u8>(GuestAddress(ack)).unwrap(), 0);
+    }
+
+    fn promiscuous(&mut self, on: bool) {
+        self.command(0, 0, &[on.into()]);
+    }
+
+    fn all_multicast(&mut self, on: bool) {
+        self.command(0, 1, &[on.into()]);
+    }
+
+    fn tables(&mut self, unicast: &[[u8; 6]], multicast: &[[u8; 6]]) {
+        let table = |list: &[[u8; 6]]| {
+            let count = u32::try_from(list.len()).unwrap();
+            [&count.to_le_bytes()[..], &list.concat()].concat()
+        };
+        self.command(1, 0, &[table(unicast), table(multicast)].concat());
+    }
+
+    /// Sends a frame from the host.
+    fn send(&mut self, destination: [u8; 6]) -> Vec<u8> {
+        self.sent += 1;
+        let mut frame = frame(60, self.sent);
+        frame[..6].copy_from_slice(&destination);
+        rustix::io::write(&self.host, &frame).unwrap();
+        frame
+    }
+
+    /// Whether the driver gets a frame to `destination`. It gets another one after it in any case.
+    fn gets(&mut self, destination: [u8; 6]) -> bool {
+        let frame = self.send(destination);
+        let last = self.send(Self::BROADCAST);
+        let deadline = Instant::now() + Duration::from_secs(60);
+        let mut arrived = false;
+        loop {
+            assert!(Instant::now() < deadline, "broadcast does not arrive");
+            if backend_readable(&self.device) {
+                let _ = self.device.on_backend().unwrap();
+            }
+            while let Some(used) = self.rx.take_used() {
+                let at = Self::BUFFERS + u64::from(used.id) * u64::from(Self::BUFFER);
+                let mut got = vec![0; used.len as usize - HEADER_LEN];
+                let start = GuestAddress(at + HEADER_LEN as u64);
+                self.mem.read_slice(&mut got, start).unwrap();
+                self.rx.add(&[], &[(at, Self::BUFFER)]);
+                arrived |= got == frame;
+                if got == last {
+                    return arrived;
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn the_kernel_keeps_from_a_driver_what_it_does_not_want() {
+    const OTHER: [u8; 6] = [2, 0, 0, 0, 0, 9];
+    const GROUP: [u8; 6] = [1, 0, 0x5e, 0, 0, 5];
+    alone(|| {
+        let mut card = Card::new();
+        let gets = |card: &mut Card, list: &[[u8; 6]]| -> Vec<bool> {
+            list.iter().map(|to| card.gets(*to)).collect()
+        };
+        let all = [Card::OWN, Card::BROADCAST, OTHER, GROUP];
+        assert_eq!(
+            gets(&mut card, &all),
+            [true; 4],
+            "a driver that sets nothing"
+        );
+        card.promiscuous(false);
+        assert_eq!(gets(&mut card, &all), [true, true, false, false]);
+        card.all_multicast(true);
+        assert_eq!(gets(&mut card, &all), [true, true, false, true]);
+        card.all_multicast(false);
+        card.tables(&[OTHER], &[GROUP]);
+        assert_eq!(gets(&mut card, &all), [true; 4]);
+        card.tables(&[], &[]);
+        assert_eq!(gets(&mut card, &all), [true, true, false, false]);
+        card.promiscuous(true);
+        assert_eq!(gets(&mut card, &all), [true; 4]);
+
+        // A driver with a new address.
+        card.promiscuous(false);
+        card.command(1, 1, &OTHER);
+        assert_eq!(gets(&mut card, &all), [false, true, true, false]);
+        // Another driver.
+        card.restart();
+        assert_eq!(gets(&mut card, &all), [true; 4]);
+        card.promiscuous(false);
+        assert_eq!(gets(&mut card, &all), [true, true, false, false]);
+    });
+}
+
+/// As many addresses as a driver may have: those that the kernel hashes, and those that it
+/// compares.
+#[test]
+fn the_largest_tables_are_filtered_and_larger_ones_are_not() {
+    let unicast: Vec<_> = (0..8).map(|n| [2, 0, 0, 0, 1, n]).collect();
+    let groups: Vec<_> = (0..65).map(|n| [1, 0, 0x5e, 0, 1, n]).collect();
+    let foreign = [2, 0, 0, 0, 2, 0];
+    alone(move || {
+        let mut card = Card::new();
+        card.promiscuous(false);
+        card.tables(&unicast[..7], &groups[..64]);
+        for address in unicast[..7].iter().chain(&groups[..64]) {
+            assert!(card.gets(*address), "{address:?}");
+        }
+        assert!(!card.gets(unicast[7]) && !card.gets(foreign));
+        assert!(card.gets(Card::OWN));
+        card.tables(&unicast, &[]);
+        assert!(card.gets(unicast[7]) && card.gets(foreign));
+        card.tables(&[], &groups);
+        assert!(card.gets(groups[64]) && !card.gets(foreign));
+    });
+}
+
+#[test]
+fn an_interface_that_stays_loses_the_filter_of_its_last_user() {
+    alone(|| {
+        let tap = queue("tap0", TAP);
+        // SAFETY: TUNSETPERSIST takes its argument by value.
+        check(unsafe { libc::ioctl(tap.as_raw_fd(), libc::TUNSETPERSIST, 1) }).unwrap();
+        let foreign = [2, 0, 0, 0, 2, 0];
+        let mut card = Card::over(tap);
+        card.promiscuous(false);
+        assert!(!card.gets(foreign));
+        drop(card);
+        assert!(Card::new().gets(foreign));
     });
 }

@@ -10,18 +10,23 @@ use super::header::{HEADER_LEN, Header};
 use super::nic::{Nic, Offloads};
 use super::receive::{BUDGET, FRAME_COST, Turn};
 use crate::GuestRam;
-use crate::virtio::{Chain, Fault, Limiter, Queue};
+use crate::virtio::{Chain, Fault, Limiter, Queue, SpareList};
 
 /// The transmit queue and the offloads that the driver may use.
 #[derive(Debug)]
 pub(super) struct Transmitter {
     queue: Queue,
     offered: Offloads,
+    spare: SpareList,
 }
 
 impl Transmitter {
     pub(super) fn new(queue: Queue, offered: Offloads) -> Self {
-        Self { queue, offered }
+        Self {
+            queue,
+            offered,
+            spare: SpareList::default(),
+        }
     }
 
     pub(super) fn stop(self) -> Queue {
@@ -37,9 +42,9 @@ impl Transmitter {
         counters: &Counters,
     ) -> Result<Turn, Fault> {
         let mem = self.queue.shared_memory();
-        let mut slices = Vec::new();
+        let mut slices = self.spare.take();
         let mut spent = 0usize;
-        loop {
+        let turn = loop {
             self.queue.disable_kicks()?;
             let kept = loop {
                 if spent >= BUDGET {
@@ -71,16 +76,18 @@ impl Transmitter {
             };
             self.queue.notify()?;
             if let Some(turn) = kept {
-                return Ok(turn);
+                break turn;
             }
             if !self.queue.enable_kicks()? {
-                return Ok(match is_full(nic, counters) {
+                break match is_full(nic, counters) {
                     // The last frame was not sent completely.
                     true => Turn::Blocked,
                     false => Turn::Idle,
-                });
+                };
             }
-        }
+        };
+        self.spare.put_back(slices);
+        Ok(turn)
     }
 
     /// Sends one frame or drops it; returns its length.

@@ -2,7 +2,8 @@ use std::sync::Mutex;
 
 use super::super::memory::{MemoryNic, MemoryWire};
 use super::*;
-use crate::net::{LinkState, NetDevice};
+use crate::net::feature::CTRL_RX;
+use crate::net::{LinkState, NetDevice, ReceiveFilter};
 use crate::testing::{CountingInterrupt, DriverQueue, backend_readable, counter, memory, stop};
 use crate::virtio::{Progress, Rate, VirtioDevice};
 use std::sync::atomic::Ordering::SeqCst;
@@ -320,4 +321,20 @@ fn parts_of_rings_lie_in_one_piece_of_host_memory() {
     assert!(!is_valid(0, 0x1000, 0x7900));
     assert!(!is_valid(0, 0x1000, 0x1_0000 - used_len + 4));
     assert!(!is_valid(u64::MAX - 15, 0x1000, 0x2000));
+}
+
+#[test]
+fn the_filter_of_the_driver_is_set_on_the_tap_that_the_kernel_reads() {
+    let mut rig = Rig::new(|device| device);
+    rig.device.negotiated(FEATURES | CTRL_RX);
+    rig.start_all();
+    // No longer promiscuous.
+    let (command, ack) = (0x8_0000, 0x8_1000);
+    rig.mem.write_slice(&[0; 3], GuestAddress(command)).unwrap();
+    rig.drivers[2].add(&[(command, 3)], &[(ack, 1)]);
+    assert_eq!(rig.device.on_queue(CONTROL).unwrap(), Progress::Idle);
+    assert!(matches!(
+        rig.wire.filters()[..],
+        [ReceiveFilter::Only { .. }]
+    ));
 }

@@ -190,7 +190,8 @@ impl Chain {
         out: &mut Vec<VolatileSlice<'m>>,
     ) -> Result<(), ChainError> {
         self.check_readable(offset, len)?;
-        collect_slices(self.readable_segments(), mem, offset, len, out)
+        out.clear();
+        append_slices(self.readable_segments(), mem, offset, len, out)
     }
 
     /// The memory of `len` device-writable bytes from `offset` on, for vectored I/O without
@@ -205,8 +206,20 @@ impl Chain {
         len: usize,
         out: &mut Vec<VolatileSlice<'m>>,
     ) -> Result<(), ChainError> {
+        out.clear();
+        self.append_writable_slices(mem, offset, len, out)
+    }
+
+    /// As [`Self::writable_slices`], after those that `out` has already.
+    pub(crate) fn append_writable_slices<'m>(
+        &self,
+        mem: &'m GuestRam,
+        offset: usize,
+        len: usize,
+        out: &mut Vec<VolatileSlice<'m>>,
+    ) -> Result<(), ChainError> {
         self.check_writable(offset, len)?;
-        collect_slices(self.writable_segments(), mem, offset, len, out)
+        append_slices(self.writable_segments(), mem, offset, len, out)
     }
 
     /// The device-readable segments from `offset` on.
@@ -265,14 +278,13 @@ fn copy_out(
     Ok(())
 }
 
-fn collect_slices<'m>(
+fn append_slices<'m>(
     segments: &[Segment],
     mem: &'m GuestRam,
     offset: usize,
     len: usize,
     out: &mut Vec<VolatileSlice<'m>>,
 ) -> Result<(), ChainError> {
-    out.clear();
     for piece in pieces(segments, offset, len) {
         out.push(slice(mem, piece)?);
     }

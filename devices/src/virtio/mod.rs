@@ -29,6 +29,7 @@ mod read_only;
 mod region;
 mod release;
 mod saved;
+mod spare;
 pub mod transport;
 mod worker;
 
@@ -49,6 +50,7 @@ pub use rate::Rate;
 pub use rate_limit::RateLimit;
 pub use release::release;
 pub use saved::{RestoreError, SavedConfig, SavedDevice};
+pub(crate) use spare::SpareList;
 pub use worker::{Command, Worker, WorkerLink};
 
 /// Feature bits that belong to the ring and the transport rather than to a device (§6).

@@ -12,7 +12,7 @@ use vm_memory::VolatileSlice;
 use super::credit::{Inbound, Outbound};
 use super::packet::{Header, Op, Ports, SHUTDOWN_BOTH, SHUTDOWN_RECEIVE, SHUTDOWN_SEND};
 use crate::GuestRam;
-use crate::virtio::{Chain, Fault, iovec};
+use crate::virtio::{Chain, Fault, SpareList, iovec};
 
 /// A buffer that is larger than this is freed once it is empty.
 const MAX_IDLE_BUFFER: usize = 16 << 10;
@@ -156,12 +156,15 @@ impl Outlet {
         chain: &Chain,
         offset: usize,
         len: usize,
+        scratch: &mut SpareList,
     ) -> Result<Result<usize, Closed>, Fault> {
         let mut sent = 0usize;
         if self.writable && self.buffer.is_empty() {
-            let mut slices = Vec::new();
+            let mut slices = scratch.take();
             chain.readable_slices(mem, offset, len, &mut slices)?;
-            match iovec::send(self.socket.as_fd(), &slices) {
+            let result = iovec::send(self.socket.as_fd(), &slices);
+            scratch.put_back(slices);
+            match result {
                 Ok(taken) => sent = taken.min(len),
                 Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
                 Err(_) => return Ok(Err(Closed)),
@@ -457,6 +460,7 @@ impl Connection {
         chain: &Chain,
         offset: usize,
         len: u32,
+        scratch: &mut SpareList,
     ) -> Result<Outcome, Fault> {
         let ended = self.guest_shutdown & SHUTDOWN_SEND != 0;
         if self.phase != Phase::Established || ended || self.inbound.receive(len).is_err() {
@@ -467,7 +471,7 @@ impl Connection {
             self.forwarded(len);
             return Ok(Outcome::Lives);
         }
-        match self.outlet.send_chain(mem, chain, offset, len)? {
+        match self.outlet.send_chain(mem, chain, offset, len, scratch)? {
             Ok(sent) => self.forwarded(sent),
             Err(Closed) => {
                 self.forwarded(len);

@@ -1,5 +1,6 @@
 //! The vsock device: its queues, and the packets on them.
 
+use std::collections::VecDeque;
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -14,7 +15,7 @@ use super::mux::{Mux, Work, check_cid};
 use super::packet::{HEADER_LEN, Header, Op};
 use crate::virtio::{
     Chain, ConfigSpace, DeviceInfo, DeviceType, Fault, MAX_SEGMENTS, Placement, Progress, Queue,
-    Queues, RestoreError, SavedDevice, StartError, VirtioDevice,
+    Queues, RestoreError, SavedDevice, SpareList, StartError, VirtioDevice,
 };
 
 /// Index of the event queue; before it come those for receiving and transmitting (§5.10.2).
@@ -45,6 +46,7 @@ pub struct VsockDevice {
     /// By their index; data flows if the first two run.
     queues: Queues,
     flow: Flow,
+    scratch: Scratch,
 }
 
 /// Whether the guest was notified that its connections are gone.
@@ -80,12 +82,21 @@ impl Default for Flow {
     }
 }
 
+/// Lists of one read from a socket, kept for their allocations.
+#[derive(Debug, Default)]
+struct Scratch {
+    /// Receive buffers, and how many bytes of each are read into.
+    chains: VecDeque<(Chain, usize)>,
+    slices: SpareList,
+}
+
 /// The two data queues while they run.
 #[derive(Debug)]
 struct Running<'a> {
     rx: &'a mut Queue,
     tx: &'a mut Queue,
     flow: &'a mut Flow,
+    scratch: &'a mut Scratch,
 }
 
 /// Why sending to the driver stopped.
@@ -145,6 +156,7 @@ impl VsockDevice {
             reset: Reset::Known,
             queues: Queues::new(QUEUE_SIZES.len()),
             flow: Flow::default(),
+            scratch: Scratch::default(),
         })
     }
 
@@ -218,8 +230,14 @@ impl VsockDevice {
         let [Some(rx), Some(tx), _] = self.queues.places() else {
             return Ok(Progress::Idle);
         };
-        let flow = &mut self.flow;
-        Running { rx, tx, flow }.serve(&mut self.mux)
+        let (flow, scratch) = (&mut self.flow, &mut self.scratch);
+        let mut running = Running {
+            rx,
+            tx,
+            flow,
+            scratch,
+        };
+        running.serve(&mut self.mux)
     }
 
     /// Notifies the driver of a reset of the transport, once it has a buffer for that. Returns
@@ -370,23 +388,23 @@ impl Running<'_> {
         let (quota, batch) = connection.read_quota();
         let batch = batch.min(*budget / PACKET_COST).clamp(1, MAX_BATCH);
         let mem = self.rx.shared_memory();
-        let mut chains = Vec::with_capacity(batch);
-        let mut slices = Vec::new();
-        let mut piece = Vec::new();
+        let mut chains = std::mem::take(&mut self.scratch.chains);
+        let mut slices = self.scratch.slices.take();
         let mut room = 0usize;
         let mut next = Some(first);
         while let Some(chain) = next {
             let data = chain.writable_len().saturating_sub(HEADER_LEN);
             let want = data.min(quota.saturating_sub(room));
-            chain.writable_slices(&mem, HEADER_LEN, want, &mut piece)?;
+            let before = slices.len();
+            chain.append_writable_slices(&mem, HEADER_LEN, want, &mut slices)?;
             // A single chain has no more segments than that.
-            if slices.len().saturating_add(piece.len()) > MAX_SEGMENTS {
+            if slices.len() > MAX_SEGMENTS {
+                slices.truncate(before);
                 self.rx.undo_pop(chain);
                 break;
             }
-            slices.append(&mut piece);
             room = room.saturating_add(want);
-            chains.push((chain, want));
+            chains.push_back((chain, want));
             next = if chains.len() < batch && room < quota && *budget > 0 {
                 self.next_buffer(budget)?
             } else {
@@ -395,30 +413,27 @@ impl Running<'_> {
         }
 
         let read = connection.read(&slices, room);
+        self.scratch.slices.put_back(slices);
         let mut rest = match read {
             Read::Bytes(len) => len,
             Read::Nothing | Read::Failed => 0,
         };
-        let mut unused = Vec::new();
-        for (chain, want) in chains {
-            if rest == 0 {
-                unused.push(chain);
-                continue;
-            }
+        while rest > 0
+            && let Some(connection) = mux.connection(id)
+            && let Some((chain, want)) = chains.pop_front()
+        {
             let len = want.min(rest);
             rest = rest.saturating_sub(len);
             *budget = budget.saturating_sub(rest_of_cost(&chain));
-            let Some(connection) = mux.connection(id) else {
-                break;
-            };
             // A packet is no longer than its segment of guest memory, whose length is a u32.
             let len = u32::try_from(len).unwrap_or(u32::MAX);
             let header = connection.header(guest_cid, Op::Data, 0, len);
             self.finish(mux, chain, &header)?;
         }
-        while let Some(chain) = unused.pop() {
+        while let Some((chain, _)) = chains.pop_back() {
             self.rx.undo_pop(chain);
         }
+        self.scratch.chains = chains;
         mux.end_turn(id, read == Read::Failed);
         Ok(())
     }

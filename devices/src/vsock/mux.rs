@@ -28,7 +28,7 @@ use super::host::VsockHost;
 use super::packet::{Header, Op, Ports};
 use super::{MAX_GUEST_CID, MIN_GUEST_CID};
 use crate::descriptors::{MAX_CONNECTIONS, Shares};
-use crate::virtio::{Fault, RateLimit};
+use crate::virtio::{Fault, RateLimit, SpareList};
 pub(super) use counters::Counters;
 
 /// The maximum number of resets that wait for receive buffers; with that many, no packet of the
@@ -91,6 +91,7 @@ pub(super) struct Mux {
     /// Connections that may have something for the guest, each once, served in turn.
     ready: VecDeque<u64>,
     resets: VecDeque<Header>,
+    scratch: SpareList,
     log: RateLimit,
     pub(super) counters: Arc<Counters>,
 }
@@ -118,6 +119,7 @@ impl Mux {
             lingering: HashMap::new(),
             ready: VecDeque::new(),
             resets: VecDeque::new(),
+            scratch: SpareList::default(),
             log: RateLimit::new(Duration::from_secs(10)),
             counters: Arc::default(),
         };

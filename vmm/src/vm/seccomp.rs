@@ -238,13 +238,14 @@ const VCPU_IOCTLS: &[u32] = &[
 ];
 
 /// The ioctls of devices: their lines and messages, a nonblocking socket, discarding a range of a
-/// disk, and what a tap offloads and the kernel serves by it.
+/// disk, what a tap offloads and filters, and what the kernel serves by it.
 const DEVICE_IOCTLS: &[u32] = &[
     SIGNAL_MSI,
     IRQ_LINE,
     0x5421,                              // FIONBIO
     ioc(0, 0x12, 119, 0),                // BLKDISCARD
     ioc(1, 0x54, 208, size_of::<u32>()), // TUNSETOFFLOAD
+    ioc(1, 0x54, 209, size_of::<u32>()), // TUNSETTXFILTER
     ioc(1, 0x54, 216, size_of::<u32>()), // TUNSETVNETHDRSZ
     // vhost: features and memory; size, addresses, position, kick, call and error of a ring; the
     // tap.

@@ -137,6 +137,7 @@ const IOCTLS: &[u64] = &[
     0x1277,      // BLKDISCARD
     0x127b,      // BLKPBSZGET
     0x4004_54d0, // TUNSETOFFLOAD
+    0x4004_54d1, // TUNSETTXFILTER
     0x4004_54d8, // TUNSETVNETHDRSZ
 ];
 

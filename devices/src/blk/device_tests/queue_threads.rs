@@ -1,5 +1,6 @@
 //! Queues with their own threads.
 
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::{Condvar, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -379,6 +380,43 @@ fn a_fault_that_the_event_loop_has_not_seen_is_there_after_a_stop() {
     assert_eq!(stop(rig.device()).len(), usize::from(QUEUES));
     assert!(matches!(rig.device().take_fault(), Some(Fault::Guest(_))));
     assert!(rig.device().take_fault().is_none());
+    rig.end();
+}
+
+#[test]
+#[allow(unsafe_code)] // replaces the file of a descriptor that has an owner
+fn a_queue_whose_thread_has_exited_is_not_started_again() {
+    let mut rig = Rig::over(BlockDevice::new(Box::new(Gated::new(9))));
+    let epoll = rig.device().thread(1).unwrap().epoll();
+    // SAFETY: the descriptor is open as long as its queue thread exists.
+    let epoll = unsafe { BorrowedFd::borrow_raw(epoll) };
+    let kept = epoll.try_clone_to_owned().unwrap();
+    let replace = |file: BorrowedFd<'_>| {
+        // SAFETY: the number stays that of an open file, which the owner closes.
+        let result = unsafe { libc::dup2(file.as_raw_fd(), epoll.as_raw_fd()) };
+        assert_eq!(result, epoll.as_raw_fd());
+    };
+    // This one cannot be waited on.
+    let null = std::fs::File::open("/dev/null").unwrap();
+    replace(null.as_fd());
+    assert_eq!(rig.device().on_queue(1).unwrap(), Progress::Idle);
+    rig.threads.remove(0).join().unwrap();
+    replace(kept.as_fd());
+    assert!(matches!(rig.device().on_backend(), Err(Fault::Host(_))));
+
+    assert_eq!(stop(rig.device()).len(), usize::from(QUEUES));
+    rig.device().reset();
+    for index in 1..3 {
+        let driver = DriverQueue::new(&rig.mem, 0x10_0000 + u64::from(index) * 0x1_0000, 64);
+        let queue = driver.device_queue(index, rig.irq.clone());
+        rig.kicks[usize::from(index)] = queue.kick().try_clone().unwrap();
+        rig.drivers[usize::from(index)] = driver;
+        match (index, rig.device().start_queue(queue)) {
+            (1, Err(StartError::Host { index: 1, .. })) | (2, Ok(())) => {}
+            (_, result) => panic!("queue {index}: {result:?}"),
+        }
+    }
+    assert_eq!(rig.read(2, 0), (0, 9));
     rig.end();
 }
 

@@ -3,10 +3,11 @@
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use super::{NetDevice, OFFLOAD_CHANGES};
+use super::{BACKEND_CHANGES, NetDevice};
 use crate::net::config::{LinkState, MIN_MTU, config};
 use crate::net::error::NetDeviceError;
 use crate::net::events::Events;
+use crate::net::filter::{ReceiveFilter, RxMode};
 use crate::net::host::HostQueue;
 use crate::net::nic::{MacAddress, Nic};
 use crate::net::pair::{MAX_QUEUE_PAIRS, Pair};
@@ -114,9 +115,13 @@ impl NetDevice {
             control: None,
             vhost: None,
             left: None,
-            changes: Limiter::new(None, Some(OFFLOAD_CHANGES)),
+            changes: Limiter::new(None, Some(BACKEND_CHANGES)),
             features: 0,
             guest_offloads: 0,
+            rx_mode: RxMode::default(),
+            passed: ReceiveFilter::All,
+            refilter: false,
+            filter_changes: Limiter::new(None, Some(BACKEND_CHANGES)),
             restored: None,
             refused: None,
             config: Arc::new(ConfigSpace::new(config(mac, LinkState::Up, pairs, None))),

@@ -286,3 +286,40 @@ fn the_first_connections_have_large_buffers_and_others_small_ones_until_one_goes
     }
     assert_eq!(sizes(&open(&mut rig, 4)), [large, large, small, small]);
 }
+
+#[test]
+fn packets_of_a_connection_that_is_read_need_no_allocation() {
+    const FROM_GUEST: usize = 8;
+    let mut rig = Rig::ready();
+    let (ports, mut host) = rig.open_from_guest(1);
+    let payload = pattern(3000);
+    let mut received = 0;
+    let mut round = |to_guest: usize| {
+        host.write_all(&pattern(to_guest)).unwrap();
+        let header = Header {
+            len: payload.len() as u32,
+            fwd_cnt: received,
+            ..rig.packet(ports, Op::Data)
+        };
+        rig.send_many(FROM_GUEST, &header, &payload);
+        let allocations = allocations(|| rig.run());
+        assert_eq!(
+            read(&mut host, FROM_GUEST * payload.len()),
+            payload.repeat(FROM_GUEST)
+        );
+        let mut bytes = Vec::new();
+        while let Some((_, data)) = rig.take() {
+            bytes.extend(data);
+            rig.post_rx(1);
+        }
+        assert!(bytes == pattern(to_guest));
+        received += bytes.len() as u32;
+        allocations
+    };
+    // More than the largest batch of receive buffers: the lists get their final size.
+    round(200 << 10);
+    round(200 << 10);
+    for to_guest in [1, 4096, 50_000, 1, 150_000, 0, 10] {
+        assert_eq!(round(to_guest), 0, "{to_guest}");
+    }
+}

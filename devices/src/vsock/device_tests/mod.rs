@@ -1,5 +1,6 @@
 use super::*;
 use crate::GuestRam;
+use crate::allocations::allocations;
 use crate::descriptors::{MAX_CONNECTIONS, MAX_HANDSHAKES, Shares};
 use crate::testing::{
     CountingInterrupt, DriverQueue, F_INDIRECT, F_NEXT, F_WRITE, memory, start, stop,
@@ -125,6 +126,12 @@ impl Rig {
     }
 
     fn send_raw(&mut self, header: &Header, payload: &[u8]) {
+        self.send_many(1, header, payload);
+        self.run();
+    }
+
+    /// Makes the same packet available this often, without a notification.
+    fn send_many(&mut self, count: usize, header: &Header, payload: &[u8]) {
         self.mem
             .write_slice(&header.to_bytes(), GuestAddress(TX_BASE))
             .unwrap();
@@ -135,8 +142,9 @@ impl Rig {
         if !payload.is_empty() {
             buffers.push((TX_BASE + 0x1000, payload.len() as u32));
         }
-        self.tx.add(&buffers, &[]);
-        self.run();
+        for _ in 0..count {
+            self.tx.add(&buffers, &[]);
+        }
     }
 
     fn packet(&self, ports: Ports, op: Op) -> Header {

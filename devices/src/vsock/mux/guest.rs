@@ -44,7 +44,7 @@ impl Mux {
                     return Ok(());
                 };
                 let outcome = if connection.take_credit(header) {
-                    connection.on_data(mem, chain, offset, header.len)?
+                    connection.on_data(mem, chain, offset, header.len, &mut self.scratch)?
                 } else {
                     Outcome::Reset
                 };

@@ -1,10 +1,17 @@
 //! Network cards through their transport.
 
-use podvisor_devices::net::{MemoryNic, MemoryWire, NetDevice, Nic};
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd};
+
+use podvisor_devices::net::{HEADER_LEN, MemoryNic, MemoryWire, NetDevice, Nic};
+use podvisor_devices::net::{Offloads, ReceiveFilter};
+use vm_memory::VolatileSlice;
 
 use super::devices::{BUFFER, RINGS, bytes};
 use super::*;
 
+/// `VIRTIO_NET_F_CTRL_RX`.
+const CTRL_RX: u32 = 1 << 18;
 /// `VIRTIO_NET_F_MQ`.
 const MQ: u32 = 1 << 22;
 
@@ -98,4 +105,72 @@ fn queue_pairs_are_notified_one_by_one_and_go_on_in_a_clone() {
         wait_for("the frame", || one[0].take_used().is_some());
     }
     assert!(clone.vm.faults().is_empty());
+}
+
+/// A card that makes the requests of a tap on a file that knows none of them.
+#[derive(Debug)]
+struct NoTap {
+    nic: MemoryNic,
+    file: File,
+    /// The kernel's answers to requests for a filter.
+    answers: mpsc::Sender<Option<i32>>,
+}
+
+impl Nic for NoTap {
+    fn send(&mut self, header: &[u8; HEADER_LEN], frame: &[VolatileSlice<'_>]) -> io::Result<()> {
+        self.nic.send(header, frame)
+    }
+
+    fn receive(
+        &mut self,
+        header: &mut [u8; HEADER_LEN],
+        frame: &[VolatileSlice<'_>],
+    ) -> io::Result<usize> {
+        self.nic.receive(header, frame)
+    }
+
+    fn fd(&self) -> BorrowedFd<'_> {
+        self.nic.fd()
+    }
+
+    fn set_offloads(&mut self, offloads: Offloads) -> io::Result<()> {
+        self.nic.set_offloads(offloads)
+    }
+
+    fn set_filter(&mut self, _: &ReceiveFilter) -> io::Result<()> {
+        let filter = [0u8; 4];
+        // SAFETY: TUNSETTXFILTER reads a `struct tun_filter` without addresses, if the file knows
+        // it.
+        #[allow(unsafe_code)]
+        unsafe {
+            libc::ioctl(self.file.as_raw_fd(), libc::TUNSETTXFILTER, filter.as_ptr())
+        };
+        let error = io::Error::last_os_error();
+        self.answers.send(error.raw_os_error()).unwrap();
+        Err(error)
+    }
+}
+
+#[test]
+fn the_thread_of_a_card_may_ask_for_the_filter_of_a_tap() {
+    let (answers, answer) = mpsc::channel();
+    let nic = NoTap {
+        nic: MemoryNic::pair().0,
+        file: File::open("/dev/null").unwrap(),
+        answers,
+    };
+    let guest = Guest::start(|vm| vm.net(NetDevice::new(Box::new(nic)).unwrap()));
+    let places = [0, 1, 2].map(|index| (index, RINGS + 0x1_0000 * u64::from(index)));
+    let mut queues = guest.device(0).start_queues(CTRL_RX, &places);
+    // No longer promiscuous.
+    guest
+        .mem
+        .write_slice(&[0; 3], GuestAddress(BUFFER))
+        .unwrap();
+    queues[2].add(&[(BUFFER, 3)], &[(BUFFER + 8, 1)]);
+    guest.device(0).write(0x50, 2);
+    let answer = answer.recv_timeout(PATIENCE).unwrap();
+    assert_eq!(answer, Some(libc::ENOTTY), "not EPERM");
+    wait_for("the acknowledgement", || queues[2].take_used().is_some());
+    assert_eq!(bytes(&guest, BUFFER + 8, 1), [0]);
 }
