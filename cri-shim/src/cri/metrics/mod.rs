@@ -18,7 +18,8 @@ use super::state::{ContainerPhase, PodPhase};
 use crate::cni::InterfaceCounters;
 use crate::sandbox::ContainerStats as Figures;
 
-/// Labels that every metric starts with.
+/// Labels that every metric starts with. A kubelet adds none: it takes those of Kubernetes from the
+/// runtime, too.
 const BASE: [&str; 6] = ["id", "name", "image", "namespace", "pod", "container"];
 
 /// The `container` label of a pod's own metrics.

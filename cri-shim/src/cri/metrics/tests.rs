@@ -69,6 +69,17 @@ fn each_metric_has_one_descriptor_with_as_many_labels_and_each_descriptor_a_metr
 }
 
 #[test]
+fn every_metric_has_the_labels_that_a_kubelet_does_not_add() {
+    for descriptor in descriptors() {
+        for label in ["namespace", "pod", "container"] {
+            let keys = descriptor.label_keys.iter();
+            let found = keys.filter(|key| *key == label).count();
+            assert_eq!(found, 1, "{label} of {}", descriptor.name);
+        }
+    }
+}
+
+#[test]
 fn pressure_is_in_seconds_and_left_out_where_nobody_counts_it() {
     let waited = |full, some| {
         let data = |seconds: u64| PsiData {
