@@ -346,7 +346,25 @@ async fn what_is_not_there_yet_says_so_by_name() {
     let status = status.unwrap_err();
     assert_eq!(status.code(), Code::Unimplemented);
     assert!(status.message().contains("CheckpointContainer"), "{status}");
-    // The message crate does not have this call, nor other unknown ones.
+    for (call, expected) in [
+        (
+            "/runtime.v1.RuntimeService/CheckpointPod",
+            "unknown method CheckpointPod for service runtime.v1.RuntimeService",
+        ),
+        (
+            "/runtime.v1.ImageService/StreamImages",
+            "unknown method StreamImages for service runtime.v1.ImageService",
+        ),
+        (
+            "/runtime.v1alpha2.RuntimeService/Version",
+            "unknown service runtime.v1alpha2.RuntimeService",
+        ),
+    ] {
+        let refused = daemon.raw::<(), ()>(call, ()).await.unwrap_err();
+        let found = (refused.code(), refused.message());
+        assert_eq!(found, (Code::Unimplemented, expected));
+    }
+    // The message crate does not have this call either.
     let update = UpdatePodSandboxResourcesRequest {
         pod_sandbox_id: "nobody".to_owned(),
         ..UpdatePodSandboxResourcesRequest::default()

@@ -34,6 +34,7 @@ mod server;
 mod spec;
 mod state;
 mod streams;
+mod unknown;
 mod volumes;
 
 #[cfg(test)]

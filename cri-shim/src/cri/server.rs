@@ -26,6 +26,7 @@ use super::newer::Newer;
 use super::node::Node;
 use super::runtime::Runtime;
 use super::streams::Streams;
+use super::unknown::NameUnknown;
 use crate::streaming::{Streaming, StreamingError};
 
 /// Maximum message size in both directions: the kubelet's own limit.
@@ -111,6 +112,7 @@ pub(crate) async fn serve(
     let (stopping, stopped) = oneshot::channel();
     let server = Server::builder()
         .layer(CountCalls::new(calls))
+        .layer(NameUnknown)
         .add_service(runtime)
         .add_service(images)
         .serve_with_incoming_shutdown(UnixListenerStream::new(listener), async {

@@ -223,6 +223,10 @@ fn take_guest(sum: &mut Figures, used: &mut GuestStats) {
 
 /// Returns the network usage; `None` for a pod without an interface: a kubelet assumes that there
 /// is a first one.
+///
+/// The list has the default interface, too, which the API excludes from it: a kubelet copies both
+/// fields to its summary as they are, and there the default interface is also in the list, as it is
+/// if the figures are cAdvisor's.
 fn network(counters: Vec<InterfaceCounters>) -> Option<NetworkUsage> {
     let usage = |counters: InterfaceCounters| NetworkInterfaceUsage {
         name: counters.name,
@@ -231,11 +235,11 @@ fn network(counters: Vec<InterfaceCounters>) -> Option<NetworkUsage> {
         tx_bytes: value(counters.sent.bytes),
         tx_errors: value(counters.sent.errors),
     };
-    let mut interfaces = counters.into_iter().map(usage);
+    let interfaces: Vec<_> = counters.into_iter().map(usage).collect();
     Some(NetworkUsage {
         timestamp: now(),
-        default_interface: Some(interfaces.next()?),
-        interfaces: interfaces.collect(),
+        default_interface: Some(interfaces.first()?.clone()),
+        interfaces,
     })
 }
 
@@ -303,16 +307,21 @@ mod tests {
     use crate::sandbox::{Psi, PsiData, PsiStats};
 
     #[test]
-    fn a_pod_without_an_interface_has_no_network_to_report() {
-        assert_eq!(network(Vec::new()), None);
-        let named = |name: &str| InterfaceCounters {
-            name: name.to_owned(),
-            ..InterfaceCounters::default()
+    fn the_interfaces_of_a_pod_are_listed_with_the_default_one() {
+        let listed = |names: &[&str]| {
+            let counters = names.iter().map(|name| InterfaceCounters {
+                name: (*name).to_owned(),
+                ..InterfaceCounters::default()
+            });
+            let usage = network(counters.collect()).unwrap();
+            assert!(usage.timestamp > 0);
+            assert_eq!(usage.default_interface.unwrap(), usage.interfaces[0]);
+            let names = usage.interfaces.into_iter().map(|usage| usage.name);
+            names.collect::<Vec<_>>()
         };
-        let usage = network(vec![named("eth0"), named("net1")]).unwrap();
-        assert_eq!(usage.default_interface.unwrap().name, "eth0");
-        assert_eq!(usage.interfaces.len(), 1);
-        assert!(usage.timestamp > 0);
+        assert_eq!(listed(&["eth0"]), ["eth0"]);
+        assert_eq!(listed(&["eth0", "net1"]), ["eth0", "net1"]);
+        assert_eq!(network(Vec::new()), None);
     }
 
     #[tokio::test(start_paused = true)]

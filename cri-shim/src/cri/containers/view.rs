@@ -4,7 +4,8 @@ use std::collections::HashMap;
 
 use k8s_cri::v1::{
     Container as Shown, ContainerFilter, ContainerResources, ContainerState, ContainerStatus,
-    ContainerStatusResponse, ContainerUser, ImageSpec, LinuxContainerUser, Mount,
+    ContainerStatusResponse, ContainerUser, ImageSpec, LinuxContainerResources, LinuxContainerUser,
+    Mount,
 };
 
 use crate::cri::error::Result;
@@ -56,6 +57,15 @@ fn user(user: crate::sandbox::ContainerUser) -> ContainerUser {
             gid: user.gid.into(),
             supplemental_groups: user.groups.into_iter().map(i64::from).collect(),
         }),
+    }
+}
+
+/// Returns the limits without those that guests ignore.
+fn applied(limits: LinuxContainerResources) -> LinuxContainerResources {
+    LinuxContainerResources {
+        cpuset_cpus: String::new(),
+        cpuset_mems: String::new(),
+        ..limits
     }
 }
 
@@ -116,7 +126,7 @@ impl Node {
             mounts: record.config.mounts,
             log_path: record.log_path,
             resources: linux.map(|linux| ContainerResources {
-                linux: Some(linux),
+                linux: Some(applied(linux)),
                 windows: None,
             }),
             user: record.identity.map(user),
@@ -175,5 +185,44 @@ fn shown(record: &ContainerRecord) -> Shown {
         labels: record.config.labels.clone(),
         annotations: record.config.annotations.clone(),
         image_id: record.image.clone(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_cri::v1::{ContainerConfig, LinuxContainerConfig};
+
+    use super::*;
+    use crate::cri::node::{Pod, TestNode};
+    use crate::cri::state::{container_record, pod_record};
+
+    #[test]
+    fn the_status_has_no_limits_that_are_not_applied() {
+        let node = TestNode::new();
+        let asked = LinuxContainerResources {
+            cpu_shares: 512,
+            memory_limit_in_bytes: 64 << 20,
+            cpuset_cpus: "0-1".to_owned(),
+            cpuset_mems: "0".to_owned(),
+            ..LinuxContainerResources::default()
+        };
+        let record = ContainerRecord {
+            config: ContainerConfig {
+                linux: Some(LinuxContainerConfig {
+                    resources: Some(asked),
+                    ..LinuxContainerConfig::default()
+                }),
+                ..ContainerConfig::default()
+            },
+            ..container_record("c", "p")
+        };
+        let container = Container::new(record, Pod::new(pod_record("p")));
+        let status = node.status_of(&container);
+        let expected = LinuxContainerResources {
+            cpu_shares: 512,
+            memory_limit_in_bytes: 64 << 20,
+            ..LinuxContainerResources::default()
+        };
+        assert_eq!(status.resources.unwrap().linux, Some(expected));
     }
 }

@@ -151,7 +151,10 @@ pub(in crate::sandbox) fn set_cpu_weight(dir: &Path, shares: u64) {
     set(dir, "cpu.weight", &cpu_weight(shares).to_string());
 }
 
-/// Converts 2 to 262,144 shares to a weight of 1 to 10,000, as kubelets and runc do.
+/// Converts 2 to 262,144 shares to a weight of 1 to 10,000, as kubelets do for the group of a pod.
+///
+/// For the groups of containers, runc (since 1.3.2), crun (since 1.23) and the agent have a
+/// quadratic formula. The two need not agree: weights apply among groups of the same parent.
 fn cpu_weight(shares: u64) -> u64 {
     1 + (shares.clamp(2, 262_144) - 2) * 9_999 / 262_142
 }
