@@ -1,13 +1,13 @@
 //! Limits of a machine's I/O on block devices of the host: docker's flags, their errors, and
 //! docker's names of them in `inspect`.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use clap::Args;
 use serde_json::{Value, json};
 
 use super::size;
-use crate::sandbox::{IoLimit, IoLimitError, SandboxError, check_io_limits};
+use crate::sandbox::{IoLimit, IoLimitError, SandboxError, merge_io_limits};
 
 #[derive(Debug, Clone, Default, Args)]
 pub(in crate::cli) struct IoArgs {
@@ -72,43 +72,32 @@ fn parse(
 type Field = fn(&mut IoLimit) -> &mut Option<u64>;
 
 impl IoArgs {
-    /// Returns the limits, of devices that are there.
+    /// Returns the limits of each device; they are there.
     pub(in crate::cli) fn limits(&self) -> anyhow::Result<Vec<IoLimit>> {
-        let limits = self.by_device();
-        check_io_limits(&limits)?;
-        Ok(limits)
+        Ok(merge_io_limits(&self.flags())?)
     }
 
-    /// Returns the limits of each path. Of two of the same kind, the last one counts.
-    fn by_device(&self) -> Vec<IoLimit> {
+    /// Returns the limit that each flag sets.
+    fn flags(&self) -> Vec<IoLimit> {
         let flags: [(&[DeviceRate], Field); 4] = [
             (&self.device_read_bps, |limit| &mut limit.read_bps),
             (&self.device_write_bps, |limit| &mut limit.write_bps),
             (&self.device_read_iops, |limit| &mut limit.read_iops),
             (&self.device_write_iops, |limit| &mut limit.write_iops),
         ];
-        let mut limits = Vec::new();
-        for (rates, field) in flags {
-            for DeviceRate { device, rate } in rates {
-                set(&mut limits, device, field, *rate);
-            }
-        }
-        limits
+        let limit = |field: Field, DeviceRate { device, rate }: &DeviceRate| {
+            let mut limit = IoLimit {
+                device: device.clone(),
+                ..IoLimit::default()
+            };
+            *field(&mut limit) = Some(*rate);
+            limit
+        };
+        let limits = flags
+            .into_iter()
+            .flat_map(|(rates, field)| rates.iter().map(move |rate| limit(field, rate)));
+        limits.collect()
     }
-}
-
-/// Sets a limit of a device, which may have others.
-fn set(limits: &mut Vec<IoLimit>, device: &Path, field: Field, rate: u64) {
-    if let Some(limit) = limits.iter_mut().find(|limit| limit.device == device) {
-        *field(limit) = Some(rate);
-        return;
-    }
-    let mut limit = IoLimit {
-        device: device.to_owned(),
-        ..IoLimit::default()
-    };
-    *field(&mut limit) = Some(rate);
-    limits.push(limit);
 }
 
 /// Returns a limit of a device.
@@ -174,32 +163,64 @@ mod tests {
         Line::try_parse_from(line.split(' ')).map(|line| line.io)
     }
 
+    fn limit(device: &str) -> IoLimit {
+        IoLimit {
+            device: device.into(),
+            ..IoLimit::default()
+        }
+    }
+
     #[test]
-    fn each_flag_sets_its_limit_of_each_device() {
+    fn each_flag_sets_its_limit_of_its_device() {
         let line = "x --device-read-bps /dev/sda:1mb --device-write-bps /dev/sda:1.5K \
                     --device-read-iops /dev/disk/by-path/pci-0000:00:1f.2:7 \
                     --device-write-iops /dev/sda:9 --device-read-bps /dev/sda:2g";
-        let limits = parsed(line).unwrap().by_device();
-        let sda = IoLimit {
-            device: "/dev/sda".into(),
-            read_bps: Some(2 << 30),
-            write_bps: Some(1536),
-            read_iops: None,
-            write_iops: Some(9),
-        };
-        let other = IoLimit {
-            device: "/dev/disk/by-path/pci-0000:00:1f.2".into(),
-            read_iops: Some(7),
-            ..IoLimit::default()
-        };
-        assert_eq!(limits, [sda, other]);
+        let expected = [
+            IoLimit {
+                read_bps: Some(1 << 20),
+                ..limit("/dev/sda")
+            },
+            IoLimit {
+                read_bps: Some(2 << 30),
+                ..limit("/dev/sda")
+            },
+            IoLimit {
+                write_bps: Some(1536),
+                ..limit("/dev/sda")
+            },
+            IoLimit {
+                read_iops: Some(7),
+                ..limit("/dev/disk/by-path/pci-0000:00:1f.2")
+            },
+            IoLimit {
+                write_iops: Some(9),
+                ..limit("/dev/sda")
+            },
+        ];
+        assert_eq!(parsed(line).unwrap().flags(), expected);
+    }
+
+    #[test]
+    fn limits_are_shown_by_dockers_names() {
+        let limits = [
+            IoLimit {
+                read_bps: Some(2 << 30),
+                write_bps: Some(1536),
+                write_iops: Some(9),
+                ..limit("/dev/sda")
+            },
+            IoLimit {
+                read_iops: Some(7),
+                ..limit("/dev/sdb")
+            },
+        ];
         let mut view = json!({"Memory": 1});
         add_to_view(&mut view, &limits);
         let expected = json!({
             "Memory": 1,
             "BlkioDeviceReadBps": [{"Path": "/dev/sda", "Rate": 2_147_483_648_u64}],
             "BlkioDeviceWriteBps": [{"Path": "/dev/sda", "Rate": 1536}],
-            "BlkioDeviceReadIOps": [{"Path": "/dev/disk/by-path/pci-0000:00:1f.2", "Rate": 7}],
+            "BlkioDeviceReadIOps": [{"Path": "/dev/sdb", "Rate": 7}],
             "BlkioDeviceWriteIOps": [{"Path": "/dev/sda", "Rate": 9}],
         });
         assert_eq!(view, expected);

@@ -31,7 +31,7 @@ use crate::machine::causes;
 
 pub(crate) use end::end_group;
 use io_limits::set_io_limits;
-pub use io_limits::{IoLimit, IoLimitError, check_io_limits};
+pub use io_limits::{IoLimit, IoLimitError, merge_io_limits};
 pub(super) use io_limits::{IoMax, resolve as resolve_io_limits};
 pub(super) use kill::MemoryKill;
 pub use limits::{CPU_OVERHEAD_MILLI, MEMORY_OVERHEAD, MachineLimits, memory_overhead};

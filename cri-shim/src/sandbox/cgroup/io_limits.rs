@@ -101,12 +101,14 @@ impl fmt::Display for IoMax {
     }
 }
 
-/// Checks that the devices are there and that the kernel can limit their I/O.
+/// Checks that the devices are there and that the kernel can limit their I/O. Returns the limits,
+/// one for each device, by the first of its paths: of several of the same kind, the last one counts.
 ///
 /// # Errors
-/// [`IoLimitError`] for one that is not, or that cannot.
-pub fn check_io_limits(limits: &[IoLimit]) -> Result<(), IoLimitError> {
-    resolve(limits).map(drop)
+/// [`IoLimitError`] for a device that is not there, or that the kernel cannot limit.
+pub fn merge_io_limits(limits: &[IoLimit]) -> Result<Vec<IoLimit>, IoLimitError> {
+    let lines = resolve(limits)?;
+    Ok(lines.into_iter().map(|line| line.limit).collect())
 }
 
 /// Finds the devices. One may have several paths; the last limit of each kind is that of the
@@ -262,10 +264,10 @@ mod tests {
             ("/etc", "no block device"),
             ("/dev/no-such-disk", "/dev/no-such-disk"),
         ] {
-            let error = check_io_limits(&[limit(path)]).unwrap_err().to_string();
+            let error = merge_io_limits(&[limit(path)]).unwrap_err().to_string();
             assert!(error.contains(word) && error.contains(path), "{error}");
         }
-        check_io_limits(&[]).unwrap();
+        assert_eq!(merge_io_limits(&[]).unwrap(), []);
     }
 
     #[test]
