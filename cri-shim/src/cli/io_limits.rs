@@ -1,13 +1,14 @@
 //! Limits of a machine's I/O on block devices of the host: docker's flags, their errors, and
 //! docker's names of them in `inspect`.
 
+use std::io::ErrorKind;
 use std::path::PathBuf;
 
 use clap::Args;
 use serde_json::{Value, json};
 
 use super::size;
-use crate::sandbox::{IoLimit, IoLimitError, SandboxError, merge_io_limits};
+use crate::sandbox::{CgroupError, IoLimit, IoLimitError, SandboxError, merge_io_limits};
 
 #[derive(Debug, Clone, Default, Args)]
 pub(in crate::cli) struct IoArgs {
@@ -123,27 +124,52 @@ pub(in crate::cli) fn add_to_view(view: &mut Value, limits: &[IoLimit]) {
 /// Adds advice to the error of a machine that could not be started, if it is one of its limits.
 pub(in crate::cli) fn advised(error: anyhow::Error) -> anyhow::Error {
     match error.downcast_ref() {
-        Some(SandboxError::IoLimit(IoLimitError::Group(_) | IoLimitError::NoGroup)) => {
+        Some(SandboxError::IoLimit(IoLimitError::Group(group))) => {
+            let is_root = rustix::process::geteuid().is_root();
             // The whole chain first: a context would be printed before it.
             let said = super::message(&error);
             anyhow::Error::msg(format!(
-                "{said}; limits of I/O take {}; without --device-read-bps and its like it runs \
-                 without them",
-                needed(rustix::process::geteuid().is_root())
+                "{said}; {}without --device-read-bps and its like, the machine runs unlimited",
+                advice(group, is_root)
             ))
         }
         _ => error,
     }
 }
 
-fn needed(is_root: bool) -> &'static str {
-    match is_root {
-        true => {
-            "the controller io of cgroup v2: /sys/fs/cgroup/cgroup.controllers lists it if the \
-             kernel has it and no cgroup v1 uses it, and `echo +io \
-             >/sys/fs/cgroup/cgroup.subtree_control` enables it"
+/// Returns what makes such a group possible, with a semicolon; nothing if that is unknown.
+fn advice(error: &CgroupError, is_root: bool) -> String {
+    match error {
+        CgroupError::NotThere => "limits of I/O take cgroup v2, which systemd mounts there if the \
+             kernel's command line has systemd.unified_cgroup_hierarchy=1; "
+            .to_owned(),
+        CgroupError::NoController(_) => "a kernel with CONFIG_BLK_CGROUP has it, unless cgroup v1 \
+             uses it as blkio: see the mounts of type cgroup in /proc/mounts; "
+            .to_owned(),
+        CgroupError::NotEnabled { controller, group } => format!(
+            "as root, `echo +{controller} >{}/cgroup.subtree_control` enables it, or says why not; ",
+            group.display()
+        ),
+        CgroupError::NoFile(_) => "a kernel with CONFIG_BLK_DEV_THROTTLING has it; ".to_owned(),
+        CgroupError::Value { source, .. } | CgroupError::Step { source, .. }
+            if matches!(
+                source.kind(),
+                ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem
+            ) =>
+        {
+            match is_root {
+                true => "limits of I/O take control groups that can be written, which those of a \
+                         container seldom are; ",
+                false => "limits of I/O take root, who may make control groups; ",
+            }
+            .to_owned()
         }
-        false => "root, who may make control groups",
+        CgroupError::Value { .. } => {
+            "the kernel does not take this limit: see that the disk is still there, or give another \
+             rate; "
+                .to_owned()
+        }
+        _ => String::new(),
     }
 }
 
@@ -251,13 +277,58 @@ mod tests {
     }
 
     #[test]
-    fn an_error_of_the_group_says_what_it_takes() {
-        let error = SandboxError::IoLimit(IoLimitError::NoGroup);
-        let text = advised(error.into()).to_string();
-        assert!(text.contains("control group"), "{text}");
-        assert!(text.contains("--device-read-bps"), "{text}");
-        assert!(needed(true).contains("cgroup.subtree_control"));
-        assert!(needed(false).contains("root"));
+    fn each_error_of_the_group_says_what_it_takes() {
+        let value = |kind: ErrorKind| CgroupError::Value {
+            value: "8:0 rbps=1".to_owned(),
+            path: "/sys/fs/cgroup/podvisor/x/io.max".into(),
+            source: kind.into(),
+        };
+        let step = |kind: ErrorKind| CgroupError::Step {
+            step: "create the control group",
+            path: "/sys/fs/cgroup/podvisor".into(),
+            source: kind.into(),
+        };
+        let not_enabled = || CgroupError::NotEnabled {
+            controller: "io",
+            group: "/sys/fs/cgroup/a".into(),
+        };
+        let no_file = CgroupError::NoFile("/sys/fs/cgroup/podvisor/x/io.max".into());
+        let denied = ErrorKind::PermissionDenied;
+        for (error, is_root, words) in [
+            (CgroupError::NotThere, true, "unified_cgroup_hierarchy"),
+            (CgroupError::NoController("io"), true, "CONFIG_BLK_CGROUP"),
+            (
+                not_enabled(),
+                true,
+                "`echo +io >/sys/fs/cgroup/a/cgroup.subtree_control`",
+            ),
+            (not_enabled(), false, "as root"),
+            (no_file, true, "CONFIG_BLK_DEV_THROTTLING"),
+            (step(denied), false, "take root"),
+            (step(denied), true, "a container"),
+            (step(ErrorKind::ReadOnlyFilesystem), true, "a container"),
+            (value(denied), false, "take root"),
+            (value(ErrorKind::NotFound), true, "another rate"),
+        ] {
+            let advice = advice(&error, is_root);
+            assert!(advice.contains(words), "{error}: {advice}");
+            assert!(advice.ends_with("; "), "{error}: {advice}");
+        }
+        assert_eq!(advice(&step(ErrorKind::OutOfMemory), true), "");
+    }
+
+    #[test]
+    fn an_error_of_the_group_is_told_with_advice_and_others_stay_as_they_are() {
+        let error = IoLimitError::from(CgroupError::NoController("io"));
+        let text = advised(SandboxError::from(error).into()).to_string();
+        for words in [
+            "cannot limit",
+            "cgroup.controllers",
+            "CONFIG_BLK_CGROUP",
+            "--device-read-bps",
+        ] {
+            assert!(text.contains(words), "{words}: {text}");
+        }
         let other = advised(SandboxError::GaveUp.into());
         assert!(other.downcast::<SandboxError>().is_ok());
     }
