@@ -18,6 +18,7 @@ mod maker;
 mod rehearsal;
 mod unfinished;
 
+use std::ffi::OsString;
 use std::fs::{self, File, TryLockError};
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::io;
@@ -29,6 +30,7 @@ use std::process::Stdio;
 use std::time::{Duration, SystemTime};
 
 use rustix::fs::{Mode, OFlags};
+use serde::{Deserialize, Serialize};
 use tokio::process::Command;
 use tracing::{debug, warn};
 
@@ -63,8 +65,9 @@ const TURN: &str = "turn";
 /// The log of a process that creates a template.
 const LOG: &str = "template.log";
 
-/// The machine that a template is a snapshot of.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+/// The machine that a template is a snapshot of. In the arguments of `podvisor template` it is JSON.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Shape {
     /// Kernel, an ELF vmlinux or a bzImage.
     pub kernel: PathBuf,
@@ -87,9 +90,18 @@ pub struct Shape {
     /// Whether there is a shared directory.
     pub shares: bool,
     /// The bus of the devices.
+    #[serde(with = "TransportForm")]
     pub transport: Transport,
     /// Whether the guest's kernel counts pressure.
     pub psi: bool,
+}
+
+/// The form of a [`Transport`] in a [`Shape`].
+#[derive(Serialize, Deserialize)]
+#[serde(remote = "Transport", rename_all = "lowercase")]
+enum TransportForm {
+    Mmio,
+    Pci,
 }
 
 /// The reason why there is no template.
@@ -107,6 +119,9 @@ pub enum TemplateError {
         #[source]
         source: io::Error,
     },
+    /// The path of the kernel or initramfs is not UTF-8.
+    #[error("failed to write a template's shape as an argument")]
+    Argument(#[source] serde_json::Error),
     /// The host's end of a card or a share was not created.
     #[error("failed to create the host side of a template's devices")]
     Devices(#[source] io::Error),
@@ -245,6 +260,15 @@ impl Shape {
         }
     }
 
+    /// Returns the arguments of podvisor's process that creates the template in `templates`.
+    ///
+    /// # Errors
+    /// [`TemplateError::Argument`].
+    pub(crate) fn arguments(&self, templates: &Path) -> Result<[OsString; 3], TemplateError> {
+        let shape = serde_json::to_string(self).map_err(TemplateError::Argument)?;
+        Ok(["template".into(), shape.into(), templates.into()])
+    }
+
     fn start_making(&self, program: &Path, templates: &Path) -> Result<(), TemplateError> {
         create(templates)?;
         let log = templates.join(LOG);
@@ -252,22 +276,7 @@ impl Shape {
         let mut command = Command::new(program);
         command
             .arg0("podvisor")
-            .arg("template")
-            .arg("--kernel")
-            .arg(&self.kernel)
-            .arg("--initramfs")
-            .arg(&self.initramfs)
-            .args(["--cpus", &self.vcpus.to_string()])
-            .args(["--max-cpus", &self.max_vcpus.to_string()])
-            .args(["--memory", &self.memory.to_string()])
-            .args(["--growth", &self.growth.to_string()])
-            .args(["--disks", &self.image_slots.to_string()])
-            .args(["--cards", &self.nics.to_string()])
-            .args((self.nic_kind == NicKind::Stream).then_some("--streams"))
-            .args(self.shares.then_some("--share"))
-            .args((self.transport == Transport::Pci).then_some("--pci"))
-            .args(self.psi.then_some("--psi"))
-            .arg(templates)
+            .args(self.arguments(templates)?)
             .current_dir("/")
             .process_group(0)
             .stdin(Stdio::null())
