@@ -71,6 +71,21 @@ fn pruning_takes_containers_that_ended_before_then_and_goes_on_after_one_that_it
     );
     assert!(!old.exists() && new.exists());
     fs::remove_file(bad.join("control.sock")).unwrap();
+    // The images cannot be read at all: the containers are gone all the same.
+    let old = ended(&root, "old", 1, 1000);
+    let store = root.path().join("images/store.redb");
+    let kept = root.path().join("kept");
+    let had_store = fs::rename(&store, &kept).is_ok();
+    fs::create_dir(&store).unwrap();
+    let ran = root.output(&filter);
+    ran.refused(1, &["store.redb"]);
+    let pruned: Value = serde_json::from_str(&ran.stdout).unwrap();
+    assert_eq!(pruned["containers"], json!(["old"]));
+    assert!(!old.exists());
+    fs::remove_dir(&store).unwrap();
+    if had_store {
+        fs::rename(&kept, &store).unwrap();
+    }
     root.output(&["prune", "-f"])
         .printed("Removed containers: 2\nTotal reclaimed space: 0B\n");
     assert!(!new.exists());

@@ -396,6 +396,33 @@ fn pruning_asks_first_and_takes_what_nobody_needs() {
 }
 
 #[test]
+fn pruning_that_fails_in_part_says_what_is_gone_and_why_the_rest_is_not() {
+    for command in [["prune"].as_slice(), &["image", "prune"]] {
+        for json in [false, true] {
+            let (root, id) = root();
+            // A file that no image needs, in whose place is what cannot be removed as a file.
+            let stays = root.path().join("images/blobs/sha256").join("0".repeat(64));
+            fs::create_dir_all(stays.join("in it")).unwrap();
+            let flags: &[&str] = if json { &["-af", "--json"] } else { &["-af"] };
+            let ran = root.output(&[command, flags].concat());
+            ran.refused(1, &["/000000"]);
+            match json {
+                false => {
+                    let words = format!("Untagged: {NAME}\nDeleted: {id}\nTotal reclaimed space: ");
+                    assert!(ran.stdout.contains(&words), "{ran:?}");
+                }
+                true => {
+                    let pruned: Value = serde_json::from_str(&ran.stdout).unwrap();
+                    let names = pruned["untagged"].as_array().unwrap();
+                    assert!(names.contains(&json!(NAME)), "{ran:?}");
+                    assert_eq!(pruned["deleted"], json!([id]), "{ran:?}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
 fn files_that_others_are_at_stay_until_they_are_done_and_that_is_said() {
     let (root, _) = root();
     let (mut reader, writer) = std::io::pipe().unwrap();

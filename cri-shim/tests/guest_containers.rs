@@ -10,6 +10,7 @@ use std::path::Path;
 use std::process::{Child, ChildStdout, Stdio};
 use std::sync::mpsc::{self, TryRecvError};
 use std::thread;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rustix::process::{Pid, Signal, kill_process};
 use support::host::{Host, kill, sandboxes};
@@ -312,8 +313,11 @@ fn guest_containers_log_does_not_grow_beyond_its_bounds() {
     assert_eq!(host.left(), [""; 0]);
 }
 
+/// The least age of a template that is cloned. A clone whose clock is not set is so far behind.
+const TEMPLATE_AGE: Duration = Duration::from_secs(40);
+
 #[test]
-fn guest_containers_begin_as_clones_of_the_first_ones_template() {
+fn guest_containers_begin_as_clones_of_the_first_ones_template_and_know_the_time() {
     let host = Host::default();
     let run = |name| {
         let start = host.start(
@@ -326,16 +330,32 @@ fn guest_containers_begin_as_clones_of_the_first_ones_template() {
     };
     let first = run("first");
     assert!(first.contains("is_clone=false"), "{first}");
-    let complete = |dir: fs::DirEntry| {
-        let name = dir.file_name().into_string().unwrap();
-        !name.starts_with('.') && dir.path().join("state").exists()
+    let age = |dir: fs::DirEntry| {
+        let is_complete = !dir.file_name().into_string().unwrap().starts_with('.');
+        let state = is_complete.then(|| fs::metadata(dir.path().join("state")))?;
+        state.ok()?.modified().ok()?.elapsed().ok()
     };
     let templates = host.root.path().join("templates");
-    until("a template", || {
-        fs::read_dir(&templates).is_ok_and(|dirs| dirs.flatten().any(complete))
+    until("a template of that age", || {
+        fs::read_dir(&templates).is_ok_and(|dirs| {
+            dirs.flatten()
+                .filter_map(age)
+                .any(|age| age >= TEMPLATE_AGE)
+        })
     });
     let second = run("second");
     assert!(second.contains("is_clone=true"), "{second}");
+    let now = || SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
+    let before = now();
+    let date = host.podvisor(&["exec", "second", "date", "+%s"]);
+    let after = now();
+    let date = Duration::from_secs(date.stdout.trim().parse().unwrap());
+    // A slow host's request may have been on its way for some seconds.
+    let earliest = before - TEMPLATE_AGE / 4;
+    assert!(
+        (earliest..=after + Duration::from_secs(1)).contains(&date),
+        "it is {date:?} and not {before:?} to {after:?}: the template's time?"
+    );
     host.podvisor(&["rm", "-f", "first", "second"])
         .printed("first\nsecond\n");
     host.leaves_nothing();

@@ -1,13 +1,14 @@
 //! Limits of a machine's I/O on block devices of the host: docker's flags, their errors, and
 //! docker's names of them in `inspect`.
 
-use std::path::{Path, PathBuf};
+use std::io::ErrorKind;
+use std::path::PathBuf;
 
 use clap::Args;
 use serde_json::{Value, json};
 
 use super::size;
-use crate::sandbox::{IoLimit, IoLimitError, SandboxError, check_io_limits};
+use crate::sandbox::{CgroupError, IoLimit, IoLimitError, SandboxError, merge_io_limits};
 
 #[derive(Debug, Clone, Default, Args)]
 pub(in crate::cli) struct IoArgs {
@@ -72,43 +73,32 @@ fn parse(
 type Field = fn(&mut IoLimit) -> &mut Option<u64>;
 
 impl IoArgs {
-    /// Returns the limits, of devices that are there.
+    /// Returns the limits of each device; they are there.
     pub(in crate::cli) fn limits(&self) -> anyhow::Result<Vec<IoLimit>> {
-        let limits = self.by_device();
-        check_io_limits(&limits)?;
-        Ok(limits)
+        Ok(merge_io_limits(&self.flags())?)
     }
 
-    /// Returns the limits of each path. Of two of the same kind, the last one counts.
-    fn by_device(&self) -> Vec<IoLimit> {
+    /// Returns the limit that each flag sets.
+    fn flags(&self) -> Vec<IoLimit> {
         let flags: [(&[DeviceRate], Field); 4] = [
             (&self.device_read_bps, |limit| &mut limit.read_bps),
             (&self.device_write_bps, |limit| &mut limit.write_bps),
             (&self.device_read_iops, |limit| &mut limit.read_iops),
             (&self.device_write_iops, |limit| &mut limit.write_iops),
         ];
-        let mut limits = Vec::new();
-        for (rates, field) in flags {
-            for DeviceRate { device, rate } in rates {
-                set(&mut limits, device, field, *rate);
-            }
-        }
-        limits
+        let limit = |field: Field, DeviceRate { device, rate }: &DeviceRate| {
+            let mut limit = IoLimit {
+                device: device.clone(),
+                ..IoLimit::default()
+            };
+            *field(&mut limit) = Some(*rate);
+            limit
+        };
+        let limits = flags
+            .into_iter()
+            .flat_map(|(rates, field)| rates.iter().map(move |rate| limit(field, rate)));
+        limits.collect()
     }
-}
-
-/// Sets a limit of a device, which may have others.
-fn set(limits: &mut Vec<IoLimit>, device: &Path, field: Field, rate: u64) {
-    if let Some(limit) = limits.iter_mut().find(|limit| limit.device == device) {
-        *field(limit) = Some(rate);
-        return;
-    }
-    let mut limit = IoLimit {
-        device: device.to_owned(),
-        ..IoLimit::default()
-    };
-    *field(&mut limit) = Some(rate);
-    limits.push(limit);
 }
 
 /// Returns a limit of a device.
@@ -134,27 +124,52 @@ pub(in crate::cli) fn add_to_view(view: &mut Value, limits: &[IoLimit]) {
 /// Adds advice to the error of a machine that could not be started, if it is one of its limits.
 pub(in crate::cli) fn advised(error: anyhow::Error) -> anyhow::Error {
     match error.downcast_ref() {
-        Some(SandboxError::IoLimit(IoLimitError::Group(_) | IoLimitError::NoGroup)) => {
+        Some(SandboxError::IoLimit(IoLimitError::Group(group))) => {
+            let is_root = rustix::process::geteuid().is_root();
             // The whole chain first: a context would be printed before it.
             let said = super::message(&error);
             anyhow::Error::msg(format!(
-                "{said}; limits of I/O take {}; without --device-read-bps and its like it runs \
-                 without them",
-                needed(rustix::process::geteuid().is_root())
+                "{said}; {}without --device-read-bps and its like, the machine runs unlimited",
+                advice(group, is_root)
             ))
         }
         _ => error,
     }
 }
 
-fn needed(is_root: bool) -> &'static str {
-    match is_root {
-        true => {
-            "the controller io of cgroup v2: /sys/fs/cgroup/cgroup.controllers lists it if the \
-             kernel has it and no cgroup v1 uses it, and `echo +io \
-             >/sys/fs/cgroup/cgroup.subtree_control` enables it"
+/// Returns what makes such a group possible, with a semicolon; nothing if that is unknown.
+fn advice(error: &CgroupError, is_root: bool) -> String {
+    match error {
+        CgroupError::NotThere => "limits of I/O take cgroup v2, which systemd mounts there if the \
+             kernel's command line has systemd.unified_cgroup_hierarchy=1; "
+            .to_owned(),
+        CgroupError::NoController(_) => "a kernel with CONFIG_BLK_CGROUP has it, unless cgroup v1 \
+             uses it as blkio: see the mounts of type cgroup in /proc/mounts; "
+            .to_owned(),
+        CgroupError::NotEnabled { controller, group } => format!(
+            "as root, `echo +{controller} >{}/cgroup.subtree_control` enables it, or says why not; ",
+            group.display()
+        ),
+        CgroupError::NoFile(_) => "a kernel with CONFIG_BLK_DEV_THROTTLING has it; ".to_owned(),
+        CgroupError::Value { source, .. } | CgroupError::Step { source, .. }
+            if matches!(
+                source.kind(),
+                ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem
+            ) =>
+        {
+            match is_root {
+                true => "limits of I/O take control groups that can be written, which those of a \
+                         container seldom are; ",
+                false => "limits of I/O take root, who may make control groups; ",
+            }
+            .to_owned()
         }
-        false => "root, who may make control groups",
+        CgroupError::Value { .. } => {
+            "the kernel does not take this limit: see that the disk is still there, or give another \
+             rate; "
+                .to_owned()
+        }
+        _ => String::new(),
     }
 }
 
@@ -174,32 +189,64 @@ mod tests {
         Line::try_parse_from(line.split(' ')).map(|line| line.io)
     }
 
+    fn limit(device: &str) -> IoLimit {
+        IoLimit {
+            device: device.into(),
+            ..IoLimit::default()
+        }
+    }
+
     #[test]
-    fn each_flag_sets_its_limit_of_each_device() {
+    fn each_flag_sets_its_limit_of_its_device() {
         let line = "x --device-read-bps /dev/sda:1mb --device-write-bps /dev/sda:1.5K \
                     --device-read-iops /dev/disk/by-path/pci-0000:00:1f.2:7 \
                     --device-write-iops /dev/sda:9 --device-read-bps /dev/sda:2g";
-        let limits = parsed(line).unwrap().by_device();
-        let sda = IoLimit {
-            device: "/dev/sda".into(),
-            read_bps: Some(2 << 30),
-            write_bps: Some(1536),
-            read_iops: None,
-            write_iops: Some(9),
-        };
-        let other = IoLimit {
-            device: "/dev/disk/by-path/pci-0000:00:1f.2".into(),
-            read_iops: Some(7),
-            ..IoLimit::default()
-        };
-        assert_eq!(limits, [sda, other]);
+        let expected = [
+            IoLimit {
+                read_bps: Some(1 << 20),
+                ..limit("/dev/sda")
+            },
+            IoLimit {
+                read_bps: Some(2 << 30),
+                ..limit("/dev/sda")
+            },
+            IoLimit {
+                write_bps: Some(1536),
+                ..limit("/dev/sda")
+            },
+            IoLimit {
+                read_iops: Some(7),
+                ..limit("/dev/disk/by-path/pci-0000:00:1f.2")
+            },
+            IoLimit {
+                write_iops: Some(9),
+                ..limit("/dev/sda")
+            },
+        ];
+        assert_eq!(parsed(line).unwrap().flags(), expected);
+    }
+
+    #[test]
+    fn limits_are_shown_by_dockers_names() {
+        let limits = [
+            IoLimit {
+                read_bps: Some(2 << 30),
+                write_bps: Some(1536),
+                write_iops: Some(9),
+                ..limit("/dev/sda")
+            },
+            IoLimit {
+                read_iops: Some(7),
+                ..limit("/dev/sdb")
+            },
+        ];
         let mut view = json!({"Memory": 1});
         add_to_view(&mut view, &limits);
         let expected = json!({
             "Memory": 1,
             "BlkioDeviceReadBps": [{"Path": "/dev/sda", "Rate": 2_147_483_648_u64}],
             "BlkioDeviceWriteBps": [{"Path": "/dev/sda", "Rate": 1536}],
-            "BlkioDeviceReadIOps": [{"Path": "/dev/disk/by-path/pci-0000:00:1f.2", "Rate": 7}],
+            "BlkioDeviceReadIOps": [{"Path": "/dev/sdb", "Rate": 7}],
             "BlkioDeviceWriteIOps": [{"Path": "/dev/sda", "Rate": 9}],
         });
         assert_eq!(view, expected);
@@ -230,13 +277,58 @@ mod tests {
     }
 
     #[test]
-    fn an_error_of_the_group_says_what_it_takes() {
-        let error = SandboxError::IoLimit(IoLimitError::NoGroup);
-        let text = advised(error.into()).to_string();
-        assert!(text.contains("control group"), "{text}");
-        assert!(text.contains("--device-read-bps"), "{text}");
-        assert!(needed(true).contains("cgroup.subtree_control"));
-        assert!(needed(false).contains("root"));
+    fn each_error_of_the_group_says_what_it_takes() {
+        let value = |kind: ErrorKind| CgroupError::Value {
+            value: "8:0 rbps=1".to_owned(),
+            path: "/sys/fs/cgroup/podvisor/x/io.max".into(),
+            source: kind.into(),
+        };
+        let step = |kind: ErrorKind| CgroupError::Step {
+            step: "create the control group",
+            path: "/sys/fs/cgroup/podvisor".into(),
+            source: kind.into(),
+        };
+        let not_enabled = || CgroupError::NotEnabled {
+            controller: "io",
+            group: "/sys/fs/cgroup/a".into(),
+        };
+        let no_file = CgroupError::NoFile("/sys/fs/cgroup/podvisor/x/io.max".into());
+        let denied = ErrorKind::PermissionDenied;
+        for (error, is_root, words) in [
+            (CgroupError::NotThere, true, "unified_cgroup_hierarchy"),
+            (CgroupError::NoController("io"), true, "CONFIG_BLK_CGROUP"),
+            (
+                not_enabled(),
+                true,
+                "`echo +io >/sys/fs/cgroup/a/cgroup.subtree_control`",
+            ),
+            (not_enabled(), false, "as root"),
+            (no_file, true, "CONFIG_BLK_DEV_THROTTLING"),
+            (step(denied), false, "take root"),
+            (step(denied), true, "a container"),
+            (step(ErrorKind::ReadOnlyFilesystem), true, "a container"),
+            (value(denied), false, "take root"),
+            (value(ErrorKind::NotFound), true, "another rate"),
+        ] {
+            let advice = advice(&error, is_root);
+            assert!(advice.contains(words), "{error}: {advice}");
+            assert!(advice.ends_with("; "), "{error}: {advice}");
+        }
+        assert_eq!(advice(&step(ErrorKind::OutOfMemory), true), "");
+    }
+
+    #[test]
+    fn an_error_of_the_group_is_told_with_advice_and_others_stay_as_they_are() {
+        let error = IoLimitError::from(CgroupError::NoController("io"));
+        let text = advised(SandboxError::from(error).into()).to_string();
+        for words in [
+            "cannot limit",
+            "cgroup.controllers",
+            "CONFIG_BLK_CGROUP",
+            "--device-read-bps",
+        ] {
+            assert!(text.contains(words), "{words}: {text}");
+        }
         let other = advised(SandboxError::GaveUp.into());
         assert!(other.downcast::<SandboxError>().is_ok());
     }

@@ -2,6 +2,7 @@
 //! processes, and images. `podvisor image prune`: images only.
 
 use std::io::{self, BufRead as _, BufReader, Write as _};
+use std::path::Path;
 use std::time::{Duration, SystemTime};
 
 use clap::Args;
@@ -58,13 +59,22 @@ pub(super) fn run(globals: &Globals, args: &PruneArgs) -> anyhow::Result<u8> {
     if !args.force && !confirmed(args, with_containers)? {
         return Ok(0);
     }
-    let containers = match with_containers {
-        true => prune_containers(globals, args.unused_for())?,
-        false => RemovedContainers::default(),
+    let root = globals.root()?;
+    let mut view = PruneView::default();
+    let mut code = 0;
+    let mut note = |done: anyhow::Result<bool>| match done {
+        Ok(true) => {}
+        Ok(false) => code = super::FAILURE,
+        Err(error) => {
+            super::report(&error);
+            code = super::FAILURE;
+        }
     };
-    let images = prune_images(globals, args)?;
-    let has_failed = containers.has_failed;
-    let view = PruneView { images, containers };
+    if with_containers {
+        let containers = &mut view.containers;
+        note(prune_containers(&root, args.unused_for(), containers));
+    }
+    note(prune_images(globals, args, &mut view.images).map(|()| true));
     if args.shown.is_json() {
         super::print_json(&view)?;
     } else {
@@ -72,7 +82,7 @@ pub(super) fn run(globals: &Globals, args: &PruneArgs) -> anyhow::Result<u8> {
         super::print(&view.images.to_summary())?;
     }
     view.images.notice();
-    Ok(if has_failed { super::FAILURE } else { 0 })
+    Ok(code)
 }
 
 /// `podvisor image prune`: images only.
@@ -80,26 +90,33 @@ pub(super) fn images(globals: &Globals, args: &PruneArgs) -> anyhow::Result<u8> 
     if !args.force && !confirmed(args, false)? {
         return Ok(0);
     }
-    let images = prune_images(globals, args)?;
+    let mut images = RemovedView::default();
+    let pruned = prune_images(globals, args, &mut images);
     if args.shown.is_json() {
         super::print_json(&images)?;
     } else {
         super::print(&images.to_summary())?;
     }
     images.notice();
-    Ok(0)
+    pruned.map(|()| 0)
 }
 
-fn prune_images(globals: &Globals, args: &PruneArgs) -> anyhow::Result<RemovedView> {
+/// Removes images; `images` says what was removed, also if that fails in part.
+fn prune_images(
+    globals: &Globals,
+    args: &PruneArgs,
+    images: &mut RemovedView,
+) -> anyhow::Result<()> {
     let mut prune = Prune::default();
     prune.tagged = args.all;
     prune.unused_for = args.unused_for();
     prune.keep_bytes = args.keep_size;
-    let mut images = RemovedView::default();
-    for done in globals.store()?.prune(&prune)? {
+    let mut removed = Vec::new();
+    let pruned = globals.store()?.prune_into(&prune, &mut removed);
+    for done in removed {
         images.add(done);
     }
-    Ok(images)
+    Ok(pruned?)
 }
 
 impl PruneArgs {
@@ -109,7 +126,7 @@ impl PruneArgs {
     }
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Default, Serialize)]
 struct PruneView {
     #[serde(flatten)]
     images: RemovedView,
@@ -149,13 +166,14 @@ impl RemovedContainers {
 }
 
 /// Removes containers and pods that ended at least that long ago, or all that have ended, and the
-/// remains of others.
+/// remains of others. `removed` says what was removed, also if that fails in part; false if some
+/// could not be removed, which was reported.
 fn prune_containers(
-    globals: &Globals,
+    root: &Path,
     ended_for: Option<Duration>,
-) -> anyhow::Result<RemovedContainers> {
-    let root = globals.root()?;
-    let containers = Containers::open(&root)?;
+    removed: &mut RemovedContainers,
+) -> anyhow::Result<bool> {
+    let containers = Containers::open(root)?;
     let is_due = |ended: Option<SystemTime>| match ended_for {
         None => true,
         Some(ended_for) => match (ended, SystemTime::now().checked_sub(ended_for)) {
@@ -165,10 +183,7 @@ fn prune_containers(
         },
     };
     super::runtime()?.block_on(async {
-        let mut removed = RemovedContainers {
-            containers: sweep(&containers).await?,
-            ..RemovedContainers::default()
-        };
+        removed.containers = sweep(&containers).await?;
         for (entry, state) in states(containers.list()?).await {
             match state {
                 Ok(state) if !state.has_ended() => {}
@@ -191,7 +206,7 @@ fn prune_containers(
                 }
             }
         }
-        Ok(removed)
+        Ok(!removed.has_failed)
     })
 }
 

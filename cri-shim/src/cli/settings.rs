@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, bail};
 use clap::ValueEnum as _;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 use super::size;
 use crate::machine::GROWTH_UNIT;
@@ -108,7 +108,7 @@ impl BootArgs {
 }
 
 /// Table `cni` of the file.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(super) struct CniSettings {
     pub(super) config_dir: Option<PathBuf>,
@@ -235,7 +235,8 @@ impl CniSettings {
         let Some(toml::Value::Table(mut own)) = file.remove("cni") else {
             return Ok(Self::default());
         };
-        own.retain(|key, _| matches!(key, "config_dir" | "plugin_dirs"));
+        let known = serde_json::to_value(Self::default())?;
+        own.retain(|key, _| known.get(key).is_some());
         Ok(own.try_into()?)
     }
 }
@@ -289,7 +290,9 @@ mod tests {
                 _ => line,
             });
         let text: Vec<&str> = lines.collect();
-        let settings = Settings::parse(&text.join("\n")).unwrap();
+        let text = text.join("\n");
+        let settings = Settings::parse(&text).unwrap();
+        assert_eq!(CniSettings::parse(&text).unwrap(), settings.cni);
         assert_eq!(
             settings.listen.as_deref(),
             Some("unix:///run/podvisor/podvisor.sock")

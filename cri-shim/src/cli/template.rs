@@ -6,84 +6,109 @@ use std::path::PathBuf;
 use anyhow::Context as _;
 use clap::Args;
 
-use crate::machine::{NicKind, Transport};
 use crate::sandbox::{self, Shape};
 
 /// The nice value: it is less urgent than starting pods.
 const NICENESS: i32 = 10;
 
+/// Those that [`Shape::arguments`] returns.
 #[derive(Debug, Args)]
 pub(super) struct TemplateArgs {
-    /// Kernel
-    #[arg(long, value_name = "FILE")]
-    kernel: PathBuf,
-    /// Initramfs with the agent
-    #[arg(long, value_name = "FILE")]
-    initramfs: PathBuf,
-    /// Virtual CPUs
-    #[arg(long, value_name = "N")]
-    cpus: u8,
-    /// Virtual CPUs that there may be later
-    #[arg(long, value_name = "N")]
-    max_cpus: u8,
-    /// Memory
-    #[arg(long, value_name = "BYTES")]
-    memory: u64,
-    /// Memory that may be added later
-    #[arg(long, value_name = "BYTES", default_value_t = 0)]
-    growth: u64,
-    /// Disks without a medium
-    #[arg(long, value_name = "N")]
-    disks: u8,
-    /// Network cards
-    #[arg(long, value_name = "N")]
-    cards: u8,
-    /// The network cards are stream sockets, not taps
-    #[arg(long)]
-    streams: bool,
-    /// Share a directory
-    #[arg(long)]
-    share: bool,
-    /// Devices are on PCI
-    #[arg(long)]
-    pci: bool,
-    /// The guest's kernel counts pressure
-    #[arg(long)]
-    psi: bool,
+    /// The machine, in JSON
+    #[arg(value_name = "SHAPE", value_parser = parse_shape)]
+    shape: Shape,
     /// Where templates are kept
     #[arg(value_name = "DIR")]
     templates: PathBuf,
 }
 
+fn parse_shape(text: &str) -> Result<Shape, serde_json::Error> {
+    serde_json::from_str(text)
+}
+
 pub(super) fn run(args: &TemplateArgs) -> anyhow::Result<u8> {
     // If it fails, this runs with the priority of the parent.
     let _ = rustix::process::nice(NICENESS);
-    let shape = Shape {
-        kernel: args.kernel.clone(),
-        initramfs: args.initramfs.clone(),
-        vcpus: args.cpus,
-        max_vcpus: args.max_cpus,
-        memory: args.memory,
-        growth: args.growth,
-        image_slots: args.disks,
-        nics: args.cards,
-        nic_kind: match args.streams {
-            true => NicKind::Stream,
-            false => NicKind::Tap,
-        },
-        shares: args.share,
-        transport: match args.pci {
-            true => Transport::Pci,
-            false => Transport::Mmio,
-        },
-        psi: args.psi,
-    };
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
         .context("cannot start the event loop")?;
-    let made = runtime.block_on(sandbox::make_template(&shape, &args.templates));
+    let made = runtime.block_on(sandbox::make_template(&args.shape, &args.templates));
     runtime.shutdown_background();
     made?;
     Ok(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ffi::OsString;
+    use std::os::unix::ffi::OsStringExt as _;
+    use std::path::Path;
+
+    use clap::Parser as _;
+
+    use super::*;
+    use crate::cli::Cli;
+    use crate::cli::command::Command;
+    use crate::machine::{NicKind, Transport};
+
+    fn parsed(arguments: [OsString; 3]) -> (Shape, PathBuf) {
+        let line = std::iter::once("podvisor".into()).chain(arguments);
+        match Cli::try_parse_from(line).unwrap().command {
+            Command::Template(args) => (args.shape.clone(), args.templates.clone()),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn the_process_that_makes_a_template_is_told_its_shape() {
+        let shape = Shape {
+            kernel: "/a kernel/\"vmlinux\"".into(),
+            initramfs: "/initramfs ä".into(),
+            vcpus: 2,
+            max_vcpus: 64,
+            memory: u64::MAX,
+            growth: 3 << 30,
+            image_slots: 4,
+            nics: 5,
+            nic_kind: NicKind::Stream,
+            shares: true,
+            transport: Transport::Pci,
+            psi: true,
+        };
+        let other = Shape {
+            nic_kind: NicKind::Tap,
+            shares: false,
+            transport: Transport::Mmio,
+            psi: false,
+            ..shape.clone()
+        };
+        // The directory may have any name.
+        let templates = PathBuf::from(OsString::from_vec(b"/templ\xff".to_vec()));
+        for shape in [shape, other] {
+            let arguments = shape.arguments(&templates).unwrap();
+            assert_eq!(parsed(arguments), (shape, templates.clone()));
+        }
+    }
+
+    #[test]
+    fn a_path_that_has_no_form_in_json_is_told() {
+        let shape = Shape {
+            kernel: OsString::from_vec(b"/k\xff".to_vec()).into(),
+            initramfs: "/initramfs".into(),
+            vcpus: 1,
+            max_vcpus: 1,
+            memory: 0,
+            growth: 0,
+            image_slots: 0,
+            nics: 0,
+            nic_kind: NicKind::Tap,
+            shares: false,
+            transport: Transport::Mmio,
+            psi: false,
+        };
+        let error = shape.arguments(Path::new("/t")).unwrap_err();
+        let causes = crate::machine::causes(&error);
+        assert!(causes.contains("UTF-8"), "{causes}");
+    }
 }

@@ -31,7 +31,7 @@ use crate::machine::causes;
 
 pub(crate) use end::end_group;
 use io_limits::set_io_limits;
-pub use io_limits::{IoLimit, IoLimitError, check_io_limits};
+pub use io_limits::{IoLimit, IoLimitError, merge_io_limits};
 pub(super) use io_limits::{IoMax, resolve as resolve_io_limits};
 pub(super) use kill::MemoryKill;
 pub use limits::{CPU_OVERHEAD_MILLI, MEMORY_OVERHEAD, MachineLimits, memory_overhead};
@@ -73,6 +73,20 @@ pub enum CgroupError {
     /// The path is not below the hierarchy's root.
     #[error("`{0}` is not the path of a control group")]
     Path(String),
+    /// The host's hierarchy has no such controller.
+    #[error("{CGROUP_ROOT}/cgroup.controllers does not list the controller `{0}`")]
+    NoController(&'static str),
+    /// A group does not enable a controller for the groups below it, and cannot be made to.
+    #[error("{}/cgroup.subtree_control does not enable the controller `{controller}`", .group.display())]
+    NotEnabled {
+        /// The controller.
+        controller: &'static str,
+        /// The group.
+        group: PathBuf,
+    },
+    /// The group has the controller, but not this file of it.
+    #[error("the kernel has no {}", .0.display())]
+    NoFile(PathBuf),
     /// The kernel refused a value.
     #[error("failed to write `{value}` to {}", .path.display())]
     Value {
@@ -134,11 +148,11 @@ impl Cgroup {
             leaf,
             lock,
         };
+        set_io_limits(Path::new(CGROUP_ROOT), &path, io)?;
         let missing = set_limits(&path, limits)?;
         if !missing.is_empty() {
             warn_of_missing(&missing);
         }
-        set_io_limits(&path, io)?;
         let note = dir.join(NAME);
         fs::write(&note, path.as_os_str().as_encoded_bytes())
             .map_err(step("note the control group in", &note))?;
@@ -165,6 +179,18 @@ impl Cgroup {
     /// Leaves the group to its process: it is not removed when this is dropped.
     pub(super) fn keep(mut self) {
         self.path = None;
+    }
+}
+
+#[cfg(test)]
+impl Cgroup {
+    /// A group whose process cannot be moved to it.
+    pub(super) fn unusable() -> Self {
+        Self {
+            path: None,
+            leaf: "/no/such/group".into(),
+            lock: None,
+        }
     }
 }
 

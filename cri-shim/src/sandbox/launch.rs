@@ -142,8 +142,11 @@ impl Launching {
     pub async fn begin_program(program: &Path, config: LaunchConfig) -> Result<Self, SandboxError> {
         let dir = config.dir.clone();
         let cgroup_parent = config.cgroup_parent.clone();
+        let is_io_limited = !config.io_limits.is_empty();
+        if is_io_limited && cgroup_parent.is_none() {
+            return Err(IoLimitError::NoGroup.into());
+        }
         let io = resolve_io_limits(&config.io_limits)?;
-        let is_io_limited = !io.is_empty();
         let templates = match config.snapshot {
             Some(_) => None,
             None => config.templates.clone(),
@@ -180,9 +183,11 @@ impl Launching {
             }
             None => None,
         };
-        let launched = spawn(program, &header, theirs, cgroup)?;
-        if is_io_limited && launched.cgroup.is_none() {
-            return Err(IoLimitError::NoGroup.into());
+        let (launched, outside) = spawn(program, &header, theirs, cgroup)?;
+        match outside {
+            Some(error) if is_io_limited => return Err(IoLimitError::Group(error).into()),
+            Some(error) => no_cgroup(&error, &header.id),
+            None => {}
         }
         if let Some(Err(error)) = launched.pid().map(oom::expose) {
             debug!(id = header.id, %error, "failed to reset the inherited oom_score_adj");
@@ -312,13 +317,14 @@ impl Launching {
     }
 }
 
-/// Starts the process in its group. It waits for its configuration on `stdin`.
+/// Starts the process in its group. It waits for its configuration on `stdin`. Also returns why it
+/// is not in the group, if there was one.
 fn spawn(
     program: &Path,
     header: &LaunchHeader,
     stdin: StdUnixStream,
     mut cgroup: Option<Cgroup>,
-) -> Result<Launched, SandboxError> {
+) -> Result<(Launched, Option<CgroupError>), SandboxError> {
     let log = header.dir.join(LOG);
     // Readable, too: the process reads the part that it keeps when it drops the oldest.
     let stderr = OpenOptions::new()
@@ -349,6 +355,7 @@ fn spawn(
         let refused = |error: &io::Error| debug!(id = header.id, %error, "no process in its group");
         started.inspect_err(refused).ok()
     });
+    let mut outside = None;
     let child = match in_group {
         Some(child) => child,
         None => {
@@ -360,7 +367,7 @@ fn spawn(
             cgroup = cgroup.and_then(|group| match group.take(child.id()) {
                 Ok(()) => Some(group),
                 Err(error) => {
-                    no_cgroup(&error, &header.id);
+                    outside = Some(error);
                     None
                 }
             });
@@ -370,10 +377,11 @@ fn spawn(
     if let Some(group) = &mut cgroup {
         group.unlock();
     }
-    Ok(Launched {
+    let launched = Launched {
         child: Some(child),
         cgroup,
-    })
+    };
+    Ok((launched, outside))
 }
 
 /// Checks the configuration, and opens the files that are given by path.

@@ -1,6 +1,7 @@
 //! Launches of programs that are not podvisor.
 
 use super::*;
+use crate::sandbox::IoLimit;
 
 #[tokio::test]
 async fn last_words_are_the_end_of_the_log_and_nothing_that_a_terminal_acts_on() {
@@ -54,6 +55,27 @@ async fn of_a_process_that_was_killed_the_likely_reasons_are_said() {
         let error = causes(&error);
         assert!(error.contains(said), "{error}");
     }
+}
+
+#[tokio::test]
+async fn limits_of_io_take_a_group_and_its_absence_has_a_cause() {
+    let dir = tempfile::tempdir().unwrap();
+    let (program, mut config) = program(dir.path(), "exec /bin/cat > /dev/null");
+    config.io_limits = vec![IoLimit::default()];
+    let refused = Launching::begin_program(&program, config).await;
+    assert!(
+        matches!(refused, Err(SandboxError::IoLimit(IoLimitError::NoGroup))),
+        "{refused:?}"
+    );
+    let (program, config) = self::program(dir.path(), "exec /bin/cat > /dev/null");
+    let (header, _files) = prepare(config, None).unwrap();
+    let (_ours, theirs) = StdUnixStream::pair().unwrap();
+    let group = Some(Cgroup::unusable());
+    let (mut launched, outside) = spawn(&program, &header, theirs, group).unwrap();
+    assert!(launched.cgroup.is_none());
+    let cause = causes(&outside.unwrap());
+    assert!(cause.contains("cgroup.procs: No such file"), "{cause}");
+    launched.ended().await;
 }
 
 /// Whether a template is kept when a process that was to clone it does this.

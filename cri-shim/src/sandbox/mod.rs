@@ -46,7 +46,7 @@ pub use agent::{Agent, AgentContainer, AgentExit, GuestConfig, LinkError, Mux, S
 pub(crate) use cgroup::{CGROUP_ROOT, end_group, lacks_room, parse_cpu_max};
 pub use cgroup::{
     CPU_OVERHEAD_MILLI, CgroupError, DEFAULT_CGROUP_PARENT, IoLimit, IoLimitError, MEMORY_OVERHEAD,
-    MachineLimits, check_io_limits, memory_overhead, remove_empty_cgroups,
+    MachineLimits, memory_overhead, merge_io_limits, remove_empty_cgroups,
 };
 pub use client::SandboxClient;
 pub use error::{RefusalKind, SandboxError};

@@ -130,6 +130,7 @@ mod tests {
             format!(r#"{{"Failed": {quoted}}}"#),
             format!(r#"{{"OutOfMemory": {{"group": {quoted}}}}}"#),
             format!(r#"{{"Panicked": {{"message": {quoted}, "log": [{log}]}}}}"#),
+            format!(r#"{{{quoted}: 1}}"#),
         ] {
             let text = format!(r#"{{"exit": {exit}, "containers": [{container}]}}"#);
             fs::write(dir.path().join(NAME), text).unwrap();
@@ -147,6 +148,38 @@ mod tests {
         fs::write(dir.path().join(NAME), text).unwrap();
         let record = read(dir.path()).unwrap();
         assert!(record.exit.kernel_log().len() < 100);
+    }
+
+    #[test]
+    fn a_record_of_a_newer_podvisor_keeps_what_is_known_of_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let read_with = |exit: &str| {
+            let program = r#"{"code": 3, "exited_at_ns": 2, "oom_killed": false, "later": 1}"#;
+            let container = format!(
+                r#"{{"id": "c", "state": "Exited", "pid": 1, "started_at_ns": 1, "exit": {program}}}"#
+            );
+            let text = format!(r#"{{"exit": {exit}, "containers": [{container}], "later": []}}"#);
+            fs::write(dir.path().join(NAME), text).unwrap();
+            read(dir.path())
+        };
+        for exit in [
+            r#""Hibernated""#,
+            r#"{"Hibernated": null}"#,
+            r#"{"Hibernated": {"to": ["/x", 1]}}"#,
+        ] {
+            let record = read_with(exit).unwrap();
+            assert_eq!(record.exit, SandboxExit::Unknown("Hibernated".to_owned()));
+            assert_eq!(record.containers[0].exit.map(|exit| exit.code), Some(3));
+            let said = record.exit.to_string();
+            assert!(said.contains("does not know: Hibernated"), "{said}");
+        }
+        // A known way with other fields.
+        let record = read_with(r#"{"Failed": {"at": 1}}"#).unwrap();
+        assert_eq!(record.exit, SandboxExit::Unknown("Failed".to_owned()));
+        assert_eq!(read_with(r#""Killed""#).unwrap().exit, SandboxExit::Killed);
+        for nonsense in ["3", "[]", "{}", "null", r#"{"Died": 1, "Reset": 2}"#] {
+            assert_eq!(read_with(nonsense), None, "{nonsense}");
+        }
     }
 
     #[test]

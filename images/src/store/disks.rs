@@ -394,8 +394,8 @@ impl Inner {
     }
 
     /// Removes a URL, or by id all of them; the disk image is removed with the last one.
-    pub(super) fn remove_disk(&self, name: &str) -> Result<RemovedImages> {
-        let (_, mut removed) = database::update(&self.layout, |contents| {
+    pub(super) fn remove_disk(&self, name: &str, removed: &mut RemovedImages) -> Result<()> {
+        let (_, names) = database::update(&self.layout, |contents| {
             let id = find(contents, name)?;
             let all: Vec<String> = contents.disks.names_of(&id).map(str::to_owned).collect();
             let names = match Source::is_meant(name) {
@@ -422,8 +422,8 @@ impl Inner {
             }
             Ok((changes, removed))
         })?;
-        self.count_freed(&mut removed)?;
-        Ok(removed)
+        *removed = names;
+        self.count_freed(removed)
     }
 
     /// Removes disk images whose OCI image was removed, and files that belong to no disk image;
@@ -506,8 +506,13 @@ impl Inner {
             {
                 break;
             }
-            match self.remove_disk(&id.to_string()) {
-                Ok(done) => removed.push(done),
+            let mut done = RemovedImages::default();
+            let outcome = self.remove_disk(&id.to_string(), &mut done);
+            if done != RemovedImages::default() {
+                removed.push(done);
+            }
+            match outcome {
+                Ok(()) => {}
                 // Another process removed it first, or needs it.
                 Err(Error::InUse { .. } | Error::NotFound { .. }) => {}
                 Err(error) => removal.failed(error),

@@ -63,9 +63,10 @@ impl Inner {
         lock().map_err(|source| Error::io("lock", &path, source))
     }
 
-    /// Removes names, and images with their last name.
-    pub(super) fn remove(&self, name: &str) -> Result<RemovedImages> {
-        let (_, (mut removed, disk)) = database::update(&self.layout, |contents| {
+    /// Removes names, and images with their last name. `removed` says what, also where files of it
+    /// cannot be removed.
+    pub(super) fn remove(&self, name: &str, removed: &mut RemovedImages) -> Result<()> {
+        let (_, (names, disk)) = database::update(&self.layout, |contents| {
             let found = find(contents, name)?;
             let id = found.id();
             let all: Vec<String> = contents.names_of(&id).map(str::to_owned).collect();
@@ -92,12 +93,13 @@ impl Inner {
             }
             Ok((changes, (removed, disk)))
         })?;
-        self.count_freed(&mut removed)?;
+        *removed = names;
+        self.count_freed(removed)?;
         if let Some(id) = removed.image.filter(|_| removed.deferred) {
             removed.bytes += self.free_rootfs(id)?;
             removed.bytes += disk.map_or(Ok(0), |disk| self.free_disk(disk))?;
         }
-        Ok(removed)
+        Ok(())
     }
 
     /// Removes the root file system of a removed image, even while others hold files: it is most of

@@ -144,6 +144,15 @@ impl Store {
     /// If the store cannot be read or written. If something cannot be removed, all the rest is.
     pub fn prune(&self, prune: &Prune) -> Result<Vec<RemovedImages>> {
         let mut removed = Vec::new();
+        self.prune_into(prune, &mut removed)?;
+        Ok(removed)
+    }
+
+    /// As [`Self::prune`]; what was removed is added to `removed`, also where that fails in part.
+    ///
+    /// # Errors
+    /// As [`Self::prune`].
+    pub fn prune_into(&self, prune: &Prune, removed: &mut Vec<RemovedImages>) -> Result<()> {
         let mut removal = Removal::default();
         match self.inner.collect() {
             Ok(Some(0)) => {}
@@ -161,15 +170,20 @@ impl Store {
             {
                 break;
             }
-            match self.inner.remove(&id.to_string()) {
-                Ok(done) => removed.push(done),
+            let mut done = RemovedImages::default();
+            let outcome = self.inner.remove(&id.to_string(), &mut done);
+            if done != RemovedImages::default() {
+                removed.push(done);
+            }
+            match outcome {
+                Ok(()) => {}
                 // Another process removed it first, or needs it.
                 Err(Error::InUse { .. } | Error::NotFound { .. }) => {}
                 Err(error) => removal.failed(error),
             }
         }
-        self.inner.prune_disks(prune, &mut removed, &mut removal)?;
-        removal.end().map(|_| removed)
+        self.inner.prune_disks(prune, removed, &mut removal)?;
+        removal.end().map(drop)
     }
 
     /// Returns the store's disk usage.

@@ -183,9 +183,11 @@ impl Store {
     /// # Errors
     /// As [`Store::resolve`], and [`Error::InUse`] if the image's file is open somewhere.
     pub fn remove(&self, name: &str) -> Result<RemovedImages> {
-        if self.is_disk(name)? {
-            return self.inner.remove_disk(name);
+        let mut removed = RemovedImages::default();
+        match self.is_disk(name)? {
+            true => self.inner.remove_disk(name, &mut removed)?,
+            false => self.inner.remove(name, &mut removed)?,
         }
-        self.inner.remove(name)
+        Ok(removed)
     }
 }

@@ -29,7 +29,8 @@ pub(in crate::cli) fn has_failed(machine: &SandboxExit) -> bool {
         | SandboxExit::TripleFault
         | SandboxExit::Failed(_)
         | SandboxExit::Died
-        | SandboxExit::OutOfMemory { .. } => true,
+        | SandboxExit::OutOfMemory { .. }
+        | SandboxExit::Unknown(_) => true,
     }
 }
 

@@ -2,40 +2,32 @@
 //! created, and CNI's own record, in the container's directory, how to undo it, for any process
 //! that detects the end of its machine.
 
-use std::fmt;
-use std::fs::{self, File};
+mod mode;
+mod undo;
+
 use std::net::IpAddr;
-use std::path::{Path, PathBuf};
-use std::str::FromStr;
+use std::path::Path;
 
 use anyhow::{Context as _, ensure};
 use clap::Args;
-use rustix::fs::{FlockOperation, flock};
-use serde::{Deserialize, Serialize};
 
 use super::ports::{self, Port, Published};
 use super::{Entry, Record, passt};
 use crate::cli::notice;
-use crate::cli::settings::{CniSettings, Settings};
+use crate::cli::settings::Settings;
 use crate::cni::{
-    BeginError, Capabilities, Cni, CniError, CniOptions, Dns, Endpoint, List, PodIdentity,
-    PortMapping, nat, port_mappings, resolver,
+    BeginError, Capabilities, Cni, Dns, List, PodIdentity, PortMapping, nat, port_mappings,
+    resolver,
 };
+pub(in crate::cli) use mode::NetworkMode;
+pub(super) use undo::is_attached;
+use undo::{RUN, options};
+pub(in crate::cli) use undo::{detach, endpoint, netns};
+
 use crate::sandbox::{GuestNetwork, LaunchConfig, Launching, NicConfig, etc_hosts};
-
-/// CNI's record, in a container's directory. It exists until everything is undone.
-const RECORDS: &str = "cni";
-
-/// Parent of the directory of network namespaces, where `ip netns` looks for them.
-const RUN: &str = "/run";
 
 /// The container's namespace, as passed to plugins.
 const NAMESPACE: &str = "podvisor";
-
-/// The networks with names of podvisor's own.
-const NONE: &str = "none";
-const NAT: &str = "nat";
-const USER: &str = "user";
 
 const WITHOUT: &str = "--network none runs it without a network";
 
@@ -104,64 +96,6 @@ fn parse_host(text: &str) -> Result<(String, HostAddress), String> {
         .and_then(|ip| ip.strip_suffix(']'))
         .unwrap_or(ip);
     Ok((name, HostAddress::Ip(ip.parse().map_err(|_| usage())?)))
-}
-
-/// A container's network.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(try_from = "String", into = "String")]
-pub(in crate::cli) enum NetworkMode {
-    /// Loopback only.
-    #[default]
-    None,
-    /// podvisor's own bridge.
-    Nat,
-    /// Connections of the user's own process, by passt.
-    User,
-    /// A CNI network of the host.
-    Cni(String),
-}
-
-impl FromStr for NetworkMode {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        match text {
-            NONE => Ok(Self::None),
-            NAT => Ok(Self::Nat),
-            USER => Ok(Self::User),
-            "" | "host" => Err(
-                "a guest has a network of its own: write none, nat, user, or the \
-                                name of a CNI network"
-                    .to_owned(),
-            ),
-            name => Ok(Self::Cni(name.to_owned())),
-        }
-    }
-}
-
-impl fmt::Display for NetworkMode {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::None => NONE,
-            Self::Nat => NAT,
-            Self::User => USER,
-            Self::Cni(name) => name,
-        })
-    }
-}
-
-impl TryFrom<String> for NetworkMode {
-    type Error = String;
-
-    fn try_from(text: String) -> Result<Self, String> {
-        text.parse()
-    }
-}
-
-impl From<NetworkMode> for String {
-    fn from(mode: NetworkMode) -> Self {
-        mode.to_string()
-    }
 }
 
 /// Network parameters for launching a guest, and the files in `/etc` that depend on them.
@@ -482,87 +416,11 @@ fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }
 
-/// Returns CNI's directories: those of the daemon, except the record, which is for this container
-/// only.
-fn options(dir: &Path, settings: CniSettings) -> CniOptions {
-    let mut options = CniOptions::new(dir, Path::new(RUN));
-    options.cache_dir = records(dir);
-    options.config_dir = settings.config_dir.unwrap_or(options.config_dir);
-    options.plugin_dirs = settings.plugin_dirs.unwrap_or(options.plugin_dirs);
-    options
-}
-
-fn records(dir: &Path) -> PathBuf {
-    dir.join(RECORDS)
-}
-
-/// Returns whether plugins may have created something for the container of this directory.
-pub(super) fn is_attached(dir: &Path) -> bool {
-    records(dir).exists()
-}
-
-/// Removes a container's network, even if it is incomplete. To be repeated until it succeeds; it is
-/// not an error if there is none.
-pub(in crate::cli) async fn detach(dir: &Path, record: &Record) -> anyhow::Result<()> {
-    let records = records(dir);
-    let Ok(lock) = File::open(&records) else {
-        return Ok(());
-    };
-    let undone = async {
-        // Of two processes that detect the machine's end, the second finds nothing.
-        let wait = move || flock(&lock, FlockOperation::LockExclusive).map(|()| lock);
-        let _lock = tokio::task::spawn_blocking(wait).await??;
-        if !records.exists() {
-            return Ok(());
-        }
-        let options = options(dir, CniSettings::read()?);
-        Cni::open(options)?.detach(&record.id).await?;
-        fs::remove_dir_all(&records)?;
-        anyhow::Ok(())
-    };
-    undone.await.with_context(|| {
-        let name = &record.name;
-        format!("cannot take down the network of container {name}; the next command tries again")
-    })
-}
-
-/// Returns the network configuration of a running container; `None` once the network is removed.
-pub(in crate::cli) fn endpoint(entry: &Entry) -> Option<Endpoint> {
-    let by_cni = || -> Result<_, CniError> {
-        let options = CniOptions::new(&entry.dir, Path::new(RUN));
-        Cni::open(options)?.endpoint(&entry.record.id)
-    };
-    match entry.record.network {
-        NetworkMode::None => None,
-        NetworkMode::User => Some(passt::endpoint()),
-        // It is just being created or removed.
-        _ if is_attached(&entry.dir) => by_cni().ok().flatten(),
-        _ => None,
-    }
-}
-
-/// Returns a container's network namespace.
-pub(in crate::cli) fn netns(entry: &Entry) -> Option<PathBuf> {
-    let options = CniOptions::new(&entry.dir, Path::new(RUN));
-    let netns = options.netns_dir.join(&entry.record.id);
-    is_attached(&entry.dir).then_some(netns)
-}
-
 #[cfg(test)]
 mod tests {
     use crate::sandbox::Route;
 
     use super::*;
-
-    #[test]
-    fn networks_are_read_as_they_are_written() {
-        for text in ["none", "nat", "user", "my-net"] {
-            let mode: NetworkMode = text.parse().unwrap();
-            assert_eq!(mode.to_string(), text);
-        }
-        assert!("host".parse::<NetworkMode>().is_err());
-        assert!("".parse::<NetworkMode>().is_err());
-    }
 
     #[test]
     fn a_snapshots_machine_has_a_card_or_has_not() {
@@ -649,14 +507,5 @@ mod tests {
         attached.network.routes.pop();
         args.add_hosts(&mut attached).unwrap();
         assert_eq!(attached.etc_hosts, b"10.0.0.1\thost\nfd00::1\thost\n");
-    }
-
-    #[tokio::test]
-    async fn what_was_never_made_is_taken_away_at_once() {
-        let dir = tempfile::tempdir().unwrap();
-        detach(dir.path(), &super::super::record::sample("a", "x"))
-            .await
-            .unwrap();
-        assert!(!is_attached(dir.path()));
     }
 }

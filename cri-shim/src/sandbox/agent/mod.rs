@@ -4,6 +4,8 @@
 //! Data from the guest is checked here and is not trusted: a container may have taken the guest
 //! over.
 
+#[cfg(test)]
+mod clock_tests;
 mod link;
 mod message;
 

@@ -11,6 +11,9 @@ use serde::{Deserialize, Serialize};
 
 use super::{CgroupError, write};
 
+/// The controller of the limits.
+const CONTROLLER: &str = "io";
+
 /// The kernel's directories of block devices, by their numbers.
 const BLOCK_DEVICES: &str = "/sys/dev/block";
 
@@ -59,7 +62,7 @@ pub enum IoLimitError {
         /// Its disk.
         disk: PathBuf,
     },
-    /// The sandbox was to have no control group.
+    /// The sandbox was to have no control group: see `cgroup_parent` of its configuration.
     #[error("cannot limit the sandbox's I/O without a control group of its own")]
     NoGroup,
     /// The control group with the limits cannot be made.
@@ -101,12 +104,14 @@ impl fmt::Display for IoMax {
     }
 }
 
-/// Checks that the devices are there and that the kernel can limit their I/O.
+/// Checks that the devices are there and that the kernel can limit their I/O. Returns the limits,
+/// one for each device, by the first of its paths: of several of the same kind, the last one counts.
 ///
 /// # Errors
-/// [`IoLimitError`] for one that is not, or that cannot.
-pub fn check_io_limits(limits: &[IoLimit]) -> Result<(), IoLimitError> {
-    resolve(limits).map(drop)
+/// [`IoLimitError`] for a device that is not there, or that the kernel cannot limit.
+pub fn merge_io_limits(limits: &[IoLimit]) -> Result<Vec<IoLimit>, IoLimitError> {
+    let lines = resolve(limits)?;
+    Ok(lines.into_iter().map(|line| line.limit).collect())
 }
 
 /// Finds the devices. One may have several paths; the last limit of each kind is that of the
@@ -171,12 +176,16 @@ fn add(lines: &mut Vec<IoMax>, major: u32, minor: u32, limit: &IoLimit) {
     }
 }
 
-/// Sets the limits of a new group. The kernel takes one device with each write.
-pub(super) fn set_io_limits(group: &Path, lines: &[IoMax]) -> Result<(), CgroupError> {
+/// Sets the limits of a new group in the hierarchy at `root`. The kernel takes one device with each
+/// write.
+pub(super) fn set_io_limits(root: &Path, group: &Path, lines: &[IoMax]) -> Result<(), CgroupError> {
     let path = group.join("io.max");
     for line in lines {
         let line = line.to_string();
         write(&path, &line).map_err(|error| match error {
+            CgroupError::Step { source, .. } if source.kind() == io::ErrorKind::NotFound => {
+                without_file(root, group)
+            }
             CgroupError::Step { path, source, .. } => CgroupError::Value {
                 value: line,
                 path,
@@ -186,6 +195,28 @@ pub(super) fn set_io_limits(group: &Path, lines: &[IoMax]) -> Result<(), CgroupE
         })?;
     }
     Ok(())
+}
+
+/// Returns why a group has no `io.max`.
+fn without_file(root: &Path, group: &Path) -> CgroupError {
+    let lists = |dir: &Path, file: &str| {
+        let list = fs::read_to_string(dir.join(file)).unwrap_or_default();
+        list.split_whitespace().any(|name| name == CONTROLLER)
+    };
+    if !lists(root, "cgroup.controllers") {
+        return CgroupError::NoController(CONTROLLER);
+    }
+    let above = group.ancestors().skip(1);
+    let above = above.take_while(|group| group.starts_with(root));
+    // The uppermost one: the groups below it cannot enable the controller.
+    let disabling = above.filter(|group| !lists(group, "cgroup.subtree_control"));
+    match disabling.last() {
+        Some(group) => CgroupError::NotEnabled {
+            controller: CONTROLLER,
+            group: group.to_owned(),
+        },
+        None => CgroupError::NoFile(group.join("io.max")),
+    }
 }
 
 #[cfg(test)]
@@ -262,15 +293,18 @@ mod tests {
             ("/etc", "no block device"),
             ("/dev/no-such-disk", "/dev/no-such-disk"),
         ] {
-            let error = check_io_limits(&[limit(path)]).unwrap_err().to_string();
+            let error = merge_io_limits(&[limit(path)]).unwrap_err().to_string();
             assert!(error.contains(word) && error.contains(path), "{error}");
         }
-        check_io_limits(&[]).unwrap();
+        assert_eq!(merge_io_limits(&[]).unwrap(), []);
     }
 
     #[test]
-    fn a_group_without_the_file_cannot_limit_io_and_the_error_has_the_line() {
-        let group = tempfile::tempdir().unwrap();
+    fn a_group_that_cannot_limit_io_has_an_error_that_says_why() {
+        let root = tempfile::tempdir().unwrap();
+        let root = root.path();
+        let group = root.join("parent/id");
+        fs::create_dir_all(&group).unwrap();
         let line = IoMax {
             major: 8,
             minor: 0,
@@ -279,14 +313,34 @@ mod tests {
                 ..IoLimit::default()
             },
         };
-        let error = set_io_limits(group.path(), std::slice::from_ref(&line)).unwrap_err();
-        let text = error.to_string();
+        let set = || set_io_limits(root, &group, std::slice::from_ref(&line));
+        let refused = || set().unwrap_err();
+        let list = |file: &str, text: &str| fs::write(root.join(file), text).unwrap();
+
+        assert!(matches!(refused(), CgroupError::NoController("io")));
+        list("cgroup.controllers", "cpu iota memory\n");
+        assert!(matches!(refused(), CgroupError::NoController("io")));
+        list("cgroup.controllers", "cpu io memory\n");
+        let disabling = || match refused() {
+            CgroupError::NotEnabled { controller, group } => (controller, group),
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(disabling(), ("io", root.to_owned()));
+        list("cgroup.subtree_control", "io\n");
+        assert_eq!(disabling(), ("io", root.join("parent")));
+        list("parent/cgroup.subtree_control", "cpu io\n");
+        let path = group.join("io.max");
+        assert!(matches!(refused(), CgroupError::NoFile(file) if file == path));
+        assert!(!path.exists());
+
+        fs::create_dir(&path).unwrap();
+        let text = refused().to_string();
         assert!(text.contains("8:0 rbps=1 wbps=max"), "{text}");
         assert!(text.contains("io.max"), "{text}");
-        assert!(!group.path().join("io.max").exists());
-        fs::write(group.path().join("io.max"), "").unwrap();
-        set_io_limits(group.path(), &[line]).unwrap();
-        let text = fs::read_to_string(group.path().join("io.max")).unwrap();
+        fs::remove_dir(&path).unwrap();
+        fs::write(&path, "").unwrap();
+        set().unwrap();
+        let text = fs::read_to_string(&path).unwrap();
         assert_eq!(text, "8:0 rbps=1 wbps=max riops=max wiops=max");
     }
 }

@@ -82,6 +82,62 @@ impl Cause {
     }
 }
 
+/// What the decision about a machine's end needs to know, and can do.
+trait EndOfMachine {
+    /// Waits until it is known how the machine has ended.
+    fn exit(&self) -> impl Future<Output = SandboxExit>;
+    /// The guest no longer runs: [`Self::exit`] will be known soon.
+    fn has_stopped(&self) -> bool;
+    /// Returns when a call has found that the guest's agent is lost.
+    fn lost(&self) -> impl Future<Output = ()>;
+    /// Counters that say which side ended the connection to the agent.
+    fn counters(&self) -> Vec<(&'static str, u64)>;
+    /// Asks the guest to power itself off, without waiting for its answer.
+    fn ask_to_stop(&self);
+    /// Powers the machine off.
+    fn kill(&self);
+}
+
+/// The machine of this process.
+struct OwnMachine<'a> {
+    sandbox: &'a Arc<Sandbox>,
+    containers: &'a Arc<Containers>,
+}
+
+impl EndOfMachine for OwnMachine<'_> {
+    async fn exit(&self) -> SandboxExit {
+        self.sandbox.machine().ended().await.into()
+    }
+
+    fn has_stopped(&self) -> bool {
+        *self.sandbox.machine().stopped().borrow()
+    }
+
+    async fn lost(&self) {
+        self.sandbox.agent().lost().await;
+    }
+
+    fn counters(&self) -> Vec<(&'static str, u64)> {
+        self.sandbox.machine().vsock_counters()
+    }
+
+    fn ask_to_stop(&self) {
+        let (sandbox, containers) = (Arc::clone(self.sandbox), Arc::clone(self.containers));
+        tokio::spawn(async move {
+            if containers.is_paused()
+                && let Err(error) = containers.resume().await
+            {
+                debug!(%error, "the guest stays paused");
+            }
+            sandbox.ask_to_stop().await;
+        });
+    }
+
+    fn kill(&self) {
+        self.sandbox.machine().kill();
+    }
+}
+
 /// Waits for the machine's end, and causes it if there is a reason; returns the exit, and the
 /// deadline of a requested end. A guest that leaves nothing on the host is powered off once it is
 /// not needed.
@@ -91,11 +147,21 @@ pub(super) async fn ended(
     shutdowns: &mut mpsc::UnboundedReceiver<Shutdown>,
     leaves_nothing: bool,
 ) -> (SandboxExit, Option<Instant>) {
+    let machine = OwnMachine {
+        sandbox,
+        containers,
+    };
+    end_of(&machine, shutdowns, leaves_nothing).await
+}
+
+async fn end_of(
+    machine: &impl EndOfMachine,
+    shutdowns: &mut mpsc::UnboundedReceiver<Shutdown>,
+    leaves_nothing: bool,
+) -> (SandboxExit, Option<Instant>) {
     let mut deadline: Option<Instant> = None;
     let mut asked_by: Option<Instant> = None;
     let mut lost_at: Option<Instant> = None;
-    let machine = sandbox.machine();
-    let stopped = machine.stopped();
     loop {
         let kill_at = deadline.unwrap_or_else(Instant::now);
         let ends_by = lost_at.map_or_else(Instant::now, |at| at + LOST_GUEST_TIMEOUT);
@@ -103,17 +169,16 @@ pub(super) async fn ended(
             // After the host stood still for a moment, several branches may be ready at the same
             // time.
             biased;
-            exit = machine.ended() => return (exit.into(), asked_by),
-            () = sandbox.agent().lost(), if lost_at.is_none() => {
+            exit = machine.exit() => return (exit, asked_by),
+            () = machine.lost(), if lost_at.is_none() => {
                 if deadline.is_none() {
-                    // They show which side ended the connection.
-                    warn!(vsock = ?machine.vsock_counters(), "lost the guest's agent");
+                    warn!(vsock = ?machine.counters(), "lost the guest's agent");
                 }
                 lost_at = Some(Instant::now());
             }
             () = sleep_until(ends_by), if lost_at.is_some() => {
-                if *stopped.borrow() {
-                    return (machine.ended().await.into(), asked_by);
+                if machine.has_stopped() {
+                    return (machine.exit().await, asked_by);
                 }
                 warn!("lost the guest's agent; killing the machine");
                 machine.kill();
@@ -134,19 +199,13 @@ pub(super) async fn ended(
                 }
                 if deadline.is_none() {
                     info!(?grace, "the guest is asked to stop");
-                    let (sandbox, containers) = (Arc::clone(sandbox), Arc::clone(containers));
-                    tokio::spawn(async move {
-                        if containers.is_paused() && let Err(error) = containers.resume().await {
-                            debug!(%error, "the guest stays paused");
-                        }
-                        sandbox.ask_to_stop().await;
-                    });
+                    machine.ask_to_stop();
                 }
                 deadline = earlier(deadline, grace);
             }
             () = sleep_until(kill_at), if deadline.is_some() => {
-                if *stopped.borrow() {
-                    return (machine.ended().await.into(), asked_by);
+                if machine.has_stopped() {
+                    return (machine.exit().await, asked_by);
                 }
                 warn!("the guest did not stop within its grace period and is killed");
                 machine.kill();
@@ -217,7 +276,176 @@ pub(super) async fn leave(
 
 #[cfg(test)]
 mod tests {
+    use std::cell::RefCell;
+
     use super::*;
+
+    /// A machine whose guest ignores the request to stop.
+    struct Deaf {
+        /// What was done to it, and when.
+        calls: RefCell<Vec<(&'static str, Duration)>>,
+        begin: Instant,
+        /// The agent is lost at that time.
+        lost_after: Option<Duration>,
+        /// The guest has stopped, and how is known at that time.
+        stopped: Option<Duration>,
+    }
+
+    impl Deaf {
+        fn new() -> Self {
+            Self {
+                calls: RefCell::default(),
+                begin: Instant::now(),
+                lost_after: None,
+                stopped: None,
+            }
+        }
+
+        fn called(&self, what: &'static str) {
+            self.calls.borrow_mut().push((what, self.begin.elapsed()));
+        }
+    }
+
+    impl EndOfMachine for Deaf {
+        async fn exit(&self) -> SandboxExit {
+            match self.stopped {
+                Some(after) => sleep_until(self.begin + after).await,
+                None => pending().await,
+            }
+            SandboxExit::Reset
+        }
+
+        fn has_stopped(&self) -> bool {
+            self.stopped.is_some()
+        }
+
+        async fn lost(&self) {
+            match self.lost_after {
+                Some(after) => sleep_until(self.begin + after).await,
+                None => pending().await,
+            }
+        }
+
+        fn counters(&self) -> Vec<(&'static str, u64)> {
+            Vec::new()
+        }
+
+        fn ask_to_stop(&self) {
+            self.called("ask");
+        }
+
+        fn kill(&self) {
+            self.called("kill");
+        }
+    }
+
+    /// Times have steps of a millisecond.
+    const STEP: Duration = Duration::from_millis(2);
+
+    /// Checks what was done to a machine, and when.
+    fn assert_calls(machine: &Deaf, expected: &[(&str, Duration)]) {
+        let calls = machine.calls.borrow();
+        let is_as_expected = calls.len() == expected.len()
+            && calls
+                .iter()
+                .zip(expected)
+                .all(|((what, at), (due, by))| what == due && (*by..=*by + STEP).contains(at));
+        assert!(is_as_expected, "{calls:?} is not {expected:?}");
+    }
+
+    const GRACE: Duration = Duration::from_secs(30);
+
+    #[tokio::test(start_paused = true)]
+    async fn a_guest_that_ignores_the_request_to_stop_is_killed_when_its_grace_period_is_over() {
+        let machine = Deaf::new();
+        let (asks, mut shutdowns) = mpsc::unbounded_channel();
+        asks.send(Shutdown::Within(GRACE)).unwrap();
+        let (exit, asked_by) = end_of(&machine, &mut shutdowns, false).await;
+        assert_eq!(exit, SandboxExit::Killed);
+        assert_eq!(asked_by, Some(machine.begin + GRACE));
+        assert_calls(&machine, &[("ask", Duration::ZERO), ("kill", GRACE)]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_earliest_of_several_deadlines_counts_and_the_guest_is_asked_once() {
+        let machine = Deaf::new();
+        let (asks, mut shutdowns) = mpsc::unbounded_channel();
+        asks.send(Shutdown::Within(4 * GRACE)).unwrap();
+        let more = async {
+            for grace in [GRACE, 9 * GRACE] {
+                sleep_until(Instant::now() + GRACE).await;
+                asks.send(Shutdown::Within(grace)).unwrap();
+            }
+            pending().await
+        };
+        let (exit, asked_by) = tokio::select! {
+            biased;
+            end = end_of(&machine, &mut shutdowns, false) => end,
+            () = more => unreachable!(),
+        };
+        assert_eq!(exit, SandboxExit::Killed);
+        let due = asked_by.unwrap() - machine.begin;
+        assert!((2 * GRACE..=2 * GRACE + STEP).contains(&due), "{due:?}");
+        assert_calls(&machine, &[("ask", Duration::ZERO), ("kill", 2 * GRACE)]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_guest_that_is_done_is_killed_when_it_does_not_power_itself_off() {
+        for (leaves_nothing, exit, calls) in [
+            (
+                false,
+                SandboxExit::Killed,
+                &[("ask", Duration::ZERO), ("kill", POWER_OFF_TIMEOUT)][..],
+            ),
+            (true, SandboxExit::PoweredOff, &[("kill", Duration::ZERO)]),
+        ] {
+            let machine = Deaf::new();
+            let (asks, mut shutdowns) = mpsc::unbounded_channel();
+            asks.send(Shutdown::Done).unwrap();
+            let ended = end_of(&machine, &mut shutdowns, leaves_nothing).await;
+            assert_eq!(ended, (exit, None));
+            assert_calls(&machine, calls);
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_machine_whose_agent_is_lost_is_killed_when_it_does_not_end() {
+        let machine = Deaf {
+            lost_after: Some(GRACE),
+            ..Deaf::new()
+        };
+        let (_asks, mut shutdowns) = mpsc::unbounded_channel();
+        let (exit, asked_by) = end_of(&machine, &mut shutdowns, false).await;
+        assert!(
+            matches!(&exit, SandboxExit::Failed(why) if why.contains("lost")),
+            "{exit:?}"
+        );
+        assert_eq!(asked_by, None);
+        assert_calls(&machine, &[("kill", GRACE + LOST_GUEST_TIMEOUT)]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn how_a_guest_ended_that_stopped_in_time_is_waited_for() {
+        for asked in [true, false] {
+            let machine = Deaf {
+                lost_after: (!asked).then_some(Duration::ZERO),
+                stopped: Some(Duration::from_secs(3600)),
+                ..Deaf::new()
+            };
+            let (asks, mut shutdowns) = mpsc::unbounded_channel();
+            if asked {
+                asks.send(Shutdown::Within(GRACE)).unwrap();
+            }
+            let (exit, _) = end_of(&machine, &mut shutdowns, false).await;
+            assert_eq!(exit, SandboxExit::Reset);
+            let asks: &[_] = if asked {
+                &[("ask", Duration::ZERO)]
+            } else {
+                &[]
+            };
+            assert_calls(&machine, asks);
+        }
+    }
 
     #[tokio::test(start_paused = true)]
     async fn readers_have_as_long_as_nobody_asks_for_the_end_and_then_what_time_he_gives() {

@@ -1,9 +1,11 @@
 //! How a sandbox ended.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::path::PathBuf;
 
-use serde::{Deserialize, Serialize};
+use serde::de::{Error as _, IgnoredAny};
+use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::machine::{KernelPanic, MachineExit};
 use crate::sandbox::error::printable;
@@ -32,6 +34,29 @@ pub enum SandboxExit {
         /// the host itself was out of memory, or it is unknown.
         group: Option<PathBuf>,
     },
+    /// Another way, which only a newer podvisor knows: its name there. The process of a sandbox may
+    /// be of a newer version than who asks, and its record is left for any.
+    #[serde(untagged, deserialize_with = "unknown_name")]
+    Unknown(String),
+}
+
+/// Reads the name of an unknown variant, whose fields are ignored.
+fn unknown_name<'de, D: Deserializer<'de>>(exit: D) -> Result<String, D::Error> {
+    /// A variant, without or with fields.
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum Variant {
+        Name(String),
+        Fields(BTreeMap<String, IgnoredAny>),
+    }
+    match Variant::deserialize(exit)? {
+        Variant::Name(name) => Ok(name),
+        Variant::Fields(variant) => {
+            let mut names = variant.into_keys();
+            let name = names.next().filter(|_| names.len() == 0);
+            name.ok_or_else(|| D::Error::custom("expected one way to end"))
+        }
+    }
 }
 
 impl fmt::Display for SandboxExit {
@@ -54,6 +79,10 @@ impl fmt::Display for SandboxExit {
                     None => f.write_str("memory ran out"),
                 }
             }
+            Self::Unknown(name) => write!(
+                f,
+                "the machine ended in a way that this version of podvisor does not know: {name}"
+            ),
         }
     }
 }
@@ -72,6 +101,7 @@ impl SandboxExit {
             Self::OutOfMemory { group } => Self::OutOfMemory {
                 group: group.map(|group| printable(&group.to_string_lossy(), MAX_SHOWN).into()),
             },
+            Self::Unknown(name) => Self::Unknown(printable(&name, MAX_SHOWN)),
             exit => exit,
         }
     }
