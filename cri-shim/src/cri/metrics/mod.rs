@@ -2,9 +2,8 @@
 //! runtime.
 //!
 //! As critest requires, each described metric has a value for each running container: what a guest
-//! does not have (swap) is 0. Only those of [`pressure`] are omitted if the guest's kernel does not
-//! count it. cAdvisor's metrics of load and of tasks by their state are left out: in a kubelet they
-//! were always 0, and Kubernetes 1.37 removed them.
+//! does not have (swap) or does not count (load) is 0. Only those of [`pressure`] are omitted if
+//! the guest's kernel does not count it.
 
 mod pressure;
 
@@ -106,6 +105,7 @@ const fn labelled(
     ContainerMetric { labels, ..metric }
 }
 
+const TASKS_HELP: &str = "Threads by what they do; waits for disks are among `uninterruptible`";
 const BLKIO_HELP: &str = "Bytes that disks moved, by direction";
 
 const OF_CONTAINERS: &[ContainerMetric] = &[
@@ -126,6 +126,11 @@ const OF_CONTAINERS: &[ContainerMetric] = &[
         "container_cpu_system_seconds_total",
         "CPU time used by the kernel for programs, in seconds",
         |s| s.figures.cpu_system_us / SECOND_US,
+    ),
+    gauge(
+        "container_cpu_load_average_10s",
+        "CPU load of the last 10 seconds; 0, nobody counts it",
+        |_| 0,
     ),
     counter(
         "container_cpu_cfs_periods_total",
@@ -243,6 +248,34 @@ const OF_CONTAINERS: &[ContainerMetric] = &[
         "container_threads_max",
         "Most threads; 0 is no limit",
         |s| s.figures.pids_limit,
+    ),
+    labelled(
+        &[("state", "sleeping")],
+        gauge("container_tasks_state", TASKS_HELP, |s| {
+            s.figures.tasks_sleeping
+        }),
+    ),
+    labelled(
+        &[("state", "running")],
+        gauge("container_tasks_state", TASKS_HELP, |s| {
+            s.figures.tasks_running
+        }),
+    ),
+    labelled(
+        &[("state", "stopped")],
+        gauge("container_tasks_state", TASKS_HELP, |s| {
+            s.figures.tasks_stopped
+        }),
+    ),
+    labelled(
+        &[("state", "uninterruptible")],
+        gauge("container_tasks_state", TASKS_HELP, |s| {
+            s.figures.tasks_uninterruptible
+        }),
+    ),
+    labelled(
+        &[("state", "iowaiting")],
+        gauge("container_tasks_state", TASKS_HELP, |_| 0),
     ),
     gauge("container_file_descriptors", "Open descriptors", |s| {
         s.figures.descriptors
