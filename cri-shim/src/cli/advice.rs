@@ -76,7 +76,7 @@ fn for_sandbox(error: &SandboxError, has_console: bool) -> Option<String> {
             let refused = !jail::can_change_identity() && jail::try_user_namespaces().is_err();
             for_jail(refused.then(jail::user_namespaces_remedy))
         }
-        SandboxError::Launch(_) | SandboxError::Gone { .. } => format!(
+        SandboxError::Launch(_) | SandboxError::Panicked(_) | SandboxError::Gone { .. } => format!(
             "`podvisor check` says whether this machine can run guests; if it can, {read} how far \
              the guest came"
         ),

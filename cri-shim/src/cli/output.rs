@@ -8,7 +8,7 @@ use anyhow::Context as _;
 use clap::Args;
 
 use super::advice;
-use crate::sandbox::{SandboxExit, write_to};
+use crate::sandbox::write_to;
 
 /// Maximum length of an error, in characters: parts of it may come from a registry or a guest.
 const ERROR_MAX: usize = 2000;
@@ -29,9 +29,9 @@ pub(super) fn notice(text: &str) {
 }
 
 /// Prints the last messages of a guest's kernel.
-pub(super) fn notice_kernel_log(exit: &SandboxExit) {
+pub(super) fn notice_kernel_log(log: &[String]) {
     let mut stderr = io::stderr().lock();
-    for line in exit.kernel_log() {
+    for line in log {
         // There is nowhere left to report that stderr is closed.
         let _ = writeln!(stderr, "guest: {line}");
     }

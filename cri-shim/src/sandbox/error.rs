@@ -14,7 +14,7 @@ use super::spec::SpecError;
 use super::stdio::StdioError;
 use super::types::SandboxExit;
 use super::wire::FrameError;
-use crate::machine::{AssetError, MachineError, MachineExit};
+use crate::machine::{AssetError, KernelPanic, MachineError, MachineExit};
 
 /// The reason why a request was refused, for programs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -145,6 +145,9 @@ pub enum SandboxError {
     /// The process ended before its guest was up.
     #[error("the sandbox's process failed while starting: {0}")]
     Launch(String),
+    /// The guest's kernel panicked before the guest was up.
+    #[error("the sandbox's process failed while starting: the guest ended by a kernel panic: {0}")]
+    Panicked(KernelPanic),
     /// The process ended before its guest was up: the host does not let it enter its jail.
     #[error("the sandbox's process failed while starting: {0}")]
     JailRefused(String),
@@ -238,6 +241,16 @@ impl SandboxError {
     #[must_use]
     pub fn is_gone(&self) -> bool {
         matches!(self, Self::Gone { .. } | Self::Ended(_))
+    }
+
+    /// How the guest's kernel panicked, if it is what went wrong.
+    #[must_use]
+    pub fn panic(&self) -> Option<&KernelPanic> {
+        match self {
+            Self::Panicked(panic) | Self::Ended(MachineExit::Panicked(panic)) => Some(panic),
+            Self::Clone(error) => error.panic(),
+            _ => None,
+        }
     }
 
     /// Whether the guest could not be reached, for example because it is just ending.

@@ -276,6 +276,13 @@ impl Launching {
                 ..
             }) => Err(SandboxError::JailRefused(printable(&why, MAX_STDERR_TAIL))),
             Some(LaunchReply {
+                panic: Some(panic), ..
+            }) => {
+                let panic = panic.map(printable);
+                info!(id = self.id, log = ?panic.log(), "the guest's kernel panicked");
+                Err(SandboxError::Panicked(panic))
+            }
+            Some(LaunchReply {
                 failed: Some(why), ..
             }) => Err(SandboxError::Launch(printable(&why, MAX_STDERR_TAIL))),
             None => Err(self.failed().await),

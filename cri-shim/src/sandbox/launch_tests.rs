@@ -98,8 +98,8 @@ async fn keeps_template(what: &str) -> bool {
 /// A process that sends `reply`, and stays until it is killed.
 fn answers(reply: &LaunchReply) -> String {
     let reply = serde_json::to_string(reply).unwrap();
-    let length = u8::try_from(reply.len()).unwrap();
-    format!("printf '\\{length:o}\\0\\0\\0%s' '{reply}' >&0; exec /bin/cat > /dev/null")
+    let [low, high] = u16::try_from(reply.len()).unwrap().to_le_bytes();
+    format!("printf '\\{low:o}\\{high:o}\\0\\0%s' '{reply}' >&0; exec /bin/cat > /dev/null")
 }
 
 fn failed() -> LaunchReply {
@@ -107,6 +107,23 @@ fn failed() -> LaunchReply {
         failed: Some("why".to_owned()),
         ..LaunchReply::default()
     }
+}
+
+#[tokio::test]
+async fn a_kernel_that_panics_at_the_start_is_reported_with_its_last_messages() {
+    let dir = tempfile::tempdir().unwrap();
+    let panic = r#"{"message": "no init", "log": ["clock\u001b", "Kernel panic - no init"]}"#;
+    let reply = LaunchReply {
+        panic: Some(serde_json::from_str(panic).unwrap()),
+        ..failed()
+    };
+    let (program, config) = program(dir.path(), &answers(&reply));
+    let launching = Launching::begin_program(&program, config).await.unwrap();
+    let error = launching.finish(GuestNetwork::default()).await.unwrap_err();
+    let text = error.to_string();
+    assert!(text.ends_with("kernel panic: no init"), "{text}");
+    let log = error.panic().unwrap().log();
+    assert_eq!(log, ["clock ", "Kernel panic - no init"]);
 }
 
 #[tokio::test]

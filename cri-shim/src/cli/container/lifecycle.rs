@@ -306,7 +306,7 @@ pub(in crate::cli) fn unpause(globals: &Globals, args: &NamesArgs) -> anyhow::Re
 fn tell_why(entry: &Entry, machine: &SandboxExit) {
     if has_failed(machine) {
         crate::cli::notice(&format!("container {}: {machine}", entry.record.name));
-        crate::cli::notice_kernel_log(machine);
+        crate::cli::notice_kernel_log(machine.kernel_log());
     }
 }
 

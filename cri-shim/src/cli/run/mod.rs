@@ -28,6 +28,7 @@ use super::progress::Progress;
 use super::pull::{Pulled, pull};
 use super::signals::{Signals, exit_code_of};
 use super::{Globals, advice, terminal};
+use crate::machine::KernelPanic;
 use crate::sandbox::{EventAction, SandboxClient, SandboxError, SandboxExit};
 use crate::signal::SIGKILL;
 use args::Pull;
@@ -267,7 +268,7 @@ impl Run<'_> {
                 };
                 if has_failed(&machine) && is_killed(exit) {
                     super::notice(&format!("{machine}, and the program was killed with it"));
-                    super::notice_kernel_log(&machine);
+                    super::notice_kernel_log(machine.kernel_log());
                 }
                 return Ok(true);
             }
@@ -404,10 +405,14 @@ async fn start(
     })
 }
 
-/// Adds advice to the error of a sandbox.
+/// Adds advice to the error of a sandbox. The last messages of a kernel that panicked come first.
 fn advised(args: &RunArgs, error: anyhow::Error) -> anyhow::Result<u8> {
     Err(match error.downcast::<SandboxError>() {
-        Ok(error) => advice::advised(error, args.keeps_console()),
+        Ok(error) => {
+            let log = error.panic().map_or(&[][..], KernelPanic::log);
+            super::notice_kernel_log(log);
+            advice::advised(error, args.keeps_console())
+        }
         Err(error) => error,
     })
 }

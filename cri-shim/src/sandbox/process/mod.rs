@@ -210,6 +210,7 @@ async fn begin(
                 failed: Some(causes(&error)),
                 is_jail: matches!(error, SandboxError::Jail(_)),
                 blames_template: matches!(error, SandboxError::Clone(_)),
+                panic: error.panic().cloned(),
                 ..LaunchReply::default()
             };
             reply(&launcher, failed).await;

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use oci_spec::runtime::{LinuxResources, Process, Spec};
 use serde::{Deserialize, Serialize};
 
-use crate::machine::{NicKind, UserRange};
+use crate::machine::{KernelPanic, NicKind, UserRange};
 use crate::sandbox::error::RefusalKind;
 use crate::sandbox::types::{
     ContainerInfo, ContainerStats, ContainerUser, JailMode, ProcessExit, RestartPolicy,
@@ -356,6 +356,9 @@ pub(in crate::sandbox) struct LaunchReply {
     /// It failed because the clone of the template had no working guest.
     #[serde(default)]
     pub(in crate::sandbox) blames_template: bool,
+    /// It failed because the guest's kernel panicked.
+    #[serde(default)]
+    pub(in crate::sandbox) panic: Option<KernelPanic>,
     /// The names of the jail's layers that the host does not have.
     #[serde(default)]
     pub(in crate::sandbox) missing_layers: Vec<String>,
