@@ -147,7 +147,7 @@ fn advice(error: &CgroupError, is_root: bool) -> String {
              uses it as blkio: see the mounts of type cgroup in /proc/mounts; "
             .to_owned(),
         CgroupError::NotEnabled { controller, group } => format!(
-            "as root, `echo +{controller} >{}/cgroup.subtree_control` enables it, or says why not; ",
+            "as root, `echo +{controller} >{}/cgroup.subtree_control` enables it or says why not; ",
             group.display()
         ),
         CgroupError::NoFile(_) => "a kernel with CONFIG_BLK_DEV_THROTTLING has it; ".to_owned(),
@@ -158,15 +158,17 @@ fn advice(error: &CgroupError, is_root: bool) -> String {
             ) =>
         {
             match is_root {
-                true => "limits of I/O take control groups that can be written, which those of a \
-                         container seldom are; ",
+                true => {
+                    "limits of I/O take control groups that can be written, which those of a \
+                         container seldom are; "
+                }
                 false => "limits of I/O take root, who may make control groups; ",
             }
             .to_owned()
         }
         CgroupError::Value { .. } => {
-            "the kernel does not take this limit: see that the disk is still there, or give another \
-             rate; "
+            "the kernel does not take this limit: see that the disk is still there, or give \
+             another rate; "
                 .to_owned()
         }
         _ => String::new(),

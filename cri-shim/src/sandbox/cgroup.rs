@@ -77,7 +77,10 @@ pub enum CgroupError {
     #[error("{CGROUP_ROOT}/cgroup.controllers does not list the controller `{0}`")]
     NoController(&'static str),
     /// A group does not enable a controller for the groups below it, and cannot be made to.
-    #[error("{}/cgroup.subtree_control does not enable the controller `{controller}`", .group.display())]
+    #[error(
+        "{}/cgroup.subtree_control does not enable the controller `{controller}`",
+        .group.display()
+    )]
     NotEnabled {
         /// The controller.
         controller: &'static str,

@@ -155,9 +155,8 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let read_with = |exit: &str| {
             let program = r#"{"code": 3, "exited_at_ns": 2, "oom_killed": false, "later": 1}"#;
-            let container = format!(
-                r#"{{"id": "c", "state": "Exited", "pid": 1, "started_at_ns": 1, "exit": {program}}}"#
-            );
+            let state = r#""state": "Exited", "pid": 1, "started_at_ns": 1"#;
+            let container = format!(r#"{{"id": "c", {state}, "exit": {program}}}"#);
             let text = format!(r#"{{"exit": {exit}, "containers": [{container}], "later": []}}"#);
             fs::write(dir.path().join(NAME), text).unwrap();
             read(dir.path())

@@ -105,7 +105,8 @@ impl fmt::Display for IoMax {
 }
 
 /// Checks that the devices are there and that the kernel can limit their I/O. Returns the limits,
-/// one for each device, by the first of its paths: of several of the same kind, the last one counts.
+/// one for each device, by the first of its paths. Of several of the same kind, the last one
+/// counts.
 ///
 /// # Errors
 /// [`IoLimitError`] for a device that is not there, or that the kernel cannot limit.

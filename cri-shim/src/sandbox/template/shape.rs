@@ -25,7 +25,7 @@ use crate::sandbox::types::LaunchConfig;
 /// The log of a process that creates a template.
 const LOG: &str = "template.log";
 
-/// The machine that a template is a snapshot of. In the arguments of `podvisor template` it is JSON.
+/// The machine that a template is a snapshot of. `podvisor template` is told it in JSON.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Shape {
