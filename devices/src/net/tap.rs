@@ -64,6 +64,8 @@ pub struct Tap {
     fd: OwnedFd,
     /// What its kernel can do.
     offloads: Offloads,
+    /// A filter was set once.
+    is_filtered: bool,
 }
 
 impl Tap {
@@ -119,13 +121,14 @@ impl Tap {
         let mut tap = Self {
             fd,
             offloads: Offloads::ALL,
+            is_filtered: false,
         };
         // Linux before 6.2 knows no segments of UDP.
         tap.offloads.uso = tap.offload(libc::TUN_F_CSUM | USO).is_ok();
         tap.offload(0).map_err(setup("TUNSETOFFLOAD"))?;
-        // An interface that exists longer than its users keeps the last one's filter.
-        tap.filter(&ReceiveFilter::All)
-            .map_err(setup("TUNSETTXFILTER"))?;
+        // An interface that exists longer than its users keeps the last one's filter. One without
+        // filters, as those of macvtap, refuses this.
+        let _ = tap.filter(&ReceiveFilter::All);
         let flags = rustix::fs::fcntl_getfl(&tap.fd)
             .and_then(|flags| {
                 rustix::fs::fcntl_setfl(&tap.fd, flags | rustix::fs::OFlags::NONBLOCK)
@@ -246,7 +249,17 @@ impl Nic for Tap {
     }
 
     fn set_filter(&mut self, filter: &ReceiveFilter) -> io::Result<()> {
+        self.is_filtered |= *filter != ReceiveFilter::All;
         self.filter(filter)
+    }
+}
+
+impl Drop for Tap {
+    /// The interface may have another user next, who knows nothing of the guest's filter.
+    fn drop(&mut self) {
+        if self.is_filtered {
+            let _ = self.filter(&ReceiveFilter::All);
+        }
     }
 }
 

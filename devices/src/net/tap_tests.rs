@@ -541,10 +541,25 @@ fn an_interface_that_stays_loses_the_filter_of_its_last_user() {
         // SAFETY: TUNSETPERSIST takes its argument by value.
         check(unsafe { libc::ioctl(tap.as_raw_fd(), libc::TUNSETPERSIST, 1) }).unwrap();
         let foreign = [2, 0, 0, 0, 2, 0];
+        let next_user = tap.try_clone().unwrap();
         let mut card = Card::over(tap);
         card.promiscuous(false);
         assert!(!card.gets(foreign));
+        let host = card.host.try_clone().unwrap();
         drop(card);
-        assert!(Card::new().gets(foreign));
+        let mut frame = frame(60, 7);
+        frame[..6].copy_from_slice(&foreign);
+        rustix::io::write(&host, &frame).unwrap();
+        let mut got = [0; 2048];
+        // Others are of the kernel itself; without the frame, there is an error at the end.
+        while {
+            let len = rustix::io::read(&next_user, &mut got).unwrap();
+            !got[..len].ends_with(&frame)
+        } {}
+        // A killed process leaves its filter, which the next card does not keep.
+        let mut card = Card::over(next_user.try_clone().unwrap());
+        card.promiscuous(false);
+        std::mem::forget(card);
+        assert!(Card::over(next_user).gets(foreign));
     });
 }
