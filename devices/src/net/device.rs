@@ -29,8 +29,8 @@ use crate::virtio::{
 /// Bytes of commands, and descriptors counted as bytes, before the event loop gets control back.
 const CONTROL_BUDGET: usize = 64 << 10;
 
-/// How often drivers may change the offloads of the backend, and its filter: each change makes the
-/// host wait for a lock that its whole network stack shares.
+/// How often drivers may change the offloads of the backend, and as often its filter: each change
+/// makes the host wait for a lock that its whole network stack shares.
 const BACKEND_CHANGES: Rate = Rate {
     per_second: 1,
     burst: 16,
@@ -315,11 +315,12 @@ impl NetDevice {
                     return;
                 }
             } else {
-                // Set when the device is woken up by a frame, wanted or not.
+                // Set when the device is woken up by a frame, wanted or not; of vhost, by the next
+                // command.
                 self.refilter = true;
-            }
-            if self.passed == ReceiveFilter::All {
-                return;
+                if self.passed == ReceiveFilter::All {
+                    return;
+                }
             }
         }
         // Nothing more can be done about a refusal.
