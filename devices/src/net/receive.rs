@@ -271,10 +271,13 @@ impl Receiver {
         for chain in &self.chains {
             let len = chain.writable_len().saturating_sub(offset).min(missing);
             chain.append_writable_slices(mem, offset, len, slices)?;
+            if slices.len() > MAX_SLICES {
+                return Ok(false);
+            }
             missing = missing.saturating_sub(len);
             offset = 0;
         }
-        Ok(missing == 0 && slices.len() <= MAX_SLICES)
+        Ok(missing == 0)
     }
 
     /// Collects the memory after the header in the first chain; returns its length, or 0 if it is
