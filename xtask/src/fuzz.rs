@@ -99,7 +99,7 @@ fn build() -> Result<PathBuf> {
         .args(["--target", crate::guest::TRIPLE, "--target-dir"])
         .arg(&target)
         .env("RUSTFLAGS", FLAGS)
-        // The sanitizer comes with every compiler, but its flag is not a stable one.
+        // The sanitizer comes with rustup's compilers, but its flag is not a stable one.
         .env("RUSTC_BOOTSTRAP", "1")
         // Optimising each target as a whole would take longer than it saves.
         .env("CARGO_PROFILE_RELEASE_LTO", "off")
