@@ -91,14 +91,19 @@ pub(super) fn images(globals: &Globals, args: &PruneArgs) -> anyhow::Result<u8> 
         return Ok(0);
     }
     let mut images = RemovedView::default();
-    let pruned = prune_images(globals, args, &mut images);
+    let mut code = 0;
+    if let Err(error) = prune_images(globals, args, &mut images) {
+        // First, since stdout may be closed.
+        super::report(&error);
+        code = super::FAILURE;
+    }
     if args.shown.is_json() {
         super::print_json(&images)?;
     } else {
         super::print(&images.to_summary())?;
     }
     images.notice();
-    pruned.map(|()| 0)
+    Ok(code)
 }
 
 /// Removes images; `images` says what was removed, also if that fails in part.
