@@ -310,7 +310,7 @@ mod tests {
             (step(denied), true, "a container"),
             (step(ErrorKind::ReadOnlyFilesystem), true, "a container"),
             (value(denied), false, "take root"),
-            (value(ErrorKind::NotFound), true, "another rate"),
+            (value(ErrorKind::InvalidInput), true, "another rate"),
         ] {
             let advice = advice(&error, is_root);
             assert!(advice.contains(words), "{error}: {advice}");

@@ -429,7 +429,7 @@ impl Containers {
         self.is_paused.load(Ordering::Acquire)
     }
 
-    /// Sets the guest's clock, which drifts: also while the guest is paused, when it cannot be set.
+    /// Sets the guest's clock, which drifts. A paused guest's is set when the guest goes on.
     pub(super) async fn set_clock(&self) {
         if self.is_paused() {
             return;
