@@ -282,7 +282,7 @@ fn guest_program_is_started_again_as_its_policy_says() {
 }
 
 /// Prints the effects of the flags that change the specification.
-const FLAGS: &str = "echo $A-$B; cat /etc/hosts | grep db; ulimit -Sn; ulimit -Hn; id -G
+const FLAGS: &str = "echo $A-$B; grep 192.0.2 /etc/hosts; ulimit -Sn; ulimit -Hn; id -G
     grep -E ' /(data|tmp|dev/shm) ' /proc/mounts | cut -d' ' -f2-4; cat /proc/sys/vm/swappiness
     grep CapEff /proc/self/status; echo x >/tmp/x && echo x >/run/x && echo written
     echo x >/x || echo refused";
