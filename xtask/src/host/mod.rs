@@ -7,6 +7,7 @@
 //! user's view.
 
 mod build;
+mod qemu;
 mod run;
 
 use std::io::IsTerminal;

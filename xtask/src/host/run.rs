@@ -20,7 +20,8 @@ use signal_hook::consts::SIGWINCH;
 use signal_hook::iterator::Signals;
 
 use super::build::Image;
-use crate::process::{self, Group, RawTerminal, TempDir};
+use super::qemu;
+use crate::process::{Group, RawTerminal, TempDir};
 use crate::{cpio, paths};
 
 /// A host boots in 3 to 5 s; on a heavily loaded machine in a minute.
@@ -101,7 +102,7 @@ pub(crate) fn run(image: &Image, job: &Job) -> Result<HostExit> {
         }
     }
 
-    let mut command = process::tied("qemu-system-x86_64");
+    let mut command = qemu::command(job.icount);
     command
         .args(machine(image, job, dir, &initramfs, &streams))
         .stdin(Stdio::null())
