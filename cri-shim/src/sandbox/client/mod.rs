@@ -214,9 +214,10 @@ impl SandboxClient {
     /// # Which program
     /// Most programs want [`Self::launch_program`], which takes the path of podvisor's executable.
     /// This function starts the running executable again, with the arguments `sandbox ID`, and with
-    /// `template` to create [templates](LaunchConfig::templates): it has to be `podvisor`, or has
-    /// to handle these arguments as [`run_process`](super::run_process) (unsafe: it is called first
-    /// in `main`) and [`make_template`](super::make_template) do.
+    /// `template SHAPE DIRECTORY` (a [`Shape`](super::Shape) as JSON) to create
+    /// [templates](LaunchConfig::templates): it has to be `podvisor` of the same version, or has to
+    /// handle these arguments as [`run_process`](super::run_process) (unsafe: it is called first in
+    /// `main`) and [`make_template`](super::make_template) do.
     ///
     /// # Errors
     /// [`SandboxError`]; nothing runs then.
