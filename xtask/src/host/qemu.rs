@@ -1,4 +1,4 @@
-//! The emulator of the test host. Debian 12's QEMU 7.2 changes the flags of guests now and then
+//! The emulator of the test host. Guests panic on Debian 12's QEMU 7.2 now and then
 //! (docs/testing.md), so that of Debian's backports is downloaded and unpacked. Where it cannot be,
 //! the installed one has to do.
 
