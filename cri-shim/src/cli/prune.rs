@@ -62,10 +62,8 @@ pub(super) fn run(globals: &Globals, args: &PruneArgs) -> anyhow::Result<u8> {
     let root = globals.root()?;
     let mut view = PruneView::default();
     let mut code = 0;
-    let mut note = |done: anyhow::Result<bool>| match done {
-        Ok(true) => {}
-        Ok(false) => code = super::FAILURE,
-        Err(error) => {
+    let mut note = |done: anyhow::Result<()>| {
+        if let Err(error) = done {
             super::report(&error);
             code = super::FAILURE;
         }
@@ -74,7 +72,10 @@ pub(super) fn run(globals: &Globals, args: &PruneArgs) -> anyhow::Result<u8> {
         let containers = &mut view.containers;
         note(prune_containers(&root, args.unused_for(), containers));
     }
-    note(prune_images(globals, args, &mut view.images).map(|()| true));
+    note(prune_images(globals, args, &mut view.images));
+    if view.containers.has_failed {
+        code = super::FAILURE;
+    }
     if args.shown.is_json() {
         super::print_json(&view)?;
     } else {
@@ -171,13 +172,13 @@ impl RemovedContainers {
 }
 
 /// Removes containers and pods that ended at least that long ago, or all that have ended, and the
-/// remains of others. `removed` says what was removed, also if that fails in part; false if some
+/// remains of others. `removed` says what was removed, also if that fails in part, and whether some
 /// could not be removed, which was reported.
 fn prune_containers(
     root: &Path,
     ended_for: Option<Duration>,
     removed: &mut RemovedContainers,
-) -> anyhow::Result<bool> {
+) -> anyhow::Result<()> {
     let containers = Containers::open(root)?;
     let is_due = |ended: Option<SystemTime>| match ended_for {
         None => true,
@@ -211,7 +212,7 @@ fn prune_containers(
                 }
             }
         }
-        Ok(!removed.has_failed)
+        Ok(())
     })
 }
 

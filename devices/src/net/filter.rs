@@ -1,5 +1,5 @@
-//! Receive filters: the settings of a driver (§5.1.6.5.1, §5.1.6.5.2), and which frames follow from
-//! them. The backend applies them, so that they cost the device nothing per frame.
+//! Receive filters: the settings of a driver (§5.1.6.5.1, §5.1.6.5.2), and which frames follow
+//! from them. The backend applies them, so that they cost the device nothing per frame.
 
 use super::nic::MacAddress;
 
