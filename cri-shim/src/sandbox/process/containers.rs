@@ -40,8 +40,25 @@ const TERMINAL: TerminalSize = TerminalSize {
 /// reported.
 const RELEASE_TIMEOUT: Duration = Duration::from_secs(15);
 
-/// Delay between attempts to undo a creation that the guest is still working on.
-const CLEANUP_RETRY_DELAY: Duration = Duration::from_secs(1);
+/// Delays between attempts to undo a creation: each is twice the one before, up to the longest.
+#[derive(Debug)]
+struct RetryDelays(Duration);
+
+impl RetryDelays {
+    const FIRST: Duration = Duration::from_secs(1);
+    const LONGEST: Duration = Duration::from_secs(64);
+
+    fn next(&mut self) -> Duration {
+        let next = (2 * self.0).min(Self::LONGEST);
+        std::mem::replace(&mut self.0, next)
+    }
+}
+
+impl Default for RetryDelays {
+    fn default() -> Self {
+        Self(Self::FIRST)
+    }
+}
 
 /// The open files of a container to be created.
 #[derive(Debug)]
@@ -101,8 +118,9 @@ impl Containers {
                     this.entries.set(&id, Some(Entry::Unmaking));
                     let this = Arc::clone(this);
                     tokio::spawn(async move {
+                        let mut delays = RetryDelays::default();
                         while !this.is_unmade(&id).await {
-                            sleep(CLEANUP_RETRY_DELAY).await;
+                            sleep(delays.next()).await;
                         }
                         this.entries.set(&id, None);
                     });
@@ -113,14 +131,15 @@ impl Containers {
     }
 
     /// Undoes a partial creation: the agent must have removed its part before the disk is taken
-    /// away. False while the agent still creates the container, though its answer is no longer
-    /// waited for.
+    /// away. False if it has not, for example while it still creates the container, though its
+    /// answer is no longer waited for, or if it does not answer: until it does, the container's
+    /// disks are in use.
     async fn is_unmade(&self, id: &str) -> bool {
         let forgotten = self.forget(id).await;
         if let Err(error) = &forgotten {
             debug!(container = id, %error, "cannot delete what was half made");
         }
-        !forgotten.is_err_and(|error| error.kind() == Some(RefusalKind::WrongState))
+        forgotten.is_ok()
     }
 
     async fn make(
@@ -550,4 +569,16 @@ fn serial(digest: &str) -> Result<String, Error> {
 
 pub(super) fn wrong_state(error: MachineError) -> Error {
     SandboxError::refused(RefusalKind::WrongState, causes(&error))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn attempts_to_undo_a_creation_become_rarer_and_do_not_end() {
+        let mut delays = RetryDelays::default();
+        let seconds: Vec<_> = (0..9).map(|_| delays.next().as_secs()).collect();
+        assert_eq!(seconds, [1, 2, 4, 8, 16, 32, 64, 64, 64]);
+    }
 }
