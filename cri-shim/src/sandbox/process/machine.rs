@@ -31,8 +31,9 @@ impl Containers {
     pub(super) async fn port_forward(&self, port: u16) -> Result<OwnedFd, Error> {
         let agent = self.sandbox.agent();
         let id = stream_id()?;
-        let stream = open(agent.mux(), "port", id).await?;
+        // First of all: the guest would keep a stream for which no request comes.
         agent.port_forward(id, port).await?;
+        let stream = open(agent.mux(), "port", id).await?;
         let stream = stream.into_std();
         stream.map(OwnedFd::from).map_err(|source| {
             Error::refused(
