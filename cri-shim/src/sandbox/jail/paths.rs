@@ -20,7 +20,9 @@ pub(super) fn close(share: Option<BorrowedFd<'_>>) -> Result<Option<MissingLayer
         .scope(Scope::from_all(ABI))?
         .create()?;
     if let Some(share) = share {
-        let access = AccessFs::from_all(ABI) & !(AccessFs::Execute | AccessFs::MakeBlock);
+        // The server of the directory opens no devices, and calls no driver.
+        let denied = AccessFs::Execute | AccessFs::MakeBlock | AccessFs::IoctlDev;
+        let access = AccessFs::from_all(ABI) & !denied;
         rules = rules.add_rule(PathBeneath::new(share, access))?;
     }
     let status = rules.restrict_self()?;
