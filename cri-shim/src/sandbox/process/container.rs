@@ -249,7 +249,14 @@ impl Container {
 
     /// Waits for the rest of the output.
     async fn drain(&self) {
-        if !self.streams.drained(DRAIN_TIMEOUT).await {
+        if self.streams.drained(DRAIN_TIMEOUT / 2).await {
+            return;
+        }
+        let streams = Arc::clone(&self.streams);
+        let hurried = tokio::task::spawn_blocking(move || streams.hurry());
+        // The log's disk may not answer.
+        let _ = timeout(DRAIN_TIMEOUT / 2, hurried).await;
+        if !self.streams.drained(DRAIN_TIMEOUT / 2).await {
             warn!(
                 container = self.id,
                 "output still open after the container's process exited"

@@ -15,7 +15,7 @@
 //! | `containers`, `machine` | implementations of requests |
 //! | `container` | one container's state and its processes |
 //! | `restart` | whether, when and with which streams a container's process is restarted |
-//! | `output`, `log` | output to the log and to attached clients |
+//! | `output`, `log`, `backlog` | output to the log and to attached clients |
 //! | `own_log` | the log of the process itself |
 //! | `end` | the machine's end: when it is due, and the work that is left then |
 //! | `upkeep` | periodic work for a running guest: its clock, and removed files |
@@ -23,6 +23,7 @@
 //! | `plugs` | which disks are plugged in for which containers |
 
 mod answer;
+mod backlog;
 mod connection;
 mod container;
 mod containers;

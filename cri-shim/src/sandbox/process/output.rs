@@ -1,12 +1,10 @@
-//! Moves a container's output to its log and to attached clients. The log comes first and waits for
-//! no client.
+//! Moves a container's output to its log and to attached clients. The log comes first.
 
 use std::fs::File;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, SystemTime};
 
@@ -17,14 +15,16 @@ use tracing::{debug, warn};
 
 use super::super::stdio::{GuestInput, GuestStreams, StdioError, read, spawn, write_all};
 use super::super::types::StdioFds;
+use super::backlog::{Backlog, Pushed, Readers};
 use super::log::{LogWriter, OutputStream};
 use crate::stall_timeout::timeout;
 
 /// Bytes that are read from a process at a time.
 const READ_SIZE: usize = 16 << 10;
 
-/// Most pieces that a client may be behind: 1 MiB.
-const ATTACH_QUEUE: usize = 64;
+/// How long the process waits for a client that takes nothing, before that is detached. Less than
+/// the time for the rest of the output after the process's exit.
+const PATIENCE: Duration = Duration::from_secs(if cfg!(test) { 1 } else { 4 });
 
 /// The streams of a container's process, from start to end; if it is restarted, those of each
 /// process.
@@ -42,46 +42,6 @@ pub(super) struct ContainerStreams {
     readers: Arc<watch::Sender<Readers>>,
 }
 
-/// The clients that the process waits for.
-#[derive(Debug, Default)]
-struct Readers {
-    /// The number of pieces that they have not got yet.
-    unread: usize,
-    /// They are no longer waited for.
-    are_let_go: bool,
-}
-
-impl Readers {
-    fn are_behind(&self) -> bool {
-        self.unread > 0 && !self.are_let_go
-    }
-}
-
-/// A piece that a client has not got yet, until this is dropped.
-#[derive(Debug)]
-struct Unread(Arc<watch::Sender<Readers>>);
-
-impl Unread {
-    fn new(readers: &Arc<watch::Sender<Readers>>) -> Self {
-        readers.send_modify(|readers| readers.unread += 1);
-        Self(Arc::clone(readers))
-    }
-}
-
-impl Drop for Unread {
-    fn drop(&mut self) {
-        self.0.send_modify(|readers| readers.unread -= 1);
-    }
-}
-
-/// A piece of output for a client.
-#[derive(Debug)]
-struct Piece {
-    bytes: Arc<[u8]>,
-    /// Set for a client that the process waits for.
-    _unread: Option<Unread>,
-}
-
 #[derive(Debug)]
 struct Input {
     guest: GuestInput,
@@ -94,6 +54,8 @@ struct Sinks {
     log: Option<LogWriter>,
     /// The log's file does not accept lines; logged once until it does again.
     is_log_broken: bool,
+    /// The guest's outputs that have not ended.
+    outputs: Vec<Weak<UnixStream>>,
     attachers: Vec<Attacher>,
     /// The number of attachments so far.
     attachments: u64,
@@ -115,15 +77,22 @@ struct Attacher {
     /// The attachment that it belongs to.
     attachment: u64,
     stream: OutputStream,
-    pieces: SyncSender<Piece>,
+    backlog: Arc<Backlog>,
     /// The client's file, until its thread ends.
     file: Weak<OwnedFd>,
-    /// Set for a client that the process waits for.
-    readers: Option<Arc<watch::Sender<Readers>>>,
 }
 
-/// A piece for a client that the process waits for.
-type Waiting = (SyncSender<Piece>, Piece);
+impl Drop for Attacher {
+    fn drop(&mut self) {
+        self.backlog.complete();
+    }
+}
+
+/// A piece of output, and the clients that have no room for it: each one's attachment and queue.
+struct Waiting {
+    bytes: Arc<[u8]>,
+    clients: Vec<(u64, Arc<Backlog>)>,
+}
 
 impl ContainerStreams {
     /// Starts to read the process's output. If `is_lasting`, the streams continue with another
@@ -169,6 +138,12 @@ impl ContainerStreams {
         // Streams that an earlier process left open may still have output, and count.
         self.open.fetch_add(outputs.len(), Ordering::AcqRel);
         self.ended.send_replace(outputs.is_empty());
+        {
+            let mut sinks = self.sinks();
+            sinks.outputs.retain(|output| output.strong_count() > 0);
+            let all = outputs.iter().map(|(_, from)| Arc::downgrade(from));
+            sinks.outputs.extend(all);
+        }
         let mut left = outputs.len();
         for (stream, from) in outputs {
             let to = Arc::clone(self);
@@ -191,13 +166,21 @@ impl ContainerStreams {
         self.ended.send_replace(true);
     }
 
-    /// Ends lasting streams: there are no more processes, and clients are disconnected.
+    /// Ends the streams: there are no more processes, and clients are disconnected. Streams that a
+    /// guest still holds are closed: nothing of theirs is written after a container's exit.
     pub(super) fn close(&self) {
         let mut sinks = self.sinks();
         self.is_lasting.store(false, Ordering::Release);
-        if *self.ended.borrow() {
-            sinks.clear();
+        if !*self.ended.borrow() {
+            for stream in [OutputStream::Stdout, OutputStream::Stderr] {
+                sinks.finish(stream, false);
+            }
+            for output in sinks.outputs.iter().filter_map(Weak::upgrade) {
+                // Fails if the guest has closed it meanwhile.
+                let _ = shutdown(&output, Shutdown::Both);
+            }
         }
+        sinks.clear();
     }
 
     fn input(&self) -> MutexGuard<'_, Option<Arc<Input>>> {
@@ -255,12 +238,21 @@ impl ContainerStreams {
         self.readers
             .send_modify(|readers| readers.are_let_go = true);
         let sinks = self.sinks();
-        let whole = sinks.attachers.iter().filter(|it| it.readers.is_some());
+        let whole = sinks.attachers.iter().filter(|it| it.backlog.is_whole());
         for file in whole.filter_map(|attacher| attacher.file.upgrade()) {
             // Works only for sockets, which is what podvisor's own programs attach.
             if let Err(error) = shutdown(&file, Shutdown::Both) {
                 debug!(%error, "an attacher is not cut off");
             }
+        }
+    }
+
+    /// Stops waiting for the other clients, which are detached if they have no room for the rest of
+    /// the output.
+    pub(super) fn hurry(&self) {
+        let sinks = self.sinks();
+        for attacher in sinks.attachers.iter().filter(|it| !it.backlog.is_whole()) {
+            attacher.backlog.let_go();
         }
     }
 
@@ -283,20 +275,19 @@ impl ContainerStreams {
         ];
         for (stream, file) in outputs {
             let Some(file) = file else { continue };
-            let (pieces, receiver) = sync_channel(ATTACH_QUEUE);
+            let backlog = Backlog::new(is_whole.then(|| Arc::clone(&self.readers)));
             let file = Arc::new(file);
-            let weak = Arc::downgrade(&file);
-            spawn("attach", move || serve_attacher(&receiver, &file))?;
+            let attacher = Attacher {
+                attachment,
+                stream,
+                backlog: Arc::clone(&backlog),
+                file: Arc::downgrade(&file),
+            };
+            spawn("attach", move || serve_attacher(&backlog, &file))?;
             let mut sinks = self.sinks();
             // Under the lock, so that the last stream's end is either seen or closes this.
             if !*self.ended.borrow() || self.is_lasting.load(Ordering::Acquire) {
-                sinks.attachers.push(Attacher {
-                    attachment,
-                    stream,
-                    pieces,
-                    file: weak,
-                    readers: is_whole.then(|| Arc::clone(&self.readers)),
-                });
+                sinks.attachers.push(attacher);
             }
         }
         let input = self.input().clone();
@@ -344,10 +335,7 @@ impl ContainerStreams {
                 Ok(0) => break,
                 Ok(count) => {
                     let waiting = self.sinks().take(stream, &buffer[..count]);
-                    for (attacher, piece) in waiting {
-                        // A client that is gone is detected by the next piece.
-                        let _ = attacher.send(piece);
-                    }
+                    self.wait_for(waiting);
                 }
                 Err(error) => {
                     // The guest reset the connection: what was received is complete.
@@ -360,39 +348,46 @@ impl ContainerStreams {
         sinks.finish(stream, self.is_lasting.load(Ordering::Acquire));
         self.have_ended(1, &mut sinks);
     }
+
+    /// Waits for clients until they have room; detaches those that do not read.
+    fn wait_for(&self, waiting: Option<Waiting>) {
+        let Some(Waiting { bytes, clients }) = waiting else {
+            return;
+        };
+        for (attachment, backlog) in clients {
+            let patience = (!backlog.is_whole()).then_some(PATIENCE);
+            // A client that is gone is detected by the next piece.
+            if backlog.push_within(&bytes, patience) == Pushed::Full {
+                debug!(attachment, "an attacher that does not read is detached");
+                self.sinks().detach(attachment);
+            }
+        }
+    }
 }
 
 impl Sinks {
-    /// Passes output on; returns pieces whose clients must be waited for, without the lock.
-    fn take(&mut self, stream: OutputStream, bytes: &[u8]) -> Vec<Waiting> {
+    /// Passes output on; the clients that have no room for it must be waited for, without the lock.
+    fn take(&mut self, stream: OutputStream, bytes: &[u8]) -> Option<Waiting> {
         if let Some(log) = &mut self.log {
             let written = log.write(stream, bytes, SystemTime::now());
             self.note(written);
         }
-        let mut waiting = Vec::new();
         if self.attachers.is_empty() {
-            return waiting;
+            return None;
         }
         let bytes: Arc<[u8]> = bytes.into();
+        let mut clients = Vec::new();
         self.attachers.retain(|attacher| {
             if attacher.stream != stream {
                 return true;
             }
-            let piece = Piece {
-                bytes: Arc::clone(&bytes),
-                _unread: attacher.readers.as_ref().map(Unread::new),
-            };
-            match attacher.pieces.try_send(piece) {
-                Ok(()) => true,
-                Err(TrySendError::Full(piece)) if attacher.readers.is_some() => {
-                    waiting.push((attacher.pieces.clone(), piece));
-                    true
-                }
-                // A client that is gone, or would make all others wait, is detached.
-                Err(_) => false,
+            let pushed = attacher.backlog.push(&bytes);
+            if pushed == Pushed::Full {
+                clients.push((attacher.attachment, Arc::clone(&attacher.backlog)));
             }
+            pushed != Pushed::Gone
         });
-        waiting
+        (!clients.is_empty()).then_some(Waiting { bytes, clients })
     }
 
     /// Detaches a client: its threads write the rest, and close the files.
@@ -423,11 +418,11 @@ impl Sinks {
     }
 }
 
-fn serve_attacher(pieces: &Receiver<Piece>, file: &OwnedFd) {
-    while let Ok(piece) = pieces.recv() {
-        if let Err(error) = write_all(file.as_fd(), &piece.bytes) {
+fn serve_attacher(backlog: &Backlog, file: &OwnedFd) {
+    while let Some(piece) = backlog.pop() {
+        if let Err(error) = write_all(file.as_fd(), piece.bytes()) {
             debug!(%error, "an attacher is gone");
-            return;
+            return backlog.give_up();
         }
     }
 }

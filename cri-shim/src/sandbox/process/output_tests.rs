@@ -5,6 +5,7 @@ use std::thread::JoinHandle;
 
 use tokio::time::sleep;
 
+use super::super::backlog::LIMIT;
 use super::*;
 use crate::blocking::refuse_threads;
 
@@ -85,11 +86,17 @@ fn output_goes_to_the_log_and_to_every_attacher() {
     assert_eq!(text, "out\n");
 }
 
+/// An attacher of both outputs, and its ends of them.
+fn attacher_of_both() -> (StdioFds, UnixStream, UnixStream) {
+    let (mut files, stdout) = attacher();
+    let (stderr, theirs) = UnixStream::pair().unwrap();
+    files.stderr = Some(theirs.into());
+    (files, stdout, stderr)
+}
+
 #[test]
-fn an_attacher_that_does_not_read_holds_up_neither_the_log_nor_another() {
+fn an_attacher_that_reads_gets_all_of_it() {
     let mut scene = scene();
-    let (files, stuck) = attacher();
-    scene.streams.attach(files, false).unwrap();
     let (files, mut reader) = attacher();
     scene.streams.attach(files, false).unwrap();
     let reads = std::thread::spawn(move || {
@@ -98,14 +105,53 @@ fn an_attacher_that_does_not_read_holds_up_neither_the_log_nor_another() {
         bytes.len()
     });
     let line = [vec![b'x'; 1023], b"\n".to_vec()].concat();
-    let count = 8192;
+    let count = 8 * LIMIT / line.len();
     for _ in 0..count {
         scene.stdout.write_all(&line).unwrap();
     }
     assert_eq!(scene.log().lines().count(), count);
-    // A client is only disconnected when it is 1 MiB behind.
-    assert!(reads.join().unwrap() >= ATTACH_QUEUE * 1024);
+    assert_eq!(reads.join().unwrap(), count * line.len());
+}
+
+#[test]
+fn an_attacher_that_does_not_read_is_detached_as_a_whole() {
+    let mut scene = scene();
+    let (files, stuck, mut errors) = attacher_of_both();
+    scene.streams.attach(files, false).unwrap();
+    // Otherwise it would be waited for.
+    scene.streams.hurry();
+    let line = [vec![b'x'; 1023], b"\n".to_vec()].concat();
+    let count = 4 * LIMIT / line.len();
+    for _ in 0..count {
+        scene.stdout.write_all(&line).unwrap();
+    }
+    let mut text = Vec::new();
+    errors.read_to_end(&mut text).unwrap();
+    assert_eq!(text, b"");
+    assert_eq!(scene.log().lines().count(), count);
     drop(stuck);
+}
+
+#[test]
+fn nothing_is_written_after_the_exit_for_a_guest_that_keeps_its_outputs_open() {
+    let mut scene = scene();
+    let (files, mut reader) = attacher();
+    scene.streams.attach(files, false).unwrap();
+    scene.stdout.write_all(b"begun").unwrap();
+    let mut bytes = [0; 5];
+    reader.read_exact(&mut bytes).unwrap();
+    scene.streams.close();
+    let text = || std::fs::read_to_string(scene.log.path()).unwrap();
+    assert!(text().ends_with(" stdout P begun\n"), "{}", text());
+    let before = text();
+    let piece = [b'x'; 1 << 10];
+    // What is on its way when the stream is closed may still be taken.
+    let mut writes = (0..10_000).map(|_| scene.stdout.write_all(&piece));
+    let error = writes.find_map(Result::err).unwrap();
+    assert_eq!(error.kind(), std::io::ErrorKind::BrokenPipe);
+    scene.stderr.write_all(b"lost\n").unwrap_err();
+    assert_eq!(text(), before);
+    assert_eq!(reader.read(&mut bytes).unwrap(), 0);
 }
 
 #[test]
@@ -114,7 +160,7 @@ fn a_reader_that_the_process_waits_for_gets_all_of_it() {
     let (files, mut reader) = attacher();
     scene.streams.attach(files, true).unwrap();
     let piece = vec![b'x'; 64 << 10];
-    let pieces = 4 * ATTACH_QUEUE;
+    let pieces = 4 * LIMIT / piece.len();
     let writes = std::thread::spawn(move || {
         for _ in 0..pieces {
             scene.stdout.write_all(&piece).unwrap();
