@@ -21,10 +21,11 @@ use std::time::Duration;
 use rustix::event::{EventfdFlags, epoll, eventfd};
 use rustix::io::Errno;
 
-use super::connection::{Connection, Outcome, Outlet, Step};
+use super::connection::{Connection, Outcome, Step};
 use super::error::VsockError;
 use super::handshake::{self, Handshake};
 use super::host::VsockHost;
+use super::outlet::Outlet;
 use super::packet::{Header, Op, Ports};
 use super::{MAX_GUEST_CID, MIN_GUEST_CID};
 use crate::descriptors::{MAX_CONNECTIONS, Shares};
