@@ -187,9 +187,7 @@ impl Connection {
                     Outcome::Reset
                 };
             }
-            if self.read_ended {
-                self.announce(SHUTDOWN_RECEIVE);
-            }
+            self.announce_hang_up();
         }
         if writable {
             self.outlet.set_writable();
@@ -230,6 +228,13 @@ impl Connection {
             self.write_ended = true;
             // It fails only if the other end is closed, which is also reported as an event.
             let _ = shutdown(self.outlet.socket(), Shutdown::Write);
+        }
+    }
+
+    /// Ends both directions once the host program is gone and nothing of it is left to send.
+    fn announce_hang_up(&mut self) {
+        if self.hung_up && self.read_ended {
+            self.announce(SHUTDOWN_BOTH);
         }
     }
 
@@ -297,6 +302,7 @@ impl Connection {
         }
         if flags & SHUTDOWN_RECEIVE != 0 {
             self.read_ended = true;
+            // A host program that is gone is reported again then.
             let _ = shutdown(self.outlet.socket(), Shutdown::Read);
         }
         self.finish_sending();
@@ -426,11 +432,8 @@ impl Connection {
     fn end_of_file(&mut self) -> Read {
         self.read_ended = true;
         self.readable = false;
-        self.announce(if self.hung_up {
-            SHUTDOWN_BOTH
-        } else {
-            SHUTDOWN_SEND
-        });
+        self.announce(SHUTDOWN_SEND);
+        self.announce_hang_up();
         Read::Nothing
     }
 }
