@@ -92,6 +92,8 @@ pub(super) struct Connection {
     write_ended: bool,
     /// The guest was asked for its credit, and has not granted any since.
     asked: bool,
+    /// It was abandoned when the guest last ran out of time to end it.
+    pub(super) overdue: bool,
     /// The connection is in the multiplexer's list of ready ones.
     pub(super) queued: bool,
     /// The number of receive buffers for the next read.
@@ -142,6 +144,7 @@ impl Connection {
             read_ended: false,
             write_ended: false,
             asked: false,
+            overdue: false,
             queued: false,
             batch: 1,
             silent: false,

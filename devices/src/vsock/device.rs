@@ -477,6 +477,7 @@ impl VirtioDevice for VsockDevice {
     fn start_queue(&mut self, queue: Queue) -> Result<(), StartError> {
         self.queues.start(queue)?;
         self.flow = Flow::default();
+        self.mux.restart_close_timer();
         Ok(())
     }
 

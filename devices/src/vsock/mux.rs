@@ -4,8 +4,10 @@
 //! until it is used up. So a guest without receive buffers or credit causes no busy loop, and a
 //! change of interest needs no system call.
 //!
-//! `guest.rs` handles packets of the guest, `counters.rs` has the statistics.
+//! `guest.rs` handles packets of the guest, `close_timer.rs` is the timer of connections that the
+//! guest does not end, `counters.rs` has the statistics.
 
+mod close_timer;
 mod counters;
 mod guest;
 
@@ -30,6 +32,7 @@ use super::packet::{Header, Op, Ports};
 use super::{MAX_GUEST_CID, MIN_GUEST_CID};
 use crate::descriptors::{MAX_CONNECTIONS, Shares};
 use crate::virtio::{Fault, RateLimit, SpareList};
+use close_timer::CloseTimer;
 pub(super) use counters::Counters;
 
 /// The maximum number of resets that wait for receive buffers; with that many, no packet of the
@@ -49,6 +52,7 @@ const END_OF_HOST_PORTS: u32 = u32::MAX;
 /// Identifiers in the epoll instance; those of connections are between them.
 const LISTENER: u64 = 0;
 const REMINDER: u64 = u64::MAX;
+const CLOSE_TIMER: u64 = u64::MAX - 1;
 const EVENTS_PER_CALL: usize = 64;
 
 /// The next thing to send to the guest.
@@ -79,6 +83,8 @@ pub(super) struct Mux {
     listeners: HashMap<u32, OnConnect>,
     /// Also in the epoll instance: keeps the device readable if work is left.
     reminder: OwnedFd,
+    /// Also in the epoll instance.
+    close_timer: CloseTimer,
     /// The listener may have more connections, but there was no room.
     accept_pending: bool,
     shares: Shares,
@@ -110,6 +116,7 @@ impl Mux {
             host,
             listeners: HashMap::new(),
             reminder,
+            close_timer: CloseTimer::new().map_err(epoll_error)?,
             accept_pending: false,
             shares: Shares::now(),
             next_id: LISTENER,
@@ -131,6 +138,8 @@ impl Mux {
         }
         let data = epoll::EventData::new_u64(REMINDER);
         epoll::add(&mux.epoll, &mux.reminder, data, edges).map_err(epoll_error)?;
+        let data = epoll::EventData::new_u64(CLOSE_TIMER);
+        epoll::add(&mux.epoll, mux.close_timer.fd(), data, edges).map_err(epoll_error)?;
         Ok(mux)
     }
 
@@ -164,6 +173,11 @@ impl Mux {
             self.lingering.len(),
             self.resets.len(),
         )
+    }
+
+    #[cfg(test)]
+    pub(super) fn close_timer(&self) -> &CloseTimer {
+        &self.close_timer
     }
 
     #[cfg(test)]
@@ -207,8 +221,33 @@ impl Mux {
             LISTENER => self.accept_pending = true,
             // Every write is a new edge: the count need not be read.
             REMINDER => {}
+            CLOSE_TIMER => self.end_overdue(),
             _ => self.on_socket(id, flags),
         }
+    }
+
+    /// Resets the connections that were abandoned already when the time was over before: the guest
+    /// had as long again to end them (§5.10.6.5).
+    fn end_overdue(&mut self) {
+        self.close_timer.expired();
+        let mut overdue = Vec::new();
+        for (id, connection) in &mut self.connections {
+            if connection.abandoned() {
+                if std::mem::replace(&mut connection.overdue, true) {
+                    overdue.push(*id);
+                } else {
+                    self.close_timer.start();
+                }
+            }
+        }
+        for id in overdue {
+            self.settle(id, Outcome::Reset);
+        }
+    }
+
+    /// Gives the guest its time anew, after its queues have not been served for a while.
+    pub(super) fn restart_close_timer(&mut self) {
+        self.close_timer.restart();
     }
 
     fn on_socket(&mut self, id: u64, flags: epoll::EventFlags) {
@@ -369,6 +408,9 @@ impl Mux {
     /// Applies the outcome of an event to a connection.
     fn settle(&mut self, id: u64, outcome: Outcome) {
         if outcome == Outcome::Lives {
+            if self.connections.get(&id).is_some_and(Connection::abandoned) {
+                self.close_timer.start();
+            }
             self.schedule(id);
             return;
         }
