@@ -77,6 +77,8 @@ impl fmt::Debug for OnConnect {
 #[derive(Debug)]
 pub(super) struct Mux {
     guest_cid: u64,
+    /// The driver has streams.
+    streams: bool,
     epoll: OwnedFd,
     host: Box<dyn VsockHost>,
     /// Ports of the host that this process serves itself.
@@ -112,6 +114,7 @@ impl Mux {
             eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC).map_err(epoll_error)?;
         let mux = Self {
             guest_cid,
+            streams: true,
             epoll,
             host,
             listeners: HashMap::new(),
@@ -151,6 +154,15 @@ impl Mux {
 
     pub(super) fn limit_connections(&mut self, limit: usize) {
         self.shares.limit_connections(limit);
+    }
+
+    /// Sets whether the driver has streams. If it has none, there are no connections: its own
+    /// packets are of an unknown type, and host programs are refused.
+    pub(super) fn set_streams(&mut self, streams: bool) {
+        self.streams = streams;
+        if !streams {
+            self.forget_connections();
+        }
     }
 
     pub(super) fn uses_paths(&self) -> bool {
@@ -316,7 +328,7 @@ impl Mux {
             return;
         };
         match answer {
-            Handshake::Connect(port) if self.has_room() => {
+            Handshake::Connect(port) if self.streams && self.has_room() => {
                 let ports = Ports {
                     guest: port,
                     host: self.new_host_port(port),
@@ -528,6 +540,9 @@ impl Mux {
 
     /// Opens a stream to a port of the guest. It ends as soon as the guest refuses.
     pub(super) fn connect_guest(&mut self, port: u32) -> io::Result<UnixStream> {
+        if !self.streams {
+            return Err(Errno::SOCKTNOSUPPORT.into());
+        }
         if !self.has_room() {
             return Err(Errno::MFILE.into());
         }
