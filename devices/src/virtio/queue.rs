@@ -18,8 +18,6 @@ use crate::GuestRam;
 /// `VIRTQ_AVAIL_F_NO_INTERRUPT` (§2.7.6).
 const AVAIL_F_NO_INTERRUPT: u16 = 1;
 
-const AVAILABLE_RING: &str = "available ring";
-
 /// After how long a device whose backend may block ends its turn, whatever it has done of its
 /// budget: budgets count bytes, and requests of few bytes may each be slow. A pause waits for the
 /// turn's end.
@@ -148,6 +146,9 @@ pub enum QueueFault {
         /// The segment's guest physical address.
         addr: u64,
     },
+    /// As [`Self::Ring`], for a head in the available ring.
+    #[error("the available ring could not be read")]
+    AvailRing(#[source] GuestMemoryError),
     /// A ring access failed although the ring was found to lie in guest memory.
     #[error("a ring could not be accessed")]
     Ring(#[source] virtio_queue::Error),
@@ -216,7 +217,7 @@ impl Queue {
                 n.saturating_mul(16),
             ),
             (
-                AVAILABLE_RING,
+                "available ring",
                 config.avail_ring,
                 2,
                 n.saturating_mul(2).saturating_add(6),
@@ -232,9 +233,7 @@ impl Queue {
             if !addr.is_multiple_of(align) {
                 return Err(QueueConfigError::Alignment { part, addr, align });
             }
-            // `virtio_queue` takes an available ring at 0 as missing.
-            let none = addr == 0 && part == AVAILABLE_RING;
-            if none || !ram.check_range(GuestAddress(addr), len) {
+            if !ram.check_range(GuestAddress(addr), len) {
                 return Err(QueueConfigError::Memory { part, addr, len });
             }
         }
@@ -356,14 +355,15 @@ impl Queue {
     #[allow(clippy::should_implement_trait)] // Fallible, as an iterator's is not.
     pub fn next(&mut self) -> Result<Option<Chain>, QueueFault> {
         let size = self.ring.size();
-        let mut available = self.ring.iter(&self.ram).map_err(|error| match error {
-            virtio_queue::Error::InvalidAvailRingIndex => QueueFault::AvailIndex(error),
-            other => QueueFault::Ring(other),
-        })?;
-        let Some(found) = available.next() else {
+        let available = self.available()?;
+        if available > size {
+            let error = virtio_queue::Error::InvalidAvailRingIndex;
+            return Err(QueueFault::AvailIndex(error));
+        }
+        if available == 0 {
             return Ok(None);
-        };
-        let head = found.head_index();
+        }
+        let head = self.read_head()?;
         let (word, bit) = slot(head);
         let used = self
             .in_use
@@ -414,6 +414,22 @@ impl Queue {
         }
         *used |= bit;
         Ok(Some(chain))
+    }
+
+    /// Takes the next entry of the available ring. `virtio_queue::Queue::iter` is not used, since it
+    /// takes a ring at address 0 for one that was never set.
+    fn read_head(&mut self) -> Result<u16, QueueFault> {
+        let next = self.ring.next_avail();
+        let slot = next.checked_rem(self.ring.size()).unwrap_or(0);
+        // §2.7.6: flags and index, then 2 bytes for each entry; all of it lies in guest memory.
+        let offset = u64::from(slot).saturating_mul(2).saturating_add(4);
+        let at = GuestAddress(self.ring.avail_ring().saturating_add(offset));
+        let head: u16 = self
+            .ram
+            .load(at, Ordering::Acquire)
+            .map_err(QueueFault::AvailRing)?;
+        self.ring.set_next_avail(next.wrapping_add(1));
+        Ok(u16::from_le(head))
     }
 
     /// Takes the next chain; if there is none, asks the driver to notify.
