@@ -5,7 +5,8 @@
 
 use std::os::fd::OwnedFd;
 
-use rustix::net::{SendFlags, Shutdown, send, shutdown};
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, SendFlags, Shutdown, recv, send, shutdown};
 use vm_memory::VolatileSlice;
 
 use super::credit::{Inbound, Outbound};
@@ -360,7 +361,9 @@ impl Connection {
             if self.outbound.free() > 0 {
                 return Some(Step::Data);
             }
-            if !self.asked {
+            if self.hung_up && self.is_drained() {
+                let _ = self.end_of_file();
+            } else if !self.asked {
                 self.asked = true;
                 self.due.credit_request = true;
             }
@@ -430,6 +433,15 @@ impl Connection {
                 _ => Read::Failed,
             },
         }
+    }
+
+    /// Whether the host program left nothing that the guest would need credit for.
+    fn is_drained(&self) -> bool {
+        let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
+        let mut byte = [0u8];
+        let peeked =
+            rustix::io::retry_on_intr(|| recv(self.outlet.socket(), byte.as_mut_slice(), flags));
+        matches!(peeked, Ok((0, _)) | Err(Errno::CONNRESET))
     }
 
     fn end_of_file(&mut self) -> Read {

@@ -420,9 +420,6 @@ impl Mux {
     /// Applies the outcome of an event to a connection.
     fn settle(&mut self, id: u64, outcome: Outcome) {
         if outcome == Outcome::Lives {
-            if self.connections.get(&id).is_some_and(Connection::abandoned) {
-                self.close_timer.start();
-            }
             self.schedule(id);
             return;
         }
@@ -450,12 +447,15 @@ impl Mux {
     }
 
     fn schedule(&mut self, id: u64) {
-        if let Some(connection) = self.connections.get_mut(&id)
-            && !connection.queued
-            && connection.next_step().is_some()
-        {
+        let Some(connection) = self.connections.get_mut(&id) else {
+            return;
+        };
+        if !connection.queued && connection.next_step().is_some() {
             connection.queued = true;
             self.ready.push_back(id);
+        }
+        if connection.abandoned() {
+            self.close_timer.start();
         }
     }
 

@@ -80,6 +80,20 @@ fn half_closed_and_unread_streams_have_all_time() {
 }
 
 #[test]
+fn a_guest_without_credit_is_told_that_a_program_left_without_a_word() {
+    let mut rig = Rig::ready();
+    let (quiet, host) = rig.open_from_guest(1);
+    // The program does not read this.
+    rig.data(quiet, b"unread");
+    rig.credit(quiet, 0, 0);
+    drop(host);
+    rig.run();
+    assert_eq!(rig.expect(Op::Shutdown).0.flags, SHUTDOWN_BOTH);
+    rig.expect_nothing();
+    assert_eq!(rig.left(), Some(8));
+}
+
+#[test]
 fn the_time_of_a_guest_that_stood_still_begins_anew() {
     let mut rig = Rig::ready();
     let (_, host) = rig.open_from_guest(1);
