@@ -24,8 +24,8 @@ use vm_memory::{Bytes, GuestAddress};
 
 const RX: u16 = 0;
 const TX: u16 = 1;
-/// `VIRTIO_NET_F_MRG_RXBUF`, without the event index.
-const FEATURES: u64 = features::VERSION_1 | features::INDIRECT_DESC | 1 << 15;
+/// `VIRTIO_NET_F_GUEST_CSUM` and `VIRTIO_NET_F_MRG_RXBUF`, without the event index.
+const FEATURES: u64 = features::VERSION_1 | features::INDIRECT_DESC | 1 << 1 | 1 << 15;
 const HEADER: usize = 12;
 /// The driver's send and receive buffers: 2 KiB for each descriptor.
 const SENT: u64 = 0x10_0000;

@@ -14,6 +14,9 @@ const WRITE_ZEROES: u32 = 13;
 /// Bytes of such a range; a request has one.
 const RANGE_LEN: usize = 16;
 
+/// How many ranges are looked at of a request with more than one.
+const LOOKED_AT: usize = 256;
+
 /// `VIRTIO_BLK_WRITE_ZEROES_FLAG_UNMAP`.
 const UNMAP: u32 = 1;
 
@@ -114,7 +117,7 @@ impl Request {
                     chain.read(mem, HEADER_LEN, &mut range)?;
                     Self::range(kind, range, disk_sectors)
                 } else {
-                    Self::Refuse(Status::IoError)
+                    Self::Refuse(status_of_ranges(kind, chain, mem, data_out)?)
                 }
             }
             8 => Self::GetId {
@@ -130,12 +133,11 @@ impl Request {
         let sector = u64::from_le_bytes([s0, s1, s2, s3, s4, s5, s6, s7]);
         let count = u32::from_le_bytes([n0, n1, n2, n3]);
         let flags = u32::from_le_bytes(flags);
-        let (max, known) = if kind == DISCARD {
-            (MAX_DISCARD_SECTORS, 0)
-        } else {
-            (MAX_WRITE_ZEROES_SECTORS, UNMAP)
+        let max = match kind {
+            DISCARD => MAX_DISCARD_SECTORS,
+            _ => MAX_WRITE_ZEROES_SECTORS,
         };
-        if flags & !known != 0 {
+        if flags & !known_flags(kind) != 0 {
             return Self::Refuse(Status::Unsupported);
         }
         let whole = usize::try_from(u64::from(count).saturating_mul(SECTOR_SIZE));
@@ -155,6 +157,33 @@ impl Request {
             },
         }
     }
+}
+
+/// The flags that a range of such a request may have (§5.2.6.2).
+fn known_flags(kind: u32) -> u32 {
+    match kind {
+        DISCARD => 0,
+        _ => UNMAP,
+    }
+}
+
+/// Returns why a request of `len` bytes that are not one range is refused: an unknown flag comes
+/// before the number of ranges (§5.2.6.2).
+fn status_of_ranges(kind: u32, chain: &Chain, mem: &GuestRam, len: usize) -> Result<Status, Fault> {
+    if !len.is_multiple_of(RANGE_LEN) {
+        return Ok(Status::IoError);
+    }
+    let mut ranges = [[0; RANGE_LEN]; LOOKED_AT];
+    let bytes = ranges.as_flattened_mut();
+    let bytes = bytes.get_mut(..len.min(LOOKED_AT * RANGE_LEN));
+    chain.read(mem, HEADER_LEN, bytes.unwrap_or(&mut []))?;
+    let is_unknown = |[.., a, b, c, d]: &[u8; RANGE_LEN]| {
+        u32::from_le_bytes([*a, *b, *c, *d]) & !known_flags(kind) != 0
+    };
+    Ok(match ranges.iter().any(is_unknown) {
+        true => Status::Unsupported,
+        false => Status::IoError,
+    })
 }
 
 struct Extent {

@@ -9,7 +9,7 @@ use super::input::{ConsoleError, Input};
 use crate::GuestRam;
 use crate::virtio::{
     Chain, ConfigSpace, Count, Counter, DeviceInfo, DeviceType, Fault, Placement, Progress, Queue,
-    ReadCounters, RestoreError, SavedDevice, StartError, VirtioDevice,
+    ReadCounters, RestoreError, SavedDevice, SpareList, StartError, VirtioDevice,
 };
 
 /// Queue numbers (§5.3.2).
@@ -41,6 +41,8 @@ pub struct ConsoleDevice {
     input: Option<Input>,
     rx: Option<Queue>,
     tx: Option<Queue>,
+    /// The list of a receive buffer's segments, of which there are at most `MAX_SEGMENTS`.
+    slices: SpareList,
     config: Arc<ConfigSpace>,
     counters: Arc<Counters>,
 }
@@ -83,6 +85,7 @@ impl ConsoleDevice {
             input: None,
             rx: None,
             tx: None,
+            slices: SpareList::default(),
             config: Arc::new(ConfigSpace::new(size_bytes(80, 25))),
             counters: Arc::default(),
         }
@@ -140,7 +143,7 @@ impl ConsoleDevice {
         };
         let mem = rx.shared_memory();
         let mut spent = 0usize;
-        let mut slices = Vec::new();
+        let mut slices = self.slices.take();
         while input.is_ready() && spent < BUDGET {
             let Some(chain) = rx.next_or_enable_kicks()? else {
                 input.ignore();
@@ -163,6 +166,7 @@ impl ConsoleDevice {
             rx.complete(chain, u32::try_from(len).unwrap_or(0))?;
             self.counters.rx_bytes.add(len as u64);
         }
+        self.slices.put_back(slices);
         rx.notify()?;
         // Remaining input keeps the backend readable.
         Ok(if spent >= BUDGET {

@@ -1,4 +1,5 @@
 use super::*;
+use crate::allocations::allocations;
 use crate::testing::{CountingInterrupt, DriverQueue, F_INDIRECT, F_NEXT, memory, start, stop};
 use std::io::Read as _;
 use std::os::unix::net::UnixStream;
@@ -265,4 +266,30 @@ fn a_restored_console_has_the_size_that_was_saved() {
         assert!(other.restore(&SavedDevice { version, bytes }).is_err());
     }
     assert_eq!(size(&other), [132, 0, 43, 0]);
+}
+
+#[test]
+fn a_turn_of_either_queue_needs_no_allocation() {
+    let (mut peer, ours) = UnixStream::pair().unwrap();
+    let device = ConsoleDevice::new(Box::new(io::sink()));
+    let mut rig = rig(device.input(ours.into()).unwrap());
+    let mut round = || {
+        peer.write_all(b"typed").unwrap();
+        rig.rx.add(&[], &[(RX_BUF, 3), (RX_BUF + 3, 100)]);
+        rig.mem.write_slice(b"shown", GuestAddress(BUF)).unwrap();
+        rig.tx.add(&[(BUF, 5)], &[]);
+        let allocations = allocations(|| {
+            for index in [RX, TX] {
+                assert_eq!(rig.device.on_queue(index).unwrap(), Progress::Idle);
+            }
+        });
+        assert_eq!(rig.received(), b"typed");
+        rig.tx.take_used().unwrap();
+        allocations
+    };
+    // The lists get their size.
+    round();
+    for _ in 0..3 {
+        assert_eq!(round(), 0);
+    }
 }

@@ -19,6 +19,7 @@ pub(super) struct Counters {
     pub(super) tx_malformed: Count,
     pub(super) tx_limited: Count,
     pub(super) tx_blocked: Count,
+    pub(super) vhost_starts: Count,
     pub(super) commands: Count,
     pub(super) commands_refused: Count,
 }
@@ -41,6 +42,7 @@ impl ReadCounters for Counters {
             self.tx_malformed.named("tx_malformed"),
             self.tx_limited.named("tx_limited"),
             self.tx_blocked.named("tx_blocked"),
+            self.vhost_starts.named("vhost_starts"),
             self.commands.named("commands"),
             self.commands_refused.named("commands_refused"),
         ]

@@ -1,6 +1,7 @@
 //! The network device: its queue pairs and its control queue.
 
 mod build;
+mod kernel;
 
 use std::fmt;
 use std::io;
@@ -55,8 +56,10 @@ pub struct NetDevice {
     /// The pair that the next round over all pairs starts with.
     first: usize,
     control: Option<Queue>,
-    /// Serves the only pair instead of this device.
+    /// Serves the only pair instead of this device, if the driver suits it.
     vhost: Option<Vhost>,
+    /// It does, since the driver started.
+    by_kernel: bool,
     /// The negotiated features, and which of [`feature::GUEST_OFFLOADS`] are on.
     features: u64,
     guest_offloads: u64,
@@ -100,7 +103,9 @@ impl NetDevice {
         }
         self.link = link;
         self.config.update(STATUS_AT, &status(link));
-        if let (Some(vhost), Some(queue)) = (&mut self.vhost, self.host.first()) {
+        if let (Some(vhost), Some(queue), true) =
+            (&mut self.vhost, self.host.first(), self.by_kernel)
+        {
             match link {
                 LinkState::Up => self.refused = vhost.resume(self.features, queue.nic.fd()).err(),
                 LinkState::Down => vhost.hold(),
@@ -232,7 +237,9 @@ impl NetDevice {
             Command::SetPairs(pairs) => self.activate(pairs.into()),
             Command::SetOffloads(bits) => {
                 let known = bits & !(self.features & feature::GUEST_OFFLOADS) == 0;
-                known && self.switch_offloads(bits).is_ok()
+                let done = known && self.switch_offloads(bits).is_ok();
+                self.take_over();
+                done
             }
             Command::Unknown => false,
         }
@@ -281,10 +288,11 @@ impl NetDevice {
         if self.left == Some(offloads) {
             return Ok(());
         }
-        self.left = None;
+        let before = self.left.take().unwrap_or(Offloads::NONE);
         queue.nic.set_offloads(offloads)?;
         self.changes.charge(0);
         self.left = Some(offloads);
+        self.drop_outdated(before, offloads);
         Ok(())
     }
 
@@ -335,6 +343,40 @@ impl NetDevice {
         MacAddress(mac)
     }
 
+    /// Serves a queue in this process.
+    fn start_own(&mut self, queue: Queue) -> Result<(), StartError> {
+        let index = queue.index();
+        let role = self.role(index);
+        match role {
+            Some(Role::Receive(pair)) => {
+                let mergeable = self.features & feature::MRG_RXBUF != 0;
+                let mtu = self.mtu.filter(|_| self.features & feature::MTU != 0);
+                let accepted = accepted(self.guest_offloads);
+                let receiver = Receiver::new(queue, mergeable, accepted, mtu);
+                place(
+                    self.pairs.get_mut(pair).map(|pair| &mut pair.rx),
+                    receiver,
+                    index,
+                )?;
+            }
+            Some(Role::Transmit(pair)) => {
+                let transmitter = Transmitter::new(queue, offered(self.features));
+                place(
+                    self.pairs.get_mut(pair).map(|pair| &mut pair.tx),
+                    transmitter,
+                    index,
+                )?;
+            }
+            Some(Role::Control) => place(Some(&mut self.control), queue, index)?,
+            None => return Err(StartError::NoSuchQueue { index }),
+        }
+        if matches!(role, Some(Role::Receive(number)) if number < self.active) {
+            // Frames may have arrived while the backend was not watched.
+            self.watch_again();
+        }
+        Ok(())
+    }
+
     fn check(&mut self) -> Result<(), Fault> {
         match self.refused.take() {
             Some(error) => Err(Fault::host(
@@ -372,7 +414,8 @@ impl VirtioDevice for NetDevice {
         }
     }
 
-    /// The kernel waits for the notifications of a pair that it serves.
+    /// The kernel waits for the notifications of a pair that it serves, or this device if it could
+    /// serve it.
     fn watches(&self, index: u16) -> bool {
         self.vhost.is_none() || usize::from(index) >= RINGS
     }
@@ -389,56 +432,32 @@ impl VirtioDevice for NetDevice {
         };
         self.set_rx_mode(restored.map(|state| state.rx_mode));
         self.refused = self.switch_offloads(features & wanted).err();
+        self.choose_server();
     }
 
     fn start_queue(&mut self, queue: Queue) -> Result<(), StartError> {
-        let index = queue.index();
-        let role = self.role(index);
-        if let (Some(ring), Some(vhost)) = (role.and_then(Role::ring), &mut self.vhost) {
-            let tap = self.host.first().map(|queue| queue.nic.fd());
-            let tap = tap.filter(|_| self.link == LinkState::Up);
-            return vhost.start(ring, queue, self.features, tap);
+        match self.role(queue.index()).and_then(Role::ring) {
+            Some(ring) => self.start_ring(ring, queue),
+            None => self.start_own(queue),
         }
-        match role {
-            Some(Role::Receive(pair)) => {
-                let mergeable = self.features & feature::MRG_RXBUF != 0;
-                let mtu = self.mtu.filter(|_| self.features & feature::MTU != 0);
-                let accepted = accepted(self.guest_offloads);
-                let receiver = Receiver::new(queue, mergeable, accepted, mtu);
-                place(
-                    self.pairs.get_mut(pair).map(|pair| &mut pair.rx),
-                    receiver,
-                    index,
-                )?;
-            }
-            Some(Role::Transmit(pair)) => {
-                let transmitter = Transmitter::new(queue, offered(self.features));
-                place(
-                    self.pairs.get_mut(pair).map(|pair| &mut pair.tx),
-                    transmitter,
-                    index,
-                )?;
-            }
-            Some(Role::Control) => place(Some(&mut self.control), queue, index)?,
-            None => return Err(StartError::NoSuchQueue { index }),
-        }
-        if matches!(role, Some(Role::Receive(number)) if number < self.active) {
-            // Frames may have arrived while the backend was not watched.
-            self.watch_again();
-        }
-        Ok(())
     }
 
     fn stop_queue(&mut self, index: u16) -> Option<Queue> {
         let role = self.role(index)?;
-        if let (Some(ring), Some(vhost)) = (role.ring(), &mut self.vhost) {
-            return vhost.stop(ring);
+        if let (Some(ring), Some(vhost)) = (role.ring(), &mut self.vhost)
+            && let Some(queue) = vhost.stop(ring)
+        {
+            return Some(queue);
         }
-        match role {
+        let queue = match role {
             Role::Receive(pair) => self.pairs.get_mut(pair)?.stop_receiving(),
             Role::Transmit(pair) => self.pairs.get_mut(pair)?.stop_transmitting(),
             Role::Control => self.control.take(),
+        }?;
+        if self.vhost.is_some() {
+            self.events.ignore_kick(queue.kick());
         }
+        Some(queue)
     }
 
     fn reset(&mut self) {
@@ -532,6 +551,7 @@ impl VirtioDevice for NetDevice {
             self.set_rx_mode(Some(state.rx_mode));
             let offloads = self.features & state.offloads;
             self.refused = self.switch_offloads(offloads).err();
+            self.choose_server();
         }
         Ok(())
     }

@@ -1,5 +1,6 @@
 //! The events that wake up the device.
 
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
@@ -8,12 +9,13 @@ use rustix::time::{
     Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create,
     timerfd_settime,
 };
+use vmm_sys_util::eventfd::EventFd;
 
 use super::error::NetDeviceError;
 use super::host::HostQueue;
 use super::nic::Nic;
 use super::pair::MAX_QUEUE_PAIRS;
-use super::vhost::{Report, Vhost};
+use super::vhost::{RINGS, Report, Vhost, borrow};
 
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Direction {
@@ -30,8 +32,12 @@ const NIC: u64 = 2;
 /// The first of [`Report::ALL`], after the maximum number of queues.
 const VHOST: u64 = NIC + MAX_QUEUE_PAIRS as u64;
 
+/// The notifications of the pair that vhost could serve: receive, transmit.
+const RECEIVE_KICK: u64 = VHOST + Report::ALL.len() as u64;
+const TRANSMIT_KICK: u64 = RECEIVE_KICK + 1;
+
 /// The maximum number of events that are reported together.
-const EVENTS: usize = 2 + MAX_QUEUE_PAIRS + Report::ALL.len();
+const EVENTS: usize = 2 + MAX_QUEUE_PAIRS + Report::ALL.len() + RINGS;
 
 /// The events that woke up the device.
 #[derive(Debug, Default)]
@@ -40,6 +46,7 @@ pub(super) struct Ready {
     pub(super) frames: [bool; MAX_QUEUE_PAIRS],
     /// Whether one of them takes frames again.
     pub(super) room: bool,
+    /// A timer is over, or the driver notified a queue that is watched.
     pub(super) receive: bool,
     pub(super) transmit: bool,
     /// Which of [`Report::ALL`] were reported.
@@ -89,10 +96,8 @@ impl Events {
         Ok(events)
     }
 
-    /// Watches the kernel's reports about a pair, instead of its queue of the backend.
-    pub(super) fn watch_vhost(&self, vhost: &Vhost, nic: &dyn Nic) -> Result<(), NetDeviceError> {
-        // It was added, and the kernel reads it from now on.
-        let _ = epoll::delete(&self.epoll, nic.fd());
+    /// Watches the kernel's reports about a pair.
+    pub(super) fn watch_vhost(&self, vhost: &Vhost) -> Result<(), NetDeviceError> {
         for (id, report) in (VHOST..).zip(Report::ALL) {
             let Some(fd) = vhost.fd(report) else { continue };
             let data = epoll::EventData::new_u64(id);
@@ -106,14 +111,37 @@ impl Events {
     }
 
     /// Undoes [`Self::watch_vhost`].
-    pub(super) fn forget_vhost(&self, vhost: &Vhost, nic: &dyn Nic) {
+    pub(super) fn forget_vhost(&self, vhost: &Vhost) {
         for fd in Report::ALL.iter().filter_map(|report| vhost.fd(*report)) {
             // It was added.
             let _ = epoll::delete(&self.epoll, fd);
         }
-        // It is added as before; there is room for it, since other descriptors were removed.
+    }
+
+    /// Stops watching the first queue of the backend, which the kernel reads from now on.
+    pub(super) fn ignore_nic(&self, nic: &dyn Nic) {
+        // It was added.
+        let _ = epoll::delete(&self.epoll, nic.fd());
+    }
+
+    /// Undoes [`Self::ignore_nic`]. Frames that it has are reported.
+    pub(super) fn watch_nic(&self, nic: &dyn Nic) -> io::Result<()> {
         let data = epoll::EventData::new_u64(NIC);
-        let _ = epoll::add(&self.epoll, nic.fd(), data, EDGES);
+        Ok(epoll::add(&self.epoll, nic.fd(), data, EDGES)?)
+    }
+
+    /// Watches the driver's notifications of a queue of the first pair: receive 0, transmit 1.
+    pub(super) fn watch_kick(&self, ring: usize, kick: &EventFd) -> io::Result<()> {
+        let data = epoll::EventData::new_u64(match ring {
+            0 => RECEIVE_KICK,
+            _ => TRANSMIT_KICK,
+        });
+        Ok(epoll::add(&self.epoll, borrow(kick), data, EDGES)?)
+    }
+
+    /// Undoes [`Self::watch_kick`]. One that is not watched stays so.
+    pub(super) fn ignore_kick(&self, kick: &EventFd) {
+        let _ = epoll::delete(&self.epoll, borrow(kick));
     }
 
     /// The descriptor that the event loop waits for.
@@ -130,7 +158,7 @@ impl Events {
             Some(true) => EDGES | epoll::EventFlags::OUT,
             _ => EDGES,
         };
-        // It was added, and is never removed.
+        // It was added, unless the kernel reads it.
         let _ = epoll::modify(&self.epoll, nic.fd(), data, events);
     }
 
@@ -179,8 +207,10 @@ impl Events {
         };
         for epoll::Event { flags, data } in buffer.into_iter().take(count) {
             match data.u64() {
-                RECEIVE_TIMER => ready.receive = expired(&self.receive),
-                TRANSMIT_TIMER => ready.transmit = expired(&self.transmit),
+                RECEIVE_TIMER => ready.receive |= expired(&self.receive),
+                TRANSMIT_TIMER => ready.transmit |= expired(&self.transmit),
+                RECEIVE_KICK => ready.receive = true,
+                TRANSMIT_KICK => ready.transmit = true,
                 id if id >= VHOST => {
                     let number = usize::try_from(id.saturating_sub(VHOST)).unwrap_or(usize::MAX);
                     if let Some(reported) = ready.vhost.get_mut(number) {

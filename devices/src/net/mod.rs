@@ -22,8 +22,8 @@
 //! * `control`: commands of the control queue; `config`: configuration space; `counters`:
 //!   statistics.
 //! * `receive`, `transmit`: one direction of a queue pair each; `pair`: a pair, and how queues are
-//!   numbered; `vhost`: a pair that the kernel serves; `host`: the backend's queues, and which pair
-//!   receives the frames of each.
+//!   numbered; `vhost`: a pair that the kernel serves, if `device/kernel` says so; `host`: the
+//!   backend's queues, and which pair receives the frames of each.
 //! * `events`: the events that wake up the device; `saved`: its state in a snapshot; `device`: the
 //!   device itself, which ties them together.
 //!

@@ -138,8 +138,7 @@ impl Vhost {
             Report::Interrupt(number) => &self.rings.get(number)?.call,
             Report::Error(number) => &self.rings.get(number)?.error,
         };
-        // SAFETY: the eventfd is open as long as `self` is borrowed.
-        Some(unsafe { BorrowedFd::borrow_raw(fd.as_raw_fd()) })
+        Some(borrow(fd))
     }
 
     /// Takes a queue; the kernel serves it from now on, unless `tap` is `None`.
@@ -383,6 +382,11 @@ impl Kernel {
             _ => Err(io::Error::last_os_error()),
         }
     }
+}
+
+pub(super) fn borrow(fd: &EventFd) -> BorrowedFd<'_> {
+    // SAFETY: the eventfd is open as long as it is borrowed.
+    unsafe { BorrowedFd::borrow_raw(fd.as_raw_fd()) }
 }
 
 fn eventfd() -> io::Result<EventFd> {

@@ -2,7 +2,7 @@ use std::sync::Mutex;
 
 use super::super::memory::{MemoryNic, MemoryWire};
 use super::*;
-use crate::net::feature::CTRL_RX;
+use crate::net::feature::{CTRL_GUEST_OFFLOADS, CTRL_RX, GUEST_CSUM, GUEST_TSO4, MRG_RXBUF, MTU};
 use crate::net::{LinkState, NetDevice, ReceiveFilter};
 use crate::testing::{CountingInterrupt, DriverQueue, backend_readable, counter, memory, stop};
 use crate::virtio::{Progress, Rate, VirtioDevice};
@@ -13,7 +13,7 @@ const RX: u16 = 0;
 const TX: u16 = 1;
 const CONTROL: u16 = 2;
 /// Including features that do not concern the rings.
-const FEATURES: u64 = features::VERSION_1 | MRG_RXBUF | 1 << 16 | 1 << 17;
+const FEATURES: u64 = features::VERSION_1 | MRG_RXBUF | GUEST_CSUM | 1 << 16 | 1 << 17;
 
 /// The requests to the kernel, and its answers.
 #[derive(Debug, Default)]
@@ -337,4 +337,173 @@ fn the_filter_of_the_driver_is_set_on_the_tap_that_the_kernel_reads() {
         rig.wire.filters()[..],
         [ReceiveFilter::Only { .. }]
     ));
+}
+
+/// What the driver sends and receives, and its notifications of both queues.
+const SENT: u64 = 0x9_0000;
+const RECEIVED: u64 = 0x8_0000;
+
+impl Rig {
+    /// Starts the card of a driver with these features; returns its notifications.
+    fn restart(&mut self, features: u64) -> [EventFd; 2] {
+        stop(&mut self.device);
+        self.device.reset();
+        for driver in &mut self.drivers {
+            *driver = DriverQueue::new(&self.mem, driver.config().desc_table, 64);
+        }
+        self.device.negotiated(features);
+        let queues = [RX, TX, CONTROL].map(|index| self.queue(index));
+        let kicks = [0, 1].map(|number: usize| queues[number].kick().try_clone().unwrap());
+        for queue in queues {
+            let index = queue.index();
+            self.device.start_queue(queue).unwrap();
+            assert_eq!(self.device.on_queue(index).unwrap(), Progress::Idle);
+        }
+        self.work();
+        kicks
+    }
+
+    fn work(&mut self) {
+        while backend_readable(&self.device) {
+            assert_eq!(self.device.on_backend().unwrap(), Progress::Idle);
+        }
+    }
+
+    /// Returns the header and the length of the next frame that the driver has.
+    fn received(&mut self) -> Option<([u8; 12], usize)> {
+        let used = self.drivers[0].take_used()?;
+        let mut header = [0; 12];
+        let at = GuestAddress(RECEIVED);
+        self.mem.read_slice(&mut header, at).unwrap();
+        Some((header, used.len as usize - header.len()))
+    }
+
+    fn set_offloads(&mut self, bits: u64) {
+        let command = [&[5, 0][..], &bits.to_le_bytes()].concat();
+        let (at, ack) = (0xa_0000, 0xa_1000);
+        self.mem.write_slice(&command, GuestAddress(at)).unwrap();
+        self.drivers[2].add(&[(at, 10)], &[(ack, 1)]);
+        assert_eq!(self.device.on_queue(CONTROL).unwrap(), Progress::Idle);
+        let done: u8 = self.mem.read_obj(GuestAddress(ack)).unwrap();
+        assert!(done == 0 && self.drivers[2].take_used().is_some());
+    }
+
+    fn starts(&self) -> u64 {
+        counter(&self.device, "vhost_starts")
+    }
+}
+
+#[test]
+fn a_driver_that_does_not_take_all_frames_of_the_kernel_is_served_by_the_device() {
+    let mut rig = Rig::new(|device| device.mtu(1000));
+    for (features, flags, longest) in [
+        (FEATURES & !MRG_RXBUF, 2, 2000),
+        (FEATURES & !GUEST_CSUM, 0, 2000),
+        (FEATURES | MTU, 2, 1018),
+    ] {
+        let kicks = rig.restart(features);
+        assert_eq!((rig.kernel.serves(), rig.starts()), ([false; 2], 0));
+        // Each wakes the device: a frame, buffers for it, and what the driver sends.
+        let marked = [2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+        rig.wire.send_with(marked, &[7; 60]);
+        rig.work();
+        rig.drivers[0].add(&[], &[(RECEIVED, 4096)]);
+        kicks[0].write(1).unwrap();
+        rig.work();
+        let (header, len) = rig.received().unwrap();
+        assert_eq!((header[0], header[10], len), (flags, 1, 60));
+        for len in [longest, longest + 1] {
+            rig.drivers[0].add(&[], &[(RECEIVED, 4096)]);
+            rig.wire.send(&vec![7; len]);
+            kicks[0].write(1).unwrap();
+            rig.work();
+        }
+        assert_eq!(rig.received().unwrap().1, longest);
+        assert_eq!(rig.received().is_none(), longest < 2000);
+        rig.drivers[1].add(&[(SENT, 12 + 60)], &[]);
+        kicks[1].write(1).unwrap();
+        rig.work();
+        assert_eq!(rig.wire.receive().unwrap().1.len(), 60);
+        // Not after the queues have stopped.
+        stop(&mut rig.device);
+        for kick in kicks {
+            kick.write(1).unwrap();
+        }
+        assert!(!backend_readable(&rig.device));
+    }
+    // The next driver takes them.
+    rig.restart(FEATURES);
+    assert_eq!((rig.kernel.serves(), rig.starts()), ([true; 2], 1));
+    rig.wire.send(&[7; 60]);
+    assert!(!backend_readable(&rig.device) && rig.wire.waiting() == 1);
+}
+
+#[test]
+fn a_driver_that_wants_checksums_no_more_is_served_by_the_device_until_it_starts_again() {
+    let mut rig = Rig::new(|device| device);
+    let kicks = rig.restart(FEATURES | CTRL_GUEST_OFFLOADS);
+    // The first chain of each was the kernel's.
+    rig.kernel.with(|told| told.positions = [1, 1]);
+    for at in [RECEIVED + 0x1000, RECEIVED] {
+        rig.drivers[0].add(&[], &[(at, 4096)]);
+    }
+    for at in [SENT + 0x1000, SENT] {
+        rig.drivers[1].add(&[(at, 12 + 60)], &[]);
+    }
+    for driver in &mut rig.drivers[..2] {
+        let index = GuestAddress(driver.config().used_ring + 2);
+        rig.mem.write_obj(1u16, index).unwrap();
+        driver.take_used().unwrap();
+    }
+    rig.set_offloads(0);
+    assert_eq!(rig.kernel.serves(), [false; 2]);
+    rig.work();
+    let marked = [2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+    rig.wire.send_with(marked, &[7; 60]);
+    rig.work();
+    assert_eq!(
+        rig.received().unwrap(),
+        ([0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0], 60)
+    );
+    assert!(rig.wire.receive().is_some() && rig.wire.receive().is_none());
+    rig.drivers[1].add(&[(SENT, 12 + 60)], &[]);
+    kicks[1].write(1).unwrap();
+    rig.work();
+    assert!(rig.wire.receive().is_some());
+
+    rig.set_offloads(GUEST_CSUM);
+    assert_eq!((rig.kernel.serves(), rig.starts()), ([false; 2], 1));
+    rig.restart(FEATURES | CTRL_GUEST_OFFLOADS);
+    assert_eq!((rig.kernel.serves(), rig.starts()), ([true; 2], 2));
+}
+
+#[test]
+fn frames_that_came_before_the_kernel_may_give_less_to_the_driver_are_dropped() {
+    let mut rig = Rig::new(|device| device);
+    let all = FEATURES | CTRL_GUEST_OFFLOADS | GUEST_TSO4;
+    // Returns how many frames wait after `work`, of two more than before.
+    let left = |rig: &mut Rig, work: &dyn Fn(&mut Rig)| {
+        rig.wire.send(&[7; 60]);
+        rig.wire.send(&[7; 2000]);
+        work(rig);
+        rig.wire.waiting()
+    };
+    rig.restart(all);
+    let switch = |bits| move |rig: &mut Rig| rig.set_offloads(bits);
+    assert_eq!(left(&mut rig, &switch(GUEST_CSUM)), 0);
+    assert_eq!(rig.kernel.serves(), [true; 2]);
+    let begun = rig.kernel.with(|told| told.begun.len());
+    assert_eq!(begun, 2, "it had stopped meanwhile");
+    assert_eq!(left(&mut rig, &switch(GUEST_CSUM | GUEST_TSO4)), 2);
+    // A link that is down stays so.
+    rig.device.set_link(LinkState::Down);
+    assert_eq!(left(&mut rig, &switch(GUEST_CSUM)), 0);
+    assert_eq!(rig.kernel.serves(), [false; 2]);
+    rig.device.set_link(LinkState::Up);
+    // The next driver may take less than the one before, or the same.
+    for (features, count) in [(all, 2), (FEATURES, 0), (FEATURES, 2)] {
+        let restart = move |rig: &mut Rig| drop(rig.restart(features));
+        assert_eq!(left(&mut rig, &restart), count, "{features:#x}");
+    }
+    assert_eq!(counter(&rig.device, "rx_dropped"), 2 + 4 + 4);
 }

@@ -22,6 +22,7 @@ mod fault;
 mod interrupt;
 pub mod iovec;
 mod queue;
+mod queue_error;
 mod queues;
 mod rate;
 mod rate_limit;
@@ -43,7 +44,8 @@ pub use device::{
 pub use fault::{Fault, GuestFault, HostFault};
 pub use interrupt::{Interrupt, InterruptLine};
 pub(crate) use queue::MAX_TURN;
-pub use queue::{Queue, QueueConfig, QueueConfigError, QueueFault, QueueResources, QueueState};
+pub use queue::{Queue, QueueConfig, QueueResources, QueueState};
+pub use queue_error::{QueueConfigError, QueueFault};
 pub(crate) use queues::Queues;
 pub(crate) use rate::Limiter;
 pub use rate::Rate;

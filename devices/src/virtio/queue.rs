@@ -6,10 +6,11 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use virtio_queue::{QueueOwnedT, QueueT};
-use vm_memory::{Bytes, GuestAddress, GuestMemory, GuestMemoryError};
+use vm_memory::{Bytes, GuestAddress, GuestMemory};
 use vmm_sys_util::eventfd::EventFd;
 
 use super::descriptors::Descriptors;
+use super::queue_error::{QueueConfigError, QueueFault};
 use super::read_only::{is_readable, writable_part};
 use super::region::{bytes_in_region, slice_in_region};
 use super::{Chain, Fault, Interrupt, MAX_SEGMENTS, Progress, Segment};
@@ -17,8 +18,6 @@ use crate::GuestRam;
 
 /// `VIRTQ_AVAIL_F_NO_INTERRUPT` (§2.7.6).
 const AVAIL_F_NO_INTERRUPT: u16 = 1;
-
-const AVAILABLE_RING: &str = "available ring";
 
 /// After how long a device whose backend may block ends its turn, whatever it has done of its
 /// budget: budgets count bytes, and requests of few bytes may each be slow. A pause waits for the
@@ -65,98 +64,6 @@ pub struct QueueResources {
     pub event_idx: bool,
     /// The positions to continue from; the default for a queue that was never used.
     pub state: QueueState,
-}
-
-/// Why a queue cannot be used as the driver configured it.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum QueueConfigError {
-    /// §2.7: a power of two, no larger than the device's maximum.
-    #[error("queue size {size} is not a power of two of at most {max}")]
-    Size {
-        /// The driver's size.
-        size: u32,
-        /// The device's limit.
-        max: u16,
-    },
-    /// §2.7: 16, 2 and 4 bytes.
-    #[error("the {part} at {addr:#x} is not aligned to {align} bytes")]
-    Alignment {
-        /// Which of the three areas.
-        part: &'static str,
-        /// Its guest physical address.
-        addr: u64,
-        /// The required alignment.
-        align: u64,
-    },
-    /// The area must lie in guest memory.
-    #[error("the {part} at {addr:#x}, {len} bytes long, lies outside guest memory")]
-    Memory {
-        /// Which of the three areas.
-        part: &'static str,
-        /// Its guest physical address.
-        addr: u64,
-        /// Its length in bytes.
-        len: usize,
-    },
-}
-
-/// A driver's mistake in a ring.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum QueueFault {
-    /// The available index ran ahead by more than the queue's size.
-    #[error("the available index jumped by more than the queue's size")]
-    AvailIndex(#[source] virtio_queue::Error),
-    /// A head that is not a descriptor of the table.
-    #[error("descriptor {head} was made available in a queue of {size}")]
-    HeadOutOfRange {
-        /// The index in the available ring.
-        head: u16,
-        /// The queue's size.
-        size: u16,
-    },
-    /// A head that the device is still processing.
-    #[error("descriptor {head} was made available while it is in use")]
-    HeadInUse {
-        /// The index in the available ring.
-        head: u16,
-    },
-    /// A chain with a cycle, a bad link, a bad indirect table, or more than 2³² bytes.
-    #[error("the descriptor chain at {head} is broken or has a loop")]
-    ChainBroken {
-        /// The chain's head.
-        head: u16,
-    },
-    /// More than [`MAX_SEGMENTS`] segments.
-    #[error("the descriptor chain at {head} has too many segments")]
-    ChainTooLong {
-        /// The chain's head.
-        head: u16,
-    },
-    /// §2.7.4.2: device-readable segments come first.
-    #[error("the descriptor chain at {head} has a readable segment after a writable one")]
-    SegmentOrder {
-        /// The chain's head.
-        head: u16,
-    },
-    /// A segment outside guest memory.
-    #[error("the descriptor chain at {head} has a segment at {addr:#x}, outside guest memory")]
-    SegmentMemory {
-        /// The chain's head.
-        head: u16,
-        /// The segment's guest physical address.
-        addr: u64,
-    },
-    /// A ring access failed although the ring was found to lie in guest memory.
-    #[error("a ring could not be accessed")]
-    Ring(#[source] virtio_queue::Error),
-    /// As [`Self::Ring`], for the flags and the event index of the available ring.
-    #[error("the ring's flags could not be read")]
-    Flags(#[source] GuestMemoryError),
-    /// As [`Self::Ring`], for the used ring.
-    #[error("the used ring could not be written")]
-    UsedRing(#[source] GuestMemoryError),
 }
 
 /// A virtqueue that a device owns while it serves it, with the memory it lies in, the eventfd of
@@ -216,7 +123,7 @@ impl Queue {
                 n.saturating_mul(16),
             ),
             (
-                AVAILABLE_RING,
+                "available ring",
                 config.avail_ring,
                 2,
                 n.saturating_mul(2).saturating_add(6),
@@ -232,9 +139,7 @@ impl Queue {
             if !addr.is_multiple_of(align) {
                 return Err(QueueConfigError::Alignment { part, addr, align });
             }
-            // `virtio_queue` takes an available ring at 0 as missing.
-            let none = addr == 0 && part == AVAILABLE_RING;
-            if none || !ram.check_range(GuestAddress(addr), len) {
+            if !ram.check_range(GuestAddress(addr), len) {
                 return Err(QueueConfigError::Memory { part, addr, len });
             }
         }
@@ -356,14 +261,15 @@ impl Queue {
     #[allow(clippy::should_implement_trait)] // Fallible, as an iterator's is not.
     pub fn next(&mut self) -> Result<Option<Chain>, QueueFault> {
         let size = self.ring.size();
-        let mut available = self.ring.iter(&self.ram).map_err(|error| match error {
-            virtio_queue::Error::InvalidAvailRingIndex => QueueFault::AvailIndex(error),
-            other => QueueFault::Ring(other),
-        })?;
-        let Some(found) = available.next() else {
+        let available = self.available()?;
+        if available > size {
+            let error = virtio_queue::Error::InvalidAvailRingIndex;
+            return Err(QueueFault::AvailIndex(error));
+        }
+        if available == 0 {
             return Ok(None);
-        };
-        let head = found.head_index();
+        }
+        let head = self.read_head()?;
         let (word, bit) = slot(head);
         let used = self
             .in_use
@@ -414,6 +320,22 @@ impl Queue {
         }
         *used |= bit;
         Ok(Some(chain))
+    }
+
+    /// Takes the next entry of the available ring. `virtio_queue::Queue::iter` is not used, since it
+    /// takes a ring at address 0 for one that was never set.
+    fn read_head(&mut self) -> Result<u16, QueueFault> {
+        let next = self.ring.next_avail();
+        let slot = next.checked_rem(self.ring.size()).unwrap_or(0);
+        // §2.7.6: flags and index, then 2 bytes for each entry; all of it lies in guest memory.
+        let offset = u64::from(slot).saturating_mul(2).saturating_add(4);
+        let at = GuestAddress(self.ring.avail_ring().saturating_add(offset));
+        let head: u16 = self
+            .ram
+            .load(at, Ordering::Acquire)
+            .map_err(QueueFault::AvailRing)?;
+        self.ring.set_next_avail(next.wrapping_add(1));
+        Ok(u16::from_le(head))
     }
 
     /// Takes the next chain; if there is none, asks the driver to notify.

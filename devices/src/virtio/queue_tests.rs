@@ -277,7 +277,7 @@ fn a_driver_that_wants_no_interrupts_gets_none() {
 }
 
 #[test]
-fn the_descriptor_table_and_the_used_ring_may_lie_at_address_0() {
+fn each_part_of_a_queue_may_lie_at_address_0() {
     let mem = memory(1 << 20);
     for part in 0..3 {
         let mut config = DriverQueue::new(&mem, BASE, 16).config();
@@ -294,12 +294,7 @@ fn the_descriptor_table_and_the_used_ring_may_lie_at_address_0() {
         mem.write_obj(avail, GuestAddress(config.avail_ring))
             .unwrap();
         let resources = queue_resources(&mem, Arc::new(CountingInterrupt::default()));
-        let queue = Queue::new(0, 16, &config, resources);
-        if part == 2 {
-            assert!(matches!(queue, Err(QueueConfigError::Memory { .. })));
-            continue;
-        }
-        let mut queue = queue.unwrap();
+        let mut queue = Queue::new(0, 16, &config, resources).unwrap();
         let chain = queue.next().unwrap().unwrap();
         assert_eq!(chain.writable_len(), 1);
         queue.complete(chain, 1).unwrap();
@@ -344,7 +339,7 @@ fn bad_configurations_are_refused() {
     }
     let bad = [
         QueueConfig {
-            avail_ring: 0,
+            avail_ring: (1 << 20) - 16,
             ..good
         },
         QueueConfig {

@@ -3,19 +3,17 @@
 //! A connection knows its socket, its phase and its credit. It reports what it would send to the
 //! guest next ([`Connection::next_step`]) and takes what the guest sends; it does not know queues.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 
 use rustix::io::Errno;
-use rustix::net::{SendFlags, Shutdown, send, shutdown};
+use rustix::net::{RecvFlags, SendFlags, Shutdown, recv, send, shutdown};
 use vm_memory::VolatileSlice;
 
 use super::credit::{Inbound, Outbound};
+use super::outlet::{Closed, Outlet};
 use super::packet::{Header, Op, Ports, SHUTDOWN_BOTH, SHUTDOWN_RECEIVE, SHUTDOWN_SEND};
 use crate::GuestRam;
 use crate::virtio::{Chain, Fault, SpareList, iovec};
-
-/// A buffer that is larger than this is freed once it is empty.
-const MAX_IDLE_BUFFER: usize = 16 << 10;
 
 /// The maximum number of receive buffers of the guest that one read from the socket may fill.
 pub(super) const MAX_BATCH: usize = 32;
@@ -72,152 +70,6 @@ struct Due {
     shutdown: u32,
 }
 
-/// A socket and the bytes that are not written to it yet.
-#[derive(Debug)]
-pub(super) struct Outlet {
-    socket: OwnedFd,
-    buffer: Vec<u8>,
-    /// Bytes of `buffer` that were sent.
-    head: usize,
-    /// The maximum size of `buffer`: half as large again as what the guest may have in it, so that
-    /// bytes that stay are moved once for as many that were sent, or twice at most.
-    limit: usize,
-    writable: bool,
-}
-
-/// The host program no longer reads.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Closed;
-
-impl Outlet {
-    /// Creates the outlet of a connection whose guest may have `buf_alloc` bytes in flight.
-    fn new(socket: OwnedFd, buf_alloc: u32) -> Self {
-        let credit = usize::try_from(buf_alloc).unwrap_or(usize::MAX);
-        Self {
-            socket,
-            buffer: Vec::new(),
-            head: 0,
-            limit: credit.saturating_add(credit >> 1),
-            writable: true,
-        }
-    }
-
-    pub(super) fn is_empty(&self) -> bool {
-        self.buffer.is_empty()
-    }
-
-    /// Bytes that are not written to the socket yet.
-    fn pending(&self) -> &[u8] {
-        self.buffer.get(self.head..).unwrap_or(&[])
-    }
-
-    fn clear(&mut self) {
-        self.head = 0;
-        if self.buffer.capacity() > MAX_IDLE_BUFFER {
-            self.buffer = Vec::new();
-        } else {
-            self.buffer.clear();
-        }
-    }
-
-    pub(super) fn set_writable(&mut self) {
-        self.writable = true;
-    }
-
-    /// Sends as much of the buffer as the socket takes; returns the number of bytes.
-    pub(super) fn flush(&mut self) -> Result<usize, Closed> {
-        let mut done = 0usize;
-        while self.writable && !self.buffer.is_empty() {
-            let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
-            let pending = self.pending();
-            match rustix::io::retry_on_intr(|| send(&self.socket, pending, flags)) {
-                Ok(sent) => {
-                    done = done.saturating_add(sent);
-                    self.head = self.head.saturating_add(sent);
-                    if self.head >= self.buffer.len() {
-                        self.clear();
-                    }
-                }
-                Err(Errno::AGAIN) => self.writable = false,
-                Err(_) => {
-                    self.clear();
-                    return Err(Closed);
-                }
-            }
-        }
-        Ok(done)
-    }
-
-    /// Sends `len` bytes of the chain from `offset` on: directly from guest memory as far as the
-    /// socket takes them; buffers the rest. Returns how much the socket took.
-    fn send_chain(
-        &mut self,
-        mem: &GuestRam,
-        chain: &Chain,
-        offset: usize,
-        len: usize,
-        scratch: &mut SpareList,
-    ) -> Result<Result<usize, Closed>, Fault> {
-        let mut sent = 0usize;
-        if self.writable && self.buffer.is_empty() {
-            let mut slices = scratch.take();
-            chain.readable_slices(mem, offset, len, &mut slices)?;
-            let result = iovec::send(self.socket.as_fd(), &slices);
-            scratch.put_back(slices);
-            match result {
-                Ok(taken) => sent = taken.min(len),
-                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
-                Err(_) => return Ok(Err(Closed)),
-            }
-            // A socket that took only a part is full: an event will report when it is writable
-            // again.
-            self.writable = sent == len;
-        }
-        let rest = len.saturating_sub(sent);
-        if rest > 0 {
-            self.keep(mem, chain, offset.saturating_add(sent), rest)?;
-        }
-        Ok(Ok(sent))
-    }
-
-    /// Copies `len` bytes of the chain to the end of the buffer.
-    fn keep(
-        &mut self,
-        mem: &GuestRam,
-        chain: &Chain,
-        offset: usize,
-        len: usize,
-    ) -> Result<(), Fault> {
-        let old = self.make_room(len);
-        let result = match self.buffer.get_mut(old..) {
-            Some(room) => chain.read(mem, offset, room),
-            None => Ok(()),
-        };
-        if result.is_err() {
-            self.buffer.truncate(old);
-        }
-        Ok(result?)
-    }
-
-    /// Adds `len` bytes to the end of the buffer, for the caller to fill; returns where they begin.
-    fn make_room(&mut self, len: usize) -> usize {
-        let needed = self.buffer.len().saturating_add(len);
-        if self.head > self.buffer.len() >> 1 || needed > self.limit {
-            self.buffer.drain(..self.head);
-            self.head = 0;
-        }
-        let old = self.buffer.len();
-        let needed = old.saturating_add(len);
-        if needed > self.buffer.capacity() {
-            let doubled = self.buffer.capacity().saturating_mul(2).min(self.limit);
-            self.buffer
-                .reserve_exact(needed.max(doubled).saturating_sub(old));
-        }
-        self.buffer.resize(needed, 0);
-        old
-    }
-}
-
 /// See the module's documentation.
 #[derive(Debug)]
 pub(super) struct Connection {
@@ -241,6 +93,8 @@ pub(super) struct Connection {
     write_ended: bool,
     /// The guest was asked for its credit, and has not granted any since.
     asked: bool,
+    /// It was abandoned when the guest last ran out of time to end it.
+    pub(super) overdue: bool,
     /// The connection is in the multiplexer's list of ready ones.
     pub(super) queued: bool,
     /// The number of receive buffers for the next read.
@@ -291,6 +145,7 @@ impl Connection {
             read_ended: false,
             write_ended: false,
             asked: false,
+            overdue: false,
             queued: false,
             batch: 1,
             silent: false,
@@ -336,9 +191,7 @@ impl Connection {
                     Outcome::Reset
                 };
             }
-            if self.read_ended {
-                self.announce(SHUTDOWN_RECEIVE);
-            }
+            self.announce_hang_up();
         }
         if writable {
             self.outlet.set_writable();
@@ -378,7 +231,14 @@ impl Connection {
         if self.guest_shutdown & SHUTDOWN_SEND != 0 && self.outlet.is_empty() && !self.write_ended {
             self.write_ended = true;
             // It fails only if the other end is closed, which is also reported as an event.
-            let _ = shutdown(&self.outlet.socket, Shutdown::Write);
+            let _ = shutdown(self.outlet.socket(), Shutdown::Write);
+        }
+    }
+
+    /// Ends both directions once the host program is gone and nothing of it is left to send.
+    fn announce_hang_up(&mut self) {
+        if self.hung_up && self.read_ended {
+            self.announce(SHUTDOWN_BOTH);
         }
     }
 
@@ -432,7 +292,7 @@ impl Connection {
         let line = format!("OK {}\n", self.ports.host);
         let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
         // Nothing was written to this socket before: it takes the whole line, or is closed.
-        match rustix::io::retry_on_intr(|| send(&self.outlet.socket, line.as_bytes(), flags)) {
+        match rustix::io::retry_on_intr(|| send(self.outlet.socket(), line.as_bytes(), flags)) {
             Ok(sent) if sent == line.len() => Outcome::Lives,
             _ => Outcome::Reset,
         }
@@ -446,7 +306,8 @@ impl Connection {
         }
         if flags & SHUTDOWN_RECEIVE != 0 {
             self.read_ended = true;
-            let _ = shutdown(&self.outlet.socket, Shutdown::Read);
+            // A host program that is gone is reported again then.
+            let _ = shutdown(self.outlet.socket(), Shutdown::Read);
         }
         self.finish_sending();
         Outcome::Lives
@@ -500,7 +361,9 @@ impl Connection {
             if self.outbound.free() > 0 {
                 return Some(Step::Data);
             }
-            if !self.asked {
+            if self.hung_up && self.is_drained() {
+                let _ = self.end_of_file();
+            } else if !self.asked {
                 self.asked = true;
                 self.due.credit_request = true;
             }
@@ -545,7 +408,7 @@ impl Connection {
 
     /// Reads from the socket into `slices`, which hold `room` bytes.
     pub(super) fn read(&mut self, slices: &[VolatileSlice<'_>], room: usize) -> Read {
-        match iovec::receive(self.outlet.socket.as_fd(), slices) {
+        match iovec::receive(self.outlet.socket(), slices) {
             Ok(0) => self.end_of_file(),
             Ok(len) => {
                 let full = len >= room;
@@ -572,44 +435,20 @@ impl Connection {
         }
     }
 
+    /// Whether the host program left nothing that the guest would need credit for.
+    fn is_drained(&self) -> bool {
+        let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
+        let mut byte = [0u8];
+        let peeked =
+            rustix::io::retry_on_intr(|| recv(self.outlet.socket(), byte.as_mut_slice(), flags));
+        matches!(peeked, Ok((0, _)) | Err(Errno::CONNRESET))
+    }
+
     fn end_of_file(&mut self) -> Read {
         self.read_ended = true;
         self.readable = false;
-        self.announce(if self.hung_up {
-            SHUTDOWN_BOTH
-        } else {
-            SHUTDOWN_SEND
-        });
+        self.announce(SHUTDOWN_SEND);
+        self.announce_hang_up();
         Read::Nothing
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::os::unix::net::UnixStream;
-
-    use super::*;
-
-    #[test]
-    fn a_buffer_that_is_never_empty_is_bounded() {
-        const CREDIT: usize = 32 << 10;
-        let (socket, _reader) = UnixStream::pair().unwrap();
-        let mut outlet = Outlet::new(socket.into(), 32 << 10);
-        let mut next = 0_u8;
-        let mut expected = 0_u8;
-        for step in (1..2000).cycle().take(20_000) {
-            // The guest uses all of its credit, and the host program reads a few bytes.
-            let room = outlet.make_room(CREDIT - outlet.pending().len());
-            for byte in &mut outlet.buffer[room..] {
-                *byte = next;
-                next = next.wrapping_add(1);
-            }
-            assert!(outlet.buffer.capacity() <= CREDIT * 3 / 2);
-            for byte in &outlet.pending()[..step] {
-                assert_eq!(*byte, expected);
-                expected = expected.wrapping_add(1);
-            }
-            outlet.head += step;
-        }
     }
 }

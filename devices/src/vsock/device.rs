@@ -25,6 +25,8 @@ const QUEUE_SIZES: [u16; 3] = [256, 256, 16];
 
 /// `VIRTIO_VSOCK_F_STREAM` (§5.10.3).
 const F_STREAM: u64 = 1 << 0;
+/// `VIRTIO_VSOCK_F_NO_IMPLIED_STREAM`: a driver that accepts no type of sockets has none.
+const F_NO_IMPLIED_STREAM: u64 = 1 << 2;
 
 /// `VIRTIO_VSOCK_EVENT_TRANSPORT_RESET` (§5.10.6.7).
 const TRANSPORT_RESET: [u8; 4] = [0; 4];
@@ -177,7 +179,8 @@ impl VsockDevice {
     /// stream ends if it refuses.
     ///
     /// # Errors
-    /// If descriptors run out, or all connections are in use (EMFILE).
+    /// If descriptors run out, all connections are in use (EMFILE), or the driver has chosen to have
+    /// no streams (ESOCKTNOSUPPORT).
     pub fn connect(&mut self, port: u32) -> io::Result<UnixStream> {
         self.mux.connect_guest(port)
     }
@@ -459,7 +462,7 @@ impl VirtioDevice for VsockDevice {
         DeviceInfo {
             device_type: DeviceType::Vsock,
             queue_sizes: QUEUE_SIZES.to_vec(),
-            features: F_STREAM,
+            features: F_STREAM | F_NO_IMPLIED_STREAM,
             config: self.config.clone(),
             counters: self.mux.counters.clone(),
         }
@@ -474,9 +477,16 @@ impl VirtioDevice for VsockDevice {
         }
     }
 
+    /// A driver that accepts neither feature has streams (§5.10.3.2).
+    fn negotiated(&mut self, features: u64) {
+        let without = features & (F_STREAM | F_NO_IMPLIED_STREAM) == F_NO_IMPLIED_STREAM;
+        self.mux.set_streams(!without);
+    }
+
     fn start_queue(&mut self, queue: Queue) -> Result<(), StartError> {
         self.queues.start(queue)?;
         self.flow = Flow::default();
+        self.mux.restart_close_timer();
         Ok(())
     }
 
@@ -509,6 +519,7 @@ impl VirtioDevice for VsockDevice {
 
     fn reset(&mut self) {
         self.mux.forget_connections();
+        self.mux.set_streams(true);
         self.reset = Reset::Known;
     }
 

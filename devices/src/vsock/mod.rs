@@ -4,7 +4,7 @@
 //! * `packet.rs` is the header of every packet.
 //! * `credit.rs` tracks how much either side may still send (§5.10.6.3).
 //! * `connection.rs` is one stream: its socket, its phase, the packets that it has to send to the
-//!   guest.
+//!   guest; `outlet.rs` is what the guest has sent to the socket.
 //! * `handshake.rs` reads the line in which a host program names the guest's port.
 //! * `host.rs` is the interface of the host's side: [`VsockHost`].
 //! * `listener.rs` is a host's side with paths: the socket that host programs connect to.
@@ -34,6 +34,7 @@ mod handshake;
 mod host;
 mod listener;
 mod mux;
+mod outlet;
 mod packet;
 
 pub use device::VsockDevice;

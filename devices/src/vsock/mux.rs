@@ -4,8 +4,10 @@
 //! until it is used up. So a guest without receive buffers or credit causes no busy loop, and a
 //! change of interest needs no system call.
 //!
-//! `guest.rs` handles packets of the guest, `counters.rs` has the statistics.
+//! `guest.rs` handles packets of the guest, `close_timer.rs` is the timer of connections that the
+//! guest does not end, `counters.rs` has the statistics.
 
+mod close_timer;
 mod counters;
 mod guest;
 
@@ -21,14 +23,16 @@ use std::time::Duration;
 use rustix::event::{EventfdFlags, epoll, eventfd};
 use rustix::io::Errno;
 
-use super::connection::{Connection, Outcome, Outlet, Step};
+use super::connection::{Connection, Outcome, Step};
 use super::error::VsockError;
 use super::handshake::{self, Handshake};
 use super::host::VsockHost;
+use super::outlet::Outlet;
 use super::packet::{Header, Op, Ports};
 use super::{MAX_GUEST_CID, MIN_GUEST_CID};
 use crate::descriptors::{MAX_CONNECTIONS, Shares};
 use crate::virtio::{Fault, RateLimit, SpareList};
+use close_timer::CloseTimer;
 pub(super) use counters::Counters;
 
 /// The maximum number of resets that wait for receive buffers; with that many, no packet of the
@@ -48,6 +52,7 @@ const END_OF_HOST_PORTS: u32 = u32::MAX;
 /// Identifiers in the epoll instance; those of connections are between them.
 const LISTENER: u64 = 0;
 const REMINDER: u64 = u64::MAX;
+const CLOSE_TIMER: u64 = u64::MAX - 1;
 const EVENTS_PER_CALL: usize = 64;
 
 /// The next thing to send to the guest.
@@ -72,12 +77,16 @@ impl fmt::Debug for OnConnect {
 #[derive(Debug)]
 pub(super) struct Mux {
     guest_cid: u64,
+    /// The driver has streams.
+    streams: bool,
     epoll: OwnedFd,
     host: Box<dyn VsockHost>,
     /// Ports of the host that this process serves itself.
     listeners: HashMap<u32, OnConnect>,
     /// Also in the epoll instance: keeps the device readable if work is left.
     reminder: OwnedFd,
+    /// Also in the epoll instance.
+    close_timer: CloseTimer,
     /// The listener may have more connections, but there was no room.
     accept_pending: bool,
     shares: Shares,
@@ -105,10 +114,12 @@ impl Mux {
             eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC).map_err(epoll_error)?;
         let mux = Self {
             guest_cid,
+            streams: true,
             epoll,
             host,
             listeners: HashMap::new(),
             reminder,
+            close_timer: CloseTimer::new().map_err(epoll_error)?,
             accept_pending: false,
             shares: Shares::now(),
             next_id: LISTENER,
@@ -130,6 +141,8 @@ impl Mux {
         }
         let data = epoll::EventData::new_u64(REMINDER);
         epoll::add(&mux.epoll, &mux.reminder, data, edges).map_err(epoll_error)?;
+        let data = epoll::EventData::new_u64(CLOSE_TIMER);
+        epoll::add(&mux.epoll, mux.close_timer.fd(), data, edges).map_err(epoll_error)?;
         Ok(mux)
     }
 
@@ -141,6 +154,15 @@ impl Mux {
 
     pub(super) fn limit_connections(&mut self, limit: usize) {
         self.shares.limit_connections(limit);
+    }
+
+    /// Sets whether the driver has streams. If it has none, there are no connections: its own
+    /// packets are of an unknown type, and host programs are refused.
+    pub(super) fn set_streams(&mut self, streams: bool) {
+        self.streams = streams;
+        if !streams {
+            self.forget_connections();
+        }
     }
 
     pub(super) fn uses_paths(&self) -> bool {
@@ -163,6 +185,11 @@ impl Mux {
             self.lingering.len(),
             self.resets.len(),
         )
+    }
+
+    #[cfg(test)]
+    pub(super) fn close_timer(&self) -> &CloseTimer {
+        &self.close_timer
     }
 
     #[cfg(test)]
@@ -206,8 +233,33 @@ impl Mux {
             LISTENER => self.accept_pending = true,
             // Every write is a new edge: the count need not be read.
             REMINDER => {}
+            CLOSE_TIMER => self.end_overdue(),
             _ => self.on_socket(id, flags),
         }
+    }
+
+    /// Resets the connections that were abandoned already when the time was over before: the guest
+    /// had as long again to end them (§5.10.6.5).
+    fn end_overdue(&mut self) {
+        self.close_timer.expired();
+        let mut overdue = Vec::new();
+        for (id, connection) in &mut self.connections {
+            if connection.abandoned() {
+                if std::mem::replace(&mut connection.overdue, true) {
+                    overdue.push(*id);
+                } else {
+                    self.close_timer.start();
+                }
+            }
+        }
+        for id in overdue {
+            self.settle(id, Outcome::Reset);
+        }
+    }
+
+    /// Gives the guest its time anew, after its queues have not been served for a while.
+    pub(super) fn restart_close_timer(&mut self) {
+        self.close_timer.restart();
     }
 
     fn on_socket(&mut self, id: u64, flags: epoll::EventFlags) {
@@ -276,7 +328,7 @@ impl Mux {
             return;
         };
         match answer {
-            Handshake::Connect(port) if self.has_room() => {
+            Handshake::Connect(port) if self.streams && self.has_room() => {
                 let ports = Ports {
                     guest: port,
                     host: self.new_host_port(port),
@@ -395,12 +447,15 @@ impl Mux {
     }
 
     fn schedule(&mut self, id: u64) {
-        if let Some(connection) = self.connections.get_mut(&id)
-            && !connection.queued
-            && connection.next_step().is_some()
-        {
+        let Some(connection) = self.connections.get_mut(&id) else {
+            return;
+        };
+        if !connection.queued && connection.next_step().is_some() {
             connection.queued = true;
             self.ready.push_back(id);
+        }
+        if connection.abandoned() {
+            self.close_timer.start();
         }
     }
 
@@ -485,6 +540,9 @@ impl Mux {
 
     /// Opens a stream to a port of the guest. It ends as soon as the guest refuses.
     pub(super) fn connect_guest(&mut self, port: u32) -> io::Result<UnixStream> {
+        if !self.streams {
+            return Err(Errno::SOCKTNOSUPPORT.into());
+        }
         if !self.has_room() {
             return Err(Errno::MFILE.into());
         }

@@ -316,12 +316,25 @@ fn ranges_beyond_the_disk_or_with_unknown_flags_are_refused() {
         }
         assert_eq!(rig.range(kind, 0, 1, 2), 2);
         assert_eq!(rig.range(kind, 0, 1, u32::MAX), 2);
-        rig.header(kind, 0);
-        for len in [0, 15, 17, 32] {
+        // Another length than that of a range; several of which one has an unknown flag; more.
+        for (len, flags, status) in [
+            (0, 2, 1),
+            (15, 2, 1),
+            (17, 2, 1),
+            (31, 2, 1),
+            (32, 0, 1),
+            (32, 2, 2),
+            (16 << 12, 0, 1),
+            (16 << 12, 2, 2),
+        ] {
             rig.header(kind, 0);
+            let ranges = vec![0u8; 16 << 12];
+            rig.mem.write_slice(&ranges, GuestAddress(DATA)).unwrap();
+            let at = GuestAddress(DATA + 16 + 12);
+            rig.mem.write_obj(flags, at).unwrap();
             rig.driver.add(&[(HEADER, 16), (DATA, len)], &[(STATUS, 1)]);
             assert_eq!(rig.device.on_queue(0).unwrap(), Progress::Idle);
-            assert_eq!(rig.status(), 1, "{kind} {len}");
+            assert_eq!(rig.status(), status, "{kind} {len} {flags}");
         }
     }
     assert_eq!(rig.range(DISCARD, 0, 1, 1), 2, "only zeroes may unmap");

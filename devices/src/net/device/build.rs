@@ -41,8 +41,10 @@ impl NetDevice {
     /// Creates a device over a tap, see [`Tap::new`], whose frames the kernel moves: `vhost` is an
     /// open `/dev/vhost-net`, one for each device. Then frames cost this process nothing but
     /// interrupts, and are not counted. While the link is down, what the driver has made available
-    /// stays in the queues. A device with a rate limit is served without `vhost`. Call this in the
-    /// process that runs the VM: the kernel uses the memory of the calling process.
+    /// stays in the queues. A device with a rate limit is served without `vhost`, and so is a driver
+    /// that negotiated `MTU`, or not `MRG_RXBUF` and `GUEST_CSUM`: the kernel would give it frames
+    /// that it does not take. Call this in the process that runs the VM: the kernel uses the memory
+    /// of the calling process.
     ///
     /// If `/dev/vhost-net` is missing or may not be opened, use [`Self::tap`], which behaves the
     /// same.
@@ -55,11 +57,9 @@ impl NetDevice {
         Self::tap(tap)?.served_by(vhost)
     }
 
-    /// Makes `vhost` serve the only pair.
+    /// Makes `vhost` serve the only pair, of drivers that suit it.
     pub(in crate::net) fn served_by(mut self, vhost: Vhost) -> Result<Self, NetDeviceError> {
-        if let Some(queue) = self.host.first() {
-            self.events.watch_vhost(&vhost, &*queue.nic)?;
-        }
+        self.events.watch_vhost(&vhost)?;
         self.vhost = Some(vhost);
         Ok(self)
     }
@@ -114,6 +114,7 @@ impl NetDevice {
             host,
             control: None,
             vhost: None,
+            by_kernel: false,
             left: None,
             changes: Limiter::new(None, Some(BACKEND_CHANGES)),
             features: 0,
@@ -137,7 +138,8 @@ impl NetDevice {
         self.reconfigured()
     }
 
-    /// Sets the MTU in bytes that the driver reads; at least [`MIN_MTU`].
+    /// Sets the MTU in bytes that the driver reads; at least [`MIN_MTU`]. A driver that takes note of
+    /// it is served without `vhost`.
     #[must_use]
     pub fn mtu(mut self, mtu: u16) -> Self {
         self.mtu = Some(mtu.max(MIN_MTU));
@@ -168,8 +170,8 @@ impl NetDevice {
 
     /// The kernel cannot limit rates.
     fn without_vhost(mut self) -> Self {
-        if let (Some(vhost), Some(queue)) = (self.vhost.take(), self.host.first()) {
-            self.events.forget_vhost(&vhost, &*queue.nic);
+        if let Some(vhost) = self.vhost.take() {
+            self.events.forget_vhost(&vhost);
         }
         self
     }

@@ -20,6 +20,7 @@ use tempfile::TempDir;
 use vm_memory::{Bytes, GuestAddress};
 
 mod anything;
+mod close_timer;
 mod flow;
 mod hostile;
 mod setup;

@@ -248,3 +248,56 @@ fn a_listening_socket_is_handed_in() {
     assert_eq!(read(&mut host, 3), b"yes");
     assert!(VsockDevice::in_process(2).is_err());
 }
+
+/// Gives the device to a driver that accepts these of its features.
+fn start_with(rig: &mut Rig, features: u64) {
+    let queues = stop(&mut rig.device);
+    rig.device.reset();
+    rig.device.negotiated(features);
+    for queue in queues {
+        rig.device.start_queue(queue).unwrap();
+    }
+}
+
+#[test]
+fn a_driver_that_has_no_streams_gets_none() {
+    let mut rig = Rig::ready();
+    assert_eq!(rig.device.info().features, 0b101);
+    let mut early = rig.device.connect(1).unwrap();
+    limit(&early);
+    start_with(&mut rig, 0b100);
+    assert!(is_closed(&mut early));
+    // As for any unknown type.
+    let listener = rig.listen(7);
+    listener.set_nonblocking(true).unwrap();
+    rig.send(Ports { guest: 1, host: 7 }, Op::Request);
+    rig.expect(Op::Reset);
+    assert!(listener.accept().is_err());
+    assert_eq!(rig.counter("invalid_packets"), 1);
+
+    let mut host = UnixStream::connect(rig.path()).unwrap();
+    limit(&host);
+    host.write_all(b"CONNECT 1\n").unwrap();
+    rig.run();
+    assert!(is_closed(&mut host));
+    let refused = rig.device.connect(1).unwrap_err();
+    assert_eq!(refused.raw_os_error(), Some(libc::ESOCKTNOSUPPORT));
+    rig.expect_nothing();
+    assert_eq!(rig.device.statistics(), (0, 0, 0, 0));
+}
+
+#[test]
+fn a_driver_has_streams_unless_it_chooses_to_have_none() {
+    for features in [0, 0b001, 0b101] {
+        let mut rig = Rig::ready();
+        start_with(&mut rig, 0b100);
+        start_with(&mut rig, features);
+        rig.open_from_guest(1);
+        rig.open_from_host(2);
+    }
+    // A driver that has not started yet has made no choice.
+    let mut rig = Rig::ready();
+    start_with(&mut rig, 0b100);
+    rig.device.reset();
+    rig.device.connect(1).unwrap();
+}

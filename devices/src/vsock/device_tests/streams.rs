@@ -242,6 +242,28 @@ fn a_guest_that_receives_no_more_breaks_the_hosts_pipe() {
 }
 
 #[test]
+fn a_host_program_that_closes_for_a_guest_that_receives_no_more_ends_both_directions() {
+    let mut rig = Rig::ready();
+    let (ports, host) = rig.open_from_guest(1);
+    rig.shutdown(ports, SHUTDOWN_RECEIVE);
+    drop(host);
+    rig.run();
+    assert_eq!(rig.expect(Op::Shutdown).0.flags, SHUTDOWN_BOTH);
+    rig.expect_nothing();
+
+    // With data that the guest has no credit for, and then does not want.
+    let (ports, mut host) = rig.open_from_guest(2);
+    rig.credit(ports, 0, 0);
+    host.write_all(b"unread").unwrap();
+    drop(host);
+    rig.run();
+    rig.expect(Op::CreditRequest);
+    rig.shutdown(ports, SHUTDOWN_RECEIVE);
+    assert_eq!(rig.expect(Op::Shutdown).0.flags, SHUTDOWN_BOTH);
+    rig.expect_nothing();
+}
+
+#[test]
 fn a_guest_that_closes_is_answered_by_a_reset() {
     let mut rig = Rig::ready();
     let (ports, mut host) = rig.open_from_guest(1);

@@ -30,7 +30,7 @@ impl Mux {
             return Ok(());
         }
         let op = Op::from_raw(header.op);
-        if header.dst_cid != HOST_CID || header.kind != TYPE_STREAM {
+        if header.dst_cid != HOST_CID || header.kind != TYPE_STREAM || !self.streams {
             self.counters.invalid_packets.one();
             self.refuse(header, op);
             return Ok(());
