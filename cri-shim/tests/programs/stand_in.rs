@@ -38,6 +38,8 @@ struct Containers(Mutex<BTreeMap<String, State>>, Condvar);
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum State {
     Created,
+    /// Its start is blocked.
+    Starting,
     Running,
     Exited,
 }
@@ -126,12 +128,18 @@ impl Process {
             _ if exec_id.is_some() => self.note(&format!("{name} {id} exec")),
             _ => self.note(&format!("{name} {id}")),
         }
+        if name == "Start" {
+            self.set(id, State::Starting);
+        }
         while self.directory.join(name).exists() {
             thread::sleep(LOOK);
         }
         if let Ok(message) = fs::read_to_string(self.directory.join(format!("refuse-{name}"))) {
             let kind = fs::read_to_string(self.directory.join(format!("kind-{name}")));
             let kind = kind.unwrap_or_else(|_| "Internal".to_owned());
+            if name == "Start" {
+                self.set(id, State::Created);
+            }
             return Some(json!({ "Err": { "kind": kind, "message": message } }));
         }
         let done = match name {
@@ -225,9 +233,11 @@ impl Process {
     fn list(&self) -> Vec<Value> {
         let states = self.containers.0.lock().expect("a thread panicked");
         let all = states.iter().map(|(id, state)| {
+            let is_starting = *state == State::Starting;
+            let state = if is_starting { &State::Created } else { state };
             json!({
                 "id": id, "state": format!("{state:?}"), "pid": 7, "started_at_ns": 7,
-                "exit": null,
+                "exit": null, "is_starting": is_starting,
             })
         });
         all.collect()

@@ -4,6 +4,7 @@ mod bounds;
 mod cgroup;
 mod grow;
 mod importance;
+mod late_start;
 mod pressure;
 mod quantity;
 mod recover;

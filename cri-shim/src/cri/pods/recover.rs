@@ -29,7 +29,7 @@ use crate::stall_timeout::timeout;
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// How long a single attempt may take.
-const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(20);
+pub(super) const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// How long what runs in a machine's control group may take to end when it is killed.
 const KILL_TIMEOUT: Duration = Duration::from_secs(5);
@@ -192,18 +192,19 @@ impl Node {
     ) {
         pod.set_client(Some(client.clone()));
         self.watch_pod(pod, client.clone());
-        let mut half = Vec::new();
+        let (mut half, mut starting) = (Vec::new(), Vec::new());
         for container in self.containers_of(&pod.id) {
             let found = there.iter().find(|info| info.id == container.id);
             match (container.phase(), found) {
                 (ContainerPhase::Creating | ContainerPhase::Removing, _) => half.push(container),
                 // A start was in progress: the sandbox knows whether it succeeded.
                 (ContainerPhase::Created, Some(info)) if info.state != ContainerState::Created => {
-                    let started_at = i64::try_from(info.started_at_ns).unwrap_or(i64::MAX);
-                    self.note_container(&container, |record| {
-                        record.phase = ContainerPhase::Running { started_at };
-                    });
-                    self.watch_container(&container, client.clone());
+                    self.take_over_started(&container, info, client.clone());
+                }
+                // It does not know that yet.
+                (ContainerPhase::Created, Some(info)) if info.is_starting => {
+                    let turn = Arc::clone(&container.turn).lock_owned().await;
+                    starting.push((container, turn));
                 }
                 (ContainerPhase::Running { .. }, _) => {
                     self.watch_container(&container, client.clone());
@@ -221,6 +222,9 @@ impl Node {
         info!(pod = pod.id, "recovered the running pod sandbox");
         // The following steps may take long in the guest, and no caller waits for them.
         pod.set_settled();
+        for (container, turn) in starting {
+            self.await_start(container, turn, client.clone());
+        }
         for container in half {
             if let Err(error) = self.remove_container_now(&container).await {
                 let id = &container.id;
@@ -364,7 +368,7 @@ where
     }
 }
 
-async fn list_within(
+pub(super) async fn list_within(
     client: &SandboxClient,
     limit: Duration,
 ) -> Result<Vec<ContainerInfo>, SandboxError> {

@@ -68,6 +68,7 @@ impl Container {
             started_at_ns: 0,
             exit: None,
             restarts: 0,
+            is_starting: false,
         };
         Self {
             id,
@@ -91,7 +92,9 @@ impl Container {
     }
 
     pub(super) fn info(&self) -> ContainerInfo {
-        self.lock().clone()
+        let mut info = self.lock().clone();
+        info.is_starting = info.state == ContainerState::Created && self.processes.is_starting();
+        info
     }
 
     fn lock(&self) -> MutexGuard<'_, ContainerInfo> {

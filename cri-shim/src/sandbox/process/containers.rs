@@ -288,6 +288,8 @@ impl Containers {
 
     pub(super) async fn start(this: &Arc<Self>, id: &str) -> Result<Started, Error> {
         let container = this.entries.get(id)?;
+        // A client that connects meanwhile must not take it for one that nobody has started.
+        let _pending = container.processes.begin_start();
         let started = this.sandbox.agent().start(id).await?;
         let containers = Arc::clone(this);
         let release = async move |container: Arc<Container>| containers.release(&container).await;

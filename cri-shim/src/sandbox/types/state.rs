@@ -55,4 +55,7 @@ pub struct ContainerInfo {
     /// How often its process was restarted.
     #[serde(default)]
     pub restarts: u32,
+    /// Its start was requested, and the guest has not answered yet: it may run at any time.
+    #[serde(default)]
+    pub is_starting: bool,
 }
