@@ -7,6 +7,8 @@
 //!   `kind-` and that name its kind, `Internal` without,
 //! - with `ended` its machine has powered off, as who asks from then on is told,
 //! - with `lose-exits` exits are never reported,
+//! - with `lost` its machine has ended: programs have ended with it, and the process exits once it
+//!   has told that,
 //! - `grown` is the guest's memory beyond that at boot, in bytes, regardless of requests,
 //! - with `short` the guest is short of memory, which is reported once and removes the file,
 //! - with `linger` its machine ends when that is requested, and the process itself when that file
@@ -110,6 +112,9 @@ impl Process {
                     process.linger(&replies);
                     std::process::exit(0);
                 }
+                if name == "Wait" && process.is_lost() {
+                    std::process::exit(0);
+                }
             });
         }
     }
@@ -162,8 +167,10 @@ impl Process {
             }
             "Wait" => {
                 self.wait(process);
-                let exit = json!({ "code": 137, "exited_at_ns": 8, "oom_killed": false });
-                json!({ "Exit": exit })
+                json!({ "Exit": {
+                    "code": 137, "exited_at_ns": 8, "oom_killed": false,
+                    "of_machine": self.is_lost(),
+                } })
             }
             "IsPaused" => json!({ "IsPaused": false }),
             "List" => json!({ "List": self.list() }),
@@ -222,11 +229,16 @@ impl Process {
         changed.notify_all();
     }
 
+    fn is_lost(&self) -> bool {
+        self.directory.join("lost").exists()
+    }
+
     fn wait(&self, id: &str) {
         let Containers(states, changed) = &self.containers;
         let mut states = states.lock().expect("a thread panicked");
-        while states.get(id) != Some(&State::Exited) {
-            states = changed.wait(states).expect("a thread panicked");
+        while states.get(id) != Some(&State::Exited) && !self.is_lost() {
+            let waited = changed.wait_timeout(states, LOOK);
+            (states, _) = waited.expect("a thread panicked");
         }
     }
 

@@ -203,7 +203,7 @@ impl Container {
                     // The machine has ended, or is being killed, and will report how. Otherwise,
                     // clients would only learn that the process was killed, and not why.
                     sleep(2 * LOST_GUEST_TIMEOUT).await;
-                    return killed();
+                    return ended_with_machine();
                 }
             };
             let mut ran = begun.elapsed();
@@ -285,7 +285,8 @@ impl Container {
     pub(super) async fn guest_is_gone(&self) {
         self.processes.end();
         self.drain().await;
-        self.exited(self.has_ended().unwrap_or_else(killed)).await;
+        let exit = self.has_ended().unwrap_or_else(ended_with_machine);
+        self.exited(exit).await;
     }
 
     /// Gives the readers of a killed process a moment for the rest of its output.
@@ -419,6 +420,7 @@ fn not_started(error: &SandboxError) -> ProcessExit {
         code,
         exited_at_ns: now_ns(),
         oom_killed: false,
+        of_machine: false,
     }
 }
 
@@ -427,6 +429,14 @@ fn killed() -> ProcessExit {
         code: KILLED_EXIT_CODE,
         exited_at_ns: now_ns(),
         oom_killed: false,
+        of_machine: false,
+    }
+}
+
+fn ended_with_machine() -> ProcessExit {
+    ProcessExit {
+        of_machine: true,
+        ..killed()
     }
 }
 

@@ -20,6 +20,9 @@ pub struct ProcessExit {
     pub exited_at_ns: u64,
     /// Whether the kernel's OOM killer killed a process in its container.
     pub oom_killed: bool,
+    /// It ended with its machine, whose own exit says why.
+    #[serde(default)]
+    pub of_machine: bool,
 }
 
 /// The state of a container.
