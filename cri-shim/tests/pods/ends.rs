@@ -252,6 +252,42 @@ async fn a_machine_without_its_socket_is_killed_before_its_pod_has_ended() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_machine_that_recorded_its_end_and_runs_on_is_killed_before_its_pod_has_ended() {
+    let mut node = Node::in_a_group().await;
+    node.daemon.end(Signal::KILL);
+    // As a guest may do that has taken its process over.
+    fs::remove_file(node.sandbox().join("control.sock")).unwrap();
+    let record = json!({ "exit": "PoweredOff", "containers": [] });
+    fs::write(node.sandbox().join("exit.json"), record.to_string()).unwrap();
+    node.put_in_own_group();
+    node.daemon.start();
+    let not_ready = PodSandboxState::SandboxNotready;
+    until(async || node.pod_state().await == not_ready).await;
+    let ended = node.process.try_wait().unwrap();
+    assert!(ended.is_some(), "the machine still runs");
+    let log = node.log();
+    assert!(log.contains("had recorded the machine's end"), "{log}");
+    assert!(log.contains("the guest powered itself off"), "{log}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_machine_of_no_pod_is_killed_before_its_directory_is_removed() {
+    let mut node = Node::in_a_group().await;
+    node.daemon.end(Signal::KILL);
+    fs::remove_file(node.sandbox().join("control.sock")).unwrap();
+    let record = json!({ "exit": "PoweredOff", "containers": [] });
+    fs::write(node.sandbox().join("exit.json"), record.to_string()).unwrap();
+    node.put_in_own_group();
+    let group = format!("/sys/fs/cgroup/kube/pod/{POD}");
+    fs::write(node.sandbox().join("cgroup"), group).unwrap();
+    node.damage_record();
+    node.daemon.start();
+    until(async || !node.sandbox().exists()).await;
+    let ended = node.process.try_wait().unwrap();
+    assert!(ended.is_some(), "the machine still runs");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_guest_that_hangs_is_killed_when_a_container_of_it_is_to_end_and_a_busy_one_is_not() {
     let stop = async |node: &Node, id: &str| {
         let request = StopContainerRequest {

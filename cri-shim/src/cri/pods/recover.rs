@@ -21,7 +21,7 @@ use crate::cri::volumes;
 use crate::machine::causes;
 use crate::sandbox::{
     ContainerInfo, ContainerState, DEFAULT_CGROUP_PARENT, SandboxClient, SandboxError, SandboxExit,
-    end_group, exit_record,
+    end_group, end_group_of, exit_record,
 };
 use crate::stall_timeout::timeout;
 
@@ -48,7 +48,7 @@ impl Node {
         for (id, error) in pods.damaged {
             // It must not run once there is no such pod. The rest is removed with what belongs
             // to no pod.
-            match SandboxClient::kill(&self.dir(&id)).await {
+            match kill_sandbox(&self.dir(&id)).await {
                 Ok(()) => self.drop_damaged::<PodRecord>(&id, error),
                 Err(fault) => {
                     error!(
@@ -385,27 +385,36 @@ pub(super) async fn list_within(
 /// Makes sure that a machine that cannot be reached is gone, and returns how it ended: it cannot be
 /// a pod any more, and must not run when it is reported as ended.
 async fn end_machine(pod: &Pod, dir: &Path, error: SandboxError) -> SandboxExit {
-    match error {
+    let recorded = match error {
+        // What a process has recorded is no proof that it is gone: a guest may have taken it over.
         SandboxError::Gone {
             exit: Some(exit), ..
-        } => return exit,
+        } => Some(exit),
         // No process listens, or the connection was lost: see below.
-        SandboxError::Gone { exit: None, .. } => info!(pod = pod.id, %error, "no sandbox process"),
-        error => warn!(pod = pod.id, %error, "the pod's machine is killed"),
-    }
+        SandboxError::Gone { exit: None, .. } => {
+            info!(pod = pod.id, %error, "no sandbox process");
+            None
+        }
+        error => {
+            warn!(pod = pod.id, %error, "the pod's machine is killed");
+            None
+        }
+    };
     let mut backoff = Backoff::default();
-    while let Err(error) = kill_machine(pod, dir).await {
+    while let Err(error) = kill_machine(pod, dir, recorded.is_some()).await {
         warn!(pod = pod.id, %error, "the pod's machine cannot be killed yet");
         // Until then the pod keeps its state, and callers do not wait for it.
         pod.set_settled();
         backoff.wait().await;
     }
-    exit_record(dir).map_or(SandboxExit::Died, |record| record.exit)
+    let recorded = recorded.or_else(|| exit_record(dir).map(|record| record.exit));
+    recorded.unwrap_or(SandboxExit::Died)
 }
 
 /// Kills a machine by its socket and, as that may be missing, by its control group: its directory
-/// may have been removed, or be that of another `state`.
-async fn kill_machine(pod: &Pod, dir: &Path) -> Result<()> {
+/// may have been removed, or be that of another `state`. `is_recorded`: its process has recorded
+/// its end.
+async fn kill_machine(pod: &Pod, dir: &Path, is_recorded: bool) -> Result<()> {
     SandboxClient::kill(dir).await?;
     let of_kubelet = pod.with_record(|record| cgroup::of_pod(&record.config));
     for parent in of_kubelet
@@ -414,7 +423,13 @@ async fn kill_machine(pod: &Pod, dir: &Path) -> Result<()> {
         .chain([Path::new(DEFAULT_CGROUP_PARENT)])
     {
         let ended = in_place(|| end_group(parent, &pod.id, KILL_TIMEOUT));
-        if ended.map_err(CriError::io("end the pod's machine in", parent))? {
+        let has_run = ended.map_err(CriError::io("end the pod's machine in", parent))?;
+        if has_run && is_recorded {
+            warn!(
+                pod = pod.id,
+                "the pod's process had recorded the machine's end, still ran and was killed"
+            );
+        } else if has_run {
             warn!(
                 pod = pod.id,
                 "the pod's machine ran without its socket and was killed; change `state` only when \
@@ -426,12 +441,21 @@ async fn kill_machine(pod: &Pod, dir: &Path) -> Result<()> {
 }
 
 async fn remove_sandbox(dir: &Path) -> Result<()> {
-    match SandboxClient::connect_within(dir, RESPONSE_TIMEOUT).await {
-        Ok(client) => shut_down(&client).await?,
-        Err(SandboxError::Gone { exit: Some(_), .. }) => {}
-        Err(_) => SandboxClient::kill(dir).await?,
+    if let Ok(client) = SandboxClient::connect_within(dir, RESPONSE_TIMEOUT).await {
+        shut_down(&client).await?;
     }
+    kill_sandbox(dir).await?;
     volumes::remove_dir(dir).await
+}
+
+/// As [`kill_machine`], for a sandbox of which only its directory is known.
+async fn kill_sandbox(dir: &Path) -> Result<()> {
+    SandboxClient::kill(dir).await?;
+    let ended = in_place(|| end_group_of(dir, KILL_TIMEOUT));
+    if ended.map_err(CriError::io("end the machine of", dir))? {
+        warn!(dir = %dir.display(), "a machine ran without its socket and was killed");
+    }
+    Ok(())
 }
 
 #[cfg(test)]
