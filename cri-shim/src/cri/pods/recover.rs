@@ -10,7 +10,7 @@ use tokio::sync::OwnedMutexGuard;
 use tokio::task::JoinSet;
 use tracing::{debug, error, info, warn};
 
-use super::cgroup;
+use super::kill::{kill_machine, kill_sandbox};
 use super::stop::shut_down;
 use crate::blocking::in_place;
 use crate::cri::backoff::Backoff;
@@ -20,8 +20,7 @@ use crate::cri::state::{ContainerPhase, ContainerRecord, PodPhase, PodRecord, Re
 use crate::cri::volumes;
 use crate::machine::causes;
 use crate::sandbox::{
-    ContainerInfo, ContainerState, DEFAULT_CGROUP_PARENT, SandboxClient, SandboxError, SandboxExit,
-    end_group, end_group_of, exit_record,
+    ContainerInfo, ContainerState, SandboxClient, SandboxError, SandboxExit, exit_record,
 };
 use crate::stall_timeout::timeout;
 
@@ -30,9 +29,6 @@ const RESPONSE_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// How long a single attempt may take.
 pub(super) const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(20);
-
-/// How long what runs in a machine's control group may take to end when it is killed.
-const KILL_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// How long the node waits for all of its pods before it serves: those that take longer go on.
 const RECOVERY_TIMEOUT: Duration = Duration::from_secs(20);
@@ -411,51 +407,12 @@ async fn end_machine(pod: &Pod, dir: &Path, error: SandboxError) -> SandboxExit 
     recorded.unwrap_or(SandboxExit::Died)
 }
 
-/// Kills a machine by its socket and, as that may be missing, by its control group: its directory
-/// may have been removed, or be that of another `state`. `is_recorded`: its process has recorded
-/// its end.
-async fn kill_machine(pod: &Pod, dir: &Path, is_recorded: bool) -> Result<()> {
-    SandboxClient::kill(dir).await?;
-    let of_kubelet = pod.with_record(|record| cgroup::of_pod(&record.config));
-    for parent in of_kubelet
-        .as_deref()
-        .into_iter()
-        .chain([Path::new(DEFAULT_CGROUP_PARENT)])
-    {
-        let ended = in_place(|| end_group(parent, &pod.id, KILL_TIMEOUT));
-        let has_run = ended.map_err(CriError::io("end the pod's machine in", parent))?;
-        if has_run && is_recorded {
-            warn!(
-                pod = pod.id,
-                "the pod's process had recorded the machine's end, still ran and was killed"
-            );
-        } else if has_run {
-            warn!(
-                pod = pod.id,
-                "the pod's machine ran without its socket and was killed; change `state` only when \
-                 no pod runs"
-            );
-        }
-    }
-    Ok(())
-}
-
 async fn remove_sandbox(dir: &Path) -> Result<()> {
     if let Ok(client) = SandboxClient::connect_within(dir, RESPONSE_TIMEOUT).await {
         shut_down(&client).await?;
     }
     kill_sandbox(dir).await?;
     volumes::remove_dir(dir).await
-}
-
-/// As [`kill_machine`], for a sandbox of which only its directory is known.
-async fn kill_sandbox(dir: &Path) -> Result<()> {
-    SandboxClient::kill(dir).await?;
-    let ended = in_place(|| end_group_of(dir, KILL_TIMEOUT));
-    if ended.map_err(CriError::io("end the machine of", dir))? {
-        warn!(dir = %dir.display(), "a machine ran without its socket and was killed");
-    }
-    Ok(())
 }
 
 #[cfg(test)]
