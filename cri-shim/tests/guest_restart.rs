@@ -279,8 +279,11 @@ async fn before_and_while_a_container_starts(node: &mut Node) {
     let request = StartContainerRequest { container_id };
     node.killed_in(async move { runtime.start_container(request).await })
         .await;
-    if node.client.status(&id).await.state() == ContainerState::ContainerCreated {
-        node.client.start(&id).await.unwrap();
+    if node.client.status(&id).await.state() == ContainerState::ContainerCreated
+        && let Err(error) = node.client.start(&id).await
+    {
+        // The start of before was carried out meanwhile.
+        assert_eq!(error.code(), Code::FailedPrecondition, "{error}");
     }
     let status = node.ended(&id).await;
     assert_eq!(status.exit_code, 6);

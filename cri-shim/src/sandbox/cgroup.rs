@@ -29,7 +29,7 @@ use tracing::{debug, warn};
 
 use crate::machine::causes;
 
-pub(crate) use end::end_group;
+pub(crate) use end::{end_group, end_group_of};
 use io_limits::set_io_limits;
 pub use io_limits::{IoLimit, IoLimitError, merge_io_limits};
 pub(super) use io_limits::{IoMax, resolve as resolve_io_limits};

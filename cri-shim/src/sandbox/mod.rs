@@ -43,7 +43,7 @@ use tokio::time::timeout;
 use tracing::{debug, warn};
 
 pub use agent::{Agent, AgentContainer, AgentExit, GuestConfig, LinkError, Mux, Share, etc_hosts};
-pub(crate) use cgroup::{CGROUP_ROOT, end_group, lacks_room, parse_cpu_max};
+pub(crate) use cgroup::{CGROUP_ROOT, end_group, end_group_of, lacks_room, parse_cpu_max};
 pub use cgroup::{
     CPU_OVERHEAD_MILLI, CgroupError, DEFAULT_CGROUP_PARENT, IoLimit, IoLimitError, MEMORY_OVERHEAD,
     MachineLimits, memory_overhead, merge_io_limits, remove_empty_cgroups,

@@ -12,20 +12,69 @@ use super::support::stand_in::{Node, POD, until};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_pod_whose_machine_dies_while_it_is_stopped_is_stopped_then() {
-    let mut node = Node::new(2).await;
-    let id = node.create("a", None).await;
-    node.start(&id).await.unwrap();
-    // Nothing else reports that the container has ended.
-    fs::write(node.control.join("lose-exits"), "").unwrap();
-    let dies = async {
-        node.is_stopping(&id).await;
-        node.kill_process();
-    };
-    tokio::join!(node.stop(), dies);
-    assert!(!node.log().contains("timed out killing containers"));
-    let status = node.status(&id).await;
-    assert_eq!((status.exit_code, &*status.reason), (137, "Error"));
-    assert_eq!(node.process_ended().signal(), Some(9));
+    for is_told in [false, true] {
+        let mut node = Node::new(2).await;
+        let id = node.create("a", None).await;
+        node.start(&id).await.unwrap();
+        // Nothing else reports that the container has ended.
+        fs::write(node.control.join("lose-exits"), "").unwrap();
+        let dies = async {
+            node.is_stopping(&id).await;
+            match is_told {
+                true => node.hold("lost"),
+                false => node.kill_process(),
+            }
+        };
+        tokio::join!(node.stop(), dies);
+        assert!(!node.log().contains("timed out killing containers"));
+        let status = node.status(&id).await;
+        assert_eq!((status.exit_code, &*status.reason), (137, "Error"));
+        let signal = (!is_told).then_some(9);
+        assert_eq!(node.process_ended().signal(), signal);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn programs_that_ended_with_their_machine_have_its_reason_and_others_their_own() {
+    for is_away in [false, true] {
+        let mut node = Node::new(2).await;
+        let [id, earlier] = [node.create("a", None).await, node.create("b", None).await];
+        for id in [&id, &earlier] {
+            node.start(id).await.unwrap();
+        }
+        if is_away {
+            node.daemon.end(Signal::KILL);
+        }
+        // As the process records the end of its machine.
+        let of = |id: &str, code: i32, of_machine: bool| {
+            let exit = json!({
+                "code": code, "exited_at_ns": 8, "oom_killed": false, "of_machine": of_machine,
+            });
+            json!({
+                "id": id, "state": "Exited", "pid": 7, "started_at_ns": 7, "exit": exit,
+            })
+        };
+        let containers = [of(&id, 137, true), of(&earlier, 3, false)];
+        let record = json!({ "exit": { "Failed": "it burnt" }, "containers": containers });
+        fs::write(node.sandbox().join("exit.json"), record.to_string()).unwrap();
+        match is_away {
+            true => {
+                node.kill_process();
+                node.process_ended();
+                node.daemon.start();
+            }
+            false => node.hold("lost"),
+        }
+        let exited = ContainerState::ContainerExited;
+        for id in [&id, &earlier] {
+            until(async || node.status(id).await.state() == exited).await;
+        }
+        let status = node.status(&id).await;
+        assert_eq!((status.exit_code, &*status.reason), (255, "SandboxGone"));
+        assert!(status.message.contains("it burnt"), "{}", status.message);
+        let status = node.status(&earlier).await;
+        assert_eq!((status.exit_code, &*status.reason), (3, "Error"));
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -200,6 +249,42 @@ async fn a_machine_without_its_socket_is_killed_before_its_pod_has_ended() {
     let ended = node.process.try_wait().unwrap();
     assert!(ended.is_some(), "the machine still runs");
     assert!(node.log().contains("without its socket"), "{}", node.log());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_machine_that_recorded_its_end_and_runs_on_is_killed_before_its_pod_has_ended() {
+    let mut node = Node::in_a_group().await;
+    node.daemon.end(Signal::KILL);
+    // As a guest may do that has taken its process over.
+    fs::remove_file(node.sandbox().join("control.sock")).unwrap();
+    let record = json!({ "exit": "PoweredOff", "containers": [] });
+    fs::write(node.sandbox().join("exit.json"), record.to_string()).unwrap();
+    node.put_in_own_group();
+    node.daemon.start();
+    let not_ready = PodSandboxState::SandboxNotready;
+    until(async || node.pod_state().await == not_ready).await;
+    let ended = node.process.try_wait().unwrap();
+    assert!(ended.is_some(), "the machine still runs");
+    let log = node.log();
+    assert!(log.contains("had recorded the machine's end"), "{log}");
+    assert!(log.contains("the guest powered itself off"), "{log}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_machine_of_no_pod_is_killed_before_its_directory_is_removed() {
+    let mut node = Node::in_a_group().await;
+    node.daemon.end(Signal::KILL);
+    fs::remove_file(node.sandbox().join("control.sock")).unwrap();
+    let record = json!({ "exit": "PoweredOff", "containers": [] });
+    fs::write(node.sandbox().join("exit.json"), record.to_string()).unwrap();
+    node.put_in_own_group();
+    let group = format!("/sys/fs/cgroup/kube/pod/{POD}");
+    fs::write(node.sandbox().join("cgroup"), group).unwrap();
+    node.damage_record();
+    node.daemon.start();
+    until(async || !node.sandbox().exists()).await;
+    let ended = node.process.try_wait().unwrap();
+    assert!(ended.is_some(), "the machine still runs");
 }
 
 #[tokio::test(flavor = "multi_thread")]

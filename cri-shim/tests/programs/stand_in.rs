@@ -7,6 +7,8 @@
 //!   `kind-` and that name its kind, `Internal` without,
 //! - with `ended` its machine has powered off, as who asks from then on is told,
 //! - with `lose-exits` exits are never reported,
+//! - with `lost` its machine has ended: programs have ended with it, and the process exits once it
+//!   has told that,
 //! - `grown` is the guest's memory beyond that at boot, in bytes, regardless of requests,
 //! - with `short` the guest is short of memory, which is reported once and removes the file,
 //! - with `linger` its machine ends when that is requested, and the process itself when that file
@@ -38,6 +40,8 @@ struct Containers(Mutex<BTreeMap<String, State>>, Condvar);
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum State {
     Created,
+    /// Its start is blocked.
+    Starting,
     Running,
     Exited,
 }
@@ -108,6 +112,9 @@ impl Process {
                     process.linger(&replies);
                     std::process::exit(0);
                 }
+                if name == "Wait" && process.is_lost() {
+                    std::process::exit(0);
+                }
             });
         }
     }
@@ -126,12 +133,18 @@ impl Process {
             _ if exec_id.is_some() => self.note(&format!("{name} {id} exec")),
             _ => self.note(&format!("{name} {id}")),
         }
+        if name == "Start" {
+            self.set(id, State::Starting);
+        }
         while self.directory.join(name).exists() {
             thread::sleep(LOOK);
         }
         if let Ok(message) = fs::read_to_string(self.directory.join(format!("refuse-{name}"))) {
             let kind = fs::read_to_string(self.directory.join(format!("kind-{name}")));
             let kind = kind.unwrap_or_else(|_| "Internal".to_owned());
+            if name == "Start" {
+                self.set(id, State::Created);
+            }
             return Some(json!({ "Err": { "kind": kind, "message": message } }));
         }
         let done = match name {
@@ -154,8 +167,10 @@ impl Process {
             }
             "Wait" => {
                 self.wait(process);
-                let exit = json!({ "code": 137, "exited_at_ns": 8, "oom_killed": false });
-                json!({ "Exit": exit })
+                json!({ "Exit": {
+                    "code": 137, "exited_at_ns": 8, "oom_killed": false,
+                    "of_machine": self.is_lost(),
+                } })
             }
             "IsPaused" => json!({ "IsPaused": false }),
             "List" => json!({ "List": self.list() }),
@@ -214,20 +229,27 @@ impl Process {
         changed.notify_all();
     }
 
+    fn is_lost(&self) -> bool {
+        self.directory.join("lost").exists()
+    }
+
     fn wait(&self, id: &str) {
         let Containers(states, changed) = &self.containers;
         let mut states = states.lock().expect("a thread panicked");
-        while states.get(id) != Some(&State::Exited) {
-            states = changed.wait(states).expect("a thread panicked");
+        while states.get(id) != Some(&State::Exited) && !self.is_lost() {
+            let waited = changed.wait_timeout(states, LOOK);
+            (states, _) = waited.expect("a thread panicked");
         }
     }
 
     fn list(&self) -> Vec<Value> {
         let states = self.containers.0.lock().expect("a thread panicked");
         let all = states.iter().map(|(id, state)| {
+            let is_starting = *state == State::Starting;
+            let state = if is_starting { &State::Created } else { state };
             json!({
                 "id": id, "state": format!("{state:?}"), "pid": 7, "started_at_ns": 7,
-                "exit": null,
+                "exit": null, "is_starting": is_starting,
             })
         });
         all.collect()

@@ -138,6 +138,8 @@ impl Node {
         let (node, container) = (Arc::clone(self), Arc::clone(container));
         tokio::spawn(async move {
             let exit = match client.wait(&container.id, None).await {
+                // Its machine's end says why, and is recorded before.
+                Ok(exit) if exit.of_machine => return node.mark_lost_later(&container).await,
                 Ok(exit) => exit_of(&exit),
                 Err(error) if error.is_gone() => return node.mark_lost_later(&container).await,
                 Err(error) => {

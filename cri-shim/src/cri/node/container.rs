@@ -19,7 +19,7 @@ pub(in crate::cri) struct Container {
     pub(in crate::cri) name: String,
     pub(in crate::cri) pod: Arc<Pod>,
     /// Locked while it is started or removed.
-    pub(in crate::cri) turn: tokio::sync::Mutex<()>,
+    pub(in crate::cri) turn: Arc<tokio::sync::Mutex<()>>,
     /// True once it has ended.
     pub(in crate::cri) ended: watch::Sender<bool>,
     /// It was sent its stop signal: some programs exit immediately on a second one.
@@ -35,7 +35,7 @@ impl Container {
             id: record.id.clone(),
             name: container_name(&record),
             pod,
-            turn: tokio::sync::Mutex::new(()),
+            turn: Arc::default(),
             ended: watch::Sender::new(matches!(record.phase, ContainerPhase::Exited(_))),
             was_signaled: AtomicBool::new(false),
             cpu_rate: Mutex::default(),

@@ -4,6 +4,8 @@ mod bounds;
 mod cgroup;
 mod grow;
 mod importance;
+mod kill;
+mod late_start;
 mod pressure;
 mod quantity;
 mod recover;

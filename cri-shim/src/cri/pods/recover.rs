@@ -10,7 +10,7 @@ use tokio::sync::OwnedMutexGuard;
 use tokio::task::JoinSet;
 use tracing::{debug, error, info, warn};
 
-use super::cgroup;
+use super::kill::{kill_machine, kill_sandbox};
 use super::stop::shut_down;
 use crate::blocking::in_place;
 use crate::cri::backoff::Backoff;
@@ -20,8 +20,7 @@ use crate::cri::state::{ContainerPhase, ContainerRecord, PodPhase, PodRecord, Re
 use crate::cri::volumes;
 use crate::machine::causes;
 use crate::sandbox::{
-    ContainerInfo, ContainerState, DEFAULT_CGROUP_PARENT, SandboxClient, SandboxError, SandboxExit,
-    end_group, exit_record,
+    ContainerInfo, ContainerState, SandboxClient, SandboxError, SandboxExit, exit_record,
 };
 use crate::stall_timeout::timeout;
 
@@ -29,10 +28,7 @@ use crate::stall_timeout::timeout;
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// How long a single attempt may take.
-const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(20);
-
-/// How long what runs in a machine's control group may take to end when it is killed.
-const KILL_TIMEOUT: Duration = Duration::from_secs(5);
+pub(super) const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// How long the node waits for all of its pods before it serves: those that take longer go on.
 const RECOVERY_TIMEOUT: Duration = Duration::from_secs(20);
@@ -48,7 +44,7 @@ impl Node {
         for (id, error) in pods.damaged {
             // It must not run once there is no such pod. The rest is removed with what belongs
             // to no pod.
-            match SandboxClient::kill(&self.dir(&id)).await {
+            match kill_sandbox(&self.dir(&id)).await {
                 Ok(()) => self.drop_damaged::<PodRecord>(&id, error),
                 Err(fault) => {
                     error!(
@@ -192,18 +188,19 @@ impl Node {
     ) {
         pod.set_client(Some(client.clone()));
         self.watch_pod(pod, client.clone());
-        let mut half = Vec::new();
+        let (mut half, mut starting) = (Vec::new(), Vec::new());
         for container in self.containers_of(&pod.id) {
             let found = there.iter().find(|info| info.id == container.id);
             match (container.phase(), found) {
                 (ContainerPhase::Creating | ContainerPhase::Removing, _) => half.push(container),
                 // A start was in progress: the sandbox knows whether it succeeded.
                 (ContainerPhase::Created, Some(info)) if info.state != ContainerState::Created => {
-                    let started_at = i64::try_from(info.started_at_ns).unwrap_or(i64::MAX);
-                    self.note_container(&container, |record| {
-                        record.phase = ContainerPhase::Running { started_at };
-                    });
-                    self.watch_container(&container, client.clone());
+                    self.take_over_started(&container, info, client.clone());
+                }
+                // It does not know that yet.
+                (ContainerPhase::Created, Some(info)) if info.is_starting => {
+                    let turn = Arc::clone(&container.turn).lock_owned().await;
+                    starting.push((container, turn));
                 }
                 (ContainerPhase::Running { .. }, _) => {
                     self.watch_container(&container, client.clone());
@@ -221,6 +218,9 @@ impl Node {
         info!(pod = pod.id, "recovered the running pod sandbox");
         // The following steps may take long in the guest, and no caller waits for them.
         pod.set_settled();
+        for (container, turn) in starting {
+            self.await_start(container, turn, client.clone());
+        }
         for container in half {
             if let Err(error) = self.remove_container_now(&container).await {
                 let id = &container.id;
@@ -364,7 +364,7 @@ where
     }
 }
 
-async fn list_within(
+pub(super) async fn list_within(
     client: &SandboxClient,
     limit: Duration,
 ) -> Result<Vec<ContainerInfo>, SandboxError> {
@@ -381,52 +381,37 @@ async fn list_within(
 /// Makes sure that a machine that cannot be reached is gone, and returns how it ended: it cannot be
 /// a pod any more, and must not run when it is reported as ended.
 async fn end_machine(pod: &Pod, dir: &Path, error: SandboxError) -> SandboxExit {
-    match error {
+    let recorded = match error {
+        // What a process has recorded is no proof that it is gone: a guest may have taken it over.
         SandboxError::Gone {
             exit: Some(exit), ..
-        } => return exit,
+        } => Some(exit),
         // No process listens, or the connection was lost: see below.
-        SandboxError::Gone { exit: None, .. } => info!(pod = pod.id, %error, "no sandbox process"),
-        error => warn!(pod = pod.id, %error, "the pod's machine is killed"),
-    }
+        SandboxError::Gone { exit: None, .. } => {
+            info!(pod = pod.id, %error, "no sandbox process");
+            None
+        }
+        error => {
+            warn!(pod = pod.id, %error, "the pod's machine is killed");
+            None
+        }
+    };
     let mut backoff = Backoff::default();
-    while let Err(error) = kill_machine(pod, dir).await {
+    while let Err(error) = kill_machine(pod, dir, recorded.is_some()).await {
         warn!(pod = pod.id, %error, "the pod's machine cannot be killed yet");
         // Until then the pod keeps its state, and callers do not wait for it.
         pod.set_settled();
         backoff.wait().await;
     }
-    exit_record(dir).map_or(SandboxExit::Died, |record| record.exit)
-}
-
-/// Kills a machine by its socket and, as that may be missing, by its control group: its directory
-/// may have been removed, or be that of another `state`.
-async fn kill_machine(pod: &Pod, dir: &Path) -> Result<()> {
-    SandboxClient::kill(dir).await?;
-    let of_kubelet = pod.with_record(|record| cgroup::of_pod(&record.config));
-    for parent in of_kubelet
-        .as_deref()
-        .into_iter()
-        .chain([Path::new(DEFAULT_CGROUP_PARENT)])
-    {
-        let ended = in_place(|| end_group(parent, &pod.id, KILL_TIMEOUT));
-        if ended.map_err(CriError::io("end the pod's machine in", parent))? {
-            warn!(
-                pod = pod.id,
-                "the pod's machine ran without its socket and was killed; change `state` only when \
-                 no pod runs"
-            );
-        }
-    }
-    Ok(())
+    let recorded = recorded.or_else(|| exit_record(dir).map(|record| record.exit));
+    recorded.unwrap_or(SandboxExit::Died)
 }
 
 async fn remove_sandbox(dir: &Path) -> Result<()> {
-    match SandboxClient::connect_within(dir, RESPONSE_TIMEOUT).await {
-        Ok(client) => shut_down(&client).await?,
-        Err(SandboxError::Gone { exit: Some(_), .. }) => {}
-        Err(_) => SandboxClient::kill(dir).await?,
+    if let Ok(client) = SandboxClient::connect_within(dir, RESPONSE_TIMEOUT).await {
+        shut_down(&client).await?;
     }
+    kill_sandbox(dir).await?;
     volumes::remove_dir(dir).await
 }
 

@@ -262,8 +262,8 @@ impl Node {
         for container in self.containers_of(&pod.id) {
             let known = last.iter().find(|info| info.id == container.id);
             let exit = match known.and_then(|info| info.exit) {
-                Some(exit) => exit_of(&exit),
-                None => gone.exit(),
+                Some(exit) if !exit.of_machine => exit_of(&exit),
+                _ => gone.exit(),
             };
             self.note_exit(&container, exit);
         }

@@ -100,6 +100,7 @@ impl From<AgentExit> for ProcessExit {
             code: exit.status.shell_code().into(),
             exited_at_ns: exit.exited_at_ns,
             oom_killed: exit.oom_killed,
+            of_machine: false,
         }
     }
 }

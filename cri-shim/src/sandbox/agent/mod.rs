@@ -16,6 +16,7 @@ use oci_spec::runtime::LinuxResources;
 use podvisor_agent_protocol::api::{self, AgentClient};
 use podvisor_agent_protocol::{ClockBracket, ExitStatus, REQUEST_METADATA, RPC_PORT, StreamId};
 use tokio::sync::Notify;
+use tokio::time::timeout;
 use tracing::debug;
 use ttrpc::asynchronous::transport::Socket;
 use ttrpc::context::{self, Context};
@@ -31,6 +32,10 @@ use message::{groups, interface, neighbour, route, stats};
 
 /// Timeout of a call, except for waiting for a process.
 const CALL_TIMEOUT: Duration = Duration::from_secs(120);
+
+/// How much longer a call may take until it is sent and answered: [`CALL_TIMEOUT`] begins when it
+/// is sent, and a guest that reads nothing holds up calls before that.
+const SEND_MARGIN: Duration = Duration::from_secs(1);
 
 /// The maximum of readings of the guest's clock, and the duration of one that is good enough.
 const CLOCK_READINGS: usize = 5;
@@ -81,12 +86,23 @@ impl Agent {
         self.lost.notified().await;
     }
 
-    /// Returns the result of a call. All calls go through here, so that each of them can notice
-    /// that the connection has ended.
+    /// Returns the result of a call, whether or not the guest takes it.
     async fn answer<T>(
         &self,
         call: impl Future<Output = ttrpc::Result<T>>,
     ) -> Result<T, LinkError> {
+        match timeout(CALL_TIMEOUT + SEND_MARGIN, self.event(call)).await {
+            Ok(answer) => answer,
+            Err(_) => {
+                let error = "the guest does not read its calls".to_owned();
+                Err(LinkError::Unanswered(ttrpc::Error::Others(error)))
+            }
+        }
+    }
+
+    /// As [`Self::answer`], without a time limit. All calls go through here, so that each of them
+    /// can notice that the connection has ended.
+    async fn event<T>(&self, call: impl Future<Output = ttrpc::Result<T>>) -> Result<T, LinkError> {
         let answer = call.await.map_err(LinkError::from);
         answer.inspect_err(|error| {
             if error.is_lost() {
@@ -229,7 +245,7 @@ impl Agent {
         };
         let no_deadline = Context::default();
         let call = self.client.wait_process(no_deadline, &request);
-        let answer = self.answer(call).await?;
+        let answer = self.event(call).await?;
         Ok(AgentExit {
             status: ExitStatus::try_from(&answer)?,
             exited_at_ns: answer.exited_at_ns,
@@ -410,7 +426,7 @@ impl Agent {
         let request = api::AwaitPressureRequest::default();
         let no_deadline = Context::default();
         let call = self.client.await_pressure(no_deadline, &request);
-        self.answer(call).await?;
+        self.event(call).await?;
         Ok(())
     }
 
@@ -462,6 +478,8 @@ pub fn etc_hosts(hostname: &str) -> String {
 mod tests {
     use std::os::unix::net::UnixStream as StdUnixStream;
 
+    use futures_util::future::join_all;
+
     use super::*;
 
     /// An agent whose guest has closed the connection.
@@ -487,6 +505,25 @@ mod tests {
         let latest = i128::from(u64::MAX);
         assert_eq!(lacks(latest, 0, latest), i64::MAX);
         assert_eq!(lacks(0, latest, 0), i64::MIN);
+    }
+
+    /// More calls than wait to be sent at the same time.
+    const MANY: usize = 1000;
+
+    #[tokio::test(start_paused = true)]
+    async fn no_call_waits_for_ever_for_a_guest_that_does_not_read() {
+        let (ours, _theirs) = StdUnixStream::pair().unwrap();
+        let agent = Agent::connect(Mux::to(ours)).await.unwrap();
+        // Together more than the connection takes.
+        let id = "c".repeat(4 << 10);
+        let calls = (0..MANY).map(|_| agent.stats(&id, true));
+        let answers = timeout(2 * CALL_TIMEOUT, join_all(calls)).await.unwrap();
+        for answer in answers {
+            assert!(
+                matches!(answer, Err(LinkError::Unanswered(_))),
+                "{answer:?}"
+            );
+        }
     }
 
     #[tokio::test]

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use super::{CGROUP_ROOT, remove};
+use super::{CGROUP_ROOT, group_of, remove};
 
 /// How long a change is waited for before it is looked again.
 const POLL_INTERVAL: Timespec = Timespec {
@@ -25,9 +25,32 @@ pub(crate) fn end_group(parent: &Path, id: &str, limit: Duration) -> io::Result<
 }
 
 fn end_in(root: &Path, parent: &Path, id: &str, limit: Duration) -> io::Result<bool> {
-    let group = root
-        .join(parent.strip_prefix("/").unwrap_or(parent))
-        .join(id);
+    let parent = root.join(parent.strip_prefix("/").unwrap_or(parent));
+    end(&parent.join(id), limit)
+}
+
+/// As [`end_group`], for the group of the sandbox in `dir`, whose name begins with the directory's.
+///
+/// # Errors
+/// As [`end_group`].
+pub(crate) fn end_group_of(dir: &Path, limit: Duration) -> io::Result<bool> {
+    match group_of(dir) {
+        Some(group) if is_named_like(&group, dir) => end(&group, limit),
+        _ => Ok(false),
+    }
+}
+
+/// Returns whether a group's name begins with the name of a sandbox's directory, so that no group
+/// of anything else is killed.
+fn is_named_like(group: &Path, dir: &Path) -> bool {
+    let name = |path: &Path| Some(path.file_name()?.as_encoded_bytes().to_vec());
+    match (name(group), name(dir)) {
+        (Some(group), Some(dir)) => group.starts_with(&dir),
+        _ => false,
+    }
+}
+
+fn end(group: &Path, limit: Duration) -> io::Result<bool> {
     let mut events = match File::open(group.join("cgroup.events")) {
         Ok(events) => events,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
@@ -47,7 +70,7 @@ fn end_in(root: &Path, parent: &Path, id: &str, limit: Duration) -> io::Result<b
             Some(&POLL_INTERVAL),
         )?;
     }
-    remove(&group);
+    remove(group);
     Ok(true)
 }
 
@@ -66,6 +89,20 @@ fn is_populated(events: &mut File) -> io::Result<bool> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_group_that_a_directory_names_must_be_its_sandboxs() {
+        let is = |group: &str| is_named_like(Path::new(group), Path::new("/run/sb/0123"));
+        assert!(is("/sys/fs/cgroup/pods/012345"));
+        for group in [
+            "/sys/fs/cgroup",
+            "/sys/fs/cgroup/pods/01",
+            "/sys/fs/cgroup/0123/..",
+            "/",
+        ] {
+            assert!(!is(group), "{group}");
+        }
+    }
 
     #[test]
     fn a_group_is_killed_once_and_only_where_something_runs() {

@@ -68,6 +68,7 @@ impl Container {
             started_at_ns: 0,
             exit: None,
             restarts: 0,
+            is_starting: false,
         };
         Self {
             id,
@@ -91,7 +92,9 @@ impl Container {
     }
 
     pub(super) fn info(&self) -> ContainerInfo {
-        self.lock().clone()
+        let mut info = self.lock().clone();
+        info.is_starting = info.state == ContainerState::Created && self.processes.is_starting();
+        info
     }
 
     fn lock(&self) -> MutexGuard<'_, ContainerInfo> {
@@ -200,7 +203,7 @@ impl Container {
                     // The machine has ended, or is being killed, and will report how. Otherwise,
                     // clients would only learn that the process was killed, and not why.
                     sleep(2 * LOST_GUEST_TIMEOUT).await;
-                    return killed();
+                    return ended_with_machine();
                 }
             };
             let mut ran = begun.elapsed();
@@ -289,7 +292,8 @@ impl Container {
     pub(super) async fn guest_is_gone(&self) {
         self.processes.end();
         self.drain().await;
-        self.exited(self.has_ended().unwrap_or_else(killed)).await;
+        let exit = self.has_ended().unwrap_or_else(ended_with_machine);
+        self.exited(exit).await;
     }
 
     /// Gives the readers of a killed process a moment for the rest of its output.
@@ -423,6 +427,7 @@ fn not_started(error: &SandboxError) -> ProcessExit {
         code,
         exited_at_ns: now_ns(),
         oom_killed: false,
+        of_machine: false,
     }
 }
 
@@ -431,6 +436,14 @@ fn killed() -> ProcessExit {
         code: KILLED_EXIT_CODE,
         exited_at_ns: now_ns(),
         oom_killed: false,
+        of_machine: false,
+    }
+}
+
+fn ended_with_machine() -> ProcessExit {
+    ProcessExit {
+        of_machine: true,
+        ..killed()
     }
 }
 

@@ -13,10 +13,10 @@ use tokio::time::{sleep, timeout};
 use tracing::{debug, warn};
 
 use super::super::Sandbox;
-use super::super::agent::{AgentContainer, AgentExec};
+use super::super::agent::AgentContainer;
 use super::super::error::{RefusalKind, SandboxError, SandboxError as Error};
 use super::super::events::EventLog;
-use super::super::stdio::{StreamSet, Streams};
+use super::super::stdio::StreamSet;
 use super::super::types::{
     ContainerInfo, ContainerState, ContainerStats, ContainerUser, ProcessExit, RestartPolicy,
     Started, StdioFds, TerminalSize,
@@ -24,6 +24,7 @@ use super::super::types::{
 use super::super::wire::{CreateHeader, DeviceHeader, DeviceKind, ExecHeader};
 use super::container::Container;
 use super::entries::{Entries, Entry, not_found};
+use super::execs;
 use super::images::{self, Placement, Slots};
 use super::output::ContainerStreams;
 use super::plugs::Plugs;
@@ -307,6 +308,8 @@ impl Containers {
 
     pub(super) async fn start(this: &Arc<Self>, id: &str) -> Result<Started, Error> {
         let container = this.entries.get(id)?;
+        // A client that connects meanwhile must not take it for one that nobody has started.
+        let _pending = container.processes.begin_start();
         let started = this.sandbox.agent().start(id).await?;
         let containers = Arc::clone(this);
         let release = async move |container: Arc<Container>| containers.release(&container).await;
@@ -373,28 +376,7 @@ impl Containers {
 
     pub(super) async fn exec(&self, header: ExecHeader, files: StdioFds) -> Result<(), Error> {
         let container = self.entries.get(&header.id)?;
-        let streams = Streams::new(StreamSet::of(&files), header.tty)?;
-        let agent = self.sandbox.agent();
-        let exec = AgentExec {
-            id: header.id,
-            exec_id: header.exec_id.clone(),
-            process: header.process,
-            user: header.user,
-            supplemental_groups: header.supplemental_groups,
-            stdio: streams.request(),
-        };
-        agent.exec(exec).await?;
-        match streams.attach(agent.mux(), files).await {
-            Ok(outputs) => {
-                container.exec_started(header.exec_id, outputs, agent);
-                Ok(())
-            }
-            Err(error) => {
-                // Without streams, the process is of no use.
-                container.kill_exec(header.exec_id, agent);
-                Err(error.into())
-            }
-        }
+        execs::start(&container, self.sandbox.agent(), header, files).await
     }
 
     pub(super) async fn attach(

@@ -114,5 +114,15 @@ async fn a_machines_end_waits_for_readers_until_they_are_let_go_and_changes_no_e
     assert!(early.is_err());
     container.detach_readers().await;
     timeout(LONG, gone).await.unwrap();
-    assert_eq!(exit(&container).await.code, CODE);
+    let exit = exit(&container).await;
+    assert_eq!((exit.code, exit.of_machine), (CODE, false));
+}
+
+#[tokio::test]
+async fn a_program_that_runs_when_its_machine_ends_has_ended_with_it() {
+    let (container, output) = Container::sample("c");
+    drop(output);
+    container.guest_is_gone().await;
+    let exit = exit(&container).await;
+    assert_eq!((exit.code, exit.of_machine), (137, true));
 }

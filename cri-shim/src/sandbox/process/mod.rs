@@ -14,6 +14,7 @@
 //! | `answer` | dispatches requests to `containers` |
 //! | `containers`, `machine` | implementations of requests |
 //! | `container` | one container's state and its processes |
+//! | `execs` | starts of further processes, and the end of those that come too late |
 //! | `restart` | whether, when and with which streams a container's process is restarted |
 //! | `output`, `log`, `backlog` | output to the log and to attached clients |
 //! | `own_log` | the log of the process itself |
@@ -31,6 +32,7 @@ mod containers;
 mod drain_tests;
 mod end;
 mod entries;
+mod execs;
 mod images;
 mod launch;
 mod log;

@@ -1,5 +1,6 @@
 //! Whether, when and with which streams a container's process is restarted.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -71,6 +72,18 @@ pub(super) struct Processes {
     turn: AsyncMutex<()>,
     /// The process is not restarted any more.
     is_over: watch::Sender<bool>,
+    /// Requested starts that the guest has not answered.
+    pending_starts: AtomicUsize,
+}
+
+/// A start that the guest has not answered, until this is dropped.
+#[derive(Debug)]
+pub(super) struct PendingStart<'a>(&'a AtomicUsize);
+
+impl Drop for PendingStart<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::AcqRel);
+    }
 }
 
 impl Processes {
@@ -85,7 +98,18 @@ impl Processes {
             terminal: Mutex::new(terminal),
             turn: AsyncMutex::default(),
             is_over: watch::Sender::new(false),
+            pending_starts: AtomicUsize::new(0),
         }
+    }
+
+    /// Reports the container as starting until the result is dropped.
+    pub(super) fn begin_start(&self) -> PendingStart<'_> {
+        self.pending_starts.fetch_add(1, Ordering::AcqRel);
+        PendingStart(&self.pending_starts)
+    }
+
+    pub(super) fn is_starting(&self) -> bool {
+        self.pending_starts.load(Ordering::Acquire) > 0
     }
 
     pub(super) fn policy(&self) -> RestartPolicy {
@@ -214,6 +238,28 @@ mod tests {
             payload,
             ..Response::default()
         }
+    }
+
+    #[tokio::test]
+    async fn a_container_is_starting_until_it_runs_or_cannot_be_started() {
+        let (container, _output) = Container::sample("c");
+        let is_starting = || container.info().is_starting;
+        assert!(!is_starting());
+        let first = container.processes.begin_start();
+        drop(container.processes.begin_start());
+        assert!(is_starting());
+        drop(first);
+        assert!(!is_starting());
+
+        let (ours, _guest) = StdUnixStream::pair().unwrap();
+        let agent = Agent::connect(Mux::to(ours)).await.unwrap();
+        let _pending = container.processes.begin_start();
+        let started = Started {
+            pid: 1,
+            started_at_ns: 1,
+        };
+        container.started(started, &agent, |_| async {});
+        assert!(!is_starting());
     }
 
     #[tokio::test]

@@ -20,6 +20,9 @@ pub struct ProcessExit {
     pub exited_at_ns: u64,
     /// Whether the kernel's OOM killer killed a process in its container.
     pub oom_killed: bool,
+    /// It ended with its machine, whose own exit says why.
+    #[serde(default)]
+    pub of_machine: bool,
 }
 
 /// The state of a container.
@@ -55,4 +58,7 @@ pub struct ContainerInfo {
     /// How often its process was restarted.
     #[serde(default)]
     pub restarts: u32,
+    /// Its start was requested, and the guest has not answered yet: it may run at any time.
+    #[serde(default)]
+    pub is_starting: bool,
 }

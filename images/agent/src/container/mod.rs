@@ -219,7 +219,8 @@ impl Containers {
         })
     }
 
-    /// Starts an additional process in a running container. Returns its pid.
+    /// Starts an additional process in a running container. Returns its pid. If the caller is
+    /// dropped before, the process is killed as soon as it exists.
     ///
     /// # Errors
     ///
@@ -235,7 +236,8 @@ impl Containers {
         }
         container.execs.reserve(&request.exec_id)?;
         let this = self.clone();
-        run_to_end(async move {
+        let (of, exec_id) = (Arc::clone(&container), request.exec_id.clone());
+        let made = async move {
             let made = this.make_exec(&container, &request).await;
             match made {
                 Ok(process) => {
@@ -255,8 +257,8 @@ impl Containers {
                     Err(error)
                 }
             }
-        })
-        .await
+        };
+        run_for_caller(made, move || of.execs.abandon(&exec_id)).await
     }
 
     /// Sends a signal to one process; a process that has ended does not get it.
@@ -426,7 +428,63 @@ async fn run_to_end<T: Send + 'static>(
     })
 }
 
+/// As [`run_to_end`], but calls `abandon` after `work` has succeeded if the caller was dropped by
+/// then.
+async fn run_for_caller<T: Send + 'static>(
+    work: impl Future<Output = Result<T>> + Send + 'static,
+    abandon: impl FnOnce() + Send + 'static,
+) -> Result<T> {
+    let caller = Arc::new(());
+    let call = Arc::downgrade(&caller);
+    let done = run_to_end(async move {
+        let done = work.await;
+        if done.is_ok() && call.strong_count() == 0 {
+            abandon();
+        }
+        done
+    })
+    .await;
+    drop(caller);
+    done
+}
+
 // A panic while a lock is held ends the agent, so locks are never poisoned.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::FutureExt as _;
+    use tokio::sync::mpsc;
+    use tokio::sync::oneshot;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn what_is_created_after_its_caller_is_gone_is_abandoned_and_nothing_else_is() {
+        for (is_gone, succeeds) in [(true, true), (true, false), (false, true), (false, false)] {
+            let (go, gone) = oneshot::channel();
+            let (abandoned, mut abandons) = mpsc::unbounded_channel();
+            let work = async move {
+                gone.await.unwrap();
+                match succeeds {
+                    true => Ok(7),
+                    false => Err(ContainerError::NotFound("c".to_owned())),
+                }
+            };
+            let mut run = Box::pin(run_for_caller(work, move || abandoned.send(()).unwrap()));
+            assert!((&mut run).now_or_never().is_none());
+            if is_gone {
+                drop(run);
+                go.send(()).unwrap();
+            } else {
+                go.send(()).unwrap();
+                assert_eq!(run.await.ok(), succeeds.then_some(7));
+            }
+            // `None` when the work is over.
+            let expected = (is_gone && succeeds).then_some(());
+            assert_eq!(abandons.recv().await, expected);
+        }
+    }
 }

@@ -7,11 +7,12 @@
 use std::io;
 use std::time::Duration;
 
+use podvisor_agent_protocol::limits;
 use rustix::termios::{LocalModes, SpecialCodeIndex, tcgetattr};
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 
-use super::StreamClaim;
 use super::fd::Endpoint;
+use super::{Connection, StreamClaim};
 use crate::init::reaper::{ExitWatch, ended};
 
 /// A pipe holds 64 KiB by default: one read empties it.
@@ -36,14 +37,14 @@ pub enum Kind {
 /// everything written until then is delivered. Processes that it left behind may still hold the
 /// pipe: their output is discarded from then on, and they get no `SIGPIPE`.
 pub async fn output(source: Endpoint, kind: Kind, mut exit: ExitWatch, claim: StreamClaim) {
-    let mut sink = claim.await.ok();
+    let mut sink = claimed(claim, &mut exit).await;
     deliver(&source, kind, &mut exit, &mut sink).await;
     discard(source).await;
 }
 
 /// Connects a terminal to its one connection, both ways.
 pub async fn terminal(master: Endpoint, mut exit: ExitWatch, claim: StreamClaim) {
-    let Ok(connection) = claim.await else {
+    let Some(connection) = claimed(claim, &mut exit).await else {
         return discard(master).await;
     };
     let (reader, writer) = tokio::io::split(connection);
@@ -59,6 +60,24 @@ pub async fn terminal(master: Endpoint, mut exit: ExitWatch, claim: StreamClaim)
     }
     drop(sink);
     discard(master).await;
+}
+
+/// Waits for the host's connection; `None` if it does not come: the process has ended, and so has
+/// the time for connecting to its streams.
+async fn claimed(claim: StreamClaim, exit: &mut ExitWatch) -> Option<Connection> {
+    let is_too_late = async {
+        // An error means that nothing will report its end.
+        let _ = ended(exit).await;
+        tokio::time::sleep(limits::STREAM_CLAIM_TIMEOUT).await;
+    };
+    tokio::select! {
+        biased;
+        connection = claim => connection.ok(),
+        () = is_too_late => {
+            tracing::debug!("the host did not connect to an output stream");
+            None
+        }
+    }
 }
 
 /// Carries the host's bytes to a process's standard input until either side ends it.
@@ -191,7 +210,7 @@ async fn type_in<R: AsyncRead + Unpin>(master: &Endpoint, mut host: R) {
 mod tests {
     use super::*;
     use crate::init::reaper::ProcessExit;
-    use crate::stdio::{Connection, StreamRegistry};
+    use crate::stdio::StreamRegistry;
     use podvisor_agent_protocol::{ExitStatus, StreamId};
     use rustix::fs::{Mode, OFlags};
     use rustix::pipe::{PipeFlags, pipe_with};
@@ -201,7 +220,7 @@ mod tests {
     use std::os::fd::OwnedFd;
     use tokio::io::{DuplexStream, duplex};
     use tokio::sync::watch;
-    use tokio::task::JoinHandle;
+    use tokio::task::{JoinHandle, JoinSet};
 
     /// A process's life, and the host's connection to one stream of it.
     struct Scene {
@@ -328,6 +347,36 @@ mod tests {
         writer.write_all(&vec![7; 1 << 20]).await.unwrap();
         drop(writer);
         relay.await.unwrap();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_host_that_never_connects_is_waited_for_until_a_while_after_the_end() {
+        let (reader, writer) = pipe();
+        let (master, slave) = open_terminal();
+        let (exit, watch) = watch::channel(None);
+        let hub = StreamRegistry::new();
+        let claim = |number| hub.claim(StreamId::new([number; 16]).unwrap()).unwrap();
+        let reader = Endpoint::new(reader).unwrap();
+        let mut relays = JoinSet::new();
+        relays.spawn(output(reader, Kind::Pipe, watch.clone(), claim(1)));
+        relays.spawn(terminal(Endpoint::new(master).unwrap(), watch, claim(2)));
+        // Its last output is kept for the host.
+        File::from(writer).write_all(b"last words").unwrap();
+        drop(slave);
+        let long = 10 * limits::STREAM_CLAIM_TIMEOUT;
+        tokio::time::timeout(long, relays.join_next())
+            .await
+            .unwrap_err();
+        let over = ProcessExit {
+            status: ExitStatus::Code(0),
+            at_ns: 0,
+        };
+        exit.send_replace(Some(over));
+        let early = limits::STREAM_CLAIM_TIMEOUT / 2;
+        tokio::time::timeout(early, relays.join_next())
+            .await
+            .unwrap_err();
+        tokio::time::timeout(long, relays.join_all()).await.unwrap();
     }
 
     #[tokio::test]

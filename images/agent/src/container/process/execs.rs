@@ -77,7 +77,21 @@ impl Execs {
     pub(in crate::container) fn get(&self, id: &str) -> Result<Arc<Process>> {
         match lock(&self.0).get(id) {
             Some(Exec::Made { process, .. }) => Ok(Arc::clone(process)),
-            _ => Err(ContainerError::NotFound(id.to_owned())),
+            Some(Exec::Making) => Err(ContainerError::WrongState {
+                id: id.to_owned(),
+                state: "being created",
+            }),
+            None => Err(ContainerError::NotFound(id.to_owned())),
+        }
+    }
+
+    /// Kills a process that the host no longer waits for: its place may be given away.
+    pub(in crate::container) fn abandon(&self, id: &str) {
+        if let Some(Exec::Made { process, is_told }) = lock(&self.0).get_mut(id) {
+            if let Err(error) = process.signal(9) {
+                tracing::warn!(exec = id, %error, "cannot kill a process that nobody waits for");
+            }
+            *is_told = true;
         }
     }
 
@@ -91,8 +105,11 @@ impl Execs {
 
 #[cfg(test)]
 mod tests {
-    use podvisor_agent_protocol::ExitStatus;
-    use rustix::process::Pid;
+    use std::os::unix::process::ExitStatusExt as _;
+    use std::process::Command;
+
+    use podvisor_agent_protocol::{ErrorKind, ExitStatus};
+    use rustix::process::{Pid, PidfdFlags, pidfd_open};
     use tokio::sync::watch;
     use tokio::task::JoinSet;
 
@@ -110,6 +127,30 @@ mod tests {
 
     fn is_there(execs: &Execs, id: &str) -> bool {
         execs.get(id).is_ok()
+    }
+
+    #[tokio::test]
+    async fn one_that_nobody_waits_for_is_killed_and_makes_room() {
+        let execs = Execs::default();
+        execs.reserve("late").unwrap();
+        let early = execs.get("late").unwrap_err();
+        assert_eq!(early.kind(), ErrorKind::WrongState, "{early}");
+        assert_eq!(execs.get("more").unwrap_err().kind(), ErrorKind::NotFound);
+        let mut child = Command::new("sleep").arg("1000").spawn().unwrap();
+        let pid = Pid::from_child(&child);
+        let (_sender, exit) = watch::channel(None);
+        let pidfd = Some(pidfd_open(pid, PidfdFlags::empty()).unwrap());
+        let late = Process::new(pid, Child { pidfd, exit }, None, JoinSet::new());
+        execs.made("late".to_owned(), late);
+        for number in 1..limits::EXECS {
+            execs.reserve(&number.to_string()).unwrap();
+        }
+        execs.reserve("more").unwrap_err();
+
+        execs.abandon("late");
+        assert_eq!(child.wait().unwrap().signal(), Some(9));
+        execs.reserve("more").unwrap();
+        assert!(!is_there(&execs, "late"));
     }
 
     #[tokio::test]

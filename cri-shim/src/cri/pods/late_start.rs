@@ -1,0 +1,74 @@
+//! Containers whose start was in progress when the previous daemon ended: their sandbox carries it
+//! out whether or not a daemon waits for it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use k8s_cri::v1::ContainerEventType;
+use tokio::sync::OwnedMutexGuard;
+use tokio::time::sleep;
+use tracing::{debug, info};
+
+use super::recover::{ATTEMPT_TIMEOUT, list_within};
+use crate::cri::node::{Container, Node};
+use crate::cri::state::ContainerPhase;
+use crate::sandbox::{ContainerInfo, ContainerState, SandboxClient};
+
+/// Interval for asking whether a start has succeeded.
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
+
+impl Node {
+    /// Takes over a container that was started, as its sandbox knows, and is recorded as created.
+    pub(super) fn take_over_started(
+        self: &Arc<Self>,
+        container: &Arc<Container>,
+        info: &ContainerInfo,
+        client: SandboxClient,
+    ) {
+        let started_at = i64::try_from(info.started_at_ns).unwrap_or(i64::MAX);
+        self.note_container(container, |record| {
+            record.phase = ContainerPhase::Running { started_at };
+        });
+        self.watch_container(container, client);
+    }
+
+    /// Waits until the sandbox knows whether a container runs, and takes it over then. Calls that
+    /// change the container wait for its turn.
+    pub(super) fn await_start(
+        self: &Arc<Self>,
+        container: Arc<Container>,
+        turn: OwnedMutexGuard<()>,
+        client: SandboxClient,
+    ) {
+        let node = Arc::clone(self);
+        tokio::spawn(async move {
+            let _turn = turn;
+            info!(
+                container = container.id,
+                "a start of the container is in progress"
+            );
+            loop {
+                sleep(POLL_INTERVAL).await;
+                let there = match list_within(&client, ATTEMPT_TIMEOUT).await {
+                    Ok(there) => there,
+                    // It never ran as far as anybody knows, and has no exit to report.
+                    Err(error) if error.is_gone() => return,
+                    Err(error) => {
+                        debug!(container = container.id, %error, "its start is asked for again");
+                        continue;
+                    }
+                };
+                match there.iter().find(|info| info.id == container.id) {
+                    Some(info) if info.is_starting => {}
+                    Some(info) if info.state != ContainerState::Created => {
+                        node.take_over_started(&container, info, client);
+                        node.emit(&container, ContainerEventType::ContainerStartedEvent);
+                        return;
+                    }
+                    // The start has failed.
+                    _ => return,
+                }
+            }
+        });
+    }
+}
