@@ -22,6 +22,7 @@ use vm_memory::{Bytes, GuestAddress};
 mod anything;
 mod flow;
 mod hostile;
+mod ports;
 mod setup;
 mod streams;
 
