@@ -418,6 +418,21 @@ fn a_restored_transport_goes_on_with_the_same_driver() {
 }
 
 #[test]
+fn a_restored_transport_has_the_selections_of_its_driver() {
+    let (_, states, mut old) = saved();
+    // The halves of both kinds of features, and a queue.
+    let selections = [(0x00, 4, 5), (0x08, 4, 6), (0x16, 2, 7)];
+    for (register, width, value) in selections {
+        old.w(register, width, value);
+    }
+    let mut new = rig();
+    new.pci.restore(&old.pci.save(), &states).unwrap();
+    for (register, width, value) in selections {
+        assert_eq!(new.r(register, width), value, "{register:#x}");
+    }
+}
+
+#[test]
 fn states_that_no_driver_can_have_made_are_refused_and_change_nothing() {
     let (state, states, _old) = saved();
     let damage: [fn(&mut SavedPci); 12] = [
