@@ -9,6 +9,9 @@ use crate::virtio::{Progress, Rate, VirtioDevice};
 use std::sync::atomic::Ordering::SeqCst;
 use vm_memory::{Bytes, GuestMemoryMmap};
 
+#[path = "vhost_kernel_tests.rs"]
+mod kernel;
+
 const RX: u16 = 0;
 const TX: u16 = 1;
 const CONTROL: u16 = 2;

@@ -234,6 +234,17 @@ mod tests {
     }
 
     #[test]
+    fn a_guest_sets_the_bits_of_the_command_register_that_have_a_meaning() {
+        let mut config = config();
+        assert_eq!(config.u16(4), 0);
+        config.write(4, &[0xff; 2]);
+        // Memory, bus master, parity errors, system errors, no INTx (PCI 3.0 §6.2.2).
+        assert_eq!(config.u16(4), 1 << 1 | 1 << 2 | 1 << 6 | 1 << 8 | 1 << 10);
+        config.write(4, &[0xfb, 0]);
+        assert_eq!(config.u16(4), 1 << 1 | 1 << 6);
+    }
+
+    #[test]
     fn capabilities_are_linked_aligned_and_end() {
         let mut config = config();
         assert_eq!(config.u16(0x06) & 0x10, 0);

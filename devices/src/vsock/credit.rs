@@ -162,6 +162,19 @@ mod tests {
     }
 
     #[test]
+    fn counts_of_half_the_range_ahead_are_lies_and_others_are_old() {
+        let mut credit = Outbound::new();
+        credit.update(1000, 0).unwrap();
+        credit.sent(600);
+        for ahead in [1, 400, 1 << 30, 1 << 31] {
+            assert_eq!(credit.update(1000, 600 + ahead), Err(CreditLie), "{ahead}");
+        }
+        let oldest = 600u32.wrapping_sub(u32::MAX >> 1);
+        credit.update(2000, oldest).unwrap();
+        assert_eq!((credit.free(), credit.in_flight()), (1400, 600));
+    }
+
+    #[test]
     fn an_older_count_changes_nothing() {
         let mut credit = Outbound::new();
         credit.update(1000, 0).unwrap();

@@ -23,6 +23,29 @@ fn a_file_that_may_not_be_written_needs_read_only() {
 }
 
 #[test]
+fn a_fifo_is_refused_without_waiting_for_its_writer() {
+    use rustix::fs::{CWD, FileType, Mode, mknodat};
+    use std::os::unix::fs::OpenOptionsExt;
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("fifo");
+    let mode = Mode::RUSR | Mode::WUSR;
+    mknodat(CWD, &path, FileType::Fifo, mode, 0).unwrap();
+    let fifo = path.clone();
+    let opening = std::thread::spawn(move || BlockDevice::open(fifo).map(drop));
+    let mut writer = std::fs::OpenOptions::new();
+    writer.write(true).custom_flags(libc::O_NONBLOCK);
+    while !opening.is_finished() {
+        // ENXIO, unless somebody has it open for reading.
+        assert!(writer.open(&path).is_err(), "it was opened");
+        std::thread::yield_now();
+    }
+    assert!(matches!(
+        opening.join().unwrap(),
+        Err(BlockDeviceError::NotADisk { .. })
+    ));
+}
+
+#[test]
 fn a_writable_disk_is_opened_for_writing_late_and_locked() {
     let file = tempfile::NamedTempFile::new().unwrap();
     file.as_file().set_len(1024).unwrap();

@@ -321,6 +321,15 @@ fn all_engines_change_the_disk_with_nothing_in_flight() {
 }
 
 #[test]
+fn the_event_loop_waits_for_the_first_queue_alone() {
+    let mut rig = Rig::over(BlockDevice::new(Box::new(Gated::new(4))));
+    let watched: Vec<_> = (0..QUEUES).filter(|n| rig.device().watches(*n)).collect();
+    assert_eq!(watched, [0]);
+    assert_eq!(rig.threads.len(), usize::from(QUEUES) - 1);
+    rig.end();
+}
+
+#[test]
 fn a_disk_that_is_there_once_has_one_engine() {
     let mut disk = Gated::new(4);
     disk.copies = false;

@@ -112,6 +112,12 @@ impl Qcow2Disk {
         Ok((place, run.min(most)))
     }
 
+    /// Where bytes of the disk are stored, and how many of them are contiguous there.
+    #[cfg(test)]
+    pub(super) fn run_at(&mut self, at: u64, most: u64) -> (Place, u64) {
+        self.run(at, most, &[]).unwrap()
+    }
+
     fn place_of(&mut self, cluster: u64, fresh: &[Fresh]) -> io::Result<Place> {
         match fresh.iter().find(|fresh| fresh.cluster == cluster) {
             Some(fresh) => Ok(Place::File(fresh.at)),

@@ -17,6 +17,8 @@ mod client_tests;
 mod credentials_tests;
 #[path = "ids_tests.rs"]
 mod ids_tests;
+#[path = "overlay_tests.rs"]
+mod overlay_tests;
 #[path = "parts_tests.rs"]
 mod parts_tests;
 

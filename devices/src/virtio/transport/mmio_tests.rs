@@ -214,6 +214,7 @@ fn identification_registers() {
     assert_eq!(rig.r(reg::MAGIC_VALUE), u32::from_le_bytes(*b"virt"));
     assert_eq!(rig.r(reg::VERSION), 2);
     assert_eq!(rig.r(reg::DEVICE_ID), 2);
+    assert_eq!(rig.r(reg::VENDOR_ID), u32::from_le_bytes(*b"PVSR"));
     rig.w(reg::DEVICE_FEATURES_SEL, 0);
     assert_eq!(rig.r(reg::DEVICE_FEATURES), 1 << 5 | 1 << 28 | 1 << 29);
     rig.w(reg::DEVICE_FEATURES_SEL, 1);

@@ -23,6 +23,7 @@ mod anything;
 mod close_timer;
 mod flow;
 mod hostile;
+mod ports;
 mod setup;
 mod streams;
 

@@ -177,3 +177,34 @@ fn a_new_overlay_is_as_large_and_its_image_named_as_long_as_it_may_be() {
         assert!(matches!(error, Qcow2Error::Name), "{len}: {error}");
     }
 }
+
+#[test]
+fn an_entry_that_another_process_damages_later_is_an_error() {
+    let mut rig = Rig::new(&numbered(4 << 16));
+    rig.write(0, &[1; 2 << 16]);
+    rig.reopen();
+    let file = rig.overlay();
+    let word = |at: u64| {
+        let mut bytes = [0; 8];
+        file.read_exact_at(&mut bytes, at).unwrap();
+        u64::from_be_bytes(bytes)
+    };
+    // The L1 table's first entry, with the flag of a cluster that is used once.
+    let own = 1 << 63;
+    let table = word(word(40)) & !own;
+    let end = file.metadata().unwrap().len();
+    let behind = end.next_multiple_of(CLUSTER) | own;
+    file.write_all_at(&behind.to_be_bytes(), table + 8).unwrap();
+    assert_eq!(rig.read(0, 512), [1; 512]);
+    let mem = rig.mem.clone();
+    let disk = rig.disk.as_mut().unwrap();
+    let error = read(disk, &mem, 1 << 16, 512).unwrap_err();
+    assert_eq!(error.kind(), io::ErrorKind::InvalidData);
+    let slices = pieces(&mem, 512);
+    let write = Operation::Write {
+        offset: 1 << 16,
+        slices: &slices,
+    };
+    assert!(rig.ask(write).is_err());
+    assert_eq!(file.metadata().unwrap().len(), end);
+}

@@ -157,3 +157,32 @@ fn ids(device_type: DeviceType) -> PciIds {
         },
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn functions_have_the_numbers_of_the_specification_and_a_class_that_fits() {
+        for (device, number, class) in [
+            (DeviceType::Net, 0x1041, [2, 0, 0]),
+            (DeviceType::Block, 0x1042, [1, 0x80, 0]),
+            (DeviceType::Console, 0x1043, [7, 0x80, 0]),
+            (DeviceType::Entropy, 0x1044, [0xff, 0, 0]),
+            (DeviceType::Balloon, 0x1045, [0xff, 0, 0]),
+            (DeviceType::Vsock, 0x1053, [0xff, 0, 0]),
+            (DeviceType::Mem, 0x1058, [0xff, 0, 0]),
+            (DeviceType::FileSystem, 0x105a, [1, 0x80, 0]),
+            (DeviceType::Pmem, 0x105b, [0xff, 0, 0]),
+        ] {
+            let expected = PciIds {
+                vendor: 0x1af4,
+                device: number,
+                subsystem: (0x1af4, number),
+                revision: 1,
+                class,
+            };
+            assert_eq!(ids(device), expected, "{device:?}");
+        }
+    }
+}

@@ -8,7 +8,7 @@ use crate::pci::{COMMAND_MEMORY, MessageInterrupt, NO_VECTOR};
 use crate::rng::RngDevice;
 use crate::testing::{DirectLink, DriverQueue, memory};
 use crate::virtio::transport::Status;
-use crate::virtio::{Interrupt, Progress, VirtioDevice};
+use crate::virtio::{Interrupt, Progress, VirtioDevice, features};
 
 #[derive(Clone, Debug, Default)]
 struct Sent(Arc<Mutex<Vec<u32>>>);
@@ -129,6 +129,29 @@ fn a_driver_negotiates_reads_back_what_it_wrote_and_is_served() {
     assert_eq!(rig.driver.take_used().unwrap().len, 32);
     assert_eq!(rig.sent(), [71], "by the queue's vector");
     assert_eq!(rig.r(ISR, 1), 0, "not with MSI-X");
+}
+
+#[test]
+fn each_kind_of_features_has_its_own_selector() {
+    let mut rig = rig();
+    rig.w(0x14, 1, 1);
+    rig.w(0x14, 1, 3);
+    // VIRTIO_F_VERSION_1 is bit 0 of the high half; the ring's features are in the low half.
+    for (device, driver) in [(0, 1), (1, 0), (2, 3), (0xffff_ffff, 1)] {
+        rig.w(0x00, 4, device);
+        rig.w(0x08, 4, driver);
+        assert_eq!((rig.r(0x00, 4), rig.r(0x08, 4)), (device, driver));
+        let offered = match device {
+            0 => features::RING & 0xffff_ffff,
+            1 => 1,
+            _ => 0,
+        };
+        assert_eq!(rig.r(0x04, 4), offered, "half {device:#x}");
+    }
+    // What is offered cannot be written.
+    rig.w(0x00, 4, 1);
+    rig.w(0x04, 4, 0xffff_ffff);
+    assert_eq!(rig.r(0x04, 4), 1);
 }
 
 #[test]
@@ -392,6 +415,21 @@ fn a_restored_transport_goes_on_with_the_same_driver() {
     new.w(MSIX_TABLE + 16 + 12, 4, 0);
     assert_eq!(new.sent(), [71]);
     drop(old);
+}
+
+#[test]
+fn a_restored_transport_has_the_selections_of_its_driver() {
+    let (_, states, mut old) = saved();
+    // The halves of both kinds of features, and a queue.
+    let selections = [(0x00, 4, 5), (0x08, 4, 6), (0x16, 2, 7)];
+    for (register, width, value) in selections {
+        old.w(register, width, value);
+    }
+    let mut new = rig();
+    new.pci.restore(&old.pci.save(), &states).unwrap();
+    for (register, width, value) in selections {
+        assert_eq!(new.r(register, width), value, "{register:#x}");
+    }
 }
 
 #[test]
