@@ -113,12 +113,12 @@ fn the_features_of_a_device_have_the_numbers_of_the_specification() {
         features(&disk().queues(2)),
         bits(&[2, 6, 9, 10, 12, 13, 14])
     );
-    // STATS_VQ, DEFLATE_ON_OOM, REPORTING; SIZE; STREAM.
+    // STATS_VQ, DEFLATE_ON_OOM, REPORTING; SIZE; STREAM, NO_IMPLIED_STREAM.
     assert_eq!(features(&BalloonDevice::new()), bits(&[1, 2, 5]));
     let console = ConsoleDevice::new(Box::new(std::io::sink()));
     assert_eq!(features(&console), bits(&[0]));
     let vsock = VsockDevice::in_process(3).unwrap();
-    assert_eq!(features(&vsock), bits(&[0]));
+    assert_eq!(features(&vsock), bits(&[0, 2]));
     assert_eq!(features(&RngDevice::new()), 0);
     assert_eq!(features(&FsDevice::open("a", dir.path()).unwrap()), 0);
     // MQ.
