@@ -9,7 +9,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use super::database::{self, Change, Contents};
 use super::disk_records::{DiskChange, DiskName, DiskRecord};
 use super::flights::Flight;
-use super::gc::{GcHold, Removal, check_unused, entries, remove_unused, try_claim};
+use super::gc::{Failures, GcHold, check_unused, entries, remove_unused, try_claim};
 use super::pull::{acquire, blocking};
 use super::work::{WorkFile, sync_directory_of};
 use super::{Inner, Prune, PullOptions, PullPolicy, Pulling, RemovedImages, Store, private};
@@ -426,27 +426,33 @@ impl Inner {
         self.count_freed(removed)
     }
 
-    /// Removes disk images whose OCI image was removed, and files that belong to no disk image;
-    /// returns the bytes freed. For [`Inner::collect`], which has made sure that no other work is
-    /// running.
-    pub(super) fn collect_disks(&self, contents: &Contents) -> Result<u64> {
+    /// Removes disk images whose OCI image was removed, and files that belong to no disk image, and
+    /// adds the bytes freed to `freed`. For [`Inner::collect`], which has made sure that no other
+    /// work is running.
+    pub(super) fn collect_disks(
+        &self,
+        contents: &Contents,
+        freed: &mut u64,
+        failures: &mut Failures,
+    ) {
         let orphans = orphans(contents);
         if !orphans.is_empty() {
-            database::update(&self.layout, |contents| {
+            let dropped = database::update(&self.layout, |contents| {
                 let drop = |id| Change::Disk(DiskChange::Drop(id));
                 Ok((self::orphans(contents).into_iter().map(drop).collect(), ()))
-            })?;
+            });
+            if let Err(error) = dropped {
+                return failures.add(error);
+            }
         }
-        let mut removal = Removal::default();
-        for (id, directory) in entries(&self.layout.disks())? {
+        for (id, directory) in failures.listed(entries(&self.layout.disks())) {
             let disks = &contents.disks;
             let is_known = disks.record(&id).is_some() || disks.unreadable.contains(&id);
             if is_known && !orphans.contains(&id) {
                 continue;
             }
-            removal.add(remove_unused(&self.layout.disk(&id), &directory));
+            *freed += failures.freed(remove_unused(&self.layout.disk(&id), &directory));
         }
-        removal.end()
     }
 
     /// Removes the disk image of an OCI image that was removed, even while others hold files;
@@ -473,7 +479,7 @@ impl Inner {
         &self,
         prune: &Prune,
         removed: &mut Vec<RemovedImages>,
-        removal: &mut Removal,
+        failures: &mut Failures,
     ) -> Result<()> {
         let contents = database::read(&self.layout)?;
         let in_images: HashSet<Digest> = contents
@@ -515,7 +521,7 @@ impl Inner {
                 Ok(()) => {}
                 // Another process removed it first, or needs it.
                 Err(Error::InUse { .. } | Error::NotFound { .. }) => {}
-                Err(error) => removal.failed(error),
+                Err(error) => failures.add(error),
             }
         }
         Ok(())
