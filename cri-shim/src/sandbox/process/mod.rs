@@ -42,6 +42,7 @@ mod serve;
 mod upkeep;
 mod waits;
 
+use std::cell::Cell;
 use std::fs::File;
 use std::io;
 use std::os::unix::net::UnixStream as StdUnixStream;
@@ -175,7 +176,10 @@ async fn begin(
 ) -> Result<Option<ConfiguredSandbox>, ProcessError> {
     let (told, network) = oneshot::channel();
     let dir = received.header.dir.clone();
+    let is_used = Cell::new(false);
     let network = async {
+        // The guest's agent has answered.
+        is_used.set(true);
         let cut = |_| SandboxError::Control {
             dir,
             source: FrameError::Cut,
@@ -210,6 +214,7 @@ async fn begin(
                 failed: Some(causes(&error)),
                 is_jail: matches!(error, SandboxError::Jail(_)),
                 blames_template: matches!(error, SandboxError::Clone(_)),
+                has_unused_cards: !is_used.get(),
                 panic: error.panic().cloned(),
                 ..LaunchReply::default()
             };
