@@ -17,6 +17,7 @@
 //! | `restart` | whether, when and with which streams a container's process is restarted |
 //! | `output`, `log` | output to the log and to attached clients |
 //! | `own_log` | the log of the process itself |
+//! | `pauses` | pauses of the guest, and its clock |
 //! | `end` | the machine's end: when it is due, and the work that is left then |
 //! | `upkeep` | periodic work for a running guest: its clock, and removed files |
 //! | `images` | which disk holds which image |
@@ -36,6 +37,7 @@ mod log;
 mod machine;
 mod output;
 mod own_log;
+mod pauses;
 mod plugs;
 mod restart;
 mod serve;
