@@ -384,7 +384,7 @@ pub(super) fn remove_file(path: &Path) -> Result<u64> {
 mod tests {
     use rustix::fs::{OFlags, fcntl_getfl};
 
-    use super::super::{Store, disk_records};
+    use super::super::{PullOptions, Store, disk_records};
     use super::*;
 
     #[test]
@@ -395,7 +395,7 @@ mod tests {
         let rootfs = inner.layout.rootfs(&id);
         fs::create_dir(inner.layout.image(&id)).unwrap();
         fs::write(&rootfs, [1; 5000]).unwrap();
-        let claim = inner.claim_image(&id).unwrap();
+        let claim = inner.claim_image(&id, &PullOptions::default()).unwrap();
         assert_eq!(inner.free_rootfs(id).unwrap(), 0);
         assert!(rootfs.exists());
         drop(claim);
