@@ -1,5 +1,6 @@
 //! Disk images in the store: fetched once, found by URL, removed when no longer needed.
 
+use std::cell::Cell;
 use std::collections::HashSet;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -395,7 +396,8 @@ impl Inner {
 
     /// Removes a URL, or by id all of them; the disk image is removed with the last one.
     pub(super) fn remove_disk(&self, name: &str, removed: &mut RemovedImages) -> Result<()> {
-        let (_, names) = database::update(&self.layout, |contents| {
+        let dropped = Cell::new(None);
+        let decide = |contents: &Contents| {
             let id = find(contents, name)?;
             let all: Vec<String> = contents.disks.names_of(&id).map(str::to_owned).collect();
             let names = match Source::is_meant(name) {
@@ -420,9 +422,13 @@ impl Inner {
                 changes.push(Change::Disk(DiskChange::Drop(id)));
                 removed.image = Some(id);
             }
+            dropped.set(removed.image);
             Ok((changes, removed))
-        })?;
+        };
+        let free = || dropped.get().map_or(Ok(0), |id| self.free_disk_first(id));
+        let (names, freed) = self.update_or_free(decide, free)?;
         *removed = names;
+        removed.bytes = freed;
         self.count_freed(removed)
     }
 
@@ -470,6 +476,16 @@ impl Inner {
         match is_orphan {
             true => remove_unused(&self.layout.disk(&id), &self.layout.disk_directory(&id)),
             false => Ok(0),
+        }
+    }
+
+    /// Removes the file of a disk image that still has its record; returns the bytes freed.
+    fn free_disk_first(&self, id: Digest) -> Result<u64> {
+        match try_claim(&self.layout.disk_claim(&id)) {
+            Some(_claim) if self.layout.disk_directory(&id).exists() => {
+                remove_unused(&self.layout.disk(&id), &self.layout.disk_directory(&id))
+            }
+            _ => Ok(0),
         }
     }
 

@@ -1,5 +1,6 @@
 //! Removal: names on request, files when nothing needs them any longer.
 
+use std::cell::Cell;
 use std::collections::HashSet;
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -67,7 +68,8 @@ impl Inner {
     /// Removes names, and images with their last name. `removed` says what, also where files of it
     /// cannot be removed.
     pub(super) fn remove(&self, name: &str, removed: &mut RemovedImages) -> Result<()> {
-        let (_, (names, disk)) = database::update(&self.layout, |contents| {
+        let dropped = Cell::new(None);
+        let decide = |contents: &Contents| {
             let found = find(contents, name)?;
             let id = found.id();
             let all: Vec<String> = contents.names_of(&id).map(str::to_owned).collect();
@@ -92,9 +94,13 @@ impl Inner {
                 removed.image = Some(id);
                 disk = contents.record(&id).and_then(|record| record.disk);
             }
+            dropped.set(removed.image);
             Ok((changes, (removed, disk)))
-        })?;
+        };
+        let free = || dropped.get().map_or(Ok(0), |id| self.free_rootfs_first(id));
+        let ((names, disk), freed) = self.update_or_free(decide, free)?;
         *removed = names;
+        removed.bytes = freed;
         self.count_freed(removed)?;
         let mut failures = Failures::default();
         if let Some(id) = removed.image.filter(|_| removed.deferred) {
@@ -104,6 +110,28 @@ impl Inner {
         failures.end()
     }
 
+    /// Changes the database to remove something. That takes some room itself: on a disk that has
+    /// none, `free` first removes what the change would make useless. If the change fails all the
+    /// same, what is removed is damaged until it is removed or pulled again. Returns also the bytes
+    /// that were freed so.
+    pub(super) fn update_or_free<T>(
+        &self,
+        decide: impl Fn(&Contents) -> Result<(Vec<Change>, T)>,
+        free: impl FnOnce() -> Result<u64>,
+    ) -> Result<(T, u64)> {
+        match database::update(&self.layout, &decide) {
+            Err(full @ Error::DiskFull { .. }) => match free()? {
+                0 => Err(full),
+                freed => {
+                    tracing::info!(freed, "the disk is full: files are removed before records");
+                    let (_, out) = database::update(&self.layout, &decide)?;
+                    Ok((out, freed))
+                }
+            },
+            done => done.map(|(_, out)| (out, 0)),
+        }
+    }
+
     /// Removes the root file system of a removed image, even while others hold files: it is most of
     /// the image's disk usage, and no other image shares it. If another process is creating the
     /// image again, it is left to the holders of files. Returns the bytes freed.
@@ -111,9 +139,21 @@ impl Inner {
         let Some(_claim) = try_claim(&self.layout.image_claim(&id)) else {
             return Ok(0);
         };
-        if database::read(&self.layout)?.record(&id).is_some() {
-            return Ok(0);
+        match database::read(&self.layout)?.record(&id) {
+            Some(_) => Ok(0),
+            None => self.remove_rootfs(id),
         }
+    }
+
+    /// As [`Self::free_rootfs`], of an image that still has its record.
+    fn free_rootfs_first(&self, id: Digest) -> Result<u64> {
+        match try_claim(&self.layout.image_claim(&id)) {
+            Some(_claim) => self.remove_rootfs(id),
+            None => Ok(0),
+        }
+    }
+
+    fn remove_rootfs(&self, id: Digest) -> Result<u64> {
         let directory = self.layout.image(&id);
         match directory.exists() {
             true => remove_unused(&self.layout.rootfs(&id), &directory),
