@@ -9,7 +9,7 @@ use std::process::Command;
 
 use podvisor_images::{Error, Prune, Store};
 use support::image::{Layer, Packing};
-use support::{Tarball, TestImage, options};
+use support::{Faulty, Reply, Tarball, TestImage, options};
 use tempfile::TempDir;
 
 /// A file system of a few MiB; unmounted when dropped.
@@ -86,6 +86,24 @@ fn images_are_removed_from_a_disk_that_is_full() {
     fs::remove_file(disk.0.path().join("filler")).unwrap();
     load(&store, "more").unwrap();
     assert_eq!(store.list().unwrap().len(), 1);
+}
+
+#[tokio::test]
+async fn a_disk_image_is_removed_from_a_disk_that_is_full() {
+    let disk = SmallDisk::new("size=8m");
+    let store = disk.store();
+    let bytes = vec![7; 64 << 10];
+    let server = Faulty::serve(TestImage::small(), move |_| {
+        Some(Reply::new(200, &bytes[..]))
+    });
+    let url = format!("http://{}/disk.raw", server.host);
+    let options = options();
+    let pulled = store.pull_disk(&url, None, &options).await.unwrap();
+    disk.fill();
+    let removed = store.remove(&url).unwrap();
+    assert_eq!(removed.image, Some(pulled.id()));
+    assert!(removed.bytes >= 64 << 10, "{removed:?}");
+    assert!(store.disks().unwrap().is_empty());
 }
 
 /// What removes no file needs room itself, and says so; nothing is lost.
