@@ -293,7 +293,8 @@ impl Inner {
     }
 }
 
-/// What failed of the removal of several things, of which one that cannot be removed keeps no other.
+/// What failed of the removal of several things, of which one that cannot be removed keeps no
+/// other.
 #[derive(Debug, Default)]
 pub(super) struct Failures {
     first: Option<Error>,

@@ -60,8 +60,8 @@ impl Rootfs {
 impl Inner {
     /// Protects the image's root file system from removals of this file only (`free_rootfs`): for a
     /// caller that looks for it or gives it its name, until the image has its record. A caller that
-    /// has it must wait for no registry. A load has it while it makes the file system: whoever waits
-    /// says so, and looks whether it was cancelled.
+    /// has it must wait for no registry. A load has it while it makes the file system: whoever
+    /// waits says so, and looks whether it was cancelled.
     pub(super) fn claim_image(&self, id: &Digest, options: &PullOptions) -> Result<WorkFile> {
         let path = self.layout.image_claim(id);
         let mut is_told = false;
