@@ -396,26 +396,32 @@ fn pruning_asks_first_and_takes_what_nobody_needs() {
 }
 
 #[test]
-fn pruning_that_fails_in_part_says_what_is_gone_and_why_the_rest_is_not() {
-    for command in [["prune"].as_slice(), &["image", "prune"]] {
+fn a_removal_that_fails_in_part_says_what_is_gone_and_why_the_rest_is_not() {
+    let prunes = "\nTotal reclaimed space: ";
+    for (command, end) in [
+        (["prune", "-af"].as_slice(), prunes),
+        (&["image", "prune", "-af"], prunes),
+        (&["rmi", "app:1"], ""),
+    ] {
         for json in [false, true] {
             let (root, id) = root();
             // A file that no image needs, in whose place is what cannot be removed as a file.
             let stays = root.path().join("images/blobs/sha256").join("0".repeat(64));
             fs::create_dir_all(stays.join("in it")).unwrap();
-            let flags: &[&str] = if json { &["-af", "--json"] } else { &["-af"] };
+            let flags: &[&str] = if json { &["--json"] } else { &[] };
             let ran = root.output(&[command, flags].concat());
             ran.refused(1, &["/000000"]);
             match json {
                 false => {
-                    let words = format!("Untagged: {NAME}\nDeleted: {id}\nTotal reclaimed space: ");
+                    let words = format!("Untagged: {NAME}\nDeleted: {id}{end}");
                     assert!(ran.stdout.contains(&words), "{ran:?}");
                 }
                 true => {
-                    let pruned: Value = serde_json::from_str(&ran.stdout).unwrap();
-                    let names = pruned["untagged"].as_array().unwrap();
+                    let gone: Value = serde_json::from_str(&ran.stdout).unwrap();
+                    let names = gone["untagged"].as_array().unwrap();
                     assert!(names.contains(&json!(NAME)), "{ran:?}");
-                    assert_eq!(pruned["deleted"], json!([id]), "{ran:?}");
+                    assert_eq!(gone["deleted"], json!([id]), "{ran:?}");
+                    assert!(gone["freed"].as_u64() > Some(0), "{ran:?}");
                 }
             }
         }

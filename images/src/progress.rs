@@ -66,6 +66,9 @@ pub enum PullEvent {
         /// The layer.
         layer: Digest,
     },
+    /// Another pull or load, of this or another process, makes the image's file system; this one
+    /// waits for it. Comes at most once.
+    RootfsWaiting,
     /// Another pull, of this or another process, fetches this disk image; this one waits for it.
     DiskWaiting,
     /// `done` bytes of a disk image's file have arrived and were converted or wait for conversion.

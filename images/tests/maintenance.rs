@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use podvisor_images::{Digest, Error, Image, Prune, PullEvent, PullPolicy, Store};
+use podvisor_images::{Digest, Error, Image, Prune, PullEvent, PullPolicy, RemovedImages, Store};
 use rustix::fs::{FlockOperation, flock};
 use support::image::{Layer, Packing};
 use support::{Body, Faulty, Reply, Tarball, TestImage, TestStore, options};
@@ -218,8 +218,13 @@ fn a_file_that_cannot_be_removed_keeps_no_other() {
     let stays = test.dir.path().join("blobs/sha256").join("0".repeat(64));
     std::fs::create_dir_all(stays.join("in it")).unwrap();
     let failed = |result: Error| assert!(result.to_string().contains("/000000"), "{result}");
-    failed(test.store.remove("a").unwrap_err());
+    let mut gone = RemovedImages::default();
+    failed(test.store.remove_into("a", &mut gone).unwrap_err());
     assert!(!a.rootfs().exists());
+    let name = "docker.io/library/a:latest".to_owned();
+    assert!(gone.names.contains(&name), "{gone:?}");
+    assert_eq!(gone.image, Some(a.id()));
+    assert!(gone.bytes > 0 && !gone.deferred, "{gone:?}");
     // Both that are pruned, though each meets it.
     let mut removed = Vec::new();
     let pruned = test
@@ -230,6 +235,10 @@ fn a_file_that_cannot_be_removed_keeps_no_other() {
     // Both were last used at the same time.
     ids.sort_by_key(|id| *id != b.id());
     assert_eq!(ids, [b.id(), c.id()]);
+    assert!(
+        removed.iter().all(|removed| removed.bytes > 0),
+        "{removed:?}"
+    );
     assert!(!b.rootfs().exists() && !c.rootfs().exists());
     assert!(test.store.list().unwrap().is_empty());
     std::fs::remove_dir_all(&stays).unwrap();

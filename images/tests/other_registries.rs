@@ -197,6 +197,34 @@ async fn a_layer_is_awaited_from_the_same_registry_for_as_long_as_it_takes() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_pull_says_once_that_it_waits_for_another_one_of_the_image() {
+    let go_on = Arc::new(AtomicBool::new(false));
+    let (images, server) = two_on_one_base(&go_on);
+    let base = images[0].layers[0].blob.clone();
+    let test = TestStore::new();
+    let first = pull(&test.store, &server, options());
+    eventually(|| requests(&server, &base) > 0).await;
+    // As another process has it, and this one.
+    for store in [Store::open(test.dir.path()).unwrap(), test.store.clone()] {
+        let (events, mut received) = tokio::sync::mpsc::unbounded_channel();
+        let waits = pull(&store, &server, options().events(events));
+        while in_time(received.recv()).await != Some(PullEvent::RootfsWaiting) {}
+        waits.abort();
+    }
+    let (events, mut received) = tokio::sync::mpsc::unbounded_channel();
+    let store = Store::open(test.dir.path()).unwrap();
+    let waits = pull(&store, &server, options().events(events));
+    while in_time(received.recv()).await != Some(PullEvent::RootfsWaiting) {}
+    go_on.store(true, Ordering::Relaxed);
+    for pull in [first, waits] {
+        assert_eq!(in_time(pull).await.unwrap().unwrap().id(), images[0].id());
+    }
+    while let Some(event) = in_time(received.recv()).await {
+        assert_ne!(event, PullEvent::RootfsWaiting);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_layer_that_another_registry_sends_in_time_is_shared() {
     let go_on = Arc::new(AtomicBool::new(false));
     let (images, server) = two_on_one_base(&go_on);

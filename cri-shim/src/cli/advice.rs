@@ -1,6 +1,8 @@
 //! Advice for the user on errors. The libraries state what happened; this module states the
 //! remedies in terms of this command line.
 
+use std::io;
+
 use podvisor_images::Error as ImageError;
 
 use crate::machine::{AssetError, GUEST_DIR_VARIABLE, GuestFile, MachineExit};
@@ -18,8 +20,29 @@ pub(super) fn for_missing_file(error: &AssetError) -> String {
     )
 }
 
+/// Returns the advice for an error, if there is any.
+pub(super) fn for_error(error: &anyhow::Error) -> Option<String> {
+    for_image(error).or_else(|| for_full_disk(error))
+}
+
+/// Returns the advice for a file that found no room, unless the error has it already.
+fn for_full_disk(error: &anyhow::Error) -> Option<String> {
+    let is_full = |cause: &io::Error| {
+        let kinds = [io::ErrorKind::StorageFull, io::ErrorKind::QuotaExceeded];
+        kinds.contains(&cause.kind())
+    };
+    let mut causes = error.chain().filter_map(|cause| cause.downcast_ref());
+    let is_advised = || {
+        error
+            .chain()
+            .any(|cause| cause.to_string().contains("free some"))
+    };
+    (causes.any(is_full) && !is_advised())
+        .then(|| "free some space on that disk, or use another one".to_owned())
+}
+
 /// Returns the advice for an error of the image store, if there is any.
-pub(super) fn for_image(error: &anyhow::Error) -> Option<String> {
+fn for_image(error: &anyhow::Error) -> Option<String> {
     let error = error.chain().find_map(|cause| cause.downcast_ref());
     Some(match error? {
         ImageError::NotFound { .. } => {
@@ -101,7 +124,7 @@ mod tests {
     fn errors_of_the_store_come_with_their_remedy() {
         let advice = |error: ImageError| {
             let error = anyhow::Error::from(error).context("cannot do it");
-            for_image(&error).unwrap()
+            for_error(&error).unwrap()
         };
         let name = "x".to_owned();
         assert!(advice(ImageError::NotFound { name }).contains("podvisor pull"));
@@ -110,11 +133,21 @@ mod tests {
         assert!(damaged.contains(&format!("podvisor rmi {id}")), "{damaged}");
         let full = ImageError::DiskFull {
             path: "/x".into(),
-            source: std::io::ErrorKind::StorageFull.into(),
+            source: io::ErrorKind::StorageFull.into(),
         };
         assert!(advice(full).contains("podvisor rmi"));
         let other = anyhow::Error::from(ImageError::Cancelled);
-        assert_eq!(for_image(&other), None);
+        assert_eq!(for_error(&other), None);
+    }
+
+    #[test]
+    fn a_full_disk_is_told_once_what_to_do_about() {
+        let error = |kind: io::ErrorKind| anyhow::Error::from(io::Error::from(kind));
+        let full = || error(io::ErrorKind::StorageFull).context("cannot write /x");
+        assert!(for_error(&full()).unwrap().starts_with("free some space"));
+        assert!(for_error(&error(io::ErrorKind::QuotaExceeded)).is_some());
+        assert_eq!(for_error(&full().context("no space left; free some")), None);
+        assert_eq!(for_error(&error(io::ErrorKind::NotFound)), None);
     }
 
     #[test]

@@ -52,6 +52,7 @@ mod template;
 mod terminal;
 mod verify;
 mod version;
+mod whole_file;
 
 use std::env;
 use std::ffi::{OsStr, OsString};

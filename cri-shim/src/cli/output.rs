@@ -16,7 +16,7 @@ const ERROR_MAX: usize = 2000;
 /// Prints an error with its causes to stderr.
 pub(super) fn report(error: &anyhow::Error) {
     let text = message(error);
-    match advice::for_image(error) {
+    match advice::for_error(error) {
         Some(advice) => notice(&format!("{text}; {advice}")),
         None => notice(&text),
     }

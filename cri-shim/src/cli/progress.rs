@@ -82,6 +82,7 @@ fn line(event: &PullEvent) -> Option<String> {
         }
         PullEvent::LayerDone { layer } => format!("{}: fetched", short(layer)),
         PullEvent::Unpacking { layer } => format!("{}: unpacking", short(layer)),
+        PullEvent::RootfsWaiting => "Waiting for another pull or load of this image".to_owned(),
         PullEvent::DiskWaiting => "Waiting for another pull".to_owned(),
         PullEvent::Retrying { reason, attempt } => format!("Attempt {attempt}: {reason}"),
         PullEvent::Done { id, new: true } => format!("Pulled {id}"),

@@ -73,13 +73,15 @@ pub(super) fn run(globals: &Globals, args: &RmiArgs) -> anyhow::Result<u8> {
     let mut all = RemovedView::default();
     let mut code = 0;
     for name in &args.images {
-        let removed = match args.force {
+        let checked = match args.force {
             true => Ok(()),
             false => check_names(&store, name),
         };
-        let removed = removed.and_then(|()| Ok(store.remove(name)?));
-        match removed {
-            Ok(removed) => all.add(removed),
+        let mut removed = RemovedImages::default();
+        let done = checked.and_then(|()| Ok(store.remove_into(name, &mut removed)?));
+        all.add(removed);
+        match done {
+            Ok(()) => {}
             Err(error) if args.force && is_not_found(&error) => {}
             Err(error) => {
                 super::report(&error);

@@ -1,15 +1,13 @@
 //! `podvisor save`: writes images to an archive.
 
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::{self, Write};
 use std::os::fd::AsFd as _;
-use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
 use clap::{Args, ValueEnum};
 use podvisor_images::{ArchiveError, ArchiveFormat, Error};
-use tempfile::NamedTempFile;
 
 use super::Globals;
 use super::destination::Destination;
@@ -17,6 +15,7 @@ use super::interrupt::{Interrupts, Outcome};
 use super::progress::Progress;
 use super::signals::exit_code_of;
 use super::terminal;
+use super::whole_file::WholeFile;
 
 #[derive(Debug, Args)]
 pub(super) struct SaveArgs {
@@ -76,7 +75,7 @@ enum Output {
     /// A device, pipe or socket, which is written as it is.
     Special(PathBuf),
     File {
-        making: NamedTempFile,
+        making: WholeFile,
         path: PathBuf,
     },
 }
@@ -101,11 +100,7 @@ impl Output {
             Some(directory) if directory != Path::new("") => directory,
             _ => Path::new("."),
         };
-        let making = tempfile::Builder::new()
-            .prefix(".podvisor-save-")
-            .permissions(fs::Permissions::from_mode(0o666))
-            .tempfile_in(directory)
-            .with_context(|| cannot_write(&path))?;
+        let making = WholeFile::create_in(directory).with_context(|| cannot_write(&path))?;
         Ok(Self::File { making, path })
     }
 
@@ -120,7 +115,7 @@ impl Output {
                 file.with_context(|| cannot_write(path))
             }
             Self::File { making, path } => {
-                let file = making.as_file().try_clone();
+                let file = making.file().try_clone();
                 file.with_context(|| cannot_write(path))
             }
         }
@@ -157,10 +152,7 @@ impl Output {
             Self::Stdout => io::stdout().flush().context("cannot write to stdout"),
             Self::Special(_) => Ok(()),
             Self::File { making, path } => {
-                let done = making.as_file().sync_all();
-                done.and_then(|()| making.persist(&path).map_err(io::Error::from))
-                    .with_context(|| cannot_write(&path))?;
-                Ok(())
+                making.finish(&path).with_context(|| cannot_write(&path))
             }
         }
     }

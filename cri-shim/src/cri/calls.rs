@@ -1,5 +1,6 @@
-//! Numbers calls, so that log lines can be related to their call, and counts them by method and
-//! code.
+//! What is done with every call, around the services: calls are numbered, so that log lines can be
+//! related to their call, and counted by method and code. They end at their caller's deadline, and
+//! those that nobody serves are [named](unknown).
 
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -16,6 +17,7 @@ use tower_layer::Layer;
 use tower_service::Service;
 use tracing::{Instrument as _, debug, info_span};
 
+use super::unknown;
 use crate::request;
 
 /// Maximum number of methods that are counted separately: a client could invent any number of
@@ -68,23 +70,23 @@ impl Calls {
     }
 }
 
-/// A tower layer that counts the calls of the inner services.
+/// A tower layer around the services.
 #[derive(Debug, Clone)]
-pub(super) struct CountCalls {
+pub(super) struct AroundCalls {
     calls: Arc<Calls>,
 }
 
-impl CountCalls {
+impl AroundCalls {
     pub(super) fn new(calls: Arc<Calls>) -> Self {
         Self { calls }
     }
 }
 
-impl<S> Layer<S> for CountCalls {
-    type Service = Counted<S>;
+impl<S> Layer<S> for AroundCalls {
+    type Service = Around<S>;
 
-    fn layer(&self, inner: S) -> Counted<S> {
-        Counted {
+    fn layer(&self, inner: S) -> Around<S> {
+        Around {
             inner,
             calls: Arc::clone(&self.calls),
         }
@@ -139,14 +141,14 @@ fn patience(headers: &HeaderMap) -> Option<Duration> {
     }
 }
 
-/// See [`CountCalls`].
+/// See [`AroundCalls`].
 #[derive(Debug, Clone)]
-pub(super) struct Counted<S> {
+pub(super) struct Around<S> {
     inner: S,
     calls: Arc<Calls>,
 }
 
-impl<S, B, R> Service<Request<B>> for Counted<S>
+impl<S, B, R> Service<Request<B>> for Around<S>
 where
     S: Service<Request<B>, Response = Response<R>>,
     S::Future: Send + 'static,
@@ -172,6 +174,7 @@ where
             has_ended: false,
         };
         let patience = patience(request.headers());
+        let uri = request.uri().clone();
         let deadline = patience.and_then(|time| tokio::time::Instant::now().checked_add(time));
         let answer = self.inner.call(request);
         let counted = async move {
@@ -183,6 +186,7 @@ where
                     Ok(Status::deadline_exceeded(late).into_http())
                 }),
             };
+            let answer = answer.map(|answer| unknown::named(uri.path(), answer));
             // A call that fails has its code in the headers; others have it in the trailers.
             let code = answer.as_ref().map_or("14", |response| {
                 let status = response.headers().get("grpc-status");
@@ -198,7 +202,9 @@ where
 #[cfg(test)]
 mod tests {
     use std::convert::Infallible;
-    use std::future::Pending;
+    use std::future::{Pending, Ready};
+
+    use futures_util::future::Either;
 
     use super::*;
 
@@ -230,21 +236,35 @@ mod tests {
         assert_eq!(counts["Made0"].len(), 3);
     }
 
-    /// Never answers.
-    struct Silent;
+    /// A service without methods; with `is_silent`, it never answers.
+    struct Nothing {
+        is_silent: bool,
+    }
 
-    impl Service<Request<()>> for Silent {
+    impl Service<Request<()>> for Nothing {
         type Response = Response<String>;
         type Error = Infallible;
-        type Future = Pending<Result<Response<String>, Infallible>>;
+        type Future = Either<Pending<Answer>, Ready<Answer>>;
 
         fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
             Poll::Ready(Ok(()))
         }
 
         fn call(&mut self, _: Request<()>) -> Self::Future {
-            std::future::pending()
+            match self.is_silent {
+                true => Either::Left(std::future::pending()),
+                false => {
+                    let answer = Status::unimplemented("").into_http();
+                    Either::Right(std::future::ready(Ok(answer)))
+                }
+            }
         }
+    }
+
+    type Answer = Result<Response<String>, Infallible>;
+
+    fn around(calls: &Arc<Calls>, is_silent: bool) -> Around<Nothing> {
+        AroundCalls::new(Arc::clone(calls)).layer(Nothing { is_silent })
     }
 
     fn request(timeout: &str) -> Request<()> {
@@ -257,7 +277,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_call_beyond_its_callers_deadline_is_answered_and_counted_as_that() {
         let calls = Arc::new(Calls::default());
-        let mut service = CountCalls::new(Arc::clone(&calls)).layer(Silent);
+        let mut service = around(&calls, true);
         let begin = tokio::time::Instant::now();
         let response = service.call(request("1m")).await.unwrap();
         assert_eq!(response.headers()["grpc-status"], "4");
@@ -268,10 +288,20 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_call_that_nobody_waits_for_any_more_is_counted_as_cancelled() {
         let calls = Arc::new(Calls::default());
-        let mut service = CountCalls::new(Arc::clone(&calls)).layer(Silent);
+        let mut service = around(&calls, true);
         let left = tokio::time::timeout(Duration::from_secs(60), service.call(request("1H")));
         assert!(left.await.is_err());
         assert_eq!(calls.counts()["Version"]["1"].calls, 1);
+    }
+
+    #[tokio::test]
+    async fn a_call_that_nobody_serves_is_named_and_counted() {
+        let calls = Arc::new(Calls::default());
+        let response = around(&calls, false).call(request("1H")).await.unwrap();
+        let status = Status::from_header_map(response.headers()).unwrap();
+        let name = "unknown method Version for service runtime.v1.RuntimeService";
+        assert_eq!(status.message(), name);
+        assert_eq!(calls.counts()["Version"]["12"].calls, 1);
     }
 
     #[test]

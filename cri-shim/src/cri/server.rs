@@ -16,7 +16,7 @@ use tokio_stream::wrappers::UnixListenerStream;
 use tonic::transport::Server;
 use tracing::info;
 
-use super::calls::{Calls, CountCalls};
+use super::calls::{AroundCalls, Calls};
 use super::config::ServeConfig;
 use super::error::CriError;
 use super::health;
@@ -26,7 +26,6 @@ use super::newer::Newer;
 use super::node::Node;
 use super::runtime::Runtime;
 use super::streams::Streams;
-use super::unknown::NameUnknown;
 use crate::streaming::{Streaming, StreamingError};
 
 /// Maximum message size in both directions: the kubelet's own limit.
@@ -111,8 +110,7 @@ pub(crate) async fn serve(
     let images = WithHost::new(images, Arc::clone(&node), host.clone(), MESSAGE_BYTES);
     let (stopping, stopped) = oneshot::channel();
     let server = Server::builder()
-        .layer(CountCalls::new(calls))
-        .layer(NameUnknown)
+        .layer(AroundCalls::new(calls))
         .add_service(runtime)
         .add_service(images)
         .serve_with_incoming_shutdown(UnixListenerStream::new(listener), async {

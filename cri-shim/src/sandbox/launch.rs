@@ -1,10 +1,12 @@
 //! Starts the process of a sandbox: this executable again, detached. Its files are passed over a
 //! socket that is its stdin, and the guest's network after them.
 
-use std::fs::{self, File, OpenOptions};
+mod prepare;
+
+use std::fs::OpenOptions;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::{FileTypeExt as _, OpenOptionsExt as _};
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::os::unix::net::UnixStream as StdUnixStream;
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::{Path, PathBuf};
@@ -12,8 +14,6 @@ use std::process::ExitStatus;
 use std::sync::{Arc, Once};
 use std::time::Duration;
 
-use podvisor_agent_protocol::validate_id;
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, socket_with};
 use rustix::process::Signal;
 use serde::Serialize;
 use tokio::net::UnixStream;
@@ -26,14 +26,11 @@ use super::log_tail::{MAX_STDERR_TAIL, last_line};
 use super::spawn::{Child, Program};
 use super::template::{Shape, THIS_PROGRAM, Template};
 use super::types::{GuestNetwork, JailMode, LaunchConfig};
-use super::wire::{
-    FrameError, FrameReader, FrameWriter, LAUNCH_VERSION, LaunchHeader, LaunchReply, MAX_FDS,
-    NicHeader,
-};
-use super::{BOOT_TIMEOUT_VARIABLE, SandboxClient, boot_timeout, cgroup, oom, record};
-use crate::machine::{Transport, causes};
-use crate::request;
+use super::wire::{FrameError, FrameReader, FrameWriter, LaunchHeader, LaunchReply};
+use super::{BOOT_TIMEOUT_VARIABLE, SandboxClient, boot_timeout, oom};
+use crate::machine::{KernelPanic, NicKind, causes};
 use crate::stall_timeout::timeout;
+use prepare::Prepared;
 
 /// The control socket in a sandbox's directory.
 pub(super) const CONTROL_SOCKET: &str = "control.sock";
@@ -113,64 +110,35 @@ impl Drop for Launched {
     }
 }
 
-/// A sandbox whose machine starts while its network is set up. It is killed when dropped.
+/// What the processes of a sandbox are launched with, one after the other.
 #[derive(Debug)]
-pub struct Launching {
+struct Plan {
     program: PathBuf,
-    id: String,
-    dir: PathBuf,
-    launched: Launched,
-    stream: Arc<UnixStream>,
-    /// The required shape of its template, and the directory where it is looked for.
-    wanted: Option<(Shape, PathBuf)>,
-    has_template: bool,
+    prepared: Prepared,
+    cgroup_parent: Option<String>,
+    io: Vec<IoMax>,
 }
 
-impl Launching {
-    /// Starts a sandbox's process: this executable again. Its guest starts to run.
-    ///
-    /// # Errors
-    /// [`SandboxError`]; nothing runs then.
-    pub async fn begin(config: LaunchConfig) -> Result<Self, SandboxError> {
-        Self::begin_program(Path::new(THIS_PROGRAM), config).await
-    }
-
-    /// As [`Self::begin`], with another executable of podvisor.
-    ///
-    /// # Errors
-    /// [`SandboxError`]; nothing runs then.
-    pub async fn begin_program(program: &Path, config: LaunchConfig) -> Result<Self, SandboxError> {
-        let dir = config.dir.clone();
-        let cgroup_parent = config.cgroup_parent.clone();
-        let is_io_limited = !config.io_limits.is_empty();
-        if is_io_limited && cgroup_parent.is_none() {
-            return Err(IoLimitError::NoGroup.into());
-        }
-        let io = resolve_io_limits(&config.io_limits)?;
-        let templates = match config.snapshot {
-            Some(_) => None,
-            None => config.templates.clone(),
-        };
-        let wanted = templates.and_then(|dir| Some((Shape::of(&config)?, dir)));
-        let template = match (&config.snapshot, &wanted) {
-            (Some(snapshot), _) => Some(Template::of_snapshot(snapshot)?),
-            (None, Some((shape, dir))) => shape.find(program, dir),
-            (None, None) => None,
-        };
-        let (mut header, fds) = prepare(config, template)?;
+impl Plan {
+    /// Starts a process with its configuration, in a directory that has nothing of an earlier one.
+    async fn begin(&mut self, template: Option<Template>) -> Result<Process, SandboxError> {
+        let program = &self.program;
+        let fds = self.prepared.files(template)?;
+        let header = &mut self.prepared.header;
         let spawn_error = |source| SandboxError::Spawn {
-            program: program.to_owned(),
+            program: program.clone(),
             source,
         };
+        let is_io_limited = !self.io.is_empty();
         let (ours, theirs) = StdUnixStream::pair().map_err(spawn_error)?;
         ours.set_nonblocking(true).map_err(spawn_error)?;
-        let cgroup = match &cgroup_parent {
+        let cgroup = match &self.cgroup_parent {
             Some(parent) => {
                 let limits = MachineLimits {
                     vcpus: header.vcpus,
                     memory: header.memory,
                 };
-                match make_cgroup(parent, &header.id, limits, io, &dir).await {
+                match make_cgroup(parent, &header.id, limits, self.io.clone(), &header.dir).await {
                     Ok(cgroup) => Some(cgroup),
                     Err(error) if is_io_limited => {
                         return Err(IoLimitError::Group(error).into());
@@ -183,7 +151,7 @@ impl Launching {
             }
             None => None,
         };
-        let (launched, outside) = spawn(program, &header, theirs, cgroup)?;
+        let (launched, outside) = spawn(program, header, theirs, cgroup)?;
         match outside {
             Some(error) if is_io_limited => return Err(IoLimitError::Group(error).into()),
             Some(error) => no_cgroup(&error, &header.id),
@@ -193,35 +161,53 @@ impl Launching {
             debug!(id = header.id, %error, "failed to reset the inherited oom_score_adj");
         }
         header.has_cgroup = launched.cgroup.is_some();
-        let stream = Arc::new(UnixStream::from_std(ours).map_err(spawn_error)?);
-        let launching = Self {
-            program: program.to_owned(),
+        let mut process = Process {
             id: header.id.clone(),
-            dir,
+            dir: header.dir.clone(),
             launched,
-            stream,
-            wanted,
-            has_template: header.has_template,
+            stream: Arc::new(UnixStream::from_std(ours).map_err(spawn_error)?),
         };
         let limit = time_limit();
-        match timeout(limit, launching.send(&header, &fds)).await {
-            Ok(Ok(())) => Ok(launching),
-            Ok(Err(FrameError::Json(error))) => Err(launching.control(error.into())),
+        match timeout(limit, process.send(header, &fds)).await {
+            Ok(Ok(())) => Ok(process),
+            Ok(Err(FrameError::Json(error))) => Err(process.control(error.into())),
             // The process is gone.
-            Ok(Err(_)) => Err(launching.failed().await),
-            Err(_) => Err(launching.silent(limit)),
+            Ok(Err(_)) => Err(process.failed().await),
+            Err(_) => Err(process.silent(limit)),
         }
     }
 
-    /// Passes its network to the guest, and returns when it is configured. If the future is dropped
-    /// before that, nothing is left of the sandbox except files in its directory.
-    ///
-    /// # Errors
-    /// [`SandboxError`]; nothing runs then.
-    pub async fn finish(mut self, network: GuestNetwork) -> Result<SandboxClient, SandboxError> {
+    /// Whether another process can use the cards of one that gave this answer. A socket that
+    /// carries frames may be in the middle of one.
+    fn has_usable_cards(&self, reply: Option<&LaunchReply>) -> bool {
+        let mut nics = self.prepared.header.nics.iter();
+        nics.all(|nic| nic.kind == NicKind::Tap)
+            || reply.is_some_and(|reply| reply.has_unused_cards)
+    }
+}
+
+/// A sandbox's process that has its configuration. It is killed when this is dropped.
+#[derive(Debug)]
+struct Process {
+    id: String,
+    dir: PathBuf,
+    launched: Launched,
+    stream: Arc<UnixStream>,
+}
+
+impl Process {
+    async fn send<T: Serialize>(&self, message: &T, fds: &[OwnedFd]) -> Result<(), FrameError> {
+        let body = serde_json::to_vec(message)?;
+        let mut writer = FrameWriter::new(Arc::clone(&self.stream));
+        writer.send(&body, fds).await
+    }
+
+    /// Passes its network to the guest, and returns what the process answers; `None` if it has
+    /// ended without an answer.
+    async fn configure(&self, network: &GuestNetwork) -> Result<Option<LaunchReply>, SandboxError> {
         let limit = time_limit();
         let answered = async {
-            let sent = self.send(&network, &[]).await;
+            let sent = self.send(network, &[]).await;
             // A process that has failed before does not read this, but has answered.
             let reply = FrameReader::new(Arc::clone(&self.stream)).next().await;
             (sent, reply)
@@ -229,10 +215,10 @@ impl Launching {
         let Ok((sent, reply)) = timeout(limit, answered).await else {
             return Err(self.silent(limit));
         };
-        let reply: Option<LaunchReply> = match reply {
+        match reply {
             Ok(Some(frame)) => {
                 let reply = serde_json::from_slice(&frame.body);
-                Some(reply.map_err(|error| self.control(error.into()))?)
+                Ok(Some(reply.map_err(|error| self.control(error.into()))?))
             }
             Ok(None) | Err(_) => {
                 debug!(
@@ -240,70 +226,23 @@ impl Launching {
                     ?sent,
                     "the sandbox's process has not answered"
                 );
-                None
+                Ok(None)
             }
-        };
-        let is_clone = reply.as_ref().is_some_and(|reply| reply.is_clone);
-        let has_booted = matches!(&reply, Some(reply) if reply.failed.is_none() && !reply.is_clone);
-        let is_bad = match &reply {
-            // A process boots if the template does not suit.
-            Some(reply) => has_booted || reply.blames_template,
-            None => self.launched.has_crashed().await,
-        };
-        if let Some((shape, templates)) = &self.wanted {
-            if self.has_template && is_bad {
-                shape.discard(&self.program, templates);
-            }
-            if has_booted {
-                shape.make_later(&self.program, templates);
-            }
-        }
-        match reply {
-            Some(LaunchReply {
-                failed: None,
-                missing_layers,
-                ..
-            }) => {
-                info!(id = self.id, is_clone, ?missing_layers, "the sandbox runs");
-                // With the same limit as its boot.
-                let client = SandboxClient::connect_within(&self.dir, boot_timeout()).await?;
-                self.launched.keep();
-                Ok(client)
-            }
-            Some(LaunchReply {
-                failed: Some(why),
-                is_jail: true,
-                ..
-            }) => Err(SandboxError::JailRefused(printable(&why, MAX_STDERR_TAIL))),
-            Some(LaunchReply {
-                panic: Some(panic), ..
-            }) => {
-                let panic = panic.map(printable);
-                info!(id = self.id, log = ?panic.log(), "the guest's kernel panicked");
-                Err(SandboxError::Panicked(panic))
-            }
-            Some(LaunchReply {
-                failed: Some(why), ..
-            }) => Err(SandboxError::Launch(printable(&why, MAX_STDERR_TAIL))),
-            None => Err(self.failed().await),
         }
     }
 
-    /// Kills the process; returns when it is gone.
-    pub async fn cancel(mut self) {
+    /// Kills the process, and returns when nothing is left of it except files in its directory.
+    async fn end(mut self) {
         self.launched.ended().await;
     }
 
-    async fn send<T: Serialize>(&self, message: &T, fds: &[OwnedFd]) -> Result<(), FrameError> {
-        let body = serde_json::to_vec(message)?;
-        let mut writer = FrameWriter::new(Arc::clone(&self.stream));
-        writer.send(&body, fds).await
+    /// The error of a process that ended without an answer.
+    async fn failed(&mut self) -> SandboxError {
+        SandboxError::Launch(self.last_words().await)
     }
 
-    /// The error of a process that ended without an answer.
-    async fn failed(self) -> SandboxError {
-        let log = self.dir.join(LOG);
-        SandboxError::Launch(last_words(self.launched, &log).await)
+    async fn last_words(&mut self) -> String {
+        last_words(&mut self.launched, &self.dir.join(LOG)).await
     }
 
     /// The error of a process that reports neither that its guest is up nor why it is not. It is
@@ -322,6 +261,166 @@ impl Launching {
             source,
         }
     }
+}
+
+/// A sandbox whose machine starts while its network is set up. It is killed when dropped.
+#[derive(Debug)]
+pub struct Launching {
+    program: PathBuf,
+    process: Process,
+    /// The required shape of its template, and the directory where it is looked for.
+    wanted: Option<(Shape, PathBuf)>,
+    /// How to boot instead, if the process has a template that it can do without.
+    cold: Option<Plan>,
+}
+
+impl Launching {
+    /// Starts a sandbox's process: this executable again. Its guest starts to run.
+    ///
+    /// # Errors
+    /// [`SandboxError`]; nothing runs then.
+    pub async fn begin(config: LaunchConfig) -> Result<Self, SandboxError> {
+        Self::begin_program(Path::new(THIS_PROGRAM), config).await
+    }
+
+    /// As [`Self::begin`], with another executable of podvisor.
+    ///
+    /// # Errors
+    /// [`SandboxError`]; nothing runs then.
+    pub async fn begin_program(program: &Path, config: LaunchConfig) -> Result<Self, SandboxError> {
+        let cgroup_parent = config.cgroup_parent.clone();
+        if !config.io_limits.is_empty() && cgroup_parent.is_none() {
+            return Err(IoLimitError::NoGroup.into());
+        }
+        let io = resolve_io_limits(&config.io_limits)?;
+        let templates = match config.snapshot {
+            Some(_) => None,
+            None => config.templates.clone(),
+        };
+        let wanted = templates.and_then(|dir| Some((Shape::of(&config)?, dir)));
+        let template = match (&config.snapshot, &wanted) {
+            (Some(snapshot), _) => Some(Template::of_snapshot(snapshot)?),
+            (None, Some((shape, dir))) => shape.find(program, dir),
+            (None, None) => None,
+        };
+        let mut plan = Plan {
+            program: program.to_owned(),
+            prepared: Prepared::new(config)?,
+            cgroup_parent,
+            io,
+        };
+        let is_optional = wanted.is_some() && template.is_some();
+        Ok(Self {
+            program: program.to_owned(),
+            process: plan.begin(template).await?,
+            wanted,
+            cold: is_optional.then_some(plan),
+        })
+    }
+
+    /// Passes its network to the guest, and returns when it is configured. If the guest of a
+    /// template's clone does not work, another one boots. If the future is dropped before that,
+    /// nothing is left of the sandbox except files in its directory.
+    ///
+    /// # Errors
+    /// [`SandboxError`]; nothing runs then.
+    pub async fn finish(mut self, network: GuestNetwork) -> Result<SandboxClient, SandboxError> {
+        let mut reply = self.process.configure(&network).await?;
+        if let Some(cold) = self.cold.take()
+            && self.blames_template(reply.as_ref()).await
+        {
+            if let Some((shape, templates)) = &self.wanted {
+                shape.discard(&self.program, templates);
+            }
+            if !has_booted(reply.as_ref()) && cold.has_usable_cards(reply.as_ref()) {
+                self.process = boot_instead(self.process, reply, cold).await?;
+                reply = self.process.configure(&network).await?;
+            }
+        }
+        if let Some((shape, templates)) = &self.wanted
+            && has_booted(reply.as_ref())
+        {
+            shape.make_later(&self.program, templates);
+        }
+        let Process { id, dir, .. } = &self.process;
+        match reply {
+            Some(LaunchReply {
+                failed: None,
+                is_clone,
+                missing_layers,
+                ..
+            }) => {
+                info!(id, is_clone, ?missing_layers, "the sandbox runs");
+                // With the same limit as its boot.
+                let client = SandboxClient::connect_within(dir, boot_timeout()).await?;
+                self.process.launched.keep();
+                Ok(client)
+            }
+            Some(LaunchReply {
+                failed: Some(why),
+                is_jail: true,
+                ..
+            }) => Err(SandboxError::JailRefused(printable(&why, MAX_STDERR_TAIL))),
+            Some(LaunchReply {
+                panic: Some(panic), ..
+            }) => Err(SandboxError::Panicked(note_panic(id, panic))),
+            Some(LaunchReply {
+                failed: Some(why), ..
+            }) => Err(SandboxError::Launch(printable(&why, MAX_STDERR_TAIL))),
+            None => Err(self.process.failed().await),
+        }
+    }
+
+    /// Whether the process, which had a template, shows by its answer or its end that the template
+    /// is of no use.
+    async fn blames_template(&mut self, reply: Option<&LaunchReply>) -> bool {
+        match reply {
+            // A process boots if the template does not suit.
+            Some(reply) => has_booted(Some(reply)) || reply.blames_template,
+            None => self.process.launched.has_crashed().await,
+        }
+    }
+
+    /// Kills the process; returns when it is gone.
+    pub async fn cancel(self) {
+        self.process.end().await;
+    }
+}
+
+/// Starts a process that boots in place of one that gave this answer, because its clone has no
+/// working guest.
+async fn boot_instead(
+    mut process: Process,
+    reply: Option<LaunchReply>,
+    mut cold: Plan,
+) -> Result<Process, SandboxError> {
+    let LaunchReply { failed, panic, .. } = reply.unwrap_or_default();
+    if let Some(panic) = panic {
+        note_panic(&process.id, panic);
+    }
+    let why = match failed {
+        Some(why) => printable(&why, MAX_STDERR_TAIL),
+        None => process.last_words().await,
+    };
+    warn!(
+        id = process.id,
+        why, "the clone of a template has no working guest: the guest boots"
+    );
+    // Both have the same names: control group, sockets, record.
+    process.end().await;
+    cold.begin(None).await
+}
+
+/// Logs a panic; returns it without anything that a terminal acts on.
+fn note_panic(id: &str, panic: KernelPanic) -> KernelPanic {
+    let panic = panic.map(printable);
+    info!(id, log = ?panic.log(), "the guest's kernel panicked");
+    panic
+}
+
+/// Whether a process's guest is up and is not a clone.
+fn has_booted(reply: Option<&LaunchReply>) -> bool {
+    reply.is_some_and(|reply| reply.failed.is_none() && !reply.is_clone)
 }
 
 /// Starts the process in its group. It waits for its configuration on `stdin`. Also returns why it
@@ -391,99 +490,6 @@ fn spawn(
     Ok((launched, outside))
 }
 
-/// Checks the configuration, and opens the files that are given by path.
-fn prepare(
-    config: LaunchConfig,
-    template: Option<Template>,
-) -> Result<(LaunchHeader, Vec<OwnedFd>), SandboxError> {
-    validate_id(&config.id).map_err(SandboxError::Id)?;
-    if !config.dir.is_absolute() || config.dir.as_os_str().len() > DIR_MAX {
-        return Err(SandboxError::Dir {
-            dir: config.dir,
-            most: DIR_MAX,
-        });
-    }
-    // Control socket, record, kernel, initramfs, template's files, shared directory, console,
-    // events.
-    let others = 9;
-    if config.nics.len() + others > MAX_FDS {
-        return Err(SandboxError::TooManyNics {
-            count: config.nics.len(),
-            most: MAX_FDS - others,
-        });
-    }
-    let file = |action, path: &Path, source| SandboxError::File {
-        action,
-        path: path.to_owned(),
-        source,
-    };
-    clear(&config.dir).map_err(|source| file("clear", &config.dir, source))?;
-    let open = |path: &PathBuf| {
-        let opened = File::open(path).map(OwnedFd::from);
-        opened.map_err(|source| file("open", path, source))
-    };
-    let mut fds = vec![
-        control_socket(&config.dir)?,
-        record::create(&config.dir)
-            .map_err(|source| file("create the record in", &config.dir, source))?
-            .into(),
-        open(&config.kernel)?,
-        open(&config.initramfs)?,
-    ];
-    let has_template = template.is_some();
-    if let Some(Template { state, memory }) = template {
-        fds.extend([state, memory]);
-    }
-    let mut nics = Vec::new();
-    for nic in config.nics {
-        nics.push(NicHeader {
-            kind: nic.kind,
-            mac: nic.mac,
-            mtu: nic.mtu,
-        });
-        fds.push(nic.fd);
-    }
-    if let Some(shared) = &config.shared_dir {
-        fds.push(open(shared)?);
-    }
-    if let Some(console) = &config.console {
-        let created = File::create(console);
-        fds.push(
-            created
-                .map_err(|source| file("create", console, source))?
-                .into(),
-        );
-    }
-    let has_events = config.events.is_some();
-    fds.extend(config.events.map(OwnedFd::from));
-    let header = LaunchHeader {
-        version: LAUNCH_VERSION,
-        request: request::current(),
-        id: config.id,
-        hostname: config.hostname,
-        dir: config.dir,
-        vcpus: config.vcpus,
-        max_vcpus: config.max_vcpus,
-        memory: config.memory,
-        growth: config.growth,
-        image_slots: config.image_slots,
-        nics,
-        has_shared_dir: config.shared_dir.is_some(),
-        users: config.users,
-        has_console: config.console.is_some(),
-        has_events,
-        sysctls: config.sysctls,
-        pci: config.transport == Transport::Pci,
-        psi: config.psi,
-        must_clone: config.snapshot.is_some(),
-        jail: config.jail,
-        // Known when the process exists.
-        has_cgroup: false,
-        has_template,
-    };
-    Ok((header, fds))
-}
-
 /// Logs once at a higher level that sandboxes have no control groups of their own, and each time at
 /// debug level.
 fn no_cgroup(error: &CgroupError, id: &str) {
@@ -495,37 +501,6 @@ fn no_cgroup(error: &CgroupError, id: &str) {
         false => info!(why, "sandboxes have no control groups of their own"),
     });
     debug!(id, why, "the sandbox has no control group of its own");
-}
-
-/// Removes what an earlier sandbox left in the directory: its record, its sockets and its
-/// control group.
-fn clear(dir: &Path) -> io::Result<()> {
-    record::remove(dir)?;
-    cgroup::remove_of(dir);
-    for entry in fs::read_dir(dir)? {
-        let entry = entry?;
-        if entry.file_type()?.is_socket() {
-            fs::remove_file(entry.path())?;
-        }
-    }
-    Ok(())
-}
-
-/// Creates the socket that the process will listen on: so the kernel reports the process's pid to
-/// its peers, not this one's.
-fn control_socket(dir: &Path) -> Result<OwnedFd, SandboxError> {
-    let path = dir.join(CONTROL_SOCKET);
-    let bound = || -> rustix::io::Result<OwnedFd> {
-        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
-        bind(socket.as_fd(), &SocketAddrUnix::new(&path)?)?;
-        Ok(socket)
-    };
-    bound().map_err(|error| SandboxError::File {
-        action: "make the socket",
-        path: path.clone(),
-        source: error.into(),
-    })
 }
 
 /// Creates a control group without blocking this thread.
@@ -550,7 +525,7 @@ async fn make_cgroup(
 }
 
 /// Returns the last log line of a process that ended too early, and its exit status.
-async fn last_words(mut launched: Launched, log: &Path) -> String {
+async fn last_words(launched: &mut Launched, log: &Path) -> String {
     // The process has closed its end.
     let status = launched.ended().await;
     let is_killed = status.is_some_and(|status| status.signal() == Some(Signal::KILL.as_raw()));

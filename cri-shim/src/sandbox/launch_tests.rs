@@ -1,7 +1,9 @@
 //! Launches of programs that are not podvisor.
 
+use std::fs::{self, File};
+
 use super::*;
-use crate::sandbox::IoLimit;
+use crate::sandbox::{IoLimit, NicConfig};
 
 #[tokio::test]
 async fn last_words_are_the_end_of_the_log_and_nothing_that_a_terminal_acts_on() {
@@ -12,11 +14,11 @@ async fn last_words_are_the_end_of_the_log_and_nothing_that_a_terminal_acts_on()
     file.set_len(1 << 40).unwrap();
     let mut file = OpenOptions::new().append(true).open(&log).unwrap();
     io::Write::write_all(&mut file, b"\nwhy \x1b[2Jit ended\n").unwrap();
-    let launched = Launched {
+    let mut launched = Launched {
         child: None,
         cgroup: None,
     };
-    assert_eq!(last_words(launched, &log).await, "why  [2Jit ended");
+    assert_eq!(last_words(&mut launched, &log).await, "why  [2Jit ended");
     assert!(printable(&"x".repeat(5000), MAX_STDERR_TAIL).len() == MAX_STDERR_TAIL);
 }
 
@@ -68,7 +70,7 @@ async fn limits_of_io_take_a_group_and_its_absence_has_a_cause() {
         "{refused:?}"
     );
     let (program, config) = self::program(dir.path(), "exec /bin/cat > /dev/null");
-    let (header, _files) = prepare(config, None).unwrap();
+    let header = Prepared::new(config).unwrap().header;
     let (_ours, theirs) = StdUnixStream::pair().unwrap();
     let group = Some(Cgroup::unusable());
     let (mut launched, outside) = spawn(&program, &header, theirs, group).unwrap();
@@ -78,21 +80,64 @@ async fn limits_of_io_take_a_group_and_its_absence_has_a_cause() {
     launched.ended().await;
 }
 
-/// Whether a template is kept when a process that was to clone it does this.
-async fn keeps_template(what: &str) -> bool {
-    let dir = tempfile::tempdir().unwrap();
-    let templates = dir.path().join("templates");
-    let (program, config) = program(dir.path(), what);
-    let config = LaunchConfig {
-        templates: Some(templates.clone()),
-        ..config
-    };
-    let shape = Shape::of(&config).unwrap();
-    shape.pretend(&program, &templates);
-    let launching = Launching::begin_program(&program, config).await.unwrap();
-    assert!(launching.has_template);
-    launching.finish(GuestNetwork::default()).await.unwrap_err();
-    shape.find(&program, &templates).is_some()
+/// How a launch with a template ended.
+struct Attempts {
+    dir: tempfile::TempDir,
+    error: String,
+    is_template_kept: bool,
+}
+
+impl Attempts {
+    /// Launches a process that does `first`, and fails with `second` if it is launched again.
+    async fn of(first: &str, nic: Option<NicConfig>) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let templates = dir.path().join("templates");
+        let path = |name: &str| {
+            dir.path()
+                .join(name)
+                .into_os_string()
+                .into_string()
+                .unwrap()
+        };
+        let second = answers(&LaunchReply {
+            failed: Some("second".to_owned()),
+            ..LaunchReply::default()
+        });
+        let what = format!(
+            "if ! [ -e {pid} ]; then echo $$ > {pid}; echo old > {record}; {first}; exit 1; fi
+            read pid < {pid}; kill -0 $pid && : > {overlap}
+            /bin/dd bs=64k count=1 of={header} 2> /dev/null
+            {second}",
+            pid = path("pid"),
+            record = path("exit.json"),
+            overlap = path("overlap"),
+            header = path("header"),
+        );
+        let (program, config) = program(dir.path(), &what);
+        let config = LaunchConfig {
+            templates: Some(templates.clone()),
+            nics: nic.into_iter().collect(),
+            ..config
+        };
+        let shape = Shape::of(&config).unwrap();
+        shape.pretend(&program, &templates);
+        let launching = Launching::begin_program(&program, config).await.unwrap();
+        assert!(launching.cold.is_some());
+        let error = launching.finish(GuestNetwork::default()).await.unwrap_err();
+        Self {
+            error: causes(&error),
+            is_template_kept: shape.find(&program, &templates).is_some(),
+            dir,
+        }
+    }
+
+    fn has_second(&self) -> bool {
+        assert_eq!(
+            self.dir.path().join("header").exists(),
+            self.error.ends_with("second")
+        );
+        self.error.ends_with("second")
+    }
 }
 
 /// A process that sends `reply`, and stays until it is killed.
@@ -126,23 +171,74 @@ async fn a_kernel_that_panics_at_the_start_is_reported_with_its_last_messages() 
     assert_eq!(log, ["clock ", "Kernel panic - no init"]);
 }
 
-#[tokio::test]
-async fn a_template_is_kept_when_its_clone_answers_and_refuses_a_pod() {
-    assert!(keeps_template(&answers(&failed())).await);
-}
-
-#[tokio::test]
-async fn a_template_is_removed_when_no_guest_comes_of_it() {
-    let failed = LaunchReply {
+fn without_guest() -> LaunchReply {
+    LaunchReply {
         blames_template: true,
         ..failed()
-    };
-    assert!(!keeps_template(&answers(&failed)).await);
+    }
 }
 
 #[tokio::test]
-async fn a_template_is_removed_when_its_clones_process_crashes_and_kept_when_it_is_killed() {
-    assert!(!keeps_template("kill -SEGV $$").await);
-    assert!(keeps_template("kill -KILL $$").await);
-    assert!(keeps_template("exit 1").await);
+async fn a_template_is_kept_when_its_clone_answers_and_refuses_a_pod() {
+    let ran = Attempts::of(&answers(&failed()), None).await;
+    assert!(ran.is_template_kept && !ran.has_second(), "{}", ran.error);
+}
+
+#[tokio::test]
+async fn a_guest_boots_in_place_of_a_clone_without_one_of_which_nothing_is_left() {
+    for first in [&answers(&without_guest()), "kill -SEGV $$"] {
+        let ran = Attempts::of(first, None).await;
+        assert!(!ran.is_template_kept && ran.has_second(), "{}", ran.error);
+        let path = |name| ran.dir.path().join(name);
+        assert!(
+            !path("overlap").exists(),
+            "the first process is gone by then"
+        );
+        assert_eq!(fs::read(path("exit.json")).unwrap(), b"");
+        let header = fs::read(path("header")).unwrap();
+        let header = String::from_utf8_lossy(&header);
+        assert!(header.contains(r#""has_template":false"#), "{header}");
+    }
+}
+
+#[tokio::test]
+async fn a_clone_without_a_guest_has_ended_before_another_process_is_started() {
+    // The second attempt has no program.
+    let first = format!("/bin/rm $0; {}", answers(&without_guest()));
+    let ran = Attempts::of(&first, None).await;
+    assert!(ran.error.starts_with("cannot start"), "{}", ran.error);
+    let pid = fs::read_to_string(ran.dir.path().join("pid")).unwrap();
+    assert!(!Path::new("/proc").join(pid.trim()).exists());
+}
+
+#[tokio::test]
+async fn no_guest_boots_in_place_of_a_process_that_somebody_killed() {
+    for first in ["kill -KILL $$", "exit 1"] {
+        let ran = Attempts::of(first, None).await;
+        assert!(ran.is_template_kept && !ran.has_second(), "{}", ran.error);
+    }
+}
+
+#[tokio::test]
+async fn a_stream_of_frames_is_used_again_only_if_none_went_through() {
+    let unused = LaunchReply {
+        has_unused_cards: true,
+        ..without_guest()
+    };
+    for (first, is_usable) in [
+        (answers(&unused), true),
+        (answers(&without_guest()), false),
+        ("kill -SEGV $$".to_owned(), false),
+    ] {
+        let (ours, _peer) = StdUnixStream::pair().unwrap();
+        let nic = NicConfig {
+            kind: NicKind::Stream,
+            fd: ours.into(),
+            mac: [2, 0, 0, 0, 0, 1],
+            mtu: 1500,
+        };
+        let ran = Attempts::of(&first, Some(nic)).await;
+        assert!(!ran.is_template_kept);
+        assert_eq!(ran.has_second(), is_usable, "{}", ran.error);
+    }
 }

@@ -1,5 +1,6 @@
 //! Disk images in the store: fetched once, found by URL, removed when no longer needed.
 
+use std::cell::Cell;
 use std::collections::HashSet;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -9,7 +10,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use super::database::{self, Change, Contents};
 use super::disk_records::{DiskChange, DiskName, DiskRecord};
 use super::flights::Flight;
-use super::gc::{GcHold, Removal, check_unused, entries, remove_unused, try_claim};
+use super::gc::{Failures, GcHold, check_unused, entries, remove_unused, try_claim};
 use super::pull::{acquire, blocking};
 use super::work::{WorkFile, sync_directory_of};
 use super::{Inner, Prune, PullOptions, PullPolicy, Pulling, RemovedImages, Store, private};
@@ -395,7 +396,8 @@ impl Inner {
 
     /// Removes a URL, or by id all of them; the disk image is removed with the last one.
     pub(super) fn remove_disk(&self, name: &str, removed: &mut RemovedImages) -> Result<()> {
-        let (_, names) = database::update(&self.layout, |contents| {
+        let dropped = Cell::new(None);
+        let decide = |contents: &Contents| {
             let id = find(contents, name)?;
             let all: Vec<String> = contents.disks.names_of(&id).map(str::to_owned).collect();
             let names = match Source::is_meant(name) {
@@ -420,33 +422,43 @@ impl Inner {
                 changes.push(Change::Disk(DiskChange::Drop(id)));
                 removed.image = Some(id);
             }
+            dropped.set(removed.image);
             Ok((changes, removed))
-        })?;
+        };
+        let free = || dropped.get().map_or(Ok(0), |id| self.free_disk_first(id));
+        let (names, freed) = self.update_or_free(decide, free)?;
         *removed = names;
+        removed.bytes = freed;
         self.count_freed(removed)
     }
 
-    /// Removes disk images whose OCI image was removed, and files that belong to no disk image;
-    /// returns the bytes freed. For [`Inner::collect`], which has made sure that no other work is
-    /// running.
-    pub(super) fn collect_disks(&self, contents: &Contents) -> Result<u64> {
+    /// Removes disk images whose OCI image was removed, and files that belong to no disk image, and
+    /// adds the bytes freed to `freed`. For [`Inner::collect`], which has made sure that no other
+    /// work is running.
+    pub(super) fn collect_disks(
+        &self,
+        contents: &Contents,
+        freed: &mut u64,
+        failures: &mut Failures,
+    ) {
         let orphans = orphans(contents);
         if !orphans.is_empty() {
-            database::update(&self.layout, |contents| {
+            let dropped = database::update(&self.layout, |contents| {
                 let drop = |id| Change::Disk(DiskChange::Drop(id));
                 Ok((self::orphans(contents).into_iter().map(drop).collect(), ()))
-            })?;
+            });
+            if let Err(error) = dropped {
+                return failures.add(error);
+            }
         }
-        let mut removal = Removal::default();
-        for (id, directory) in entries(&self.layout.disks())? {
+        for (id, directory) in failures.listed(entries(&self.layout.disks())) {
             let disks = &contents.disks;
             let is_known = disks.record(&id).is_some() || disks.unreadable.contains(&id);
             if is_known && !orphans.contains(&id) {
                 continue;
             }
-            removal.add(remove_unused(&self.layout.disk(&id), &directory));
+            *freed += failures.freed(remove_unused(&self.layout.disk(&id), &directory));
         }
-        removal.end()
     }
 
     /// Removes the disk image of an OCI image that was removed, even while others hold files;
@@ -467,13 +479,23 @@ impl Inner {
         }
     }
 
+    /// Removes the file of a disk image that still has its record; returns the bytes freed.
+    fn free_disk_first(&self, id: Digest) -> Result<u64> {
+        match try_claim(&self.layout.disk_claim(&id)) {
+            Some(_claim) if self.layout.disk_directory(&id).exists() => {
+                remove_unused(&self.layout.disk(&id), &self.layout.disk_directory(&id))
+            }
+            _ => Ok(0),
+        }
+    }
+
     /// Removes disk images that are not needed, longest unused first, by the rules for images: a
     /// URL counts as a tag.
     pub(super) fn prune_disks(
         &self,
         prune: &Prune,
         removed: &mut Vec<RemovedImages>,
-        removal: &mut Removal,
+        failures: &mut Failures,
     ) -> Result<()> {
         let contents = database::read(&self.layout)?;
         let in_images: HashSet<Digest> = contents
@@ -515,7 +537,7 @@ impl Inner {
                 Ok(()) => {}
                 // Another process removed it first, or needs it.
                 Err(Error::InUse { .. } | Error::NotFound { .. }) => {}
-                Err(error) => removal.failed(error),
+                Err(error) => failures.add(error),
             }
         }
         Ok(())

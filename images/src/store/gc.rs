@@ -1,5 +1,6 @@
 //! Removal: names on request, files when nothing needs them any longer.
 
+use std::cell::Cell;
 use std::collections::HashSet;
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -27,12 +28,13 @@ pub(super) struct GcHold {
 impl Drop for GcHold {
     fn drop(&mut self) {
         drop(self.lock.take());
-        let collected = self.inner.is_deferred().and_then(|deferred| {
-            deferred
-                .then(|| self.inner.collect())
-                .transpose()
-                .map(|_| ())
-        });
+        let collected = self
+            .inner
+            .is_deferred()
+            .and_then(|deferred| match deferred {
+                true => self.inner.collect(),
+                false => Ok(()),
+            });
         if let Err(error) = collected {
             tracing::warn!(%error, "cannot remove files that nothing needs any longer");
         }
@@ -66,7 +68,8 @@ impl Inner {
     /// Removes names, and images with their last name. `removed` says what, also where files of it
     /// cannot be removed.
     pub(super) fn remove(&self, name: &str, removed: &mut RemovedImages) -> Result<()> {
-        let (_, (names, disk)) = database::update(&self.layout, |contents| {
+        let dropped = Cell::new(None);
+        let decide = |contents: &Contents| {
             let found = find(contents, name)?;
             let id = found.id();
             let all: Vec<String> = contents.names_of(&id).map(str::to_owned).collect();
@@ -91,15 +94,42 @@ impl Inner {
                 removed.image = Some(id);
                 disk = contents.record(&id).and_then(|record| record.disk);
             }
+            dropped.set(removed.image);
             Ok((changes, (removed, disk)))
-        })?;
+        };
+        let free = || dropped.get().map_or(Ok(0), |id| self.free_rootfs_first(id));
+        let ((names, disk), freed) = self.update_or_free(decide, free)?;
         *removed = names;
+        removed.bytes = freed;
         self.count_freed(removed)?;
+        let mut failures = Failures::default();
         if let Some(id) = removed.image.filter(|_| removed.deferred) {
-            removed.bytes += self.free_rootfs(id)?;
-            removed.bytes += disk.map_or(Ok(0), |disk| self.free_disk(disk))?;
+            removed.bytes += failures.freed(self.free_rootfs(id));
+            removed.bytes += disk.map_or(0, |disk| failures.freed(self.free_disk(disk)));
         }
-        Ok(())
+        failures.end()
+    }
+
+    /// Changes the database to remove something. That takes some room itself: on a disk that has
+    /// none, `free` first removes what the change would make useless. If the change fails all the
+    /// same, what is removed is damaged until it is removed or pulled again. Returns also the bytes
+    /// that were freed so.
+    pub(super) fn update_or_free<T>(
+        &self,
+        decide: impl Fn(&Contents) -> Result<(Vec<Change>, T)>,
+        free: impl FnOnce() -> Result<u64>,
+    ) -> Result<(T, u64)> {
+        match database::update(&self.layout, &decide) {
+            Err(full @ Error::DiskFull { .. }) => match free()? {
+                0 => Err(full),
+                freed => {
+                    tracing::info!(freed, "the disk is full: files are removed before records");
+                    let (_, out) = database::update(&self.layout, &decide)?;
+                    Ok((out, freed))
+                }
+            },
+            done => done.map(|(_, out)| (out, 0)),
+        }
     }
 
     /// Removes the root file system of a removed image, even while others hold files: it is most of
@@ -109,9 +139,21 @@ impl Inner {
         let Some(_claim) = try_claim(&self.layout.image_claim(&id)) else {
             return Ok(0);
         };
-        if database::read(&self.layout)?.record(&id).is_some() {
-            return Ok(0);
+        match database::read(&self.layout)?.record(&id) {
+            Some(_) => Ok(0),
+            None => self.remove_rootfs(id),
         }
+    }
+
+    /// As [`Self::free_rootfs`], of an image that still has its record.
+    fn free_rootfs_first(&self, id: Digest) -> Result<u64> {
+        match try_claim(&self.layout.image_claim(&id)) {
+            Some(_claim) => self.remove_rootfs(id),
+            None => Ok(0),
+        }
+    }
+
+    fn remove_rootfs(&self, id: Digest) -> Result<u64> {
         let directory = self.layout.image(&id);
         match directory.exists() {
             true => remove_unused(&self.layout.rootfs(&id), &directory),
@@ -121,33 +163,37 @@ impl Inner {
 
     /// Frees the files of what was removed, unless they are held.
     pub(super) fn count_freed(&self, removed: &mut RemovedImages) -> Result<()> {
-        if removed.image.is_some() {
-            let freed = self.collect()?;
-            removed.bytes = freed.unwrap_or(0);
-            removed.deferred = freed.is_none();
+        match removed.image {
+            Some(_) => self.collect_into(removed),
+            None => Ok(()),
         }
-        Ok(())
     }
 
-    /// Removes files that no image needs; returns the bytes freed. `None` while another process
-    /// holds the files or removes others: that process will remove them.
-    pub(super) fn collect(&self) -> Result<Option<u64>> {
-        let mut freed = None;
+    /// As [`Self::collect_into`], for those who need not know what was freed.
+    pub(super) fn collect(&self) -> Result<()> {
+        self.collect_into(&mut RemovedImages::default())
+    }
+
+    /// Removes files that no image needs, and adds the bytes freed, also where that fails in part.
+    /// Deferred while another process holds the files or removes others: that process will remove
+    /// them.
+    pub(super) fn collect_into(&self, removed: &mut RemovedImages) -> Result<()> {
+        let mut is_done = false;
         while let Some(alone) = self.lock_alone()? {
             // A removal that starts from now on sees that the lock is taken, and defers again.
             if self.is_deferred()? {
                 self.set_deferred(&alone, false);
             }
-            let bytes = self
-                .remove_unneeded()
+            self.remove_unneeded(&mut removed.bytes)
                 .inspect_err(|_| self.set_deferred(&alone, true))?;
-            *freed.get_or_insert(0) += bytes;
+            is_done = true;
             drop(alone);
             if !self.is_deferred()? {
                 break;
             }
         }
-        Ok(freed)
+        removed.deferred = !is_done;
+        Ok(())
     }
 
     /// Returns the lock for removing files; `None` while others hold it, which then know that there
@@ -189,23 +235,24 @@ impl Inner {
         }
     }
 
-    fn remove_unneeded(&self) -> Result<u64> {
+    /// Removes files that no image needs, and adds the bytes freed to `freed`.
+    fn remove_unneeded(&self, freed: &mut u64) -> Result<()> {
         let contents = database::read(&self.layout)?;
-        let mut removal = Removal::default();
+        let mut failures = Failures::default();
         if let Some(needed) = self.needed(&contents) {
-            for (digest, path) in entries(&self.layout.blobs())? {
+            for (digest, path) in failures.listed(entries(&self.layout.blobs())) {
                 if !needed.contains(&digest) {
-                    removal.add(remove_file(&path));
+                    *freed += failures.freed(remove_file(&path));
                 }
             }
         }
-        for (id, directory) in entries(&self.layout.images())? {
+        for (id, directory) in failures.listed(entries(&self.layout.images())) {
             if contents.record(&id).is_none() && !contents.unreadable.contains(&id) {
-                removal.add(remove_unused(&self.layout.rootfs(&id), &directory));
+                *freed += failures.freed(remove_unused(&self.layout.rootfs(&id), &directory));
             }
         }
-        removal.add(self.collect_disks(&contents));
-        removal.end()
+        self.collect_disks(&contents, freed, &mut failures);
+        failures.end()
     }
 
     /// Blobs that images in the database are made of; `None` when that cannot be told of one whose
@@ -246,25 +293,34 @@ impl Inner {
     }
 }
 
-/// The removal of several things, of which one that cannot be removed keeps no other.
+/// What failed of the removal of several things, of which one that cannot be removed keeps no
+/// other.
 #[derive(Debug, Default)]
-pub(super) struct Removal {
-    bytes: u64,
-    failure: Option<Error>,
+pub(super) struct Failures {
+    first: Option<Error>,
 }
 
-impl Removal {
-    pub(super) fn add(&mut self, freed: Result<u64>) {
-        match freed {
-            Ok(bytes) => self.bytes += bytes,
-            Err(error) => self.failed(error),
-        }
+impl Failures {
+    /// Returns the bytes that a removal has freed.
+    pub(super) fn freed(&mut self, freed: Result<u64>) -> u64 {
+        freed.unwrap_or_else(|error| {
+            self.add(error);
+            0
+        })
+    }
+
+    /// Returns the entries of a directory.
+    pub(super) fn listed<T>(&mut self, entries: Result<Vec<T>>) -> Vec<T> {
+        entries.unwrap_or_else(|error| {
+            self.add(error);
+            Vec::new()
+        })
     }
 
     /// Keeps the first failure, and logs the others.
-    pub(super) fn failed(&mut self, error: Error) {
-        match self.failure {
-            None => self.failure = Some(error),
+    pub(super) fn add(&mut self, error: Error) {
+        match self.first {
+            None => self.first = Some(error),
             Some(_) => {
                 tracing::warn!(
                     error = &error as &dyn std::error::Error,
@@ -274,9 +330,9 @@ impl Removal {
         }
     }
 
-    /// Returns the bytes that were freed, if nothing failed.
-    pub(super) fn end(self) -> Result<u64> {
-        self.failure.map_or(Ok(self.bytes), Err)
+    /// Returns the first failure, if there was one.
+    pub(super) fn end(self) -> Result<()> {
+        self.first.map_or(Ok(()), Err)
     }
 }
 
@@ -369,7 +425,7 @@ pub(super) fn remove_file(path: &Path) -> Result<u64> {
 mod tests {
     use rustix::fs::{OFlags, fcntl_getfl};
 
-    use super::super::{Store, disk_records};
+    use super::super::{PullOptions, Store, disk_records};
     use super::*;
 
     #[test]
@@ -380,7 +436,7 @@ mod tests {
         let rootfs = inner.layout.rootfs(&id);
         fs::create_dir(inner.layout.image(&id)).unwrap();
         fs::write(&rootfs, [1; 5000]).unwrap();
-        let claim = inner.claim_image(&id).unwrap();
+        let claim = inner.claim_image(&id, &PullOptions::default()).unwrap();
         assert_eq!(inner.free_rootfs(id).unwrap(), 0);
         assert!(rootfs.exists());
         drop(claim);
@@ -399,7 +455,7 @@ mod tests {
             fs::write(inner.layout.blob(&id), "a layer").unwrap();
         }
         database::put_raw(&inner.layout, later, b"{\"from\": \"the future\"}");
-        inner.remove_unneeded().unwrap();
+        inner.remove_unneeded(&mut 0).unwrap();
         let has = |id| {
             (
                 inner.layout.rootfs(&id).exists(),
@@ -410,7 +466,7 @@ mod tests {
         assert_eq!((has(later), has(gone)), ((true, true), (false, true)));
         let drop = |_: &_| Ok((vec![Change::DropImage(later)], ()));
         database::update(&inner.layout, drop).unwrap();
-        inner.remove_unneeded().unwrap();
+        inner.remove_unneeded(&mut 0).unwrap();
         assert_eq!((has(later), has(gone)), ((false, false), (false, false)));
     }
 
@@ -433,11 +489,11 @@ mod tests {
             disk_records::put_raw(&database, of_image, record);
         }
         let has = |id| inner.layout.disk(id).exists();
-        inner.remove_unneeded().unwrap();
+        inner.remove_unneeded(&mut 0).unwrap();
         assert_eq!([&later, &of_image, &gone].map(has), [true, true, false]);
         let drop = |_: &_| Ok((vec![Change::DropImage(image)], ()));
         database::update(&inner.layout, drop).unwrap();
-        inner.remove_unneeded().unwrap();
+        inner.remove_unneeded(&mut 0).unwrap();
         assert_eq!([&later, &of_image].map(has), [true, false]);
     }
 

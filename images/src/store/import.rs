@@ -59,7 +59,7 @@ impl Inner {
         let descriptor = self.layer_descriptor(&layer, size);
         let manifest = synthesise(id, config.len(), vec![descriptor]);
         let digest = Digest::of(&manifest);
-        let _claim = self.claim_image(&id)?;
+        let _claim = self.claim_image(&id, options)?;
         let wanted = Wanted {
             id,
             target: digest,

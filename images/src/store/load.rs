@@ -149,7 +149,7 @@ impl Inner {
             synthesise(id, found.config.len(), layers.collect())
         });
         let digest = Digest::of(&manifest);
-        let _claim = self.claim_image(&id)?;
+        let _claim = self.claim_image(&id, options)?;
         let sizes = found.layers.iter().map(|layer| layer.size);
         let wanted = Wanted {
             id,

@@ -7,7 +7,7 @@ use std::os::unix::fs::MetadataExt;
 use std::time::{Duration, SystemTime};
 
 use super::database::{self, Change, Contents, Name, Record};
-use super::gc::Removal;
+use super::gc::Failures;
 use super::lookup::{canonical, find};
 use super::{Inner, RemovedImages, Store};
 use crate::error::parse_reference;
@@ -153,15 +153,13 @@ impl Store {
     /// # Errors
     /// As [`Self::prune`].
     pub fn prune_into(&self, prune: &Prune, removed: &mut Vec<RemovedImages>) -> Result<()> {
-        let mut removal = Removal::default();
-        match self.inner.collect() {
-            Ok(Some(0)) => {}
-            Ok(orphans) => removed.push(RemovedImages {
-                bytes: orphans.unwrap_or(0),
-                deferred: orphans.is_none(),
-                ..RemovedImages::default()
-            }),
-            Err(error) => removal.failed(error),
+        let mut failures = Failures::default();
+        let mut orphans = RemovedImages::default();
+        if let Err(error) = self.inner.collect_into(&mut orphans) {
+            failures.add(error);
+        }
+        if orphans != RemovedImages::default() {
+            removed.push(orphans);
         }
         let contents = database::read(&self.inner.layout)?;
         for id in candidates(&contents, prune) {
@@ -179,11 +177,13 @@ impl Store {
                 Ok(()) => {}
                 // Another process removed it first, or needs it.
                 Err(Error::InUse { .. } | Error::NotFound { .. }) => {}
-                Err(error) => removal.failed(error),
+                Err(error) => failures.add(error),
             }
         }
-        self.inner.prune_disks(prune, removed, &mut removal)?;
-        removal.end().map(drop)
+        if let Err(error) = self.inner.prune_disks(prune, removed, &mut failures) {
+            failures.add(error);
+        }
+        failures.end()
     }
 
     /// Returns the store's disk usage.

@@ -184,10 +184,18 @@ impl Store {
     /// As [`Store::resolve`], and [`Error::InUse`] if the image's file is open somewhere.
     pub fn remove(&self, name: &str) -> Result<RemovedImages> {
         let mut removed = RemovedImages::default();
-        match self.is_disk(name)? {
-            true => self.inner.remove_disk(name, &mut removed)?,
-            false => self.inner.remove(name, &mut removed)?,
-        }
+        self.remove_into(name, &mut removed)?;
         Ok(removed)
+    }
+
+    /// As [`Self::remove`]; `removed` says what was removed, also where that fails in part.
+    ///
+    /// # Errors
+    /// As [`Self::remove`].
+    pub fn remove_into(&self, name: &str, removed: &mut RemovedImages) -> Result<()> {
+        match self.is_disk(name)? {
+            true => self.inner.remove_disk(name, removed),
+            false => self.inner.remove(name, removed),
+        }
     }
 }

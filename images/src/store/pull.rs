@@ -5,9 +5,9 @@ use std::convert::Infallible;
 use std::fs::File;
 use std::path::Path;
 use std::pin::pin;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::RecvTimeoutError;
+use std::sync::{Arc, Once};
 use std::time::Duration;
 
 use tokio::sync::{Semaphore, mpsc};
@@ -276,8 +276,10 @@ impl Inner {
         stay: &Arc<GcHold>,
     ) -> Result<(Rootfs, RootfsGuard)> {
         let id = wanted.id;
+        let told = Once::new();
+        let waiting = || told.call_once(|| options.emit(PullEvent::RootfsWaiting));
         let find = || async {
-            let claim = acquire(&self.layout.image_claim(&id), || {}).await?;
+            let claim = acquire(&self.layout.image_claim(&id), waiting).await?;
             let (inner, wanted) = (Arc::clone(&self), Arc::clone(wanted));
             let found = blocking(move || inner.find_rootfs(&wanted)).await?;
             Ok::<_, Error>(found.map(|rootfs| (rootfs, claim)))
@@ -289,9 +291,9 @@ impl Inner {
             registry, patience, ..
         } = &**source;
         let flight = Flight::Rootfs(id);
-        let turn = Some(self.flights.turn(flight, registry, patience, || {}).await);
+        let turn = Some(self.flights.turn(flight, registry, patience, waiting).await);
         let path = self.layout.rootfs_work(&id, Some(registry));
-        let work = acquire(&path, || {}).await?;
+        let work = acquire(&path, waiting).await?;
         if let Some((rootfs, claim)) = find().await? {
             return Ok((rootfs, RootfsGuard { claim, turn }));
         }
@@ -310,7 +312,7 @@ impl Inner {
                 let next = |limit| queue.next(limit);
                 let unpacked = inner.unpack(&work, id, &layers, next, cancelled, &options);
                 let kept = unpacked.and_then(|()| {
-                    let claim = inner.claim_image(&id)?;
+                    let claim = inner.claim_image(&id, &options)?;
                     Ok((inner.keep_rootfs(work, &wanted)?, claim))
                 });
                 drop(stay);

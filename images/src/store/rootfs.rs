@@ -5,12 +5,17 @@
 //! to it: a manifest is only trusted after its layers were unpacked.
 
 use std::fs::{self, File, Metadata};
+use std::thread;
+use std::time::Duration;
 
 use super::database::{self, Record};
 use super::gc::check_unused;
 use super::work::{WorkFile, is_lost, sync_directory_of};
-use super::{Inner, private};
-use crate::{Digest, Error, Result, erofs};
+use super::{Inner, PullOptions, private};
+use crate::{Digest, Error, PullEvent, Result, erofs};
+
+/// Delay between attempts to claim an image that another process has claimed.
+const CLAIM_RETRY_DELAY: Duration = Duration::from_millis(20);
 
 /// An image, and the manifest by which somebody wants it.
 #[derive(Clone, Debug)]
@@ -55,10 +60,22 @@ impl Rootfs {
 impl Inner {
     /// Protects the image's root file system from removals of this file only (`free_rootfs`): for a
     /// caller that looks for it or gives it its name, until the image has its record. A caller that
-    /// has it must wait for no registry.
-    pub(super) fn claim_image(&self, id: &Digest) -> Result<WorkFile> {
+    /// has it must wait for no registry. A load has it while it makes the file system: whoever
+    /// waits says so, and looks whether it was cancelled.
+    pub(super) fn claim_image(&self, id: &Digest, options: &PullOptions) -> Result<WorkFile> {
         let path = self.layout.image_claim(id);
-        WorkFile::acquire(&path).map_err(|source| Error::io("create", &path, source))
+        let mut is_told = false;
+        loop {
+            let claim = WorkFile::try_acquire(&path);
+            if let Some(claim) = claim.map_err(|source| Error::io("create", &path, source))? {
+                return Ok(claim);
+            }
+            options.cancel.check()?;
+            if !std::mem::replace(&mut is_told, true) {
+                options.emit(PullEvent::RootfsWaiting);
+            }
+            thread::sleep(CLAIM_RETRY_DELAY);
+        }
     }
 
     /// Looks for an image's root file system and for its layers. `None` if something is missing,
@@ -137,5 +154,34 @@ impl Inner {
     /// Whether a blob is here.
     pub(super) fn has(&self, digest: &Digest, size: u64) -> bool {
         fs::metadata(self.layout.blob(digest)).is_ok_and(|found| found.len() == size)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::sync::mpsc::unbounded_channel;
+
+    use super::super::Store;
+    use super::*;
+
+    #[test]
+    fn whoever_waits_for_an_image_says_so_once_and_can_be_cancelled() {
+        let dir = tempfile::tempdir().unwrap();
+        let inner = Store::open(dir.path()).unwrap().inner;
+        let id = Digest::of(b"id");
+        let theirs = inner.claim_image(&id, &PullOptions::default()).unwrap();
+        let (events, mut received) = unbounded_channel();
+        let options = PullOptions::default().events(events);
+        let cancel = options.cancel.clone();
+        let waits = thread::spawn(move || {
+            let claim = inner.claim_image(&id, &options);
+            drop(options);
+            claim.map(drop)
+        });
+        assert_eq!(received.blocking_recv(), Some(PullEvent::RootfsWaiting));
+        cancel.cancel();
+        assert!(matches!(waits.join().unwrap(), Err(Error::Cancelled)));
+        assert_eq!(received.blocking_recv(), None);
+        drop(theirs);
     }
 }

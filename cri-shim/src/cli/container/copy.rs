@@ -17,6 +17,7 @@ use std::process::Stdio;
 use anyhow::{Context as _, bail, ensure};
 use clap::Args;
 use oci_spec::runtime::Process;
+use rustix::fs::statvfs;
 use tokio::io::AsyncReadExt as _;
 use tokio::net::unix::pipe;
 use tokio::process::{Child, Command};
@@ -152,12 +153,25 @@ async fn from_container(guest: &Guest, path: &str, to: &Path) -> anyhow::Result<
     let source = Source::of(path)?;
     let place = Place::of(to)?;
     let temporary = Temporary::make_in(&place.parent)?;
-    let unpacked = temporary.path().join("contents");
+    let unpacked = temporary.contents();
     std::fs::create_dir(&unpacked)
         .with_context(|| format!("cannot create {}", unpacked.display()))?;
-    unpack(guest, &source, &unpacked).await?;
+    let done = unpack(guest, &source, &unpacked).await;
+    done.map_err(|error| match is_full(&place.parent) {
+        // The container's tar only knows that nobody reads any more.
+        true => error.context(format!(
+            "no space left in {}; free some, or copy to another disk",
+            place.parent.display()
+        )),
+        false => error,
+    })?;
     check(&unpacked)?;
     place.take(&source, unpacked)
+}
+
+/// Whether there is no room for any file in a directory.
+fn is_full(directory: &Path) -> bool {
+    statvfs(directory).is_ok_and(|found| found.f_bavail == 0)
 }
 
 /// The destination of a copy on the host.
@@ -218,7 +232,22 @@ impl<'a> Place<'a> {
             !is_directory || !file.exists(),
             "{to} is a file, and what is copied a directory"
         );
-        std::fs::rename(&made, file).with_context(|| format!("cannot create {to}"))
+        // A power loss leaves the old file or the new one.
+        let synced = match !is_directory && file.exists() && !made.is_symlink() {
+            true => sync(&made),
+            false => Ok(()),
+        };
+        let moved = synced.and_then(|()| std::fs::rename(&made, file));
+        moved.with_context(|| format!("cannot create {to}"))
+    }
+}
+
+/// Syncs a file to the disk, unless this user may not read it.
+fn sync(path: &Path) -> io::Result<()> {
+    match File::open(path) {
+        Ok(file) => file.sync_all(),
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => Ok(()),
+        Err(error) => Err(error),
     }
 }
 
@@ -240,7 +269,7 @@ async fn unpack(guest: &Guest, source: &Source, to: &Path) -> anyhow::Result<()>
     // Its input ends with the guest's output, or with the error.
     let has_unpacked = ended(unpack).await?;
     packed?;
-    ensure!(has_unpacked, "tar could not unpack into {}", to.display());
+    ensure!(has_unpacked, "tar could not unpack what the container sent");
     ensure!(
         source.is_contents() || to.join(&source.name).symlink_metadata().is_ok(),
         "the container's tar sent no `{}`",
@@ -577,6 +606,7 @@ mod tests {
     use std::io::Write as _;
 
     use super::*;
+    use crate::small_disk::SmallDisk;
 
     #[test]
     fn a_colon_tells_a_containers_path() {
@@ -635,6 +665,16 @@ mod tests {
             assert!(error.contains("is a device, a pipe or a socket"), "{error}");
         }
         assert!(fs::metadata(&pipe).unwrap().file_type().is_fifo());
+    }
+
+    #[test]
+    fn a_disk_is_full_when_it_has_no_room_for_any_file() {
+        let disk = SmallDisk::new();
+        assert!(!is_full(disk.path()));
+        disk.fill();
+        assert!(is_full(disk.path()));
+        disk.clear();
+        assert!(!is_full(disk.path()) && !is_full(Path::new("/no/such")));
     }
 
     #[test]

@@ -4,21 +4,24 @@
 //! Links are never followed, neither in the source nor below the directory; if a link is replaced,
 //! it is the link itself.
 
+use std::cell::Cell;
 use std::collections::HashMap;
 use std::ffi::OsStr;
-use std::fs::File;
+use std::fs::{self, File};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, bail, ensure};
 use rustix::fs::{
-    AtFlags, Dir, FileType, Mode, OFlags, chmodat, fchmod, openat, renameat, renameat_with, statat,
+    AtFlags, CWD, Dir, FileType, FlockOperation, Mode, OFlags, chmodat, fchmod, flock, openat,
+    renameat, renameat_with, statat, syncfs,
 };
 use rustix::io::Errno;
 use tempfile::TempDir;
-use tracing::warn;
+use tracing::{debug, warn};
 
 use crate::removal::{remove_tree, without_replacing};
 
@@ -31,43 +34,116 @@ const SET_ID: u32 = 0o6000;
 /// How many times to try to remove a directory in which another process still creates files.
 const ATTEMPTS: usize = 10;
 
-/// A directory that is removed with its contents on drop, at any depth.
+/// Mode of temporary directories: nobody else gets at what was not checked yet.
+const MODE: u32 = 0o700;
+
+/// What the names of temporary directories begin with.
+const TEMPORARY: &str = ".podvisor-cp-";
+
+/// What such a directory may contain: what is unpacked, and, with a number, what is half removed.
+const CONTENTS: &str = "contents";
+const REMOVED: &[u8] = b".removed-";
+
+/// A directory that is removed with its contents on drop, at any depth. If this process is killed,
+/// the next one that creates such a directory beside it removes it.
 #[derive(Debug)]
-pub(super) struct Temporary(PathBuf);
+pub(super) struct Temporary {
+    path: PathBuf,
+    /// Locked, where the file system can: it is in use.
+    _lock: File,
+}
 
 impl Temporary {
     /// Creates one in `parent`, accessible only by this user.
     pub(super) fn make_in(parent: &Path) -> anyhow::Result<Self> {
-        let made = tempfile::Builder::new()
-            .prefix(".podvisor-cp-")
-            .tempdir_in(parent)
-            .with_context(|| format!("cannot create a directory in {}", parent.display()))?;
-        Ok(Self(TempDir::keep(made)))
+        remove_leftovers(parent);
+        let make = || -> io::Result<Self> {
+            for _ in 0..ATTEMPTS {
+                let made = tempfile::Builder::new()
+                    .prefix(TEMPORARY)
+                    .permissions(fs::Permissions::from_mode(MODE))
+                    .tempdir_in(parent)?;
+                let path = TempDir::keep(made);
+                let lock = match File::open(&path) {
+                    Ok(lock) => lock,
+                    Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+                    Err(error) => return Err(error),
+                };
+                let locked = flock(&lock, FlockOperation::NonBlockingLockExclusive);
+                // Otherwise another process took it for a leftover before it was locked.
+                if locked != Err(Errno::WOULDBLOCK) && path.exists() {
+                    return Ok(Self { path, _lock: lock });
+                }
+            }
+            Err(io::ErrorKind::ResourceBusy.into())
+        };
+        make().with_context(|| format!("cannot create a directory in {}", parent.display()))
     }
 
-    pub(super) fn path(&self) -> &Path {
-        &self.0
+    /// Where to unpack: in a directory that does not exist yet.
+    pub(super) fn contents(&self) -> PathBuf {
+        self.path.join(CONTENTS)
     }
 }
 
 impl Drop for Temporary {
     fn drop(&mut self) {
-        for _ in 0..ATTEMPTS {
-            match remove_tree(&self.0) {
-                // A killed process that was unpacking here may still create one more file.
-                Err(error) if error.kind() == io::ErrorKind::DirectoryNotEmpty => {}
-                Err(error) => {
-                    warn!(
-                        path = %self.0.display(),
-                        %error,
-                        "failed to remove a temporary directory"
-                    );
-                    return;
-                }
-                Ok(()) => return,
+        remove_temporary(&self.path);
+    }
+}
+
+fn remove_temporary(path: &Path) {
+    for _ in 0..ATTEMPTS {
+        match remove_tree(path) {
+            // A killed process that was unpacking here may still create one more file.
+            Err(error) if error.kind() == io::ErrorKind::DirectoryNotEmpty => {}
+            Err(error) => {
+                let path = path.display();
+                warn!(%path, %error, "failed to remove a temporary directory");
+                return;
             }
+            Ok(()) => return,
         }
     }
+}
+
+/// Removes the temporary directories of killed processes.
+fn remove_leftovers(parent: &Path) {
+    for entry in fs::read_dir(parent).into_iter().flatten().flatten() {
+        if !entry
+            .file_name()
+            .as_bytes()
+            .starts_with(TEMPORARY.as_bytes())
+        {
+            continue;
+        }
+        let path = entry.path();
+        match lock_leftover(&path) {
+            Ok(Some(_lock)) => remove_temporary(&path),
+            Ok(None) => {}
+            Err(error) => debug!(path = %path.display(), %error, "not taken for a leftover"),
+        }
+    }
+}
+
+/// Locks a temporary directory of this user that no process uses; `None` if it is something else.
+/// Others may be able to give a directory of this user such a name: one with other contents stays.
+fn lock_leftover(path: &Path) -> io::Result<Option<File>> {
+    let dir: File = open_dir(CWD, path.as_os_str())?.into();
+    let found = dir.metadata()?;
+    let is_own = found.uid() == rustix::process::geteuid().as_raw() && found.mode() & 0o777 == MODE;
+    if !is_own || flock(&dir, FlockOperation::NonBlockingLockExclusive).is_err() {
+        return Ok(None);
+    }
+    for entry in Dir::read_from(&dir)? {
+        let entry = entry?;
+        let name = entry.file_name().to_bytes();
+        let is_ours = name == CONTENTS.as_bytes() || name.starts_with(REMOVED);
+        if !is_ours && name != b"." && name != b".." {
+            return Ok(None);
+        }
+    }
+    Ok(Some(dir))
 }
 
 /// Rejects a tree with anything but files, directories and links: a guest's device or pipe would be
@@ -131,13 +207,54 @@ pub(super) fn check(root: &Path) -> anyhow::Result<()> {
 /// sides are merged; existing files and links are replaced.
 pub(super) fn merge(from: &Path, name: &str, to: &Path) -> anyhow::Result<()> {
     let (from, to_dir): (OwnedFd, OwnedFd) = (open_top(from)?.into(), open_top(to)?.into());
-    merge_at(from.as_fd(), to_dir.as_fd(), OsStr::new(name), to, 0)
+    let name = OsStr::new(name);
+    merge_at(
+        from.as_fd(),
+        to_dir.as_fd(),
+        name,
+        to,
+        0,
+        &Sync::new(&sync_all_of),
+    )
 }
 
 /// Like [`merge`], for all members of `from`.
 pub(super) fn merge_contents(from: &Path, to: &Path) -> anyhow::Result<()> {
     let (from, to_dir): (OwnedFd, OwnedFd) = (open_top(from)?.into(), open_top(to)?.into());
-    merge_all(from.as_fd(), to_dir.as_fd(), to, 0)
+    merge_all(
+        from.as_fd(),
+        to_dir.as_fd(),
+        to,
+        0,
+        &Sync::new(&sync_all_of),
+    )
+}
+
+/// What is copied is synced to the disk before it takes the place of anything: a power loss leaves
+/// the old file or the new one. All at once, as each file of many would wait for the disk.
+struct Sync<'a> {
+    sync: &'a dyn Fn(BorrowedFd<'_>) -> io::Result<()>,
+    is_done: Cell<bool>,
+}
+
+impl<'a> Sync<'a> {
+    fn new(sync: &'a dyn Fn(BorrowedFd<'_>) -> io::Result<()>) -> Self {
+        Self {
+            sync,
+            is_done: Cell::new(false),
+        }
+    }
+
+    fn before_replacing(&self, copied: BorrowedFd<'_>) -> io::Result<()> {
+        match self.is_done.replace(true) {
+            true => Ok(()),
+            false => (self.sync)(copied),
+        }
+    }
+}
+
+fn sync_all_of(dir: BorrowedFd<'_>) -> io::Result<()> {
+    Ok(syncfs(dir)?)
 }
 
 fn merge_all(
@@ -145,6 +262,7 @@ fn merge_all(
     to: BorrowedFd<'_>,
     shown: &Path,
     depth: usize,
+    sync: &Sync<'_>,
 ) -> anyhow::Result<()> {
     let list = || -> io::Result<Vec<_>> {
         let names = Dir::read_from(from)?.map(|entry| Ok(entry?.file_name().to_owned()));
@@ -153,7 +271,7 @@ fn merge_all(
     for name in list().context("cannot read what was copied")? {
         let name = OsStr::from_bytes(name.to_bytes());
         if name != "." && name != ".." {
-            merge_at(from, to, name, shown, depth)?;
+            merge_at(from, to, name, shown, depth, sync)?;
         }
     }
     Ok(())
@@ -165,6 +283,7 @@ fn merge_at(
     name: &OsStr,
     shown: &Path,
     depth: usize,
+    sync: &Sync<'_>,
 ) -> anyhow::Result<()> {
     let path = shown.join(name);
     let cannot = || format!("cannot create {}", path.display());
@@ -178,7 +297,7 @@ fn merge_at(
             );
             let inner = open_dir(from, name).with_context(cannot)?;
             let outer = open_dir(to, name).with_context(cannot)?;
-            merge_all(inner.as_fd(), outer.as_fd(), &path, depth + 1)
+            merge_all(inner.as_fd(), outer.as_fd(), &path, depth + 1, sync)
         }
         (true, Some(_)) => bail!("{} is no directory to copy into", path.display()),
         (false, Some(FileType::Directory)) => {
@@ -188,7 +307,12 @@ fn merge_at(
             )
         }
         (true, None) => move_dir(from, to, name).with_context(cannot),
-        (false, _) => renameat(from, name, to, name).with_context(cannot),
+        (false, existing) => {
+            if existing.is_some() {
+                sync.before_replacing(from).with_context(cannot)?;
+            }
+            renameat(from, name, to, name).with_context(cannot)
+        }
     }
 }
 
@@ -231,8 +355,7 @@ fn kind(at: BorrowedFd<'_>, name: &OsStr) -> io::Result<Option<FileType>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::fs;
-    use std::os::unix::fs::{PermissionsExt as _, symlink};
+    use std::os::unix::fs::symlink;
 
     struct Rig {
         dir: TempDir,
@@ -295,6 +418,76 @@ mod tests {
         let rig = Rig::new();
         fs::create_dir_all(rig.path("to/tree/sub/file")).unwrap();
         assert!(rig.merge().is_err(), "a file does not replace a directory");
+    }
+
+    #[test]
+    fn what_replaces_files_is_on_the_disk_before_that() {
+        let rig = Rig::new();
+        let count = Cell::new(0);
+        let synced = |_: BorrowedFd<'_>| -> io::Result<()> {
+            let file = rig.path("to/tree/sub/file");
+            assert_ne!(fs::read(file).unwrap_or_default(), b"new");
+            count.set(count.get() + 1);
+            Ok(())
+        };
+        let merge = || {
+            let [from, to] = ["from", "to"].map(|name| File::open(rig.path(name)).unwrap());
+            let sync = Sync::new(&synced);
+            merge_all(from.as_fd(), to.as_fd(), &rig.path("to"), 0, &sync).unwrap();
+        };
+        merge();
+        assert_eq!(count.get(), 0, "nothing was replaced");
+        fs::create_dir_all(rig.path("from/tree/sub")).unwrap();
+        for name in ["file", "other"] {
+            fs::write(rig.path("to/tree/sub").join(name), "old").unwrap();
+            fs::write(rig.path("from/tree/sub").join(name), "new").unwrap();
+        }
+        merge();
+        assert_eq!(count.get(), 1);
+        let failing = |_: BorrowedFd<'_>| Err(io::ErrorKind::StorageFull.into());
+        fs::write(rig.path("from/tree/sub/file"), "newer").unwrap();
+        let [from, to] = ["from", "to"].map(|name| File::open(rig.path(name)).unwrap());
+        let sync = Sync::new(&failing);
+        merge_all(from.as_fd(), to.as_fd(), &rig.path("to"), 0, &sync).unwrap_err();
+        assert_eq!(fs::read(rig.path("to/tree/sub/file")).unwrap(), b"new");
+    }
+
+    #[test]
+    fn what_a_killed_process_left_is_removed_by_the_next_one_and_nothing_else_is() {
+        let dir = tempfile::tempdir().unwrap();
+        let names = || {
+            let entries = fs::read_dir(dir.path()).unwrap().flatten();
+            let mut names: Vec<_> = entries.map(|entry| entry.path()).collect();
+            names.sort();
+            names
+        };
+        // A killed process's lock is gone, and its directory is not.
+        let killed = Temporary::make_in(dir.path()).unwrap();
+        fs::create_dir_all(killed.contents().join("some/files")).unwrap();
+        let left = killed.path.clone();
+        flock(&killed._lock, FlockOperation::Unlock).unwrap();
+        std::mem::forget(killed);
+        // Of another process, of everybody, and of something else.
+        let used = Temporary::make_in(dir.path()).unwrap();
+        assert!(!left.exists());
+        let mode = fs::metadata(&used.path).unwrap().permissions().mode();
+        assert_eq!(mode & 0o7777, MODE);
+        let [open, other] =
+            ["open", "other"].map(|name| dir.path().join(format!("{TEMPORARY}{name}")));
+        for (path, mode) in [(&open, 0o755), (&other, 0o700)] {
+            fs::create_dir(path).unwrap();
+            fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+        }
+        fs::write(other.join("important"), "").unwrap();
+        let link = dir.path().join(format!("{TEMPORARY}link"));
+        symlink(&left, &link).unwrap();
+        let mut expected = vec![used.path.clone(), open, other, link];
+        expected.sort();
+        drop(Temporary::make_in(dir.path()).unwrap());
+        assert_eq!(names(), expected);
+        let path = used.path.clone();
+        drop(used);
+        assert!(!path.exists());
     }
 
     #[test]

@@ -2,7 +2,6 @@
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use futures_util::future::join_all;
@@ -27,6 +26,7 @@ use super::entries::{Entries, Entry, not_found};
 use super::execs;
 use super::images::{self, Placement, Slots};
 use super::output::ContainerStreams;
+use super::pauses::Pauses;
 use super::plugs::Plugs;
 use super::restart::Processes;
 use crate::machine::{Disk, MachineError, causes};
@@ -80,7 +80,7 @@ pub(super) struct Containers {
     images: AsyncMutex<Slots>,
     /// Held while a disk is plugged or unplugged.
     plugs: AsyncMutex<Plugs>,
-    is_paused: AtomicBool,
+    pauses: Pauses,
     events: Option<Arc<EventLog>>,
 }
 
@@ -92,7 +92,7 @@ impl Containers {
             entries: Entries::default(),
             images: AsyncMutex::new(Slots::new(image_slots.into())),
             plugs: AsyncMutex::default(),
-            is_paused: AtomicBool::new(false),
+            pauses: Pauses::default(),
         }
     }
 
@@ -413,31 +413,24 @@ impl Containers {
 
     /// Pauses the guest between two instructions.
     pub(super) async fn pause(&self) -> Result<(), Error> {
-        self.sandbox.machine().pause().await.map_err(wrong_state)?;
-        self.is_paused.store(true, Ordering::Release);
-        Ok(())
+        let paused = self.pauses.pause(self.sandbox.machine().pause()).await;
+        paused.map_err(wrong_state)
     }
 
     /// Resumes a paused guest and sets its clock.
     pub(super) async fn resume(&self) -> Result<(), Error> {
-        self.sandbox.machine().resume().await.map_err(wrong_state)?;
-        self.is_paused.store(false, Ordering::Release);
-        self.set_clock().await;
-        Ok(())
+        let resumed = self.sandbox.machine().resume();
+        let resumed = self.pauses.resume(resumed, self.sandbox.agent()).await;
+        resumed.map_err(wrong_state)
     }
 
     pub(super) fn is_paused(&self) -> bool {
-        self.is_paused.load(Ordering::Acquire)
+        self.pauses.is_paused()
     }
 
     /// Sets the guest's clock, which drifts. A paused guest's is set when the guest goes on.
     pub(super) async fn set_clock(&self) {
-        if self.is_paused() {
-            return;
-        }
-        if let Err(error) = self.sandbox.agent().set_clock().await {
-            debug!(%error, "the guest's clock is not set");
-        }
+        self.pauses.set_clock(self.sandbox.agent()).await;
     }
 
     /// Makes the guest forget files that were removed on the host: their space is not free until

@@ -18,6 +18,7 @@
 //! | `restart` | whether, when and with which streams a container's process is restarted |
 //! | `output`, `log`, `backlog` | output to the log and to attached clients |
 //! | `own_log` | the log of the process itself |
+//! | `pauses` | pauses of the guest, and its clock |
 //! | `end` | the machine's end: when it is due, and the work that is left then |
 //! | `upkeep` | periodic work for a running guest: its clock, and removed files |
 //! | `images` | which disk holds which image |
@@ -39,12 +40,14 @@ mod log;
 mod machine;
 mod output;
 mod own_log;
+mod pauses;
 mod plugs;
 mod restart;
 mod serve;
 mod upkeep;
 mod waits;
 
+use std::cell::Cell;
 use std::fs::File;
 use std::io;
 use std::os::unix::net::UnixStream as StdUnixStream;
@@ -178,7 +181,10 @@ async fn begin(
 ) -> Result<Option<ConfiguredSandbox>, ProcessError> {
     let (told, network) = oneshot::channel();
     let dir = received.header.dir.clone();
+    let is_used = Cell::new(false);
     let network = async {
+        // The guest's agent has answered.
+        is_used.set(true);
         let cut = |_| SandboxError::Control {
             dir,
             source: FrameError::Cut,
@@ -213,6 +219,7 @@ async fn begin(
                 failed: Some(causes(&error)),
                 is_jail: matches!(error, SandboxError::Jail(_)),
                 blames_template: matches!(error, SandboxError::Clone(_)),
+                has_unused_cards: !is_used.get(),
                 panic: error.panic().cloned(),
                 ..LaunchReply::default()
             };

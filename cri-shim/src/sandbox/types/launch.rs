@@ -68,7 +68,8 @@ pub struct LaunchConfig {
     /// Whether the process is jailed.
     pub jail: JailMode,
     /// The directory of templates, snapshots of machines that have booted already: the sandbox
-    /// starts as a clone of the matching one, and creates one if it is missing. `None`: it boots.
+    /// starts as a clone of the matching one, and creates one if it is missing. It boots if the
+    /// clone has no working guest. `None`: it boots.
     pub templates: Option<PathBuf>,
     /// The directory of a snapshot that the sandbox must be a clone of. Kernel, vCPUs, memory and
     /// kinds of devices are the snapshot's then.

@@ -356,6 +356,9 @@ pub(in crate::sandbox) struct LaunchReply {
     /// It failed because the clone of the template had no working guest.
     #[serde(default)]
     pub(in crate::sandbox) blames_template: bool,
+    /// It failed before the guest was told of its network: no frame went through the cards.
+    #[serde(default)]
+    pub(in crate::sandbox) has_unused_cards: bool,
     /// It failed because the guest's kernel panicked.
     #[serde(default)]
     pub(in crate::sandbox) panic: Option<KernelPanic>,
