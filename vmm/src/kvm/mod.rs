@@ -9,8 +9,8 @@ mod tsc_offset;
 use std::io;
 
 use kvm_bindings::{
-    KVM_CAP_PMU_CAPABILITY, KVM_IRQCHIP_PIC_MASTER, KVM_IRQCHIP_PIC_SLAVE, KVM_PMU_CAP_DISABLE,
-    kvm_enable_cap, kvm_irqchip,
+    KVM_CAP_MAX_VCPU_ID, KVM_CAP_PMU_CAPABILITY, KVM_IRQCHIP_PIC_MASTER, KVM_IRQCHIP_PIC_SLAVE,
+    KVM_PMU_CAP_DISABLE, kvm_enable_cap, kvm_irqchip,
 };
 use kvm_ioctls::{Cap, Kvm, VcpuFd, VmFd};
 
@@ -160,13 +160,35 @@ fn mask_pics(vm: &VmFd) -> Result<(), KvmError> {
 /// anyway. It must be called before the first vCPU is created; kernels before 5.18 do not support
 /// it.
 fn disable_pmu(vm: &VmFd) {
-    let disable = kvm_enable_cap {
-        cap: KVM_CAP_PMU_CAPABILITY,
-        args: [u64::from(KVM_PMU_CAP_DISABLE), 0, 0, 0],
+    enable(
+        vm,
+        "KVM_CAP_PMU_CAPABILITY",
+        KVM_CAP_PMU_CAPABILITY,
+        u64::from(KVM_PMU_CAP_DISABLE),
+    );
+}
+
+/// Tells KVM that the numbers of all vCPUs will be below `max`, so that its tables of vCPUs are no
+/// larger than that. It must be called before the first vCPU is created; kernels before 6.0 do not
+/// support it.
+pub(crate) fn limit_vcpus(vm: &VmFd, max: u8) {
+    enable(
+        vm,
+        "KVM_CAP_MAX_VCPU_ID",
+        KVM_CAP_MAX_VCPU_ID,
+        u64::from(max),
+    );
+}
+
+/// Enables a capability of a VM that works without.
+fn enable(vm: &VmFd, name: &'static str, cap: u32, argument: u64) {
+    let wanted = kvm_enable_cap {
+        cap,
+        args: [argument, 0, 0, 0],
         ..Default::default()
     };
-    if let Err(error) = vm.enable_cap(&disable) {
-        tracing::debug!(%error, "KVM_CAP_PMU_CAPABILITY is not supported");
+    if let Err(error) = vm.enable_cap(&wanted) {
+        tracing::debug!(%error, name, "a capability is not supported");
     }
 }
 
