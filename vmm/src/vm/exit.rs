@@ -80,6 +80,9 @@ pub enum PoisonCause {
         /// Its vector; 17 is a split lock, on hosts with `split_lock_detect=fatal`.
         vector: u32,
     },
+    /// `KVM_EXIT_NOTIFY`: the guest kept the processor from all interrupts, and its state was lost
+    /// when KVM ended that.
+    StateLost,
     /// An exit that this VM does not handle.
     UnexpectedExit {
         /// Its name.
@@ -137,6 +140,10 @@ impl fmt::Display for Poison {
             PoisonCause::Exception { vector } => {
                 write!(f, "KVM ended the guest for its exception {vector}")?;
             }
+            PoisonCause::StateLost => f.write_str(
+                "the guest kept the processor from all interrupts, and its state is lost \
+                 (KVM_EXIT_NOTIFY)",
+            )?,
             PoisonCause::UnexpectedExit { exit } => write!(f, "unexpected exit {exit}")?,
             PoisonCause::MemoryFailure { address } => {
                 write!(f, "the host's memory failed at {address:#x}")?;
@@ -339,6 +346,7 @@ mod tests {
             (PoisonCause::FailEntry { reason: 0x21 }, "(0x21)", false),
             (PoisonCause::Exception { vector: 17 }, "split lock", false),
             (PoisonCause::Exception { vector: 1 }, "exception 1", false),
+            (PoisonCause::StateLost, "KVM_EXIT_NOTIFY", false),
             (
                 PoisonCause::UnexpectedExit { exit: name() },
                 "unexpected exit vm-io",

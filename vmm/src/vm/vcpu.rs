@@ -5,7 +5,7 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use kvm_bindings::CpuId;
+use kvm_bindings::{CpuId, KVM_EXIT_NOTIFY};
 use kvm_ioctls::{Kvm, VcpuExit, VcpuFd, VmFd};
 use podvisor_devices::legacy::power::PowerRequest;
 
@@ -239,6 +239,7 @@ fn step(id: u8, vcpu: &mut VcpuFd, context: &VcpuContext) -> Step {
         Ok(VcpuExit::Exception) => PoisonCause::Exception {
             vector: exception(vcpu),
         },
+        Ok(VcpuExit::Unsupported(KVM_EXIT_NOTIFY)) => PoisonCause::StateLost,
         Ok(other) => PoisonCause::UnexpectedExit {
             exit: format!("{other:?}"),
         },
