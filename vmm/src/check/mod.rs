@@ -1,12 +1,13 @@
 //! Checks whether this host can run guests, and says what to do if it cannot.
 //!
-//! [`run`] checks the host's files and KVM's capabilities (`host`, `kvm`) and then runs a guest of
+//! [`run`] checks the host's files and KVM's capabilities (`host`, `cpu`, `kvm`) and then runs a guest of
 //! a few dozen bytes for each thing that a kernel needs of a processor (`probe`). It returns a
 //! [`Report`]; printing it, and exit codes, are up to the caller.
 //!
 //! Nothing here changes the host. All checks together take some seconds at most, or up to half a
 //! minute if guests hang.
 
+mod cpu;
 mod host;
 mod kvm;
 mod probe;
@@ -124,6 +125,7 @@ pub fn run() -> Report {
         probe::check(&mut items);
     }
     host::check(&mut items);
+    cpu::check(&mut items);
     tracing::debug!(items = items.len(), "host checked");
     Report { items }
 }
