@@ -3,7 +3,9 @@
 use std::fs;
 use std::path::Path;
 
-use super::{Item, Status};
+use rustix::system::uname;
+
+use super::{Item, Status, host};
 
 /// The kernel's reports, one file for each vulnerability that it knows.
 const VULNERABILITIES: &str = "/sys/devices/system/cpu/vulnerabilities";
@@ -26,9 +28,20 @@ const LEAKS: [&str; 13] = [
     "vmscape",
 ];
 
+/// The first Linux whose KVM knows `nx_huge_pages=never`.
+const NEVER: (u32, u32) = (6, 5);
+
 /// Reports on the processor.
 pub(super) fn check(items: &mut Vec<Item>) {
-    items.extend(leaks(Path::new(VULNERABILITIES)));
+    let directory = Path::new(VULNERABILITIES);
+    items.extend(leaks(directory));
+    let read = |path: &Path| fs::read_to_string(path).unwrap_or_default();
+    let release = uname().release().to_string_lossy().into_owned();
+    items.extend(huge_pages_of_code(
+        &read(&directory.join("itlb_multihit")),
+        &read(Path::new("/sys/module/kvm/parameters/nx_huge_pages")),
+        host::version(&release) >= Some(NEVER),
+    ));
 }
 
 /// Names what guests could read each other's memory by.
@@ -60,6 +73,42 @@ fn leak(name: &'static str, report: &str) -> Option<Item> {
     };
     let found = format!("a guest could read memory of others or of the host: {report}");
     Some(Item::bad(name, Status::Warning, found, remedy))
+}
+
+/// What KVM's protection from iTLB multihit costs, or that it is missing. `parameter` is empty
+/// where KVM has none.
+fn huge_pages_of_code(multihit: &str, parameter: &str, knows_never: bool) -> Option<Item> {
+    const NAME: &str = "KVM nx_huge_pages";
+    let is_affected = !multihit.trim().eq_ignore_ascii_case("not affected");
+    let value = parameter.trim();
+    if multihit.is_empty() {
+        return None;
+    }
+    match (is_affected, value) {
+        (true, "Y" | "auto") => Some(Item::ok(
+            NAME,
+            format!(
+                "{value}, which this processor needs: guests run their code from small pages, and \
+                 each start of one waits for a thread of KVM's"
+            ),
+        )),
+        (true, "N" | "never") => Some(Item::bad(
+            NAME,
+            Status::Warning,
+            format!("{value}: a guest could hang this processor (iTLB multihit)"),
+            "options kvm nx_huge_pages=auto in /etc/modprobe.d, then load kvm again",
+        )),
+        (false, "Y" | "N" | "auto") if knows_never => Some(Item::bad(
+            NAME,
+            Status::Warning,
+            format!(
+                "{value}: each start of a guest waits for a thread of KVM's that this processor \
+                 does not need"
+            ),
+            "options kvm nx_huge_pages=never in /etc/modprobe.d, then load kvm again",
+        )),
+        _ => None,
+    }
 }
 
 #[cfg(test)]
@@ -142,5 +191,23 @@ mod tests {
     fn a_guest_of_a_kernel_that_reports_nothing_is_not_warned_of() {
         let directory = tempfile::tempdir().unwrap();
         assert_eq!(leaks(directory.path()), []);
+        assert_eq!(huge_pages_of_code("", "N\n", true), None);
+    }
+
+    #[test]
+    fn splitting_huge_pages_is_for_processors_that_need_it() {
+        let item = |multihit, parameter| huge_pages_of_code(multihit, parameter, true);
+        let remedy = |item: Option<Item>| item.unwrap().remedy.unwrap();
+        for value in ["N\n", "Y\n"] {
+            assert!(remedy(item("Not affected\n", value)).contains("=never"));
+            assert_eq!(huge_pages_of_code("Not affected\n", value, false), None);
+        }
+        assert_eq!(item("Not affected\n", "never\n"), None);
+        assert_eq!(item("Not affected\n", ""), None);
+        let needed = item("KVM: Mitigation: Split huge pages\n", "Y\n").unwrap();
+        assert_eq!((needed.status, needed.remedy), (Status::Ok, None));
+        for value in ["N\n", "never\n"] {
+            assert!(remedy(item("KVM: Vulnerable\n", value)).contains("=auto"));
+        }
     }
 }
