@@ -54,6 +54,12 @@ fn counts_by_tsc(clock: &str) -> bool {
     matches!(clock.trim(), "tsc" | "hyperv_clocksource_tsc_page")
 }
 
+/// Whether a guest's kernel needs retpolines where the host's own may do without: see
+/// [`crate::check::guests_lack_ibrs`].
+pub(crate) fn lacks_ibrs(kvm: &Kvm) -> Result<bool, KvmError> {
+    Ok(policy::lacks_automatic_ibrs(supported(kvm)?.as_slice()))
+}
+
 /// Returns `base` for the vCPU with APIC id `id`.
 pub(crate) fn for_vcpu(base: &CpuId, id: u8) -> CpuId {
     let mut cpuid = base.clone();

@@ -171,6 +171,8 @@ const POWER: u32 = 0x8000_0007;
 /// Leaf 0x80000007: the time stamp counter is invariant. KVM reports it as the processor does, even
 /// if the kernel has found the counter unstable.
 const INVARIANT_TSC: u32 = 1 << 8;
+/// Leaf 0x80000021: automatic IBRS.
+const AUTOMATIC_IBRS: u32 = 1 << 8;
 
 /// Applies the policy.
 pub(super) fn apply(entries: &mut Vec<kvm_cpuid_entry2>, guest: &Guest) {
@@ -214,6 +216,14 @@ pub(super) fn apply(entries: &mut Vec<kvm_cpuid_entry2>, guest: &Guest) {
 pub(super) fn has_invariant_tsc(supported: &[kvm_cpuid_entry2]) -> bool {
     let mut entries = supported.iter();
     entries.any(|entry| entry.function == POWER && entry.edx & INVARIANT_TSC != 0)
+}
+
+/// Whether the processor is AMD's, and KVM does not offer guests its automatic IBRS.
+pub(super) fn lacks_automatic_ibrs(supported: &[kvm_cpuid_entry2]) -> bool {
+    let mut entries = supported.iter();
+    let has =
+        |entry: &kvm_cpuid_entry2| entry.function == 0x8000_0021 && entry.eax & AUTOMATIC_IBRS != 0;
+    is_amd(supported) && !entries.any(has)
 }
 
 impl Rule {

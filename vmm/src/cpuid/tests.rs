@@ -209,6 +209,19 @@ fn the_time_stamp_counter_is_no_clock_of_guests_where_it_is_none_of_the_host() {
 }
 
 #[test]
+fn an_amd_processor_whose_guests_get_no_automatic_ibrs_is_known_by_the_leaf_of_that_bit() {
+    let with = |mut supported: Vec<_>, eax| {
+        supported.push(entry(0x8000_0021, 0, [eax, 0, 0, 0]));
+        policy::lacks_automatic_ibrs(&supported)
+    };
+    assert!(policy::lacks_automatic_ibrs(&amd()));
+    assert!(with(amd(), !(1 << 8)));
+    assert!(!with(amd(), 1 << 8));
+    assert!(with(vec![vendor(1, b"HygonGenuine")], 0));
+    assert!(!with(intel(), 0));
+}
+
+#[test]
 fn an_intel_guest_is_one_socket_of_as_many_cores_as_vcpus() {
     let entries = compose(&intel(), &guest(3));
     let one = find(&entries, 1, 0);
