@@ -169,6 +169,7 @@ impl Launching {
                 let limits = MachineLimits {
                     vcpus: header.vcpus,
                     memory: header.memory,
+                    growth: header.growth,
                 };
                 match make_cgroup(parent, &header.id, limits, io, &dir).await {
                     Ok(cgroup) => Some(cgroup),
