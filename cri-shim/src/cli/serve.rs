@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::thread;
 
 use anyhow::Context as _;
 use clap::Args;
@@ -15,7 +16,7 @@ use crate::cni::{CniOptions, PUBLIC_NETNS_DIR};
 use crate::cri::{GuestSettings, HOST_HANDLER, HostSettings, ServeConfig, Sizes, serve};
 use crate::machine::Assets;
 use crate::registries::Registries;
-use crate::sandbox::JailMode;
+use crate::sandbox::{JailMode, jail};
 
 /// The default socket.
 const LISTEN: &str = "/run/podvisor/podvisor.sock";
@@ -256,6 +257,12 @@ fn raise_files() {
     }
 }
 
+/// Returns the number of threads for asynchronous work, which mostly waits, on a host of `cpus`.
+fn workers(cpus: usize) -> usize {
+    const MOST: usize = 16;
+    cpus.clamp(1, MOST)
+}
+
 pub(super) fn run(globals: &Globals, args: &ServeArgs) -> anyhow::Result<u8> {
     let config = args.merge(globals, Settings::read(args.config.as_deref())?)?;
     if let Some(dir) = &config.consoles {
@@ -268,7 +275,11 @@ pub(super) fn run(globals: &Globals, args: &ServeArgs) -> anyhow::Result<u8> {
         );
     }
     raise_files();
+    jail::limit_arenas();
     let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(workers(
+            thread::available_parallelism().map_or(1, usize::from),
+        ))
         .enable_all()
         .build()
         .context("cannot start the asynchronous runtime")?;
@@ -295,6 +306,11 @@ pub(super) fn run(globals: &Globals, args: &ServeArgs) -> anyhow::Result<u8> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_large_host_does_not_get_a_thread_for_each_cpu() {
+        assert_eq!([0, 1, 4, 16, 512].map(workers), [1, 1, 4, 16, 16]);
+    }
 
     fn merged(args: &ServeArgs, file: &str) -> ServeConfig {
         let globals = Globals {

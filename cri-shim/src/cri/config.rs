@@ -153,8 +153,8 @@ impl Sizes {
         let base = overhead.saturating_sub(MEMORY_OVERHEAD).max(self.memory);
         let mut memory = base.saturating_add(bounds.memory.limit(own.max(containers)));
         if overhead >= self.memory.saturating_add(MEMORY_OVERHEAD) {
-            // The page tables of a large guest, for which no overhead has room.
-            let tables = memory_overhead(memory) - MEMORY_OVERHEAD;
+            // The tables for pages of a large guest, for which no overhead has room.
+            let tables = memory_overhead(memory, self.growth) - MEMORY_OVERHEAD;
             memory = memory.saturating_sub(tables).max(self.memory);
         }
         memory - memory % (1 << 20)
@@ -352,8 +352,15 @@ mod tests {
             let within = Bound::At(group - u64::try_from(overhead).unwrap());
             for memory in [Bound::Unknown, within] {
                 let bounds = PodBounds { memory, ..UNKNOWN };
-                let (vcpus, memory) = Sizes::default().of_pod(&pod, bounds);
-                let machine = MachineLimits { vcpus, memory }.memory_max();
+                let sizes = Sizes::default();
+                let (vcpus, memory) = sizes.of_pod(&pod, bounds);
+                let growth = sizes.growth;
+                let machine = MachineLimits {
+                    vcpus,
+                    memory,
+                    growth,
+                }
+                .memory_max();
                 assert!(machine <= group, "{limit}: {machine} in {group}");
             }
         }

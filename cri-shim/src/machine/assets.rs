@@ -8,6 +8,7 @@
 use std::env;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 /// The environment variable that names the directory of the guest's files.
 pub const GUEST_DIR_VARIABLE: &str = "PODVISOR_GUEST_DIR";
@@ -20,13 +21,16 @@ const RETPOLINE_KERNEL: &str = "vmlinux-retpoline";
 /// The host kernel's reports on vulnerabilities of its CPU, one file each.
 const VULNERABILITIES: &str = "/sys/devices/system/cpu/vulnerabilities";
 
-/// Files in it, and the host kernel's names of the mitigations that a guest's kernel needs, too.
+/// Files in it, and the host kernel's names of the mitigations that a guest's kernel needs, too, in
+/// lower case: Linux before 6.7 writes "safe RET", later ones "Safe RET".
 const THUNKS: [(&str, &str); 4] = [
-    ("spectre_v2", "Retpolines"),
+    (SPECTRE_V2, "retpolines"),
     ("retbleed", "untrained return thunk"),
-    ("spec_rstack_overflow", "Safe RET"),
-    ("indirect_target_selection", "Aligned branch/return thunks"),
+    ("spec_rstack_overflow", "safe ret"),
+    ("indirect_target_selection", "aligned branch/return thunks"),
 ];
+
+const SPECTRE_V2: &str = "spectre_v2";
 
 /// A file that every guest boots from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -122,13 +126,13 @@ impl Assets {
     /// # Errors
     /// No directory has it.
     pub fn kernel(&self) -> Result<PathBuf, AssetError> {
-        self.kernel_for(Path::new(VULNERABILITIES))
+        self.kernel_for(this_cpu_needs_thunks)
     }
 
-    fn kernel_for(&self, vulnerabilities: &Path) -> Result<PathBuf, AssetError> {
+    fn kernel_for(&self, needs_thunks: impl FnOnce() -> bool) -> Result<PathBuf, AssetError> {
         let usual = self.find(GuestFile::Kernel)?;
         let other = usual.with_file_name(RETPOLINE_KERNEL);
-        Ok(match other.is_file() && needs_thunks(vulnerabilities) {
+        Ok(match other.is_file() && needs_thunks() {
             true => other,
             false => usual,
         })
@@ -138,10 +142,9 @@ impl Assets {
     /// kernel for it is missing.
     #[must_use]
     pub fn lacks_retpolines(&self) -> bool {
-        let vulnerabilities = Path::new(VULNERABILITIES);
-        let kernel = self.kernel_for(vulnerabilities);
-        kernel.is_ok_and(|kernel| !kernel.ends_with(RETPOLINE_KERNEL))
-            && needs_thunks(vulnerabilities)
+        let needs_thunks = this_cpu_needs_thunks();
+        let kernel = self.kernel_for(|| needs_thunks);
+        needs_thunks && kernel.is_ok_and(|kernel| !kernel.ends_with(RETPOLINE_KERNEL))
     }
 
     /// Returns the initramfs with the agent.
@@ -164,12 +167,32 @@ impl Assets {
     }
 }
 
-/// Whether the host's kernel mitigates a vulnerability of the CPU by retpolines or return thunks.
-fn needs_thunks(vulnerabilities: &Path) -> bool {
-    THUNKS.iter().any(|(name, remedy)| {
+fn this_cpu_needs_thunks() -> bool {
+    // Neither the processor nor what KVM offers of it changes. Without KVM there are no guests.
+    static LACK_IBRS: OnceLock<bool> = OnceLock::new();
+    let lack_ibrs = || {
+        let asked = || podvisor_vmm::check::guests_lack_ibrs().unwrap_or(false);
+        *LACK_IBRS.get_or_init(asked)
+    };
+    needs_thunks(Path::new(VULNERABILITIES), lack_ibrs)
+}
+
+/// Whether the host's kernel mitigates a vulnerability of the CPU by retpolines or return thunks,
+/// or mitigates Spectre v2 by what guests do not have (`lack_ibrs`). A host that mitigates nothing
+/// (`mitigations=off`) needs none.
+fn needs_thunks(vulnerabilities: &Path, lack_ibrs: impl FnOnce() -> bool) -> bool {
+    let said = |name: &str| {
         let said = std::fs::read_to_string(vulnerabilities.join(name));
-        said.is_ok_and(|said| said.contains(remedy))
-    })
+        said.unwrap_or_default().to_lowercase()
+    };
+    let is_mitigated = |said: &str| {
+        // "Vulnerable: eIBRS with unprivileged eBPF", but not "Vulnerable; IBPB: disabled".
+        said.starts_with("mitigation:") || said.starts_with("vulnerable:")
+    };
+    THUNKS
+        .iter()
+        .any(|(name, remedy)| said(name).contains(remedy))
+        || is_mitigated(&said(SPECTRE_V2)) && lack_ibrs()
 }
 
 #[cfg(test)]
@@ -182,8 +205,16 @@ mod tests {
         let path = |name: &str| directory.path().join(name);
         std::fs::write(path(GuestFile::Kernel.name()), b"").unwrap();
         let assets = Assets::in_directory(directory.path());
-        let kernel = || assets.kernel_for(directory.path()).unwrap();
-        for (name, remedy) in THUNKS {
+        let needs = || needs_thunks(directory.path(), || false);
+        let kernel = || assets.kernel_for(needs).unwrap();
+        // As Linux 6.12 and 6.1 write them.
+        for (name, remedy) in [
+            ("spectre_v2", "Retpolines"),
+            ("retbleed", "untrained return thunk"),
+            ("spec_rstack_overflow", "Safe RET"),
+            ("spec_rstack_overflow", "safe RET"),
+            ("indirect_target_selection", "Aligned branch/return thunks"),
+        ] {
             std::fs::write(path(name), format!("Mitigation: {remedy}; other\n")).unwrap();
             let _ = std::fs::remove_file(path(RETPOLINE_KERNEL));
             assert_eq!(kernel(), path(GuestFile::Kernel.name()));
@@ -192,6 +223,32 @@ mod tests {
             std::fs::write(path(name), "Mitigation: Enhanced / Automatic IBRS\n").unwrap();
             assert_eq!(kernel(), path(GuestFile::Kernel.name()), "{name}");
         }
+    }
+
+    #[test]
+    fn a_cpu_needs_retpolines_where_guests_lack_what_protects_its_host() {
+        let directory = tempfile::tempdir().unwrap();
+        assert!(!needs_thunks(directory.path(), || true));
+        let needs = |said: &str, lack_ibrs| {
+            std::fs::write(directory.path().join(SPECTRE_V2), said).unwrap();
+            needs_thunks(directory.path(), || lack_ibrs)
+        };
+        for said in [
+            "Mitigation: Enhanced / Automatic IBRS; IBPB: conditional\n",
+            "Vulnerable: eIBRS with unprivileged eBPF\n",
+        ] {
+            assert!(needs(said, true), "{said}");
+            assert!(!needs(said, false), "{said}");
+        }
+        for said in [
+            "Not affected\n",
+            "Vulnerable; IBPB: disabled; STIBP: disabled\n",
+            "Vulnerable, IBPB: disabled, STIBP: disabled\n",
+            "Vulnerable\n",
+        ] {
+            assert!(!needs(said, true), "{said}");
+        }
+        assert!(needs("Mitigation: Retpolines; IBPB: conditional\n", false));
     }
 
     #[test]

@@ -137,6 +137,7 @@ impl Plan {
                 let limits = MachineLimits {
                     vcpus: header.vcpus,
                     memory: header.memory,
+                    growth: header.growth,
                 };
                 match make_cgroup(parent, &header.id, limits, self.io.clone(), &header.dir).await {
                     Ok(cgroup) => Some(cgroup),

@@ -62,22 +62,26 @@ fn old_mmu(tdp_mmu: &str) -> Option<Item> {
     })
 }
 
-/// A release looks like `6.1.0-13-amd64`.
+/// Returns the version of a release, which looks like `6.1.0-13-amd64`.
+pub(super) fn version(release: &str) -> Option<(u32, u32)> {
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit());
+    let mut number = || numbers.next()?.parse().ok();
+    Some((number()?, number()?))
+}
+
 fn linux(release: &str) -> Item {
     const NAME: &str = "Linux";
-    let mut numbers = release.split(|c: char| !c.is_ascii_digit());
-    let mut number = || numbers.next()?.parse::<u32>().ok();
-    let (status, found) = match (number(), number()) {
-        (Some(major), Some(minor)) if (major, minor) >= LINUX => return Item::ok(NAME, release),
-        (Some(major), Some(minor)) if (major, minor) < MOUNT_ATTRIBUTES => (
+    let (status, found) = match version(release) {
+        Some(version) if version >= LINUX => return Item::ok(NAME, release),
+        Some(version) if version < MOUNT_ATTRIBUTES => (
             Status::Missing,
             format!("{release}: no volumes (mount_setattr), and older than what podvisor is for"),
         ),
-        (Some(_), Some(_)) => (
+        Some(_) => (
             Status::Warning,
             format!("{release}: older than what podvisor is made for and tested with"),
         ),
-        _ => (
+        None => (
             Status::Warning,
             format!("{release:?}: not a release that is known"),
         ),

@@ -10,22 +10,28 @@
 mod policy;
 mod topology;
 
+use std::fs;
+
 use kvm_bindings::{CpuId, KVM_MAX_CPUID_ENTRIES, kvm_cpuid_entry2};
 use kvm_ioctls::{Cap, Kvm};
 
 use crate::kvm::KvmError;
+
+/// The clock that the host's kernel uses.
+const CLOCK_SOURCE: &str = "/sys/devices/system/clocksource/clocksource0/current_clocksource";
 
 /// Returns the CPUID of a guest with `vcpus` vCPUs, without what differs between them.
 ///
 /// `tsc_khz` is the frequency of the guest's time stamp counter, so that a guest need not measure
 /// it.
 pub(crate) fn guest_cpuid(kvm: &Kvm, vcpus: u8, tsc_khz: Option<u32>) -> Result<CpuId, KvmError> {
-    let supported = kvm
-        .get_supported_cpuid(KVM_MAX_CPUID_ENTRIES)
-        .map_err(KvmError::ioctl("KVM_GET_SUPPORTED_CPUID"))?;
+    let supported = supported(kvm)?;
+    let offers_tsc = policy::has_invariant_tsc(supported.as_slice());
     let guest = Guest {
         vcpus: vcpus.max(1),
         tsc_khz,
+        tsc_is_unstable: offers_tsc
+            && fs::read_to_string(CLOCK_SOURCE).is_ok_and(|clock| !counts_by_tsc(&clock)),
         tsc_deadline: kvm.check_extension(Cap::TscDeadlineTimer),
         host: |leaf| {
             let host = std::arch::x86_64::__cpuid(leaf);
@@ -35,6 +41,23 @@ pub(crate) fn guest_cpuid(kvm: &Kvm, vcpus: u8, tsc_khz: Option<u32>) -> Result<
     let entries = compose(supported.as_slice(), &guest);
     CpuId::from_entries(&entries)
         .map_err(|_| KvmError::ioctl("KVM_SET_CPUID2")(kvm_ioctls::Error::new(libc::E2BIG)))
+}
+
+fn supported(kvm: &Kvm) -> Result<CpuId, KvmError> {
+    kvm.get_supported_cpuid(KVM_MAX_CPUID_ENTRIES)
+        .map_err(KvmError::ioctl("KVM_GET_SUPPORTED_CPUID"))
+}
+
+/// Whether the host's kernel uses the time stamp counter as its clock, by the clock's name: it does
+/// where the counter is invariant, unless it has found the counter unstable.
+fn counts_by_tsc(clock: &str) -> bool {
+    matches!(clock.trim(), "tsc" | "hyperv_clocksource_tsc_page")
+}
+
+/// Whether a guest's kernel needs retpolines where the host's own may do without: see
+/// [`crate::check::guests_lack_ibrs`].
+pub(crate) fn lacks_ibrs(kvm: &Kvm) -> Result<bool, KvmError> {
+    Ok(policy::lacks_automatic_ibrs(supported(kvm)?.as_slice()))
 }
 
 /// Returns `base` for the vCPU with APIC id `id`.
@@ -70,6 +93,8 @@ struct Guest {
     /// At least 1.
     vcpus: u8,
     tsc_khz: Option<u32>,
+    /// The host's kernel does not trust the time stamp counter as its own clock.
+    tsc_is_unstable: bool,
     /// The in-kernel local APIC has the TSC deadline timer; KVM does not report it by CPUID.
     tsc_deadline: bool,
     /// CPUID as the host executes it.

@@ -166,6 +166,14 @@ const TSC_DEADLINE: u32 = 1 << 24;
 /// has it: a guest would apply its bits to a processor that they do not describe.
 const ARCH_CAPABILITIES: u32 = 1 << 29;
 
+/// The leaf of [`INVARIANT_TSC`].
+const POWER: u32 = 0x8000_0007;
+/// Leaf 0x80000007: the time stamp counter is invariant. KVM reports it as the processor does, even
+/// if the kernel has found the counter unstable.
+const INVARIANT_TSC: u32 = 1 << 8;
+/// Leaf 0x80000021: automatic IBRS.
+const AUTOMATIC_IBRS: u32 = 1 << 8;
+
 /// Applies the policy.
 pub(super) fn apply(entries: &mut Vec<kvm_cpuid_entry2>, guest: &Guest) {
     entries.retain(|entry| {
@@ -184,6 +192,9 @@ pub(super) fn apply(entries: &mut Vec<kvm_cpuid_entry2>, guest: &Guest) {
         if amd && leaf == 0x7 && sub_leaf == 0 {
             entry.edx &= !ARCH_CAPABILITIES;
         }
+        if guest.tsc_is_unstable && leaf == POWER {
+            entry.edx &= !INVARIANT_TSC;
+        }
         if entry.function == 1 {
             entry.ecx &= !TSC_DEADLINE;
             if guest.tsc_deadline {
@@ -199,6 +210,20 @@ pub(super) fn apply(entries: &mut Vec<kvm_cpuid_entry2>, guest: &Guest) {
         }
     }
     announce_frequencies(entries, guest.tsc_khz);
+}
+
+/// Whether KVM offers guests an invariant time stamp counter.
+pub(super) fn has_invariant_tsc(supported: &[kvm_cpuid_entry2]) -> bool {
+    let mut entries = supported.iter();
+    entries.any(|entry| entry.function == POWER && entry.edx & INVARIANT_TSC != 0)
+}
+
+/// Whether the processor is AMD's, and KVM does not offer guests its automatic IBRS.
+pub(super) fn lacks_automatic_ibrs(supported: &[kvm_cpuid_entry2]) -> bool {
+    let mut entries = supported.iter();
+    let has =
+        |entry: &kvm_cpuid_entry2| entry.function == 0x8000_0021 && entry.eax & AUTOMATIC_IBRS != 0;
+    is_amd(supported) && !entries.any(has)
 }
 
 impl Rule {

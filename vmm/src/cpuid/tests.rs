@@ -69,6 +69,7 @@ fn guest(vcpus: u8) -> Guest {
     Guest {
         vcpus,
         tsc_khz: Some(2_600_000),
+        tsc_is_unstable: false,
         tsc_deadline: true,
         host: |leaf| [leaf; 4],
     }
@@ -183,6 +184,41 @@ fn the_time_stamp_counters_frequency_is_told() {
     let entries = compose(&intel(), &unknown);
     assert!(entries.iter().all(|e| e.function != 0x4000_0010));
     assert_eq!(find(&entries, 0x4000_0000, 0).eax, 0x4000_0001);
+}
+
+#[test]
+fn the_time_stamp_counter_is_no_clock_of_guests_where_it_is_none_of_the_host() {
+    let unstable = Guest {
+        tsc_is_unstable: true,
+        ..guest(1)
+    };
+    for mut supported in [intel(), amd()] {
+        assert!(!policy::has_invariant_tsc(&supported));
+        supported.push(entry(0x8000_0007, 0, [0, 0, 0, 1 << 8]));
+        assert!(policy::has_invariant_tsc(&supported));
+        let edx = |guest: &Guest| find(&compose(&supported, guest), 0x8000_0007, 0).edx;
+        assert_eq!(edx(&guest(1)), 1 << 8);
+        assert_eq!(edx(&unstable), 0);
+    }
+    for clock in ["tsc\n", "hyperv_clocksource_tsc_page\n"] {
+        assert!(counts_by_tsc(clock), "{clock}");
+    }
+    for clock in ["hpet\n", "acpi_pm\n", "kvm-clock\n", "tsc-early\n", ""] {
+        assert!(!counts_by_tsc(clock), "{clock}");
+    }
+}
+
+#[test]
+fn an_amd_processor_whose_guests_get_no_automatic_ibrs_is_known_by_the_leaf_of_that_bit() {
+    let with = |mut supported: Vec<_>, eax| {
+        supported.push(entry(0x8000_0021, 0, [eax, 0, 0, 0]));
+        policy::lacks_automatic_ibrs(&supported)
+    };
+    assert!(policy::lacks_automatic_ibrs(&amd()));
+    assert!(with(amd(), !(1 << 8)));
+    assert!(!with(amd(), 1 << 8));
+    assert!(with(vec![vendor(1, b"HygonGenuine")], 0));
+    assert!(!with(intel(), 0));
 }
 
 #[test]

@@ -9,8 +9,9 @@ mod tsc_offset;
 use std::io;
 
 use kvm_bindings::{
-    KVM_CAP_PMU_CAPABILITY, KVM_IRQCHIP_PIC_MASTER, KVM_IRQCHIP_PIC_SLAVE, KVM_PMU_CAP_DISABLE,
-    kvm_enable_cap, kvm_irqchip,
+    KVM_CAP_MAX_VCPU_ID, KVM_CAP_PMU_CAPABILITY, KVM_CAP_X86_NOTIFY_VMEXIT, KVM_IRQCHIP_PIC_MASTER,
+    KVM_IRQCHIP_PIC_SLAVE, KVM_PMU_CAP_DISABLE, KVM_X86_NOTIFY_VMEXIT_ENABLED, kvm_enable_cap,
+    kvm_irqchip,
 };
 use kvm_ioctls::{Cap, Kvm, VcpuFd, VmFd};
 
@@ -134,6 +135,7 @@ pub(crate) fn create_chips(vm: &VmFd) -> Result<(), KvmError> {
         .map_err(KvmError::ioctl("KVM_CREATE_IRQCHIP"))?;
     mask_pics(vm)?;
     disable_pmu(vm);
+    notice_hangs(vm);
     Ok(())
 }
 
@@ -160,13 +162,49 @@ fn mask_pics(vm: &VmFd) -> Result<(), KvmError> {
 /// anyway. It must be called before the first vCPU is created; kernels before 5.18 do not support
 /// it.
 fn disable_pmu(vm: &VmFd) {
-    let disable = kvm_enable_cap {
-        cap: KVM_CAP_PMU_CAPABILITY,
-        args: [u64::from(KVM_PMU_CAP_DISABLE), 0, 0, 0],
+    enable(
+        vm,
+        "KVM_CAP_PMU_CAPABILITY",
+        KVM_CAP_PMU_CAPABILITY,
+        u64::from(KVM_PMU_CAP_DISABLE),
+    );
+}
+
+/// Ends what a guest does to keep a processor from all interrupts, such as an endless nesting of
+/// exceptions, which would otherwise hang one of the host's. Only a guest whose state is lost by
+/// that leaves `KVM_RUN`. It must be called before the first vCPU is created; only newer Intel
+/// processors and Linux 6.0 support it.
+fn notice_hangs(vm: &VmFd) {
+    // The window in the upper half: 0 is the shortest that the processor finds safe.
+    enable(
+        vm,
+        "KVM_CAP_X86_NOTIFY_VMEXIT",
+        KVM_CAP_X86_NOTIFY_VMEXIT,
+        u64::from(KVM_X86_NOTIFY_VMEXIT_ENABLED),
+    );
+}
+
+/// Tells KVM that the numbers of all vCPUs will be below `max`, so that its tables of vCPUs are no
+/// larger than that. It must be called before the first vCPU is created; kernels before 6.0 do not
+/// support it.
+pub(crate) fn limit_vcpus(vm: &VmFd, max: u8) {
+    enable(
+        vm,
+        "KVM_CAP_MAX_VCPU_ID",
+        KVM_CAP_MAX_VCPU_ID,
+        u64::from(max),
+    );
+}
+
+/// Enables a capability of a VM that works without.
+fn enable(vm: &VmFd, name: &'static str, cap: u32, argument: u64) {
+    let wanted = kvm_enable_cap {
+        cap,
+        args: [argument, 0, 0, 0],
         ..Default::default()
     };
-    if let Err(error) = vm.enable_cap(&disable) {
-        tracing::debug!(%error, "KVM_CAP_PMU_CAPABILITY is not supported");
+    if let Err(error) = vm.enable_cap(&wanted) {
+        tracing::debug!(%error, name, "a capability is not supported");
     }
 }
 

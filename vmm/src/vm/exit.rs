@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::io;
+use std::time::Duration;
 
 use kvm_bindings::{kvm_regs, kvm_sregs};
 
@@ -80,6 +81,15 @@ pub enum PoisonCause {
         /// Its vector; 17 is a split lock, on hosts with `split_lock_detect=fatal`.
         vector: u32,
     },
+    /// `KVM_EXIT_NOTIFY`: the guest kept the processor from all interrupts, and its state was lost
+    /// when KVM ended that.
+    StateLost,
+    /// `KVM_RUN` failed with `EAGAIN` all the time. Linux since 6.12 creates a thread when a VM
+    /// starts, which the limits of this process may not allow.
+    NoResources {
+        /// For how long at least.
+        patience: Duration,
+    },
     /// An exit that this VM does not handle.
     UnexpectedExit {
         /// Its name.
@@ -137,6 +147,16 @@ impl fmt::Display for Poison {
             PoisonCause::Exception { vector } => {
                 write!(f, "KVM ended the guest for its exception {vector}")?;
             }
+            PoisonCause::StateLost => f.write_str(
+                "the guest kept the processor from all interrupts, and its state is lost \
+                 (KVM_EXIT_NOTIFY)",
+            )?,
+            PoisonCause::NoResources { patience } => write!(
+                f,
+                "KVM_RUN failed for {} s with EAGAIN: most likely, this process may have no more \
+                 threads (pids.max of its control group, RLIMIT_NPROC), and KVM needs one",
+                patience.as_secs()
+            )?,
             PoisonCause::UnexpectedExit { exit } => write!(f, "unexpected exit {exit}")?,
             PoisonCause::MemoryFailure { address } => {
                 write!(f, "the host's memory failed at {address:#x}")?;
@@ -339,6 +359,14 @@ mod tests {
             (PoisonCause::FailEntry { reason: 0x21 }, "(0x21)", false),
             (PoisonCause::Exception { vector: 17 }, "split lock", false),
             (PoisonCause::Exception { vector: 1 }, "exception 1", false),
+            (PoisonCause::StateLost, "KVM_EXIT_NOTIFY", false),
+            (
+                PoisonCause::NoResources {
+                    patience: Duration::from_secs(5),
+                },
+                "5 s with EAGAIN: most likely, this process may have no more threads (pids.max",
+                false,
+            ),
             (
                 PoisonCause::UnexpectedExit { exit: name() },
                 "unexpected exit vm-io",

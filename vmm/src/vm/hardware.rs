@@ -79,6 +79,7 @@ impl Hardware {
         };
         let devices = attach::attach(board, devices, &mut loops)?;
         let max_vcpus = vcpus.max;
+        kvm::limit_vcpus(&vm_fd, max_vcpus);
         let (vcpus, cpuid) = create_vcpus(kvm, &vm_fd, vcpus)?;
         Ok(Self {
             vm_fd,

@@ -9,6 +9,7 @@
 use std::mem::MaybeUninit;
 use std::ptr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 /// The kick: a standard signal, for which the kernel always has room (real-time signals count
 /// against `RLIMIT_SIGPENDING`, of all processes of a user together), and which is ignored unless a
@@ -86,11 +87,16 @@ pub(crate) enum Pending {
 
 /// Takes a signal that is pending for the calling thread, which blocks both of them.
 pub(crate) fn take_pending() -> Option<Pending> {
+    await_pending(Duration::ZERO)
+}
+
+/// As [`take_pending`], and waits `patience`, of less than a second, for one.
+pub(super) fn await_pending(patience: Duration) -> Option<Pending> {
     let mut set = MaybeUninit::uninit();
     let mut info = MaybeUninit::<libc::siginfo_t>::zeroed();
-    let none = libc::timespec {
+    let patience = libc::timespec {
         tv_sec: 0,
-        tv_nsec: 0,
+        tv_nsec: patience.subsec_nanos().into(),
     };
     // SAFETY: the set is initialised before it is read; the other pointers are valid; a signal
     // number says that the kernel has filled `info`.
@@ -98,12 +104,34 @@ pub(crate) fn take_pending() -> Option<Pending> {
         libc::sigemptyset(set.as_mut_ptr());
         libc::sigaddset(set.as_mut_ptr(), KICK);
         libc::sigaddset(set.as_mut_ptr(), libc::SIGBUS);
-        match libc::sigtimedwait(set.as_ptr(), info.as_mut_ptr(), ptr::from_ref(&none)) {
+        match libc::sigtimedwait(set.as_ptr(), info.as_mut_ptr(), ptr::from_ref(&patience)) {
             KICK => Some(Pending::Kick),
             libc::SIGBUS => Some(Pending::MemoryFailure {
                 address: info.assume_init().si_addr().addr() as u64,
             }),
             _ => None,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::vm::threads::SignalsBlocked;
+
+    #[test]
+    fn a_kick_ends_a_wait_and_none_is_taken_twice() {
+        std::thread::spawn(|| {
+            let kicker = Arc::new(Kicker::default());
+            let _kicked = kicker.register();
+            let _blocked = SignalsBlocked::new();
+            assert_eq!(await_pending(Duration::ZERO), None);
+            kicker.kick();
+            let long = Duration::from_nanos(999_999_999);
+            assert_eq!(await_pending(long), Some(Pending::Kick));
+            assert_eq!(await_pending(Duration::from_nanos(1)), None);
+        })
+        .join()
+        .unwrap();
     }
 }

@@ -29,6 +29,7 @@ mod pci;
 mod plug;
 mod pmem;
 mod restore;
+mod retry;
 mod seccomp;
 mod serial;
 mod snapshot;

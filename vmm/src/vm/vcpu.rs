@@ -5,7 +5,7 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use kvm_bindings::CpuId;
+use kvm_bindings::{CpuId, KVM_EXIT_NOTIFY, KVM_MP_STATE_UNINITIALIZED};
 use kvm_ioctls::{Kvm, VcpuExit, VcpuFd, VmFd};
 use podvisor_devices::legacy::power::PowerRequest;
 
@@ -16,6 +16,7 @@ use super::io::Loops;
 use super::kick::{self, Kicker, Pending};
 use super::pci::AddressWrites;
 use super::pmem::Images;
+use super::retry::{self, Refusals, Retry};
 use crate::kvm::{self, KvmError};
 use crate::memory::GuestMemory;
 
@@ -88,6 +89,7 @@ pub(crate) fn run(id: u8, mut vcpu: VcpuFd, context: &VcpuContext) {
         return;
     }
     let mut entered = false;
+    let mut refusals = Refusals::default();
     loop {
         match context.control.request() {
             Request::Run => {}
@@ -97,7 +99,7 @@ pub(crate) fn run(id: u8, mut vcpu: VcpuFd, context: &VcpuContext) {
                     // An access that user space has answered becomes part of the vCPU's state only
                     // when KVM has completed the instruction.
                     vcpu.set_kvm_immediate_exit(1);
-                    let outcome = complete(id, &mut vcpu, context);
+                    let outcome = complete(id, &mut vcpu, context, &mut refusals);
                     vcpu.set_kvm_immediate_exit(0);
                     let outcome = outcome.or_else(|| {
                         let cause = context.apply_address_writes(&mut vcpu).err()?;
@@ -119,7 +121,7 @@ pub(crate) fn run(id: u8, mut vcpu: VcpuFd, context: &VcpuContext) {
             }
         }
         entered = true;
-        if let Step::End(outcome) = step(id, &mut vcpu, context) {
+        if let Step::End(outcome) = step(id, &mut vcpu, context, &mut refusals) {
             context.end(outcome);
             return;
         }
@@ -127,9 +129,14 @@ pub(crate) fn run(id: u8, mut vcpu: VcpuFd, context: &VcpuContext) {
 }
 
 /// Runs no guest code, except the rest of an instruction that needed user space.
-fn complete(id: u8, vcpu: &mut VcpuFd, context: &VcpuContext) -> Option<Outcome> {
+fn complete(
+    id: u8,
+    vcpu: &mut VcpuFd,
+    context: &VcpuContext,
+    refusals: &mut Refusals,
+) -> Option<Outcome> {
     loop {
-        match step(id, vcpu, context) {
+        match step(id, vcpu, context, refusals) {
             Step::Exit => {}
             Step::Kicked => return None,
             Step::End(outcome) => return Some(outcome),
@@ -160,8 +167,12 @@ impl VcpuContext {
 }
 
 /// Runs until the next exit and handles it.
-fn step(id: u8, vcpu: &mut VcpuFd, context: &VcpuContext) -> Step {
-    let cause = match vcpu.run() {
+fn step(id: u8, vcpu: &mut VcpuFd, context: &VcpuContext, refusals: &mut Refusals) -> Step {
+    let result = vcpu.run();
+    if !matches!(&result, Err(error) if error.errno() == libc::EAGAIN) {
+        refusals.clear();
+    }
+    let cause = match result {
         Ok(VcpuExit::MmioRead(address, data)) => {
             context.counters.mmio.fetch_add(1, Ordering::Relaxed);
             context.bus.mmio_read(address, data);
@@ -218,9 +229,21 @@ fn step(id: u8, vcpu: &mut VcpuFd, context: &VcpuContext) -> Step {
             });
         }
         Err(error) if matches!(error.errno(), libc::EINTR | libc::EAGAIN) => {
-            match kick::take_pending() {
-                None | Some(Pending::Kick) => return Step::Kicked,
+            let is_refused = error.errno() == libc::EAGAIN;
+            let mut pending = kick::take_pending();
+            let mut retry = Retry::AtOnce;
+            if is_refused && pending.is_none() {
+                retry = refusals.add(|| waits_for_init(vcpu));
+            }
+            if retry == Retry::Later {
+                pending = kick::await_pending(retry::PAUSE);
+            }
+            match pending {
                 Some(Pending::MemoryFailure { address }) => PoisonCause::MemoryFailure { address },
+                None if retry == Retry::GiveUp => PoisonCause::NoResources {
+                    patience: retry::PATIENCE,
+                },
+                None | Some(Pending::Kick) => return Step::Kicked,
             }
         }
         Err(error) => match context.machine.images.truncated(None) {
@@ -239,11 +262,18 @@ fn step(id: u8, vcpu: &mut VcpuFd, context: &VcpuContext) -> Step {
         Ok(VcpuExit::Exception) => PoisonCause::Exception {
             vector: exception(vcpu),
         },
+        Ok(VcpuExit::Unsupported(KVM_EXIT_NOTIFY)) => PoisonCause::StateLost,
         Ok(other) => PoisonCause::UnexpectedExit {
             exit: format!("{other:?}"),
         },
     };
     Step::End(poison(id, cause, vcpu))
+}
+
+/// Whether the guest has not brought the vCPU up.
+fn waits_for_init(vcpu: &VcpuFd) -> bool {
+    vcpu.get_mp_state()
+        .is_ok_and(|state| state.mp_state == KVM_MP_STATE_UNINITIALIZED)
 }
 
 fn poison(id: u8, cause: PoisonCause, vcpu: &VcpuFd) -> Outcome {

@@ -92,6 +92,7 @@ mod tests {
         let limits = MachineLimits {
             vcpus: 1,
             memory: 256 << 20,
+            growth: 0,
         };
         let found = || of_kubelet(root.path(), "/kubepods/pod1", limits);
         assert_eq!(found(), None);

@@ -269,7 +269,7 @@ impl Node {
             let Some(taken) = client.memory_below(&parent) else {
                 return Ok(());
             };
-            if taken <= memory.saturating_add(memory_overhead(memory)) {
+            if taken <= memory.saturating_add(memory_overhead(memory, record.size.growth)) {
                 return Ok(());
             }
             if Instant::now() > deadline {

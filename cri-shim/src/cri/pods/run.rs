@@ -123,6 +123,11 @@ impl Node {
             vcpus,
             max_vcpus: guest.sizes.most_vcpus(vcpus),
         };
+        let limits = MachineLimits {
+            vcpus,
+            memory,
+            growth: size.growth,
+        };
         let hostname = resolver::hostname(config)?;
         let users = spec::users_of(config)?;
         let launch = |nics| LaunchConfig {
@@ -151,7 +156,7 @@ impl Node {
             psi: true,
             templates: self.config.templates.clone(),
             snapshot: None,
-            cgroup_parent: Some(cgroup::parent(config, MachineLimits { vcpus, memory })),
+            cgroup_parent: Some(cgroup::parent(config, limits)),
             io_limits: Vec::new(),
         };
         let begin = async {

@@ -11,6 +11,7 @@ use super::*;
 const LIMITS: MachineLimits = MachineLimits {
     vcpus: 1,
     memory: 64 << 20,
+    growth: 0,
 };
 
 /// A parent like systemd's slices, and the directory of a sandbox below it.
@@ -105,7 +106,7 @@ fn guest_limits_hold_when_somebody_takes_the_controllers_that_no_unit_needs() {
         assert_eq!(refused, Err(io::ErrorKind::ResourceBusy), "{name}");
     }
     assert_eq!(limits(), before);
-    set_memory_of(&group, 128 << 20, |now, wanted| now < wanted);
+    set_memory_of(&group, 128 << 20, 0, |now, wanted| now < wanted);
     let more = (128 << 20) + MEMORY_OVERHEAD;
     assert_eq!(read(group.join("memory.max")), more.to_string());
     // The process is charged to the group, which is below this parent.
@@ -192,7 +193,7 @@ fn guest_a_group_that_is_dropped_or_of_an_older_podvisor_is_removed_and_nothing_
     let mut slice = Slice::new("podvisor-sweep-test");
     slice.create_older("older");
     let older = slice.group("older");
-    set_memory_of(&older, 1 << 20, |now, wanted| now > wanted);
+    set_memory_of(&older, 1 << 20, 0, |now, wanted| now > wanted);
     assert_eq!(
         read(older.join("memory.max")),
         ((1 << 20) + MEMORY_OVERHEAD).to_string()

@@ -11,21 +11,24 @@ use super::{CgroupError, group_of, write};
 use crate::blocking::in_place;
 use crate::machine::causes;
 
-/// Memory of a sandbox's process in addition to that of a guest of up to 8 GiB, in bytes: its own,
+/// Memory of a sandbox's process in addition to that of a guest of up to 7 GiB, in bytes: its own,
 /// the kernel's for its page tables, sockets and vCPUs, log output that has not reached the disk
 /// yet, and the files of a shared directory that its guest knows (nearly 2 KiB each, usually up to
 /// 16,384).
 pub const MEMORY_OVERHEAD: u64 = 96 << 20;
 
-/// [`MEMORY_OVERHEAD`] without page tables.
+/// [`MEMORY_OVERHEAD`] without tables of pages.
 const WITHOUT_TABLES: u64 = 64 << 20;
 
 /// Returns the memory of a sandbox's process in addition to its guest's, in bytes. The host's page
-/// tables and KVM's take 2 MiB each for a GiB of small pages, and their groups are charged for
+/// tables and KVM's take 2 MiB each for a GiB of small pages. On older kernels with
+/// `CONFIG_KVM_EXTERNAL_WRITE_TRACKING`, such as Debian 12's, KVM has 2 bytes more for each page,
+/// from the start, and also for pages by which the guest may grow. Their groups are charged for all of
 /// them.
 #[must_use]
-pub fn memory_overhead(guest: u64) -> u64 {
-    MEMORY_OVERHEAD.max(WITHOUT_TABLES + guest / 256)
+pub fn memory_overhead(guest: u64, growth: u64) -> u64 {
+    let tables = guest / 256 + guest.saturating_add(growth) / 2048;
+    MEMORY_OVERHEAD.max(WITHOUT_TABLES + tables)
 }
 
 /// CPU time of a sandbox's process in addition to its guest's vCPUs, in thousandths of a CPU: for
@@ -45,12 +48,15 @@ pub struct MachineLimits {
     pub vcpus: u8,
     /// Bytes of memory.
     pub memory: u64,
+    /// Bytes that may be added while it runs.
+    pub growth: u64,
 }
 
 impl MachineLimits {
     /// The limit of the control group, in bytes.
     pub(crate) fn memory_max(self) -> u64 {
-        self.memory.saturating_add(memory_overhead(self.memory))
+        let overhead = memory_overhead(self.memory, self.growth);
+        self.memory.saturating_add(overhead)
     }
 
     /// The limit of the control group, in thousandths of a CPU.
@@ -120,7 +126,11 @@ pub(super) fn warn_of_missing(missing: &[&str]) {
 
 /// Sets the limit of the sandbox in `dir` to that of a guest of so many vCPUs.
 pub(in crate::sandbox) fn limit_cpus(dir: &Path, vcpus: u8) {
-    let limits = MachineLimits { vcpus, memory: 0 };
+    let limits = MachineLimits {
+        vcpus,
+        memory: 0,
+        growth: 0,
+    };
     set(dir, "cpu.max", &cpu_max(limits.milli_cpus()));
 }
 
@@ -169,26 +179,32 @@ fn cpu_max(milli_cpus: u64) -> String {
     format!("{} {CPU_PERIOD_US}", milli_cpus * CPU_PERIOD_US / 1000)
 }
 
-/// Raises the limit of the sandbox in `dir` to that of a guest of `memory` bytes, unless it is
-/// higher.
-pub(in crate::sandbox) fn allow_memory(dir: &Path, memory: u64) {
-    set_memory(dir, memory, |now, wanted| now < wanted);
+/// Raises the limit of the sandbox in `dir` to that of a guest of `memory` bytes, which was
+/// launched for `growth`, unless it is higher.
+pub(in crate::sandbox) fn allow_memory(dir: &Path, memory: u64, growth: u64) {
+    set_memory(dir, memory, growth, |now, wanted| now < wanted);
 }
 
-/// Sets the limit of the sandbox in `dir` to that of a guest of `memory` bytes.
-pub(in crate::sandbox) fn limit_memory(dir: &Path, memory: u64) {
-    set_memory(dir, memory, |now, wanted| now != wanted);
+/// Sets the limit of the sandbox in `dir` to that of a guest of `memory` bytes, which was launched
+/// for `growth`.
+pub(in crate::sandbox) fn limit_memory(dir: &Path, memory: u64, growth: u64) {
+    set_memory(dir, memory, growth, |now, wanted| now != wanted);
 }
 
-fn set_memory(dir: &Path, memory: u64, is_due: impl FnOnce(u64, u64) -> bool) {
+fn set_memory(dir: &Path, memory: u64, growth: u64, is_due: impl FnOnce(u64, u64) -> bool) {
     // A sandbox without a group has no limit.
     let Some(group) = group_of(dir) else { return };
-    set_memory_of(&group, memory, is_due);
+    set_memory_of(&group, memory, growth, is_due);
 }
 
-pub(super) fn set_memory_of(group: &Path, memory: u64, is_due: impl FnOnce(u64, u64) -> bool) {
+pub(super) fn set_memory_of(
+    group: &Path,
+    memory: u64,
+    growth: u64,
+    is_due: impl FnOnce(u64, u64) -> bool,
+) {
     let file = group.join("memory.max");
-    let wanted = memory.saturating_add(memory_overhead(memory));
+    let wanted = memory.saturating_add(memory_overhead(memory, growth));
     let set = || {
         // "max" means no limit.
         let now = fs::read_to_string(&file).map(|text| text.trim().parse().unwrap_or(u64::MAX));
@@ -223,24 +239,42 @@ mod tests {
     #[test]
     fn a_large_guests_page_tables_have_room() {
         let gib = 1 << 30;
-        let overhead = |guest| {
+        let max = |memory, growth| {
+            let vcpus = 1;
             MachineLimits {
-                vcpus: 1,
-                memory: guest,
+                vcpus,
+                memory,
+                growth,
             }
             .memory_max()
-                - guest
         };
-        assert_eq!([0, gib, 8 * gib].map(overhead), [MEMORY_OVERHEAD; 3]);
-        assert_eq!(overhead(128 * gib), (64 << 20) + 128 * (4 << 20));
+        let overhead = |guest| max(guest, 0) - guest;
+        assert_eq!([0, gib, 7 * gib].map(overhead), [MEMORY_OVERHEAD; 3]);
+        assert_eq!(overhead(128 * gib), (64 << 20) + 128 * (9 << 19));
+        // What a guest may grow by takes half a MiB for each GiB from the start.
+        assert_eq!(max(5 * gib, 16 * gib) - 5 * gib, MEMORY_OVERHEAD);
         assert_eq!(
-            MachineLimits {
-                vcpus: 1,
-                memory: u64::MAX
-            }
-            .memory_max(),
-            u64::MAX
+            max(gib, 1024 * gib) - gib,
+            (64 << 20) + (9 << 19) + (512 << 20)
         );
+        assert_eq!([max(u64::MAX, 0), max(u64::MAX, u64::MAX)], [u64::MAX; 2]);
+    }
+
+    #[test]
+    fn a_new_limit_still_has_room_for_what_the_guest_may_grow_by() {
+        let group = tempfile::tempdir().unwrap();
+        let file = group.path().join("memory.max");
+        let limits = MachineLimits {
+            vcpus: 1,
+            memory: 1 << 30,
+            growth: 1 << 40,
+        };
+        fs::write(&file, "1\n").unwrap();
+        set_memory_of(group.path(), limits.memory, limits.growth, |now, wanted| {
+            now < wanted
+        });
+        let written = fs::read_to_string(&file).unwrap();
+        assert_eq!(written, limits.memory_max().to_string());
     }
 
     #[test]
@@ -250,6 +284,7 @@ mod tests {
         let limits = MachineLimits {
             vcpus: 1,
             memory: 7,
+            growth: 0,
         };
         assert!(set_limits(group.path(), limits).is_err());
         for name in ["memory.max", "pids.max"] {
@@ -287,7 +322,7 @@ mod tests {
         let (sender, receiver) = std::sync::mpsc::channel();
         let sets = runtime.spawn(async move {
             tokio::spawn(async move { sender.send(()) });
-            set_memory_of(&group, 7, |now, wanted| now < wanted);
+            set_memory_of(&group, 7, 0, |now, wanted| now < wanted);
         });
         let others = receiver.recv_timeout(Duration::from_secs(10));
         // The task reads the present limit, and writes the new one.
@@ -304,6 +339,7 @@ mod tests {
         let limits = MachineLimits {
             vcpus: 2,
             memory: 256 << 20,
+            growth: 0,
         };
         let lacks = |memory: &str, cpu: &str| {
             fs::write(group.path().join("memory.max"), format!("{memory}\n")).unwrap();

@@ -381,7 +381,7 @@ impl SandboxClient {
         patience: Duration,
     ) -> Result<u64, SandboxError> {
         let dir = &self.inner.dir;
-        cgroup::allow_memory(dir, memory.saturating_add(growth));
+        cgroup::allow_memory(dir, memory.saturating_add(growth), most);
         let call = Call::Grow {
             bytes: growth,
             patience_ms: u64::try_from(patience.as_millis()).unwrap_or(u64::MAX),
@@ -395,7 +395,7 @@ impl SandboxClient {
             (Answer::Grown(grown), _) => {
                 // The guest may use what it still has.
                 let more = grown.max(growth);
-                cgroup::limit_memory(dir, memory.saturating_add(more));
+                cgroup::limit_memory(dir, memory.saturating_add(more), most);
                 Ok(grown)
             }
             _ => Err(self.unfit()),

@@ -34,8 +34,9 @@ pub use identity::{UID_BASE, can_change_identity};
 pub use namespaces::{try_user_namespaces, user_namespaces_remedy};
 pub use paths::has_landlock;
 pub use share::Share;
+pub(super) use spawn::close_inherited;
+pub(crate) use spawn::limit_arenas;
 pub use spawn::spawn;
-pub(super) use spawn::{close_inherited, limit_arenas};
 
 /// The system calls that the jail allows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -40,14 +40,15 @@ pub(in crate::sandbox) unsafe fn close_inherited() {
 #[cfg(target_env = "gnu")]
 const ARENAS: libc::c_int = 2;
 
-/// Keeps the C library's allocator from opening files. By default it reads the number of CPUs from
-/// `/sys` once it has nine arenas, which would kill a jailed process.
+/// Keeps the C library's allocator from having an arena for each thread, of memory that others do
+/// not get, and from opening files. By default it reads the number of CPUs from `/sys` once it has
+/// nine arenas, which would kill a jailed process.
 #[cfg(target_env = "gnu")]
-pub(in crate::sandbox) fn limit_arenas() {
+pub(crate) fn limit_arenas() {
     // SAFETY: only sets a number of the allocator, which is allowed at any time.
     unsafe { libc::mallopt(libc::M_ARENA_MAX, ARENAS) };
 }
 
 /// Allocators of other C libraries read no file.
 #[cfg(not(target_env = "gnu"))]
-pub(in crate::sandbox) fn limit_arenas() {}
+pub(crate) fn limit_arenas() {}

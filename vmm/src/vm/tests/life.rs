@@ -1,5 +1,6 @@
 //! How VMs run, pause and end.
 
+use kvm_bindings::{KVM_CAP_MAX_VCPU_ID, kvm_enable_cap};
 use podvisor_devices::blk::BlockDevice;
 use tracing::Subscriber;
 use tracing::span::Id;
@@ -352,6 +353,24 @@ fn a_guest_brings_up_vcpus_that_came_while_it_ran() {
     clone.counts_on(2);
     clone.counts_on(1);
     clone.runs_on();
+}
+
+#[test]
+fn kvm_knows_how_many_vcpus_a_machine_may_get() {
+    let vm = tiny(OBEY).vcpus(2).max_vcpus(3).build().unwrap();
+    let machine = &vm.context.machine;
+    let has_limit = {
+        let limit = kvm_enable_cap {
+            cap: KVM_CAP_MAX_VCPU_ID,
+            args: [3, 0, 0, 0],
+            ..Default::default()
+        };
+        let other = kvm::create_vm(&machine.kvm).unwrap();
+        other.enable_cap(&limit).is_ok()
+    };
+    let errno = |id| machine.vm_fd.create_vcpu(id).err().map(|e| e.errno());
+    assert_eq!(errno(3), has_limit.then_some(libc::EINVAL));
+    assert_eq!(errno(2), None);
 }
 
 #[test]
