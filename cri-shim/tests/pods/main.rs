@@ -7,5 +7,6 @@ mod support;
 mod containers;
 mod ends;
 mod logs;
+mod newer;
 mod status;
 mod volumes;

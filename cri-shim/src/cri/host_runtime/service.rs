@@ -7,9 +7,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
-use k8s_cri::v1::{
-    CreateContainerRequest, ImageSpec, RunPodSandboxRequest, RuntimeHandler, StatusResponse,
-};
+use k8s_cri::v1::{ImageSpec, RunPodSandboxRequest, RuntimeHandler, StatusResponse};
 use prost::Message;
 use tonic::body::Body;
 use tonic::codegen::http::{Request, Response};
@@ -21,9 +19,10 @@ use tracing::{debug, info};
 use super::client::HostRuntime;
 use super::kept::Listed;
 use super::lists;
-use super::message::{Call, answer, answered, decode};
+use super::message::{Call, answer, answered, decode, undecodable};
 use super::{HOST_HANDLER, missing_image, promises};
 use crate::cri::error::{CriError, Result as CriResult};
+use crate::cri::newer::decode_create;
 use crate::cri::node::Node;
 use crate::cri::runtime::condition;
 
@@ -275,7 +274,7 @@ where
     /// Creates a container in the runtime that has its pod. A kubelet does not pull an image that
     /// one of the runtimes has, so that the other may have to do so now.
     async fn create_container(&mut self, call: Call) -> Result<Response<Body>, Status> {
-        let request: CreateContainerRequest = call.decode()?;
+        let request = decode_create(call.message.clone()).map_err(undecodable)?;
         let config = request.config.unwrap_or_default();
         let is_own = has(self.node.pod(&request.pod_sandbox_id));
         let mut images: Vec<ImageSpec> = config.image.iter().cloned().collect();

@@ -4,13 +4,14 @@ use std::pin::Pin;
 use std::sync::Arc;
 
 use bytes::{Buf as _, Bytes};
-use k8s_cri::v1::{CreateContainerRequest, CreateContainerResponse};
+use k8s_cri::v1::CreateContainerResponse;
 use prost::{DecodeError, Message as _};
 use tonic::Status;
 use tonic::codec::{Codec, DecodeBuf, Decoder};
 use tonic::server::UnaryService;
 use tonic_prost::ProstEncoder;
 
+use super::env_values::decode_create;
 use crate::cri::containers::CreateRequest;
 use crate::cri::node::Node;
 
@@ -75,7 +76,7 @@ fn create_request(bytes: Bytes) -> Result<CreateRequest, DecodeError> {
     } = newer.config.unwrap_or_default();
     let sub_paths = mounts.into_iter().map(|mount| mount.image_sub_path);
     Ok(CreateRequest {
-        request: CreateContainerRequest::decode(bytes)?,
+        request: decode_create(bytes)?,
         image_sub_paths: sub_paths.collect(),
         stop_signal,
     })
@@ -102,7 +103,7 @@ impl UnaryService<CreateRequest> for CreateCall {
 
 #[cfg(test)]
 mod tests {
-    use k8s_cri::v1::{ContainerConfig, Mount};
+    use k8s_cri::v1::{ContainerConfig, CreateContainerRequest, Mount};
     use proptest::prelude::*;
     use prost::Message as _;
 

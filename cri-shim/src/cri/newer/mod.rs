@@ -2,11 +2,13 @@
 //! intercepted before the generated service.
 
 mod create;
+mod env_values;
 mod pod_resources;
 pub(super) mod stats;
 mod status;
 mod stop_signal;
 
+pub(super) use env_values::decode_create;
 pub(super) use pod_resources::UpdatePodSandboxResourcesRequest;
 pub(super) use stop_signal::from_cri as stop_signal_from_cri;
 
@@ -37,7 +39,7 @@ use super::node::Node;
 /// Since Kubernetes 1.33.
 const UPDATE_POD: &str = "/runtime.v1.RuntimeService/UpdatePodSandboxResources";
 
-/// Has newer fields for image volumes and stop signals.
+/// Has newer fields for image volumes and stop signals, and variables whose values are bytes.
 const CREATE_CONTAINER: &str = "/runtime.v1.RuntimeService/CreateContainer";
 
 /// Has a newer field for stop signals.
