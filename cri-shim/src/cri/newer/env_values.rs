@@ -13,7 +13,7 @@ use prost::{DecodeError, Message as _, decode_length_delimiter, encode_length_de
 const VALUE: [usize; 3] = [2, 6, 2];
 
 /// Decodes a request whose variables may have any bytes as values.
-pub(in crate::cri) fn decode_create(message: Bytes) -> Result<CreateContainerRequest, DecodeError> {
+pub(super) fn decode_create(message: Bytes) -> Result<CreateContainerRequest, DecodeError> {
     CreateContainerRequest::decode(message.clone()).or_else(|error| {
         let text = with_text(message, &VALUE).ok_or(error)?;
         CreateContainerRequest::decode(&*text)
