@@ -46,6 +46,7 @@ pub(super) async fn node_status(node: &Node, is_verbose: bool) -> StatusResponse
             "initramfs": config.initramfs,
             "cniConfigDir": config.cni.config_dir,
             "cniBinDirs": config.cni.plugin_dirs,
+            "cdiSpecDirs": config.cdi_spec_dirs,
         });
         info.insert("config".to_owned(), details.to_string());
     }

@@ -4,6 +4,7 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod cdi;
 mod containers;
 mod ends;
 mod logs;

@@ -17,7 +17,7 @@ use crate::cri::error::{CriError, Kind, Result};
 use crate::cri::node::{Container, Node, Pod, now};
 use crate::cri::spec::{self, ContainerSpec, SpecRequest, Volume, VolumeSource};
 use crate::cri::state::{ContainerPhase, ContainerRecord, MountedImage, PodPhase, PodRecord};
-use crate::cri::{devices, memory, resolver, volumes};
+use crate::cri::{cdi, devices, memory, resolver, volumes};
 use crate::sandbox::{
     CreateContainer, ImageVolume, RefusalKind, RestartPolicy, SandboxClient, SandboxError,
     random_id,
@@ -34,9 +34,10 @@ impl Node {
         request: CreateRequest,
     ) -> Result<String> {
         let pod = self.settled_pod(&request.request.pod_sandbox_id).await?;
+        let mut newer = NewerSettings::of(&request)?;
         let config = request.request.config.clone().unwrap_or_default();
+        let config = self.with_cdi_devices(config, &mut newer).await?;
         check(&config, spec::users_of(&pod.record().config)?)?;
-        let newer = NewerSettings::of(&request)?;
         let metadata = config.metadata.clone().unwrap_or_default();
         let name = format!("{}_{}_{}", pod.id, metadata.name, metadata.attempt);
         let node = Arc::clone(self);
@@ -56,6 +57,25 @@ impl Node {
                 id: "another request".to_owned(),
             }),
         }
+    }
+
+    /// Returns a container's configuration with the CDI devices that it names.
+    async fn with_cdi_devices(
+        &self,
+        config: ContainerConfig,
+        newer: &mut NewerSettings,
+    ) -> Result<ContainerConfig> {
+        if !cdi::is_asked_for(&config) {
+            return Ok(config);
+        }
+        let mounts = config.mounts.len();
+        let directories = self.config.cdi_spec_dirs.clone();
+        let add = move || cdi::add_devices(&directories, config);
+        // A path of the node may be on a file server that does not answer.
+        let added = apart("cdi", add).await;
+        let added = added.map_err(CriError::host("read CDI specifications"))??;
+        newer.add_mount_flags(mounts, added.mount_flags);
+        Ok(added.config)
     }
 
     /// Removes a container whose caller did not learn its id.

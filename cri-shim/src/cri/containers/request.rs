@@ -10,9 +10,6 @@ use crate::cri::newer::stop_signal_from_cri;
 use crate::cri::spec::{self, Volume};
 use crate::machine::UserRange;
 
-/// Prefix of annotations that ask for CDI devices.
-const CDI_PREFIX: &str = "cdi.k8s.io/";
-
 /// A CreateContainer call.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(in crate::cri) struct CreateRequest {
@@ -43,6 +40,13 @@ impl NewerSettings {
             mount_flags: spec::mounts::asked_flags(&request.mount_options)?,
             stop_signal: stop_signal(request.stop_signal)?,
         })
+    }
+
+    /// Notes the flags of mounts that are added to those of the request, of which there are
+    /// `mounts`.
+    pub(super) fn add_mount_flags(&mut self, mounts: usize, flags: Vec<StatVfsMountFlags>) {
+        self.mount_flags.resize(mounts, StatVfsMountFlags::empty());
+        self.mount_flags.extend(flags);
     }
 
     /// Returns the `mount_options` of a mount by its index.
@@ -83,14 +87,6 @@ pub(super) fn check(config: &ContainerConfig, users: Option<UserRange>) -> Resul
     {
         return Err(CriError::invalid("config.image", "it names no image"));
     }
-    let mut annotations = config.annotations.keys();
-    if !config.cdi_devices.is_empty() || annotations.any(|key| key.starts_with(CDI_PREFIX)) {
-        return Err(CriError::Refused {
-            field: "config.cdi_devices, or an annotation of cdi.k8s.io,",
-            reason: "what the specifications of the node's directory ask for is the node's; name \
-                     block devices in `devices`",
-        });
-    }
     Ok(spec::mounts::check(&config.mounts, users)?)
 }
 
@@ -116,37 +112,7 @@ pub(super) fn log_path(directory: &str, name: &str) -> Result<String> {
 
 #[cfg(test)]
 mod tests {
-    use k8s_cri::v1::{CdiDevice, ContainerMetadata, ImageSpec};
-
     use super::*;
-
-    #[test]
-    fn cdi_devices_are_refused_by_name_in_either_place() {
-        let config = ContainerConfig {
-            metadata: Some(ContainerMetadata {
-                name: "web".to_owned(),
-                attempt: 0,
-            }),
-            image: Some(ImageSpec {
-                image: "box".to_owned(),
-                ..ImageSpec::default()
-            }),
-            ..ContainerConfig::default()
-        };
-        check(&config, None).unwrap();
-        let device = "vendor.com/gpu=0".to_owned();
-        let mut by_field = config.clone();
-        by_field.cdi_devices.push(CdiDevice {
-            name: device.clone(),
-        });
-        let mut by_annotation = config;
-        let key = "cdi.k8s.io/vendor_gpu".to_owned();
-        by_annotation.annotations.insert(key, device);
-        for config in [by_field, by_annotation] {
-            let refused = check(&config, None).unwrap_err().to_string();
-            assert!(refused.contains("cdi"), "{refused}");
-        }
-    }
 
     #[test]
     fn a_log_stays_in_its_pods_directory() {
