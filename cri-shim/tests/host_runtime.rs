@@ -8,6 +8,7 @@ use k8s_cri::v1::image_service_client::ImageServiceClient;
 use k8s_cri::v1::*;
 use rustix::process::Signal;
 use support::cri::{Daemon, PodClient};
+use support::newer::{NewerConfig, NewerMount, NewerVariable, create, features};
 use support::stand_in::{Node, POD, pod_config};
 use tempfile::TempDir;
 use tonic::transport::Channel;
@@ -216,6 +217,27 @@ async fn calls_about_a_pod_go_to_the_runtime_that_has_it() {
         verbose: false,
     });
     assert_eq!(unknown.await.unwrap_err().code(), Code::NotFound);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn newer_fields_reach_the_other_runtime() {
+    let both = Both::new().await;
+    let newer = NewerConfig {
+        envs: vec![NewerVariable {
+            key: "TOKEN".to_owned(),
+            value: b"a\xff".to_vec(),
+        }],
+        mounts: vec![NewerMount {
+            container_path: "/volume".to_owned(),
+            host_path: both.daemon.path("logs").to_str().unwrap().to_owned(),
+            mount_options: vec!["noexec".to_owned()],
+        }],
+    };
+    let id = create(&both.daemon, &both.host, newer).await.unwrap();
+    let spec = both.host.created(&id)["spec"].to_string();
+    assert!(spec.contains("\"TOKEN=a\u{fffd}\""), "{spec}");
+    assert!(spec.contains("\"rnoexec\""), "{spec}");
+    assert!(features(&both.daemon).await.mount_options);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -13,7 +13,9 @@ use super::registries::RegistryArgs;
 use super::settings::{self, BootMode, DefaultHandler, Settings, parse_memory};
 use super::{Globals, notify};
 use crate::cni::{CniOptions, PUBLIC_NETNS_DIR};
-use crate::cri::{GuestSettings, HOST_HANDLER, HostSettings, ServeConfig, Sizes, serve};
+use crate::cri::{
+    CDI_SPEC_DIRS, GuestSettings, HOST_HANDLER, HostSettings, ServeConfig, Sizes, serve,
+};
 use crate::machine::Assets;
 use crate::registries::Registries;
 use crate::sandbox::{JailMode, jail};
@@ -47,6 +49,11 @@ pub(super) struct ServeArgs {
     /// /usr/libexec/cni]
     #[arg(long, value_name = "DIR")]
     cni_bin_dir: Vec<PathBuf>,
+
+    /// Directory of CDI specifications; may be given several times, and later ones go before
+    /// earlier ones [default: /etc/cdi, /var/run/cdi]
+    #[arg(long, value_name = "DIR")]
+    cdi_spec_dir: Vec<PathBuf>,
 
     /// Kernel of guests [default: podvisor's own]
     #[arg(long, value_name = "FILE")]
@@ -150,6 +157,11 @@ impl ServeArgs {
         } else if let Some(dirs) = file.cni.plugin_dirs {
             cni.plugin_dirs = dirs;
         }
+        let cdi_spec_dirs = match (self.cdi_spec_dir.as_slice(), file.cdi_spec_dirs) {
+            ([], Some(dirs)) => dirs,
+            ([], None) => CDI_SPEC_DIRS.map(PathBuf::from).to_vec(),
+            (dirs, _) => dirs.to_vec(),
+        };
         let listen = socket("listen", self.listen.as_ref(), file.listen)?;
         let listen = listen.unwrap_or_else(|| PathBuf::from(LISTEN));
         let host_runtime = socket(
@@ -201,6 +213,7 @@ impl ServeArgs {
             guest: base,
             initramfs,
             cni,
+            cdi_spec_dirs,
             registries: Registries::of(registries.directory())?,
             metrics: self.metrics.or(file.metrics),
             consoles: self.console_dir.clone().or(file.console_dir),
@@ -330,6 +343,7 @@ mod tests {
         let file = r#"
             listen = "unix:///x.sock"
             metrics = "127.0.0.1:1"
+            cdi_spec_dirs = ["/cdi"]
             [cni]
             config_dir = "/net.d"
             [guest]
@@ -343,6 +357,7 @@ mod tests {
         assert_eq!(config.listen, PathBuf::from("/x.sock"));
         assert_eq!(config.state, PathBuf::from(STATE));
         assert_eq!(config.cni.config_dir, PathBuf::from("/net.d"));
+        assert_eq!(config.cdi_spec_dirs, [PathBuf::from("/cdi")]);
         assert_eq!(config.guest.sizes.vcpus, 2);
         let large = &config.handlers["large"];
         assert_eq!((large.sizes.vcpus, large.sizes.memory), (2, 1 << 30));
@@ -351,13 +366,18 @@ mod tests {
         let flags = ServeArgs {
             listen: Some("/y.sock".into()),
             cpus: Some(3),
+            cdi_spec_dir: vec!["/a".into(), "/b".into()],
             ..ServeArgs::default()
         };
         let config = merged(&flags, file);
+        assert_eq!(config.cdi_spec_dirs, ["/a", "/b"].map(PathBuf::from));
         assert_eq!(config.listen, PathBuf::from("/y.sock"));
         let sizes = config.guest.sizes;
         assert_eq!((sizes.vcpus, sizes.memory), (3, 128 << 20));
         assert_eq!(config.handlers["large"].sizes.vcpus, 3);
+        let config = merged(&ServeArgs::default(), "");
+        let dirs = ["/etc/cdi", "/var/run/cdi"].map(PathBuf::from);
+        assert_eq!(config.cdi_spec_dirs, dirs);
     }
 
     #[test]

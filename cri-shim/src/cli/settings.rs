@@ -39,6 +39,7 @@ pub(super) struct Settings {
     pub(super) state: Option<PathBuf>,
     pub(super) console_dir: Option<PathBuf>,
     pub(super) hosts_dir: Option<PathBuf>,
+    pub(super) cdi_spec_dirs: Option<Vec<PathBuf>>,
     pub(super) host_runtime: Option<String>,
     pub(super) default_handler: Option<DefaultHandler>,
     pub(super) metrics: Option<SocketAddr>,
@@ -301,6 +302,8 @@ mod tests {
         assert!(settings.console_dir.is_some() && settings.hosts_dir.is_some());
         assert!(settings.metrics.is_some() && settings.host_runtime.is_some());
         assert_eq!(settings.default_handler, Some(DefaultHandler::Podvisor));
+        let cdi_spec_dirs = settings.cdi_spec_dirs.unwrap();
+        assert_eq!(cdi_spec_dirs, crate::cri::CDI_SPEC_DIRS.map(PathBuf::from));
         assert!(settings.cni.config_dir.is_some());
         let plugin_dirs = settings.cni.plugin_dirs.unwrap();
         assert_eq!(plugin_dirs, crate::cni::PLUGIN_DIRS.map(PathBuf::from));

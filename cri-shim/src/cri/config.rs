@@ -46,6 +46,8 @@ pub(crate) struct ServeConfig {
     pub(crate) initramfs: PathBuf,
     /// Networks.
     pub(crate) cni: CniOptions,
+    /// Directories of CDI specifications; later ones go before earlier ones.
+    pub(crate) cdi_spec_dirs: Vec<PathBuf>,
     /// How registries are reached.
     pub(crate) registries: Registries,
     /// Where health and metrics are served over HTTP.

@@ -40,7 +40,8 @@ pub(super) fn open(wanted: &[Device], is_privileged: bool) -> Result<Vec<Contain
     devices.collect()
 }
 
-fn check(device: &Device) -> Result<()> {
+/// Checks the fields of a device, but not what is there on the node.
+pub(super) fn check(device: &Device) -> Result<()> {
     for (field, path) in [
         ("config.devices.container_path", &device.container_path),
         ("config.devices.host_path", &device.host_path),

@@ -7,6 +7,7 @@ use std::path::PathBuf;
 
 use tonic::{Code, Status};
 
+use super::cdi::CdiError;
 use super::spec::SpecFault;
 use super::state::StateError;
 use crate::cni::{BeginError, CniError};
@@ -211,6 +212,9 @@ pub(crate) enum CriError {
     /// The specification of a container.
     #[error(transparent)]
     Spec(#[from] SpecFault),
+    /// Devices by the Container Device Interface.
+    #[error("CDI device injection failed")]
+    Cdi(#[from] CdiError),
     /// The pod's network.
     #[error(transparent)]
     Network(#[from] CniError),
@@ -312,6 +316,7 @@ impl CriError {
             Self::State(error) => file_code(error.io_kind()),
             Self::Unkillable { .. } | Self::NoAddress => Code::Internal,
             Self::ImageVolume(error) => error.code(),
+            Self::Cdi(error) => cdi_code(error),
             Self::Shared(status) => status.code(),
         }
     }
@@ -321,6 +326,20 @@ fn file_code(kind: Option<io::ErrorKind>) -> Code {
     match kind {
         Some(io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded) => Code::ResourceExhausted,
         _ => Code::Internal,
+    }
+}
+
+fn cdi_code(error: &CdiError) -> Code {
+    match error {
+        CdiError::InvalidName { .. }
+        | CdiError::TooManyDevices { .. }
+        | CdiError::Refused { .. } => Code::InvalidArgument,
+        // A driver may define them later.
+        CdiError::Unresolvable { .. }
+        | CdiError::TooManyFiles { .. }
+        | CdiError::Missing { .. } => Code::FailedPrecondition,
+        CdiError::Invalid { source, .. } => source.code(),
+        CdiError::Io { source, .. } => file_code(Some(source.kind())),
     }
 }
 

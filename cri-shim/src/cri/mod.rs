@@ -9,6 +9,7 @@
 
 mod backoff;
 mod calls;
+mod cdi;
 mod config;
 mod containers;
 mod devices;
@@ -37,6 +38,7 @@ mod streams;
 mod unknown;
 mod volumes;
 
+pub(crate) use cdi::DIRECTORIES as CDI_SPEC_DIRS;
 #[cfg(test)]
 pub(crate) use config::{DEFAULT_CPU_GROWTH, DEFAULT_GROWTH, DEFAULT_MEMORY};
 pub(crate) use config::{

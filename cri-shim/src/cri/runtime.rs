@@ -31,14 +31,46 @@ impl Runtime {
     pub(super) fn new(node: Arc<Node>, streaming: Arc<Streaming>) -> Self {
         Self { node, streaming }
     }
+}
 
-    async fn conditions(&self) -> Vec<RuntimeCondition> {
-        let runtime = self.node.runtime_fault();
-        let network = self.node.network_fault().await;
-        vec![
-            condition("RuntimeReady", "GuestNotAvailable", runtime),
-            condition("NetworkReady", "NetworkPluginNotReady", network),
-        ]
+/// Returns the answer to Status.
+pub(super) async fn node_status(node: &Node, is_verbose: bool) -> StatusResponse {
+    let config = &node.config;
+    let mut info = HashMap::new();
+    if is_verbose {
+        let details = serde_json::json!({
+            "root": config.root,
+            "state": config.state,
+            "kernel": config.guest.kernel,
+            "handlers": config.handler_names().skip(1).collect::<Vec<_>>(),
+            "initramfs": config.initramfs,
+            "cniConfigDir": config.cni.config_dir,
+            "cniBinDirs": config.cni.plugin_dirs,
+            "cdiSpecDirs": config.cdi_spec_dirs,
+        });
+        info.insert("config".to_owned(), details.to_string());
+    }
+    let features = RuntimeHandlerFeatures {
+        recursive_read_only_mounts: true,
+        user_namespaces: true,
+    };
+    let handler = |name: &str| RuntimeHandler {
+        name: name.to_owned(),
+        features: Some(features),
+    };
+    let runtime = node.runtime_fault();
+    let network = node.network_fault().await;
+    let conditions = vec![
+        condition("RuntimeReady", "GuestNotAvailable", runtime),
+        condition("NetworkReady", "NetworkPluginNotReady", network),
+    ];
+    StatusResponse {
+        status: Some(RuntimeStatus { conditions }),
+        info,
+        runtime_handlers: config.usable_handlers().map(handler).collect(),
+        features: Some(RuntimeFeatures {
+            supplemental_groups_policy: true,
+        }),
     }
 }
 
@@ -73,38 +105,8 @@ impl RuntimeService for Runtime {
     }
 
     async fn status(&self, request: Request<StatusRequest>) -> Answer<StatusResponse> {
-        let mut info = HashMap::new();
-        if request.into_inner().verbose {
-            let config = &self.node.config;
-            let details = serde_json::json!({
-                "root": config.root,
-                "state": config.state,
-                "kernel": config.guest.kernel,
-                "handlers": config.handler_names().skip(1).collect::<Vec<_>>(),
-                "initramfs": config.initramfs,
-                "cniConfigDir": config.cni.config_dir,
-                "cniBinDirs": config.cni.plugin_dirs,
-            });
-            info.insert("config".to_owned(), details.to_string());
-        }
-        let features = RuntimeHandlerFeatures {
-            recursive_read_only_mounts: true,
-            user_namespaces: true,
-        };
-        let handler = |name: &str| RuntimeHandler {
-            name: name.to_owned(),
-            features: Some(features),
-        };
-        Ok(Response::new(StatusResponse {
-            status: Some(RuntimeStatus {
-                conditions: self.conditions().await,
-            }),
-            info,
-            runtime_handlers: self.node.config.usable_handlers().map(handler).collect(),
-            features: Some(RuntimeFeatures {
-                supplemental_groups_policy: true,
-            }),
-        }))
+        let verbose = request.into_inner().verbose;
+        Ok(Response::new(node_status(&self.node, verbose).await))
     }
 
     async fn runtime_config(

@@ -4,9 +4,11 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod cdi;
 mod containers;
 mod ends;
 mod logs;
+mod newer;
 mod starts;
 mod status;
 mod volumes;

@@ -14,6 +14,7 @@
 //! - with `linger` its machine ends when that is requested, and the process itself when that file
 //!   is removed,
 //! - `running` has the ids of containers, one per line, that run from the start,
+//! - `created-` and a container's id is what was requested for it,
 //! - calls are written to `calls`, one per line, before they are blocked: a call's name and the
 //!   container's id, and `exec` for those about another process in it.
 
@@ -152,6 +153,11 @@ impl Process {
                 "version": self.version, "takes_devices": true, "tells_pressure": true,
             } }),
             "Create" => {
+                fs::write(
+                    self.directory.join(format!("created-{id}")),
+                    arguments.to_string(),
+                )
+                .expect("a file that can be written");
                 self.set(id, State::Created);
                 json!({ "Created": { "uid": 0, "gid": 0, "groups": [] } })
             }

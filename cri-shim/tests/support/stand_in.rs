@@ -268,6 +268,12 @@ impl Node {
         calls.lines().filter(of_call).count()
     }
 
+    /// Returns what the process was asked to create a container from.
+    pub(crate) fn created(&self, id: &str) -> serde_json::Value {
+        let created = fs::read(self.control.join(format!("created-{id}"))).unwrap();
+        serde_json::from_slice(&created).unwrap()
+    }
+
     /// Creates a container without limits.
     pub(crate) async fn create(&self, name: &str, volume: Option<&Path>) -> String {
         let created = match volume {
@@ -327,6 +333,17 @@ impl Node {
         name: &str,
         config: ContainerConfig,
     ) -> Result<String, tonic::Status> {
+        let request = self.create_request(name, config).await;
+        let created = self.runtime().await.create_container(request).await;
+        created.map(|created| created.into_inner().container_id)
+    }
+
+    /// Returns the request for a container of the node's image, with the log `NAME.log`.
+    pub(crate) async fn create_request(
+        &self,
+        name: &str,
+        config: ContainerConfig,
+    ) -> CreateContainerRequest {
         let image = Some(ImageSpec {
             image: self.image.clone(),
             ..ImageSpec::default()
@@ -340,12 +357,8 @@ impl Node {
             log_path: format!("{name}.log"),
             ..config
         };
-        let request = self
-            .client()
-            .await
-            .create_request(config, Some(pod_config()));
-        let created = self.runtime().await.create_container(request).await;
-        created.map(|created| created.into_inner().container_id)
+        let client = self.client().await;
+        client.create_request(config, Some(pod_config()))
     }
 
     /// Pulls the image of all containers; returns its name, and its reference.

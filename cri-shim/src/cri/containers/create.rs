@@ -3,60 +3,29 @@
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::path::Path;
 use std::sync::Arc;
 
-use k8s_cri::v1::{
-    ContainerConfig, ContainerEventType, CreateContainerRequest, Mount, NamespaceMode,
-};
+use k8s_cri::v1::{ContainerConfig, ContainerEventType, Mount, NamespaceMode};
 use podvisor_images::{Error as ImageError, Image, parse_reference};
 use rustix::fs::StatVfsMountFlags;
 use tracing::{debug, info, warn};
 
+use super::request::{CreateRequest, NewerSettings, check, log_path};
 use crate::blocking::{apart, in_place};
 use crate::cni;
 use crate::cri::error::{CriError, Kind, Result};
-use crate::cri::newer::stop_signal_from_cri;
 use crate::cri::node::{Container, Node, Pod, now};
 use crate::cri::spec::{self, ContainerSpec, SpecRequest, Volume, VolumeSource};
 use crate::cri::state::{ContainerPhase, ContainerRecord, MountedImage, PodPhase, PodRecord};
-use crate::cri::{devices, memory, resolver, volumes};
-use crate::machine::UserRange;
+use crate::cri::{cdi, devices, memory, resolver, volumes};
 use crate::sandbox::{
     CreateContainer, ImageVolume, RefusalKind, RestartPolicy, SandboxClient, SandboxError,
     random_id,
 };
 use crate::signal;
 
-/// Prefix of annotations that ask for CDI devices.
-const CDI_PREFIX: &str = "cdi.k8s.io/";
-
 /// Signal that asks a process to end: SIGTERM.
 const SIGTERM: u32 = 15;
-
-/// A CreateContainer call.
-#[derive(Debug, Clone, Default, PartialEq)]
-pub(in crate::cri) struct CreateRequest {
-    pub(in crate::cri) request: CreateContainerRequest,
-    /// `image_sub_path` of each of its mounts, if any is set.
-    pub(in crate::cri) image_sub_paths: Vec<String>,
-    /// `stop_signal` of its configuration, in the API's numbering.
-    pub(in crate::cri) stop_signal: i32,
-}
-
-/// Fields of a container's configuration that the message crate does not have.
-struct NewerSettings {
-    image_sub_paths: Vec<String>,
-    /// Linux' signal number; `None` for the image's.
-    stop_signal: Option<u32>,
-}
-
-fn stop_signal(number: i32) -> Result<Option<u32>> {
-    stop_signal_from_cri(number).map_err(|reason| CriError::Invalid {
-        field: "stop_signal",
-        reason,
-    })
-}
 
 impl Node {
     /// CreateContainer.
@@ -65,13 +34,10 @@ impl Node {
         request: CreateRequest,
     ) -> Result<String> {
         let pod = self.settled_pod(&request.request.pod_sandbox_id).await?;
+        let mut newer = NewerSettings::of(&request)?;
         let config = request.request.config.clone().unwrap_or_default();
+        let config = self.with_cdi_devices(config, &mut newer).await?;
         check(&config, spec::users_of(&pod.record().config)?)?;
-        let newer = NewerSettings {
-            image_sub_paths: spec::mounts::sub_paths(&request.image_sub_paths)
-                .map_err(|error| CriError::ImageVolume(Box::new(error.into())))?,
-            stop_signal: stop_signal(request.stop_signal)?,
-        };
         let metadata = config.metadata.clone().unwrap_or_default();
         let name = format!("{}_{}_{}", pod.id, metadata.name, metadata.attempt);
         let node = Arc::clone(self);
@@ -91,6 +57,25 @@ impl Node {
                 id: "another request".to_owned(),
             }),
         }
+    }
+
+    /// Returns a container's configuration with the CDI devices that it names.
+    async fn with_cdi_devices(
+        &self,
+        config: ContainerConfig,
+        newer: &mut NewerSettings,
+    ) -> Result<ContainerConfig> {
+        if !cdi::is_asked_for(&config) {
+            return Ok(config);
+        }
+        let mounts = config.mounts.len();
+        let directories = self.config.cdi_spec_dirs.clone();
+        let add = move || cdi::add_devices(&directories, config);
+        // A path of the node may be on a file server that does not answer.
+        let added = apart("cdi", add).await;
+        let added = added.map_err(CriError::host("read CDI specifications"))??;
+        newer.add_mount_flags(mounts, added.mount_flags);
+        Ok(added.config)
     }
 
     /// Removes a container whose caller did not learn its id.
@@ -126,7 +111,7 @@ impl Node {
             let (image, rootfs, of_images, declared) = in_place(|| -> Result<_> {
                 let image = self.image_named(wanted)?;
                 let rootfs = image.open_rootfs()?;
-                let of_images = self.image_volumes(&config, &newer.image_sub_paths);
+                let of_images = self.image_volumes(&config, &newer);
                 let of_images = of_images.map_err(|error| CriError::ImageVolume(error.into()))?;
                 let settings = image.config().config().as_ref();
                 let declared = self.make_image_volumes(pod, &id, settings, &config.mounts)?;
@@ -142,6 +127,7 @@ impl Node {
                 _ = client.machine_ended() => return Err(pod.not_ready()),
             };
             let mut mounted = in_place(|| volumes::mount(&shared, &pod.mounted, &id, looked))?;
+            newer.restrict(&config.mounts, &mut mounted);
             let of_root = mounted.split_off(mounted.len().saturating_sub(declared.len()));
             mounted.extend(of_root.into_iter().map(Volume::filled));
             mounted.extend(of_images.volumes);
@@ -327,7 +313,11 @@ impl Node {
     }
 
     /// Returns the images that a container mounts as volumes.
-    fn image_volumes(&self, config: &ContainerConfig, sub_paths: &[String]) -> Result<ImageMounts> {
+    fn image_volumes(
+        &self,
+        config: &ContainerConfig,
+        newer: &NewerSettings,
+    ) -> Result<ImageMounts> {
         let mut all = ImageMounts::default();
         for (number, mount) in config.mounts.iter().enumerate() {
             let Some(name) = spec::mounts::image_of(mount) else {
@@ -335,7 +325,11 @@ impl Node {
             };
             let image = self.image_named(name)?;
             let digest = image.id().to_string();
-            let sub_path = sub_paths.get(number).cloned().unwrap_or_default();
+            let sub_path = newer
+                .image_sub_paths
+                .get(number)
+                .cloned()
+                .unwrap_or_default();
             if all.open.iter().all(|other| other.digest != digest) {
                 all.open.push(ImageVolume {
                     image: image.open_rootfs()?.into(),
@@ -356,6 +350,7 @@ impl Node {
                 readonly: true,
                 is_slave: false,
                 flags: StatVfsMountFlags::empty(),
+                asked: newer.mount_flags(number),
             });
         }
         Ok(all)
@@ -460,31 +455,6 @@ fn container_record(
     })
 }
 
-/// Validates a request before anything is created.
-fn check(config: &ContainerConfig, users: Option<UserRange>) -> Result<()> {
-    let metadata = config.metadata.as_ref();
-    let metadata = metadata.ok_or_else(|| CriError::invalid("config.metadata", "it is missing"))?;
-    if metadata.name.is_empty() {
-        return Err(CriError::invalid("config.metadata.name", "it is empty"));
-    }
-    if config
-        .image
-        .as_ref()
-        .is_none_or(|image| image.image.is_empty())
-    {
-        return Err(CriError::invalid("config.image", "it names no image"));
-    }
-    let mut annotations = config.annotations.keys();
-    if !config.cdi_devices.is_empty() || annotations.any(|key| key.starts_with(CDI_PREFIX)) {
-        return Err(CriError::Refused {
-            field: "config.cdi_devices, or an annotation of cdi.k8s.io,",
-            reason: "what the specifications of the node's directory ask for is the node's; name \
-                     block devices in `devices`",
-        });
-    }
-    Ok(spec::mounts::check(&config.mounts, users)?)
-}
-
 fn is_privileged(config: &ContainerConfig) -> bool {
     let linux = config.linux.as_ref();
     let security = linux.and_then(|linux| linux.security_context.as_ref());
@@ -518,72 +488,4 @@ fn image_tag(image: &Image, config: &ContainerConfig) -> String {
 fn image_ref(image: &Image) -> String {
     let digest = image.digests().first();
     digest.cloned().unwrap_or_else(|| image.id().to_string())
-}
-
-/// Returns the container's log path below the pod's log directory; empty if either is empty.
-fn log_path(directory: &str, name: &str) -> Result<String> {
-    if directory.is_empty() || name.is_empty() {
-        return Ok(String::new());
-    }
-    let field = "config.log_path";
-    let inside = Path::new(name)
-        .components()
-        .all(|part| matches!(part, std::path::Component::Normal(_)));
-    if !inside || name.contains('\0') {
-        let reason = format!("{name:?} is not a path below the pod's log_directory");
-        return Err(CriError::invalid(field, reason));
-    }
-    Path::new(directory)
-        .join(name)
-        .into_os_string()
-        .into_string()
-        .map_err(|_| CriError::invalid(field, "it is not UTF-8"))
-}
-
-#[cfg(test)]
-mod tests {
-    use k8s_cri::v1::{CdiDevice, ContainerMetadata, ImageSpec};
-
-    use super::*;
-
-    #[test]
-    fn cdi_devices_are_refused_by_name_in_either_place() {
-        let config = ContainerConfig {
-            metadata: Some(ContainerMetadata {
-                name: "web".to_owned(),
-                attempt: 0,
-            }),
-            image: Some(ImageSpec {
-                image: "box".to_owned(),
-                ..ImageSpec::default()
-            }),
-            ..ContainerConfig::default()
-        };
-        check(&config, None).unwrap();
-        let device = "vendor.com/gpu=0".to_owned();
-        let mut by_field = config.clone();
-        by_field.cdi_devices.push(CdiDevice {
-            name: device.clone(),
-        });
-        let mut by_annotation = config;
-        let key = "cdi.k8s.io/vendor_gpu".to_owned();
-        by_annotation.annotations.insert(key, device);
-        for config in [by_field, by_annotation] {
-            let refused = check(&config, None).unwrap_err().to_string();
-            assert!(refused.contains("cdi"), "{refused}");
-        }
-    }
-
-    #[test]
-    fn a_log_stays_in_its_pods_directory() {
-        assert_eq!(
-            log_path("/var/log/pods/x", "c/0.log").unwrap(),
-            "/var/log/pods/x/c/0.log"
-        );
-        assert_eq!(log_path("", "c/0.log").unwrap(), "");
-        assert_eq!(log_path("/x", "").unwrap(), "");
-        for bad in ["../0.log", "/etc/passwd", "a/../../b"] {
-            assert!(log_path("/x", bad).is_err(), "{bad}");
-        }
-    }
 }

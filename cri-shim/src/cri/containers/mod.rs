@@ -4,13 +4,14 @@ mod cpu_rate;
 mod create;
 mod end;
 mod exec;
+mod request;
 mod resources;
 mod start;
 mod stats;
 mod view;
 
 pub(super) use cpu_rate::CpuRate;
-pub(super) use create::CreateRequest;
 pub(super) use exec::OutputRoom;
+pub(super) use request::CreateRequest;
 pub(super) use start::{ExitFacts, exit_of};
 pub(super) use stats::in_time;

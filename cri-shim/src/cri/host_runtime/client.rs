@@ -9,7 +9,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use k8s_cri::v1::{
     ListPodSandboxRequest, ListPodSandboxResponse, PodSandboxConfig, PodSandboxMetadata,
-    StatusRequest, StatusResponse,
+    StatusRequest,
 };
 use tokio::time::timeout;
 use tonic::body::Body;
@@ -19,9 +19,10 @@ use tonic::{Code, Status};
 use tower_service::Service as _;
 
 use super::kept::{KeptLists, Listed};
-use super::message::{Call, answer, decode};
+use super::message::{Call, answer, decode, undecodable};
 use super::{HOST_HANDLER, needs_node};
 use crate::cri::config::HostSettings;
+use crate::cri::newer::FullNodeStatus;
 
 /// How long an answer is waited for where one can do without it.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -172,9 +173,10 @@ impl HostRuntime {
     }
 
     /// Returns the runtime's status.
-    pub(super) async fn status(&self, call: &Call) -> Result<StatusResponse, Status> {
+    pub(super) async fn status(&self, call: &Call) -> Result<FullNodeStatus, Status> {
         let request = StatusRequest { verbose: false };
-        decode(&self.ask_briefly(call.to(STATUS, &request)).await?)
+        let answer = self.ask_briefly(call.to(STATUS, &request)).await?;
+        FullNodeStatus::decode(answer).map_err(undecodable)
     }
 
     fn unreachable(&self, error: &tonic::transport::Error) -> Status {

@@ -2,7 +2,7 @@
 
 use bytes::{BufMut as _, Bytes, BytesMut};
 use http_body_util::{BodyExt as _, Full, LengthLimitError, Limited};
-use prost::Message;
+use prost::{DecodeError, Message};
 use tonic::body::Body;
 use tonic::codegen::http::{HeaderMap, HeaderValue, Request, Response, request};
 use tonic::{Code, Status};
@@ -62,8 +62,11 @@ impl Call {
 
 /// Decodes a message, of which unknown fields are skipped.
 pub(super) fn decode<M: Message + Default>(message: &Bytes) -> Result<M, Status> {
-    M::decode(message.clone())
-        .map_err(|error| Status::internal(format!("cannot decode a message: {error}")))
+    M::decode(message.clone()).map_err(undecodable)
+}
+
+pub(super) fn undecodable(error: DecodeError) -> Status {
+    Status::internal(format!("cannot decode a message: {error}"))
 }
 
 /// Returns the message of an answer, of at most `limit` bytes.

@@ -4,16 +4,17 @@
 //! runtime that does not know their fields would create the pod without, and so allow it more than
 //! it may have.
 
-use k8s_cri::v1::{
-    ContainerConfig, PodSandboxConfig, StatusResponse, SupplementalGroupsPolicy as Policy,
-};
+use k8s_cri::v1::{PodSandboxConfig, SupplementalGroupsPolicy as Policy};
 use tonic::Status;
 
 use super::client::HostRuntime;
 use super::message::Call;
+use crate::cri::containers::CreateRequest;
+use crate::cri::newer::FullNodeStatus;
 
 const GROUPS: &str = "security_context.supplemental_groups_policy (Strict)";
 const READ_ONLY: &str = "mounts.recursive_read_only";
+const MOUNT_OPTIONS: &str = "mounts.mount_options";
 
 /// Refuses a pod that asks for what the other runtime does not promise.
 pub(super) async fn check_pod(
@@ -28,7 +29,7 @@ pub(super) async fn check_pod(
 pub(super) async fn check_container(
     host: &HostRuntime,
     call: &Call,
-    container: &ContainerConfig,
+    container: &CreateRequest,
 ) -> Result<(), Status> {
     check(host, call, |status| container_lacks(container, status)).await
 }
@@ -36,10 +37,10 @@ pub(super) async fn check_container(
 async fn check(
     host: &HostRuntime,
     call: &Call,
-    lacks: impl Fn(&StatusResponse) -> Option<&'static str>,
+    lacks: impl Fn(&FullNodeStatus) -> Option<&'static str>,
 ) -> Result<(), Status> {
     // Most ask for nothing that a runtime without features lacks.
-    if lacks(&StatusResponse::default()).is_none() {
+    if lacks(&FullNodeStatus::default()).is_none() {
         return Ok(());
     }
     match lacks(&host.status(call).await?) {
@@ -51,14 +52,19 @@ async fn check(
     }
 }
 
-fn pod_lacks(pod: &PodSandboxConfig, status: &StatusResponse) -> Option<&'static str> {
+fn pod_lacks(pod: &PodSandboxConfig, status: &FullNodeStatus) -> Option<&'static str> {
     let linux = pod.linux.as_ref();
     let security = linux.and_then(|linux| linux.security_context.as_ref())?;
     let is_strict = security.supplemental_groups_policy() == Policy::Strict;
     (is_strict && !has_groups(status)).then_some(GROUPS)
 }
 
-fn container_lacks(container: &ContainerConfig, status: &StatusResponse) -> Option<&'static str> {
+fn container_lacks(request: &CreateRequest, status: &FullNodeStatus) -> Option<&'static str> {
+    let mut options = request.mount_options.iter();
+    if options.any(|options| !options.is_empty()) && !status.has_mount_options {
+        return Some(MOUNT_OPTIONS);
+    }
+    let container = request.request.config.as_ref()?;
     let linux = container.linux.as_ref();
     let security = linux.and_then(|linux| linux.security_context.as_ref());
     let is_strict =
@@ -71,13 +77,13 @@ fn container_lacks(container: &ContainerConfig, status: &StatusResponse) -> Opti
     (is_read_only && !has_read_only(status)).then_some(READ_ONLY)
 }
 
-fn has_groups(status: &StatusResponse) -> bool {
-    let features = status.features.as_ref();
+fn has_groups(status: &FullNodeStatus) -> bool {
+    let features = status.known.features.as_ref();
     features.is_some_and(|features| features.supplemental_groups_policy)
 }
 
-fn has_read_only(status: &StatusResponse) -> bool {
-    let mut handlers = status.runtime_handlers.iter();
+fn has_read_only(status: &FullNodeStatus) -> bool {
+    let mut handlers = status.known.runtime_handlers.iter();
     let default = handlers.find(|handler| handler.name.is_empty());
     let features = default.and_then(|handler| handler.features.as_ref());
     features.is_some_and(|features| features.recursive_read_only_mounts)
@@ -86,9 +92,9 @@ fn has_read_only(status: &StatusResponse) -> bool {
 #[cfg(test)]
 mod tests {
     use k8s_cri::v1::{
-        LinuxContainerConfig, LinuxContainerSecurityContext, LinuxPodSandboxConfig,
-        LinuxSandboxSecurityContext, Mount, RuntimeFeatures, RuntimeHandler,
-        RuntimeHandlerFeatures,
+        ContainerConfig, CreateContainerRequest, LinuxContainerConfig,
+        LinuxContainerSecurityContext, LinuxPodSandboxConfig, LinuxSandboxSecurityContext, Mount,
+        RuntimeFeatures, RuntimeHandler, RuntimeHandlerFeatures, StatusResponse,
     };
 
     use super::*;
@@ -105,7 +111,7 @@ mod tests {
             }),
             ..PodSandboxConfig::default()
         };
-        let container = |policy: Policy, recursive_read_only| ContainerConfig {
+        let config = |policy: Policy, recursive_read_only| ContainerConfig {
             linux: Some(LinuxContainerConfig {
                 security_context: Some(LinuxContainerSecurityContext {
                     supplemental_groups_policy: policy.into(),
@@ -119,8 +125,16 @@ mod tests {
             }],
             ..ContainerConfig::default()
         };
-        let old = StatusResponse::default();
-        let new = StatusResponse {
+        let container = |policy, recursive_read_only, option: Option<&str>| CreateRequest {
+            request: CreateContainerRequest {
+                config: Some(config(policy, recursive_read_only)),
+                ..CreateContainerRequest::default()
+            },
+            mount_options: vec![Vec::new(), option.map(str::to_owned).into_iter().collect()],
+            ..CreateRequest::default()
+        };
+        let old = FullNodeStatus::default();
+        let new = FullNodeStatus::own(StatusResponse {
             features: Some(RuntimeFeatures {
                 supplemental_groups_policy: true,
             }),
@@ -132,20 +146,21 @@ mod tests {
                 }),
             }],
             ..StatusResponse::default()
-        };
+        });
         assert_eq!(pod_lacks(&PodSandboxConfig::default(), &old), None);
         assert_eq!(pod_lacks(&pod(Policy::Merge), &old), None);
         assert_eq!(pod_lacks(&pod(Policy::Strict), &old), Some(GROUPS));
         assert_eq!(pod_lacks(&pod(Policy::Strict), &new), None);
         assert_eq!(
-            container_lacks(&container(Policy::Merge, false), &old),
+            container_lacks(&container(Policy::Merge, false, None), &old),
             None
         );
-        for (policy, read_only, field) in [
-            (Policy::Strict, false, GROUPS),
-            (Policy::Merge, true, READ_ONLY),
+        for (policy, read_only, option, field) in [
+            (Policy::Strict, false, None, GROUPS),
+            (Policy::Merge, true, None, READ_ONLY),
+            (Policy::Merge, false, Some("noexec"), MOUNT_OPTIONS),
         ] {
-            let container = container(policy, read_only);
+            let container = container(policy, read_only, option);
             assert_eq!(container_lacks(&container, &old), Some(field));
             assert_eq!(container_lacks(&container, &new), None);
         }

@@ -4,13 +4,14 @@ use std::pin::Pin;
 use std::sync::Arc;
 
 use bytes::{Buf as _, Bytes};
-use k8s_cri::v1::{CreateContainerRequest, CreateContainerResponse};
+use k8s_cri::v1::CreateContainerResponse;
 use prost::{DecodeError, Message as _};
 use tonic::Status;
 use tonic::codec::{Codec, DecodeBuf, Decoder};
 use tonic::server::UnaryService;
 use tonic_prost::ProstEncoder;
 
+use super::env_values::decode_create;
 use crate::cri::containers::CreateRequest;
 use crate::cri::node::Node;
 
@@ -20,6 +21,9 @@ struct NewerMount {
     /// Since Kubernetes 1.33.
     #[prost(string, tag = "10")]
     image_sub_path: String,
+    /// Since Kubernetes 1.37.
+    #[prost(string, repeated, tag = "11")]
+    mount_options: Vec<String>,
 }
 
 #[derive(Clone, PartialEq, prost::Message)]
@@ -67,16 +71,20 @@ impl Decoder for CreateCodec {
     }
 }
 
-fn create_request(bytes: Bytes) -> Result<CreateRequest, DecodeError> {
+/// Decodes a request with newer fields.
+pub(in crate::cri) fn create_request(bytes: Bytes) -> Result<CreateRequest, DecodeError> {
     let newer = NewerCreateContainerRequest::decode(bytes.clone())?;
     let NewerConfig {
         mounts,
         stop_signal,
     } = newer.config.unwrap_or_default();
-    let sub_paths = mounts.into_iter().map(|mount| mount.image_sub_path);
+    let mounts = mounts.into_iter();
+    let mounts = mounts.map(|mount| (mount.image_sub_path, mount.mount_options));
+    let (image_sub_paths, mount_options) = mounts.unzip();
     Ok(CreateRequest {
-        request: CreateContainerRequest::decode(bytes)?,
-        image_sub_paths: sub_paths.collect(),
+        request: decode_create(bytes)?,
+        image_sub_paths,
+        mount_options,
         stop_signal,
     })
 }
@@ -102,7 +110,7 @@ impl UnaryService<CreateRequest> for CreateCall {
 
 #[cfg(test)]
 mod tests {
-    use k8s_cri::v1::{ContainerConfig, Mount};
+    use k8s_cri::v1::{ContainerConfig, CreateContainerRequest, Mount};
     use proptest::prelude::*;
     use prost::Message as _;
 
@@ -127,6 +135,7 @@ mod tests {
             config: Some(NewerConfig {
                 mounts: vec![NewerMount {
                     image_sub_path: "models/small".to_owned(),
+                    mount_options: vec!["noexec".to_owned(), "nodev".to_owned()],
                 }],
                 stop_signal: 29,
             }),
@@ -135,6 +144,11 @@ mod tests {
         bytes.extend(newer.encode_to_vec());
         let read = create_request(bytes.into()).unwrap();
         assert_eq!(read.image_sub_paths, ["", "", "models/small"]);
+        assert_eq!(read.mount_options[2], ["noexec", "nodev"]);
+        assert_eq!(
+            read.mount_options[..2],
+            [vec![], vec![]] as [Vec<String>; 2]
+        );
         assert_eq!(read.stop_signal, 29);
         assert_eq!(read.request.pod_sandbox_id, "pod");
         assert_eq!(read.request.config.unwrap().mounts[1].container_path, "/b");

@@ -2,11 +2,15 @@
 //! intercepted before the generated service.
 
 mod create;
+mod env_values;
+mod features;
 mod pod_resources;
 pub(super) mod stats;
 mod status;
 mod stop_signal;
 
+pub(super) use create::create_request;
+pub(super) use features::FullNodeStatus;
 pub(super) use pod_resources::UpdatePodSandboxResourcesRequest;
 pub(super) use stop_signal::from_cri as stop_signal_from_cri;
 
@@ -29,6 +33,7 @@ use tonic_prost::ProstCodec;
 use tower_service::Service;
 
 use self::create::{CreateCall, CreateCodec};
+use self::features::{NodeStatusCall, NodeStatusCodec};
 use self::pod_resources::UpdatePod;
 use self::stats::StatsCall;
 use self::status::{StatusCall, StatusCodec};
@@ -37,8 +42,11 @@ use super::node::Node;
 /// Since Kubernetes 1.33.
 const UPDATE_POD: &str = "/runtime.v1.RuntimeService/UpdatePodSandboxResources";
 
-/// Has newer fields for image volumes and stop signals.
+/// Has newer fields for volumes and stop signals, and variables whose values are bytes.
 const CREATE_CONTAINER: &str = "/runtime.v1.RuntimeService/CreateContainer";
+
+/// Has newer features of the runtime.
+const STATUS: &str = "/runtime.v1.RuntimeService/Status";
 
 /// Has a newer field for stop signals.
 const CONTAINER_STATUS: &str = "/runtime.v1.RuntimeService/ContainerStatus";
@@ -112,6 +120,10 @@ where
             LIST_CONTAINER_STATS => self.stats::<ListContainerStatsRequest>(request),
             POD_STATS => self.stats::<PodSandboxStatsRequest>(request),
             LIST_POD_STATS => self.stats::<ListPodSandboxStatsRequest>(request),
+            STATUS => {
+                let call = NodeStatusCall(node);
+                answer(NodeStatusCodec, self.message_bytes, call, request)
+            }
             CONTAINER_STATUS => answer(StatusCodec, self.message_bytes, StatusCall(node), request),
             _ => Box::pin(self.inner.call(request)),
         }

@@ -51,6 +51,7 @@ impl TestNode {
             handlers: BTreeMap::new(),
             initramfs: "/initramfs-of-test".into(),
             cni,
+            cdi_spec_dirs: Vec::new(),
             registries: Registries::of(registries).unwrap(),
             metrics: None,
             consoles: None,

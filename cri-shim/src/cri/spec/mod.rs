@@ -74,6 +74,8 @@ pub(super) struct Volume {
     pub(super) is_slave: bool,
     /// Those of the mount that the host has it in, as far as programs in it notice.
     pub(super) flags: StatVfsMountFlags,
+    /// Those that the request asks for: some of NOEXEC, NOSUID and NODEV.
+    pub(super) asked: StatVfsMountFlags,
 }
 
 /// The source of a volume in the guest.

@@ -7,6 +7,7 @@ use std::path::{Component, Path};
 use k8s_cri::v1::{Mount as CriMount, MountPropagation};
 use oci_spec::runtime::{Mount, MountBuilder};
 use podvisor_agent_protocol::is_containers_own;
+use rustix::fs::StatVfsMountFlags;
 
 use super::{MemorySource, SpecFault, SpecRequest, Volume, VolumeSource, users};
 use crate::bind::guest_options;
@@ -70,6 +71,26 @@ pub(in crate::cri) fn sub_paths(paths: &[String]) -> Result<Vec<String>, SpecFau
         Ok(names.join("/"))
     };
     paths.iter().map(inside).collect()
+}
+
+/// Returns the flags of each mount's `mount_options`.
+pub(in crate::cri) fn asked_flags(
+    mounts: &[Vec<String>],
+) -> Result<Vec<StatVfsMountFlags>, SpecFault> {
+    let flag = |option: &String| match option.as_str() {
+        "noexec" => Ok(StatVfsMountFlags::NOEXEC),
+        "nosuid" => Ok(StatVfsMountFlags::NOSUID),
+        "nodev" => Ok(StatVfsMountFlags::NODEV),
+        _ => Err(SpecFault::invalid(
+            "mounts.mount_options",
+            format!(
+                "{:?} is not noexec, nosuid or nodev",
+                option.chars().take(256).collect::<String>()
+            ),
+        )),
+    };
+    let flags = |options: &Vec<String>| options.iter().map(flag).collect();
+    mounts.iter().map(flags).collect()
 }
 
 fn check_one(mount: &CriMount, users: Option<UserRange>) -> Result<(), SpecFault> {
@@ -190,8 +211,12 @@ pub(super) fn mounts(
             "rprivate"
         };
         let access = if volume.readonly { "ro" } else { "rw" };
+        let asked = volume.asked;
         let mut shared = options(&["rbind", propagation, access]);
-        shared.extend(guest_options(volume.flags).map(str::to_owned));
+        shared.extend(guest_options(volume.flags | asked).map(str::to_owned));
+        // Volumes are mounted so in guests; the option covers what is mounted below, too.
+        let no_devices = asked.contains(StatVfsMountFlags::NODEV);
+        shared.extend(no_devices.then(|| "rnodev".to_owned()));
         let mount = MountBuilder::default()
             .destination(absolute(&volume.destination))
             .typ("bind");
@@ -207,13 +232,14 @@ pub(super) fn mounts(
                     .options(shared)
             }
             VolumeSource::Memory(memory) => {
-                let mut all = options(&["rbind", propagation, access]);
-                all.extend(memory_options(memory));
-                mount.source(memory_source(memory)).options(all)
+                shared.extend(memory_options(memory));
+                mount.source(memory_source(memory)).options(shared)
             }
-            VolumeSource::Device(path) => mount
-                .source(*path)
-                .options(options(&["bind", access, "nosuid", "noexec"])),
+            VolumeSource::Device(path) => {
+                let mut all = options(&["bind", access, "nosuid", "noexec"]);
+                all.extend(no_devices.then(|| "nodev".to_owned()));
+                mount.source(*path).options(all)
+            }
             // Programs in it may be executed, as Kubernetes requires, but without setuid.
             VolumeSource::Image { digest, below } => {
                 let mut source = image_source(digest).ok_or_else(|| {
@@ -222,9 +248,10 @@ pub(super) fn mounts(
                 if !below.is_empty() {
                     source = format!("{source}/{below}");
                 }
-                mount
-                    .source(source)
-                    .options(options(&["bind", "ro", "nosuid", "nodev"]))
+                let mut all = options(&["bind", "ro", "nosuid", "nodev"]);
+                let no_programs = asked.contains(StatVfsMountFlags::NOEXEC);
+                all.extend(no_programs.then(|| "noexec".to_owned()));
+                mount.source(source).options(all)
             }
         };
         mounts.push(mount.build()?);

@@ -432,10 +432,12 @@ fn volumes_are_mounted_parents_first_and_over_the_defaults() {
         readonly,
         is_slave: false,
         flags: StatVfsMountFlags::NODEV,
+        asked: StatVfsMountFlags::empty(),
     };
     let volumes = [
         Volume {
             flags: StatVfsMountFlags::NOSUID | StatVfsMountFlags::NOEXEC,
+            asked: StatVfsMountFlags::NOEXEC | StatVfsMountFlags::NODEV,
             ..volume("v0", "/data/inner", false)
         },
         volume("v1", "/data", true),
@@ -445,6 +447,7 @@ fn volumes_are_mounted_parents_first_and_over_the_defaults() {
                 digest: format!("sha256:{}", "ab".repeat(32)),
                 below: "a/b".to_owned(),
             },
+            asked: StatVfsMountFlags::NOEXEC,
             ..volume("", "/data/model", true)
         },
     ];
@@ -459,6 +462,8 @@ fn volumes_are_mounted_parents_first_and_over_the_defaults() {
         };
         let of_memory = |memory, destination| Volume {
             source: VolumeSource::Memory(memory),
+            flags: StatVfsMountFlags::empty(),
+            asked: StatVfsMountFlags::NOSUID,
             ..volume("", destination, false)
         };
         let whole = MemorySource {
@@ -499,17 +504,20 @@ fn volumes_are_mounted_parents_first_and_over_the_defaults() {
             ("/data".to_owned(), "rbind,rprivate,ro".to_owned()),
             (
                 "/data/inner".to_owned(),
-                "rbind,rprivate,rw,rnosuid,rnoexec".to_owned()
+                "rbind,rprivate,rw,rnosuid,rnoexec,rnodev".to_owned()
             ),
             ("/dev/shm".to_owned(), "rbind,rprivate,rw".to_owned()),
-            ("/data/model".to_owned(), "bind,ro,nosuid,nodev".to_owned()),
+            (
+                "/data/model".to_owned(),
+                "bind,ro,nosuid,nodev,noexec".to_owned()
+            ),
             (
                 "/a/b/c".to_owned(),
-                "rbind,rprivate,rw,size=4096,mode=2777,uid=0,gid=7".to_owned()
+                "rbind,rprivate,rw,rnosuid,size=4096,mode=2777,uid=0,gid=7".to_owned()
             ),
             (
                 "/a/b/c/d".to_owned(),
-                "rbind,rprivate,rw,mode=2777,uid=0,gid=7".to_owned()
+                "rbind,rprivate,rw,rnosuid,mode=2777,uid=0,gid=7".to_owned()
             ),
         ]
     );

@@ -139,6 +139,7 @@ pub(super) fn mount(
                 destination: wanted.container_path,
                 readonly,
                 flags,
+                asked: StatVfsMountFlags::empty(),
             }),
             Err(error) => {
                 let unused = users.release(container);
