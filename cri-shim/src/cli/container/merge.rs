@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, bail, ensure};
 use rustix::fs::{
     AtFlags, CWD, Dir, FileType, FlockOperation, Mode, OFlags, chmodat, fchmod, flock, openat,
-    renameat, renameat_with, statat, syncfs,
+    renameat, renameat_with, statat, statfs, syncfs,
 };
 use rustix::io::Errno;
 use tempfile::TempDir;
@@ -107,8 +107,34 @@ fn remove_temporary(path: &Path) {
     }
 }
 
+/// File systems that no other host uses, by the numbers of statfs(2): others show locks of
+/// directories to the processes of their own host only.
+const LOCAL: [i64; 6] = [
+    0xef53,      // ext2, ext3, ext4
+    0x5846_5342, // XFS
+    0x9123_683e, // Btrfs
+    0xf2f5_2010, // F2FS
+    0x0102_1994, // tmpfs
+    0x794c_7630, // overlayfs
+];
+
+/// Whether locks tell which temporary directories of `parent` are in use, and nobody but this user
+/// can put something else in the place of one.
+fn can_have_leftovers_removed(parent: &Path) -> bool {
+    let is_local = statfs(parent).is_ok_and(|found| LOCAL.contains(&found.f_type));
+    let is_own = fs::metadata(parent).is_ok_and(|found| {
+        let is_sticky = found.mode() & 0o1000 != 0;
+        let is_mine = found.uid() == rustix::process::geteuid().as_raw();
+        is_sticky || is_mine && found.mode() & 0o022 == 0
+    });
+    is_local && is_own
+}
+
 /// Removes the temporary directories of killed processes.
 fn remove_leftovers(parent: &Path) {
+    if !can_have_leftovers_removed(parent) {
+        return;
+    }
     for entry in fs::read_dir(parent).into_iter().flatten().flatten() {
         if !entry
             .file_name()
@@ -488,6 +514,24 @@ mod tests {
         let path = used.path.clone();
         drop(used);
         assert!(!path.exists());
+    }
+
+    #[test]
+    fn nothing_is_taken_for_a_leftover_where_others_could_have_put_it() {
+        let dir = tempfile::tempdir().unwrap();
+        for (mode, expected) in [
+            (0o700, true),
+            (0o755, true),
+            (0o775, false),
+            (0o777, false),
+            (0o1777, true),
+        ] {
+            fs::set_permissions(dir.path(), fs::Permissions::from_mode(mode)).unwrap();
+            let can_be = can_have_leftovers_removed(dir.path());
+            assert_eq!(can_be, expected, "{mode:o}");
+        }
+        // A file system whose locks nobody vouches for.
+        assert!(!can_have_leftovers_removed(Path::new("/proc/self")));
     }
 
     #[test]
