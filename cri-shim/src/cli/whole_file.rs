@@ -75,7 +75,19 @@ impl WholeFile {
                 let linked = hidden().make_in(directory.unwrap_or(Path::new(".")), link)?;
                 Ok(linked.persist(path)?)
             }
-            done => done,
+            // It cannot have a name here: some file systems make such files all the same.
+            Err(_) => {
+                let directory = path.parent().filter(|parent| *parent != Path::new(""));
+                let Self::Hidden(mut named) = Self::hidden_in(directory.unwrap_or(Path::new(".")))?
+                else {
+                    return Err(io::ErrorKind::Unsupported.into());
+                };
+                let mut from = File::open(path_of(&file))?;
+                io::copy(&mut from, named.as_file_mut())?;
+                named.as_file().sync_all()?;
+                Ok(named.persist(path).map(drop)?)
+            }
+            Ok(()) => Ok(()),
         }
     }
 }
