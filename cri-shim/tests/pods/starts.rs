@@ -38,7 +38,9 @@ async fn a_start_that_outlives_its_daemon_is_known_to_the_next_one_once_it_is_ov
             node.let_go("Start");
             // It waits for the start, and has nothing to do then.
             stop().await;
-            assert_eq!(node.status(&id).await.state(), created);
+            let status = node.status(&id).await;
+            assert_eq!(status.state(), ContainerState::ContainerExited);
+            assert_eq!(status.reason, "StartError");
             assert_eq!(node.asked_to("Signal"), 0);
             continue;
         }

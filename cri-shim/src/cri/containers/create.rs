@@ -278,7 +278,7 @@ impl Node {
     }
 
     /// Removes from the guest what exists of a container that was not created or not started.
-    pub(super) async fn undo_in_guest(&self, client: &SandboxClient, id: &str) {
+    pub(in crate::cri) async fn undo_in_guest(&self, client: &SandboxClient, id: &str) {
         if let Err(error) = client.delete_container(id).await {
             debug!(container = id, %error, "nothing of the container to delete in the guest");
         }

@@ -116,7 +116,11 @@ impl Node {
         Ok(client.start_container(id).await?)
     }
 
-    fn note_start_error(self: &Arc<Self>, container: &Arc<Container>, message: &str) {
+    pub(in crate::cri) fn note_start_error(
+        self: &Arc<Self>,
+        container: &Arc<Container>,
+        message: &str,
+    ) {
         self.note_container(container, |record| {
             record.phase = ContainerPhase::Exited(ContainerExit {
                 started_at: 0,

@@ -17,6 +17,9 @@ use crate::sandbox::{ContainerInfo, ContainerState, SandboxClient};
 /// Interval for asking whether a start has succeeded.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
+/// The message of a container whose start has failed.
+const START_FAILED: &str = "the start of the container failed while no daemon ran";
+
 impl Node {
     /// Takes over a container that was started, as its sandbox knows, and is recorded as created.
     pub(super) fn take_over_started(
@@ -48,7 +51,11 @@ impl Node {
                 "a start of the container is in progress"
             );
             loop {
-                sleep(POLL_INTERVAL).await;
+                tokio::select! {
+                    () = sleep(POLL_INTERVAL) => {}
+                    // It ends with the machine, or is stopped when the turn is free.
+                    () = container.pod.is_to_end() => return,
+                }
                 let there = match list_within(&client, ATTEMPT_TIMEOUT).await {
                     Ok(there) => there,
                     // It never ran as far as anybody knows, and has no exit to report.
@@ -65,8 +72,12 @@ impl Node {
                         node.emit(&container, ContainerEventType::ContainerStartedEvent);
                         return;
                     }
-                    // The start has failed.
-                    _ => return,
+                    _ => {
+                        // As after a start that this daemon has asked for.
+                        node.undo_in_guest(&client, &container.id).await;
+                        node.note_start_error(&container, START_FAILED);
+                        return;
+                    }
                 }
             }
         });
