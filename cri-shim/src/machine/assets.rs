@@ -168,11 +168,13 @@ impl Assets {
 }
 
 fn this_cpu_needs_thunks() -> bool {
-    // Neither the processor nor what KVM offers of it changes. Without KVM there are no guests.
+    // Neither the processor nor what KVM offers of it changes.
     static LACK_IBRS: OnceLock<bool> = OnceLock::new();
-    let lack_ibrs = || {
-        let asked = || podvisor_vmm::check::guests_lack_ibrs().unwrap_or(false);
-        *LACK_IBRS.get_or_init(asked)
+    let lack_ibrs = || match LACK_IBRS.get() {
+        Some(lack) => *lack,
+        // KVM may come later.
+        None => podvisor_vmm::check::guests_lack_ibrs()
+            .is_ok_and(|lack| *LACK_IBRS.get_or_init(|| lack)),
     };
     needs_thunks(Path::new(VULNERABILITIES), lack_ibrs)
 }
