@@ -198,7 +198,7 @@ impl Container {
             self.drain().await;
             let mut exit = match exit {
                 Ok(exit) => exit,
-                Err(Unknown::Deleted) => return killed(),
+                Err(Unknown::Deleted | Unknown::NotTold) => return killed(),
                 Err(Unknown::GuestIsLost) => {
                     // The machine has ended, or is being killed, and will report how. Otherwise,
                     // clients would only learn that the process was killed, and not why.
@@ -380,15 +380,18 @@ impl Container {
 enum Unknown {
     /// The container was deleted.
     Deleted,
-    /// The agent no longer answers.
+    /// The connection to the agent is lost, and with it the machine.
     GuestIsLost,
+    /// The agent has refused to tell, and the machine lives on.
+    NotTold,
 }
 
 impl From<&LinkError> for Unknown {
     fn from(error: &LinkError) -> Self {
         match error {
             LinkError::Agent(error) if error.kind == ErrorKind::NotFound => Self::Deleted,
-            _ => Self::GuestIsLost,
+            error if error.is_lost() => Self::GuestIsLost,
+            _ => Self::NotTold,
         }
     }
 }
@@ -507,10 +510,10 @@ mod tests {
     }
 
     #[test]
-    fn a_container_that_is_not_found_was_deleted_and_any_other_error_is_the_guests_end() {
+    fn a_container_that_is_not_found_was_deleted_and_a_lost_connection_is_the_guests_end() {
         let refused = |kind| Unknown::from(&AgentError::new(kind, "no").into());
         assert_eq!(refused(ErrorKind::NotFound), Unknown::Deleted);
-        assert_eq!(refused(ErrorKind::Internal), Unknown::GuestIsLost);
+        assert_eq!(refused(ErrorKind::Internal), Unknown::NotTold);
         let closed = LinkError::from(ttrpc::Error::RemoteClosed);
         assert_eq!(Unknown::from(&closed), Unknown::GuestIsLost);
     }
