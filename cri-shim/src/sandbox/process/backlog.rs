@@ -201,6 +201,11 @@ impl Backlog {
         self.changed.notify_all();
     }
 
+    /// The client is waited for again, for the output of another process.
+    pub(super) fn wait_again(&self) {
+        self.state().is_let_go = false;
+    }
+
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -274,6 +279,12 @@ mod tests {
         assert_eq!(waits(|backlog| drop(backlog.pop())), Pushed::Queued);
         assert_eq!(waits(Backlog::give_up), Pushed::Gone);
         assert_eq!(waits(Backlog::let_go), Pushed::Full);
+        let again = waits(|backlog| {
+            backlog.let_go();
+            backlog.wait_again();
+            drop(backlog.pop());
+        });
+        assert!(matches!(again, Pushed::Full | Pushed::Queued));
     }
 
     #[test]

@@ -143,6 +143,9 @@ impl ContainerStreams {
             sinks.outputs.retain(|output| output.strong_count() > 0);
             let all = outputs.iter().map(|(_, from)| Arc::downgrade(from));
             sinks.outputs.extend(all);
+            for attacher in &sinks.attachers {
+                attacher.backlog.wait_again();
+            }
         }
         let mut left = outputs.len();
         for (stream, from) in outputs {
@@ -351,11 +354,16 @@ impl ContainerStreams {
 
     /// Waits for clients until they have room; detaches those that do not read.
     fn wait_for(&self, waiting: Option<Waiting>) {
-        let Some(Waiting { bytes, clients }) = waiting else {
+        let Some(Waiting { bytes, mut clients }) = waiting else {
             return;
         };
+        // Those that are waited for without a limit come last.
+        clients.sort_by_key(|(_, backlog)| backlog.is_whole());
+        let begin = Instant::now();
         for (attachment, backlog) in clients {
-            let patience = (!backlog.is_whole()).then_some(PATIENCE);
+            // All have the same time to make room.
+            let patience = PATIENCE.saturating_sub(begin.elapsed());
+            let patience = (!backlog.is_whole()).then_some(patience);
             // A client that is gone is detected by the next piece.
             if backlog.push_within(&bytes, patience) == Pushed::Full {
                 debug!(attachment, "an attacher that does not read is detached");
