@@ -288,7 +288,7 @@ impl NetDevice {
         if self.left == Some(offloads) {
             return Ok(());
         }
-        let before = self.left.take().unwrap_or(Offloads::NONE);
+        let before = self.left.unwrap_or(Offloads::NONE);
         queue.nic.set_offloads(offloads)?;
         self.changes.charge(0);
         self.left = Some(offloads);

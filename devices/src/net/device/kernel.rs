@@ -112,10 +112,12 @@ impl NetDevice {
         let mut bytes = [0; MIN_FRAME];
         for _ in 0..MAX_WAITING {
             let bytes = VolatileSlice::from(bytes.as_mut_slice());
-            if queue.nic.receive(&mut header, &[bytes]).is_err() {
-                break;
+            match queue.nic.receive(&mut header, &[bytes]) {
+                Ok(_) => self.counters.rx_dropped.one(),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                // Others may wait behind it.
+                Err(_) => {}
             }
-            self.counters.rx_dropped.one();
         }
         if self.link == LinkState::Up
             && let Err(error) = vhost.resume(self.features, queue.nic.fd())
