@@ -286,6 +286,8 @@ impl Connection {
 
     fn established(&mut self) -> Outcome {
         self.phase = Phase::Established;
+        // What its program did before counts from now on.
+        self.overdue = false;
         if self.silent {
             return Outcome::Lives;
         }
