@@ -51,7 +51,11 @@ fn supported(kvm: &Kvm) -> Result<CpuId, KvmError> {
 /// Whether the host's kernel uses the time stamp counter as its clock, by the clock's name: it does
 /// where the counter is invariant, unless it has found the counter unstable.
 fn counts_by_tsc(clock: &str) -> bool {
-    matches!(clock.trim(), "tsc" | "hyperv_clocksource_tsc_page")
+    matches!(
+        clock.trim(),
+        // The second one soon after the boot.
+        "tsc" | "tsc-early" | "hyperv_clocksource_tsc_page"
+    )
 }
 
 /// Whether a guest's kernel needs retpolines where the host's own may do without: see
