@@ -322,8 +322,8 @@ impl Queue {
         Ok(Some(chain))
     }
 
-    /// Takes the next entry of the available ring. `virtio_queue::Queue::iter` is not used, since it
-    /// takes a ring at address 0 for one that was never set.
+    /// Takes the next entry of the available ring. `virtio_queue::Queue::iter` is not used, since
+    /// it takes a ring at address 0 for one that was never set.
     fn read_head(&mut self) -> Result<u16, QueueFault> {
         let next = self.ring.next_avail();
         let slot = next.checked_rem(self.ring.size()).unwrap_or(0);

@@ -179,8 +179,8 @@ impl VsockDevice {
     /// stream ends if it refuses.
     ///
     /// # Errors
-    /// If descriptors run out, all connections are in use (EMFILE), or the driver has chosen to have
-    /// no streams (ESOCKTNOSUPPORT).
+    /// If descriptors run out, all connections are in use (EMFILE), or the driver has chosen to
+    /// have no streams (ESOCKTNOSUPPORT).
     pub fn connect(&mut self, port: u32) -> io::Result<UnixStream> {
         self.mux.connect_guest(port)
     }

@@ -1,8 +1,8 @@
 //! Checks whether this host can run guests, and says what to do if it cannot.
 //!
-//! [`run`] checks the host's files and KVM's capabilities (`host`, `cpu`, `kvm`) and then runs a guest of
-//! a few dozen bytes for each thing that a kernel needs of a processor (`probe`). It returns a
-//! [`Report`]; printing it, and exit codes, are up to the caller.
+//! [`run`] checks the host's files and KVM's capabilities (`host`, `cpu`, `kvm`) and then runs a
+//! guest of a few dozen bytes for each thing that a kernel needs of a processor (`probe`). It
+//! returns a [`Report`]; printing it, and exit codes, are up to the caller.
 //!
 //! Nothing here changes the host. All checks together take some seconds at most, or up to half a
 //! minute if guests hang.

@@ -23,8 +23,8 @@ const WITHOUT_TABLES: u64 = 64 << 20;
 /// Returns the memory of a sandbox's process in addition to its guest's, in bytes. The host's page
 /// tables and KVM's take 2 MiB each for a GiB of small pages. On older kernels with
 /// `CONFIG_KVM_EXTERNAL_WRITE_TRACKING`, such as Debian 12's, KVM has 2 bytes more for each page,
-/// from the start, and also for pages by which the guest may grow. Their groups are charged for all of
-/// them.
+/// from the start, and also for pages by which the guest may grow. Their groups are charged for all
+/// of them.
 #[must_use]
 pub fn memory_overhead(guest: u64, growth: u64) -> u64 {
     let tables = guest / 256 + guest.saturating_add(growth) / 2048;

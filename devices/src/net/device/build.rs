@@ -41,10 +41,10 @@ impl NetDevice {
     /// Creates a device over a tap, see [`Tap::new`], whose frames the kernel moves: `vhost` is an
     /// open `/dev/vhost-net`, one for each device. Then frames cost this process nothing but
     /// interrupts, and are not counted. While the link is down, what the driver has made available
-    /// stays in the queues. A device with a rate limit is served without `vhost`, and so is a driver
-    /// that negotiated `MTU`, or not `MRG_RXBUF` and `GUEST_CSUM`: the kernel would give it frames
-    /// that it does not take. Call this in the process that runs the VM: the kernel uses the memory
-    /// of the calling process.
+    /// stays in the queues. A device with a rate limit is served without `vhost`, and so is a
+    /// driver that negotiated `MTU`, or not `MRG_RXBUF` and `GUEST_CSUM`: the kernel would give it
+    /// frames that it does not take. Call this in the process that runs the VM: the kernel uses the
+    /// memory of the calling process.
     ///
     /// If `/dev/vhost-net` is missing or may not be opened, use [`Self::tap`], which behaves the
     /// same.
@@ -138,8 +138,8 @@ impl NetDevice {
         self.reconfigured()
     }
 
-    /// Sets the MTU in bytes that the driver reads; at least [`MIN_MTU`]. A driver that takes note of
-    /// it is served without `vhost`.
+    /// Sets the MTU in bytes that the driver reads; at least [`MIN_MTU`]. A driver that takes note
+    /// of it is served without `vhost`.
     #[must_use]
     pub fn mtu(mut self, mtu: u16) -> Self {
         self.mtu = Some(mtu.max(MIN_MTU));
