@@ -27,7 +27,7 @@ impl WholeFile {
         match Self::unnamed_in(directory) {
             Ok(file) => Ok(Self::Unnamed(file)),
             // NFS and some others have none. Where nothing can be created, the next step says so.
-            Err(_) => Self::hidden_in(directory),
+            Err(_) => Self::hidden_in(directory).map(Self::Hidden),
         }
     }
 
@@ -42,10 +42,9 @@ impl WholeFile {
         Ok(file)
     }
 
-    fn hidden_in(directory: &Path) -> io::Result<Self> {
+    fn hidden_in(directory: &Path) -> io::Result<NamedTempFile> {
         let mode = fs::Permissions::from_mode(MODE);
-        let file = hidden().permissions(mode).tempfile_in(directory);
-        file.map(Self::Hidden)
+        hidden().permissions(mode).tempfile_in(directory)
     }
 
     /// The open file.
@@ -67,28 +66,21 @@ impl WholeFile {
             let flags = AtFlags::SYMLINK_FOLLOW;
             Ok(linkat(CWD, path_of(&file), CWD, name, flags)?)
         };
-        match link(path) {
+        let Err(error) = link(path) else {
+            return Ok(());
+        };
+        let directory = path.parent().filter(|parent| *parent != Path::new(""));
+        let directory = directory.unwrap_or(Path::new("."));
+        if error.kind() == io::ErrorKind::AlreadyExists {
             // No call puts a file without a name in the place of another: it gets a hidden one
             // first, for a moment.
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
-                let directory = path.parent().filter(|parent| *parent != Path::new(""));
-                let linked = hidden().make_in(directory.unwrap_or(Path::new(".")), link)?;
-                Ok(linked.persist(path)?)
-            }
-            // It cannot have a name here: some file systems make such files all the same.
-            Err(_) => {
-                let directory = path.parent().filter(|parent| *parent != Path::new(""));
-                let Self::Hidden(mut named) = Self::hidden_in(directory.unwrap_or(Path::new(".")))?
-                else {
-                    return Err(io::ErrorKind::Unsupported.into());
-                };
-                let mut from = File::open(path_of(&file))?;
-                io::copy(&mut from, named.as_file_mut())?;
-                named.as_file().sync_all()?;
-                Ok(named.persist(path).map(drop)?)
-            }
-            Ok(()) => Ok(()),
+            return Ok(hidden().make_in(directory, link)?.persist(path)?);
         }
+        // Some file systems make such files, and refuse them a name.
+        let mut named = Self::hidden_in(directory)?;
+        io::copy(&mut File::open(path_of(&file))?, &mut named)?;
+        named.as_file().sync_all()?;
+        Ok(named.persist(path).map(drop)?)
     }
 }
 
@@ -122,7 +114,7 @@ mod tests {
     fn ways(dir: &Path) -> [WholeFile; 2] {
         [
             WholeFile::create_in(dir).unwrap(),
-            WholeFile::hidden_in(dir).unwrap(),
+            WholeFile::Hidden(WholeFile::hidden_in(dir).unwrap()),
         ]
     }
 

@@ -251,14 +251,19 @@ async fn a_machine_without_its_socket_is_killed_before_its_pod_has_ended() {
     assert!(node.log().contains("without its socket"), "{}", node.log());
 }
 
+/// Writes the record of a machine that has ended, and removes its socket.
+fn record_end(node: &Node) {
+    fs::remove_file(node.sandbox().join("control.sock")).unwrap();
+    let record = json!({ "exit": "PoweredOff", "containers": [] });
+    fs::write(node.sandbox().join("exit.json"), record.to_string()).unwrap();
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_machine_that_recorded_its_end_and_runs_on_is_killed_before_its_pod_has_ended() {
     let mut node = Node::in_a_group().await;
     node.daemon.end(Signal::KILL);
     // As a guest may do that has taken its process over.
-    fs::remove_file(node.sandbox().join("control.sock")).unwrap();
-    let record = json!({ "exit": "PoweredOff", "containers": [] });
-    fs::write(node.sandbox().join("exit.json"), record.to_string()).unwrap();
+    record_end(&node);
     node.put_in_own_group();
     node.daemon.start();
     let not_ready = PodSandboxState::SandboxNotready;
@@ -274,9 +279,7 @@ async fn a_machine_that_recorded_its_end_and_runs_on_is_killed_before_its_pod_ha
 async fn a_machine_of_no_pod_is_killed_before_its_directory_is_removed() {
     let mut node = Node::in_a_group().await;
     node.daemon.end(Signal::KILL);
-    fs::remove_file(node.sandbox().join("control.sock")).unwrap();
-    let record = json!({ "exit": "PoweredOff", "containers": [] });
-    fs::write(node.sandbox().join("exit.json"), record.to_string()).unwrap();
+    record_end(&node);
     node.put_in_own_group();
     let group = format!("/sys/fs/cgroup/kube/pod/{POD}");
     fs::write(node.sandbox().join("cgroup"), group).unwrap();

@@ -34,7 +34,7 @@ pub(super) enum Retry {
 pub(super) struct Refusals(u32);
 
 impl Refusals {
-    /// Counts one more. A vCPU that waits for INIT is never given up: the guest may wake it as
+    /// Counts a failure. A vCPU that waits for INIT is never given up: the guest may wake it as
     /// often as it wants.
     pub(super) fn add(&mut self, waits_for_init: impl FnOnce() -> bool) -> Retry {
         self.0 = self.0.saturating_add(1).min(MOST);

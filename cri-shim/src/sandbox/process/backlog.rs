@@ -279,12 +279,20 @@ mod tests {
         assert_eq!(waits(|backlog| drop(backlog.pop())), Pushed::Queued);
         assert_eq!(waits(Backlog::give_up), Pushed::Gone);
         assert_eq!(waits(Backlog::let_go), Pushed::Full);
-        let again = waits(|backlog| {
-            backlog.let_go();
-            backlog.wait_again();
-            drop(backlog.pop());
-        });
-        assert!(matches!(again, Pushed::Full | Pushed::Queued));
+    }
+
+    #[test]
+    fn a_client_that_was_let_go_is_waited_for_again_when_it_is_told_so() {
+        let backlog = Backlog::new(None);
+        let piece = piece(16 << 10);
+        fill(&backlog, &piece);
+        backlog.let_go();
+        assert_eq!(backlog.push_within(&piece, None), Pushed::Full);
+        backlog.wait_again();
+        let patience = Duration::from_millis(20);
+        let begin = Instant::now();
+        assert_eq!(backlog.push_within(&piece, Some(patience)), Pushed::Full);
+        assert!(begin.elapsed() >= patience);
     }
 
     #[test]
