@@ -76,9 +76,9 @@ pub use template::{
 };
 pub use types::{
     ContainerDevice, ContainerInfo, ContainerState, ContainerStats, ContainerUser, CreateContainer,
-    DeviceSource, Exec, GuestNetwork, GuestStats, ImageVolume, Interface, JailMode, LaunchConfig,
-    Neighbour, NicConfig, ProcessExit, RestartPolicy, Route, SandboxExit, Started, StdioFds,
-    SupplementalGroups, TerminalSize,
+    DeviceSource, Exec, GuestKind, GuestNetwork, GuestStats, ImageVolume, Interface, JailMode,
+    LaunchConfig, Neighbour, NicConfig, ProcessExit, RestartPolicy, Route, SandboxExit, Started,
+    StdioFds, SupplementalGroups, TerminalSize,
 };
 pub use wire::FrameError;
 

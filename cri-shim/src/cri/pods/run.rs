@@ -18,7 +18,7 @@ use crate::cri::node::{GuestResources, Node, Pod, now, private_dir};
 use crate::cri::state::{GuestSize, PodPhase, PodRecord};
 use crate::cri::{resolver, spec, volumes};
 use crate::machine::Transport;
-use crate::sandbox::{LaunchConfig, MachineLimits, random_id};
+use crate::sandbox::{GuestKind, LaunchConfig, MachineLimits, random_id};
 
 impl Node {
     /// RunPodSandbox.
@@ -134,6 +134,7 @@ impl Node {
             id: pod.id.clone(),
             hostname: hostname.clone(),
             dir: dir.clone(),
+            guest: GuestKind::Agent,
             kernel: guest.kernel.clone(),
             initramfs: self.config.initramfs.clone(),
             vcpus,

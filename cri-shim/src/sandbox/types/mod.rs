@@ -21,7 +21,7 @@ mod stats;
 
 pub use create::{ContainerDevice, CreateContainer, DeviceSource, ImageVolume, RestartPolicy};
 pub use exit::SandboxExit;
-pub use launch::{JailMode, LaunchConfig, NicConfig};
+pub use launch::{GuestKind, JailMode, LaunchConfig, NicConfig};
 pub use network::{GuestNetwork, Interface, Neighbour, Route};
 pub use process::{ContainerUser, Exec, StdioFds, SupplementalGroups, TerminalSize};
 pub use state::{ContainerInfo, ContainerState, ProcessExit, Started};

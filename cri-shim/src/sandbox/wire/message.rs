@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::machine::{KernelPanic, NicKind, UserRange};
 use crate::sandbox::error::RefusalKind;
 use crate::sandbox::types::{
-    ContainerInfo, ContainerStats, ContainerUser, JailMode, ProcessExit, RestartPolicy,
+    ContainerInfo, ContainerStats, ContainerUser, GuestKind, JailMode, ProcessExit, RestartPolicy,
     SandboxExit, Started, SupplementalGroups, TerminalSize,
 };
 
@@ -17,7 +17,7 @@ use crate::sandbox::types::{
 pub(in crate::sandbox) const CONTROL_VERSION: u32 = 2;
 
 /// Version of the frames of a launch, whose two ends mostly use one executable.
-pub(in crate::sandbox) const LAUNCH_VERSION: u32 = 4;
+pub(in crate::sandbox) const LAUNCH_VERSION: u32 = 5;
 
 /// A request, with a number that the client chooses and that comes back with the answer.
 #[derive(Debug, Serialize, Deserialize)]
@@ -173,6 +173,38 @@ impl Call {
         matches!(self, Self::Wait { .. } | Self::Ended | Self::AwaitPressure)
     }
 
+    /// What it requests, as errors name it.
+    pub(in crate::sandbox) fn action(&self) -> &'static str {
+        match self {
+            Self::Create(_) => "create a container",
+            Self::Start { .. } => "start a container",
+            Self::Signal { .. } => "send a signal",
+            Self::Wait { .. } => "wait for a process",
+            Self::Delete { .. } => "delete a container",
+            Self::Exec(_) => "run a program in the guest",
+            Self::Attach { .. } => "attach to a container",
+            Self::Stop { .. } => "stop a container",
+            Self::EndRestarts { .. } => "disable restarts",
+            Self::Resize { .. } => "resize a terminal",
+            Self::ReopenLog { .. } | Self::LimitLog { .. } => "change a container's log",
+            Self::Stats { .. } => "measure a container",
+            Self::UpdateResources { .. } => "change a container's resources",
+            Self::Grow { .. } => "change the guest's memory",
+            Self::AwaitPressure => "wait for memory pressure",
+            Self::SetCpus { .. } => "change the guest's CPUs",
+            Self::PortForward { .. } => "forward a port",
+            Self::Pause => "pause the guest",
+            Self::Resume | Self::IsPaused => "resume the guest",
+            Self::Console => "open the console",
+            Self::Hello { .. }
+            | Self::List
+            | Self::EndWith { .. }
+            | Self::Shutdown { .. }
+            | Self::Ended
+            | Self::Abandon { .. } => "look after the sandbox",
+        }
+    }
+
     /// Whether it ends something or sends a signal.
     pub(in crate::sandbox) fn ends_something(&self) -> bool {
         matches!(
@@ -298,9 +330,9 @@ pub(in crate::sandbox) struct Refusal {
 }
 
 /// The first frame to a sandbox's process, on its stdin. With it come: the control socket, the file
-/// for the record of its exit, kernel, initramfs, the template's state and memory, network cards,
-/// then the shared directory, the console and the log of events, each if there is one. The second
-/// frame is a `GuestNetwork`.
+/// for the record of its exit, kernel and initramfs of an agent's guest, the template's state and
+/// memory, network cards, then the shared directory, the console and the log of events, each if
+/// there is one. The second frame is a `GuestNetwork`.
 #[derive(Debug, Serialize, Deserialize)]
 pub(in crate::sandbox) struct LaunchHeader {
     pub(in crate::sandbox) version: u32,
@@ -309,6 +341,7 @@ pub(in crate::sandbox) struct LaunchHeader {
     pub(in crate::sandbox) id: String,
     pub(in crate::sandbox) hostname: String,
     pub(in crate::sandbox) dir: PathBuf,
+    pub(in crate::sandbox) guest: GuestKind,
     pub(in crate::sandbox) vcpus: u8,
     pub(in crate::sandbox) max_vcpus: u8,
     pub(in crate::sandbox) memory: u64,
