@@ -57,7 +57,10 @@ async fn what_needs_an_agent_is_refused_by_what_was_asked() {
         stdio: StdioFds::default(),
     };
     let exec = sandbox.exec("c", exec).await.unwrap_err();
-    let grow = sandbox.grow(1 << 28, 0, 0, Duration::ZERO).await.unwrap_err();
+    let grow = sandbox
+        .grow(1 << 28, 0, 0, Duration::ZERO)
+        .await
+        .unwrap_err();
     for (error, named) in [
         (create, "create a container"),
         (exec, "run a program"),
