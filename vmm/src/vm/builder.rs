@@ -36,7 +36,7 @@ use super::vcpus::SpareVcpu;
 use super::{StartParts, Vm};
 use crate::boot::{self, Initramfs, Kernel, Platform};
 use crate::cpuid;
-use crate::kvm;
+use crate::kvm::{self, KvmDevice, KvmError};
 use crate::memory::{self, GuestMemory, HOTPLUG_UNIT, MemoryShape, MemorySize, PAGE_SIZE};
 use crate::snapshot::{Identity, Snapshot};
 
@@ -56,6 +56,7 @@ pub struct VmBuilder {
     broken_disks: Vec<BlockDeviceError>,
     snapshot: Option<Snapshot>,
     early: Option<EarlyVm>,
+    kvm: Option<Result<Kvm, KvmError>>,
     seccomp: Seccomp,
     transport: Option<Transport>,
     requires_same_cpu: bool,
@@ -95,6 +96,12 @@ impl VmBuilder {
     /// importantly mitigations. No effect on a VM that boots.
     pub fn require_same_cpu(mut self) -> Self {
         self.requires_same_cpu = true;
+        self
+    }
+
+    /// Uses this open `/dev/kvm`; by default, [`Self::build`] opens it by its path.
+    pub fn kvm(mut self, device: &KvmDevice) -> Self {
+        self.kvm = Some(device.kvm());
         self
     }
 
@@ -247,7 +254,7 @@ impl VmBuilder {
     /// [`BuildError::Config`] lists everything that is wrong with the configuration; the others are
     /// failures of the host, or say why a snapshot cannot be restored here.
     pub fn build(mut self) -> Result<Vm, BuildError> {
-        let kvm = match kvm::open() {
+        let kvm = match self.kvm.take().unwrap_or_else(kvm::open) {
             Ok(kvm) => kvm,
             // Mistakes that can be found without KVM are reported first.
             Err(error) => {
