@@ -15,6 +15,7 @@ use super::super::wire::{
 use super::containers::{Containers, CreateFiles};
 use super::end::{Cause, Shutdown};
 use super::guest::Guest;
+use super::own_os;
 
 /// The state that answers to requests need.
 #[derive(Debug, Clone)]
@@ -38,14 +39,14 @@ impl Fds {
         Self(fds.into_iter())
     }
 
-    fn next(&mut self) -> Result<OwnedFd, SandboxError> {
+    pub(super) fn next(&mut self) -> Result<OwnedFd, SandboxError> {
         self.0.next().ok_or_else(|| {
             let message = FrameError::MissingFd.to_string();
             SandboxError::refused(RefusalKind::InvalidArgument, message)
         })
     }
 
-    fn stdio(&mut self, header: StdioHeader) -> Result<StdioFds, SandboxError> {
+    pub(super) fn stdio(&mut self, header: StdioHeader) -> Result<StdioFds, SandboxError> {
         let mut file = |is_there: bool| is_there.then(|| self.next()).transpose();
         Ok(StdioFds {
             stdin: file(header.stdin)?,
@@ -99,13 +100,19 @@ impl Service {
         Ok((answer, Vec::new()))
     }
 
-    /// Executes a request that is about containers, and so needs the agent.
+    /// Executes a request that is about containers.
     async fn about_containers(
         &self,
         call: Call,
         mut fds: Fds,
     ) -> Result<(Answer, Vec<OwnedFd>), SandboxError> {
-        let containers = self.guest.containers(call.action())?;
+        let containers = match &self.guest {
+            Guest::Agent(containers) => containers,
+            Guest::OwnOs(system) => {
+                let answer = own_os::answer(system, call, fds).await?;
+                return Ok((answer, Vec::new()));
+            }
+        };
         let answer = match call {
             Call::Create(header) => create(containers, *header, fds).await?,
             Call::Start { id } => Answer::Started(Containers::start(containers, &id).await?),
@@ -188,6 +195,7 @@ impl Service {
                 let stream = containers.port_forward(port).await?;
                 return Ok((Answer::Stream, vec![stream]));
             }
+            Call::BootMachine(_) => return Err(booted()),
             // Not about containers.
             Call::Hello { .. }
             | Call::Shutdown { .. }
@@ -223,6 +231,14 @@ impl Service {
         let exit = exit.ok().and_then(|exit| exit.clone());
         exit.unwrap_or(SandboxExit::Died)
     }
+}
+
+/// The refusal of a second machine beside that of the agent.
+fn booted() -> SandboxError {
+    SandboxError::refused(
+        RefusalKind::WrongState,
+        "the sandbox has a machine already: launch one for an operating system of its own",
+    )
 }
 
 async fn create(

@@ -142,7 +142,7 @@ pub(super) async fn ended(
 ) -> (SandboxExit, Option<Instant>) {
     match guest {
         Guest::Agent(containers) => end_of(containers, shutdowns, leaves_nothing).await,
-        Guest::OwnOs(system) => end_of(&**system, shutdowns, leaves_nothing).await,
+        Guest::OwnOs(system) => end_of(system, shutdowns, leaves_nothing).await,
     }
 }
 

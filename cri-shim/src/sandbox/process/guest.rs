@@ -8,7 +8,6 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use tokio::sync::watch;
-use tracing::warn;
 
 use super::super::error::SandboxError;
 use super::super::types::{ContainerInfo, ProcessExit};
@@ -109,23 +108,6 @@ impl Guest {
         match self {
             Self::Agent(containers) => containers.detach_readers().await,
             Self::OwnOs(system) => system.detach_readers().await,
-        }
-    }
-
-    /// The containers, which only an agent's guest has: `request` needs its agent.
-    pub(super) fn containers(
-        &self,
-        request: &'static str,
-    ) -> Result<&Arc<Containers>, SandboxError> {
-        match self {
-            Self::Agent(containers) => Ok(containers),
-            Self::OwnOs(_) => {
-                warn!(request, "the guest has no agent");
-                Err(SandboxError::NoAgent {
-                    request,
-                    advice: "",
-                })
-            }
         }
     }
 }

@@ -12,17 +12,18 @@ use tracing::info;
 
 use super::super::agent::{GuestConfig, Share};
 use super::super::events::EventLog;
-use super::super::jail::{self, CallFilter};
+use super::super::jail::{self, CallFilter, KvmCalls};
 use super::super::template::Template;
 use super::super::types::{GuestKind, GuestNetwork, JailMode};
 use super::super::wire::{FrameError, FrameReader, LAUNCH_VERSION, LaunchHeader};
 use super::super::{BuiltSandbox, SandboxConfig, SandboxError};
 use super::containers::Containers;
 use super::guest::Guest;
-use super::own_os::OwnOs;
+use super::own_os::{OwnOs, Resources, Usage};
 use super::{ProcessError, SHARE_PATH};
 use crate::machine::{
-    Boot, EarlyVm, GuestFiles, MachineConfig, Nic, SHARE_TAG, SharedDir, Transport, causes,
+    Boot, EarlyVm, GuestFiles, KvmDevice, MachineConfig, MachineError, Nic, SHARE_TAG, SharedDir,
+    Transport, causes,
 };
 
 /// Length of the accept queue of the control socket: while the process is stopped, closed
@@ -174,11 +175,20 @@ pub(super) async fn boot(
     let Some(guest) = guest else {
         // Its machine has other needs.
         drop(early);
-        let missing_layers = close_jail(&launch, &devices, false)?;
-        network.await?;
+        let kvm = KvmDevice::open().map_err(MachineError::from);
+        let usage = Usage::open();
+        let missing_layers = close_jail(&launch, &devices, KvmCalls::CreateVms)?;
+        let system = OwnOs::new(Resources {
+            kvm,
+            nics: launch.nics.into_iter().zip(devices.nics).collect(),
+            network: network.await?,
+            memory: launch.memory,
+            usage,
+            events,
+        });
         info!("the sandbox is ready for a machine");
         return Ok(ConfiguredSandbox {
-            guest: Guest::OwnOs(Arc::new(OwnOs::new())),
+            guest: Guest::OwnOs(Arc::new(system)),
             listener,
             record,
             leaves_nothing: false,
@@ -187,7 +197,11 @@ pub(super) async fn boot(
         });
     };
     let (built, is_clone) = build(&launch, &devices, template, guest, early)?;
-    let missing_layers = close_jail(&launch, &devices, built.may_grow_cpus())?;
+    let kvm_calls = match built.may_grow_cpus() {
+        true => KvmCalls::AddVcpus,
+        false => KvmCalls::Run,
+    };
+    let missing_layers = close_jail(&launch, &devices, kvm_calls)?;
     let started = built.start_with(network).await;
     let sandbox = started.map_err(|error| match is_clone && error.is_of_no_guest() {
         true => SandboxError::Clone(Box::new(error)),
@@ -296,11 +310,11 @@ fn config(launch: &LaunchHeader, devices: &DeviceFiles, boot: Boot) -> io::Resul
 fn close_jail(
     launch: &LaunchHeader,
     devices: &DeviceFiles,
-    adds_vcpus: bool,
+    kvm: KvmCalls,
 ) -> Result<Vec<String>, SandboxError> {
     let mut missing_layers = Vec::new();
     if launch.jail == JailMode::Enforced {
-        let missing = jail::close(devices.share.as_ref(), CallFilter::Enforced { adds_vcpus })?;
+        let missing = jail::close(devices.share.as_ref(), CallFilter::Enforced { kvm })?;
         missing_layers.extend(missing.iter().map(ToString::to_string));
     }
     if !launch.has_cgroup {

@@ -4,6 +4,7 @@
 //! | file | contents |
 //! | --- | --- |
 //! | `launch` | the configuration of a sandbox |
+//! | `boot` | the configuration of a machine with an operating system of its own |
 //! | `network` | the guest's interfaces, addresses and routes |
 //! | `create` | the configuration of a container |
 //! | `process` | users, additional processes and their streams |
@@ -11,6 +12,7 @@
 //! | `stats` | the resource usage of containers |
 //! | `exit` | how a sandbox ended |
 
+mod boot;
 mod create;
 mod exit;
 mod launch;
@@ -19,6 +21,7 @@ mod process;
 mod state;
 mod stats;
 
+pub use boot::BootMachine;
 pub use create::{ContainerDevice, CreateContainer, DeviceSource, ImageVolume, RestartPolicy};
 pub use exit::SandboxExit;
 pub use launch::{GuestKind, JailMode, LaunchConfig, NicConfig};

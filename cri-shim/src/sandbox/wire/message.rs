@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use oci_spec::runtime::{LinuxResources, Process, Spec};
 use serde::{Deserialize, Serialize};
 
+use super::boot::BootHeader;
 use crate::machine::{KernelPanic, NicKind, UserRange};
 use crate::sandbox::error::RefusalKind;
 use crate::sandbox::types::{
@@ -65,6 +66,8 @@ pub(in crate::sandbox) enum Call {
     Hello {
         version: u32,
     },
+    /// With the files of [`BootHeader`]. Only for a guest with an operating system of its own.
+    BootMachine(Box<BootHeader>),
     /// With the image, the images of volumes, the log if there is one, and the disks.
     Create(Box<CreateHeader>),
     Start {
@@ -176,6 +179,7 @@ impl Call {
     /// What it requests, as errors name it.
     pub(in crate::sandbox) fn action(&self) -> &'static str {
         match self {
+            Self::BootMachine(_) => "boot a machine",
             Self::Create(_) => "create a container",
             Self::Start { .. } => "start a container",
             Self::Signal { .. } => "send a signal",
