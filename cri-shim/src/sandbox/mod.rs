@@ -66,7 +66,7 @@ pub use spec::{
 pub(crate) use spec::{
     NamedCapability, all_capabilities, capabilities, default_environment, default_mounts,
     default_rlimits, default_seccomp_profile, device_rules, from_root, further_process,
-    process_capabilities, set_variable,
+    image_entrypoint, process_capabilities, set_variable,
 };
 pub use stdio::{AttachedStreams, BrokenOutput, Outputs, StdioError, StreamSet, Streams};
 pub(crate) use stdio::{read as read_from, write_all as write_to};
