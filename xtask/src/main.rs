@@ -13,6 +13,7 @@ mod conformance;
 mod cpio;
 mod deb;
 mod demo;
+mod docs;
 mod fuzz;
 mod guest;
 mod host;
@@ -57,6 +58,8 @@ enum Command {
     Bench(bench::Args),
     /// Show the main job: an image is pulled and a program of it runs in a guest
     Demo,
+    /// Build the documentation as a book, in target/book
+    Book,
     /// Make a Debian package, and an archive of the same tree, in target/package
     Package,
     /// Run every check and test; the last lines count the tests
@@ -83,6 +86,7 @@ fn main() -> ExitCode {
         Command::Guest => guest::command().map(|()| ExitCode::SUCCESS),
         Command::Bench(args) => bench::command(&args),
         Command::Demo => demo::command(),
+        Command::Book => docs::book().map(|()| ExitCode::SUCCESS),
         Command::Package => package::command(),
         Command::Test(args) => test::command(&args),
         Command::Cluster(args) => cluster::command(&args).map(|()| ExitCode::SUCCESS),
