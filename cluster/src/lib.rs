@@ -2,6 +2,7 @@
 //!
 //! | room | what it is for |
 //! | --- | --- |
+//! | `resource` | the objects of `podvisor-cluster-types` as resources that kube can watch |
 //! | `admission` | the webhooks that default and validate the objects |
 //! | `api` | the aggregated group `subresources.kubevirt.io` |
 //! | `controller` | VirtualMachine → VirtualMachineInstance → pod |
@@ -16,3 +17,4 @@ pub mod api;
 pub mod controller;
 pub mod manifests;
 pub mod node;
+pub mod resource;

@@ -8,6 +8,7 @@
 mod alignment_padding;
 mod bench;
 mod cargo;
+mod cluster;
 mod conformance;
 mod cpio;
 mod deb;
@@ -63,6 +64,9 @@ enum Command {
     Package,
     /// Run every check and test; the last lines count the tests
     Test(test::Args),
+    /// Build a real Kubernetes API server and etcd (with --all, a whole cluster's programs) in
+    /// target/cluster/bin
+    Cluster(cluster::Args),
     /// Ask a runtime what a kubelet expects of any: podvisor, or another one to compare with
     Conformance(conformance::Args),
     /// Give fuzz targets to libFuzzer; finds stay in target/fuzz
@@ -85,6 +89,7 @@ fn main() -> ExitCode {
         Command::Book => docs::book().map(|()| ExitCode::SUCCESS),
         Command::Package => package::command(),
         Command::Test(args) => test::command(&args),
+        Command::Cluster(args) => cluster::command(&args).map(|()| ExitCode::SUCCESS),
         Command::Conformance(args) => conformance::command(&args),
         Command::Fuzz(args) => fuzz::command(&args),
         Command::Mutants(args) => mutants::command(&args),

@@ -26,6 +26,12 @@ macro_rules! object {
                 pub $field: $kind,
             )*
         }
+
+        impl crate::object::Unset for $name {
+            fn is_unset(&self) -> bool {
+                *self == Self::default()
+            }
+        }
     )* };
 }
 
@@ -59,9 +65,21 @@ impl Unset for String {
     }
 }
 
+impl Unset for i32 {
+    fn is_unset(&self) -> bool {
+        *self == 0
+    }
+}
+
 impl Unset for bool {
     fn is_unset(&self) -> bool {
         !self
+    }
+}
+
+impl Unset for i64 {
+    fn is_unset(&self) -> bool {
+        *self == 0
     }
 }
 
