@@ -524,7 +524,7 @@ fn a_grown_overlay_is_the_image_with_zeros_behind_it() {
     create_grown_overlay(&rig.base(), &rig.path("base"), &small, 512).unwrap();
     if format == OverlayFormat::Qcow2 {
         let disk = Qcow2Disk::open(rig.base(), small).unwrap();
-        assert_eq!(disk.size(), 1 << 16);
+        assert_eq!(disk.len(), 1 << 16);
     }
 }
 
