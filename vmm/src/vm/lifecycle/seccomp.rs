@@ -430,7 +430,7 @@ mod tests {
     #[test]
     fn the_program_changes_its_ids_while_threads_are_confined() {
         crate::vm::testing::in_own_process(
-            "vm::seccomp::tests::the_program_changes_its_ids_while_threads_are_confined",
+            "vm::lifecycle::seccomp::tests::the_program_changes_its_ids_while_threads_are_confined",
             change_ids,
         );
     }
