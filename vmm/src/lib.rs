@@ -108,6 +108,7 @@ mod kvm;
 mod layout;
 mod memory;
 mod snapshot;
+mod transport;
 mod vm;
 
 #[cfg(feature = "test-utils")]
@@ -136,9 +137,11 @@ pub use podvisor_devices::vsock::{VsockDevice, VsockError, VsockHost};
 #[doc(hidden)]
 pub use snapshot::testing as snapshot_testing;
 pub use snapshot::{CpuMismatch, Snapshot, SnapshotError, SnapshotFormatError, WorkingSet};
+pub use transport::Transport;
 pub use vm::{
-    Action, AddVcpusError, BalloonHandle, BlockHandle, BuildError, ConfigError, ConfigErrors,
+    Action, AddVcpusError, BalloonHandle, BlockHandle, Boot, BuildError, ConfigError, ConfigErrors,
     ConsoleHandle, DeviceCounters, DeviceFault, DeviceHandle, EarlyVm, FsHandle, HandleError,
     MemHandle, NetHandle, PlugError, PluggedDevice, PmemHandle, Poison, PoisonCause, Registers,
-    Seccomp, State, Transport, Vm, VmBuilder, VmError, VmExit, VsockHandle,
+    Restore, RestoreBuilder, Seccomp, State, TakeSnapshotError, Vm, VmBuilder, VmError, VmExit,
+    VsockHandle,
 };

@@ -4,7 +4,7 @@ use std::io;
 
 use podvisor_vmm::{
     AddVcpusError, BlockDeviceError, BootError, BuildError, FsDeviceError, HandleError, KvmError,
-    NetDeviceError, PlugError, SnapshotError, VsockError,
+    NetDeviceError, PlugError, SnapshotError, TakeSnapshotError, VsockError,
 };
 
 use super::UserRange;
@@ -77,9 +77,12 @@ pub enum MachineError {
     /// The machine did not start, or is not in the state that a call needs.
     #[error(transparent)]
     Start(#[from] podvisor_vmm::VmError),
-    /// A snapshot was not taken.
+    /// A snapshot cannot be used.
     #[error(transparent)]
     Snapshot(#[from] SnapshotError),
+    /// A snapshot of the machine was not taken.
+    #[error(transparent)]
+    TakeSnapshot(#[from] TakeSnapshotError),
     /// The machine has no such spare disk.
     #[error("the machine has no spare disk {0}")]
     NoSpareDisk(usize),
