@@ -14,9 +14,10 @@ use super::settings::{self, BootMode, DefaultHandler, Settings, parse_memory};
 use super::{Globals, notify};
 use crate::cni::{CniOptions, PUBLIC_NETNS_DIR};
 use crate::cri::{
-    CDI_SPEC_DIRS, GuestSettings, HOST_HANDLER, HostSettings, ServeConfig, Sizes, serve,
+    CDI_SPEC_DIRS, GuestSettings, HOST_HANDLER, HostSettings, ServeConfig, Sizes, VM_HANDLER,
+    VmSettings, serve,
 };
-use crate::machine::Assets;
+use crate::machine::{Assets, GuestFile};
 use crate::registries::Registries;
 use crate::sandbox::{JailMode, jail};
 
@@ -189,6 +190,12 @@ impl ServeArgs {
                  its pods; give these guests another name"
             );
         }
+        if file.handlers.contains_key(VM_HANDLER) {
+            anyhow::bail!(
+                "the setting `handlers.{VM_HANDLER}`: that handler is for pods that are virtual \
+                 machines; give these guests another name"
+            );
+        }
         let host_runtime = host_runtime.map(|socket| HostSettings { socket, is_default });
         let wanted = settings::GuestSettings {
             kernel: self.kernel.clone().or(file.guest.kernel),
@@ -211,6 +218,10 @@ impl ServeArgs {
             listen,
             handlers: handlers.collect(),
             guest: base,
+            vm: VmSettings {
+                kernel: Assets::of_this_process().expected(GuestFile::LoaderKernel),
+                initramfs: Assets::of_this_process().expected(GuestFile::Loader),
+            },
             initramfs,
             cni,
             cdi_spec_dirs,

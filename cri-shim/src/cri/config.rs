@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use k8s_cri::v1::{LinuxContainerResources, PodSandboxConfig};
 
 use super::pods::{Bound, PodBounds, memory_limit, milli_cpus};
+use super::vm::VM_HANDLER;
 use crate::cni::CniOptions;
 use crate::registries::Registries;
 use crate::sandbox::{JailMode, MEMORY_OVERHEAD, memory_overhead};
@@ -42,6 +43,8 @@ pub(crate) struct ServeConfig {
     pub(crate) guest: GuestSettings,
     /// Guests of other runtime handlers, by name.
     pub(crate) handlers: BTreeMap<String, GuestSettings>,
+    /// Pods that are virtual machines.
+    pub(crate) vm: VmSettings,
     /// Initramfs of guests, with the agent.
     pub(crate) initramfs: PathBuf,
     /// Networks.
@@ -72,6 +75,15 @@ pub(crate) struct HostSettings {
     pub(crate) is_default: bool,
 }
 
+/// What boots the disks of pods that are virtual machines.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct VmSettings {
+    /// The loader's kernel.
+    pub(crate) kernel: PathBuf,
+    /// Its initramfs, with the loader.
+    pub(crate) initramfs: PathBuf,
+}
+
 /// Settings of the guests of a runtime handler.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct GuestSettings {
@@ -85,7 +97,8 @@ impl ServeConfig {
     /// Returns the guest settings of a runtime handler; `None` if it is unknown.
     pub(super) fn guest(&self, handler: &str) -> Option<&GuestSettings> {
         match handler {
-            "" | HANDLER => Some(&self.guest),
+            // A virtual machine brings its own kernel, but has these sizes.
+            "" | HANDLER | VM_HANDLER => Some(&self.guest),
             name => self.handlers.get(name),
         }
     }
@@ -96,13 +109,16 @@ impl ServeConfig {
         let named = self.handlers.iter();
         let usable = named.filter(|(_, guest)| guest.kernel.exists());
         let usable = usable.map(|(name, _)| name.as_str());
-        ["", HANDLER].into_iter().chain(usable)
+        let vm = self.vm.fault().is_none().then_some(VM_HANDLER);
+        ["", HANDLER].into_iter().chain(usable).chain(vm)
     }
 
-    /// Returns the names of all runtime handlers, the default's two first.
+    /// Returns the names of all runtime handlers, the default's two first and that of virtual
+    /// machines last.
     pub(super) fn handler_names(&self) -> impl Iterator<Item = &str> {
         let named = self.handlers.keys().map(String::as_str);
-        ["", HANDLER].into_iter().chain(named)
+        let vm = std::iter::once(VM_HANDLER);
+        ["", HANDLER].into_iter().chain(named).chain(vm)
     }
 
     /// Returns the path of a pod's console log; `None` if consoles are off.

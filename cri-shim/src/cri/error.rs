@@ -3,6 +3,7 @@
 use std::error::Error as _;
 use std::fmt;
 use std::io;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use tonic::{Code, Status};
@@ -10,6 +11,7 @@ use tonic::{Code, Status};
 use super::cdi::CdiError;
 use super::spec::SpecFault;
 use super::state::StateError;
+use super::vm::AnnotationErrors;
 use crate::cni::CniError;
 use crate::launch::BeginError;
 use crate::sandbox::{RefusalKind, SandboxError};
@@ -52,6 +54,29 @@ pub(crate) enum CriError {
         field: &'static str,
         /// Why, and what to do instead.
         reason: &'static str,
+    },
+    /// Annotations of a pod that is a virtual machine are wrong.
+    #[error("invalid config.annotations: {0}")]
+    Annotations(AnnotationErrors),
+    /// A pod that is a virtual machine has its container already.
+    #[error(
+        "a virtual machine is the only container of its pod, which has {other} already: init \
+         containers and sidecars are containers, too"
+    )]
+    SecondContainer {
+        /// The container that is there.
+        other: String,
+    },
+    /// A guest does not accept a connection.
+    #[error(
+        "failed to connect to {address} in the virtual machine: see that a service listens there, \
+         and not at localhost alone"
+    )]
+    GuestPort {
+        /// The address and port.
+        address: SocketAddr,
+        #[source]
+        source: io::Error,
     },
     /// There is no such object.
     #[error("no {kind} {id:?}")]
@@ -298,6 +323,8 @@ impl CriError {
             | Self::Spec(_) => Code::InvalidArgument,
             Self::NotFound { .. } | Self::NoImage { .. } => Code::NotFound,
             Self::NameTaken { .. } => Code::AlreadyExists,
+            Self::GuestPort { .. } => Code::Unavailable,
+            Self::Annotations(_) | Self::SecondContainer { .. } => Code::InvalidArgument,
             Self::NoKernel { .. }
             | Self::WrongState { .. }
             | Self::StateOwned { .. }
@@ -372,6 +399,7 @@ fn sandbox_code(error: &SandboxError) -> Code {
             | RefusalKind::CommandNotFound
             | RefusalKind::CommandNotExecutable,
         ) => Code::InvalidArgument,
+        Some(RefusalKind::NoAgent) => Code::Unimplemented,
         _ if error.is_gone() => Code::FailedPrecondition,
         _ => Code::Internal,
     }

@@ -79,7 +79,7 @@ impl Node {
         Ok(names.filter_map(|name| name.into_string().ok()).collect())
     }
 
-    fn image_volumes_dir(&self, pod: &str) -> PathBuf {
+    pub(super) fn image_volumes_dir(&self, pod: &str) -> PathBuf {
         self.config.root.join(DIR).join(pod)
     }
 }

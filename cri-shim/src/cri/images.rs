@@ -19,6 +19,7 @@ use tracing::info;
 
 use super::error::{CriError, Result};
 use super::node::{Node, now};
+use super::vm::images as vm_images;
 
 /// The service.
 #[derive(Debug, Clone)]
@@ -64,13 +65,19 @@ impl ImageService for Images {
         let wanted = filter
             .map(|image| image.image)
             .filter(|name| !name.is_empty());
-        let images = self.with_store(move |node| match wanted {
-            None => Ok(node.store.list()?),
-            Some(name) => Ok(found(node, &name)?.into_iter().collect()),
+        let images = self.with_store(move |node| {
+            let Some(name) = wanted else {
+                let images = node.store.list()?;
+                let mut disks = node.store.disks()?;
+                // Others belong to an image, which is listed.
+                disks.retain(|disk| !disk.urls().is_empty());
+                let disks = disks.iter().map(vm_images::shown);
+                return Ok(images.iter().map(shown).chain(disks).collect());
+            };
+            Ok(found(node, &name)?.into_iter().collect())
         });
-        let images: Vec<Image> = images.await?;
         Ok(Response::new(ListImagesResponse {
-            images: images.iter().map(shown).collect(),
+            images: images.await?,
         }))
     }
 
@@ -80,20 +87,25 @@ impl ImageService for Images {
     ) -> Result<Response<ImageStatusResponse>, Status> {
         let request = request.into_inner();
         let name = self.name(request.image)?;
-        let image = self.with_store(move |node| found(node, &name)).await?;
-        let mut info = HashMap::new();
-        if let Some(image) = image.as_ref().filter(|_| request.verbose) {
-            let details = serde_json::json!({
-                "imageSpec": image.config(),
-                "rootfs": image.rootfs(),
-                "manifest": image.manifest_digest().to_string(),
-            });
-            info.insert("info".to_owned(), details.to_string());
-        }
-        Ok(Response::new(ImageStatusResponse {
-            image: image.as_ref().map(shown),
-            info,
-        }))
+        let is_verbose = request.verbose;
+        let found = self.with_store(move |node| {
+            let mut info = HashMap::new();
+            if let Some(image) = found_image(node, &name)? {
+                if is_verbose {
+                    let details = serde_json::json!({
+                        "imageSpec": image.config(),
+                        "rootfs": image.rootfs(),
+                        "manifest": image.manifest_digest().to_string(),
+                    });
+                    info.insert("info".to_owned(), details.to_string());
+                }
+                return Ok((Some(shown(&image)), info));
+            }
+            let disk = vm_images::find_disk(&node.store, &name)?;
+            Ok((disk.as_ref().map(vm_images::shown), info))
+        });
+        let (image, info) = found.await?;
+        Ok(Response::new(ImageStatusResponse { image, info }))
     }
 
     async fn pull_image(
@@ -108,6 +120,15 @@ impl ImageService for Images {
         let options = PullOptions::default()
             .registries(registries)
             .credentials(credentials);
+        if let Some(url) = vm_images::disk_url(&name)? {
+            let checksum = vm_images::checksum(&name)?;
+            let pulled = self.node.store.pull_disk(&url, checksum.as_ref(), &options);
+            let disk = pulled.await.map_err(pull_failed)?;
+            info!(image = name, id = %disk.id(), "pulled the disk image");
+            return Ok(Response::new(PullImageResponse {
+                image_ref: disk.id().to_string(),
+            }));
+        }
         // If the caller goes away, the pull ends; completed parts are kept for the next one.
         let image = self
             .node
@@ -131,7 +152,12 @@ impl ImageService for Images {
             let id = match node.store.resolve(&name) {
                 Ok(image) => image.id(),
                 Err(ImageError::Damaged { id }) => id,
-                Err(ImageError::NotFound { .. }) => return Ok(()),
+                Err(ImageError::NotFound { .. } | ImageError::Reference { .. }) => {
+                    match vm_images::find_disk(&node.store, &name)? {
+                        Some(disk) => disk.id(),
+                        None => return Ok(()),
+                    }
+                }
                 Err(error) => return Err(error.into()),
             };
             match node.store.remove(&id.to_string()) {
@@ -165,9 +191,22 @@ impl ImageService for Images {
     }
 }
 
+/// Returns the image or disk image of a name, as it is listed.
+fn found(node: &Node, name: &str) -> Result<Option<Shown>> {
+    match found_image(node, name)? {
+        Some(image) => Ok(Some(shown(&image))),
+        None => Ok(vm_images::find_disk(&node.store, name)?
+            .as_ref()
+            .map(vm_images::shown)),
+    }
+}
+
 /// Returns the image; `None` also for a damaged one, so that the kubelet pulls it again, which
-/// repairs it.
-fn found(node: &Node, name: &str) -> Result<Option<Image>> {
+/// repairs it, and for the name of a disk image.
+fn found_image(node: &Node, name: &str) -> Result<Option<Image>> {
+    if vm_images::disk_url(name)?.is_some() {
+        return Ok(None);
+    }
     match node.store.resolve(name) {
         Ok(image) => Ok(Some(image)),
         Err(ImageError::NotFound { .. } | ImageError::Damaged { .. }) => Ok(None),

@@ -36,13 +36,15 @@ mod spec;
 mod state;
 mod streams;
 mod unknown;
+mod vm;
 mod volumes;
 
 pub(crate) use cdi::DIRECTORIES as CDI_SPEC_DIRS;
 #[cfg(test)]
 pub(crate) use config::{DEFAULT_CPU_GROWTH, DEFAULT_GROWTH, DEFAULT_MEMORY};
 pub(crate) use config::{
-    GuestSettings, HANDLER, HostSettings, POD_IMAGE_SLOTS, ServeConfig, Sizes,
+    GuestSettings, HANDLER, HostSettings, POD_IMAGE_SLOTS, ServeConfig, Sizes, VmSettings,
 };
 pub(crate) use host_runtime::HOST_HANDLER;
 pub(crate) use server::serve;
+pub(crate) use vm::VM_HANDLER;

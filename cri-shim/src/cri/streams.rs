@@ -7,7 +7,7 @@ use tracing::debug;
 
 use super::error::{CriError, Result};
 use super::node::Node;
-use super::spec;
+use super::{spec, vm};
 use crate::sandbox::{Exec, SandboxClient, StdioFds, TerminalSize, random_id};
 use crate::streaming::{AttachRequest, Backend, BackendError, BoxFuture, ExecRequest, Process};
 
@@ -56,8 +56,12 @@ impl Streams {
     }
 
     async fn connect(&self, pod: &str, port: u16) -> Result<OwnedFd> {
-        let client = self.0.settled_pod(pod).await?.client()?;
-        Ok(client.port_forward(port).await?)
+        let pod = self.0.settled_pod(pod).await?;
+        let client = pod.client()?;
+        match pod.is_vm() {
+            true => vm::connect(&pod, port).await,
+            false => Ok(client.port_forward(port).await?),
+        }
     }
 }
 

@@ -39,6 +39,10 @@ pub enum GuestFile {
     Kernel,
     /// Holds the agent as `/init`.
     Initramfs,
+    /// The kernel of the loader, which boots the disks of other systems.
+    LoaderKernel,
+    /// Holds the loader as `/init`.
+    Loader,
 }
 
 impl GuestFile {
@@ -48,6 +52,8 @@ impl GuestFile {
         match self {
             Self::Kernel => "vmlinux",
             Self::Initramfs => "initramfs.cpio",
+            Self::LoaderKernel => "vmlinux-loader",
+            Self::Loader => "loader.cpio",
         }
     }
 }
@@ -67,6 +73,8 @@ impl AssetError {
         match self.file {
             GuestFile::Kernel => "kernel",
             GuestFile::Initramfs => "initramfs",
+            GuestFile::LoaderKernel => "loader's kernel",
+            GuestFile::Loader => "loader",
         }
     }
 }
@@ -119,6 +127,17 @@ impl Assets {
                 .chain([PathBuf::from(SYSTEM_DIR)])
                 .collect(),
         }
+    }
+
+    /// Returns where a file is, or where it would be if it were there.
+    #[must_use]
+    pub fn expected(&self, file: GuestFile) -> PathBuf {
+        let last = || {
+            self.directories
+                .last()
+                .map(|directory| directory.join(file.name()))
+        };
+        self.find(file).ok().or_else(last).unwrap_or_default()
     }
 
     /// Returns the guest's kernel for this CPU.

@@ -63,12 +63,13 @@ impl Service {
         call: Call,
         fds: Fds,
     ) -> Result<(Answer, Vec<OwnedFd>), SandboxError> {
+        let has_agent = matches!(self.guest, Guest::Agent(_));
         let answer = match call {
             Call::Hello { .. } => Answer::Hello(Greeting {
                 version: CONTROL_VERSION,
-                takes_devices: true,
+                takes_devices: has_agent,
                 missing_layers: self.missing_layers.to_vec(),
-                tells_pressure: true,
+                tells_pressure: has_agent,
                 drops_waits: true,
             }),
             Call::Shutdown { grace_ms } => {

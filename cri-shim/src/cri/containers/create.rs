@@ -102,6 +102,9 @@ impl Node {
         if pod.phase() != PodPhase::Ready {
             return Err(pod.not_ready());
         }
+        if pod.is_vm() {
+            return self.create_vm(pod, config).await;
+        }
         self.target(pod, &mut config)?;
         let id = random_id().map_err(CriError::host("make up an id"))?;
         let shared = self.dir(&pod.id).join(volumes::SHARED);
@@ -228,7 +231,7 @@ impl Node {
 
     /// Deletes a container whose creation failed. If it cannot be deleted now, it becomes visible
     /// for the kubelet to remove: otherwise it would occupy its name invisibly.
-    fn delete_failed_record(self: &Arc<Self>, container: &Arc<Container>) {
+    pub(in crate::cri) fn delete_failed_record(self: &Arc<Self>, container: &Arc<Container>) {
         if let Err(error) = self.forget_container(container) {
             warn!(
                 container = container.id,
@@ -446,6 +449,7 @@ fn container_record(
         start_error: None,
         mounted_images: new.mounted_images.clone(),
         exit_before_removal: None,
+        vm: None,
         process: spec.spec.process().clone().unwrap_or_default(),
         user: spec.user.clone(),
         groups: spec.groups,

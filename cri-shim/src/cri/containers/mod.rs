@@ -12,6 +12,6 @@ mod view;
 
 pub(super) use cpu_rate::CpuRate;
 pub(super) use exec::OutputRoom;
-pub(super) use request::CreateRequest;
+pub(super) use request::{CreateRequest, log_path};
 pub(super) use start::{ExitFacts, exit_of};
 pub(super) use stats::in_time;

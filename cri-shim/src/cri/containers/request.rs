@@ -91,7 +91,7 @@ pub(super) fn check(config: &ContainerConfig, users: Option<UserRange>) -> Resul
 }
 
 /// Returns the container's log path below the pod's log directory; empty if either is empty.
-pub(super) fn log_path(directory: &str, name: &str) -> Result<String> {
+pub(in crate::cri) fn log_path(directory: &str, name: &str) -> Result<String> {
     if directory.is_empty() || name.is_empty() {
         return Ok(String::new());
     }

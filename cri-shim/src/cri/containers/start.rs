@@ -110,6 +110,9 @@ impl Node {
             let id = id.clone();
             return Err(CriError::CannotStart { id, message });
         }
+        if let Some(vm) = record.vm {
+            return self.start_vm(container, vm, client, log).await;
+        }
         if let Some(log) = log {
             client.reopen_log(id, log).await?;
         }
@@ -144,7 +147,7 @@ impl Node {
             let exit = match client.wait(&container.id, None).await {
                 // Its machine's end says why, and is recorded before.
                 Ok(exit) if exit.of_machine => return node.mark_lost_later(&container).await,
-                Ok(exit) => exit_of(&exit),
+                Ok(exit) => node.exit_of_container(&container, &client, &exit).await,
                 Err(error) if error.is_gone() => return node.mark_lost_later(&container).await,
                 Err(error) => {
                     warn!(container = container.id, %error, "failed to wait for the container");
@@ -153,6 +156,22 @@ impl Node {
             };
             node.note_exit(&container, exit);
         });
+    }
+
+    /// Returns how a container's process has ended; of a machine also why.
+    async fn exit_of_container(
+        &self,
+        container: &Container,
+        client: &SandboxClient,
+        exit: &ProcessExit,
+    ) -> ExitFacts {
+        let mut facts = exit_of(exit);
+        if container.with_record(|record| record.vm.is_some()) && exit.code != 0 {
+            let list = client.list().await.unwrap_or_default();
+            let info = list.into_iter().find(|info| info.id == container.id);
+            facts.2 = info.and_then(|info| info.message).unwrap_or_default();
+        }
+        facts
     }
 
     /// Records the end of a container that ran, unless one is recorded.

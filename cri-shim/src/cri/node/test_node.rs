@@ -10,7 +10,7 @@ use tempfile::TempDir;
 
 use super::{Node, SANDBOXES};
 use crate::cni::CniOptions;
-use crate::cri::config::{GuestSettings, ServeConfig, Sizes};
+use crate::cri::config::{GuestSettings, ServeConfig, Sizes, VmSettings};
 use crate::registries::{Registries, RegistryDirectory};
 use crate::sandbox::JailMode;
 
@@ -49,6 +49,10 @@ impl TestNode {
                 sizes: Sizes::default(),
             },
             handlers: BTreeMap::new(),
+            vm: VmSettings {
+                kernel: "/loader-of-test".into(),
+                initramfs: "/loader-of-test".into(),
+            },
             initramfs: "/initramfs-of-test".into(),
             cni,
             cdi_spec_dirs: Vec::new(),

@@ -115,6 +115,10 @@ impl Node {
         pod: &Pod,
         new: Option<NewLimits<'_>>,
     ) -> Result<()> {
+        if pod.is_vm() {
+            // Its size is that of its boot.
+            return Ok(());
+        }
         let mut given = pod.given.lock().await;
         let wanted = |new| self.wanted(pod, new);
         let (Some(now), Some(then)) = (wanted(None), wanted(new)) else {
@@ -161,6 +165,9 @@ impl Node {
     /// Takes back what the limits of the pod's containers do not ask for any more, as far as it is
     /// not in use. With `new` they are about to be these.
     pub(in crate::cri) async fn give_back(&self, pod: &Pod, new: Option<NewLimits<'_>>) {
+        if pod.is_vm() {
+            return;
+        }
         let record = pod.record();
         let bounds = NewLimits::bounds(new, &record.config);
         if record.extra > 0 && !self.is_unlimited(pod, bounds) {
@@ -590,6 +597,7 @@ mod tests {
             memory_volumes: None,
             fills_volumes: false,
             extra: 0,
+            network: None,
         };
         let grown = |memory: u64| growth(&record, memory);
         assert_eq!(grown(100 << 20), 0);

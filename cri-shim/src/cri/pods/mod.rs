@@ -15,4 +15,5 @@ mod view;
 
 pub(super) use bounds::{Bound, PodBounds, memory_limit, milli_cpus};
 pub(super) use grow::NewLimits;
+pub(super) use quantity::parse as parse_quantity;
 pub(super) use view::matches_labels;

@@ -4,7 +4,7 @@
 const DIGITS: usize = 18;
 
 /// Parses a quantity into whole units, rounded up; `None` if it is invalid, negative or too large.
-pub(super) fn parse(text: &str) -> Option<u64> {
+pub(in crate::cri) fn parse(text: &str) -> Option<u64> {
     let is_number = |c: char| c.is_ascii_digit() || c == '.';
     let end = text.find(|c| !is_number(c)).unwrap_or(text.len());
     let (number, suffix) = text.split_at(end);

@@ -16,7 +16,7 @@ use crate::cri::config::{GuestSettings, HANDLER};
 use crate::cri::error::{CriError, Kind, Result};
 use crate::cri::node::{GuestResources, Node, Pod, now, private_dir};
 use crate::cri::state::{GuestSize, PodPhase, PodRecord};
-use crate::cri::{resolver, spec, volumes};
+use crate::cri::{resolver, spec, vm, volumes};
 use crate::launch;
 use crate::machine::Transport;
 use crate::sandbox::{GuestKind, LaunchConfig, MachineLimits, random_id};
@@ -30,7 +30,9 @@ impl Node {
         let config = request.config.clone().unwrap_or_default();
         check(&config)?;
         let guest = self.guest(&request.runtime_handler)?;
-        if !guest.kernel.exists() {
+        if vm::is_vm(&request.runtime_handler, &config.annotations)? {
+            self.check_vm_pod(&config)?;
+        } else if !guest.kernel.exists() {
             let handler = match request.runtime_handler.as_str() {
                 "" => HANDLER,
                 name => name,
@@ -52,6 +54,7 @@ impl Node {
             memory_volumes: Some(Vec::new()),
             fills_volumes: true,
             extra: 0,
+            network: None,
         };
         let name = crate::cri::node::pod_name(&record);
         let node = Arc::clone(self);
@@ -117,13 +120,20 @@ impl Node {
             uid: metadata.uid,
         };
         let guest = self.guest(&record.handler)?;
-        let (vcpus, memory) = guest.sizes.of_pod(config, PodBounds::of(config));
-        let size = GuestSize {
-            memory,
-            growth: guest.sizes.growth,
-            vcpus,
-            max_vcpus: guest.sizes.most_vcpus(vcpus),
+        let is_vm = record.is_vm();
+        let size = match is_vm {
+            true => vm::size(config)?,
+            false => {
+                let (vcpus, memory) = guest.sizes.of_pod(config, PodBounds::of(config));
+                GuestSize {
+                    memory,
+                    growth: guest.sizes.growth,
+                    vcpus,
+                    max_vcpus: guest.sizes.most_vcpus(vcpus),
+                }
+            }
         };
+        let (vcpus, memory) = (size.vcpus, size.memory);
         let limits = MachineLimits {
             vcpus,
             memory,
@@ -135,7 +145,10 @@ impl Node {
             id: pod.id.clone(),
             hostname: hostname.clone(),
             dir: dir.clone(),
-            guest: GuestKind::Agent,
+            guest: match is_vm {
+                true => GuestKind::OwnOs,
+                false => GuestKind::Agent,
+            },
             kernel: guest.kernel.clone(),
             initramfs: self.config.initramfs.clone(),
             vcpus,
@@ -144,9 +157,9 @@ impl Node {
             growth: size.growth,
             image_slots: guest.sizes.image_slots,
             nics,
-            shared_dir: Some(shared.clone()),
+            shared_dir: (!is_vm).then(|| shared.clone()),
             users,
-            console: self.config.console(&pod.id),
+            console: self.config.console(&pod.id).filter(|_| !is_vm),
             events: None,
             sysctls: sysctls(config),
             jail: self.config.jail,
@@ -156,7 +169,7 @@ impl Node {
                 None => Transport::Mmio,
             },
             psi: true,
-            templates: self.config.templates.clone(),
+            templates: self.config.templates.clone().filter(|_| !is_vm),
             snapshot: None,
             cgroup_parent: Some(cgroup::parent(config, limits)),
             io_limits: Vec::new(),
@@ -171,11 +184,12 @@ impl Node {
             if begun.addresses.is_empty() {
                 return Err(CriError::NoAddress);
             }
+            let network = is_vm.then(|| begun.network.clone());
             let client = begun.launching.finish(begun.network).await?;
-            Ok::<_, CriError>((client, begun.addresses))
+            Ok::<_, CriError>((client, begun.addresses, network))
         };
         // A rebooted node starts all of its pods at the same time.
-        let (client, addresses) = self.starts.begin(begin).await?;
+        let (client, addresses, network) = self.starts.begin(begin).await?;
         *pod.given.lock().await = GuestResources {
             memory: Some(0),
             vcpus: Some(vcpus),
@@ -184,6 +198,7 @@ impl Node {
         pod.update(&self.database, |record| {
             record.addresses = addresses;
             record.size = size;
+            record.network = network;
             record.phase = PodPhase::Ready;
         })?;
         self.set_importance(pod);

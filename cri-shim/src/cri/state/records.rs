@@ -8,7 +8,8 @@ use oci_spec::runtime::Process;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use crate::sandbox::{ContainerUser, SupplementalGroups};
+use crate::cri::vm::VmRecord;
+use crate::sandbox::{ContainerUser, GuestNetwork, SupplementalGroups};
 
 /// A value that is stored under an id.
 pub(crate) trait Record: Clone + Serialize + DeserializeOwned {
@@ -51,6 +52,9 @@ pub(crate) struct PodRecord {
     /// Bytes that its guest got beyond its limits, for containers without one.
     #[serde(default)]
     pub(crate) extra: u64,
+    /// Its network, if it is a virtual machine, whose own system is told of it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) network: Option<GuestNetwork>,
 }
 
 /// A volume that is a tmpfs on the host.
@@ -154,6 +158,9 @@ pub(crate) struct ContainerRecord {
     /// How it had ended when its removal began; `None` if it had not.
     #[serde(default)]
     pub(crate) exit_before_removal: Option<ContainerExit>,
+    /// The machine that it is, in a pod that is a virtual machine.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) vm: Option<VmRecord>,
     /// Nanoseconds since 1970.
     pub(crate) created_at: i64,
     /// Its state in the life cycle.
@@ -262,6 +269,7 @@ pub(crate) fn pod_record(id: &str) -> PodRecord {
         memory_volumes: None,
         fills_volumes: false,
         extra: 0,
+        network: None,
     }
 }
 
@@ -285,6 +293,7 @@ pub(crate) fn container_record(id: &str, pod: &str) -> ContainerRecord {
         start_error: None,
         mounted_images: Vec::new(),
         exit_before_removal: None,
+        vm: None,
         created_at: 0,
         phase: ContainerPhase::Created,
     }

@@ -1,0 +1,252 @@
+//! CreateContainer of a virtual machine: everything is checked, then its disks are made. The
+//! sandbox's process learns of it when it is started.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use k8s_cri::v1::{ContainerConfig, ContainerEventType};
+use podvisor_network::cni::Dns;
+use podvisor_sandbox::{SupplementalGroups, random_id};
+use tracing::{info, warn};
+
+use super::disks::{self, DiskFiles};
+use super::seed::{SeedSource, read_files};
+use super::{VmRecord, VmSpec, honour, images};
+use crate::blocking::apart;
+use crate::cri::containers::log_path;
+use crate::cri::error::{CriError, Result};
+use crate::cri::node::{Container, Node, Pod, now};
+use crate::cri::pods::memory_limit;
+use crate::cri::state::{ContainerPhase, ContainerRecord, PodPhase};
+
+/// Signal that is recorded as the one that asks a machine to end: SIGTERM. It is its power button.
+const SIGTERM: u32 = 15;
+
+/// The directory of a machine's disks, in that of its container's volumes.
+const DIR: &str = "machine";
+
+impl Node {
+    /// Creates the container of a pod that is a virtual machine. The pod's turn is held.
+    pub(in crate::cri) async fn create_vm(
+        self: &Arc<Self>,
+        pod: &Arc<Pod>,
+        config: ContainerConfig,
+    ) -> Result<String> {
+        if pod.phase() != PodPhase::Ready {
+            return Err(pod.not_ready());
+        }
+        honour::check_container(&config)?;
+        let spec = self.vm_spec(pod)?;
+        self.only_container(pod)?;
+        let id = random_id().map_err(CriError::host("make up an id"))?;
+        let made = self.make_vm(pod, &id, config, spec).await;
+        if let Err(error) = made {
+            if let Err(error) = self.remove_image_volumes(&pod.id, &id).await {
+                warn!(container = id, %error, "the disks of a failed create are removed later");
+            }
+            return Err(error);
+        }
+        info!(container = id, pod = pod.id, "the machine's disks are made");
+        Ok(id)
+    }
+
+    /// What the pod's annotations say, which were checked with the pod.
+    fn vm_spec(&self, pod: &Pod) -> Result<VmSpec> {
+        let annotations = pod.with_record(|record| record.config.annotations.clone());
+        VmSpec::of_annotations(&annotations).map_err(CriError::Annotations)
+    }
+
+    /// Refuses a second container beside one that runs or may run: init containers and sidecars
+    /// are containers, too.
+    fn only_container(&self, pod: &Pod) -> Result<()> {
+        let others = self.containers_of(&pod.id);
+        let mut others = others.iter().filter(|other| other.phase().is_there());
+        match others.next() {
+            Some(other) => Err(CriError::SecondContainer {
+                other: other.id.clone(),
+            }),
+            None => Ok(()),
+        }
+    }
+
+    async fn make_vm(
+        self: &Arc<Self>,
+        pod: &Arc<Pod>,
+        id: &str,
+        config: ContainerConfig,
+        spec: VmSpec,
+    ) -> Result<()> {
+        let record = pod.record();
+        let wanted = config.image.as_ref();
+        let wanted = wanted.map_or("", |image| image.image.as_str()).to_owned();
+        let memory = machine_memory(&config, record.size.memory)?;
+        let vcpus = record.size.vcpus;
+        let network_dns = self.cni.dns(&pod.id)?;
+        let dns = dns_of(
+            &record.config.dns_config.clone().unwrap_or_default(),
+            network_dns,
+        );
+        let files = self.disk_files(&pod.id, id);
+        let node = Arc::clone(self);
+        let container = config.clone();
+        // A file server that does not answer must not hold up the node.
+        let made = apart("vm-disks", move || -> Result<_> {
+            let images::BootDisk { disk, image } = images::boot_disk(&node.store, &wanted)?;
+            let devices = disks::devices(&container.devices)?;
+            let mounts = honour::file_mounts(&container)?;
+            let size = spec.root_size;
+            let seed = SeedSource {
+                spec,
+                pod: &record,
+                container: &container,
+                devices: &devices,
+                files: read_files(&mounts)?,
+                dns,
+            };
+            let seed = seed.seed()?;
+            let overlay = files.create(&disk, size)?;
+            files.write_seed(&seed)?;
+            let vm = VmRecord {
+                disk: disk.id().to_string(),
+                overlay,
+                vcpus,
+                memory,
+                devices,
+            };
+            Ok((vm, image, record))
+        });
+        let (vm, image, record) = made
+            .await
+            .map_err(CriError::host("make the machine's disks"))??;
+        let named = config.image.clone().unwrap_or_default();
+        let image_tag = match named.user_specified_image.is_empty() {
+            true => named.image,
+            false => named.user_specified_image,
+        };
+        let record = ContainerRecord {
+            id: id.to_owned(),
+            pod: pod.id.clone(),
+            image_ref: image.clone(),
+            image,
+            stop_signal: SIGTERM,
+            log_path: log_path(&record.config.log_directory, &config.log_path)?,
+            volumes: Vec::new(),
+            process: Default::default(),
+            user: String::new(),
+            groups: SupplementalGroups::default(),
+            identity: None,
+            image_tag,
+            start_error: None,
+            mounted_images: Vec::new(),
+            exit_before_removal: None,
+            vm: Some(vm),
+            created_at: now(),
+            phase: ContainerPhase::Created,
+            config,
+        };
+        let container = Container::new(record, Arc::clone(pod));
+        self.add_new_container(&container)?;
+        if let Err(error) = container.write(&self.database) {
+            self.delete_failed_record(&container);
+            return Err(error.into());
+        }
+        self.set_importance(pod);
+        self.emit(&container, ContainerEventType::ContainerCreatedEvent);
+        Ok(())
+    }
+
+    /// The files of a machine's disks, which are removed with the container's volumes.
+    pub(super) fn disk_files(&self, pod: &str, container: &str) -> DiskFiles {
+        let dir: PathBuf = self.image_volumes_dir(pod).join(container).join(DIR);
+        DiskFiles::at(dir)
+    }
+}
+
+/// The machine's memory: its container's limit, else all that the pod was created for.
+fn machine_memory(config: &ContainerConfig, pod: u64) -> Result<u64> {
+    const FIELD: &str = "config.linux.resources.memory_limit_in_bytes";
+    let resources = config
+        .linux
+        .as_ref()
+        .and_then(|linux| linux.resources.as_ref());
+    let limit = resources.map_or(0, memory_limit);
+    // The unit of guests' memory.
+    let limit = limit - limit % (1 << 20);
+    match limit {
+        0 => Ok(pod),
+        limit if limit > pod => Err(CriError::invalid(
+            FIELD,
+            format!(
+                "{} MiB, but the pod was created for {} MiB: the pod's own limit must be as high",
+                limit >> 20,
+                pod >> 20
+            ),
+        )),
+        limit => Ok(limit),
+    }
+}
+
+/// The name servers of the pod, or of its network if it names none.
+fn dns_of(config: &k8s_cri::v1::DnsConfig, network: Dns) -> Dns {
+    match config.servers.is_empty() {
+        true => network,
+        false => Dns {
+            nameservers: config.servers.clone(),
+            search: config.searches.clone(),
+            options: config.options.clone(),
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_cri::v1::{DnsConfig, LinuxContainerConfig, LinuxContainerResources};
+
+    use super::*;
+
+    #[test]
+    fn a_machine_has_its_containers_limit_and_at_most_its_pods() {
+        let with = |limit: i64| ContainerConfig {
+            linux: Some(LinuxContainerConfig {
+                resources: Some(LinuxContainerResources {
+                    memory_limit_in_bytes: limit,
+                    ..Default::default()
+                }),
+                ..Default::default()
+            }),
+            ..Default::default()
+        };
+        let pod = 1 << 30;
+        assert_eq!(
+            machine_memory(&ContainerConfig::default(), pod).unwrap(),
+            pod
+        );
+        assert_eq!(machine_memory(&with(0), pod).unwrap(), pod);
+        assert_eq!(
+            machine_memory(&with(512 << 20 | 7), pod).unwrap(),
+            512 << 20
+        );
+        let error = machine_memory(&with(2 << 30), pod).unwrap_err().to_string();
+        assert!(
+            error.contains("2048 MiB") && error.contains("1024 MiB"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn name_servers_of_the_pod_go_before_those_of_its_network() {
+        let network = Dns {
+            nameservers: vec!["10.0.0.1".to_owned()],
+            ..Dns::default()
+        };
+        let none = DnsConfig::default();
+        assert_eq!(dns_of(&none, network.clone()).nameservers, ["10.0.0.1"]);
+        let own = DnsConfig {
+            servers: vec!["10.96.0.10".to_owned()],
+            searches: vec!["svc.cluster.local".to_owned()],
+            ..Default::default()
+        };
+        let dns = dns_of(&own, network);
+        assert_eq!((dns.nameservers, dns.search), (own.servers, own.searches));
+    }
+}

@@ -1,0 +1,42 @@
+//! What a machine is to be, wherever that was written.
+
+use podvisor_cloud_init::{Form, UserData};
+
+/// Virtual CPUs of a machine that asks for no number.
+pub(super) const DEFAULT_VCPUS: u8 = 1;
+
+/// A machine, as its user wants it. Its image and its memory are its container's.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct VmSpec {
+    /// Virtual CPUs.
+    pub(crate) vcpus: u8,
+    /// Bytes of the root disk; `None`, and anything smaller than the image, is the image's size.
+    pub(crate) root_size: Option<u64>,
+    /// The machine's identity; `None`: made from its pod's id.
+    pub(crate) uuid: Option<[u8; 16]>,
+    /// How cloud-init gets its data.
+    pub(crate) form: Form,
+    /// A mapping in YAML whose keys win over those that are generated.
+    pub(crate) meta_data: Option<String>,
+    /// The user's configuration for cloud-init.
+    pub(crate) user_data: UserData,
+    /// Keys with which the default user can log in.
+    pub(crate) ssh_keys: Vec<String>,
+    /// The guest is told nothing about its network: it asks by DHCP.
+    pub(crate) force_dhcp: bool,
+}
+
+impl Default for VmSpec {
+    fn default() -> Self {
+        Self {
+            vcpus: DEFAULT_VCPUS,
+            root_size: None,
+            uuid: None,
+            form: Form::default(),
+            meta_data: None,
+            user_data: UserData::None,
+            ssh_keys: Vec::new(),
+            force_dhcp: false,
+        }
+    }
+}

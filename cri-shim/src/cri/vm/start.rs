@@ -1,0 +1,68 @@
+//! StartContainer of a virtual machine: the loader boots its disks.
+
+use std::fs::File;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+
+use podvisor_sandbox::{BootMachine, SandboxClient, Started};
+
+use super::disks::ROOT;
+use super::{VmRecord, images};
+use crate::blocking::apart;
+use crate::cri::config::VmSettings;
+use crate::cri::error::{CriError, Result};
+use crate::cri::node::{Container, Node};
+
+/// The command line of the loader's kernel: its messages are the first of the console, a panic ends
+/// the machine, and only one CPU has to be stopped when it jumps to the disk's kernel. What follows
+/// the dashes is the loader's.
+const COMMAND_LINE: &str = "console=ttyS0 quiet panic=-1 reboot=k maxcpus=1 -- --root ";
+
+impl Node {
+    /// Boots a container's machine.
+    pub(in crate::cri) async fn start_vm(
+        &self,
+        container: &Container,
+        vm: VmRecord,
+        client: &SandboxClient,
+        log: Option<OwnedFd>,
+    ) -> Result<Started> {
+        let files = self.disk_files(&container.pod.id, &container.id);
+        let (store, settings) = (self.store.clone(), self.config.vm.clone());
+        let id = container.id.clone();
+        let opened = apart("vm-open", move || -> Result<_> {
+            let disk = images::find_disk(&store, &vm.disk)?;
+            let disk = disk.ok_or_else(|| CriError::NoImage {
+                name: vm.disk.clone(),
+            })?;
+            let mut boot = BootMachine::new(id, open(&settings.kernel)?);
+            boot.initramfs = Some(open(&settings.initramfs)?);
+            boot.cmdline = format!("{COMMAND_LINE}{ROOT}");
+            boot.vcpus = vm.vcpus;
+            boot.memory = vm.memory;
+            boot.disks = files.open(&disk, &vm)?;
+            boot.log = log;
+            Ok(boot)
+        });
+        let boot = opened
+            .await
+            .map_err(CriError::host("open the machine's files"))??;
+        Ok(client.boot_machine(boot).await?)
+    }
+}
+
+impl VmSettings {
+    /// Why no machine can be booted; `None` if the loader is there.
+    pub(in crate::cri) fn fault(&self) -> Option<CriError> {
+        let missing = [&self.kernel, &self.initramfs].into_iter();
+        let path = missing.into_iter().find(|path| !path.exists())?;
+        Some(CriError::NoKernel {
+            handler: super::VM_HANDLER.to_owned(),
+            kernel: path.clone(),
+        })
+    }
+}
+
+fn open(path: &Path) -> Result<File> {
+    File::open(path).map_err(CriError::io("open the loader", path))
+}
