@@ -12,6 +12,7 @@ use podvisor_cluster_types::vmi::{CloudInit, Probe, ProbeHandler, VmiSpec, Volum
 use serde_json::{Map, Value, json};
 
 use super::volumes;
+use crate::controller::names;
 use crate::controller::objects::{
     COMPONENT_LABEL, CREATED_BY_LABEL, LAUNCHER, NAME_LABEL, VMI_ANNOTATION, VirtualMachineInstance,
 };
@@ -99,24 +100,10 @@ pub fn name(vmi: &VirtualMachineInstance) -> String {
     let name = vmi.metadata.name.as_deref().unwrap_or_default();
     let uid = vmi.metadata.uid.as_deref().unwrap_or_default();
     // A pod's name is a host name as well.
-    let room = 63 - LAUNCHER.len() - 2 - SUFFIX;
+    let room = 63 - LAUNCHER.len() - 2 - names::HASH;
     let short: String = name.chars().take(room).collect();
     let short = short.trim_end_matches(['-', '.']);
-    format!("{LAUNCHER}-{short}-{}", suffix(uid))
-}
-
-/// The length of a name's suffix.
-const SUFFIX: usize = 8;
-
-/// Returns what makes the name unique: unlike the first part of a random id, a hash of it does
-/// not repeat parts that ids may have in common.
-fn suffix(uid: &str) -> String {
-    let mut hash = 0xcbf2_9ce4_8422_2325_u64;
-    for byte in uid.bytes() {
-        hash = (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
-    }
-    let text = format!("{:08x}", (hash >> 32) ^ (hash & 0xffff_ffff));
-    text.chars().take(SUFFIX).collect()
+    format!("{LAUNCHER}-{short}-{}", names::hash(uid))
 }
 
 /// Returns how long the guest may take to power off, in seconds.
