@@ -8,10 +8,12 @@
 mod alignment_padding;
 mod bench;
 mod cargo;
+mod cluster;
 mod conformance;
 mod cpio;
 mod deb;
 mod demo;
+mod docs;
 mod fuzz;
 mod guest;
 mod host;
@@ -58,10 +60,15 @@ enum Command {
     Bench(bench::Args),
     /// Show the main job: an image is pulled and a program of it runs in a guest
     Demo,
+    /// Build the documentation as a book, in target/book
+    Book,
     /// Make a Debian package, and an archive of the same tree, in target/package
     Package,
     /// Run every check and test; the last lines count the tests
     Test(test::Args),
+    /// Build a real Kubernetes API server and etcd (with --all, a whole cluster's programs) in
+    /// target/cluster/bin
+    Cluster(cluster::Args),
     /// Ask a runtime what a kubelet expects of any: podvisor, or another one to compare with
     Conformance(conformance::Args),
     /// Give fuzz targets to libFuzzer; finds stay in target/fuzz
@@ -82,8 +89,10 @@ fn main() -> ExitCode {
         Command::Small => images::small::command().map(|()| ExitCode::SUCCESS),
         Command::Bench(args) => bench::command(&args),
         Command::Demo => demo::command(),
+        Command::Book => docs::book().map(|()| ExitCode::SUCCESS),
         Command::Package => package::command(),
         Command::Test(args) => test::command(&args),
+        Command::Cluster(args) => cluster::command(&args).map(|()| ExitCode::SUCCESS),
         Command::Conformance(args) => conformance::command(&args),
         Command::Fuzz(args) => fuzz::command(&args),
         Command::Mutants(args) => mutants::command(&args),

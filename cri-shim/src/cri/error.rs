@@ -10,7 +10,8 @@ use tonic::{Code, Status};
 use super::cdi::CdiError;
 use super::spec::SpecFault;
 use super::state::StateError;
-use crate::cni::{BeginError, CniError};
+use crate::cni::CniError;
+use crate::launch::BeginError;
 use crate::sandbox::{RefusalKind, SandboxError};
 use crate::streaming::{StreamingError, TokenError};
 

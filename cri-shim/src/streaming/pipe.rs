@@ -14,7 +14,7 @@ use tokio::io::{
 use tokio::net::UnixStream;
 
 use super::channel::{CHUNK_SIZE, Gone, Input, Output};
-use crate::sandbox::watch;
+use podvisor_host::watch;
 
 /// Returns a socket pair: one end for this program, the other for another process.
 pub(super) fn pair() -> io::Result<(UnixStream, OwnedFd)> {

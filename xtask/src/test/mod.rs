@@ -9,6 +9,7 @@ mod count;
 mod guests;
 
 use std::io::{BufRead, BufReader, Write};
+use std::path::PathBuf;
 use std::process::{Command, ExitCode, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
@@ -17,7 +18,7 @@ use anyhow::{Context, Result, bail};
 use crate::cargo::{self, TestProgram, cargo};
 use crate::host;
 use crate::report::{self, Step};
-use crate::{guest, images, paths, process, programs as peer_programs, setup, space};
+use crate::{cluster, guest, images, paths, process, programs as peer_programs, setup, space};
 pub(crate) use count::Count;
 
 /// Number of slowest tests that are listed at the end.
@@ -83,6 +84,9 @@ pub(crate) fn command(args: &Args) -> Result<ExitCode> {
     let runs = |name: Name| args.only.is_empty() || args.only.contains(&name);
     let with_guests = runs(Name::Guest);
     let mut results = Results::default();
+    // Half of it waits for downloads. A filter may leave no test that needs it.
+    let mut api_server =
+        (runs(Name::Machine) && args.filter.is_none()).then(cluster::ensure_in_background);
 
     if runs(Name::Format) {
         results.step("format", |_| {
@@ -115,8 +119,21 @@ pub(crate) fn command(args: &Args) -> Result<ExitCode> {
         });
     }
     if runs(Name::Machine) {
+        let mut assets = Vec::new();
+        if api_server.is_some() || programs.iter().any(Listed::needs_api_server) {
+            results.step("API server for tests", |_| {
+                let built = match api_server.take() {
+                    Some(thread) => thread
+                        .join()
+                        .unwrap_or_else(|panic| std::panic::resume_unwind(panic))?,
+                    None => cluster::ensure()?,
+                };
+                assets.push((cluster::VARIABLE, built));
+                Ok(())
+            });
+        }
         results.step("tests on this machine", |results| {
-            results.machine = on_this_machine(&programs, args.filter.as_deref())?;
+            results.machine = on_this_machine(&programs, &assets, args.filter.as_deref())?;
             results.machine.check()
         });
     }
@@ -201,6 +218,13 @@ struct Listed {
     guests: Vec<String>,
 }
 
+impl Listed {
+    /// Returns whether the tests on this machine are those of the cluster's side.
+    fn needs_api_server(&self) -> bool {
+        self.program.name.starts_with("cluster::") && !self.here.is_empty()
+    }
+}
+
 fn listed(programs: Vec<TestProgram>, filter: Option<&str>) -> Result<Vec<Listed>> {
     programs
         .into_iter()
@@ -232,7 +256,12 @@ fn needs_guests(test: &str) -> bool {
         .is_some_and(|name| name.starts_with("guest_"))
 }
 
-fn on_this_machine(programs: &[Listed], filter: Option<&str>) -> Result<Count> {
+/// Runs the tests that need no guests; `assets` are environment variables with paths for them.
+fn on_this_machine(
+    programs: &[Listed],
+    assets: &[(&str, PathBuf)],
+    filter: Option<&str>,
+) -> Result<Count> {
     let mut count = Count::default();
     for Listed { program, here, .. } in programs {
         if here.is_empty() {
@@ -247,6 +276,7 @@ fn on_this_machine(programs: &[Listed], filter: Option<&str>) -> Result<Count> {
             .args(here)
             .current_dir(&program.directory)
             .env("CARGO_MANIFEST_DIR", &program.directory)
+            .envs(assets.iter().map(|(name, value)| (name, value)))
             .stdin(Stdio::null());
         count.add(read(&mut command, &program.name, here.len())?);
     }

@@ -22,16 +22,7 @@ const STOP_TIMEOUT: u32 = 10;
 
 /// Returns whether a machine ended unexpectedly.
 pub(in crate::cli) fn has_failed(machine: &SandboxExit) -> bool {
-    match machine {
-        SandboxExit::PoweredOff | SandboxExit::Killed => false,
-        SandboxExit::Reset
-        | SandboxExit::Panicked(_)
-        | SandboxExit::TripleFault
-        | SandboxExit::Failed(_)
-        | SandboxExit::Died
-        | SandboxExit::OutOfMemory { .. }
-        | SandboxExit::Unknown(_) => true,
-    }
+    !matches!(machine, SandboxExit::PoweredOff | SandboxExit::Killed)
 }
 
 /// Returns whether a program was killed for another reason than its memory usage.

@@ -23,8 +23,8 @@ use super::state::unresponsive;
 use super::{Containers, Entry, State, sweep};
 use crate::cli::Globals;
 use crate::cli::output::Stdout;
-use crate::sandbox::watch::readable;
 use lines::{Hold, LineStarts, Piece, Prefix, Printer};
+use podvisor_host::watch::readable;
 pub(in crate::cli) use time::{parse_at, parse_time};
 
 /// Maximum length of a log's line: its text has at most 16 KiB.

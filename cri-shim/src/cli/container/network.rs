@@ -16,14 +16,14 @@ use super::{Entry, Record, passt};
 use crate::cli::notice;
 use crate::cli::settings::Settings;
 use crate::cni::{
-    BeginError, Capabilities, Cni, Dns, List, PodIdentity, PortMapping, nat, port_mappings,
-    resolver,
+    Capabilities, Cni, Dns, List, PodIdentity, PortMapping, nat, port_mappings, resolver,
 };
 pub(in crate::cli) use mode::NetworkMode;
 pub(super) use undo::is_attached;
 use undo::{RUN, options};
 pub(in crate::cli) use undo::{detach, endpoint, netns};
 
+use crate::launch::{self, BeginError};
 use crate::sandbox::{GuestNetwork, LaunchConfig, Launching, NicConfig, etc_hosts};
 
 /// The container's namespace, as passed to plugins.
@@ -266,7 +266,7 @@ impl NetworkArgs {
         };
         let prepared = cni.prepare_on(list, &record.id);
         let prepared = prepared.with_context(|| no_network(record))?;
-        let begun = cni.begin(&identity, capabilities, prepared, config).await;
+        let begun = launch::begin(&cni, &identity, capabilities, prepared, config).await;
         let begun = begun.map_err(|error| match error {
             BeginError::Network(error) => anyhow::Error::from(error).context(no_network(record)),
             BeginError::Machine(error) => error.into(),

@@ -17,8 +17,9 @@ use crate::cri::error::{CriError, Kind, Result};
 use crate::cri::node::{GuestResources, Node, Pod, now, private_dir};
 use crate::cri::state::{GuestSize, PodPhase, PodRecord};
 use crate::cri::{resolver, spec, volumes};
+use crate::launch;
 use crate::machine::Transport;
-use crate::sandbox::{LaunchConfig, MachineLimits, random_id};
+use crate::sandbox::{GuestKind, LaunchConfig, MachineLimits, random_id};
 
 impl Node {
     /// RunPodSandbox.
@@ -130,10 +131,11 @@ impl Node {
         };
         let hostname = resolver::hostname(config)?;
         let users = spec::users_of(config)?;
-        let launch = |nics| LaunchConfig {
+        let machine = |nics| LaunchConfig {
             id: pod.id.clone(),
             hostname: hostname.clone(),
             dir: dir.clone(),
+            guest: GuestKind::Agent,
             kernel: guest.kernel.clone(),
             initramfs: self.config.initramfs.clone(),
             vcpus,
@@ -162,7 +164,7 @@ impl Node {
         let begin = async {
             let prepared = self.cni.prepare(&pod.id)?;
             let capabilities = capabilities(config);
-            let begun = self.cni.begin(&identity, capabilities, prepared, launch);
+            let begun = launch::begin(&self.cni, &identity, capabilities, prepared, machine);
             let begun = begun.await?;
             // A kubelet would take such a pod for one whose network is gone, and make it anew for
             // ever.

@@ -1,0 +1,20 @@
+//! KubeVirt's API over podvisor's VM pods.
+//!
+//! | room | what it is for |
+//! | --- | --- |
+//! | `resource` | the objects of `podvisor-cluster-types` as resources that kube can watch |
+//! | `admission` | the webhooks that default and validate the objects |
+//! | `api` | the aggregated group `subresources.kubevirt.io` |
+//! | `controller` | VirtualMachine → VirtualMachineInstance → pod |
+//! | `node` | what runs beside each kubelet and reports the state of its VMs |
+//! | `manifests` | what `podvisor-cluster install` prints |
+//!
+//! Nothing in here imports the VMM, the sandbox or the CRI: a node is known by its gRPC service
+//! alone.
+
+pub mod admission;
+pub mod api;
+pub mod controller;
+pub mod manifests;
+pub mod node;
+pub mod resource;

@@ -1,0 +1,490 @@
+//! Connects the guest to the interfaces that CNI plugins created: for each one a tap, joined to it
+//! by two redirects of the kernel's traffic control, so that every plugin works (bridges need a
+//! port with the right MAC address; a veth or macvlan cannot be handed to a guest).
+//!
+//! The interface keeps its addresses, by which plugins recognize it at CHECK; incoming packets do
+//! not reach them, because they are redirected before the host's network stack sees them.
+//! Addresses, routes and static neighbours for the guest are read from the kernel, not from the
+//! plugins' results, so that the guest gets those that no result mentions, too.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::os::fd::OwnedFd;
+
+use podvisor_agent_protocol::limits;
+use rtnetlink::packet_route::AddressFamily;
+use rtnetlink::packet_route::address::AddressAttribute;
+use rtnetlink::packet_route::link::{LinkAttribute, LinkFlags, LinkLayerType};
+use rtnetlink::packet_route::neighbour::{NeighbourAddress, NeighbourAttribute, NeighbourState};
+use rtnetlink::packet_route::route::{
+    RouteAddress, RouteAttribute, RouteHeader, RouteMetric, RouteProtocol, RouteScope, RouteType,
+};
+use rtnetlink::{Handle, LinkUnspec, RouteMessageBuilder};
+use tokio_stream::{Stream, StreamExt as _};
+
+use super::result::{CniResult, Dns};
+use super::{CniError, Prefix};
+use crate::tap::{MAX_NICS, TUN, is_tap_name, open_tap, tap_name};
+
+/// Most routes of one pod.
+const MAX_ROUTES: usize = limits::ROUTES;
+/// Most static neighbours of one pod.
+const MAX_NEIGHBOURS: usize = limits::NEIGHBOURS;
+/// The kernel's limits for Ethernet with IP.
+const MTU_RANGE: std::ops::RangeInclusive<u32> = 68..=65535;
+
+/// ETH_P_ALL, in network byte order as traffic control expects it.
+const ALL_PROTOCOLS: u16 = 0x0003_u16.to_be();
+
+/// A guest's part of its pod's network.
+#[derive(Debug, Default)]
+pub struct Attachment {
+    /// One card per interface, starting with the pod's first one.
+    pub(crate) nics: Vec<Nic>,
+    /// In an order in which they can be added.
+    pub(crate) routes: Vec<Route>,
+    /// Permanent neighbours that plugins added: some gateways do not answer ARP or NDP requests.
+    pub(crate) neighbours: Vec<Neighbour>,
+    /// The pod's addresses by the CNI result, starting with the first one.
+    pub addresses: Vec<IpAddr>,
+    /// The name servers of the network.
+    pub dns: Dns,
+    /// Whether there are as many cards as prepared taps, so that these are used.
+    pub is_as_prepared: bool,
+}
+
+/// A network card of the guest.
+#[derive(Debug)]
+pub(crate) struct Nic {
+    /// The host's end, opened with a virtio-net header on each frame.
+    pub tap: OwnedFd,
+    /// Name of the interface that it stands for.
+    pub name: String,
+    /// MAC address of that interface.
+    pub mac: [u8; 6],
+    /// MTU of that interface.
+    pub mtu: u16,
+    /// Addresses of that interface.
+    pub addresses: Vec<Prefix>,
+    /// Whether neighbours on it are not asked for their addresses, as with ipvlan in layer 3 mode.
+    pub no_arp: bool,
+}
+
+/// A route in the guest.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Route {
+    /// The destination.
+    pub destination: Prefix,
+    /// The next hop; `None` if the destination is on the link.
+    pub gateway: Option<IpAddr>,
+    /// The interface's name.
+    pub interface: String,
+    /// The largest packet in bytes, unless it is the interface's.
+    pub mtu: Option<u32>,
+    /// Its metric, unless it has none.
+    pub metric: Option<u32>,
+    /// The address that packets are sent from.
+    pub source: Option<IpAddr>,
+}
+
+/// A static neighbour of the guest.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Neighbour {
+    pub address: IpAddr,
+    pub mac: [u8; 6],
+    /// The interface's name.
+    pub interface: String,
+}
+
+impl Attachment {
+    /// Adds the information that only the plugins' result has.
+    pub(super) fn take_result(&mut self, result: &CniResult) {
+        self.addresses = result.addresses();
+        self.dns = result.dns().clone();
+    }
+}
+
+/// Joins a tap to each interface of this thread's network namespace. The interface called `first`
+/// is the first one, and `taps` are used for the first interfaces.
+pub(super) fn join(first: &str, taps: Vec<OwnedFd>) -> Result<Attachment, CniError> {
+    let path = "/proc/thread-self/ns/net";
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(CniError::io("start a runtime for", path))?;
+    runtime.block_on(async {
+        let (connection, handle, _) =
+            rtnetlink::new_connection().map_err(CniError::io("open netlink in", path))?;
+        let connection = tokio::spawn(connection);
+        let joined = join_all(&handle, first, taps).await;
+        connection.abort();
+        joined
+    })
+}
+
+/// An interface as the kernel reports it.
+#[derive(Debug)]
+struct Link {
+    index: u32,
+    name: String,
+    mac: [u8; 6],
+    mtu: u32,
+    no_arp: bool,
+}
+
+async fn join_all(
+    handle: &Handle,
+    first: &str,
+    taps: Vec<OwnedFd>,
+) -> Result<Attachment, CniError> {
+    let (loopback, mut links) = links(handle).await?;
+    links.sort_by_key(|link| link.name != first);
+    match links.first() {
+        Some(link) if link.name == first => {}
+        _ => {
+            let name = first.to_owned();
+            return Err(CniError::NoInterface { name });
+        }
+    }
+    if let Some(index) = loopback {
+        let up = LinkUnspec::new_with_index(index).up().build();
+        let up = handle.link().set(up).execute().await;
+        up.map_err(CniError::netlink("bring the loopback interface up"))?;
+    }
+    let mut addresses = addresses(handle).await?;
+    let (connected, routes) = routes(handle, &links).await?;
+    let mut attachment = Attachment {
+        routes,
+        neighbours: neighbours(handle, &links).await?,
+        ..Attachment::default()
+    };
+    let mut taps = taps.into_iter();
+    for (number, link) in links.into_iter().enumerate() {
+        let tap = match taps.next() {
+            Some(tap) => tap,
+            None => open_tap(number).map_err(CniError::io("make a tap by", TUN))?,
+        };
+        join_one(handle, &tap_name(number), &link).await?;
+        let addresses = addresses.remove(&link.index).unwrap_or_default();
+        let own = addresses.into_iter().map(|address| {
+            // A plugin that removed the route to the address's network (as ptp does) has its
+            // reasons: the guest must not add that route again.
+            let has_route = connected.contains(&(address.network(), link.index));
+            if has_route {
+                address
+            } else {
+                Prefix::host(address.address())
+            }
+        });
+        attachment.nics.push(Nic {
+            tap,
+            mac: link.mac,
+            no_arp: link.no_arp,
+            // In range: links with another MTU are refused.
+            mtu: u16::try_from(link.mtu).unwrap_or(u16::MAX),
+            addresses: own.collect(),
+            name: link.name,
+        });
+    }
+    Ok(attachment)
+}
+
+/// Creates the redirects between one interface and its tap.
+async fn join_one(handle: &Handle, tap: &str, link: &Link) -> Result<(), CniError> {
+    let mut found = handle.link().get().match_name(tap.to_owned()).execute();
+    let message = first(&mut found, "find the tap").await?;
+    let index = message.map(|message| message.header.index);
+    let index = index.ok_or_else(|| CniError::NoInterface {
+        name: link.name.clone(),
+    })?;
+    let up = LinkUnspec::new_with_index(index).mtu(link.mtu).up().build();
+    let up = handle.link().set(up).execute().await;
+    up.map_err(CniError::netlink("bring the tap up"))?;
+    // macvlan and ipvlan receive only groups that programs of the namespace joined; those of the
+    // guest are not known here.
+    let all = LinkUnspec::new_with_index(link.index).allmulticast(true);
+    let all = handle.link().set(all.build()).execute().await;
+    all.map_err(CniError::netlink(
+        "receive multicast frames on the interface",
+    ))?;
+    for (from, to) in [(link.index, index), (index, link.index)] {
+        redirect(handle, from, to).await?;
+    }
+    Ok(())
+}
+
+async fn redirect(handle: &Handle, from: u32, to: u32) -> Result<(), CniError> {
+    let index = from.cast_signed();
+    let qdisc = handle.qdisc().add(index).ingress().execute().await;
+    qdisc.map_err(CniError::netlink("add an ingress queueing discipline"))?;
+    let action = "redirect between the interface and the tap";
+    let filter = handle
+        .traffic_filter(index)
+        .add()
+        .parent(0xffff_0000)
+        .priority(1)
+        .protocol(ALL_PROTOCOLS)
+        .redirect(to);
+    let filter = filter.map_err(CniError::netlink(action))?;
+    filter.execute().await.map_err(CniError::netlink(action))
+}
+
+/// Returns the loopback interface, and the interfaces that a guest can have a card for.
+async fn links(handle: &Handle) -> Result<(Option<u32>, Vec<Link>), CniError> {
+    let action = "list the interfaces";
+    let mut loopback = None;
+    let mut links = Vec::new();
+    let mut messages = handle.link().get().execute();
+    while let Some(message) = first(&mut messages, action).await? {
+        let header = &message.header;
+        if header.flags.contains(LinkFlags::Loopback) {
+            loopback = Some(header.index);
+        }
+        // Tunnels that exist in each namespace by default are down, and so are taps until they are
+        // joined.
+        let usable =
+            header.link_layer_type == LinkLayerType::Ether && header.flags.contains(LinkFlags::Up);
+        if !usable {
+            continue;
+        }
+        let mut link = Link {
+            index: header.index,
+            name: String::new(),
+            mac: [0; 6],
+            mtu: 0,
+            no_arp: header.flags.contains(LinkFlags::Noarp),
+        };
+        for attribute in message.attributes {
+            match attribute {
+                LinkAttribute::IfName(name) => link.name = name,
+                LinkAttribute::Mtu(mtu) => link.mtu = mtu,
+                LinkAttribute::Address(mac) => {
+                    link.mac = mac.try_into().unwrap_or_default();
+                }
+                _ => {}
+            }
+        }
+        if is_tap_name(&link.name) {
+            // A plugin brought it up that does so with all interfaces.
+            continue;
+        }
+        // Layer 3 modes of netkit: a guest could not tell it from other interfaces.
+        if link.mac == [0; 6] {
+            return Err(CniError::InvalidResult {
+                name: link.name,
+                reason: "an interface without a MAC address".to_owned(),
+            });
+        }
+        if !MTU_RANGE.contains(&link.mtu) || links.len() == MAX_NICS {
+            return Err(CniError::InvalidResult {
+                name: link.name.clone(),
+                reason: match links.len() {
+                    MAX_NICS => format!("more than {MAX_NICS} interfaces"),
+                    _ => format!("an MTU of {}", link.mtu),
+                },
+            });
+        }
+        links.push(link);
+    }
+    Ok((loopback, links))
+}
+
+/// Returns addresses by interface, without those that the kernel adds itself.
+async fn addresses(handle: &Handle) -> Result<BTreeMap<u32, Vec<Prefix>>, CniError> {
+    let mut addresses: BTreeMap<u32, Vec<Prefix>> = BTreeMap::new();
+    let mut messages = handle.address().get().execute();
+    while let Some(message) = first(&mut messages, "list the addresses").await? {
+        // IFA_LOCAL is the interface's address if IFA_ADDRESS is the peer's.
+        let mut address = None;
+        for attribute in &message.attributes {
+            match attribute {
+                AddressAttribute::Local(local) => address = Some(*local),
+                AddressAttribute::Address(other) if address.is_none() => address = Some(*other),
+                _ => {}
+            }
+        }
+        let length = message.header.prefix_len;
+        let prefix = address.and_then(|address| Prefix::new(address, length));
+        if let Some(prefix) = prefix
+            && !is_link_local_v6(&prefix.address())
+        {
+            let own = addresses.entry(message.header.index).or_default();
+            own.push(prefix);
+        }
+    }
+    Ok(addresses)
+}
+
+fn is_link_local_v6(address: &IpAddr) -> bool {
+    matches!(address, IpAddr::V6(address) if address.is_unicast_link_local())
+}
+
+/// Networks on the link, with an interface's address in them.
+type Connected = Vec<(Prefix, u32)>;
+
+/// Returns networks on the link, and the routes that were added explicitly.
+async fn routes(handle: &Handle, links: &[Link]) -> Result<(Connected, Vec<Route>), CniError> {
+    let mut connected = Vec::new();
+    let mut routes = Vec::new();
+    for message in [
+        RouteMessageBuilder::<Ipv4Addr>::new().build(),
+        RouteMessageBuilder::<Ipv6Addr>::new().build(),
+    ] {
+        let mut messages = handle.route().get(message).execute();
+        while let Some(message) = first(&mut messages, "list the routes").await? {
+            let header = &message.header;
+            let mut route = RouteBuilder::new(header);
+            for attribute in &message.attributes {
+                match attribute {
+                    RouteAttribute::Destination(to) => route.destination = ip(to),
+                    RouteAttribute::Gateway(by) => route.gateway = ip(by),
+                    RouteAttribute::Oif(index) => route.index = *index,
+                    RouteAttribute::Table(table) => route.table = *table,
+                    RouteAttribute::Priority(metric) => route.metric = Some(*metric),
+                    RouteAttribute::PrefSource(from) => route.source = ip(from),
+                    RouteAttribute::Metrics(metrics) => route.mtu = mtu(metrics),
+                    _ => {}
+                }
+            }
+            let link = links.iter().find(|link| link.index == route.index);
+            let (Some(link), Some(destination)) = (link, route.prefix(header)) else {
+                continue;
+            };
+            let is_ours = route.table == u32::from(RouteHeader::RT_TABLE_MAIN)
+                && header.kind == RouteType::Unicast
+                && !is_link_local_v6(&destination.address());
+            if !is_ours {
+                continue;
+            }
+            if header.protocol == RouteProtocol::Kernel {
+                connected.push((destination, link.index));
+                continue;
+            }
+            if routes.len() == MAX_ROUTES {
+                return Err(CniError::InvalidResult {
+                    name: link.name.clone(),
+                    reason: format!("more than {MAX_ROUTES} routes"),
+                });
+            }
+            let is_direct = header.scope == RouteScope::Link;
+            routes.push(Route {
+                destination,
+                gateway: route.gateway.filter(|_| !is_direct),
+                interface: link.name.clone(),
+                mtu: route.mtu,
+                metric: route.metric,
+                source: route.source,
+            });
+        }
+    }
+    // A gateway must be reachable when a route through it is added.
+    routes.sort_by_key(|route| {
+        let length = route.destination.length();
+        (route.gateway.is_some(), std::cmp::Reverse(length))
+    });
+    Ok((connected, routes))
+}
+
+/// Returns neighbours that were added permanently.
+async fn neighbours(handle: &Handle, links: &[Link]) -> Result<Vec<Neighbour>, CniError> {
+    let mut neighbours = Vec::new();
+    let mut messages = handle.neighbours().get().execute();
+    while let Some(message) = first(&mut messages, "list the neighbours").await? {
+        let header = &message.header;
+        let link = links.iter().find(|link| link.index == header.ifindex);
+        let (Some(link), NeighbourState::Permanent) = (link, header.state) else {
+            continue;
+        };
+        let mut address = None;
+        let mut mac = None;
+        for attribute in &message.attributes {
+            match attribute {
+                NeighbourAttribute::Destination(NeighbourAddress::Inet(to)) => {
+                    address = Some(IpAddr::V4(*to));
+                }
+                NeighbourAttribute::Destination(NeighbourAddress::Inet6(to)) => {
+                    address = Some(IpAddr::V6(*to));
+                }
+                NeighbourAttribute::LinkLayerAddress(bytes) => {
+                    mac = bytes.as_slice().try_into().ok();
+                }
+                _ => {}
+            }
+        }
+        let (Some(address), Some(mac)) = (address, mac) else {
+            continue;
+        };
+        if neighbours.len() == MAX_NEIGHBOURS {
+            return Err(CniError::InvalidResult {
+                name: link.name.clone(),
+                reason: format!("more than {MAX_NEIGHBOURS} static neighbours"),
+            });
+        }
+        neighbours.push(Neighbour {
+            address,
+            mac,
+            interface: link.name.clone(),
+        });
+    }
+    Ok(neighbours)
+}
+
+/// A route while it is parsed.
+struct RouteBuilder {
+    destination: Option<IpAddr>,
+    gateway: Option<IpAddr>,
+    index: u32,
+    table: u32,
+    mtu: Option<u32>,
+    metric: Option<u32>,
+    source: Option<IpAddr>,
+}
+
+impl RouteBuilder {
+    fn new(header: &RouteHeader) -> Self {
+        Self {
+            destination: None,
+            gateway: None,
+            index: 0,
+            table: u32::from(header.table),
+            mtu: None,
+            metric: None,
+            source: None,
+        }
+    }
+
+    /// Returns the destination; a default route has no address.
+    fn prefix(&self, header: &RouteHeader) -> Option<Prefix> {
+        let unspecified = match header.address_family {
+            AddressFamily::Inet => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
+            AddressFamily::Inet6 => IpAddr::V6(Ipv6Addr::UNSPECIFIED),
+            _ => return None,
+        };
+        let address = self.destination.unwrap_or(unspecified);
+        Prefix::new(address, header.destination_prefix_length)
+    }
+}
+
+fn mtu(metrics: &[RouteMetric]) -> Option<u32> {
+    let mtu = |metric: &RouteMetric| match metric {
+        RouteMetric::Mtu(mtu) => Some(*mtu),
+        _ => None,
+    };
+    metrics.iter().find_map(mtu)
+}
+
+fn ip(address: &RouteAddress) -> Option<IpAddr> {
+    match address {
+        RouteAddress::Inet(address) => Some(IpAddr::V4(*address)),
+        RouteAddress::Inet6(address) => Some(IpAddr::V6(*address)),
+        _ => None,
+    }
+}
+
+async fn first<T>(
+    messages: &mut (impl Stream<Item = Result<T, rtnetlink::Error>> + Unpin),
+    action: &'static str,
+) -> Result<Option<T>, CniError> {
+    let next = messages.next().await.transpose();
+    next.map_err(CniError::netlink(action))
+}

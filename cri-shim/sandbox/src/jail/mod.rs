@@ -1,0 +1,158 @@
+//! The jail of a sandbox's process, which it enters before its guest runs its first instruction: a
+//! guest that breaks out of its VM finds open files, and no way to anything else.
+//!
+//! [`spawn()`] starts a process in a PID namespace of its own, and [`close`] does the rest from
+//! within, while the process has one thread: everything that is opened by path is open by then. The
+//! layers, each of which holds without the others:
+//!
+//! | file | layer |
+//! | --- | --- |
+//! | `namespaces` | mount, IPC, UTS, network, cgroup and user namespaces; an empty root |
+//! | `share` | the shared directory, as mounts of the jail's own |
+//! | `identity` | a user and group of its own, capabilities, no_new_privs, resource limits |
+//! | `paths` | Landlock: no file by path, no TCP, no signals outwards |
+//! | `filter`, `program` | seccomp: the calls that are allowed, and the compiled filter |
+//!
+//! docs/sandbox.md lists what the filter allows, call by call, and the results of attempts to break
+//! out. Nothing here knows machines or containers.
+
+mod filter;
+mod identity;
+mod namespaces;
+mod paths;
+mod share;
+mod spawn;
+
+use std::fmt;
+use std::os::fd::AsFd as _;
+use std::time::Instant;
+
+use tracing::debug;
+
+pub use crate::bind::pass_on_mounts;
+pub use identity::{UID_BASE, can_change_identity};
+pub use namespaces::{try_user_namespaces, user_namespaces_remedy};
+pub use paths::has_landlock;
+pub use share::Share;
+pub(super) use spawn::close_inherited;
+pub use spawn::limit_arenas;
+pub use spawn::spawn;
+
+/// The system calls that the jail allows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CallFilter {
+    /// Those that a sandbox's process makes; any other kills it.
+    Enforced {
+        /// What it asks of KVM.
+        kvm: KvmCalls,
+    },
+    /// All that the other layers allow: for testing these on their own.
+    Absent,
+}
+
+/// What a process in its jail may ask of KVM. The threads of its machines, which a guest talks to,
+/// have narrower filters: they may run a vCPU and raise interrupts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum KvmCalls {
+    /// To run the machine that it has.
+    Run,
+    /// To add vCPUs to its machine, too.
+    AddVcpus,
+    /// To create machines, too: its guest comes later, or reboots.
+    CreateVms,
+}
+
+/// A layer that this host does not support; the others hold without it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum MissingLayer {
+    /// The host does not allow a user namespace without mapped users.
+    UserNamespace,
+    /// The host's kernel has no Landlock.
+    Landlock,
+    /// The host's kernel has an older Landlock ABI.
+    PartOfLandlock,
+}
+
+impl fmt::Display for MissingLayer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::UserNamespace => "user namespace",
+            Self::Landlock => "Landlock",
+            Self::PartOfLandlock => "part of Landlock",
+        })
+    }
+}
+
+/// The reason why the jail could not be entered. The process must not continue.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum JailError {
+    /// The kernel refused a step.
+    #[error("failed to {step}")]
+    Step {
+        /// What was tried.
+        step: &'static str,
+        /// The kernel's answer.
+        #[source]
+        source: std::io::Error,
+    },
+    /// The kernel refused a namespace, or a mount in it.
+    #[error(
+        "failed to {step} (the jail needs CAP_SYS_ADMIN, CAP_SETUID, CAP_SETGID and CAP_SETPCAP, \
+         or user namespaces)"
+    )]
+    Namespaces {
+        /// What was tried.
+        step: &'static str,
+        /// The kernel's answer.
+        #[source]
+        source: std::io::Error,
+    },
+    /// Landlock refused.
+    #[error("failed to restrict the file system with Landlock")]
+    Landlock(#[from] landlock::RulesetError),
+    /// The kernel refused the filter.
+    #[error("failed to install the seccomp filter")]
+    Filter(#[source] podvisor_seccomp::Error),
+}
+
+fn step<E: Into<std::io::Error>>(step: &'static str) -> impl FnOnce(E) -> JailError {
+    move |source| JailError::Step {
+        step,
+        source: source.into(),
+    }
+}
+
+/// Puts this process into its jail permanently. Must be called while it has one thread; threads
+/// that are started later are inside.
+///
+/// `share` is a directory that the process continues to serve by path, limited to files below it:
+/// with it the process stays root, in its user namespace, with the six capabilities that are needed
+/// to set the owners of files.
+///
+/// Returns the layers that the host does not support.
+///
+/// # Errors
+/// [`JailError`]: some layers may be in effect then, and the process is unusable.
+pub fn close(share: Option<&Share>, calls: CallFilter) -> Result<Vec<MissingLayer>, JailError> {
+    let begin = Instant::now();
+    let can_change_identity = can_change_identity();
+    let uid = identity::own_uid()?;
+    identity::limit_resources()?;
+    namespaces::enter(can_change_identity)?;
+    namespaces::empty_root(share)?;
+    let mut missing = Vec::new();
+    match (can_change_identity, share) {
+        (true, None) => missing.extend(identity::switch_to_jail_user(uid)?),
+        (true, Some(_)) => identity::keep_for_share()?,
+        (false, _) => identity::drop_capabilities()?,
+    }
+    identity::no_new_privileges()?;
+    missing.extend(paths::close(share.map(|share| share.as_fd()))?);
+    if let CallFilter::Enforced { kvm } = calls {
+        filter::set(share.is_some(), kvm)?;
+    }
+    debug!(elapsed = ?begin.elapsed(), ?missing, "the jail is closed");
+    Ok(missing)
+}

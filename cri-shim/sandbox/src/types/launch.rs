@@ -1,0 +1,158 @@
+//! The configuration of a sandbox.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::path::PathBuf;
+
+use podvisor_network::guest::NicConfig;
+use serde::{Deserialize, Serialize};
+
+#[cfg(doc)]
+use crate::Psi;
+use crate::cgroup::{DEFAULT_CGROUP_PARENT, IoLimit};
+use crate::machine::{Transport, UserRange};
+
+/// Longest host name, in bytes.
+const HOSTNAME_MAX: usize = 64;
+
+/// The configuration of a sandbox for
+/// [`SandboxClient::launch`](super::super::SandboxClient::launch).
+#[derive(Debug)]
+pub struct LaunchConfig {
+    /// Names the sandbox: `[A-Za-z0-9][A-Za-z0-9_.-]{0,127}`.
+    pub id: String,
+    /// The guest's host name, at most 64 bytes.
+    pub hostname: String,
+    /// The sandbox's own directory: it exists, belongs to this user and has mode 0700. Its path is
+    /// at most 90 bytes long, because sockets are created in it.
+    pub dir: PathBuf,
+    /// What is in the guest. Fields that are about the agent's guest mean nothing for another one.
+    pub guest: GuestKind,
+    /// Kernel to boot, an ELF vmlinux or a bzImage. Not used with [`GuestKind::OwnOs`].
+    pub kernel: PathBuf,
+    /// Initramfs that holds the agent. Not used with [`GuestKind::OwnOs`].
+    pub initramfs: PathBuf,
+    /// Virtual CPUs.
+    pub vcpus: u8,
+    /// The maximum of vCPUs for
+    /// [`SandboxClient::set_vcpus`](super::super::SandboxClient::set_vcpus); at least `vcpus`.
+    pub max_vcpus: u8,
+    /// Memory in bytes.
+    pub memory: u64,
+    /// Bytes that [`SandboxClient::grow`](super::super::SandboxClient::grow) may add at run time: a
+    /// multiple of [`GROWTH_UNIT`](crate::machine::GROWTH_UNIT).
+    pub growth: u64,
+    /// How many different images the sandbox's containers may use at the same time.
+    pub image_slots: u8,
+    /// Network cards.
+    pub nics: Vec<NicConfig>,
+    /// The directory that the guest sees as `/run/podvisor/shared`, including mounts below it. If
+    /// it [passes its mounts on](super::super::jail::pass_on_mounts), later mounts are included,
+    /// too.
+    pub shared_dir: Option<PathBuf>,
+    /// A range of the guest's users that are the host's users from 0 on in the shared directory, as
+    /// those of containers in a user namespace with these ids; `None`: all users have the host's
+    /// numbers.
+    pub users: Option<UserRange>,
+    /// File for the guest kernel's messages; a console makes the boot slower.
+    pub console: Option<PathBuf>,
+    /// File for the starts and ends of containers, opened for appending: lines that
+    /// [`Event::parse`](super::super::Event::parse) reads.
+    pub events: Option<File>,
+    /// The guest's sysctls by their dotted names.
+    pub sysctls: BTreeMap<String, String>,
+    /// The bus of the guest's devices. A clone has its template's, so only templates with this bus
+    /// are used.
+    pub transport: Transport,
+    /// Whether the guest's kernel counts pressure ([`Psi`]). A clone does as its template, so only
+    /// templates with this setting are used.
+    pub psi: bool,
+    /// Whether the process is jailed.
+    pub jail: JailMode,
+    /// The directory of templates, snapshots of machines that have booted already: the sandbox
+    /// starts as a clone of the matching one, and creates one if it is missing. It boots if the
+    /// clone has no working guest. `None`: it boots.
+    pub templates: Option<PathBuf>,
+    /// The directory of a snapshot that the sandbox must be a clone of. Kernel, vCPUs, memory and
+    /// kinds of devices are the snapshot's then.
+    pub snapshot: Option<PathBuf>,
+    /// The control group (v2) below which the sandbox gets its own, as a path from the hierarchy's
+    /// root; `None`: it stays in its launcher's. If the host has no cgroup v2, or it cannot be
+    /// written, the sandbox has none and logs why.
+    pub cgroup_parent: Option<String>,
+    /// Limits of the I/O of the sandbox's process on block devices of the host. They take a control
+    /// group with the `io` controller: the launch fails without one.
+    pub io_limits: Vec<IoLimit>,
+}
+
+impl LaunchConfig {
+    /// Creates the configuration of a sandbox whose guest has an operating system of its own:
+    /// otherwise as [`Self::new`], with a PCI bus. It has no machine yet.
+    pub fn of_own_os(id: impl Into<String>, dir: impl Into<PathBuf>) -> Self {
+        Self {
+            guest: GuestKind::OwnOs,
+            image_slots: 0,
+            transport: Transport::Pci,
+            ..Self::new(id, dir, PathBuf::new(), PathBuf::new())
+        }
+    }
+
+    /// Creates the configuration of a sandbox with this id in a directory of its own: the id is its
+    /// host name; it has one vCPU, 256 MiB, room for one image, a jail, a group below
+    /// [`DEFAULT_CGROUP_PARENT`], no network, and boots.
+    pub fn new(
+        id: impl Into<String>,
+        dir: impl Into<PathBuf>,
+        kernel: impl Into<PathBuf>,
+        initramfs: impl Into<PathBuf>,
+    ) -> Self {
+        let id = id.into();
+        Self {
+            hostname: id.chars().take(HOSTNAME_MAX).collect(),
+            id,
+            dir: dir.into(),
+            guest: GuestKind::Agent,
+            kernel: kernel.into(),
+            initramfs: initramfs.into(),
+            vcpus: 1,
+            max_vcpus: 1,
+            memory: 256 << 20,
+            growth: 0,
+            image_slots: 1,
+            nics: Vec::new(),
+            shared_dir: None,
+            users: None,
+            console: None,
+            events: None,
+            sysctls: BTreeMap::new(),
+            transport: Transport::Mmio,
+            psi: false,
+            jail: JailMode::Enforced,
+            templates: None,
+            snapshot: None,
+            cgroup_parent: Some(DEFAULT_CGROUP_PARENT.to_owned()),
+            io_limits: Vec::new(),
+        }
+    }
+}
+
+/// What is in the guest of a sandbox.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub enum GuestKind {
+    /// podvisor's kernel and agent, which runs containers. The machine starts with the sandbox.
+    #[default]
+    Agent,
+    /// An operating system of its own, on a disk. The sandbox starts without a machine.
+    OwnOs,
+}
+
+/// Whether a sandbox's process is jailed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub enum JailMode {
+    /// Namespaces, an identity of its own, Landlock and seccomp; the launch fails if the host
+    /// refuses any of them.
+    #[default]
+    Enforced,
+    /// The process has all rights of its launcher, within the limits of its control group.
+    Disabled,
+}

@@ -1,0 +1,454 @@
+//! The requests and answers of the control socket.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use oci_spec::runtime::{LinuxResources, Process, Spec};
+use serde::{Deserialize, Serialize};
+
+use super::boot::BootHeader;
+use crate::error::RefusalKind;
+use crate::machine::{KernelPanic, NicKind, UserRange};
+use crate::types::{
+    ContainerInfo, ContainerStats, ContainerUser, GuestKind, JailMode, ProcessExit, RestartPolicy,
+    SandboxExit, Started, SupplementalGroups, TerminalSize,
+};
+
+/// Version of the control protocol.
+pub(crate) const CONTROL_VERSION: u32 = 2;
+
+/// Version of the frames of a launch, whose two ends mostly use one executable.
+pub(crate) const LAUNCH_VERSION: u32 = 5;
+
+/// A request, with a number that the client chooses and that comes back with the answer.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Request {
+    pub(crate) number: u64,
+    pub(crate) call: Call,
+    /// The number in the client's log of the request that it works for.
+    #[serde(default)]
+    pub(crate) request: Option<u64>,
+}
+
+/// The answer to the request of the same number.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Reply {
+    pub(crate) number: u64,
+    pub(crate) answer: Result<Answer, Refusal>,
+}
+
+/// What is known of a request or a reply of another podvisor's whose rest is not.
+#[derive(Debug, Deserialize)]
+pub(crate) struct Numbered {
+    pub(crate) number: u64,
+}
+
+impl Numbered {
+    /// The number in a frame that is no known message, which failed to decode with `error`.
+    ///
+    /// # Errors
+    /// `error`, where the frame has no number.
+    pub(crate) fn of(
+        frame: &[u8],
+        error: serde_json::Error,
+    ) -> Result<(u64, serde_json::Error), serde_json::Error> {
+        match serde_json::from_slice::<Self>(frame) {
+            Ok(Self { number }) => Ok((number, error)),
+            Err(_) => Err(error),
+        }
+    }
+}
+
+/// What is asked.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) enum Call {
+    /// The first request on each connection.
+    Hello {
+        version: u32,
+    },
+    /// With the files of [`BootHeader`]. Only for a guest with an operating system of its own.
+    BootMachine(Box<BootHeader>),
+    /// With the image, the images of volumes, the log if there is one, and the disks.
+    Create(Box<CreateHeader>),
+    Start {
+        id: String,
+    },
+    Signal {
+        id: String,
+        exec_id: Option<String>,
+        signal: u32,
+        all: bool,
+    },
+    /// Answered when the process has ended and its output is written.
+    Wait {
+        id: String,
+        exec_id: Option<String>,
+    },
+    Delete {
+        id: String,
+    },
+    /// With the files of its streams.
+    Exec(Box<ExecHeader>),
+    /// With the files of its streams.
+    Attach {
+        id: String,
+        stdio: StdioHeader,
+        /// The process waits for this reader.
+        #[serde(default)]
+        is_whole: bool,
+    },
+    /// The sandbox is shut down when this container's process has ended.
+    EndWith {
+        id: String,
+    },
+    /// Sends a signal, and SIGKILL to all of the container if it still runs after the grace period.
+    /// Answered immediately.
+    Stop {
+        id: String,
+        signal: u32,
+        grace_ms: u64,
+    },
+    /// Disables restarts of the container's process.
+    EndRestarts {
+        id: String,
+    },
+    Pause,
+    Resume,
+    IsPaused,
+    Resize {
+        id: String,
+        exec_id: Option<String>,
+        size: TerminalSize,
+    },
+    /// With the new log.
+    ReopenLog {
+        id: String,
+    },
+    /// With a file for alternating with the present log: lines go to the other file when one has
+    /// `max_bytes`.
+    LimitLog {
+        id: String,
+        max_bytes: u64,
+    },
+    Stats {
+        id: String,
+        /// Older processes do not know this.
+        #[serde(default)]
+        brief: bool,
+    },
+    List,
+    UpdateResources {
+        id: String,
+        resources: Box<LinuxResources>,
+    },
+    /// Answered when the guest has `bytes` more than at first, or the time is over.
+    Grow {
+        bytes: u64,
+        patience_ms: u64,
+    },
+    /// Answered when the guest's containers run short of memory.
+    AwaitPressure,
+    /// Answered when the guest uses exactly `count` CPUs.
+    SetCpus {
+        count: u8,
+    },
+    PortForward {
+        port: u16,
+    },
+    /// The answer comes with a socket that is connected to the serial console.
+    Console,
+    /// Answered immediately; the client waits for the end.
+    Shutdown {
+        grace_ms: u64,
+    },
+    /// Answered when the machine has ended.
+    Ended,
+    /// Cancels the wait of the request with this number, which is not answered then; nor is this
+    /// request. Only for processes that report support for it.
+    Abandon {
+        number: u64,
+    },
+}
+
+impl Call {
+    /// Whether it is answered when an event happens, and changes nothing.
+    pub(crate) fn is_wait(&self) -> bool {
+        matches!(self, Self::Wait { .. } | Self::Ended | Self::AwaitPressure)
+    }
+
+    /// What it requests, as errors name it.
+    pub(crate) fn action(&self) -> &'static str {
+        match self {
+            Self::BootMachine(_) => "boot a machine",
+            Self::Create(_) => "create a container",
+            Self::Start { .. } => "start a container",
+            Self::Signal { .. } => "send a signal",
+            Self::Wait { .. } => "wait for a process",
+            Self::Delete { .. } => "delete a container",
+            Self::Exec(_) => "run a program in the guest",
+            Self::Attach { .. } => "attach to a container",
+            Self::Stop { .. } => "stop a container",
+            Self::EndRestarts { .. } => "disable restarts",
+            Self::Resize { .. } => "resize a terminal",
+            Self::ReopenLog { .. } | Self::LimitLog { .. } => "change a container's log",
+            Self::Stats { .. } => "measure a container",
+            Self::UpdateResources { .. } => "change a container's resources",
+            Self::Grow { .. } => "change the guest's memory",
+            Self::AwaitPressure => "wait for memory pressure",
+            Self::SetCpus { .. } => "change the guest's CPUs",
+            Self::PortForward { .. } => "forward a port",
+            Self::Pause => "pause the guest",
+            Self::Resume | Self::IsPaused => "resume the guest",
+            Self::Console => "open the console",
+            Self::Hello { .. }
+            | Self::List
+            | Self::EndWith { .. }
+            | Self::Shutdown { .. }
+            | Self::Ended
+            | Self::Abandon { .. } => "look after the sandbox",
+        }
+    }
+
+    /// Whether it ends something or sends a signal.
+    pub(crate) fn ends_something(&self) -> bool {
+        matches!(
+            self,
+            Self::Shutdown { .. } | Self::Stop { .. } | Self::Signal { .. }
+        )
+    }
+}
+
+/// A container to be created.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct CreateHeader {
+    pub(crate) id: String,
+    pub(crate) image_digest: String,
+    /// Digests of the images of volumes.
+    #[serde(default)]
+    pub(crate) volumes: Vec<String>,
+    pub(crate) readonly_rootfs: bool,
+    pub(crate) spec: Spec,
+    pub(crate) user: String,
+    #[serde(default)]
+    pub(crate) supplemental_groups: SupplementalGroups,
+    pub(crate) has_log: bool,
+    pub(crate) tty: bool,
+    pub(crate) stdin: bool,
+    pub(crate) stdin_once: bool,
+    #[serde(default)]
+    pub(crate) restart: RestartPolicy,
+    #[serde(default)]
+    pub(crate) devices: Vec<DeviceHeader>,
+    #[serde(default)]
+    pub(crate) guest_devices: bool,
+    pub(crate) etc_hosts: Vec<u8>,
+    pub(crate) etc_resolv_conf: Vec<u8>,
+    pub(crate) etc_hostname: Vec<u8>,
+}
+
+/// A device of a container.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct DeviceHeader {
+    pub(crate) path: String,
+    pub(crate) access: String,
+    pub(crate) source: DeviceKind,
+}
+
+/// The device itself; a disk's file comes with the frame.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) enum DeviceKind {
+    Disk {
+        serial: String,
+        is_read_only: bool,
+        mode: u32,
+        uid: u32,
+        gid: u32,
+    },
+    Guest {
+        path: String,
+    },
+}
+
+/// An additional process of a container.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct ExecHeader {
+    pub(crate) id: String,
+    pub(crate) exec_id: String,
+    pub(crate) process: Process,
+    pub(crate) user: String,
+    #[serde(default)]
+    pub(crate) supplemental_groups: SupplementalGroups,
+    pub(crate) tty: Option<TerminalSize>,
+    pub(crate) stdio: StdioHeader,
+}
+
+/// Which of a process's streams come with the frame, in this order.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+pub(crate) struct StdioHeader {
+    pub(crate) stdin: bool,
+    pub(crate) stdout: bool,
+    pub(crate) stderr: bool,
+}
+
+/// A process's first answer, about itself.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Greeting {
+    pub(crate) version: u32,
+    /// Containers can have devices; an older process would ignore them.
+    #[serde(default)]
+    pub(crate) takes_devices: bool,
+    /// The names of the jail's layers that the host does not have.
+    #[serde(default)]
+    pub(crate) missing_layers: Vec<String>,
+    /// It reports when the guest runs short of memory.
+    #[serde(default)]
+    pub(crate) tells_pressure: bool,
+    /// It supports `Abandon`.
+    #[serde(default)]
+    pub(crate) drops_waits: bool,
+}
+
+/// The result of a request.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) enum Answer {
+    Hello(Greeting),
+    Done,
+    Created(ContainerUser),
+    Started(Started),
+    Exit(ProcessExit),
+    Stats(Box<ContainerStats>),
+    List(Vec<ContainerInfo>),
+    /// With a connected socket.
+    Stream,
+    Ended(SandboxExit),
+    IsPaused(bool),
+    /// The growth in bytes.
+    Grown(u64),
+}
+
+/// The reason why a request was refused.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Refusal {
+    pub(crate) kind: RefusalKind,
+    pub(crate) message: String,
+}
+
+/// The first frame to a sandbox's process, on its stdin. With it come: the control socket, the file
+/// for the record of its exit, kernel and initramfs of an agent's guest, the template's state and
+/// memory, network cards, then the shared directory, the console and the log of events, each if
+/// there is one. The second frame is a `GuestNetwork`.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct LaunchHeader {
+    pub(crate) version: u32,
+    /// The number of the launcher's request in the log.
+    pub(crate) request: Option<u64>,
+    pub(crate) id: String,
+    pub(crate) hostname: String,
+    pub(crate) dir: PathBuf,
+    pub(crate) guest: GuestKind,
+    pub(crate) vcpus: u8,
+    pub(crate) max_vcpus: u8,
+    pub(crate) memory: u64,
+    pub(crate) growth: u64,
+    pub(crate) image_slots: u8,
+    pub(crate) nics: Vec<NicHeader>,
+    pub(crate) has_shared_dir: bool,
+    pub(crate) users: Option<UserRange>,
+    pub(crate) has_console: bool,
+    pub(crate) has_events: bool,
+    pub(crate) sysctls: BTreeMap<String, String>,
+    pub(crate) jail: JailMode,
+    /// Whether the guest's devices are on PCI.
+    pub(crate) pci: bool,
+    /// Whether the guest's kernel counts pressure.
+    #[serde(default)]
+    pub(crate) psi: bool,
+    /// Whether it must not boot if it cannot be a clone.
+    pub(crate) must_clone: bool,
+    /// Whether the process is in a control group of its own.
+    #[serde(default)]
+    pub(crate) has_cgroup: bool,
+    /// Whether the files of a template come, too.
+    pub(crate) has_template: bool,
+}
+
+/// A network card whose host's end comes with the frame.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct NicHeader {
+    pub(crate) kind: NicKind,
+    pub(crate) mac: [u8; 6],
+    pub(crate) mtu: u16,
+}
+
+/// The answer to both frames: the guest is configured, or the reason why it is not.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub(crate) struct LaunchReply {
+    pub(crate) failed: Option<String>,
+    /// It failed because the host does not let it enter its jail.
+    #[serde(default)]
+    pub(crate) is_jail: bool,
+    /// It is a clone of the template.
+    #[serde(default)]
+    pub(crate) is_clone: bool,
+    /// It failed because the clone of the template had no working guest.
+    #[serde(default)]
+    pub(crate) blames_template: bool,
+    /// It failed before the guest was told of its network: no frame went through the cards.
+    #[serde(default)]
+    pub(crate) has_unused_cards: bool,
+    /// It failed because the guest's kernel panicked.
+    #[serde(default)]
+    pub(crate) panic: Option<KernelPanic>,
+    /// The names of the jail's layers that the host does not have.
+    #[serde(default)]
+    pub(crate) missing_layers: Vec<String>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::types::ContainerState;
+
+    #[test]
+    fn what_a_newer_sandbox_says_is_read_as_far_as_it_is_known() {
+        let refusal = r#"{"kind": "Unheard", "message": "no", "more": 1}"#;
+        let refusal: Refusal = serde_json::from_str(refusal).unwrap();
+        assert_eq!(refusal.kind, RefusalKind::Internal);
+        let info = r#"{"id": "a", "state": "Sleeping", "pid": 7, "started_at_ns": 1,
+                       "exit": null, "restarts": 0, "more": {}}"#;
+        let info: ContainerInfo = serde_json::from_str(info).unwrap();
+        assert_eq!(info.state, ContainerState::Unknown);
+        let known = [
+            ContainerState::Created,
+            ContainerState::Running,
+            ContainerState::Restarting,
+            ContainerState::Exited,
+        ];
+        for state in known {
+            let json = serde_json::to_string(&state).unwrap();
+            let read: ContainerState = serde_json::from_str(&json).unwrap();
+            assert_eq!(read, state);
+        }
+    }
+
+    #[test]
+    fn the_documentation_has_every_call_and_the_version() {
+        let docs = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/sandbox.md");
+        let docs = std::fs::read_to_string(docs).unwrap();
+        let (_, docs) = docs.split_once("## Control protocol").unwrap();
+        let (docs, _) = docs.split_once("\n## ").unwrap();
+        let version = format!("`Hello` with the protocol's version, {CONTROL_VERSION}.");
+        assert!(docs.contains(&version), "{version}");
+        let (_, calls) = include_str!("message.rs")
+            .split_once("enum Call {\n")
+            .unwrap();
+        let (calls, _) = calls.split_once("\n}").unwrap();
+        let names = calls.lines().filter_map(|line| line.strip_prefix("    "));
+        let names = names.filter(|line| line.starts_with(|c: char| c.is_ascii_uppercase()));
+        let names = names.map(|line| line.split([' ', '(', ',']).next().unwrap());
+        assert!(names.clone().count() > 20);
+        for name in names {
+            assert!(docs.contains(&format!("`{name}`")), "{name}");
+        }
+    }
+}
