@@ -6,14 +6,15 @@ mod support;
 use std::fs;
 use std::io::{PipeWriter, Write as _};
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use k8s_cri::v1::*;
 use podvisor_cri::sandbox::{SandboxClient, StdioFds};
 use rustix::process::Signal;
-use support::Root;
 use support::cri::{Daemon, PodClient};
 use support::host::sandboxes;
 use support::pod::{eventually, log_text};
+use support::{PATIENCE, Root};
 use tonic::Code;
 
 /// The bridge that this test creates.
@@ -63,8 +64,12 @@ impl Node {
     }
 
     async fn says(&self, attempt: u32, text: &str) {
-        let said = || self.log(attempt).contains(text);
-        eventually(text, said).await;
+        let begin = Instant::now();
+        while !self.log(attempt).contains(text) {
+            let log = self.log(attempt);
+            assert!(begin.elapsed() < PATIENCE, "{text:?} never came:\n{log}");
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
     }
 
     /// Attaches to the console, and types.
@@ -88,7 +93,7 @@ impl Node {
             if status.state == i32::from(ContainerState::ContainerExited) {
                 return status;
             }
-            tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+            tokio::time::sleep(Duration::from_millis(50)).await;
         }
     }
 
@@ -174,13 +179,16 @@ async fn guest_with_its_own_system_lives_the_life_of_a_pod() {
     for part in [
         "podvisor-loader: entry",
         "2 CPUs, boot 1",
-        "small: seed cidata: meta-data network-config user-data",
-        "small: hostname machine",
+        "small: seed CIDATA: meta-data network-config user-data",
     ] {
         assert!(log.contains(part), "{part}: {log}");
     }
     assert!(log.lines().all(|line| line.starts_with("stdout ")), "{log}");
 
+    // cloud-init would take its name from here.
+    let typing = node.types(&vm, "cat /run/seed/meta-data\n").await;
+    node.says(0, "\"local-hostname\": \"machine\"").await;
+    drop(typing);
     let exec = node.client.exec(&vm, "true", 10).await.unwrap_err();
     assert_eq!(exec.code(), Code::Unimplemented, "{exec}");
     assert!(

@@ -141,6 +141,12 @@ const IOCTLS: &[u64] = &[
     0x4004_54d8, // TUNSETVNETHDRSZ
 ];
 
+/// Requests of a process that builds machines in addition.
+const IOCTLS_TO_BUILD: &[u64] = &[
+    0x8004_54d2, // TUNGETIFF: whether a card is a tap
+    0x4004_54dc, // TUNSETVNETLE
+];
+
 /// Commands of fcntl that make other processes wait for this one, make this one wait for others, or
 /// cause signals.
 const FCNTLS_REFUSED: &[u64] = &[
@@ -284,7 +290,12 @@ fn ioctls(calls: KvmCalls) -> Vec<Rule> {
     let vcpu = (calls == KvmCalls::Run).then_some(&KVM_CREATE_VCPU);
     let refused = KVM_CREATES_DEVICE.iter().chain(vm).chain(vcpu);
     kvm.extend(refused.map(|request| Condition::is_not(1, *request)));
-    let others = IOCTLS.iter().map(|request| vec![is(1, *request)]);
+    let to_build = match calls {
+        KvmCalls::CreateVms => IOCTLS_TO_BUILD,
+        KvmCalls::Run | KvmCalls::AddVcpus => &[],
+    };
+    let others = IOCTLS.iter().chain(to_build);
+    let others = others.map(|request| vec![is(1, *request)]);
     std::iter::once(kvm).chain(others).collect()
 }
 

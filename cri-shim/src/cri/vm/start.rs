@@ -13,10 +13,9 @@ use crate::cri::config::VmSettings;
 use crate::cri::error::{CriError, Result};
 use crate::cri::node::{Container, Node};
 
-/// The command line of the loader's kernel: its messages are the first of the console, a panic ends
-/// the machine, and only one CPU has to be stopped when it jumps to the disk's kernel. What follows
-/// the dashes is the loader's.
-const COMMAND_LINE: &str = "console=ttyS0 quiet panic=-1 reboot=k maxcpus=1 -- --root ";
+/// The command line of the loader's kernel: its messages are the first of the console, and a panic
+/// ends the machine. What follows the dashes is the loader's.
+const COMMAND_LINE: &str = "console=ttyS0 quiet panic=-1 reboot=k -- --root ";
 
 impl Node {
     /// Boots a container's machine.
