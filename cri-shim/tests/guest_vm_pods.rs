@@ -187,7 +187,7 @@ async fn guest_with_its_own_system_lives_the_life_of_a_pod() {
 
     // cloud-init would take its name from here.
     let typing = node.types(&vm, "cat /run/seed/meta-data\n").await;
-    node.says(0, "\"local-hostname\": \"machine\"").await;
+    node.says(0, "machine.default").await;
     drop(typing);
     let exec = node.client.exec(&vm, "true", 10).await.unwrap_err();
     assert_eq!(exec.code(), Code::Unimplemented, "{exec}");
