@@ -5,7 +5,7 @@ mod support;
 use std::time::Duration;
 
 use k8s_openapi::api::apps::v1::ControllerRevision;
-use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod};
+use k8s_openapi::api::core::v1::{LimitRange, Namespace, PersistentVolumeClaim, Pod};
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::runtime::wait::await_condition;
 use kube::{Api, Client};
@@ -384,6 +384,59 @@ async fn a_missing_claim_is_waited_for() {
     let pod = scene.only_pod().await.spec.unwrap();
     let devices = pod.containers[0].volume_devices.as_ref().unwrap();
     assert_eq!(devices[0].device_path, "/podvisor/devices/seed");
+}
+
+#[tokio::test]
+async fn what_the_api_server_refuses_is_told_and_tried_again() {
+    let scene = Scene::new().await;
+    let limits = Api::<LimitRange>::namespaced(scene.client.clone(), &scene.namespace);
+    let small: LimitRange = serde_json::from_value(json!({
+        "metadata": {"name": "small"},
+        "spec": {"limits": [{"type": "Container", "max": {"memory": "1Mi"}}]},
+    }))
+    .unwrap();
+    limits.create(&PostParams::default(), &small).await.unwrap();
+    let _controller = Controller::start(&scene.namespace, "limits");
+    let _kubelet = scene.play_kubelet();
+    scene.create("big", "Always").await;
+    let refused = |vm: Option<&VirtualMachine>| {
+        vm.and_then(|vm| condition(&vm.status.conditions, "Failure"))
+            .is_some_and(|failure| failure.reason == "FailedCreate")
+    };
+    let wait = await_condition(scene.vms.clone(), "big", refused);
+    let vm = tokio::time::timeout(LIMIT, wait)
+        .await
+        .unwrap()
+        .unwrap()
+        .unwrap();
+    let failure = condition(&vm.status.conditions, "Failure").unwrap();
+    assert!(failure.message.contains("memory"), "{}", failure.message);
+    limits
+        .delete("small", &DeleteParams::default())
+        .await
+        .unwrap();
+    let vm = scene.becomes("big", "Running").await;
+    assert!(condition(&vm.status.conditions, "Failure").is_none());
+}
+
+#[tokio::test]
+async fn virtual_machines_run_in_restricted_namespaces() {
+    let scene = Scene::new().await;
+    let restricted = json!({"metadata": {"labels": {
+        "pod-security.kubernetes.io/enforce": "restricted",
+    }}});
+    Api::<Namespace>::all(scene.client.clone())
+        .patch(
+            &scene.namespace,
+            &PatchParams::default(),
+            &Patch::Merge(restricted),
+        )
+        .await
+        .unwrap();
+    let _controller = Controller::start(&scene.namespace, "restricted");
+    let _kubelet = scene.play_kubelet();
+    scene.create("safe", "Always").await;
+    scene.becomes("safe", "Running").await;
 }
 
 #[tokio::test]
