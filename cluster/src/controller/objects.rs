@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 use kube::core::NamespaceResourceScope;
+use podvisor_cluster_types::replica_set::LabelSelector;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
@@ -124,6 +125,48 @@ resource!(
     Value,
     VmiStatus
 );
+
+resource!(
+    /// As many equal instances as wanted.
+    VirtualMachineInstanceReplicaSet,
+    "virtualmachineinstancereplicasets",
+    ReplicaSetSpec,
+    ReplicaSetStatus
+);
+
+/// How many instances of which template.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ReplicaSetSpec {
+    /// How many; one, if it is missing.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub replicas: Option<i32>,
+    /// Which instances are meant.
+    #[serde(default)]
+    pub selector: LabelSelector,
+    /// What they are made of.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub template: Option<Template>,
+    /// Nothing is made, and nothing deleted.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub paused: bool,
+}
+
+/// What was observed of a replica set.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct ReplicaSetStatus {
+    /// How many instances there are that have not ended.
+    pub replicas: i32,
+    /// How many of them are ready.
+    pub ready_replicas: i32,
+    /// The selector as text, for `kubectl scale`.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub label_selector: String,
+    /// Conditions.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub conditions: Vec<Condition>,
+}
 
 /// What a user asks of a virtual machine.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]

@@ -14,6 +14,10 @@ pub(super) async fn install(client: &Client) -> Result<()> {
     for (kind, plural) in [
         ("VirtualMachine", "virtualmachines"),
         ("VirtualMachineInstance", "virtualmachineinstances"),
+        (
+            "VirtualMachineInstanceReplicaSet",
+            "virtualmachineinstancereplicasets",
+        ),
     ] {
         let definition = serde_json::from_value(definition(kind, plural))?;
         api.create(&PostParams::default(), &definition).await?;
