@@ -5,6 +5,8 @@
 //! is only ever the key of a map here. Data that no name refers to any longer is returned for reuse
 //! ([`Tree::take_freed`]).
 
+mod links;
+
 use std::collections::BTreeMap;
 
 /// Entries that a `BTreeMap` allocates together.
@@ -130,9 +132,15 @@ pub(crate) struct Node {
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum TreeError {
-    /// A parent of the entry is a file or a symbolic link of the same layer.
-    #[error("its parent {0:?} is not a directory but a file or symbolic link")]
+    /// A parent of the entry is a file of the same layer.
+    #[error("its parent {0:?} is not a directory but a file")]
     ParentNotDirectory(String),
+    /// Symbolic links of the same layer lead in a circle, or too far.
+    #[error("its parent {0:?} leads through too many symbolic links")]
+    TooManyLinks(String),
+    /// A symbolic link of the same layer that is a parent leads to a name that no file can have.
+    #[error("its parent {0:?} is a symbolic link to a name of more than 255 bytes")]
+    LinkTarget(String),
     /// A hard link's target is missing.
     #[error("hard link to {0:?}, which does not exist")]
     LinkTargetMissing(String),
@@ -239,12 +247,15 @@ impl Tree {
     }
 
     /// Creates the directory at `path`, or gives an existing one new metadata. Missing parents are
-    /// created with mode 0755, owner 0:0 and time 0. A file of that name is replaced.
+    /// created with mode 0755, owner 0:0 and time 0. A file of that name is replaced. Symbolic
+    /// links above it are followed if they are this layer's, within the tree.
     ///
     /// # Errors
-    /// [`TreeError::ParentNotDirectory`], [`TreeError::Full`].
+    /// [`TreeError::ParentNotDirectory`], [`TreeError::TooManyLinks`], [`TreeError::LinkTarget`],
+    /// [`TreeError::Full`].
     pub(crate) fn put_dir(&mut self, path: &[&[u8]], meta: Meta) -> Result<(), TreeError> {
-        let dir = self.make_dirs(path, true)?;
+        let (parents, last) = path.split_at(path.len().saturating_sub(1));
+        let dir = self.make_dirs_through_links(parents, last)?;
         self.memory += meta.memory() as u64;
         self.node_mut(dir).meta = meta;
         Ok(())
@@ -263,7 +274,7 @@ impl Tree {
     ) -> Result<(), TreeError> {
         let placed = match path.split_last() {
             None => Err(TreeError::RootNotDirectory),
-            Some((name, parents)) => self.make_dirs(parents, false).map(|dir| (*name, dir)),
+            Some((name, parents)) => self.make_parents(parents).map(|dir| (*name, dir)),
         };
         let placed = placed.and_then(|(name, dir)| Ok((name, dir, self.check_room()?)));
         match placed {
@@ -293,9 +304,9 @@ impl Tree {
     pub(crate) fn put_link(&mut self, path: &[&[u8]], target: &[&[u8]]) -> Result<(), TreeError> {
         let (name, parents) = path.split_last().ok_or(TreeError::RootNotDirectory)?;
         // First, since one of the new directories may hide the target.
-        let dir = self.make_dirs(parents, false)?;
+        let dir = self.make_parents(parents)?;
         let node = self
-            .find(target)
+            .find_through_links(target)
             .ok_or_else(|| TreeError::LinkTargetMissing(show(target)))?;
         if matches!(self.node(node).kind, Kind::Dir(_)) {
             return Err(TreeError::LinkToDirectory(show(target)));
@@ -312,7 +323,7 @@ impl Tree {
         let Some((name, parents)) = path.split_last() else {
             return;
         };
-        let Some(dir) = self.find(parents) else {
+        let Some(dir) = self.find_dir(parents) else {
             return;
         };
         let layer = self.layer;
@@ -333,7 +344,7 @@ impl Tree {
 
     /// Hides everything in the directory at `path` that the layers below put there.
     pub(crate) fn opaque(&mut self, path: &[&[u8]]) {
-        if let Some(dir) = self.find(path) {
+        if let Some(dir) = self.find_dir(path) {
             self.hide_lower(dir);
         }
     }

@@ -189,23 +189,99 @@ fn a_hard_link_below_a_hidden_name_of_its_target_has_the_other_name_s_content() 
     assert!(s.freed().is_empty());
 }
 
+fn link(s: &mut Sketch, at: &str, target: &str) {
+    let leaf = Leaf::Symlink(target.as_bytes().into());
+    s.0.put_leaf(&path(at), Meta::default(), leaf).unwrap();
+}
+
 #[test]
-fn nothing_is_put_below_a_symbolic_link_or_a_file() {
+fn nothing_is_put_below_a_file_of_the_same_layer() {
     let mut s = Sketch::new();
-    s.0.put_leaf(
-        &path("l"),
-        Meta::default(),
-        Leaf::Symlink((*b"/etc").into()),
-    )
-    .unwrap();
-    let refused = Err(TreeError::ParentNotDirectory("l".into()));
+    s.file("f", 1);
+    link(&mut s, "l", "f");
+    for at in ["f/x", "l/x"] {
+        let refused = s.0.put_leaf(&path(at), Meta::default(), file(7));
+        assert_eq!(refused, Err(TreeError::ParentNotDirectory("f".into())));
+        assert_eq!(s.freed(), [7]);
+    }
+    let refused = s.0.put_dir(&path("l/sub"), Meta::default());
+    assert_eq!(refused, Err(TreeError::ParentNotDirectory("f".into())));
+    assert_eq!(s.list(), "f l");
+}
+
+#[test]
+fn an_entry_below_a_link_of_its_layer_goes_to_where_the_link_leads() {
+    for (target, found) in [
+        ("usr/lib", "usr/lib/"),
+        ("/usr/./lib/", "usr/lib/"),
+        ("../../../usr/lib", "usr/lib/"),
+        ("usr/../opt/none/../lib", "opt/lib/"),
+        ("/", ""),
+        ("..", ""),
+    ] {
+        let mut s = Sketch::new();
+        link(&mut s, "lib", target);
+        s.file("lib/x.so", 1).file("lib/deep/y.so", 2);
+        s.0.put_dir(&path("lib/sub"), Meta::default()).unwrap();
+        let at = |name: &str| s.0.find(&path(&format!("{found}{name}")));
+        assert!(
+            at("x.so").is_some() && at("deep/y.so").is_some(),
+            "{target}"
+        );
+        assert!(s.0.children(at("sub").unwrap()).is_some(), "{target}");
+        assert!(matches!(
+            s.0.node(s.0.find(&path("lib")).unwrap()).kind,
+            Kind::Leaf(Leaf::Symlink(_))
+        ));
+    }
+}
+
+#[test]
+fn links_are_followed_through_links_and_into_lower_layers() {
+    let mut s = Sketch::new();
+    s.file("usr/lib/old", 1).layer();
+    link(&mut s, "a", "b/lib");
+    link(&mut s, "b", "/usr");
+    s.file("a/new", 2);
+    assert_eq!(s.list(), "a b usr/ usr/lib/ usr/lib/new usr/lib/old");
+    s.0.put_link(&path("a/same"), &path("a/new")).unwrap();
     assert_eq!(
-        s.0.put_leaf(&path("l/passwd"), Meta::default(), file(7)),
-        refused
+        s.0.find(&path("usr/lib/same")),
+        s.0.find(&path("usr/lib/new"))
     );
-    assert_eq!(s.0.put_dir(&path("l/sub"), Meta::default()), refused);
-    assert_eq!(s.list(), "l");
-    assert_eq!(s.freed(), [7]);
+    s.0.whiteout(&path("a/old"));
+    assert_eq!(s.list(), "a b usr/ usr/lib/ usr/lib/new usr/lib/same");
+    s.layer();
+    link(&mut s, "c", "usr/lib");
+    s.0.opaque(&path("c"));
+    assert_eq!(s.list(), "a b c usr/ usr/lib/");
+}
+
+#[test]
+fn a_directory_replaces_a_link_of_its_own_name() {
+    let mut s = Sketch::new();
+    link(&mut s, "l", "d");
+    s.0.put_dir(&path("l"), Meta::default()).unwrap();
+    s.file("l/x", 1);
+    assert_eq!(s.list(), "l/ l/x");
+}
+
+#[test]
+fn links_in_a_circle_and_without_end_are_refused() {
+    let mut s = Sketch::new();
+    link(&mut s, "a", "b");
+    link(&mut s, "b", "a");
+    link(&mut s, "self", "self/x");
+    link(&mut s, "far", &"d/".repeat(256));
+    link(&mut s, "l", &"n".repeat(256));
+    for at in ["a/x", "b/x", "self/x", "far/x"] {
+        let refused = s.0.put_leaf(&path(at), Meta::default(), file(7));
+        assert!(matches!(refused, Err(TreeError::TooManyLinks(_))), "{at}");
+        s.0.whiteout(&path(at));
+    }
+    let refused = s.0.put_leaf(&path("l/x"), Meta::default(), file(7));
+    assert_eq!(refused, Err(TreeError::LinkTarget("l".into())));
+    assert_eq!(s.list(), "a b far l self");
 }
 
 #[test]

@@ -108,19 +108,21 @@ mod kvm;
 mod layout;
 mod memory;
 mod snapshot;
+mod transport;
 mod vm;
 
 #[cfg(feature = "test-utils")]
 #[doc(hidden)]
 pub use boot::testing as boot_testing;
 pub use boot::{BootError, Initramfs, InitramfsBuilder, Kernel, KernelFault};
-pub use kvm::KvmError;
+pub use kvm::{KvmDevice, KvmError};
 pub use memory::{MemoryError, MemorySize, ParseMemorySizeError};
 pub use podvisor_devices as devices;
 pub use podvisor_devices::balloon::BalloonStats;
 pub use podvisor_devices::blk::{
     BlockDevice, BlockDeviceError, Disk, FileDisk, IoEngine, OverlayFormat, Qcow2Disk, Qcow2Error,
-    UringDisk, create_overlay, create_qcow2, open_disk, open_disk_for_writing,
+    UringDisk, create_grown_overlay, create_overlay, create_qcow2, open_disk,
+    open_disk_for_writing,
 };
 pub use podvisor_devices::console::{ConsoleDevice, ConsoleError};
 pub use podvisor_devices::fs::{FsDevice, FsDeviceError, IdMap};
@@ -135,9 +137,11 @@ pub use podvisor_devices::vsock::{VsockDevice, VsockError, VsockHost};
 #[doc(hidden)]
 pub use snapshot::testing as snapshot_testing;
 pub use snapshot::{CpuMismatch, Snapshot, SnapshotError, SnapshotFormatError, WorkingSet};
+pub use transport::Transport;
 pub use vm::{
-    Action, AddVcpusError, BalloonHandle, BlockHandle, BuildError, ConfigError, ConfigErrors,
+    Action, AddVcpusError, BalloonHandle, BlockHandle, Boot, BuildError, ConfigError, ConfigErrors,
     ConsoleHandle, DeviceCounters, DeviceFault, DeviceHandle, EarlyVm, FsHandle, HandleError,
     MemHandle, NetHandle, PlugError, PluggedDevice, PmemHandle, Poison, PoisonCause, Registers,
-    Seccomp, State, Transport, Vm, VmBuilder, VmError, VmExit, VsockHandle,
+    Restore, RestoreBuilder, Seccomp, State, TakeSnapshotError, Vm, VmBuilder, VmError, VmExit,
+    VsockHandle,
 };

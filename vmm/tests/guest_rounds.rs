@@ -7,7 +7,8 @@ use std::fs::{self, File};
 use std::io::{Read, Write};
 use std::net::TcpListener;
 use std::os::fd::OwnedFd;
-use std::path::Path;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
 use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -45,6 +46,27 @@ fn card(tap: OwnedFd) -> NetDevice {
     NetDevice::tap(tap).unwrap()
 }
 
+/// The host sides of the devices of all clones.
+struct HostSides {
+    disk: PathBuf,
+    tap: File,
+    card: fn(OwnedFd) -> NetDevice,
+    streams: mpsc::Sender<UnixStream>,
+}
+
+impl HostSides {
+    fn attach<S>(&self, vm: VmBuilder<S>) -> VmBuilder<S> {
+        let mut vsock = VsockDevice::in_process(3).unwrap();
+        let streams = self.streams.clone();
+        vsock.listen(PORT.into(), move |stream| drop(streams.send(stream)));
+        let card = (self.card)(self.tap.try_clone().unwrap().into());
+        vm.block(BlockDevice::open(&self.disk).unwrap())
+            .net(card.mac(MacAddress([2, 0, 0, 0, 0, 9])))
+            .vsock(vsock)
+            .rng()
+    }
+}
+
 fn loses_nothing(transport: Transport, card: fn(OwnedFd) -> NetDevice) {
     let rounds = std::env::var("PODVISOR_TEST_ROUNDS").map_or(ROUNDS, |n| n.parse().unwrap());
     let dir = tempfile::tempdir().unwrap();
@@ -54,21 +76,17 @@ fn loses_nothing(transport: Transport, card: fn(OwnedFd) -> NetDevice) {
     let tap = tap();
     echo_over_tcp();
     let streams = echo_over_vsock();
-    let devices = |vm: VmBuilder| {
-        let mut vsock = VsockDevice::in_process(3).unwrap();
-        let streams = streams.clone();
-        vsock.listen(PORT.into(), move |stream| drop(streams.send(stream)));
-        let card = card(tap.try_clone().unwrap().into());
-        vm.block(BlockDevice::open(&disk).unwrap())
-            .net(card.mac(MacAddress([2, 0, 0, 0, 0, 9])))
-            .vsock(vsock)
-            .rng()
+    let hosts = HostSides {
+        disk,
+        tap,
+        card,
+        streams,
     };
     let mut console = Console::default();
     let vm = linux_with(initramfs, &console)
         .vcpus(2)
         .memory(MemorySize::mib(64));
-    let mut vm = devices(vm.transport(transport)).build().unwrap();
+    let mut vm = hosts.attach(vm.transport(transport)).build().unwrap();
     vm.start().unwrap();
     let mut done = goes_on(&vm, &console, [0; 4]);
     let mut first = None;
@@ -89,7 +107,7 @@ fn loses_nothing(transport: Transport, card: fn(OwnedFd) -> NetDevice) {
         fs::remove_dir_all(&place).unwrap();
         console = Console::default();
         let clone = snapshot.builder().serial(console.clone());
-        vm = devices(clone).build().unwrap();
+        vm = hosts.attach(clone).build().unwrap();
         vm.start().unwrap();
         drop(snapshot);
         done = goes_on(&vm, &console, done);
@@ -173,7 +191,7 @@ fn echo_over_tcp() {
 }
 
 /// Echoes on the streams that are sent to it, one after the other: the guest has one at a time.
-fn echo_over_vsock() -> mpsc::Sender<std::os::unix::net::UnixStream> {
+fn echo_over_vsock() -> mpsc::Sender<UnixStream> {
     let (streams, all) = mpsc::channel();
     thread::spawn(move || {
         for mut stream in all {

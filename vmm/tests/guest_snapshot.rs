@@ -3,6 +3,7 @@
 mod support;
 
 use std::io::Write;
+use std::path::Path;
 
 use podvisor_vmm::{
     BlockDevice, MacAddress, MemorySize, NetDevice, Snapshot, Transport, VmBuilder, VmExit,
@@ -57,23 +58,23 @@ fn guest_linux_and_its_clones_go_on_on_pci_with_disk_network_and_load() {
     goes_on(Transport::Pci, 2);
 }
 
+fn devices<S>(vm: VmBuilder<S>, disk: &Path) -> VmBuilder<S> {
+    let card = NetDevice::tap(tap().into()).unwrap();
+    vm.block(BlockDevice::open(disk).unwrap().read_only())
+        .block(BlockDevice::spare())
+        .net(card.mac(MacAddress([2, 0, 0, 0, 0, 9])))
+        .rng()
+}
+
 fn goes_on(transport: Transport, clones: usize) {
     let mut disk = tempfile::NamedTempFile::new().unwrap();
     let bytes: Vec<u8> = (0..1u32 << 18).flat_map(u32::to_le_bytes).collect();
     disk.write_all(&bytes).unwrap();
-    let devices = |vm: VmBuilder| {
-        vm.block(BlockDevice::open(disk.path()).unwrap().read_only())
-            .block(BlockDevice::spare())
-            .net(
-                NetDevice::tap(tap().into())
-                    .unwrap()
-                    .mac(MacAddress([2, 0, 0, 0, 0, 9])),
-            )
-            .rng()
-    };
     let console = Console::default();
     let vm = linux(WORK, &console).vcpus(2).memory(MemorySize::mib(128));
-    let vm = devices(vm.transport(transport)).build().unwrap();
+    let vm = devices(vm.transport(transport), disk.path())
+        .build()
+        .unwrap();
     vm.start().unwrap();
     console.wait_for("round 2 ");
     pause(&vm);
@@ -88,7 +89,7 @@ fn goes_on(transport: Transport, clones: usize) {
     let clones: Vec<_> = (0..clones)
         .map(|_| {
             let console = Console::default();
-            let vm = devices(snapshot.builder().serial(console.clone()))
+            let vm = devices(snapshot.builder().serial(console.clone()), disk.path())
                 .build()
                 .unwrap();
             vm.start().unwrap();

@@ -67,7 +67,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     }
 }
 
-fn devices(mut builder: VmBuilder, vsock: VsockDevice) -> VmBuilder {
+fn devices<S>(mut builder: VmBuilder<S>, vsock: VsockDevice) -> VmBuilder<S> {
     for _ in 0..SPARE_DISKS {
         builder = builder.block(BlockDevice::spare());
     }

@@ -70,7 +70,7 @@ pub use spec::{
 pub use spec::{
     NamedCapability, all_capabilities, capabilities, default_environment, default_mounts,
     default_rlimits, default_seccomp_profile, device_rules, from_root, further_process,
-    process_capabilities, set_variable,
+    image_entrypoint, process_capabilities, set_variable,
 };
 pub use stdio::{AttachedStreams, BrokenOutput, Outputs, StdioError, StreamSet, Streams};
 pub use stdio::{read as read_from, write_all as write_to};
@@ -79,10 +79,10 @@ pub use template::{
     Shape, TemplateError, make as make_template, remove_abandoned_templates, snapshot,
 };
 pub use types::{
-    ContainerDevice, ContainerInfo, ContainerState, ContainerStats, ContainerUser, CreateContainer,
-    DeviceSource, Exec, GuestNetwork, GuestStats, ImageVolume, Interface, JailMode, LaunchConfig,
-    Neighbour, NicConfig, ProcessExit, RestartPolicy, Route, SandboxExit, Started, StdioFds,
-    SupplementalGroups, TerminalSize,
+    BootMachine, ContainerDevice, ContainerInfo, ContainerState, ContainerStats, ContainerUser,
+    CreateContainer, DeviceSource, Exec, GuestKind, GuestNetwork, GuestStats, ImageVolume,
+    Interface, JailMode, LaunchConfig, Neighbour, NicConfig, ProcessExit, RestartPolicy, Route,
+    SandboxExit, Started, StdioFds, SupplementalGroups, TerminalSize,
 };
 pub use wire::FrameError;
 

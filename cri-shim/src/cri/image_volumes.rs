@@ -88,6 +88,8 @@ impl Node {
 fn wanted(image: Option<&image::Config>, mounts: &[Mount]) -> Result<BTreeSet<PathBuf>> {
     let declared = image.and_then(|image| image.volumes().as_deref());
     let declared = declared.unwrap_or_default();
+    // A volume of no name is what `VOLUME [""]` leaves: none.
+    let declared: Vec<_> = declared.iter().filter(|path| !path.is_empty()).collect();
     let most = MAX_VOLUMES.saturating_sub(mounts.len());
     if declared.len() > most {
         let reason = format!(
@@ -196,7 +198,7 @@ mod tests {
         let mounts = [mount("/data/below"), mount("var/lib/"), mount("/srv/x/y")];
         assert_eq!(found(&declared, &mounts), ["/data", "/srv/x"]);
         assert!(found(&declared, &[mount("/data"), mount("/var"), mount("/srv")]).is_empty());
-        assert!(found(&[], &[]).is_empty());
+        assert!(found(&[], &[]).is_empty() && found(&[""], &[]).is_empty());
         assert!(wanted(None, &[]).unwrap().is_empty());
         // Directories that a container has from the guest are left as they are.
         let guests = ["/sys/fs/cgroup", "/proc", "/dev/shm", "/device"];
@@ -206,7 +208,7 @@ mod tests {
     #[test]
     fn what_no_volume_can_be_is_refused_and_there_are_not_too_many() {
         let long = "x".repeat(PATH_BYTES + 1);
-        for path in ["/", "", ".", "//", "/..", "/data/../..", "a\0b", &long] {
+        for path in ["/", ".", "//", "/..", "/data/../..", "a\0b", &long] {
             let refused = wanted(Some(&config(&[path])), &[]).unwrap_err();
             assert!(refused.to_string().contains("below its root"), "{refused}");
         }

@@ -80,7 +80,8 @@ pub(super) fn names_of(reference: &Reference, manifest: &Digest, id: Digest) -> 
 }
 
 /// Reads an image's configuration. One that names no platform, as of images that are made without
-/// a base, is for this machine's.
+/// a base, is for this machine's. What builders in Go write for empty lists and sets (`null`) is
+/// read as such.
 pub(super) fn configuration(bytes: &[u8]) -> serde_json::Result<ImageConfiguration> {
     if let Ok(config) = serde_json::from_slice::<ImageConfiguration>(bytes)
         && (config.os(), config.architecture()) == (&Os::Linux, &Arch::Amd64)
@@ -101,6 +102,19 @@ pub(super) fn configuration(bytes: &[u8]) -> serde_json::Result<ImageConfigurati
         };
         read_as("os", "linux", |_| false);
         read_as("architecture", "amd64", is_amd64);
+    }
+    if let Some(diff_ids) = config.pointer_mut("/rootfs/diff_ids")
+        && diff_ids.is_null()
+    {
+        *diff_ids = serde_json::json!([]);
+    }
+    for set in ["/config/Volumes", "/config/ExposedPorts"] {
+        let members = config.pointer_mut(set).and_then(|set| set.as_object_mut());
+        for (_, member) in members.into_iter().flatten() {
+            if member.is_null() {
+                *member = serde_json::json!({});
+            }
+        }
     }
     serde_json::from_value(config)
 }
@@ -134,5 +148,39 @@ impl Inner {
             rootfs: self.layout.rootfs(&id),
             config,
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_builder_leaves_empty_is_read_as_nothing() {
+        let nothing = configuration(
+            br#"{
+                "os": "", "architecture": null, "created": null, "history": null,
+                "config": null,
+                "rootfs": {"type": "layers", "diff_ids": null}
+            }"#,
+        )
+        .unwrap();
+        assert_eq!(nothing.os(), &Os::Linux);
+        assert!(nothing.config().is_none() && nothing.rootfs().diff_ids().is_empty());
+        let empty = configuration(
+            br#"{
+                "os": "linux", "architecture": "amd64",
+                "config": {
+                    "Entrypoint": null, "Cmd": null, "Env": null, "User": "", "WorkingDir": "",
+                    "Volumes": {"/data": null}, "ExposedPorts": {"80/tcp": null},
+                    "Labels": null, "StopSignal": "", "OnBuild": null, "Shell": null
+                },
+                "rootfs": {"type": "layers", "diff_ids": []}
+            }"#,
+        )
+        .unwrap();
+        let config = empty.config().clone().unwrap();
+        assert_eq!(config.volumes().as_deref().unwrap(), ["/data"]);
+        assert!(config.entrypoint().is_none() && config.env().is_none());
     }
 }

@@ -9,15 +9,11 @@ use super::cpu::CpuMismatch;
 use super::format::SnapshotFormatError;
 use crate::kvm::KvmError;
 use crate::memory::MemoryError;
-use crate::vm::{HandleError, VmError};
 
 /// Why a snapshot could not be written, or a VM could not be restored from it.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SnapshotError {
-    /// The VM is not paused, or has ended.
-    #[error(transparent)]
-    State(#[from] VmError),
     /// Snapshots never replace anything.
     #[error("{} already exists", path.display())]
     Exists {
@@ -123,7 +119,4 @@ pub enum SnapshotError {
         #[source]
         source: RestoreError,
     },
-    /// A device did not answer.
-    #[error(transparent)]
-    Busy(#[from] HandleError),
 }

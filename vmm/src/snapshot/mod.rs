@@ -8,7 +8,7 @@
 //! * `working_set.rs` lists the pages that VMs write first.
 //!
 //! The memory file is written and mapped by the [memory](crate::memory) module. How a VM gathers
-//! all this is next to its lifecycle, in `vm/snapshot.rs` and `vm/restore.rs`.
+//! all this is part of its lifecycle, in `vm/lifecycle/save.rs` and `vm/lifecycle/restore.rs`.
 //!
 //! A snapshot is untrusted input: whoever can write one controls what the guest does, but nothing
 //! in it makes this process panic, hang or access what is not the guest's.
@@ -46,7 +46,6 @@ pub(crate) use state::{Base, Identity, MachineState};
 pub(crate) use vcpu::{CounterSetup, VcpuState, msr_numbers};
 
 use crate::memory::{GuestMemory, MemorySize, SaveScope, gather_huge_pages};
-use crate::vm::VmBuilder;
 use directory::{MEMORY, NewDirectory, STATE};
 
 /// The name of the device that plugs memory in.
@@ -143,13 +142,6 @@ impl Snapshot {
             full: None,
             difference: None,
         })))
-    }
-
-    /// Returns a builder for a VM that resumes where the snapshot was taken. Its devices are added
-    /// in the order of [`Self::devices`], each with its own disk, tap or socket; vCPUs, memory and
-    /// kernel come from the snapshot.
-    pub fn builder(&self) -> VmBuilder {
-        VmBuilder::from_snapshot(self.clone())
     }
 
     /// Removes what killed processes have left of a snapshot that was to be in `dir`: of all
@@ -281,14 +273,14 @@ impl Snapshot {
 /// Writes a snapshot of a paused VM. `state` is complete except for the list of memory in the file.
 /// Of the memory that may be plugged in, nothing is plugged after the first `plugged` bytes. The
 /// directory gets its name if `check` confirms that the VM is still paused.
-pub(crate) fn write(
+pub(crate) fn write<E: From<SnapshotError>>(
     dir: &Path,
     mut state: MachineState,
     memory: &GuestMemory,
     plugged: u64,
     full: Option<(PathBuf, Identity)>,
-    check: impl FnOnce() -> Result<(), SnapshotError>,
-) -> Result<(), SnapshotError> {
+    check: impl FnOnce() -> Result<(), E>,
+) -> Result<(), E> {
     let new = NewDirectory::create(dir)?;
     let file = new.file(MEMORY)?;
     let which = if full.is_some() {
@@ -296,7 +288,9 @@ pub(crate) fn write(
     } else {
         SaveScope::All
     };
-    let ranges = memory.write_to(&file, which, plugged)?;
+    let ranges = memory
+        .write_to(&file, which, plugged)
+        .map_err(SnapshotError::from)?;
     file.sync_all().map_err(|source| new.failed(source))?;
     state.base = full.map(|(path, identity)| Base {
         path,
@@ -309,7 +303,7 @@ pub(crate) fn write(
         .and_then(|()| file.sync_all())
         .map_err(|source| new.failed(source))?;
     check()?;
-    new.complete()
+    Ok(new.complete()?)
 }
 
 /// Encodes the state of a snapshot that is to be in `dir`.

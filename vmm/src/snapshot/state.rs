@@ -15,7 +15,7 @@ use super::vcpu::{self, VcpuState};
 use super::working_set::{self, WorkingSet};
 use crate::boot::MAX_CPUS;
 use crate::memory::{HOTPLUG_UNIT, MemoryShape, MemorySize, PAGE_SIZE};
-use crate::vm::Transport;
+use crate::transport::Transport;
 
 const MACHINE_VERSION: u32 = 3;
 const MEMORY_VERSION: u32 = 1;

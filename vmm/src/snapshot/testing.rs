@@ -12,7 +12,7 @@ use super::state::{Base, MachineState};
 use super::vcpu::VcpuState;
 use super::working_set::WorkingSet;
 use crate::memory::{MemoryShape, MemorySize};
-use crate::vm::Transport;
+use crate::transport::Transport;
 
 pub(crate) use super::format::{Kind, decode, encode};
 

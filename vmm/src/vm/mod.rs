@@ -1,47 +1,27 @@
 //! A virtual machine: its configuration, its threads and its lifecycle.
 //!
-//! * [`VmBuilder`] validates a configuration and creates everything.
-//! * [`Vm`] is the handle: every call takes `&self`, from any thread. [`DeviceHandle`] is the same
-//!   for a device.
-//! * One thread per vCPU runs guest code and handles its exits on the bus; event loops (`io`) serve
-//!   the devices, and more threads serve single queues of disks. vCPUs synchronize through
-//!   `control`, loops take commands.
+//! * [`Vm`] is the handle: every call takes `&self`, from any thread.
+//! * `builder` validates a configuration and creates everything ([`VmBuilder`]).
+//! * `vcpu`: one thread per vCPU runs guest code and handles its exits on the bus.
+//! * `hardware` is the machine: bus, interrupt lines, PCI, and the event loops that serve devices.
+//! * `devices` attaches devices to it, and has the owner's handles of them ([`DeviceHandle`]).
+//! * `lifecycle` is states, threads, the end, snapshots. vCPUs synchronize through its `control`,
+//!   loops take commands.
 //!
 //! Nothing here waits without a limit for a guest, a device or a disk.
 //!
 //! A VM must not know pods, containers or images, and a library must not print, exit, install
 //! signal handlers, or panic at what a guest does.
 
-mod attach;
 mod builder;
-mod bus;
-mod control;
-mod early;
-mod error;
-mod exit;
-mod handle;
+mod devices;
 mod hardware;
-mod inspect;
-mod io;
-mod kick;
-mod line;
-mod pci;
-mod plug;
-mod pmem;
-mod restore;
-mod retry;
-mod seccomp;
-mod serial;
-mod snapshot;
-mod start;
-mod state;
+mod lifecycle;
 #[cfg(test)]
 mod testing;
 #[cfg(test)]
 mod tests;
-mod threads;
 mod vcpu;
-mod vcpus;
 
 use std::fmt;
 use std::path::PathBuf;
@@ -62,29 +42,28 @@ use podvisor_devices::pmem::PmemDevice;
 use podvisor_devices::virtio::{Counter, ReadCounters, VirtioDevice};
 use podvisor_devices::vsock::VsockDevice;
 
-pub use attach::Transport;
-pub use builder::VmBuilder;
-pub use early::EarlyVm;
-pub use error::{BuildError, ConfigError, ConfigErrors};
-pub use exit::{Poison, PoisonCause, Registers, VmExit};
-pub use handle::{
-    BalloonHandle, BlockHandle, ConsoleHandle, DeviceHandle, FsHandle, HandleError, MemHandle,
-    NetHandle, PmemHandle, VsockHandle,
+pub use builder::{
+    Boot, BuildError, ConfigError, ConfigErrors, EarlyVm, Restore, RestoreBuilder, VmBuilder,
 };
-pub use io::DeviceFault;
-pub use plug::{PlugError, PluggedDevice};
-pub use seccomp::Seccomp;
-pub use state::{Action, State};
-pub use vcpus::AddVcpusError;
+pub use devices::{
+    BalloonHandle, BlockHandle, ConsoleHandle, DeviceHandle, FsHandle, HandleError, MemHandle,
+    NetHandle, PlugError, PluggedDevice, PmemHandle, VsockHandle,
+};
+pub use hardware::io::DeviceFault;
+pub use lifecycle::{
+    Action, Poison, PoisonCause, Registers, Seccomp, State, TakeSnapshotError, VmExit,
+};
+pub use vcpu::add::AddVcpusError;
 
-use attach::AttachedDevice;
-use control::{Control, Inner, Outcome, Request};
-use io::{Faults, Service};
-pub(crate) use kick::{KICK, Pending, take_pending};
-use pci::PciRoot;
-pub(crate) use threads::SignalsBlocked;
+use devices::attach::AttachedDevice;
+use hardware::io::{Faults, Service};
+use hardware::pci::PciRoot;
+use lifecycle::control::{Control, Inner, Outcome, Request};
+use lifecycle::start;
+pub(crate) use lifecycle::threads::SignalsBlocked;
 use vcpu::VcpuContext;
-use vcpus::SpareVcpu;
+use vcpu::add::SpareVcpu;
+pub(crate) use vcpu::kick::{KICK, Pending, take_pending};
 
 use crate::snapshot::Identity;
 
@@ -174,7 +153,7 @@ impl fmt::Debug for Vm {
 impl Vm {
     /// Starts a configuration.
     pub fn builder() -> VmBuilder {
-        VmBuilder::default()
+        VmBuilder::new()
     }
 
     /// Returns the VM's current state.

@@ -3,8 +3,8 @@
 use std::io;
 
 use podvisor_vmm::{
-    AddVcpusError, BlockDeviceError, BootError, BuildError, FsDeviceError, HandleError,
-    NetDeviceError, PlugError, SnapshotError, VsockError,
+    AddVcpusError, BlockDeviceError, BootError, BuildError, FsDeviceError, HandleError, KvmError,
+    NetDeviceError, PlugError, SnapshotError, TakeSnapshotError, VsockError,
 };
 
 use super::UserRange;
@@ -53,6 +53,18 @@ pub enum MachineError {
     /// All slots for devices are in use.
     #[error("the machine has no free PCI slot; stop containers that use devices")]
     Full,
+    /// KVM is not usable.
+    #[error(transparent)]
+    Kvm(#[from] KvmError),
+    /// A descriptor cannot be duplicated.
+    #[error("failed to duplicate a file of the machine")]
+    Duplicate(#[source] io::Error),
+    /// The serial port has no descriptors or threads.
+    #[error("failed to set up the serial port")]
+    SerialPort(#[source] io::Error),
+    /// The machine was built without a power button.
+    #[error("the machine has no power button")]
+    NoPowerButton,
     /// vCPUs were not added.
     #[error(transparent)]
     AddCpus(#[from] AddVcpusError),
@@ -65,9 +77,12 @@ pub enum MachineError {
     /// The machine did not start, or is not in the state that a call needs.
     #[error(transparent)]
     Start(#[from] podvisor_vmm::VmError),
-    /// A snapshot was not taken.
+    /// A snapshot cannot be used.
     #[error(transparent)]
     Snapshot(#[from] SnapshotError),
+    /// A snapshot of the machine was not taken.
+    #[error(transparent)]
+    TakeSnapshot(#[from] TakeSnapshotError),
     /// The machine has no such spare disk.
     #[error("the machine has no spare disk {0}")]
     NoSpareDisk(usize),

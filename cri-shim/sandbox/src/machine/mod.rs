@@ -9,8 +9,10 @@ mod console;
 mod disk;
 mod error;
 mod nic;
+mod own_os;
 mod panic;
 mod pause;
+mod serial_port;
 mod share;
 
 use std::fmt;
@@ -23,8 +25,8 @@ use std::thread;
 use std::time::Duration;
 
 use podvisor_vmm::{
-    BlockDevice, BlockHandle, FsDevice, Initramfs, Kernel, MemorySize, Vm, VmExit, VsockDevice,
-    VsockHandle,
+    BlockDevice, BlockHandle, FsDevice, Initramfs, Kernel, MemorySize, Vm, VmBuilder, VmExit,
+    VsockDevice, VsockHandle,
 };
 use tokio::sync::watch;
 use tracing::debug;
@@ -36,10 +38,15 @@ pub use error::causes;
 pub use assets::{AssetError, Assets, GUEST_DIR_VARIABLE, GuestFile};
 pub use disk::{Disk, PluggedDisk};
 pub use nic::Nic;
+pub(crate) use own_os::MachinePlan;
+pub use own_os::{DiskContents, MachineDisk, MachineNic};
 pub use panic::KernelPanic;
 use pause::{PauseCall, UndoPause};
 pub use podvisor_network::guest::NicKind;
-pub use podvisor_vmm::{EarlyVm, Snapshot, Transport, WorkingSet};
+pub use podvisor_vmm::{
+    EarlyVm, KvmDevice, OverlayFormat, Snapshot, Transport, WorkingSet, create_grown_overlay,
+};
+pub(crate) use serial_port::SerialPort;
 pub use share::{SharedDir, UserRange};
 
 /// The guest's vsock address, the lowest that a guest may have; guests of different
@@ -256,76 +263,120 @@ impl fmt::Display for MachineExit {
     }
 }
 
+/// What a machine has, however it starts.
+struct Parts<'a> {
+    early: Option<EarlyVm>,
+    disks: Vec<Disk>,
+    spare_disks: u8,
+    nics: Vec<Nic>,
+    share: Option<SharedDir>,
+    host_ports: Vec<HostPort>,
+    console: Option<&'a Arc<Console>>,
+}
+
+impl Parts<'_> {
+    fn add_to<S>(self, mut builder: VmBuilder<S>) -> Result<VmBuilder<S>, MachineError> {
+        if let Some(vm) = self.early {
+            builder = builder.early(vm);
+        }
+        for Disk { file, serial } in self.disks {
+            let disk = BlockDevice::from_file(file)?.read_only();
+            builder = builder.block(disk.serial(&serial));
+        }
+        for _ in 0..self.spare_disks {
+            builder = builder.block(BlockDevice::spare());
+        }
+        for nic in self.nics {
+            builder = builder.net(nic.device()?);
+        }
+        if let Some(share) = self.share {
+            builder = builder.fs(share.device()?);
+        }
+        let mut vsock = VsockDevice::in_process(GUEST_CID)?;
+        for HostPort { port, on_connect } in self.host_ports {
+            vsock.listen(port, on_connect);
+        }
+        if let Some(console) = self.console {
+            builder = builder.serial(console.writer());
+        }
+        // The guest's free memory is returned to the host automatically.
+        Ok(builder.vsock(vsock).rng().balloon())
+    }
+}
+
 impl BuiltMachine {
     /// Builds a machine whose guest can connect to `host_ports` of the host over vsock.
     ///
     /// # Errors
     /// [`MachineError`]; nothing is left of the machine then.
     pub fn new(config: MachineConfig, host_ports: Vec<HostPort>) -> Result<Self, MachineError> {
-        let mut builder = match config.boot {
-            Boot::Warm(snapshot) => snapshot.builder(),
-            Boot::Template(snapshot) => snapshot.builder().require_same_cpu(),
+        let MachineConfig {
+            boot,
+            cpus,
+            max_cpus,
+            memory,
+            growth,
+            disks,
+            spare_disks,
+            nics,
+            share,
+            transport,
+            psi,
+            console,
+            early,
+        } = config;
+        let line = match console {
+            None => COMMAND_LINE,
+            Some(_) => COMMAND_LINE_WATCHED,
+        };
+        let console = console.map(Console::new).transpose();
+        let console = console.map_err(MachineError::ConsoleFile)?;
+        let first_spare = disks.len();
+        let parts = Parts {
+            early,
+            disks,
+            spare_disks,
+            nics,
+            share,
+            host_ports,
+            console: console.as_ref(),
+        };
+        let vm = match boot {
+            Boot::Warm(snapshot) => parts.add_to(snapshot.builder())?.build()?,
+            Boot::Template(snapshot) => {
+                let builder = snapshot.builder().require_same_cpu();
+                parts.add_to(builder)?.build()?
+            }
             Boot::Cold(files) => {
-                let line = match config.console {
-                    None => COMMAND_LINE,
-                    Some(_) => COMMAND_LINE_WATCHED,
-                };
-                let for_bus = match config.transport {
+                let for_bus = match transport {
                     Transport::Mmio => NO_PCI,
                     Transport::Pci => "",
                 };
-                let for_cpus = if config.cpus == 1 { ONE_CPU } else { "" };
-                let for_figures = if config.psi { PSI } else { "" };
+                let for_cpus = if cpus == 1 { ONE_CPU } else { "" };
+                let for_figures = if psi { PSI } else { "" };
                 let builder = Vm::builder()
                     .kernel(files.kernel)
                     .initramfs(files.initramfs)
-                    .vcpus(config.cpus)
-                    .max_vcpus(config.max_cpus)
-                    .transport(config.transport)
-                    .memory(MemorySize::bytes(config.memory))
+                    .vcpus(cpus)
+                    .max_vcpus(max_cpus)
+                    .transport(transport)
+                    .memory(MemorySize::bytes(memory))
                     .cmdline(format!(
                         "{line}{CONNECTIONS}{for_bus}{for_cpus}{for_figures}"
                     ));
-                match config.growth {
+                let builder = match growth {
                     0 => builder,
                     most => builder.hotplug_memory(MemorySize::bytes(most)),
-                }
+                };
+                parts.add_to(builder)?.build()?
             }
         };
-        if let Some(vm) = config.early {
-            builder = builder.early(vm);
-        }
-        let first_spare = config.disks.len();
-        for Disk { file, serial } in config.disks {
-            let disk = BlockDevice::from_file(file)?.read_only();
-            builder = builder.block(disk.serial(&serial));
-        }
-        for _ in 0..config.spare_disks {
-            builder = builder.block(BlockDevice::spare());
-        }
-        for nic in config.nics {
-            builder = builder.net(nic.device()?);
-        }
-        if let Some(share) = config.share {
-            builder = builder.fs(share.device()?);
-        }
-        let mut vsock = VsockDevice::in_process(GUEST_CID)?;
-        for HostPort { port, on_connect } in host_ports {
-            vsock.listen(port, on_connect);
-        }
-        // The guest's free memory is returned to the host automatically.
-        builder = builder.vsock(vsock).rng().balloon();
-        let console = config.console.map(Console::new).transpose();
-        let console = console.map_err(MachineError::ConsoleFile)?;
-        if let Some(console) = &console {
-            builder = builder.serial(console.writer());
-        }
-        let vm = Arc::new(builder.build()?);
+        let vm = Arc::new(vm);
         if let Some(console) = &console {
             let console = Arc::clone(console);
             vm.on_serial_drained(move || console.drained());
         }
-        let spare = (first_spare..first_spare + usize::from(config.spare_disks))
+        let spare = (first_spare..first_spare + usize::from(spare_disks))
             .map(|number| vm.block(&format!("blk{number}")))
             .collect::<Result<_, _>>()?;
         let ports = Ports(vm.vsock()?);
@@ -538,6 +589,15 @@ impl Machine {
         console
             .attach(&self.vm, stream)
             .map_err(MachineError::Console)
+    }
+
+    /// Presses the power button, which a guest that knows it takes as the request to power itself
+    /// off.
+    ///
+    /// # Errors
+    /// The machine has no such button, or does not run.
+    pub fn press_power_button(&self) -> Result<(), MachineError> {
+        Err(MachineError::NoPowerButton)
     }
 
     /// Powers the machine off immediately. Returns when its threads have ended.

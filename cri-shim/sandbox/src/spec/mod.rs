@@ -26,7 +26,10 @@ use oci_spec::runtime::{
 use super::types::TerminalSize;
 
 pub use capabilities::{NamedCapability, all_capabilities, capabilities, process_capabilities};
-pub use process::{default_environment, default_rlimits, from_root, further_process, set_variable};
+pub use process::{
+    default_environment, default_rlimits, from_root, further_process, image_entrypoint,
+    set_variable,
+};
 pub use seccomp::default_profile as default_seccomp_profile;
 
 /// Version of the OCI runtime specification that is used with the agent.
@@ -182,13 +185,12 @@ fn command_line(
     image: Option<&image::Config>,
     options: &ContainerOptions,
 ) -> Result<Vec<String>, SpecError> {
-    let image_list = |list: Option<&Option<Vec<String>>>| -> Vec<String> {
-        list.and_then(Option::as_ref).cloned().unwrap_or_default()
-    };
     let (mut args, image_command) = match options.entrypoint.as_deref() {
         None => (
-            image_list(image.map(image::Config::entrypoint)),
-            image_list(image.map(image::Config::cmd)),
+            image.map(image_entrypoint).unwrap_or_default().to_vec(),
+            image
+                .and_then(|image| image.cmd().clone())
+                .unwrap_or_default(),
         ),
         Some("") => (Vec::new(), Vec::new()),
         Some(entrypoint) => (vec![entrypoint.to_owned()], Vec::new()),

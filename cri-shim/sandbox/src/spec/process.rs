@@ -46,6 +46,16 @@ pub fn default_environment(
     env
 }
 
+/// Returns an image's entrypoint. Builders write `[""]` for `ENTRYPOINT [""]` and for a base image's
+/// entrypoint that was reset; engines take it as none.
+#[must_use]
+pub fn image_entrypoint(image: &image::Config) -> &[String] {
+    match image.entrypoint().as_deref().unwrap_or_default() {
+        [only] if only.is_empty() => &[],
+        entrypoint => entrypoint,
+    }
+}
+
 /// `NAME=VALUE` replaces the variable's value in place, or is appended; `NAME` removes it.
 pub fn set_variable(env: &mut Vec<String>, entry: &str) {
     let Some((name, _)) = entry.split_once('=') else {

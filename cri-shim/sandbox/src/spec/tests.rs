@@ -48,6 +48,35 @@ fn the_image_alone_says_what_runs() {
 }
 
 #[test]
+fn what_an_image_leaves_empty_is_none_of_its_settings() {
+    let image = ConfigBuilder::default()
+        .entrypoint(strings(&[""]))
+        .cmd(strings(&["/bin/sh", ""]))
+        .env(strings(&["", "=x", "A="]))
+        .working_dir("")
+        .user("")
+        .build()
+        .unwrap();
+    let built = |command: &[&str]| {
+        let options = ContainerOptions {
+            command: strings(command),
+            ..Default::default()
+        };
+        container_spec("c1", "guest", Some(&image), &options).unwrap()
+    };
+    let container = built(&[]);
+    assert_eq!(container.user, "");
+    let process = container.spec.process().clone().unwrap();
+    assert_eq!(process.args().clone().unwrap(), ["/bin/sh", ""]);
+    assert_eq!(process.cwd(), &PathBuf::from("/"));
+    let env = process.env().clone().unwrap();
+    assert_eq!(env.last().unwrap(), "A=");
+    assert!(env.iter().all(|entry| !entry.is_empty() && entry != "=x"));
+    let process = built(&["ls", "/"]).spec.process().clone().unwrap();
+    assert_eq!(process.args().clone().unwrap(), ["ls", "/"]);
+}
+
+#[test]
 fn a_command_replaces_the_images_command_and_keeps_its_entrypoint() {
     let options = ContainerOptions {
         command: strings(&["a", "b"]),

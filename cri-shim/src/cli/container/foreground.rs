@@ -217,7 +217,8 @@ pub(in crate::cli) fn exit_code(outcome: &Outcome) -> u8 {
     match outcome {
         Outcome::Ended(exit) => {
             debug!(code = exit.code, "the program has ended");
-            if exit.oom_killed {
+            // With code 0 the program coped with it.
+            if exit.oom_killed && exit.code != 0 {
                 crate::cli::notice(
                     "the guest had no memory left for the program; give its machine more with \
                      --memory, of `run` or of `pod create`",

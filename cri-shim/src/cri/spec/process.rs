@@ -7,7 +7,7 @@ use oci_spec::runtime::{Process, ProcessBuilder, UserBuilder};
 use super::{SpecFault, SpecRequest, capabilities};
 use crate::sandbox::{
     SupplementalGroups, default_environment, default_rlimits, from_root, further_process,
-    process_capabilities, set_variable,
+    image_entrypoint, process_capabilities, set_variable,
 };
 
 pub(super) fn process(
@@ -65,15 +65,13 @@ fn command_line(
     container: &ContainerConfig,
     image: Option<&image::Config>,
 ) -> Result<Vec<String>, SpecFault> {
-    let of_image = |list: Option<&Option<Vec<String>>>| -> Vec<String> {
-        list.and_then(Option::as_ref).cloned().unwrap_or_default()
-    };
     let mut args = container.command.clone();
     let mut arguments = container.args.clone();
     if args.is_empty() {
-        args = of_image(image.map(image::Config::entrypoint));
+        args = image.map(image_entrypoint).unwrap_or_default().to_vec();
         if arguments.is_empty() {
-            arguments = of_image(image.map(image::Config::cmd));
+            let of_image = image.and_then(|image| image.cmd().clone());
+            arguments = of_image.unwrap_or_default();
         }
     }
     args.extend(arguments);

@@ -78,6 +78,33 @@ fn args(command: &[&str], args: &[&str]) -> Vec<String> {
 }
 
 #[test]
+fn an_entrypoint_that_an_image_leaves_empty_is_none() {
+    let image = ConfigBuilder::default()
+        .entrypoint(vec![String::new()])
+        .cmd(vec!["default".to_owned()])
+        .build()
+        .unwrap();
+    let args = |container: &ContainerConfig| {
+        let request = SpecRequest {
+            id: "c1",
+            hostname: "web",
+            container,
+            image: Some(&image),
+            volumes: &[],
+            users: None,
+        };
+        let spec = container_spec(&request).unwrap().spec;
+        spec.process().clone().unwrap().args().clone().unwrap()
+    };
+    assert_eq!(args(&container()), ["default"]);
+    let with_arguments = ContainerConfig {
+        args: vec!["ls".to_owned(), "/".to_owned()],
+        ..container()
+    };
+    assert_eq!(args(&with_arguments), ["ls", "/"]);
+}
+
+#[test]
 fn command_and_arguments_follow_the_rules_of_kubernetes() {
     assert_eq!(args(&[], &[]), ["/entry", "default"]);
     assert_eq!(args(&[], &["a"]), ["/entry", "a"]);

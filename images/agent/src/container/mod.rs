@@ -238,11 +238,12 @@ impl Containers {
         let this = self.clone();
         let (of, exec_id) = (Arc::clone(&container), request.exec_id.clone());
         let made = async move {
+            let oom_kills = container.cgroup.oom_kills();
             let made = this.make_exec(&container, &request).await;
             match made {
                 Ok(process) => {
                     let pid = process.pid();
-                    container.execs.made(request.exec_id, process);
+                    container.execs.made(request.exec_id, process, oom_kills);
                     Ok(pid)
                 }
                 Err(error) => {
@@ -306,11 +307,17 @@ impl Containers {
         let exit = ended(&mut exit)
             .await
             .map_err(|_| ContainerError::NotFound(id.to_owned()))?;
+        let oom_killed = match exec_id {
+            "" => container.is_oom_killed(),
+            exec_id => {
+                let oom_kills = container.cgroup.oom_kills();
+                container
+                    .execs
+                    .is_oom_killed(exec_id, exit.status, oom_kills)
+            }
+        };
         container.execs.told(exec_id);
-        Ok(ContainerExit {
-            exit,
-            oom_killed: container.is_oom_killed(),
-        })
+        Ok(ContainerExit { exit, oom_killed })
     }
 
     /// Sets the size of a process's terminal.

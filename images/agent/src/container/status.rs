@@ -31,7 +31,8 @@ pub struct Started {
 pub struct ContainerExit {
     /// Status and time.
     pub exit: ProcessExit,
-    /// Whether the OOM killer killed a process in the container.
+    /// For the container's own process: whether the OOM killer killed any process in the container.
+    /// For others: whether it killed that one.
     pub oom_killed: bool,
 }
 

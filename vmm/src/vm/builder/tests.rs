@@ -1,9 +1,15 @@
 //! Mistakes that a builder refuses without KVM.
 
-use podvisor_devices::mem::MemRegion;
+use podvisor_devices::mem::{MemDevice, MemRegion};
 
+use super::boot::with_parameters;
+use super::validate::Validated;
 use super::*;
+use crate::boot::Kernel;
 use crate::layout;
+use crate::memory::{self, MemorySize, PAGE_SIZE};
+use crate::transport::Transport;
+use crate::vm::Vm;
 
 #[test]
 fn parameters_go_before_the_arguments_of_init() {
@@ -28,6 +34,7 @@ fn all_mistakes_are_reported_at_once() {
         .hotplug_memory(MemorySize::mib(100))
         .block(BlockDevice::new(Box::new(NoDisk)));
     builder
+        .parts
         .broken_disks
         .push(BlockDeviceError::NotADisk { path: "/x".into() });
     for _ in 0..Transport::Mmio.max_devices() {
@@ -202,7 +209,7 @@ fn what_is_printed_for_debugging_has_what_was_said() {
 
 #[test]
 fn what_is_wrong_without_kvm_is_told_without_it() {
-    let errors = mistakes(Vm::builder().vcpus(0).check_without_kvm());
+    let errors = mistakes(Vm::builder().vcpus(0).validate(u8::MAX));
     assert!(
         matches!(&*errors, [ConfigError::NoKernel, ConfigError::Vcpus { .. }]),
         "{errors:?}"
@@ -219,7 +226,7 @@ fn a_disk_among_devices_of_any_kind_is_checked_as_one() {
         .device(BlockDevice::from_file(read_only).unwrap())
         .device(open())
         .device(open());
-    let errors: Vec<_> = builder.broken_disks.iter().collect();
+    let errors: Vec<_> = builder.parts.broken_disks.iter().collect();
     assert!(
         matches!(
             &*errors,
@@ -235,7 +242,7 @@ fn a_disk_among_devices_of_any_kind_is_checked_as_one() {
 #[test]
 fn the_causes_of_a_mistake_are_told_with_it() {
     let mut builder = Vm::builder().kernel(kernel());
-    builder.broken_disks = vec![
+    builder.parts.broken_disks = vec![
         BlockDeviceError::NotWritable {
             path: "/x".into(),
             source: std::io::Error::from_raw_os_error(libc::ETXTBSY),

@@ -8,7 +8,7 @@ use tracing_subscriber::layer::{Context, Layer, SubscriberExt};
 
 use super::*;
 use crate::kvm::{self, KvmError};
-use crate::vm::threads::Ahead;
+use crate::vm::lifecycle::threads::Ahead;
 use crate::vm::{Action, BuildError, EarlyVm, PoisonCause, Seccomp, State, VmError, VmExit};
 
 #[test]
@@ -52,8 +52,10 @@ fn a_vm_that_was_created_early_is_the_one_that_runs() {
         };
         EarlyVm(Ahead::begin("early", create))
     };
-    for builder in [tiny(OBEY), snapshot.builder()] {
-        let error = builder.early(used()).build().unwrap_err();
+    let boot = tiny(OBEY).early(used()).build();
+    let restore = snapshot.builder().early(used()).build();
+    for built in [boot, restore] {
+        let error = built.unwrap_err();
         assert!(
             matches!(&error, BuildError::Kvm(KvmError::Ioctl { .. })),
             "{error:?}"

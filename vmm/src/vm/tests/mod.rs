@@ -33,7 +33,7 @@ use podvisor_devices::testing::DriverQueue;
 use podvisor_devices::virtio::transport::WINDOW_SIZE;
 use vm_memory::{Bytes, GuestAddress};
 
-use super::{Vm, VmBuilder, VmError};
+use super::{RestoreBuilder, Vm, VmBuilder, VmError};
 use crate::boot::testing::{Elf, LOAD};
 use crate::{Kernel, MemorySize, Snapshot, layout};
 use orders::{OBEY, ORDERS, Order};
@@ -119,7 +119,10 @@ impl Guest {
     }
 
     /// Restores a guest from a snapshot.
-    fn restore(snapshot: &Snapshot, configure: impl FnOnce(VmBuilder) -> VmBuilder) -> Self {
+    fn restore(
+        snapshot: &Snapshot,
+        configure: impl FnOnce(RestoreBuilder) -> RestoreBuilder,
+    ) -> Self {
         let vm = Arc::new(configure(snapshot.builder()).build().unwrap());
         vm.start().unwrap();
         let mem = vm.context.machine.memory.ram().clone();

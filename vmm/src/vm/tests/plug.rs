@@ -10,8 +10,8 @@ use podvisor_devices::vsock::VsockDevice;
 use super::devices::{BUFFER, RINGS, bytes, fill, request};
 use super::pci::on_pci;
 use super::*;
-use crate::vm::attach::Registers;
-use crate::vm::control::Outcome;
+use crate::vm::devices::attach::Registers;
+use crate::vm::lifecycle::control::Outcome;
 use crate::vm::{Action, HandleError, PlugError, State};
 use crate::{PciAddress, Transport, VmExit};
 

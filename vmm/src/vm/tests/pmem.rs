@@ -8,8 +8,8 @@ use podvisor_devices::pmem::PmemDevice;
 
 use super::devices::{BUFFER, RINGS, bytes};
 use super::*;
-use crate::SnapshotError;
-use crate::vm::{BuildError, PlugError, PoisonCause, State, Transport};
+use crate::vm::{BuildError, PlugError, PoisonCause, State};
+use crate::{SnapshotError, Transport};
 
 /// Where the first image lies in a guest of less than 3 GiB.
 const IMAGE: u64 = 1 << 32;

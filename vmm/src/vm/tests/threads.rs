@@ -13,7 +13,7 @@ use podvisor_devices::vsock::VsockDevice;
 
 use super::pci::on_pci;
 use super::*;
-use crate::vm::start::NewThread;
+use crate::vm::lifecycle::start::NewThread;
 use crate::vm::{Seccomp, State};
 
 fn disk() -> FileDisk {

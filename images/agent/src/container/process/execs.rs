@@ -3,10 +3,13 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
-use podvisor_agent_protocol::limits;
+use podvisor_agent_protocol::{ExitStatus, limits};
 
 use crate::container::process::Process;
 use crate::container::{ContainerError, Result, lock};
+
+/// The status of a process that SIGKILL ended, and of a shell whose last command it ended.
+const KILLED: u8 = 128 + 9;
 
 /// See the module's documentation.
 #[derive(Debug, Default)]
@@ -18,6 +21,8 @@ enum Exec {
     Making,
     Made {
         process: Arc<Process>,
+        /// The container's number of OOM kills before the process was created.
+        oom_kills_before: u64,
         /// Whether the host was told its exit status.
         is_told: bool,
     },
@@ -31,7 +36,7 @@ impl Exec {
 
     /// Returns whether its last output has been read as well.
     fn is_over(&self) -> bool {
-        matches!(self, Self::Made { process, is_told: true } if process.has_no_streams())
+        matches!(self, Self::Made { process, is_told: true, .. } if process.has_no_streams())
     }
 }
 
@@ -60,10 +65,12 @@ impl Execs {
         Ok(())
     }
 
-    /// Puts a process into its reserved place.
-    pub(in crate::container) fn made(&self, id: String, process: Process) {
+    /// Puts a process into its reserved place. `oom_kills_before` is the container's number of OOM
+    /// kills before it was created.
+    pub(in crate::container) fn made(&self, id: String, process: Process, oom_kills_before: u64) {
         let made = Exec::Made {
             process: Arc::new(process),
+            oom_kills_before,
             is_told: false,
         };
         lock(&self.0).insert(id, made);
@@ -87,12 +94,32 @@ impl Execs {
 
     /// Kills a process that the host no longer waits for: its place may be given away.
     pub(in crate::container) fn abandon(&self, id: &str) {
-        if let Some(Exec::Made { process, is_told }) = lock(&self.0).get_mut(id) {
+        if let Some(Exec::Made {
+            process, is_told, ..
+        }) = lock(&self.0).get_mut(id)
+        {
             if let Err(error) = process.signal(9) {
                 tracing::warn!(exec = id, %error, "cannot kill a process that nobody waits for");
             }
             *is_told = true;
         }
+    }
+
+    /// Returns whether the OOM killer ended this process, or the one whose status it passed on, if
+    /// it ended with `status` and the container has had `oom_kills` so far. The kernel counts by
+    /// container: a process that ended otherwise was not killed, whatever the count says.
+    pub(in crate::container) fn is_oom_killed(
+        &self,
+        id: &str,
+        status: ExitStatus,
+        oom_kills: u64,
+    ) -> bool {
+        let is_killed = status.shell_code() == KILLED;
+        let execs = lock(&self.0);
+        let made = execs.get(id);
+        is_killed
+            && matches!(made, Some(Exec::Made { oom_kills_before, .. })
+                if oom_kills > *oom_kills_before)
     }
 
     /// Records that the host was told the exit status of this one.
@@ -108,7 +135,7 @@ mod tests {
     use std::os::unix::process::ExitStatusExt as _;
     use std::process::Command;
 
-    use podvisor_agent_protocol::{ErrorKind, ExitStatus};
+    use podvisor_agent_protocol::ErrorKind;
     use rustix::process::{Pid, PidfdFlags, pidfd_open};
     use tokio::sync::watch;
     use tokio::task::JoinSet;
@@ -141,7 +168,7 @@ mod tests {
         let (_sender, exit) = watch::channel(None);
         let pidfd = Some(pidfd_open(pid, PidfdFlags::empty()).unwrap());
         let late = Process::new(pid, Child { pidfd, exit }, None, JoinSet::new());
-        execs.made("late".to_owned(), late);
+        execs.made("late".to_owned(), late, 0);
         for number in 1..limits::EXECS {
             execs.reserve(&number.to_string()).unwrap();
         }
@@ -154,12 +181,36 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn only_what_was_killed_when_memory_ran_out_meanwhile_ran_out_of_memory() {
+        let execs = Execs::default();
+        for (id, oom_kills_before) in [("first", 0), ("later", 1)] {
+            execs.reserve(id).unwrap();
+            execs.made(id.to_owned(), process(JoinSet::new()), oom_kills_before);
+        }
+        let (killed, by_shell) = (ExitStatus::Signal(9), ExitStatus::Code(137));
+        assert!(execs.is_oom_killed("first", killed, 1));
+        assert!(execs.is_oom_killed("first", by_shell, 1));
+        assert!(!execs.is_oom_killed("first", killed, 0));
+        // One OOM kill earlier in the container says nothing about this process.
+        assert!(!execs.is_oom_killed("later", killed, 1));
+        assert!(execs.is_oom_killed("later", killed, 2));
+        for status in [
+            ExitStatus::Code(0),
+            ExitStatus::Code(1),
+            ExitStatus::Signal(15),
+        ] {
+            assert!(!execs.is_oom_killed("first", status, 1), "{status:?}");
+        }
+        assert!(!execs.is_oom_killed("none", killed, 1));
+    }
+
+    #[tokio::test]
     async fn only_those_make_room_whose_end_was_told() {
         let execs = Execs::default();
         for number in 0..limits::EXECS {
             let id = number.to_string();
             execs.reserve(&id).unwrap();
-            execs.made(id, process(JoinSet::new()));
+            execs.made(id, process(JoinSet::new()), 0);
         }
         assert!(matches!(
             execs.reserve("more"),
@@ -186,7 +237,7 @@ mod tests {
             if number == 0 {
                 relays.spawn(std::future::pending());
             }
-            execs.made(id, process(relays));
+            execs.made(id, process(relays), 0);
         }
         execs.told("0");
         execs.told("1");

@@ -124,11 +124,13 @@ impl Databases {
     pub fn resolve(&self, wanted: &str, groups: Groups) -> Result<User, UserError> {
         let malformed = || UserError::Malformed(wanted.chars().take(64).collect());
         let (name, group) = match wanted.split_once(':') {
+            // A group of no name is none, as in other engines.
+            Some((name, "")) => (name, None),
             Some((name, group)) => (name, Some(group)),
             None => (wanted, None),
         };
         let fits = wanted.len() <= USER_BYTES && !wanted.contains(char::is_control);
-        if !fits || group.is_some_and(|g| g.is_empty() || g.contains(':')) {
+        if !fits || group.is_some_and(|g| g.contains(':')) {
             return Err(malformed());
         }
         // `:group` without a user means root in that group, as in other engines.
@@ -362,6 +364,12 @@ mod tests {
             debian().resolve(":adm", Groups::UnlessNamed).unwrap().gid,
             4
         );
+        for (root, same) in [(":", "0"), ("root:", "root")] {
+            assert_eq!(
+                debian().resolve(root, Groups::UnlessNamed).unwrap(),
+                debian().resolve(same, Groups::UnlessNamed).unwrap()
+            );
+        }
     }
 
     #[test]
@@ -380,7 +388,7 @@ mod tests {
 
     #[test]
     fn malformed_users_are_refused() {
-        for bad in ["root:", "a:b:c", "a\nb", &"x".repeat(257)] {
+        for bad in ["a:b:c", "root::", "a\nb", &"x".repeat(257)] {
             assert!(
                 matches!(
                     debian().resolve(bad, Groups::UnlessNamed),

@@ -12,7 +12,9 @@ use crate::vm::BuildError;
 fn damage_behind_a_mended_checksum_is_an_error_or_a_vm_that_ends_well() {
     let dir = tempfile::tempdir().unwrap();
     let place = dir.path().join("snapshot");
-    let devices = |vm: VmBuilder| vm.block(BlockDevice::spare()).rng();
+    fn devices<S>(vm: VmBuilder<S>) -> VmBuilder<S> {
+        vm.block(BlockDevice::spare()).rng()
+    }
     let guest = on_pci(devices);
     let block = guest.function(1);
     block.set_vector(1, 0x61, true);

@@ -1,0 +1,203 @@
+//! A VM that boots a kernel.
+
+use kvm_ioctls::Kvm;
+
+use super::assemble::{assemble, check_address_space, memory_device};
+use super::error::BuildError;
+use super::validate::Validated;
+use super::{Parts, VmBuilder};
+use crate::boot::{self, Initramfs, Kernel, Platform};
+use crate::memory::{GuestMemory, MemorySize};
+use crate::transport::Transport;
+use crate::vm::Vm;
+use crate::vm::devices::attach;
+use crate::vm::devices::images::{self, Images};
+use crate::vm::hardware::{Hardware, Vcpus};
+use crate::vm::lifecycle::threads::in_parallel;
+use crate::{cpuid, kvm};
+
+/// Makes Linux bring plugged memory online: as movable memory, which can be unplugged again, in
+/// proportion to its other memory.
+const ONLINE: &str = "memhp_default_state=online memory_hotplug.online_policy=auto-movable";
+
+/// What a VM boots, in a [`VmBuilder`].
+#[derive(Debug, Default)]
+pub struct Boot {
+    pub(super) kernel: Option<Kernel>,
+    pub(super) initramfs: Option<Initramfs>,
+    pub(super) cmdline: String,
+    pub(super) vcpus: Option<u8>,
+    pub(super) max_vcpus: Option<u8>,
+    pub(super) memory: Option<MemorySize>,
+    pub(super) hotplug_memory: Option<MemorySize>,
+    pub(super) transport: Transport,
+}
+
+impl VmBuilder {
+    pub(crate) fn new() -> Self {
+        Self {
+            source: Boot::default(),
+            parts: Parts::default(),
+        }
+    }
+
+    /// The kernel to boot. Required.
+    pub fn kernel(mut self, kernel: Kernel) -> Self {
+        self.source.kernel = Some(kernel);
+        self
+    }
+
+    /// The initial file system.
+    pub fn initramfs(mut self, initramfs: Initramfs) -> Self {
+        self.source.initramfs = Some(initramfs);
+        self
+    }
+
+    /// The kernel's command line. The parameters that name virtio devices are added by
+    /// [`Self::build`].
+    pub fn cmdline(mut self, cmdline: impl Into<String>) -> Self {
+        self.source.cmdline = cmdline.into();
+        self
+    }
+
+    /// The number of vCPUs; default: 1.
+    pub fn vcpus(mut self, count: u8) -> Self {
+        self.source.vcpus = Some(count);
+        self
+    }
+
+    /// The maximum number of vCPUs; by default the number at boot. All of them are listed in the
+    /// guest's firmware tables. Those that [`Vm::add_vcpus`] creates later are offline until the
+    /// guest brings them online: Linux gets the parameter `maxcpus`, unless its command line has
+    /// it, and brings one online at a write of `1` to `/sys/devices/system/cpu/cpuN/online`. One
+    /// that does not exist yet costs only what the guest's kernel allocates for it, 180 KiB in
+    /// Linux.
+    pub fn max_vcpus(mut self, count: u8) -> Self {
+        self.source.max_vcpus = Some(count);
+        self
+    }
+
+    /// The amount of guest memory; default: 128 MiB. It is allocated on the host as the guest
+    /// touches it.
+    pub fn memory(mut self, size: MemorySize) -> Self {
+        self.source.memory = Some(size);
+        self
+    }
+
+    /// Adds a virtio-mem device that can plug in up to this much memory while the guest runs: a
+    /// multiple of 128 MiB, limited by the address space, not by the host's memory. Default: none.
+    /// See [`Vm::hotplug_memory`]. Linux brings new memory online by itself: the kernel's command
+    /// line is extended accordingly, unless it has `memhp_default_state`.
+    pub fn hotplug_memory(mut self, most: MemorySize) -> Self {
+        self.source.hotplug_memory = Some(most);
+        self
+    }
+
+    /// The bus of all virtio devices; default: [`Transport::Mmio`].
+    pub fn transport(mut self, transport: Transport) -> Self {
+        self.source.transport = transport;
+        self
+    }
+
+    /// Validates the configuration, then creates the VM, loads the kernel, and makes the VM ready to
+    /// start.
+    ///
+    /// # Errors
+    /// [`BuildError::Config`] lists everything that is wrong with the configuration; the others are
+    /// failures of the host.
+    pub fn build(mut self) -> Result<Vm, BuildError> {
+        match self.parts.open_kvm() {
+            Ok(kvm) => {
+                let validated = self.validate(kvm::max_vcpus(&kvm))?;
+                boot_on(kvm, self, validated)
+            }
+            // Mistakes that can be found without KVM are reported first.
+            Err(error) => {
+                self.validate(u8::MAX)?;
+                Err(error.into())
+            }
+        }
+    }
+}
+
+fn boot_on(kvm: Kvm, builder: VmBuilder, validated: Validated) -> Result<Vm, BuildError> {
+    let Validated {
+        kernel,
+        vcpus,
+        max_vcpus,
+        memory,
+        transport,
+    } = validated;
+    let VmBuilder { source, parts } = builder;
+    let mut devices = parts.devices;
+    devices.extend(memory_device(memory)?);
+    let mut devices = attach::named(devices);
+    images::place(&mut devices, memory);
+    let end = images::end(&devices, memory);
+    // KVM takes a while to tell its CPUID, and few machines need to know it this early.
+    if end > 1 << cpuid::LEAST_PHYSICAL_BITS {
+        check_address_space(end, &cpuid::guest_cpuid(&kvm, max_vcpus, None)?)?;
+    }
+    let mut memory = GuestMemory::anonymous(memory)?;
+    let images = Images::map(&kvm, &devices, &mut memory)?;
+    let mem = &memory.boot_ram();
+    let initramfs = source.initramfs.as_ref();
+    let new = Vcpus {
+        count: vcpus,
+        max: max_vcpus,
+        cpuid: None,
+    };
+    let (serial, early) = (parts.serial, parts.early);
+    // Reading files keeps a CPU busy, while KVM's ioctls mostly wait for grace periods.
+    let (loaded, hardware) = in_parallel(
+        "vm-load",
+        || boot::load(mem, &kernel, initramfs),
+        || {
+            let mut hardware = Hardware::new(&kvm, early, &memory, transport, devices, new)?;
+            hardware.prepare_notifications();
+            images.insert(&hardware.bus)?;
+            if let Some(out) = serial {
+                hardware.add_serial(out, None)?;
+            }
+            Ok::<_, BuildError>(hardware)
+        },
+    );
+    let (loaded, hardware) = (loaded?, hardware?);
+    let mut parameters = hardware.devices.cmdline.clone();
+    if source.hotplug_memory.is_some() && !source.cmdline.contains("memhp_default_state") {
+        parameters.push(ONLINE.to_owned());
+    }
+    if max_vcpus > vcpus && !source.cmdline.contains("maxcpus=") {
+        parameters.push(format!("maxcpus={vcpus}"));
+    }
+    let cmdline = with_parameters(&source.cmdline, &parameters);
+    let platform = Platform {
+        cpus: max_vcpus,
+        windows: hardware.devices.windows.clone(),
+        has_pci: hardware.pci.is_some(),
+        has_serial: hardware.serial.is_some(),
+    };
+    let entry = boot::write_boot_params(mem, &kernel, &loaded, &cmdline, &platform)?;
+    for (id, vcpu) in hardware.vcpus.iter().enumerate() {
+        boot::boot_registers(vcpu, (id == 0).then_some(&entry))?;
+    }
+    let memory = (memory, images);
+    Ok(assemble(kvm, memory, hardware, parts.seccomp, None))
+}
+
+/// Inserts parameters for the kernel before a ` -- `, after which everything is init's.
+pub(super) fn with_parameters(cmdline: &str, parameters: &[String]) -> String {
+    let (kernel, init) = match cmdline.find(" -- ") {
+        Some(at) => cmdline.split_at(at),
+        None => (cmdline, ""),
+    };
+    let mut line = kernel.trim_end().to_owned();
+    for parameter in parameters {
+        if !line.is_empty() {
+            line.push(' ');
+        }
+        line.push_str(parameter);
+    }
+    line.push_str(init);
+    line
+}

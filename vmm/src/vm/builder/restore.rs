@@ -1,0 +1,121 @@
+//! A VM that continues from a snapshot.
+
+use kvm_ioctls::Kvm;
+
+use super::assemble::{assemble, check_address_space, memory_device};
+use super::error::BuildError;
+use super::{Parts, VmBuilder};
+use crate::snapshot::Snapshot;
+use crate::vm::Vm;
+use crate::vm::devices::images::{self, Images};
+use crate::vm::hardware::{Hardware, Vcpus};
+use crate::vm::lifecycle::restore;
+use crate::vm::lifecycle::threads::in_parallel;
+use crate::{cpuid, kvm};
+
+/// The snapshot from which a VM continues, in a [`RestoreBuilder`].
+#[derive(Debug)]
+pub struct Restore {
+    pub(super) snapshot: Snapshot,
+    requires_same_cpu: bool,
+}
+
+/// The configuration of a VM that continues from a snapshot, which has its vCPUs, memory, bus and
+/// kernel. See [`Snapshot::builder`].
+pub type RestoreBuilder = VmBuilder<Restore>;
+
+impl Snapshot {
+    /// Returns a builder for a VM that resumes where the snapshot was taken. Its devices are added
+    /// in the order of [`Self::devices`], each with its own disk, tap or socket; vCPUs, memory and
+    /// kernel come from the snapshot.
+    pub fn builder(&self) -> RestoreBuilder {
+        VmBuilder {
+            source: Restore {
+                snapshot: self.clone(),
+                requires_same_cpu: false,
+            },
+            parts: Parts::default(),
+        }
+    }
+}
+
+impl RestoreBuilder {
+    /// Refuses a snapshot whose guest does not know everything that this host's processor and KVM
+    /// offer. It would never use what new microcode or a new kernel has added since then, most
+    /// importantly mitigations.
+    pub fn require_same_cpu(mut self) -> Self {
+        self.source.requires_same_cpu = true;
+        self
+    }
+
+    /// Validates the configuration, then creates the VM with the snapshot's state, ready to start.
+    ///
+    /// # Errors
+    /// [`BuildError::Config`] lists everything that is wrong with the configuration; the others are
+    /// failures of the host, or say why the snapshot cannot be restored here.
+    pub fn build(mut self) -> Result<Vm, BuildError> {
+        match self.parts.open_kvm() {
+            Ok(kvm) => {
+                self.validate(kvm::max_vcpus(&kvm))?;
+                restore_on(kvm, self)
+            }
+            // Mistakes that can be found without KVM are reported first.
+            Err(error) => {
+                self.validate(u8::MAX)?;
+                Err(error.into())
+            }
+        }
+    }
+}
+
+fn restore_on(kvm: Kvm, builder: RestoreBuilder) -> Result<Vm, BuildError> {
+    let VmBuilder { source, parts } = builder;
+    let snapshot = &source.snapshot;
+    let state = snapshot.state();
+    let mut devices = parts.devices;
+    if let Some(place) = snapshot.memory_device() {
+        let own = memory_device(state.memory)?;
+        let place = place.min(devices.len());
+        devices.splice(place..place, own);
+    }
+    let devices = restore::device_states(devices, &state.devices)?;
+    let here = cpuid::guest_cpuid(&kvm, snapshot.max_vcpus(), None)?;
+    snapshot.check_cpu(here.as_slice())?;
+    let end = images::end(&devices, state.memory);
+    check_address_space(end, &state.cpuid)?;
+    check_address_space(end, &here)?;
+
+    let mut memory = snapshot.map()?;
+    let images = Images::map(&kvm, &devices, &mut memory)?;
+    let vcpus = Vcpus {
+        count: snapshot.vcpus(),
+        max: snapshot.max_vcpus(),
+        cpuid: Some(&state.cpuid),
+    };
+    let (serial, early) = (parts.serial, parts.early);
+    let build = || {
+        let transport = state.transport();
+        let mut hardware = Hardware::new(&kvm, early, &memory, transport, devices, vcpus)?;
+        if let (true, Some(vcpu)) = (source.requires_same_cpu, hardware.vcpus.first()) {
+            snapshot.check_same_cpu(here.as_slice(), vcpu)?;
+        }
+        images.insert(&hardware.bus)?;
+        restore::machine(&mut hardware, state)?;
+        if let Some(saved) = &state.serial {
+            let out = serial.unwrap_or_else(|| Box::new(std::io::sink()));
+            hardware.add_serial(out, Some(saved))?;
+        }
+        Ok::<_, BuildError>(hardware)
+    };
+    let hardware = match &state.working_set {
+        // As at a boot: copying pages keeps a CPU busy.
+        Some(set) => {
+            let (_, hardware) = in_parallel("vm-load", || memory.make_own(set.pages()), build);
+            hardware?
+        }
+        None => build()?,
+    };
+    let origin = snapshot.full().cloned();
+    let memory = (memory, images);
+    Ok(assemble(kvm, memory, hardware, parts.seccomp, origin))
+}

@@ -1,0 +1,313 @@
+//! Plugs devices into a running guest, and unplugs them.
+
+use std::any::{Any, TypeId};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use podvisor_devices::blk::{BlockDevice, BlockDeviceError, Disk};
+use podvisor_devices::mem::MemDevice;
+use podvisor_devices::pci::PciAddress;
+use podvisor_devices::pmem::PmemDevice;
+use podvisor_devices::virtio::{DeviceType, Placement, VirtioDevice, Worker};
+
+use super::attach::{
+    AttachedDevice, CountersWithFaults, Registers, TransportHandle, TransportSetup,
+};
+use super::handle::HandleError;
+use crate::vm::builder::BuildError;
+use crate::vm::hardware::io::{self, NamedServer, own_loop};
+use crate::vm::{Action, State, Vm, VmError, lock};
+
+/// A device that was plugged in.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct PluggedDevice {
+    /// Its name, as in [`Vm::counters`]: the device type, and the lowest free number.
+    pub name: String,
+    /// Where the guest finds it, once it has rescanned the bus.
+    pub address: PciAddress,
+}
+
+/// Why a device was not plugged in, or not unplugged.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum PlugError {
+    /// Devices on MMIO exist for the VM's lifetime.
+    #[error("cannot hotplug virtio-mmio devices: build the VM with `.transport(Transport::Pci)`")]
+    NotPci,
+    /// The VM is not running.
+    #[error(transparent)]
+    State(#[from] VmError),
+    /// The disk cannot do what it claims.
+    #[error(transparent)]
+    Disk(#[from] BlockDeviceError),
+    /// The bus is full, or the host lacks descriptors.
+    #[error(transparent)]
+    Build(#[from] BuildError),
+    /// The guest's address space is laid out when the VM is built.
+    #[error("cannot hotplug a virtio-pmem device: add it to the builder with `.pmem(…)`")]
+    Image,
+    /// As for images.
+    #[error("cannot hotplug a virtio-mem device: build the VM with `.hotplug_memory(…)`")]
+    Memory,
+    /// A guest has one context identifier.
+    #[error("cannot hotplug a second socket device: the VM has {there}")]
+    SecondSocket {
+        /// The name of the one that it has.
+        there: String,
+    },
+    /// The device provides memory, which is part of the guest's address space.
+    #[error("cannot unplug {device}: the VM keeps its memory and its images until it ends")]
+    Permanent {
+        /// The device's name.
+        device: String,
+    },
+    /// An event loop for it could not be created.
+    #[error("failed to add {device} to an event loop")]
+    EventLoop {
+        /// The device's name.
+        device: String,
+        /// Why.
+        #[source]
+        source: std::io::Error,
+    },
+    /// The device does not exist, or is busy.
+    #[error(transparent)]
+    Device(#[from] HandleError),
+}
+
+impl Vm {
+    /// Adds a device to a running guest, on PCI: of a type that has a `DeviceType`, as in
+    /// [`VmBuilder::device`](crate::vm::VmBuilder::device). The guest finds it when it rescans the bus:
+    /// no hot-plug controller notifies it. Linux does at a write of `1` to `/sys/bus/pci/rescan`.
+    ///
+    /// # Errors
+    /// See [`PlugError`]; nothing of the device remains then.
+    pub fn plug(&self, device: impl VirtioDevice) -> Result<PluggedDevice, PlugError> {
+        self.plug_boxed(Box::new(device))
+    }
+
+    fn plug_boxed(&self, mut device: Box<dyn VirtioDevice>) -> Result<PluggedDevice, PlugError> {
+        let pci = self.pci.as_ref().ok_or(PlugError::NotPci)?;
+        let any: &mut dyn Any = &mut *device;
+        if let Some(disk) = any.downcast_mut::<BlockDevice>() {
+            disk.check()?;
+        }
+        if any.is::<PmemDevice>() {
+            return Err(PlugError::Image);
+        }
+        if any.is::<MemDevice>() {
+            return Err(PlugError::Memory);
+        }
+        let _transition = lock(&self.transition);
+        self.legal(&self.control().lock(), Action::Plug)?;
+        let info = device.info();
+        if info.device_type == DeviceType::Vsock {
+            let devices = lock(&self.devices);
+            let mut devices = devices.iter();
+            if let Some(one) = devices.find(|one| one.info.device_type == DeviceType::Vsock) {
+                return Err(PlugError::SecondSocket {
+                    there: one.name.clone(),
+                });
+            }
+        }
+        let name = self.free_name(info.device_type.name());
+        // A loop that ends with its VM accepts no device.
+        let failed = |source| match self.legal(&self.control().lock(), Action::Plug) {
+            Ok(_) => PlugError::EventLoop {
+                device: name.clone(),
+                source,
+            },
+            Err(ended) => PlugError::State(ended),
+        };
+        let loops = &self.context.loops;
+        let slot = loops
+            .reserve(&name, device.placement(), &self.faults)
+            .map_err(failed)?;
+        let link = slot.link.clone();
+        let TransportHandle {
+            registers,
+            irq,
+            kicks,
+        } = pci.connect(
+            None,
+            TransportSetup {
+                info: &info,
+                link: Arc::new(link.clone()),
+                mem: self.context.machine.memory.all(),
+            },
+        )?;
+        let Registers::Pci(function) = registers else {
+            return Err(PlugError::NotPci);
+        };
+        let kind = Any::type_id(&*device);
+        let shares_loop = AtomicBool::new(device.placement() == Placement::Shared);
+        let servers = NamedServer::of(&name, &mut *device);
+        let worker = Worker::new(name.clone(), device, irq);
+        let counters = Arc::new(CountersWithFaults::new(&info, worker.faults()));
+        let installed = slot.install(worker, kicks).map_err(failed);
+        let running = installed.and_then(|event_loop| {
+            let mut inner = self.control().lock();
+            // A thread that ends the VM finds the loop, or this finds that the VM has ended.
+            self.legal(&inner, Action::Plug)?;
+            inner.threads += servers.len() + usize::from(event_loop.is_some());
+            if let Some(event_loop) = &event_loop {
+                loops.add(event_loop);
+            }
+            drop(inner);
+            let servers = servers.into_iter().map(|server| self.server_thread(server));
+            let event_loop = event_loop.map(|event_loop| self.loop_thread(event_loop));
+            Ok(self.spawn(servers.chain(event_loop).collect())?)
+        });
+        let registers = Registers::Pci(function.clone());
+        let published = running.and_then(|()| {
+            function.prepare();
+            Ok(pci.publish(&registers)?)
+        });
+        if let Err(error) = published {
+            pci.disconnect(&function);
+            // It may not have got a worker.
+            let _ = io::remove(link);
+            return Err(error);
+        }
+        lock(&self.devices).push(Arc::new(AttachedDevice {
+            name: name.clone(),
+            kind,
+            info,
+            counters,
+            link,
+            shares_loop,
+            registers,
+        }));
+        let address = PciAddress {
+            slot: function.slot(),
+        };
+        Ok(PluggedDevice { name, address })
+    }
+
+    /// Gives the block device `name` of a running or paused guest a disk, as
+    /// [`crate::vm::BlockHandle::replace_disk`] does; one that was built as [`BlockDevice::spare`]
+    /// first gets its own thread, where the disk may block without blocking other devices.
+    ///
+    /// # Errors
+    /// See [`PlugError`]; the device keeps its previous disk, also with [`HandleError::Busy`].
+    /// With [`HandleError::Unfinished`] it gets the new one when its host side answers again.
+    pub fn insert_disk(
+        &self,
+        name: &str,
+        disk: Box<dyn Disk>,
+        serial: &str,
+    ) -> Result<(), PlugError> {
+        let device = self.block(name)?;
+        self.legal(&self.control().lock(), Action::Insert)?;
+        self.give_loop(name)?;
+        Ok(device.replace_disk(disk, serial)?)
+    }
+
+    fn give_loop(&self, name: &str) -> Result<(), PlugError> {
+        let _transition = lock(&self.transition);
+        let attached = {
+            let devices = lock(&self.devices);
+            devices.iter().find(|device| device.name == name).cloned()
+        };
+        let shares = |device: &Arc<AttachedDevice>| device.shares_loop.load(Ordering::SeqCst);
+        let Some(attached) = attached.filter(shares) else {
+            return Ok(());
+        };
+        let made = own_loop(name, &self.faults);
+        let (mut event_loop, place) = made.map_err(|source| PlugError::EventLoop {
+            device: name.to_owned(),
+            source,
+        })?;
+        let loops = &self.context.loops;
+        let mut inner = self.control().lock();
+        // A thread that ends the VM finds the loop, or this finds that the VM has ended.
+        if self.legal(&inner, Action::Insert)? == State::Paused {
+            event_loop.pause();
+        }
+        inner.threads += 1;
+        loops.add(&event_loop);
+        drop(inner);
+        let thread = self.loop_thread(event_loop);
+        self.spawn(vec![thread])?;
+        attached.link.move_to(place);
+        attached.shares_loop.store(false, Ordering::SeqCst);
+        Ok(())
+    }
+
+    /// Removes a device from a running guest, whether it was built in or plugged in on PCI. The
+    /// guest should have released it before: Linux does at a write of `1` to
+    /// `/sys/bus/pci/devices/ADDRESS/remove`. A driver that has not sees all ones from then on, and
+    /// requests that are never answered. When this returns, the device's host side is closed.
+    ///
+    /// The memory device and images ([`VmBuilder::pmem`](crate::vm::VmBuilder::pmem)) stay: what they
+    /// provide is part of the guest's address space, and of every snapshot.
+    ///
+    /// # Errors
+    /// See [`PlugError`]; [`PlugError::Permanent`] for the memory device and images. With
+    /// [`HandleError::Busy`] the guest has lost the device, whose host side is closed when it
+    /// answers again; until then [`Vm::pause`] returns [`VmError::Busy`], too.
+    pub fn unplug(&self, name: &str) -> Result<(), PlugError> {
+        let pci = self.pci.as_ref().ok_or(PlugError::NotPci)?;
+        let transition = lock(&self.transition);
+        self.legal(&self.control().lock(), Action::Unplug)?;
+        let attached = {
+            let mut devices = lock(&self.devices);
+            let at = devices.iter().position(|device| device.name == name);
+            let Some(at) = at else {
+                return Err(PlugError::Device(HandleError::NoSuchDevice {
+                    kind: "device",
+                    name: name.to_owned(),
+                    there: devices.iter().map(|device| device.name.clone()).collect(),
+                }));
+            };
+            let permanent = [TypeId::of::<MemDevice>(), TypeId::of::<PmemDevice>()];
+            if permanent.contains(&devices[at].kind) {
+                return Err(PlugError::Permanent {
+                    device: name.to_owned(),
+                });
+            }
+            devices.remove(at)
+        };
+        if let Registers::Pci(function) = &attached.registers {
+            pci.disconnect(function);
+        }
+        // A disk that does not answer blocks only this call.
+        drop(transition);
+        let removed = io::remove(attached.link.clone());
+        lock(&self.threads).retain(|thread| !thread.is_finished());
+        removed.map_err(|_| {
+            PlugError::Device(HandleError::Busy {
+                device: name.to_owned(),
+            })
+        })
+    }
+
+    /// Returns the device's address on PCI, if it is on PCI.
+    ///
+    /// # Errors
+    /// [`HandleError::NoSuchDevice`].
+    pub fn pci_address(&self, name: &str) -> Result<Option<PciAddress>, HandleError> {
+        let devices = lock(&self.devices);
+        let device = devices.iter().find(|device| device.name == name);
+        let device = device.ok_or_else(|| HandleError::NoSuchDevice {
+            kind: "device",
+            name: name.to_owned(),
+            there: devices.iter().map(|device| device.name.clone()).collect(),
+        })?;
+        Ok(match &device.registers {
+            Registers::Mmio(_) => None,
+            Registers::Pci(function) => Some(PciAddress {
+                slot: function.slot(),
+            }),
+        })
+    }
+
+    fn free_name(&self, type_name: &str) -> String {
+        let devices = lock(&self.devices);
+        let taken = |name: &String| devices.iter().any(|device| device.name == *name);
+        let mut names = (0u32..).map(|number| format!("{type_name}{number}"));
+        // There are at most 31 devices.
+        names.find(|name| !taken(name)).unwrap_or_default()
+    }
+}

@@ -1,0 +1,265 @@
+//! The threads that serve devices.
+//!
+//! * [`EventLoop`] owns workers and waits, in one place, for notifications from their drivers, for
+//!   the host side of devices and for commands.
+//! * [`Mailbox`] carries commands to a loop: those of transports, of handles, and of the VM.
+//! * [`Loops`] is all loops of a VM, as their owner sees them; `reserve.rs` adds and removes devices
+//!   while they run.
+//!
+//! A device is placed on the loop that its VM's devices share or on its own ([`Placement`]). Only
+//! the loop's thread calls a device, and no thread waits for one without a limit. Queues that a
+//! device serves by separate threads ([`QueueServer`]) are started and stopped by its loop like
+//! others.
+
+mod event_loop;
+mod mailbox;
+mod reserve;
+
+use std::fmt;
+use std::io;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use podvisor_devices::virtio::{
+    Command, Count, Fault, Interrupt, Placement, QueueServer, VirtioDevice, Worker, WorkerLink,
+};
+use vmm_sys_util::eventfd::EventFd;
+
+pub(crate) use event_loop::EventLoop;
+use mailbox::Mailbox;
+pub(crate) use reserve::{own_loop, remove};
+
+/// The maximum number of device faults that are kept for the owner.
+const FAULTS_KEPT: usize = 64;
+
+/// The thread of the loop that devices share.
+const SHARED_LOOP_NAME: &str = "vm-io";
+
+/// A failure of a device's host side, for the owner of the VM.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct DeviceFault {
+    /// The device's name, as in [`crate::vm::Vm::counters`].
+    pub device: String,
+    /// What failed, with its causes.
+    pub fault: Arc<Fault>,
+}
+
+/// The faults so far; the oldest are dropped if there are too many.
+pub(crate) type Faults = Arc<Mutex<Vec<DeviceFault>>>;
+
+/// The link to one worker: its loop's mailbox, and its place there.
+#[derive(Clone, Debug)]
+pub(crate) struct Link {
+    mailbox: Arc<Mailbox>,
+    slot: usize,
+}
+
+impl Link {
+    /// Returns whether the loop has started: before that, commands wait.
+    pub(crate) fn has_begun(&self) -> bool {
+        self.mailbox.is_served()
+    }
+
+    /// Sends a command; `false` if the loop is gone.
+    pub(crate) fn try_send(&self, command: Command) -> bool {
+        let slot = self.slot;
+        self.mailbox.send(Box::new(move |event_loop| {
+            event_loop.command(slot, command)
+        }))
+    }
+}
+
+impl Link {
+    /// Moves the worker to a place that another loop has reserved for it. This link stays valid.
+    pub(crate) fn move_to(&self, to: Self) {
+        let slot = self.slot;
+        self.mailbox
+            .send(Box::new(move |event_loop| event_loop.move_to(slot, to)));
+    }
+}
+
+impl WorkerLink for Link {
+    fn send(&self, command: Command) {
+        self.try_send(command);
+    }
+}
+
+/// Loops under construction, while devices are attached.
+#[derive(Debug)]
+pub(crate) struct LoopsBuilder {
+    shared: EventLoop,
+    own: Vec<EventLoop>,
+    servers: Vec<NamedServer>,
+    faults: Faults,
+}
+
+/// The server of one queue of a device, and the name of its thread.
+#[derive(Debug)]
+pub(crate) struct NamedServer {
+    pub(crate) name: String,
+    pub(crate) server: QueueServer,
+}
+
+impl NamedServer {
+    /// Returns those of a device that is about to get its place on a loop.
+    pub(crate) fn of(name: &str, device: &mut dyn VirtioDevice) -> Vec<Self> {
+        let servers = device.queue_servers().into_iter();
+        let named = servers.map(|server| Self {
+            name: format!("vm-{name}-q{}", server.queue()),
+            server,
+        });
+        named.collect()
+    }
+}
+
+/// The parts that need threads, besides vCPUs.
+#[derive(Debug)]
+pub(crate) struct Service {
+    pub(crate) loops: Vec<EventLoop>,
+    pub(crate) servers: Vec<NamedServer>,
+}
+
+/// A device's place on a loop, before it has its worker.
+#[derive(Debug)]
+pub(crate) struct Place {
+    /// `None` for the shared one.
+    own: Option<usize>,
+    /// The link to the worker.
+    pub(crate) link: Link,
+}
+
+impl LoopsBuilder {
+    pub(crate) fn new(faults: Faults) -> io::Result<Self> {
+        Ok(Self {
+            shared: EventLoop::new(SHARED_LOOP_NAME.to_owned(), faults.clone())?,
+            own: Vec::new(),
+            servers: Vec::new(),
+            faults,
+        })
+    }
+
+    /// Chooses the loop of a device. [`Self::install`] must follow.
+    pub(crate) fn place(&mut self, name: &str, placement: Placement) -> io::Result<Place> {
+        let own = match placement {
+            Placement::Shared => None,
+            Placement::Own => {
+                let event_loop = EventLoop::new(format!("vm-{name}"), self.faults.clone())?;
+                self.own.push(event_loop);
+                Some(self.own.len() - 1)
+            }
+        };
+        let event_loop = self.event_loop(own);
+        let link = Link {
+            mailbox: event_loop.mailbox(),
+            slot: event_loop.reserve(),
+        };
+        Ok(Place { own, link })
+    }
+
+    /// Gives the loop its worker. Returns the counter of the device's faults.
+    pub(crate) fn install(
+        &mut self,
+        place: &Place,
+        name: String,
+        mut device: Box<dyn VirtioDevice>,
+        irq: Arc<dyn Interrupt>,
+        kicks: Vec<Arc<EventFd>>,
+    ) -> io::Result<Arc<Count>> {
+        self.servers.extend(NamedServer::of(&name, &mut *device));
+        let worker = Worker::new(name, device, irq);
+        let faults = worker.faults();
+        let slot = place.link.slot;
+        self.event_loop(place.own).fill(slot, worker, kicks)?;
+        Ok(faults)
+    }
+
+    fn event_loop(&mut self, own: Option<usize>) -> &mut EventLoop {
+        match own {
+            Some(index) => &mut self.own[index],
+            None => &mut self.shared,
+        }
+    }
+
+    /// Returns the loops, ready to run, and their owner's view. A loop without devices is left out.
+    pub(crate) fn finish(self) -> (Service, Loops) {
+        let mut loops = self.own;
+        if !self.shared.is_empty() {
+            loops.insert(0, self.shared);
+        }
+        let entries = loops
+            .iter()
+            .map(|event_loop| (event_loop.name().to_owned(), event_loop.mailbox()))
+            .collect();
+        let entries = Mutex::new(entries);
+        let servers = self.servers;
+        (Service { loops, servers }, Loops { entries })
+    }
+}
+
+/// All loops of a VM, from outside.
+pub(crate) struct Loops {
+    entries: Mutex<Vec<(String, Arc<Mailbox>)>>,
+}
+
+impl fmt::Debug for Loops {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let entries = self.entries();
+        let names = entries.iter().map(|(name, _)| name);
+        f.debug_list().entries(names).finish()
+    }
+}
+
+impl Loops {
+    /// Stops all queues of all devices. If `deadline` passes before, or a device cannot be stopped,
+    /// everything continues, and the name of its loop is returned.
+    pub(crate) fn pause(&self, deadline: Instant) -> Result<(), String> {
+        let answers: Vec<(String, Receiver<bool>)> = self
+            .entries()
+            .iter()
+            .map(|(name, mailbox)| {
+                let (done, wait) = sync_channel(1);
+                mailbox.send(Box::new(move |event_loop| {
+                    // The receiver is gone after the deadline.
+                    let _ = done.send(event_loop.pause());
+                }));
+                (name.clone(), wait)
+            })
+            .collect();
+        for (name, wait) in answers {
+            let left = deadline.saturating_duration_since(Instant::now());
+            match wait.recv_timeout(left) {
+                // A loop that is gone no longer serves anything.
+                Ok(true) | Err(RecvTimeoutError::Disconnected) => {}
+                Ok(false) | Err(RecvTimeoutError::Timeout) => {
+                    self.resume();
+                    return Err(name);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Resumes paused devices.
+    pub(crate) fn resume(&self) {
+        for (_, mailbox) in self.entries().iter() {
+            mailbox.send(Box::new(EventLoop::resume));
+        }
+    }
+
+    /// Ends all loops.
+    pub(crate) fn end(&self) {
+        for (_, mailbox) in self.entries().iter() {
+            mailbox.send(Box::new(EventLoop::end));
+        }
+    }
+
+    /// Returns the loops that are not gone. A loop closes its mailbox only when it no longer serves
+    /// any device: a device that is being removed may still write guest memory.
+    fn entries(&self) -> MutexGuard<'_, Vec<(String, Arc<Mailbox>)>> {
+        let mut entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
+        entries.retain(|(_, mailbox)| !mailbox.is_closed());
+        entries
+    }
+}

@@ -1,0 +1,180 @@
+//! The hardware of a VM: [`Hardware`] is what KVM provides for it, newly created, with devices on its
+//! bus.
+//!
+//! * `bus.rs` dispatches MMIO and port accesses; `line.rs` is an interrupt line; `pci` is the PCI
+//!   bus.
+//! * `io` has the event loops that serve devices.
+//! * `serial.rs` and `inspect.rs` are the owner's access to the serial port and to guest memory.
+
+pub(crate) mod bus;
+mod inspect;
+pub(crate) mod io;
+pub(crate) mod line;
+pub(crate) mod pci;
+mod serial;
+
+use std::io::Write;
+use std::sync::{Arc, Mutex};
+
+use kvm_bindings::CpuId;
+use kvm_ioctls::{Kvm, VcpuFd, VmFd};
+use podvisor_devices::legacy::serial::{self as com, SerialPort};
+use podvisor_devices::virtio::SavedDevice;
+
+use crate::cpuid;
+use crate::kvm::{self, KvmError};
+use crate::memory::{self, GuestMemory};
+use crate::snapshot::SnapshotError;
+use crate::transport::Transport;
+use crate::vm::builder::BuildError;
+use crate::vm::builder::EarlyVm;
+use crate::vm::devices::attach::{self, AttachContext, Attachments, NewDevice, Registers};
+use crate::vm::lifecycle::restore;
+use bus::Bus;
+use io::{Faults, LoopsBuilder};
+use line::Line;
+use pci::PciRoot;
+
+/// A machine whose memory is empty.
+pub(crate) struct Hardware {
+    pub(crate) vm_fd: Arc<VmFd>,
+    /// With their CPUID set, otherwise as after RESET.
+    pub(crate) vcpus: Vec<VcpuFd>,
+    /// Their CPUID, except for their numbers.
+    pub(crate) cpuid: CpuId,
+    /// The maximum number of vCPUs.
+    pub(crate) max_vcpus: u8,
+    /// The offset of the vCPUs' time stamp counters, if a snapshot set it.
+    pub(crate) tsc_offset: Option<u64>,
+    pub(crate) bus: Arc<Bus>,
+    /// `None` if devices are on MMIO.
+    pub(crate) pci: Option<PciRoot>,
+    pub(crate) devices: Attachments,
+    pub(crate) loops: LoopsBuilder,
+    pub(crate) serial: Option<Arc<Mutex<SerialPort>>>,
+    pub(crate) faults: Faults,
+}
+
+impl Hardware {
+    /// Creates it around `memory`, which KVM then knows, and which may be written meanwhile.
+    pub(crate) fn new(
+        kvm: &Kvm,
+        early: Option<EarlyVm>,
+        memory: &GuestMemory,
+        transport: Transport,
+        devices: Vec<NewDevice>,
+        vcpus: Vcpus<'_>,
+    ) -> Result<Self, BuildError> {
+        let vm_fd = match early.and_then(EarlyVm::take) {
+            Some(created) => created,
+            None => kvm::create_vm(kvm)?,
+        };
+        let vm_fd = Arc::new(vm_fd);
+        // Memory before vCPUs, because every memslot added later waits for a grace period.
+        memory::add_memslots(&vm_fd, memory.all())?;
+        kvm::create_chips(&vm_fd)?;
+        let faults = Faults::default();
+        let bus = Bus::new();
+        let pci = match transport {
+            Transport::Mmio => None,
+            Transport::Pci => Some(PciRoot::new(&vm_fd, &bus)?),
+        };
+        let mut loops =
+            LoopsBuilder::new(faults.clone()).map_err(|source| BuildError::Descriptor {
+                what: "an event loop",
+                source,
+            })?;
+        let board = AttachContext {
+            vm: &vm_fd,
+            mem: memory.all(),
+            bus: &bus,
+            pci: pci.as_ref(),
+        };
+        let devices = attach::attach(board, devices, &mut loops)?;
+        let max_vcpus = vcpus.max;
+        kvm::limit_vcpus(&vm_fd, max_vcpus);
+        let (vcpus, cpuid) = create_vcpus(kvm, &vm_fd, vcpus)?;
+        Ok(Self {
+            vm_fd,
+            vcpus,
+            cpuid,
+            max_vcpus,
+            tsc_offset: None,
+            bus: Arc::new(bus),
+            pci,
+            devices,
+            loops,
+            serial: None,
+            faults,
+        })
+    }
+
+    /// Registers with KVM the addresses at which drivers will notify devices.
+    pub(crate) fn prepare_notifications(&self) {
+        for device in &self.devices.devices {
+            if let Registers::Pci(function) = &device.registers {
+                function.prepare();
+            }
+        }
+    }
+
+    /// Adds a serial port, in a saved state or as after RESET.
+    pub(crate) fn add_serial(
+        &mut self,
+        out: Box<dyn Write + Send>,
+        saved: Option<&SavedDevice>,
+    ) -> Result<(), BuildError> {
+        let line = Line::new(&self.vm_fd, com::IRQ);
+        let port = match saved {
+            None => SerialPort::new(line, out),
+            Some(saved) => {
+                SerialPort::restored(line, out, saved).map_err(restore::refused("serial"))?
+            }
+        };
+        let port = Arc::new(Mutex::new(port));
+        self.serial = Some(port.clone());
+        self.bus
+            .ports
+            .insert(u64::from(com::PORT), u64::from(com::PORTS), port)
+            .map_err(|error| BuildError::Addresses(Box::new(error)))
+    }
+}
+
+/// The number of vCPUs, and the CPUID of their guest.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Vcpus<'a> {
+    pub(crate) count: u8,
+    /// The maximum number of vCPUs.
+    pub(crate) max: u8,
+    /// Except for their numbers; `None` is what this host offers to a new guest.
+    pub(crate) cpuid: Option<&'a CpuId>,
+}
+
+fn create_vcpus(
+    kvm: &Kvm,
+    vm: &VmFd,
+    vcpus: Vcpus<'_>,
+) -> Result<(Vec<VcpuFd>, CpuId), BuildError> {
+    let count = vcpus.count;
+    let mut created = Vec::with_capacity(usize::from(count));
+    for id in 0..count {
+        let vcpu = vm
+            .create_vcpu(u64::from(id))
+            .map_err(KvmError::ioctl("KVM_CREATE_VCPU"))?;
+        kvm::count_as_the_host(&vcpu);
+        created.push(vcpu);
+    }
+    let tsc_khz = created.first().and_then(|vcpu| vcpu.get_tsc_khz().ok());
+    let cpuid = match vcpus.cpuid {
+        Some(cpuid) => cpuid.clone(),
+        None => cpuid::guest_cpuid(kvm, vcpus.max, tsc_khz)?,
+    };
+    for (id, vcpu) in (0..count).zip(&created) {
+        let set = vcpu.set_cpuid2(&cpuid::for_vcpu(&cpuid, id));
+        match set.map_err(KvmError::ioctl("KVM_SET_CPUID2")) {
+            Err(error) if vcpus.cpuid.is_some() => Err(SnapshotError::Cpuid(error))?,
+            other => other?,
+        }
+    }
+    Ok((created, cpuid))
+}
