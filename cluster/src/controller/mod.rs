@@ -1,16 +1,19 @@
-//! The controllers: VirtualMachine → VirtualMachineInstance → pod.
+//! The controllers: VirtualMachine, replica set → VirtualMachineInstance → pod.
 //!
 //! Each is two parts: a pure function from what was observed to what has to be done (`decide` in
-//! [`vm`] and [`vmi`]), and the driver that does it. They are level-triggered: a controller that
+//! [`vm`], [`vmi`] and [`replica_set`]), and the driver that does it. They are level-triggered: a controller that
 //! was killed anywhere continues from the objects alone. Of several replicas one acts
 //! ([`leader`]); even two that act at the same time do nothing twice, because names are given,
 //! deletions name the unique id and writes the version that they are based on.
 
 mod context;
 mod error;
+mod expectations;
 pub mod leader;
+mod names;
 pub mod objects;
 mod patch;
+pub mod replica_set;
 pub mod vm;
 pub mod vmi;
 mod world;
@@ -125,8 +128,19 @@ async fn act(client: Client, namespace: Option<String>, leading: Leading, identi
         queues.vms,
         Arc::clone(&context),
     );
-    let vmis = control(vmi::reconcile, world.vmis.clone(), queues.vmis, context);
-    tokio::join!(watches, vms, vmis);
+    let vmis = control(
+        vmi::reconcile,
+        world.vmis.clone(),
+        queues.vmis,
+        Arc::clone(&context),
+    );
+    let sets = control(
+        replica_set::reconcile,
+        world.sets.clone(),
+        queues.sets,
+        context,
+    );
+    tokio::join!(watches, vms, vmis, sets);
 }
 
 async fn control<K, F>(

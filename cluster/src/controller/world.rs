@@ -11,6 +11,7 @@ use std::sync::Arc;
 use futures_util::stream::{self, BoxStream};
 use futures_util::{Stream, StreamExt, TryStreamExt};
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::runtime::reflector::{self, ObjectRef, Store};
 use kube::runtime::{WatchStreamExt, watcher};
 use kube::{Api, Client, Resource};
@@ -18,7 +19,10 @@ use serde::de::DeserializeOwned;
 use tokio::sync::mpsc;
 
 use super::Error;
-use super::objects::{COMPONENT_LABEL, LAUNCHER, VirtualMachine, VirtualMachineInstance};
+use super::objects::{
+    COMPONENT_LABEL, LAUNCHER, VirtualMachine, VirtualMachineInstance,
+    VirtualMachineInstanceReplicaSet,
+};
 use super::vmi::VolumeMode;
 
 /// Changes that wait for a controller. Each is known by its object, so a controller that falls
@@ -32,6 +36,7 @@ pub(super) struct World {
     namespace: Option<String>,
     pub(super) vms: Store<VirtualMachine>,
     pub(super) vmis: Store<VirtualMachineInstance>,
+    pub(super) sets: Store<VirtualMachineInstanceReplicaSet>,
     pods: Store<Pod>,
     claims: Store<PersistentVolumeClaim>,
 }
@@ -43,6 +48,7 @@ pub(super) type Queue<K> = BoxStream<'static, Result<ObjectRef<K>, watcher::Erro
 pub(super) struct Queues {
     pub(super) vms: Queue<VirtualMachine>,
     pub(super) vmis: Queue<VirtualMachineInstance>,
+    pub(super) sets: Queue<VirtualMachineInstanceReplicaSet>,
 }
 
 impl World {
@@ -59,6 +65,10 @@ impl World {
             api(&client, namespace.as_deref()),
             watcher::Config::default(),
         );
+        let (sets, set_changes) = watch(
+            api(&client, namespace.as_deref()),
+            watcher::Config::default(),
+        );
         let launchers = watcher::Config::default().labels(&format!("{COMPONENT_LABEL}={LAUNCHER}"));
         let (pods, pod_changes) = watch(api::<Pod>(&client, namespace.as_deref()), launchers);
         let (claims, claim_changes) = watch(
@@ -70,18 +80,27 @@ impl World {
             namespace,
             vms,
             vmis,
+            sets,
             pods,
             claims,
         };
         let (vm_sender, vm_queue) = mpsc::channel(QUEUE);
         let (vmi_sender, vmi_queue) = mpsc::channel(QUEUE);
+        let (set_sender, set_queue) = mpsc::channel(QUEUE);
         let queues = Queues {
             vms: queue(vm_queue),
             vmis: queue(vmi_queue),
+            sets: queue(set_queue),
         };
         let of_vms = pump(vm_changes, {
             let sender = vm_sender.clone();
             move |vm: VirtualMachine| send(sender.clone(), vec![ObjectRef::from_obj(&vm)])
+        });
+        let of_sets = pump(set_changes, {
+            let sender = set_sender.clone();
+            move |set: VirtualMachineInstanceReplicaSet| {
+                send(sender.clone(), vec![ObjectRef::from_obj(&set)])
+            }
         });
         let of_vmis = pump(vmi_changes, {
             let sender = vmi_sender.clone();
@@ -94,16 +113,19 @@ impl World {
                     vm_sender.clone(),
                     vec![ObjectRef::new(name).within(namespace)],
                 );
+                let set = owner(&vmi.metadata, "VirtualMachineInstanceReplicaSet");
+                let sets = send(set_sender.clone(), set.into_iter().collect());
                 async move {
                     vmis.await;
                     vms.await;
+                    sets.await;
                 }
             }
         });
         let of_pods = pump(pod_changes, {
             let sender = vmi_sender.clone();
             move |pod: Pod| {
-                let owner = owner(&pod);
+                let owner = owner(&pod.metadata, "VirtualMachineInstance");
                 send(sender.clone(), owner.into_iter().collect())
             }
         });
@@ -112,7 +134,7 @@ impl World {
             move |claim: PersistentVolumeClaim| send(vmi_sender.clone(), waiting(&vmis, &claim))
         });
         let work = async move {
-            tokio::join!(of_vms, of_vmis, of_pods, of_claims);
+            tokio::join!(of_vms, of_vmis, of_sets, of_pods, of_claims);
         };
         (world, queues, work)
     }
@@ -122,6 +144,7 @@ impl World {
         let ended = |_| Error::Ended;
         self.vms.wait_until_ready().await.map_err(ended)?;
         self.vmis.wait_until_ready().await.map_err(ended)?;
+        self.sets.wait_until_ready().await.map_err(ended)?;
         self.pods.wait_until_ready().await.map_err(ended)?;
         self.claims.wait_until_ready().await.map_err(ended)
     }
@@ -145,6 +168,15 @@ impl World {
         let namespace = meta.namespace.as_deref().unwrap_or_default();
         let name = meta.name.as_deref().unwrap_or_default();
         self.vmis.get(&ObjectRef::new(name).within(namespace))
+    }
+
+    /// Returns the instances that a controller with this unique id made.
+    pub(super) fn vmis_of(&self, owner: &str) -> Vec<Arc<VirtualMachineInstance>> {
+        self.vmis.state_filter(|vmi| {
+            let owners = vmi.metadata.owner_references.iter().flatten();
+            let mut controllers = owners.filter(|owner| owner.controller == Some(true));
+            controllers.any(|controller| controller.uid == owner)
+        })
     }
 
     /// Returns a pod.
@@ -242,13 +274,13 @@ where
     .boxed()
 }
 
-/// Returns the instance that a pod is of.
-fn owner(pod: &Pod) -> Option<ObjectRef<VirtualMachineInstance>> {
-    let meta = &pod.metadata;
-    let owner =
-        meta.owner_references.iter().flatten().find(|owner| {
-            owner.controller == Some(true) && owner.kind == "VirtualMachineInstance"
-        })?;
+/// Returns the object of a kind that something is of.
+fn owner<K: Resource<DynamicType = ()>>(meta: &ObjectMeta, kind: &str) -> Option<ObjectRef<K>> {
+    let owner = meta
+        .owner_references
+        .iter()
+        .flatten()
+        .find(|owner| owner.controller == Some(true) && owner.kind == kind)?;
     let namespace = meta.namespace.as_deref().unwrap_or_default();
     Some(ObjectRef::new(&owner.name).within(namespace))
 }

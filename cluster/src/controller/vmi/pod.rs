@@ -12,6 +12,7 @@ use podvisor_cluster_types::vmi::{CloudInit, Probe, ProbeHandler, VmiSpec, Volum
 use serde_json::{Map, Value, json};
 
 use super::volumes;
+use crate::controller::names;
 use crate::controller::objects::{
     COMPONENT_LABEL, CREATED_BY_LABEL, LAUNCHER, NAME_LABEL, VMI_ANNOTATION, VirtualMachineInstance,
 };
@@ -99,24 +100,10 @@ pub fn name(vmi: &VirtualMachineInstance) -> String {
     let name = vmi.metadata.name.as_deref().unwrap_or_default();
     let uid = vmi.metadata.uid.as_deref().unwrap_or_default();
     // A pod's name is a host name as well.
-    let room = 63 - LAUNCHER.len() - 2 - SUFFIX;
+    let room = 63 - LAUNCHER.len() - 2 - names::HASH;
     let short: String = name.chars().take(room).collect();
     let short = short.trim_end_matches(['-', '.']);
-    format!("{LAUNCHER}-{short}-{}", suffix(uid))
-}
-
-/// The length of a name's suffix.
-const SUFFIX: usize = 8;
-
-/// Returns what makes the name unique: unlike the first part of a random id, a hash of it does
-/// not repeat parts that ids may have in common.
-fn suffix(uid: &str) -> String {
-    let mut hash = 0xcbf2_9ce4_8422_2325_u64;
-    for byte in uid.bytes() {
-        hash = (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
-    }
-    let text = format!("{:08x}", (hash >> 32) ^ (hash & 0xffff_ffff));
-    text.chars().take(SUFFIX).collect()
+    format!("{LAUNCHER}-{short}-{}", names::hash(uid))
 }
 
 /// Returns how long the guest may take to power off, in seconds.
@@ -321,6 +308,18 @@ fn host_name(vmi: &VirtualMachineInstance, spec: &VmiSpec) -> String {
     short.trim_end_matches('-').to_owned()
 }
 
+/// Returns how much memory a guest has.
+pub(super) fn guest_memory(spec: &VmiSpec) -> Option<&Quantity> {
+    let domain = &spec.domain;
+    let memory = domain.memory.as_ref();
+    let resources = &domain.resources;
+    memory
+        .and_then(|memory| memory.guest.as_ref())
+        .or_else(|| resources.requests.get("memory"))
+        .or_else(|| resources.limits.get("memory"))
+        .or_else(|| memory?.hugepages.as_ref()?.page_size.as_ref())
+}
+
 /// What a guest has, and what it costs.
 #[derive(Debug)]
 struct Memory {
@@ -330,19 +329,11 @@ struct Memory {
 
 impl Memory {
     fn of(spec: &VmiSpec) -> Result<Self, PodError> {
-        let domain = &spec.domain;
-        let memory = domain.memory.as_ref();
-        let resources = &domain.resources;
-        let guest = memory
-            .and_then(|memory| memory.guest.as_ref())
-            .or_else(|| resources.requests.get("memory"))
-            .or_else(|| resources.limits.get("memory"))
-            .or_else(|| memory?.hugepages.as_ref()?.page_size.as_ref());
         let malformed = |problem: String| PodError::Malformed {
             field: "spec.domain.memory.guest".to_owned(),
             problem,
         };
-        let Some(guest) = guest else {
+        let Some(guest) = guest_memory(spec) else {
             return Err(malformed("no memory is asked for".to_owned()));
         };
         let guest = guest
