@@ -11,6 +11,7 @@
 
 pub mod balloon;
 pub mod blk;
+pub mod boot_entries;
 pub mod cmdline;
 pub mod console;
 pub mod driver;
