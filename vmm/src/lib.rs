@@ -114,7 +114,7 @@ mod vm;
 #[cfg(feature = "test-utils")]
 #[doc(hidden)]
 pub use boot::testing as boot_testing;
-pub use boot::{BootError, Initramfs, InitramfsBuilder, Kernel, KernelFault};
+pub use boot::{BootError, Initramfs, InitramfsBuilder, Kernel, KernelFault, Smbios};
 pub use kvm::KvmError;
 pub use memory::{MemoryError, MemorySize, ParseMemorySizeError};
 pub use podvisor_devices as devices;
@@ -140,7 +140,7 @@ pub use transport::Transport;
 pub use vm::{
     Action, AddVcpusError, BalloonHandle, BlockHandle, Boot, BuildError, ConfigError, ConfigErrors,
     ConsoleHandle, DeviceCounters, DeviceFault, DeviceHandle, EarlyVm, FsHandle, HandleError,
-    MemHandle, NetHandle, PlugError, PluggedDevice, PmemHandle, Poison, PoisonCause, Registers,
-    Restore, RestoreBuilder, Seccomp, State, TakeSnapshotError, Vm, VmBuilder, VmError, VmExit,
-    VsockHandle,
+    MemHandle, NetHandle, PlugError, PluggedDevice, PmemHandle, Poison, PoisonCause,
+    PowerButtonError, Registers, Restore, RestoreBuilder, Seccomp, State, TakeSnapshotError, Vm,
+    VmBuilder, VmError, VmExit, VsockHandle,
 };

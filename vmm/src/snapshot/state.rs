@@ -26,6 +26,8 @@ const MAX_MEMORY: MemorySize = MemorySize::gib(1 << 20);
 
 /// The record of the serial port; devices have names like `blk0`.
 const SERIAL: &str = "serial";
+/// The record of the register of events.
+const EVENTS: &str = "events";
 
 /// Identifies a full snapshot, for its differences.
 pub(crate) type Identity = [u8; 16];
@@ -44,6 +46,8 @@ pub(crate) struct MachineState {
     pub(crate) max_vcpus: u8,
     pub(crate) chips: ChipState,
     pub(crate) serial: Option<SavedDevice>,
+    /// The register of events; `None` if the guest is told of none.
+    pub(crate) events: Option<SavedDevice>,
     /// `CONFIG_ADDRESS` of the PCI bus; `None` if devices are on MMIO.
     pub(crate) pci: Option<u32>,
     /// In the order in which they were added.
@@ -113,6 +117,7 @@ impl MachineState {
             record(Kind::Device, name.to_owned(), saved.version, bytes)
         };
         records.extend(self.serial.as_ref().map(|saved| device(SERIAL, saved)));
+        records.extend(self.events.as_ref().map(|saved| device(EVENTS, saved)));
         for state in &self.devices {
             records.push(state.to_record());
             records.push(device(&state.name, &state.own));
@@ -171,6 +176,7 @@ impl MachineState {
             bytes: record.bytes.clone(),
         };
         let serial = find(Kind::Device, SERIAL).ok().map(own);
+        let events = find(Kind::Device, EVENTS).ok().map(own);
         let pci = match find(Kind::Pci, "") {
             Ok(record) => Some(record.parse(PCI_VERSION, |input| input.u32())?),
             Err(_) => None,
@@ -195,7 +201,12 @@ impl MachineState {
             Err(_) => None,
         };
         // Every record was used.
-        let optional = [serial.is_some(), pci.is_some(), working_set.is_some()];
+        let optional = [
+            serial.is_some(),
+            events.is_some(),
+            pci.is_some(),
+            working_set.is_some(),
+        ];
         let optional = optional.into_iter().filter(|there| *there).count();
         let expected = 3 + vcpus.len() + optional + 2 * devices.len();
         if records.len() != expected {
@@ -210,6 +221,7 @@ impl MachineState {
             max_vcpus,
             chips,
             serial,
+            events,
             pci,
             devices,
             working_set,

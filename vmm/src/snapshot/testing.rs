@@ -80,6 +80,10 @@ pub(crate) fn sample(on: Transport) -> MachineState {
         max_vcpus: 4,
         chips: ChipState::decode(&mut Reader::new(&chips)).expect("three chips"),
         serial: Some(SavedDevice::default()),
+        events: Some(SavedDevice {
+            version: 1,
+            bytes: vec![3, 1],
+        }),
         pci: (on == Transport::Pci).then_some(0x8000_0804),
         devices: vec![device("blk0"), device("rng0")],
         working_set: Some(WorkingSet::new(vec![0x1000..0x2000, 0x8000..0xa000])),
@@ -188,8 +192,10 @@ mod tests {
             for number in 0..records.len() {
                 let mut fewer = records.clone();
                 let gone = fewer.remove(number);
-                // A VM may have no serial port, and its working set need not be known.
-                let optional = gone.id == "serial" || gone.kind == Kind::WorkingSet;
+                // A VM may have no serial port and no register of events, and its working set need
+                // not be known.
+                let is_extra = ["serial", "events"].contains(&&*gone.id);
+                let optional = is_extra || gone.kind == Kind::WorkingSet;
                 let read = MachineState::from_records(fewer);
                 assert_eq!(read.is_ok(), optional, "{:?} {}", gone.kind, gone.id);
             }

@@ -49,6 +49,7 @@ pub use devices::{
     BalloonHandle, BlockHandle, ConsoleHandle, DeviceHandle, FsHandle, HandleError, MemHandle,
     NetHandle, PlugError, PluggedDevice, PmemHandle, VsockHandle,
 };
+pub use hardware::events::PowerButtonError;
 pub use hardware::io::DeviceFault;
 pub use lifecycle::{
     Action, Poison, PoisonCause, Registers, Seccomp, State, TakeSnapshotError, VmExit,
@@ -56,6 +57,7 @@ pub use lifecycle::{
 pub use vcpu::add::AddVcpusError;
 
 use devices::attach::AttachedDevice;
+use hardware::events::EventPort;
 use hardware::io::{Faults, Service};
 use hardware::pci::PciRoot;
 use lifecycle::control::{Control, Inner, Outcome, Request};
@@ -88,6 +90,7 @@ pub struct Vm {
     devices: Mutex<Vec<Arc<AttachedDevice>>>,
     pci: Option<PciRoot>,
     serial: Option<Arc<Mutex<SerialPort>>>,
+    events: Option<EventPort>,
     faults: Faults,
     seccomp: Seccomp,
     /// The full snapshot that memory comes from.
