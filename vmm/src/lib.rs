@@ -123,7 +123,7 @@ pub use podvisor_devices::blk::{
     BlockDevice, BlockDeviceError, Disk, FileDisk, IoEngine, OverlayFormat, Qcow2Disk, Qcow2Error,
     UringDisk, create_overlay, create_qcow2, open_disk, open_disk_for_writing,
 };
-pub use podvisor_devices::console::{ConsoleDevice, ConsoleError};
+pub use podvisor_devices::console::{ConsoleDevice, ConsoleError, PortsDevice, PortsError};
 pub use podvisor_devices::fs::{FsDevice, FsDeviceError, IdMap};
 pub use podvisor_devices::net::{
     LinkState, MAX_QUEUE_PAIRS, MacAddress, NetDevice, NetDeviceError,
@@ -140,7 +140,7 @@ pub use transport::Transport;
 pub use vm::{
     Action, AddVcpusError, BalloonHandle, BlockHandle, Boot, BuildError, ConfigError, ConfigErrors,
     ConsoleHandle, DeviceCounters, DeviceFault, DeviceHandle, EarlyVm, FsHandle, HandleError,
-    MemHandle, NetHandle, PlugError, PluggedDevice, PmemHandle, Poison, PoisonCause,
+    MemHandle, NetHandle, PlugError, PluggedDevice, PmemHandle, Poison, PoisonCause, PortsHandle,
     PowerButtonError, Registers, Restore, RestoreBuilder, Seccomp, State, TakeSnapshotError, Vm,
     VmBuilder, VmError, VmExit, VsockHandle,
 };

@@ -33,7 +33,7 @@ use std::time::{Duration, Instant};
 use kvm_ioctls::VcpuFd;
 use podvisor_devices::balloon::BalloonDevice;
 use podvisor_devices::blk::BlockDevice;
-use podvisor_devices::console::ConsoleDevice;
+use podvisor_devices::console::{ConsoleDevice, PortsDevice};
 use podvisor_devices::fs::FsDevice;
 use podvisor_devices::legacy::serial::SerialPort;
 use podvisor_devices::mem::MemDevice;
@@ -47,7 +47,7 @@ pub use builder::{
 };
 pub use devices::{
     BalloonHandle, BlockHandle, ConsoleHandle, DeviceHandle, FsHandle, HandleError, MemHandle,
-    NetHandle, PlugError, PluggedDevice, PmemHandle, VsockHandle,
+    NetHandle, PlugError, PluggedDevice, PmemHandle, PortsHandle, VsockHandle,
 };
 pub use hardware::events::PowerButtonError;
 pub use hardware::io::DeviceFault;
@@ -340,6 +340,14 @@ impl Vm {
     /// [`HandleError::NoSuchDevice`].
     pub fn console(&self) -> Result<ConsoleHandle, HandleError> {
         DeviceHandle::<ConsoleDevice>::find(&lock(&self.devices), "console", None)
+    }
+
+    /// Returns the first device of named ports.
+    ///
+    /// # Errors
+    /// [`HandleError::NoSuchDevice`].
+    pub fn ports(&self) -> Result<PortsHandle, HandleError> {
+        DeviceHandle::<PortsDevice>::find(&lock(&self.devices), "device of named ports", None)
     }
 
     /// Returns the socket device.

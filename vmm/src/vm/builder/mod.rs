@@ -20,7 +20,7 @@ use std::io::Write;
 
 use podvisor_devices::balloon::BalloonDevice;
 use podvisor_devices::blk::{BlockDevice, BlockDeviceError};
-use podvisor_devices::console::ConsoleDevice;
+use podvisor_devices::console::{ConsoleDevice, PortsDevice};
 use podvisor_devices::fs::FsDevice;
 use podvisor_devices::net::NetDevice;
 use podvisor_devices::pmem::PmemDevice;
@@ -122,6 +122,12 @@ impl<S> VmBuilder<S> {
     /// only once its driver runs.
     pub fn console(self, console: ConsoleDevice) -> Self {
         self.device(console)
+    }
+
+    /// Ports with names, by which programs of the host and in the guest exchange bytes, such as
+    /// QEMU's guest agent (`org.qemu.guest_agent.0`). See [`Vm::ports`](crate::Vm::ports).
+    pub fn ports(self, ports: PortsDevice) -> Self {
+        self.device(ports)
     }
 
     /// A virtio device of any type that [`DeviceType`] names, including the program's own devices.
