@@ -190,10 +190,11 @@ fn boot_on(kvm: Kvm, builder: VmBuilder, validated: Validated) -> Result<Vm, Bui
     );
     let (loaded, hardware) = (loaded?, hardware?);
     let mut parameters = hardware.devices.cmdline.clone();
-    if source.hotplug_memory.is_some() && !source.cmdline.contains("memhp_default_state") {
+    let has = |name| has_parameter(&source.cmdline, name);
+    if source.hotplug_memory.is_some() && !has("memhp_default_state") {
         parameters.push(ONLINE.to_owned());
     }
-    if max_vcpus > vcpus && !source.cmdline.contains("maxcpus=") {
+    if max_vcpus > vcpus && !has("maxcpus") {
         parameters.push(format!("maxcpus={vcpus}"));
     }
     let cmdline = with_parameters(&source.cmdline, &parameters);
@@ -216,18 +217,36 @@ fn boot_on(kvm: Kvm, builder: VmBuilder, validated: Validated) -> Result<Vm, Bui
     Ok(assemble(kvm, memory, hardware, parts.seccomp, None))
 }
 
-/// Inserts parameters for the kernel before a ` -- `, after which everything is init's.
-pub(super) fn with_parameters(cmdline: &str, parameters: &[String]) -> String {
-    let (kernel, init) = match cmdline.find(" -- ") {
+/// Splits a command line into the kernel's part and, from `--` on, that of init.
+fn split(cmdline: &str) -> (&str, &str) {
+    if cmdline == "--" || cmdline.starts_with("-- ") {
+        return ("", cmdline);
+    }
+    match cmdline.find(" -- ") {
         Some(at) => cmdline.split_at(at),
         None => (cmdline, ""),
-    };
+    }
+}
+
+/// Whether the kernel's part of a command line sets a parameter.
+pub(super) fn has_parameter(cmdline: &str, name: &str) -> bool {
+    let (kernel, _) = split(cmdline);
+    let mut parameters = kernel.split_ascii_whitespace();
+    parameters.any(|parameter| parameter.split('=').next() == Some(name))
+}
+
+/// Inserts parameters for the kernel before a `--`, after which everything is init's.
+pub(super) fn with_parameters(cmdline: &str, parameters: &[String]) -> String {
+    let (kernel, init) = split(cmdline);
     let mut line = kernel.trim_end().to_owned();
     for parameter in parameters {
         if !line.is_empty() {
             line.push(' ');
         }
         line.push_str(parameter);
+    }
+    if !line.is_empty() && init.starts_with('-') {
+        line.push(' ');
     }
     line.push_str(init);
     line
