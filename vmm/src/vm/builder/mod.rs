@@ -144,7 +144,7 @@ impl<S> VmBuilder<S> {
 
     /// Whether the VM's threads are confined to the system calls that they need; by default they
     /// are. The program's own serial writers, disks, devices and vsock listeners are called on
-    /// these threads, too: there they may read, write and signal, but neither open files, nor
+    /// these threads, too: there they may read and write, but neither signal, open files, nor
     /// create sockets other than pairs, nor connect any, nor start threads. The same holds for the
     /// program's `tracing` subscriber: one that opens files, for example to rotate them at
     /// midnight, needs a thread for that. Their stacks have 256 KiB. The host side of a socket
