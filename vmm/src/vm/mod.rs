@@ -24,6 +24,8 @@ mod tests;
 mod vcpu;
 
 use std::fmt;
+use std::io;
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -41,6 +43,7 @@ use podvisor_devices::net::NetDevice;
 use podvisor_devices::pmem::PmemDevice;
 use podvisor_devices::virtio::{Counter, ReadCounters, VirtioDevice};
 use podvisor_devices::vsock::VsockDevice;
+use rustix::event::{EventfdFlags, eventfd};
 
 pub use builder::{
     Boot, BuildError, ConfigError, ConfigErrors, EarlyVm, Restore, RestoreBuilder, VmBuilder,
@@ -254,6 +257,20 @@ impl Vm {
     /// those, too. Any number of threads may wait.
     pub fn wait_until_stopped(&self) {
         let _ = self.outcome();
+    }
+
+    /// Returns a descriptor that is readable, and stays so, when the VM is [`State::Stopped`] or
+    /// [`State::Poisoned`]: for an event loop that waits for several VMs. [`Self::wait`] then
+    /// returns how it ended, soon. Each call returns another one, which is closed by dropping it;
+    /// the VM keeps its own end until it ends.
+    ///
+    /// # Errors
+    /// If the process has too many descriptors.
+    pub fn exit_fd(&self) -> io::Result<OwnedFd> {
+        let event = eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?;
+        let theirs = event.try_clone()?;
+        self.control().add_exit_event(event);
+        Ok(theirs)
     }
 
     /// Returns the names of the threads that [`Self::stop`] or [`Self::wait`] has abandoned and
