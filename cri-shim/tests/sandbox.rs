@@ -23,6 +23,7 @@ fn config(root: &Root, pod: &Pod) -> podvisor_cri::sandbox::LaunchConfig {
         id: "test".into(),
         hostname: "pod".into(),
         dir: pod.dir(),
+        guest: Default::default(),
         kernel: elf(root).into(),
         initramfs: Path::new(&guest_dir(root)).join("initramfs.cpio"),
         vcpus: 1,

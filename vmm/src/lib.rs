@@ -116,13 +116,14 @@ mod vm;
 #[doc(hidden)]
 pub use boot::testing as boot_testing;
 pub use boot::{BootError, Initramfs, InitramfsBuilder, Kernel, KernelFault, Smbios};
-pub use kvm::KvmError;
+pub use kvm::{KvmDevice, KvmError};
 pub use memory::{MemoryError, MemorySize, ParseMemorySizeError};
 pub use podvisor_devices as devices;
 pub use podvisor_devices::balloon::BalloonStats;
 pub use podvisor_devices::blk::{
     BlockDevice, BlockDeviceError, Disk, FileDisk, IoEngine, OverlayFormat, Qcow2Disk, Qcow2Error,
-    UringDisk, create_overlay, create_qcow2, open_disk, open_disk_for_writing,
+    UringDisk, create_grown_overlay, create_overlay, create_qcow2, open_disk,
+    open_disk_for_writing,
 };
 pub use podvisor_devices::console::{ConsoleDevice, ConsoleError, PortsDevice, PortsError};
 pub use podvisor_devices::fs::{FsDevice, FsDeviceError, IdMap};

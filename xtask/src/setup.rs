@@ -59,6 +59,8 @@ pub(crate) const TEST: &[Package] = &[
     package("busybox-static", "images of tests"),
     package("containernetworking-plugins", "networks of pods"),
     package("docker-registry", "a real registry to pull from"),
+    package("dosfstools", "checks the FAT volumes that podvisor writes"),
+    package("fdisk", "looks for partitions on those volumes"),
     package("libseccomp-dev", "what seccomp filters are compared with"),
     package("btrfs-progs", "a file system with shared blocks"),
     package("e2fsprogs", "file systems of guests that were killed"),
@@ -69,6 +71,7 @@ pub(crate) const TEST: &[Package] = &[
     package("g++", "builds libFuzzer for the fuzz targets"),
     package("iproute2", "looks at networks of pods"),
     package("iptables", "host ports of pods"),
+    package("mtools", "reads the FAT volumes that podvisor writes"),
     package("openssl", "signs images"),
     package("passt", "networks of containers without a privilege"),
     package("qemu-utils", "disk images in all variants, to compare with"),
@@ -76,6 +79,17 @@ pub(crate) const TEST: &[Package] = &[
     package("strace", "ends a pull at each of its writes"),
     package("xz-utils", "packs disk images"),
     package("zstd", "packs disk images"),
+];
+
+/// The small system that virtual machines boot in tests, and other disks of it.
+pub(crate) const SMALL: &[Package] = &[
+    package("busybox-static", "the small system's programs"),
+    package("dosfstools", "FAT file systems of disks"),
+    package("e2fsprogs", "the small system's root"),
+    package("fdisk", "checks partition tables that tests write"),
+    package("kmod", "orders the small system's kernel modules"),
+    package("mtools", "files in FAT file systems"),
+    package("xfsprogs", "XFS file systems of disks"),
 ];
 
 /// Images created by other tools, for tests and benchmarks.
@@ -130,6 +144,7 @@ pub(crate) const ALL: &[&[Package]] = &[
     HOST,
     BUILD,
     TEST,
+    SMALL,
     IMAGES,
     BENCH_PULL,
     BENCH_START,

@@ -38,6 +38,8 @@ pub enum RefusalKind {
     CommandNotFound,
     /// The command exists but cannot be executed.
     CommandNotExecutable,
+    /// The guest has an operating system of its own, and no agent that could do it.
+    NoAgent,
     /// The process cannot be created as specified, for another reason than its command.
     LaunchFailed,
     /// Anything else that failed in the sandbox or its guest, or that only a newer podvisor knows.
@@ -188,6 +190,17 @@ pub enum SandboxError {
         /// How it ended, if that is known.
         exit: Option<SandboxExit>,
     },
+    /// The guest has an operating system of its own, and the request needs an agent in it.
+    #[error(
+        "cannot {request}: the guest has an operating system of its own, without podvisor's agent\
+         {}", .advice
+    )]
+    NoAgent {
+        /// What was requested.
+        request: &'static str,
+        /// What to do instead, after its separator; may be empty.
+        advice: &'static str,
+    },
     /// The sandbox refused a request.
     #[error("{message}")]
     Refused {
@@ -232,6 +245,7 @@ impl SandboxError {
     pub fn kind(&self) -> Option<RefusalKind> {
         match self {
             Self::Refused { kind, .. } => Some(*kind),
+            Self::NoAgent { .. } => Some(RefusalKind::NoAgent),
             Self::Link(LinkError::Agent(error)) => Some(error.kind.into()),
             _ => None,
         }

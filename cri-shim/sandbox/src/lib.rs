@@ -79,10 +79,10 @@ pub use template::{
     Shape, TemplateError, make as make_template, remove_abandoned_templates, snapshot,
 };
 pub use types::{
-    ContainerDevice, ContainerInfo, ContainerState, ContainerStats, ContainerUser, CreateContainer,
-    DeviceSource, Exec, GuestNetwork, GuestStats, ImageVolume, Interface, JailMode, LaunchConfig,
-    Neighbour, NicConfig, ProcessExit, RestartPolicy, Route, SandboxExit, Started, StdioFds,
-    SupplementalGroups, TerminalSize,
+    BootMachine, ContainerDevice, ContainerInfo, ContainerState, ContainerStats, ContainerUser,
+    CreateContainer, DeviceSource, Exec, GuestKind, GuestNetwork, GuestStats, ImageVolume,
+    Interface, JailMode, LaunchConfig, Neighbour, NicConfig, ProcessExit, RestartPolicy, Route,
+    SandboxExit, Started, StdioFds, SupplementalGroups, TerminalSize,
 };
 pub use wire::FrameError;
 

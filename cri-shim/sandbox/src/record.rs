@@ -22,6 +22,9 @@ const MAX_RECORD_SIZE: u64 = 1 << 20;
 /// Most characters of a container's id that are read: the length of the longest valid id.
 const MAX_ID_CHARS: usize = 128;
 
+/// Most characters of a message about a container's end that are read.
+const MAX_MESSAGE_CHARS: usize = 4 << 10;
+
 /// How a sandbox and its containers ended.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ExitRecord {
@@ -43,6 +46,8 @@ pub fn read(dir: &Path) -> Option<ExitRecord> {
     record.exit = record.exit.printable();
     for container in &mut record.containers {
         container.id = printable(&container.id, MAX_ID_CHARS);
+        let message = container.message.take();
+        container.message = message.map(|said| printable(&said, MAX_MESSAGE_CHARS));
     }
     Some(record)
 }

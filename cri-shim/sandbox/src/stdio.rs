@@ -295,6 +295,19 @@ impl GuestInput {
 }
 
 impl GuestStreams {
+    /// The streams of a console, which is one connected stream in both directions.
+    pub(super) fn of_console(stream: UnixStream) -> Self {
+        let stream = Arc::new(stream);
+        Self {
+            input: Some(GuestInput {
+                stream: Arc::clone(&stream),
+                is_terminal: true,
+            }),
+            output: Some(stream),
+            errors: None,
+        }
+    }
+
     /// Moves bytes between the guest and `files` until they end.
     pub(super) fn serve(self, files: StdioFds) -> Result<Outputs, StdioError> {
         // Not waited for: it may sit in a read of a terminal forever.

@@ -23,7 +23,7 @@ use std::os::unix::fs::FileExt as _;
 use std::time::{Duration, Instant, SystemTime};
 use std::{ptr, thread};
 
-use podvisor_cri::sandbox::jail::{self, CallFilter, MissingLayer, Share};
+use podvisor_cri::sandbox::jail::{self, CallFilter, KvmCalls, MissingLayer, Share};
 use rustix::fs::MemfdFlags;
 
 /// Resources that an attempt needs from before the jail was entered.
@@ -52,7 +52,7 @@ fn main() -> io::Result<()> {
         port: port.parse().map_err(io::Error::other)?,
     };
     let filter = match filter.as_str() {
-        "filter" => CallFilter::Enforced { adds_vcpus: false },
+        "filter" => CallFilter::Enforced { kvm: KvmCalls::Run },
         _ => CallFilter::Absent,
     };
     let begin = Instant::now();

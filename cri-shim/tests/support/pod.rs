@@ -62,6 +62,7 @@ impl Pod {
             id: "test".into(),
             hostname: "pod".into(),
             dir: self.dir(),
+            guest: Default::default(),
             kernel: assets.kernel().unwrap(),
             initramfs: assets.initramfs().unwrap(),
             vcpus: 1,

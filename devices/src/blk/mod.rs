@@ -36,7 +36,9 @@ pub use device::BlockDevice;
 pub use disk::{Completion, Disk, Operation, Submitted, Topology};
 pub use file::FileDisk;
 pub use open::{BlockDeviceError, IoEngine, open_disk, open_disk_for_writing};
-pub use overlay::{OverlayFormat, Qcow2Disk, Qcow2Error, create_overlay, create_qcow2};
+pub use overlay::{
+    OverlayFormat, Qcow2Disk, Qcow2Error, create_grown_overlay, create_overlay, create_qcow2,
+};
 pub use uring::UringDisk;
 
 /// Bytes per sector of the request header and of `capacity` (§5.2.4), whatever the block size.

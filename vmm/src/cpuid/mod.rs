@@ -11,6 +11,7 @@ mod policy;
 mod topology;
 
 use std::fs;
+use std::sync::OnceLock;
 
 use kvm_bindings::{CpuId, KVM_MAX_CPUID_ENTRIES, kvm_cpuid_entry2};
 use kvm_ioctls::{Cap, Kvm};
@@ -30,8 +31,7 @@ pub(crate) fn guest_cpuid(kvm: &Kvm, vcpus: u8, tsc_khz: Option<u32>) -> Result<
     let guest = Guest {
         vcpus: vcpus.max(1),
         tsc_khz,
-        tsc_is_unstable: offers_tsc
-            && fs::read_to_string(CLOCK_SOURCE).is_ok_and(|clock| !counts_by_tsc(&clock)),
+        tsc_is_unstable: offers_tsc && has_other_clock(),
         tsc_deadline: kvm.check_extension(Cap::TscDeadlineTimer),
         host: |leaf| {
             let host = std::arch::x86_64::__cpuid(leaf);
@@ -41,6 +41,22 @@ pub(crate) fn guest_cpuid(kvm: &Kvm, vcpus: u8, tsc_khz: Option<u32>) -> Result<
     let entries = compose(supported.as_slice(), &guest);
     CpuId::from_entries(&entries)
         .map_err(|_| KvmError::ioctl("KVM_SET_CPUID2")(kvm_ioctls::Error::new(libc::E2BIG)))
+}
+
+/// Whether the host's kernel uses another clock than the time stamp counter, once looked up.
+static OTHER_CLOCK: OnceLock<bool> = OnceLock::new();
+
+/// Looks up the host's clock, for VMs that are built when files can no longer be opened.
+pub(crate) fn remember_clock() {
+    OTHER_CLOCK.get_or_init(read_clock);
+}
+
+fn has_other_clock() -> bool {
+    OTHER_CLOCK.get().copied().unwrap_or_else(read_clock)
+}
+
+fn read_clock() -> bool {
+    fs::read_to_string(CLOCK_SOURCE).is_ok_and(|clock| !counts_by_tsc(&clock))
 }
 
 fn supported(kvm: &Kvm) -> Result<CpuId, KvmError> {

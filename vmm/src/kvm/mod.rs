@@ -3,6 +3,7 @@
 //!
 //! Errors name the ioctl. Nothing here knows memory, devices or vCPU threads.
 
+mod device;
 mod signal_mask;
 mod tsc_offset;
 
@@ -15,6 +16,7 @@ use kvm_bindings::{
 };
 use kvm_ioctls::{Cap, Kvm, VcpuFd, VmFd};
 
+pub use device::KvmDevice;
 pub(crate) use signal_mask::set_signal_mask;
 pub(crate) use tsc_offset::{set_tsc_offset, tsc_offset};
 
@@ -57,7 +59,11 @@ impl KvmError {
 
 /// Opens `/dev/kvm` and checks that it has what every VM here uses.
 pub(crate) fn open() -> Result<Kvm, KvmError> {
-    let kvm = Kvm::new().map_err(|error| KvmError::Open(error.into()))?;
+    check(Kvm::new().map_err(|error| KvmError::Open(error.into()))?)
+}
+
+/// Checks that it has what every VM here uses.
+fn check(kvm: Kvm) -> Result<Kvm, KvmError> {
     let needed = [
         (Cap::Irqchip, "KVM_CAP_IRQCHIP"),
         (Cap::Ioeventfd, "KVM_CAP_IOEVENTFD"),

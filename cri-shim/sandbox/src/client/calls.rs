@@ -12,11 +12,12 @@ use super::super::cgroup;
 use super::super::error::{RefusalKind, SandboxError};
 use super::super::oom;
 use super::super::types::{
-    ContainerInfo, ContainerStats, ContainerUser, CreateContainer, DeviceSource, Exec, ProcessExit,
-    Started, StdioFds, TerminalSize,
+    BootMachine, ContainerInfo, ContainerStats, ContainerUser, CreateContainer, DeviceSource, Exec,
+    ProcessExit, Started, StdioFds, TerminalSize,
 };
 use super::super::wire::{
-    Answer, Call, CreateHeader, DeviceHeader, DeviceKind, ExecHeader, FrameError, StdioHeader,
+    Answer, BootHeader, Call, CreateHeader, DeviceHeader, DeviceKind, ExecHeader, FrameError,
+    StdioHeader,
 };
 use super::{REQUEST_TIMEOUT, SandboxClient};
 
@@ -82,6 +83,21 @@ impl SandboxClient {
                 Err(self.control(FrameError::Groups(user.groups.len())))
             }
             (Answer::Created(user), _) => Ok(user),
+            _ => Err(self.unfit()),
+        }
+    }
+
+    /// Boots the machine of a sandbox whose guest has an operating system of its own. It is a
+    /// container from then on, which runs: it is waited for, stopped and deleted as one, and may be
+    /// attached to. Several may follow each other.
+    ///
+    /// # Errors
+    /// [`SandboxError::Refused`] with the reason, or the sandbox is gone.
+    pub async fn boot_machine(&self, boot: BootMachine) -> Result<Started, SandboxError> {
+        let (header, fds) = BootHeader::new(boot);
+        let call = Call::BootMachine(Box::new(header));
+        match self.call(call, fds).await? {
+            (Answer::Started(started), _) => Ok(started),
             _ => Err(self.unfit()),
         }
     }

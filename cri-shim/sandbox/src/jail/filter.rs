@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 
 use podvisor_seccomp::{BpfProgram, Condition, Otherwise, Rule, Verdict, Width, apply, compile};
 
-use super::JailError;
+use super::{JailError, KvmCalls};
 
 /// Allowed with any arguments.
 const ALWAYS: &[i64] = &[
@@ -156,10 +156,14 @@ const FCNTLS_REFUSED: &[u64] = &[
 /// The type of KVM's requests of ioctl, in their second byte.
 const KVM: u64 = 0xae00;
 
-/// Requests that would create another VM, or a device in the kernel.
-const KVM_CREATES: &[u64] = &[
-    0xae01,      // KVM_CREATE_VM
-    0xae60,      // KVM_CREATE_IRQCHIP
+/// Requests that create a VM.
+const KVM_CREATES_VM: &[u64] = &[
+    0xae01, // KVM_CREATE_VM
+    0xae60, // KVM_CREATE_IRQCHIP
+];
+
+/// Requests that create a device in the kernel that no machine has.
+const KVM_CREATES_DEVICE: &[u64] = &[
     0xae64,      // KVM_CREATE_PIT, the older form
     0x4040_ae77, // KVM_CREATE_PIT2
     0xc00c_aee0, // KVM_CREATE_DEVICE
@@ -203,17 +207,17 @@ const MISSING: &[i64] = &[
 const MISSING_WITHOUT_SHARE: &[i64] = &[libc::SYS_openat, libc::SYS_readlinkat];
 
 /// Sets the filter for this thread, and so for all threads that it starts.
-pub(super) fn set(has_share: bool, adds_vcpus: bool) -> Result<(), JailError> {
-    let program = program(has_share, adds_vcpus, std::process::id());
+pub(super) fn set(has_share: bool, kvm: KvmCalls) -> Result<(), JailError> {
+    let program = program(has_share, kvm, std::process::id());
     apply(&program).map_err(JailError::Filter)
 }
 
 /// Builds the filter of the process with this pid, which is that inside its PID namespace.
-fn program(has_share: bool, adds_vcpus: bool, process: u32) -> BpfProgram {
-    compile(&calls(has_share, adds_vcpus, process), Otherwise::Kill)
+fn program(has_share: bool, kvm: KvmCalls, process: u32) -> BpfProgram {
+    compile(&calls(has_share, kvm, process), Otherwise::Kill)
 }
 
-fn calls(has_share: bool, adds_vcpus: bool, process: u32) -> BTreeMap<i64, Verdict> {
+fn calls(has_share: bool, kvm: KvmCalls, process: u32) -> BTreeMap<i64, Verdict> {
     let (more, missing) = if has_share {
         (WITH_SHARE, &[][..])
     } else {
@@ -228,8 +232,12 @@ fn calls(has_share: bool, adds_vcpus: bool, process: u32) -> BTreeMap<i64, Verdi
     );
     let missing = MISSING.iter().chain(missing);
     calls.extend(missing.map(|call| (*call, Verdict::Fail(ENOSYS))));
+    if kvm == KvmCalls::CreateVms {
+        // How much memory the host has, which limits a machine's.
+        calls.insert(libc::SYS_sysinfo, Verdict::Allow);
+    }
     let mut allow_if = |call, rules: Vec<Rule>| calls.insert(call, Verdict::AllowIf(rules));
-    allow_if(libc::SYS_ioctl, ioctls(adds_vcpus));
+    allow_if(libc::SYS_ioctl, ioctls(kvm));
     // A process that shares a file must not be made to wait for this one's lock or lease, nor this
     // one for it: only a non-blocking shared lock, and unlocking, are allowed.
     allow_if(libc::SYS_flock, vec![vec![is(1, 4 | 1)], vec![is(1, 8)]]);
@@ -267,10 +275,14 @@ fn calls(has_share: bool, adds_vcpus: bool, process: u32) -> BTreeMap<i64, Verdi
     calls
 }
 
-fn ioctls(adds_vcpus: bool) -> Vec<Rule> {
+fn ioctls(calls: KvmCalls) -> Vec<Rule> {
     let mut kvm = vec![Condition::masked(1, Width::Word, 0xff00, KVM)];
-    let vcpu = (!adds_vcpus).then_some(&KVM_CREATE_VCPU);
-    let refused = KVM_CREATES.iter().chain(vcpu);
+    let vm = match calls {
+        KvmCalls::CreateVms => &[],
+        KvmCalls::Run | KvmCalls::AddVcpus => KVM_CREATES_VM,
+    };
+    let vcpu = (calls == KvmCalls::Run).then_some(&KVM_CREATE_VCPU);
+    let refused = KVM_CREATES_DEVICE.iter().chain(vm).chain(vcpu);
     kvm.extend(refused.map(|request| Condition::is_not(1, *request)));
     let others = IOCTLS.iter().map(|request| vec![is(1, *request)]);
     std::iter::once(kvm).chain(others).collect()
@@ -295,7 +307,7 @@ mod tests {
     #[test]
     fn a_filter_is_short_and_finds_a_call_by_few_comparisons() {
         for has_share in [false, true] {
-            let program = program(has_share, false, 1);
+            let program = program(has_share, KvmCalls::Run, 1);
             // A call takes about as many steps as the list can be halved.
             assert!(program.len() < 400, "{}", program.len());
         }
@@ -304,7 +316,7 @@ mod tests {
     #[test]
     fn a_process_may_wait_for_its_hosts_clock_to_be_set() {
         for has_share in [false, true] {
-            let calls = calls(has_share, false, 1);
+            let calls = calls(has_share, KvmCalls::Run, 1);
             for call in [
                 libc::SYS_timerfd_create,
                 libc::SYS_timerfd_settime,
@@ -318,7 +330,7 @@ mod tests {
 
     #[test]
     fn without_a_share_no_call_takes_a_path() {
-        let calls = calls(false, false, 1);
+        let calls = calls(false, KvmCalls::Run, 1);
         for call in [
             libc::SYS_open,
             libc::SYS_openat2,
@@ -331,8 +343,21 @@ mod tests {
         }
         assert_eq!(calls[&libc::SYS_openat], Verdict::Fail(ENOSYS));
         assert_eq!(
-            super::calls(true, false, 1)[&libc::SYS_openat],
+            super::calls(true, KvmCalls::Run, 1)[&libc::SYS_openat],
             Verdict::Allow
         );
+    }
+
+    #[test]
+    fn only_a_process_whose_machine_comes_later_creates_one() {
+        let refused = |kvm| {
+            let rules = ioctls(kvm);
+            let of_kvm = rules.first().unwrap().clone();
+            [KVM_CREATES_VM[0], KVM_CREATE_VCPU, KVM_CREATES_DEVICE[0]]
+                .map(|request| of_kvm.contains(&Condition::is_not(1, request)))
+        };
+        assert_eq!(refused(KvmCalls::Run), [true, true, true]);
+        assert_eq!(refused(KvmCalls::AddVcpus), [true, false, true]);
+        assert_eq!(refused(KvmCalls::CreateVms), [false, false, true]);
     }
 }

@@ -43,11 +43,23 @@ pub use spawn::spawn;
 pub enum CallFilter {
     /// Those that a sandbox's process makes; any other kills it.
     Enforced {
-        /// Whether the process may add vCPUs to its machine.
-        adds_vcpus: bool,
+        /// What it asks of KVM.
+        kvm: KvmCalls,
     },
     /// All that the other layers allow: for testing these on their own.
     Absent,
+}
+
+/// What a process in its jail may ask of KVM. The threads of its machines, which a guest talks to,
+/// have narrower filters: they may run a vCPU and raise interrupts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum KvmCalls {
+    /// To run the machine that it has.
+    Run,
+    /// To add vCPUs to its machine, too.
+    AddVcpus,
+    /// To create machines, too: its guest comes later, or reboots.
+    CreateVms,
 }
 
 /// A layer that this host does not support; the others hold without it.
@@ -138,8 +150,8 @@ pub fn close(share: Option<&Share>, calls: CallFilter) -> Result<Vec<MissingLaye
     }
     identity::no_new_privileges()?;
     missing.extend(paths::close(share.map(|share| share.as_fd()))?);
-    if let CallFilter::Enforced { adds_vcpus } = calls {
-        filter::set(share.is_some(), adds_vcpus)?;
+    if let CallFilter::Enforced { kvm } = calls {
+        filter::set(share.is_some(), kvm)?;
     }
     debug!(elapsed = ?begin.elapsed(), ?missing, "the jail is closed");
     Ok(missing)

@@ -12,7 +12,7 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, 
 
 use super::super::error::SandboxError;
 use super::super::template::Template;
-use super::super::types::LaunchConfig;
+use super::super::types::{GuestKind, LaunchConfig};
 use super::super::wire::{LAUNCH_VERSION, LaunchHeader, MAX_FDS, NicHeader};
 use super::super::{cgroup, record};
 use super::{CONTROL_SOCKET, DIR_MAX};
@@ -22,8 +22,8 @@ use crate::machine::Transport;
 #[derive(Debug)]
 pub(super) struct Prepared {
     pub(super) header: LaunchHeader,
-    kernel: OwnedFd,
-    initramfs: OwnedFd,
+    /// Kernel and initramfs; none if the guest has an operating system of its own.
+    boot: Vec<OwnedFd>,
     /// Network cards, then the shared directory, the console and the log of events, each if there
     /// is one.
     devices: Vec<OwnedFd>,
@@ -52,7 +52,10 @@ impl Prepared {
             let opened = File::open(path).map(OwnedFd::from);
             opened.map_err(|source| file("open", path, source))
         };
-        let (kernel, initramfs) = (open(&config.kernel)?, open(&config.initramfs)?);
+        let boot = match config.guest {
+            GuestKind::Agent => vec![open(&config.kernel)?, open(&config.initramfs)?],
+            GuestKind::OwnOs => Vec::new(),
+        };
         let (mut nics, mut devices) = (Vec::new(), Vec::new());
         for nic in config.nics {
             nics.push(NicHeader {
@@ -78,6 +81,7 @@ impl Prepared {
             id: config.id,
             hostname: config.hostname,
             dir: config.dir,
+            guest: config.guest,
             vcpus: config.vcpus,
             max_vcpus: config.max_vcpus,
             memory: config.memory,
@@ -100,8 +104,7 @@ impl Prepared {
         };
         Ok(Self {
             header,
-            kernel,
-            initramfs,
+            boot,
             devices,
         })
     }
@@ -121,7 +124,9 @@ impl Prepared {
             let duplicate = fd.as_fd().try_clone_to_owned();
             duplicate.map_err(|source| file("keep open the files of", dir, source))
         };
-        fds.extend([duplicate(&self.kernel)?, duplicate(&self.initramfs)?]);
+        for file in &self.boot {
+            fds.push(duplicate(file)?);
+        }
         self.header.has_template = template.is_some();
         if let Some(Template { state, memory }) = template {
             fds.extend([state, memory]);

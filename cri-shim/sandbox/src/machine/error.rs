@@ -3,7 +3,7 @@
 use std::io;
 
 use podvisor_vmm::{
-    AddVcpusError, BlockDeviceError, BootError, BuildError, FsDeviceError, HandleError,
+    AddVcpusError, BlockDeviceError, BootError, BuildError, FsDeviceError, HandleError, KvmError,
     NetDeviceError, PlugError, SnapshotError, TakeSnapshotError, VsockError,
 };
 
@@ -53,6 +53,18 @@ pub enum MachineError {
     /// All slots for devices are in use.
     #[error("the machine has no free PCI slot; stop containers that use devices")]
     Full,
+    /// KVM is not usable.
+    #[error(transparent)]
+    Kvm(#[from] KvmError),
+    /// A descriptor cannot be duplicated.
+    #[error("failed to duplicate a file of the machine")]
+    Duplicate(#[source] io::Error),
+    /// The serial port has no descriptors or threads.
+    #[error("failed to set up the serial port")]
+    SerialPort(#[source] io::Error),
+    /// The machine was built without a power button.
+    #[error("the machine has no power button")]
+    NoPowerButton,
     /// vCPUs were not added.
     #[error(transparent)]
     AddCpus(#[from] AddVcpusError),

@@ -9,8 +9,10 @@ mod console;
 mod disk;
 mod error;
 mod nic;
+mod own_os;
 mod panic;
 mod pause;
+mod serial_port;
 mod share;
 
 use std::fmt;
@@ -36,10 +38,15 @@ pub use error::causes;
 pub use assets::{AssetError, Assets, GUEST_DIR_VARIABLE, GuestFile};
 pub use disk::{Disk, PluggedDisk};
 pub use nic::Nic;
+pub(crate) use own_os::MachinePlan;
+pub use own_os::{DiskContents, MachineDisk, MachineNic};
 pub use panic::KernelPanic;
 use pause::{PauseCall, UndoPause};
 pub use podvisor_network::guest::NicKind;
-pub use podvisor_vmm::{EarlyVm, Snapshot, Transport, WorkingSet};
+pub use podvisor_vmm::{
+    EarlyVm, KvmDevice, OverlayFormat, Snapshot, Transport, WorkingSet, create_grown_overlay,
+};
+pub(crate) use serial_port::SerialPort;
 pub use share::{SharedDir, UserRange};
 
 /// The guest's vsock address, the lowest that a guest may have; guests of different
@@ -582,6 +589,15 @@ impl Machine {
         console
             .attach(&self.vm, stream)
             .map_err(MachineError::Console)
+    }
+
+    /// Presses the power button, which a guest that knows it takes as the request to power itself
+    /// off.
+    ///
+    /// # Errors
+    /// The machine has no such button, or does not run.
+    pub fn press_power_button(&self) -> Result<(), MachineError> {
+        Err(MachineError::NoPowerButton)
     }
 
     /// Powers the machine off immediately. Returns when its threads have ended.

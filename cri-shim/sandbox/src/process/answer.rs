@@ -14,11 +14,13 @@ use super::super::wire::{
 };
 use super::containers::{Containers, CreateFiles};
 use super::end::{Cause, Shutdown};
+use super::guest::Guest;
+use super::own_os;
 
 /// The state that answers to requests need.
 #[derive(Debug, Clone)]
 pub(super) struct Service {
-    pub(super) containers: Arc<Containers>,
+    pub(super) guest: Guest,
     /// Layers of the jail that the host does not have.
     pub(super) missing_layers: Arc<[String]>,
     /// Sends reasons for ending the machine.
@@ -37,14 +39,14 @@ impl Fds {
         Self(fds.into_iter())
     }
 
-    fn next(&mut self) -> Result<OwnedFd, SandboxError> {
+    pub(super) fn next(&mut self) -> Result<OwnedFd, SandboxError> {
         self.0.next().ok_or_else(|| {
             let message = FrameError::MissingFd.to_string();
             SandboxError::refused(RefusalKind::InvalidArgument, message)
         })
     }
 
-    fn stdio(&mut self, header: StdioHeader) -> Result<StdioFds, SandboxError> {
+    pub(super) fn stdio(&mut self, header: StdioHeader) -> Result<StdioFds, SandboxError> {
         let mut file = |is_there: bool| is_there.then(|| self.next()).transpose();
         Ok(StdioFds {
             stdin: file(header.stdin)?,
@@ -59,9 +61,8 @@ impl Service {
     pub(super) async fn answer(
         &self,
         call: Call,
-        mut fds: Fds,
+        fds: Fds,
     ) -> Result<(Answer, Vec<OwnedFd>), SandboxError> {
-        let containers = &self.containers;
         let answer = match call {
             Call::Hello { .. } => Answer::Hello(Greeting {
                 version: CONTROL_VERSION,
@@ -70,7 +71,50 @@ impl Service {
                 tells_pressure: true,
                 drops_waits: true,
             }),
-            Call::Create(header) => self.create(*header, fds).await?,
+            Call::Shutdown { grace_ms } => {
+                // Fails if the machine is ending anyway.
+                let grace = Duration::from_millis(grace_ms);
+                let _ = self.shutdown.send(Shutdown::Within(grace));
+                Answer::Done
+            }
+            Call::Ended => Answer::Ended(self.ended().await),
+            // The connection has handled it.
+            Call::Abandon { .. } => Answer::Done,
+            Call::List => Answer::List(self.guest.list()),
+            Call::EndWith { id } => {
+                self.end_with(&id)?;
+                Answer::Done
+            }
+            Call::Pause => {
+                self.guest.pause().await?;
+                Answer::Done
+            }
+            Call::Resume => {
+                self.guest.resume().await?;
+                Answer::Done
+            }
+            Call::IsPaused => Answer::IsPaused(self.guest.is_paused()),
+            Call::Console => return Ok((Answer::Stream, vec![self.guest.console()?])),
+            call => return self.about_containers(call, fds).await,
+        };
+        Ok((answer, Vec::new()))
+    }
+
+    /// Executes a request that is about containers.
+    async fn about_containers(
+        &self,
+        call: Call,
+        mut fds: Fds,
+    ) -> Result<(Answer, Vec<OwnedFd>), SandboxError> {
+        let containers = match &self.guest {
+            Guest::Agent(containers) => containers,
+            Guest::OwnOs(system) => {
+                let answer = own_os::answer(system, call, fds).await?;
+                return Ok((answer, Vec::new()));
+            }
+        };
+        let answer = match call {
+            Call::Create(header) => create(containers, *header, fds).await?,
             Call::Start { id } => Answer::Started(Containers::start(containers, &id).await?),
             Call::Signal {
                 id,
@@ -103,10 +147,6 @@ impl Service {
                 containers.attach(&id, files, is_whole).await?;
                 Answer::Done
             }
-            Call::EndWith { id } => {
-                self.end_with(&id)?;
-                Answer::Done
-            }
             Call::Stop {
                 id,
                 signal,
@@ -120,15 +160,6 @@ impl Service {
                 containers.end_restarts(&id)?;
                 Answer::Done
             }
-            Call::Pause => {
-                containers.pause().await?;
-                Answer::Done
-            }
-            Call::Resume => {
-                containers.resume().await?;
-                Answer::Done
-            }
-            Call::IsPaused => Answer::IsPaused(containers.is_paused()),
             Call::Resize { id, exec_id, size } => {
                 containers.resize(&id, exec_id.as_deref(), size).await?;
                 Answer::Done
@@ -144,7 +175,6 @@ impl Service {
             Call::Stats { id, brief } => {
                 Answer::Stats(Box::new(containers.stats(&id, brief).await?))
             }
-            Call::List => Answer::List(containers.list()),
             Call::UpdateResources { id, resources } => {
                 containers.update_resources(&id, &resources).await?;
                 Answer::Done
@@ -165,36 +195,25 @@ impl Service {
                 let stream = containers.port_forward(port).await?;
                 return Ok((Answer::Stream, vec![stream]));
             }
-            Call::Console => return Ok((Answer::Stream, vec![containers.console()?])),
-            Call::Shutdown { grace_ms } => {
-                // Fails if the machine is ending anyway.
-                let grace = Duration::from_millis(grace_ms);
-                let _ = self.shutdown.send(Shutdown::Within(grace));
-                Answer::Done
-            }
-            Call::Ended => Answer::Ended(self.ended().await),
-            // The connection has handled it.
-            Call::Abandon { .. } => Answer::Done,
+            Call::BootMachine(_) => return Err(booted()),
+            // Not about containers.
+            Call::Hello { .. }
+            | Call::Shutdown { .. }
+            | Call::Ended
+            | Call::Abandon { .. }
+            | Call::List
+            | Call::EndWith { .. }
+            | Call::Pause
+            | Call::Resume
+            | Call::IsPaused
+            | Call::Console => Answer::Done,
         };
         Ok((answer, Vec::new()))
     }
 
-    async fn create(&self, header: CreateHeader, mut fds: Fds) -> Result<Answer, SandboxError> {
-        let digests = [&header.image_digest].into_iter().chain(&header.volumes);
-        let images = digests.map(|digest| Ok((digest.clone(), fds.next()?)));
-        let images = images.collect::<Result<Vec<_>, SandboxError>>()?;
-        let log = header.has_log.then(|| fds.next()).transpose()?;
-        let is_disk = |device: &&DeviceHeader| matches!(device.source, DeviceKind::Disk { .. });
-        let disks = header.devices.iter().filter(is_disk);
-        let disks = disks.map(|_| fds.next()).collect::<Result<_, _>>()?;
-        let files = CreateFiles { images, log, disks };
-        let user = Containers::create(&self.containers, header, files).await?;
-        Ok(Answer::Created(user))
-    }
-
     /// Ends the machine when the container's process has ended permanently.
     fn end_with(&self, id: &str) -> Result<(), SandboxError> {
-        let mut exit = self.containers.end_with(id)?;
+        let mut exit = self.guest.end_with(id)?;
         let shutdown = self.shutdown.clone();
         tokio::spawn(async move {
             // An error means that the container was deleted, which does not end the machine.
@@ -212,4 +231,29 @@ impl Service {
         let exit = exit.ok().and_then(|exit| exit.clone());
         exit.unwrap_or(SandboxExit::Died)
     }
+}
+
+/// The refusal of a second machine beside that of the agent.
+fn booted() -> SandboxError {
+    SandboxError::refused(
+        RefusalKind::WrongState,
+        "the sandbox has a machine already: launch one for an operating system of its own",
+    )
+}
+
+async fn create(
+    containers: &Arc<Containers>,
+    header: CreateHeader,
+    mut fds: Fds,
+) -> Result<Answer, SandboxError> {
+    let digests = [&header.image_digest].into_iter().chain(&header.volumes);
+    let images = digests.map(|digest| Ok((digest.clone(), fds.next()?)));
+    let images = images.collect::<Result<Vec<_>, SandboxError>>()?;
+    let log = header.has_log.then(|| fds.next()).transpose()?;
+    let is_disk = |device: &&DeviceHeader| matches!(device.source, DeviceKind::Disk { .. });
+    let disks = header.devices.iter().filter(is_disk);
+    let disks = disks.map(|_| fds.next()).collect::<Result<_, _>>()?;
+    let files = CreateFiles { images, log, disks };
+    let user = Containers::create(containers, header, files).await?;
+    Ok(Answer::Created(user))
 }

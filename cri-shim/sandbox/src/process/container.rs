@@ -69,6 +69,7 @@ impl Container {
             exit: None,
             restarts: 0,
             is_starting: false,
+            message: None,
         };
         Self {
             id,
@@ -179,7 +180,13 @@ impl Container {
         self.note(died.with("exitCode", exit.code));
     }
 
-    fn runs(&self, started: Started) {
+    /// Notes what the exit code does not say about the coming end.
+    pub(super) fn set_message(&self, message: Option<String>) {
+        self.lock().message = message;
+    }
+
+    /// Notes that its process runs.
+    pub(super) fn runs(&self, started: Started) {
         self.note(Event::now(&self.id, EventAction::Start));
         let mut info = self.lock();
         info.state = ContainerState::Running;
@@ -265,6 +272,13 @@ impl Container {
                 "output still open after the container's process exited"
             );
         }
+    }
+
+    /// Writes the rest of the output of a process that has ended, and reports its exit.
+    pub(super) async fn ends(&self, exit: ProcessExit) {
+        self.set_ended(Some(exit));
+        self.drain().await;
+        self.exited(exit).await;
     }
 
     async fn exited(&self, exit: ProcessExit) {

@@ -11,10 +11,10 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep_until, timeout};
 use tracing::{debug, info, warn};
 
-use super::super::Sandbox;
 use super::super::record::{self, ExitRecord};
 use super::super::types::SandboxExit;
 use super::containers::Containers;
+use super::guest::Guest;
 
 /// How long a guest may take to power itself off after the container with which the sandbox ends
 /// has ended.
@@ -83,7 +83,7 @@ impl Cause {
 }
 
 /// What the decision about a machine's end needs to know, and can do.
-trait EndOfMachine {
+pub(super) trait EndOfMachine {
     /// Waits until it is known how the machine has ended.
     fn exit(&self) -> impl Future<Output = SandboxExit>;
     /// The guest no longer runs: [`Self::exit`] will be known soon.
@@ -98,13 +98,7 @@ trait EndOfMachine {
     fn kill(&self);
 }
 
-/// The machine of this process.
-struct OwnMachine<'a> {
-    sandbox: &'a Arc<Sandbox>,
-    containers: &'a Arc<Containers>,
-}
-
-impl EndOfMachine for OwnMachine<'_> {
+impl EndOfMachine for Arc<Containers> {
     async fn exit(&self) -> SandboxExit {
         self.sandbox.machine().ended().await.into()
     }
@@ -122,14 +116,14 @@ impl EndOfMachine for OwnMachine<'_> {
     }
 
     fn ask_to_stop(&self) {
-        let (sandbox, containers) = (Arc::clone(self.sandbox), Arc::clone(self.containers));
+        let containers = Arc::clone(self);
         tokio::spawn(async move {
             if containers.is_paused()
                 && let Err(error) = containers.resume().await
             {
                 debug!(%error, "the guest stays paused");
             }
-            sandbox.ask_to_stop().await;
+            containers.sandbox.ask_to_stop().await;
         });
     }
 
@@ -142,16 +136,14 @@ impl EndOfMachine for OwnMachine<'_> {
 /// deadline of a requested end. A guest that leaves nothing on the host is powered off once it is
 /// not needed.
 pub(super) async fn ended(
-    sandbox: &Arc<Sandbox>,
-    containers: &Arc<Containers>,
+    guest: &Guest,
     shutdowns: &mut mpsc::UnboundedReceiver<Shutdown>,
     leaves_nothing: bool,
 ) -> (SandboxExit, Option<Instant>) {
-    let machine = OwnMachine {
-        sandbox,
-        containers,
-    };
-    end_of(&machine, shutdowns, leaves_nothing).await
+    match guest {
+        Guest::Agent(containers) => end_of(containers, shutdowns, leaves_nothing).await,
+        Guest::OwnOs(system) => end_of(system, shutdowns, leaves_nothing).await,
+    }
 }
 
 async fn end_of(
@@ -242,12 +234,12 @@ pub(super) async fn reads_are_over(
 
 /// Waits until the rest of the containers' output is written, and read by readers that are waited
 /// for unless their time is over.
-pub(super) async fn drain(containers: &Containers, reads_are_over: impl Future<Output = ()>) {
-    let mut drained = pin!(containers.guest_is_gone());
+pub(super) async fn drain(guest: &Guest, reads_are_over: impl Future<Output = ()>) {
+    let mut drained = pin!(guest.is_gone());
     tokio::select! {
         () = &mut drained => {}
         () = reads_are_over => {
-            containers.detach_readers().await;
+            guest.detach_readers().await;
             drained.await;
         }
     }
@@ -257,13 +249,13 @@ pub(super) async fn drain(containers: &Containers, reads_are_over: impl Future<O
 pub(super) async fn leave(
     file: &File,
     exit: SandboxExit,
-    containers: &Containers,
+    guest: &Guest,
     sender: watch::Sender<Option<SandboxExit>>,
     serving: JoinHandle<()>,
 ) {
     let record = ExitRecord {
         exit: exit.clone(),
-        containers: containers.list(),
+        containers: guest.list(),
     };
     if let Err(error) = record::write(file, &record) {
         warn!(%error, "cannot write down how the sandbox ended");

@@ -5,20 +5,25 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::net::UnixListener as StdUnixListener;
+use std::sync::Arc;
 
 use tokio::net::UnixListener;
 use tracing::info;
 
 use super::super::agent::{GuestConfig, Share};
 use super::super::events::EventLog;
-use super::super::jail::{self, CallFilter};
+use super::super::jail::{self, CallFilter, KvmCalls};
 use super::super::template::Template;
-use super::super::types::{GuestNetwork, JailMode};
+use super::super::types::{GuestKind, GuestNetwork, JailMode};
 use super::super::wire::{FrameError, FrameReader, LAUNCH_VERSION, LaunchHeader};
-use super::super::{BuiltSandbox, Sandbox, SandboxConfig, SandboxError};
+use super::super::{BuiltSandbox, SandboxConfig, SandboxError};
+use super::containers::Containers;
+use super::guest::Guest;
+use super::own_os::{OwnOs, Resources, Usage};
 use super::{ProcessError, SHARE_PATH};
 use crate::machine::{
-    Boot, EarlyVm, GuestFiles, MachineConfig, Nic, SHARE_TAG, SharedDir, Transport, causes,
+    Boot, EarlyVm, GuestFiles, KvmDevice, MachineConfig, MachineError, Nic, SHARE_TAG, SharedDir,
+    Transport, causes,
 };
 
 /// Length of the accept queue of the control socket: while the process is stopped, closed
@@ -37,7 +42,8 @@ pub(super) struct Received {
 struct LaunchFiles {
     listener: UnixListener,
     record: File,
-    guest: GuestFiles,
+    /// What an agent's guest boots.
+    guest: Option<GuestFiles>,
     template: Option<Template>,
     devices: DeviceFiles,
     events: Option<EventLog>,
@@ -50,13 +56,11 @@ struct DeviceFiles {
     console: Option<File>,
 }
 
-/// A sandbox whose guest is configured.
+/// A sandbox whose guest is configured, or comes later.
 pub(super) struct ConfiguredSandbox {
-    pub(super) sandbox: Sandbox,
+    pub(super) guest: Guest,
     pub(super) listener: UnixListener,
     pub(super) record: File,
-    pub(super) events: Option<EventLog>,
-    pub(super) image_slots: u8,
     /// Its disks are not written, so nothing that it wrote outlives it.
     pub(super) leaves_nothing: bool,
     pub(super) is_clone: bool,
@@ -99,7 +103,12 @@ fn files(
     let mut next = || fds.next().ok_or_else(|| control(FrameError::MissingFd));
     let listener = listen(next()?).map_err(|error| control(error.into()))?;
     let record = next()?.into();
-    let (kernel, initramfs) = (next()?, next()?);
+    let guest = match launch.guest {
+        GuestKind::Agent => Some((next()?, next()?)),
+        GuestKind::OwnOs => None,
+    };
+    let guest =
+        guest.map(|(kernel, initramfs)| GuestFiles::from_files(kernel.into(), initramfs.into()));
     let template = match launch.has_template {
         true => Some(Template {
             state: next()?,
@@ -127,7 +136,7 @@ fn files(
     Ok(LaunchFiles {
         listener,
         record,
-        guest: GuestFiles::from_files(kernel.into(), initramfs.into())?,
+        guest: guest.transpose()?,
         template,
         devices: DeviceFiles {
             nics,
@@ -163,20 +172,47 @@ pub(super) async fn boot(
         devices,
         events,
     } = files(&launch, fds)?;
+    let Some(guest) = guest else {
+        // Its machine has other needs.
+        drop(early);
+        let kvm = KvmDevice::open().map_err(MachineError::from);
+        let usage = Usage::open();
+        let missing_layers = close_jail(&launch, &devices, KvmCalls::CreateVms)?;
+        let system = OwnOs::new(Resources {
+            kvm,
+            nics: launch.nics.into_iter().zip(devices.nics).collect(),
+            network: network.await?,
+            memory: launch.memory,
+            usage,
+            events,
+        });
+        info!("the sandbox is ready for a machine");
+        return Ok(ConfiguredSandbox {
+            guest: Guest::OwnOs(Arc::new(system)),
+            listener,
+            record,
+            leaves_nothing: false,
+            is_clone: false,
+            missing_layers,
+        });
+    };
     let (built, is_clone) = build(&launch, &devices, template, guest, early)?;
-    let missing_layers = close_jail(&launch, &devices, &built)?;
+    let kvm_calls = match built.may_grow_cpus() {
+        true => KvmCalls::AddVcpus,
+        false => KvmCalls::Run,
+    };
+    let missing_layers = close_jail(&launch, &devices, kvm_calls)?;
     let started = built.start_with(network).await;
     let sandbox = started.map_err(|error| match is_clone && error.is_of_no_guest() {
         true => SandboxError::Clone(Box::new(error)),
         false => error,
     })?;
     info!(is_clone, "the sandbox is ready");
+    let containers = Containers::new(Arc::new(sandbox), launch.image_slots, events);
     Ok(ConfiguredSandbox {
-        sandbox,
+        guest: Guest::Agent(Arc::new(containers)),
         listener,
         record,
-        events,
-        image_slots: launch.image_slots,
         leaves_nothing: !launch.has_shared_dir && !launch.has_console,
         is_clone,
         missing_layers,
@@ -274,12 +310,11 @@ fn config(launch: &LaunchHeader, devices: &DeviceFiles, boot: Boot) -> io::Resul
 fn close_jail(
     launch: &LaunchHeader,
     devices: &DeviceFiles,
-    built: &BuiltSandbox,
+    kvm: KvmCalls,
 ) -> Result<Vec<String>, SandboxError> {
     let mut missing_layers = Vec::new();
     if launch.jail == JailMode::Enforced {
-        let adds_vcpus = built.may_grow_cpus();
-        let missing = jail::close(devices.share.as_ref(), CallFilter::Enforced { adds_vcpus })?;
+        let missing = jail::close(devices.share.as_ref(), CallFilter::Enforced { kvm })?;
         missing_layers.extend(missing.iter().map(ToString::to_string));
     }
     if !launch.has_cgroup {

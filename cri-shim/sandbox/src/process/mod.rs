@@ -2,8 +2,8 @@
 //!
 //! [`Launching::begin`](super::Launching::begin) starts it, and sends a frame with its
 //! configuration and open files on its stdin. It leaves its parent's session, boots the machine,
-//! waits for the agent and for a frame with the guest's network, and replies. From then on it
-//! serves its control socket: it keeps the containers' exit codes and writes their logs, whether or
+//! waits for the agent and for a frame with the guest's network, and replies. (If the guest has an
+//! operating system of its own, its machine comes later.) From then on it serves its control socket: it keeps the containers' exit codes and writes their logs, whether or
 //! not a client is connected. It ends when its machine ends, and its machine when it does.
 //!
 //! | file | contents |
@@ -11,13 +11,15 @@
 //! | `launch` | from the launcher's frame to a guest that is configured |
 //! | `serve` | the control socket: connections |
 //! | `connection` | one connection's requests, each executed and replied to |
-//! | `answer` | dispatches requests to `containers` |
+//! | `answer` | dispatches requests to what is in the guest |
+//! | `guest` | what is in the guest: the agent's containers, or a system of its own |
 //! | `containers`, `machine` | implementations of requests |
 //! | `container` | one container's state and its processes |
 //! | `execs` | starts of further processes, and the end of those that come too late |
 //! | `restart` | whether, when and with which streams a container's process is restarted |
 //! | `output`, `log`, `backlog` | output to the log and to attached clients |
 //! | `own_log` | the log of the process itself |
+//! | `own_os` | a guest with an operating system of its own |
 //! | `pauses` | pauses of the guest, and its clock |
 //! | `end` | the machine's end: when it is due, and the work that is left then |
 //! | `upkeep` | periodic work for a running guest: its clock, and removed files |
@@ -34,12 +36,14 @@ mod drain_tests;
 mod end;
 mod entries;
 mod execs;
+mod guest;
 mod images;
 mod launch;
 mod log;
 mod machine;
 mod output;
 mod own_log;
+mod own_os;
 mod pauses;
 mod plugs;
 mod restart;
@@ -67,7 +71,6 @@ use super::types::GuestNetwork;
 use super::wire::{FrameError, FrameReader, FrameWriter, LaunchReply};
 use crate::machine::{EarlyVm, causes};
 use answer::Service;
-use containers::Containers;
 use end::{Cause, Shutdown};
 pub use images::mount_source as image_source;
 use launch::{ConfiguredSandbox, Received};
@@ -231,26 +234,24 @@ async fn begin(
 
 /// Serves the control socket until the machine has ended and the rest of the output is handled.
 async fn serve_until_end(begun: ConfiguredSandbox, mut terminate: Signal) {
-    let sandbox = Arc::new(begun.sandbox);
-    let containers = Containers::new(Arc::clone(&sandbox), begun.image_slots, begun.events);
-    let containers = Arc::new(containers);
+    let guest = begun.guest;
     let (shutdown, mut shutdowns) = mpsc::unbounded_channel();
     let (exit_sender, exit) = watch::channel(None);
     let (cause_sender, cause) = watch::channel(None);
     let cause = Cause {
-        stopped: sandbox.machine().stopped(),
+        stopped: guest.stopped(),
         exit: cause,
         written: exit.clone(),
     };
     let service = Service {
-        containers: Arc::clone(&containers),
+        guest: guest.clone(),
         missing_layers: begun.missing_layers.into(),
         shutdown: shutdown.clone(),
         cause,
         exit,
     };
     let serving = tokio::spawn(serve::serve(begun.listener, service));
-    let upkeep = tokio::spawn(upkeep::of_guest(Arc::clone(&containers)));
+    let upkeep = tokio::spawn(guest.clone().upkeep());
     tokio::spawn(own_log::keep_short());
     tokio::spawn(async move {
         while terminate.recv().await.is_some() {
@@ -258,13 +259,13 @@ async fn serve_until_end(begun: ConfiguredSandbox, mut terminate: Signal) {
             let _ = shutdown.send(Shutdown::Within(SIGTERM_GRACE));
         }
     });
-    let ended = end::ended(&sandbox, &containers, &mut shutdowns, begun.leaves_nothing);
+    let ended = end::ended(&guest, &mut shutdowns, begun.leaves_nothing);
     let (exit, asked_by) = ended.await;
     upkeep.abort();
     info!(%exit, "the machine has ended");
     cause_sender.send_replace(Some(exit.clone()));
-    end::drain(&containers, end::reads_are_over(shutdowns, asked_by)).await;
-    end::leave(&begun.record, exit, &containers, exit_sender, serving).await;
+    end::drain(&guest, end::reads_are_over(shutdowns, asked_by)).await;
+    end::leave(&begun.record, exit, &guest, exit_sender, serving).await;
 }
 
 /// Passes on the guest's network when it comes from the launcher, and waits for the launcher's end.

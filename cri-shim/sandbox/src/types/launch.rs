@@ -26,9 +26,11 @@ pub struct LaunchConfig {
     /// The sandbox's own directory: it exists, belongs to this user and has mode 0700. Its path is
     /// at most 90 bytes long, because sockets are created in it.
     pub dir: PathBuf,
-    /// Kernel to boot, an ELF vmlinux or a bzImage.
+    /// What is in the guest. Fields that are about the agent's guest mean nothing for another one.
+    pub guest: GuestKind,
+    /// Kernel to boot, an ELF vmlinux or a bzImage. Not used with [`GuestKind::OwnOs`].
     pub kernel: PathBuf,
-    /// Initramfs that holds the agent.
+    /// Initramfs that holds the agent. Not used with [`GuestKind::OwnOs`].
     pub initramfs: PathBuf,
     /// Virtual CPUs.
     pub vcpus: u8,
@@ -84,6 +86,17 @@ pub struct LaunchConfig {
 }
 
 impl LaunchConfig {
+    /// Creates the configuration of a sandbox whose guest has an operating system of its own:
+    /// otherwise as [`Self::new`], with a PCI bus. It has no machine yet.
+    pub fn of_own_os(id: impl Into<String>, dir: impl Into<PathBuf>) -> Self {
+        Self {
+            guest: GuestKind::OwnOs,
+            image_slots: 0,
+            transport: Transport::Pci,
+            ..Self::new(id, dir, PathBuf::new(), PathBuf::new())
+        }
+    }
+
     /// Creates the configuration of a sandbox with this id in a directory of its own: the id is its
     /// host name; it has one vCPU, 256 MiB, room for one image, a jail, a group below
     /// [`DEFAULT_CGROUP_PARENT`], no network, and boots.
@@ -98,6 +111,7 @@ impl LaunchConfig {
             hostname: id.chars().take(HOSTNAME_MAX).collect(),
             id,
             dir: dir.into(),
+            guest: GuestKind::Agent,
             kernel: kernel.into(),
             initramfs: initramfs.into(),
             vcpus: 1,
@@ -120,6 +134,16 @@ impl LaunchConfig {
             io_limits: Vec::new(),
         }
     }
+}
+
+/// What is in the guest of a sandbox.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub enum GuestKind {
+    /// podvisor's kernel and agent, which runs containers. The machine starts with the sandbox.
+    #[default]
+    Agent,
+    /// An operating system of its own, on a disk. The sandbox starts without a machine.
+    OwnOs,
 }
 
 /// Whether a sandbox's process is jailed.

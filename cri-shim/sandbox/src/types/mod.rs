@@ -4,12 +4,14 @@
 //! | file | contents |
 //! | --- | --- |
 //! | `launch` | the configuration of a sandbox |
+//! | `boot` | the configuration of a machine with an operating system of its own |
 //! | `create` | the configuration of a container |
 //! | `process` | users, additional processes and their streams |
 //! | `state` | a container's state, and how its process ended |
 //! | `stats` | the resource usage of containers |
 //! | `exit` | how a sandbox ended |
 
+mod boot;
 mod create;
 mod exit;
 mod launch;
@@ -19,9 +21,10 @@ mod stats;
 
 pub use podvisor_network::guest::{GuestNetwork, Interface, Neighbour, NicConfig, Route};
 
+pub use boot::BootMachine;
 pub use create::{ContainerDevice, CreateContainer, DeviceSource, ImageVolume, RestartPolicy};
 pub use exit::SandboxExit;
-pub use launch::{JailMode, LaunchConfig};
+pub use launch::{GuestKind, JailMode, LaunchConfig};
 pub use process::{ContainerUser, Exec, StdioFds, SupplementalGroups, TerminalSize};
 pub use state::{ContainerInfo, ContainerState, ProcessExit, Started};
 pub use stats::{ContainerStats, GuestStats};

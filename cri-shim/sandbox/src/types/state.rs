@@ -61,4 +61,7 @@ pub struct ContainerInfo {
     /// Its start was requested, and the guest has not answered yet: it may run at any time.
     #[serde(default)]
     pub is_starting: bool,
+    /// What its exit code does not say about its end.
+    #[serde(default)]
+    pub message: Option<String>,
 }

@@ -6,10 +6,11 @@ use std::path::PathBuf;
 use oci_spec::runtime::{LinuxResources, Process, Spec};
 use serde::{Deserialize, Serialize};
 
+use super::boot::BootHeader;
 use crate::error::RefusalKind;
 use crate::machine::{KernelPanic, NicKind, UserRange};
 use crate::types::{
-    ContainerInfo, ContainerStats, ContainerUser, JailMode, ProcessExit, RestartPolicy,
+    ContainerInfo, ContainerStats, ContainerUser, GuestKind, JailMode, ProcessExit, RestartPolicy,
     SandboxExit, Started, SupplementalGroups, TerminalSize,
 };
 
@@ -17,7 +18,7 @@ use crate::types::{
 pub(crate) const CONTROL_VERSION: u32 = 2;
 
 /// Version of the frames of a launch, whose two ends mostly use one executable.
-pub(crate) const LAUNCH_VERSION: u32 = 4;
+pub(crate) const LAUNCH_VERSION: u32 = 5;
 
 /// A request, with a number that the client chooses and that comes back with the answer.
 #[derive(Debug, Serialize, Deserialize)]
@@ -65,6 +66,8 @@ pub(crate) enum Call {
     Hello {
         version: u32,
     },
+    /// With the files of [`BootHeader`]. Only for a guest with an operating system of its own.
+    BootMachine(Box<BootHeader>),
     /// With the image, the images of volumes, the log if there is one, and the disks.
     Create(Box<CreateHeader>),
     Start {
@@ -171,6 +174,39 @@ impl Call {
     /// Whether it is answered when an event happens, and changes nothing.
     pub(crate) fn is_wait(&self) -> bool {
         matches!(self, Self::Wait { .. } | Self::Ended | Self::AwaitPressure)
+    }
+
+    /// What it requests, as errors name it.
+    pub(crate) fn action(&self) -> &'static str {
+        match self {
+            Self::BootMachine(_) => "boot a machine",
+            Self::Create(_) => "create a container",
+            Self::Start { .. } => "start a container",
+            Self::Signal { .. } => "send a signal",
+            Self::Wait { .. } => "wait for a process",
+            Self::Delete { .. } => "delete a container",
+            Self::Exec(_) => "run a program in the guest",
+            Self::Attach { .. } => "attach to a container",
+            Self::Stop { .. } => "stop a container",
+            Self::EndRestarts { .. } => "disable restarts",
+            Self::Resize { .. } => "resize a terminal",
+            Self::ReopenLog { .. } | Self::LimitLog { .. } => "change a container's log",
+            Self::Stats { .. } => "measure a container",
+            Self::UpdateResources { .. } => "change a container's resources",
+            Self::Grow { .. } => "change the guest's memory",
+            Self::AwaitPressure => "wait for memory pressure",
+            Self::SetCpus { .. } => "change the guest's CPUs",
+            Self::PortForward { .. } => "forward a port",
+            Self::Pause => "pause the guest",
+            Self::Resume | Self::IsPaused => "resume the guest",
+            Self::Console => "open the console",
+            Self::Hello { .. }
+            | Self::List
+            | Self::EndWith { .. }
+            | Self::Shutdown { .. }
+            | Self::Ended
+            | Self::Abandon { .. } => "look after the sandbox",
+        }
     }
 
     /// Whether it ends something or sends a signal.
@@ -298,9 +334,9 @@ pub(crate) struct Refusal {
 }
 
 /// The first frame to a sandbox's process, on its stdin. With it come: the control socket, the file
-/// for the record of its exit, kernel, initramfs, the template's state and memory, network cards,
-/// then the shared directory, the console and the log of events, each if there is one. The second
-/// frame is a `GuestNetwork`.
+/// for the record of its exit, kernel and initramfs of an agent's guest, the template's state and
+/// memory, network cards, then the shared directory, the console and the log of events, each if
+/// there is one. The second frame is a `GuestNetwork`.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct LaunchHeader {
     pub(crate) version: u32,
@@ -309,6 +345,7 @@ pub(crate) struct LaunchHeader {
     pub(crate) id: String,
     pub(crate) hostname: String,
     pub(crate) dir: PathBuf,
+    pub(crate) guest: GuestKind,
     pub(crate) vcpus: u8,
     pub(crate) max_vcpus: u8,
     pub(crate) memory: u64,

@@ -3,9 +3,11 @@
 //! daemon finds the sandboxes that an older one has started. New fields have a default; a change
 //! that an older peer would misread raises [`CONTROL_VERSION`].
 
+mod boot;
 mod frame;
 mod message;
 
+pub(super) use boot::BootHeader;
 pub use frame::FrameError;
 pub(super) use frame::{Frame, FrameReader, FrameWriter, MAX_FDS, MAX_FRAME};
 pub(super) use message::{

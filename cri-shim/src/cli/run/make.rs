@@ -20,7 +20,7 @@ use crate::cli::shown::SHORT_ID;
 use crate::cli::terminal;
 use crate::machine::Transport;
 use crate::sandbox::{
-    CreateContainer, DEFAULT_CGROUP_PARENT, IoLimit, JailMode, LaunchConfig, Launching,
+    CreateContainer, DEFAULT_CGROUP_PARENT, GuestKind, IoLimit, JailMode, LaunchConfig, Launching,
     SandboxClient, SupplementalGroups, container_spec, random_id,
 };
 
@@ -168,6 +168,7 @@ pub(in crate::cli) async fn begin_machine(
         id: record.id.clone(),
         hostname: record.hostname.clone(),
         dir: entry.dir.clone(),
+        guest: GuestKind::Agent,
         kernel: guest.kernel.clone(),
         initramfs: guest.initramfs.clone(),
         vcpus: record.cpus,

@@ -19,7 +19,7 @@ use crate::cri::state::{GuestSize, PodPhase, PodRecord};
 use crate::cri::{resolver, spec, volumes};
 use crate::launch;
 use crate::machine::Transport;
-use crate::sandbox::{LaunchConfig, MachineLimits, random_id};
+use crate::sandbox::{GuestKind, LaunchConfig, MachineLimits, random_id};
 
 impl Node {
     /// RunPodSandbox.
@@ -135,6 +135,7 @@ impl Node {
             id: pod.id.clone(),
             hostname: hostname.clone(),
             dir: dir.clone(),
+            guest: GuestKind::Agent,
             kernel: guest.kernel.clone(),
             initramfs: self.config.initramfs.clone(),
             vcpus,

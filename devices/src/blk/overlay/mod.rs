@@ -2,7 +2,7 @@
 //! stored in a separate file, the overlay.
 //!
 //! * [`create_overlay`] creates one in an empty file, by sharing blocks with the image if the file
-//!   system can do that, otherwise as a qcow2 file.
+//!   system can do that, otherwise as a qcow2 file. [`create_grown_overlay`] creates a larger disk.
 //! * `header.rs` is the format: qcow2, version 3, of which this is a strict subset (clusters of 64
 //!   KiB, no compression, no snapshots, no encryption).
 //! * `clusters.rs` tracks which clusters of the file are in use, in memory and in the file.
@@ -54,12 +54,35 @@ pub fn create_overlay(
     name: &Path,
     overlay: &File,
 ) -> Result<OverlayFormat, Qcow2Error> {
+    create_grown_overlay(base, name, overlay, 0)
+}
+
+/// As [`create_overlay`], but the disk has at least `size` bytes, rounded up to whole sectors: it
+/// reads as zeros behind the end of the image.
+///
+/// # Errors
+/// As [`create_overlay`].
+pub fn create_grown_overlay(
+    base: &File,
+    name: &Path,
+    overlay: &File,
+    size: u64,
+) -> Result<OverlayFormat, Qcow2Error> {
     must_be_empty(overlay)?;
+    let size = size.checked_next_multiple_of(crate::blk::SECTOR_SIZE);
+    let size = size.unwrap_or(u64::MAX);
     match ioctl_ficlone(overlay, base) {
-        Ok(()) => Ok(OverlayFormat::Reflink),
+        Ok(()) => {
+            let grown = overlay.metadata().and_then(|meta| match meta.len() < size {
+                true => overlay.set_len(size),
+                false => Ok(()),
+            });
+            grown.map_err(Qcow2Error::io("grow the overlay"))?;
+            Ok(OverlayFormat::Reflink)
+        }
         // Another file system, one without shared blocks, or not a regular file.
         Err(Errno::OPNOTSUPP | Errno::XDEV | Errno::INVAL | Errno::NOTTY | Errno::NOSYS) => {
-            create_qcow2(base, name, overlay).map(|()| OverlayFormat::Qcow2)
+            write_qcow2(base, name, overlay, size).map(|()| OverlayFormat::Qcow2)
         }
         Err(error) => Err(Qcow2Error::io("share the blocks of the image")(
             error.into(),
@@ -73,7 +96,13 @@ pub fn create_overlay(
 /// As [`create_overlay`].
 pub fn create_qcow2(base: &File, name: &Path, overlay: &File) -> Result<(), Qcow2Error> {
     must_be_empty(overlay)?;
-    let size = super::file::len(base).map_err(Qcow2Error::io("find the size of the image"))?;
+    write_qcow2(base, name, overlay, 0)
+}
+
+/// Writes an empty overlay of at least `size` bytes.
+fn write_qcow2(base: &File, name: &Path, overlay: &File, size: u64) -> Result<(), Qcow2Error> {
+    let len = super::file::len(base).map_err(Qcow2Error::io("find the size of the image"))?;
+    let size = size.max(len);
     let write = Qcow2Error::io("write the overlay");
     for (offset, bytes) in header::new_image(size, name)? {
         overlay.write_all_at(&bytes, offset).map_err(&write)?;

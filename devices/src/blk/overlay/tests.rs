@@ -499,6 +499,36 @@ fn an_image_that_became_shorter_is_an_error() {
 }
 
 #[test]
+fn a_grown_overlay_is_the_image_with_zeros_behind_it() {
+    let image = numbered(1 << 16);
+    let mut rig = Rig::new(&image);
+    rig.disk = None;
+    std::fs::remove_file(rig.path("overlay")).unwrap();
+    let overlay = File::create_new(rig.path("overlay")).unwrap();
+    // No whole number of sectors.
+    let grown = create_grown_overlay(&rig.base(), &rig.path("base"), &overlay, 3 << 20 | 1);
+    let (format, len) = (grown.unwrap(), (3 << 20) + 512);
+    match format {
+        OverlayFormat::Reflink => assert_eq!(overlay.metadata().unwrap().len(), len),
+        OverlayFormat::Qcow2 => {
+            rig = rig.opened();
+            assert_eq!(rig.read(0, image.len()), image);
+            assert!(rig.read(len - 512, 512).iter().all(|byte| *byte == 0));
+            rig.write(len - 512, &[7; 512]);
+            rig.reopen();
+            assert_eq!(rig.read(len - 512, 512), [7; 512]);
+        }
+    }
+    // It never becomes smaller than the image.
+    let small = tempfile::tempfile().unwrap();
+    create_grown_overlay(&rig.base(), &rig.path("base"), &small, 512).unwrap();
+    if format == OverlayFormat::Qcow2 {
+        let disk = Qcow2Disk::open(rig.base(), small).unwrap();
+        assert_eq!(disk.len(), 1 << 16);
+    }
+}
+
+#[test]
 fn an_overlay_is_made_of_an_empty_file_alone() {
     let rig = Rig::new(&numbered(1 << 16));
     let name = rig.path("base");

@@ -131,7 +131,7 @@ impl VmBuilder {
     /// [`BuildError::Config`] lists everything that is wrong with the configuration; the others are
     /// failures of the host.
     pub fn build(mut self) -> Result<Vm, BuildError> {
-        match kvm::open() {
+        match self.parts.open_kvm() {
             Ok(kvm) => {
                 let validated = self.validate(kvm::max_vcpus(&kvm))?;
                 boot_on(kvm, self, validated)

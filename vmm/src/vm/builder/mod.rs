@@ -18,6 +18,7 @@ use std::any::Any;
 use std::fmt;
 use std::io::Write;
 
+use kvm_ioctls::Kvm;
 use podvisor_devices::balloon::BalloonDevice;
 use podvisor_devices::blk::{BlockDevice, BlockDeviceError};
 use podvisor_devices::console::{ConsoleDevice, PortsDevice};
@@ -33,6 +34,7 @@ pub use early::EarlyVm;
 pub use error::{BuildError, ConfigError, ConfigErrors};
 pub use restore::{Restore, RestoreBuilder};
 
+use crate::kvm::{self, KvmDevice, KvmError};
 use crate::vm::lifecycle::Seccomp;
 
 /// The configuration of a VM that boots ([`Vm::builder`](crate::Vm::builder)), or that is restored
@@ -53,6 +55,7 @@ struct Parts {
     devices: Vec<Box<dyn VirtioDevice>>,
     broken_disks: Vec<BlockDeviceError>,
     early: Option<EarlyVm>,
+    kvm: Option<Result<Kvm, KvmError>>,
     seccomp: Seccomp,
 }
 
@@ -68,7 +71,20 @@ impl<S: fmt::Debug> fmt::Debug for VmBuilder<S> {
     }
 }
 
+impl Parts {
+    /// The open `/dev/kvm` that the owner gave, else one that is opened now.
+    fn open_kvm(&mut self) -> Result<Kvm, KvmError> {
+        self.kvm.take().unwrap_or_else(kvm::open)
+    }
+}
+
 impl<S> VmBuilder<S> {
+    /// Uses this open `/dev/kvm`; by default, `build` opens it by its path.
+    pub fn kvm(mut self, device: &KvmDevice) -> Self {
+        self.parts.kvm = Some(device.kvm());
+        self
+    }
+
     /// A serial port (COM1, `console=ttyS0`) whose output goes to `writer`, byte by byte, on the
     /// vCPU's thread: a writer that blocks stalls the guest, one that calls [`Vm::serial_input`]
     /// deadlocks, and one that panics poisons the VM. By default there is none, since each byte

@@ -55,7 +55,7 @@ impl RestoreBuilder {
     /// [`BuildError::Config`] lists everything that is wrong with the configuration; the others are
     /// failures of the host, or say why the snapshot cannot be restored here.
     pub fn build(mut self) -> Result<Vm, BuildError> {
-        match kvm::open() {
+        match self.parts.open_kvm() {
             Ok(kvm) => {
                 self.validate(kvm::max_vcpus(&kvm))?;
                 restore_on(kvm, self)

@@ -1,0 +1,147 @@
+//! Machines for guests with an operating system of their own.
+//!
+//! A [`MachinePlan`] holds everything such a machine is built from, as open files: a guest that
+//! reboots gets a new machine from the same plan.
+
+use std::fs::File;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use podvisor_vmm::{
+    BlockDevice, Initramfs, Kernel, KvmDevice, MemorySize, OverlayFormat, Transport, Vm,
+    VsockDevice,
+};
+
+use super::serial_port::SerialPort;
+use super::{BuiltMachine, GUEST_CID, MachineError, Nic, NicKind, Ports};
+
+/// What a machine is built from.
+#[derive(Debug)]
+pub(crate) struct MachinePlan {
+    /// An ELF vmlinux or a bzImage.
+    pub kernel: File,
+    /// Its initial file system.
+    pub initramfs: Option<File>,
+    /// Its command line.
+    pub cmdline: String,
+    /// Virtual CPUs.
+    pub cpus: u8,
+    /// Memory in bytes.
+    pub memory: u64,
+    /// Disks, the first of which is `/dev/vda`.
+    pub disks: Vec<MachineDisk>,
+    /// Network cards.
+    pub nics: Vec<MachineNic>,
+}
+
+/// A disk of a machine.
+#[derive(Debug)]
+pub struct MachineDisk {
+    /// What it contains.
+    pub contents: DiskContents,
+    /// The serial number by which the guest finds it; at most 20 bytes.
+    pub serial: String,
+}
+
+/// The contents of a disk.
+#[derive(Debug)]
+pub enum DiskContents {
+    /// A file or block device with the disk's bytes.
+    Raw {
+        /// Open for reading, and for writing unless `is_read_only`.
+        file: File,
+        /// The guest cannot write it.
+        is_read_only: bool,
+    },
+    /// An image that stays as it is, and a file with the differences.
+    Overlay {
+        /// The image, open for reading.
+        base: File,
+        /// The differences, open for reading and writing.
+        overlay: File,
+        /// How they are stored.
+        format: OverlayFormat,
+    },
+}
+
+/// A network card of a machine.
+#[derive(Debug)]
+pub struct MachineNic {
+    /// The kind of its backend.
+    pub kind: NicKind,
+    /// The backend's open descriptor.
+    pub fd: OwnedFd,
+    /// The guest's hardware address.
+    pub mac: [u8; 6],
+    /// Largest packet in bytes.
+    pub mtu: u16,
+}
+
+impl MachinePlan {
+    /// Builds a machine, which has the serial port.
+    ///
+    /// # Errors
+    /// [`MachineError`]; nothing is left of the machine then.
+    pub(crate) fn build(
+        &self,
+        kvm: &KvmDevice,
+        port: &SerialPort,
+    ) -> Result<BuiltMachine, MachineError> {
+        let mut builder = Vm::builder()
+            .kvm(kvm)
+            .kernel(Kernel::from_file(again(&self.kernel)?)?)
+            .cmdline(self.cmdline.clone())
+            .vcpus(self.cpus)
+            .memory(MemorySize::bytes(self.memory))
+            .transport(Transport::Pci)
+            .serial(port.writer());
+        if let Some(initramfs) = &self.initramfs {
+            builder = builder.initramfs(Initramfs::from_file(again(initramfs)?)?);
+        }
+        for disk in &self.disks {
+            builder = builder.block(disk.device()?.serial(&disk.serial));
+        }
+        for nic in &self.nics {
+            let nic = Nic {
+                kind: nic.kind,
+                fd: nic.fd.try_clone().map_err(MachineError::Duplicate)?,
+                mac: nic.mac,
+                mtu: nic.mtu,
+            };
+            builder = builder.net(nic.device()?);
+        }
+        let vsock = VsockDevice::in_process(GUEST_CID)?;
+        let vm = Arc::new(builder.vsock(vsock).rng().balloon().build()?);
+        port.connect(&vm);
+        let ports = Ports(vm.vsock()?);
+        Ok(BuiltMachine {
+            vm,
+            spare: Vec::new(),
+            ports,
+            console: None,
+        })
+    }
+}
+
+impl MachineDisk {
+    fn device(&self) -> Result<BlockDevice, MachineError> {
+        Ok(match &self.contents {
+            DiskContents::Raw { file, is_read_only } => {
+                let device = BlockDevice::from_file(again(file)?)?;
+                match is_read_only {
+                    true => device.read_only(),
+                    false => device,
+                }
+            }
+            DiskContents::Overlay {
+                base,
+                overlay,
+                format,
+            } => BlockDevice::overlay(again(base)?, again(overlay)?, *format)?,
+        })
+    }
+}
+
+fn again(file: &File) -> Result<File, MachineError> {
+    file.try_clone().map_err(MachineError::Duplicate)
+}

@@ -1,0 +1,344 @@
+//! A guest with an operating system of its own.
+//!
+//! The process begins without a machine, with all that it needs to build one in its jail. A request
+//! boots a machine, whose life is that of a container: the serial console is its output and input,
+//! and it ends with an exit code. A guest that reboots gets a new machine and stays in its
+//! container; one that powers itself off ends the container alone, and another one may follow. The
+//! process ends when it is asked to.
+//!
+//! | file | contents |
+//! | --- | --- |
+//! | `mod.rs` | the guest of the process: which container's machine runs, and the pod's end |
+//! | `requests` | the requests about a container |
+//! | `dhcp` | the servers that tell the guest its addresses |
+//! | `vm` | one container's machine: boot, reboot, stop, end |
+//! | `outcome` | how a machine's end is reported as its container's |
+//! | `usage` | the resource usage of the process |
+
+mod dhcp;
+mod outcome;
+mod requests;
+mod usage;
+mod vm;
+
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use podvisor_agent_protocol::validate_id;
+use tokio::sync::watch;
+use tracing::{info, warn};
+
+use super::super::error::{RefusalKind, SandboxError};
+use super::super::events::EventLog;
+use super::super::types::{
+    BootMachine, ContainerInfo, ContainerState, GuestNetwork, ProcessExit, SandboxExit, Started,
+};
+use super::super::wire::NicHeader;
+use super::containers::wrong_state;
+use super::end::EndOfMachine;
+use super::entries::{Entries, Entry, not_found};
+use crate::machine::{KvmDevice, MachineError, MachineNic, MachinePlan, causes};
+use dhcp::DhcpServers;
+pub(super) use requests::answer;
+pub(super) use usage::Usage;
+use vm::Vm;
+
+/// All that machines are built from and that the process has from its launch.
+#[derive(Debug)]
+pub(super) struct Resources {
+    /// Without it there are no machines, which a request for one reports.
+    pub(super) kvm: Result<KvmDevice, MachineError>,
+    /// The cards that the launcher passed, each with its description.
+    pub(super) nics: Vec<(NicHeader, OwnedFd)>,
+    /// The guest's network. Nobody in the guest is told of it: its interfaces' hardware addresses
+    /// and sizes are the cards', and whoever answers the guest's DHCP requests knows it.
+    pub(super) network: GuestNetwork,
+    /// Memory that the sandbox was launched for, in bytes.
+    pub(super) memory: u64,
+    pub(super) usage: Usage,
+    pub(super) events: Option<EventLog>,
+}
+
+/// The guest of a sandbox's process that has no agent.
+#[derive(Debug)]
+pub(super) struct OwnOs {
+    kvm: Result<Arc<KvmDevice>, String>,
+    nics: Vec<(NicHeader, OwnedFd)>,
+    network: GuestNetwork,
+    memory: u64,
+    usage: Usage,
+    events: Option<Arc<EventLog>>,
+    entries: Entries,
+    /// The machines of containers that were not deleted, the latest last.
+    vms: Mutex<Vec<Arc<Vm>>>,
+    dhcp: DhcpServers,
+    is_paused: AtomicBool,
+    /// The sandbox is to end.
+    is_ending: AtomicBool,
+    stopped: watch::Sender<bool>,
+    /// How the sandbox ended, once it was asked to and has no machine any more.
+    ended: watch::Sender<Option<SandboxExit>>,
+}
+
+impl OwnOs {
+    pub(super) fn new(resources: Resources) -> Self {
+        Self {
+            kvm: resources.kvm.map(Arc::new).map_err(|error| causes(&error)),
+            nics: resources.nics,
+            network: resources.network,
+            memory: resources.memory,
+            usage: resources.usage,
+            events: resources.events.map(Arc::new),
+            entries: Entries::default(),
+            vms: Mutex::default(),
+            dhcp: DhcpServers::default(),
+            is_paused: AtomicBool::new(false),
+            is_ending: AtomicBool::new(false),
+            stopped: watch::Sender::new(false),
+            ended: watch::Sender::new(None),
+        }
+    }
+
+    /// Boots a machine, which is a container from then on.
+    pub(super) async fn boot(this: &Arc<Self>, boot: BootMachine) -> Result<Started, SandboxError> {
+        let id = boot.id.clone();
+        validate_id(&id).map_err(|error| invalid(error.to_string()))?;
+        this.check(&boot)?;
+        this.entries.take(&id)?;
+        let made = this.make(boot).await;
+        let (vm, started) = match made {
+            Ok(made) => made,
+            Err(error) => {
+                this.entries.set(&id, None);
+                return Err(error);
+            }
+        };
+        this.is_paused.store(false, Ordering::Relaxed);
+        let container = Arc::clone(&vm.container);
+        this.lock().push(Arc::clone(&vm));
+        this.entries.set(&id, Some(Entry::Made(container)));
+        if this.is_ending.load(Ordering::SeqCst) {
+            // The sandbox's end came in between.
+            vm.kill();
+        }
+        let this = Arc::clone(this);
+        tokio::spawn(async move {
+            let end = vm.live().await;
+            info!(container = id, ?end, "the machine has ended");
+            vm.report(&end).await;
+            if this.is_ending.load(Ordering::SeqCst) {
+                this.end(end.of_sandbox());
+            }
+        });
+        Ok(started)
+    }
+
+    /// Refuses what is out of bounds, and a second machine.
+    fn check(&self, boot: &BootMachine) -> Result<(), SandboxError> {
+        if boot.memory > self.memory {
+            return Err(invalid(format!(
+                "a machine of {} bytes in a sandbox for {} bytes",
+                boot.memory, self.memory
+            )));
+        }
+        if boot.disks.len() > BootMachine::MAX_DISKS {
+            return Err(invalid(format!(
+                "{} disks, but a machine has at most {}",
+                boot.disks.len(),
+                BootMachine::MAX_DISKS
+            )));
+        }
+        let serials = boot.disks.iter().map(|disk| &disk.serial);
+        for (index, serial) in serials.clone().enumerate() {
+            if serials.clone().take(index).any(|other| other == serial) {
+                return Err(invalid(format!(
+                    "two disks have the serial number {serial:?}"
+                )));
+            }
+        }
+        let running = self.list().into_iter();
+        let mut running = running.filter(|info| info.state != ContainerState::Exited);
+        match running.next() {
+            Some(info) => Err(SandboxError::refused(
+                RefusalKind::WrongState,
+                format!(
+                    "the sandbox has one machine, that of the container {}, which runs",
+                    info.id
+                ),
+            )),
+            None => Ok(()),
+        }
+    }
+
+    async fn make(&self, boot: BootMachine) -> Result<(Arc<Vm>, Started), SandboxError> {
+        self.dhcp.run(boot.dhcp).map_err(invalid)?;
+        let kvm = self.kvm.as_ref().map_err(|why| {
+            SandboxError::refused(RefusalKind::Internal, format!("no machine: {why}"))
+        })?;
+        let mut nics = Vec::new();
+        for (index, (header, fd)) in self.nics.iter().enumerate() {
+            let interface = self.network.interfaces.get(index);
+            nics.push(MachineNic {
+                kind: header.kind,
+                fd: fd.try_clone().map_err(MachineError::Duplicate)?,
+                mac: interface.map_or(header.mac, |interface| interface.mac),
+                mtu: interface.map_or(header.mtu, |interface| interface.mtu),
+            });
+        }
+        let plan = MachinePlan {
+            kernel: boot.kernel,
+            initramfs: boot.initramfs,
+            cmdline: boot.cmdline,
+            cpus: boot.vcpus,
+            memory: boot.memory,
+            disks: boot.disks,
+            nics,
+        };
+        Vm::start(
+            boot.id,
+            plan,
+            boot.log,
+            Arc::clone(kvm),
+            self.events.clone(),
+        )
+        .await
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<Arc<Vm>>> {
+        self.vms.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn vm(&self, id: &str) -> Result<Arc<Vm>, SandboxError> {
+        let vms = self.lock();
+        let vm = vms.iter().find(|vm| vm.container.id == id);
+        vm.cloned().ok_or_else(|| not_found(id))
+    }
+
+    /// The machine that runs, if one does.
+    fn running(&self) -> Option<Arc<Vm>> {
+        let vms = self.lock();
+        let running = vms.iter().find(|vm| vm.is_running());
+        running.cloned()
+    }
+
+    pub(super) fn stopped(&self) -> watch::Receiver<bool> {
+        self.stopped.subscribe()
+    }
+
+    fn end(&self, exit: SandboxExit) {
+        self.stopped.send_replace(true);
+        self.ended.send_if_modified(|ended| {
+            let is_first = ended.is_none();
+            ended.get_or_insert(exit);
+            is_first
+        });
+    }
+
+    /// Pauses the guest between two instructions.
+    pub(super) async fn pause(&self) -> Result<(), SandboxError> {
+        let vm = self.running().ok_or_else(no_machine)?;
+        vm.machine()?.pause().await.map_err(wrong_state)?;
+        self.is_paused.store(true, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Resumes a paused guest.
+    pub(super) async fn resume(&self) -> Result<(), SandboxError> {
+        let vm = self.running().ok_or_else(no_machine)?;
+        vm.machine()?.resume().await.map_err(wrong_state)?;
+        self.is_paused.store(false, Ordering::Relaxed);
+        Ok(())
+    }
+
+    pub(super) fn is_paused(&self) -> bool {
+        self.is_paused.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn list(&self) -> Vec<ContainerInfo> {
+        let made = self.entries.all();
+        made.iter().map(|container| container.info()).collect()
+    }
+
+    pub(super) fn end_with(
+        &self,
+        id: &str,
+    ) -> Result<watch::Receiver<Option<ProcessExit>>, SandboxError> {
+        self.entries.get(id)?.exit(None)
+    }
+
+    pub(super) async fn guest_is_gone(&self) {
+        let made = self.entries.all();
+        join_all(made.iter().map(|container| container.guest_is_gone())).await;
+    }
+
+    pub(super) async fn detach_readers(&self) {
+        let made = self.entries.all();
+        join_all(made.iter().map(|container| container.detach_readers())).await;
+    }
+
+    /// Makes a guest that is to stop run, if it is paused.
+    async fn wake(&self) {
+        if self.is_paused()
+            && let Err(error) = self.resume().await
+        {
+            warn!(%error, "the guest stays paused");
+        }
+    }
+}
+
+impl EndOfMachine for Arc<OwnOs> {
+    async fn exit(&self) -> SandboxExit {
+        let mut ended = self.ended.subscribe();
+        let exit = ended.wait_for(Option::is_some).await;
+        let exit = exit.ok().and_then(|exit| exit.clone());
+        exit.unwrap_or(SandboxExit::Died)
+    }
+
+    fn has_stopped(&self) -> bool {
+        *self.stopped.borrow()
+    }
+
+    async fn lost(&self) {
+        // There is no agent to lose.
+        std::future::pending().await
+    }
+
+    fn counters(&self) -> Vec<(&'static str, u64)> {
+        Vec::new()
+    }
+
+    fn ask_to_stop(&self) {
+        self.is_ending.store(true, Ordering::SeqCst);
+        match self.running() {
+            Some(vm) => {
+                let this = Arc::clone(self);
+                tokio::spawn(async move {
+                    this.wake().await;
+                    // The pod's own grace period ends with a kill.
+                    Vm::stop(&vm, Duration::MAX);
+                });
+            }
+            None => self.end(SandboxExit::PoweredOff),
+        }
+    }
+
+    fn kill(&self) {
+        if let Some(vm) = self.running() {
+            vm.kill();
+        }
+    }
+}
+
+fn no_machine() -> SandboxError {
+    SandboxError::refused(
+        RefusalKind::WrongState,
+        "the sandbox has no machine that runs: start its container",
+    )
+}
+
+fn invalid(why: String) -> SandboxError {
+    SandboxError::refused(RefusalKind::InvalidArgument, why)
+}

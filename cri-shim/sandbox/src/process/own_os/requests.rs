@@ -1,0 +1,150 @@
+//! The requests about a container whose process is a machine.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use podvisor_host::signal::SIGKILL;
+
+use super::super::super::error::{RefusalKind, SandboxError};
+use super::super::super::types::{ContainerStats, ProcessExit};
+use super::super::super::wire::{Answer, Call};
+use super::super::answer::Fds;
+use super::super::containers::blocking;
+use super::super::entries::not_found;
+use super::OwnOs;
+use super::vm::Vm;
+
+/// Why no program runs in the guest, and what there is instead.
+const EXEC_ADVICE: &str = ": attach to its console, or log in over its network";
+
+/// Executes a request.
+pub(in super::super) async fn answer(
+    system: &Arc<OwnOs>,
+    call: Call,
+    mut fds: Fds,
+) -> Result<Answer, SandboxError> {
+    match call {
+        Call::BootMachine(header) => {
+            let boot = header.with_files(|| fds.next())?;
+            return Ok(Answer::Started(OwnOs::boot(system, boot).await?));
+        }
+        Call::Wait { id, exec_id: None } => return Ok(Answer::Exit(system.wait(&id).await?)),
+        Call::Stats { id, .. } => return Ok(Answer::Stats(Box::new(system.stats(&id)?))),
+        Call::Delete { id } => system.delete(&id).await?,
+        Call::Stop { id, grace_ms, .. } => {
+            system.stop(&id, Duration::from_millis(grace_ms)).await?;
+        }
+        Call::Signal {
+            id,
+            exec_id: None,
+            signal,
+            ..
+        } => system.signal(&id, signal).await?,
+        Call::Attach {
+            id,
+            stdio,
+            is_whole,
+        } => {
+            let files = fds.stdio(stdio)?;
+            let container = system.entries.get(&id)?;
+            // This may have to wait for the log's disk.
+            blocking(move || container.streams.attach(files, is_whole)).await??;
+        }
+        Call::ReopenLog { id } => {
+            let (container, log) = (system.entries.get(&id)?, fds.next()?);
+            blocking(move || container.streams.reopen_log(log)).await?;
+        }
+        Call::LimitLog { id, max_bytes } => {
+            let (container, other) = (system.entries.get(&id)?, fds.next()?);
+            blocking(move || container.streams.limit_log(other, max_bytes)).await?;
+        }
+        // A machine restarts by its guest's wish alone, and a serial port has no size.
+        Call::EndRestarts { id }
+        | Call::Resize {
+            id, exec_id: None, ..
+        } => {
+            system.entries.get(&id)?;
+        }
+        Call::Exec(_) => {
+            return Err(SandboxError::NoAgent {
+                request: call.action(),
+                advice: EXEC_ADVICE,
+            });
+        }
+        call => {
+            return Err(SandboxError::NoAgent {
+                request: call.action(),
+                advice: "",
+            });
+        }
+    }
+    Ok(Answer::Done)
+}
+
+impl OwnOs {
+    async fn wait(&self, id: &str) -> Result<ProcessExit, SandboxError> {
+        let mut exit = self.entries.get(id)?.exit(None)?;
+        let known = exit.wait_for(Option::is_some).await;
+        known
+            .ok()
+            .and_then(|exit| *exit)
+            .ok_or_else(|| not_found(id))
+    }
+
+    fn stats(&self, id: &str) -> Result<ContainerStats, SandboxError> {
+        let vm = self.vm(id)?;
+        match vm.is_running() {
+            true => Ok(self.usage.stats(vm.memory())),
+            false => Err(SandboxError::refused(
+                RefusalKind::WrongState,
+                format!("the machine of the container {id} has ended"),
+            )),
+        }
+    }
+
+    async fn stop(&self, id: &str, grace: Duration) -> Result<(), SandboxError> {
+        self.entries.get(id)?;
+        let vm = self.vm(id)?;
+        if vm.is_running() {
+            // First of all: nothing must delay the deadline.
+            Vm::stop(&vm, grace);
+            self.wake().await;
+        }
+        Ok(())
+    }
+
+    async fn signal(&self, id: &str, signal: u32) -> Result<(), SandboxError> {
+        let vm = self.vm(id)?;
+        if !vm.is_running() {
+            return Ok(());
+        }
+        match signal == u32::from(SIGKILL) {
+            true => vm.kill(),
+            // There is one request that any system understands.
+            false => {
+                self.wake().await;
+                Vm::stop(&vm, Duration::MAX);
+            }
+        }
+        Ok(())
+    }
+
+    async fn delete(&self, id: &str) -> Result<(), SandboxError> {
+        let container = match self.entries.made(id).await {
+            Ok(container) => container,
+            Err(error) if error.kind() == Some(RefusalKind::NotFound) => return Ok(()),
+            Err(error) => return Err(error),
+        };
+        let vm = self.vm(id)?;
+        if vm.is_running() {
+            vm.kill();
+        }
+        let mut exit = container.exit(None)?;
+        container.hurry_readers().await;
+        // Its last lines are in the log when this is answered.
+        let _ = exit.wait_for(Option::is_some).await;
+        self.entries.set(id, None);
+        self.lock().retain(|vm| vm.container.id != id);
+        Ok(())
+    }
+}

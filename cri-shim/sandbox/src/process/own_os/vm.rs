@@ -1,0 +1,286 @@
+//! One container's machine: boot, reboot, stop, end.
+
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep, timeout};
+use tracing::{debug, info};
+
+use super::super::super::agent::now_ns;
+use super::super::super::error::{RefusalKind, SandboxError};
+use super::super::super::events::EventLog;
+use super::super::super::stdio::{GuestStreams, StreamSet};
+use super::super::super::types::{ProcessExit, RestartPolicy, Started};
+use super::super::container::Container;
+use super::super::output::ContainerStreams;
+use super::super::restart::Processes;
+use super::no_machine;
+use super::outcome::Outcome;
+use crate::machine::{
+    KvmDevice, Machine, MachineError, MachineExit, MachinePlan, SerialPort, causes,
+};
+
+/// The number that stands for a process of a guest whose processes nobody here knows.
+const PID: u32 = 1;
+
+/// Pause between presses of the power button: a guest may miss one while it boots.
+const PRESS_INTERVAL: Duration = Duration::from_secs(5);
+
+/// A machine that resets itself sooner than this after its start is said to do so at once.
+const QUICK: Duration = Duration::from_secs(10);
+
+/// Delays before a machine that resets itself at once again and again is built anew: each is twice
+/// the one before, up to the longest. Some reboots are part of an installation.
+#[derive(Debug, Default)]
+struct RebootDelays {
+    quick: u32,
+}
+
+impl RebootDelays {
+    const WITHOUT_DELAY: u32 = 3;
+    const LONGEST: Duration = Duration::from_secs(60);
+
+    /// Returns the delay after a machine that ran for so long.
+    fn next(&mut self, ran: Duration) -> Duration {
+        if ran >= QUICK {
+            self.quick = 0;
+            return Duration::ZERO;
+        }
+        self.quick = self.quick.saturating_add(1);
+        match self.quick.checked_sub(Self::WITHOUT_DELAY + 1) {
+            Some(doubled) => Duration::from_secs(1 << doubled.min(6)).min(Self::LONGEST),
+            None => Duration::ZERO,
+        }
+    }
+}
+
+/// What was asked of a machine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Wanted {
+    /// To run, also after a reboot.
+    Running,
+    /// To power itself off.
+    Off,
+    /// To be killed.
+    Killed,
+}
+
+/// A container whose process is a machine.
+#[derive(Debug)]
+pub(super) struct Vm {
+    pub(super) container: Arc<Container>,
+    plan: MachinePlan,
+    port: SerialPort,
+    kvm: Arc<KvmDevice>,
+    /// `None` between two machines and after the last one.
+    machine: Mutex<Option<Arc<Machine>>>,
+    wanted: watch::Sender<Wanted>,
+}
+
+impl Vm {
+    /// Boots a machine.
+    pub(super) async fn start(
+        id: String,
+        plan: MachinePlan,
+        log: Option<OwnedFd>,
+        kvm: Arc<KvmDevice>,
+        events: Option<Arc<EventLog>>,
+    ) -> Result<(Arc<Self>, Started), SandboxError> {
+        let (port, stream) = SerialPort::new().map_err(MachineError::SerialPort)?;
+        let streams = GuestStreams::of_console(stream);
+        let streams = ContainerStreams::start(streams, log, false, false)?;
+        let set = StreamSet {
+            stdin: true,
+            stdout: true,
+            stderr: false,
+        };
+        let processes = Processes::new(RestartPolicy::Never, set, None);
+        let container = Container::new(id, PID, streams, processes, events);
+        let vm = Arc::new(Self {
+            container: Arc::new(container),
+            plan,
+            port,
+            kvm,
+            machine: Mutex::default(),
+            wanted: watch::Sender::new(Wanted::Running),
+        });
+        Self::build(&vm).await?;
+        let started = Started {
+            pid: PID,
+            started_at_ns: now_ns(),
+        };
+        vm.container.runs(started);
+        Ok((vm, started))
+    }
+
+    /// Builds and starts a machine.
+    async fn build(this: &Arc<Self>) -> Result<(), MachineError> {
+        let vm = Arc::clone(this);
+        let built = tokio::task::spawn_blocking(move || {
+            let machine = Arc::new(vm.plan.build(&vm.kvm, &vm.port)?.start()?);
+            *vm.lock() = Some(machine);
+            Ok::<_, MachineError>(())
+        });
+        built
+            .await
+            .map_err(|error| MachineError::Thread(std::io::Error::other(error)))??;
+        if *this.wanted.borrow() == Wanted::Killed {
+            // That came while it was built.
+            this.kill();
+        }
+        Ok(())
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<Arc<Machine>>> {
+        self.machine.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns the machine that runs.
+    pub(super) fn machine(&self) -> Result<Arc<Machine>, SandboxError> {
+        self.lock().clone().ok_or_else(|| match self.is_running() {
+            true => SandboxError::refused(RefusalKind::WrongState, "the guest reboots just now"),
+            false => no_machine(),
+        })
+    }
+
+    /// Whether the container has not ended.
+    pub(super) fn is_running(&self) -> bool {
+        self.container
+            .exit(None)
+            .is_ok_and(|exit| exit.borrow().is_none())
+    }
+
+    /// Memory of the machine in bytes.
+    pub(super) fn memory(&self) -> u64 {
+        self.plan.memory
+    }
+
+    /// Waits for the machine's end, and for those that follow its reboots.
+    pub(super) async fn live(self: &Arc<Self>) -> Outcome {
+        let mut delays = RebootDelays::default();
+        loop {
+            let begin = Instant::now();
+            let machine = self.lock().clone();
+            let exit = match machine {
+                Some(machine) => machine.ended().await,
+                None => MachineExit::Killed,
+            };
+            self.discard().await;
+            let is_reboot = exit == MachineExit::Reset && *self.wanted.borrow() == Wanted::Running;
+            if !is_reboot {
+                return self.outcome(exit);
+            }
+            let delay = delays.next(begin.elapsed());
+            info!(container = self.container.id, ?delay, "the guest reboots");
+            let mut wanted = self.wanted.subscribe();
+            let stopped = wanted.wait_for(|wanted| *wanted != Wanted::Running);
+            if timeout(delay, stopped).await.is_ok() {
+                return self.outcome(MachineExit::Reset);
+            }
+            if let Err(error) = Self::build(self).await {
+                let why = causes(&error);
+                return self.outcome(MachineExit::Failed(format!(
+                    "the guest rebooted, and no machine could be built for it: {why}"
+                )));
+            }
+        }
+    }
+
+    fn outcome(&self, exit: MachineExit) -> Outcome {
+        let was_asked = *self.wanted.borrow() != Wanted::Running;
+        Outcome::new(exit, &self.port.tail(), was_asked)
+    }
+
+    /// Frees what the last machine has: another one may need it.
+    async fn discard(&self) {
+        let machine = self.lock().take();
+        // Its threads may take a moment to end.
+        let dropped = tokio::task::spawn_blocking(move || drop(machine));
+        if let Err(error) = dropped.await {
+            debug!(%error, "the task that freed a machine ended");
+        }
+    }
+
+    /// Writes the rest of the output, and reports the container's end.
+    pub(super) async fn report(&self, outcome: &Outcome) {
+        self.port.close();
+        let exit = ProcessExit {
+            code: outcome.code(),
+            exited_at_ns: now_ns(),
+            oom_killed: false,
+            of_machine: false,
+        };
+        self.container.set_message(outcome.message());
+        self.container.ends(exit).await;
+    }
+
+    /// Asks the guest to power itself off, and kills it if it still runs after `grace`, whether or
+    /// not a client waits for it.
+    pub(super) fn stop(this: &Arc<Self>, grace: Duration) {
+        this.wants(Wanted::Off);
+        let vm = Arc::clone(this);
+        tokio::spawn(async move {
+            let Ok(mut exit) = vm.container.exit(None) else {
+                return;
+            };
+            let asked = async {
+                tokio::select! {
+                    _ = exit.wait_for(Option::is_some) => {}
+                    () = vm.press_until_off() => {}
+                }
+            };
+            if grace.is_zero() || timeout(grace, asked).await.is_err() {
+                info!(container = vm.container.id, "the grace period is over");
+                vm.kill();
+                vm.container.hurry_readers().await;
+            }
+        });
+    }
+
+    /// Presses the power button again and again.
+    async fn press_until_off(&self) {
+        loop {
+            let machine = self.lock().clone();
+            let pressed = machine.map(|machine| machine.press_power_button());
+            if let Some(Err(error)) = pressed {
+                debug!(%error, "the guest is not asked to power itself off");
+            }
+            sleep(PRESS_INTERVAL).await;
+        }
+    }
+
+    /// Powers the machine off immediately, and keeps it from being built again.
+    pub(super) fn kill(&self) {
+        self.wants(Wanted::Killed);
+        let machine = self.lock().clone();
+        if let Some(machine) = machine {
+            // Its threads end meanwhile, or are abandoned after a moment.
+            machine.kill();
+        }
+    }
+
+    fn wants(&self, more: Wanted) {
+        self.wanted.send_if_modified(|wanted| {
+            let is_more = *wanted < more;
+            *wanted = more.max(*wanted);
+            is_more
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_guest_that_resets_itself_at_once_waits_longer_each_time() {
+        let mut delays = RebootDelays::default();
+        let mut seconds = |ran| delays.next(Duration::from_secs(ran)).as_secs();
+        assert_eq!([1, 0, 9].map(&mut seconds), [0; 3]);
+        assert_eq!([1; 8].map(&mut seconds), [1, 2, 4, 8, 16, 32, 60, 60]);
+        // One that ran for a while begins anew.
+        assert_eq!([11, 1, 1, 1, 1].map(&mut seconds), [0, 0, 0, 0, 1]);
+    }
+}

@@ -1,0 +1,238 @@
+//! The request for a machine whose guest has an operating system of its own.
+
+use std::fs::File;
+use std::os::fd::OwnedFd;
+
+use podvisor_network::cni::DhcpServer;
+use serde::{Deserialize, Serialize};
+
+use crate::machine::{DiskContents, MachineDisk, OverlayFormat};
+use crate::types::BootMachine;
+
+/// A machine to be booted. With the frame come: kernel, initramfs if there is one, the files of the
+/// disks (of an overlay first the image), the sockets of DHCP servers, and the log if there is one.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct BootHeader {
+    pub(crate) id: String,
+    pub(crate) cmdline: String,
+    pub(crate) vcpus: u8,
+    pub(crate) memory: u64,
+    pub(crate) has_initramfs: bool,
+    pub(crate) disks: Vec<DiskHeader>,
+    /// What DHCP servers give.
+    #[serde(default)]
+    pub(crate) dhcp: Vec<podvisor_dhcp::Config>,
+    pub(crate) has_log: bool,
+}
+
+/// A disk of the machine.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct DiskHeader {
+    pub(crate) serial: String,
+    pub(crate) contents: ContentsHeader,
+}
+
+/// What a disk contains.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+pub(crate) enum ContentsHeader {
+    /// One file.
+    Raw { is_read_only: bool },
+    /// An image, and a raw file that shares blocks with it.
+    Reflink,
+    /// An image, and a qcow2 file with the differences.
+    Qcow2,
+}
+
+impl BootHeader {
+    /// Takes a configuration apart into the header and its files.
+    pub(crate) fn new(boot: BootMachine) -> (Self, Vec<OwnedFd>) {
+        let mut fds = vec![boot.kernel.into()];
+        let has_initramfs = boot.initramfs.is_some();
+        fds.extend(boot.initramfs.map(OwnedFd::from));
+        let mut disks = Vec::new();
+        for MachineDisk { contents, serial } in boot.disks {
+            let contents = match contents {
+                DiskContents::Raw { file, is_read_only } => {
+                    fds.push(file.into());
+                    ContentsHeader::Raw { is_read_only }
+                }
+                DiskContents::Overlay {
+                    base,
+                    overlay,
+                    format,
+                } => {
+                    fds.extend([base.into(), overlay.into()]);
+                    match format {
+                        OverlayFormat::Reflink => ContentsHeader::Reflink,
+                        _ => ContentsHeader::Qcow2,
+                    }
+                }
+            };
+            disks.push(DiskHeader { serial, contents });
+        }
+        let mut dhcp = Vec::new();
+        for DhcpServer { socket, config } in boot.dhcp {
+            dhcp.push(config);
+            fds.push(socket);
+        }
+        let has_log = boot.log.is_some();
+        fds.extend(boot.log);
+        let header = Self {
+            id: boot.id,
+            cmdline: boot.cmdline,
+            vcpus: boot.vcpus,
+            memory: boot.memory,
+            has_initramfs,
+            disks,
+            dhcp,
+            has_log,
+        };
+        (header, fds)
+    }
+
+    /// Puts a configuration together from the header and its files, which `next` returns in order.
+    ///
+    /// # Errors
+    /// Those of `next`.
+    pub(crate) fn with_files<E>(
+        self,
+        mut next: impl FnMut() -> Result<OwnedFd, E>,
+    ) -> Result<BootMachine, E> {
+        let kernel = next()?.into();
+        let initramfs = self.has_initramfs.then(&mut next).transpose()?;
+        let mut disks = Vec::new();
+        for DiskHeader { serial, contents } in self.disks {
+            let format = match contents {
+                ContentsHeader::Raw { is_read_only } => {
+                    let file = File::from(next()?);
+                    let contents = DiskContents::Raw { file, is_read_only };
+                    disks.push(MachineDisk { contents, serial });
+                    continue;
+                }
+                ContentsHeader::Reflink => OverlayFormat::Reflink,
+                ContentsHeader::Qcow2 => OverlayFormat::Qcow2,
+            };
+            let contents = DiskContents::Overlay {
+                base: File::from(next()?),
+                overlay: File::from(next()?),
+                format,
+            };
+            disks.push(MachineDisk { contents, serial });
+        }
+        let mut dhcp = Vec::new();
+        for config in self.dhcp {
+            let socket = next()?;
+            dhcp.push(DhcpServer { socket, config });
+        }
+        let log = self.has_log.then(&mut next).transpose()?;
+        Ok(BootMachine {
+            id: self.id,
+            kernel,
+            initramfs: initramfs.map(File::from),
+            cmdline: self.cmdline,
+            vcpus: self.vcpus,
+            memory: self.memory,
+            disks,
+            dhcp,
+            log,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read as _;
+
+    use super::*;
+
+    /// A file with this content, and what it is found by.
+    fn file(content: &str) -> File {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), content).unwrap();
+        file.reopen().unwrap()
+    }
+
+    fn content(file: impl Into<File>) -> String {
+        let mut text = String::new();
+        file.into().read_to_string(&mut text).unwrap();
+        text
+    }
+
+    #[test]
+    fn each_file_of_a_machine_arrives_where_it_belongs() {
+        let mut boot = BootMachine::new("vm", file("kernel"));
+        boot.initramfs = Some(file("initramfs"));
+        boot.log = Some(file("log").into());
+        let raw = |content: &str, is_read_only| DiskContents::Raw {
+            file: file(content),
+            is_read_only,
+        };
+        let overlay = |format| DiskContents::Overlay {
+            base: file("base"),
+            overlay: file("overlay"),
+            format,
+        };
+        for (serial, contents) in [
+            ("root", overlay(OverlayFormat::Qcow2)),
+            ("seed", raw("seed", true)),
+            ("data", raw("data", false)),
+            ("last", overlay(OverlayFormat::Reflink)),
+        ] {
+            let serial = serial.to_owned();
+            boot.disks.push(MachineDisk { contents, serial });
+        }
+        let client = podvisor_dhcp::MacAddress([2, 0, 0, 0, 0, 2]);
+        let config = podvisor_dhcp::Config::new(client);
+        boot.dhcp.push(DhcpServer {
+            socket: file("dhcp").into(),
+            config: config.clone(),
+        });
+        let (header, fds) = BootHeader::new(boot);
+        assert_eq!(fds.len(), 10);
+        let header = serde_json::to_vec(&header).unwrap();
+        let header: BootHeader = serde_json::from_slice(&header).unwrap();
+        let mut fds = fds.into_iter();
+        let boot = header.with_files(|| fds.next().ok_or(())).unwrap();
+        assert_eq!(content(boot.kernel), "kernel");
+        assert_eq!(content(boot.initramfs.unwrap()), "initramfs");
+        assert_eq!(content(boot.log.unwrap()), "log");
+        let mut dhcp = boot.dhcp.into_iter();
+        let server = dhcp.next().unwrap();
+        assert_eq!(
+            (content(server.socket).as_str(), server.config),
+            ("dhcp", config)
+        );
+        let disks = boot.disks.into_iter().map(|disk| match disk.contents {
+            DiskContents::Raw { file, is_read_only } => {
+                format!("{}: {} {is_read_only}", disk.serial, content(file))
+            }
+            DiskContents::Overlay {
+                base,
+                overlay,
+                format,
+            } => {
+                let (base, overlay) = (content(base), content(overlay));
+                format!("{}: {base} {overlay} {format:?}", disk.serial)
+            }
+        });
+        assert_eq!(
+            disks.collect::<Vec<_>>(),
+            [
+                "root: base overlay Qcow2",
+                "seed: seed true",
+                "data: data false",
+                "last: base overlay Reflink",
+            ]
+        );
+    }
+
+    #[test]
+    fn a_machine_with_fewer_files_than_it_names_is_refused() {
+        let (header, fds) = BootHeader::new(BootMachine {
+            log: Some(file("log").into()),
+            ..BootMachine::new("vm", file("kernel"))
+        });
+        let mut fds = fds.into_iter().take(1);
+        assert!(header.with_files(|| fds.next().ok_or(())).is_err());
+    }
+}

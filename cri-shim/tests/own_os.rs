@@ -1,0 +1,315 @@
+//! Sandboxes whose guest has an operating system of its own: before they have a machine, and with a
+//! guest of a few instructions, which needs nothing of KVM but to be opened.
+
+mod support;
+
+use std::fs::{self, File};
+use std::io::{PipeWriter, Write as _};
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use podvisor_cri::machine::{DiskContents, MachineDisk};
+use podvisor_cri::sandbox::{
+    BootMachine, ContainerInfo, ContainerState, CreateContainer, Exec, JailMode, LaunchConfig,
+    RefusalKind, SandboxClient, SandboxExit, StdioFds, SupplementalGroups, exit_record, oci,
+};
+use podvisor_dhcp::{Config as DhcpConfig, Ipv4Lease, MacAddress, open_socket};
+use podvisor_network::cni::DhcpServer;
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+use support::Root;
+use support::guest_files::elf;
+use support::pod::{Pod, eventually, launch};
+
+/// The configuration of a sandbox without a machine. Jails need root.
+fn config(pod: &Pod) -> LaunchConfig {
+    LaunchConfig {
+        jail: match rustix::process::geteuid().is_root() {
+            true => JailMode::Enforced,
+            false => JailMode::Disabled,
+        },
+        cgroup_parent: None,
+        ..LaunchConfig::of_own_os("test", pod.dir())
+    }
+}
+
+#[tokio::test]
+async fn a_sandbox_without_a_machine_is_found_again_and_ends_when_asked() {
+    let pod = Pod::default();
+    let sandbox = launch(config(&pod)).await.unwrap();
+    drop(sandbox);
+    let sandbox = SandboxClient::connect(&pod.dir()).await.unwrap();
+    assert_eq!(sandbox.list().await.unwrap(), []);
+    let begin = Instant::now();
+    sandbox.shutdown(Duration::from_secs(60)).await.unwrap();
+    // Nothing runs that would have to be waited for.
+    assert!(begin.elapsed() < Duration::from_secs(30), "{begin:?}");
+    assert_eq!(sandbox.ended().await, SandboxExit::PoweredOff);
+    let record = exit_record(&pod.dir()).unwrap();
+    assert_eq!(record.exit, SandboxExit::PoweredOff);
+}
+
+#[tokio::test]
+async fn what_needs_an_agent_is_refused_by_what_was_asked() {
+    let pod = Pod::default();
+    let sandbox = launch(config(&pod)).await.unwrap();
+    let image: OwnedFd = fs::File::open("/dev/null").unwrap().into();
+    let container = CreateContainer::new("c", image, "sha256:0", Default::default());
+    let create = sandbox.create_container(container).await.unwrap_err();
+    let exec = Exec {
+        exec_id: "e".to_owned(),
+        process: oci::Process::default(),
+        user: String::new(),
+        supplemental_groups: SupplementalGroups::Default,
+        tty: None,
+        stdio: StdioFds::default(),
+    };
+    let exec = sandbox.exec("c", exec).await.unwrap_err();
+    let grow = sandbox
+        .grow(1 << 28, 0, 0, Duration::ZERO)
+        .await
+        .unwrap_err();
+    for (error, named) in [
+        (create, "create a container"),
+        (exec, "run a program"),
+        (grow, "change the guest's memory"),
+    ] {
+        assert_eq!(error.kind(), Some(RefusalKind::NoAgent), "{error}");
+        let said = error.to_string();
+        assert!(said.contains(named) && said.contains("agent"), "{said}");
+    }
+    // It goes on.
+    assert_eq!(sandbox.list().await.unwrap(), []);
+    sandbox.shutdown(Duration::ZERO).await.unwrap();
+}
+
+/// A guest without an operating system, which says that it is ready and reads the serial port: `r`
+/// resets it, `p` powers it off, all else comes back.
+fn kernel(pod: &Pod) -> File {
+    let say = b"ready\n".iter().flat_map(|byte| [0xb0, *byte, 0xee]);
+    let serial = [0x66, 0xba, 0xf8, 0x03];
+    let code = serial.into_iter().chain(say).chain([
+        0x66, 0xba, 0xfd, 0x03, // loop: the line status
+        0xec, 0xa8, 0x01, 0x74, 0xf7, // until there is a byte
+        0x66, 0xba, 0xf8, 0x03, 0xec, // read it
+        0x3c, b'r', 0x74, 0x07, 0x3c, b'p', 0x74, 0x0c, // reset, off
+        0xee, 0xeb, 0xe7, // echo, loop
+        0x66, 0xba, 0x64, 0x00, 0xb0, 0xfe, 0xee, 0xeb, 0xfe, // reset
+        0x66, 0xba, 0x00, 0x06, 0xb0, 0x34, 0xee, 0xeb, 0xfe, // off
+    ]);
+    let root = Root::default();
+    let mut bytes = fs::read(elf(&root)).unwrap();
+    let code: Vec<u8> = code.collect();
+    bytes[24..32].copy_from_slice(&0x0100_0200_u64.to_le_bytes());
+    bytes[0x200..0x200 + code.len()].copy_from_slice(&code);
+    let path = pod.path("own-kernel");
+    fs::write(&path, bytes).unwrap();
+    File::open(path).unwrap()
+}
+
+/// A machine for this guest, whose log has its name.
+fn machine(pod: &Pod, id: &str) -> BootMachine {
+    BootMachine {
+        memory: 64 << 20,
+        log: Some(pod.open_log(id)),
+        ..BootMachine::new(id, kernel(pod))
+    }
+}
+
+async fn says(pod: &Pod, id: &str, times: usize) {
+    let said = || pod.log(id).matches("stdout F ready\n").count();
+    eventually("what the guest says", || said() >= times).await;
+    assert_eq!(said(), times);
+}
+
+/// Attaches to a machine's console; returns the end that types.
+async fn attach(sandbox: &SandboxClient, id: &str) -> PipeWriter {
+    let (stdin, typing) = std::io::pipe().unwrap();
+    let stdio = StdioFds {
+        stdin: Some(stdin.into()),
+        ..StdioFds::default()
+    };
+    sandbox.attach(id, stdio).await.unwrap();
+    typing
+}
+
+async fn info(sandbox: &SandboxClient, id: &str) -> ContainerInfo {
+    let list = sandbox.list().await.unwrap();
+    list.into_iter().find(|info| info.id == id).unwrap()
+}
+
+#[tokio::test]
+async fn a_reboot_stays_in_the_container_and_a_power_off_ends_it_alone() {
+    let pod = Pod::default();
+    let sandbox = launch(config(&pod)).await.unwrap();
+    sandbox.boot_machine(machine(&pod, "one")).await.unwrap();
+    says(&pod, "one", 1).await;
+    // Whoever launched it may end: nothing depends on that.
+    drop(sandbox);
+    let sandbox = SandboxClient::connect(&pod.dir()).await.unwrap();
+    let mut typing = attach(&sandbox, "one").await;
+    typing.write_all(b"hello\nr").unwrap();
+    says(&pod, "one", 2).await;
+    assert!(pod.log("one").contains("stdout F hello\n"));
+    assert_eq!(info(&sandbox, "one").await.state, ContainerState::Running);
+    let stats = sandbox.stats("one").await.unwrap();
+    assert!(
+        stats.cpu_usage_us > 0 && stats.memory_usage_bytes > 0,
+        "{stats:?}"
+    );
+    typing.write_all(b"p").unwrap();
+    let exit = sandbox.wait("one", None).await.unwrap();
+    assert_eq!((exit.code, exit.of_machine), (0, false));
+    assert_eq!(info(&sandbox, "one").await.message, None);
+    // Another attempt in the same pod.
+    sandbox.boot_machine(machine(&pod, "two")).await.unwrap();
+    says(&pod, "two", 1).await;
+    sandbox.delete_container("one").await.unwrap();
+    attach(&sandbox, "two").await.write_all(b"p").unwrap();
+    assert_eq!(sandbox.wait("two", None).await.unwrap().code, 0);
+    sandbox.shutdown(Duration::from_secs(60)).await.unwrap();
+    assert_eq!(sandbox.ended().await, SandboxExit::PoweredOff);
+    let record = exit_record(&pod.dir()).unwrap();
+    let ended: Vec<_> = record.containers.iter().map(|info| info.exit).collect();
+    assert_eq!(ended.len(), 1);
+    assert_eq!(ended[0].map(|exit| exit.code), Some(0));
+}
+
+#[tokio::test]
+async fn a_guest_that_ignores_its_stop_is_killed_when_its_time_is_over() {
+    let pod = Pod::default();
+    let sandbox = launch(config(&pod)).await.unwrap();
+    sandbox.boot_machine(machine(&pod, "vm")).await.unwrap();
+    says(&pod, "vm", 1).await;
+    let begin = Instant::now();
+    let grace = Duration::from_secs(1);
+    sandbox.stop_container("vm", 15, grace).await.unwrap();
+    let exit = sandbox.wait("vm", None).await.unwrap();
+    assert!(begin.elapsed() >= grace);
+    assert_eq!(exit.code, 137);
+    let message = info(&sandbox, "vm").await.message.unwrap();
+    assert!(message.contains("killed"), "{message}");
+    // The pod's own end does not wait for a guest that does not listen either.
+    sandbox.boot_machine(machine(&pod, "again")).await.unwrap();
+    says(&pod, "again", 1).await;
+    sandbox.shutdown(grace).await.unwrap();
+    assert_eq!(sandbox.ended().await, SandboxExit::Killed);
+    let record = exit_record(&pod.dir()).unwrap();
+    assert!(record.containers.iter().all(|info| info.exit.is_some()));
+}
+
+#[tokio::test]
+async fn a_machine_that_does_not_fit_is_refused_and_leaves_its_name_free() {
+    let pod = Pod::default();
+    let sandbox = launch(config(&pod)).await.unwrap();
+    let disk = |serial: &str| MachineDisk {
+        contents: DiskContents::Raw {
+            file: tempfile::tempfile().unwrap(),
+            is_read_only: true,
+        },
+        serial: serial.to_owned(),
+    };
+    let mut same = machine(&pod, "vm");
+    same.disks = vec![disk("a"), disk("b"), disk("a")];
+    let mut large = machine(&pod, "vm");
+    large.memory = 1 << 40;
+    let mut many = machine(&pod, "vm");
+    many.disks = (0..21).map(|number| disk(&number.to_string())).collect();
+    let mut broken = machine(&pod, "vm");
+    broken.kernel = File::open("/etc/passwd").unwrap();
+    let mut named = machine(&pod, "vm");
+    named.id = "../vm".to_owned();
+    for (machine, said) in [
+        (same, "serial number \"a\""),
+        (large, "1099511627776 bytes"),
+        (many, "21 disks"),
+        (broken, "kernel"),
+        (named, "id"),
+    ] {
+        let error = sandbox.boot_machine(machine).await.unwrap_err();
+        assert!(error.to_string().contains(said), "{error}");
+        assert_eq!(sandbox.list().await.unwrap(), []);
+    }
+    sandbox.boot_machine(machine(&pod, "vm")).await.unwrap();
+    let second = sandbox
+        .boot_machine(machine(&pod, "second"))
+        .await
+        .unwrap_err();
+    assert_eq!(second.kind(), Some(RefusalKind::WrongState));
+    let again = sandbox.boot_machine(machine(&pod, "vm")).await.unwrap_err();
+    assert!(again.kind().is_some(), "{again}");
+    sandbox.shutdown(Duration::ZERO).await.unwrap();
+}
+
+/// A server for the guest's card, whose tap is one end of a pair of cards here. It needs root, as
+/// does the client at the other end.
+fn dhcp_server(host: &str, guest: &str) -> DhcpServer {
+    for line in [
+        format!("ip netns add {host}"),
+        format!("ip netns add {guest}"),
+        format!("ip -n {host} link add podvisor0 type veth peer name eth0 netns {guest}"),
+        format!("ip -n {guest} link set eth0 address 02:00:00:00:00:02 up"),
+        format!("ip -n {host} link set podvisor0 up"),
+    ] {
+        run(&line);
+    }
+    let config = DhcpConfig {
+        ipv4: Some(Ipv4Lease {
+            address: "10.1.0.2".parse().unwrap(),
+            prefix_length: 16,
+            routes: Vec::new(),
+        }),
+        ..DhcpConfig::new(MacAddress([2, 0, 0, 0, 0, 2]))
+    };
+    let namespace = File::open(format!("/run/netns/{host}")).unwrap();
+    let socket = std::thread::scope(|scope| {
+        let open = || {
+            let kind = Some(LinkNameSpaceType::Network);
+            move_into_link_name_space(namespace.as_fd(), kind).expect("this test needs root");
+            open_socket("podvisor0", &config).unwrap()
+        };
+        scope.spawn(open).join().unwrap()
+    });
+    DhcpServer { socket, config }
+}
+
+fn run(line: &str) -> String {
+    let words: Vec<&str> = line.split(' ').collect();
+    let output = Command::new(words[0]).args(&words[1..]).output().unwrap();
+    assert!(output.status.success(), "{line}: {output:?}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+#[tokio::test]
+async fn a_machines_addresses_are_given_in_the_jail_while_nobody_else_is_there() {
+    let pod = Pod::default();
+    let name = format!("pv-own-os-{}", std::process::id());
+    let (host, guest) = (format!("{name}-h"), format!("{name}-g"));
+    let sandbox = launch(config(&pod)).await.unwrap();
+    let mut boot = machine(&pod, "one");
+    boot.dhcp.push(dhcp_server(&host, &guest));
+    sandbox.boot_machine(boot).await.unwrap();
+    says(&pod, "one", 1).await;
+    drop(sandbox);
+    let script = pod.path("script");
+    fs::write(&script, "#!/bin/sh\necho \"$1 $ip/$mask $lease\"\n").unwrap();
+    run(&format!("chmod 755 {}", script.display()));
+    let client = |namespace: String| {
+        let script = script.display();
+        run(&format!(
+            "ip netns exec {namespace} busybox udhcpc -f -q -n -t 10 -T 1 -i eth0 -s {script}"
+        ))
+    };
+    let bound = tokio::task::spawn_blocking(move || client(guest))
+        .await
+        .unwrap();
+    assert!(bound.contains("bound 10.1.0.2/16 86400"), "{bound}");
+    let sandbox = SandboxClient::connect(&pod.dir()).await.unwrap();
+    assert_eq!(info(&sandbox, "one").await.state, ContainerState::Running);
+    attach(&sandbox, "one").await.write_all(b"p").unwrap();
+    assert_eq!(sandbox.wait("one", None).await.unwrap().code, 0);
+    sandbox.shutdown(Duration::from_secs(60)).await.unwrap();
+    for namespace in ["h", "g"] {
+        run(&format!("ip netns del {name}-{namespace}"));
+    }
+}
