@@ -11,6 +11,7 @@
 
 pub mod balloon;
 pub mod blk;
+pub mod boot_entries;
 pub mod cloud_init;
 pub mod cmdline;
 pub mod console;
