@@ -5,7 +5,8 @@ mod support;
 use std::time::Duration;
 
 use k8s_openapi::api::apps::v1::ControllerRevision;
-use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod};
+use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::api::core::v1::{LimitRange, Namespace, PersistentVolumeClaim, Pod};
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::runtime::wait::await_condition;
 use kube::{Api, Client};
@@ -387,6 +388,59 @@ async fn a_missing_claim_is_waited_for() {
 }
 
 #[tokio::test]
+async fn what_the_api_server_refuses_is_told_and_tried_again() {
+    let scene = Scene::new().await;
+    let limits = Api::<LimitRange>::namespaced(scene.client.clone(), &scene.namespace);
+    let small: LimitRange = serde_json::from_value(json!({
+        "metadata": {"name": "small"},
+        "spec": {"limits": [{"type": "Container", "max": {"memory": "1Mi"}}]},
+    }))
+    .unwrap();
+    limits.create(&PostParams::default(), &small).await.unwrap();
+    let _controller = Controller::start(&scene.namespace, "limits");
+    let _kubelet = scene.play_kubelet();
+    scene.create("big", "Always").await;
+    let refused = |vm: Option<&VirtualMachine>| {
+        vm.and_then(|vm| condition(&vm.status.conditions, "Failure"))
+            .is_some_and(|failure| failure.reason == "FailedCreate")
+    };
+    let wait = await_condition(scene.vms.clone(), "big", refused);
+    let vm = tokio::time::timeout(LIMIT, wait)
+        .await
+        .unwrap()
+        .unwrap()
+        .unwrap();
+    let failure = condition(&vm.status.conditions, "Failure").unwrap();
+    assert!(failure.message.contains("memory"), "{}", failure.message);
+    limits
+        .delete("small", &DeleteParams::default())
+        .await
+        .unwrap();
+    let vm = scene.becomes("big", "Running").await;
+    assert!(condition(&vm.status.conditions, "Failure").is_none());
+}
+
+#[tokio::test]
+async fn virtual_machines_run_in_restricted_namespaces() {
+    let scene = Scene::new().await;
+    let restricted = json!({"metadata": {"labels": {
+        "pod-security.kubernetes.io/enforce": "restricted",
+    }}});
+    Api::<Namespace>::all(scene.client.clone())
+        .patch(
+            &scene.namespace,
+            &PatchParams::default(),
+            &Patch::Merge(restricted),
+        )
+        .await
+        .unwrap();
+    let _controller = Controller::start(&scene.namespace, "restricted");
+    let _kubelet = scene.play_kubelet();
+    scene.create("safe", "Always").await;
+    scene.becomes("safe", "Running").await;
+}
+
+#[tokio::test]
 async fn an_orphan_keeps_running() {
     let scene = Scene::new().await;
     let _controller = Controller::start(&scene.namespace, "orphans");
@@ -499,4 +553,32 @@ async fn a_replica_set_has_as_many_instances_as_wanted() {
         .await
         .unwrap();
     ready(1).await;
+}
+
+#[tokio::test]
+async fn a_controller_that_is_told_to_end_gives_its_lease_back() {
+    let scene = Scene::new().await;
+    let client = support::server().client("polite", &["system:masters"]);
+    let leases = Api::<Lease>::namespaced(scene.client.clone(), &scene.namespace);
+    let mut options = Options::default();
+    options.namespace = Some(scene.namespace.clone());
+    options.lease_namespace = scene.namespace.clone();
+    options.lease_seconds = 3600;
+    options.identity = Some("polite".to_owned());
+    let name = options.lease_name.clone();
+    let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+    let controller = tokio::spawn(async move {
+        let stopped = async {
+            let _ = stopped.await;
+        };
+        controller::run_until(client, &options, stopped).await;
+    });
+    let holder = |lease: &Lease| lease.spec.as_ref()?.holder_identity.clone();
+    let held = |lease: Option<&Lease>| lease.and_then(holder).as_deref() == Some("polite");
+    let wait = await_condition(leases.clone(), &name, held);
+    tokio::time::timeout(LIMIT, wait).await.unwrap().unwrap();
+    stop.send(()).unwrap();
+    controller.await.unwrap();
+    let lease = leases.get(&name).await.unwrap();
+    assert_eq!(holder(&lease).unwrap_or_default(), "");
 }

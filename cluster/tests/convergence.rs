@@ -181,7 +181,7 @@ fn wrong(view: &View, wanted: &BTreeMap<String, Option<&str>>) -> Vec<String> {
 async fn kills_and_changes_at_random_points_converge() {
     let seed = number("PODVISOR_CLUSTER_SEED", 45);
     let machines = number("PODVISOR_CLUSTER_MACHINES", 50);
-    let rounds = number("PODVISOR_CLUSTER_ROUNDS", 12);
+    let rounds = number("PODVISOR_CLUSTER_ROUNDS", 8);
     println!("PODVISOR_CLUSTER_SEED={seed}");
     let client = support::server().admin();
     let namespace = support::namespace(&client).await;

@@ -180,6 +180,7 @@ async fn guest_with_its_own_system_lives_the_life_of_a_pod() {
         "podvisor-loader: entry",
         "2 CPUs, boot 1",
         "small: seed CIDATA: meta-data network-config user-data",
+        "small: eth0 10.96.0.",
     ] {
         assert!(log.contains(part), "{part}: {log}");
     }
@@ -224,10 +225,12 @@ async fn guest_with_its_own_system_lives_the_life_of_a_pod() {
     // The next attempt has a disk of its own.
     node.restart().await;
     let again = node.create(1).await;
-    node.says(1, "boot 1").await;
-    node.stop(&again, 2).await;
+    node.says(1, "small: ready").await;
+    assert!(node.log(1).contains("boot 1"));
+    node.stop(&again, 300).await;
     let ended = node.ended(&again).await;
-    assert_ne!(ended.finished_at, 0);
+    assert_eq!((ended.exit_code, ended.reason.as_str()), (0, "Completed"));
+    assert!(node.log(1).contains("small: power button"));
     let pod_sandbox_id = node.client.pod.clone();
     let request = RemovePodSandboxRequest { pod_sandbox_id };
     node.client

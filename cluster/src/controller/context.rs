@@ -11,6 +11,7 @@ use kube::runtime::events::{Event, EventType, Recorder, Reporter};
 use serde_json::Value;
 
 use super::Error;
+use super::expectations::Expectations;
 use super::leader::Leading;
 use super::world::World;
 
@@ -33,6 +34,7 @@ const NOTE: usize = 1000;
 /// What all reconciliations share.
 pub(super) struct Context {
     pub(super) world: World,
+    pub(super) expectations: Expectations,
     leading: Leading,
     recorder: Recorder,
     revisions: Mutex<HashMap<String, Option<Arc<Value>>>>,
@@ -48,6 +50,7 @@ impl Context {
         Self {
             recorder: Recorder::new(world.client().clone(), reporter),
             world,
+            expectations: Expectations::default(),
             leading,
             revisions: Mutex::default(),
             errors: Mutex::default(),

@@ -8,6 +8,7 @@
 
 mod context;
 mod error;
+mod expectations;
 pub mod leader;
 mod names;
 pub mod objects;

@@ -362,12 +362,13 @@ fn set_state(
     status.ready = ready.is_some_and(|ready| ready.status == "True");
     status.desired_generation = generation;
     status.observed_generation = vmi.and_then(super::generation_of).or(generation);
-    let mut ready = ready.cloned().unwrap_or_else(|| {
-        Condition::no(
+    let mut ready = ready.cloned().unwrap_or_else(|| match vmi {
+        Some(_) => Condition::no("Ready", "GuestNotRunning", "the guest does not run"),
+        None => Condition::no(
             "Ready",
             "VMINotExists",
             "the VirtualMachine has no instance",
-        )
+        ),
     });
     ready.last_probe_time = None;
     set_condition(&mut status.conditions, ready, &observed.now);

@@ -24,7 +24,7 @@ use super::objects::{
     Condition, VM_FINALIZER, VMI_FINALIZER, VirtualMachine, VirtualMachineInstance, VmStatus,
     set_condition,
 };
-use super::{Context, patch};
+use super::{Context, expectations, patch};
 
 /// Annotation of an instance: the generation of the virtual machine that it was made of.
 const GENERATION_ANNOTATION: &str = "kubevirt.io/vm-generation";
@@ -59,6 +59,9 @@ pub(super) async fn reconcile(
 ) -> Result<controller::Action, Error> {
     context.check().await?;
     let vmi = context.world.vmi(&observed);
+    if context.expectations.are_pending(&*observed, vmi.as_deref()) {
+        return Ok(controller::Action::requeue(expectations::LIMIT));
+    }
     let started_with = match &vmi {
         Some(vmi) => started_with(&observed, vmi, &context).await?,
         None => None,
@@ -90,6 +93,7 @@ async fn carry_out(
     if decision.actions.contains(&Action::AddFinalizer) {
         let change = patch::finalizer(&vm, VM_FINALIZER, true);
         vm = patch::object(&api, &vm, change).await?;
+        context.expectations.wrote(&vm);
     }
     let before = vm.status.clone();
     // The instance that is made now leads to the next look, and to a status with it. Only what
@@ -104,6 +108,7 @@ async fn carry_out(
         && let Some(written) = patch::status(&api, &vm, &before, &decision.status).await?
     {
         vm = written;
+        context.expectations.wrote(&vm);
     }
     for action in std::mem::take(&mut decision.actions) {
         match action {
@@ -193,6 +198,7 @@ async fn start(
         .await
     {
         Ok(vmi) => {
+            context.expectations.made(vm, &vmi);
             let name = vmi.metadata.name.unwrap_or_default();
             let note = format!("Started the virtual machine by creating the instance {name}");
             context.event(vm, "SuccessfulCreate", "Create", note).await;

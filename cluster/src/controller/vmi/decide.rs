@@ -6,6 +6,7 @@
 use k8s_openapi::api::core::v1::{ContainerState, ContainerStateTerminated, Pod};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use podvisor_cluster_types::vmi::VmiSpec;
+use serde_json::json;
 
 use super::pod::{self, PodError, VolumeMode};
 use crate::controller::objects::{
@@ -261,6 +262,9 @@ fn set_facts(
     if let Some(revision) = vm::revision_of(vmi) {
         status.virtual_machine_revision_name = revision;
     }
+    if let Some(spec) = spec {
+        set_machine(status, spec);
+    }
     let Some(pod) = pod else {
         status.active_pods.clear();
         return;
@@ -286,6 +290,48 @@ fn set_facts(
         .collect();
     if !addresses.is_empty() {
         set_addresses(status, interface_name(spec), addresses);
+    }
+}
+
+/// Writes what the machine has, once: what was plugged in later is the node's to tell.
+fn set_machine(status: &mut VmiStatus, spec: &VmiSpec) {
+    let domain = &spec.domain;
+    let cpu = domain.cpu.as_ref();
+    let count = |of: Option<i64>| of.unwrap_or(1);
+    let topology = json!({
+        "cores": count(cpu.and_then(|cpu| cpu.cores)),
+        "sockets": count(cpu.and_then(|cpu| cpu.sockets)),
+        "threads": count(cpu.and_then(|cpu| cpu.threads)),
+    });
+    let volumes = spec.volumes.iter().map(|volume| {
+        let claim = volume
+            .persistent_volume_claim
+            .as_ref()
+            .map(|claim| &claim.claim_name)
+            .or(volume.data_volume.as_ref().map(|data| &data.name));
+        match claim {
+            Some(claim) => json!({
+                "name": volume.name,
+                "target": "",
+                "persistentVolumeClaimInfo": {"claimName": claim},
+            }),
+            None => json!({"name": volume.name, "target": ""}),
+        }
+    });
+    let mut facts = vec![
+        ("currentCPUTopology", topology),
+        ("volumeStatus", volumes.collect()),
+    ];
+    if let Some(guest) = pod::guest_memory(spec) {
+        let memory = json!({
+            "guestAtBoot": guest.as_str(),
+            "guestCurrent": guest.as_str(),
+            "guestRequested": guest.as_str(),
+        });
+        facts.push(("memory", memory));
+    }
+    for (name, value) in facts {
+        status.rest.entry(name).or_insert(value);
     }
 }
 

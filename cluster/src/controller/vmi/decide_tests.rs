@@ -309,6 +309,33 @@ fn where_it_runs_and_how_it_is_reached_is_written() {
 }
 
 #[test]
+fn what_the_machine_has_is_written_once() {
+    let mut new = vmi(Phase::Unset);
+    new.spec["domain"]["cpu"] = json!({"cores": 2});
+    new.spec["volumes"] = json!([
+        {"name": "root", "containerDisk": {"image": "i"}},
+        {"name": "data", "dataVolume": {"name": "c"}},
+    ]);
+    let status = run(&new, None).status;
+    let rest = &status.rest;
+    assert_eq!(rest["memory"]["guestAtBoot"], "1Gi");
+    let topology = json!({"cores": 2, "sockets": 1, "threads": 1});
+    assert_eq!(rest["currentCPUTopology"], topology);
+    assert_eq!(
+        rest["volumeStatus"][0],
+        json!({"name": "root", "target": ""})
+    );
+    assert_eq!(
+        rest["volumeStatus"][1]["persistentVolumeClaimInfo"]["claimName"],
+        "c"
+    );
+    // The node knows better.
+    new.status = status;
+    new.status.rest["memory"]["guestCurrent"] = "2Gi".into();
+    assert_eq!(run(&new, None).status.rest["memory"]["guestCurrent"], "2Gi");
+}
+
+#[test]
 fn a_settled_instance_is_not_written_again() {
     let mut settled = vmi(Phase::Unset);
     settled.metadata.labels = Some([(NODE_NAME_LABEL.to_owned(), "node".to_owned())].into());

@@ -23,7 +23,7 @@ pub use volumes::{DEVICES, MOUNTS};
 
 use super::error::{Error, code, is_gone};
 use super::objects::{NODE_NAME_LABEL, Phase, VMI_FINALIZER, VirtualMachineInstance, VmiStatus};
-use super::{Context, patch};
+use super::{Context, expectations, patch};
 
 /// Brings an instance one step nearer to what is asked of it.
 pub(super) async fn reconcile(
@@ -32,8 +32,15 @@ pub(super) async fn reconcile(
 ) -> Result<controller::Action, Error> {
     context.check().await?;
     let namespace = observed.metadata.namespace.clone().unwrap_or_default();
+    let known = context.world.pod(&namespace, &pod_name(&observed));
+    if context
+        .expectations
+        .are_pending(&*observed, known.as_deref())
+    {
+        return Ok(controller::Action::requeue(expectations::LIMIT));
+    }
     let pods: Api<Pod> = context.world.api(&namespace);
-    let pod = find_pod(&observed, &namespace, &pods, &context).await?;
+    let pod = find_pod(&observed, known, &pods).await?;
     let decision = decide(&Observed {
         vmi: &observed,
         pod: pod.as_deref(),
@@ -48,12 +55,9 @@ pub(super) async fn reconcile(
 /// watch may be late, and an instance fails but once.
 async fn find_pod(
     vmi: &VirtualMachineInstance,
-    namespace: &str,
+    known: Option<Arc<Pod>>,
     pods: &Api<Pod>,
-    context: &Context,
 ) -> Result<Option<Arc<Pod>>, Error> {
-    let name = pod_name(vmi);
-    let known = context.world.pod(namespace, &name);
     let is_deleted = vmi.metadata.deletion_timestamp.is_some();
     let expected = is_deleted
         || matches!(
@@ -62,7 +66,7 @@ async fn find_pod(
         );
     let pod = match known {
         None if expected => pods
-            .get_opt(&name)
+            .get_opt(&pod_name(vmi))
             .await
             .map_err(|source| Error::request("look for the pod of", vmi, source))?
             .map(Arc::new),
@@ -93,6 +97,7 @@ async fn carry_out(
     if decision.actions.contains(&Action::AddFinalizer) {
         let change = patch::finalizer(&vmi, VMI_FINALIZER, true);
         vmi = patch::object(&api, &vmi, change).await?;
+        context.expectations.wrote(&vmi);
     }
     let before = vmi.status.clone();
     // The pod that is made now leads to the next look, and to a status with it.
@@ -104,6 +109,7 @@ async fn carry_out(
     if !creates && let Some(written) = patch::status(&api, &vmi, &before, &decision.status).await? {
         let begins = before.phase != Phase::Running && written.status.phase == Phase::Running;
         vmi = written;
+        context.expectations.wrote(&vmi);
         if begins {
             let note = format!("The virtual machine runs on {}", vmi.status.node_name);
             context.event(&vmi, "Started", "Start", note).await;
@@ -119,6 +125,7 @@ async fn carry_out(
             Action::SetNodeLabel(node) => {
                 let change = json!({"metadata": {"labels": {NODE_NAME_LABEL: node}}});
                 vmi = patch::object(&api, &vmi, change).await?;
+                context.expectations.wrote(&vmi);
             }
             Action::CreatePod(pod) => {
                 create(&api, &vmi, &pod, &decision.status, pods, context).await?;
@@ -138,7 +145,8 @@ async fn create(
     context: &Context,
 ) -> Result<(), Error> {
     let error = match pods.create(&PostParams::default(), pod).await {
-        Ok(_) => {
+        Ok(made) => {
+            context.expectations.made(vmi, &made);
             let note = format!("Created the pod {}", pod_name(vmi));
             context.event(vmi, "SuccessfulCreate", "Create", note).await;
             return Ok(());

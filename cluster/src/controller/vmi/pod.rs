@@ -308,6 +308,18 @@ fn host_name(vmi: &VirtualMachineInstance, spec: &VmiSpec) -> String {
     short.trim_end_matches('-').to_owned()
 }
 
+/// Returns how much memory a guest has.
+pub(super) fn guest_memory(spec: &VmiSpec) -> Option<&Quantity> {
+    let domain = &spec.domain;
+    let memory = domain.memory.as_ref();
+    let resources = &domain.resources;
+    memory
+        .and_then(|memory| memory.guest.as_ref())
+        .or_else(|| resources.requests.get("memory"))
+        .or_else(|| resources.limits.get("memory"))
+        .or_else(|| memory?.hugepages.as_ref()?.page_size.as_ref())
+}
+
 /// What a guest has, and what it costs.
 #[derive(Debug)]
 struct Memory {
@@ -317,19 +329,11 @@ struct Memory {
 
 impl Memory {
     fn of(spec: &VmiSpec) -> Result<Self, PodError> {
-        let domain = &spec.domain;
-        let memory = domain.memory.as_ref();
-        let resources = &domain.resources;
-        let guest = memory
-            .and_then(|memory| memory.guest.as_ref())
-            .or_else(|| resources.requests.get("memory"))
-            .or_else(|| resources.limits.get("memory"))
-            .or_else(|| memory?.hugepages.as_ref()?.page_size.as_ref());
         let malformed = |problem: String| PodError::Malformed {
             field: "spec.domain.memory.guest".to_owned(),
             problem,
         };
-        let Some(guest) = guest else {
+        let Some(guest) = guest_memory(spec) else {
             return Err(malformed("no memory is asked for".to_owned()));
         };
         let guest = guest

@@ -4,7 +4,7 @@ use std::io;
 
 use podvisor_vmm::{
     AddVcpusError, BlockDeviceError, BootError, BuildError, FsDeviceError, HandleError, KvmError,
-    NetDeviceError, PlugError, SnapshotError, TakeSnapshotError, VsockError,
+    NetDeviceError, PlugError, PowerButtonError, SnapshotError, TakeSnapshotError, VsockError,
 };
 
 use super::UserRange;
@@ -62,9 +62,9 @@ pub enum MachineError {
     /// The serial port has no descriptors or threads.
     #[error("failed to set up the serial port")]
     SerialPort(#[source] io::Error),
-    /// The machine was built without a power button.
-    #[error("the machine has no power button")]
-    NoPowerButton,
+    /// The power button is not there, or nobody is there who could notice it.
+    #[error(transparent)]
+    PowerButton(#[from] PowerButtonError),
     /// vCPUs were not added.
     #[error(transparent)]
     AddCpus(#[from] AddVcpusError),

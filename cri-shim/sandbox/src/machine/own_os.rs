@@ -8,7 +8,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use podvisor_vmm::{
-    BlockDevice, Initramfs, Kernel, KvmDevice, MemorySize, OverlayFormat, Transport, Vm,
+    BlockDevice, Initramfs, Kernel, KvmDevice, MemorySize, OverlayFormat, Smbios, Transport, Vm,
     VsockDevice,
 };
 
@@ -24,6 +24,8 @@ pub(crate) struct MachinePlan {
     pub initramfs: Option<File>,
     /// Its command line.
     pub cmdline: String,
+    /// The machine's UUID, which its firmware tables have.
+    pub uuid: Option<[u8; 16]>,
     /// Virtual CPUs.
     pub cpus: u8,
     /// Memory in bytes.
@@ -94,7 +96,11 @@ impl MachinePlan {
             .vcpus(self.cpus)
             .memory(MemorySize::bytes(self.memory))
             .transport(Transport::Pci)
+            .power_button()
             .serial(port.writer());
+        if let Some(uuid) = self.uuid {
+            builder = builder.smbios(Smbios::new().uuid(uuid));
+        }
         if let Some(initramfs) = &self.initramfs {
             builder = builder.initramfs(Initramfs::from_file(again(initramfs)?)?);
         }

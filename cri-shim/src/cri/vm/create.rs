@@ -95,6 +95,7 @@ impl Node {
             let devices = disks::devices(&container.devices)?;
             let mounts = honour::file_mounts(&container)?;
             let size = spec.root_size;
+            let uuid = spec.uuid.unwrap_or_else(|| uuid_of(&record.id));
             let seed = SeedSource {
                 spec,
                 pod: &record,
@@ -109,6 +110,7 @@ impl Node {
             let vm = VmRecord {
                 disk: disk.id().to_string(),
                 overlay,
+                uuid,
                 vcpus,
                 memory,
                 devices,
@@ -186,8 +188,20 @@ fn machine_memory(config: &ContainerConfig, pod: u64) -> Result<u64> {
     }
 }
 
+/// The UUID of a pod's machine: that of its id, which is random, in the form of a random one (RFC
+/// 9562, §5.4). It stays the same for all attempts.
+fn uuid_of(pod: &str) -> [u8; 16] {
+    let digits = pod
+        .get(..32)
+        .and_then(|digits| u128::from_str_radix(digits, 16).ok());
+    let mut uuid = digits.unwrap_or_default().to_be_bytes();
+    uuid[6] = uuid[6] & 0x0f | 0x40;
+    uuid[8] = uuid[8] & 0x3f | 0x80;
+    uuid
+}
+
 /// The name servers of the pod, or of its network if it names none.
-fn dns_of(config: &k8s_cri::v1::DnsConfig, network: Dns) -> Dns {
+pub(super) fn dns_of(config: &k8s_cri::v1::DnsConfig, network: Dns) -> Dns {
     match config.servers.is_empty() {
         true => network,
         false => Dns {
@@ -231,6 +245,14 @@ mod tests {
             error.contains("2048 MiB") && error.contains("1024 MiB"),
             "{error}"
         );
+    }
+
+    #[test]
+    fn a_machine_keeps_the_uuid_of_its_pod() {
+        let uuid = uuid_of(&"c3".repeat(32));
+        assert_eq!(uuid, uuid_of(&"c3".repeat(32)));
+        assert_eq!((uuid[0], uuid[6], uuid[8]), (0xc3, 0x43, 0x83));
+        assert_ne!(uuid, uuid_of(&"c4".repeat(32)));
     }
 
     #[test]

@@ -130,6 +130,8 @@ pub(crate) struct VmRecord {
     pub(crate) disk: String,
     /// How the root disk's differences from it are stored.
     pub(crate) overlay: OverlayKind,
+    /// The machine's UUID.
+    pub(crate) uuid: [u8; 16],
     /// Virtual CPUs.
     pub(crate) vcpus: u8,
     /// Memory in bytes.

@@ -4,14 +4,17 @@ use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 
+use podvisor_network::cni::{DhcpServer, GuestNames};
 use podvisor_sandbox::{BootMachine, SandboxClient, Started};
 
+use super::create::dns_of;
 use super::disks::ROOT;
 use super::{VmRecord, images};
 use crate::blocking::apart;
 use crate::cri::config::VmSettings;
 use crate::cri::error::{CriError, Result};
 use crate::cri::node::{Container, Node};
+use crate::cri::resolver;
 
 /// The command line of the loader's kernel: its messages are the first of the console, and a panic
 /// ends the machine. What follows the dashes is the loader's.
@@ -29,6 +32,7 @@ impl Node {
         let files = self.disk_files(&container.pod.id, &container.id);
         let (store, settings) = (self.store.clone(), self.config.vm.clone());
         let id = container.id.clone();
+        let dhcp = self.dhcp_servers(container)?;
         let opened = apart("vm-open", move || -> Result<_> {
             let disk = images::find_disk(&store, &vm.disk)?;
             let disk = disk.ok_or_else(|| CriError::NoImage {
@@ -37,9 +41,11 @@ impl Node {
             let mut boot = BootMachine::new(id, open(&settings.kernel)?);
             boot.initramfs = Some(open(&settings.initramfs)?);
             boot.cmdline = format!("{COMMAND_LINE}{ROOT}");
+            boot.uuid = Some(vm.uuid);
             boot.vcpus = vm.vcpus;
             boot.memory = vm.memory;
             boot.disks = files.open(&disk, &vm)?;
+            boot.dhcp = dhcp;
             boot.log = log;
             Ok(boot)
         });
@@ -47,6 +53,20 @@ impl Node {
             .await
             .map_err(CriError::host("open the machine's files"))??;
         Ok(client.boot_machine(boot).await?)
+    }
+
+    /// Prepares the servers that tell the guest its addresses.
+    fn dhcp_servers(&self, container: &Container) -> Result<Vec<DhcpServer>> {
+        let pod = container.pod.record();
+        let Some(network) = &pod.network else {
+            return Ok(Vec::new());
+        };
+        let dns = pod.config.dns_config.clone().unwrap_or_default();
+        let names = GuestNames {
+            host_name: resolver::hostname(&pod.config)?,
+            dns: dns_of(&dns, self.cni.dns(&pod.id)?),
+        };
+        Ok(self.cni.dhcp(&pod.id, network, &names)?)
     }
 }
 
