@@ -28,7 +28,7 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use podvisor_agent_protocol::validate_id;
-use tokio::sync::watch;
+use tokio::sync::{Mutex as AsyncMutex, watch};
 use tracing::{info, warn};
 
 use super::super::error::{RefusalKind, SandboxError};
@@ -75,6 +75,8 @@ pub(super) struct OwnOs {
     /// The machines of containers that were not deleted, the latest last.
     vms: Mutex<Vec<Arc<Vm>>>,
     dhcp: DhcpServers,
+    /// Held while a machine is built, so that there is one at most.
+    booting: AsyncMutex<()>,
     is_paused: AtomicBool,
     /// The sandbox is to end.
     is_ending: AtomicBool,
@@ -95,6 +97,7 @@ impl OwnOs {
             entries: Entries::default(),
             vms: Mutex::default(),
             dhcp: DhcpServers::default(),
+            booting: AsyncMutex::default(),
             is_paused: AtomicBool::new(false),
             is_ending: AtomicBool::new(false),
             stopped: watch::Sender::new(false),
@@ -106,6 +109,7 @@ impl OwnOs {
     pub(super) async fn boot(this: &Arc<Self>, boot: BootMachine) -> Result<Started, SandboxError> {
         let id = boot.id.clone();
         validate_id(&id).map_err(|error| invalid(error.to_string()))?;
+        let _turn = this.booting.lock().await;
         this.check(&boot)?;
         this.entries.take(&id)?;
         let made = this.make(boot).await;
