@@ -136,7 +136,7 @@ mod tests {
             script(&format!(
                 "[ $CNI_COMMAND = ADD ] || exit 0\n\
                  echo >>{}/added\n\
-                 nsenter --net=$CNI_NETNS ip link add $CNI_IFNAME type dummy || exit\n\
+                 nsenter --net=$CNI_NETNS ip link add $CNI_IFNAME type veth peer name peer || exit\n\
                  echo '{{\"cniVersion\":\"1.0.0\",\"ips\":[{{\"address\":\"10.0.0.7/8\"}}]}}'",
                 dir.path().display()
             ));
