@@ -5,7 +5,8 @@ mod support;
 
 use std::fs::{self, File};
 use std::io::{PipeWriter, Write as _};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use podvisor_cri::machine::{DiskContents, MachineDisk};
@@ -13,6 +14,9 @@ use podvisor_cri::sandbox::{
     BootMachine, ContainerInfo, ContainerState, CreateContainer, Exec, JailMode, LaunchConfig,
     RefusalKind, SandboxClient, SandboxExit, StdioFds, SupplementalGroups, exit_record, oci,
 };
+use podvisor_dhcp::{Config as DhcpConfig, Ipv4Lease, MacAddress, open_socket};
+use podvisor_network::cni::DhcpServer;
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use support::Root;
 use support::guest_files::elf;
 use support::pod::{Pod, eventually, launch};
@@ -235,4 +239,77 @@ async fn a_machine_that_does_not_fit_is_refused_and_leaves_its_name_free() {
     let again = sandbox.boot_machine(machine(&pod, "vm")).await.unwrap_err();
     assert!(again.kind().is_some(), "{again}");
     sandbox.shutdown(Duration::ZERO).await.unwrap();
+}
+
+/// A server for the guest's card, whose tap is one end of a pair of cards here. It needs root, as
+/// does the client at the other end.
+fn dhcp_server(host: &str, guest: &str) -> DhcpServer {
+    for line in [
+        format!("ip netns add {host}"),
+        format!("ip netns add {guest}"),
+        format!("ip -n {host} link add podvisor0 type veth peer name eth0 netns {guest}"),
+        format!("ip -n {guest} link set eth0 address 02:00:00:00:00:02 up"),
+        format!("ip -n {host} link set podvisor0 up"),
+    ] {
+        run(&line);
+    }
+    let config = DhcpConfig {
+        ipv4: Some(Ipv4Lease {
+            address: "10.1.0.2".parse().unwrap(),
+            prefix_length: 16,
+            routes: Vec::new(),
+        }),
+        ..DhcpConfig::new(MacAddress([2, 0, 0, 0, 0, 2]))
+    };
+    let namespace = File::open(format!("/run/netns/{host}")).unwrap();
+    let socket = std::thread::scope(|scope| {
+        let open = || {
+            let kind = Some(LinkNameSpaceType::Network);
+            move_into_link_name_space(namespace.as_fd(), kind).expect("this test needs root");
+            open_socket("podvisor0", &config).unwrap()
+        };
+        scope.spawn(open).join().unwrap()
+    });
+    DhcpServer { socket, config }
+}
+
+fn run(line: &str) -> String {
+    let words: Vec<&str> = line.split(' ').collect();
+    let output = Command::new(words[0]).args(&words[1..]).output().unwrap();
+    assert!(output.status.success(), "{line}: {output:?}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+#[tokio::test]
+async fn a_machines_addresses_are_given_in_the_jail_while_nobody_else_is_there() {
+    let pod = Pod::default();
+    let name = format!("pv-own-os-{}", std::process::id());
+    let (host, guest) = (format!("{name}-h"), format!("{name}-g"));
+    let sandbox = launch(config(&pod)).await.unwrap();
+    let mut boot = machine(&pod, "one");
+    boot.dhcp.push(dhcp_server(&host, &guest));
+    sandbox.boot_machine(boot).await.unwrap();
+    says(&pod, "one", 1).await;
+    drop(sandbox);
+    let script = pod.path("script");
+    fs::write(&script, "#!/bin/sh\necho \"$1 $ip/$mask $lease\"\n").unwrap();
+    run(&format!("chmod 755 {}", script.display()));
+    let client = |namespace: String| {
+        let script = script.display();
+        run(&format!(
+            "ip netns exec {namespace} busybox udhcpc -f -q -n -t 10 -T 1 -i eth0 -s {script}"
+        ))
+    };
+    let bound = tokio::task::spawn_blocking(move || client(guest))
+        .await
+        .unwrap();
+    assert!(bound.contains("bound 10.1.0.2/16 86400"), "{bound}");
+    let sandbox = SandboxClient::connect(&pod.dir()).await.unwrap();
+    assert_eq!(info(&sandbox, "one").await.state, ContainerState::Running);
+    attach(&sandbox, "one").await.write_all(b"p").unwrap();
+    assert_eq!(sandbox.wait("one", None).await.unwrap().code, 0);
+    sandbox.shutdown(Duration::from_secs(60)).await.unwrap();
+    for namespace in ["h", "g"] {
+        run(&format!("ip netns del {name}-{namespace}"));
+    }
 }

@@ -11,8 +11,10 @@
 
 pub mod balloon;
 pub mod blk;
+pub mod cloud_init;
 pub mod cmdline;
 pub mod console;
+pub mod dhcp;
 pub mod driver;
 pub mod fs;
 pub mod images_documents;

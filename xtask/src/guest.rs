@@ -1,4 +1,5 @@
-//! `cargo xtask guest`: builds the kernel and the agent's initramfs, from which every guest boots.
+//! `cargo xtask guest`: builds the kernel and the agent's initramfs, from which every guest boots, and
+//! the loader's, which boot the disks of distributions.
 
 use std::fs;
 use std::path::PathBuf;
@@ -12,7 +13,7 @@ use crate::{cargo, cpio, kernel, paths, process, setup};
 pub(crate) const TRIPLE: &str = "x86_64-unknown-linux-gnu";
 
 pub(crate) fn command() -> Result<()> {
-    for path in ensure()? {
+    for path in ensure()?.into_iter().chain(ensure_loader()?) {
         println!("{}", paths::display(&path));
     }
     Ok(())
@@ -33,11 +34,22 @@ pub(crate) fn ensure() -> Result<[PathBuf; 2]> {
     Ok([kernel::ensure()?, initramfs()?])
 }
 
-/// Builds the agent as a static program and packs it as `/init`, with the one file that the kernel
-/// needs before it: /dev/console, for its first messages.
+/// Builds what boots disks of distributions, if it is missing: the loader's kernel and its program.
+pub(crate) fn ensure_loader() -> Result<[PathBuf; 2]> {
+    let program = program("podvisor-loader", "loader.cpio", "building the loader")?;
+    Ok([kernel::ensure_loader()?, program])
+}
+
 fn initramfs() -> Result<PathBuf> {
+    let step = "building the agent and its initramfs";
+    program("podvisor-agent", "initramfs.cpio", step)
+}
+
+/// Builds a package's program statically and packs it as `/init`, with the one file that the kernel
+/// needs before it: /dev/console, for its first messages.
+fn program(package: &str, archive: &str, what: &'static str) -> Result<PathBuf> {
     setup::ensure(&[setup::BUILD])?;
-    let step = Step::begin("building the agent and its initramfs");
+    let step = Step::begin(what);
     // A separate target directory: with other flags, cargo would rebuild everything each time.
     let target = paths::guest().join("agent");
     process::run(
@@ -49,7 +61,7 @@ fn initramfs() -> Result<PathBuf> {
                 "guest",
                 "--locked",
                 "--package",
-                "podvisor-agent",
+                package,
             ])
             .args(["--target", TRIPLE, "--target-dir"])
             .arg(&target)
@@ -58,14 +70,14 @@ fn initramfs() -> Result<PathBuf> {
             .stdin(Stdio::null())
             .stdout(std::io::stderr()),
     )?;
-    let agent = target.join(TRIPLE).join("guest/podvisor-agent");
-    let init = fs::read(&agent).with_context(|| format!("{} is missing", agent.display()))?;
-    let mut archive = cpio::Writer::new(Vec::new());
-    archive.directory("dev")?;
-    archive.character_device("dev/console", 0o600, (5, 1))?;
-    archive.file("init", 0o755, &init)?;
-    let output = paths::guest().join("initramfs.cpio");
-    let bytes = archive.finish()?;
+    let built = target.join(TRIPLE).join("guest").join(package);
+    let init = fs::read(&built).with_context(|| format!("{} is missing", built.display()))?;
+    let mut cpio = cpio::Writer::new(Vec::new());
+    cpio.directory("dev")?;
+    cpio.character_device("dev/console", 0o600, (5, 1))?;
+    cpio.file("init", 0o755, &init)?;
+    let output = paths::guest().join(archive);
+    let bytes = cpio.finish()?;
     if fs::read(&output).is_ok_and(|present| present == bytes) {
         step.done();
         return Ok(output);

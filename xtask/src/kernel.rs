@@ -122,10 +122,24 @@ pub(crate) struct Args {
     /// Build target/guest/vmlinux-retpoline, for CPUs that need retpolines and return thunks
     #[arg(long, conflicts_with_all = ["config", "output", "full"])]
     retpoline: bool,
+    /// Build target/guest/vmlinux-loader, which starts the kernels of distributions' disks
+    #[arg(long, conflicts_with_all = ["config", "output", "full", "retpoline"])]
+    loader: bool,
     /// Build target/guest/vmlinux-full, with what few pods use: eBPF tracing, NFS, IPsec and others
     #[arg(long, conflicts_with_all = ["config", "output"])]
     full: bool,
 }
+
+/// docs/loader.md has the saving, and why nothing is lost.
+const LOADER_EDITS: &[Edit] = &[Edit {
+    file: "kernel/kexec_file.c",
+    after: &[],
+    lines: &["if (ksegment->kbuf == pi->purgatory_buf)", "continue;"],
+    with: &["continue;"],
+}];
+
+/// The configuration of the loader's kernel, which is none of the others' with additions.
+const LOADER_CONFIG: &str = "images/kernel/loader.config";
 
 /// The configuration for all CPUs.
 const CONFIG: &str = "images/kernel/guest.config";
@@ -164,6 +178,10 @@ pub(crate) fn command(args: &Args) -> Result<()> {
         println!("{}", paths::display(&ensure_variant(variant)?));
         return Ok(());
     }
+    if args.loader {
+        println!("{}", paths::display(&ensure_loader()?));
+        return Ok(());
+    }
     let config = args
         .config
         .clone()
@@ -172,7 +190,7 @@ pub(crate) fn command(args: &Args) -> Result<()> {
         .output
         .clone()
         .unwrap_or_else(|| paths::guest().join("vmlinux"));
-    build(&config, &output)?;
+    build(&config, &[], &output)?;
     println!("{}", paths::display(&output));
     Ok(())
 }
@@ -180,7 +198,7 @@ pub(crate) fn command(args: &Args) -> Result<()> {
 /// Builds the guest kernel if it is missing; returns its path.
 pub(crate) fn ensure() -> Result<PathBuf> {
     let output = paths::guest().join("vmlinux");
-    build(&paths::root().join(CONFIG), &output)?;
+    build(&paths::root().join(CONFIG), &[], &output)?;
     Ok(output)
 }
 
@@ -199,7 +217,14 @@ pub(crate) fn ensure_variant(variant: &Variant) -> Result<PathBuf> {
     fs::write(&config, fragment)
         .with_context(|| format!("{} cannot be written", config.display()))?;
     let output = paths::guest().join(name);
-    build(&config, &output)?;
+    build(&config, &[], &output)?;
+    Ok(output)
+}
+
+/// Builds the loader's kernel if it is missing; returns its path.
+pub(crate) fn ensure_loader() -> Result<PathBuf> {
+    let output = paths::guest().join("vmlinux-loader");
+    build(&paths::root().join(LOADER_CONFIG), LOADER_EDITS, &output)?;
     Ok(output)
 }
 
@@ -208,7 +233,9 @@ pub(crate) fn source_version() -> Result<String> {
     process::output(Command::new("dpkg-query").args(["-W", "-f", "${Version}", SOURCE]))
 }
 
-fn build(config: &Path, output: &Path) -> Result<()> {
+/// `more` are edits of code that no other kernel compiles: they leave the others' results as they
+/// are.
+fn build(config: &Path, more: &[Edit], output: &Path) -> Result<()> {
     setup::ensure(&[setup::KERNEL])?;
     let archive = Path::new(ARCHIVE);
     let fragment = fs::read_to_string(config)
@@ -219,7 +246,7 @@ fn build(config: &Path, output: &Path) -> Result<()> {
     let key = process::key(&[
         RECIPE,
         &source,
-        &format!("{EDITS:?}"),
+        &edits_key(more),
         &options.join("\n"),
         &compiler,
     ])?;
@@ -259,10 +286,12 @@ fn build(config: &Path, output: &Path) -> Result<()> {
     )?;
     let mut kernel = fs::read(&partial)?;
     let unexpected = "the kernel's ELF file is not as expected";
-    // Once stripped, it has no symbols to find its tables.
-    let symbols = process::output(Command::new("nm").arg(&vmlinux))?;
-    let table = jump_table::find(&symbols).context(unexpected)?;
-    jump_table::sort(&mut kernel, table).context(unexpected)?;
+    if options.contains(&"CONFIG_JUMP_LABEL=y") {
+        // Once stripped, it has no symbols to find its tables.
+        let symbols = process::output(Command::new("nm").arg(&vmlinux))?;
+        let table = jump_table::find(&symbols).context(unexpected)?;
+        jump_table::sort(&mut kernel, table).context(unexpected)?;
+    }
     let slim = alignment_padding::remove(&kernel).context(unexpected)?;
     fs::write(&partial, slim)?;
     fs::copy(tree.join(".config"), output.with_extension("config"))?;
@@ -271,11 +300,19 @@ fn build(config: &Path, output: &Path) -> Result<()> {
     Ok(())
 }
 
+/// The part of a kernel's key that stands for its edits.
+fn edits_key(more: &[Edit]) -> String {
+    match more {
+        [] => format!("{EDITS:?}"),
+        more => format!("{EDITS:?} {more:?}"),
+    }
+}
+
 /// Unpacks and edits the source, unless that was done before.
 fn unpack(archive: &Path, digest: &str, directory: &Path) -> Result<PathBuf> {
     let tree = directory.join("source");
     let key_file = directory.join("source.key");
-    let key = format!("{digest} {LEFT_OUT:?} {EDITS:?}");
+    let key = format!("{digest} {LEFT_OUT:?} {EDITS:?} {LOADER_EDITS:?}");
     if tree.is_dir() && fs::read_to_string(&key_file).is_ok_and(|unpacked| unpacked == key) {
         return Ok(tree);
     }
@@ -298,7 +335,7 @@ fn unpack(archive: &Path, digest: &str, directory: &Path) -> Result<PathBuf> {
             .arg("-xf")
             .arg(archive),
     )?;
-    for edit in EDITS {
+    for edit in EDITS.iter().chain(LOADER_EDITS) {
         let file = tree.join(edit.file);
         let text = fs::read_to_string(&file)
             .with_context(|| format!("{} cannot be read", file.display()))?;

@@ -54,6 +54,8 @@ enum Command {
     Kernel(kernel::Args),
     /// Build what a guest boots from: the kernel and the agent's initramfs, in target/guest
     Guest,
+    /// Make a small system with Debian's kernel in target/small, which virtual machines boot in tests
+    Small,
     /// Measure podvisor side by side with other monitors
     Bench(bench::Args),
     /// Show the main job: an image is pulled and a program of it runs in a guest
@@ -84,6 +86,7 @@ fn main() -> ExitCode {
         Command::Setup => setup::ensure(setup::ALL).map(|()| ExitCode::SUCCESS),
         Command::Kernel(args) => kernel::command(&args).map(|()| ExitCode::SUCCESS),
         Command::Guest => guest::command().map(|()| ExitCode::SUCCESS),
+        Command::Small => images::small::command().map(|()| ExitCode::SUCCESS),
         Command::Bench(args) => bench::command(&args),
         Command::Demo => demo::command(),
         Command::Book => docs::book().map(|()| ExitCode::SUCCESS),

@@ -81,6 +81,17 @@ pub(crate) const TEST: &[Package] = &[
     package("zstd", "packs disk images"),
 ];
 
+/// The small system that virtual machines boot in tests, and other disks of it.
+pub(crate) const SMALL: &[Package] = &[
+    package("busybox-static", "the small system's programs"),
+    package("dosfstools", "FAT file systems of disks"),
+    package("e2fsprogs", "the small system's root"),
+    package("fdisk", "checks partition tables that tests write"),
+    package("kmod", "orders the small system's kernel modules"),
+    package("mtools", "files in FAT file systems"),
+    package("xfsprogs", "XFS file systems of disks"),
+];
+
 /// Images created by other tools, for tests and benchmarks.
 pub(crate) const IMAGES: &[Package] = &[
     package("acl", "an image with POSIX ACLs"),
@@ -133,6 +144,7 @@ pub(crate) const ALL: &[&[Package]] = &[
     HOST,
     BUILD,
     TEST,
+    SMALL,
     IMAGES,
     BENCH_PULL,
     BENCH_START,

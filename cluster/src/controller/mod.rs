@@ -1,19 +1,195 @@
-//! The controllers: VirtualMachine → VirtualMachineInstance → pod.
+//! The controllers: VirtualMachine, replica set → VirtualMachineInstance → pod.
+//!
+//! Each is two parts: a pure function from what was observed to what has to be done (`decide` in
+//! [`vm`], [`vmi`] and [`replica_set`]), and the driver that does it. They are level-triggered: a controller that
+//! was killed anywhere continues from the objects alone. Of several replicas one acts
+//! ([`leader`]); even two that act at the same time do nothing twice, because names are given,
+//! deletions name the unique id and writes the version that they are based on.
+
+mod context;
+mod error;
+mod expectations;
+pub mod leader;
+mod names;
+pub mod objects;
+mod patch;
+pub mod replica_set;
+pub mod vm;
+pub mod vmi;
+mod world;
+
+use std::fmt::Debug;
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::StreamExt;
+use kube::runtime::controller::{self, Action};
+use kube::{Client, Resource};
+use tokio::signal::unix::{SignalKind, signal};
+
+pub use error::Error;
+
+use context::Context;
+use leader::{Election, Leading};
+use world::{Queue, World};
+
+/// So many objects of a kind are worked on at the same time.
+const CONCURRENCY: u16 = 32;
 
 /// What the subcommand takes from its command line.
 #[derive(Debug, Clone, clap::Args)]
 #[non_exhaustive]
-pub struct Options {}
+pub struct Options {
+    /// Act in this namespace only
+    #[arg(long, env = "PODVISOR_NAMESPACE")]
+    pub namespace: Option<String>,
+    /// The namespace of the lease by which one of several replicas is chosen
+    #[arg(long, env = "POD_NAMESPACE", default_value = "podvisor")]
+    pub lease_namespace: String,
+    /// The name of that lease
+    #[arg(long, default_value = "podvisor-controller")]
+    pub lease_name: String,
+    /// How long after its last sign of life a replica is replaced, in seconds
+    #[arg(long, default_value_t = 15, value_parser = clap::value_parser!(u64).range(3..=3600))]
+    pub lease_seconds: u64,
+    /// This replica's name, which no other has
+    #[arg(long, env = "POD_NAME")]
+    pub identity: Option<String>,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            namespace: None,
+            lease_namespace: "podvisor".to_owned(),
+            lease_name: "podvisor-controller".to_owned(),
+            lease_seconds: 15,
+            identity: None,
+        }
+    }
+}
 
 /// Runs until the process is told to end.
 ///
 /// # Errors
 ///
 /// The API server cannot be reached.
-pub async fn run(_options: Options) -> anyhow::Result<()> {
-    let client = kube::Client::try_default().await?;
+pub async fn run(options: Options) -> anyhow::Result<()> {
+    let client = Client::try_default().await?;
     let version = client.apiserver_version().await?;
     tracing::info!(api_server = %version.git_version, "connected");
-    tokio::signal::ctrl_c().await?;
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let stop = async {
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+    };
+    run_until(client, &options, stop).await;
     Ok(())
+}
+
+/// Runs until `stop` is done.
+pub async fn run_until(client: Client, options: &Options, stop: impl Future<Output = ()>) {
+    let identity = options.identity.clone().unwrap_or_else(identity);
+    let election = Election {
+        namespace: options.lease_namespace.clone(),
+        name: options.lease_name.clone(),
+        identity: identity.clone(),
+        duration: Duration::from_secs(options.lease_seconds),
+    };
+    let leading = Leading::default();
+    let work = || {
+        act(
+            client.clone(),
+            options.namespace.clone(),
+            leading.clone(),
+            identity.clone(),
+        )
+    };
+    election.run(client.clone(), &leading, work, stop).await;
+}
+
+/// Returns a name that no other replica has: of two on one machine, one has another number.
+fn identity() -> String {
+    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    format!("{}-{}", host.trim(), std::process::id())
+}
+
+/// Watches and acts until this is dropped.
+async fn act(client: Client, namespace: Option<String>, leading: Leading, identity: String) {
+    let (world, queues, watches) = World::watch(client, namespace);
+    let context = Arc::new(Context::new(world.clone(), leading, &identity));
+    let vms = control(
+        vm::reconcile,
+        world.vms.clone(),
+        queues.vms,
+        Arc::clone(&context),
+    );
+    let vmis = control(
+        vmi::reconcile,
+        world.vmis.clone(),
+        queues.vmis,
+        Arc::clone(&context),
+    );
+    let sets = control(
+        replica_set::reconcile,
+        world.sets.clone(),
+        queues.sets,
+        context,
+    );
+    tokio::join!(watches, vms, vmis, sets);
+}
+
+async fn control<K, F>(
+    reconcile: fn(Arc<K>, Arc<Context>) -> F,
+    store: kube::runtime::reflector::Store<K>,
+    queue: Queue<K>,
+    context: Arc<Context>,
+) where
+    K: Resource<DynamicType = ()> + Clone + Debug + Send + Sync + 'static,
+    F: Future<Output = Result<Action, Error>> + Send + 'static,
+{
+    let reconcile = move |object: Arc<K>, context: Arc<Context>| {
+        Box::pin(async move {
+            let action = reconcile(Arc::clone(&object), Arc::clone(&context)).await?;
+            context.succeeded(&*object);
+            Ok(action)
+        })
+    };
+    let after = |object: Arc<K>, error: &Error, context: Arc<Context>| {
+        let action = context.after(&*object, error);
+        let name = object.meta().name.as_deref().unwrap_or_default();
+        let namespace = object.meta().namespace.as_deref().unwrap_or_default();
+        let kind = K::kind(&());
+        if error.is_conflict() {
+            tracing::debug!(%kind, namespace, name, "changed meanwhile; it is looked at again");
+        } else {
+            tracing::warn!(
+                %kind, namespace, name,
+                error = error as &dyn std::error::Error,
+                "it is tried again"
+            );
+        }
+        action
+    };
+    let config = kube::runtime::Config::default().concurrency(CONCURRENCY);
+    controller::applier::<
+        _,
+        _,
+        std::pin::Pin<Box<dyn Future<Output = Result<Action, Error>> + Send>>,
+        _,
+    >(
+        move |object, context| reconcile(object, context),
+        after,
+        context,
+        store,
+        queue,
+        config,
+    )
+    // Errors were reported, and objects that are gone need nothing.
+    .for_each(|_| std::future::ready(()))
+    .await;
 }

@@ -1,4 +1,5 @@
-//! Answers to ARP requests for the server's own address (RFC 826).
+//! Answers to ARP requests for the server's own address (RFC 826), and for those of neighbours that
+//! do not answer themselves.
 
 use std::net::Ipv4Addr;
 
@@ -12,7 +13,7 @@ const ETHERNET_IPV4: [u8; 6] = [0, 1, 8, 0, 6, 4];
 const REQUEST: u16 = 1;
 const REPLY: u16 = 2;
 
-/// Answers a request of the guest for the server's address.
+/// Answers a request of the guest.
 pub(crate) fn answer(config: &Config, packet: &[u8]) -> Result<Vec<u8>, Refusal> {
     let (kind, operation, sender_mac, sender, target) =
         read(packet).ok_or(Refusal::Truncated("the ARP packet"))?;
@@ -22,14 +23,17 @@ pub(crate) fn answer(config: &Config, packet: &[u8]) -> Result<Vec<u8>, Refusal>
     if sender_mac != config.client {
         return Err(Refusal::OtherClient("ARP"));
     }
-    if target != config.server_address {
-        return Err(Refusal::OtherServer);
-    }
+    let neighbour = config.neighbours.iter().find(|one| one.address == target);
+    let mac = match neighbour {
+        Some(neighbour) => neighbour.mac,
+        None if target == config.server_address => config.server,
+        None => return Err(Refusal::OtherServer),
+    };
     let mut reply = Vec::with_capacity(28);
     reply.extend_from_slice(&ETHERNET_IPV4);
     reply.extend_from_slice(&REPLY.to_be_bytes());
-    reply.extend_from_slice(&config.server.0);
-    reply.extend_from_slice(&config.server_address.octets());
+    reply.extend_from_slice(&mac.0);
+    reply.extend_from_slice(&target.octets());
     reply.extend_from_slice(&config.client.0);
     reply.extend_from_slice(&sender.octets());
     Ok(frame::arp(config.server, config.client, &reply))
@@ -46,6 +50,7 @@ fn read(packet: &[u8]) -> Option<([u8; 6], u16, MacAddress, Ipv4Addr, Ipv4Addr)>
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::Ipv4Neighbour;
     use crate::config::tests::{CLIENT, SERVER, plain};
 
     fn request(target: Ipv4Addr) -> Vec<u8> {
@@ -68,6 +73,19 @@ mod tests {
         assert_eq!(frame[22..28], SERVER.0);
         assert_eq!(frame[28..32], config.server_address.octets());
         assert_eq!(frame[38..42], [10, 1, 0, 2]);
+    }
+
+    #[test]
+    fn a_neighbour_that_is_silent_is_answered_for() {
+        let mut config = plain();
+        let neighbour = Ipv4Neighbour {
+            address: [169, 254, 1, 1].into(),
+            mac: MacAddress([0xee; 6]),
+        };
+        config.neighbours.push(neighbour);
+        let frame = answer(&config, &request(neighbour.address)).unwrap();
+        assert_eq!(frame[22..28], neighbour.mac.0);
+        assert_eq!(frame[28..32], neighbour.address.octets());
     }
 
     #[test]

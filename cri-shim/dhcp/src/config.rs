@@ -17,6 +17,8 @@ const MAX_NAME_SERVERS: usize = 16;
 const MAX_SEARCH: usize = 32;
 /// Most routes of a lease.
 const MAX_ROUTES: usize = 256;
+/// Most neighbours that the server answers for.
+const MAX_NEIGHBOURS: usize = 64;
 /// Most IPv6 addresses of a lease.
 const MAX_IPV6: usize = 16;
 /// Smallest MTU over which IPv4 runs (RFC 791 §3.2).
@@ -76,6 +78,9 @@ pub struct Config {
     /// The server's address, by which it is asked for renewals; [`SERVER_ADDRESS`], or the
     /// gateway's if that is on the same tap. ARP requests for it are answered.
     pub server_address: Ipv4Addr,
+    /// Neighbours that do not answer ARP requests themselves, as the gateways of some networks.
+    #[serde(default)]
+    pub neighbours: Vec<Ipv4Neighbour>,
     /// Bytes in the largest packet of the network, unless it is Ethernet's 1500.
     #[serde(default)]
     pub mtu: Option<u16>,
@@ -97,6 +102,16 @@ pub struct Config {
     /// The IPv6 addresses; without them, neither DHCPv6 nor router solicitations are answered.
     #[serde(default)]
     pub ipv6: Option<Ipv6Lease>,
+}
+
+/// A neighbour for which the server answers ARP requests.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Ipv4Neighbour {
+    /// Its address.
+    pub address: Ipv4Addr,
+    /// Its card.
+    pub mac: MacAddress,
 }
 
 /// The guest's IPv4 address and routes.
@@ -203,6 +218,27 @@ fn list(errors: &[ConfigError]) -> String {
 }
 
 impl Config {
+    /// Creates the configuration of a server that gives nothing yet, for the guest's card `client`.
+    /// Its own card is one that no other card on the link has: the guest's own, with another bit.
+    #[must_use]
+    pub fn new(client: MacAddress) -> Self {
+        let [first, a, b, c, d, last] = client.0;
+        Self {
+            client,
+            // Locally administered, as no vendor's is.
+            server: MacAddress([(first | 2) & 0xfe, a, b, c, d, last ^ 1]),
+            server_address: SERVER_ADDRESS,
+            neighbours: Vec::new(),
+            mtu: None,
+            host_name: None,
+            domain: None,
+            search: Vec::new(),
+            name_servers: Vec::new(),
+            ipv4: None,
+            ipv6: None,
+        }
+    }
+
     /// Checks all fields, and returns all faults at once.
     ///
     /// # Errors
@@ -254,6 +290,15 @@ impl Config {
         }
         if !is_host(self.server_address) {
             errors.push(ConfigError::Address(self.server_address.into(), "server"));
+        }
+        too_many(self.neighbours.len(), "neighbours", MAX_NEIGHBOURS, errors);
+        for neighbour in &self.neighbours {
+            if !is_host(neighbour.address) {
+                errors.push(ConfigError::Address(neighbour.address.into(), "neighbour"));
+            }
+            if !neighbour.mac.is_card() {
+                errors.push(ConfigError::Mac(neighbour.mac, "neighbour"));
+            }
         }
     }
 
@@ -378,6 +423,7 @@ pub(crate) mod tests {
             client: CLIENT,
             server: SERVER,
             server_address: SERVER_ADDRESS,
+            neighbours: Vec::new(),
             mtu: Some(1450),
             host_name: Some("web".to_owned()),
             domain: Some("shop.svc.cluster.local".to_owned()),
@@ -427,6 +473,21 @@ pub(crate) mod tests {
         let mac = MacAddress([0x52, 0x54, 0, 0x12, 0x34, 0x56]);
         assert_eq!(mac.link_local().to_string(), "fe80::5054:ff:fe12:3456");
         assert_eq!(mac.to_string(), "52:54:00:12:34:56");
+    }
+
+    #[test]
+    fn a_new_server_has_a_card_that_the_guest_has_not() {
+        for client in [
+            CLIENT,
+            MacAddress([0x52, 0x54, 0, 1, 2, 3]),
+            MacAddress([0; 6]),
+        ] {
+            let config = Config::new(client);
+            assert!(config.server.is_card());
+            assert_ne!(config.server, client);
+            assert_eq!(config.server.0[0] & 2, 2);
+        }
+        assert_eq!(Config::new(CLIENT).validate(), Ok(()));
     }
 
     #[test]

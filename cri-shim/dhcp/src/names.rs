@@ -10,13 +10,15 @@ const POINTER: u16 = 0xc000;
 const POINTER_PLACES: u16 = 0x4000;
 
 /// Whether `name` is a domain name, with or without the dot of the root at its end.
-pub(crate) fn is_name(name: &str) -> bool {
+#[must_use]
+pub fn is_name(name: &str) -> bool {
     let name = name.strip_suffix('.').unwrap_or(name);
     name.len() <= MAX_NAME && name.split('.').all(is_label)
 }
 
-/// Whether `label` is one part of a domain name.
-pub(crate) fn is_label(label: &str) -> bool {
+/// Whether `label` is one part of a domain name, as a host name is.
+#[must_use]
+pub fn is_label(label: &str) -> bool {
     let is_letter = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_');
     (1..=MAX_LABEL).contains(&label.len())
         && label.bytes().all(is_letter)

@@ -171,7 +171,7 @@ fn filter(config: &Config) -> Vec<libc::sock_filter> {
     };
     use Next::{Accept, Drop, On, To};
     let [a, b, c, d, e, f] = config.client.0;
-    let program = [
+    let mut program = vec![
         Load32(VLAN_TAG_PRESENT),
         Equal(0, On, Drop),
         Load32(6),
@@ -179,8 +179,8 @@ fn filter(config: &Config) -> Vec<libc::sock_filter> {
         Load16(10),
         Equal(u16::from_be_bytes([e, f]).into(), On, Drop),
         Load16(12),
-        Equal(0x0806, To(17), On),
-        Equal(0x86dd, To(19), On),
+        Equal(0x86dd, To(17), On),
+        Equal(0x0806, To(24), On),
         // IPv4: UDP, no fragment, the port.
         Equal(0x0800, On, Drop),
         Load8(23),
@@ -190,28 +190,32 @@ fn filter(config: &Config) -> Vec<libc::sock_filter> {
         LoadHeaderLength(14),
         LoadIndexed16(16),
         Equal(SERVER_PORT.into(), Accept, Drop),
-        // 17, ARP: the address that is asked for.
-        Load32(38),
-        Equal(config.server_address.to_bits(), Accept, Drop),
-        // 19, IPv6: UDP with the port, or ICMPv6 with the type.
+        // 17, IPv6: UDP with the port, or ICMPv6 with the type.
         Load8(20),
-        Equal(17, On, To(23)),
+        Equal(17, On, To(21)),
         Load16(56),
         Equal(SERVER_PORT_6.into(), Accept, Drop),
         Equal(58, On, Drop),
         Load8(54),
         Equal(133, Accept, Drop),
-        // 26 and 27, where `Accept` and `Drop` lead.
-        Return(0xffff),
-        Return(0),
+        // 24, ARP: the address that is asked for.
+        Load32(38),
     ];
-    let accept = program.len().saturating_sub(2);
+    let neighbours = config.neighbours.iter().map(|neighbour| neighbour.address);
+    let own = std::iter::once(config.server_address);
+    program.extend(
+        own.chain(neighbours)
+            .map(|address| Equal(address.to_bits(), Accept, On)),
+    );
+    // Where `Drop` and `Accept` lead.
+    program.extend([Return(0), Return(0xffff)]);
+    let accept = program.len().saturating_sub(1);
     let assemble = |(place, instruction): (usize, &Instruction)| {
         let jump = |next: Next| {
             let target = match next {
                 On => return 0,
                 Accept => accept,
-                Drop => accept.saturating_add(1),
+                Drop => accept.saturating_sub(1),
                 To(target) => target,
             };
             u8::try_from(target.saturating_sub(place).saturating_sub(1)).unwrap_or(u8::MAX)
@@ -294,7 +298,13 @@ mod tests {
 
     #[test]
     fn the_filter_passes_what_is_for_the_server_and_nothing_else() {
-        let config = plain();
+        let mut config = plain();
+        let neighbours = (1..=64).map(|last| crate::config::Ipv4Neighbour {
+            address: [169, 254, 1, last].into(),
+            mac: config.server,
+        });
+        config.neighbours = neighbours.collect();
+        assert_eq!(config.validate(), Ok(()));
         let filter = filter(&config);
         let passes = |frame: &[u8]| run(&filter, frame, 0) > 0;
         let link = (CLIENT, CLIENT.link_local());

@@ -12,8 +12,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use podvisor_dhcp::{
-    Config, Ipv4Lease, Ipv4Route, Ipv6Address, Ipv6Lease, Ipv6Router, MacAddress, SERVER_ADDRESS,
-    Server, open_socket, serve,
+    Config, Ipv4Lease, Ipv4Route, Ipv6Address, Ipv6Lease, Ipv6Router, MacAddress, Server,
+    open_socket, serve,
 };
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
@@ -160,9 +160,7 @@ fn run(line: &str) -> String {
 
 fn config() -> Config {
     Config {
-        client: CLIENT,
         server: MacAddress([2, 0, 0, 0, 0, 1]),
-        server_address: SERVER_ADDRESS,
         mtu: Some(1450),
         host_name: Some("web".to_owned()),
         domain: Some("shop.example".to_owned()),
@@ -173,7 +171,7 @@ fn config() -> Config {
             prefix_length: 16,
             routes: vec![default_route("10.1.0.1")],
         }),
-        ipv6: None,
+        ..Config::new(CLIENT)
     }
 }
 

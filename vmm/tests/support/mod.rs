@@ -145,6 +145,51 @@ pub(crate) fn tiny_kernel(code: &[u8]) -> Kernel {
     Kernel::from_file(file).expect("a kernel of a few bytes")
 }
 
+/// 64-bit code that writes the command line, to which `boot_params` (RSI) points, to the serial
+/// console, and powers off. It runs in the ring, mode and mapping that the boot protocol
+/// promises, or faults.
+const TELL_CMDLINE: &[u8] = &[
+    0x44, 0x8b, 0xa6, 0x28, 0x02, 0x00, 0x00, // mov r12d, [rsi + 0x228]
+    0x66, 0xba, 0xf8, 0x03, // mov dx, 0x3f8
+    0x41, 0x8a, 0x04, 0x24, // next: mov al, [r12]
+    0x49, 0xff, 0xc4, // inc r12
+    0x84, 0xc0, // test al, al
+    0x74, 0x03, // jz done
+    0xee, // out dx, al
+    0xeb, 0xf2, // jmp next
+    0x66, 0xba, 0x00, 0x06, // done: mov dx, 0x600
+    0xb0, 0x34, // mov al, 0x34
+    0xee, // out dx, al
+    0xeb, 0xfe, // jmp $
+];
+
+/// A bzImage of protocol 2.15 that writes its command line to the serial console and powers off.
+pub(crate) fn small_bzimage() -> Vec<u8> {
+    const SETUP: usize = 5 * 512;
+    let mut image = vec![0u8; SETUP + 0x200];
+    image.extend(TELL_CMDLINE);
+    image.resize(image.len().next_multiple_of(16), 0);
+    let paragraphs = u32::try_from((image.len() - SETUP) / 16).unwrap();
+    let fields: [(usize, &[u8]); 12] = [
+        (0x1f1, &[4]),
+        (0x1f4, &paragraphs.to_le_bytes()),
+        (0x1fe, &[0x55, 0xaa, 0xeb, 0x6a]),
+        (0x202, b"HdrS"),
+        (0x206, &0x20fu16.to_le_bytes()),
+        (0x211, &[1]),
+        (0x22c, &0x7fff_ffffu32.to_le_bytes()),
+        (0x230, &0x20_0000u32.to_le_bytes()),
+        (0x234, &[1, 0, 3]),
+        (0x238, &2047u32.to_le_bytes()),
+        (0x258, &0x100_0000u64.to_le_bytes()),
+        (0x260, &0x10_0000u32.to_le_bytes()),
+    ];
+    for (offset, bytes) in fields {
+        image[offset..offset + bytes.len()].copy_from_slice(bytes);
+    }
+    image
+}
+
 /// A serial console that keeps what the guest writes.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Console(Arc<(Mutex<Vec<u8>>, Condvar)>);

@@ -13,6 +13,7 @@
 //! layers, `layers` the same with three more layers that change it.
 
 mod listing;
+pub(crate) mod small;
 
 use std::fs;
 use std::path::PathBuf;

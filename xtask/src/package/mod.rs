@@ -43,6 +43,7 @@ pub(crate) fn command() -> Result<ExitCode> {
     let [kernel, initramfs] = guest::ensure()?;
     let retpoline = kernel::ensure_variant(&kernel::RETPOLINE)?;
     let full = kernel::ensure_variant(&kernel::FULL)?;
+    let [loader_kernel, loader] = guest::ensure_loader()?;
     let step = Step::begin("building podvisor");
     let podvisor = cargo::build_static(&["podvisor-cri"])?.join("podvisor");
     step.done();
@@ -59,7 +60,8 @@ pub(crate) fn command() -> Result<ExitCode> {
     let root = directory.join("tree");
     let tree = Tree::new(&root)?;
     install(&tree, &podvisor, &initramfs)?;
-    install_kernels(&tree, &[&kernel, &retpoline, &full])?;
+    install_kernels(&tree, &[&kernel, &retpoline, &full, &loader_kernel])?;
+    tree.copy(&loader, "usr/lib/podvisor/loader.cpio", 0o644)?;
     let time = time()?;
     let name = format!("podvisor_{}_{ARCHITECTURE}", env!("CARGO_PKG_VERSION"));
     let archive = archive(&directory, &name, &time)?;

@@ -74,7 +74,13 @@ impl Results {
 
 pub(crate) fn command(args: &Args) -> Result<ExitCode> {
     space::ensure(space::TEST)?;
-    setup::ensure(&[setup::KERNEL, setup::HOST, setup::BUILD, setup::TEST])?;
+    setup::ensure(&[
+        setup::KERNEL,
+        setup::HOST,
+        setup::BUILD,
+        setup::TEST,
+        setup::SMALL,
+    ])?;
     let runs = |name: Name| args.only.is_empty() || args.only.contains(&name);
     let with_guests = runs(Name::Guest);
     let mut results = Results::default();
@@ -142,6 +148,10 @@ pub(crate) fn command(args: &Args) -> Result<ExitCode> {
     }
     if with_guests {
         results.step("kernel and agent", |_| guest::ensure().map(drop));
+        results.step("loader and small system", |_| {
+            guest::ensure_loader()?;
+            images::small::ensure().map(drop)
+        });
         results.step("tests with guests", |results| {
             let assets = [
                 ("PODVISOR_GUEST_DIR", paths::guest()),

@@ -186,6 +186,13 @@ pub enum CniError {
         #[source]
         source: rtnetlink::Error,
     },
+    /// A guest's DHCP server has no socket.
+    #[error("the guest gets no DHCP server")]
+    DhcpSocket {
+        /// Why.
+        #[source]
+        source: podvisor_dhcp::SocketError,
+    },
     /// The plugins created no interface that a guest can have.
     #[error("the CNI plugins left no usable interface {name:?} in the pod's network namespace")]
     NoInterface {

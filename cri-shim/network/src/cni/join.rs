@@ -33,6 +33,9 @@ const MAX_NEIGHBOURS: usize = limits::NEIGHBOURS;
 /// The kernel's limits for Ethernet with IP.
 const MTU_RANGE: std::ops::RangeInclusive<u32> = 68..=65535;
 
+/// Of the redirects; filters that come before them have lower numbers.
+const REDIRECT_PRIORITY: u16 = 16;
+
 /// ETH_P_ALL, in network byte order as traffic control expects it.
 const ALL_PROTOCOLS: u16 = 0x0003_u16.to_be();
 
@@ -107,6 +110,13 @@ impl Attachment {
 /// Joins a tap to each interface of this thread's network namespace. The interface called `first`
 /// is the first one, and `taps` are used for the first interfaces.
 pub(super) fn join(first: &str, taps: Vec<OwnedFd>) -> Result<Attachment, CniError> {
+    with_netlink(async |handle| join_all(&handle, first, taps).await)
+}
+
+/// Runs `work` with netlink of this thread's network namespace.
+pub(super) fn with_netlink<T>(
+    work: impl AsyncFnOnce(Handle) -> Result<T, CniError>,
+) -> Result<T, CniError> {
     let path = "/proc/thread-self/ns/net";
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -116,9 +126,9 @@ pub(super) fn join(first: &str, taps: Vec<OwnedFd>) -> Result<Attachment, CniErr
         let (connection, handle, _) =
             rtnetlink::new_connection().map_err(CniError::io("open netlink in", path))?;
         let connection = tokio::spawn(connection);
-        let joined = join_all(&handle, first, taps).await;
+        let done = work(handle).await;
         connection.abort();
-        joined
+        done
     })
 }
 
@@ -191,12 +201,7 @@ async fn join_all(
 
 /// Creates the redirects between one interface and its tap.
 async fn join_one(handle: &Handle, tap: &str, link: &Link) -> Result<(), CniError> {
-    let mut found = handle.link().get().match_name(tap.to_owned()).execute();
-    let message = first(&mut found, "find the tap").await?;
-    let index = message.map(|message| message.header.index);
-    let index = index.ok_or_else(|| CniError::NoInterface {
-        name: link.name.clone(),
-    })?;
+    let index = index_of(handle, tap).await?;
     let up = LinkUnspec::new_with_index(index).mtu(link.mtu).up().build();
     let up = handle.link().set(up).execute().await;
     up.map_err(CniError::netlink("bring the tap up"))?;
@@ -213,6 +218,16 @@ async fn join_one(handle: &Handle, tap: &str, link: &Link) -> Result<(), CniErro
     Ok(())
 }
 
+/// Returns the index of the interface `name`.
+pub(super) async fn index_of(handle: &Handle, name: &str) -> Result<u32, CniError> {
+    let mut found = handle.link().get().match_name(name.to_owned()).execute();
+    let message = first(&mut found, "find the tap").await?;
+    let index = message.map(|message| message.header.index);
+    index.ok_or_else(|| CniError::NoInterface {
+        name: name.to_owned(),
+    })
+}
+
 async fn redirect(handle: &Handle, from: u32, to: u32) -> Result<(), CniError> {
     let index = from.cast_signed();
     let qdisc = handle.qdisc().add(index).ingress().execute().await;
@@ -222,7 +237,7 @@ async fn redirect(handle: &Handle, from: u32, to: u32) -> Result<(), CniError> {
         .traffic_filter(index)
         .add()
         .parent(0xffff_0000)
-        .priority(1)
+        .priority(REDIRECT_PRIORITY)
         .protocol(ALL_PROTOCOLS)
         .redirect(to);
     let filter = filter.map_err(CniError::netlink(action))?;
@@ -481,7 +496,7 @@ fn ip(address: &RouteAddress) -> Option<IpAddr> {
     }
 }
 
-async fn first<T>(
+pub(super) async fn first<T>(
     messages: &mut (impl Stream<Item = Result<T, rtnetlink::Error>> + Unpin),
     action: &'static str,
 ) -> Result<Option<T>, CniError> {

@@ -10,7 +10,8 @@
 //!
 //! [`status`] asks the node's plugins whether they are ready for pods, if they support it. The
 //! caller chooses the network: the node's, another one of the directory by its name, or podvisor's
-//! own ([`nat`]). [`guest`] converts all this for a sandbox, and [`resolver`] writes files of
+//! own ([`nat`]). [`dhcp`] prepares the servers of guests that ask for their addresses by themselves.
+//! [`guest`] converts all this for a sandbox, and [`resolver`] writes files of
 //! `/etc`. Nothing here depends on the Container
 //! Runtime Interface or the command line.
 
@@ -18,6 +19,7 @@ mod cache;
 mod chain;
 mod config;
 mod counters;
+mod dhcp;
 mod error;
 mod guest;
 mod input;
@@ -48,6 +50,7 @@ use tracing::{debug, warn};
 
 pub use config::List;
 pub use counters::{Direction, InterfaceCounters};
+pub use dhcp::{DhcpServer, GuestNames};
 pub use error::CniError;
 pub use join::Attachment;
 #[cfg(test)]

@@ -22,6 +22,7 @@ use super::input::Input;
 use super::plugin::write_script;
 use super::*;
 
+mod dhcp;
 mod namespace;
 mod undo;
 

@@ -3,6 +3,8 @@
 use std::fs::File;
 use std::os::fd::OwnedFd;
 
+use podvisor_network::cni::DhcpServer;
+
 use crate::machine::MachineDisk;
 
 /// A machine to be booted in a sandbox whose guest has an operating system of its own. Its life is
@@ -24,6 +26,9 @@ pub struct BootMachine {
     pub memory: u64,
     /// Disks, the first of which is `/dev/vda`; at most [`MAX_DISKS`](Self::MAX_DISKS).
     pub disks: Vec<MachineDisk>,
+    /// DHCP servers of its cards, which the sandbox's process runs from now on. They replace those
+    /// of the machine before.
+    pub dhcp: Vec<DhcpServer>,
     /// The file for the serial console's output, in the format of CRI's logs; opened for appending.
     pub log: Option<OwnedFd>,
 }
@@ -32,8 +37,8 @@ impl BootMachine {
     /// Most disks of a machine.
     pub const MAX_DISKS: usize = 20;
 
-    /// Creates the configuration of a machine with this kernel, one vCPU, 1 GiB of memory, no disk
-    /// and no log.
+    /// Creates the configuration of a machine with this kernel, one vCPU, 1 GiB of memory, no disk,
+    /// no DHCP server and no log.
     pub fn new(id: impl Into<String>, kernel: File) -> Self {
         Self {
             id: id.into(),
@@ -43,6 +48,7 @@ impl BootMachine {
             vcpus: 1,
             memory: 1 << 30,
             disks: Vec::new(),
+            dhcp: Vec::new(),
             log: None,
         }
     }

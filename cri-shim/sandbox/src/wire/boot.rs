@@ -3,13 +3,14 @@
 use std::fs::File;
 use std::os::fd::OwnedFd;
 
+use podvisor_network::cni::DhcpServer;
 use serde::{Deserialize, Serialize};
 
 use crate::machine::{DiskContents, MachineDisk, OverlayFormat};
 use crate::types::BootMachine;
 
 /// A machine to be booted. With the frame come: kernel, initramfs if there is one, the files of the
-/// disks (of an overlay first the image), and the log if there is one.
+/// disks (of an overlay first the image), the sockets of DHCP servers, and the log if there is one.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct BootHeader {
     pub(crate) id: String,
@@ -18,6 +19,9 @@ pub(crate) struct BootHeader {
     pub(crate) memory: u64,
     pub(crate) has_initramfs: bool,
     pub(crate) disks: Vec<DiskHeader>,
+    /// What DHCP servers give.
+    #[serde(default)]
+    pub(crate) dhcp: Vec<podvisor_dhcp::Config>,
     pub(crate) has_log: bool,
 }
 
@@ -66,6 +70,11 @@ impl BootHeader {
             };
             disks.push(DiskHeader { serial, contents });
         }
+        let mut dhcp = Vec::new();
+        for DhcpServer { socket, config } in boot.dhcp {
+            dhcp.push(config);
+            fds.push(socket);
+        }
         let has_log = boot.log.is_some();
         fds.extend(boot.log);
         let header = Self {
@@ -75,6 +84,7 @@ impl BootHeader {
             memory: boot.memory,
             has_initramfs,
             disks,
+            dhcp,
             has_log,
         };
         (header, fds)
@@ -109,6 +119,11 @@ impl BootHeader {
             };
             disks.push(MachineDisk { contents, serial });
         }
+        let mut dhcp = Vec::new();
+        for config in self.dhcp {
+            let socket = next()?;
+            dhcp.push(DhcpServer { socket, config });
+        }
         let log = self.has_log.then(&mut next).transpose()?;
         Ok(BootMachine {
             id: self.id,
@@ -118,6 +133,7 @@ impl BootHeader {
             vcpus: self.vcpus,
             memory: self.memory,
             disks,
+            dhcp,
             log,
         })
     }
@@ -165,8 +181,14 @@ mod tests {
             let serial = serial.to_owned();
             boot.disks.push(MachineDisk { contents, serial });
         }
+        let client = podvisor_dhcp::MacAddress([2, 0, 0, 0, 0, 2]);
+        let config = podvisor_dhcp::Config::new(client);
+        boot.dhcp.push(DhcpServer {
+            socket: file("dhcp").into(),
+            config: config.clone(),
+        });
         let (header, fds) = BootHeader::new(boot);
-        assert_eq!(fds.len(), 9);
+        assert_eq!(fds.len(), 10);
         let header = serde_json::to_vec(&header).unwrap();
         let header: BootHeader = serde_json::from_slice(&header).unwrap();
         let mut fds = fds.into_iter();
@@ -174,6 +196,12 @@ mod tests {
         assert_eq!(content(boot.kernel), "kernel");
         assert_eq!(content(boot.initramfs.unwrap()), "initramfs");
         assert_eq!(content(boot.log.unwrap()), "log");
+        let mut dhcp = boot.dhcp.into_iter();
+        let server = dhcp.next().unwrap();
+        assert_eq!(
+            (content(server.socket).as_str(), server.config),
+            ("dhcp", config)
+        );
         let disks = boot.disks.into_iter().map(|disk| match disk.contents {
             DiskContents::Raw { file, is_read_only } => {
                 format!("{}: {} {is_read_only}", disk.serial, content(file))

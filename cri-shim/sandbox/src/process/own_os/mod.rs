@@ -10,10 +10,12 @@
 //! | --- | --- |
 //! | `mod.rs` | the guest of the process: which container's machine runs, and the pod's end |
 //! | `requests` | the requests about a container |
+//! | `dhcp` | the servers that tell the guest its addresses |
 //! | `vm` | one container's machine: boot, reboot, stop, end |
 //! | `outcome` | how a machine's end is reported as its container's |
 //! | `usage` | the resource usage of the process |
 
+mod dhcp;
 mod outcome;
 mod requests;
 mod usage;
@@ -39,6 +41,7 @@ use super::containers::wrong_state;
 use super::end::EndOfMachine;
 use super::entries::{Entries, Entry, not_found};
 use crate::machine::{KvmDevice, MachineError, MachineNic, MachinePlan, causes};
+use dhcp::DhcpServers;
 pub(super) use requests::answer;
 pub(super) use usage::Usage;
 use vm::Vm;
@@ -71,6 +74,7 @@ pub(super) struct OwnOs {
     entries: Entries,
     /// The machines of containers that were not deleted, the latest last.
     vms: Mutex<Vec<Arc<Vm>>>,
+    dhcp: DhcpServers,
     is_paused: AtomicBool,
     /// The sandbox is to end.
     is_ending: AtomicBool,
@@ -90,6 +94,7 @@ impl OwnOs {
             events: resources.events.map(Arc::new),
             entries: Entries::default(),
             vms: Mutex::default(),
+            dhcp: DhcpServers::default(),
             is_paused: AtomicBool::new(false),
             is_ending: AtomicBool::new(false),
             stopped: watch::Sender::new(false),
@@ -169,6 +174,7 @@ impl OwnOs {
     }
 
     async fn make(&self, boot: BootMachine) -> Result<(Arc<Vm>, Started), SandboxError> {
+        self.dhcp.run(boot.dhcp).map_err(invalid)?;
         let kvm = self.kvm.as_ref().map_err(|why| {
             SandboxError::refused(RefusalKind::Internal, format!("no machine: {why}"))
         })?;

@@ -1,0 +1,171 @@
+//! What all reconciliations share.
+
+use std::collections::HashMap;
+use std::hash::{BuildHasher, RandomState};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use kube::Resource;
+use kube::runtime::controller::Action;
+use kube::runtime::events::{Event, EventType, Recorder, Reporter};
+use serde_json::Value;
+
+use super::Error;
+use super::expectations::Expectations;
+use super::leader::Leading;
+use super::world::World;
+
+/// The first wait after an error.
+const FIRST_WAIT: Duration = Duration::from_millis(250);
+
+/// The longest wait after an error.
+const LONGEST_WAIT: Duration = Duration::from_secs(60);
+
+/// After a conflict, the change that led to it leads to the next attempt. This is for the case
+/// that it does not.
+const AFTER_CONFLICT: Duration = Duration::from_secs(1);
+
+/// So many entries a cache has at most; then it begins anew.
+const CACHED: usize = 4096;
+
+/// An event's text must not be longer.
+const NOTE: usize = 1000;
+
+/// What all reconciliations share.
+pub(super) struct Context {
+    pub(super) world: World,
+    pub(super) expectations: Expectations,
+    leading: Leading,
+    recorder: Recorder,
+    revisions: Mutex<HashMap<String, Option<Arc<Value>>>>,
+    errors: Mutex<HashMap<String, u32>>,
+}
+
+impl Context {
+    pub(super) fn new(world: World, leading: Leading, identity: &str) -> Self {
+        let reporter = Reporter {
+            controller: "podvisor-controller".to_owned(),
+            instance: Some(identity.to_owned()),
+        };
+        Self {
+            recorder: Recorder::new(world.client().clone(), reporter),
+            world,
+            expectations: Expectations::default(),
+            leading,
+            revisions: Mutex::default(),
+            errors: Mutex::default(),
+        }
+    }
+
+    /// Waits until everything is known; an error if another replica acts.
+    pub(super) async fn check(&self) -> Result<(), Error> {
+        self.world.ready().await?;
+        if self.leading.is_leading() {
+            Ok(())
+        } else {
+            Err(Error::NotLeading)
+        }
+    }
+
+    /// Returns a number from 0 to 0.5, which differs each time.
+    pub(super) fn jitter(&self) -> f64 {
+        // The keys are random; nothing depends on how well.
+        let random = RandomState::new().hash_one(0_u8) >> 33;
+        f64::from(u32::try_from(random).unwrap_or_default()) / f64::from(u32::MAX)
+    }
+
+    /// Returns a revision that was read before.
+    pub(super) fn revision(&self, name: &str) -> Option<Option<Arc<Value>>> {
+        lock(&self.revisions).get(name).cloned()
+    }
+
+    /// Keeps a revision: it never changes.
+    pub(super) fn keep_revision(&self, name: String, template: Option<Arc<Value>>) {
+        insert(&self.revisions, name, template);
+    }
+
+    /// Tells people what was done. That they cannot be told hinders nothing.
+    pub(super) async fn event<K: Resource<DynamicType = ()>>(
+        &self,
+        object: &K,
+        reason: &str,
+        action: &str,
+        note: String,
+    ) {
+        self.publish(object, EventType::Normal, reason, action, note)
+            .await;
+    }
+
+    /// Tells people what could not be done.
+    pub(super) async fn warn<K: Resource<DynamicType = ()>>(
+        &self,
+        object: &K,
+        reason: &str,
+        action: &str,
+        note: String,
+    ) {
+        self.publish(object, EventType::Warning, reason, action, note)
+            .await;
+    }
+
+    async fn publish<K: Resource<DynamicType = ()>>(
+        &self,
+        object: &K,
+        type_: EventType,
+        reason: &str,
+        action: &str,
+        note: String,
+    ) {
+        let event = Event {
+            type_,
+            reason: reason.to_owned(),
+            note: Some(note.chars().take(NOTE).collect()),
+            action: action.to_owned(),
+            secondary: None,
+        };
+        if let Err(error) = self.recorder.publish(&event, &object.object_ref(&())).await {
+            tracing::debug!(
+                error = &error as &dyn std::error::Error,
+                reason,
+                "failed to write an event"
+            );
+        }
+    }
+
+    /// Returns when to try again after an error.
+    pub(super) fn after<K: Resource<DynamicType = ()>>(&self, object: &K, error: &Error) -> Action {
+        if error.is_conflict() {
+            return Action::requeue(AFTER_CONFLICT);
+        }
+        let key = key(object);
+        let count = lock(&self.errors).get(&key).copied().unwrap_or_default();
+        insert(&self.errors, key, count.saturating_add(1));
+        let wait = FIRST_WAIT.saturating_mul(2_u32.saturating_pow(count.min(16)));
+        Action::requeue(wait.min(LONGEST_WAIT))
+    }
+
+    /// Forgets an object's errors.
+    pub(super) fn succeeded<K: Resource<DynamicType = ()>>(&self, object: &K) {
+        lock(&self.errors).remove(&key(object));
+    }
+}
+
+fn key<K: Resource<DynamicType = ()>>(object: &K) -> String {
+    format!(
+        "{} {}",
+        K::plural(&()),
+        object.meta().uid.as_deref().unwrap_or_default()
+    )
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn insert<T>(cache: &Mutex<HashMap<String, T>>, key: String, value: T) {
+    let mut cache = lock(cache);
+    if cache.len() >= CACHED {
+        cache.clear();
+    }
+    cache.insert(key, value);
+}

@@ -1,0 +1,83 @@
+//! Why an object could not be brought into its state this time.
+
+use kube::Resource;
+
+/// Why an object could not be brought into its state this time. It is tried again.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The API server did not do it.
+    #[error("failed to {what} {object}")]
+    Request {
+        /// What was tried.
+        what: &'static str,
+        /// On what.
+        object: String,
+        /// The server's answer.
+        #[source]
+        source: Box<kube::Error>,
+    },
+    /// An object has no JSON.
+    #[error("failed to write a {what} as JSON")]
+    Serialize {
+        /// What.
+        what: &'static str,
+        /// What JSON cannot say.
+        #[source]
+        source: serde_json::Error,
+    },
+    /// Another replica is the leader by now.
+    #[error("another replica leads; this one does nothing")]
+    NotLeading,
+    /// The watches have ended: the controllers are shutting down.
+    #[error("the watches have ended; the controllers shut down")]
+    Ended,
+}
+
+impl Error {
+    pub(super) fn request<K: Resource>(
+        what: &'static str,
+        object: &K,
+        source: kube::Error,
+    ) -> Self {
+        let meta = object.meta();
+        Self::Request {
+            what,
+            object: format!(
+                "{}/{}",
+                meta.namespace.as_deref().unwrap_or_default(),
+                meta.name.as_deref().unwrap_or_default()
+            ),
+            source: Box::new(source),
+        }
+    }
+
+    /// Returns the HTTP status with which the API server refused.
+    #[must_use]
+    pub fn code(&self) -> Option<u16> {
+        match self {
+            Self::Request { source, .. } => code(source),
+            _ => None,
+        }
+    }
+
+    /// Whether the object was changed, or went away, since it was observed. The change itself
+    /// leads to the next attempt.
+    #[must_use]
+    pub fn is_conflict(&self) -> bool {
+        matches!(self.code(), Some(404 | 409))
+    }
+}
+
+/// Returns the HTTP status with which the API server refused a request.
+pub(super) fn code(error: &kube::Error) -> Option<u16> {
+    match error {
+        kube::Error::Api(status) => Some(status.code),
+        _ => None,
+    }
+}
+
+/// Returns whether what was to be deleted is gone, or is another object.
+pub(super) fn is_gone(error: &kube::Error) -> bool {
+    matches!(code(error), Some(404 | 409))
+}

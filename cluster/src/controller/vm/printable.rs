@@ -1,0 +1,186 @@
+//! A virtual machine's state in a word, for `kubectl get vm`.
+
+use crate::controller::objects::{
+    Condition, Phase, VirtualMachine, VirtualMachineInstance, VmStatus, condition, is_true,
+};
+
+/// Returns the word; `starts`: an instance is to be made, now or after a wait.
+#[must_use]
+pub(super) fn status(
+    vm: &VirtualMachine,
+    vmi: Option<&VirtualMachineInstance>,
+    status: &VmStatus,
+    starts: bool,
+) -> &'static str {
+    if vm.metadata.deletion_timestamp.is_some() {
+        return "Terminating";
+    }
+    let Some(vmi) = vmi else {
+        return without_instance(status, starts);
+    };
+    let of_vmi = &vmi.status;
+    if vmi.metadata.deletion_timestamp.is_some() && !of_vmi.phase.is_final() {
+        return "Stopping";
+    }
+    if is_migrating(vmi) {
+        return "Migrating";
+    }
+    if is_true(&of_vmi.conditions, "Paused") {
+        return "Paused";
+    }
+    match of_vmi.phase {
+        Phase::Running => "Running",
+        Phase::Succeeded | Phase::Failed => match &status.start_failure {
+            Some(_) => "CrashLoopBackOff",
+            None => "Stopped",
+        },
+        Phase::Unknown => "Unknown",
+        Phase::Unset | Phase::Pending | Phase::Scheduling | Phase::Scheduled => {
+            obstacle(&of_vmi.conditions).unwrap_or("Starting")
+        }
+    }
+}
+
+fn without_instance(status: &VmStatus, starts: bool) -> &'static str {
+    match (&status.start_failure, starts) {
+        (Some(_), true) => "CrashLoopBackOff",
+        (None, true) => "Starting",
+        (_, false) => "Stopped",
+    }
+}
+
+fn is_migrating(vmi: &VirtualMachineInstance) -> bool {
+    let state = vmi.status.rest.get("migrationState");
+    state.is_some_and(|state| !state["startTimestamp"].is_null() && state["endTimestamp"].is_null())
+}
+
+/// Returns what keeps an instance from starting.
+fn obstacle(conditions: &[Condition]) -> Option<&'static str> {
+    let reason = |kind: &str| {
+        condition(conditions, kind)
+            .filter(|condition| condition.status == "False")
+            .map(|condition| condition.reason.as_str())
+    };
+    match (reason("PodScheduled"), reason("Synchronized")) {
+        (Some("Unschedulable"), _) => Some("ErrorUnschedulable"),
+        (_, Some("ErrImagePull")) => Some("ErrImagePull"),
+        (_, Some("ImagePullBackOff")) => Some("ImagePullBackOff"),
+        (_, Some("FailedPvcNotFound")) => Some("ErrorPvcNotFound"),
+        _ if is_true(conditions, "Provisioning") => Some("WaitingForVolumeBinding"),
+        _ => match reason("DataVolumesReady") {
+            Some("NotAllDVsReady") => Some("Provisioning"),
+            _ => None,
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+    use serde_json::json;
+
+    use super::*;
+    use crate::controller::objects::StartFailure;
+
+    fn vmi(phase: &str, conditions: serde_json::Value) -> VirtualMachineInstance {
+        serde_json::from_value(json!({
+            "status": {"phase": phase, "conditions": conditions},
+        }))
+        .unwrap()
+    }
+
+    fn word(vmi: Option<&VirtualMachineInstance>) -> &'static str {
+        status(&VirtualMachine::default(), vmi, &VmStatus::default(), false)
+    }
+
+    #[test]
+    fn each_state_of_an_instance_has_its_word() {
+        let none = json!([]);
+        let no =
+            |kind: &str, reason: &str| json!([{"type": kind, "status": "False", "reason": reason}]);
+        let yes = |kind: &str| json!([{"type": kind, "status": "True"}]);
+        for (phase, conditions, expected) in [
+            ("", none.clone(), "Starting"),
+            ("Pending", none.clone(), "Starting"),
+            ("Scheduled", none.clone(), "Starting"),
+            ("Running", none.clone(), "Running"),
+            ("Running", yes("Paused"), "Paused"),
+            ("Succeeded", none.clone(), "Stopped"),
+            ("Failed", none.clone(), "Stopped"),
+            ("WaitingForSync", none, "Unknown"),
+            (
+                "Scheduling",
+                no("PodScheduled", "Unschedulable"),
+                "ErrorUnschedulable",
+            ),
+            (
+                "Scheduling",
+                no("Synchronized", "ErrImagePull"),
+                "ErrImagePull",
+            ),
+            (
+                "Scheduling",
+                no("Synchronized", "ImagePullBackOff"),
+                "ImagePullBackOff",
+            ),
+            (
+                "Pending",
+                no("Synchronized", "FailedPvcNotFound"),
+                "ErrorPvcNotFound",
+            ),
+            ("Pending", no("Synchronized", "FailedCreate"), "Starting"),
+            ("Pending", yes("Provisioning"), "WaitingForVolumeBinding"),
+            (
+                "Pending",
+                no("DataVolumesReady", "NotAllDVsReady"),
+                "Provisioning",
+            ),
+        ] {
+            let vmi = vmi(phase, conditions);
+            assert_eq!(
+                word(Some(&vmi)),
+                expected,
+                "{phase}: {:?}",
+                vmi.status.conditions
+            );
+        }
+    }
+
+    #[test]
+    fn deletion_comes_first() {
+        let now = Time(k8s_openapi::jiff::Timestamp::UNIX_EPOCH);
+        let mut running = vmi("Running", json!([]));
+        running.metadata.deletion_timestamp = Some(now.clone());
+        assert_eq!(word(Some(&running)), "Stopping");
+        let mut vm = VirtualMachine::default();
+        vm.metadata.deletion_timestamp = Some(now);
+        assert_eq!(
+            status(&vm, Some(&running), &vm.status, false),
+            "Terminating"
+        );
+    }
+
+    #[test]
+    fn a_migration_is_seen_until_it_ends() {
+        let mut running = vmi("Running", json!([]));
+        let state = json!({"startTimestamp": "2026-01-01T00:00:00Z"});
+        running.status.rest.insert("migrationState".into(), state);
+        assert_eq!(word(Some(&running)), "Migrating");
+        running.status.rest["migrationState"]["endTimestamp"] = "2026-01-01T00:00:01Z".into();
+        assert_eq!(word(Some(&running)), "Running");
+    }
+
+    #[test]
+    fn without_an_instance_the_strategy_decides() {
+        let vm = VirtualMachine::default();
+        let mut of_vm = VmStatus::default();
+        assert_eq!(status(&vm, None, &of_vm, false), "Stopped");
+        assert_eq!(status(&vm, None, &of_vm, true), "Starting");
+        of_vm.start_failure = Some(StartFailure::default());
+        assert_eq!(status(&vm, None, &of_vm, true), "CrashLoopBackOff");
+        assert_eq!(
+            status(&vm, Some(&vmi("Failed", json!([]))), &of_vm, false),
+            "CrashLoopBackOff"
+        );
+    }
+}

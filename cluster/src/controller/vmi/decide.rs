@@ -1,0 +1,466 @@
+//! What an instance's state is, and what has to be done: a pure function of what was observed.
+//!
+//! Phases are never skipped in the record, but one observation may pass several of them, so that
+//! an instance costs few requests.
+
+use k8s_openapi::api::core::v1::{ContainerState, ContainerStateTerminated, Pod};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use podvisor_cluster_types::vmi::VmiSpec;
+use serde_json::json;
+
+use super::pod::{self, PodError, VolumeMode};
+use crate::controller::objects::{
+    Condition, Interface, NODE_NAME_LABEL, Phase, PhaseTransition, VMI_FINALIZER,
+    VirtualMachineInstance, VmiStatus, clear_condition, condition, set_condition,
+};
+use crate::controller::vm;
+
+/// Reasons of a waiting container that the user can do something about.
+const WAITING: &[&str] = &[
+    "ErrImagePull",
+    "ImagePullBackOff",
+    "ErrImageNeverPull",
+    "InvalidImageName",
+    "CreateContainerConfigError",
+    "CreateContainerError",
+    "RunContainerError",
+];
+
+/// What was observed.
+#[allow(missing_debug_implementations, reason = "a closure has none")]
+pub struct Observed<'a> {
+    /// The instance.
+    pub vmi: &'a VirtualMachineInstance,
+    /// Its pod.
+    pub pod: Option<&'a Pod>,
+    /// How a claim of the namespace can be used, if it exists.
+    pub claim: &'a dyn Fn(&str) -> Option<VolumeMode>,
+    /// The time.
+    pub now: Time,
+}
+
+/// Something to do at the API server.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Action {
+    /// Keep the instance until its pod is gone.
+    AddFinalizer,
+    /// Let the instance go.
+    RemoveFinalizer,
+    /// Write the node's name on the instance.
+    SetNodeLabel(String),
+    /// Make the pod.
+    CreatePod(Box<Pod>),
+    /// End the pod, with so many seconds for the guest to power off.
+    DeletePod {
+        /// The pod's unique id.
+        uid: String,
+        /// Seconds.
+        grace: i64,
+    },
+}
+
+/// What is to be written and done, in this order.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Decision {
+    /// The status to write, if it differs.
+    pub status: VmiStatus,
+    /// What follows.
+    pub actions: Vec<Action>,
+}
+
+/// Decides.
+#[must_use]
+pub fn decide(observed: &Observed<'_>) -> Decision {
+    let Observed { vmi, pod, .. } = observed;
+    let deleting = vmi.metadata.deletion_timestamp.is_some();
+    let has_finalizer = vmi
+        .metadata
+        .finalizers
+        .as_ref()
+        .is_some_and(|finalizers| finalizers.iter().any(|name| name == VMI_FINALIZER));
+    let mut decision = Decision {
+        status: vmi.status.clone(),
+        actions: Vec::new(),
+    };
+    if deleting && pod.is_none() {
+        if has_finalizer {
+            decision.actions.push(Action::RemoveFinalizer);
+        }
+        return decision;
+    }
+    let spec = pod::specification(vmi);
+    set_phases(&mut decision.status, *pod, &observed.now);
+    set_facts(&mut decision.status, vmi, *pod, spec.as_ref().ok());
+    set_conditions(&mut decision.status, *pod, &observed.now);
+    let phase = decision.status.phase;
+    if !has_finalizer && !deleting {
+        decision.actions.push(Action::AddFinalizer);
+    }
+    match pod {
+        None if phase == Phase::Pending => match pod::pod(vmi, observed.claim) {
+            Ok(pod) => decision.actions.push(Action::CreatePod(Box::new(pod))),
+            Err(error) => set_failure(&mut decision.status, &error, &observed.now),
+        },
+        None => {}
+        Some(pod) => {
+            clear_failure_of_creation(&mut decision.status, pod, &observed.now);
+            if let Some(node) = node_label(vmi, pod) {
+                decision.actions.push(Action::SetNodeLabel(node));
+            }
+            if deleting {
+                let grace = spec.as_ref().map_or(0, pod::grace);
+                decision.actions.extend(deletion(pod, grace));
+            }
+        }
+    }
+    decision
+}
+
+/// Records that the pod cannot be made.
+pub(super) fn set_failure(status: &mut VmiStatus, error: &PodError, now: &Time) {
+    let failure = Condition::no("Synchronized", error.reason(), error.to_string());
+    set_condition(&mut status.conditions, failure, now);
+}
+
+fn set_phases(status: &mut VmiStatus, pod: Option<&Pod>, now: &Time) {
+    loop {
+        let next = next_phase(status.phase, pod);
+        if next == status.phase {
+            return;
+        }
+        status.phase = next;
+        let transitions = &mut status.phase_transition_timestamps;
+        if !transitions.iter().any(|passed| passed.phase == next) {
+            transitions.push(PhaseTransition {
+                phase: next,
+                phase_transition_timestamp: Some(now.clone()),
+            });
+        }
+        if next == Phase::Failed {
+            status.reason = match pod {
+                Some(pod) => reason_of_failure(pod),
+                None => "PodDeleted".to_owned(),
+            };
+        }
+    }
+}
+
+/// Returns the phase that follows at once, or the same.
+fn next_phase(phase: Phase, pod: Option<&Pod>) -> Phase {
+    let Some(pod) = pod else {
+        return match phase {
+            Phase::Unset => Phase::Pending,
+            Phase::Scheduling | Phase::Scheduled | Phase::Running => Phase::Failed,
+            other => other,
+        };
+    };
+    let vm = vm_state(pod);
+    match phase {
+        Phase::Unset => Phase::Pending,
+        Phase::Pending => Phase::Scheduling,
+        Phase::Scheduling => match vm {
+            // A pod may end before its VM has begun.
+            VmState::Failed => Phase::Failed,
+            VmState::Waiting { sandbox: false } => Phase::Scheduling,
+            _ => Phase::Scheduled,
+        },
+        Phase::Scheduled => match vm {
+            VmState::Failed => Phase::Failed,
+            VmState::Waiting { .. } => Phase::Scheduled,
+            VmState::Running | VmState::Succeeded => Phase::Running,
+        },
+        Phase::Running => match vm {
+            VmState::Failed => Phase::Failed,
+            VmState::Succeeded => Phase::Succeeded,
+            _ => Phase::Running,
+        },
+        other => other,
+    }
+}
+
+/// What the pod's container says of the VM.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum VmState {
+    /// It has not begun; `sandbox`: its process exists on a node.
+    Waiting {
+        sandbox: bool,
+    },
+    Running,
+    Succeeded,
+    Failed,
+}
+
+fn container(pod: &Pod) -> Option<&ContainerState> {
+    let statuses = pod.status.as_ref()?.container_statuses.as_ref()?;
+    statuses
+        .iter()
+        .find(|status| status.name == pod::CONTAINER)?
+        .state
+        .as_ref()
+}
+
+fn terminated(pod: &Pod) -> Option<&ContainerStateTerminated> {
+    container(pod)?.terminated.as_ref()
+}
+
+fn pod_condition<'a>(
+    pod: &'a Pod,
+    kind: &str,
+) -> Option<&'a k8s_openapi::api::core::v1::PodCondition> {
+    let conditions = pod.status.as_ref()?.conditions.as_ref()?;
+    conditions.iter().find(|condition| condition.type_ == kind)
+}
+
+fn vm_state(pod: &Pod) -> VmState {
+    if let Some(terminated) = terminated(pod) {
+        return if terminated.exit_code == 0 {
+            VmState::Succeeded
+        } else {
+            VmState::Failed
+        };
+    }
+    let status = pod.status.as_ref();
+    match status.and_then(|status| status.phase.as_deref()) {
+        Some("Succeeded") => return VmState::Succeeded,
+        Some("Failed") => return VmState::Failed,
+        _ => {}
+    }
+    if container(pod).is_some_and(|state| state.running.is_some()) {
+        return VmState::Running;
+    }
+    let sandbox = pod_condition(pod, "PodReadyToStartContainers")
+        .is_some_and(|condition| condition.status == "True");
+    VmState::Waiting { sandbox }
+}
+
+fn reason_of_failure(pod: &Pod) -> String {
+    let of_container = terminated(pod).and_then(|terminated| terminated.reason.clone());
+    let of_pod = pod.status.as_ref().and_then(|status| status.reason.clone());
+    of_container
+        .or(of_pod)
+        .unwrap_or_else(|| "PodFailed".to_owned())
+}
+
+fn node(pod: &Pod) -> Option<&str> {
+    pod.spec.as_ref()?.node_name.as_deref()
+}
+
+fn node_label(vmi: &VirtualMachineInstance, pod: &Pod) -> Option<String> {
+    let node = node(pod)?;
+    let labels = vmi.metadata.labels.as_ref();
+    let written = labels.and_then(|labels| labels.get(NODE_NAME_LABEL));
+    (written.map(String::as_str) != Some(node)).then(|| node.to_owned())
+}
+
+/// Writes what the pod says of the instance.
+fn set_facts(
+    status: &mut VmiStatus,
+    vmi: &VirtualMachineInstance,
+    pod: Option<&Pod>,
+    spec: Option<&VmiSpec>,
+) {
+    if let Some(revision) = vm::revision_of(vmi) {
+        status.virtual_machine_revision_name = revision;
+    }
+    if let Some(spec) = spec {
+        set_machine(status, spec);
+    }
+    let Some(pod) = pod else {
+        status.active_pods.clear();
+        return;
+    };
+    let Some(node) = node(pod) else {
+        return;
+    };
+    status.node_name = node.to_owned();
+    if let Some(uid) = &pod.metadata.uid {
+        status.active_pods = [(uid.clone(), node.to_owned())].into();
+    }
+    let Some(of_pod) = &pod.status else {
+        return;
+    };
+    if let Some(class) = &of_pod.qos_class {
+        status.qos_class.clone_from(class);
+    }
+    let addresses: Vec<String> = of_pod
+        .pod_ips
+        .iter()
+        .flatten()
+        .map(|address| address.ip.clone())
+        .collect();
+    if !addresses.is_empty() {
+        set_addresses(status, interface_name(spec), addresses);
+    }
+}
+
+/// Writes what the machine has, once: what was plugged in later is the node's to tell.
+fn set_machine(status: &mut VmiStatus, spec: &VmiSpec) {
+    let domain = &spec.domain;
+    let cpu = domain.cpu.as_ref();
+    let count = |of: Option<i64>| of.unwrap_or(1);
+    let topology = json!({
+        "cores": count(cpu.and_then(|cpu| cpu.cores)),
+        "sockets": count(cpu.and_then(|cpu| cpu.sockets)),
+        "threads": count(cpu.and_then(|cpu| cpu.threads)),
+    });
+    let volumes = spec.volumes.iter().map(|volume| {
+        let claim = volume
+            .persistent_volume_claim
+            .as_ref()
+            .map(|claim| &claim.claim_name)
+            .or(volume.data_volume.as_ref().map(|data| &data.name));
+        match claim {
+            Some(claim) => json!({
+                "name": volume.name,
+                "target": "",
+                "persistentVolumeClaimInfo": {"claimName": claim},
+            }),
+            None => json!({"name": volume.name, "target": ""}),
+        }
+    });
+    let mut facts = vec![
+        ("currentCPUTopology", topology),
+        ("volumeStatus", volumes.collect()),
+    ];
+    if let Some(guest) = pod::guest_memory(spec) {
+        let memory = json!({
+            "guestAtBoot": guest.as_str(),
+            "guestCurrent": guest.as_str(),
+            "guestRequested": guest.as_str(),
+        });
+        facts.push(("memory", memory));
+    }
+    for (name, value) in facts {
+        status.rest.entry(name).or_insert(value);
+    }
+}
+
+/// Returns the card on the pod's network.
+fn interface_name(spec: Option<&VmiSpec>) -> String {
+    let network = spec.and_then(|spec| {
+        spec.networks
+            .iter()
+            .find(|network| network.pod.is_some())
+            .or(spec.networks.first())
+    });
+    network.map_or_else(|| "default".to_owned(), |network| network.name.clone())
+}
+
+fn set_addresses(status: &mut VmiStatus, name: String, addresses: Vec<String>) {
+    let interface = match status
+        .interfaces
+        .iter_mut()
+        .position(|interface| interface.name == name)
+    {
+        Some(index) => &mut status.interfaces[index],
+        None => {
+            status.interfaces.push(Interface {
+                name,
+                ..Interface::default()
+            });
+            let last = status.interfaces.len() - 1;
+            &mut status.interfaces[last]
+        }
+    };
+    interface.ip_address = addresses.first().cloned().unwrap_or_default();
+    interface.ip_addresses = addresses;
+}
+
+fn set_conditions(status: &mut VmiStatus, pod: Option<&Pod>, now: &Time) {
+    let ready = ready(status.phase, pod);
+    set_condition(&mut status.conditions, ready, now);
+    let migratable = Condition::no(
+        "LiveMigratable",
+        "NotMigratable",
+        "this version of podvisor does not migrate running VMs",
+    );
+    set_condition(&mut status.conditions, migratable, now);
+    let unschedulable = pod
+        .and_then(|pod| pod_condition(pod, "PodScheduled"))
+        .filter(|condition| condition.reason.as_deref() == Some("Unschedulable"));
+    match unschedulable {
+        Some(found) => {
+            let message = found.message.clone().unwrap_or_default();
+            let copy = Condition::no("PodScheduled", "Unschedulable", message);
+            set_condition(&mut status.conditions, copy, now);
+        }
+        None => clear_condition(&mut status.conditions, "PodScheduled"),
+    }
+}
+
+fn ready(phase: Phase, pod: Option<&Pod>) -> Condition {
+    let no = |reason: &str, message: &str| Condition::no("Ready", reason, message);
+    let Some(pod) = pod else {
+        return no("PodNotExists", "the VM has no pod");
+    };
+    if pod.metadata.deletion_timestamp.is_some() {
+        return no("PodTerminating", "the VM's pod is being deleted");
+    }
+    if phase != Phase::Running {
+        return no("GuestNotRunning", "the guest does not run");
+    }
+    match pod_condition(pod, "Ready") {
+        Some(ready) if ready.status == "True" => Condition::yes("Ready"),
+        Some(ready) => no(
+            ready.reason.as_deref().unwrap_or("PodNotReady"),
+            ready.message.as_deref().unwrap_or_default(),
+        ),
+        None => no(
+            "PodConditionMissing",
+            "the VM's pod does not say whether it is ready",
+        ),
+    }
+}
+
+/// The pod exists: what remains to be told is why its container waits.
+fn clear_failure_of_creation(status: &mut VmiStatus, pod: &Pod, now: &Time) {
+    let waiting = container(pod)
+        .and_then(|state| state.waiting.as_ref())
+        .filter(|waiting| {
+            let reason = waiting.reason.as_deref().unwrap_or_default();
+            WAITING.contains(&reason)
+        });
+    match waiting {
+        Some(waiting) => {
+            let reason = waiting.reason.as_deref().unwrap_or_default();
+            let message = waiting.message.clone().unwrap_or_default();
+            let failure = Condition::no("Synchronized", reason, message);
+            set_condition(&mut status.conditions, failure, now);
+        }
+        None => clear_condition(&mut status.conditions, "Synchronized"),
+    }
+}
+
+/// Returns how to end a pod, unless that is done.
+fn deletion(pod: &Pod, grace: i64) -> Option<Action> {
+    let meta = &pod.metadata;
+    let given = meta.deletion_grace_period_seconds.unwrap_or(i64::MAX);
+    // A user may lose patience, and shorten the time.
+    if meta.deletion_timestamp.is_some() && given <= grace {
+        return None;
+    }
+    Some(Action::DeletePod {
+        uid: meta.uid.clone()?,
+        grace,
+    })
+}
+
+/// Returns whether the status says that the instance was ever running.
+#[must_use]
+pub fn was_running(status: &VmiStatus) -> bool {
+    status.phase == Phase::Running
+        || status
+            .phase_transition_timestamps
+            .iter()
+            .any(|passed| passed.phase == Phase::Running)
+}
+
+/// Returns the reason why the instance cannot be brought into its state, if there is one.
+#[must_use]
+pub fn failure(status: &VmiStatus) -> Option<&Condition> {
+    condition(&status.conditions, "Synchronized").filter(|found| found.status == "False")
+}
+
+#[cfg(test)]
+#[path = "decide_tests.rs"]
+mod tests;

@@ -1,0 +1,206 @@
+//! VirtualMachineInstance → pod.
+//!
+//! `decide` says what has to be done, `pod` and `volumes` what the pod is, and this file does it.
+//! docs/cluster-controllers.md has the table of phases.
+
+mod decide;
+mod pod;
+mod volumes;
+
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use k8s_openapi::jiff::Timestamp;
+use kube::Api;
+use kube::api::{DeleteParams, PostParams, Preconditions};
+use kube::runtime::controller;
+use serde_json::json;
+
+pub use decide::{Action, Decision, Observed, decide, failure, was_running};
+pub use pod::{CONTAINER, NO_IMAGE, PodError, RUNTIME_CLASS, VolumeMode, name as pod_name, pod};
+pub use volumes::{DEVICES, MOUNTS};
+
+use super::error::{Error, code, is_gone};
+use super::objects::{NODE_NAME_LABEL, Phase, VMI_FINALIZER, VirtualMachineInstance, VmiStatus};
+use super::{Context, expectations, patch};
+
+/// Brings an instance one step nearer to what is asked of it.
+pub(super) async fn reconcile(
+    observed: Arc<VirtualMachineInstance>,
+    context: Arc<Context>,
+) -> Result<controller::Action, Error> {
+    context.check().await?;
+    let namespace = observed.metadata.namespace.clone().unwrap_or_default();
+    let known = context.world.pod(&namespace, &pod_name(&observed));
+    if context
+        .expectations
+        .are_pending(&*observed, known.as_deref())
+    {
+        return Ok(controller::Action::requeue(expectations::LIMIT));
+    }
+    let pods: Api<Pod> = context.world.api(&namespace);
+    let pod = find_pod(&observed, known, &pods).await?;
+    let decision = decide(&Observed {
+        vmi: &observed,
+        pod: pod.as_deref(),
+        claim: &|claim| context.world.claim(&namespace, claim),
+        now: Time(Timestamp::now()),
+    });
+    carry_out(&observed, decision, &pods, &context).await?;
+    Ok(controller::Action::await_change())
+}
+
+/// Returns an instance's pod. That one which was there is gone is asked of the API server: a
+/// watch may be late, and an instance fails but once.
+async fn find_pod(
+    vmi: &VirtualMachineInstance,
+    known: Option<Arc<Pod>>,
+    pods: &Api<Pod>,
+) -> Result<Option<Arc<Pod>>, Error> {
+    let is_deleted = vmi.metadata.deletion_timestamp.is_some();
+    let expected = is_deleted
+        || matches!(
+            vmi.status.phase,
+            Phase::Scheduling | Phase::Scheduled | Phase::Running
+        );
+    let pod = match known {
+        None if expected => pods
+            .get_opt(&pod_name(vmi))
+            .await
+            .map_err(|source| Error::request("look for the pod of", vmi, source))?
+            .map(Arc::new),
+        known => known,
+    };
+    Ok(pod.filter(|pod| is_of(pod, vmi)))
+}
+
+/// Returns whether a pod is an instance's, and not one of the same name.
+fn is_of(pod: &Pod, vmi: &VirtualMachineInstance) -> bool {
+    let owners = pod.metadata.owner_references.as_ref();
+    owners.is_some_and(|owners| {
+        owners.iter().any(|owner| {
+            owner.controller == Some(true) && Some(&owner.uid) == vmi.metadata.uid.as_ref()
+        })
+    })
+}
+
+async fn carry_out(
+    observed: &VirtualMachineInstance,
+    mut decision: Decision,
+    pods: &Api<Pod>,
+    context: &Context,
+) -> Result<(), Error> {
+    let namespace = observed.metadata.namespace.as_deref().unwrap_or_default();
+    let api: Api<VirtualMachineInstance> = context.world.api(namespace);
+    let mut vmi = observed.clone();
+    if decision.actions.contains(&Action::AddFinalizer) {
+        let change = patch::finalizer(&vmi, VMI_FINALIZER, true);
+        vmi = patch::object(&api, &vmi, change).await?;
+        context.expectations.wrote(&vmi);
+    }
+    let before = vmi.status.clone();
+    // The pod that is made now leads to the next look, and to a status with it.
+    let creates = before.phase == Phase::Unset
+        && decision
+            .actions
+            .iter()
+            .any(|action| matches!(action, Action::CreatePod(_)));
+    if !creates && let Some(written) = patch::status(&api, &vmi, &before, &decision.status).await? {
+        let begins = before.phase != Phase::Running && written.status.phase == Phase::Running;
+        vmi = written;
+        context.expectations.wrote(&vmi);
+        if begins {
+            let note = format!("The virtual machine runs on {}", vmi.status.node_name);
+            context.event(&vmi, "Started", "Start", note).await;
+        }
+    }
+    for action in std::mem::take(&mut decision.actions) {
+        match action {
+            Action::AddFinalizer => {}
+            Action::RemoveFinalizer => {
+                let change = patch::finalizer(&vmi, VMI_FINALIZER, false);
+                vmi = patch::object(&api, &vmi, change).await?;
+            }
+            Action::SetNodeLabel(node) => {
+                let change = json!({"metadata": {"labels": {NODE_NAME_LABEL: node}}});
+                vmi = patch::object(&api, &vmi, change).await?;
+                context.expectations.wrote(&vmi);
+            }
+            Action::CreatePod(pod) => {
+                create(&api, &vmi, &pod, &decision.status, pods, context).await?;
+            }
+            Action::DeletePod { uid, grace } => delete(&vmi, uid, grace, pods, context).await?,
+        }
+    }
+    Ok(())
+}
+
+async fn create(
+    api: &Api<VirtualMachineInstance>,
+    vmi: &VirtualMachineInstance,
+    pod: &Pod,
+    wanted: &VmiStatus,
+    pods: &Api<Pod>,
+    context: &Context,
+) -> Result<(), Error> {
+    let error = match pods.create(&PostParams::default(), pod).await {
+        Ok(made) => {
+            context.expectations.made(vmi, &made);
+            let note = format!("Created the pod {}", pod_name(vmi));
+            context.event(vmi, "SuccessfulCreate", "Create", note).await;
+            return Ok(());
+        }
+        Err(error) => error,
+    };
+    if code(&error) == Some(409) {
+        // Made before this controller was killed, most likely.
+        let found = pods
+            .get_opt(&pod_name(vmi))
+            .await
+            .map_err(|source| Error::request("look for the pod of", vmi, source))?;
+        if found.is_some_and(|found| is_of(&found, vmi)) {
+            return Ok(());
+        }
+    }
+    let mut status = wanted.clone();
+    let refused = PodError::Refused {
+        message: error.to_string(),
+    };
+    decide::set_failure(&mut status, &refused, &Time(Timestamp::now()));
+    if patch::status(api, vmi, &vmi.status, &status)
+        .await?
+        .is_some()
+    {
+        let note = refused.to_string();
+        context.warn(vmi, "FailedCreate", "Create", note).await;
+    }
+    Err(Error::request("make the pod of", vmi, error))
+}
+
+async fn delete(
+    vmi: &VirtualMachineInstance,
+    uid: String,
+    grace: i64,
+    pods: &Api<Pod>,
+    context: &Context,
+) -> Result<(), Error> {
+    let params = DeleteParams {
+        grace_period_seconds: u32::try_from(grace).ok(),
+        ..DeleteParams::background()
+    }
+    .preconditions(Preconditions {
+        uid: Some(uid),
+        resource_version: None,
+    });
+    let name = pod_name(vmi);
+    match pods.delete(&name, &params).await {
+        Ok(_) => {
+            let note = format!("Deleted the pod {name}");
+            context.event(vmi, "SuccessfulDelete", "Delete", note).await;
+            Ok(())
+        }
+        Err(error) if is_gone(&error) => Ok(()),
+        Err(error) => Err(Error::request("delete the pod of", vmi, error)),
+    }
+}

@@ -1,0 +1,301 @@
+//! What the controllers know of the cluster: a store per kind of object, each fed by one watch.
+//!
+//! A store is brought up to date before the controllers are told of a change, so that none of
+//! them acts on something older than what woke it.
+
+use std::fmt::Debug;
+use std::future::Future;
+use std::hash::Hash;
+use std::sync::Arc;
+
+use futures_util::stream::{self, BoxStream};
+use futures_util::{Stream, StreamExt, TryStreamExt};
+use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::runtime::reflector::{self, ObjectRef, Store};
+use kube::runtime::{WatchStreamExt, watcher};
+use kube::{Api, Client, Resource};
+use serde::de::DeserializeOwned;
+use tokio::sync::mpsc;
+
+use super::Error;
+use super::objects::{
+    COMPONENT_LABEL, LAUNCHER, VirtualMachine, VirtualMachineInstance,
+    VirtualMachineInstanceReplicaSet,
+};
+use super::vmi::VolumeMode;
+
+/// Changes that wait for a controller. Each is known by its object, so a controller that falls
+/// behind has at most as many as there are objects.
+const QUEUE: usize = 1024;
+
+/// The objects of the cluster, or of one namespace.
+#[derive(Clone)]
+pub(super) struct World {
+    client: Client,
+    namespace: Option<String>,
+    pub(super) vms: Store<VirtualMachine>,
+    pub(super) vmis: Store<VirtualMachineInstance>,
+    pub(super) sets: Store<VirtualMachineInstanceReplicaSet>,
+    pods: Store<Pod>,
+    claims: Store<PersistentVolumeClaim>,
+}
+
+/// Objects that a controller has to look at.
+pub(super) type Queue<K> = BoxStream<'static, Result<ObjectRef<K>, watcher::Error>>;
+
+/// The queues of the controllers.
+pub(super) struct Queues {
+    pub(super) vms: Queue<VirtualMachine>,
+    pub(super) vmis: Queue<VirtualMachineInstance>,
+    pub(super) sets: Queue<VirtualMachineInstanceReplicaSet>,
+}
+
+impl World {
+    /// Begins to watch; the future does the work, and must be polled.
+    pub(super) fn watch(
+        client: Client,
+        namespace: Option<String>,
+    ) -> (Self, Queues, impl Future<Output = ()> + Send) {
+        let (vms, vm_changes) = watch(
+            api(&client, namespace.as_deref()),
+            watcher::Config::default(),
+        );
+        let (vmis, vmi_changes) = watch(
+            api(&client, namespace.as_deref()),
+            watcher::Config::default(),
+        );
+        let (sets, set_changes) = watch(
+            api(&client, namespace.as_deref()),
+            watcher::Config::default(),
+        );
+        let launchers = watcher::Config::default().labels(&format!("{COMPONENT_LABEL}={LAUNCHER}"));
+        let (pods, pod_changes) = watch(api::<Pod>(&client, namespace.as_deref()), launchers);
+        let (claims, claim_changes) = watch(
+            api(&client, namespace.as_deref()),
+            watcher::Config::default(),
+        );
+        let world = Self {
+            client,
+            namespace,
+            vms,
+            vmis,
+            sets,
+            pods,
+            claims,
+        };
+        let (vm_sender, vm_queue) = mpsc::channel(QUEUE);
+        let (vmi_sender, vmi_queue) = mpsc::channel(QUEUE);
+        let (set_sender, set_queue) = mpsc::channel(QUEUE);
+        let queues = Queues {
+            vms: queue(vm_queue),
+            vmis: queue(vmi_queue),
+            sets: queue(set_queue),
+        };
+        let of_vms = pump(vm_changes, {
+            let sender = vm_sender.clone();
+            move |vm: VirtualMachine| send(sender.clone(), vec![ObjectRef::from_obj(&vm)])
+        });
+        let of_sets = pump(set_changes, {
+            let sender = set_sender.clone();
+            move |set: VirtualMachineInstanceReplicaSet| {
+                send(sender.clone(), vec![ObjectRef::from_obj(&set)])
+            }
+        });
+        let of_vmis = pump(vmi_changes, {
+            let sender = vmi_sender.clone();
+            move |vmi: VirtualMachineInstance| {
+                let vmis = send(sender.clone(), vec![ObjectRef::from_obj(&vmi)]);
+                // A machine has its name, whether or not it made it.
+                let namespace = vmi.metadata.namespace.as_deref().unwrap_or_default();
+                let name = vmi.metadata.name.as_deref().unwrap_or_default();
+                let vms = send(
+                    vm_sender.clone(),
+                    vec![ObjectRef::new(name).within(namespace)],
+                );
+                let set = owner(&vmi.metadata, "VirtualMachineInstanceReplicaSet");
+                let sets = send(set_sender.clone(), set.into_iter().collect());
+                async move {
+                    vmis.await;
+                    vms.await;
+                    sets.await;
+                }
+            }
+        });
+        let of_pods = pump(pod_changes, {
+            let sender = vmi_sender.clone();
+            move |pod: Pod| {
+                let owner = owner(&pod.metadata, "VirtualMachineInstance");
+                send(sender.clone(), owner.into_iter().collect())
+            }
+        });
+        let of_claims = pump(claim_changes, {
+            let vmis = world.vmis.clone();
+            move |claim: PersistentVolumeClaim| send(vmi_sender.clone(), waiting(&vmis, &claim))
+        });
+        let work = async move {
+            tokio::join!(of_vms, of_vmis, of_sets, of_pods, of_claims);
+        };
+        (world, queues, work)
+    }
+
+    /// Waits until all that exists is known.
+    pub(super) async fn ready(&self) -> Result<(), Error> {
+        let ended = |_| Error::Ended;
+        self.vms.wait_until_ready().await.map_err(ended)?;
+        self.vmis.wait_until_ready().await.map_err(ended)?;
+        self.sets.wait_until_ready().await.map_err(ended)?;
+        self.pods.wait_until_ready().await.map_err(ended)?;
+        self.claims.wait_until_ready().await.map_err(ended)
+    }
+
+    /// Returns the part of the API for a kind in a namespace.
+    pub(super) fn api<K>(&self, namespace: &str) -> Api<K>
+    where
+        K: Resource<DynamicType = (), Scope = k8s_openapi::NamespaceResourceScope>,
+    {
+        Api::namespaced(self.client.clone(), namespace)
+    }
+
+    /// Returns the client.
+    pub(super) fn client(&self) -> &Client {
+        &self.client
+    }
+
+    /// Returns the instance of a virtual machine's name.
+    pub(super) fn vmi(&self, vm: &VirtualMachine) -> Option<Arc<VirtualMachineInstance>> {
+        let meta = &vm.metadata;
+        let namespace = meta.namespace.as_deref().unwrap_or_default();
+        let name = meta.name.as_deref().unwrap_or_default();
+        self.vmis.get(&ObjectRef::new(name).within(namespace))
+    }
+
+    /// Returns the instances that a controller with this unique id made.
+    pub(super) fn vmis_of(&self, owner: &str) -> Vec<Arc<VirtualMachineInstance>> {
+        self.vmis.state_filter(|vmi| {
+            let owners = vmi.metadata.owner_references.iter().flatten();
+            let mut controllers = owners.filter(|owner| owner.controller == Some(true));
+            controllers.any(|controller| controller.uid == owner)
+        })
+    }
+
+    /// Returns a pod.
+    pub(super) fn pod(&self, namespace: &str, name: &str) -> Option<Arc<Pod>> {
+        self.pods.get(&ObjectRef::new(name).within(namespace))
+    }
+
+    /// Returns how a claim can be used, if it exists.
+    pub(super) fn claim(&self, namespace: &str, name: &str) -> Option<VolumeMode> {
+        let claim = self.claims.get(&ObjectRef::new(name).within(namespace))?;
+        let mode = claim.spec.as_ref()?.volume_mode.as_deref();
+        Some(match mode {
+            Some("Block") => VolumeMode::Block,
+            _ => VolumeMode::Filesystem,
+        })
+    }
+}
+
+impl Debug for World {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("World")
+            .field("namespace", &self.namespace)
+            .finish_non_exhaustive()
+    }
+}
+
+fn api<K>(client: &Client, namespace: Option<&str>) -> Api<K>
+where
+    K: Resource<DynamicType = (), Scope = k8s_openapi::NamespaceResourceScope>,
+{
+    match namespace {
+        Some(namespace) => Api::namespaced(client.clone(), namespace),
+        None => Api::all(client.clone()),
+    }
+}
+
+/// Returns a store, and the changes that were made in it.
+fn watch<K>(
+    api: Api<K>,
+    config: watcher::Config,
+) -> (
+    Store<K>,
+    impl Stream<Item = Result<K, watcher::Error>> + Send,
+)
+where
+    K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug + Send + Sync + 'static,
+    K::DynamicType: Hash + Eq,
+{
+    let (store, writer) = reflector::store();
+    let changes = kube::runtime::watcher(api, config)
+        .default_backoff()
+        .reflect(writer)
+        .touched_objects();
+    (store, changes)
+}
+
+/// Tells the controllers of each change; a watch that fails is begun again by itself.
+async fn pump<K, F>(
+    changes: impl Stream<Item = Result<K, watcher::Error>>,
+    mut tell: impl FnMut(K) -> F,
+) where
+    F: Future<Output = ()>,
+{
+    let mut changes = std::pin::pin!(changes);
+    loop {
+        match changes.try_next().await {
+            Ok(Some(object)) => tell(object).await,
+            Ok(None) => return,
+            Err(error) => tracing::warn!(
+                error = &error as &dyn std::error::Error,
+                "a watch failed, and begins again"
+            ),
+        }
+    }
+}
+
+async fn send<K: Resource<DynamicType = ()>>(
+    sender: mpsc::Sender<ObjectRef<K>>,
+    objects: Vec<ObjectRef<K>>,
+) {
+    for object in objects {
+        // Without a receiver, the controllers have ended.
+        let _ = sender.send(object).await;
+    }
+}
+
+fn queue<K>(receiver: mpsc::Receiver<ObjectRef<K>>) -> Queue<K>
+where
+    K: Resource<DynamicType = ()> + Send + 'static,
+{
+    stream::unfold(receiver, |mut receiver| async {
+        let object = receiver.recv().await?;
+        Some((Ok(object), receiver))
+    })
+    .boxed()
+}
+
+/// Returns the object of a kind that something is of.
+fn owner<K: Resource<DynamicType = ()>>(meta: &ObjectMeta, kind: &str) -> Option<ObjectRef<K>> {
+    let owner = meta
+        .owner_references
+        .iter()
+        .flatten()
+        .find(|owner| owner.controller == Some(true) && owner.kind == kind)?;
+    let namespace = meta.namespace.as_deref().unwrap_or_default();
+    Some(ObjectRef::new(&owner.name).within(namespace))
+}
+
+/// Returns the instances that a claim may be what they wait for.
+fn waiting(
+    vmis: &Store<VirtualMachineInstance>,
+    claim: &PersistentVolumeClaim,
+) -> Vec<ObjectRef<VirtualMachineInstance>> {
+    vmis.state_filter(|vmi| {
+        vmi.metadata.namespace == claim.metadata.namespace
+            && super::vmi::failure(&vmi.status)
+                .is_some_and(|failure| failure.reason == "FailedPvcNotFound")
+    })
+    .iter()
+    .map(|vmi| ObjectRef::from_obj(&**vmi))
+    .collect()
+}

@@ -1,0 +1,555 @@
+//! The controllers against a real API server; the tests play the kubelet.
+
+mod support;
+
+use std::time::Duration;
+
+use k8s_openapi::api::apps::v1::ControllerRevision;
+use k8s_openapi::api::core::v1::{LimitRange, Namespace, PersistentVolumeClaim, Pod};
+use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
+use kube::runtime::wait::await_condition;
+use kube::{Api, Client};
+use podvisor_cluster::controller::objects::{
+    Phase, StateChangeRequest, VirtualMachine, VirtualMachineInstance,
+    VirtualMachineInstanceReplicaSet, condition,
+};
+use podvisor_cluster::controller::{self, Options};
+use serde_json::{Value, json};
+use support::kubelet::{self, Kubelet};
+
+/// How long a state may take to be reached on a busy machine.
+const LIMIT: Duration = Duration::from_secs(120);
+
+/// A running controller; dropped, it is as if it were killed.
+struct Controller(tokio::task::JoinHandle<()>);
+
+impl Controller {
+    fn start(namespace: &str, user: &str) -> Self {
+        Self::named(namespace, user, user)
+    }
+
+    fn named(namespace: &str, user: &str, identity: &str) -> Self {
+        let client = support::server().client(user, &["system:masters"]);
+        let mut options = Options::default();
+        options.namespace = Some(namespace.to_owned());
+        options.lease_namespace = namespace.to_owned();
+        options.lease_seconds = 3;
+        options.identity = Some(identity.to_owned());
+        Self(tokio::spawn(async move {
+            controller::run_until(client, &options, std::future::pending()).await;
+        }))
+    }
+}
+
+impl Drop for Controller {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+/// A namespace with its objects.
+struct Scene {
+    client: Client,
+    namespace: String,
+    vms: Api<VirtualMachine>,
+    vmis: Api<VirtualMachineInstance>,
+    pods: Api<Pod>,
+}
+
+impl Scene {
+    async fn new() -> Self {
+        let client = support::server().admin();
+        let namespace = support::namespace(&client).await;
+        Self {
+            vms: Api::namespaced(client.clone(), &namespace),
+            vmis: Api::namespaced(client.clone(), &namespace),
+            pods: Api::namespaced(client.clone(), &namespace),
+            client,
+            namespace,
+        }
+    }
+
+    fn play_kubelet(&self) -> Kubelet {
+        Kubelet::play(self.client.clone(), &self.namespace)
+    }
+
+    async fn create(&self, name: &str, strategy: &str) {
+        self.vms
+            .create(&PostParams::default(), &machine(name, strategy))
+            .await
+            .unwrap();
+    }
+
+    async fn patch(&self, name: &str, patch: Value) {
+        self.vms
+            .patch(name, &PatchParams::default(), &Patch::Merge(patch))
+            .await
+            .unwrap();
+    }
+
+    /// Waits until a virtual machine is called `word`.
+    async fn becomes(&self, name: &str, word: &str) -> VirtualMachine {
+        let reached =
+            |vm: Option<&VirtualMachine>| vm.is_some_and(|vm| vm.status.printable_status == word);
+        let wait = await_condition(self.vms.clone(), name, reached);
+        match tokio::time::timeout(LIMIT, wait).await {
+            Ok(vm) => vm.unwrap().unwrap(),
+            Err(_) => panic!(
+                "{name} is not {word}: {:#?}",
+                self.vms.get_opt(name).await.unwrap().map(|vm| vm.status)
+            ),
+        }
+    }
+
+    /// Waits until an instance is as wanted.
+    async fn instance(
+        &self,
+        name: &str,
+        wanted: impl Fn(Option<&VirtualMachineInstance>) -> bool,
+    ) -> Option<VirtualMachineInstance> {
+        let wait = await_condition(self.vmis.clone(), name, wanted);
+        tokio::time::timeout(LIMIT, wait)
+            .await
+            .expect("the instance does not get there")
+            .unwrap()
+    }
+
+    /// Waits until a virtual machine is gone.
+    async fn gone(&self, name: &str) {
+        let wait = await_condition(self.vms.clone(), name, |vm: Option<&VirtualMachine>| {
+            vm.is_none()
+        });
+        tokio::time::timeout(LIMIT, wait)
+            .await
+            .expect("the virtual machine stays")
+            .unwrap();
+    }
+
+    async fn only_pod(&self) -> Pod {
+        let pods = self.pods.list(&ListParams::default()).await.unwrap();
+        let [pod] = &pods.items[..] else {
+            panic!("{} pods", pods.items.len());
+        };
+        pod.clone()
+    }
+}
+
+fn machine(name: &str, strategy: &str) -> VirtualMachine {
+    serde_json::from_value(json!({
+        "apiVersion": "kubevirt.io/v1",
+        "kind": "VirtualMachine",
+        "metadata": {"name": name},
+        "spec": {
+            "runStrategy": strategy,
+            "template": {
+                "metadata": {"labels": {"app": name}},
+                "spec": {
+                    "domain": {
+                        "memory": {"guest": "128Mi"},
+                        "devices": {"disks": [
+                            {"name": "root", "disk": {}}, {"name": "seed", "disk": {}},
+                        ]},
+                    },
+                    "volumes": [
+                        {"name": "root", "containerDisk": {"image": "registry/debian:12"}},
+                        {"name": "seed", "cloudInitNoCloud": {"userData": "#cloud-config\n"}},
+                    ],
+                },
+            },
+        },
+    }))
+    .unwrap()
+}
+
+#[tokio::test]
+async fn a_virtual_machine_starts_is_halted_and_goes() {
+    let scene = Scene::new().await;
+    let _controller = Controller::start(&scene.namespace, "life");
+    let _kubelet = scene.play_kubelet();
+    scene.create("web", "Always").await;
+    let vm = scene.becomes("web", "Running").await;
+    assert!(vm.status.created);
+
+    let vmi = scene.vmis.get("web").await.unwrap();
+    assert_eq!(vmi.status.phase, Phase::Running);
+    assert_eq!(vmi.status.node_name, kubelet::NODE);
+    assert_eq!(vmi.status.interfaces[0].ip_address, "10.1.0.7");
+    let revision = vmi.status.virtual_machine_revision_name.as_str();
+    Api::<ControllerRevision>::namespaced(scene.client.clone(), &scene.namespace)
+        .get(revision)
+        .await
+        .unwrap();
+    let pod = scene.only_pod().await;
+    let spec = pod.spec.unwrap();
+    assert_eq!(spec.runtime_class_name.as_deref(), Some("podvisor-vm"));
+    assert_eq!(
+        spec.containers[0].image.as_deref(),
+        Some("registry/debian:12")
+    );
+    let annotation = &pod.metadata.annotations.unwrap()["podvisor.io/vmi"];
+    assert!(annotation.contains("#cloud-config"), "{annotation}");
+
+    scene
+        .patch("web", json!({"spec": {"runStrategy": "Halted"}}))
+        .await;
+    scene.becomes("web", "Stopped").await;
+    scene.instance("web", |vmi| vmi.is_none()).await;
+    assert!(
+        scene
+            .pods
+            .list(&ListParams::default())
+            .await
+            .unwrap()
+            .items
+            .is_empty()
+    );
+
+    scene
+        .patch("web", json!({"spec": {"runStrategy": "Always"}}))
+        .await;
+    scene.becomes("web", "Running").await;
+    scene
+        .vms
+        .delete("web", &DeleteParams::background())
+        .await
+        .unwrap();
+    scene.gone("web").await;
+    assert!(scene.vmis.get_opt("web").await.unwrap().is_none());
+    assert!(
+        scene
+            .pods
+            .list(&ListParams::default())
+            .await
+            .unwrap()
+            .items
+            .is_empty()
+    );
+}
+
+#[tokio::test]
+async fn a_start_costs_few_requests() {
+    let scene = Scene::new().await;
+    let user = "frugal";
+    let _controller = Controller::start(&scene.namespace, user);
+    let _kubelet = scene.play_kubelet();
+    // The first one waits for the watches.
+    scene.create("first", "Always").await;
+    scene.becomes("first", "Running").await;
+    let before = support::server().requests(user);
+    scene.create("second", "Always").await;
+    scene.becomes("second", "Running").await;
+    let running = |vmi: Option<&VirtualMachineInstance>| {
+        vmi.is_some_and(|vmi| vmi.status.phase == Phase::Running)
+    };
+    scene.instance("second", running).await;
+    let requests = support::server().requests(user).since(&before);
+    println!("from creation to Running:\n{requests}");
+    assert!((5..=15).contains(&requests.total()), "{requests}");
+}
+
+#[tokio::test]
+async fn requests_of_users_are_carried_out() {
+    let scene = Scene::new().await;
+    let _controller = Controller::start(&scene.namespace, "requests");
+    let _kubelet = scene.play_kubelet();
+    scene.create("manual", "Manual").await;
+    scene.becomes("manual", "Stopped").await;
+    let request = async |request: &[StateChangeRequest]| {
+        let patch = json!({"status": {"stateChangeRequests": request}});
+        scene
+            .vms
+            .patch_status("manual", &PatchParams::default(), &Patch::Merge(patch))
+            .await
+            .unwrap();
+    };
+    request(&[StateChangeRequest::start()]).await;
+    let first = scene.becomes("manual", "Running").await;
+    assert!(first.status.ready || first.status.created);
+    let uid = async || {
+        scene
+            .vmis
+            .get("manual")
+            .await
+            .unwrap()
+            .metadata
+            .uid
+            .unwrap()
+    };
+    let before = uid().await;
+    request(&[
+        StateChangeRequest::stop(&before),
+        StateChangeRequest::start(),
+    ])
+    .await;
+    scene
+        .instance("manual", |vmi| {
+            vmi.is_some_and(|vmi| {
+                vmi.metadata.uid.as_ref() != Some(&before) && vmi.status.phase == Phase::Running
+            })
+        })
+        .await;
+    request(&[StateChangeRequest::stop(&uid().await)]).await;
+    scene.instance("manual", |vmi| vmi.is_none()).await;
+    let stopped = scene.becomes("manual", "Stopped").await;
+    assert_eq!(stopped.spec.run_strategy.as_deref(), Some("Manual"));
+}
+
+#[tokio::test]
+async fn how_a_guest_ends_decides_what_follows() {
+    let scene = Scene::new().await;
+    let _controller = Controller::start(&scene.namespace, "ends");
+    let _kubelet = scene.play_kubelet();
+    for (name, strategy) in [("rerun", "RerunOnFailure"), ("once", "Once")] {
+        scene.create(name, strategy).await;
+        scene.becomes(name, "Running").await;
+    }
+    let pod_of = async |name: &str| {
+        let list = ListParams::default().labels(&format!("app={name}"));
+        scene.pods.list(&list).await.unwrap().items[0].clone()
+    };
+    let end = async |name: &str, code: i32| {
+        let pod = pod_of(name).await.metadata.name.unwrap();
+        kubelet::exit(&scene.pods, &pod, code).await;
+    };
+    // A failed one is started again, one that powered off is not.
+    let before = scene.vmis.get("rerun").await.unwrap().metadata.uid;
+    end("rerun", 1).await;
+    scene
+        .instance("rerun", |vmi| {
+            vmi.is_some_and(|vmi| vmi.metadata.uid != before && vmi.status.phase == Phase::Running)
+        })
+        .await;
+    end("rerun", 0).await;
+    scene.instance("rerun", |vmi| vmi.is_none()).await;
+    scene.becomes("rerun", "Stopped").await;
+    // Of one that runs once, the end is kept.
+    end("once", 1).await;
+    let kept = scene
+        .instance("once", |vmi| {
+            vmi.is_some_and(|vmi| vmi.status.phase.is_final())
+        })
+        .await
+        .unwrap();
+    assert_eq!(
+        (kept.status.phase, &*kept.status.reason),
+        (Phase::Failed, "Exited")
+    );
+    scene.becomes("once", "Stopped").await;
+}
+
+#[tokio::test]
+async fn starts_that_fail_are_delayed() {
+    let scene = Scene::new().await;
+    let _controller = Controller::start(&scene.namespace, "crashes");
+    scene.create("bad", "Always").await;
+    let pending = |vmi: Option<&VirtualMachineInstance>| {
+        vmi.is_some_and(|vmi| vmi.status.phase == Phase::Scheduling)
+    };
+    scene.instance("bad", pending).await;
+    let pod = scene.only_pod().await.metadata.name.unwrap();
+    kubelet::exit(&scene.pods, &pod, 1).await;
+    let vm = scene.becomes("bad", "CrashLoopBackOff").await;
+    let failure = vm.status.start_failure.unwrap();
+    assert_eq!(failure.consecutive_fail_count, 1);
+    assert!(failure.retry_after_timestamp.is_some());
+}
+
+#[tokio::test]
+async fn a_missing_claim_is_waited_for() {
+    let scene = Scene::new().await;
+    let _controller = Controller::start(&scene.namespace, "claims");
+    let _kubelet = scene.play_kubelet();
+    let mut vm = machine("data", "Always");
+    let template = vm.spec.template.as_mut().unwrap();
+    template.spec["volumes"][1] =
+        json!({"name": "seed", "persistentVolumeClaim": {"claimName": "disk"}});
+    scene.vms.create(&PostParams::default(), &vm).await.unwrap();
+    let waiting = scene.becomes("data", "ErrorPvcNotFound").await;
+    let failure = condition(&waiting.status.conditions, "Failure").unwrap();
+    assert!(failure.message.contains("disk"), "{}", failure.message);
+    let claim: PersistentVolumeClaim = serde_json::from_value(json!({
+        "metadata": {"name": "disk"},
+        "spec": {
+            "accessModes": ["ReadWriteOnce"],
+            "volumeMode": "Block",
+            "resources": {"requests": {"storage": "1Gi"}},
+        },
+    }))
+    .unwrap();
+    Api::namespaced(scene.client.clone(), &scene.namespace)
+        .create(&PostParams::default(), &claim)
+        .await
+        .unwrap();
+    scene.becomes("data", "Running").await;
+    let pod = scene.only_pod().await.spec.unwrap();
+    let devices = pod.containers[0].volume_devices.as_ref().unwrap();
+    assert_eq!(devices[0].device_path, "/podvisor/devices/seed");
+}
+
+#[tokio::test]
+async fn what_the_api_server_refuses_is_told_and_tried_again() {
+    let scene = Scene::new().await;
+    let limits = Api::<LimitRange>::namespaced(scene.client.clone(), &scene.namespace);
+    let small: LimitRange = serde_json::from_value(json!({
+        "metadata": {"name": "small"},
+        "spec": {"limits": [{"type": "Container", "max": {"memory": "1Mi"}}]},
+    }))
+    .unwrap();
+    limits.create(&PostParams::default(), &small).await.unwrap();
+    let _controller = Controller::start(&scene.namespace, "limits");
+    let _kubelet = scene.play_kubelet();
+    scene.create("big", "Always").await;
+    let refused = |vm: Option<&VirtualMachine>| {
+        vm.and_then(|vm| condition(&vm.status.conditions, "Failure"))
+            .is_some_and(|failure| failure.reason == "FailedCreate")
+    };
+    let wait = await_condition(scene.vms.clone(), "big", refused);
+    let vm = tokio::time::timeout(LIMIT, wait)
+        .await
+        .unwrap()
+        .unwrap()
+        .unwrap();
+    let failure = condition(&vm.status.conditions, "Failure").unwrap();
+    assert!(failure.message.contains("memory"), "{}", failure.message);
+    limits
+        .delete("small", &DeleteParams::default())
+        .await
+        .unwrap();
+    let vm = scene.becomes("big", "Running").await;
+    assert!(condition(&vm.status.conditions, "Failure").is_none());
+}
+
+#[tokio::test]
+async fn virtual_machines_run_in_restricted_namespaces() {
+    let scene = Scene::new().await;
+    let restricted = json!({"metadata": {"labels": {
+        "pod-security.kubernetes.io/enforce": "restricted",
+    }}});
+    Api::<Namespace>::all(scene.client.clone())
+        .patch(
+            &scene.namespace,
+            &PatchParams::default(),
+            &Patch::Merge(restricted),
+        )
+        .await
+        .unwrap();
+    let _controller = Controller::start(&scene.namespace, "restricted");
+    let _kubelet = scene.play_kubelet();
+    scene.create("safe", "Always").await;
+    scene.becomes("safe", "Running").await;
+}
+
+#[tokio::test]
+async fn an_orphan_keeps_running() {
+    let scene = Scene::new().await;
+    let _controller = Controller::start(&scene.namespace, "orphans");
+    let _kubelet = scene.play_kubelet();
+    scene.create("parent", "Always").await;
+    scene.becomes("parent", "Running").await;
+    scene
+        .vms
+        .delete("parent", &DeleteParams::orphan())
+        .await
+        .unwrap();
+    let vmi = scene
+        .instance("parent", |vmi| {
+            vmi.is_some_and(|vmi| {
+                vmi.metadata
+                    .owner_references
+                    .as_ref()
+                    .is_none_or(Vec::is_empty)
+            })
+        })
+        .await
+        .unwrap();
+    assert!(vmi.metadata.deletion_timestamp.is_none());
+    assert_eq!(vmi.status.phase, Phase::Running);
+}
+
+#[tokio::test]
+async fn a_changed_template_leaves_the_instance_alone() {
+    let scene = Scene::new().await;
+    let _controller = Controller::start(&scene.namespace, "changes");
+    let _kubelet = scene.play_kubelet();
+    scene.create("web", "Always").await;
+    scene.becomes("web", "Running").await;
+    let uid = scene.vmis.get("web").await.unwrap().metadata.uid;
+    let change = json!({"spec": {"template": {"spec": {"domain": {"cpu": {"cores": 2}}}}}});
+    scene.patch("web", change).await;
+    let restart = |vm: Option<&VirtualMachine>| {
+        vm.is_some_and(|vm| condition(&vm.status.conditions, "RestartRequired").is_some())
+    };
+    let wait = await_condition(scene.vms.clone(), "web", restart);
+    tokio::time::timeout(LIMIT, wait).await.unwrap().unwrap();
+    assert_eq!(scene.vmis.get("web").await.unwrap().metadata.uid, uid);
+}
+
+#[tokio::test]
+async fn another_replica_takes_over() {
+    let scene = Scene::new().await;
+    let first = Controller::named(&scene.namespace, "first", "first");
+    let _kubelet = scene.play_kubelet();
+    scene.create("one", "Always").await;
+    scene.becomes("one", "Running").await;
+    let _second = Controller::named(&scene.namespace, "second", "second");
+    scene.create("two", "Always").await;
+    scene.becomes("two", "Running").await;
+    assert_eq!(
+        support::server().requests("second").total(),
+        0,
+        "only the leader acts"
+    );
+    drop(first);
+    scene.create("three", "Always").await;
+    scene.becomes("three", "Running").await;
+}
+
+#[tokio::test]
+async fn a_replica_set_has_as_many_instances_as_wanted() {
+    let scene = Scene::new().await;
+    let _controller = Controller::start(&scene.namespace, "replicas");
+    let _kubelet = scene.play_kubelet();
+    let sets =
+        Api::<VirtualMachineInstanceReplicaSet>::namespaced(scene.client.clone(), &scene.namespace);
+    let template = machine("web", "Always").spec.template;
+    let set: VirtualMachineInstanceReplicaSet = serde_json::from_value(json!({
+        "apiVersion": "kubevirt.io/v1",
+        "kind": "VirtualMachineInstanceReplicaSet",
+        "metadata": {"name": "web"},
+        "spec": {
+            "replicas": 3,
+            "selector": {"matchLabels": {"app": "web"}},
+            "template": template,
+        },
+    }))
+    .unwrap();
+    sets.create(&PostParams::default(), &set).await.unwrap();
+    let ready = async |count: i32| {
+        let reached = move |set: Option<&VirtualMachineInstanceReplicaSet>| {
+            set.is_some_and(|set| {
+                (set.status.replicas, set.status.ready_replicas) == (count, count)
+            })
+        };
+        let wait = await_condition(sets.clone(), "web", reached);
+        tokio::time::timeout(LIMIT, wait).await.unwrap().unwrap();
+    };
+    ready(3).await;
+    let vmis = scene.vmis.list(&ListParams::default()).await.unwrap().items;
+    assert_eq!(vmis.len(), 3);
+    // One that ended is replaced.
+    let lost = vmis[0].metadata.name.clone().unwrap();
+    let label = ListParams::default().labels(&format!("vm.kubevirt.io/name={lost}"));
+    let pod = scene.pods.list(&label).await.unwrap().items.remove(0);
+    kubelet::exit(&scene.pods, &pod.metadata.name.unwrap(), 1).await;
+    scene
+        .instance(&lost, |vmi| {
+            vmi.is_none_or(|vmi| vmi.metadata.uid != vmis[0].metadata.uid)
+        })
+        .await;
+    ready(3).await;
+    let scale = Patch::Merge(json!({"spec": {"replicas": 1}}));
+    sets.patch("web", &PatchParams::default(), &scale)
+        .await
+        .unwrap();
+    ready(1).await;
+}

@@ -1,0 +1,101 @@
+//! The certificates of a server and of its clients, all of one authority.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use rcgen::{
+    BasicConstraints, CertificateParams, CertifiedIssuer, DnType, ExtendedKeyUsagePurpose, IsCa,
+    KeyPair, KeyUsagePurpose,
+};
+
+/// The authority, and the directory of everything that it issued.
+pub struct Authority {
+    directory: PathBuf,
+    issuer: CertifiedIssuer<'static, KeyPair>,
+}
+
+/// The files of a certificate and of its key.
+#[derive(Debug, Clone)]
+pub struct Files {
+    /// The certificate.
+    pub certificate: PathBuf,
+    /// Its key.
+    pub key: PathBuf,
+}
+
+impl Authority {
+    /// Makes an authority that puts its files into `directory`.
+    pub fn new(directory: &Path) -> Result<Self> {
+        let mut params = CertificateParams::new(Vec::<String>::new())?;
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+        params
+            .distinguished_name
+            .push(DnType::CommonName, "authority of the tests");
+        let issuer = CertifiedIssuer::self_signed(params, KeyPair::generate()?)?;
+        std::fs::write(directory.join("ca.crt"), issuer.pem())?;
+        Ok(Self {
+            directory: directory.to_owned(),
+            issuer,
+        })
+    }
+
+    /// Returns the authority's own certificate.
+    pub fn certificate(&self) -> PathBuf {
+        self.directory.join("ca.crt")
+    }
+
+    /// Returns the authority's own certificate, in DER.
+    pub fn der(&self) -> Vec<u8> {
+        self.issuer.der().to_vec()
+    }
+
+    /// Issues the certificate of a server that is reached by `names`.
+    pub fn server(&self, file: &str, names: &[&str]) -> Result<Files> {
+        let names: Vec<String> = names.iter().map(|&name| name.to_owned()).collect();
+        let mut params = CertificateParams::new(names)?;
+        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
+        self.issue(file, params)
+    }
+
+    /// Issues the certificate of a client: a user of some groups.
+    pub fn client(&self, file: &str, user: &str, groups: &[&str]) -> Result<Files> {
+        let mut params = CertificateParams::new(Vec::<String>::new())?;
+        params.distinguished_name.push(DnType::CommonName, user);
+        for group in groups {
+            params
+                .distinguished_name
+                .push(DnType::OrganizationName, *group);
+        }
+        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
+        self.issue(file, params)
+    }
+
+    /// Makes a key that signs tokens of service accounts; returns the private and public key.
+    pub fn token_key(&self) -> Result<(PathBuf, PathBuf)> {
+        let key = KeyPair::generate()?;
+        let private = self.directory.join("tokens.key");
+        let public = self.directory.join("tokens.pub");
+        std::fs::write(&private, key.serialize_pem())?;
+        std::fs::write(&public, key.public_key_pem())?;
+        Ok((private, public))
+    }
+
+    fn issue(&self, file: &str, mut params: CertificateParams) -> Result<Files> {
+        params.key_usages = vec![
+            KeyUsagePurpose::DigitalSignature,
+            KeyUsagePurpose::KeyEncipherment,
+        ];
+        let key = KeyPair::generate()?;
+        let certificate = params
+            .signed_by(&key, &self.issuer)
+            .with_context(|| format!("failed to issue {file}"))?;
+        let files = Files {
+            certificate: self.directory.join(format!("{file}.crt")),
+            key: self.directory.join(format!("{file}.key")),
+        };
+        std::fs::write(&files.certificate, certificate.pem())?;
+        std::fs::write(&files.key, key.serialize_pem())?;
+        Ok(files)
+    }
+}
