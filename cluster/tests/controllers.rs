@@ -5,6 +5,7 @@ mod support;
 use std::time::Duration;
 
 use k8s_openapi::api::apps::v1::ControllerRevision;
+use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{LimitRange, Namespace, PersistentVolumeClaim, Pod};
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::runtime::wait::await_condition;
@@ -552,4 +553,32 @@ async fn a_replica_set_has_as_many_instances_as_wanted() {
         .await
         .unwrap();
     ready(1).await;
+}
+
+#[tokio::test]
+async fn a_controller_that_is_told_to_end_gives_its_lease_back() {
+    let scene = Scene::new().await;
+    let client = support::server().client("polite", &["system:masters"]);
+    let leases = Api::<Lease>::namespaced(scene.client.clone(), &scene.namespace);
+    let mut options = Options::default();
+    options.namespace = Some(scene.namespace.clone());
+    options.lease_namespace = scene.namespace.clone();
+    options.lease_seconds = 3600;
+    options.identity = Some("polite".to_owned());
+    let name = options.lease_name.clone();
+    let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+    let controller = tokio::spawn(async move {
+        let stopped = async {
+            let _ = stopped.await;
+        };
+        controller::run_until(client, &options, stopped).await;
+    });
+    let holder = |lease: &Lease| lease.spec.as_ref()?.holder_identity.clone();
+    let held = |lease: Option<&Lease>| lease.and_then(holder).as_deref() == Some("polite");
+    let wait = await_condition(leases.clone(), &name, held);
+    tokio::time::timeout(LIMIT, wait).await.unwrap().unwrap();
+    stop.send(()).unwrap();
+    controller.await.unwrap();
+    let lease = leases.get(&name).await.unwrap();
+    assert_eq!(holder(&lease).unwrap_or_default(), "");
 }

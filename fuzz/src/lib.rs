@@ -11,6 +11,7 @@
 
 pub mod balloon;
 pub mod blk;
+pub mod boot_entries;
 pub mod cloud_init;
 pub mod cmdline;
 pub mod console;
@@ -29,6 +30,7 @@ pub mod net;
 pub mod overlay;
 pub mod pci;
 pub mod pmem;
+pub mod ports;
 pub mod rng;
 pub mod serial;
 pub mod smoke;

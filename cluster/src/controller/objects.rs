@@ -42,6 +42,17 @@ pub const NAME_LABEL: &str = "vm.kubevirt.io/name";
 /// Label of an instance: the node that it runs on.
 pub const NODE_NAME_LABEL: &str = "kubevirt.io/nodeName";
 
+/// Reads what is malformed as if it were missing: one such object must not hide all others, which
+/// come by the same watch.
+fn or_default<'de, D, T>(deserializer: D) -> Result<T, D::Error>
+where
+    D: serde::Deserializer<'de>,
+    T: serde::de::DeserializeOwned + Default,
+{
+    let value = Value::deserialize(deserializer)?;
+    Ok(serde_json::from_value(value).unwrap_or_default())
+}
+
 macro_rules! resource {
     ($(#[$meta:meta])* $name:ident, $plural:literal, $spec:ty, $status:ty) => {
         $(#[$meta])*
@@ -58,10 +69,10 @@ macro_rules! resource {
             #[serde(default)]
             pub metadata: ObjectMeta,
             /// What the user asks for.
-            #[serde(default)]
+            #[serde(default, deserialize_with = "or_default")]
             pub spec: $spec,
             /// What was observed.
-            #[serde(default)]
+            #[serde(default, deserialize_with = "or_default")]
             pub status: $status,
         }
 
@@ -487,6 +498,24 @@ mod tests {
         });
         let vm: VirtualMachine = serde_json::from_value(given.clone()).unwrap();
         assert_eq!(serde_json::to_value(vm).unwrap(), given);
+    }
+
+    #[test]
+    fn a_malformed_object_is_read_as_one_without_the_part() {
+        let vm: VirtualMachine = serde_json::from_value(json!({
+            "metadata": {"name": "a"},
+            "spec": {"runStrategy": 5, "template": []},
+            "status": {"startFailure": {"retryAfterTimestamp": "yesterday"}},
+        }))
+        .unwrap();
+        assert_eq!(vm.metadata.name.as_deref(), Some("a"));
+        assert_eq!(
+            (vm.spec, vm.status),
+            (VmSpec::default(), VmStatus::default())
+        );
+        let vmi: VirtualMachineInstance =
+            serde_json::from_value(json!({"spec": 5, "status": "x"})).unwrap();
+        assert_eq!((vmi.spec, vmi.status), (json!(5), VmiStatus::default()));
     }
 
     #[test]

@@ -62,7 +62,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::Context as _;
-use clap::error::ErrorKind;
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Args, CommandFactory as _, FromArgMatches as _, Parser};
 use command::Command;
 use container::{Containers, Kept};
@@ -175,6 +175,13 @@ fn usage(error: &clap::Error, arguments: &[OsString]) -> ExitCode {
         notice(&format!("there is no command `{name}`: {instead}"));
         return ExitCode::from(USAGE);
     }
+    if let Some((flag, instead)) = refused_flag(error, arguments) {
+        notice(&format!("there is no flag `{flag}`: {instead}"));
+        return ExitCode::from(match gives_exit_codes(arguments) {
+            true => RUN_FAILURE,
+            false => USAGE,
+        });
+    }
     // There is nowhere left to report that an error cannot be written.
     let printed = error.print();
     if !error.use_stderr() {
@@ -190,6 +197,19 @@ fn usage(error: &clap::Error, arguments: &[OsString]) -> ExitCode {
         true => RUN_FAILURE,
         false => USAGE,
     })
+}
+
+/// Returns a flag that other engines have, and what to use instead of it.
+fn refused_flag(error: &clap::Error, arguments: &[OsString]) -> Option<(String, &'static str)> {
+    let command = subcommand(arguments).and_then(OsStr::to_str);
+    if error.kind() != ErrorKind::UnknownArgument || !matches!(command, Some("run" | "pod")) {
+        return None;
+    }
+    let Some(ContextValue::String(flag)) = error.get(ContextKind::InvalidArg) else {
+        return None;
+    };
+    let flag = flag.split(['=', ' ']).next().unwrap_or(flag);
+    Some((flag.to_owned(), absent::instead_of_flag(flag)?))
 }
 
 /// Returns whether the command's exit code is that of a program.
