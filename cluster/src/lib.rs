@@ -2,7 +2,7 @@
 //!
 //! | room | what it is for |
 //! | --- | --- |
-//! | `resource` | the objects of `podvisor-cluster-types` as resources that kube can watch |
+//! | `certificates`, `https` | what both servers are reached by |
 //! | `admission` | the webhooks that default and validate the objects |
 //! | `api` | the aggregated group `subresources.kubevirt.io` |
 //! | `controller` | VirtualMachine → VirtualMachineInstance → pod |
@@ -14,7 +14,8 @@
 
 pub mod admission;
 pub mod api;
+mod certificates;
 pub mod controller;
+mod https;
 pub mod manifests;
 pub mod node;
-pub mod resource;

@@ -15,6 +15,7 @@ mod connection_limiter;
 mod cri;
 mod guest_devices;
 mod launch;
+mod path_authority;
 mod registries;
 pub mod streaming;
 

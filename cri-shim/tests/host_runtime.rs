@@ -407,6 +407,21 @@ async fn an_image_that_only_one_has_is_pulled_for_a_container_of_the_other() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn an_image_that_only_one_has_may_be_named_by_its_tag() {
+    let both = Both::new().await;
+    let (image, id) = both.host.pull().await;
+    both.remove_image(&image).await.unwrap();
+    both.pull(&image, None).await;
+    both.create(&image).await.unwrap();
+    // The other runtime has it by its digest now, and without the tag.
+    let mut hosts = both.host.daemon.images().await;
+    let listed = hosts.list_images(ListImagesRequest::default()).await;
+    let listed = listed.unwrap().into_inner().images;
+    assert_eq!((listed.len(), &listed[0].id), (1, &id));
+    assert!(listed[0].repo_tags.is_empty(), "{listed:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn an_image_is_pulled_into_the_runtime_of_its_pod() {
     let both = Both::new().await;
     let (image, _) = both.host.pull().await;

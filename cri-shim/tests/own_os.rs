@@ -294,7 +294,7 @@ async fn a_machines_addresses_are_given_in_the_jail_while_nobody_else_is_there()
     let script = pod.path("script");
     fs::write(&script, "#!/bin/sh\necho \"$1 $ip/$mask $lease\"\n").unwrap();
     run(&format!("chmod 755 {}", script.display()));
-    let client = |namespace: String| {
+    let client = move |namespace: String| {
         let script = script.display();
         run(&format!(
             "ip netns exec {namespace} busybox udhcpc -f -q -n -t 10 -T 1 -i eth0 -s {script}"

@@ -10,6 +10,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::net::UnixDatagram;
 use std::process::Command;
 
+use k8s_cri::v1::image_service_client::ImageServiceClient;
 use k8s_cri::v1::*;
 use rustix::process::Signal;
 use serde_json::json;
@@ -18,6 +19,7 @@ use support::image::Image as TestImage;
 use support::pod::eventually;
 use support::registry::Registry;
 use tonic::Code;
+use tonic::transport::Channel;
 
 fn pod(name: &str) -> PodSandboxConfig {
     PodSandboxConfig {
@@ -603,6 +605,54 @@ async fn settings_of_registries_are_read_at_each_pull() {
     // Settings that cannot be used leave those before.
     fs::write(host.join("hosts.toml"), "server =").unwrap();
     images.pull_image(pull()).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_signature_policy_holds_for_pulls_and_is_read_anew() {
+    let (mut daemon, _guest) = Daemon::without_guests(&[]);
+    daemon.end(Signal::TERM);
+    let file = daemon.path("policy.json");
+    let path = file.clone();
+    let policy = |of_test: &str, registry: &str| {
+        let text = json!({
+            "default": [{ "type": "reject" }],
+            "transports": { "docker": { format!("{registry}/test"): [{ "type": of_test }] } },
+        });
+        fs::write(&path, text.to_string()).unwrap();
+    };
+    let image = TestImage::busybox(json!({"Cmd": ["true"]}));
+    let id = image.config.digest.clone();
+    let registry = Registry::serve(&[("test/busybox", image)]);
+    policy("reject", &registry.address().to_string());
+    let file = file.to_str().unwrap().to_owned();
+    daemon
+        .arguments
+        .extend(["--signature-policy".to_owned(), file]);
+    daemon.start();
+    let mut images = daemon.images().await;
+    let name = registry.name("test/busybox");
+    let pull = || PullImageRequest {
+        image: spec(&name),
+        ..PullImageRequest::default()
+    };
+    let refused = async |images: &mut ImageServiceClient<Channel>| {
+        let error = images.pull_image(pull()).await.unwrap_err();
+        assert_eq!(error.code(), Code::Unknown, "{error}");
+        let message = error.message().to_owned();
+        assert!(
+            message.starts_with("SignatureValidationFailed: "),
+            "{message}"
+        );
+        message
+    };
+    refused(&mut images).await;
+    policy("insecureAcceptAnything", &registry.address().to_string());
+    let pulled = images.pull_image(pull()).await.unwrap().into_inner();
+    assert_eq!(pulled.image_ref, id);
+    // A policy of which nothing is known lets nothing in.
+    fs::write(&path, "{").unwrap();
+    let message = refused(&mut images).await;
+    assert!(message.contains("policy.json"), "{message}");
 }
 
 #[tokio::test]

@@ -289,6 +289,7 @@ pub fn queue_resources(mem: &GuestRam, irq: Arc<dyn Interrupt>) -> QueueResource
         irq,
         kick: Arc::new(EventFd::new(EFD_NONBLOCK).unwrap()),
         event_idx: false,
+        indirect_desc: true,
         state: QueueState::default(),
     }
 }

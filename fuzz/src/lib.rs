@@ -30,6 +30,7 @@ pub mod net;
 pub mod overlay;
 pub mod pci;
 pub mod pmem;
+pub mod ports;
 pub mod rng;
 pub mod serial;
 pub mod smoke;

@@ -41,10 +41,11 @@ pub fn run(data: &[u8]) {
     let mem = memory(usize::try_from(MEMORY).expect("small"));
     let mut driver = DriverQueue::new(&mem, RINGS, QUEUE_SIZE);
     let irq = Arc::new(CountingInterrupt::default());
-    let event_idx = mode & 1 != 0;
+    let (event_idx, indirect_desc) = (mode & 1 != 0, mode & 2 == 0);
     let make = |config: &QueueConfig| {
         let resources = QueueResources {
             event_idx,
+            indirect_desc,
             ..queue_resources(&mem, irq.clone())
         };
         Queue::new(0, QUEUE_SIZE, config, resources)

@@ -3,7 +3,8 @@
 //! ```text
 //! 0                 low memory: boot structures, below 640 KiB
 //! 0x9fc00           MP floating pointer, in the last KiB below 640 KiB
-//! 0xf0000           MP configuration table and ACPI tables, where a PC has its ROM
+//! 0xf0000           MP configuration table, ACPI and SMBIOS tables, where a PC has its ROM
+//! 0xff000           VM generation ID
 //! 1 MiB             kernel, initramfs
 //! 3 GiB  MMIO_START windows of MMIO devices, or BARs of PCI devices
 //! 4 GiB  HIGH_RAM   memory beyond the first 3 GiB
@@ -42,6 +43,9 @@ pub(crate) const EBDA_START: u64 = 0x9_fc00;
 /// The MP configuration table, followed by the ACPI tables: in the same page for few CPUs and
 /// devices. They are reserved together with everything from `EBDA_START` to 1 MiB.
 pub(crate) const MP_TABLE: u64 = 0xf_0000;
+/// The VM generation ID, on a page of its own behind all tables.
+pub(crate) const GENERATION_ID: u64 = 0xf_f000;
+
 /// Where kernels are loaded unless they say otherwise.
 pub(crate) const HIMEM_START: u64 = 0x10_0000;
 

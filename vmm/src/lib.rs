@@ -20,15 +20,16 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! The programs in `examples/` show more: a guest with a disk, and talking to a guest
-//! over vsock.
+//! The programs in `examples/` show more: a guest with a disk, talking to a guest over vsock, clones
+//! of a guest, a disk that is plugged in, and a disk of the program's own.
 //!
 //! # What a VM is
 //!
 //! [`Vm::builder`] collects a configuration; [`VmBuilder::build`] checks all of it, reports every
 //! mistake at once ([`ConfigErrors`]), creates the VM and loads the kernel. The resulting [`Vm`] is
 //! [`State::Created`]; [`Vm::start`] runs it, [`Vm::pause`] and [`Vm::resume`] do what they say,
-//! [`Vm::stop`] powers it off, and [`Vm::wait`] returns its [`VmExit`]. A call that is illegal in a
+//! [`Vm::stop`] powers it off, and [`Vm::wait`] returns its [`VmExit`], of which [`Vm::exit_fd`]
+//! tells an event loop. A call that is illegal in a
 //! state returns [`VmError::IllegalState`]; it is never undefined. Every call takes `&self`, from
 //! any thread.
 //!
@@ -38,7 +39,7 @@
 //! | `pause` | | `Paused` | | | |
 //! | `snapshot`, `snapshot_difference` | | | `Paused` | | |
 //! | `resume` | | | `Running` | | |
-//! | `plug`, `unplug`, `add_vcpus` | | `Running` | | | |
+//! | `plug`, `unplug`, `add_vcpus`, `press_power_button` | | `Running` | | | |
 //! | `insert_disk` | | `Running` | `Paused` | | |
 //! | `stop` | `Stopped` | `Stopped` | `Stopped` | `Stopped` | `Poisoned` |
 //!
@@ -114,7 +115,7 @@ mod vm;
 #[cfg(feature = "test-utils")]
 #[doc(hidden)]
 pub use boot::testing as boot_testing;
-pub use boot::{BootError, Initramfs, InitramfsBuilder, Kernel, KernelFault};
+pub use boot::{BootError, Initramfs, InitramfsBuilder, Kernel, KernelFault, Smbios};
 pub use kvm::{KvmDevice, KvmError};
 pub use memory::{MemoryError, MemorySize, ParseMemorySizeError};
 pub use podvisor_devices as devices;
@@ -124,7 +125,7 @@ pub use podvisor_devices::blk::{
     UringDisk, create_grown_overlay, create_overlay, create_qcow2, open_disk,
     open_disk_for_writing,
 };
-pub use podvisor_devices::console::{ConsoleDevice, ConsoleError};
+pub use podvisor_devices::console::{ConsoleDevice, ConsoleError, PortsDevice, PortsError};
 pub use podvisor_devices::fs::{FsDevice, FsDeviceError, IdMap};
 pub use podvisor_devices::net::{
     LinkState, MAX_QUEUE_PAIRS, MacAddress, NetDevice, NetDeviceError,
@@ -141,7 +142,7 @@ pub use transport::Transport;
 pub use vm::{
     Action, AddVcpusError, BalloonHandle, BlockHandle, Boot, BuildError, ConfigError, ConfigErrors,
     ConsoleHandle, DeviceCounters, DeviceFault, DeviceHandle, EarlyVm, FsHandle, HandleError,
-    MemHandle, NetHandle, PlugError, PluggedDevice, PmemHandle, Poison, PoisonCause, Registers,
-    Restore, RestoreBuilder, Seccomp, State, TakeSnapshotError, Vm, VmBuilder, VmError, VmExit,
-    VsockHandle,
+    MemHandle, NetHandle, PlugError, PluggedDevice, PmemHandle, Poison, PoisonCause, PortsHandle,
+    PowerButtonError, Registers, Restore, RestoreBuilder, Seccomp, State, TakeSnapshotError, Vm,
+    VmBuilder, VmError, VmExit, VsockHandle,
 };

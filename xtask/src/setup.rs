@@ -174,23 +174,59 @@ pub(crate) fn ensure(groups: &[&[Package]]) -> Result<()> {
     let step = Step::begin(format!("installing {}", names.join(", ")));
     apt(prefix, &["update", "-qq"], &[])
         .context("Debian's package lists cannot be fetched; is the network up?")?;
-    // apt may remove conflicting packages when it installs one, for example those from a newer
-    // release. They are missing then, and installed by the second round.
-    for _ in 0..2 {
-        apt(
-            prefix,
-            &["install", "-y", "-qq", "--no-install-recommends"],
-            &names_of(&absent),
-        )?;
-        absent = missing(&wanted)?;
-        if absent.is_empty() {
-            step.done();
-            return Ok(());
-        }
+    let conflicts = conflicts(&names)?;
+    if !conflicts.is_empty() {
+        bail!("{}", conflict_message(&names, &conflicts));
+    }
+    apt(prefix, INSTALL, &names)?;
+    absent = missing(&wanted)?;
+    if absent.is_empty() {
+        step.done();
+        return Ok(());
     }
     bail!(
-        "apt-get installs not all that is needed at once: {} is missing still",
+        "apt-get has not installed {}; install it and run this again",
         names_of(&absent).join(", ")
+    )
+}
+
+/// Nothing that is installed is ever removed: it may be of a newer release, or another project's.
+const INSTALL: &[&str] = &[
+    "install",
+    "-y",
+    "-qq",
+    "--no-install-recommends",
+    "--no-remove",
+];
+
+/// Returns the installed packages that apt would remove for these.
+fn conflicts(names: &[&str]) -> Result<Vec<String>> {
+    let mut command = Command::new("apt-get");
+    command
+        .args(["install", "--simulate", "-y", "--no-install-recommends"])
+        .args(names)
+        .env("LC_ALL", "C")
+        .stderr(Stdio::null());
+    // What apt cannot do at all is reported by the installation.
+    let simulated = command.output().context("apt-get cannot be run")?;
+    Ok(removed(&String::from_utf8_lossy(&simulated.stdout)))
+}
+
+/// Reads what a simulation removes: `Remv NAME [VERSION] …`.
+fn removed(simulation: &str) -> Vec<String> {
+    let lines = simulation.lines();
+    let removed = lines.filter_map(|line| line.strip_prefix("Remv ")?.split(' ').next());
+    removed.map(str::to_owned).collect()
+}
+
+fn conflict_message(wanted: &[&str], conflicts: &[String]) -> String {
+    format!(
+        "apt would remove {} to install {}, and nothing of yours is removed here. Install them \
+         yourself in versions that go together (often those of the same release: apt-get install \
+         -t RELEASE {}), then run this again",
+        conflicts.join(", "),
+        wanted.join(", "),
+        wanted.join(" ")
     )
 }
 
@@ -265,6 +301,24 @@ fn apt(prefix: &[&str], arguments: &[&str], names: &[&str]) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_apt_would_remove_is_named_and_not_removed() {
+        let simulation = "NOTE: This is only a simulation!\n\
+                          Remv qemu-utils [1:8.2+bpo12]\n\
+                          Inst qemu-system-x86 (1:7.2 Debian:12) []\n\
+                          Remv qemu-block-extra [1:8.2+bpo12]\n";
+        let conflicts = removed(simulation);
+        assert_eq!(conflicts, ["qemu-utils", "qemu-block-extra"]);
+        assert!(removed("Inst make (4.3 Debian:12)\n").is_empty());
+        let message = conflict_message(&["qemu-system-x86"], &conflicts);
+        assert!(
+            message.contains("would remove qemu-utils, qemu-block-extra"),
+            "{message}"
+        );
+        assert!(message.contains("-t RELEASE qemu-system-x86"), "{message}");
+        assert!(INSTALL.contains(&"--no-remove"));
+    }
 
     #[test]
     fn packages_that_do_not_exist_are_missing_and_dpkg_is_not() {

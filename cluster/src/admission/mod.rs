@@ -1,19 +1,178 @@
 //! The webhooks that default and validate KubeVirt's objects.
+//!
+//! An `AdmissionReview` enters by HTTPS, is read by `review`, defaulted by `mutate` or judged by
+//! `validate`, and leaves with a patch or with every cause to refuse the object. What must be
+//! looked up in the cluster comes through [`Lookup`]; everything else is a function of the
+//! request.
+
+mod mutate;
+mod review;
+mod validate;
+
+use std::{net::SocketAddr, path::PathBuf, sync::Arc};
+
+use anyhow::Context as _;
+use http::{Method, StatusCode};
+use kube::Client;
+use podvisor_cluster_types::{ClusterConfig, ClusterDefaults};
+use serde::Deserialize;
+use tokio::net::TcpListener;
+
+pub use mutate::mutate;
+pub use review::{Request, Response, User, answer};
+pub use validate::{ClusterLookup, Lookup, validate};
+
+use crate::{
+    certificates::{Certificates, Publish},
+    https,
+};
+
+/// The name of both webhook configurations and of the service.
+pub const NAME: &str = "podvisor-admission";
 
 /// What the subcommand takes from its command line.
 #[derive(Debug, Clone, clap::Args)]
 #[non_exhaustive]
-pub struct Options {}
+pub struct Options {
+    /// Address to listen on.
+    #[arg(long, default_value = "0.0.0.0:8443")]
+    pub listen: SocketAddr,
+    /// Namespace that the components run in.
+    #[arg(long, env = "POD_NAMESPACE", default_value = "podvisor")]
+    pub namespace: String,
+    /// File with the cluster's defaults and rules, in JSON.
+    #[arg(long)]
+    pub config: Option<PathBuf>,
+}
 
-/// Runs until the process is told to end.
+/// What an administrator decides: the file of `--config`.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+#[non_exhaustive]
+pub struct Config {
+    /// What is filled in.
+    pub defaults: ClusterDefaults,
+    /// What is allowed.
+    pub rules: ClusterConfig,
+}
+
+/// What decides about a request besides the request.
+#[derive(Debug, Clone, Default)]
+#[non_exhaustive]
+pub struct Policy {
+    /// The administrator's file.
+    pub config: Config,
+    /// Namespace of the service accounts that are the system's own.
+    pub namespace: String,
+}
+
+impl Policy {
+    /// The policy of a cluster whose components run in `namespace`.
+    #[must_use]
+    pub fn new(config: Config, namespace: &str) -> Self {
+        Self {
+            config,
+            namespace: namespace.to_owned(),
+        }
+    }
+
+    /// Whether the user is one of our own components.
+    #[must_use]
+    pub fn is_system(&self, user: &User) -> bool {
+        let account = user
+            .username
+            .strip_prefix("system:serviceaccount:")
+            .and_then(|rest| rest.split_once(':'));
+        account.is_some_and(|(namespace, name)| {
+            namespace == self.namespace
+                && matches!(
+                    name,
+                    "podvisor-controller" | "podvisor-node" | "podvisor-api"
+                )
+        })
+    }
+}
+
+/// Serves the webhooks until the process is told to end.
 ///
 /// # Errors
 ///
-/// The API server cannot be reached.
-pub async fn run(_options: Options) -> anyhow::Result<()> {
-    let client = kube::Client::try_default().await?;
-    let version = client.apiserver_version().await?;
-    tracing::info!(api_server = %version.git_version, "connected");
-    tokio::signal::ctrl_c().await?;
+/// The configuration is invalid, the certificates cannot be made, or the address is taken.
+pub async fn run(options: Options) -> anyhow::Result<()> {
+    let config = match &options.config {
+        None => Config::default(),
+        Some(path) => {
+            let text = tokio::fs::read(path)
+                .await
+                .with_context(|| format!("failed to read {}", path.display()))?;
+            serde_json::from_slice(&text)
+                .with_context(|| format!("{} is invalid", path.display()))?
+        }
+    };
+    let client = Client::try_default()
+        .await
+        .context("failed to find an API server")?;
+    let listener = TcpListener::bind(options.listen)
+        .await
+        .with_context(|| format!("failed to listen on {}", options.listen))?;
+    let policy = Policy::new(config, &options.namespace);
+    serve(client, listener, policy, https::told_to_end()).await
+}
+
+/// Serves the webhooks on a listener until `stop` is ready.
+///
+/// # Errors
+///
+/// The certificates cannot be made or published.
+pub async fn serve(
+    client: Client,
+    listener: TcpListener,
+    policy: Policy,
+    stop: impl Future<Output = ()>,
+) -> anyhow::Result<()> {
+    let publish = Publish::Webhooks(NAME);
+    let certificates = Certificates::new(client.clone(), &policy.namespace, NAME, publish).await?;
+    let tls = certificates.server_config(None)?;
+    let fresh = tokio::spawn(certificates.keep_fresh());
+    let state = Arc::new((policy, ClusterLookup::new(client)));
+    tracing::info!(address = ?listener.local_addr().ok(), "serving the webhooks");
+    let handle = move |request, _| handle(request, Arc::clone(&state));
+    https::serve(listener, tls, handle, stop).await;
+    fresh.abort();
     Ok(())
+}
+
+async fn handle(
+    request: http::Request<hyper::body::Incoming>,
+    state: Arc<(Policy, ClusterLookup)>,
+) -> https::Answer {
+    let (parts, body) = request.into_parts();
+    let path = parts.uri.path();
+    match (parts.method, path) {
+        (Method::GET, "/healthz") => return https::text(StatusCode::OK, "ok"),
+        (Method::POST, "/mutate" | "/validate") => {}
+        _ => return https::text(StatusCode::NOT_FOUND, "not found"),
+    }
+    let body = match https::read_body(body).await {
+        Ok(body) => body,
+        Err(answer) => return answer,
+    };
+    let request = match review::read(&body) {
+        Ok(request) => request,
+        Err(error) => return https::text(StatusCode::BAD_REQUEST, &error.to_string()),
+    };
+    let (policy, lookup) = &*state;
+    let response = match path {
+        "/mutate" => mutate(&request, policy),
+        _ => validate(&request, policy, lookup).await,
+    };
+    tracing::debug!(
+        kind = %request.kind.kind,
+        operation = %request.operation,
+        namespace = %request.namespace,
+        name = %request.name,
+        allowed = response.is_allowed(),
+        "reviewed"
+    );
+    https::json(StatusCode::OK, &answer(&request, &response))
 }

@@ -136,7 +136,6 @@ impl Server {
                 "--requestheader-username-headers=X-Remote-User",
                 "--requestheader-group-headers=X-Remote-Group",
                 "--requestheader-extra-headers-prefix=X-Remote-Extra-",
-                "--enable-aggregator-routing=true",
                 // Nobody here makes the accounts of namespaces.
                 "--disable-admission-plugins=ServiceAccount",
             ]);

@@ -227,13 +227,17 @@ pub fn mount_points(dir: &Path) -> io::Result<Vec<PathBuf>> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
         dir => dir?,
     };
-    let text = fs::read(MOUNTINFO)?;
-    let lines = text.split(|byte| *byte == b'\n');
+    Ok(mount_points_in(&fs::read(MOUNTINFO)?, &dir))
+}
+
+/// Returns the mount points at and below `dir`, by the mount table of a process.
+pub(crate) fn mount_points_in(table: &[u8], dir: &Path) -> Vec<PathBuf> {
+    let lines = table.split(|byte| *byte == b'\n');
     let points = lines.filter_map(|line| {
         let point = line.split(|byte| *byte == b' ').nth(4)?;
         Some(unescape(point))
     });
-    Ok(points.filter(|point| point.starts_with(&dir)).collect())
+    points.filter(|point| point.starts_with(dir)).collect()
 }
 
 fn resolved(dir: &Path) -> io::Result<PathBuf> {

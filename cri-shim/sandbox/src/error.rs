@@ -14,6 +14,7 @@ use super::spec::SpecError;
 use super::stdio::StdioError;
 use super::types::SandboxExit;
 use super::wire::FrameError;
+use crate::BOOT_TIMEOUT_VARIABLE;
 use crate::machine::{AssetError, KernelPanic, MachineError, MachineExit};
 
 /// The reason why a request was refused, for programs.
@@ -85,7 +86,11 @@ pub enum SandboxError {
     #[error(transparent)]
     Stdio(#[from] StdioError),
     /// The guest's agent did not answer in time.
-    #[error("the guest's agent did not answer within {} s", .0.as_secs())]
+    #[error(
+        "the guest's agent did not answer within {} s; to give it more time on a busy host, set \
+         {BOOT_TIMEOUT_VARIABLE}=SECONDS for podvisor (for `podvisor serve`: in its unit)",
+        .0.as_secs()
+    )]
     Silent(Duration),
     /// The agent reported that it cannot work.
     #[error("the guest's agent failed to start")]

@@ -32,6 +32,7 @@ mod provisional;
 mod psi;
 mod record;
 mod run;
+mod shared;
 mod spawn;
 mod spec;
 mod stdio;
@@ -64,6 +65,7 @@ pub use psi::{Psi, PsiData, PsiShare, PsiStats};
 pub use record::written_at as exit_recorded_at;
 pub use record::{ExitRecord, read as exit_record};
 pub use run::ContainerRun;
+pub use shared::SharedDirectory;
 pub use spec::{
     ContainerOptions, ContainerSpec, RootAccess, SPEC_VERSION, SpecError, container_spec,
 };

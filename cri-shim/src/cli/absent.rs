@@ -1,4 +1,4 @@
-//! Commands of docker and podman that podvisor does not have, and their replacements.
+//! Commands and flags of docker and podman that podvisor does not have, and their replacements.
 
 /// Returns what to use instead of a command.
 pub(super) fn instead_of(command: &str) -> Option<&'static str> {
@@ -33,4 +33,93 @@ pub(super) fn instead_of(command: &str) -> Option<&'static str> {
         "search" => "look for images on the registry's pages",
         _ => return None,
     })
+}
+
+/// Returns why a flag of `run` (and of `pod create`) does not exist, and what to use instead.
+pub(super) fn instead_of_flag(flag: &str) -> Option<&'static str> {
+    Some(match flag {
+        "--init" => {
+            "the container's program is its PID 1; in a pod (`run --pod POD --pid pod`) the guest's \
+             init reaps orphans"
+        }
+        "--mount" => "write -v HOST:GUEST[:ro] for a bind mount, or --tmpfs PATH",
+        "--volumes-from" => "name the directories themselves by -v HOST:GUEST",
+        "--device" => {
+            "a guest has its own kernel and none of the host's devices; a block device is shared \
+             as a file by -v, by Kubernetes as a raw block volume"
+        }
+        "--security-opt" => {
+            "the guest's seccomp filter is the default one; `--privileged` leaves it out, and the \
+             machine's own jail confines in either case"
+        }
+        "--platform" => "images are those for linux/amd64, which the guest's CPU runs",
+        "--pids-limit" => "its processes are in its own kernel: their memory is what --memory says",
+        "-P" | "--publish-all" | "--expose" => "name each port by -p HOST:GUEST",
+        "--health-cmd"
+        | "--health-interval"
+        | "--health-retries"
+        | "--health-timeout"
+        | "--health-start-period"
+        | "--health-start-interval"
+        | "--no-healthcheck" => {
+            "there are no health checks; ask by `podvisor exec CONTAINER CMD`, or let the program \
+             end and `--restart` start it again"
+        }
+        "--memory-swap" | "--memory-swappiness" | "--memory-reservation" | "--oom-kill-disable" => {
+            "a guest has no swap; its memory is what --memory says"
+        }
+        "--cpu-shares" | "-c" | "--cpu-quota" | "--cpu-period" | "--cpuset-cpus" => {
+            "a machine has whole CPUs: --cpus N; all processes of its group can be limited in its \
+             control group on the host"
+        }
+        "--ip" | "--ip6" | "--mac-address" | "--network-alias" | "--link" => {
+            "addresses and names are given by the network: `--network NAME` joins one of CNI's, \
+             whose IPAM may name addresses"
+        }
+        "--log-driver" | "--log-opt" => {
+            "the log is a file, which `podvisor logs` reads; --log-max-size bounds it"
+        }
+        "--userns" | "--uts" | "--cgroupns" | "--cgroup-parent" | "--ipc" => {
+            "a container has a kernel of its own; containers of one pod share what a pod shares: \
+             `podvisor pod create`, then `run --pod`"
+        }
+        "--annotation" => "write --label KEY=VALUE",
+        "--gpus" | "--runtime" | "--isolation" | "--storage-opt" => {
+            "there is one runtime, a virtual machine with virtio devices"
+        }
+        _ => return None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn flags_that_docker_users_type_are_refused_by_name_with_a_reason() {
+        for flag in [
+            "--init",
+            "--mount",
+            "--device",
+            "--security-opt",
+            "--platform",
+            "--pids-limit",
+            "-P",
+            "--expose",
+            "--health-cmd",
+            "--memory-swap",
+            "--cpu-shares",
+            "--ip",
+            "--mac-address",
+            "--log-driver",
+            "--log-opt",
+            "--volumes-from",
+            "--userns",
+            "--ipc",
+            "--annotation",
+        ] {
+            assert!(instead_of_flag(flag).is_some(), "{flag}");
+        }
+        assert!(instead_of_flag("--no-such-flag").is_none());
+    }
 }

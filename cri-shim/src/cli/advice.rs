@@ -6,13 +6,13 @@ use std::io;
 use podvisor_images::Error as ImageError;
 
 use crate::machine::{AssetError, GUEST_DIR_VARIABLE, GuestFile, MachineExit};
-use crate::sandbox::{BOOT_TIMEOUT_VARIABLE, SandboxError, jail};
+use crate::sandbox::{SandboxError, jail};
 
 /// Returns the advice for a missing kernel or initramfs.
 pub(super) fn for_missing_file(error: &AssetError) -> String {
     let hint = match error.file {
         GuestFile::Kernel => ", or give one with --kernel",
-        GuestFile::Initramfs => "",
+        _ => "",
     };
     format!(
         "install podvisor's package, or build it with `cargo xtask guest` in podvisor's source, \
@@ -83,10 +83,7 @@ fn for_sandbox(error: &SandboxError, has_console: bool) -> Option<String> {
         false => "run again with --console FILE and read there",
     };
     Some(match error {
-        SandboxError::Silent(_) => format!(
-            "{read} how far the guest came, or give it more time with \
-             {BOOT_TIMEOUT_VARIABLE}=SECONDS"
-        ),
+        SandboxError::Silent(_) => format!("{read} how far the guest came"),
         SandboxError::GaveUp => format!(
             "its kernel may lack a driver that the agent needs (virtio-mmio, virtio-vsock, EROFS, \
              overlayfs): {read} which"

@@ -13,6 +13,10 @@ use super::{FormatArgs, Globals};
 
 #[derive(Debug, Args)]
 pub(super) struct ImagesArgs {
+    /// List images of this repository alone, or of this tag
+    #[arg(value_name = "NAME", conflicts_with = "disks")]
+    name: Option<String>,
+
     /// Print ids alone
     #[arg(short, long, conflicts_with_all = ["json", "format", "digests"])]
     quiet: bool,
@@ -77,7 +81,10 @@ pub(super) fn run(globals: &Globals, args: &ImagesArgs) -> anyhow::Result<u8> {
             args.shown.is_json(),
         );
     }
-    let images = store.list()?;
+    let mut images = store.list()?;
+    if let Some(name) = &args.name {
+        images.retain(|image| is_named(image.tags(), image.digests(), name));
+    }
     if args.shown.is_json() {
         let views: Vec<ImageView> = images.iter().map(ImageView::from).collect();
         super::print_json(&views)?;
@@ -124,6 +131,25 @@ pub(super) fn short_id(image: &Image, in_full: bool) -> String {
     }
 }
 
+/// Returns whether an image has a name: a repository, which may be short (`busybox`), with a tag or
+/// digest or without.
+fn is_named(tags: &[String], digests: &[String], name: &str) -> bool {
+    let Ok(wanted) = podvisor_images::parse_reference(name) else {
+        return false;
+    };
+    let (repository, _) = split_tag(name);
+    let is_exact = repository != name || name.contains('@');
+    let mut names = tags.iter().chain(digests);
+    names.any(|known| match podvisor_images::parse_reference(known) {
+        Ok(of) => {
+            let is_same =
+                of.registry() == wanted.registry() && of.repository() == wanted.repository();
+            is_same && (!is_exact || of.to_string() == wanted.to_string())
+        }
+        Err(_) => false,
+    })
+}
+
 /// Returns repository and tag of each name; those of the digests if there are no tags.
 fn names(tags: &[String], digests: &[String]) -> Vec<(String, String)> {
     if !tags.is_empty() {
@@ -144,6 +170,34 @@ fn split_tag(name: &str) -> (String, String) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn images_are_chosen_by_repository_or_tag() {
+        let tags = ["docker.io/library/busybox:1.36", "r.example:5000/app:2"].map(str::to_owned);
+        let digests = [format!(
+            "docker.io/library/busybox@sha256:{}",
+            "1".repeat(64)
+        )];
+        for name in [
+            "busybox",
+            "busybox:1.36",
+            "docker.io/library/busybox",
+            "r.example:5000/app",
+            &digests[0],
+        ] {
+            assert!(is_named(&tags, &digests, name), "{name}");
+        }
+        for name in [
+            "busybox:1.37",
+            "app",
+            "library",
+            "r.example:5000/app:3",
+            "UPPER",
+            "",
+        ] {
+            assert!(!is_named(&tags, &digests, name), "{name}");
+        }
+    }
 
     #[test]
     fn a_port_is_no_tag() {

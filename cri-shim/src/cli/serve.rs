@@ -6,6 +6,7 @@ use std::thread;
 
 use anyhow::Context as _;
 use clap::Args;
+use podvisor_images::SignaturePolicy;
 use rustix::process::{Resource, getrlimit, setrlimit};
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -96,6 +97,11 @@ pub(super) struct ServeArgs {
     /// Do not jail the pods' processes: for hosts that do not let podvisor do so
     #[arg(long)]
     no_jail: bool,
+
+    /// Pull only images that this policy allows (containers-policy.json(5)), by registry and
+    /// namespace; a changed file is used by the next pull
+    #[arg(long, value_name = "FILE")]
+    signature_policy: Option<PathBuf>,
 
     #[command(flatten)]
     registries: RegistryArgs,
@@ -207,6 +213,11 @@ impl ServeArgs {
         let handlers = file.handlers.iter();
         let handlers = handlers.map(|(name, settings)| (name.clone(), guest(settings, &base)));
         let registries = self.registries.clone().or_hosts_dir(file.hosts_dir);
+        let policy = self.signature_policy.as_ref();
+        if let Some(policy) = policy.or(file.signature_policy.as_ref()) {
+            SignaturePolicy::read(policy)
+                .with_context(|| format!("cannot use the policy {}", policy.display()))?;
+        }
         Ok(ServeConfig {
             listen,
             handlers: handlers.collect(),
@@ -215,6 +226,7 @@ impl ServeArgs {
             cni,
             cdi_spec_dirs,
             registries: Registries::of(registries.directory())?,
+            signature_policy: self.signature_policy.clone().or(file.signature_policy),
             metrics: self.metrics.or(file.metrics),
             consoles: self.console_dir.clone().or(file.console_dir),
             templates: self.boot.or(file.boot).unwrap_or_default().templates(&root),
@@ -330,6 +342,7 @@ mod tests {
             root: Some("/root-of-test".into()),
             log_level: None,
             log_format: crate::cli::LogFormat::Text,
+            kept: Default::default(),
         };
         let mut file = Settings::parse(file).unwrap();
         // The guest's own files may not have been built here.
@@ -389,6 +402,7 @@ mod tests {
                 root: Some("/root-of-test".into()),
                 log_level: None,
                 log_format: crate::cli::LogFormat::Text,
+                kept: Default::default(),
             };
             let config = ServeArgs::default().merge_with(&globals, file, "/initramfs".into());
             config.map(|config| {

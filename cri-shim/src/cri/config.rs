@@ -50,6 +50,9 @@ pub(crate) struct ServeConfig {
     pub(crate) cdi_spec_dirs: Vec<PathBuf>,
     /// How registries are reached.
     pub(crate) registries: Registries,
+    /// Which signatures images need (containers-policy.json(5)), read anew for each pull; `None`:
+    /// none.
+    pub(crate) signature_policy: Option<PathBuf>,
     /// Where health and metrics are served over HTTP.
     pub(crate) metrics: Option<SocketAddr>,
     /// Directory for the console output of guests' kernels, one file per pod; a console makes

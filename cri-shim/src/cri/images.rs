@@ -1,6 +1,7 @@
 //! ImageService: the Container Runtime Interface to the node's image store.
 
 use std::collections::HashMap;
+use std::path::Path;
 use std::sync::Arc;
 
 use base64::Engine as _;
@@ -12,7 +13,9 @@ use k8s_cri::v1::{
     ListImagesRequest, ListImagesResponse, PullImageRequest, PullImageResponse, RemoveImageRequest,
     RemoveImageResponse, UInt64Value,
 };
-use podvisor_images::{Credentials, Error as ImageError, Image, PullOptions};
+use podvisor_images::{
+    Credentials, Error as ImageError, Image, PolicyError, PullOptions, SignaturePolicy,
+};
 use tokio::task::spawn_blocking;
 use tonic::{Code, Request, Response, Status};
 use tracing::info;
@@ -105,9 +108,15 @@ impl ImageService for Images {
         let credentials = credentials(request.auth, &name)?;
         let registries = self.with_store(|node| Ok(node.config.registries.current()));
         let registries = registries.await?;
-        let options = PullOptions::default()
+        let mut options = PullOptions::default()
             .registries(registries)
             .credentials(credentials);
+        if let Some(file) = self.node.config.signature_policy.clone() {
+            let policy = self.with_store(move |_| Ok((SignaturePolicy::read(&file), file)));
+            let (policy, file) = policy.await?;
+            let policy = policy.map_err(|error| unusable_policy(&file, &error))?;
+            options = options.signatures(Arc::new(policy));
+        }
         // If the caller goes away, the pull ends; completed parts are kept for the next one.
         let image = self
             .node
@@ -204,15 +213,27 @@ fn shown(image: &Image) -> Shown {
     }
 }
 
+/// The reason of a pull that the signature policy refuses.
+const UNSIGNED: &str = "SignatureValidationFailed";
+
 /// A kubelet recognizes these reasons by the prefix of a message with code UNKNOWN.
 fn pull_failed(error: ImageError) -> Status {
     let status = Status::from(CriError::from(error));
     let reason = match status.code() {
         Code::Unavailable => "RegistryUnavailable",
-        Code::PermissionDenied => "SignatureValidationFailed",
+        Code::PermissionDenied => UNSIGNED,
         _ => return status,
     };
     Status::unknown(format!("{reason}: {}", status.message()))
+}
+
+/// No image is pulled until the policy can be read again.
+fn unusable_policy(file: &Path, error: &PolicyError) -> Status {
+    let causes = crate::machine::causes(error);
+    let file = file.display();
+    Status::unknown(format!(
+        "{UNSIGNED}: cannot use the policy {file}: {causes}; repair the file"
+    ))
 }
 
 /// Returns the request's credentials; those of another registry are ignored.

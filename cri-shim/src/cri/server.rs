@@ -12,6 +12,7 @@ use k8s_cri::v1::image_service_server::ImageServiceServer;
 use k8s_cri::v1::runtime_service_server::RuntimeServiceServer;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::oneshot;
+use tokio_stream::StreamExt as _;
 use tokio_stream::wrappers::UnixListenerStream;
 use tonic::transport::Server;
 use tracing::info;
@@ -26,6 +27,7 @@ use super::newer::Newer;
 use super::node::Node;
 use super::runtime::Runtime;
 use super::streams::Streams;
+use crate::path_authority::PathAuthority;
 use crate::streaming::{Streaming, StreamingError};
 
 /// Maximum message size in both directions: the kubelet's own limit.
@@ -109,11 +111,12 @@ pub(crate) async fn serve(
         .max_decoding_message_size(MESSAGE_BYTES);
     let images = WithHost::new(images, Arc::clone(&node), host.clone(), MESSAGE_BYTES);
     let (stopping, stopped) = oneshot::channel();
+    let incoming = UnixListenerStream::new(listener).map(|stream| stream.map(PathAuthority::new));
     let server = Server::builder()
         .layer(AroundCalls::new(calls))
         .add_service(runtime)
         .add_service(images)
-        .serve_with_incoming_shutdown(UnixListenerStream::new(listener), async {
+        .serve_with_incoming_shutdown(incoming, async {
             // Without a sender there is nothing to wait for either.
             let _ = stopped.await;
         });

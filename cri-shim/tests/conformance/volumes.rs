@@ -186,6 +186,51 @@ fn guest_a_stopped_pod_has_no_volume_of_the_host_mounted() {
 }
 
 #[test]
+fn guest_a_directory_below_a_volume_can_be_unmounted_and_removed_while_the_pod_runs() {
+    let dir = RUNTIME.directory("not-busy");
+    let inner = dir.join("inner");
+    fs::create_dir(&inner).unwrap();
+    let mounted = Mounted::at(inner.clone());
+    fs::write(inner.join("file"), "below").unwrap();
+    let container = Pod::shared().start("not-busy", |config| {
+        config.mounts = vec![mount(&dir, "/data")];
+    });
+    assert_eq!(container.sh("cat /data/inner/file"), "below");
+    unmount(&inner, UnmountFlags::empty()).unwrap();
+    drop(mounted);
+    fs::remove_dir(&inner).unwrap();
+    container.sh("test ! -e /data/inner");
+    container.stop(0);
+    container.remove();
+}
+
+#[test]
+fn guest_a_pods_volumes_can_be_removed_beside_a_pod_that_has_the_whole_host() {
+    let volume = RUNTIME.directory("of-a-pod-that-ends").join("volume");
+    fs::create_dir(&volume).unwrap();
+    let mounted = Mounted::at(volume.clone());
+    let pod = Pod::run("ends", |_| {});
+    pod.start("user", |config| {
+        config.mounts = vec![mount(&volume, "/data")];
+    });
+    let monitor = Pod::shared().start("monitor", |config| {
+        config.mounts = vec![Mount {
+            readonly: true,
+            ..mount(Path::new("/"), "/host")
+        }];
+    });
+    monitor.sh("test -d /host/proc");
+    pod.stop();
+    unmount(&volume, UnmountFlags::empty()).unwrap();
+    drop(mounted);
+    fs::remove_dir(&volume).unwrap();
+    pod.remove();
+    monitor.sh("test -d /host/proc");
+    monitor.stop(0);
+    monitor.remove();
+}
+
+#[test]
 fn guest_read_only_reaches_into_mounts_below_only_when_asked_to() {
     let dir = RUNTIME.directory("nested");
     let inner = dir.join("inner");

@@ -348,7 +348,7 @@ fn queues_that_run_or_do_not_exist_are_refused() {
 #[test]
 fn the_device_is_as_the_specification_says() {
     let info = BalloonDevice::default().info();
-    assert_eq!(info.device_type as u32, 5);
+    assert_eq!(info.device_type.number(), 5);
     assert_eq!(info.features, 0b10_0110);
     assert_eq!((info.queue_sizes.len(), info.config.len()), (5, 16));
     let text = format!("{:?}", BalloonDevice::new());

@@ -7,7 +7,7 @@ use std::os::unix::net::UnixStream;
 use super::{On, Rig};
 use crate::balloon::BalloonDevice;
 use crate::blk::{BlockDevice, FileDisk};
-use crate::console::ConsoleDevice;
+use crate::console::{ConsoleDevice, PortsDevice};
 use crate::fs::FsDevice;
 use crate::mem::{BLOCK_SIZE, MemDevice, MemRegion};
 use crate::net::{MemoryNic, NetDevice, Nic};
@@ -91,6 +91,7 @@ pub(super) fn subjects() -> Vec<Subject> {
             net(),
             net_pairs(),
             pmem(),
+            ports(),
             rng(),
             vsock(),
         ];
@@ -224,6 +225,41 @@ fn pmem() -> Subject {
     device.place(1 << 32);
     // A flush.
     Subject::new("pmem", device).sound(0, &[0; 4], 4)
+}
+
+/// A control message of a driver: its port, what it says, and that it is so.
+fn say(rig: &mut Rig, port: u8, event: u8) {
+    use vm_memory::{Bytes, GuestAddress};
+    let at = super::DATA + 0x8000;
+    let message = [port, 0, 0, 0, event, 0, 1, 0];
+    rig.mem.write_slice(&message, GuestAddress(at)).unwrap();
+    rig.drivers[3].add(&[(at, 8)], &[]);
+    rig.notify(3);
+    let _ = rig.drivers[3].take_used();
+}
+
+/// With one port. A driver that is ready is told of it, and opens it before bytes arrive.
+fn ports() -> Subject {
+    let (stream, mut host) = UnixStream::pair().unwrap();
+    let mut device = PortsDevice::new(["port"]).unwrap();
+    device.connect("port", stream).unwrap();
+    host.set_nonblocking(true).unwrap();
+    Subject::new("ports", device)
+        .sound(1, b"text", 0)
+        .sound(2, &[], 72)
+        .sound(3, &[1, 0, 0, 0, 6, 0, 1, 0], 0)
+        .sound(4, &[], 64)
+        .sound(5, b"text", 0)
+        .arrives(2, |rig| say(rig, 0, 0))
+        .arrives(4, |rig| {
+            say(rig, 1, 6);
+            fed(rig);
+        })
+        .fed_by(move || {
+            // What the driver sent makes room.
+            while std::io::Read::read(&mut host, &mut [0; 4096]).is_ok_and(|len| len > 0) {}
+            host.write_all(b"x").unwrap();
+        })
 }
 
 fn rng() -> Subject {

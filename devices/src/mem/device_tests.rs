@@ -385,7 +385,7 @@ fn the_device_is_as_the_specification_says() {
     let rig = rig();
     assert_eq!(rig.device.region(), REGION);
     let info = rig.device.info();
-    assert_eq!((info.device_type as u32, info.features), (24, 2));
+    assert_eq!((info.device_type.number(), info.features), (24, 2));
     assert_eq!(
         (info.queue_sizes.as_slice(), info.config.len()),
         (&[64][..], 56)

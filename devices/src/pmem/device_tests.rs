@@ -135,7 +135,7 @@ fn the_device_is_as_the_specification_says() {
     device.place(1 << 32);
     let info = device.info();
     assert_eq!(
-        (info.device_type as u32, info.device_type.name()),
+        (info.device_type.number(), info.device_type.name()),
         (27, "pmem")
     );
     assert_eq!((info.features, info.queue_sizes.len()), (0, 1));

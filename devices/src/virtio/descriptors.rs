@@ -22,6 +22,7 @@ pub(super) struct Descriptors<'m> {
     next: u16,
     /// How many descriptors may follow: no more than the table has, or there is a loop.
     left: u16,
+    /// Whether no descriptor may refer to a table any more.
     indirect: bool,
     bytes: u32,
 }
@@ -37,6 +38,12 @@ impl<'m> Descriptors<'m> {
             indirect: false,
             bytes: 0,
         }
+    }
+
+    /// Forbids indirect tables, which driver and device have not agreed on.
+    pub(super) fn without_tables(mut self) -> Self {
+        self.indirect = true;
+        self
     }
 
     /// Goes on in the table that `descriptor` refers to; `None` if that is not allowed.

@@ -10,27 +10,28 @@ use super::{ConfigSpace, Fault, Queue, ReadCounters, RestoreError, SavedDevice};
 
 /// Device type numbers (§5).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[repr(u32)]
 #[non_exhaustive]
 pub enum DeviceType {
     /// Network card (§5.1).
-    Net = 1,
+    Net,
     /// Block device (§5.2).
-    Block = 2,
+    Block,
     /// Console (§5.3).
-    Console = 3,
+    Console,
     /// Entropy device (§5.4).
-    Entropy = 4,
+    Entropy,
     /// Memory balloon (§5.5).
-    Balloon = 5,
+    Balloon,
     /// Socket device (§5.10).
-    Vsock = 19,
+    Vsock,
     /// Memory device (§5.15).
-    Mem = 24,
+    Mem,
     /// File system (§5.11).
-    FileSystem = 26,
+    FileSystem,
     /// Persistent memory device (§5.19).
-    Pmem = 27,
+    Pmem,
+    /// A program's own device, of the type with this number. On PCI it is at most 63.
+    Other(u32),
 }
 
 impl DeviceType {
@@ -47,6 +48,24 @@ impl DeviceType {
             Self::Mem => "mem",
             Self::FileSystem => "fs",
             Self::Pmem => "pmem",
+            Self::Other(_) => "other",
+        }
+    }
+
+    /// The type's number.
+    #[must_use]
+    pub fn number(self) -> u32 {
+        match self {
+            Self::Net => 1,
+            Self::Block => 2,
+            Self::Console => 3,
+            Self::Entropy => 4,
+            Self::Balloon => 5,
+            Self::Vsock => 19,
+            Self::Mem => 24,
+            Self::FileSystem => 26,
+            Self::Pmem => 27,
+            Self::Other(number) => number,
         }
     }
 }

@@ -62,6 +62,8 @@ pub struct QueueResources {
     pub kick: Arc<EventFd>,
     /// Whether `VIRTIO_F_EVENT_IDX` was negotiated.
     pub event_idx: bool,
+    /// Whether `VIRTIO_F_INDIRECT_DESC` was negotiated.
+    pub indirect_desc: bool,
     /// The positions to continue from; the default for a queue that was never used.
     pub state: QueueState,
 }
@@ -78,6 +80,8 @@ pub struct Queue {
     mem: Arc<GuestRam>,
     irq: Arc<dyn Interrupt>,
     kick: Arc<EventFd>,
+    /// Whether chains may have indirect tables.
+    indirect_desc: bool,
     /// One bit per descriptor: taken and not yet completed.
     in_use: Vec<u64>,
     /// Emptied segment lists, so that a chain needs no allocation.
@@ -102,6 +106,7 @@ impl Queue {
             irq,
             kick,
             event_idx,
+            indirect_desc,
             state,
         } = resources;
         let size_error = || QueueConfigError::Size {
@@ -164,6 +169,7 @@ impl Queue {
             mem: Arc::new(mem),
             irq,
             kick,
+            indirect_desc,
             in_use: vec![0; n.div_ceil(64)],
             spare: Vec::new(),
             completed: 0,
@@ -292,7 +298,11 @@ impl Queue {
         // descriptor has no NEXT flag.
         let mut ended = false;
         let table = GuestAddress(self.ring.desc_table());
-        for descriptor in Descriptors::new(&self.ram, table, size, head) {
+        let mut descriptors = Descriptors::new(&self.ram, table, size, head);
+        if !self.indirect_desc {
+            descriptors = descriptors.without_tables();
+        }
+        for descriptor in descriptors {
             ended = !descriptor.has_next();
             let (addr, len) = (descriptor.addr(), descriptor.len());
             if chain.descriptors == MAX_SEGMENTS {

@@ -258,6 +258,26 @@ fn an_indirect_table_is_walked_and_a_nested_one_is_a_fault() {
 }
 
 #[test]
+fn a_table_that_was_not_negotiated_is_a_fault() {
+    let (mem, mut driver, _, irq) = setup();
+    let table = 0x60000;
+    for (indirect_desc, is_served) in [(true, true), (false, false)] {
+        let resources = QueueResources {
+            indirect_desc,
+            ..queue_resources(&mem, irq.clone())
+        };
+        let mut queue = Queue::new(0, 16, &driver.config(), resources).unwrap();
+        let chain = DriverQueue::new(&mem, table, 2);
+        chain.descriptor(0, BUF, 8, 0, 0);
+        driver.descriptor(0, table, 16, F_INDIRECT, 0);
+        if is_served {
+            driver.make_available(0);
+        }
+        assert_eq!(queue.next().is_ok_and(|chain| chain.is_some()), is_served);
+    }
+}
+
+#[test]
 fn an_indirect_table_of_odd_length_is_a_fault() {
     let (_, mut driver, mut queue, _) = setup();
     driver.descriptor(0, 0x60000, 33, F_INDIRECT, 0);

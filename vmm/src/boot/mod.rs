@@ -30,6 +30,7 @@ mod memory_map;
 mod mptable;
 mod pvh;
 mod registers;
+mod smbios;
 mod source;
 mod zero_page;
 
@@ -38,8 +39,10 @@ pub use error::{BootError, KernelFault};
 pub use initramfs::Initramfs;
 pub use kernel::Kernel;
 pub(crate) use registers::boot_registers;
+pub use smbios::Smbios;
 
 use podvisor_devices::GuestRam;
+use podvisor_devices::legacy::events::{Event, Events};
 use vm_memory::{Bytes, GuestAddress};
 
 use crate::layout;
@@ -56,6 +59,20 @@ pub(crate) struct Platform {
     pub(crate) has_pci: bool,
     /// Whether there is a COM1.
     pub(crate) has_serial: bool,
+    /// The events that the guest is told of.
+    pub(crate) events: Events,
+    /// What the machine is called; `None` if it has no SMBIOS tables.
+    pub(crate) smbios: Option<Smbios>,
+}
+
+impl Platform {
+    /// Returns the end of the tables, below 1 MiB.
+    fn tables_end(&self) -> u64 {
+        match self.events.has(Event::NewGeneration) {
+            true => layout::GENERATION_ID,
+            false => layout::HIMEM_START,
+        }
+    }
 }
 
 /// The registers of a virtio-mmio device, and its interrupt.
@@ -155,12 +172,16 @@ pub(crate) fn write_boot_params(
     check_cmdline(cmdline, Some(kernel))?;
     write(mem, "the command line", layout::CMDLINE, cmdline.as_bytes())?;
     let mp_table_end = mptable::write(mem, platform.cpus)?;
-    let rsdp = acpi::write(mem, mp_table_end, platform)?;
+    let limit = platform.tables_end();
+    let acpi = acpi::write(mem, mp_table_end, limit, platform)?;
+    if let Some(identity) = &platform.smbios {
+        smbios::write(mem, acpi.end, limit, identity)?;
+    }
     registers::write_gdt(mem, entry.protocol)?;
     let params = BootParams {
         initramfs: *module,
         cmdline_len: cmdline.len(),
-        rsdp,
+        rsdp: acpi.rsdp,
     };
     match entry.protocol {
         Protocol::Pvh => pvh::write(mem, map, params)?,

@@ -1,5 +1,7 @@
 //! The state of KVM's interrupt controllers and clock.
 
+use std::ops::RangeInclusive;
+
 use kvm_bindings::{
     KVM_IRQCHIP_IOAPIC, KVM_IRQCHIP_PIC_MASTER, KVM_IRQCHIP_PIC_SLAVE, kvm_clock_data, kvm_irqchip,
 };
@@ -10,6 +12,8 @@ use crate::kvm::KvmError;
 
 /// The version of the record.
 pub(super) const VERSION: u32 = 2;
+/// The versions that can be read.
+pub(super) const READABLE: RangeInclusive<u32> = 2..=VERSION;
 
 const CHIPS: [u32; 3] = [
     KVM_IRQCHIP_PIC_MASTER,

@@ -1,6 +1,8 @@
 //! The state of a virtio device in a snapshot: its registers on either transport, its rings, and
 //! its configuration space.
 
+use std::ops::RangeInclusive;
+
 use podvisor_devices::pci::SavedMsix;
 use podvisor_devices::virtio::transport::{SavedMmio, SavedPci, SavedTransport};
 use podvisor_devices::virtio::{QueueConfig, QueueState, SavedConfig, SavedDevice};
@@ -9,6 +11,8 @@ use super::format::{Kind, Reader, Record, Writer};
 
 /// The version of a device's registers, on both transports.
 pub(super) const VERSION: u32 = 1;
+/// The versions that can be read.
+pub(super) const READABLE: RangeInclusive<u32> = 1..=VERSION;
 
 /// A virtio device.
 #[derive(Clone, Debug, PartialEq, Eq)]

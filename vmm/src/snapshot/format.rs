@@ -4,6 +4,8 @@
 //! Input is not trusted: no length is used before the bytes are known to exist, and a file is
 //! either understood completely or refused.
 
+use std::ops::RangeInclusive;
+
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 const MAGIC: [u8; 8] = *b"PODVSNAP";
@@ -100,11 +102,29 @@ pub enum SnapshotFormatError {
         /// Which part.
         what: String,
     },
-    /// A record of a kind or version that this version of the library does not know.
-    #[error("{what} has an unknown kind or version")]
-    Unknown {
+    /// A record of a kind that this version of the library does not know.
+    #[error(
+        "record {number}, named {id:?}, is of the unknown kind {kind}: a newer version wrote it"
+    )]
+    UnknownKind {
+        /// Its position in the file.
+        number: u32,
+        /// Its name.
+        id: String,
+        /// Its kind.
+        kind: u16,
+    },
+    /// A record of a version that this version of the library cannot read.
+    #[error("{what} has version {found}, this version reads {oldest} to {newest}")]
+    Version {
         /// Which part.
         what: String,
+        /// The version in the file.
+        found: u32,
+        /// The oldest that can be read.
+        oldest: u32,
+        /// The newest that can be read.
+        newest: u32,
     },
     /// Inconsistent, though the checksum is right.
     #[error("{what} is invalid: {why}")]
@@ -196,10 +216,18 @@ pub(crate) fn decode(file: &[u8]) -> Result<Vec<Record>, SnapshotFormatError> {
         if sum != checksum(&[&start[..RECORD_HEADER_LEN - 4], id, bytes]) {
             return Err(SnapshotFormatError::Checksum { what: what() });
         }
-        let unknown = || SnapshotFormatError::Unknown { what: what() };
+        let id = std::str::from_utf8(id).map_err(|_| SnapshotFormatError::Invalid {
+            what: what(),
+            why: "its id is no text",
+        })?;
+        let unknown = || SnapshotFormatError::UnknownKind {
+            number,
+            id: id.escape_debug().to_string(),
+            kind,
+        };
         let record = Record {
             kind: Kind::from_number(kind).ok_or_else(unknown)?,
-            id: String::from_utf8(id.to_vec()).map_err(|_| unknown())?,
+            id: id.to_owned(),
             version,
             bytes: bytes.to_vec(),
         };
@@ -227,18 +255,30 @@ fn checksum(parts: &[&[u8]]) -> u32 {
 }
 
 impl Record {
-    /// Parses the record with `parse`, which must consume all of it.
+    /// Returns what errors call it.
+    pub(crate) fn name(&self) -> String {
+        format!("the record {:?} {}", self.kind, self.id)
+    }
+
+    /// Parses the record with `parse`, which must consume all of it. A record of any of `versions`
+    /// can be read, and the newest is what is written: `parse` gets the record's, gives fields that
+    /// came later the value that says the same, and drops those that are no more.
     pub(crate) fn parse<T>(
         &self,
-        version: u32,
-        parse: impl FnOnce(&mut Reader<'_>) -> Result<T, &'static str>,
+        versions: RangeInclusive<u32>,
+        parse: impl FnOnce(&mut Reader<'_>, u32) -> Result<T, &'static str>,
     ) -> Result<T, SnapshotFormatError> {
-        let what = || format!("the record {:?} {}", self.kind, self.id);
-        if self.version != version {
-            return Err(SnapshotFormatError::Unknown { what: what() });
+        let what = || self.name();
+        if !versions.contains(&self.version) {
+            return Err(SnapshotFormatError::Version {
+                what: what(),
+                found: self.version,
+                oldest: *versions.start(),
+                newest: *versions.end(),
+            });
         }
         let mut reader = Reader::new(&self.bytes);
-        parse(&mut reader)
+        parse(&mut reader, self.version)
             .and_then(|value| reader.end().map(|()| value))
             .map_err(|why| SnapshotFormatError::Invalid { what: what(), why })
     }
@@ -446,19 +486,48 @@ mod tests {
     }
 
     #[test]
-    fn a_record_of_another_version_is_not_read() {
-        let record = &records()[3];
-        let take = |reader: &mut Reader<'_>, count| reader.raw(count).map(|_| ());
-        assert!(record.parse(1, |reader| take(reader, 5)).is_ok());
-        let error = record.parse(2, |reader| take(reader, 5)).unwrap_err();
-        assert!(
-            matches!(error, SnapshotFormatError::Unknown { .. }),
-            "{error}"
-        );
-        let error = record.parse(1, |reader| take(reader, 4)).unwrap_err();
+    fn a_record_of_an_older_version_is_read_as_such_and_of_a_newer_one_is_refused() {
+        let record = Record {
+            version: 2,
+            ..records()[3].clone()
+        };
+        let take = |count| move |reader: &mut Reader<'_>, _| reader.raw(count).map(|_| ());
+        let version = |_: &mut Reader<'_>, version| Ok(version);
+        let empty = Record {
+            bytes: Vec::new(),
+            ..record.clone()
+        };
+        for readable in [2..=2, 1..=3, 2..=9] {
+            assert_eq!(empty.parse(readable, version).unwrap(), 2);
+        }
+        for readable in [1..=1, 3..=9] {
+            let error = record.parse(readable, take(5)).unwrap_err();
+            assert!(
+                matches!(error, SnapshotFormatError::Version { found: 2, .. }),
+                "{error}"
+            );
+            assert!(error.to_string().contains("blk0"), "{error}");
+        }
+        let error = record.parse(1..=2, take(4)).unwrap_err();
         assert!(error.to_string().contains("too long"), "{error}");
-        let error = record.parse(1, |reader| take(reader, 6)).unwrap_err();
+        let error = record.parse(1..=2, take(6)).unwrap_err();
         assert!(error.to_string().contains("too early"), "{error}");
+    }
+
+    #[test]
+    fn a_record_of_an_unknown_kind_is_refused_by_its_name() {
+        let mut file = encode(&records()[3..]);
+        file[HEADER_LEN] = 200;
+        let bytes = file[HEADER_LEN..].to_vec();
+        let (header, rest) = bytes.split_at(RECORD_HEADER_LEN);
+        let sum = checksum(&[&header[..RECORD_HEADER_LEN - 4], rest]);
+        let at = HEADER_LEN + RECORD_HEADER_LEN - 4;
+        file[at..at + 4].copy_from_slice(&sum.to_le_bytes());
+        let error = decode(&file).unwrap_err();
+        let SnapshotFormatError::UnknownKind { kind: 200, id, .. } = &error else {
+            panic!("{error}");
+        };
+        assert_eq!(id, "blk0");
     }
 
     proptest! {

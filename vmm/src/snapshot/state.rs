@@ -1,7 +1,7 @@
 //! All state of a VM in a snapshot, as records.
 
 use std::ffi::OsStr;
-use std::ops::Range;
+use std::ops::{Range, RangeInclusive};
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
@@ -21,11 +21,18 @@ const MACHINE_VERSION: u32 = 3;
 const MEMORY_VERSION: u32 = 1;
 const PCI_VERSION: u32 = 1;
 
+/// The versions of these that can be read.
+const MACHINE_READABLE: RangeInclusive<u32> = 3..=MACHINE_VERSION;
+const MEMORY_READABLE: RangeInclusive<u32> = 1..=MEMORY_VERSION;
+const PCI_READABLE: RangeInclusive<u32> = 1..=PCI_VERSION;
+
 /// More than any host has, and far from the end of the address space.
 const MAX_MEMORY: MemorySize = MemorySize::gib(1 << 20);
 
 /// The record of the serial port; devices have names like `blk0`.
 const SERIAL: &str = "serial";
+/// The record of the register of events.
+const EVENTS: &str = "events";
 
 /// Identifies a full snapshot, for its differences.
 pub(crate) type Identity = [u8; 16];
@@ -44,6 +51,8 @@ pub(crate) struct MachineState {
     pub(crate) max_vcpus: u8,
     pub(crate) chips: ChipState,
     pub(crate) serial: Option<SavedDevice>,
+    /// The register of events; `None` if the guest is told of none.
+    pub(crate) events: Option<SavedDevice>,
     /// `CONFIG_ADDRESS` of the PCI bus; `None` if devices are on MMIO.
     pub(crate) pci: Option<u32>,
     /// In the order in which they were added.
@@ -113,6 +122,7 @@ impl MachineState {
             record(Kind::Device, name.to_owned(), saved.version, bytes)
         };
         records.extend(self.serial.as_ref().map(|saved| device(SERIAL, saved)));
+        records.extend(self.events.as_ref().map(|saved| device(EVENTS, saved)));
         for state in &self.devices {
             records.push(state.to_record());
             records.push(device(&state.name, &state.own));
@@ -133,7 +143,7 @@ impl MachineState {
             let found = records.iter().find(|r| r.kind == kind && r.id == id);
             found.ok_or_else(|| missing(format!("the record {kind:?} {id}")))
         };
-        let machine = find(Kind::Machine, "")?.parse(MACHINE_VERSION, |input| {
+        let machine = find(Kind::Machine, "")?.parse(MACHINE_READABLE, |input, _| {
             let identity = input.raw(16)?.try_into().map_err(|_| "no identity")?;
             let memory = MemoryShape {
                 boot: MemorySize::bytes(input.u64()?),
@@ -159,20 +169,25 @@ impl MachineState {
         if count == 0 || count > u32::from(max_vcpus) || max_vcpus > MAX_CPUS {
             return Err(invalid("a number of vCPUs that no guest has"));
         }
-        let base = find(Kind::Memory, "")?.parse(MEMORY_VERSION, |input| {
+        let base = find(Kind::Memory, "")?.parse(MEMORY_READABLE, |input, _| {
             Base::decode(input, memory.total().as_bytes())
         })?;
         let vcpus: Vec<VcpuState> = (0..count)
-            .map(|id| find(Kind::Vcpu, &id.to_string())?.parse(vcpu::VERSION, VcpuState::decode))
+            .map(|id| {
+                find(Kind::Vcpu, &id.to_string())?
+                    .parse(vcpu::READABLE, |input, _| VcpuState::decode(input))
+            })
             .collect::<Result<_, _>>()?;
-        let chips = find(Kind::Chips, "")?.parse(chips::VERSION, ChipState::decode)?;
+        let chips =
+            find(Kind::Chips, "")?.parse(chips::READABLE, |input, _| ChipState::decode(input))?;
         let own = |record: &Record| SavedDevice {
             version: record.version,
             bytes: record.bytes.clone(),
         };
         let serial = find(Kind::Device, SERIAL).ok().map(own);
+        let events = find(Kind::Device, EVENTS).ok().map(own);
         let pci = match find(Kind::Pci, "") {
-            Ok(record) => Some(record.parse(PCI_VERSION, |input| input.u32())?),
+            Ok(record) => Some(record.parse(PCI_READABLE, |input, _| input.u32())?),
             Err(_) => None,
         };
         let transport = match pci {
@@ -183,23 +198,35 @@ impl MachineState {
         let devices: Vec<DeviceState> = transports
             .map(|record| {
                 let own = own(find(Kind::Device, &record.id)?);
-                record.parse(device::VERSION, |input| {
+                record.parse(device::READABLE, |input, _| {
                     DeviceState::decode(input, record, own)
                 })
             })
             .collect::<Result<_, _>>()?;
         let working_set = match find(Kind::WorkingSet, "") {
-            Ok(record) => Some(record.parse(working_set::VERSION, |input| {
+            Ok(record) => Some(record.parse(working_set::READABLE, |input, _| {
                 WorkingSet::decode(input, boot.as_bytes())
             })?),
             Err(_) => None,
         };
-        // Every record was used.
-        let optional = [serial.is_some(), pci.is_some(), working_set.is_some()];
-        let optional = optional.into_iter().filter(|there| *there).count();
-        let expected = 3 + vcpus.len() + optional + 2 * devices.len();
-        if records.len() != expected {
-            return Err(invalid("records that belong to nothing"));
+        // A file is read completely or not at all: what an unknown record says would be lost.
+        let is_used = |record: &Record| match record.kind {
+            Kind::Machine | Kind::Memory | Kind::Chips | Kind::Pci | Kind::WorkingSet => {
+                record.id.is_empty()
+            }
+            Kind::Vcpu => (0..count).any(|id| record.id == id.to_string()),
+            Kind::Transport | Kind::Function => record.kind == transport,
+            Kind::Device => {
+                let own = [SERIAL, EVENTS].into_iter();
+                let mut all = own.chain(devices.iter().map(|device| &*device.name));
+                all.any(|name| name == record.id)
+            }
+        };
+        if let Some(record) = records.iter().find(|record| !is_used(record)) {
+            return Err(SnapshotFormatError::Invalid {
+                what: record.name(),
+                why: "it belongs to nothing",
+            });
         }
         Ok(Self {
             identity,
@@ -210,6 +237,7 @@ impl MachineState {
             max_vcpus,
             chips,
             serial,
+            events,
             pci,
             devices,
             working_set,

@@ -1,6 +1,8 @@
 //! The state of a vCPU: gathered by its thread while it is parked, and applied to a new one.
 #![allow(unsafe_code)] // KVM_SET_XSAVE reads as much as KVM says
 
+use std::ops::RangeInclusive;
+
 use kvm_bindings::{
     Msrs, kvm_debugregs, kvm_lapic_state, kvm_mp_state, kvm_msr_entry, kvm_regs, kvm_sregs,
     kvm_vcpu_events, kvm_xcrs, kvm_xsave,
@@ -13,6 +15,8 @@ use crate::kvm::{self, KvmError};
 
 /// The version of the record.
 pub(super) const VERSION: u32 = 1;
+/// The versions that can be read.
+pub(super) const READABLE: RangeInclusive<u32> = 1..=VERSION;
 
 /// The maximum number of MSRs of a vCPU: KVM lists some 200, and none of those of which a processor
 /// may have thousands.

@@ -1,11 +1,13 @@
 //! The pages that a VM writes soon after it was restored from a snapshot.
 
-use std::ops::Range;
+use std::ops::{Range, RangeInclusive};
 
 use super::format::{Reader, Writer};
 use crate::memory::PAGE_SIZE;
 
 pub(super) const VERSION: u32 = 1;
+/// The versions that can be read.
+pub(super) const READABLE: RangeInclusive<u32> = 1..=VERSION;
 
 /// The maximum size of a set: each VM starts with this much memory of its own.
 const MAX_SIZE: u64 = 64 << 20;

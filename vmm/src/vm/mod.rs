@@ -24,6 +24,8 @@ mod tests;
 mod vcpu;
 
 use std::fmt;
+use std::io;
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -33,7 +35,7 @@ use std::time::{Duration, Instant};
 use kvm_ioctls::VcpuFd;
 use podvisor_devices::balloon::BalloonDevice;
 use podvisor_devices::blk::BlockDevice;
-use podvisor_devices::console::ConsoleDevice;
+use podvisor_devices::console::{ConsoleDevice, PortsDevice};
 use podvisor_devices::fs::FsDevice;
 use podvisor_devices::legacy::serial::SerialPort;
 use podvisor_devices::mem::MemDevice;
@@ -41,14 +43,16 @@ use podvisor_devices::net::NetDevice;
 use podvisor_devices::pmem::PmemDevice;
 use podvisor_devices::virtio::{Counter, ReadCounters, VirtioDevice};
 use podvisor_devices::vsock::VsockDevice;
+use rustix::event::{EventfdFlags, eventfd};
 
 pub use builder::{
     Boot, BuildError, ConfigError, ConfigErrors, EarlyVm, Restore, RestoreBuilder, VmBuilder,
 };
 pub use devices::{
     BalloonHandle, BlockHandle, ConsoleHandle, DeviceHandle, FsHandle, HandleError, MemHandle,
-    NetHandle, PlugError, PluggedDevice, PmemHandle, VsockHandle,
+    NetHandle, PlugError, PluggedDevice, PmemHandle, PortsHandle, VsockHandle,
 };
+pub use hardware::events::PowerButtonError;
 pub use hardware::io::DeviceFault;
 pub use lifecycle::{
     Action, Poison, PoisonCause, Registers, Seccomp, State, TakeSnapshotError, VmExit,
@@ -56,6 +60,7 @@ pub use lifecycle::{
 pub use vcpu::add::AddVcpusError;
 
 use devices::attach::AttachedDevice;
+use hardware::events::EventPort;
 use hardware::io::{Faults, Service};
 use hardware::pci::PciRoot;
 use lifecycle::control::{Control, Inner, Outcome, Request};
@@ -88,6 +93,7 @@ pub struct Vm {
     devices: Mutex<Vec<Arc<AttachedDevice>>>,
     pci: Option<PciRoot>,
     serial: Option<Arc<Mutex<SerialPort>>>,
+    events: Option<EventPort>,
     faults: Faults,
     seccomp: Seccomp,
     /// The full snapshot that memory comes from.
@@ -253,6 +259,20 @@ impl Vm {
         let _ = self.outcome();
     }
 
+    /// Returns a descriptor that is readable, and stays so, when the VM is [`State::Stopped`] or
+    /// [`State::Poisoned`]: for an event loop that waits for several VMs. [`Self::wait`] then
+    /// returns how it ended, soon. Each call returns another one, which is closed by dropping it;
+    /// the VM keeps its own end until it ends.
+    ///
+    /// # Errors
+    /// If the process has too many descriptors.
+    pub fn exit_fd(&self) -> io::Result<OwnedFd> {
+        let event = eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?;
+        let theirs = event.try_clone()?;
+        self.control().add_exit_event(event);
+        Ok(theirs)
+    }
+
     /// Returns the names of the threads that [`Self::stop`] or [`Self::wait`] has abandoned and
     /// that still run: `vcpu` with a number, `vm-io`, or `vm-` with the name of a device. Until
     /// they end, they keep the guest's memory and the resources of their devices, such as a disk's
@@ -337,6 +357,14 @@ impl Vm {
     /// [`HandleError::NoSuchDevice`].
     pub fn console(&self) -> Result<ConsoleHandle, HandleError> {
         DeviceHandle::<ConsoleDevice>::find(&lock(&self.devices), "console", None)
+    }
+
+    /// Returns the first device of named ports.
+    ///
+    /// # Errors
+    /// [`HandleError::NoSuchDevice`].
+    pub fn ports(&self) -> Result<PortsHandle, HandleError> {
+        DeviceHandle::<PortsDevice>::find(&lock(&self.devices), "device of named ports", None)
     }
 
     /// Returns the socket device.

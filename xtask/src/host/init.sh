@@ -12,9 +12,12 @@ while read -r module; do
     [ "$module" = kvm.ko ] && $B timeout 10 $B grep -q -m 1 'tsc: Refined' /dev/kmsg
     [ "$module" = kvm-amd.ko ] && options=nested=0
     # shellcheck disable=SC2086
+    # A dot for each: who waits sees that there is progress.
+    $B printf .
     $B insmod "/modules/$module" $options || echo "test host: $module cannot be loaded"
 done < /modules/order
 
+echo "test host: the modules are loaded"
 $B mount -t 9p -o ro,trans=virtio,version=9p2000.L,msize=524288,cache=loose root /lower ||
     echo "test host: the machine's root cannot be mounted"
 $B mount -t tmpfs -o size=75% tmpfs /upper
@@ -37,5 +40,6 @@ $B ln -sf /proc/self/fd/1 $N/dev/stdout
 $B ln -sf /proc/self/fd/2 $N/dev/stderr
 $B cp -a /host $N/run/podvisor-host
 $B cp $B $N/run/podvisor-host/busybox
+echo "test host: the root is mounted"
 exec $B switch_root $N /run/podvisor-host/stage2
 echo "test host: the root cannot be switched"

@@ -24,7 +24,8 @@ use super::qemu;
 use crate::process::{Group, RawTerminal, TempDir};
 use crate::{cpio, paths};
 
-/// A host boots in 3 to 5 s; on a heavily loaded machine in a minute.
+/// A host boots in 3 to 5 s; on a heavily loaded machine in a minute. One whose console had no new
+/// message for this long hangs.
 const BOOT_LIMIT: Duration = Duration::from_secs(120);
 
 /// How long a host may take to power off after its command has ended.
@@ -178,6 +179,7 @@ fn watch(
     let began = Instant::now();
     let mut deadline = began + BOOT_LIMIT.min(job.limit);
     let mut up = false;
+    let mut printed = 0;
     let mut pulse: Option<Instant> = None;
     let mut returned = None;
     let mut verdict = None;
@@ -211,6 +213,15 @@ fn watch(
             }
             Ok(Event::Exit(status)) => break status,
             Err(RecvTimeoutError::Timeout) => {
+                let console = fs::metadata(dir.join("console.log")).map_or(0, |log| log.len());
+                if !up && verdict.is_none() && console > printed {
+                    let longer = (Instant::now() + BOOT_LIMIT).min(began + job.limit);
+                    if longer > deadline {
+                        printed = console;
+                        deadline = longer;
+                        continue;
+                    }
+                }
                 if next < deadline {
                     describe(dir);
                 }

@@ -43,6 +43,7 @@ network() {
     $B mount -o bind $H/resolv.conf /etc/resolv.conf
 }
 prepare
+echo "test host: the shares are mounted"
 
 # Without it, nobody could tell a command that takes long from a machine that hangs.
 pulse() {

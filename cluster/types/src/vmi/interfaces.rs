@@ -155,7 +155,7 @@ pub(super) fn validate(
                     .as_ref()
                     .is_some_and(|multus| multus.default == Some(true))
             });
-        validate_binding(interface, on_pod, config, &path, causes);
+        validate_binding(interface, network.is_some(), on_pod, config, &path, causes);
         validate_card(interface, is_default, &path, causes);
         validate_ports(interface, &path, causes);
         if let Some(options) = &interface.dhcp_options {
@@ -166,6 +166,7 @@ pub(super) fn validate(
 
 fn validate_binding(
     interface: &Interface,
+    has_network: bool,
     on_pod: bool,
     config: &ClusterConfig,
     path: &FieldPath,
@@ -184,7 +185,7 @@ fn validate_binding(
     if count(&bindings) != 1 {
         causes.invalid(path, "must have exactly one of bridge and masquerade");
     }
-    if interface.masquerade.is_some() && !on_pod {
+    if interface.masquerade.is_some() && has_network && !on_pod {
         causes.invalid(
             &path.child("name"),
             "masquerade is only possible with the pod network",

@@ -81,7 +81,7 @@ pub(super) fn validate(
     validate_memory(spec, config, limit, domain, causes);
 }
 
-/// Rows 6 to 9: huge pages, guest memory, and that there is any memory.
+/// Huge pages, guest memory, and that there is any memory.
 fn validate_memory(
     spec: &VmiSpec,
     config: &ClusterConfig,

@@ -26,6 +26,7 @@ use tracing::{debug, warn};
 
 use super::error::{RefusalKind, SandboxError, printable};
 use super::launch::Launching;
+use super::shared::SharedDirectory;
 use super::types::{GuestNetwork, LaunchConfig, SandboxExit};
 use super::wire::{
     Answer, CONTROL_VERSION, Call, Frame, FrameError, FrameReader, FrameWriter, Greeting, MAX_FDS,
@@ -360,6 +361,17 @@ impl SandboxClient {
     #[must_use]
     pub fn pid(&self) -> u32 {
         self.inner.pid
+    }
+
+    /// Returns the directory `dir` of the host, which the sandbox shares with its guest, as it is
+    /// where volumes are mounted in it: in the mount namespace of the sandbox's process.
+    ///
+    /// # Errors
+    /// The kernel's: the process has ended, or its namespace may not be looked at (that takes
+    /// `CAP_SYS_PTRACE`).
+    pub fn shared_directory(&self, dir: &Path) -> std::io::Result<SharedDirectory> {
+        let pidfd = self.inner.process.get_ref().try_clone()?;
+        SharedDirectory::of_process(dir, self.inner.pid, pidfd)
     }
 
     /// The layers of its jail that the host does not have, by name: `user namespace`, `Landlock`,

@@ -33,6 +33,7 @@ pub use crate::bind::pass_on_mounts;
 pub use identity::{UID_BASE, can_change_identity};
 pub use namespaces::{try_user_namespaces, user_namespaces_remedy};
 pub use paths::has_landlock;
+pub(crate) use share::SHARE_IN_JAIL;
 pub use share::Share;
 pub(super) use spawn::close_inherited;
 pub use spawn::limit_arenas;
@@ -122,6 +123,13 @@ fn step<E: Into<std::io::Error>>(step: &'static str) -> impl FnOnce(E) -> JailEr
         step,
         source: source.into(),
     }
+}
+
+/// Enters the mounts of a jail, and nothing else of it.
+#[cfg(test)]
+pub(crate) fn enter_mounts_of(share: &Share) -> Result<(), JailError> {
+    namespaces::enter(true)?;
+    namespaces::empty_root(Some(share))
 }
 
 /// Puts this process into its jail permanently. Must be called while it has one thread; threads

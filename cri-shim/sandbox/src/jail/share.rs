@@ -11,6 +11,9 @@ use crate::bind::{DetachedTree, Extent, MountPoint, Propagation};
 /// Its name in the jail's root directory.
 const NAME: &str = "share";
 
+/// Its path in the jail.
+pub(crate) const SHARE_IN_JAIL: &str = "/share";
+
 /// A directory that is served from within a jail.
 ///
 /// A descriptor of the host's mounts stays there, whatever the root of a process is: walking up
@@ -32,7 +35,8 @@ enum Form {
 impl Share {
     /// Copies a directory's mounts. Must be called before [`close`](super::close).
     ///
-    /// Later mounts in the directory are seen in the jail, too, if it [passes its mounts
+    /// Volumes are mounted in the jail ([`SharedDirectory`](crate::SharedDirectory)). Mounts that
+    /// the host makes later in the directory itself are seen there, too, if it [passes its mounts
     /// on](super::pass_on_mounts).
     ///
     /// # Errors

@@ -53,10 +53,9 @@ pub use share::{SharedDir, UserRange};
 /// machines do not see each other.
 const GUEST_CID: u64 = 3;
 
-/// The kernel command line of every guest: be quiet, reset instead of hanging after a kernel panic,
-/// and do not probe for serial ports, which do not exist.
+/// The kernel command line of every guest: reset instead of hanging after a kernel panic.
 const COMMAND_LINE: &str = concat!(
-    "quiet panic=-1 reboot=k 8250.nr_uarts=0",
+    "panic=-1 reboot=k",
     // Mounting and unmounting, which containers do a lot, does not wait for normal RCU grace
     // periods.
     " rcupdate.rcu_expedited=1",
@@ -67,8 +66,13 @@ const COMMAND_LINE: &str = concat!(
     " dummy.numdummies=0",
 );
 
-/// The kernel command line of a guest with a serial console.
-const COMMAND_LINE_WATCHED: &str = "console=ttyS0 panic=-1 reboot=k";
+/// Added for guests without a console: be quiet, and do not probe for serial ports, which do not
+/// exist.
+const UNWATCHED: &str = " quiet 8250.nr_uarts=0";
+
+/// Added for guests with a serial console. Nothing else differs, so that what is seen there is
+/// what happens without it.
+const WATCHED: &str = " console=ttyS0";
 
 /// The size of the conntrack hash table, for 131072 connections: otherwise the kernel derives it
 /// from the memory at boot. It takes 128 KiB, which clones share until they use it.
@@ -325,9 +329,9 @@ impl BuiltMachine {
             console,
             early,
         } = config;
-        let line = match console {
-            None => COMMAND_LINE,
-            Some(_) => COMMAND_LINE_WATCHED,
+        let for_console = match console {
+            None => UNWATCHED,
+            Some(_) => WATCHED,
         };
         let console = console.map(Console::new).transpose();
         let console = console.map_err(MachineError::ConsoleFile)?;
@@ -362,7 +366,7 @@ impl BuiltMachine {
                     .transport(transport)
                     .memory(MemorySize::bytes(memory))
                     .cmdline(format!(
-                        "{line}{CONNECTIONS}{for_bus}{for_cpus}{for_figures}"
+                        "{COMMAND_LINE}{for_console}{CONNECTIONS}{for_bus}{for_cpus}{for_figures}"
                     ));
                 let builder = match growth {
                     0 => builder,

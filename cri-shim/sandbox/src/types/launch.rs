@@ -46,9 +46,10 @@ pub struct LaunchConfig {
     pub image_slots: u8,
     /// Network cards.
     pub nics: Vec<NicConfig>,
-    /// The directory that the guest sees as `/run/podvisor/shared`, including mounts below it. If
-    /// it [passes its mounts on](super::super::jail::pass_on_mounts), later mounts are included,
-    /// too.
+    /// The directory that the guest sees as `/run/podvisor/shared`, including mounts below it.
+    /// Volumes are mounted in it by [`SandboxClient::shared_directory`](
+    /// super::super::SandboxClient::shared_directory). If it [passes its mounts
+    /// on](super::super::jail::pass_on_mounts), later mounts of the host are included, too.
     pub shared_dir: Option<PathBuf>,
     /// A range of the guest's users that are the host's users from 0 on in the shared directory, as
     /// those of containers in a user namespace with these ids; `None`: all users have the host's

@@ -331,6 +331,9 @@ fn from_root(path: &str) -> Cow<'_, str> {
 
 async fn to_container(guest: &Guest, from: &Path, path: &str) -> anyhow::Result<()> {
     let name = from.to_str().context("a name that is no UTF-8")?;
+    // Before the container's tar is started, which would complain of an empty archive.
+    from.symlink_metadata()
+        .with_context(|| format!("cannot copy {}", from.display()))?;
     ensure!(
         !name.ends_with('/') || from.is_dir(),
         "{name} is no directory; leave out the slash at its end to copy a file"

@@ -10,6 +10,7 @@ use super::record::Record;
 use super::state::running;
 use super::{Containers, sweep};
 use crate::cli::keys::{DetachArgs, DetachKeys};
+use crate::cli::run::{EnvFile, read_env};
 use crate::cli::signals::{Signals, exit_code_of};
 use crate::cli::{Globals, terminal};
 use crate::sandbox::{
@@ -35,6 +36,10 @@ pub(in crate::cli) struct ExecArgs {
     /// Set an environment variable; NAME alone takes the value from here
     #[arg(short, long, value_name = "NAME[=VALUE]")]
     env: Vec<String>,
+
+    /// Set the variables of a file, a line each; --env overrides them
+    #[arg(long, value_name = "FILE", value_parser = read_env)]
+    env_file: Vec<EnvFile>,
 
     /// Start in this directory of the container
     #[arg(short, long, value_name = "DIR")]
@@ -86,6 +91,9 @@ pub(in crate::cli) fn run(globals: &Globals, args: &ExecArgs) -> anyhow::Result<
     in_container(globals, container, |record| {
         let mut process = further_process(&record.process, command, args.tty);
         let mut env = process.env().clone().unwrap_or_default();
+        for entry in args.env_file.iter().flat_map(|file| &file.0) {
+            set_variable(&mut env, entry);
+        }
         for entry in &args.env {
             set_variable(&mut env, &crate::cli::run::from_here(entry));
         }

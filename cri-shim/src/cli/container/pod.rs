@@ -222,6 +222,7 @@ fn create(globals: &Globals, args: &CreateArgs) -> anyhow::Result<u8> {
         process: Process::default(),
         pod: None,
         is_pod: true,
+        vm: None,
         id: id.clone(),
     };
     let containers = Containers::open(&root)?;
@@ -247,7 +248,7 @@ fn create(globals: &Globals, args: &CreateArgs) -> anyhow::Result<u8> {
 
 async fn launch(args: &CreateArgs, guest: &Guest, entry: &Entry) -> anyhow::Result<()> {
     if args.volumes {
-        volumes::make_shared(&entry.shared())?;
+        volumes::make_shared(&entry.shared(), entry.record.jailed)?;
     }
     let options = MachineOptions::of_pod(
         POD_IMAGE_SLOTS,

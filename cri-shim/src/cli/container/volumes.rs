@@ -1,10 +1,9 @@
 //! `-v HOST:GUEST[:ro]`: directories and files of the host, bind-mounted into the directory that
-//! the guest shares.
+//! the guest shares, in the mount namespace of the machine's process.
 
 use std::collections::BTreeSet;
-use std::fs::{self, File};
+use std::fs;
 use std::io;
-use std::os::fd::AsFd as _;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, bail, ensure};
@@ -15,10 +14,10 @@ use serde::{Deserialize, Serialize};
 
 use super::Record;
 use crate::bind::{
-    DetachedTree, Extent, MountPoint, Propagation, guest_options, mount_points, open_root,
-    open_source, pass_on_mounts,
+    DetachedTree, Extent, Propagation, guest_options, mount_points, open_source, pass_on_mounts,
 };
 use crate::guest_devices;
+use crate::sandbox::{SandboxClient, SharedDirectory};
 
 /// A file or directory of the host in a container.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -97,26 +96,36 @@ pub(in crate::cli) fn check_distinct<'a>(
     Ok(())
 }
 
-/// Creates the directory that a machine shares, ready for volumes.
-pub(in crate::cli) fn make_shared(shared: &Path) -> anyhow::Result<()> {
+/// Creates the directory that a machine shares. Without a jail volumes are mounted where the host
+/// sees them; the mount of its own keeps them from appearing anywhere else.
+pub(in crate::cli) fn make_shared(shared: &Path, is_jailed: bool) -> anyhow::Result<()> {
     fs::create_dir(shared).with_context(|| format!("cannot create {}", shared.display()))?;
+    if is_jailed {
+        return Ok(());
+    }
     pass_on_mounts(shared).with_context(|| format!("cannot mount {} on itself", shared.display()))
 }
 
-/// Mounts the volumes of a container in `shared`.
-pub(in crate::cli) fn mount(shared: &Path, record: &Record) -> anyhow::Result<()> {
+/// Mounts the volumes of a container in `shared`, where the machine's process sees them.
+pub(in crate::cli) fn mount(
+    client: &SandboxClient,
+    shared: &Path,
+    record: &Record,
+) -> anyhow::Result<()> {
     if record.volumes.is_empty() {
         return Ok(());
     }
-    let root = open_root(shared).with_context(|| format!("cannot open {}", shared.display()))?;
+    let shared = client
+        .shared_directory(shared)
+        .context("cannot look at the mounts of the machine's process")?;
     for (number, volume) in record.volumes.iter().enumerate() {
-        mount_one(&root, &name(record, number), volume)
+        mount_one(&shared, &name(record, number), volume)
             .with_context(|| format!("cannot share {}", volume.source.display()))?;
     }
     Ok(())
 }
 
-fn mount_one(root: &File, name: &str, volume: &Volume) -> anyhow::Result<()> {
+fn mount_one(shared: &SharedDirectory, name: &str, volume: &Volume) -> anyhow::Result<()> {
     let source = open_source(&volume.source)?;
     let meta = source.metadata()?;
     if guest_devices::path_of(&meta).is_some() {
@@ -131,8 +140,7 @@ fn mount_one(root: &File, name: &str, volume: &Volume) -> anyhow::Result<()> {
     if volume.read_only {
         tree.make_read_only(Extent::Whole)?;
     }
-    let point = MountPoint::make(root.as_fd(), name, meta.is_dir())?;
-    Ok(tree.attach(&point)?)
+    Ok(shared.attach(&tree, name, meta.is_dir())?)
 }
 
 /// Returns the source and the options of the mount by which a guest that has its volumes in `share`

@@ -1,4 +1,4 @@
-//! Files with environment variables or labels, for `run`.
+//! Files with environment variables or labels, for `run` and `exec`.
 
 use std::fs::File;
 use std::io::Read as _;
@@ -7,7 +7,7 @@ use super::args::{from_here, parse_label};
 
 /// Environment variables of a file.
 #[derive(Debug, Clone)]
-pub(super) struct EnvFile(pub(super) Vec<String>);
+pub(in crate::cli) struct EnvFile(pub(in crate::cli) Vec<String>);
 
 /// Labels of a file.
 #[derive(Debug, Clone)]
@@ -59,7 +59,7 @@ fn read(path: &str) -> Result<String, String> {
 }
 
 /// Reads lines `NAME=VALUE`, or `NAME` for podvisor's own value.
-pub(super) fn read_env(path: &str) -> Result<EnvFile, String> {
+pub(in crate::cli) fn read_env(path: &str) -> Result<EnvFile, String> {
     let text = read(path)?;
     let lines = lines(path, &text)?.into_iter();
     Ok(EnvFile(lines.map(from_here).collect()))

@@ -115,6 +115,7 @@ pub(super) fn record(args: &RunArgs, place: &Place, image: &Image) -> anyhow::Re
         id,
         pod,
         is_pod: false,
+        vm: None,
     })
 }
 
@@ -240,8 +241,7 @@ pub(super) async fn launch(
             // A snapshot's machine has all of its devices, used or not.
             let shares = guest.shares.unwrap_or(!record.volumes.is_empty());
             if shares {
-                volumes::make_shared(&entry.shared())?;
-                volumes::mount(&entry.shared(), record)?;
+                volumes::make_shared(&entry.shared(), record.jailed)?;
             }
             let options = MachineOptions {
                 transport: args.transport,
@@ -254,7 +254,9 @@ pub(super) async fn launch(
             let (launching, mut attached) = begun;
             debug!(network = %record.network, "the network is made");
             let network = std::mem::take(&mut attached.network);
-            (launching.finish(network).await?, attached)
+            let client = launching.finish(network).await?;
+            volumes::mount(&client, &entry.shared(), record)?;
+            (client, attached)
         }
         Place::Pod(pod) => {
             ensure!(
@@ -262,8 +264,8 @@ pub(super) async fn launch(
                 "--volume: the pod {} shares no directories; make one by `podvisor pod create --volumes`",
                 pod.record.name
             );
-            volumes::mount(&pod.shared(), record)?;
             let client = SandboxClient::connect(&pod.dir).await?;
+            volumes::mount(&client, &pod.shared(), record)?;
             let mut attached = etc_files(pod);
             args.network.add_hosts(&mut attached)?;
             (client, attached)

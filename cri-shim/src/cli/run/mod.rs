@@ -34,6 +34,7 @@ use crate::signal::SIGKILL;
 use args::Pull;
 pub(super) use args::{RunArgs, from_here};
 pub(super) use args::{parse_console, parse_hostname, parse_label, parse_sysctl};
+pub(super) use lists::{EnvFile, read_env};
 use make::{ImagePin, Place, PreparedContainer, launch, record};
 pub(super) use make::{MachineOptions, begin_machine, keep_etc_files, now};
 

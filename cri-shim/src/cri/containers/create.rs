@@ -20,7 +20,7 @@ use crate::cri::state::{ContainerPhase, ContainerRecord, MountedImage, PodPhase,
 use crate::cri::{cdi, devices, memory, resolver, volumes};
 use crate::sandbox::{
     CreateContainer, ImageVolume, RefusalKind, RestartPolicy, SandboxClient, SandboxError,
-    random_id,
+    SharedDirectory, random_id,
 };
 use crate::signal;
 
@@ -121,12 +121,13 @@ impl Node {
             // A file server that does not answer must not delay the pod's end, nor the recording of
             // its machine's end.
             let client = pod.client()?;
+            let in_guest = self.shared_directory(pod, &client)?;
             let looked = tokio::select! {
-                looked = self.look_at_volumes(pod, all) => looked?,
+                looked = self.look_at_volumes(pod, &in_guest, all) => looked?,
                 () = pod.is_to_end() => return Err(pod.not_ready()),
                 _ = client.machine_ended() => return Err(pod.not_ready()),
             };
-            let mut mounted = in_place(|| volumes::mount(&shared, &pod.mounted, &id, looked))?;
+            let mut mounted = in_place(|| volumes::mount(&in_guest, &pod.mounted, &id, looked))?;
             newer.restrict(&config.mounts, &mut mounted);
             let of_root = mounted.split_off(mounted.len().saturating_sub(declared.len()));
             mounted.extend(of_root.into_iter().map(Volume::filled));
@@ -284,16 +285,29 @@ impl Node {
         }
     }
 
+    /// Returns the directory that a pod's guest shares, as it is where volumes are mounted in it.
+    pub(in crate::cri) fn shared_directory(
+        &self,
+        pod: &Pod,
+        client: &SandboxClient,
+    ) -> Result<Arc<SharedDirectory>> {
+        let found = client.shared_directory(&self.dir(&pod.id).join(volumes::SHARED));
+        found
+            .map(Arc::new)
+            .map_err(CriError::host("look at the mounts of the pod's process"))
+    }
+
     /// Opens the host's files that a container mounts, and decides which of them are in its guest's
     /// memory.
     async fn look_at_volumes(
         &self,
         pod: &Arc<Pod>,
+        shared: &Arc<SharedDirectory>,
         mounts: Vec<Mount>,
     ) -> Result<volumes::ResolvedVolumes> {
         let before = pod.record().memory_volumes;
         let mut known = before.clone();
-        let shared = self.dir(&pod.id).join(volumes::SHARED);
+        let shared = Arc::clone(shared);
         let of_pod = Arc::clone(pod);
         let look = move || -> Result<_> {
             let in_memory = match &mut known {

@@ -22,21 +22,26 @@ use crate::cri::node::Node;
 const IMAGE_STATUS: &str = "/runtime.v1.ImageService/ImageStatus";
 const PULL_IMAGE: &str = "/runtime.v1.ImageService/PullImage";
 
-/// Pulls an image that only the other runtime has.
+/// Pulls an image that only the other runtime has. Returns its id if podvisor does not know it by
+/// the name that the request has: it is pulled by digest, which gives it no tag.
 pub(super) async fn pull_here(
     node: &Arc<Node>,
     host: &HostRuntime,
     call: &Call,
     image: &ImageSpec,
-) -> Result<(), Status> {
+) -> Result<Option<String>, Status> {
     // The call itself answers what is wrong with the request.
     let Ok(None) = own(node, image).await else {
-        return Ok(());
+        return Ok(None);
     };
     let hosts = optional(host.ask_briefly(call.to(IMAGE_STATUS, &asked(image))).await);
     let Some(found) = decode::<ImageStatusResponse>(&hosts)?.image else {
-        return Ok(());
+        return Ok(None);
     };
+    let by_id = named(&found.id);
+    if let Ok(Some(same)) = own(node, &by_id).await {
+        return Ok(Some(same.id));
+    }
     let name = exact(image, &found);
     info!(
         image = name,
@@ -49,26 +54,31 @@ pub(super) async fn pull_here(
     let images = Images::new(Arc::clone(node));
     let pulled = images.pull_image(tonic::Request::new(pull)).await;
     pulled.map_err(|error| not_pulled(&name, "podvisor", &error))?;
-    match own(node, image).await? {
-        Some(_) => Ok(()),
+    match own(node, &by_id).await? {
+        Some(same) => Ok(Some(same.id)),
         None => Err(other(&name, &found, "podvisor")),
     }
 }
 
-/// Pulls an image that only podvisor has.
+/// Pulls an image that only podvisor has. Returns its id if the other runtime does not know it by
+/// the name that the request has.
 pub(super) async fn pull_there(
     node: &Arc<Node>,
     host: &HostRuntime,
     call: &Call,
     image: &ImageSpec,
     pod: Option<&PodSandboxConfig>,
-) -> Result<(), Status> {
-    if image.image.is_empty() || host_has(host, call, image).await? {
-        return Ok(());
+) -> Result<Option<String>, Status> {
+    if image.image.is_empty() || hosts(host, call, image).await?.is_some() {
+        return Ok(None);
     }
     let Ok(Some(found)) = own(node, image).await else {
-        return Ok(());
+        return Ok(None);
     };
+    let by_id = named(&found.id);
+    if let Some(same) = hosts(host, call, &by_id).await? {
+        return Ok(Some(same.id));
+    }
     let name = exact(image, &found);
     info!(
         image = name,
@@ -81,15 +91,20 @@ pub(super) async fn pull_there(
     };
     let pulled = host.ask(call.to(PULL_IMAGE, &pull)).await;
     pulled.map_err(|error| not_pulled(&name, "the host's runtime", &error))?;
-    match host_has(host, call, image).await? {
-        true => Ok(()),
-        false => Err(other(&name, &found, "the host's runtime")),
+    match hosts(host, call, &by_id).await? {
+        Some(same) => Ok(Some(same.id)),
+        None => Err(other(&name, &found, "the host's runtime")),
     }
 }
 
-async fn host_has(host: &HostRuntime, call: &Call, image: &ImageSpec) -> Result<bool, Status> {
+/// Returns the other runtime's image.
+async fn hosts(
+    host: &HostRuntime,
+    call: &Call,
+    image: &ImageSpec,
+) -> Result<Option<Image>, Status> {
     let hosts = host.ask(call.to(IMAGE_STATUS, &asked(image))).await?;
-    Ok(decode::<ImageStatusResponse>(&hosts)?.image.is_some())
+    Ok(decode::<ImageStatusResponse>(&hosts)?.image)
 }
 
 /// Returns podvisor's own image.

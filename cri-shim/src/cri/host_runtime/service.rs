@@ -7,7 +7,9 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
-use k8s_cri::v1::{ImageSpec, RunPodSandboxRequest, RuntimeHandler};
+use k8s_cri::v1::{
+    ContainerConfig, CreateContainerRequest, ImageSpec, RunPodSandboxRequest, RuntimeHandler,
+};
 use prost::Message;
 use tonic::body::Body;
 use tonic::codegen::http::{Request, Response};
@@ -104,6 +106,22 @@ impl Route {
             "RemoveImage" => Self::RemoveImage,
             _ => return None,
         })
+    }
+}
+
+/// Returns the part of a request to create a container that names its image.
+fn named_by_id(id: String) -> CreateContainerRequest {
+    let image = ImageSpec {
+        image: id,
+        ..ImageSpec::default()
+    };
+    let config = ContainerConfig {
+        image: Some(image),
+        ..ContainerConfig::default()
+    };
+    CreateContainerRequest {
+        config: Some(config),
+        ..CreateContainerRequest::default()
     }
 }
 
@@ -278,16 +296,34 @@ where
         let request = &full.request;
         let config = request.config.clone().unwrap_or_default();
         let is_own = has(self.node.pod(&request.pod_sandbox_id));
-        let mut images: Vec<ImageSpec> = config.image.iter().cloned().collect();
-        for mount in &config.mounts {
-            images.extend(mount.image.clone());
-        }
-        for image in &images {
-            match is_own {
+        let volumes = config
+            .mounts
+            .iter()
+            .filter_map(|mount| mount.image.as_ref());
+        let all = config.image.iter().map(|image| (image, true));
+        let mut call = call;
+        for (image, is_root) in all.chain(volumes.map(|image| (image, false))) {
+            let id = match is_own {
                 true => missing_image::pull_here(&self.node, &self.host, &call, image).await?,
                 false => {
                     let pod = request.sandbox_config.as_ref();
-                    missing_image::pull_there(&self.node, &self.host, &call, image, pod).await?;
+                    missing_image::pull_there(&self.node, &self.host, &call, image, pod).await?
+                }
+            };
+            match id {
+                None => {}
+                Some(id) if is_root => {
+                    // A message that follows is merged into the one before it; all else stays, also
+                    // fields that are unknown here.
+                    let named = named_by_id(id).encode_to_vec();
+                    call = call.with(lists::concatenated(&call.message, &named.into()));
+                }
+                Some(id) => {
+                    return Err(Status::failed_precondition(format!(
+                        "the runtime of the pod knows the image {} of a volume by its id {id} \
+                         alone; name it by its digest",
+                        image.image
+                    )));
                 }
             }
         }

@@ -53,6 +53,7 @@ impl TestNode {
             cni,
             cdi_spec_dirs: Vec::new(),
             registries: Registries::of(registries).unwrap(),
+            signature_policy: None,
             metrics: None,
             consoles: None,
             templates: None,

@@ -211,8 +211,10 @@ impl Node {
         // An older daemon may have left out something.
         self.set_importance(pod);
         self.watch_pressure(pod);
-        let shared = self.dir(&pod.id).join(volumes::SHARED);
-        if let Err(error) = in_place(|| volumes::release_strangers(&shared, &pod.mounted)) {
+        let released = self
+            .shared_directory(pod, &client)
+            .and_then(|shared| in_place(|| volumes::release_strangers(&shared, &pod.mounted)));
+        if let Err(error) = released {
             warn!(pod = pod.id, %error, "failed to unmount unused volumes; will retry");
         }
         info!(pod = pod.id, "recovered the running pod sandbox");

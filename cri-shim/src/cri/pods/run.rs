@@ -10,7 +10,6 @@ use tracing::{info, warn};
 
 use super::bounds::PodBounds;
 use super::{cgroup, quantity};
-use crate::bind::pass_on_mounts;
 use crate::cni::{self, Capabilities, PodIdentity};
 use crate::cri::config::{GuestSettings, HANDLER};
 use crate::cri::error::{CriError, Kind, Result};
@@ -108,7 +107,6 @@ impl Node {
         private_dir(&dir)?;
         let shared = dir.join(volumes::SHARED);
         private_dir(&shared)?;
-        pass_on_mounts(&shared).map_err(CriError::io("mount on itself", &shared))?;
         let metadata = config.metadata.clone().unwrap_or_default();
         let identity = PodIdentity {
             id: pod.id.clone(),

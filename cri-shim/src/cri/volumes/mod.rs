@@ -1,5 +1,6 @@
 //! Volumes of a pod: each is bind-mounted under its own name in the directory that the guest shares
-//! when a container needs it, and unmounted when the last container that uses it is gone.
+//! when a container needs it, in the mount namespace of the pod's process. When the last container
+//! that uses it is gone its name is removed on the host, and the mount with it.
 
 mod request;
 
@@ -21,6 +22,7 @@ use super::spec::mounts::image_of;
 use super::spec::{MemorySource, Volume, VolumeSource};
 use crate::bind;
 use crate::removal::remove_tree;
+use crate::sandbox::SharedDirectory;
 use request::{FOLLOWS, MountSource, RequestedVolume, is_slave};
 
 /// Directory of a pod's volumes within the pod's directory.
@@ -60,7 +62,7 @@ impl Source {
 /// the guest's `memory`; also checks what is mounted for the pod. This blocks indefinitely if a
 /// file server does not answer: no lock may be held.
 pub(super) fn look(
-    shared: &Path,
+    shared: &SharedDirectory,
     mounted: &Mounted,
     mounts: &[Mount],
     mut memory: BTreeMap<usize, MemorySource>,
@@ -87,29 +89,39 @@ pub(super) fn look(
         .filter_map(|(_, source)| source.host().map(|wanted| wanted.there.object))
         .collect();
     let names: Vec<String> = mounted.lock().names().map(str::to_owned).collect();
-    let mut there = BTreeMap::new();
-    for name in names {
-        let target = shared.join(&name);
-        let Ok(meta) = fs::symlink_metadata(&target) else {
-            continue;
-        };
-        let object = (meta.dev(), meta.ino());
-        if !objects.contains(&object) {
-            continue;
-        }
-        // Skips those that have been unmounted meanwhile.
-        if let Ok(at) = statvfs(&target) {
-            let flags = at.f_flag;
-            there.insert(name, MountSource { object, flags });
-        }
-    }
+    let there = match objects.is_empty() || names.is_empty() {
+        true => BTreeMap::new(),
+        false => shared
+            .enter(|dir| mounted_of(dir, names, &objects))
+            .map_err(CriError::host("look at the pod's volumes"))?,
+    };
     Ok(ResolvedVolumes { volumes, there })
+}
+
+/// Returns those of the pod's volumes that show one of `objects`.
+fn mounted_of(
+    shared: &Path,
+    names: Vec<String>,
+    objects: &[(u64, u64)],
+) -> BTreeMap<String, MountSource> {
+    let of_name = |name: String| {
+        let target = shared.join(&name);
+        let meta = fs::symlink_metadata(&target).ok()?;
+        let object = (meta.dev(), meta.ino());
+        // Skips those that have been unmounted meanwhile.
+        let flags = match objects.contains(&object) {
+            true => statvfs(&target).ok()?.f_flag,
+            false => return None,
+        };
+        Some((name, MountSource { object, flags }))
+    };
+    names.into_iter().filter_map(of_name).collect()
 }
 
 /// Mounts the checked sources for a container. A volume that another container has mounted alike is
 /// shared. If one fails, none of them stays mounted.
 pub(super) fn mount(
-    shared: &Path,
+    shared: &SharedDirectory,
     mounted: &Mounted,
     container: &str,
     looked: ResolvedVolumes,
@@ -143,7 +155,7 @@ pub(super) fn mount(
             }),
             Err(error) => {
                 let unused = users.release(container);
-                remove_unused(shared, &mut users, unused)?;
+                remove_unused(shared.host_path(), &mut users, unused)?;
                 return Err(error);
             }
         }
@@ -163,27 +175,22 @@ pub(super) fn release_all(shared: &Path, mounted: &Mounted) -> Result<()> {
     let mut users = mounted.lock();
     let unused = users.release_all();
     let removed = remove_unused(shared, &mut users, unused);
-    removed.and(remove_strangers(shared, &users))
+    removed.and(remove_strangers(&SharedDirectory::of_host(shared), &users))
 }
 
 /// Unmounts volumes that no container uses: a daemon that was killed may have mounted one without
 /// recording its user.
-pub(super) fn release_strangers(shared: &Path, mounted: &Mounted) -> Result<()> {
+pub(super) fn release_strangers(shared: &SharedDirectory, mounted: &Mounted) -> Result<()> {
     remove_strangers(shared, &mounted.lock())
 }
 
-fn remove_strangers(shared: &Path, users: &Users) -> Result<()> {
-    // As in the mount table.
-    let shared = &match shared.canonicalize() {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-        found => found.map_err(CriError::io("look at", shared))?,
-    };
+fn remove_strangers(shared: &SharedDirectory, users: &Users) -> Result<()> {
+    let points = shared.mount_points();
+    let points = points.map_err(CriError::io("find the mounts in", shared.host_path()))?;
     let mut strangers = BTreeSet::new();
-    for point in mount_points(shared)? {
+    for point in points {
         // Others may be mounted below it.
-        let below = point.strip_prefix(shared).ok();
-        let Some(Component::Normal(name)) = below.and_then(|below| below.components().next())
-        else {
+        let Some(Component::Normal(name)) = point.components().next() else {
             continue;
         };
         if users.names().all(|known| known != name) {
@@ -192,7 +199,7 @@ fn remove_strangers(shared: &Path, users: &Users) -> Result<()> {
     }
     let mut first = Ok(());
     for name in strangers {
-        first = first.and(remove_one(&shared.join(name)));
+        first = first.and(remove_one(&shared.host_path().join(name)));
     }
     first
 }
@@ -211,7 +218,7 @@ fn remove_unused(shared: &Path, users: &mut Users, unused: Vec<String>) -> Resul
 
 /// Returns the source of a volume for a container, and whether it is entirely read-only.
 fn share_or_mount(
-    shared: &Path,
+    shared: &SharedDirectory,
     users: &mut Users,
     there: &mut BTreeMap<String, MountSource>,
     container: &str,
@@ -230,14 +237,15 @@ fn share_or_mount(
     Ok((VolumeSource::Shared(name), readonly))
 }
 
-/// Unmounts a volume and removes its name; a missing one is not an error.
+/// Removes a volume's name, and with it the mount on it in the namespace of the pod's process. One
+/// that the host sees is unmounted before. A missing one is not an error.
 fn remove_one(target: &Path) -> Result<()> {
     let failed = || CriError::io("unmount the volume", target);
     loop {
         match unmount(target, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW) {
             Ok(()) => {}
             Err(Errno::NOENT) => return Ok(()),
-            // Not a mount point, or no longer.
+            // Not a mount point of the host, or no longer.
             Err(Errno::INVAL) => break,
             Err(error) => return Err(failed()(error.into())),
         }

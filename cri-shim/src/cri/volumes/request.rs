@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::fs::{self, File, Metadata};
 use std::io;
-use std::os::fd::{AsFd as _, AsRawFd as _};
+use std::os::fd::AsRawFd as _;
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
 use std::path::Path;
 
@@ -12,10 +12,11 @@ use k8s_cri::v1::{Mount, MountPropagation};
 use rustix::fs::{StatVfsMountFlags, fstatvfs};
 
 use super::mount_points;
-use crate::bind::{self, DetachedTree, Extent, MountPoint, Propagation, open_root};
+use crate::bind::{self, DetachedTree, Extent, Propagation};
 use crate::cri::error::{CriError, Result};
 use crate::cri::mounted::Mounted;
 use crate::guest_devices;
+use crate::sandbox::SharedDirectory;
 
 /// Suffix of the names of volumes in which the host's later mounts appear.
 pub(super) const FOLLOWS: char = 's';
@@ -85,13 +86,13 @@ impl RequestedVolume {
     /// Returns the name of an existing volume that this container can share.
     pub(super) fn find(
         &self,
-        shared: &Path,
+        shared: &SharedDirectory,
         there: &BTreeMap<String, MountSource>,
     ) -> Result<Option<String>> {
         for (name, there) in there {
             if there.object == self.there.object
                 && name.ends_with(FOLLOWS) == is_slave(&self.mount)
-                && self.is_like(there, &shared.join(name))?
+                && self.is_like(there, shared, name)?
             {
                 return Ok(Some(name.clone()));
             }
@@ -100,7 +101,7 @@ impl RequestedVolume {
     }
 
     /// Returns whether an existing mount of the same object has the properties that this one needs.
-    fn is_like(&self, there: &MountSource, target: &Path) -> Result<bool> {
+    fn is_like(&self, there: &MountSource, shared: &SharedDirectory, name: &str) -> Result<bool> {
         let differ = there.flags ^ self.there.flags;
         if differ.contains(StatVfsMountFlags::NOEXEC) {
             return Ok(false);
@@ -113,7 +114,7 @@ impl RequestedVolume {
         }
         // The guest enforces read-only mounts for its containers.
         let may_be_used = there == read_only || self.mount.readonly && !there;
-        Ok(may_be_used && mount_points(target)?.len() == 1 && self.is_single()?)
+        Ok(may_be_used && is_single(shared, name)? && self.is_single()?)
     }
 
     /// Returns its object and flags once it is mounted.
@@ -127,7 +128,7 @@ impl RequestedVolume {
 
     /// Mounts it on a name in `shared`. Returns true if nothing in it can be written, not even in
     /// mounts below it.
-    pub(super) fn mount_at(&self, shared: &Path, name: &str) -> Result<bool> {
+    pub(super) fn mount_at(&self, shared: &SharedDirectory, name: &str) -> Result<bool> {
         let wanted = &self.mount;
         let failed = || CriError::io("mount the volume", Path::new(&wanted.host_path));
         let is_dir = self.meta.is_dir();
@@ -152,15 +153,18 @@ impl RequestedVolume {
             };
             tree.make_read_only(extent).map_err(failed())?;
         }
-        let target = shared.join(name);
-        let root = open_root(shared).map_err(CriError::io("open", shared))?;
-        let point = MountPoint::make(root.as_fd(), name, is_dir);
-        let point = point.map_err(CriError::io("create", &target))?;
-        tree.attach(&point).map_err(failed())?;
+        shared.attach(&tree, name, is_dir).map_err(failed())?;
         let is_whole = wanted.recursive_read_only
-            || (wanted.readonly && !is_slave(wanted) && mount_points(&target)?.len() == 1);
+            || (wanted.readonly && !is_slave(wanted) && is_single(shared, name)?);
         Ok(wanted.readonly && is_whole)
     }
+}
+
+/// Returns whether nothing is mounted below a volume of the pod.
+fn is_single(shared: &SharedDirectory, name: &str) -> Result<bool> {
+    let mounts = shared.mounts_at(name);
+    let dir = shared.host_path();
+    Ok(mounts.map_err(CriError::io("find the mounts in", dir))? == 1)
 }
 
 /// Opens the source of a mount; a missing path is created as a directory, as other runtimes do.

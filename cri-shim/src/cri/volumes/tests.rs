@@ -21,8 +21,9 @@ fn mount(
     mounts: &[Mount],
     memory: BTreeMap<usize, MemorySource>,
 ) -> Result<Vec<Volume>> {
-    let looked = look(shared, mounted, mounts, memory)?;
-    super::mount(shared, mounted, container, looked)
+    let shared = SharedDirectory::of_host(shared);
+    let looked = look(&shared, mounted, mounts, memory)?;
+    super::mount(&shared, mounted, container, looked)
 }
 
 #[test]
@@ -219,9 +220,10 @@ fn what_was_unmounted_since_it_was_looked_at_is_mounted_anew() {
     }
     let mounted = Mounted::of("u");
     mount(&shared, &mounted, "a", &[wanted(&data)], none()).unwrap();
-    let looked = look(&shared, &mounted, &[wanted(&data)], none()).unwrap();
+    let of_host = SharedDirectory::of_host(&shared);
+    let looked = look(&of_host, &mounted, &[wanted(&data)], none()).unwrap();
     release(&shared, &mounted, "a").unwrap();
-    let volumes = super::mount(&shared, &mounted, "b", looked).unwrap();
+    let volumes = super::mount(&of_host, &mounted, "b", looked).unwrap();
     assert_eq!(volumes[0].name(), Some("b-0"));
     fs::write(shared.join("b-0/f"), "x").unwrap();
     assert!(data.join("f").exists());
@@ -278,7 +280,7 @@ fn what_is_mounted_for_nobody_is_unmounted_with_all_that_is_below() {
     by_one_that_was_killed();
     // The guest may create something there; it is removed with the pod.
     fs::create_dir_all(shared.join("guest/own")).unwrap();
-    release_strangers(&shared, &mounted).unwrap();
+    release_strangers(&SharedDirectory::of_host(&shared), &mounted).unwrap();
     assert_eq!(names(), ["a-0", "guest"].map(str::to_owned).into());
     by_one_that_was_killed();
     release_all(&shared, &mounted).unwrap();

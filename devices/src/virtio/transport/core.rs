@@ -242,6 +242,7 @@ impl TransportCore {
                 irq: self.irq.clone(),
                 kick: kick.clone(),
                 event_idx: self.acked & features::EVENT_IDX != 0,
+                indirect_desc: self.acked & features::INDIRECT_DESC != 0,
                 state: QueueState::default(),
             };
             match Queue::new(index, *max, config, resources) {
@@ -392,6 +393,7 @@ impl TransportCore {
                 irq: self.irq.clone(),
                 kick: kick.clone(),
                 event_idx: saved.features & features::EVENT_IDX != 0,
+                indirect_desc: saved.features & features::INDIRECT_DESC != 0,
                 state: *state,
             };
             match Queue::new(*index, *max, config, resources) {

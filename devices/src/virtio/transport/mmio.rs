@@ -250,7 +250,7 @@ impl MmioTransport {
         match offset {
             reg::MAGIC_VALUE => MAGIC,
             reg::VERSION => VERSION,
-            reg::DEVICE_ID => core.info().device_type as u32,
+            reg::DEVICE_ID => core.info().device_type.number(),
             reg::VENDOR_ID => VENDOR,
             reg::DEVICE_FEATURES => half(core.offered(), self.device_features_sel),
             reg::QUEUE_SIZE_MAX => u32::from(core.queue_max(self.queue_sel)),

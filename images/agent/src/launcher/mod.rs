@@ -11,6 +11,7 @@
 mod confinement;
 mod entry;
 mod executor;
+mod explain;
 
 use std::fs::File;
 use std::io::Write as _;
@@ -136,13 +137,14 @@ pub fn main(request: Option<String>) -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
-    match make(request, &pipe) {
+    match make(&request, &pipe) {
         Ok(pid) => {
             LaunchReport::Made { pid }.send(&pipe);
             ExitCode::SUCCESS
         }
         Err(error) => {
-            LaunchReport::failed(Failure::Other, format!("{error:#}")).send(&pipe);
+            let message = explain::explain(&request.kind, &error);
+            LaunchReport::failed(Failure::Other, message).send(&pipe);
             ExitCode::FAILURE
         }
     }
@@ -155,9 +157,10 @@ const OPEN_FILES: Rlimit = Rlimit {
     maximum: Some(524_288),
 };
 
-fn make(request: LaunchRequest, pipe: &Arc<File>) -> anyhow::Result<i32> {
+fn make(request: &LaunchRequest, pipe: &Arc<File>) -> anyhow::Result<i32> {
     setrlimit(Resource::Nofile, OPEN_FILES).context("cannot limit open files")?;
-    let confinement = request.confinement.map(Confinement::load).transpose()?;
+    let confinement = request.confinement.clone();
+    let confinement = confinement.map(Confinement::load).transpose()?;
     let builder = ContainerBuilder::new(request.name.clone(), SyscallType::default())
         .with_executor(Command::new(pipe.clone(), confinement))
         .with_console_socket(request.console.clone())

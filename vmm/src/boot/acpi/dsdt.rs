@@ -5,6 +5,7 @@
 //! * The host bridge of PCI, without which a kernel with ACPI scans no bus. It accesses
 //!   configuration space by mechanism 1, like one without ACPI.
 //! * COM1, whose interrupt a kernel would not know otherwise.
+//! * The generic event device, with the power button and the generation ID (`events.rs`).
 
 use acpi_tables::aml::{
     AddressSpace, AddressSpaceCacheable, Device, EISAName, IO, Interrupt, Memory32Fixed, Name, ONE,
@@ -14,7 +15,7 @@ use acpi_tables::{Aml, AmlSink};
 use podvisor_devices::legacy::{power, serial};
 use podvisor_devices::pci;
 
-use super::{MmioWindow, Platform};
+use super::{MmioWindow, Platform, events};
 use crate::layout;
 
 /// Returns the code after the table's header.
@@ -28,6 +29,9 @@ pub(super) fn code(platform: &Platform) -> Vec<u8> {
     }
     if platform.has_serial {
         com1(&mut devices);
+    }
+    if !platform.events.is_empty() {
+        events::devices(platform.events, &mut devices);
     }
     let mut code = Vec::new();
     let soft_off = power::SLEEP_TYPE_SOFT_OFF;
@@ -87,11 +91,11 @@ fn com1(sink: &mut dyn AmlSink) {
     .to_aml_bytes(sink);
 }
 
-fn name(of: &str, value: &dyn Aml) -> Name {
+pub(super) fn name(of: &str, value: &dyn Aml) -> Name {
     Name::new(Path::new(of), value)
 }
 
-fn resources(of: Vec<&dyn Aml>) -> Name {
+pub(super) fn resources(of: Vec<&dyn Aml>) -> Name {
     name("_CRS", &ResourceTemplate::new(of))
 }
 

@@ -7,6 +7,7 @@
 //! off. `dsdt.rs` describes the devices.
 
 mod dsdt;
+mod events;
 
 use acpi_tables::fadt::{FADTBuilder, Flags};
 use acpi_tables::gas::{AccessSize, AddressSpace, GAS};
@@ -34,16 +35,31 @@ const ALIGNMENT: u64 = 16;
 const NO_VGA: u16 = 1 << 2;
 const NO_CMOS_CLOCK: u16 = 1 << 5;
 
-/// Writes the tables from `start` on, and returns the address of the RSDP.
-pub(super) fn write(mem: &GuestRam, start: u64, platform: &Platform) -> Result<u64, BootError> {
+/// Where the tables lie.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Written {
+    /// The address of the RSDP.
+    pub(super) rsdp: u64,
+    /// The end of the last table.
+    pub(super) end: u64,
+}
+
+/// Writes the tables from `start` on and below `limit`. A kernel that is started by another one
+/// finds the RSDP only by its search of the last 128 KiB below 1 MiB (§5.2.5.1).
+pub(super) fn write(
+    mem: &GuestRam,
+    start: u64,
+    limit: u64,
+    platform: &Platform,
+) -> Result<Written, BootError> {
     let rsdp = start.next_multiple_of(ALIGNMENT);
     let bytes = tables(rsdp, platform);
     let end = rsdp.saturating_add(bytes.len() as u64);
-    if end > layout::HIMEM_START {
+    if end > limit {
         return Err(BootError::MemoryLayout);
     }
     put(mem, "the ACPI tables", rsdp, &bytes)?;
-    Ok(rsdp)
+    Ok(Written { rsdp, end })
 }
 
 /// Returns the RSDP and all tables after it, as they lie at `address`.
@@ -98,7 +114,7 @@ fn fadt(dsdt: u64) -> impl Aml {
         .dsdt_64(dsdt)
         .flag(Flags::HwReducedAcpi)
         .flag(Flags::Wbinvd)
-        // Buttons would be devices of the DSDT.
+        // Buttons are devices of the DSDT, if there are any.
         .flag(Flags::PwrButton)
         .flag(Flags::SlpButton)
         .flag(Flags::ResetRegSup);

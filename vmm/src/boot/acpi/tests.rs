@@ -1,5 +1,6 @@
 //! Walks the tables as a kernel does.
 
+use podvisor_devices::legacy::events::{Event, Events};
 use proptest::prelude::*;
 use vm_memory::{Bytes, GuestAddress};
 
@@ -65,7 +66,9 @@ impl Walk {
 fn walk(platform: &Platform) -> [Vec<u8>; 3] {
     let mem = GuestRam::from_ranges(&[(GuestAddress(0), 2 << 20)]).unwrap();
     let start = mptable::write(&mem, platform.cpus).unwrap();
-    let rsdp = write(&mem, start, platform).unwrap();
+    let rsdp = write(&mem, start, layout::HIMEM_START, platform)
+        .unwrap()
+        .rsdp;
     let mut walk = Walk {
         mem,
         ranges: vec![(layout::MP_TABLE, start), (rsdp, rsdp + 36)],
@@ -172,9 +175,45 @@ fn devices_are_there_if_the_machine_has_them() {
 }
 
 #[test]
+fn events_have_a_device_only_if_the_guest_is_told_of_any() {
+    let [_, _, none] = walk(&platform(1, 0));
+    let with = |events| {
+        let [_, _, dsdt] = walk(&Platform {
+            events,
+            ..platform(1, 0)
+        });
+        dsdt
+    };
+    let button = with(Events::default().with(Event::PowerButton));
+    let id = with(Events::default().with(Event::NewGeneration));
+    for (what, times) in [
+        (&b"ACPI0013"[..], [0, 1, 1]),
+        // The device and its notification; PNP0C0C as an EISA ID.
+        (b"PWRB", [0, 2, 0]),
+        (&[0x41, 0xd0, 0x0c, 0x0c], [0, 1, 0]),
+        (b"VGEN", [0, 0, 2]),
+        (b"VM_Gen_Counter", [0, 0, 2]),
+        // Where the ID lies: a package of two double words.
+        (&[2, 0x0c, 0, 0xf0, 0x0f, 0, 0], [0, 0, 1]),
+        // An extended interrupt descriptor: a consumer's, level, high, exclusive; line 1.
+        (&[0x89, 6, 0, 0b0001, 1, 1, 0, 0, 0], [0, 1, 1]),
+        // The region of one byte at the register's port.
+        (&[b'E', b'R', b'E', b'G', 1, 0x0b, 0x10, 6], [0, 1, 1]),
+        // The bits that the method checks, each against the register's copy.
+        (&[0x7b, 0x60, 1, 0], [0, 1, 0]),
+        (&[0x7b, 0x60, 0x0a, 2, 0], [0, 0, 1]),
+        (&[0x86, b'P', b'W', b'R', b'B', 0x0a, 0x80], [0, 1, 0]),
+    ] {
+        let found = [&none, &button, &id].map(|dsdt| count(dsdt, what));
+        assert_eq!(found, times, "{what:x?}");
+    }
+}
+
+#[test]
 fn tables_that_would_reach_memory_are_refused() {
     let mem = GuestRam::from_ranges(&[(GuestAddress(0), 2 << 20)]).unwrap();
-    let error = write(&mem, layout::HIMEM_START - 256, &platform(1, 0)).unwrap_err();
+    let limit = layout::HIMEM_START;
+    let error = write(&mem, limit - 256, limit, &platform(1, 0)).unwrap_err();
     assert!(matches!(error, BootError::MemoryLayout), "{error}");
 }
 

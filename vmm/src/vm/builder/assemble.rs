@@ -63,6 +63,7 @@ pub(super) fn assemble(
         devices,
         loops,
         serial,
+        events,
         faults,
     } = hardware;
     let tsc_khz = vcpus.first().and_then(|vcpu| vcpu.get_tsc_khz().ok());
@@ -95,6 +96,7 @@ pub(super) fn assemble(
         devices: Mutex::new(devices.devices.into_iter().map(Arc::new).collect()),
         pci,
         serial,
+        events,
         faults,
         seccomp,
         origin,

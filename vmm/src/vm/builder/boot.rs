@@ -1,17 +1,19 @@
 //! A VM that boots a kernel.
 
 use kvm_ioctls::Kvm;
+use podvisor_devices::legacy::events::{Event, Events};
 
 use super::assemble::{assemble, check_address_space, memory_device};
 use super::error::BuildError;
 use super::validate::Validated;
 use super::{Parts, VmBuilder};
-use crate::boot::{self, Initramfs, Kernel, Platform};
+use crate::boot::{self, Initramfs, Kernel, Platform, Smbios};
 use crate::memory::{GuestMemory, MemorySize};
 use crate::transport::Transport;
 use crate::vm::Vm;
 use crate::vm::devices::attach;
 use crate::vm::devices::images::{self, Images};
+use crate::vm::hardware::events::write_generation_id;
 use crate::vm::hardware::{Hardware, Vcpus};
 use crate::vm::lifecycle::threads::in_parallel;
 use crate::{cpuid, kvm};
@@ -31,6 +33,8 @@ pub struct Boot {
     pub(super) memory: Option<MemorySize>,
     pub(super) hotplug_memory: Option<MemorySize>,
     pub(super) transport: Transport,
+    pub(super) events: Events,
+    pub(super) smbios: Option<Smbios>,
 }
 
 impl VmBuilder {
@@ -99,6 +103,27 @@ impl VmBuilder {
         self
     }
 
+    /// A power button, by ACPI, which [`Vm::press_power_button`] presses. The guest needs drivers
+    /// for ACPI's generic event device and buttons (Linux: `CONFIG_ACPI`, `CONFIG_ACPI_BUTTON`).
+    pub fn power_button(mut self) -> Self {
+        self.source.events = self.source.events.with(Event::PowerButton);
+        self
+    }
+
+    /// A generation ID, by ACPI: 16 random bytes, which change, with a notice to the guest, in each
+    /// VM that is restored from a snapshot of this one. Linux 5.18 and later reseeds its random
+    /// numbers then (`CONFIG_VMGENID`).
+    pub fn generation_id(mut self) -> Self {
+        self.source.events = self.source.events.with(Event::NewGeneration);
+        self
+    }
+
+    /// What the machine is called in SMBIOS tables; without it, there are none.
+    pub fn smbios(mut self, identity: Smbios) -> Self {
+        self.source.smbios = Some(identity);
+        self
+    }
+
     /// Validates the configuration, then creates the VM, loads the kernel, and makes the VM ready to
     /// start.
     ///
@@ -159,15 +184,17 @@ fn boot_on(kvm: Kvm, builder: VmBuilder, validated: Validated) -> Result<Vm, Bui
             if let Some(out) = serial {
                 hardware.add_serial(out, None)?;
             }
+            hardware.add_events(source.events, None)?;
             Ok::<_, BuildError>(hardware)
         },
     );
     let (loaded, hardware) = (loaded?, hardware?);
     let mut parameters = hardware.devices.cmdline.clone();
-    if source.hotplug_memory.is_some() && !source.cmdline.contains("memhp_default_state") {
+    let has = |name| has_parameter(&source.cmdline, name);
+    if source.hotplug_memory.is_some() && !has("memhp_default_state") {
         parameters.push(ONLINE.to_owned());
     }
-    if max_vcpus > vcpus && !source.cmdline.contains("maxcpus=") {
+    if max_vcpus > vcpus && !has("maxcpus") {
         parameters.push(format!("maxcpus={vcpus}"));
     }
     let cmdline = with_parameters(&source.cmdline, &parameters);
@@ -176,8 +203,13 @@ fn boot_on(kvm: Kvm, builder: VmBuilder, validated: Validated) -> Result<Vm, Bui
         windows: hardware.devices.windows.clone(),
         has_pci: hardware.pci.is_some(),
         has_serial: hardware.serial.is_some(),
+        events: source.events,
+        smbios: source.smbios,
     };
     let entry = boot::write_boot_params(mem, &kernel, &loaded, &cmdline, &platform)?;
+    if source.events.has(Event::NewGeneration) {
+        write_generation_id(mem)?;
+    }
     for (id, vcpu) in hardware.vcpus.iter().enumerate() {
         boot::boot_registers(vcpu, (id == 0).then_some(&entry))?;
     }
@@ -185,18 +217,36 @@ fn boot_on(kvm: Kvm, builder: VmBuilder, validated: Validated) -> Result<Vm, Bui
     Ok(assemble(kvm, memory, hardware, parts.seccomp, None))
 }
 
-/// Inserts parameters for the kernel before a ` -- `, after which everything is init's.
-pub(super) fn with_parameters(cmdline: &str, parameters: &[String]) -> String {
-    let (kernel, init) = match cmdline.find(" -- ") {
+/// Splits a command line into the kernel's part and, from `--` on, that of init.
+fn split(cmdline: &str) -> (&str, &str) {
+    if cmdline == "--" || cmdline.starts_with("-- ") {
+        return ("", cmdline);
+    }
+    match cmdline.find(" -- ") {
         Some(at) => cmdline.split_at(at),
         None => (cmdline, ""),
-    };
+    }
+}
+
+/// Whether the kernel's part of a command line sets a parameter.
+pub(super) fn has_parameter(cmdline: &str, name: &str) -> bool {
+    let (kernel, _) = split(cmdline);
+    let mut parameters = kernel.split_ascii_whitespace();
+    parameters.any(|parameter| parameter.split('=').next() == Some(name))
+}
+
+/// Inserts parameters for the kernel before a `--`, after which everything is init's.
+pub(super) fn with_parameters(cmdline: &str, parameters: &[String]) -> String {
+    let (kernel, init) = split(cmdline);
     let mut line = kernel.trim_end().to_owned();
     for parameter in parameters {
         if !line.is_empty() {
             line.push(' ');
         }
         line.push_str(parameter);
+    }
+    if !line.is_empty() && init.starts_with('-') {
+        line.push(' ');
     }
     line.push_str(init);
     line

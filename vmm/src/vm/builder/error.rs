@@ -81,6 +81,14 @@ pub enum ConfigError {
     /// The guest in the snapshot has no serial port.
     #[error("the VM in the snapshot has no serial port: leave out `.serial(…)`")]
     NoSerial,
+    /// A string of the SMBIOS tables that they cannot hold.
+    #[error("the {field} of the SMBIOS tables: {why}")]
+    Smbios {
+        /// Which one.
+        field: &'static str,
+        /// What is wrong with it.
+        why: &'static str,
+    },
     /// A disk cannot do what it claims.
     #[error("invalid disk")]
     Disk(#[source] BlockDeviceError),

@@ -21,7 +21,7 @@ use std::io::Write;
 use kvm_ioctls::Kvm;
 use podvisor_devices::balloon::BalloonDevice;
 use podvisor_devices::blk::{BlockDevice, BlockDeviceError};
-use podvisor_devices::console::ConsoleDevice;
+use podvisor_devices::console::{ConsoleDevice, PortsDevice};
 use podvisor_devices::fs::FsDevice;
 use podvisor_devices::net::NetDevice;
 use podvisor_devices::pmem::PmemDevice;
@@ -140,6 +140,12 @@ impl<S> VmBuilder<S> {
         self.device(console)
     }
 
+    /// Ports with names, by which programs of the host and in the guest exchange bytes, such as
+    /// QEMU's guest agent (`org.qemu.guest_agent.0`). See [`Vm::ports`](crate::Vm::ports).
+    pub fn ports(self, ports: PortsDevice) -> Self {
+        self.device(ports)
+    }
+
     /// A virtio device of any type that [`DeviceType`] names, including the program's own devices.
     /// A [`MemDevice`] is added by [`Self::hotplug_memory`].
     pub fn device(mut self, mut device: impl VirtioDevice + 'static) -> Self {
@@ -154,7 +160,7 @@ impl<S> VmBuilder<S> {
 
     /// Whether the VM's threads are confined to the system calls that they need; by default they
     /// are. The program's own serial writers, disks, devices and vsock listeners are called on
-    /// these threads, too: there they may read, write and signal, but neither open files, nor
+    /// these threads, too: there they may read and write, but neither signal, open files, nor
     /// create sockets other than pairs, nor connect any, nor start threads. The same holds for the
     /// program's `tracing` subscriber: one that opens files, for example to rotate them at
     /// midnight, needs a thread for that. Their stacks have 256 KiB. The host side of a socket

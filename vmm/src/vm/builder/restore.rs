@@ -1,6 +1,7 @@
 //! A VM that continues from a snapshot.
 
 use kvm_ioctls::Kvm;
+use podvisor_devices::legacy::events::Events;
 
 use super::assemble::{assemble, check_address_space, memory_device};
 use super::error::BuildError;
@@ -104,6 +105,10 @@ fn restore_on(kvm: Kvm, builder: RestoreBuilder) -> Result<Vm, BuildError> {
         if let Some(saved) = &state.serial {
             let out = serial.unwrap_or_else(|| Box::new(std::io::sink()));
             hardware.add_serial(out, Some(saved))?;
+        }
+        if let Some(saved) = &state.events {
+            hardware.add_events(Events::default(), Some(saved))?;
+            hardware.renew_generation_id(&memory)?;
         }
         Ok::<_, BuildError>(hardware)
     };

@@ -2,7 +2,7 @@
 
 use podvisor_devices::mem::{MemDevice, MemRegion};
 
-use super::boot::with_parameters;
+use super::boot::{has_parameter, with_parameters};
 use super::validate::Validated;
 use super::*;
 use crate::boot::Kernel;
@@ -23,6 +23,22 @@ fn parameters_go_before_the_arguments_of_init() {
         with_parameters("quiet -- sh -c true", &devices),
         format!("quiet {} -- sh -c true", devices[0])
     );
+}
+
+#[test]
+fn parameters_of_init_are_none_of_the_kernels() {
+    let added = ["pci=conf1".to_owned()];
+    assert_eq!(with_parameters("-- x", &added), "pci=conf1 -- x");
+    assert_eq!(with_parameters("-- x", &[]), "-- x");
+    for (line, has) in [
+        ("maxcpus=1", true),
+        ("quiet maxcpus=1 -- app", true),
+        ("quiet -- app maxcpus=1", false),
+        ("-- app maxcpus=1", false),
+        ("xmaxcpus=1 maxcpus1", false),
+    ] {
+        assert_eq!(has_parameter(line, "maxcpus"), has, "{line}");
+    }
 }
 
 #[test]

@@ -8,7 +8,7 @@ use podvisor_devices::virtio::DeviceType;
 use super::boot::Boot;
 use super::error::{BuildError, ConfigError, ConfigErrors};
 use super::{Parts, RestoreBuilder, VmBuilder};
-use crate::boot::{self, Kernel};
+use crate::boot::{self, Kernel, Smbios};
 use crate::cpuid;
 use crate::memory::{self, HOTPLUG_UNIT, MemoryShape, MemorySize, PAGE_SIZE};
 use crate::transport::Transport;
@@ -75,6 +75,8 @@ impl VmBuilder {
         let cmdline = boot::check_cmdline(cmdline, kernel.as_ref());
         errors.extend(self.parts.mistakes(own, transport));
         errors.extend(cmdline.err().map(ConfigError::Cmdline));
+        let identity = self.source.smbios.iter().flat_map(Smbios::mistakes);
+        errors.extend(identity.map(|(field, why)| ConfigError::Smbios { field, why }));
         match self.source.kernel.take() {
             Some(kernel) if errors.is_empty() => Ok(Validated {
                 kernel,

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use podvisor_devices::balloon::{BalloonDevice, BalloonStats};
 use podvisor_devices::blk::{BlockDevice, Disk, DiskClones};
-use podvisor_devices::console::ConsoleDevice;
+use podvisor_devices::console::{ConsoleDevice, PortsDevice, PortsError};
 use podvisor_devices::fs::FsDevice;
 use podvisor_devices::mem::MemDevice;
 use podvisor_devices::net::{LinkState, NetDevice};
@@ -77,6 +77,15 @@ pub enum HandleError {
         #[source]
         source: Fault,
     },
+    /// The device has no such port, or its host's end cannot be used.
+    #[error("{device} failed")]
+    Port {
+        /// The device's name.
+        device: String,
+        /// Why.
+        #[source]
+        source: PortsError,
+    },
     /// The host refused.
     #[error("{device} failed")]
     Host {
@@ -140,6 +149,8 @@ pub type FsHandle = DeviceHandle<FsDevice>;
 pub type MemHandle = DeviceHandle<MemDevice>;
 /// A memory image.
 pub type PmemHandle = DeviceHandle<PmemDevice>;
+/// A device of named ports.
+pub type PortsHandle = DeviceHandle<PortsDevice>;
 /// A socket device.
 pub type VsockHandle = DeviceHandle<VsockDevice>;
 
@@ -403,6 +414,48 @@ impl ConsoleHandle {
     /// See [`Self::run`].
     pub fn resize(&self, columns: u16, rows: u16) -> Result<(), HandleError> {
         self.run(move |device| device.resize(columns, rows))
+    }
+}
+
+impl PortsHandle {
+    /// Opens the host's end of the port named `name`. The bytes that are written wait until a
+    /// program in the guest has the port open. The previous end, if there is one, is closed.
+    ///
+    /// # Errors
+    /// See [`Self::run`]; [`HandleError::Port`] if there is no such port, [`HandleError::Host`] if
+    /// there are no descriptors left.
+    pub fn connect(&self, name: &str) -> Result<UnixStream, HandleError> {
+        // The device's threads may not open everything.
+        let (ours, theirs) = UnixStream::pair().map_err(self.host())?;
+        let name = name.to_owned();
+        self.run(move |device| device.connect(&name, theirs))?
+            .map_err(self.port())?;
+        Ok(ours)
+    }
+
+    /// Closes the host's end of the port named `name`.
+    ///
+    /// # Errors
+    /// As [`Self::connect`].
+    pub fn disconnect(&self, name: &str) -> Result<(), HandleError> {
+        let name = name.to_owned();
+        self.run(move |device| device.disconnect(&name))?
+            .map_err(self.port())
+    }
+
+    /// Returns whether a program in the guest has the port named `name` open.
+    ///
+    /// # Errors
+    /// As [`Self::connect`].
+    pub fn is_open(&self, name: &str) -> Result<bool, HandleError> {
+        let name = name.to_owned();
+        self.run(move |device| device.is_open(&name))?
+            .map_err(self.port())
+    }
+
+    fn port(&self) -> impl FnOnce(PortsError) -> HandleError {
+        let device = self.name.clone();
+        move |source| HandleError::Port { device, source }
     }
 }
 

@@ -12,6 +12,6 @@ mod plug;
 
 pub use handle::{
     BalloonHandle, BlockHandle, ConsoleHandle, DeviceHandle, FsHandle, HandleError, MemHandle,
-    NetHandle, PmemHandle, VsockHandle,
+    NetHandle, PmemHandle, PortsHandle, VsockHandle,
 };
 pub use plug::{PlugError, PluggedDevice};

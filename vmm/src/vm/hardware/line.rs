@@ -31,6 +31,15 @@ impl Line {
     }
 }
 
+impl Line {
+    /// Sets a level-triggered line.
+    pub(crate) fn set_level(&self, is_high: bool) {
+        let _edge = lock(&self.edge);
+        // It fails only for lines that no interrupt controller has.
+        let _ = self.vm.set_irq_line(self.gsi, is_high);
+    }
+}
+
 impl InterruptLine for Line {
     fn raise(&self) {
         let _edge = lock(&self.edge);

@@ -4,9 +4,11 @@
 //! * `bus.rs` dispatches MMIO and port accesses; `line.rs` is an interrupt line; `pci` is the PCI
 //!   bus.
 //! * `io` has the event loops that serve devices.
+//! * `events.rs` tells the guest of its power button and of a new generation ID.
 //! * `serial.rs` and `inspect.rs` are the owner's access to the serial port and to guest memory.
 
 pub(crate) mod bus;
+pub(crate) mod events;
 mod inspect;
 pub(crate) mod io;
 pub(crate) mod line;
@@ -31,6 +33,7 @@ use crate::vm::builder::EarlyVm;
 use crate::vm::devices::attach::{self, AttachContext, Attachments, NewDevice, Registers};
 use crate::vm::lifecycle::restore;
 use bus::Bus;
+use events::EventPort;
 use io::{Faults, LoopsBuilder};
 use line::Line;
 use pci::PciRoot;
@@ -52,6 +55,8 @@ pub(crate) struct Hardware {
     pub(crate) devices: Attachments,
     pub(crate) loops: LoopsBuilder,
     pub(crate) serial: Option<Arc<Mutex<SerialPort>>>,
+    /// `None` if the guest is told of no events.
+    pub(crate) events: Option<EventPort>,
     pub(crate) faults: Faults,
 }
 
@@ -105,6 +110,7 @@ impl Hardware {
             devices,
             loops,
             serial: None,
+            events: None,
             faults,
         })
     }

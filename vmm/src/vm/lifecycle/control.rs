@@ -5,6 +5,7 @@
 
 use std::collections::VecDeque;
 use std::fmt;
+use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -63,6 +64,8 @@ pub(crate) struct Inner {
     pub(crate) vcpus: usize,
     /// Those of the vCPUs' threads that are stopped because of [`Request::Pause`].
     pub(crate) parked: usize,
+    /// Written when the VM ends.
+    exit_events: Vec<OwnedFd>,
     /// For each vCPU, the commands to execute while it is parked.
     commands: Vec<VecDeque<VcpuCommand>>,
 }
@@ -89,6 +92,7 @@ impl Control {
                 threads: 0,
                 vcpus: 0,
                 parked: 0,
+                exit_events: Vec::new(),
                 commands: Vec::new(),
             }),
             changed: Condvar::new(),
@@ -226,8 +230,21 @@ impl Control {
             Outcome::Poison(_) => State::Poisoned,
         };
         inner.outcome = Some(outcome);
+        for event in &inner.exit_events {
+            tell(event);
+        }
         self.ask(&mut inner, Request::End);
         true
+    }
+
+    /// Has `event` written when the VM ends, or now if it has ended.
+    pub(crate) fn add_exit_event(&self, event: OwnedFd) {
+        let mut inner = self.lock();
+        if inner.outcome.is_some() {
+            tell(&event);
+        } else {
+            inner.exit_events.push(event);
+        }
     }
 
     /// Records that a thread of the VM has ended.
@@ -237,4 +254,9 @@ impl Control {
         inner.threads = inner.threads.saturating_sub(1);
         self.changed.notify_all();
     }
+}
+
+/// Writes an eventfd, which fails only after 2⁶⁴ writes.
+fn tell(event: &OwnedFd) {
+    let _ = rustix::io::write(event, &1u64.to_ne_bytes());
 }

@@ -16,9 +16,13 @@
 //! [`UringDisk`]: podvisor_devices::blk::UringDisk
 
 use std::collections::BTreeMap;
-use std::sync::OnceLock;
+use std::sync::{Arc, Mutex};
 
 use podvisor_seccomp::{BpfProgram, Condition, Otherwise, Rule, Verdict, Width, apply, compile};
+use rustix::process::{Pid, getpid};
+
+use crate::vm::lock;
+use crate::vm::vcpu::kick::KICK;
 
 /// Whether threads of a VM are confined to the system calls that they need.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -49,11 +53,26 @@ pub(crate) enum ThreadKind {
 #[error("failed to install the seccomp filter of a thread")]
 pub(crate) struct SeccompError(#[source] podvisor_seccomp::Error);
 
+/// A compiled filter, and the process that it is for: it names it, and a fork has another.
+type Filter = (Pid, Arc<BpfProgram>);
+
 /// Confines the calling thread permanently.
 pub(crate) fn confine(kind: ThreadKind) -> Result<(), SeccompError> {
-    static FILTERS: [OnceLock<BpfProgram>; 4] = [const { OnceLock::new() }; 4];
-    let program = FILTERS[kind as usize].get_or_init(|| program(kind));
-    apply(program).map_err(SeccompError)
+    static FILTERS: Mutex<[Option<Filter>; 4]> = Mutex::new([const { None }; 4]);
+    let process = getpid();
+    let program = {
+        let mut filters = lock(&FILTERS);
+        let filter = &mut filters[kind as usize];
+        match filter {
+            Some((of, program)) if *of == process => program.clone(),
+            _ => {
+                let program = Arc::new(program(kind, process));
+                *filter = Some((process, program.clone()));
+                program
+            }
+        }
+    };
+    apply(&program).map_err(SeccompError)
 }
 
 /// Memory, time, locks, signals and the end of a thread: what any Rust code may need.
@@ -65,10 +84,8 @@ const COMMON: &[i64] = &[
     libc::SYS_writev,
     libc::SYS_close,
     libc::SYS_brk,
-    libc::SYS_mmap,
     libc::SYS_munmap,
     libc::SYS_mremap,
-    libc::SYS_mprotect,
     libc::SYS_madvise,
     libc::SYS_clock_gettime,
     libc::SYS_clock_nanosleep,
@@ -79,7 +96,6 @@ const COMMON: &[i64] = &[
     libc::SYS_membarrier,
     libc::SYS_getpid,
     libc::SYS_gettid,
-    libc::SYS_tgkill,
     libc::SYS_rt_sigaction,
     libc::SYS_rt_sigprocmask,
     libc::SYS_rt_sigreturn,
@@ -128,7 +144,6 @@ const DEVICES: &[i64] = &[
     libc::SYS_io_uring_enter,
     libc::SYS_accept4,
     libc::SYS_shutdown,
-    libc::SYS_socketpair,
     libc::SYS_getsockopt,
     libc::SYS_setsockopt,
     libc::SYS_fcntl,
@@ -178,8 +193,13 @@ const FILES: &[i64] = &[
     libc::SYS_setfsgid,
     libc::SYS_capget,
     libc::SYS_capset,
-    libc::SYS_prctl,
 ];
+
+/// Code in memory: `PROT_EXEC`.
+const PROT_EXEC: u64 = libc::PROT_EXEC as u64;
+
+/// The bits of a socket's type that are not flags: `SOCK_TYPE_MASK` of linux/net.h.
+const SOCK_TYPE_MASK: u64 = 0xf;
 
 /// The error for calls that are not on a thread's list.
 const EPERM: u16 = 1;
@@ -261,7 +281,7 @@ const DEVICE_IOCTLS: &[u32] = &[
     ioc(1, 0xaf, 0x30, 8),
 ];
 
-fn program(kind: ThreadKind) -> BpfProgram {
+fn program(kind: ThreadKind, process: Pid) -> BpfProgram {
     let lists: &[&[i64]] = match kind {
         ThreadKind::Vcpu => &[COMMON],
         ThreadKind::Devices => &[COMMON, DEVICES],
@@ -276,6 +296,22 @@ fn program(kind: ThreadKind) -> BpfProgram {
     };
     let requests = ioctls.iter().map(|request| argument(1, *request));
     calls.insert(libc::SYS_ioctl, Verdict::AllowIf(requests.collect()));
+    // Memory is never code.
+    let is_data = vec![Condition::masked(2, Width::Word, PROT_EXEC, 0)];
+    for call in [libc::SYS_mmap, libc::SYS_mprotect] {
+        calls.insert(call, Verdict::AllowIf(vec![is_data.clone()]));
+    }
+    // A thread kicks the vCPUs of its own process, and nobody else.
+    let process = process.as_raw_nonzero().get().cast_unsigned();
+    let kick = [argument(0, process), argument(2, KICK.cast_unsigned())].concat();
+    calls.insert(libc::SYS_tgkill, Verdict::AllowIf(vec![kick]));
+    if kind != ThreadKind::Vcpu {
+        // Streams within this process: a datagram socket could send to any path.
+        let mut stream = argument(0, libc::AF_UNIX.cast_unsigned());
+        let kind = libc::SOCK_STREAM.cast_unsigned().into();
+        stream.push(Condition::masked(1, Width::Word, SOCK_TYPE_MASK, kind));
+        calls.insert(libc::SYS_socketpair, Verdict::AllowIf(vec![stream]));
+    }
     if kind == ThreadKind::Sockets {
         // Unix sockets only.
         let family = argument(0, libc::AF_UNIX.cast_unsigned());
@@ -349,6 +385,54 @@ mod tests {
                 assert!(std::thread::Builder::new().spawn(|| ()).is_err());
                 assert!(std::net::UdpSocket::bind("127.0.0.1:0").is_err());
             });
+        }
+    }
+
+    #[test]
+    #[allow(unsafe_code)] // calls that are refused, and a mapping that is given back
+    fn memory_is_never_code_and_signals_are_kicks_of_this_process() {
+        for kind in ALL {
+            confined(kind, move || {
+                let map = |protection| {
+                    // SAFETY: a new mapping, which nothing else refers to.
+                    let at = unsafe {
+                        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+                        libc::mmap(std::ptr::null_mut(), 4096, protection, flags, -1, 0)
+                    };
+                    (at != libc::MAP_FAILED).then_some(at)
+                };
+                assert!(map(libc::PROT_READ | libc::PROT_EXEC).is_none(), "{kind:?}");
+                let at = map(libc::PROT_READ | libc::PROT_WRITE).unwrap();
+                // SAFETY: the mapping is this test's.
+                unsafe {
+                    assert_eq!(libc::mprotect(at, 4096, libc::PROT_EXEC), -1, "{kind:?}");
+                    assert_eq!(libc::mprotect(at, 4096, libc::PROT_READ), 0, "{kind:?}");
+                    assert_eq!(libc::munmap(at, 4096), 0);
+                }
+                // SAFETY: the kick is ignored by default; the other calls are refused.
+                let send = |process: u32, signal: i32| unsafe {
+                    libc::syscall(libc::SYS_tgkill, process, libc::gettid(), signal)
+                };
+                let own = std::process::id();
+                assert_eq!(send(own, KICK), 0, "{kind:?}");
+                assert_eq!(send(own, libc::SIGTERM), -1, "{kind:?}");
+                assert_eq!(send(1, KICK), -1, "{kind:?}");
+                // SAFETY: the name is not changed: the call is refused.
+                let renamed = unsafe { libc::prctl(libc::PR_SET_NAME, c"x".as_ptr()) };
+                assert_eq!(renamed, -1, "{kind:?}");
+            });
+        }
+    }
+
+    #[test]
+    fn pairs_of_sockets_are_streams_of_threads_of_devices() {
+        use std::os::unix::net::{UnixDatagram, UnixStream};
+        for kind in ALL {
+            let (streams, datagrams) = confined(kind, || {
+                (UnixStream::pair().is_ok(), UnixDatagram::pair().is_ok())
+            });
+            assert_eq!(streams, kind != ThreadKind::Vcpu, "{kind:?}");
+            assert!(!datagrams, "{kind:?}");
         }
     }
 

@@ -38,6 +38,8 @@ pub enum Action {
     Insert,
     /// [`crate::vm::Vm::add_vcpus`].
     AddVcpus,
+    /// [`crate::vm::Vm::press_power_button`].
+    PressPowerButton,
     /// [`crate::vm::Vm::stop`].
     Stop,
 }
@@ -52,7 +54,9 @@ impl State {
             (S::Running, A::Pause) => Some(S::Paused),
             (S::Paused, A::Resume) => Some(S::Running),
             (S::Paused, A::Snapshot | A::Insert) => Some(S::Paused),
-            (S::Running, A::Plug | A::Unplug | A::Insert | A::AddVcpus) => Some(S::Running),
+            (S::Running, A::Plug | A::Unplug | A::Insert | A::AddVcpus | A::PressPowerButton) => {
+                Some(S::Running)
+            }
             (S::Created | S::Running | S::Paused | S::Stopped, A::Stop) => Some(S::Stopped),
             (S::Poisoned, A::Stop) => Some(S::Poisoned),
             _ => None,
@@ -89,6 +93,7 @@ impl fmt::Display for Action {
             Self::Unplug => "unplug a device from",
             Self::Insert => "insert a disk into",
             Self::AddVcpus => "add vCPUs to",
+            Self::PressPowerButton => "press the power button of",
             Self::Stop => "stop",
         })
     }
@@ -113,6 +118,7 @@ mod tests {
             (S::Running, A::Unplug, S::Running),
             (S::Running, A::Insert, S::Running),
             (S::Running, A::AddVcpus, S::Running),
+            (S::Running, A::PressPowerButton, S::Running),
             (S::Paused, A::Insert, S::Paused),
             (S::Paused, A::Stop, S::Stopped),
             (S::Stopped, A::Stop, S::Stopped),
@@ -128,6 +134,7 @@ mod tests {
                 A::Unplug,
                 A::Insert,
                 A::AddVcpus,
+                A::PressPowerButton,
                 A::Stop,
             ] {
                 let expected = legal

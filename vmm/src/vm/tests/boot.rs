@@ -29,6 +29,8 @@ fn the_command_line_is_the_owners_with_what_the_devices_and_cpus_need() {
     assert_eq!(cmdline(vm().vcpus(2).max_vcpus(3)), "quiet maxcpus=2 -- x");
     let own = "quiet maxcpus=1";
     assert_eq!(cmdline(tiny(OBEY).cmdline(own).max_vcpus(3)), own);
+    let of_init = tiny(OBEY).cmdline("quiet -- app maxcpus=1").max_vcpus(3);
+    assert_eq!(cmdline(of_init), "quiet maxcpus=1 -- app maxcpus=1");
 }
 
 #[test]

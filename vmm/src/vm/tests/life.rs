@@ -68,6 +68,32 @@ fn no_vm() -> KvmError {
 }
 
 #[test]
+fn the_end_of_a_vm_is_an_event_for_all_who_asked_before_or_after_it() {
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+    let is_readable = |fd: &std::os::fd::OwnedFd, seconds| {
+        let timeout = Timespec {
+            tv_sec: seconds,
+            tv_nsec: 0,
+        };
+        let mut fds = [PollFd::new(fd, PollFlags::IN)];
+        poll(&mut fds, Some(&timeout)).unwrap() == 1
+    };
+    let guest = Guest::start(|vm| vm);
+    let before = [guest.vm.exit_fd().unwrap(), guest.vm.exit_fd().unwrap()];
+    guest.pause();
+    guest.vm.resume().unwrap();
+    assert!(!before.iter().any(|fd| is_readable(fd, 0)));
+    guest.order(Order::Out8, 0x600, 0x34);
+    assert!(before.iter().all(|fd| is_readable(fd, 60)));
+    assert!(matches!(guest.vm.wait().unwrap(), VmExit::Shutdown));
+    assert!(is_readable(&guest.vm.exit_fd().unwrap(), 0));
+    let stopped = tiny(OBEY).build().unwrap();
+    let fd = stopped.exit_fd().unwrap();
+    stopped.stop().unwrap();
+    assert!(is_readable(&fd, 0));
+}
+
+#[test]
 fn calls_that_are_illegal_in_a_state_are_errors_that_name_it() {
     let vm = tiny(OBEY).build().unwrap();
     let illegal = |result: Result<(), VmError>, expected: Action, found: State| match result {

@@ -9,6 +9,7 @@ mod blocked;
 mod boot;
 mod contradictions;
 mod devices;
+mod events;
 mod handles;
 mod life;
 mod net;

@@ -22,6 +22,32 @@ fn disk(byte: u8) -> BlockDevice {
 }
 
 #[test]
+fn a_device_that_does_not_fit_leaves_no_place_behind() {
+    let fill = |vm: VmBuilder| (1..=30).fold(vm, |vm, _| vm.rng());
+    let guest = on_pci(fill);
+    let last = guest.vm.plug(RngDevice::new()).unwrap();
+    let places = || {
+        let rng = guest.vm.device::<RngDevice>("rng0").unwrap();
+        // The loop is asked, between two turns.
+        rng.run(|_| ()).unwrap();
+        guest.vm.counters().len()
+    };
+    let before = places();
+    for _ in 0..3 {
+        let error = guest.vm.plug(RngDevice::new()).unwrap_err();
+        assert!(
+            matches!(error, PlugError::Build(crate::BuildError::NoPciSlot)),
+            "{error}"
+        );
+    }
+    assert_eq!(places(), before);
+    // A place that is free again is a device's.
+    guest.vm.unplug(&last.name).unwrap();
+    let again = guest.vm.plug(RngDevice::new()).unwrap();
+    assert_eq!((again.name, again.address), (last.name, last.address));
+}
+
+#[test]
 fn a_disk_is_plugged_in_used_and_unplugged_again_and_again() {
     let guest = on_pci(VmBuilder::rng);
     let rng = guest.function(1);

@@ -142,7 +142,7 @@ pub(super) fn configuration(info: &DeviceInfo, irq: &PciInterrupt) -> (PciConfig
 /// The IDs of a device without a transitional interface (§4.1.2.1).
 fn ids(device_type: DeviceType) -> PciIds {
     const VENDOR: u16 = 0x1af4;
-    let number = u16::try_from(device_type as u32).unwrap_or_default();
+    let number = u16::try_from(device_type.number()).unwrap_or_default();
     PciIds {
         vendor: VENDOR,
         device: number.saturating_add(0x1040),
@@ -174,6 +174,7 @@ mod tests {
             (DeviceType::Mem, 0x1058, [0xff, 0, 0]),
             (DeviceType::FileSystem, 0x105a, [1, 0x80, 0]),
             (DeviceType::Pmem, 0x105b, [0xff, 0, 0]),
+            (DeviceType::Other(41), 0x1069, [0xff, 0, 0]),
         ] {
             let expected = PciIds {
                 vendor: 0x1af4,

@@ -1,7 +1,7 @@
 //! One loop: its workers, the events that wake it, and commands between their turns.
 
 use std::any::Any;
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use std::sync::{Arc, PoisonError};
@@ -42,8 +42,10 @@ pub(crate) struct EventLoop {
     name: String,
     mailbox: Arc<Mailbox>,
     epoll: Epoll,
-    /// Indexed by number, which is never reused: `None` was removed, or is not filled yet.
-    slots: Vec<Option<Slot>>,
+    /// By numbers that are never reused: handles of a removed device must not reach another one.
+    slots: BTreeMap<usize, Slot>,
+    /// The number of the next place.
+    next_slot: usize,
     /// The new places of devices that were moved to their own loop.
     moved: HashMap<usize, Link>,
     /// Sources that used up their share and are called again after the others, each once.
@@ -62,7 +64,8 @@ impl EventLoop {
             name,
             mailbox,
             epoll,
-            slots: Vec::new(),
+            slots: BTreeMap::new(),
+            next_slot: 0,
             moved: HashMap::new(),
             again: VecDeque::new(),
             paused: false,
@@ -90,13 +93,13 @@ impl EventLoop {
 
     /// Returns whether one of its devices is of this type.
     pub(crate) fn serves(&self, device_type: DeviceType) -> bool {
-        let mut devices = self.slots.iter().flatten();
+        let mut devices = self.slots.values();
         devices.any(|slot| slot.worker.device().info().device_type == device_type)
     }
 
     /// Returns whether one of its devices creates sockets and uses paths of the host.
     pub(crate) fn uses_paths(&self) -> bool {
-        let mut devices = self.slots.iter().flatten();
+        let mut devices = self.slots.values();
         devices.any(|slot| {
             let device: &dyn Any = slot.worker.device();
             let vsock = device.downcast_ref::<VsockDevice>();
@@ -106,8 +109,9 @@ impl EventLoop {
 
     /// Reserves a place for a worker and returns its number.
     pub(super) fn reserve(&mut self) -> usize {
-        self.slots.push(None);
-        self.slots.len() - 1
+        let number = self.next_slot;
+        self.next_slot = number.wrapping_add(1);
+        number
     }
 
     /// Puts a worker, whose queues are notified by `kicks`, into the place that was reserved for
@@ -125,13 +129,12 @@ impl EventLoop {
             // Nothing of it has run.
             let _ = worker.pause();
         }
-        if let Some(place) = self.slots.get_mut(index) {
-            *place = Some(Slot {
-                worker,
-                kicks,
-                backend_polled: false,
-            });
-        }
+        let slot = Slot {
+            worker,
+            kicks,
+            backend_polled: false,
+        };
+        self.slots.insert(index, slot);
         Ok(())
     }
 
@@ -168,9 +171,7 @@ impl EventLoop {
             }
         }
         let goes_on = !self.paused && slot.worker.resume();
-        if let Some(place) = self.slots.get_mut(index) {
-            *place = Some(slot);
-        }
+        self.slots.insert(index, slot);
         if goes_on {
             self.look_at_queues(index);
         }
@@ -179,7 +180,7 @@ impl EventLoop {
 
     /// Takes a device out of its slot, so that this loop gets no more of its events.
     fn take(&mut self, index: usize) -> Option<Slot> {
-        let slot = self.slots.get_mut(index).and_then(Option::take)?;
+        let slot = self.slots.remove(&index)?;
         let kicks = watched(&slot.worker, &slot.kicks);
         let fds = kicks.map(|(_, kick)| kick.as_raw_fd());
         let backend = slot.worker.device().backend().map(|fd| fd.as_raw_fd());
@@ -192,11 +193,11 @@ impl EventLoop {
     }
 
     fn slot(&self, index: usize) -> Option<&Slot> {
-        self.slots.get(index)?.as_ref()
+        self.slots.get(&index)
     }
 
     fn slot_mut(&mut self, index: usize) -> Option<&mut Slot> {
-        self.slots.get_mut(index)?.as_mut()
+        self.slots.get_mut(&index)
     }
 
     /// Serves the devices until [`Self::end`], then drains them.
@@ -209,7 +210,7 @@ impl EventLoop {
         while !self.ended && result.is_ok() {
             result = self.turn(&mut events);
         }
-        for slot in self.slots.iter_mut().flatten() {
+        for slot in self.slots.values_mut() {
             slot.worker.stop();
         }
         result
@@ -314,7 +315,7 @@ impl EventLoop {
 
     /// Keeps the backend registered exactly while the device is serving.
     fn poll_backend(&mut self, index: usize) {
-        let Some(slot) = self.slots.get_mut(index).and_then(Option::as_mut) else {
+        let Some(slot) = self.slots.get_mut(&index) else {
             return;
         };
         let wanted = slot.worker.is_serving();
@@ -378,7 +379,7 @@ impl EventLoop {
         self.again.clear();
         let mut quiet = true;
         let mut failed = Vec::new();
-        for slot in self.slots.iter_mut().flatten() {
+        for slot in self.slots.values_mut() {
             let (is_quiet, fault) = slot.worker.pause();
             quiet &= is_quiet;
             failed.extend(fault.map(|fault| (slot.worker.name().to_owned(), fault)));
@@ -393,7 +394,8 @@ impl EventLoop {
         if !std::mem::take(&mut self.paused) {
             return;
         }
-        for index in 0..self.slots.len() {
+        let all: Vec<usize> = self.slots.keys().copied().collect();
+        for index in all {
             let resumed = self
                 .slot_mut(index)
                 .is_some_and(|slot| slot.worker.resume());

@@ -1,0 +1,54 @@
+//! May this user do this? The API server's authorizer decides.
+
+use k8s_openapi::api::authorization::v1::{
+    ResourceAttributes, SubjectAccessReview, SubjectAccessReviewSpec,
+};
+use kube::{Api, Client, api::PostParams};
+
+use super::{GROUP, Target, front_proxy::User, status::Failure};
+
+/// Passes if the user may do `verb` to the target.
+pub(super) async fn check(
+    client: &Client,
+    user: &User,
+    verb: &str,
+    target: &Target<'_>,
+) -> Result<(), Failure> {
+    let review = SubjectAccessReview {
+        spec: SubjectAccessReviewSpec {
+            user: Some(user.name.clone()),
+            groups: Some(user.groups.clone()),
+            extra: Some(user.extra.clone()),
+            resource_attributes: Some(ResourceAttributes {
+                group: Some(GROUP.to_owned()),
+                version: Some(target.version.to_owned()),
+                namespace: Some(target.namespace.to_owned()),
+                resource: Some(target.resource.to_owned()),
+                subresource: Some(target.subresource.to_owned()),
+                name: Some(target.name.to_owned()),
+                verb: Some(verb.to_owned()),
+                ..Default::default()
+            }),
+            ..Default::default()
+        },
+        ..Default::default()
+    };
+    let api: Api<SubjectAccessReview> = Api::all(client.clone());
+    let answer = api
+        .create(&PostParams::default(), &review)
+        .await
+        .map_err(|error| Failure::of_api_server(&error))?;
+    if answer.status.is_some_and(|status| status.allowed) {
+        return Ok(());
+    }
+    Err(Failure::forbidden(format!(
+        "{} \"{}\" is forbidden: user \"{}\" cannot {verb} resource \"{}/{}\" in API group \
+         \"{GROUP}\" in the namespace \"{}\"",
+        target.resource,
+        target.name,
+        user.name,
+        target.resource,
+        target.subresource,
+        target.namespace
+    )))
+}

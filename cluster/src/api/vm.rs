@@ -1,0 +1,195 @@
+//! Subresources of a VirtualMachine: start, stop, restart, migrate.
+//!
+//! What a request does to the object is decided by [`decide`], a function of the VM, its VMI and
+//! the request; this file reads the objects and carries the decision out. A VM that changed in
+//! between is a conflict, not an error of ours.
+
+mod decide;
+
+use bytes::Bytes;
+use http::{Response, StatusCode};
+use http_body_util::Full;
+use k8s_openapi::api::core::v1::Pod;
+use kube::{
+    Api, Client,
+    api::{DeleteParams, ListParams, Patch, PatchParams, PostParams},
+    core::{ApiResource, DynamicObject, GroupVersionKind},
+};
+use podvisor_cluster_types::{
+    migration::MigrationSpec,
+    vm::{VmSpec, VmStatus},
+    vmi::VmiStatus,
+};
+use serde::{Deserialize, de::DeserializeOwned};
+use serde_json::{Value, json};
+
+use super::{Target, status::Failure};
+use crate::https::Answer;
+use decide::{Change, Machine, Verb, decide};
+
+/// Label of a VM's pods: the unique id of the VMI.
+const CREATED_BY: &str = "kubevirt.io/created-by";
+
+/// Options of all requests.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct RequestOptions {
+    paused: bool,
+    grace_period: Option<i64>,
+    grace_period_seconds: Option<i64>,
+    dry_run: Vec<String>,
+    added_node_selector: std::collections::BTreeMap<String, String>,
+}
+
+impl RequestOptions {
+    fn read(body: &[u8]) -> Result<Self, Failure> {
+        if body.iter().all(u8::is_ascii_whitespace) {
+            return Ok(Self::default());
+        }
+        let options: Self = serde_json::from_slice(body)
+            .map_err(|error| Failure::bad_request(format!("the options are invalid: {error}")))?;
+        if options.dry_run.iter().any(|word| word != "All") {
+            return Err(Failure::bad_request("dryRun must be All or missing"));
+        }
+        Ok(options)
+    }
+
+    fn is_dry_run(&self) -> bool {
+        !self.dry_run.is_empty()
+    }
+}
+
+fn api(client: &Client, namespace: &str, kind: &str) -> Api<DynamicObject> {
+    let gvk = GroupVersionKind::gvk("kubevirt.io", "v1", kind);
+    Api::namespaced_with(client.clone(), namespace, &ApiResource::from_gvk(&gvk))
+}
+
+fn part<T: DeserializeOwned + Default>(object: &DynamicObject, name: &str) -> T {
+    let part = object.data.get(name).cloned().unwrap_or_default();
+    serde_json::from_value(part).unwrap_or_default()
+}
+
+/// Carries out a PUT to a subresource of a VM.
+pub(super) async fn update(
+    client: &Client,
+    target: &Target<'_>,
+    body: &[u8],
+) -> Result<Answer, Failure> {
+    let verb = Verb::parse(target.subresource)
+        .ok_or_else(|| Failure::not_found("subresource", target.subresource))?;
+    let options = RequestOptions::read(body)?;
+    let failed = |error: kube::Error| Failure::of_api_server(&error);
+    let vms = api(client, target.namespace, "VirtualMachine");
+    let vm = vms
+        .get_opt(target.name)
+        .await
+        .map_err(failed)?
+        .ok_or_else(|| Failure::not_found("virtualmachine.kubevirt.io", target.name))?;
+    let vmi = api(client, target.namespace, "VirtualMachineInstance")
+        .get_opt(target.name)
+        .await
+        .map_err(failed)?;
+    let (spec, status): (VmSpec, VmStatus) = (part(&vm, "spec"), part(&vm, "status"));
+    let machine = Machine {
+        spec: &spec,
+        status: &status,
+        vmi: vmi.as_ref().map(|vmi| {
+            let status: VmiStatus = part(vmi, "status");
+            (
+                vmi.metadata.uid.clone().unwrap_or_default(),
+                status.phase.unwrap_or_default(),
+            )
+        }),
+    };
+    for change in decide(verb, &machine, &options)? {
+        carry_out(client, target, &vm, change, &options)
+            .await
+            .map_err(failed)?;
+    }
+    let mut answer = Response::new(Full::new(Bytes::new()));
+    *answer.status_mut() = StatusCode::ACCEPTED;
+    Ok(answer)
+}
+
+async fn carry_out(
+    client: &Client,
+    target: &Target<'_>,
+    vm: &DynamicObject,
+    change: Change,
+    options: &RequestOptions,
+) -> Result<(), kube::Error> {
+    let params = PatchParams {
+        dry_run: options.is_dry_run(),
+        ..Default::default()
+    };
+    let vms = api(client, target.namespace, "VirtualMachine");
+    // The decision holds for the VM that was read, and for no other.
+    let at_version = |mut patch: Value| {
+        patch["metadata"] = json!({ "resourceVersion": vm.metadata.resource_version });
+        Patch::Merge(patch)
+    };
+    match change {
+        Change::Strategy(strategy) => {
+            let spec = json!({ "runStrategy": strategy.name(), "running": null });
+            vms.patch(target.name, &params, &at_version(json!({ "spec": spec })))
+                .await?;
+        }
+        Change::Running(running) => {
+            let patch = at_version(json!({ "spec": { "running": running } }));
+            vms.patch(target.name, &params, &patch).await?;
+        }
+        Change::Requests(requests) => {
+            let patch = at_version(json!({ "status": { "stateChangeRequests": requests } }));
+            vms.patch_status(target.name, &params, &patch).await?;
+        }
+        Change::GracePeriod(seconds) => {
+            let patch = json!({ "spec": { "terminationGracePeriodSeconds": seconds } });
+            let vmis = api(client, target.namespace, "VirtualMachineInstance");
+            vmis.patch(target.name, &params, &Patch::Merge(patch))
+                .await?;
+        }
+        Change::KillPods(uid) => {
+            let pods: Api<Pod> = Api::namespaced(client.clone(), target.namespace);
+            let list = ListParams::default().labels(&format!("{CREATED_BY}={uid}"));
+            let delete = DeleteParams {
+                dry_run: options.is_dry_run(),
+                ..DeleteParams::default().grace_period(0)
+            };
+            for pod in pods.list(&list).await? {
+                let name = pod.metadata.name.unwrap_or_default();
+                match pods.delete(&name, &delete).await {
+                    Ok(_) => {}
+                    Err(kube::Error::Api(status)) if status.code == 404 => {}
+                    Err(error) => return Err(error),
+                }
+            }
+        }
+        Change::Migrate => migrate(client, target, options).await?,
+    }
+    Ok(())
+}
+
+async fn migrate(
+    client: &Client,
+    target: &Target<'_>,
+    options: &RequestOptions,
+) -> Result<(), kube::Error> {
+    let spec = MigrationSpec {
+        vmi_name: target.name.to_owned(),
+        added_node_selector: options.added_node_selector.clone(),
+        ..Default::default()
+    };
+    let kind = "VirtualMachineInstanceMigration";
+    let resource = ApiResource::from_gvk(&GroupVersionKind::gvk("kubevirt.io", "v1", kind));
+    let mut migration = DynamicObject::new("", &resource).data(json!({ "spec": spec }));
+    migration.metadata.name = None;
+    migration.metadata.generate_name = Some("kubevirt-migrate-vm-".to_owned());
+    let params = PostParams {
+        dry_run: options.is_dry_run(),
+        ..Default::default()
+    };
+    api(client, target.namespace, kind)
+        .create(&params, &migration)
+        .await?;
+    Ok(())
+}

@@ -1,0 +1,475 @@
+//! Certificates of the webhooks and of the aggregated API, made and replaced by ourselves.
+//!
+//! A Secret holds the authority: its key, and a bundle of certificates, the newest first. Each
+//! process issues its own short-lived certificate from it and keeps it in memory. Before it serves
+//! a certificate it publishes the bundle to whoever calls it, so that a new authority is trusted
+//! before it is used; the old one stays in the bundle until it has expired.
+
+use std::{
+    collections::BTreeMap,
+    fmt,
+    sync::{Arc, RwLock},
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use k8s_openapi::{ByteString, api::core::v1::Secret};
+use kube::{
+    Api, Client,
+    api::{ObjectMeta, Patch, PatchParams, PostParams},
+    core::{ApiResource, DynamicObject, GroupVersionKind},
+};
+use rcgen::{
+    BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
+    KeyUsagePurpose,
+};
+use serde_json::{Value, json};
+use tokio_rustls::rustls::{
+    self, ServerConfig,
+    crypto::CryptoProvider,
+    pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer},
+    server::{ClientHello, ResolvesServerCert, danger::ClientCertVerifier},
+    sign::CertifiedKey,
+};
+
+/// The Secret that holds the authority.
+pub(crate) const SECRET: &str = "podvisor-cluster-authority";
+
+/// How long an authority lives, and how long before its end the next one is made.
+const AUTHORITY_LIFE: Duration = Duration::from_secs(365 * 24 * 3600);
+const AUTHORITY_OVERLAP: Duration = Duration::from_secs(90 * 24 * 3600);
+
+/// How long a server's certificate lives, and how often it is replaced.
+const SERVER_LIFE: Duration = Duration::from_secs(7 * 24 * 3600);
+const RENEW_EVERY: Duration = Duration::from_secs(6 * 3600);
+
+/// Clocks of a cluster differ.
+const CLOCK_SKEW: Duration = Duration::from_secs(3600);
+
+/// When the newest authority ends, in seconds of Unix time.
+const NOT_AFTER: &str = "podvisor.io/not-after";
+
+/// How often two processes may make the Secret at the same time before it is an error.
+const ATTEMPTS: usize = 5;
+
+/// Why there is no certificate.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub(crate) enum CertificateError {
+    /// The Secret cannot be read or written.
+    #[error("failed to {action} secret {namespace}/{SECRET}: check the account's role")]
+    Secret {
+        action: &'static str,
+        namespace: String,
+        #[source]
+        source: kube::Error,
+    },
+    /// The Secret is not ours, or was damaged.
+    #[error("secret {namespace}/{SECRET} has no valid {what}: delete it, and it is made again")]
+    Damaged {
+        namespace: String,
+        what: &'static str,
+    },
+    /// Other processes write the Secret all the time.
+    #[error("secret {namespace}/{SECRET} changed at each of {ATTEMPTS} attempts to write it")]
+    Contended { namespace: String },
+    /// The bundle cannot be handed to who calls us.
+    #[error("failed to publish the authority in {target}: check the account's role")]
+    Publish {
+        target: String,
+        #[source]
+        source: kube::Error,
+    },
+    /// A key or a certificate cannot be made.
+    #[error("failed to make a certificate")]
+    Make(#[from] rcgen::Error),
+    /// The TLS library does not take the key.
+    #[error("failed to use a certificate")]
+    Use(#[from] rustls::Error),
+}
+
+/// Who must trust the authority.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Publish {
+    /// The webhook configurations of this name.
+    Webhooks(&'static str),
+    /// The APIServices of these names.
+    ApiServices(&'static [&'static str]),
+}
+
+/// Certificates of one server, which are replaced while it runs.
+pub(crate) struct Certificates {
+    client: Client,
+    namespace: String,
+    names: Vec<String>,
+    publish: Publish,
+    current: Arc<Current>,
+}
+
+impl fmt::Debug for Certificates {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Certificates")
+            .field("names", &self.names)
+            .finish_non_exhaustive()
+    }
+}
+
+/// The certificate that new connections get.
+#[derive(Debug)]
+struct Current(RwLock<Option<Arc<CertifiedKey>>>);
+
+impl ResolvesServerCert for Current {
+    fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
+        self.0.read().ok()?.clone()
+    }
+}
+
+/// The newest authority and the bundle of all that have not expired.
+struct Authority {
+    key: KeyPair,
+    bundle: String,
+}
+
+impl Certificates {
+    /// Certificates of the service `service`; the first is made at once.
+    pub(crate) async fn new(
+        client: Client,
+        namespace: &str,
+        service: &str,
+        publish: Publish,
+    ) -> Result<Self, CertificateError> {
+        let names = [
+            service.to_owned(),
+            format!("{service}.{namespace}"),
+            format!("{service}.{namespace}.svc"),
+            format!("{service}.{namespace}.svc.cluster.local"),
+            "localhost".to_owned(),
+            "127.0.0.1".to_owned(),
+        ];
+        let certificates = Self {
+            client,
+            namespace: namespace.to_owned(),
+            names: names.to_vec(),
+            publish,
+            current: Arc::new(Current(RwLock::new(None))),
+        };
+        certificates.renew().await?;
+        Ok(certificates)
+    }
+
+    /// What the TLS listener takes; certificates of clients are checked where there is a verifier.
+    pub(crate) fn server_config(
+        &self,
+        clients: Option<Arc<dyn ClientCertVerifier>>,
+    ) -> Result<ServerConfig, CertificateError> {
+        let builder = ServerConfig::builder_with_provider(Arc::new(provider()))
+            .with_safe_default_protocol_versions()?;
+        let builder = match clients {
+            Some(verifier) => builder.with_client_cert_verifier(verifier),
+            None => builder.with_no_client_auth(),
+        };
+        let mut config = builder.with_cert_resolver(Arc::clone(&self.current) as _);
+        config.alpn_protocols = vec![b"http/1.1".to_vec()];
+        Ok(config)
+    }
+
+    /// Replaces the certificate for ever; a failure is logged and tried again.
+    pub(crate) async fn keep_fresh(self) {
+        let mut timer = tokio::time::interval(RENEW_EVERY);
+        timer.tick().await;
+        loop {
+            timer.tick().await;
+            match self.renew().await {
+                Ok(()) => tracing::info!("renewed the certificate"),
+                Err(error) => tracing::error!(
+                    error = &error as &dyn std::error::Error,
+                    "failed to renew the certificate"
+                ),
+            }
+        }
+    }
+
+    async fn renew(&self) -> Result<(), CertificateError> {
+        let authority = self.authority().await?;
+        self.publish(&authority.bundle).await?;
+        let key = issue(&authority, &self.names)?;
+        if let Ok(mut current) = self.current.0.write() {
+            *current = Some(Arc::new(key));
+        }
+        Ok(())
+    }
+
+    /// Reads the authority; makes the first, and makes the next when it is time.
+    async fn authority(&self) -> Result<Authority, CertificateError> {
+        let api: Api<Secret> = Api::namespaced(self.client.clone(), &self.namespace);
+        let failed = |action: &'static str| {
+            let namespace = self.namespace.clone();
+            move |source| CertificateError::Secret {
+                action,
+                namespace,
+                source,
+            }
+        };
+        for _ in 0..ATTEMPTS {
+            let found = api.get_opt(SECRET).await.map_err(failed("read"))?;
+            let old = match &found {
+                Some(secret) if !needs_successor(secret, SystemTime::now()) => {
+                    return self.read(secret);
+                }
+                Some(secret) => Some(self.read(secret)?.bundle),
+                None => None,
+            };
+            let secret = new_secret(found.as_ref(), old.as_deref())?;
+            let params = PostParams::default();
+            let written = match found {
+                Some(_) => api.replace(SECRET, &params, &secret).await,
+                None => api.create(&params, &secret).await,
+            };
+            match written {
+                Ok(secret) => return self.read(&secret),
+                // Another process was faster: its authority is as good.
+                Err(kube::Error::Api(status)) if status.code == 409 => {}
+                Err(source) => return Err(failed("write")(source)),
+            }
+        }
+        Err(CertificateError::Contended {
+            namespace: self.namespace.clone(),
+        })
+    }
+
+    fn read(&self, secret: &Secret) -> Result<Authority, CertificateError> {
+        let damaged = |what| CertificateError::Damaged {
+            namespace: self.namespace.clone(),
+            what,
+        };
+        let text = |name: &'static str| {
+            let bytes = secret.data.as_ref().and_then(|data| data.get(name));
+            bytes
+                .and_then(|bytes| String::from_utf8(bytes.0.clone()).ok())
+                .filter(|text| !text.is_empty())
+                .ok_or_else(|| damaged(name))
+        };
+        let key = KeyPair::from_pem(&text("tls.key")?).map_err(|_| damaged("tls.key"))?;
+        Ok(Authority {
+            key,
+            bundle: text("ca.crt")?,
+        })
+    }
+
+    async fn publish(&self, bundle: &str) -> Result<(), CertificateError> {
+        match self.publish {
+            Publish::Webhooks(name) => {
+                for kind in [
+                    "MutatingWebhookConfiguration",
+                    "ValidatingWebhookConfiguration",
+                ] {
+                    let gvk = GroupVersionKind::gvk("admissionregistration.k8s.io", "v1", kind);
+                    self.publish_in(&gvk, name, |object| webhooks_with(object, bundle))
+                        .await?;
+                }
+            }
+            Publish::ApiServices(names) => {
+                let gvk = GroupVersionKind::gvk("apiregistration.k8s.io", "v1", "APIService");
+                for name in names {
+                    self.publish_in(
+                        &gvk,
+                        name,
+                        |_| json!({ "spec": { "caBundle": ByteString(bundle.into()) } }),
+                    )
+                    .await?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    async fn publish_in(
+        &self,
+        gvk: &GroupVersionKind,
+        name: &str,
+        patch: impl Fn(&DynamicObject) -> Value,
+    ) -> Result<(), CertificateError> {
+        let api: Api<DynamicObject> =
+            Api::all_with(self.client.clone(), &ApiResource::from_gvk(gvk));
+        let failed = |source| CertificateError::Publish {
+            target: format!("{}/{name}", gvk.kind),
+            source,
+        };
+        let object = api.get(name).await.map_err(failed)?;
+        let patch = Patch::Merge(patch(&object));
+        api.patch(name, &PatchParams::default(), &patch)
+            .await
+            .map_err(failed)?;
+        Ok(())
+    }
+}
+
+/// The list of an object's webhooks with this bundle in each; a merge replaces lists whole.
+fn webhooks_with(object: &DynamicObject, bundle: &str) -> Value {
+    let mut webhooks = object
+        .data
+        .get("webhooks")
+        .cloned()
+        .unwrap_or_else(|| json!([]));
+    for webhook in webhooks.as_array_mut().into_iter().flatten() {
+        if let Some(config) = webhook
+            .get_mut("clientConfig")
+            .and_then(Value::as_object_mut)
+        {
+            config.insert("caBundle".to_owned(), json!(ByteString(bundle.into())));
+        }
+    }
+    // The list was read before: a change in between is a conflict, not lost.
+    json!({
+        "metadata": { "resourceVersion": object.metadata.resource_version },
+        "webhooks": webhooks,
+    })
+}
+
+fn provider() -> CryptoProvider {
+    rustls::crypto::ring::default_provider()
+}
+
+fn needs_successor(secret: &Secret, now: SystemTime) -> bool {
+    let not_after = secret
+        .metadata
+        .annotations
+        .as_ref()
+        .and_then(|annotations| annotations.get(NOT_AFTER))
+        .and_then(|seconds| seconds.parse().ok())
+        .map_or(UNIX_EPOCH, |seconds| {
+            UNIX_EPOCH + Duration::from_secs(seconds)
+        });
+    now + AUTHORITY_OVERLAP > not_after
+}
+
+/// A Secret with a new authority, which keeps the newest of the old ones in its bundle.
+fn new_secret(found: Option<&Secret>, old: Option<&str>) -> Result<Secret, CertificateError> {
+    let key = KeyPair::generate()?;
+    let certificate = authority_params().self_signed(&key)?;
+    let mut bundle = certificate.pem();
+    if let Some(old) = old {
+        bundle.push_str(first_certificate(old));
+    }
+    let not_after = SystemTime::now() + AUTHORITY_LIFE;
+    let seconds = not_after
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default()
+        .as_secs();
+    let data = [
+        ("tls.key", key.serialize_pem()),
+        ("tls.crt", certificate.pem()),
+        ("ca.crt", bundle),
+    ];
+    Ok(Secret {
+        metadata: ObjectMeta {
+            name: Some(SECRET.to_owned()),
+            resource_version: found.and_then(|secret| secret.metadata.resource_version.clone()),
+            annotations: Some(BTreeMap::from([(
+                NOT_AFTER.to_owned(),
+                seconds.to_string(),
+            )])),
+            ..Default::default()
+        },
+        type_: Some("kubernetes.io/tls".to_owned()),
+        data: Some(
+            data.into_iter()
+                .map(|(name, text)| (name.to_owned(), ByteString(text.into())))
+                .collect(),
+        ),
+        ..Default::default()
+    })
+}
+
+fn first_certificate(bundle: &str) -> &str {
+    const END: &str = "-----END CERTIFICATE-----";
+    let end = bundle
+        .find(END)
+        .map_or(bundle.len(), |start| start + END.len());
+    bundle.get(..end).unwrap_or(bundle)
+}
+
+fn authority_params() -> CertificateParams {
+    let mut params = CertificateParams::default();
+    params
+        .distinguished_name
+        .push(DnType::CommonName, "podvisor-cluster");
+    params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
+    params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+    set_validity(&mut params, AUTHORITY_LIFE);
+    params
+}
+
+fn set_validity(params: &mut CertificateParams, life: Duration) {
+    let now = SystemTime::now();
+    params.not_before = (now - CLOCK_SKEW).into();
+    params.not_after = (now + life).into();
+}
+
+fn issue(authority: &Authority, names: &[String]) -> Result<CertifiedKey, CertificateError> {
+    let mut params = CertificateParams::new(names)?;
+    params
+        .distinguished_name
+        .push(DnType::CommonName, "podvisor-cluster server");
+    params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
+    params.use_authority_key_identifier_extension = true;
+    set_validity(&mut params, SERVER_LIFE);
+    let key = KeyPair::generate()?;
+    let authority_params = authority_params();
+    let issuer = Issuer::from_params(&authority_params, &authority.key);
+    let certificate = params.signed_by(&key, &issuer)?;
+    let private = PrivateKeyDer::from(PrivatePkcs8KeyDer::from(key.serialize_der()));
+    let signing = provider().key_provider.load_private_key(private)?;
+    Ok(CertifiedKey::new(
+        vec![CertificateDer::from(certificate.der().to_vec())],
+        signing,
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_authority_has_a_successor_before_it_ends_and_both_are_trusted() {
+        let first = new_secret(None, None).unwrap();
+        let now = SystemTime::now();
+        assert!(!needs_successor(&first, now));
+        assert!(needs_successor(
+            &first,
+            now + AUTHORITY_LIFE - AUTHORITY_OVERLAP + CLOCK_SKEW
+        ));
+        let bundle = |secret: &Secret| {
+            String::from_utf8(secret.data.as_ref().unwrap()["ca.crt"].0.clone()).unwrap()
+        };
+        let second = new_secret(Some(&first), Some(&bundle(&first))).unwrap();
+        let third = new_secret(Some(&second), Some(&bundle(&second))).unwrap();
+        let count = |secret: &Secret| bundle(secret).matches("BEGIN CERTIFICATE").count();
+        assert_eq!([count(&first), count(&second), count(&third)], [1, 2, 2]);
+        assert!(bundle(&second).contains(first_certificate(&bundle(&first))));
+    }
+
+    #[test]
+    fn a_secret_without_a_date_is_replaced() {
+        assert!(needs_successor(&Secret::default(), SystemTime::now()));
+    }
+
+    #[test]
+    fn every_webhook_of_a_configuration_gets_the_bundle() {
+        let object: DynamicObject = serde_json::from_value(json!({
+            "apiVersion": "admissionregistration.k8s.io/v1",
+            "kind": "ValidatingWebhookConfiguration",
+            "metadata": { "name": "a", "resourceVersion": "7" },
+            "webhooks": [
+                { "name": "a", "clientConfig": { "service": { "name": "s" } } },
+                { "name": "b", "clientConfig": {} },
+            ],
+        }))
+        .unwrap();
+        let patch = webhooks_with(&object, "x");
+        assert_eq!(patch["metadata"]["resourceVersion"], "7");
+        for webhook in patch["webhooks"].as_array().unwrap() {
+            assert_eq!(webhook["clientConfig"]["caBundle"], "eA==");
+        }
+        assert_eq!(patch["webhooks"][0]["clientConfig"]["service"]["name"], "s");
+    }
+}

@@ -1,0 +1,155 @@
+//! The HTTPS server that the webhooks and the aggregated API share: bounded in connections,
+//! in the size of a request and in its time.
+
+use std::{convert::Infallible, future::Future, sync::Arc, time::Duration};
+
+use bytes::Bytes;
+use http::{Request, Response, StatusCode, header};
+use http_body_util::{BodyExt, Full, Limited};
+use hyper::{body::Incoming, server::conn::http1, service::service_fn};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::{net::TcpListener, sync::Semaphore, task::JoinSet};
+use tokio_rustls::{
+    TlsAcceptor,
+    rustls::{ServerConfig, pki_types::CertificateDer},
+};
+
+/// Connections beyond this wait to be accepted.
+const MAX_CONNECTIONS: usize = 512;
+
+/// An update carries an object twice, and an object has at most 1.5 MiB.
+pub(crate) const MAX_BODY: usize = 8 << 20;
+
+/// How long a handshake, the header of a request or its body may take.
+const READ_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// What handlers answer.
+pub(crate) type Answer = Response<Full<Bytes>>;
+
+/// Who is at the other end of a connection.
+#[derive(Debug, Clone)]
+pub(crate) struct Peer {
+    /// The certificates that it showed, which are verified.
+    pub(crate) certificates: Vec<CertificateDer<'static>>,
+}
+
+/// Serves `handle` until `stop` is ready; then connections may end what they do.
+pub(crate) async fn serve<H, F>(
+    listener: TcpListener,
+    tls: ServerConfig,
+    handle: H,
+    stop: impl Future<Output = ()>,
+) where
+    H: Fn(Request<Incoming>, Peer) -> F + Clone + Send + Sync + 'static,
+    F: Future<Output = Answer> + Send + 'static,
+{
+    let acceptor = TlsAcceptor::from(Arc::new(tls));
+    let connections = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+    let mut tasks = JoinSet::new();
+    tokio::pin!(stop);
+    loop {
+        let Ok(permit) = Arc::clone(&connections).acquire_owned().await else {
+            return;
+        };
+        let (stream, address) = tokio::select! {
+            () = &mut stop => break,
+            accepted = listener.accept() => match accepted {
+                Ok(accepted) => accepted,
+                Err(error) => {
+                    tracing::warn!(%error, "failed to accept a connection");
+                    // No descriptors, for example: the next one needs time.
+                    tokio::time::sleep(Duration::from_millis(100)).await;
+                    continue;
+                }
+            },
+        };
+        while tasks.try_join_next().is_some() {}
+        let (acceptor, handle) = (acceptor.clone(), handle.clone());
+        tasks.spawn(async move {
+            let handshake = tokio::time::timeout(READ_TIMEOUT, acceptor.accept(stream)).await;
+            let Ok(Ok(stream)) = handshake else {
+                tracing::debug!(%address, "a TLS handshake failed");
+                return;
+            };
+            let certificates = stream.get_ref().1.peer_certificates();
+            let certificates = certificates
+                .into_iter()
+                .flatten()
+                .map(|certificate| certificate.clone().into_owned())
+                .collect();
+            let peer = Peer { certificates };
+            let service = service_fn(move |request| {
+                let answer = handle(request, peer.clone());
+                async move { Ok::<_, Infallible>(answer.await) }
+            });
+            let served = http1::Builder::new()
+                .timer(TokioTimer::new())
+                .header_read_timeout(READ_TIMEOUT)
+                .serve_connection(TokioIo::new(stream), service)
+                .with_upgrades()
+                .await;
+            if let Err(error) = served {
+                tracing::debug!(%address, %error, "a connection failed");
+            }
+            drop(permit);
+        });
+    }
+    drop(listener);
+    let finish = async { while tasks.join_next().await.is_some() {} };
+    let _ = tokio::time::timeout(READ_TIMEOUT, finish).await;
+}
+
+/// Reads the body of a request, within its bounds of size and time.
+pub(crate) async fn read_body(body: Incoming) -> Result<Bytes, Answer> {
+    let body = Limited::new(body, MAX_BODY).collect();
+    match tokio::time::timeout(READ_TIMEOUT, body).await {
+        Ok(Ok(body)) => Ok(body.to_bytes()),
+        Ok(Err(_)) => Err(text(
+            StatusCode::PAYLOAD_TOO_LARGE,
+            "the request is too large",
+        )),
+        Err(_) => Err(text(
+            StatusCode::REQUEST_TIMEOUT,
+            "the request did not arrive in time",
+        )),
+    }
+}
+
+/// An answer of plain text.
+pub(crate) fn text(status: StatusCode, text: &str) -> Answer {
+    answer(
+        status,
+        "text/plain",
+        Bytes::copy_from_slice(text.as_bytes()),
+    )
+}
+
+/// An answer of JSON.
+pub(crate) fn json(status: StatusCode, value: &serde_json::Value) -> Answer {
+    answer(status, "application/json", Bytes::from(value.to_string()))
+}
+
+fn answer(status: StatusCode, content_type: &'static str, body: Bytes) -> Answer {
+    let mut answer = Response::new(Full::new(body));
+    *answer.status_mut() = status;
+    answer.headers_mut().insert(
+        header::CONTENT_TYPE,
+        header::HeaderValue::from_static(content_type),
+    );
+    answer
+}
+
+/// Is ready when the process is told to end.
+pub(crate) async fn told_to_end() {
+    use tokio::signal::unix::{SignalKind, signal};
+    match signal(SignalKind::terminate()) {
+        Ok(mut terminate) => tokio::select! {
+            _ = terminate.recv() => {}
+            _ = tokio::signal::ctrl_c() => {}
+        },
+        Err(error) => {
+            tracing::warn!(%error, "failed to listen for SIGTERM");
+            let _ = tokio::signal::ctrl_c().await;
+        }
+    }
+}

@@ -1,0 +1,194 @@
+//! CustomResourceDefinitions.
+
+use podvisor_cluster_types::{
+    migration::MigrationSpec, replica_set::ReplicaSetSpec, vm::VmSpec, vmi::VmiSpec,
+};
+use serde_json::{Value, json};
+
+use super::schema::{anything, structural};
+
+/// The group of KubeVirt's objects.
+pub const GROUP: &str = "kubevirt.io";
+
+/// The served versions, the stored one first; they differ in nothing.
+pub const VERSIONS: [&str; 2] = ["v1", "v1alpha3"];
+
+/// One kind.
+struct Kind {
+    kind: &'static str,
+    plural: &'static str,
+    singular: &'static str,
+    short: &'static [&'static str],
+    spec: Value,
+    columns: Value,
+    scale: Option<Value>,
+}
+
+/// A printer column.
+fn column(name: &str, kind: &str, path: &str) -> Value {
+    json!({ "name": name, "type": kind, "jsonPath": path })
+}
+
+/// A printer column that `kubectl get -o wide` shows.
+fn wide(name: &str, kind: &str, path: &str) -> Value {
+    let mut column = column(name, kind, path);
+    column["priority"] = json!(1);
+    column
+}
+
+fn age() -> Value {
+    column("Age", "date", ".metadata.creationTimestamp")
+}
+
+fn condition(name: &str) -> String {
+    format!(".status.conditions[?(@.type=='{name}')].status")
+}
+
+/// The definitions of all kinds.
+#[must_use]
+pub fn crds() -> Vec<Value> {
+    let ready = condition("Ready");
+    let kinds = [
+        Kind {
+            kind: "VirtualMachine",
+            plural: "virtualmachines",
+            singular: "virtualmachine",
+            short: &["vm", "vms"],
+            spec: structural::<VmSpec>(),
+            columns: json!([
+                age(),
+                column("Status", "string", ".status.printableStatus"),
+                column("Ready", "string", &ready),
+            ]),
+            scale: None,
+        },
+        Kind {
+            kind: "VirtualMachineInstance",
+            plural: "virtualmachineinstances",
+            singular: "virtualmachineinstance",
+            short: &["vmi", "vmis"],
+            spec: structural::<VmiSpec>(),
+            columns: json!([
+                age(),
+                column("Phase", "string", ".status.phase"),
+                column("IP", "string", ".status.interfaces[0].ipAddress"),
+                column("NodeName", "string", ".status.nodeName"),
+                column("Ready", "string", &ready),
+                wide("Live-Migratable", "string", &condition("LiveMigratable")),
+                wide("Paused", "string", &condition("Paused")),
+            ]),
+            scale: None,
+        },
+        Kind {
+            kind: "VirtualMachineInstanceMigration",
+            plural: "virtualmachineinstancemigrations",
+            singular: "virtualmachineinstancemigration",
+            short: &["vmim", "vmims"],
+            spec: structural::<MigrationSpec>(),
+            columns: json!([
+                column("Phase", "string", ".status.phase"),
+                column("VMI", "string", ".spec.vmiName"),
+                age(),
+            ]),
+            scale: None,
+        },
+        Kind {
+            kind: "VirtualMachineInstanceReplicaSet",
+            plural: "virtualmachineinstancereplicasets",
+            singular: "virtualmachineinstancereplicaset",
+            short: &["vmirs", "vmirss"],
+            spec: structural::<ReplicaSetSpec>(),
+            columns: json!([
+                column("Desired", "integer", ".spec.replicas"),
+                column("Current", "integer", ".status.replicas"),
+                column("Ready", "integer", ".status.readyReplicas"),
+                age(),
+            ]),
+            scale: Some(json!({
+                "specReplicasPath": ".spec.replicas",
+                "statusReplicasPath": ".status.replicas",
+                "labelSelectorPath": ".status.labelSelector",
+            })),
+        },
+    ];
+    kinds.into_iter().map(definition).collect()
+}
+
+fn definition(kind: Kind) -> Value {
+    // A status is written by the system alone: what it writes is not cut to what is known here.
+    let mut status = anything();
+    status["type"] = json!("object");
+    status["nullable"] = json!(true);
+    let schema = json!({
+        "type": "object",
+        "required": ["spec"],
+        "properties": {
+            "apiVersion": { "type": "string" },
+            "kind": { "type": "string" },
+            "metadata": { "type": "object" },
+            "spec": kind.spec,
+            "status": status,
+        },
+    });
+    let mut subresources = json!({ "status": {} });
+    if let Some(scale) = kind.scale {
+        subresources["scale"] = scale;
+    }
+    let versions: Vec<Value> = VERSIONS
+        .iter()
+        .enumerate()
+        .map(|(index, version)| {
+            json!({
+                "name": version,
+                "served": true,
+                "storage": index == 0,
+                "schema": { "openAPIV3Schema": schema },
+                "subresources": subresources,
+                "additionalPrinterColumns": kind.columns,
+            })
+        })
+        .collect();
+    json!({
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": { "name": format!("{}.{GROUP}", kind.plural) },
+        "spec": {
+            "group": GROUP,
+            "scope": "Namespaced",
+            "names": {
+                "kind": kind.kind,
+                "listKind": format!("{}List", kind.kind),
+                "plural": kind.plural,
+                "singular": kind.singular,
+                "shortNames": kind.short,
+                "categories": ["all"],
+            },
+            "versions": versions,
+        },
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_definition_fits_into_the_annotation_that_kubectl_apply_writes() {
+        for crd in crds() {
+            let name = crd["metadata"]["name"].as_str().unwrap();
+            let size = crd.to_string().len();
+            assert!(size < 256 << 10, "{name} has {size} bytes");
+        }
+    }
+
+    #[test]
+    fn one_version_is_stored_and_both_are_served() {
+        for crd in crds() {
+            let versions = crd["spec"]["versions"].as_array().unwrap();
+            let stored: Vec<_> = versions.iter().filter(|v| v["storage"] == true).collect();
+            assert_eq!(stored.len(), 1);
+            assert_eq!(stored[0]["name"], "v1");
+            assert!(versions.iter().all(|version| version["served"] == true));
+        }
+    }
+}

@@ -1,0 +1,96 @@
+//! Webhook configurations, and the APIServices of the subresources.
+//!
+//! Their `caBundle` is missing here: who serves them writes it, and keeps it fresh.
+
+use serde_json::{Value, json};
+
+use super::crds::GROUP;
+use crate::{admission, api};
+
+/// The mutating and the validating configuration.
+#[must_use]
+pub fn webhooks(namespace: &str) -> Vec<Value> {
+    let objects = [
+        "virtualmachines",
+        "virtualmachineinstances",
+        "virtualmachineinstancemigrations",
+        "virtualmachineinstancereplicasets",
+    ];
+    let statuses: Vec<String> = objects
+        .iter()
+        .map(|name| format!("{name}/status"))
+        .collect();
+    let rule = |operations: &[&str], resources: Value| {
+        json!({
+            "apiGroups": [GROUP],
+            "apiVersions": ["v1"],
+            "operations": operations,
+            "resources": resources,
+            "scope": "Namespaced",
+        })
+    };
+    let webhook = |name: &str, path: &str, rules: Vec<Value>| {
+        json!({
+            "name": name,
+            "admissionReviewVersions": ["v1"],
+            "sideEffects": "None",
+            "failurePolicy": "Fail",
+            // Requests of the other served version are converted, not missed.
+            "matchPolicy": "Equivalent",
+            "timeoutSeconds": 10,
+            "rules": rules,
+            "clientConfig": { "service": {
+                "namespace": namespace,
+                "name": admission::NAME,
+                "path": path,
+                "port": 443,
+            } },
+        })
+    };
+    let configuration = |kind: &str, webhook: Value| {
+        json!({
+            "apiVersion": "admissionregistration.k8s.io/v1",
+            "kind": kind,
+            "metadata": { "name": admission::NAME },
+            "webhooks": [webhook],
+        })
+    };
+    let changes = || rule(&["CREATE", "UPDATE"], json!(objects));
+    vec![
+        configuration(
+            "MutatingWebhookConfiguration",
+            webhook(
+                "default.kubevirt.io",
+                "/mutate",
+                vec![changes(), rule(&["UPDATE"], json!(statuses))],
+            ),
+        ),
+        configuration(
+            "ValidatingWebhookConfiguration",
+            webhook("validate.kubevirt.io", "/validate", vec![changes()]),
+        ),
+    ]
+}
+
+/// The group of the subresources, in both versions.
+#[must_use]
+pub fn api_services(namespace: &str) -> Vec<Value> {
+    api::VERSIONS
+        .iter()
+        .enumerate()
+        .map(|(index, version)| {
+            json!({
+                "apiVersion": "apiregistration.k8s.io/v1",
+                "kind": "APIService",
+                "metadata": { "name": format!("{version}.{}", api::GROUP) },
+                "spec": {
+                    "group": api::GROUP,
+                    "version": version,
+                    "groupPriorityMinimum": 1000,
+                    "versionPriority": 15 - index,
+                    "service": { "namespace": namespace, "name": api::NAME, "port": 443 },
+                },
+            })
+        })
+        .collect()
+}
