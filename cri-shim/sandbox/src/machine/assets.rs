@@ -39,6 +39,10 @@ pub enum GuestFile {
     Kernel,
     /// Holds the agent as `/init`.
     Initramfs,
+    /// The kernel of the loader, an ELF vmlinux.
+    LoaderKernel,
+    /// Holds the loader as `/init`, which starts what is on a disk.
+    Loader,
 }
 
 impl GuestFile {
@@ -48,6 +52,8 @@ impl GuestFile {
         match self {
             Self::Kernel => "vmlinux",
             Self::Initramfs => "initramfs.cpio",
+            Self::LoaderKernel => "vmlinux-loader",
+            Self::Loader => "loader.cpio",
         }
     }
 }
@@ -67,6 +73,8 @@ impl AssetError {
         match self.file {
             GuestFile::Kernel => "kernel",
             GuestFile::Initramfs => "initramfs",
+            GuestFile::LoaderKernel => "loader's kernel",
+            GuestFile::Loader => "loader",
         }
     }
 }
@@ -153,6 +161,17 @@ impl Assets {
     /// No directory has it.
     pub fn initramfs(&self) -> Result<PathBuf, AssetError> {
         self.find(GuestFile::Initramfs)
+    }
+
+    /// Returns the loader's kernel and its initramfs, which start what is on a disk.
+    ///
+    /// # Errors
+    /// No directory has one of them.
+    pub fn loader(&self) -> Result<(PathBuf, PathBuf), AssetError> {
+        Ok((
+            self.find(GuestFile::LoaderKernel)?,
+            self.find(GuestFile::Loader)?,
+        ))
     }
 
     fn find(&self, file: GuestFile) -> Result<PathBuf, AssetError> {
