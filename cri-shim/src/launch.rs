@@ -133,13 +133,14 @@ mod tests {
             .build();
         runtime.unwrap().block_on(async {
             // Its interface is in the pod's namespace, as a plugin would make it.
-            script(&format!(
+            script(
                 "[ $CNI_COMMAND = ADD ] || exit 0\n\
-                 echo >>{}/added\n\
-                 nsenter --net=$CNI_NETNS ip link add $CNI_IFNAME type dummy || exit\n\
-                 echo '{{\"cniVersion\":\"1.0.0\",\"ips\":[{{\"address\":\"10.0.0.7/8\"}}]}}'",
-                dir.path().display()
-            ));
+                 in_pod=\"nsenter --net=$CNI_NETNS\"\n\
+                 $in_pod ip link add $CNI_IFNAME type veth peer name net1 || exit\n\
+                 $in_pod ip link set $CNI_IFNAME up\n\
+                 $in_pod ip address add 10.0.0.7/8 dev $CNI_IFNAME\n\
+                 echo '{\"cniVersion\":\"1.0.0\",\"ips\":[{\"address\":\"10.0.0.7/8\"}]}'",
+            );
             let error = begin().await;
             let BeginError::Machine(SandboxError::Dir { .. }) = error else {
                 panic!("{error:?}");

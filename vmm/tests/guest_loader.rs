@@ -8,7 +8,13 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use podvisor_test_disks::{Gpt, PartitionType, Small, btrfs, ext4, vfat, xfs};
-use podvisor_vmm::{BlockDevice, Initramfs, Kernel, MemorySize, Transport, Vm, VmBuilder, VmExit};
+use podvisor_vmm::devices::GuestRam;
+use podvisor_vmm::devices::blk::{Operation, Submitted};
+use podvisor_vmm::{
+    BlockDevice, Disk, FileDisk, Initramfs, Kernel, MacAddress, MemorySize, NetDevice, Transport,
+    Vm, VmBuilder, VmExit, VsockDevice,
+};
+use support::tap::{HOST, tap};
 use support::{Console, guest_file, in_time, small_bzimage};
 use tempfile::TempDir;
 
@@ -52,7 +58,14 @@ struct Workshop(TempDir);
 
 impl Workshop {
     fn new() -> Self {
-        Self(tempfile::tempdir().unwrap())
+        let dir = tempfile::tempdir().unwrap();
+        // mkfs.btrfs takes over inode numbers, of which it has the lowest for itself: in a fresh
+        // tmpfs, files have those.
+        for _ in 0..1000 {
+            fs::write(dir.path().join("number"), "").unwrap();
+            fs::remove_file(dir.path().join("number")).unwrap();
+        }
+        Self(dir)
     }
 
     /// A directory with these files; those whose name holds `vmlinuz` are a kernel that writes its
@@ -357,7 +370,7 @@ fn guest_a_disk_that_cannot_be_booted_is_a_named_error() {
         ),
         (
             {
-                let disk = shop.path("table.raw");
+                let disk = shop.path("broken.raw");
                 let whole = shop.ext4_disk("table", &[("boot/k", "x")]);
                 fs::copy(whole, &disk).unwrap();
                 let mut bytes = fs::read(&disk).unwrap();
@@ -398,4 +411,239 @@ fn guest_a_disk_that_cannot_be_booted_is_a_named_error() {
         error_of(&text).contains("the machine has no disk"),
         "{text}"
     );
+}
+
+#[test]
+fn guest_hostile_disks_end_in_an_error() {
+    let shop = Workshop::new();
+    let mut disks: Vec<PathBuf> = Vec::new();
+    let mut damaged = |name: &str, of: &Path, damage: &dyn Fn(&mut Vec<u8>)| {
+        let mut bytes = fs::read(of).unwrap();
+        damage(&mut bytes);
+        let disk = shop.path(&format!("{name}.damaged"));
+        fs::write(&disk, bytes).unwrap();
+        disks.push(disk);
+    };
+    // The same noise each time.
+    let noise = |bytes: &mut [u8], seed: u32| {
+        let mut state = seed;
+        for byte in bytes {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            *byte = (state >> 24) as u8;
+        }
+    };
+    let files = [
+        ("etc/fstab", "x"),
+        ("boot/a", "y"),
+        ("EFI/Linux/a.efi", "MZ"),
+    ];
+    let tree = shop.tree("tree", &files);
+    let ext = shop.path("plain.ext4");
+    ext4(&ext, 8, UUID, &tree).unwrap();
+    let x = shop.path("plain.xfs");
+    xfs(&x, 320, UUID, &tree).unwrap();
+    let b = shop.path("plain.btrfs");
+    btrfs(&b, 128, UUID, &tree).unwrap();
+    let v = shop.path("plain.vfat");
+    vfat(&v, 40, "ESP", &tree).unwrap();
+
+    for (number, seed) in (0..).zip([1, 2, 3]) {
+        damaged(&format!("ext4-groups-{number}"), &ext, &|bytes| {
+            noise(&mut bytes[4096..8192], seed)
+        });
+        damaged(&format!("ext4-all-{number}"), &ext, &|bytes| {
+            noise(&mut bytes[4096..], seed)
+        });
+        damaged(&format!("ext4-superblock-{number}"), &ext, &|bytes| {
+            noise(&mut bytes[1024..1024 + 0x38], seed)
+        });
+        damaged(&format!("xfs-superblock-{number}"), &x, &|bytes| {
+            noise(&mut bytes[4..32], seed)
+        });
+        damaged(&format!("xfs-rest-{number}"), &x, &|bytes| {
+            noise(&mut bytes[512..1 << 20], seed)
+        });
+        damaged(&format!("btrfs-superblock-{number}"), &b, &|bytes| {
+            noise(&mut bytes[0x1_0048..0x1_0200], seed);
+        });
+        damaged(&format!("btrfs-trees-{number}"), &b, &|bytes| {
+            noise(&mut bytes[0x2_0000..], seed)
+        });
+    }
+    damaged("ext4-cut", &ext, &|bytes| bytes.truncate(1 << 20));
+    damaged("xfs-cut", &x, &|bytes| bytes.truncate(1 << 20));
+    damaged("vfat-tables", &v, &|bytes| {
+        noise(&mut bytes[512..1 << 20], 1)
+    });
+    damaged("vfat-cut", &v, &|bytes| bytes.truncate(4096));
+    damaged("zeros", &v, &|bytes| bytes.fill(0));
+    damaged("noise", &v, &|bytes| noise(bytes, 7));
+    damaged("mbr-of-itself", &v, &|bytes| {
+        bytes.fill(0);
+        // An extended partition whose table is the same sector again.
+        bytes[446 + 4] = 5;
+        bytes[446 + 12..446 + 16].copy_from_slice(&70_000_u32.to_le_bytes());
+        bytes[510..512].copy_from_slice(&[0x55, 0xaa]);
+    });
+
+    // Links that leave the disk or lead in circles, and files that are none.
+    let linked = shop.tree("linked", &[("boot/grub/x", "x")]);
+    for (to, from) in [
+        ("../../../../../proc/kcore", "boot/vmlinuz"),
+        ("grub.cfg", "boot/grub/grub.cfg"),
+        ("/proc/self/environ", "extlinux.conf"),
+        ("vmlinuz-1", "vmlinuz-1"),
+    ] {
+        std::os::unix::fs::symlink(to, linked.join(from)).unwrap();
+    }
+    fs::create_dir_all(linked.join("boot/vmlinuz-2")).unwrap();
+    fs::create_dir_all(linked.join("loader/entries/a.conf")).unwrap();
+    let disk = shop.path("linked.ext4");
+    ext4(&disk, 8, UUID, &linked).unwrap();
+    disks.push(disk);
+    let large = shop.tree(
+        "large",
+        &[("boot/grub/grub.cfg", &"echo\n".repeat(300_000))],
+    );
+    let disk = shop.path("large.ext4");
+    ext4(&disk, 8, UUID, &large).unwrap();
+    disks.push(disk);
+
+    assert!(disks.len() >= 25, "{}", disks.len());
+    // Several at once: what one does to the loader is seen in what it says of the others.
+    for disks in disks.chunks(8) {
+        let all: Vec<&Path> = disks.iter().map(PathBuf::as_path).collect();
+        let text = booted("", &all);
+        assert!(
+            text.contains("podvisor-loader: error: "),
+            "{disks:?} {text}"
+        );
+        for (_, letter) in disks.iter().zip('a'..) {
+            let line = format!("disk vd{letter} (");
+            assert!(text.contains(&line), "vd{letter} of {disks:?} {text}");
+        }
+    }
+}
+
+#[test]
+fn guest_a_machine_that_is_too_small_is_told_how_much_it_needs() {
+    let shop = Workshop::new();
+    let tree = shop.tree(
+        "big",
+        &[("boot/vmlinuz", ""), ("boot/grub/grub.cfg", &grub("a"))],
+    );
+    fs::File::create(tree.join("boot/initrd"))
+        .unwrap()
+        .set_len(60 << 20)
+        .unwrap();
+    let disk = shop.path("big.ext4");
+    ext4(&disk, 80, UUID, &tree).unwrap();
+    let console = Console::default();
+    let vm = loader("", &console).memory(MemorySize::mib(96));
+    let text = boot(vm, &console, &[&disk]);
+    let error = error_of(&text);
+    assert!(error.contains("not enough memory"), "{text}");
+    assert!(
+        error.contains("initial file systems (60.0 MiB) need 128.0 MiB"),
+        "{text}"
+    );
+    let text = booted("", &[&disk]);
+    assert!(kernels_line(&text).starts_with('a'), "{text}");
+}
+
+/// A disk that answers some requests and then none.
+#[derive(Debug)]
+struct FallsSilent {
+    disk: FileDisk,
+    left: u32,
+}
+
+impl Disk for FallsSilent {
+    fn len(&self) -> u64 {
+        self.disk.len()
+    }
+    fn submit(&mut self, mem: &GuestRam, token: u16, operation: Operation<'_, '_>) -> Submitted {
+        if matches!(operation, Operation::Read { .. }) {
+            match self.left.checked_sub(1) {
+                Some(left) => self.left = left,
+                None => return Submitted::Queued,
+            }
+        }
+        self.disk.submit(mem, token, operation)
+    }
+    fn wait(&mut self) -> std::io::Result<()> {
+        Err(std::io::ErrorKind::BrokenPipe.into())
+    }
+}
+
+#[test]
+fn guest_a_disk_that_never_answers_is_an_error() {
+    let shop = Workshop::new();
+    let menu = grub("a");
+    let disk = shop.ext4_disk(
+        "silent",
+        &[("boot/vmlinuz", ""), ("boot/grub/grub.cfg", &menu)],
+    );
+    let file = fs::File::open(&disk).unwrap();
+    // Enough for the partition table, too little for the file system.
+    let disk = FallsSilent {
+        disk: FileDisk::new(file).unwrap(),
+        left: 12,
+    };
+    let console = Console::default();
+    let vm = loader("--timeout 3", &console).block(BlockDevice::new(Box::new(disk)));
+    let text = boot(vm, &console, &[]);
+    let error = error_of(&text);
+    assert!(error.contains("did not end within 3 s"), "{text}");
+}
+
+#[test]
+fn guest_nothing_is_written_into_the_next_kernel_by_devices_that_are_busy() {
+    let target = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target");
+    let small = Small::open(&target).unwrap();
+    let copy = tempfile::NamedTempFile::new().unwrap();
+    fs::copy(small.disk(), copy.path()).unwrap();
+    let tap = tap();
+    // Frames for everyone, all the time that the kernels change.
+    let flood = std::net::UdpSocket::bind((HOST, 0)).unwrap();
+    flood.set_broadcast(true).unwrap();
+    let is_over = Arc::new(std::sync::atomic::AtomicBool::new(false));
+    let stop = Arc::clone(&is_over);
+    let sender = std::thread::spawn(move || {
+        let mut sent = 0_u64;
+        while !stop.load(std::sync::atomic::Ordering::Relaxed) {
+            // A full queue of the tap refuses.
+            sent += u64::from(flood.send_to(&[0x5a; 1400], "10.9.0.255:9").is_ok());
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
+        sent
+    });
+    let console = Console::default();
+    let vm = loader("", &console)
+        .vcpus(2)
+        .memory(MemorySize::mib(256))
+        .rng()
+        .net(
+            NetDevice::tap(tap.into())
+                .unwrap()
+                .mac(MacAddress([2, 0, 0, 0, 0, 9])),
+        )
+        .vsock(VsockDevice::in_process(3).unwrap())
+        .block(BlockDevice::open(copy.path()).unwrap());
+    let vm = Arc::new(vm.build().unwrap());
+    vm.start().unwrap();
+    // Input for a console that changes its kernel.
+    for _ in 0..100 {
+        let _ = vm.serial_input(b"#\n");
+    }
+    console.wait_for("small: ready");
+    let text = console.text();
+    assert!(text.contains("2 CPUs"), "{text}");
+    vm.serial_input(b"\nmd5sum /bin/busybox; poweroff -f\n")
+        .unwrap();
+    let exit = in_time("the power-off", move || vm.wait().unwrap());
+    is_over.store(true, std::sync::atomic::Ordering::Relaxed);
+    let sent = sender.join().unwrap();
+    assert_eq!(exit, VmExit::Shutdown, "{}", console.text());
+    assert!(sent > 100, "{sent} frames");
 }

@@ -4,7 +4,6 @@
 //! with `int3`; data has pages of zeroes. A monitor that loads the file copies both at each boot.
 //! From an ELF file, this creates one whose segments omit runs of such pages; the omitted parts are
 //! zero in fresh memory.
-//! pages; what is left out is zero in fresh memory.
 
 use anyhow::{Context, Result, bail};
 

@@ -42,6 +42,11 @@ fn labels(name: &str) -> Value {
     json!({ "app.kubernetes.io/name": name, "app.kubernetes.io/part-of": "podvisor" })
 }
 
+/// A field of the pod in the environment.
+fn field(name: &str, path: &str) -> Value {
+    json!({ "name": name, "valueFrom": { "fieldRef": { "fieldPath": path } } })
+}
+
 fn container(options: &Options, subcommand: &str) -> Value {
     json!({
         "name": subcommand,
@@ -49,14 +54,9 @@ fn container(options: &Options, subcommand: &str) -> Value {
         "args": [subcommand],
         "env": [
             { "name": "RUST_LOG", "value": "info" },
-            {
-                "name": "POD_NAMESPACE",
-                "valueFrom": { "fieldRef": { "fieldPath": "metadata.namespace" } },
-            },
-            {
-                "name": "NODE_NAME",
-                "valueFrom": { "fieldRef": { "fieldPath": "spec.nodeName" } },
-            },
+            field("POD_NAME", "metadata.name"),
+            field("POD_NAMESPACE", "metadata.namespace"),
+            field("NODE_NAME", "spec.nodeName"),
         ],
         "resources": {
             "requests": { "cpu": "10m", "memory": "32Mi" },

@@ -12,7 +12,7 @@ use crate::sandbox::{SandboxError, jail};
 pub(super) fn for_missing_file(error: &AssetError) -> String {
     let hint = match error.file {
         GuestFile::Kernel => ", or give one with --kernel",
-        GuestFile::Initramfs | GuestFile::LoaderKernel | GuestFile::Loader => "",
+        _ => "",
     };
     format!(
         "install podvisor's package, or build it with `cargo xtask guest` in podvisor's source, \

@@ -6,7 +6,7 @@ use super::deferred::Deferred;
 use super::log::LogLevel;
 use super::{
     Globals, check, completions, config, container, image, images, import, inspect, load, manual,
-    prune, pull, rmi, run, sandbox, save, serve, snapshot, system, tag, template, version,
+    prune, pull, rmi, run, sandbox, save, serve, snapshot, system, tag, template, version, vm,
 };
 
 #[derive(Debug, Subcommand)]
@@ -43,6 +43,8 @@ pub(super) enum Command {
     Metrics(Deferred<container::metrics::MetricsArgs>),
     /// Manage machines for several containers
     Pod(container::pod::PodArgs),
+    /// Run and manage virtual machines with an operating system of their own
+    Vm(Deferred<vm::VmArgs>),
     /// Run a debug shell in a machine, outside its containers
     Debug(Deferred<container::debug::DebugArgs>),
     /// Connect to the serial console of a machine
@@ -118,6 +120,7 @@ impl Command {
             Self::Stats(args) => container::stats::run(globals, &args),
             Self::Metrics(args) => container::metrics::run(globals, &args),
             Self::Pod(args) => container::pod::run(globals, &args),
+            Self::Vm(args) => vm::run(globals, &args),
             Self::Debug(args) => container::debug::run(globals, &args),
             Self::Console(args) => container::console::run(globals, &args),
             Self::Events(args) => container::events::run(globals, &args),

@@ -136,20 +136,20 @@ fn absolute(path: &Path) -> anyhow::Result<PathBuf> {
     std::path::absolute(path).with_context(|| format!("cannot find {}", path.display()))
 }
 
-fn parse_cpus(text: &str) -> Result<u8, String> {
+pub(super) fn parse_cpus(text: &str) -> Result<u8, String> {
     match text.parse() {
         Ok(cpus) if cpus > 0 => Ok(cpus),
         _ => Err("a guest has whole CPUs; write a number from 1 to 255".to_owned()),
     }
 }
 
-fn parse_guest_memory(text: &str) -> Result<u64, String> {
+pub(super) fn parse_guest_memory(text: &str) -> Result<u64, String> {
     let whole = parse_memory(text)?.checked_next_multiple_of(1 << 20);
     whole.ok_or_else(|| "no machine has so much".to_owned())
 }
 
 /// Returns an error for a guest larger than the host's memory: it would be killed while it runs.
-fn check_memory(wanted: u64, meminfo: &str) -> anyhow::Result<()> {
+pub(super) fn check_memory(wanted: u64, meminfo: &str) -> anyhow::Result<()> {
     let line = meminfo
         .lines()
         .find_map(|line| line.strip_prefix("MemTotal:"));

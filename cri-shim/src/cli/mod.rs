@@ -52,6 +52,7 @@ mod template;
 mod terminal;
 mod verify;
 mod version;
+mod vm;
 mod whole_file;
 
 use std::env;
@@ -64,6 +65,7 @@ use anyhow::Context as _;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Args, CommandFactory as _, FromArgMatches as _, Parser};
 use command::Command;
+use container::{Containers, Kept};
 use log::{LogFormat, LogLevel};
 use output::{
     FormatArgs, JsonArgs, message, notice, notice_kernel_log, print, print_json, print_on, report,
@@ -80,7 +82,7 @@ const USAGE: u8 = 2;
 /// Exit code of `run` and `exec` if podvisor failed and not the program, as in docker.
 const RUN_FAILURE: u8 = 125;
 
-/// Programs from OCI images, each in a virtual machine of its own
+/// Programs from OCI images, each in a virtual machine of its own, and virtual machines
 #[derive(Debug, Parser)]
 #[command(name = "podvisor", version, max_term_width = 100)]
 #[command(subcommand_required = true)]
@@ -115,6 +117,10 @@ struct Globals {
     #[arg(long, value_name = "FORMAT", value_enum, default_value_t = LogFormat::Text)]
     #[arg(global = true)]
     log_format: LogFormat,
+
+    /// What commands about containers are about.
+    #[arg(skip)]
+    kept: Kept,
 }
 
 /// Parses this process's arguments, runs the command, and returns the exit code.
@@ -240,6 +246,11 @@ impl Globals {
     /// Opens the store of images.
     fn store(&self) -> anyhow::Result<Store> {
         Store::open(self.root()?.join("images")).map_err(|error| unwritable(error.into()))
+    }
+
+    /// Opens the records of containers, or of VMs for their commands.
+    fn containers(&self) -> anyhow::Result<Containers> {
+        Containers::of(&self.root()?, self.kept)
     }
 
     fn root(&self) -> anyhow::Result<PathBuf> {

@@ -62,13 +62,9 @@ pub(super) fn run(globals: &Globals, args: &PullArgs) -> anyhow::Result<u8> {
                 "--verify-key and --signature-policy are for images of a registry; give a disk image's --checksum instead"
             );
         }
-        let registries = args.registries.config()?;
-        let pull = async |events| {
-            let options = PullOptions::default().registries(registries).events(events);
-            let checksum = args.checksum.as_ref();
-            store.pull_disk(&args.image, checksum, &options).await
-        };
-        let pulled = runtime.block_on(watched(progress, pull));
+        let options = PullOptions::default().registries(args.registries.config()?);
+        let (url, checksum) = (&args.image, args.checksum.as_ref());
+        let pulled = runtime.block_on(pull_disk(&store, url, checksum, options, progress));
         runtime.shutdown_background();
         return match pulled? {
             Pulled::Image(disk) => {
@@ -112,6 +108,21 @@ pub(super) async fn pull(
         // The options hold the sender: dropping them ends the progress.
         let options = options.events(events);
         store.pull(reference, &options).await
+    })
+    .await
+}
+
+/// Like [`pull`], for the disk image at a URL.
+pub(super) async fn pull_disk(
+    store: &Store,
+    url: &str,
+    checksum: Option<&Checksum>,
+    options: PullOptions,
+    progress: Progress,
+) -> anyhow::Result<Pulled<Disk>> {
+    watched(progress, async |events| {
+        let options = options.events(events);
+        store.pull_disk(url, checksum, &options).await
     })
     .await
 }

@@ -353,6 +353,7 @@ mod tests {
             root: Some("/root-of-test".into()),
             log_level: None,
             log_format: crate::cli::LogFormat::Text,
+            kept: Default::default(),
         };
         let mut file = Settings::parse(file).unwrap();
         // The guest's own files may not have been built here.
@@ -412,6 +413,7 @@ mod tests {
                 root: Some("/root-of-test".into()),
                 log_level: None,
                 log_format: crate::cli::LogFormat::Text,
+                kept: Default::default(),
             };
             let config = ServeArgs::default().merge_with(&globals, file, "/initramfs".into());
             config.map(|config| {

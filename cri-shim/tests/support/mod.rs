@@ -109,6 +109,7 @@ impl Root {
         for (list, remove) in [
             (&["pod", "ls", "-q"][..], &["pod", "rm", "-f"][..]),
             (&["ps", "-aq"], &["rm", "-f"]),
+            (&["vm", "ps", "-q"], &["vm", "rm", "-f"]),
         ] {
             let Ok(listed) = self.podvisor(list).output() else {
                 continue;

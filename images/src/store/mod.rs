@@ -17,6 +17,7 @@
 mod arrivals;
 mod container_disk;
 mod database;
+mod disk_file;
 mod disk_records;
 mod disks;
 mod documents;

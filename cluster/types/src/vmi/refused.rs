@@ -10,7 +10,7 @@ const NOT_HERE: &str = "is not supported";
 
 /// Paths below the specification; `[]` stands for every element of a list. A value that asks
 /// for nothing (`false`, an empty list) passes.
-const REFUSED: [(&str, &str); 44] = [
+const REFUSED: [(&str, &str); 45] = [
     (
         "domain.cpu.isolateEmulatorThread",
         "is not supported: there is no emulator thread",
@@ -81,6 +81,10 @@ const REFUSED: [(&str, &str); 44] = [
     ("domain.devices.clientPassthrough", NOT_HERE),
     ("domain.devices.downwardMetrics", NOT_HERE),
     ("networks[].resourceClaim", NOT_HERE),
+    (
+        "volumes[].hostDisk",
+        "is not supported: it would show files of the node to users who may not see them",
+    ),
     ("volumes[].sysprep", NOT_HERE),
     ("volumes[].downwardMetrics", NOT_HERE),
     ("volumes[].memoryDump", NOT_HERE),

@@ -26,8 +26,8 @@ object! {
         pub ephemeral: Option<EphemeralVolume>,
         /// An empty disk that lives as long as the pod.
         pub empty_disk: Option<EmptyDisk>,
-        /// A disk file of the node.
-        pub host_disk: Option<HostDisk>,
+        /// Refused.
+        pub host_disk: Option<Value>,
         /// cloud-init's data, labelled `cidata`.
         pub cloud_init_no_cloud: Option<CloudInit>,
         /// cloud-init's data, labelled `config-2`.
@@ -91,19 +91,6 @@ object! {
     pub struct EmptyDisk {
         /// Its size.
         pub capacity: Option<Quantity>,
-    }
-
-    /// A disk file of the node.
-    pub struct HostDisk {
-        /// Its path.
-        pub path: String,
-        /// `Disk` or `DiskOrCreate`.
-        #[serde(rename = "type")]
-        pub kind: String,
-        /// Its size when it is created.
-        pub capacity: Option<Quantity>,
-        /// Several VMs may write to it.
-        pub shared: Option<bool>,
     }
 
     /// A ConfigMap.
@@ -343,34 +330,5 @@ fn validate_disks(volume: &Volume, path: &FieldPath, causes: &mut Causes) {
                 }
             }
         }
-    }
-    if let Some(disk) = &volume.host_disk {
-        validate_host_disk(disk, &path.child("hostDisk"), causes);
-    }
-}
-
-fn validate_host_disk(disk: &HostDisk, path: &FieldPath, causes: &mut Causes) {
-    if disk.path.is_empty() {
-        causes.required(&path.child("path"), "is required");
-    } else if !is_clean_absolute_path(&disk.path) {
-        causes.invalid(
-            &path.child("path"),
-            format_args!(
-                "is {}, but must be an absolute path without `..`",
-                shown(&disk.path)
-            ),
-        );
-    }
-    causes.one_of(&path.child("type"), &disk.kind, &["Disk", "DiskOrCreate"]);
-    let capacity = path.child("capacity");
-    match &disk.capacity {
-        Some(size) if disk.kind == "DiskOrCreate" => {
-            read_quantity(size, &capacity, causes);
-        }
-        Some(_) => causes.invalid(&capacity, "is only possible with the type DiskOrCreate"),
-        None if disk.kind == "DiskOrCreate" => {
-            causes.required(&capacity, "is required with the type DiskOrCreate");
-        }
-        None => {}
     }
 }

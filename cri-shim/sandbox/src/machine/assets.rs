@@ -39,9 +39,9 @@ pub enum GuestFile {
     Kernel,
     /// Holds the agent as `/init`.
     Initramfs,
-    /// The kernel of the loader, which boots the disks of other systems.
+    /// The kernel of the loader, an ELF vmlinux.
     LoaderKernel,
-    /// Holds the loader as `/init`.
+    /// Holds the loader as `/init`, which starts what is on a disk.
     Loader,
 }
 
@@ -172,6 +172,17 @@ impl Assets {
     /// No directory has it.
     pub fn initramfs(&self) -> Result<PathBuf, AssetError> {
         self.find(GuestFile::Initramfs)
+    }
+
+    /// Returns the loader's kernel and its initramfs, which start what is on a disk.
+    ///
+    /// # Errors
+    /// No directory has one of them.
+    pub fn loader(&self) -> Result<(PathBuf, PathBuf), AssetError> {
+        Ok((
+            self.find(GuestFile::LoaderKernel)?,
+            self.find(GuestFile::Loader)?,
+        ))
     }
 
     fn find(&self, file: GuestFile) -> Result<PathBuf, AssetError> {

@@ -30,7 +30,10 @@ impl Claim {
 
     /// Like [`Self::take`], without blocking other tasks; `None` if another process still has it
     /// after `limit`.
-    pub(super) async fn take_within(dir: &Path, limit: Duration) -> io::Result<Option<Self>> {
+    pub(in crate::cli) async fn take_within(
+        dir: &Path,
+        limit: Duration,
+    ) -> io::Result<Option<Self>> {
         let (sender, taken) = oneshot::channel();
         let dir = dir.to_owned();
         // A thread that is not waited for; at exit, this process would have to wait for the

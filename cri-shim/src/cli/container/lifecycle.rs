@@ -67,6 +67,12 @@ pub(in crate::cli) struct NamesArgs {
     containers: Vec<String>,
 }
 
+impl NamesArgs {
+    pub(in crate::cli) fn names(&self) -> &[String] {
+        &self.containers
+    }
+}
+
 #[derive(Debug, Args)]
 pub(in crate::cli) struct RmArgs {
     /// Kill it first if it runs
@@ -96,12 +102,12 @@ fn each(
 
 /// Runs `work` for each name; it returns what to print. A failure is reported, and the others are
 /// still tried.
-pub(super) fn each_name(
+pub(in crate::cli) fn each_name(
     globals: &Globals,
     names: &[String],
     work: impl AsyncFn(&Containers, &str) -> anyhow::Result<Option<String>>,
 ) -> anyhow::Result<u8> {
-    let containers = Containers::open(&globals.root()?)?;
+    let containers = globals.containers()?;
     crate::cli::runtime()?.block_on(async {
         sweep(&containers).await?;
         let works = names.iter().map(async |name| work(&containers, name).await);
@@ -110,7 +116,7 @@ pub(super) fn each_name(
 }
 
 /// Runs all concurrently, as each may take its grace period, and reports them in order.
-async fn at_once(
+pub(in crate::cli) async fn at_once(
     works: Vec<impl Future<Output = anyhow::Result<Option<String>>>>,
 ) -> anyhow::Result<u8> {
     let mut code = 0;
@@ -296,7 +302,8 @@ pub(in crate::cli) fn unpause(globals: &Globals, args: &NamesArgs) -> anyhow::Re
 /// Reports why a program was killed with its machine.
 fn tell_why(entry: &Entry, machine: &SandboxExit) {
     if has_failed(machine) {
-        crate::cli::notice(&format!("container {}: {machine}", entry.record.name));
+        let record = &entry.record;
+        crate::cli::notice(&format!("{} {}: {machine}", record.what(), record.name));
         crate::cli::notice_kernel_log(machine.kernel_log());
     }
 }
@@ -357,9 +364,11 @@ async fn remove_ended(entry: &Entry) -> anyhow::Result<()> {
         State::Unresponsive { pid } => return Err(unresponsive(entry, pid)),
         state => ensure!(
             state.has_ended(),
-            "container {} is {}; `podvisor stop` it first, or give --force",
+            "{} {} is {}; `podvisor {}stop` it first, or give --force",
+            entry.record.what(),
             entry.record.name,
-            state.word()
+            state.word(),
+            entry.record.command_prefix()
         ),
     }
     remove(&entry.dir).await

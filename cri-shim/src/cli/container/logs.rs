@@ -20,7 +20,7 @@ use rustix::fs::inotify;
 use tokio::io::unix::AsyncFd;
 
 use super::state::unresponsive;
-use super::{Containers, Entry, State, sweep};
+use super::{Entry, State, sweep};
 use crate::cli::Globals;
 use crate::cli::output::Stdout;
 use lines::{Hold, LineStarts, Piece, Prefix, Printer};
@@ -169,7 +169,7 @@ fn in_order(entry: &Entry) -> Vec<PathBuf> {
 }
 
 pub(in crate::cli) fn run(globals: &Globals, args: &LogsArgs) -> anyhow::Result<u8> {
-    let containers = Containers::open(&globals.root()?)?;
+    let containers = globals.containers()?;
     let runtime = crate::cli::runtime()?;
     let done = runtime.block_on(async {
         sweep(&containers).await?;
@@ -376,7 +376,7 @@ mod tests {
     #[test]
     fn two_files_are_read_by_the_times_of_their_lines_and_one_that_is_begun_anew_from_there() {
         let root = tempfile::tempdir().unwrap();
-        let containers = Containers::open(root.path()).unwrap();
+        let containers = super::super::Containers::open(root.path()).unwrap();
         let record = super::super::record::sample("a", "one");
         let (entry, _claim) = containers.create(record).unwrap();
         let mut log = entry.open_log().unwrap();

@@ -7,7 +7,7 @@
 //! command first cleans up after commands that were killed.
 
 pub(super) mod attach;
-mod claim;
+pub(super) mod claim;
 pub(super) mod clear;
 pub(super) mod console;
 pub(super) mod copy;
@@ -37,7 +37,9 @@ pub(super) mod volumes;
 
 pub(super) use clear::{Sweep, sweep};
 pub(super) use network::{Attached, NetworkArgs, NetworkMode};
-pub(super) use record::{Containers, Entry, Record};
+#[cfg(test)]
+pub(super) use record::sample as sample_record;
+pub(super) use record::{Containers, Entry, Kept, Record, VmRecord};
 pub(super) use restart::RestartArg;
 pub(super) use state::State;
 pub(super) use volumes::{Volume, parse as parse_volume};

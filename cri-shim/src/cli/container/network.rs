@@ -113,6 +113,11 @@ impl NetworkArgs {
         published.flat_map(|ports| &ports.0).copied().collect()
     }
 
+    /// Returns whether lines of /etc/hosts are asked for.
+    pub(in crate::cli) fn names_hosts(&self) -> bool {
+        !self.add_host.is_empty()
+    }
+
     /// Returns the network for a container; problems are reported before anything is created.
     /// `has_card` says whether a snapshot's machine has a network card; `None` without a snapshot.
     pub(in crate::cli) fn choose(&self, has_card: Option<bool>) -> anyhow::Result<NetworkMode> {

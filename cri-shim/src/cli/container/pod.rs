@@ -222,6 +222,7 @@ fn create(globals: &Globals, args: &CreateArgs) -> anyhow::Result<u8> {
         process: Process::default(),
         pod: None,
         is_pod: true,
+        vm: None,
         id: id.clone(),
     };
     let containers = Containers::open(&root)?;

@@ -90,7 +90,7 @@ pub(in crate::cli) fn run(globals: &Globals, args: &PortArgs) -> anyhow::Result<
 }
 
 /// Returns a port's description with podman's field names.
-pub(super) fn view(port: &Port) -> serde_json::Value {
+pub(in crate::cli) fn view(port: &Port) -> serde_json::Value {
     json!({
         "host_ip": port.host().ip().to_string(),
         "host_port": port.host_port,

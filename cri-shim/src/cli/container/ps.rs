@@ -240,7 +240,7 @@ fn at(nanoseconds: u64) -> SystemTime {
     UNIX_EPOCH + Duration::from_nanos(nanoseconds)
 }
 
-fn status(state: Option<&State>, now: SystemTime) -> String {
+pub(in crate::cli) fn status(state: Option<&State>, now: SystemTime) -> String {
     let Some(state) = state else {
         return "Unknown".to_owned();
     };

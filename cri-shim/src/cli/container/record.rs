@@ -23,6 +23,9 @@ use crate::sandbox::{DIR_MAX, IoLimit};
 /// it.
 pub(super) const CONTAINERS: &str = "c";
 
+/// Parent of all VMs' directories.
+const VMS: &str = "v";
+
 const RECORD: &str = "container.json";
 
 /// The container's output, in the format of the Container Runtime Interface.
@@ -83,9 +86,45 @@ pub(in crate::cli) struct Record {
     /// `user[:group]`; processes of `exec` run as it, too.
     pub(in crate::cli) user: String,
     pub(in crate::cli) process: Process,
+    /// It is a VM: its guest has an operating system of its own.
+    #[serde(default)]
+    pub(in crate::cli) vm: Option<VmRecord>,
+}
+
+/// What is stored of a VM besides.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(in crate::cli) struct VmRecord {
+    /// Bytes of its disk.
+    pub(in crate::cli) disk_size: u64,
+    /// The port of the host's loopback that leads to its SSH server, where its network has no
+    /// address that the host reaches.
+    pub(in crate::cli) ssh_port: Option<u16>,
+    /// The public keys that its users are logged in by.
+    pub(in crate::cli) ssh_keys: Vec<String>,
+    /// Whether its console is logged in by itself.
+    pub(in crate::cli) has_autologin: bool,
 }
 
 impl Record {
+    /// Returns what it is called in messages.
+    pub(in crate::cli) fn what(&self) -> &'static str {
+        match (self.is_pod, &self.vm) {
+            (true, _) => "pod",
+            (false, Some(_)) => "VM",
+            (false, None) => "container",
+        }
+    }
+
+    /// Returns what commands for it begin with, after `podvisor`.
+    pub(in crate::cli) fn command_prefix(&self) -> &'static str {
+        match (self.is_pod, &self.vm) {
+            (true, _) => "pod ",
+            (false, Some(_)) => "vm ",
+            (false, None) => "",
+        }
+    }
+
     pub(in crate::cli) fn short_id(&self) -> &str {
         self.id.get(..SHORT_ID).unwrap_or(&self.id)
     }
@@ -173,18 +212,45 @@ pub(super) fn sandbox_dir(dir: &Path, record: &Record) -> PathBuf {
     }
 }
 
-/// All containers of a root.
+/// What is found by its name.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(in crate::cli) enum Kept {
+    #[default]
+    Containers,
+    Vms,
+}
+
+impl Kept {
+    /// Returns what one is called, and the command that lists all.
+    fn named(self) -> (&'static str, &'static str) {
+        match self {
+            Self::Containers => ("container", "ps -a"),
+            Self::Vms => ("VM", "vm ps"),
+        }
+    }
+}
+
+/// All containers of a root, or all of its VMs.
 #[derive(Debug, Clone)]
 pub(in crate::cli) struct Containers {
     dir: PathBuf,
+    kept: Kept,
 }
 
 impl Containers {
     /// Returns those of this root, which may not exist yet.
     pub(in crate::cli) fn open(root: &Path) -> anyhow::Result<Self> {
+        Self::of(root, Kept::Containers)
+    }
+
+    /// Like [`Self::open`], for what is named.
+    pub(in crate::cli) fn of(root: &Path, kept: Kept) -> anyhow::Result<Self> {
         let root = std::path::absolute(root).context("cannot find the root's absolute path")?;
-        let dir = root.join(CONTAINERS);
-        Ok(Self { dir })
+        let dir = root.join(match kept {
+            Kept::Containers => CONTAINERS,
+            Kept::Vms => VMS,
+        });
+        Ok(Self { dir, kept })
     }
 
     /// Creates their directory, and the root with it.
@@ -286,7 +352,10 @@ impl Containers {
     /// Returns the container of this name, id or prefix of an id.
     pub(in crate::cli) fn find(&self, name: &str) -> anyhow::Result<Entry> {
         let found = self.find_if_there(name)?;
-        found.with_context(|| format!("no container `{name}`; `podvisor ps -a` lists them"))
+        found.with_context(|| {
+            let (one, list) = self.kept.named();
+            format!("no {one} `{name}`; `podvisor {list}` lists them")
+        })
     }
 
     /// Like [`Self::find`]; `None` if there is no such container.
@@ -294,7 +363,8 @@ impl Containers {
         match one_of(self.list()?, name) {
             NameLookup::Found(entry) => Ok(Some(*entry)),
             NameLookup::Several => {
-                bail!("several containers' ids begin with `{name}`; write more of it")
+                let (one, _) = self.kept.named();
+                bail!("several {one}s' ids begin with `{name}`; write more of it")
             }
             NameLookup::None => Ok(None),
         }
@@ -327,9 +397,10 @@ impl Containers {
         for other in others.iter().filter(|other| other.holds_ports()) {
             if let Some(port) = ports::conflict(&record.ports, &other.record.ports) {
                 bail!(
-                    "--publish: {}/{} leads to container {}; choose another port, or stop that one",
+                    "--publish: {}/{} leads to {} {}; choose another port, or stop that one",
                     port.host(),
                     port.protocol,
+                    other.record.what(),
                     other.record.name
                 );
             }
@@ -339,13 +410,9 @@ impl Containers {
             bail!(
                 "the name `{}` is in use by {} {}; remove that one by `podvisor {}`, or choose another name",
                 record.name,
-                if other.record.is_pod {
-                    "pod"
-                } else {
-                    "container"
-                },
+                other.record.what(),
                 other.record.short_id(),
-                if other.record.is_pod { "pod rm" } else { "rm" },
+                format_args!("{}rm", other.record.command_prefix()),
             );
         }
         let made = DirBuilder::new().mode(0o700).create(&dir);
@@ -427,7 +494,7 @@ fn check_name(name: &str) -> anyhow::Result<()> {
 
 /// A container for tests.
 #[cfg(test)]
-pub(super) fn sample(id: &str, name: &str) -> Record {
+pub(in crate::cli) fn sample(id: &str, name: &str) -> Record {
     Record {
         id: id.repeat(64),
         name: name.to_owned(),
@@ -453,6 +520,7 @@ pub(super) fn sample(id: &str, name: &str) -> Record {
         is_pod: false,
         user: String::new(),
         process: Process::default(),
+        vm: None,
     }
 }
 

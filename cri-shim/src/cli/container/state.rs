@@ -321,10 +321,9 @@ pub(in crate::cli) async fn states(entries: Vec<Entry>) -> Vec<(Entry, anyhow::R
 /// Returns the message for a machine that another version of podvisor started.
 pub(in crate::cli) fn other_version(entry: &Entry) -> String {
     let record = &entry.record;
-    let (what, command) = match (record.is_pod, &record.pod) {
-        (true, _) => ("pod", "pod rm -f"),
-        (false, Some(_)) => ("the pod of container", "pod rm -f"),
-        (false, None) => ("container", "rm -f"),
+    let (what, command) = match &record.pod {
+        Some(_) => ("the pod of container", "pod rm -f".to_owned()),
+        None => (record.what(), format!("{}rm -f", record.command_prefix())),
     };
     format!(
         "{what} {} was started by another version of podvisor; `podvisor {command}` ends it, or \
@@ -336,16 +335,16 @@ pub(in crate::cli) fn other_version(entry: &Entry) -> String {
 /// Returns the error for a machine that does not answer.
 pub(in crate::cli) fn unresponsive(entry: &Entry, pid: Option<u32>) -> anyhow::Error {
     let process = pid.map_or_else(String::new, |pid| format!(" {pid}"));
+    let record = &entry.record;
     let (what, command) = match entry.pod() {
-        _ if entry.record.is_pod => (format!("pod {}", entry.record.name), "pod rm -f"),
         Some(pod) => (
-            format!(
-                "container {} of the pod {}",
-                entry.record.name, pod.record.name
-            ),
-            "pod rm -f",
+            format!("container {} of the pod {}", record.name, pod.record.name),
+            "pod rm -f".to_owned(),
         ),
-        None => (format!("container {}", entry.record.name), "rm -f"),
+        None => (
+            format!("{} {}", record.what(), record.name),
+            format!("{}rm -f", record.command_prefix()),
+        ),
     };
     anyhow::anyhow!(
         "the machine's process{process} of {what} does not answer, as one that is stopped; \
@@ -379,7 +378,8 @@ pub(in crate::cli) async fn running(
         } => Ok((client, info, is_paused)),
         State::Unresponsive { pid } => Err(unresponsive(entry, pid)),
         state => anyhow::bail!(
-            "container {} is not running, but {}",
+            "{} {} is not running, but {}",
+            entry.record.what(),
             entry.record.name,
             state.word()
         ),

@@ -115,6 +115,7 @@ pub(super) fn record(args: &RunArgs, place: &Place, image: &Image) -> anyhow::Re
         id,
         pod,
         is_pod: false,
+        vm: None,
     })
 }
 

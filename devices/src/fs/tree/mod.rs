@@ -43,10 +43,10 @@ const CACHE_TIMEOUT: Duration = Duration::from_millis(500);
 /// How many objects are checked for their names in one call: it takes some milliseconds.
 const LOOK: usize = 4096;
 
-/// Flags of `open(2)` that the client may set.
 /// Opens an object for its attributes, and for operations by its descriptor.
 const PATH_ONLY: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
+/// Flags of `open(2)` that the client may set.
 const CLIENT_FLAGS: OFlags = OFlags::ACCMODE
     .union(OFlags::APPEND)
     .union(OFlags::TRUNC)

@@ -10,7 +10,7 @@ use crate::files::Files;
 use crate::grub::{self, GrubError};
 use crate::uki::{self, UkiError};
 use crate::volumes::{FileError, VolumeId, Volumes};
-use crate::{BootEntry, newest};
+use crate::{BootEntry, limits, newest};
 
 /// The error of one format.
 #[derive(Debug, Error)]
@@ -166,7 +166,8 @@ fn configured(
             return Some(entry);
         }
     }
-    for vendor in files.list(volume, "EFI").unwrap_or_default() {
+    let vendors = files.list(volume, "EFI").unwrap_or_default();
+    for vendor in vendors.iter().take(limits::VENDORS) {
         if let Some(entry) = keep(grub(&format!("EFI/{vendor}/grub.cfg"))) {
             return Some(entry);
         }

@@ -19,7 +19,7 @@ pub const CMDLINE_BYTES: usize = 2047;
 /// Files that include each other.
 pub const INCLUDES: usize = 8;
 /// Commands that a `grub.cfg` executes.
-pub const COMMANDS: usize = 50_000;
+pub const COMMANDS: usize = 10_000;
 /// Blocks, conditions and functions within each other in a `grub.cfg`.
 pub const NESTING: usize = 32;
 /// Bytes that a `grub.cfg` makes of its variables, in all.
@@ -28,3 +28,5 @@ pub const EXPANDED_BYTES: usize = 8 << 20;
 pub const VALUE_BYTES: usize = 64 << 10;
 /// Variables of a `grub.cfg`, and its functions.
 pub const VARIABLES: usize = 2048;
+/// Directories of vendors in an EFI system partition.
+pub const VENDORS: usize = 32;

@@ -53,10 +53,12 @@ pub(crate) enum ThreadKind {
 #[error("failed to install the seccomp filter of a thread")]
 pub(crate) struct SeccompError(#[source] podvisor_seccomp::Error);
 
+/// A compiled filter, and the process that it is for: it names it, and a fork has another.
+type Filter = (Pid, Arc<BpfProgram>);
+
 /// Confines the calling thread permanently.
 pub(crate) fn confine(kind: ThreadKind) -> Result<(), SeccompError> {
-    /// With the process that they are for: they name it, and a fork has another.
-    static FILTERS: Mutex<[Option<(Pid, Arc<BpfProgram>)>; 4]> = Mutex::new([const { None }; 4]);
+    static FILTERS: Mutex<[Option<Filter>; 4]> = Mutex::new([const { None }; 4]);
     let process = getpid();
     let program = {
         let mut filters = lock(&FILTERS);

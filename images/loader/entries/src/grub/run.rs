@@ -204,7 +204,7 @@ impl<'a> Run<'a> {
 
     fn command(&mut self, command: &Command) -> Result<Flow, GrubError> {
         let left = self.commands_left.checked_sub(1);
-        let left = left.ok_or_else(|| self.error(GrubErrorKind::Quota("50000 commands")))?;
+        let left = left.ok_or_else(|| self.error(GrubErrorKind::Quota("10000 commands")))?;
         self.commands_left = left;
         match &command.what {
             What::Simple { words, block } => self.simple(words, block.as_ref()),

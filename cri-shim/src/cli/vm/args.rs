@@ -1,0 +1,168 @@
+//! The flags of `vm run`.
+
+use std::path::PathBuf;
+
+use anyhow::ensure;
+use clap::{ArgAction, Args};
+use podvisor_images::Checksum;
+
+use crate::cli::container::NetworkArgs;
+use crate::cli::guest::{parse_cpus, parse_guest_memory};
+use crate::cli::keys::{DetachKeys, parse as parse_keys};
+use crate::cli::registries::RegistryArgs;
+use crate::cli::run::{parse_hostname, parse_label};
+use crate::cli::size;
+
+/// The largest disk: that of the qcow2 files which store what guests write.
+const MAX_DISK: u64 = 64 << 40;
+
+#[derive(Debug, Args)]
+#[command(disable_help_flag = true)]
+pub(super) struct RunArgs {
+    /// Print help
+    #[arg(long, action = ArgAction::Help)]
+    help: Option<bool>,
+
+    /// Print the VM's id instead of connecting to its console
+    #[arg(short, long)]
+    pub(super) detach: bool,
+
+    /// Keys that leave the console, with commas between several; the VM goes on
+    #[arg(long, value_name = "KEYS", default_value = "ctrl-]", value_parser = parse_keys)]
+    pub(super) detach_keys: DetachKeys,
+
+    /// Name of the VM [default: the beginning of its id]
+    #[arg(long, value_name = "NAME")]
+    pub(super) name: Option<String>,
+
+    /// Host name that cloud-init gives the guest [default: the VM's name]
+    #[arg(short = 'h', long, value_name = "NAME", value_parser = parse_hostname)]
+    pub(super) hostname: Option<String>,
+
+    /// Label of the VM
+    #[arg(short, long, value_name = "KEY[=VALUE]", value_parser = parse_label)]
+    pub(super) label: Vec<(String, String)>,
+
+    /// Remove the VM with its disk once it is off
+    #[arg(long)]
+    pub(super) rm: bool,
+
+    /// Virtual CPUs
+    #[arg(long, value_name = "N", default_value = "1", value_parser = parse_cpus)]
+    pub(super) cpus: u8,
+
+    /// Memory, with a unit: 512M, 2G
+    #[arg(short, long, value_name = "SIZE", default_value = "1G")]
+    #[arg(value_parser = parse_guest_memory)]
+    pub(super) memory: u64,
+
+    /// Size of the disk, which the guest's file system grows to [default: the image's]
+    #[arg(long, value_name = "SIZE", value_parser = parse_disk_size)]
+    pub(super) disk: Option<u64>,
+
+    /// Public SSH key that users of the guest are logged in by, besides podvisor's own
+    #[arg(long, value_name = "FILE")]
+    pub(super) ssh_key: Vec<PathBuf>,
+
+    /// The guest's user-data, for cloud-init
+    #[arg(long, value_name = "FILE")]
+    pub(super) user_data: Option<PathBuf>,
+
+    /// Ask for a user and a password on the console, instead of a shell at once
+    #[arg(long)]
+    pub(super) no_autologin: bool,
+
+    #[command(flatten)]
+    pub(super) network: NetworkArgs,
+
+    /// Expected checksum of the file behind a URL: sha256:... or sha512:...
+    #[arg(long, value_name = "CHECKSUM")]
+    pub(super) checksum: Option<Checksum>,
+
+    #[command(flatten)]
+    pub(super) registries: RegistryArgs,
+
+    /// Show no progress of fetching the image
+    #[arg(short, long)]
+    pub(super) quiet: bool,
+
+    /// Do not jail the machine's process: for hosts that do not let podvisor do so
+    #[arg(long)]
+    pub(super) no_jail: bool,
+
+    /// Disk image: the file of one, raw or qcow2; its https:// URL; or an OCI image that holds one
+    /// in its directory /disk
+    #[arg(value_name = "IMAGE|URL|FILE")]
+    pub(super) image: String,
+}
+
+impl RunArgs {
+    /// Returns an error for flags that mean nothing together.
+    pub(super) fn check(&self) -> anyhow::Result<()> {
+        ensure!(
+            !self.network.names_hosts(),
+            "--add-host is for containers, whose /etc/hosts is podvisor's; a VM's is its own: \
+             write it by --user-data"
+        );
+        Ok(())
+    }
+}
+
+/// Parses the size of a disk: whole sectors, at most what a qcow2 file holds.
+fn parse_disk_size(text: &str) -> Result<u64, String> {
+    let usage = "write a size with a unit, such as 20G";
+    let bytes = size::parse(text).map_err(|error| format!("{error}; {usage}"))?;
+    match bytes {
+        0 => Err(format!("a disk has at least one sector; {usage}")),
+        bytes if bytes > MAX_DISK => Err(format!("a disk has at most {} TiB", MAX_DISK >> 40)),
+        bytes => Ok(bytes.next_multiple_of(512)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Debug, Parser)]
+    struct Line {
+        #[command(flatten)]
+        args: RunArgs,
+    }
+
+    fn parsed(line: &str) -> Result<RunArgs, clap::Error> {
+        let words = ["vm"].into_iter().chain(line.split(' '));
+        Line::try_parse_from(words).map(|line| line.args)
+    }
+
+    #[test]
+    fn one_image_is_all_that_a_vm_takes() {
+        let args = parsed("debian.qcow2").unwrap();
+        assert_eq!((args.cpus, args.memory, args.disk), (1, 1 << 30, None));
+        assert_eq!(args.detach_keys.to_string(), "ctrl-]");
+        args.check().unwrap();
+        assert!(parsed("--cpus 2").is_err());
+        assert!(parsed("a.qcow2 b.qcow2").is_err());
+    }
+
+    #[test]
+    fn a_disk_has_whole_sectors_and_a_bound() {
+        let disk = |size: &str| parsed(&format!("--disk {size} x")).map(|args| args.disk);
+        assert_eq!(disk("20G").unwrap(), Some(20 << 30));
+        assert_eq!(disk("513").unwrap(), Some(1024));
+        for bad in ["0", "65T", "16777216T", "much", "-1"] {
+            assert!(disk(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_flag_of_containers_alone_is_refused_by_its_name() {
+        let args = parsed("--add-host a:1.2.3.4 x").unwrap();
+        let said = args.check().unwrap_err().to_string();
+        assert!(
+            said.contains("--add-host") && said.contains("--user-data"),
+            "{said}"
+        );
+    }
+}

@@ -1,0 +1,108 @@
+//! `podvisor vm`: virtual machines with an operating system of their own, from the disk images that
+//! distributions publish.
+//!
+//! A VM is stored like a container: its directory has the record, the disk with what the guest has
+//! written, the log of its console and its sandbox. Its sandbox runs while the VM does, and has the
+//! machine as its only container, so that the commands for containers wait for it, stop it and show
+//! its log.
+//!
+//! | file | contents |
+//! | --- | --- |
+//! | `args` | the flags of `vm run` |
+//! | `image` | the disk image that a VM begins with |
+//! | `disk` | the VM's own disk |
+//! | `keys` | the SSH keys that it knows its user by |
+//! | `seed` | what cloud-init in the guest is told |
+//! | `boot` | the network, the sandbox, the machine |
+//! | `run` | `vm run` and `vm start` |
+//! | `console` | `vm console`, and the console of `vm run` |
+//! | `list` | `vm ps` and `vm inspect` |
+//! | `ssh` | `vm ssh` |
+
+mod args;
+mod boot;
+mod console;
+mod disk;
+mod image;
+mod keys;
+mod list;
+mod run;
+mod seed;
+mod ssh;
+
+use clap::{Arg, Args, Subcommand};
+
+use super::Globals;
+use super::container::{Kept, lifecycle, logs};
+
+#[derive(Debug, Args)]
+pub(super) struct VmArgs {
+    #[command(subcommand)]
+    command: VmCommand,
+}
+
+#[derive(Debug, Subcommand)]
+enum VmCommand {
+    /// Make a virtual machine of a disk image, boot it, and connect to its console
+    Run(Box<args::RunArgs>),
+    /// Boot virtual machines that are off
+    #[command(mut_arg("containers", of_vms))]
+    Start(lifecycle::NamesArgs),
+    /// Connect to the console of a virtual machine
+    Console(console::ConsoleArgs),
+    /// List virtual machines
+    #[command(visible_alias = "ls", alias = "list")]
+    Ps(list::ListArgs),
+    /// Show virtual machines in detail
+    Inspect(list::InspectArgs),
+    /// Show what was written to the console
+    #[command(mut_arg("containers", of_vms))]
+    Logs(logs::LogsArgs),
+    /// Log in by SSH, or run a command
+    Ssh(ssh::SshArgs),
+    /// Press the power button, and kill a virtual machine that does not power itself off
+    #[command(mut_arg("containers", of_vms), mut_arg("time", patient))]
+    Stop(lifecycle::StopArgs),
+    /// Pause virtual machines
+    #[command(mut_arg("containers", of_vms))]
+    Pause(lifecycle::NamesArgs),
+    /// Resume paused virtual machines
+    #[command(mut_arg("containers", of_vms))]
+    Unpause(lifecycle::NamesArgs),
+    /// Wait until virtual machines are off, and print their exit codes
+    #[command(mut_arg("containers", of_vms))]
+    Wait(lifecycle::NamesArgs),
+    /// Remove virtual machines with their disks
+    #[command(mut_arg("containers", of_vms))]
+    Rm(lifecycle::RmArgs),
+}
+
+fn of_vms(names: Arg) -> Arg {
+    names.value_name("VM")
+}
+
+fn patient(time: Arg) -> Arg {
+    time.help("Seconds to wait before killing it [default: 60]")
+}
+
+pub(super) fn run(globals: &Globals, args: &VmArgs) -> anyhow::Result<u8> {
+    let globals = &Globals {
+        root: Some(globals.root()?),
+        kept: Kept::Vms,
+        ..*globals
+    };
+    match &args.command {
+        VmCommand::Run(args) => run::run(globals, args),
+        VmCommand::Start(args) => run::start(globals, args),
+        VmCommand::Console(args) => console::run(globals, args),
+        VmCommand::Ps(args) => list::list(globals, args),
+        VmCommand::Inspect(args) => list::inspect(globals, args),
+        VmCommand::Logs(args) => logs::run(globals, args),
+        VmCommand::Ssh(args) => ssh::run(globals, args),
+        VmCommand::Stop(args) => lifecycle::stop(globals, args),
+        VmCommand::Pause(args) => lifecycle::pause(globals, args),
+        VmCommand::Unpause(args) => lifecycle::unpause(globals, args),
+        VmCommand::Wait(args) => lifecycle::wait(globals, args),
+        VmCommand::Rm(args) => lifecycle::rm(globals, args),
+    }
+}

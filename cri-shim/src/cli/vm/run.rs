@@ -1,0 +1,312 @@
+//! `vm run` and `vm start`.
+
+use std::fs::{self, File};
+use std::io::Read as _;
+use std::net::{Ipv4Addr, TcpListener};
+use std::path::Path;
+
+use anyhow::{Context as _, ensure};
+use oci_spec::runtime::Process;
+use podvisor_images::Disk;
+
+use super::args::RunArgs;
+use super::boot::{Loader, boot};
+use super::{console, disk, image, keys, seed};
+use crate::cli::Globals;
+use crate::cli::container::claim::Claim;
+use crate::cli::container::events::{self, event};
+use crate::cli::container::lifecycle::{NamesArgs, each_name};
+use crate::cli::container::ports::{Port, Protocol};
+use crate::cli::container::{
+    Entry, NetworkArgs, NetworkMode, Record, RestartArg, State, Sweep, VmRecord, clear, sweep,
+};
+use crate::cli::guest::check_memory;
+use crate::cli::pull::Pulled;
+use crate::cli::run::{now, parse_hostname};
+use crate::cli::shown::SHORT_ID;
+use crate::cli::signals::{Signals, exit_code_of};
+use crate::sandbox::{EventAction, SandboxClient, random_id};
+
+/// The signal that stops a VM: any does, by its power button.
+const SIGTERM: u8 = 15;
+
+/// Seconds that a guest has to power itself off, unless `vm stop` gives another number.
+const STOP_TIMEOUT: u32 = 60;
+
+/// The port of the guest's SSH server.
+const SSH: u16 = 22;
+
+pub(super) fn run(globals: &Globals, args: &RunArgs) -> anyhow::Result<u8> {
+    args.check()?;
+    let root = globals.root()?;
+    let containers = globals.containers()?;
+    // Errors that do not depend on the image are reported before it is fetched.
+    containers.check(args.name.as_deref())?;
+    let loader = Loader::find()?;
+    let meminfo = fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    check_memory(args.memory, &meminfo)?;
+    let user_data = args.user_data.as_deref().map(read_user_data).transpose()?;
+    let record = record(args, &root)?;
+    seed::check(&record, user_data.as_deref())?;
+
+    let runtime = crate::cli::runtime()?;
+    let code = runtime.block_on(async {
+        let mut signals = Signals::new()?;
+        let store = globals.store()?;
+        let disk = match image::disk(&store, args).await? {
+            Pulled::Image(disk) => disk,
+            Pulled::Interrupted(signal) => return Ok(exit_code_of(signal)),
+        };
+        let vm = record.vm.clone().map(|vm| VmRecord {
+            disk_size: args.disk.unwrap_or_else(|| disk.virtual_size()),
+            ..vm
+        });
+        let record = Record {
+            image_id: disk.id().to_string(),
+            vm,
+            ..record
+        };
+        let sweep = Sweep::begin(&containers)?;
+        sweep.ended_by_now().await;
+        let (entry, claim) = containers.create(record)?;
+        events::note(&entry.dir, &event(&entry.record, EventAction::Create));
+        let begun = begun(args, &entry, &disk, user_data.as_deref(), &loader);
+        let begun = tokio::select! {
+            begun = begun => begun.map(Ok),
+            signal = signals.ending() => Ok(Err(signal)),
+        };
+        drop(claim);
+        let client = match begun {
+            Ok(Ok(client)) => client,
+            Ok(Err(signal)) => {
+                discard(&entry).await;
+                return Ok(exit_code_of(signal));
+            }
+            Err(error) => {
+                discard(&entry).await;
+                return Err(error);
+            }
+        };
+        if args.detach {
+            crate::cli::print(&format!("{}\n", entry.record.id))?;
+            return Ok(0);
+        }
+        let console = console::connect(client.clone(), &entry, &args.detach_keys).await?;
+        let code = console.talk(&entry, &mut signals).await?;
+        after(&entry).await;
+        Ok(code)
+    });
+    // A thread may be blocked in a read of stdin forever.
+    runtime.shutdown_background();
+    code
+}
+
+/// Makes the VM's disk and boots it.
+async fn begun(
+    args: &RunArgs,
+    entry: &Entry,
+    image: &Disk,
+    user_data: Option<&[u8]>,
+    loader: &Loader,
+) -> anyhow::Result<SandboxClient> {
+    disk::create(&entry.dir, image, args.disk)?;
+    if let Some(user_data) = user_data {
+        let path = entry.dir.join(seed::USER_DATA);
+        fs::write(&path, user_data).with_context(|| format!("cannot write {}", path.display()))?;
+    }
+    boot(entry, loader, &args.network).await
+}
+
+/// Removes a VM that never ran, whatever of it is there.
+async fn discard(entry: &Entry) {
+    let removed = async {
+        SandboxClient::kill(&entry.dir).await?;
+        clear::remove(&entry.dir).await
+    };
+    if let Err(error) = removed.await {
+        crate::cli::report(&error);
+    }
+}
+
+/// Releases or removes what a VM that may be off does not need.
+async fn after(entry: &Entry) {
+    if let Ok(state) = State::of(entry).await
+        && state.has_ended()
+    {
+        match entry.record.remove {
+            false => clear::settle(entry).await,
+            true => {
+                if let Err(error) = clear::remove(&entry.dir).await {
+                    crate::cli::report(&error);
+                }
+            }
+        }
+    }
+}
+
+/// Boots VMs that are off.
+pub(super) fn start(globals: &Globals, args: &NamesArgs) -> anyhow::Result<u8> {
+    let loader = Loader::find()?;
+    each_name(globals, args.names(), async |containers, name| {
+        sweep(containers).await?;
+        let entry = containers.find(name)?;
+        let claim = Claim::take_within(&entry.dir, START_WAIT).await?;
+        let _claim = claim.with_context(|| {
+            format!("VM {name} is being started or removed by another command; try again later")
+        })?;
+        let meminfo = fs::read_to_string("/proc/meminfo").unwrap_or_default();
+        match SandboxClient::connect(&entry.dir).await {
+            Err(error) if error.is_gone() => {}
+            Err(error) => return Err(error.into()),
+            Ok(client) => {
+                let list = client.list().await?;
+                ensure!(
+                    list.iter().all(|info| info.exit.is_some()),
+                    "VM {name} runs already; `podvisor vm console {name}` connects to it"
+                );
+                // Its process is about to end.
+                client.ended().await;
+            }
+        }
+        check_memory(entry.record.memory, &meminfo)?;
+        clear::settle(&entry).await;
+        match boot(&entry, &loader, &NetworkArgs::default()).await {
+            Ok(_) => Ok(Some(name.to_owned())),
+            Err(error) => {
+                if let Err(error) = SandboxClient::kill(&entry.dir).await {
+                    crate::cli::report(&error.into());
+                }
+                clear::settle(&entry).await;
+                Err(error)
+            }
+        }
+    })
+}
+
+/// How long another command may take to start or remove a VM.
+const START_WAIT: std::time::Duration = std::time::Duration::from_secs(60);
+
+fn read_user_data(path: &Path) -> anyhow::Result<Vec<u8>> {
+    let read = || -> std::io::Result<Vec<u8>> {
+        let mut bytes = Vec::new();
+        let file = File::open(path)?;
+        file.take(seed::MAX_USER_DATA + 1).read_to_end(&mut bytes)?;
+        Ok(bytes)
+    };
+    let bytes = read().with_context(|| format!("--user-data: cannot read {}", path.display()))?;
+    ensure!(
+        bytes.len() as u64 <= seed::MAX_USER_DATA,
+        "--user-data: {} is longer than 1 MiB",
+        path.display()
+    );
+    Ok(bytes)
+}
+
+/// Creates the record of the requested VM.
+fn record(args: &RunArgs, root: &Path) -> anyhow::Result<Record> {
+    let id = random_id().context("cannot make up an id for the VM")?;
+    let short: String = id.chars().take(SHORT_ID).collect();
+    let name = args.name.clone().unwrap_or_else(|| short.clone());
+    let network = args.network.choose(None)?;
+    let mut ports = args.network.ports();
+    let mut ssh_keys = Vec::new();
+    for file in &args.ssh_key {
+        ssh_keys.extend(keys::read(file).context("--ssh-key")?);
+    }
+    match keys::own(root) {
+        Ok(own) => ssh_keys.push(own),
+        Err(error) if ssh_keys.is_empty() => return Err(error),
+        Err(_) => {}
+    }
+    // What passt forwards is all that the host reaches of its guest.
+    let ssh_port = match network == NetworkMode::User {
+        true => {
+            let published = ports.iter().find(|port| leads_to_ssh(port));
+            Some(match published {
+                Some(port) => port.host_port,
+                None => {
+                    let free = free_port()?;
+                    ports.push(free);
+                    free.host_port
+                }
+            })
+        }
+        false => None,
+    };
+    let now = now();
+    Ok(Record {
+        hostname: args.hostname.clone().unwrap_or_else(|| {
+            // Not every name is a valid host name.
+            parse_hostname(&name).unwrap_or(short)
+        }),
+        name,
+        image: args.image.clone(),
+        image_id: String::new(),
+        created: now.as_secs(),
+        created_nanos: now.subsec_nanos(),
+        labels: args.label.iter().cloned().collect(),
+        remove: args.rm,
+        restart: RestartArg::No,
+        cpus: args.cpus,
+        memory: args.memory,
+        io_limits: Vec::new(),
+        interactive: true,
+        stop_signal: SIGTERM,
+        stop_timeout: Some(STOP_TIMEOUT),
+        volumes: Vec::new(),
+        network,
+        ports,
+        jailed: !args.no_jail,
+        pod: None,
+        is_pod: false,
+        user: String::new(),
+        process: Process::default(),
+        vm: Some(VmRecord {
+            disk_size: 0,
+            ssh_port,
+            ssh_keys,
+            has_autologin: !args.no_autologin,
+        }),
+        id,
+    })
+}
+
+/// Whether the loopback of this host reaches the guest's SSH server by this port.
+fn leads_to_ssh(port: &Port) -> bool {
+    let is_local = port
+        .host_ip
+        .is_none_or(|ip| ip.is_loopback() && ip.is_ipv4());
+    port.guest_port == SSH && port.protocol == Protocol::Tcp && is_local
+}
+
+/// Returns a port of the loopback that nobody listens on, for the guest's SSH server.
+fn free_port() -> anyhow::Result<Port> {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0));
+    let address = listener.and_then(|listener| listener.local_addr());
+    let address = address.context("no port of this host is free for the VM's SSH server")?;
+    Ok(Port {
+        host_ip: Some(address.ip()),
+        host_port: address.port(),
+        guest_port: SSH,
+        protocol: Protocol::Tcp,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::cli::container::ports;
+
+    use super::*;
+
+    #[test]
+    fn a_published_ssh_server_is_reached_by_its_port() {
+        let port = |text: &str| ports::parse(text).unwrap().0[0];
+        for local in ["2222:22", "127.0.0.1:2222:22"] {
+            assert!(leads_to_ssh(&port(local)), "{local}");
+        }
+        for other in ["2222:80", "2222:22/udp", "192.0.2.1:2222:22", "[::1]:22:22"] {
+            assert!(!leads_to_ssh(&port(other)), "{other}");
+        }
+        assert!(leads_to_ssh(&free_port().unwrap()));
+    }
+}

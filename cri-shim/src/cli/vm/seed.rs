@@ -1,0 +1,284 @@
+//! What cloud-init in the guest is told: the VM's name, its network, the keys of its users. Guests
+//! without cloud-init ignore the disk.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{BufWriter, Write as _};
+use std::net::IpAddr;
+use std::path::Path;
+
+use anyhow::{Context as _, ensure};
+use podvisor_cloud_init::{GuestSeed, Network, NetworkConfig, NetworkNic, NetworkRoute, UserData};
+use serde_json::json;
+
+use super::ssh::USER;
+use crate::cli::container::{Attached, Record, VmRecord};
+use crate::machine::{DiskContents, MachineDisk};
+use crate::sandbox::GuestNetwork;
+
+/// The disk, in the VM's directory.
+const FILE: &str = "seed.img";
+
+/// The serial number of the disk.
+const SERIAL: &str = "cidata";
+
+/// The user's own configuration, in the VM's directory.
+pub(super) const USER_DATA: &str = "user-data";
+
+/// Longest user-data, in bytes.
+pub(super) const MAX_USER_DATA: u64 = 1 << 20;
+
+/// How a configuration begins that others can be merged with.
+const CLOUD_CONFIG: &[u8] = b"#cloud-config";
+
+/// What logs the console in: agetty's words are those of systemd's unit.
+const AUTOLOGIN: &str = "/etc/systemd/system/serial-getty@ttyS0.service.d/podvisor.conf";
+
+/// Creates the disk.
+pub(super) fn create(
+    dir: &Path,
+    record: &Record,
+    attached: &Attached,
+) -> anyhow::Result<MachineDisk> {
+    let path = dir.join(FILE);
+    let user_data = match std::fs::read(dir.join(USER_DATA)) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => None,
+        read => Some(read.context("cannot read the VM's user-data")?),
+    };
+    let volume = seed(record, attached, user_data)?.volume()?;
+    let write = || -> anyhow::Result<File> {
+        let mut file = BufWriter::new(File::create(&path)?);
+        volume.write(&mut file)?;
+        file.flush()?;
+        Ok(File::open(&path)?)
+    };
+    let file = write().with_context(|| format!("failed to write {}", path.display()))?;
+    Ok(MachineDisk {
+        contents: DiskContents::Raw {
+            file,
+            is_read_only: true,
+        },
+        serial: SERIAL.to_owned(),
+    })
+}
+
+/// Checks what a user gave before anything is created.
+pub(super) fn check(record: &Record, user_data: Option<&[u8]>) -> anyhow::Result<()> {
+    let user_data = user_data.map(<[u8]>::to_vec);
+    let volume = seed(record, &Attached::default(), user_data)?.volume();
+    volume.context("--user-data or --ssh-key is not usable")?;
+    Ok(())
+}
+
+fn seed(
+    record: &Record,
+    attached: &Attached,
+    user_data: Option<Vec<u8>>,
+) -> anyhow::Result<GuestSeed> {
+    let vm = record.vm.clone().unwrap_or_default();
+    let inline = match user_data {
+        Some(bytes) if !bytes.starts_with(CLOUD_CONFIG) => Err(bytes),
+        Some(bytes) => Ok(Some(
+            String::from_utf8(bytes).context("--user-data is not UTF-8")?,
+        )),
+        None => Ok(None),
+    };
+    let user_data = match inline {
+        Ok(inline) => UserData::Merged {
+            source: own_config(&vm),
+            inline,
+            overwrite: false,
+        },
+        // A script, say: nothing can be added to it but the keys of the meta-data.
+        Err(bytes) => UserData::Document(bytes),
+    };
+    Ok(GuestSeed {
+        instance_id: record.id.clone(),
+        host_name: record.hostname.clone(),
+        ssh_keys: vm.ssh_keys,
+        user_data,
+        network: match attached.network.interfaces.is_empty() {
+            true => NetworkConfig::None,
+            false => NetworkConfig::Version2(network(attached)?),
+        },
+        ..GuestSeed::default()
+    })
+}
+
+/// Returns podvisor's own configuration: a user whom the keys log in, besides the image's, and a
+/// console that is logged in by itself.
+fn own_config(vm: &VmRecord) -> BTreeMap<String, String> {
+    let user = json!({
+        "name": USER,
+        "gecos": "podvisor",
+        "shell": "/bin/bash",
+        "sudo": "ALL=(ALL) NOPASSWD:ALL",
+        "lock_passwd": true,
+        "ssh_authorized_keys": vm.ssh_keys,
+    });
+    let mut config = vec![("users", json!(["default", user]))];
+    if vm.has_autologin {
+        let unit = format!(
+            "[Service]\nExecStart=\nExecStart=-/sbin/agetty --autologin {USER} --keep-baud \
+             115200,57600,38400,9600 - $TERM\n"
+        );
+        let file = json!({"path": AUTOLOGIN, "content": unit, "permissions": "0644"});
+        config.push(("write_files", json!([file])));
+        let restart = "systemctl daemon-reload && systemctl restart serial-getty@ttyS0.service";
+        let command = format!("! command -v systemctl >/dev/null || {{ {restart}; }}");
+        config.push(("runcmd", json!([["sh", "-c", command]])));
+    }
+    config
+        .into_iter()
+        // JSON is YAML.
+        .map(|(key, value)| (key.to_owned(), value.to_string()))
+        .collect()
+}
+
+/// Returns the network as cloud-init is told it: the addresses are fixed, so that a guest needs no
+/// DHCP.
+fn network(attached: &Attached) -> anyhow::Result<Network> {
+    let GuestNetwork {
+        interfaces, routes, ..
+    } = &attached.network;
+    let mut nics = Vec::new();
+    for interface in interfaces {
+        let own = routes
+            .iter()
+            .filter(|route| route.interface == interface.name);
+        let routes = own.map(|route| {
+            let gateway = route.gateway.as_deref().map(address).transpose()?;
+            Ok(NetworkRoute {
+                destination: prefix(&route.destination)?,
+                gateway,
+                metric: route.metric,
+            })
+        });
+        let addresses = interface.addresses.iter().map(|text| prefix(text));
+        nics.push(NetworkNic {
+            name: interface.name.clone(),
+            mac: interface.mac,
+            mtu: Some(interface.mtu),
+            addresses: addresses.collect::<anyhow::Result<_>>()?,
+            routes: routes.collect::<anyhow::Result<_>>()?,
+            dhcp: Default::default(),
+        });
+    }
+    let text = String::from_utf8_lossy(&attached.etc_resolv_conf);
+    let words = |keyword: &'static str| {
+        let lines = text
+            .lines()
+            .filter_map(move |line| line.strip_prefix(keyword));
+        lines.flat_map(str::split_ascii_whitespace)
+    };
+    Ok(Network {
+        nics,
+        name_servers: words("nameserver ")
+            .filter_map(|ip| ip.parse().ok())
+            .collect(),
+        search: words("search ").map(str::to_owned).collect(),
+    })
+}
+
+fn address(text: &str) -> anyhow::Result<IpAddr> {
+    text.parse()
+        .with_context(|| format!("the network's address {text:?} is not understood"))
+}
+
+fn prefix(text: &str) -> anyhow::Result<(IpAddr, u8)> {
+    let usage = || format!("the network's prefix {text:?} is not understood");
+    let (ip, length) = text.split_once('/').with_context(usage)?;
+    let (ip, length): (IpAddr, u8) = (address(ip)?, length.parse().with_context(usage)?);
+    ensure!(length <= if ip.is_ipv4() { 32 } else { 128 }, usage());
+    Ok((ip, length))
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::cli::container::sample_record;
+    use crate::sandbox::{Interface, Route};
+
+    use super::*;
+
+    const KEY: &str = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAA me@here";
+
+    fn record() -> Record {
+        Record {
+            vm: Some(VmRecord {
+                ssh_keys: vec![KEY.to_owned()],
+                has_autologin: true,
+                ..VmRecord::default()
+            }),
+            ..sample_record("a", "vm1")
+        }
+    }
+
+    /// The documents on a seed's disk.
+    fn documents(seed: &GuestSeed) -> BTreeMap<String, String> {
+        let volume = seed.volume().unwrap();
+        let files = volume.files();
+        let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
+        files
+            .map(|(name, bytes)| (name.to_owned(), text(bytes)))
+            .collect()
+    }
+
+    #[test]
+    fn a_guest_learns_its_name_its_network_and_its_users_keys() {
+        let attached = Attached {
+            network: GuestNetwork {
+                interfaces: vec![Interface {
+                    name: "eth0".to_owned(),
+                    mac: [2, 0, 0, 0, 0, 1],
+                    mtu: 1400,
+                    addresses: vec!["10.0.0.2/24".to_owned()],
+                    no_arp: false,
+                }],
+                routes: vec![Route {
+                    destination: "0.0.0.0/0".to_owned(),
+                    gateway: Some("10.0.0.1".to_owned()),
+                    interface: "eth0".to_owned(),
+                    ..Route::default()
+                }],
+                neighbours: Vec::new(),
+            },
+            etc_resolv_conf: b"nameserver 10.0.0.53\nsearch a.example\n".to_vec(),
+            ..Attached::default()
+        };
+        let documents = documents(&seed(&record(), &attached, None).unwrap());
+        let network = &documents["network-config"];
+        for part in ["02:00:00:00:00:01", "10.0.0.2/24", "10.0.0.1", "10.0.0.53"] {
+            assert!(network.contains(part), "{network}");
+        }
+        assert!(documents["meta-data"].contains(KEY));
+        let user_data = &documents["user-data"];
+        for part in ["podvisor", "NOPASSWD", "--autologin"] {
+            assert!(user_data.contains(part), "{user_data}");
+        }
+    }
+
+    #[test]
+    fn a_users_configuration_is_merged_and_a_script_is_passed_as_it_is() {
+        let none = Attached::default();
+        let seeded = |text: &str| {
+            let seed = seed(&record(), &none, Some(text.as_bytes().to_vec())).unwrap();
+            documents(&seed)
+        };
+        let user_data = &seeded("#cloud-config\npackages: [htop]\n")["user-data"];
+        assert!(
+            user_data.contains("htop") && user_data.contains("NOPASSWD"),
+            "{user_data}"
+        );
+        let script = "#!/bin/sh\ntrue\n";
+        let documents = seeded(script);
+        assert_eq!(documents["user-data"], script);
+        assert!(documents["meta-data"].contains(KEY));
+        assert!(!documents.contains_key("network-config"));
+    }
+
+    #[test]
+    fn user_data_that_is_no_yaml_is_refused() {
+        let said = check(&record(), Some(b"#cloud-config\na: [")).unwrap_err();
+        assert!(format!("{said:#}").contains("--user-data"), "{said:#}");
+    }
+}
