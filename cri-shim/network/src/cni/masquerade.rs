@@ -33,16 +33,18 @@ pub enum CardForm {
     Joined,
     /// The guest has addresses of its own, and the pod's are translated to them: for these ports
     /// only, or for all if there are none.
-    Masqueraded(Vec<ForwardedPort>),
+    Masqueraded(Vec<ForwardedPorts>),
 }
 
-/// A port of the pod that leads to the guest.
+/// Ports of the pod that lead to the guest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct ForwardedPort {
+pub struct ForwardedPorts {
     /// The protocol.
     pub protocol: PortProtocol,
-    /// The port, of both.
-    pub port: u16,
+    /// The first port, of both.
+    pub first: u16,
+    /// The last one.
+    pub last: u16,
 }
 
 /// A protocol with ports.
@@ -79,7 +81,7 @@ pub(super) async fn connect(
     tap: &str,
     link: &Link,
     addresses: &[Prefix],
-    ports: &[ForwardedPort],
+    ports: &[ForwardedPorts],
 ) -> Result<Inside, CniError> {
     let index = join::index_of(handle, tap).await?;
     let up = LinkUnspec::new_with_index(index);
@@ -166,7 +168,7 @@ fn translate(
     link: &Link,
     guest: IpAddr,
     pod: impl Iterator<Item = IpAddr>,
-    ports: &[ForwardedPort],
+    ports: &[ForwardedPorts],
 ) -> Result<(), CniError> {
     let (guest, name) = (guest.to_string(), link.name.as_str());
     let run = |rule: &[&str]| run(program, rule);
@@ -186,9 +188,9 @@ fn translate(
     ])?;
     let to_guest = ["-j", "DNAT", "--to-destination", &guest];
     let pod: Vec<String> = pod.map(|address| address.to_string()).collect();
-    let words = |one: &ForwardedPort| {
-        let port = one.port.to_string();
-        ["-p", one.protocol.name(), "--dport", &port]
+    let words = |one: &ForwardedPorts| {
+        let ports = format!("{}:{}", one.first, one.last);
+        ["-p", one.protocol.name(), "--dport", &ports]
             .map(str::to_owned)
             .to_vec()
     };

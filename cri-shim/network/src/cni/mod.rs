@@ -56,7 +56,7 @@ pub use error::CniError;
 pub use join::Attachment;
 #[cfg(test)]
 use join::Route;
-pub use masquerade::{CardForm, ForwardedPort, PortProtocol};
+pub use masquerade::{CardForm, ForwardedPorts, PortProtocol};
 pub use prefix::Prefix;
 pub use result::{Dns, Endpoint};
 

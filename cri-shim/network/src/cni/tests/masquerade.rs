@@ -38,9 +38,10 @@ fn the_guest_has_an_address_of_its_own_and_is_reached_by_the_pods() {
         let data = tempfile::tempdir().unwrap();
         let ranges = json!([[{"subnet": "10.88.7.0/24"}], [{"subnet": "fd88::/64"}]]);
         let world = World::new(&bridge(data.path().to_str().unwrap(), &ranges));
-        let form = CardForm::Masqueraded(vec![ForwardedPort {
+        let form = CardForm::Masqueraded(vec![ForwardedPorts {
             protocol: PortProtocol::Udp,
-            port: 5000,
+            first: 4999,
+            last: 5000,
         }]);
         let prepared = world.cni.prepare("pod0").unwrap().with_form(form);
         let pod = pod();
