@@ -69,8 +69,12 @@ impl Election {
         let mut stop = pin!(stop);
         loop {
             let lease = tokio::select! {
-                lease = self.acquire(&api) => lease,
-                () = &mut stop => return,
+                lease = self.acquire(&api) => Some(lease),
+                () = &mut stop => None,
+            };
+            let Some(lease) = lease else {
+                self.release_unseen(&api).await;
+                return;
             };
             tracing::info!(identity = self.identity, "this replica leads");
             leading.set(true);
@@ -179,6 +183,20 @@ impl Election {
             }
             if renewed.elapsed() >= limit {
                 *lease = None;
+            }
+        }
+    }
+
+    /// Gives back a lease whose request was answered when nobody listened any more.
+    async fn release_unseen(&self, api: &Api<Lease>) {
+        let request = api.get_opt(&self.name);
+        if let Ok(Ok(Some(lease))) = tokio::time::timeout(self.period(), request).await {
+            let holder = lease
+                .spec
+                .as_ref()
+                .and_then(|spec| spec.holder_identity.as_ref());
+            if holder == Some(&self.identity) {
+                self.release(api, lease).await;
             }
         }
     }
