@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use podvisor_vmm::{Initramfs, InitramfsBuilder, Kernel, Vm, VmBuilder, VmError};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
+pub(crate) mod loader;
 pub(crate) mod mounts;
 pub(crate) mod tap;
 

@@ -13,7 +13,7 @@ use podvisor_host::blocking::in_place;
 use rtnetlink::Handle;
 use rtnetlink::packet_route::tc::{TcFilterU32Option, TcU32Key, TcU32Selector, TcU32SelectorFlags};
 
-use super::{Cni, CniError, Dns, Prefix, join, netns};
+use super::{Cni, CniError, Dns, Prefix, join, masquerade, netns};
 use crate::guest::{GuestNetwork, Interface, Route};
 use crate::tap::tap_name;
 
@@ -80,7 +80,16 @@ fn open(configs: Vec<(usize, Config)>) -> Result<Vec<DhcpServer>, CniError> {
         let mut servers = Vec::new();
         for (number, config) in configs {
             let tap = tap_name(number);
-            keep_from_network(&handle, &tap, &config).await?;
+            let mut config = config;
+            let index = join::index_of(&handle, &tap).await?;
+            match join::ipv4_of(&handle, index).await? {
+                // The pod's end of a masqueraded card is the gateway, and the server as well.
+                Some(address) => {
+                    config.server = MacAddress(masquerade::MAC);
+                    config.server_address = address;
+                }
+                None => keep_from_network(&handle, index, &config).await?,
+            }
             let socket = open_socket(&tap, &config);
             let socket = socket.map_err(|source| CniError::DhcpSocket { source })?;
             servers.push(DhcpServer { socket, config });
@@ -224,8 +233,7 @@ fn ipv6(addresses: &[Prefix], routes: &[&Route]) -> Option<Ipv6Lease> {
 }
 
 /// Keeps the guest's requests off the network behind the server's socket, which sees them before.
-async fn keep_from_network(handle: &Handle, tap: &str, config: &Config) -> Result<(), CniError> {
-    let index = join::index_of(handle, tap).await?;
+async fn keep_from_network(handle: &Handle, index: u32, config: &Config) -> Result<(), CniError> {
     // Places are those of the IP header: the protocol, and the port behind a header without options.
     let udp_4 = key(8, 0x00ff_0000, 17 << 16);
     let udp_6 = key(4, 0x0000_ff00, 17 << 8);

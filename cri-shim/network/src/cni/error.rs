@@ -186,6 +186,16 @@ pub enum CniError {
         #[source]
         source: rtnetlink::Error,
     },
+    /// A rule for a guest's address is refused.
+    #[error("cannot translate the guest's address by `{program} {rule}`: {message}")]
+    Rule {
+        /// The program.
+        program: &'static str,
+        /// Its arguments.
+        rule: String,
+        /// Its own words.
+        message: String,
+    },
     /// A guest's DHCP server has no socket.
     #[error("the guest gets no DHCP server")]
     DhcpSocket {

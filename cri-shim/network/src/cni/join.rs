@@ -22,6 +22,7 @@ use rtnetlink::packet_route::route::{
 use rtnetlink::{Handle, LinkUnspec, RouteMessageBuilder};
 use tokio_stream::{Stream, StreamExt as _};
 
+use super::masquerade::{self, CardForm};
 use super::result::{CniResult, Dns};
 use super::{CniError, Prefix};
 use crate::tap::{MAX_NICS, TUN, is_tap_name, open_tap, tap_name};
@@ -109,8 +110,13 @@ impl Attachment {
 
 /// Joins a tap to each interface of this thread's network namespace. The interface called `first`
 /// is the first one, and `taps` are used for the first interfaces.
-pub(super) fn join(first: &str, taps: Vec<OwnedFd>) -> Result<Attachment, CniError> {
-    with_netlink(async |handle| join_all(&handle, first, taps).await)
+/// The first card has the form `form`.
+pub(super) fn join(
+    first: &str,
+    taps: Vec<OwnedFd>,
+    form: &CardForm,
+) -> Result<Attachment, CniError> {
+    with_netlink(async |handle| join_all(&handle, first, taps, form).await)
 }
 
 /// Runs `work` with netlink of this thread's network namespace.
@@ -134,11 +140,11 @@ pub(super) fn with_netlink<T>(
 
 /// An interface as the kernel reports it.
 #[derive(Debug)]
-struct Link {
+pub(super) struct Link {
     index: u32,
-    name: String,
-    mac: [u8; 6],
-    mtu: u32,
+    pub(super) name: String,
+    pub(super) mac: [u8; 6],
+    pub(super) mtu: u32,
     no_arp: bool,
 }
 
@@ -146,6 +152,7 @@ async fn join_all(
     handle: &Handle,
     first: &str,
     taps: Vec<OwnedFd>,
+    form: &CardForm,
 ) -> Result<Attachment, CniError> {
     let (loopback, mut links) = links(handle).await?;
     links.sort_by_key(|link| link.name != first);
@@ -174,8 +181,24 @@ async fn join_all(
             Some(tap) => tap,
             None => open_tap(number).map_err(CniError::io("make a tap by", TUN))?,
         };
-        join_one(handle, &tap_name(number), &link).await?;
         let addresses = addresses.remove(&link.index).unwrap_or_default();
+        if let CardForm::Masqueraded(ports) = form
+            && number == 0
+        {
+            let name = tap_name(number);
+            let inside = masquerade::connect(handle, &name, &link, &addresses, ports).await?;
+            // What the pod's end has is no concern of the guest.
+            attachment
+                .routes
+                .retain(|route| route.interface != link.name);
+            attachment
+                .neighbours
+                .retain(|one| one.interface != link.name);
+            attachment.nics.push(inside.nic(link, tap));
+            attachment.routes.extend(inside.routes);
+            continue;
+        }
+        join_one(handle, &tap_name(number), &link).await?;
         let own = addresses.into_iter().map(|address| {
             // A plugin that removed the route to the address's network (as ptp does) has its
             // reasons: the guest must not add that route again.
@@ -328,6 +351,15 @@ async fn addresses(handle: &Handle) -> Result<BTreeMap<u32, Vec<Prefix>>, CniErr
         }
     }
     Ok(addresses)
+}
+
+/// Returns the IPv4 address of an interface, if it has one.
+pub(super) async fn ipv4_of(handle: &Handle, index: u32) -> Result<Option<Ipv4Addr>, CniError> {
+    let of_index = addresses(handle).await?.remove(&index).unwrap_or_default();
+    Ok(of_index.iter().find_map(|one| match one.address() {
+        IpAddr::V4(address) => Some(address),
+        IpAddr::V6(_) => None,
+    }))
 }
 
 fn is_link_local_v6(address: &IpAddr) -> bool {

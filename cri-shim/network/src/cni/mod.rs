@@ -4,7 +4,7 @@
 //! time for each pod, even after the process that ran them was killed ([`input`]), and stores their
 //! results on the disk ([`cache`]); [`netns`] is the network namespace that they work in. The
 //! result is an [`Attachment`]: for each interface that the plugins created, a tap joined to it
-//! ([`join`]), and the addresses, routes and static neighbours for the guest's own card. Plugins
+//! ([`join`]) or connected with it by translation ([`masquerade`]), and the addresses, routes and static neighbours for the guest's own card. Plugins
 //! and their output are not trusted: they are limited in time and size, and results are checked
 //! ([`result`]) before they are used.
 //!
@@ -24,6 +24,7 @@ mod error;
 mod guest;
 mod input;
 mod join;
+mod masquerade;
 pub mod nat;
 mod netns;
 mod plugin;
@@ -55,6 +56,7 @@ pub use error::CniError;
 pub use join::Attachment;
 #[cfg(test)]
 use join::Route;
+pub use masquerade::{CardForm, ForwardedPorts, PortProtocol};
 pub use prefix::Prefix;
 pub use result::{Dns, Endpoint};
 
@@ -208,9 +210,16 @@ pub struct Prepared {
     list: Arc<List>,
     netns: PathBuf,
     taps: Vec<OwnedFd>,
+    form: CardForm,
 }
 
 impl Prepared {
+    /// Chooses how the first card is connected.
+    #[must_use]
+    pub fn with_form(self, form: CardForm) -> Self {
+        Self { form, ..self }
+    }
+
     /// Duplicates the taps, for a machine that starts meanwhile.
     ///
     /// # Errors
@@ -292,6 +301,7 @@ impl Cni {
             list,
             netns,
             taps: taps?,
+            form: CardForm::default(),
         })
     }
 
@@ -331,8 +341,14 @@ impl Cni {
         &self,
         pod: &PodIdentity,
         capabilities: Capabilities,
-        Prepared { list, netns, taps }: Prepared,
+        prepared: Prepared,
     ) -> Result<Attachment, CniError> {
+        let Prepared {
+            list,
+            netns,
+            taps,
+            form,
+        } = prepared;
         let mut cached = Cached::new(pod.clone(), &list, netns.clone(), capabilities);
         cached.check()?;
         let mut so_far = cached.clone();
@@ -361,7 +377,7 @@ impl Cni {
         let prepared = taps.len();
         let mut attachment = in_place(|| {
             self.cache.put(&cached)?;
-            netns::enter(&netns, || join::join(INTERFACE, taps))
+            netns::enter(&netns, || join::join(INTERFACE, taps, &form))
         })?;
         attachment.take_result(&result);
         attachment.is_as_prepared = attachment.nics.len() == prepared;

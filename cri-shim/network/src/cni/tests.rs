@@ -23,6 +23,7 @@ use super::plugin::write_script;
 use super::*;
 
 mod dhcp;
+mod masquerade;
 mod namespace;
 mod undo;
 
