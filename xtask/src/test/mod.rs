@@ -158,6 +158,7 @@ pub(crate) fn command(args: &Args) -> Result<ExitCode> {
                 ("PODVISOR_TEST_IMAGES", images::ensure()?),
                 ("PODVISOR_TEST_PROGRAMS", peer_programs::ensure()?),
                 ("PODVISOR_TEST_VMLINUZ", host::distribution_kernel()?),
+                ("PODVISOR_TEST_SMALL", images::small::ensure()?),
             ];
             results.guests = guests::run(&programs, &assets)?;
             results.guests.check()?;
