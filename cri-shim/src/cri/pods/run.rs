@@ -173,7 +173,11 @@ impl Node {
             io_limits: Vec::new(),
         };
         let begin = async {
-            let prepared = self.cni.prepare(&pod.id)?;
+            let form = match is_vm {
+                true => vm::card_form(&config.annotations)?,
+                false => cni::CardForm::Joined,
+            };
+            let prepared = self.cni.prepare(&pod.id)?.with_form(form);
             let capabilities = capabilities(config);
             let begun = launch::begin(&self.cni, &identity, capabilities, prepared, machine);
             let begun = begun.await?;

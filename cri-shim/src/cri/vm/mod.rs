@@ -14,6 +14,7 @@
 //! | `images` | disk images by name and URL, for the ImageService |
 //! | `seed` | what cloud-init in the guest is told |
 //! | `disks` | the files of a machine's disks |
+//! | `network` | how a machine's first card is connected |
 //! | `create`, `start` | CreateContainer and StartContainer |
 //! | `ports` | connections to the guest's ports |
 //!
@@ -24,6 +25,7 @@ mod create;
 mod disks;
 mod honour;
 pub(super) mod images;
+mod network;
 mod ports;
 mod seed;
 mod spec;
@@ -40,6 +42,7 @@ use super::node::{Node, Pod};
 use super::pods::memory_limit;
 use super::state::{GuestSize, PodRecord};
 pub(crate) use annotations::AnnotationErrors;
+pub(super) use network::card_form;
 pub(super) use ports::connect;
 use spec::VmSpec;
 
