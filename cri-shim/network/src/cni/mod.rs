@@ -1,17 +1,17 @@
 //! The pod's network, by the Container Network Interface.
 //!
-//! Configuration lists come from a directory ([`config`]); [`chain`] runs their plugins, one at a
-//! time for each pod, even after the process that ran them was killed ([`input`]), and stores their
-//! results on the disk ([`cache`]); [`netns`] is the network namespace that they work in. The
+//! Configuration lists come from a directory (`config`); `chain` runs their plugins, one at a
+//! time for each pod, even after the process that ran them was killed (`input`), and stores their
+//! results on the disk (`cache`); `netns` is the network namespace that they work in. The
 //! result is an [`Attachment`]: for each interface that the plugins created, a tap joined to it
-//! ([`join`]) or connected with it by translation ([`masquerade`]), and the addresses, routes and static neighbours for the guest's own card. Plugins
+//! (`join`) or connected with it by translation (`masquerade`), and the addresses, routes and static neighbours for the guest's own card. Plugins
 //! and their output are not trusted: they are limited in time and size, and results are checked
-//! ([`result`]) before they are used.
+//! (`result`) before they are used.
 //!
-//! [`status`] asks the node's plugins whether they are ready for pods, if they support it. The
+//! `status` asks the node's plugins whether they are ready for pods, if they support it. The
 //! caller chooses the network: the node's, another one of the directory by its name, or podvisor's
-//! own ([`nat`]). [`dhcp`] prepares the servers of guests that ask for their addresses by themselves.
-//! [`guest`] converts all this for a sandbox, and [`resolver`] writes files of
+//! own ([`nat`]). `dhcp` prepares the servers of guests that ask for their addresses by themselves.
+//! `guest` converts all this for a sandbox, and [`resolver`] writes files of
 //! `/etc`. Nothing here depends on the Container
 //! Runtime Interface or the command line.
 
@@ -85,7 +85,7 @@ pub struct CniOptions {
     pub cache_dir: PathBuf,
     /// The directory of network namespaces.
     pub netns_dir: PathBuf,
-    /// The directory where new ones are made instead, with [`NETNS_PREFIX`], for plugins that leave
+    /// The directory where new ones are made instead, with `NETNS_PREFIX`, for plugins that leave
     /// their work to an agent in a container: such agents see this directory of the host alone.
     pub public_netns_dir: Option<PathBuf>,
     /// The time limit of one plugin.

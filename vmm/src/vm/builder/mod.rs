@@ -86,7 +86,7 @@ impl<S> VmBuilder<S> {
     }
 
     /// A serial port (COM1, `console=ttyS0`) whose output goes to `writer`, byte by byte, on the
-    /// vCPU's thread: a writer that blocks stalls the guest, one that calls [`Vm::serial_input`]
+    /// vCPU's thread: a writer that blocks stalls the guest, one that calls `Vm::serial_input`
     /// deadlocks, and one that panics poisons the VM. By default there is none, since each byte
     /// costs an exit. A VM from a snapshot has one if the
     /// VM in the snapshot had: without a writer, its output is dropped.
@@ -129,7 +129,7 @@ impl<S> VmBuilder<S> {
     }
 
     /// A memory balloon, by which the host gets back memory that is free in the guest, and may ask
-    /// for more. See [`Vm::balloon`].
+    /// for more. See `Vm::balloon`.
     pub fn balloon(self) -> Self {
         self.device(BalloonDevice::new())
     }
@@ -146,8 +146,8 @@ impl<S> VmBuilder<S> {
         self.device(ports)
     }
 
-    /// A virtio device of any type that [`DeviceType`] names, including the program's own devices.
-    /// A [`MemDevice`] is added by [`Self::hotplug_memory`].
+    /// A virtio device of any type that `DeviceType` names, including the program's own devices.
+    /// A `MemDevice` is added by [`Self::hotplug_memory`].
     pub fn device(mut self, mut device: impl VirtioDevice + 'static) -> Self {
         let any: &mut dyn Any = &mut device;
         let checked = any.downcast_mut().map(BlockDevice::check);

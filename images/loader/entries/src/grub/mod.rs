@@ -13,7 +13,7 @@
 //! | what sets up a display, a keyboard, modules and time | ignored |
 //!
 //! Loops, other commands and other loaders are errors that name file and line, when they are
-//! executed. [`limits`](crate::limits) bounds all work.
+//! executed. `limits` bounds all work.
 
 mod commands;
 mod env;
