@@ -86,7 +86,7 @@ pub enum Response {
         code: u16,
         /// Reason, as a `Status` names it.
         reason: &'static str,
-        /// Why.
+        /// The reason.
         message: String,
     },
 }

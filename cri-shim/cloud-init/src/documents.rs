@@ -88,7 +88,7 @@ pub enum SeedError {
     /// A name that cannot be one.
     #[error("invalid {1} {0:?}: it is empty, longer than 253 bytes, or has control characters")]
     Name(String, &'static str),
-    /// A key that is none.
+    /// An invalid key.
     #[error("the SSH key {0:?} is not one: {1}")]
     Key(String, &'static str),
     /// A path that cannot be one in a guest.
