@@ -15,6 +15,7 @@ mod deb;
 mod demo;
 mod docs;
 mod fuzz;
+mod go;
 mod guest;
 mod host;
 mod images;
