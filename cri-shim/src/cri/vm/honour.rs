@@ -5,10 +5,9 @@
 
 use std::path::Path;
 
-use k8s_cri::v1::security_profile::ProfileType;
-use k8s_cri::v1::{
+use podvisor_cri_messages::{
     ContainerConfig, LinuxContainerSecurityContext, LinuxSandboxSecurityContext, NamespaceMode,
-    PodSandboxConfig, SecurityProfile,
+    PodSandboxConfig, SecurityProfile, SecurityProfileType as ProfileType,
 };
 
 use crate::cri::error::{CriError, Result};
@@ -206,7 +205,7 @@ fn refused(field: &'static str, reason: &'static str) -> CriError {
 
 #[cfg(test)]
 mod tests {
-    use k8s_cri::v1::{
+    use podvisor_cri_messages::{
         Capability, LinuxContainerConfig, LinuxPodSandboxConfig, Mount, NamespaceOption,
     };
 

@@ -33,7 +33,7 @@ mod start;
 
 use std::collections::HashMap;
 
-use k8s_cri::v1::PodSandboxConfig;
+use podvisor_cri_messages::PodSandboxConfig;
 use podvisor_sandbox::machine::OverlayFormat;
 use serde::{Deserialize, Serialize};
 
