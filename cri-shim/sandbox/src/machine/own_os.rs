@@ -8,8 +8,8 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use podvisor_vmm::{
-    BlockDevice, Initramfs, Kernel, KvmDevice, MemorySize, OverlayFormat, Smbios, Transport, Vm,
-    VsockDevice,
+    BlockDevice, Initramfs, Kernel, KvmDevice, MemorySize, OverlayFormat, PortsDevice, Smbios,
+    Transport, Vm, VsockDevice,
 };
 
 use super::serial_port::SerialPort;
@@ -117,7 +117,9 @@ impl MachinePlan {
             builder = builder.net(nic.device()?);
         }
         let vsock = VsockDevice::in_process(GUEST_CID)?;
-        let vm = Arc::new(builder.vsock(vsock).rng().balloon().build()?);
+        let agent = PortsDevice::new([podvisor_guest_agent::PORT])?;
+        builder = builder.vsock(vsock).rng().balloon().ports(agent);
+        let vm = Arc::new(builder.build()?);
         port.connect(&vm);
         let ports = Ports(vm.vsock()?);
         Ok(BuiltMachine {

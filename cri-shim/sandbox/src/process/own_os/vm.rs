@@ -1,10 +1,13 @@
 //! One container's machine: boot, reboot, stop, end.
 
 use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use tokio::sync::watch;
+use podvisor_guest_agent::ShutdownMode;
+use tokio::sync::{Mutex as AsyncMutex, watch};
+use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep, timeout};
 use tracing::{debug, info};
 
@@ -16,8 +19,10 @@ use super::super::super::types::{ProcessExit, RestartPolicy, Started};
 use super::super::container::Container;
 use super::super::output::ContainerStreams;
 use super::super::restart::Processes;
+use super::guest_agent::AgentOfMachine;
 use super::no_machine;
 use super::outcome::Outcome;
+use super::programs::Running;
 use crate::machine::{
     KvmDevice, Machine, MachineError, MachineExit, MachinePlan, SerialPort, causes,
 };
@@ -77,6 +82,11 @@ pub(super) struct Vm {
     /// `None` between two machines and after the last one.
     machine: Mutex<Option<Arc<Machine>>>,
     wanted: watch::Sender<Wanted>,
+    /// The machine is killed to build another one.
+    is_reset: AtomicBool,
+    pub(super) agent: AsyncMutex<Option<Arc<AgentOfMachine>>>,
+    programs: Mutex<Vec<Running>>,
+    thaw: Mutex<Option<AbortHandle>>,
 }
 
 impl Vm {
@@ -105,6 +115,10 @@ impl Vm {
             kvm,
             machine: Mutex::default(),
             wanted: watch::Sender::new(Wanted::Running),
+            is_reset: AtomicBool::new(false),
+            agent: AsyncMutex::default(),
+            programs: Mutex::default(),
+            thaw: Mutex::default(),
         });
         Self::build(&vm).await?;
         let started = Started {
@@ -152,6 +166,22 @@ impl Vm {
             .is_ok_and(|exit| exit.borrow().is_none())
     }
 
+    /// Programs that run in the guest by its agent.
+    pub(super) fn programs(&self) -> MutexGuard<'_, Vec<Running>> {
+        self.programs.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Sets the task that thaws file systems, in place of an earlier one.
+    pub(super) fn set_thaw(&self, thaw: Option<AbortHandle>) {
+        let before = std::mem::replace(
+            &mut *self.thaw.lock().unwrap_or_else(PoisonError::into_inner),
+            thaw,
+        );
+        if let Some(before) = before {
+            before.abort();
+        }
+    }
+
     /// Memory of the machine in bytes.
     pub(super) fn memory(&self) -> u64 {
         self.plan.memory
@@ -168,7 +198,9 @@ impl Vm {
                 None => MachineExit::Killed,
             };
             self.discard().await;
-            let is_reboot = exit == MachineExit::Reset && *self.wanted.borrow() == Wanted::Running;
+            let is_reset = self.is_reset.swap(false, Ordering::SeqCst);
+            let is_reboot = (exit == MachineExit::Reset || is_reset)
+                && *self.wanted.borrow() == Wanted::Running;
             if !is_reboot {
                 return self.outcome(exit);
             }
@@ -195,6 +227,7 @@ impl Vm {
 
     /// Frees what the last machine has: another one may need it.
     async fn discard(&self) {
+        self.forget_agent().await;
         let machine = self.lock().take();
         // Its threads may take a moment to end.
         let dropped = tokio::task::spawn_blocking(move || drop(machine));
@@ -239,8 +272,17 @@ impl Vm {
         });
     }
 
-    /// Presses the power button again and again.
+    /// Asks the agent, and presses the power button again and again.
     async fn press_until_off(&self) {
+        let asked = timeout(
+            PRESS_INTERVAL,
+            self.shut_down_by_agent(ShutdownMode::PowerDown),
+        );
+        match asked.await {
+            Ok(Ok(())) => sleep(PRESS_INTERVAL).await,
+            Ok(Err(error)) => debug!(%error, "the guest's agent is not asked"),
+            Err(_) => debug!("the guest's agent does not answer"),
+        }
         loop {
             let machine = self.lock().clone();
             let pressed = machine.map(|machine| machine.press_power_button());
@@ -259,6 +301,14 @@ impl Vm {
             // Its threads end meanwhile, or are abandoned after a moment.
             machine.kill();
         }
+    }
+
+    /// Replaces the machine by a new one, as a reset button does.
+    pub(super) fn reset(&self) -> Result<(), SandboxError> {
+        let machine = self.machine()?;
+        self.is_reset.store(true, Ordering::SeqCst);
+        machine.kill();
+        Ok(())
     }
 
     fn wants(&self, more: Wanted) {
