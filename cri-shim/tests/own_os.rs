@@ -135,7 +135,7 @@ fn kernel_that_says(pod: &Pod, said: &str) -> File {
     let code: Vec<u8> = code.collect();
     bytes[24..32].copy_from_slice(&0x0100_0200_u64.to_le_bytes());
     bytes[0x200..0x200 + code.len()].copy_from_slice(&code);
-    let path = pod.path("own-kernel");
+    let path = pod.path(&format!("own-kernel-{}", said.len()));
     fs::write(&path, bytes).unwrap();
     File::open(path).unwrap()
 }
@@ -232,6 +232,40 @@ async fn a_guest_that_ignores_its_stop_is_killed_when_its_time_is_over() {
     assert_eq!(sandbox.ended().await, SandboxExit::Killed);
     let record = exit_record(&pod.dir()).unwrap();
     assert!(record.containers.iter().all(|info| info.exit.is_some()));
+}
+
+#[tokio::test]
+async fn a_loader_that_never_writes_a_line_is_ended_with_a_reason() {
+    let pod = Pod::default();
+    let sandbox = launch(config(&pod)).await.unwrap();
+    let limit = Duration::from_secs(1);
+    let boot = BootMachine {
+        loader_limit: Some(limit),
+        ..machine(&pod, "vm")
+    };
+    let begin = Instant::now();
+    sandbox.boot_machine(boot).await.unwrap();
+    let exit = sandbox.wait("vm", None).await.unwrap();
+    assert!(begin.elapsed() >= limit);
+    assert_eq!(exit.code, 1);
+    let message = info_of(&sandbox, "vm").await.message.unwrap();
+    assert!(
+        message.contains("loader wrote nothing within 1 s"),
+        "{message}"
+    );
+    // One that writes its line goes on.
+    let boot = BootMachine {
+        loader_limit: Some(limit),
+        kernel: kernel_that_says(&pod, "podvisor-loader: disk vda\n"),
+        ..machine(&pod, "again")
+    };
+    sandbox.boot_machine(boot).await.unwrap();
+    tokio::time::sleep(2 * limit).await;
+    assert_eq!(
+        info_of(&sandbox, "again").await.state,
+        ContainerState::Running
+    );
+    sandbox.shutdown(Duration::ZERO).await.unwrap();
 }
 
 #[tokio::test]

@@ -529,6 +529,27 @@ impl Machine {
             .collect()
     }
 
+    /// Whether the guest is paused.
+    #[must_use]
+    pub fn is_paused(&self) -> bool {
+        self.vm.state() == podvisor_vmm::State::Paused
+    }
+
+    /// Returns the numbers of the disks, from 0 in their order, that have taken a request and not
+    /// answered it.
+    #[must_use]
+    pub fn waiting_disks(&self) -> Vec<usize> {
+        let of_disk = |device: &str| device.strip_prefix("blk").and_then(|it| it.parse().ok());
+        let counted = self.vm.counters();
+        let disks = counted.iter().filter_map(|counted| {
+            let number: usize = of_disk(&counted.device)?;
+            let counters = counted.counters.iter();
+            let counters: Vec<_> = counters.map(|it| (it.name, it.value)).collect();
+            own_os::has_unanswered(&counters).then_some(number)
+        });
+        disks.collect()
+    }
+
     /// Waits until the machine ends. There may be any number of callers.
     pub async fn ended(&self) -> MachineExit {
         let mut exit = self.exit.clone();

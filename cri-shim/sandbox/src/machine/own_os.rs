@@ -150,6 +150,36 @@ impl MachineDisk {
     }
 }
 
+/// Whether a disk with these counters, by name, has requests that it has not answered.
+pub(super) fn has_unanswered(counters: &[(&str, u64)]) -> bool {
+    let begun = counters.iter().find(|(name, _)| *name == "begun");
+    // Each answer has a class of latency.
+    let is_class = |name: &str| name.starts_with("under_") || name.ends_with("_or_more");
+    let classes = counters.iter().filter(|(name, _)| is_class(name));
+    let answered: u64 = classes.map(|(_, value)| value).sum();
+    begun.is_some_and(|(_, begun)| *begun > answered)
+}
+
 fn again(file: &File) -> Result<File, MachineError> {
     file.try_clone().map_err(MachineError::Duplicate)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_disk_with_more_requests_than_answers_has_not_answered() {
+        let counters = |begun, under_16us, slow| {
+            [
+                ("begun", begun),
+                ("reads", 99),
+                ("under_16us", under_16us),
+                ("65ms_or_more", slow),
+            ]
+        };
+        assert!(has_unanswered(&counters(3, 1, 1)));
+        assert!(!has_unanswered(&counters(3, 1, 2)));
+        assert!(!has_unanswered(&[]));
+    }
 }

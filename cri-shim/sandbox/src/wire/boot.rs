@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
+use std::time::Duration;
 
 use podvisor_network::cni::DhcpServer;
 use serde::{Deserialize, Serialize};
@@ -24,6 +25,8 @@ pub(crate) struct BootHeader {
     /// What DHCP servers give.
     #[serde(default)]
     pub(crate) dhcp: Vec<podvisor_dhcp::Config>,
+    #[serde(default)]
+    pub(crate) loader_limit: Option<Duration>,
     pub(crate) has_log: bool,
 }
 
@@ -88,6 +91,7 @@ impl BootHeader {
             has_initramfs,
             disks,
             dhcp,
+            loader_limit: boot.loader_limit,
             has_log,
         };
         (header, fds)
@@ -138,6 +142,7 @@ impl BootHeader {
             memory: self.memory,
             disks,
             dhcp,
+            loader_limit: self.loader_limit,
             log,
         })
     }

@@ -46,6 +46,7 @@ impl Node {
             boot.memory = vm.memory;
             boot.disks = files.open(&disk, &vm)?;
             boot.dhcp = dhcp;
+            boot.loader_limit = Some(BootMachine::LOADER_LIMIT);
             boot.log = log;
             Ok(boot)
         });

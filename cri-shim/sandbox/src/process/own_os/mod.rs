@@ -206,14 +206,9 @@ impl OwnOs {
             disks: boot.disks,
             nics,
         };
-        Vm::start(
-            boot.id,
-            plan,
-            boot.log,
-            Arc::clone(kvm),
-            self.events.clone(),
-        )
-        .await
+        let limit = boot.loader_limit;
+        let kvm = Arc::clone(kvm);
+        Vm::start(boot.id, plan, limit, boot.log, kvm, self.events.clone()).await
     }
 
     fn lock(&self) -> MutexGuard<'_, Vec<Arc<Vm>>> {

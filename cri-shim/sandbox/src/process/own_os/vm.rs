@@ -9,7 +9,7 @@ use podvisor_guest_agent::ShutdownMode;
 use tokio::sync::{Mutex as AsyncMutex, watch};
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep, timeout};
-use tracing::{debug, info};
+use tracing::{debug, info, warn};
 
 use super::super::super::agent::now_ns;
 use super::super::super::error::{RefusalKind, SandboxError};
@@ -61,6 +61,9 @@ impl RebootDelays {
     }
 }
 
+/// How long the kill of a machine with a hanging disk is waited for.
+const KILL_TIMEOUT: Duration = Duration::from_secs(5);
+
 /// What was asked of a machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Wanted {
@@ -77,6 +80,7 @@ enum Wanted {
 pub(super) struct Vm {
     pub(super) container: Arc<Container>,
     plan: MachinePlan,
+    loader_limit: Option<Duration>,
     port: SerialPort,
     kvm: Arc<KvmDevice>,
     /// `None` between two machines and after the last one.
@@ -94,6 +98,7 @@ impl Vm {
     pub(super) async fn start(
         id: String,
         plan: MachinePlan,
+        loader_limit: Option<Duration>,
         log: Option<OwnedFd>,
         kvm: Arc<KvmDevice>,
         events: Option<Arc<EventLog>>,
@@ -111,6 +116,7 @@ impl Vm {
         let vm = Arc::new(Self {
             container: Arc::new(container),
             plan,
+            loader_limit,
             port,
             kvm,
             machine: Mutex::default(),
@@ -194,7 +200,7 @@ impl Vm {
             let begin = Instant::now();
             let machine = self.lock().clone();
             let exit = match machine {
-                Some(machine) => machine.ended().await,
+                Some(machine) => self.end_of(machine).await,
                 None => MachineExit::Killed,
             };
             self.discard().await;
@@ -217,6 +223,52 @@ impl Vm {
                     "the guest rebooted, and no machine could be built for it: {why}"
                 )));
             }
+        }
+    }
+
+    /// Waits for a machine's end; ends it if its loader never writes a line.
+    async fn end_of(&self, machine: Arc<Machine>) -> MachineExit {
+        if let Some(limit) = self.loader_limit {
+            let too_long = async {
+                sleep(limit).await;
+                while machine.is_paused() {
+                    sleep(limit).await;
+                }
+            };
+            tokio::select! {
+                exit = machine.ended() => return exit,
+                () = self.port.loader_writes() => {}
+                () = too_long => {
+                    let why = self.hang(&machine, limit);
+                    warn!(container = self.container.id, why, "the machine is killed");
+                    // Its disk may keep its threads for good.
+                    let kill = tokio::task::spawn_blocking(move || machine.kill());
+                    let _ = timeout(KILL_TIMEOUT, kill).await;
+                    return MachineExit::Failed(why);
+                }
+            }
+        }
+        machine.ended().await
+    }
+
+    /// Says why a loader writes nothing.
+    fn hang(&self, machine: &Machine, limit: Duration) -> String {
+        let disks = machine.waiting_disks();
+        let disks = disks
+            .iter()
+            .filter_map(|number| self.plan.disks.get(*number));
+        let serials: Vec<String> = disks.map(|disk| format!("{:?}", disk.serial)).collect();
+        let seconds = limit.as_secs();
+        match serials.as_slice() {
+            [] => format!(
+                "the loader wrote nothing within {seconds} s, though its disks answer; is the host \
+                 too busy?"
+            ),
+            serials => format!(
+                "the loader wrote nothing within {seconds} s: a disk does not answer: {}; look at \
+                 the file system or device on this host that has it",
+                serials.join(", ")
+            ),
         }
     }
 
