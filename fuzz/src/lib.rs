@@ -26,6 +26,7 @@ pub mod images_references;
 pub mod images_signatures;
 pub mod kernel;
 pub mod mem;
+pub mod migration;
 pub mod mmio;
 pub mod net;
 pub mod overlay;

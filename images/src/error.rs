@@ -107,6 +107,24 @@ pub enum Error {
         #[source]
         source: Box<redb::Error>,
     },
+    /// An image has no file of that path.
+    #[error("image {image} has no file {path:?}; correct the path, which may not be a link")]
+    NoFile {
+        /// The image.
+        image: String,
+        /// The path in it.
+        path: String,
+    },
+    /// A file of an image is larger than what it is for.
+    #[error("{path:?} in the image has {size} bytes: at most {most} are copied")]
+    FileTooLarge {
+        /// The path in the image.
+        path: String,
+        /// The file's length.
+        size: u64,
+        /// The limit.
+        most: u64,
+    },
     /// The operation was cancelled by [`Cancel`](crate::Cancel).
     #[error("cancelled")]
     Cancelled,

@@ -1,11 +1,13 @@
 //! An image of the store.
 
 use std::fs::File;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use oci_spec::image::ImageConfiguration;
 
+use crate::erofs::{FileSystem, Inode};
 use crate::pin::pin;
 use crate::{Digest, Error, Result};
 
@@ -115,5 +117,31 @@ impl Image {
         })?;
         pin(&file).map_err(|source| Error::io("lock", &self.rootfs, source))?;
         Ok(file)
+    }
+
+    /// Copies a file of the root file system, of at most `most` bytes, and returns its length. Links
+    /// are not followed.
+    ///
+    /// # Errors
+    /// [`Error::NoFile`] if there is no such file; [`Error::FileTooLarge`]; [`Error::NotFound`] if
+    /// the image was removed; [`Error::Io`].
+    pub fn copy_file(&self, path: &str, to: &mut impl Write, most: u64) -> Result<u64> {
+        let shown = || path.chars().take(256).collect();
+        let read = |source| Error::io("read", &self.rootfs, source);
+        let files = FileSystem::new(self.open_rootfs()?).map_err(read)?;
+        let found = files.find(path).map_err(read)?.filter(Inode::is_file);
+        let inode = found.ok_or_else(|| Error::NoFile {
+            image: self.id.to_string(),
+            path: shown(),
+        })?;
+        if inode.size() > most {
+            return Err(Error::FileTooLarge {
+                path: shown(),
+                size: inode.size(),
+                most,
+            });
+        }
+        let mut content = files.open(&inode).map_err(read)?;
+        std::io::copy(&mut content, to).map_err(|source| Error::io("copy", path.as_ref(), source))
     }
 }

@@ -66,6 +66,57 @@ fn guest_of_the_example_hello_says_so() {
     assert!(text.contains("hello from init"), "{text}");
 }
 
+/// Packs a directory into an initial file system.
+fn initramfs(dir: &Path, root: &Path) -> PathBuf {
+    let pack = "find . | busybox cpio -o -H newc > ../initramfs 2>/dev/null";
+    shell(root, pack);
+    dir.join("initramfs")
+}
+
+#[test]
+fn guest_of_the_example_own_disk_reads_what_the_program_computes() {
+    let dir = tempfile::tempdir().unwrap();
+    let script = "/bin/busybox dd if=/dev/vda bs=512 skip=7 count=1 2>/dev/null \
+                  | /bin/busybox od -A n -t u8 -N 8";
+    let initramfs = initramfs(dir.path(), &root(dir.path(), script));
+    let text = output(
+        "own_disk",
+        &[guest_file("vmlinux").as_ref(), initramfs.as_ref()],
+    );
+    assert!(text.lines().any(|line| line.trim() == "7"), "{text}");
+}
+
+#[test]
+fn guest_of_the_example_clone_goes_on_three_times() {
+    let dir = tempfile::tempdir().unwrap();
+    let script = "echo ready\n/bin/busybox sleep 2\necho went on";
+    let initramfs = initramfs(dir.path(), &root(dir.path(), script));
+    let text = output(
+        "clone",
+        &[guest_file("vmlinux").as_ref(), initramfs.as_ref()],
+    );
+    let count = |what| text.matches(what).count();
+    assert_eq!((count("ready"), count("went on")), (1, 3), "{text}");
+}
+
+#[test]
+fn guest_of_the_example_hotplug_reads_the_disk_that_came_later() {
+    let dir = tempfile::tempdir().unwrap();
+    let script = "/bin/busybox mkdir -p /sys\n/bin/busybox mount -t sysfs sys /sys\n\
+                  echo ready\nread line </dev/console\n\
+                  echo 1 >/sys/bus/pci/rescan\n\
+                  echo \"read: $(/bin/busybox head -c 5 /dev/vda)\"";
+    let initramfs = initramfs(dir.path(), &root(dir.path(), script));
+    let image = dir.path().join("image");
+    std::fs::write(&image, format!("{:<512}", "later")).unwrap();
+    let vmlinux = guest_file("vmlinux");
+    let text = output(
+        "hotplug",
+        &[vmlinux.as_ref(), initramfs.as_ref(), image.as_ref()],
+    );
+    assert!(text.contains("read: later"), "{text}");
+}
+
 #[test]
 fn guest_of_the_example_disk_runs_a_program_from_it() {
     let dir = tempfile::tempdir().unwrap();

@@ -39,6 +39,18 @@ pub(crate) fn build_release(package: &str, bins: &[&str], examples: &[&str]) -> 
     Ok(paths::cargo_target().join("release"))
 }
 
+/// Builds the program `bin` of `package`, with the release profile or that of development.
+pub(crate) fn build_bin(package: &str, bin: &str, release: bool) -> Result<PathBuf> {
+    let mut command = cargo("build");
+    command.args(["--quiet", "--package", package, "--bin", bin]);
+    if release {
+        command.arg("--release");
+    }
+    process::run(command.stdout(std::io::stderr()))?;
+    let profile = if release { "release" } else { "debug" };
+    Ok(paths::cargo_target().join(profile).join(bin))
+}
+
 /// Builds the programs of `packages` as they are shipped: optimised, static, and reproducible in
 /// any directory; returns their directory.
 pub(crate) fn build_static(packages: &[&str]) -> Result<PathBuf> {

@@ -11,10 +11,12 @@ mod cargo;
 mod cluster;
 mod conformance;
 mod cpio;
+mod critest;
 mod deb;
 mod demo;
 mod docs;
 mod fuzz;
+mod go;
 mod guest;
 mod host;
 mod images;
@@ -71,6 +73,8 @@ enum Command {
     Cluster(cluster::Args),
     /// Ask a runtime what a kubelet expects of any: podvisor, or another one to compare with
     Conformance(conformance::Args),
+    /// Run Kubernetes' validation suite for runtimes, unmodified, and print a table
+    Critest(critest::Args),
     /// Give fuzz targets to libFuzzer; finds stay in target/fuzz
     Fuzz(fuzz::Args),
     /// Break functions one by one, and see whether a test notices
@@ -94,6 +98,7 @@ fn main() -> ExitCode {
         Command::Test(args) => test::command(&args),
         Command::Cluster(args) => cluster::command(&args).map(|()| ExitCode::SUCCESS),
         Command::Conformance(args) => conformance::command(&args),
+        Command::Critest(args) => critest::command(&args),
         Command::Fuzz(args) => fuzz::command(&args),
         Command::Mutants(args) => mutants::command(&args),
         Command::Host(args) => host::command(&args),

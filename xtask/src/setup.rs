@@ -138,6 +138,13 @@ pub(crate) const DEMO: &[Package] = &[
     package("iptables", "host ports of pods"),
 ];
 
+/// Additional packages for Kubernetes' validation suite.
+pub(crate) const CRITEST: &[Package] = &[
+    package("busybox-static", "images of the suite"),
+    package("gcc", "compiles the suite's programs for images"),
+    package("util-linux", "makes shared memory in the host"),
+];
+
 /// Everything, for `cargo xtask setup`.
 pub(crate) const ALL: &[&[Package]] = &[
     KERNEL,
@@ -151,6 +158,7 @@ pub(crate) const ALL: &[&[Package]] = &[
     BENCH_CRI,
     PACKAGE,
     DEMO,
+    CRITEST,
 ];
 
 /// Installs those of `groups` that are missing; prints nothing if there are none.

@@ -16,8 +16,8 @@ pub(crate) struct Room(u64);
 /// The tests' programs, the guest kernels and the test host.
 pub(crate) const TEST: Room = Room(9 * GIB);
 
-/// A cluster's programs; Go's caches are on the same disk in most homes.
-pub(crate) const CLUSTER: Room = Room(4 * GIB);
+/// Programs of Go modules; Go's caches are on the same disk in most homes.
+pub(crate) const GO: Room = Room(4 * GIB);
 
 /// The product, a guest kernel and the test host.
 pub(crate) const DEMO: Room = Room(5 * GIB);

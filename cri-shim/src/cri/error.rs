@@ -11,7 +11,7 @@ use tonic::{Code, Status};
 use super::cdi::CdiError;
 use super::spec::SpecFault;
 use super::state::StateError;
-use super::vm::AnnotationErrors;
+use super::vm::{AnnotationErrors, VmiError};
 use crate::cni::CniError;
 use crate::launch::BeginError;
 use crate::sandbox::{RefusalKind, SandboxError};
@@ -58,6 +58,9 @@ pub(crate) enum CriError {
     /// Annotations of a pod that is a virtual machine are wrong.
     #[error("invalid config.annotations: {0}")]
     Annotations(AnnotationErrors),
+    /// The VirtualMachineInstance of which a pod was made cannot run here.
+    #[error(transparent)]
+    Vmi(VmiError),
     /// A pod that is a virtual machine has its container already.
     #[error(
         "a virtual machine is the only container of its pod, which has {other} already: init \
@@ -324,7 +327,9 @@ impl CriError {
             Self::NotFound { .. } | Self::NoImage { .. } => Code::NotFound,
             Self::NameTaken { .. } => Code::AlreadyExists,
             Self::GuestPort { .. } => Code::Unavailable,
-            Self::Annotations(_) | Self::SecondContainer { .. } => Code::InvalidArgument,
+            Self::Annotations(_) | Self::Vmi(_) | Self::SecondContainer { .. } => {
+                Code::InvalidArgument
+            }
             Self::NoKernel { .. }
             | Self::WrongState { .. }
             | Self::StateOwned { .. }

@@ -91,6 +91,12 @@ impl ImageService for Images {
         let request = request.into_inner();
         let name = self.name(request.image)?;
         let is_verbose = request.verbose;
+        if vm_images::is_none(&name) {
+            return Ok(Response::new(ImageStatusResponse {
+                image: Some(vm_images::none()),
+                info: HashMap::new(),
+            }));
+        }
         let found = self.with_store(move |node| {
             let mut info = HashMap::new();
             if let Some(image) = found_image(node, &name)? {
@@ -117,6 +123,11 @@ impl ImageService for Images {
     ) -> Result<Response<PullImageResponse>, Status> {
         let request = request.into_inner();
         let name = self.name(request.image)?;
+        if vm_images::is_none(&name) {
+            return Ok(Response::new(PullImageResponse {
+                image_ref: vm_images::none().id,
+            }));
+        }
         let credentials = credentials(request.auth, &name)?;
         let registries = self.with_store(|node| Ok(node.config.registries.current()));
         let registries = registries.await?;
@@ -156,6 +167,9 @@ impl ImageService for Images {
         request: Request<RemoveImageRequest>,
     ) -> Result<Response<RemoveImageResponse>, Status> {
         let name = self.name(request.into_inner().image)?;
+        if vm_images::is_none(&name) {
+            return Ok(Response::new(RemoveImageResponse {}));
+        }
         self.with_store(move |node| {
             // By id, so that all its names are removed, as the kubelet expects.
             let id = match node.store.resolve(&name) {
@@ -202,6 +216,9 @@ impl ImageService for Images {
 
 /// Returns the image or disk image of a name, as it is listed.
 fn found(node: &Node, name: &str) -> Result<Option<Shown>> {
+    if vm_images::is_none(name) {
+        return Ok(Some(vm_images::none()));
+    }
     match found_image(node, name)? {
         Some(image) => Ok(Some(shown(&image))),
         None => Ok(vm_images::find_disk(&node.store, name)?

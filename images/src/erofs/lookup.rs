@@ -37,6 +37,11 @@ impl Inode {
         self.mode >> 12 == 8
     }
 
+    /// Length in bytes.
+    pub(crate) fn size(&self) -> u64 {
+        self.size
+    }
+
     fn is_dir(&self) -> bool {
         self.mode >> 12 == 4
     }
@@ -100,6 +105,22 @@ impl FileSystem {
             Some((_, inode)) if inode.is_dir() => self.entries(inode),
             _ => Ok(Vec::new()),
         }
+    }
+
+    /// Finds a path from the root. Links are not followed.
+    pub(crate) fn find(&self, path: &str) -> io::Result<Option<Inode>> {
+        let mut found = self.inode(self.root)?;
+        for part in path.split('/').filter(|part| !part.is_empty()) {
+            if !found.is_dir() {
+                return Ok(None);
+            }
+            let mut entries = self.entries(found)?.into_iter();
+            match entries.find(|(name, _)| name == part.as_bytes()) {
+                Some((_, inode)) => found = inode,
+                None => return Ok(None),
+            }
+        }
+        Ok(Some(found))
     }
 
     /// Opens a file's content.
@@ -228,6 +249,31 @@ mod tests {
         unpacker.layer(blob, crate::Digest::of(tar)).unwrap();
         unpacker.finish([0; 16]).unwrap();
         out
+    }
+
+    #[test]
+    fn a_path_is_found_through_its_directories() {
+        let tar = Tarball::new()
+            .dir("boot", 0o755)
+            .dir("boot/a", 0o755)
+            .file("boot/a/kernel", 0o644, b"K")
+            .finish();
+        let files = FileSystem::new(image(&tar)).unwrap();
+        let read = |path: &str| {
+            let inode = files.find(path).unwrap().filter(Inode::is_file)?;
+            let mut content = Vec::new();
+            files
+                .open(&inode)
+                .unwrap()
+                .read_to_end(&mut content)
+                .unwrap();
+            Some(content)
+        };
+        assert_eq!(read("/boot/a/kernel").as_deref(), Some(&b"K"[..]));
+        assert_eq!(read("boot//a/kernel").as_deref(), Some(&b"K"[..]));
+        for path in ["/", "/boot/a", "/boot/b", "/boot/a/kernel/x", "/../boot"] {
+            assert_eq!(read(path), None, "{path}");
+        }
     }
 
     #[test]

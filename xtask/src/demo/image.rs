@@ -16,8 +16,8 @@ const CONFIG_TYPE: &str = "application/vnd.oci.image.config.v1+json";
 const LAYER_TYPE: &str = "application/vnd.oci.image.layer.v1.tar+gzip";
 
 /// A file that a registry stores under its digest.
-#[derive(Debug)]
-pub(super) struct Blob {
+#[derive(Debug, Clone)]
+pub(crate) struct Blob {
     pub(super) path: PathBuf,
     /// `sha256:` and the hexadecimal digest.
     pub(super) digest: String,
@@ -40,8 +40,8 @@ impl Blob {
     }
 }
 
-#[derive(Debug)]
-pub(super) struct Layer {
+#[derive(Debug, Clone)]
+pub(crate) struct Layer {
     pub(super) blob: Blob,
     pub(super) what: &'static str,
     /// The digest of the tar file before compression.
@@ -50,7 +50,7 @@ pub(super) struct Layer {
 
 /// An image, ready to be pushed.
 #[derive(Debug)]
-pub(super) struct Image {
+pub(crate) struct Image {
     pub(super) config: Blob,
     pub(super) layers: Vec<Layer>,
     /// The manifest's bytes.
@@ -70,41 +70,56 @@ pub(super) fn make(directory: &Path, greeting: &str) -> Result<Image> {
             |tree| changes(tree, greeting),
         )?,
     ];
-    let diff_ids: Vec<&str> = layers.iter().map(|layer| layer.diff_id.as_str()).collect();
-    let history: Vec<_> = layers
-        .iter()
-        .map(|layer| json!({ "created_by": layer.what }))
-        .collect();
-    let config = directory.join("config.json");
-    let text = json!({
-        "architecture": "amd64",
-        "os": "linux",
-        "config": {
+    Image::write(
+        directory,
+        layers,
+        json!({
             "Env": ["PATH=/bin:/sbin:/usr/bin:/usr/sbin"],
             "Cmd": ["sh"],
             "WorkingDir": "/",
-        },
-        "rootfs": { "type": "layers", "diff_ids": diff_ids },
-        "history": history,
-    });
-    fs::write(&config, text.to_string())?;
-    let config = Blob::of(config)?;
-    let descriptor = |kind: &str, blob: &Blob| json!({ "mediaType": kind, "digest": blob.digest, "size": blob.size });
-    let manifest = json!({
-        "schemaVersion": 2,
-        "mediaType": MANIFEST_TYPE,
-        "config": descriptor(CONFIG_TYPE, &config),
-        "layers": layers.iter().map(|layer| descriptor(LAYER_TYPE, &layer.blob)).collect::<Vec<_>>(),
-    });
-    Ok(Image {
-        config,
-        layers,
-        manifest: manifest.to_string().into_bytes(),
-    })
+        }),
+    )
+}
+
+impl Image {
+    /// Makes an image of layers, whose configuration and manifest are written to `directory`.
+    pub(crate) fn write(
+        directory: &Path,
+        layers: Vec<Layer>,
+        settings: serde_json::Value,
+    ) -> Result<Self> {
+        let diff_ids: Vec<&str> = layers.iter().map(|layer| layer.diff_id.as_str()).collect();
+        let history: Vec<_> = layers
+            .iter()
+            .map(|layer| json!({ "created_by": layer.what }))
+            .collect();
+        let config = directory.join("config.json");
+        let text = json!({
+            "architecture": "amd64",
+            "os": "linux",
+            "config": settings,
+            "rootfs": { "type": "layers", "diff_ids": diff_ids },
+            "history": history,
+        });
+        fs::write(&config, text.to_string())?;
+        let config = Blob::of(config)?;
+        let descriptor = |kind: &str, blob: &Blob| json!({ "mediaType": kind, "digest": blob.digest, "size": blob.size });
+        let manifest = json!({
+            "schemaVersion": 2,
+            "mediaType": MANIFEST_TYPE,
+            "config": descriptor(CONFIG_TYPE, &config),
+            "layers": layers.iter().map(|layer| descriptor(LAYER_TYPE, &layer.blob)).collect::<Vec<_>>(),
+        });
+        Ok(Self {
+            config,
+            layers,
+            manifest: manifest.to_string().into_bytes(),
+        })
+    }
 }
 
 /// Packs the files that `fill` puts into a directory, owned by root and without times.
-fn layer(
+pub(crate) fn layer(
     directory: &Path,
     name: &str,
     what: &'static str,

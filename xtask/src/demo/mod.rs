@@ -4,7 +4,7 @@
 //! The registry and the pulls run on this machine, as they need no KVM; `podvisor run` and
 //! `podvisor serve` run in a host whose KVM is sound, which sees the images at the same path.
 
-mod image;
+pub(crate) mod image;
 mod pod;
 pub(crate) mod registry;
 

@@ -72,7 +72,7 @@ impl Registry {
     }
 
     /// Pushes an image.
-    pub(super) fn push(&self, image: &Image, repository: &str, tag: &str) -> Result<()> {
+    pub(crate) fn push(&self, image: &Image, repository: &str, tag: &str) -> Result<()> {
         let layers = image.layers.iter().map(|layer| &layer.blob);
         for blob in layers.chain([&image.config]) {
             self.push_blob(blob, repository)

@@ -445,3 +445,7 @@ pub(super) fn cloud_init_secrets<'a>(
 #[cfg(test)]
 #[path = "pod_tests.rs"]
 mod tests;
+
+#[cfg(test)]
+#[path = "pod_fixture_tests.rs"]
+mod fixture_tests;

@@ -39,7 +39,7 @@ pub use assets::{AssetError, Assets, GUEST_DIR_VARIABLE, GuestFile};
 pub use disk::{Disk, PluggedDisk};
 pub use nic::Nic;
 pub(crate) use own_os::MachinePlan;
-pub use own_os::{DiskContents, MachineDisk, MachineNic};
+pub use own_os::{DiskContents, MachineDisk, MachineIdentity, MachineNic};
 pub use panic::KernelPanic;
 use pause::{PauseCall, UndoPause};
 pub use podvisor_network::guest::NicKind;

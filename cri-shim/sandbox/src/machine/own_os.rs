@@ -11,6 +11,7 @@ use podvisor_vmm::{
     BlockDevice, Initramfs, Kernel, KvmDevice, MemorySize, OverlayFormat, PortsDevice, Smbios,
     Transport, Vm, VsockDevice,
 };
+use serde::{Deserialize, Serialize};
 
 use super::serial_port::SerialPort;
 use super::{BuiltMachine, GUEST_CID, MachineError, Nic, NicKind, Ports};
@@ -26,6 +27,8 @@ pub(crate) struct MachinePlan {
     pub cmdline: String,
     /// The machine's UUID, which its firmware tables have.
     pub uuid: Option<[u8; 16]>,
+    /// What else those tables say of it.
+    pub identity: MachineIdentity,
     /// Virtual CPUs.
     pub cpus: u8,
     /// Memory in bytes.
@@ -34,6 +37,24 @@ pub(crate) struct MachinePlan {
     pub disks: Vec<MachineDisk>,
     /// Network cards.
     pub nics: Vec<MachineNic>,
+}
+
+/// Texts of a machine's firmware tables (SMBIOS types 1 and 3); `None` leaves the default.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct MachineIdentity {
+    /// The machine's serial number.
+    pub serial: Option<String>,
+    /// The chassis' manufacturer.
+    pub chassis_manufacturer: Option<String>,
+    /// The chassis' version.
+    pub chassis_version: Option<String>,
+    /// The chassis' serial number.
+    pub chassis_serial: Option<String>,
+    /// The chassis' asset tag.
+    pub chassis_asset_tag: Option<String>,
+    /// The chassis' stock keeping unit.
+    pub chassis_sku: Option<String>,
 }
 
 /// A disk of a machine.
@@ -98,8 +119,8 @@ impl MachinePlan {
             .transport(Transport::Pci)
             .power_button()
             .serial(port.writer());
-        if let Some(uuid) = self.uuid {
-            builder = builder.smbios(Smbios::new().uuid(uuid));
+        if let Some(tables) = self.smbios() {
+            builder = builder.smbios(tables);
         }
         if let Some(initramfs) = &self.initramfs {
             builder = builder.initramfs(Initramfs::from_file(again(initramfs)?)?);
@@ -128,6 +149,42 @@ impl MachinePlan {
             ports,
             console: None,
         })
+    }
+}
+
+impl MachinePlan {
+    /// Returns the firmware tables; `None` for a machine that nobody has named.
+    fn smbios(&self) -> Option<Smbios> {
+        if self.uuid.is_none() && self.identity == MachineIdentity::default() {
+            return None;
+        }
+        let mut tables = Smbios::new();
+        if let Some(uuid) = self.uuid {
+            tables = tables.uuid(uuid);
+        }
+        let MachineIdentity {
+            serial,
+            chassis_manufacturer,
+            chassis_version,
+            chassis_serial,
+            chassis_asset_tag,
+            chassis_sku,
+        } = self.identity.clone();
+        type Set = fn(Smbios, String) -> Smbios;
+        let texts: [(Option<String>, Set); 6] = [
+            (serial, Smbios::serial),
+            (chassis_manufacturer, Smbios::chassis_manufacturer),
+            (chassis_version, Smbios::chassis_version),
+            (chassis_serial, Smbios::chassis_serial),
+            (chassis_asset_tag, Smbios::chassis_asset_tag),
+            (chassis_sku, Smbios::chassis_sku),
+        ];
+        for (text, set) in texts {
+            if let Some(text) = text {
+                tables = set(tables, text);
+            }
+        }
+        Some(tables)
     }
 }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use podvisor_network::cni::DhcpServer;
 
-use crate::machine::MachineDisk;
+use crate::machine::{MachineDisk, MachineIdentity};
 
 /// A machine to be booted in a sandbox whose guest has an operating system of its own. Its life is
 /// that of a container: it has a log, can be attached to, and ends with an exit code.
@@ -23,6 +23,8 @@ pub struct BootMachine {
     pub cmdline: String,
     /// The machine's UUID, by which its system knows it (DMI).
     pub uuid: Option<[u8; 16]>,
+    /// What else its firmware tables say of the machine.
+    pub identity: MachineIdentity,
     /// Virtual CPUs.
     pub vcpus: u8,
     /// Memory in bytes; at most what the sandbox was launched for, whose control group limits it.
@@ -55,6 +57,7 @@ impl BootMachine {
             initramfs: None,
             cmdline: String::new(),
             uuid: None,
+            identity: MachineIdentity::default(),
             vcpus: 1,
             memory: 1 << 30,
             disks: Vec::new(),

@@ -7,7 +7,7 @@ use std::time::Duration;
 use podvisor_network::cni::DhcpServer;
 use serde::{Deserialize, Serialize};
 
-use crate::machine::{DiskContents, MachineDisk, OverlayFormat};
+use crate::machine::{DiskContents, MachineDisk, MachineIdentity, OverlayFormat};
 use crate::types::BootMachine;
 
 /// A machine to be booted. With the frame come: kernel, initramfs if there is one, the files of the
@@ -18,6 +18,8 @@ pub(crate) struct BootHeader {
     pub(crate) cmdline: String,
     #[serde(default)]
     pub(crate) uuid: Option<[u8; 16]>,
+    #[serde(default)]
+    pub(crate) identity: MachineIdentity,
     pub(crate) vcpus: u8,
     pub(crate) memory: u64,
     pub(crate) has_initramfs: bool,
@@ -86,6 +88,7 @@ impl BootHeader {
             id: boot.id,
             cmdline: boot.cmdline,
             uuid: boot.uuid,
+            identity: boot.identity,
             vcpus: boot.vcpus,
             memory: boot.memory,
             has_initramfs,
@@ -138,6 +141,7 @@ impl BootHeader {
             initramfs: initramfs.map(File::from),
             cmdline: self.cmdline,
             uuid: self.uuid,
+            identity: self.identity,
             vcpus: self.vcpus,
             memory: self.memory,
             disks,

@@ -331,9 +331,14 @@ fn from_root(path: &str) -> Cow<'_, str> {
 
 async fn to_container(guest: &Guest, from: &Path, path: &str) -> anyhow::Result<()> {
     let name = from.to_str().context("a name that is no UTF-8")?;
-    // Before the container's tar is started, which would complain of an empty archive.
-    from.symlink_metadata()
-        .with_context(|| format!("cannot copy {}", from.display()))?;
+    // Before the container's tar is started, which would complain of an empty archive. The slash
+    // at its end is left out: with it, a file is said not to be a directory, without advice.
+    let bare = match name.trim_end_matches('/') {
+        "" => from,
+        bare => Path::new(bare),
+    };
+    bare.symlink_metadata()
+        .with_context(|| format!("cannot copy {name}"))?;
     ensure!(
         !name.ends_with('/') || from.is_dir(),
         "{name} is no directory; leave out the slash at its end to copy a file"

@@ -180,7 +180,10 @@ impl Node {
             let prepared = self.cni.prepare(&pod.id)?.with_form(form);
             let capabilities = capabilities(config);
             let begun = launch::begin(&self.cni, &identity, capabilities, prepared, machine);
-            let begun = begun.await?;
+            let mut begun = begun.await?;
+            if is_vm {
+                vm::set_macs(&config.annotations, &mut begun.network)?;
+            }
             // A kubelet would take such a pod for one whose network is gone, and make it anew for
             // ever.
             if begun.addresses.is_empty() {

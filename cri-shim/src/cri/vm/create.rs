@@ -5,19 +5,24 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use k8s_cri::v1::{ContainerConfig, ContainerEventType};
+use podvisor_images::Store;
 use podvisor_network::cni::Dns;
+use podvisor_sandbox::machine::MachineIdentity;
 use podvisor_sandbox::{SupplementalGroups, random_id};
 use tracing::{info, warn};
 
 use super::disks::{self, DiskFiles};
+use super::record::VmRecord;
 use super::seed::{SeedSource, read_files};
-use super::{VmRecord, VmSpec, honour, images};
+use super::vmi::{self, VmiBoot, VmiDisks, VmiMachine};
+use super::{VmSpec, honour, images};
 use crate::blocking::apart;
 use crate::cri::containers::log_path;
 use crate::cri::error::{CriError, Result};
 use crate::cri::node::{Container, Node, Pod, now};
 use crate::cri::pods::memory_limit;
-use crate::cri::state::{ContainerPhase, ContainerRecord, PodPhase};
+use crate::cri::resolver;
+use crate::cri::state::{ContainerPhase, ContainerRecord, PodPhase, PodRecord};
 
 /// Signal that is recorded as the one that asks a machine to end: SIGTERM. It is its power button.
 const SIGTERM: u32 = 15;
@@ -35,11 +40,17 @@ impl Node {
         if pod.phase() != PodPhase::Ready {
             return Err(pod.not_ready());
         }
-        honour::check_container(&config)?;
-        let spec = self.vm_spec(pod)?;
+        let described = Described::of(pod)?;
+        match &described {
+            Described::Annotations(_) => honour::check_container(&config, false)?,
+            Described::Vmi(_) => {
+                honour::check_container(&config, true)?;
+                vmi::check_container(&config)?;
+            }
+        }
         self.only_container(pod)?;
         let id = random_id().map_err(CriError::host("make up an id"))?;
-        let made = self.make_vm(pod, &id, config, spec).await;
+        let made = self.make_vm(pod, &id, config, described).await;
         if let Err(error) = made {
             if let Err(error) = self.remove_image_volumes(&pod.id, &id).await {
                 warn!(container = id, %error, "the disks of a failed create are removed later");
@@ -48,12 +59,6 @@ impl Node {
         }
         info!(container = id, pod = pod.id, "the machine's disks are made");
         Ok(id)
-    }
-
-    /// What the pod's annotations say, which were checked with the pod.
-    fn vm_spec(&self, pod: &Pod) -> Result<VmSpec> {
-        let annotations = pod.with_record(|record| record.config.annotations.clone());
-        VmSpec::of_annotations(&annotations).map_err(CriError::Annotations)
     }
 
     /// Refuses a second container beside one that runs or may run: init containers and sidecars
@@ -74,48 +79,29 @@ impl Node {
         pod: &Arc<Pod>,
         id: &str,
         config: ContainerConfig,
-        spec: VmSpec,
+        described: Described,
     ) -> Result<()> {
         let record = pod.record();
-        let wanted = config.image.as_ref();
-        let wanted = wanted.map_or("", |image| image.image.as_str()).to_owned();
-        let memory = machine_memory(&config, record.size.memory)?;
-        let vcpus = record.size.vcpus;
         let network_dns = self.cni.dns(&pod.id)?;
         let dns = dns_of(
             &record.config.dns_config.clone().unwrap_or_default(),
             network_dns,
         );
-        let files = self.disk_files(&pod.id, id);
-        let node = Arc::clone(self);
-        let container = config.clone();
+        let making = Making {
+            store: self.store.clone(),
+            files: self.disk_files(&pod.id, id),
+            pod: record,
+            container: config.clone(),
+            dns,
+        };
         // A file server that does not answer must not hold up the node.
-        let made = apart("vm-disks", move || -> Result<_> {
-            let images::BootDisk { disk, image } = images::boot_disk(&node.store, &wanted)?;
-            let devices = disks::devices(&container.devices)?;
-            let mounts = honour::file_mounts(&container)?;
-            let size = spec.root_size;
-            let uuid = spec.uuid.unwrap_or_else(|| uuid_of(&record.id));
-            let seed = SeedSource {
-                spec,
-                pod: &record,
-                container: &container,
-                devices: &devices,
-                files: read_files(&mounts)?,
-                dns,
+        let made = apart("vm-disks", move || {
+            making.files.prepare()?;
+            let (vm, image) = match described {
+                Described::Annotations(spec) => making.of_annotations(spec)?,
+                Described::Vmi(machine) => making.of_vmi(&machine)?,
             };
-            let seed = seed.seed()?;
-            let overlay = files.create(&disk, size)?;
-            files.write_seed(&seed)?;
-            let vm = VmRecord {
-                disk: disk.id().to_string(),
-                overlay,
-                uuid,
-                vcpus,
-                memory,
-                devices,
-            };
-            Ok((vm, image, record))
+            Ok::<_, CriError>((vm, image, making.pod))
         });
         let (vm, image, record) = made
             .await
@@ -161,6 +147,109 @@ impl Node {
     pub(super) fn disk_files(&self, pod: &str, container: &str) -> DiskFiles {
         let dir: PathBuf = self.image_volumes_dir(pod).join(container).join(DIR);
         DiskFiles::at(dir)
+    }
+}
+
+/// What describes a pod's machine.
+#[derive(Debug)]
+enum Described {
+    /// Virtlet's annotations.
+    Annotations(VmSpec),
+    /// KubeVirt's object.
+    Vmi(Box<VmiMachine>),
+}
+
+impl Described {
+    /// Reads a pod's annotations, which were checked when it was created.
+    fn of(pod: &Pod) -> Result<Self> {
+        let annotations = pod.with_record(|record| record.config.annotations.clone());
+        if let Some(machine) = VmiMachine::of_annotations(&annotations)? {
+            return Ok(Self::Vmi(Box::new(machine)));
+        }
+        let spec = VmSpec::of_annotations(&annotations).map_err(CriError::Annotations)?;
+        Ok(Self::Annotations(spec))
+    }
+}
+
+/// What the files of a machine are made of. It blocks.
+#[derive(Debug)]
+struct Making {
+    store: Store,
+    files: DiskFiles,
+    pod: PodRecord,
+    container: ContainerConfig,
+    dns: Dns,
+}
+
+impl Making {
+    fn image(&self) -> &str {
+        let image = self.container.image.as_ref();
+        image.map_or("", |image| image.image.as_str())
+    }
+
+    /// Returns what is recorded of the machine, and the id of the container's image.
+    fn of_annotations(&self, spec: VmSpec) -> Result<(VmRecord, String)> {
+        let size = self.pod.size;
+        let memory = machine_memory(&self.container, size.memory)?;
+        let images::BootDisk { disk, image } = images::boot_disk(&self.store, self.image())?;
+        let devices = disks::devices(&self.container.devices)?;
+        let mounts = honour::file_mounts(&self.container)?;
+        let root_size = spec.root_size;
+        let uuid = spec.uuid.unwrap_or_else(|| uuid_of(&self.pod.id));
+        let seed = SeedSource {
+            spec,
+            pod: &self.pod,
+            container: &self.container,
+            devices: &devices,
+            files: read_files(&mounts)?,
+            dns: self.dns.clone(),
+        };
+        let seed = seed.seed()?;
+        let vm = VmRecord {
+            disks: self.files.of_image(&disk, root_size, &seed, devices)?,
+            root: disks::ROOT.to_owned(),
+            kernel: None,
+            uuid,
+            identity: MachineIdentity::default(),
+            vcpus: size.vcpus,
+            memory,
+            starts_paused: false,
+        };
+        Ok((vm, image))
+    }
+
+    /// The same for KubeVirt's object.
+    fn of_vmi(&self, machine: &VmiMachine) -> Result<(VmRecord, String)> {
+        let (disk, image) = match images::is_none(self.image()) {
+            true => (None, images::NONE_ID.to_owned()),
+            false => {
+                let images::BootDisk { disk, image } =
+                    images::boot_disk(&self.store, self.image())?;
+                (Some(disk), image)
+            }
+        };
+        let making = VmiDisks {
+            machine,
+            container: &self.container,
+            image: disk.as_ref(),
+            store: &self.store,
+            files: &self.files,
+            host_name: resolver::hostname(&self.pod.config)?,
+        };
+        let vm = VmRecord {
+            disks: making.make()?,
+            root: match &machine.boot {
+                VmiBoot::Disk(serial) => serial.clone(),
+                VmiBoot::Kernel { .. } => String::new(),
+            },
+            kernel: making.kernel()?,
+            uuid: machine.uuid.unwrap_or_else(|| uuid_of(&self.pod.id)),
+            identity: machine.identity.clone(),
+            vcpus: machine.vcpus,
+            memory: machine.memory,
+            starts_paused: machine.starts_paused,
+        };
+        Ok((vm, image))
     }
 }
 

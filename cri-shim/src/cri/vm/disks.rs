@@ -1,5 +1,5 @@
-//! The files of a machine's disks: its own copy of the image, and the disk for cloud-init. They are
-//! kept in the daemon's persistent directory for as long as the container exists.
+//! The files of a machine's disks: what it writes to copies, and disks with files. They are kept in
+//! the daemon's persistent directory for as long as the container exists.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io;
@@ -8,10 +8,13 @@ use std::path::{Path, PathBuf};
 
 use k8s_cri::v1::Device;
 use podvisor_cloud_init::GuestSeed;
-use podvisor_images::Disk;
+use podvisor_cloud_init::fat::Volume;
+use podvisor_images::{Disk, Store};
 use podvisor_sandbox::machine::{DiskContents, MachineDisk, create_grown_overlay};
 
-use super::{OverlayKind, VmDevice, VmRecord};
+use super::images;
+use super::record::{DiskContent, DiskRecord, OverlayRecord, VmRecord};
+use super::vmi::NodeFile;
 use crate::cri::error::{CriError, Result};
 
 /// Serial numbers of the first two disks.
@@ -34,71 +37,128 @@ impl DiskFiles {
         Self(dir)
     }
 
-    /// Creates the directory and the root disk, of at least `size` bytes.
-    pub(super) fn create(&self, image: &Disk, size: Option<u64>) -> Result<OverlayKind> {
+    /// Creates the directory.
+    pub(super) fn prepare(&self) -> Result<()> {
         let dir = &self.0;
         let made = DirBuilder::new().recursive(true).mode(0o700).create(dir);
-        made.map_err(CriError::io("create the directory", dir))?;
-        let path = dir.join(ROOT_FILE);
-        let overlay = create(&path)?;
-        let base = image.open()?;
-        let format = create_grown_overlay(&base, image.path(), &overlay, size.unwrap_or(0));
-        let format = format.map_err(|source| {
-            CriError::io("create the root disk", &path)(io::Error::other(source))
-        })?;
-        Ok(format.into())
+        made.map_err(CriError::io("create the directory", dir))
     }
 
-    /// Writes the disk for cloud-init.
-    pub(super) fn write_seed(&self, seed: &GuestSeed) -> Result<()> {
-        let volume = seed
-            .volume()
-            .map_err(|errors| CriError::invalid("config.annotations", errors.to_string()))?;
-        let path = self.0.join(SEED_FILE);
-        let file = create(&path)?;
-        let written = volume.write(&file).map(drop);
-        written.map_err(|error| {
-            CriError::io("write the disk for cloud-init", &path)(io::Error::other(error))
+    /// Creates an empty file.
+    pub(super) fn create(&self, name: &str) -> Result<File> {
+        create(&self.0.join(name))
+    }
+
+    /// Opens a file for reading.
+    pub(super) fn read(&self, name: &str) -> Result<File> {
+        let path = self.0.join(name);
+        File::open(&path).map_err(CriError::io("open the machine's file", &path))
+    }
+
+    /// Creates the file with what a guest writes to a disk of at least `size` bytes; `base` is
+    /// opened from `path`.
+    pub(super) fn overlay(
+        &self,
+        name: &str,
+        base: &File,
+        path: &Path,
+        size: Option<u64>,
+    ) -> Result<OverlayRecord> {
+        let file = self.create(name)?;
+        let format = create_grown_overlay(base, path, &file, size.unwrap_or(0));
+        let format = format.map_err(|source| {
+            CriError::io("create the disk", &self.0.join(name))(io::Error::other(source))
+        })?;
+        Ok(OverlayRecord {
+            file: name.to_owned(),
+            kind: format.into(),
         })
     }
 
-    /// Opens the disks of a machine, in their order.
-    pub(super) fn open(&self, image: &Disk, record: &VmRecord) -> Result<Vec<MachineDisk>> {
-        let path = self.0.join(ROOT_FILE);
-        let overlay = File::options().read(true).write(true).open(&path);
-        let root = MachineDisk {
-            contents: DiskContents::Overlay {
-                base: image.open()?,
-                overlay: overlay.map_err(CriError::io("open the root disk", &path))?,
-                format: record.overlay.into(),
-            },
+    /// Writes a volume with files.
+    pub(super) fn volume(&self, name: &str, volume: &Volume) -> Result<()> {
+        let file = self.create(name)?;
+        let written = volume.write(&file).map(drop);
+        written.map_err(|error| {
+            CriError::io("write the disk with files", &self.0.join(name))(io::Error::other(error))
+        })
+    }
+
+    /// Creates the disks of a machine with a copy of an image: it, cloud-init's, and block devices.
+    pub(super) fn of_image(
+        &self,
+        image: &Disk,
+        size: Option<u64>,
+        seed: &GuestSeed,
+        devices: Vec<DiskRecord>,
+    ) -> Result<Vec<DiskRecord>> {
+        let volume = seed
+            .volume()
+            .map_err(|errors| CriError::invalid("config.annotations", errors.to_string()))?;
+        let overlay = self.overlay(ROOT_FILE, &image.open()?, image.path(), size)?;
+        self.volume(SEED_FILE, &volume)?;
+        let root = DiskRecord {
             serial: ROOT.to_owned(),
-        };
-        let path = self.0.join(SEED_FILE);
-        let seed = File::open(&path);
-        let seed = MachineDisk {
-            contents: DiskContents::Raw {
-                file: seed.map_err(CriError::io("open the disk for cloud-init", &path))?,
-                is_read_only: true,
+            is_read_only: false,
+            content: DiskContent::Image {
+                id: image.id().to_string(),
+                overlay: Some(overlay),
             },
+        };
+        let seed = DiskRecord {
             serial: SEED.to_owned(),
+            is_read_only: true,
+            content: DiskContent::Made(SEED_FILE.to_owned()),
         };
         let mut disks = vec![root, seed];
-        for device in &record.devices {
-            let path = Path::new(&device.path);
-            let file = File::options()
-                .read(true)
-                .write(!device.is_read_only)
-                .open(path);
-            disks.push(MachineDisk {
-                contents: DiskContents::Raw {
-                    file: file.map_err(CriError::io("open the block device", path))?,
-                    is_read_only: device.is_read_only,
-                },
-                serial: device.serial.clone(),
-            });
-        }
+        disks.extend(devices);
         Ok(disks)
+    }
+
+    /// Opens the disks of a machine, in their order.
+    pub(super) fn open(&self, store: &Store, record: &VmRecord) -> Result<Vec<MachineDisk>> {
+        let open = |disk: &DiskRecord| {
+            Ok(MachineDisk {
+                contents: self.contents(store, disk)?,
+                serial: disk.serial.clone(),
+            })
+        };
+        record.disks.iter().map(open).collect()
+    }
+
+    fn contents(&self, store: &Store, disk: &DiskRecord) -> Result<DiskContents> {
+        let is_read_only = disk.is_read_only;
+        let raw = |file| DiskContents::Raw { file, is_read_only };
+        Ok(match &disk.content {
+            DiskContent::Image { id, overlay } => {
+                let image = images::find_disk(store, id)?;
+                let image = image.ok_or_else(|| CriError::NoImage { name: id.clone() })?;
+                match overlay {
+                    Some(overlay) => self.over(image.open()?, overlay)?,
+                    None => raw(image.open()?),
+                }
+            }
+            DiskContent::Ephemeral { base, overlay } => {
+                let opened = base.open(true);
+                let opened = opened.map_err(CriError::io("open the disk", base.path()))?;
+                self.over(opened, overlay)?
+            }
+            DiskContent::Made(name) => raw(self.read(name)?),
+            DiskContent::Node(node) => {
+                let opened = node.open(is_read_only);
+                raw(opened.map_err(CriError::io("open the disk", node.path()))?)
+            }
+        })
+    }
+
+    fn over(&self, base: File, overlay: &OverlayRecord) -> Result<DiskContents> {
+        let path = self.0.join(&overlay.file);
+        let file = File::options().read(true).write(true).open(&path);
+        Ok(DiskContents::Overlay {
+            base,
+            overlay: file.map_err(CriError::io("open the disk", &path))?,
+            format: overlay.kind.into(),
+        })
     }
 }
 
@@ -121,7 +181,7 @@ fn create(path: &Path) -> Result<File> {
 }
 
 /// Returns the block devices of a container as disks.
-pub(super) fn devices(devices: &[Device]) -> Result<Vec<VmDevice>> {
+pub(super) fn devices(devices: &[Device]) -> Result<Vec<DiskRecord>> {
     const FIELD: &str = "config.devices";
     if devices.len() > MAX_DEVICES {
         let reason = format!(
@@ -144,10 +204,10 @@ pub(super) fn devices(devices: &[Device]) -> Result<Vec<VmDevice>> {
                           volume with another path, and mount it by cloud-init";
             return Err(CriError::invalid(FIELD, reason));
         }
-        disks.push(VmDevice {
-            path: device.host_path.clone(),
+        disks.push(DiskRecord {
             serial: format!("device{number}"),
             is_read_only: !device.permissions.contains('w'),
+            content: DiskContent::Node(NodeFile::Device(path.to_owned())),
         });
     }
     Ok(disks)

@@ -7,8 +7,8 @@ use std::path::Path;
 
 use k8s_cri::v1::security_profile::ProfileType;
 use k8s_cri::v1::{
-    ContainerConfig, LinuxContainerSecurityContext, LinuxSandboxSecurityContext, NamespaceMode,
-    PodSandboxConfig, SecurityProfile,
+    ContainerConfig, LinuxContainerSecurityContext, LinuxSandboxSecurityContext, Mount,
+    NamespaceMode, PodSandboxConfig, SecurityProfile,
 };
 
 use crate::cri::error::{CriError, Result};
@@ -75,7 +75,10 @@ fn check_sandbox(security: &LinuxSandboxSecurityContext) -> Result<()> {
 }
 
 /// Checks a container before anything is created.
-pub(super) fn check_container(config: &ContainerConfig) -> Result<()> {
+///
+/// The container of a VirtualMachineInstance has what the pod security standard `restricted` asks
+/// for, a user among it: that says nothing of the guest, and is accepted.
+pub(super) fn check_container(config: &ContainerConfig, is_vmi: bool) -> Result<()> {
     if !config.command.is_empty() {
         return Err(refused(
             "config.command",
@@ -102,10 +105,10 @@ pub(super) fn check_container(config: &ContainerConfig) -> Result<()> {
     }
     let security = config.linux.as_ref();
     let security = security.and_then(|linux| linux.security_context.as_ref());
-    security.map_or(Ok(()), check_security)
+    security.map_or(Ok(()), |security| check_security(security, is_vmi))
 }
 
-fn check_security(security: &LinuxContainerSecurityContext) -> Result<()> {
+fn check_security(security: &LinuxContainerSecurityContext, is_vmi: bool) -> Result<()> {
     if security.privileged {
         return Err(refused(
             "config.linux.security_context.privileged",
@@ -118,7 +121,8 @@ fn check_security(security: &LinuxContainerSecurityContext) -> Result<()> {
             "an operating system writes to its root; each pod has its own copy of the disk",
         ));
     }
-    if security.run_as_user.is_some() || !security.run_as_username.is_empty() {
+    let has_user = security.run_as_user.is_some() || !security.run_as_username.is_empty();
+    if has_user && !is_vmi {
         return Err(refused(
             "config.linux.security_context.run_as_user",
             "the disk's own system starts its programs; create users by cloud-init",
@@ -165,6 +169,18 @@ pub(super) struct FileMount {
     pub(super) to: String,
 }
 
+/// Whether a kubelet mounts this into every container.
+pub(super) fn is_of_kubelet(mount: &Mount) -> bool {
+    KUBELETS_FILES.contains(&mount.container_path.as_str())
+        || mount.host_path.contains("/containers/")
+}
+
+/// Whether this is a directory that a kubelet has filled with files for containers.
+pub(super) fn is_file_volume(mount: &Mount) -> bool {
+    let mut parts = FILE_VOLUMES.iter();
+    parts.any(|part| mount.host_path.contains(part))
+}
+
 /// Returns the mounts of a container whose files are copied into the guest.
 ///
 /// # Errors
@@ -172,16 +188,11 @@ pub(super) struct FileMount {
 pub(super) fn file_mounts(config: &ContainerConfig) -> Result<Vec<FileMount>> {
     let mut files = Vec::new();
     for mount in &config.mounts {
-        let is_kubelets = KUBELETS_FILES.contains(&mount.container_path.as_str())
-            || mount.host_path.contains("/containers/");
-        if is_kubelets {
+        if is_of_kubelet(mount) {
             continue;
         }
-        let is_volume = FILE_VOLUMES
-            .iter()
-            .any(|part| mount.host_path.contains(part));
         // A subPath of one of them is a file, bound elsewhere.
-        if is_volume || Path::new(&mount.host_path).is_file() {
+        if is_file_volume(mount) || Path::new(&mount.host_path).is_file() {
             files.push(FileMount {
                 from: mount.host_path.clone(),
                 to: mount.container_path.clone(),
@@ -207,7 +218,7 @@ fn refused(field: &'static str, reason: &'static str) -> CriError {
 #[cfg(test)]
 mod tests {
     use k8s_cri::v1::{
-        Capability, LinuxContainerConfig, LinuxPodSandboxConfig, Mount, NamespaceOption,
+        Capability, Int64Value, LinuxContainerConfig, LinuxPodSandboxConfig, NamespaceOption,
     };
 
     use super::*;
@@ -288,12 +299,15 @@ mod tests {
 
     #[test]
     fn what_a_container_cannot_have_is_refused_by_its_field() {
-        check_container(&ContainerConfig::default()).unwrap();
-        check_container(&container(LinuxContainerSecurityContext {
-            masked_paths: vec!["/proc/kcore".to_owned()],
-            no_new_privs: true,
-            ..Default::default()
-        }))
+        check_container(&ContainerConfig::default(), false).unwrap();
+        check_container(
+            &container(LinuxContainerSecurityContext {
+                masked_paths: vec!["/proc/kcore".to_owned()],
+                no_new_privs: true,
+                ..Default::default()
+            }),
+            false,
+        )
         .unwrap();
         let words = |word: &str| vec![word.to_owned()];
         for (config, field) in [
@@ -350,9 +364,26 @@ mod tests {
                 "apparmor",
             ),
         ] {
-            let error = check_container(&config).unwrap_err().to_string();
+            let error = check_container(&config, false).unwrap_err().to_string();
             assert!(error.contains(field), "{error}");
         }
+    }
+
+    #[test]
+    fn the_user_that_restricted_asks_for_is_accepted_in_an_instances_pod_alone() {
+        let restricted = container(LinuxContainerSecurityContext {
+            run_as_user: Some(Int64Value { value: 107 }),
+            no_new_privs: true,
+            capabilities: Some(Capability {
+                drop_capabilities: vec!["ALL".to_owned()],
+                ..Default::default()
+            }),
+            seccomp: Some(SecurityProfile::default()),
+            ..Default::default()
+        });
+        check_container(&restricted, true).unwrap();
+        let error = check_container(&restricted, false).unwrap_err().to_string();
+        assert!(error.contains("run_as_user"), "{error}");
     }
 
     #[test]

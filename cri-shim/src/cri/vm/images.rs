@@ -12,6 +12,31 @@ const PREFIX: &str = "virtlet.cloud/";
 /// The scheme of such a URL.
 const SCHEME: &str = "https://";
 
+/// The name of the image that there is not: a machine that boots from a volume has it, as a pod
+/// must name one. No registry is asked for it.
+const NONE: &str = "podvisor.io/boot-from-volume:v1";
+
+/// Its id, which no content has.
+pub(super) const NONE_ID: &str =
+    "sha256:0000000000000000000000000000000000000000000000000000000000000000";
+
+/// Whether an image's name or id stands for no image.
+pub(in crate::cri) fn is_none(name: &str) -> bool {
+    name == NONE || name == NONE_ID
+}
+
+/// How that is listed, for those who ask for it by its name.
+pub(in crate::cri) fn none() -> Shown {
+    Shown {
+        id: NONE_ID.to_owned(),
+        repo_tags: vec![NONE.to_owned()],
+        // A size of 0 means that it is not known.
+        size: 1,
+        pinned: true,
+        ..Shown::default()
+    }
+}
+
 /// Returns the URL of a disk image, if an image's name is one: with a scheme, or with Virtlet's
 /// prefix. A tag, which a kubelet adds, is cut from the latter.
 ///
@@ -119,6 +144,15 @@ pub(in crate::cri) fn shown(disk: &Disk) -> Shown {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_image_that_there_is_not_is_known_by_name_and_id() {
+        assert!(is_none(NONE) && is_none(&none().id));
+        assert!(!is_none("podvisor.io/boot-from-volume:v2") && !is_none(""));
+        // No content of a store has this id.
+        let id: podvisor_images::Digest = none().id.parse().unwrap();
+        assert_ne!(id, podvisor_images::Digest::of(b""));
+    }
 
     #[test]
     fn names_with_the_prefix_or_a_scheme_are_urls_and_others_are_not() {

@@ -3,17 +3,19 @@
 //! Such a pod has the runtime handler `podvisor-vm` or Virtlet's annotation. Its sandbox is a
 //! process without a machine; CreateContainer makes the disks, and StartContainer boots them. The
 //! container is the machine from then on: its log is the serial console, its exit the machine's.
-//! What the pod's annotations say becomes a [`VmSpec`], a plain type that another source may
-//! make, too. docs/vm-pods.md describes all of it for users.
+//! What the pod's annotations say becomes a [`VmSpec`], or, in a pod that a cluster's controller made
+//! of KubeVirt's object, a [`VmiMachine`]. docs/vm-pods.md describes all of it for users.
 //!
 //! | file | contents |
 //! | --- | --- |
 //! | `annotations` | Virtlet's annotations, all of their errors at once |
 //! | `spec` | what a machine is to be |
+//! | `vmi` | the same for a VirtualMachineInstance |
 //! | `honour` | fields of a pod and its container that a virtual machine cannot honour |
 //! | `images` | disk images by name and URL, for the ImageService |
 //! | `seed` | what cloud-init in the guest is told |
 //! | `disks` | the files of a machine's disks |
+//! | `record` | what is recorded of a machine |
 //! | `network` | how a machine's first card is connected |
 //! | `create`, `start` | CreateContainer and StartContainer |
 //! | `ports` | connections to the guest's ports |
@@ -27,15 +29,16 @@ mod honour;
 pub(super) mod images;
 mod network;
 mod ports;
+mod record;
 mod seed;
 mod spec;
 mod start;
+mod vmi;
 
 use std::collections::HashMap;
 
 use k8s_cri::v1::PodSandboxConfig;
-use podvisor_sandbox::machine::OverlayFormat;
-use serde::{Deserialize, Serialize};
+use podvisor_network::guest::GuestNetwork;
 
 use super::error::{CriError, Result};
 use super::node::{Node, Pod};
@@ -44,7 +47,10 @@ use super::state::{GuestSize, PodRecord};
 pub(crate) use annotations::AnnotationErrors;
 pub(super) use network::card_form;
 pub(super) use ports::connect;
+pub(crate) use record::VmRecord;
 use spec::VmSpec;
+pub(crate) use vmi::VmiError;
+use vmi::VmiMachine;
 
 /// The runtime handler of such pods.
 pub(crate) const VM_HANDLER: &str = "podvisor-vm";
@@ -78,12 +84,20 @@ pub(super) fn is_vm(handler: &str, annotations: &HashMap<String, String>) -> Res
     }
 }
 
-/// Returns the size of a pod's machine: its memory is the pod's limit, its virtual CPUs are what its
-/// annotations say.
+/// Returns the size of a pod's machine: what its object says; else its memory is the pod's limit,
+/// and its virtual CPUs are what its annotations say.
 ///
 /// # Errors
 /// The annotations are wrong.
 pub(super) fn size(config: &PodSandboxConfig) -> Result<GuestSize> {
+    if let Some(machine) = VmiMachine::of_annotations(&config.annotations)? {
+        return Ok(GuestSize {
+            memory: machine.memory,
+            growth: 0,
+            vcpus: machine.vcpus,
+            max_vcpus: machine.vcpus,
+        });
+    }
     let spec = VmSpec::of_annotations(&config.annotations).map_err(CriError::Annotations)?;
     let linux = config.linux.as_ref();
     let resources = linux.and_then(|linux| linux.resources.as_ref());
@@ -104,12 +118,28 @@ impl Node {
     /// Checks a pod that is a virtual machine before anything is created.
     pub(super) fn check_vm_pod(&self, config: &PodSandboxConfig) -> Result<()> {
         honour::check_pod(config)?;
+        VmiMachine::of_annotations(&config.annotations)?;
         VmSpec::of_annotations(&config.annotations).map_err(CriError::Annotations)?;
         match self.config.vm.fault() {
             Some(fault) => Err(fault),
             None => Ok(()),
         }
     }
+}
+
+/// Gives the cards of a pod's machine the hardware addresses that its object says.
+pub(super) fn set_macs(
+    annotations: &HashMap<String, String>,
+    network: &mut GuestNetwork,
+) -> Result<()> {
+    let machine = VmiMachine::of_annotations(annotations)?;
+    let macs = machine.map(|machine| machine.macs).unwrap_or_default();
+    for interface in &mut network.interfaces {
+        if let Some(mac) = macs.get(&interface.name) {
+            interface.mac = *mac;
+        }
+    }
+    Ok(())
 }
 
 impl PodRecord {
@@ -123,61 +153,6 @@ impl Pod {
     /// Whether the pod is a virtual machine.
     pub(super) fn is_vm(&self) -> bool {
         self.with_record(PodRecord::is_vm)
-    }
-}
-
-/// What is recorded of a container that is a virtual machine.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct VmRecord {
-    /// Id of the disk image in the store.
-    pub(crate) disk: String,
-    /// How the root disk's differences from it are stored.
-    pub(crate) overlay: OverlayKind,
-    /// The machine's UUID.
-    pub(crate) uuid: [u8; 16],
-    /// Virtual CPUs.
-    pub(crate) vcpus: u8,
-    /// Memory in bytes.
-    pub(crate) memory: u64,
-    /// Block devices of the node, in the order of the guest's disks behind the first two.
-    pub(crate) devices: Vec<VmDevice>,
-}
-
-/// A block device of the node that the machine has as a disk.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct VmDevice {
-    /// Its path on the node.
-    pub(crate) path: String,
-    /// The disk's serial number.
-    pub(crate) serial: String,
-    /// The guest cannot write it.
-    pub(crate) is_read_only: bool,
-}
-
-/// How an overlay stores differences.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) enum OverlayKind {
-    /// A raw file that shares blocks with the image.
-    Reflink,
-    /// A qcow2 file.
-    Qcow2,
-}
-
-impl From<OverlayFormat> for OverlayKind {
-    fn from(format: OverlayFormat) -> Self {
-        match format {
-            OverlayFormat::Reflink => Self::Reflink,
-            _ => Self::Qcow2,
-        }
-    }
-}
-
-impl From<OverlayKind> for OverlayFormat {
-    fn from(kind: OverlayKind) -> Self {
-        match kind {
-            OverlayKind::Reflink => Self::Reflink,
-            OverlayKind::Qcow2 => Self::Qcow2,
-        }
     }
 }
 

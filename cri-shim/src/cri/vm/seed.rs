@@ -13,8 +13,9 @@ use podvisor_cloud_init::{
 use podvisor_network::cni::Dns;
 use podvisor_network::guest::GuestNetwork;
 
+use super::VmSpec;
 use super::honour::FileMount;
-use super::{VmDevice, VmSpec};
+use super::record::DiskRecord;
 use crate::cri::error::{CriError, Result};
 use crate::cri::resolver;
 use crate::cri::state::PodRecord;
@@ -33,7 +34,7 @@ pub(super) struct SeedSource<'a> {
     pub(super) spec: VmSpec,
     pub(super) pod: &'a PodRecord,
     pub(super) container: &'a ContainerConfig,
-    pub(super) devices: &'a [VmDevice],
+    pub(super) devices: &'a [DiskRecord],
     pub(super) files: Vec<GuestFile>,
     pub(super) dns: Dns,
 }
@@ -218,6 +219,8 @@ mod tests {
 
     use super::*;
     use crate::cri::state::pod_record;
+    use crate::cri::vm::record::DiskContent;
+    use crate::cri::vm::vmi::NodeFile;
 
     #[test]
     fn a_seed_names_the_pod_its_network_its_environment_and_its_disks() {
@@ -254,10 +257,10 @@ mod tests {
             }],
             ..Default::default()
         };
-        let devices = [VmDevice {
-            path: "/dev/x".to_owned(),
+        let devices = [DiskRecord {
             serial: "device0".to_owned(),
             is_read_only: false,
+            content: DiskContent::Node(NodeFile::Device("/dev/x".into())),
         }];
         let source = |spec| SeedSource {
             spec,

@@ -8,8 +8,7 @@ use podvisor_network::cni::{DhcpServer, GuestNames};
 use podvisor_sandbox::{BootMachine, SandboxClient, Started};
 
 use super::create::dns_of;
-use super::disks::ROOT;
-use super::{VmRecord, images};
+use super::record::{KernelRecord, VmRecord};
 use crate::blocking::apart;
 use crate::cri::config::VmSettings;
 use crate::cri::error::{CriError, Result};
@@ -19,6 +18,9 @@ use crate::cri::resolver;
 /// The command line of the loader's kernel: its messages are the first of the console, and a panic
 /// ends the machine. What follows the dashes is the loader's.
 const COMMAND_LINE: &str = "console=ttyS0 quiet panic=-1 reboot=k -- --root ";
+
+/// The field of errors about a machine that an older daemon made.
+const FIELD: &str = "container_id";
 
 impl Node {
     /// Boots a container's machine.
@@ -32,19 +34,34 @@ impl Node {
         let files = self.disk_files(&container.pod.id, &container.id);
         let (store, settings) = (self.store.clone(), self.config.vm.clone());
         let id = container.id.clone();
+        let starts_paused = vm.starts_paused;
         let dhcp = self.dhcp_servers(container)?;
         let opened = apart("vm-open", move || -> Result<_> {
-            let disk = images::find_disk(&store, &vm.disk)?;
-            let disk = disk.ok_or_else(|| CriError::NoImage {
-                name: vm.disk.clone(),
-            })?;
-            let mut boot = BootMachine::new(id, open(&settings.kernel)?);
-            boot.initramfs = Some(open(&settings.initramfs)?);
-            boot.cmdline = format!("{COMMAND_LINE}{ROOT}");
+            if vm.disks.is_empty() && vm.kernel.is_none() {
+                let reason = "an older podvisor created it: remove it, and create it again";
+                return Err(CriError::invalid(FIELD, reason));
+            }
+            let mut boot = match &vm.kernel {
+                None => {
+                    let mut boot = BootMachine::new(id, open(&settings.kernel)?);
+                    boot.initramfs = Some(open(&settings.initramfs)?);
+                    boot.cmdline = format!("{COMMAND_LINE}{}", vm.root);
+                    boot
+                }
+                Some(own) => {
+                    let mut boot = BootMachine::new(id, files.read(KernelRecord::KERNEL)?);
+                    if own.has_initramfs {
+                        boot.initramfs = Some(files.read(KernelRecord::INITRAMFS)?);
+                    }
+                    boot.cmdline.clone_from(&own.cmdline);
+                    boot
+                }
+            };
             boot.uuid = Some(vm.uuid);
+            boot.identity = vm.identity.clone();
             boot.vcpus = vm.vcpus;
             boot.memory = vm.memory;
-            boot.disks = files.open(&disk, &vm)?;
+            boot.disks = files.open(&store, &vm)?;
             boot.dhcp = dhcp;
             boot.loader_limit = Some(BootMachine::LOADER_LIMIT);
             boot.log = log;
@@ -53,7 +70,11 @@ impl Node {
         let boot = opened
             .await
             .map_err(CriError::host("open the machine's files"))??;
-        Ok(client.boot_machine(boot).await?)
+        let started = client.boot_machine(boot).await?;
+        if starts_paused {
+            client.pause().await?;
+        }
+        Ok(started)
     }
 
     /// Prepares the servers that tell the guest its addresses.

@@ -201,6 +201,7 @@ impl OwnOs {
             initramfs: boot.initramfs,
             cmdline: boot.cmdline,
             uuid: boot.uuid,
+            identity: boot.identity,
             cpus: boot.vcpus,
             memory: boot.memory,
             disks: boot.disks,

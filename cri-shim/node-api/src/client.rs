@@ -1,0 +1,227 @@
+//! The client.
+
+use std::path::Path;
+
+use prost::Message;
+use tokio_stream::Stream;
+use tonic::client::Grpc;
+use tonic::codegen::http::uri::PathAndQuery;
+use tonic::transport::{Channel, Endpoint};
+use tonic::{IntoStreamingRequest, Request, Status, Streaming};
+use tonic_prost::ProstCodec;
+
+use crate::messages::{
+    AgentExecAnswer, AgentExecRequest, ConsoleInput, Data, Done, FreezeRequest, GuestInfo,
+    ListVmsRequest, PortForwardInput, StopRequest, VmEvent, VmList, VmName, VmRequest, VsockInput,
+    WatchVmsRequest,
+};
+use crate::{MAX_MESSAGE_BYTES, paths};
+
+/// A client of a node. Clones share their connection.
+#[derive(Debug, Clone)]
+pub struct NodeClient {
+    grpc: Grpc<Channel>,
+}
+
+impl NodeClient {
+    /// Makes a client of the node that serves on a socket. It connects with its first call, and
+    /// again after the node's daemon was restarted.
+    ///
+    /// # Errors
+    /// The path is not UTF-8.
+    pub fn new(socket: &Path) -> Result<Self, Status> {
+        let invalid = || {
+            Status::invalid_argument(format!(
+                "the path of the node's socket is not valid: {}",
+                socket.display()
+            ))
+        };
+        let path = socket.to_str().ok_or_else(invalid)?;
+        let endpoint = Endpoint::from_shared(format!("unix:{path}")).map_err(|_| invalid())?;
+        Ok(Self::over(endpoint.connect_lazy()))
+    }
+
+    /// Makes a client over a channel.
+    #[must_use]
+    pub fn over(channel: Channel) -> Self {
+        let grpc = Grpc::new(channel)
+            .max_decoding_message_size(MAX_MESSAGE_BYTES)
+            .max_encoding_message_size(MAX_MESSAGE_BYTES);
+        Self { grpc }
+    }
+
+    /// Returns all VMs of the node.
+    ///
+    /// # Errors
+    /// The node cannot be reached; this holds for all calls.
+    pub async fn list_vms(&mut self) -> Result<VmList, Status> {
+        self.unary(paths::LIST_VMS, ListVmsRequest {}).await
+    }
+
+    /// Returns all VMs of the node, then every change.
+    ///
+    /// # Errors
+    /// As [`Self::list_vms`].
+    pub async fn watch_vms(&mut self) -> Result<Streaming<VmEvent>, Status> {
+        self.ready().await?;
+        let path = PathAndQuery::from_static(paths::WATCH_VMS);
+        let request = Request::new(WatchVmsRequest {});
+        let codec = ProstCodec::default();
+        let answer = self.grpc.server_streaming(request, path, codec).await?;
+        Ok(answer.into_inner())
+    }
+
+    /// Pauses a VM.
+    ///
+    /// # Errors
+    /// It does not run, or is paused already.
+    pub async fn pause(&mut self, vm: VmName) -> Result<(), Status> {
+        self.of_vm(paths::PAUSE, vm).await
+    }
+
+    /// Lets a paused VM go on.
+    ///
+    /// # Errors
+    /// It is not paused.
+    pub async fn unpause(&mut self, vm: VmName) -> Result<(), Status> {
+        self.of_vm(paths::UNPAUSE, vm).await
+    }
+
+    /// Asks a guest to shut down, and boots it again.
+    ///
+    /// # Errors
+    /// It does not run, or is paused.
+    pub async fn soft_reboot(&mut self, vm: VmName) -> Result<(), Status> {
+        self.of_vm(paths::SOFT_REBOOT, vm).await
+    }
+
+    /// Boots a VM again without asking its guest.
+    ///
+    /// # Errors
+    /// It does not run.
+    pub async fn reset(&mut self, vm: VmName) -> Result<(), Status> {
+        self.of_vm(paths::RESET, vm).await
+    }
+
+    /// Asks a guest to power off, and has its machine killed after the grace period.
+    ///
+    /// # Errors
+    /// It does not run.
+    pub async fn stop(&mut self, vm: VmName, grace_seconds: u32) -> Result<(), Status> {
+        let vm = Some(vm);
+        let request = StopRequest { vm, grace_seconds };
+        let Done {} = self.unary(paths::STOP, request).await?;
+        Ok(())
+    }
+
+    /// Opens a console: the first message names the VM, the others are typed.
+    ///
+    /// # Errors
+    /// The VM has no console that could be opened.
+    pub async fn console(
+        &mut self,
+        input: impl Stream<Item = ConsoleInput> + Send + 'static,
+    ) -> Result<Streaming<Data>, Status> {
+        self.streams(paths::CONSOLE, input).await
+    }
+
+    /// Connects to a port of a guest: the first message says which.
+    ///
+    /// # Errors
+    /// Nothing listens there.
+    pub async fn port_forward(
+        &mut self,
+        input: impl Stream<Item = PortForwardInput> + Send + 'static,
+    ) -> Result<Streaming<Data>, Status> {
+        self.streams(paths::PORT_FORWARD, input).await
+    }
+
+    /// Returns what a guest's agent says of its system.
+    ///
+    /// # Errors
+    /// There is no agent.
+    pub async fn guest_info(&mut self, vm: VmName) -> Result<GuestInfo, Status> {
+        self.unary(paths::GUEST_INFO, VmRequest::from(vm)).await
+    }
+
+    /// Freezes a guest's file systems for so many seconds at most.
+    ///
+    /// # Errors
+    /// There is no agent, or it refuses.
+    pub async fn freeze(&mut self, vm: VmName, timeout_seconds: u32) -> Result<(), Status> {
+        let request = FreezeRequest {
+            vm: Some(vm),
+            timeout_seconds,
+        };
+        let Done {} = self.unary(paths::FREEZE, request).await?;
+        Ok(())
+    }
+
+    /// Thaws a guest's file systems.
+    ///
+    /// # Errors
+    /// There is no agent, or it refuses.
+    pub async fn thaw(&mut self, vm: VmName) -> Result<(), Status> {
+        self.of_vm(paths::THAW, vm).await
+    }
+
+    /// Runs a program in a guest by its agent.
+    ///
+    /// # Errors
+    /// There is no agent, or it refuses.
+    pub async fn agent_exec(
+        &mut self,
+        request: AgentExecRequest,
+    ) -> Result<AgentExecAnswer, Status> {
+        self.unary(paths::AGENT_EXEC, request).await
+    }
+
+    /// Connects to a vsock port of a guest: the first message says which.
+    ///
+    /// # Errors
+    /// Nothing listens there.
+    pub async fn vsock(
+        &mut self,
+        input: impl Stream<Item = VsockInput> + Send + 'static,
+    ) -> Result<Streaming<Data>, Status> {
+        self.streams(paths::VSOCK, input).await
+    }
+
+    async fn ready(&mut self) -> Result<(), Status> {
+        let ready = self.grpc.ready().await;
+        ready.map_err(|error| Status::from_error(Box::new(error)))
+    }
+
+    async fn of_vm(&mut self, path: &'static str, vm: VmName) -> Result<(), Status> {
+        let Done {} = self.unary(path, VmRequest::from(vm)).await?;
+        Ok(())
+    }
+
+    async fn unary<Q, A>(&mut self, path: &'static str, request: Q) -> Result<A, Status>
+    where
+        Q: Message + 'static,
+        A: Message + Default + 'static,
+    {
+        self.ready().await?;
+        let path = PathAndQuery::from_static(path);
+        let codec = ProstCodec::default();
+        let answer = self.grpc.unary(Request::new(request), path, codec).await?;
+        Ok(answer.into_inner())
+    }
+
+    async fn streams<Q>(
+        &mut self,
+        path: &'static str,
+        input: impl Stream<Item = Q> + Send + 'static,
+    ) -> Result<Streaming<Data>, Status>
+    where
+        Q: Message + 'static,
+    {
+        self.ready().await?;
+        let path = PathAndQuery::from_static(path);
+        let codec = ProstCodec::default();
+        let request = input.into_streaming_request();
+        let answer = self.grpc.streaming(request, path, codec).await?;
+        Ok(answer.into_inner())
+    }
+}

@@ -1,0 +1,185 @@
+//! A client and a server over a socket.
+
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use bytes::Bytes;
+use podvisor_node_api::messages::{
+    ConsoleInput, ConsoleMessage, Data, PortForwardInput, StopRequest, Vm, VmChange, VmEvent,
+    VmList, VmName,
+};
+use podvisor_node_api::{AnswerStream, Node, NodeClient, NodeServer};
+use tokio::net::UnixListener;
+use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
+use tokio::time::timeout;
+use tokio_stream::wrappers::{ReceiverStream, UnixListenerStream};
+use tokio_stream::{StreamExt as _, iter};
+use tonic::transport::Server;
+use tonic::{Code, Status, Streaming};
+
+/// A node that notes its calls, and whose consoles say what is typed.
+#[derive(Default)]
+struct Noted {
+    calls: Mutex<Vec<String>>,
+}
+
+impl Noted {
+    fn note(&self, call: impl Into<String>) -> Result<(), Status> {
+        self.calls.lock().unwrap().push(call.into());
+        Ok(())
+    }
+}
+
+fn web() -> VmName {
+    VmName::new("n", "web", "1")
+}
+
+#[tonic::async_trait]
+impl Node for Noted {
+    async fn list_vms(&self) -> Result<VmList, Status> {
+        let vm = Vm {
+            vm: Some(web()),
+            ..Vm::default()
+        };
+        Ok(VmList { vms: vec![vm] })
+    }
+
+    async fn watch_vms(&self) -> Result<AnswerStream<VmEvent>, Status> {
+        let all = VmChange::All(self.list_vms().await?);
+        let event = |change| {
+            Ok(VmEvent {
+                change: Some(change),
+            })
+        };
+        let events = [event(all), event(VmChange::Removed(web()))];
+        Ok(AnswerStream::new(iter(events)))
+    }
+
+    async fn pause(&self, vm: VmName) -> Result<(), Status> {
+        self.note(format!("pause {}", vm.name))
+    }
+
+    async fn unpause(&self, _: VmName) -> Result<(), Status> {
+        Err(Status::failed_precondition("it is not paused"))
+    }
+
+    async fn soft_reboot(&self, vm: VmName) -> Result<(), Status> {
+        self.note(format!("soft reboot {}", vm.name))
+    }
+
+    async fn reset(&self, vm: VmName) -> Result<(), Status> {
+        self.note(format!("reset {}", vm.name))
+    }
+
+    async fn stop(&self, request: StopRequest) -> Result<(), Status> {
+        self.note(format!("stop in {} s", request.grace_seconds))
+    }
+
+    async fn console(&self, input: Streaming<ConsoleInput>) -> Result<AnswerStream<Data>, Status> {
+        let echo = input.filter_map(|input| match input {
+            Ok(ConsoleInput {
+                message: Some(ConsoleMessage::Data(data)),
+            }) => Some(Ok(Data { data })),
+            Ok(_) => None,
+            Err(error) => Some(Err(error)),
+        });
+        Ok(AnswerStream::new(echo))
+    }
+
+    async fn port_forward(
+        &self,
+        _: Streaming<PortForwardInput>,
+    ) -> Result<AnswerStream<Data>, Status> {
+        Err(Status::failed_precondition("nothing listens there"))
+    }
+}
+
+fn serve(socket: &Path, node: &Arc<Noted>) -> JoinHandle<()> {
+    let listener = UnixListener::bind(socket).unwrap();
+    let service = NodeServer::new(Arc::clone(node));
+    tokio::spawn(async move {
+        let incoming = UnixListenerStream::new(listener);
+        let server = Server::builder().add_service(service);
+        server.serve_with_incoming(incoming).await.unwrap();
+    })
+}
+
+#[tokio::test]
+async fn calls_reach_the_node_and_its_words_reach_the_client() {
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("node.sock");
+    let node = Arc::new(Noted::default());
+    serve(&socket, &node);
+    let mut client = NodeClient::new(&socket).unwrap();
+    assert_eq!(client.list_vms().await.unwrap().vms[0].vm, Some(web()));
+    client.pause(web()).await.unwrap();
+    client.soft_reboot(web()).await.unwrap();
+    client.reset(web()).await.unwrap();
+    client.stop(web(), 7).await.unwrap();
+    let noted = node.calls.lock().unwrap().clone();
+    assert_eq!(
+        noted,
+        ["pause web", "soft reboot web", "reset web", "stop in 7 s"]
+    );
+    let refused = client.unpause(web()).await.unwrap_err();
+    assert_eq!(refused.code(), Code::FailedPrecondition);
+    assert_eq!(refused.message(), "it is not paused");
+    let unknown = client.guest_info(web()).await.unwrap_err();
+    assert_eq!(unknown.code(), Code::Unimplemented);
+    assert!(unknown.message().contains("GuestInfo"), "{unknown}");
+}
+
+#[tokio::test]
+async fn streams_go_both_ways() {
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("node.sock");
+    serve(&socket, &Arc::new(Noted::default()));
+    let mut client = NodeClient::new(&socket).unwrap();
+    let mut events = client.watch_vms().await.unwrap();
+    let first = events.message().await.unwrap().unwrap().change;
+    assert!(matches!(first, Some(VmChange::All(list)) if list.vms.len() == 1));
+    let second = events.message().await.unwrap().unwrap().change;
+    assert_eq!(second, Some(VmChange::Removed(web())));
+    assert_eq!(events.message().await.unwrap(), None);
+
+    let (typed, input) = mpsc::channel(4);
+    let message = |message| ConsoleInput {
+        message: Some(message),
+    };
+    typed
+        .send(message(ConsoleMessage::Open(web())))
+        .await
+        .unwrap();
+    let mut output = client.console(ReceiverStream::new(input)).await.unwrap();
+    for word in [&b"one"[..], b"two"] {
+        let data = ConsoleMessage::Data(Bytes::from_static(word));
+        typed.send(message(data)).await.unwrap();
+        let said = timeout(Duration::from_secs(60), output.message()).await;
+        assert_eq!(said.unwrap().unwrap().unwrap().data, word);
+    }
+    drop(typed);
+    assert_eq!(output.message().await.unwrap(), None);
+}
+
+#[tokio::test]
+async fn a_client_reaches_the_daemon_that_follows() {
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("node.sock");
+    let node = Arc::new(Noted::default());
+    let mut client = NodeClient::new(&socket).unwrap();
+    assert_eq!(
+        client.list_vms().await.unwrap_err().code(),
+        Code::Unavailable
+    );
+    let first = serve(&socket, &node);
+    client.list_vms().await.unwrap();
+    first.abort();
+    let _ = first.await;
+    std::fs::remove_file(&socket).unwrap();
+    serve(&socket, &node);
+    // The first call may find the old connection.
+    let _ = client.list_vms().await;
+    client.list_vms().await.unwrap();
+}

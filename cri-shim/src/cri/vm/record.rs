@@ -1,0 +1,138 @@
+//! What is recorded of a container that is a virtual machine: enough to open everything again when
+//! it is started, also by another daemon.
+
+use podvisor_sandbox::machine::{MachineIdentity, OverlayFormat};
+use serde::{Deserialize, Serialize};
+
+use super::disks::ROOT;
+use super::vmi::NodeFile;
+
+/// A machine. In a record of an older daemon there are no disks.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct VmRecord {
+    /// Its disks, in the guest's order.
+    #[serde(default)]
+    pub(crate) disks: Vec<DiskRecord>,
+    /// Serial number of the disk that the loader boots.
+    #[serde(default = "root")]
+    pub(crate) root: String,
+    /// A kernel that it boots instead.
+    #[serde(default)]
+    pub(crate) kernel: Option<KernelRecord>,
+    /// The machine's UUID.
+    pub(crate) uuid: [u8; 16],
+    /// What else its firmware tables say.
+    #[serde(default)]
+    pub(crate) identity: MachineIdentity,
+    /// Virtual CPUs.
+    pub(crate) vcpus: u8,
+    /// Memory in bytes.
+    pub(crate) memory: u64,
+    /// It is paused as soon as it runs.
+    #[serde(default)]
+    pub(crate) starts_paused: bool,
+}
+
+fn root() -> String {
+    ROOT.to_owned()
+}
+
+/// A disk.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct DiskRecord {
+    /// Its serial number.
+    pub(crate) serial: String,
+    /// The guest cannot write it.
+    pub(crate) is_read_only: bool,
+    /// Where its contents are.
+    pub(crate) content: DiskContent,
+}
+
+/// Where the contents of a disk are.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum DiskContent {
+    /// In a disk image of the store, which stays as it is.
+    Image {
+        /// Its id.
+        id: String,
+        /// What the guest writes.
+        overlay: Option<OverlayRecord>,
+    },
+    /// In a file or device of the node, which stays as it is.
+    Ephemeral {
+        /// Where.
+        base: NodeFile,
+        /// What the guest writes.
+        overlay: OverlayRecord,
+    },
+    /// In a file of this name in the machine's own directory.
+    Made(String),
+    /// In a file or device of the node.
+    Node(NodeFile),
+}
+
+/// The file with a disk's differences from another one.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct OverlayRecord {
+    /// Its name in the machine's own directory.
+    pub(crate) file: String,
+    /// How they are stored.
+    pub(crate) kind: OverlayKind,
+}
+
+/// A kernel in the machine's own directory.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct KernelRecord {
+    /// Whether it has an initramfs.
+    pub(crate) has_initramfs: bool,
+    /// Its command line.
+    pub(crate) cmdline: String,
+}
+
+impl KernelRecord {
+    /// The kernel's file.
+    pub(super) const KERNEL: &str = "kernel";
+    /// Its initramfs' file.
+    pub(super) const INITRAMFS: &str = "initramfs";
+}
+
+/// How an overlay stores differences.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum OverlayKind {
+    /// A raw file that shares blocks with the image.
+    Reflink,
+    /// A qcow2 file.
+    Qcow2,
+}
+
+impl From<OverlayFormat> for OverlayKind {
+    fn from(format: OverlayFormat) -> Self {
+        match format {
+            OverlayFormat::Reflink => Self::Reflink,
+            _ => Self::Qcow2,
+        }
+    }
+}
+
+impl From<OverlayKind> for OverlayFormat {
+    fn from(kind: OverlayKind) -> Self {
+        match kind {
+            OverlayKind::Reflink => Self::Reflink,
+            OverlayKind::Qcow2 => Self::Qcow2,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_record_of_an_older_daemon_is_read() {
+        let old = r#"{"disk": "sha256:00", "overlay": "Qcow2", "uuid": [0,0,0,0,0,0,0,0,0,0,0,0,0,0,0,1],
+            "vcpus": 2, "memory": 1048576, "devices": []}"#;
+        let record: VmRecord = serde_json::from_str(old).unwrap();
+        assert_eq!((record.vcpus, record.root.as_str()), (2, "root"));
+        assert!(record.disks.is_empty());
+    }
+}

@@ -1,0 +1,540 @@
+//! The machine that an object describes: a pure function of it.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use podvisor_cloud_init::Form;
+use podvisor_cluster_types::vmi::{
+    AccessCredential, CloudInit, Disk, Firmware, KernelBoot, VmiSpec, Volume,
+};
+use podvisor_cluster_types::{ClusterConfig, ClusterDefaults, FieldPath, Quantity};
+use podvisor_sandbox::BootMachine;
+use podvisor_sandbox::machine::MachineIdentity;
+
+use super::super::MEMORY_UNIT;
+use super::super::annotations::parse_uuid;
+use super::{MAX_REASONS, Vmi, VmiError};
+
+/// Longest serial number of a disk, in bytes (virtio 1.3 §5.2.6.1). A longer one is cut.
+const MAX_SERIAL: usize = 20;
+
+/// The label of a disk with files, as KubeVirt gives it.
+const FILES_LABEL: &str = "cfgdata";
+
+/// The root of the paths in errors.
+const SPEC: &str = "spec";
+
+/// The name of the pod's first interface, which is that of its own network.
+const FIRST_INTERFACE: &str = "eth0";
+
+/// A machine, as its object describes it.
+#[derive(Debug, Clone, PartialEq)]
+pub(in crate::cri::vm) struct VmiMachine {
+    /// Name of the object.
+    pub(in crate::cri::vm) name: String,
+    /// Its namespace.
+    pub(in crate::cri::vm) namespace: String,
+    /// vCPUs.
+    pub(in crate::cri::vm) vcpus: u8,
+    /// Memory in bytes.
+    pub(in crate::cri::vm) memory: u64,
+    /// Its UUID; `None`: made from its pod's id.
+    pub(in crate::cri::vm) uuid: Option<[u8; 16]>,
+    /// What else its firmware tables say.
+    pub(in crate::cri::vm) identity: MachineIdentity,
+    /// Its disks, in the guest's order.
+    pub(in crate::cri::vm) disks: Vec<VmiDisk>,
+    /// What it boots.
+    pub(in crate::cri::vm) boot: VmiBoot,
+    /// Hardware addresses that are given, by the names of the pod's interfaces.
+    pub(in crate::cri::vm) macs: BTreeMap<String, [u8; 6]>,
+    /// It is paused as soon as it runs.
+    pub(in crate::cri::vm) starts_paused: bool,
+}
+
+/// A disk of a machine.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(in crate::cri::vm) struct VmiDisk {
+    /// The path of its volume in the object, for errors.
+    pub(super) path: String,
+    /// The name of its volume.
+    pub(super) name: String,
+    /// The serial number by which the guest finds it, which no other has.
+    pub(super) serial: String,
+    /// The guest cannot write it.
+    pub(super) is_read_only: bool,
+    /// What it shows.
+    pub(super) source: DiskSource,
+}
+
+/// What a disk shows.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum DiskSource {
+    /// A copy of the disk in the container's image.
+    Image,
+    /// A copy of the disk in an image that the pod mounts.
+    ImageVolume,
+    /// A claim.
+    Claim,
+    /// A copy of a claim.
+    Ephemeral,
+    /// An empty file of so many bytes.
+    Empty(u64),
+    /// The files of a ConfigMap, Secret or the like, on a volume with this label.
+    Files(String),
+    /// What cloud-init is told.
+    Seed(VmiSeed),
+}
+
+/// What cloud-init is told.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct VmiSeed {
+    pub(super) form: Form,
+    pub(super) user_data: SeedText,
+    pub(super) network_data: SeedText,
+    /// The indices of the credentials whose keys it has.
+    pub(super) credentials: Vec<usize>,
+}
+
+/// Where a document of cloud-init's is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum SeedText {
+    /// There is none.
+    None,
+    /// In the object.
+    Inline(Vec<u8>),
+    /// In a secret that the pod mounts.
+    Secret,
+}
+
+/// What a machine boots.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(in crate::cri::vm) enum VmiBoot {
+    /// What is on the disk with this serial number.
+    Disk(String),
+    /// A kernel in an image that the pod mounts.
+    Kernel {
+        /// Its path in the image.
+        kernel: String,
+        /// The path of its initramfs.
+        initrd: Option<String>,
+        /// Its command line.
+        cmdline: String,
+    },
+}
+
+/// Reads an object, and collects what is wrong.
+struct Reader {
+    spec: VmiSpec,
+    errors: Vec<String>,
+}
+
+impl VmiMachine {
+    /// Reads what an object describes.
+    ///
+    /// # Errors
+    /// Everything of it that is against the rules, or that this node cannot do.
+    pub(super) fn of(vmi: Vmi) -> Result<Self, VmiError> {
+        let mut spec = vmi.spec;
+        spec.apply_defaults(&ClusterDefaults::default());
+        let causes = spec.validate(&rules(&spec), &FieldPath::new(SPEC));
+        let errors = causes.iter().map(ToString::to_string).collect();
+        let mut reader = Reader { spec, errors };
+        reader.refuse();
+        let disks = reader.disks();
+        let machine = Self {
+            name: vmi.metadata.name,
+            namespace: vmi.metadata.namespace,
+            vcpus: reader.vcpus(),
+            memory: reader.memory(),
+            uuid: reader.uuid(),
+            identity: reader.identity(),
+            boot: reader.boot(&disks),
+            disks,
+            macs: reader.macs(),
+            starts_paused: reader.spec.start_strategy.as_deref() == Some("Paused"),
+        };
+        match reader.errors.is_empty() {
+            true => Ok(machine),
+            false => {
+                reader.errors.truncate(MAX_REASONS);
+                Err(VmiError::Refused(reader.errors))
+            }
+        }
+    }
+}
+
+/// The webhooks' rules, without those that the cluster's administrator decides about.
+fn rules(spec: &VmiSpec) -> ClusterConfig {
+    let mut rules = ClusterConfig::default();
+    rules.machine_types = vec!["*".to_owned()];
+    let cpu = spec.domain.cpu.as_ref();
+    rules.cpu_models = cpu.and_then(|cpu| cpu.model.clone()).into_iter().collect();
+    rules.live_update = true;
+    rules
+}
+
+impl Reader {
+    fn wrong(&mut self, path: &str, problem: impl std::fmt::Display) {
+        if self.errors.len() < MAX_REASONS {
+            self.errors.push(format!("{SPEC}.{path} {problem}"));
+        }
+    }
+
+    /// Refuses what would change how the machine behaves, and is not done here.
+    fn refuse(&mut self) {
+        let domain = &self.spec.domain;
+        let memory = domain.memory.as_ref();
+        let cpu = domain.cpu.as_ref();
+        let given = [
+            (
+                !domain.devices.filesystems.is_empty(),
+                "domain.devices.filesystems",
+            ),
+            (
+                memory.is_some_and(|memory| memory.hugepages.is_some()),
+                "domain.memory.hugepages",
+            ),
+            (
+                cpu.is_some_and(|cpu| cpu.dedicated_cpu_placement == Some(true)),
+                "domain.cpu.dedicatedCpuPlacement",
+            ),
+        ];
+        for (is_given, path) in given {
+            if is_given {
+                self.wrong(path, "is not supported by this node yet: remove it");
+            }
+        }
+    }
+
+    fn vcpus(&mut self) -> u8 {
+        let cpu = self.spec.domain.cpu.clone().unwrap_or_default();
+        let count = cpu.vcpus();
+        u8::try_from(count).unwrap_or_else(|_| {
+            let problem = format!("asks for {count} vCPUs, but a machine has at most 255");
+            self.wrong("domain.cpu", problem);
+            1
+        })
+    }
+
+    fn memory(&mut self) -> u64 {
+        let memory = self.spec.domain.memory.as_ref();
+        let guest = memory.and_then(|memory| memory.guest.as_ref());
+        let bytes = guest.and_then(Quantity::bytes).unwrap_or(0);
+        match bytes - bytes % MEMORY_UNIT {
+            0 => {
+                self.wrong("domain.memory.guest", "must be at least 1Mi");
+                MEMORY_UNIT
+            }
+            bytes => bytes,
+        }
+    }
+
+    fn firmware(&self) -> Firmware {
+        self.spec.domain.firmware.clone().unwrap_or_default()
+    }
+
+    fn uuid(&mut self) -> Option<[u8; 16]> {
+        let text = self.firmware().uuid.filter(|text| !text.is_empty())?;
+        let uuid = parse_uuid(&text);
+        if uuid.is_none() {
+            self.wrong("domain.firmware.uuid", "is not a UUID");
+        }
+        uuid
+    }
+
+    fn identity(&self) -> MachineIdentity {
+        let chassis = self.spec.domain.chassis.clone().unwrap_or_default();
+        MachineIdentity {
+            serial: self.firmware().serial,
+            chassis_manufacturer: chassis.manufacturer,
+            chassis_version: chassis.version,
+            chassis_serial: chassis.serial,
+            chassis_asset_tag: chassis.asset,
+            chassis_sku: chassis.sku,
+        }
+    }
+
+    fn disks(&mut self) -> Vec<VmiDisk> {
+        let listed = self.spec.domain.devices.disks.clone();
+        if listed.len() > BootMachine::MAX_DISKS {
+            let most = BootMachine::MAX_DISKS;
+            let problem = format!(
+                "has {} disks, but a machine has at most {most}",
+                listed.len()
+            );
+            self.wrong("domain.devices.disks", problem);
+            return Vec::new();
+        }
+        let volumes = self.spec.volumes.clone();
+        // The container's image is the first one, whatever disk shows it.
+        let image = volumes
+            .iter()
+            .find(|volume| volume.container_disk.is_some())
+            .map(|volume| volume.name.clone());
+        let mut disks: Vec<VmiDisk> = Vec::new();
+        let mut serials = BTreeSet::new();
+        for (index, disk) in listed.iter().enumerate() {
+            let found = volumes
+                .iter()
+                .enumerate()
+                .find(|(_, volume)| volume.name == disk.name);
+            // What names no volume was refused by the rules.
+            let Some((number, volume)) = found else {
+                continue;
+            };
+            let path = format!("volumes[{number}]");
+            let Some(source) = self.source(&path, volume, image.as_deref()) else {
+                continue;
+            };
+            let is_claimed_read_only = volume
+                .persistent_volume_claim
+                .as_ref()
+                .is_some_and(|claim| claim.read_only == Some(true));
+            let made = matches!(source, DiskSource::Files(_) | DiskSource::Seed(_));
+            let serial = self.serial(index, disk, &mut serials);
+            disks.push(VmiDisk {
+                path: format!("{SPEC}.{path}"),
+                name: volume.name.clone(),
+                serial,
+                is_read_only: disk.is_read_only() || is_claimed_read_only || made,
+                source,
+            });
+        }
+        disks
+    }
+
+    /// Returns the serial number of a disk: its own, or the beginning of its name.
+    fn serial(&mut self, index: usize, disk: &Disk, taken: &mut BTreeSet<String>) -> String {
+        let given = disk.serial.as_deref().filter(|serial| !serial.is_empty());
+        let wanted: String = given
+            .unwrap_or(&disk.name)
+            .chars()
+            .take(MAX_SERIAL)
+            .collect();
+        if taken.insert(wanted.clone()) {
+            return wanted;
+        }
+        if given.is_some() {
+            let path = format!("domain.devices.disks[{index}].serial");
+            let problem = format!("begins with the {MAX_SERIAL} characters of another disk's");
+            self.wrong(&path, problem);
+        }
+        let serial = format!("disk{index}");
+        taken.insert(serial.clone());
+        serial
+    }
+
+    fn source(&mut self, path: &str, volume: &Volume, image: Option<&str>) -> Option<DiskSource> {
+        if let Some(disk) = &volume.container_disk {
+            let inner = disk.path.as_deref().filter(|inner| !inner.is_empty());
+            if inner.is_some_and(|inner| !is_in_disk_directory(inner)) {
+                let problem = "must be a file in /disk, where this node looks for it";
+                self.wrong(&format!("{path}.containerDisk.path"), problem);
+            }
+            return Some(match image == Some(volume.name.as_str()) {
+                true => DiskSource::Image,
+                false => DiskSource::ImageVolume,
+            });
+        }
+        if volume.persistent_volume_claim.is_some() || volume.data_volume.is_some() {
+            return Some(DiskSource::Claim);
+        }
+        if volume.ephemeral.is_some() {
+            return Some(DiskSource::Ephemeral);
+        }
+        if let Some(disk) = &volume.empty_disk {
+            let bytes = disk.capacity.as_ref().and_then(Quantity::bytes);
+            return Some(DiskSource::Empty(bytes.unwrap_or(0)));
+        }
+        if let Some(data) = &volume.cloud_init_no_cloud {
+            return Some(self.seed(path, "cloudInitNoCloud", Form::NoCloud, data));
+        }
+        if let Some(data) = &volume.cloud_init_config_drive {
+            return Some(self.seed(path, "cloudInitConfigDrive", Form::ConfigDrive, data));
+        }
+        let label = if let Some(source) = &volume.config_map {
+            &source.volume_label
+        } else if let Some(source) = &volume.secret {
+            &source.volume_label
+        } else if let Some(source) = &volume.downward_api {
+            &source.volume_label
+        } else if volume.service_account.is_some() {
+            &None
+        } else {
+            // The rules refuse volumes without a source, and those of kinds that there are not.
+            self.wrong(path, "has no source that this node knows");
+            return None;
+        };
+        let label = label.clone().filter(|label| !label.is_empty());
+        Some(DiskSource::Files(
+            label.unwrap_or_else(|| FILES_LABEL.to_owned()),
+        ))
+    }
+
+    fn seed(&mut self, path: &str, kind: &str, form: Form, data: &CloudInit) -> DiskSource {
+        let path = format!("{path}.{kind}");
+        let user_data = self.text(
+            &format!("{path}.userDataBase64"),
+            data.secret_ref.is_some(),
+            data.user_data.as_deref(),
+            data.user_data_base64.as_deref(),
+        );
+        let network_data = self.text(
+            &format!("{path}.networkDataBase64"),
+            data.network_data_secret_ref.is_some(),
+            data.network_data.as_deref(),
+            data.network_data_base64.as_deref(),
+        );
+        let credentials = self.spec.access_credentials.iter().enumerate();
+        let credentials = credentials.filter(|(_, credential)| is_told(credential, form));
+        DiskSource::Seed(VmiSeed {
+            form,
+            user_data,
+            network_data,
+            credentials: credentials.map(|(index, _)| index).collect(),
+        })
+    }
+
+    fn text(
+        &mut self,
+        path: &str,
+        is_secret: bool,
+        plain: Option<&str>,
+        base64: Option<&str>,
+    ) -> SeedText {
+        if is_secret {
+            return SeedText::Secret;
+        }
+        if let Some(plain) = plain.filter(|text| !text.is_empty()) {
+            return SeedText::Inline(plain.as_bytes().to_vec());
+        }
+        let Some(base64) = base64.filter(|text| !text.is_empty()) else {
+            return SeedText::None;
+        };
+        let symbols: String = base64.split_ascii_whitespace().collect();
+        match STANDARD.decode(symbols) {
+            Ok(bytes) => SeedText::Inline(bytes),
+            Err(_) => {
+                self.wrong(path, "is not base64");
+                SeedText::None
+            }
+        }
+    }
+
+    fn boot(&mut self, disks: &[VmiDisk]) -> VmiBoot {
+        if let Some(boot) = self.firmware().kernel_boot {
+            return self.kernel(boot);
+        }
+        let ordered = self.spec.domain.devices.disks.iter();
+        let first = ordered
+            .filter_map(|disk| Some((disk.boot_order?, &disk.name)))
+            .min()
+            .map(|(_, name)| name);
+        let found = match first {
+            Some(name) => disks.iter().find(|disk| disk.name == *name),
+            None => disks.iter().find(|disk| disk.may_have_a_system()),
+        };
+        match found {
+            Some(disk) => VmiBoot::Disk(disk.serial.clone()),
+            None => {
+                let problem = "has no disk to boot from: add a containerDisk or a claim with an \
+                               operating system, or a kernelBoot";
+                self.wrong("domain.devices.disks", problem);
+                VmiBoot::Disk(String::new())
+            }
+        }
+    }
+
+    fn kernel(&mut self, boot: KernelBoot) -> VmiBoot {
+        let path = |path: Option<String>| path.filter(|path| !path.is_empty());
+        let container = boot.container.unwrap_or_default();
+        let kernel = path(container.kernel_path).unwrap_or_else(|| {
+            let problem = "is missing: an initramfs alone boots nothing";
+            self.wrong("domain.firmware.kernelBoot.container.kernelPath", problem);
+            String::new()
+        });
+        VmiBoot::Kernel {
+            kernel,
+            initrd: path(container.initrd_path),
+            cmdline: boot.kernel_args.unwrap_or_default(),
+        }
+    }
+
+    /// The pod's interfaces are `eth0` for its own network, and `net1`, `net2` … for the others
+    /// (Multus).
+    fn macs(&mut self) -> BTreeMap<String, [u8; 6]> {
+        let mut names = BTreeMap::new();
+        let mut others = 0;
+        for network in &self.spec.networks {
+            let multus = network.multus.as_ref();
+            let is_other = multus.is_some_and(|multus| multus.default != Some(true));
+            let name = match is_other {
+                true => {
+                    others += 1;
+                    format!("net{others}")
+                }
+                false => FIRST_INTERFACE.to_owned(),
+            };
+            names.insert(network.name.clone(), name);
+        }
+        let mut macs = BTreeMap::new();
+        let interfaces = self.spec.domain.devices.interfaces.clone();
+        for (index, interface) in interfaces.iter().enumerate() {
+            let given = interface.mac_address.as_deref();
+            let Some(text) = given.filter(|text| !text.is_empty()) else {
+                continue;
+            };
+            let name = names.get(&interface.name);
+            match (parse_mac(text), name) {
+                (Some(mac), Some(name)) => {
+                    macs.insert(name.clone(), mac);
+                }
+                (None, _) => {
+                    let path = format!("domain.devices.interfaces[{index}].macAddress");
+                    self.wrong(&path, "is not the address of one card: write 02:…");
+                }
+                (Some(_), None) => {}
+            }
+        }
+        macs
+    }
+}
+
+impl VmiDisk {
+    fn may_have_a_system(&self) -> bool {
+        matches!(
+            self.source,
+            DiskSource::Image | DiskSource::ImageVolume | DiskSource::Claim | DiskSource::Ephemeral
+        )
+    }
+}
+
+/// Whether keys reach the guest by cloud-init in this form.
+fn is_told(credential: &AccessCredential, form: Form) -> bool {
+    let Some(key) = &credential.ssh_public_key else {
+        return false;
+    };
+    match form {
+        Form::NoCloud => key.propagation_method.no_cloud.is_some(),
+        Form::ConfigDrive => key.propagation_method.config_drive.is_some(),
+    }
+}
+
+fn is_in_disk_directory(path: &str) -> bool {
+    let name = path.strip_prefix("/disk/");
+    name.is_some_and(|name| !name.is_empty() && !name.contains('/'))
+}
+
+/// Reads a hardware address of one card, with colons or hyphens.
+fn parse_mac(text: &str) -> Option<[u8; 6]> {
+    let mut mac = [0; 6];
+    let mut parts = text.split([':', '-']);
+    for byte in &mut mac {
+        let part = parts.next().filter(|part| part.len() == 2)?;
+        *byte = u8::from_str_radix(part, 16).ok()?;
+    }
+    let is_of_one = mac[0] & 1 == 0 && mac != [0; 6];
+    (parts.next().is_none() && is_of_one).then_some(mac)
+}

@@ -1,0 +1,216 @@
+//! Pods of VirtualMachineInstances, over the Container Runtime Interface: a pod as the cluster's
+//! controller makes it, with the small system in its container disk.
+
+mod support;
+
+use std::fs;
+use std::io::Write as _;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use k8s_cri::v1::*;
+use podvisor_cri::sandbox::{SandboxClient, StdioFds};
+use serde_json::json;
+use support::cri::{Daemon, PodClient};
+use support::host::sandboxes;
+use support::pod::log_text;
+use support::{PATIENCE, Root};
+
+/// The bridge that this test creates.
+const BRIDGE: &str = "br-vmi";
+
+const UUID: &str = "5d307ca9-b3ef-428c-8861-06e72d69f223";
+
+/// The object, as the controller writes it.
+fn instance() -> String {
+    let disks = json!([
+        {"name": "root", "disk": {"bus": "virtio"}},
+        {"name": "seed", "disk": {"bus": "virtio"}},
+        {"name": "scratch", "disk": {"bus": "virtio"}, "serial": "SCRATCH-1"},
+    ]);
+    json!({
+        "metadata": {"name": "web", "namespace": "tenant", "uid": "7c0e"},
+        "spec": {
+            "domain": {
+                "cpu": {"cores": 1},
+                "memory": {"guest": "224Mi"},
+                "firmware": {"uuid": UUID, "serial": "SN-1"},
+                "devices": {
+                    "disks": disks,
+                    "interfaces": [
+                        {"name": "default", "bridge": {}, "macAddress": "02:00:00:00:00:aa"},
+                    ],
+                },
+            },
+            "networks": [{"name": "default", "pod": {}}],
+            "volumes": [
+                {"name": "root", "containerDisk": {"image": "small"}},
+                {"name": "seed", "cloudInitNoCloud": {"userData": "#cloud-config\nx: told\n"}},
+                {"name": "scratch", "emptyDisk": {"capacity": "8Mi"}},
+            ],
+        },
+    })
+    .to_string()
+}
+
+fn pod_config(daemon: &Daemon) -> PodSandboxConfig {
+    PodSandboxConfig {
+        metadata: Some(PodSandboxMetadata {
+            name: "virt-launcher-web".to_owned(),
+            uid: "uid-web".to_owned(),
+            namespace: "tenant".to_owned(),
+            attempt: 0,
+        }),
+        hostname: "web".to_owned(),
+        log_directory: daemon.path("logs").to_str().unwrap().to_owned(),
+        annotations: [("podvisor.io/vmi".to_owned(), instance())].into(),
+        ..PodSandboxConfig::default()
+    }
+}
+
+/// What the kubelet makes of the controller's container.
+fn container(daemon: &Daemon) -> ContainerConfig {
+    let mount = |path: &str, host: &Path| Mount {
+        container_path: path.to_owned(),
+        host_path: host.display().to_string(),
+        ..Mount::default()
+    };
+    let empty = daemon.path("pods/volumes/kubernetes.io~empty-dir/scratch");
+    fs::create_dir_all(&empty).unwrap();
+    let hosts = daemon.path("pods/etc-hosts");
+    fs::write(&hosts, "127.0.0.1 localhost").unwrap();
+    let security = LinuxContainerSecurityContext {
+        run_as_user: Some(Int64Value { value: 107 }),
+        no_new_privs: true,
+        capabilities: Some(Capability {
+            drop_capabilities: vec!["ALL".to_owned()],
+            ..Capability::default()
+        }),
+        ..LinuxContainerSecurityContext::default()
+    };
+    ContainerConfig {
+        metadata: Some(ContainerMetadata {
+            name: "compute".to_owned(),
+            attempt: 0,
+        }),
+        image: Some(ImageSpec {
+            image: "small".to_owned(),
+            ..ImageSpec::default()
+        }),
+        envs: vec![KeyValue {
+            key: "KUBERNETES_PORT".to_owned(),
+            value: "tcp://10.96.0.1:443".to_owned(),
+        }],
+        mounts: vec![
+            mount("/etc/hosts", &hosts),
+            mount("/podvisor/volumes/scratch", &empty),
+        ],
+        log_path: "compute/0.log".to_owned(),
+        linux: Some(LinuxContainerConfig {
+            security_context: Some(security),
+            ..LinuxContainerConfig::default()
+        }),
+        ..ContainerConfig::default()
+    }
+}
+
+struct Guest {
+    daemon: Daemon,
+    client: PodClient,
+    id: String,
+}
+
+impl Guest {
+    async fn boot() -> Self {
+        let daemon = Daemon::new(&[], None);
+        daemon.add_network(BRIDGE, &["10.97.0.0/24"]);
+        let small = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/small/small.raw");
+        let tree = daemon.path("tree");
+        fs::create_dir_all(tree.join("disk")).unwrap();
+        fs::copy(&small, tree.join("disk/small.raw"))
+            .unwrap_or_else(|error| panic!("{}: {error}: `cargo xtask small`", small.display()));
+        let root = daemon.path("root").display().to_string();
+        let tree = tree.display().to_string();
+        let imported = Root::default().output(&["--root", &root, "import", "-q", &tree, "small"]);
+        assert_eq!(imported.code, Some(0), "{imported:?}");
+        let mut runtime = daemon.runtime().await;
+        let request = RunPodSandboxRequest {
+            config: Some(pod_config(&daemon)),
+            runtime_handler: "podvisor-vm".to_owned(),
+        };
+        let pod = runtime.run_pod_sandbox(request).await.unwrap();
+        let pod = pod.into_inner().pod_sandbox_id;
+        let mut client = PodClient::new(runtime, pod);
+        let id = client
+            .create(client.create_request(container(&daemon), None))
+            .await;
+        client.start(&id).await.unwrap();
+        Self { daemon, client, id }
+    }
+
+    fn log(&self) -> String {
+        log_text(&self.daemon.path("logs/compute/0.log"))
+    }
+
+    async fn says(&self, text: &str) {
+        let begin = Instant::now();
+        while !self.log().contains(text) {
+            let log = self.log();
+            assert!(begin.elapsed() < PATIENCE, "{text:?} never came:\n{log}");
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    }
+
+    /// Attaches to the console, types a line, and waits for a part of what comes.
+    async fn answers(&self, line: &str, expected: &[&str]) {
+        let dir: String = self.client.pod.chars().take(24).collect();
+        let sandbox = SandboxClient::connect(&self.daemon.path("run/sb").join(dir)).await;
+        let (stdin, mut typing) = std::io::pipe().unwrap();
+        let stdio = StdioFds {
+            stdin: Some(stdin.into()),
+            ..StdioFds::default()
+        };
+        sandbox.unwrap().attach(&self.id, stdio).await.unwrap();
+        typing.write_all(format!("{line}\n").as_bytes()).unwrap();
+        for part in expected {
+            self.says(part).await;
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn guest_of_an_instance_is_what_the_object_says() {
+    let mut guest = Guest::boot().await;
+    guest.says("small: ready").await;
+    let log = guest.log();
+    for part in ["1 CPUs, boot 1", "small: seed CIDATA: meta-data user-data"] {
+        assert!(log.contains(part), "{part}: {log}");
+    }
+    let look = "cat /run/seed/user-data /run/seed/meta-data";
+    guest.answers(look, &["x: told", "web.tenant"]).await;
+    let look = "cat /sys/class/dmi/id/product_uuid /sys/class/dmi/id/product_serial";
+    guest.answers(look, &[UUID, "SN-1"]).await;
+    let look = "cat /sys/block/vdc/serial; echo $(cat /sys/block/vdc/size) sectors";
+    guest.answers(look, &["SCRATCH-1", "16384 sectors"]).await;
+    let look = "ip addr show eth0; echo $((6 * 7)) looked";
+    let card = ["02:00:00:00:00:aa", "inet 10.97.0.", "42 looked"];
+    guest.answers(look, &card).await;
+
+    let request = PodSandboxStatsRequest {
+        pod_sandbox_id: guest.client.pod.clone(),
+    };
+    let stats = guest.client.runtime.pod_sandbox_stats(request).await;
+    assert!(stats.unwrap().into_inner().stats.unwrap().linux.is_some());
+    let request = StopContainerRequest {
+        container_id: guest.id.clone(),
+        timeout: 300,
+    };
+    guest.client.runtime.stop_container(request).await.unwrap();
+    let status = guest.client.status(&guest.id).await;
+    assert_eq!((status.exit_code, status.reason.as_str()), (0, "Completed"));
+    let pod_sandbox_id = guest.client.pod.clone();
+    let request = RemovePodSandboxRequest { pod_sandbox_id };
+    let removed = guest.client.runtime.remove_pod_sandbox(request).await;
+    removed.unwrap();
+    assert_eq!(sandboxes(), Vec::<u32>::new());
+}

@@ -1,0 +1,112 @@
+//! `cargo xtask cluster`: builds a real Kubernetes API server and its etcd, and on request the
+//! rest of a cluster's programs, into `target/cluster/bin`, from the modules of `xtask/cluster`.
+
+use std::path::PathBuf;
+use std::thread::JoinHandle;
+
+use anyhow::Result;
+
+use crate::go::{self, Modules, Output, Program, program};
+use crate::paths;
+
+/// The module from which Kubernetes' programs are built.
+const KUBERNETES: &str = "k8s.io/kubernetes";
+
+/// The environment variable by which tests learn the directory of the programs.
+pub(crate) const VARIABLE: &str = "PODVISOR_CLUSTER_BIN";
+
+const MODULES: Modules = Modules {
+    directory: "xtask/cluster",
+    results: "cluster",
+    recipe: "1",
+    linker_flags: |go_mod| Ok(linker_flags(go::required(go_mod, KUBERNETES)?)),
+};
+
+/// What objects, admission, API and controllers are tested with.
+const API_SERVER: &[Program] = &[
+    program("etcd", "go.etcd.io/etcd/server/v3"),
+    program("kube-apiserver", "k8s.io/kubernetes/cmd/kube-apiserver"),
+];
+
+/// What else a cluster of one node needs.
+const OTHERS: &[Program] = &[
+    program("kube-scheduler", "k8s.io/kubernetes/cmd/kube-scheduler"),
+    program(
+        "kube-controller-manager",
+        "k8s.io/kubernetes/cmd/kube-controller-manager",
+    ),
+    program("kubelet", "k8s.io/kubernetes/cmd/kubelet"),
+    program("kubectl", "k8s.io/kubernetes/cmd/kubectl"),
+];
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Build the scheduler, the controller manager, the kubelet and kubectl, too
+    #[arg(long)]
+    all: bool,
+}
+
+pub(crate) fn command(args: &Args) -> Result<()> {
+    let others = if args.all { OTHERS } else { &[] };
+    for name in MODULES.build(&[API_SERVER, others], Output::Shown)? {
+        println!("{}", paths::display(&name));
+    }
+    Ok(())
+}
+
+/// Returns `target/cluster/bin`, with etcd and kube-apiserver in it.
+pub(crate) fn ensure() -> Result<PathBuf> {
+    MODULES.build(&[API_SERVER], Output::Shown)?;
+    Ok(MODULES.bin())
+}
+
+/// Like [`ensure`], on a thread of its own and without a progress line.
+pub(crate) fn ensure_in_background() -> JoinHandle<Result<PathBuf>> {
+    std::thread::spawn(|| {
+        MODULES.build(&[API_SERVER], Output::Silent)?;
+        Ok(MODULES.bin())
+    })
+}
+
+/// Kubernetes' programs print their version, and compare it with those of others.
+fn linker_flags(version: &str) -> String {
+    let mut parts = version.trim_start_matches('v').split('.');
+    let (major, minor) = (parts.next().unwrap_or("0"), parts.next().unwrap_or("0"));
+    let value =
+        |name: &str, value: &str| format!(" -X k8s.io/component-base/version.{name}={value}");
+    format!(
+        "-s -w{}{}{}",
+        value("gitVersion", version),
+        value("gitMajor", major),
+        value("gitMinor", minor)
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    #[test]
+    fn every_program_is_a_tool_of_the_list_of_modules() {
+        let go_mod = fs::read_to_string(paths::root().join("xtask/cluster/go.mod")).unwrap();
+        let version = go::required(&go_mod, KUBERNETES).unwrap();
+        assert!(version.starts_with("v1."), "{version}");
+        for program in API_SERVER.iter().chain(OTHERS) {
+            assert!(
+                go_mod.lines().any(|line| line.trim() == program.package),
+                "{}",
+                program.package
+            );
+        }
+    }
+
+    #[test]
+    fn programs_are_given_their_version() {
+        let flags = linker_flags("v1.36.3");
+        for flag in ["gitVersion=v1.36.3", "gitMajor=1", "gitMinor=36"] {
+            assert!(flags.contains(&format!("version.{flag}")), "{flags}");
+        }
+    }
+}
