@@ -18,6 +18,7 @@ pub mod console;
 pub mod dhcp;
 pub mod driver;
 pub mod fs;
+pub mod guest_agent;
 pub mod images_documents;
 pub mod images_layers;
 pub mod images_qcow2;

@@ -8,8 +8,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use k8s_cri::v1::image_service_server::ImageServiceServer;
-use k8s_cri::v1::runtime_service_server::RuntimeServiceServer;
+use podvisor_cri_messages::{ImageServiceServer, RuntimeServiceServer};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::oneshot;
 use tokio_stream::StreamExt as _;
@@ -23,7 +22,6 @@ use super::error::CriError;
 use super::health;
 use super::host_runtime::{HostRuntime, WithHost, forward_events};
 use super::images::Images;
-use super::newer::Newer;
 use super::node::Node;
 use super::runtime::Runtime;
 use super::streams::Streams;
@@ -105,7 +103,6 @@ pub(crate) async fn serve(
     ready();
     let runtime = RuntimeServiceServer::new(Runtime::new(Arc::clone(&node), Arc::new(streaming)))
         .max_decoding_message_size(MESSAGE_BYTES);
-    let runtime = Newer::new(runtime, Arc::clone(&node), MESSAGE_BYTES);
     let runtime = WithHost::new(runtime, Arc::clone(&node), host.clone(), MESSAGE_BYTES);
     let images = ImageServiceServer::new(Images::new(Arc::clone(&node)))
         .max_decoding_message_size(MESSAGE_BYTES);

@@ -3,7 +3,7 @@
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
 
-use k8s_cri::v1::PodSandboxMetadata;
+use podvisor_cri_messages::PodSandboxMetadata;
 use tokio::sync::watch;
 
 use super::lock;

@@ -37,7 +37,7 @@ mod vmi;
 
 use std::collections::HashMap;
 
-use k8s_cri::v1::PodSandboxConfig;
+use podvisor_cri_messages::PodSandboxConfig;
 use podvisor_network::guest::GuestNetwork;
 
 use super::error::{CriError, Result};
