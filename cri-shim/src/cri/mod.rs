@@ -27,6 +27,7 @@ mod metrics;
 mod mounted;
 mod newer;
 mod node;
+mod node_api;
 mod owner;
 mod pods;
 mod resolver;
