@@ -8,6 +8,7 @@ use std::hint::black_box;
 use std::sync::Arc;
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
+use podvisor_devices::WriteLog;
 use podvisor_devices::rng::RngDevice;
 use podvisor_devices::testing::{CountingInterrupt, DirectLink, DriverQueue, memory};
 use podvisor_devices::virtio::VirtioDevice;
@@ -57,6 +58,7 @@ fn registers(c: &mut Criterion) {
         link: Arc::new(DirectLink::new(Box::new(device), irq.clone())),
         mem: memory(MEMORY),
         kicks: vec![Arc::new(eventfd())],
+        writes: WriteLog::default(),
     };
     let mut transport = MmioTransport::new(parts, irq);
     let mut group = c.benchmark_group("mmio");

@@ -12,7 +12,10 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-use k8s_openapi::{ByteString, api::core::v1::Secret};
+use k8s_openapi::{
+    ByteString,
+    api::core::v1::{ConfigMap, Secret},
+};
 use kube::{
     Api, Client,
     api::{ObjectMeta, Patch, PatchParams, PostParams},
@@ -24,15 +27,19 @@ use rcgen::{
 };
 use serde_json::{Value, json};
 use tokio_rustls::rustls::{
-    self, ServerConfig,
+    self, ServerConfig, SignatureScheme,
+    client::ResolvesClientCert,
     crypto::CryptoProvider,
     pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer},
     server::{ClientHello, ResolvesServerCert, danger::ClientCertVerifier},
     sign::CertifiedKey,
 };
 
-/// The Secret that holds the authority.
+/// The Secret that holds the authority, and the ConfigMap with its certificates.
 pub(crate) const SECRET: &str = "podvisor-cluster-authority";
+
+/// The key of the certificates in both.
+pub(crate) const BUNDLE: &str = "ca.crt";
 
 /// How long an authority lives, and how long before its end the next one is made.
 const AUTHORITY_LIFE: Duration = Duration::from_secs(365 * 24 * 3600);
@@ -92,14 +99,28 @@ pub(crate) enum CertificateError {
 pub(crate) enum Publish {
     /// The webhook configurations of this name.
     Webhooks(&'static str),
-    /// The APIServices of these names.
+    /// The APIServices of these names, and the nodes, by a ConfigMap.
     ApiServices(&'static [&'static str]),
+}
+
+impl Publish {
+    /// What the certificate is for.
+    fn usages(self) -> Vec<ExtendedKeyUsagePurpose> {
+        match self {
+            Self::Webhooks(_) => vec![ExtendedKeyUsagePurpose::ServerAuth],
+            Self::ApiServices(_) => vec![
+                ExtendedKeyUsagePurpose::ServerAuth,
+                ExtendedKeyUsagePurpose::ClientAuth,
+            ],
+        }
+    }
 }
 
 /// Certificates of one server, which are replaced while it runs.
 pub(crate) struct Certificates {
     client: Client,
     namespace: String,
+    service: String,
     names: Vec<String>,
     publish: Publish,
     current: Arc<Current>,
@@ -120,6 +141,16 @@ struct Current(RwLock<Option<Arc<CertifiedKey>>>);
 impl ResolvesServerCert for Current {
     fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
         self.0.read().ok()?.clone()
+    }
+}
+
+impl ResolvesClientCert for Current {
+    fn resolve(&self, _: &[&[u8]], _: &[SignatureScheme]) -> Option<Arc<CertifiedKey>> {
+        self.0.read().ok()?.clone()
+    }
+
+    fn has_certs(&self) -> bool {
+        true
     }
 }
 
@@ -148,6 +179,7 @@ impl Certificates {
         let certificates = Self {
             client,
             namespace: namespace.to_owned(),
+            service: service.to_owned(),
             names: names.to_vec(),
             publish,
             current: Arc::new(Current(RwLock::new(None))),
@@ -172,6 +204,11 @@ impl Certificates {
         Ok(config)
     }
 
+    /// What connections to others show.
+    pub(crate) fn for_clients(&self) -> Arc<dyn ResolvesClientCert> {
+        Arc::clone(&self.current) as _
+    }
+
     /// Replaces the certificate for ever; a failure is logged and tried again.
     pub(crate) async fn keep_fresh(self) {
         let mut timer = tokio::time::interval(RENEW_EVERY);
@@ -191,7 +228,12 @@ impl Certificates {
     async fn renew(&self) -> Result<(), CertificateError> {
         let authority = self.authority().await?;
         self.publish(&authority.bundle).await?;
-        let key = issue(&authority, &self.names)?;
+        let key = issue(
+            &authority,
+            &self.service,
+            &self.names,
+            self.publish.usages(),
+        )?;
         if let Ok(mut current) = self.current.0.write() {
             *current = Some(Arc::new(key));
         }
@@ -251,7 +293,7 @@ impl Certificates {
         let key = KeyPair::from_pem(&text("tls.key")?).map_err(|_| damaged("tls.key"))?;
         Ok(Authority {
             key,
-            bundle: text("ca.crt")?,
+            bundle: text(BUNDLE)?,
         })
     }
 
@@ -277,9 +319,24 @@ impl Certificates {
                     )
                     .await?;
                 }
+                self.publish_to_nodes(bundle).await?;
             }
         }
         Ok(())
+    }
+
+    /// Nodes trust who shows a certificate of the authority: they may read the bundle, and not the
+    /// Secret.
+    async fn publish_to_nodes(&self, bundle: &str) -> Result<(), CertificateError> {
+        let api: Api<ConfigMap> = Api::namespaced(self.client.clone(), &self.namespace);
+        let patch = Patch::Merge(json!({ "data": { BUNDLE: bundle } }));
+        let patched = api.patch(SECRET, &PatchParams::default(), &patch).await;
+        patched
+            .map(drop)
+            .map_err(|source| CertificateError::Publish {
+                target: format!("ConfigMap/{SECRET}"),
+                source,
+            })
     }
 
     async fn publish_in(
@@ -358,7 +415,7 @@ fn new_secret(found: Option<&Secret>, old: Option<&str>) -> Result<Secret, Certi
     let data = [
         ("tls.key", key.serialize_pem()),
         ("tls.crt", certificate.pem()),
-        ("ca.crt", bundle),
+        (BUNDLE, bundle),
     ];
     Ok(Secret {
         metadata: ObjectMeta {
@@ -405,12 +462,15 @@ fn set_validity(params: &mut CertificateParams, life: Duration) {
     params.not_after = (now + life).into();
 }
 
-fn issue(authority: &Authority, names: &[String]) -> Result<CertifiedKey, CertificateError> {
+fn issue(
+    authority: &Authority,
+    service: &str,
+    names: &[String],
+    usages: Vec<ExtendedKeyUsagePurpose>,
+) -> Result<CertifiedKey, CertificateError> {
     let mut params = CertificateParams::new(names)?;
-    params
-        .distinguished_name
-        .push(DnType::CommonName, "podvisor-cluster server");
-    params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
+    params.distinguished_name.push(DnType::CommonName, service);
+    params.extended_key_usages = usages;
     params.use_authority_key_identifier_extension = true;
     set_validity(&mut params, SERVER_LIFE);
     let key = KeyPair::generate()?;

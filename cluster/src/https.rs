@@ -13,6 +13,7 @@ use tokio_rustls::{
     TlsAcceptor,
     rustls::{ServerConfig, pki_types::CertificateDer},
 };
+use x509_parser::prelude::{FromDer, X509Certificate};
 
 /// Connections beyond this wait to be accepted.
 const MAX_CONNECTIONS: usize = 512;
@@ -31,6 +32,15 @@ pub(crate) type Answer = Response<Full<Bytes>>;
 pub(crate) struct Peer {
     /// The certificates that it showed, which are verified.
     pub(crate) certificates: Vec<CertificateDer<'static>>,
+}
+
+impl Peer {
+    /// The common name of its certificate.
+    pub(crate) fn common_name(&self) -> Option<String> {
+        let (_, certificate) = X509Certificate::from_der(self.certificates.first()?).ok()?;
+        let name = certificate.subject().iter_common_name().next()?;
+        name.as_str().ok().map(str::to_owned)
+    }
 }
 
 /// Serves `handle` until `stop` is ready; then connections may end what they do.
@@ -113,6 +123,13 @@ pub(crate) async fn read_body(body: Incoming) -> Result<Bytes, Answer> {
             "the request did not arrive in time",
         )),
     }
+}
+
+/// An answer without content: done, or begun.
+pub(crate) fn accepted() -> Answer {
+    let mut answer = Response::new(Full::new(Bytes::new()));
+    *answer.status_mut() = StatusCode::ACCEPTED;
+    answer
 }
 
 /// An answer of plain text.

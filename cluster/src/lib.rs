@@ -2,11 +2,11 @@
 //!
 //! | room | what it is for |
 //! | --- | --- |
-//! | `certificates`, `https` | what both servers are reached by |
+//! | `certificates`, `https`, `status` | what all servers are reached by, and how they refuse |
 //! | `admission` | the webhooks that default and validate the objects |
 //! | `api` | the aggregated group `subresources.kubevirt.io` |
 //! | `controller` | VirtualMachine → VirtualMachineInstance → pod |
-//! | `node` | what runs beside each kubelet and reports the state of its VMs |
+//! | `node` | what runs beside each kubelet: carries out requests, reports the state of its VMs |
 //! | `manifests` | what `podvisor-cluster install` prints |
 //!
 //! Nothing in here imports the VMM, the sandbox or the CRI: a node is known by its gRPC service
@@ -19,3 +19,4 @@ pub mod controller;
 mod https;
 pub mod manifests;
 pub mod node;
+mod status;

@@ -1,6 +1,10 @@
 //! The webhooks and the subresources behind a real API server, with the accounts, the roles and
 //! the policies that `podvisor-cluster install` prints.
 
+#[path = "served/instances.rs"]
+mod instances;
+#[path = "served/nodes.rs"]
+mod nodes;
 mod support;
 
 use std::sync::OnceLock;
@@ -79,6 +83,7 @@ async fn start(server: &'static support::Server) {
     let admin = server.admin();
     let kinds = [
         "Namespace",
+        "ConfigMap",
         "ServiceAccount",
         "ClusterRole",
         "ClusterRoleBinding",
@@ -411,12 +416,27 @@ async fn only_the_controller_makes_pods_that_are_vms() {
         .unwrap();
 }
 
-/// PUTs to a subresource; the answer's code.
+/// PUTs to a subresource of a VM; the answer's code.
 async fn put(client: &Client, namespace: &str, name: &str, sub: &str, body: &str) -> u16 {
-    let path = format!(
-        "/apis/{}/v1/namespaces/{namespace}/virtualmachines/{name}/{sub}",
-        api::GROUP
-    );
+    put_to(client, "virtualmachines", namespace, name, sub, body).await
+}
+
+/// The path of a subresource.
+fn path(resource: &str, namespace: &str, name: &str, sub: &str) -> String {
+    let group = api::GROUP;
+    format!("/apis/{group}/v1/namespaces/{namespace}/{resource}/{name}/{sub}")
+}
+
+/// PUTs to a subresource; the answer's code.
+async fn put_to(
+    client: &Client,
+    resource: &str,
+    namespace: &str,
+    name: &str,
+    sub: &str,
+    body: &str,
+) -> u16 {
+    let path = path(resource, namespace, name, sub);
     let request = http::Request::put(path)
         .body(body.as_bytes().to_vec())
         .unwrap();

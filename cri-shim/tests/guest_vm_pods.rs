@@ -9,11 +9,12 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use k8s_cri::v1::*;
-use podvisor_cri::sandbox::{SandboxClient, StdioFds};
+use podvisor_cri::sandbox::guest::{Program, ProgramExit};
+use podvisor_cri::sandbox::{RefusalKind, SandboxClient, StdioFds};
 use rustix::process::Signal;
 use support::cri::{Daemon, PodClient};
 use support::host::sandboxes;
-use support::pod::log_text;
+use support::pod::{eventually, log_text};
 use support::{PATIENCE, Root};
 use tonic::Code;
 
@@ -72,11 +73,86 @@ impl Node {
         }
     }
 
-    /// Attaches to the console, and types.
-    async fn types(&self, id: &str, line: &str) -> PipeWriter {
+    /// The pod's process.
+    async fn sandbox(&self) -> SandboxClient {
         let dir: String = self.client.pod.chars().take(24).collect();
         let dir = self.daemon.path("run/sb").join(dir);
-        let sandbox = SandboxClient::connect(&dir).await.unwrap();
+        SandboxClient::connect(&dir).await.unwrap()
+    }
+
+    /// Waits until the guest's agent answers.
+    async fn has_agent(&self, id: &str) {
+        let sandbox = self.sandbox().await;
+        let begin = Instant::now();
+        while let Err(error) = sandbox.ping_guest_agent(id).await {
+            assert_eq!(error.kind(), Some(RefusalKind::NoAgent), "{error}");
+            assert!(begin.elapsed() < PATIENCE, "{error}");
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    }
+
+    /// What Debian's qemu-guest-agent does in the guest.
+    async fn asks_the_agent(&mut self, vm: &str) {
+        self.has_agent(vm).await;
+        let script = "cat /etc/os-release; echo of $0 >&2; exit 3";
+        let ran = self.client.exec(vm, script, 60).await.unwrap();
+        let stdout = String::from_utf8(ran.stdout).unwrap();
+        assert!(stdout.starts_with("ID=small\n"), "{stdout}");
+        assert_eq!((ran.exit_code, ran.stderr.as_slice()), (3, &b"of sh\n"[..]));
+        // One that takes too long is killed.
+        let slow = self.client.exec(vm, "sleep 1000", 1).await.unwrap_err();
+        assert_eq!(slow.code(), Code::DeadlineExceeded, "{slow}");
+        let sandbox = self.sandbox().await;
+        let cat = Program {
+            path: "cat".to_owned(),
+            input: b"\0\xff".to_vec(),
+            ..Program::default()
+        };
+        let ran = sandbox.run_in_guest(vm, cat, PATIENCE).await.unwrap();
+        assert_eq!(
+            (ran.exit, ran.stdout.as_slice()),
+            (ProgramExit::Code(0), &b"\0\xff"[..])
+        );
+
+        let info = sandbox.guest_info(vm).await.unwrap();
+        assert_eq!(
+            (info.host_name.as_str(), info.os.id.as_str()),
+            ("machine", "small")
+        );
+        let addresses = info.interfaces.iter().flat_map(|card| &card.addresses);
+        let mut addresses = addresses.map(|it| it.address.as_str());
+        assert!(addresses.any(|it| it.starts_with("10.96.0.")), "{info:?}");
+        let root = info.file_systems.iter().find(|it| it.mount_point == "/");
+        assert_eq!(root.unwrap().kind, "ext4");
+
+        // Frozen file systems thaw by themselves.
+        let frozen = sandbox
+            .freeze_guest(vm, Duration::from_secs(2))
+            .await
+            .unwrap();
+        assert!(frozen > 0);
+        assert!(sandbox.guest_info(vm).await.unwrap().is_frozen);
+        let begin = Instant::now();
+        while sandbox.guest_info(vm).await.unwrap().is_frozen {
+            assert!(begin.elapsed() < PATIENCE);
+            tokio::time::sleep(Duration::from_millis(200)).await;
+        }
+        assert_eq!(sandbox.thaw_guest(vm).await.unwrap(), 0);
+
+        let key = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAA me@here".to_owned();
+        sandbox.add_guest_keys(vm, "root", vec![key]).await.unwrap();
+        let ran = self
+            .client
+            .exec(vm, "cat /root/.ssh/authorized_keys", 60)
+            .await
+            .unwrap();
+        assert!(ran.stdout.trim_ascii().ends_with(b"me@here"), "{ran:?}");
+        sandbox.set_guest_time(vm).await.unwrap();
+    }
+
+    /// Attaches to the console, and types.
+    async fn types(&self, id: &str, line: &str) -> PipeWriter {
+        let sandbox = self.sandbox().await;
         let (stdin, mut typing) = std::io::pipe().unwrap();
         let stdio = StdioFds {
             stdin: Some(stdin.into()),
@@ -180,23 +256,17 @@ async fn guest_with_its_own_system_lives_the_life_of_a_pod() {
         "podvisor-loader: entry",
         "2 CPUs, boot 1",
         "small: seed CIDATA: meta-data network-config user-data",
+        "small: hostname machine",
     ] {
         assert!(log.contains(part), "{part}: {log}");
     }
     assert!(log.lines().all(|line| line.starts_with("stdout ")), "{log}");
 
-    // Its address is from the pod's DHCP server; cloud-init would take its name from the disk.
-    let look = "ip -4 addr show eth0; cat /run/seed/meta-data\n";
-    let typing = node.types(&vm, look).await;
+    // Its name is from the disk, and its address from the pod's DHCP server.
+    let typing = node.types(&vm, "ip -4 addr show eth0\n").await;
     node.says(0, "inet 10.96.0.").await;
-    node.says(0, "machine.default").await;
     drop(typing);
-    let exec = node.client.exec(&vm, "true", 10).await.unwrap_err();
-    assert_eq!(exec.code(), Code::Unimplemented, "{exec}");
-    assert!(
-        exec.message().contains("without podvisor's agent"),
-        "{exec}"
-    );
+    node.asks_the_agent(&vm).await;
     let request = ContainerStatsRequest {
         container_id: vm.clone(),
     };
@@ -204,30 +274,40 @@ async fn guest_with_its_own_system_lives_the_life_of_a_pod() {
     let memory = stats.into_inner().stats.unwrap().memory.unwrap();
     assert!(memory.working_set_bytes.unwrap().value > 32 << 20);
 
-    // Nothing of this is the daemon's: the guest is reached while there is none.
+    // Nothing of this is the daemon's: the guest reboots while there is none.
     node.daemon.end(Signal::KILL);
-    let typing = node.types(&vm, "echo $((40 + 2)) typed\n").await;
-    node.says(0, "42 typed").await;
+    let typing = "touch /etc/no-agent; sync; reboot -f\n";
+    let typing = node.types(&vm, typing).await;
+    node.says(0, "boot 2").await;
     drop(typing);
     node.daemon.start();
     node.client.runtime = node.daemon.runtime().await;
     let running = i32::from(ContainerState::ContainerRunning);
     assert_eq!(node.state(&vm).await, running);
 
-    // Powered off, the container has ended, and its pod has not.
-    let _typing = node.types(&vm, "poweroff -f\n").await;
+    // An agent that is not there is an error that says how to get one, and the power button does.
+    eventually("the second boot", || {
+        node.log(0).matches("small: ready").count() == 2
+    })
+    .await;
+    let exec = node.client.exec(&vm, "true", 10).await.unwrap_err();
+    assert_eq!(exec.code(), Code::Unimplemented, "{exec}");
+    assert!(exec.message().contains("qemu-guest-agent"), "{exec}");
+    node.stop(&vm, 300).await;
     let ended = node.ended(&vm).await;
     assert_eq!((ended.exit_code, ended.reason.as_str()), (0, "Completed"));
+    assert!(node.log(0).contains("small: power button"));
 
-    // The next attempt has a disk of its own.
+    // The pod has not ended, and the next attempt has a disk of its own; it is stopped by its agent.
     node.restart().await;
     let again = node.create(1).await;
     node.says(1, "small: ready").await;
     assert!(node.log(1).contains("boot 1"));
+    node.has_agent(&again).await;
     node.stop(&again, 300).await;
     let ended = node.ended(&again).await;
     assert_eq!((ended.exit_code, ended.reason.as_str()), (0, "Completed"));
-    assert!(node.log(1).contains("small: power button"));
+    assert!(node.log(1).contains("small: shutdown"), "{}", node.log(1));
     let pod_sandbox_id = node.client.pod.clone();
     let request = RemovePodSandboxRequest { pod_sandbox_id };
     node.client

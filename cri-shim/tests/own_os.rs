@@ -64,14 +64,22 @@ async fn what_needs_an_agent_is_refused_by_what_was_asked() {
         tty: None,
         stdio: StdioFds::default(),
     };
-    let exec = sandbox.exec("c", exec).await.unwrap_err();
+    sandbox.boot_machine(machine(&pod, "vm")).await.unwrap();
+    let exec = sandbox.exec("vm", exec).await.unwrap_err();
+    let info = sandbox.guest_info("vm").await.unwrap_err();
+    let reboot = sandbox.reboot_guest("vm").await.unwrap_err();
+    let freeze = sandbox.freeze_guest("vm", Duration::from_secs(1)).await;
+    let freeze = freeze.unwrap_err();
     let grow = sandbox
         .grow(1 << 28, 0, 0, Duration::ZERO)
         .await
         .unwrap_err();
     for (error, named) in [
         (create, "create a container"),
-        (exec, "run a program"),
+        (exec, "qemu-guest-agent"),
+        (info, "qemu-guest-agent"),
+        (reboot, "reboot the guest"),
+        (freeze, "qemu-guest-agent"),
         (grow, "change the guest's memory"),
     ] {
         assert_eq!(error.kind(), Some(RefusalKind::NoAgent), "{error}");
@@ -79,14 +87,39 @@ async fn what_needs_an_agent_is_refused_by_what_was_asked() {
         assert!(said.contains(named) && said.contains("agent"), "{said}");
     }
     // It goes on.
-    assert_eq!(sandbox.list().await.unwrap(), []);
+    says(&pod, "vm", 1).await;
+    assert_eq!(info_of(&sandbox, "vm").await.state, ContainerState::Running);
+    sandbox.shutdown(Duration::ZERO).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_reset_replaces_the_machine_and_the_container_stays() {
+    let pod = Pod::default();
+    let sandbox = launch(config(&pod)).await.unwrap();
+    sandbox.boot_machine(machine(&pod, "vm")).await.unwrap();
+    for times in 1..=3 {
+        says(&pod, "vm", times).await;
+        sandbox.reset_machine("vm").await.unwrap();
+    }
+    says(&pod, "vm", 4).await;
+    assert_eq!(info_of(&sandbox, "vm").await.state, ContainerState::Running);
+    let unknown = sandbox.reset_machine("other").await.unwrap_err();
+    assert_eq!(unknown.kind(), Some(RefusalKind::NotFound));
+    attach(&sandbox, "vm").await.write_all(b"p").unwrap();
+    assert_eq!(sandbox.wait("vm", None).await.unwrap().code, 0);
+    let ended = sandbox.reset_machine("vm").await.unwrap_err();
+    assert_eq!(ended.kind(), Some(RefusalKind::WrongState));
     sandbox.shutdown(Duration::ZERO).await.unwrap();
 }
 
 /// A guest without an operating system, which says that it is ready and reads the serial port: `r`
 /// resets it, `p` powers it off, all else comes back.
 fn kernel(pod: &Pod) -> File {
-    let say = b"ready\n".iter().flat_map(|byte| [0xb0, *byte, 0xee]);
+    kernel_that_says(pod, "ready\n")
+}
+
+fn kernel_that_says(pod: &Pod, said: &str) -> File {
+    let say = said.as_bytes().iter().flat_map(|byte| [0xb0, *byte, 0xee]);
     let serial = [0x66, 0xba, 0xf8, 0x03];
     let code = serial.into_iter().chain(say).chain([
         0x66, 0xba, 0xfd, 0x03, // loop: the line status
@@ -102,7 +135,7 @@ fn kernel(pod: &Pod) -> File {
     let code: Vec<u8> = code.collect();
     bytes[24..32].copy_from_slice(&0x0100_0200_u64.to_le_bytes());
     bytes[0x200..0x200 + code.len()].copy_from_slice(&code);
-    let path = pod.path("own-kernel");
+    let path = pod.path(&format!("own-kernel-{}", said.len()));
     fs::write(&path, bytes).unwrap();
     File::open(path).unwrap()
 }
@@ -133,7 +166,7 @@ async fn attach(sandbox: &SandboxClient, id: &str) -> PipeWriter {
     typing
 }
 
-async fn info(sandbox: &SandboxClient, id: &str) -> ContainerInfo {
+async fn info_of(sandbox: &SandboxClient, id: &str) -> ContainerInfo {
     let list = sandbox.list().await.unwrap();
     list.into_iter().find(|info| info.id == id).unwrap()
 }
@@ -151,7 +184,10 @@ async fn a_reboot_stays_in_the_container_and_a_power_off_ends_it_alone() {
     typing.write_all(b"hello\nr").unwrap();
     says(&pod, "one", 2).await;
     assert!(pod.log("one").contains("stdout F hello\n"));
-    assert_eq!(info(&sandbox, "one").await.state, ContainerState::Running);
+    assert_eq!(
+        info_of(&sandbox, "one").await.state,
+        ContainerState::Running
+    );
     let stats = sandbox.stats("one").await.unwrap();
     assert!(
         stats.cpu_usage_us > 0 && stats.memory_usage_bytes > 0,
@@ -160,7 +196,7 @@ async fn a_reboot_stays_in_the_container_and_a_power_off_ends_it_alone() {
     typing.write_all(b"p").unwrap();
     let exit = sandbox.wait("one", None).await.unwrap();
     assert_eq!((exit.code, exit.of_machine), (0, false));
-    assert_eq!(info(&sandbox, "one").await.message, None);
+    assert_eq!(info_of(&sandbox, "one").await.message, None);
     // Another attempt in the same pod.
     sandbox.boot_machine(machine(&pod, "two")).await.unwrap();
     says(&pod, "two", 1).await;
@@ -187,7 +223,7 @@ async fn a_guest_that_ignores_its_stop_is_killed_when_its_time_is_over() {
     let exit = sandbox.wait("vm", None).await.unwrap();
     assert!(begin.elapsed() >= grace);
     assert_eq!(exit.code, 137);
-    let message = info(&sandbox, "vm").await.message.unwrap();
+    let message = info_of(&sandbox, "vm").await.message.unwrap();
     assert!(message.contains("killed"), "{message}");
     // The pod's own end does not wait for a guest that does not listen either.
     sandbox.boot_machine(machine(&pod, "again")).await.unwrap();
@@ -196,6 +232,40 @@ async fn a_guest_that_ignores_its_stop_is_killed_when_its_time_is_over() {
     assert_eq!(sandbox.ended().await, SandboxExit::Killed);
     let record = exit_record(&pod.dir()).unwrap();
     assert!(record.containers.iter().all(|info| info.exit.is_some()));
+}
+
+#[tokio::test]
+async fn a_loader_that_never_writes_a_line_is_ended_with_a_reason() {
+    let pod = Pod::default();
+    let sandbox = launch(config(&pod)).await.unwrap();
+    let limit = Duration::from_secs(1);
+    let boot = BootMachine {
+        loader_limit: Some(limit),
+        ..machine(&pod, "vm")
+    };
+    let begin = Instant::now();
+    sandbox.boot_machine(boot).await.unwrap();
+    let exit = sandbox.wait("vm", None).await.unwrap();
+    assert!(begin.elapsed() >= limit);
+    assert_eq!(exit.code, 1);
+    let message = info_of(&sandbox, "vm").await.message.unwrap();
+    assert!(
+        message.contains("loader wrote nothing within 1 s"),
+        "{message}"
+    );
+    // One that writes its line goes on.
+    let boot = BootMachine {
+        loader_limit: Some(limit),
+        kernel: kernel_that_says(&pod, "podvisor-loader: disk vda\n"),
+        ..machine(&pod, "again")
+    };
+    sandbox.boot_machine(boot).await.unwrap();
+    tokio::time::sleep(2 * limit).await;
+    assert_eq!(
+        info_of(&sandbox, "again").await.state,
+        ContainerState::Running
+    );
+    sandbox.shutdown(Duration::ZERO).await.unwrap();
 }
 
 #[tokio::test]
@@ -305,7 +375,10 @@ async fn a_machines_addresses_are_given_in_the_jail_while_nobody_else_is_there()
         .unwrap();
     assert!(bound.contains("bound 10.1.0.2/16 86400"), "{bound}");
     let sandbox = SandboxClient::connect(&pod.dir()).await.unwrap();
-    assert_eq!(info(&sandbox, "one").await.state, ContainerState::Running);
+    assert_eq!(
+        info_of(&sandbox, "one").await.state,
+        ContainerState::Running
+    );
     attach(&sandbox, "one").await.write_all(b"p").unwrap();
     assert_eq!(sandbox.wait("one", None).await.unwrap().code, 0);
     sandbox.shutdown(Duration::from_secs(60)).await.unwrap();

@@ -42,6 +42,7 @@ pub mod pmem;
 pub mod rng;
 pub mod virtio;
 pub mod vsock;
+mod write_log;
 
 #[cfg(test)]
 mod allocations;
@@ -51,6 +52,8 @@ mod hostile;
 mod logged;
 #[cfg(any(test, feature = "test-utils"))]
 pub mod testing;
+
+pub use write_log::WriteLog;
 
 /// Crates whose types appear in this crate's traits: implement a disk, a NIC or a device with
 /// these re-exports to get the matching versions.

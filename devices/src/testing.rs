@@ -15,12 +15,12 @@ use vm_memory::mmap::MmapRegionBuilder;
 use vm_memory::{Bytes, FileOffset, GuestAddress, GuestMemoryMmap, GuestRegionMmap};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
-use crate::GuestRam;
 use crate::virtio::transport::TransportInterrupt;
 use crate::virtio::{
     Command, Interrupt, Queue, QueueConfig, QueueResources, QueueState, VirtioDevice, Worker,
     WorkerLink,
 };
+use crate::{GuestRam, WriteLog};
 
 /// Descriptor flag: another descriptor follows (§2.7.5).
 pub const F_NEXT: u16 = 1;
@@ -291,6 +291,7 @@ pub fn queue_resources(mem: &GuestRam, irq: Arc<dyn Interrupt>) -> QueueResource
         event_idx: false,
         indirect_desc: true,
         state: QueueState::default(),
+        writes: WriteLog::default(),
     }
 }
 

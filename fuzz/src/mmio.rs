@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use arbitrary::Arbitrary;
+use podvisor_devices::WriteLog;
 use podvisor_devices::rng::RngDevice;
 use podvisor_devices::testing::{DirectLink, DriverQueue, memory};
 use podvisor_devices::virtio::transport::{MmioInterrupt, MmioTransport, TransportParts};
@@ -43,6 +44,7 @@ pub fn run(data: &[u8]) {
         link: Arc::new(link.clone()),
         mem: mem.clone(),
         kicks: vec![kick.clone()],
+        writes: WriteLog::default(),
     };
     let mut mmio = MmioTransport::new(parts, irq);
     let mut driver = DriverQueue::new(&mem, 0x1_0000, 16);

@@ -4,13 +4,13 @@
 use std::sync::{Arc, Mutex};
 
 use arbitrary::Arbitrary;
-use podvisor_devices::GuestRam;
 use podvisor_devices::pci::{MessageInterrupt, PciBus, PciFunction};
 use podvisor_devices::rng::RngDevice;
 use podvisor_devices::testing::{DirectLink, DriverQueue, memory};
 use podvisor_devices::virtio::transport::pci::{COMMON, MSIX_TABLE, NOTIFY};
 use podvisor_devices::virtio::transport::{PciInterrupt, PciTransport, TransportParts};
 use podvisor_devices::virtio::{Interrupt, Progress, VirtioDevice};
+use podvisor_devices::{GuestRam, WriteLog};
 use vm_memory::{Bytes, GuestAddress};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
@@ -80,6 +80,7 @@ fn device(mem: &GuestRam) -> Device {
         link: Arc::new(link.clone()),
         mem: mem.clone(),
         kicks: vec![kick.clone()],
+        writes: WriteLog::default(),
     };
     let function = PciTransport::new(parts, irq.clone());
     Device {

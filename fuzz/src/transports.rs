@@ -9,7 +9,6 @@ use std::path::PathBuf;
 use std::sync::{Arc, LazyLock};
 
 use arbitrary::Arbitrary;
-use podvisor_devices::GuestRam;
 use podvisor_devices::balloon::BalloonDevice;
 use podvisor_devices::blk::{BlockDevice, IoEngine, open_disk};
 use podvisor_devices::console::ConsoleDevice;
@@ -28,6 +27,7 @@ use podvisor_devices::virtio::transport::{
 };
 use podvisor_devices::virtio::{DeviceInfo, Interrupt, Progress, QueueConfig, VirtioDevice};
 use podvisor_devices::vsock::VsockDevice;
+use podvisor_devices::{GuestRam, WriteLog};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use crate::driver::{self, MAX_CALLS, MEMORY, Rings, steps};
@@ -331,6 +331,7 @@ impl Guest {
             link: Arc::new(link.clone()),
             mem: mem.clone(),
             kicks: kicks.clone(),
+            writes: WriteLog::default(),
         };
         let (front, link, irq): (_, _, Arc<dyn Interrupt>) = if bus.is_multiple_of(2) {
             let irq = Arc::new(MmioInterrupt::new(eventfd()));

@@ -5,6 +5,7 @@
 //! 0x9fc00           MP floating pointer, in the last KiB below 640 KiB
 //! 0xf0000           MP configuration table, ACPI and SMBIOS tables, where a PC has its ROM
 //! 0xff000           VM generation ID
+//! 0xffff0           reset vector of real mode
 //! 1 MiB             kernel, initramfs
 //! 3 GiB  MMIO_START windows of MMIO devices, or BARs of PCI devices
 //! 4 GiB  HIGH_RAM   memory beyond the first 3 GiB
@@ -45,6 +46,8 @@ pub(crate) const EBDA_START: u64 = 0x9_fc00;
 pub(crate) const MP_TABLE: u64 = 0xf_0000;
 /// The VM generation ID, on a page of its own behind all tables.
 pub(crate) const GENERATION_ID: u64 = 0xf_f000;
+/// Where real mode begins after a reset, behind all tables.
+pub(crate) const RESET_VECTOR: u64 = 0xf_fff0;
 
 /// Where kernels are loaded unless they say otherwise.
 pub(crate) const HIMEM_START: u64 = 0x10_0000;

@@ -41,6 +41,7 @@
 //! | `resume` | | | `Running` | | |
 //! | `plug`, `unplug`, `add_vcpus`, `press_power_button` | | `Running` | | | |
 //! | `insert_disk` | | `Running` | `Paused` | | |
+//! | `migrate` | | `Stopped` | `Stopped` | | |
 //! | `stop` | `Stopped` | `Stopped` | `Stopped` | `Stopped` | `Poisoned` |
 //!
 //! A cell is the [`State`] that the call leads to; in an empty cell the call is illegal.
@@ -71,6 +72,12 @@
 //! in a memfd that is sealed with `F_SEAL_SHRINK` and `F_SEAL_WRITE`, passed to
 //! [`Snapshot::from_files`], cannot be truncated or changed.
 //! `docs/snapshot.md` describes the format, and what a guest must do after it was cloned.
+//!
+//! # Live migration
+//!
+//! [`Vm::migrate`] moves a running VM to an [`IncomingMigration`] at the other end of a connection:
+//! its memory while it runs, the rest while it stands still for a moment. `docs/migration.md` says
+//! what moves, and which copy runs when something breaks.
 //!
 //! # What it does to your process
 //!
@@ -108,6 +115,7 @@ mod cpuid;
 mod kvm;
 mod layout;
 mod memory;
+mod migration;
 mod snapshot;
 mod transport;
 mod vm;
@@ -118,6 +126,13 @@ pub use boot::testing as boot_testing;
 pub use boot::{BootError, Initramfs, InitramfsBuilder, Kernel, KernelFault, Smbios};
 pub use kvm::{KvmDevice, KvmError};
 pub use memory::{MemoryError, MemorySize, ParseMemorySizeError};
+#[cfg(feature = "test-utils")]
+#[doc(hidden)]
+pub use migration::testing as migration_testing;
+pub use migration::{
+    ArrivedMigration, IncomingMigration, MigrationLimits, MigrationOptions, MigrationProgress,
+    MigrationReport, ReceiveError, StreamError,
+};
 pub use podvisor_devices as devices;
 pub use podvisor_devices::balloon::BalloonStats;
 pub use podvisor_devices::blk::{
@@ -142,7 +157,7 @@ pub use transport::Transport;
 pub use vm::{
     Action, AddVcpusError, BalloonHandle, BlockHandle, Boot, BuildError, ConfigError, ConfigErrors,
     ConsoleHandle, DeviceCounters, DeviceFault, DeviceHandle, EarlyVm, FsHandle, HandleError,
-    MemHandle, NetHandle, PlugError, PluggedDevice, PmemHandle, Poison, PoisonCause, PortsHandle,
-    PowerButtonError, Registers, Restore, RestoreBuilder, Seccomp, State, TakeSnapshotError, Vm,
-    VmBuilder, VmError, VmExit, VsockHandle,
+    MemHandle, MigrateError, NetHandle, PlugError, PluggedDevice, PmemHandle, Poison, PoisonCause,
+    PortsHandle, PowerButtonError, Registers, Restore, RestoreBuilder, Seccomp, State,
+    TakeSnapshotError, Vm, VmBuilder, VmError, VmExit, VsockHandle,
 };

@@ -1,11 +1,12 @@
-//! A Linux guest under load, which is repeatedly paused, snapshotted and restored: the data that it
-//! writes, sends and computes stays correct.
+//! A Linux guest under load, which is repeatedly paused, snapshotted and restored, or moves over a
+//! connection: the data that it writes, sends and computes stays correct.
 
 mod support;
 
 use std::fs::{self, File};
 use std::io::{Read, Write};
 use std::net::TcpListener;
+use std::ops::ControlFlow;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -14,7 +15,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use podvisor_vmm::{
-    BlockDevice, Initramfs, MacAddress, MemorySize, NetDevice, Snapshot, Transport, Vm, VmBuilder,
+    BlockDevice, FileDisk, IncomingMigration, Initramfs, KvmDevice, MacAddress, MemorySize,
+    MigrationLimits, MigrationOptions, NetDevice, Snapshot, Transport, Vm, VmBuilder, VmExit,
     VsockDevice,
 };
 use support::tap::{HOST, tap, vhost};
@@ -55,35 +57,98 @@ struct HostSides {
 }
 
 impl HostSides {
+    fn new(dir: &Path, card: fn(OwnedFd) -> NetDevice) -> Self {
+        let disk = dir.join("disk");
+        File::create_new(&disk).unwrap().set_len(1 << 20).unwrap();
+        let tap = tap();
+        echo_over_tcp();
+        Self {
+            disk,
+            tap,
+            card,
+            streams: echo_over_vsock(),
+        }
+    }
+
+    /// Takes a guest that moves here.
+    fn receive(&self, stream: UnixStream, console: &Console) -> Vm {
+        let limits = MigrationLimits::memory(MemorySize::mib(64));
+        let incoming = IncomingMigration::open(stream, limits).unwrap();
+        let arrived = incoming.receive(&KvmDevice::open().unwrap()).unwrap();
+        // The other side still holds the disk's lock.
+        let disk = File::options().read(true).write(true).open(&self.disk);
+        let disk = BlockDevice::new(Box::new(FileDisk::new(disk.unwrap()).unwrap()));
+        let builder = arrived.builder().serial(console.clone());
+        let vm = self.attach_with(builder, disk).build().unwrap();
+        arrived.start(&vm).unwrap();
+        vm
+    }
+
     fn attach<S>(&self, vm: VmBuilder<S>) -> VmBuilder<S> {
+        self.attach_with(vm, BlockDevice::open(&self.disk).unwrap())
+    }
+
+    fn attach_with<S>(&self, vm: VmBuilder<S>, disk: BlockDevice) -> VmBuilder<S> {
         let mut vsock = VsockDevice::in_process(3).unwrap();
         let streams = self.streams.clone();
         vsock.listen(PORT.into(), move |stream| drop(streams.send(stream)));
         let card = (self.card)(self.tap.try_clone().unwrap().into());
-        vm.block(BlockDevice::open(&self.disk).unwrap())
+        vm.block(disk)
             .net(card.mac(MacAddress([2, 0, 0, 0, 0, 9])))
             .vsock(vsock)
             .rng()
     }
 }
 
+#[test]
+fn guest_under_load_moves_again_and_again_and_loses_nothing() {
+    for transport in [Transport::Mmio, Transport::Pci] {
+        moves_and_loses_nothing(transport);
+    }
+}
+
+fn moves_and_loses_nothing(transport: Transport) {
+    let moves = std::env::var("PODVISOR_TEST_ROUNDS").map_or(2, |n| n.parse().unwrap());
+    let dir = tempfile::tempdir().unwrap();
+    let hosts = HostSides::new(dir.path(), card);
+    let mut console = Console::default();
+    let vm = linux_with(initramfs(), &console)
+        .vcpus(2)
+        .memory(MemorySize::mib(64));
+    let mut vm = hosts.attach(vm.transport(transport)).build().unwrap();
+    vm.start().unwrap();
+    let mut done = goes_on(&vm, &console, [0; 4]);
+    // The load writes all the time, on an emulated processor.
+    let options = MigrationOptions {
+        max_rounds: 3,
+        force: true,
+        ..MigrationOptions::default()
+    };
+    for _ in 0..moves {
+        let (here, there) = UnixStream::pair().unwrap();
+        for end in [&here, &there] {
+            end.set_read_timeout(Some(PATIENCE)).unwrap();
+            end.set_write_timeout(Some(PATIENCE)).unwrap();
+        }
+        console = Console::default();
+        let (report, moved) = thread::scope(|scope| {
+            let receiver = scope.spawn(|| hosts.receive(there, &console));
+            let report = vm.migrate(here, &options, |_| ControlFlow::Continue(()));
+            (report.unwrap(), receiver.join().unwrap())
+        });
+        println!("{report:?}");
+        assert_eq!(vm.wait().unwrap(), VmExit::Moved);
+        vm = moved;
+        done = goes_on(&vm, &console, done);
+    }
+}
+
 fn loses_nothing(transport: Transport, card: fn(OwnedFd) -> NetDevice) {
     let rounds = std::env::var("PODVISOR_TEST_ROUNDS").map_or(ROUNDS, |n| n.parse().unwrap());
     let dir = tempfile::tempdir().unwrap();
-    let disk = dir.path().join("disk");
-    File::create_new(&disk).unwrap().set_len(1 << 20).unwrap();
-    let initramfs = initramfs();
-    let tap = tap();
-    echo_over_tcp();
-    let streams = echo_over_vsock();
-    let hosts = HostSides {
-        disk,
-        tap,
-        card,
-        streams,
-    };
+    let hosts = HostSides::new(dir.path(), card);
     let mut console = Console::default();
-    let vm = linux_with(initramfs, &console)
+    let vm = linux_with(initramfs(), &console)
         .vcpus(2)
         .memory(MemorySize::mib(64));
     let mut vm = hosts.attach(vm.transport(transport)).build().unwrap();

@@ -84,12 +84,15 @@ impl Policy {
             .strip_prefix("system:serviceaccount:")
             .and_then(|rest| rest.split_once(':'));
         account.is_some_and(|(namespace, name)| {
-            namespace == self.namespace
-                && matches!(
-                    name,
-                    "podvisor-controller" | "podvisor-node" | "podvisor-api"
-                )
+            namespace == self.namespace && matches!(name, "podvisor-controller" | "podvisor-api")
         })
+    }
+
+    /// Whether the user may write a status: one of our own components, or a node. What a node may
+    /// write is decided by a policy.
+    #[must_use]
+    pub fn may_report(&self, user: &User) -> bool {
+        self.is_system(user) || user.groups.iter().any(|group| group == "system:nodes")
     }
 }
 

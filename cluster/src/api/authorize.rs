@@ -5,13 +5,13 @@ use k8s_openapi::api::authorization::v1::{
 };
 use kube::{Api, Client, api::PostParams};
 
-use super::{GROUP, Target, front_proxy::User, status::Failure};
+use super::{GROUP, Target, front_proxy::User};
+use crate::status::Failure;
 
-/// Passes if the user may do `verb` to the target.
+/// Passes if the user may do to the target what is asked.
 pub(super) async fn check(
     client: &Client,
     user: &User,
-    verb: &str,
     target: &Target<'_>,
 ) -> Result<(), Failure> {
     let review = SubjectAccessReview {
@@ -26,7 +26,7 @@ pub(super) async fn check(
                 resource: Some(target.resource.to_owned()),
                 subresource: Some(target.subresource.to_owned()),
                 name: Some(target.name.to_owned()),
-                verb: Some(verb.to_owned()),
+                verb: Some(target.verb.to_owned()),
                 ..Default::default()
             }),
             ..Default::default()
@@ -42,11 +42,12 @@ pub(super) async fn check(
         return Ok(());
     }
     Err(Failure::forbidden(format!(
-        "{} \"{}\" is forbidden: user \"{}\" cannot {verb} resource \"{}/{}\" in API group \
+        "{} \"{}\" is forbidden: user \"{}\" cannot {} resource \"{}/{}\" in API group \
          \"{GROUP}\" in the namespace \"{}\"",
         target.resource,
         target.name,
         user.name,
+        target.verb,
         target.resource,
         target.subresource,
         target.namespace

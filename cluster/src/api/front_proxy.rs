@@ -12,10 +12,8 @@ use tokio_rustls::rustls::{
     pki_types::{CertificateDer, pem::PemObject},
     server::{WebPkiClientVerifier, danger::ClientCertVerifier},
 };
-use x509_parser::prelude::{FromDer, X509Certificate};
 
-use super::status::Failure;
-use crate::https::Peer;
+use crate::{https::Peer, status::Failure};
 
 /// Where the API server says how it vouches for users.
 const NAMESPACE: &str = "kube-system";
@@ -100,12 +98,11 @@ impl FrontProxy {
 
     /// The user that a request is for.
     pub(super) fn user(&self, peer: &Peer, headers: &HeaderMap) -> Result<User, Failure> {
-        let certificate = peer
-            .certificates
-            .first()
-            .ok_or_else(Failure::unauthorized)?;
+        if peer.certificates.is_empty() {
+            return Err(Failure::unauthorized());
+        }
         if !self.allowed_names.is_empty() {
-            let name = common_name(certificate).ok_or_else(Failure::unauthorized)?;
+            let name = peer.common_name().ok_or_else(Failure::unauthorized)?;
             if !self.allowed_names.contains(&name) {
                 return Err(Failure::unauthorized());
             }
@@ -143,12 +140,6 @@ impl FrontProxy {
             extra,
         })
     }
-}
-
-fn common_name(certificate: &CertificateDer<'_>) -> Option<String> {
-    let (_, certificate) = X509Certificate::from_der(certificate).ok()?;
-    let name = certificate.subject().iter_common_name().next()?;
-    name.as_str().ok().map(str::to_owned)
 }
 
 /// Keys of extra values stand percent-encoded in names of headers.

@@ -1,19 +1,25 @@
-//! The aggregated group `subresources.kubevirt.io`: discovery and the verbs of VMs.
+//! The aggregated group `subresources.kubevirt.io`: discovery, and what is asked of VMs.
 //!
 //! The API server passes requests on with the user's name in their headers, under a certificate
 //! that only it has (`front_proxy`). Each request is authorized by a SubjectAccessReview
-//! (`authorize`) and answered by `discovery` or by the room of its object.
+//! (`authorize`) and answered by `discovery`, by the room of its object, or by the node that the
+//! VM runs on (`node`).
 
 mod authorize;
 mod discovery;
+mod expand;
 mod front_proxy;
-mod status;
+mod node;
+mod objects;
+mod openapi;
+pub(crate) mod subresources;
 mod vm;
+mod vmi;
 
 use std::{net::SocketAddr, sync::Arc};
 
 use anyhow::Context as _;
-use http::{Method, Request, StatusCode};
+use http::{Method, Request, StatusCode, header};
 use hyper::body::Incoming;
 use kube::Client;
 use tokio::net::TcpListener;
@@ -21,9 +27,11 @@ use tokio::net::TcpListener;
 use crate::{
     certificates::{Certificates, Publish},
     https::{self, Answer, Peer},
+    status::Failure,
 };
 use front_proxy::FrontProxy;
-use status::Failure;
+use node::Nodes;
+use subresources::{VM, VMI};
 
 /// The group of the subresources.
 pub const GROUP: &str = "subresources.kubevirt.io";
@@ -80,13 +88,16 @@ pub async fn serve(
 ) -> anyhow::Result<()> {
     let front_proxy = FrontProxy::read(&client).await?;
     let publish = Publish::ApiServices(&API_SERVICES);
+    // Its certificate is that of a server to the API server, and that of a client to the nodes.
     let certificates = Certificates::new(client.clone(), namespace, NAME, publish).await?;
     let tls = certificates.server_config(Some(front_proxy.verifier()?))?;
+    let nodes = Nodes::new(client.clone(), certificates.for_clients());
     let fresh = tokio::spawn(certificates.keep_fresh());
     tracing::info!(address = ?listener.local_addr().ok(), "serving the subresources");
     let state = Arc::new(State {
         client,
         front_proxy,
+        nodes,
     });
     let handle = move |request, peer| handle(request, peer, Arc::clone(&state));
     https::serve(listener, tls, handle, stop).await;
@@ -97,6 +108,7 @@ pub async fn serve(
 struct State {
     client: Client,
     front_proxy: FrontProxy,
+    nodes: Nodes,
 }
 
 async fn handle(request: Request<Incoming>, peer: Peer, state: Arc<State>) -> Answer {
@@ -109,7 +121,8 @@ async fn handle(request: Request<Incoming>, peer: Peer, state: Arc<State>) -> An
     }
 }
 
-/// A path of a subresource: `/apis/GROUP/VERSION/namespaces/NS/RESOURCE/NAME/SUB`.
+/// A path of a subresource: `/apis/GROUP/VERSION/namespaces/NS/RESOURCE/NAME/SUB`, with more steps
+/// for some, or `/apis/GROUP/VERSION/namespaces/NS/RESOURCE`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Target<'a> {
     version: &'a str,
@@ -117,10 +130,16 @@ struct Target<'a> {
     resource: &'a str,
     name: &'a str,
     subresource: &'a str,
+    rest: Vec<&'a str>,
+    /// What is asked, as a role says it.
+    verb: &'static str,
 }
 
 impl<'a> Target<'a> {
-    fn parse(path: &'a str) -> Option<Self> {
+    /// No subresource has more steps.
+    const MAX_REST: usize = 4;
+
+    fn parse(path: &'a str, verb: &'static str) -> Option<Self> {
         let mut steps = path.strip_prefix("/apis/")?.split('/');
         let mut next = || steps.next().filter(|step| !step.is_empty());
         if next()? != GROUP {
@@ -130,41 +149,69 @@ impl<'a> Target<'a> {
         if next()? != "namespaces" {
             return None;
         }
-        let (namespace, resource, name, subresource) = (next()?, next()?, next()?, next()?);
-        let target = Self {
+        let (namespace, resource) = (next()?, next()?);
+        let (name, subresource) = match next() {
+            Some(name) => (name, next()?),
+            None => ("", ""),
+        };
+        // Decoded steps would be other steps for whoever reads them next.
+        let rest: Vec<&str> = steps.collect();
+        let is_plain = |step: &&str| !step.is_empty() && !step.contains('%');
+        if rest.len() > Self::MAX_REST || !rest.iter().all(is_plain) {
+            return None;
+        }
+        if [namespace, resource, name, subresource]
+            .iter()
+            .any(|step| step.contains('%'))
+        {
+            return None;
+        }
+        Some(Self {
             version,
             namespace,
             resource,
             name,
             subresource,
-        };
-        steps.next().is_none().then_some(target)
+            rest,
+            verb,
+        })
     }
 }
 
 async fn answer(request: Request<Incoming>, peer: &Peer, state: &State) -> Result<Answer, Failure> {
     let user = state.front_proxy.user(peer, request.headers())?;
-    let (parts, body) = request.into_parts();
-    let path = parts.uri.path();
-    if parts.method == Method::GET
-        && let Some(answer) = discovery::answer(path)
-    {
-        return Ok(answer);
-    }
-    let target = Target::parse(path).ok_or_else(|| Failure::not_found_path(path))?;
-    let verb = match parts.method {
+    let uri = request.uri().clone();
+    let path = uri.path();
+    let verb = match *request.method() {
         Method::PUT => "update",
         Method::GET => "get",
         _ => return Err(Failure::method_not_allowed()),
     };
-    authorize::check(&state.client, &user, verb, &target).await?;
-    let body = match https::read_body(body).await {
-        Ok(body) => body,
-        Err(answer) => return Ok(answer),
-    };
-    match (target.resource, verb) {
-        ("virtualmachines", "update") => vm::update(&state.client, &target, &body).await,
-        _ => Err(Failure::not_found_path(path)),
+    if verb == "get"
+        && let Some(answer) = discovery::answer(path, request.headers().get(header::ACCEPT))
+    {
+        return Ok(answer);
+    }
+    let unknown = || Failure::not_found_path(path);
+    let target = Target::parse(path, verb).ok_or_else(unknown)?;
+    authorize::check(&state.client, &user, &target).await?;
+    let client = &state.client;
+    match (target.resource, target.subresource, target.rest.as_slice()) {
+        (VMI, _, _) | (VM, "portforward" | "evacuate", _) => {
+            vmi::answer(request, state, &target).await
+        }
+        (VM, "expand-spec", []) if verb == "get" => expand::stored(client, &target).await,
+        (VM, _, []) if verb == "update" => match https::read_body(request.into_body()).await {
+            Ok(body) => vm::update(client, &target, &body).await,
+            Err(answer) => Ok(answer),
+        },
+        (expand::RESOURCE, "", []) if verb == "update" => {
+            match https::read_body(request.into_body()).await {
+                Ok(body) => expand::given(&body),
+                Err(answer) => Ok(answer),
+            }
+        }
+        _ => Err(unknown()),
     }
 }
 
@@ -175,20 +222,29 @@ mod tests {
     #[test]
     fn a_path_names_an_object_and_its_subresource() {
         let path = "/apis/subresources.kubevirt.io/v1/namespaces/a/virtualmachines/b/start";
-        let target = Target::parse(path).unwrap();
+        let target = Target::parse(path, "update").unwrap();
         assert_eq!(
             (target.namespace, target.name, target.subresource),
             ("a", "b", "start")
         );
+        let path = "/apis/subresources.kubevirt.io/v1/namespaces/a/virtualmachines/b/start/x/y";
+        assert_eq!(Target::parse(path, "get").unwrap().rest, ["x", "y"]);
+        let path = "/apis/subresources.kubevirt.io/v1/namespaces/a/expand-vm-spec";
+        let target = Target::parse(path, "update").unwrap();
+        assert_eq!((target.resource, target.name), ("expand-vm-spec", ""));
         for path in [
             "",
             "/apis/subresources.kubevirt.io/v1",
             "/apis/subresources.kubevirt.io/v2/namespaces/a/virtualmachines/b/start",
             "/apis/kubevirt.io/v1/namespaces/a/virtualmachines/b/start",
             "/apis/subresources.kubevirt.io/v1/namespaces//virtualmachines/b/start",
-            "/apis/subresources.kubevirt.io/v1/namespaces/a/virtualmachines/b/start/x",
+            "/apis/subresources.kubevirt.io/v1/namespaces/a/virtualmachines/b/start/",
+            "/apis/subresources.kubevirt.io/v1/namespaces/a/virtualmachines/b/start/1/2/3/4/5",
+            "/apis/subresources.kubevirt.io/v1/namespaces/a/virtualmachines/b",
+            "/apis/subresources.kubevirt.io/v1/namespaces/a/virtualmachines/b/start/%2e%2e",
+            "/apis/subresources.kubevirt.io/v1/namespaces/a/virtualmachines/b%2fc/start",
         ] {
-            assert_eq!(Target::parse(path), None, "{path}");
+            assert_eq!(Target::parse(path, "get"), None, "{path}");
         }
     }
 }

@@ -6,9 +6,6 @@
 
 mod decide;
 
-use bytes::Bytes;
-use http::{Response, StatusCode};
-use http_body_util::Full;
 use k8s_openapi::api::core::v1::Pod;
 use kube::{
     Api, Client,
@@ -20,11 +17,18 @@ use podvisor_cluster_types::{
     vm::{VmSpec, VmStatus},
     vmi::VmiStatus,
 };
-use serde::{Deserialize, de::DeserializeOwned};
+use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::{Target, status::Failure};
-use crate::https::Answer;
+use super::{
+    Target,
+    objects::{api, part},
+    vmi::no_hotplug,
+};
+use crate::{
+    https::{self, Answer},
+    status::Failure,
+};
 use decide::{Change, Machine, Verb, decide};
 
 /// Label of a VM's pods: the unique id of the VMI.
@@ -59,22 +63,18 @@ impl RequestOptions {
     }
 }
 
-fn api(client: &Client, namespace: &str, kind: &str) -> Api<DynamicObject> {
-    let gvk = GroupVersionKind::gvk("kubevirt.io", "v1", kind);
-    Api::namespaced_with(client.clone(), namespace, &ApiResource::from_gvk(&gvk))
-}
-
-fn part<T: DeserializeOwned + Default>(object: &DynamicObject, name: &str) -> T {
-    let part = object.data.get(name).cloned().unwrap_or_default();
-    serde_json::from_value(part).unwrap_or_default()
-}
-
 /// Carries out a PUT to a subresource of a VM.
 pub(super) async fn update(
     client: &Client,
     target: &Target<'_>,
     body: &[u8],
 ) -> Result<Answer, Failure> {
+    match target.subresource {
+        "addvolume" => return Err(no_hotplug(true)),
+        "removevolume" => return Err(no_hotplug(false)),
+        "memorydump" | "removememorydump" => return Err(no_memory_dump()),
+        _ => {}
+    }
     let verb = Verb::parse(target.subresource)
         .ok_or_else(|| Failure::not_found("subresource", target.subresource))?;
     let options = RequestOptions::read(body)?;
@@ -106,9 +106,11 @@ pub(super) async fn update(
             .await
             .map_err(failed)?;
     }
-    let mut answer = Response::new(Full::new(Bytes::new()));
-    *answer.status_mut() = StatusCode::ACCEPTED;
-    Ok(answer)
+    Ok(https::accepted())
+}
+
+fn no_memory_dump() -> Failure {
+    Failure::bad_request("podvisor writes no dumps of memory to claims")
 }
 
 async fn carry_out(

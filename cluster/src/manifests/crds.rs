@@ -114,11 +114,33 @@ pub fn crds() -> Vec<Value> {
     kinds.into_iter().map(definition).collect()
 }
 
+/// A list of objects that have different values under `key`.
+fn keyed_list(key: &str) -> Value {
+    json!({
+        "type": "array",
+        "x-kubernetes-list-type": "map",
+        "x-kubernetes-list-map-keys": [key],
+        "items": {
+            "type": "object",
+            "required": [key],
+            "properties": { key: { "type": "string" } },
+            "x-kubernetes-preserve-unknown-fields": true,
+        },
+    })
+}
+
 fn definition(kind: Kind) -> Value {
     // A status is written by the system alone: what it writes is not cut to what is known here.
     let mut status = anything();
     status["type"] = json!("object");
     status["nullable"] = json!(true);
+    if kind.kind == "VirtualMachineInstance" {
+        // Two write it, the controller and the node: each has entries of its own.
+        status["properties"] = json!({
+            "conditions": keyed_list("type"),
+            "interfaces": keyed_list("name"),
+        });
+    }
     let schema = json!({
         "type": "object",
         "required": ["spec"],

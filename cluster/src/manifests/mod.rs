@@ -26,12 +26,9 @@ pub struct Options {
     /// Image of the components.
     #[arg(long, default_value = "ghcr.io/podvisor/podvisor-cluster:latest")]
     pub image: String,
-    /// How many of each component, apart from the one on each node.
+    /// How many of each component.
     #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=9))]
     pub replicas: u32,
-    /// Directory of `podvisor serve`'s socket on the nodes.
-    #[arg(long, default_value = "/run/podvisor")]
-    pub node_directory: String,
     /// Only the CustomResourceDefinitions.
     #[arg(long)]
     pub crds_only: bool,
@@ -43,7 +40,6 @@ impl Default for Options {
             namespace: "podvisor".to_owned(),
             image: "ghcr.io/podvisor/podvisor-cluster:latest".to_owned(),
             replicas: 2,
-            node_directory: "/run/podvisor".to_owned(),
             crds_only: false,
         }
     }

@@ -1,8 +1,11 @@
-//! Who may make a pod that is a VM.
+//! Who may make a pod that is a VM, and what nodes may write about their VMs.
 //!
 //! The specification of a VM reaches the node as an annotation of its pod. A user who could write
 //! it would choose devices and host disks past all validation, so the API server itself lets only
 //! the controller's account use it, or the runtime class that reads it.
+//!
+//! A node acts as its kubelet. All kubelets have the same rights, and the name of one is its node's:
+//! so a policy keeps each to the instances of its node, and to what only a node knows of them.
 
 use serde_json::{Value, json};
 
@@ -13,11 +16,35 @@ pub const ANNOTATION: &str = "podvisor.io/vmi";
 pub const RUNTIME_CLASS: &str = "podvisor-vm";
 
 const PODS: &str = "podvisor-vm-pods";
+const NODES: &str = "podvisor-vm-nodes";
+
+/// What of an instance's status is a node's.
+const OF_NODES: [&str; 5] = [
+    "conditions",
+    "interfaces",
+    "guestOSInfo",
+    "fsFreezeStatus",
+    "VSOCKCID",
+];
+
+/// Conditions that are a node's.
+const CONDITIONS: [&str; 4] = [
+    "Paused",
+    "AgentConnected",
+    "AgentVersionNotSupported",
+    "AccessCredentialsSynchronized",
+];
 
 /// The policies, their bindings and the runtime class.
 #[must_use]
 pub fn policies(namespace: &str) -> Vec<Value> {
-    vec![runtime_class(), pod_policy(namespace), binding(PODS)]
+    vec![
+        runtime_class(),
+        pod_policy(namespace),
+        binding(PODS),
+        node_policy(),
+        binding(NODES),
+    ]
 }
 
 fn runtime_class() -> Value {
@@ -82,6 +109,59 @@ fn pod_policy(namespace: &str) -> Value {
                     "message": format!("the annotation {ANNOTATION} cannot change"),
                     "reason": "Forbidden",
                 },
+            ],
+        },
+    })
+}
+
+fn node_policy() -> Value {
+    let is_node = "has(request.userInfo.groups) && 'system:nodes' in request.userInfo.groups";
+    // An instance without a status is no node's.
+    let own = "has(oldObject.status) && has(oldObject.status.nodeName) \
+               && request.userInfo.username == 'system:node:' + oldObject.status.nodeName";
+    let list = |words: &[&str]| format!("['{}']", words.join("','"));
+    let same = |a: &str, b: &str| {
+        format!(
+            "has({a}.status) && {a}.status.all(key, key in {} \
+             || (key in {b}.status && {a}.status[key] == {b}.status[key]))",
+            list(&OF_NODES)
+        )
+    };
+    let others = |object: &str| {
+        format!(
+            "(has({object}.status.conditions) \
+             ? {object}.status.conditions.filter(c, !(c.type in {})) : [])",
+            list(&CONDITIONS)
+        )
+    };
+    let conditions = format!("{} == {}", others("object"), others("oldObject"));
+    let rule = |expression: String, message: &str| json!({ "expression": expression, "message": message, "reason": "Forbidden" });
+    json!({
+        "apiVersion": "admissionregistration.k8s.io/v1",
+        "kind": "ValidatingAdmissionPolicy",
+        "metadata": { "name": NODES },
+        "spec": {
+            "failurePolicy": "Fail",
+            "matchConstraints": {
+                "resourceRules": [{
+                    "apiGroups": [super::crds::GROUP],
+                    "apiVersions": ["*"],
+                    "operations": ["*"],
+                    "resources": ["virtualmachineinstances", "virtualmachineinstances/status"],
+                    "scope": "Namespaced",
+                }],
+            },
+            "matchConditions": [{ "name": "is-a-node", "expression": is_node }],
+            "validations": [
+                rule(
+                    format!("request.operation == 'UPDATE' && oldObject != null && {own}"),
+                    "a node reports of its own VMs only",
+                ),
+                rule(
+                    format!("{} && {}", same("object", "oldObject"), same("oldObject", "object")),
+                    "a node writes only what is a node's into the status of its VMs",
+                ),
+                rule(conditions, "a node sets only conditions that are a node's"),
             ],
         },
     })

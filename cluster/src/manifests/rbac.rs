@@ -1,9 +1,18 @@
 //! Accounts and what they may do: no more than they need.
 
+use std::collections::BTreeSet;
+
 use serde_json::{Value, json};
 
 use super::{Options, crds::GROUP};
-use crate::{admission, api, certificates};
+use crate::{
+    admission,
+    api::{
+        self,
+        subresources::{Right, SUBRESOURCES, first_step},
+    },
+    certificates,
+};
 
 /// Everything that a controller does with the objects it owns.
 const ALL: [&str; 7] = [
@@ -109,7 +118,10 @@ pub(super) fn rbac(options: &Options) -> Vec<Value> {
                 &["virtualmachineinstancemigrations"],
                 &["create", "get", "list"],
             ),
+            rule(&[GROUP], &["virtualmachineinstances/status"], &["patch"]),
             rule(&[""], &["pods"], &["list", "delete"]),
+            // Where a node is reached, and by what it is known.
+            rule(&[""], &["nodes"], &["get"]),
             rule(
                 &["authorization.k8s.io"],
                 &["subjectaccessreviews"],
@@ -122,7 +134,15 @@ pub(super) fn rbac(options: &Options) -> Vec<Value> {
                 &["get", "patch"],
             ),
         ],
-        authority_rules(),
+        authority_rules()
+            .into_iter()
+            .chain([named(
+                &[""],
+                &["configmaps"],
+                &[certificates::SECRET],
+                &["patch"],
+            )])
+            .collect(),
     );
     // The certificate authority of the front proxy is public to servers that are aggregated.
     items.push(json!({
@@ -140,21 +160,7 @@ pub(super) fn rbac(options: &Options) -> Vec<Value> {
             "namespace": options.namespace,
         }],
     }));
-    items.extend(account(
-        &options.namespace,
-        "podvisor-node",
-        &[
-            rule(&[GROUP], &["virtualmachineinstances"], &READ),
-            rule(
-                &[GROUP],
-                &["virtualmachineinstances/status"],
-                &["get", "patch"],
-            ),
-            rule(&[""], &["pods"], &READ),
-            events(),
-        ],
-        &[],
-    ));
+    items.extend(nodes(&options.namespace));
     items.extend(users());
     items
 }
@@ -169,6 +175,54 @@ fn authority_rules() -> Vec<Value> {
             &[certificates::SECRET],
             &["get", "update"],
         ),
+    ]
+}
+
+/// What a node's part may do, which acts as the node's kubelet. It reads no instance, and a policy
+/// keeps it to those of its node.
+fn nodes(namespace: &str) -> Vec<Value> {
+    let name = "podvisor-node";
+    let group = "rbac.authorization.k8s.io";
+    let subjects = json!([{ "kind": "Group", "name": "system:nodes", "apiGroup": group }]);
+    let object = |kind: &str, namespace: Option<&str>| {
+        let mut metadata = json!({ "name": name });
+        if let Some(namespace) = namespace {
+            metadata["namespace"] = json!(namespace);
+        }
+        json!({ "apiVersion": format!("{group}/v1"), "kind": kind, "metadata": metadata })
+    };
+    let role = |kind: &str, namespace, rules: Value| {
+        let mut role = object(kind, namespace);
+        role["rules"] = rules;
+        role
+    };
+    let binding = |kind: &str, of: &str, namespace| {
+        let mut binding = object(kind, namespace);
+        binding["roleRef"] = json!({ "apiGroup": group, "kind": of, "name": name });
+        binding["subjects"] = subjects.clone();
+        binding
+    };
+    let cluster = json!([
+        rule(&[GROUP], &["virtualmachineinstances/status"], &["patch"]),
+        rule(&["", "events.k8s.io"], &["events"], &["create", "patch"]),
+    ]);
+    let own = json!([named(
+        &[""],
+        &["configmaps"],
+        &[certificates::SECRET],
+        &["get"]
+    )]);
+    vec![
+        role("ClusterRole", None, cluster),
+        binding("ClusterRoleBinding", "ClusterRole", None),
+        role("Role", Some(namespace), own),
+        binding("RoleBinding", "Role", Some(namespace)),
+        // The API writes into it whom nodes trust.
+        json!({
+            "apiVersion": "v1",
+            "kind": "ConfigMap",
+            "metadata": { "name": certificates::SECRET, "namespace": namespace },
+        }),
     ]
 }
 
@@ -240,27 +294,21 @@ fn users() -> Vec<Value> {
             "rules": rules,
         })
     };
-    let read = [
-        "virtualmachineinstances/guestosinfo",
-        "virtualmachineinstances/filesystemlist",
-        "virtualmachineinstances/userlist",
-    ];
-    let update = [
-        "virtualmachines/start",
-        "virtualmachines/stop",
-        "virtualmachines/restart",
-        "virtualmachines/migrate",
-        "virtualmachineinstances/pause",
-        "virtualmachineinstances/unpause",
-        "virtualmachineinstances/softreboot",
-        "virtualmachineinstances/reset",
-        "virtualmachineinstances/freeze",
-        "virtualmachineinstances/unfreeze",
-    ];
-    let streams = [
-        "virtualmachineinstances/console",
-        "virtualmachineinstances/portforward",
-    ];
+    let named = |verb: &str, rights: &[Right]| -> Vec<String> {
+        let names: BTreeSet<String> = SUBRESOURCES
+            .iter()
+            .filter(|sub| sub.verb == verb && rights.contains(&sub.right))
+            .map(|sub| format!("{}/{}", sub.resource, first_step(sub.name)))
+            .collect();
+        names.into_iter().collect()
+    };
+    let read = named("get", &[Right::View]);
+    let get = named("get", &[Right::View, Right::Edit]);
+    let mut update = named("update", &[Right::Edit]);
+    update.push("expand-vm-spec".to_owned());
+    fn words(list: &[String]) -> Vec<&str> {
+        list.iter().map(String::as_str).collect()
+    }
     let both = ["admin", "edit"];
     vec![
         role(
@@ -268,7 +316,7 @@ fn users() -> Vec<Value> {
             &["view"],
             vec![
                 rule(&[GROUP], &objects, &READ),
-                rule(&[api::GROUP], &read, &["get"]),
+                rule(&[api::GROUP], &words(&read), &["get"]),
             ],
         ),
         role(
@@ -276,9 +324,8 @@ fn users() -> Vec<Value> {
             &both,
             vec![
                 rule(&[GROUP], &objects, &verbs),
-                rule(&[api::GROUP], &update, &["update"]),
-                rule(&[api::GROUP], &streams, &["get"]),
-                rule(&[api::GROUP], &read, &["get"]),
+                rule(&[api::GROUP], &words(&update), &["update"]),
+                rule(&[api::GROUP], &words(&get), &["get"]),
             ],
         ),
     ]

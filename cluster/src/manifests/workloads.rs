@@ -1,4 +1,4 @@
-//! Deployments, the DaemonSet, and the services in front of them.
+//! Deployments, and the services in front of them.
 
 use serde_json::{Value, json};
 
@@ -14,7 +14,6 @@ pub(super) fn workloads(options: &Options) -> Vec<Value> {
         deployment(options, "podvisor-controller", "controller", false),
         deployment(options, admission::NAME, "admission", true),
         deployment(options, api::NAME, "api", true),
-        node(options),
     ];
     for name in [admission::NAME, api::NAME] {
         items.push(json!({
@@ -56,7 +55,6 @@ fn container(options: &Options, subcommand: &str) -> Value {
             { "name": "RUST_LOG", "value": "info" },
             field("POD_NAME", "metadata.name"),
             field("POD_NAMESPACE", "metadata.namespace"),
-            field("NODE_NAME", "spec.nodeName"),
         ],
         "resources": {
             "requests": { "cpu": "10m", "memory": "32Mi" },
@@ -101,36 +99,6 @@ fn deployment(options: &Options, name: &str, subcommand: &str, serves: bool) -> 
                         "labelSelector": { "matchLabels": labels(name) },
                     }],
                     "containers": [container],
-                },
-            },
-        },
-    })
-}
-
-/// The node's part reaches `podvisor serve` by its socket, which belongs to root.
-fn node(options: &Options) -> Value {
-    let name = "podvisor-node";
-    let mut container = container(options, "node");
-    container["volumeMounts"] =
-        json!([{ "name": "podvisor", "mountPath": options.node_directory }]);
-    json!({
-        "apiVersion": "apps/v1",
-        "kind": "DaemonSet",
-        "metadata": { "name": name, "namespace": options.namespace },
-        "spec": {
-            "selector": { "matchLabels": labels(name) },
-            "template": {
-                "metadata": { "labels": labels(name) },
-                "spec": {
-                    "serviceAccountName": name,
-                    "priorityClassName": "system-node-critical",
-                    "securityContext": { "seccompProfile": { "type": "RuntimeDefault" } },
-                    "tolerations": [{ "operator": "Exists" }],
-                    "containers": [container],
-                    "volumes": [{
-                        "name": "podvisor",
-                        "hostPath": { "path": options.node_directory, "type": "Directory" },
-                    }],
                 },
             },
         },

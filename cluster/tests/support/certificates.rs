@@ -1,11 +1,23 @@
 //! The certificates of a server and of its clients, all of one authority.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use anyhow::{Context, Result};
 use rcgen::{
     BasicConstraints, CertificateParams, CertifiedIssuer, DnType, ExtendedKeyUsagePurpose, IsCa,
     KeyPair, KeyUsagePurpose,
+};
+use tokio_rustls::TlsConnector;
+use tokio_rustls::rustls::client::danger::{
+    HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier,
+};
+use tokio_rustls::rustls::crypto::{CryptoProvider, ring};
+use tokio_rustls::rustls::pki_types::{
+    CertificateDer, PrivateKeyDer, ServerName, UnixTime, pem::PemObject,
+};
+use tokio_rustls::rustls::{
+    self, ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme,
 };
 
 /// The authority, and the directory of everything that it issued.
@@ -21,6 +33,15 @@ pub struct Files {
     pub certificate: PathBuf,
     /// Its key.
     pub key: PathBuf,
+}
+
+impl Files {
+    fn read(&self) -> (Vec<CertificateDer<'static>>, PrivateKeyDer<'static>) {
+        let certificates = CertificateDer::pem_file_iter(&self.certificate);
+        let certificates = certificates.expect("a file").map(|item| item.expect("PEM"));
+        let key = PrivateKeyDer::from_pem_file(&self.key).expect("a key");
+        (certificates.collect(), key)
+    }
 }
 
 impl Authority {
@@ -71,6 +92,20 @@ impl Authority {
         self.issue(file, params)
     }
 
+    /// Returns what connects by TLS to a server of this authority, as a client.
+    pub fn tls(&self, client: &Files) -> TlsConnector {
+        let mut roots = RootCertStore::empty();
+        roots.add(self.der().into()).expect("a certificate");
+        let (certificates, key) = client.read();
+        let config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
+            .with_safe_default_protocol_versions()
+            .expect("versions")
+            .with_root_certificates(roots)
+            .with_client_auth_cert(certificates, key)
+            .expect("a certificate and its key");
+        TlsConnector::from(Arc::new(config))
+    }
+
     /// Makes a key that signs tokens of service accounts; returns the private and public key.
     pub fn token_key(&self) -> Result<(PathBuf, PathBuf)> {
         let key = KeyPair::generate()?;
@@ -97,5 +132,63 @@ impl Authority {
         std::fs::write(&files.certificate, certificate.pem())?;
         std::fs::write(&files.key, key.serialize_pem())?;
         Ok(files)
+    }
+}
+
+/// Returns what connects by TLS to whoever is there, and may show a certificate.
+pub fn trusting(client: Option<&Files>) -> TlsConnector {
+    let provider = Arc::new(ring::default_provider());
+    let config = ClientConfig::builder_with_provider(Arc::clone(&provider))
+        .with_safe_default_protocol_versions()
+        .expect("versions")
+        .dangerous()
+        .with_custom_certificate_verifier(Arc::new(Anybody(provider)));
+    let config = match client {
+        None => config.with_no_client_auth(),
+        Some(files) => {
+            let (certificates, key) = files.read();
+            config
+                .with_client_auth_cert(certificates, key)
+                .expect("a certificate and its key")
+        }
+    };
+    TlsConnector::from(Arc::new(config))
+}
+
+#[derive(Debug)]
+struct Anybody(Arc<CryptoProvider>);
+
+impl ServerCertVerifier for Anybody {
+    fn verify_server_cert(
+        &self,
+        _: &CertificateDer<'_>,
+        _: &[CertificateDer<'_>],
+        _: &ServerName<'_>,
+        _: &[u8],
+        _: UnixTime,
+    ) -> Result<ServerCertVerified, rustls::Error> {
+        Ok(ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        _: &[u8],
+        _: &CertificateDer<'_>,
+        _: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        Ok(HandshakeSignatureValid::assertion())
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        _: &[u8],
+        _: &CertificateDer<'_>,
+        _: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        Ok(HandshakeSignatureValid::assertion())
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.0.signature_verification_algorithms.supported_schemes()
     }
 }

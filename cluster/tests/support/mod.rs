@@ -9,11 +9,12 @@
     reason = "each test program uses a part of this"
 )]
 
-mod certificates;
+pub mod certificates;
 mod definitions;
 pub mod kubelet;
+pub mod machines;
 mod requests;
-mod server;
+pub mod server;
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};

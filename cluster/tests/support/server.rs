@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use kube::{Client, Config};
+use tokio_tungstenite::tungstenite::{self, client::IntoClientRequest};
 
 use super::certificates::{Authority, Files};
 use super::requests::Requests;
@@ -22,6 +23,10 @@ const ATTEMPTS: u32 = 3;
 
 /// The user of [`Server::admin`].
 const ADMIN: &str = "admin";
+
+/// A WebSocket through the API server.
+pub type WebSocket =
+    tokio_tungstenite::WebSocketStream<tokio_rustls::client::TlsStream<tokio::net::TcpStream>>;
 
 /// Every request, without its content.
 const AUDIT_POLICY: &str = "\
@@ -131,7 +136,9 @@ impl Server {
                 "--endpoint-reconciler-type=none",
                 "--service-cluster-ip-range=10.0.0.0/24",
                 "--service-account-issuer=https://kubernetes.default.svc",
-                "--authorization-mode=RBAC",
+                // Kubelets are known as in a cluster.
+                "--authorization-mode=Node,RBAC",
+                "--enable-admission-plugins=NodeRestriction",
                 "--requestheader-allowed-names=front-proxy-client",
                 "--requestheader-username-headers=X-Remote-User",
                 "--requestheader-group-headers=X-Remote-Group",
@@ -227,6 +234,32 @@ impl Server {
             .expect("the certificate is issued");
         let config = self.config(&files).expect("the address is one");
         Client::try_from(config).expect("the certificates are right")
+    }
+
+    /// Returns a client for the kubelet of a node.
+    pub fn kubelet(&self, node: &str) -> Client {
+        self.client(&format!("system:node:{node}"), &["system:nodes"])
+    }
+
+    /// Connects a WebSocket as the user of [`Self::admin`]; an error is the answer's code.
+    pub async fn websocket(&self, path: &str, protocol: &str) -> Result<WebSocket, u16> {
+        let tls = self.authority.tls(&self.admin);
+        let stream = tokio::net::TcpStream::connect((Ipv4Addr::LOCALHOST, self.port));
+        let stream = stream.await.expect("the server listens");
+        let name = "localhost".try_into().expect("a name");
+        let stream = tls.connect(name, stream).await.expect("a TLS handshake");
+        let mut request = format!("wss://localhost:{}{path}", self.port)
+            .into_client_request()
+            .expect("a URL");
+        let protocol = protocol.parse().expect("a header's value");
+        request
+            .headers_mut()
+            .insert("sec-websocket-protocol", protocol);
+        match tokio_tungstenite::client_async(request, stream).await {
+            Ok((socket, _)) => Ok(socket),
+            Err(tungstenite::Error::Http(answer)) => Err(answer.status().as_u16()),
+            Err(error) => panic!("{error}"),
+        }
     }
 
     /// Returns a client for a service account, which need not exist.

@@ -82,11 +82,20 @@ pub use template::{
 };
 pub use types::{
     BootMachine, ContainerDevice, ContainerInfo, ContainerState, ContainerStats, ContainerUser,
-    CreateContainer, DeviceSource, Exec, GuestKind, GuestNetwork, GuestStats, ImageVolume,
-    Interface, JailMode, LaunchConfig, Neighbour, NicConfig, ProcessExit, RestartPolicy, Route,
-    SandboxExit, Started, StdioFds, SupplementalGroups, TerminalSize,
+    CreateContainer, DeviceSource, Exec, GuestAgentAnswer, GuestAgentCall, GuestKind, GuestNetwork,
+    GuestStats, ImageVolume, Interface, JailMode, LaunchConfig, Neighbour, NicConfig, Password,
+    ProcessExit, RestartPolicy, Route, SandboxExit, Started, StdioFds, SupplementalGroups,
+    TerminalSize,
 };
 pub use wire::FrameError;
+
+/// What a guest with an operating system of its own says and runs by QEMU's guest agent.
+pub mod guest {
+    pub use podvisor_guest_agent::{
+        GuestAddress, GuestFileSystem, GuestInfo, GuestInterface, GuestOs, GuestUser, Program,
+        ProgramEnd, ProgramExit,
+    };
+}
 
 /// Types of the OCI specifications that are part of this interface.
 pub mod oci {

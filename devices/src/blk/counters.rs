@@ -5,6 +5,8 @@ use crate::virtio::{Count, Counter, Latency, ReadCounters};
 /// The counters of a device since it was created.
 #[derive(Debug, Default)]
 pub(super) struct Counters {
+    /// Requests that were taken from the queues; those that are answered have a latency.
+    pub(super) begun: Count,
     pub(super) reads: Count,
     pub(super) read_bytes: Count,
     pub(super) writes: Count,
@@ -21,6 +23,7 @@ pub(super) struct Counters {
 impl ReadCounters for Counters {
     fn read(&self) -> Vec<Counter> {
         let mut all = vec![
+            self.begun.named("begun"),
             self.reads.named("reads"),
             self.read_bytes.named("read_bytes"),
             self.writes.named("writes"),

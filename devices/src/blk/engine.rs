@@ -197,6 +197,7 @@ impl Engine {
         }
         let since = Instant::now();
         self.note_time(since);
+        self.counters.begun.one();
         let flight = Flight {
             queue: queue.index(),
             chain,

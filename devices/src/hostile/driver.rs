@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
-use crate::GuestRam;
 use crate::pci::MessageInterrupt;
 use crate::testing::DirectLink;
 use crate::virtio::VirtioDevice;
@@ -12,6 +11,7 @@ use crate::virtio::transport::pci::{DEVICE, NOTIFY, NOTIFY_MULTIPLIER};
 use crate::virtio::transport::{
     MmioInterrupt, MmioTransport, PciInterrupt, PciTransport, TransportParts,
 };
+use crate::{GuestRam, WriteLog};
 
 /// The transport of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,6 +64,7 @@ impl Driver {
             link: Arc::new(worker.clone()),
             mem: mem.clone(),
             kicks: kicks.to_vec(),
+            writes: WriteLog::default(),
         };
         match on {
             On::Mmio => {

@@ -406,6 +406,11 @@ impl VirtioDevice for NetDevice {
         }
     }
 
+    /// The kernel writes where vhost serves, and has a log of its own.
+    fn logs_writes(&self) -> bool {
+        self.vhost.is_none()
+    }
+
     /// Several pairs mean much traffic, which should not delay other devices.
     fn placement(&self) -> Placement {
         match self.pairs.len() {

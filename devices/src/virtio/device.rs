@@ -228,6 +228,13 @@ pub trait VirtioDevice: std::fmt::Debug + Send + Any {
         true
     }
 
+    /// Returns whether the [`crate::WriteLog`] is told of all that the device writes to guest
+    /// memory, as its queues do. `false` if another server of a queue, such as the kernel, writes
+    /// there, too.
+    fn logs_writes(&self) -> bool {
+        true
+    }
+
     /// The driver reset the device, whose queues are stopped: forgets all state of that driver's
     /// session (connections, say). Only stopping queues, for a pause, keeps it.
     fn reset(&mut self) {}

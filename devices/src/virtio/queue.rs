@@ -14,7 +14,7 @@ use super::queue_error::{QueueConfigError, QueueFault};
 use super::read_only::{is_readable, writable_part};
 use super::region::{bytes_in_region, slice_in_region};
 use super::{Chain, Fault, Interrupt, MAX_SEGMENTS, Progress, Segment};
-use crate::GuestRam;
+use crate::{GuestRam, WriteLog};
 
 /// `VIRTQ_AVAIL_F_NO_INTERRUPT` (§2.7.6).
 const AVAIL_F_NO_INTERRUPT: u16 = 1;
@@ -66,6 +66,8 @@ pub struct QueueResources {
     pub indirect_desc: bool,
     /// The positions to continue from; the default for a queue that was never used.
     pub state: QueueState,
+    /// Is told of what is written to guest memory.
+    pub writes: WriteLog,
 }
 
 /// A virtqueue that a device owns while it serves it, with the memory it lies in, the eventfd of
@@ -88,6 +90,7 @@ pub struct Queue {
     spare: Vec<Vec<Segment>>,
     /// Chains completed since [`Self::notify`].
     completed: u16,
+    writes: WriteLog,
 }
 
 impl Queue {
@@ -108,6 +111,7 @@ impl Queue {
             event_idx,
             indirect_desc,
             state,
+            writes,
         } = resources;
         let size_error = || QueueConfigError::Size {
             size: config.size,
@@ -173,6 +177,7 @@ impl Queue {
             in_use: vec![0; n.div_ceil(64)],
             spare: Vec::new(),
             completed: 0,
+            writes,
         })
     }
 
@@ -402,9 +407,18 @@ impl Queue {
         }
         self.ring.set_next_used(index);
         let at = GuestAddress(self.ring.used_ring().saturating_add(2));
-        self.ram
-            .store(index.to_le(), at, Ordering::Release)
-            .map_err(QueueFault::UsedRing)
+        let stored = self.ram.store(index.to_le(), at, Ordering::Release);
+        self.mark_used_ring();
+        stored.map_err(QueueFault::UsedRing)
+    }
+
+    /// Tells the log that the used ring was written.
+    fn mark_used_ring(&self) {
+        if self.writes.is_on() {
+            let len = u64::from(self.ring.size()).saturating_mul(8);
+            self.writes
+                .mark(self.ring.used_ring(), len.saturating_add(6));
+        }
     }
 
     /// Puts back the chain that [`Self::next`] returned last, as if it had not been taken.
@@ -415,6 +429,12 @@ impl Queue {
 
     /// Marks the chain as no longer in use, and returns its head.
     fn release(&mut self, chain: Chain) -> u16 {
+        if self.writes.is_on() {
+            // Only the device knows how much of it was written.
+            for part in chain.writable_parts() {
+                self.writes.mark(part.addr.0, part.len.into());
+            }
+        }
         let Chain {
             head, mut segments, ..
         } = chain;
@@ -505,9 +525,9 @@ impl Queue {
     /// # Errors
     /// If the ring cannot be written.
     pub fn disable_kicks(&mut self) -> Result<(), QueueFault> {
-        self.ring
-            .disable_notification(&self.ram)
-            .map_err(QueueFault::Ring)
+        let disabled = self.ring.disable_notification(&self.ram);
+        self.mark_used_ring();
+        disabled.map_err(QueueFault::Ring)
     }
 
     /// Asks the driver to notify of the next chain that it makes available, although some were not
@@ -530,6 +550,7 @@ impl Queue {
                 .store(index.to_le(), at, Ordering::SeqCst)
                 .map_err(QueueFault::UsedRing)?;
             std::sync::atomic::fence(Ordering::SeqCst);
+            self.mark_used_ring();
         }
         self.available()
     }
@@ -540,9 +561,9 @@ impl Queue {
     /// # Errors
     /// If the ring cannot be accessed.
     pub fn enable_kicks(&mut self) -> Result<bool, QueueFault> {
-        self.ring
-            .enable_notification(&self.ram)
-            .map_err(QueueFault::Ring)
+        let enabled = self.ring.enable_notification(&self.ram);
+        self.mark_used_ring();
+        enabled.map_err(QueueFault::Ring)
     }
 }
 

@@ -30,6 +30,7 @@ mod memory_map;
 mod mptable;
 mod pvh;
 mod registers;
+mod reset_vector;
 mod smbios;
 mod source;
 mod zero_page;
@@ -70,7 +71,7 @@ impl Platform {
     fn tables_end(&self) -> u64 {
         match self.events.has(Event::NewGeneration) {
             true => layout::GENERATION_ID,
-            false => layout::HIMEM_START,
+            false => layout::RESET_VECTOR,
         }
     }
 }
@@ -177,6 +178,7 @@ pub(crate) fn write_boot_params(
     if let Some(identity) = &platform.smbios {
         smbios::write(mem, acpi.end, limit, identity)?;
     }
+    reset_vector::write(mem)?;
     registers::write_gdt(mem, entry.protocol)?;
     let params = BootParams {
         initramfs: *module,

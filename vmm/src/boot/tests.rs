@@ -304,6 +304,8 @@ fn boot_structures_do_not_overlap() {
         (layout::CMDLINE, layout::CMDLINE_MAX as u64),
         (layout::EBDA_START, 16),
         (layout::MP_TABLE, 44 + 254 * 20 + 28 * 8),
+        (layout::GENERATION_ID, 16),
+        (layout::RESET_VECTOR, 16),
     ];
     ranges.sort();
     for pair in ranges.windows(2) {

@@ -8,6 +8,7 @@
 //! * [`add_memslots`] registers mappings with KVM, before the guest runs.
 //! * `pages.rs` finds the pages of which this process has its own copies, and `save.rs` writes them
 //!   to a file. `huge.rs` gives that file huge pages.
+//! * `written.rs` logs what is written from now on, for a migration.
 //!
 //! # How written pages are found
 //!
@@ -32,21 +33,23 @@ mod pages;
 mod save;
 mod size;
 mod slots;
+mod written;
 
 use std::fs::File;
 use std::io;
 use std::sync::Arc;
 
-use podvisor_devices::GuestRam;
 use podvisor_devices::mem::MemRegion;
+use podvisor_devices::{GuestRam, WriteLog};
 use vm_memory::mmap::MmapRegionError;
 use vm_memory::{GuestAddress, GuestRegionMmap, MmapRegion};
 
 pub(crate) use host::host_memory;
 pub(crate) use huge::gather as gather_huge_pages;
 pub(crate) use image::next_image;
-pub(crate) use save::SaveScope;
+pub(crate) use save::{CHUNK, SaveScope, runs_of_data};
 pub(crate) use slots::add_memslots;
+pub(crate) use written::{MemoryLog, PageSet};
 
 pub use size::{MemorySize, ParseMemorySizeError};
 
@@ -113,6 +116,8 @@ pub(crate) struct GuestMemory {
     shape: MemoryShape,
     /// The content of pages that were not written; `None` for zeroes.
     file: Option<Arc<File>>,
+    /// What devices write, while a migration asks.
+    writes: WriteLog,
 }
 
 /// How much memory a guest has.
@@ -171,6 +176,7 @@ impl GuestMemory {
             ram,
             shape,
             file: None,
+            writes: WriteLog::default(),
         })
     }
 
@@ -198,6 +204,7 @@ impl GuestMemory {
             ram,
             shape,
             file: Some(file),
+            writes: WriteLog::default(),
         })
     }
 
@@ -225,6 +232,11 @@ impl GuestMemory {
 
     pub(crate) fn shape(&self) -> MemoryShape {
         self.shape
+    }
+
+    /// Returns the log that all devices tell of what they write here.
+    pub(crate) fn writes(&self) -> &WriteLog {
+        &self.writes
     }
 }
 

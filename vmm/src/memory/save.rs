@@ -12,10 +12,10 @@ use vm_memory::{Bytes, GuestAddress, GuestMemory as _, GuestRegionMmap};
 
 use super::mapping::HUGE_PAGE_SIZE;
 use super::pages::PageMap;
-use super::{GuestMemory, MemoryError, PAGE_SIZE, Span, mapping, spans};
+use super::{GuestMemory, MemoryError, PAGE_SIZE, PageSet, Span, mapping, spans};
 
 /// Bytes handled per step: whole pages.
-const CHUNK: u64 = 256 << 10;
+pub(crate) const CHUNK: u64 = 256 << 10;
 
 /// The maximum number of ranges of a span in a difference, for each of which its state file, of at
 /// most 64 MiB, has 16 bytes.
@@ -71,6 +71,23 @@ impl GuestMemory {
             }
         }
         Ok(ranges)
+    }
+
+    /// Returns all pages that may not be zero.
+    pub(crate) fn touched(&self) -> Result<PageSet, MemoryError> {
+        let map = PageMap::open().map_err(MemoryError::PageMap)?;
+        let mut touched = PageSet::default();
+        for (span, region) in spans(self.shape()).zip(self.ram().iter()) {
+            let own = map.own(region.as_ptr().addr(), span.len);
+            let mut ranges = own.map_err(MemoryError::PageMap)?;
+            if let Some(behind) = &self.file {
+                ranges.extend(data_of(behind, span).map_err(failed("find", span.start))?);
+            }
+            for range in ranges {
+                touched.insert(&(span.start + range.start..span.start + range.end));
+            }
+        }
+        Ok(touched)
     }
 
     /// Returns the pages of the memory that the guest boots with which were written since the file
@@ -191,9 +208,19 @@ impl GuestMemory {
         range: &Range<u64>,
         buffer: &mut [u8],
     ) -> Result<(), MemoryError> {
-        for at in range.clone().step_by(CHUNK as usize) {
-            let bytes = &mut buffer[..(range.end - at).min(CHUNK) as usize];
-            let address = span.start + at;
+        let addresses = span.start + range.start..span.start + range.end;
+        self.clear(&addresses, buffer)
+    }
+
+    /// Makes these physical addresses zero. Pages that are zero already are not written. `buffer`
+    /// has [`CHUNK`] bytes.
+    pub(crate) fn clear(
+        &self,
+        addresses: &Range<u64>,
+        buffer: &mut [u8],
+    ) -> Result<(), MemoryError> {
+        for address in addresses.clone().step_by(CHUNK as usize) {
+            let bytes = &mut buffer[..(addresses.end - address).min(CHUNK) as usize];
             self.ram()
                 .read_slice(bytes, GuestAddress(address))
                 .map_err(io::Error::other)
@@ -336,7 +363,7 @@ fn gaps(ranges: &[Range<u64>], len: u64) -> Vec<Range<u64>> {
 }
 
 /// Returns the runs of pages that are not all zeroes.
-fn runs_of_data(bytes: &[u8]) -> Vec<Range<usize>> {
+pub(crate) fn runs_of_data(bytes: &[u8]) -> Vec<Range<usize>> {
     const ZEROES: [u8; PAGE_SIZE as usize] = [0; PAGE_SIZE as usize];
     let page = PAGE_SIZE as usize;
     let mut runs: Vec<Range<usize>> = Vec::new();

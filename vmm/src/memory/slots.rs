@@ -18,14 +18,23 @@ pub(crate) fn add_memslots(vm: &VmFd, ram: &GuestRam) -> Result<(), KvmError> {
         .try_for_each(|(slot, region)| add(vm, slot, region))
 }
 
-fn add(vm: &VmFd, slot: u32, region: &GuestRegionMmap) -> Result<(), KvmError> {
-    let slot = kvm_userspace_memory_region {
+/// Describes a region as a slot.
+pub(super) fn memslot(
+    slot: u32,
+    region: &GuestRegionMmap,
+    flags: u32,
+) -> kvm_userspace_memory_region {
+    kvm_userspace_memory_region {
         slot,
-        flags: flags(region),
+        flags,
         guest_phys_addr: region.start_addr().0,
         memory_size: region.len(),
         userspace_addr: region.as_ptr().addr() as u64,
-    };
+    }
+}
+
+fn add(vm: &VmFd, slot: u32, region: &GuestRegionMmap) -> Result<(), KvmError> {
+    let slot = memslot(slot, region, flags(region));
     // SAFETY: the address and length are those of a live mapping. The VM that is built on `vm`
     // owns the mapping and drops it after its vCPUs and this fd; KVM refuses slots that overlap
     // in the guest.

@@ -1,6 +1,7 @@
 //! The state of KVM's interrupt controllers and clock.
 
 use std::ops::RangeInclusive;
+use std::time::Duration;
 
 use kvm_bindings::{
     KVM_IRQCHIP_IOAPIC, KVM_IRQCHIP_PIC_MASTER, KVM_IRQCHIP_PIC_SLAVE, kvm_clock_data, kvm_irqchip,
@@ -56,6 +57,12 @@ impl ChipState {
             ..Default::default()
         };
         vm.set_clock(&clock).map_err(set("KVM_SET_CLOCK"))
+    }
+
+    /// Moves kvm-clock on.
+    pub(super) fn advance(&mut self, time: Duration) {
+        let nanos = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        self.clock = self.clock.saturating_add(nanos);
     }
 
     pub(super) fn encode(&self) -> Vec<u8> {

@@ -70,6 +70,9 @@ pub enum SnapshotError {
     /// A difference was requested of a VM that did not come from a snapshot.
     #[error("a differential snapshot needs a VM that was restored from a snapshot")]
     NoBase,
+    /// A second VM was to be made of a VM that has moved here.
+    #[error("the migrated VM was restored already, and there is one of it only")]
+    Moved,
     /// Memory could not be written, mapped or read.
     #[error(transparent)]
     Memory(#[from] MemoryError),

@@ -30,7 +30,7 @@ use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use kvm_bindings::kvm_cpuid_entry2;
 use kvm_ioctls::VcpuFd;
@@ -72,12 +72,23 @@ pub struct Snapshot(Arc<Opened>);
 #[derive(Debug)]
 struct Opened {
     state: MachineState,
-    /// The memory file of the full snapshot.
-    memory: Arc<File>,
+    memory: Contents,
     /// The directory and identity of the full snapshot; `None` if it was passed as files.
     full: Option<(PathBuf, Identity)>,
-    /// A difference's memory file.
-    difference: Option<File>,
+}
+
+/// What a restored machine's memory has in it.
+#[derive(Debug)]
+enum Contents {
+    /// That of files.
+    Files {
+        /// The memory file of the full snapshot.
+        full: Arc<File>,
+        /// A difference's memory file.
+        difference: Option<File>,
+    },
+    /// That of a machine that has moved here: it is one machine's, which goes on with it.
+    Moved(Mutex<Option<GuestMemory>>),
 }
 
 impl Snapshot {
@@ -98,9 +109,11 @@ impl Snapshot {
             let identity = state.identity;
             return Ok(Self(Arc::new(Opened {
                 state,
-                memory: Arc::new(memory),
+                memory: Contents::Files {
+                    full: Arc::new(memory),
+                    difference: None,
+                },
                 full: Some((full, identity)),
-                difference: None,
             })));
         };
         let (full, full_memory) = open(&base.path)?;
@@ -113,9 +126,11 @@ impl Snapshot {
         let full = Some((base.path.clone(), base.identity));
         Ok(Self(Arc::new(Opened {
             state,
-            memory: Arc::new(full_memory),
+            memory: Contents::Files {
+                full: Arc::new(full_memory),
+                difference: Some(memory),
+            },
             full,
-            difference: Some(memory),
         })))
     }
 
@@ -138,10 +153,27 @@ impl Snapshot {
         check_memory(&memory, Path::new(MEMORY), state.memory.total())?;
         Ok(Self(Arc::new(Opened {
             state,
-            memory: Arc::new(memory),
+            memory: Contents::Files {
+                full: Arc::new(memory),
+                difference: None,
+            },
             full: None,
-            difference: None,
         })))
+    }
+
+    /// Creates one of a machine that has moved here with its memory. One machine can be restored
+    /// from it.
+    pub(crate) fn moved(state: MachineState, memory: GuestMemory) -> Self {
+        Self(Arc::new(Opened {
+            state,
+            memory: Contents::Moved(Mutex::new(Some(memory))),
+            full: None,
+        }))
+    }
+
+    /// Whether the guest goes on as the machine that it was, rather than as a copy of it.
+    pub(crate) fn is_moved(&self) -> bool {
+        matches!(self.0.memory, Contents::Moved(_))
     }
 
     /// Removes what killed processes have left of a snapshot that was to be in `dir`: of all
@@ -231,8 +263,15 @@ impl Snapshot {
     /// Maps guest memory that is the snapshot's until it is written. Pages of the working set are
     /// not copied yet.
     pub(crate) fn map(&self) -> Result<GuestMemory, SnapshotError> {
-        let memory = GuestMemory::private(self.state().memory, self.0.memory.clone())?;
-        if let (Some(file), Some(base)) = (&self.0.difference, &self.state().base) {
+        let (full, difference) = match &self.0.memory {
+            Contents::Files { full, difference } => (full, difference),
+            Contents::Moved(memory) => {
+                let mut memory = memory.lock().unwrap_or_else(PoisonError::into_inner);
+                return memory.take().ok_or(SnapshotError::Moved);
+            }
+        };
+        let memory = GuestMemory::private(self.state().memory, full.clone())?;
+        if let (Some(file), Some(base)) = (difference, &self.state().base) {
             memory.read_from(file, &base.ranges)?;
         }
         Ok(memory)
@@ -240,7 +279,7 @@ impl Snapshot {
 
     /// Checks that this host has the CPU features that the guest knows.
     pub(crate) fn check_cpu(&self, here: &[kvm_cpuid_entry2]) -> Result<(), SnapshotError> {
-        cpu::check(self.state().cpuid.as_slice(), here).map_err(SnapshotError::Cpu)
+        self.state().check_cpu(here)
     }
 
     /// Checks that the guest knows all features of this host. `vcpu` is a new one, as a guest that
@@ -304,6 +343,23 @@ pub(crate) fn write<E: From<SnapshotError>>(
         .map_err(|source| new.failed(source))?;
     check()?;
     Ok(new.complete()?)
+}
+
+/// Encodes the state of a machine that moves to another host.
+pub(crate) fn encode_moving(state: &MachineState) -> Vec<u8> {
+    format::encode(&state.to_records())
+}
+
+/// Decodes what [`encode_moving`] returned elsewhere, or what claims to be that.
+pub(crate) fn decode_moving(bytes: &[u8]) -> Result<MachineState, SnapshotFormatError> {
+    let state = format::decode(bytes).and_then(MachineState::from_records)?;
+    match state.base {
+        None => Ok(state),
+        Some(_) => Err(SnapshotFormatError::Invalid {
+            what: "the memory".to_owned(),
+            why: "it is the difference to another snapshot",
+        }),
+    }
 }
 
 /// Encodes the state of a snapshot that is to be in `dir`.

@@ -4,12 +4,15 @@ use std::ffi::OsStr;
 use std::ops::{Range, RangeInclusive};
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use kvm_bindings::{CpuId, kvm_cpuid_entry2};
 use podvisor_devices::virtio::SavedDevice;
 
 use super::chips::{self, ChipState};
+use super::cpu;
 use super::device::{self, DeviceState};
+use super::error::SnapshotError;
 use super::format::{Kind, Reader, Record, SnapshotFormatError, Writer};
 use super::vcpu::{self, VcpuState};
 use super::working_set::{self, WorkingSet};
@@ -77,6 +80,19 @@ impl MachineState {
         match self.pci {
             None => Transport::Mmio,
             Some(_) => Transport::Pci,
+        }
+    }
+
+    /// Checks that this host has the CPU features that the guest knows.
+    pub(crate) fn check_cpu(&self, here: &[kvm_cpuid_entry2]) -> Result<(), SnapshotError> {
+        cpu::check(self.cpuid.as_slice(), here).map_err(SnapshotError::Cpu)
+    }
+
+    /// Lets time pass for the guest: its clocks go on from later.
+    pub(crate) fn advance(&mut self, time: Duration) {
+        self.chips.advance(time);
+        for vcpu in &mut self.vcpus {
+            vcpu.advance(time);
         }
     }
 

@@ -2,6 +2,7 @@
 #![allow(unsafe_code)] // KVM_SET_XSAVE reads as much as KVM says
 
 use std::ops::RangeInclusive;
+use std::time::Duration;
 
 use kvm_bindings::{
     Msrs, kvm_debugregs, kvm_lapic_state, kvm_mp_state, kvm_msr_entry, kvm_regs, kvm_sregs,
@@ -325,6 +326,16 @@ impl VcpuState {
                 value: refused.data,
             }),
             None => Ok(()),
+        }
+    }
+
+    /// Moves the time stamp counter on.
+    pub(super) fn advance(&mut self, time: Duration) {
+        let ticks = time.as_nanos() * u128::from(self.tsc_khz) / 1_000_000;
+        for (number, value) in &mut self.msrs {
+            if *number == MSR_TSC {
+                *value = value.wrapping_add(ticks as u64);
+            }
         }
     }
 

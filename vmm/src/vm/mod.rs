@@ -55,7 +55,7 @@ pub use devices::{
 pub use hardware::events::PowerButtonError;
 pub use hardware::io::DeviceFault;
 pub use lifecycle::{
-    Action, Poison, PoisonCause, Registers, Seccomp, State, TakeSnapshotError, VmExit,
+    Action, MigrateError, Poison, PoisonCause, Registers, Seccomp, State, TakeSnapshotError, VmExit,
 };
 pub use vcpu::add::AddVcpusError;
 
@@ -176,7 +176,11 @@ impl Vm {
     /// Fails if the VM is not running, or ends meanwhile. [`VmError::Busy`] if something does not
     /// stop within 800 ms, most often a disk that blocks; the VM then keeps running.
     pub fn pause(&self) -> Result<(), VmError> {
-        let _transition = lock(&self.transition);
+        self.pause_in(&lock(&self.transition))
+    }
+
+    /// As [`Self::pause`], in a transition that has begun.
+    fn pause_in(&self, _transition: &MutexGuard<'_, ()>) -> Result<(), VmError> {
         let deadline = Instant::now() + PAUSE_TIMEOUT;
         let mut inner = self.control().lock();
         let next = self.legal(&inner, Action::Pause)?;
@@ -212,7 +216,11 @@ impl Vm {
     /// # Errors
     /// Fails if the VM is not paused.
     pub fn resume(&self) -> Result<(), VmError> {
-        let _transition = lock(&self.transition);
+        self.resume_in(&lock(&self.transition))
+    }
+
+    /// As [`Self::resume`], in a transition that has begun.
+    fn resume_in(&self, _transition: &MutexGuard<'_, ()>) -> Result<(), VmError> {
         let mut inner = self.control().lock();
         inner.state = self.legal(&inner, Action::Resume)?;
         self.context.loops.resume();

@@ -7,6 +7,8 @@
 //! | `vmlinuz`, `initrd.img`, `release` | Debian's cloud kernel, its modules with busybox, its release |
 //! | `more.img` | a second initial file system, with the modules of XFS and btrfs |
 //! | `root/` | the root's files, to make other disks of |
+//!
+//! Besides busybox, the root has Debian's qemu-guest-agent with its libraries.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt as _, symlink};
@@ -19,10 +21,12 @@ use podvisor_test_disks::{Gpt, PartitionType, SMALL_UUID, ext4};
 use crate::report::Step;
 use crate::{cpio, deb, paths, process, setup};
 
+const GUEST_AGENT: &str = "qemu-guest-agent";
 const KERNEL: &str = "linux-image-cloud-amd64";
 const INITRAMFS_INIT: &str = include_str!("small/initramfs-init.sh");
 const INIT: &str = include_str!("small/init.sh");
 const UDHCPC: &str = include_str!("small/udhcpc.sh");
+const SHUTDOWN: &str = include_str!("small/shutdown.sh");
 const GRUB: &str = include_str!("small/grub.cfg");
 
 /// What the initial file system loads, each with what it needs. Those that a kernel has built in
@@ -65,7 +69,16 @@ pub(crate) fn ensure() -> Result<PathBuf> {
     setup::ensure(&[setup::SMALL])?;
     let digest = process::sha256(busybox)?;
     let modules = [MODULES, MORE_MODULES].concat().join(" ");
-    let parts = ["1", INITRAMFS_INIT, INIT, UDHCPC, GRUB, &modules, &digest];
+    let parts = [
+        "2",
+        INITRAMFS_INIT,
+        INIT,
+        UDHCPC,
+        SHUTDOWN,
+        GRUB,
+        &modules,
+        &digest,
+    ];
     let key = process::key(&parts)?;
     let is_current = || fs::read_to_string(directory.join("key")).is_ok_and(|made| made == key);
     if is_current() {
@@ -132,16 +145,86 @@ fn make_root(root: &Path, busybox: &Path) -> Result<()> {
     for name in listed.lines().filter(|name| *name != "busybox") {
         symlink("/bin/busybox", root.join("bin").join(name))?;
     }
-    for (path, text) in [("sbin/init", INIT), ("etc/udhcpc", UDHCPC)] {
+    guest_agent(root)?;
+    for (path, text) in [
+        ("sbin/init", INIT),
+        ("sbin/shutdown", SHUTDOWN),
+        ("etc/udhcpc", UDHCPC),
+    ] {
         fs::write(root.join(path), text)?;
         fs::set_permissions(root.join(path), fs::Permissions::from_mode(0o755))?;
     }
     for (path, text) in [
         ("etc/os-release", "ID=small\nPRETTY_NAME=\"Small system\"\n"),
         ("etc/passwd", "root:x:0:0:root:/root:/bin/sh\n"),
+        ("etc/shadow", "root:*:19000:0:99999:7:::\n"),
         ("etc/group", "root:x:0:\n"),
     ] {
         fs::write(root.join(path), text)?;
+    }
+    Ok(())
+}
+
+/// Copies qemu-guest-agent and the libraries that it loads.
+fn guest_agent(root: &Path) -> Result<()> {
+    let listed = process::output(Command::new("apt-cache").args([
+        "depends",
+        "--recurse",
+        "--no-recommends",
+        "--no-suggests",
+        "--no-conflicts",
+        "--no-breaks",
+        "--no-replaces",
+        "--no-enhances",
+        GUEST_AGENT,
+    ]))?;
+    // Lines that are indented say why; virtual packages are in brackets.
+    let is_package = |line: &&str| !line.starts_with([' ', '<', '|']) && !line.is_empty();
+    let is_library = |name: &&str| {
+        *name == GUEST_AGENT
+            || (name.starts_with("lib") && !name.contains("perl"))
+            || *name == "zlib1g"
+    };
+    let mut packages: Vec<&str> = listed
+        .lines()
+        .filter(is_package)
+        .filter(is_library)
+        .collect();
+    packages.sort_unstable();
+    packages.dedup();
+    let download = paths::target().join("small-agent");
+    let tree = deb::unpack_all(&packages, "QEMU's guest agent", &[], &download)?;
+    let directories = ["lib", "usr/lib"]
+        .map(|base| tree.join(base).join("x86_64-linux-gnu"))
+        .map(|path| path.display().to_string())
+        .join(":");
+    let program = ["usr/sbin/qemu-ga", "usr/bin/qemu-ga"]
+        .map(|path| tree.join(path))
+        .into_iter()
+        .find(|path| path.is_file())
+        .context("the package holds no qemu-ga")?;
+    let loader = ["lib64", "usr/lib64"]
+        .map(|base| tree.join(base).join("ld-linux-x86-64.so.2"))
+        .into_iter()
+        .find_map(|path| fs::canonicalize(path).ok())
+        .unwrap_or_else(|| tree.join("lib/x86_64-linux-gnu/ld-linux-x86-64.so.2"));
+    let loaded = process::output(
+        Command::new(&loader)
+            .args(["--library-path", &directories, "--list"])
+            .arg(&program),
+    )?;
+    fs::create_dir_all(root.join("lib64"))?;
+    fs::create_dir_all(root.join("lib"))?;
+    fs::copy(&program, root.join("sbin/qemu-ga"))?;
+    fs::copy(&loader, root.join("lib64/ld-linux-x86-64.so.2"))?;
+    // `libc.so.6 => /path/libc.so.6 (0x…)`
+    let libraries = loaded.lines().filter_map(|line| line.split_once(" => "));
+    for (name, path) in libraries {
+        let path = path.split(" (").next().unwrap_or_default();
+        let name = name.trim();
+        if !name.contains('/') {
+            fs::copy(path, root.join("lib").join(name)).with_context(|| format!("no {name}"))?;
+        }
     }
     Ok(())
 }

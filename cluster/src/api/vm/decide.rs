@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use podvisor_cluster_types::vm::{RunStrategy, StateChangeRequest, VmSpec, VmStatus};
 
 use super::RequestOptions;
-use crate::api::status::Failure;
+use crate::status::Failure;
 
 /// What is asked of a VM.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -362,6 +362,14 @@ fn set_addresses(status: &mut VmiStatus, name: String, addresses: Vec<String>) {
             &mut status.interfaces[last]
         }
     };
+    // What the guest's agent says is closer to the truth than the pod: its node reports it.
+    let source = interface.rest.get("infoSource");
+    let source = source
+        .and_then(serde_json::Value::as_str)
+        .unwrap_or_default();
+    if source.contains("guest-agent") && !interface.ip_addresses.is_empty() {
+        return;
+    }
     interface.ip_address = addresses.first().cloned().unwrap_or_default();
     interface.ip_addresses = addresses;
 }

@@ -1,8 +1,9 @@
 //! The client of a sandbox's process: requests over its control socket. The connection is here; the
-//! requests are in `calls`.
+//! requests are in `calls`, and those to QEMU's guest agent in `guest_agent`.
 
 mod calls;
 mod connection;
+mod guest_agent;
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;

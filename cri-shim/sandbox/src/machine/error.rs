@@ -4,7 +4,8 @@ use std::io;
 
 use podvisor_vmm::{
     AddVcpusError, BlockDeviceError, BootError, BuildError, FsDeviceError, HandleError, KvmError,
-    NetDeviceError, PlugError, PowerButtonError, SnapshotError, TakeSnapshotError, VsockError,
+    NetDeviceError, PlugError, PortsError, PowerButtonError, SnapshotError, TakeSnapshotError,
+    VsockError,
 };
 
 use super::UserRange;
@@ -68,6 +69,9 @@ pub enum MachineError {
     /// vCPUs were not added.
     #[error(transparent)]
     AddCpus(#[from] AddVcpusError),
+    /// The port for an agent in the guest cannot be had.
+    #[error(transparent)]
+    Ports(#[from] PortsError),
     /// The host's end of vsock failed.
     #[error(transparent)]
     Vsock(#[from] VsockError),

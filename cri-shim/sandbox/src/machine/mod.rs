@@ -25,8 +25,8 @@ use std::thread;
 use std::time::Duration;
 
 use podvisor_vmm::{
-    BlockDevice, BlockHandle, FsDevice, Initramfs, Kernel, MemorySize, Vm, VmBuilder, VmExit,
-    VsockDevice, VsockHandle,
+    BlockDevice, BlockHandle, FsDevice, HandleError, Initramfs, Kernel, MemorySize, PortsHandle,
+    Vm, VmBuilder, VmExit, VsockDevice, VsockHandle,
 };
 use tokio::sync::watch;
 use tracing::debug;
@@ -529,6 +529,27 @@ impl Machine {
             .collect()
     }
 
+    /// Whether the guest is paused.
+    #[must_use]
+    pub fn is_paused(&self) -> bool {
+        self.vm.state() == podvisor_vmm::State::Paused
+    }
+
+    /// Returns the numbers of the disks, from 0 in their order, that have taken a request and not
+    /// answered it.
+    #[must_use]
+    pub fn waiting_disks(&self) -> Vec<usize> {
+        let of_disk = |device: &str| device.strip_prefix("blk").and_then(|it| it.parse().ok());
+        let counted = self.vm.counters();
+        let disks = counted.iter().filter_map(|counted| {
+            let number: usize = of_disk(&counted.device)?;
+            let counters = counted.counters.iter();
+            let counters: Vec<_> = counters.map(|it| (it.name, it.value)).collect();
+            own_os::has_unanswered(&counters).then_some(number)
+        });
+        disks.collect()
+    }
+
     /// Waits until the machine ends. There may be any number of callers.
     pub async fn ended(&self) -> MachineExit {
         let mut exit = self.exit.clone();
@@ -602,6 +623,36 @@ impl Machine {
     /// The machine has no such button, or does not run.
     pub fn press_power_button(&self) -> Result<(), MachineError> {
         Ok(self.vm.press_power_button()?)
+    }
+
+    /// Returns whether a program in the guest has the port of QEMU's guest agent open.
+    ///
+    /// # Errors
+    /// The machine has no such port, or does not run.
+    pub async fn has_guest_agent(&self) -> Result<bool, MachineError> {
+        self.on_ports(|ports| ports.is_open(podvisor_guest_agent::PORT))
+            .await
+    }
+
+    /// Connects to the port of QEMU's guest agent. The stream of an earlier call is closed.
+    ///
+    /// # Errors
+    /// As [`Self::has_guest_agent`].
+    pub async fn connect_guest_agent(&self) -> Result<UnixStream, MachineError> {
+        self.on_ports(|ports| ports.connect(podvisor_guest_agent::PORT))
+            .await
+    }
+
+    async fn on_ports<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&PortsHandle) -> Result<T, HandleError> + Send + 'static,
+    ) -> Result<T, MachineError> {
+        let ports = self.vm.ports()?;
+        // The device may be busy.
+        match tokio::task::spawn_blocking(move || work(&ports)).await {
+            Ok(done) => Ok(done?),
+            Err(error) => Err(MachineError::Thread(io::Error::other(error))),
+        }
     }
 
     /// Powers the machine off immediately. Returns when its threads have ended.

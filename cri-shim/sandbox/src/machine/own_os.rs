@@ -8,8 +8,8 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use podvisor_vmm::{
-    BlockDevice, Initramfs, Kernel, KvmDevice, MemorySize, OverlayFormat, Smbios, Transport, Vm,
-    VsockDevice,
+    BlockDevice, Initramfs, Kernel, KvmDevice, MemorySize, OverlayFormat, PortsDevice, Smbios,
+    Transport, Vm, VsockDevice,
 };
 use serde::{Deserialize, Serialize};
 
@@ -138,7 +138,9 @@ impl MachinePlan {
             builder = builder.net(nic.device()?);
         }
         let vsock = VsockDevice::in_process(GUEST_CID)?;
-        let vm = Arc::new(builder.vsock(vsock).rng().balloon().build()?);
+        let agent = PortsDevice::new([podvisor_guest_agent::PORT])?;
+        builder = builder.vsock(vsock).rng().balloon().ports(agent);
+        let vm = Arc::new(builder.build()?);
         port.connect(&vm);
         let ports = Ports(vm.vsock()?);
         Ok(BuiltMachine {
@@ -205,6 +207,36 @@ impl MachineDisk {
     }
 }
 
+/// Whether a disk with these counters, by name, has requests that it has not answered.
+pub(super) fn has_unanswered(counters: &[(&str, u64)]) -> bool {
+    let begun = counters.iter().find(|(name, _)| *name == "begun");
+    // Each answer has a class of latency.
+    let is_class = |name: &str| name.starts_with("under_") || name.ends_with("_or_more");
+    let classes = counters.iter().filter(|(name, _)| is_class(name));
+    let answered: u64 = classes.map(|(_, value)| value).sum();
+    begun.is_some_and(|(_, begun)| *begun > answered)
+}
+
 fn again(file: &File) -> Result<File, MachineError> {
     file.try_clone().map_err(MachineError::Duplicate)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_disk_with_more_requests_than_answers_has_not_answered() {
+        let counters = |begun, under_16us, slow| {
+            [
+                ("begun", begun),
+                ("reads", 99),
+                ("under_16us", under_16us),
+                ("65ms_or_more", slow),
+            ]
+        };
+        assert!(has_unanswered(&counters(3, 1, 1)));
+        assert!(!has_unanswered(&counters(3, 1, 2)));
+        assert!(!has_unanswered(&[]));
+    }
 }

@@ -14,6 +14,7 @@ use std::thread;
 use std::time::Duration;
 
 use podvisor_vmm::Vm;
+use tokio::sync::watch;
 use tracing::debug;
 
 /// Most output that waits for its reader, in bytes: some minutes of a verbose boot.
@@ -21,6 +22,9 @@ const MAX_WAITING: usize = 1 << 20;
 
 /// The end of the output that is kept for reports, in bytes.
 const TAIL: usize = 4 << 10;
+
+/// What each line of the loader has.
+const LOADER: &[u8] = b"podvisor-loader: ";
 
 /// Most bytes that are moved in one call.
 const CHUNK: usize = 16 << 10;
@@ -43,6 +47,8 @@ struct Shared {
     state: Mutex<State>,
     /// Notified when there is output, room for input, another machine, or the end.
     changed: Condvar,
+    /// The loader has written a line since the machine was connected.
+    has_loader: watch::Sender<bool>,
 }
 
 #[derive(Debug, Default)]
@@ -85,6 +91,14 @@ impl State {
         }
     }
 
+    /// Whether the end of the output contains `text`, and not only before the last `new` bytes.
+    fn has_at_end(&mut self, text: &[u8], new: usize) -> bool {
+        let tail = self.tail.make_contiguous();
+        let from = tail.len().saturating_sub(new + text.len());
+        let end = tail.get(from..).unwrap_or_default();
+        end.windows(text.len()).any(|part| part == text)
+    }
+
     /// Takes the next bytes for the reader; empty if there are none.
     fn take(&mut self) -> Vec<u8> {
         let count = self.waiting.len().min(CHUNK);
@@ -119,8 +133,20 @@ impl SerialPort {
             shared.lock().drained += 1;
             shared.changed.notify_all();
         });
-        self.shared.lock().vm = Arc::downgrade(vm);
+        let mut state = self.shared.lock();
+        state.vm = Arc::downgrade(vm);
+        // What the machine before has written says nothing about this one.
+        state.tail.clear();
+        self.shared.has_loader.send_replace(false);
+        drop(state);
         self.shared.changed.notify_all();
+    }
+
+    /// Waits until the loader writes a line.
+    pub(crate) async fn loader_writes(&self) {
+        let mut has_loader = self.shared.has_loader.subscribe();
+        // The sender is this port's.
+        let _ = has_loader.wait_for(|has_loader| *has_loader).await;
     }
 
     /// Ends the stream after the last output.
@@ -213,7 +239,15 @@ struct Output(Arc<Shared>);
 
 impl Write for Output {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0.lock().push(bytes);
+        let mut state = self.0.lock();
+        state.push(bytes);
+        if bytes.contains(&LOADER[LOADER.len() - 1])
+            && !*self.0.has_loader.borrow()
+            && state.has_at_end(LOADER, bytes.len())
+        {
+            self.0.has_loader.send_replace(true);
+        }
+        drop(state);
         self.0.changed.notify_all();
         Ok(bytes.len())
     }
@@ -270,6 +304,22 @@ mod tests {
         assert!(lost > 0 && kept >= MAX_WAITING, "{note}");
         let x = text.matches('x').count();
         assert!(x % line.len() == 0 && x < count * line.len(), "{x}");
+    }
+
+    #[tokio::test]
+    async fn the_loaders_line_is_noticed_in_pieces_of_any_size() {
+        for size in [1, 2, 5, 100] {
+            let (port, _stream) = SerialPort::new().unwrap();
+            let mut writer = port.writer();
+            writer
+                .write_all(b"[    0.1] podvisor-load: no \r\n")
+                .unwrap();
+            assert!(!*port.shared.has_loader.borrow());
+            for piece in b"podvisor-loader: disk vda\r\n".chunks(size) {
+                writer.write_all(piece).unwrap();
+            }
+            port.loader_writes().await;
+        }
     }
 
     #[test]

@@ -197,6 +197,15 @@ impl Service {
                 return Ok((Answer::Stream, vec![stream]));
             }
             Call::BootMachine(_) => return Err(booted()),
+            Call::GuestAgent { .. } | Call::Reboot { .. } => {
+                return Err(SandboxError::refused(
+                    RefusalKind::InvalidArgument,
+                    format!(
+                        "cannot {}: the guest has no operating system of its own",
+                        call.action()
+                    ),
+                ));
+            }
             // Not about containers.
             Call::Hello { .. }
             | Call::Shutdown { .. }

@@ -29,7 +29,7 @@ const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
 const EXECS_REMEMBERED: usize = 256;
 
 /// The exit code of a process whose guest is gone: as if killed.
-const KILLED_EXIT_CODE: i32 = 128 + SIGKILL as i32;
+pub(super) const KILLED_EXIT_CODE: i32 = 128 + SIGKILL as i32;
 
 /// A container in the guest.
 #[derive(Debug)]
@@ -351,34 +351,33 @@ impl Container {
 
     /// Registers another process, which runs and whose output is being moved.
     pub(super) fn exec_started(&self, exec_id: String, outputs: Outputs, agent: &Agent) {
+        // The agent refuses an id that is in use, so a process with this id has ended.
+        let sender = self.note_exec(&exec_id);
+        let (agent, id) = (agent.clone(), self.id.clone());
+        tokio::spawn(async move {
+            let exit = wait(&agent, &id, &exec_id)
+                .await
+                .unwrap_or_else(|_| killed());
+            finish_exec(&exec_id, outputs).await;
+            sender.send_replace(Some(exit));
+        });
+    }
+
+    /// Registers another process, in place of one with this id that has ended. Its exit is what is
+    /// sent.
+    pub(super) fn note_exec(&self, exec_id: &str) -> watch::Sender<Option<ProcessExit>> {
         let (sender, exit) = watch::channel(None);
         let mut execs = self.execs();
-        // The agent refuses an id that is in use, so a process with this id has ended.
         execs.retain(|exec| exec.id != exec_id);
         execs.push_back(ExecProcess {
-            id: exec_id.clone(),
+            id: exec_id.to_owned(),
             exit,
         });
         if execs.len() > EXECS_REMEMBERED {
             let ended = execs.iter().position(|exec| exec.exit.borrow().is_some());
             ended.and_then(|index| execs.remove(index));
         }
-        drop(execs);
-        let (agent, id) = (agent.clone(), self.id.clone());
-        tokio::spawn(async move {
-            let exit = wait(&agent, &id, &exec_id)
-                .await
-                .unwrap_or_else(|_| killed());
-            match outputs.finish_within(DRAIN_TIMEOUT).await {
-                Ok(true) => {}
-                Ok(false) => debug!(
-                    exec_id,
-                    "what the process left has its output open: cut off"
-                ),
-                Err(error) => debug!(%error, exec_id, "an exec's output is lost"),
-            }
-            sender.send_replace(Some(exit));
-        });
+        sender
     }
 
     /// Kills a process of `exec` whose streams could not be connected, and makes the guest forget
@@ -386,6 +385,18 @@ impl Container {
     pub(super) fn kill_exec(&self, exec_id: String, agent: &Agent) {
         let (agent, id) = (agent.clone(), self.id.clone());
         tokio::spawn(async move { end_unwanted(&agent, &id, &exec_id).await });
+    }
+}
+
+/// Waits for the rest of the output of a process that has ended.
+pub(super) async fn finish_exec(exec_id: &str, outputs: Outputs) {
+    match outputs.finish_within(DRAIN_TIMEOUT).await {
+        Ok(true) => {}
+        Ok(false) => debug!(
+            exec_id,
+            "what the process left has its output open: cut off"
+        ),
+        Err(error) => debug!(%error, exec_id, "an exec's output is lost"),
     }
 }
 

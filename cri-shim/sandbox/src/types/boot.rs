@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
+use std::time::Duration;
 
 use podvisor_network::cni::DhcpServer;
 
@@ -33,6 +34,9 @@ pub struct BootMachine {
     /// DHCP servers of its cards, which the sandbox's process runs from now on. They replace those
     /// of the machine before.
     pub dhcp: Vec<DhcpServer>,
+    /// How long podvisor's loader may take until its first line, if `kernel` is its. Its kernel
+    /// looks for partitions before that, and hangs with a disk that does not answer.
+    pub loader_limit: Option<Duration>,
     /// The file for the serial console's output, in the format of CRI's logs; opened for appending.
     pub log: Option<OwnedFd>,
 }
@@ -41,8 +45,11 @@ impl BootMachine {
     /// Most disks of a machine.
     pub const MAX_DISKS: usize = 20;
 
+    /// A limit for the loader that is long enough for a busy host.
+    pub const LOADER_LIMIT: Duration = Duration::from_secs(180);
+
     /// Creates the configuration of a machine with this kernel, one vCPU, 1 GiB of memory, no disk,
-    /// no DHCP server and no log.
+    /// no DHCP server, no limit for a loader, and no log.
     pub fn new(id: impl Into<String>, kernel: File) -> Self {
         Self {
             id: id.into(),
@@ -55,6 +62,7 @@ impl BootMachine {
             memory: 1 << 30,
             disks: Vec::new(),
             dhcp: Vec::new(),
+            loader_limit: None,
             log: None,
         }
     }

@@ -5,6 +5,7 @@
 //! | --- | --- |
 //! | `launch` | the configuration of a sandbox |
 //! | `boot` | the configuration of a machine with an operating system of its own |
+//! | `guest_agent` | what QEMU's guest agent is asked |
 //! | `create` | the configuration of a container |
 //! | `process` | users, additional processes and their streams |
 //! | `state` | a container's state, and how its process ended |
@@ -14,6 +15,7 @@
 mod boot;
 mod create;
 mod exit;
+mod guest_agent;
 mod launch;
 mod process;
 mod state;
@@ -24,6 +26,7 @@ pub use podvisor_network::guest::{GuestNetwork, Interface, Neighbour, NicConfig,
 pub use boot::BootMachine;
 pub use create::{ContainerDevice, CreateContainer, DeviceSource, ImageVolume, RestartPolicy};
 pub use exit::SandboxExit;
+pub use guest_agent::{GuestAgentAnswer, GuestAgentCall, Password};
 pub use launch::{GuestKind, JailMode, LaunchConfig};
 pub use process::{ContainerUser, Exec, StdioFds, SupplementalGroups, TerminalSize};
 pub use state::{ContainerInfo, ContainerState, ProcessExit, Started};

@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
+use std::time::Duration;
 
 use podvisor_network::cni::DhcpServer;
 use serde::{Deserialize, Serialize};
@@ -26,6 +27,8 @@ pub(crate) struct BootHeader {
     /// What DHCP servers give.
     #[serde(default)]
     pub(crate) dhcp: Vec<podvisor_dhcp::Config>,
+    #[serde(default)]
+    pub(crate) loader_limit: Option<Duration>,
     pub(crate) has_log: bool,
 }
 
@@ -91,6 +94,7 @@ impl BootHeader {
             has_initramfs,
             disks,
             dhcp,
+            loader_limit: boot.loader_limit,
             has_log,
         };
         (header, fds)
@@ -142,6 +146,7 @@ impl BootHeader {
             memory: self.memory,
             disks,
             dhcp,
+            loader_limit: self.loader_limit,
             log,
         })
     }

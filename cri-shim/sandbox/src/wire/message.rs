@@ -10,8 +10,8 @@ use super::boot::BootHeader;
 use crate::error::RefusalKind;
 use crate::machine::{KernelPanic, NicKind, UserRange};
 use crate::types::{
-    ContainerInfo, ContainerStats, ContainerUser, GuestKind, JailMode, ProcessExit, RestartPolicy,
-    SandboxExit, Started, SupplementalGroups, TerminalSize,
+    ContainerInfo, ContainerStats, ContainerUser, GuestAgentAnswer, GuestAgentCall, GuestKind,
+    JailMode, ProcessExit, RestartPolicy, SandboxExit, Started, SupplementalGroups, TerminalSize,
 };
 
 /// Version of the control protocol.
@@ -155,6 +155,18 @@ pub(crate) enum Call {
     PortForward {
         port: u16,
     },
+    /// Only for a guest with an operating system of its own. Without a time limit, it is waited for
+    /// as long as the agent takes.
+    GuestAgent {
+        id: String,
+        ask: Box<GuestAgentCall>,
+        limit_ms: u64,
+    },
+    /// Starts a guest with an operating system of its own again: on request, or at once.
+    Reboot {
+        id: String,
+        is_reset: bool,
+    },
     /// The answer comes with a socket that is connected to the serial console.
     Console,
     /// Answered immediately; the client waits for the end.
@@ -197,6 +209,8 @@ impl Call {
             Self::AwaitPressure => "wait for memory pressure",
             Self::SetCpus { .. } => "change the guest's CPUs",
             Self::PortForward { .. } => "forward a port",
+            Self::GuestAgent { .. } => "ask the guest's agent",
+            Self::Reboot { .. } => "reboot the guest",
             Self::Pause => "pause the guest",
             Self::Resume | Self::IsPaused => "resume the guest",
             Self::Console => "open the console",
@@ -324,6 +338,7 @@ pub(crate) enum Answer {
     IsPaused(bool),
     /// The growth in bytes.
     Grown(u64),
+    GuestAgent(GuestAgentAnswer),
 }
 
 /// The reason why a request was refused.

@@ -151,7 +151,7 @@ fn in_container(
     name: &str,
     wanted: impl FnOnce(&Record) -> ExecRequest,
 ) -> anyhow::Result<u8> {
-    let containers = Containers::open(&globals.root()?)?;
+    let containers = globals.containers()?;
     let runtime = crate::cli::runtime()?;
     let code = runtime.block_on(async {
         let mut signals = Signals::new()?;
@@ -183,7 +183,8 @@ async fn begin(
     let (client, _, is_paused) = running(&entry).await?;
     anyhow::ensure!(
         !is_paused,
-        "container {} is paused; `podvisor unpause` it first",
+        "{} {} is paused; resume it first",
+        entry.record.what(),
         entry.record.name
     );
     let wanted = wanted(&entry.record);

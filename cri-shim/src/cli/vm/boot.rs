@@ -72,6 +72,7 @@ pub(super) async fn boot(
     boot.vcpus = record.cpus;
     boot.memory = record.memory;
     boot.disks = disks;
+    boot.loader_limit = Some(BootMachine::LOADER_LIMIT);
     boot.log = Some(entry.open_log()?.into());
     client.boot_machine(boot).await?;
     client.end_with(&record.id).await?;

@@ -1,9 +1,11 @@
 //! `vm ps` and `vm inspect`.
 
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use clap::Args;
 use serde_json::{Value, json};
+use tokio::time::timeout;
+use tracing::debug;
 
 use crate::cli::container::ports::line;
 use crate::cli::container::state::states;
@@ -11,6 +13,9 @@ use crate::cli::container::{Entry, State, network, port, ps, sweep};
 use crate::cli::shown::{ago, rfc3339};
 use crate::cli::table::Table;
 use crate::cli::{FormatArgs, Globals, JsonArgs};
+
+/// How long the guest's agent is waited for.
+const GUEST_ANSWERS: Duration = Duration::from_secs(10);
 
 #[derive(Debug, Args)]
 pub(super) struct ListArgs {
@@ -118,11 +123,29 @@ fn addresses(entry: &Entry, state: Option<&State>) -> Vec<String> {
 
 pub(super) fn inspect(globals: &Globals, args: &InspectArgs) -> anyhow::Result<u8> {
     let shown = all(globals, Some(&args.vms))?;
-    let views = shown
-        .iter()
-        .map(|(entry, state)| view(entry, state.as_ref()));
+    let runtime = crate::cli::runtime()?;
+    let views = shown.iter().map(|(entry, state)| {
+        let mut view = view(entry, state.as_ref());
+        view["Guest"] = runtime.block_on(guest(entry, state.as_ref()));
+        view
+    });
     crate::cli::print_json(&views.collect::<Vec<_>>())?;
     Ok(0)
+}
+
+/// Returns what the guest says of itself by its agent, if there is one that answers.
+async fn guest(entry: &Entry, state: Option<&State>) -> Value {
+    let Some(client) = state.and_then(State::client) else {
+        return Value::Null;
+    };
+    match timeout(GUEST_ANSWERS, client.guest_info(&entry.record.id)).await {
+        Ok(Ok(info)) => json!(info),
+        Ok(Err(error)) => {
+            debug!(%error, "the guest's agent says nothing");
+            Value::Null
+        }
+        Err(_) => Value::Null,
+    }
 }
 
 fn view(entry: &Entry, state: Option<&State>) -> Value {

@@ -17,6 +17,7 @@
 //! | `run` | `vm run` and `vm start` |
 //! | `console` | `vm console`, and the console of `vm run` |
 //! | `list` | `vm ps` and `vm inspect` |
+//! | `reboot` | `vm reboot` |
 //! | `ssh` | `vm ssh` |
 
 mod args;
@@ -26,6 +27,7 @@ mod disk;
 mod image;
 mod keys;
 mod list;
+mod reboot;
 mod run;
 mod seed;
 mod ssh;
@@ -33,7 +35,7 @@ mod ssh;
 use clap::{Arg, Args, Subcommand};
 
 use super::Globals;
-use super::container::{Kept, lifecycle, logs};
+use super::container::{Kept, exec, lifecycle, logs};
 
 #[derive(Debug, Args)]
 pub(super) struct VmArgs {
@@ -60,6 +62,12 @@ enum VmCommand {
     Logs(logs::LogsArgs),
     /// Log in by SSH, or run a command
     Ssh(ssh::SshArgs),
+    /// Run a command by the guest's agent, qemu-guest-agent
+    #[command(override_usage = "podvisor vm exec [OPTIONS] VM CMD...")]
+    #[command(mut_arg("container_and_command", |names| names.value_names(["VM", "CMD"])))]
+    Exec(exec::ExecArgs),
+    /// Make the guest's agent reboot the guest, or reset the machine
+    Reboot(reboot::RebootArgs),
     /// Press the power button, and kill a virtual machine that does not power itself off
     #[command(mut_arg("containers", of_vms), mut_arg("time", patient))]
     Stop(lifecycle::StopArgs),
@@ -99,6 +107,8 @@ pub(super) fn run(globals: &Globals, args: &VmArgs) -> anyhow::Result<u8> {
         VmCommand::Inspect(args) => list::inspect(globals, args),
         VmCommand::Logs(args) => logs::run(globals, args),
         VmCommand::Ssh(args) => ssh::run(globals, args),
+        VmCommand::Exec(args) => exec::run(globals, args),
+        VmCommand::Reboot(args) => reboot::run(globals, args),
         VmCommand::Stop(args) => lifecycle::stop(globals, args),
         VmCommand::Pause(args) => lifecycle::pause(globals, args),
         VmCommand::Unpause(args) => lifecycle::unpause(globals, args),

@@ -63,6 +63,7 @@ impl Node {
             boot.memory = vm.memory;
             boot.disks = files.open(&store, &vm)?;
             boot.dhcp = dhcp;
+            boot.loader_limit = Some(BootMachine::LOADER_LIMIT);
             boot.log = log;
             Ok(boot)
         });

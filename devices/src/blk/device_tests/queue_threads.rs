@@ -225,6 +225,9 @@ fn a_queue_that_blocks_holds_up_no_other() {
             }
         }
         assert!(rig.drivers[usize::from(blocked)].take_used().is_none());
+        // The counters tell that one is not answered.
+        assert_eq!(crate::testing::counter(rig.device(), "begun"), 10);
+        assert_eq!(crate::testing::counter(rig.device(), "reads"), 9);
         // Meanwhile another queue is reset.
         let queue = rig.device().stop_queue(2 * (blocked % 2)).unwrap();
         rig.device().start_queue(queue).unwrap();

@@ -8,11 +8,11 @@ use std::time::Duration;
 use vmm_sys_util::eventfd::EventFd;
 
 use super::status::{Status, Step};
-use crate::GuestRam;
 use crate::virtio::{
     DeviceInfo, Interrupt, Queue, QueueConfig, QueueResources, QueueState, RateLimit, RestoreError,
     WorkerLink, features,
 };
+use crate::{GuestRam, WriteLog};
 
 /// How long a vCPU waits for a worker that is being reset. After that the status register reads as
 /// non-zero until the worker is done (§2.4), and the driver can only wait or give up.
@@ -41,6 +41,8 @@ pub struct TransportParts {
     pub mem: GuestRam,
     /// One eventfd per queue, on which the driver's notifications arrive.
     pub kicks: Vec<Arc<EventFd>>,
+    /// Is told of what the device writes to guest memory.
+    pub writes: WriteLog,
 }
 
 /// What a driver has configured and has been told: a transport's state without its own registers.
@@ -244,6 +246,7 @@ impl TransportCore {
                 event_idx: self.acked & features::EVENT_IDX != 0,
                 indirect_desc: self.acked & features::INDIRECT_DESC != 0,
                 state: QueueState::default(),
+                writes: self.parts.writes.clone(),
             };
             match Queue::new(index, *max, config, resources) {
                 Ok(queue) => queues.push(queue),
@@ -395,6 +398,7 @@ impl TransportCore {
                 event_idx: saved.features & features::EVENT_IDX != 0,
                 indirect_desc: saved.features & features::INDIRECT_DESC != 0,
                 state: *state,
+                writes: self.parts.writes.clone(),
             };
             match Queue::new(*index, *max, config, resources) {
                 Ok(queue) => queues.push(queue),

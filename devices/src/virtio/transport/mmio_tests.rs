@@ -1,5 +1,6 @@
 use super::super::core::RESET_TIMEOUT;
 use super::*;
+use crate::WriteLog;
 use crate::testing::{DirectLink, DriverQueue, memory};
 use crate::virtio::{
     Command, ConfigSpace, Counter, DeviceInfo, DeviceType, Fault, Progress, Queue, QueueConfig,
@@ -138,6 +139,7 @@ fn rig() -> Rig {
         link,
         mem,
         kicks: kicks.clone(),
+        writes: WriteLog::default(),
     };
     Rig {
         mmio: MmioTransport::new(parts, irq),

@@ -108,7 +108,9 @@ fn restore_on(kvm: Kvm, builder: RestoreBuilder) -> Result<Vm, BuildError> {
         }
         if let Some(saved) = &state.events {
             hardware.add_events(Events::default(), Some(saved))?;
-            hardware.renew_generation_id(&memory)?;
+            if !snapshot.is_moved() {
+                hardware.renew_generation_id(&memory)?;
+            }
         }
         Ok::<_, BuildError>(hardware)
     };

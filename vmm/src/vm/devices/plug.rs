@@ -134,7 +134,7 @@ impl Vm {
             TransportSetup {
                 info: &info,
                 link: Arc::new(link.clone()),
-                mem: self.context.machine.memory.all(),
+                mem: &self.context.machine.memory,
             },
         )?;
         let Registers::Pci(function) = registers else {

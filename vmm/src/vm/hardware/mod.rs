@@ -91,7 +91,7 @@ impl Hardware {
             })?;
         let board = AttachContext {
             vm: &vm_fd,
-            mem: memory.all(),
+            mem: memory,
             bus: &bus,
             pci: pci.as_ref(),
         };

@@ -25,6 +25,8 @@ pub enum VmExit {
     },
     /// The host ended it, by [`crate::vm::Vm::stop`] or by dropping the handle.
     Stopped,
+    /// It has moved away, by [`crate::vm::Vm::migrate`], and goes on there.
+    Moved,
 }
 
 impl fmt::Display for VmExit {
@@ -36,6 +38,7 @@ impl fmt::Display for VmExit {
                 write!(f, "triple fault on vCPU {vcpu} ({registers})")
             }
             Self::Stopped => f.write_str("stopped by the host"),
+            Self::Moved => f.write_str("moved to another host"),
         }
     }
 }

@@ -5,9 +5,11 @@
 //!   `seccomp.rs` what they may do.
 //! * `exit.rs` says why a VM ended.
 //! * `save.rs` gathers a paused VM's state for a snapshot, `restore.rs` sets it in a new VM.
+//! * `migrate.rs` moves a running VM to another host.
 
 pub(crate) mod control;
 mod exit;
+mod migrate;
 pub(crate) mod restore;
 mod save;
 mod seccomp;
@@ -16,6 +18,7 @@ mod state;
 pub(crate) mod threads;
 
 pub use exit::{Poison, PoisonCause, Registers, VmExit};
+pub use migrate::MigrateError;
 pub use save::TakeSnapshotError;
 pub use seccomp::Seccomp;
 pub use state::{Action, State};

@@ -1,6 +1,7 @@
 //! Gathers the state of a paused VM for a snapshot.
 
 use std::path::{Path, PathBuf};
+use std::sync::MutexGuard;
 
 use rustix::rand::{GetRandomFlags, getrandom};
 
@@ -67,7 +68,34 @@ impl Vm {
     }
 
     fn save(&self, dir: &Path, full: Option<(PathBuf, Identity)>) -> Result<(), TakeSnapshotError> {
-        let _transition = lock(&self.transition);
+        let transition = lock(&self.transition);
+        let identity = new_identity(dir)?;
+        let state = self.gather(&transition, identity)?;
+        let memory = &self.context.machine.memory;
+        let plugged = match memory.shape().hotplug_region() {
+            Some(_) => self.hotplug_memory()?.run(|device| device.plugged_end())?,
+            None => 0,
+        };
+        let check = || Ok(self.check_not_ended()?);
+        snapshot::write(dir, state, memory, plugged, full, check)
+    }
+
+    /// The parts of a state are consistent only if nothing ended the VM meanwhile, such as a thread
+    /// that panicked.
+    pub(super) fn check_not_ended(&self) -> Result<(), VmError> {
+        let has_ended = self.control().lock().outcome.is_some();
+        match has_ended {
+            true => Err(self.ended()),
+            false => Ok(()),
+        }
+    }
+
+    /// Returns the state of the VM, which is paused, and stays so for the transition.
+    pub(super) fn gather(
+        &self,
+        _transition: &MutexGuard<'_, ()>,
+        identity: Identity,
+    ) -> Result<MachineState, TakeSnapshotError> {
         {
             let inner = self.control().lock();
             self.legal(&inner, Action::Snapshot)?;
@@ -85,8 +113,8 @@ impl Vm {
             .ok_or_else(|| self.ended())?
             .into_iter()
             .collect::<Result<Vec<_>, _>>()?;
-        let state = MachineState {
-            identity: new_identity(dir)?,
+        Ok(MachineState {
+            identity,
             memory: machine.memory.shape(),
             base: None,
             cpuid: machine.cpuid.clone(),
@@ -98,21 +126,7 @@ impl Vm {
             pci: self.pci.as_ref().map(PciRoot::config_address),
             devices,
             working_set: None,
-        };
-        let plugged = match machine.memory.shape().hotplug_region() {
-            Some(_) => self.hotplug_memory()?.run(|device| device.plugged_end())?,
-            None => 0,
-        };
-        // The parts are consistent only if nothing ended the VM meanwhile, such as a thread that
-        // panicked.
-        let check = || {
-            let has_ended = self.control().lock().outcome.is_some();
-            match has_ended {
-                true => Err(self.ended().into()),
-                false => Ok(()),
-            }
-        };
-        snapshot::write(dir, state, &machine.memory, plugged, full, check)
+        })
     }
 
     fn ended(&self) -> VmError {

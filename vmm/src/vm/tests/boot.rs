@@ -1,6 +1,7 @@
 //! What a guest finds in its memory when it starts.
 
 use super::*;
+use crate::vm::VmExit;
 use crate::{Initramfs, Transport};
 
 /// Returns the kernel's command line.
@@ -64,4 +65,32 @@ fn the_initramfs_is_where_the_kernel_is_told_that_it_is() {
     let mut there = vec![0; content.len()];
     assert_eq!(vm.read_memory(address, &mut there), there.len());
     assert!(there == content);
+}
+
+#[test]
+fn a_guest_that_jumps_to_the_reset_vector_restarts() {
+    let base = u32::try_from(LOAD).unwrap().to_le_bytes();
+    let table = u32::try_from(LOAD + 40).unwrap().to_le_bytes();
+    let table_register = u32::try_from(LOAD + 32).unwrap().to_le_bytes();
+    let mut code = Vec::new();
+    code.extend([0x0f, 0x01, 0x15]); // lgdt
+    code.extend(table_register);
+    code.extend([0xea, 14, 0, 0, 0, 8, 0]); // to the next instruction, in a segment of 16 bits
+    code.extend([0x0f, 0x20, 0xc0]); // mov eax, cr0
+    code.extend([0x24, 0xfe]); // clear PE
+    code.extend([0x0f, 0x22, 0xc0]); // mov cr0, eax
+    code.extend([0xea, 0xf0, 0xff, 0x00, 0xf0]); // jmp f000:fff0
+    code.resize(32, 0);
+    code.extend([15, 0]);
+    code.extend(table);
+    code.resize(48, 0);
+    let [low, high, middle, top] = base;
+    code.extend([0xff, 0xff, low, high, middle, 0x9a, 0, top]);
+    let vm = Arc::new(tiny(&code).build().unwrap());
+    vm.start().unwrap();
+    let ended = vm.clone();
+    assert_eq!(
+        in_time("reset", move || ended.wait()).unwrap(),
+        VmExit::Reset
+    );
 }

@@ -12,6 +12,7 @@ mod devices;
 mod events;
 mod handles;
 mod life;
+mod migrate;
 mod net;
 mod orders;
 mod pci;

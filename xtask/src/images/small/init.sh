@@ -17,7 +17,9 @@ for label in cidata CIDATA config-2; do
     mkdir -p /run/seed
     mount -t vfat -o ro "$disk" /run/seed 2>/dev/null || mount -t iso9660 -o ro "$disk" /run/seed || continue
     echo "small: seed $label:" $(cd /run/seed && find . -type f | sed 's|^\./||' | sort)
-    name=$(sed -n 's/^ *local-hostname: *//p' /run/seed/meta-data 2>/dev/null | tr -d "\"'" | head -n 1)
+    # YAML, or JSON with quoted keys.
+    name=$(sed -n "s/^ *[\"']\\?local-hostname[\"']\\?: *//p" /run/seed/meta-data 2>/dev/null |
+        tr -d "\"'," | head -n 1)
     [ -z "$name" ] || hostname "$name"
     break
 done
@@ -35,6 +37,13 @@ done
 # What a test can fetch from outside: http://ADDRESS/hostname.
 mkdir -p /run/www && hostname >/run/www/hostname
 [ ! -x /bin/httpd ] || httpd -p 80 -h /run/www
+
+# QEMU's guest agent, where the machine has its port.
+for port in /sys/class/virtio-ports/*; do
+    [ "$(cat "$port/name" 2>/dev/null)" = org.qemu.guest_agent.0 ] || continue
+    [ ! -x /sbin/qemu-ga ] || [ -e /etc/no-agent ] ||
+        qemu-ga -d -m virtio-serial -p "/dev/${port##*/}" -t /run -f /run/qemu-ga.pid -l /run/qemu-ga.log
+done
 
 # The power button is an input device; an event of it is 24 bytes.
 for button in /dev/input/event*; do

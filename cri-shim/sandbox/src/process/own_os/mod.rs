@@ -10,13 +10,17 @@
 //! | --- | --- |
 //! | `mod.rs` | the guest of the process: which container's machine runs, and the pod's end |
 //! | `requests` | the requests about a container |
+//! | `guest_agent` | what QEMU's guest agent is asked |
+//! | `programs` | programs that run in the guest by its agent |
 //! | `dhcp` | the servers that tell the guest its addresses |
 //! | `vm` | one container's machine: boot, reboot, stop, end |
 //! | `outcome` | how a machine's end is reported as its container's |
 //! | `usage` | the resource usage of the process |
 
 mod dhcp;
+mod guest_agent;
 mod outcome;
+mod programs;
 mod requests;
 mod usage;
 mod vm;
@@ -203,14 +207,9 @@ impl OwnOs {
             disks: boot.disks,
             nics,
         };
-        Vm::start(
-            boot.id,
-            plan,
-            boot.log,
-            Arc::clone(kvm),
-            self.events.clone(),
-        )
-        .await
+        let limit = boot.loader_limit;
+        let kvm = Arc::clone(kvm);
+        Vm::start(boot.id, plan, limit, boot.log, kvm, self.events.clone()).await
     }
 
     fn lock(&self) -> MutexGuard<'_, Vec<Arc<Vm>>> {
@@ -256,6 +255,7 @@ impl OwnOs {
         let vm = self.running().ok_or_else(no_machine)?;
         vm.machine()?.resume().await.map_err(wrong_state)?;
         self.is_paused.store(false, Ordering::Relaxed);
+        vm.set_clock();
         Ok(())
     }
 

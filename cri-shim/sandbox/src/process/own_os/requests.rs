@@ -1,8 +1,10 @@
 //! The requests about a container whose process is a machine.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use podvisor_guest_agent::ShutdownMode;
 use podvisor_host::signal::SIGKILL;
 
 use super::super::super::error::{RefusalKind, SandboxError};
@@ -11,11 +13,8 @@ use super::super::super::wire::{Answer, Call};
 use super::super::answer::Fds;
 use super::super::containers::blocking;
 use super::super::entries::not_found;
-use super::OwnOs;
 use super::vm::Vm;
-
-/// Why no program runs in the guest, and what there is instead.
-const EXEC_ADVICE: &str = ": attach to its console, or log in over its network";
+use super::{OwnOs, programs};
 
 /// Executes a request.
 pub(in super::super) async fn answer(
@@ -65,11 +64,42 @@ pub(in super::super) async fn answer(
         } => {
             system.entries.get(&id)?;
         }
-        Call::Exec(_) => {
-            return Err(SandboxError::NoAgent {
-                request: call.action(),
-                advice: EXEC_ADVICE,
-            });
+        Call::Exec(header) => {
+            let files = fds.stdio(header.stdio)?;
+            let vm = system.vm_that_runs(&header.id)?;
+            programs::start(&vm, *header, files).await?;
+        }
+        Call::Wait {
+            id,
+            exec_id: Some(exec_id),
+        } => {
+            let mut exit = system.entries.get(&id)?.exit(Some(&exec_id))?;
+            let known = exit.wait_for(Option::is_some).await;
+            let exit = known.ok().and_then(|exit| *exit);
+            return Ok(Answer::Exit(exit.ok_or_else(|| not_found(&id))?));
+        }
+        Call::Signal {
+            id,
+            exec_id: Some(exec_id),
+            signal,
+            ..
+        } => programs::signal(&*system.vm(&id)?, &exec_id, signal).await?,
+        Call::GuestAgent { id, ask, limit_ms } => {
+            let vm = system.vm_that_runs(&id)?;
+            let limit = Duration::from_millis(limit_ms);
+            let answer = vm.ask_agent("ask the guest's agent", *ask, limit).await?;
+            return Ok(Answer::GuestAgent(answer));
+        }
+        Call::Reboot { id, is_reset } => {
+            let vm = system.vm_that_runs(&id)?;
+            match is_reset {
+                true => {
+                    vm.reset()?;
+                    // The next machine runs, whatever the one before did.
+                    system.is_paused.store(false, Ordering::Relaxed);
+                }
+                false => vm.shut_down_by_agent(ShutdownMode::Reboot).await?,
+            }
         }
         call => {
             return Err(SandboxError::NoAgent {
@@ -89,6 +119,19 @@ impl OwnOs {
             .ok()
             .and_then(|exit| *exit)
             .ok_or_else(|| not_found(id))
+    }
+
+    /// Returns the machine of a container that has not ended.
+    fn vm_that_runs(&self, id: &str) -> Result<Arc<Vm>, SandboxError> {
+        self.entries.get(id)?;
+        let vm = self.vm(id)?;
+        match vm.is_running() {
+            true => Ok(vm),
+            false => Err(SandboxError::refused(
+                RefusalKind::WrongState,
+                format!("the machine of the container {id} has ended"),
+            )),
+        }
     }
 
     fn stats(&self, id: &str) -> Result<ContainerStats, SandboxError> {

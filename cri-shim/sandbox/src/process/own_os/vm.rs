@@ -1,12 +1,15 @@
 //! One container's machine: boot, reboot, stop, end.
 
 use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use tokio::sync::watch;
+use podvisor_guest_agent::ShutdownMode;
+use tokio::sync::{Mutex as AsyncMutex, watch};
+use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep, timeout};
-use tracing::{debug, info};
+use tracing::{debug, info, warn};
 
 use super::super::super::agent::now_ns;
 use super::super::super::error::{RefusalKind, SandboxError};
@@ -16,8 +19,10 @@ use super::super::super::types::{ProcessExit, RestartPolicy, Started};
 use super::super::container::Container;
 use super::super::output::ContainerStreams;
 use super::super::restart::Processes;
+use super::guest_agent::AgentOfMachine;
 use super::no_machine;
 use super::outcome::Outcome;
+use super::programs::Running;
 use crate::machine::{
     KvmDevice, Machine, MachineError, MachineExit, MachinePlan, SerialPort, causes,
 };
@@ -56,6 +61,9 @@ impl RebootDelays {
     }
 }
 
+/// How long the kill of a machine with a hanging disk is waited for.
+const KILL_TIMEOUT: Duration = Duration::from_secs(5);
+
 /// What was asked of a machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Wanted {
@@ -72,11 +80,17 @@ enum Wanted {
 pub(super) struct Vm {
     pub(super) container: Arc<Container>,
     plan: MachinePlan,
+    loader_limit: Option<Duration>,
     port: SerialPort,
     kvm: Arc<KvmDevice>,
     /// `None` between two machines and after the last one.
     machine: Mutex<Option<Arc<Machine>>>,
     wanted: watch::Sender<Wanted>,
+    /// The machine is killed to build another one.
+    is_reset: AtomicBool,
+    pub(super) agent: AsyncMutex<Option<Arc<AgentOfMachine>>>,
+    programs: Mutex<Vec<Running>>,
+    thaw: Mutex<Option<AbortHandle>>,
 }
 
 impl Vm {
@@ -84,6 +98,7 @@ impl Vm {
     pub(super) async fn start(
         id: String,
         plan: MachinePlan,
+        loader_limit: Option<Duration>,
         log: Option<OwnedFd>,
         kvm: Arc<KvmDevice>,
         events: Option<Arc<EventLog>>,
@@ -101,10 +116,15 @@ impl Vm {
         let vm = Arc::new(Self {
             container: Arc::new(container),
             plan,
+            loader_limit,
             port,
             kvm,
             machine: Mutex::default(),
             wanted: watch::Sender::new(Wanted::Running),
+            is_reset: AtomicBool::new(false),
+            agent: AsyncMutex::default(),
+            programs: Mutex::default(),
+            thaw: Mutex::default(),
         });
         Self::build(&vm).await?;
         let started = Started {
@@ -152,6 +172,22 @@ impl Vm {
             .is_ok_and(|exit| exit.borrow().is_none())
     }
 
+    /// Programs that run in the guest by its agent.
+    pub(super) fn programs(&self) -> MutexGuard<'_, Vec<Running>> {
+        self.programs.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Sets the task that thaws file systems, in place of an earlier one.
+    pub(super) fn set_thaw(&self, thaw: Option<AbortHandle>) {
+        let before = std::mem::replace(
+            &mut *self.thaw.lock().unwrap_or_else(PoisonError::into_inner),
+            thaw,
+        );
+        if let Some(before) = before {
+            before.abort();
+        }
+    }
+
     /// Memory of the machine in bytes.
     pub(super) fn memory(&self) -> u64 {
         self.plan.memory
@@ -164,11 +200,13 @@ impl Vm {
             let begin = Instant::now();
             let machine = self.lock().clone();
             let exit = match machine {
-                Some(machine) => machine.ended().await,
+                Some(machine) => self.end_of(machine).await,
                 None => MachineExit::Killed,
             };
             self.discard().await;
-            let is_reboot = exit == MachineExit::Reset && *self.wanted.borrow() == Wanted::Running;
+            let is_reset = self.is_reset.swap(false, Ordering::SeqCst);
+            let is_reboot = (exit == MachineExit::Reset || is_reset)
+                && *self.wanted.borrow() == Wanted::Running;
             if !is_reboot {
                 return self.outcome(exit);
             }
@@ -188,6 +226,52 @@ impl Vm {
         }
     }
 
+    /// Waits for a machine's end; ends it if its loader never writes a line.
+    async fn end_of(&self, machine: Arc<Machine>) -> MachineExit {
+        if let Some(limit) = self.loader_limit {
+            let too_long = async {
+                sleep(limit).await;
+                while machine.is_paused() {
+                    sleep(limit).await;
+                }
+            };
+            tokio::select! {
+                exit = machine.ended() => return exit,
+                () = self.port.loader_writes() => {}
+                () = too_long => {
+                    let why = self.hang(&machine, limit);
+                    warn!(container = self.container.id, why, "the machine is killed");
+                    // Its disk may keep its threads for good.
+                    let kill = tokio::task::spawn_blocking(move || machine.kill());
+                    let _ = timeout(KILL_TIMEOUT, kill).await;
+                    return MachineExit::Failed(why);
+                }
+            }
+        }
+        machine.ended().await
+    }
+
+    /// Says why a loader writes nothing.
+    fn hang(&self, machine: &Machine, limit: Duration) -> String {
+        let disks = machine.waiting_disks();
+        let disks = disks
+            .iter()
+            .filter_map(|number| self.plan.disks.get(*number));
+        let serials: Vec<String> = disks.map(|disk| format!("{:?}", disk.serial)).collect();
+        let seconds = limit.as_secs();
+        match serials.as_slice() {
+            [] => format!(
+                "the loader wrote nothing within {seconds} s, though its disks answer; is the host \
+                 too busy?"
+            ),
+            serials => format!(
+                "the loader wrote nothing within {seconds} s: a disk does not answer: {}; look at \
+                 the file system or device on this host that has it",
+                serials.join(", ")
+            ),
+        }
+    }
+
     fn outcome(&self, exit: MachineExit) -> Outcome {
         let was_asked = *self.wanted.borrow() != Wanted::Running;
         Outcome::new(exit, &self.port.tail(), was_asked)
@@ -195,6 +279,7 @@ impl Vm {
 
     /// Frees what the last machine has: another one may need it.
     async fn discard(&self) {
+        self.forget_agent().await;
         let machine = self.lock().take();
         // Its threads may take a moment to end.
         let dropped = tokio::task::spawn_blocking(move || drop(machine));
@@ -239,8 +324,17 @@ impl Vm {
         });
     }
 
-    /// Presses the power button again and again.
+    /// Asks the agent, and presses the power button again and again.
     async fn press_until_off(&self) {
+        let asked = timeout(
+            PRESS_INTERVAL,
+            self.shut_down_by_agent(ShutdownMode::PowerDown),
+        );
+        match asked.await {
+            Ok(Ok(())) => sleep(PRESS_INTERVAL).await,
+            Ok(Err(error)) => debug!(%error, "the guest's agent is not asked"),
+            Err(_) => debug!("the guest's agent does not answer"),
+        }
         loop {
             let machine = self.lock().clone();
             let pressed = machine.map(|machine| machine.press_power_button());
@@ -259,6 +353,14 @@ impl Vm {
             // Its threads end meanwhile, or are abandoned after a moment.
             machine.kill();
         }
+    }
+
+    /// Replaces the machine by a new one, as a reset button does.
+    pub(super) fn reset(&self) -> Result<(), SandboxError> {
+        let machine = self.machine()?;
+        self.is_reset.store(true, Ordering::SeqCst);
+        machine.kill();
+        Ok(())
     }
 
     fn wants(&self, more: Wanted) {

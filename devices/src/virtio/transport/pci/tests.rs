@@ -4,6 +4,7 @@ use proptest::prelude::*;
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use super::*;
+use crate::WriteLog;
 use crate::pci::{COMMAND_MEMORY, MessageInterrupt, NO_VECTOR};
 use crate::rng::RngDevice;
 use crate::testing::{DirectLink, DriverQueue, memory};
@@ -41,6 +42,7 @@ fn rig() -> Rig {
         link: Arc::new(worker.clone()),
         mem: mem.clone(),
         kicks: vec![kick.clone()],
+        writes: WriteLog::default(),
     };
     Rig {
         pci: PciTransport::new(parts, irq.clone()),

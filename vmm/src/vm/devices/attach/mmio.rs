@@ -47,8 +47,9 @@ pub(super) fn connect(
     let parts = TransportParts {
         info: info.clone(),
         link,
-        mem: mem.clone(),
+        mem: mem.all().clone(),
         kicks: kicks.clone(),
+        writes: mem.writes().clone(),
     };
     let transport = Arc::new(Mutex::new(MmioTransport::new(parts, irq.clone())));
     bus.mmio

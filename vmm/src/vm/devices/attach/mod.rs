@@ -11,7 +11,6 @@ use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use kvm_ioctls::VmFd;
-use podvisor_devices::GuestRam;
 use podvisor_devices::virtio::transport::MmioTransport;
 use podvisor_devices::virtio::{
     Count, Counter, DeviceInfo, Interrupt, Placement, QueueState, ReadCounters, RestoreError,
@@ -20,6 +19,7 @@ use podvisor_devices::virtio::{
 use vmm_sys_util::eventfd::EventFd;
 
 use crate::boot::MmioWindow;
+use crate::memory::GuestMemory;
 use crate::snapshot::SavedRegisters;
 use crate::vm::builder::BuildError;
 use crate::vm::hardware::bus::Bus;
@@ -136,7 +136,7 @@ pub(crate) struct TransportHandle {
 pub(crate) struct TransportSetup<'a> {
     pub(crate) info: &'a DeviceInfo,
     pub(crate) link: Arc<dyn WorkerLink>,
-    pub(crate) mem: &'a GuestRam,
+    pub(crate) mem: &'a GuestMemory,
 }
 
 /// Names the devices of a new VM: the type of each, and its number among devices of that type.
@@ -159,7 +159,7 @@ pub(crate) fn named(devices: Vec<Box<dyn VirtioDevice>>) -> Vec<NewDevice> {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct AttachContext<'a> {
     pub(crate) vm: &'a Arc<VmFd>,
-    pub(crate) mem: &'a GuestRam,
+    pub(crate) mem: &'a GuestMemory,
     pub(crate) bus: &'a Bus,
     /// `None` if devices are on MMIO.
     pub(crate) pci: Option<&'a PciRoot>,

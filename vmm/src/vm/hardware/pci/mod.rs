@@ -73,8 +73,9 @@ impl PciRoot {
         let parts = TransportParts {
             info: info.clone(),
             link,
-            mem: mem.clone(),
+            mem: mem.all().clone(),
             kicks: kicks.clone(),
+            writes: mem.writes().clone(),
         };
         let mut transport = PciTransport::new(parts, irq.clone());
         transport.set_bar(bar(slot));

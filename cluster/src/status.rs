@@ -1,4 +1,4 @@
-//! Failures, as the API server's `Status` objects.
+//! Failures, as the API server's `Status` objects, of the subresources and of the nodes.
 
 use http::StatusCode;
 use serde_json::json;
@@ -7,7 +7,7 @@ use crate::https::{self, Answer};
 
 /// Why a request fails.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Failure {
+pub(crate) struct Failure {
     code: StatusCode,
     reason: &'static str,
     message: String,
@@ -22,41 +22,50 @@ impl Failure {
         }
     }
 
-    pub(super) fn unauthorized() -> Self {
+    pub(crate) fn unauthorized() -> Self {
         let message = "the request does not come from the API server";
         Self::new(StatusCode::UNAUTHORIZED, "Unauthorized", message)
     }
 
-    pub(super) fn forbidden(message: impl Into<String>) -> Self {
+    pub(crate) fn forbidden(message: impl Into<String>) -> Self {
         Self::new(StatusCode::FORBIDDEN, "Forbidden", message)
     }
 
-    pub(super) fn not_found(kind: &str, name: &str) -> Self {
+    pub(crate) fn not_found(kind: &str, name: &str) -> Self {
         let message = format!("{kind} \"{name}\" not found");
         Self::new(StatusCode::NOT_FOUND, "NotFound", message)
     }
 
-    pub(super) fn not_found_path(path: &str) -> Self {
+    pub(crate) fn not_found_path(path: &str) -> Self {
         let path = podvisor_cluster_types::cause::shown(path);
         let message = format!("the server has no resource at {path}");
         Self::new(StatusCode::NOT_FOUND, "NotFound", message)
     }
 
-    pub(super) fn method_not_allowed() -> Self {
+    pub(crate) fn method_not_allowed() -> Self {
         let message = "only GET and PUT are served";
         Self::new(StatusCode::METHOD_NOT_ALLOWED, "MethodNotAllowed", message)
     }
 
-    pub(super) fn bad_request(message: impl Into<String>) -> Self {
+    pub(crate) fn bad_request(message: impl Into<String>) -> Self {
         Self::new(StatusCode::BAD_REQUEST, "BadRequest", message)
     }
 
-    pub(super) fn conflict(message: impl Into<String>) -> Self {
+    pub(crate) fn conflict(message: impl Into<String>) -> Self {
         Self::new(StatusCode::CONFLICT, "Conflict", message)
     }
 
+    pub(crate) fn internal(message: impl Into<String>) -> Self {
+        let code = StatusCode::INTERNAL_SERVER_ERROR;
+        Self::new(code, "InternalError", message)
+    }
+
+    pub(crate) fn too_many(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::TOO_MANY_REQUESTS, "TooManyRequests", message)
+    }
+
     /// The answer of the API server, passed on where the user can do something about it.
-    pub(super) fn of_api_server(error: &kube::Error) -> Self {
+    pub(crate) fn of_api_server(error: &kube::Error) -> Self {
         match error {
             kube::Error::Api(status) if matches!(status.code, 404 | 409 | 422) => {
                 let (code, reason) = match status.code {
@@ -68,13 +77,12 @@ impl Failure {
             }
             error => {
                 tracing::error!(%error, "the API server does not answer a request of ours");
-                let message = "the API server did not answer: try again";
-                Self::new(StatusCode::INTERNAL_SERVER_ERROR, "InternalError", message)
+                Self::internal("the API server did not answer: try again")
             }
         }
     }
 
-    pub(super) fn answer(&self) -> Answer {
+    pub(crate) fn answer(&self) -> Answer {
         https::json(
             self.code,
             &json!({
@@ -89,9 +97,15 @@ impl Failure {
         )
     }
 
+    /// What is said to people.
+    #[cfg(test)]
+    pub(crate) fn message(&self) -> &str {
+        &self.message
+    }
+
     /// The HTTP status.
     #[cfg(test)]
-    pub(super) fn code(&self) -> u16 {
+    pub(crate) fn code(&self) -> u16 {
         self.code.as_u16()
     }
 }

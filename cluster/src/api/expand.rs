@@ -1,0 +1,50 @@
+//! What a VM is with its instance type and its preference: for a stored VM, and for one that is
+//! only given.
+
+use http::StatusCode;
+use kube::Client;
+use podvisor_cluster_types::vm::VmSpec;
+use serde_json::Value;
+
+use super::{Target, objects};
+use crate::{
+    https::{self, Answer},
+    status::Failure,
+};
+
+/// The resource to which VMs are given.
+pub(super) const RESOURCE: &str = "expand-vm-spec";
+
+/// Expands a stored VM.
+pub(super) async fn stored(client: &Client, target: &Target<'_>) -> Result<Answer, Failure> {
+    let vm = objects::api(client, target.namespace, "VirtualMachine")
+        .get_opt(target.name)
+        .await
+        .map_err(|error| Failure::of_api_server(&error))?
+        .ok_or_else(|| Failure::not_found("virtualmachine.kubevirt.io", target.name))?;
+    let vm = serde_json::to_value(&vm)
+        .map_err(|error| Failure::internal(format!("the VM cannot be written: {error}")))?;
+    expand(&vm)
+}
+
+/// Expands a VM that somebody gives.
+pub(super) fn given(body: &[u8]) -> Result<Answer, Failure> {
+    let vm: Value = serde_json::from_slice(body)
+        .map_err(|error| Failure::bad_request(format!("the VM is invalid: {error}")))?;
+    if vm.get("kind").and_then(Value::as_str) != Some("VirtualMachine") {
+        return Err(Failure::bad_request("the body must be a VirtualMachine"));
+    }
+    expand(&vm)
+}
+
+fn expand(vm: &Value) -> Result<Answer, Failure> {
+    let spec = vm.get("spec").cloned().unwrap_or_default();
+    let spec: VmSpec = serde_json::from_value(spec)
+        .map_err(|error| Failure::bad_request(format!("spec is invalid: {error}")))?;
+    if spec.instancetype.is_some() || spec.preference.is_some() {
+        return Err(Failure::bad_request(
+            "instance types and preferences are not supported",
+        ));
+    }
+    Ok(https::json(StatusCode::OK, vm))
+}

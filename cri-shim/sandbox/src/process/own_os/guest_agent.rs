@@ -1,0 +1,236 @@
+//! What QEMU's guest agent is asked, if the guest has one.
+
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use podvisor_guest_agent::{GuestAgent, GuestAgentError, ShutdownMode};
+use tokio::net::UnixStream;
+use tokio::time::{Instant, sleep, timeout};
+use tracing::{debug, info, warn};
+
+use super::super::super::error::{RefusalKind, SandboxError};
+use super::super::super::types::{GuestAgentAnswer, GuestAgentCall};
+use super::vm::Vm;
+use crate::machine::{Machine, MachineError, causes};
+
+/// How long the agent may take for one answer, unless the request says otherwise.
+pub(super) const LIMIT: Duration = Duration::from_secs(20);
+
+/// How long a freeze may take: the guest writes all that its programs have written.
+const FREEZE_LIMIT: Duration = Duration::from_secs(90);
+
+/// Delay between two attempts to thaw file systems.
+const THAW_RETRY: Duration = Duration::from_secs(2);
+
+/// How long thawing is tried. An agent that does not answer for so long never will.
+const THAW_PATIENCE: Duration = Duration::from_secs(1800);
+
+/// How to get an agent.
+pub(super) const ADVICE: &str = ": install qemu-guest-agent in it and start it, or attach to its \
+                                 console, or log in over its network";
+
+/// The agent of a machine's guest.
+#[derive(Debug)]
+pub(super) struct AgentOfMachine {
+    agent: GuestAgent<UnixStream>,
+    /// The machine that it belongs to: another one, after a reboot, has another agent.
+    machine: Arc<Machine>,
+}
+
+impl AgentOfMachine {
+    async fn connect(machine: Arc<Machine>) -> Result<Self, MachineError> {
+        let stream = machine.connect_guest_agent().await?;
+        let stream = stream.set_nonblocking(true).map(|()| stream);
+        let stream = stream.and_then(UnixStream::from_std);
+        Ok(Self {
+            agent: GuestAgent::new(stream.map_err(MachineError::Duplicate)?),
+            machine,
+        })
+    }
+}
+
+impl std::ops::Deref for AgentOfMachine {
+    type Target = GuestAgent<UnixStream>;
+
+    fn deref(&self) -> &Self::Target {
+        &self.agent
+    }
+}
+
+impl Vm {
+    /// Returns the guest's agent.
+    ///
+    /// # Errors
+    /// No program in the guest has its port open, or the machine does not run. `request` is what
+    /// needs it.
+    pub(super) async fn agent(
+        &self,
+        request: &'static str,
+    ) -> Result<Arc<AgentOfMachine>, SandboxError> {
+        let machine = self.machine()?;
+        if !machine.has_guest_agent().await? {
+            return Err(SandboxError::NoAgent {
+                request,
+                advice: ADVICE,
+            });
+        }
+        let mut known = self.agent.lock().await;
+        if let Some(agent) = known.as_ref()
+            && Arc::ptr_eq(&agent.machine, &machine)
+        {
+            return Ok(Arc::clone(agent));
+        }
+        let agent = Arc::new(AgentOfMachine::connect(machine).await?);
+        *known = Some(Arc::clone(&agent));
+        Ok(agent)
+    }
+
+    /// Forgets the agent of a machine that has ended, or whose port failed.
+    pub(super) async fn forget_agent(&self) {
+        *self.agent.lock().await = None;
+    }
+
+    /// Carries out a request to the agent, within this time unless it is zero.
+    pub(super) async fn ask_agent(
+        self: &Arc<Self>,
+        request: &'static str,
+        call: GuestAgentCall,
+        limit: Duration,
+    ) -> Result<GuestAgentAnswer, SandboxError> {
+        let agent = self.agent(request).await?;
+        let each = match limit.is_zero() {
+            true => LIMIT,
+            false => limit.min(LIMIT),
+        };
+        let answer = self.carry_out(&agent, call, each);
+        let answer = match limit.is_zero() {
+            true => answer.await,
+            false => match timeout(limit, answer).await {
+                Ok(answer) => answer,
+                Err(_) => {
+                    return Err(SandboxError::refused(
+                        RefusalKind::Internal,
+                        format!("cannot {request}: not done within {} ms", limit.as_millis()),
+                    ));
+                }
+            },
+        };
+        if let Err(GuestAgentError::Port { .. }) = answer {
+            self.forget_agent().await;
+        }
+        answer.map_err(|error| refusal(&error))
+    }
+
+    async fn carry_out(
+        self: &Arc<Self>,
+        agent: &AgentOfMachine,
+        call: GuestAgentCall,
+        limit: Duration,
+    ) -> Result<GuestAgentAnswer, GuestAgentError> {
+        match call {
+            GuestAgentCall::Ping => agent.ping(limit).await?,
+            GuestAgentCall::Info => {
+                let info = agent.info(limit).await?;
+                return Ok(GuestAgentAnswer::Info(Box::new(info)));
+            }
+            GuestAgentCall::Run(program) => {
+                let number = agent.start_program(&program, limit).await?;
+                let mut end = agent.program_end(number, limit).await?;
+                for output in [&mut end.stdout, &mut end.stderr] {
+                    if output.len() > GuestAgentCall::MAX_OUTPUT {
+                        output.truncate(GuestAgentCall::MAX_OUTPUT);
+                        end.is_truncated = true;
+                    }
+                }
+                return Ok(GuestAgentAnswer::Ended(end));
+            }
+            GuestAgentCall::Freeze(longest) => {
+                // First: it may freeze them and not say so.
+                self.thaws_within(longest.min(GuestAgentCall::LONGEST_FREEZE));
+                let count = agent.freeze(FREEZE_LIMIT).await?;
+                return Ok(GuestAgentAnswer::FileSystems(count));
+            }
+            GuestAgentCall::Thaw => {
+                let count = agent.thaw(limit).await?;
+                self.set_thaw(None);
+                return Ok(GuestAgentAnswer::FileSystems(count));
+            }
+            GuestAgentCall::SetTime => agent.set_time(SystemTime::now(), limit).await?,
+            GuestAgentCall::AddKeys { user, keys } => {
+                agent.add_authorized_keys(&user, &keys, limit).await?;
+            }
+            GuestAgentCall::SetPassword { user, password } => {
+                agent.set_password(&user, password.reveal(), limit).await?;
+            }
+        }
+        Ok(GuestAgentAnswer::Done)
+    }
+
+    /// Thaws the guest's file systems after this time, whoever froze them and is gone.
+    fn thaws_within(self: &Arc<Self>, longest: Duration) {
+        let vm = Arc::clone(self);
+        let machine = self.machine().ok();
+        let thaw = tokio::spawn(async move {
+            sleep(longest).await;
+            let begin = Instant::now();
+            while begin.elapsed() < THAW_PATIENCE {
+                let agent = match vm.agent("thaw the guest's file systems").await {
+                    // After a reboot nothing is frozen.
+                    Ok(agent) if machine.as_ref().is_none_or(|it| !agent.is_of(it)) => return,
+                    agent => agent,
+                };
+                let thawed = match agent {
+                    Ok(agent) => agent.thaw(LIMIT).await.map_err(|error| refusal(&error)),
+                    Err(error) => Err(error),
+                };
+                match thawed {
+                    Ok(count) => {
+                        return info!(count, "the guest's file systems were frozen for too long");
+                    }
+                    Err(error) => warn!(%error, "the guest's file systems stay frozen"),
+                }
+                sleep(THAW_RETRY).await;
+            }
+        });
+        self.set_thaw(Some(thaw.abort_handle()));
+    }
+
+    /// Sets the guest's clock, which stood still, if there is an agent.
+    pub(super) fn set_clock(self: &Arc<Self>) {
+        let vm = Arc::clone(self);
+        tokio::spawn(async move {
+            let call = GuestAgentCall::SetTime;
+            if let Err(error) = vm.ask_agent("set the guest's clock", call, LIMIT).await {
+                debug!(%error, "the guest's clock is not set");
+            }
+        });
+    }
+
+    /// Asks the agent to power the guest off, or to reboot it.
+    pub(super) async fn shut_down_by_agent(&self, mode: ShutdownMode) -> Result<(), SandboxError> {
+        let request = match mode {
+            ShutdownMode::PowerDown => "power the guest off",
+            ShutdownMode::Reboot => "reboot the guest",
+        };
+        let agent = self.agent(request).await?;
+        let done = agent.shutdown(mode, LIMIT).await;
+        done.map_err(|error| refusal(&error))
+    }
+}
+
+impl AgentOfMachine {
+    fn is_of(&self, machine: &Arc<Machine>) -> bool {
+        Arc::ptr_eq(&self.machine, machine)
+    }
+}
+
+/// An error of the agent, for clients.
+pub(super) fn refusal(error: &GuestAgentError) -> SandboxError {
+    let kind = match error {
+        GuestAgentError::Unanswered { .. } | GuestAgentError::Port { .. } => RefusalKind::NoAgent,
+        GuestAgentError::NotAllowed { .. } => RefusalKind::NoAgent,
+        GuestAgentError::Request { .. } => RefusalKind::InvalidArgument,
+        _ => RefusalKind::Internal,
+    };
+    SandboxError::refused(kind, causes(error))
+}

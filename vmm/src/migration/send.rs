@@ -1,0 +1,138 @@
+//! Sends pages of guest memory.
+
+use std::io::{Read, Write};
+use std::ops::ControlFlow;
+use std::time::{Duration, Instant};
+
+use vm_memory::{Bytes as _, GuestAddress};
+
+use super::stream::{Kind, MAX_PAGES, Stream, StreamError};
+use crate::memory::{GuestMemory, PageSet, runs_of_data};
+
+/// How often progress is told.
+const TELL_EVERY: Duration = Duration::from_millis(100);
+
+/// A stream that memory is sent on.
+#[derive(Debug)]
+pub(crate) struct Sender<S> {
+    pub(crate) stream: Stream<S>,
+    /// Bytes per second at most.
+    bandwidth: Option<u64>,
+    buffer: Vec<u8>,
+    /// Bytes of memory that were sent so far, pages of zeroes included.
+    pub(crate) sent: u64,
+}
+
+/// Why pages were not sent.
+#[derive(Debug)]
+pub(crate) enum SendEnd {
+    Failed(StreamError),
+    Cancelled,
+}
+
+impl From<StreamError> for SendEnd {
+    fn from(error: StreamError) -> Self {
+        Self::Failed(error)
+    }
+}
+
+/// Which pages of zeroes the other side needs to be told of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Zeroes {
+    /// None: its memory is new.
+    Skip,
+    /// All: it may have older contents.
+    Send,
+}
+
+impl<S: Read + Write> Sender<S> {
+    pub(crate) fn new(stream: Stream<S>, bandwidth: Option<u64>) -> Self {
+        Self {
+            stream,
+            bandwidth,
+            buffer: vec![0; MAX_PAGES],
+            sent: 0,
+        }
+    }
+
+    /// Sends these pages as they are now; `tell` is told from time to time how many bytes are left,
+    /// and may cancel. Returns when the last byte is on its way.
+    pub(crate) fn pages(
+        &mut self,
+        memory: &GuestMemory,
+        pages: &PageSet,
+        zeroes: Zeroes,
+        mut tell: impl FnMut(u64, u64) -> ControlFlow<()>,
+    ) -> Result<(), SendEnd> {
+        let (began, all) = (Instant::now(), pages.bytes());
+        let (mut told, mut done) = (began, 0);
+        for range in pages.ranges(MAX_PAGES as u64) {
+            let len = (range.end - range.start) as usize;
+            let bytes = &mut self.buffer[..len];
+            // Devices mark whole buffers, and KVM whole slots: both lie in memory.
+            if (memory.ram())
+                .read_slice(bytes, GuestAddress(range.start))
+                .is_ok()
+            {
+                self.range(range.start, len, zeroes)?;
+            }
+            done += len as u64;
+            self.sent += len as u64;
+            loop {
+                if told.elapsed() >= TELL_EVERY {
+                    told = Instant::now();
+                    if tell(self.sent, all.saturating_sub(done)).is_break() {
+                        return Err(SendEnd::Cancelled);
+                    }
+                }
+                let early = self.due(done).saturating_sub(began.elapsed());
+                if early.is_zero() {
+                    break;
+                }
+                std::thread::sleep(early.min(TELL_EVERY));
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns after how long this many bytes may have been sent.
+    fn due(&self, bytes: u64) -> Duration {
+        let Some(bandwidth) = self.bandwidth else {
+            return Duration::ZERO;
+        };
+        let millis = bytes.saturating_mul(1000) / bandwidth.max(1);
+        Duration::from_millis(millis)
+    }
+
+    /// Sends the first `len` bytes of the buffer as the pages from `start` on.
+    fn range(&mut self, start: u64, len: usize, zeroes: Zeroes) -> Result<(), StreamError> {
+        let bytes = &self.buffer[..len];
+        let mut at = 0;
+        let zero = |stream: &mut Stream<S>, from: usize, to: usize| {
+            if zeroes == Zeroes::Skip || from == to {
+                return Ok(());
+            }
+            let len = (to - from) as u64;
+            stream.send(Kind::Zeroes, start + from as u64, &len.to_le_bytes())
+        };
+        for run in runs_of_data(bytes) {
+            zero(&mut self.stream, at, run.start)?;
+            let number = start + run.start as u64;
+            self.stream.send(Kind::Pages, number, &bytes[run.clone()])?;
+            at = run.end;
+        }
+        zero(&mut self.stream, at, len)
+    }
+
+    /// Ends a round, and waits until the other side has all of it.
+    pub(crate) fn round(&mut self, number: u32) -> Result<(), StreamError> {
+        self.stream.send(Kind::Round, number.into(), &[])?;
+        let answer = self.stream.expect(Kind::Received)?;
+        match answer == u64::from(number) {
+            true => Ok(()),
+            false => Err(StreamError::Unexpected {
+                found: Kind::Received as u32,
+            }),
+        }
+    }
+}

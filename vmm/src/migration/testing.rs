@@ -1,0 +1,100 @@
+//! Handmade streams, for tests and the body of a fuzz target.
+
+use std::io::{self, Read, Write};
+
+use super::incoming::{IncomingMigration, MigrationLimits, ReceiveError};
+use super::stream::Kind;
+use crate::memory::{GuestMemory, MemorySize};
+use crate::snapshot::testing::sample;
+use crate::snapshot::{MachineState, encode_moving};
+use crate::transport::Transport;
+
+/// Reads what was prepared; what is written is lost.
+#[derive(Debug)]
+struct Prepared<'a>(&'a [u8]);
+
+impl Read for Prepared<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        self.0.read(buffer)
+    }
+}
+
+impl Write for Prepared<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// The machine that [`stream`] announces.
+pub(super) fn machine() -> MachineState {
+    MachineState {
+        base: None,
+        ..sample(Transport::Pci)
+    }
+}
+
+/// A stream with these messages after the announcement of a machine.
+pub(super) fn stream(messages: &[(Kind, u64, Vec<u8>)]) -> Vec<u8> {
+    let mut bytes = b"PODVMIGR\x01\0\0\0".to_vec();
+    let hello = (Kind::Hello, 1, encode_moving(&machine()));
+    for (kind, number, contents) in [hello].iter().chain(messages) {
+        bytes.extend((*kind as u32).to_le_bytes());
+        bytes.extend((contents.len() as u32).to_le_bytes());
+        bytes.extend(number.to_le_bytes());
+        bytes.extend(contents);
+    }
+    bytes
+}
+
+/// Takes what such a stream brings, without KVM.
+pub(super) fn receive(bytes: &[u8]) -> Result<(MachineState, GuestMemory, u64), ReceiveError> {
+    let limits = MigrationLimits::memory(MemorySize::mib(64));
+    let mut incoming = IncomingMigration::open(Prepared(bytes), limits)?;
+    let memory = GuestMemory::anonymous(incoming.announced.memory)?;
+    let (state, paused_at) = incoming.receive_into(&memory)?;
+    Ok((state, memory, paused_at))
+}
+
+/// Takes `data` as a stream, and as the messages that follow the announcement of a sound machine:
+/// of each, a byte chooses kind, page and length.
+pub fn fuzz_stream(data: &[u8]) {
+    drop(receive(data));
+    let mut messages = Vec::new();
+    for edit in data.chunks_exact(4) {
+        let [kind, page, len, value] = *edit else {
+            continue;
+        };
+        let address = u64::from(page) << 12 | u64::from(value & 1) << 8;
+        let state = || encode_moving(&machine());
+        messages.push(match kind % 8 {
+            0 => (Kind::Pages, address, vec![value; usize::from(len) << 10]),
+            1 => {
+                let len = u64::from(len) << (value % 64);
+                (
+                    Kind::Zeroes,
+                    address << (value % 32),
+                    len.to_le_bytes().to_vec(),
+                )
+            }
+            2 => (Kind::Round, address, Vec::new()),
+            3 => {
+                let mut state = state();
+                let at = usize::from(page) * usize::from(len) % state.len();
+                state[at] = value;
+                (Kind::State, address, state)
+            }
+            4 => (Kind::State, address, state()),
+            5 => (Kind::Refused, address, vec![value; usize::from(len)]),
+            6 => (Kind::Run, address, Vec::new()),
+            _ => (Kind::Hello, address, state()),
+        });
+        if messages.len() >= 32 {
+            break;
+        }
+    }
+    drop(receive(&stream(&messages)));
+}
