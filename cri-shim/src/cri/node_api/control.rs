@@ -21,7 +21,7 @@ pub(super) fn status(error: SandboxError) -> Status {
     Status::from(CriError::from(error))
 }
 
-fn wrong_state(vm: &VmName, state: &str) -> Status {
+pub(super) fn wrong_state(vm: &VmName, state: &str) -> Status {
     let (namespace, name) = (&vm.namespace, &vm.name);
     Status::failed_precondition(format!("the virtual machine {namespace}/{name} {state}"))
 }
@@ -53,6 +53,31 @@ impl Node {
         self.vms.note_pause(&container.id, None);
         self.vms.changed();
         info!(pod = pod.id, "the guest goes on");
+        Ok(())
+    }
+
+    /// Asks a VM's guest to reboot.
+    pub(super) async fn soft_reboot_vm(&self, vm: &VmName) -> Result<(), Status> {
+        let (pod, container) = self.running_vm(vm).await?;
+        let client = pod.client()?;
+        // It would not hear.
+        if client.is_paused().await.map_err(status)? {
+            return Err(wrong_state(vm, "is paused"));
+        }
+        let asked = client.reboot_guest(&container.id).await;
+        asked.map_err(status)?;
+        info!(pod = pod.id, "the guest is asked to reboot");
+        Ok(())
+    }
+
+    /// Builds a VM's machine anew. It runs then, if it was paused.
+    pub(super) async fn reset_vm(&self, vm: &VmName) -> Result<(), Status> {
+        let (pod, container) = self.running_vm(vm).await?;
+        let reset = pod.client()?.reset_machine(&container.id).await;
+        reset.map_err(status)?;
+        self.vms.note_pause(&container.id, None);
+        self.vms.changed();
+        info!(pod = pod.id, "the machine is reset");
         Ok(())
     }
 

@@ -7,12 +7,14 @@
 //! | `view` | the VMs of the node, as they are reported |
 //! | `watch` | the same with every change |
 //! | `states` | what is known of VMs beyond their records: pauses, consoles |
-//! | `control` | pause, unpause, reset, stop |
+//! | `control` | pause, unpause, reboot, reset, stop |
+//! | `agent` | what QEMU's guest agent is asked |
 //! | `console` | the serial console |
 //! | `forward` | connections to ports |
 //!
 //! All that is asked for is done by the pod's own process, so that another daemon finds it done.
 
+mod agent;
 mod console;
 mod control;
 mod forward;
@@ -26,7 +28,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use podvisor_node_api::messages::{
-    ConsoleInput, Data, PortForwardInput, StopRequest, VmEvent, VmList, VmName,
+    AgentExecAnswer, AgentExecRequest, ConsoleInput, Data, FreezeRequest, GuestInfo,
+    PortForwardInput, StopRequest, VmEvent, VmList, VmName,
 };
 use podvisor_node_api::{AnswerStream, Node as NodeApi};
 use tokio::time::timeout;
@@ -64,6 +67,14 @@ impl NodeApi for VmCalls {
         self.0.unpause_vm(&vm).await
     }
 
+    async fn soft_reboot(&self, vm: VmName) -> Result<(), Status> {
+        self.0.soft_reboot_vm(&vm).await
+    }
+
+    async fn reset(&self, vm: VmName) -> Result<(), Status> {
+        self.0.reset_vm(&vm).await
+    }
+
     async fn stop(&self, request: StopRequest) -> Result<(), Status> {
         self.0.stop_vm(request).await
     }
@@ -77,6 +88,22 @@ impl NodeApi for VmCalls {
         input: Streaming<PortForwardInput>,
     ) -> Result<AnswerStream<Data>, Status> {
         forward::stream(&self.0, input).await
+    }
+
+    async fn guest_info(&self, vm: VmName) -> Result<GuestInfo, Status> {
+        self.0.guest_info_of_vm(&vm).await
+    }
+
+    async fn freeze(&self, request: FreezeRequest) -> Result<(), Status> {
+        self.0.freeze_vm(request).await
+    }
+
+    async fn thaw(&self, vm: VmName) -> Result<(), Status> {
+        self.0.thaw_vm(&vm).await
+    }
+
+    async fn agent_exec(&self, request: AgentExecRequest) -> Result<AgentExecAnswer, Status> {
+        self.0.exec_in_vm(request).await
     }
 }
 
