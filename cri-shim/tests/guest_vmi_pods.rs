@@ -287,7 +287,7 @@ impl Guest {
             .port_forward(input(vec![connect(80), get]))
             .await
             .unwrap();
-        reads(&mut page, "web").await.unwrap();
+        reads(&mut page, "200 OK").await.unwrap();
         let closed = node
             .port_forward(input(vec![connect(81)]))
             .await
