@@ -3,6 +3,7 @@
 //! | room | what it is for |
 //! | --- | --- |
 //! | `certificates`, `https`, `status` | what all servers are reached by, and how they refuse |
+//! | `instancetypes` | instance types and preferences, for all that look at a VM with them |
 //! | `admission` | the webhooks that default and validate the objects |
 //! | `api` | the aggregated group `subresources.kubevirt.io` |
 //! | `controller` | VirtualMachine → VirtualMachineInstance → pod |
@@ -17,6 +18,8 @@ pub mod api;
 mod certificates;
 pub mod controller;
 mod https;
+mod instancetypes;
 pub mod manifests;
 pub mod node;
 mod status;
+mod typed;

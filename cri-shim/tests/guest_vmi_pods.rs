@@ -8,8 +8,8 @@ use std::io::Write as _;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use k8s_cri::v1::*;
 use podvisor_cri::sandbox::{SandboxClient, StdioFds};
+use podvisor_cri_messages::*;
 use podvisor_node_api::NodeClient;
 use podvisor_node_api::messages::{
     ConsoleInput, ConsoleMessage, Data, PortForwardInput, PortForwardMessage, PortForwardOpen,
@@ -108,10 +108,7 @@ fn container(daemon: &Daemon) -> ContainerConfig {
             image: "small".to_owned(),
             ..ImageSpec::default()
         }),
-        envs: vec![KeyValue {
-            key: "KUBERNETES_PORT".to_owned(),
-            value: "tcp://10.96.0.1:443".to_owned(),
-        }],
+        envs: vec![KeyValue::new("KUBERNETES_PORT", "tcp://10.96.0.1:443")],
         mounts: vec![
             mount("/etc/hosts", &hosts),
             mount("/podvisor/volumes/scratch", &empty),

@@ -207,7 +207,7 @@ async fn answer(request: Request<Incoming>, peer: &Peer, state: &State) -> Resul
         },
         (expand::RESOURCE, "", []) if verb == "update" => {
             match https::read_body(request.into_body()).await {
-                Ok(body) => expand::given(&body),
+                Ok(body) => expand::given(client, target.namespace, &body).await,
                 Err(answer) => Ok(answer),
             }
         }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-use k8s_cri::v1::{LinuxContainerResources, PodSandboxConfig};
+use podvisor_cri_messages::{LinuxContainerResources, PodSandboxConfig};
 
 use super::pods::{Bound, PodBounds, memory_limit, milli_cpus};
 use super::vm::VM_HANDLER;
@@ -228,7 +228,7 @@ impl Sizes {
 
 #[cfg(test)]
 mod tests {
-    use k8s_cri::v1::LinuxPodSandboxConfig;
+    use podvisor_cri_messages::LinuxPodSandboxConfig;
 
     use super::*;
     use crate::sandbox::MachineLimits;

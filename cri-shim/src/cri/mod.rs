@@ -25,7 +25,6 @@ mod late;
 mod memory;
 mod metrics;
 mod mounted;
-mod newer;
 mod node;
 mod node_api;
 mod owner;

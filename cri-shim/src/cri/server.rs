@@ -8,8 +8,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use k8s_cri::v1::image_service_server::ImageServiceServer;
-use k8s_cri::v1::runtime_service_server::RuntimeServiceServer;
+use podvisor_cri_messages::{ImageServiceServer, RuntimeServiceServer};
 use podvisor_node_api::NodeServer;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::oneshot;
@@ -24,7 +23,6 @@ use super::error::CriError;
 use super::health;
 use super::host_runtime::{HostRuntime, WithHost, forward_events};
 use super::images::Images;
-use super::newer::Newer;
 use super::node::Node;
 use super::node_api::VmCalls;
 use super::runtime::Runtime;
@@ -117,7 +115,6 @@ pub(crate) async fn serve(
     ready();
     let runtime = RuntimeServiceServer::new(Runtime::new(Arc::clone(&node), Arc::new(streaming)))
         .max_decoding_message_size(MESSAGE_BYTES);
-    let runtime = Newer::new(runtime, Arc::clone(&node), MESSAGE_BYTES);
     let runtime = WithHost::new(runtime, Arc::clone(&node), host.clone(), MESSAGE_BYTES);
     let images = ImageServiceServer::new(Images::new(Arc::clone(&node)))
         .max_decoding_message_size(MESSAGE_BYTES);

@@ -13,12 +13,12 @@ use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use k8s_cri::v1::RunPodSandboxRequest;
+use podvisor_cri_messages::{CreateContainerRequest, RunPodSandboxRequest};
 use podvisor_images::Store;
 use tracing::warn;
 
 use super::config::ServeConfig;
-use super::containers::{CreateRequest, OutputRoom};
+use super::containers::OutputRoom;
 use super::error::{CriError, Kind, Result};
 use super::events::Events;
 use super::flights::SingleFlight;
@@ -58,7 +58,7 @@ pub(crate) struct Node {
     /// What is known of virtual machines beyond their records.
     pub(super) vms: VmStates,
     pub(super) pod_flights: SingleFlight<RunPodSandboxRequest>,
-    pub(super) container_flights: SingleFlight<CreateRequest>,
+    pub(super) container_flights: SingleFlight<CreateContainerRequest>,
     pub(super) start_flights: SingleFlight<()>,
     /// Limits how many pods start at the same time.
     pub(super) starts: Turns,

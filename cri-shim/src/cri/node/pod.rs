@@ -3,7 +3,7 @@
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, OnceLock};
 
-use k8s_cri::v1::PodSandboxMetadata;
+use podvisor_cri_messages::PodSandboxMetadata;
 use podvisor_node_api::messages::VmName;
 use tokio::sync::watch;
 

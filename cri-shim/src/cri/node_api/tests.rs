@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use k8s_cri::v1::{ContainerEventType, PodSandboxMetadata};
+use podvisor_cri_messages::{ContainerEventType, PodSandboxMetadata};
 use podvisor_node_api::messages::{StopRequest, VmChange, VmName, VmPhase};
 use podvisor_node_api::{NodeClient, NodeServer};
 use serde_json::json;

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use k8s_cri::v1::{
+use podvisor_cri_messages::{
     ContainerEventResponse, ContainerEventType, ContainerStatus, LinuxPodSandboxStatus, Namespace,
     PodIp, PodSandbox, PodSandboxFilter, PodSandboxNetworkStatus, PodSandboxState,
     PodSandboxStatus, PodSandboxStatusResponse,

@@ -37,8 +37,8 @@ mod vmi;
 
 use std::collections::HashMap;
 
-use k8s_cri::v1::PodSandboxConfig;
 use podvisor_cluster_types::meta::Meta;
+use podvisor_cri_messages::PodSandboxConfig;
 use podvisor_network::guest::GuestNetwork;
 
 use super::error::{CriError, Result};
