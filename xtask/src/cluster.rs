@@ -1,7 +1,11 @@
 //! `cargo xtask cluster`: builds a real Kubernetes API server and its etcd, and on request the
 //! rest of a cluster's programs, into `target/cluster/bin`, from the modules of `xtask/cluster`.
+//! With `--try` it runs a cluster of one node.
+
+mod attempt;
 
 use std::path::PathBuf;
+use std::process::ExitCode;
 use std::thread::JoinHandle;
 
 use anyhow::Result;
@@ -44,14 +48,25 @@ pub(crate) struct Args {
     /// Build the scheduler, the controller manager, the kubelet and kubectl, too
     #[arg(long)]
     all: bool,
+    /// Run a cluster of one node with them in the test host, and a virtual machine in it
+    #[arg(long = "try")]
+    attempt: bool,
 }
 
-pub(crate) fn command(args: &Args) -> Result<()> {
-    let others = if args.all { OTHERS } else { &[] };
-    for name in MODULES.build(&[API_SERVER, others], Output::Shown)? {
+pub(crate) fn command(args: &Args) -> Result<ExitCode> {
+    let others = if args.all || args.attempt {
+        OTHERS
+    } else {
+        &[]
+    };
+    let programs = MODULES.build(&[API_SERVER, others], Output::Shown)?;
+    if args.attempt {
+        return attempt::run(&MODULES.bin());
+    }
+    for name in programs {
         println!("{}", paths::display(&name));
     }
-    Ok(())
+    Ok(ExitCode::SUCCESS)
 }
 
 /// Returns `target/cluster/bin`, with etcd and kube-apiserver in it.

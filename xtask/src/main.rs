@@ -96,7 +96,7 @@ fn main() -> ExitCode {
         Command::Book => docs::book().map(|()| ExitCode::SUCCESS),
         Command::Package => package::command(),
         Command::Test(args) => test::command(&args),
-        Command::Cluster(args) => cluster::command(&args).map(|()| ExitCode::SUCCESS),
+        Command::Cluster(args) => cluster::command(&args),
         Command::Conformance(args) => conformance::command(&args),
         Command::Critest(args) => critest::command(&args),
         Command::Fuzz(args) => fuzz::command(&args),

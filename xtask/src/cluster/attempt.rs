@@ -1,0 +1,66 @@
+//! `cargo xtask cluster --try`: a cluster of one node in the test host, with podvisor as the
+//! kubelet's runtime and KubeVirt's API over it. `try.sh` is what happens there.
+
+use std::fs;
+use std::path::Path;
+use std::process::{Command, ExitCode};
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use serde_json::Value;
+
+use crate::host::{self, Request, quote};
+use crate::{cargo, guest, images, paths, process};
+
+/// How long it may take in an emulated host: ten minutes are usual.
+const LIMIT: Duration = Duration::from_secs(2400);
+
+/// Objects that would make pods of the components, which run beside the cluster's programs here.
+const LEFT_OUT: [&str; 2] = ["Deployment", "PodDisruptionBudget"];
+
+/// Builds what is missing, and runs it; `bin` has Kubernetes' programs.
+pub(super) fn run(bin: &Path) -> Result<ExitCode> {
+    guest::ensure()?;
+    guest::ensure_loader()?;
+    let small = images::small::ensure()?.join("small.raw");
+    let podvisor = cargo::build_bin("podvisor-cri", "podvisor", false)?;
+    let cluster = cargo::build_bin("podvisor-cluster", "podvisor-cluster", false)?;
+    let directory = paths::target().join("cluster/try");
+    fs::create_dir_all(&directory)?;
+    let install = directory.join("install.json");
+    fs::write(&install, manifests(&cluster)?)?;
+    let script = directory.join("try.sh");
+    let mut text = String::new();
+    for (name, path) in [
+        ("BIN", bin),
+        ("PODVISOR", &podvisor),
+        ("CLUSTER", &cluster),
+        ("SMALL", &small),
+        ("INSTALL", &install),
+    ] {
+        let value = quote(&path.display().to_string());
+        text += &format!("export {name}={value}\n");
+    }
+    text += include_str!("try.sh");
+    fs::write(&script, text).with_context(|| format!("{} cannot be written", script.display()))?;
+    let status = host::run_request(Request {
+        command: vec!["sh".to_owned(), script.display().to_string()],
+        environment: vec![(
+            "PODVISOR_GUEST_DIR".to_owned(),
+            paths::guest().display().to_string(),
+        )],
+        limit: Some(LIMIT),
+        ..Request::default()
+    })?;
+    Ok(ExitCode::from(status))
+}
+
+/// What `podvisor-cluster install` prints, without pods.
+fn manifests(cluster: &Path) -> Result<String> {
+    let printed = process::output(Command::new(cluster).arg("install"))?;
+    let mut list: Value = serde_json::from_str(&printed)?;
+    if let Some(items) = list.get_mut("items").and_then(Value::as_array_mut) {
+        items.retain(|item| !LEFT_OUT.iter().any(|kind| item["kind"] == *kind));
+    }
+    Ok(list.to_string())
+}
