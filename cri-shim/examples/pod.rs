@@ -12,9 +12,7 @@ use std::error::Error;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use k8s_cri::v1::image_service_client::ImageServiceClient;
-use k8s_cri::v1::runtime_service_client::RuntimeServiceClient;
-use k8s_cri::v1::*;
+use podvisor_cri_messages::*;
 use tonic::transport::{Channel, Endpoint};
 
 const SERVER: &str = "mkdir -p /srv/www; echo hello from the pod >/srv/www/index.html; \

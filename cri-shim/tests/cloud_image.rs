@@ -10,8 +10,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use k8s_cri::v1::*;
 use podvisor_cri::sandbox::SandboxClient;
+use podvisor_cri_messages::*;
 use support::Root;
 use support::cri::{Daemon, PodClient};
 use support::pod::log_text;

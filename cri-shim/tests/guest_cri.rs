@@ -9,12 +9,11 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use k8s_cri::v1::runtime_service_client::RuntimeServiceClient;
-use k8s_cri::v1::*;
+use podvisor_cri_messages::*;
 use rustix::process::Signal;
 use serde_json::json;
 use support::PATIENCE;
-use support::cri::{Daemon, PodClient, UpdatePodSandboxResourcesRequest};
+use support::cri::{Daemon, PodClient};
 use support::host::sandboxes;
 use support::image::Image as TestImage;
 use support::pod::eventually;

@@ -7,7 +7,7 @@ use std::fs;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use k8s_cri::v1::*;
+use podvisor_cri_messages::*;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::json;
 use support::PATIENCE;

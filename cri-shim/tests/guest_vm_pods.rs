@@ -8,9 +8,9 @@ use std::io::{PipeWriter, Write as _};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use k8s_cri::v1::*;
 use podvisor_cri::sandbox::guest::{Program, ProgramExit};
 use podvisor_cri::sandbox::{RefusalKind, SandboxClient, StdioFds};
+use podvisor_cri_messages::*;
 use rustix::process::Signal;
 use support::cri::{Daemon, PodClient};
 use support::host::sandboxes;

@@ -4,11 +4,9 @@ mod support;
 
 use std::time::Duration;
 
-use k8s_cri::v1::image_service_client::ImageServiceClient;
-use k8s_cri::v1::*;
+use podvisor_cri_messages::*;
 use rustix::process::Signal;
 use support::cri::{Daemon, PodClient};
-use support::newer::{NewerConfig, NewerMount, NewerVariable, create, features};
 use support::stand_in::{Node, POD, pod_config};
 use tempfile::TempDir;
 use tonic::transport::Channel;
@@ -222,22 +220,29 @@ async fn calls_about_a_pod_go_to_the_runtime_that_has_it() {
 #[tokio::test(flavor = "multi_thread")]
 async fn newer_fields_reach_the_other_runtime() {
     let both = Both::new().await;
-    let newer = NewerConfig {
-        envs: vec![NewerVariable {
+    let config = ContainerConfig {
+        envs: vec![KeyValue {
             key: "TOKEN".to_owned(),
             value: b"a\xff".to_vec(),
         }],
-        mounts: vec![NewerMount {
+        mounts: vec![Mount {
             container_path: "/volume".to_owned(),
             host_path: both.daemon.path("logs").to_str().unwrap().to_owned(),
             mount_options: vec!["noexec".to_owned()],
+            ..Mount::default()
         }],
+        ..ContainerConfig::default()
     };
-    let id = create(&both.daemon, &both.host, newer).await.unwrap();
+    both.host.pull().await;
+    let request = both.host.create_request("a", config).await;
+    let mut runtime = both.daemon.runtime().await;
+    let created = runtime.create_container(request).await.unwrap();
+    let id = created.into_inner().container_id;
     let spec = both.host.created(&id)["spec"].to_string();
     assert!(spec.contains("\"TOKEN=a\u{fffd}\""), "{spec}");
     assert!(spec.contains("\"rnoexec\""), "{spec}");
-    assert!(features(&both.daemon).await.mount_options);
+    let status = runtime.status(StatusRequest::default()).await.unwrap();
+    assert!(status.into_inner().features.unwrap().mount_options);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -5,7 +5,7 @@ mod support;
 
 use std::time::Duration;
 
-use k8s_cri::v1::{ContainerConfig, LinuxContainerConfig, LinuxContainerResources};
+use podvisor_cri_messages::{ContainerConfig, LinuxContainerConfig, LinuxContainerResources};
 use rustix::process::Signal;
 use support::stand_in::{GROWTH, MEMORY, Node, until};
 use tokio::time::timeout;

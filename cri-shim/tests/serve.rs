@@ -10,11 +10,10 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::net::UnixDatagram;
 use std::process::Command;
 
-use k8s_cri::v1::image_service_client::ImageServiceClient;
-use k8s_cri::v1::*;
+use podvisor_cri_messages::*;
 use rustix::process::Signal;
 use serde_json::json;
-use support::cri::{Daemon, UpdatePodSandboxResourcesRequest};
+use support::cri::Daemon;
 use support::image::Image as TestImage;
 use support::pod::eventually;
 use support::registry::Registry;
@@ -366,7 +365,6 @@ async fn what_is_not_there_yet_says_so_by_name() {
         let found = (refused.code(), refused.message());
         assert_eq!(found, (Code::Unimplemented, expected));
     }
-    // The message crate does not have this call either.
     let update = UpdatePodSandboxResourcesRequest {
         pod_sandbox_id: "nobody".to_owned(),
         ..UpdatePodSandboxResourcesRequest::default()

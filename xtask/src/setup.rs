@@ -48,10 +48,6 @@ pub(crate) const HOST: &[Package] = &[
 pub(crate) const BUILD: &[Package] = &[
     package("gcc", "links programs"),
     package("libc6-dev", "links programs, and the agent statically"),
-    package(
-        "protobuf-compiler",
-        "compiles the messages of the Container Runtime Interface",
-    ),
 ];
 
 /// Additional packages for tests.

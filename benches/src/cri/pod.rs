@@ -4,13 +4,11 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use k8s_cri::v1::image_service_client::ImageServiceClient;
-use k8s_cri::v1::runtime_service_client::RuntimeServiceClient;
-use k8s_cri::v1::{
-    ContainerConfig, ContainerMetadata, CreateContainerRequest, ExecSyncRequest, ImageSpec,
-    LinuxPodSandboxConfig, PodSandboxConfig, PodSandboxMetadata, PullImageRequest,
-    RemoveImageRequest, RemovePodSandboxRequest, RunPodSandboxRequest, StartContainerRequest,
-    StopPodSandboxRequest,
+use podvisor_cri_messages::{
+    ContainerConfig, ContainerMetadata, CreateContainerRequest, ExecSyncRequest,
+    ImageServiceClient, ImageSpec, LinuxPodSandboxConfig, PodSandboxConfig, PodSandboxMetadata,
+    PullImageRequest, RemoveImageRequest, RemovePodSandboxRequest, RunPodSandboxRequest,
+    RuntimeServiceClient, StartContainerRequest, StopPodSandboxRequest,
 };
 use tonic::transport::{Channel, Endpoint};
 

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-use k8s_cri::v1::{LinuxContainerResources, PodSandboxConfig};
+use podvisor_cri_messages::{LinuxContainerResources, PodSandboxConfig};
 
 use super::pods::{Bound, PodBounds, memory_limit, milli_cpus};
 use super::vm::VM_HANDLER;
@@ -35,6 +35,8 @@ pub(crate) const POD_IMAGE_SLOTS: u8 = 10;
 pub(crate) struct ServeConfig {
     /// The socket.
     pub(crate) listen: PathBuf,
+    /// The socket for calls about virtual machines.
+    pub(crate) node_api: PathBuf,
     /// State that survives a reboot of the host: images, database, records of networks.
     pub(crate) root: PathBuf,
     /// State that does not: sandboxes' directories, network namespaces.
@@ -226,7 +228,7 @@ impl Sizes {
 
 #[cfg(test)]
 mod tests {
-    use k8s_cri::v1::LinuxPodSandboxConfig;
+    use podvisor_cri_messages::LinuxPodSandboxConfig;
 
     use super::*;
     use crate::sandbox::MachineLimits;

@@ -7,7 +7,7 @@ use std::fs::{self, OpenOptions};
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::path::{Component, Path};
 
-use k8s_cri::v1::Device;
+use podvisor_cri_messages::Device;
 
 use super::error::{CriError, Result};
 use crate::guest_devices;

@@ -2,7 +2,7 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use k8s_cri::v1::ContainerEventResponse;
+use podvisor_cri_messages::ContainerEventResponse;
 use tokio::sync::mpsc;
 use tonic::Status;
 use tracing::warn;

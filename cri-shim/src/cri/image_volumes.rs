@@ -10,8 +10,8 @@ use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Component, Path, PathBuf};
 use std::time::Duration;
 
-use k8s_cri::v1::Mount;
 use oci_spec::image;
+use podvisor_cri_messages::Mount;
 
 use super::error::{CriError, Result};
 use super::node::{Node, Pod};

@@ -6,12 +6,11 @@ use std::sync::Arc;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use k8s_cri::v1::image_service_server::ImageService;
-use k8s_cri::v1::{
+use podvisor_cri_messages::{
     AuthConfig, FilesystemIdentifier, FilesystemUsage, Image as Shown, ImageFsInfoRequest,
-    ImageFsInfoResponse, ImageSpec, ImageStatusRequest, ImageStatusResponse, Int64Value,
-    ListImagesRequest, ListImagesResponse, PullImageRequest, PullImageResponse, RemoveImageRequest,
-    RemoveImageResponse, UInt64Value,
+    ImageFsInfoResponse, ImageService, ImageSpec, ImageStatusRequest, ImageStatusResponse,
+    Int64Value, ListImagesRequest, ListImagesResponse, PullImageRequest, PullImageResponse,
+    RemoveImageRequest, RemoveImageResponse, UInt64Value,
 };
 use podvisor_images::{
     Credentials, Error as ImageError, Image, PolicyError, PullOptions, SignaturePolicy,
@@ -58,7 +57,6 @@ impl Images {
     }
 }
 
-#[tonic::async_trait]
 impl ImageService for Images {
     async fn list_images(
         &self,

@@ -121,7 +121,7 @@ fn name_of(record: &ContainerRecord) -> String {
 
 #[cfg(test)]
 mod tests {
-    use k8s_cri::v1::{ContainerMetadata, PodSandboxMetadata};
+    use podvisor_cri_messages::{ContainerMetadata, PodSandboxMetadata};
 
     use super::*;
     use crate::cri::state::{container_record, pod_record};

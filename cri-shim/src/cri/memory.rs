@@ -18,7 +18,7 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
-use k8s_cri::v1::Mount;
+use podvisor_cri_messages::Mount;
 
 use super::error::{CriError, Result};
 use super::spec::MemorySource;

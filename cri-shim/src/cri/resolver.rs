@@ -1,6 +1,6 @@
 //! Files in /etc of a pod's containers, unless the kubelet mounts its own.
 
-use k8s_cri::v1::{DnsConfig, PodSandboxConfig};
+use podvisor_cri_messages::{DnsConfig, PodSandboxConfig};
 
 use super::error::{CriError, Result};
 use crate::cni::Dns;

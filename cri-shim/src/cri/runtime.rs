@@ -1,19 +1,17 @@
-//! RuntimeService: dispatches each call to the node.
+//! RuntimeService: dispatches each call to the node. Calls without a method here are not served.
 
 use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
 
-use k8s_cri::v1::runtime_service_server::RuntimeService;
-use k8s_cri::v1::*;
+use podvisor_cri_messages::*;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 
 use super::config::HANDLER;
-use super::containers::CreateRequest;
 use super::error::CriError;
+use super::flights::to_the_end;
 use super::metrics;
-use super::newer::stats::known;
 use super::node::Node;
 use crate::streaming::{self, Streaming};
 
@@ -70,6 +68,8 @@ pub(super) async fn node_status(node: &Node, is_verbose: bool) -> StatusResponse
         runtime_handlers: config.usable_handlers().map(handler).collect(),
         features: Some(RuntimeFeatures {
             supplemental_groups_policy: true,
+            user_namespaces_host_network: false,
+            mount_options: true,
         }),
     }
 }
@@ -90,10 +90,7 @@ pub(super) fn condition(kind: &str, reason: &str, fault: Option<String>) -> Runt
 
 type Answer<T> = Result<Response<T>, Status>;
 
-#[tonic::async_trait]
 impl RuntimeService for Runtime {
-    type GetContainerEventsStream = ReceiverStream<Result<ContainerEventResponse, Status>>;
-
     async fn version(&self, _request: Request<VersionRequest>) -> Answer<VersionResponse> {
         Ok(Response::new(VersionResponse {
             // The kubelet's own API version, as other runtimes answer.
@@ -185,11 +182,7 @@ impl RuntimeService for Runtime {
         &self,
         request: Request<CreateContainerRequest>,
     ) -> Answer<CreateContainerResponse> {
-        let request = CreateRequest {
-            request: request.into_inner(),
-            ..CreateRequest::default()
-        };
-        let container_id = self.node.create_container(request).await?;
+        let container_id = self.node.create_container(request.into_inner()).await?;
         Ok(Response::new(CreateContainerResponse { container_id }))
     }
 
@@ -328,9 +321,7 @@ impl RuntimeService for Runtime {
             .node
             .container_stats(&request.into_inner().container_id)
             .await?;
-        Ok(Response::new(ContainerStatsResponse {
-            stats: Some(known(&stats)?),
-        }))
+        Ok(Response::new(ContainerStatsResponse { stats: Some(stats) }))
     }
 
     async fn list_container_stats(
@@ -341,7 +332,6 @@ impl RuntimeService for Runtime {
             .node
             .list_container_stats(request.into_inner().filter)
             .await;
-        let stats = stats.iter().map(known).collect::<Result<_, _>>()?;
         Ok(Response::new(ListContainerStatsResponse { stats }))
     }
 
@@ -354,7 +344,7 @@ impl RuntimeService for Runtime {
             .pod_stats(&request.into_inner().pod_sandbox_id)
             .await?;
         Ok(Response::new(PodSandboxStatsResponse {
-            stats: Some(known(&stats)?),
+            stats: Some(stats),
         }))
     }
 
@@ -363,25 +353,25 @@ impl RuntimeService for Runtime {
         request: Request<ListPodSandboxStatsRequest>,
     ) -> Answer<ListPodSandboxStatsResponse> {
         let stats = self.node.list_pod_stats(request.into_inner().filter).await;
-        let stats = stats.iter().map(known).collect::<Result<_, _>>()?;
         Ok(Response::new(ListPodSandboxStatsResponse { stats }))
-    }
-
-    async fn checkpoint_container(
-        &self,
-        _request: Request<CheckpointContainerRequest>,
-    ) -> Answer<CheckpointContainerResponse> {
-        // The answer gets the call's name as those to unknown calls do.
-        Err(Status::unimplemented(""))
     }
 
     async fn get_container_events(
         &self,
         _request: Request<GetEventsRequest>,
-    ) -> Answer<Self::GetContainerEventsStream> {
-        Ok(Response::new(ReceiverStream::new(
-            self.node.events.listen(),
-        )))
+    ) -> Answer<Messages<ContainerEventResponse>> {
+        let events = ReceiverStream::new(self.node.events.listen());
+        Ok(Response::new(Box::pin(events)))
+    }
+
+    async fn update_pod_sandbox_resources(
+        &self,
+        request: Request<UpdatePodSandboxResourcesRequest>,
+    ) -> Answer<UpdatePodSandboxResourcesResponse> {
+        let node = Arc::clone(&self.node);
+        let work = async move { node.update_pod_resources(request.into_inner()).await };
+        to_the_end(work).await?;
+        Ok(Response::new(UpdatePodSandboxResourcesResponse {}))
     }
 
     async fn list_metric_descriptors(

@@ -1,11 +1,10 @@
 //! Names the calls that nobody serves, as gRPC servers in Go do.
 //!
-//! The generated services answer an unknown method with UNIMPLEMENTED and no message, and so does
-//! podvisor where it has nothing to say of a method that it does not implement. Clients tell
-//! by the name in the message which call a runtime lacks: tests of nodes skip what it is for.
+//! The services answer a method that is unknown, or that podvisor does not implement, with
+//! UNIMPLEMENTED and no message. Clients tell by the name in the message which call a runtime lacks:
+//! tests of nodes skip what it is for.
 
-use k8s_cri::v1::image_service_server::SERVICE_NAME as IMAGES;
-use k8s_cri::v1::runtime_service_server::SERVICE_NAME as RUNTIME;
+use podvisor_cri_messages::{ImageServiceServer, RuntimeServiceServer};
 use tonic::codegen::http::Response;
 use tonic::{Code, Status};
 
@@ -27,7 +26,9 @@ fn message(path: &str) -> String {
         return format!("malformed method name: {path:?}");
     };
     match service {
-        RUNTIME | IMAGES => format!("unknown method {method} for service {service}"),
+        RuntimeServiceServer::<()>::NAME | ImageServiceServer::<()>::NAME => {
+            format!("unknown method {method} for service {service}")
+        }
         _ => format!("unknown service {service}"),
     }
 }

@@ -4,9 +4,7 @@ use std::future::Future;
 use std::sync::LazyLock;
 use std::time::Duration;
 
-use k8s_cri::v1::image_service_client::ImageServiceClient;
-use k8s_cri::v1::runtime_service_client::RuntimeServiceClient;
-use tonic::codegen::http::uri::PathAndQuery;
+use podvisor_cri_messages::{ImageServiceClient, RuntimeServiceClient};
 use tonic::transport::{Channel, Endpoint};
 
 use crate::fixture::RUNTIME;
@@ -51,25 +49,6 @@ pub(crate) fn runtime() -> RuntimeServiceClient<Channel> {
 
 pub(crate) fn images() -> ImageServiceClient<Channel> {
     ImageServiceClient::new(CHANNEL.clone())
-}
-
-/// Calls a method with custom message types.
-pub(crate) fn raw<Q, A>(path: &'static str, request: Q) -> Result<A, tonic::Status>
-where
-    Q: prost::Message + 'static,
-    A: prost::Message + Default + 'static,
-{
-    let mut client = tonic::client::Grpc::new(CHANNEL.clone());
-    wait(async {
-        let ready = client.ready().await;
-        ready.map_err(|error| tonic::Status::unavailable(error.to_string()))?;
-        let path = PathAndQuery::from_static(path);
-        let codec = tonic_prost::ProstCodec::default();
-        client
-            .unary(tonic::Request::new(request), path, codec)
-            .await
-    })
-    .map(tonic::Response::into_inner)
 }
 
 /// Calls the runtime service: `ask!(version(VersionRequest { .. }))` is the response or the status.

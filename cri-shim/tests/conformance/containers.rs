@@ -3,15 +3,15 @@
 use std::fs;
 use std::path::Path;
 
-use k8s_cri::v1::*;
+use podvisor_cri_messages::*;
 use tonic::Code;
 
-use crate::client::{ask, ask_images, raw};
+use crate::client::{ask, ask_images};
 use crate::fixture::{MANY_IMAGES, RUNTIME};
 use crate::pod::{Container, Pod, image, labels, stdout, strings};
 use crate::support::{PATIENCE, until};
 
-fn listed(filter: ContainerFilter) -> Vec<k8s_cri::v1::Container> {
+fn listed(filter: ContainerFilter) -> Vec<podvisor_cri_messages::Container> {
     ask!(list_containers(ListContainersRequest {
         filter: Some(filter),
     }))
@@ -352,40 +352,8 @@ fn guest_stop_gives_a_container_its_time_to_end_by_itself() {
     container.remove();
 }
 
-/// A field of a container's configuration that the message crate does not have.
-#[derive(Clone, PartialEq, prost::Message)]
-struct StopSignalConfig {
-    #[prost(int32, tag = "18")]
-    stop_signal: i32,
-}
-
-#[derive(Clone, PartialEq, prost::Message)]
-struct StopSignalStatusResponse {
-    #[prost(message, optional, tag = "1")]
-    status: Option<StopSignalStatus>,
-}
-
-#[derive(Clone, PartialEq, prost::Message)]
-struct StopSignalStatus {
-    #[prost(int32, tag = "19")]
-    stop_signal: i32,
-}
-
-/// Returns the stop signal in a container's status, in the API's numbering.
-fn told_stop_signal(container: &Container) -> i32 {
-    let request = ContainerStatusRequest {
-        container_id: container.id.clone(),
-        verbose: false,
-    };
-    let path = "/runtime.v1.RuntimeService/ContainerStatus";
-    let response: StopSignalStatusResponse = raw(path, request).unwrap();
-    response.status.unwrap().stop_signal
-}
-
 #[test]
 fn guest_stop_sends_the_signal_that_was_asked_for() {
-    const SIGTERM: i32 = 23;
-    const SIGUSR1: i32 = 29;
     if !RUNTIME.is_vm {
         return;
     }
@@ -394,18 +362,21 @@ fn guest_stop_sends_the_signal_that_was_asked_for() {
     let config = pod.container_config("stop-signal", |config| {
         config.command = strings(&["sh", "-c", script]);
     });
-    let wanted = |stop_signal| StopSignalConfig { stop_signal };
-    let refused = pod.try_create_newer(config.clone(), &wanted(66));
+    let wanted = |stop_signal| ContainerConfig {
+        stop_signal,
+        ..config.clone()
+    };
+    let refused = pod.try_create(wanted(66));
     assert_eq!(refused.err().unwrap().code(), Code::InvalidArgument);
-    let container = pod.try_create_newer(config, &wanted(SIGUSR1)).unwrap();
-    assert_eq!(told_stop_signal(&container), SIGUSR1);
+    let container = pod.try_create(wanted(Signal::Sigusr1.into())).unwrap();
+    assert_eq!(container.status().stop_signal(), Signal::Sigusr1);
     container.start();
     until("the traps", || !container.lines().is_empty());
     container.stop(200);
     assert_eq!(container.status().exit_code, 9);
     container.remove();
     let usual = pod.start("usual-signal", |_| {});
-    assert_eq!(told_stop_signal(&usual), SIGTERM);
+    assert_eq!(usual.status().stop_signal(), Signal::Sigterm);
     usual.remove();
 }
 
@@ -466,10 +437,7 @@ fn guest_command_arguments_directory_and_environment_come_from_image_and_request
     let (status, lines) = pod.script("pwd; echo $FROM $MORE $*", |config| {
         config.image = Some(image("user"));
         config.args = strings(&["name", "one", "two"]);
-        config.envs = vec![KeyValue {
-            key: "MORE".to_owned(),
-            value: "request".to_owned(),
-        }];
+        config.envs = vec![KeyValue::new("MORE", "request")];
     });
     assert_eq!(status.exit_code, 0);
     assert_eq!(stdout(&lines), ["/srv", "image request one two"]);
@@ -477,10 +445,7 @@ fn guest_command_arguments_directory_and_environment_come_from_image_and_request
     let (_, lines) = pod.script("pwd; echo $FROM", |config| {
         config.image = Some(image("user"));
         config.working_dir = "/tmp".to_owned();
-        config.envs = vec![KeyValue {
-            key: "FROM".to_owned(),
-            value: "request".to_owned(),
-        }];
+        config.envs = vec![KeyValue::new("FROM", "request")];
     });
     assert_eq!(stdout(&lines), ["/tmp", "request"]);
 

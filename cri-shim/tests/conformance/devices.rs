@@ -5,7 +5,7 @@ use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::path::PathBuf;
 use std::process::Command;
 
-use k8s_cri::v1::Device;
+use podvisor_cri_messages::Device;
 use tonic::Code;
 
 use crate::fixture::RUNTIME;

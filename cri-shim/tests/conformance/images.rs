@@ -1,6 +1,6 @@
 //! The image service.
 
-use k8s_cri::v1::*;
+use podvisor_cri_messages::*;
 use tonic::Code;
 
 use crate::client::ask_images;

@@ -6,7 +6,7 @@ use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use k8s_cri::v1::*;
+use podvisor_cri_messages::*;
 
 use crate::fixture::NEIGHBOUR;
 use crate::many::count;

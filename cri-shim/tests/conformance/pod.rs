@@ -8,10 +8,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use k8s_cri::v1::*;
-use prost::Message;
+use podvisor_cri_messages::*;
 
-use crate::client::{ask, ask_images, raw};
+use crate::client::{ask, ask_images};
 use crate::fixture::RUNTIME;
 use crate::support::PATIENCE;
 
@@ -40,14 +39,6 @@ extern "C" fn remove_shared() {
     });
     // The tests have reported their results.
     let _ = removed.join();
-}
-
-#[derive(Clone, PartialEq, prost::Message)]
-struct RawCreate {
-    #[prost(string, tag = "1")]
-    pod_sandbox_id: String,
-    #[prost(bytes = "vec", tag = "2")]
-    config: Vec<u8>,
 }
 
 /// Names must be unique while their pods exist.
@@ -219,22 +210,6 @@ impl Pod {
             sandbox_config: Some(self.config.clone()),
         }))?;
         Ok(self.container(response.container_id, &log_path))
-    }
-
-    /// CreateContainer with fields that the message crate does not have: the concatenated encodings
-    /// of known and unknown fields are one message.
-    pub(crate) fn try_create_newer(
-        &self,
-        config: ContainerConfig,
-        newer: &impl Message,
-    ) -> Result<Container, tonic::Status> {
-        let request = RawCreate {
-            pod_sandbox_id: self.id.clone(),
-            config: [config.encode_to_vec(), newer.encode_to_vec()].concat(),
-        };
-        let path = "/runtime.v1.RuntimeService/CreateContainer";
-        let response: CreateContainerResponse = raw(path, request)?;
-        Ok(self.container(response.container_id, &config.log_path))
     }
 
     /// Returns a created container.

@@ -1,131 +1,35 @@
 //! Pressure stall information of containers and pods, as read by kubelets since 1.34.
 
-use k8s_cri::v1::*;
+use podvisor_cri_messages::*;
 
-use crate::client::{ask, raw};
+use crate::client::ask;
 use crate::fixture::RUNTIME;
 use crate::pod::{Container, Pod, strings};
 use crate::support::until;
 
-#[derive(Clone, PartialEq, prost::Message)]
-struct ToldOfContainer {
-    #[prost(message, optional, tag = "1")]
-    stats: Option<PsiOfContainer>,
-}
-
-#[derive(Clone, PartialEq, prost::Message)]
-struct ToldOfContainers {
-    #[prost(message, repeated, tag = "1")]
-    stats: Vec<PsiOfContainer>,
-}
-
-#[derive(Clone, PartialEq, prost::Message)]
-struct PsiOfContainer {
-    #[prost(message, optional, tag = "1")]
-    attributes: Option<ContainerAttributes>,
-    #[prost(message, optional, tag = "2")]
-    cpu: Option<PsiOfCpu>,
-    #[prost(message, optional, tag = "3")]
-    memory: Option<PsiOfMemory>,
-    #[prost(message, optional, tag = "6")]
-    io: Option<PsiOfIo>,
-}
-
-#[derive(Clone, PartialEq, prost::Message)]
-struct ToldOfPod {
-    #[prost(message, optional, tag = "1")]
-    stats: Option<StatsOfPod>,
-}
-
-#[derive(Clone, PartialEq, prost::Message)]
-struct ToldOfPods {
-    #[prost(message, repeated, tag = "1")]
-    stats: Vec<StatsOfPod>,
-}
-
-#[derive(Clone, PartialEq, prost::Message)]
-struct StatsOfPod {
-    #[prost(message, optional, tag = "2")]
-    linux: Option<PsiOfPod>,
-}
-
-#[derive(Clone, PartialEq, prost::Message)]
-struct PsiOfPod {
-    #[prost(message, optional, tag = "1")]
-    cpu: Option<PsiOfCpu>,
-    #[prost(message, optional, tag = "2")]
-    memory: Option<PsiOfMemory>,
-    #[prost(message, repeated, tag = "5")]
-    containers: Vec<PsiOfContainer>,
-    #[prost(message, optional, tag = "6")]
-    io: Option<PsiOfIo>,
-}
-
-#[derive(Clone, PartialEq, prost::Message)]
-struct PsiOfCpu {
-    #[prost(message, optional, tag = "4")]
-    psi: Option<Psi>,
-}
-
-#[derive(Clone, PartialEq, prost::Message)]
-struct PsiOfMemory {
-    #[prost(message, optional, tag = "8")]
-    psi: Option<Psi>,
-}
-
-#[derive(Clone, PartialEq, prost::Message)]
-struct PsiOfIo {
-    #[prost(int64, tag = "1")]
-    timestamp: i64,
-    #[prost(message, optional, tag = "2")]
-    psi: Option<Psi>,
-}
-
-#[derive(Clone, PartialEq, prost::Message)]
-struct Psi {
-    #[prost(message, optional, tag = "1")]
-    full: Option<Data>,
-    #[prost(message, optional, tag = "2")]
-    some: Option<Data>,
-}
-
-#[derive(Clone, PartialEq, prost::Message)]
-struct Data {
-    #[prost(uint64, tag = "1")]
-    total: u64,
-    #[prost(double, tag = "2")]
-    avg10: f64,
-    #[prost(double, tag = "3")]
-    avg60: f64,
-    #[prost(double, tag = "4")]
-    avg300: f64,
-}
-
-fn of_container(container: &Container) -> PsiOfContainer {
+fn of_container(container: &Container) -> ContainerStats {
     let request = ContainerStatsRequest {
         container_id: container.id.clone(),
     };
-    let path = "/runtime.v1.RuntimeService/ContainerStats";
-    let told: ToldOfContainer = raw(path, request).unwrap();
+    let told = ask!(container_stats(request)).unwrap();
     told.stats.unwrap()
 }
 
-fn of_pod(pod: &Pod) -> PsiOfPod {
+fn of_pod(pod: &Pod) -> LinuxPodSandboxStats {
     let request = PodSandboxStatsRequest {
         pod_sandbox_id: pod.id.clone(),
     };
-    let path = "/runtime.v1.RuntimeService/PodSandboxStats";
-    let told: ToldOfPod = raw(path, request).unwrap();
+    let told = ask!(pod_sandbox_stats(request)).unwrap();
     told.stats.unwrap().linux.unwrap()
 }
 
 /// Returns the time for which programs have waited for the CPU, in nanoseconds.
-fn waited(cpu: Option<PsiOfCpu>) -> u64 {
+fn waited(cpu: Option<CpuUsage>) -> u64 {
     cpu.unwrap().psi.unwrap().some.unwrap().total
 }
 
 #[track_caller]
-fn is_sound(psi: Option<Psi>) {
+fn is_sound(psi: Option<PsiStats>) {
     let psi = psi.expect("pressure");
     for data in [psi.full.unwrap(), psi.some.unwrap()] {
         for share in [data.avg10, data.avg60, data.avg300] {
@@ -134,7 +38,7 @@ fn is_sound(psi: Option<Psi>) {
     }
 }
 
-fn is_whole(container: PsiOfContainer) {
+fn is_whole(container: ContainerStats) {
     is_sound(container.cpu.unwrap().psi);
     is_sound(container.memory.unwrap().psi);
     let io = container.io.unwrap();
@@ -181,8 +85,7 @@ fn guest_a_container_that_its_cpu_limit_holds_up_is_under_pressure() {
             ..Default::default()
         }),
     };
-    let path = "/runtime.v1.RuntimeService/ListContainerStats";
-    let listed: ToldOfContainers = raw(path, request).unwrap();
+    let listed = ask!(list_container_stats(request)).unwrap();
     let [listed] = <[_; 1]>::try_from(listed.stats).unwrap();
     is_whole(listed);
 
@@ -196,8 +99,7 @@ fn guest_a_container_that_its_cpu_limit_holds_up_is_under_pressure() {
             ..Default::default()
         }),
     };
-    let path = "/runtime.v1.RuntimeService/ListPodSandboxStats";
-    let listed: ToldOfPods = raw(path, request).unwrap();
+    let listed = ask!(list_pod_sandbox_stats(request)).unwrap();
     let [listed] = <[_; 1]>::try_from(listed.stats).unwrap();
     let listed = listed.linux.unwrap();
     is_sound(listed.cpu.unwrap().psi);

@@ -5,7 +5,7 @@ use std::fs;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
-use k8s_cri::v1::*;
+use podvisor_cri_messages::*;
 use tonic::Code;
 
 use crate::client::ask;

@@ -4,7 +4,7 @@ use std::fs;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
-use k8s_cri::v1::*;
+use podvisor_cri_messages::*;
 use tonic::Code;
 
 use crate::fixture::RUNTIME;
@@ -286,11 +286,11 @@ fn guest_a_container_that_stops_what_enters_it_holds_up_no_other_one() {
 #[test]
 fn guest_seccomp_filters_as_the_profile_says() {
     let mode = "grep -w Seccomp: /proc/self/status";
-    let profile = |kind: security_profile::ProfileType, path: String| SecurityProfile {
+    let profile = |kind: SecurityProfileType, path: String| SecurityProfile {
         profile_type: kind as i32,
         localhost_ref: path,
     };
-    use security_profile::ProfileType as P;
+    use SecurityProfileType as P;
     let with = |wanted: SecurityProfile| {
         move |config: &mut ContainerConfig| security(config).seccomp = Some(wanted)
     };

@@ -5,7 +5,7 @@ use std::fs;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, chown};
 use std::path::Path;
 
-use k8s_cri::v1::*;
+use podvisor_cri_messages::*;
 use tonic::Code;
 
 use crate::fixture::RUNTIME;

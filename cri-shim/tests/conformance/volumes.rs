@@ -6,14 +6,14 @@ use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use k8s_cri::v1::*;
+use podvisor_cri_messages::*;
 use rustix::fs::XattrFlags;
 use rustix::mount::{
     MountFlags, MountPropagationFlags, UnmountFlags, mount_bind, mount_change, unmount,
 };
 use tonic::Code;
 
-use crate::client::{ask, ask_images, raw};
+use crate::client::{ask, ask_images};
 use crate::fixture::RUNTIME;
 use crate::pod::{Container, Pod, image, security, stdout, strings};
 use crate::support::until;
@@ -447,44 +447,9 @@ fn guest_what_the_host_has_put_into_a_volume_in_memory_is_seen() {
     container.remove();
 }
 
-/// The mounts of a container's status, as newer clients decode them.
-#[derive(Clone, PartialEq, prost::Message)]
-struct MountsResponse {
-    #[prost(message, optional, tag = "1")]
-    status: Option<ToldMounts>,
-}
-
-#[derive(Clone, PartialEq, prost::Message)]
-struct ToldMounts {
-    #[prost(message, repeated, tag = "14")]
-    mounts: Vec<ToldMount>,
-}
-
-#[derive(Clone, PartialEq, prost::Message)]
-struct ToldMount {
-    #[prost(string, tag = "1")]
-    container_path: String,
-    #[prost(message, optional, tag = "9")]
-    image: Option<ToldImage>,
-    #[prost(string, tag = "10")]
-    image_sub_path: String,
-}
-
-#[derive(Clone, PartialEq, prost::Message)]
-struct ToldImage {
-    #[prost(string, tag = "20")]
-    image_ref: String,
-}
-
 /// Returns path, image and sub-path of each mount in the status.
 fn told_mounts(container: &Container) -> Vec<(String, String, String)> {
-    let request = ContainerStatusRequest {
-        container_id: container.id.clone(),
-        verbose: false,
-    };
-    let path = "/runtime.v1.RuntimeService/ContainerStatus";
-    let response: MountsResponse = raw(path, request).unwrap();
-    let mounts = response.status.unwrap().mounts.into_iter();
+    let mounts = container.status().mounts.into_iter();
     let told = mounts.map(|mount| {
         let image_ref = mount.image.unwrap_or_default().image_ref;
         (mount.container_path, image_ref, mount.image_sub_path)
@@ -553,34 +518,17 @@ fn guest_an_image_is_mounted_as_a_volume() {
     assert_eq!(refused.code(), Code::NotFound);
 }
 
-#[derive(Clone, PartialEq, prost::Message)]
-struct PartOfImage {
-    #[prost(message, repeated, tag = "7")]
-    mounts: Vec<MountOfPart>,
-}
-
-#[derive(Clone, PartialEq, prost::Message)]
-struct MountOfPart {
-    #[prost(string, tag = "1")]
-    container_path: String,
-    #[prost(message, optional, tag = "9")]
-    image: Option<ImageSpec>,
-    #[prost(string, tag = "10")]
-    image_sub_path: String,
-}
-
 fn create_with_part(sub_path: &str) -> Result<Container, tonic::Status> {
     let config = Pod::shared().container_config("image-part", |config| {
         config.command = strings(&["cat", "/etc-of-it/plain"]);
-    });
-    let part = PartOfImage {
-        mounts: vec![MountOfPart {
+        config.mounts = vec![Mount {
             container_path: "/etc-of-it".to_owned(),
             image: Some(image("user")),
             image_sub_path: sub_path.to_owned(),
-        }],
-    };
-    Pod::shared().try_create_newer(config, &part)
+            ..Default::default()
+        }];
+    });
+    Pod::shared().try_create(config)
 }
 
 #[test]

@@ -3,7 +3,7 @@
 
 use std::fs;
 
-use k8s_cri::v1::*;
+use podvisor_cri_messages::*;
 use serde_json::json;
 use tonic::Code;
 

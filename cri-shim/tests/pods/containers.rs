@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::fs;
 use std::time::Duration;
 
-use k8s_cri::v1::*;
+use podvisor_cri_messages::*;
 use rustix::process::Signal;
 use tonic::Code;
 

@@ -3,7 +3,7 @@
 use std::fs;
 use std::os::unix::process::ExitStatusExt as _;
 
-use k8s_cri::v1::*;
+use podvisor_cri_messages::*;
 use rustix::process::Signal;
 use serde_json::json;
 use tonic::Code;

@@ -8,7 +8,7 @@ mod cdi;
 mod containers;
 mod ends;
 mod logs;
-mod newer;
+mod newest;
 mod starts;
 mod status;
 mod volumes;

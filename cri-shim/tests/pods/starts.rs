@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use k8s_cri::v1::*;
+use podvisor_cri_messages::*;
 use rustix::process::Signal;
 
 use super::support::stand_in::{Node, until};

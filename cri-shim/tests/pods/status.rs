@@ -3,7 +3,7 @@
 use std::pin::Pin;
 use std::time::Duration;
 
-use k8s_cri::v1::*;
+use podvisor_cri_messages::*;
 use rustix::process::Signal;
 
 use super::support::stand_in::{Node, POD};
@@ -84,38 +84,8 @@ async fn a_pods_newest_containers_come_first_in_its_status() {
     assert_eq!(shown, ids);
 }
 
-/// The mounts of a container's status, as newer clients decode them.
-#[derive(Clone, PartialEq, prost::Message)]
-struct MountsResponse {
-    #[prost(message, optional, tag = "1")]
-    status: Option<Mounts>,
-}
-
-#[derive(Clone, PartialEq, prost::Message)]
-struct Mounts {
-    #[prost(message, repeated, tag = "14")]
-    mounts: Vec<NewerMount>,
-}
-
-#[derive(Clone, PartialEq, prost::Message)]
-struct NewerMount {
-    #[prost(string, tag = "1")]
-    container_path: String,
-    #[prost(message, optional, tag = "9")]
-    image: Option<NewerImage>,
-}
-
-#[derive(Clone, PartialEq, prost::Message)]
-struct NewerImage {
-    #[prost(string, tag = "1")]
-    image: String,
-    #[prost(string, tag = "20")]
-    image_ref: String,
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn the_status_tells_which_image_is_mounted_also_after_a_restart() {
-    const CALL: &str = "/runtime.v1.RuntimeService/ContainerStatus";
     let mut node = Node::new(2).await;
     let (name, image_ref) = node.pull().await;
     // The image of the container's root, too.
@@ -132,23 +102,17 @@ async fn the_status_tells_which_image_is_mounted_also_after_a_restart() {
         ..ContainerConfig::default()
     };
     let id = node.try_create("a", config).await.unwrap();
-    let expected = NewerMount {
-        container_path: "/model".to_owned(),
-        image: Some(NewerImage {
-            image: name,
-            image_ref,
-        }),
-    };
     for restarts in 0..2 {
         if restarts > 0 {
             node.daemon.end(Signal::KILL);
             node.daemon.start();
         }
-        let request = ContainerStatusRequest {
-            container_id: id.clone(),
-            verbose: false,
+        let mounts = node.status(&id).await.mounts;
+        let [mount] = &mounts[..] else {
+            panic!("{mounts:?}");
         };
-        let told: MountsResponse = node.daemon.raw(CALL, request).await.unwrap();
-        assert_eq!(told.status.unwrap().mounts, std::slice::from_ref(&expected));
+        assert_eq!(mount.container_path, "/model");
+        let image = mount.image.as_ref().unwrap();
+        assert_eq!((&image.image, &image.image_ref), (&name, &image_ref));
     }
 }

@@ -6,7 +6,7 @@ use std::os::fd::AsRawFd as _;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use k8s_cri::v1::*;
+use podvisor_cri_messages::*;
 use rustix::mount::{MountFlags, UnmountFlags, mount, mount_bind, unmount};
 use rustix::process::Signal;
 use tonic::Code;

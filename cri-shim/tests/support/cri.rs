@@ -6,29 +6,16 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::Instant;
 
-use k8s_cri::v1::image_service_client::ImageServiceClient;
-use k8s_cri::v1::runtime_service_client::RuntimeServiceClient;
-use k8s_cri::v1::{
+use podvisor_cri_messages::{
     ContainerConfig, ContainerStatus, ContainerStatusRequest, CreateContainerRequest,
-    ExecSyncRequest, ExecSyncResponse, LinuxContainerResources, PodSandboxConfig,
-    StartContainerRequest,
+    ExecSyncRequest, ExecSyncResponse, ImageServiceClient, PodSandboxConfig, RuntimeServiceClient,
+    StartContainerRequest, UpdatePodSandboxResourcesRequest,
 };
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 use tonic::transport::{Channel, Endpoint};
 
 use super::PATIENCE;
-
-/// A message that k8s-cri does not have yet.
-#[derive(Clone, PartialEq, prost::Message)]
-pub(crate) struct UpdatePodSandboxResourcesRequest {
-    #[prost(string, tag = "1")]
-    pub(crate) pod_sandbox_id: String,
-    #[prost(message, optional, tag = "2")]
-    pub(crate) overhead: Option<LinuxContainerResources>,
-    #[prost(message, optional, tag = "3")]
-    pub(crate) resources: Option<LinuxContainerResources>,
-}
 
 /// A daemon, ended when this is dropped, followed by the removal of its directories.
 pub(crate) struct Daemon {
@@ -185,13 +172,16 @@ impl Daemon {
         RuntimeServiceClient::new(self.channel().await)
     }
 
-    /// UpdatePodSandboxResources, as a client that knows it.
+    /// UpdatePodSandboxResources.
     pub(crate) async fn update_pod(
         &self,
         request: UpdatePodSandboxResourcesRequest,
     ) -> Result<(), tonic::Status> {
-        let call = "/runtime.v1.RuntimeService/UpdatePodSandboxResources";
-        self.raw(call, request).await
+        let mut runtime = self.runtime().await;
+        runtime
+            .update_pod_sandbox_resources(request)
+            .await
+            .map(drop)
     }
 
     /// Calls a method with custom message types.

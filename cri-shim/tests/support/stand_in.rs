@@ -7,8 +7,10 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::Duration;
 
-use k8s_cri::v1::runtime_service_client::RuntimeServiceClient;
-use k8s_cri::v1::*;
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use podvisor_cri_messages::*;
+use prost::Message as _;
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::json;
@@ -16,7 +18,7 @@ use tempfile::{NamedTempFile, TempDir};
 use tonic::transport::Channel;
 
 use super::PATIENCE;
-use super::cri::{Daemon, PodClient, UpdatePodSandboxResourcesRequest};
+use super::cri::{Daemon, PodClient};
 use super::image::Image as TestImage;
 use super::registry::Registry;
 
@@ -87,6 +89,7 @@ fn add_pod(database: &Path, config: &PodSandboxConfig) {
     let own = own.map_or(0, |own| own.memory_limit_in_bytes);
     let memory = MEMORY + u64::try_from(own).unwrap();
     let size = json!({ "memory": memory, "growth": GROWTH, "vcpus": 1, "max_vcpus": 1 });
+    let config = STANDARD.encode(config.encode_to_vec());
     let record = json!({
         "version": 1, "id": POD, "config": config, "handler": "", "created_at": 1,
         "phase": "Ready", "addresses": [], "size": size, "memory_volumes": [], "extra": 0,

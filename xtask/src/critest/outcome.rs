@@ -1,6 +1,7 @@
 //! The suite's report, and its table. Ginkgo writes a list of suites as JSON, each with a report
 //! of every spec.
 
+use std::collections::BTreeMap;
 use std::fmt;
 
 use anyhow::{Context, Result};
@@ -148,24 +149,14 @@ impl fmt::Display for Outcome {
         for (spec, message) in self.unexpected() {
             writeln!(f, "  {}\n      {message}", spec.name)?;
         }
-        let known = self
-            .failed()
-            .filter_map(|(spec, _)| Some((spec, spec.reason()?)));
-        for (index, (spec, reason)) in known.enumerate() {
-            if index == 0 {
-                writeln!(f, "cannot pass here:")?;
-            }
-            writeln!(f, "  {}\n      {reason}", spec.name)?;
-        }
-        let mut is_first = true;
-        for spec in &self.specs {
-            if let State::Skipped(message) = &spec.state {
-                if std::mem::take(&mut is_first) {
-                    writeln!(f, "skipped by the suite:")?;
-                }
-                writeln!(f, "  {}\n      {message}", spec.name)?;
-            }
-        }
+        let known = self.failed();
+        let known = known.filter_map(|(spec, _)| Some((spec.reason()?, spec)));
+        write_by_reason(f, "cannot pass here:", known)?;
+        let skipped = self.specs.iter().filter_map(|spec| match &spec.state {
+            State::Skipped(reason) => Some((reason.as_str(), spec)),
+            _ => None,
+        });
+        write_by_reason(f, "skipped by the suite:", skipped)?;
         let passed = self.count(|spec| spec.state == State::Passed);
         let skipped = self.count(|spec| matches!(spec.state, State::Skipped(_)));
         let not_selected = self.count(|spec| spec.state == State::NotSelected);
@@ -176,6 +167,28 @@ impl fmt::Display for Outcome {
              {not_selected} not selected"
         )
     }
+}
+
+/// Writes the names of specs below the reason that they have in common.
+fn write_by_reason<'a>(
+    f: &mut fmt::Formatter<'_>,
+    title: &str,
+    specs: impl Iterator<Item = (&'a str, &'a Spec)>,
+) -> fmt::Result {
+    let mut by_reason: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+    for (reason, spec) in specs {
+        by_reason.entry(reason).or_default().push(&spec.name);
+    }
+    if !by_reason.is_empty() {
+        writeln!(f, "{title}")?;
+    }
+    for (reason, names) in by_reason {
+        writeln!(f, "  {reason}")?;
+        for name in names {
+            writeln!(f, "      {name}")?;
+        }
+    }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -212,7 +225,9 @@ mod tests {
         let text = found.to_string();
         assert!(text.contains("cannot pass here:\n"), "{text}");
         assert!(text.contains("--host-runtime takes such pods"), "{text}");
-        assert!(text.contains("      no such feature\n"), "{text}");
+        let skipped =
+            "  no such feature\n      [k8s.io] Security Context NamespaceOption of another";
+        assert!(text.contains(skipped), "{text}");
         let last = "1 passed, 0 failed, 1 cannot pass here, 1 skipped, 1 not selected\n";
         assert!(text.ends_with(last), "{text}");
     }

@@ -160,10 +160,11 @@ impl SandboxClient {
         }
     }
 
-    /// Asks the guest's agent to reboot the guest.
+    /// Asks the guest to reboot: its agent, or without one by the power button, after which its
+    /// machine is built anew if it powers itself off within two minutes.
     ///
     /// # Errors
-    /// As [`Self::ping_guest_agent`].
+    /// [`SandboxError::Refused`] if it does not run.
     pub async fn reboot_guest(&self, id: &str) -> Result<(), SandboxError> {
         self.reboots(id, false).await
     }

@@ -4,7 +4,7 @@ use std::fs::{self, Metadata};
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 
-use k8s_cri::v1::{ContainerConfig, Device, KeyValue, Mount, MountPropagation};
+use podvisor_cri_messages::{ContainerConfig, Device, KeyValue, Mount, MountPropagation};
 use rustix::fs::{StatVfsMountFlags, major, minor};
 
 use super::document::{self, DeviceNode, Edits};
@@ -100,10 +100,7 @@ impl Collected {
         }
         for variable in edits.env.iter().flatten() {
             let (key, value) = variable.split_once('=').unwrap_or((variable, ""));
-            self.variables.push(KeyValue {
-                key: key.to_owned(),
-                value: value.to_owned(),
-            });
+            self.variables.push(KeyValue::new(key, value));
         }
         let groups = edits.additional_gids.iter().flatten();
         // The specification has 0 ignored.

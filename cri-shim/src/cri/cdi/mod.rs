@@ -22,7 +22,7 @@ use std::collections::BTreeSet;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use k8s_cri::v1::ContainerConfig;
+use podvisor_cri_messages::ContainerConfig;
 use rustix::fs::StatVfsMountFlags;
 
 use self::edits::{Collected, Origin};

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use k8s_cri::v1::ContainerConfig;
+use podvisor_cri_messages::ContainerConfig;
 
 use super::{CdiError, MAX_DEVICES};
 

@@ -2,7 +2,7 @@ use std::fs;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::PathBuf;
 
-use k8s_cri::v1::{CdiDevice, ContainerConfig, Device, KeyValue};
+use podvisor_cri_messages::{CdiDevice, ContainerConfig, Device, KeyValue};
 use proptest::prelude::*;
 use rustix::fs::{CWD, FileType, Mode, StatVfsMountFlags, makedev, mkfifoat, mknodat};
 use serde_json::{Value, json};
@@ -73,7 +73,8 @@ fn asking(devices: &[&str]) -> ContainerConfig {
 
 fn variables(config: &ContainerConfig) -> Vec<(&str, &str)> {
     let variables = config.envs.iter();
-    variables.map(|one| (&*one.key, &*one.value)).collect()
+    let shown = variables.map(|one| (&*one.key, str::from_utf8(&one.value).unwrap()));
+    shown.collect()
 }
 
 #[test]
@@ -197,10 +198,7 @@ fn a_container_gets_what_its_devices_say_each_once() {
     });
     node.write("etc/vendor.json", &document);
     let mut config = asking(&["vendor.com/net=one"]);
-    config.envs.push(KeyValue {
-        key: "V".to_owned(),
-        value: "0".to_owned(),
-    });
+    config.envs.push(KeyValue::new("V", "0"));
     config.devices.push(Device {
         container_path: "/dev/mine".to_owned(),
         host_path: "/dev/zero".to_owned(),
@@ -250,7 +248,7 @@ fn a_later_directory_goes_first_and_files_of_one_must_not_contradict() {
     let name = "vendor.com/net=one";
     let value = |node: &Node| {
         let added = node.add(asking(&[name])).unwrap();
-        added.config.envs[0].value.clone()
+        added.config.envs[0].text()
     };
     node.write("etc/a.json", &document(variable("etc")));
     assert_eq!(value(&node), "etc");

@@ -5,12 +5,14 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::sync::Arc;
 
-use k8s_cri::v1::{ContainerConfig, ContainerEventType, Mount, NamespaceMode};
+use podvisor_cri_messages::{
+    ContainerConfig, ContainerEventType, CreateContainerRequest, Mount, NamespaceMode,
+};
 use podvisor_images::{Error as ImageError, Image, parse_reference};
 use rustix::fs::StatVfsMountFlags;
 use tracing::{debug, info, warn};
 
-use super::request::{CreateRequest, NewerSettings, check, log_path};
+use super::request::{Settings, check, log_path};
 use crate::blocking::{apart, in_place};
 use crate::cni;
 use crate::cri::error::{CriError, Kind, Result};
@@ -31,17 +33,20 @@ impl Node {
     /// CreateContainer.
     pub(in crate::cri) async fn create_container(
         self: &Arc<Self>,
-        request: CreateRequest,
+        request: CreateContainerRequest,
     ) -> Result<String> {
-        let pod = self.settled_pod(&request.request.pod_sandbox_id).await?;
-        let mut newer = NewerSettings::of(&request)?;
-        let config = request.request.config.clone().unwrap_or_default();
-        let config = self.with_cdi_devices(config, &mut newer).await?;
-        check(&config, spec::users_of(&pod.record().config)?)?;
+        let pod = self.settled_pod(&request.pod_sandbox_id).await?;
+        let config = request.config.clone().unwrap_or_default();
+        let settings = Settings::of(&config)?;
         let metadata = config.metadata.clone().unwrap_or_default();
         let name = format!("{}_{}_{}", pod.id, metadata.name, metadata.attempt);
         let node = Arc::clone(self);
-        let work = || async move { node.make_container(&pod, config, newer).await };
+        let work = || async move {
+            // In here, so that an equal request waits for the one that looks at the node's files.
+            let (config, settings) = node.with_cdi_devices(config, settings).await?;
+            check(&config, spec::users_of(&pod.record().config)?)?;
+            node.make_container(&pod, config, settings).await
+        };
         let node = Arc::clone(self);
         // A kubelet whose deadline has expired sends a different request: its termination log has a
         // new name each time.
@@ -63,10 +68,10 @@ impl Node {
     async fn with_cdi_devices(
         &self,
         config: ContainerConfig,
-        newer: &mut NewerSettings,
-    ) -> Result<ContainerConfig> {
+        mut settings: Settings,
+    ) -> Result<(ContainerConfig, Settings)> {
         if !cdi::is_asked_for(&config) {
-            return Ok(config);
+            return Ok((config, settings));
         }
         let mounts = config.mounts.len();
         let directories = self.config.cdi_spec_dirs.clone();
@@ -74,8 +79,8 @@ impl Node {
         // A path of the node may be on a file server that does not answer.
         let added = apart("cdi", add).await;
         let added = added.map_err(CriError::host("read CDI specifications"))??;
-        newer.add_mount_flags(mounts, added.mount_flags);
-        Ok(added.config)
+        settings.add_mount_flags(mounts, added.mount_flags);
+        Ok((added.config, settings))
     }
 
     /// Removes a container whose caller did not learn its id.
@@ -95,7 +100,7 @@ impl Node {
         self: &Arc<Self>,
         pod: &Arc<Pod>,
         mut config: ContainerConfig,
-        newer: NewerSettings,
+        settings: Settings,
     ) -> Result<String> {
         // The turn keeps the pod from being stopped in between.
         let _turn = pod.turn.lock().await;
@@ -114,7 +119,7 @@ impl Node {
             let (image, rootfs, of_images, declared) = in_place(|| -> Result<_> {
                 let image = self.image_named(wanted)?;
                 let rootfs = image.open_rootfs()?;
-                let of_images = self.image_volumes(&config, &newer);
+                let of_images = self.image_volumes(&config, &settings);
                 let of_images = of_images.map_err(|error| CriError::ImageVolume(error.into()))?;
                 let settings = image.config().config().as_ref();
                 let declared = self.make_image_volumes(pod, &id, settings, &config.mounts)?;
@@ -131,7 +136,7 @@ impl Node {
                 _ = client.machine_ended() => return Err(pod.not_ready()),
             };
             let mut mounted = in_place(|| volumes::mount(&in_guest, &pod.mounted, &id, looked))?;
-            newer.restrict(&config.mounts, &mut mounted);
+            settings.restrict(&config.mounts, &mut mounted);
             let of_root = mounted.split_off(mounted.len().saturating_sub(declared.len()));
             mounted.extend(of_root.into_iter().map(Volume::filled));
             mounted.extend(of_images.volumes);
@@ -145,7 +150,7 @@ impl Node {
                 image,
                 mounted,
                 mounted_images: of_images.known,
-                stop_signal: newer.stop_signal,
+                stop_signal: settings.stop_signal,
             };
             self.create_in_guest(pod, new, images).await
         }
@@ -330,11 +335,7 @@ impl Node {
     }
 
     /// Returns the images that a container mounts as volumes.
-    fn image_volumes(
-        &self,
-        config: &ContainerConfig,
-        newer: &NewerSettings,
-    ) -> Result<ImageMounts> {
+    fn image_volumes(&self, config: &ContainerConfig, settings: &Settings) -> Result<ImageMounts> {
         let mut all = ImageMounts::default();
         for (number, mount) in config.mounts.iter().enumerate() {
             let Some(name) = spec::mounts::image_of(mount) else {
@@ -342,11 +343,8 @@ impl Node {
             };
             let image = self.image_named(name)?;
             let digest = image.id().to_string();
-            let sub_path = newer
-                .image_sub_paths
-                .get(number)
-                .cloned()
-                .unwrap_or_default();
+            let sub_path = settings.image_sub_paths.get(number);
+            let sub_path = sub_path.cloned().unwrap_or_default();
             if all.open.iter().all(|other| other.digest != digest) {
                 all.open.push(ImageVolume {
                     image: image.open_rootfs()?.into(),
@@ -367,7 +365,7 @@ impl Node {
                 readonly: true,
                 is_slave: false,
                 flags: StatVfsMountFlags::empty(),
-                asked: newer.mount_flags(number),
+                asked: settings.mount_flags(number),
             });
         }
         Ok(all)

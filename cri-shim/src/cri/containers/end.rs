@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use futures_util::FutureExt as _;
 use futures_util::future::select;
-use k8s_cri::v1::ContainerEventType;
+use podvisor_cri_messages::ContainerEventType;
 use tokio::time::timeout;
 use tracing::{debug, info, warn};
 

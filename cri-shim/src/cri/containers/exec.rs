@@ -4,7 +4,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
-use k8s_cri::v1::{ExecSyncRequest, ExecSyncResponse};
+use podvisor_cri_messages::{ExecSyncRequest, ExecSyncResponse};
 use rustix::pipe::{PipeFlags, pipe_with};
 use tokio::io::AsyncReadExt as _;
 use tokio::net::unix::pipe::Receiver;

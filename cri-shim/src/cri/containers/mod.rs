@@ -8,10 +8,11 @@ mod request;
 mod resources;
 mod start;
 mod stats;
+mod stop_signal;
 mod view;
 
 pub(super) use cpu_rate::CpuRate;
 pub(super) use exec::OutputRoom;
-pub(super) use request::{CreateRequest, log_path};
+pub(super) use request::log_path;
 pub(super) use start::{ExitFacts, exit_of};
 pub(super) use stats::in_time;

@@ -2,28 +2,17 @@
 
 use std::path::Path;
 
-use k8s_cri::v1::{ContainerConfig, CreateContainerRequest, Mount};
+use podvisor_cri_messages::{ContainerConfig, Mount};
 use rustix::fs::StatVfsMountFlags;
 
+use super::stop_signal;
 use crate::cri::error::{CriError, Result};
-use crate::cri::newer::stop_signal_from_cri;
 use crate::cri::spec::{self, Volume};
 use crate::machine::UserRange;
 
-/// A CreateContainer call.
-#[derive(Debug, Clone, Default, PartialEq)]
-pub(in crate::cri) struct CreateRequest {
-    pub(in crate::cri) request: CreateContainerRequest,
-    /// `image_sub_path` of each of its mounts, if any is set.
-    pub(in crate::cri) image_sub_paths: Vec<String>,
-    /// `mount_options` of each of its mounts, if any is set.
-    pub(in crate::cri) mount_options: Vec<Vec<String>>,
-    /// `stop_signal` of its configuration, in the API's numbering.
-    pub(in crate::cri) stop_signal: i32,
-}
-
-/// Fields of a container's configuration that the message crate does not have.
-pub(super) struct NewerSettings {
+/// What a request asks of its mounts and of its end, checked.
+pub(super) struct Settings {
+    /// `image_sub_path` of the mounts.
     pub(super) image_sub_paths: Vec<String>,
     /// `mount_options` of the mounts; those of further mounts are empty.
     pub(super) mount_flags: Vec<StatVfsMountFlags>,
@@ -31,14 +20,16 @@ pub(super) struct NewerSettings {
     pub(super) stop_signal: Option<u32>,
 }
 
-impl NewerSettings {
-    pub(super) fn of(request: &CreateRequest) -> Result<Self> {
-        let sub_paths = spec::mounts::sub_paths(&request.image_sub_paths);
+impl Settings {
+    pub(super) fn of(config: &ContainerConfig) -> Result<Self> {
+        let sub_paths = spec::mounts::sub_paths(&config.mounts);
+        let stop_signal = stop_signal::from_cri(config.stop_signal);
         Ok(Self {
             image_sub_paths: sub_paths
                 .map_err(|error| CriError::ImageVolume(Box::new(error.into())))?,
-            mount_flags: spec::mounts::asked_flags(&request.mount_options)?,
-            stop_signal: stop_signal(request.stop_signal)?,
+            mount_flags: spec::mounts::asked_flags(&config.mounts)?,
+            stop_signal: stop_signal
+                .map_err(|reason| CriError::invalid("config.stop_signal", reason))?,
         })
     }
 
@@ -64,13 +55,6 @@ impl NewerSettings {
             volume.asked = self.mount_flags(number);
         }
     }
-}
-
-fn stop_signal(number: i32) -> Result<Option<u32>> {
-    stop_signal_from_cri(number).map_err(|reason| CriError::Invalid {
-        field: "stop_signal",
-        reason,
-    })
 }
 
 /// Validates a request before anything is created.

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use k8s_cri::v1::{LinuxContainerResources, UpdateContainerResourcesRequest};
+use podvisor_cri_messages::{LinuxContainerResources, UpdateContainerResourcesRequest};
 
 use crate::cri::error::Result;
 use crate::cri::flights::to_the_end;
@@ -103,7 +103,7 @@ fn merged(old: LinuxContainerResources, new: LinuxContainerResources) -> LinuxCo
 
 #[cfg(test)]
 mod tests {
-    use k8s_cri::v1::HugepageLimit;
+    use podvisor_cri_messages::HugepageLimit;
 
     use super::*;
 

@@ -6,7 +6,7 @@ use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 use std::sync::Arc;
 
-use k8s_cri::v1::ContainerEventType;
+use podvisor_cri_messages::ContainerEventType;
 use tonic::Status;
 use tracing::{info, warn};
 

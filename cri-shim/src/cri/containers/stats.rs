@@ -4,21 +4,19 @@ use std::sync::PoisonError;
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use k8s_cri::v1::{
-    ContainerAttributes, ContainerStatsFilter, FilesystemIdentifier, FilesystemUsage,
-    NetworkInterfaceUsage, NetworkUsage, PodSandboxAttributes, PodSandboxStatsFilter, ProcessUsage,
-    UInt64Value,
+use podvisor_cri_messages::{
+    ContainerAttributes, ContainerStats, ContainerStatsFilter, CpuUsage, FilesystemIdentifier,
+    FilesystemUsage, IoUsage, LinuxPodSandboxStats, MemoryUsage, NetworkInterfaceUsage,
+    NetworkUsage, PodSandboxAttributes, PodSandboxStats, PodSandboxStatsFilter, ProcessUsage,
+    PsiData, PsiStats, UInt64Value,
 };
 
 use crate::cni::InterfaceCounters;
 use crate::cri::error::Result;
-use crate::cri::newer::stats::{
-    ContainerStats, CpuUsage, IoUsage, LinuxPodSandboxStats, MemoryUsage, PodSandboxStats,
-};
 use crate::cri::node::{Container, Node, Pod, now};
 use crate::cri::pods::matches_labels;
 use crate::cri::state::PodPhase;
-use crate::sandbox::{ContainerStats as Figures, GuestStats};
+use crate::sandbox::{self, ContainerStats as Figures, GuestStats};
 use crate::stall_timeout::timeout;
 
 /// How long a call that lists statistics waits for each guest. A kubelet polls every 10 s.
@@ -130,6 +128,7 @@ impl Node {
                 containers,
                 io: io(&sum),
             }),
+            windows: None,
         }
     }
 
@@ -267,7 +266,21 @@ fn cpu(figures: &Figures, nano_cores: Option<u64>) -> CpuUsage {
         timestamp: timestamp(figures),
         usage_core_nano_seconds: value(figures.cpu_usage_us.saturating_mul(1000)),
         usage_nano_cores: nano_cores.map(|value| UInt64Value { value }),
-        psi: figures.psi.cpu.map(Into::into),
+        psi: figures.psi.cpu.map(pressure),
+    }
+}
+
+/// Converts pressure stall information, which the kernel counts in microseconds.
+fn pressure(stats: sandbox::PsiStats) -> PsiStats {
+    let data = |data: sandbox::PsiData| PsiData {
+        total: data.total_us.saturating_mul(1000),
+        avg10: data.avg10.percent(),
+        avg60: data.avg60.percent(),
+        avg300: data.avg300.percent(),
+    };
+    PsiStats {
+        full: Some(data(stats.full)),
+        some: Some(data(stats.some)),
     }
 }
 
@@ -275,7 +288,7 @@ fn cpu(figures: &Figures, nano_cores: Option<u64>) -> CpuUsage {
 fn io(figures: &Figures) -> Option<IoUsage> {
     figures.psi.io.map(|psi| IoUsage {
         timestamp: timestamp(figures),
-        psi: Some(psi.into()),
+        psi: Some(pressure(psi)),
     })
 }
 
@@ -296,15 +309,14 @@ fn memory(figures: &Figures) -> MemoryUsage {
         rss_bytes: value(figures.memory_anon_bytes),
         page_faults: value(figures.page_faults),
         major_page_faults: value(figures.major_page_faults),
-        psi: figures.psi.memory.map(Into::into),
+        psi: figures.psi.memory.map(pressure),
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cri::newer::stats as newer;
-    use crate::sandbox::{Psi, PsiData, PsiStats};
+    use crate::sandbox::Psi;
 
     #[test]
     fn the_interfaces_of_a_pod_are_listed_with_the_default_one() {
@@ -409,13 +421,13 @@ mod tests {
         assert_eq!((cpu(&none, None).psi, memory(&none).psi), (None, None));
         assert_eq!(io(&none), None);
         let waited = |total_us| {
-            Some(PsiStats {
-                some: PsiData {
+            Some(sandbox::PsiStats {
+                some: sandbox::PsiData {
                     total_us,
                     avg10: 1234.into(),
-                    ..PsiData::default()
+                    ..sandbox::PsiData::default()
                 },
-                ..PsiStats::default()
+                ..sandbox::PsiStats::default()
             })
         };
         let figures = Figures {
@@ -431,7 +443,7 @@ mod tests {
             },
             ..Figures::default()
         };
-        let some = |psi: Option<newer::PsiStats>| psi.unwrap().some.unwrap();
+        let some = |psi: Option<PsiStats>| psi.unwrap().some.unwrap();
         let of_cpu = some(cpu(&figures, None).psi);
         assert_eq!(of_cpu.total, 1000);
         assert!((of_cpu.avg10 - 12.34).abs() < 1e-9);

@@ -2,12 +2,13 @@
 
 use std::collections::HashMap;
 
-use k8s_cri::v1::{
+use podvisor_cri_messages::{
     Container as Shown, ContainerFilter, ContainerResources, ContainerState, ContainerStatus,
     ContainerStatusResponse, ContainerUser, ImageSpec, LinuxContainerResources, LinuxContainerUser,
     Mount,
 };
 
+use super::stop_signal;
 use crate::cri::error::Result;
 use crate::cri::node::{Container, Node};
 use crate::cri::pods::matches_labels;
@@ -48,6 +49,18 @@ fn mounts(mounts: &[Mount]) -> Vec<serde_json::Value> {
         })
     });
     shown.collect()
+}
+
+/// Returns the mounts of a container with what is known of the images in them. Those of a container
+/// from an older daemon are not known.
+fn with_images(mut mounts: Vec<Mount>, images: Vec<MountedImage>) -> Vec<Mount> {
+    for of_image in images {
+        if let Some(mount) = mounts.get_mut(of_image.mount) {
+            mount.image.get_or_insert_default().image_ref = of_image.id;
+            mount.image_sub_path = of_image.sub_path;
+        }
+    }
+    mounts
 }
 
 fn user(user: crate::sandbox::ContainerUser) -> ContainerUser {
@@ -103,12 +116,6 @@ impl Node {
         })
     }
 
-    /// Returns a container's stop signal, and the images that it mounts.
-    pub(in crate::cri) fn newer_status(&self, id: &str) -> Result<(u32, Vec<MountedImage>)> {
-        let record = self.container(id)?.record();
-        Ok((record.stop_signal, record.mounted_images))
-    }
-
     pub(in crate::cri) fn status_of(&self, container: &Container) -> ContainerStatus {
         let record = container.record();
         let state = state(&record).into();
@@ -123,7 +130,8 @@ impl Node {
             image_id: record.image,
             labels: record.config.labels,
             annotations: record.config.annotations,
-            mounts: record.config.mounts,
+            mounts: with_images(record.config.mounts, record.mounted_images),
+            stop_signal: stop_signal::to_cri(record.stop_signal),
             log_path: record.log_path,
             resources: linux.map(|linux| ContainerResources {
                 linux: Some(applied(linux)),
@@ -190,11 +198,60 @@ fn shown(record: &ContainerRecord) -> Shown {
 
 #[cfg(test)]
 mod tests {
-    use k8s_cri::v1::{ContainerConfig, LinuxContainerConfig};
+    use podvisor_cri_messages::{ContainerConfig, LinuxContainerConfig, Signal};
 
     use super::*;
     use crate::cri::node::{Pod, TestNode};
     use crate::cri::state::{container_record, pod_record};
+
+    #[test]
+    fn the_status_names_the_images_that_are_mounted_and_the_stop_signal() {
+        let node = TestNode::new();
+        let image = |name: &str| Mount {
+            container_path: format!("/{name}"),
+            image: Some(ImageSpec {
+                image: name.to_owned(),
+                user_specified_image: "model:1".to_owned(),
+                ..ImageSpec::default()
+            }),
+            ..Mount::default()
+        };
+        let host = Mount {
+            host_path: "/srv".to_owned(),
+            ..Mount::default()
+        };
+        let mounts = vec![image("whole"), host.clone(), image("part")];
+        let mounted = |mount, id: &str, sub_path: &str| MountedImage {
+            mount,
+            id: id.to_owned(),
+            sub_path: sub_path.to_owned(),
+        };
+        let record = |mounted_images| ContainerRecord {
+            config: ContainerConfig {
+                mounts: mounts.clone(),
+                ..ContainerConfig::default()
+            },
+            mounted_images,
+            ..container_record("c", "p")
+        };
+        let status = |record| node.status_of(&Container::new(record, Pod::new(pod_record("p"))));
+        let known = record(vec![
+            mounted(0, "sha256:a", ""),
+            mounted(2, "sha256:b", "etc"),
+        ]);
+        let known = status(known);
+        assert_eq!(known.stop_signal(), Signal::Sigterm);
+        let shown = known.mounts.iter().map(|mount| {
+            let image = mount.image.clone().unwrap_or_default();
+            (image.image_ref, mount.image_sub_path.clone())
+        });
+        let expected = [("sha256:a", ""), ("", ""), ("sha256:b", "etc")];
+        let expected = expected.map(|(id, path)| (id.to_owned(), path.to_owned()));
+        assert_eq!(shown.collect::<Vec<_>>(), expected);
+        assert_eq!(known.mounts[1], host);
+        // Of an older daemon.
+        assert_eq!(status(record(Vec::new())).mounts, mounts);
+    }
 
     #[test]
     fn the_status_has_no_limits_that_are_not_applied() {

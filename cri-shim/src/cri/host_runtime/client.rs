@@ -7,9 +7,9 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
-use k8s_cri::v1::{
+use podvisor_cri_messages::{
     ListPodSandboxRequest, ListPodSandboxResponse, PodSandboxConfig, PodSandboxMetadata,
-    StatusRequest,
+    StatusRequest, StatusResponse,
 };
 use tokio::time::timeout;
 use tonic::body::Body;
@@ -19,10 +19,9 @@ use tonic::{Code, Status};
 use tower_service::Service as _;
 
 use super::kept::{KeptLists, Listed};
-use super::message::{Call, answer, decode, undecodable};
+use super::message::{Call, answer, decode};
 use super::{HOST_HANDLER, needs_node};
 use crate::cri::config::HostSettings;
-use crate::cri::newer::FullNodeStatus;
 
 /// How long an answer is waited for where one can do without it.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -173,10 +172,10 @@ impl HostRuntime {
     }
 
     /// Returns the runtime's status.
-    pub(super) async fn status(&self, call: &Call) -> Result<FullNodeStatus, Status> {
+    pub(super) async fn status(&self, call: &Call) -> Result<StatusResponse, Status> {
         let request = StatusRequest { verbose: false };
         let answer = self.ask_briefly(call.to(STATUS, &request)).await?;
-        FullNodeStatus::decode(answer).map_err(undecodable)
+        decode(&answer)
     }
 
     fn unreachable(&self, error: &tonic::transport::Error) -> Status {

@@ -3,8 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use k8s_cri::v1::GetEventsRequest;
-use k8s_cri::v1::runtime_service_client::RuntimeServiceClient;
+use podvisor_cri_messages::{GetEventsRequest, RuntimeServiceClient};
 use tokio::time::sleep;
 use tonic::{Code, Status};
 use tracing::info;

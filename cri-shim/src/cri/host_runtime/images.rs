@@ -3,7 +3,7 @@
 use std::convert::Infallible;
 
 use bytes::Bytes;
-use k8s_cri::v1::{ImageSpec, ImageStatusRequest, ImageStatusResponse, PullImageRequest};
+use podvisor_cri_messages::{ImageSpec, ImageStatusRequest, ImageStatusResponse, PullImageRequest};
 use prost::Message;
 use tonic::Status;
 use tonic::body::Body;

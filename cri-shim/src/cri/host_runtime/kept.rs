@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use bytes::Bytes;
-use k8s_cri::v1::{
+use podvisor_cri_messages::{
     ContainerFilter, ListContainersRequest, ListContainersResponse, ListImagesRequest,
     ListPodSandboxRequest, ListPodSandboxResponse, PodSandboxFilter,
 };
@@ -138,7 +138,7 @@ fn containers(
 
 #[cfg(test)]
 mod tests {
-    use k8s_cri::v1::{Container, ContainerStateValue, PodSandbox, PodSandboxStateValue};
+    use podvisor_cri_messages::{Container, ContainerStateValue, PodSandbox, PodSandboxStateValue};
 
     use super::*;
 

@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use bytes::{Bytes, BytesMut};
-use k8s_cri::v1::{Image, ListImagesResponse, ListMetricDescriptorsResponse};
+use podvisor_cri_messages::{Image, ListImagesResponse, ListMetricDescriptorsResponse};
 use prost::Message;
 use tonic::Status;
 

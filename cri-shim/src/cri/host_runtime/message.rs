@@ -65,7 +65,7 @@ pub(super) fn decode<M: Message + Default>(message: &Bytes) -> Result<M, Status>
     M::decode(message.clone()).map_err(undecodable)
 }
 
-pub(super) fn undecodable(error: DecodeError) -> Status {
+fn undecodable(error: DecodeError) -> Status {
     Status::internal(format!("cannot decode a message: {error}"))
 }
 

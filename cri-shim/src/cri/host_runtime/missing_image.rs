@@ -5,9 +5,9 @@
 
 use std::sync::Arc;
 
-use k8s_cri::v1::image_service_server::ImageService as _;
-use k8s_cri::v1::{
-    Image, ImageSpec, ImageStatusRequest, ImageStatusResponse, PodSandboxConfig, PullImageRequest,
+use podvisor_cri_messages::{
+    Image, ImageService as _, ImageSpec, ImageStatusRequest, ImageStatusResponse, PodSandboxConfig,
+    PullImageRequest,
 };
 use podvisor_images::parse_reference;
 use tonic::Status;

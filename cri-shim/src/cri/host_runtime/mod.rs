@@ -22,7 +22,7 @@ mod missing_image;
 mod promises;
 mod service;
 
-use k8s_cri::v1::{NamespaceMode, PodSandboxConfig};
+use podvisor_cri_messages::{NamespaceMode, PodSandboxConfig};
 
 pub(super) use client::HostRuntime;
 pub(super) use events::forward as forward_events;

@@ -4,13 +4,13 @@
 //! runtime that does not know their fields would create the pod without, and so allow it more than
 //! it may have.
 
-use k8s_cri::v1::{PodSandboxConfig, SupplementalGroupsPolicy as Policy};
+use podvisor_cri_messages::{
+    ContainerConfig, PodSandboxConfig, StatusResponse, SupplementalGroupsPolicy as Policy,
+};
 use tonic::Status;
 
 use super::client::HostRuntime;
 use super::message::Call;
-use crate::cri::containers::CreateRequest;
-use crate::cri::newer::FullNodeStatus;
 
 const GROUPS: &str = "security_context.supplemental_groups_policy (Strict)";
 const READ_ONLY: &str = "mounts.recursive_read_only";
@@ -29,7 +29,7 @@ pub(super) async fn check_pod(
 pub(super) async fn check_container(
     host: &HostRuntime,
     call: &Call,
-    container: &CreateRequest,
+    container: &ContainerConfig,
 ) -> Result<(), Status> {
     check(host, call, |status| container_lacks(container, status)).await
 }
@@ -37,10 +37,10 @@ pub(super) async fn check_container(
 async fn check(
     host: &HostRuntime,
     call: &Call,
-    lacks: impl Fn(&FullNodeStatus) -> Option<&'static str>,
+    lacks: impl Fn(&StatusResponse) -> Option<&'static str>,
 ) -> Result<(), Status> {
     // Most ask for nothing that a runtime without features lacks.
-    if lacks(&FullNodeStatus::default()).is_none() {
+    if lacks(&StatusResponse::default()).is_none() {
         return Ok(());
     }
     match lacks(&host.status(call).await?) {
@@ -52,19 +52,18 @@ async fn check(
     }
 }
 
-fn pod_lacks(pod: &PodSandboxConfig, status: &FullNodeStatus) -> Option<&'static str> {
+fn pod_lacks(pod: &PodSandboxConfig, status: &StatusResponse) -> Option<&'static str> {
     let linux = pod.linux.as_ref();
     let security = linux.and_then(|linux| linux.security_context.as_ref())?;
     let is_strict = security.supplemental_groups_policy() == Policy::Strict;
     (is_strict && !has_groups(status)).then_some(GROUPS)
 }
 
-fn container_lacks(request: &CreateRequest, status: &FullNodeStatus) -> Option<&'static str> {
-    let mut options = request.mount_options.iter();
-    if options.any(|options| !options.is_empty()) && !status.has_mount_options {
+fn container_lacks(container: &ContainerConfig, status: &StatusResponse) -> Option<&'static str> {
+    let mut mounts = container.mounts.iter();
+    if mounts.any(|mount| !mount.mount_options.is_empty()) && !has_options(status) {
         return Some(MOUNT_OPTIONS);
     }
-    let container = request.request.config.as_ref()?;
     let linux = container.linux.as_ref();
     let security = linux.and_then(|linux| linux.security_context.as_ref());
     let is_strict =
@@ -77,13 +76,18 @@ fn container_lacks(request: &CreateRequest, status: &FullNodeStatus) -> Option<&
     (is_read_only && !has_read_only(status)).then_some(READ_ONLY)
 }
 
-fn has_groups(status: &FullNodeStatus) -> bool {
-    let features = status.known.features.as_ref();
+fn has_groups(status: &StatusResponse) -> bool {
+    let features = status.features.as_ref();
     features.is_some_and(|features| features.supplemental_groups_policy)
 }
 
-fn has_read_only(status: &FullNodeStatus) -> bool {
-    let mut handlers = status.known.runtime_handlers.iter();
+fn has_options(status: &StatusResponse) -> bool {
+    let features = status.features.as_ref();
+    features.is_some_and(|features| features.mount_options)
+}
+
+fn has_read_only(status: &StatusResponse) -> bool {
+    let mut handlers = status.runtime_handlers.iter();
     let default = handlers.find(|handler| handler.name.is_empty());
     let features = default.and_then(|handler| handler.features.as_ref());
     features.is_some_and(|features| features.recursive_read_only_mounts)
@@ -91,10 +95,10 @@ fn has_read_only(status: &FullNodeStatus) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use k8s_cri::v1::{
-        ContainerConfig, CreateContainerRequest, LinuxContainerConfig,
-        LinuxContainerSecurityContext, LinuxPodSandboxConfig, LinuxSandboxSecurityContext, Mount,
-        RuntimeFeatures, RuntimeHandler, RuntimeHandlerFeatures, StatusResponse,
+    use podvisor_cri_messages::{
+        LinuxContainerConfig, LinuxContainerSecurityContext, LinuxPodSandboxConfig,
+        LinuxSandboxSecurityContext, Mount, RuntimeFeatures, RuntimeHandler,
+        RuntimeHandlerFeatures,
     };
 
     use super::*;
@@ -111,32 +115,30 @@ mod tests {
             }),
             ..PodSandboxConfig::default()
         };
-        let config = |policy: Policy, recursive_read_only| ContainerConfig {
-            linux: Some(LinuxContainerConfig {
-                security_context: Some(LinuxContainerSecurityContext {
-                    supplemental_groups_policy: policy.into(),
-                    ..LinuxContainerSecurityContext::default()
-                }),
-                ..LinuxContainerConfig::default()
-            }),
-            mounts: vec![Mount {
+        let container = |policy: Policy, recursive_read_only, option: Option<&str>| {
+            let mount = Mount {
                 recursive_read_only,
+                mount_options: option.map(str::to_owned).into_iter().collect(),
                 ..Mount::default()
-            }],
-            ..ContainerConfig::default()
+            };
+            ContainerConfig {
+                linux: Some(LinuxContainerConfig {
+                    security_context: Some(LinuxContainerSecurityContext {
+                        supplemental_groups_policy: policy.into(),
+                        ..LinuxContainerSecurityContext::default()
+                    }),
+                    ..LinuxContainerConfig::default()
+                }),
+                mounts: vec![mount],
+                ..ContainerConfig::default()
+            }
         };
-        let container = |policy, recursive_read_only, option: Option<&str>| CreateRequest {
-            request: CreateContainerRequest {
-                config: Some(config(policy, recursive_read_only)),
-                ..CreateContainerRequest::default()
-            },
-            mount_options: vec![Vec::new(), option.map(str::to_owned).into_iter().collect()],
-            ..CreateRequest::default()
-        };
-        let old = FullNodeStatus::default();
-        let new = FullNodeStatus::own(StatusResponse {
+        let old = StatusResponse::default();
+        let new = StatusResponse {
             features: Some(RuntimeFeatures {
                 supplemental_groups_policy: true,
+                mount_options: true,
+                ..RuntimeFeatures::default()
             }),
             runtime_handlers: vec![RuntimeHandler {
                 name: String::new(),
@@ -146,7 +148,7 @@ mod tests {
                 }),
             }],
             ..StatusResponse::default()
-        });
+        };
         assert_eq!(pod_lacks(&PodSandboxConfig::default(), &old), None);
         assert_eq!(pod_lacks(&pod(Policy::Merge), &old), None);
         assert_eq!(pod_lacks(&pod(Policy::Strict), &old), Some(GROUPS));

@@ -7,8 +7,9 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
-use k8s_cri::v1::{
+use podvisor_cri_messages::{
     ContainerConfig, CreateContainerRequest, ImageSpec, RunPodSandboxRequest, RuntimeHandler,
+    StatusResponse,
 };
 use prost::Message;
 use tonic::body::Body;
@@ -21,10 +22,9 @@ use tracing::{debug, info};
 use super::client::HostRuntime;
 use super::kept::Listed;
 use super::lists;
-use super::message::{Call, answer, answered, undecodable};
+use super::message::{Call, answer, answered, decode};
 use super::{HOST_HANDLER, missing_image, promises};
 use crate::cri::error::{CriError, Result as CriResult};
-use crate::cri::newer::{FullNodeStatus, create_request};
 use crate::cri::node::Node;
 use crate::cri::runtime::condition;
 
@@ -292,8 +292,7 @@ where
     /// Creates a container in the runtime that has its pod. A kubelet does not pull an image that
     /// one of the runtimes has, so that the other may have to do so now.
     async fn create_container(&mut self, call: Call) -> Result<Response<Body>, Status> {
-        let full = create_request(call.message.clone()).map_err(undecodable)?;
-        let request = &full.request;
+        let request: CreateContainerRequest = call.decode()?;
         let config = request.config.clone().unwrap_or_default();
         let is_own = has(self.node.pod(&request.pod_sandbox_id));
         let volumes = config
@@ -330,7 +329,7 @@ where
         if is_own {
             return self.own(call).await;
         }
-        promises::check_container(&self.host, &call, &full).await?;
+        promises::check_container(&self.host, &call, &config).await?;
         self.host.pass_making(call).await
     }
 
@@ -338,16 +337,11 @@ where
     /// condition that kubelets only show, unless most pods are its.
     async fn status(&mut self, call: Call) -> Result<Response<Body>, Status> {
         let own = self.own_message(call.clone()).await?;
-        let mut own = FullNodeStatus::decode(own).map_err(undecodable)?;
-        let status = &mut own.known;
+        let mut status: StatusResponse = decode(&own)?;
         let hosts = self.host.status(&call).await;
         let fault = match &hosts {
             Ok(hosts) => {
-                let conditions = hosts
-                    .known
-                    .status
-                    .iter()
-                    .flat_map(|status| &status.conditions);
+                let conditions = hosts.status.iter().flat_map(|status| &status.conditions);
                 let mut faults = conditions
                     .filter(|condition| condition.r#type == RUNTIME_READY && !condition.status);
                 faults.next().map(|fault| fault.message.clone())
@@ -364,7 +358,7 @@ where
         }
         conditions.push(condition("HostRuntimeReady", NOT_READY, fault));
         if let Ok(hosts) = hosts {
-            let default = hosts.known.runtime_handlers.into_iter();
+            let default = hosts.runtime_handlers.into_iter();
             let mut default = default.filter(|handler| handler.name.is_empty());
             let features = default.next().and_then(|handler| handler.features);
             let handlers = &mut status.runtime_handlers;
@@ -380,7 +374,7 @@ where
                 features,
             });
         }
-        Ok(answered(&own.encode()))
+        Ok(answered(&status.encode_to_vec().into()))
     }
 }
 

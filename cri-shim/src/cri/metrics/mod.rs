@@ -7,7 +7,7 @@
 
 mod pressure;
 
-use k8s_cri::v1::{
+use podvisor_cri_messages::{
     ContainerMetrics, LinuxContainerResources, Metric, MetricDescriptor, MetricType,
     PodSandboxMetadata, PodSandboxMetrics, UInt64Value,
 };

@@ -1,6 +1,6 @@
 //! Pressure metrics, for containers whose guest counts pressure.
 
-use k8s_cri::v1::{Metric, MetricDescriptor, MetricType, UInt64Value};
+use podvisor_cri_messages::{Metric, MetricDescriptor, MetricType, UInt64Value};
 
 use super::{BASE, SECOND_US};
 use crate::sandbox::{Psi, PsiData};

@@ -13,17 +13,18 @@ use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use k8s_cri::v1::RunPodSandboxRequest;
+use podvisor_cri_messages::{CreateContainerRequest, RunPodSandboxRequest};
 use podvisor_images::Store;
 use tracing::warn;
 
 use super::config::ServeConfig;
-use super::containers::{CreateRequest, OutputRoom};
+use super::containers::OutputRoom;
 use super::error::{CriError, Kind, Result};
 use super::events::Events;
 use super::flights::SingleFlight;
 use super::known::PodIndex;
 use super::late::{PendingRecord, RetryWriter};
+use super::node_api::VmStates;
 use super::owner::StateOwner;
 use super::state::{ContainerRecord, Database, PodRecord};
 use super::volumes;
@@ -54,8 +55,10 @@ pub(crate) struct Node {
     pub(super) cni: Cni,
     pub(super) database: Database,
     pub(super) events: Events,
+    /// What is known of virtual machines beyond their records.
+    pub(super) vms: VmStates,
     pub(super) pod_flights: SingleFlight<RunPodSandboxRequest>,
-    pub(super) container_flights: SingleFlight<CreateRequest>,
+    pub(super) container_flights: SingleFlight<CreateContainerRequest>,
     pub(super) start_flights: SingleFlight<()>,
     /// Limits how many pods start at the same time.
     pub(super) starts: Turns,
@@ -92,6 +95,7 @@ impl Node {
             cni: Cni::open(config.cni.clone())?,
             database: Database::open(&config.root.join(DATABASE))?,
             events: Events::default(),
+            vms: VmStates::default(),
             pod_flights: SingleFlight::default(),
             container_flights: SingleFlight::default(),
             start_flights: SingleFlight::default(),
@@ -167,6 +171,7 @@ impl Node {
         pod.remove_record(&self.database)?;
         lock(&self.known).forget_pod(pod);
         self.pod_flights.forget(&pod.id);
+        self.vms.changed();
         Ok(())
     }
 

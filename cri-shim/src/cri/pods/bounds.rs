@@ -7,7 +7,7 @@
 use std::fs;
 use std::path::Path;
 
-use k8s_cri::v1::{LinuxContainerResources, PodSandboxConfig};
+use podvisor_cri_messages::{LinuxContainerResources, PodSandboxConfig};
 
 use super::cgroup;
 use crate::sandbox::{CGROUP_ROOT, parse_cpu_max};
@@ -119,7 +119,7 @@ pub(in crate::cri) fn milli_cpus(quota: i64, period: i64) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
-    use k8s_cri::v1::LinuxPodSandboxConfig;
+    use podvisor_cri_messages::LinuxPodSandboxConfig;
 
     use super::*;
 

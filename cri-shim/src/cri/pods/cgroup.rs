@@ -7,7 +7,7 @@
 
 use std::path::{Component, Path, PathBuf};
 
-use k8s_cri::v1::PodSandboxConfig;
+use podvisor_cri_messages::PodSandboxConfig;
 use tracing::info;
 
 use crate::sandbox::{CGROUP_ROOT, DEFAULT_CGROUP_PARENT, MachineLimits, lacks_room};

@@ -3,7 +3,9 @@
 use std::thread::available_parallelism;
 use std::time::Duration;
 
-use k8s_cri::v1::{LinuxContainerResources, PodSandboxConfig};
+use podvisor_cri_messages::{
+    LinuxContainerResources, PodSandboxConfig, UpdatePodSandboxResourcesRequest,
+};
 use tokio::time::{Instant, sleep};
 use tracing::{debug, info, warn};
 
@@ -11,7 +13,6 @@ use super::bounds::{PodBounds, memory_limit, milli_cpus};
 use super::cgroup;
 use crate::cri::config::Sizes;
 use crate::cri::error::{CriError, Result};
-use crate::cri::newer::UpdatePodSandboxResourcesRequest;
 use crate::cri::node::{GuestResources, Node, Pod};
 use crate::cri::spec;
 use crate::cri::state::{ContainerRecord, GuestSize, PodRecord};
@@ -466,7 +467,7 @@ fn growth(record: &PodRecord, memory: u64) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use k8s_cri::v1::{ContainerConfig, LinuxContainerConfig};
+    use podvisor_cri_messages::{ContainerConfig, LinuxContainerConfig};
 
     use super::*;
     use crate::cri::state::{ContainerPhase, PodPhase, container_record};

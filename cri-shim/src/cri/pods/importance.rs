@@ -88,7 +88,9 @@ fn oom_score_adj(values: &[i64]) -> Option<i16> {
 
 #[cfg(test)]
 mod tests {
-    use k8s_cri::v1::{LinuxContainerConfig, LinuxContainerResources, LinuxPodSandboxConfig};
+    use podvisor_cri_messages::{
+        LinuxContainerConfig, LinuxContainerResources, LinuxPodSandboxConfig,
+    };
 
     use super::*;
     use crate::cri::state::{container_record, pod_record};

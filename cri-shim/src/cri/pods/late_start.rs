@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use k8s_cri::v1::ContainerEventType;
+use podvisor_cri_messages::ContainerEventType;
 use tokio::sync::OwnedMutexGuard;
 use tokio::time::sleep;
 use tracing::{debug, info};

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use k8s_cri::v1::{ContainerEventType, PodSandboxConfig, Protocol, RunPodSandboxRequest};
+use podvisor_cri_messages::{ContainerEventType, PodSandboxConfig, Protocol, RunPodSandboxRequest};
 use serde_json::{Value, json};
 use tracing::{info, warn};
 
@@ -301,7 +301,7 @@ fn capabilities(config: &PodSandboxConfig) -> Capabilities {
         Some(cni::PortMapping {
             host_port: port(mapping.host_port).filter(|port| *port > 0)?,
             pod_port: port(mapping.container_port)?,
-            protocol: protocol.as_str_name().to_ascii_lowercase(),
+            protocol: format!("{protocol:?}").to_ascii_lowercase(),
             host_ip: mapping.host_ip.clone(),
         })
     });
@@ -345,7 +345,9 @@ fn sysctls(config: &PodSandboxConfig) -> BTreeMap<String, String> {
 
 #[cfg(test)]
 mod tests {
-    use k8s_cri::v1::{DnsConfig, LinuxPodSandboxConfig, PodSandboxMetadata, PortMapping};
+    use podvisor_cri_messages::{
+        DnsConfig, LinuxPodSandboxConfig, PodSandboxMetadata, PortMapping,
+    };
 
     use super::*;
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use futures_util::FutureExt as _;
 use futures_util::future::join_all;
-use k8s_cri::v1::ContainerEventType;
+use podvisor_cri_messages::ContainerEventType;
 use tokio::time::timeout;
 use tracing::{info, warn};
 
@@ -315,7 +315,7 @@ mod tests {
     use std::fs;
     use std::io;
 
-    use k8s_cri::v1::ContainerMetadata;
+    use podvisor_cri_messages::ContainerMetadata;
 
     use super::*;
     use crate::cri::node::TestNode;

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use k8s_cri::v1::{
+use podvisor_cri_messages::{
     ContainerEventResponse, ContainerEventType, ContainerStatus, LinuxPodSandboxStatus, Namespace,
     PodIp, PodSandbox, PodSandboxFilter, PodSandboxNetworkStatus, PodSandboxState,
     PodSandboxStatus, PodSandboxStatusResponse,
@@ -168,6 +168,9 @@ impl Node {
             pod_sandbox_status: Some(status(&pod.record())),
             containers_statuses: self.shown_of(&pod.id),
         });
+        if pod.is_vm() {
+            self.vms.changed();
+        }
     }
 }
 

@@ -1,7 +1,7 @@
 //! Linux capabilities of a container.
 
-use k8s_cri::v1::LinuxContainerSecurityContext;
 use oci_spec::runtime::Capabilities;
+use podvisor_cri_messages::LinuxContainerSecurityContext;
 
 use super::SpecFault;
 use crate::sandbox::{self, NamedCapability, all_capabilities};

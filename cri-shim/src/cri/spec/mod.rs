@@ -16,11 +16,11 @@ mod users;
 #[cfg(test)]
 mod tests;
 
-use k8s_cri::v1::{
-    ContainerConfig, LinuxContainerSecurityContext, LinuxSandboxSecurityContext, PodSandboxConfig,
-};
 use oci_spec::image;
 use oci_spec::runtime::{LinuxBuilder, Process, RootBuilder, Spec, SpecBuilder};
+use podvisor_cri_messages::{
+    ContainerConfig, LinuxContainerSecurityContext, LinuxSandboxSecurityContext, PodSandboxConfig,
+};
 use rustix::fs::StatVfsMountFlags;
 
 use crate::machine::UserRange;

@@ -4,9 +4,9 @@
 use std::collections::BTreeSet;
 use std::path::{Component, Path};
 
-use k8s_cri::v1::{Mount as CriMount, MountPropagation};
 use oci_spec::runtime::{Mount, MountBuilder};
 use podvisor_agent_protocol::is_containers_own;
+use podvisor_cri_messages::{Mount as CriMount, MountPropagation};
 use rustix::fs::StatVfsMountFlags;
 
 use super::{MemorySource, SpecFault, SpecRequest, Volume, VolumeSource, users};
@@ -49,7 +49,7 @@ pub(in crate::cri) fn check(
 
 /// The paths in images that mounts are to show, checked and without parts that lead nowhere: `./a`
 /// is `a`, and `.` all of the image.
-pub(in crate::cri) fn sub_paths(paths: &[String]) -> Result<Vec<String>, SpecFault> {
+pub(in crate::cri) fn sub_paths(mounts: &[CriMount]) -> Result<Vec<String>, SpecFault> {
     let inside = |path: &String| {
         let parts = Path::new(path).components();
         let parts = parts.filter(|part| *part != Component::CurDir);
@@ -70,12 +70,13 @@ pub(in crate::cri) fn sub_paths(paths: &[String]) -> Result<Vec<String>, SpecFau
         })?;
         Ok(names.join("/"))
     };
-    paths.iter().map(inside).collect()
+    let paths = mounts.iter().map(|mount| &mount.image_sub_path);
+    paths.map(inside).collect()
 }
 
 /// Returns the flags of each mount's `mount_options`.
 pub(in crate::cri) fn asked_flags(
-    mounts: &[Vec<String>],
+    mounts: &[CriMount],
 ) -> Result<Vec<StatVfsMountFlags>, SpecFault> {
     let flag = |option: &String| match option.as_str() {
         "noexec" => Ok(StatVfsMountFlags::NOEXEC),
@@ -89,7 +90,7 @@ pub(in crate::cri) fn asked_flags(
             ),
         )),
     };
-    let flags = |options: &Vec<String>| options.iter().map(flag).collect();
+    let flags = |mount: &CriMount| mount.mount_options.iter().map(flag).collect();
     mounts.iter().map(flags).collect()
 }
 

@@ -1,10 +1,10 @@
 //! Namespaces: the guest's network, IPC and host name are the pod's; each container has its
 //! own mounts, control group and, unless the pod shares one, processes.
 
-use k8s_cri::v1::{
+use oci_spec::runtime::{LinuxNamespace, LinuxNamespaceBuilder, LinuxNamespaceType};
+use podvisor_cri_messages::{
     LinuxContainerSecurityContext, NamespaceMode, NamespaceOption, PodSandboxConfig,
 };
-use oci_spec::runtime::{LinuxNamespace, LinuxNamespaceBuilder, LinuxNamespaceType};
 
 use super::{SpecFault, sandbox_security, users};
 use crate::machine::UserRange;

@@ -1,8 +1,10 @@
 //! The process of a container: command, environment, directory, user.
 
-use k8s_cri::v1::{ContainerConfig, LinuxContainerSecurityContext, SupplementalGroupsPolicy};
 use oci_spec::image;
 use oci_spec::runtime::{Process, ProcessBuilder, UserBuilder};
+use podvisor_cri_messages::{
+    ContainerConfig, LinuxContainerSecurityContext, SupplementalGroupsPolicy,
+};
 
 use super::{SpecFault, SpecRequest, capabilities};
 use crate::sandbox::{
@@ -94,7 +96,7 @@ fn environment(request: &SpecRequest<'_>) -> Result<Vec<String>, SpecFault> {
             let reason = format!("{:?} is not the name of a variable", variable.key);
             return Err(SpecFault::invalid("envs", reason));
         }
-        let entry = format!("{}={}", variable.key, variable.value);
+        let entry = format!("{}={}", variable.key, variable.text());
         set_variable(&mut env, &entry);
     }
     check_nul("envs", &env)?;

@@ -2,12 +2,12 @@
 
 use std::collections::HashMap;
 
-use k8s_cri::v1::LinuxContainerResources;
 use oci_spec::runtime::{
     LinuxCpuBuilder, LinuxDeviceCgroup, LinuxDeviceCgroupBuilder, LinuxDeviceType,
     LinuxHugepageLimit, LinuxHugepageLimitBuilder, LinuxMemoryBuilder, LinuxPidsBuilder,
     LinuxResources, LinuxResourcesBuilder,
 };
+use podvisor_cri_messages::LinuxContainerResources;
 
 use super::SpecFault;
 use crate::sandbox::device_rules;

@@ -1,8 +1,7 @@
 //! Restrictions on a container's access to the guest's kernel: masked paths and system calls.
 
-use k8s_cri::v1::LinuxContainerSecurityContext;
-use k8s_cri::v1::security_profile::ProfileType;
 use oci_spec::runtime::{Capabilities, Capability, LinuxSeccomp};
+use podvisor_cri_messages::{LinuxContainerSecurityContext, SecurityProfileType as ProfileType};
 
 use super::SpecFault;
 use crate::sandbox::default_seccomp_profile;
@@ -60,8 +59,7 @@ pub(super) fn no_apparmor(security: &LinuxContainerSecurityContext) -> Result<()
     let profile = security.apparmor.as_ref();
     let is_localhost =
         profile.is_some_and(|profile| profile.profile_type == i32::from(ProfileType::Localhost));
-    // The older field, which newer kubelets set, too.
-    #[expect(deprecated, reason = "older kubelets know no other")]
+    // The deprecated field, which newer kubelets set, too, and older ones alone.
     let is_named = security.apparmor_profile.starts_with("localhost/");
     if is_localhost || is_named {
         return Err(SpecFault::Refused {

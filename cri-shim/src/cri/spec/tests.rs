@@ -1,13 +1,13 @@
 //! Tests of the translation of the kubelet's requests.
 
-use k8s_cri::v1::security_profile::ProfileType;
-use k8s_cri::v1::{
-    Capability as CapabilityWishes, ContainerMetadata, HugepageLimit, Int64Value, KeyValue,
-    LinuxContainerConfig, LinuxContainerResources, NamespaceMode, NamespaceOption, SecurityProfile,
-    SupplementalGroupsPolicy, UserNamespace,
-};
 use oci_spec::image::ConfigBuilder;
 use oci_spec::runtime::{Capability, LinuxNamespaceType};
+use podvisor_cri_messages::{
+    Capability as CapabilityWishes, ContainerMetadata, HugepageLimit, Int64Value, KeyValue,
+    LinuxContainerConfig, LinuxContainerResources, Mount as CriMount, NamespaceMode,
+    NamespaceOption, SecurityProfile, SecurityProfileType as ProfileType, SupplementalGroupsPolicy,
+    UserNamespace,
+};
 use rustix::fs::StatVfsMountFlags;
 
 use super::*;
@@ -114,16 +114,12 @@ fn command_and_arguments_follow_the_rules_of_kubernetes() {
 
 #[test]
 fn variables_of_the_container_win_over_the_images() {
-    let variable = |key: &str, value: &str| KeyValue {
-        key: key.to_owned(),
-        value: value.to_owned(),
-    };
     let mut wanted = container();
-    wanted.envs = vec![variable("LANG", "de=1"), variable("EMPTY", "")];
+    wanted.envs = vec![KeyValue::new("LANG", "de=1"), KeyValue::new("EMPTY", "")];
     let env = process(&wanted).env().clone().unwrap();
     assert_eq!(env, ["PATH=/bin", "HOSTNAME=web", "LANG=de=1", "EMPTY="]);
     for bad in ["", "A=B"] {
-        wanted.envs = vec![variable(bad, "x")];
+        wanted.envs = vec![KeyValue::new(bad, "x")];
         assert!(build_with(&wanted, &[]).is_err(), "{bad:?}");
     }
 }
@@ -358,7 +354,7 @@ fn containers_share_the_guests_network_and_processes_as_the_pod_wants() {
 fn what_a_virtual_machine_cannot_share_is_refused_by_name() {
     let refused = |options: NamespaceOption| {
         let pod = PodSandboxConfig {
-            linux: Some(k8s_cri::v1::LinuxPodSandboxConfig {
+            linux: Some(podvisor_cri_messages::LinuxPodSandboxConfig {
                 security_context: Some(LinuxSandboxSecurityContext {
                     namespace_options: Some(options),
                     ..LinuxSandboxSecurityContext::default()
@@ -559,11 +555,11 @@ fn volumes_are_mounted_parents_first_and_over_the_defaults() {
 
 #[test]
 fn mounts_that_no_guest_can_have_are_refused_by_name() {
-    use k8s_cri::v1::{ImageSpec, Mount, MountPropagation};
+    use podvisor_cri_messages::{ImageSpec, Mount, MountPropagation};
     let good = || Mount {
         container_path: "/x".to_owned(),
         host_path: "/y".to_owned(),
-        ..Mount::default()
+        ..CriMount::default()
     };
     mounts::check(&[good()], None).unwrap();
     let refusal = |change: fn(&mut Mount)| {
@@ -644,7 +640,11 @@ fn an_exec_is_the_containers_process_with_another_command() {
 #[test]
 fn a_part_of_an_image_may_be_named_from_its_root() {
     let path = |path: &str| {
-        let paths = mounts::sub_paths(&[path.to_owned()]).ok()?;
+        let paths = mounts::sub_paths(&[CriMount {
+            image_sub_path: path.to_owned(),
+            ..CriMount::default()
+        }])
+        .ok()?;
         Some(paths.concat())
     };
     for (given, meant) in [

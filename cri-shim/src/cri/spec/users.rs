@@ -1,9 +1,11 @@
 //! The user namespace of a pod (`hostUsers: false`): a range of ids that the kubelet assigns, for
 //! all of its containers and volumes.
 
-use k8s_cri::v1::{IdMapping, LinuxContainerSecurityContext, NamespaceMode, NamespaceOption};
 use oci_spec::OciSpecError;
 use oci_spec::runtime::{LinuxIdMapping, LinuxIdMappingBuilder};
+use podvisor_cri_messages::{
+    IdMapping, LinuxContainerSecurityContext, NamespaceMode, NamespaceOption,
+};
 
 use super::SpecFault;
 use crate::machine::UserRange;

@@ -1,4 +1,4 @@
-use k8s_cri::v1::{
+use podvisor_cri_messages::{
     ContainerConfig, LinuxPodSandboxConfig, LinuxSandboxSecurityContext, Mount, PodSandboxConfig,
     UserNamespace,
 };

@@ -387,7 +387,7 @@ mod tests {
         database.put(&record("a")).unwrap();
         disk.fill();
         let large = PodRecord {
-            config: k8s_cri::v1::PodSandboxConfig {
+            config: podvisor_cri_messages::PodSandboxConfig {
                 hostname: "x".repeat(4 << 20),
                 ..Default::default()
             },

@@ -1,16 +1,11 @@
 //! Messages of the CRI in records: as protobuf in base64, which a podvisor with fewer fields, or
-//! with more, can read too. As JSON, of which the first podvisors made records, each field has to
-//! be there.
-
-use std::fmt;
-use std::marker::PhantomData;
+//! with more, can read too.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use prost::Message;
-use serde::de::value::MapAccessDeserializer;
-use serde::de::{Error, MapAccess, Visitor};
-use serde::{Deserialize, Deserializer, Serializer};
+use serde::de::Error as _;
+use serde::{Deserialize as _, Deserializer, Serializer};
 
 pub(super) fn serialize<T, S>(message: &T, serializer: S) -> Result<S::Ok, S::Error>
 where
@@ -22,45 +17,25 @@ where
 
 pub(super) fn deserialize<'de, T, D>(deserializer: D) -> Result<T, D::Error>
 where
-    T: Message + Default + Deserialize<'de>,
+    T: Message + Default,
     D: Deserializer<'de>,
 {
-    deserializer.deserialize_any(Form(PhantomData))
-}
-
-struct Form<T>(PhantomData<T>);
-
-impl<'de, T> Visitor<'de> for Form<T>
-where
-    T: Message + Default + Deserialize<'de>,
-{
-    type Value = T;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a message of the CRI")
-    }
-
-    fn visit_str<E: Error>(self, text: &str) -> Result<T, E> {
-        let bytes = STANDARD.decode(text).map_err(E::custom)?;
-        T::decode(bytes.as_slice()).map_err(E::custom)
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<T, A::Error> {
-        T::deserialize(MapAccessDeserializer::new(map))
-    }
+    let text = String::deserialize(deserializer)?;
+    let bytes = STANDARD.decode(text).map_err(D::Error::custom)?;
+    T::decode(bytes.as_slice()).map_err(D::Error::custom)
 }
 
 #[cfg(test)]
 mod tests {
-    use k8s_cri::v1::{ContainerConfig, KeyValue, Mount};
+    use podvisor_cri_messages::{ContainerConfig, KeyValue, Mount};
     use prost::Message;
     use serde_json::{Value, json};
 
     use super::*;
 
-    #[derive(Debug, PartialEq, serde::Serialize, Deserialize)]
-    struct CachedRecord<T: Message + Default + serde::de::DeserializeOwned> {
-        #[serde(with = "super")]
+    #[derive(Debug, PartialEq, serde::Serialize, serde::Deserialize)]
+    struct CachedRecord<T: Message + Default> {
+        #[serde(with = "super", bound = "")]
         config: T,
     }
 
@@ -69,7 +44,7 @@ mod tests {
             args: vec!["a".to_owned(), String::new()],
             envs: vec![KeyValue {
                 key: "K".to_owned(),
-                value: "ä\u{0}".to_owned(),
+                value: vec![0xff, 0],
             }],
             mounts: vec![Mount {
                 container_path: "/data".to_owned(),
@@ -92,24 +67,12 @@ mod tests {
         args: Vec<String>,
     }
 
-    impl<'de> Deserialize<'de> for Older {
-        fn deserialize<D: Deserializer<'de>>(_: D) -> Result<Self, D::Error> {
-            Err(D::Error::custom("not JSON"))
-        }
-    }
-
     #[test]
     fn messages_are_read_as_they_were_written() {
         let kept = CachedRecord { config: config() };
         let json = serde_json::to_string(&kept).unwrap();
         assert_eq!(
             serde_json::from_str::<CachedRecord<ContainerConfig>>(&json).unwrap(),
-            kept
-        );
-        // As the first podvisors wrote them.
-        let json = json!({ "config": config() });
-        assert_eq!(
-            serde_json::from_value::<CachedRecord<ContainerConfig>>(json).unwrap(),
             kept
         );
     }

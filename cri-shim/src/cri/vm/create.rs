@@ -4,7 +4,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use k8s_cri::v1::{ContainerConfig, ContainerEventType};
+use podvisor_cri_messages::{ContainerConfig, ContainerEventType};
 use podvisor_images::Store;
 use podvisor_network::cni::Dns;
 use podvisor_sandbox::machine::MachineIdentity;
@@ -290,7 +290,7 @@ fn uuid_of(pod: &str) -> [u8; 16] {
 }
 
 /// The name servers of the pod, or of its network if it names none.
-pub(super) fn dns_of(config: &k8s_cri::v1::DnsConfig, network: Dns) -> Dns {
+pub(super) fn dns_of(config: &podvisor_cri_messages::DnsConfig, network: Dns) -> Dns {
     match config.servers.is_empty() {
         true => network,
         false => Dns {
@@ -303,7 +303,7 @@ pub(super) fn dns_of(config: &k8s_cri::v1::DnsConfig, network: Dns) -> Dns {
 
 #[cfg(test)]
 mod tests {
-    use k8s_cri::v1::{DnsConfig, LinuxContainerConfig, LinuxContainerResources};
+    use podvisor_cri_messages::{DnsConfig, LinuxContainerConfig, LinuxContainerResources};
 
     use super::*;
 

@@ -6,9 +6,9 @@ use std::io;
 use std::os::unix::fs::{DirBuilderExt as _, FileTypeExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
-use k8s_cri::v1::Device;
 use podvisor_cloud_init::GuestSeed;
 use podvisor_cloud_init::fat::Volume;
+use podvisor_cri_messages::Device;
 use podvisor_images::{Disk, Store};
 use podvisor_sandbox::machine::{DiskContents, MachineDisk, create_grown_overlay};
 

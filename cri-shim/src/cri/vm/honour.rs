@@ -5,8 +5,8 @@
 
 use std::path::Path;
 
-use k8s_cri::v1::security_profile::ProfileType;
-use k8s_cri::v1::{
+use podvisor_cri_messages::SecurityProfileType as ProfileType;
+use podvisor_cri_messages::{
     ContainerConfig, LinuxContainerSecurityContext, LinuxSandboxSecurityContext, Mount,
     NamespaceMode, PodSandboxConfig, SecurityProfile,
 };
@@ -217,7 +217,7 @@ fn refused(field: &'static str, reason: &'static str) -> CriError {
 
 #[cfg(test)]
 mod tests {
-    use k8s_cri::v1::{
+    use podvisor_cri_messages::{
         Capability, Int64Value, LinuxContainerConfig, LinuxPodSandboxConfig, NamespaceOption,
     };
 

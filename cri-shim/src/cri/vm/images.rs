@@ -1,7 +1,7 @@
 //! Disk images over the ImageService: by Virtlet's prefix, by URL and by id. Other names are those
 //! of OCI images, of which a containerDisk is one.
 
-use k8s_cri::v1::Image as Shown;
+use podvisor_cri_messages::Image as Shown;
 use podvisor_images::{Checksum, Disk, Error as ImageError, Store};
 
 use crate::cri::error::{CriError, Result};

@@ -6,10 +6,10 @@ use std::net::IpAddr;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 
-use k8s_cri::v1::ContainerConfig;
 use podvisor_cloud_init::{
     DeviceLink, Dhcp, GuestFile, GuestSeed, Network, NetworkConfig, NetworkNic, NetworkRoute,
 };
+use podvisor_cri_messages::ContainerConfig;
 use podvisor_network::cni::Dns;
 use podvisor_network::guest::GuestNetwork;
 
@@ -71,7 +71,7 @@ impl SeedSource<'_> {
             environment: container
                 .envs
                 .iter()
-                .map(|env| (env.key.clone(), env.value.clone()))
+                .map(|env| (env.key.clone(), env.text()))
                 .collect(),
             devices: links
                 .map(|(device, disk)| DeviceLink {
@@ -214,7 +214,7 @@ fn too_much(path: &str, what: &str) -> CriError {
 mod tests {
     use std::os::unix::fs::symlink;
 
-    use k8s_cri::v1::{Device, KeyValue, PodSandboxMetadata};
+    use podvisor_cri_messages::{Device, KeyValue, PodSandboxMetadata};
     use podvisor_network::guest::{Interface, Route};
 
     use super::*;
@@ -247,10 +247,7 @@ mod tests {
             neighbours: Vec::new(),
         });
         let container = ContainerConfig {
-            envs: vec![KeyValue {
-                key: "A".to_owned(),
-                value: "1".to_owned(),
-            }],
+            envs: vec![KeyValue::new("A", "1")],
             devices: vec![Device {
                 container_path: "/dev/data".to_owned(),
                 ..Default::default()

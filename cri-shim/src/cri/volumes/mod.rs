@@ -10,7 +10,7 @@ use std::io;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Component, Path, PathBuf};
 
-use k8s_cri::v1::Mount;
+use podvisor_cri_messages::Mount;
 use rustix::fs::{StatVfsMountFlags, statvfs};
 use rustix::io::Errno;
 use rustix::mount::{MountPropagationFlags, UnmountFlags, mount_bind, mount_change, unmount};

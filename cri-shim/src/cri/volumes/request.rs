@@ -8,7 +8,7 @@ use std::os::fd::AsRawFd as _;
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
 use std::path::Path;
 
-use k8s_cri::v1::{Mount, MountPropagation};
+use podvisor_cri_messages::{Mount, MountPropagation};
 use rustix::fs::{StatVfsMountFlags, fstatvfs};
 
 use super::mount_points;

@@ -1,4 +1,4 @@
-use k8s_cri::v1::MountPropagation;
+use podvisor_cri_messages::MountPropagation;
 
 use super::*;
 

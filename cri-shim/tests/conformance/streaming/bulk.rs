@@ -4,7 +4,7 @@
 use std::io::Write as _;
 use std::sync::LazyLock;
 
-use k8s_cri::v1::Mount;
+use podvisor_cri_messages::Mount;
 use sha2::{Digest as _, Sha256};
 
 use super::websocket::{self, STDIN, STDOUT};

@@ -5,7 +5,7 @@ mod bulk;
 mod spdy;
 mod websocket;
 
-use k8s_cri::v1::*;
+use podvisor_cri_messages::*;
 
 use crate::client::ask;
 use crate::pod::{Container, Pod, strings};

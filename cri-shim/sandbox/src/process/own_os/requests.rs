@@ -4,7 +4,6 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use podvisor_guest_agent::ShutdownMode;
 use podvisor_host::signal::SIGKILL;
 
 use super::super::super::error::{RefusalKind, SandboxError};
@@ -103,7 +102,7 @@ pub(in super::super) async fn answer(
                     // The next machine runs, whatever the one before did.
                     system.is_paused.store(false, Ordering::Relaxed);
                 }
-                false => vm.shut_down_by_agent(ShutdownMode::Reboot).await?,
+                false => Vm::soft_reboot(&vm).await?,
             }
         }
         call => {

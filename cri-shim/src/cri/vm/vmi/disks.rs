@@ -20,7 +20,7 @@ const MAX_KERNEL: u64 = 1 << 30;
 #[derive(Debug)]
 pub(in crate::cri::vm) struct VmiDisks<'a> {
     pub(in crate::cri::vm) machine: &'a VmiMachine,
-    pub(in crate::cri::vm) container: &'a k8s_cri::v1::ContainerConfig,
+    pub(in crate::cri::vm) container: &'a podvisor_cri_messages::ContainerConfig,
     /// The disk in the container's image, if it has one.
     pub(in crate::cri::vm) image: Option<&'a Disk>,
     pub(in crate::cri::vm) store: &'a Store,

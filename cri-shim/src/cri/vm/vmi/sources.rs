@@ -5,7 +5,7 @@ use std::io;
 use std::os::unix::fs::{FileTypeExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
-use k8s_cri::v1::{ContainerConfig, Device, Mount};
+use podvisor_cri_messages::{ContainerConfig, Device, Mount};
 use rustix::fs::OFlags;
 use serde::{Deserialize, Serialize};
 

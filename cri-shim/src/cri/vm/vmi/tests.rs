@@ -5,11 +5,11 @@ use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::Path;
 
-use k8s_cri::v1::{
+use podvisor_cloud_init::{Form, NetworkConfig, UserData};
+use podvisor_cri_messages::{
     Capability, ContainerConfig, Device, ImageSpec, Int64Value, LinuxContainerConfig,
     LinuxContainerSecurityContext, Mount, PodSandboxConfig, SecurityProfile,
 };
-use podvisor_cloud_init::{Form, NetworkConfig, UserData};
 use podvisor_images::{ImportSource, PullOptions, Store};
 use podvisor_network::guest::{GuestNetwork, Interface};
 use serde_json::{Value, json};

@@ -20,7 +20,7 @@ const REAL_TIME: std::ops::RangeInclusive<i32> = 35..=65;
 /// # Errors
 ///
 /// If the API has no such signal.
-pub(in crate::cri) fn from_cri(signal: i32) -> Result<Option<u32>, String> {
+pub(super) fn from_cri(signal: i32) -> Result<Option<u32>, String> {
     if signal == RUNTIME_DEFAULT {
         return Ok(None);
     }

@@ -1,23 +1,23 @@
-//! Requests with fields that the message crate does not have.
+//! Fields of the newest interface.
 
-use super::support::newer::{NewerConfig, NewerMount, NewerVariable, create, features};
+use std::path::Path;
+
+use podvisor_cri_messages::{ContainerConfig, KeyValue, Mount, StatusRequest};
+
 use super::support::stand_in::Node;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_variable_may_have_a_value_that_is_not_utf_8() {
     let node = Node::new(2).await;
-    let variable = |key: &str, value: &[u8]| NewerVariable {
-        key: key.to_owned(),
-        value: value.to_vec(),
+    let token = KeyValue {
+        key: "TOKEN".to_owned(),
+        value: b"a\xff\xfeb".to_vec(),
     };
-    let newer = NewerConfig {
-        envs: vec![
-            variable("TOKEN", b"a\xff\xfeb"),
-            variable("NAME", "ä".as_bytes()),
-        ],
-        ..NewerConfig::default()
+    let config = ContainerConfig {
+        envs: vec![token, KeyValue::new("NAME", "ä")],
+        ..ContainerConfig::default()
     };
-    let id = create(&node.daemon, &node, newer).await.unwrap();
+    let id = node.try_create("a", config).await.unwrap();
     let created = node.created(&id);
     let env = created["spec"]["process"]["env"].as_array().unwrap();
     for expected in ["TOKEN=a\u{fffd}\u{fffd}b", "NAME=ä"] {
@@ -26,34 +26,33 @@ async fn a_variable_may_have_a_value_that_is_not_utf_8() {
     node.start(&id).await.unwrap();
 }
 
+fn with_options(host: &Path, container: &str, options: &[&str]) -> Mount {
+    Mount {
+        container_path: container.to_owned(),
+        host_path: host.to_str().unwrap().to_owned(),
+        mount_options: options.iter().map(|&option| option.to_owned()).collect(),
+        ..Mount::default()
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_mount_has_the_options_that_are_asked_for() {
     let node = Node::new(2).await;
     let volume = node.daemon.path("volume");
     std::fs::create_dir(&volume).unwrap();
-    let mount = |path: &str, options: &[&str]| NewerMount {
-        container_path: path.to_owned(),
-        host_path: volume.to_str().unwrap().to_owned(),
-        mount_options: options.iter().map(|&option| option.to_owned()).collect(),
-    };
-    let of = |mounts: Vec<NewerMount>| NewerConfig {
+    let of = |mounts: Vec<Mount>| ContainerConfig {
         mounts,
-        ..NewerConfig::default()
+        ..ContainerConfig::default()
     };
-    let refused = create(
-        &node.daemon,
-        &node,
-        of(vec![mount("/a", &["noexec", "noatime"])]),
-    )
-    .await;
-    let refused = refused.unwrap_err();
+    let unknown = with_options(&volume, "/a", &["noexec", "noatime"]);
+    let refused = node.try_create("a", of(vec![unknown])).await.unwrap_err();
     assert_eq!(refused.code(), tonic::Code::InvalidArgument, "{refused}");
     assert!(refused.message().contains("\"noatime\""), "{refused}");
     let mounts = vec![
-        mount("/a", &[]),
-        mount("/b", &["noexec", "nosuid", "nodev"]),
+        with_options(&volume, "/a", &[]),
+        with_options(&volume, "/b", &["noexec", "nosuid", "nodev"]),
     ];
-    let id = create(&node.daemon, &node, of(mounts)).await.unwrap();
+    let id = node.try_create("a", of(mounts)).await.unwrap();
     let created = node.created(&id);
     let mounts = created["spec"]["mounts"].as_array().unwrap();
     let options = |path: &str| {
@@ -73,6 +72,7 @@ async fn a_mount_has_the_options_that_are_asked_for() {
 #[tokio::test(flavor = "multi_thread")]
 async fn the_status_says_that_mounts_have_options() {
     let node = Node::new(2).await;
-    let features = features(&node.daemon).await;
+    let status = node.runtime().await.status(StatusRequest::default()).await;
+    let features = status.unwrap().into_inner().features.unwrap();
     assert!(features.supplemental_groups_policy && features.mount_options);
 }
