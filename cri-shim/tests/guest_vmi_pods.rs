@@ -10,11 +10,22 @@ use std::time::{Duration, Instant};
 
 use podvisor_cri::sandbox::{SandboxClient, StdioFds};
 use podvisor_cri_messages::*;
+use podvisor_node_api::NodeClient;
+use podvisor_node_api::messages::{
+    ConsoleInput, ConsoleMessage, Data, PortForwardInput, PortForwardMessage, PortForwardOpen,
+    PortProtocol, VmChange, VmName, VmPhase,
+};
+use rustix::process::Signal;
 use serde_json::json;
 use support::cri::{Daemon, PodClient};
 use support::host::sandboxes;
 use support::pod::log_text;
 use support::{PATIENCE, Root};
+use tokio::sync::mpsc;
+use tokio::time::timeout;
+use tokio_stream::iter;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Code, Status, Streaming};
 
 /// The bridge that this test creates.
 const BRIDGE: &str = "br-vmi";
@@ -175,6 +186,113 @@ impl Guest {
     }
 }
 
+/// What a client types on a console.
+fn typed(line: &'static str) -> ConsoleInput {
+    ConsoleInput {
+        message: Some(ConsoleMessage::Data(line.as_bytes().into())),
+    }
+}
+
+/// Reads until what comes contains a text.
+async fn reads(stream: &mut Streaming<Data>, text: &str) -> Result<(), Status> {
+    let mut read = String::new();
+    while !read.contains(text) {
+        let message = timeout(PATIENCE, stream.message()).await;
+        let data = message.expect("nothing comes")?;
+        let data = data.unwrap_or_else(|| panic!("{text:?} never came: {read}"));
+        read += &String::from_utf8_lossy(&data.data);
+    }
+    Ok(())
+}
+
+impl Guest {
+    fn node(&self) -> NodeClient {
+        NodeClient::new(&self.daemon.path("run/node.sock")).unwrap()
+    }
+
+    async fn phase(&self) -> VmPhase {
+        let vms = self.node().list_vms().await.unwrap().vms;
+        assert_eq!(vms.len(), 1);
+        assert_eq!(vms[0].vm, Some(VmName::new("tenant", "web", "7c0e")));
+        assert!(vms[0].addresses[0].starts_with("10.97.0."), "{vms:?}");
+        vms[0].phase()
+    }
+
+    /// The calls of the node about it.
+    async fn is_controlled(&mut self) {
+        let mut node = self.node();
+        let vm = || VmName::new("tenant", "web", "");
+        assert_eq!(self.phase().await, VmPhase::Running);
+        let mut events = node.watch_vms().await.unwrap();
+        let all = events.message().await.unwrap().unwrap().change;
+        assert!(matches!(all, Some(VmChange::All(_))), "{all:?}");
+        node.pause(vm()).await.unwrap();
+        let Some(VmChange::Changed(paused)) = events.message().await.unwrap().unwrap().change
+        else {
+            panic!("no change");
+        };
+        assert_eq!(paused.phase(), VmPhase::Paused);
+        let again = node.pause(vm()).await.unwrap_err();
+        assert_eq!(again.code(), Code::FailedPrecondition, "{again}");
+
+        // Another daemon finds it paused.
+        self.daemon.end(Signal::KILL);
+        self.daemon.start();
+        self.client.runtime = self.daemon.runtime().await;
+        assert_eq!(self.phase().await, VmPhase::Paused);
+        let mut node = self.node();
+        node.unpause(vm()).await.unwrap();
+        assert_eq!(self.phase().await, VmPhase::Running);
+
+        let open = |vm| ConsoleInput {
+            message: Some(ConsoleMessage::Open(vm)),
+        };
+        let (typing, input) = mpsc::channel(4);
+        typing.send(open(vm())).await.unwrap();
+        let mut console = node.console(ReceiverStream::new(input)).await.unwrap();
+        typing
+            .send(typed("echo $((40 + 2)) typed\n"))
+            .await
+            .unwrap();
+        reads(&mut console, "42 typed").await.unwrap();
+        let (second, input) = mpsc::channel(4);
+        second.send(open(vm())).await.unwrap();
+        let mut taken = node.console(ReceiverStream::new(input)).await.unwrap();
+        let lost = reads(&mut console, "nothing more").await.unwrap_err();
+        assert_eq!(lost.code(), Code::Aborted, "{lost}");
+        second
+            .send(typed("echo $((50 + 5)) typed\n"))
+            .await
+            .unwrap();
+        reads(&mut taken, "55 typed").await.unwrap();
+        drop(second);
+
+        let connect = |port| {
+            PortForwardMessage::Open(PortForwardOpen {
+                vm: Some(vm()),
+                port,
+                protocol: PortProtocol::Tcp.into(),
+            })
+        };
+        let get = PortForwardMessage::Data(b"GET /hostname HTTP/1.0\r\n\r\n"[..].into());
+        let input = |messages: Vec<PortForwardMessage>| {
+            iter(messages.into_iter().map(|message| PortForwardInput {
+                message: Some(message),
+            }))
+        };
+        let mut page = node
+            .port_forward(input(vec![connect(80), get]))
+            .await
+            .unwrap();
+        reads(&mut page, "200 OK").await.unwrap();
+        let closed = node
+            .port_forward(input(vec![connect(81)]))
+            .await
+            .unwrap_err();
+        assert_eq!(closed.code(), Code::Unavailable, "{closed}");
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn guest_of_an_instance_is_what_the_object_says() {
     let mut guest = Guest::boot().await;
@@ -198,6 +316,7 @@ async fn guest_of_an_instance_is_what_the_object_says() {
     };
     let stats = guest.client.runtime.pod_sandbox_stats(request).await;
     assert!(stats.unwrap().into_inner().stats.unwrap().linux.is_some());
+    guest.is_controlled().await;
     let request = StopContainerRequest {
         container_id: guest.id.clone(),
         timeout: 300,

@@ -67,7 +67,6 @@ async fn what_needs_an_agent_is_refused_by_what_was_asked() {
     sandbox.boot_machine(machine(&pod, "vm")).await.unwrap();
     let exec = sandbox.exec("vm", exec).await.unwrap_err();
     let info = sandbox.guest_info("vm").await.unwrap_err();
-    let reboot = sandbox.reboot_guest("vm").await.unwrap_err();
     let freeze = sandbox.freeze_guest("vm", Duration::from_secs(1)).await;
     let freeze = freeze.unwrap_err();
     let grow = sandbox
@@ -78,7 +77,6 @@ async fn what_needs_an_agent_is_refused_by_what_was_asked() {
         (create, "create a container"),
         (exec, "qemu-guest-agent"),
         (info, "qemu-guest-agent"),
-        (reboot, "reboot the guest"),
         (freeze, "qemu-guest-agent"),
         (grow, "change the guest's memory"),
     ] {
@@ -109,6 +107,26 @@ async fn a_reset_replaces_the_machine_and_the_container_stays() {
     assert_eq!(sandbox.wait("vm", None).await.unwrap().code, 0);
     let ended = sandbox.reset_machine("vm").await.unwrap_err();
     assert_eq!(ended.kind(), Some(RefusalKind::WrongState));
+    sandbox.shutdown(Duration::ZERO).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_guest_without_an_agent_is_rebooted_by_its_power_button() {
+    let pod = Pod::default();
+    let sandbox = launch(config(&pod)).await.unwrap();
+    sandbox.boot_machine(machine(&pod, "vm")).await.unwrap();
+    let mut typing = attach(&sandbox, "vm").await;
+    for times in 1..=2 {
+        says(&pod, "vm", times).await;
+        sandbox.reboot_guest("vm").await.unwrap();
+        // As a system does when its button is pressed.
+        typing.write_all(b"p").unwrap();
+    }
+    says(&pod, "vm", 3).await;
+    assert_eq!(info_of(&sandbox, "vm").await.state, ContainerState::Running);
+    // One that powers itself off by itself has ended.
+    typing.write_all(b"p").unwrap();
+    assert_eq!(sandbox.wait("vm", None).await.unwrap().code, 0);
     sandbox.shutdown(Duration::ZERO).await.unwrap();
 }
 

@@ -24,11 +24,11 @@ pub(crate) fn program() -> std::ffi::OsString {
     std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into())
 }
 
-/// Builds the programs `bins` and the `examples` of `package` with the release profile; returns
-/// their directory.
-pub(crate) fn build_release(package: &str, bins: &[&str], examples: &[&str]) -> Result<PathBuf> {
+/// Builds the programs `bins` and the `examples` of `package` with the profile of development;
+/// returns their directory.
+pub(crate) fn build(package: &str, bins: &[&str], examples: &[&str]) -> Result<PathBuf> {
     let mut command = cargo("build");
-    command.args(["--quiet", "--release", "--package", package]);
+    command.args(["--quiet", "--package", package]);
     for bin in bins {
         command.args(["--bin", bin]);
     }
@@ -36,7 +36,7 @@ pub(crate) fn build_release(package: &str, bins: &[&str], examples: &[&str]) -> 
         command.args(["--example", example]);
     }
     process::run(command.stdout(std::io::stderr()))?;
-    Ok(paths::cargo_target().join("release"))
+    Ok(paths::cargo_target().join("debug"))
 }
 
 /// Builds the program `bin` of `package`, with the release profile or that of development.

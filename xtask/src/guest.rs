@@ -29,6 +29,12 @@ const FLAGS: [&str; 4] = [
     "-C link-arg=-Wl,--icf=all",
 ];
 
+/// Whether a kernel and an initramfs were built, however old they are.
+pub(crate) fn is_there() -> bool {
+    let built = |name| paths::guest().join(name).exists();
+    built("vmlinux") && built("initramfs.cpio")
+}
+
 /// Builds both if they are missing; returns their paths.
 pub(crate) fn ensure() -> Result<[PathBuf; 2]> {
     Ok([kernel::ensure()?, initramfs()?])

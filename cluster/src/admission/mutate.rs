@@ -9,6 +9,7 @@ use serde::{Serialize, de::DeserializeOwned};
 use serde_json::{Map, Value, json};
 
 use super::{Policy, Request, Response};
+use crate::typed;
 
 /// Finalizers by kind: each is taken away by the controller of that kind.
 const FINALIZERS: [(&str, &str); 3] = [
@@ -76,60 +77,11 @@ fn default_spec<T: Serialize + DeserializeOwned>(
     object: &mut Value,
     apply: impl FnOnce(&mut T),
 ) -> Result<(), Cause> {
-    let spec = object.get("spec").cloned().unwrap_or_else(|| json!({}));
-    let mut typed: T = serde_json::from_value(spec).map_err(|error| unreadable(&error))?;
-    let before = serde_json::to_value(&typed).map_err(|error| unreadable(&error))?;
-    apply(&mut typed);
-    let after = serde_json::to_value(&typed).map_err(|error| unreadable(&error))?;
-    // What the types do not know stays as it is: only differences are carried over.
-    if let Some(object) = object.as_object_mut() {
-        merge(
-            object.entry("spec").or_insert_with(|| json!({})),
-            &before,
-            &after,
-        );
-    }
-    Ok(())
-}
-
-/// Carries what changed from `before` to `after` into `target`.
-fn merge(target: &mut Value, before: &Value, after: &Value) {
-    if before == after {
-        return;
-    }
-    match (after, before, &mut *target) {
-        (Value::Object(after), Value::Object(before), Value::Object(target)) => {
-            for (name, value) in after {
-                let old = before.get(name).unwrap_or(&Value::Null);
-                merge(
-                    target.entry(name.clone()).or_insert(Value::Null),
-                    old,
-                    value,
-                );
-            }
-        }
-        (Value::Array(after), Value::Array(before), Value::Array(target))
-            if before.len() == target.len() && after.len() >= before.len() =>
-        {
-            for (index, value) in after.iter().enumerate() {
-                match (before.get(index), target.get_mut(index)) {
-                    (Some(old), Some(target)) => merge(target, old, value),
-                    _ => target.push(value.clone()),
-                }
-            }
-        }
-        // What was empty in the types may hold an empty object in the target.
-        (Value::Object(after), Value::Null, Value::Object(target)) => {
-            for (name, value) in after {
-                merge(
-                    target.entry(name.clone()).or_insert(Value::Null),
-                    &Value::Null,
-                    value,
-                );
-            }
-        }
-        _ => *target = after.clone(),
-    }
+    let Some(object) = object.as_object_mut() else {
+        return Ok(());
+    };
+    let spec = object.entry("spec").or_insert_with(|| json!({}));
+    typed::change(spec, apply).map_err(|error| unreadable(&error))
 }
 
 /// An update that says nothing of the UUID keeps the one that the VM has.

@@ -21,9 +21,10 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use super::{Policy, Request, Response};
+use crate::instancetypes::{self, ExpandError, Specs};
 
 /// What validation asks the cluster.
-pub trait Lookup: Sync {
+pub trait Lookup: Specs {
     /// The status of a VMI; `None` where there is no such VMI.
     fn vmi_status(
         &self,
@@ -59,6 +60,17 @@ impl ClusterLookup {
     fn api(&self, namespace: &str, kind: &str) -> Api<DynamicObject> {
         let gvk = GroupVersionKind::gvk("kubevirt.io", "v1", kind);
         Api::namespaced_with(self.0.clone(), namespace, &ApiResource::from_gvk(&gvk))
+    }
+}
+
+impl Specs for ClusterLookup {
+    async fn spec_of(
+        &self,
+        kind: &'static str,
+        namespace: Option<&str>,
+        name: &str,
+    ) -> Result<Option<Value>, kube::Error> {
+        self.0.spec_of(kind, namespace, name).await
     }
 }
 
@@ -118,7 +130,16 @@ pub async fn validate(request: &Request, policy: &Policy, lookup: &impl Lookup) 
     let result = match (request.kind.kind.as_str(), request.operation.as_str()) {
         ("VirtualMachineInstance", "CREATE") => create_vmi(request, policy),
         ("VirtualMachineInstance", "UPDATE") => update_vmi(request, policy),
-        ("VirtualMachine", "CREATE" | "UPDATE") => vm(request, policy),
+        ("VirtualMachine", "CREATE" | "UPDATE") => {
+            let judged = vm(request, policy);
+            match &judged {
+                Ok(Response::Allowed(_)) => match expanded_vm(request, policy, lookup).await {
+                    Some(refused) => Ok(refused),
+                    None => judged,
+                },
+                _ => judged,
+            }
+        }
         ("VirtualMachineInstanceReplicaSet", "CREATE" | "UPDATE") => replica_set(request, policy),
         ("VirtualMachineInstanceMigration", "CREATE") => {
             return create_migration(request, lookup).await;
@@ -192,6 +213,44 @@ fn vm(request: &Request, policy: &Policy) -> Result<Response, Cause> {
         spec.template
             .map_or_else(Vec::new, |t| t.spec.warnings(&path)),
     ))
+}
+
+/// Judges a VM with its instance type and its preference; `None` where it has neither, or nothing
+/// is wrong.
+async fn expanded_vm(request: &Request, policy: &Policy, lookup: &impl Lookup) -> Option<Response> {
+    if request.object.get("spec") == request.old_object.get("spec") {
+        return None;
+    }
+    let spec: VmSpec = part(&request.object, "spec").ok()?;
+    let (instancetype, preference) = (spec.instancetype.as_ref(), spec.preference.as_ref());
+    if instancetype.is_none() && preference.is_none() {
+        return None;
+    }
+    let path = FieldPath::new("spec");
+    let namespace = &request.namespace;
+    let found = instancetypes::find(lookup, namespace, instancetype, preference, &path).await;
+    let path = path.child("template.spec");
+    let causes = match found {
+        Ok(found) => {
+            let mut spec = spec.template?.spec;
+            let mut causes = found.apply(&mut spec, &path);
+            if causes.is_empty() {
+                spec.apply_defaults(&policy.config.defaults);
+                causes = spec.validate(&policy.config.rules, &path);
+            }
+            causes
+        }
+        Err(ExpandError::Refused(causes)) => causes,
+        Err(ExpandError::Request(error)) => {
+            tracing::error!(%error, "failed to look up the instance type of a VM");
+            return Some(Response::Refused {
+                code: 500,
+                reason: "InternalError",
+                message: "the instance type cannot be looked up: try again".to_owned(),
+            });
+        }
+    };
+    (!causes.is_empty()).then_some(Response::Invalid(causes))
 }
 
 fn replica_set(request: &Request, policy: &Policy) -> Result<Response, Cause> {
@@ -281,6 +340,26 @@ mod tests {
         active: Option<String>,
     }
 
+    impl Specs for Known {
+        async fn spec_of(
+            &self,
+            kind: &'static str,
+            namespace: Option<&str>,
+            name: &str,
+        ) -> Result<Option<Value>, kube::Error> {
+            let spec = match (kind, namespace, name) {
+                ("VirtualMachineClusterInstancetype", None, "small") => {
+                    json!({ "cpu": { "guest": 1 }, "memory": { "guest": "128Mi" } })
+                }
+                ("VirtualMachinePreference", Some("n"), "large") => {
+                    json!({ "requirements": { "cpu": { "guest": 2 } } })
+                }
+                _ => return Ok(None),
+            };
+            Ok(Some(spec))
+        }
+    }
+
     impl Lookup for Known {
         async fn vmi_status(&self, _: &str, name: &str) -> Result<Option<VmiStatus>, kube::Error> {
             Ok((name == "a").then(|| self.status.clone()))
@@ -322,6 +401,44 @@ mod tests {
 
     fn vmi(labels: Value, domain: Value) -> Value {
         json!({ "metadata": { "name": "a", "labels": labels }, "spec": { "domain": domain } })
+    }
+
+    #[tokio::test]
+    async fn a_vm_is_judged_with_its_instance_type() {
+        let fields = async |instancetype: Value, preference: Value, domain: Value| {
+            let spec = json!({
+                "runStrategy": "Halted",
+                "instancetype": instancetype,
+                "preference": preference,
+                "template": { "spec": { "domain": domain } },
+            });
+            let mut request = request(
+                "VirtualMachine",
+                "CREATE",
+                json!({ "spec": spec }),
+                json!(null),
+            );
+            request.namespace = "n".to_owned();
+            fields(&request).await
+        };
+        let small = || json!({ "name": "small" });
+        let none = || Value::Null;
+        let nothing: [&str; 0] = [];
+        assert_eq!(fields(small(), none(), json!({})).await, nothing);
+        let memory = json!({ "memory": { "guest": "1Gi" } });
+        let found = fields(small(), none(), memory.clone()).await;
+        assert_eq!(found, ["spec.template.spec.domain.memory"]);
+        let missing = json!({ "name": "small", "kind": "virtualmachineinstancetypes" });
+        let found = fields(missing, none(), json!({})).await;
+        assert_eq!(found, ["spec.instancetype.name"]);
+        let found = fields(json!({ "name": "x", "kind": "Moon" }), none(), json!({})).await;
+        assert_eq!(found, ["spec.instancetype.kind"]);
+        let large = || json!({ "name": "large", "kind": "VirtualMachinePreference" });
+        let found = fields(none(), large(), memory).await;
+        assert_eq!(found, ["spec.template.spec.domain.cpu"]);
+        let revision = json!({ "name": "small", "revisionName": "r" });
+        let found = fields(revision, none(), json!({})).await;
+        assert_eq!(found, ["spec.instancetype.revisionName"]);
     }
 
     #[tokio::test]

@@ -17,6 +17,16 @@ pub enum Error {
         #[source]
         source: Box<kube::Error>,
     },
+    /// The instance type or the preference cannot be had, or does not fit.
+    #[error("failed to apply the instance type of {object}")]
+    #[non_exhaustive]
+    Expand {
+        /// Of what.
+        object: String,
+        /// Why.
+        #[source]
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
     /// An object has no JSON.
     #[error("failed to write a {what} as JSON")]
     Serialize {
@@ -43,6 +53,21 @@ impl Error {
         let meta = object.meta();
         Self::Request {
             what,
+            object: format!(
+                "{}/{}",
+                meta.namespace.as_deref().unwrap_or_default(),
+                meta.name.as_deref().unwrap_or_default()
+            ),
+            source: Box::new(source),
+        }
+    }
+
+    pub(super) fn expand<K: Resource>(
+        object: &K,
+        source: impl std::error::Error + Send + Sync + 'static,
+    ) -> Self {
+        let meta = object.meta();
+        Self::Expand {
             object: format!(
                 "{}/{}",
                 meta.namespace.as_deref().unwrap_or_default(),

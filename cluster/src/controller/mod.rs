@@ -10,6 +10,7 @@ mod context;
 mod error;
 mod expectations;
 pub mod leader;
+mod metrics;
 mod names;
 pub mod objects;
 mod patch;
@@ -20,6 +21,7 @@ mod world;
 
 use std::fmt::Debug;
 use std::future::Future;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -31,7 +33,8 @@ use tokio::signal::unix::{SignalKind, signal};
 pub use error::Error;
 
 use context::Context;
-use leader::{Election, Leading};
+use leader::Election;
+use metrics::Metrics;
 use world::{Queue, World};
 
 /// So many objects of a kind are worked on at the same time.
@@ -56,6 +59,9 @@ pub struct Options {
     /// This replica's name, which no other has
     #[arg(long, env = "POD_NAME")]
     pub identity: Option<String>,
+    /// Serve metrics for Prometheus on this address, at /metrics
+    #[arg(long)]
+    pub metrics: Option<SocketAddr>,
 }
 
 impl Default for Options {
@@ -66,6 +72,7 @@ impl Default for Options {
             lease_name: "podvisor-controller".to_owned(),
             lease_seconds: 15,
             identity: None,
+            metrics: None,
         }
     }
 }
@@ -87,12 +94,33 @@ pub async fn run(options: Options) -> anyhow::Result<()> {
             _ = interrupt.recv() => {}
         }
     };
-    run_until(client, &options, stop).await;
-    Ok(())
+    let metrics = Metrics::default();
+    let serve = {
+        let metrics = metrics.clone();
+        async {
+            match options.metrics {
+                Some(address) => metrics.serve(address).await,
+                None => std::future::pending().await,
+            }
+        }
+    };
+    tokio::select! {
+        () = run_with(client, &options, metrics, stop) => Ok(()),
+        served = serve => served,
+    }
 }
 
 /// Runs until `stop` is done.
 pub async fn run_until(client: Client, options: &Options, stop: impl Future<Output = ()>) {
+    run_with(client, options, Metrics::default(), stop).await;
+}
+
+async fn run_with(
+    client: Client,
+    options: &Options,
+    metrics: Metrics,
+    stop: impl Future<Output = ()>,
+) {
     let identity = options.identity.clone().unwrap_or_else(identity);
     let election = Election {
         namespace: options.lease_namespace.clone(),
@@ -100,12 +128,12 @@ pub async fn run_until(client: Client, options: &Options, stop: impl Future<Outp
         identity: identity.clone(),
         duration: Duration::from_secs(options.lease_seconds),
     };
-    let leading = Leading::default();
+    let leading = metrics.leading().clone();
     let work = || {
         act(
             client.clone(),
             options.namespace.clone(),
-            leading.clone(),
+            metrics.clone(),
             identity.clone(),
         )
     };
@@ -119,8 +147,10 @@ fn identity() -> String {
 }
 
 /// Watches and acts until this is dropped.
-async fn act(client: Client, namespace: Option<String>, leading: Leading, identity: String) {
+async fn act(client: Client, namespace: Option<String>, metrics: Metrics, identity: String) {
     let (world, queues, watches) = World::watch(client, namespace);
+    metrics.set(world.clone());
+    let leading = metrics.leading().clone();
     let context = Arc::new(Context::new(world.clone(), leading, &identity));
     let vms = control(
         vm::reconcile,

@@ -1,7 +1,11 @@
 //! CustomResourceDefinitions.
 
 use podvisor_cluster_types::{
-    migration::MigrationSpec, replica_set::ReplicaSetSpec, vm::VmSpec, vmi::VmiSpec,
+    instancetype::{self, InstancetypeSpec, PreferenceSpec},
+    migration::MigrationSpec,
+    replica_set::ReplicaSetSpec,
+    vm::VmSpec,
+    vmi::VmiSpec,
 };
 use serde_json::{Value, json};
 
@@ -111,7 +115,83 @@ pub fn crds() -> Vec<Value> {
             })),
         },
     ];
-    kinds.into_iter().map(definition).collect()
+    let mut definitions: Vec<Value> = kinds.into_iter().map(definition).collect();
+    definitions.extend(of_instancetypes());
+    definitions
+}
+
+/// The definitions of instance types and preferences: without a status, and of the cluster too.
+fn of_instancetypes() -> Vec<Value> {
+    let of_type = structural::<InstancetypeSpec>();
+    let of_preference = structural::<PreferenceSpec>();
+    let kinds: [(&str, &str, &Value, [&str; 4]); 4] = [
+        (
+            "VirtualMachineInstancetype",
+            "Namespaced",
+            &of_type,
+            ["vminstancetype", "vminstancetypes", "vmf", "vmfs"],
+        ),
+        (
+            "VirtualMachineClusterInstancetype",
+            "Cluster",
+            &of_type,
+            [
+                "vmclusterinstancetype",
+                "vmclusterinstancetypes",
+                "vmcf",
+                "vmcfs",
+            ],
+        ),
+        (
+            "VirtualMachinePreference",
+            "Namespaced",
+            &of_preference,
+            ["vmpref", "vmprefs", "vmp", "vmps"],
+        ),
+        (
+            "VirtualMachineClusterPreference",
+            "Cluster",
+            &of_preference,
+            ["vmclusterpref", "vmclusterprefs", "vmcp", "vmcps"],
+        ),
+    ];
+    let define = |(kind, scope, spec, short): (&str, &str, &Value, [&str; 4])| {
+        let singular = kind.to_ascii_lowercase();
+        let group = instancetype::GROUP;
+        let schema = json!({
+            "type": "object",
+            "required": ["spec"],
+            "properties": {
+                "apiVersion": { "type": "string" },
+                "kind": { "type": "string" },
+                "metadata": { "type": "object" },
+                "spec": spec,
+            },
+        });
+        json!({
+            "apiVersion": "apiextensions.k8s.io/v1",
+            "kind": "CustomResourceDefinition",
+            "metadata": { "name": format!("{singular}s.{group}") },
+            "spec": {
+                "group": group,
+                "scope": scope,
+                "names": {
+                    "kind": kind,
+                    "listKind": format!("{kind}List"),
+                    "plural": format!("{singular}s"),
+                    "singular": singular,
+                    "shortNames": short,
+                },
+                "versions": [{
+                    "name": crate::instancetypes::VERSION,
+                    "served": true,
+                    "storage": true,
+                    "schema": { "openAPIV3Schema": schema },
+                }],
+            },
+        })
+    };
+    kinds.into_iter().map(define).collect()
 }
 
 /// A list of objects that have different values under `key`.
@@ -205,7 +285,7 @@ mod tests {
 
     #[test]
     fn one_version_is_stored_and_both_are_served() {
-        for crd in crds() {
+        for crd in crds().iter().filter(|crd| crd["spec"]["group"] == GROUP) {
             let versions = crd["spec"]["versions"].as_array().unwrap();
             let stored: Vec<_> = versions.iter().filter(|v| v["storage"] == true).collect();
             assert_eq!(stored.len(), 1);

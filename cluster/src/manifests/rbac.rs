@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use podvisor_cluster_types::instancetype;
 use serde_json::{Value, json};
 
 use super::{Options, crds::GROUP};
@@ -17,6 +18,14 @@ use crate::{
 /// Everything that a controller does with the objects it owns.
 const ALL: [&str; 7] = [
     "get", "list", "watch", "create", "update", "patch", "delete",
+];
+
+/// Instance types and preferences; the first two are a namespace's own.
+const INSTANCETYPES: [&str; 4] = [
+    "virtualmachineinstancetypes",
+    "virtualmachinepreferences",
+    "virtualmachineclusterinstancetypes",
+    "virtualmachineclusterpreferences",
 ];
 
 const READ: [&str; 3] = ["get", "list", "watch"];
@@ -71,6 +80,7 @@ pub(super) fn rbac(options: &Options) -> Vec<Value> {
                 &["virtualmachineinstances/finalizers"],
                 &["update"],
             ),
+            rule(&[instancetype::GROUP], &INSTANCETYPES, &["get"]),
             rule(&[""], &["pods"], &ALL),
             rule(&[""], &["persistentvolumeclaims", "nodes"], &READ),
             rule(&["apps"], &["controllerrevisions"], &ALL),
@@ -94,6 +104,7 @@ pub(super) fn rbac(options: &Options) -> Vec<Value> {
                 ],
                 &["get", "list"],
             ),
+            rule(&[instancetype::GROUP], &INSTANCETYPES, &["get"]),
             named(
                 &["admissionregistration.k8s.io"],
                 &admissions,
@@ -119,6 +130,7 @@ pub(super) fn rbac(options: &Options) -> Vec<Value> {
                 &["create", "get", "list"],
             ),
             rule(&[GROUP], &["virtualmachineinstances/status"], &["patch"]),
+            rule(&[instancetype::GROUP], &INSTANCETYPES, &["get"]),
             rule(&[""], &["pods"], &["list", "delete"]),
             // Where a node is reached, and by what it is known.
             rule(&[""], &["nodes"], &["get"]),
@@ -316,6 +328,7 @@ fn users() -> Vec<Value> {
             &["view"],
             vec![
                 rule(&[GROUP], &objects, &READ),
+                rule(&[instancetype::GROUP], &INSTANCETYPES, &READ),
                 rule(&[api::GROUP], &words(&read), &["get"]),
             ],
         ),
@@ -324,6 +337,8 @@ fn users() -> Vec<Value> {
             &both,
             vec![
                 rule(&[GROUP], &objects, &verbs),
+                rule(&[instancetype::GROUP], &INSTANCETYPES, &READ),
+                rule(&[instancetype::GROUP], &INSTANCETYPES[..2], &verbs),
                 rule(&[api::GROUP], &words(&update), &["update"]),
                 rule(&[api::GROUP], &words(&get), &["get"]),
             ],

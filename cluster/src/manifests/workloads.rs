@@ -8,6 +8,9 @@ use crate::{admission, api};
 /// The port that servers listen on.
 const PORT: u16 = 8443;
 
+/// The port of the controller's metrics.
+const METRICS: u16 = 8080;
+
 /// Everything that runs.
 pub(super) fn workloads(options: &Options) -> Vec<Value> {
     let mut items = vec![
@@ -70,6 +73,10 @@ fn container(options: &Options, subcommand: &str) -> Value {
 
 fn deployment(options: &Options, name: &str, subcommand: &str, serves: bool) -> Value {
     let mut container = container(options, subcommand);
+    if !serves {
+        container["args"] = json!([subcommand, format!("--metrics=0.0.0.0:{METRICS}")]);
+        container["ports"] = json!([{ "name": "metrics", "containerPort": METRICS }]);
+    }
     if serves {
         container["ports"] = json!([{ "name": "https", "containerPort": PORT }]);
         container["readinessProbe"] =

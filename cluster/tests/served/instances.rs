@@ -1,15 +1,19 @@
 //! The subresources of instances, as clients of KubeVirt use them.
 
 use futures_util::{SinkExt, StreamExt};
-use kube::{Api, Client, api::PostParams};
-use podvisor_cluster::api;
+use kube::{
+    Api, Client,
+    api::{ApiResource, DynamicObject, PostParams},
+    core::GroupVersionKind,
+};
+use podvisor_cluster::{api, controller};
 use podvisor_node_api::messages::VmPhase;
 use serde_json::{Value, json};
 use tokio_tungstenite::tungstenite::Message;
 
 use super::nodes::{eventually, running, serve};
 use super::support::{self, machines::guest, server::WebSocket};
-use super::{api_of, path, put_to, served, vm, vmi};
+use super::{SYSTEM, api_of, path, put_to, served, vm, vmi};
 
 const VMIS: &str = "virtualmachineinstances";
 const PLAIN: &str = "plain.kubevirt.io";
@@ -327,4 +331,63 @@ async fn a_vm_without_an_instance_type_is_expanded_to_itself() {
         (code, &expanded["spec"]["runStrategy"]),
         (200, &json!("Manual"))
     );
+}
+
+#[tokio::test]
+async fn a_vm_gets_cpus_and_memory_of_its_instance_type() {
+    let admin = served().admin();
+    let namespace = support::namespace(&admin).await;
+    let gvk = GroupVersionKind::gvk(
+        "instancetype.kubevirt.io",
+        "v1beta1",
+        "VirtualMachineInstancetype",
+    );
+    let resource = ApiResource::from_gvk(&gvk);
+    let types: Api<DynamicObject> = Api::namespaced_with(admin.clone(), &namespace, &resource);
+    let size = json!({ "spec": { "cpu": { "guest": 3 }, "memory": { "guest": "256Mi" } } });
+    let size = DynamicObject::new("size", &resource).data(size);
+    types.create(&PostParams::default(), &size).await.unwrap();
+
+    let vms = api_of(&admin, &namespace, "VirtualMachine");
+    let mut typed = vm("a", "Always");
+    let kind = "VirtualMachineInstancetype";
+    typed.data["spec"]["instancetype"] = json!({ "name": "size", "kind": kind });
+    let refused = vms
+        .create(&PostParams::default(), &typed)
+        .await
+        .unwrap_err();
+    let refused = refused.to_string();
+    assert!(
+        refused.contains("spec.template.spec.domain.memory"),
+        "{refused}"
+    );
+    typed.data["spec"]["template"]["spec"]["domain"] = json!({});
+    vms.create(&PostParams::default(), &typed).await.unwrap();
+    let request = http::Request::get(path("virtualmachines", &namespace, "a", "expand-spec"));
+    let (_, expanded) = get_raw(&admin, request.body(Vec::new()).unwrap()).await;
+    let domain = &expanded["spec"]["template"]["spec"]["domain"];
+    assert_eq!(domain["cpu"]["sockets"], 3);
+    assert!(expanded["spec"].get("instancetype").is_none());
+
+    let mut options = controller::Options::default();
+    options.namespace = Some(namespace.clone());
+    options.lease_namespace = SYSTEM.to_owned();
+    options.lease_name = "of-instance-types".to_owned();
+    let client = served().service_account(SYSTEM, "podvisor-controller");
+    let controller = tokio::spawn(async move {
+        controller::run_until(client, &options, std::future::pending()).await;
+    });
+    let vmis = api_of(&admin, &namespace, "VirtualMachineInstance");
+    let made = eventually("the instance is made", async || {
+        vmis.get_opt("a").await.unwrap()
+    })
+    .await;
+    controller.abort();
+    let domain = &made.data["spec"]["domain"];
+    assert_eq!(
+        (&domain["cpu"]["sockets"], &domain["memory"]["guest"]),
+        (&json!(3), &json!("256Mi"))
+    );
+    let annotations = made.metadata.annotations.unwrap();
+    assert_eq!(annotations["kubevirt.io/instancetype-name"], "size");
 }

@@ -275,8 +275,8 @@ impl VmSpec {
             crate::vmi::validate_meta(&meta, &path.child("template.metadata"), &mut causes);
         }
         let mut causes = causes.into_vec();
-        // What an instance type sets is not known here: the VMI is validated with it.
-        if self.instancetype.is_none() {
+        // What they set is not known here: the VMI is validated with it.
+        if self.instancetype.is_none() && self.preference.is_none() {
             let mut spec = template.spec.clone();
             spec.apply_defaults(defaults);
             causes.extend(spec.validate(config, &path.child("template.spec")));
@@ -338,9 +338,26 @@ impl VmSpec {
 fn validate_matcher(matcher: Option<&Matcher>, path: &FieldPath, causes: &mut Causes) {
     let Some(matcher) = matcher else { return };
     let given = |text: &Option<String>| text.as_ref().is_some_and(|text| !text.is_empty());
-    match (given(&matcher.name), given(&matcher.infer_from_volume)) {
-        (false, false) => causes.required(&path.child("name"), "is required"),
-        (true, true) => causes.invalid(path, "must not have both name and inferFromVolume"),
-        _ => {}
+    if !given(&matcher.name) && !given(&matcher.infer_from_volume) {
+        causes.required(&path.child("name"), "is required");
+    }
+    for (field, value, instead) in [
+        (
+            "inferFromVolume",
+            &matcher.infer_from_volume,
+            "give the name",
+        ),
+        (
+            "revisionName",
+            &matcher.revision_name,
+            "leave it out: the object is read at each start",
+        ),
+    ] {
+        if given(value) {
+            causes.not_supported(
+                &path.child(field),
+                format_args!("is not supported: {instead}"),
+            );
+        }
     }
 }

@@ -69,10 +69,14 @@ pub trait Node: Send + Sync + 'static {
     async fn unpause(&self, vm: VmName) -> Result<(), Status>;
 
     /// Asks the guest to shut down, and boots its machine again.
-    async fn soft_reboot(&self, vm: VmName) -> Result<(), Status>;
+    async fn soft_reboot(&self, _vm: VmName) -> Result<(), Status> {
+        Err(unimplemented("SoftReboot"))
+    }
 
     /// Boots a machine again without asking its guest.
-    async fn reset(&self, vm: VmName) -> Result<(), Status>;
+    async fn reset(&self, _vm: VmName) -> Result<(), Status> {
+        Err(unimplemented("Reset"))
+    }
 
     /// Asks the guest to power off; its machine is killed after the grace period. Returns at once.
     async fn stop(&self, request: StopRequest) -> Result<(), Status>;

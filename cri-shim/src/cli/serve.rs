@@ -25,6 +25,9 @@ use crate::sandbox::{JailMode, jail};
 /// The default socket.
 const LISTEN: &str = "/run/podvisor/podvisor.sock";
 
+/// The socket for calls about virtual machines, in the state directory.
+const NODE_API: &str = "node.sock";
+
 /// The default state directory.
 const STATE: &str = "/run/podvisor";
 
@@ -38,6 +41,11 @@ pub(super) struct ServeArgs {
     /// Socket to serve on [default: unix:///run/podvisor/podvisor.sock]
     #[arg(long, value_name = "SOCKET", value_parser = parse_socket)]
     listen: Option<PathBuf>,
+
+    /// Socket for calls about virtual machines (docs/node-api.md) [default: node.sock in the
+    /// state directory]
+    #[arg(long, value_name = "SOCKET", value_parser = parse_socket)]
+    node_api: Option<PathBuf>,
 
     /// Runtime state directory; may be cleared at boot [default: /run/podvisor]
     #[arg(long, value_name = "DIR")]
@@ -171,6 +179,14 @@ impl ServeArgs {
         };
         let listen = socket("listen", self.listen.as_ref(), file.listen)?;
         let listen = listen.unwrap_or_else(|| PathBuf::from(LISTEN));
+        let node_api = socket("node_api", self.node_api.as_ref(), file.node_api)?;
+        let node_api = node_api.unwrap_or_else(|| state.join(NODE_API));
+        if node_api == listen {
+            anyhow::bail!(
+                "{} cannot serve both --listen and --node-api; name two sockets",
+                listen.display()
+            );
+        }
         let host_runtime = socket(
             "host_runtime",
             self.host_runtime.as_ref(),
@@ -227,6 +243,7 @@ impl ServeArgs {
         }
         Ok(ServeConfig {
             listen,
+            node_api,
             handlers: handlers.collect(),
             guest: base,
             vm: VmSettings {

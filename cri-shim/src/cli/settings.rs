@@ -35,6 +35,7 @@ const BOOT_VARIABLE: &str = "PODVISOR_BOOT";
 #[serde(deny_unknown_fields, default)]
 pub(super) struct Settings {
     pub(super) listen: Option<String>,
+    pub(super) node_api: Option<String>,
     pub(super) root: Option<PathBuf>,
     pub(super) state: Option<PathBuf>,
     pub(super) console_dir: Option<PathBuf>,

@@ -35,6 +35,8 @@ pub(crate) const POD_IMAGE_SLOTS: u8 = 10;
 pub(crate) struct ServeConfig {
     /// The socket.
     pub(crate) listen: PathBuf,
+    /// The socket for calls about virtual machines.
+    pub(crate) node_api: PathBuf,
     /// State that survives a reboot of the host: images, database, records of networks.
     pub(crate) root: PathBuf,
     /// State that does not: sandboxes' directories, network namespaces.

@@ -414,7 +414,10 @@ fn image_code(error: &podvisor_images::Error) -> Code {
     use podvisor_images::Error;
     match error {
         Error::NotFound { .. } => Code::NotFound,
-        Error::Reference { .. } | Error::Ambiguous { .. } => Code::InvalidArgument,
+        Error::Reference { .. }
+        | Error::Ambiguous { .. }
+        | Error::NoFile { .. }
+        | Error::FileTooLarge { .. } => Code::InvalidArgument,
         Error::InUse { .. } => Code::FailedPrecondition,
         Error::DiskFull { .. } => Code::ResourceExhausted,
         Error::Cancelled => Code::Cancelled,

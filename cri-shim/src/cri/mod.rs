@@ -26,6 +26,7 @@ mod memory;
 mod metrics;
 mod mounted;
 mod node;
+mod node_api;
 mod owner;
 mod pods;
 mod resolver;

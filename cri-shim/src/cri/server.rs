@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use podvisor_cri_messages::{ImageServiceServer, RuntimeServiceServer};
+use podvisor_node_api::NodeServer;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::oneshot;
 use tokio_stream::StreamExt as _;
@@ -23,6 +24,7 @@ use super::health;
 use super::host_runtime::{HostRuntime, WithHost, forward_events};
 use super::images::Images;
 use super::node::Node;
+use super::node_api::VmCalls;
 use super::runtime::Runtime;
 use super::streams::Streams;
 use crate::path_authority::PathAuthority;
@@ -38,7 +40,10 @@ const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(5);
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ServeError {
     /// Another daemon serves the socket.
-    #[error("{} is served already; stop the other daemon, or use another --listen", .0.display())]
+    #[error(
+        "{} is served already; stop the other daemon, or use another --listen and --node-api",
+        .0.display()
+    )]
     Served(std::path::PathBuf),
     /// The socket cannot be bound.
     #[error("cannot listen on {}", .path.display())]
@@ -83,18 +88,25 @@ pub(crate) async fn serve(
     let host = host.map(|settings| HostRuntime::new(settings, MESSAGE_BYTES));
     let host = host.transpose().map_err(ServeError::HostRuntime)?;
     let host = host.map(Arc::new);
-    if UnixStream::connect(&path).await.is_ok() {
-        return Err(ServeError::Served(path));
+    let node_path = config.node_api.clone();
+    for path in [&path, &node_path] {
+        if UnixStream::connect(path).await.is_ok() {
+            return Err(ServeError::Served(path.clone()));
+        }
     }
     let node = Arc::new(Node::open(config)?);
     node.recover().await?;
     // The URLs are opened by the kubelet, which is on this machine.
     let backend = Arc::new(Streams(Arc::clone(&node)));
     let streaming = Streaming::bind((Ipv4Addr::LOCALHOST, 0).into(), backend).await?;
-    let listener = bind(&path).map_err(|source| ServeError::Listen {
-        path: path.clone(),
-        source,
-    })?;
+    let listen = |path: &Path| {
+        bind(path).map_err(|source| ServeError::Listen {
+            path: path.to_owned(),
+            source,
+        })
+    };
+    let listener = listen(&path)?;
+    let node_listener = listen(&node_path)?;
     let calls = Arc::new(Calls::default());
     if let Some(address) = metrics {
         health::serve(address, Arc::clone(&node), Arc::clone(&calls)).await?;
@@ -107,6 +119,10 @@ pub(crate) async fn serve(
     let images = ImageServiceServer::new(Images::new(Arc::clone(&node)))
         .max_decoding_message_size(MESSAGE_BYTES);
     let images = WithHost::new(images, Arc::clone(&node), host.clone(), MESSAGE_BYTES);
+    let vms = Server::builder()
+        .add_service(NodeServer::new(Arc::new(VmCalls(Arc::clone(&node)))))
+        // Its streams end with the daemon, and lose nothing then.
+        .serve_with_incoming(UnixListenerStream::new(node_listener));
     let (stopping, stopped) = oneshot::channel();
     let incoming = UnixListenerStream::new(listener).map(|stream| stream.map(PathAuthority::new));
     let server = Server::builder()
@@ -133,12 +149,15 @@ pub(crate) async fn serve(
     };
     let served = tokio::select! {
         served = server => served,
+        served = vms => served,
         () = events => Ok(()),
         // Unfinished work is finished or undone by the next daemon.
         () = limit => Ok(()),
     };
     // A socket without a server would only mislead.
-    let _ = fs::remove_file(&path);
+    for path in [&path, &node_path] {
+        let _ = fs::remove_file(path);
+    }
     Ok(served?)
 }
 

@@ -36,6 +36,12 @@ pub(crate) fn command() -> Result<ExitCode> {
     let mut timed = |name, took| times.push((name, took));
 
     space::ensure(space::DEMO)?;
+    if !guest::is_there() {
+        report::note(
+            "the first time, the guest's kernel, its agent and podvisor are built: some ten \
+             minutes on two CPUs that do nothing else",
+        );
+    }
     let step = Step::begin("packages");
     setup::ensure(&[setup::KERNEL, setup::HOST, setup::BUILD, setup::DEMO])?;
     timed("packages", step.done());
@@ -45,7 +51,8 @@ pub(crate) fn command() -> Result<ExitCode> {
     timed("guest kernel and agent", step.done());
 
     let step = Step::begin("podvisor");
-    let built = cargo::build_release("podvisor-cri", &["podvisor"], &["pod"])?;
+    // Not a release, which takes longer to build: the guests take seconds either way.
+    let built = cargo::build("podvisor-cri", &["podvisor"], &["pod"])?;
     let podvisor = built.join("podvisor");
     timed("podvisor", step.done());
 

@@ -15,6 +15,8 @@ use k8s_openapi::jiff::Timestamp;
 use kube::Api;
 use kube::api::{DeleteParams, PostParams, Preconditions};
 use kube::runtime::controller;
+use podvisor_cluster_types::FieldPath;
+use podvisor_cluster_types::vm::Matcher;
 use serde_json::{Value, json};
 
 pub use decide::{Action, Decision, Observed, RunStrategy, decide};
@@ -25,6 +27,7 @@ use super::objects::{
     set_condition,
 };
 use super::{Context, expectations, patch};
+use crate::instancetypes::{self, ExpandError};
 
 /// Annotation of an instance: the generation of the virtual machine that it was made of.
 const GENERATION_ANNOTATION: &str = "kubevirt.io/vm-generation";
@@ -192,11 +195,17 @@ async fn start(
         }
         _ => {}
     }
+    let made = match expanded(vm, paused, context).await {
+        Ok(made) => made,
+        Err(error) => {
+            let mut status = wanted.clone();
+            set_failure(&mut status, "FailedFindInstancetype", error.to_string());
+            patch::status(api, vm, &vm.status, &status).await?;
+            return Err(Error::expand(vm, error));
+        }
+    };
     let instances: Api<VirtualMachineInstance> = context.world.api(namespace);
-    match instances
-        .create(&PostParams::default(), &instance(vm, paused))
-        .await
-    {
+    match instances.create(&PostParams::default(), &made).await {
         Ok(vmi) => {
             context.expectations.made(vm, &vmi);
             let name = vmi.metadata.name.unwrap_or_default();
@@ -208,16 +217,54 @@ async fn start(
         Err(error) if is_there(&error) => Ok(()),
         Err(error) => {
             let mut status = wanted.clone();
-            let failure = Condition {
-                reason: "FailedCreate".to_owned(),
-                message: error.to_string(),
-                ..Condition::yes("Failure")
-            };
-            set_condition(&mut status.conditions, failure, &Time(Timestamp::now()));
+            set_failure(&mut status, "FailedCreate", error.to_string());
             patch::status(api, vm, &vm.status, &status).await?;
             Err(Error::request("make the instance of", vm, error))
         }
     }
+}
+
+/// Records why there is no instance.
+fn set_failure(status: &mut VmStatus, reason: &str, message: String) {
+    let failure = Condition {
+        reason: reason.to_owned(),
+        message,
+        ..Condition::yes("Failure")
+    };
+    set_condition(&mut status.conditions, failure, &Time(Timestamp::now()));
+}
+
+/// Returns an instance of a virtual machine, with its instance type and its preference applied.
+async fn expanded(
+    vm: &VirtualMachine,
+    paused: bool,
+    context: &Context,
+) -> Result<VirtualMachineInstance, ExpandError> {
+    let mut made = instance(vm, paused);
+    let matcher = |name: &str| -> Option<Matcher> {
+        let value = vm.spec.rest.get(name).filter(|value| !value.is_null())?;
+        // What cannot be read names nothing, which is refused as such.
+        Some(serde_json::from_value(value.clone()).unwrap_or_default())
+    };
+    let (instancetype, preference) = (matcher("instancetype"), matcher("preference"));
+    if instancetype.is_none() && preference.is_none() {
+        return Ok(made);
+    }
+    let namespace = vm.metadata.namespace.as_deref().unwrap_or_default();
+    let found = instancetypes::find(
+        context.world.client(),
+        namespace,
+        instancetype.as_ref(),
+        preference.as_ref(),
+        &FieldPath::new("spec"),
+    )
+    .await?;
+    found.apply_to(&mut made.spec, &FieldPath::new("spec.template.spec"))?;
+    let annotations = made.metadata.annotations.get_or_insert_default();
+    for (name, value) in found.annotations() {
+        annotations.entry(name).or_insert(value);
+    }
+    Ok(made)
 }
 
 /// Drops the revision that the last instance was made of, unless it is still the current one. It

@@ -24,6 +24,7 @@ use super::events::Events;
 use super::flights::SingleFlight;
 use super::known::PodIndex;
 use super::late::{PendingRecord, RetryWriter};
+use super::node_api::VmStates;
 use super::owner::StateOwner;
 use super::state::{ContainerRecord, Database, PodRecord};
 use super::volumes;
@@ -54,6 +55,8 @@ pub(crate) struct Node {
     pub(super) cni: Cni,
     pub(super) database: Database,
     pub(super) events: Events,
+    /// What is known of virtual machines beyond their records.
+    pub(super) vms: VmStates,
     pub(super) pod_flights: SingleFlight<RunPodSandboxRequest>,
     pub(super) container_flights: SingleFlight<CreateContainerRequest>,
     pub(super) start_flights: SingleFlight<()>,
@@ -92,6 +95,7 @@ impl Node {
             cni: Cni::open(config.cni.clone())?,
             database: Database::open(&config.root.join(DATABASE))?,
             events: Events::default(),
+            vms: VmStates::default(),
             pod_flights: SingleFlight::default(),
             container_flights: SingleFlight::default(),
             start_flights: SingleFlight::default(),
@@ -167,6 +171,7 @@ impl Node {
         pod.remove_record(&self.database)?;
         lock(&self.known).forget_pod(pod);
         self.pod_flights.forget(&pod.id);
+        self.vms.changed();
         Ok(())
     }
 

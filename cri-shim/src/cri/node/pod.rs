@@ -1,9 +1,10 @@
 //! The daemon's state of a pod sandbox.
 
 use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use podvisor_cri_messages::PodSandboxMetadata;
+use podvisor_node_api::messages::VmName;
 use tokio::sync::watch;
 
 use super::lock;
@@ -36,6 +37,8 @@ pub(in crate::cri) struct Pod {
     pub(in crate::cri) mounted: Mounted,
     /// The last known total usage of its containers.
     pub(in crate::cri) used: Mutex<GuestStats>,
+    /// The name of the virtual machine that it is, which never changes.
+    pub(in crate::cri) vm_name: OnceLock<VmName>,
     record: CachedRecord<PodRecord>,
     client: Mutex<Option<SandboxClient>>,
 }
@@ -84,6 +87,7 @@ impl Pod {
             is_watched: AtomicBool::new(false),
             mounted,
             used: Mutex::default(),
+            vm_name: OnceLock::new(),
             record: CachedRecord::new(record),
             client: Mutex::new(None),
         })

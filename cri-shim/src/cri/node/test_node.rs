@@ -42,6 +42,7 @@ impl TestNode {
         let registries = RegistryDirectory::new(dir.path().join("certs.d"), true);
         let config = ServeConfig {
             listen: dir.path().join("podvisor.sock"),
+            node_api: dir.path().join("node.sock"),
             root: root.to_owned(),
             state,
             guest: GuestSettings {

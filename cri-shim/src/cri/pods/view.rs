@@ -168,6 +168,9 @@ impl Node {
             pod_sandbox_status: Some(status(&pod.record())),
             containers_statuses: self.shown_of(&pod.id),
         });
+        if pod.is_vm() {
+            self.vms.changed();
+        }
     }
 }
 

@@ -37,6 +37,7 @@ mod vmi;
 
 use std::collections::HashMap;
 
+use podvisor_cluster_types::meta::Meta;
 use podvisor_cri_messages::PodSandboxConfig;
 use podvisor_network::guest::GuestNetwork;
 
@@ -50,7 +51,7 @@ pub(super) use ports::connect;
 pub(crate) use record::VmRecord;
 use spec::VmSpec;
 pub(crate) use vmi::VmiError;
-use vmi::VmiMachine;
+use vmi::{Vmi, VmiMachine};
 
 /// The runtime handler of such pods.
 pub(crate) const VM_HANDLER: &str = "podvisor-vm";
@@ -125,6 +126,12 @@ impl Node {
             None => Ok(()),
         }
     }
+}
+
+/// Returns the metadata of the object that a pod with these annotations was made of.
+pub(super) fn instance_of(annotations: &HashMap<String, String>) -> Option<Meta> {
+    let vmi = Vmi::of_annotations(annotations).ok().flatten();
+    vmi.map(|vmi| vmi.metadata)
 }
 
 /// Gives the cards of a pod's machine the hardware addresses that its object says.

@@ -46,6 +46,7 @@ impl Node {
                     let mut boot = BootMachine::new(id, open(&settings.kernel)?);
                     boot.initramfs = Some(open(&settings.initramfs)?);
                     boot.cmdline = format!("{COMMAND_LINE}{}", vm.root);
+                    boot.loader_limit = Some(BootMachine::LOADER_LIMIT);
                     boot
                 }
                 Some(own) => {
@@ -63,7 +64,6 @@ impl Node {
             boot.memory = vm.memory;
             boot.disks = files.open(&store, &vm)?;
             boot.dhcp = dhcp;
-            boot.loader_limit = Some(BootMachine::LOADER_LIMIT);
             boot.log = log;
             Ok(boot)
         });

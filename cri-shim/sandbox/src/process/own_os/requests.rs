@@ -4,7 +4,6 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use podvisor_guest_agent::ShutdownMode;
 use podvisor_host::signal::SIGKILL;
 
 use super::super::super::error::{RefusalKind, SandboxError};
@@ -14,7 +13,7 @@ use super::super::answer::Fds;
 use super::super::containers::blocking;
 use super::super::entries::not_found;
 use super::vm::Vm;
-use super::{OwnOs, programs};
+use super::{OwnOs, files, programs};
 
 /// Executes a request.
 pub(in super::super) async fn answer(
@@ -90,6 +89,11 @@ pub(in super::super) async fn answer(
             let answer = vm.ask_agent("ask the guest's agent", *ask, limit).await?;
             return Ok(Answer::GuestAgent(answer));
         }
+        Call::CopyFile { id, path, write } => {
+            let vm = system.vm_that_runs(&id)?;
+            let copied = files::copy(&vm, &path, write, fds.next()?).await?;
+            return Ok(Answer::Copied(copied));
+        }
         Call::Reboot { id, is_reset } => {
             let vm = system.vm_that_runs(&id)?;
             match is_reset {
@@ -98,7 +102,7 @@ pub(in super::super) async fn answer(
                     // The next machine runs, whatever the one before did.
                     system.is_paused.store(false, Ordering::Relaxed);
                 }
-                false => vm.shut_down_by_agent(ShutdownMode::Reboot).await?,
+                false => Vm::soft_reboot(&vm).await?,
             }
         }
         call => {

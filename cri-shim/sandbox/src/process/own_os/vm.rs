@@ -61,6 +61,9 @@ impl RebootDelays {
     }
 }
 
+/// How long a guest may take to power itself off for a reboot.
+const RESTART_TIMEOUT: Duration = Duration::from_secs(120);
+
 /// How long the kill of a machine with a hanging disk is waited for.
 const KILL_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -88,6 +91,8 @@ pub(super) struct Vm {
     wanted: watch::Sender<Wanted>,
     /// The machine is killed to build another one.
     is_reset: AtomicBool,
+    /// Until then, a guest that powers itself off is booted again.
+    restart: Mutex<Option<Instant>>,
     pub(super) agent: AsyncMutex<Option<Arc<AgentOfMachine>>>,
     programs: Mutex<Vec<Running>>,
     thaw: Mutex<Option<AbortHandle>>,
@@ -122,6 +127,7 @@ impl Vm {
             machine: Mutex::default(),
             wanted: watch::Sender::new(Wanted::Running),
             is_reset: AtomicBool::new(false),
+            restart: Mutex::default(),
             agent: AsyncMutex::default(),
             programs: Mutex::default(),
             thaw: Mutex::default(),
@@ -205,7 +211,8 @@ impl Vm {
             };
             self.discard().await;
             let is_reset = self.is_reset.swap(false, Ordering::SeqCst);
-            let is_reboot = (exit == MachineExit::Reset || is_reset)
+            let is_restart = self.takes_restart() && exit == MachineExit::PoweredOff;
+            let is_reboot = (exit == MachineExit::Reset || is_reset || is_restart)
                 && *self.wanted.borrow() == Wanted::Running;
             if !is_reboot {
                 return self.outcome(exit);
@@ -353,6 +360,45 @@ impl Vm {
             // Its threads end meanwhile, or are abandoned after a moment.
             machine.kill();
         }
+    }
+
+    /// Asks the guest to reboot: its agent, or without one by the power button.
+    pub(super) async fn soft_reboot(this: &Arc<Self>) -> Result<(), SandboxError> {
+        match this.shut_down_by_agent(ShutdownMode::Reboot).await {
+            Err(error) if error.kind() == Some(RefusalKind::NoAgent) => Self::power_cycle(this),
+            asked => asked,
+        }
+    }
+
+    /// Asks the guest to power itself off, after which it is booted again. A guest that takes
+    /// longer than a moment is not, so that a later power-off is one.
+    fn power_cycle(this: &Arc<Self>) -> Result<(), SandboxError> {
+        let machine = this.machine()?;
+        let until = Instant::now() + RESTART_TIMEOUT;
+        *this.restart.lock().unwrap_or_else(PoisonError::into_inner) = Some(until);
+        machine.press_power_button()?;
+        // It must be freed before the next one is built.
+        let machine = Arc::downgrade(&machine);
+        tokio::spawn(async move {
+            while Instant::now() + PRESS_INTERVAL < until {
+                sleep(PRESS_INTERVAL).await;
+                let Some(machine) = machine.upgrade() else {
+                    break;
+                };
+                if let Err(error) = machine.press_power_button() {
+                    debug!(%error, "the guest is not asked to power itself off");
+                    break;
+                }
+            }
+        });
+        Ok(())
+    }
+
+    /// Whether the machine that has ended was to power itself off for another one.
+    fn takes_restart(&self) -> bool {
+        let mut restart = self.restart.lock().unwrap_or_else(PoisonError::into_inner);
+        let until = restart.take();
+        until.is_some_and(|until| Instant::now() < until)
     }
 
     /// Replaces the machine by a new one, as a reset button does.

@@ -1,0 +1,348 @@
+//! What the cluster's VMs are, in Prometheus' text format, under the names that dashboards of
+//! KubeVirt use.
+//!
+//! Only the replica that leads knows the VMs; the others say that they do not lead.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use anyhow::Context as _;
+use bytes::Bytes;
+use http::{Response, StatusCode, header};
+use http_body_util::Full;
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use serde_json::Value;
+use tokio::net::TcpListener;
+use tokio::sync::Semaphore;
+
+use super::leader::Leading;
+use super::objects::{Phase, VirtualMachine, VirtualMachineInstance, condition};
+use super::world::World;
+
+/// Scrapers at the same time.
+const CONNECTIONS: usize = 16;
+
+/// How long a scraper may take to ask.
+const ASK_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(10);
+
+/// Names of all gauges, and what they say.
+const GAUGES: [(&str, &str); 8] = [
+    (
+        "kubevirt_virt_controller_leading_status",
+        "Whether this replica leads.",
+    ),
+    (
+        "kubevirt_virt_controller_ready_status",
+        "Whether this replica is ready to lead.",
+    ),
+    ("kubevirt_number_of_vms", "VirtualMachines of a namespace."),
+    ("kubevirt_vm_info", "A VirtualMachine and its state."),
+    (
+        "kubevirt_vmi_info",
+        "A VirtualMachineInstance, where it is and what it runs.",
+    ),
+    (
+        "kubevirt_vmi_phase_count",
+        "VirtualMachineInstances of a node in a phase.",
+    ),
+    (
+        "kubevirt_vmi_status_addresses",
+        "An address of a VirtualMachineInstance.",
+    ),
+    (
+        "kubevirt_vmi_non_evictable",
+        "A VirtualMachineInstance that should be migrated when it is evicted, and cannot be.",
+    ),
+];
+
+/// What is measured.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Metrics {
+    world: Arc<Mutex<Option<World>>>,
+    leading: Leading,
+}
+
+impl Metrics {
+    /// Whether this replica leads.
+    pub(super) const fn leading(&self) -> &Leading {
+        &self.leading
+    }
+
+    /// What this replica knows since it leads.
+    pub(super) fn set(&self, world: World) {
+        *self.world.lock().unwrap_or_else(PoisonError::into_inner) = Some(world);
+    }
+
+    fn render(&self) -> String {
+        let leads = self.leading.is_leading();
+        let world = self.world.lock().unwrap_or_else(PoisonError::into_inner);
+        match world.as_ref().filter(|_| leads) {
+            Some(world) => render(leads, &world.vms.state(), &world.vmis.state()),
+            None => render(leads, &[], &[]),
+        }
+    }
+
+    /// Answers scrapers until it is dropped.
+    pub(super) async fn serve(self, address: SocketAddr) -> anyhow::Result<()> {
+        let listener = TcpListener::bind(address)
+            .await
+            .with_context(|| format!("failed to listen on {address} for metrics"))?;
+        let connections = Arc::new(Semaphore::new(CONNECTIONS));
+        loop {
+            let permit = Arc::clone(&connections).acquire_owned().await?;
+            let Ok((stream, _)) = listener.accept().await else {
+                tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+                continue;
+            };
+            let metrics = self.clone();
+            tokio::spawn(async move {
+                let service = service_fn(move |request: http::Request<_>| {
+                    let answer = metrics.answer(request.uri().path());
+                    async move { Ok::<_, std::convert::Infallible>(answer) }
+                });
+                let served = http1::Builder::new()
+                    .timer(TokioTimer::new())
+                    .header_read_timeout(ASK_TIMEOUT)
+                    .keep_alive(false)
+                    .serve_connection(TokioIo::new(stream), service);
+                if let Err(error) = served.await {
+                    tracing::debug!(%error, "a scraper's connection failed");
+                }
+                drop(permit);
+            });
+        }
+    }
+
+    fn answer(&self, path: &str) -> Response<Full<Bytes>> {
+        let (status, text) = match path {
+            "/metrics" => (StatusCode::OK, self.render()),
+            _ => (
+                StatusCode::NOT_FOUND,
+                "only /metrics is served\n".to_owned(),
+            ),
+        };
+        let mut answer = Response::new(Full::new(Bytes::from(text)));
+        *answer.status_mut() = status;
+        answer.headers_mut().insert(
+            header::CONTENT_TYPE,
+            header::HeaderValue::from_static("text/plain; version=0.0.4"),
+        );
+        answer
+    }
+}
+
+/// Samples by name, as `{labels} value`.
+#[derive(Debug, Default)]
+struct Samples(BTreeMap<&'static str, String>);
+
+impl Samples {
+    fn add(&mut self, name: &'static str, labels: &[(&str, &str)], value: usize) {
+        let text = self.0.entry(name).or_default();
+        text.push_str(name);
+        for (index, (label, value)) in labels.iter().enumerate() {
+            let opens = if index == 0 { '{' } else { ',' };
+            let _ = write!(text, "{opens}{label}=\"");
+            for letter in value.chars() {
+                match letter {
+                    '\\' => text.push_str("\\\\"),
+                    '"' => text.push_str("\\\""),
+                    '\n' => text.push_str("\\n"),
+                    letter => text.push(letter),
+                }
+            }
+            text.push('"');
+        }
+        if !labels.is_empty() {
+            text.push('}');
+        }
+        let _ = writeln!(text, " {value}");
+    }
+
+    fn text(mut self) -> String {
+        let mut text = String::new();
+        for (name, help) in GAUGES {
+            if let Some(samples) = self.0.remove(name) {
+                let _ = write!(text, "# HELP {name} {help}\n# TYPE {name} gauge\n{samples}");
+            }
+        }
+        text
+    }
+}
+
+fn render(
+    leads: bool,
+    vms: &[Arc<VirtualMachine>],
+    vmis: &[Arc<VirtualMachineInstance>],
+) -> String {
+    let mut samples = Samples::default();
+    samples.add(
+        "kubevirt_virt_controller_leading_status",
+        &[],
+        usize::from(leads),
+    );
+    samples.add("kubevirt_virt_controller_ready_status", &[], 1);
+    let mut of_namespace: BTreeMap<&str, usize> = BTreeMap::new();
+    for vm in vms {
+        let (namespace, name) = (text(&vm.metadata.namespace), text(&vm.metadata.name));
+        *of_namespace.entry(namespace).or_default() += 1;
+        let of = |part: &str| -> &str {
+            let matcher = vm.spec.rest.get(part);
+            let name = matcher.and_then(|matcher| matcher.get("name"));
+            name.and_then(Value::as_str).unwrap_or_default()
+        };
+        let status = vm.status.printable_status.as_str();
+        let labels = [
+            ("namespace", namespace),
+            ("name", name),
+            ("status", status),
+            ("status_group", group(status)),
+            ("instance_type", of("instancetype")),
+            ("preference", of("preference")),
+        ];
+        samples.add("kubevirt_vm_info", &labels, 1);
+    }
+    for (namespace, count) in of_namespace {
+        samples.add("kubevirt_number_of_vms", &[("namespace", namespace)], count);
+    }
+    let mut of_phase: BTreeMap<(&str, &str), usize> = BTreeMap::new();
+    for vmi in vmis {
+        let (namespace, name) = (text(&vmi.metadata.namespace), text(&vmi.metadata.name));
+        let (node, phase) = (vmi.status.node_name.as_str(), word(vmi.status.phase));
+        *of_phase.entry((node, phase)).or_default() += 1;
+        instance(&mut samples, vmi, [namespace, name, node, phase]);
+    }
+    for ((node, phase), count) in of_phase {
+        let labels = [("node", node), ("phase", phase)];
+        samples.add("kubevirt_vmi_phase_count", &labels, count);
+    }
+    samples.text()
+}
+
+fn instance(
+    samples: &mut Samples,
+    vmi: &VirtualMachineInstance,
+    [namespace, name, node, phase]: [&str; 4],
+) {
+    let guest = vmi.status.rest.get("guestOSInfo");
+    let of_guest = |part: &str| -> &str {
+        let value = guest.and_then(|guest| guest.get(part));
+        value.and_then(Value::as_str).unwrap_or_default()
+    };
+    let migratable = condition(&vmi.status.conditions, "LiveMigratable");
+    let migratable = migratable.is_some_and(|found| found.status == "True");
+    let whose = [("node", node), ("namespace", namespace), ("name", name)];
+    let more = [
+        ("phase", phase),
+        ("guest_os_name", of_guest("name")),
+        ("guest_os_version_id", of_guest("versionId")),
+        ("guest_os_kernel_release", of_guest("kernelRelease")),
+        ("guest_os_arch", of_guest("machine")),
+        ("evictable", if migratable { "true" } else { "false" }),
+    ];
+    let labels: Vec<_> = whose.into_iter().chain(more).collect();
+    samples.add("kubevirt_vmi_info", &labels, 1);
+    for interface in &vmi.status.interfaces {
+        for address in &interface.ip_addresses {
+            let more = [
+                ("network_name", interface.name.as_str()),
+                ("address", address),
+                ("type", "InternalIP"),
+            ];
+            let labels: Vec<_> = whose.into_iter().chain(more).collect();
+            samples.add("kubevirt_vmi_status_addresses", &labels, 1);
+        }
+    }
+    let strategy = vmi.spec.get("evictionStrategy").and_then(Value::as_str);
+    if strategy == Some("LiveMigrate") && !migratable && !vmi.status.phase.is_final() {
+        samples.add("kubevirt_vmi_non_evictable", &whose, 1);
+    }
+}
+
+fn text(of: &Option<String>) -> &str {
+    of.as_deref().unwrap_or_default()
+}
+
+fn word(phase: Phase) -> &'static str {
+    match phase {
+        Phase::Unset => "unset",
+        Phase::Pending => "pending",
+        Phase::Scheduling => "scheduling",
+        Phase::Scheduled => "scheduled",
+        Phase::Running => "running",
+        Phase::Succeeded => "succeeded",
+        Phase::Failed => "failed",
+        Phase::Unknown => "unknown",
+    }
+}
+
+/// The group of a printable status.
+fn group(status: &str) -> &'static str {
+    match status {
+        "Provisioning" | "Starting" | "WaitingForVolumeBinding" => "starting",
+        "Running" => "running",
+        "Migrating" => "migrating",
+        "" | "Stopped" | "Stopping" | "Paused" | "Terminating" => "non_running",
+        _ => "error",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_replica_that_does_not_lead_says_no_more() {
+        let text = Metrics::default().render();
+        assert!(text.contains("\nkubevirt_virt_controller_leading_status 0\n"));
+        assert_eq!(
+            text.lines().filter(|line| !line.starts_with('#')).count(),
+            2
+        );
+    }
+
+    #[test]
+    fn machines_and_instances_are_told_by_kubevirts_names() {
+        let vm = |name: &str, status: &str| {
+            let vm = json!({
+                "metadata": { "namespace": "n", "name": name },
+                "spec": { "instancetype": { "name": "small" } },
+                "status": { "printableStatus": status },
+            });
+            Arc::new(serde_json::from_value(vm).unwrap())
+        };
+        let vmi: VirtualMachineInstance = serde_json::from_value(json!({
+            "metadata": { "namespace": "n", "name": "a" },
+            "spec": { "evictionStrategy": "LiveMigrate" },
+            "status": {
+                "phase": "Running",
+                "nodeName": "k",
+                "guestOSInfo": { "name": "a \"b\"\n\\" },
+                "interfaces": [{ "name": "default", "ipAddresses": ["10.1.0.7"] }],
+            },
+        }))
+        .unwrap();
+        let vms = [vm("a", "Running"), vm("b", "CrashLoopBackOff")];
+        let text = render(true, &vms, &[Arc::new(vmi)]);
+        for line in [
+            "kubevirt_number_of_vms{namespace=\"n\"} 2",
+            "kubevirt_vmi_phase_count{node=\"k\",phase=\"running\"} 1",
+            "kubevirt_vmi_non_evictable{node=\"k\",namespace=\"n\",name=\"a\"} 1",
+            "# TYPE kubevirt_vm_info gauge",
+        ] {
+            assert!(text.lines().any(|found| found == line), "{line}\n{text}");
+        }
+        for part in [
+            "name=\"b\",status=\"CrashLoopBackOff\",status_group=\"error\",instance_type=\"small\"",
+            "guest_os_name=\"a \\\"b\\\"\\n\\\\\"",
+            "network_name=\"default\",address=\"10.1.0.7\",type=\"InternalIP\"} 1",
+        ] {
+            assert!(text.contains(part), "{part}\n{text}");
+        }
+    }
+}

@@ -1,0 +1,124 @@
+//! `podvisor.node.v1.Node`: what the node says of its virtual machines and does to them, for its
+//! part of a control plane. The messages and the service are of `podvisor-node-api`;
+//! docs/node-api.md describes the calls.
+//!
+//! | file | contents |
+//! | --- | --- |
+//! | `view` | the VMs of the node, as they are reported |
+//! | `watch` | the same with every change |
+//! | `states` | what is known of VMs beyond their records: pauses, consoles |
+//! | `control` | pause, unpause, reboot, reset, stop |
+//! | `agent` | what QEMU's guest agent is asked |
+//! | `console` | the serial console |
+//! | `forward` | connections to ports |
+//!
+//! All that is asked for is done by the pod's own process, so that another daemon finds it done.
+
+mod agent;
+mod console;
+mod control;
+mod forward;
+mod states;
+#[cfg(test)]
+mod tests;
+mod view;
+mod watch;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use podvisor_node_api::messages::{
+    AgentExecAnswer, AgentExecRequest, ConsoleInput, Data, FreezeRequest, GuestInfo,
+    PortForwardInput, StopRequest, VmEvent, VmList, VmName,
+};
+use podvisor_node_api::{AnswerStream, Node as NodeApi};
+use tokio::time::timeout;
+use tonic::{Status, Streaming};
+
+use super::node::Node;
+pub(super) use states::VmStates;
+
+/// How long a client may take to say what a stream is for.
+const OPEN_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Messages of a stream that wait for a client.
+const STREAM_QUEUE: usize = 16;
+
+/// The service.
+#[derive(Debug)]
+pub(super) struct VmCalls(pub(super) Arc<Node>);
+
+#[tonic::async_trait]
+impl NodeApi for VmCalls {
+    async fn list_vms(&self) -> Result<VmList, Status> {
+        let vms = self.0.vms().await;
+        Ok(VmList { vms })
+    }
+
+    async fn watch_vms(&self) -> Result<AnswerStream<VmEvent>, Status> {
+        Ok(watch::stream(Arc::clone(&self.0)))
+    }
+
+    async fn pause(&self, vm: VmName) -> Result<(), Status> {
+        self.0.pause_vm(&vm).await
+    }
+
+    async fn unpause(&self, vm: VmName) -> Result<(), Status> {
+        self.0.unpause_vm(&vm).await
+    }
+
+    async fn soft_reboot(&self, vm: VmName) -> Result<(), Status> {
+        self.0.soft_reboot_vm(&vm).await
+    }
+
+    async fn reset(&self, vm: VmName) -> Result<(), Status> {
+        self.0.reset_vm(&vm).await
+    }
+
+    async fn stop(&self, request: StopRequest) -> Result<(), Status> {
+        self.0.stop_vm(request).await
+    }
+
+    async fn console(&self, input: Streaming<ConsoleInput>) -> Result<AnswerStream<Data>, Status> {
+        console::stream(&self.0, input).await
+    }
+
+    async fn port_forward(
+        &self,
+        input: Streaming<PortForwardInput>,
+    ) -> Result<AnswerStream<Data>, Status> {
+        forward::stream(&self.0, input).await
+    }
+
+    async fn guest_info(&self, vm: VmName) -> Result<GuestInfo, Status> {
+        self.0.guest_info_of_vm(&vm).await
+    }
+
+    async fn freeze(&self, request: FreezeRequest) -> Result<(), Status> {
+        self.0.freeze_vm(request).await
+    }
+
+    async fn thaw(&self, vm: VmName) -> Result<(), Status> {
+        self.0.thaw_vm(&vm).await
+    }
+
+    async fn agent_exec(&self, request: AgentExecRequest) -> Result<AgentExecAnswer, Status> {
+        self.0.exec_in_vm(request).await
+    }
+}
+
+/// Returns the first message of a stream, which says what it is for.
+async fn first<T>(input: &mut Streaming<T>) -> Result<T, Status> {
+    let missing = || Status::invalid_argument("the stream ended before it said what it is for");
+    match timeout(OPEN_TIMEOUT, input.message()).await {
+        Ok(message) => message?.ok_or_else(missing),
+        Err(_) => Err(Status::deadline_exceeded(
+            "the stream did not say what it is for",
+        )),
+    }
+}
+
+/// The error about a stream that begins with something else.
+fn not_open() -> Status {
+    Status::invalid_argument("the first message of a stream must open it")
+}
