@@ -3,6 +3,7 @@
 //! | room | what it is for |
 //! | --- | --- |
 //! | `certificates`, `https`, `status` | what all servers are reached by, and how they refuse |
+//! | `contact` | what the API and a node's part know of each other |
 //! | `instancetypes` | instance types and preferences, for all that look at a VM with them |
 //! | `admission` | the webhooks that default and validate the objects |
 //! | `api` | the aggregated group `subresources.kubevirt.io` |
@@ -16,6 +17,7 @@
 pub mod admission;
 pub mod api;
 mod certificates;
+mod contact;
 pub mod controller;
 mod https;
 mod instancetypes;

@@ -39,8 +39,7 @@ pub const GROUP: &str = "subresources.kubevirt.io";
 /// Its versions, which differ in nothing.
 pub const VERSIONS: [&str; 2] = ["v1", "v1alpha3"];
 
-/// The name of the service.
-pub const NAME: &str = "podvisor-api";
+pub use crate::contact::API as NAME;
 
 /// The names of the APIServices.
 const API_SERVICES: [&str; 2] = [

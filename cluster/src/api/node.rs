@@ -31,8 +31,8 @@ use tokio_rustls::{
 };
 
 use crate::{
+    contact::{ANNOTATION, Contact},
     https::Answer,
-    node::{ANNOTATION, Contact},
     status::Failure,
 };
 

@@ -29,8 +29,10 @@ use tokio_rustls::rustls::{
     },
 };
 
-use super::{ANNOTATION, Contact, digest};
-use crate::certificates::{BUNDLE, SECRET};
+use crate::{
+    certificates::{BUNDLE, SECRET},
+    contact::{ANNOTATION, Contact, digest},
+};
 
 /// A certificate with its key.
 pub(super) struct Identity {

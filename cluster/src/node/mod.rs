@@ -19,7 +19,6 @@ mod server;
 mod stream;
 
 use std::{
-    fmt::Write as _,
     net::SocketAddr,
     path::{Path, PathBuf},
     sync::Arc,
@@ -27,18 +26,14 @@ use std::{
 };
 
 use anyhow::Context as _;
-use serde::{Deserialize, Serialize};
-use sha2::{Digest as _, Sha256};
 use tokio::net::TcpListener;
 
 pub use access::Access;
 
-use crate::https;
+pub use crate::contact::ANNOTATION;
+use crate::{contact::Contact, https};
 use identity::{Identity, Trust};
 use machines::Machines;
-
-/// The annotation of a Node by which its `podvisor-cluster node` is reached.
-pub const ANNOTATION: &str = "podvisor.io/node";
 
 /// How often credentials, the authority and the annotation are looked at again; and after failures.
 const REFRESH: Duration = Duration::from_secs(600);
@@ -60,25 +55,6 @@ pub struct Options {
     /// Socket of `podvisor serve` for this.
     #[arg(long, default_value = podvisor_node_api::SOCKET)]
     pub socket: PathBuf,
-}
-
-/// How a node is reached: the content of its [`ANNOTATION`].
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub(crate) struct Contact {
-    /// The port, at the node's InternalIP.
-    pub(crate) port: u16,
-    /// The SHA-256 of its certificate.
-    pub(crate) certificate: String,
-}
-
-/// The SHA-256 of a certificate, in hexadecimal digits.
-pub(crate) fn digest(certificate: &[u8]) -> String {
-    let mut text = String::new();
-    for byte in Sha256::digest(certificate) {
-        let _ = write!(text, "{byte:02x}");
-    }
-    text
 }
 
 /// Runs until the process is told to end.
@@ -161,16 +137,5 @@ async fn keep_fresh(
             }
         };
         tokio::time::sleep(wait).await;
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_certificate_is_known_by_its_digest() {
-        let empty = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
-        assert_eq!(digest(b""), empty);
     }
 }

@@ -23,7 +23,7 @@ use super::{
     stream::Handshake,
 };
 use crate::{
-    api,
+    contact,
     https::{self, Answer, Peer},
     status::Failure,
 };
@@ -45,7 +45,7 @@ impl Server {
 
 pub(super) async fn handle(request: Request<Incoming>, peer: Peer, server: Arc<Server>) -> Answer {
     // The certificate is one of the authority, but so are those of the webhooks.
-    if peer.common_name().as_deref() != Some(api::NAME) {
+    if peer.common_name().as_deref() != Some(contact::API) {
         return Failure::unauthorized().answer();
     }
     match answer(request, &server).await {

@@ -12,7 +12,7 @@ use tokio_rustls::rustls::{
     pki_types::{CertificateDer, ServerName, UnixTime},
 };
 
-use crate::node::digest;
+use crate::contact::digest;
 
 /// Settings of a connection to the server whose certificate has this digest.
 pub(super) fn config(

@@ -11,6 +11,7 @@
 //! | `mod.rs` | the guest of the process: which container's machine runs, and the pod's end |
 //! | `requests` | the requests about a container |
 //! | `guest_agent` | what QEMU's guest agent is asked |
+//! | `files` | files that are copied by its agent |
 //! | `programs` | programs that run in the guest by its agent |
 //! | `dhcp` | the servers that tell the guest its addresses |
 //! | `vm` | one container's machine: boot, reboot, stop, end |
@@ -18,6 +19,7 @@
 //! | `usage` | the resource usage of the process |
 
 mod dhcp;
+mod files;
 mod guest_agent;
 mod outcome;
 mod programs;
