@@ -1,7 +1,7 @@
 //! A Debian as it is made for clouds (`cargo xtask cloud` makes it, and runs this): systemd,
-//! cloud-init, an SSH server and QEMU's guest agent, in a VM pod and at the terminal. Its path is in
-//! `PODVISOR_TEST_CLOUD`. In an emulated host it takes many minutes, so that no other command runs
-//! it.
+//! cloud-init, an SSH server and QEMU's guest agent, in a VM pod and at the terminal. Its path is
+//! in `PODVISOR_TEST_CLOUD`. In an emulated host it takes many minutes, so that no other command
+//! runs it.
 
 mod support;
 

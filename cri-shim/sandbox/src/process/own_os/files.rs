@@ -1,5 +1,5 @@
-//! Files that are copied to and from a guest by its agent. The other end is a stream: when nobody is
-//! there any more, the copy ends.
+//! Files that are copied to and from a guest by its agent. The other end is a stream: when nobody
+//! is there any more, the copy ends.
 
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream as StdUnixStream;

@@ -50,7 +50,7 @@ use crate::machine::{KvmDevice, MachineError, MachineNic, MachinePlan, causes};
 use dhcp::DhcpServers;
 pub(super) use requests::answer;
 pub(super) use usage::Usage;
-use vm::Vm;
+use vm::{Vm, VmLife};
 
 /// All that machines are built from and that the process has from its launch.
 #[derive(Debug)]
@@ -209,9 +209,12 @@ impl OwnOs {
             disks: boot.disks,
             nics,
         };
-        let limit = boot.loader_limit;
+        let life = VmLife {
+            loader_limit: boot.loader_limit,
+            ends_at_reboot: boot.ends_at_reboot,
+        };
         let kvm = Arc::clone(kvm);
-        Vm::start(boot.id, plan, limit, boot.log, kvm, self.events.clone()).await
+        Vm::start(boot.id, plan, life, boot.log, kvm, self.events.clone()).await
     }
 
     fn lock(&self) -> MutexGuard<'_, Vec<Arc<Vm>>> {
