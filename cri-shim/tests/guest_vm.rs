@@ -60,12 +60,40 @@ fn guest_vms_keep_what_they_wrote_and_their_console_may_be_left() {
     assert_eq!(root.output(&["ps", "-aq"]).stdout, "");
     let removed = vm(&["rm", "vm1"]);
     assert!(removed.stderr.contains("podvisor vm stop"), "{removed:?}");
-    vm(&["stop", "-t", "5", "vm1"]).printed("vm1\n");
     let logs = || vm(&["logs", "vm1"]).stdout;
     assert!(logs().contains("CPUs, boot 1"), "{}", logs());
 
-    vm(&["start", "vm1"]).printed("vm1\n");
+    // By the guest's agent: a command, a file there and back, what the guest says, and a reboot.
+    until("the agent", || vm(&["exec", "vm1", "true"]).code == Some(0));
+    let exec = ["exec", "vm1", "sh", "-c", "hostname; pwd; exit 3"];
+    let ran = vm(&exec);
+    assert_eq!((ran.code, ran.stdout.as_str()), (Some(3), "vm1\n/\n"));
+    let missing = vm(&["exec", "vm1", "no-such-program"]);
+    assert_eq!(missing.code, Some(127), "{missing:?}");
+    let terminal_refused = vm(&["exec", "-t", "vm1", "sh"]);
+    assert!(
+        terminal_refused.stderr.contains("without a terminal"),
+        "{terminal_refused:?}"
+    );
+    let bytes: Vec<u8> = (0..600_000_u32).flat_map(u32::to_le_bytes).collect();
+    let (there, back) = (root.path().join("there"), root.path().join("back"));
+    fs::write(&there, &bytes).unwrap();
+    vm(&["cp", there.to_str().unwrap(), "vm1:/root"]).printed("");
+    vm(&["cp", "vm1:/root/there", back.to_str().unwrap()]).printed("");
+    assert!(fs::read(&back).unwrap() == bytes);
+    let none = vm(&["cp", "vm1:/no/such", back.to_str().unwrap()]);
+    assert!(none.stderr.contains("/no/such"), "{none:?}");
+    assert!(fs::read(&back).unwrap() == bytes);
+    let seen = vm(&["inspect", "vm1"]).stdout;
+    assert!(seen.contains("\"Small system\""), "{seen}");
+    vm(&["reboot", "vm1"]).printed("vm1\n");
     until("the second boot", || logs().contains("CPUs, boot 2"));
+    vm(&["reboot", "-f", "vm1"]).printed("vm1\n");
+    until("the third boot", || logs().contains("CPUs, boot 3"));
+    vm(&["stop", "-t", "5", "vm1"]).printed("vm1\n");
+
+    vm(&["start", "vm1"]).printed("vm1\n");
+    until("the next boot", || logs().contains("CPUs, boot 4"));
     let again = vm(&["start", "vm1"]);
     assert!(again.stderr.contains("runs already"), "{again:?}");
     vm(&["rm", "-f", "vm1"]).printed("vm1\n");

@@ -130,6 +130,25 @@ async fn a_guest_without_an_agent_is_rebooted_by_its_power_button() {
     sandbox.shutdown(Duration::ZERO).await.unwrap();
 }
 
+#[tokio::test]
+async fn a_guest_that_is_not_to_reboot_has_ended_when_it_does() {
+    let pod = Pod::default();
+    let sandbox = launch(config(&pod)).await.unwrap();
+    let boot = BootMachine {
+        ends_at_reboot: true,
+        ..machine(&pod, "vm")
+    };
+    sandbox.boot_machine(boot).await.unwrap();
+    says(&pod, "vm", 1).await;
+    // Somebody else may boot it again.
+    sandbox.reset_machine("vm").await.unwrap();
+    says(&pod, "vm", 2).await;
+    attach(&sandbox, "vm").await.write_all(b"r").unwrap();
+    assert_eq!(sandbox.wait("vm", None).await.unwrap().code, 0);
+    assert_eq!(info_of(&sandbox, "vm").await.message, None);
+    sandbox.shutdown(Duration::ZERO).await.unwrap();
+}
+
 /// A guest without an operating system, which says that it is ready and reads the serial port: `r`
 /// resets it, `p` powers it off, all else comes back.
 fn kernel(pod: &Pod) -> File {

@@ -58,6 +58,8 @@ enum Command {
     Guest,
     /// Make a small system with Debian's kernel in target/small, which virtual machines boot in tests
     Small,
+    /// Make a Debian for clouds in target/cloud, and boot it as a virtual machine: many minutes
+    Cloud(images::cloud::Args),
     /// Measure podvisor side by side with other monitors
     Bench(bench::Args),
     /// Show the main job: an image is pulled and a program of it runs in a guest
@@ -91,6 +93,7 @@ fn main() -> ExitCode {
         Command::Kernel(args) => kernel::command(&args).map(|()| ExitCode::SUCCESS),
         Command::Guest => guest::command().map(|()| ExitCode::SUCCESS),
         Command::Small => images::small::command().map(|()| ExitCode::SUCCESS),
+        Command::Cloud(args) => images::cloud::command(&args),
         Command::Bench(args) => bench::command(&args),
         Command::Demo => demo::command(),
         Command::Book => docs::book().map(|()| ExitCode::SUCCESS),

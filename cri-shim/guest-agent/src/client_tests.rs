@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader, DuplexStream, duplex};
 
 use super::*;
-use crate::{GuestUser, Program, ProgramExit, ShutdownMode};
+use crate::{FileUse, GuestUser, Program, ProgramExit, ShutdownMode};
 
 const LIMIT: Duration = Duration::from_secs(5);
 
@@ -227,6 +227,52 @@ async fn a_guest_says_what_it_can_of_itself() {
     assert_eq!(info.users, [user]);
     assert_eq!(info.interfaces[0].addresses[0].address, "10.0.0.2");
     assert_eq!(info.file_systems[0].mount_point, "/");
+}
+
+#[tokio::test]
+async fn a_file_is_read_to_its_end_and_written_whole() {
+    let (agent, mut guest) = pair();
+    let plays = async {
+        guest.sync().await;
+        let asked = guest.asked("guest-file-open").await;
+        assert_eq!(
+            (&asked["path"], &asked["mode"]),
+            (&json!("/a"), &json!("rb"))
+        );
+        guest.answer(json!(7)).await;
+        for (data, eof) in [("aGVs", false), ("", false), ("bG8=", true), ("", true)] {
+            assert_eq!(guest.asked("guest-file-read").await["handle"], 7);
+            guest
+                .answer(json!({ "count": 3, "buf-b64": data, "eof": eof }))
+                .await;
+        }
+        // A part of it at first, and more than there is.
+        for (said, written) in [("aGVsbG8=", 2), ("bGxv", 3), ("eA==", 2)] {
+            assert_eq!(guest.asked("guest-file-write").await["buf-b64"], said);
+            guest
+                .answer(json!({ "count": written, "eof": false }))
+                .await;
+        }
+        assert_eq!(guest.asked("guest-file-close").await["handle"], 7);
+        guest.answer(json!({})).await;
+    };
+    let asks = async {
+        let file = agent.open_file("/a", FileUse::Read, LIMIT).await.unwrap();
+        let mut text = Vec::new();
+        loop {
+            let piece = agent.read_file(file, LIMIT).await.unwrap();
+            match piece.is_empty() {
+                true => break,
+                false => text.extend(piece),
+            }
+        }
+        assert_eq!(text, b"hello");
+        agent.write_file(file, b"hello", LIMIT).await.unwrap();
+        let error = agent.write_file(file, b"x", LIMIT).await.unwrap_err();
+        assert!(error.to_string().contains("2 of 1 bytes"), "{error}");
+        agent.close_file(file, LIMIT).await.unwrap();
+    };
+    tokio::join!(plays, asks);
 }
 
 #[tokio::test]

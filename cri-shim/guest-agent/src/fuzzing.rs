@@ -5,8 +5,8 @@ use serde::de::IgnoredAny;
 use crate::bounded::{List, Text};
 use crate::client::read;
 use crate::lines::{Item, Lines};
-use crate::program;
 use crate::types::{RawFileSystem, RawInfo, RawInterface, RawOs, RawTimeZone, RawUser};
+use crate::{files, program};
 
 /// The longest line that is kept.
 const MOST: usize = 512;
@@ -38,5 +38,6 @@ pub fn run(data: &[u8]) {
             assert!(!text.0.contains(char::is_control), "{text:?}");
         }
         program::fuzz(&line);
+        files::fuzz(&line);
     }
 }

@@ -24,6 +24,7 @@
 //! | `client` | the stream: one command after the other |
 //! | `commands` | each command |
 //! | `base64_bytes` | bytes in JSON of our own |
+//! | `files` | files of the guest, piece by piece |
 //! | `program` | programs that run in the guest |
 //! | `types` | what the guest says of itself |
 
@@ -32,6 +33,7 @@ mod bounded;
 mod client;
 mod commands;
 mod error;
+mod files;
 #[cfg(feature = "test-utils")]
 pub mod fuzzing;
 mod lines;
@@ -41,6 +43,7 @@ mod types;
 pub use client::GuestAgent;
 pub use commands::ShutdownMode;
 pub use error::GuestAgentError;
+pub use files::{FileUse, OpenFile};
 pub use lines::MAX_ANSWER;
 pub use program::{Program, ProgramEnd, ProgramExit};
 pub use types::{GuestAddress, GuestFileSystem, GuestInfo, GuestInterface, GuestOs, GuestUser};

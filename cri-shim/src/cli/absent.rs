@@ -42,7 +42,6 @@ pub(super) fn instead_of_flag(flag: &str) -> Option<&'static str> {
             "the container's program is its PID 1; in a pod (`run --pod POD --pid pod`) the guest's \
              init reaps orphans"
         }
-        "--mount" => "write -v HOST:GUEST[:ro] for a bind mount, or --tmpfs PATH",
         "--volumes-from" => "name the directories themselves by -v HOST:GUEST",
         "--device" => {
             "a guest has its own kernel and none of the host's devices; a block device is shared \
@@ -69,8 +68,8 @@ pub(super) fn instead_of_flag(flag: &str) -> Option<&'static str> {
             "a guest has no swap; its memory is what --memory says"
         }
         "--cpu-shares" | "-c" | "--cpu-quota" | "--cpu-period" | "--cpuset-cpus" => {
-            "a machine has whole CPUs: --cpus N; all processes of its group can be limited in its \
-             control group on the host"
+            "write --cpus N, or --cpus 1.5 to limit the program to that; all processes of a machine \
+             can be limited in its control group on the host"
         }
         "--ip" | "--ip6" | "--mac-address" | "--network-alias" | "--link" => {
             "addresses and names are given by the network: `--network NAME` joins one of CNI's, \
@@ -99,7 +98,6 @@ mod tests {
     fn flags_that_docker_users_type_are_refused_by_name_with_a_reason() {
         for flag in [
             "--init",
-            "--mount",
             "--device",
             "--security-opt",
             "--platform",

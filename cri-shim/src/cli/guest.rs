@@ -17,9 +17,9 @@ const OWN_KERNEL_CPUS: u8 = 64;
 
 #[derive(Debug, Args)]
 pub(super) struct GuestArgs {
-    /// Virtual CPUs of the guest
-    #[arg(long, value_name = "N", default_value = "1", value_parser = parse_cpus)]
-    cpus: u8,
+    /// Virtual CPUs of the guest; of 1.5 it has two, which together are used for 1.5
+    #[arg(long, value_name = "N", default_value = "1", value_parser = CpuTime::parse)]
+    cpus: CpuTime,
 
     /// Memory of the guest, with a unit: 512M, 2G
     #[arg(short, long, value_name = "SIZE", default_value = "512M")]
@@ -31,10 +31,48 @@ pub(super) struct GuestArgs {
     kernel: Option<PathBuf>,
 }
 
+/// An amount of CPU time, in thousandths of a CPU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct CpuTime(u32);
+
+impl CpuTime {
+    /// Reads a number of CPUs with up to three decimals.
+    fn parse(text: &str) -> Result<Self, String> {
+        let usage = || "write a number of CPUs from 0.01 to 255, such as 2 or 1.5".to_owned();
+        let (whole, fraction) = text.split_once('.').unwrap_or((text, "0"));
+        let is_number = |digits: &str| digits.bytes().all(|digit| digit.is_ascii_digit());
+        if !is_number(whole) || !is_number(fraction) || fraction.is_empty() || fraction.len() > 3 {
+            return Err(usage());
+        }
+        let whole: u32 = match whole {
+            "" => 0,
+            whole => whole.parse().map_err(|_| usage())?,
+        };
+        let fraction: u32 = format!("{fraction:0<3}").parse().map_err(|_| usage())?;
+        let thousandths = whole.checked_mul(1000).ok_or_else(usage)? + fraction;
+        match (10..=255_000).contains(&thousandths) {
+            true => Ok(Self(thousandths)),
+            false => Err(usage()),
+        }
+    }
+
+    /// Returns how many CPUs it takes.
+    fn vcpus(self) -> u8 {
+        u8::try_from(self.0.div_ceil(1000)).unwrap_or(u8::MAX)
+    }
+
+    /// Returns the thousandths that its CPUs are limited to; `None` if they are used in full.
+    fn limit(self) -> Option<u32> {
+        (!self.0.is_multiple_of(1000)).then_some(self.0)
+    }
+}
+
 /// A guest whose files exist and whose memory the host has.
 #[derive(Debug)]
 pub(super) struct Guest {
     pub(super) cpus: u8,
+    /// Thousandths of a CPU that all of them together are used for, if that is less.
+    pub(super) cpu_limit: Option<u32>,
     pub(super) memory: u64,
     pub(super) kernel: PathBuf,
     pub(super) initramfs: PathBuf,
@@ -55,9 +93,9 @@ impl GuestArgs {
         let assets = Assets::of_this_process();
         let kernel = match &self.kernel {
             Some(kernel) => absolute(kernel)?,
-            None if self.cpus > OWN_KERNEL_CPUS => anyhow::bail!(
+            None if self.cpus.vcpus() > OWN_KERNEL_CPUS => anyhow::bail!(
                 "--cpus {}: podvisor's own kernel is built for {OWN_KERNEL_CPUS}; ask for fewer, or give one that is built for more by --kernel",
-                self.cpus
+                self.cpus.vcpus()
             ),
             None => assets.kernel().map_err(advice::missing_file)?,
         };
@@ -68,7 +106,8 @@ impl GuestArgs {
             &fs::read_to_string("/proc/meminfo").unwrap_or_default(),
         )?;
         Ok(Guest {
-            cpus: self.cpus,
+            cpus: self.cpus.vcpus(),
+            cpu_limit: self.cpus.limit(),
             memory: self.memory,
             kernel,
             initramfs,
@@ -81,6 +120,16 @@ impl GuestArgs {
 }
 
 impl Guest {
+    /// Returns an error for a fraction of a CPU: only a container can be limited to one.
+    pub(super) fn check_whole_cpus(&self) -> anyhow::Result<()> {
+        anyhow::ensure!(
+            self.cpu_limit.is_none(),
+            "--cpus: this machine has whole CPUs; write --cpus {}",
+            self.cpus
+        );
+        Ok(())
+    }
+
     /// Returns the guest that is restored from a snapshot.
     pub(super) fn of_snapshot(dir: &Path) -> anyhow::Result<Self> {
         let dir = absolute(dir)?;
@@ -100,6 +149,7 @@ impl Guest {
         let devices = snapshot.devices();
         Ok(Self {
             cpus: snapshot.vcpus(),
+            cpu_limit: None,
             memory,
             kernel: assets.kernel().map_err(advice::missing_file)?,
             initramfs: assets.initramfs().map_err(advice::missing_file)?,
@@ -167,6 +217,30 @@ pub(super) fn check_memory(wanted: u64, meminfo: &str) -> anyhow::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_fraction_of_a_cpu_takes_a_whole_one_and_limits_it() {
+        let read = |text: &str| {
+            let cpus = CpuTime::parse(text).unwrap();
+            (cpus.vcpus(), cpus.limit())
+        };
+        for (text, expected) in [
+            ("2", (2, None)),
+            ("2.0", (2, None)),
+            ("255", (255, None)),
+            ("1.5", (2, Some(1500))),
+            (".5", (1, Some(500))),
+            ("0.01", (1, Some(10))),
+            ("3.125", (4, Some(3125))),
+        ] {
+            assert_eq!(read(text), expected, "{text}");
+        }
+        for bad in [
+            "0", "-1", "", ".", "1.", "1.2345", "255.1", "256", "+1", "1e2", "x", "0.001",
+        ] {
+            assert!(CpuTime::parse(bad).is_err(), "{bad}");
+        }
+    }
 
     #[test]
     fn cpus_are_whole_and_positive() {

@@ -34,6 +34,7 @@ pub(super) fn run(args: &SnapshotArgs) -> anyhow::Result<u8> {
         .with_context(|| format!("cannot find {}", args.dir.display()))?;
     check_place(&dir)?;
     let guest = args.guest.guest(None)?;
+    guest.check_whole_cpus()?;
     let shape = Shape {
         kernel: guest.kernel,
         initramfs: guest.initramfs,

@@ -89,12 +89,14 @@ pub(crate) async fn serve(
     let host = host.transpose().map_err(ServeError::HostRuntime)?;
     let host = host.map(Arc::new);
     let node_path = config.node_api.clone();
-    for path in [&path, &node_path] {
-        if UnixStream::connect(path).await.is_ok() {
-            return Err(ServeError::Served(path.clone()));
-        }
+    if UnixStream::connect(&path).await.is_ok() {
+        return Err(ServeError::Served(path));
     }
     let node = Arc::new(Node::open(config)?);
+    // Later: who has the state directory is said first.
+    if UnixStream::connect(&node_path).await.is_ok() {
+        return Err(ServeError::Served(node_path));
+    }
     node.recover().await?;
     // The URLs are opened by the kubelet, which is on this machine.
     let backend = Arc::new(Streams(Arc::clone(&node)));

@@ -76,7 +76,7 @@ pub(super) fn write(
 cp {conflist} {STATE}/net.d/
 docker-registry serve {registry} > {STATE}/registry.log 2>&1 &
 registry=$!
-{podvisor} --root {STATE}/root serve --listen unix://{STATE}/cri.sock --state {STATE}/state \\
+PODVISOR_BOOT_TIMEOUT=900 {podvisor} --root {STATE}/root serve --listen unix://{STATE}/cri.sock --state {STATE}/state \\
     --cni-conf-dir {STATE}/net.d --hosts-dir {hosts} --log-level info 2> {daemon_log} &
 daemon=$!
 until [ -S {STATE}/cri.sock ]; do

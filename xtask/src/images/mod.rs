@@ -12,6 +12,7 @@
 //! `debian` is a Debian root in one layer, `zstd` the same in zstd, `split` the same in four
 //! layers, `layers` the same with three more layers that change it.
 
+pub(crate) mod cloud;
 mod listing;
 pub(crate) mod small;
 

@@ -1,5 +1,6 @@
 //! The requests to QEMU's guest agent, in a guest with an operating system of its own.
 
+use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
 use podvisor_guest_agent::{GuestInfo, Program, ProgramEnd};
@@ -110,6 +111,53 @@ impl SandboxClient {
         let user = user.to_owned();
         self.asks(id, GuestAgentCall::SetPassword { user, password }, MOMENT)
             .await
+    }
+
+    /// Copies a file of the guest to a connected stream of the host; returns its size.
+    ///
+    /// # Errors
+    /// The kind [`NotFound`](super::super::RefusalKind::NotFound) if the guest cannot open it; else
+    /// as [`Self::ping_guest_agent`].
+    pub async fn copy_from_guest(
+        &self,
+        id: &str,
+        path: &str,
+        to: UnixStream,
+    ) -> Result<u64, SandboxError> {
+        self.copies(id, path, None, to).await
+    }
+
+    /// Copies what comes from a connected stream to a file of the guest, until the stream ends; the
+    /// file has this mode then.
+    ///
+    /// # Errors
+    /// As [`Self::copy_from_guest`].
+    pub async fn copy_to_guest(
+        &self,
+        id: &str,
+        path: &str,
+        mode: u32,
+        from: UnixStream,
+    ) -> Result<u64, SandboxError> {
+        self.copies(id, path, Some(mode), from).await
+    }
+
+    async fn copies(
+        &self,
+        id: &str,
+        path: &str,
+        write: Option<u32>,
+        stream: UnixStream,
+    ) -> Result<u64, SandboxError> {
+        let call = Call::CopyFile {
+            id: id.to_owned(),
+            path: path.to_owned(),
+            write,
+        };
+        match self.wait_for(call, vec![stream.into()]).await? {
+            (Answer::Copied(count), _) => Ok(count),
+            _ => Err(self.unfit()),
+        }
     }
 
     /// Asks the guest to reboot: its agent, or without one by the power button, after which its

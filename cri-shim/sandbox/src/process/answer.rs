@@ -197,7 +197,7 @@ impl Service {
                 return Ok((Answer::Stream, vec![stream]));
             }
             Call::BootMachine(_) => return Err(booted()),
-            Call::GuestAgent { .. } | Call::Reboot { .. } => {
+            Call::GuestAgent { .. } | Call::CopyFile { .. } | Call::Reboot { .. } => {
                 return Err(SandboxError::refused(
                     RefusalKind::InvalidArgument,
                     format!(

@@ -37,6 +37,8 @@ pub struct BootMachine {
     /// How long podvisor's loader may take until its first line, if `kernel` is its. Its kernel
     /// looks for partitions before that, and hangs with a disk that does not answer.
     pub loader_limit: Option<Duration>,
+    /// A guest that reboots by itself has ended, with exit code 0, instead of being booted again.
+    pub ends_at_reboot: bool,
     /// The file for the serial console's output, in the format of CRI's logs; opened for appending.
     pub log: Option<OwnedFd>,
 }
@@ -63,6 +65,7 @@ impl BootMachine {
             disks: Vec::new(),
             dhcp: Vec::new(),
             loader_limit: None,
+            ends_at_reboot: false,
             log: None,
         }
     }

@@ -29,6 +29,8 @@ pub(crate) struct BootHeader {
     pub(crate) dhcp: Vec<podvisor_dhcp::Config>,
     #[serde(default)]
     pub(crate) loader_limit: Option<Duration>,
+    #[serde(default)]
+    pub(crate) ends_at_reboot: bool,
     pub(crate) has_log: bool,
 }
 
@@ -95,6 +97,7 @@ impl BootHeader {
             disks,
             dhcp,
             loader_limit: boot.loader_limit,
+            ends_at_reboot: boot.ends_at_reboot,
             has_log,
         };
         (header, fds)
@@ -147,6 +150,7 @@ impl BootHeader {
             disks,
             dhcp,
             loader_limit: self.loader_limit,
+            ends_at_reboot: self.ends_at_reboot,
             log,
         })
     }

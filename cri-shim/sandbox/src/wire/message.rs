@@ -162,6 +162,13 @@ pub(crate) enum Call {
         ask: Box<GuestAgentCall>,
         limit_ms: u64,
     },
+    /// With a stream: a file of a guest with an operating system of its own is read into it, or is
+    /// written from it and gets the mode.
+    CopyFile {
+        id: String,
+        path: String,
+        write: Option<u32>,
+    },
     /// Starts a guest with an operating system of its own again: on request, or at once.
     Reboot {
         id: String,
@@ -210,6 +217,7 @@ impl Call {
             Self::SetCpus { .. } => "change the guest's CPUs",
             Self::PortForward { .. } => "forward a port",
             Self::GuestAgent { .. } => "ask the guest's agent",
+            Self::CopyFile { .. } => "copy a file of the guest",
             Self::Reboot { .. } => "reboot the guest",
             Self::Pause => "pause the guest",
             Self::Resume | Self::IsPaused => "resume the guest",
@@ -339,6 +347,8 @@ pub(crate) enum Answer {
     /// The growth in bytes.
     Grown(u64),
     GuestAgent(GuestAgentAnswer),
+    /// The bytes of a file.
+    Copied(u64),
 }
 
 /// The reason why a request was refused.

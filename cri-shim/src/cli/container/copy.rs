@@ -65,7 +65,7 @@ pub(in crate::cli) struct CopyArgs {
 }
 
 /// Splits `CONTAINER:PATH`; a path on the host that contains a colon needs a slash before it.
-fn in_container(text: &str) -> Option<(&str, &str)> {
+pub(in crate::cli) fn in_container(text: &str) -> Option<(&str, &str)> {
     let (container, path) = text.split_once(':')?;
     (!container.is_empty() && !container.contains('/') && !container.starts_with('.'))
         .then_some((container, path))

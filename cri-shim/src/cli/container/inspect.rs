@@ -111,7 +111,10 @@ fn view(entry: &Entry, state: &State) -> Value {
                 "MaximumRetryCount": record.restart.max_restarts(),
             },
             "Memory": record.memory,
-            "NanoCpus": u64::from(record.cpus) * 1_000_000_000,
+            "NanoCpus": record.cpu_limit.map_or_else(
+                || u64::from(record.cpus) * 1_000_000_000,
+                |thousandths| u64::from(thousandths) * 1_000_000,
+            ),
             "Jail": record.jailed,
             "JailMissing": state.client().map(SandboxClient::missing_layers),
             "NetworkMode": record.network,

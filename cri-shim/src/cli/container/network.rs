@@ -38,11 +38,11 @@ pub(in crate::cli) struct NetworkArgs {
     #[arg(long, alias = "net", value_name = "NETWORK", env = "PODVISOR_NETWORK")]
     network: Option<NetworkMode>,
 
-    /// Publish a port of the container on the host
+    /// Publish a port of the container on the host; without HOST, on a free one
     #[arg(
         short,
         long,
-        value_name = "[IP:]HOST:GUEST[/PROTOCOL]",
+        value_name = "[[IP:][HOST]:]GUEST[/PROTOCOL]",
         value_parser = ports::parse
     )]
     publish: Vec<Published>,

@@ -187,6 +187,7 @@ fn create(globals: &Globals, args: &CreateArgs) -> anyhow::Result<u8> {
         "--volumes takes root, who alone may mount what is to be shared"
     );
     let guest = args.guest.guest(args.boot.mode()?.templates(&root))?;
+    guest.check_whole_cpus()?;
     let io_limits = args.io.limits()?;
     let network = args.network.choose(None)?;
     let id = random_id().context("cannot make up an id for the pod")?;
@@ -209,6 +210,7 @@ fn create(globals: &Globals, args: &CreateArgs) -> anyhow::Result<u8> {
         remove: false,
         restart: RestartArg::No,
         cpus: guest.cpus,
+        cpu_limit: None,
         memory: guest.memory,
         io_limits,
         interactive: false,

@@ -1,4 +1,4 @@
-//! `-p [IP:]HOST:GUEST[/tcp|/udp]`: ports of the host that are forwarded to a container.
+//! `-p [[IP:][HOST]:]GUEST[/tcp|/udp]`: ports of the host that are forwarded to a container.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, UdpSocket};
@@ -29,6 +29,7 @@ impl fmt::Display for Protocol {
 pub(in crate::cli) struct Port {
     /// The host's address; `None` for all.
     pub(in crate::cli) host_ip: Option<IpAddr>,
+    /// 0 until a free one is [chosen](choose_free).
     pub(in crate::cli) host_port: u16,
     pub(in crate::cli) guest_port: u16,
     pub(in crate::cli) protocol: Protocol,
@@ -38,10 +39,10 @@ pub(in crate::cli) struct Port {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(in crate::cli) struct Published(pub(in crate::cli) Vec<Port>);
 
-const USAGE: &str = "write [IP:]HOST:GUEST or [IP:]HOST:GUEST/udp, ports from 1 to 65535 or \
-                     ranges of as many such as 8000-8005:80-85";
+const USAGE: &str = "write GUEST, [IP:]HOST:GUEST or [IP:]HOST:GUEST/udp, ports from 1 to 65535 \
+                     or ranges of as many such as 8000-8005:80-85";
 
-/// Parses `[IP:]HOST:GUEST[/tcp|/udp]`.
+/// Parses `[[IP:][HOST]:]GUEST[/tcp|/udp]`; without HOST, the port of the host is 0.
 pub(in crate::cli) fn parse(text: &str) -> Result<Published, String> {
     let (rest, protocol) = match text.rsplit_once('/') {
         None => (text, Protocol::Tcp),
@@ -51,13 +52,26 @@ pub(in crate::cli) fn parse(text: &str) -> Result<Published, String> {
             return Err(format!("unknown protocol `{other}`: there are tcp and udp"));
         }
     };
-    let (rest, guest) = rest.rsplit_once(':').ok_or(USAGE)?;
-    let (address, host) = match rest.rsplit_once(':') {
-        Some((address, host)) => (Some(address), host),
-        None => (None, rest),
+    let (address, host, guest) = match rest.rsplit_once(':') {
+        None => (None, "", rest),
+        Some((rest, guest)) => match rest.rsplit_once(':') {
+            Some((address, host)) => (Some(address), host, guest),
+            None if rest.is_empty() => return Err(USAGE.to_owned()),
+            None => (None, rest, guest),
+        },
     };
     let host_ip = address.map(parse_address).transpose()?;
-    let (host, guest) = (parse_range(host)?, parse_range(guest)?);
+    let guest = parse_range(guest)?;
+    if host.is_empty() {
+        let ports = guest.map(|guest_port| Port {
+            host_ip,
+            host_port: 0,
+            guest_port,
+            protocol,
+        });
+        return Ok(Published(ports.collect()));
+    }
+    let host = parse_range(host)?;
     if host.len() != guest.len() {
         return Err(format!(
             "{} ports of the host cannot lead to {} of the guest",
@@ -120,7 +134,8 @@ impl Port {
     fn conflicts(&self, other: &Self) -> bool {
         let everywhere = |port: &Self| port.host_ip.is_none_or(|ip| ip.is_unspecified());
         let meet = self.host_ip == other.host_ip || everywhere(self) || everywhere(other);
-        meet && self.host_port == other.host_port && self.protocol == other.protocol
+        let is_chosen = self.host_port != 0;
+        is_chosen && meet && self.host_port == other.host_port && self.protocol == other.protocol
     }
 }
 
@@ -165,6 +180,61 @@ pub(in crate::cli) fn line(ports: &[Port]) -> String {
 pub(super) fn conflict(ports: &[Port], others: &[Port]) -> Option<Port> {
     let taken = |port: &&Port| others.iter().any(|other| other.conflicts(port));
     ports.iter().find(taken).copied()
+}
+
+/// Chooses a free port of the host for each of `ports` that names none, and none of `taken`: those
+/// of other containers are not in use where packets are only led elsewhere.
+pub(in crate::cli) fn choose_free(ports: &mut [Port], taken: &[Port]) -> anyhow::Result<()> {
+    // Enough for a host whose free ports are nearly all published.
+    const ATTEMPTS: usize = 1000;
+    for number in 0..ports.len() {
+        let Some(mut port) = ports
+            .get(number)
+            .copied()
+            .filter(|port| port.host_port == 0)
+        else {
+            continue;
+        };
+        let mut is_chosen = false;
+        for _ in 0..ATTEMPTS {
+            // The kernel chooses another one each time.
+            let free = match port.protocol {
+                Protocol::Tcp => TcpListener::bind(
+                    Port {
+                        host_port: 0,
+                        ..port
+                    }
+                    .host(),
+                )
+                .and_then(|socket| socket.local_addr()),
+                Protocol::Udp => UdpSocket::bind(
+                    Port {
+                        host_port: 0,
+                        ..port
+                    }
+                    .host(),
+                )
+                .and_then(|socket| socket.local_addr()),
+            };
+            port.host_port = free
+                .with_context(|| format!("no port of the host is free for {}", port.guest()))?
+                .port();
+            if conflict(&[port], ports).is_none() && conflict(&[port], taken).is_none() {
+                is_chosen = true;
+                break;
+            }
+        }
+        if !is_chosen {
+            bail!(
+                "--publish: no port of the host is free for {}; name one",
+                port.guest()
+            );
+        }
+        if let Some(place) = ports.get_mut(number) {
+            *place = port;
+        }
+    }
+    Ok(())
 }
 
 /// Returns an error if a port is published twice.
@@ -224,8 +294,9 @@ mod tests {
     fn what_is_no_port_is_refused() {
         for bad in [
             "",
-            "80",
             ":80",
+            "127.0.0.1:80:",
+            "::80",
             "80:",
             "0:80",
             "80:65536",
@@ -255,6 +326,23 @@ mod tests {
         assert!(!meet("80:1", "80:2/udp"));
         assert!(check_distinct(&[ports("80:1"), ports("80:2")].concat()).is_err());
         assert!(check_distinct(&[ports("80:1"), ports("81:1")].concat()).is_ok());
+    }
+
+    #[test]
+    fn a_port_of_the_host_that_is_not_named_is_chosen() {
+        let mut wanted = [ports("80"), ports("81-82/udp"), ports("127.0.0.1::83")].concat();
+        assert!(wanted.iter().all(|port| port.host_port == 0));
+        check_distinct(&wanted).unwrap();
+        choose_free(&mut wanted, &[]).unwrap();
+        assert!(wanted.iter().all(|port| port.host_port > 0), "{wanted:?}");
+        check_distinct(&wanted).unwrap();
+        assert_eq!(wanted[3].host_ip, Some(Ipv4Addr::LOCALHOST.into()));
+        let mut named = ports("8080:80");
+        choose_free(&mut named, &[]).unwrap();
+        assert_eq!(named, ports("8080:80"));
+        let all = ports("1-65535:1-65535");
+        let error = choose_free(&mut ports("80"), &all).unwrap_err();
+        assert!(error.to_string().contains("80/tcp"), "{error}");
     }
 
     #[test]

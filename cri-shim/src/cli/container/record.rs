@@ -62,6 +62,9 @@ pub(in crate::cli) struct Record {
     pub(in crate::cli) restart: RestartArg,
     pub(in crate::cli) hostname: String,
     pub(in crate::cli) cpus: u8,
+    /// Thousandths of a CPU that it may use of them, if not all.
+    #[serde(default)]
+    pub(in crate::cli) cpu_limit: Option<u32>,
     pub(in crate::cli) memory: u64,
     #[serde(default)]
     pub(in crate::cli) io_limits: Vec<IoLimit>,
@@ -387,14 +390,19 @@ impl Containers {
 
     /// Creates a container's directory and reserves its name. The caller owns it until the claim is
     /// dropped.
-    pub(in crate::cli) fn create(&self, record: Record) -> anyhow::Result<(Entry, Claim)> {
+    pub(in crate::cli) fn create(&self, mut record: Record) -> anyhow::Result<(Entry, Claim)> {
         self.check(Some(&record.name))?;
         self.make_dir()?;
         let dir = self.dir.join(record.short_id());
         // Of two that request the same name at the same time, the second finds the first's record.
         let _lock = self.lock()?;
         let others = self.entries()?;
-        for other in others.iter().filter(|other| other.holds_ports()) {
+        let holders: Vec<_> = others.iter().filter(|other| other.holds_ports()).collect();
+        let held: Vec<Port> = (holders.iter())
+            .flat_map(|other| other.record.ports.iter().copied())
+            .collect();
+        ports::choose_free(&mut record.ports, &held)?;
+        for other in holders {
             if let Some(port) = ports::conflict(&record.ports, &other.record.ports) {
                 bail!(
                     "--publish: {}/{} leads to {} {}; choose another port, or stop that one",
@@ -507,6 +515,7 @@ pub(in crate::cli) fn sample(id: &str, name: &str) -> Record {
         restart: RestartArg::No,
         hostname: "h".to_owned(),
         cpus: 1,
+        cpu_limit: None,
         memory: 1 << 28,
         io_limits: Vec::new(),
         interactive: false,

@@ -26,36 +26,68 @@ pub(in crate::cli) struct Volume {
     pub(in crate::cli) source: PathBuf,
     pub(in crate::cli) destination: String,
     pub(in crate::cli) read_only: bool,
+    /// What the host mounts below it later appears in the container.
+    #[serde(default)]
+    pub(in crate::cli) follows: bool,
 }
 
-/// Parses `HOST:GUEST`, optionally followed by options: `ro`, `rw`, and docker's `z` and `Z`, which
-/// are for SELinux and have no effect in a guest.
+/// Parses `HOST:GUEST`, optionally followed by options: `ro`, `rw`, a propagation, and docker's `z`
+/// and `Z`, which are for SELinux and have no effect in a guest.
 pub(in crate::cli) fn parse(text: &str) -> Result<Volume, String> {
     let usage = || {
-        "write HOST:GUEST or HOST:GUEST:ro, an absolute path of the container's, and one of the \
+        "write HOST:GUEST, HOST:GUEST:ro or HOST:GUEST:rslave, an absolute path of the container's, and one of the \
          host that is absolute or begins with ./ or ../"
             .to_owned()
     };
     let mut parts = text.split(':');
     let (source, destination) = (parts.next().unwrap_or(""), parts.next().ok_or_else(usage)?);
-    let mut read_only = false;
+    let (mut read_only, mut follows) = (false, false);
     for option in parts.next().into_iter().flat_map(|all| all.split(',')) {
         match option {
             "ro" => read_only = true,
             "rw" | "z" | "Z" => {}
-            _ => return Err(usage()),
+            propagation => {
+                follows = parse_propagation(propagation).unwrap_or_else(|| Err(usage()))?;
+            }
         }
     }
+    match parts.next() {
+        None => new(source, destination, read_only, follows).ok_or_else(usage),
+        Some(_) => Err(usage()),
+    }
+}
+
+/// Returns whether later mounts of the host follow by this propagation; `None` if it is none.
+pub(in crate::cli) fn parse_propagation(word: &str) -> Option<Result<bool, String>> {
+    match word {
+        "private" | "rprivate" => Some(Ok(false)),
+        "slave" | "rslave" => Some(Ok(true)),
+        "shared" | "rshared" => Some(Err(format!(
+            "{word}: mounts of a guest cannot appear on the host; rslave has those of the host \
+             appear in the guest"
+        ))),
+        _ => None,
+    }
+}
+
+/// Returns a volume; `None` if one of the paths cannot be that of one.
+pub(in crate::cli) fn new(
+    source: &str,
+    destination: &str,
+    read_only: bool,
+    follows: bool,
+) -> Option<Volume> {
     let is_path = |path: &str| path.starts_with('/') && !path.split('/').any(|part| part == "..");
     let is_source = source.starts_with('/') || matches!(source.split('/').next(), Some("." | ".."));
-    match is_source && is_path(destination) && destination != "/" && parts.next().is_none() {
-        true => Ok(Volume {
-            source: std::path::absolute(source).map_err(|error| error.to_string())?,
-            destination: destination.to_owned(),
-            read_only,
-        }),
-        false => Err(usage()),
+    if !is_source || !is_path(destination) || destination == "/" {
+        return None;
     }
+    Some(Volume {
+        source: std::path::absolute(source).ok()?,
+        destination: destination.to_owned(),
+        read_only,
+        follows,
+    })
 }
 
 /// Returns the name of a container's volume in the directory that its machine shares.
@@ -89,7 +121,7 @@ pub(in crate::cli) fn check_distinct<'a>(
         let is_new = known.insert(Path::new(destination).components().collect::<PathBuf>());
         ensure!(
             is_new,
-            "duplicate mount point {destination}: two of --volume and --tmpfs mount there; leave \
+            "duplicate mount point {destination}: two of --volume, --mount and --tmpfs mount there; leave \
              one out, or choose another path for it"
         );
     }
@@ -133,7 +165,11 @@ fn mount_one(shared: &SharedDirectory, name: &str, volume: &Volume) -> anyhow::R
         return Ok(());
     }
     // By descriptor, so that the path cannot change its meaning in between.
-    let tree = DetachedTree::of(&source, Extent::Whole, Propagation::Private)?;
+    let propagation = match volume.follows {
+        true => Propagation::FromSource,
+        false => Propagation::Private,
+    };
+    let tree = DetachedTree::of(&source, Extent::Whole, propagation)?;
     // The host enforces read-only even against a malicious guest. Neither devices nor set-user-ID
     // programs work where the jail has it.
     tree.make_harmless()?;
@@ -163,7 +199,9 @@ pub(in crate::cli) fn guest_mount(
         let options = owned(vec!["bind", access, "nosuid", "noexec"]);
         return Ok((device.into(), options));
     }
-    let options = ["rbind", access].into_iter().chain(guest_options(flags));
+    let options = ["rbind", access].into_iter();
+    let options = options.chain(volume.follows.then_some("rslave"));
+    let options = options.chain(guest_options(flags));
     Ok((share.join(name(record, number)), owned(options.collect())))
 }
 
@@ -238,6 +276,10 @@ mod tests {
         assert!(!parse("/a:/b:rw").unwrap().read_only);
         assert!(parse("/a:/b:ro,Z").unwrap().read_only);
         assert!(!parse("/a:/b:z").unwrap().read_only);
+        assert!(!parse("/a:/b:ro,rprivate").unwrap().follows);
+        assert!(parse("/a:/b:ro,rslave").unwrap().follows);
+        let shared = parse("/a:/b:rshared").unwrap_err();
+        assert!(shared.contains("rslave"), "{shared}");
         let here = std::env::current_dir().unwrap();
         assert_eq!(parse("./a:/b").unwrap().source, here.join("a"));
         assert_eq!(parse(".:/b").unwrap().source, here);

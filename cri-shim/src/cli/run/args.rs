@@ -6,7 +6,8 @@ use std::path::{Path, PathBuf};
 use clap::{ArgAction, Args, ValueEnum};
 
 use super::lists::{self, EnvFile, LabelFile};
-use super::rights::RightsArgs;
+use super::mount::{self, MountArg};
+use super::rights::{RightsArgs, Tmpfs};
 use crate::cli::container::{NetworkArgs, RestartArg, Volume, parse_volume};
 use crate::cli::guest::GuestArgs;
 use crate::cli::io_limits::IoArgs;
@@ -148,9 +149,15 @@ pub(in crate::cli) struct RunArgs {
     #[arg(long, value_name = "FILE", value_parser = lists::read_labels)]
     pub(super) label_file: Vec<LabelFile>,
 
-    /// Share a directory or file of the host; options: ro, rw; z and Z are accepted and ignored
+    /// Share a directory or file of the host; options: ro, rw, rslave; z and Z are accepted and ignored
     #[arg(short, long, value_name = "HOST:GUEST[:OPTIONS]", value_parser = parse_volume)]
     pub(super) volume: Vec<Volume>,
+
+    /// Mount a directory or file of the host, or memory of the guest:
+    /// type=bind,source=HOST,target=GUEST[,readonly][,bind-propagation=rslave], or
+    /// type=tmpfs,target=GUEST[,tmpfs-size=SIZE][,tmpfs-mode=MODE]
+    #[arg(long, value_name = "KEY=VALUE,...", value_parser = mount::parse)]
+    pub(super) mount: Vec<MountArg>,
 
     /// Rotate the log: keep two files of at most this size; the older one is
     /// begun anew when the other is full [default: keep all]
@@ -236,7 +243,29 @@ impl RunArgs {
     /// Returns the paths on which the user's mounts are.
     pub(super) fn mount_points(&self) -> impl Iterator<Item = &str> {
         let of_volumes = self.volume.iter().map(|volume| &*volume.destination);
-        of_volumes.chain(self.rights.tmpfs_paths())
+        let of_mounts = self.mount.iter().map(|mount| match mount {
+            MountArg::Bind(volume) => &*volume.destination,
+            MountArg::Tmpfs(tmpfs) => tmpfs.path(),
+        });
+        let of_flags = of_volumes.chain(of_mounts);
+        of_flags.chain(self.rights.tmpfs_paths())
+    }
+
+    /// Returns what is mounted of the host.
+    pub(super) fn volumes(&self) -> Vec<Volume> {
+        let of_mounts = self.mount.iter().filter_map(|mount| match mount {
+            MountArg::Bind(volume) => Some(volume),
+            MountArg::Tmpfs(_) => None,
+        });
+        self.volume.iter().chain(of_mounts).cloned().collect()
+    }
+
+    /// Returns what `--mount` mounts in the guest's memory.
+    pub(super) fn mounted_tmpfs(&self) -> impl Iterator<Item = &Tmpfs> {
+        self.mount.iter().filter_map(|mount| match mount {
+            MountArg::Bind(_) => None,
+            MountArg::Tmpfs(tmpfs) => Some(tmpfs),
+        })
     }
 
     pub(super) fn labels(&self) -> BTreeMap<String, String> {
@@ -301,14 +330,14 @@ pub(in crate::cli) fn parse_hostname(text: &str) -> Result<String, String> {
         !label.is_empty()
             && label
                 .bytes()
-                .all(|b| b.is_ascii_alphanumeric() || b == b'-')
+                .all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_'))
             && !label.starts_with('-')
             && !label.ends_with('-')
     };
     if text.len() <= 63 && text.split('.').all(label) {
         Ok(text.to_owned())
     } else {
-        Err("a host name is at most 63 letters, digits, `-` and `.`".to_owned())
+        Err("a host name is at most 63 letters, digits, `-`, `_` and `.`".to_owned())
     }
 }
 
@@ -358,8 +387,8 @@ mod tests {
     }
 
     #[test]
-    fn host_names_are_dns_names() {
-        for good in ["a", "web-1", "a.b.example"] {
+    fn host_names_are_dns_names_that_may_have_underscores() {
+        for good in ["a", "web-1", "web_1", "a.b.example"] {
             assert!(parse_hostname(good).is_ok(), "{good}");
         }
         let long = "x".repeat(64);

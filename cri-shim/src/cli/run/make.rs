@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context as _, ensure};
-use oci_spec::runtime::{LinuxNamespaceType, MountBuilder, Spec};
+use oci_spec::runtime::{LinuxCpuBuilder, LinuxNamespaceType, MountBuilder, Spec};
 use podvisor_images::Image;
 use rustix::fs::{FlockOperation, flock};
 use tracing::debug;
@@ -63,13 +63,14 @@ pub(super) fn record(args: &RunArgs, place: &Place, image: &Image) -> anyhow::Re
         let named = config.and_then(|config| config.stop_signal().as_deref())?;
         Some(crate::signal::parse(named))
     });
-    let (cpus, memory, io_limits, network, jailed, pod) = match place {
+    let (cpus, cpu_limit, memory, io_limits, network, jailed, pod) = match place {
         Place::Own {
             guest,
             io_limits,
             network,
         } => (
             guest.cpus,
+            guest.cpu_limit,
             guest.memory,
             io_limits.clone(),
             network.clone(),
@@ -78,6 +79,7 @@ pub(super) fn record(args: &RunArgs, place: &Place, image: &Image) -> anyhow::Re
         ),
         Place::Pod(pod) => (
             pod.record.cpus,
+            None,
             pod.record.memory,
             pod.record.io_limits.clone(),
             pod.record.network.clone(),
@@ -96,13 +98,14 @@ pub(super) fn record(args: &RunArgs, place: &Place, image: &Image) -> anyhow::Re
         remove: args.rm,
         restart: args.restart,
         cpus,
+        cpu_limit,
         memory,
         io_limits,
         interactive: args.interactive,
         // An unknown name is an error in the image.
         stop_signal: stop_signal.and_then(Result::ok).unwrap_or(SIGTERM),
         stop_timeout: args.stop_timeout,
-        volumes: args.volume.clone(),
+        volumes: args.volumes(),
         network,
         ports: match place {
             Place::Own { .. } => args.network.ports(),
@@ -313,8 +316,11 @@ fn spec(args: &RunArgs, image: &Image, record: &Record) -> anyhow::Result<Spec> 
     let options = args.container_options(None);
     let config = image.config().config().as_ref();
     let mut spec = container_spec(&record.id, &record.hostname, config, &options)?.spec;
-    args.rights.apply_to_spec(&mut spec)?;
+    args.rights.apply_to_spec(&mut spec, args.mounted_tmpfs())?;
     spec.set_process(Some(record.process.clone()));
+    if let Some(thousandths) = record.cpu_limit {
+        limit_cpu(&mut spec, thousandths)?;
+    }
     let mut mounts = spec.mounts().clone().unwrap_or_default();
     if record.pod.is_some() {
         // POSIX shared memory is shared by the pod.
@@ -354,6 +360,21 @@ fn spec(args: &RunArgs, image: &Image, record: &Record) -> anyhow::Result<Spec> 
         }
     }
     Ok(spec)
+}
+
+/// Limits a container to thousandths of a CPU.
+fn limit_cpu(spec: &mut Spec, thousandths: u32) -> anyhow::Result<()> {
+    /// In microseconds, as engines have it.
+    const PERIOD: u64 = 100_000;
+    let quota = i64::from(thousandths) * 100;
+    let cpu = LinuxCpuBuilder::default().quota(quota).period(PERIOD);
+    let cpu = cpu.build().context("cannot limit the CPU time")?;
+    let mut linux = spec.linux().clone().unwrap_or_default();
+    let mut resources = linux.resources().clone().unwrap_or_default();
+    resources.set_cpu(Some(cpu));
+    linux.set_resources(Some(resources));
+    spec.set_linux(Some(linux));
+    Ok(())
 }
 
 /// Files in a pod's directory, for its containers.

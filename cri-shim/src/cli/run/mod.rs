@@ -1,12 +1,13 @@
 //! `podvisor run`: runs a program from an image in its own virtual machine, like a program that was
 //! started on this host.
 //!
-//! `args` has the flags, `rights` and `lists` some more of them, `make` creates the container; this
+//! `args` has the flags, `rights`, `lists` and `mount` some more of them, `make` creates the container; this
 //! file runs it.
 
 mod args;
 mod lists;
 mod make;
+mod mount;
 mod rights;
 
 use std::fs::{self, File};
@@ -59,7 +60,7 @@ pub(super) fn run(globals: &Globals, args: &RunArgs) -> anyhow::Result<u8> {
     containers.check(args.name.as_deref())?;
     args.container_options(None).check()?;
     volumes::check_distinct(args.mount_points())?;
-    volumes::check(&args.volume)?;
+    volumes::check(&args.volumes())?;
     if let Some(file) = args.cidfile.as_deref().filter(|file| file.exists()) {
         anyhow::bail!(
             "--cidfile: {} is there already; remove it if its container is gone",
@@ -104,7 +105,7 @@ fn own_place(args: &RunArgs, root: &Path) -> anyhow::Result<Place> {
         None => args.guest.guest(args.boot.mode()?.templates(root))?,
     };
     anyhow::ensure!(
-        args.volume.is_empty() || guest.shares != Some(false),
+        args.volumes().is_empty() || guest.shares != Some(false),
         "--volume: the snapshot's machine cannot share directories; make one by `podvisor snapshot --volumes`"
     );
     let network = args.network.choose(guest.has_card)?;

@@ -79,12 +79,16 @@ fn parse_ulimit(text: &str) -> Result<PosixRlimit, String> {
 
 /// A tmpfs in the guest.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Tmpfs {
+pub(super) struct Tmpfs {
     path: String,
     options: Vec<String>,
 }
 
 impl Tmpfs {
+    pub(super) fn path(&self) -> &str {
+        &self.path
+    }
+
     fn of(path: &str, options: &[&str]) -> Self {
         Self {
             path: path.to_owned(),
@@ -102,7 +106,7 @@ impl Tmpfs {
     }
 }
 
-fn parse_tmpfs(text: &str) -> Result<Tmpfs, String> {
+pub(super) fn parse_tmpfs(text: &str) -> Result<Tmpfs, String> {
     let (path, words) = text.split_once(':').unwrap_or((text, ""));
     let is_path = path.starts_with('/') && path != "/" && !path.split('/').any(|part| part == "..");
     if !is_path {
@@ -173,8 +177,13 @@ impl RightsArgs {
         Ok(())
     }
 
-    /// Sets the rest of a specification, before volumes are added to it.
-    pub(super) fn apply_to_spec(&self, spec: &mut Spec) -> anyhow::Result<()> {
+    /// Sets the rest of a specification, with further file systems in memory, before volumes are
+    /// added to it.
+    pub(super) fn apply_to_spec<'a>(
+        &self,
+        spec: &mut Spec,
+        mounted: impl IntoIterator<Item = &'a Tmpfs>,
+    ) -> anyhow::Result<()> {
         if self.privileged {
             unconfine(spec)?;
         } else if let Some(linux) = spec.linux_mut() {
@@ -193,7 +202,8 @@ impl RightsArgs {
                 }
             }
         }
-        for tmpfs in self.all_tmpfs() {
+        let mounted: Vec<Tmpfs> = mounted.into_iter().cloned().collect();
+        for tmpfs in self.all_tmpfs(mounted) {
             mounts.retain(|mount| mount.destination().as_os_str() != tmpfs.path.as_str());
             mounts.push(
                 tmpfs
@@ -210,7 +220,8 @@ impl RightsArgs {
         self.tmpfs.iter().map(|tmpfs| tmpfs.path.as_str())
     }
 
-    fn all_tmpfs(&self) -> Vec<Tmpfs> {
+    fn all_tmpfs(&self, mounted: Vec<Tmpfs>) -> Vec<Tmpfs> {
+        let own: Vec<_> = self.tmpfs.iter().cloned().chain(mounted).collect();
         let mut all = Vec::new();
         if self.read_only && self.read_only_tmpfs {
             for (path, mode) in WRITABLE {
@@ -219,8 +230,8 @@ impl RightsArgs {
             }
         }
         // The user's own mounts take precedence.
-        all.retain(|one| self.tmpfs.iter().all(|own| own.path != one.path));
-        all.extend(self.tmpfs.iter().cloned());
+        all.retain(|one| own.iter().all(|own| own.path != one.path));
+        all.extend(own);
         all
     }
 }
@@ -250,7 +261,7 @@ mod tests {
         };
         let mut spec = container_spec("a", "h", None, &options).unwrap().spec;
         let rights = rights(flags);
-        rights.apply_to_spec(&mut spec).unwrap();
+        rights.apply_to_spec(&mut spec, []).unwrap();
         let process = spec.process_mut().as_mut().unwrap();
         rights.apply_to_process(process).unwrap();
         spec

@@ -46,32 +46,33 @@ pub(super) struct InspectArgs {
 }
 
 /// Returns all VMs with their states; one that cannot be queried is reported and has none.
-fn all(globals: &Globals, names: Option<&[String]>) -> anyhow::Result<Vec<(Entry, Option<State>)>> {
+async fn all(
+    globals: &Globals,
+    names: Option<&[String]>,
+) -> anyhow::Result<Vec<(Entry, Option<State>)>> {
     let containers = globals.containers()?;
-    crate::cli::runtime()?.block_on(async {
-        sweep(&containers).await?;
-        let entries = match names {
-            None => containers.list()?,
-            Some(names) => {
-                let found = names.iter().map(|name| containers.find(name));
-                found.collect::<Result<_, _>>()?
-            }
-        };
-        let states = states(entries).await.into_iter();
-        let shown = states.map(|(entry, state)| {
-            let state = state
-                .map_err(|error| {
-                    crate::cli::report(&error.context(format!("VM {}", entry.record.name)));
-                })
-                .ok();
-            (entry, state)
-        });
-        Ok(shown.collect())
-    })
+    sweep(&containers).await?;
+    let entries = match names {
+        None => containers.list()?,
+        Some(names) => {
+            let found = names.iter().map(|name| containers.find(name));
+            found.collect::<Result<_, _>>()?
+        }
+    };
+    let states = states(entries).await.into_iter();
+    let shown = states.map(|(entry, state)| {
+        let state = state
+            .map_err(|error| {
+                crate::cli::report(&error.context(format!("VM {}", entry.record.name)));
+            })
+            .ok();
+        (entry, state)
+    });
+    Ok(shown.collect())
 }
 
 pub(super) fn list(globals: &Globals, args: &ListArgs) -> anyhow::Result<u8> {
-    let mut shown = all(globals, None)?;
+    let mut shown = crate::cli::runtime()?.block_on(all(globals, None))?;
     if args.running {
         shown.retain(|(_, state)| !state.as_ref().is_some_and(State::has_ended));
     }
@@ -122,14 +123,16 @@ fn addresses(entry: &Entry, state: Option<&State>) -> Vec<String> {
 }
 
 pub(super) fn inspect(globals: &Globals, args: &InspectArgs) -> anyhow::Result<u8> {
-    let shown = all(globals, Some(&args.vms))?;
-    let runtime = crate::cli::runtime()?;
-    let views = shown.iter().map(|(entry, state)| {
-        let mut view = view(entry, state.as_ref());
-        view["Guest"] = runtime.block_on(guest(entry, state.as_ref()));
-        view
-    });
-    crate::cli::print_json(&views.collect::<Vec<_>>())?;
+    let views = crate::cli::runtime()?.block_on(async {
+        let mut views = Vec::new();
+        for (entry, state) in all(globals, Some(&args.vms)).await? {
+            let mut view = view(&entry, state.as_ref());
+            view["Guest"] = guest(&entry, state.as_ref()).await;
+            views.push(view);
+        }
+        anyhow::Ok(views)
+    })?;
+    crate::cli::print_json(&views)?;
     Ok(0)
 }
 

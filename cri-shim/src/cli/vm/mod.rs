@@ -15,6 +15,7 @@
 //! | `seed` | what cloud-init in the guest is told |
 //! | `boot` | the network, the sandbox, the machine |
 //! | `run` | `vm run` and `vm start` |
+//! | `copy` | `vm cp` |
 //! | `console` | `vm console`, and the console of `vm run` |
 //! | `list` | `vm ps` and `vm inspect` |
 //! | `reboot` | `vm reboot` |
@@ -23,6 +24,7 @@
 mod args;
 mod boot;
 mod console;
+mod copy;
 mod disk;
 mod image;
 mod keys;
@@ -66,6 +68,8 @@ enum VmCommand {
     #[command(override_usage = "podvisor vm exec [OPTIONS] VM CMD...")]
     #[command(mut_arg("container_and_command", |names| names.value_names(["VM", "CMD"])))]
     Exec(exec::ExecArgs),
+    /// Copy a file to or from a virtual machine by the guest's agent
+    Cp(copy::CopyArgs),
     /// Make the guest's agent reboot the guest, or reset the machine
     Reboot(reboot::RebootArgs),
     /// Press the power button, and kill a virtual machine that does not power itself off
@@ -108,6 +112,7 @@ pub(super) fn run(globals: &Globals, args: &VmArgs) -> anyhow::Result<u8> {
         VmCommand::Logs(args) => logs::run(globals, args),
         VmCommand::Ssh(args) => ssh::run(globals, args),
         VmCommand::Exec(args) => exec::run(globals, args),
+        VmCommand::Cp(args) => copy::run(globals, args),
         VmCommand::Reboot(args) => reboot::run(globals, args),
         VmCommand::Stop(args) => lifecycle::stop(globals, args),
         VmCommand::Pause(args) => lifecycle::pause(globals, args),

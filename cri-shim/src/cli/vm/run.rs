@@ -16,7 +16,7 @@ use crate::cli::Globals;
 use crate::cli::container::claim::Claim;
 use crate::cli::container::events::{self, event};
 use crate::cli::container::lifecycle::{NamesArgs, each_name};
-use crate::cli::container::ports::{Port, Protocol};
+use crate::cli::container::ports::{Port, Protocol, choose_free};
 use crate::cli::container::{
     Entry, NetworkArgs, NetworkMode, Record, RestartArg, State, Sweep, VmRecord, clear, sweep,
 };
@@ -209,6 +209,7 @@ fn record(args: &RunArgs, root: &Path) -> anyhow::Result<Record> {
     let name = args.name.clone().unwrap_or_else(|| short.clone());
     let network = args.network.choose(None)?;
     let mut ports = args.network.ports();
+    choose_free(&mut ports, &[])?;
     let mut ssh_keys = Vec::new();
     for file in &args.ssh_key {
         ssh_keys.extend(keys::read(file).context("--ssh-key")?);
@@ -248,6 +249,7 @@ fn record(args: &RunArgs, root: &Path) -> anyhow::Result<Record> {
         remove: args.rm,
         restart: RestartArg::No,
         cpus: args.cpus,
+        cpu_limit: None,
         memory: args.memory,
         io_limits: Vec::new(),
         interactive: true,

@@ -214,6 +214,7 @@ impl Making {
             vcpus: size.vcpus,
             memory,
             starts_paused: false,
+            ends_at_reboot: false,
         };
         Ok((vm, image))
     }
@@ -248,6 +249,7 @@ impl Making {
             vcpus: machine.vcpus,
             memory: machine.memory,
             starts_paused: machine.starts_paused,
+            ends_at_reboot: machine.ends_at_reboot,
         };
         Ok((vm, image))
     }

@@ -31,6 +31,9 @@ pub(crate) struct VmRecord {
     /// It is paused as soon as it runs.
     #[serde(default)]
     pub(crate) starts_paused: bool,
+    /// A guest that reboots has ended.
+    #[serde(default)]
+    pub(crate) ends_at_reboot: bool,
 }
 
 fn root() -> String {

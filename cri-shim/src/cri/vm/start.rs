@@ -64,6 +64,7 @@ impl Node {
             boot.memory = vm.memory;
             boot.disks = files.open(&store, &vm)?;
             boot.dhcp = dhcp;
+            boot.ends_at_reboot = vm.ends_at_reboot;
             boot.log = log;
             Ok(boot)
         });

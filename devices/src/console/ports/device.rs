@@ -374,7 +374,7 @@ impl VirtioDevice for PortsDevice {
         let (counters, slices, epoll) = (&self.counters, &mut self.slices, &self.epoll);
         let mut progress = Progress::Idle;
         for port in &mut self.ports {
-            if port.is_full() && port.transmit(counters, slices, epoll)? == Progress::More {
+            if port.is_behind() && port.transmit(counters, slices, epoll)? == Progress::More {
                 progress = Progress::More;
             }
             port.receive(counters, slices, epoll)?;

@@ -29,6 +29,8 @@ pub(super) struct Port {
     watched: Option<EventFlags>,
     /// The rest of the last transmission.
     backlog: Vec<u8>,
+    /// The last turn has left transmissions in the queue, of which no kick will tell.
+    is_behind: bool,
     /// The driver has no buffers for what the host sends.
     is_starved: bool,
     session: Session,
@@ -86,6 +88,7 @@ impl Port {
             stream: None,
             watched: None,
             backlog: Vec::new(),
+            is_behind: false,
             is_starved: false,
             session: Session::default(),
         }
@@ -106,12 +109,13 @@ impl Port {
     /// Forgets the driver.
     pub(super) fn reset(&mut self) {
         self.session = Session::default();
+        self.is_behind = false;
         self.is_starved = false;
     }
 
-    /// Whether the host has not taken all of the last transmission.
-    pub(super) fn is_full(&self) -> bool {
-        !self.backlog.is_empty()
+    /// Whether the host has not taken all that the driver has transmitted.
+    pub(super) fn is_behind(&self) -> bool {
+        !self.backlog.is_empty() || self.is_behind
     }
 
     pub(super) fn is_open(&self) -> bool {
@@ -237,6 +241,7 @@ impl Port {
             Ok(if is_full { usize::MAX } else { len })
         });
         slices.put_back(list);
+        self.is_behind = matches!(progress, Ok(Progress::More));
         if has_failed {
             self.close(epoll);
         }

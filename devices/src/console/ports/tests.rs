@@ -207,6 +207,34 @@ fn what_nobody_reads_is_lost_and_what_is_not_read_yet_waits() {
 }
 
 #[test]
+fn more_than_a_turn_that_waited_for_a_full_socket_is_sent_to_its_end() {
+    let mut rig = Rig::ready();
+    let mut host = rig.connect(AGENT);
+    // The most that the driver of Linux puts into a buffer, until the ring is full of them.
+    let bytes: Vec<u8> = (0..32 << 10).map(|n: u32| n.to_le_bytes()[0]).collect();
+    rig.mem
+        .write_slice(&bytes, GuestAddress(FROM_GUEST))
+        .unwrap();
+    let (count, len) = (16, u32::try_from(bytes.len()).unwrap());
+    for _ in 0..count {
+        rig.queues[5].add(&[(FROM_GUEST, len)], &[]);
+    }
+    while rig.device.on_queue(5).unwrap() == Progress::More {}
+    let (mut read, mut piece) = (0, vec![0; 65536]);
+    while read < count * bytes.len() {
+        match host.read(&mut piece) {
+            Ok(len) => read += len,
+            Err(error) => {
+                assert_eq!(error.kind(), io::ErrorKind::WouldBlock);
+                assert!(backend_readable(&rig.device), "{read} bytes came");
+                while rig.device.on_backend().unwrap() == Progress::More {}
+            }
+        }
+    }
+    assert!(!backend_readable(&rig.device));
+}
+
+#[test]
 fn an_end_that_goes_away_is_told_once_and_does_not_spin() {
     let mut rig = Rig::ready();
     let host = rig.connect(AGENT);

@@ -115,6 +115,14 @@ impl Vm {
                 }
             },
         };
+        self.judged(answer).await
+    }
+
+    /// Returns an answer of the agent; one whose port failed is connected to anew next time.
+    pub(super) async fn judged<T>(
+        &self,
+        answer: Result<T, GuestAgentError>,
+    ) -> Result<T, SandboxError> {
         if let Err(GuestAgentError::Port { .. }) = answer {
             self.forget_agent().await;
         }
@@ -173,14 +181,14 @@ impl Vm {
         let thaw = tokio::spawn(async move {
             sleep(longest).await;
             let begin = Instant::now();
-            while begin.elapsed() < THAW_PATIENCE {
+            while begin.elapsed() < THAW_PATIENCE && vm.is_running() {
                 let agent = match vm.agent("thaw the guest's file systems").await {
                     // After a reboot nothing is frozen.
                     Ok(agent) if machine.as_ref().is_none_or(|it| !agent.is_of(it)) => return,
                     agent => agent,
                 };
                 let thawed = match agent {
-                    Ok(agent) => agent.thaw(LIMIT).await.map_err(|error| refusal(&error)),
+                    Ok(agent) => vm.judged(agent.thaw(LIMIT).await).await,
                     Err(error) => Err(error),
                 };
                 match thawed {
@@ -213,8 +221,7 @@ impl Vm {
             ShutdownMode::Reboot => "reboot the guest",
         };
         let agent = self.agent(request).await?;
-        let done = agent.shutdown(mode, LIMIT).await;
-        done.map_err(|error| refusal(&error))
+        self.judged(agent.shutdown(mode, LIMIT).await).await
     }
 }
 

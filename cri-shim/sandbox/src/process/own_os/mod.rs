@@ -11,6 +11,7 @@
 //! | `mod.rs` | the guest of the process: which container's machine runs, and the pod's end |
 //! | `requests` | the requests about a container |
 //! | `guest_agent` | what QEMU's guest agent is asked |
+//! | `files` | files that are copied by its agent |
 //! | `programs` | programs that run in the guest by its agent |
 //! | `dhcp` | the servers that tell the guest its addresses |
 //! | `vm` | one container's machine: boot, reboot, stop, end |
@@ -18,6 +19,7 @@
 //! | `usage` | the resource usage of the process |
 
 mod dhcp;
+mod files;
 mod guest_agent;
 mod outcome;
 mod programs;
@@ -48,7 +50,7 @@ use crate::machine::{KvmDevice, MachineError, MachineNic, MachinePlan, causes};
 use dhcp::DhcpServers;
 pub(super) use requests::answer;
 pub(super) use usage::Usage;
-use vm::Vm;
+use vm::{Vm, VmLife};
 
 /// All that machines are built from and that the process has from its launch.
 #[derive(Debug)]
@@ -207,9 +209,12 @@ impl OwnOs {
             disks: boot.disks,
             nics,
         };
-        let limit = boot.loader_limit;
+        let life = VmLife {
+            loader_limit: boot.loader_limit,
+            ends_at_reboot: boot.ends_at_reboot,
+        };
         let kvm = Arc::clone(kvm);
-        Vm::start(boot.id, plan, limit, boot.log, kvm, self.events.clone()).await
+        Vm::start(boot.id, plan, life, boot.log, kvm, self.events.clone()).await
     }
 
     fn lock(&self) -> MutexGuard<'_, Vec<Arc<Vm>>> {

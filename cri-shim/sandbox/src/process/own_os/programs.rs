@@ -102,7 +102,12 @@ pub(super) async fn start(
     let (sender, number) = watch::channel(None);
     if ends.stdin.is_none() {
         let started = agent.start_program(&program, LIMIT).await;
-        sender.send_replace(Some(started.map_err(|error| not_started(&error))?));
+        let started = match started {
+            Ok(number) => number,
+            Err(error) if is_of_program(&error) => return Err(not_started(&error)),
+            Err(error) => vm.judged(Err(error)).await?,
+        };
+        sender.send_replace(Some(started));
     }
     let outputs = streams.serve(files)?;
     let exec_id = header.exec_id;
@@ -166,7 +171,7 @@ pub(super) async fn signal(vm: &Vm, exec_id: &str, signal: u32) -> Result<(), Sa
     let number = known.await.ok().and_then(Result::ok).and_then(|it| *it);
     let Some(number) = number else { return Ok(()) };
     let sent = running.agent.signal_program(number, signal, LIMIT).await;
-    sent.map_err(|error| refusal(&error))
+    vm.judged(sent).await
 }
 
 /// Returns the program that a process of a container is in this guest.
@@ -205,6 +210,10 @@ fn program(header: &ExecHeader) -> Result<Program, SandboxError> {
 
 fn invalid(why: &str) -> SandboxError {
     SandboxError::refused(RefusalKind::InvalidArgument, why)
+}
+
+fn is_of_program(error: &GuestAgentError) -> bool {
+    matches!(error, GuestAgentError::Refused { .. })
 }
 
 /// Why a program does not run. The agent passes the C library's words on.

@@ -13,7 +13,7 @@ use super::super::answer::Fds;
 use super::super::containers::blocking;
 use super::super::entries::not_found;
 use super::vm::Vm;
-use super::{OwnOs, programs};
+use super::{OwnOs, files, programs};
 
 /// Executes a request.
 pub(in super::super) async fn answer(
@@ -88,6 +88,11 @@ pub(in super::super) async fn answer(
             let limit = Duration::from_millis(limit_ms);
             let answer = vm.ask_agent("ask the guest's agent", *ask, limit).await?;
             return Ok(Answer::GuestAgent(answer));
+        }
+        Call::CopyFile { id, path, write } => {
+            let vm = system.vm_that_runs(&id)?;
+            let copied = files::copy(&vm, &path, write, fds.next()?).await?;
+            return Ok(Answer::Copied(copied));
         }
         Call::Reboot { id, is_reset } => {
             let vm = system.vm_that_runs(&id)?;

@@ -78,12 +78,21 @@ enum Wanted {
     Killed,
 }
 
+/// Bounds of a machine's life.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct VmLife {
+    /// How long the loader may take to its first line.
+    pub(super) loader_limit: Option<Duration>,
+    /// A guest that reboots by itself has ended.
+    pub(super) ends_at_reboot: bool,
+}
+
 /// A container whose process is a machine.
 #[derive(Debug)]
 pub(super) struct Vm {
     pub(super) container: Arc<Container>,
     plan: MachinePlan,
-    loader_limit: Option<Duration>,
+    life: VmLife,
     port: SerialPort,
     kvm: Arc<KvmDevice>,
     /// `None` between two machines and after the last one.
@@ -103,7 +112,7 @@ impl Vm {
     pub(super) async fn start(
         id: String,
         plan: MachinePlan,
-        loader_limit: Option<Duration>,
+        life: VmLife,
         log: Option<OwnedFd>,
         kvm: Arc<KvmDevice>,
         events: Option<Arc<EventLog>>,
@@ -121,7 +130,7 @@ impl Vm {
         let vm = Arc::new(Self {
             container: Arc::new(container),
             plan,
-            loader_limit,
+            life,
             port,
             kvm,
             machine: Mutex::default(),
@@ -212,8 +221,9 @@ impl Vm {
             self.discard().await;
             let is_reset = self.is_reset.swap(false, Ordering::SeqCst);
             let is_restart = self.takes_restart() && exit == MachineExit::PoweredOff;
-            let is_reboot = (exit == MachineExit::Reset || is_reset || is_restart)
-                && *self.wanted.borrow() == Wanted::Running;
+            let is_own = exit == MachineExit::Reset && !self.life.ends_at_reboot;
+            let is_reboot =
+                (is_own || is_reset || is_restart) && *self.wanted.borrow() == Wanted::Running;
             if !is_reboot {
                 return self.outcome(exit);
             }
@@ -235,7 +245,7 @@ impl Vm {
 
     /// Waits for a machine's end; ends it if its loader never writes a line.
     async fn end_of(&self, machine: Arc<Machine>) -> MachineExit {
-        if let Some(limit) = self.loader_limit {
+        if let Some(limit) = self.life.loader_limit {
             let too_long = async {
                 sleep(limit).await;
                 while machine.is_paused() {
@@ -280,7 +290,8 @@ impl Vm {
     }
 
     fn outcome(&self, exit: MachineExit) -> Outcome {
-        let was_asked = *self.wanted.borrow() != Wanted::Running;
+        let is_wanted = *self.wanted.borrow() == Wanted::Running;
+        let was_asked = !is_wanted || self.life.ends_at_reboot;
         Outcome::new(exit, &self.port.tail(), was_asked)
     }
 

@@ -51,6 +51,8 @@ pub(in crate::cri::vm) struct VmiMachine {
     pub(in crate::cri::vm) macs: BTreeMap<String, [u8; 6]>,
     /// It is paused as soon as it runs.
     pub(in crate::cri::vm) starts_paused: bool,
+    /// A guest that reboots has ended.
+    pub(in crate::cri::vm) ends_at_reboot: bool,
 }
 
 /// A disk of a machine.
@@ -153,6 +155,7 @@ impl VmiMachine {
             boot: reader.boot(&disks),
             disks,
             macs: reader.macs(),
+            ends_at_reboot: reader.spec.domain.reboot_policy.as_deref() == Some("Terminate"),
             starts_paused: reader.spec.start_strategy.as_deref() == Some("Paused"),
         };
         match reader.errors.is_empty() {

@@ -552,7 +552,8 @@ fn serial_numbers_fit_and_are_unlike() {
             json!({"name": format!("{long}-{end}"), "persistentVolumeClaim": source})
         })
         .collect();
-    let spec = json!({"domain": {"memory": {"guest": "1Gi"}}, "volumes": volumes});
+    let domain = json!({"memory": {"guest": "1Gi"}, "rebootPolicy": "Terminate"});
+    let spec = json!({"domain": domain, "volumes": volumes});
     let text = json!({"metadata": {"name": "a", "namespace": "b"}, "spec": spec}).to_string();
     let annotations = [(ANNOTATION.to_owned(), text)].into();
     let machine = VmiMachine::of_annotations(&annotations).unwrap().unwrap();
@@ -562,4 +563,5 @@ fn serial_numbers_fit_and_are_unlike() {
         .map(|disk| disk.serial.as_str())
         .collect();
     assert_eq!(serials, [&long[..20], "disk1"]);
+    assert!(machine.ends_at_reboot);
 }
