@@ -130,12 +130,12 @@ async fn run_with(
     };
     let leading = metrics.leading().clone();
     let work = || {
-        act(
+        Box::pin(act(
             client.clone(),
             options.namespace.clone(),
             metrics.clone(),
             identity.clone(),
-        )
+        ))
     };
     election.run(client.clone(), &leading, work, stop).await;
 }
@@ -149,27 +149,28 @@ fn identity() -> String {
 /// Watches and acts until this is dropped.
 async fn act(client: Client, namespace: Option<String>, metrics: Metrics, identity: String) {
     let (world, queues, watches) = World::watch(client, namespace);
+    let watches = Box::pin(watches);
     metrics.set(world.clone());
     let leading = metrics.leading().clone();
     let context = Arc::new(Context::new(world.clone(), leading, &identity));
-    let vms = control(
+    let vms = Box::pin(control(
         vm::reconcile,
         world.vms.clone(),
         queues.vms,
         Arc::clone(&context),
-    );
-    let vmis = control(
+    ));
+    let vmis = Box::pin(control(
         vmi::reconcile,
         world.vmis.clone(),
         queues.vmis,
         Arc::clone(&context),
-    );
-    let sets = control(
+    ));
+    let sets = Box::pin(control(
         replica_set::reconcile,
         world.sets.clone(),
         queues.sets,
         context,
-    );
+    ));
     tokio::join!(watches, vms, vmis, sets);
 }
 

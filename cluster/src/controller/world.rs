@@ -9,7 +9,7 @@ use std::hash::Hash;
 use std::sync::Arc;
 
 use futures_util::stream::{self, BoxStream};
-use futures_util::{Stream, StreamExt, TryStreamExt};
+use futures_util::{StreamExt, TryStreamExt};
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::runtime::reflector::{self, ObjectRef, Store};
@@ -217,10 +217,7 @@ where
 fn watch<K>(
     api: Api<K>,
     config: watcher::Config,
-) -> (
-    Store<K>,
-    impl Stream<Item = Result<K, watcher::Error>> + Send,
-)
+) -> (Store<K>, BoxStream<'static, Result<K, watcher::Error>>)
 where
     K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug + Send + Sync + 'static,
     K::DynamicType: Hash + Eq,
@@ -230,17 +227,18 @@ where
         .default_backoff()
         .reflect(writer)
         .touched_objects();
-    (store, changes)
+    // On the heap, as everything here that holds whole objects: what joins it would have it on its
+    // stack several times, and overflow a thread's where it is not optimized.
+    (store, changes.boxed())
 }
 
 /// Tells the controllers of each change; a watch that fails is begun again by itself.
 async fn pump<K, F>(
-    changes: impl Stream<Item = Result<K, watcher::Error>>,
+    mut changes: BoxStream<'static, Result<K, watcher::Error>>,
     mut tell: impl FnMut(K) -> F,
 ) where
     F: Future<Output = ()>,
 {
-    let mut changes = std::pin::pin!(changes);
     loop {
         match changes.try_next().await {
             Ok(Some(object)) => tell(object).await,
