@@ -288,7 +288,7 @@ fn a_spare_slot_gets_a_disk_and_the_driver_is_told() {
         handle.resize(),
         Err(HandleError::NotRunning { .. })
     ));
-    assert_eq!(handle.counters()[0].name, "reads");
+    assert_eq!(handle.counters()[0].name, "begun");
 }
 
 #[derive(Debug)]
