@@ -48,8 +48,8 @@ fn sizes_that_make_no_sense_are_refused_with_the_remedy() {
     for (arguments, words) in [
         (["--memory", "lots"], "512M"),
         (["--memory", "1M"], "64M"),
-        (["--cpus", "0"], "whole CPUs"),
-        (["--cpus", "1.5"], "whole CPUs"),
+        (["--cpus", "0"], "from 0.01 to 255"),
+        (["--cpus", "two"], "from 0.01 to 255"),
         (["--hostname", "a b"], "letters, digits"),
         (["--pull", "sometimes"], "missing"),
     ] {
@@ -402,8 +402,10 @@ fn what_is_wrong_in_any_case_is_told_before_the_image_is_asked_for() {
         ["--tmpfs", "/x", "--tmpfs", "/x/"],
     ] {
         let run = [&["run"], &flags[..], &["registry.invalid/box"]].concat();
-        root.output(&run)
-            .refused(125, &["duplicate mount point /x", "--volume and --tmpfs"]);
+        root.output(&run).refused(
+            125,
+            &["duplicate mount point /x", "--volume, --mount and --tmpfs"],
+        );
     }
     let long = format!("/tmp/{}", "x".repeat(80));
     let run = [
