@@ -183,9 +183,10 @@ async fn begin(
     let (client, _, is_paused) = running(&entry).await?;
     anyhow::ensure!(
         !is_paused,
-        "{} {} is paused; resume it first",
+        "{} {} is paused; `podvisor {}unpause` it first",
         entry.record.what(),
-        entry.record.name
+        entry.record.name,
+        entry.record.command_prefix()
     );
     let wanted = wanted(&entry.record);
     let exec_id: String = random_id()?.chars().take(16).collect();
