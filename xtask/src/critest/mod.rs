@@ -137,6 +137,8 @@ fn key(
         parts.push(process::sha256(file)?);
     }
     parts.push(fs::read_to_string(images.join(images::KEY))?);
+    // What the host does with them.
+    parts.push(include_str!("script.rs").to_owned());
     process::key(&parts.iter().map(String::as_str).collect::<Vec<_>>())
 }
 
