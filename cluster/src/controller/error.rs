@@ -23,7 +23,7 @@ pub enum Error {
     Expand {
         /// Of what.
         object: String,
-        /// Why.
+        /// What does not fit, by its path.
         #[source]
         source: Box<dyn std::error::Error + Send + Sync>,
     },

@@ -144,10 +144,7 @@ impl GuestMemory {
             let len = (range.end - at).min(CHUNK) as usize;
             let bytes = &mut buffer[..len];
             let address = span.start + at;
-            self.ram()
-                .read_slice(bytes, GuestAddress(address))
-                .map_err(io::Error::other)
-                .map_err(failed("read", address))?;
+            self.read(address, bytes)?;
             for run in runs_of_data(bytes) {
                 file.write_all_at(&bytes[run.clone()], span.offset + at + run.start as u64)
                     .map_err(failed("write", address))?;
@@ -233,6 +230,14 @@ impl GuestMemory {
             }
         }
         Ok(())
+    }
+
+    /// Reads from a physical address on.
+    pub(crate) fn read(&self, address: u64, bytes: &mut [u8]) -> Result<(), MemoryError> {
+        self.ram()
+            .read_slice(bytes, GuestAddress(address))
+            .map_err(io::Error::other)
+            .map_err(failed("read", address))
     }
 
     fn put(&self, bytes: &[u8], address: u64) -> io::Result<()> {

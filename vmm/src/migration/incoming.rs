@@ -150,9 +150,7 @@ impl<S: Read + Write> IncomingMigration<S> {
     /// builder of the VM needs each of them.
     #[must_use]
     pub fn devices(&self) -> Vec<String> {
-        let devices = self.announced.devices.iter();
-        let devices = devices.map(|device| device.name.clone());
-        devices.filter(|name| name != "mem0").collect()
+        self.announced.builders_devices()
     }
 
     /// Refuses it, with a reason that the other side shows.

@@ -1,7 +1,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::migration::testing::{machine, receive, stream};
+use crate::migration::testing::{fuzz_stream, machine, receive, stream};
 use crate::snapshot::encode_moving;
 use crate::snapshot::testing::sample;
 use crate::transport::Transport;
@@ -90,6 +90,13 @@ fn clocks_go_on_by_the_time_that_passed_and_by_none_that_is_not_believed() {
 }
 
 proptest! {
+    #[test]
+    fn any_messages_are_refused_or_bring_a_machine(
+        data in prop::collection::vec(any::<u8>(), 0..64),
+    ) {
+        fuzz_stream(&data);
+    }
+
     #[test]
     fn a_damaged_stream_is_an_error_or_a_machine(
         at in 0usize..20_000,

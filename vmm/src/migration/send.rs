@@ -4,10 +4,8 @@ use std::io::{Read, Write};
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
-use vm_memory::{Bytes as _, GuestAddress};
-
 use super::stream::{Kind, MAX_PAGES, Stream, StreamError};
-use crate::memory::{GuestMemory, PageSet, runs_of_data};
+use crate::memory::{GuestMemory, MemoryError, PageSet, runs_of_data};
 
 /// How often progress is told.
 const TELL_EVERY: Duration = Duration::from_millis(100);
@@ -27,6 +25,7 @@ pub(crate) struct Sender<S> {
 #[derive(Debug)]
 pub(crate) enum SendEnd {
     Failed(StreamError),
+    Memory(MemoryError),
     Cancelled,
 }
 
@@ -69,13 +68,9 @@ impl<S: Read + Write> Sender<S> {
         for range in pages.ranges(MAX_PAGES as u64) {
             let len = (range.end - range.start) as usize;
             let bytes = &mut self.buffer[..len];
-            // Devices mark whole buffers, and KVM whole slots: both lie in memory.
-            if (memory.ram())
-                .read_slice(bytes, GuestAddress(range.start))
-                .is_ok()
-            {
-                self.range(range.start, len, zeroes)?;
-            }
+            // Only what was found to be memory is ever marked: a page that is left out is lost.
+            memory.read(range.start, bytes).map_err(SendEnd::Memory)?;
+            self.range(range.start, len, zeroes)?;
             done += len as u64;
             self.sent += len as u64;
             loop {

@@ -48,9 +48,6 @@ pub(crate) use vcpu::{CounterSetup, VcpuState, msr_numbers};
 use crate::memory::{GuestMemory, MemorySize, SaveScope, gather_huge_pages};
 use directory::{MEMORY, NewDirectory, STATE};
 
-/// The name of the device that plugs memory in.
-const MEMORY_DEVICE: &str = "mem0";
-
 /// An open snapshot, from which any number of VMs can be restored. Cheap to clone.
 ///
 /// ```no_run
@@ -236,19 +233,12 @@ impl Snapshot {
     /// not among them: it comes with the memory.
     #[must_use]
     pub fn devices(&self) -> Vec<String> {
-        let own = self.memory_device();
-        let devices = self.state().devices.iter().enumerate();
-        devices
-            .filter(|(place, _)| Some(*place) != own)
-            .map(|(_, device)| device.name.clone())
-            .collect()
+        self.state().builders_devices()
     }
 
     /// Returns the index of the memory device among the devices.
     pub(crate) fn memory_device(&self) -> Option<usize> {
-        self.state().memory.hotplug_region()?;
-        let mut devices = self.state().devices.iter();
-        devices.position(|device| device.name == MEMORY_DEVICE)
+        self.state().memory_device()
     }
 
     pub(crate) fn state(&self) -> &MachineState {

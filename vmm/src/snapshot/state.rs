@@ -32,6 +32,9 @@ const PCI_READABLE: RangeInclusive<u32> = 1..=PCI_VERSION;
 /// More than any host has, and far from the end of the address space.
 const MAX_MEMORY: MemorySize = MemorySize::gib(1 << 20);
 
+/// The name of the device that plugs memory in.
+const MEMORY_DEVICE: &str = "mem0";
+
 /// The record of the serial port; devices have names like `blk0`.
 const SERIAL: &str = "serial";
 /// The record of the register of events.
@@ -81,6 +84,24 @@ impl MachineState {
             None => Transport::Mmio,
             Some(_) => Transport::Pci,
         }
+    }
+
+    /// Returns the names of the devices that whoever restores it has to give, in order: the memory
+    /// device comes with the memory.
+    pub(crate) fn builders_devices(&self) -> Vec<String> {
+        let own = self.memory_device();
+        let devices = self.devices.iter().enumerate();
+        devices
+            .filter(|(place, _)| Some(*place) != own)
+            .map(|(_, device)| device.name.clone())
+            .collect()
+    }
+
+    /// Returns the index of the memory device among the devices.
+    pub(crate) fn memory_device(&self) -> Option<usize> {
+        self.memory.hotplug_region()?;
+        let mut devices = self.devices.iter();
+        devices.position(|device| device.name == MEMORY_DEVICE)
     }
 
     /// Checks that this host has the CPU features that the guest knows.

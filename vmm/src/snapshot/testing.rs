@@ -185,6 +185,23 @@ mod tests {
         }
     }
 
+    #[test]
+    fn time_that_passes_moves_the_clock_on_and_changes_nothing_else() {
+        let chips = |state: &MachineState| {
+            let mut records = state.to_records().into_iter();
+            let record = records.find(|record| record.kind == Kind::Chips);
+            record.expect("a machine has chips").bytes
+        };
+        let mut state = sample(Transport::Pci);
+        let before = chips(&state);
+        state.advance(std::time::Duration::from_nanos(7));
+        let after = chips(&state);
+        // The clock comes last.
+        let (clock, rest) = (after.len() - 8, before.len() - 8);
+        assert_eq!(after[..clock], before[..rest]);
+        assert_eq!(after[clock..], 7u64.to_le_bytes());
+    }
+
     /// Written before there were events: whoever changes a record's layout adds a version to those
     /// that are read, and leaves this file as it is.
     #[test]

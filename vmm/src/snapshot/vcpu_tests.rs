@@ -236,3 +236,18 @@ fn guest_clocks_go_on_from_where_they_were_saved_and_agree() {
         assert_eq!(kvm::tsc_offset(vcpu).unwrap(), offset);
     }
 }
+
+#[test]
+fn time_that_passes_moves_the_counter_on_at_its_frequency() {
+    let kvm = kvm::open().unwrap();
+    let (_vm, [one, _]) = machine(&kvm);
+    let mut saved = VcpuState::gather(&one, &msr_numbers(&kvm).unwrap()).unwrap();
+    let counter = |state: &VcpuState| {
+        let mut msrs = state.msrs.iter();
+        msrs.find(|(number, _)| *number == MSR_TSC).unwrap().1
+    };
+    let before = counter(&saved);
+    saved.tsc_khz = 2_000_000;
+    saved.advance(std::time::Duration::from_micros(5));
+    assert_eq!(counter(&saved).wrapping_sub(before), 10_000);
+}

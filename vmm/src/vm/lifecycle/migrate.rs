@@ -50,7 +50,7 @@ pub enum MigrateError {
         /// The device.
         device: String,
     },
-    /// The kernel does not tell which memory is in use.
+    /// The kernel does not tell which memory is in use, or memory cannot be read.
     #[error(transparent)]
     Memory(#[from] MemoryError),
     /// KVM does not log what is written.
@@ -86,6 +86,7 @@ impl From<SendEnd> for MigrateError {
     fn from(end: SendEnd) -> Self {
         match end {
             SendEnd::Failed(error) => Self::Stream(error),
+            SendEnd::Memory(error) => Self::Memory(error),
             SendEnd::Cancelled => Self::Cancelled,
         }
     }
