@@ -38,8 +38,8 @@ pub(crate) fn command() -> Result<ExitCode> {
     space::ensure(space::DEMO)?;
     if !guest::is_there() {
         report::note(
-            "the first time, the guest's kernel, its agent and podvisor are built: some ten \
-             minutes on two CPUs that do nothing else",
+            "the first time, the guest's kernel, its agent and podvisor are built: ten to fifteen \
+             minutes on two CPUs",
         );
     }
     let step = Step::begin("packages");
