@@ -12,6 +12,9 @@ use serde_json::{Value, json};
 /// The annotation that carries the metadata and the specification of a VMI.
 pub const ANNOTATION: &str = "podvisor.io/vmi";
 
+/// The annotation of a pod that waits for a VM of another node.
+const MIGRATION: &str = "podvisor.io/migration";
+
 /// The runtime class, and the handler of the runtime, of pods that are VMs.
 pub const RUNTIME_CLASS: &str = "podvisor-vm";
 
@@ -58,10 +61,17 @@ fn runtime_class() -> Value {
 
 fn pod_policy(namespace: &str) -> Value {
     let controller = format!("system:serviceaccount:{namespace}:podvisor-controller");
+    let value = |object: &str, name: &str| {
+        format!(
+            "(has({object}.metadata.annotations) && '{name}' in {object}.metadata.annotations \
+             ? {object}.metadata.annotations['{name}'] : '')"
+        )
+    };
     let of = |object: &str| {
         format!(
-            "(has({object}.metadata.annotations) && '{ANNOTATION}' in {object}.metadata.annotations \
-             ? {object}.metadata.annotations['{ANNOTATION}'] : '')"
+            "({} + {})",
+            value(object, ANNOTATION),
+            value(object, MIGRATION)
         )
     };
     let class = |object: &str| {
@@ -72,11 +82,9 @@ fn pod_policy(namespace: &str) -> Value {
     };
     let create = "request.operation == 'CREATE'";
     let unused = format!("({} == '' && !{})", of("object"), class("object"));
-    let unchanged = format!(
-        "(oldObject != null && {} == {})",
-        of("object"),
-        of("oldObject")
-    );
+    let unchanged = [ANNOTATION, MIGRATION]
+        .map(|name| format!("{} == {}", value("object", name), value("oldObject", name)));
+    let unchanged = format!("(oldObject != null && {})", unchanged.join(" && "));
     json!({
         "apiVersion": "admissionregistration.k8s.io/v1",
         "kind": "ValidatingAdmissionPolicy",
@@ -106,7 +114,9 @@ fn pod_policy(namespace: &str) -> Value {
                 },
                 {
                     "expression": format!("({create}) || {unchanged}"),
-                    "message": format!("the annotation {ANNOTATION} cannot change"),
+                    "message": format!(
+                        "the annotations {ANNOTATION} and {MIGRATION} cannot change"
+                    ),
                     "reason": "Forbidden",
                 },
             ],
