@@ -14,7 +14,8 @@ use serde_json::{Map, Value, json};
 use super::volumes;
 use crate::controller::names;
 use crate::controller::objects::{
-    COMPONENT_LABEL, CREATED_BY_LABEL, LAUNCHER, NAME_LABEL, VMI_ANNOTATION, VirtualMachineInstance,
+    COMPONENT_LABEL, CREATED_BY_LABEL, LAUNCHER, NAME_LABEL, UNPAUSED_GATE, VMI_ANNOTATION,
+    VirtualMachineInstance,
 };
 
 /// The runtime class whose handler runs a pod's container as an operating system.
@@ -174,6 +175,7 @@ pub fn pod(
         "containers": [container],
         "volumes": volumes.volumes,
         "restartPolicy": "Never",
+        "readinessGates": [{"conditionType": UNPAUSED_GATE}],
         "automountServiceAccountToken": false,
         "enableServiceLinks": false,
         "terminationGracePeriodSeconds": grace(&spec),
