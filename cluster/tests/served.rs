@@ -7,6 +7,8 @@ mod instances;
 mod migrations;
 #[path = "served/nodes.rs"]
 mod nodes;
+#[path = "served/security.rs"]
+mod security;
 mod support;
 
 use std::sync::OnceLock;
