@@ -38,6 +38,7 @@ pub use file::FileDisk;
 pub use open::{BlockDeviceError, IoEngine, open_disk, open_disk_for_writing};
 pub use overlay::{
     OverlayFormat, Qcow2Disk, Qcow2Error, create_grown_overlay, create_overlay, create_qcow2,
+    grow_overlay,
 };
 pub use uring::UringDisk;
 
