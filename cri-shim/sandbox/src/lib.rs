@@ -81,11 +81,11 @@ pub use template::{
     Shape, TemplateError, make as make_template, remove_abandoned_templates, snapshot,
 };
 pub use types::{
-    BootMachine, ContainerDevice, ContainerInfo, ContainerState, ContainerStats, ContainerUser,
-    CreateContainer, DeviceSource, Exec, GuestAgentAnswer, GuestAgentCall, GuestKind, GuestNetwork,
-    GuestStats, ImageVolume, Interface, JailMode, LaunchConfig, Neighbour, NicConfig, Password,
-    ProcessExit, RestartPolicy, Route, SandboxExit, Started, StdioFds, SupplementalGroups,
-    TerminalSize,
+    AfterSave, BootMachine, ContainerDevice, ContainerInfo, ContainerState, ContainerStats,
+    ContainerUser, ContinueAs, CreateContainer, DeviceSource, Exec, GuestAgentAnswer,
+    GuestAgentCall, GuestKind, GuestNetwork, GuestStats, ImageVolume, Interface, JailMode,
+    LaunchConfig, Neighbour, NicConfig, Password, ProcessExit, RestartPolicy, Route, SandboxExit,
+    SaveMachine, SavedMachine, Started, StdioFds, SupplementalGroups, TerminalSize,
 };
 pub use wire::FrameError;
 

@@ -9,13 +9,14 @@ use std::sync::Arc;
 
 use podvisor_vmm::{
     BlockDevice, Initramfs, Kernel, KvmDevice, MemorySize, OverlayFormat, PageMap, PortsDevice,
-    Smbios, Transport, Vm, VmBuilder, VsockDevice,
+    Smbios, Snapshot, Transport, Vm, VmBuilder, VsockDevice,
 };
 use serde::{Deserialize, Serialize};
 use tracing::warn;
 
 use super::serial_port::SerialPort;
 use super::{BuiltMachine, GUEST_CID, MachineError, Nic, NicKind, Ports};
+use crate::types::{ContinueAs, SavedMachine};
 
 /// What a process opens before its jail closes, to build machines in it.
 #[derive(Debug)]
@@ -154,13 +155,66 @@ impl MachinePlan {
             .memory(MemorySize::bytes(self.memory))
             .transport(Transport::Pci)
             .power_button()
-            .serial(port.writer());
+            .generation_id();
         if let Some(tables) = self.smbios() {
             builder = builder.smbios(tables);
         }
         if let Some(initramfs) = &self.initramfs {
             builder = builder.initramfs(Initramfs::from_file(again(initramfs)?)?);
         }
+        built(self.with_devices(builder, port)?.build()?, port)
+    }
+
+    /// Builds the machine that was saved, which has the serial port and has not run yet.
+    ///
+    /// # Errors
+    /// [`MachineError`]; the files are as they were.
+    pub(crate) fn continued(
+        &self,
+        saved: &SavedMachine,
+        host: &HostFiles,
+        port: &SerialPort,
+    ) -> Result<BuiltMachine, MachineError> {
+        let snapshot = Snapshot::from_files(again(&saved.state)?, again(&saved.memory)?)?;
+        let shape = (
+            snapshot.vcpus(),
+            snapshot.memory(),
+            snapshot.hotplug_memory(),
+        );
+        let own = (
+            self.cpus,
+            MemorySize::bytes(self.memory),
+            MemorySize::bytes(0),
+        );
+        if shape != own {
+            return Err(MachineError::OtherShape {
+                saved: shape_of(snapshot.vcpus(), snapshot.memory()),
+                wanted: shape_of(self.cpus, own.1),
+            });
+        }
+        let builder = snapshot.builder();
+        let builder = match saved.continues {
+            ContinueAs::Same => builder.same_machine(),
+            ContinueAs::Copy => builder,
+        };
+        let builder = self.with_devices(host.given_to(builder), port)?;
+        let machine = built(builder.build()?, port)?;
+        if saved.continues == ContinueAs::Same {
+            // From here on its disks may change.
+            let emptied = saved.state.set_len(0);
+            let emptied = emptied.and_then(|()| saved.state.sync_all());
+            emptied.map_err(MachineError::Spend)?;
+        }
+        Ok(machine)
+    }
+
+    /// Adds what a machine has, however it begins.
+    fn with_devices<S>(
+        &self,
+        builder: VmBuilder<S>,
+        port: &SerialPort,
+    ) -> Result<VmBuilder<S>, MachineError> {
+        let mut builder = builder.serial(port.writer());
         for disk in &self.disks {
             builder = builder.block(disk.device()?.serial(&disk.serial));
         }
@@ -175,17 +229,42 @@ impl MachinePlan {
         }
         let vsock = VsockDevice::in_process(GUEST_CID)?;
         let agent = PortsDevice::new([podvisor_guest_agent::PORT])?;
-        builder = builder.vsock(vsock).rng().balloon().ports(agent);
-        let vm = Arc::new(builder.build()?);
-        port.connect(&vm);
-        let ports = Ports(vm.vsock()?);
-        Ok(BuiltMachine {
-            vm,
-            spare: Vec::new(),
-            ports,
-            console: None,
-        })
+        Ok(builder.vsock(vsock).rng().balloon().ports(agent))
     }
+
+    /// Returns the serial numbers of the disks that the guest may write.
+    pub(crate) fn written_serials(&self) -> Vec<String> {
+        let written = self.disks.iter().filter(|disk| match disk.contents {
+            DiskContents::Raw { is_read_only, .. } => !is_read_only,
+            DiskContents::Overlay { .. } => true,
+        });
+        written.map(|disk| disk.serial.clone()).collect()
+    }
+
+    /// Returns the files of the disks that the guest may write.
+    pub(crate) fn written_files(&self) -> Vec<&File> {
+        let written = self.disks.iter().filter_map(|disk| match &disk.contents {
+            DiskContents::Raw { file, is_read_only } => (!is_read_only).then_some(file),
+            DiskContents::Overlay { overlay, .. } => Some(overlay),
+        });
+        written.collect()
+    }
+}
+
+fn built(vm: Vm, port: &SerialPort) -> Result<BuiltMachine, MachineError> {
+    let vm = Arc::new(vm);
+    port.connect(&vm);
+    let ports = Ports(vm.vsock()?);
+    Ok(BuiltMachine {
+        vm,
+        spare: Vec::new(),
+        ports,
+        console: None,
+    })
+}
+
+fn shape_of(cpus: u8, memory: MemorySize) -> String {
+    format!("{cpus} CPUs and {memory}")
 }
 
 impl MachinePlan {

@@ -197,7 +197,10 @@ impl Service {
                 return Ok((Answer::Stream, vec![stream]));
             }
             Call::BootMachine(_) => return Err(booted()),
-            Call::GuestAgent { .. } | Call::CopyFile { .. } | Call::Reboot { .. } => {
+            Call::GuestAgent { .. }
+            | Call::CopyFile { .. }
+            | Call::Reboot { .. }
+            | Call::SaveMachine { .. } => {
                 return Err(SandboxError::refused(
                     RefusalKind::InvalidArgument,
                     format!(

@@ -8,6 +8,7 @@
 //! | `guest_agent` | what QEMU's guest agent is asked |
 //! | `create` | the configuration of a container |
 //! | `process` | users, additional processes and their streams |
+//! | `save` | a machine that is saved in files, and continued |
 //! | `state` | a container's state, and how its process ended |
 //! | `stats` | the resource usage of containers |
 //! | `exit` | how a sandbox ended |
@@ -18,6 +19,7 @@ mod exit;
 mod guest_agent;
 mod launch;
 mod process;
+mod save;
 mod state;
 mod stats;
 
@@ -29,5 +31,6 @@ pub use exit::SandboxExit;
 pub use guest_agent::{GuestAgentAnswer, GuestAgentCall, Password};
 pub use launch::{GuestKind, JailMode, LaunchConfig};
 pub use process::{ContainerUser, Exec, StdioFds, SupplementalGroups, TerminalSize};
+pub use save::{AfterSave, ContinueAs, SaveMachine, SavedMachine};
 pub use state::{ContainerInfo, ContainerState, ProcessExit, Started};
 pub use stats::{ContainerStats, GuestStats};

@@ -10,8 +10,9 @@ use super::boot::BootHeader;
 use crate::error::RefusalKind;
 use crate::machine::{KernelPanic, NicKind, UserRange};
 use crate::types::{
-    ContainerInfo, ContainerStats, ContainerUser, GuestAgentAnswer, GuestAgentCall, GuestKind,
-    JailMode, ProcessExit, RestartPolicy, SandboxExit, Started, SupplementalGroups, TerminalSize,
+    AfterSave, ContainerInfo, ContainerStats, ContainerUser, GuestAgentAnswer, GuestAgentCall,
+    GuestKind, JailMode, ProcessExit, RestartPolicy, SandboxExit, Started, SupplementalGroups,
+    TerminalSize,
 };
 
 /// Version of the control protocol.
@@ -174,6 +175,13 @@ pub(crate) enum Call {
         id: String,
         is_reset: bool,
     },
+    /// With the files for the state, the memory, and copies of `disks` disks: saves a guest with an
+    /// operating system of its own. Answered when all is written.
+    SaveMachine {
+        id: String,
+        disks: usize,
+        then: AfterSave,
+    },
     /// The answer comes with a socket that is connected to the serial console.
     Console,
     /// Answered immediately; the client waits for the end.
@@ -219,6 +227,7 @@ impl Call {
             Self::GuestAgent { .. } => "ask the guest's agent",
             Self::CopyFile { .. } => "copy a file of the guest",
             Self::Reboot { .. } => "reboot the guest",
+            Self::SaveMachine { .. } => "save the machine",
             Self::Pause => "pause the guest",
             Self::Resume | Self::IsPaused => "resume the guest",
             Self::Console => "open the console",

@@ -13,6 +13,7 @@
 //! | `guest_agent` | what QEMU's guest agent is asked |
 //! | `files` | files that are copied by its agent |
 //! | `programs` | programs that run in the guest by its agent |
+//! | `save` | a machine that is saved in files |
 //! | `dhcp` | the servers that tell the guest its addresses |
 //! | `vm` | one container's machine: boot, reboot, stop, end |
 //! | `outcome` | how a machine's end is reported as its container's |
@@ -24,6 +25,7 @@ mod guest_agent;
 mod outcome;
 mod programs;
 mod requests;
+mod save;
 mod usage;
 mod vm;
 
@@ -83,6 +85,8 @@ pub(super) struct OwnOs {
     dhcp: DhcpServers,
     /// Held while a machine is built, so that there is one at most.
     booting: AsyncMutex<()>,
+    /// Held while it is paused, resumed or saved.
+    pausing: AsyncMutex<()>,
     is_paused: AtomicBool,
     /// The sandbox is to end.
     is_ending: AtomicBool,
@@ -104,6 +108,7 @@ impl OwnOs {
             vms: Mutex::default(),
             dhcp: DhcpServers::default(),
             booting: AsyncMutex::default(),
+            pausing: AsyncMutex::default(),
             is_paused: AtomicBool::new(false),
             is_ending: AtomicBool::new(false),
             stopped: watch::Sender::new(false),
@@ -214,7 +219,17 @@ impl OwnOs {
             ends_at_reboot: boot.ends_at_reboot,
         };
         let host = Arc::clone(host);
-        Vm::start(boot.id, plan, life, boot.log, host, self.events.clone()).await
+        let saved = boot.saved;
+        Vm::start(
+            boot.id,
+            plan,
+            saved,
+            life,
+            boot.log,
+            host,
+            self.events.clone(),
+        )
+        .await
     }
 
     fn lock(&self) -> MutexGuard<'_, Vec<Arc<Vm>>> {
@@ -249,6 +264,7 @@ impl OwnOs {
 
     /// Pauses the guest between two instructions.
     pub(super) async fn pause(&self) -> Result<(), SandboxError> {
+        let _turn = self.pausing.lock().await;
         let vm = self.running().ok_or_else(no_machine)?;
         vm.machine()?.pause().await.map_err(wrong_state)?;
         self.is_paused.store(true, Ordering::Relaxed);
@@ -257,6 +273,7 @@ impl OwnOs {
 
     /// Resumes a paused guest.
     pub(super) async fn resume(&self) -> Result<(), SandboxError> {
+        let _turn = self.pausing.lock().await;
         let vm = self.running().ok_or_else(no_machine)?;
         vm.machine()?.resume().await.map_err(wrong_state)?;
         self.is_paused.store(false, Ordering::Relaxed);
