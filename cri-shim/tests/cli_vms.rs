@@ -94,6 +94,7 @@ fn a_vm_that_is_not_there_is_named_with_the_command_that_lists_them() {
         &["restore", "nobody", "s"],
         &["clone", "nobody", "new"],
         &["clone", "nobody:s", "new"],
+        &["resize", "--cpus", "2", "nobody"],
     ] {
         let ran = vms.run(arguments);
         assert_ne!(ran.code, Some(0), "{arguments:?}");
@@ -107,6 +108,7 @@ fn a_vm_that_is_not_there_is_named_with_the_command_that_lists_them() {
         (&["clone", "-n", "0", "nobody", "new"], "--count"),
         (&["clone", "nobody", "-x"], "-x"),
         (&["clone", "nobody", "a/b"], "a/b"),
+        (&["resize", "nobody"], "--disk"),
     ] {
         let ran = vms.run(arguments);
         assert_ne!(ran.code, Some(0), "{arguments:?}");

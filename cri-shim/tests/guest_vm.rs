@@ -102,10 +102,20 @@ fn guest_vms_keep_what_they_wrote_and_their_console_may_be_left() {
     until("the second boot", || logs().contains("CPUs, boot 2"));
     vm(&["reboot", "-f", "vm1"]).printed("vm1\n");
     until("the third boot", || logs().contains("CPUs, boot 3"));
+    let running = vm(&["resize", "--cpus", "2", "vm1"]);
+    assert!(running.stderr.contains("podvisor vm stop"), "{running:?}");
     vm(&["stop", "-t", "5", "vm1"]).printed("vm1\n");
 
+    let smaller = vm(&["resize", "--disk", "64M", "vm1"]);
+    assert!(smaller.stderr.contains("not made smaller"), "{smaller:?}");
+    vm(&["resize", "-m", "320M", "--disk", "192M", "vm1"]).printed("vm1\n");
     vm(&["start", "vm1"]).printed("vm1\n");
     until("the next boot", || logs().contains("CPUs, boot 4"));
+    until("the agent", || vm(&["exec", "vm1", "true"]).code == Some(0));
+    let sizes =
+        "cat /sys/block/vda/size; [ $(awk '/MemTotal/ {print $2}' /proc/meminfo) -gt 262144 ]";
+    let resized = vm(&["exec", "vm1", "sh", "-c", sizes]);
+    assert_eq!((resized.code, resized.stdout.trim()), (Some(0), "393216"));
     let again = vm(&["start", "vm1"]);
     assert!(again.stderr.contains("runs already"), "{again:?}");
     vm(&["rm", "-f", "vm1"]).printed("vm1\n");

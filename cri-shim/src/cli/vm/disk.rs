@@ -102,6 +102,20 @@ fn copy(from: &Path, to: &Path) -> anyhow::Result<()> {
     })
 }
 
+/// Makes the disk of a VM that is off larger.
+pub(super) fn grow(dir: &Path, size: u64) -> anyhow::Result<()> {
+    let (path, format) = find(dir);
+    let grow = || {
+        let mut options = File::options();
+        anyhow::Ok(grow_overlay(
+            &options.read(true).write(true).open(&path)?,
+            format,
+            size,
+        )?)
+    };
+    grow().with_context(|| format!("failed to grow the VM's disk {}", path.display()))
+}
+
 /// A VM's disk that was replaced, and can be had back.
 #[derive(Debug)]
 #[must_use]

@@ -20,6 +20,7 @@
 //! | `copy` | `vm cp` |
 //! | `console` | `vm console`, and the console of `vm run` |
 //! | `list` | `vm ps` and `vm inspect` |
+//! | `resize` | `vm resize` |
 //! | `reboot` | `vm reboot` |
 //! | `ssh` | `vm ssh` |
 
@@ -34,6 +35,7 @@ mod image;
 mod keys;
 mod list;
 mod reboot;
+mod resize;
 mod run;
 mod saved;
 mod seed;
@@ -69,6 +71,8 @@ enum VmCommand {
     Restore(snapshot::RestoreArgs),
     /// Make virtual machines that continue from the memory of another one
     Clone(clone::CloneArgs),
+    /// Change the CPUs, the memory and the disk of virtual machines that are off
+    Resize(resize::ResizeArgs),
     /// Remove snapshots of a virtual machine
     RmSnapshot(snapshot::RmArgs),
     /// Connect to the console of a virtual machine
@@ -130,6 +134,7 @@ pub(super) fn run(globals: &Globals, args: &VmArgs) -> anyhow::Result<u8> {
         VmCommand::Snapshots(args) => snapshot::list(globals, args),
         VmCommand::Restore(args) => snapshot::restore(globals, args),
         VmCommand::Clone(args) => clone::run(globals, args),
+        VmCommand::Resize(args) => resize::run(globals, args),
         VmCommand::RmSnapshot(args) => snapshot::rm(globals, args),
         VmCommand::Console(args) => console::run(globals, args),
         VmCommand::Ps(args) => list::list(globals, args),
