@@ -161,23 +161,20 @@ fn warm(root: &Root) {
     assert_eq!(inspect("vm1")["State"], "hibernated");
     let again = vm(&["hibernate", "vm1"]);
     assert!(again.stderr.contains("not running"), "{again:?}");
-    // A second in which its clock stands still.
-    thread::sleep(Duration::from_secs(3));
+    // Longer than what its clock may be off because of a slow agent.
+    thread::sleep(Duration::from_secs(12));
     vm(&["start", "vm1"]).printed("vm1\n");
     answers("vm1");
     assert_eq!(
         sh("vm1", &format!("cat /run/mark {BOOT_ID}")),
         format!("kept\n{boot}")
     );
-    // Commands take a moment, and the clock stood still for longer.
-    let now = || {
-        let now = SystemTime::now().duration_since(UNIX_EPOCH);
-        now.unwrap().as_secs()
-    };
     until("the guest's clock", || {
-        let before = now();
         let guest: u64 = sh("vm1", "date +%s").trim().parse().unwrap();
-        (before - 1..=now() + 1).contains(&guest)
+        let now = SystemTime::now().duration_since(UNIX_EPOCH);
+        let behind = now.unwrap().as_secs().abs_diff(guest);
+        println!("clock: {behind} s behind");
+        behind < 10
     });
     if has_network {
         assert!(fetch("vm1").contains("vm1"));
