@@ -28,6 +28,7 @@ mod disks;
 mod honour;
 pub(super) mod images;
 mod network;
+mod persistent;
 mod ports;
 mod record;
 mod seed;
