@@ -38,13 +38,13 @@ pub use error::causes;
 pub use assets::{AssetError, Assets, GUEST_DIR_VARIABLE, GuestFile};
 pub use disk::{Disk, PluggedDisk};
 pub use nic::Nic;
-pub(crate) use own_os::MachinePlan;
 pub use own_os::{DiskContents, MachineDisk, MachineIdentity, MachineNic};
+pub(crate) use own_os::{HostFiles, MachinePlan};
 pub use panic::KernelPanic;
 use pause::{PauseCall, UndoPause};
 pub use podvisor_network::guest::NicKind;
 pub use podvisor_vmm::{
-    BlockDeviceError, EarlyVm, IoEngine, KvmDevice, OverlayFormat, Snapshot, Transport, WorkingSet,
+    BlockDeviceError, EarlyVm, IoEngine, OverlayFormat, Snapshot, Transport, WorkingSet,
     create_grown_overlay, open_disk_for_writing,
 };
 pub(crate) use serial_port::SerialPort;
