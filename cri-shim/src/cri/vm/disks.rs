@@ -140,7 +140,7 @@ impl DiskFiles {
         let raw = |file| DiskContents::Raw { file, is_read_only };
         Ok(match &disk.content {
             DiskContent::Image { id, overlay } => {
-                let image = images::find_disk(store, id)?;
+                let image = images::stored_disk(store, id)?;
                 let image = image.ok_or_else(|| CriError::NoImage { name: id.clone() })?;
                 match overlay {
                     Some(overlay) => self.over(image.open()?, overlay)?,
