@@ -81,17 +81,19 @@ impl ImageNames {
     }
 }
 
-/// A file. Another form has all of this in `spec`, as the resource VirtletImageMapping.
-#[derive(Debug, Deserialize)]
-#[serde(untagged)]
-enum Document {
-    Resource {
-        #[serde(rename = "apiVersion")]
-        _api_version: String,
-        kind: String,
-        spec: Mapping,
-    },
-    Plain(Mapping),
+/// A file. As the resource VirtletImageMapping it has the rest in `spec`.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+struct Document {
+    #[serde(rename = "apiVersion")]
+    _api_version: String,
+    kind: Option<String>,
+    #[serde(rename = "metadata")]
+    _metadata: serde_json::Value,
+    spec: Option<Mapping>,
+    prefix: String,
+    translations: Vec<Translation>,
+    transports: BTreeMap<String, serde_json::Value>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -100,6 +102,21 @@ struct Mapping {
     prefix: String,
     translations: Vec<Translation>,
     transports: BTreeMap<String, serde_json::Value>,
+}
+
+impl Document {
+    fn mapping(self) -> Result<Mapping, String> {
+        match (self.kind.as_deref(), self.spec) {
+            (None, None) => Ok(Mapping {
+                prefix: self.prefix,
+                translations: self.translations,
+                transports: self.transports,
+            }),
+            (Some("VirtletImageMapping"), Some(spec)) => Ok(spec),
+            (None, Some(_)) => Err("it has a spec, but no kind".to_owned()),
+            (Some(kind), _) => Err(format!("a {kind:?} is no VirtletImageMapping with a spec")),
+        }
+    }
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -160,13 +177,7 @@ impl Table {
     }
 
     fn add(&mut self, document: Document) -> Result<(), String> {
-        let mapping = match document {
-            Document::Plain(mapping) => mapping,
-            Document::Resource { kind, spec, .. } if kind == "VirtletImageMapping" => spec,
-            Document::Resource { kind, .. } => {
-                return Err(format!("its kind is {kind:?}, not VirtletImageMapping"));
-            }
-        };
+        let mapping = document.mapping()?;
         let elsewhere = "settings of servers are in hosts.toml, below the directory of --hosts-dir";
         if !mapping.transports.is_empty() {
             return Err(format!("transports are not supported: {elsewhere}"));
