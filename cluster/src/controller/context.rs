@@ -36,13 +36,19 @@ pub(super) struct Context {
     pub(super) world: World,
     pub(super) expectations: Expectations,
     leading: Leading,
+    importer_image: String,
     recorder: Recorder,
     revisions: Mutex<HashMap<String, Option<Arc<Value>>>>,
     errors: Mutex<HashMap<String, u32>>,
 }
 
 impl Context {
-    pub(super) fn new(world: World, leading: Leading, identity: &str) -> Self {
+    pub(super) fn new(
+        world: World,
+        leading: Leading,
+        identity: &str,
+        importer_image: String,
+    ) -> Self {
         let reporter = Reporter {
             controller: "podvisor-controller".to_owned(),
             instance: Some(identity.to_owned()),
@@ -52,9 +58,15 @@ impl Context {
             world,
             expectations: Expectations::default(),
             leading,
+            importer_image,
             revisions: Mutex::default(),
             errors: Mutex::default(),
         }
+    }
+
+    /// Returns the image of importers.
+    pub(super) fn importer_image(&self) -> &str {
+        &self.importer_image
     }
 
     /// Waits until everything is known; an error if another replica acts.

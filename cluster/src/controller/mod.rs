@@ -1,4 +1,4 @@
-//! The controllers: VirtualMachine, replica set → VirtualMachineInstance → pod.
+//! The controllers: VirtualMachine, replica set → VirtualMachineInstance → pod; DataVolume → claim.
 //!
 //! Each is two parts: a pure function from what was observed to what has to be done (`decide` in
 //! [`vm`], [`vmi`] and [`replica_set`]), and the driver that does it. They are level-triggered: a controller that
@@ -7,6 +7,7 @@
 //! deletions name the unique id and writes the version that they are based on.
 
 mod context;
+pub mod datavolume;
 mod error;
 mod expectations;
 pub mod leader;
@@ -62,6 +63,9 @@ pub struct Options {
     /// Serve metrics for Prometheus on this address, at /metrics
     #[arg(long)]
     pub metrics: Option<SocketAddr>,
+    /// The image of the pods that fill claims; it has this program
+    #[arg(long, default_value = crate::manifests::IMAGE)]
+    pub importer_image: String,
 }
 
 impl Default for Options {
@@ -73,6 +77,7 @@ impl Default for Options {
             lease_seconds: 15,
             identity: None,
             metrics: None,
+            importer_image: crate::manifests::IMAGE.to_owned(),
         }
     }
 }
@@ -135,6 +140,7 @@ async fn run_with(
             options.namespace.clone(),
             metrics.clone(),
             identity.clone(),
+            options.importer_image.clone(),
         ))
     };
     election.run(client.clone(), &leading, work, stop).await;
@@ -147,12 +153,19 @@ fn identity() -> String {
 }
 
 /// Watches and acts until this is dropped.
-async fn act(client: Client, namespace: Option<String>, metrics: Metrics, identity: String) {
+async fn act(
+    client: Client,
+    namespace: Option<String>,
+    metrics: Metrics,
+    identity: String,
+    importer_image: String,
+) {
     let (world, queues, watches) = World::watch(client, namespace);
     let watches = Box::pin(watches);
     metrics.set(world.clone());
     let leading = metrics.leading().clone();
-    let context = Arc::new(Context::new(world.clone(), leading, &identity));
+    let context = Context::new(world.clone(), leading, &identity, importer_image);
+    let context = Arc::new(context);
     let vms = Box::pin(control(
         vm::reconcile,
         world.vms.clone(),
@@ -169,9 +182,15 @@ async fn act(client: Client, namespace: Option<String>, metrics: Metrics, identi
         replica_set::reconcile,
         world.sets.clone(),
         queues.sets,
+        Arc::clone(&context),
+    ));
+    let volumes = Box::pin(control(
+        datavolume::reconcile,
+        world.volumes.clone(),
+        queues.volumes,
         context,
     ));
-    tokio::join!(watches, vms, vmis, sets);
+    tokio::join!(watches, vms, vmis, sets, volumes);
 }
 
 async fn control<K, F>(

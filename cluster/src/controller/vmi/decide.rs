@@ -9,6 +9,7 @@ use podvisor_cluster_types::vmi::VmiSpec;
 use serde_json::json;
 
 use super::pod::{self, PodError, VolumeMode};
+use crate::controller::datavolume::VolumeState;
 use crate::controller::objects::{
     Condition, Interface, NODE_NAME_LABEL, Phase, PhaseTransition, VMI_FINALIZER,
     VirtualMachineInstance, VmiStatus, clear_condition, condition, set_condition,
@@ -35,6 +36,8 @@ pub struct Observed<'a> {
     pub pod: Option<&'a Pod>,
     /// How a claim of the namespace can be used, if it exists.
     pub claim: &'a dyn Fn(&str) -> Option<VolumeMode>,
+    /// What a DataVolume of the namespace means for those who use its claim, if it exists.
+    pub volume: &'a dyn Fn(&str) -> Option<VolumeState>,
     /// The time.
     pub now: Time,
 }
@@ -97,6 +100,7 @@ pub fn decide(observed: &Observed<'_>) -> Decision {
         decision.actions.push(Action::AddFinalizer);
     }
     match pod {
+        None if phase == Phase::Pending && !volumes_are_ready(observed, &mut decision.status) => {}
         None if phase == Phase::Pending => match pod::pod(vmi, observed.claim) {
             Ok(pod) => decision.actions.push(Action::CreatePod(Box::new(pod))),
             Err(error) => set_failure(&mut decision.status, &error, &observed.now),
@@ -116,6 +120,55 @@ pub fn decide(observed: &Observed<'_>) -> Decision {
     decision
 }
 
+/// Returns whether all DataVolumes of an instance are filled, and records it. Without those that
+/// never will be, the instance is over.
+fn volumes_are_ready(observed: &Observed<'_>, status: &mut VmiStatus) -> bool {
+    let Ok(spec) = pod::specification(observed.vmi) else {
+        return true;
+    };
+    let names = spec.volumes.iter().filter_map(|volume| {
+        let data = volume.data_volume.as_ref().map(|data| &data.name);
+        let claim = volume.persistent_volume_claim.as_ref();
+        data.or(claim.map(|claim| &claim.claim_name))
+    });
+    let states: Vec<(&String, VolumeState)> = names
+        .filter_map(|name| Some((name, (observed.volume)(name)?)))
+        .collect();
+    let Some((name, state)) = states.into_iter().max_by_key(|(_, state)| *state) else {
+        return true;
+    };
+    let now = &observed.now;
+    let conditions = &mut status.conditions;
+    match state {
+        VolumeState::WaitsForConsumer => {
+            let message = format!("DataVolume {name} waits for a pod that uses its claim");
+            let provisioning = Condition {
+                message,
+                ..Condition::yes("Provisioning")
+            };
+            set_condition(conditions, provisioning, now);
+        }
+        _ => clear_condition(conditions, "Provisioning"),
+    }
+    if state == VolumeState::Ready {
+        let ready = Condition {
+            reason: "AllDVsReady".to_owned(),
+            ..Condition::yes("DataVolumesReady")
+        };
+        set_condition(conditions, ready, now);
+        return true;
+    }
+    let message = format!("DataVolume {name} is not filled");
+    let waiting = Condition::no("DataVolumesReady", "NotAllDVsReady", message);
+    set_condition(conditions, waiting, now);
+    clear_condition(conditions, "Synchronized");
+    if state == VolumeState::Failed {
+        set_phase(status, Phase::Failed, now);
+        status.reason = "FailedDataVolumeImport".to_owned();
+    }
+    false
+}
+
 /// Records that the pod cannot be made.
 pub(super) fn set_failure(status: &mut VmiStatus, error: &PodError, now: &Time) {
     let failure = Condition::no("Synchronized", error.reason(), error.to_string());
@@ -128,20 +181,24 @@ fn set_phases(status: &mut VmiStatus, pod: Option<&Pod>, now: &Time) {
         if next == status.phase {
             return;
         }
-        status.phase = next;
-        let transitions = &mut status.phase_transition_timestamps;
-        if !transitions.iter().any(|passed| passed.phase == next) {
-            transitions.push(PhaseTransition {
-                phase: next,
-                phase_transition_timestamp: Some(now.clone()),
-            });
-        }
+        set_phase(status, next, now);
         if next == Phase::Failed {
             status.reason = match pod {
                 Some(pod) => reason_of_failure(pod),
                 None => "PodDeleted".to_owned(),
             };
         }
+    }
+}
+
+fn set_phase(status: &mut VmiStatus, phase: Phase, now: &Time) {
+    status.phase = phase;
+    let transitions = &mut status.phase_transition_timestamps;
+    if !transitions.iter().any(|passed| passed.phase == phase) {
+        transitions.push(PhaseTransition {
+            phase,
+            phase_transition_timestamp: Some(now.clone()),
+        });
     }
 }
 

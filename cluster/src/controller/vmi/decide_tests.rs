@@ -51,6 +51,7 @@ fn run(vmi: &VirtualMachineInstance, pod: Option<&Pod>) -> Decision {
         vmi,
         pod,
         claim: &|_| None,
+        volume: &|_| None,
         now: at(0),
     })
 }
@@ -276,6 +277,7 @@ fn a_missing_claim_is_waited_for() {
         vmi: &waits,
         pod: None,
         claim: &|_| Some(VolumeMode::Filesystem),
+        volume: &|_| None,
         now: at(0),
     });
     assert!(matches!(&decision.actions[..], [Action::CreatePod(_)]));
@@ -344,10 +346,58 @@ fn a_settled_instance_is_not_written_again() {
         vmi: &settled,
         pod: Some(&running()),
         claim: &|_| None,
+        volume: &|_| None,
         now: at(1000),
     });
     assert_eq!(
         (decision.status, decision.actions),
         (settled.status.clone(), vec![])
+    );
+}
+
+#[test]
+fn an_instance_waits_until_its_volumes_are_filled() {
+    let mut waiting = vmi(Phase::Pending);
+    waiting.spec["volumes"] = json!([
+        {"name": "a", "dataVolume": {"name": "a"}},
+        {"name": "b", "persistentVolumeClaim": {"claimName": "b"}},
+        {"name": "c", "dataVolume": {"name": "gone"}},
+    ]);
+    let look = |state: VolumeState| {
+        decide(&Observed {
+            vmi: &waiting,
+            pod: None,
+            claim: &|_| Some(VolumeMode::Block),
+            volume: &|name| match name {
+                "a" => Some(VolumeState::Ready),
+                "b" => Some(state),
+                _ => None,
+            },
+            now: at(0),
+        })
+    };
+    let reason = |decision: &Decision| {
+        let found = condition(&decision.status.conditions, "DataVolumesReady");
+        found.unwrap().reason.clone()
+    };
+    let ready = look(VolumeState::Ready);
+    assert!(matches!(&ready.actions[..], [Action::CreatePod(_)]));
+    assert_eq!(reason(&ready), "AllDVsReady");
+    for state in [VolumeState::Filling, VolumeState::Retrying] {
+        let decision = look(state);
+        assert_eq!(
+            (&decision.actions[..], decision.status.phase),
+            (&[][..], Phase::Pending)
+        );
+        assert_eq!(reason(&decision), "NotAllDVsReady");
+        assert!(!is_true(&decision.status.conditions, "Provisioning"));
+    }
+    let waits = look(VolumeState::WaitsForConsumer);
+    assert!(is_true(&waits.status.conditions, "Provisioning"));
+    assert_eq!(waits.actions, []);
+    let failed = look(VolumeState::Failed).status;
+    assert_eq!(
+        (failed.phase, failed.reason.as_str()),
+        (Phase::Failed, "FailedDataVolumeImport")
     );
 }

@@ -45,6 +45,7 @@ pub(super) async fn reconcile(
         vmi: &observed,
         pod: pod.as_deref(),
         claim: &|claim| context.world.claim(&namespace, claim),
+        volume: &|name| Some(context.world.volume(&namespace, name)?.state()),
         now: Time(Timestamp::now()),
     });
     carry_out(&observed, decision, &pods, &context).await?;
