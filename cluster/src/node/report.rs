@@ -175,7 +175,7 @@ async fn ask_agent(reporter: &Reporter, vm: &Vm, known: &mut Known) {
         VmPhase::Running => {}
         // A guest that is paused says nothing; what it said before still holds.
         VmPhase::Paused => return,
-        VmPhase::Starting | VmPhase::Ended | VmPhase::Unknown => {
+        VmPhase::Starting | VmPhase::Incoming | VmPhase::Ended | VmPhase::Unknown => {
             known.guest = None;
             return;
         }

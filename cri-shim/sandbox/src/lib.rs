@@ -28,7 +28,7 @@ pub mod machine;
 mod oom;
 mod post_mortem;
 mod process;
-mod provisional;
+mod provisional_nics;
 mod psi;
 mod record;
 mod run;
@@ -60,7 +60,7 @@ pub use launch::DIR_MAX;
 pub use launch::Launching;
 pub use process::image_source;
 pub use process::{ProcessError, run as run_process};
-pub use provisional::{STREAM_MTU, provisional_nics};
+pub use provisional_nics::{STREAM_MTU, provisional_nics};
 pub use psi::{Psi, PsiData, PsiShare, PsiStats};
 pub use record::written_at as exit_recorded_at;
 pub use record::{ExitRecord, read as exit_record};
@@ -156,7 +156,7 @@ impl BuiltSandbox {
         };
         let macs = match ready {
             Some(_) => config.machine.nics.iter().map(|nic| nic.mac).collect(),
-            None => provisional::macs().collect(),
+            None => provisional_nics::macs().collect(),
         };
         let machine = BuiltMachine::new(config.machine, port.into_iter().collect())?;
         Ok(Self {

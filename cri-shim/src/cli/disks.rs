@@ -6,7 +6,7 @@ use std::time::SystemTime;
 use podvisor_images::Disk;
 use serde::Serialize;
 
-use super::shown::{NONE, SHORT_ID, ago};
+use super::format::{NONE, SHORT_ID, ago};
 use super::size;
 use super::table::Table;
 

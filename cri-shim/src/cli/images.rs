@@ -6,7 +6,7 @@ use clap::Args;
 use podvisor_images::Image;
 use serde::Serialize;
 
-use super::shown::{NONE, SHORT_ID, ago, rfc3339};
+use super::format::{NONE, SHORT_ID, ago, rfc3339};
 use super::size;
 use super::table::Table;
 use super::{FormatArgs, Globals};

@@ -8,8 +8,8 @@ use podvisor_images::{HistoryEntry, ImageDetails};
 use serde::Serialize;
 use serde_json::{Value, json};
 
+use super::format::{NONE, ago, rfc3339};
 use super::images::short_id;
-use super::shown::{NONE, ago, rfc3339};
 use super::table::Table;
 use super::{FormatArgs, Globals, JsonArgs, size};
 

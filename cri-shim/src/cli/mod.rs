@@ -2,11 +2,10 @@
 //! stderr, and the exit code reports the result.
 //!
 //! `command` lists all commands. Those for containers are in `container`, the other ones have one
-//! file each, with their flags and output; `output`, `table`, `shown`, `progress`, `interrupt` and
-//! `terminal` are shared. The commands' work is done elsewhere: images by `podvisor-images`,
+//! file each, with their flags and output; `output`, `table`, `format`, `progress`, `interrupt`
+//! and `terminal` are shared. The commands' work is done elsewhere: images by `podvisor-images`,
 //! virtual machines by `sandbox`.
 
-mod absent;
 mod advice;
 mod booleans;
 mod check;
@@ -17,6 +16,7 @@ mod container;
 mod deferred;
 mod destination;
 mod disks;
+mod format;
 mod guest;
 mod image;
 mod images;
@@ -35,13 +35,13 @@ mod progress;
 mod prune;
 mod pull;
 mod registries;
+mod replacements;
 mod rmi;
 mod run;
 mod sandbox;
 mod save;
 mod serve;
 mod settings;
-mod shown;
 mod signals;
 mod size;
 mod snapshot;
@@ -170,7 +170,7 @@ fn exit_code(done: anyhow::Result<u8>, failure: u8) -> ExitCode {
 fn usage(error: &clap::Error, arguments: &[OsString]) -> ExitCode {
     if error.kind() == ErrorKind::InvalidSubcommand
         && let Some(name) = subcommand(arguments).and_then(OsStr::to_str)
-        && let Some(instead) = absent::instead_of(name)
+        && let Some(instead) = replacements::instead_of(name)
     {
         notice(&format!("there is no command `{name}`: {instead}"));
         return ExitCode::from(USAGE);
@@ -209,7 +209,7 @@ fn refused_flag(error: &clap::Error, arguments: &[OsString]) -> Option<(String, 
         return None;
     };
     let flag = flag.split(['=', ' ']).next().unwrap_or(flag);
-    Some((flag.to_owned(), absent::instead_of_flag(flag)?))
+    Some((flag.to_owned(), replacements::instead_of_flag(flag)?))
 }
 
 /// Returns whether the command's exit code is that of a program.

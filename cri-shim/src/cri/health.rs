@@ -15,7 +15,7 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::net::{TcpListener, TcpStream};
 use tracing::{debug, info, warn};
 
-use super::calls::{BOUNDS_MS, Calls};
+use super::call_layer::{BOUNDS_MS, Calls};
 use super::node::Node;
 use super::server::ServeError;
 use super::state::{ContainerPhase, PodPhase};

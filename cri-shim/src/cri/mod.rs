@@ -3,12 +3,12 @@
 //! gRPC requests come in through [`server`] to `runtime` and `images`, which pass them to the
 //! [`node`]: its state of pods and containers, stored in the database of [`state`]. `pods` and
 //! `containers` do the work and record each step before and after it, using the sandbox's process
-//! (`crate::sandbox`), the network (`crate::cni`), `volumes`, `memory` and the OCI specification of
-//! `spec`. Work that a caller asked for continues when the caller goes away, and partly completed
-//! work is undone. Nothing here knows virtual machines or the command line.
+//! (`crate::sandbox`), the network (`crate::cni`), `volumes`, `memory_volumes` and the OCI
+//! specification of `spec`. Work that a caller asked for continues when the caller goes away, and
+//! partly completed work is undone. Nothing here knows virtual machines or the command line.
 
 mod backoff;
-mod calls;
+mod call_layer;
 mod cdi;
 mod config;
 mod containers;
@@ -20,23 +20,23 @@ mod health;
 mod host_runtime;
 mod image_volumes;
 mod images;
-mod known;
-mod late;
-mod memory;
+mod memory_volumes;
 mod metrics;
-mod mounted;
 mod node;
 mod node_api;
-mod owner;
+mod pod_index;
 mod pods;
 mod resolver;
+mod retry_writer;
 mod runtime;
 mod server;
 mod spec;
 mod state;
-mod streams;
-mod unknown;
+mod state_lock;
+mod streaming_backend;
+mod unimplemented;
 mod vm;
+mod volume_users;
 mod volumes;
 
 pub(crate) use cdi::DIRECTORIES as CDI_SPEC_DIRS;

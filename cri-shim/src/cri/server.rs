@@ -17,7 +17,7 @@ use tokio_stream::wrappers::UnixListenerStream;
 use tonic::transport::Server;
 use tracing::info;
 
-use super::calls::{AroundCalls, Calls};
+use super::call_layer::{AroundCalls, Calls};
 use super::config::ServeConfig;
 use super::error::CriError;
 use super::health;
@@ -26,7 +26,7 @@ use super::images::Images;
 use super::node::Node;
 use super::node_api::VmCalls;
 use super::runtime::Runtime;
-use super::streams::Streams;
+use super::streaming_backend::Streams;
 use crate::path_authority::PathAuthority;
 use crate::streaming::{Streaming, StreamingError};
 

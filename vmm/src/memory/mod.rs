@@ -51,6 +51,7 @@ pub(crate) use save::{CHUNK, SaveScope, runs_of_data};
 pub(crate) use slots::add_memslots;
 pub(crate) use written::{MemoryLog, PageSet};
 
+pub use pages::PageMap;
 pub use size::{MemorySize, ParseMemorySizeError};
 
 use crate::layout;
@@ -118,6 +119,8 @@ pub(crate) struct GuestMemory {
     file: Option<Arc<File>>,
     /// What devices write, while a migration asks.
     writes: WriteLog,
+    /// Opened when it is needed, unless the owner has opened it.
+    page_map: Option<PageMap>,
 }
 
 /// How much memory a guest has.
@@ -177,6 +180,7 @@ impl GuestMemory {
             shape,
             file: None,
             writes: WriteLog::default(),
+            page_map: None,
         })
     }
 
@@ -205,7 +209,13 @@ impl GuestMemory {
             shape,
             file: Some(file),
             writes: WriteLog::default(),
+            page_map: None,
         })
+    }
+
+    /// Uses this open `/proc/self/pagemap`.
+    pub(crate) fn set_page_map(&mut self, page_map: Option<PageMap>) {
+        self.page_map = page_map;
     }
 
     /// Returns the memory that the guest may write, and that a snapshot contains.

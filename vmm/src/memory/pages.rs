@@ -4,8 +4,9 @@ use std::fs::File;
 use std::io;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
+use std::sync::Arc;
 
-use super::PAGE_SIZE;
+use super::{MemoryError, PAGE_SIZE};
 
 /// Bits of an entry (Documentation/admin-guide/mm/pagemap.rst).
 const PRESENT: u64 = 1 << 63;
@@ -15,13 +16,23 @@ const FILE_OR_SHARED: u64 = 1 << 61;
 /// The size of an entry in bytes.
 const ENTRY_SIZE: u64 = 8;
 
-/// `/proc/self/pagemap`.
-#[derive(Debug)]
-pub(super) struct PageMap(File);
+/// The open `/proc/self/pagemap`, by which a snapshot or a migration finds the memory that is in
+/// use.
+///
+/// It is opened by its path when it is needed. A program that enters a jail first opens it before,
+/// and passes it to [`VmBuilder::page_map`](crate::VmBuilder::page_map) for each VM. It tells of
+/// the process that opened it, and of no child.
+#[derive(Debug, Clone)]
+pub struct PageMap(Arc<File>);
 
 impl PageMap {
-    pub(super) fn open() -> io::Result<Self> {
-        File::open("/proc/self/pagemap").map(Self)
+    /// Opens `/proc/self/pagemap`.
+    ///
+    /// # Errors
+    /// [`MemoryError::PageMap`].
+    pub fn open() -> Result<Self, MemoryError> {
+        let file = File::open("/proc/self/pagemap").map_err(MemoryError::PageMap)?;
+        Ok(Self(Arc::new(file)))
     }
 
     /// Returns the pages of the mapping at `start`, `len` bytes long, that are neither a file's nor
@@ -93,6 +104,18 @@ mod tests {
         ram.read_exact_volatile_from(at, &mut other, 0x1000)
             .unwrap();
         assert_eq!(own(&memory), [0x5000..0x6000, 0x9000..0xb000]);
+    }
+
+    #[test]
+    fn an_open_page_map_is_read_in_place_of_one_that_is_opened_by_its_path() {
+        let mut memory = GuestMemory::anonymous(MemoryShape::fixed(MemorySize::mib(16))).unwrap();
+        memory.set_page_map(Some(PageMap::open().unwrap()));
+        memory.ram().write_obj(1u8, GuestAddress(0x5000)).unwrap();
+        assert!(memory.touched().unwrap().bytes() > 0);
+        let empty = tempfile::tempfile().unwrap();
+        memory.set_page_map(Some(PageMap(Arc::new(empty))));
+        let error = memory.touched().unwrap_err();
+        assert!(matches!(error, MemoryError::PageMap(_)), "{error}");
     }
 
     #[test]

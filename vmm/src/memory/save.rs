@@ -46,7 +46,7 @@ impl GuestMemory {
         which: SaveScope,
         plugged: u64,
     ) -> Result<Vec<Range<u64>>, MemoryError> {
-        let map = PageMap::open().map_err(MemoryError::PageMap)?;
+        let map = self.page_map()?;
         let hotplug = self.shape().hotplug_region().map(|region| region.start);
         file.set_len(self.shape().total().as_bytes())
             .map_err(failed("write", 0))?;
@@ -75,7 +75,7 @@ impl GuestMemory {
 
     /// Returns all pages that may not be zero.
     pub(crate) fn touched(&self) -> Result<PageSet, MemoryError> {
-        let map = PageMap::open().map_err(MemoryError::PageMap)?;
+        let map = self.page_map()?;
         let mut touched = PageSet::default();
         for (span, region) in spans(self.shape()).zip(self.ram().iter()) {
             let own = map.own(region.as_ptr().addr(), span.len);
@@ -96,7 +96,7 @@ impl GuestMemory {
         if self.file.is_none() {
             return Ok(None);
         }
-        let map = PageMap::open().map_err(MemoryError::PageMap)?;
+        let map = self.page_map()?;
         let mut ranges = Vec::new();
         for (span, region) in self.boot_spans() {
             let start = region.as_ptr().addr();
@@ -123,6 +123,10 @@ impl GuestMemory {
                 }
             }
         }
+    }
+
+    fn page_map(&self) -> Result<PageMap, MemoryError> {
+        self.page_map.clone().map_or_else(PageMap::open, Ok)
     }
 
     /// Returns all of memory except what may be plugged in.

@@ -38,13 +38,13 @@ pub use error::causes;
 pub use assets::{AssetError, Assets, GUEST_DIR_VARIABLE, GuestFile};
 pub use disk::{Disk, PluggedDisk};
 pub use nic::Nic;
-pub(crate) use own_os::MachinePlan;
 pub use own_os::{DiskContents, MachineDisk, MachineIdentity, MachineNic};
+pub(crate) use own_os::{HostFiles, MachinePlan};
 pub use panic::KernelPanic;
 use pause::{PauseCall, UndoPause};
 pub use podvisor_network::guest::NicKind;
 pub use podvisor_vmm::{
-    EarlyVm, KvmDevice, OverlayFormat, Snapshot, Transport, WorkingSet, create_grown_overlay,
+    EarlyVm, OverlayFormat, Snapshot, Transport, WorkingSet, create_grown_overlay,
 };
 pub(crate) use serial_port::SerialPort;
 pub use share::{SharedDir, UserRange};

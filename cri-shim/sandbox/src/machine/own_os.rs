@@ -8,13 +8,49 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use podvisor_vmm::{
-    BlockDevice, Initramfs, Kernel, KvmDevice, MemorySize, OverlayFormat, PortsDevice, Smbios,
-    Transport, Vm, VsockDevice,
+    BlockDevice, Initramfs, Kernel, KvmDevice, MemorySize, OverlayFormat, PageMap, PortsDevice,
+    Smbios, Transport, Vm, VmBuilder, VsockDevice,
 };
 use serde::{Deserialize, Serialize};
+use tracing::warn;
 
 use super::serial_port::SerialPort;
 use super::{BuiltMachine, GUEST_CID, MachineError, Nic, NicKind, Ports};
+
+/// What a process opens before its jail closes, to build machines in it.
+#[derive(Debug)]
+pub(crate) struct HostFiles {
+    kvm: KvmDevice,
+    /// Machines whose memory nobody saves do without.
+    page_map: Option<PageMap>,
+}
+
+impl HostFiles {
+    /// Opens them.
+    ///
+    /// # Errors
+    /// There is no KVM.
+    pub(crate) fn open() -> Result<Self, MachineError> {
+        let kvm = KvmDevice::open()?;
+        let page_map = PageMap::open();
+        let page_map = page_map.inspect_err(|error| {
+            warn!(%error, "the memory of machines cannot be saved");
+        });
+        Ok(Self {
+            kvm,
+            page_map: page_map.ok(),
+        })
+    }
+
+    /// Gives them to a builder.
+    fn given_to<S>(&self, builder: VmBuilder<S>) -> VmBuilder<S> {
+        let builder = builder.kvm(&self.kvm);
+        match &self.page_map {
+            Some(page_map) => builder.page_map(page_map),
+            None => builder,
+        }
+    }
+}
 
 /// What a machine is built from.
 #[derive(Debug)]
@@ -107,11 +143,11 @@ impl MachinePlan {
     /// [`MachineError`]; nothing is left of the machine then.
     pub(crate) fn build(
         &self,
-        kvm: &KvmDevice,
+        host: &HostFiles,
         port: &SerialPort,
     ) -> Result<BuiltMachine, MachineError> {
-        let mut builder = Vm::builder()
-            .kvm(kvm)
+        let mut builder = host
+            .given_to(Vm::builder())
             .kernel(Kernel::from_file(again(&self.kernel)?)?)
             .cmdline(self.cmdline.clone())
             .vcpus(self.cpus)

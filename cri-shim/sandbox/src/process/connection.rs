@@ -15,9 +15,9 @@ use super::super::wire::{
     Answer, Call, Frame, FrameError, FrameReader, FrameWriter, MAX_FRAME, Numbered, Refusal, Reply,
     Request,
 };
-use super::answer::Fds;
 use super::end::Cause;
 use super::serve::has_ended;
+use super::service::Fds;
 use super::waits::{MAX_WAITS, Wait, Waits};
 
 /// Most requests that are executed at the same time, not counting those that end something or send

@@ -12,8 +12,8 @@ use tokio::sync::watch;
 use super::super::error::SandboxError;
 use super::super::types::{ContainerInfo, ProcessExit};
 use super::containers::Containers;
+use super::maintenance;
 use super::own_os::OwnOs;
-use super::upkeep;
 
 /// What is in the guest.
 #[derive(Debug, Clone)]
@@ -37,7 +37,7 @@ impl Guest {
     /// Periodic work that the guest needs while it runs.
     pub(super) async fn upkeep(self) {
         match self {
-            Self::Agent(containers) => upkeep::of_guest(containers).await,
+            Self::Agent(containers) => maintenance::of_guest(containers).await,
             // It looks after itself.
             Self::OwnOs(_) => {}
         }

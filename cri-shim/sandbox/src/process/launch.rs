@@ -22,8 +22,8 @@ use super::guest::Guest;
 use super::own_os::{OwnOs, Resources, Usage};
 use super::{ProcessError, SHARE_PATH};
 use crate::machine::{
-    Boot, EarlyVm, GuestFiles, KvmDevice, MachineConfig, MachineError, Nic, SHARE_TAG, SharedDir,
-    Transport, causes,
+    Boot, EarlyVm, GuestFiles, HostFiles, MachineConfig, Nic, SHARE_TAG, SharedDir, Transport,
+    causes,
 };
 
 /// Length of the accept queue of the control socket: while the process is stopped, closed
@@ -175,11 +175,11 @@ pub(super) async fn boot(
     let Some(guest) = guest else {
         // Its machine has other needs.
         drop(early);
-        let kvm = KvmDevice::open().map_err(MachineError::from);
+        let host = HostFiles::open();
         let usage = Usage::open();
         let missing_layers = close_jail(&launch, &devices, KvmCalls::CreateVms)?;
         let system = OwnOs::new(Resources {
-            kvm,
+            host,
             nics: launch.nics.into_iter().zip(devices.nics).collect(),
             network: network.await?,
             memory: launch.memory,

@@ -11,7 +11,7 @@
 //! | `launch` | from the launcher's frame to a guest that is configured |
 //! | `serve` | the control socket: connections |
 //! | `connection` | one connection's requests, each executed and replied to |
-//! | `answer` | dispatches requests to what is in the guest |
+//! | `service` | dispatches requests to what is in the guest |
 //! | `guest` | what is in the guest: the agent's containers, or a system of its own |
 //! | `containers`, `machine` | implementations of requests |
 //! | `container` | one container's state and its processes |
@@ -22,11 +22,10 @@
 //! | `own_os` | a guest with an operating system of its own |
 //! | `pauses` | pauses of the guest, and its clock |
 //! | `end` | the machine's end: when it is due, and the work that is left then |
-//! | `upkeep` | periodic work for a running guest: its clock, and removed files |
+//! | `maintenance` | periodic work for a running guest: its clock, and removed files |
 //! | `images` | which disk holds which image |
 //! | `plugs` | which disks are plugged in for which containers |
 
-mod answer;
 mod backlog;
 mod connection;
 mod container;
@@ -41,6 +40,7 @@ mod images;
 mod launch;
 mod log;
 mod machine;
+mod maintenance;
 mod output;
 mod own_log;
 mod own_os;
@@ -48,7 +48,7 @@ mod pauses;
 mod plugs;
 mod restart;
 mod serve;
-mod upkeep;
+mod service;
 mod waits;
 
 use std::cell::Cell;
@@ -70,10 +70,10 @@ use super::jail;
 use super::types::GuestNetwork;
 use super::wire::{FrameError, FrameReader, FrameWriter, LaunchReply};
 use crate::machine::{EarlyVm, causes};
-use answer::Service;
 use end::{Cause, Shutdown};
 pub use images::mount_source as image_source;
 use launch::{ConfiguredSandbox, Received};
+use service::Service;
 
 /// The grace period of a SIGTERM, which carries none.
 const SIGTERM_GRACE: Duration = Duration::from_secs(30);

@@ -12,8 +12,8 @@ use tracing::warn;
 use super::super::error::RefusalKind;
 use super::super::types::SandboxExit;
 use super::super::wire::{FrameReader, FrameWriter, Refusal, Reply};
-use super::answer::Service;
 use super::connection::{converse, next};
+use super::service::Service;
 
 /// Most connections at the same time. Each program in the foreground, and each waiting client, has
 /// one.

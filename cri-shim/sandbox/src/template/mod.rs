@@ -36,7 +36,7 @@ pub use maker::SnapshotMaker;
 pub use shape::Shape;
 use unfinished::Unfinished;
 
-use super::provisional::{macs, mtu};
+use super::provisional_nics::{macs, mtu};
 use super::{BuiltSandbox, GuestConfig, SandboxConfig, SandboxError};
 use crate::machine::{
     Boot, GuestFiles, MachineConfig, MachineError, Nic, NicKind, SharedDir, Snapshot, causes,

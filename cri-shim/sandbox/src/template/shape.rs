@@ -19,7 +19,7 @@ use super::{MEMORY, STATE, Template, TemplateError, create, file, has_just_faile
 use crate::log_tail::last_line;
 use crate::machine::{NicKind, Transport, causes};
 use crate::oom;
-use crate::provisional::{MAX_NICS, mtu};
+use crate::provisional_nics::{MAX_NICS, mtu};
 use crate::types::LaunchConfig;
 
 /// The log of a process that creates a template.

@@ -24,8 +24,8 @@ use tokio::process::{Child, Command};
 use tokio::task::spawn_blocking;
 
 use super::merge::{Temporary, check, merge, merge_contents};
-use super::rename::Rename;
 use super::state::running;
+use super::tar_rename::Rename;
 use super::{Containers, Entry, sweep};
 use crate::cli::destination::Destination;
 use crate::cli::input::Stdin;

@@ -11,7 +11,7 @@ use std::time::Duration;
 use clap::Args;
 use futures_util::{StreamExt as _, stream};
 
-use super::memory::HostMemory;
+use super::host_memory::HostMemory;
 use super::state::{MAX_CONCURRENT_QUERIES, states};
 use super::{Containers, Entry, State, sweep};
 use crate::cli::Globals;

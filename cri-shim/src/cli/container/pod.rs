@@ -24,6 +24,7 @@ use super::{
     volumes,
 };
 use crate::cli::deferred::Deferred;
+use crate::cli::format::{SHORT_ID, ago, rfc3339};
 use crate::cli::guest::{Guest, GuestArgs};
 use crate::cli::io_limits::{self, IoArgs};
 use crate::cli::run::{
@@ -31,7 +32,6 @@ use crate::cli::run::{
     parse_sysctl,
 };
 use crate::cli::settings::BootArgs;
-use crate::cli::shown::{SHORT_ID, ago, rfc3339};
 use crate::cli::signals::{Signals, exit_code_of};
 use crate::cli::table::Table;
 use crate::cli::{FormatArgs, Globals, JsonArgs};

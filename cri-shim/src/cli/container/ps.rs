@@ -6,10 +6,10 @@ use clap::Args;
 use podvisor_images::parse_reference;
 use serde_json::{Value, json};
 
-use super::memory::{self, HostMemory};
+use super::host_memory::{self, HostMemory};
 use super::state::states;
 use super::{Containers, Entry, Record, State, filter, port, ports, sweep};
-use crate::cli::shown::{ago, rfc3339};
+use crate::cli::format::{ago, rfc3339};
 use crate::cli::table::Table;
 use crate::cli::{FormatArgs, Globals};
 
@@ -225,7 +225,7 @@ fn table(shown: &[(Entry, Option<State>)], args: &PsArgs) -> String {
             row.push(pod.map(|pod| pod.name).unwrap_or_default());
         }
         if args.host_memory {
-            row.push(memory::shown(host_memory(state)));
+            row.push(host_memory::shown(host_memory(state)));
         }
         table.row(row);
     }

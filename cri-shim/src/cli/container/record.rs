@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use super::claim::Claim;
 use super::ports::{self, Port};
 use super::{NetworkMode, RestartArg, Volume, network};
-use crate::cli::shown::SHORT_ID;
+use crate::cli::format::SHORT_ID;
 use crate::sandbox::{DIR_MAX, IoLimit};
 
 /// Parent of all containers' directories, within the root. Short, because socket paths are below

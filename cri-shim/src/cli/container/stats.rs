@@ -8,7 +8,7 @@ use clap::Args;
 use futures_util::{StreamExt as _, stream};
 use serde_json::json;
 
-use super::memory::{self, HostMemory};
+use super::host_memory::{self, HostMemory};
 use super::metrics::STATS_TIMEOUT;
 use super::state::{MAX_CONCURRENT_QUERIES, states};
 use super::{Containers, Entry, State, sweep};
@@ -179,7 +179,7 @@ fn show(samples: &[Sample], args: &StatsArgs) -> anyhow::Result<ControlFlow<()>>
                 size::human(stats.memory_usage_bytes),
                 size::human(record.memory)
             ),
-            memory::shown(HostMemory::of(sample.pid)),
+            host_memory::shown(HostMemory::of(sample.pid)),
             format!(
                 "{} / {}",
                 size::human(stats.io_read_bytes),

@@ -5,9 +5,9 @@ use std::path::{Path, PathBuf};
 
 use clap::{ArgAction, Args, ValueEnum};
 
-use super::lists::{self, EnvFile, LabelFile};
+use super::env_file::{self, EnvFile, LabelFile};
 use super::mount::{self, MountArg};
-use super::rights::{RightsArgs, Tmpfs};
+use super::spec_flags::{RightsArgs, Tmpfs};
 use crate::cli::container::{NetworkArgs, RestartArg, Volume, parse_volume};
 use crate::cli::guest::GuestArgs;
 use crate::cli::io_limits::IoArgs;
@@ -38,7 +38,7 @@ pub(in crate::cli) struct RunArgs {
     pub(super) env: Vec<String>,
 
     /// Set the variables of a file, a line each; --env overrides them
-    #[arg(long, value_name = "FILE", value_parser = lists::read_env)]
+    #[arg(long, value_name = "FILE", value_parser = env_file::read_env)]
     pub(super) env_file: Vec<EnvFile>,
 
     /// Start in this directory of the image
@@ -146,7 +146,7 @@ pub(in crate::cli) struct RunArgs {
     pub(super) label: Vec<(String, String)>,
 
     /// Labels of a file, a line each; --label overrides them
-    #[arg(long, value_name = "FILE", value_parser = lists::read_labels)]
+    #[arg(long, value_name = "FILE", value_parser = env_file::read_labels)]
     pub(super) label_file: Vec<LabelFile>,
 
     /// Share a directory or file of the host; options: ro, rw, rslave; z and Z are accepted and ignored

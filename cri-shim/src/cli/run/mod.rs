@@ -1,14 +1,14 @@
 //! `podvisor run`: runs a program from an image in its own virtual machine, like a program that was
 //! started on this host.
 //!
-//! `args` has the flags, `rights`, `lists` and `mount` some more of them, `make` creates the container; this
-//! file runs it.
+//! `args` has the flags, `spec_flags`, `env_file` and `mount` some more of them, `create` creates the
+//! container; this file runs it.
 
 mod args;
-mod lists;
-mod make;
+mod create;
+mod env_file;
 mod mount;
-mod rights;
+mod spec_flags;
 
 use std::fs::{self, File};
 use std::io::{self, Write as _};
@@ -35,9 +35,9 @@ use crate::signal::SIGKILL;
 use args::Pull;
 pub(super) use args::{RunArgs, from_here};
 pub(super) use args::{parse_console, parse_hostname, parse_label, parse_sysctl};
-pub(super) use lists::{EnvFile, read_env};
-use make::{ImagePin, Place, PreparedContainer, launch, record};
-pub(super) use make::{MachineOptions, begin_machine, keep_etc_files, now};
+use create::{ImagePin, Place, PreparedContainer, launch, record};
+pub(super) use create::{MachineOptions, begin_machine, keep_etc_files, now};
+pub(super) use env_file::{EnvFile, read_env};
 
 pub(super) fn run(globals: &Globals, args: &RunArgs) -> anyhow::Result<u8> {
     if args.tty && args.interactive && !args.detach && !terminal::is_terminal(io::stdin()) {

@@ -1,6 +1,6 @@
 //! `--mount KEY=VALUE,…`: the long form of `--volume` and `--tmpfs`.
 
-use super::rights::{Tmpfs, parse_tmpfs};
+use super::spec_flags::{Tmpfs, parse_tmpfs};
 use crate::cli::container::{Volume, volumes};
 
 /// What one `--mount` mounts.

@@ -10,7 +10,7 @@ use tracing::debug;
 use crate::cli::container::ports::line;
 use crate::cli::container::state::states;
 use crate::cli::container::{Entry, State, network, port, ps, sweep};
-use crate::cli::shown::{ago, rfc3339};
+use crate::cli::format::{ago, rfc3339};
 use crate::cli::table::Table;
 use crate::cli::{FormatArgs, Globals, JsonArgs};
 

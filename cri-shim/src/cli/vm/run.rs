@@ -20,10 +20,10 @@ use crate::cli::container::ports::{Port, Protocol, choose_free};
 use crate::cli::container::{
     Entry, NetworkArgs, NetworkMode, Record, RestartArg, State, Sweep, VmRecord, clear, sweep,
 };
+use crate::cli::format::SHORT_ID;
 use crate::cli::guest::check_memory;
 use crate::cli::pull::Pulled;
 use crate::cli::run::{now, parse_hostname};
-use crate::cli::shown::SHORT_ID;
 use crate::cli::signals::{Signals, exit_code_of};
 use crate::sandbox::{EventAction, SandboxClient, random_id};
 

@@ -19,7 +19,7 @@ use crate::cri::error::{CriError, Kind, Result};
 use crate::cri::node::{Container, Node, Pod, now};
 use crate::cri::spec::{self, ContainerSpec, SpecRequest, Volume, VolumeSource};
 use crate::cri::state::{ContainerPhase, ContainerRecord, MountedImage, PodPhase, PodRecord};
-use crate::cri::{cdi, devices, memory, resolver, volumes};
+use crate::cri::{cdi, devices, memory_volumes, resolver, volumes};
 use crate::sandbox::{
     CreateContainer, ImageVolume, RefusalKind, RestartPolicy, SandboxClient, SandboxError,
     SharedDirectory, random_id,
@@ -319,7 +319,7 @@ impl Node {
         let of_pod = Arc::clone(pod);
         let look = move || -> Result<_> {
             let in_memory = match &mut known {
-                Some(known) => memory::sources(&mounts, known)?,
+                Some(known) => memory_volumes::sources(&mounts, known)?,
                 None => BTreeMap::new(),
             };
             let looked = volumes::look(&shared, &of_pod.mounted, &mounts, in_memory)?;

@@ -18,7 +18,7 @@ use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Status};
 use tower_service::Service as _;
 
-use super::kept::{KeptLists, Listed};
+use super::last_lists::{KeptLists, Listed};
 use super::message::{Call, answer, decode};
 use super::{HOST_HANDLER, needs_node};
 use crate::cri::config::HostSettings;

@@ -12,10 +12,10 @@ use tower_service::Service;
 use tracing::info;
 
 use super::client::is_away;
-use super::kept::Listed;
+use super::last_lists::Listed;
 use super::message::{Call, answered, decode};
 use super::service::{Both, optional};
-use super::{HOST_HANDLER, lists};
+use super::{HOST_HANDLER, merge};
 
 const IMAGE_STATUS: &str = "/runtime.v1.ImageService/ImageStatus";
 
@@ -51,7 +51,7 @@ where
         let own = self.own_message(call.clone()).await?;
         // A kubelet forgets what it knows of images that are not listed.
         let hosts = self.host.list(Listed::Images, call).await?;
-        Ok(answered(&lists::images(&own, &hosts)?))
+        Ok(answered(&merge::images(&own, &hosts)?))
     }
 
     pub(super) async fn image_fs_info(&mut self, call: Call) -> Result<Response<Body>, Status> {
@@ -59,8 +59,8 @@ where
         let hosts = optional(self.host.ask_briefly(call).await);
         // A kubelet looks at the first one only.
         Ok(answered(&match self.host.is_default {
-            true => lists::concatenated(&hosts, &own),
-            false => lists::concatenated(&own, &hosts),
+            true => merge::concatenated(&hosts, &own),
+            false => merge::concatenated(&own, &hosts),
         }))
     }
 
@@ -119,7 +119,7 @@ fn handler(call: &Call) -> Result<String, Status> {
 /// Returns the call without its runtime handler, which the other runtime does not know.
 fn with_default_handler(call: &Call) -> Call {
     let handler = Bytes::from_static(&DEFAULT_HANDLER);
-    call.with(lists::concatenated(&call.message, &handler))
+    call.with(merge::concatenated(&call.message, &handler))
 }
 
 #[cfg(test)]

@@ -9,17 +9,17 @@
 //! Messages are passed on as bytes, so that fields of newer versions of the interface are kept. A
 //! call is only decoded to find out where it belongs, and answers only where two become one.
 //! [`service`] decides where calls go, with those about images in `images`; `missing_image` fetches
-//! what only one of the runtimes has, and `promises` refuses what the other one would ignore.
-//! `lists` merges, and `kept` has the last lists for the time when the other runtime is away.
+//! what only one of the runtimes has, and `features` refuses what the other one would ignore.
+//! `merge` joins lists, and `last_lists` has the last ones for the time when the other runtime is away.
 
 mod client;
 mod events;
+mod features;
 mod images;
-mod kept;
-mod lists;
+mod last_lists;
+mod merge;
 mod message;
 mod missing_image;
-mod promises;
 mod service;
 
 use podvisor_cri_messages::{NamespaceMode, PodSandboxConfig};

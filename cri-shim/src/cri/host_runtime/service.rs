@@ -20,10 +20,10 @@ use tower_service::Service;
 use tracing::{debug, info};
 
 use super::client::HostRuntime;
-use super::kept::Listed;
-use super::lists;
+use super::last_lists::Listed;
+use super::merge;
 use super::message::{Call, answer, answered, decode};
-use super::{HOST_HANDLER, missing_image, promises};
+use super::{HOST_HANDLER, features, missing_image};
 use crate::cri::error::{CriError, Result as CriResult};
 use crate::cri::node::Node;
 use crate::cri::runtime::condition;
@@ -224,17 +224,17 @@ where
             Route::List(listed) => {
                 let own = self.own_message(call.clone()).await?;
                 let hosts = self.host.list(listed, call).await?;
-                Ok(answered(&lists::concatenated(&own, &hosts)))
+                Ok(answered(&merge::concatenated(&own, &hosts)))
             }
             Route::Statistics => {
                 let own = self.own_message(call.clone()).await?;
                 let hosts = optional(self.host.ask_briefly(call).await);
-                Ok(answered(&lists::concatenated(&own, &hosts)))
+                Ok(answered(&merge::concatenated(&own, &hosts)))
             }
             Route::Descriptors => {
                 let own = self.own_message(call.clone()).await?;
                 let hosts = optional(self.host.ask_briefly(call).await);
-                Ok(answered(&lists::descriptors(&own, &hosts)?))
+                Ok(answered(&merge::descriptors(&own, &hosts)?))
             }
             Route::Status => self.status(call).await,
             Route::PullImage => self.pull_image(call).await,
@@ -278,14 +278,14 @@ where
             return self.own(call).await;
         }
         let config = request.config.unwrap_or_default();
-        promises::check_pod(&self.host, &call, &config).await?;
+        features::check_pod(&self.host, &call, &config).await?;
         let metadata = config.metadata.unwrap_or_default();
         info!(
             pod = metadata.name,
             namespace = metadata.namespace,
             "creating the pod in the host's runtime"
         );
-        let message = lists::concatenated(&call.message, &DEFAULT_HANDLER.to_vec().into());
+        let message = merge::concatenated(&call.message, &DEFAULT_HANDLER.to_vec().into());
         self.host.pass_making(call.with(message)).await
     }
 
@@ -315,7 +315,7 @@ where
                     // A message that follows is merged into the one before it; all else stays, also
                     // fields that are unknown here.
                     let named = named_by_id(id).encode_to_vec();
-                    call = call.with(lists::concatenated(&call.message, &named.into()));
+                    call = call.with(merge::concatenated(&call.message, &named.into()));
                 }
                 Some(id) => {
                     return Err(Status::failed_precondition(format!(
@@ -329,7 +329,7 @@ where
         if is_own {
             return self.own(call).await;
         }
-        promises::check_container(&self.host, &call, &config).await?;
+        features::check_container(&self.host, &call, &config).await?;
         self.host.pass_making(call).await
     }
 

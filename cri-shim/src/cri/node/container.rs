@@ -8,7 +8,7 @@ use tokio::sync::watch;
 use super::Pod;
 use crate::cri::containers::CpuRate;
 use crate::cri::error::{CriError, Kind, Result};
-use crate::cri::late::PendingRecord;
+use crate::cri::retry_writer::PendingRecord;
 use crate::cri::state::{CachedRecord, ContainerPhase, ContainerRecord, Database, StateError};
 
 /// A container.

@@ -9,9 +9,9 @@ use tokio::sync::watch;
 
 use super::lock;
 use crate::cri::error::{CriError, Kind, Result};
-use crate::cri::late::PendingRecord;
-use crate::cri::mounted::Mounted;
+use crate::cri::retry_writer::PendingRecord;
 use crate::cri::state::{CachedRecord, Database, PodPhase, PodRecord, StateError};
+use crate::cri::volume_users::Mounted;
 use crate::sandbox::{GuestStats, SandboxClient};
 
 /// A pod sandbox.

@@ -9,8 +9,8 @@ use podvisor_cri_messages::{
 use tokio::time::{Instant, sleep};
 use tracing::{debug, info, warn};
 
-use super::bounds::{PodBounds, memory_limit, milli_cpus};
 use super::cgroup;
+use super::limits::{PodBounds, memory_limit, milli_cpus};
 use crate::cri::config::Sizes;
 use crate::cri::error::{CriError, Result};
 use crate::cri::node::{GuestResources, Node, Pod};

@@ -1,11 +1,11 @@
 //! Pod sandboxes: creation, status, stopping and removal.
 
-mod bounds;
 mod cgroup;
 mod grow;
 mod importance;
 mod kill;
 mod late_start;
+mod limits;
 mod pressure;
 mod quantity;
 mod recover;
@@ -13,7 +13,7 @@ mod run;
 mod stop;
 mod view;
 
-pub(super) use bounds::{Bound, PodBounds, memory_limit, milli_cpus};
 pub(super) use grow::NewLimits;
+pub(super) use limits::{Bound, PodBounds, memory_limit, milli_cpus};
 pub(super) use quantity::parse as parse_quantity;
 pub(super) use view::matches_labels;

@@ -6,8 +6,8 @@ use std::sync::atomic::Ordering;
 
 use tracing::{debug, info};
 
-use super::bounds::{Bound, PodBounds, memory_limit};
 use super::grow::MEMORY_STEP;
+use super::limits::{Bound, PodBounds, memory_limit};
 use crate::cri::backoff::Backoff;
 use crate::cri::error::Result;
 use crate::cri::node::{Node, Pod};

@@ -8,7 +8,7 @@ use podvisor_cri_messages::{ContainerEventType, PodSandboxConfig, Protocol, RunP
 use serde_json::{Value, json};
 use tracing::{info, warn};
 
-use super::bounds::PodBounds;
+use super::limits::PodBounds;
 use super::{cgroup, quantity};
 use crate::cni::{self, Capabilities, PodIdentity};
 use crate::cri::config::{GuestSettings, HANDLER};

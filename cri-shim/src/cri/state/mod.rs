@@ -2,13 +2,13 @@
 //! Records are written before and after each step, so that after a daemon was killed in between,
 //! the next one knows what may be left. Records do not contain what can be derived.
 
+mod cached_record;
 mod database;
-mod kept;
 mod protobuf;
 mod records;
 
+pub(crate) use cached_record::CachedRecord;
 pub(crate) use database::{Database, StateError};
-pub(crate) use kept::CachedRecord;
 pub(crate) use records::{
     ContainerExit, ContainerPhase, ContainerRecord, GuestSize, MemoryVolume, MountedImage,
     PodPhase, PodRecord, Record,

@@ -17,9 +17,9 @@ use rustix::mount::{MountPropagationFlags, UnmountFlags, mount_bind, mount_chang
 use tracing::warn;
 
 use super::error::{CriError, Result};
-use super::mounted::{Mounted, Users};
 use super::spec::mounts::image_of;
 use super::spec::{MemorySource, Volume, VolumeSource};
+use super::volume_users::{Mounted, Users};
 use crate::bind;
 use crate::removal::remove_tree;
 use crate::sandbox::SharedDirectory;

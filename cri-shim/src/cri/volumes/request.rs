@@ -14,7 +14,7 @@ use rustix::fs::{StatVfsMountFlags, fstatvfs};
 use super::mount_points;
 use crate::bind::{self, DetachedTree, Extent, Propagation};
 use crate::cri::error::{CriError, Result};
-use crate::cri::mounted::Mounted;
+use crate::cri::volume_users::Mounted;
 use crate::guest_devices;
 use crate::sandbox::SharedDirectory;
 

@@ -164,6 +164,7 @@ fn boot_on(kvm: Kvm, builder: VmBuilder, validated: Validated) -> Result<Vm, Bui
         check_address_space(end, &cpuid::guest_cpuid(&kvm, max_vcpus, None)?)?;
     }
     let mut memory = GuestMemory::anonymous(memory)?;
+    memory.set_page_map(parts.page_map);
     let images = Images::map(&kvm, &devices, &mut memory)?;
     let mem = &memory.boot_ram();
     let initramfs = source.initramfs.as_ref();

@@ -35,6 +35,7 @@ pub use error::{BuildError, ConfigError, ConfigErrors};
 pub use restore::{Restore, RestoreBuilder};
 
 use crate::kvm::{self, KvmDevice, KvmError};
+use crate::memory::PageMap;
 use crate::vm::lifecycle::Seccomp;
 
 /// The configuration of a VM that boots ([`Vm::builder`](crate::Vm::builder)), or that is restored
@@ -56,6 +57,7 @@ struct Parts {
     broken_disks: Vec<BlockDeviceError>,
     early: Option<EarlyVm>,
     kvm: Option<Result<Kvm, KvmError>>,
+    page_map: Option<PageMap>,
     seccomp: Seccomp,
 }
 
@@ -82,6 +84,13 @@ impl<S> VmBuilder<S> {
     /// Uses this open `/dev/kvm`; by default, `build` opens it by its path.
     pub fn kvm(mut self, device: &KvmDevice) -> Self {
         self.parts.kvm = Some(device.kvm());
+        self
+    }
+
+    /// Uses this open `/proc/self/pagemap`; by default, snapshots and migrations open it by its
+    /// path.
+    pub fn page_map(mut self, page_map: &PageMap) -> Self {
+        self.parts.page_map = Some(page_map.clone());
         self
     }
 

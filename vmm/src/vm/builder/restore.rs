@@ -87,6 +87,7 @@ fn restore_on(kvm: Kvm, builder: RestoreBuilder) -> Result<Vm, BuildError> {
     check_address_space(end, &here)?;
 
     let mut memory = snapshot.map()?;
+    memory.set_page_map(parts.page_map);
     let images = Images::map(&kvm, &devices, &mut memory)?;
     let vcpus = Vcpus {
         count: snapshot.vcpus(),

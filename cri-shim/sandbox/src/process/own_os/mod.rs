@@ -46,7 +46,7 @@ use super::super::wire::NicHeader;
 use super::containers::wrong_state;
 use super::end::EndOfMachine;
 use super::entries::{Entries, Entry, not_found};
-use crate::machine::{KvmDevice, MachineError, MachineNic, MachinePlan, causes};
+use crate::machine::{HostFiles, MachineError, MachineNic, MachinePlan, causes};
 use dhcp::DhcpServers;
 pub(super) use requests::answer;
 pub(super) use usage::Usage;
@@ -56,7 +56,7 @@ use vm::{Vm, VmLife};
 #[derive(Debug)]
 pub(super) struct Resources {
     /// Without it there are no machines, which a request for one reports.
-    pub(super) kvm: Result<KvmDevice, MachineError>,
+    pub(super) host: Result<HostFiles, MachineError>,
     /// The cards that the launcher passed, each with its description.
     pub(super) nics: Vec<(NicHeader, OwnedFd)>,
     /// The guest's network. Nobody in the guest is told of it: its interfaces' hardware addresses
@@ -71,7 +71,7 @@ pub(super) struct Resources {
 /// The guest of a sandbox's process that has no agent.
 #[derive(Debug)]
 pub(super) struct OwnOs {
-    kvm: Result<Arc<KvmDevice>, String>,
+    host: Result<Arc<HostFiles>, String>,
     nics: Vec<(NicHeader, OwnedFd)>,
     network: GuestNetwork,
     memory: u64,
@@ -94,7 +94,7 @@ pub(super) struct OwnOs {
 impl OwnOs {
     pub(super) fn new(resources: Resources) -> Self {
         Self {
-            kvm: resources.kvm.map(Arc::new).map_err(|error| causes(&error)),
+            host: resources.host.map(Arc::new).map_err(|error| causes(&error)),
             nics: resources.nics,
             network: resources.network,
             memory: resources.memory,
@@ -185,7 +185,7 @@ impl OwnOs {
 
     async fn make(&self, boot: BootMachine) -> Result<(Arc<Vm>, Started), SandboxError> {
         self.dhcp.run(boot.dhcp).map_err(invalid)?;
-        let kvm = self.kvm.as_ref().map_err(|why| {
+        let host = self.host.as_ref().map_err(|why| {
             SandboxError::refused(RefusalKind::Internal, format!("no machine: {why}"))
         })?;
         let mut nics = Vec::new();
@@ -213,8 +213,8 @@ impl OwnOs {
             loader_limit: boot.loader_limit,
             ends_at_reboot: boot.ends_at_reboot,
         };
-        let kvm = Arc::clone(kvm);
-        Vm::start(boot.id, plan, life, boot.log, kvm, self.events.clone()).await
+        let host = Arc::clone(host);
+        Vm::start(boot.id, plan, life, boot.log, host, self.events.clone()).await
     }
 
     fn lock(&self) -> MutexGuard<'_, Vec<Arc<Vm>>> {

@@ -9,9 +9,9 @@ use podvisor_host::signal::SIGKILL;
 use super::super::super::error::{RefusalKind, SandboxError};
 use super::super::super::types::{ContainerStats, ProcessExit};
 use super::super::super::wire::{Answer, Call};
-use super::super::answer::Fds;
 use super::super::containers::blocking;
 use super::super::entries::not_found;
+use super::super::service::Fds;
 use super::vm::Vm;
 use super::{OwnOs, files, programs};
 

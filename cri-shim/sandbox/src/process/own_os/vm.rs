@@ -24,7 +24,7 @@ use super::no_machine;
 use super::outcome::Outcome;
 use super::programs::Running;
 use crate::machine::{
-    KvmDevice, Machine, MachineError, MachineExit, MachinePlan, SerialPort, causes,
+    HostFiles, Machine, MachineError, MachineExit, MachinePlan, SerialPort, causes,
 };
 
 /// The number that stands for a process of a guest whose processes nobody here knows.
@@ -94,7 +94,7 @@ pub(super) struct Vm {
     plan: MachinePlan,
     life: VmLife,
     port: SerialPort,
-    kvm: Arc<KvmDevice>,
+    host: Arc<HostFiles>,
     /// `None` between two machines and after the last one.
     machine: Mutex<Option<Arc<Machine>>>,
     wanted: watch::Sender<Wanted>,
@@ -114,7 +114,7 @@ impl Vm {
         plan: MachinePlan,
         life: VmLife,
         log: Option<OwnedFd>,
-        kvm: Arc<KvmDevice>,
+        host: Arc<HostFiles>,
         events: Option<Arc<EventLog>>,
     ) -> Result<(Arc<Self>, Started), SandboxError> {
         let (port, stream) = SerialPort::new().map_err(MachineError::SerialPort)?;
@@ -132,7 +132,7 @@ impl Vm {
             plan,
             life,
             port,
-            kvm,
+            host,
             machine: Mutex::default(),
             wanted: watch::Sender::new(Wanted::Running),
             is_reset: AtomicBool::new(false),
@@ -154,7 +154,7 @@ impl Vm {
     async fn build(this: &Arc<Self>) -> Result<(), MachineError> {
         let vm = Arc::clone(this);
         let built = tokio::task::spawn_blocking(move || {
-            let machine = Arc::new(vm.plan.build(&vm.kvm, &vm.port)?.start()?);
+            let machine = Arc::new(vm.plan.build(&vm.host, &vm.port)?.start()?);
             *vm.lock() = Some(machine);
             Ok::<_, MachineError>(())
         });

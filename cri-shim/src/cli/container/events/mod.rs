@@ -185,7 +185,7 @@ pub(super) fn note_end(dir: &Path, record: &Record) {
 
 /// Returns the record of the container of this id, if it exists.
 fn record_of(root: &Path, id: &str) -> Option<Record> {
-    let short = id.get(..crate::cli::shown::SHORT_ID)?;
+    let short = id.get(..crate::cli::format::SHORT_ID)?;
     record::read(&root.join(record::CONTAINERS).join(short)).ok()?
 }
 

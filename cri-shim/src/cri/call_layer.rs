@@ -1,6 +1,6 @@
 //! What is done with every call, around the services: calls are numbered, so that log lines can be
 //! related to their call, and counted by method and code. They end at their caller's deadline, and
-//! those that nobody serves are [named](unknown).
+//! those that nobody serves are [named](unimplemented).
 
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -17,7 +17,7 @@ use tower_layer::Layer;
 use tower_service::Service;
 use tracing::{Instrument as _, debug, info_span};
 
-use super::unknown;
+use super::unimplemented;
 use crate::request;
 
 /// Maximum number of methods that are counted separately: a client could invent any number of
@@ -186,7 +186,7 @@ where
                     Ok(Status::deadline_exceeded(late).into_http())
                 }),
             };
-            let answer = answer.map(|answer| unknown::named(uri.path(), answer));
+            let answer = answer.map(|answer| unimplemented::named(uri.path(), answer));
             // A call that fails has its code in the headers; others have it in the trailers.
             let code = answer.as_ref().map_or("14", |response| {
                 let status = response.headers().get("grpc-status");

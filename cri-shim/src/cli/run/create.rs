@@ -14,9 +14,9 @@ use tracing::debug;
 use super::args::{Bus, RunArgs};
 use crate::cli::container::events::Events;
 use crate::cli::container::{Attached, Entry, NetworkArgs, NetworkMode, Record, volumes};
+use crate::cli::format::SHORT_ID;
 use crate::cli::guest::Guest;
 use crate::cli::io_limits;
-use crate::cli::shown::SHORT_ID;
 use crate::cli::terminal;
 use crate::machine::Transport;
 use crate::sandbox::{
