@@ -15,6 +15,7 @@ mod target;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
+use clap::ArgGroup;
 use tokio::task::spawn_blocking;
 
 pub use error::ImportError;
@@ -31,8 +32,8 @@ const MESSAGE: usize = 1000;
 
 /// What the subcommand takes from its command line.
 #[derive(Debug, Clone, clap::Args)]
-#[group(id = "source", required = true, multiple = false, args = ["url", "image", "blank"])]
-#[group(id = "target", required = true, multiple = false, args = ["directory", "device"])]
+#[command(group(ArgGroup::new("source").required(true).args(["url", "image", "blank"])))]
+#[command(group(ArgGroup::new("target").required(true).args(["directory", "device"])))]
 #[non_exhaustive]
 pub struct Options {
     /// Take the disk image at this URL, http:// or https://

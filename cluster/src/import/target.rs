@@ -251,8 +251,8 @@ mod tests {
 
     #[test]
     fn a_disk_is_smaller_than_asked_for_where_there_is_less_room() {
-        let (_directory, _, target) = device(1 << 20);
-        assert_eq!(target.room(4 << 20, false).unwrap(), 1 << 20);
+        let (_directory, _, target) = device(2 << 20);
+        assert_eq!(target.room(4 << 20, false).unwrap(), 2 << 20);
         assert_eq!(target.room(1000, false).unwrap(), 512);
         assert!(matches!(
             target.room(100, false),

@@ -71,18 +71,23 @@ impl Disks {
     async fn importer(&self, volume: &DataVolume) -> Pod {
         let uid = volume.meta().uid.clone().unwrap();
         let list = ListParams::default().labels("cdi.kubevirt.io=importer");
+        self.pod(&list, |pod| {
+            let owners = pod.metadata.owner_references.iter().flatten();
+            pod.metadata.deletion_timestamp.is_none()
+                && owners.into_iter().any(|owner| owner.uid == uid)
+        })
+        .await
+    }
+
+    /// Waits for a pod.
+    async fn pod(&self, list: &ListParams, wanted: impl Fn(&Pod) -> bool) -> Pod {
         let deadline = tokio::time::Instant::now() + LIMIT;
         loop {
-            let pods = self.pods.list(&list).await.unwrap();
-            let of_volume = |pod: &Pod| {
-                let owners = pod.metadata.owner_references.iter().flatten();
-                pod.metadata.deletion_timestamp.is_none()
-                    && owners.into_iter().any(|owner| owner.uid == uid)
-            };
-            if let Some(pod) = pods.items.into_iter().find(of_volume) {
+            let pods = self.pods.list(list).await.unwrap();
+            if let Some(pod) = pods.items.into_iter().find(&wanted) {
                 return pod;
             }
-            assert!(tokio::time::Instant::now() < deadline, "no importer");
+            assert!(tokio::time::Instant::now() < deadline, "no such pod");
             tokio::time::sleep(std::time::Duration::from_millis(50)).await;
         }
     }
@@ -251,6 +256,31 @@ async fn a_class_that_waits_for_a_consumer_and_a_claim_of_others_are_left_alone(
     let volume = disks
         .in_phase("later", datavolume::Phase::ImportScheduled)
         .await;
+    disks.importer(&volume).await;
+
+    let mut vm = with_template("vm");
+    let templates = vm.spec.rest.get_mut("dataVolumeTemplates").unwrap();
+    templates[0]["spec"]["storage"]["storageClassName"] = json!("waits");
+    scene.vms.create(&PostParams::default(), &vm).await.unwrap();
+    scene.becomes("vm", "WaitingForVolumeBinding").await;
+    let uses_claim = |pod: &Pod| {
+        let volumes = pod.spec.as_ref().unwrap().volumes.iter().flatten();
+        let mut claims = volumes.filter_map(|volume| volume.persistent_volume_claim.as_ref());
+        claims.any(|claim| claim.claim_name == "vm-disk")
+    };
+    let consumers = ListParams::default().labels("kubevirt.io=virt-consumer");
+    let consumer = disks.pod(&consumers, |_| true).await;
+    assert!(uses_claim(&consumer), "{consumer:?}");
+    // The scheduler chose a node for it: now the importer comes, too.
+    let chosen = json!({"volume.kubernetes.io/selected-node": "n"});
+    let chosen = Patch::Merge(json!({"metadata": {"annotations": chosen}}));
+    let params = PatchParams::default();
+    disks
+        .claims
+        .patch("vm-disk", &params, &chosen)
+        .await
+        .unwrap();
+    let volume = disks.in_phase("vm-disk", datavolume::Phase::Pending).await;
     disks.importer(&volume).await;
 
     let foreign: PersistentVolumeClaim = serde_json::from_value(json!({

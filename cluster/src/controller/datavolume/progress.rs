@@ -31,19 +31,16 @@ async fn get(address: SocketAddr) -> Option<String> {
         .header(http::header::HOST, address.to_string())
         .body(Empty::<Bytes>::new())
         .ok()?;
+    let connection = tokio::spawn(connection);
     let answered = async move {
         let answer = sender.send_request(request).await.ok()?;
-        let body = Limited::new(answer.into_body(), MOST)
-            .collect()
-            .await
-            .ok()?;
-        String::from_utf8(body.to_bytes().into()).ok()
+        let body = Limited::new(answer.into_body(), MOST);
+        let bytes = body.collect().await.ok()?.to_bytes();
+        String::from_utf8(bytes.into()).ok()
     };
-    // The connection ends when its answer is read, or earlier with an error.
-    tokio::select! {
-        text = answered => text,
-        _ = connection => None,
-    }
+    let text = answered.await;
+    connection.abort();
+    text
 }
 
 fn read(text: &str) -> Option<f64> {

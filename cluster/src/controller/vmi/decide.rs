@@ -53,6 +53,10 @@ pub enum Action {
     SetNodeLabel(String),
     /// Make the pod.
     CreatePod(Box<Pod>),
+    /// Make the pod by which claims are bound; it asks for what this pod would ask for.
+    CreateConsumer(Box<Pod>),
+    /// Delete that pod.
+    DeleteConsumer,
     /// End the pod, with so many seconds for the guest to power off.
     DeletePod {
         /// The pod's unique id.
@@ -100,7 +104,7 @@ pub fn decide(observed: &Observed<'_>) -> Decision {
         decision.actions.push(Action::AddFinalizer);
     }
     match pod {
-        None if phase == Phase::Pending && !volumes_are_ready(observed, &mut decision.status) => {}
+        None if phase == Phase::Pending && !volumes_are_ready(observed, &mut decision) => {}
         None if phase == Phase::Pending => match pod::pod(vmi, observed.claim) {
             Ok(pod) => decision.actions.push(Action::CreatePod(Box::new(pod))),
             Err(error) => set_failure(&mut decision.status, &error, &observed.now),
@@ -122,7 +126,7 @@ pub fn decide(observed: &Observed<'_>) -> Decision {
 
 /// Returns whether all DataVolumes of an instance are filled, and records it. Without those that
 /// never will be, the instance is over.
-fn volumes_are_ready(observed: &Observed<'_>, status: &mut VmiStatus) -> bool {
+fn volumes_are_ready(observed: &Observed<'_>, decision: &mut Decision) -> bool {
     let Ok(spec) = pod::specification(observed.vmi) else {
         return true;
     };
@@ -138,6 +142,7 @@ fn volumes_are_ready(observed: &Observed<'_>, status: &mut VmiStatus) -> bool {
         return true;
     };
     let now = &observed.now;
+    let Decision { status, actions } = decision;
     let conditions = &mut status.conditions;
     match state {
         VolumeState::WaitsForConsumer => {
@@ -147,8 +152,16 @@ fn volumes_are_ready(observed: &Observed<'_>, status: &mut VmiStatus) -> bool {
                 ..Condition::yes("Provisioning")
             };
             set_condition(conditions, provisioning, now);
+            // A claim that does not exist yet leads to another look when it does.
+            let own = pod::pod(observed.vmi, observed.claim).ok();
+            actions.extend(own.map(|pod| Action::CreateConsumer(Box::new(pod))));
         }
-        _ => clear_condition(conditions, "Provisioning"),
+        _ => {
+            if condition(conditions, "Provisioning").is_some() {
+                actions.push(Action::DeleteConsumer);
+            }
+            clear_condition(conditions, "Provisioning");
+        }
     }
     if state == VolumeState::Ready {
         let ready = Condition {

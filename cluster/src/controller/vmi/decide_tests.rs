@@ -394,7 +394,20 @@ fn an_instance_waits_until_its_volumes_are_filled() {
     }
     let waits = look(VolumeState::WaitsForConsumer);
     assert!(is_true(&waits.status.conditions, "Provisioning"));
-    assert_eq!(waits.actions, []);
+    assert!(matches!(&waits.actions[..], [Action::CreateConsumer(_)]));
+    let mut begun = waiting.clone();
+    begun.status = waits.status;
+    let filled = decide(&Observed {
+        vmi: &begun,
+        pod: None,
+        claim: &|_| Some(VolumeMode::Block),
+        volume: &|_| Some(VolumeState::Ready),
+        now: at(0),
+    });
+    assert!(matches!(
+        &filled.actions[..],
+        [Action::DeleteConsumer, Action::CreatePod(_)]
+    ));
     let failed = look(VolumeState::Failed).status;
     assert_eq!(
         (failed.phase, failed.reason.as_str()),
