@@ -94,6 +94,8 @@ pub(super) fn rbac(options: &Options) -> Vec<Value> {
                 &["datavolumes/status", "datavolumes/finalizers"],
                 &["update", "patch"],
             ),
+            // Readiness gates.
+            rule(&[""], &["pods/status"], &["patch"]),
             rule(&["apps"], &["controllerrevisions"], &ALL),
             rule(&["policy"], &["poddisruptionbudgets"], &ALL),
             events(),
