@@ -623,8 +623,9 @@ async fn a_data_volume_is_validated_and_filled_with_the_rights_that_install_give
     let right = volume("right", json!({ "blank": {} }));
     api(&admin).create(&params, &right).await.unwrap();
     let change = Patch::Merge(json!({ "spec": { "contentType": "kubevirt" } }));
-    let changed = api(&admin).patch("right", &PatchParams::default(), &change);
-    assert_eq!(code(changed.await), 422);
+    let patch = PatchParams::default();
+    let changed = api(&admin).patch("right", &patch, &change).await;
+    assert_eq!(code(changed), 422);
     let pods = Api::<Pod>::namespaced(admin.clone(), &namespace);
     let limit = std::time::Duration::from_secs(120);
     let importer = async {

@@ -132,10 +132,8 @@ async fn a_machine_waits_for_the_disk_of_its_template() {
     let scene = Scene::new().await;
     let disks = Disks::of(&scene);
     let _controller = Controller::start(&scene.namespace, "disks");
-    let created = scene
-        .vms
-        .create(&PostParams::default(), &with_template("vm"));
-    created.await.unwrap();
+    let (params, vm) = (PostParams::default(), with_template("vm"));
+    scene.vms.create(&params, &vm).await.unwrap();
     scene.becomes("vm", "Provisioning").await;
     let claim = disks.bind("vm-disk").await;
     let size = &claim.spec.unwrap().resources.unwrap().requests.unwrap()["storage"];

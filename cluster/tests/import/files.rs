@@ -1,5 +1,7 @@
 //! A small web server, a small registry, and disk images.
 
+#![allow(unreachable_pub, reason = "a module of a test program")]
+
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::path::Path;
