@@ -13,6 +13,7 @@ use serde_json::Value;
 use super::Error;
 use super::expectations::Expectations;
 use super::leader::Leading;
+use super::migration::{ClusterSettings, Nodes};
 use super::world::World;
 
 /// The first wait after an error.
@@ -35,6 +36,8 @@ const NOTE: usize = 1000;
 pub(super) struct Context {
     pub(super) world: World,
     pub(super) expectations: Expectations,
+    pub(super) nodes: Nodes,
+    pub(super) settings: ClusterSettings,
     leading: Leading,
     importer_image: String,
     recorder: Recorder,
@@ -48,6 +51,8 @@ impl Context {
         leading: Leading,
         identity: &str,
         importer_image: String,
+        nodes: Nodes,
+        settings: ClusterSettings,
     ) -> Self {
         let reporter = Reporter {
             controller: "podvisor-controller".to_owned(),
@@ -57,6 +62,8 @@ impl Context {
             recorder: Recorder::new(world.client().clone(), reporter),
             world,
             expectations: Expectations::default(),
+            nodes,
+            settings,
             leading,
             importer_image,
             revisions: Mutex::default(),

@@ -21,10 +21,10 @@ use tokio::sync::mpsc;
 use super::Error;
 use super::datavolume::{self, DataVolume};
 use super::objects::{
-    COMPONENT_LABEL, LAUNCHER, Phase, VirtualMachine, VirtualMachineInstance,
-    VirtualMachineInstanceReplicaSet,
+    COMPONENT_LABEL, LAUNCHER, MIGRATION_NAME_ANNOTATION, MigrationPhase, Phase, VirtualMachine,
+    VirtualMachineInstance, VirtualMachineInstanceMigration, VirtualMachineInstanceReplicaSet,
 };
-use super::vmi::VolumeMode;
+use super::vmi::{Claim, VolumeMode};
 
 /// Changes that wait for a controller. Each is known by its object, so a controller that falls
 /// behind has at most as many as there are objects.
@@ -38,6 +38,7 @@ pub(super) struct World {
     pub(super) vms: Store<VirtualMachine>,
     pub(super) vmis: Store<VirtualMachineInstance>,
     pub(super) sets: Store<VirtualMachineInstanceReplicaSet>,
+    pub(super) migrations: Store<VirtualMachineInstanceMigration>,
     pods: Store<Pod>,
     claims: Store<PersistentVolumeClaim>,
     pub(super) volumes: Store<DataVolume>,
@@ -53,6 +54,7 @@ pub(super) struct Queues {
     pub(super) vmis: Queue<VirtualMachineInstance>,
     pub(super) sets: Queue<VirtualMachineInstanceReplicaSet>,
     pub(super) volumes: Queue<DataVolume>,
+    pub(super) migrations: Queue<VirtualMachineInstanceMigration>,
 }
 
 impl World {
@@ -70,6 +72,10 @@ impl World {
             watcher::Config::default(),
         );
         let (sets, set_changes) = watch(
+            api(&client, namespace.as_deref()),
+            watcher::Config::default(),
+        );
+        let (migrations, migration_changes) = watch(
             api(&client, namespace.as_deref()),
             watcher::Config::default(),
         );
@@ -93,6 +99,7 @@ impl World {
             vms,
             vmis,
             sets,
+            migrations,
             pods,
             claims,
             volumes,
@@ -102,11 +109,13 @@ impl World {
         let (vmi_sender, vmi_queue) = mpsc::channel(QUEUE);
         let (set_sender, set_queue) = mpsc::channel(QUEUE);
         let (volume_sender, volume_queue) = mpsc::channel(QUEUE);
+        let (migration_sender, migration_queue) = mpsc::channel(QUEUE);
         let queues = Queues {
             vms: queue(vm_queue),
             vmis: queue(vmi_queue),
             sets: queue(set_queue),
             volumes: queue(volume_queue),
+            migrations: queue(migration_queue),
         };
         let of_volumes = pump(volume_changes, {
             let (own, vm_sender) = (volume_sender.clone(), vm_sender.clone());
@@ -161,10 +170,35 @@ impl World {
             }
         });
         let of_pods = pump(pod_changes, {
-            let sender = vmi_sender.clone();
+            let (sender, migration_sender) = (vmi_sender.clone(), migration_sender.clone());
             move |pod: Pod| {
                 let owner = owner(&pod.metadata, "VirtualMachineInstance");
-                send(sender.clone(), owner.into_iter().collect())
+                let vmis = send(sender.clone(), owner.into_iter().collect());
+                let migration = migration_of(&pod);
+                let migrations = send(migration_sender.clone(), migration.into_iter().collect());
+                async move {
+                    vmis.await;
+                    migrations.await;
+                }
+            }
+        });
+        let of_migrations = pump(migration_changes, {
+            let sender = vmi_sender.clone();
+            let store = world.migrations.clone();
+            move |migration: VirtualMachineInstanceMigration| {
+                // One that ends makes place for those that wait.
+                let mut those = vec![ObjectRef::from_obj(&migration)];
+                if migration.status.phase.is_final() {
+                    those.extend(waiting_migrations(&store));
+                }
+                let migrations = send(migration_sender.clone(), those);
+                let namespace = migration.metadata.namespace.as_deref().unwrap_or_default();
+                let vmi = ObjectRef::new(&migration.spec.vmi_name).within(namespace);
+                let vmis = send(sender.clone(), vec![vmi]);
+                async move {
+                    migrations.await;
+                    vmis.await;
+                }
             }
         });
         let of_claims = pump(claim_changes, {
@@ -187,6 +221,7 @@ impl World {
                 of_vms,
                 of_vmis,
                 of_sets,
+                of_migrations,
                 of_pods,
                 of_claims,
                 of_volumes,
@@ -202,6 +237,7 @@ impl World {
         self.vms.wait_until_ready().await.map_err(ended)?;
         self.vmis.wait_until_ready().await.map_err(ended)?;
         self.sets.wait_until_ready().await.map_err(ended)?;
+        self.migrations.wait_until_ready().await.map_err(ended)?;
         self.pods.wait_until_ready().await.map_err(ended)?;
         self.claims.wait_until_ready().await.map_err(ended)?;
         self.volumes.wait_until_ready().await.map_err(ended)?;
@@ -262,14 +298,44 @@ impl World {
         self.volumes.get(&ObjectRef::new(name).within(namespace))
     }
 
-    /// Returns how a claim can be used, if it exists.
-    pub(super) fn claim(&self, namespace: &str, name: &str) -> Option<VolumeMode> {
+    /// Returns the pods that were made for an instance.
+    pub(super) fn pods_of(&self, vmi: &VirtualMachineInstance) -> Vec<Arc<Pod>> {
+        self.pods.state_filter(|pod| {
+            pod.metadata.namespace == vmi.metadata.namespace && super::vmi::is_of(pod, vmi)
+        })
+    }
+
+    /// Returns an instance by its name.
+    pub(super) fn instance(
+        &self,
+        namespace: &str,
+        name: &str,
+    ) -> Option<Arc<VirtualMachineInstance>> {
+        self.vmis.get(&ObjectRef::new(name).within(namespace))
+    }
+
+    /// Returns the migrations of an instance's name.
+    pub(super) fn migrations_of(
+        &self,
+        vmi: &VirtualMachineInstance,
+    ) -> Vec<Arc<VirtualMachineInstanceMigration>> {
+        self.migrations.state_filter(|migration| {
+            migration.metadata.namespace == vmi.metadata.namespace
+                && Some(&migration.spec.vmi_name) == vmi.metadata.name.as_ref()
+        })
+    }
+
+    /// Returns what is known of a claim, if it exists.
+    pub(super) fn claim(&self, namespace: &str, name: &str) -> Option<Claim> {
         let claim = self.claims.get(&ObjectRef::new(name).within(namespace))?;
-        let mode = claim.spec.as_ref()?.volume_mode.as_deref();
-        Some(match mode {
+        let spec = claim.spec.as_ref()?;
+        let mode = match spec.volume_mode.as_deref() {
             Some("Block") => VolumeMode::Block,
             _ => VolumeMode::Filesystem,
-        })
+        };
+        let modes = spec.access_modes.iter().flatten();
+        let is_shared = modes.into_iter().any(|mode| mode == "ReadWriteMany");
+        Some(Claim { mode, is_shared })
     }
 }
 
@@ -359,6 +425,25 @@ fn owner<K: Resource<DynamicType = ()>>(meta: &ObjectMeta, kind: &str) -> Option
         .find(|owner| owner.controller == Some(true) && owner.kind == kind)?;
     let namespace = meta.namespace.as_deref().unwrap_or_default();
     Some(ObjectRef::new(&owner.name).within(namespace))
+}
+
+/// Returns the migration that a pod is the target of.
+fn migration_of(pod: &Pod) -> Option<ObjectRef<VirtualMachineInstanceMigration>> {
+    let name = pod.metadata.annotations.as_ref()?;
+    let name = name.get(MIGRATION_NAME_ANNOTATION)?;
+    let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
+    Some(ObjectRef::new(name).within(namespace))
+}
+
+/// Returns the migrations that have not begun.
+fn waiting_migrations(
+    store: &Store<VirtualMachineInstanceMigration>,
+) -> Vec<ObjectRef<VirtualMachineInstanceMigration>> {
+    let waiting = store.state_filter(|migration| migration.status.phase <= MigrationPhase::Pending);
+    waiting
+        .iter()
+        .map(|migration| ObjectRef::from_obj(&**migration))
+        .collect()
 }
 
 /// Returns the instances that a claim may be what they wait for.
