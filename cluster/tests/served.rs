@@ -3,8 +3,12 @@
 
 #[path = "served/instances.rs"]
 mod instances;
+#[path = "served/migrations.rs"]
+mod migrations;
 #[path = "served/nodes.rs"]
 mod nodes;
+#[path = "served/security.rs"]
+mod security;
 mod support;
 
 use std::sync::OnceLock;

@@ -82,16 +82,22 @@ pub(super) fn rbac(options: &Options) -> Vec<Value> {
             ),
             rule(&[instancetype::GROUP], &INSTANCETYPES, &["get"]),
             rule(&[""], &["pods"], &ALL),
+            // Readiness gates.
+            rule(&[""], &["pods/status"], &["patch"]),
             rule(&[""], &["persistentvolumeclaims", "nodes"], &READ),
             rule(&["apps"], &["controllerrevisions"], &ALL),
             rule(&["policy"], &["poddisruptionbudgets"], &ALL),
             events(),
         ],
-        vec![rule(
-            &["coordination.k8s.io"],
-            &["leases"],
-            &["get", "create", "update", "patch"],
-        )],
+        // It shows nodes a certificate of the authority.
+        authority_rules()
+            .into_iter()
+            .chain([rule(
+                &["coordination.k8s.io"],
+                &["leases"],
+                &["get", "create", "update", "patch"],
+            )])
+            .collect(),
     );
     component(
         "podvisor-admission",

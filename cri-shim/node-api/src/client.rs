@@ -11,9 +11,10 @@ use tonic::{IntoStreamingRequest, Request, Status, Streaming};
 use tonic_prost::ProstCodec;
 
 use crate::messages::{
-    AgentExecAnswer, AgentExecRequest, ConsoleInput, Data, Done, FreezeRequest, GuestInfo,
-    ListVmsRequest, PortForwardInput, StopRequest, VmEvent, VmList, VmName, VmRequest, VsockInput,
-    WatchVmsRequest,
+    AgentExecAnswer, AgentExecRequest, CancelMigrationRequest, ConsoleInput, Data, Done,
+    FreezeRequest, GuestInfo, ListVmsRequest, PortForwardInput, ReceiveMigrationInput,
+    ResolveMigrationRequest, SendMigrationInput, StopRequest, VmEvent, VmList, VmName, VmRequest,
+    VsockInput, WatchVmsRequest,
 };
 use crate::{MAX_MESSAGE_BYTES, paths};
 
@@ -185,6 +186,64 @@ impl NodeClient {
         input: impl Stream<Item = VsockInput> + Send + 'static,
     ) -> Result<Streaming<Data>, Status> {
         self.streams(paths::VSOCK, input).await
+    }
+
+    /// Sends a VM to another node: the first message says which and how, the others are what the
+    /// other side says. The answers are bytes for it; the first one is empty. They end when the
+    /// migration does, and [`watch_vms`](Self::watch_vms) tells how.
+    ///
+    /// # Errors
+    /// The VM does not run, moves already, or has what cannot move.
+    pub async fn send_migration(
+        &mut self,
+        input: impl Stream<Item = SendMigrationInput> + Send + 'static,
+    ) -> Result<Streaming<Data>, Status> {
+        self.streams(paths::SEND_MIGRATION, input).await
+    }
+
+    /// Receives a VM from another node: the first message says which, the others are what the
+    /// other side says. The answers are bytes for it; the first one is empty.
+    ///
+    /// # Errors
+    /// The VM does not wait for that migration.
+    pub async fn receive_migration(
+        &mut self,
+        input: impl Stream<Item = ReceiveMigrationInput> + Send + 'static,
+    ) -> Result<Streaming<Data>, Status> {
+        self.streams(paths::RECEIVE_MIGRATION, input).await
+    }
+
+    /// Ends a migration that was not given away.
+    ///
+    /// # Errors
+    /// There is none of that id, or it was given away.
+    pub async fn cancel_migration(&mut self, vm: VmName, migration: &str) -> Result<(), Status> {
+        let request = CancelMigrationRequest {
+            vm: Some(vm),
+            migration: migration.to_owned(),
+        };
+        let Done {} = self.unary(paths::CANCEL_MIGRATION, request).await?;
+        Ok(())
+    }
+
+    /// Lets a VM whose migration is in doubt go on (`run`), or ends it. Only who has asked the
+    /// other side may say so: two copies run if it is wrong.
+    ///
+    /// # Errors
+    /// The migration is in any other state.
+    pub async fn resolve_migration(
+        &mut self,
+        vm: VmName,
+        migration: &str,
+        run: bool,
+    ) -> Result<(), Status> {
+        let request = ResolveMigrationRequest {
+            vm: Some(vm),
+            migration: migration.to_owned(),
+            run,
+        };
+        let Done {} = self.unary(paths::RESOLVE_MIGRATION, request).await?;
+        Ok(())
     }
 
     async fn ready(&mut self) -> Result<(), Status> {

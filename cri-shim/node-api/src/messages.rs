@@ -1,8 +1,16 @@
 //! The messages. A field that a peer does not know is skipped, and a field that it does not send
 //! has its default: later versions only add fields.
 
+mod migration;
+
 use bytes::Bytes;
 use prost::{Enumeration, Message, Oneof};
+
+pub use migration::{
+    CancelMigrationRequest, MigrationDirection, MigrationState, ReceiveMigrationInput,
+    ReceiveMigrationMessage, ReceiveMigrationOpen, ResolveMigrationRequest, SendMigrationInput,
+    SendMigrationMessage, SendMigrationOpen, VmMigration,
+};
 
 /// Which VM is meant.
 #[derive(Clone, PartialEq, Eq, Hash, Message)]
@@ -32,6 +40,8 @@ pub enum VmPhase {
     Paused = 3,
     /// The machine has ended.
     Ended = 4,
+    /// The pod is there, and waits for a machine that comes from another node.
+    Incoming = 5,
 }
 
 /// A VM of the node.
@@ -64,6 +74,9 @@ pub struct Vm {
     /// How the machine ended.
     #[prost(message, optional, tag = "9")]
     pub exit: Option<VmExit>,
+    /// Its latest migration, from this node or to it.
+    #[prost(message, optional, boxed, tag = "10")]
+    pub migration: Option<Box<VmMigration>>,
 }
 
 /// How a machine ended.
@@ -72,7 +85,7 @@ pub struct VmExit {
     /// The container's exit code: 0 if the guest powered itself off.
     #[prost(int32, tag = "1")]
     pub code: i32,
-    /// One word: `Completed`, `Error`, `OOMKilled`.
+    /// One word: `Completed`, `Error`, `OOMKilled`, `Moved`.
     #[prost(string, tag = "2")]
     pub reason: String,
     /// The same for people.

@@ -27,6 +27,10 @@ paths! {
     THAW = "Thaw";
     AGENT_EXEC = "AgentExec";
     VSOCK = "Vsock";
+    SEND_MIGRATION = "SendMigration";
+    RECEIVE_MIGRATION = "ReceiveMigration";
+    CANCEL_MIGRATION = "CancelMigration";
+    RESOLVE_MIGRATION = "ResolveMigration";
 }
 
 #[cfg(test)]

@@ -17,9 +17,10 @@ use tonic_prost::ProstCodec;
 use tower_service::Service;
 
 use crate::messages::{
-    AgentExecAnswer, AgentExecRequest, ConsoleInput, Data, Done, FreezeRequest, GuestInfo,
-    ListVmsRequest, PortForwardInput, StopRequest, VmEvent, VmList, VmName, VmRequest, VsockInput,
-    WatchVmsRequest,
+    AgentExecAnswer, AgentExecRequest, CancelMigrationRequest, ConsoleInput, Data, Done,
+    FreezeRequest, GuestInfo, ListVmsRequest, PortForwardInput, ReceiveMigrationInput,
+    ResolveMigrationRequest, SendMigrationInput, StopRequest, VmEvent, VmList, VmName, VmRequest,
+    VsockInput, WatchVmsRequest,
 };
 use crate::{MAX_MESSAGE_BYTES, paths};
 
@@ -114,6 +115,32 @@ pub trait Node: Send + Sync + 'static {
     async fn vsock(&self, _input: Streaming<VsockInput>) -> Result<AnswerStream<Data>, Status> {
         Err(unimplemented("Vsock"))
     }
+
+    /// Sends a VM to another node.
+    async fn send_migration(
+        &self,
+        _input: Streaming<SendMigrationInput>,
+    ) -> Result<AnswerStream<Data>, Status> {
+        Err(unimplemented("SendMigration"))
+    }
+
+    /// Receives a VM from another node.
+    async fn receive_migration(
+        &self,
+        _input: Streaming<ReceiveMigrationInput>,
+    ) -> Result<AnswerStream<Data>, Status> {
+        Err(unimplemented("ReceiveMigration"))
+    }
+
+    /// Ends a migration that was not given away.
+    async fn cancel_migration(&self, _request: CancelMigrationRequest) -> Result<(), Status> {
+        Err(unimplemented("CancelMigration"))
+    }
+
+    /// Says what becomes of a VM whose migration is in doubt.
+    async fn resolve_migration(&self, _request: ResolveMigrationRequest) -> Result<(), Status> {
+        Err(unimplemented("ResolveMigration"))
+    }
 }
 
 fn unimplemented(method: &str) -> Status {
@@ -197,6 +224,24 @@ impl<N: Node> Service<http::Request<Body>> for NodeServer<N> {
                 |request| async move { node.agent_exec(request).await },
             ),
             paths::VSOCK => streams(call, |input| async move { node.vsock(input).await }),
+            paths::SEND_MIGRATION => {
+                streams(
+                    call,
+                    |input| async move { node.send_migration(input).await },
+                )
+            }
+            paths::RECEIVE_MIGRATION => {
+                streams(
+                    call,
+                    |input| async move { node.receive_migration(input).await },
+                )
+            }
+            paths::CANCEL_MIGRATION => unary(call, |request| async move {
+                done(node.cancel_migration(request).await)
+            }),
+            paths::RESOLVE_MIGRATION => unary(call, |request| async move {
+                done(node.resolve_migration(request).await)
+            }),
             path => {
                 let shown: String = path.chars().take(128).collect();
                 let status = Status::unimplemented(format!("unknown method {shown:?}"));

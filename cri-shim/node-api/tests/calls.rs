@@ -6,8 +6,9 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use podvisor_node_api::messages::{
-    ConsoleInput, ConsoleMessage, Data, PortForwardInput, StopRequest, Vm, VmChange, VmEvent,
-    VmList, VmName,
+    ConsoleInput, ConsoleMessage, Data, PortForwardInput, ResolveMigrationRequest,
+    SendMigrationInput, SendMigrationMessage, SendMigrationOpen, StopRequest, Vm, VmChange,
+    VmEvent, VmList, VmName,
 };
 use podvisor_node_api::{AnswerStream, Node, NodeClient, NodeServer};
 use tokio::net::UnixListener;
@@ -94,6 +95,28 @@ impl Node for Noted {
     ) -> Result<AnswerStream<Data>, Status> {
         Err(Status::failed_precondition("nothing listens there"))
     }
+
+    async fn send_migration(
+        &self,
+        input: Streaming<SendMigrationInput>,
+    ) -> Result<AnswerStream<Data>, Status> {
+        let said = input.map(|input| match input?.message {
+            Some(SendMigrationMessage::Open(open)) => {
+                let open = format!("{} in {} ms", open.migration, open.downtime_ms);
+                Ok(Data { data: open.into() })
+            }
+            Some(SendMigrationMessage::Data(data)) => Ok(Data { data }),
+            None => Ok(Data::default()),
+        });
+        Ok(AnswerStream::new(said))
+    }
+
+    async fn resolve_migration(&self, request: ResolveMigrationRequest) -> Result<(), Status> {
+        self.note(format!(
+            "resolve {}, run: {}",
+            request.migration, request.run
+        ))
+    }
 }
 
 fn serve(socket: &Path, node: &Arc<Noted>) -> JoinHandle<()> {
@@ -118,10 +141,17 @@ async fn calls_reach_the_node_and_its_words_reach_the_client() {
     client.soft_reboot(web()).await.unwrap();
     client.reset(web()).await.unwrap();
     client.stop(web(), 7).await.unwrap();
+    client.resolve_migration(web(), "m", true).await.unwrap();
     let noted = node.calls.lock().unwrap().clone();
     assert_eq!(
         noted,
-        ["pause web", "soft reboot web", "reset web", "stop in 7 s"]
+        [
+            "pause web",
+            "soft reboot web",
+            "reset web",
+            "stop in 7 s",
+            "resolve m, run: true"
+        ]
     );
     let refused = client.unpause(web()).await.unwrap_err();
     assert_eq!(refused.code(), Code::FailedPrecondition);
@@ -129,6 +159,9 @@ async fn calls_reach_the_node_and_its_words_reach_the_client() {
     let unknown = client.guest_info(web()).await.unwrap_err();
     assert_eq!(unknown.code(), Code::Unimplemented);
     assert!(unknown.message().contains("GuestInfo"), "{unknown}");
+    let unknown = client.cancel_migration(web(), "m").await.unwrap_err();
+    assert_eq!(unknown.code(), Code::Unimplemented);
+    assert!(unknown.message().contains("CancelMigration"), "{unknown}");
 }
 
 #[tokio::test]
@@ -161,6 +194,21 @@ async fn streams_go_both_ways() {
     }
     drop(typed);
     assert_eq!(output.message().await.unwrap(), None);
+
+    let open = SendMigrationMessage::Open(SendMigrationOpen {
+        vm: Some(web()),
+        migration: "m".to_owned(),
+        downtime_ms: 300,
+        ..SendMigrationOpen::default()
+    });
+    let messages = [open, SendMigrationMessage::Data(Bytes::from_static(b"x"))];
+    let input = messages.map(|message| SendMigrationInput {
+        message: Some(message),
+    });
+    let mut output = client.send_migration(iter(input)).await.unwrap();
+    for word in [&b"m in 300 ms"[..], b"x"] {
+        assert_eq!(output.message().await.unwrap().unwrap().data, word);
+    }
 }
 
 #[tokio::test]

@@ -138,6 +138,7 @@ impl Node {
                 _ => Vec::new(),
             },
             exit,
+            migration: None,
             sandbox_id: record.id,
         }
     }
