@@ -7,10 +7,10 @@ use std::path::PathBuf;
 use podvisor_cri_messages::{LinuxContainerResources, PodSandboxConfig};
 
 use super::pods::{Bound, PodBounds, memory_limit, milli_cpus};
-use super::vm::VM_HANDLER;
+use super::vm::{ImageNames, VM_HANDLER};
 use crate::cni::CniOptions;
 use crate::registries::Registries;
-use crate::sandbox::{JailMode, MEMORY_OVERHEAD, memory_overhead};
+use crate::sandbox::{JailLayer, JailMode, MEMORY_OVERHEAD, memory_overhead};
 
 /// The runtime handler that the daemon serves in addition to the empty name.
 pub(crate) const HANDLER: &str = "podvisor";
@@ -58,6 +58,8 @@ pub(crate) struct ServeConfig {
     /// Which signatures images need (containers-policy.json(5)), read anew for each pull; `None`:
     /// none.
     pub(crate) signature_policy: Option<PathBuf>,
+    /// Short names of disk images.
+    pub(crate) image_names: ImageNames,
     /// Where health and metrics are served over HTTP.
     pub(crate) metrics: Option<SocketAddr>,
     /// Directory for the console output of guests' kernels, one file per pod; a console makes
@@ -67,6 +69,8 @@ pub(crate) struct ServeConfig {
     pub(crate) templates: Option<PathBuf>,
     /// Whether the pods' processes are jailed.
     pub(crate) jail: JailMode,
+    /// Layers of their confinement without which they do not start.
+    pub(crate) required_layers: Vec<JailLayer>,
     /// The runtime for pods that need the node's own namespaces; `None`: they are refused.
     pub(crate) host_runtime: Option<HostSettings>,
 }

@@ -8,8 +8,9 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use podvisor_vmm::{
-    BlockDevice, Initramfs, Kernel, KvmDevice, MemorySize, OverlayFormat, PageMap, PortsDevice,
-    Smbios, Snapshot, Transport, Vm, VmBuilder, VsockDevice,
+    BlockDevice, DiskPart, Initramfs, IoEngine, Kernel, KvmDevice, MemorySize, OverlayFormat,
+    PageMap, PortsDevice, Smbios, Snapshot, Transport, Vm, VmBuilder, VsockDevice,
+    open_disk_for_writing,
 };
 use serde::{Deserialize, Serialize};
 use tracing::warn;
@@ -112,6 +113,13 @@ pub enum DiskContents {
         file: File,
         /// The guest cannot write it.
         is_read_only: bool,
+    },
+    /// A file or block device whose first sectors are not the guest's.
+    Part {
+        /// Open for reading and writing.
+        file: File,
+        /// Sectors of 512 bytes before the guest's first one.
+        first: u32,
     },
     /// An image that stays as it is, and a file with the differences.
     Overlay {
@@ -236,7 +244,7 @@ impl MachinePlan {
     pub(crate) fn written_serials(&self) -> Vec<String> {
         let written = self.disks.iter().filter(|disk| match disk.contents {
             DiskContents::Raw { is_read_only, .. } => !is_read_only,
-            DiskContents::Overlay { .. } => true,
+            DiskContents::Part { .. } | DiskContents::Overlay { .. } => true,
         });
         written.map(|disk| disk.serial.clone()).collect()
     }
@@ -245,6 +253,7 @@ impl MachinePlan {
     pub(crate) fn written_files(&self) -> Vec<&File> {
         let written = self.disks.iter().filter_map(|disk| match &disk.contents {
             DiskContents::Raw { file, is_read_only } => (!is_read_only).then_some(file),
+            DiskContents::Part { file, .. } => Some(file),
             DiskContents::Overlay { overlay, .. } => Some(overlay),
         });
         written.collect()
@@ -312,6 +321,10 @@ impl MachineDisk {
                     true => device.read_only(),
                     false => device,
                 }
+            }
+            DiskContents::Part { file, first } => {
+                let whole = open_disk_for_writing(again(file)?, IoEngine::Sync)?;
+                BlockDevice::new(Box::new(DiskPart::after(*first, whole)))
             }
             DiskContents::Overlay {
                 base,

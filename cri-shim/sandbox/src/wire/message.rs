@@ -11,8 +11,8 @@ use crate::error::RefusalKind;
 use crate::machine::{KernelPanic, NicKind, UserRange};
 use crate::types::{
     AfterSave, ContainerInfo, ContainerStats, ContainerUser, GuestAgentAnswer, GuestAgentCall,
-    GuestKind, JailMode, ProcessExit, RestartPolicy, SandboxExit, Started, SupplementalGroups,
-    TerminalSize,
+    GuestKind, JailLayer, JailMode, ProcessExit, RestartPolicy, SandboxExit, Started,
+    SupplementalGroups, TerminalSize,
 };
 
 /// Version of the control protocol.
@@ -392,6 +392,9 @@ pub(crate) struct LaunchHeader {
     pub(crate) has_events: bool,
     pub(crate) sysctls: BTreeMap<String, String>,
     pub(crate) jail: JailMode,
+    /// Layers without which it must not start.
+    #[serde(default)]
+    pub(crate) required_layers: Vec<JailLayer>,
     /// Whether the guest's devices are on PCI.
     pub(crate) pci: bool,
     /// Whether the guest's kernel counts pressure.

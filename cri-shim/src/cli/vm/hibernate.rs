@@ -47,7 +47,7 @@ async fn hibernate(client: &SandboxClient, entry: &Entry) -> anyhow::Result<()> 
     }
     client.ended().await;
     events::note(&entry.dir, &event(record, EventAction::Stop));
-    clear::settle(entry).await;
+    clear::release_resources(entry).await;
     Ok(())
 }
 

@@ -136,7 +136,7 @@ async fn after(entry: &Entry) {
         && state.has_ended()
     {
         match entry.record.remove {
-            false => clear::settle(entry).await,
+            false => clear::release_resources(entry).await,
             true => {
                 if let Err(error) = clear::remove(&entry.dir).await {
                     crate::cli::report(&error);
@@ -170,7 +170,7 @@ pub(super) fn start(globals: &Globals, args: &StartArgs) -> anyhow::Result<u8> {
             "VM {name} runs already; `podvisor vm console {name}` connects to it"
         );
         check_memory(entry.record.memory, &meminfo)?;
-        clear::settle(&entry).await;
+        clear::release_resources(&entry).await;
         let files = SavedFiles::hibernated(&entry.dir);
         let beginning = match !args.boot && files.are_finished()? {
             true => Beginning::Saved(files.open(ContinueAs::Same)?),
@@ -189,7 +189,7 @@ pub(super) fn start(globals: &Globals, args: &StartArgs) -> anyhow::Result<u8> {
                 if let Err(error) = SandboxClient::kill(&entry.dir).await {
                     crate::cli::report(&error.into());
                 }
-                clear::settle(&entry).await;
+                clear::release_resources(&entry).await;
                 Err(match files.are_finished() {
                     Ok(true) => error.context(format!(
                         "VM {name} hibernates on; `podvisor vm start --boot {name}` boots it from \

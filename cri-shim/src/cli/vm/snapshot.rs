@@ -325,7 +325,7 @@ pub(super) fn restore(globals: &Globals, args: &RestoreArgs) -> anyhow::Result<u
             );
             SandboxClient::kill(&entry.dir).await?;
         }
-        clear::settle(&entry).await;
+        clear::release_resources(&entry).await;
         // Its memory belongs to the disk that it has.
         let hibernated = SavedFiles::hibernated(&entry.dir);
         ensure!(
@@ -360,7 +360,7 @@ async fn go_back(entry: &Entry, snapshot: &VmSnapshot, loader: &Loader) -> anyho
             if let Err(error) = SandboxClient::kill(&entry.dir).await {
                 crate::cli::report(&error.into());
             }
-            clear::settle(entry).await;
+            clear::release_resources(entry).await;
             swapped.undo()?;
             Err(error.context("the VM is off as before"))
         }

@@ -59,10 +59,12 @@ impl TestNode {
             cdi_spec_dirs: Vec::new(),
             registries: Registries::of(registries).unwrap(),
             signature_policy: None,
+            image_names: Default::default(),
             metrics: None,
             consoles: None,
             templates: None,
             jail: JailMode::Disabled,
+            required_layers: Vec::new(),
             host_runtime: None,
         };
         Self {
