@@ -12,6 +12,7 @@
 //! | `serve` | the control socket: connections |
 //! | `connection` | one connection's requests, each executed and replied to |
 //! | `service` | dispatches requests to what is in the guest |
+//! | `health` | checks of a container's health |
 //! | `guest` | what is in the guest: the agent's containers, or a system of its own |
 //! | `containers`, `machine` | implementations of requests |
 //! | `container` | one container's state and its processes |
@@ -36,6 +37,7 @@ mod end;
 mod entries;
 mod execs;
 mod guest;
+mod health;
 mod images;
 mod launch;
 mod log;

@@ -45,8 +45,14 @@ pub(super) enum Place {
     Pod(Box<Entry>),
 }
 
-/// Creates the record of the requested container.
-pub(super) fn record(args: &RunArgs, place: &Place, image: &Image) -> anyhow::Result<Record> {
+/// Creates the record of the requested container, whose image has the configuration
+/// `image_config`.
+pub(super) fn record(
+    args: &RunArgs,
+    place: &Place,
+    image: &Image,
+    image_config: &[u8],
+) -> anyhow::Result<Record> {
     let id = random_id().context("cannot make up an id for the container")?;
     let short: String = id.chars().take(SHORT_ID).collect();
     let hostname = match place {
@@ -112,6 +118,7 @@ pub(super) fn record(args: &RunArgs, place: &Place, image: &Image) -> anyhow::Re
             Place::Pod(_) => Vec::new(),
         },
         jailed,
+        health: args.health.check(image_config, &process, &container.user)?,
         user: container.user,
         hostname,
         process,
@@ -304,6 +311,9 @@ pub(super) async fn launch(
         let other = entry.open_other_log()?.into();
         client.limit_log(&record.id, other, max_bytes).await?;
     }
+    if let Some(check) = &record.health {
+        client.check_health(&record.id, check.clone()).await?;
+    }
     if record.pod.is_none() {
         client.end_with(&record.id).await?;
     }
@@ -348,7 +358,7 @@ fn spec(args: &RunArgs, image: &Image, record: &Record) -> anyhow::Result<Spec> 
     // A mount within another one is made after it, whichever was named first.
     mounts.sort_by_key(|mount| mount.destination().components().count());
     spec.set_mounts(Some(mounts));
-    if args.pid.is_some()
+    if (args.pid.is_some() || args.init)
         && let Some(namespaces) = spec
             .linux_mut()
             .as_mut()
