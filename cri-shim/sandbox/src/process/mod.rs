@@ -83,9 +83,6 @@ const SIGTERM_GRACE: Duration = Duration::from_secs(30);
 /// Stack of the threads that may block. The usual 2 MiB can become a huge page.
 const STACK: usize = 512 << 10;
 
-/// The mount point of the shared directory in the guest.
-pub(super) const SHARE_PATH: &str = "/run/podvisor/shared";
-
 /// The reason why the process could not start its work.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]

@@ -7,6 +7,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context as _, ensure};
 use oci_spec::runtime::{LinuxCpuBuilder, LinuxNamespaceType, MountBuilder, Spec};
+use podvisor_agent_protocol::{PidNamespace, SHARED_DIR, SHARED_MEMORY};
 use podvisor_images::Image;
 use rustix::fs::{FlockOperation, flock};
 use tracing::debug;
@@ -25,12 +26,6 @@ use crate::sandbox::{
 };
 
 const SIGTERM: u8 = 15;
-
-/// The shared directory in the guest.
-const GUEST_SHARE: &str = "/run/podvisor/shared";
-
-/// The agent's name for the PID namespace that a guest's containers share.
-const SHARED_PIDS: &str = "sandbox";
 
 /// Where a container is created.
 #[derive(Debug)]
@@ -336,16 +331,16 @@ fn spec(args: &RunArgs, image: &Image, record: &Record) -> anyhow::Result<Spec> 
     if record.pod.is_some() {
         // POSIX shared memory is shared by the pod.
         let shm = MountBuilder::default()
-            .destination("/dev/shm")
+            .destination(SHARED_MEMORY)
             .typ("bind")
-            .source("/dev/shm")
+            .source(SHARED_MEMORY)
             .options(["rbind", "nosuid", "noexec", "nodev"].map(str::to_owned))
             .build()?;
         mounts.retain(|mount| mount.destination() != shm.destination());
         mounts.push(shm);
     }
     for (number, volume) in record.volumes.iter().enumerate() {
-        let share = Path::new(GUEST_SHARE);
+        let share = Path::new(SHARED_DIR);
         let (source, options) = volumes::guest_mount(share, record, number, volume)?;
         let mount = MountBuilder::default()
             .destination(&volume.destination)
@@ -366,7 +361,7 @@ fn spec(args: &RunArgs, image: &Image, record: &Record) -> anyhow::Result<Spec> 
     {
         for namespace in namespaces {
             if namespace.typ() == LinuxNamespaceType::Pid {
-                namespace.set_path(Some(SHARED_PIDS.into()));
+                namespace.set_path(Some(PidNamespace::Shared.to_string().into()));
             }
         }
     }
