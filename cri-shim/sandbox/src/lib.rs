@@ -83,9 +83,10 @@ pub use template::{
 pub use types::{
     AfterSave, BootMachine, ContainerDevice, ContainerInfo, ContainerState, ContainerStats,
     ContainerUser, ContinueAs, CreateContainer, DeviceSource, Exec, GuestAgentAnswer,
-    GuestAgentCall, GuestKind, GuestNetwork, GuestStats, ImageVolume, Interface, JailLayer,
-    JailMode, LaunchConfig, Neighbour, NicConfig, Password, ProcessExit, RestartPolicy, Route,
-    SandboxExit, SaveMachine, SavedMachine, Started, StdioFds, SupplementalGroups, TerminalSize,
+    GuestAgentCall, GuestKind, GuestNetwork, GuestStats, Health, HealthCheck, HealthResult,
+    HealthStatus, ImageVolume, Interface, JailLayer, JailMode, LaunchConfig, Neighbour, NicConfig,
+    Password, ProcessExit, RestartPolicy, Route, SandboxExit, SaveMachine, SavedMachine, Started,
+    StdioFds, SupplementalGroups, TerminalSize,
 };
 pub use wire::FrameError;
 

@@ -7,6 +7,7 @@
 //! | `boot` | the configuration of a machine with an operating system of its own |
 //! | `guest_agent` | what QEMU's guest agent is asked |
 //! | `create` | the configuration of a container |
+//! | `health` | checks of a container's health |
 //! | `process` | users, additional processes and their streams |
 //! | `save` | a machine that is saved in files, and continued |
 //! | `state` | a container's state, and how its process ended |
@@ -17,6 +18,7 @@ mod boot;
 mod create;
 mod exit;
 mod guest_agent;
+mod health;
 mod launch;
 mod process;
 mod save;
@@ -29,6 +31,7 @@ pub use boot::BootMachine;
 pub use create::{ContainerDevice, CreateContainer, DeviceSource, ImageVolume, RestartPolicy};
 pub use exit::SandboxExit;
 pub use guest_agent::{GuestAgentAnswer, GuestAgentCall, Password};
+pub use health::{Health, HealthCheck, HealthResult, HealthStatus};
 pub use launch::{GuestKind, JailLayer, JailMode, LaunchConfig};
 pub use process::{ContainerUser, Exec, StdioFds, SupplementalGroups, TerminalSize};
 pub use save::{AfterSave, ContinueAs, SaveMachine, SavedMachine};
