@@ -6,6 +6,7 @@
 //! | `launch` | the configuration of a sandbox |
 //! | `boot` | the configuration of a machine with an operating system of its own |
 //! | `guest_agent` | what QEMU's guest agent is asked |
+//! | `migration` | a machine that moves to another sandbox |
 //! | `create` | the configuration of a container |
 //! | `process` | users, additional processes and their streams |
 //! | `state` | a container's state, and how its process ended |
@@ -17,6 +18,7 @@ mod create;
 mod exit;
 mod guest_agent;
 mod launch;
+mod migration;
 mod process;
 mod state;
 mod stats;
@@ -28,6 +30,9 @@ pub use create::{ContainerDevice, CreateContainer, DeviceSource, ImageVolume, Re
 pub use exit::SandboxExit;
 pub use guest_agent::{GuestAgentAnswer, GuestAgentCall, Password};
 pub use launch::{GuestKind, JailMode, LaunchConfig};
+pub use migration::{
+    IncomingMachine, MigrationDirection, MigrationInfo, MigrationState, SendMachine,
+};
 pub use process::{ContainerUser, Exec, StdioFds, SupplementalGroups, TerminalSize};
 pub use state::{ContainerInfo, ContainerState, ProcessExit, Started};
 pub use stats::{ContainerStats, GuestStats};
