@@ -55,6 +55,13 @@ impl DiskFiles {
         File::open(&path).map_err(CriError::io("open the machine's file", &path))
     }
 
+    /// Opens a file for reading, and for writing if its contents come from another node.
+    fn rewrite(&self, name: &str) -> Result<File> {
+        let path = self.0.join(name);
+        let opened = File::options().read(true).write(true).open(&path);
+        opened.map_err(CriError::io("open the machine's file", &path))
+    }
+
     /// Creates the file with what a guest writes to a disk of at least `size` bytes; `base` is
     /// opened from `path`.
     pub(super) fn overlay(
@@ -100,6 +107,7 @@ impl DiskFiles {
         let root = DiskRecord {
             serial: ROOT.to_owned(),
             is_read_only: false,
+            is_local: true,
             content: DiskContent::Image {
                 id: image.id().to_string(),
                 overlay: Some(overlay),
@@ -108,6 +116,7 @@ impl DiskFiles {
         let seed = DiskRecord {
             serial: SEED.to_owned(),
             is_read_only: true,
+            is_local: true,
             content: DiskContent::Made(SEED_FILE.to_owned()),
         };
         let mut disks = vec![root, seed];
@@ -120,6 +129,7 @@ impl DiskFiles {
         let open = |disk: &DiskRecord| {
             Ok(MachineDisk {
                 contents: self.contents(store, disk)?,
+                moves: disk.moves(),
                 serial: disk.serial.clone(),
             })
         };
@@ -143,7 +153,7 @@ impl DiskFiles {
                 let opened = opened.map_err(CriError::io("open the disk", base.path()))?;
                 self.over(opened, overlay)?
             }
-            DiskContent::Made(name) => raw(self.read(name)?),
+            DiskContent::Made(name) => raw(self.rewrite(name)?),
             DiskContent::Node(node) => {
                 let opened = node.open(is_read_only);
                 raw(opened.map_err(CriError::io("open the disk", node.path()))?)
@@ -207,6 +217,7 @@ pub(super) fn devices(devices: &[Device]) -> Result<Vec<DiskRecord>> {
         disks.push(DiskRecord {
             serial: format!("device{number}"),
             is_read_only: !device.permissions.contains('w'),
+            is_local: false,
             content: DiskContent::Node(NodeFile::Device(path.to_owned())),
         });
     }
