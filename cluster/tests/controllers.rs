@@ -249,6 +249,66 @@ async fn a_start_costs_few_requests() {
 }
 
 #[tokio::test]
+async fn services_leave_out_the_pod_of_a_paused_vm() {
+    let scene = Scene::new().await;
+    let _controller = Controller::start(&scene.namespace, "paused");
+    let _kubelet = scene.play_kubelet();
+    scene.create("web", "Always").await;
+    scene.becomes("web", "Running").await;
+    let is_ready = |status: &'static str| {
+        move |vmi: Option<&VirtualMachineInstance>| {
+            let conditions = vmi.map(|vmi| vmi.status.conditions.as_slice());
+            conditions
+                .and_then(|conditions| condition(conditions, "Ready"))
+                .is_some_and(|ready| ready.status == status)
+        }
+    };
+    scene.instance("web", is_ready("True")).await;
+    let name = scene.only_pod().await.metadata.name.unwrap();
+    let gate_is = |status: &'static str| {
+        move |pod: Option<&Pod>| {
+            let conditions = pod.and_then(|pod| pod.status.as_ref()?.conditions.as_ref());
+            conditions.into_iter().flatten().any(|condition| {
+                condition.type_ == "kubevirt.io/virtual-machine-unpaused"
+                    && condition.status == status
+            })
+        }
+    };
+    let gate = async |status| {
+        let wait = await_condition(scene.pods.clone(), &name, gate_is(status));
+        let pod = tokio::time::timeout(LIMIT, wait).await;
+        pod.expect("the gate is not written").unwrap().unwrap()
+    };
+    let pod = gate("True").await;
+    let gates = pod.spec.unwrap().readiness_gates.unwrap();
+    assert_eq!(
+        gates[0].condition_type,
+        "kubevirt.io/virtual-machine-unpaused"
+    );
+    // As the node reports it.
+    let pause = async |conditions: Value| {
+        let patch = Patch::Apply(json!({
+            "apiVersion": "kubevirt.io/v1",
+            "kind": "VirtualMachineInstance",
+            "metadata": {"name": "web"},
+            "status": {"conditions": conditions},
+        }));
+        let params = PatchParams::apply("podvisor-node").force();
+        let patched = scene.vmis.patch_status("web", &params, &patch).await;
+        patched.unwrap();
+    };
+    pause(json!([{"type": "Paused", "status": "True"}])).await;
+    let vmi = scene.instance("web", is_ready("False")).await.unwrap();
+    let ready = condition(&vmi.status.conditions, "Ready").unwrap();
+    assert_eq!(ready.reason, "GuestNotRunning");
+    gate("False").await;
+    scene.becomes("web", "Paused").await;
+    pause(json!([])).await;
+    gate("True").await;
+    scene.instance("web", is_ready("True")).await;
+}
+
+#[tokio::test]
 async fn requests_of_users_are_carried_out() {
     let scene = Scene::new().await;
     let _controller = Controller::start(&scene.namespace, "requests");

@@ -5,6 +5,8 @@
 mod instances;
 #[path = "served/nodes.rs"]
 mod nodes;
+#[path = "served/security.rs"]
+mod security;
 mod support;
 
 use std::sync::OnceLock;

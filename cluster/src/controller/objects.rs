@@ -27,6 +27,10 @@ pub const VMI_FINALIZER: &str = "kubevirt.io/foregroundDeleteVirtualMachine";
 /// Annotation of a pod: the instance's metadata and specification, as JSON.
 pub const VMI_ANNOTATION: &str = "podvisor.io/vmi";
 
+/// Readiness gate of pods: the condition is False while the VM is paused, so that no service sends
+/// it anything.
+pub const UNPAUSED_GATE: &str = "kubevirt.io/virtual-machine-unpaused";
+
 /// Label of every pod of an instance, with the value [`LAUNCHER`].
 pub const COMPONENT_LABEL: &str = "kubevirt.io";
 

@@ -12,10 +12,22 @@ use serde_json::{Value, json};
 /// The annotation that carries the metadata and the specification of a VMI.
 pub const ANNOTATION: &str = "podvisor.io/vmi";
 
+/// The annotation of a pod that waits for a VM from another node.
+const MIGRATION: &str = "podvisor.io/migration";
+
+/// What of a pod's requests can change its annotations, or its class.
+const OF_PODS: [&str; 4] = [
+    "pods",
+    "pods/status",
+    "pods/ephemeralcontainers",
+    "pods/resize",
+];
+
 /// The runtime class, and the handler of the runtime, of pods that are VMs.
 pub const RUNTIME_CLASS: &str = "podvisor-vm";
 
 const PODS: &str = "podvisor-vm-pods";
+const BINDINGS: &str = "podvisor-vm-bindings";
 const NODES: &str = "podvisor-vm-nodes";
 
 /// What of an instance's status is a node's.
@@ -42,6 +54,8 @@ pub fn policies(namespace: &str) -> Vec<Value> {
         runtime_class(),
         pod_policy(namespace),
         binding(PODS),
+        binding_policy(),
+        binding(BINDINGS),
         node_policy(),
         binding(NODES),
     ]
@@ -58,12 +72,6 @@ fn runtime_class() -> Value {
 
 fn pod_policy(namespace: &str) -> Value {
     let controller = format!("system:serviceaccount:{namespace}:podvisor-controller");
-    let of = |object: &str| {
-        format!(
-            "(has({object}.metadata.annotations) && '{ANNOTATION}' in {object}.metadata.annotations \
-             ? {object}.metadata.annotations['{ANNOTATION}'] : '')"
-        )
-    };
     let class = |object: &str| {
         format!(
             "(has({object}.spec.runtimeClassName) && \
@@ -71,11 +79,12 @@ fn pod_policy(namespace: &str) -> Value {
         )
     };
     let create = "request.operation == 'CREATE'";
-    let unused = format!("({} == '' && !{})", of("object"), class("object"));
+    let unused = format!("({} && !{})", without("object"), class("object"));
+    let same = |name| format!("{} == {}", value("object", name), value("oldObject", name));
     let unchanged = format!(
-        "(oldObject != null && {} == {})",
-        of("object"),
-        of("oldObject")
+        "(oldObject != null && {} && {})",
+        same(ANNOTATION),
+        same(MIGRATION)
     );
     json!({
         "apiVersion": "admissionregistration.k8s.io/v1",
@@ -88,7 +97,7 @@ fn pod_policy(namespace: &str) -> Value {
                     "apiGroups": [""],
                     "apiVersions": ["v1"],
                     "operations": ["CREATE", "UPDATE"],
-                    "resources": ["pods"],
+                    "resources": OF_PODS,
                     "scope": "Namespaced",
                 }],
             },
@@ -99,17 +108,62 @@ fn pod_policy(namespace: &str) -> Value {
                     ),
                     "message": format!(
                         "only the controller of VMs makes pods with the runtime class \
-                         {RUNTIME_CLASS} or the annotation {ANNOTATION}: create a \
-                         VirtualMachine instead"
+                         {RUNTIME_CLASS} or the annotations {ANNOTATION} and {MIGRATION}: create \
+                         a VirtualMachine instead"
                     ),
                     "reason": "Forbidden",
                 },
                 {
                     "expression": format!("({create}) || {unchanged}"),
-                    "message": format!("the annotation {ANNOTATION} cannot change"),
+                    "message": format!(
+                        "the annotations {ANNOTATION} and {MIGRATION} cannot change"
+                    ),
                     "reason": "Forbidden",
                 },
             ],
+        },
+    })
+}
+
+/// The value of an object's annotation, or an empty text.
+fn value(object: &str, name: &str) -> String {
+    format!(
+        "(has({object}.metadata.annotations) && '{name}' in {object}.metadata.annotations \
+         ? {object}.metadata.annotations['{name}'] : '')"
+    )
+}
+
+/// That an object has none of the annotations.
+fn without(object: &str) -> String {
+    format!(
+        "{} == '' && {} == ''",
+        value(object, ANNOTATION),
+        value(object, MIGRATION)
+    )
+}
+
+/// A binding gives its annotations to its pod.
+fn binding_policy() -> Value {
+    json!({
+        "apiVersion": "admissionregistration.k8s.io/v1",
+        "kind": "ValidatingAdmissionPolicy",
+        "metadata": { "name": BINDINGS },
+        "spec": {
+            "failurePolicy": "Fail",
+            "matchConstraints": {
+                "resourceRules": [{
+                    "apiGroups": [""],
+                    "apiVersions": ["v1"],
+                    "operations": ["CREATE"],
+                    "resources": ["pods/binding", "bindings"],
+                    "scope": "Namespaced",
+                }],
+            },
+            "validations": [{
+                "expression": without("object"),
+                "message": format!("a binding does not set {ANNOTATION} or {MIGRATION}"),
+                "reason": "Forbidden",
+            }],
         },
     })
 }

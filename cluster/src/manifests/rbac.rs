@@ -82,6 +82,8 @@ pub(super) fn rbac(options: &Options) -> Vec<Value> {
             ),
             rule(&[instancetype::GROUP], &INSTANCETYPES, &["get"]),
             rule(&[""], &["pods"], &ALL),
+            // Readiness gates.
+            rule(&[""], &["pods/status"], &["patch"]),
             rule(&[""], &["persistentvolumeclaims", "nodes"], &READ),
             rule(&["apps"], &["controllerrevisions"], &ALL),
             rule(&["policy"], &["poddisruptionbudgets"], &ALL),

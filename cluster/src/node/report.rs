@@ -5,6 +5,7 @@
 //! fields that are the node's: so it does not have to read the instance, which it may not, and
 //! what it does not report any more is removed.
 
+mod apply;
 mod events;
 mod status;
 
@@ -16,13 +17,8 @@ use std::{
 
 use futures_util::StreamExt;
 use k8s_openapi::{apimachinery::pkg::apis::meta::v1::Time, jiff::Timestamp};
-use kube::{
-    Api,
-    api::{DynamicObject, Patch, PatchParams},
-    core::{ApiResource, GroupVersionKind},
-};
 use podvisor_node_api::messages::{GuestInfo, VmName, VmPhase};
-use serde_json::{Value, json};
+use serde_json::Value;
 use tokio::{
     sync::{Semaphore, watch},
     task::JoinSet,
@@ -34,9 +30,6 @@ use super::{
     machines::{Change, Machines, Vm},
 };
 pub(super) use events::Events;
-
-/// The manager of the fields that are written.
-const MANAGER: &str = "podvisor-node";
 
 /// How long to wait after the end of a watch.
 const WATCH_AGAIN: Duration = Duration::from_secs(2);
@@ -141,6 +134,8 @@ struct Known {
     /// The specification, once the API server has shown it.
     spec: Option<Value>,
     written: Option<Value>,
+    /// The version of the instance in which it was last seen to be the VM's.
+    version: Option<String>,
     failures: u32,
 }
 
@@ -219,7 +214,11 @@ async fn write(reporter: &Reporter, vm: &Vm, known: &mut Known) -> Option<Durati
         if known.written.as_ref() == Some(&wanted) || known.failures >= RETRIES {
             return None;
         }
-        match apply(reporter, &vm.name, &wanted).await {
+        let permit = reporter.requests.acquire().await;
+        let client = reporter.access.client();
+        let applied = apply::status(client, &vm.name, &mut known.version, &wanted).await;
+        drop(permit);
+        match applied {
             Ok(object) => {
                 known.failures = 0;
                 known.written = Some(wanted);
@@ -280,44 +279,4 @@ fn time(since_ns: i64) -> Time {
         now
     };
     Time(Timestamp::from_second(seconds).unwrap_or_default())
-}
-
-/// Why a status was not written.
-#[derive(Debug, thiserror::Error)]
-enum ReportError {
-    #[error("the API server refused it")]
-    Api(#[from] kube::Error),
-    #[error("another instance has the name")]
-    Other,
-}
-
-async fn apply(
-    reporter: &Reporter,
-    vm: &VmName,
-    status: &Value,
-) -> Result<DynamicObject, ReportError> {
-    let gvk = GroupVersionKind::gvk("kubevirt.io", "v1", "VirtualMachineInstance");
-    let api: Api<DynamicObject> = Api::namespaced_with(
-        reporter.access.client(),
-        &vm.namespace,
-        &ApiResource::from_gvk(&gvk),
-    );
-    let patch = |status: &Value| {
-        Patch::Apply(json!({
-            "apiVersion": "kubevirt.io/v1",
-            "kind": "VirtualMachineInstance",
-            "metadata": { "name": vm.name },
-            "status": status,
-        }))
-    };
-    let _permit = reporter.requests.acquire().await;
-    let params = PatchParams::apply(MANAGER).force();
-    let object = api.patch_status(&vm.name, &params, &patch(status)).await?;
-    // The API server compares no unique ids here; whose instance it is is seen afterwards.
-    if object.metadata.uid.as_deref() != Some(&vm.uid) {
-        api.patch_status(&vm.name, &params, &patch(&json!({})))
-            .await?;
-        return Err(ReportError::Other);
-    }
-    Ok(object)
 }

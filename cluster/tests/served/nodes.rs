@@ -213,21 +213,19 @@ async fn a_machine_of_an_older_instance_says_nothing_of_the_one_of_its_name() {
     let namespace = support::namespace(&admin).await;
     let machines = serve("older").await;
     let key = running("older", &namespace, "a", json!({})).await;
-    let older = VmName::new(&namespace, "a", "00000000-0000-0000-0000-000000000000");
-    machines.start(&older, Some(support::machines::guest()));
     let vmis = api_of(&admin, &namespace, "VirtualMachineInstance");
     let version = async || vmis.get("a").await.unwrap().metadata.resource_version;
     let before = version().await;
+    let older = VmName::new(&namespace, "a", "00000000-0000-0000-0000-000000000000");
+    machines.start(&older, Some(support::machines::guest()));
+    // The node tries; nobody sees what it says of the older one, not for a moment.
+    let user = "system:node:older";
+    let tries = "patch virtualmachineinstances/status";
     eventually("the node tries", async || {
-        (version().await != before).then_some(())
+        (served().requests(user).count(tries) >= 2).then_some(())
     })
     .await;
-    let is_clean = async || {
-        let status = vmis.get("a").await.unwrap().data["status"].clone();
-        status.get("guestOSInfo").is_none().then_some(status)
-    };
-    let status = eventually("it is undone", is_clean).await;
-    assert_eq!(status["conditions"].as_array().unwrap().len(), 1);
+    assert_eq!(version().await, before);
     machines.start(&key, Some(support::machines::guest()));
     let reports = async || {
         let status = vmis.get("a").await.unwrap().data["status"].clone();

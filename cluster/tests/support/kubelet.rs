@@ -123,9 +123,9 @@ fn container(state: Value) -> Value {
     })
 }
 
-/// Writes a pod's status.
+/// Writes a pod's status; conditions of others stay.
 pub async fn set_status(pods: &Api<Pod>, name: &str, status: Value) {
-    let patch = Patch::Merge(json!({ "status": status }));
+    let patch = Patch::Strategic(json!({ "status": status }));
     let _ = pods
         .patch_status(name, &PatchParams::default(), &patch)
         .await;

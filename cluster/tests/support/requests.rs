@@ -40,6 +40,11 @@ impl Requests {
         self.0.values().sum()
     }
 
+    /// Returns the number of requests of one kind, such as `patch pods/status`.
+    pub fn count(&self, kind: &str) -> usize {
+        self.0.get(kind).copied().unwrap_or_default()
+    }
+
     /// Returns what was asked since `before`.
     #[must_use]
     pub fn since(&self, before: &Self) -> Self {

@@ -10,8 +10,8 @@ use serde_json::json;
 
 use super::pod::{self, PodError, VolumeMode};
 use crate::controller::objects::{
-    Condition, Interface, NODE_NAME_LABEL, Phase, PhaseTransition, VMI_FINALIZER,
-    VirtualMachineInstance, VmiStatus, clear_condition, condition, set_condition,
+    Condition, Interface, NODE_NAME_LABEL, Phase, PhaseTransition, UNPAUSED_GATE, VMI_FINALIZER,
+    VirtualMachineInstance, VmiStatus, clear_condition, condition, is_true, set_condition,
 };
 use crate::controller::vm;
 
@@ -25,6 +25,9 @@ const WAITING: &[&str] = &[
     "CreateContainerError",
     "RunContainerError",
 ];
+
+/// The condition of an instance whose node says that it is paused.
+const PAUSED: &str = "Paused";
 
 /// What was observed.
 #[allow(missing_debug_implementations, reason = "a closure has none")]
@@ -48,6 +51,13 @@ pub enum Action {
     RemoveFinalizer,
     /// Write the node's name on the instance.
     SetNodeLabel(String),
+    /// Write into the pod's readiness gate whether the VM is paused.
+    SetGate {
+        /// The pod's name.
+        pod: String,
+        /// Whether it is.
+        is_paused: bool,
+    },
     /// Make the pod.
     CreatePod(Box<Pod>),
     /// End the pod, with so many seconds for the guest to power off.
@@ -107,6 +117,7 @@ pub fn decide(observed: &Observed<'_>) -> Decision {
             if let Some(node) = node_label(vmi, pod) {
                 decision.actions.push(Action::SetNodeLabel(node));
             }
+            decision.actions.extend(gate(&decision.status, pod));
             if deleting {
                 let grace = spec.as_ref().map_or(0, pod::grace);
                 decision.actions.extend(deletion(pod, grace));
@@ -375,7 +386,7 @@ fn set_addresses(status: &mut VmiStatus, name: String, addresses: Vec<String>) {
 }
 
 fn set_conditions(status: &mut VmiStatus, pod: Option<&Pod>, now: &Time) {
-    let ready = ready(status.phase, pod);
+    let ready = ready(status, pod);
     set_condition(&mut status.conditions, ready, now);
     let migratable = Condition::no(
         "LiveMigratable",
@@ -396,7 +407,22 @@ fn set_conditions(status: &mut VmiStatus, pod: Option<&Pod>, now: &Time) {
     }
 }
 
-fn ready(phase: Phase, pod: Option<&Pod>) -> Condition {
+/// Returns how the pod's readiness gate has to change.
+fn gate(status: &VmiStatus, pod: &Pod) -> Option<Action> {
+    let is_final = matches!(status.phase, Phase::Succeeded | Phase::Failed);
+    if is_final || pod.metadata.deletion_timestamp.is_some() {
+        return None;
+    }
+    let is_paused = is_true(&status.conditions, PAUSED);
+    let wanted = if is_paused { "False" } else { "True" };
+    let written = pod_condition(pod, UNPAUSED_GATE).map(|found| found.status.as_str());
+    (written != Some(wanted)).then(|| Action::SetGate {
+        pod: pod.metadata.name.clone().unwrap_or_default(),
+        is_paused,
+    })
+}
+
+fn ready(status: &VmiStatus, pod: Option<&Pod>) -> Condition {
     let no = |reason: &str, message: &str| Condition::no("Ready", reason, message);
     let Some(pod) = pod else {
         return no("PodNotExists", "the VM has no pod");
@@ -404,8 +430,12 @@ fn ready(phase: Phase, pod: Option<&Pod>) -> Condition {
     if pod.metadata.deletion_timestamp.is_some() {
         return no("PodTerminating", "the VM's pod is being deleted");
     }
-    if phase != Phase::Running {
+    if status.phase != Phase::Running {
         return no("GuestNotRunning", "the guest does not run");
+    }
+    // The pod says so as well, a little later.
+    if is_true(&status.conditions, PAUSED) {
+        return no("GuestNotRunning", "the guest is paused");
     }
     match pod_condition(pod, "Ready") {
         Some(ready) if ready.status == "True" => Condition::yes("Ready"),

@@ -35,11 +35,16 @@ fn pod(status: Value) -> Pod {
     .unwrap()
 }
 
+/// A pod's status, of a VM that is not paused.
 fn state(state: Value) -> Value {
-    json!({"containerStatuses": [{
+    json!({"conditions": [gate("True")], "containerStatuses": [{
         "name": "compute", "image": "", "imageID": "", "ready": true, "restartCount": 0,
         "state": state,
     }]})
+}
+
+fn gate(status: &str) -> Value {
+    json!({"type": UNPAUSED_GATE, "status": status})
 }
 
 fn running() -> Pod {
@@ -350,4 +355,42 @@ fn a_settled_instance_is_not_written_again() {
         (decision.status, decision.actions),
         (settled.status.clone(), vec![])
     );
+}
+
+#[test]
+fn a_paused_vm_is_not_ready_and_neither_is_its_pod() {
+    let mut paused = vmi(Phase::Running);
+    paused.status.conditions = vec![Condition::yes("Paused")];
+    let mut status = state(json!({"running": {}}));
+    status["conditions"] = json!([gate("True"), {"type": "Ready", "status": "True"}]);
+    let decision = run(&paused, Some(&pod(status.clone())));
+    let ready = condition(&decision.status.conditions, "Ready").unwrap();
+    assert_eq!(
+        (&*ready.status, &*ready.reason),
+        ("False", "GuestNotRunning")
+    );
+    let set = |is_paused| Action::SetGate {
+        pod: "p".to_owned(),
+        is_paused,
+    };
+    assert!(decision.actions.contains(&set(true)));
+
+    status["conditions"] = json!([gate("False"), {"type": "Ready", "status": "True"}]);
+    let decision = run(&paused, Some(&pod(status.clone())));
+    assert!(!decision.actions.contains(&set(true)), "it says so already");
+    paused.status.conditions.clear();
+    let decision = run(&paused, Some(&pod(status)));
+    assert!(decision.actions.contains(&set(false)));
+    assert!(is_true(&decision.status.conditions, "Ready"));
+}
+
+#[test]
+fn the_pod_of_an_ended_vm_is_left_alone() {
+    let ended = pod(json!({"containerStatuses": [{
+        "name": "compute", "image": "", "imageID": "", "ready": false, "restartCount": 0,
+        "state": {"terminated": {"exitCode": 0}},
+    }]}));
+    let decision = run(&vmi(Phase::Running), Some(&ended));
+    let sets = |action: &Action| matches!(action, Action::SetGate { .. });
+    assert!(!decision.actions.iter().any(sets));
 }

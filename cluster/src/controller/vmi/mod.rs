@@ -13,7 +13,7 @@ use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 use kube::Api;
-use kube::api::{DeleteParams, PostParams, Preconditions};
+use kube::api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions};
 use kube::runtime::controller;
 use serde_json::json;
 
@@ -22,7 +22,9 @@ pub use pod::{CONTAINER, NO_IMAGE, PodError, RUNTIME_CLASS, VolumeMode, name as 
 pub use volumes::{DEVICES, MOUNTS};
 
 use super::error::{Error, code, is_gone};
-use super::objects::{NODE_NAME_LABEL, Phase, VMI_FINALIZER, VirtualMachineInstance, VmiStatus};
+use super::objects::{
+    NODE_NAME_LABEL, Phase, UNPAUSED_GATE, VMI_FINALIZER, VirtualMachineInstance, VmiStatus,
+};
 use super::{Context, expectations, patch};
 
 /// Brings an instance one step nearer to what is asked of it.
@@ -75,14 +77,20 @@ async fn find_pod(
     Ok(pod.filter(|pod| is_of(pod, vmi)))
 }
 
-/// Returns whether a pod is an instance's, and not one of the same name.
+/// Returns whether a pod is an instance's, and not one of the same name. Anybody may name an owner,
+/// but nobody else makes pods of the runtime class.
 fn is_of(pod: &Pod, vmi: &VirtualMachineInstance) -> bool {
+    let class = pod
+        .spec
+        .as_ref()
+        .and_then(|spec| spec.runtime_class_name.as_deref());
     let owners = pod.metadata.owner_references.as_ref();
-    owners.is_some_and(|owners| {
-        owners.iter().any(|owner| {
-            owner.controller == Some(true) && Some(&owner.uid) == vmi.metadata.uid.as_ref()
+    class == Some(RUNTIME_CLASS)
+        && owners.is_some_and(|owners| {
+            owners.iter().any(|owner| {
+                owner.controller == Some(true) && Some(&owner.uid) == vmi.metadata.uid.as_ref()
+            })
         })
-    })
 }
 
 async fn carry_out(
@@ -127,6 +135,9 @@ async fn carry_out(
                 vmi = patch::object(&api, &vmi, change).await?;
                 context.expectations.wrote(&vmi);
             }
+            Action::SetGate { pod, is_paused } => {
+                set_gate(&vmi, &pod, is_paused, pods, context).await?
+            }
             Action::CreatePod(pod) => {
                 create(&api, &vmi, &pod, &decision.status, pods, context).await?;
             }
@@ -134,6 +145,40 @@ async fn carry_out(
         }
     }
     Ok(())
+}
+
+/// Writes into the pod whether the VM is paused.
+async fn set_gate(
+    vmi: &VirtualMachineInstance,
+    pod: &str,
+    is_paused: bool,
+    pods: &Api<Pod>,
+    context: &Context,
+) -> Result<(), Error> {
+    let (status, reason) = match is_paused {
+        true => ("False", "Paused"),
+        false => ("True", "NotPaused"),
+    };
+    let condition = json!({
+        "type": UNPAUSED_GATE,
+        "status": status,
+        "reason": reason,
+        "message": "",
+        "lastTransitionTime": Time(Timestamp::now()),
+    });
+    // Merged by type: the other conditions are the kubelet's.
+    let patch = Patch::Strategic(json!({"status": {"conditions": [condition]}}));
+    match pods
+        .patch_status(pod, &PatchParams::default(), &patch)
+        .await
+    {
+        Ok(written) => {
+            context.expectations.made(vmi, &written);
+            Ok(())
+        }
+        Err(error) if is_gone(&error) => Ok(()),
+        Err(error) => Err(Error::request("write the readiness gate of", vmi, error)),
+    }
 }
 
 async fn create(

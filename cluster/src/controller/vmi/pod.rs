@@ -14,7 +14,8 @@ use serde_json::{Map, Value, json};
 use super::volumes;
 use crate::controller::names;
 use crate::controller::objects::{
-    COMPONENT_LABEL, CREATED_BY_LABEL, LAUNCHER, NAME_LABEL, VMI_ANNOTATION, VirtualMachineInstance,
+    COMPONENT_LABEL, CREATED_BY_LABEL, LAUNCHER, NAME_LABEL, UNPAUSED_GATE, VMI_ANNOTATION,
+    VirtualMachineInstance,
 };
 
 /// The runtime class whose handler runs a pod's container as an operating system.
@@ -26,6 +27,14 @@ pub const CONTAINER: &str = "compute";
 /// The image of an instance that boots from none: its name tells the node to take the disks of
 /// the specification.
 pub const NO_IMAGE: &str = "podvisor.io/boot-from-volume:v1";
+
+/// Beginnings of names of an instance's annotations that its pod does not get: those of `kubectl
+/// apply`, and those by which a node is told what a pod is.
+const NOT_PASSED_ON: [&str; 3] = [
+    "kubectl.kubernetes.io/",
+    "podvisor.io/",
+    "kubernetes.io/target-runtime",
+];
 
 /// What the process around a guest takes, at most.
 const FIXED_OVERHEAD: u64 = 32 << 20;
@@ -174,6 +183,7 @@ pub fn pod(
         "containers": [container],
         "volumes": volumes.volumes,
         "restartPolicy": "Never",
+        "readinessGates": [{"conditionType": UNPAUSED_GATE}],
         "automountServiceAccountToken": false,
         "enableServiceLinks": false,
         "terminationGracePeriodSeconds": grace(&spec),
@@ -226,7 +236,7 @@ fn metadata(
     // A label is shorter than a name may be.
     labels.insert(NAME_LABEL.into(), vmi_name.chars().take(63).collect());
     let mut annotations = meta.annotations.clone().unwrap_or_default();
-    annotations.retain(|name, _| !name.starts_with("kubectl.kubernetes.io/"));
+    annotations.retain(|name, _| !NOT_PASSED_ON.iter().any(|start| name.starts_with(start)));
     annotations.insert("kubevirt.io/domain".into(), vmi_name.clone());
     annotations.insert(VMI_ANNOTATION.into(), annotation(vmi).to_string());
     let attachments: Vec<Value> = networks

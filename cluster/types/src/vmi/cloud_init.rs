@@ -1,6 +1,6 @@
 //! cloud-init's data (`spec.volumes[].cloudInit…`).
 
-use super::count;
+use super::{count, volumes::validate_name};
 use crate::{Causes, FieldPath};
 
 /// Inline data is for a few lines: more belongs into a Secret.
@@ -56,11 +56,8 @@ pub(super) fn validate(data: &CloudInit, path: &FieldPath, causes: &mut Causes) 
         ("networkDataSecretRef", &data.network_data_secret_ref),
     ];
     for (name, reference) in references {
-        if reference
-            .as_ref()
-            .is_some_and(|reference| reference.name.is_empty())
-        {
-            causes.required(&path.child(name).child("name"), "is required");
+        if let Some(reference) = reference {
+            validate_name(&reference.name, &path.child(name).child("name"), causes);
         }
     }
     let texts = [

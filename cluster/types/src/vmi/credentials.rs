@@ -1,6 +1,6 @@
 //! Keys and passwords of the guest's users (`spec.accessCredentials`).
 
-use super::{VmiSpec, count};
+use super::{VmiSpec, count, volumes::validate_name};
 use crate::{Causes, FieldPath};
 
 object! {
@@ -101,12 +101,12 @@ pub(super) fn validate(spec: &VmiSpec, path: &FieldPath, causes: &mut Causes) {
 }
 
 fn validate_source(source: &CredentialSource, path: &FieldPath, causes: &mut Causes) {
-    if source
-        .secret
-        .as_ref()
-        .is_none_or(|secret| secret.secret_name.is_empty())
-    {
-        causes.required(&path.child("source"), "must name a secret");
+    match &source.secret {
+        Some(secret) if !secret.secret_name.is_empty() => {
+            let path = path.child("source.secret.secretName");
+            validate_name(&secret.secret_name, &path, causes);
+        }
+        _ => causes.required(&path.child("source"), "must name a secret"),
     }
 }
 

@@ -282,16 +282,19 @@ fn validate_references(volume: &Volume, path: &FieldPath, causes: &mut Causes) {
         ),
     ];
     for (name, reference) in references {
-        match reference {
-            Some(reference) if reference.is_empty() => {
-                causes.required(&path.child(name), "is required");
-            }
-            Some(reference) if !crate::names::is_dns_subdomain(&reference) => {
-                let message = format!("is {}, not the name of an object", shown(&reference));
-                causes.invalid(&path.child(name), message);
-            }
-            _ => {}
+        if let Some(reference) = reference {
+            validate_name(&reference, &path.child(name), causes);
         }
+    }
+}
+
+/// A name of an object in the VM's namespace.
+pub(super) fn validate_name(name: &str, path: &FieldPath, causes: &mut Causes) {
+    if name.is_empty() {
+        causes.required(path, "is required");
+    } else if !crate::names::is_dns_subdomain(name) {
+        let message = format!("is {}, not the name of an object", shown(name));
+        causes.invalid(path, message);
     }
 }
 
