@@ -102,7 +102,11 @@ impl Node {
     }
 
     /// Asks how far a machine has moved that an earlier daemon knew.
-    pub(in crate::cri) async fn ask_migration(&self, container: &Container, client: &SandboxClient) {
+    pub(in crate::cri) async fn ask_migration(
+        &self,
+        container: &Container,
+        client: &SandboxClient,
+    ) {
         if container.with_record(|record| record.vm.is_none()) {
             return;
         }

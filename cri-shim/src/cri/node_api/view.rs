@@ -27,8 +27,8 @@ pub(super) struct PodOfVm {
     pub(super) pod: Arc<Pod>,
 }
 
-/// Which pod of several is the VM: one with a machine goes before one that waits for it, and the
-/// latest before the others.
+/// Which pod of several is the VM: one whose machine runs goes before one that waits for it, and
+/// the latest before the others.
 type Rank = (bool, i64);
 
 impl Node {
@@ -48,20 +48,23 @@ impl Node {
     }
 
     fn rank(&self, pod: &Pod) -> Rank {
-        let container = self.container_of_vm(pod);
-        let has_machine = container.is_none_or(|container| {
-            let info = self.vms.migration_of(&container.id);
-            let is_incoming = || {
-                container.with_record(|record| {
-                    record.vm.as_ref().is_some_and(|vm| vm.incoming.is_some())
-                })
-            };
-            match info {
-                Some(info) => !is_to_come(&info),
-                None => !is_incoming(),
-            }
+        let runs = self.container_of_vm(pod).is_some_and(|container| {
+            matches!(container.phase(), ContainerPhase::Running { .. })
+                && !self.waits_for_machine(&container)
         });
-        (has_machine, pod.with_record(|record| record.created_at))
+        (runs, pod.with_record(|record| record.created_at))
+    }
+
+    /// Whether a container's machine is still to come from another node.
+    fn waits_for_machine(&self, container: &Container) -> bool {
+        match self.vms.migration_of(&container.id) {
+            Some(info) => info.direction == MigrationDirection::In && !is_here(&info),
+            // Its process has not said anything yet.
+            None => container.with_record(|record| {
+                let vm = record.vm.as_ref();
+                vm.is_some_and(|vm| vm.incoming.is_some())
+            }),
+        }
     }
 
     /// Returns all VMs.
@@ -170,11 +173,7 @@ impl Node {
         migration: Option<&MigrationInfo>,
     ) -> (VmPhase, i64, Option<VmExit>) {
         let record = container.record();
-        let is_waited_for = match migration {
-            Some(info) => is_to_come(info),
-            // Its process has not said anything yet.
-            None => record.vm.as_ref().is_some_and(|vm| vm.incoming.is_some()),
-        };
+        let is_waited_for = self.waits_for_machine(container);
         let is_in_doubt = migration.is_some_and(|info| info.state == MigrationState::InDoubt);
         let ended = |exit: ContainerExit| {
             let shown = VmExit {
@@ -228,9 +227,9 @@ impl Node {
     }
 }
 
-/// Whether a machine is not here yet.
-fn is_to_come(info: &MigrationInfo) -> bool {
-    info.direction == MigrationDirection::In && info.state != MigrationState::Done
+/// Whether a machine that was to come has come.
+fn is_here(info: &MigrationInfo) -> bool {
+    info.state == MigrationState::Done
 }
 
 /// What is reported of a VM that has no container.
