@@ -139,7 +139,7 @@ impl Disk for FileDisk {
     fn next_change(&mut self, from: u64) -> io::Result<Option<Range<u64>>> {
         // A block device has no holes, as far as anybody knows.
         if self.is_device() || from >= self.len {
-            return Ok((from < self.len).then(|| from..self.len));
+            return Ok((from < self.len).then_some(from..self.len));
         }
         let start = match seek(&self.file, rustix::fs::SeekFrom::Data(from)) {
             Ok(start) => start,

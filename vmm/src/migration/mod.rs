@@ -43,6 +43,9 @@ pub struct MigrationOptions {
     pub force: bool,
     /// Bytes per second that are sent at most while the guest runs; `None` for no limit.
     pub bandwidth: Option<u64>,
+    /// Slow the vCPUs down, more with each round, while the guest writes faster than its memory is
+    /// sent. Off by default.
+    pub throttle: bool,
     /// Disks whose contents move, too. None by default.
     pub disks: Vec<MovingDisk>,
 }
@@ -54,6 +57,7 @@ impl Default for MigrationOptions {
             max_rounds: 30,
             force: false,
             bandwidth: None,
+            throttle: false,
             disks: Vec::new(),
         }
     }
@@ -86,6 +90,8 @@ pub struct MigrationProgress {
     pub sent: u64,
     /// Bytes of memory and disks that are left, as far as is known.
     pub left: u64,
+    /// For how much of the time the vCPUs stand still, in percent.
+    pub throttle: u8,
 }
 
 /// What a migration cost.

@@ -23,6 +23,7 @@ use super::control::Outcome;
 use super::exit::VmExit;
 use super::save::TakeSnapshotError;
 use super::state::State;
+use super::throttle::Throttle;
 use crate::kvm::KvmError;
 use crate::memory::{MemoryError, MemoryLog, PageSet};
 use crate::migration::{
@@ -107,6 +108,9 @@ impl From<SendEnd> for MigrateError {
         }
     }
 }
+
+/// Rounds before a guest is slowed down.
+const UNTHROTTLED_ROUNDS: u32 = 2;
 
 /// Attempts to pause a VM.
 const PAUSE_ATTEMPTS: u32 = 5;
@@ -215,6 +219,7 @@ impl Vm {
                         round,
                         sent,
                         left,
+                        throttle: 0,
                     })
                 };
                 let downtime = self.hand_over(&mut sender, &begun, rest, &mut step)?;
@@ -316,7 +321,7 @@ impl Vm {
             blocks: Vec::new(),
         };
         let mut zeroes = Zeroes::Skip;
-        let mut round = 0;
+        let (mut round, mut throttle, mut slowed) = (0, Throttle::new(), 0);
         loop {
             let began = Instant::now();
             let mut tell = |sent, left| {
@@ -325,6 +330,7 @@ impl Vm {
                     round,
                     sent,
                     left,
+                    throttle: slowed,
                 })
             };
             sender.pages(memory, &rest.pages, zeroes, &mut tell)?;
@@ -357,6 +363,13 @@ impl Vm {
                     left,
                     downtime: options.downtime,
                 });
+            }
+            // It does not get less by itself.
+            if options.throttle && round >= UNTHROTTLED_ROUNDS && left > bytes / 2 {
+                match throttle.more(&self.context) {
+                    Ok(percent) => slowed = percent,
+                    Err(error) => tracing::warn!(%error, "the guest is not slowed down"),
+                }
             }
             round += 1;
         }

@@ -73,7 +73,7 @@ fn assert_same(one: &GuestRam, other: &GuestRam) {
     }
 }
 
-/// Moves a guest; `meanwhile` is called after each round.
+/// Moves a guest; `meanwhile` is called once in each round in which it runs.
 fn migrate(
     guest: &Guest,
     options: &MigrationOptions,
@@ -84,7 +84,8 @@ fn migrate(
     let receiver = receive(there, guest.mem.clone(), configure);
     let mut last = None;
     let moved = guest.vm.migrate(here, options, |progress| {
-        if last.replace(progress.round) != Some(progress.round) {
+        let is_running = progress.step == MigrationStep::Sending;
+        if is_running && last.replace(progress.round) != Some(progress.round) {
             meanwhile(progress.round);
         }
         ControlFlow::Continue(())
@@ -517,6 +518,42 @@ impl VirtioDevice for Unlogged {
     fn on_queue(&mut self, _: u16) -> Result<Progress, Fault> {
         Ok(Progress::Idle)
     }
+}
+
+#[test]
+fn a_guest_that_writes_too_fast_is_slowed_down_and_goes_on_as_fast_as_before() {
+    let options = MigrationOptions {
+        downtime: Duration::ZERO,
+        max_rounds: 5,
+        throttle: true,
+        ..MigrationOptions::default()
+    };
+    let guest = Guest::start(|vm| vm.vcpus(2));
+    let (here, there) = connection();
+    let receiver = receive(there, guest.mem.clone(), |vm| vm);
+    let mut slowed = Vec::new();
+    let refused = guest.vm.migrate(here, &options, |progress| {
+        guest.runs_on();
+        // As much in each round.
+        for page in 0..8 {
+            guest.write(0x80_0000 + page * 0x1000, progress.round + 1);
+        }
+        slowed.push(progress.throttle);
+        ControlFlow::Continue(())
+    });
+    assert!(
+        matches!(refused, Err(MigrateError::Busy { .. })),
+        "{refused:?}"
+    );
+    assert!(receiver.join().unwrap().is_err());
+    assert!(
+        slowed.contains(&0) && slowed.contains(&20) && slowed.contains(&30),
+        "{slowed:?}"
+    );
+    assert!(slowed.is_sorted());
+    guest.runs_on();
+    // It is not held any more, and can be paused as ever.
+    guest.pause();
 }
 
 #[test]
