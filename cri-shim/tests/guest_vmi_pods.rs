@@ -248,8 +248,14 @@ impl Guest {
 
     /// Waits until it is in a phase, and until its migration is done if it is to be.
     async fn becomes(&self, phase: VmPhase) -> Vm {
-        let mut events = self.node().watch_vms().await.unwrap();
         let wait = async {
+            // A daemon that was just started serves the CRI first.
+            let mut events = loop {
+                match self.node().watch_vms().await {
+                    Ok(events) => break events,
+                    Err(_) => tokio::time::sleep(Duration::from_millis(50)).await,
+                }
+            };
             loop {
                 let vm = self.vm().await;
                 let state = vm.migration.as_ref().map(|migration| migration.state());

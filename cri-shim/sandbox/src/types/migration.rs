@@ -90,6 +90,8 @@ pub struct SendMachine {
     pub max_rounds: u32,
     /// The guest stands still for as long as it takes after the last round.
     pub force: bool,
+    /// The guest is slowed down if it writes faster than its memory is sent.
+    pub throttle: bool,
     /// Most bytes per second while the guest runs.
     pub bandwidth: Option<u64>,
     /// It fails when no byte was sent for so long.
@@ -110,6 +112,7 @@ impl SendMachine {
             downtime: Duration::from_millis(300),
             max_rounds: 30,
             force: false,
+            throttle: false,
             bandwidth: None,
             progress_timeout: Duration::from_secs(150),
             completion_timeout: None,

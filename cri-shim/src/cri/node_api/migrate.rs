@@ -161,6 +161,7 @@ fn options(open: SendMigrationOpen) -> SendMachine {
         send.max_rounds = open.max_rounds;
     }
     send.force = open.force;
+    send.throttle = open.auto_converge;
     send.bandwidth = Some(open.bandwidth_bytes_per_second).filter(|bytes| *bytes > 0);
     if open.progress_timeout_s > 0 {
         send.progress_timeout = Duration::from_secs(open.progress_timeout_s.into());
@@ -297,6 +298,7 @@ mod tests {
             open.downtime_ms = 900;
             open.max_rounds = 7;
             open.force = true;
+            open.auto_converge = true;
             open.bandwidth_bytes_per_second = 1 << 20;
             open.progress_timeout_s = 150;
             open.completion_timeout_s = 3600;
@@ -306,6 +308,7 @@ mod tests {
             downtime: Duration::from_millis(900),
             max_rounds: 7,
             force: true,
+            throttle: true,
             bandwidth: Some(1 << 20),
             progress_timeout: Duration::from_secs(150),
             completion_timeout: Some(Duration::from_secs(3600)),

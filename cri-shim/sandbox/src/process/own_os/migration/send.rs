@@ -120,6 +120,7 @@ impl Leaving {
             max_rounds: send.max_rounds,
             force: send.force,
             bandwidth: send.bandwidth,
+            throttle: send.throttle,
             disks: self.vm.moving_disks(),
         };
         machine.migrate(connection, &options, |progress| self.reached(progress))
