@@ -255,7 +255,8 @@ mod tests {
         // A clone of the disk is the same one.
         let mut clone = disk.try_clone().unwrap().unwrap();
         write_disk(&mut *clone, 5 * BLOCK, &mut [1; 512]).unwrap();
-        assert_eq!(log.take(), [5 * BLOCK..6 * BLOCK]);
+        let written = 5 * BLOCK..6 * BLOCK;
+        assert_eq!(log.take(), [written]);
         log.stop();
         write_disk(&mut disk, 0, &mut [1; 512]).unwrap();
         assert_eq!(log.take(), []);

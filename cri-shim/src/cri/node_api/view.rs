@@ -40,7 +40,7 @@ impl Node {
             let name = name_of(&pod);
             let rank = self.rank(&pod);
             let key = (name.namespace.clone(), name.name.clone(), name.uid.clone());
-            if !found.get(&key).is_some_and(|(other, _)| *other >= rank) {
+            if found.get(&key).is_none_or(|(other, _)| *other < rank) {
                 found.insert(key, (rank, PodOfVm { name, pod }));
             }
         }

@@ -255,6 +255,7 @@ mod tests {
             ..Default::default()
         };
         let devices = [DiskRecord {
+            is_local: false,
             serial: "device0".to_owned(),
             is_read_only: false,
             content: DiskContent::Node(NodeFile::Device("/dev/x".into())),

@@ -431,18 +431,23 @@ impl Vm {
         Ok(downtime)
     }
 
+    /// Pauses the VM, also on a busy host, whose threads may not be scheduled in time.
+    fn pause_patiently(&self, transition: &MutexGuard<'_, ()>) -> Result<(), VmError> {
+        for _ in 1..PAUSE_ATTEMPTS {
+            match self.pause_in(transition) {
+                Err(VmError::Busy { .. }) => {}
+                paused => return paused,
+            }
+        }
+        self.pause_in(transition)
+    }
+
     /// Pauses the VM if it runs. When the result is dropped, it runs again.
     fn pause_for<'a>(&'a self, transition: &'a MutexGuard<'a, ()>) -> Result<Pause<'a>, VmError> {
         let state = self.control().lock().state;
         let was_running = state != State::Paused;
-        let mut attempts = 1;
-        while was_running {
-            match self.pause_in(transition) {
-                Ok(_) => break,
-                // On a busy host its threads may not be scheduled in time.
-                Err(VmError::Busy { .. }) if attempts < PAUSE_ATTEMPTS => attempts += 1,
-                Err(error) => return Err(error),
-            }
+        if was_running {
+            self.pause_patiently(transition)?;
         }
         Ok(Pause {
             vm: self,
