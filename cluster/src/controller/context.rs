@@ -13,6 +13,7 @@ use serde_json::Value;
 use super::Error;
 use super::expectations::Expectations;
 use super::leader::Leading;
+use super::migration::{ClusterSettings, Nodes};
 use super::world::World;
 
 /// The first wait after an error.
@@ -35,14 +36,24 @@ const NOTE: usize = 1000;
 pub(super) struct Context {
     pub(super) world: World,
     pub(super) expectations: Expectations,
+    pub(super) nodes: Nodes,
+    pub(super) settings: ClusterSettings,
     leading: Leading,
+    importer_image: String,
     recorder: Recorder,
     revisions: Mutex<HashMap<String, Option<Arc<Value>>>>,
     errors: Mutex<HashMap<String, u32>>,
 }
 
 impl Context {
-    pub(super) fn new(world: World, leading: Leading, identity: &str) -> Self {
+    pub(super) fn new(
+        world: World,
+        leading: Leading,
+        identity: &str,
+        importer_image: String,
+        nodes: Nodes,
+        settings: ClusterSettings,
+    ) -> Self {
         let reporter = Reporter {
             controller: "podvisor-controller".to_owned(),
             instance: Some(identity.to_owned()),
@@ -51,10 +62,18 @@ impl Context {
             recorder: Recorder::new(world.client().clone(), reporter),
             world,
             expectations: Expectations::default(),
+            nodes,
+            settings,
             leading,
+            importer_image,
             revisions: Mutex::default(),
             errors: Mutex::default(),
         }
+    }
+
+    /// Returns the image of importers.
+    pub(super) fn importer_image(&self) -> &str {
+        &self.importer_image
     }
 
     /// Waits until everything is known; an error if another replica acts.

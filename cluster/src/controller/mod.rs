@@ -1,16 +1,19 @@
-//! The controllers: VirtualMachine, replica set → VirtualMachineInstance → pod.
+//! The controllers: VirtualMachine, replica set → VirtualMachineInstance → pod; migrations of
+//! instances from one pod to another; and DataVolume → claim.
 //!
 //! Each is two parts: a pure function from what was observed to what has to be done (`decide` in
-//! [`vm`], [`vmi`] and [`replica_set`]), and the driver that does it. They are level-triggered: a controller that
-//! was killed anywhere continues from the objects alone. Of several replicas one acts
+//! [`vm`], [`vmi`], [`replica_set`] and [`migration`]), and the driver that does it. They are
+//! level-triggered: a controller that was killed anywhere continues from the objects alone. Of several replicas one acts
 //! ([`leader`]); even two that act at the same time do nothing twice, because names are given,
 //! deletions name the unique id and writes the version that they are based on.
 
 mod context;
+pub mod datavolume;
 mod error;
 mod expectations;
 pub mod leader;
 mod metrics;
+pub mod migration;
 mod names;
 pub mod objects;
 mod patch;
@@ -62,6 +65,12 @@ pub struct Options {
     /// Serve metrics for Prometheus on this address, at /metrics
     #[arg(long)]
     pub metrics: Option<SocketAddr>,
+    /// The image of the pods that fill claims; it has this program
+    #[arg(long, default_value = crate::manifests::IMAGE)]
+    pub importer_image: String,
+    /// How running VMs are moved
+    #[command(flatten)]
+    pub migrations: migration::Options,
 }
 
 impl Default for Options {
@@ -73,6 +82,8 @@ impl Default for Options {
             lease_seconds: 15,
             identity: None,
             metrics: None,
+            importer_image: crate::manifests::IMAGE.to_owned(),
+            migrations: migration::Options::default(),
         }
     }
 }
@@ -135,6 +146,9 @@ async fn run_with(
             options.namespace.clone(),
             metrics.clone(),
             identity.clone(),
+            options.importer_image.clone(),
+            migration::Nodes::new(client.clone(), &options.lease_namespace),
+            options.migrations.settings(),
         ))
     };
     election.run(client.clone(), &leading, work, stop).await;
@@ -147,12 +161,27 @@ fn identity() -> String {
 }
 
 /// Watches and acts until this is dropped.
-async fn act(client: Client, namespace: Option<String>, metrics: Metrics, identity: String) {
+async fn act(
+    client: Client,
+    namespace: Option<String>,
+    metrics: Metrics,
+    identity: String,
+    importer_image: String,
+    nodes: migration::Nodes,
+    settings: migration::ClusterSettings,
+) {
     let (world, queues, watches) = World::watch(client, namespace);
     let watches = Box::pin(watches);
     metrics.set(world.clone());
     let leading = metrics.leading().clone();
-    let context = Arc::new(Context::new(world.clone(), leading, &identity));
+    let context = Arc::new(Context::new(
+        world.clone(),
+        leading,
+        &identity,
+        importer_image,
+        nodes,
+        settings,
+    ));
     let vms = Box::pin(control(
         vm::reconcile,
         world.vms.clone(),
@@ -169,9 +198,21 @@ async fn act(client: Client, namespace: Option<String>, metrics: Metrics, identi
         replica_set::reconcile,
         world.sets.clone(),
         queues.sets,
+        Arc::clone(&context),
+    ));
+    let volumes = Box::pin(control(
+        datavolume::reconcile,
+        world.volumes.clone(),
+        queues.volumes,
+        Arc::clone(&context),
+    ));
+    let migrations = Box::pin(control(
+        migration::reconcile,
+        world.migrations.clone(),
+        queues.migrations,
         context,
     ));
-    tokio::join!(watches, vms, vmis, sets);
+    tokio::join!(watches, vms, vmis, sets, migrations, volumes);
 }
 
 async fn control<K, F>(

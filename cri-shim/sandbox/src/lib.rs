@@ -83,7 +83,7 @@ pub use template::{
 pub use types::{
     BootMachine, ContainerDevice, ContainerInfo, ContainerState, ContainerStats, ContainerUser,
     CreateContainer, DeviceSource, Exec, GuestAgentAnswer, GuestAgentCall, GuestKind, GuestNetwork,
-    GuestStats, ImageVolume, IncomingMachine, Interface, JailMode, LaunchConfig,
+    GuestStats, ImageVolume, IncomingMachine, Interface, JailLayer, JailMode, LaunchConfig,
     MigrationDirection, MigrationInfo, MigrationState, Neighbour, NicConfig, Password, ProcessExit,
     RestartPolicy, Route, SandboxExit, SendMachine, Started, StdioFds, SupplementalGroups,
     TerminalSize,

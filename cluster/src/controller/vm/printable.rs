@@ -1,22 +1,25 @@
 //! A virtual machine's state in a word, for `kubectl get vm`.
 
+use crate::controller::datavolume::VolumeState;
 use crate::controller::objects::{
     Condition, Phase, VirtualMachine, VirtualMachineInstance, VmStatus, condition, is_true,
 };
 
-/// Returns the word; `starts`: an instance is to be made, now or after a wait.
+/// Returns the word; `starts`: an instance is to be made, now or after a wait; `volumes`: the state
+/// of the DataVolume that is the least far.
 #[must_use]
 pub(super) fn status(
     vm: &VirtualMachine,
     vmi: Option<&VirtualMachineInstance>,
     status: &VmStatus,
     starts: bool,
+    volumes: VolumeState,
 ) -> &'static str {
     if vm.metadata.deletion_timestamp.is_some() {
         return "Terminating";
     }
     let Some(vmi) = vmi else {
-        return without_instance(status, starts);
+        return without_instance(status, starts, volumes);
     };
     let of_vmi = &vmi.status;
     if vmi.metadata.deletion_timestamp.is_some() && !of_vmi.phase.is_final() {
@@ -36,26 +39,34 @@ pub(super) fn status(
         },
         Phase::Unknown => "Unknown",
         Phase::Unset | Phase::Pending | Phase::Scheduling | Phase::Scheduled => {
-            obstacle(&of_vmi.conditions).unwrap_or("Starting")
+            obstacle(&of_vmi.conditions, volumes).unwrap_or("Starting")
         }
     }
 }
 
-fn without_instance(status: &VmStatus, starts: bool) -> &'static str {
+fn without_instance(status: &VmStatus, starts: bool, volumes: VolumeState) -> &'static str {
     match (&status.start_failure, starts) {
         (Some(_), true) => "CrashLoopBackOff",
         (None, true) => "Starting",
-        (_, false) => "Stopped",
+        (_, false) => filling(volumes).unwrap_or("Stopped"),
+    }
+}
+
+fn filling(volumes: VolumeState) -> Option<&'static str> {
+    match volumes {
+        VolumeState::Failed | VolumeState::Retrying => Some("DataVolumeError"),
+        VolumeState::Filling => Some("Provisioning"),
+        VolumeState::WaitsForConsumer | VolumeState::Ready => None,
     }
 }
 
 fn is_migrating(vmi: &VirtualMachineInstance) -> bool {
-    let state = vmi.status.rest.get("migrationState");
-    state.is_some_and(|state| !state["startTimestamp"].is_null() && state["endTimestamp"].is_null())
+    let state = vmi.status.migration_state.as_ref();
+    state.is_some_and(|state| state.start_timestamp.is_some() && state.end_timestamp.is_none())
 }
 
 /// Returns what keeps an instance from starting.
-fn obstacle(conditions: &[Condition]) -> Option<&'static str> {
+fn obstacle(conditions: &[Condition], volumes: VolumeState) -> Option<&'static str> {
     let reason = |kind: &str| {
         condition(conditions, kind)
             .filter(|condition| condition.status == "False")
@@ -66,6 +77,7 @@ fn obstacle(conditions: &[Condition]) -> Option<&'static str> {
         (_, Some("ErrImagePull")) => Some("ErrImagePull"),
         (_, Some("ImagePullBackOff")) => Some("ImagePullBackOff"),
         (_, Some("FailedPvcNotFound")) => Some("ErrorPvcNotFound"),
+        _ if filling(volumes) == Some("DataVolumeError") => filling(volumes),
         _ if is_true(conditions, "Provisioning") => Some("WaitingForVolumeBinding"),
         _ => match reason("DataVolumesReady") {
             Some("NotAllDVsReady") => Some("Provisioning"),
@@ -80,6 +92,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::controller::objects::MigrationState;
     use crate::controller::objects::StartFailure;
 
     fn vmi(phase: &str, conditions: serde_json::Value) -> VirtualMachineInstance {
@@ -90,7 +103,8 @@ mod tests {
     }
 
     fn word(vmi: Option<&VirtualMachineInstance>) -> &'static str {
-        status(&VirtualMachine::default(), vmi, &VmStatus::default(), false)
+        let (vm, of_vm) = (VirtualMachine::default(), VmStatus::default());
+        status(&vm, vmi, &of_vm, false, VolumeState::Ready)
     }
 
     #[test]
@@ -155,7 +169,7 @@ mod tests {
         let mut vm = VirtualMachine::default();
         vm.metadata.deletion_timestamp = Some(now);
         assert_eq!(
-            status(&vm, Some(&running), &vm.status, false),
+            status(&vm, Some(&running), &vm.status, false, VolumeState::Ready),
             "Terminating"
         );
     }
@@ -163,10 +177,17 @@ mod tests {
     #[test]
     fn a_migration_is_seen_until_it_ends() {
         let mut running = vmi("Running", json!([]));
-        let state = json!({"startTimestamp": "2026-01-01T00:00:00Z"});
-        running.status.rest.insert("migrationState".into(), state);
+        let time = Some(Time(k8s_openapi::jiff::Timestamp::UNIX_EPOCH));
+        let state = MigrationState {
+            start_timestamp: time.clone(),
+            ..MigrationState::default()
+        };
+        running.status.migration_state = Some(state.clone());
         assert_eq!(word(Some(&running)), "Migrating");
-        running.status.rest["migrationState"]["endTimestamp"] = "2026-01-01T00:00:01Z".into();
+        running.status.migration_state = Some(MigrationState {
+            end_timestamp: time,
+            ..state
+        });
         assert_eq!(word(Some(&running)), "Running");
     }
 
@@ -174,6 +195,11 @@ mod tests {
     fn without_an_instance_the_strategy_decides() {
         let vm = VirtualMachine::default();
         let mut of_vm = VmStatus::default();
+        let status =
+            |vm: &VirtualMachine,
+             vmi: Option<&VirtualMachineInstance>,
+             of_vm: &VmStatus,
+             starts: bool| { status(vm, vmi, of_vm, starts, VolumeState::Ready) };
         assert_eq!(status(&vm, None, &of_vm, false), "Stopped");
         assert_eq!(status(&vm, None, &of_vm, true), "Starting");
         of_vm.start_failure = Some(StartFailure::default());

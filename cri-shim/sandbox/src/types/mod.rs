@@ -29,7 +29,7 @@ pub use boot::BootMachine;
 pub use create::{ContainerDevice, CreateContainer, DeviceSource, ImageVolume, RestartPolicy};
 pub use exit::SandboxExit;
 pub use guest_agent::{GuestAgentAnswer, GuestAgentCall, Password};
-pub use launch::{GuestKind, JailMode, LaunchConfig};
+pub use launch::{GuestKind, JailLayer, JailMode, LaunchConfig};
 pub use migration::{
     IncomingMachine, MigrationDirection, MigrationInfo, MigrationState, SendMachine,
 };
