@@ -44,7 +44,9 @@ fn full() -> PersistentVolumeClaim {
 }
 
 fn pod(status: Value) -> Pod {
-    let mut pod = pod::pod(&volume(), false, "image", 0).unwrap().unwrap();
+    let mut pod = pod::pod(&volume(), Devices::default(), "image", 0)
+        .unwrap()
+        .unwrap();
     pod.metadata.uid = Some("pod".into());
     pod.status = serde_json::from_value(status).unwrap();
     pod
@@ -70,6 +72,7 @@ fn observe<'a>(
         volume,
         claim,
         pod,
+        source: None,
         waits_for_consumer: false,
         default_class: None,
         progress: None,
@@ -253,6 +256,58 @@ fn what_nobody_can_import_makes_no_claim() {
     assert_eq!(decision.actions, []);
     assert_eq!(look(&volume, Some(&claim("Bound")), None).actions, []);
     assert_eq!(look(&DataVolume::default(), None, None).actions, []);
+}
+
+#[test]
+fn a_copy_waits_until_its_source_can_be_copied() {
+    let mut copy = volume();
+    copy.spec = serde_json::from_value(json!({
+        "source": {"pvc": {"name": "golden"}}, "storage": {},
+    }))
+    .unwrap();
+    let (own, source, pending) = (claim("Bound"), claim("Bound"), claim("Pending"));
+    let of = |claim, state, user| Source { claim, state, user };
+    let look = |claim, source| {
+        let mut observed = observe(&copy, claim, None);
+        observed.source = Some(source);
+        decide(&observed)
+    };
+    let missing = look(None, of(None, None, None));
+    assert_eq!((&missing.actions[..], missing.again), (&[][..], Some(LOOK)));
+    let made = look(None, of(Some(&source), None, None));
+    let [Action::CreateClaim(made)] = &made.actions[..] else {
+        panic!("{made:?}");
+    };
+    let made = made.spec.as_ref().unwrap().resources.as_ref().unwrap();
+    // The source's 1084 MiB and what a file system takes of them.
+    assert_eq!(made.requests.as_ref().unwrap()["storage"].0, "1148Mi");
+    for (source, word) in [
+        (of(None, None, None), "CloneWithoutSource"),
+        (of(Some(&pending), None, None), "CloneSourceNotReady"),
+        (
+            of(Some(&source), Some(VolumeState::Filling), None),
+            "CloneSourceNotReady",
+        ),
+        (of(Some(&source), None, Some("x")), "CloneSourceInUse"),
+    ] {
+        let decision = look(Some(&own), source);
+        assert_eq!(
+            (&decision.actions[..], decision.again),
+            (&[][..], Some(LOOK))
+        );
+        assert_eq!(decision.status.phase, Phase::CloneScheduled);
+        assert_eq!(reason(&decision, "Running"), word);
+    }
+    let decision = look(
+        Some(&own),
+        of(Some(&source), Some(VolumeState::Ready), None),
+    );
+    assert!(matches!(&decision.actions[..], [Action::CreatePod(_)]));
+    assert_eq!(decision.status.phase, Phase::CloneScheduled);
+    let runs = running();
+    let mut observed = observe(&copy, Some(&own), Some(&runs));
+    observed.source = Some(of(Some(&source), None, Some("x")));
+    assert_eq!(decide(&observed).status.phase, Phase::CloneInProgress);
 }
 
 /// A cluster of one DataVolume, in which each step may be the last of its controller.

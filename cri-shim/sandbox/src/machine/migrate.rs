@@ -10,9 +10,9 @@ use std::ops::ControlFlow;
 use std::os::unix::net::UnixStream;
 
 use podvisor_vmm::{
-    BlockDevice, Disk, FileDisk, IncomingMigration, IoEngine, MemorySize, MigrateError,
-    MigrationLimits, MigrationOptions, MigrationProgress, MigrationReport, MovingDisk, Qcow2Disk,
-    ReceiveError, lock_disk, open_disk_for_writing, unlock_disk,
+    Disk, FileDisk, IncomingMigration, IoEngine, MemorySize, MigrateError, MigrationLimits,
+    MigrationOptions, MigrationProgress, MigrationReport, MovingDisk, Qcow2Disk, ReceiveError,
+    lock_disk, open_disk_for_writing, unlock_disk,
 };
 use rustix::fs::{Advice, fadvise};
 use tracing::debug;
@@ -238,12 +238,12 @@ impl MachinePlan {
         work: impl Fn(&MachineDisk, &File) -> Result<(), MachineError>,
     ) -> Result<(), MachineError> {
         for disk in &self.disks {
-            if let DiskContents::Raw {
-                file,
-                is_read_only: false,
-            } = &disk.contents
-                && disk.moves == DiskMove::Shared
-            {
+            let file = match &disk.contents {
+                DiskContents::Raw { file, is_read_only } if !is_read_only => file,
+                DiskContents::Part { file, .. } => file,
+                _ => continue,
+            };
+            if disk.moves == DiskMove::Shared {
                 work(disk, file)?;
             }
         }
@@ -264,6 +264,7 @@ impl MachineDisk {
                 return Ok(Box::new(disk.map_err(io::Error::other)?));
             }
             DiskContents::Overlay { overlay: file, .. } | DiskContents::Raw { file, .. } => file,
+            DiskContents::Part { .. } => return Err(io::ErrorKind::Unsupported.into()),
         };
         // Its own contents may have another length, as those of cloud-init's disk.
         let ours = file.metadata()?.len();
@@ -280,7 +281,7 @@ impl MachineDisk {
 }
 
 /// Opens a disk that a machine on another host still has: it is locked later.
-pub(super) fn unlocked(file: &File) -> Result<BlockDevice, MachineError> {
-    let disk = again(file).and_then(|file| FileDisk::new(file).map_err(MachineError::Duplicate))?;
-    Ok(BlockDevice::new(Box::new(disk)))
+pub(super) fn open_unlocked(file: &File) -> Result<Box<dyn Disk>, MachineError> {
+    let disk = FileDisk::new(again(file)?).map_err(MachineError::Duplicate)?;
+    Ok(Box::new(disk))
 }

@@ -66,7 +66,7 @@ impl DiskRecord {
             DiskContent::Ephemeral { .. } => DiskMove::Copied("ephemeral".to_owned()),
             DiskContent::Made(_) => DiskMove::Copied("made".to_owned()),
             DiskContent::Node(_) if self.is_local => DiskMove::Copied("empty".to_owned()),
-            DiskContent::Node(_) => DiskMove::Shared,
+            DiskContent::Node(_) | DiskContent::Persistent(_) => DiskMove::Shared,
         }
     }
 }
@@ -92,6 +92,8 @@ pub(crate) enum DiskContent {
     Made(String),
     /// In a file or device of the node.
     Node(NodeFile),
+    /// In a block device to which the image was written, after its header.
+    Persistent(NodeFile),
 }
 
 /// The file with a disk's differences from another one.
