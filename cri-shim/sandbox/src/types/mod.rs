@@ -8,6 +8,7 @@
 //! | `guest_agent` | what QEMU's guest agent is asked |
 //! | `migration` | a machine that moves to another sandbox |
 //! | `create` | the configuration of a container |
+//! | `health` | checks of a container's health |
 //! | `process` | users, additional processes and their streams |
 //! | `state` | a container's state, and how its process ended |
 //! | `stats` | the resource usage of containers |
@@ -17,6 +18,7 @@ mod boot;
 mod create;
 mod exit;
 mod guest_agent;
+mod health;
 mod launch;
 mod migration;
 mod process;
@@ -29,6 +31,7 @@ pub use boot::BootMachine;
 pub use create::{ContainerDevice, CreateContainer, DeviceSource, ImageVolume, RestartPolicy};
 pub use exit::SandboxExit;
 pub use guest_agent::{GuestAgentAnswer, GuestAgentCall, Password};
+pub use health::{Health, HealthCheck, HealthResult, HealthStatus};
 pub use launch::{GuestKind, JailLayer, JailMode, LaunchConfig};
 pub use migration::{
     IncomingMachine, MigrationDirection, MigrationInfo, MigrationState, SendMachine,
