@@ -13,6 +13,7 @@ use serde_json::Value;
 use super::Error;
 use super::expectations::Expectations;
 use super::leader::Leading;
+use super::metrics::Progress;
 use super::migration::{ClusterSettings, Nodes};
 use super::world::World;
 
@@ -38,6 +39,7 @@ pub(super) struct Context {
     pub(super) expectations: Expectations,
     pub(super) nodes: Nodes,
     pub(super) settings: ClusterSettings,
+    pub(super) progress: Progress,
     leading: Leading,
     recorder: Recorder,
     revisions: Mutex<HashMap<String, Option<Arc<Value>>>>,
@@ -51,6 +53,7 @@ impl Context {
         identity: &str,
         nodes: Nodes,
         settings: ClusterSettings,
+        progress: Progress,
     ) -> Self {
         let reporter = Reporter {
             controller: "podvisor-controller".to_owned(),
@@ -62,6 +65,7 @@ impl Context {
             expectations: Expectations::default(),
             nodes,
             settings,
+            progress,
             leading,
             revisions: Mutex::default(),
             errors: Mutex::default(),

@@ -173,6 +173,7 @@ async fn act(
         &identity,
         nodes,
         settings,
+        metrics.progress().clone(),
     ));
     let vms = Box::pin(control(
         vm::reconcile,

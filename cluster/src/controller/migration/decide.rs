@@ -628,6 +628,15 @@ pub(super) fn asks_nodes(phase: MigrationPhase) -> bool {
     )
 }
 
+/// Whether its settings are written down with the next step.
+#[must_use]
+pub(super) fn is_to_be_written(phase: MigrationPhase) -> bool {
+    matches!(
+        phase,
+        MigrationPhase::Pending | MigrationPhase::Scheduling | MigrationPhase::Scheduled
+    )
+}
+
 #[cfg(test)]
 #[path = "decide_tests.rs"]
 mod tests;
