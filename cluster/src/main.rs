@@ -2,7 +2,7 @@
 
 use anyhow::Context as _;
 use clap::{Parser, Subcommand};
-use podvisor_cluster::{admission, api, controller, manifests, node};
+use podvisor_cluster::{admission, api, controller, import, manifests, node};
 
 #[derive(Debug, Parser)]
 #[command(version, about = "KubeVirt's API over podvisor's VM pods")]
@@ -23,6 +23,8 @@ enum Command {
     Controller(controller::Options),
     /// Report this node's VMs and carry out what is asked of them.
     Node(node::Options),
+    /// Fill a claim: the program of an importer's pod.
+    Import(import::Options),
 }
 
 /// The stack of each thread. Objects of Kubernetes have hundreds of fields, and what reads them takes
@@ -51,5 +53,6 @@ async fn run(command: Command) -> anyhow::Result<()> {
         Command::Api(options) => api::run(options).await,
         Command::Controller(options) => controller::run(options).await,
         Command::Node(options) => node::run(options).await,
+        Command::Import(options) => import::run(options).await,
     }
 }

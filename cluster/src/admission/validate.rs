@@ -10,6 +10,7 @@ use kube::{
 };
 use podvisor_cluster_types::{
     Cause, Causes, FieldPath,
+    datavolume::DataVolumeSpec,
     migration::{self, MigrationPolicySpec, MigrationSpec, MigrationStatus, SELECTOR_LABEL},
     replica_set::ReplicaSetSpec,
     vm::VmSpec,
@@ -211,6 +212,8 @@ pub async fn validate(request: &Request, policy: &Policy, lookup: &impl Lookup) 
         }
         ("VirtualMachineInstanceMigration", "UPDATE") => update_migration(request),
         ("MigrationPolicy", "CREATE" | "UPDATE") => migration_policy(request),
+        ("DataVolume", "CREATE") => create_volume(request),
+        ("DataVolume", "UPDATE") => update_volume(request),
         _ => Ok(Response::allowed()),
     };
     result.unwrap_or_else(|cause| Response::Invalid(vec![cause]))
@@ -393,6 +396,21 @@ async fn create_migration(request: &Request, policy: &Policy, lookup: &impl Look
             format!("in-flight migration detected: {namespace}/{other} migrates the VMI {vmi}"),
         ),
     }
+}
+
+fn create_volume(request: &Request) -> Result<Response, Cause> {
+    let spec: DataVolumeSpec = part(&request.object, "spec")?;
+    Ok(judged(spec.validate(&FieldPath::new("spec"))))
+}
+
+fn update_volume(request: &Request) -> Result<Response, Cause> {
+    // What was valid under older rules can still be labelled.
+    if request.object.get("spec") == request.old_object.get("spec") {
+        return Ok(Response::allowed());
+    }
+    let old: DataVolumeSpec = part(&request.old_object, "spec")?;
+    let new: DataVolumeSpec = part(&request.object, "spec")?;
+    Ok(judged(new.validate_update(&old, &FieldPath::new("spec"))))
 }
 
 fn update_migration(request: &Request) -> Result<Response, Cause> {
@@ -643,7 +661,12 @@ mod tests {
             json!({ "spec": 3 }),
             json!({ "metadata": [] }),
         ] {
-            for kind in ["VirtualMachine", "VirtualMachineInstance", "Pod"] {
+            for kind in [
+                "VirtualMachine",
+                "VirtualMachineInstance",
+                "DataVolume",
+                "Pod",
+            ] {
                 for operation in ["CREATE", "UPDATE"] {
                     let request = request(kind, operation, object.clone(), object.clone());
                     let policy = Policy::default();

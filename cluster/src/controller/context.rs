@@ -41,6 +41,7 @@ pub(super) struct Context {
     pub(super) settings: ClusterSettings,
     pub(super) progress: Progress,
     leading: Leading,
+    importer_image: String,
     recorder: Recorder,
     revisions: Mutex<HashMap<String, Option<Arc<Value>>>>,
     errors: Mutex<HashMap<String, u32>>,
@@ -51,6 +52,7 @@ impl Context {
         world: World,
         leading: Leading,
         identity: &str,
+        importer_image: String,
         nodes: Nodes,
         settings: ClusterSettings,
         progress: Progress,
@@ -67,9 +69,15 @@ impl Context {
             settings,
             progress,
             leading,
+            importer_image,
             revisions: Mutex::default(),
             errors: Mutex::default(),
         }
+    }
+
+    /// Returns the image of importers.
+    pub(super) fn importer_image(&self) -> &str {
+        &self.importer_image
     }
 
     /// Waits until everything is known; an error if another replica acts.

@@ -2,7 +2,7 @@
 //!
 //! Their `caBundle` is missing here: who serves them writes it, and keeps it fresh.
 
-use podvisor_cluster_types::migration;
+use podvisor_cluster_types::{datavolume, migration};
 use serde_json::{Value, json};
 
 use super::crds::GROUP;
@@ -77,6 +77,12 @@ pub fn webhooks(namespace: &str) -> Vec<Value> {
         "name": "is-a-vm",
         "expression": format!("request.name.startsWith('{}-')", objects::LAUNCHER),
     }]);
+    let of_volumes = || {
+        let mut rule = rule(&["CREATE", "UPDATE"], json!(["datavolumes"]));
+        rule["apiGroups"] = json!([datavolume::GROUP]);
+        rule["apiVersions"] = json!([datavolume::VERSION]);
+        rule
+    };
     vec![
         configuration(
             "MutatingWebhookConfiguration",
@@ -92,7 +98,7 @@ pub fn webhooks(namespace: &str) -> Vec<Value> {
                 webhook(
                     "validate.kubevirt.io",
                     "/validate",
-                    vec![changes(), policies],
+                    vec![changes(), of_volumes(), policies],
                 ),
                 evictions,
             ],

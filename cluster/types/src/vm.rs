@@ -7,6 +7,7 @@ use serde_json::Value;
 use crate::{
     Cause, Causes, ClusterConfig, ClusterDefaults, FieldPath,
     cause::shown,
+    datavolume::DataVolumeSpec,
     meta::Meta,
     vmi::{Condition, VmiSpec},
 };
@@ -331,6 +332,17 @@ impl VmSpec {
                 let message = format!("is {}, but no volume uses it", shown(name));
                 causes.invalid(&path, message);
             }
+            data_volume.validate_spec(&path.child("spec"), causes);
+        }
+    }
+}
+
+impl DataVolumeTemplate {
+    fn validate_spec(&self, path: &FieldPath, causes: &mut Causes) {
+        let spec = self.spec.clone().unwrap_or_else(|| serde_json::json!({}));
+        match serde_json::from_value::<DataVolumeSpec>(spec) {
+            Ok(spec) => causes.extend(spec.validate(path)),
+            Err(error) => causes.invalid(path, format_args!("cannot be read: {error}")),
         }
     }
 }
