@@ -133,6 +133,24 @@ fn a_file_of_any_form_becomes_the_same_disk() {
 }
 
 #[test]
+fn a_copy_has_what_its_source_has_and_no_more_space() {
+    let raw = content(4 * MIB);
+    let source = TempDir::new().unwrap();
+    let path = source.path().join("disk.img");
+    fs::write(&path, &raw).unwrap();
+    let file = format!("--file={}", path.display());
+    let claim = Claim::new();
+    assert!(claim.filled(8 * MIB, &[&file]) == grown(raw.clone(), 8 * MIB));
+    assert!(allocated(&claim.disk()) < 3 * MIB, "zeros are holes");
+    assert!(fs::read(&path).unwrap() == raw, "the source is as it was");
+    let message = Claim::new().refused(2 * MIB, &[&file]);
+    assert!(message.contains("ask for a larger claim"), "{message}");
+    fs::remove_file(&path).unwrap();
+    let message = Claim::new().refused(8 * MIB, &[&file]);
+    assert!(message.contains("disk.img"), "{message}");
+}
+
+#[test]
 fn a_disk_of_an_image_is_found() {
     let raw = content(2 * MIB);
     let server = Files::serve(files::registry("app/vm", "disk/any-name", raw.clone()));

@@ -273,7 +273,8 @@ fn vm(request: &Request, policy: &Policy) -> Result<Response, Cause> {
     }
     let spec: VmSpec = part(&request.object, "spec")?;
     let path = FieldPath::new("spec");
-    let causes = spec.validate(&policy.config.defaults, &policy.config.rules, &path);
+    let mut causes = spec.validate(&policy.config.defaults, &policy.config.rules, &path);
+    causes.extend(spec.foreign_sources(&request.namespace, &path));
     if !causes.is_empty() {
         return Ok(Response::Invalid(causes));
     }
@@ -400,7 +401,9 @@ async fn create_migration(request: &Request, policy: &Policy, lookup: &impl Look
 
 fn create_volume(request: &Request) -> Result<Response, Cause> {
     let spec: DataVolumeSpec = part(&request.object, "spec")?;
-    Ok(judged(spec.validate(&FieldPath::new("spec"))))
+    Ok(judged(
+        spec.validate_in(&request.namespace, &FieldPath::new("spec")),
+    ))
 }
 
 fn update_volume(request: &Request) -> Result<Response, Cause> {

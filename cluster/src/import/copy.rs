@@ -34,9 +34,15 @@ pub(super) fn zero(device: &File) -> io::Result<()> {
     Ok(())
 }
 
-/// Copies what `from` has from `start` on. What are holes in it must be zeros in `to`.
-pub(super) fn copy_from(from: &File, to: &File, start: u64) -> io::Result<()> {
-    let size = from.metadata()?.len();
+/// Is told how many bytes of how many are done.
+pub(super) type Tell<'a> = &'a dyn Fn(u64, u64);
+
+/// Blocks of zeros of this size are not written.
+const BLOCK: usize = 64 << 10;
+
+/// Copies what `from` has from `start` on. What are zeros in it must be zeros in `to`.
+pub(super) fn copy_from(from: &File, to: &File, start: u64, tell: Tell<'_>) -> io::Result<()> {
+    let size = device_size(from)?;
     let mut buffer = vec![0; CHUNK];
     let mut at = start;
     while at < size {
@@ -44,7 +50,7 @@ pub(super) fn copy_from(from: &File, to: &File, start: u64) -> io::Result<()> {
             Ok(data) => data,
             // There is no more data.
             Err(Errno::NXIO) => return Ok(()),
-            // A file system that does not tell.
+            // A file system or a device that does not tell.
             Err(Errno::INVAL) => at,
             Err(error) => return Err(error.into()),
         };
@@ -55,8 +61,13 @@ pub(super) fn copy_from(from: &File, to: &File, start: u64) -> io::Result<()> {
             if got == 0 {
                 return Err(io::ErrorKind::UnexpectedEof.into());
             }
-            to.write_all_at(&buffer[..got], at)?;
+            for (index, block) in buffer[..got].chunks(BLOCK).enumerate() {
+                if block.iter().any(|byte| *byte != 0) {
+                    to.write_all_at(block, at + (index * BLOCK) as u64)?;
+                }
+            }
             at += got as u64;
+            tell(at, size);
         }
     }
     Ok(())

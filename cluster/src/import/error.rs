@@ -24,6 +24,17 @@ pub enum ImportError {
         #[source]
         source: Box<Error>,
     },
+    /// The disk to copy is larger than its copy's claim.
+    #[error(
+        "the source has {size} bytes, which is more than the {room} bytes that the copy may have; \
+         ask for a larger claim"
+    )]
+    Larger {
+        /// Bytes of the source.
+        size: u64,
+        /// Bytes that there is room for.
+        room: u64,
+    },
     /// The checksum is none.
     #[error("failed to read the checksum")]
     Checksum(#[source] ChecksumError),

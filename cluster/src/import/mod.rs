@@ -32,7 +32,7 @@ const MESSAGE: usize = 1000;
 
 /// What the subcommand takes from its command line.
 #[derive(Debug, Clone, clap::Args)]
-#[command(group(ArgGroup::new("source").required(true).args(["url", "image", "blank"])))]
+#[command(group(ArgGroup::new("source").required(true).args(["url", "image", "file", "blank"])))]
 #[command(group(ArgGroup::new("target").required(true).args(["directory", "device"])))]
 #[non_exhaustive]
 pub struct Options {
@@ -42,6 +42,9 @@ pub struct Options {
     /// Take the disk in the directory /disk of this image of a registry
     #[arg(long)]
     pub image: Option<String>,
+    /// Copy this raw disk: a file, or a block device
+    #[arg(long)]
+    pub file: Option<PathBuf>,
     /// Make an empty disk
     #[arg(long)]
     pub blank: bool,
@@ -140,9 +143,16 @@ async fn import(options: &Options, progress: &Progress) -> Result<(), ImportErro
     tracing::info!(%source, room, "importing");
     let disk = source.fetch(&target.work(&source), room, progress).await?;
     let preallocate = options.preallocate;
+    let copied = progress.clone();
+    let counts = options.file.is_some();
     blocking(move || {
+        let tell = |done, total| {
+            if counts {
+                copied.set(done, total);
+            }
+        };
         match disk {
-            Some(disk) => target.put(&disk, room, preallocate)?,
+            Some(disk) => target.put(&disk, room, preallocate, &tell)?,
             None => target.put_blank(room, preallocate)?,
         }
         target.clear()

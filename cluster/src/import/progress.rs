@@ -44,6 +44,11 @@ impl Progress {
         change(&mut self.state.lock().unwrap_or_else(PoisonError::into_inner));
     }
 
+    /// So many bytes are done.
+    pub(super) fn set(&self, done: u64, total: u64) {
+        self.change(|state| (state.done, state.total) = (done, Some(total)));
+    }
+
     /// Everything is written.
     pub(super) fn finish(&self) {
         self.change(|state| state.is_complete = true);

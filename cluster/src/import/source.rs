@@ -1,6 +1,7 @@
 //! Where a disk comes from.
 
 use std::fmt;
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::str::FromStr as _;
 
@@ -11,6 +12,7 @@ use podvisor_images::{
 };
 use tokio::sync::mpsc;
 
+use super::copy::device_size;
 use super::progress::Progress;
 use super::{ImportError, Options, blocking};
 
@@ -32,6 +34,8 @@ pub(super) enum Source {
         credentials: Credentials,
         trust: Trust,
     },
+    /// A raw disk that is mounted here.
+    File(PathBuf),
     /// Nowhere.
     Blank,
 }
@@ -49,6 +53,7 @@ impl fmt::Display for Source {
         match self {
             Self::Http { trust, .. } => write!(f, "a file of {}", trust.host),
             Self::Image { reference, .. } => f.write_str(reference),
+            Self::File(path) => write!(f, "{}", path.display()),
             Self::Blank => f.write_str("an empty disk"),
         }
     }
@@ -56,6 +61,9 @@ impl fmt::Display for Source {
 
 impl Source {
     pub(super) fn of(options: &Options) -> Result<Self, ImportError> {
+        if let Some(file) = &options.file {
+            return Ok(Self::File(file.clone()));
+        }
         let authorities = match &options.certificates {
             Some(directory) => files_of(directory)?,
             None => Vec::new(),
@@ -120,8 +128,13 @@ impl Source {
         progress: &Progress,
     ) -> Result<Option<PathBuf>, ImportError> {
         let failed = |error| ImportError::source(error, room);
-        if matches!(self, Self::Blank) {
-            return Ok(None);
+        match self {
+            Self::Blank => return Ok(None),
+            Self::File(path) => {
+                let path = path.clone();
+                return blocking(move || fits(path, room).map(Some)).await;
+            }
+            Self::Http { .. } | Self::Image { .. } => {}
         }
         let options = StoreOptions::default().limits(limits(room));
         let root = work.to_owned();
@@ -162,10 +175,20 @@ impl Source {
                 });
                 return Ok(Some(made.await?.path().to_owned()));
             }
-            Self::Blank => return Ok(None),
+            Self::File(_) | Self::Blank => return Ok(None),
         };
         Ok(Some(disk.map_err(failed)?.path().to_owned()))
     }
+}
+
+/// Returns the path of a disk that fits.
+fn fits(path: PathBuf, room: u64) -> Result<PathBuf, ImportError> {
+    let disk = File::open(&path).map_err(ImportError::io("open", &path))?;
+    let size = device_size(&disk).map_err(ImportError::io("measure", &path))?;
+    if size > room {
+        return Err(ImportError::Larger { size, room });
+    }
+    Ok(path)
 }
 
 impl Trust {

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use podvisor_cluster_types::datavolume;
 use rustix::fs::{FallocateFlags, fallocate};
 
-use super::copy::{copy_from, device_size, zero};
+use super::copy::{Tell, copy_from, device_size, zero};
 use super::source::Source;
 use super::{ImportError, Options};
 
@@ -117,8 +117,14 @@ impl Target {
         Ok(room)
     }
 
-    /// Makes the raw file at `disk` the target's disk, of `size` bytes.
-    pub(super) fn put(&self, disk: &Path, size: u64, preallocate: bool) -> Result<(), ImportError> {
+    /// Makes the raw disk at `disk` the target's disk, of `size` bytes.
+    pub(super) fn put(
+        &self,
+        disk: &Path,
+        size: u64,
+        preallocate: bool,
+        tell: Tell<'_>,
+    ) -> Result<(), ImportError> {
         match &self.place {
             Place::Directory(directory) => {
                 let inside = directory.join(WORK);
@@ -127,7 +133,7 @@ impl Target {
                 } else {
                     let from = File::open(disk).map_err(ImportError::io("open", disk))?;
                     let (path, file) = create(&inside)?;
-                    copy_from(&from, &file, 0).map_err(ImportError::io("write", &path))?;
+                    copy_from(&from, &file, 0, tell).map_err(ImportError::io("write", &path))?;
                     path
                 };
                 publish(directory, &path, size, preallocate)
@@ -137,7 +143,7 @@ impl Target {
                 let device = open(path)?;
                 let failed = || ImportError::io("write", path);
                 zero(&device).map_err(failed())?;
-                copy_from(&from, &device, HEAD).map_err(failed())?;
+                copy_from(&from, &device, HEAD, tell).map_err(failed())?;
                 device.sync_all().map_err(failed())?;
                 let mut head = Vec::new();
                 let length = usize::try_from(HEAD).unwrap_or(usize::MAX);
@@ -241,7 +247,7 @@ mod tests {
         content[0] = 1;
         content[(HEAD as usize) + 5000] = 2;
         fs::write(&disk, &content).unwrap();
-        target.put(&disk, 4 << 20, false).unwrap();
+        target.put(&disk, 4 << 20, false, &|_, _| ()).unwrap();
         let found = fs::read(&path).unwrap();
         assert_eq!(found.len(), 4 << 20);
         assert!(found[..2 << 20] == content && found[2 << 20..].iter().all(|byte| *byte == 0));

@@ -230,6 +230,67 @@ async fn a_controller_that_is_killed_at_any_step_imports_once() {
 }
 
 #[tokio::test]
+async fn a_copy_is_made_when_nobody_writes_to_its_source() {
+    let scene = Scene::new().await;
+    let disks = Disks::of(&scene);
+    let user: Pod = serde_json::from_value(json!({
+        "metadata": {"name": "user"},
+        "spec": {
+            "containers": [{"name": "a", "image": "a"}],
+            "volumes": [{"name": "a", "persistentVolumeClaim": {"claimName": "golden"}}],
+        },
+    }))
+    .unwrap();
+    let params = PostParams::default();
+    scene.pods.create(&params, &user).await.unwrap();
+    let _controller = Controller::start(&scene.namespace, "copies");
+    disks.create("golden", spec(json!({"blank": {}}))).await;
+    let source = json!({"pvc": {"name": "golden", "namespace": scene.namespace}});
+    disks
+        .create("copy", json!({"source": source, "storage": {}}))
+        .await;
+    disks.bind("golden").await;
+    let golden = disks
+        .in_phase("golden", datavolume::Phase::ImportScheduled)
+        .await;
+    disks.succeed(&golden).await;
+    disks.bind("copy").await;
+    disks
+        .volume("copy", |volume| {
+            let running = objects::condition(&volume.status.conditions, "Running");
+            running.is_some_and(|running| running.reason == "CloneSourceInUse")
+        })
+        .await;
+    let at_once = DeleteParams::default().grace_period(0);
+    scene.pods.delete("user", &at_once).await.unwrap();
+    let copy = disks
+        .in_phase("copy", datavolume::Phase::CloneScheduled)
+        .await;
+    let pod = disks.importer(&copy).await;
+    let args = pod.spec.unwrap().containers[0].args.clone().unwrap();
+    assert!(
+        args.contains(&"--file=/source/disk.img".to_owned()),
+        "{args:?}"
+    );
+    disks.succeed(&copy).await;
+    disks.in_phase("copy", datavolume::Phase::Succeeded).await;
+
+    let name = "cdi.kubevirt.io/storage.deleteAfterCompletion";
+    let drop = Patch::Merge(json!({"metadata": {"annotations": {name: "true"}}}));
+    let params = PatchParams::default();
+    disks.volumes.patch("copy", &params, &drop).await.unwrap();
+    let gone = await_condition(
+        disks.volumes.clone(),
+        "copy",
+        |volume: Option<&DataVolume>| volume.is_none(),
+    );
+    tokio::time::timeout(LIMIT, gone).await.unwrap().unwrap();
+    let claim = disks.claims.get("copy").await.unwrap();
+    assert_eq!(claim.metadata.owner_references, None);
+    assert_eq!(claim.metadata.deletion_timestamp, None);
+}
+
+#[tokio::test]
 async fn a_class_that_waits_for_a_consumer_and_a_claim_of_others_are_left_alone() {
     let scene = Scene::new().await;
     let disks = Disks::of(&scene);

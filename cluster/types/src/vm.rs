@@ -285,6 +285,21 @@ impl VmSpec {
         causes
     }
 
+    /// Causes to refuse templates of DataVolumes that copy claims of other namespaces than their own,
+    /// below `path` (`spec`).
+    #[must_use]
+    pub fn foreign_sources(&self, namespace: &str, path: &FieldPath) -> Vec<Cause> {
+        let mut causes = Causes::default();
+        for (index, template) in self.data_volume_templates.iter().enumerate() {
+            let path = path.child("dataVolumeTemplates").index(index).child("spec");
+            let spec = template.spec.clone().unwrap_or_default();
+            if let Ok(spec) = serde_json::from_value::<DataVolumeSpec>(spec) {
+                causes.extend(spec.validate_source_namespace(namespace, &path));
+            }
+        }
+        causes.into_vec()
+    }
+
     fn validate_strategy(&self, path: &FieldPath, causes: &mut Causes) {
         let running = path.child("running");
         match (self.running, &self.run_strategy) {

@@ -7,10 +7,11 @@ use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{ContainerState, ContainerStatus, PersistentVolumeClaim, Pod};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use podvisor_cluster_types::Quantity;
 
 use super::claim::{self, Content, content};
-use super::object::{DataVolume, DataVolumeStatus, Phase};
-use super::pod;
+use super::object::{DataVolume, DataVolumeStatus, Phase, VolumeState};
+use super::pod::{self, Devices};
 use crate::controller::objects::{Condition, set_condition};
 
 /// How often a running importer is asked for its progress.
@@ -21,6 +22,9 @@ const FIRST_WAIT: Duration = Duration::from_secs(10);
 
 /// The longest of those waits.
 const LONGEST_WAIT: Duration = Duration::from_secs(300);
+
+/// How often a source is looked at that cannot be copied yet.
+const LOOK: Duration = Duration::from_secs(10);
 
 /// The longest message of a condition, in characters: an importer says what a server said.
 const MESSAGE: usize = 1024;
@@ -34,6 +38,8 @@ pub struct Observed<'a> {
     pub claim: Option<&'a PersistentVolumeClaim>,
     /// Its importer.
     pub pod: Option<&'a Pod>,
+    /// What it is a copy of, if it is one.
+    pub source: Option<Source<'a>>,
     /// Whether the claim's class waits until a pod with the claim has a node.
     pub waits_for_consumer: bool,
     /// The cluster's class for disks of VMs.
@@ -46,6 +52,41 @@ pub struct Observed<'a> {
     pub now: Time,
 }
 
+/// What a DataVolume is a copy of.
+#[derive(Debug, Clone, Copy)]
+pub struct Source<'a> {
+    /// The claim that is copied.
+    pub claim: Option<&'a PersistentVolumeClaim>,
+    /// What the DataVolume of that claim's name means, if there is one.
+    pub state: Option<VolumeState>,
+    /// A pod that may write to it.
+    pub user: Option<&'a str>,
+}
+
+impl Source<'_> {
+    /// Returns why it cannot be copied now: in a word, and for people.
+    fn obstacle(&self, name: &str) -> Option<(&'static str, String)> {
+        let Some(claim) = self.claim else {
+            let message = format!("PersistentVolumeClaim {name} does not exist");
+            return Some(("CloneWithoutSource", message));
+        };
+        if !is_bound(claim) || self.state.is_some_and(|state| state != VolumeState::Ready) {
+            let message = format!("PersistentVolumeClaim {name} is not bound and filled yet");
+            return Some(("CloneSourceNotReady", message));
+        }
+        let user = self.user?;
+        let message = format!("pod {user} uses PersistentVolumeClaim {name}; stop it");
+        Some(("CloneSourceInUse", message))
+    }
+
+    /// Returns the size of the claim.
+    fn size(&self) -> Option<Quantity> {
+        let requests = self.claim?.spec.as_ref()?.resources.as_ref()?;
+        let size = requests.requests.as_ref()?.get("storage")?;
+        Some(Quantity::new(size.0.as_str()))
+    }
+}
+
 /// Something to do at the API server.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Action {
@@ -53,6 +94,10 @@ pub enum Action {
     CreateClaim(Box<PersistentVolumeClaim>),
     /// Write on the claim that it is filled.
     MarkClaim,
+    /// Make the claim one of the DataVolume's own owners.
+    ReleaseClaim,
+    /// Delete the DataVolume.
+    Delete,
     /// Make the importer.
     CreatePod(Box<Pod>),
     /// Delete the importer with this unique id.
@@ -76,6 +121,15 @@ pub struct Decision {
 /// Decides.
 #[must_use]
 pub fn decide(observed: &Observed<'_>) -> Decision {
+    // A copy that says nothing of its size is as large as its source.
+    let mut sized = observed.volume.clone();
+    if let Some(size) = observed.source.and_then(|source| source.size()) {
+        sized.spec.default_size(&size);
+    }
+    let observed = &Observed {
+        volume: &sized,
+        ..observed.clone()
+    };
     let volume = observed.volume;
     let mut decision = Decision {
         status: volume.status.clone(),
@@ -125,8 +179,17 @@ fn without_claim(observed: &Observed<'_>, decision: &mut Decision) {
     decision.status.progress = "N/A".to_owned();
     let volume = observed.volume;
     let name = volume.metadata.name.as_deref().unwrap_or_default();
+    if volume.spec.disk_size().is_none()
+        && let Some((reason, message)) = obstacle(observed)
+    {
+        let message = format!("the size of the claim is not known: {message}");
+        bound(decision, observed, "NotFound", message.clone());
+        running(decision, observed, reason, &message);
+        decision.again = Some(LOOK);
+        return;
+    }
     // What admission would refuse today asks for a claim that nobody would fill.
-    let is_known = pod::pod(volume, false, observed.image, 0).is_some();
+    let is_known = pod::pod(volume, Devices::default(), observed.image, 0).is_some();
     let made = claim::claim(volume, observed.default_class);
     let message = match made {
         Ok(claim) if is_known => {
@@ -147,6 +210,15 @@ fn filled(observed: &Observed<'_>, claim: &PersistentVolumeClaim, decision: &mut
     running(decision, observed, "Completed", "Import Complete");
     if !pod::is_retained(observed.volume) {
         end_pod(observed, decision);
+    }
+    let is_done = observed.volume.status.phase == Phase::Succeeded && observed.pod.is_none();
+    if is_done && observed.volume.annotation("storage.deleteAfterCompletion") == Some("true") {
+        decision
+            .actions
+            .push(match claim::owns(observed.volume, &claim.metadata) {
+                true => Action::ReleaseClaim,
+                false => Action::Delete,
+            });
     }
 }
 
@@ -180,9 +252,18 @@ fn fill(observed: &Observed<'_>, claim: &PersistentVolumeClaim, decision: &mut D
             status.phase = Phase::WaitForFirstConsumer;
             return running(decision, observed, "", "");
         }
-        status.phase = scheduled(is_bound);
+        status.phase = scheduled(observed, is_bound);
         let restarts = status.restart_count.unwrap_or(0);
-        let made = pod::pod(observed.volume, is_block(claim), observed.image, restarts);
+        if let Some((reason, message)) = obstacle(observed) {
+            decision.again = Some(LOOK);
+            return running(decision, observed, reason, &message);
+        }
+        let source = observed.source.and_then(|source| source.claim);
+        let of = Devices {
+            target: is_block(claim),
+            source: source.is_some_and(is_block),
+        };
+        let made = pod::pod(observed.volume, of, observed.image, restarts);
         let message = match made {
             Some(Ok(pod)) => {
                 decision.actions.push(Action::CreatePod(Box::new(pod)));
@@ -208,12 +289,12 @@ fn import(observed: &Observed<'_>, pod: &Pod, is_bound: bool, decision: &mut Dec
         .as_ref()
         .and_then(|status| status.phase.as_deref());
     if phase == Some("Succeeded") {
-        status.phase = Phase::ImportInProgress;
+        status.phase = in_progress(observed);
         decision.actions.push(Action::MarkClaim);
         return running(decision, observed, "Completed", "Import Complete");
     }
     if phase == Some("Failed") {
-        status.phase = Phase::ImportInProgress;
+        status.phase = in_progress(observed);
         let message = failure(pod, container);
         running(decision, observed, "Error", &message);
         let wait = remaining(pod, restarts, &observed.now);
@@ -227,8 +308,8 @@ fn import(observed: &Observed<'_>, pod: &Pod, is_bound: bool, decision: &mut Dec
     let has_begun = container.is_some_and(|container| container.restart_count > 0)
         || state.is_some_and(|state| state.running.is_some() || state.terminated.is_some());
     status.phase = match has_begun {
-        true => Phase::ImportInProgress,
-        false => scheduled(is_bound),
+        true => in_progress(observed),
+        false => scheduled(observed, is_bound),
     };
     if state.is_some_and(|state| state.running.is_some()) {
         if let Some(progress) = observed.progress.filter(|progress| progress.is_finite()) {
@@ -265,12 +346,25 @@ fn import(observed: &Observed<'_>, pod: &Pod, is_bound: bool, decision: &mut Dec
     }
 }
 
-fn scheduled(is_bound: bool) -> Phase {
-    if is_bound {
-        Phase::ImportScheduled
-    } else {
-        Phase::Pending
+fn scheduled(observed: &Observed<'_>, is_bound: bool) -> Phase {
+    match (is_bound, observed.source) {
+        (false, _) => Phase::Pending,
+        (true, None) => Phase::ImportScheduled,
+        (true, Some(_)) => Phase::CloneScheduled,
     }
+}
+
+fn in_progress(observed: &Observed<'_>) -> Phase {
+    match observed.source {
+        None => Phase::ImportInProgress,
+        Some(_) => Phase::CloneInProgress,
+    }
+}
+
+/// Returns why the source cannot be copied now.
+fn obstacle(observed: &Observed<'_>) -> Option<(&'static str, String)> {
+    let (_, name) = observed.volume.spec.cloned_claim()?;
+    observed.source?.obstacle(name)
 }
 
 fn container(pod: &Pod) -> Option<&ContainerStatus> {

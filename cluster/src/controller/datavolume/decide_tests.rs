@@ -44,7 +44,9 @@ fn full() -> PersistentVolumeClaim {
 }
 
 fn pod(status: Value) -> Pod {
-    let mut pod = pod::pod(&volume(), false, "image", 0).unwrap().unwrap();
+    let mut pod = pod::pod(&volume(), Devices::default(), "image", 0)
+        .unwrap()
+        .unwrap();
     pod.metadata.uid = Some("pod".into());
     pod.status = serde_json::from_value(status).unwrap();
     pod
@@ -70,6 +72,7 @@ fn observe<'a>(
         volume,
         claim,
         pod,
+        source: None,
         waits_for_consumer: false,
         default_class: None,
         progress: None,
@@ -213,6 +216,37 @@ fn success_is_written_on_the_claim_first_and_is_final() {
 }
 
 #[test]
+fn a_volume_that_is_not_kept_leaves_its_claim() {
+    let mut volume = annotated("storage.deleteAfterCompletion", "true");
+    let done = pod(json!({"phase": "Succeeded"}));
+    let decision = look(&volume, Some(&full()), Some(&done));
+    assert_eq!(decision.actions, [Action::DeletePod { uid: "pod".into() }]);
+    // Whoever waits for it sees that it succeeded first.
+    assert_eq!(look(&volume, Some(&full()), None).actions, []);
+    volume.status = decision.status;
+    let decision = look(&volume, Some(&full()), None);
+    assert_eq!(decision.actions, [Action::ReleaseClaim]);
+    let mut released = serde_json::to_value(full()).unwrap();
+    let change = claim::release(&volume);
+    released["metadata"]["ownerReferences"] = change["metadata"]["ownerReferences"].clone();
+    let populated = &change["metadata"]["annotations"];
+    for (name, value) in populated.as_object().unwrap() {
+        released["metadata"]["annotations"][name] = value.clone();
+    }
+    let released = serde_json::from_value(released).unwrap();
+    assert_eq!(
+        look(&volume, Some(&released), None).actions,
+        [Action::Delete]
+    );
+    // Another one of that name takes the claim as it is.
+    let mut next = self::volume();
+    next.metadata.uid = Some("next".into());
+    let decision = look(&next, Some(&released), None);
+    assert_eq!(decision.status.phase, Phase::Succeeded);
+    assert_eq!(decision.actions, []);
+}
+
+#[test]
 fn a_claim_of_somebody_else_is_left_alone() {
     let mut foreign = claim("Bound");
     foreign.metadata.owner_references = None;
@@ -253,6 +287,58 @@ fn what_nobody_can_import_makes_no_claim() {
     assert_eq!(decision.actions, []);
     assert_eq!(look(&volume, Some(&claim("Bound")), None).actions, []);
     assert_eq!(look(&DataVolume::default(), None, None).actions, []);
+}
+
+#[test]
+fn a_copy_waits_until_its_source_can_be_copied() {
+    let mut copy = volume();
+    copy.spec = serde_json::from_value(json!({
+        "source": {"pvc": {"name": "golden"}}, "storage": {},
+    }))
+    .unwrap();
+    let (own, source, pending) = (claim("Bound"), claim("Bound"), claim("Pending"));
+    let of = |claim, state, user| Source { claim, state, user };
+    let look = |claim, source| {
+        let mut observed = observe(&copy, claim, None);
+        observed.source = Some(source);
+        decide(&observed)
+    };
+    let missing = look(None, of(None, None, None));
+    assert_eq!((&missing.actions[..], missing.again), (&[][..], Some(LOOK)));
+    let made = look(None, of(Some(&source), None, None));
+    let [Action::CreateClaim(made)] = &made.actions[..] else {
+        panic!("{made:?}");
+    };
+    let made = made.spec.as_ref().unwrap().resources.as_ref().unwrap();
+    // The source's 1084 MiB and what a file system takes of them.
+    assert_eq!(made.requests.as_ref().unwrap()["storage"].0, "1148Mi");
+    for (source, word) in [
+        (of(None, None, None), "CloneWithoutSource"),
+        (of(Some(&pending), None, None), "CloneSourceNotReady"),
+        (
+            of(Some(&source), Some(VolumeState::Filling), None),
+            "CloneSourceNotReady",
+        ),
+        (of(Some(&source), None, Some("x")), "CloneSourceInUse"),
+    ] {
+        let decision = look(Some(&own), source);
+        assert_eq!(
+            (&decision.actions[..], decision.again),
+            (&[][..], Some(LOOK))
+        );
+        assert_eq!(decision.status.phase, Phase::CloneScheduled);
+        assert_eq!(reason(&decision, "Running"), word);
+    }
+    let decision = look(
+        Some(&own),
+        of(Some(&source), Some(VolumeState::Ready), None),
+    );
+    assert!(matches!(&decision.actions[..], [Action::CreatePod(_)]));
+    assert_eq!(decision.status.phase, Phase::CloneScheduled);
+    let runs = running();
+    let mut observed = observe(&copy, Some(&own), Some(&runs));
+    observed.source = Some(of(Some(&source), None, Some("x")));
+    assert_eq!(decide(&observed).status.phase, Phase::CloneInProgress);
 }
 
 /// A cluster of one DataVolume, in which each step may be the last of its controller.
@@ -312,6 +398,7 @@ impl Cluster {
                         annotations.insert(name.clone(), value.as_str().unwrap().to_owned());
                     }
                 }
+                Action::ReleaseClaim | Action::Delete => panic!("nobody asked for it"),
                 Action::DeletePod { uid } => {
                     self.pod = self.pod.take().filter(|pod| pod.metadata.uid != Some(uid));
                 }

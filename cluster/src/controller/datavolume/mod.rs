@@ -20,7 +20,7 @@ use kube::api::{DeleteParams, ListParams, PostParams, Preconditions};
 use kube::runtime::controller;
 use serde_json::json;
 
-pub use decide::{Action, Decision, Observed, decide};
+pub use decide::{Action, Decision, Observed, Source, decide};
 pub use object::{DataVolume, DataVolumeStatus, Phase, VolumeState};
 
 pub(super) use claim::is_filled;
@@ -62,6 +62,10 @@ pub(super) async fn reconcile(
         None => default_class(volume, &classes).await?,
         Some(_) => None,
     };
+    let source = match volume.spec.cloned_claim() {
+        Some((_, source)) => Some(SourceFacts::of(volume, source, pod.is_none(), &context).await?),
+        None => None,
+    };
     let progress = match pod.as_deref().and_then(address) {
         Some(address) => progress::ask(address, pod::PORT).await,
         None => None,
@@ -70,6 +74,7 @@ pub(super) async fn reconcile(
         volume,
         claim: claim.as_deref(),
         pod: pod.as_deref(),
+        source: source.as_ref().map(SourceFacts::source),
         waits_for_consumer,
         default_class: default_class.as_deref(),
         progress,
@@ -82,6 +87,68 @@ pub(super) async fn reconcile(
         Some(wait) => controller::Action::requeue(wait),
         None => controller::Action::await_change(),
     })
+}
+
+/// What is known of a claim that is to be copied.
+#[derive(Debug)]
+struct SourceFacts {
+    claim: Option<Arc<PersistentVolumeClaim>>,
+    state: Option<VolumeState>,
+    user: Option<String>,
+}
+
+impl SourceFacts {
+    /// `begins`: who uses the claim matters still.
+    async fn of(
+        volume: &DataVolume,
+        name: &str,
+        begins: bool,
+        context: &Context,
+    ) -> Result<Self, Error> {
+        let namespace = volume.metadata.namespace.as_deref().unwrap_or_default();
+        let claim = context.world.claim_of(namespace, name);
+        let user = if begins && claim.is_some() {
+            let pods: Api<Pod> = context.world.api(namespace);
+            let pods = pods.list(&ListParams::default()).await.map_err(|source| {
+                Error::request("look for users of the source of", volume, source)
+            })?;
+            let user = pods.items.into_iter().find(|pod| writes_to(pod, name));
+            user.and_then(|pod| pod.metadata.name)
+        } else {
+            None
+        };
+        Ok(Self {
+            claim,
+            state: context
+                .world
+                .volume(namespace, name)
+                .map(|volume| volume.state()),
+            user,
+        })
+    }
+
+    fn source(&self) -> Source<'_> {
+        Source {
+            claim: self.claim.as_deref(),
+            state: self.state,
+            user: self.user.as_deref(),
+        }
+    }
+}
+
+/// Returns whether a pod that has not ended may write to a claim.
+fn writes_to(pod: &Pod, claim: &str) -> bool {
+    let phase = pod
+        .status
+        .as_ref()
+        .and_then(|status| status.phase.as_deref());
+    let volumes = pod.spec.as_ref().and_then(|spec| spec.volumes.as_ref());
+    let mut claims = volumes
+        .into_iter()
+        .flatten()
+        .filter_map(|volume| volume.persistent_volume_claim.as_ref());
+    !matches!(phase, Some("Succeeded" | "Failed"))
+        && claims.any(|of| of.claim_name == claim && of.read_only != Some(true))
 }
 
 /// Returns where a running importer is reached.
@@ -169,6 +236,23 @@ async fn carry_out(
                     patch::object(&claims, claim, marks).await?;
                 }
             }
+            Action::ReleaseClaim => {
+                if let Some(claim) = claim {
+                    patch::object(&claims, claim, claim::release(&volume)).await?;
+                }
+            }
+            Action::Delete => {
+                let params = DeleteParams::background().preconditions(Preconditions {
+                    uid: volume.metadata.uid.clone(),
+                    resource_version: None,
+                });
+                let name = volume.metadata.name.as_deref().unwrap_or_default();
+                match api.delete(name, &params).await {
+                    Ok(_) => {}
+                    Err(error) if is_gone(&error) => {}
+                    Err(error) => return Err(Error::request("delete", &volume, error)),
+                }
+            }
             Action::CreatePod(pod) => create_pod(&volume, &pod, &pods, context).await?,
             Action::DeletePod { uid } => {
                 let params = DeleteParams::background().preconditions(Preconditions {
@@ -222,7 +306,7 @@ async fn create_pod(
             context.expectations.made(volume, &made);
             let note = format!("Created the importer {}", pod::name(volume));
             context
-                .event(volume, "ImportScheduled", "Import", note)
+                .event(volume, event_of(volume, "ImportScheduled"), "Import", note)
                 .await;
             Ok(())
         }
@@ -235,29 +319,47 @@ async fn create_pod(
     }
 }
 
+/// Returns the event of a copy that corresponds to one of an import.
+fn event_of(volume: &DataVolume, import: &'static str) -> &'static str {
+    match (volume.spec.cloned_claim(), import) {
+        (Some(_), "ImportScheduled") => "CloneScheduled",
+        (Some(_), "ImportInProgress") => "CloneInProgress",
+        (Some(_), "ImportSucceeded") => "CloneSucceeded",
+        _ => import,
+    }
+}
+
 /// Tells people what changed.
 async fn tell(volume: &DataVolume, before: &DataVolumeStatus, context: &Context) {
     let status = &volume.status;
     let name = volume.metadata.name.as_deref().unwrap_or_default();
     if before.phase != status.phase {
         match status.phase {
-            Phase::ImportInProgress => {
-                let note = format!("The import into {name} is in progress");
+            Phase::ImportInProgress | Phase::CloneInProgress => {
+                let note = format!("PersistentVolumeClaim {name} is being filled");
                 context
-                    .event(volume, "ImportInProgress", "Import", note)
+                    .event(volume, event_of(volume, "ImportInProgress"), "Import", note)
                     .await;
             }
             Phase::Succeeded => {
                 let note = format!("PersistentVolumeClaim {name} is filled");
                 context
-                    .event(volume, "ImportSucceeded", "Import", note)
+                    .event(volume, event_of(volume, "ImportSucceeded"), "Import", note)
                     .await;
             }
             _ => {}
         }
     }
     for (kind, reasons) in [
-        ("Running", &["Error", "ImagePullFailed"][..]),
+        (
+            "Running",
+            &[
+                "Error",
+                "ImagePullFailed",
+                "CloneWithoutSource",
+                "CloneSourceInUse",
+            ][..],
+        ),
         ("Bound", &["ErrResourceExists", "ClaimLost"][..]),
     ] {
         let Some(now) = condition(&status.conditions, kind) else {

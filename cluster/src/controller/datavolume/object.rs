@@ -80,6 +80,10 @@ pub enum Phase {
     ImportScheduled,
     /// Its importer runs, or is to run again.
     ImportInProgress,
+    /// The copy does not run yet, or cannot run.
+    CloneScheduled,
+    /// The copy runs, or is to run again.
+    CloneInProgress,
     /// Its claim is filled.
     Succeeded,
     /// Its claim will never be filled.
@@ -175,7 +179,7 @@ mod tests {
     #[test]
     fn a_malformed_object_and_a_phase_of_others_are_read() {
         let volume: DataVolume = serde_json::from_value(json!({
-            "metadata": {"name": "a"}, "spec": {"source": 5}, "status": {"phase": "CloneScheduled"},
+            "metadata": {"name": "a"}, "spec": {"source": 5}, "status": {"phase": "UploadReady"},
         }))
         .unwrap();
         assert_eq!(volume.spec, DataVolumeSpec::default());

@@ -27,6 +27,8 @@ const DIRECTORY: &str = "/data";
 const DEVICE: &str = "/dev/podvisor-disk";
 const CERTIFICATES: &str = "/certificates";
 const SCRATCH: &str = "/scratch";
+const SOURCE: &str = "/source";
+const SOURCE_DEVICE: &str = "/dev/podvisor-source";
 
 /// Returns the name of an importer: one per unique id, so that it cannot be created twice.
 pub(super) fn name(volume: &DataVolume) -> String {
@@ -53,11 +55,20 @@ pub(super) fn restarts(pod: &Pod) -> i32 {
         .saturating_add(i32::from(failed))
 }
 
-/// Returns the importer of a DataVolume after `restarts` failures; `is_block`: its claim is a
-/// device. `None` if nothing is known to import.
+/// Which claims are devices.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Devices {
+    /// The one that is filled.
+    pub(super) target: bool,
+    /// The one that is copied.
+    pub(super) source: bool,
+}
+
+/// Returns the importer of a DataVolume after `restarts` failures. `None` if nothing is known to
+/// import.
 pub(super) fn pod(
     volume: &DataVolume,
-    is_block: bool,
+    of: Devices,
     image: &str,
     restarts: i32,
 ) -> Option<Result<Pod, serde_json::Error>> {
@@ -72,6 +83,7 @@ pub(super) fn pod(
         format!("--owner={uid}"),
     ];
     let (mut secret, mut certificates) = (None, None);
+    let is_block = of.target;
     let mut scratch = is_block;
     if let Some(http) = &source.http {
         args.push(format!("--url={}", http.url));
@@ -81,12 +93,21 @@ pub(super) fn pod(
     } else if let Some(registry) = &source.registry {
         args.push(format!("--image={}", registry.image()?));
         scratch = true;
-        let of = registry;
-        (secret, certificates) = (of.secret_ref.clone(), of.cert_config_map.clone());
+        secret.clone_from(&registry.secret_ref);
+        certificates.clone_from(&registry.cert_config_map);
     } else if source.blank.is_some() {
         args.push("--blank".to_owned());
     } else {
-        return None;
+        // A claim of another namespace cannot be mounted.
+        let (given, _) = spec.cloned_claim()?;
+        let own = volume.metadata.namespace.as_deref();
+        if given.is_some() && given != own {
+            return None;
+        }
+        args.push(match of.source {
+            true => format!("--file={SOURCE_DEVICE}"),
+            false => format!("--file={SOURCE}/disk.img"),
+        });
     }
     let name_of_claim = volume.metadata.name.clone().unwrap_or_default();
     let mut volumes = vec![json!({
@@ -101,6 +122,18 @@ pub(super) fn pod(
         mounts.push(json!({"name": "disk", "mountPath": DIRECTORY}));
         if spec.pvc.is_some() {
             args.push("--leave-overhead".to_owned());
+        }
+    }
+    if let Some((_, source)) = spec.cloned_claim() {
+        volumes.push(json!({
+            "name": "source",
+            "persistentVolumeClaim": {"claimName": source, "readOnly": true},
+        }));
+        match of.source {
+            true => devices.push(json!({"name": "source", "devicePath": SOURCE_DEVICE})),
+            false => mounts.push(json!({
+                "name": "source", "mountPath": SOURCE, "readOnly": true,
+            })),
         }
     }
     if scratch {
@@ -221,7 +254,11 @@ mod tests {
     }
 
     fn made(volume: &DataVolume, is_block: bool) -> Pod {
-        pod(volume, is_block, "image", 3).unwrap().unwrap()
+        let of = Devices {
+            target: is_block,
+            source: !is_block,
+        };
+        pod(volume, of, "image", 3).unwrap().unwrap()
     }
 
     fn args(pod: &Pod) -> Vec<String> {
@@ -281,6 +318,12 @@ mod tests {
         let http = json!({"http": {"url": "http://h/--x", "checksum": "sha256:00"}});
         for (source, claim, is_block) in [
             (json!({"blank": {}}), storage(), true),
+            (json!({"pvc": {"name": "x"}}), storage(), true),
+            (
+                json!({"pvc": {"name": "x", "namespace": "n"}}),
+                storage(),
+                false,
+            ),
             (
                 json!({"registry": {"url": "docker://h/x:1"}}),
                 storage(),
@@ -308,8 +351,9 @@ mod tests {
             json!({}),
             json!({"s3": {}}),
             json!({"registry": {"url": "x"}}),
+            json!({"pvc": {"name": "x", "namespace": "other"}}),
         ] {
-            assert!(pod(&volume(source, storage()), false, "image", 0).is_none());
+            assert!(pod(&volume(source, storage()), Devices::default(), "image", 0).is_none());
         }
     }
 

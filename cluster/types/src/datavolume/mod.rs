@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 
 use serde_json::Value;
 
-use crate::Quantity;
+use crate::{Cause, Causes, FieldPath, Quantity};
 
 /// The group of DataVolumes.
 pub const GROUP: &str = "cdi.kubevirt.io";
@@ -169,6 +169,47 @@ impl DataVolumeSpec {
     #[must_use]
     pub fn claim(&self) -> Option<&ClaimTemplate> {
         self.pvc.as_ref().or(self.storage.as_ref())
+    }
+
+    /// The claim that is copied: its namespace, if one is given, and its name.
+    #[must_use]
+    pub fn cloned_claim(&self) -> Option<(Option<&str>, &str)> {
+        let source = self.source.as_ref()?.pvc.as_ref()?;
+        let namespace = source.namespace.as_deref().filter(|text| !text.is_empty());
+        Some((namespace, source.name.as_str()))
+    }
+
+    /// Asks for a size, if none is asked for: a copy is as large as what is copied.
+    pub fn default_size(&mut self, size: &Quantity) {
+        let claim = self.pvc.as_mut().or(self.storage.as_mut());
+        if let Some(claim) = claim {
+            let resources = claim.resources.get_or_insert_default();
+            let requests = &mut resources.requests;
+            requests
+                .entry("storage".to_owned())
+                .or_insert_with(|| size.clone());
+        }
+    }
+
+    /// Every cause to refuse this specification in a namespace, below `path` (`spec`).
+    #[must_use]
+    pub fn validate_in(&self, namespace: &str, path: &FieldPath) -> Vec<Cause> {
+        let mut causes = self.validate(path);
+        causes.extend(self.validate_source_namespace(namespace, path));
+        causes
+    }
+
+    /// Causes to refuse a copy of a claim of another namespace, below `path` (`spec`).
+    #[must_use]
+    pub fn validate_source_namespace(&self, namespace: &str, path: &FieldPath) -> Vec<Cause> {
+        let mut causes = Causes::default();
+        let given = self.cloned_claim().and_then(|(namespace, _)| namespace);
+        if given.is_some_and(|given| given != namespace) {
+            let field = path.child("source.pvc.namespace");
+            let message = "is another namespace, whose claims cannot be copied: leave it out";
+            causes.not_supported(&field, message);
+        }
+        causes.into_vec()
     }
 
     /// Bytes that the disk has at most: what was asked for.

@@ -93,6 +93,7 @@ impl DataVolumeSpec {
         }
         let size = path.child("resources.requests.size");
         match claim.request() {
+            None if self.cloned_claim().is_some() => {}
             None => causes.required(&size, "is required"),
             Some(request) => match request.amount() {
                 Err(error) => {
@@ -159,9 +160,16 @@ impl DataVolumeSource {
             causes.invalid(path, "must have exactly one kind of source");
         }
         for name in given {
-            if !matches!(name, "http" | "registry" | "blank") {
-                let message = "is not supported; supported are http, registry and blank";
+            if !matches!(name, "http" | "registry" | "pvc" | "blank") {
+                let message = "is not supported; supported are http, registry, pvc and blank";
                 causes.not_supported(&path.child(name), message);
+            }
+        }
+        if let Some(claim) = &self.pvc {
+            let field = path.child("pvc.name");
+            match claim.name.as_str() {
+                "" => causes.required(&field, "is required"),
+                name => optional_name(Some(name), &field, causes),
             }
         }
         if let Some(http) = &self.http {
@@ -440,6 +448,11 @@ mod tests {
                 http(json!({ "url": url, "insecureSkipVerify": true })),
                 &["spec.source.http.insecureSkipVerify"],
             ),
+            (with(json!({ "pvc": {} })), &["spec.source.pvc.name"]),
+            (
+                with(json!({ "pvc": { "name": "a/b" } })),
+                &["spec.source.pvc.name"],
+            ),
             (registry(json!({})), &["spec.source.registry.url"]),
             (
                 registry(json!({ "url": "docker://" })),
@@ -467,6 +480,24 @@ mod tests {
         ] {
             assert_eq!(fields(spec.clone()), expected, "{spec}");
         }
+    }
+
+    #[test]
+    fn a_copy_has_the_size_of_its_source_and_comes_from_its_own_namespace() {
+        let copy = |namespace: Value| -> DataVolumeSpec {
+            let source = json!({ "pvc": { "namespace": namespace, "name": "a" } });
+            serde_json::from_value(json!({ "source": source, "storage": {} })).unwrap()
+        };
+        let path = FieldPath::new("spec");
+        for namespace in [Value::Null, json!(""), json!("here")] {
+            assert_eq!(copy(namespace).validate_in("here", &path), []);
+        }
+        let causes = copy(json!("there")).validate_in("here", &path);
+        assert_eq!(causes[0].field, "spec.source.pvc.namespace");
+        let mut spec = copy(Value::Null);
+        spec.default_size(&crate::Quantity::new("2Gi"));
+        spec.default_size(&crate::Quantity::new("9Gi"));
+        assert_eq!(spec.disk_size(), Some(2 << 30));
     }
 
     #[test]
