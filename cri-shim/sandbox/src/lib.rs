@@ -84,9 +84,10 @@ pub use types::{
     AfterSave, BootMachine, ContainerDevice, ContainerInfo, ContainerState, ContainerStats,
     ContainerUser, ContinueAs, CreateContainer, DeviceSource, Exec, GuestAgentAnswer,
     GuestAgentCall, GuestKind, GuestNetwork, GuestStats, Health, HealthCheck, HealthResult,
-    HealthStatus, ImageVolume, Interface, JailLayer, JailMode, LaunchConfig, Neighbour, NicConfig,
-    Password, ProcessExit, RestartPolicy, Route, SandboxExit, SaveMachine, SavedMachine, Started,
-    StdioFds, SupplementalGroups, TerminalSize,
+    HealthStatus, ImageVolume, IncomingMachine, Interface, JailLayer, JailMode, LaunchConfig,
+    MigrationDirection, MigrationInfo, MigrationState, Neighbour, NicConfig, Password, ProcessExit,
+    RestartPolicy, Route, SandboxExit, SaveMachine, SavedMachine, SendMachine, Started, StdioFds,
+    SupplementalGroups, TerminalSize,
 };
 pub use wire::FrameError;
 

@@ -204,7 +204,12 @@ impl Service {
             Call::GuestAgent { .. }
             | Call::CopyFile { .. }
             | Call::Reboot { .. }
-            | Call::SaveMachine { .. } => {
+            | Call::SaveMachine { .. }
+            | Call::SendMachine { .. }
+            | Call::ReceiveMachine { .. }
+            | Call::CancelMigration { .. }
+            | Call::ResolveMigration { .. }
+            | Call::Migration { .. } => {
                 return Err(SandboxError::refused(
                     RefusalKind::InvalidArgument,
                     format!(

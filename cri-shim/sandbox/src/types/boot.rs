@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use podvisor_network::cni::DhcpServer;
 
-use super::SavedMachine;
+use super::{IncomingMachine, SavedMachine};
 use crate::machine::{MachineDisk, MachineIdentity};
 
 /// A machine to be booted in a sandbox whose guest has an operating system of its own. Its life is
@@ -43,6 +43,9 @@ pub struct BootMachine {
     /// A saved machine with the same vCPUs, memory, disks and cards, which continues instead of a
     /// boot. `kernel` is what the guest's next reboot boots.
     pub saved: Option<SavedMachine>,
+    /// It is not booted: it comes from another sandbox, by
+    /// [`SandboxClient::receive_machine`](crate::SandboxClient::receive_machine).
+    pub incoming: Option<IncomingMachine>,
     /// The file for the serial console's output, in the format of CRI's logs; opened for appending.
     pub log: Option<OwnedFd>,
 }
@@ -71,6 +74,7 @@ impl BootMachine {
             loader_limit: None,
             ends_at_reboot: false,
             saved: None,
+            incoming: None,
             log: None,
         }
     }

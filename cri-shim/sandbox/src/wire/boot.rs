@@ -7,8 +7,8 @@ use std::time::Duration;
 use podvisor_network::cni::DhcpServer;
 use serde::{Deserialize, Serialize};
 
-use crate::machine::{DiskContents, MachineDisk, MachineIdentity, OverlayFormat};
-use crate::types::{BootMachine, ContinueAs, SavedMachine};
+use crate::machine::{DiskContents, DiskMove, MachineDisk, MachineIdentity, OverlayFormat};
+use crate::types::{BootMachine, ContinueAs, IncomingMachine, SavedMachine};
 
 /// A machine to be booted. With the frame come: kernel, initramfs if there is one, the files of the
 /// disks (of an overlay first the image), the sockets of DHCP servers, state and memory of a saved
@@ -35,6 +35,8 @@ pub(crate) struct BootHeader {
     /// A saved machine is continued.
     #[serde(default)]
     pub(crate) continues: Option<ContinueAs>,
+    #[serde(default)]
+    pub(crate) incoming: Option<IncomingMachine>,
     pub(crate) has_log: bool,
 }
 
@@ -43,6 +45,8 @@ pub(crate) struct BootHeader {
 pub(crate) struct DiskHeader {
     pub(crate) serial: String,
     pub(crate) contents: ContentsHeader,
+    #[serde(default)]
+    pub(crate) moves: DiskMove,
 }
 
 /// What a disk contains.
@@ -65,7 +69,12 @@ impl BootHeader {
         let has_initramfs = boot.initramfs.is_some();
         fds.extend(boot.initramfs.map(OwnedFd::from));
         let mut disks = Vec::new();
-        for MachineDisk { contents, serial } in boot.disks {
+        for disk in boot.disks {
+            let MachineDisk {
+                contents,
+                serial,
+                moves,
+            } = disk;
             let contents = match contents {
                 DiskContents::Raw { file, is_read_only } => {
                     fds.push(file.into());
@@ -87,7 +96,11 @@ impl BootHeader {
                     }
                 }
             };
-            disks.push(DiskHeader { serial, contents });
+            disks.push(DiskHeader {
+                serial,
+                contents,
+                moves,
+            });
         }
         let mut dhcp = Vec::new();
         for DhcpServer { socket, config } in boot.dhcp {
@@ -113,6 +126,7 @@ impl BootHeader {
             loader_limit: boot.loader_limit,
             ends_at_reboot: boot.ends_at_reboot,
             continues,
+            incoming: boot.incoming,
             has_log,
         };
         (header, fds)
@@ -129,18 +143,31 @@ impl BootHeader {
         let kernel = next()?.into();
         let initramfs = self.has_initramfs.then(&mut next).transpose()?;
         let mut disks = Vec::new();
-        for DiskHeader { serial, contents } in self.disks {
+        for disk in self.disks {
+            let DiskHeader {
+                serial,
+                contents,
+                moves,
+            } = disk;
             let format = match contents {
                 ContentsHeader::Raw { is_read_only } => {
                     let file = File::from(next()?);
                     let contents = DiskContents::Raw { file, is_read_only };
-                    disks.push(MachineDisk { contents, serial });
+                    disks.push(MachineDisk {
+                        contents,
+                        serial,
+                        moves,
+                    });
                     continue;
                 }
                 ContentsHeader::Part { first } => {
                     let file = File::from(next()?);
                     let contents = DiskContents::Part { file, first };
-                    disks.push(MachineDisk { contents, serial });
+                    disks.push(MachineDisk {
+                        contents,
+                        serial,
+                        moves,
+                    });
                     continue;
                 }
                 ContentsHeader::Reflink => OverlayFormat::Reflink,
@@ -151,7 +178,11 @@ impl BootHeader {
                 overlay: File::from(next()?),
                 format,
             };
-            disks.push(MachineDisk { contents, serial });
+            disks.push(MachineDisk {
+                contents,
+                serial,
+                moves,
+            });
         }
         let mut dhcp = Vec::new();
         for config in self.dhcp {
@@ -181,6 +212,7 @@ impl BootHeader {
             loader_limit: self.loader_limit,
             ends_at_reboot: self.ends_at_reboot,
             saved,
+            incoming: self.incoming,
             log,
         })
     }
@@ -231,7 +263,12 @@ mod tests {
             ("last", overlay(OverlayFormat::Reflink)),
         ] {
             let serial = serial.to_owned();
-            boot.disks.push(MachineDisk { contents, serial });
+            let moves = DiskMove::Copied(serial.clone());
+            boot.disks.push(MachineDisk {
+                contents,
+                serial,
+                moves,
+            });
         }
         let client = podvisor_dhcp::MacAddress([2, 0, 0, 0, 0, 2]);
         let config = podvisor_dhcp::Config::new(client);
@@ -262,6 +299,9 @@ mod tests {
             (content(server.socket).as_str(), server.config),
             ("dhcp", config)
         );
+        for disk in &boot.disks {
+            assert_eq!(disk.moves, DiskMove::Copied(disk.serial.clone()));
+        }
         let disks = boot.disks.into_iter().map(|disk| match disk.contents {
             DiskContents::Raw { file, is_read_only } => {
                 format!("{}: {} {is_read_only}", disk.serial, content(file))

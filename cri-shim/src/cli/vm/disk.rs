@@ -16,7 +16,7 @@ use rustix::fs::ioctl_ficlone;
 use super::saved::sync;
 use crate::cli::size;
 use crate::machine::{
-    DiskContents, MachineDisk, OverlayFormat, create_grown_overlay, grow_overlay,
+    DiskContents, DiskMove, MachineDisk, OverlayFormat, create_grown_overlay, grow_overlay,
 };
 
 /// The image.
@@ -174,6 +174,7 @@ pub(super) fn open_root(dir: &Path) -> anyhow::Result<MachineDisk> {
         opened.with_context(|| format!("failed to open the VM's disk {}", path.display()))
     };
     Ok(MachineDisk {
+        moves: DiskMove::default(),
         contents: DiskContents::Overlay {
             base: file(&base, false)?,
             overlay: file(&path, true)?,

@@ -49,6 +49,8 @@ impl OwnOs {
         }
         // Nobody pauses or resumes it meanwhile.
         let _turn = self.pausing.lock().await;
+        // It may run elsewhere.
+        vm.migrations.must_be_over()?;
         let machine = vm.machine()?;
         let saving = vm.begin_saving()?;
         let was_paused = machine.is_paused();
