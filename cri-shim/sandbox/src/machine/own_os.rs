@@ -186,7 +186,8 @@ impl MachinePlan {
             .memory(MemorySize::bytes(self.memory))
             .transport(Transport::Pci)
             .power_button()
-            .generation_id();
+            .generation_id()
+            .serial(port.writer());
         if let Some(tables) = self.smbios() {
             builder = builder.smbios(tables);
         }
