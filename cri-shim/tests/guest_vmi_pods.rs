@@ -13,7 +13,7 @@ use podvisor_cri_messages::*;
 use podvisor_node_api::NodeClient;
 use podvisor_node_api::messages::{
     ConsoleInput, ConsoleMessage, Data, PortForwardInput, PortForwardMessage, PortForwardOpen,
-    PortProtocol, VmChange, VmName, VmPhase,
+    PortProtocol, VmChange, VmName, VmPhase, VsockInput, VsockMessage, VsockOpen,
 };
 use rustix::process::Signal;
 use serde_json::json;
@@ -290,6 +290,17 @@ impl Guest {
             .await
             .unwrap_err();
         assert_eq!(closed.code(), Code::Unavailable, "{closed}");
+
+        // Who listens there, and whether, is the guest's matter.
+        let vsock = VsockInput {
+            message: Some(VsockMessage::Open(VsockOpen {
+                vm: Some(vm()),
+                port: 4000,
+            })),
+        };
+        let mut connection = node.vsock(iter([vsock])).await.unwrap();
+        let first = connection.message().await.unwrap().unwrap();
+        assert!(first.data.is_empty());
     }
 }
 

@@ -10,7 +10,7 @@
 //! | `control` | pause, unpause, reboot, reset, stop |
 //! | `agent` | what QEMU's guest agent is asked |
 //! | `console` | the serial console |
-//! | `forward` | connections to ports |
+//! | `forward` | connections to ports, and by vsock |
 //!
 //! All that is asked for is done by the pod's own process, so that another daemon finds it done.
 
@@ -29,7 +29,7 @@ use std::time::Duration;
 
 use podvisor_node_api::messages::{
     AgentExecAnswer, AgentExecRequest, ConsoleInput, Data, FreezeRequest, GuestInfo,
-    PortForwardInput, StopRequest, VmEvent, VmList, VmName,
+    PortForwardInput, StopRequest, VmEvent, VmList, VmName, VsockInput,
 };
 use podvisor_node_api::{AnswerStream, Node as NodeApi};
 use tokio::time::timeout;
@@ -88,6 +88,10 @@ impl NodeApi for VmCalls {
         input: Streaming<PortForwardInput>,
     ) -> Result<AnswerStream<Data>, Status> {
         forward::stream(&self.0, input).await
+    }
+
+    async fn vsock(&self, input: Streaming<VsockInput>) -> Result<AnswerStream<Data>, Status> {
+        forward::vsock(&self.0, input).await
     }
 
     async fn guest_info(&self, vm: VmName) -> Result<GuestInfo, Status> {

@@ -47,7 +47,7 @@ use super::pods::memory_limit;
 use super::state::{GuestSize, PodRecord};
 pub(crate) use annotations::AnnotationErrors;
 pub(super) use network::card_form;
-pub(super) use ports::connect;
+pub(super) use ports::{Way, connect};
 pub(crate) use record::VmRecord;
 use spec::VmSpec;
 pub(crate) use vmi::VmiError;

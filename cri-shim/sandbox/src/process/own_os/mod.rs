@@ -264,6 +264,13 @@ impl OwnOs {
         Ok(())
     }
 
+    /// Connects to a vsock port of the guest. The stream ends if the guest refuses.
+    pub(super) async fn vsock(&self, port: u32) -> Result<OwnedFd, SandboxError> {
+        let vm = self.running().ok_or_else(no_machine)?;
+        let stream = vm.machine()?.ports().connect(port).await;
+        Ok(stream.map_err(wrong_state)?.into())
+    }
+
     pub(super) fn is_paused(&self) -> bool {
         self.is_paused.load(Ordering::Relaxed)
     }
