@@ -6,6 +6,7 @@
 //! | --- | --- |
 //! | `view` | the VMs of the node, as they are reported |
 //! | `watch` | the same with every change |
+//! | `usage` | what VMs have used |
 //! | `states` | what is known of VMs beyond their records: pauses, consoles |
 //! | `control` | pause, unpause, reboot, reset, stop |
 //! | `agent` | what QEMU's guest agent is asked |
@@ -21,6 +22,7 @@ mod forward;
 mod states;
 #[cfg(test)]
 mod tests;
+mod usage;
 mod view;
 mod watch;
 
@@ -29,7 +31,7 @@ use std::time::Duration;
 
 use podvisor_node_api::messages::{
     AgentExecAnswer, AgentExecRequest, ConsoleInput, Data, FreezeRequest, GuestInfo,
-    PortForwardInput, StopRequest, VmEvent, VmList, VmName, VsockInput,
+    PortForwardInput, StopRequest, VmEvent, VmList, VmName, VmUsageList, VsockInput,
 };
 use podvisor_node_api::{AnswerStream, Node as NodeApi};
 use tokio::time::timeout;
@@ -57,6 +59,10 @@ impl NodeApi for VmCalls {
 
     async fn watch_vms(&self) -> Result<AnswerStream<VmEvent>, Status> {
         Ok(watch::stream(Arc::clone(&self.0)))
+    }
+
+    async fn vm_usage(&self) -> Result<VmUsageList, Status> {
+        Ok(self.0.usage_of_vms().await)
     }
 
     async fn pause(&self, vm: VmName) -> Result<(), Status> {

@@ -37,7 +37,7 @@ fn name_of(record: &PodRecord) -> VmName {
 impl Node {
     /// Returns the pods that are VMs, in the order of their names: of several attempts to run one,
     /// the latest.
-    fn vm_pods(&self) -> Vec<PodOfVm> {
+    pub(super) fn vm_pods(&self) -> Vec<PodOfVm> {
         let mut found: BTreeMap<(String, String, String), (i64, PodOfVm)> = BTreeMap::new();
         for pod in self.pods().into_iter().filter(|pod| pod.is_vm()) {
             let name = pod.vm_name.get_or_init(|| pod.with_record(name_of)).clone();
