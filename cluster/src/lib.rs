@@ -3,6 +3,7 @@
 //! | room | what it is for |
 //! | --- | --- |
 //! | `certificates`, `https`, `status` | what all servers are reached by, and how they refuse |
+//! | `prometheus` | metrics, and whoever asks for them |
 //! | `contact` | what the API and a node's part know of each other |
 //! | `instancetypes` | instance types and preferences, for all that look at a VM with them |
 //! | `admission` | the webhooks that default and validate the objects |
@@ -23,5 +24,6 @@ mod https;
 mod instancetypes;
 pub mod manifests;
 pub mod node;
+mod prometheus;
 mod status;
 mod typed;

@@ -4,33 +4,18 @@
 //! Only the replica that leads knows the VMs; the others say that they do not lead.
 
 use std::collections::BTreeMap;
-use std::fmt::Write as _;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use anyhow::Context as _;
-use bytes::Bytes;
-use http::{Response, StatusCode, header};
-use http_body_util::Full;
-use hyper::server::conn::http1;
-use hyper::service::service_fn;
-use hyper_util::rt::{TokioIo, TokioTimer};
 use serde_json::Value;
-use tokio::net::TcpListener;
-use tokio::sync::Semaphore;
 
 use super::leader::Leading;
 use super::objects::{Phase, VirtualMachine, VirtualMachineInstance, condition};
 use super::world::World;
-
-/// Scrapers at the same time.
-const CONNECTIONS: usize = 16;
-
-/// How long a scraper may take to ask.
-const ASK_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(10);
+use crate::prometheus::{self, Metric, Samples};
 
 /// Names of all gauges, and what they say.
-const GAUGES: [(&str, &str); 8] = [
+const GAUGES: [Metric; 8] = [
     (
         "kubevirt_virt_controller_leading_status",
         "Whether this replica leads.",
@@ -88,88 +73,8 @@ impl Metrics {
 
     /// Answers scrapers until it is dropped.
     pub(super) async fn serve(self, address: SocketAddr) -> anyhow::Result<()> {
-        let listener = TcpListener::bind(address)
-            .await
-            .with_context(|| format!("failed to listen on {address} for metrics"))?;
-        let connections = Arc::new(Semaphore::new(CONNECTIONS));
-        loop {
-            let permit = Arc::clone(&connections).acquire_owned().await?;
-            let Ok((stream, _)) = listener.accept().await else {
-                tokio::time::sleep(std::time::Duration::from_millis(100)).await;
-                continue;
-            };
-            let metrics = self.clone();
-            tokio::spawn(async move {
-                let service = service_fn(move |request: http::Request<_>| {
-                    let answer = metrics.answer(request.uri().path());
-                    async move { Ok::<_, std::convert::Infallible>(answer) }
-                });
-                let served = http1::Builder::new()
-                    .timer(TokioTimer::new())
-                    .header_read_timeout(ASK_TIMEOUT)
-                    .keep_alive(false)
-                    .serve_connection(TokioIo::new(stream), service);
-                if let Err(error) = served.await {
-                    tracing::debug!(%error, "a scraper's connection failed");
-                }
-                drop(permit);
-            });
-        }
-    }
-
-    fn answer(&self, path: &str) -> Response<Full<Bytes>> {
-        let (status, text) = match path {
-            "/metrics" => (StatusCode::OK, self.render()),
-            _ => (
-                StatusCode::NOT_FOUND,
-                "only /metrics is served\n".to_owned(),
-            ),
-        };
-        let mut answer = Response::new(Full::new(Bytes::from(text)));
-        *answer.status_mut() = status;
-        answer.headers_mut().insert(
-            header::CONTENT_TYPE,
-            header::HeaderValue::from_static("text/plain; version=0.0.4"),
-        );
-        answer
-    }
-}
-
-/// Samples by name, as `{labels} value`.
-#[derive(Debug, Default)]
-struct Samples(BTreeMap<&'static str, String>);
-
-impl Samples {
-    fn add(&mut self, name: &'static str, labels: &[(&str, &str)], value: usize) {
-        let text = self.0.entry(name).or_default();
-        text.push_str(name);
-        for (index, (label, value)) in labels.iter().enumerate() {
-            let opens = if index == 0 { '{' } else { ',' };
-            let _ = write!(text, "{opens}{label}=\"");
-            for letter in value.chars() {
-                match letter {
-                    '\\' => text.push_str("\\\\"),
-                    '"' => text.push_str("\\\""),
-                    '\n' => text.push_str("\\n"),
-                    letter => text.push(letter),
-                }
-            }
-            text.push('"');
-        }
-        if !labels.is_empty() {
-            text.push('}');
-        }
-        let _ = writeln!(text, " {value}");
-    }
-
-    fn text(mut self) -> String {
-        let mut text = String::new();
-        for (name, help) in GAUGES {
-            if let Some(samples) = self.0.remove(name) {
-                let _ = write!(text, "# HELP {name} {help}\n# TYPE {name} gauge\n{samples}");
-            }
-        }
-        text
+        let render = move || std::future::ready(self.render());
+        prometheus::serve(address, render).await
     }
 }
 
@@ -219,7 +124,7 @@ fn render(
         let labels = [("node", node), ("phase", phase)];
         samples.add("kubevirt_vmi_phase_count", &labels, count);
     }
-    samples.text()
+    samples.text(&GAUGES)
 }
 
 fn instance(
