@@ -9,6 +9,7 @@ mod boot;
 mod cri;
 mod image;
 mod interrupt;
+mod monitor;
 mod net;
 mod output;
 mod plot;
@@ -30,7 +31,7 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Subject {
     /// Reads of a disk in three ways, over MMIO and over PCI
-    Blk(blk::Args),
+    Blk(monitor::MonitorArgs),
     /// From starting the program to the guest's init
     Boot(boot::Args),
     /// A pod's life over the Container Runtime Interface
@@ -40,7 +41,7 @@ enum Subject {
     /// A line's interrupt, by ioctl and by irqfd
     Interrupt(interrupt::Args),
     /// TCP both ways, and a byte there and back, over MMIO and over PCI
-    Net(net::Args),
+    Net(monitor::MonitorArgs),
     /// From a registry to a root file system
     Pull(pull::Args),
     /// From starting the program to the first answer of a clone's agent

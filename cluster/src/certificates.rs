@@ -101,6 +101,8 @@ pub(crate) enum Publish {
     Webhooks(&'static str),
     /// The APIServices of these names, and the nodes, by a ConfigMap.
     ApiServices(&'static [&'static str]),
+    /// Nobody: it is shown to nodes, which know the authority already.
+    Nobody,
 }
 
 impl Publish {
@@ -112,6 +114,7 @@ impl Publish {
                 ExtendedKeyUsagePurpose::ServerAuth,
                 ExtendedKeyUsagePurpose::ClientAuth,
             ],
+            Self::Nobody => vec![ExtendedKeyUsagePurpose::ClientAuth],
         }
     }
 }
@@ -321,6 +324,7 @@ impl Certificates {
                 }
                 self.publish_to_nodes(bundle).await?;
             }
+            Publish::Nobody => {}
         }
         Ok(())
     }

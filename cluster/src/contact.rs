@@ -1,5 +1,7 @@
 //! What the API and a node's part know of each other.
 
+pub(crate) mod migration;
+
 use std::fmt::Write as _;
 
 use serde::{Deserialize, Serialize};
@@ -7,6 +9,9 @@ use sha2::{Digest as _, Sha256};
 
 /// The common name in the certificate of the API's servers, and the name of their Service.
 pub const API: &str = "podvisor-api";
+
+/// The common name in the certificate of the controller, which speaks to nodes about migrations.
+pub(crate) const CONTROLLER: &str = "podvisor-controller";
 
 /// The annotation of a Node by which its `podvisor-cluster node` is reached.
 pub const ANNOTATION: &str = "podvisor.io/node";

@@ -98,7 +98,6 @@ impl Failure {
     }
 
     /// What is said to people.
-    #[cfg(test)]
     pub(crate) fn message(&self) -> &str {
         &self.message
     }

@@ -3,6 +3,8 @@
 
 #[path = "served/instances.rs"]
 mod instances;
+#[path = "served/migrations.rs"]
+mod migrations;
 #[path = "served/nodes.rs"]
 mod nodes;
 #[path = "served/security.rs"]

@@ -38,6 +38,7 @@ fn config(root: &Root, pod: &Pod) -> podvisor_cri::sandbox::LaunchConfig {
         events: None,
         sysctls: Default::default(),
         jail: Default::default(),
+        required_layers: Vec::new(),
         transport: Transport::Mmio,
         psi: false,
         templates: None,

@@ -302,7 +302,7 @@ impl<D: VirtioDevice> Bench<D> {
     }
 
     /// Parks a device after a fault, as its owner would, and resets it, as its driver would.
-    fn settle(&mut self, result: Result<Progress, Fault>) -> Progress {
+    fn park_after_fault(&mut self, result: Result<Progress, Fault>) -> Progress {
         match result {
             Ok(progress) => progress,
             Err(Fault::Guest(_)) => {
@@ -323,7 +323,7 @@ impl<D: VirtioDevice> Bench<D> {
     pub fn notify(&mut self, index: u16) {
         for _ in 0..MAX_CALLS {
             let result = self.device.on_queue(index);
-            if self.settle(result) == Progress::Idle {
+            if self.park_after_fault(result) == Progress::Idle {
                 return;
             }
         }
@@ -340,7 +340,7 @@ impl<D: VirtioDevice> Bench<D> {
                 return;
             }
             let result = self.device.on_backend();
-            let _ = self.settle(result);
+            let _ = self.park_after_fault(result);
         }
         panic!("the backend spins");
     }

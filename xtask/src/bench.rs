@@ -43,7 +43,7 @@ fn boot(args: &BootArgs) -> Result<ExitCode> {
         Some(kernel) => absolute(kernel)?,
         None => kernel::ensure()?,
     };
-    let programs = build(&["podvisor-benches"])?;
+    let programs = build()?;
     let initramfs = initramfs("init.S", &["-nostdlib", "-Wl,-z,noseparate-code"])?;
     let qemu = process::output(Command::new("sh").args(["-c", "command -v qemu-system-x86_64"]))?;
 
@@ -85,7 +85,7 @@ fn boot(args: &BootArgs) -> Result<ExitCode> {
 fn blk(args: &BlkArgs) -> Result<ExitCode> {
     setup::ensure(&[setup::HOST, setup::BUILD])?;
     let kernel = kernel::ensure()?;
-    let programs = build(&["podvisor-benches"])?;
+    let programs = build()?;
     let initramfs = initramfs("blk.c", &["-O2"])?;
     let qemu = process::output(Command::new("sh").args(["-c", "command -v qemu-system-x86_64"]))?;
     let mut command = vec![programs.join("podvisor-benches").display().to_string()];
@@ -113,7 +113,7 @@ fn blk(args: &BlkArgs) -> Result<ExitCode> {
 fn image(args: &ImageArgs) -> Result<ExitCode> {
     setup::ensure(&[setup::HOST, setup::BUILD])?;
     let kernel = kernel::ensure()?;
-    let programs = build(&["podvisor-benches"])?;
+    let programs = build()?;
     let initramfs = initramfs("image.c", &["-O2"])?;
     let mut command = vec![programs.join("podvisor-benches").display().to_string()];
     let mut add = |words: &[&str]| command.extend(words.iter().map(|word| (*word).to_owned()));
@@ -142,7 +142,7 @@ fn image(args: &ImageArgs) -> Result<ExitCode> {
 fn net(args: &NetArgs) -> Result<ExitCode> {
     setup::ensure(&[setup::HOST, setup::BUILD])?;
     let kernel = kernel::ensure()?;
-    let programs = build(&["podvisor-benches"])?;
+    let programs = build()?;
     let initramfs = initramfs("net.c", &["-O2"])?;
     let qemu = process::output(Command::new("sh").args(["-c", "command -v qemu-system-x86_64"]))?;
     let mut command = vec![programs.join("podvisor-benches").display().to_string()];
@@ -216,7 +216,7 @@ fn outputs(
 fn restore(args: &RestoreArgs) -> Result<ExitCode> {
     setup::ensure(&[setup::HOST, setup::BUILD])?;
     let [kernel, initramfs] = guest::ensure()?;
-    let programs = build(&["podvisor-benches"])?;
+    let programs = build()?;
     let mut command = vec![programs.join("podvisor-benches").display().to_string()];
     let mut add = |words: &[&str]| command.extend(words.iter().map(|word| (*word).to_owned()));
     add(&["restore", "--kernel", &kernel.display().to_string()]);
@@ -245,7 +245,7 @@ fn restore(args: &RestoreArgs) -> Result<ExitCode> {
 
 fn interrupt(args: &InterruptArgs) -> Result<ExitCode> {
     setup::ensure(&[setup::HOST, setup::BUILD])?;
-    let programs = build(&["podvisor-benches"])?;
+    let programs = build()?;
     let request = Request {
         command: vec![
             programs.join("podvisor-benches").display().to_string(),
@@ -262,7 +262,7 @@ fn start(args: &StartArgs) -> Result<ExitCode> {
     setup::ensure(&[setup::HOST, setup::BUILD, setup::IMAGES, setup::BENCH_START])?;
     guest::ensure()?;
     let image = images::ensure()?.join("busybox.oci.tar");
-    let programs = build(&["podvisor-benches", "podvisor-cri"])?;
+    let programs = build()?;
     let runc = process::output(Command::new("sh").args(["-c", "command -v runc"]))?;
     let runs = args.runs.unwrap_or(if args.icount { 5 } else { 20 });
     let mut command = vec![programs.join("podvisor-benches").display().to_string()];
@@ -298,7 +298,7 @@ fn cri(args: &CriArgs) -> Result<ExitCode> {
     ])?;
     guest::ensure()?;
     let registry = images::ensure()?.join("registry/data");
-    let programs = build(&["podvisor-benches", "podvisor-cri"])?;
+    let programs = build()?;
     let path = |name: &str| programs.join(name).display().to_string();
     let mut command = vec![path("podvisor-benches"), "cri".to_owned()];
     let mut add = |flag: &str, value: String| command.extend([flag.to_owned(), value]);
@@ -324,7 +324,7 @@ fn cri(args: &CriArgs) -> Result<ExitCode> {
 fn pull(args: &PullArgs) -> Result<ExitCode> {
     setup::ensure(&[setup::BUILD, setup::IMAGES, setup::BENCH_PULL])?;
     let images = images::ensure()?;
-    let programs = build(&["podvisor-benches", "podvisor-cri"])?;
+    let programs = build()?;
     let mut command = process::tied(programs.join("podvisor-benches"));
     command
         .args(["pull", "--runs", &args.runs.to_string()])
@@ -347,11 +347,15 @@ fn absolute(path: &Path) -> Result<PathBuf> {
         .with_context(|| format!("{} cannot be read", path.display()))
 }
 
+/// What every measurement is built with: another set of packages would be another set of features
+/// of what they depend on, for which cargo builds all of it again.
+const PACKAGES: [&str; 2] = ["podvisor-benches", "podvisor-cri"];
+
 /// Builds the harness and podvisor's side of it, optimized for a program that starts once per pod;
 /// returns their directory.
-fn build(packages: &[&str]) -> Result<PathBuf> {
+fn build() -> Result<PathBuf> {
     let step = Step::begin("building the benchmarks");
-    let programs = cargo::build_static(packages)?;
+    let programs = cargo::build_static(&PACKAGES)?;
     step.done();
     Ok(programs)
 }

@@ -1,92 +1,46 @@
 //! The cost of disk reads: 4 KiB at random, one at a time and eight in flight, and 1 MiB in order,
 //! over MMIO and over PCI, by podvisor and by QEMU.
 //!
-//! [`subject`] defines how each monitor is started. The guest's init (`benches/guest/blk.c`)
+//! `monitor` starts each monitor. The guest's init (`benches/guest/blk.c`)
 //! reports when it starts and ends each of the three ways and how long that took; [`run`] reads
 //! that, and samples the CPU time of the monitor's threads at the same lines. [`report`] creates
 //! the table.
 
 mod report;
 mod run;
-mod subject;
 
-use std::path::PathBuf;
-
-use anyhow::{Context, Result, bail};
+use anyhow::Result;
 
 use crate::boot::{Stage, ahead_of_others};
+use crate::monitor::{Device, MonitorArgs};
 use crate::output;
 use report::Report;
 use run::Costs;
-use subject::Subject;
 
 /// The size of the disk, which fits in the page cache.
 const DISK: usize = 64 << 20;
-/// MiB of guest memory.
-const MEMORY: u64 = 128;
 
-#[derive(Debug, clap::Args)]
-pub(crate) struct Args {
-    /// The guest's kernel, an uncompressed ELF file
-    #[arg(long, value_name = "FILE")]
-    kernel: PathBuf,
-    /// The guest's initramfs, whose init reads the disk
-    #[arg(long, value_name = "FILE")]
-    initramfs: PathBuf,
-    /// The program that runs a guest with a disk by podvisor's library
-    #[arg(long, value_name = "FILE")]
-    podvisor: PathBuf,
-    /// A QEMU to compare with
-    #[arg(long, value_name = "FILE")]
-    qemu: Option<PathBuf>,
-    /// Rounds, in which each runs once
-    #[arg(long, value_name = "N", default_value_t = 3)]
-    runs: usize,
-    /// Time is counted in instructions here: one nanosecond each
-    #[arg(long)]
-    icount: bool,
-    /// Write the results as JSON to this file, or to stdout (`-`)
-    #[arg(long, value_name = "FILE")]
-    json: Option<PathBuf>,
-    /// Draw the medians as SVG in this file
-    #[arg(long, value_name = "FILE")]
-    plot: Option<PathBuf>,
-}
-
-pub(crate) fn command(args: &Args) -> Result<()> {
-    if args.runs == 0 {
-        bail!("--runs 0 measures nothing: give 1 or more");
-    }
+pub(crate) fn command(args: &MonitorArgs) -> Result<()> {
     let stage = Stage::new()?;
     let disk = stage.path().join("disk");
     std::fs::write(&disk, vec![0x5a; DISK])?;
-    let guest = subject::Guest {
-        kernel: stage.copy(&args.kernel)?,
-        initramfs: stage.copy(&args.initramfs)?,
-        disk,
-        memory_mib: MEMORY,
+    let disk = disk.display().to_string();
+    let device = Device {
+        podvisor: vec![disk.clone()],
+        backend: vec![
+            // The device's work is done by a thread other than the monitor's main thread.
+            "-object".to_owned(),
+            "iothread,id=io".to_owned(),
+            "-drive".to_owned(),
+            format!("id=disk,if=none,format=raw,read-only=on,cache=writeback,file={disk}"),
+        ],
+        mmio: "virtio-blk-device,drive=disk,iothread=io".to_owned(),
+        pci: "virtio-blk-pci,drive=disk,disable-legacy=on,iothread=io".to_owned(),
     };
-    let podvisor = stage.copy(&args.podvisor)?;
-    let mut subjects = vec![
-        Subject::podvisor(&podvisor, "mmio", &guest),
-        Subject::podvisor(&podvisor, "pci", &guest),
-    ];
-    if let Some(qemu) = &args.qemu {
-        subjects.push(Subject::microvm(qemu, &guest));
-        subjects.push(Subject::q35(qemu, &guest));
-    }
+    let subjects = args.subjects(&stage, &device)?;
     let _first = ahead_of_others();
-    let mut costs: Vec<Vec<Costs>> = subjects.iter().map(|_| Vec::new()).collect();
-    for round in 0..args.runs {
-        // Each round starts with another one.
-        for turn in 0..subjects.len() {
-            let at = (round + turn) % subjects.len();
-            let subject = &subjects[at];
-            let cost = run::run(subject, stage.path())
-                .with_context(|| format!("{} was not measured", subject.name))?;
-            costs[at].push(cost);
-        }
-    }
+    let costs: Vec<Vec<Costs>> =
+        args.measure(&subjects, |subject| run::run(subject, stage.path()))?;
     let names = subjects.iter().map(|subject| subject.name);
     let report = Report::new(args.icount, names.zip(&costs));
     output::print(&report, args.json.as_deref())?;

@@ -1,16 +1,12 @@
 //! Runs one guest, and measures its three ways to read.
 
-use std::fs::File;
-use std::io::{BufRead, BufReader};
+use std::io::BufRead;
 use std::path::Path;
-use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 
-use super::MEMORY;
-use super::subject::Subject;
-use crate::boot::{Running, take};
+use crate::monitor::Subject;
 
 /// The result of one way of `benches/guest/blk.c`, and the monitor's CPU time meanwhile.
 #[derive(Clone, Copy, Debug)]
@@ -34,36 +30,19 @@ pub(super) struct Costs {
 
 /// Runs a guest from its start to its last line.
 pub(super) fn run(subject: &Subject, dir: &Path) -> Result<Costs> {
-    let messages = dir.join("stderr");
-    let began = Instant::now();
-    let mut child = Running(
-        Command::new(&subject.program)
-            .args(&subject.arguments)
-            // Open and silent: monitors that read their stdin block.
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(File::create(&messages)?)
-            .spawn()
-            .with_context(|| format!("{} cannot be started", subject.program.display()))?,
-    );
-    let mut console = BufReader::new(child.0.stdout.take().context("stdout was not kept")?);
+    let mut monitor = subject.start(dir)?;
     let mut seen = String::new();
     let mut way = |name: &str| -> Result<Reads> {
         let mut line = |word: &str| {
-            let rest = wait_for(&mut console, word, name, &mut seen);
-            rest.with_context(|| {
-                let messages = std::fs::read_to_string(&messages).unwrap_or_default();
-                format!(
-                    "no \"{word} {name}\" came; its messages: {}",
-                    messages.trim()
-                )
-            })
+            let rest = wait_for(&mut monitor.console, word, name, &mut seen);
+            let rest = rest.with_context(|| {
+                let messages = monitor.messages();
+                format!("no \"{word} {name}\" came; its messages: {messages}")
+            })?;
+            anyhow::Ok((rest, monitor.sample()?))
         };
-        let sample = || take(child.0.id(), subject.kind, MEMORY, began.elapsed());
-        line("begin")?;
-        let before = sample()?;
-        let said = line("end")?;
-        let after = sample()?;
+        let (_, before) = line("begin")?;
+        let (said, after) = line("end")?;
         let [count, time, latency] =
             numbers(&said).with_context(|| format!("the guest said {said:?} of its reads"))?;
         Ok(Reads {

@@ -1,17 +1,14 @@
 //! Runs one guest, and measures its network.
 
-use std::fs::File;
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufRead, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::path::Path;
-use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 
-use super::subject::Subject;
-use super::{MEMORY, Size};
-use crate::boot::{Running, take};
+use super::Size;
+use crate::monitor::Subject;
 
 /// The address and port of the guest (`benches/guest/net.c`).
 const GUEST: ([u8; 4], u16) = ([10, 9, 0, 2], 5001);
@@ -43,34 +40,20 @@ pub(super) struct Costs {
 
 /// Runs a guest and talks to it.
 pub(super) fn run(subject: &Subject, size: Size, dir: &Path) -> Result<Costs> {
-    let messages = dir.join("stderr");
-    let began = Instant::now();
-    let mut child = Running(
-        Command::new(&subject.program)
-            .args(&subject.arguments)
-            // Open and silent: monitors that read their stdin block.
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(File::create(&messages)?)
-            .spawn()
-            .with_context(|| format!("{} cannot be started", subject.program.display()))?,
-    );
-    let mut console = BufReader::new(child.0.stdout.take().context("stdout was not kept")?);
+    let mut monitor = subject.start(dir)?;
     let mut seen = String::new();
     while !seen.ends_with("ready\r\n") && !seen.ends_with("ready\n") {
-        if console.read_line(&mut seen)? == 0 {
-            let messages = std::fs::read_to_string(&messages).unwrap_or_default();
-            bail!("it ended: {} {}", seen.trim(), messages.trim());
+        if monitor.console.read_line(&mut seen)? == 0 {
+            bail!("it ended: {} {}", seen.trim(), monitor.messages());
         }
     }
     let measured = |work: fn(Size) -> Result<()>| -> Result<Cost> {
         work(WARM)?;
-        let sample = || take(child.0.id(), subject.kind, MEMORY, began.elapsed());
-        let before = sample()?;
+        let before = monitor.sample()?;
         let start = Instant::now();
         work(size)?;
         let time = start.elapsed();
-        let after = sample()?;
+        let after = monitor.sample()?;
         Ok(Cost {
             own: after.own() - before.own(),
             vcpu: after.vcpus() - before.vcpus(),

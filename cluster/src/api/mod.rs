@@ -9,7 +9,7 @@ mod authorize;
 mod discovery;
 mod expand;
 mod front_proxy;
-mod node;
+pub(crate) mod node;
 mod objects;
 mod openapi;
 pub(crate) mod subresources;

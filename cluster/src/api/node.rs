@@ -5,7 +5,7 @@
 //! certificate of our own authority. An answer is passed on as it is, a stream byte by byte: it is
 //! the node that speaks WebSocket.
 
-mod pinned;
+pub(crate) mod pinned;
 
 use std::{
     fmt,
@@ -80,11 +80,11 @@ impl Call {
 
 /// A path of the node's API.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Path<'a> {
-    pub(super) namespace: &'a str,
-    pub(super) name: &'a str,
-    pub(super) uid: &'a str,
-    pub(super) rest: &'a str,
+pub(crate) struct Path<'a> {
+    pub(crate) namespace: &'a str,
+    pub(crate) name: &'a str,
+    pub(crate) uid: &'a str,
+    pub(crate) rest: &'a str,
 }
 
 impl fmt::Display for Path<'_> {
@@ -100,14 +100,14 @@ impl fmt::Display for Path<'_> {
 }
 
 /// All nodes.
-pub(super) struct Nodes {
+pub(crate) struct Nodes {
     client: Client,
     certificate: Arc<dyn ResolvesClientCert>,
     streams: Arc<Semaphore>,
 }
 
 impl Nodes {
-    pub(super) fn new(client: Client, certificate: Arc<dyn ResolvesClientCert>) -> Self {
+    pub(crate) fn new(client: Client, certificate: Arc<dyn ResolvesClientCert>) -> Self {
         Self {
             client,
             certificate,
@@ -116,12 +116,12 @@ impl Nodes {
     }
 
     /// Asks a node.
-    pub(super) async fn get(&self, node: &str, path: &Path<'_>) -> Result<Answer, Failure> {
+    pub(crate) async fn get(&self, node: &str, path: &Path<'_>) -> Result<Answer, Failure> {
         self.call(node, Method::GET, path, Bytes::new()).await
     }
 
     /// Has a node do something.
-    pub(super) async fn put(
+    pub(crate) async fn put(
         &self,
         node: &str,
         path: &Path<'_>,
@@ -220,7 +220,7 @@ impl Nodes {
     }
 
     /// Where a node listens, and by what it is known.
-    async fn find(&self, name: &str) -> Result<(SocketAddr, Contact), Failure> {
+    pub(crate) async fn find(&self, name: &str) -> Result<(SocketAddr, Contact), Failure> {
         let nodes: Api<Node> = Api::all(self.client.clone());
         let node = nodes
             .get_opt(name)

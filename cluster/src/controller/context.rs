@@ -13,6 +13,7 @@ use serde_json::Value;
 use super::Error;
 use super::expectations::Expectations;
 use super::leader::Leading;
+use super::migration::{ClusterSettings, Nodes};
 use super::world::World;
 
 /// The first wait after an error.
@@ -35,6 +36,8 @@ const NOTE: usize = 1000;
 pub(super) struct Context {
     pub(super) world: World,
     pub(super) expectations: Expectations,
+    pub(super) nodes: Nodes,
+    pub(super) settings: ClusterSettings,
     leading: Leading,
     recorder: Recorder,
     revisions: Mutex<HashMap<String, Option<Arc<Value>>>>,
@@ -42,7 +45,13 @@ pub(super) struct Context {
 }
 
 impl Context {
-    pub(super) fn new(world: World, leading: Leading, identity: &str) -> Self {
+    pub(super) fn new(
+        world: World,
+        leading: Leading,
+        identity: &str,
+        nodes: Nodes,
+        settings: ClusterSettings,
+    ) -> Self {
         let reporter = Reporter {
             controller: "podvisor-controller".to_owned(),
             instance: Some(identity.to_owned()),
@@ -51,6 +60,8 @@ impl Context {
             recorder: Recorder::new(world.client().clone(), reporter),
             world,
             expectations: Expectations::default(),
+            nodes,
+            settings,
             leading,
             revisions: Mutex::default(),
             errors: Mutex::default(),

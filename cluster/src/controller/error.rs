@@ -27,6 +27,16 @@ pub enum Error {
         #[source]
         source: Box<dyn std::error::Error + Send + Sync>,
     },
+    /// The pod that a running instance would move to cannot be described.
+    #[error("failed to describe the pod that {object} would move to")]
+    #[non_exhaustive]
+    Target {
+        /// The instance.
+        object: String,
+        /// What is wrong with its specification.
+        #[source]
+        source: super::vmi::PodError,
+    },
     /// An object has no JSON.
     #[error("failed to write a {what} as JSON")]
     Serialize {

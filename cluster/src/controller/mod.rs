@@ -1,8 +1,9 @@
-//! The controllers: VirtualMachine, replica set → VirtualMachineInstance → pod.
+//! The controllers: VirtualMachine, replica set → VirtualMachineInstance → pod; and migrations of
+//! instances from one pod to another.
 //!
 //! Each is two parts: a pure function from what was observed to what has to be done (`decide` in
-//! [`vm`], [`vmi`] and [`replica_set`]), and the driver that does it. They are level-triggered: a controller that
-//! was killed anywhere continues from the objects alone. Of several replicas one acts
+//! [`vm`], [`vmi`], [`replica_set`] and [`migration`]), and the driver that does it. They are
+//! level-triggered: a controller that was killed anywhere continues from the objects alone. Of several replicas one acts
 //! ([`leader`]); even two that act at the same time do nothing twice, because names are given,
 //! deletions name the unique id and writes the version that they are based on.
 
@@ -11,6 +12,7 @@ mod error;
 mod expectations;
 pub mod leader;
 mod metrics;
+pub mod migration;
 mod names;
 pub mod objects;
 mod patch;
@@ -62,6 +64,9 @@ pub struct Options {
     /// Serve metrics for Prometheus on this address, at /metrics
     #[arg(long)]
     pub metrics: Option<SocketAddr>,
+    /// How running VMs are moved
+    #[command(flatten)]
+    pub migrations: migration::Options,
 }
 
 impl Default for Options {
@@ -73,6 +78,7 @@ impl Default for Options {
             lease_seconds: 15,
             identity: None,
             metrics: None,
+            migrations: migration::Options::default(),
         }
     }
 }
@@ -135,6 +141,8 @@ async fn run_with(
             options.namespace.clone(),
             metrics.clone(),
             identity.clone(),
+            migration::Nodes::new(client.clone(), &options.lease_namespace),
+            options.migrations.settings(),
         ))
     };
     election.run(client.clone(), &leading, work, stop).await;
@@ -147,12 +155,25 @@ fn identity() -> String {
 }
 
 /// Watches and acts until this is dropped.
-async fn act(client: Client, namespace: Option<String>, metrics: Metrics, identity: String) {
+async fn act(
+    client: Client,
+    namespace: Option<String>,
+    metrics: Metrics,
+    identity: String,
+    nodes: migration::Nodes,
+    settings: migration::ClusterSettings,
+) {
     let (world, queues, watches) = World::watch(client, namespace);
     let watches = Box::pin(watches);
     metrics.set(world.clone());
     let leading = metrics.leading().clone();
-    let context = Arc::new(Context::new(world.clone(), leading, &identity));
+    let context = Arc::new(Context::new(
+        world.clone(),
+        leading,
+        &identity,
+        nodes,
+        settings,
+    ));
     let vms = Box::pin(control(
         vm::reconcile,
         world.vms.clone(),
@@ -169,9 +190,15 @@ async fn act(client: Client, namespace: Option<String>, metrics: Metrics, identi
         replica_set::reconcile,
         world.sets.clone(),
         queues.sets,
+        Arc::clone(&context),
+    ));
+    let migrations = Box::pin(control(
+        migration::reconcile,
+        world.migrations.clone(),
+        queues.migrations,
         context,
     ));
-    tokio::join!(watches, vms, vmis, sets);
+    tokio::join!(watches, vms, vmis, sets, migrations);
 }
 
 async fn control<K, F>(

@@ -149,6 +149,14 @@ resource!(
     ReplicaSetStatus
 );
 
+mod migration;
+
+pub use migration::{
+    EVACUATION_ANNOTATION, MIGRATION_ANNOTATION, MIGRATION_FINALIZER, MIGRATION_NAME_ANNOTATION,
+    MIGRATION_UID_LABEL, MigrationPhase, MigrationSpec, MigrationState, MigrationStatus,
+    MigrationTransition, VirtualMachineInstanceMigration,
+};
+
 /// How many instances of which template.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -397,6 +405,18 @@ pub struct VmiStatus {
     /// The ControllerRevision with the specification of the virtual machine that it was made of.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub virtual_machine_revision_name: String,
+    /// The latest migration.
+    #[serde(
+        skip_serializing_if = "Option::is_none",
+        deserialize_with = "or_default"
+    )]
+    pub migration_state: Option<MigrationState>,
+    /// How its disks migrate: `LiveMigration` or `BlockMigration`.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub migration_method: String,
+    /// The node that it has to leave.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub evacuation_node_name: String,
     /// Everything else.
     #[serde(flatten)]
     pub rest: Map<String, Value>,

@@ -20,10 +20,10 @@ use tokio::sync::mpsc;
 
 use super::Error;
 use super::objects::{
-    COMPONENT_LABEL, LAUNCHER, VirtualMachine, VirtualMachineInstance,
-    VirtualMachineInstanceReplicaSet,
+    COMPONENT_LABEL, LAUNCHER, MIGRATION_NAME_ANNOTATION, MigrationPhase, VirtualMachine,
+    VirtualMachineInstance, VirtualMachineInstanceMigration, VirtualMachineInstanceReplicaSet,
 };
-use super::vmi::VolumeMode;
+use super::vmi::{Claim, VolumeMode};
 
 /// Changes that wait for a controller. Each is known by its object, so a controller that falls
 /// behind has at most as many as there are objects.
@@ -37,6 +37,7 @@ pub(super) struct World {
     pub(super) vms: Store<VirtualMachine>,
     pub(super) vmis: Store<VirtualMachineInstance>,
     pub(super) sets: Store<VirtualMachineInstanceReplicaSet>,
+    pub(super) migrations: Store<VirtualMachineInstanceMigration>,
     pods: Store<Pod>,
     claims: Store<PersistentVolumeClaim>,
 }
@@ -49,6 +50,7 @@ pub(super) struct Queues {
     pub(super) vms: Queue<VirtualMachine>,
     pub(super) vmis: Queue<VirtualMachineInstance>,
     pub(super) sets: Queue<VirtualMachineInstanceReplicaSet>,
+    pub(super) migrations: Queue<VirtualMachineInstanceMigration>,
 }
 
 impl World {
@@ -69,6 +71,10 @@ impl World {
             api(&client, namespace.as_deref()),
             watcher::Config::default(),
         );
+        let (migrations, migration_changes) = watch(
+            api(&client, namespace.as_deref()),
+            watcher::Config::default(),
+        );
         let launchers = watcher::Config::default().labels(&format!("{COMPONENT_LABEL}={LAUNCHER}"));
         let (pods, pod_changes) = watch(api::<Pod>(&client, namespace.as_deref()), launchers);
         let (claims, claim_changes) = watch(
@@ -81,16 +87,19 @@ impl World {
             vms,
             vmis,
             sets,
+            migrations,
             pods,
             claims,
         };
         let (vm_sender, vm_queue) = mpsc::channel(QUEUE);
         let (vmi_sender, vmi_queue) = mpsc::channel(QUEUE);
         let (set_sender, set_queue) = mpsc::channel(QUEUE);
+        let (migration_sender, migration_queue) = mpsc::channel(QUEUE);
         let queues = Queues {
             vms: queue(vm_queue),
             vmis: queue(vmi_queue),
             sets: queue(set_queue),
+            migrations: queue(migration_queue),
         };
         let of_vms = pump(vm_changes, {
             let sender = vm_sender.clone();
@@ -123,10 +132,35 @@ impl World {
             }
         });
         let of_pods = pump(pod_changes, {
-            let sender = vmi_sender.clone();
+            let (sender, migration_sender) = (vmi_sender.clone(), migration_sender.clone());
             move |pod: Pod| {
                 let owner = owner(&pod.metadata, "VirtualMachineInstance");
-                send(sender.clone(), owner.into_iter().collect())
+                let vmis = send(sender.clone(), owner.into_iter().collect());
+                let migration = migration_of(&pod);
+                let migrations = send(migration_sender.clone(), migration.into_iter().collect());
+                async move {
+                    vmis.await;
+                    migrations.await;
+                }
+            }
+        });
+        let of_migrations = pump(migration_changes, {
+            let sender = vmi_sender.clone();
+            let store = world.migrations.clone();
+            move |migration: VirtualMachineInstanceMigration| {
+                // One that ends makes place for those that wait.
+                let mut those = vec![ObjectRef::from_obj(&migration)];
+                if migration.status.phase.is_final() {
+                    those.extend(waiting_migrations(&store));
+                }
+                let migrations = send(migration_sender.clone(), those);
+                let namespace = migration.metadata.namespace.as_deref().unwrap_or_default();
+                let vmi = ObjectRef::new(&migration.spec.vmi_name).within(namespace);
+                let vmis = send(sender.clone(), vec![vmi]);
+                async move {
+                    migrations.await;
+                    vmis.await;
+                }
             }
         });
         let of_claims = pump(claim_changes, {
@@ -134,7 +168,7 @@ impl World {
             move |claim: PersistentVolumeClaim| send(vmi_sender.clone(), waiting(&vmis, &claim))
         });
         let work = async move {
-            tokio::join!(of_vms, of_vmis, of_sets, of_pods, of_claims);
+            tokio::join!(of_vms, of_vmis, of_sets, of_migrations, of_pods, of_claims);
         };
         (world, queues, work)
     }
@@ -145,6 +179,7 @@ impl World {
         self.vms.wait_until_ready().await.map_err(ended)?;
         self.vmis.wait_until_ready().await.map_err(ended)?;
         self.sets.wait_until_ready().await.map_err(ended)?;
+        self.migrations.wait_until_ready().await.map_err(ended)?;
         self.pods.wait_until_ready().await.map_err(ended)?;
         self.claims.wait_until_ready().await.map_err(ended)
     }
@@ -184,14 +219,44 @@ impl World {
         self.pods.get(&ObjectRef::new(name).within(namespace))
     }
 
-    /// Returns how a claim can be used, if it exists.
-    pub(super) fn claim(&self, namespace: &str, name: &str) -> Option<VolumeMode> {
+    /// Returns the pods that were made for an instance.
+    pub(super) fn pods_of(&self, vmi: &VirtualMachineInstance) -> Vec<Arc<Pod>> {
+        self.pods.state_filter(|pod| {
+            pod.metadata.namespace == vmi.metadata.namespace && super::vmi::is_of(pod, vmi)
+        })
+    }
+
+    /// Returns an instance by its name.
+    pub(super) fn instance(
+        &self,
+        namespace: &str,
+        name: &str,
+    ) -> Option<Arc<VirtualMachineInstance>> {
+        self.vmis.get(&ObjectRef::new(name).within(namespace))
+    }
+
+    /// Returns the migrations of an instance's name.
+    pub(super) fn migrations_of(
+        &self,
+        vmi: &VirtualMachineInstance,
+    ) -> Vec<Arc<VirtualMachineInstanceMigration>> {
+        self.migrations.state_filter(|migration| {
+            migration.metadata.namespace == vmi.metadata.namespace
+                && Some(&migration.spec.vmi_name) == vmi.metadata.name.as_ref()
+        })
+    }
+
+    /// Returns what is known of a claim, if it exists.
+    pub(super) fn claim(&self, namespace: &str, name: &str) -> Option<Claim> {
         let claim = self.claims.get(&ObjectRef::new(name).within(namespace))?;
-        let mode = claim.spec.as_ref()?.volume_mode.as_deref();
-        Some(match mode {
+        let spec = claim.spec.as_ref()?;
+        let mode = match spec.volume_mode.as_deref() {
             Some("Block") => VolumeMode::Block,
             _ => VolumeMode::Filesystem,
-        })
+        };
+        let modes = spec.access_modes.iter().flatten();
+        let is_shared = modes.into_iter().any(|mode| mode == "ReadWriteMany");
+        Some(Claim { mode, is_shared })
     }
 }
 
@@ -281,6 +346,25 @@ fn owner<K: Resource<DynamicType = ()>>(meta: &ObjectMeta, kind: &str) -> Option
         .find(|owner| owner.controller == Some(true) && owner.kind == kind)?;
     let namespace = meta.namespace.as_deref().unwrap_or_default();
     Some(ObjectRef::new(&owner.name).within(namespace))
+}
+
+/// Returns the migration that a pod is the target of.
+fn migration_of(pod: &Pod) -> Option<ObjectRef<VirtualMachineInstanceMigration>> {
+    let name = pod.metadata.annotations.as_ref()?;
+    let name = name.get(MIGRATION_NAME_ANNOTATION)?;
+    let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
+    Some(ObjectRef::new(name).within(namespace))
+}
+
+/// Returns the migrations that have not begun.
+fn waiting_migrations(
+    store: &Store<VirtualMachineInstanceMigration>,
+) -> Vec<ObjectRef<VirtualMachineInstanceMigration>> {
+    let waiting = store.state_filter(|migration| migration.status.phase <= MigrationPhase::Pending);
+    waiting
+        .iter()
+        .map(|migration| ObjectRef::from_obj(&**migration))
+        .collect()
 }
 
 /// Returns the instances that a claim may be what they wait for.

@@ -89,11 +89,15 @@ pub(super) fn rbac(options: &Options) -> Vec<Value> {
             rule(&["policy"], &["poddisruptionbudgets"], &ALL),
             events(),
         ],
-        vec![rule(
-            &["coordination.k8s.io"],
-            &["leases"],
-            &["get", "create", "update", "patch"],
-        )],
+        // It shows nodes a certificate of the authority.
+        authority_rules()
+            .into_iter()
+            .chain([rule(
+                &["coordination.k8s.io"],
+                &["leases"],
+                &["get", "create", "update", "patch"],
+            )])
+            .collect(),
     );
     component(
         "podvisor-admission",

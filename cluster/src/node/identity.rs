@@ -20,18 +20,21 @@ use serde_json::json;
 use tokio_rustls::rustls::{
     self, DigitallySignedStruct, DistinguishedName, Error, RootCertStore, ServerConfig,
     SignatureScheme,
-    client::danger::HandshakeSignatureValid,
+    client::{ResolvesClientCert, danger::HandshakeSignatureValid},
     crypto::{ring, verify_tls12_signature, verify_tls13_signature},
     pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer, UnixTime, pem::PemObject},
     server::{
         WebPkiClientVerifier,
         danger::{ClientCertVerified, ClientCertVerifier},
     },
+    sign::{CertifiedKey, SingleCertAndKey},
 };
 
+use super::migration::Expected;
 use crate::{
     certificates::{BUNDLE, SECRET},
     contact::{ANNOTATION, Contact, digest},
+    https::Peer,
 };
 
 /// A certificate with its key.
@@ -46,7 +49,10 @@ impl Identity {
         params
             .distinguished_name
             .push(DnType::CommonName, "podvisor-node");
-        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
+        params.extended_key_usages = vec![
+            ExtendedKeyUsagePurpose::ServerAuth,
+            ExtendedKeyUsagePurpose::ClientAuth,
+        ];
         let key = KeyPair::generate()?;
         let certificate = CertificateDer::from(params.self_signed(&key)?.der().to_vec());
         Ok(Self { certificate, key })
@@ -71,10 +77,24 @@ impl Identity {
     }
 }
 
+impl Identity {
+    /// What connections to other nodes show.
+    pub(super) fn for_clients(&self) -> Result<Arc<dyn ResolvesClientCert>, rustls::Error> {
+        let key = PrivateKeyDer::from(PrivatePkcs8KeyDer::from(self.key.serialize_der()));
+        let provider = ring::default_provider();
+        let key = provider.key_provider.load_private_key(key)?;
+        let certified = CertifiedKey::new(vec![self.certificate.clone()], key);
+        Ok(Arc::new(SingleCertAndKey::from(certified)))
+    }
+}
+
 /// The authority of clients, which is replaced while the server runs. Until it is known, nobody is
-/// trusted.
+/// trusted, but for nodes that are expected.
 #[derive(Default)]
-pub(super) struct Trust(RwLock<Option<Arc<dyn ClientCertVerifier>>>);
+pub(super) struct Trust {
+    authority: RwLock<Option<Arc<dyn ClientCertVerifier>>>,
+    expected: Arc<Expected>,
+}
 
 impl fmt::Debug for Trust {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -96,8 +116,40 @@ impl Trust {
         let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider)
             .build()
             .context("the authority's certificates are unusable")?;
-        *self.0.write().unwrap_or_else(PoisonError::into_inner) = Some(verifier);
+        let authority = self.authority.write();
+        *authority.unwrap_or_else(PoisonError::into_inner) = Some(verifier);
         Ok(())
+    }
+
+    /// Trusts these other nodes besides, by their certificates.
+    pub(super) fn new(expected: Arc<Expected>) -> Self {
+        Self {
+            authority: RwLock::default(),
+            expected,
+        }
+    }
+
+    /// Whether who is at the other end has a certificate of the authority, with this name in it.
+    pub(super) fn is(&self, peer: &Peer, name: &str) -> bool {
+        // A node chooses the names in its own certificate.
+        let verified = peer
+            .certificates
+            .split_first()
+            .is_some_and(|(first, others)| self.verify(first, others, UnixTime::now()).is_ok());
+        verified && peer.common_name().as_deref() == Some(name)
+    }
+
+    fn verify(
+        &self,
+        end_entity: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        now: UnixTime,
+    ) -> Result<ClientCertVerified, Error> {
+        let authority = self.authority.read();
+        let verifier = authority.unwrap_or_else(PoisonError::into_inner).clone();
+        verifier
+            .ok_or_else(|| Error::General("the cluster's authority is not known yet".to_owned()))?
+            .verify_client_cert(end_entity, intermediates, now)
     }
 }
 
@@ -112,14 +164,10 @@ impl ClientCertVerifier for Trust {
         intermediates: &[CertificateDer<'_>],
         now: UnixTime,
     ) -> Result<ClientCertVerified, Error> {
-        let verifier = self
-            .0
-            .read()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone();
-        verifier
-            .ok_or_else(|| Error::General("the cluster's authority is not known yet".to_owned()))?
-            .verify_client_cert(end_entity, intermediates, now)
+        if self.expected.has_certificate(&digest(end_entity)) {
+            return Ok(ClientCertVerified::assertion());
+        }
+        self.verify(end_entity, intermediates, now)
     }
 
     fn verify_tls12_signature(

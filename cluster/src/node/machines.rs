@@ -12,8 +12,9 @@ use podvisor_node_api::{
     NodeClient,
     messages::{
         ConsoleInput, ConsoleMessage, Data, GuestInfo, PortForwardInput, PortForwardMessage,
-        PortForwardOpen, PortProtocol, VmChange, VmName, VmPhase, VmUsage, VsockInput,
-        VsockMessage, VsockOpen,
+        PortForwardOpen, PortProtocol, ReceiveMigrationInput, ReceiveMigrationMessage,
+        ReceiveMigrationOpen, SendMigrationInput, SendMigrationMessage, SendMigrationOpen,
+        VmChange, VmMigration, VmName, VmPhase, VmUsage, VsockInput, VsockMessage, VsockOpen,
     },
 };
 use tokio::sync::mpsc;
@@ -154,13 +155,91 @@ impl Machines {
         Ok(self.0.clone().guest_info(vm.clone()).await?)
     }
 
+    /// The latest migration of each VM of this name; none at all if there is no such VM. There may
+    /// be two: one that left, and whose pod is not removed, and one that comes back.
+    pub(super) async fn migrations(
+        &self,
+        vm: &VmName,
+    ) -> Result<Vec<Option<VmMigration>>, Refusal> {
+        let vms = self.0.clone().list_vms().await?.vms;
+        let those = vms
+            .into_iter()
+            .filter(|found| found.vm.as_ref() == Some(vm));
+        Ok(those
+            .map(|found| found.migration.map(|migration| *migration))
+            .collect())
+    }
+
+    /// Sends a VM to another node.
+    pub(super) async fn send_migration(&self, open: SendMigrationOpen) -> Result<Pipe, Refusal> {
+        let input = |message| SendMigrationInput {
+            message: Some(message),
+        };
+        let (to_guest, bytes) = channel();
+        let bytes = bytes.map(move |bytes| input(SendMigrationMessage::Data(bytes)));
+        let open = input(SendMigrationMessage::Open(open));
+        let answers = self
+            .0
+            .clone()
+            .send_migration(first(open).chain(bytes))
+            .await?;
+        Ok(Pipe {
+            to_guest,
+            from_guest: opened(answers).await?,
+        })
+    }
+
+    /// Receives a VM from another node.
+    pub(super) async fn receive_migration(
+        &self,
+        vm: VmName,
+        migration: &str,
+    ) -> Result<Pipe, Refusal> {
+        let input = |message| ReceiveMigrationInput {
+            message: Some(message),
+        };
+        let (to_guest, bytes) = channel();
+        let bytes = bytes.map(move |bytes| input(ReceiveMigrationMessage::Data(bytes)));
+        let open = input(ReceiveMigrationMessage::Open(ReceiveMigrationOpen {
+            vm: Some(vm),
+            migration: migration.to_owned(),
+        }));
+        let answers = self
+            .0
+            .clone()
+            .receive_migration(first(open).chain(bytes))
+            .await?;
+        Ok(Pipe {
+            to_guest,
+            from_guest: opened(answers).await?,
+        })
+    }
+
+    /// Ends a migration that was not given away.
+    pub(super) async fn cancel_migration(
+        &self,
+        vm: &VmName,
+        migration: &str,
+    ) -> Result<(), Refusal> {
+        let cancelled = self.0.clone().cancel_migration(vm.clone(), migration).await;
+        cancelled.map_err(Refusal::from)
+    }
+
+    /// Says whether a VM in doubt runs here.
+    pub(super) async fn resolve_migration(
+        &self,
+        vm: &VmName,
+        migration: &str,
+        run: bool,
+    ) -> Result<(), Refusal> {
+        let mut client = self.0.clone();
+        let resolved = client.resolve_migration(vm.clone(), migration, run).await;
+        resolved.map_err(Refusal::from)
+    }
+
     /// Opens a stream; done when the other end says that it is open.
     pub(super) async fn open(&self, vm: &VmName, stream: Stream) -> Result<Pipe, Refusal> {
-        let (to_guest, typed) = mpsc::channel(QUEUE);
-        let typed = stream::unfold(typed, |mut typed| async {
-            let bytes: Bytes = typed.recv().await?;
-            Some((bytes, typed))
-        });
+        let (to_guest, typed) = channel();
         let vm = vm.clone();
         let mut client = self.0.clone();
         let answers = match stream {
@@ -203,6 +282,16 @@ impl Machines {
             from_guest: opened(answers?).await?,
         })
     }
+}
+
+/// Bytes on their way to a guest.
+fn channel() -> (mpsc::Sender<Bytes>, BoxStream<'static, Bytes>) {
+    let (sender, receiver) = mpsc::channel(QUEUE);
+    let bytes = stream::unfold(receiver, |mut receiver| async {
+        let bytes: Bytes = receiver.recv().await?;
+        Some((bytes, receiver))
+    });
+    (sender, bytes.boxed())
 }
 
 fn first<T: Send>(message: T) -> impl futures_util::Stream<Item = T> + Send {

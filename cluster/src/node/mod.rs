@@ -8,13 +8,15 @@
 //!
 //! API servers find it by the address of the Node object, and by an annotation there with its
 //! port and the digest of its certificate. It accepts clients that show a certificate of the
-//! cluster's authority for the name of the API.
+//! cluster's authority for the name of the API; for that of the controller where VMs move between
+//! nodes (`migration`), and the nodes that they come from.
 
 mod access;
 mod guest;
 mod identity;
 mod machines;
 mod metrics;
+mod migration;
 mod report;
 mod server;
 mod stream;
@@ -35,6 +37,7 @@ pub use crate::contact::ANNOTATION;
 use crate::{contact::Contact, https, prometheus};
 use identity::{Identity, Trust};
 use machines::Machines;
+use migration::Migrations;
 
 /// How often credentials, the authority and the annotation are looked at again; and after failures.
 const REFRESH: Duration = Duration::from_secs(600);
@@ -105,7 +108,8 @@ pub async fn serve(
     let access = Arc::new(access);
     let name = access.node().await?;
     let identity = Identity::new().context("failed to make a certificate")?;
-    let trust = Arc::new(Trust::default());
+    let expected = Arc::new(migration::Expected::default());
+    let trust = Arc::new(Trust::new(Arc::clone(&expected)));
     let tls = identity.server_config(Arc::clone(&trust) as _)?;
     let contact = Contact {
         port: listener.local_addr()?.port(),
@@ -117,11 +121,13 @@ pub async fn serve(
         name.clone(),
         namespace.to_owned(),
         contact,
-        trust,
+        Arc::clone(&trust),
     );
     let fresh = tokio::spawn(fresh);
     let report = tokio::spawn(report::run(machines.clone(), Arc::clone(&access), name));
-    let server = Arc::new(server::Server::new(machines, report::Events::new(access)));
+    let migrations = Migrations::new(machines.clone(), identity, expected);
+    let events = report::Events::new(access);
+    let server = Arc::new(server::Server::new(machines, events, migrations, trust));
     let handle = move |request, peer| server::handle(request, peer, Arc::clone(&server));
     https::serve(listener, tls, handle, stop).await;
     fresh.abort();

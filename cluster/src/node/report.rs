@@ -148,6 +148,10 @@ async fn follow(reporter: Arc<Reporter>, mut receiver: watch::Receiver<Vm>) {
         let vm = receiver.borrow_and_update().clone();
         let before = known.phase.replace(vm.phase);
         if let Some(before) = before {
+            if before != vm.phase {
+                // A VM that comes from another node is this node's from now on.
+                known.failures = 0;
+            }
             reporter.events.changed(&vm.name, before, vm.phase).await;
         }
         ask_agent(&reporter, &vm, &mut known).await;
@@ -209,6 +213,10 @@ fn until_agent(vm: &Vm, known: &Known) -> Duration {
 
 /// Writes the status, if it differs from what was written; returns when to try again.
 async fn write(reporter: &Reporter, vm: &Vm, known: &mut Known) -> Option<Duration> {
+    if vm.phase == VmPhase::Incoming {
+        // It is another node's still.
+        return None;
+    }
     loop {
         let wanted = wanted(vm, known);
         if known.written.as_ref() == Some(&wanted) || known.failures >= RETRIES {

@@ -7,6 +7,7 @@
 //! | `console`, `portforward/PORT/PROTOCOL`, `vsock/PORT` | GET | a WebSocket |
 //!
 //! Whether a user may do that was decided before: who asks is an API server, by its certificate.
+//! Migrations have a file of their own.
 
 use std::{sync::Arc, time::Duration};
 
@@ -18,7 +19,9 @@ use tokio::time::timeout;
 
 use super::{
     guest,
+    identity::Trust,
     machines::{Action, Machines, Refusal, Stream},
+    migration::{self, Migrations},
     report::Events,
     stream::Handshake,
 };
@@ -35,20 +38,41 @@ const LIMIT: Duration = Duration::from_secs(45);
 pub(super) struct Server {
     machines: Machines,
     events: Events,
+    migrations: Migrations,
+    trust: Arc<Trust>,
 }
 
 impl Server {
-    pub(super) fn new(machines: Machines, events: Events) -> Self {
-        Self { machines, events }
+    pub(super) fn new(
+        machines: Machines,
+        events: Events,
+        migrations: Migrations,
+        trust: Arc<Trust>,
+    ) -> Self {
+        Self {
+            machines,
+            events,
+            migrations,
+            trust,
+        }
     }
 }
 
 pub(super) async fn handle(request: Request<Incoming>, peer: Peer, server: Arc<Server>) -> Answer {
-    // The certificate is one of the authority, but so are those of the webhooks.
-    if peer.common_name().as_deref() != Some(contact::API) {
-        return Failure::unauthorized().answer();
-    }
-    match answer(request, &server).await {
+    let migration = migration::Asked::read(request.method(), request.uri().path());
+    let answer = match migration {
+        // By the certificate that it looks at itself.
+        Some(asked) if asked.is_of_a_node() => {
+            server.migrations.answer(request, asked, &peer).await
+        }
+        Some(asked) if server.trust.is(&peer, contact::CONTROLLER) => {
+            server.migrations.answer(request, asked, &peer).await
+        }
+        // The certificate may be one of the authority, but so are those of the webhooks.
+        None if server.trust.is(&peer, contact::API) => answer(request, &server).await,
+        _ => Err(Failure::unauthorized()),
+    };
+    match answer {
         Ok(answer) => answer,
         Err(failure) => failure.answer(),
     }
@@ -120,7 +144,9 @@ async fn answer(request: Request<Incoming>, server: &Server) -> Result<Answer, F
     }
 }
 
-async fn limited<T>(asked: impl Future<Output = Result<T, Refusal>>) -> Result<T, Refusal> {
+pub(super) async fn limited<T>(
+    asked: impl Future<Output = Result<T, Refusal>>,
+) -> Result<T, Refusal> {
     let answer = timeout(LIMIT, asked).await;
     answer.unwrap_or_else(|_| {
         let seconds = LIMIT.as_secs();
@@ -159,7 +185,7 @@ async fn act(server: &Server, vm: &VmName, name: &str, body: &[u8]) -> Result<An
     Ok(https::accepted())
 }
 
-fn failure(refusal: &Refusal) -> Failure {
+pub(super) fn failure(refusal: &Refusal) -> Failure {
     match refusal {
         Refusal::NotFound => Failure::not_found("virtual machine", "on this node"),
         Refusal::State(why) => Failure::conflict(why.clone()),

@@ -2,10 +2,11 @@
 
 use std::collections::HashSet;
 use std::pin::pin;
+use std::sync::Arc;
 
 use futures_util::TryStreamExt;
 use k8s_openapi::api::core::v1::Pod;
-use kube::api::{DeleteParams, Patch, PatchParams};
+use kube::api::{DeleteParams, ListParams, Patch, PatchParams};
 use kube::runtime::{WatchStreamExt, watcher};
 use kube::{Api, Client};
 use serde_json::{Value, json};
@@ -20,6 +21,12 @@ pub struct Kubelet(tokio::task::JoinHandle<()>);
 impl Kubelet {
     /// Begins to play.
     pub fn play(client: Client, namespace: &str) -> Self {
+        Self::play_on(client, namespace, &[NODE])
+    }
+
+    /// Begins to play for several nodes, none of which gets two pods of one instance.
+    pub fn play_on(client: Client, namespace: &str, nodes: &[&str]) -> Self {
+        let nodes: Arc<[String]> = nodes.iter().map(|&node| node.to_owned()).collect();
         let pods = Api::<Pod>::namespaced(client, namespace);
         Self(tokio::spawn(async move {
             let stream = watcher(pods.clone(), watcher::Config::default())
@@ -32,7 +39,7 @@ impl Kubelet {
                 while steps.try_join_next().is_some() {}
                 let runs = pod_node(&pod).is_some()
                     && started.insert(pod.metadata.uid.clone().unwrap_or_default());
-                steps.spawn(step(pods.clone(), pod, runs));
+                steps.spawn(step(pods.clone(), pod, runs, Arc::clone(&nodes)));
             }
         }))
     }
@@ -45,14 +52,33 @@ impl Drop for Kubelet {
 }
 
 /// Does what a pod waits for; `runs`: it got its node just now.
-async fn step(pods: Api<Pod>, pod: Pod, runs: bool) {
+async fn step(pods: Api<Pod>, pod: Pod, runs: bool, nodes: Arc<[String]>) {
     let name = pod.metadata.name.as_deref().unwrap_or_default();
     if pod.metadata.deletion_timestamp.is_some() {
         finish(&pods, name).await;
     } else if runs {
         run(&pods, name).await;
     } else if pod_node(&pod).is_none() {
-        bind(&pods, name).await;
+        let label = "kubevirt.io/created-by";
+        let of = pod
+            .metadata
+            .labels
+            .as_ref()
+            .and_then(|labels| labels.get(label));
+        let taken = match of {
+            Some(of) if nodes.len() > 1 => {
+                let list = ListParams::default().labels(&format!("{label}={of}"));
+                pods.list(&list)
+                    .await
+                    .map(|list| list.items)
+                    .unwrap_or_default()
+            }
+            _ => Vec::new(),
+        };
+        let is_free = |node: &&String| taken.iter().all(|pod| pod_node(pod) != Some(*node));
+        if let Some(node) = nodes.iter().find(is_free) {
+            bind(&pods, name, node).await;
+        }
     }
 }
 
@@ -61,12 +87,12 @@ fn pod_node(pod: &Pod) -> Option<&str> {
 }
 
 /// Gives a pod its node. That the pod is gone by now is none of the kubelet's business.
-pub async fn bind(pods: &Api<Pod>, name: &str) {
+pub async fn bind(pods: &Api<Pod>, name: &str, node: &str) {
     let binding = json!({
         "apiVersion": "v1",
         "kind": "Binding",
         "metadata": {"name": name},
-        "target": {"apiVersion": "v1", "kind": "Node", "name": NODE},
+        "target": {"apiVersion": "v1", "kind": "Node", "name": node},
     });
     let _: Result<Value, _> = pods
         .create_subresource("binding", name, &Default::default(), &binding)
@@ -92,8 +118,13 @@ pub async fn run(pods: &Api<Pod>, name: &str) {
 
 /// Reports that a pod's VM ended with an exit code.
 pub async fn exit(pods: &Api<Pod>, name: &str, code: i32) {
+    exit_because(pods, name, code, "Exited").await;
+}
+
+/// Reports that a pod's VM ended, and why in a word.
+pub async fn exit_because(pods: &Api<Pod>, name: &str, code: i32, reason: &str) {
     let phase = if code == 0 { "Succeeded" } else { "Failed" };
-    let state = json!({"terminated": {"exitCode": code, "reason": "Exited"}});
+    let state = json!({"terminated": {"exitCode": code, "reason": reason}});
     set_status(
         pods,
         name,

@@ -7,15 +7,19 @@ use std::sync::{Arc, Mutex};
 use bytes::Bytes;
 use futures_util::{StreamExt, stream};
 use podvisor_node_api::messages::{
-    ConsoleInput, ConsoleMessage, Data, FreezeRequest, GuestInfo, GuestInterface, GuestOs,
-    GuestUser, PortForwardInput, PortForwardMessage, StopRequest, Vm, VmChange, VmEvent, VmList,
-    VmName, VmPhase, VsockInput, VsockMessage,
+    CancelMigrationRequest, ConsoleInput, ConsoleMessage, Data, FreezeRequest, GuestInfo,
+    GuestInterface, GuestOs, GuestUser, PortForwardInput, PortForwardMessage,
+    ReceiveMigrationInput, ReceiveMigrationMessage, ResolveMigrationRequest, SendMigrationInput,
+    SendMigrationMessage, StopRequest, Vm, VmChange, VmEvent, VmList, VmMigration, VmName, VmPhase,
+    VsockInput, VsockMessage,
 };
 use podvisor_node_api::{AnswerStream, Node, NodeServer};
 use tokio::net::UnixListener;
 use tokio::sync::{mpsc, watch};
 use tokio_stream::wrappers::UnixListenerStream;
 use tonic::{Status, Streaming};
+
+use super::migrations::{Fault, Migrations};
 
 type Name = (String, String, String);
 type Says = mpsc::WeakSender<Result<Data, Status>>;
@@ -26,6 +30,8 @@ pub struct StandIn {
     machines: watch::Sender<BTreeMap<Name, Machine>>,
     console: Arc<Mutex<Option<Says>>>,
     directory: Arc<tempfile::TempDir>,
+    /// What goes wrong with migrations.
+    pub migrations: Migrations,
 }
 
 /// One machine.
@@ -37,6 +43,8 @@ pub struct Machine {
     pub guest: Option<GuestInfo>,
     /// What was done to it.
     pub done: Vec<String>,
+    /// Its latest migration.
+    pub migration: Option<VmMigration>,
 }
 
 impl StandIn {
@@ -46,6 +54,7 @@ impl StandIn {
             machines: watch::Sender::new(BTreeMap::new()),
             console: Arc::default(),
             directory: Arc::new(tempfile::tempdir().expect("a directory")),
+            migrations: Migrations::default(),
         };
         let listener = UnixListener::bind(stand_in.socket()).expect("a socket");
         let service = NodeServer::new(Arc::new(stand_in.clone()));
@@ -71,6 +80,7 @@ impl StandIn {
             phase: VmPhase::Running,
             guest,
             done: Vec::new(),
+            migration: None,
         };
         self.machines.send_modify(|machines| {
             machines.insert(key(vm), machine);
@@ -82,6 +92,12 @@ impl StandIn {
         self.find(vm).expect("the machine exists")
     }
 
+    pub(super) fn update(&self, vm: &VmName, change: impl FnOnce(&mut Machine)) {
+        self.machines.send_modify(|machines| {
+            change(machines.get_mut(&key(vm)).expect("the machine exists"));
+        });
+    }
+
     fn find(&self, vm: &VmName) -> Result<Machine, Status> {
         let machine = self.machines.borrow().get(&key(vm)).cloned();
         machine.ok_or_else(|| Status::not_found("no such machine"))
@@ -91,6 +107,7 @@ impl StandIn {
         let vm = |(name, machine): (&Name, &Machine)| Vm {
             vm: Some(VmName::new(&name.0, &name.1, &name.2)),
             phase: machine.phase.into(),
+            migration: machine.migration.clone().map(Box::new),
             ..Vm::default()
         };
         let machines = self.machines.borrow();
@@ -132,12 +149,15 @@ impl StandIn {
                 }
             }
         });
-        let answers = stream::unfold(answers, |mut answers| async {
-            let answer: Result<Data, Status> = answers.recv().await?;
-            Some((answer, answers))
-        });
-        (weak, AnswerStream::new(answers))
+        (weak, answers_of(answers))
     }
+}
+
+fn answers_of(answers: mpsc::Receiver<Result<Data, Status>>) -> AnswerStream<Data> {
+    AnswerStream::new(stream::unfold(answers, |mut answers| async {
+        let answer: Result<Data, Status> = answers.recv().await?;
+        Some((answer, answers))
+    }))
 }
 
 fn key(vm: &VmName) -> Name {
@@ -256,6 +276,58 @@ impl Node for StandIn {
             })
         });
         Ok(self.echo(format!("Vsock {}", open.port), heard.boxed()).1)
+    }
+
+    async fn send_migration(
+        &self,
+        mut input: Streaming<SendMigrationInput>,
+    ) -> Result<AnswerStream<Data>, Status> {
+        let opens = input.message().await?.and_then(|input| input.message);
+        let Some(SendMigrationMessage::Open(open)) = opens else {
+            return Err(Status::invalid_argument("which VM?"));
+        };
+        self.find(open.vm.as_ref().expect("a name"))?;
+        if self.migrations.fault() == Fault::Refused {
+            return Err(Status::failed_precondition("it has what cannot move"));
+        }
+        let heard = input.filter_map(|input| {
+            std::future::ready(match input.ok().and_then(|input| input.message) {
+                Some(SendMigrationMessage::Data(data)) => Some(data),
+                _ => None,
+            })
+        });
+        let (says, answers) = mpsc::channel(8);
+        tokio::spawn(self.clone().send(open, heard.boxed(), says));
+        Ok(answers_of(answers))
+    }
+
+    async fn receive_migration(
+        &self,
+        mut input: Streaming<ReceiveMigrationInput>,
+    ) -> Result<AnswerStream<Data>, Status> {
+        let opens = input.message().await?.and_then(|input| input.message);
+        let Some(ReceiveMigrationMessage::Open(open)) = opens else {
+            return Err(Status::invalid_argument("which VM?"));
+        };
+        let vm = open.vm.expect("a name");
+        self.find(&vm)?;
+        let heard = input.filter_map(|input| {
+            std::future::ready(match input.ok().and_then(|input| input.message) {
+                Some(ReceiveMigrationMessage::Data(data)) => Some(data),
+                _ => None,
+            })
+        });
+        let (says, answers) = mpsc::channel(8);
+        tokio::spawn(self.clone().receive(vm, heard.boxed(), says));
+        Ok(answers_of(answers))
+    }
+
+    async fn cancel_migration(&self, request: CancelMigrationRequest) -> Result<(), Status> {
+        self.cancel(&request.vm.expect("a name"))
+    }
+
+    async fn resolve_migration(&self, request: ResolveMigrationRequest) -> Result<(), Status> {
+        self.resolve(&request.vm.expect("a name"), request.run)
     }
 
     async fn guest_info(&self, vm: VmName) -> Result<GuestInfo, Status> {

@@ -13,6 +13,7 @@ pub mod certificates;
 mod definitions;
 pub mod kubelet;
 pub mod machines;
+pub mod migrations;
 mod requests;
 pub mod server;
 

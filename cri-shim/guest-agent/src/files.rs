@@ -35,7 +35,7 @@ pub enum FileUse {
 pub struct OpenFile(i64);
 
 #[derive(Debug, Deserialize)]
-struct Piece {
+struct FileChunk {
     #[serde(default, rename = "buf-b64")]
     data: String,
     #[serde(default)]
@@ -77,7 +77,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> GuestAgent<S> {
     ) -> Result<Vec<u8>, GuestAgentError> {
         loop {
             let arguments = json!({ "handle": file.0, "count": PIECE });
-            let piece: Piece = self.call(READ, arguments, limit).await?;
+            let piece: FileChunk = self.call(READ, arguments, limit).await?;
             let data = BASE64.decode(piece.data.trim_end());
             let data = data.map_err(|source| GuestAgentError::Data {
                 command: READ,
@@ -134,6 +134,6 @@ impl<S: AsyncRead + AsyncWrite + Unpin> GuestAgent<S> {
 /// Reads an answer as a piece of a file.
 #[cfg(feature = "test-utils")]
 pub(crate) fn fuzz(line: &[u8]) {
-    let _ = crate::client::read::<Piece>(READ, line);
+    let _ = crate::client::read::<FileChunk>(READ, line);
     let _ = crate::client::read::<Written>(WRITE, line);
 }

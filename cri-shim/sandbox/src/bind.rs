@@ -216,6 +216,35 @@ impl MountPoint {
     }
 }
 
+/// Returns the private mount that a file or directory is on, by its mount point: what the host
+/// mounts below it later never appears in copies. `None`: it does.
+///
+/// # Errors
+/// The kernel's.
+pub fn private_mount_of(source: &File) -> io::Result<Option<PathBuf>> {
+    let flags = StatxFlags::from_bits_retain(libc::STATX_MNT_ID);
+    let about = statx(source, c"", AtFlags::EMPTY_PATH, flags)?;
+    let table = fs::read(MOUNTINFO)?;
+    Ok(private_mount_in(&table, about.stx_mnt_id))
+}
+
+/// Returns the mount point of the mount `id` of a table if it is there and private.
+fn private_mount_in(table: &[u8], id: u64) -> Option<PathBuf> {
+    let mut lines = table.split(|byte| *byte == b'\n');
+    let id = id.to_string();
+    let fields = lines.find_map(|line| {
+        let fields: Vec<&[u8]> = line.split(|byte| *byte == b' ').collect();
+        (fields.first() == Some(&id.as_bytes())).then_some(fields)
+    })?;
+    // The optional fields: `shared:GROUP`, `master:GROUP` and others, up to a hyphen.
+    let optional = fields.get(6..)?.iter().take_while(|field| **field != b"-");
+    let follows = |field: &&[u8]| field.starts_with(b"shared:") || field.starts_with(b"master:");
+    match optional.clone().any(|field| follows(field)) {
+        true => None,
+        false => Some(unescape(fields.get(4)?)),
+    }
+}
+
 /// The mounts of this process.
 pub const MOUNTINFO: &str = "/proc/self/mountinfo";
 
@@ -286,6 +315,27 @@ mod tests {
         assert_eq!(unescape(br"/a\9"), Path::new(r"/a\9"));
         let foreign = unescape(b"/\xff");
         assert_eq!(foreign.as_os_str().as_encoded_bytes(), b"/\xff");
+    }
+
+    #[test]
+    fn a_mount_that_nothing_propagates_from_is_told_by_its_point() {
+        let table = b"21 1 0:19 / / rw - 9p root rw\n\
+            30 21 0:25 / /a\\040b rw,nosuid - tmpfs x rw\n\
+            31 21 0:26 / /c rw shared:3 - tmpfs x rw\n\
+            32 21 0:27 / /d rw unbindable master:3 - tmpfs x rw\n";
+        let private = |id| private_mount_in(table, id);
+        assert_eq!(private(30).as_deref(), Some(Path::new("/a b")));
+        assert_eq!(private(21).as_deref(), Some(Path::new("/")));
+        assert_eq!([31, 32, 33].map(private), [None, None, None]);
+        let rig = Rig::new();
+        let data = open_source(&rig.path("data")).unwrap();
+        pass_on_mounts(&rig.path("data")).unwrap();
+        // The directory below the new mount is on the old one.
+        let below = private_mount_of(&data).unwrap();
+        assert!(below.is_none_or(|point| rig.path("data").starts_with(point)));
+        let data = open_source(&rig.path("data")).unwrap();
+        assert_eq!(private_mount_of(&data).unwrap(), None);
+        unmount(rig.path("data"), UnmountFlags::DETACH).unwrap();
     }
 
     struct Rig {

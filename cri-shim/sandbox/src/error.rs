@@ -12,7 +12,7 @@ use super::cgroup::IoLimitError;
 use super::jail::JailError;
 use super::spec::SpecError;
 use super::stdio::StdioError;
-use super::types::SandboxExit;
+use super::types::{JailLayer, SandboxExit};
 use super::wire::FrameError;
 use crate::BOOT_TIMEOUT_VARIABLE;
 use crate::machine::{AssetError, KernelPanic, MachineError, MachineExit};
@@ -79,6 +79,12 @@ pub enum SandboxError {
     /// The jail of the sandbox's process was not set up.
     #[error("failed to set up the sandbox's jail")]
     Jail(#[from] JailError),
+    /// The process would lack a layer of its confinement that it must have.
+    #[error("the sandbox would have no {layer}, which is required: {}", .layer.remedy())]
+    MissingLayer {
+        /// The layer.
+        layer: JailLayer,
+    },
     /// The clone of a template ended or did not answer.
     #[error(transparent)]
     Clone(Box<SandboxError>),

@@ -9,7 +9,7 @@ use clap::Args;
 use podvisor_images::ImportSource;
 
 use super::images::ImageView;
-use super::interrupt::{Interrupts, Outcome};
+use super::interrupt::{Interruptible, Interrupts};
 use super::progress::Progress;
 use super::signals::exit_code_of;
 use super::{FormatArgs, Globals, load, terminal};
@@ -39,7 +39,7 @@ pub(super) fn run(globals: &Globals, args: &ImportArgs) -> anyhow::Result<u8> {
         store.import(source, name.as_deref(), options)
     });
     match ended? {
-        Outcome::Done(image) => {
+        Interruptible::Done(image) => {
             if args.shown.is_json() {
                 super::print_json(&ImageView::from(&image))?;
             } else {
@@ -47,7 +47,7 @@ pub(super) fn run(globals: &Globals, args: &ImportArgs) -> anyhow::Result<u8> {
             }
             Ok(0)
         }
-        Outcome::Interrupted(signal) => Ok(exit_code_of(signal)),
+        Interruptible::Interrupted(signal) => Ok(exit_code_of(signal)),
     }
 }
 

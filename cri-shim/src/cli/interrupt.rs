@@ -16,7 +16,7 @@ const CLEANUP_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The outcome of work that did not fail.
 #[derive(Debug)]
-pub(super) enum Outcome<T> {
+pub(super) enum Interruptible<T> {
     /// It is done.
     Done(T),
     /// The user cancelled it; the signal's number.
@@ -51,7 +51,7 @@ impl Interrupts {
         self,
         progress: Progress,
         work: impl FnOnce(&PullOptions) -> podvisor_images::Result<T> + Send + 'static,
-    ) -> anyhow::Result<Outcome<T>> {
+    ) -> anyhow::Result<Interruptible<T>> {
         let Self {
             runtime,
             mut interrupt,
@@ -67,7 +67,7 @@ impl Interrupts {
             let mut work = std::pin::pin!(work);
             let number = tokio::select! {
                 done = &mut work => {
-                    return Ok(Outcome::Done(done.context("this is a bug in podvisor")??));
+                    return Ok(Interruptible::Done(done.context("this is a bug in podvisor")??));
                 }
                 _ = interrupt.recv() => 2,
                 _ = terminate.recv() => 15,
@@ -79,7 +79,7 @@ impl Interrupts {
                 _ = terminate.recv() => {}
                 () = sleep(CLEANUP_TIMEOUT) => {}
             }
-            Ok(Outcome::Interrupted(number))
+            Ok(Interruptible::Interrupted(number))
         });
         runtime.shutdown_background();
         ended

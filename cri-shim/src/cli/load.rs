@@ -11,7 +11,7 @@ use podvisor_images::LoadedImage;
 use serde::Serialize;
 
 use super::images::ImageView;
-use super::interrupt::{Interrupts, Outcome};
+use super::interrupt::{Interruptible, Interrupts};
 use super::progress::Progress;
 use super::signals::exit_code_of;
 use super::terminal;
@@ -53,7 +53,7 @@ pub(super) fn run(globals: &Globals, args: &LoadArgs) -> anyhow::Result<u8> {
             }
         });
     match ended? {
-        Outcome::Done(images) => {
+        Interruptible::Done(images) => {
             if args.shown.is_json() {
                 let views: Vec<_> = images.iter().map(LoadedView::from).collect();
                 super::print_json(&views)?;
@@ -62,7 +62,7 @@ pub(super) fn run(globals: &Globals, args: &LoadArgs) -> anyhow::Result<u8> {
             }
             Ok(0)
         }
-        Outcome::Interrupted(signal) => Ok(exit_code_of(signal)),
+        Interruptible::Interrupted(signal) => Ok(exit_code_of(signal)),
     }
 }
 

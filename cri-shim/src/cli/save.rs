@@ -11,7 +11,7 @@ use podvisor_images::{ArchiveError, ArchiveFormat, Error};
 
 use super::Globals;
 use super::destination::Destination;
-use super::interrupt::{Interrupts, Outcome};
+use super::interrupt::{Interruptible, Interrupts};
 use super::progress::Progress;
 use super::signals::exit_code_of;
 use super::terminal;
@@ -64,8 +64,8 @@ pub(super) fn run(globals: &Globals, args: &SaveArgs) -> anyhow::Result<u8> {
         store.save(&images, format, file, &options.cancel)
     });
     match saved.map_err(|error| output.explain(error))? {
-        Outcome::Done(()) => output.finish().map(|()| 0),
-        Outcome::Interrupted(signal) => Ok(exit_code_of(signal)),
+        Interruptible::Done(()) => output.finish().map(|()| 0),
+        Interruptible::Interrupted(signal) => Ok(exit_code_of(signal)),
     }
 }
 

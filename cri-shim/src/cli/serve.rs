@@ -241,7 +241,12 @@ impl ServeArgs {
             SignaturePolicy::read(policy)
                 .with_context(|| format!("cannot use the policy {}", policy.display()))?;
         }
+        let required_layers = file.require.unwrap_or_default();
+        if self.no_jail && !required_layers.is_empty() {
+            anyhow::bail!("the setting `require` names layers of the jail: leave out --no-jail");
+        }
         Ok(ServeConfig {
+            required_layers,
             listen,
             node_api,
             handlers: handlers.collect(),
@@ -377,6 +382,27 @@ mod tests {
         file.guest.kernel.get_or_insert("/kernel-of-test".into());
         args.merge_with(&globals, file, PathBuf::from("/initramfs-of-test"))
             .unwrap()
+    }
+
+    #[test]
+    fn required_layers_need_a_jail() {
+        let file = "require = [\"landlock\", \"control-group\"]";
+        let config = merged(&ServeArgs::default(), file);
+        assert_eq!(config.required_layers.len(), 2);
+        let globals = Globals {
+            root: Some("/root-of-test".into()),
+            log_level: None,
+            log_format: crate::cli::LogFormat::Text,
+            kept: Default::default(),
+        };
+        let mut file = Settings::parse(file).unwrap();
+        file.guest.kernel = Some("/kernel-of-test".into());
+        let args = ServeArgs {
+            no_jail: true,
+            ..ServeArgs::default()
+        };
+        let refused = args.merge_with(&globals, file, "/initramfs-of-test".into());
+        assert!(refused.unwrap_err().to_string().contains("--no-jail"));
     }
 
     #[test]

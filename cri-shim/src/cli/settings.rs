@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use super::size;
 use crate::machine::GROWTH_UNIT;
+use crate::sandbox::JailLayer;
 
 /// Read if it exists and no other file is given.
 pub(super) const PATH: &str = "/etc/podvisor/config.toml";
@@ -46,6 +47,7 @@ pub(super) struct Settings {
     pub(super) default_handler: Option<DefaultHandler>,
     pub(super) metrics: Option<SocketAddr>,
     pub(super) boot: Option<BootMode>,
+    pub(super) require: Option<Vec<JailLayer>>,
     pub(super) cni: CniSettings,
     pub(super) guest: GuestSettings,
     pub(super) handlers: BTreeMap<String, GuestSettings>,
@@ -307,6 +309,7 @@ mod tests {
         assert_eq!(settings.default_handler, Some(DefaultHandler::Podvisor));
         let cdi_spec_dirs = settings.cdi_spec_dirs.unwrap();
         assert_eq!(cdi_spec_dirs, crate::cri::CDI_SPEC_DIRS.map(PathBuf::from));
+        assert_eq!(settings.require.as_ref().map(Vec::len), Some(3));
         assert!(settings.cni.config_dir.is_some());
         let plugin_dirs = settings.cni.plugin_dirs.unwrap();
         assert_eq!(plugin_dirs, crate::cni::PLUGIN_DIRS.map(PathBuf::from));
@@ -351,6 +354,7 @@ mod tests {
             ("[handlers.Fast]\n", "Fast"),
             ("[handlers.podvisor]\n", "default handler"),
             ("metrics = \"here\"", "metrics"),
+            ("require = [\"walls\"]", "landlock"),
         ] {
             let error = format!("{:#}", Settings::parse(text).unwrap_err());
             assert!(error.contains(told), "{text}: {error}");

@@ -10,7 +10,7 @@ use super::pods::{Bound, PodBounds, memory_limit, milli_cpus};
 use super::vm::VM_HANDLER;
 use crate::cni::CniOptions;
 use crate::registries::Registries;
-use crate::sandbox::{JailMode, MEMORY_OVERHEAD, memory_overhead};
+use crate::sandbox::{JailLayer, JailMode, MEMORY_OVERHEAD, memory_overhead};
 
 /// The runtime handler that the daemon serves in addition to the empty name.
 pub(crate) const HANDLER: &str = "podvisor";
@@ -67,6 +67,8 @@ pub(crate) struct ServeConfig {
     pub(crate) templates: Option<PathBuf>,
     /// Whether the pods' processes are jailed.
     pub(crate) jail: JailMode,
+    /// Layers of their confinement without which they do not start.
+    pub(crate) required_layers: Vec<JailLayer>,
     /// The runtime for pods that need the node's own namespaces; `None`: they are refused.
     pub(crate) host_runtime: Option<HostSettings>,
 }

@@ -130,6 +130,12 @@ async fn metrics(node: &Node, calls: &Calls) -> String {
         head(&mut text, name, help, "gauge");
         let _ = writeln!(text, "{name} {}", u8::from(fault.is_none()));
     }
+    let name = "podvisor_pods_outside_cgroup";
+    let help = "Pods whose machine is not in the control group of the kubelet's for the pod";
+    head(&mut text, name, help, "gauge");
+    let pods = node.pods().into_iter();
+    let count = pods.filter(|pod| node.is_outside_cgroup(pod)).count();
+    let _ = writeln!(text, "{name} {count}");
     of_calls(&mut text, calls);
     text
 }

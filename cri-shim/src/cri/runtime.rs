@@ -61,6 +61,8 @@ pub(super) async fn node_status(node: &Node, is_verbose: bool) -> StatusResponse
     let conditions = vec![
         condition("RuntimeReady", "GuestNotAvailable", runtime),
         condition("NetworkReady", "NetworkPluginNotReady", network),
+        // For administrators: a kubelet looks at the first two alone.
+        condition("PodsInCgroups", "OverheadTooSmall", node.cgroup_fault()),
     ];
     StatusResponse {
         status: Some(RuntimeStatus { conditions }),

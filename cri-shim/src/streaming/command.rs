@@ -13,7 +13,7 @@ use tokio::task::JoinSet;
 use super::backend::{AttachRequest, Backend, BackendError, ExecRequest, Process};
 use super::channel::{Gone, Input, Output};
 use super::pipe;
-use super::status::{Outcome, Version};
+use super::status::{CommandStatus, Version};
 use crate::sandbox::{StdioFds, TerminalSize};
 
 /// A request for one of the two.
@@ -90,7 +90,7 @@ pub(super) async fn run(
     let (process, sockets) = match started {
         Ok(started) => started,
         Err(why) => {
-            let outcome = Outcome::Failed(with_causes(&*why));
+            let outcome = CommandStatus::Failed(with_causes(&*why));
             for output in [stdout, stderr].into_iter().flatten() {
                 let _ = output.finish(Bytes::new()).await;
             }
@@ -124,8 +124,8 @@ pub(super) async fn run(
         let (out, err, exit) = tokio::join!(out, err, exit);
         out.and(err)?;
         let outcome = match exit {
-            Ok(code) => Outcome::Exit(code),
-            Err(why) => Outcome::Failed(with_causes(&*why)),
+            Ok(code) => CommandStatus::Exit(code),
+            Err(why) => CommandStatus::Failed(with_causes(&*why)),
         };
         error.finish(outcome.message(version)).await
     };

@@ -18,14 +18,14 @@ pub(super) enum Version {
 
 /// The outcome of a command.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Outcome {
+pub(super) enum CommandStatus {
     /// It ended with this code.
     Exit(i32),
     /// It did not run, or its exit is unknown.
     Failed(String),
 }
 
-impl Outcome {
+impl CommandStatus {
     /// The contents of the error channel; for old clients, nothing at all means success.
     pub(super) fn message(&self, version: Version) -> Bytes {
         let text = match (self, version < Version::V4) {
@@ -62,13 +62,13 @@ mod tests {
 
     #[test]
     fn exit_codes_are_told_in_each_versions_way() {
-        assert_eq!(Outcome::Exit(0).message(Version::V2), "");
-        assert!(!Outcome::Exit(0).message(Version::V4).is_empty());
-        let text = Outcome::Exit(42).message(Version::V4);
+        assert_eq!(CommandStatus::Exit(0).message(Version::V2), "");
+        assert!(!CommandStatus::Exit(0).message(Version::V4).is_empty());
+        let text = CommandStatus::Exit(42).message(Version::V4);
         let status: serde_json::Value = serde_json::from_slice(&text).unwrap();
         assert_eq!(status["reason"], "NonZeroExitCode");
         assert_eq!(status["details"]["causes"][0]["message"], "42");
-        let text = Outcome::Failed("no \"such\" thing".to_owned()).message(Version::V5);
+        let text = CommandStatus::Failed("no \"such\" thing".to_owned()).message(Version::V5);
         let status: serde_json::Value = serde_json::from_slice(&text).unwrap();
         assert_eq!(status["message"], "no \"such\" thing");
     }

@@ -292,6 +292,7 @@ fn shares_images_and_processes(pod: &UsersPod) {
         shares(config);
         config.mounts = vec![Mount {
             image: Some(image("user")),
+            readonly: true,
             ..pod.mount_of("/model")
         }];
         security(config).capabilities = Some(Capability {

@@ -475,6 +475,7 @@ fn guest_an_image_is_mounted_as_a_volume() {
     let container = Pod::shared().start("image-volume", |config| {
         config.mounts = vec![Mount {
             container_path: "/model".to_owned(),
+            readonly: true,
             image: Some(image("user")),
             ..Default::default()
         }];
@@ -493,6 +494,7 @@ fn guest_an_image_is_mounted_as_a_volume() {
         config.image = Some(image("user"));
         config.mounts = vec![Mount {
             container_path: "/model".to_owned(),
+            readonly: true,
             image: Some(image("user")),
             ..Default::default()
         }];
@@ -507,6 +509,7 @@ fn guest_an_image_is_mounted_as_a_volume() {
     let missing = Pod::shared().container_config("no-image", |config| {
         config.mounts = vec![Mount {
             container_path: "/model".to_owned(),
+            readonly: true,
             image: Some(ImageSpec {
                 image: "127.0.0.1:1/none:1".to_owned(),
                 ..Default::default()
@@ -523,6 +526,7 @@ fn create_with_part(sub_path: &str) -> Result<Container, tonic::Status> {
         config.command = strings(&["cat", "/etc-of-it/plain"]);
         config.mounts = vec![Mount {
             container_path: "/etc-of-it".to_owned(),
+            readonly: true,
             image: Some(image("user")),
             image_sub_path: sub_path.to_owned(),
             ..Default::default()

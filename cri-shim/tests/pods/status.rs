@@ -91,6 +91,7 @@ async fn the_status_tells_which_image_is_mounted_also_after_a_restart() {
     // The image of the container's root, too.
     let mount = Mount {
         container_path: "/model".to_owned(),
+        readonly: true,
         image: Some(ImageSpec {
             image: name.clone(),
             ..ImageSpec::default()

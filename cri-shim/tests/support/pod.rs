@@ -77,6 +77,7 @@ impl Pod {
             events: None,
             sysctls: Default::default(),
             jail: JailMode::Enforced,
+            required_layers: Vec::new(),
             transport: Transport::Mmio,
             psi: false,
             templates: None,

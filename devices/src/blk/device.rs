@@ -313,9 +313,9 @@ impl BlockDevice {
             .iter()
             .map(|thread| thread.halt())
             .collect();
-        self.server.settle();
+        self.server.drain();
         for server in halted.iter_mut().filter_map(StoppedQueueThread::server) {
-            server.settle();
+            server.drain();
         }
         if let Some(alarm) = &self.alarm {
             alarm.forget(self.server.backend());

@@ -268,7 +268,7 @@ impl Engine {
         };
         let cost = cost.saturating_add(flush);
         match self.submit(queue.memory(), &flight)? {
-            Submitted::Done(result) => Ok(match self.settle(queue, flight, &result)? {
+            Submitted::Done(result) => Ok(match self.complete_piece(queue, flight, &result)? {
                 Next::Piece => usize::MAX,
                 Next::Over | Next::Queued => cost,
             }),
@@ -312,7 +312,7 @@ impl Engine {
     }
 
     /// Handles the completion of a piece, or of the flush that makes the request durable.
-    fn settle(
+    fn complete_piece(
         &mut self,
         queue: &mut Queue,
         mut flight: Flight,
@@ -350,7 +350,7 @@ impl Engine {
         flight.piece = 0;
         let (mem, token) = (queue.memory(), flight.token());
         match self.disk.submit(mem, token, Operation::Flush) {
-            Submitted::Done(result) => self.settle(queue, flight, &result),
+            Submitted::Done(result) => self.complete_piece(queue, flight, &result),
             Submitted::Queued => {
                 self.in_flight.insert(flight);
                 Ok(Next::Queued)
@@ -429,7 +429,7 @@ impl Engine {
                 if let Some(flight) = self.in_flight.remove(token)
                     && let Some(queue) = queues.get(flight.queue)
                 {
-                    queued |= self.settle(queue, flight, &result)? == Next::Queued;
+                    queued |= self.complete_piece(queue, flight, &result)? == Next::Queued;
                 }
             }
             if !queued {

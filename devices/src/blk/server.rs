@@ -55,7 +55,7 @@ impl Server {
     }
 
     /// Leaves nothing in flight, for a change of the disk.
-    pub(super) fn settle(&mut self) {
+    pub(super) fn drain(&mut self) {
         for index in 0..self.queue_count() {
             self.engine.drain(&mut self.queues, index);
         }

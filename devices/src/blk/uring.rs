@@ -36,13 +36,13 @@ const FILE: types::Fixed = types::Fixed(0);
 /// As `struct iovec`, but `Send`, since it has no pointer.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
-struct Piece {
+struct Segment {
     at: usize,
     len: usize,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+enum RequestKind {
     Read,
     Write,
     Flush,
@@ -53,12 +53,12 @@ enum Kind {
 /// A request in flight.
 #[derive(Debug)]
 struct Slot {
-    kind: Kind,
+    kind: RequestKind,
     offset: u64,
     /// Bytes left to transfer.
     left: u64,
     /// Memory left to transfer, from `next` on.
-    pieces: Vec<Piece>,
+    pieces: Vec<Segment>,
     next: usize,
     /// How often it was retried without progress.
     retries: u32,
@@ -203,7 +203,7 @@ impl UringDisk {
     }
 
     /// Handles the kernel's result of a request; `None` if the request continues.
-    fn settle(&mut self, token: u16, answer: i32) -> Option<io::Result<()>> {
+    fn complete(&mut self, token: u16, answer: i32) -> Option<io::Result<()>> {
         let slot = self.slots.get_mut(usize::from(token))?;
         let done = match u64::try_from(answer) {
             Ok(done) => done,
@@ -214,14 +214,14 @@ impl UringDisk {
                         slot.retries = slot.retries.saturating_add(1);
                         0
                     }
-                    (Some(libc::EOPNOTSUPP), Kind::WriteZeroes { unmap }) => {
+                    (Some(libc::EOPNOTSUPP), RequestKind::WriteZeroes { unmap }) => {
                         return Some(write_zeroes(&self.disk.file, slot.offset, slot.left, unmap));
                     }
                     _ => return Some(Err(error)),
                 }
             }
         };
-        if matches!(slot.kind, Kind::Read | Kind::Write) {
+        if matches!(slot.kind, RequestKind::Read | RequestKind::Write) {
             // A request with nothing left is never given to the kernel.
             if answer == 0 {
                 return Some(Err(io::ErrorKind::UnexpectedEof.into()));
@@ -266,7 +266,7 @@ impl UringDisk {
 impl Slot {
     fn empty() -> Self {
         Self {
-            kind: Kind::Flush,
+            kind: RequestKind::Flush,
             offset: 0,
             left: 0,
             pieces: Vec::new(),
@@ -281,18 +281,18 @@ impl Slot {
         // At most MAX_SEGMENTS.
         let count = u32::try_from(pieces.len()).unwrap_or(0);
         match self.kind {
-            Kind::Read => opcode::Readv::new(FILE, list, count)
+            RequestKind::Read => opcode::Readv::new(FILE, list, count)
                 .offset(self.offset)
                 .build(),
-            Kind::Write => opcode::Writev::new(FILE, list, count)
+            RequestKind::Write => opcode::Writev::new(FILE, list, count)
                 .offset(self.offset)
                 .build(),
-            Kind::Flush => opcode::Fsync::new(FILE)
+            RequestKind::Flush => opcode::Fsync::new(FILE)
                 .flags(types::FsyncFlags::DATASYNC)
                 .build(),
-            Kind::Discard | Kind::WriteZeroes { .. } => {
+            RequestKind::Discard | RequestKind::WriteZeroes { .. } => {
                 let how = match self.kind {
-                    Kind::WriteZeroes { unmap: false } => libc::FALLOC_FL_ZERO_RANGE,
+                    RequestKind::WriteZeroes { unmap: false } => libc::FALLOC_FL_ZERO_RANGE,
                     _ => libc::FALLOC_FL_PUNCH_HOLE,
                 };
                 opcode::Fallocate::new(FILE, self.left)
@@ -303,13 +303,13 @@ impl Slot {
         }
     }
 
-    fn set(&mut self, kind: Kind, offset: u64, slices: &[VolatileSlice<'_>]) {
+    fn set(&mut self, kind: RequestKind, offset: u64, slices: &[VolatileSlice<'_>]) {
         self.kind = kind;
         self.offset = offset;
         self.next = 0;
         self.retries = 0;
         self.pieces.clear();
-        self.pieces.extend(slices.iter().map(|slice| Piece {
+        self.pieces.extend(slices.iter().map(|slice| Segment {
             at: slice.ptr_guard_mut().as_ptr().expose_provenance(),
             len: slice.len(),
         }));
@@ -378,19 +378,19 @@ impl Disk for UringDisk {
             return Submitted::Done(Err(io::ErrorKind::InvalidInput.into()));
         };
         match operation {
-            Operation::Read { offset, slices } => slot.set(Kind::Read, offset, slices),
-            Operation::Write { offset, slices } => slot.set(Kind::Write, offset, slices),
-            Operation::Flush => slot.set(Kind::Flush, 0, &[]),
+            Operation::Read { offset, slices } => slot.set(RequestKind::Read, offset, slices),
+            Operation::Write { offset, slices } => slot.set(RequestKind::Write, offset, slices),
+            Operation::Flush => slot.set(RequestKind::Flush, 0, &[]),
             Operation::Discard { offset, len } => {
-                slot.set(Kind::Discard, offset, &[]);
+                slot.set(RequestKind::Discard, offset, &[]);
                 slot.left = len;
             }
             Operation::WriteZeroes { offset, len, unmap } => {
-                slot.set(Kind::WriteZeroes { unmap }, offset, &[]);
+                slot.set(RequestKind::WriteZeroes { unmap }, offset, &[]);
                 slot.left = len;
             }
         }
-        if let (Kind::Read | Kind::Write, 0) = (slot.kind, slot.left) {
+        if let (RequestKind::Read | RequestKind::Write, 0) = (slot.kind, slot.left) {
             return Submitted::Done(Ok(()));
         }
         match self.push(token) {
@@ -423,7 +423,7 @@ impl Disk for UringDisk {
                 // Tokens are those that were passed to `push`.
                 Some(answer) => {
                     let token = u16::try_from(answer.user_data()).ok()?;
-                    (token, self.settle(token, answer.result()))
+                    (token, self.complete(token, answer.result()))
                 }
                 None => {
                     let (token, errno) = self.refused.pop_front()?;

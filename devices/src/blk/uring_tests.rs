@@ -201,11 +201,11 @@ fn ranges_are_discarded_and_filled_with_zeroes() {
 #[test]
 fn a_request_that_stopped_half_way_goes_on_where_it_was() {
     let mut slot = Slot {
-        kind: Kind::Read,
+        kind: RequestKind::Read,
         offset: 1000,
         left: 30,
         pieces: [(0x100, 10), (0x200, 10), (0x300, 10)]
-            .map(|(at, len)| Piece { at, len })
+            .map(|(at, len)| Segment { at, len })
             .to_vec(),
         next: 0,
         retries: 0,
@@ -282,14 +282,14 @@ fn more_requests_than_the_ring_has_places_fail_one_by_one() {
 }
 
 /// A disk of one sector, with a request that is not completed yet; its token is 7.
-fn with_request(mem: &GuestRam, kind: Kind) -> UringDisk {
+fn with_request(mem: &GuestRam, kind: RequestKind) -> UringDisk {
     let file = tempfile::tempfile().unwrap();
     file.write_all_at(&[5; 512], 0).unwrap();
     let mut disk = UringDisk::new(file).unwrap();
     let slices = [mem.get_slice(GuestAddress(0), 512).unwrap()];
     let (offset, len) = (0, 512);
     let operation = match kind {
-        Kind::WriteZeroes { unmap } => Operation::WriteZeroes { offset, len, unmap },
+        RequestKind::WriteZeroes { unmap } => Operation::WriteZeroes { offset, len, unmap },
         _ => Operation::Read {
             offset,
             slices: &slices,
@@ -304,11 +304,11 @@ fn with_request(mem: &GuestRam, kind: Kind) -> UringDisk {
 #[test]
 fn a_request_that_cannot_be_begun_again_and_again_is_an_error() {
     for errno in [libc::EAGAIN, libc::EINTR] {
-        let mut disk = with_request(&memory(1 << 20), Kind::Read);
+        let mut disk = with_request(&memory(1 << 20), RequestKind::Read);
         for _ in 0..RETRIES {
-            assert!(disk.settle(7, -errno).is_none());
+            assert!(disk.complete(7, -errno).is_none());
         }
-        let error = disk.settle(7, -errno).expect("an end").unwrap_err();
+        let error = disk.complete(7, -errno).expect("an end").unwrap_err();
         assert_eq!(error.raw_os_error(), Some(errno));
     }
 }
@@ -316,8 +316,8 @@ fn a_request_that_cannot_be_begun_again_and_again_is_an_error() {
 #[test]
 fn zeroes_that_the_kernel_does_not_support_are_written() {
     for unmap in [false, true] {
-        let mut disk = with_request(&memory(1 << 20), Kind::WriteZeroes { unmap });
-        let result = disk.settle(7, -libc::EOPNOTSUPP);
+        let mut disk = with_request(&memory(1 << 20), RequestKind::WriteZeroes { unmap });
+        let result = disk.complete(7, -libc::EOPNOTSUPP);
         assert!(matches!(result, Some(Ok(()))), "{result:?}");
         let mut bytes = [1; 512];
         disk.disk.file.read_exact_at(&mut bytes, 0).unwrap();

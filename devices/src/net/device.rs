@@ -168,7 +168,7 @@ impl NetDevice {
 
     /// Schedules the work that a turn left; returns [`Progress::More`] if it can be done
     /// immediately.
-    fn settle(&mut self, direction: Direction, pair: usize, turn: Turn) -> Progress {
+    fn schedule_rest(&mut self, direction: Direction, pair: usize, turn: Turn) -> Progress {
         match turn {
             Turn::Idle => {}
             Turn::More => return Progress::More,
@@ -485,7 +485,7 @@ impl VirtioDevice for NetDevice {
             Some(Role::Control) => return self.serve_commands(),
             None => return Ok(Progress::Idle),
         };
-        Ok(self.settle(direction, pair, turn))
+        Ok(self.schedule_rest(direction, pair, turn))
     }
 
     fn backend(&self) -> Option<BorrowedFd<'_>> {
@@ -514,7 +514,7 @@ impl VirtioDevice for NetDevice {
         if receive || frames.contains(&true) {
             for pair in self.round(self.active) {
                 let turn = self.receive(pair)?;
-                if self.settle(Direction::Receive, pair, turn) == Progress::More {
+                if self.schedule_rest(Direction::Receive, pair, turn) == Progress::More {
                     self.events.soon(Direction::Receive, MIN_TIMER);
                 }
             }
@@ -522,7 +522,7 @@ impl VirtioDevice for NetDevice {
         if transmit || room {
             for pair in self.round(self.pairs.len()) {
                 let turn = self.transmit(pair)?;
-                if self.settle(Direction::Transmit, pair, turn) == Progress::More {
+                if self.schedule_rest(Direction::Transmit, pair, turn) == Progress::More {
                     self.events.soon(Direction::Transmit, MIN_TIMER);
                 }
             }

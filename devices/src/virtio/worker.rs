@@ -168,7 +168,7 @@ impl Worker {
         if self.held.is_none() {
             let mut queues = self.stop();
             if let Some(fault) = self.device.take_fault() {
-                failed = self.settle(Err(fault)).err();
+                failed = self.handle_result(Err(fault)).err();
                 queues.clear();
             }
             self.held = Some(queues);
@@ -211,7 +211,7 @@ impl Worker {
             return Ok(Progress::Idle);
         }
         let result = self.device.on_queue(index);
-        self.settle(result)
+        self.handle_result(result)
     }
 
     /// Serves the backend, which is readable.
@@ -223,10 +223,10 @@ impl Worker {
             return Ok(Progress::Idle);
         }
         let result = self.device.on_backend();
-        self.settle(result)
+        self.handle_result(result)
     }
 
-    fn settle(&mut self, result: Result<Progress, Fault>) -> Result<Progress, HostFault> {
+    fn handle_result(&mut self, result: Result<Progress, Fault>) -> Result<Progress, HostFault> {
         self.tell_changes();
         let fault = match result {
             Ok(progress) => return Ok(progress),

@@ -253,7 +253,7 @@ impl Mux {
             }
         }
         for id in overdue {
-            self.settle(id, Outcome::Reset);
+            self.apply_outcome(id, Outcome::Reset);
         }
     }
 
@@ -281,7 +281,7 @@ impl Mux {
                 flags.intersects(E::OUT | E::ERR | E::HUP),
                 flags.intersects(E::HUP | E::ERR),
             );
-            self.settle(id, outcome);
+            self.apply_outcome(id, outcome);
         }
     }
 
@@ -357,7 +357,7 @@ impl Mux {
             .find(|(_, connection)| connection.abandoned())
             .map(|(id, _)| *id);
         if let Some(id) = abandoned {
-            self.settle(id, Outcome::Reset);
+            self.apply_outcome(id, Outcome::Reset);
         }
         self.occupied() < self.shares.connections
     }
@@ -418,7 +418,7 @@ impl Mux {
     }
 
     /// Applies the outcome of an event to a connection.
-    fn settle(&mut self, id: u64, outcome: Outcome) {
+    fn apply_outcome(&mut self, id: u64, outcome: Outcome) {
         if outcome == Outcome::Lives {
             self.schedule(id);
             return;
@@ -526,7 +526,7 @@ impl Mux {
 
     /// Ends the turn of a connection.
     pub(super) fn end_turn(&mut self, id: u64, failed: bool) {
-        self.settle(
+        self.apply_outcome(
             id,
             if failed {
                 Outcome::Reset

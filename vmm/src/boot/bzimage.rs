@@ -4,7 +4,7 @@ use linux_loader::bootparam::{XLF_KERNEL_64, setup_header};
 use vm_memory::ByteValued;
 
 use super::KernelFault;
-use super::source::Piece;
+use super::source::FileRange;
 use crate::layout;
 
 /// Where the setup header lies in the file and in the zero page.
@@ -24,7 +24,7 @@ const SECTOR: u64 = 512;
 pub(super) struct BzImage {
     /// As in the file: the kernel gets it in its zero page, completed by us.
     header: setup_header,
-    code: Piece,
+    code: FileRange,
     end: u64,
 }
 
@@ -72,7 +72,7 @@ impl BzImage {
             })?;
         Ok(Self {
             header,
-            code: Piece {
+            code: FileRange {
                 offset,
                 address,
                 size: code_size,
@@ -86,7 +86,7 @@ impl BzImage {
     }
 
     /// Returns the protected-mode code, the only part that is loaded.
-    pub(super) fn piece(&self) -> Piece {
+    pub(super) fn piece(&self) -> FileRange {
         self.code
     }
 

@@ -32,7 +32,7 @@ fn the_code_behind_the_setup_sectors_is_loaded_where_it_prefers_to_be() {
     let size = (image.len() - SETUP) as u64;
     assert_eq!(
         parsed.piece(),
-        Piece {
+        FileRange {
             offset: SETUP as u64,
             address: 0x100_0000,
             size

@@ -9,7 +9,7 @@ use std::os::unix::fs::FileExt;
 use linux_loader::elf::{self, Elf64_Ehdr, Elf64_Nhdr, Elf64_Phdr};
 use vm_memory::ByteValued;
 
-use super::source::Piece;
+use super::source::FileRange;
 use super::{Entry, KernelFault, Protocol};
 use crate::layout;
 
@@ -40,7 +40,7 @@ pub(super) struct ElfImage {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Segment {
-    piece: Piece,
+    piece: FileRange,
     /// Bytes in memory: at least those of the piece, the rest is zero.
     mem_size: u64,
 }
@@ -111,7 +111,7 @@ impl ElfImage {
     }
 
     /// Returns the pieces to be read into guest memory.
-    pub(super) fn pieces(&self) -> impl Iterator<Item = Piece> {
+    pub(super) fn pieces(&self) -> impl Iterator<Item = FileRange> {
         self.segments
             .iter()
             .map(|s| s.piece)
@@ -181,7 +181,7 @@ fn segment(index: usize, phdr: &Elf64_Phdr, size: u64) -> Result<Option<Segment>
         });
     }
     Ok(Some(Segment {
-        piece: Piece {
+        piece: FileRange {
             offset: phdr.p_offset,
             address: phdr.p_paddr,
             size: phdr.p_filesz,

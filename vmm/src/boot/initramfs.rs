@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use podvisor_devices::GuestRam;
 
 use super::BootError;
-use super::source::{Piece, Source};
+use super::source::{FileRange, Source};
 
 /// An initramfs (cpio archive, plain or compressed as the kernel supports it).
 ///
@@ -66,7 +66,7 @@ impl Initramfs {
     pub(super) fn load(&self, mem: &GuestRam, address: u64) -> Result<(), BootError> {
         match &self.0 {
             Contents::File(source) => {
-                let whole = Piece {
+                let whole = FileRange {
                     offset: 0,
                     address,
                     size: source.size(),

@@ -24,7 +24,7 @@ pub(super) struct Source {
 
 /// A part of a file that is copied into guest memory unchanged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Piece {
+pub(super) struct FileRange {
     /// The offset in the file.
     pub(super) offset: u64,
     /// The guest address.
@@ -81,7 +81,7 @@ impl Source {
     pub(super) fn load(
         &self,
         mem: &GuestRam,
-        pieces: impl Iterator<Item = Piece>,
+        pieces: impl Iterator<Item = FileRange>,
     ) -> Result<(), BootError> {
         let mut file = self.file.lock().unwrap_or_else(PoisonError::into_inner);
         for piece in pieces {
@@ -124,8 +124,8 @@ mod tests {
         GuestRam::from_ranges(&[(GuestAddress(0), 4 << 20)]).unwrap()
     }
 
-    fn pieces() -> [Piece; 2] {
-        let piece = |offset, address, size| Piece {
+    fn pieces() -> [FileRange; 2] {
+        let piece = |offset, address, size| FileRange {
             offset,
             address,
             size,

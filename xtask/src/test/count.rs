@@ -59,7 +59,7 @@ impl Count {
     }
 
     /// Completes the count of a program that exited: tests that it did not reach count as failed.
-    pub(crate) fn settle(&mut self, name: &str, expected: usize, success: bool, status: &str) {
+    pub(crate) fn complete(&mut self, name: &str, expected: usize, success: bool, status: &str) {
         let seen = self.passed + self.failed;
         if seen < expected {
             self.failed += expected - seen;
@@ -140,7 +140,7 @@ mod tests {
             "test result: ok. 2 passed; 0 failed; 0 ignored",
             Duration::ZERO,
         );
-        count.settle("x", 5, false, "exit status: 101");
+        count.complete("x", 5, false, "exit status: 101");
         assert_eq!(count.to_string(), "2 passed, 3 failed");
     }
 
@@ -151,7 +151,7 @@ mod tests {
             "test result: ok. 2 passed; 0 failed; 0 ignored",
             Duration::ZERO,
         );
-        count.settle("x", 2, false, "exit status: 1");
+        count.complete("x", 2, false, "exit status: 1");
         assert_eq!(count.to_string(), "2 passed, 1 failed");
     }
 

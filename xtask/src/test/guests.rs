@@ -160,7 +160,7 @@ fn in_host(programs: &[&Listed], assets: &[(&str, PathBuf)], log: &str) -> Resul
         // The logs of those that hung are kept.
         (count, status) = once(&format!("{log}-{again}"))?;
     }
-    count.settle(
+    count.complete(
         &name,
         tests_of(programs),
         status.success(),

@@ -295,7 +295,7 @@ fn on_this_machine(
 /// Runs a command with libtest's output, prints it, and counts.
 pub(crate) fn read(command: &mut Command, name: &str, expected: usize) -> Result<Count> {
     let (mut count, status) = read_labelled(command, |_| None)?;
-    count.settle(name, expected, status.success(), &status.to_string());
+    count.complete(name, expected, status.success(), &status.to_string());
     Ok(count)
 }
 

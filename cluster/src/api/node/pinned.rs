@@ -15,7 +15,7 @@ use tokio_rustls::rustls::{
 use crate::contact::digest;
 
 /// Settings of a connection to the server whose certificate has this digest.
-pub(super) fn config(
+pub(crate) fn config(
     digest: &str,
     certificate: Arc<dyn ResolvesClientCert>,
 ) -> Result<ClientConfig, Error> {

@@ -50,8 +50,8 @@ fn without_instance(status: &VmStatus, starts: bool) -> &'static str {
 }
 
 fn is_migrating(vmi: &VirtualMachineInstance) -> bool {
-    let state = vmi.status.rest.get("migrationState");
-    state.is_some_and(|state| !state["startTimestamp"].is_null() && state["endTimestamp"].is_null())
+    let state = vmi.status.migration_state.as_ref();
+    state.is_some_and(|state| state.start_timestamp.is_some() && state.end_timestamp.is_none())
 }
 
 /// Returns what keeps an instance from starting.
@@ -80,6 +80,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::controller::objects::MigrationState;
     use crate::controller::objects::StartFailure;
 
     fn vmi(phase: &str, conditions: serde_json::Value) -> VirtualMachineInstance {
@@ -163,10 +164,17 @@ mod tests {
     #[test]
     fn a_migration_is_seen_until_it_ends() {
         let mut running = vmi("Running", json!([]));
-        let state = json!({"startTimestamp": "2026-01-01T00:00:00Z"});
-        running.status.rest.insert("migrationState".into(), state);
+        let time = Some(Time(k8s_openapi::jiff::Timestamp::UNIX_EPOCH));
+        let state = MigrationState {
+            start_timestamp: time.clone(),
+            ..MigrationState::default()
+        };
+        running.status.migration_state = Some(state.clone());
         assert_eq!(word(Some(&running)), "Migrating");
-        running.status.rest["migrationState"]["endTimestamp"] = "2026-01-01T00:00:01Z".into();
+        running.status.migration_state = Some(MigrationState {
+            end_timestamp: time,
+            ..state
+        });
         assert_eq!(word(Some(&running)), "Running");
     }
 

@@ -3,15 +3,19 @@
 //! Phases are never skipped in the record, but one observation may pass several of them, so that
 //! an instance costs few requests.
 
+use std::sync::Arc;
+
 use k8s_openapi::api::core::v1::{ContainerState, ContainerStateTerminated, Pod};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use podvisor_cluster_types::vmi::VmiSpec;
 use serde_json::json;
 
-use super::pod::{self, PodError, VolumeMode};
+use super::migratable::migratable;
+use super::pod::{self, Claim, PodError};
 use crate::controller::objects::{
-    Condition, Interface, NODE_NAME_LABEL, Phase, PhaseTransition, UNPAUSED_GATE, VMI_FINALIZER,
-    VirtualMachineInstance, VmiStatus, clear_condition, condition, is_true, set_condition,
+    Condition, Interface, MigrationState, NODE_NAME_LABEL, Phase, PhaseTransition, UNPAUSED_GATE,
+    VMI_FINALIZER, VirtualMachineInstance, VmiStatus, clear_condition, condition, is_true,
+    set_condition,
 };
 use crate::controller::vm;
 
@@ -34,13 +38,32 @@ const PAUSED: &str = "Paused";
 pub struct Observed<'a> {
     /// The instance.
     pub vmi: &'a VirtualMachineInstance,
-    /// Its pod.
+    /// The pod that it is in.
     pub pod: Option<&'a Pod>,
-    /// How a claim of the namespace can be used, if it exists.
-    pub claim: &'a dyn Fn(&str) -> Option<VolumeMode>,
+    /// Its other pods: where it comes from, or may go.
+    pub others: &'a [Other],
+    /// Whether the migration of its status exists, if that is not over.
+    pub is_migration_known: bool,
+    /// What is known of a claim of the namespace, if it exists.
+    pub claim: &'a dyn Fn(&str) -> Option<Claim>,
     /// The time.
     pub now: Time,
 }
+
+/// A pod of an instance that it is not in.
+#[derive(Debug, Clone)]
+pub struct Other {
+    /// It.
+    pub pod: Arc<Pod>,
+    /// A migration that goes on needs it.
+    pub is_wanted: bool,
+}
+
+/// The reason with which a node reports that a VM has left it.
+pub(super) const MOVED: &str = "Moved";
+
+/// How long the other pods have, in seconds: no guest runs in them.
+const GRACE_OF_OTHERS: i64 = 1;
 
 /// Something to do at the API server.
 #[derive(Debug, Clone, PartialEq)]
@@ -62,6 +85,8 @@ pub enum Action {
     CreatePod(Box<Pod>),
     /// End the pod, with so many seconds for the guest to power off.
     DeletePod {
+        /// The pod's name.
+        name: String,
         /// The pod's unique id.
         uid: String,
         /// Seconds.
@@ -93,21 +118,24 @@ pub fn decide(observed: &Observed<'_>) -> Decision {
         actions: Vec::new(),
     };
     if deleting && pod.is_none() {
-        if has_finalizer {
+        if has_finalizer && observed.others.is_empty() {
             decision.actions.push(Action::RemoveFinalizer);
         }
+        decision.actions.extend(deletions_of_others(observed));
         return decision;
     }
     let spec = pod::specification(vmi);
+    end_orphaned_migration(&mut decision.status, observed);
     set_phases(&mut decision.status, *pod, &observed.now);
-    set_facts(&mut decision.status, vmi, *pod, spec.as_ref().ok());
+    set_facts(&mut decision.status, observed, spec.as_ref().ok());
     set_conditions(&mut decision.status, *pod, &observed.now);
+    set_migratable(&mut decision.status, observed, spec.as_ref().ok());
     let phase = decision.status.phase;
     if !has_finalizer && !deleting {
         decision.actions.push(Action::AddFinalizer);
     }
     match pod {
-        None if phase == Phase::Pending => match pod::pod(vmi, observed.claim) {
+        None if phase == Phase::Pending => match pod::pod(vmi, &|name| mode(observed, name)) {
             Ok(pod) => decision.actions.push(Action::CreatePod(Box::new(pod))),
             Err(error) => set_failure(&mut decision.status, &error, &observed.now),
         },
@@ -124,7 +152,41 @@ pub fn decide(observed: &Observed<'_>) -> Decision {
             }
         }
     }
+    decision.actions.extend(deletions_of_others(observed));
     decision
+}
+
+fn mode(observed: &Observed<'_>, claim: &str) -> Option<pod::VolumeMode> {
+    (observed.claim)(claim).map(|claim| claim.mode)
+}
+
+/// Ends the pods that nothing needs any more.
+fn deletions_of_others(observed: &Observed<'_>) -> Vec<Action> {
+    let deleting = observed.vmi.metadata.deletion_timestamp.is_some();
+    let unwanted = observed
+        .others
+        .iter()
+        .filter(|other| deleting || !other.is_wanted);
+    unwanted
+        .filter_map(|other| deletion(&other.pod, GRACE_OF_OTHERS))
+        .collect()
+}
+
+/// A migration that somebody removed by force ends as the source's pod says.
+fn end_orphaned_migration(status: &mut VmiStatus, observed: &Observed<'_>) {
+    let Some(state) = status.migration_state.as_mut() else {
+        return;
+    };
+    if state.is_open() && !observed.is_migration_known {
+        let moved = observed.pod.is_some_and(has_moved);
+        let failure = (!moved).then_some("the migration was removed before it ended");
+        state.end(failure, &observed.now);
+    }
+}
+
+/// Whether a pod's VM runs elsewhere.
+fn has_moved(pod: &Pod) -> bool {
+    terminated(pod).is_some_and(|end| end.exit_code == 0 && end.reason.as_deref() == Some(MOVED))
 }
 
 /// Records that the pod cannot be made.
@@ -134,6 +196,21 @@ pub(super) fn set_failure(status: &mut VmiStatus, error: &PodError, now: &Time) 
 }
 
 fn set_phases(status: &mut VmiStatus, pod: Option<&Pod>, now: &Time) {
+    let open = status
+        .migration_state
+        .as_ref()
+        .is_some_and(MigrationState::is_open);
+    // Where the VM is then says the migration's end.
+    if open && status.phase == Phase::Running && pod.is_none_or(has_moved) {
+        return;
+    }
+    // The pod that it is in is another one by now: the next look is at that.
+    let state = status.migration_state.as_ref();
+    if state.is_some_and(|state| !state.pod().is_empty())
+        && pod.is_some_and(|pod| pod.metadata.name.as_deref() != state.map(MigrationState::pod))
+    {
+        return;
+    }
     loop {
         let next = next_phase(status.phase, pod);
         if next == status.phase {
@@ -201,7 +278,7 @@ enum VmState {
     Failed,
 }
 
-fn container(pod: &Pod) -> Option<&ContainerState> {
+pub(in crate::controller) fn container(pod: &Pod) -> Option<&ContainerState> {
     let statuses = pod.status.as_ref()?.container_statuses.as_ref()?;
     statuses
         .iter()
@@ -210,7 +287,7 @@ fn container(pod: &Pod) -> Option<&ContainerState> {
         .as_ref()
 }
 
-fn terminated(pod: &Pod) -> Option<&ContainerStateTerminated> {
+pub(in crate::controller) fn terminated(pod: &Pod) -> Option<&ContainerStateTerminated> {
     container(pod)?.terminated.as_ref()
 }
 
@@ -224,7 +301,8 @@ fn pod_condition<'a>(
 
 fn vm_state(pod: &Pod) -> VmState {
     if let Some(terminated) = terminated(pod) {
-        return if terminated.exit_code == 0 {
+        // It left, and nobody knows where to.
+        return if terminated.exit_code == 0 && !has_moved(pod) {
             VmState::Succeeded
         } else {
             VmState::Failed
@@ -252,7 +330,7 @@ fn reason_of_failure(pod: &Pod) -> String {
         .unwrap_or_else(|| "PodFailed".to_owned())
 }
 
-fn node(pod: &Pod) -> Option<&str> {
+pub(in crate::controller) fn node(pod: &Pod) -> Option<&str> {
     pod.spec.as_ref()?.node_name.as_deref()
 }
 
@@ -264,28 +342,26 @@ fn node_label(vmi: &VirtualMachineInstance, pod: &Pod) -> Option<String> {
 }
 
 /// Writes what the pod says of the instance.
-fn set_facts(
-    status: &mut VmiStatus,
-    vmi: &VirtualMachineInstance,
-    pod: Option<&Pod>,
-    spec: Option<&VmiSpec>,
-) {
+fn set_facts(status: &mut VmiStatus, observed: &Observed<'_>, spec: Option<&VmiSpec>) {
+    let Observed { vmi, pod, .. } = observed;
     if let Some(revision) = vm::revision_of(vmi) {
         status.virtual_machine_revision_name = revision;
     }
     if let Some(spec) = spec {
         set_machine(status, spec);
     }
-    let Some(pod) = pod else {
-        status.active_pods.clear();
+    let wanted = observed.others.iter().filter(|other| other.is_wanted);
+    let pods = pod.iter().copied().chain(wanted.map(|other| &*other.pod));
+    status.active_pods = pods
+        .filter_map(|pod| Some((pod.metadata.uid.clone()?, node(pod)?.to_owned())))
+        .collect();
+    let Some((pod, node)) = pod.and_then(|pod| Some((pod, node(pod)?))) else {
         return;
     };
-    let Some(node) = node(pod) else {
-        return;
-    };
-    status.node_name = node.to_owned();
-    if let Some(uid) = &pod.metadata.uid {
-        status.active_pods = [(uid.clone(), node.to_owned())].into();
+    node.clone_into(&mut status.node_name);
+    if status.evacuation_node_name != node {
+        // It has left, or never was there.
+        status.evacuation_node_name.clear();
     }
     let Some(of_pod) = &pod.status else {
         return;
@@ -388,12 +464,6 @@ fn set_addresses(status: &mut VmiStatus, name: String, addresses: Vec<String>) {
 fn set_conditions(status: &mut VmiStatus, pod: Option<&Pod>, now: &Time) {
     let ready = ready(status, pod);
     set_condition(&mut status.conditions, ready, now);
-    let migratable = Condition::no(
-        "LiveMigratable",
-        "NotMigratable",
-        "this version of podvisor does not migrate running VMs",
-    );
-    set_condition(&mut status.conditions, migratable, now);
     let unschedulable = pod
         .and_then(|pod| pod_condition(pod, "PodScheduled"))
         .filter(|condition| condition.reason.as_deref() == Some("Unschedulable"));
@@ -405,6 +475,25 @@ fn set_conditions(status: &mut VmiStatus, pod: Option<&Pod>, now: &Time) {
         }
         None => clear_condition(&mut status.conditions, "PodScheduled"),
     }
+}
+
+fn set_migratable(status: &mut VmiStatus, observed: &Observed<'_>, spec: Option<&VmiSpec>) {
+    let Some(spec) = spec else {
+        return;
+    };
+    let annotations = observed.vmi.metadata.annotations.as_ref();
+    let has = |name: &str| annotations.is_some_and(|all| all.contains_key(name));
+    let condition = match migratable(spec, &has, observed.claim) {
+        Ok(method) => {
+            method.word().clone_into(&mut status.migration_method);
+            Condition::yes("LiveMigratable")
+        }
+        Err(obstacle) => {
+            status.migration_method.clear();
+            Condition::no("LiveMigratable", obstacle.reason, obstacle.message)
+        }
+    };
+    set_condition(&mut status.conditions, condition, &observed.now);
 }
 
 /// Returns how the pod's readiness gate has to change.
@@ -478,6 +567,7 @@ fn deletion(pod: &Pod, grace: i64) -> Option<Action> {
         return None;
     }
     Some(Action::DeletePod {
+        name: meta.name.clone()?,
         uid: meta.uid.clone()?,
         grace,
     })

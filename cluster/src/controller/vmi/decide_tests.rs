@@ -55,6 +55,8 @@ fn run(vmi: &VirtualMachineInstance, pod: Option<&Pod>) -> Decision {
     decide(&Observed {
         vmi,
         pod,
+        others: &[],
+        is_migration_known: true,
         claim: &|_| None,
         now: at(0),
     })
@@ -168,6 +170,7 @@ fn why_the_guest_ended_is_told() {
 fn a_deleted_instance_goes_after_its_pod() {
     let decision = run(&deleted(Phase::Running), Some(&running()));
     let deletion = Action::DeletePod {
+        name: "p".to_owned(),
         uid: "pod".into(),
         grace: 30,
     };
@@ -280,7 +283,14 @@ fn a_missing_claim_is_waited_for() {
     let decision = decide(&Observed {
         vmi: &waits,
         pod: None,
-        claim: &|_| Some(VolumeMode::Filesystem),
+        others: &[],
+        is_migration_known: true,
+        claim: &|_| {
+            Some(Claim {
+                mode: pod::VolumeMode::Filesystem,
+                is_shared: false,
+            })
+        },
         now: at(0),
     });
     assert!(matches!(&decision.actions[..], [Action::CreatePod(_)]));
@@ -310,7 +320,8 @@ fn where_it_runs_and_how_it_is_reached_is_written() {
     assert_eq!(status.active_pods["pod"], "node");
     assert_eq!(status.interfaces[0].name, "default");
     assert_eq!(status.interfaces[0].ip_addresses, ["10.0.0.1", "fd00::1"]);
-    assert!(!is_true(&status.conditions, "LiveMigratable"));
+    assert!(is_true(&status.conditions, "LiveMigratable"));
+    assert_eq!(status.migration_method, "LiveMigration");
 }
 
 #[test]
@@ -348,6 +359,8 @@ fn a_settled_instance_is_not_written_again() {
     let decision = decide(&Observed {
         vmi: &settled,
         pod: Some(&running()),
+        others: &[],
+        is_migration_known: true,
         claim: &|_| None,
         now: at(1000),
     });
@@ -355,6 +368,99 @@ fn a_settled_instance_is_not_written_again() {
         (decision.status, decision.actions),
         (settled.status.clone(), vec![])
     );
+}
+
+fn moving(open: bool) -> VirtualMachineInstance {
+    let mut vmi = vmi(Phase::Running);
+    let mut state = MigrationState {
+        migration_uid: "m".to_owned(),
+        source_pod: "p".to_owned(),
+        target_pod: "q".to_owned(),
+        ..MigrationState::default()
+    };
+    if !open {
+        state.end(Some("why"), &at(0));
+    }
+    vmi.status.migration_state = Some(state);
+    vmi
+}
+
+fn moved() -> Pod {
+    let end = json!({"terminated": {"exitCode": 0, "reason": "Moved"}});
+    pod(state(end))
+}
+
+#[test]
+fn a_vm_that_left_has_not_ended_while_its_migration_goes_on() {
+    assert_eq!(
+        run(&moving(true), Some(&moved())).status.phase,
+        Phase::Running
+    );
+    assert_eq!(run(&moving(true), None).status.phase, Phase::Running);
+    let off = pod(state(
+        json!({"terminated": {"exitCode": 0, "reason": "Completed"}}),
+    ));
+    assert_eq!(
+        run(&moving(true), Some(&off)).status.phase,
+        Phase::Succeeded
+    );
+    // It left, and the migration says that it did not.
+    let lost = run(&moving(false), Some(&moved())).status;
+    assert_eq!((lost.phase, &*lost.reason), (Phase::Failed, "Moved"));
+    assert_eq!(run(&moving(false), None).status.phase, Phase::Failed);
+}
+
+#[test]
+fn pods_that_no_migration_needs_are_ended_and_the_others_kept() {
+    let mut other = running();
+    other.metadata.name = Some("q".to_owned());
+    other.metadata.uid = Some("other".to_owned());
+    let with = |vmi: &VirtualMachineInstance, pod: Option<&Pod>, is_wanted| {
+        let other = Other {
+            pod: Arc::new(other.clone()),
+            is_wanted,
+        };
+        decide(&Observed {
+            vmi,
+            pod,
+            others: &[other],
+            is_migration_known: true,
+            claim: &|_| None,
+            now: at(0),
+        })
+    };
+    let deletion = Action::DeletePod {
+        name: "q".to_owned(),
+        uid: "other".to_owned(),
+        grace: 1,
+    };
+    let kept = with(&moving(true), Some(&running()), true);
+    assert!(!kept.actions.contains(&deletion));
+    assert_eq!(kept.status.active_pods.len(), 2);
+    let ended = with(&moving(true), Some(&running()), false);
+    assert!(ended.actions.contains(&deletion));
+    // An instance that goes waits for all of its pods.
+    let going = with(&deleted(Phase::Running), None, true);
+    assert_eq!(going.actions, [deletion]);
+}
+
+#[test]
+fn a_migration_that_was_removed_by_force_ends_as_the_source_says() {
+    let look = |pod: &Pod| {
+        let vmi = moving(true);
+        let decision = decide(&Observed {
+            vmi: &vmi,
+            pod: Some(pod),
+            others: &[],
+            is_migration_known: false,
+            claim: &|_| None,
+            now: at(0),
+        });
+        assert_eq!(decision.status.phase, Phase::Running);
+        decision.status.migration_state.unwrap()
+    };
+    assert_eq!(look(&running()).pod(), "p");
+    assert_eq!(look(&moved()).pod(), "q");
 }
 
 #[test]

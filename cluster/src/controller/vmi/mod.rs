@@ -4,7 +4,9 @@
 //! docs/cluster-controllers.md has the table of phases.
 
 mod decide;
+mod migratable;
 mod pod;
+mod target;
 mod volumes;
 
 use std::sync::Arc;
@@ -15,15 +17,23 @@ use k8s_openapi::jiff::Timestamp;
 use kube::Api;
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions};
 use kube::runtime::controller;
+use podvisor_cluster_types::Quantity;
 use serde_json::json;
 
-pub use decide::{Action, Decision, Observed, decide, failure, was_running};
-pub use pod::{CONTAINER, NO_IMAGE, PodError, RUNTIME_CLASS, VolumeMode, name as pod_name, pod};
+pub use decide::{Action, Decision, Observed, Other, decide, failure, was_running};
+pub(super) use decide::{container, node, terminated};
+pub use migratable::{Method, Obstacle, migratable};
+pub use pod::{
+    CONTAINER, Claim, NO_IMAGE, PodError, RUNTIME_CLASS, VolumeMode, name as pod_name, pod,
+};
+pub use target::{name as target_name, target};
 pub use volumes::{DEVICES, MOUNTS};
 
 use super::error::{Error, code, is_gone};
 use super::objects::{
-    NODE_NAME_LABEL, Phase, UNPAUSED_GATE, VMI_FINALIZER, VirtualMachineInstance, VmiStatus,
+    MIGRATION_NAME_ANNOTATION, MIGRATION_UID_LABEL, MigrationState, NODE_NAME_LABEL, Phase,
+    UNPAUSED_GATE, VMI_FINALIZER, VirtualMachineInstance, VirtualMachineInstanceMigration,
+    VmiStatus,
 };
 use super::{Context, expectations, patch};
 
@@ -34,7 +44,7 @@ pub(super) async fn reconcile(
 ) -> Result<controller::Action, Error> {
     context.check().await?;
     let namespace = observed.metadata.namespace.clone().unwrap_or_default();
-    let known = context.world.pod(&namespace, &pod_name(&observed));
+    let known = context.world.pod(&namespace, &active_pod(&observed));
     if context
         .expectations
         .are_pending(&*observed, known.as_deref())
@@ -43,14 +53,122 @@ pub(super) async fn reconcile(
     }
     let pods: Api<Pod> = context.world.api(&namespace);
     let pod = find_pod(&observed, known, &pods).await?;
+    let others = others(&observed, pod.as_deref(), &context).await?;
     let decision = decide(&Observed {
         vmi: &observed,
         pod: pod.as_deref(),
+        others: &others,
+        is_migration_known: is_migration_known(&observed, &context).await?,
         claim: &|claim| context.world.claim(&namespace, claim),
         now: Time(Timestamp::now()),
     });
     carry_out(&observed, decision, &pods, &context).await?;
     Ok(controller::Action::await_change())
+}
+
+/// Returns how much memory an instance's guest has.
+pub(super) fn guest_memory_of(vmi: &VirtualMachineInstance) -> Option<Quantity> {
+    let spec = pod::specification(vmi).ok()?;
+    pod::guest_memory(&spec).cloned()
+}
+
+/// Returns the name of the pod that an instance is in.
+#[must_use]
+pub fn active_pod(vmi: &VirtualMachineInstance) -> String {
+    let state = vmi.status.migration_state.as_ref();
+    let moved = state.map(MigrationState::pod).filter(|pod| !pod.is_empty());
+    moved.map_or_else(|| pod_name(vmi), str::to_owned)
+}
+
+/// Returns the pods of an instance that it is not in, and whether each is wanted.
+async fn others(
+    vmi: &VirtualMachineInstance,
+    active: Option<&Pod>,
+    context: &Context,
+) -> Result<Vec<Other>, Error> {
+    let active = active.and_then(|pod| pod.metadata.uid.as_deref());
+    let mut others = Vec::new();
+    for pod in context.world.pods_of(vmi) {
+        if pod.metadata.uid.as_deref() == active || pod.metadata.name == Some(active_pod(vmi)) {
+            continue;
+        }
+        let labels = pod.metadata.labels.as_ref();
+        let migration = labels.and_then(|labels| labels.get(MIGRATION_UID_LABEL));
+        let annotations = pod.metadata.annotations.as_ref();
+        let name = annotations.and_then(|names| names.get(MIGRATION_NAME_ANNOTATION));
+        let is_wanted = match (migration, name) {
+            (Some(uid), Some(name)) => migration_goes_on(vmi, name, uid, context).await?,
+            _ => false,
+        };
+        others.push(Other { pod, is_wanted });
+    }
+    Ok(others)
+}
+
+/// Whether the migration that an instance's status is about exists.
+async fn is_migration_known(
+    vmi: &VirtualMachineInstance,
+    context: &Context,
+) -> Result<bool, Error> {
+    let state = vmi.status.migration_state.as_ref();
+    let Some(state) = state.filter(|state| state.is_open()) else {
+        return Ok(true);
+    };
+    let namespace = vmi.metadata.namespace.as_deref().unwrap_or_default();
+    let of_target = context.world.pod(namespace, &state.target_pod);
+    let name = of_target.as_ref().and_then(|pod| {
+        pod.metadata
+            .annotations
+            .as_ref()?
+            .get(MIGRATION_NAME_ANNOTATION)
+    });
+    let known = context.world.migrations_of(vmi);
+    if known
+        .iter()
+        .any(|migration| migration.metadata.uid.as_deref() == Some(&state.migration_uid))
+    {
+        return Ok(true);
+    }
+    match name {
+        Some(name) => exists(vmi, name, &state.migration_uid, context)
+            .await
+            .map(|found| found.is_some()),
+        None => Ok(false),
+    }
+}
+
+/// Whether a migration is there and not over. That it is not there is asked of the API server: a
+/// watch may be late, and its target's pod is deleted but once.
+async fn migration_goes_on(
+    vmi: &VirtualMachineInstance,
+    name: &str,
+    uid: &str,
+    context: &Context,
+) -> Result<bool, Error> {
+    let known = context.world.migrations_of(vmi);
+    let known = known
+        .into_iter()
+        .find(|migration| migration.metadata.uid.as_deref() == Some(uid));
+    let found = match known {
+        Some(migration) => Some((*migration).clone()),
+        None => exists(vmi, name, uid, context).await?,
+    };
+    Ok(found.is_some_and(|migration| !migration.status.phase.is_final()))
+}
+
+async fn exists(
+    vmi: &VirtualMachineInstance,
+    name: &str,
+    uid: &str,
+    context: &Context,
+) -> Result<Option<VirtualMachineInstanceMigration>, Error> {
+    let namespace = vmi.metadata.namespace.as_deref().unwrap_or_default();
+    let api: Api<VirtualMachineInstanceMigration> = context.world.api(namespace);
+    let found = api
+        .get_opt(name)
+        .await
+        .map_err(|source| Error::request("look for the migration of", vmi, source))?;
+    Ok(found.filter(|migration| migration.metadata.uid.as_deref() == Some(uid)))
 }
 
 /// Returns an instance's pod. That one which was there is gone is asked of the API server: a
@@ -68,7 +186,7 @@ async fn find_pod(
         );
     let pod = match known {
         None if expected => pods
-            .get_opt(&pod_name(vmi))
+            .get_opt(&active_pod(vmi))
             .await
             .map_err(|source| Error::request("look for the pod of", vmi, source))?
             .map(Arc::new),
@@ -79,7 +197,7 @@ async fn find_pod(
 
 /// Returns whether a pod is an instance's, and not one of the same name. Anybody may name an owner,
 /// but nobody else makes pods of the runtime class.
-fn is_of(pod: &Pod, vmi: &VirtualMachineInstance) -> bool {
+pub(super) fn is_of(pod: &Pod, vmi: &VirtualMachineInstance) -> bool {
     let class = pod
         .spec
         .as_ref()
@@ -141,7 +259,9 @@ async fn carry_out(
             Action::CreatePod(pod) => {
                 create(&api, &vmi, &pod, &decision.status, pods, context).await?;
             }
-            Action::DeletePod { uid, grace } => delete(&vmi, uid, grace, pods, context).await?,
+            Action::DeletePod { name, uid, grace } => {
+                delete(&vmi, &name, uid, grace, pods, context).await?;
+            }
         }
     }
     Ok(())
@@ -225,6 +345,7 @@ async fn create(
 
 async fn delete(
     vmi: &VirtualMachineInstance,
+    name: &str,
     uid: String,
     grace: i64,
     pods: &Api<Pod>,
@@ -238,8 +359,7 @@ async fn delete(
         uid: Some(uid),
         resource_version: None,
     });
-    let name = pod_name(vmi);
-    match pods.delete(&name, &params).await {
+    match pods.delete(name, &params).await {
         Ok(_) => {
             let note = format!("Deleted the pod {name}");
             context.event(vmi, "SuccessfulDelete", "Delete", note).await;

@@ -103,11 +103,25 @@ pub enum VolumeMode {
     Filesystem,
 }
 
+/// What is known of a claim.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Claim {
+    /// How it can be used.
+    pub mode: VolumeMode,
+    /// Several nodes may write it at the same time.
+    pub is_shared: bool,
+}
+
 /// Returns the name of an instance's pod: one per unique id, so that it cannot be created twice.
 #[must_use]
 pub fn name(vmi: &VirtualMachineInstance) -> String {
+    name_for(vmi, vmi.metadata.uid.as_deref().unwrap_or_default())
+}
+
+/// Returns the name of a pod that is made for an instance because of the object with this unique
+/// id.
+pub(super) fn name_for(vmi: &VirtualMachineInstance, uid: &str) -> String {
     let name = vmi.metadata.name.as_deref().unwrap_or_default();
-    let uid = vmi.metadata.uid.as_deref().unwrap_or_default();
     // A pod's name is a host name as well.
     let room = 63 - LAUNCHER.len() - 2 - names::HASH;
     let short: String = name.chars().take(room).collect();

@@ -14,7 +14,11 @@ use super::config::{List, Plugin};
 use super::input::Input;
 use super::plugin::{self, Invocation};
 use super::result::CniResult;
-use super::{CniError, INTERFACE};
+use super::{CniError, INTERFACE, PORT_MAPPINGS};
+
+/// How much longer a plugin may take for each port of the host that it forwards, and for all.
+const PORT_TIME: Duration = Duration::from_secs(2);
+const PORTS_TIME: Duration = Duration::from_secs(30 * 60);
 
 /// Plugins, the pod and the present record of its network.
 #[derive(Debug)]
@@ -164,9 +168,19 @@ impl<'a> Chain<'a> {
                 ("CNI_ARGS", arguments),
                 ("CNI_PATH", self.path.clone()),
             ],
+            limit: self.limit.saturating_add(self.time_for_ports(plugin)),
             config: config.to_string().into_bytes(),
-            limit: self.limit,
         })
+    }
+
+    /// How much longer a plugin may take because it forwards ports of the host: portmap starts
+    /// `iptables` up to a dozen times for each, and each waits for a lock of the whole host.
+    fn time_for_ports(&self, plugin: &Plugin) -> Duration {
+        let mappings = self.cached.capabilities.get(PORT_MAPPINGS);
+        let mappings = mappings.filter(|_| plugin.wants(PORT_MAPPINGS));
+        let count = mappings.and_then(Value::as_array).map_or(0, Vec::len);
+        let more = PORT_TIME.saturating_mul(u32::try_from(count).unwrap_or(u32::MAX));
+        more.min(PORTS_TIME)
     }
 
     /// The plugin's configuration with the additions that the specification requires of the

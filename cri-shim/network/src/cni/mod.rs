@@ -135,6 +135,9 @@ pub struct PodIdentity {
 /// `bandwidth`, `ips`, `mac`, `dns`, ….
 pub type Capabilities = serde_json::Map<String, Value>;
 
+/// The capability of plugins that forward ports of the host.
+const PORT_MAPPINGS: &str = "portMappings";
+
 /// A port of the host that is forwarded to one of a pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PortMapping {
@@ -159,7 +162,7 @@ pub fn port_mappings(mappings: &[PortMapping]) -> Option<(String, Value)> {
         })
     });
     let mappings: Vec<Value> = mappings.collect();
-    (!mappings.is_empty()).then(|| ("portMappings".to_owned(), Value::Array(mappings)))
+    (!mappings.is_empty()).then(|| (PORT_MAPPINGS.to_owned(), Value::Array(mappings)))
 }
 
 /// Returns the configuration list of this name.

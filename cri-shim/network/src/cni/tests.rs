@@ -414,6 +414,27 @@ fn a_plugin_that_hangs_or_floods_is_killed_with_all_that_it_started() {
     });
 }
 
+#[test]
+fn a_plugin_has_more_time_for_many_ports() {
+    in_host(async || {
+        let mut world = World::new(&scripted());
+        world.script("script", "[ $CNI_COMMAND = DEL ] || { sleep 2; exit 1; }");
+        world.cni.options.plugin_timeout = Duration::from_secs(1);
+        let error = world.attach(Capabilities::new()).await.unwrap_err();
+        assert!(matches!(error, CniError::Hangs { .. }), "{error}");
+        let port = |number| PortMapping {
+            host_port: number,
+            pod_port: number,
+            protocol: "udp".to_owned(),
+            host_ip: String::new(),
+        };
+        let ports: Vec<_> = (30000..30200).map(port).collect();
+        let error = world.attach(port_mappings(&ports).into_iter().collect());
+        let error = error.await.unwrap_err();
+        assert!(matches!(error, CniError::Failed { .. }), "{error}");
+    });
+}
+
 #[tokio::test]
 async fn a_check_that_nobody_needs_waits_for_no_plugin() {
     let world = World::new(&scripted());

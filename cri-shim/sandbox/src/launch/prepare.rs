@@ -97,6 +97,7 @@ impl Prepared {
             psi: config.psi,
             must_clone: config.snapshot.is_some(),
             jail: config.jail,
+            required_layers: config.required_layers,
             // Known when the process exists.
             has_cgroup: false,
             // Known when its files are.

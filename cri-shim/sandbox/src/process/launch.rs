@@ -12,9 +12,9 @@ use tracing::info;
 
 use super::super::agent::{GuestConfig, Share};
 use super::super::events::EventLog;
-use super::super::jail::{self, CallFilter, KvmCalls};
+use super::super::jail::{self, CallFilter, KvmCalls, MissingLayer};
 use super::super::template::Template;
-use super::super::types::{GuestKind, GuestNetwork, JailMode};
+use super::super::types::{GuestKind, GuestNetwork, JailLayer, JailMode};
 use super::super::wire::{FrameError, FrameReader, LAUNCH_VERSION, LaunchHeader};
 use super::super::{BuiltSandbox, SandboxConfig, SandboxError};
 use super::containers::Containers;
@@ -313,12 +313,51 @@ fn close_jail(
     kvm: KvmCalls,
 ) -> Result<Vec<String>, SandboxError> {
     let mut missing_layers = Vec::new();
+    let mut lacks = Vec::new();
     if launch.jail == JailMode::Enforced {
         let missing = jail::close(devices.share.as_ref(), CallFilter::Enforced { kvm })?;
         missing_layers.extend(missing.iter().map(ToString::to_string));
+        lacks.extend(missing.into_iter().map(layer_of));
     }
     if !launch.has_cgroup {
-        missing_layers.push("control group".to_owned());
+        missing_layers.push(JailLayer::ControlGroup.to_string());
+        lacks.push(JailLayer::ControlGroup);
     }
+    check_layers(&launch.required_layers, &lacks)?;
     Ok(missing_layers)
+}
+
+fn layer_of(missing: MissingLayer) -> JailLayer {
+    match missing {
+        MissingLayer::UserNamespace => JailLayer::UserNamespace,
+        MissingLayer::Landlock | MissingLayer::PartOfLandlock => JailLayer::Landlock,
+    }
+}
+
+/// Returns an error if a required layer is among those that the process lacks.
+fn check_layers(required: &[JailLayer], lacks: &[JailLayer]) -> Result<(), SandboxError> {
+    match required.iter().find(|layer| lacks.contains(layer)) {
+        Some(layer) => Err(SandboxError::MissingLayer { layer: *layer }),
+        None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_without_a_required_layer_does_not_start() {
+        use JailLayer::{ControlGroup, Landlock, UserNamespace};
+        check_layers(&[], &[Landlock, ControlGroup]).unwrap();
+        check_layers(&[Landlock], &[UserNamespace]).unwrap();
+        for missing in [MissingLayer::Landlock, MissingLayer::PartOfLandlock] {
+            let error = check_layers(&[ControlGroup, Landlock], &[layer_of(missing)]);
+            let error = error.unwrap_err().to_string();
+            assert!(
+                error.contains("Landlock") && error.contains("lsm="),
+                "{error}"
+            );
+        }
+    }
 }

@@ -48,6 +48,22 @@ struct Other<W> {
     max_bytes: u64,
 }
 
+/// What went wrong with a log.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum LogError {
+    /// The file did not accept lines: they are lost, and later ones are tried again.
+    #[error("failed to write to a container's log: {lines} lines are lost")]
+    Lost {
+        /// How many, or parts of them.
+        lines: usize,
+        #[source]
+        source: io::Error,
+    },
+    /// All lines are written, but to a file that is longer than it may be.
+    #[error("failed to empty a container's other log: the present one exceeds its maximum size")]
+    TooLong(#[source] io::Error),
+}
+
 /// A log that can be truncated.
 pub(super) trait LogFile: Write {
     /// Removes its contents.
@@ -114,13 +130,13 @@ impl<W: LogFile> LogWriter<W> {
     /// Appends bytes that a process has written now.
     ///
     /// # Errors
-    /// The file did not accept lines; they are lost, and later ones are tried again.
+    /// [`LogError`]; it says which lines are in the log.
     pub(super) fn write(
         &mut self,
         stream: OutputStream,
         bytes: &[u8],
         now: SystemTime,
-    ) -> io::Result<()> {
+    ) -> Result<(), LogError> {
         let origin = Origin::new(stream, now);
         let mut begun = std::mem::take(self.begun(stream));
         for piece in bytes.split_inclusive(|byte| *byte == b'\n') {
@@ -149,7 +165,7 @@ impl<W: LogFile> LogWriter<W> {
     ///
     /// # Errors
     /// As [`Self::write`].
-    pub(super) fn finish(&mut self, stream: OutputStream, now: SystemTime) -> io::Result<()> {
+    pub(super) fn finish(&mut self, stream: OutputStream, now: SystemTime) -> Result<(), LogError> {
         let begun = std::mem::take(self.begun(stream));
         if !begun.is_empty() {
             self.line(&Origin::new(stream, now), b"P ", &begun, b"");
@@ -170,12 +186,13 @@ impl<W: LogFile> LogWriter<W> {
         }
     }
 
-    fn flush(&mut self) -> io::Result<()> {
+    fn flush(&mut self) -> Result<(), LogError> {
         if self.lines.is_empty() {
             return Ok(());
         }
         // If the other file cannot be used, this one is.
-        let mut result = self.take_turns(self.lines.len() as u64);
+        let turn = self.take_turns(self.lines.len() as u64);
+        let mut stopped = None;
         if self.is_torn {
             self.lines.insert(0, b'\n');
         }
@@ -183,13 +200,13 @@ impl<W: LogFile> LogWriter<W> {
         while written < self.lines.len() {
             match self.file.write(&self.lines[written..]) {
                 Ok(0) => {
-                    result = Err(io::ErrorKind::WriteZero.into());
+                    stopped = Some(io::ErrorKind::WriteZero.into());
                     break;
                 }
                 Ok(count) => written += count,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => {
-                    result = Err(error);
+                    stopped = Some(error);
                     break;
                 }
             }
@@ -198,11 +215,16 @@ impl<W: LogFile> LogWriter<W> {
             self.is_torn = self.lines[written - 1] != b'\n';
             self.size = self.size.saturating_add(written as u64);
         }
+        let lost = self.lines[written..].iter().filter(|byte| **byte == b'\n');
+        let lines = lost.count();
         self.lines.clear();
         // Keeps the memory for one read with its lines' prefixes; a longer burst should not cost
         // memory forever.
         self.lines.shrink_to(4 * LINE_MAX);
-        result
+        match stopped {
+            Some(source) => Err(LogError::Lost { lines, source }),
+            None => turn.map_err(LogError::TooLong),
+        }
     }
 }
 
@@ -234,7 +256,10 @@ mod tests {
 
     impl LogFile for Limited {
         fn empty(&mut self) -> io::Result<()> {
-            self.0.empty()
+            match self.1 {
+                0 => Err(io::ErrorKind::StorageFull.into()),
+                _ => self.0.empty(),
+            }
         }
     }
 
@@ -336,11 +361,28 @@ mod tests {
     fn after_a_full_disk_the_next_line_begins_on_a_line_of_its_own() {
         let mut log = LogWriter::new(Limited(Vec::new(), 10));
         let full = log.write(Stdout, b"lost\n", now()).unwrap_err();
-        assert_eq!(full.kind(), io::ErrorKind::StorageFull);
+        assert!(matches!(full, LogError::Lost { lines: 1, .. }), "{full}");
         log.file.1 = 1000;
         log.write(Stdout, b"kept\n", now()).unwrap();
         let text = String::from_utf8(log.file.0).unwrap();
         assert_eq!(text, format!("1970-01-01\n{TIME} stdout F kept\n"));
+    }
+
+    #[test]
+    fn only_lines_that_no_file_has_are_lost() {
+        let line = format!("{TIME} stdout F a\n");
+        // Room for one line and a part of the next.
+        let mut log = LogWriter::new(Limited(Vec::new(), line.len() + 3));
+        let full = log.write(Stdout, b"a\nb\nc\n", now()).unwrap_err();
+        assert!(matches!(full, LogError::Lost { lines: 2, .. }), "{full}");
+        assert!(log.file.0.starts_with(line.as_bytes()));
+
+        let mut log = LogWriter::new(Limited(Vec::new(), 1000));
+        log.limit(Limited(Vec::new(), 0), 1);
+        log.write(Stdout, b"a\n", now()).unwrap();
+        let long = log.write(Stdout, b"a\n", now()).unwrap_err();
+        assert!(matches!(long, LogError::TooLong(_)), "{long}");
+        assert_eq!(log.file.0, line.repeat(2).as_bytes());
     }
 
     proptest! {

@@ -17,7 +17,8 @@ use tracing::{debug, warn};
 use super::super::stdio::{GuestInput, GuestStreams, StdioError, read, spawn, write_all};
 use super::super::types::StdioFds;
 use super::backlog::{Backlog, Pushed, Readers};
-use super::log::{LogWriter, OutputStream};
+use super::log::{LogError, LogWriter, OutputStream};
+use crate::machine::causes;
 
 /// Bytes that are read from a process at a time.
 const READ_SIZE: usize = 16 << 10;
@@ -52,7 +53,7 @@ struct Input {
 #[derive(Debug, Default)]
 struct Sinks {
     log: Option<LogWriter>,
-    /// The log's file does not accept lines; logged once until it does again.
+    /// The log has a fault; logged once until it has none.
     is_log_broken: bool,
     /// The guest's outputs that have not ended.
     outputs: Vec<Weak<UnixStream>>,
@@ -414,12 +415,12 @@ impl Sinks {
         }
     }
 
-    fn note(&mut self, written: std::io::Result<()>) {
+    fn note(&mut self, written: Result<(), LogError>) {
         match written {
             Ok(()) => self.is_log_broken = false,
             Err(error) if !self.is_log_broken => {
                 self.is_log_broken = true;
-                warn!(%error, "cannot write a container's log: lines are lost");
+                warn!(error = causes(&error), "the container's log");
             }
             Err(_) => {}
         }

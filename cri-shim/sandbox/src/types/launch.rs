@@ -1,6 +1,7 @@
 //! The configuration of a sandbox.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::fs::File;
 use std::path::PathBuf;
 
@@ -70,6 +71,9 @@ pub struct LaunchConfig {
     pub psi: bool,
     /// Whether the process is jailed.
     pub jail: JailMode,
+    /// Layers of its confinement without which it does not start: others may be missing where the
+    /// host does not have them.
+    pub required_layers: Vec<JailLayer>,
     /// The directory of templates, snapshots of machines that have booted already: the sandbox
     /// starts as a clone of the matching one, and creates one if it is missing. It boots if the
     /// clone has no working guest. `None`: it boots.
@@ -129,6 +133,7 @@ impl LaunchConfig {
             transport: Transport::Mmio,
             psi: false,
             jail: JailMode::Enforced,
+            required_layers: Vec::new(),
             templates: None,
             snapshot: None,
             cgroup_parent: Some(DEFAULT_CGROUP_PARENT.to_owned()),
@@ -156,4 +161,44 @@ pub enum JailMode {
     Enforced,
     /// The process has all rights of its launcher, within the limits of its control group.
     Disabled,
+}
+
+/// A layer of a process's confinement that a host may lack.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum JailLayer {
+    /// A user namespace in which no user is mapped. A process that serves a shared directory never
+    /// has one, and does not need it to start.
+    UserNamespace,
+    /// Landlock, with all that the newest version that podvisor knows restricts.
+    Landlock,
+    /// A control group of its own, with the limits of its machine.
+    ControlGroup,
+}
+
+impl JailLayer {
+    /// Returns what to do on a host that lacks it.
+    pub(crate) fn remedy(self) -> &'static str {
+        match self {
+            Self::UserNamespace => "see `podvisor check` for the setting that refuses it",
+            Self::Landlock => {
+                "it takes Linux 6.12 with CONFIG_SECURITY_LANDLOCK, and landlock in lsm= of its \
+                 command line"
+            }
+            Self::ControlGroup => {
+                "mount cgroup v2 at /sys/fs/cgroup, where podvisor may write; the log says why the \
+                 process has none"
+            }
+        }
+    }
+}
+
+impl fmt::Display for JailLayer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::UserNamespace => "user namespace",
+            Self::Landlock => "Landlock",
+            Self::ControlGroup => "control group",
+        })
+    }
 }

@@ -27,7 +27,7 @@ pub use boot::BootMachine;
 pub use create::{ContainerDevice, CreateContainer, DeviceSource, ImageVolume, RestartPolicy};
 pub use exit::SandboxExit;
 pub use guest_agent::{GuestAgentAnswer, GuestAgentCall, Password};
-pub use launch::{GuestKind, JailMode, LaunchConfig};
+pub use launch::{GuestKind, JailLayer, JailMode, LaunchConfig};
 pub use process::{ContainerUser, Exec, StdioFds, SupplementalGroups, TerminalSize};
 pub use state::{ContainerInfo, ContainerState, ProcessExit, Started};
 pub use stats::{ContainerStats, GuestStats};

@@ -11,7 +11,8 @@ use crate::error::RefusalKind;
 use crate::machine::{KernelPanic, NicKind, UserRange};
 use crate::types::{
     ContainerInfo, ContainerStats, ContainerUser, GuestAgentAnswer, GuestAgentCall, GuestKind,
-    JailMode, ProcessExit, RestartPolicy, SandboxExit, Started, SupplementalGroups, TerminalSize,
+    JailLayer, JailMode, ProcessExit, RestartPolicy, SandboxExit, Started, SupplementalGroups,
+    TerminalSize,
 };
 
 /// Version of the control protocol.
@@ -389,6 +390,9 @@ pub(crate) struct LaunchHeader {
     pub(crate) has_events: bool,
     pub(crate) sysctls: BTreeMap<String, String>,
     pub(crate) jail: JailMode,
+    /// Layers without which it must not start.
+    #[serde(default)]
+    pub(crate) required_layers: Vec<JailLayer>,
     /// Whether the guest's devices are on PCI.
     pub(crate) pci: bool,
     /// Whether the guest's kernel counts pressure.

@@ -114,7 +114,7 @@ async fn leave_pod(entry_dir: &Path, record: &Record) -> anyhow::Result<()> {
 
 /// Releases the resources on the host that an ended container does not need any more. What cannot
 /// be released now is left for the next sweep.
-pub(in crate::cli) async fn settle(entry: &Entry) {
+pub(in crate::cli) async fn release_resources(entry: &Entry) {
     // For pods, the events of each of their containers are recorded.
     if !entry.record.is_pod {
         events::note_end(&entry.dir, &entry.record);
@@ -237,7 +237,7 @@ async fn clear_away(
         match finding {
             SweepAction::Nothing => {}
             SweepAction::Tell(error) => crate::cli::report(&error),
-            SweepAction::Settle(entry) => settle(&entry).await,
+            SweepAction::Settle(entry) => release_resources(&entry).await,
             SweepAction::Remove(dir, name) => match (remove(&dir).await, name) {
                 (Ok(()), name) => {
                     removed.push(name.unwrap_or_else(|| dir.display().to_string()));

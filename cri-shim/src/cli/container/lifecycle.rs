@@ -8,7 +8,7 @@ use clap::Args;
 use futures_util::{StreamExt as _, stream};
 use tokio::time::timeout;
 
-use super::clear::{remove, settle};
+use super::clear::{release_resources, remove};
 use super::events::{self, event};
 use super::state::{running, unresponsive};
 use super::{Containers, Entry, State, sweep};
@@ -179,7 +179,7 @@ pub(in crate::cli) async fn end(
         crate::cli::notice("the guest does not answer, so its machine is killed");
         client.shutdown(Duration::ZERO).await?;
     }
-    settle(entry).await;
+    release_resources(entry).await;
     Ok(())
 }
 
@@ -254,7 +254,7 @@ async fn end_between_starts(client: &SandboxClient, entry: &Entry) -> anyhow::Re
             Err(error) => return Err(error.into()),
         }
         entry.ended(client).await;
-        settle(entry).await;
+        release_resources(entry).await;
         Ok(())
     };
     timeout(STOP_MARGIN, ended).await.unwrap_or_else(|_| {

@@ -23,7 +23,7 @@ use super::state::unresponsive;
 use super::{Entry, State, sweep};
 use crate::cli::Globals;
 use crate::cli::output::Stdout;
-use lines::{Hold, LineStarts, Piece, Prefix, Printer};
+use lines::{Hold, LineStarts, LogLine, Prefix, Printer};
 use podvisor_host::watch::readable;
 pub(in crate::cli) use time::{parse_at, parse_time};
 
@@ -83,7 +83,7 @@ type WriteText = fn(bool, &[u8]) -> io::Result<()>;
 
 impl LogsArgs {
     /// Returns whether the times that are asked for include a line that begins with this piece.
-    fn takes(&self, piece: &Piece<'_>) -> bool {
+    fn takes(&self, piece: &LogLine<'_>) -> bool {
         let Ok(time) = humantime::parse_rfc3339(piece.time) else {
             return false;
         };
@@ -155,7 +155,7 @@ impl Reader {
 /// Returns the time of a file's first line, which determines the order of the files.
 fn first_time(path: &Path) -> Option<String> {
     let line = Reader::open(path).ok()?.next().ok()??;
-    Some(Piece::parse(&line)?.time.to_owned())
+    Some(LogLine::parse(&line)?.time.to_owned())
 }
 
 /// Returns the log files that have lines, the older one first.
@@ -235,7 +235,7 @@ where
         Tail::Lines(wanted) => lines_taken(args, &logs)?.saturating_sub(wanted),
         Tail::All => 0,
     };
-    let mut takes = |first: &Piece<'_>| {
+    let mut takes = |first: &LogLine<'_>| {
         let is_taken = args.takes(first);
         let is_skipped = is_taken && skip > 0;
         skip -= usize::from(is_skipped);
@@ -243,7 +243,7 @@ where
     };
     let mut copy = |reader: &mut Reader| -> anyhow::Result<()> {
         while let Some(line) = reader.next()? {
-            if let Some(piece) = Piece::parse(&line) {
+            if let Some(piece) = LogLine::parse(&line) {
                 printer.print(&piece, &mut takes)?;
             }
         }
@@ -305,7 +305,7 @@ fn lines_taken(args: &LogsArgs, logs: &[PathBuf]) -> anyhow::Result<usize> {
     for log in logs {
         let mut reader = Reader::open(log)?;
         while let Some(line) = reader.next()? {
-            let piece = Piece::parse(&line);
+            let piece = LogLine::parse(&line);
             let is_taken = piece.is_some_and(|piece| starts.begins(&piece) && args.takes(&piece));
             count += usize::from(is_taken);
         }
@@ -362,7 +362,7 @@ mod tests {
             let args = LogsArgs::from_arg_matches(&matches).unwrap();
             let takes = |second: &u8| {
                 let line = format!("2026-01-31T12:00:0{second}.5Z stdout F x\n");
-                args.takes(&Piece::parse(line.as_bytes()).unwrap())
+                args.takes(&LogLine::parse(line.as_bytes()).unwrap())
             };
             (1..5).filter(takes).collect::<Vec<_>>()
         };

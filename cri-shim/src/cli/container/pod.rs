@@ -343,11 +343,11 @@ async fn stop(containers: &Containers, pod: &Entry, time: Option<u32>) -> anyhow
     };
     machine.shutdown(power_off).await?;
     for (entry, _) in stopped {
-        clear::settle(entry).await;
+        clear::release_resources(entry).await;
         let stopped = events::event(&entry.record, EventAction::Stop);
         events::note(&entry.dir, &stopped);
     }
-    clear::settle(pod).await;
+    clear::release_resources(pod).await;
     Ok(())
 }
 

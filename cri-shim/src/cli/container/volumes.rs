@@ -15,6 +15,7 @@ use serde::{Deserialize, Serialize};
 use super::Record;
 use crate::bind::{
     DetachedTree, Extent, Propagation, guest_options, mount_points, open_source, pass_on_mounts,
+    private_mount_of,
 };
 use crate::guest_devices;
 use crate::sandbox::{SandboxClient, SharedDirectory};
@@ -106,9 +107,31 @@ pub(in crate::cli) fn check(volumes: &[Volume]) -> anyhow::Result<()> {
     );
     for volume in volumes {
         let source = fs::metadata(&volume.source);
-        source.with_context(|| format!("--volume: cannot share {}", volume.source.display()))?;
+        let cannot = || format!("--volume: cannot share {}", volume.source.display());
+        source.with_context(cannot)?;
+        if volume.follows {
+            let source = open_source(&volume.source).with_context(cannot)?;
+            check_follows(
+                &volume.source,
+                private_mount_of(&source).with_context(cannot)?,
+            )?;
+        }
     }
     Ok(())
+}
+
+/// Returns an error if the mount that a volume's source is on is private.
+fn check_follows(source: &Path, private: Option<PathBuf>) -> anyhow::Result<()> {
+    let Some(point) = private else {
+        return Ok(());
+    };
+    bail!(
+        "rslave: {} is on {}, a private mount: what is mounted below it later would not appear; \
+         `mount --make-shared {}` first, or leave out rslave",
+        source.display(),
+        point.display(),
+        point.display()
+    );
 }
 
 /// Returns an error if two mounts have the same destination: the second one would hide the first.
@@ -266,6 +289,16 @@ mod tests {
             let error = check_distinct(["/y", "/x", twice]).unwrap_err().to_string();
             assert!(error.contains(&format!("mount point {twice}:")), "{error}");
         }
+    }
+
+    #[test]
+    fn a_volume_cannot_follow_a_private_mount() {
+        check_follows(Path::new("/a"), None).unwrap();
+        let refused = check_follows(Path::new("/a/b"), Some("/a".into())).unwrap_err();
+        assert!(
+            refused.to_string().contains("mount --make-shared /a`"),
+            "{refused}"
+        );
     }
 
     #[test]

@@ -199,6 +199,7 @@ pub(in crate::cli) async fn begin_machine(
             true => JailMode::Enforced,
             false => JailMode::Disabled,
         },
+        required_layers: Vec::new(),
         cgroup_parent: Some(DEFAULT_CGROUP_PARENT.to_owned()),
         io_limits: record.io_limits.clone(),
     };

@@ -291,7 +291,7 @@ impl Run<'_> {
     /// reported even if this fails.
     async fn clear(&self, entry: &Entry, has_ended: bool) {
         if !self.args.rm {
-            clear::settle(entry).await;
+            clear::release_resources(entry).await;
         } else if let Err(error) = match has_ended {
             true => clear::remove_ended(entry).await,
             false => clear::remove(&entry.dir).await,

@@ -134,7 +134,7 @@ async fn after(entry: &Entry) {
         && state.has_ended()
     {
         match entry.record.remove {
-            false => clear::settle(entry).await,
+            false => clear::release_resources(entry).await,
             true => {
                 if let Err(error) = clear::remove(&entry.dir).await {
                     crate::cli::report(&error);
@@ -169,14 +169,14 @@ pub(super) fn start(globals: &Globals, args: &NamesArgs) -> anyhow::Result<u8> {
             }
         }
         check_memory(entry.record.memory, &meminfo)?;
-        clear::settle(&entry).await;
+        clear::release_resources(&entry).await;
         match boot(&entry, &loader, &NetworkArgs::default()).await {
             Ok(_) => Ok(Some(name.to_owned())),
             Err(error) => {
                 if let Err(error) = SandboxClient::kill(&entry.dir).await {
                     crate::cli::report(&error.into());
                 }
-                clear::settle(&entry).await;
+                clear::release_resources(&entry).await;
                 Err(error)
             }
         }

@@ -45,12 +45,6 @@ pub(in crate::cri) struct HostRuntime {
     events_fault: Mutex<Option<Status>>,
 }
 
-/// Returns whether an error says that the runtime does not answer now.
-pub(super) fn is_away(error: &Status) -> bool {
-    // containerd's answer while it starts.
-    error.code() == Code::Unavailable || error.message().contains("server is not initialized")
-}
-
 impl HostRuntime {
     /// Prepares a connection to a runtime, whose socket need not be there yet. Messages have at
     /// most `message_bytes` bytes.
@@ -138,12 +132,14 @@ impl HostRuntime {
     pub(super) async fn list(&self, listed: Listed, call: Call) -> Result<Bytes, Status> {
         let request = call.message.clone();
         let changes = self.lists.changes();
-        match self.ask_briefly(call).await {
+        match self.ask_briefly(call.clone()).await {
             Ok(list) => {
                 self.lists.keep(listed, &request, &list, changes)?;
                 Ok(list)
             }
-            Err(error) if is_away(&error) => self.lists.answer(listed, &request)?.ok_or(error),
+            Err(error) if self.is_away(&call, &error).await => {
+                self.lists.answer(listed, &request)?.ok_or(error)
+            }
             Err(error) => Err(error),
         }
     }
@@ -178,6 +174,16 @@ impl HostRuntime {
         decode(&answer)
     }
 
+    /// Returns whether a call failed because the runtime serves none now. Servers have no code of
+    /// their own for an error while they start: one that cannot even tell its status serves none.
+    pub(super) async fn is_away(&self, call: &Call, error: &Status) -> bool {
+        match error.code() {
+            Code::Unavailable => true,
+            Code::Unknown => self.status(call).await.is_err(),
+            _ => false,
+        }
+    }
+
     fn unreachable(&self, error: &tonic::transport::Error) -> Status {
         let mut reasons = vec![error.to_string()];
         let mut source = error.source();
@@ -190,5 +196,77 @@ impl HostRuntime {
             self.socket.display(),
             reasons.join(": "),
         ))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::convert::Infallible;
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicU8, Ordering};
+
+    use hyper_util::rt::{TokioExecutor, TokioIo};
+    use podvisor_cri_messages::PodSandbox;
+    use prost::Message as _;
+    use tokio::net::UnixListener;
+    use tonic::codegen::http::Request;
+
+    use super::super::message::answered;
+    use super::*;
+
+    const RUNS: u8 = 0;
+    const STARTS: u8 = 1;
+    const FAILS: u8 = 2;
+    const LIST: &str = "/runtime.v1.RuntimeService/ListPodSandbox";
+
+    /// A runtime with one pod, which does as `state` says.
+    fn serve(listener: UnixListener, state: Arc<AtomicU8>) {
+        let service = hyper::service::service_fn(move |request: Request<hyper::body::Incoming>| {
+            let answer = match (state.load(Ordering::SeqCst), request.uri().path()) {
+                (STARTS, _) => Status::unknown("not yet").into_http(),
+                (FAILS, LIST) => Status::unknown("the list cannot be read").into_http(),
+                (_, LIST) => {
+                    let items = vec![PodSandbox::default()];
+                    answered(&ListPodSandboxResponse { items }.encode_to_vec().into())
+                }
+                _ => answered(&Bytes::new()),
+            };
+            async { Ok::<Response<Body>, Infallible>(answer) }
+        });
+        tokio::spawn(async move {
+            while let Ok((stream, _)) = listener.accept().await {
+                let served = hyper::server::conn::http2::Builder::new(TokioExecutor::new())
+                    .serve_connection(TokioIo::new(stream), service.clone());
+                tokio::spawn(served);
+            }
+        });
+    }
+
+    #[tokio::test]
+    async fn the_last_list_counts_while_the_runtime_starts_and_not_when_it_fails() {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("s");
+        let state = Arc::new(AtomicU8::new(RUNS));
+        serve(UnixListener::bind(&socket).unwrap(), Arc::clone(&state));
+        let settings = HostSettings {
+            socket,
+            is_default: false,
+        };
+        let host = HostRuntime::new(&settings, 1 << 20).unwrap();
+        let list = async || {
+            let request = Request::post(LIST).header("te", "trailers");
+            let request = request.body(answered(&Bytes::new()).into_body()).unwrap();
+            let call = Call::read(request, 1 << 20).await.unwrap();
+            host.list(Listed::Pods, call).await
+        };
+        let first = list().await.unwrap();
+        assert!(!first.is_empty());
+        state.store(STARTS, Ordering::SeqCst);
+        assert_eq!(list().await.unwrap(), first);
+        state.store(FAILS, Ordering::SeqCst);
+        assert_eq!(
+            list().await.unwrap_err().message(),
+            "the list cannot be read"
+        );
     }
 }

@@ -11,7 +11,6 @@ use tonic::codegen::http::{Request, Response};
 use tower_service::Service;
 use tracing::info;
 
-use super::client::is_away;
 use super::last_lists::Listed;
 use super::message::{Call, answered, decode};
 use super::service::{Both, optional};
@@ -77,8 +76,8 @@ where
         let status = self.own_message(call.to(IMAGE_STATUS, &status)).await?;
         let had_it = decode::<ImageStatusResponse>(&status)?.image.is_some();
         let own = self.own_message(call.clone()).await?;
-        match self.host.ask(call).await {
-            Err(error) if had_it && is_away(&error) => Ok(answered(&own)),
+        match self.host.ask(call.clone()).await {
+            Err(error) if had_it && self.host.is_away(&call, &error).await => Ok(answered(&own)),
             Err(error) => Err(error),
             Ok(hosts) => Ok(answered(&hosts)),
         }

@@ -63,6 +63,7 @@ impl TestNode {
             consoles: None,
             templates: None,
             jail: JailMode::Disabled,
+            required_layers: Vec::new(),
             host_runtime: None,
         };
         Self {

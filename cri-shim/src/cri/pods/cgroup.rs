@@ -5,10 +5,11 @@
 //! A guest that may become larger than that would be killed as a whole when it fills its memory
 //! with cached files, so it is placed outside that group.
 
+use std::fs;
 use std::path::{Component, Path, PathBuf};
 
 use podvisor_cri_messages::PodSandboxConfig;
-use tracing::info;
+use tracing::warn;
 
 use crate::sandbox::{CGROUP_ROOT, DEFAULT_CGROUP_PARENT, MachineLimits, lacks_room};
 
@@ -25,13 +26,28 @@ pub(super) fn of_pod(config: &PodSandboxConfig) -> Option<PathBuf> {
     path(&config.linux.as_ref()?.cgroup_parent)
 }
 
+/// Whether a pod's machine, a process, is outside of the group that the kubelet names for the pod.
+pub(in crate::cri) fn is_outside(config: &PodSandboxConfig, pid: u32) -> bool {
+    let (Some(named), Some(own)) = (of_pod(config), of_process(pid)) else {
+        return false;
+    };
+    !own.starts_with(named)
+}
+
+/// Returns the group of a process, as a path from the hierarchy's root.
+fn of_process(pid: u32) -> Option<PathBuf> {
+    let groups = fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?;
+    let own = groups.lines().find_map(|line| line.strip_prefix("0::"))?;
+    Some(PathBuf::from(own))
+}
+
 /// Returns the group that the kubelet names, if it exists and has room.
 fn of_kubelet(root: &Path, named: &str, limits: MachineLimits) -> Option<String> {
     let path = path(named)?;
     match lacks_room(&root.join(path.strip_prefix("/").ok()?), limits) {
         None => Some(path.to_str()?.to_owned()),
         Some(why) => {
-            info!(
+            warn!(
                 group = named,
                 why,
                 "the machine is not below the pod's control group, which has no room for it (the \
@@ -82,6 +98,29 @@ mod tests {
         for none in ["", "/", "..", "/a/../../b"] {
             assert_eq!(path(none), None, "{none}");
         }
+    }
+
+    #[test]
+    fn a_process_is_outside_of_a_group_that_is_not_above_it() {
+        let config = |parent: &str| PodSandboxConfig {
+            linux: Some(podvisor_cri_messages::LinuxPodSandboxConfig {
+                cgroup_parent: parent.to_owned(),
+                ..Default::default()
+            }),
+            ..PodSandboxConfig::default()
+        };
+        let this = std::process::id();
+        if of_process(this).is_none() {
+            // The host has no cgroup v2.
+            return;
+        }
+        assert!(is_outside(&config("/kubepods/no-such-pod"), this));
+        assert!(!is_outside(&config(""), this));
+        let own = of_process(this).unwrap();
+        if own != Path::new("/") {
+            assert!(!is_outside(&config(own.to_str().unwrap()), this));
+        }
+        assert!(!is_outside(&config("/kubepods/no-such-pod"), u32::MAX));
     }
 
     #[test]

@@ -161,6 +161,7 @@ impl Node {
             events: None,
             sysctls: sysctls(config),
             jail: self.config.jail,
+            required_layers: self.config.required_layers.clone(),
             // With clones, the cost of PCI at boot does not matter.
             transport: match self.config.templates {
                 Some(_) => Transport::Pci,

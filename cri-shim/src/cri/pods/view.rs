@@ -9,6 +9,7 @@ use podvisor_cri_messages::{
     PodSandboxStatus, PodSandboxStatusResponse,
 };
 
+use super::cgroup;
 use crate::cri::error::Result;
 use crate::cri::node::{Container, Node, Pod};
 use crate::cri::state::{ContainerPhase, PodPhase, PodRecord};
@@ -21,6 +22,15 @@ pub(in crate::cri) fn matches_labels(
     selector
         .iter()
         .all(|(name, value)| labels.get(name) == Some(value))
+}
+
+/// How many pods a message names.
+const MAX_NAMED: usize = 5;
+
+/// Returns a pod's namespace and name in Kubernetes.
+fn full_name(record: &PodRecord) -> String {
+    let metadata = record.config.metadata.clone().unwrap_or_default();
+    format!("{}/{}", metadata.namespace, metadata.name)
 }
 
 fn state(record: &PodRecord) -> i32 {
@@ -93,6 +103,7 @@ impl Node {
                 "directory": self.dir(&record.id),
                 "netns": self.cni.netns(&record.id),
                 "runtimeSpec": {"linux": {"namespaces": self.namespaces(&record.id)}},
+                "outsideCgroup": self.is_outside_cgroup(&pod),
                 "reason": reason,
                 "config": record.config,
             });
@@ -104,6 +115,35 @@ impl Node {
             info,
             containers_statuses: containers,
             timestamp,
+        })
+    }
+
+    /// Whether a pod's machine runs outside of the control group that the kubelet made for the pod.
+    pub(in crate::cri) fn is_outside_cgroup(&self, pod: &Pod) -> bool {
+        let Ok(client) = pod.client() else {
+            return false;
+        };
+        pod.with_record(|record| cgroup::is_outside(&record.config, client.pid()))
+    }
+
+    /// Returns which pods' machines are outside of their control groups, and what to do about it;
+    /// `None` if all are inside.
+    pub(in crate::cri) fn cgroup_fault(&self) -> Option<String> {
+        let pods = self.pods().into_iter();
+        let outside = pods.filter(|pod| self.is_outside_cgroup(pod));
+        let names: Vec<String> = outside
+            .map(|pod| pod.with_record(|record| full_name(record)))
+            .collect();
+        let named = names.iter().take(MAX_NAMED);
+        let named: Vec<&str> = named.map(String::as_str).collect();
+        (!names.is_empty()).then(|| {
+            format!(
+                "the machines of {} pods are outside of their control groups, which have no room \
+                 for them: name an overhead in their RuntimeClass ({}{})",
+                names.len(),
+                named.join(", "),
+                if names.len() > MAX_NAMED { ", …" } else { "" },
+            )
         })
     }
 

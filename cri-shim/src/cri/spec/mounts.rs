@@ -159,6 +159,12 @@ fn check_image(mount: &CriMount) -> Result<(), SpecFault> {
     if !mount.host_path.is_empty() {
         return Err(SpecFault::invalid(field, "it contradicts host_path"));
     }
+    if !mount.readonly {
+        return Err(SpecFault::invalid(
+            field,
+            "an image is mounted read-only: set readonly",
+        ));
+    }
     match MountPropagation::try_from(mount.propagation) {
         // Never any mounts to propagate in an image.
         Ok(MountPropagation::PropagationPrivate | MountPropagation::PropagationHostToContainer) => {

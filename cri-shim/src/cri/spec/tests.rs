@@ -591,6 +591,9 @@ fn mounts_that_no_guest_can_have_are_refused_by_name() {
     let mut of_image = good();
     image(&mut of_image);
     of_image.host_path = String::new();
+    let writable = mounts::check(std::slice::from_ref(&of_image), None).unwrap_err();
+    assert!(writable.to_string().contains("set readonly"), "{writable}");
+    of_image.readonly = true;
     use MountPropagation::{PropagationBidirectional, PropagationHostToContainer};
     for (propagation, is_taken) in [
         (of_image.propagation, true),

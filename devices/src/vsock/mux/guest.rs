@@ -51,7 +51,7 @@ impl Mux {
                 if outcome == Outcome::Reset {
                     self.counters.protocol_errors.one();
                 }
-                self.settle(id, outcome);
+                self.apply_outcome(id, outcome);
             }
             (Some(op), Some(id)) => {
                 if op == Op::Reset {
@@ -62,13 +62,13 @@ impl Mux {
                     if outcome == Outcome::Reset && op != Op::Shutdown {
                         self.counters.protocol_errors.one();
                     }
-                    self.settle(id, outcome);
+                    self.apply_outcome(id, outcome);
                 }
             }
             (op, None) => self.refuse(header, op),
             (None, Some(id)) => {
                 self.counters.protocol_errors.one();
-                self.settle(id, Outcome::Reset);
+                self.apply_outcome(id, Outcome::Reset);
             }
         }
         Ok(())

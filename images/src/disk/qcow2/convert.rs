@@ -172,7 +172,7 @@ impl<'a> Conversion<'a> {
     }
 
     /// Keeps what was read before `end` and is not settled; all of that is in `recent`.
-    fn settle(&mut self, recent: &[u8], end: u64) -> Result<(), ConvertError> {
+    fn keep_unsettled(&mut self, recent: &[u8], end: u64) -> Result<(), ConvertError> {
         if self.settled < end && !self.is_known() {
             let from = (self.settled.saturating_sub(self.recent_start)) as usize;
             let to = (end.saturating_sub(self.recent_start)) as usize;
@@ -341,12 +341,12 @@ impl<'a> Conversion<'a> {
                 .ok_or(broken)?;
             let used = self.unpack(packed, data)?;
             // Between two clusters may be a third one, of a table that is still to come.
-            self.settle(&recent, packed.start)?;
+            self.keep_unsettled(&recent, packed.start)?;
             self.settled = self.settled.max(packed.start + used);
         }
         let needed = self.plan.first_packed().unwrap_or(u64::MAX);
         if !recent.is_empty() {
-            self.settle(&recent, needed.min(self.position))?;
+            self.keep_unsettled(&recent, needed.min(self.position))?;
         }
         self.recent = recent;
         if needed >= self.position {

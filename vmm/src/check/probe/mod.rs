@@ -30,42 +30,42 @@ const REMEDY: &str = "this KVM cannot run Linux guests: use a machine with VT-x 
                       or a virtual machine with nested virtualisation";
 
 /// Something that KVM must do right.
-struct Step {
+struct Probe {
     name: &'static str,
     run: fn(&Kvm) -> Result<(), ProbeError>,
 }
 
 /// Ordered by how well they identify the problem: the first one that fails is the verdict.
-const STEPS: &[Step] = &[
-    Step {
+const STEPS: &[Probe] = &[
+    Probe {
         name: "guest: long mode",
         run: long_mode,
     },
-    Step {
+    Probe {
         name: "guest: SYSCALL",
         run: syscall,
     },
-    Step {
+    Probe {
         name: "guest: IRETQ",
         run: iretq,
     },
-    Step {
+    Probe {
         name: "guest: exception",
         run: exception,
     },
-    Step {
+    Probe {
         name: "guest: INT n",
         run: software_interrupt,
     },
-    Step {
+    Probe {
         name: "guest: ring 0 code",
         run: ring_0_code,
     },
-    Step {
+    Probe {
         name: "guest: MMIO",
         run: mmio,
     },
-    Step {
+    Probe {
         name: "guest: interrupt",
         run: interrupt,
     },
@@ -127,7 +127,7 @@ pub(super) fn check(items: &mut Vec<Item>) {
 /// Runs steps up to one that takes longer than `limit`. Others would as likely do, and a thread
 /// that KVM holds takes a processor from them. Where no VM can be created now, the first step is
 /// the last as well.
-fn run_steps(steps: &[Step], limit: Duration, items: &mut Vec<Item>) {
+fn run_steps(steps: &[Probe], limit: Duration, items: &mut Vec<Item>) {
     for step in steps {
         let begin = Instant::now();
         let done = within(limit, step.run);
@@ -309,7 +309,7 @@ mod tests {
         fn fail(_: &Kvm) -> Result<(), ProbeError> {
             Err(ProbeError::Wrong("it fails".to_owned()))
         }
-        let step = |name, run| Step { name, run };
+        let step = |name, run| Probe { name, run };
         let steps = [step("one", fail), step("two", hang), step("three", fail)];
         let mut items = Vec::new();
         run_steps(&steps, Duration::from_secs(1), &mut items);
@@ -325,7 +325,7 @@ mod tests {
         fn busy(_: &Kvm) -> Result<(), ProbeError> {
             Err(refused(libc::EBUSY))
         }
-        let step = |name, run| Step { name, run };
+        let step = |name, run| Probe { name, run };
         let mut items = Vec::new();
         run_steps(
             &[step("one", busy), step("two", busy)],

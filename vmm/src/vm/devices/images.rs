@@ -96,7 +96,7 @@ impl Images {
     /// Adds the images to the bus, to catch a guest's writes: KVM does not execute them.
     pub(crate) fn insert(&self, bus: &Bus) -> Result<(), BuildError> {
         for image in &self.0 {
-            let window = Window {
+            let window = ImageFaults {
                 name: image.name.clone(),
                 refusals: image.refusals.clone(),
                 log: Mutex::new(RateLimit::new(LOG_INTERVAL)),
@@ -124,13 +124,13 @@ impl Images {
 
 /// Handles a guest's accesses to an image that KVM does not execute.
 #[derive(Debug)]
-struct Window {
+struct ImageFaults {
     name: String,
     refusals: Refusals,
     log: Mutex<RateLimit>,
 }
 
-impl BusDevice for Window {
+impl BusDevice for ImageFaults {
     fn read(&self, _offset: u64, data: &mut [u8]) {
         // The host could not read the file: see `Images::truncated`.
         data.fill(0xff);

@@ -11,7 +11,7 @@ use podvisor_devices::pmem::PmemDevice;
 use podvisor_devices::virtio::{DeviceType, Placement, VirtioDevice, Worker};
 
 use super::attach::{
-    AttachedDevice, CountersWithFaults, Registers, TransportHandle, TransportSetup,
+    AttachedDevice, CountersWithFaults, TransportHandle, TransportRegisters, TransportSetup,
 };
 use super::handle::HandleError;
 use crate::vm::builder::BuildError;
@@ -137,7 +137,7 @@ impl Vm {
                 mem: &self.context.machine.memory,
             },
         )?;
-        let Registers::Pci(function) = registers else {
+        let TransportRegisters::Pci(function) = registers else {
             return Err(PlugError::NotPci);
         };
         let kind = Any::type_id(&*device);
@@ -159,7 +159,7 @@ impl Vm {
             let event_loop = event_loop.map(|event_loop| self.loop_thread(event_loop));
             Ok(self.spawn(servers.chain(event_loop).collect())?)
         });
-        let registers = Registers::Pci(function.clone());
+        let registers = TransportRegisters::Pci(function.clone());
         let published = running.and_then(|()| {
             function.prepare();
             Ok(pci.publish(&registers)?)
@@ -269,7 +269,7 @@ impl Vm {
             }
             devices.remove(at)
         };
-        if let Registers::Pci(function) = &attached.registers {
+        if let TransportRegisters::Pci(function) = &attached.registers {
             pci.disconnect(function);
         }
         // A disk that does not answer blocks only this call.
@@ -296,8 +296,8 @@ impl Vm {
             there: devices.iter().map(|device| device.name.clone()).collect(),
         })?;
         Ok(match &device.registers {
-            Registers::Mmio(_) => None,
-            Registers::Pci(function) => Some(PciAddress {
+            TransportRegisters::Mmio(_) => None,
+            TransportRegisters::Pci(function) => Some(PciAddress {
                 slot: function.slot(),
             }),
         })

@@ -30,7 +30,7 @@ use crate::snapshot::SnapshotError;
 use crate::transport::Transport;
 use crate::vm::builder::BuildError;
 use crate::vm::builder::EarlyVm;
-use crate::vm::devices::attach::{self, AttachContext, Attachments, NewDevice, Registers};
+use crate::vm::devices::attach::{self, AttachContext, Attachments, NewDevice, TransportRegisters};
 use crate::vm::lifecycle::restore;
 use bus::Bus;
 use events::EventPort;
@@ -118,7 +118,7 @@ impl Hardware {
     /// Registers with KVM the addresses at which drivers will notify devices.
     pub(crate) fn prepare_notifications(&self) {
         for device in &self.devices.devices {
-            if let Registers::Pci(function) = &device.registers {
+            if let TransportRegisters::Pci(function) = &device.registers {
                 function.prepare();
             }
         }

@@ -122,7 +122,7 @@ fn attack(random: &mut Random, guest: &Guest, queue: &mut DriverQueue, base: u64
 }
 
 /// Writes registers that a driver should not touch.
-fn meddle(random: &mut Random, device: Registers<'_>) {
+fn meddle(random: &mut Random, device: TestDevice<'_>) {
     match random.below(8) {
         0 => device.write(0x70, random.next() as u32),
         1 => device.write(0x70, 15 | 128),
@@ -144,7 +144,7 @@ fn meddle(random: &mut Random, device: Registers<'_>) {
 }
 
 /// Returns the queues of a device that a driver has just started.
-fn start(device: Registers<'_>, number: u64) -> Vec<DriverQueue> {
+fn start(device: TestDevice<'_>, number: u64) -> Vec<DriverQueue> {
     let features = if number == 0 { 1 << 12 } else { 0 };
     let places = [0, 1, 2].map(|queue| (queue, rings(number, queue.into())));
     let queues = device.start_queues(features, &places);

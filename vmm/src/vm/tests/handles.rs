@@ -21,7 +21,7 @@ const CONFIG: u64 = 0x100;
 /// The bit of the interrupt status for a change of the configuration.
 const CHANGED: u32 = 2;
 
-impl Registers<'_> {
+impl TestDevice<'_> {
     /// Waits for the interrupt that reports a change of the configuration.
     fn hears_of_a_change(self) {
         wait_for("the interrupt", || self.read(STATUS) & CHANGED != 0);

@@ -201,8 +201,8 @@ impl Guest {
     }
 
     /// Returns the registers of a device, in the order in which devices were added.
-    fn device(&self, number: u64) -> Registers<'_> {
-        Registers {
+    fn device(&self, number: u64) -> TestDevice<'_> {
+        TestDevice {
             guest: self,
             window: layout::VIRTIO_MMIO_START + number * WINDOW_SIZE,
         }
@@ -215,7 +215,7 @@ trait Notify {
     fn notify(&self);
 }
 
-impl Notify for Registers<'_> {
+impl Notify for TestDevice<'_> {
     fn guest(&self) -> &Guest {
         self.guest
     }
@@ -227,12 +227,12 @@ impl Notify for Registers<'_> {
 
 /// The MMIO registers of a device, as its driver sees them (virtio 1.3 §4.2.2).
 #[derive(Clone, Copy)]
-struct Registers<'g> {
+struct TestDevice<'g> {
     guest: &'g Guest,
     window: u64,
 }
 
-impl Registers<'_> {
+impl TestDevice<'_> {
     fn write(self, offset: u64, value: u32) {
         self.guest.write(self.window + offset, value);
     }

@@ -172,7 +172,7 @@ fn a_guest_reads_the_file_and_zeroes_behind_it() {
     let content: Vec<u8> = (0..0x5000u32).flat_map(u32::to_le_bytes).collect();
     let (one, two) = (Image::new(&content), Image::new(&[9; 100]));
     let guest = start(|vm| vm.pmem(one.device()).rng().pmem(two.device()));
-    let word = |device: Registers<'_>, at: u64| {
+    let word = |device: TestDevice<'_>, at: u64| {
         u64::from(device.read(0x100 + at)) | u64::from(device.read(0x104 + at)) << 32
     };
     let (first, second) = (guest.device(0), guest.device(2));

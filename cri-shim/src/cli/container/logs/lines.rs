@@ -8,7 +8,7 @@ const HELD_MAX: usize = 1 << 20;
 
 /// A line of the log: a program's line, or a piece of it.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Piece<'a> {
+pub(super) struct LogLine<'a> {
     pub(super) time: &'a str,
     pub(super) is_stderr: bool,
     /// Whether the program's line ends here.
@@ -16,7 +16,7 @@ pub(super) struct Piece<'a> {
     pub(super) text: &'a [u8],
 }
 
-impl<'a> Piece<'a> {
+impl<'a> LogLine<'a> {
     pub(super) fn parse(line: &'a [u8]) -> Option<Self> {
         let line = line.strip_suffix(b"\n").unwrap_or(line);
         let mut parts = line.splitn(4, |byte| *byte == b' ');
@@ -39,7 +39,7 @@ pub(super) struct LineStarts {
 
 impl LineStarts {
     /// Returns whether a line begins with the next piece.
-    pub(super) fn begins(&mut self, piece: &Piece<'_>) -> bool {
+    pub(super) fn begins(&mut self, piece: &LogLine<'_>) -> bool {
         let is_open = &mut self.is_open[usize::from(piece.is_stderr)];
         !std::mem::replace(is_open, !piece.is_last)
     }
@@ -53,7 +53,7 @@ pub(super) struct Prefix {
 }
 
 impl Prefix {
-    fn add_to(&self, text: &mut Vec<u8>, piece: &Piece<'_>) {
+    fn add_to(&self, text: &mut Vec<u8>, piece: &LogLine<'_>) {
         let time = self.has_time.then_some(piece.time);
         for part in self.name.as_deref().into_iter().chain(time) {
             text.extend_from_slice(part.as_bytes());
@@ -110,8 +110,8 @@ impl<W: FnMut(bool, &[u8]) -> io::Result<()>> Printer<W> {
     /// Prints a piece if `takes` returns true for the first one of its line.
     pub(super) fn print(
         &mut self,
-        piece: &Piece<'_>,
-        takes: impl FnOnce(&Piece<'_>) -> bool,
+        piece: &LogLine<'_>,
+        takes: impl FnOnce(&LogLine<'_>) -> bool,
     ) -> io::Result<()> {
         let begins = self.starts.begins(piece);
         let stream = &mut self.streams[usize::from(piece.is_stderr)];
@@ -162,8 +162,8 @@ mod tests {
 
     const TIME: &str = "2026-01-31T12:00:00.5Z";
 
-    fn piece(is_stderr: bool, is_last: bool, text: &[u8]) -> Piece<'_> {
-        Piece {
+    fn piece(is_stderr: bool, is_last: bool, text: &[u8]) -> LogLine<'_> {
+        LogLine {
             time: TIME,
             is_stderr,
             is_last,
@@ -172,7 +172,7 @@ mod tests {
     }
 
     /// Returns what is printed of pieces on stdout and stderr.
-    fn printed(prefix: Prefix, hold: Hold, pieces: &[Piece<'_>]) -> [String; 2] {
+    fn printed(prefix: Prefix, hold: Hold, pieces: &[LogLine<'_>]) -> [String; 2] {
         let mut all = <[Vec<u8>; 2]>::default();
         let write = |is_stderr: bool, text: &[u8]| {
             all[usize::from(is_stderr)].extend_from_slice(text);
@@ -196,11 +196,11 @@ mod tests {
     #[test]
     fn lines_of_the_log_are_taken_apart() {
         let line = format!("{TIME} stderr P some  text\n");
-        let parsed = Piece::parse(line.as_bytes()).unwrap();
+        let parsed = LogLine::parse(line.as_bytes()).unwrap();
         assert_eq!(parsed, piece(true, false, b"some  text"));
-        assert_eq!(Piece::parse(b"T stdout F \n").unwrap().text, b"");
+        assert_eq!(LogLine::parse(b"T stdout F \n").unwrap().text, b"");
         for bad in [b"".as_slice(), b"\n", b"T stdout\n", b"\xff stdout F x\n"] {
-            assert_eq!(Piece::parse(bad), None);
+            assert_eq!(LogLine::parse(bad), None);
         }
     }
 

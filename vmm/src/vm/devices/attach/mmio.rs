@@ -8,7 +8,7 @@ use podvisor_devices::virtio::transport::{
 };
 use vmm_sys_util::eventfd::EventFd;
 
-use super::{Registers, TransportHandle, TransportSetup};
+use super::{TransportHandle, TransportRegisters, TransportSetup};
 use crate::boot::MmioWindow;
 use crate::kvm::KvmError;
 use crate::layout;
@@ -56,7 +56,7 @@ pub(super) fn connect(
         .insert(address, WINDOW_SIZE, transport.clone())
         .map_err(|error| BuildError::Addresses(Box::new(error)))?;
     Ok(TransportHandle {
-        registers: Registers::Mmio(transport),
+        registers: TransportRegisters::Mmio(transport),
         irq,
         kicks,
     })

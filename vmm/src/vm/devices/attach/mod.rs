@@ -28,12 +28,12 @@ use crate::vm::hardware::pci::{Function, PciRoot};
 
 /// The registers of a device.
 #[derive(Clone, Debug)]
-pub(crate) enum Registers {
+pub(crate) enum TransportRegisters {
     Mmio(Arc<Mutex<MmioTransport>>),
     Pci(Arc<Function>),
 }
 
-impl Registers {
+impl TransportRegisters {
     pub(crate) fn save(&self) -> SavedRegisters {
         match self {
             Self::Mmio(mmio) => {
@@ -76,7 +76,7 @@ pub(crate) struct AttachedDevice {
     pub(crate) link: Link,
     /// Whether it was built on the shared loop and has not got its own since.
     pub(crate) shares_loop: AtomicBool,
-    pub(crate) registers: Registers,
+    pub(crate) registers: TransportRegisters,
 }
 
 /// A device's own counters, and how often it was parked until a reset.
@@ -125,7 +125,7 @@ pub(crate) struct NewDevice {
 /// What a transport created for a device.
 #[derive(Debug)]
 pub(crate) struct TransportHandle {
-    pub(crate) registers: Registers,
+    pub(crate) registers: TransportRegisters,
     pub(crate) irq: Arc<dyn Interrupt>,
     /// One eventfd per queue, which KVM writes when the driver notifies it.
     pub(crate) kicks: Vec<Arc<EventFd>>,

@@ -24,7 +24,7 @@ use podvisor_devices::virtio::transport::pci::{BAR_SIZE, PciInterrupt, PciTransp
 use super::bus::{Bus, BusDevice};
 use crate::layout;
 use crate::vm::builder::BuildError;
-use crate::vm::devices::attach::{self, Registers, TransportHandle, TransportSetup};
+use crate::vm::devices::attach::{self, TransportHandle, TransportRegisters, TransportSetup};
 use message::Messages;
 use podvisor_devices::legacy::power::PowerRequest;
 use windows::Windows;
@@ -82,15 +82,15 @@ impl PciRoot {
         let function = Arc::new(Function::new(slot, transport, self.windows.clone()));
         self.windows.add(slot, &function, kicks.clone());
         Ok(TransportHandle {
-            registers: Registers::Pci(function),
+            registers: TransportRegisters::Pci(function),
             irq,
             kicks,
         })
     }
 
     /// Makes a function visible to the guest; its device can already serve it.
-    pub(crate) fn publish(&self, registers: &Registers) -> Result<(), BuildError> {
-        let Registers::Pci(function) = registers else {
+    pub(crate) fn publish(&self, registers: &TransportRegisters) -> Result<(), BuildError> {
+        let TransportRegisters::Pci(function) = registers else {
             return Ok(());
         };
         self.bus

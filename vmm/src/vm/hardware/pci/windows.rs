@@ -23,11 +23,11 @@ pub(super) struct Windows {
     /// Weak, since the map holds functions, and they hold this.
     mmio: Weak<AddressMap>,
     /// By slot.
-    windows: Mutex<BTreeMap<u8, Window>>,
+    windows: Mutex<BTreeMap<u8, BarWindow>>,
 }
 
 #[derive(Debug)]
-struct Window {
+struct BarWindow {
     function: Weak<Function>,
     /// Where the guest wants it to be.
     wanted: Option<u64>,
@@ -47,7 +47,7 @@ impl Windows {
 
     /// Adds a function with its BAR disabled.
     pub(super) fn add(&self, slot: u8, function: &Arc<Function>, kicks: Vec<Arc<EventFd>>) {
-        let window = Window {
+        let window = BarWindow {
             function: Arc::downgrade(function),
             wanted: None,
             mapped: None,
@@ -102,7 +102,7 @@ impl Windows {
     }
 
     /// Maps those that had no place and may have it now.
-    fn map_waiting(&self, windows: &mut BTreeMap<u8, Window>, mmio: &AddressMap) {
+    fn map_waiting(&self, windows: &mut BTreeMap<u8, BarWindow>, mmio: &AddressMap) {
         let waiting: Vec<(u8, u64)> = windows
             .iter()
             .filter(|(_, window)| window.mapped.is_none())
@@ -127,7 +127,7 @@ impl Windows {
     /// Moves notification addresses. Those of a disabled BAR stay where they are until they are
     /// moved, or until another BAR takes the place: guests disable BARs to find their size, and
     /// enable them again.
-    fn ring_at(&self, windows: &mut BTreeMap<u8, Window>, slot: u8, address: u64) {
+    fn ring_at(&self, windows: &mut BTreeMap<u8, BarWindow>, slot: u8, address: u64) {
         let others = windows.iter_mut().filter(|(other, _)| **other != slot);
         for (_, other) in others {
             // All BARs have the same size, and are aligned to it.
@@ -140,7 +140,7 @@ impl Windows {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<u8, Window>> {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<u8, BarWindow>> {
         self.windows.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

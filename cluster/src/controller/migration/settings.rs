@@ -1,0 +1,103 @@
+//! How migrations are carried out: the cluster's settings, and those of a policy.
+
+use podvisor_cluster_types::Quantity;
+use serde::{Deserialize, Serialize};
+
+use super::turn::Places;
+
+/// Settings of one migration, under the names that KubeVirt has for them.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Settings {
+    /// Most bytes per second while the guest runs; 0 for no limit.
+    pub bandwidth_per_migration: u64,
+    /// Seconds that each GiB of memory may take.
+    pub completion_timeout_per_gi_b: u64,
+    /// Seconds without anything sent after which it fails.
+    pub progress_timeout: u64,
+    /// Whether the guest may stand still for as long as it takes, where it writes faster than its
+    /// memory can be sent.
+    pub allow_workload_disruption: bool,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            bandwidth_per_migration: 0,
+            completion_timeout_per_gi_b: 150,
+            progress_timeout: 150,
+            allow_workload_disruption: false,
+        }
+    }
+}
+
+impl Settings {
+    /// Seconds that the migration of a guest with so much memory may take.
+    #[must_use]
+    pub fn completion_timeout(&self, guest: Option<&Quantity>) -> u64 {
+        let bytes = guest.and_then(Quantity::bytes).unwrap_or(1 << 30);
+        let gib = bytes.div_ceil(1 << 30).max(1);
+        self.completion_timeout_per_gi_b.saturating_mul(gib)
+    }
+}
+
+/// What an administrator decides for the cluster.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(in crate::controller) struct ClusterSettings {
+    /// How many run in parallel.
+    pub(in crate::controller) places: Places,
+    /// Of migrations that no policy is for.
+    pub(in crate::controller) settings: Settings,
+}
+
+impl Default for ClusterSettings {
+    fn default() -> Self {
+        Self {
+            places: Places {
+                cluster: 5,
+                node: 2,
+            },
+            settings: Settings::default(),
+        }
+    }
+}
+
+/// What the subcommand takes from its command line about migrations.
+#[derive(Debug, Clone, clap::Args)]
+#[non_exhaustive]
+pub struct Options {
+    /// Migrations at the same time
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u16).range(1..))]
+    pub parallel_migrations: u16,
+    /// Migrations at the same time out of one node
+    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u16).range(1..))]
+    pub parallel_outbound_migrations: u16,
+    /// Most bytes per second of a migration while its guest runs; 0 for no limit
+    #[arg(long, default_value_t = 0)]
+    pub migration_bandwidth: u64,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            parallel_migrations: 5,
+            parallel_outbound_migrations: 2,
+            migration_bandwidth: 0,
+        }
+    }
+}
+
+impl Options {
+    pub(in crate::controller) fn settings(&self) -> ClusterSettings {
+        ClusterSettings {
+            places: Places {
+                cluster: self.parallel_migrations.into(),
+                node: self.parallel_outbound_migrations.into(),
+            },
+            settings: Settings {
+                bandwidth_per_migration: self.migration_bandwidth,
+                ..Settings::default()
+            },
+        }
+    }
+}
