@@ -2,13 +2,14 @@
 //!
 //! | room | what it is for |
 //! | --- | --- |
-//! | `certificates`, `https`, `status` | what all servers are reached by, and how they refuse |
-//! | `prometheus` | metrics, and whoever asks for them |
+//! | `certificates`, `https`, `scrape`, `status` | what servers are reached by, and how they refuse |
+//! | `prometheus` | the text of metrics |
 //! | `contact` | what the API and a node's part know of each other |
 //! | `instancetypes` | instance types and preferences, for all that look at a VM with them |
 //! | `admission` | the webhooks that default and validate the objects |
 //! | `api` | the aggregated group `subresources.kubevirt.io` |
-//! | `controller` | VirtualMachine → VirtualMachineInstance → pod |
+//! | `controller` | VirtualMachine → VirtualMachineInstance → pod, DataVolume → claim and importer |
+//! | `import` | the program of an importer: fills a claim |
 //! | `node` | what runs beside each kubelet: carries out requests, reports the state of its VMs |
 //! | `manifests` | what `podvisor-cluster install` prints |
 //!
@@ -21,9 +22,11 @@ mod certificates;
 mod contact;
 pub mod controller;
 mod https;
+pub mod import;
 mod instancetypes;
 pub mod manifests;
 pub mod node;
 mod prometheus;
+mod scrape;
 mod status;
 mod typed;

@@ -1,29 +1,7 @@
-//! Metrics in Prometheus' text format, and whoever asks for them by HTTP.
+//! Metrics in Prometheus' text format.
 
 use std::collections::BTreeMap;
 use std::fmt::{Display, Write as _};
-use std::net::SocketAddr;
-use std::sync::Arc;
-use std::time::Duration;
-
-use anyhow::Context as _;
-use bytes::Bytes;
-use http::{Response, StatusCode, header};
-use http_body_util::Full;
-use hyper::server::conn::http1;
-use hyper::service::service_fn;
-use hyper_util::rt::{TokioIo, TokioTimer};
-use tokio::net::TcpListener;
-use tokio::sync::Semaphore;
-
-/// Scrapers at the same time.
-const CONNECTIONS: usize = 16;
-
-/// How long a scraper may take to ask.
-const ASK_TIMEOUT: Duration = Duration::from_secs(10);
-
-/// How long to wait after a connection that could not be accepted.
-const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
 
 /// A metric: its name, and what it says. Names that end in `_total` are counters, others gauges.
 pub(crate) type Metric = (&'static str, &'static str);
@@ -72,64 +50,6 @@ impl Samples {
         }
         text
     }
-}
-
-/// Answers scrapers with what `render` says, until it is dropped.
-///
-/// # Errors
-///
-/// The address is taken.
-pub(crate) async fn serve<R, T>(address: SocketAddr, render: R) -> anyhow::Result<()>
-where
-    R: Fn() -> T + Clone + Send + Sync + 'static,
-    T: Future<Output = String> + Send,
-{
-    let listener = TcpListener::bind(address)
-        .await
-        .with_context(|| format!("failed to listen on {address} for metrics"))?;
-    let connections = Arc::new(Semaphore::new(CONNECTIONS));
-    loop {
-        let permit = Arc::clone(&connections).acquire_owned().await?;
-        let Ok((stream, _)) = listener.accept().await else {
-            tokio::time::sleep(ACCEPT_AGAIN).await;
-            continue;
-        };
-        let render = render.clone();
-        tokio::spawn(async move {
-            let service = service_fn(move |request: http::Request<_>| {
-                let (render, is_there) = (render.clone(), request.uri().path() == "/metrics");
-                async move {
-                    let text = match is_there {
-                        true => (StatusCode::OK, render().await),
-                        false => {
-                            let text = "only /metrics is served\n".to_owned();
-                            (StatusCode::NOT_FOUND, text)
-                        }
-                    };
-                    Ok::<_, std::convert::Infallible>(answer(text))
-                }
-            });
-            let served = http1::Builder::new()
-                .timer(TokioTimer::new())
-                .header_read_timeout(ASK_TIMEOUT)
-                .keep_alive(false)
-                .serve_connection(TokioIo::new(stream), service);
-            if let Err(error) = served.await {
-                tracing::debug!(%error, "a scraper's connection failed");
-            }
-            drop(permit);
-        });
-    }
-}
-
-fn answer((status, text): (StatusCode, String)) -> Response<Full<Bytes>> {
-    let mut answer = Response::new(Full::new(Bytes::from(text)));
-    *answer.status_mut() = status;
-    answer.headers_mut().insert(
-        header::CONTENT_TYPE,
-        header::HeaderValue::from_static("text/plain; version=0.0.4"),
-    );
-    answer
 }
 
 #[cfg(test)]

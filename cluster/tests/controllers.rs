@@ -1,5 +1,7 @@
 //! The controllers against a real API server; the tests play the kubelet.
 
+#[path = "controllers/datavolumes.rs"]
+mod datavolumes;
 mod support;
 
 use std::time::Duration;

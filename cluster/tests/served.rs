@@ -581,3 +581,69 @@ async fn the_controller_makes_the_pod_of_a_vm_with_the_rights_that_install_gives
             .contains_key(manifests::ANNOTATION)
     );
 }
+
+#[tokio::test]
+async fn a_data_volume_is_validated_and_filled_with_the_rights_that_install_gives() {
+    let server = served();
+    let admin = server.admin();
+    let namespace = support::namespace(&admin).await;
+    let api = |client: &Client| {
+        let gvk = GroupVersionKind::gvk("cdi.kubevirt.io", "v1beta1", "DataVolume");
+        let resource = ApiResource::from_gvk(&gvk);
+        Api::<DynamicObject>::namespaced_with(client.clone(), &namespace, &resource)
+    };
+    let volume = |name: &str, source: Value| -> DynamicObject {
+        let request = json!({ "requests": { "storage": "1Gi" } });
+        serde_json::from_value(json!({
+            "apiVersion": "cdi.kubevirt.io/v1beta1",
+            "kind": "DataVolume",
+            "metadata": { "name": name },
+            "spec": { "source": source, "storage": { "resources": request } },
+        }))
+        .unwrap()
+    };
+    let params = PostParams::default();
+    let wrong = volume(
+        "wrong",
+        json!({ "http": { "url": "ftp://h/x" }, "blank": {} }),
+    );
+    let Err(kube::Error::Api(status)) = api(&admin).create(&params, &wrong).await else {
+        panic!("it is taken");
+    };
+    let causes = status.details.unwrap().causes;
+    let fields: Vec<&str> = causes.iter().map(|cause| cause.field.as_str()).collect();
+    assert_eq!(fields, ["spec.source", "spec.source.http.url"]);
+    let foreign = json!({ "pvc": { "namespace": "elsewhere", "name": "a" } });
+    let copy = volume("copy", foreign);
+    assert_eq!(code(api(&admin).create(&params, &copy).await), 422);
+
+    let mut options = controller::Options::default();
+    options.namespace = Some(namespace.clone());
+    options.lease_namespace = SYSTEM.to_owned();
+    options.lease_name = "data-volumes".to_owned();
+    let client = server.service_account(SYSTEM, "podvisor-controller");
+    let controller = tokio::spawn(async move {
+        controller::run_until(client, &options, std::future::pending()).await;
+    });
+    let right = volume("right", json!({ "blank": {} }));
+    api(&admin).create(&params, &right).await.unwrap();
+    let change = Patch::Merge(json!({ "spec": { "contentType": "kubevirt" } }));
+    let patch = PatchParams::default();
+    let changed = api(&admin).patch("right", &patch, &change).await;
+    assert_eq!(code(changed), 422);
+    let pods = Api::<Pod>::namespaced(admin.clone(), &namespace);
+    let limit = std::time::Duration::from_secs(120);
+    let importer = async {
+        loop {
+            let list = pods.list(&Default::default()).await.unwrap();
+            if let Some(pod) = list.items.into_iter().next() {
+                return pod;
+            }
+            tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+        }
+    };
+    let pod = tokio::time::timeout(limit, importer).await;
+    let spec = pod.expect("the controller makes an importer").spec.unwrap();
+    assert_eq!(spec.automount_service_account_token, Some(false));
+    controller.abort();
+}

@@ -13,7 +13,7 @@ use podvisor_cri::sandbox::{RefusalKind, SandboxClient, StdioFds};
 use podvisor_cri_messages::*;
 use rustix::process::Signal;
 use support::cri::{Daemon, PodClient};
-use support::host::sandboxes;
+use support::host::{command, sandboxes};
 use support::pod::{eventually, log_text};
 use support::{PATIENCE, Root};
 use tonic::Code;
@@ -54,7 +54,11 @@ impl Node {
     }
 
     async fn create(&mut self, attempt: u32) -> String {
-        let request = self.client.create_request(container(attempt), None);
+        self.create_with(container(attempt)).await
+    }
+
+    async fn create_with(&mut self, container: ContainerConfig) -> String {
+        let request = self.client.create_request(container, None);
         let id = self.client.create(request).await;
         self.client.start(&id).await.unwrap();
         id
@@ -239,6 +243,28 @@ fn container(attempt: u32) -> ContainerConfig {
     }
 }
 
+/// A block device over a file, which is detached in the end.
+struct LoopDevice(String);
+
+impl LoopDevice {
+    fn new(file: &Path, len: u64) -> Self {
+        fs::File::create(file).unwrap().set_len(len).unwrap();
+        command("modprobe", &["loop"]);
+        let file = file.to_str().unwrap();
+        Self(
+            command("losetup", &["--find", "--show", file])
+                .trim()
+                .to_owned(),
+        )
+    }
+}
+
+impl Drop for LoopDevice {
+    fn drop(&mut self) {
+        command("losetup", &["--detach", &self.0]);
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn guest_with_its_own_system_lives_the_life_of_a_pod() {
     let mut node = Node::new().await;
@@ -298,16 +324,32 @@ async fn guest_with_its_own_system_lives_the_life_of_a_pod() {
     assert_eq!((ended.exit_code, ended.reason.as_str()), (0, "Completed"));
     assert!(node.log(0).contains("small: power button"));
 
-    // The pod has not ended, and the next attempt has a disk of its own; it is stopped by its agent.
+    // The pod has not ended. The next attempts have a root disk that outlives them, which is not the
+    // first one's; they are stopped by their agent.
     node.restart().await;
-    let again = node.create(1).await;
-    node.says(1, "small: ready").await;
-    assert!(node.log(1).contains("boot 1"));
-    node.has_agent(&again).await;
-    node.stop(&again, 300).await;
-    let ended = node.ended(&again).await;
-    assert_eq!((ended.exit_code, ended.reason.as_str()), (0, "Completed"));
-    assert!(node.log(1).contains("small: shutdown"), "{}", node.log(1));
+    let volume = LoopDevice::new(&node.daemon.path("volume"), 128 << 20);
+    for (attempt, boot) in [(1, "boot 1"), (2, "boot 2")] {
+        let mut again = container(attempt);
+        again.devices.push(Device {
+            container_path: "/".to_owned(),
+            host_path: volume.0.clone(),
+            permissions: "rwm".to_owned(),
+        });
+        let again = node.create_with(again).await;
+        node.says(attempt, "small: ready").await;
+        let log = node.log(attempt);
+        assert!(log.contains(boot), "{log}");
+        node.has_agent(&again).await;
+        node.stop(&again, 300).await;
+        let ended = node.ended(&again).await;
+        assert_eq!((ended.exit_code, ended.reason.as_str()), (0, "Completed"));
+        let log = node.log(attempt);
+        assert!(log.contains("small: shutdown"), "{log}");
+        let request = RemoveContainerRequest {
+            container_id: again,
+        };
+        node.client.runtime.remove_container(request).await.unwrap();
+    }
     let pod_sandbox_id = node.client.pod.clone();
     let request = RemovePodSandboxRequest { pod_sandbox_id };
     node.client

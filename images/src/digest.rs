@@ -43,7 +43,9 @@ impl Digest {
             })
     }
 
-    pub(crate) fn bytes(&self) -> &[u8; 32] {
+    /// The 32 bytes of the hash.
+    #[must_use]
+    pub fn bytes(&self) -> &[u8; 32] {
         &self.0
     }
 

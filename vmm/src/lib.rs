@@ -136,8 +136,8 @@ pub use migration::{
 pub use podvisor_devices as devices;
 pub use podvisor_devices::balloon::BalloonStats;
 pub use podvisor_devices::blk::{
-    BlockDevice, BlockDeviceError, Disk, FileDisk, IoEngine, OverlayFormat, Qcow2Disk, Qcow2Error,
-    UringDisk, create_grown_overlay, create_overlay, create_qcow2, open_disk,
+    BlockDevice, BlockDeviceError, Disk, DiskPart, FileDisk, IoEngine, OverlayFormat, Qcow2Disk,
+    Qcow2Error, UringDisk, create_grown_overlay, create_overlay, create_qcow2, open_disk,
     open_disk_for_writing,
 };
 pub use podvisor_devices::console::{ConsoleDevice, ConsoleError, PortsDevice, PortsError};

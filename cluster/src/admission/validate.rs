@@ -9,6 +9,7 @@ use kube::{
 };
 use podvisor_cluster_types::{
     Cause, Causes, FieldPath,
+    datavolume::DataVolumeSpec,
     migration::{self, MigrationSpec, MigrationStatus, SELECTOR_LABEL},
     replica_set::ReplicaSetSpec,
     vm::VmSpec,
@@ -145,6 +146,8 @@ pub async fn validate(request: &Request, policy: &Policy, lookup: &impl Lookup) 
             return create_migration(request, lookup).await;
         }
         ("VirtualMachineInstanceMigration", "UPDATE") => update_migration(request),
+        ("DataVolume", "CREATE") => create_volume(request),
+        ("DataVolume", "UPDATE") => update_volume(request),
         _ => Ok(Response::allowed()),
     };
     result.unwrap_or_else(|cause| Response::Invalid(vec![cause]))
@@ -204,7 +207,8 @@ fn vm(request: &Request, policy: &Policy) -> Result<Response, Cause> {
     }
     let spec: VmSpec = part(&request.object, "spec")?;
     let path = FieldPath::new("spec");
-    let causes = spec.validate(&policy.config.defaults, &policy.config.rules, &path);
+    let mut causes = spec.validate(&policy.config.defaults, &policy.config.rules, &path);
+    causes.extend(spec.foreign_sources(&request.namespace, &path));
     if !causes.is_empty() {
         return Ok(Response::Invalid(causes));
     }
@@ -309,6 +313,23 @@ async fn create_migration(request: &Request, lookup: &impl Lookup) -> Response {
             format!("in-flight migration detected: {namespace}/{other} migrates the VMI {vmi}"),
         ),
     }
+}
+
+fn create_volume(request: &Request) -> Result<Response, Cause> {
+    let spec: DataVolumeSpec = part(&request.object, "spec")?;
+    Ok(judged(
+        spec.validate_in(&request.namespace, &FieldPath::new("spec")),
+    ))
+}
+
+fn update_volume(request: &Request) -> Result<Response, Cause> {
+    // What was valid under older rules can still be labelled.
+    if request.object.get("spec") == request.old_object.get("spec") {
+        return Ok(Response::allowed());
+    }
+    let old: DataVolumeSpec = part(&request.old_object, "spec")?;
+    let new: DataVolumeSpec = part(&request.object, "spec")?;
+    Ok(judged(new.validate_update(&old, &FieldPath::new("spec"))))
 }
 
 fn update_migration(request: &Request) -> Result<Response, Cause> {
@@ -547,7 +568,12 @@ mod tests {
             json!({ "spec": 3 }),
             json!({ "metadata": [] }),
         ] {
-            for kind in ["VirtualMachine", "VirtualMachineInstance", "Pod"] {
+            for kind in [
+                "VirtualMachine",
+                "VirtualMachineInstance",
+                "DataVolume",
+                "Pod",
+            ] {
                 for operation in ["CREATE", "UPDATE"] {
                     let request = request(kind, operation, object.clone(), object.clone());
                     let policy = Policy::default();

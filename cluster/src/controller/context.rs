@@ -39,6 +39,7 @@ pub(super) struct Context {
     pub(super) nodes: Nodes,
     pub(super) settings: ClusterSettings,
     leading: Leading,
+    importer_image: String,
     recorder: Recorder,
     revisions: Mutex<HashMap<String, Option<Arc<Value>>>>,
     errors: Mutex<HashMap<String, u32>>,
@@ -49,6 +50,7 @@ impl Context {
         world: World,
         leading: Leading,
         identity: &str,
+        importer_image: String,
         nodes: Nodes,
         settings: ClusterSettings,
     ) -> Self {
@@ -63,9 +65,15 @@ impl Context {
             nodes,
             settings,
             leading,
+            importer_image,
             revisions: Mutex::default(),
             errors: Mutex::default(),
         }
+    }
+
+    /// Returns the image of importers.
+    pub(super) fn importer_image(&self) -> &str {
+        &self.importer_image
     }
 
     /// Waits until everything is known; an error if another replica acts.

@@ -12,7 +12,8 @@ use serde_json::Value;
 use super::leader::Leading;
 use super::objects::{Phase, VirtualMachine, VirtualMachineInstance, condition};
 use super::world::World;
-use crate::prometheus::{self, Metric, Samples};
+use crate::prometheus::{Metric, Samples};
+use crate::scrape;
 
 /// Names of all gauges, and what they say.
 const GAUGES: [Metric; 8] = [
@@ -73,8 +74,8 @@ impl Metrics {
 
     /// Answers scrapers until it is dropped.
     pub(super) async fn serve(self, address: SocketAddr) -> anyhow::Result<()> {
-        let render = move || std::future::ready(self.render());
-        prometheus::serve(address, render).await
+        let listener = scrape::listen(address).await?;
+        scrape::serve(listener, move || self.render()).await
     }
 }
 

@@ -1,5 +1,5 @@
-//! The controllers: VirtualMachine, replica set → VirtualMachineInstance → pod; and migrations of
-//! instances from one pod to another.
+//! The controllers: VirtualMachine, replica set → VirtualMachineInstance → pod; migrations of
+//! instances from one pod to another; and DataVolume → claim.
 //!
 //! Each is two parts: a pure function from what was observed to what has to be done (`decide` in
 //! [`vm`], [`vmi`], [`replica_set`] and [`migration`]), and the driver that does it. They are
@@ -8,6 +8,7 @@
 //! deletions name the unique id and writes the version that they are based on.
 
 mod context;
+pub mod datavolume;
 mod error;
 mod expectations;
 pub mod leader;
@@ -64,6 +65,9 @@ pub struct Options {
     /// Serve metrics for Prometheus on this address, at /metrics
     #[arg(long)]
     pub metrics: Option<SocketAddr>,
+    /// The image of the pods that fill claims; it has this program
+    #[arg(long, default_value = crate::manifests::IMAGE)]
+    pub importer_image: String,
     /// How running VMs are moved
     #[command(flatten)]
     pub migrations: migration::Options,
@@ -78,6 +82,7 @@ impl Default for Options {
             lease_seconds: 15,
             identity: None,
             metrics: None,
+            importer_image: crate::manifests::IMAGE.to_owned(),
             migrations: migration::Options::default(),
         }
     }
@@ -141,6 +146,7 @@ async fn run_with(
             options.namespace.clone(),
             metrics.clone(),
             identity.clone(),
+            options.importer_image.clone(),
             migration::Nodes::new(client.clone(), &options.lease_namespace),
             options.migrations.settings(),
         ))
@@ -160,6 +166,7 @@ async fn act(
     namespace: Option<String>,
     metrics: Metrics,
     identity: String,
+    importer_image: String,
     nodes: migration::Nodes,
     settings: migration::ClusterSettings,
 ) {
@@ -171,6 +178,7 @@ async fn act(
         world.clone(),
         leading,
         &identity,
+        importer_image,
         nodes,
         settings,
     ));
@@ -192,13 +200,19 @@ async fn act(
         queues.sets,
         Arc::clone(&context),
     ));
+    let volumes = Box::pin(control(
+        datavolume::reconcile,
+        world.volumes.clone(),
+        queues.volumes,
+        Arc::clone(&context),
+    ));
     let migrations = Box::pin(control(
         migration::reconcile,
         world.migrations.clone(),
         queues.migrations,
         context,
     ));
-    tokio::join!(watches, vms, vmis, sets, migrations);
+    tokio::join!(watches, vms, vmis, sets, migrations, volumes);
 }
 
 async fn control<K, F>(

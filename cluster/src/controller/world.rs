@@ -19,8 +19,9 @@ use serde::de::DeserializeOwned;
 use tokio::sync::mpsc;
 
 use super::Error;
+use super::datavolume::{self, DataVolume};
 use super::objects::{
-    COMPONENT_LABEL, LAUNCHER, MIGRATION_NAME_ANNOTATION, MigrationPhase, VirtualMachine,
+    COMPONENT_LABEL, LAUNCHER, MIGRATION_NAME_ANNOTATION, MigrationPhase, Phase, VirtualMachine,
     VirtualMachineInstance, VirtualMachineInstanceMigration, VirtualMachineInstanceReplicaSet,
 };
 use super::vmi::{Claim, VolumeMode};
@@ -40,6 +41,8 @@ pub(super) struct World {
     pub(super) migrations: Store<VirtualMachineInstanceMigration>,
     pods: Store<Pod>,
     claims: Store<PersistentVolumeClaim>,
+    pub(super) volumes: Store<DataVolume>,
+    importers: Store<Pod>,
 }
 
 /// Objects that a controller has to look at.
@@ -50,6 +53,7 @@ pub(super) struct Queues {
     pub(super) vms: Queue<VirtualMachine>,
     pub(super) vmis: Queue<VirtualMachineInstance>,
     pub(super) sets: Queue<VirtualMachineInstanceReplicaSet>,
+    pub(super) volumes: Queue<DataVolume>,
     pub(super) migrations: Queue<VirtualMachineInstanceMigration>,
 }
 
@@ -81,6 +85,14 @@ impl World {
             api(&client, namespace.as_deref()),
             watcher::Config::default(),
         );
+        let (volumes, volume_changes) = watch(
+            api(&client, namespace.as_deref()),
+            watcher::Config::default(),
+        );
+        let importers = format!("{}={}", datavolume::COMPONENT_LABEL, datavolume::IMPORTER);
+        let importers = watcher::Config::default().labels(&importers);
+        let (importers, importer_changes) =
+            watch(api::<Pod>(&client, namespace.as_deref()), importers);
         let world = Self {
             client,
             namespace,
@@ -90,17 +102,43 @@ impl World {
             migrations,
             pods,
             claims,
+            volumes,
+            importers,
         };
         let (vm_sender, vm_queue) = mpsc::channel(QUEUE);
         let (vmi_sender, vmi_queue) = mpsc::channel(QUEUE);
         let (set_sender, set_queue) = mpsc::channel(QUEUE);
+        let (volume_sender, volume_queue) = mpsc::channel(QUEUE);
         let (migration_sender, migration_queue) = mpsc::channel(QUEUE);
         let queues = Queues {
             vms: queue(vm_queue),
             vmis: queue(vmi_queue),
             sets: queue(set_queue),
+            volumes: queue(volume_queue),
             migrations: queue(migration_queue),
         };
+        let of_volumes = pump(volume_changes, {
+            let (own, vm_sender) = (volume_sender.clone(), vm_sender.clone());
+            let vmi_sender = vmi_sender.clone();
+            let (vms, vmis) = (world.vms.clone(), world.vmis.clone());
+            move |volume: DataVolume| {
+                let volumes = send(own.clone(), vec![ObjectRef::from_obj(&volume)]);
+                let of_vms = send(vm_sender.clone(), users(&vms, &volume));
+                let of_vmis = send(vmi_sender.clone(), begun(&vmis, &volume));
+                async move {
+                    volumes.await;
+                    of_vms.await;
+                    of_vmis.await;
+                }
+            }
+        });
+        let of_importers = pump(importer_changes, {
+            let sender = volume_sender.clone();
+            move |pod: Pod| {
+                let owner = owner(&pod.metadata, "DataVolume");
+                send(sender.clone(), owner.into_iter().collect())
+            }
+        });
         let of_vms = pump(vm_changes, {
             let sender = vm_sender.clone();
             move |vm: VirtualMachine| send(sender.clone(), vec![ObjectRef::from_obj(&vm)])
@@ -165,10 +203,30 @@ impl World {
         });
         let of_claims = pump(claim_changes, {
             let vmis = world.vmis.clone();
-            move |claim: PersistentVolumeClaim| send(vmi_sender.clone(), waiting(&vmis, &claim))
+            move |claim: PersistentVolumeClaim| {
+                let of_vmis = send(vmi_sender.clone(), waiting(&vmis, &claim));
+                // A DataVolume has its name, whether or not it made it.
+                let namespace = claim.metadata.namespace.as_deref().unwrap_or_default();
+                let name = claim.metadata.name.as_deref().unwrap_or_default();
+                let volume = ObjectRef::new(name).within(namespace);
+                let of_volumes = send(volume_sender.clone(), vec![volume]);
+                async move {
+                    of_vmis.await;
+                    of_volumes.await;
+                }
+            }
         });
         let work = async move {
-            tokio::join!(of_vms, of_vmis, of_sets, of_migrations, of_pods, of_claims);
+            tokio::join!(
+                of_vms,
+                of_vmis,
+                of_sets,
+                of_migrations,
+                of_pods,
+                of_claims,
+                of_volumes,
+                of_importers
+            );
         };
         (world, queues, work)
     }
@@ -181,7 +239,9 @@ impl World {
         self.sets.wait_until_ready().await.map_err(ended)?;
         self.migrations.wait_until_ready().await.map_err(ended)?;
         self.pods.wait_until_ready().await.map_err(ended)?;
-        self.claims.wait_until_ready().await.map_err(ended)
+        self.claims.wait_until_ready().await.map_err(ended)?;
+        self.volumes.wait_until_ready().await.map_err(ended)?;
+        self.importers.wait_until_ready().await.map_err(ended)
     }
 
     /// Returns the part of the API for a kind in a namespace.
@@ -217,6 +277,25 @@ impl World {
     /// Returns a pod.
     pub(super) fn pod(&self, namespace: &str, name: &str) -> Option<Arc<Pod>> {
         self.pods.get(&ObjectRef::new(name).within(namespace))
+    }
+
+    /// Returns an importer.
+    pub(super) fn importer(&self, namespace: &str, name: &str) -> Option<Arc<Pod>> {
+        self.importers.get(&ObjectRef::new(name).within(namespace))
+    }
+
+    /// Returns a claim.
+    pub(super) fn claim_of(
+        &self,
+        namespace: &str,
+        name: &str,
+    ) -> Option<Arc<PersistentVolumeClaim>> {
+        self.claims.get(&ObjectRef::new(name).within(namespace))
+    }
+
+    /// Returns a DataVolume.
+    pub(super) fn volume(&self, namespace: &str, name: &str) -> Option<Arc<DataVolume>> {
+        self.volumes.get(&ObjectRef::new(name).within(namespace))
     }
 
     /// Returns the pods that were made for an instance.
@@ -376,6 +455,31 @@ fn waiting(
         vmi.metadata.namespace == claim.metadata.namespace
             && super::vmi::failure(&vmi.status)
                 .is_some_and(|failure| failure.reason == "FailedPvcNotFound")
+    })
+    .iter()
+    .map(|vmi| ObjectRef::from_obj(&**vmi))
+    .collect()
+}
+
+/// Returns the machines that use a DataVolume.
+fn users(vms: &Store<VirtualMachine>, volume: &DataVolume) -> Vec<ObjectRef<VirtualMachine>> {
+    let name = volume.metadata.name.as_deref().unwrap_or_default();
+    vms.state_filter(|vm| {
+        vm.metadata.namespace == volume.metadata.namespace && super::vm::uses(vm, name)
+    })
+    .iter()
+    .map(|vm| ObjectRef::from_obj(&**vm))
+    .collect()
+}
+
+/// Returns the instances without a pod that may wait for a DataVolume.
+fn begun(
+    vmis: &Store<VirtualMachineInstance>,
+    volume: &DataVolume,
+) -> Vec<ObjectRef<VirtualMachineInstance>> {
+    vmis.state_filter(|vmi| {
+        vmi.metadata.namespace == volume.metadata.namespace
+            && matches!(vmi.status.phase, Phase::Unset | Phase::Pending)
     })
     .iter()
     .map(|vmi| ObjectRef::from_obj(&**vmi))

@@ -1,6 +1,7 @@
 //! CustomResourceDefinitions.
 
 use podvisor_cluster_types::{
+    datavolume::{self, DataVolumeSpec},
     instancetype::{self, InstancetypeSpec, PreferenceSpec},
     migration::MigrationSpec,
     replica_set::ReplicaSetSpec,
@@ -117,7 +118,33 @@ pub fn crds() -> Vec<Value> {
     ];
     let mut definitions: Vec<Value> = kinds.into_iter().map(definition).collect();
     definitions.extend(of_instancetypes());
+    definitions.push(of_volumes());
     definitions
+}
+
+/// The definition of DataVolumes.
+fn of_volumes() -> Value {
+    let mut definition = definition(Kind {
+        kind: "DataVolume",
+        plural: "datavolumes",
+        singular: "datavolume",
+        short: &["dv", "dvs"],
+        spec: structural::<DataVolumeSpec>(),
+        columns: json!([
+            column("Phase", "string", ".status.phase"),
+            column("Progress", "string", ".status.progress"),
+            column("Restarts", "integer", ".status.restartCount"),
+            age(),
+        ]),
+        scale: None,
+    });
+    let group = datavolume::GROUP;
+    definition["metadata"]["name"] = json!(format!("datavolumes.{group}"));
+    definition["spec"]["group"] = json!(group);
+    let mut version = definition["spec"]["versions"][0].take();
+    version["name"] = json!(datavolume::VERSION);
+    definition["spec"]["versions"] = json!([version]);
+    definition
 }
 
 /// The definitions of instance types and preferences: without a status, and of the cluster too.

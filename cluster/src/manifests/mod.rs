@@ -16,6 +16,9 @@ pub use crds::{GROUP, VERSIONS, crds};
 pub use policy::{ANNOTATION, RUNTIME_CLASS, policies};
 pub use webhooks::{api_services, webhooks};
 
+/// The image of the components, unless another one is chosen.
+pub const IMAGE: &str = "ghcr.io/podvisor/podvisor-cluster:latest";
+
 /// What the subcommand takes from its command line.
 #[derive(Debug, Clone, clap::Args)]
 #[non_exhaustive]
@@ -24,7 +27,7 @@ pub struct Options {
     #[arg(long, default_value = "podvisor")]
     pub namespace: String,
     /// Image of the components.
-    #[arg(long, default_value = "ghcr.io/podvisor/podvisor-cluster:latest")]
+    #[arg(long, default_value = IMAGE)]
     pub image: String,
     /// How many of each component.
     #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=9))]
@@ -38,7 +41,7 @@ impl Default for Options {
     fn default() -> Self {
         Self {
             namespace: "podvisor".to_owned(),
-            image: "ghcr.io/podvisor/podvisor-cluster:latest".to_owned(),
+            image: IMAGE.to_owned(),
             replicas: 2,
             crds_only: false,
         }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use podvisor_cluster_types::instancetype;
+use podvisor_cluster_types::{datavolume, instancetype};
 use serde_json::{Value, json};
 
 use super::{Options, crds::GROUP};
@@ -29,6 +29,9 @@ const INSTANCETYPES: [&str; 4] = [
 ];
 
 const READ: [&str; 3] = ["get", "list", "watch"];
+
+/// Claims are made, and marked when they are filled; they go with their DataVolumes.
+const CLAIMS: [&str; 5] = ["get", "list", "watch", "create", "patch"];
 
 fn rule(groups: &[&str], resources: &[&str], verbs: &[&str]) -> Value {
     json!({ "apiGroups": groups, "resources": resources, "verbs": verbs })
@@ -82,9 +85,17 @@ pub(super) fn rbac(options: &Options) -> Vec<Value> {
             ),
             rule(&[instancetype::GROUP], &INSTANCETYPES, &["get"]),
             rule(&[""], &["pods"], &ALL),
+            rule(&[""], &["nodes"], &READ),
+            rule(&[""], &["persistentvolumeclaims"], &CLAIMS),
+            rule(&["storage.k8s.io"], &["storageclasses"], &["get", "list"]),
+            rule(&[datavolume::GROUP], &["datavolumes"], &ALL),
+            rule(
+                &[datavolume::GROUP],
+                &["datavolumes/status", "datavolumes/finalizers"],
+                &["update", "patch"],
+            ),
             // Readiness gates.
             rule(&[""], &["pods/status"], &["patch"]),
-            rule(&[""], &["persistentvolumeclaims", "nodes"], &READ),
             rule(&["apps"], &["controllerrevisions"], &ALL),
             rule(&["policy"], &["poddisruptionbudgets"], &ALL),
             events(),
@@ -334,6 +345,7 @@ fn users() -> Vec<Value> {
             &["view"],
             vec![
                 rule(&[GROUP], &objects, &READ),
+                rule(&[datavolume::GROUP], &["datavolumes"], &READ),
                 rule(&[instancetype::GROUP], &INSTANCETYPES, &READ),
                 rule(&[api::GROUP], &words(&read), &["get"]),
             ],
@@ -343,6 +355,7 @@ fn users() -> Vec<Value> {
             &both,
             vec![
                 rule(&[GROUP], &objects, &verbs),
+                rule(&[datavolume::GROUP], &["datavolumes"], &verbs),
                 rule(&[instancetype::GROUP], &INSTANCETYPES, &READ),
                 rule(&[instancetype::GROUP], &INSTANCETYPES[..2], &verbs),
                 rule(&[api::GROUP], &words(&update), &["update"]),

@@ -2,6 +2,7 @@
 //!
 //! Their `caBundle` is missing here: who serves them writes it, and keeps it fresh.
 
+use podvisor_cluster_types::datavolume;
 use serde_json::{Value, json};
 
 use super::crds::GROUP;
@@ -56,6 +57,12 @@ pub fn webhooks(namespace: &str) -> Vec<Value> {
         })
     };
     let changes = || rule(&["CREATE", "UPDATE"], json!(objects));
+    let of_volumes = || {
+        let mut rule = rule(&["CREATE", "UPDATE"], json!(["datavolumes"]));
+        rule["apiGroups"] = json!([datavolume::GROUP]);
+        rule["apiVersions"] = json!([datavolume::VERSION]);
+        rule
+    };
     vec![
         configuration(
             "MutatingWebhookConfiguration",
@@ -67,7 +74,11 @@ pub fn webhooks(namespace: &str) -> Vec<Value> {
         ),
         configuration(
             "ValidatingWebhookConfiguration",
-            webhook("validate.kubevirt.io", "/validate", vec![changes()]),
+            webhook(
+                "validate.kubevirt.io",
+                "/validate",
+                vec![changes(), of_volumes()],
+            ),
         ),
     ]
 }

@@ -74,7 +74,11 @@ fn container(options: &Options, subcommand: &str) -> Value {
 fn deployment(options: &Options, name: &str, subcommand: &str, serves: bool) -> Value {
     let mut container = container(options, subcommand);
     if !serves {
-        container["args"] = json!([subcommand, format!("--metrics=0.0.0.0:{METRICS}")]);
+        container["args"] = json!([
+            subcommand,
+            format!("--metrics=0.0.0.0:{METRICS}"),
+            format!("--importer-image={}", options.image),
+        ]);
         container["ports"] = json!([{ "name": "metrics", "containerPort": METRICS }]);
     }
     if serves {

@@ -34,7 +34,7 @@ use tokio::net::TcpListener;
 pub use access::Access;
 
 pub use crate::contact::ANNOTATION;
-use crate::{contact::Contact, https, prometheus};
+use crate::{contact::Contact, https, scrape};
 use identity::{Identity, Trust};
 use machines::Machines;
 use migration::Migrations;
@@ -82,7 +82,7 @@ pub async fn run(options: Options) -> anyhow::Result<()> {
             let (machines, name) = (machines.clone(), name.clone());
             async move { metrics::render(&machines, &name).await }
         };
-        let metrics = prometheus::serve(address, render);
+        let metrics = scrape::serve_later(scrape::listen(address).await?, render);
         let rest = serve(access, listener, &options.namespace, &options.socket, stop);
         return tokio::select! {
             failed = metrics => failed,

@@ -139,6 +139,12 @@ impl Causes {
         }
     }
 
+    /// Adds causes that were found elsewhere.
+    pub fn extend(&mut self, causes: Vec<Cause>) {
+        let room = MAX_CAUSES.saturating_sub(self.list.len());
+        self.list.extend(causes.into_iter().take(room));
+    }
+
     /// Whether nothing is wrong so far.
     #[must_use]
     pub fn is_empty(&self) -> bool {

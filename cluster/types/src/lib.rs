@@ -14,6 +14,7 @@ mod object;
 
 pub mod cause;
 pub mod config;
+pub mod datavolume;
 pub mod instancetype;
 pub mod meta;
 pub mod migration;

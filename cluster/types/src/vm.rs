@@ -7,6 +7,7 @@ use serde_json::Value;
 use crate::{
     Cause, Causes, ClusterConfig, ClusterDefaults, FieldPath,
     cause::shown,
+    datavolume::DataVolumeSpec,
     meta::Meta,
     vmi::{Condition, VmiSpec},
 };
@@ -284,6 +285,21 @@ impl VmSpec {
         causes
     }
 
+    /// Causes to refuse templates of DataVolumes that copy claims of other namespaces than their own,
+    /// below `path` (`spec`).
+    #[must_use]
+    pub fn foreign_sources(&self, namespace: &str, path: &FieldPath) -> Vec<Cause> {
+        let mut causes = Causes::default();
+        for (index, template) in self.data_volume_templates.iter().enumerate() {
+            let path = path.child("dataVolumeTemplates").index(index).child("spec");
+            let spec = template.spec.clone().unwrap_or_default();
+            if let Ok(spec) = serde_json::from_value::<DataVolumeSpec>(spec) {
+                causes.extend(spec.validate_source_namespace(namespace, &path));
+            }
+        }
+        causes.into_vec()
+    }
+
     fn validate_strategy(&self, path: &FieldPath, causes: &mut Causes) {
         let running = path.child("running");
         match (self.running, &self.run_strategy) {
@@ -331,6 +347,17 @@ impl VmSpec {
                 let message = format!("is {}, but no volume uses it", shown(name));
                 causes.invalid(&path, message);
             }
+            data_volume.validate_spec(&path.child("spec"), causes);
+        }
+    }
+}
+
+impl DataVolumeTemplate {
+    fn validate_spec(&self, path: &FieldPath, causes: &mut Causes) {
+        let spec = self.spec.clone().unwrap_or_else(|| serde_json::json!({}));
+        match serde_json::from_value::<DataVolumeSpec>(spec) {
+            Ok(spec) => causes.extend(spec.validate(path)),
+            Err(error) => causes.invalid(path, format_args!("cannot be read: {error}")),
         }
     }
 }

@@ -67,14 +67,23 @@ fn a_vm_takes_a_template_that_is_right_with_its_defaults() {
 
 #[test]
 fn a_data_volume_template_has_a_name_and_a_user() {
-    let list =
-        json!([{ "metadata": { "name": "root-disk" } }, {}, { "metadata": { "name": "b" } }]);
+    let size = json!({ "resources": { "requests": { "storage": "1Gi" } } });
+    let spec = json!({ "source": { "blank": {} }, "storage": size });
+    let list = json!([
+        { "metadata": { "name": "root-disk" }, "spec": spec },
+        {},
+        { "metadata": { "name": "b" }, "spec": spec },
+        { "metadata": { "name": "b" }, "spec": { "source": { "blank": {} } } },
+    ]);
     let spec = json!({ "running": true, "template": template(), "dataVolumeTemplates": list });
     assert_eq!(
         fields(&vm(spec)),
         [
             "spec.dataVolumeTemplates[1].metadata.name",
-            "spec.dataVolumeTemplates[2]"
+            "spec.dataVolumeTemplates[2]",
+            "spec.dataVolumeTemplates[3].metadata.name",
+            "spec.dataVolumeTemplates[3]",
+            "spec.dataVolumeTemplates[3].spec.PVC"
         ]
     );
 }

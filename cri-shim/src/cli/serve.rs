@@ -15,8 +15,8 @@ use super::settings::{self, BootMode, DefaultHandler, Settings, parse_memory};
 use super::{Globals, notify};
 use crate::cni::{CniOptions, PUBLIC_NETNS_DIR};
 use crate::cri::{
-    CDI_SPEC_DIRS, GuestSettings, HOST_HANDLER, HostSettings, ServeConfig, Sizes, VM_HANDLER,
-    VmSettings, serve,
+    CDI_SPEC_DIRS, GuestSettings, HOST_HANDLER, HostSettings, ImageNames, ServeConfig, Sizes,
+    VM_HANDLER, VmSettings, serve,
 };
 use crate::machine::{Assets, GuestFile};
 use crate::registries::Registries;
@@ -111,6 +111,11 @@ pub(super) struct ServeArgs {
     /// namespace; a changed file is used by the next pull
     #[arg(long, value_name = "FILE")]
     signature_policy: Option<PathBuf>,
+
+    /// Directory of files that say which URLs the names of disk images after virtlet.cloud/ stand
+    /// for, as Virtlet has them; changed files are used by the next pull
+    #[arg(long, value_name = "DIR")]
+    image_translations: Option<PathBuf>,
 
     #[command(flatten)]
     registries: RegistryArgs,
@@ -241,6 +246,7 @@ impl ServeArgs {
             SignaturePolicy::read(policy)
                 .with_context(|| format!("cannot use the policy {}", policy.display()))?;
         }
+        let image_names = self.image_translations.clone().or(file.image_translations);
         let required_layers = file.require.unwrap_or_default();
         if self.no_jail && !required_layers.is_empty() {
             anyhow::bail!("the setting `require` names layers of the jail: leave out --no-jail");
@@ -260,6 +266,7 @@ impl ServeArgs {
             cdi_spec_dirs,
             registries: Registries::of(registries.directory())?,
             signature_policy: self.signature_policy.clone().or(file.signature_policy),
+            image_names: ImageNames::of(image_names)?,
             metrics: self.metrics.or(file.metrics),
             consoles: self.console_dir.clone().or(file.console_dir),
             templates: self.boot.or(file.boot).unwrap_or_default().templates(&root),

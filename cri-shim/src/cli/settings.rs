@@ -42,6 +42,7 @@ pub(super) struct Settings {
     pub(super) console_dir: Option<PathBuf>,
     pub(super) hosts_dir: Option<PathBuf>,
     pub(super) signature_policy: Option<PathBuf>,
+    pub(super) image_translations: Option<PathBuf>,
     pub(super) cdi_spec_dirs: Option<Vec<PathBuf>>,
     pub(super) host_runtime: Option<String>,
     pub(super) default_handler: Option<DefaultHandler>,
@@ -305,6 +306,7 @@ mod tests {
         assert!(settings.root.is_some() && settings.state.is_some());
         assert!(settings.console_dir.is_some() && settings.hosts_dir.is_some());
         assert!(settings.signature_policy.is_some());
+        assert!(settings.image_translations.is_some());
         assert!(settings.metrics.is_some() && settings.host_runtime.is_some());
         assert_eq!(settings.default_handler, Some(DefaultHandler::Podvisor));
         let cdi_spec_dirs = settings.cdi_spec_dirs.unwrap();

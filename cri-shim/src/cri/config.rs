@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use podvisor_cri_messages::{LinuxContainerResources, PodSandboxConfig};
 
 use super::pods::{Bound, PodBounds, memory_limit, milli_cpus};
-use super::vm::VM_HANDLER;
+use super::vm::{ImageNames, VM_HANDLER};
 use crate::cni::CniOptions;
 use crate::registries::Registries;
 use crate::sandbox::{JailLayer, JailMode, MEMORY_OVERHEAD, memory_overhead};
@@ -58,6 +58,8 @@ pub(crate) struct ServeConfig {
     /// Which signatures images need (containers-policy.json(5)), read anew for each pull; `None`:
     /// none.
     pub(crate) signature_policy: Option<PathBuf>,
+    /// Short names of disk images.
+    pub(crate) image_names: ImageNames,
     /// Where health and metrics are served over HTTP.
     pub(crate) metrics: Option<SocketAddr>,
     /// Directory for the console output of guests' kernels, one file per pod; a console makes

@@ -108,7 +108,7 @@ impl ImageService for Images {
                 }
                 return Ok((Some(shown(&image)), info));
             }
-            let disk = vm_images::find_disk(&node.store, &name)?;
+            let disk = vm_images::find_disk(&node.store, &node.config.image_names, &name)?;
             Ok((disk.as_ref().map(vm_images::shown), info))
         });
         let (image, info) = found.await?;
@@ -132,7 +132,10 @@ impl ImageService for Images {
         let mut options = PullOptions::default()
             .registries(registries)
             .credentials(credentials);
-        if let Some(url) = vm_images::disk_url(&name)? {
+        let named = name.clone();
+        let url =
+            self.with_store(move |node| vm_images::disk_url(&node.config.image_names, &named));
+        if let Some(url) = url.await? {
             let checksum = vm_images::checksum(&name)?;
             let pulled = self.node.store.pull_disk(&url, checksum.as_ref(), &options);
             let disk = pulled.await.map_err(pull_failed)?;
@@ -174,7 +177,7 @@ impl ImageService for Images {
                 Ok(image) => image.id(),
                 Err(ImageError::Damaged { id }) => id,
                 Err(ImageError::NotFound { .. } | ImageError::Reference { .. }) => {
-                    match vm_images::find_disk(&node.store, &name)? {
+                    match vm_images::find_disk(&node.store, &node.config.image_names, &name)? {
                         Some(disk) => disk.id(),
                         None => return Ok(()),
                     }
@@ -219,16 +222,18 @@ fn found(node: &Node, name: &str) -> Result<Option<Shown>> {
     }
     match found_image(node, name)? {
         Some(image) => Ok(Some(shown(&image))),
-        None => Ok(vm_images::find_disk(&node.store, name)?
-            .as_ref()
-            .map(vm_images::shown)),
+        None => Ok(
+            vm_images::find_disk(&node.store, &node.config.image_names, name)?
+                .as_ref()
+                .map(vm_images::shown),
+        ),
     }
 }
 
 /// Returns the image; `None` also for a damaged one, so that the kubelet pulls it again, which
 /// repairs it, and for the name of a disk image.
 fn found_image(node: &Node, name: &str) -> Result<Option<Image>> {
-    if vm_images::disk_url(name)?.is_some() {
+    if vm_images::disk_url(&node.config.image_names, name)?.is_some() {
         return Ok(None);
     }
     match node.store.resolve(name) {

@@ -47,4 +47,4 @@ pub(crate) use config::{
 };
 pub(crate) use host_runtime::HOST_HANDLER;
 pub(crate) use server::serve;
-pub(crate) use vm::VM_HANDLER;
+pub(crate) use vm::{ImageNames, VM_HANDLER};

@@ -11,7 +11,7 @@
 //! * `open.rs` is about files: which may be a disk, and who may write to it.
 //! * [`Disk`] is the interface of a backend; [`FileDisk`] is a regular file or block device, read
 //!   and written by the calling thread, [`UringDisk`] one that the kernel reads and writes
-//!   asynchronously.
+//!   asynchronously. [`DiskPart`] leaves out the first sectors of another disk.
 //! * `overlay/` turns a shared image into a disk that its driver may write ([`Qcow2Disk`]).
 //!
 //! The device does not know image formats: a backend presents raw sectors.
@@ -25,6 +25,7 @@ mod file;
 mod flight;
 mod open;
 mod overlay;
+mod part;
 mod queue_thread;
 mod request;
 mod server;
@@ -39,6 +40,7 @@ pub use open::{BlockDeviceError, IoEngine, open_disk, open_disk_for_writing};
 pub use overlay::{
     OverlayFormat, Qcow2Disk, Qcow2Error, create_grown_overlay, create_overlay, create_qcow2,
 };
+pub use part::DiskPart;
 pub use uring::UringDisk;
 
 /// Bytes per sector of the request header and of `capacity` (§5.2.4), whatever the block size.

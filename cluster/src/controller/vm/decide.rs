@@ -11,6 +11,8 @@ use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use serde_json::Value;
 
 use super::printable;
+use super::volumes::Volumes;
+use crate::controller::datavolume::DataVolume;
 use crate::controller::objects::{
     Condition, Phase, StartFailure, StateChangeRequest, VM_FINALIZER, VirtualMachine,
     VirtualMachineInstance, VmStatus, clear_condition, condition, set_condition,
@@ -80,6 +82,8 @@ pub struct Observed<'a> {
     /// The template's specification that the instance was started with, if the template was
     /// changed since.
     pub started_with: Option<&'a Value>,
+    /// Its DataVolumes.
+    pub volumes: &'a Volumes,
     /// The time.
     pub now: Time,
     /// What a wait is longer at random, from 0 to 0.5 of it.
@@ -87,8 +91,10 @@ pub struct Observed<'a> {
 }
 
 /// Something to do at the API server.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub enum Action {
+    /// Make a DataVolume of its templates.
+    CreateVolume(Box<DataVolume>),
     /// Keep the virtual machine until its instance is gone.
     AddFinalizer,
     /// Let the virtual machine go.
@@ -150,6 +156,7 @@ pub fn decide(observed: &Observed<'_>) -> Decision {
         (Some(strategy), vmi) => {
             count_failures(observed, strategy, &mut decision.status);
             drop_requests(vmi, &mut decision.status.state_change_requests);
+            make_volumes(observed, &mut decision);
             run(observed, strategy, &mut decision);
             match vmi.and_then(|vmi| failure(&vmi.status)) {
                 Some(found) => {
@@ -174,6 +181,13 @@ pub fn decide(observed: &Observed<'_>) -> Decision {
     }
     set_state(observed, observed.vmi, &mut decision);
     decision
+}
+
+/// DataVolumes are made whether or not the machine runs.
+fn make_volumes(observed: &Observed<'_>, decision: &mut Decision) {
+    let missing = observed.volumes.missing.iter().cloned();
+    let actions = missing.map(|volume| Action::CreateVolume(Box::new(volume)));
+    decision.actions.extend(actions);
 }
 
 fn wants_to_start(decision: &Decision) -> bool {
@@ -331,6 +345,8 @@ fn run(observed: &Observed<'_>, strategy: RunStrategy, decision: &mut Decision) 
     // The strategy is recorded when there is an instance: whoever continues must see that it is
     // still to be made.
     match remaining(decision.status.start_failure.as_ref(), observed.now.0) {
+        // The change that ends the wait leads to the next look.
+        None if observed.volumes.block_start() => {}
         Some(wait) => decision.again = Some(wait),
         None => decision.actions.push(Action::Start { paused }),
     }
@@ -391,8 +407,14 @@ fn set_state(
         clear_condition(&mut status.conditions, "RestartRequired");
     }
     let starts = decision.again.is_some() || wants_to_start(decision);
-    decision.status.printable_status =
-        printable::status(observed.vm, vmi, &decision.status, starts).to_owned();
+    decision.status.printable_status = printable::status(
+        observed.vm,
+        vmi,
+        &decision.status,
+        starts,
+        observed.volumes.state,
+    )
+    .to_owned();
 }
 
 #[cfg(test)]

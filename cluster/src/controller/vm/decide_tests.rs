@@ -2,6 +2,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use serde_json::json;
 
 use super::*;
+use crate::controller::datavolume::VolumeState;
 
 fn at(second: i64) -> Time {
     Time(Timestamp::from_second(1_000_000 + second).unwrap())
@@ -37,11 +38,17 @@ fn vmi(phase: Phase, passed: &[Phase]) -> VirtualMachineInstance {
     vmi
 }
 
+static NO_VOLUMES: Volumes = Volumes {
+    missing: Vec::new(),
+    state: VolumeState::Ready,
+};
+
 fn observe<'a>(vm: &'a VirtualMachine, vmi: Option<&'a VirtualMachineInstance>) -> Observed<'a> {
     Observed {
         vm,
         vmi,
         started_with: None,
+        volumes: &NO_VOLUMES,
         now: at(0),
         jitter: 0.0,
     }
@@ -360,5 +367,42 @@ fn a_settled_machine_is_not_written_again() {
     assert_eq!(
         (decision.status, decision.actions),
         (machine.status.clone(), vec![])
+    );
+}
+
+#[test]
+fn a_machine_makes_its_volumes_and_starts_when_they_are_filled() {
+    let look = |vm: &VirtualMachine, state, missing: usize| {
+        let volumes = Volumes {
+            missing: vec![DataVolume::default(); missing],
+            state,
+        };
+        let mut observed = observe(vm, None);
+        observed.volumes = &volumes;
+        decide(&observed)
+    };
+    let (always, halted) = (vm("Always"), vm("Halted"));
+    for (vm, state, missing, actions, word) in [
+        (&always, VolumeState::Filling, 2, 2, "Provisioning"),
+        (&halted, VolumeState::Filling, 1, 1, "Provisioning"),
+        (&always, VolumeState::Retrying, 0, 0, "DataVolumeError"),
+        (&always, VolumeState::Failed, 0, 0, "DataVolumeError"),
+        (&always, VolumeState::WaitsForConsumer, 0, 1, "Starting"),
+        (&halted, VolumeState::WaitsForConsumer, 0, 0, "Stopped"),
+        (&always, VolumeState::Ready, 0, 1, "Starting"),
+    ] {
+        let decision = look(vm, state, missing);
+        assert_eq!(decision.actions.len(), actions, "{decision:?}");
+        assert_eq!(decision.status.printable_status, word, "{state:?}");
+        assert_eq!(decision.again, None);
+    }
+    let mut going = vm("Always");
+    going.metadata.deletion_timestamp = Some(at(0));
+    let made = |action: &Action| matches!(action, Action::CreateVolume(_));
+    assert!(
+        !look(&going, VolumeState::Filling, 1)
+            .actions
+            .iter()
+            .any(made)
     );
 }

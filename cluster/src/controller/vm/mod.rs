@@ -5,6 +5,7 @@
 
 mod decide;
 mod printable;
+mod volumes;
 
 use std::sync::Arc;
 
@@ -20,7 +21,10 @@ use podvisor_cluster_types::vm::Matcher;
 use serde_json::{Value, json};
 
 pub use decide::{Action, Decision, Observed, RunStrategy, decide};
+pub use volumes::Volumes;
+pub(super) use volumes::uses;
 
+use super::datavolume::{self, DataVolume};
 use super::error::{Error, code, is_gone};
 use super::objects::{
     Condition, VM_FINALIZER, VMI_FINALIZER, VirtualMachine, VirtualMachineInstance, VmStatus,
@@ -69,10 +73,20 @@ pub(super) async fn reconcile(
         Some(vmi) => started_with(&observed, vmi, &context).await?,
         None => None,
     };
+    let namespace = observed.metadata.namespace.as_deref().unwrap_or_default();
+    let volumes = volumes::of(
+        &observed,
+        &|name| context.world.volume(namespace, name),
+        &|name| {
+            let claim = context.world.claim_of(namespace, name);
+            claim.is_some_and(|claim| datavolume::is_filled(&claim))
+        },
+    );
     let decision = decide(&Observed {
         vm: &observed,
         vmi: vmi.as_deref(),
         started_with: started_with.as_deref(),
+        volumes: &volumes,
         now: Time(Timestamp::now()),
         jitter: context.jitter(),
     });
@@ -116,6 +130,9 @@ async fn carry_out(
     for action in std::mem::take(&mut decision.actions) {
         match action {
             Action::AddFinalizer => {}
+            Action::CreateVolume(volume) => {
+                create_volume(&api, &vm, &volume, &decision.status, context).await?;
+            }
             Action::RemoveFinalizer => {
                 let change = patch::finalizer(&vm, VM_FINALIZER, false);
                 vm = patch::object(&api, &vm, change).await?;
@@ -143,6 +160,40 @@ async fn carry_out(
         }
     }
     Ok(())
+}
+
+/// Makes a DataVolume of a virtual machine. Its name is given: what was done before this controller
+/// was killed is not done twice.
+async fn create_volume(
+    api: &Api<VirtualMachine>,
+    vm: &VirtualMachine,
+    volume: &DataVolume,
+    wanted: &VmStatus,
+    context: &Context,
+) -> Result<(), Error> {
+    let namespace = vm.metadata.namespace.as_deref().unwrap_or_default();
+    let volumes: Api<DataVolume> = context.world.api(namespace);
+    let name = volume.metadata.name.as_deref().unwrap_or_default();
+    match volumes.create(&PostParams::default(), volume).await {
+        Ok(_) => {
+            let note = format!("Created the DataVolume {name}");
+            let reason = "SuccessfulDataVolumeCreate";
+            context.event(vm, reason, "Create", note).await;
+            Ok(())
+        }
+        Err(error) if code(&error) == Some(409) => Ok(()),
+        Err(error) => {
+            let mut status = wanted.clone();
+            let message = format!("the DataVolume {name} cannot be made: {error}");
+            set_failure(&mut status, "FailedCreate", message.clone());
+            let written = patch::status(api, vm, &vm.status, &status).await?;
+            if written.is_some() {
+                let reason = "FailedDataVolumeCreate";
+                context.warn(vm, reason, "Create", message).await;
+            }
+            Err(Error::request("make a DataVolume of", vm, error))
+        }
+    }
 }
 
 /// Returns the template's specification that an instance was started with, if the virtual

@@ -1,22 +1,25 @@
 //! A virtual machine's state in a word, for `kubectl get vm`.
 
+use crate::controller::datavolume::VolumeState;
 use crate::controller::objects::{
     Condition, Phase, VirtualMachine, VirtualMachineInstance, VmStatus, condition, is_true,
 };
 
-/// Returns the word; `starts`: an instance is to be made, now or after a wait.
+/// Returns the word; `starts`: an instance is to be made, now or after a wait; `volumes`: the state
+/// of the DataVolume that is the least far.
 #[must_use]
 pub(super) fn status(
     vm: &VirtualMachine,
     vmi: Option<&VirtualMachineInstance>,
     status: &VmStatus,
     starts: bool,
+    volumes: VolumeState,
 ) -> &'static str {
     if vm.metadata.deletion_timestamp.is_some() {
         return "Terminating";
     }
     let Some(vmi) = vmi else {
-        return without_instance(status, starts);
+        return without_instance(status, starts, volumes);
     };
     let of_vmi = &vmi.status;
     if vmi.metadata.deletion_timestamp.is_some() && !of_vmi.phase.is_final() {
@@ -36,16 +39,24 @@ pub(super) fn status(
         },
         Phase::Unknown => "Unknown",
         Phase::Unset | Phase::Pending | Phase::Scheduling | Phase::Scheduled => {
-            obstacle(&of_vmi.conditions).unwrap_or("Starting")
+            obstacle(&of_vmi.conditions, volumes).unwrap_or("Starting")
         }
     }
 }
 
-fn without_instance(status: &VmStatus, starts: bool) -> &'static str {
+fn without_instance(status: &VmStatus, starts: bool, volumes: VolumeState) -> &'static str {
     match (&status.start_failure, starts) {
         (Some(_), true) => "CrashLoopBackOff",
         (None, true) => "Starting",
-        (_, false) => "Stopped",
+        (_, false) => filling(volumes).unwrap_or("Stopped"),
+    }
+}
+
+fn filling(volumes: VolumeState) -> Option<&'static str> {
+    match volumes {
+        VolumeState::Failed | VolumeState::Retrying => Some("DataVolumeError"),
+        VolumeState::Filling => Some("Provisioning"),
+        VolumeState::WaitsForConsumer | VolumeState::Ready => None,
     }
 }
 
@@ -55,7 +66,7 @@ fn is_migrating(vmi: &VirtualMachineInstance) -> bool {
 }
 
 /// Returns what keeps an instance from starting.
-fn obstacle(conditions: &[Condition]) -> Option<&'static str> {
+fn obstacle(conditions: &[Condition], volumes: VolumeState) -> Option<&'static str> {
     let reason = |kind: &str| {
         condition(conditions, kind)
             .filter(|condition| condition.status == "False")
@@ -66,6 +77,7 @@ fn obstacle(conditions: &[Condition]) -> Option<&'static str> {
         (_, Some("ErrImagePull")) => Some("ErrImagePull"),
         (_, Some("ImagePullBackOff")) => Some("ImagePullBackOff"),
         (_, Some("FailedPvcNotFound")) => Some("ErrorPvcNotFound"),
+        _ if filling(volumes) == Some("DataVolumeError") => filling(volumes),
         _ if is_true(conditions, "Provisioning") => Some("WaitingForVolumeBinding"),
         _ => match reason("DataVolumesReady") {
             Some("NotAllDVsReady") => Some("Provisioning"),
@@ -91,7 +103,8 @@ mod tests {
     }
 
     fn word(vmi: Option<&VirtualMachineInstance>) -> &'static str {
-        status(&VirtualMachine::default(), vmi, &VmStatus::default(), false)
+        let (vm, of_vm) = (VirtualMachine::default(), VmStatus::default());
+        status(&vm, vmi, &of_vm, false, VolumeState::Ready)
     }
 
     #[test]
@@ -156,7 +169,7 @@ mod tests {
         let mut vm = VirtualMachine::default();
         vm.metadata.deletion_timestamp = Some(now);
         assert_eq!(
-            status(&vm, Some(&running), &vm.status, false),
+            status(&vm, Some(&running), &vm.status, false, VolumeState::Ready),
             "Terminating"
         );
     }
@@ -182,6 +195,11 @@ mod tests {
     fn without_an_instance_the_strategy_decides() {
         let vm = VirtualMachine::default();
         let mut of_vm = VmStatus::default();
+        let status =
+            |vm: &VirtualMachine,
+             vmi: Option<&VirtualMachineInstance>,
+             of_vm: &VmStatus,
+             starts: bool| { status(vm, vmi, of_vm, starts, VolumeState::Ready) };
         assert_eq!(status(&vm, None, &of_vm, false), "Stopped");
         assert_eq!(status(&vm, None, &of_vm, true), "Starting");
         of_vm.start_failure = Some(StartFailure::default());

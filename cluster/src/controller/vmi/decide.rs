@@ -10,8 +10,10 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use podvisor_cluster_types::vmi::VmiSpec;
 use serde_json::json;
 
+use super::filled;
 use super::migratable::migratable;
 use super::pod::{self, Claim, PodError};
+use crate::controller::datavolume::VolumeState;
 use crate::controller::objects::{
     Condition, Interface, MigrationState, NODE_NAME_LABEL, Phase, PhaseTransition, UNPAUSED_GATE,
     VMI_FINALIZER, VirtualMachineInstance, VmiStatus, clear_condition, condition, is_true,
@@ -40,6 +42,8 @@ pub struct Observed<'a> {
     pub vmi: &'a VirtualMachineInstance,
     /// The pod that it is in.
     pub pod: Option<&'a Pod>,
+    /// What a DataVolume of the namespace means for those who use its claim, if it exists.
+    pub volume: &'a dyn Fn(&str) -> Option<VolumeState>,
     /// Its other pods: where it comes from, or may go.
     pub others: &'a [Other],
     /// Whether the migration of its status exists, if that is not over.
@@ -83,6 +87,10 @@ pub enum Action {
     },
     /// Make the pod.
     CreatePod(Box<Pod>),
+    /// Make the pod by which claims are bound; it asks for what this pod would ask for.
+    CreateConsumer(Box<Pod>),
+    /// Delete that pod.
+    DeleteConsumer,
     /// End the pod, with so many seconds for the guest to power off.
     DeletePod {
         /// The pod's name.
@@ -135,6 +143,7 @@ pub fn decide(observed: &Observed<'_>) -> Decision {
         decision.actions.push(Action::AddFinalizer);
     }
     match pod {
+        None if phase == Phase::Pending && !filled::are_all(observed, &mut decision) => {}
         None if phase == Phase::Pending => match pod::pod(vmi, &|name| mode(observed, name)) {
             Ok(pod) => decision.actions.push(Action::CreatePod(Box::new(pod))),
             Err(error) => set_failure(&mut decision.status, &error, &observed.now),
@@ -156,7 +165,7 @@ pub fn decide(observed: &Observed<'_>) -> Decision {
     decision
 }
 
-fn mode(observed: &Observed<'_>, claim: &str) -> Option<pod::VolumeMode> {
+pub(super) fn mode(observed: &Observed<'_>, claim: &str) -> Option<pod::VolumeMode> {
     (observed.claim)(claim).map(|claim| claim.mode)
 }
 
@@ -216,20 +225,24 @@ fn set_phases(status: &mut VmiStatus, pod: Option<&Pod>, now: &Time) {
         if next == status.phase {
             return;
         }
-        status.phase = next;
-        let transitions = &mut status.phase_transition_timestamps;
-        if !transitions.iter().any(|passed| passed.phase == next) {
-            transitions.push(PhaseTransition {
-                phase: next,
-                phase_transition_timestamp: Some(now.clone()),
-            });
-        }
+        set_phase(status, next, now);
         if next == Phase::Failed {
             status.reason = match pod {
                 Some(pod) => reason_of_failure(pod),
                 None => "PodDeleted".to_owned(),
             };
         }
+    }
+}
+
+pub(super) fn set_phase(status: &mut VmiStatus, phase: Phase, now: &Time) {
+    status.phase = phase;
+    let transitions = &mut status.phase_transition_timestamps;
+    if !transitions.iter().any(|passed| passed.phase == phase) {
+        transitions.push(PhaseTransition {
+            phase,
+            phase_transition_timestamp: Some(now.clone()),
+        });
     }
 }
 

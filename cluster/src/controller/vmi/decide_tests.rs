@@ -58,6 +58,7 @@ fn run(vmi: &VirtualMachineInstance, pod: Option<&Pod>) -> Decision {
         others: &[],
         is_migration_known: true,
         claim: &|_| None,
+        volume: &|_| None,
         now: at(0),
     })
 }
@@ -283,6 +284,7 @@ fn a_missing_claim_is_waited_for() {
     let decision = decide(&Observed {
         vmi: &waits,
         pod: None,
+        volume: &|_| None,
         others: &[],
         is_migration_known: true,
         claim: &|_| {
@@ -362,6 +364,7 @@ fn a_settled_instance_is_not_written_again() {
         others: &[],
         is_migration_known: true,
         claim: &|_| None,
+        volume: &|_| None,
         now: at(1000),
     });
     assert_eq!(
@@ -426,6 +429,7 @@ fn pods_that_no_migration_needs_are_ended_and_the_others_kept() {
             others: &[other],
             is_migration_known: true,
             claim: &|_| None,
+            volume: &|_| None,
             now: at(0),
         })
     };
@@ -454,6 +458,7 @@ fn a_migration_that_was_removed_by_force_ends_as_the_source_says() {
             others: &[],
             is_migration_known: false,
             claim: &|_| None,
+            volume: &|_| None,
             now: at(0),
         });
         assert_eq!(decision.status.phase, Phase::Running);

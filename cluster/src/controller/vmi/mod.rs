@@ -3,7 +3,9 @@
 //! `decide` says what has to be done, `pod` and `volumes` what the pod is, and this file does it.
 //! docs/cluster-controllers.md has the table of phases.
 
+mod consumer;
 mod decide;
+mod filled;
 mod migratable;
 mod pod;
 mod target;
@@ -60,6 +62,7 @@ pub(super) async fn reconcile(
         others: &others,
         is_migration_known: is_migration_known(&observed, &context).await?,
         claim: &|claim| context.world.claim(&namespace, claim),
+        volume: &|name| Some(context.world.volume(&namespace, name)?.state()),
         now: Time(Timestamp::now()),
     });
     carry_out(&observed, decision, &pods, &context).await?;
@@ -258,6 +261,29 @@ async fn carry_out(
             }
             Action::CreatePod(pod) => {
                 create(&api, &vmi, &pod, &decision.status, pods, context).await?;
+            }
+            Action::CreateConsumer(own) => {
+                let image = context.importer_image();
+                let made = consumer::consumer(&vmi, *own, image);
+                match pods.create(&PostParams::default(), &made).await {
+                    Ok(_) => {}
+                    Err(error) if code(&error) == Some(409) => {}
+                    Err(error) => {
+                        let what = "make the pod that binds the claims of";
+                        return Err(Error::request(what, &vmi, error));
+                    }
+                }
+            }
+            Action::DeleteConsumer => {
+                let (name, params) = (consumer::name(&vmi), DeleteParams::background());
+                match pods.delete(&name, &params).await {
+                    Ok(_) => {}
+                    Err(error) if is_gone(&error) => {}
+                    Err(error) => {
+                        let what = "delete the pod that bound the claims of";
+                        return Err(Error::request(what, &vmi, error));
+                    }
+                }
             }
             Action::DeletePod { name, uid, grace } => {
                 delete(&vmi, &name, uid, grace, pods, context).await?;

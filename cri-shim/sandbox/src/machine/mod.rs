@@ -44,7 +44,8 @@ pub use panic::KernelPanic;
 use pause::{PauseCall, UndoPause};
 pub use podvisor_network::guest::NicKind;
 pub use podvisor_vmm::{
-    EarlyVm, OverlayFormat, Snapshot, Transport, WorkingSet, create_grown_overlay,
+    BlockDeviceError, EarlyVm, IoEngine, OverlayFormat, Snapshot, Transport, WorkingSet,
+    create_grown_overlay, open_disk_for_writing,
 };
 pub(crate) use serial_port::SerialPort;
 pub use share::{SharedDir, UserRange};

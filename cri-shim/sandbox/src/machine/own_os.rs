@@ -8,8 +8,8 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use podvisor_vmm::{
-    BlockDevice, Initramfs, Kernel, KvmDevice, MemorySize, OverlayFormat, PageMap, PortsDevice,
-    Smbios, Transport, Vm, VmBuilder, VsockDevice,
+    BlockDevice, DiskPart, Initramfs, IoEngine, Kernel, KvmDevice, MemorySize, OverlayFormat,
+    PageMap, PortsDevice, Smbios, Transport, Vm, VmBuilder, VsockDevice, open_disk_for_writing,
 };
 use serde::{Deserialize, Serialize};
 use tracing::warn;
@@ -111,6 +111,13 @@ pub enum DiskContents {
         file: File,
         /// The guest cannot write it.
         is_read_only: bool,
+    },
+    /// A file or block device whose first sectors are not the guest's.
+    Part {
+        /// Open for reading and writing.
+        file: File,
+        /// Sectors of 512 bytes before the guest's first one.
+        first: u32,
     },
     /// An image that stays as it is, and a file with the differences.
     Overlay {
@@ -233,6 +240,10 @@ impl MachineDisk {
                     true => device.read_only(),
                     false => device,
                 }
+            }
+            DiskContents::Part { file, first } => {
+                let whole = open_disk_for_writing(again(file)?, IoEngine::Sync)?;
+                BlockDevice::new(Box::new(DiskPart::after(*first, whole)))
             }
             DiskContents::Overlay {
                 base,

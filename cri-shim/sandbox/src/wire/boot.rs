@@ -46,6 +46,8 @@ pub(crate) struct DiskHeader {
 pub(crate) enum ContentsHeader {
     /// One file.
     Raw { is_read_only: bool },
+    /// One file, from a sector on.
+    Part { first: u32 },
     /// An image, and a raw file that shares blocks with it.
     Reflink,
     /// An image, and a qcow2 file with the differences.
@@ -64,6 +66,10 @@ impl BootHeader {
                 DiskContents::Raw { file, is_read_only } => {
                     fds.push(file.into());
                     ContentsHeader::Raw { is_read_only }
+                }
+                DiskContents::Part { file, first } => {
+                    fds.push(file.into());
+                    ContentsHeader::Part { first }
                 }
                 DiskContents::Overlay {
                     base,
@@ -119,6 +125,12 @@ impl BootHeader {
                 ContentsHeader::Raw { is_read_only } => {
                     let file = File::from(next()?);
                     let contents = DiskContents::Raw { file, is_read_only };
+                    disks.push(MachineDisk { contents, serial });
+                    continue;
+                }
+                ContentsHeader::Part { first } => {
+                    let file = File::from(next()?);
+                    let contents = DiskContents::Part { file, first };
                     disks.push(MachineDisk { contents, serial });
                     continue;
                 }
@@ -189,10 +201,15 @@ mod tests {
             overlay: file("overlay"),
             format,
         };
+        let part = DiskContents::Part {
+            file: file("kept"),
+            first: 1,
+        };
         for (serial, contents) in [
             ("root", overlay(OverlayFormat::Qcow2)),
             ("seed", raw("seed", true)),
             ("data", raw("data", false)),
+            ("kept", part),
             ("last", overlay(OverlayFormat::Reflink)),
         ] {
             let serial = serial.to_owned();
@@ -205,7 +222,7 @@ mod tests {
             config: config.clone(),
         });
         let (header, fds) = BootHeader::new(boot);
-        assert_eq!(fds.len(), 10);
+        assert_eq!(fds.len(), 11);
         let header = serde_json::to_vec(&header).unwrap();
         let header: BootHeader = serde_json::from_slice(&header).unwrap();
         let mut fds = fds.into_iter();
@@ -223,6 +240,9 @@ mod tests {
             DiskContents::Raw { file, is_read_only } => {
                 format!("{}: {} {is_read_only}", disk.serial, content(file))
             }
+            DiskContents::Part { file, first } => {
+                format!("{}: {} after {first}", disk.serial, content(file))
+            }
             DiskContents::Overlay {
                 base,
                 overlay,
@@ -238,6 +258,7 @@ mod tests {
                 "root: base overlay Qcow2",
                 "seed: seed true",
                 "data: data false",
+                "kept: kept after 1",
                 "last: base overlay Reflink",
             ]
         );

@@ -59,6 +59,7 @@ impl TestNode {
             cdi_spec_dirs: Vec::new(),
             registries: Registries::of(registries).unwrap(),
             signature_policy: None,
+            image_names: Default::default(),
             metrics: None,
             consoles: None,
             templates: None,

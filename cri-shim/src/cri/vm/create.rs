@@ -15,7 +15,7 @@ use super::disks::{self, DiskFiles};
 use super::record::VmRecord;
 use super::seed::{SeedSource, read_files};
 use super::vmi::{self, VmiBoot, VmiDisks, VmiMachine};
-use super::{VmSpec, honour, images};
+use super::{ImageNames, VmSpec, honour, images};
 use crate::blocking::apart;
 use crate::cri::containers::log_path;
 use crate::cri::error::{CriError, Result};
@@ -89,6 +89,7 @@ impl Node {
         );
         let making = Making {
             store: self.store.clone(),
+            names: self.config.image_names.clone(),
             files: self.disk_files(&pod.id, id),
             pod: record,
             container: config.clone(),
@@ -175,6 +176,7 @@ impl Described {
 #[derive(Debug)]
 struct Making {
     store: Store,
+    names: ImageNames,
     files: DiskFiles,
     pod: PodRecord,
     container: ContainerConfig,
@@ -191,7 +193,8 @@ impl Making {
     fn of_annotations(&self, spec: VmSpec) -> Result<(VmRecord, String)> {
         let size = self.pod.size;
         let memory = machine_memory(&self.container, size.memory)?;
-        let images::BootDisk { disk, image } = images::boot_disk(&self.store, self.image())?;
+        let images::BootDisk { disk, image } =
+            images::boot_disk(&self.store, &self.names, self.image())?;
         let devices = disks::devices(&self.container.devices)?;
         let mounts = honour::file_mounts(&self.container)?;
         let root_size = spec.root_size;
@@ -225,7 +228,7 @@ impl Making {
             true => (None, images::NONE_ID.to_owned()),
             false => {
                 let images::BootDisk { disk, image } =
-                    images::boot_disk(&self.store, self.image())?;
+                    images::boot_disk(&self.store, &self.names, self.image())?;
                 (Some(disk), image)
             }
         };

@@ -11,8 +11,10 @@ use podvisor_cloud_init::fat::Volume;
 use podvisor_cri_messages::Device;
 use podvisor_images::{Disk, Store};
 use podvisor_sandbox::machine::{DiskContents, MachineDisk, create_grown_overlay};
+use tracing::info;
 
 use super::images;
+use super::persistent;
 use super::record::{DiskContent, DiskRecord, OverlayRecord, VmRecord};
 use super::vmi::NodeFile;
 use crate::cri::error::{CriError, Result};
@@ -25,7 +27,7 @@ const SEED: &str = "cloud-init";
 const ROOT_FILE: &str = "root.disk";
 const SEED_FILE: &str = "cloud-init.img";
 
-/// Most block devices of a machine, beside its first two disks.
+/// Most block devices of a machine, besides its first two disks.
 const MAX_DEVICES: usize = 18;
 
 /// The directory of a machine's files.
@@ -84,26 +86,33 @@ impl DiskFiles {
         })
     }
 
-    /// Creates the disks of a machine with a copy of an image: it, cloud-init's, and block devices.
+    /// Creates the disks of a machine that boots an image: it, cloud-init's, and block devices.
+    /// What the guest writes goes to the devices' root volume, or to a file of its own.
     pub(super) fn of_image(
         &self,
         image: &Disk,
         size: Option<u64>,
         seed: &GuestSeed,
-        devices: Vec<DiskRecord>,
+        devices: BlockVolumes,
     ) -> Result<Vec<DiskRecord>> {
         let volume = seed
             .volume()
             .map_err(|errors| CriError::invalid("config.annotations", errors.to_string()))?;
-        let overlay = self.overlay(ROOT_FILE, &image.open()?, image.path(), size)?;
+        let content = match devices.root {
+            Some(device) => {
+                write_root(&device, image, size)?;
+                DiskContent::Persistent(device)
+            }
+            None => DiskContent::Image {
+                id: image.id().to_string(),
+                overlay: Some(self.overlay(ROOT_FILE, &image.open()?, image.path(), size)?),
+            },
+        };
         self.volume(SEED_FILE, &volume)?;
         let root = DiskRecord {
             serial: ROOT.to_owned(),
             is_read_only: false,
-            content: DiskContent::Image {
-                id: image.id().to_string(),
-                overlay: Some(overlay),
-            },
+            content,
         };
         let seed = DiskRecord {
             serial: SEED.to_owned(),
@@ -111,7 +120,7 @@ impl DiskFiles {
             content: DiskContent::Made(SEED_FILE.to_owned()),
         };
         let mut disks = vec![root, seed];
-        disks.extend(devices);
+        disks.extend(devices.others.into_iter().map(|other| other.disk));
         Ok(disks)
     }
 
@@ -131,7 +140,7 @@ impl DiskFiles {
         let raw = |file| DiskContents::Raw { file, is_read_only };
         Ok(match &disk.content {
             DiskContent::Image { id, overlay } => {
-                let image = images::find_disk(store, id)?;
+                let image = images::stored_disk(store, id)?;
                 let image = image.ok_or_else(|| CriError::NoImage { name: id.clone() })?;
                 match overlay {
                     Some(overlay) => self.over(image.open()?, overlay)?,
@@ -148,6 +157,10 @@ impl DiskFiles {
                 let opened = node.open(is_read_only);
                 raw(opened.map_err(CriError::io("open the disk", node.path()))?)
             }
+            DiskContent::Persistent(node) => DiskContents::Part {
+                file: open_root(node)?,
+                first: persistent::HEADER_SECTORS,
+            },
         })
     }
 
@@ -180,18 +193,48 @@ fn create(path: &Path) -> Result<File> {
     created.map_err(CriError::io("create the file", path))
 }
 
-/// Returns the block devices of a container as disks.
-pub(super) fn devices(devices: &[Device]) -> Result<Vec<DiskRecord>> {
-    const FIELD: &str = "config.devices";
-    if devices.len() > MAX_DEVICES {
-        let reason = format!(
-            "{} block devices, but a machine has at most {MAX_DEVICES}",
-            devices.len()
-        );
-        return Err(CriError::invalid(FIELD, reason));
+/// Writes the image to a pod's root volume, unless it is there already.
+fn write_root(device: &NodeFile, image: &Disk, size: Option<u64>) -> Result<()> {
+    let volume = open_root(device)?;
+    let written = persistent::prepare(&volume, &image.open()?, image.id().bytes(), size);
+    let is_new = written.map_err(|error| {
+        CriError::io("make the root disk of", device.path())(io::Error::other(error))
+    })?;
+    let (device, image) = (device.path().display(), image.id());
+    match is_new {
+        true => info!(%device, %image, "the image is written to the root volume"),
+        false => info!(%device, %image, "the root volume has the image already"),
     }
-    let mut disks = Vec::new();
-    for (number, device) in devices.iter().enumerate() {
+    Ok(())
+}
+
+fn open_root(device: &NodeFile) -> Result<File> {
+    let opened = device.open(false);
+    opened.map_err(CriError::io("open the root volume", device.path()))
+}
+
+/// The block devices of a container.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct BlockVolumes {
+    /// The one that the machine boots from.
+    pub(super) root: Option<NodeFile>,
+    /// The others.
+    pub(super) others: Vec<BlockVolume>,
+}
+
+/// A block device that is a disk of the guest.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct BlockVolume {
+    /// Where the pod asked for it.
+    pub(super) path: String,
+    pub(super) disk: DiskRecord,
+}
+
+/// Returns the block devices of a container as disks.
+pub(super) fn devices(devices: &[Device]) -> Result<BlockVolumes> {
+    const FIELD: &str = "config.devices";
+    let mut volumes = BlockVolumes::default();
+    for device in devices {
         let path = Path::new(&device.host_path);
         let metadata = fs::metadata(path).map_err(CriError::io("find the block device", path))?;
         if !metadata.file_type().is_block_device() {
@@ -199,18 +242,41 @@ pub(super) fn devices(devices: &[Device]) -> Result<Vec<DiskRecord>> {
             let reason = format!("{shown:?} is not a block device: a machine has no other");
             return Err(CriError::invalid(FIELD, reason));
         }
-        if device.container_path == "/" {
-            let reason = "a persistent root disk (devicePath /) is not supported: take a block \
-                          volume with another path, and mount it by cloud-init";
-            return Err(CriError::invalid(FIELD, reason));
-        }
-        disks.push(DiskRecord {
-            serial: format!("device{number}"),
-            is_read_only: !device.permissions.contains('w'),
-            content: DiskContent::Node(NodeFile::Device(path.to_owned())),
-        });
+        add(&mut volumes, device).map_err(|reason| CriError::invalid(FIELD, reason))?;
     }
-    Ok(disks)
+    Ok(volumes)
+}
+
+/// Adds a block device; the error is what is wrong with it.
+fn add(volumes: &mut BlockVolumes, device: &Device) -> Result<(), String> {
+    let file = NodeFile::Device(PathBuf::from(&device.host_path));
+    let is_read_only = !device.permissions.contains('w');
+    if device.container_path == "/" {
+        if is_read_only {
+            let reason = "the root disk (devicePath /) is read-only: take a volume that the \
+                          machine may write";
+            return Err(reason.to_owned());
+        }
+        return match volumes.root.replace(file) {
+            None => Ok(()),
+            Some(_) => Err("two root disks (devicePath /)".to_owned()),
+        };
+    }
+    let number = volumes.others.len();
+    if number == MAX_DEVICES {
+        return Err(format!(
+            "a machine has at most {MAX_DEVICES} block devices besides its root"
+        ));
+    }
+    volumes.others.push(BlockVolume {
+        path: device.container_path.clone(),
+        disk: DiskRecord {
+            serial: format!("device{number}"),
+            is_read_only,
+            content: DiskContent::Node(file),
+        },
+    });
+    Ok(())
 }
 
 #[cfg(test)]
@@ -224,14 +290,28 @@ mod tests {
             container_path: path.to_owned(),
             permissions: "rw".to_owned(),
         };
-        assert_eq!(devices(&[]).unwrap(), []);
+        assert_eq!(devices(&[]).unwrap(), BlockVolumes::default());
         let error = devices(&[device("/dev/null", "/dev/x")]).unwrap_err();
         assert!(error.to_string().contains("not a block device"), "{error}");
         let error = devices(&[device("/no/such", "/dev/x")]).unwrap_err();
         assert!(error.to_string().contains("/no/such"), "{error}");
-        let many = vec![device("/dev/null", "/dev/x"); 19];
-        let error = devices(&many).unwrap_err();
-        assert!(error.to_string().contains("at most 18"), "{error}");
+        let mut volumes = BlockVolumes::default();
+        add(&mut volumes, &device("/dev/a", "/")).unwrap();
+        for _ in 0..MAX_DEVICES {
+            add(&mut volumes, &device("/dev/b", "/dev/x")).unwrap();
+        }
+        assert_eq!(volumes.root, Some(NodeFile::Device("/dev/a".into())));
+        assert_eq!(volumes.others[17].disk.serial, "device17");
+        let error = add(&mut volumes, &device("/dev/c", "/dev/y")).unwrap_err();
+        assert!(error.contains("at most 18"), "{error}");
+        let error = add(&mut volumes, &device("/dev/c", "/")).unwrap_err();
+        assert!(error.contains("two root disks"), "{error}");
+        let read_only = Device {
+            permissions: "r".to_owned(),
+            ..device("/dev/a", "/")
+        };
+        let error = add(&mut BlockVolumes::default(), &read_only).unwrap_err();
+        assert!(error.contains("read-only"), "{error}");
     }
 
     #[test]

@@ -4,6 +4,7 @@
 use podvisor_cri_messages::Image as Shown;
 use podvisor_images::{Checksum, Disk, Error as ImageError, Store};
 
+use super::ImageNames;
 use crate::cri::error::{CriError, Result};
 
 /// What the name of an image begins with that is a disk image's URL without its scheme.
@@ -38,11 +39,11 @@ pub(in crate::cri) fn none() -> Shown {
 }
 
 /// Returns the URL of a disk image, if an image's name is one: with a scheme, or with Virtlet's
-/// prefix. A tag, which a kubelet adds, is cut from the latter.
+/// prefix. A tag, which a kubelet adds, is cut from the latter, and the rest may be a short name.
 ///
 /// # Errors
 /// Nothing follows the prefix.
-pub(in crate::cri) fn disk_url(name: &str) -> Result<Option<String>> {
+pub(in crate::cri) fn disk_url(names: &ImageNames, name: &str) -> Result<Option<String>> {
     if Disk::is_url(name) {
         return Ok(Some(name.to_owned()));
     }
@@ -56,6 +57,7 @@ pub(in crate::cri) fn disk_url(name: &str) -> Result<Option<String>> {
         "" => last.to_owned(),
         before => format!("{before}/{last}"),
     };
+    let url = names.url(&url).unwrap_or(url);
     match url.is_empty() {
         true => {
             let reason = format!("nothing follows {PREFIX:?}: write the URL without its scheme");
@@ -80,9 +82,20 @@ pub(in crate::cri) fn checksum(name: &str) -> Result<Option<Checksum>> {
 }
 
 /// Returns a disk image by its name or id; `None` if the store has none of that name.
-pub(in crate::cri) fn find_disk(store: &Store, name: &str) -> Result<Option<Disk>> {
-    let wanted = disk_url(name)?.unwrap_or_else(|| name.to_owned());
-    match store.resolve_disk(&wanted) {
+pub(in crate::cri) fn find_disk(
+    store: &Store,
+    names: &ImageNames,
+    name: &str,
+) -> Result<Option<Disk>> {
+    match disk_url(names, name)? {
+        Some(url) => stored_disk(store, &url),
+        None => stored_disk(store, name),
+    }
+}
+
+/// Returns a disk image by its URL or id; `None` if the store has none of that name.
+pub(super) fn stored_disk(store: &Store, name: &str) -> Result<Option<Disk>> {
+    match store.resolve_disk(name) {
         Ok(disk) => Ok(Some(disk)),
         Err(
             ImageError::NotFound { .. } | ImageError::Damaged { .. } | ImageError::Reference { .. },
@@ -99,8 +112,8 @@ pub(super) struct BootDisk {
 }
 
 /// Returns the disk that a machine boots from: that in an OCI image, or a disk image. It blocks.
-pub(super) fn boot_disk(store: &Store, name: &str) -> Result<BootDisk> {
-    if disk_url(name)?.is_none() {
+pub(super) fn boot_disk(store: &Store, names: &ImageNames, name: &str) -> Result<BootDisk> {
+    if disk_url(names, name)?.is_none() {
         match store.resolve(name) {
             Ok(image) => {
                 let disk = store.container_disk(name)?;
@@ -111,7 +124,7 @@ pub(super) fn boot_disk(store: &Store, name: &str) -> Result<BootDisk> {
             Err(error) => return Err(error.into()),
         }
     }
-    match find_disk(store, name)? {
+    match find_disk(store, names, name)? {
         Some(disk) => Ok(BootDisk {
             image: disk.id().to_string(),
             disk,
@@ -156,6 +169,8 @@ mod tests {
 
     #[test]
     fn names_with_the_prefix_or_a_scheme_are_urls_and_others_are_not() {
+        let names = ImageNames::default();
+        let disk_url = |name| disk_url(&names, name);
         for (name, url) in [
             (
                 "https://x.example/a.qcow2",

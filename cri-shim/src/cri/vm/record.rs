@@ -72,6 +72,8 @@ pub(crate) enum DiskContent {
     Made(String),
     /// In a file or device of the node.
     Node(NodeFile),
+    /// In a block device to which the image was written, after its header.
+    Persistent(NodeFile),
 }
 
 /// The file with a disk's differences from another one.

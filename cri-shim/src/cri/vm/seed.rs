@@ -14,8 +14,8 @@ use podvisor_network::cni::Dns;
 use podvisor_network::guest::GuestNetwork;
 
 use super::VmSpec;
+use super::disks::BlockVolumes;
 use super::honour::FileMount;
-use super::record::DiskRecord;
 use crate::cri::error::{CriError, Result};
 use crate::cri::resolver;
 use crate::cri::state::PodRecord;
@@ -34,7 +34,7 @@ pub(super) struct SeedSource<'a> {
     pub(super) spec: VmSpec,
     pub(super) pod: &'a PodRecord,
     pub(super) container: &'a ContainerConfig,
-    pub(super) devices: &'a [DiskRecord],
+    pub(super) devices: &'a BlockVolumes,
     pub(super) files: Vec<GuestFile>,
     pub(super) dns: Dns,
 }
@@ -51,11 +51,12 @@ impl SeedSource<'_> {
             dns,
         } = self;
         let metadata = pod.config.metadata.clone().unwrap_or_default();
-        let network = match (&pod.network, spec.force_dhcp) {
+        // A root that outlives its pods must not keep an earlier pod's addresses: it asks by DHCP.
+        let asks = spec.force_dhcp || devices.root.is_some();
+        let network = match (&pod.network, asks) {
             (Some(network), false) => NetworkConfig::Version2(network_of(network, dns)),
             _ => NetworkConfig::None,
         };
-        let links = container.devices.iter().zip(devices);
         Ok(GuestSeed {
             form: spec.form,
             instance_id: format!("{}.{}", metadata.name, metadata.namespace),
@@ -73,10 +74,12 @@ impl SeedSource<'_> {
                 .iter()
                 .map(|env| (env.key.clone(), env.text()))
                 .collect(),
-            devices: links
-                .map(|(device, disk)| DeviceLink {
-                    path: device.container_path.clone(),
-                    serial: disk.serial.clone(),
+            devices: devices
+                .others
+                .iter()
+                .map(|device| DeviceLink {
+                    path: device.path.clone(),
+                    serial: device.disk.serial.clone(),
                 })
                 .collect(),
             mounts: Vec::new(),
@@ -214,12 +217,13 @@ fn too_much(path: &str, what: &str) -> CriError {
 mod tests {
     use std::os::unix::fs::symlink;
 
-    use podvisor_cri_messages::{Device, KeyValue, PodSandboxMetadata};
+    use podvisor_cri_messages::{KeyValue, PodSandboxMetadata};
     use podvisor_network::guest::{Interface, Route};
 
     use super::*;
     use crate::cri::state::pod_record;
-    use crate::cri::vm::record::DiskContent;
+    use crate::cri::vm::disks::BlockVolume;
+    use crate::cri::vm::record::{DiskContent, DiskRecord};
     use crate::cri::vm::vmi::NodeFile;
 
     #[test]
@@ -248,32 +252,39 @@ mod tests {
         });
         let container = ContainerConfig {
             envs: vec![KeyValue::new("A", "1")],
-            devices: vec![Device {
-                container_path: "/dev/data".to_owned(),
-                ..Default::default()
-            }],
             ..Default::default()
         };
-        let devices = [DiskRecord {
-            serial: "device0".to_owned(),
-            is_read_only: false,
-            content: DiskContent::Node(NodeFile::Device("/dev/x".into())),
-        }];
-        let source = |spec| SeedSource {
+        let data = BlockVolume {
+            path: "/dev/data".to_owned(),
+            disk: DiskRecord {
+                serial: "device0".to_owned(),
+                is_read_only: false,
+                content: DiskContent::Node(NodeFile::Device("/dev/x".into())),
+            },
+        };
+        let devices = BlockVolumes {
+            root: None,
+            others: vec![data],
+        };
+        let source = |spec, devices| SeedSource {
             spec,
             pod: &pod,
             container: &container,
-            devices: &devices,
+            devices,
             files: Vec::new(),
             dns: Dns::default(),
         };
-        let seed = source(VmSpec::default()).seed().unwrap();
+        let seed = source(VmSpec::default(), &devices).seed().unwrap();
         assert_eq!(
             (seed.instance_id.as_str(), seed.host_name.as_str()),
             ("vm.default", "web")
         );
         assert_eq!(seed.environment, [("A".to_owned(), "1".to_owned())]);
-        assert_eq!(seed.devices[0].serial, "device0");
+        let link = &seed.devices[0];
+        assert_eq!(
+            (link.path.as_str(), link.serial.as_str()),
+            ("/dev/data", "device0")
+        );
         let NetworkConfig::Version2(network) = &seed.network else {
             panic!("{:?}", seed.network);
         };
@@ -285,7 +296,14 @@ mod tests {
             force_dhcp: true,
             ..VmSpec::default()
         };
-        assert_eq!(source(forced).seed().unwrap().network, NetworkConfig::None);
+        let forced = source(forced, &devices).seed().unwrap();
+        assert_eq!(forced.network, NetworkConfig::None);
+        let persistent = BlockVolumes {
+            root: Some(NodeFile::Device("/dev/root-volume".into())),
+            ..BlockVolumes::default()
+        };
+        let persistent = source(VmSpec::default(), &persistent).seed().unwrap();
+        assert_eq!(persistent.network, NetworkConfig::None);
     }
 
     #[test]
