@@ -115,7 +115,16 @@ fn guest_commands_in_a_running_container_have_what_their_flags_say() {
     std::fs::create_dir(&data).unwrap();
     std::fs::write(data.join("file"), "the host's\n").unwrap();
     let volume = format!("{}:/data:ro", data.display());
-    host.start(&["--name", "quiet", "-v", &volume], "exec sleep 9999");
+    let health = [
+        "--health-cmd",
+        "echo asked; test ! -e /ill",
+        "--health-interval",
+        "1s",
+        "--health-retries",
+        "1",
+    ];
+    let flags = [&["--name", "quiet", "-v", &volume][..], &health].concat();
+    host.start(&flags, "exec sleep 9999");
     let sh = |script: &str| host.podvisor(&["exec", "quiet", "sh", "-c", script]);
     host.podvisor(&["console", "quiet"])
         .refused(1, &["no console", "--console pty"]);
@@ -150,6 +159,24 @@ fn guest_commands_in_a_running_container_have_what_their_flags_say() {
     until("the end of what runs in the background", || {
         sh("cat /gone").stdout == "went\n"
     });
+
+    // Its health follows what its check says.
+    let is = |health: &str| {
+        let shown = host.podvisor(&["ps", "--filter", &format!("health={health}")]);
+        shown.stdout.contains(&format!("({health})"))
+    };
+    until("a healthy container", || is("healthy"));
+    sh(": >/ill").printed("");
+    until("an unhealthy container", || is("unhealthy"));
+    let shown = host.json(&["inspect", "quiet"]);
+    let health = &shown[0]["State"]["Health"];
+    let log = health["Log"].as_array().unwrap();
+    let last = log.last().unwrap();
+    assert_eq!(
+        (&last["ExitCode"], &last["Output"]),
+        (&1.into(), &"asked\n".into())
+    );
+    assert_eq!(shown[0]["Config"]["Healthcheck"]["Retries"], 1);
 
     // A terminal.
     let mut terminal = Terminal::new(33, 101);
@@ -359,17 +386,21 @@ fn guest_flags_of_a_container_are_what_its_program_finds() {
         "--rm",
         "--name",
         "flags",
+        "--init",
         "--privileged",
         "-e",
         "PATH=/bin",
         "box",
     ];
-    let mounts = ["sh", "-c", "mount -t tmpfs none /tmp && hostname"];
+    let script = "mount -t tmpfs none /tmp && hostname && cat /proc/1/comm";
+    let mounts = ["sh", "-c", script];
     host.podvisor(&[&replace[..], &mounts].concat())
         .refused(125, &["in use"]);
     let replaced = [&["run", "--replace"], &replace[1..], &mounts].concat();
     let ran = host.podvisor(&replaced);
     assert_eq!(ran.code, Some(0), "{ran:?}");
+    // The program has an init before it.
+    assert!(ran.stdout.ends_with("\npause\n"), "{ran:?}");
 }
 
 #[test]

@@ -274,6 +274,20 @@ async fn a_copy_is_made_when_nobody_writes_to_its_source() {
     );
     disks.succeed(&copy).await;
     disks.in_phase("copy", datavolume::Phase::Succeeded).await;
+
+    let name = "cdi.kubevirt.io/storage.deleteAfterCompletion";
+    let drop = Patch::Merge(json!({"metadata": {"annotations": {name: "true"}}}));
+    let params = PatchParams::default();
+    disks.volumes.patch("copy", &params, &drop).await.unwrap();
+    let gone = await_condition(
+        disks.volumes.clone(),
+        "copy",
+        |volume: Option<&DataVolume>| volume.is_none(),
+    );
+    tokio::time::timeout(LIMIT, gone).await.unwrap().unwrap();
+    let claim = disks.claims.get("copy").await.unwrap();
+    assert_eq!(claim.metadata.owner_references, None);
+    assert_eq!(claim.metadata.deletion_timestamp, None);
 }
 
 #[tokio::test]

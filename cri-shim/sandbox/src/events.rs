@@ -35,6 +35,8 @@ pub enum EventAction {
     Stop,
     Kill,
     Destroy,
+    #[serde(rename = "health_status")]
+    HealthStatus,
 }
 
 impl fmt::Display for EventAction {
@@ -51,6 +53,7 @@ impl fmt::Display for EventAction {
             Self::Stop => "stop",
             Self::Kill => "kill",
             Self::Destroy => "destroy",
+            Self::HealthStatus => "health_status",
         })
     }
 }

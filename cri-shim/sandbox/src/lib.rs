@@ -83,9 +83,9 @@ pub use template::{
 pub use types::{
     BootMachine, ContainerDevice, ContainerInfo, ContainerState, ContainerStats, ContainerUser,
     CreateContainer, DeviceSource, Exec, GuestAgentAnswer, GuestAgentCall, GuestKind, GuestNetwork,
-    GuestStats, ImageVolume, Interface, JailLayer, JailMode, LaunchConfig, Neighbour, NicConfig,
-    Password, ProcessExit, RestartPolicy, Route, SandboxExit, Started, StdioFds,
-    SupplementalGroups, TerminalSize,
+    GuestStats, Health, HealthCheck, HealthResult, HealthStatus, ImageVolume, Interface, JailLayer,
+    JailMode, LaunchConfig, Neighbour, NicConfig, Password, ProcessExit, RestartPolicy, Route,
+    SandboxExit, Started, StdioFds, SupplementalGroups, TerminalSize,
 };
 pub use wire::FrameError;
 

@@ -170,6 +170,18 @@ impl Streams {
         })
     }
 
+    /// Connects the outputs of a process without a terminal, to be read by this process.
+    pub(super) async fn open_outputs(
+        &self,
+        mux: &Mux,
+    ) -> Result<[tokio::net::UnixStream; 2], StdioError> {
+        let id = |stream: Option<StreamId>| stream.map_or_else(stream_id, Ok);
+        Ok([
+            open(mux, "stdout", id(self.output)?).await?,
+            open(mux, "stderr", id(self.errors)?).await?,
+        ])
+    }
+
     /// Connects the streams and moves bytes between them and `files` until they end.
     ///
     /// # Errors

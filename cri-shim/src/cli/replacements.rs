@@ -38,10 +38,6 @@ pub(super) fn instead_of(command: &str) -> Option<&'static str> {
 /// Returns why a flag of `run` (and of `pod create`) does not exist, and what to use instead.
 pub(super) fn instead_of_flag(flag: &str) -> Option<&'static str> {
     Some(match flag {
-        "--init" => {
-            "the container's program is its PID 1; in a pod (`run --pod POD --pid pod`) the guest's \
-             init reaps orphans"
-        }
         "--volumes-from" => "name the directories themselves by -v HOST:GUEST",
         "--device" => {
             "a guest has its own kernel and none of the host's devices; a block device is shared \
@@ -54,16 +50,6 @@ pub(super) fn instead_of_flag(flag: &str) -> Option<&'static str> {
         "--platform" => "images are those for linux/amd64, which the guest's CPU runs",
         "--pids-limit" => "its processes are in its own kernel: their memory is what --memory says",
         "-P" | "--publish-all" | "--expose" => "name each port by -p HOST:GUEST",
-        "--health-cmd"
-        | "--health-interval"
-        | "--health-retries"
-        | "--health-timeout"
-        | "--health-start-period"
-        | "--health-start-interval"
-        | "--no-healthcheck" => {
-            "there are no health checks; ask by `podvisor exec CONTAINER CMD`, or let the program \
-             end and `--restart` start it again"
-        }
         "--memory-swap" | "--memory-swappiness" | "--memory-reservation" | "--oom-kill-disable" => {
             "a guest has no swap; its memory is what --memory says"
         }
@@ -97,14 +83,12 @@ mod tests {
     #[test]
     fn flags_that_docker_users_type_are_refused_by_name_with_a_reason() {
         for flag in [
-            "--init",
             "--device",
             "--security-opt",
             "--platform",
             "--pids-limit",
             "-P",
             "--expose",
-            "--health-cmd",
             "--memory-swap",
             "--cpu-shares",
             "--ip",

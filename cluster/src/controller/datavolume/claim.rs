@@ -61,6 +61,15 @@ pub(super) fn owns(volume: &DataVolume, meta: &ObjectMeta) -> bool {
     owners.any(|owner| Some(&owner.uid) == volume.metadata.uid.as_ref())
 }
 
+/// Returns the change by which a claim outlives its DataVolume, and is known as filled by its name.
+pub(super) fn release(volume: &DataVolume) -> Value {
+    let name = volume.metadata.name.as_deref();
+    json!({"metadata": {
+        "ownerReferences": volume.metadata.owner_references,
+        "annotations": {format!("{GROUP}/storage.populatedFor"): name},
+    }})
+}
+
 /// Returns a reference to the DataVolume that something is made for.
 pub(super) fn owner(volume: &DataVolume) -> OwnerReference {
     OwnerReference {

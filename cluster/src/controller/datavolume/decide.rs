@@ -94,6 +94,10 @@ pub enum Action {
     CreateClaim(Box<PersistentVolumeClaim>),
     /// Write on the claim that it is filled.
     MarkClaim,
+    /// Make the claim one of the DataVolume's own owners.
+    ReleaseClaim,
+    /// Delete the DataVolume.
+    Delete,
     /// Make the importer.
     CreatePod(Box<Pod>),
     /// Delete the importer with this unique id.
@@ -206,6 +210,15 @@ fn filled(observed: &Observed<'_>, claim: &PersistentVolumeClaim, decision: &mut
     running(decision, observed, "Completed", "Import Complete");
     if !pod::is_retained(observed.volume) {
         end_pod(observed, decision);
+    }
+    let is_done = observed.volume.status.phase == Phase::Succeeded && observed.pod.is_none();
+    if is_done && observed.volume.annotation("storage.deleteAfterCompletion") == Some("true") {
+        decision
+            .actions
+            .push(match claim::owns(observed.volume, &claim.metadata) {
+                true => Action::ReleaseClaim,
+                false => Action::Delete,
+            });
     }
 }
 

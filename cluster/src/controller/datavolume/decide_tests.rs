@@ -216,6 +216,37 @@ fn success_is_written_on_the_claim_first_and_is_final() {
 }
 
 #[test]
+fn a_volume_that_is_not_kept_leaves_its_claim() {
+    let mut volume = annotated("storage.deleteAfterCompletion", "true");
+    let done = pod(json!({"phase": "Succeeded"}));
+    let decision = look(&volume, Some(&full()), Some(&done));
+    assert_eq!(decision.actions, [Action::DeletePod { uid: "pod".into() }]);
+    // Whoever waits for it sees that it succeeded first.
+    assert_eq!(look(&volume, Some(&full()), None).actions, []);
+    volume.status = decision.status;
+    let decision = look(&volume, Some(&full()), None);
+    assert_eq!(decision.actions, [Action::ReleaseClaim]);
+    let mut released = serde_json::to_value(full()).unwrap();
+    let change = claim::release(&volume);
+    released["metadata"]["ownerReferences"] = change["metadata"]["ownerReferences"].clone();
+    let populated = &change["metadata"]["annotations"];
+    for (name, value) in populated.as_object().unwrap() {
+        released["metadata"]["annotations"][name] = value.clone();
+    }
+    let released = serde_json::from_value(released).unwrap();
+    assert_eq!(
+        look(&volume, Some(&released), None).actions,
+        [Action::Delete]
+    );
+    // Another one of that name takes the claim as it is.
+    let mut next = self::volume();
+    next.metadata.uid = Some("next".into());
+    let decision = look(&next, Some(&released), None);
+    assert_eq!(decision.status.phase, Phase::Succeeded);
+    assert_eq!(decision.actions, []);
+}
+
+#[test]
 fn a_claim_of_somebody_else_is_left_alone() {
     let mut foreign = claim("Bound");
     foreign.metadata.owner_references = None;
@@ -367,6 +398,7 @@ impl Cluster {
                         annotations.insert(name.clone(), value.as_str().unwrap().to_owned());
                     }
                 }
+                Action::ReleaseClaim | Action::Delete => panic!("nobody asked for it"),
                 Action::DeletePod { uid } => {
                     self.pod = self.pod.take().filter(|pod| pod.metadata.uid != Some(uid));
                 }

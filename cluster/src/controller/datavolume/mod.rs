@@ -236,6 +236,23 @@ async fn carry_out(
                     patch::object(&claims, claim, marks).await?;
                 }
             }
+            Action::ReleaseClaim => {
+                if let Some(claim) = claim {
+                    patch::object(&claims, claim, claim::release(&volume)).await?;
+                }
+            }
+            Action::Delete => {
+                let params = DeleteParams::background().preconditions(Preconditions {
+                    uid: volume.metadata.uid.clone(),
+                    resource_version: None,
+                });
+                let name = volume.metadata.name.as_deref().unwrap_or_default();
+                match api.delete(name, &params).await {
+                    Ok(_) => {}
+                    Err(error) if is_gone(&error) => {}
+                    Err(error) => return Err(Error::request("delete", &volume, error)),
+                }
+            }
             Action::CreatePod(pod) => create_pod(&volume, &pod, &pods, context).await?,
             Action::DeletePod { uid } => {
                 let params = DeleteParams::background().preconditions(Preconditions {

@@ -13,7 +13,7 @@ use super::super::error::{RefusalKind, SandboxError};
 use super::super::oom;
 use super::super::types::{
     BootMachine, ContainerInfo, ContainerStats, ContainerUser, CreateContainer, DeviceSource, Exec,
-    ProcessExit, Started, StdioFds, TerminalSize,
+    HealthCheck, ProcessExit, Started, StdioFds, TerminalSize,
 };
 use super::super::wire::{
     Answer, BootHeader, Call, CreateHeader, DeviceHeader, DeviceKind, ExecHeader, FrameError,
@@ -317,6 +317,19 @@ impl SandboxClient {
             max_bytes,
         };
         self.done(call, vec![other]).await
+    }
+
+    /// Has the container's health checked from its start on: by the sandbox's process, whether or
+    /// not a client is connected. [`ContainerInfo::health`](crate::ContainerInfo::health) tells it.
+    ///
+    /// # Errors
+    /// [`SandboxError`].
+    pub async fn check_health(&self, id: &str, check: HealthCheck) -> Result<(), SandboxError> {
+        let call = Call::CheckHealth {
+            id: id.to_owned(),
+            check: Box::new(check),
+        };
+        self.done(call, Vec::new()).await
     }
 
     /// Replaces a container's log, as after a rotation. Each line is in one of the two.

@@ -16,7 +16,7 @@ use super::super::agent::{Agent, LinkError, now_ns};
 use super::super::error::{RefusalKind, SandboxError};
 use super::super::events::{Event, EventAction, EventLog};
 use super::super::stdio::Outputs;
-use super::super::types::{ContainerInfo, ContainerState, ProcessExit, Started};
+use super::super::types::{ContainerInfo, ContainerState, Health, ProcessExit, Started};
 use super::end::{LOST_GUEST_TIMEOUT, READER_GRACE};
 use super::output::ContainerStreams;
 use super::restart::{Processes, Restarts};
@@ -70,6 +70,7 @@ impl Container {
             restarts: 0,
             is_starting: false,
             message: None,
+            health: None,
         };
         Self {
             id,
@@ -166,7 +167,11 @@ impl Container {
         Ok(())
     }
 
-    fn note(&self, event: Event) {
+    pub(super) fn set_health(&self, health: Health) {
+        self.lock().health = Some(health);
+    }
+
+    pub(super) fn note(&self, event: Event) {
         if let Some(events) = &self.events {
             events.append(&event);
         }

@@ -17,13 +17,14 @@ use super::super::error::{RefusalKind, SandboxError, SandboxError as Error};
 use super::super::events::EventLog;
 use super::super::stdio::StreamSet;
 use super::super::types::{
-    ContainerInfo, ContainerState, ContainerStats, ContainerUser, ProcessExit, RestartPolicy,
-    Started, StdioFds, TerminalSize,
+    ContainerInfo, ContainerState, ContainerStats, ContainerUser, Health, HealthCheck, ProcessExit,
+    RestartPolicy, Started, StdioFds, TerminalSize,
 };
 use super::super::wire::{CreateHeader, DeviceHeader, DeviceKind, ExecHeader};
 use super::container::Container;
 use super::entries::{Entries, Entry, not_found};
 use super::execs;
+use super::health;
 use super::images::{self, Placement, Slots};
 use super::output::ContainerStreams;
 use super::pauses::Pauses;
@@ -329,6 +330,18 @@ impl Containers {
         let exec_id = exec_id.unwrap_or_default();
         let agent = self.sandbox.agent();
         Ok(agent.signal(id, exec_id, signal, all).await?)
+    }
+
+    /// Checks the container's health from its start to its end.
+    pub(super) fn check_health(
+        this: &Arc<Self>,
+        id: &str,
+        check: HealthCheck,
+    ) -> Result<(), Error> {
+        let container = this.entries.get(id)?;
+        container.set_health(Health::default());
+        tokio::spawn(health::watch(Arc::clone(this), container, check));
+        Ok(())
     }
 
     /// Disables restarts of the container's process.

@@ -2,6 +2,8 @@
 
 use std::collections::BTreeSet;
 
+use podvisor_agent_protocol::MountSource;
+
 /// Digits of a digest in its disk's serial number: as many as fit.
 const SERIAL_LEN: usize = 20;
 
@@ -16,9 +18,11 @@ pub(super) enum ImageError {
     Leaving,
 }
 
-/// Returns the source by which a specification mounts the image of this digest.
-pub fn mount_source(digest: &str) -> Option<String> {
-    Some(format!("image:{}", serial(digest).ok()?))
+/// Returns the source by which a specification mounts the image of this digest, or a path in it.
+pub fn mount_source(digest: &str, below: Option<&str>) -> Option<String> {
+    let serial = serial(digest).ok()?;
+    let serial = serial.as_str();
+    Some(MountSource::Image { serial, below }.to_string())
 }
 
 /// Returns the serial number of the disk with the image of this digest.

@@ -7,6 +7,7 @@ use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::net::UnixListener as StdUnixListener;
 use std::sync::Arc;
 
+use podvisor_agent_protocol::SHARED_DIR;
 use tokio::net::UnixListener;
 use tracing::info;
 
@@ -17,10 +18,10 @@ use super::super::template::Template;
 use super::super::types::{GuestKind, GuestNetwork, JailLayer, JailMode};
 use super::super::wire::{FrameError, FrameReader, LAUNCH_VERSION, LaunchHeader};
 use super::super::{BuiltSandbox, SandboxConfig, SandboxError};
+use super::ProcessError;
 use super::containers::Containers;
 use super::guest::Guest;
 use super::own_os::{OwnOs, Resources, Usage};
-use super::{ProcessError, SHARE_PATH};
 use crate::machine::{
     Boot, EarlyVm, GuestFiles, HostFiles, MachineConfig, Nic, SHARE_TAG, SharedDir, Transport,
     causes,
@@ -261,7 +262,7 @@ fn build(
 fn config(launch: &LaunchHeader, devices: &DeviceFiles, boot: Boot) -> io::Result<SandboxConfig> {
     let share = launch.has_shared_dir.then(|| Share {
         tag: SHARE_TAG.to_owned(),
-        path: SHARE_PATH.to_owned(),
+        path: SHARED_DIR.to_owned(),
     });
     let nics = devices.nics.iter().zip(&launch.nics);
     let nics = nics.map(|(fd, nic)| {

@@ -12,6 +12,7 @@
 //! | `serve` | the control socket: connections |
 //! | `connection` | one connection's requests, each executed and replied to |
 //! | `service` | dispatches requests to what is in the guest |
+//! | `health` | checks of a container's health |
 //! | `guest` | what is in the guest: the agent's containers, or a system of its own |
 //! | `containers`, `machine` | implementations of requests |
 //! | `container` | one container's state and its processes |
@@ -36,6 +37,7 @@ mod end;
 mod entries;
 mod execs;
 mod guest;
+mod health;
 mod images;
 mod launch;
 mod log;
@@ -80,9 +82,6 @@ const SIGTERM_GRACE: Duration = Duration::from_secs(30);
 
 /// Stack of the threads that may block. The usual 2 MiB can become a huge page.
 const STACK: usize = 512 << 10;
-
-/// The mount point of the shared directory in the guest.
-pub(super) const SHARE_PATH: &str = "/run/podvisor/shared";
 
 /// The reason why the process could not start its work.
 #[derive(Debug, thiserror::Error)]

@@ -172,6 +172,10 @@ impl Service {
                 containers.reopen_log(&id, fds.next()?).await?;
                 Answer::Done
             }
+            Call::CheckHealth { id, check } => {
+                Containers::check_health(containers, &id, *check)?;
+                Answer::Done
+            }
             Call::LimitLog { id, max_bytes } => {
                 containers.limit_log(&id, fds.next()?, max_bytes).await?;
                 Answer::Done

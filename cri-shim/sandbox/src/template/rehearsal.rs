@@ -5,12 +5,12 @@
 use std::fs::File;
 use std::path::Path;
 
+use podvisor_agent_protocol::SHARED_DIR;
 use rustix::fs::MemfdFlags;
 
 use super::{HostEnds, Shape, Template, TemplateError, macs};
 use crate::agent::{GuestConfig, Share};
 use crate::machine::{Boot, Disk, MachineError, NicKind, SHARE_TAG, Snapshot};
-use crate::process::SHARE_PATH;
 use crate::run::{NAME, run_once};
 use crate::spec::{ContainerOptions, container_spec};
 use crate::types::{GuestNetwork, Interface, Route, StdioFds};
@@ -141,7 +141,7 @@ fn guest(shape: &Shape) -> GuestConfig {
     };
     let share = shape.shares.then(|| Share {
         tag: SHARE_TAG.to_owned(),
-        path: SHARE_PATH.to_owned(),
+        path: SHARED_DIR.to_owned(),
     });
     GuestConfig {
         hostname: NAME.to_owned(),

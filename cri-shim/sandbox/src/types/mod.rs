@@ -7,6 +7,7 @@
 //! | `boot` | the configuration of a machine with an operating system of its own |
 //! | `guest_agent` | what QEMU's guest agent is asked |
 //! | `create` | the configuration of a container |
+//! | `health` | checks of a container's health |
 //! | `process` | users, additional processes and their streams |
 //! | `state` | a container's state, and how its process ended |
 //! | `stats` | the resource usage of containers |
@@ -16,6 +17,7 @@ mod boot;
 mod create;
 mod exit;
 mod guest_agent;
+mod health;
 mod launch;
 mod process;
 mod state;
@@ -27,6 +29,7 @@ pub use boot::BootMachine;
 pub use create::{ContainerDevice, CreateContainer, DeviceSource, ImageVolume, RestartPolicy};
 pub use exit::SandboxExit;
 pub use guest_agent::{GuestAgentAnswer, GuestAgentCall, Password};
+pub use health::{Health, HealthCheck, HealthResult, HealthStatus};
 pub use launch::{GuestKind, JailLayer, JailMode, LaunchConfig};
 pub use process::{ContainerUser, Exec, StdioFds, SupplementalGroups, TerminalSize};
 pub use state::{ContainerInfo, ContainerState, ProcessExit, Started};

@@ -2,6 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::health::Health;
+
 /// The start of a container's process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Started {
@@ -64,4 +66,7 @@ pub struct ContainerInfo {
     /// What its exit code does not say about its end.
     #[serde(default)]
     pub message: Option<String>,
+    /// Its health, if it is checked.
+    #[serde(default)]
+    pub health: Option<Health>,
 }

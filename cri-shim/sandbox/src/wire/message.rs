@@ -11,8 +11,8 @@ use crate::error::RefusalKind;
 use crate::machine::{KernelPanic, NicKind, UserRange};
 use crate::types::{
     ContainerInfo, ContainerStats, ContainerUser, GuestAgentAnswer, GuestAgentCall, GuestKind,
-    JailLayer, JailMode, ProcessExit, RestartPolicy, SandboxExit, Started, SupplementalGroups,
-    TerminalSize,
+    HealthCheck, JailLayer, JailMode, ProcessExit, RestartPolicy, SandboxExit, Started,
+    SupplementalGroups, TerminalSize,
 };
 
 /// Version of the control protocol.
@@ -131,6 +131,11 @@ pub(crate) enum Call {
         id: String,
         max_bytes: u64,
     },
+    /// The container's health is checked from its start on.
+    CheckHealth {
+        id: String,
+        check: Box<HealthCheck>,
+    },
     Stats {
         id: String,
         /// Older processes do not know this.
@@ -216,6 +221,7 @@ impl Call {
             Self::EndRestarts { .. } => "disable restarts",
             Self::Resize { .. } => "resize a terminal",
             Self::ReopenLog { .. } | Self::LimitLog { .. } => "change a container's log",
+            Self::CheckHealth { .. } => "check a container's health",
             Self::Stats { .. } => "measure a container",
             Self::UpdateResources { .. } => "change a container's resources",
             Self::Grow { .. } => "change the guest's memory",

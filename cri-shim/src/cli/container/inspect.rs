@@ -1,6 +1,7 @@
 //! `podvisor inspect`: containers in detail, as JSON.
 
 use std::collections::BTreeMap;
+use std::time::{Duration, UNIX_EPOCH};
 
 use clap::Args;
 use serde_json::{Map, Value, json};
@@ -9,7 +10,7 @@ use super::ports::Port;
 use super::{Containers, Entry, State, network, ps, sweep};
 use crate::cli::{Globals, JsonArgs, io_limits};
 use crate::cni::Endpoint;
-use crate::sandbox::{SandboxClient, SandboxExit};
+use crate::sandbox::{Health, HealthCheck, SandboxClient, SandboxExit};
 use crate::signal;
 
 #[derive(Debug, Args)]
@@ -88,6 +89,7 @@ fn view(entry: &Entry, state: &State) -> Value {
             "GuestLog": machine_exit.map_or(&[][..], SandboxExit::kernel_log),
             "StartedAt": part("StartedAt"),
             "FinishedAt": part("FinishedAt"),
+            "Health": state.health().map(health),
         },
         "RestartCount": state.restarts(),
         "Pod": record.pod,
@@ -103,6 +105,7 @@ fn view(entry: &Entry, state: &State) -> Value {
             "Labels": record.labels,
             "StopSignal": signal::name(record.stop_signal),
             "StopTimeout": record.stop_timeout,
+            "Healthcheck": record.health.as_ref().map(health_check),
         },
         "HostConfig": {
             "AutoRemove": record.remove,
@@ -127,6 +130,37 @@ fn view(entry: &Entry, state: &State) -> Value {
     });
     io_limits::add_to_view(&mut view["HostConfig"], &record.io_limits);
     view
+}
+
+/// Returns how a container's health is checked; durations are in nanoseconds.
+fn health_check(check: &HealthCheck) -> Value {
+    let ns = |duration: Duration| u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX);
+    let command = check.process.args().iter().flatten();
+    json!({
+        "Test": std::iter::once("CMD").chain(command.map(String::as_str)).collect::<Vec<_>>(),
+        "Interval": ns(check.interval),
+        "Timeout": ns(check.timeout),
+        "StartPeriod": ns(check.start_period),
+        "StartInterval": ns(check.start_interval),
+        "Retries": check.retries,
+    })
+}
+
+fn health(health: &Health) -> Value {
+    let at = |ns: u64| humantime::format_rfc3339_nanos(UNIX_EPOCH + Duration::from_nanos(ns));
+    let log = health.log.iter().map(|result| {
+        json!({
+            "Start": at(result.started_at_ns).to_string(),
+            "End": at(result.ended_at_ns).to_string(),
+            "ExitCode": result.exit_code,
+            "Output": result.output,
+        })
+    });
+    json!({
+        "Status": health.status.word(),
+        "FailingStreak": health.failing_streak,
+        "Log": log.collect::<Vec<_>>(),
+    })
 }
 
 /// Returns the container's network configuration.

@@ -224,6 +224,7 @@ fn create(globals: &Globals, args: &CreateArgs) -> anyhow::Result<u8> {
         process: Process::default(),
         pod: None,
         is_pod: true,
+        health: None,
         vm: None,
         id: id.clone(),
     };

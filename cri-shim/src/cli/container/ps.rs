@@ -12,6 +12,7 @@ use super::{Containers, Entry, Record, State, filter, port, ports, sweep};
 use crate::cli::format::{ago, rfc3339};
 use crate::cli::table::Table;
 use crate::cli::{FormatArgs, Globals};
+use crate::sandbox::{ContainerInfo, HealthStatus};
 
 /// The state of a container that cannot be determined.
 const UNKNOWN: &str = "unknown";
@@ -73,11 +74,13 @@ enum Filter {
     Exited(i32),
     /// Of the image with this name, or of which the id begins so.
     Ancestor(String),
+    /// Of this health, or `none`.
+    Health(String),
 }
 
 fn parse_filter(text: &str) -> Result<Filter, String> {
     let usage = "write name=TEXT, id=BEGINNING, pod=NAME, label=KEY[=VALUE], status=WORD, \
-                 exited=CODE or ancestor=IMAGE";
+                 health=WORD, exited=CODE or ancestor=IMAGE";
     let (key, value) = text.split_once('=').ok_or(usage)?;
     let value = value.to_owned();
     match key {
@@ -91,6 +94,8 @@ fn parse_filter(text: &str) -> Result<Filter, String> {
             Ok(code) => Ok(Filter::Exited(code)),
             Err(_) => Err("exited=CODE takes an exit code, such as 0 or 137".to_owned()),
         },
+        "health" if HEALTH.contains(&value.as_str()) => Ok(Filter::Health(value)),
+        "health" => Err(format!("health is one of {}", HEALTH.join(", "))),
         "ancestor" if !value.is_empty() => Ok(Filter::Ancestor(value)),
         _ => Err(usage.to_owned()),
     }
@@ -113,8 +118,17 @@ impl Filter {
             }),
             Self::Exited(code) => state.and_then(State::exit_code) == Some(*code),
             Self::Ancestor(image) => is_of(record, image),
+            Self::Health(wanted) => health_word(state) == wanted,
         }
     }
+}
+
+/// The words of `--filter health=`, as docker has them.
+const HEALTH: [&str; 4] = ["starting", "healthy", "unhealthy", "none"];
+
+fn health_word(state: Option<&State>) -> &'static str {
+    let health = state.and_then(State::health);
+    health.map_or("none", |health| health.status.word())
 }
 
 /// Returns whether a container is of the image with this name, or of which the id begins so.
@@ -252,7 +266,7 @@ pub(in crate::cli) fn status(state: Option<&State>, now: SystemTime) -> String {
             let up = ago(Some(at(info.started_at_ns)), now);
             let up = up.trim_end_matches(" ago");
             let paused = if *is_paused { " (Paused)" } else { "" };
-            format!("Up {up}{paused}")
+            format!("Up {up}{paused}{}", health_of(info))
         }
         State::Restarting { exit, .. } => format!(
             "Restarting ({}) {}",
@@ -269,6 +283,15 @@ pub(in crate::cli) fn status(state: Option<&State>, now: SystemTime) -> String {
         State::Dead { .. } => "Dead".to_owned(),
         State::Unresponsive { pid: Some(pid) } => format!("Unresponsive (process {pid})"),
         State::Unresponsive { pid: None } => "Unresponsive".to_owned(),
+    }
+}
+
+/// Returns a container's health as docker shows it after its age.
+fn health_of(info: &ContainerInfo) -> String {
+    match info.health.as_ref().map(|health| health.status) {
+        None => String::new(),
+        Some(HealthStatus::Starting) => " (health: starting)".to_owned(),
+        Some(status) => format!(" ({})", status.word()),
     }
 }
 
@@ -334,6 +357,8 @@ mod tests {
             assert!(parse_filter(bad).is_err(), "{bad}");
         }
         assert!(parse_filter("status=dead").is_ok());
+        assert!(parse_filter("health=unhealthy").is_ok());
+        assert!(parse_filter("health=ill").is_err());
         let error = parse_filter("status=runing").unwrap_err();
         assert!(error.contains("running, paused"), "{error}");
     }

@@ -17,7 +17,7 @@ use super::claim::Claim;
 use super::ports::{self, Port};
 use super::{NetworkMode, RestartArg, Volume, network};
 use crate::cli::format::SHORT_ID;
-use crate::sandbox::{DIR_MAX, IoLimit};
+use crate::sandbox::{DIR_MAX, HealthCheck, IoLimit};
 
 /// Parent of all containers' directories, within the root. Short, because socket paths are below
 /// it.
@@ -89,6 +89,9 @@ pub(in crate::cli) struct Record {
     /// `user[:group]`; processes of `exec` run as it, too.
     pub(in crate::cli) user: String,
     pub(in crate::cli) process: Process,
+    /// How its health is checked.
+    #[serde(default)]
+    pub(in crate::cli) health: Option<HealthCheck>,
     /// It is a VM: its guest has an operating system of its own.
     #[serde(default)]
     pub(in crate::cli) vm: Option<VmRecord>,
@@ -529,6 +532,7 @@ pub(in crate::cli) fn sample(id: &str, name: &str) -> Record {
         is_pod: false,
         user: String::new(),
         process: Process::default(),
+        health: None,
         vm: None,
     }
 }

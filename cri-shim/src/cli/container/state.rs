@@ -9,7 +9,7 @@ use super::Entry;
 use super::claim::Claim;
 use super::ports::Port;
 use crate::sandbox::{
-    ContainerInfo, ContainerState, ProcessExit, SandboxClient, SandboxError, SandboxExit,
+    ContainerInfo, ContainerState, Health, ProcessExit, SandboxClient, SandboxError, SandboxExit,
     exit_record, exit_recorded_at,
 };
 use crate::stall_timeout::timeout;
@@ -56,6 +56,14 @@ pub(in crate::cli) enum State {
 }
 
 impl State {
+    /// Returns the container's health while it runs, if it is checked.
+    pub(in crate::cli) fn health(&self) -> Option<&Health> {
+        match self {
+            Self::Running { info, .. } => info.health.as_ref(),
+            _ => None,
+        }
+    }
+
     pub(in crate::cli) async fn of(entry: &Entry) -> anyhow::Result<Self> {
         Self::within(entry, RESPONSE_TIMEOUT).await
     }

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use clap::{ArgAction, Args, ValueEnum};
 
 use super::env_file::{self, EnvFile, LabelFile};
+use super::health::HealthArgs;
 use super::mount::{self, MountArg};
 use super::spec_flags::{RightsArgs, Tmpfs};
 use crate::cli::container::{NetworkArgs, RestartArg, Volume, parse_volume};
@@ -117,6 +118,14 @@ pub(in crate::cli) struct RunArgs {
     /// own]
     #[arg(long, value_name = "MODE", value_enum, requires = "pod")]
     pub(super) pid: Option<PidMode>,
+
+    /// Do not make the program the first process of its PID namespace: one that reaps what the
+    /// program leaves behind is
+    #[arg(long, conflicts_with = "pod")]
+    pub(super) init: bool,
+
+    #[command(flatten)]
+    pub(super) health: HealthArgs,
 
     /// Start the program again when it has ended, in the same guest
     #[arg(long, value_name = "POLICY", default_value_t)]

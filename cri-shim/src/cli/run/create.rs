@@ -7,6 +7,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context as _, ensure};
 use oci_spec::runtime::{LinuxCpuBuilder, LinuxNamespaceType, MountBuilder, Spec};
+use podvisor_agent_protocol::{PidNamespace, SHARED_DIR, SHARED_MEMORY};
 use podvisor_images::Image;
 use rustix::fs::{FlockOperation, flock};
 use tracing::debug;
@@ -26,12 +27,6 @@ use crate::sandbox::{
 
 const SIGTERM: u8 = 15;
 
-/// The shared directory in the guest.
-const GUEST_SHARE: &str = "/run/podvisor/shared";
-
-/// The agent's name for the PID namespace that a guest's containers share.
-const SHARED_PIDS: &str = "sandbox";
-
 /// Where a container is created.
 #[derive(Debug)]
 pub(super) enum Place {
@@ -45,8 +40,14 @@ pub(super) enum Place {
     Pod(Box<Entry>),
 }
 
-/// Creates the record of the requested container.
-pub(super) fn record(args: &RunArgs, place: &Place, image: &Image) -> anyhow::Result<Record> {
+/// Creates the record of the requested container, whose image has the configuration
+/// `image_config`.
+pub(super) fn record(
+    args: &RunArgs,
+    place: &Place,
+    image: &Image,
+    image_config: &[u8],
+) -> anyhow::Result<Record> {
     let id = random_id().context("cannot make up an id for the container")?;
     let short: String = id.chars().take(SHORT_ID).collect();
     let hostname = match place {
@@ -112,6 +113,7 @@ pub(super) fn record(args: &RunArgs, place: &Place, image: &Image) -> anyhow::Re
             Place::Pod(_) => Vec::new(),
         },
         jailed,
+        health: args.health.check(image_config, &process, &container.user)?,
         user: container.user,
         hostname,
         process,
@@ -304,6 +306,9 @@ pub(super) async fn launch(
         let other = entry.open_other_log()?.into();
         client.limit_log(&record.id, other, max_bytes).await?;
     }
+    if let Some(check) = &record.health {
+        client.check_health(&record.id, check.clone()).await?;
+    }
     if record.pod.is_none() {
         client.end_with(&record.id).await?;
     }
@@ -326,16 +331,16 @@ fn spec(args: &RunArgs, image: &Image, record: &Record) -> anyhow::Result<Spec> 
     if record.pod.is_some() {
         // POSIX shared memory is shared by the pod.
         let shm = MountBuilder::default()
-            .destination("/dev/shm")
+            .destination(SHARED_MEMORY)
             .typ("bind")
-            .source("/dev/shm")
+            .source(SHARED_MEMORY)
             .options(["rbind", "nosuid", "noexec", "nodev"].map(str::to_owned))
             .build()?;
         mounts.retain(|mount| mount.destination() != shm.destination());
         mounts.push(shm);
     }
     for (number, volume) in record.volumes.iter().enumerate() {
-        let share = Path::new(GUEST_SHARE);
+        let share = Path::new(SHARED_DIR);
         let (source, options) = volumes::guest_mount(share, record, number, volume)?;
         let mount = MountBuilder::default()
             .destination(&volume.destination)
@@ -348,7 +353,7 @@ fn spec(args: &RunArgs, image: &Image, record: &Record) -> anyhow::Result<Spec> 
     // A mount within another one is made after it, whichever was named first.
     mounts.sort_by_key(|mount| mount.destination().components().count());
     spec.set_mounts(Some(mounts));
-    if args.pid.is_some()
+    if (args.pid.is_some() || args.init)
         && let Some(namespaces) = spec
             .linux_mut()
             .as_mut()
@@ -356,7 +361,7 @@ fn spec(args: &RunArgs, image: &Image, record: &Record) -> anyhow::Result<Spec> 
     {
         for namespace in namespaces {
             if namespace.typ() == LinuxNamespaceType::Pid {
-                namespace.set_path(Some(SHARED_PIDS.into()));
+                namespace.set_path(Some(PidNamespace::Shared.to_string().into()));
             }
         }
     }

@@ -1,12 +1,13 @@
 //! `podvisor run`: runs a program from an image in its own virtual machine, like a program that was
 //! started on this host.
 //!
-//! `args` has the flags, `spec_flags`, `env_file` and `mount` some more of them, `create` creates the
-//! container; this file runs it.
+//! `args` has the flags, `spec_flags`, `env_file`, `health` and `mount` some more of them, `create`
+//! creates the container; this file runs it.
 
 mod args;
 mod create;
 mod env_file;
+mod health;
 mod mount;
 mod spec_flags;
 
@@ -82,7 +83,8 @@ pub(super) fn run(globals: &Globals, args: &RunArgs) -> anyhow::Result<u8> {
             Pulled::Interrupted(signal) => return Ok(exit_code_of(signal)),
         };
         debug!(id = %image.id(), "the image is here");
-        let record = record(args, &place, &image)?;
+        let details = store.inspect(&image.id().to_string())?;
+        let record = record(args, &place, &image, &details.config)?;
         let run = Run {
             args,
             place: &place,

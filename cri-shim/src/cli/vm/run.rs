@@ -263,6 +263,7 @@ fn record(args: &RunArgs, root: &Path) -> anyhow::Result<Record> {
         is_pod: false,
         user: String::new(),
         process: Process::default(),
+        health: None,
         vm: Some(VmRecord {
             disk_size: 0,
             ssh_port,

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::path::{Component, Path};
 
 use oci_spec::runtime::{Mount, MountBuilder};
-use podvisor_agent_protocol::is_containers_own;
+use podvisor_agent_protocol::{FILL, MountSource, SHARED_DIR, SHARED_MEMORY, is_containers_own};
 use podvisor_cri_messages::{Mount as CriMount, MountPropagation};
 use rustix::fs::StatVfsMountFlags;
 
@@ -13,9 +13,6 @@ use super::{MemorySource, SpecFault, SpecRequest, Volume, VolumeSource, users};
 use crate::bind::guest_options;
 use crate::machine::UserRange;
 use crate::sandbox::{default_mounts, image_source};
-
-/// The pod's shared directory in the guest.
-const SHARED_DIR: &str = "/run/podvisor/shared";
 
 /// Maximum length of a path in an image: the kernel's limit.
 const SUB_PATH_BYTES: usize = 4095;
@@ -189,12 +186,12 @@ pub(super) fn mounts(
     let mut mounts = default_mounts()?;
     mounts.retain(|mount| !is_taken(mount));
     for mount in &mut mounts {
-        if mount.destination() == Path::new("/dev/shm") {
+        if mount.destination() == Path::new(SHARED_MEMORY) {
             // POSIX shared memory is shared by the pod.
             *mount = MountBuilder::default()
-                .destination("/dev/shm")
+                .destination(SHARED_MEMORY)
                 .typ("bind")
-                .source("/dev/shm")
+                .source(SHARED_MEMORY)
                 .options(options(&["rbind", "nosuid", "noexec", "nodev"]))
                 .build()?;
         }
@@ -233,7 +230,7 @@ pub(super) fn mounts(
                 .options(shared),
             // The agent puts the image's files into it.
             VolumeSource::Filled(name) => {
-                shared.push("fill".to_owned());
+                shared.push(FILL.to_owned());
                 mount
                     .source(Path::new(SHARED_DIR).join(name))
                     .options(shared)
@@ -249,12 +246,10 @@ pub(super) fn mounts(
             }
             // Programs in it may be executed, as Kubernetes requires, but without setuid.
             VolumeSource::Image { digest, below } => {
-                let mut source = image_source(digest).ok_or_else(|| {
+                let below = (!below.is_empty()).then_some(below.as_str());
+                let source = image_source(digest, below).ok_or_else(|| {
                     SpecFault::invalid("mounts.image", format!("{digest:?} is not a digest"))
                 })?;
-                if !below.is_empty() {
-                    source = format!("{source}/{below}");
-                }
                 let mut all = options(&["bind", "ro", "nosuid", "nodev"]);
                 let no_programs = asked.contains(StatVfsMountFlags::NOEXEC);
                 all.extend(no_programs.then(|| "noexec".to_owned()));
@@ -268,10 +263,8 @@ pub(super) fn mounts(
 
 /// Returns the mount source by which the agent recognizes a volume in memory.
 fn memory_source(memory: &MemorySource) -> String {
-    match &memory.below {
-        Some(below) => format!("memory:{}/{below}", memory.key),
-        None => format!("memory:{}", memory.key),
-    }
+    let (key, below) = (&*memory.key.to_string(), memory.below.as_deref());
+    MountSource::Memory { key, below }.to_string()
 }
 
 /// Returns the mount options from which the agent creates the volume.

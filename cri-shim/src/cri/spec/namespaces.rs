@@ -2,18 +2,13 @@
 //! own mounts, control group and, unless the pod shares one, processes.
 
 use oci_spec::runtime::{LinuxNamespace, LinuxNamespaceBuilder, LinuxNamespaceType};
+use podvisor_agent_protocol::PidNamespace;
 use podvisor_cri_messages::{
     LinuxContainerSecurityContext, NamespaceMode, NamespaceOption, PodSandboxConfig,
 };
 
 use super::{SpecFault, sandbox_security, users};
 use crate::machine::UserRange;
-
-/// The agent's name for the PID namespace that the pod's containers share.
-const SHARED_PIDS: &str = "sandbox";
-
-/// The agent's prefix for the PID namespace of a container, followed by its id.
-const CONTAINER_PIDS: &str = "container:";
 
 /// Checks whether a virtual machine can be this pod's sandbox.
 pub(in crate::cri) fn check_sandbox(pod: &PodSandboxConfig) -> Result<(), SpecFault> {
@@ -97,11 +92,14 @@ pub(super) fn namespaces(
         // The node of a pod in a virtual machine is that machine.
         Some(NamespaceMode::Node) => {}
         // The API's default, unlike Kubernetes': a kubelet always sets it.
-        Some(NamespaceMode::Pod) | None => namespaces.push(pid.path(SHARED_PIDS).build()?),
+        Some(NamespaceMode::Pod) | None => {
+            namespaces.push(pid.path(PidNamespace::Shared.to_string()).build()?)
+        }
         Some(NamespaceMode::Target) => {
             let target = security.namespace_options.as_ref();
             let target = target.map_or("", |options| options.target_id.as_str());
-            namespaces.push(pid.path(format!("{CONTAINER_PIDS}{target}")).build()?);
+            let path = PidNamespace::OfContainer(target).to_string();
+            namespaces.push(pid.path(path).build()?);
         }
         Some(NamespaceMode::Container) => namespaces.push(pid.build()?),
     }

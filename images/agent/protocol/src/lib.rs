@@ -29,6 +29,7 @@ mod clock;
 mod dev;
 mod error;
 mod id;
+mod names;
 mod ready;
 mod status;
 
@@ -36,6 +37,7 @@ pub use clock::ClockBracket;
 pub use dev::{GUEST_DEVICES, is_containers_own};
 pub use error::{AgentError, ErrorKind};
 pub use id::{InvalidId, InvalidStreamId, StreamId, validate_id};
+pub use names::{FILL, MountSource, PidNamespace, SHARED_DIR, SHARED_MEMORY};
 pub use ready::{InvalidReadyLine, parse_ready_line, ready_line};
 pub use status::{ExitStatus, MissingExitStatus};
 

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
 use oci_spec::runtime::Mount;
-use podvisor_agent_protocol::limits;
+use podvisor_agent_protocol::{MountSource, limits};
 use rustix::fs::{CWD, FileType, Mode, OFlags, fstat, mkdirat, openat};
 use rustix::io::Errno;
 use rustix::mount::{MountFlags, mount, mount_bind};
@@ -21,10 +21,6 @@ use crate::container::files::rootfs::{MountPoint, RootfsError, files_of};
 use crate::container::spec::{SpecError, is_plain};
 use crate::container::users::namespace::{IdKind, IdMaps};
 use crate::guest::memory::room_for_files;
-
-/// Prefix of a bind mount's source that is a volume in memory: the key follows, and optionally a
-/// path in it.
-const SOURCE: &str = "memory:";
 
 /// Longest key, in bytes.
 const KEY_BYTES: usize = 32;
@@ -55,13 +51,10 @@ impl MemoryVolumeMount {
     /// [`SpecError::Refused`].
     pub fn of(mount: &Mount) -> Result<Option<Self>, SpecError> {
         let source = mount.source().as_deref().and_then(Path::to_str);
-        let Some(named) = source.and_then(|source| source.strip_prefix(SOURCE)) else {
+        let Some(MountSource::Memory { key, below }) = source.and_then(MountSource::parse) else {
             return Ok(None);
         };
-        let (key, below) = match named.split_once('/') {
-            Some((key, below)) => (key, Some(PathBuf::from(below))),
-            None => (named, None),
-        };
+        let below = below.map(PathBuf::from);
         let is_key = (1..=KEY_BYTES).contains(&key.len())
             && key.bytes().all(|byte| byte.is_ascii_alphanumeric());
         if !is_key {

@@ -16,9 +16,6 @@ use crate::init::reaper::{Child, Reaper};
 /// First argument of the command line of the namespace's first process.
 pub const SUBCOMMAND: &str = "reap";
 
-/// The path of the `pid` namespace in a specification that requests the shared one.
-pub const PATH: &str = "sandbox";
-
 /// The namespace shared by all containers, created when the first of them requests it.
 #[derive(Debug, Default)]
 pub struct SharedPids {

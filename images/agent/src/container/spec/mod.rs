@@ -9,23 +9,18 @@ use std::path::{Component, Path, PathBuf};
 
 use oci_spec::runtime::{LinuxNamespace, LinuxNamespaceType, Mount, Process, RootBuilder, Spec};
 use pathrs::Root;
-use podvisor_agent_protocol::{GUEST_DEVICES, is_containers_own, limits};
+use podvisor_agent_protocol::{
+    FILL, GUEST_DEVICES, MountSource, PidNamespace, SHARED_MEMORY, is_containers_own, limits,
+};
 
 use super::cgroup::Cgroup;
 use super::files::disk;
 use super::files::memory::MemoryVolumeMount;
-use super::process::pidns;
 use super::users::namespace::{self, Owner};
 use super::users::user::User;
 use crate::guest::shares::is_below_share;
 use crate::seccomp::{self, Filter, ProfileError};
 pub use destinations::resolve_destinations;
-
-/// The guest's own /dev/shm, for containers that share it.
-const GUEST_SHM: &str = "/dev/shm";
-
-/// The option of a bind mount from a share into which the image's files are to be copied first.
-const FILL: &str = "fill";
 
 /// A specification that the agent does not accept.
 #[derive(Debug, thiserror::Error)]
@@ -180,7 +175,7 @@ fn check_mounts(spec: &Spec) -> Result<(), SpecError> {
         let is_device = GUEST_DEVICES
             .iter()
             .any(|(path, ..)| from == Path::new(path));
-        if !plain || !(is_below_share(from) || from == Path::new(GUEST_SHM) || is_device) {
+        if !plain || !(is_below_share(from) || from == Path::new(SHARED_MEMORY) || is_device) {
             return Err(SpecError::Refused(
                 "a bind mount's source lies below a share (/run/podvisor/shared/NAME), is \
                  /dev/shm, a device such as /dev/null, image:SERIAL[/PATH] or memory:KEY",
@@ -190,15 +185,8 @@ fn check_mounts(spec: &Spec) -> Result<(), SpecError> {
     Ok(())
 }
 
-/// Prefix of a bind mount's source in an image: the serial number of the image's disk follows, and
-/// optionally a path in the image.
-const IMAGE_SOURCE: &str = "image:";
-
-/// Prefix of the path of a pid namespace that is another container's: the container's id follows.
-const CONTAINER_PIDS: &str = "container:";
-
-/// Replaces the path of a pid namespace by one that can be joined: [`pidns::PATH`] by the path of
-/// the shared one, which `shared` returns, and `container:ID` by that of the container, which
+/// Replaces the path of a pid namespace by one that can be joined: [`PidNamespace::Shared`] by the
+/// path of the shared one, which `shared` returns, and that of a container by the path that
 /// `of_container` returns.
 ///
 /// # Errors
@@ -220,11 +208,12 @@ pub fn join_pids<E>(
     let Some(namespace) = pids else { return Ok(()) };
     let wanted = namespace.path().clone().unwrap_or_default();
     let wanted = wanted.to_str().unwrap_or_default();
-    if wanted == pidns::PATH {
-        namespace.set_path(Some(shared()?));
-    } else if let Some(id) = wanted.strip_prefix(CONTAINER_PIDS) {
-        namespace.set_path(Some(of_container(id)?));
-    }
+    let path = match PidNamespace::parse(wanted) {
+        Some(PidNamespace::Shared) => shared()?,
+        Some(PidNamespace::OfContainer(id)) => of_container(id)?,
+        None => return Ok(()),
+    };
+    namespace.set_path(Some(path));
     Ok(())
 }
 
@@ -320,8 +309,10 @@ pub fn place_images(
 
 /// Returns the serial number of the disk whose image a source is in, and the path in the image.
 fn image_of(source: &Path) -> Option<(&str, &str)> {
-    let text = source.to_str()?.strip_prefix(IMAGE_SOURCE)?;
-    Some(text.split_once('/').unwrap_or((text, "")))
+    match MountSource::parse(source.to_str()?)? {
+        MountSource::Image { serial, below } => Some((serial, below.unwrap_or(""))),
+        MountSource::Memory { .. } => None,
+    }
 }
 
 /// Returns whether a path only descends.
