@@ -1,5 +1,6 @@
 //! Pods of VirtualMachineInstances, over the Container Runtime Interface: a pod as the cluster's
-//! controller makes it, with the small system in its container disk.
+//! controller makes it, with the small system in its container disk. It moves to another daemon,
+//! which is another node as far as both know.
 
 mod support;
 
@@ -12,8 +13,10 @@ use podvisor_cri::sandbox::{SandboxClient, StdioFds};
 use podvisor_cri_messages::*;
 use podvisor_node_api::NodeClient;
 use podvisor_node_api::messages::{
-    ConsoleInput, ConsoleMessage, Data, PortForwardInput, PortForwardMessage, PortForwardOpen,
-    PortProtocol, VmChange, VmName, VmPhase, VsockInput, VsockMessage, VsockOpen,
+    ConsoleInput, ConsoleMessage, Data, MigrationState, PortForwardInput, PortForwardMessage,
+    PortForwardOpen, PortProtocol, ReceiveMigrationInput, ReceiveMigrationMessage,
+    ReceiveMigrationOpen, SendMigrationInput, SendMigrationMessage, SendMigrationOpen, Vm,
+    VmChange, VmName, VmPhase, VsockInput, VsockMessage, VsockOpen,
 };
 use rustix::process::Signal;
 use serde_json::json;
@@ -27,8 +30,11 @@ use tokio_stream::iter;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Status, Streaming};
 
-/// The bridge that this test creates.
-const BRIDGE: &str = "br-vmi";
+/// The bridges that this test creates, one per node, and the beginnings of their addresses.
+const NETWORKS: [(&str, &str); 2] = [("br-vmi", "10.97.0."), ("br-vmi2", "10.98.0.")];
+
+/// The annotation of a pod whose machine comes from another node, and what it says.
+const MIGRATION: (&str, &str) = ("podvisor.io/migration", "m-1");
 
 const UUID: &str = "5d307ca9-b3ef-428c-8861-06e72d69f223";
 
@@ -49,7 +55,7 @@ fn instance() -> String {
                 "devices": {
                     "disks": disks,
                     "interfaces": [
-                        {"name": "default", "bridge": {}, "macAddress": "02:00:00:00:00:aa"},
+                        {"name": "default", "masquerade": {}, "macAddress": "02:00:00:00:00:aa"},
                     ],
                 },
             },
@@ -129,9 +135,10 @@ struct Guest {
 }
 
 impl Guest {
-    async fn boot() -> Self {
+    /// Starts the pod on a node of its own: its machine boots, or comes from elsewhere.
+    async fn new((bridge, network): (&str, &str), is_incoming: bool) -> Self {
         let daemon = Daemon::new(&[], None);
-        daemon.add_network(BRIDGE, &["10.97.0.0/24"]);
+        daemon.add_network(bridge, &[&format!("{network}0/24")]);
         let small = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/small/small.raw");
         let tree = daemon.path("tree");
         fs::create_dir_all(tree.join("disk")).unwrap();
@@ -142,8 +149,14 @@ impl Guest {
         let imported = Root::default().output(&["--root", &root, "import", "-q", &tree, "small"]);
         assert_eq!(imported.code, Some(0), "{imported:?}");
         let mut runtime = daemon.runtime().await;
+        let mut config = pod_config(&daemon);
+        if is_incoming {
+            let (annotation, migration) = MIGRATION;
+            let annotations = &mut config.annotations;
+            annotations.insert(annotation.to_owned(), migration.to_owned());
+        }
         let request = RunPodSandboxRequest {
-            config: Some(pod_config(&daemon)),
+            config: Some(config),
             runtime_handler: "podvisor-vm".to_owned(),
         };
         let pod = runtime.run_pod_sandbox(request).await.unwrap();
@@ -186,6 +199,15 @@ impl Guest {
     }
 }
 
+/// Returns how far the guest has counted.
+fn counted(log: &str) -> u32 {
+    let mut counts = log.lines().filter_map(|line| {
+        let (_, rest) = line.split_once("count ")?;
+        rest.split_once(" over")?.0.parse().ok()
+    });
+    counts.next_back().unwrap()
+}
+
 /// What a client types on a console.
 fn typed(line: &'static str) -> ConsoleInput {
     ConsoleInput {
@@ -210,12 +232,152 @@ impl Guest {
         NodeClient::new(&self.daemon.path("run/node.sock")).unwrap()
     }
 
-    async fn phase(&self) -> VmPhase {
-        let vms = self.node().list_vms().await.unwrap().vms;
+    async fn vm(&self) -> Vm {
+        let mut vms = self.node().list_vms().await.unwrap().vms;
         assert_eq!(vms.len(), 1);
-        assert_eq!(vms[0].vm, Some(VmName::new("tenant", "web", "7c0e")));
-        assert!(vms[0].addresses[0].starts_with("10.97.0."), "{vms:?}");
-        vms[0].phase()
+        let vm = vms.remove(0);
+        assert_eq!(vm.vm, Some(VmName::new("tenant", "web", "7c0e")));
+        vm
+    }
+
+    async fn phase(&self) -> VmPhase {
+        let vm = self.vm().await;
+        assert!(vm.addresses[0].starts_with(NETWORKS[0].1), "{vm:?}");
+        vm.phase()
+    }
+
+    /// Waits until it is in a phase, and until its migration is done if it is to be.
+    async fn becomes(&self, phase: VmPhase) -> Vm {
+        let wait = async {
+            // A daemon that was just started serves the CRI first.
+            let mut events = loop {
+                match self.node().watch_vms().await {
+                    Ok(events) => break events,
+                    Err(_) => tokio::time::sleep(Duration::from_millis(50)).await,
+                }
+            };
+            loop {
+                let vm = self.vm().await;
+                let state = vm.migration.as_ref().map(|migration| migration.state());
+                let failed = [MigrationState::Failed, MigrationState::Cancelled];
+                assert!(
+                    !state.is_some_and(|state| failed.contains(&state)),
+                    "{vm:?}"
+                );
+                let is_over = state == Some(MigrationState::Done) || phase == VmPhase::Incoming;
+                if vm.phase() == phase && is_over {
+                    return vm;
+                }
+                events.message().await.unwrap();
+            }
+        };
+        timeout(PATIENCE, wait).await.unwrap()
+    }
+
+    /// Moves to another node, as its cluster does it.
+    async fn moves(self) -> Self {
+        let write = "echo kept | tee /tmp/memory >/var/disk; printf 'written there' >/dev/vdc; sync; \
+                     echo $((70 + 7)) noted";
+        self.answers(write, &["77 noted"]).await;
+        let count = "(while true; do i=$((i + 1)); echo count $i over; sleep 1; done) &";
+        self.answers(count, &["count 2 over"]).await;
+        let there = Self::new(NETWORKS[1], true).await;
+        there.becomes(VmPhase::Incoming).await;
+        let vm = || Some(VmName::new("tenant", "web", ""));
+        let migration = || MIGRATION.1.to_owned();
+        let (source, input) = mpsc::channel(16);
+        let open = SendMigrationMessage::Open(SendMigrationOpen {
+            vm: vm(),
+            migration: migration(),
+            downtime_ms: 2000,
+            ..SendMigrationOpen::default()
+        });
+        let send = |message| SendMigrationInput {
+            message: Some(message),
+        };
+        source.send(send(open)).await.unwrap();
+        let source_input = ReceiverStream::new(input);
+        let (target, input) = mpsc::channel(16);
+        let open = ReceiveMigrationMessage::Open(ReceiveMigrationOpen {
+            vm: vm(),
+            migration: migration(),
+        });
+        let receive = |message| ReceiveMigrationInput {
+            message: Some(message),
+        };
+        target.send(receive(open)).await.unwrap();
+        let target_input = ReceiverStream::new(input);
+        let came = there.node().receive_migration(target_input).await;
+        let left = self.node().send_migration(source_input).await;
+        let (mut came, mut left) = (came.unwrap(), left.unwrap());
+        tokio::spawn(async move {
+            while let Ok(Some(Data { data })) = left.message().await {
+                let message = ReceiveMigrationMessage::Data(data);
+                if target.send(receive(message)).await.is_err() {
+                    return;
+                }
+            }
+        });
+        tokio::spawn(async move {
+            while let Ok(Some(Data { data })) = came.message().await {
+                let message = SendMigrationMessage::Data(data);
+                if source.send(send(message)).await.is_err() {
+                    return;
+                }
+            }
+        });
+        let left = self.becomes(VmPhase::Ended).await;
+        let exit = left.exit.unwrap();
+        assert_eq!((exit.code, exit.reason.as_str()), (0, "Moved"));
+        let migration = left.migration.unwrap();
+        assert_eq!(migration.migration, MIGRATION.1);
+        println!(
+            "it stood still for {} ms",
+            migration.downtime_ns / 1_000_000
+        );
+        let came = there.becomes(VmPhase::Running).await;
+        assert!(came.addresses[0].starts_with(NETWORKS[1].1), "{came:?}");
+        let counted = counted(&self.log());
+        there.remove_pod_of(self).await;
+        there.says(&format!("count {} over", counted + 3)).await;
+        assert!(!there.log().contains("count 1 over"), "{}", there.log());
+        there
+    }
+
+    /// Removes the pod of a node, whose daemon ends.
+    async fn remove_pod_of(&self, mut other: Self) {
+        let status = other.client.status(&other.id).await;
+        assert_eq!((status.exit_code, status.reason.as_str()), (0, "Moved"));
+        let pod_sandbox_id = other.client.pod.clone();
+        let request = RemovePodSandboxRequest { pod_sandbox_id };
+        other
+            .client
+            .runtime
+            .remove_pod_sandbox(request)
+            .await
+            .unwrap();
+    }
+
+    /// What it knew is there, in memory and on its disks, and its network is.
+    async fn is_the_same(&mut self) {
+        self.daemon.end(Signal::KILL);
+        self.daemon.start();
+        self.client.runtime = self.daemon.runtime().await;
+        self.becomes(VmPhase::Running).await;
+        let look =
+            "echo 3 >/proc/sys/vm/drop_caches; cat /tmp/memory /var/disk; head -c 13 /dev/vdc";
+        self.answers(look, &["kept\n", "written there"]).await;
+        let open = PortForwardMessage::Open(PortForwardOpen {
+            vm: Some(VmName::new("tenant", "web", "")),
+            port: 80,
+            protocol: PortProtocol::Tcp.into(),
+        });
+        let get = PortForwardMessage::Data(b"GET /hostname HTTP/1.0\r\n\r\n"[..].into());
+        let input = iter([open, get].map(|message| PortForwardInput {
+            message: Some(message),
+        }));
+        let mut page = self.node().port_forward(input).await.unwrap();
+        reads(&mut page, "200 OK").await.unwrap();
     }
 
     /// The calls of the node about it.
@@ -318,7 +480,7 @@ impl Guest {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn guest_of_an_instance_is_what_the_object_says() {
-    let mut guest = Guest::boot().await;
+    let mut guest = Guest::new(NETWORKS[0], false).await;
     guest.says("small: ready").await;
     let log = guest.log();
     for part in ["1 CPUs, boot 1", "small: seed CIDATA: meta-data user-data"] {
@@ -331,7 +493,7 @@ async fn guest_of_an_instance_is_what_the_object_says() {
     let look = "cat /sys/block/vdc/serial; echo $(cat /sys/block/vdc/size) sectors";
     guest.answers(look, &["SCRATCH-1", "16384 sectors"]).await;
     let look = "ip addr show eth0; echo $((6 * 7)) looked";
-    let card = ["02:00:00:00:00:aa", "inet 10.97.0.", "42 looked"];
+    let card = ["02:00:00:00:00:aa", "inet 10.0.2.2", "42 looked"];
     guest.answers(look, &card).await;
 
     let request = PodSandboxStatsRequest {
@@ -340,6 +502,8 @@ async fn guest_of_an_instance_is_what_the_object_says() {
     let stats = guest.client.runtime.pod_sandbox_stats(request).await;
     assert!(stats.unwrap().into_inner().stats.unwrap().linux.is_some());
     guest.is_controlled().await;
+    let mut guest = guest.moves().await;
+    guest.is_the_same().await;
     let request = StopContainerRequest {
         container_id: guest.id.clone(),
         timeout: 300,

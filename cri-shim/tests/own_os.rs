@@ -4,34 +4,21 @@
 mod support;
 
 use std::fs::{self, File};
-use std::io::{PipeWriter, Write as _};
+use std::io::Write as _;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use podvisor_cri::machine::{DiskContents, MachineDisk};
+use podvisor_cri::machine::{DiskContents, DiskMove, MachineDisk};
 use podvisor_cri::sandbox::{
-    BootMachine, ContainerInfo, ContainerState, CreateContainer, Exec, JailMode, LaunchConfig,
-    RefusalKind, SandboxClient, SandboxExit, StdioFds, SupplementalGroups, exit_record, oci,
+    BootMachine, ContainerState, CreateContainer, Exec, RefusalKind, SandboxClient, SandboxExit,
+    StdioFds, SupplementalGroups, exit_record, oci,
 };
 use podvisor_dhcp::{Config as DhcpConfig, Ipv4Lease, MacAddress, open_socket};
 use podvisor_network::cni::DhcpServer;
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
-use support::Root;
-use support::guest_files::elf;
-use support::pod::{Pod, eventually, launch};
-
-/// The configuration of a sandbox without a machine. Jails need root.
-fn config(pod: &Pod) -> LaunchConfig {
-    LaunchConfig {
-        jail: match rustix::process::geteuid().is_root() {
-            true => JailMode::Enforced,
-            false => JailMode::Disabled,
-        },
-        cgroup_parent: None,
-        ..LaunchConfig::of_own_os("test", pod.dir())
-    }
-}
+use support::own_os::{attach, config, info_of, kernel_that_says, machine, says};
+use support::pod::{Pod, launch};
 
 #[tokio::test]
 async fn a_sandbox_without_a_machine_is_found_again_and_ends_when_asked() {
@@ -149,65 +136,6 @@ async fn a_guest_that_is_not_to_reboot_has_ended_when_it_does() {
     sandbox.shutdown(Duration::ZERO).await.unwrap();
 }
 
-/// A guest without an operating system, which says that it is ready and reads the serial port: `r`
-/// resets it, `p` powers it off, all else comes back.
-fn kernel(pod: &Pod) -> File {
-    kernel_that_says(pod, "ready\n")
-}
-
-fn kernel_that_says(pod: &Pod, said: &str) -> File {
-    let say = said.as_bytes().iter().flat_map(|byte| [0xb0, *byte, 0xee]);
-    let serial = [0x66, 0xba, 0xf8, 0x03];
-    let code = serial.into_iter().chain(say).chain([
-        0x66, 0xba, 0xfd, 0x03, // loop: the line status
-        0xec, 0xa8, 0x01, 0x74, 0xf7, // until there is a byte
-        0x66, 0xba, 0xf8, 0x03, 0xec, // read it
-        0x3c, b'r', 0x74, 0x07, 0x3c, b'p', 0x74, 0x0c, // reset, off
-        0xee, 0xeb, 0xe7, // echo, loop
-        0x66, 0xba, 0x64, 0x00, 0xb0, 0xfe, 0xee, 0xeb, 0xfe, // reset
-        0x66, 0xba, 0x00, 0x06, 0xb0, 0x34, 0xee, 0xeb, 0xfe, // off
-    ]);
-    let root = Root::default();
-    let mut bytes = fs::read(elf(&root)).unwrap();
-    let code: Vec<u8> = code.collect();
-    bytes[24..32].copy_from_slice(&0x0100_0200_u64.to_le_bytes());
-    bytes[0x200..0x200 + code.len()].copy_from_slice(&code);
-    let path = pod.path(&format!("own-kernel-{}", said.len()));
-    fs::write(&path, bytes).unwrap();
-    File::open(path).unwrap()
-}
-
-/// A machine for this guest, whose log has its name.
-fn machine(pod: &Pod, id: &str) -> BootMachine {
-    BootMachine {
-        memory: 64 << 20,
-        log: Some(pod.open_log(id)),
-        ..BootMachine::new(id, kernel(pod))
-    }
-}
-
-async fn says(pod: &Pod, id: &str, times: usize) {
-    let said = || pod.log(id).matches("stdout F ready\n").count();
-    eventually("what the guest says", || said() >= times).await;
-    assert_eq!(said(), times);
-}
-
-/// Attaches to a machine's console; returns the end that types.
-async fn attach(sandbox: &SandboxClient, id: &str) -> PipeWriter {
-    let (stdin, typing) = std::io::pipe().unwrap();
-    let stdio = StdioFds {
-        stdin: Some(stdin.into()),
-        ..StdioFds::default()
-    };
-    sandbox.attach(id, stdio).await.unwrap();
-    typing
-}
-
-async fn info_of(sandbox: &SandboxClient, id: &str) -> ContainerInfo {
-    let list = sandbox.list().await.unwrap();
-    list.into_iter().find(|info| info.id == id).unwrap()
-}
-
 #[tokio::test]
 async fn a_reboot_stays_in_the_container_and_a_power_off_ends_it_alone() {
     let pod = Pod::default();
@@ -310,6 +238,7 @@ async fn a_machine_that_does_not_fit_is_refused_and_leaves_its_name_free() {
     let pod = Pod::default();
     let sandbox = launch(config(&pod)).await.unwrap();
     let disk = |serial: &str| MachineDisk {
+        moves: DiskMove::default(),
         contents: DiskContents::Raw {
             file: tempfile::tempfile().unwrap(),
             is_read_only: true,

@@ -131,14 +131,14 @@ pub use memory::{MemoryError, MemorySize, PageMap, ParseMemorySizeError};
 pub use migration::testing as migration_testing;
 pub use migration::{
     ArrivedMigration, IncomingMigration, MigrationLimits, MigrationOptions, MigrationProgress,
-    MigrationReport, ReceiveError, StreamError,
+    MigrationReport, MigrationStep, MovingDisk, ReceiveError, StreamError,
 };
 pub use podvisor_devices as devices;
 pub use podvisor_devices::balloon::BalloonStats;
 pub use podvisor_devices::blk::{
     BlockDevice, BlockDeviceError, Disk, DiskPart, FileDisk, IoEngine, OverlayFormat, Qcow2Disk,
-    Qcow2Error, UringDisk, create_grown_overlay, create_overlay, create_qcow2, open_disk,
-    open_disk_for_writing,
+    Qcow2Error, UringDisk, create_grown_overlay, create_overlay, create_qcow2, lock_disk,
+    open_disk, open_disk_for_writing, unlock_disk,
 };
 pub use podvisor_devices::console::{ConsoleDevice, ConsoleError, PortsDevice, PortsError};
 pub use podvisor_devices::fs::{FsDevice, FsDeviceError, IdMap};

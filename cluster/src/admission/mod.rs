@@ -5,6 +5,7 @@
 //! looked up in the cluster comes through [`Lookup`]; everything else is a function of the
 //! request.
 
+mod evict;
 mod mutate;
 mod review;
 mod validate;
@@ -18,6 +19,7 @@ use podvisor_cluster_types::{ClusterConfig, ClusterDefaults};
 use serde::Deserialize;
 use tokio::net::TcpListener;
 
+pub use evict::Evicted;
 pub use mutate::mutate;
 pub use review::{Request, Response, User, answer};
 pub use validate::{ClusterLookup, Lookup, validate};
@@ -88,11 +90,15 @@ impl Policy {
         })
     }
 
-    /// Whether the user may write a status: one of our own components, or a node. What a node may
+    /// Whether the user may write a status: one of our own components, or a node; these webhooks
+    /// themselves mark VMs that have to leave their node. What a node may
     /// write is decided by a policy.
     #[must_use]
     pub fn may_report(&self, user: &User) -> bool {
-        self.is_system(user) || user.groups.iter().any(|group| group == "system:nodes")
+        let own = format!("system:serviceaccount:{}:{NAME}", self.namespace);
+        self.is_system(user)
+            || user.username == own
+            || user.groups.iter().any(|group| group == "system:nodes")
     }
 }
 

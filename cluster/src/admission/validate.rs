@@ -2,15 +2,16 @@
 
 use std::future::Future;
 
+use k8s_openapi::api::core::v1::Pod;
 use kube::{
     Api, Client,
-    api::ListParams,
+    api::{ListParams, Patch, PatchParams},
     core::{ApiResource, DynamicObject, GroupVersionKind},
 };
 use podvisor_cluster_types::{
     Cause, Causes, FieldPath,
     datavolume::DataVolumeSpec,
-    migration::{self, MigrationSpec, MigrationStatus, SELECTOR_LABEL},
+    migration::{self, MigrationPolicySpec, MigrationSpec, MigrationStatus, SELECTOR_LABEL},
     replica_set::ReplicaSetSpec,
     vm::VmSpec,
     vmi::{
@@ -21,7 +22,7 @@ use podvisor_cluster_types::{
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use super::{Policy, Request, Response};
+use super::{Evicted, Policy, Request, Response, evict};
 use crate::instancetypes::{self, ExpandError, Specs};
 
 /// What validation asks the cluster.
@@ -32,6 +33,29 @@ pub trait Lookup: Specs {
         namespace: &str,
         name: &str,
     ) -> impl Future<Output = Result<Option<VmiStatus>, kube::Error>> + Send;
+
+    /// A pod.
+    fn pod(
+        &self,
+        namespace: &str,
+        name: &str,
+    ) -> impl Future<Output = Result<Option<Pod>, kube::Error>> + Send;
+
+    /// A VMI whose pod is evicted.
+    fn evicted(
+        &self,
+        namespace: &str,
+        name: &str,
+    ) -> impl Future<Output = Result<Option<Evicted>, kube::Error>> + Send;
+
+    /// Marks the VMI with this unique id as one that has to leave a node.
+    fn evacuate(
+        &self,
+        namespace: &str,
+        name: &str,
+        uid: &str,
+        node: &str,
+    ) -> impl Future<Output = Result<(), kube::Error>> + Send;
 
     /// The name of a migration of this VMI that is not over.
     fn active_migration(
@@ -88,6 +112,44 @@ impl Lookup for ClusterLookup {
         Ok(found.map(|vmi| part(&vmi.data, "status").unwrap_or_default()))
     }
 
+    async fn pod(&self, namespace: &str, name: &str) -> Result<Option<Pod>, kube::Error> {
+        Api::namespaced(self.0.clone(), namespace)
+            .get_opt(name)
+            .await
+    }
+
+    async fn evicted(&self, namespace: &str, name: &str) -> Result<Option<Evicted>, kube::Error> {
+        let found = self
+            .api(namespace, "VirtualMachineInstance")
+            .get_opt(name)
+            .await?;
+        Ok(found.map(|vmi| {
+            let strategy = vmi.data.pointer("/spec/evictionStrategy");
+            Evicted {
+                uid: vmi.metadata.uid.clone().unwrap_or_default(),
+                strategy: strategy
+                    .and_then(Value::as_str)
+                    .unwrap_or_default()
+                    .to_owned(),
+                status: part(&vmi.data, "status").unwrap_or_default(),
+            }
+        }))
+    }
+
+    async fn evacuate(
+        &self,
+        namespace: &str,
+        name: &str,
+        uid: &str,
+        node: &str,
+    ) -> Result<(), kube::Error> {
+        let mark = Patch::Merge(evict::mark(uid, node));
+        self.api(namespace, "VirtualMachineInstance")
+            .patch_status(name, &PatchParams::default(), &mark)
+            .await
+            .map(drop)
+    }
+
     async fn active_migration(
         &self,
         namespace: &str,
@@ -124,6 +186,9 @@ fn part<T: DeserializeOwned + Default>(object: &Value, name: &str) -> Result<T, 
 
 /// The answer of the validating webhook.
 pub async fn validate(request: &Request, policy: &Policy, lookup: &impl Lookup) -> Response {
+    if request.kind.kind == "Eviction" {
+        return evict::evict(request, lookup).await;
+    }
     // A finalizer must come off whatever else is wrong, and a status has its own guard.
     if request.is_going() || request.sub_resource.is_some() {
         return Response::allowed();
@@ -143,9 +208,10 @@ pub async fn validate(request: &Request, policy: &Policy, lookup: &impl Lookup) 
         }
         ("VirtualMachineInstanceReplicaSet", "CREATE" | "UPDATE") => replica_set(request, policy),
         ("VirtualMachineInstanceMigration", "CREATE") => {
-            return create_migration(request, lookup).await;
+            return create_migration(request, policy, lookup).await;
         }
         ("VirtualMachineInstanceMigration", "UPDATE") => update_migration(request),
+        ("MigrationPolicy", "CREATE" | "UPDATE") => migration_policy(request),
         ("DataVolume", "CREATE") => create_volume(request),
         ("DataVolume", "UPDATE") => update_volume(request),
         _ => Ok(Response::allowed()),
@@ -267,12 +333,30 @@ fn replica_set(request: &Request, policy: &Policy) -> Result<Response, Cause> {
     )))
 }
 
-async fn create_migration(request: &Request, lookup: &impl Lookup) -> Response {
+fn migration_policy(request: &Request) -> Result<Response, Cause> {
+    let spec: MigrationPolicySpec = part(&request.object, "spec")?;
+    let path = FieldPath::new("spec");
+    let causes = spec.validate(&path);
+    if causes.is_empty() {
+        return Ok(Response::Allowed(spec.warnings(&path)));
+    }
+    Ok(Response::Invalid(causes))
+}
+
+async fn create_migration(request: &Request, policy: &Policy, lookup: &impl Lookup) -> Response {
     let spec: MigrationSpec = match part(&request.object, "spec") {
         Ok(spec) => spec,
         Err(cause) => return Response::Invalid(vec![cause]),
     };
-    let causes = spec.validate(&FieldPath::new("spec"));
+    let mut causes = spec.validate(&FieldPath::new("spec"));
+    if spec.priority.is_some() && !policy.is_system(&request.user_info) {
+        let mut more = Causes::default();
+        more.forbidden(
+            &FieldPath::new("spec.priority"),
+            "is set by the controllers alone",
+        );
+        causes.extend(more.into_vec());
+    }
     if !causes.is_empty() {
         return Response::Invalid(causes);
     }
@@ -384,6 +468,18 @@ mod tests {
     impl Lookup for Known {
         async fn vmi_status(&self, _: &str, name: &str) -> Result<Option<VmiStatus>, kube::Error> {
             Ok((name == "a").then(|| self.status.clone()))
+        }
+
+        async fn pod(&self, _: &str, _: &str) -> Result<Option<Pod>, kube::Error> {
+            Ok(None)
+        }
+
+        async fn evicted(&self, _: &str, _: &str) -> Result<Option<Evicted>, kube::Error> {
+            Ok(None)
+        }
+
+        async fn evacuate(&self, _: &str, _: &str, _: &str, _: &str) -> Result<(), kube::Error> {
+            Ok(())
         }
 
         async fn active_migration(&self, _: &str, _: &str) -> Result<Option<String>, kube::Error> {

@@ -13,6 +13,7 @@ use serde_json::Value;
 use super::Error;
 use super::expectations::Expectations;
 use super::leader::Leading;
+use super::metrics::Progress;
 use super::migration::{ClusterSettings, Nodes};
 use super::world::World;
 
@@ -38,6 +39,7 @@ pub(super) struct Context {
     pub(super) expectations: Expectations,
     pub(super) nodes: Nodes,
     pub(super) settings: ClusterSettings,
+    pub(super) progress: Progress,
     leading: Leading,
     importer_image: String,
     recorder: Recorder,
@@ -53,6 +55,7 @@ impl Context {
         importer_image: String,
         nodes: Nodes,
         settings: ClusterSettings,
+        progress: Progress,
     ) -> Self {
         let reporter = Reporter {
             controller: "podvisor-controller".to_owned(),
@@ -64,6 +67,7 @@ impl Context {
             expectations: Expectations::default(),
             nodes,
             settings,
+            progress,
             leading,
             importer_image,
             revisions: Mutex::default(),

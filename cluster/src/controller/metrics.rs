@@ -10,13 +10,17 @@ use std::sync::{Arc, Mutex, PoisonError};
 use serde_json::Value;
 
 use super::leader::Leading;
-use super::objects::{Phase, VirtualMachine, VirtualMachineInstance, condition};
+use super::migration::MigrationReport;
+use super::objects::{
+    MigrationPhase, Phase, VirtualMachine, VirtualMachineInstance, VirtualMachineInstanceMigration,
+    condition,
+};
 use super::world::World;
 use crate::prometheus::{Metric, Samples};
 use crate::scrape;
 
 /// Names of all gauges, and what they say.
-const GAUGES: [Metric; 8] = [
+const GAUGES: [Metric; 19] = [
     (
         "kubevirt_virt_controller_leading_status",
         "Whether this replica leads.",
@@ -43,19 +47,86 @@ const GAUGES: [Metric; 8] = [
         "kubevirt_vmi_non_evictable",
         "A VirtualMachineInstance that should be migrated when it is evicted, and cannot be.",
     ),
+    (
+        "kubevirt_vmi_migrations_in_unset_phase",
+        "Migrations that nobody has looked at.",
+    ),
+    (
+        "kubevirt_vmi_migrations_in_pending_phase",
+        "Migrations that wait for their turn.",
+    ),
+    (
+        "kubevirt_vmi_migrations_in_scheduling_phase",
+        "Migrations whose target is being made.",
+    ),
+    (
+        "kubevirt_vmi_migrations_in_running_phase",
+        "Migrations that move memory.",
+    ),
+    (
+        "kubevirt_vmi_migration_succeeded",
+        "A migration that succeeded.",
+    ),
+    ("kubevirt_vmi_migration_failed", "A migration that failed."),
+    (
+        "kubevirt_vmi_migration_start_time_seconds",
+        "When the latest migration of a VirtualMachineInstance began.",
+    ),
+    (
+        "kubevirt_vmi_migration_end_time_seconds",
+        "When the latest migration of a VirtualMachineInstance ended.",
+    ),
+    (
+        "kubevirt_vmi_migration_data_total_bytes",
+        "Memory and local disks of a guest that moves.",
+    ),
+    (
+        "kubevirt_vmi_migration_data_processed_bytes",
+        "What of them is at the target.",
+    ),
+    (
+        "kubevirt_vmi_migration_data_remaining_bytes",
+        "What of them is still to be sent.",
+    ),
 ];
+
+/// What the nodes of migrations that go on said last, by the migrations' unique ids.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Progress(Arc<Mutex<BTreeMap<String, MigrationReport>>>);
+
+impl Progress {
+    /// Keeps what a node said; `None`: it is over.
+    pub(super) fn set(&self, migration: &str, report: Option<MigrationReport>) {
+        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        match report {
+            Some(report) => known.insert(migration.to_owned(), report),
+            None => known.remove(migration),
+        };
+    }
+
+    fn get(&self, migration: &str) -> Option<MigrationReport> {
+        let known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        known.get(migration).cloned()
+    }
+}
 
 /// What is measured.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Metrics {
     world: Arc<Mutex<Option<World>>>,
     leading: Leading,
+    progress: Progress,
 }
 
 impl Metrics {
     /// Whether this replica leads.
     pub(super) const fn leading(&self) -> &Leading {
         &self.leading
+    }
+
+    /// What nodes say of migrations.
+    pub(super) const fn progress(&self) -> &Progress {
+        &self.progress
     }
 
     /// What this replica knows since it leads.
@@ -67,8 +138,15 @@ impl Metrics {
         let leads = self.leading.is_leading();
         let world = self.world.lock().unwrap_or_else(PoisonError::into_inner);
         match world.as_ref().filter(|_| leads) {
-            Some(world) => render(leads, &world.vms.state(), &world.vmis.state()),
-            None => render(leads, &[], &[]),
+            Some(world) => {
+                let mut samples = render(leads, &world.vms.state(), &world.vmis.state());
+                migrations(&mut samples, &world.migrations.state());
+                for vmi in world.vmis.state() {
+                    moved(&mut samples, &vmi, &self.progress);
+                }
+                samples.text(&GAUGES)
+            }
+            None => render(leads, &[], &[]).text(&GAUGES),
         }
     }
 
@@ -83,7 +161,7 @@ fn render(
     leads: bool,
     vms: &[Arc<VirtualMachine>],
     vmis: &[Arc<VirtualMachineInstance>],
-) -> String {
+) -> Samples {
     let mut samples = Samples::default();
     samples.add(
         "kubevirt_virt_controller_leading_status",
@@ -125,7 +203,92 @@ fn render(
         let labels = [("node", node), ("phase", phase)];
         samples.add("kubevirt_vmi_phase_count", &labels, count);
     }
-    samples.text(&GAUGES)
+    samples
+}
+
+/// How many migrations are how far, and how the others ended.
+fn migrations(samples: &mut Samples, all: &[Arc<VirtualMachineInstanceMigration>]) {
+    use MigrationPhase::{Failed, Pending, Running, Succeeded, Unset};
+    let count =
+        |is: &dyn Fn(MigrationPhase) -> bool| all.iter().filter(|one| is(one.status.phase)).count();
+    let of = |samples: &mut Samples, name, count| samples.add(name, &[], count);
+    of(
+        samples,
+        "kubevirt_vmi_migrations_in_unset_phase",
+        count(&|phase| phase == Unset),
+    );
+    of(
+        samples,
+        "kubevirt_vmi_migrations_in_pending_phase",
+        count(&|phase| phase == Pending),
+    );
+    of(
+        samples,
+        "kubevirt_vmi_migrations_in_scheduling_phase",
+        count(&|phase| phase > Pending && phase < Running),
+    );
+    of(
+        samples,
+        "kubevirt_vmi_migrations_in_running_phase",
+        count(&|phase| phase == Running),
+    );
+    for one in all {
+        let name = match one.status.phase {
+            Succeeded => "kubevirt_vmi_migration_succeeded",
+            Failed => "kubevirt_vmi_migration_failed",
+            _ => continue,
+        };
+        let labels = [
+            ("vmi", one.spec.vmi_name.as_str()),
+            ("vmim", text(&one.metadata.name)),
+            ("namespace", text(&one.metadata.namespace)),
+        ];
+        samples.add(name, &labels, 1);
+    }
+}
+
+/// The latest migration of an instance.
+fn moved(samples: &mut Samples, vmi: &VirtualMachineInstance, progress: &Progress) {
+    let Some(state) = &vmi.status.migration_state else {
+        return;
+    };
+    let labels = [
+        ("node", vmi.status.node_name.as_str()),
+        ("namespace", text(&vmi.metadata.namespace)),
+        ("name", text(&vmi.metadata.name)),
+    ];
+    for (name, time) in [
+        (
+            "kubevirt_vmi_migration_start_time_seconds",
+            &state.start_timestamp,
+        ),
+        (
+            "kubevirt_vmi_migration_end_time_seconds",
+            &state.end_timestamp,
+        ),
+    ] {
+        let seconds = time.as_ref().map(|time| time.0.as_second());
+        if let Some(seconds) = seconds.and_then(|seconds| usize::try_from(seconds).ok()) {
+            samples.add(name, &labels, seconds);
+        }
+    }
+    if let Some(report) = progress.get(&state.migration_uid) {
+        let processed = report.bytes_total.saturating_sub(report.bytes_left);
+        for (name, bytes) in [
+            (
+                "kubevirt_vmi_migration_data_total_bytes",
+                report.bytes_total,
+            ),
+            ("kubevirt_vmi_migration_data_processed_bytes", processed),
+            (
+                "kubevirt_vmi_migration_data_remaining_bytes",
+                report.bytes_left,
+            ),
+        ] {
+            let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
+            samples.add(name, &labels, bytes);
+        }
+    }
 }
 
 fn instance(
@@ -213,6 +376,58 @@ mod tests {
     }
 
     #[test]
+    fn migrations_are_counted_and_the_one_that_goes_on_is_measured() {
+        let one = |name: &str, phase: &str| {
+            Arc::new(
+                serde_json::from_value(json!({
+                    "metadata": { "namespace": "n", "name": name },
+                    "spec": { "vmiName": "a" },
+                    "status": { "phase": phase },
+                }))
+                .unwrap(),
+            )
+        };
+        let mut samples = Samples::default();
+        let all = [
+            one("x", "TargetReady"),
+            one("y", "Failed"),
+            one("z", "Running"),
+        ];
+        migrations(&mut samples, &all);
+        let vmi: VirtualMachineInstance = serde_json::from_value(json!({
+            "metadata": { "namespace": "n", "name": "a" },
+            "status": {
+                "nodeName": "k",
+                "migrationState": {
+                    "migrationUid": "u", "startTimestamp": "1970-01-01T00:00:05Z",
+                },
+            },
+        }))
+        .unwrap();
+        let progress = Progress::default();
+        let report = MigrationReport {
+            bytes_total: 10,
+            bytes_left: 4,
+            ..MigrationReport::default()
+        };
+        progress.set("u", Some(report));
+        moved(&mut samples, &vmi, &progress);
+        let text = samples.text(&GAUGES);
+        let of = "{node=\"k\",namespace=\"n\",name=\"a\"}";
+        for line in [
+            "kubevirt_vmi_migrations_in_pending_phase 0".to_owned(),
+            "kubevirt_vmi_migrations_in_scheduling_phase 1".to_owned(),
+            "kubevirt_vmi_migrations_in_running_phase 1".to_owned(),
+            "kubevirt_vmi_migration_failed{vmi=\"a\",vmim=\"y\",namespace=\"n\"} 1".to_owned(),
+            format!("kubevirt_vmi_migration_start_time_seconds{of} 5"),
+            format!("kubevirt_vmi_migration_data_processed_bytes{of} 6"),
+            format!("kubevirt_vmi_migration_data_remaining_bytes{of} 4"),
+        ] {
+            assert!(text.lines().any(|found| found == line), "{line}\n{text}");
+        }
+    }
+
+    #[test]
     fn machines_and_instances_are_told_by_kubevirts_names() {
         let vm = |name: &str, status: &str| {
             let vm = json!({
@@ -234,7 +449,7 @@ mod tests {
         }))
         .unwrap();
         let vms = [vm("a", "Running"), vm("b", "CrashLoopBackOff")];
-        let text = render(true, &vms, &[Arc::new(vmi)]);
+        let text = render(true, &vms, &[Arc::new(vmi)]).text(&GAUGES);
         for line in [
             "kubevirt_number_of_vms{namespace=\"n\"} 2",
             "kubevirt_vmi_phase_count{node=\"k\",phase=\"running\"} 1",

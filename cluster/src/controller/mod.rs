@@ -181,6 +181,7 @@ async fn act(
         importer_image,
         nodes,
         settings,
+        metrics.progress().clone(),
     ));
     let vms = Box::pin(control(
         vm::reconcile,

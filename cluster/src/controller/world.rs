@@ -10,7 +10,8 @@ use std::sync::Arc;
 
 use futures_util::stream::{self, BoxStream};
 use futures_util::{StreamExt, TryStreamExt};
-use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod};
+use k8s_openapi::api::core::v1::{Node, PersistentVolumeClaim, Pod};
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::runtime::reflector::{self, ObjectRef, Store};
 use kube::runtime::{WatchStreamExt, watcher};
@@ -20,6 +21,7 @@ use tokio::sync::mpsc;
 
 use super::Error;
 use super::datavolume::{self, DataVolume};
+use super::migration::DRAIN_TAINT;
 use super::objects::{
     COMPONENT_LABEL, LAUNCHER, MIGRATION_NAME_ANNOTATION, MigrationPhase, Phase, VirtualMachine,
     VirtualMachineInstance, VirtualMachineInstanceMigration, VirtualMachineInstanceReplicaSet,
@@ -41,6 +43,8 @@ pub(super) struct World {
     pub(super) migrations: Store<VirtualMachineInstanceMigration>,
     pods: Store<Pod>,
     claims: Store<PersistentVolumeClaim>,
+    budgets: Store<PodDisruptionBudget>,
+    nodes: Store<Node>,
     pub(super) volumes: Store<DataVolume>,
     importers: Store<Pod>,
 }
@@ -85,6 +89,9 @@ impl World {
             api(&client, namespace.as_deref()),
             watcher::Config::default(),
         );
+        let launchers = watcher::Config::default().labels(&format!("{COMPONENT_LABEL}={LAUNCHER}"));
+        let (budgets, budget_changes) = watch(api(&client, namespace.as_deref()), launchers);
+        let (nodes, node_changes) = watch(Api::all(client.clone()), watcher::Config::default());
         let (volumes, volume_changes) = watch(
             api(&client, namespace.as_deref()),
             watcher::Config::default(),
@@ -102,6 +109,8 @@ impl World {
             migrations,
             pods,
             claims,
+            budgets,
+            nodes,
             volumes,
             importers,
         };
@@ -202,9 +211,9 @@ impl World {
             }
         });
         let of_claims = pump(claim_changes, {
-            let vmis = world.vmis.clone();
+            let (vmis, sender) = (world.vmis.clone(), vmi_sender.clone());
             move |claim: PersistentVolumeClaim| {
-                let of_vmis = send(vmi_sender.clone(), waiting(&vmis, &claim));
+                let of_vmis = send(sender.clone(), waiting(&vmis, &claim));
                 // A DataVolume has its name, whether or not it made it.
                 let namespace = claim.metadata.namespace.as_deref().unwrap_or_default();
                 let name = claim.metadata.name.as_deref().unwrap_or_default();
@@ -216,8 +225,28 @@ impl World {
                 }
             }
         });
+        let of_budgets = pump(budget_changes, {
+            let sender = vmi_sender.clone();
+            move |budget: PodDisruptionBudget| {
+                let owner = owner(&budget.metadata, "VirtualMachineInstance");
+                send(sender.clone(), owner.into_iter().collect())
+            }
+        });
+        let of_nodes = pump(node_changes, {
+            let vmis = world.vmis.clone();
+            move |node: Node| {
+                let those = if is_drained(&node) {
+                    on_node(&vmis, &node)
+                } else {
+                    Vec::new()
+                };
+                send(vmi_sender.clone(), those)
+            }
+        });
         let work = async move {
             tokio::join!(
+                of_budgets,
+                of_nodes,
                 of_vms,
                 of_vmis,
                 of_sets,
@@ -239,6 +268,8 @@ impl World {
         self.sets.wait_until_ready().await.map_err(ended)?;
         self.migrations.wait_until_ready().await.map_err(ended)?;
         self.pods.wait_until_ready().await.map_err(ended)?;
+        self.budgets.wait_until_ready().await.map_err(ended)?;
+        self.nodes.wait_until_ready().await.map_err(ended)?;
         self.claims.wait_until_ready().await.map_err(ended)?;
         self.volumes.wait_until_ready().await.map_err(ended)?;
         self.importers.wait_until_ready().await.map_err(ended)
@@ -323,6 +354,17 @@ impl World {
             migration.metadata.namespace == vmi.metadata.namespace
                 && Some(&migration.spec.vmi_name) == vmi.metadata.name.as_ref()
         })
+    }
+
+    /// Returns a disruption budget.
+    pub(super) fn budget(&self, namespace: &str, name: &str) -> Option<Arc<PodDisruptionBudget>> {
+        self.budgets.get(&ObjectRef::new(name).within(namespace))
+    }
+
+    /// Returns whether VMs have to leave a node.
+    pub(super) fn is_drained(&self, node: &str) -> bool {
+        let node = self.nodes.get(&ObjectRef::new(node));
+        node.is_some_and(|node| is_drained(&node))
     }
 
     /// Returns what is known of a claim, if it exists.
@@ -425,6 +467,24 @@ fn owner<K: Resource<DynamicType = ()>>(meta: &ObjectMeta, kind: &str) -> Option
         .find(|owner| owner.controller == Some(true) && owner.kind == kind)?;
     let namespace = meta.namespace.as_deref().unwrap_or_default();
     Some(ObjectRef::new(&owner.name).within(namespace))
+}
+
+fn is_drained(node: &Node) -> bool {
+    let taints = node.spec.as_ref().and_then(|spec| spec.taints.as_ref());
+    taints.is_some_and(|taints| taints.iter().any(|taint| taint.key == DRAIN_TAINT))
+}
+
+/// Returns the instances on a node.
+fn on_node(
+    vmis: &Store<VirtualMachineInstance>,
+    node: &Node,
+) -> Vec<ObjectRef<VirtualMachineInstance>> {
+    let name = node.metadata.name.as_deref().unwrap_or_default();
+    let those = vmis.state_filter(|vmi| vmi.status.node_name == name);
+    those
+        .iter()
+        .map(|vmi| ObjectRef::from_obj(&**vmi))
+        .collect()
 }
 
 /// Returns the migration that a pod is the target of.

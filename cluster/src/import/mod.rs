@@ -1,9 +1,9 @@
 //! `podvisor-cluster import`: the program of an importer's pod, which fills a claim.
 //!
-//! A source enters by options ([`source`]), a disk leaves as the file `disk.img` of a directory or
-//! as the contents of a block device ([`target`]). A disk appears when it is complete: the file gets
+//! A source enters by options (`source`), a disk leaves as the file `disk.img` of a directory or
+//! as the contents of a block device (`target`). A disk appears when it is complete: the file gets
 //! its name at the end, and of a device the beginning is written last. Nothing is kept from an
-//! earlier run that was killed. How far it is can be asked by HTTP ([`progress`]); why it failed is
+//! earlier run that was killed. How far it is can be asked by HTTP (`progress`); why it failed is
 //! the container's termination message. It has no rights at the API server, and asks for none.
 
 mod copy;

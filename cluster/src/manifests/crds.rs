@@ -3,7 +3,7 @@
 use podvisor_cluster_types::{
     datavolume::{self, DataVolumeSpec},
     instancetype::{self, InstancetypeSpec, PreferenceSpec},
-    migration::MigrationSpec,
+    migration::{MigrationPolicySpec, MigrationSpec, POLICY_GROUP, POLICY_VERSION},
     replica_set::ReplicaSetSpec,
     vm::VmSpec,
     vmi::VmiSpec,
@@ -118,6 +118,7 @@ pub fn crds() -> Vec<Value> {
     ];
     let mut definitions: Vec<Value> = kinds.into_iter().map(definition).collect();
     definitions.extend(of_instancetypes());
+    definitions.push(of_policies());
     definitions.push(of_volumes());
     definitions
 }
@@ -145,6 +146,43 @@ fn of_volumes() -> Value {
     version["name"] = json!(datavolume::VERSION);
     definition["spec"]["versions"] = json!([version]);
     definition
+}
+
+/// The definition of migration policies: of the cluster, and without a status.
+fn of_policies() -> Value {
+    let schema = json!({
+        "type": "object",
+        "required": ["spec"],
+        "properties": {
+            "apiVersion": { "type": "string" },
+            "kind": { "type": "string" },
+            "metadata": { "type": "object" },
+            "spec": structural::<MigrationPolicySpec>(),
+            "status": { "type": "object", "nullable": true },
+        },
+    });
+    json!({
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": { "name": format!("migrationpolicies.{POLICY_GROUP}") },
+        "spec": {
+            "group": POLICY_GROUP,
+            "scope": "Cluster",
+            "names": {
+                "kind": "MigrationPolicy",
+                "listKind": "MigrationPolicyList",
+                "plural": "migrationpolicies",
+                "singular": "migrationpolicy",
+                "categories": ["all"],
+            },
+            "versions": [{
+                "name": POLICY_VERSION,
+                "served": true,
+                "storage": true,
+                "schema": { "openAPIV3Schema": schema },
+            }],
+        },
+    })
 }
 
 /// The definitions of instance types and preferences: without a status, and of the cluster too.

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use podvisor_cluster_types::{datavolume, instancetype};
+use podvisor_cluster_types::{datavolume, instancetype, migration::POLICY_GROUP};
 use serde_json::{Value, json};
 
 use super::{Options, crds::GROUP};
@@ -98,6 +98,9 @@ pub(super) fn rbac(options: &Options) -> Vec<Value> {
             rule(&[""], &["pods/status"], &["patch"]),
             rule(&["apps"], &["controllerrevisions"], &ALL),
             rule(&["policy"], &["poddisruptionbudgets"], &ALL),
+            // Which policy a migration has.
+            rule(&[POLICY_GROUP], &["migrationpolicies"], &["list"]),
+            rule(&[""], &["namespaces"], &["get"]),
             events(),
         ],
         // It shows nodes a certificate of the authority.
@@ -121,6 +124,9 @@ pub(super) fn rbac(options: &Options) -> Vec<Value> {
                 ],
                 &["get", "list"],
             ),
+            // Evictions of VMs' pods mark the VMs that have to move.
+            rule(&[""], &["pods"], &["get"]),
+            rule(&[GROUP], &["virtualmachineinstances/status"], &["patch"]),
             rule(&[instancetype::GROUP], &INSTANCETYPES, &["get"]),
             named(
                 &["admissionregistration.k8s.io"],

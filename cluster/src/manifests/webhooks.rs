@@ -2,25 +2,22 @@
 //!
 //! Their `caBundle` is missing here: who serves them writes it, and keeps it fresh.
 
-use podvisor_cluster_types::datavolume;
+use podvisor_cluster_types::{datavolume, migration};
 use serde_json::{Value, json};
 
 use super::crds::GROUP;
-use crate::{admission, api};
+use crate::{admission, api, controller::objects};
 
 /// The mutating and the validating configuration.
 #[must_use]
 pub fn webhooks(namespace: &str) -> Vec<Value> {
-    let objects = [
+    let kinds = [
         "virtualmachines",
         "virtualmachineinstances",
         "virtualmachineinstancemigrations",
         "virtualmachineinstancereplicasets",
     ];
-    let statuses: Vec<String> = objects
-        .iter()
-        .map(|name| format!("{name}/status"))
-        .collect();
+    let statuses: Vec<String> = kinds.iter().map(|name| format!("{name}/status")).collect();
     let rule = |operations: &[&str], resources: Value| {
         json!({
             "apiGroups": [GROUP],
@@ -48,15 +45,38 @@ pub fn webhooks(namespace: &str) -> Vec<Value> {
             } },
         })
     };
-    let configuration = |kind: &str, webhook: Value| {
+    let configuration = |kind: &str, webhooks: Vec<Value>| {
         json!({
             "apiVersion": "admissionregistration.k8s.io/v1",
             "kind": kind,
             "metadata": { "name": admission::NAME },
-            "webhooks": [webhook],
+            "webhooks": webhooks,
         })
     };
-    let changes = || rule(&["CREATE", "UPDATE"], json!(objects));
+    let changes = || rule(&["CREATE", "UPDATE"], json!(kinds));
+    let policies = json!({
+        "apiGroups": [migration::POLICY_GROUP],
+        "apiVersions": [migration::POLICY_VERSION],
+        "operations": ["CREATE", "UPDATE"],
+        "resources": ["migrationpolicies"],
+        "scope": "Cluster",
+    });
+    let eviction = json!({
+        "apiGroups": [""],
+        "apiVersions": ["v1"],
+        "operations": ["CREATE"],
+        "resources": ["pods/eviction"],
+        "scope": "Namespaced",
+    });
+    let mut evictions = webhook("evict.kubevirt.io", "/validate", vec![eviction]);
+    // It marks the VM that has to move.
+    evictions["sideEffects"] = json!("NoneOnDryRun");
+    // Other pods must be evicted without us, and VMs have disruption budgets.
+    evictions["failurePolicy"] = json!("Ignore");
+    evictions["matchConditions"] = json!([{
+        "name": "is-a-vm",
+        "expression": format!("request.name.startsWith('{}-')", objects::LAUNCHER),
+    }]);
     let of_volumes = || {
         let mut rule = rule(&["CREATE", "UPDATE"], json!(["datavolumes"]));
         rule["apiGroups"] = json!([datavolume::GROUP]);
@@ -66,19 +86,22 @@ pub fn webhooks(namespace: &str) -> Vec<Value> {
     vec![
         configuration(
             "MutatingWebhookConfiguration",
-            webhook(
+            vec![webhook(
                 "default.kubevirt.io",
                 "/mutate",
                 vec![changes(), rule(&["UPDATE"], json!(statuses))],
-            ),
+            )],
         ),
         configuration(
             "ValidatingWebhookConfiguration",
-            webhook(
-                "validate.kubevirt.io",
-                "/validate",
-                vec![changes(), of_volumes()],
-            ),
+            vec![
+                webhook(
+                    "validate.kubevirt.io",
+                    "/validate",
+                    vec![changes(), of_volumes(), policies],
+                ),
+                evictions,
+            ],
         ),
     ]
 }

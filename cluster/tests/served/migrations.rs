@@ -3,10 +3,15 @@
 
 use std::time::Duration;
 
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
+use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use kube::{
     Api, Client,
-    api::{DeleteParams, DynamicObject, ListParams, Patch, PatchParams, PostParams},
+    api::{
+        ApiResource, DeleteParams, DynamicObject, EvictParams, GroupVersionKind, ListParams, Patch,
+        PatchParams, PostParams,
+    },
 };
 use podvisor_cluster::controller::{self, Options};
 use podvisor_node_api::messages::{MigrationState, VmName, VmPhase};
@@ -72,6 +77,9 @@ impl Scene {
             },
             "networks": [{ "name": "default", "pod": {} }],
         } });
+        let mut template = template;
+        template["spec"]["evictionStrategy"] = json!("LiveMigrate");
+        template["metadata"] = json!({ "labels": { "app": name } });
         let spec = json!({ "runStrategy": "RerunOnFailure", "template": template });
         api_of(&admin, &namespace, "VirtualMachine")
             .create(&PostParams::default(), &object("VirtualMachine", "a", spec))
@@ -313,6 +321,132 @@ async fn a_deleted_migration_is_cancelled_and_a_killed_controller_goes_on() {
     let status = scene.vmi().await.data["status"].clone();
     assert_eq!(status["migrationState"]["abortStatus"], "Succeeded");
     scene.one_pod_on(&scene.names[0]).await;
+}
+
+#[tokio::test]
+async fn an_evicted_vm_leaves_its_node_and_is_not_ended() {
+    let scene = Scene::new("evicted").await;
+    let pod = scene
+        .one_pod_on(&scene.names[0])
+        .await
+        .metadata
+        .name
+        .unwrap();
+    let budgets: Api<PodDisruptionBudget> = Api::namespaced(scene.admin.clone(), &scene.namespace);
+    let kept = async || {
+        let found = budgets
+            .list(&ListParams::default())
+            .await
+            .unwrap()
+            .items
+            .pop()?;
+        (found.spec?.min_available == Some(IntOrString::Int(1))).then_some(())
+    };
+    eventually("the pod has a disruption budget", kept).await;
+    // A dry run marks nothing.
+    let dry = EvictParams {
+        post_options: PostParams {
+            dry_run: true,
+            ..PostParams::default()
+        },
+        ..EvictParams::default()
+    };
+    // Who drains is told to try again (429), which this client does by itself.
+    let refused = tokio::time::timeout(Duration::from_secs(2), scene.pods.evict(&pod, &dry));
+    assert!(refused.await.is_err());
+    assert!(scene.vmi().await.data["status"]["evacuationNodeName"].is_null());
+    let drains = {
+        let (pods, pod) = (scene.pods.clone(), pod.clone());
+        Task(tokio::spawn(async move {
+            let _ = pods.evict(&pod, &EvictParams::default()).await;
+        }))
+    };
+    let marked = async || {
+        let status = scene.vmi().await.data["status"].clone();
+        (status["evacuationNodeName"] == json!(scene.names[0])).then_some(())
+    };
+    eventually("the VM is marked", marked).await;
+    let list = async || {
+        scene
+            .migrations
+            .list(&ListParams::default())
+            .await
+            .unwrap()
+            .items
+            .pop()
+    };
+    let migration = eventually("it has to migrate", list).await;
+    let annotations = migration.metadata.annotations.as_ref().unwrap();
+    let from = &annotations["kubevirt.io/evacuationMigration"];
+    assert_eq!(from, &scene.names[0]);
+    scene.arrive(&migration).await;
+    scene.ends(&migration, "Succeeded").await;
+    scene.one_pod_on(&scene.names[1]).await;
+    drop(drains);
+    let unmarked = async || {
+        let status = scene.vmi().await.data["status"].clone();
+        status["evacuationNodeName"].is_null().then_some(())
+    };
+    eventually("the mark is gone", unmarked).await;
+    let all = scene.migrations.list(&ListParams::default()).await.unwrap();
+    assert_eq!(all.items.len(), 1, "it does not move on");
+}
+
+#[tokio::test]
+async fn a_policy_and_a_taint_move_a_vm_with_the_policys_settings() {
+    let scene = Scene::new("drained").await;
+    let resource = ApiResource::from_gvk_with_plural(
+        &GroupVersionKind::gvk("migrations.kubevirt.io", "v1alpha1", "MigrationPolicy"),
+        "migrationpolicies",
+    );
+    let policies: Api<DynamicObject> = Api::all_with(scene.admin.clone(), &resource);
+    let policy = |name: &str, post_copy: bool| {
+        DynamicObject::new(name, &resource).data(json!({ "spec": {
+            "selectors": { "virtualMachineInstanceSelector": { "app": "drained" } },
+            "bandwidthPerMigration": "64Mi",
+            "completionTimeoutPerGiB": 40,
+            "allowPostCopy": post_copy,
+        } }))
+    };
+    let params = PostParams::default();
+    assert_eq!(
+        code(policies.create(&params, &policy("post", true)).await),
+        422
+    );
+    policies
+        .create(&params, &policy("slow", false))
+        .await
+        .unwrap();
+
+    let nodes: Api<Node> = Api::all(scene.admin.clone());
+    let taint = json!({ "spec": { "taints": [
+        { "key": "kubevirt.io/drain", "effect": "NoSchedule" },
+    ] } });
+    nodes
+        .patch(
+            &scene.names[0],
+            &PatchParams::default(),
+            &Patch::Merge(taint),
+        )
+        .await
+        .unwrap();
+    let list = async || {
+        scene
+            .migrations
+            .list(&ListParams::default())
+            .await
+            .unwrap()
+            .items
+            .pop()
+    };
+    let migration = eventually("it has to migrate", list).await;
+    scene.arrive(&migration).await;
+    let ended = scene.ends(&migration, "Succeeded").await;
+    let state = &ended.data["status"]["migrationState"];
+    assert_eq!(state["migrationPolicyName"], "slow");
+    let asked = scene.source.migrations.asked();
+    assert_eq!(asked[0].bandwidth_bytes_per_second, 64 << 20);
+    assert_eq!(asked[0].completion_timeout_s, 40);
 }
 
 #[tokio::test]

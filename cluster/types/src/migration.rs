@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use crate::{
-    Cause, Causes, FieldPath,
+    Cause, Causes, FieldPath, Quantity,
     cause::shown,
     names::is_dns_subdomain,
     vmi::{Condition, MigrationState, PhaseTransition, VmiStatus},
@@ -33,6 +33,80 @@ object! {
         pub conditions: Vec<Condition>,
         /// What the VMI's status says of it.
         pub migration_state: Option<MigrationState>,
+    }
+}
+
+/// The group of policies.
+pub const POLICY_GROUP: &str = "migrations.kubevirt.io";
+
+/// Its version.
+pub const POLICY_VERSION: &str = "v1alpha1";
+
+object! {
+    /// How the migrations of some VMs are carried out (`spec`).
+    pub struct MigrationPolicySpec {
+        /// Which VMs.
+        pub selectors: Option<PolicySelectors>,
+        /// Accepted, and not applied: guests are not slowed down.
+        pub allow_auto_converge: Option<bool>,
+        /// Most bytes per second while the guest runs; 0 for no limit.
+        pub bandwidth_per_migration: Option<Quantity>,
+        /// Seconds that each GiB of memory may take.
+        #[serde(rename = "completionTimeoutPerGiB")]
+        pub completion_timeout_per_gi_b: Option<i64>,
+        /// Refused.
+        pub allow_post_copy: Option<bool>,
+        /// Whether a guest may stand still for as long as it takes.
+        pub allow_workload_disruption: Option<bool>,
+    }
+
+    /// Which VMs a policy is for: those that have all of these labels.
+    pub struct PolicySelectors {
+        /// Labels of the namespace.
+        pub namespace_selector: BTreeMap<String, String>,
+        /// Labels of the VMI.
+        pub virtual_machine_instance_selector: BTreeMap<String, String>,
+    }
+}
+
+impl MigrationPolicySpec {
+    /// Every cause to refuse this specification, below `path` (`spec`).
+    #[must_use]
+    pub fn validate(&self, path: &FieldPath) -> Vec<Cause> {
+        let mut causes = Causes::default();
+        if self.selectors.is_none() {
+            causes.required(&path.child("selectors"), "is required");
+        }
+        if self
+            .completion_timeout_per_gi_b
+            .is_some_and(|seconds| seconds < 0)
+        {
+            let path = path.child("completionTimeoutPerGiB");
+            causes.invalid(&path, "must not be negative");
+        }
+        if let Some(bandwidth) = &self.bandwidth_per_migration
+            && bandwidth.bytes().is_none()
+        {
+            let given = shown(bandwidth.as_str());
+            let path = path.child("bandwidthPerMigration");
+            causes.invalid(&path, format_args!("is {given}, not a number of bytes"));
+        }
+        if self.allow_post_copy == Some(true) {
+            causes.not_supported(
+                &path.child("allowPostCopy"),
+                "is not supported: memory is copied before the VM moves",
+            );
+        }
+        causes.into_vec()
+    }
+
+    /// What the user should know, below `path` (`spec`).
+    #[must_use]
+    pub fn warnings(&self, path: &FieldPath) -> Vec<String> {
+        let ignored = self.allow_auto_converge == Some(true);
+        let path = path.child("allowAutoConverge");
+        let warning = format!("{path} has no effect: guests are not slowed down");
+        ignored.then_some(warning).into_iter().collect()
     }
 }
 

@@ -83,9 +83,10 @@ pub use template::{
 pub use types::{
     BootMachine, ContainerDevice, ContainerInfo, ContainerState, ContainerStats, ContainerUser,
     CreateContainer, DeviceSource, Exec, GuestAgentAnswer, GuestAgentCall, GuestKind, GuestNetwork,
-    GuestStats, Health, HealthCheck, HealthResult, HealthStatus, ImageVolume, Interface, JailLayer,
-    JailMode, LaunchConfig, Neighbour, NicConfig, Password, ProcessExit, RestartPolicy, Route,
-    SandboxExit, Started, StdioFds, SupplementalGroups, TerminalSize,
+    GuestStats, Health, HealthCheck, HealthResult, HealthStatus, ImageVolume, IncomingMachine,
+    Interface, JailLayer, JailMode, LaunchConfig, MigrationDirection, MigrationInfo,
+    MigrationState, Neighbour, NicConfig, Password, ProcessExit, RestartPolicy, Route, SandboxExit,
+    SendMachine, Started, StdioFds, SupplementalGroups, TerminalSize,
 };
 pub use wire::FrameError;
 

@@ -8,6 +8,7 @@ pub(crate) mod foreign;
 pub(crate) mod guest_files;
 pub(crate) mod host;
 pub(crate) mod image;
+pub(crate) mod own_os;
 pub(crate) mod pod;
 pub(crate) mod registry;
 pub(crate) mod stand_in;

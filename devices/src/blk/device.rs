@@ -5,6 +5,7 @@ use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use super::changes::{ChangeLog, LoggedDisk};
 use super::clones::DiskClones;
 use super::disk::{Disk, EmptySlot};
 use super::engine::{Engine, MAX_QUEUES};
@@ -55,6 +56,8 @@ pub struct BlockDevice {
     queue_size: u16,
     /// A file that will be written to, opened and locked by [`Self::check`].
     file: Option<WantedForWriting>,
+    /// Knows what is written while the disk is copied.
+    changes: Option<ChangeLog>,
     io: IoEngine,
     placement: Placement,
 }
@@ -85,6 +88,7 @@ impl BlockDevice {
             queue_count: 1,
             queue_size,
             file: None,
+            changes: None,
             io: IoEngine::Sync,
             placement: Placement::Own,
         }
@@ -263,8 +267,43 @@ impl BlockDevice {
             file = open::reopen_for_writing(&file, &path)?;
         }
         let disk = open::for_writing(file, path, self.io)?;
-        self.server.engine.set_disk(disk);
+        self.set_disk(disk);
         Ok(())
+    }
+
+    /// Sets the disk of a device that has no queue yet.
+    fn set_disk(&mut self, disk: Box<dyn Disk>) {
+        let disk = match &self.changes {
+            Some(log) => Box::new(LoggedDisk::new(disk, log.clone())),
+            None => disk,
+        };
+        self.server.engine.set_disk(disk);
+    }
+
+    /// Lets the disk be copied while its driver uses it: [`Self::changes`] tells what is written
+    /// meanwhile. It is not replaced afterwards, and its backend completes requests at once.
+    #[must_use]
+    pub fn copied(mut self) -> Self {
+        if self.changes.is_none() {
+            let log = ChangeLog::default();
+            self.changes = Some(log.clone());
+            let disk = self.server.engine.take_disk();
+            self.server
+                .engine
+                .set_disk(Box::new(LoggedDisk::new(disk, log)));
+        }
+        self
+    }
+
+    /// Returns the log of the disk's changes, if it may be copied.
+    #[must_use]
+    pub fn changes(&self) -> Option<&ChangeLog> {
+        self.changes.as_ref()
+    }
+
+    /// Returns the disk for requests that are done at once, between those of the driver.
+    pub fn disk_mut(&mut self) -> &mut dyn Disk {
+        self.server.engine.disk_mut()
     }
 
     /// Replaces the disk and its serial number. The driver is notified of the new capacity

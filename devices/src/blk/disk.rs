@@ -2,6 +2,7 @@
 
 use std::fmt::Debug;
 use std::io;
+use std::ops::Range;
 use std::os::fd::BorrowedFd;
 
 use vm_memory::VolatileSlice;
@@ -182,6 +183,15 @@ pub trait Disk: Debug + Send {
     /// If it cannot be written.
     fn settle(&mut self) -> io::Result<()> {
         Ok(())
+    }
+
+    /// Returns the next range from `from` on that may differ from a new disk of the same kind: of an
+    /// overlay, from its image; of a file, from zeroes. `None` if there is none.
+    ///
+    /// # Errors
+    /// If that cannot be determined.
+    fn next_change(&mut self, from: u64) -> io::Result<Option<Range<u64>>> {
+        Ok((from < self.len()).then(|| from..self.len()))
     }
 
     /// Readable when [`Self::completed`] may return a completion.

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::counters::Counters;
-use super::disk::{Completion, Disk, Operation, Submitted, Topology};
+use super::disk::{Completion, Disk, EmptySlot, Operation, Submitted, Topology};
 use super::flight::{Flight, InFlight};
 use super::request::{ID_LEN, Request, Status, WRITE_DATA};
 use super::throttle::Throttle;
@@ -112,6 +112,11 @@ impl Engine {
         &*self.disk
     }
 
+    /// Returns the disk for requests that are done at once.
+    pub(super) fn disk_mut(&mut self) -> &mut dyn Disk {
+        &mut *self.disk
+    }
+
     /// Reads the disk's size again.
     pub(super) fn refresh(&mut self) -> io::Result<()> {
         self.disk.refresh()?;
@@ -130,6 +135,11 @@ impl Engine {
                 tracing::error!(%error, "disk: failed to watch for completions");
             }
         }
+    }
+
+    /// Takes the disk to put it into another one.
+    pub(super) fn take_disk(&mut self) -> Box<dyn Disk> {
+        std::mem::replace(&mut self.disk, Box::new(EmptySlot))
     }
 
     /// Whether nothing is in flight while all queues are stopped.

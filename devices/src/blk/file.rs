@@ -3,10 +3,11 @@
 
 use std::fs::File;
 use std::io::{self, Seek, SeekFrom};
+use std::ops::Range;
 use std::os::fd::AsFd;
 use std::os::unix::fs::{FileExt, FileTypeExt as _};
 
-use rustix::fs::{FallocateFlags, fallocate, ioctl_blkpbszget, ioctl_blksszget};
+use rustix::fs::{FallocateFlags, fallocate, ioctl_blkpbszget, ioctl_blksszget, seek};
 use rustix::io::Errno;
 use rustix::ioctl::{Opcode, Setter, ioctl, opcode};
 use vm_memory::VolatileSlice;
@@ -133,6 +134,21 @@ impl Disk for FileDisk {
     fn try_clone(&self) -> io::Result<Option<Box<dyn Disk>>> {
         let file = self.file.try_clone()?;
         Ok(Some(Box::new(Self { file, ..*self })))
+    }
+
+    fn next_change(&mut self, from: u64) -> io::Result<Option<Range<u64>>> {
+        // A block device has no holes, as far as anybody knows.
+        if self.is_device() || from >= self.len {
+            return Ok((from < self.len).then_some(from..self.len));
+        }
+        let start = match seek(&self.file, rustix::fs::SeekFrom::Data(from)) {
+            Ok(start) => start,
+            Err(Errno::NXIO) => return Ok(None),
+            Err(error) => return Err(error.into()),
+        };
+        let end = seek(&self.file, rustix::fs::SeekFrom::Hole(start))?;
+        let range = start.min(self.len)..end.min(self.len);
+        Ok((!range.is_empty()).then_some(range))
     }
 
     fn submit(&mut self, _: &GuestRam, _token: u16, operation: Operation<'_, '_>) -> Submitted {

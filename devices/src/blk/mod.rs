@@ -8,6 +8,7 @@
 //!   that has its own thread, if the device has several queues and its disk permits it.
 //! * `clones.rs` gives the disk to each of them.
 //! * `throttle.rs` limits the rate of the device.
+//! * `changes.rs` logs what is written, for a disk that is copied meanwhile.
 //! * `open.rs` is about files: which may be a disk, and who may write to it.
 //! * [`Disk`] is the interface of a backend; [`FileDisk`] is a regular file or block device, read
 //!   and written by the calling thread, [`UringDisk`] one that the kernel reads and writes
@@ -16,6 +17,7 @@
 //!
 //! The device does not know image formats: a backend presents raw sectors.
 
+mod changes;
 mod clones;
 mod counters;
 mod device;
@@ -32,11 +34,14 @@ mod server;
 mod throttle;
 mod uring;
 
+pub use changes::{ChangeLog, flush_disk, read_disk, write_disk, zero_disk};
 pub use clones::DiskClones;
 pub use device::BlockDevice;
 pub use disk::{Completion, Disk, Operation, Submitted, Topology};
 pub use file::FileDisk;
-pub use open::{BlockDeviceError, IoEngine, open_disk, open_disk_for_writing};
+pub use open::{
+    BlockDeviceError, IoEngine, lock_disk, open_disk, open_disk_for_writing, unlock_disk,
+};
 pub use overlay::{
     OverlayFormat, Qcow2Disk, Qcow2Error, create_grown_overlay, create_overlay, create_qcow2,
 };

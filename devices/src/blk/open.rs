@@ -215,23 +215,34 @@ pub(super) enum Access {
     Write,
 }
 
+/// Takes the lock that [`open_disk_for_writing`] takes, for a disk that was opened without it
+/// because another host's VM had it: one that moves takes its lock when the VM there has ended. It
+/// belongs to all duplicates of this descriptor.
+///
+/// # Errors
+/// [`BlockDeviceError::InUse`].
+pub fn lock_disk(file: &File) -> Result<(), BlockDeviceError> {
+    lock(file, &path_of(file), Access::Write)
+}
+
+/// Gives the lock of a disk back before the file is closed.
+///
+/// # Errors
+/// The operating system's answer.
+pub fn unlock_disk(file: &File) -> io::Result<()> {
+    set_lock(file, libc::F_UNLCK)
+}
+
 /// Takes the lock of all that write to `file`, or that need that no other process does, until this
 /// open file description is closed.
 pub(super) fn lock(file: &File, path: &Path, access: Access) -> Result<(), BlockDeviceError> {
-    // SAFETY: a flock of zeroes is a valid one: the whole file, no process.
-    let mut lock: libc::flock = unsafe { std::mem::zeroed() };
     let kind = match access {
         Access::Read => libc::F_RDLCK,
         Access::Write => libc::F_WRLCK,
     };
-    lock.l_type = kind as libc::c_short;
-    lock.l_whence = libc::SEEK_SET as libc::c_short;
-    // SAFETY: the kernel reads one `struct flock` from a valid pointer.
-    let result = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const lock) };
-    if result == 0 {
+    let Err(source) = set_lock(file, kind) else {
         return Ok(());
-    }
-    let source = io::Error::last_os_error();
+    };
     match source.raw_os_error() {
         Some(libc::EAGAIN | libc::EACCES) => Err(BlockDeviceError::InUse { path: path.into() }),
         // File systems without locks: then no other process can hold one either.
@@ -240,5 +251,18 @@ pub(super) fn lock(file: &File, path: &Path, access: Access) -> Result<(), Block
             path: path.into(),
             source,
         }),
+    }
+}
+
+fn set_lock(file: &File, kind: libc::c_int) -> io::Result<()> {
+    // SAFETY: a flock of zeroes is a valid one: the whole file, no process.
+    let mut lock: libc::flock = unsafe { std::mem::zeroed() };
+    lock.l_type = kind as libc::c_short;
+    lock.l_whence = libc::SEEK_SET as libc::c_short;
+    // SAFETY: the kernel reads one `struct flock` from a valid pointer.
+    let result = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const lock) };
+    match result {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
     }
 }

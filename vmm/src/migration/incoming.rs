@@ -5,8 +5,10 @@ use std::io::{Read, Write};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use podvisor_devices::GuestRam;
+use podvisor_devices::blk::Disk;
 use vm_memory::{Bytes as _, GuestAddress, GuestMemory as _};
 
+use super::disks::{MovingDisk, TargetDisks, decode};
 use super::stream::{Kind, Stream, StreamError};
 use crate::cpuid;
 use crate::kvm::{KvmDevice, KvmError};
@@ -74,6 +76,40 @@ pub enum ReceiveError {
         /// Their length.
         len: u64,
     },
+    /// The list of disks is damaged.
+    #[error("the list of the migrated VM's disks is damaged")]
+    DiskList,
+    /// Not every disk has a place here.
+    #[error("{announced} disks of the migrated VM come with it, and {here} are expected here")]
+    Disks {
+        /// How many come.
+        announced: usize,
+        /// How many are expected.
+        here: usize,
+    },
+    /// A disk has another length.
+    #[error("the disk {device} of the migrated VM has {theirs} bytes, and {ours} here")]
+    DiskLen {
+        /// The device's name.
+        device: String,
+        /// Its length there.
+        theirs: u64,
+        /// Its length here.
+        ours: u64,
+    },
+    /// Bytes that a disk does not have.
+    #[error(
+        "the migration has {len} bytes at the offset {offset:#x} of a disk that has none there"
+    )]
+    NoBlocks {
+        /// The offset.
+        offset: u64,
+        /// Their length.
+        len: u64,
+    },
+    /// A disk cannot be written.
+    #[error("failed to write a disk of the migrated VM")]
+    DiskWrite(#[source] std::io::Error),
     /// The paused machine is another one than was announced.
     #[error("the migrated VM has other {what} than were announced")]
     Changed {
@@ -112,6 +148,8 @@ pub enum ReceiveError {
 pub struct IncomingMigration<S> {
     stream: Stream<S>,
     pub(super) announced: MachineState,
+    announced_disks: Vec<MovingDisk>,
+    pub(super) disks: TargetDisks,
     limits: MigrationLimits,
     began: Instant,
 }
@@ -126,9 +164,12 @@ impl<S: Read + Write> IncomingMigration<S> {
         let mut stream = Stream::accept(stream)?;
         let announced = read_hello(&mut stream, limits);
         let announced = announced.inspect_err(|error| stream.refuse(&error.to_string()))?;
+        let (announced, announced_disks) = announced;
         Ok(Self {
             stream,
             announced,
+            announced_disks,
+            disks: TargetDisks::default(),
             limits,
             began: Instant::now(),
         })
@@ -151,6 +192,21 @@ impl<S: Read + Write> IncomingMigration<S> {
     #[must_use]
     pub fn devices(&self) -> Vec<String> {
         self.announced.builders_devices()
+    }
+
+    /// Returns the disks whose contents come with the memory.
+    #[must_use]
+    pub fn disks(&self) -> &[MovingDisk] {
+        &self.announced_disks
+    }
+
+    /// Says where the contents of [`Self::disks`] go: to new disks of the same kinds and lengths,
+    /// in their order, whose backends complete requests at once. They are closed when all of it is
+    /// here.
+    #[must_use]
+    pub fn store_disks(mut self, disks: Vec<Box<dyn Disk>>) -> Self {
+        self.disks = TargetDisks(disks);
+        self
     }
 
     /// Refuses it, with a reason that the other side shows.
@@ -185,6 +241,7 @@ impl<S: Read + Write> IncomingMigration<S> {
         let most = self.announced.max_vcpus;
         let here = cpuid::guest_cpuid(&kvm.kvm()?, most, None)?;
         self.announced.check_cpu(here.as_slice())?;
+        self.disks.check(&self.announced_disks)?;
         let memory = GuestMemory::anonymous(self.announced.memory)?;
         self.stream.send(Kind::Accept, 0, &[])?;
         self.stream.flush()?;
@@ -214,6 +271,8 @@ impl<S: Read + Write> IncomingMigration<S> {
                     let end = message.number.saturating_add(len);
                     memory.clear(&(message.number..end), &mut buffer)?;
                 }
+                Kind::Blocks => self.disks.put(message.number, &mut contents)?,
+                Kind::BlockZeroes => self.disks.clear(message.number, &contents)?,
                 Kind::Round => {
                     self.stream.send(Kind::Received, message.number, &[])?;
                     self.stream.flush()?;
@@ -221,6 +280,7 @@ impl<S: Read + Write> IncomingMigration<S> {
                 Kind::State => {
                     let mut state = decode_moving(&contents).map_err(ReceiveError::State)?;
                     self.check_same(&state)?;
+                    self.disks.finish()?;
                     state.advance(since(message.number));
                     return Ok((state, message.number));
                 }
@@ -305,18 +365,23 @@ impl<S: Read + Write> ArrivedMigration<S> {
 fn read_hello<S: Read + Write>(
     stream: &mut Stream<S>,
     limits: MigrationLimits,
-) -> Result<MachineState, ReceiveError> {
+) -> Result<(MachineState, Vec<MovingDisk>), ReceiveError> {
     let mut contents = Vec::new();
-    let message = stream.receive(&mut contents)?;
-    if message.kind != Kind::Hello {
-        let found = message.kind as u32;
-        Err(StreamError::Unexpected { found })?;
-    }
-    let state = decode_moving(&contents).map_err(ReceiveError::State)?;
+    let mut next = |kind| {
+        let message = stream.receive(&mut contents)?;
+        match message.kind == kind {
+            true => Ok(std::mem::take(&mut contents)),
+            false => Err(StreamError::Unexpected {
+                found: message.kind as u32,
+            }),
+        }
+    };
+    let state = decode_moving(&next(Kind::Hello)?).map_err(ReceiveError::State)?;
+    let disks = decode(&next(Kind::Disks)?)?;
     let (wanted, most) = (MemoryShape::total(state.memory), limits.memory);
     match wanted > most {
         true => Err(ReceiveError::Memory { wanted, most }),
-        false => Ok(state),
+        false => Ok((state, disks)),
     }
 }
 

@@ -2,6 +2,7 @@
 //!
 //! * `stream.rs` is what both sides say: messages with a kind, a length and an address.
 //! * `send.rs` sends pages of memory, within a bandwidth.
+//! * `disks.rs` moves disks that the two hosts do not share.
 //! * `incoming.rs` is the side that the VM moves to ([`IncomingMigration`]).
 //!
 //! The side that it moves from is part of a VM's lifecycle: `vm/lifecycle/migrate.rs`. Machine state
@@ -11,6 +12,7 @@
 //! A stream is untrusted input, as a snapshot is: whoever can write one controls what the guest
 //! does, but nothing in it makes this process panic, hang, or access what is not the guest's.
 
+mod disks;
 mod incoming;
 mod send;
 mod stream;
@@ -20,13 +22,15 @@ pub mod testing;
 
 use std::time::Duration;
 
+pub use disks::MovingDisk;
+pub(crate) use disks::{RunningLog, SECTOR, SourceDisk, encode as encode_disks};
 pub use incoming::{ArrivedMigration, IncomingMigration, MigrationLimits, ReceiveError};
 pub(crate) use send::{SendEnd, Sender, Zeroes};
 pub use stream::StreamError;
 pub(crate) use stream::{Kind, Stream};
 
 /// What a migration may cost.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MigrationOptions {
     /// For how long the guest may stand still, from the pause here until it runs there. 300 ms by
     /// default. It is an aim: what is left at the pause is estimated from the bandwidth so far.
@@ -39,6 +43,11 @@ pub struct MigrationOptions {
     pub force: bool,
     /// Bytes per second that are sent at most while the guest runs; `None` for no limit.
     pub bandwidth: Option<u64>,
+    /// Slow the vCPUs down, more with each round, while the guest writes faster than its memory is
+    /// sent. Off by default.
+    pub throttle: bool,
+    /// Disks whose contents move, too. None by default.
+    pub disks: Vec<MovingDisk>,
 }
 
 impl Default for MigrationOptions {
@@ -48,20 +57,41 @@ impl Default for MigrationOptions {
             max_rounds: 30,
             force: false,
             bandwidth: None,
+            throttle: false,
+            disks: Vec::new(),
         }
     }
 }
 
-/// How far a migration has got: told some times per second, and at the end of each round.
+/// What the side that a VM leaves does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum MigrationStep {
+    /// The guest runs, and its memory is sent.
+    Sending,
+    /// The guest stands still, and the rest is about to be sent: what the owner has to make durable
+    /// for the other side is made so now.
+    HandingOver,
+    /// The other side has built the VM, and it is about to be given away. It cannot be cancelled
+    /// after this.
+    GivingAway,
+}
+
+/// How far a migration has got: told some times per second, at the end of each round, and at each
+/// step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct MigrationProgress {
+    /// What is done now.
+    pub step: MigrationStep,
     /// The round, from 0 on: all of the memory, then what was written since.
     pub round: u32,
-    /// Bytes of memory that were sent so far, in all rounds.
+    /// Bytes of memory and disks that were sent so far, in all rounds.
     pub sent: u64,
-    /// Bytes of memory that are left, as far as is known.
+    /// Bytes of memory and disks that are left, as far as is known.
     pub left: u64,
+    /// For how much of the time the vCPUs stand still, in percent.
+    pub throttle: u8,
 }
 
 /// What a migration cost.

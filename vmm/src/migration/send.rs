@@ -17,7 +17,9 @@ pub(crate) struct Sender<S> {
     /// Bytes per second at most.
     bandwidth: Option<u64>,
     buffer: Vec<u8>,
-    /// Bytes of memory that were sent so far, pages of zeroes included.
+    /// When progress was told last.
+    told: Instant,
+    /// Bytes of memory and disks that were sent so far, zeroes included.
     pub(crate) sent: u64,
 }
 
@@ -26,6 +28,7 @@ pub(crate) struct Sender<S> {
 pub(crate) enum SendEnd {
     Failed(StreamError),
     Memory(MemoryError),
+    Disk(std::io::Error),
     Cancelled,
 }
 
@@ -50,6 +53,7 @@ impl<S: Read + Write> Sender<S> {
             stream,
             bandwidth,
             buffer: vec![0; MAX_PAGES],
+            told: Instant::now(),
             sent: 0,
         }
     }
@@ -63,8 +67,7 @@ impl<S: Read + Write> Sender<S> {
         zeroes: Zeroes,
         mut tell: impl FnMut(u64, u64) -> ControlFlow<()>,
     ) -> Result<(), SendEnd> {
-        let (began, all) = (Instant::now(), pages.bytes());
-        let (mut told, mut done) = (began, 0);
+        let (began, all, mut done) = (Instant::now(), pages.bytes(), 0);
         for range in pages.ranges(MAX_PAGES as u64) {
             let len = (range.end - range.start) as usize;
             let bytes = &mut self.buffer[..len];
@@ -73,21 +76,33 @@ impl<S: Read + Write> Sender<S> {
             self.range(range.start, len, zeroes)?;
             done += len as u64;
             self.sent += len as u64;
-            loop {
-                if told.elapsed() >= TELL_EVERY {
-                    told = Instant::now();
-                    if tell(self.sent, all.saturating_sub(done)).is_break() {
-                        return Err(SendEnd::Cancelled);
-                    }
-                }
-                let early = self.due(done).saturating_sub(began.elapsed());
-                if early.is_zero() {
-                    break;
-                }
-                std::thread::sleep(early.min(TELL_EVERY));
-            }
+            self.pace(began, done, all.saturating_sub(done), &mut tell)?;
         }
         Ok(())
+    }
+
+    /// Waits until so many bytes may have been sent since `began`, and tells from time to time that
+    /// `left` bytes are left.
+    pub(super) fn pace(
+        &mut self,
+        began: Instant,
+        done: u64,
+        left: u64,
+        tell: &mut impl FnMut(u64, u64) -> ControlFlow<()>,
+    ) -> Result<(), SendEnd> {
+        loop {
+            if self.told.elapsed() >= TELL_EVERY {
+                self.told = Instant::now();
+                if tell(self.sent, left).is_break() {
+                    return Err(SendEnd::Cancelled);
+                }
+            }
+            let early = self.due(done).saturating_sub(began.elapsed());
+            if early.is_zero() {
+                return Ok(());
+            }
+            std::thread::sleep(early.min(TELL_EVERY));
+        }
     }
 
     /// Returns after how long this many bytes may have been sent.

@@ -8,13 +8,16 @@ use std::io::{self, Read, Write};
 /// The first bytes of a stream, before any message.
 const MAGIC: [u8; 8] = *b"PODVMIGR";
 /// Incremented if the layout of a message changes.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 
 /// The maximum length of a reason, in bytes.
 const MAX_TEXT: usize = 1024;
 
 /// The maximum length of a state: that of a snapshot's state file.
 const MAX_STATE: usize = 64 << 20;
+
+/// The maximum length of the list of disks.
+const MAX_DISKS: usize = 320 << 10;
 
 /// The maximum length of a message with pages.
 pub(crate) const MAX_PAGES: usize = 256 << 10;
@@ -39,6 +42,13 @@ pub(crate) enum Kind {
     State = 5,
     /// The machine is the other side's from now on.
     Run = 6,
+    /// The disks whose contents move, too; follows the first message.
+    Disks = 7,
+    /// Bytes of a disk from the offset in the number on; the contents begin with its index.
+    Blocks = 8,
+    /// Zeroes of a disk from the offset in the number on; the contents are its index, and their
+    /// length.
+    BlockZeroes = 9,
     /// The receiver takes such a machine.
     Accept = 16,
     /// The receiver has everything of the round in the number.
@@ -53,13 +63,16 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
-    const ALL: [Self; 11] = [
+    const ALL: [Self; 14] = [
         Self::Hello,
         Self::Pages,
         Self::Zeroes,
         Self::Round,
         Self::State,
         Self::Run,
+        Self::Disks,
+        Self::Blocks,
+        Self::BlockZeroes,
         Self::Accept,
         Self::Received,
         Self::Ready,
@@ -72,6 +85,9 @@ impl Kind {
         match self {
             Self::Hello | Self::State => MAX_STATE,
             Self::Pages => MAX_PAGES,
+            Self::Disks => MAX_DISKS,
+            Self::Blocks => size_of::<u32>() + MAX_PAGES,
+            Self::BlockZeroes => size_of::<u32>() + size_of::<u64>(),
             Self::Zeroes => size_of::<u64>(),
             Self::Refused => MAX_TEXT,
             _ => 0,

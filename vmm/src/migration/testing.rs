@@ -2,6 +2,10 @@
 
 use std::io::{self, Read, Write};
 
+use podvisor_devices::GuestRam;
+use podvisor_devices::blk::{Disk, Operation, Submitted};
+
+use super::disks::{MovingDisk, TargetDisks, encode as encode_disks};
 use super::incoming::{IncomingMigration, MigrationLimits, ReceiveError};
 use super::stream::Kind;
 use crate::memory::{GuestMemory, MemorySize};
@@ -29,6 +33,23 @@ impl Write for Prepared<'_> {
     }
 }
 
+/// The length of the disk that [`stream`] announces.
+const DISK: u64 = 1 << 20;
+
+/// A disk that forgets.
+#[derive(Debug)]
+struct Zeroes;
+
+impl Disk for Zeroes {
+    fn len(&self) -> u64 {
+        DISK
+    }
+
+    fn submit(&mut self, _: &GuestRam, _: u16, _: Operation<'_, '_>) -> Submitted {
+        Submitted::Done(Ok(()))
+    }
+}
+
 /// The machine that [`stream`] announces.
 pub(super) fn machine() -> MachineState {
     MachineState {
@@ -39,9 +60,15 @@ pub(super) fn machine() -> MachineState {
 
 /// A stream with these messages after the announcement of a machine.
 pub(super) fn stream(messages: &[(Kind, u64, Vec<u8>)]) -> Vec<u8> {
-    let mut bytes = b"PODVMIGR\x01\0\0\0".to_vec();
+    let mut bytes = b"PODVMIGR\x02\0\0\0".to_vec();
     let hello = (Kind::Hello, 1, encode_moving(&machine()));
-    for (kind, number, contents) in [hello].iter().chain(messages) {
+    let disk = MovingDisk {
+        device: "blk0".to_owned(),
+        identity: String::new(),
+        len: DISK,
+    };
+    let disks = (Kind::Disks, 0, encode_disks(&[disk]));
+    for (kind, number, contents) in [hello, disks].iter().chain(messages) {
         bytes.extend((*kind as u32).to_le_bytes());
         bytes.extend((contents.len() as u32).to_le_bytes());
         bytes.extend(number.to_le_bytes());
@@ -54,6 +81,7 @@ pub(super) fn stream(messages: &[(Kind, u64, Vec<u8>)]) -> Vec<u8> {
 pub(super) fn receive(bytes: &[u8]) -> Result<(MachineState, GuestMemory, u64), ReceiveError> {
     let limits = MigrationLimits::memory(MemorySize::mib(64));
     let mut incoming = IncomingMigration::open(Prepared(bytes), limits)?;
+    incoming.disks = TargetDisks(vec![Box::new(Zeroes)]);
     let memory = GuestMemory::anonymous(incoming.announced.memory)?;
     let (state, paused_at) = incoming.receive_into(&memory)?;
     Ok((state, memory, paused_at))
@@ -70,7 +98,7 @@ pub fn fuzz_stream(data: &[u8]) {
         };
         let address = u64::from(page) << 12 | u64::from(value & 1) << 8;
         let state = || encode_moving(&machine());
-        messages.push(match kind % 8 {
+        messages.push(match kind % 10 {
             0 => (Kind::Pages, address, vec![value; usize::from(len) << 10]),
             1 => {
                 let len = u64::from(len) << (value % 64);
@@ -90,6 +118,16 @@ pub fn fuzz_stream(data: &[u8]) {
             4 => (Kind::State, address, state()),
             5 => (Kind::Refused, address, vec![value; usize::from(len)]),
             6 => (Kind::Run, address, Vec::new()),
+            7 => (
+                Kind::Blocks,
+                address,
+                vec![value % 2; usize::from(len) << 8],
+            ),
+            8 => {
+                let len = (u64::from(len) << (page % 64)).to_le_bytes();
+                let contents = [&[value, 0, 0, 0][..], &len].concat();
+                (Kind::BlockZeroes, address, contents)
+            }
             _ => (Kind::Hello, address, state()),
         });
         if messages.len() >= 32 {

@@ -26,8 +26,10 @@ const PENDING: Duration = Duration::from_secs(900);
 /// How long both nodes have to be told of each other.
 const PREPARE: Duration = Duration::from_secs(300);
 
-/// How long a target that says nothing is asked before it is taken to run the VM.
+/// How long a target that says nothing is asked before it is taken to run the VM; and one that
+/// answers, and knows nothing of it.
 const DOUBT: Duration = Duration::from_secs(600);
+const DOUBT_KNOWN: Duration = Duration::from_secs(60);
 
 /// How much longer than its time a migration may take before it is cancelled from here: the node
 /// ends it by itself.
@@ -510,7 +512,12 @@ impl Look<'_> {
     fn is_doubt_over(&self, state: &MigrationState) -> bool {
         let since = state.rest.get(DOUBT_SINCE);
         let since = since.and_then(|since| serde_json::from_value::<Time>(since.clone()).ok());
-        since.is_some_and(|since| self.is_past(&since, DOUBT))
+        let limit = if self.observed.at_target.has_none() {
+            DOUBT_KNOWN
+        } else {
+            DOUBT
+        };
+        since.is_some_and(|since| self.is_past(&since, limit))
     }
 
     fn ended_at_source(&self) -> String {
@@ -625,6 +632,15 @@ pub(super) fn asks_nodes(phase: MigrationPhase) -> bool {
     matches!(
         phase,
         MigrationPhase::PreparingTarget | MigrationPhase::TargetReady | MigrationPhase::Running
+    )
+}
+
+/// Whether its settings are written down with the next step.
+#[must_use]
+pub(super) fn is_to_be_written(phase: MigrationPhase) -> bool {
+    matches!(
+        phase,
+        MigrationPhase::Pending | MigrationPhase::Scheduling | MigrationPhase::Scheduled
     )
 }
 

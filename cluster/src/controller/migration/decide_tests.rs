@@ -300,6 +300,12 @@ fn a_target_that_stays_silent_is_taken_to_run_the_vm() {
     assert_eq!(over.status.phase, MigrationPhase::Succeeded);
     assert_eq!(over.actions, [Action::Resolve { run: false }]);
     assert_eq!(over.state.unwrap().pod(), "target");
+    // One that answers will not know more later.
+    scene.at_target = Seen::NoVm;
+    scene.now = 69;
+    assert_eq!(scene.look().status.phase, MigrationPhase::Running);
+    scene.now = 70;
+    assert_eq!(scene.look().status.phase, MigrationPhase::Succeeded);
 }
 
 #[test]

@@ -6,7 +6,9 @@
 //! the records of the two nodes.
 
 mod decide;
+mod evacuate;
 mod nodes;
+mod policy;
 mod seen;
 mod settings;
 mod turn;
@@ -17,18 +19,19 @@ use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 use kube::Api;
-use kube::api::PostParams;
+use kube::api::{DeleteParams, PostParams, Preconditions};
 use kube::runtime::controller;
 use serde_json::json;
 
 pub use decide::{Action, Decision, Observed, Side, decide};
+pub(super) use evacuate::{DRAIN_TAINT, evacuate};
 pub(super) use nodes::Nodes;
 pub use seen::{MigrationReport, NodeReport, NodeState, Seen};
 pub(super) use settings::ClusterSettings;
 pub use settings::{Options, Settings};
 pub use turn::{Open, Places, may_begin};
 
-use super::error::{Error, code};
+use super::error::{Error, code, is_gone};
 use super::objects::{
     Condition, MIGRATION_FINALIZER, MigrationPhase, MigrationState, MigrationStatus,
     VirtualMachineInstance, VirtualMachineInstanceMigration, clear_condition, set_condition,
@@ -39,6 +42,9 @@ use nodes::{CallError, Subject};
 
 /// The condition of a migration whose pod a quota does not admit.
 const QUOTA: &str = "migrationRejectedByResourceQuota";
+
+/// So many migrations of an instance are kept after their end.
+const KEPT: usize = 5;
 
 /// Everything that is known of a migration.
 struct Facts {
@@ -71,6 +77,13 @@ pub(super) async fn reconcile(
         return Ok(controller::Action::requeue(expectations::LIMIT));
     }
     let mut facts = observe(&migration, instance, target, &context).await?;
+    let uid = migration.metadata.uid.as_deref().unwrap_or_default();
+    if migration.status.phase.is_final() {
+        context.progress.set(uid, None);
+        forget(&migration, &context).await?;
+    } else if let Some(report) = facts.at_source.migration() {
+        context.progress.set(uid, Some(report.clone()));
+    }
     let mut decision = look(&migration, &facts, None, &context);
     if let Some(refused) = carry_out(&migration, &facts, &decision, &context).await? {
         // Unless it was done meanwhile, by a controller that was killed.
@@ -82,6 +95,39 @@ pub(super) async fn reconcile(
         Some(wait) => controller::Action::requeue(wait),
         None => controller::Action::await_change(),
     })
+}
+
+/// Deletes migrations of the same instance that ended before the last few.
+async fn forget(
+    migration: &VirtualMachineInstanceMigration,
+    context: &Context,
+) -> Result<(), Error> {
+    let namespace = migration.metadata.namespace.as_deref().unwrap_or_default();
+    let mut ended = context.world.migrations.state_filter(|other| {
+        other.status.phase.is_final()
+            && other.metadata.deletion_timestamp.is_none()
+            && other.metadata.namespace == migration.metadata.namespace
+            && other.spec.vmi_name == migration.spec.vmi_name
+    });
+    ended.sort_by_key(|other| {
+        let created = other.metadata.creation_timestamp.as_ref();
+        (created.map(|time| time.0), other.metadata.uid.clone())
+    });
+    let api: Api<VirtualMachineInstanceMigration> = context.world.api(namespace);
+    let old = ended.len().saturating_sub(KEPT);
+    for other in &ended[..old] {
+        let params = DeleteParams::background().preconditions(Preconditions {
+            uid: other.metadata.uid.clone(),
+            resource_version: None,
+        });
+        let name = other.metadata.name.as_deref().unwrap_or_default();
+        match api.delete(name, &params).await {
+            Ok(_) => {}
+            Err(error) if is_gone(&error) => {}
+            Err(error) => return Err(Error::request("delete", &**other, error)),
+        }
+    }
+    Ok(())
 }
 
 async fn observe(
@@ -121,6 +167,12 @@ async fn observe(
     if let Some(settings) = own.and_then(|state| state.migration_configuration.clone()) {
         // As it began, so it goes on.
         facts.settings = serde_json::from_value(settings).unwrap_or(facts.settings);
+    }
+    if own.is_none() && decide::is_to_be_written(migration.status.phase) {
+        (facts.settings, facts.policy) =
+            policy::settings(context.world.client(), &instance, &facts.settings)
+                .await
+                .map_err(lookup("look for the policy of"))?;
     }
     let source = own.map_or_else(|| vmi::active_pod(&instance), |own| own.source_pod.clone());
     let find = async |name: &str, known: Option<Arc<Pod>>, expected: bool| {

@@ -51,14 +51,10 @@ pub fn migratable(
 ) -> Result<Method, Obstacle> {
     let mut found = Vec::new();
     let mut method = Method::Live;
-    let mut local = Vec::new();
     for volume in &spec.volumes {
         match disk(volume, claim) {
             Disk::Shared => {}
-            Disk::Local => {
-                method = Method::Block;
-                local.push(volume.name.as_str());
-            }
+            Disk::Local => method = Method::Block,
             Disk::Claim(name) => found.push((
                 "DisksNotLiveMigratable",
                 format!(
@@ -67,16 +63,6 @@ pub fn migratable(
                 ),
             )),
         }
-    }
-    if !local.is_empty() {
-        found.push((
-            "DisksNotLiveMigratable",
-            format!(
-                "cannot migrate VMI: what was written to {} is on the node alone: use a shared \
-                 PVC",
-                local.join(", ")
-            ),
-        ));
     }
     if is_bridged(spec) && !has_annotation(BRIDGE_ANNOTATION) {
         found.push((
@@ -109,7 +95,7 @@ pub fn migratable(
 enum Disk {
     /// At both nodes.
     Shared,
-    /// What the guest writes is on its node.
+    /// What the guest writes is on its node, and is copied.
     Local,
     /// In a claim that one node has.
     Claim(String),
@@ -121,14 +107,18 @@ fn disk(volume: &Volume, claim: &dyn Fn(&str) -> Option<Claim>) -> Disk {
         Some(claim) if !claim.is_shared => Disk::Claim(name.to_owned()),
         _ => Disk::Shared,
     };
+    let below = volume.ephemeral.as_ref();
+    let below = below.and_then(|disk| disk.persistent_volume_claim.as_ref());
     if let Some(source) = &volume.persistent_volume_claim {
         of_claim(&source.claim_name)
+    } else if let Some(source) = below {
+        match of_claim(&source.claim_name) {
+            Disk::Shared => Disk::Local,
+            other => other,
+        }
     } else if let Some(source) = &volume.data_volume {
         of_claim(&source.name)
-    } else if volume.container_disk.is_some()
-        || volume.ephemeral.is_some()
-        || volume.empty_disk.is_some()
-    {
+    } else if volume.container_disk.is_some() || volume.empty_disk.is_some() {
         Disk::Local
     } else {
         Disk::Shared
@@ -188,6 +178,19 @@ mod tests {
             {"name": "c", "configMap": {"name": "m"}},
         ]);
         assert_eq!(with(masquerade(), shared, false), Ok(Method::Live));
+    }
+
+    #[test]
+    fn what_is_written_on_the_node_is_copied() {
+        let local = json!([
+            {"name": "a", "containerDisk": {"image": "i"}},
+            {"name": "b", "emptyDisk": {"capacity": "1Gi"}},
+        ]);
+        assert_eq!(with(masquerade(), local, false), Ok(Method::Block));
+        // The claim below is only read, by each node.
+        let claim = json!({"persistentVolumeClaim": {"claimName": "shared"}});
+        let overlay = json!([{"name": "a", "ephemeral": claim}]);
+        assert_eq!(with(masquerade(), overlay, false), Ok(Method::Block));
     }
 
     #[test]

@@ -3,6 +3,7 @@
 //! `decide` says what has to be done, `pod` and `volumes` what the pod is, and this file does it.
 //! docs/cluster-controllers.md has the table of phases.
 
+mod budget;
 mod consumer;
 mod decide;
 mod filled;
@@ -14,6 +15,7 @@ mod volumes;
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 use kube::Api;
@@ -37,7 +39,7 @@ use super::objects::{
     UNPAUSED_GATE, VMI_FINALIZER, VirtualMachineInstance, VirtualMachineInstanceMigration,
     VmiStatus,
 };
-use super::{Context, expectations, patch};
+use super::{Context, expectations, migration, patch};
 
 /// Brings an instance one step nearer to what is asked of it.
 pub(super) async fn reconcile(
@@ -66,7 +68,48 @@ pub(super) async fn reconcile(
         now: Time(Timestamp::now()),
     });
     carry_out(&observed, decision, &pods, &context).await?;
-    Ok(controller::Action::await_change())
+    keep_budget(&observed, &others, &context).await?;
+    Ok(match migration::evacuate(&observed, &context).await? {
+        Some(wait) => controller::Action::requeue(wait),
+        None => controller::Action::await_change(),
+    })
+}
+
+/// Brings the disruption budget of an instance into the state that it has to have.
+async fn keep_budget(
+    vmi: &VirtualMachineInstance,
+    others: &[Other],
+    context: &Context,
+) -> Result<(), Error> {
+    let namespace = vmi.metadata.namespace.as_deref().unwrap_or_default();
+    let name = budget::name(vmi);
+    let found = context.world.budget(namespace, &name);
+    let pods = 1 + others.iter().filter(|other| other.is_wanted).count();
+    let api: Api<PodDisruptionBudget> = context.world.api(namespace);
+    let result = match budget::change(vmi, pods, found.as_deref()) {
+        None => return Ok(()),
+        Some(budget::Change::Write(budget)) if found.is_none() => {
+            api.create(&PostParams::default(), &budget).await.map(drop)
+        }
+        Some(budget::Change::Write(budget)) => api
+            .replace(&name, &PostParams::default(), &budget)
+            .await
+            .map(drop),
+        Some(budget::Change::Delete) => api
+            .delete(&name, &DeleteParams::background())
+            .await
+            .map(drop),
+    };
+    match result {
+        Ok(()) => Ok(()),
+        // What is not seen yet leads to the next look.
+        Err(error) if is_gone(&error) => Ok(()),
+        Err(source) => Err(Error::request(
+            "write the disruption budget of",
+            vmi,
+            source,
+        )),
+    }
 }
 
 /// Returns how much memory an instance's guest has.

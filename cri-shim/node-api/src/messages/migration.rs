@@ -164,6 +164,9 @@ pub struct SendMigrationOpen {
     /// After how many seconds it fails in any case, unless it was given away; 0 for no limit.
     #[prost(uint32, tag = "8")]
     pub completion_timeout_s: u32,
+    /// Whether the guest is slowed down if it writes faster than its memory is sent.
+    #[prost(bool, tag = "9")]
+    pub auto_converge: bool,
 }
 
 /// Ends a migration.

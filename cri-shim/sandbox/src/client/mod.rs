@@ -1,9 +1,11 @@
 //! The client of a sandbox's process: requests over its control socket. The connection is here; the
-//! requests are in `calls`, and those to QEMU's guest agent in `guest_agent`.
+//! requests are in `calls`, those to QEMU's guest agent in `guest_agent`,
+//! and those about moving machines in `migration`.
 
 mod calls;
 mod connection;
 mod guest_agent;
+mod migration;
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;

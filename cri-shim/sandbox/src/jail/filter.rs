@@ -168,6 +168,11 @@ const KVM_CREATES_VM: &[u64] = &[
     0xae60, // KVM_CREATE_IRQCHIP
 ];
 
+/// Requests that only a machine which moves to another host needs: what its guest writes.
+const KVM_LOGS: &[u64] = &[
+    0x4010_ae42, // KVM_GET_DIRTY_LOG
+];
+
 /// Requests that create a device in the kernel that no machine has.
 const KVM_CREATES_DEVICE: &[u64] = &[
     0xae64,      // KVM_CREATE_PIT, the older form
@@ -241,6 +246,9 @@ fn calls(has_share: bool, kvm: KvmCalls, process: u32) -> BTreeMap<i64, Verdict>
     if kvm == KvmCalls::CreateVms {
         // How much memory the host has, which limits a machine's.
         calls.insert(libc::SYS_sysinfo, Verdict::Allow);
+        // The kernel's copy of a disk is forgotten that another host has written: for a machine
+        // that comes. POSIX_FADV_DONTNEED
+        calls.insert(libc::SYS_fadvise64, Verdict::AllowIf(vec![vec![is(3, 4)]]));
     }
     let mut allow_if = |call, rules: Vec<Rule>| calls.insert(call, Verdict::AllowIf(rules));
     allow_if(libc::SYS_ioctl, ioctls(kvm));
@@ -283,12 +291,12 @@ fn calls(has_share: bool, kvm: KvmCalls, process: u32) -> BTreeMap<i64, Verdict>
 
 fn ioctls(calls: KvmCalls) -> Vec<Rule> {
     let mut kvm = vec![Condition::masked(1, Width::Word, 0xff00, KVM)];
-    let vm = match calls {
-        KvmCalls::CreateVms => &[],
-        KvmCalls::Run | KvmCalls::AddVcpus => KVM_CREATES_VM,
+    let (vm, logs) = match calls {
+        KvmCalls::CreateVms => (&[][..], &[][..]),
+        KvmCalls::Run | KvmCalls::AddVcpus => (KVM_CREATES_VM, KVM_LOGS),
     };
     let vcpu = (calls == KvmCalls::Run).then_some(&KVM_CREATE_VCPU);
-    let refused = KVM_CREATES_DEVICE.iter().chain(vm).chain(vcpu);
+    let refused = KVM_CREATES_DEVICE.iter().chain(vm).chain(logs).chain(vcpu);
     kvm.extend(refused.map(|request| Condition::is_not(1, *request)));
     let to_build = match calls {
         KvmCalls::CreateVms => IOCTLS_TO_BUILD,
@@ -360,15 +368,20 @@ mod tests {
     }
 
     #[test]
-    fn only_a_process_whose_machine_comes_later_creates_one() {
+    fn only_a_process_whose_machine_comes_later_creates_one_or_lets_it_go() {
         let refused = |kvm| {
             let rules = ioctls(kvm);
             let of_kvm = rules.first().unwrap().clone();
-            [KVM_CREATES_VM[0], KVM_CREATE_VCPU, KVM_CREATES_DEVICE[0]]
-                .map(|request| of_kvm.contains(&Condition::is_not(1, request)))
+            [
+                KVM_CREATES_VM[0],
+                KVM_LOGS[0],
+                KVM_CREATE_VCPU,
+                KVM_CREATES_DEVICE[0],
+            ]
+            .map(|request| of_kvm.contains(&Condition::is_not(1, request)))
         };
-        assert_eq!(refused(KvmCalls::Run), [true, true, true]);
-        assert_eq!(refused(KvmCalls::AddVcpus), [true, false, true]);
-        assert_eq!(refused(KvmCalls::CreateVms), [false, false, true]);
+        assert_eq!(refused(KvmCalls::Run), [true, true, true, true]);
+        assert_eq!(refused(KvmCalls::AddVcpus), [true, true, false, true]);
+        assert_eq!(refused(KvmCalls::CreateVms), [false, false, false, true]);
     }
 }

@@ -99,6 +99,15 @@ pub enum MachineError {
     /// A client cannot be connected to the console.
     #[error("failed to connect to the console")]
     Console(#[source] io::Error),
+    /// A disk was not made ready for another host.
+    #[error("failed to make the disk {serial:?} ready for another host")]
+    Sync {
+        /// The disk's serial number.
+        serial: String,
+        /// The operating system's answer.
+        #[source]
+        source: io::Error,
+    },
     /// No thread can be started.
     #[error("failed to start a thread that waits for the machine")]
     Thread(#[source] io::Error),

@@ -4,10 +4,12 @@
 //! how it ended ([`MachineExit`]) and is killed when it is dropped. This module knows nothing about
 //! containers, the agent in the guest, or the command line.
 
+mod announce;
 mod assets;
 mod console;
 mod disk;
 mod error;
+mod migrate;
 mod nic;
 mod own_os;
 mod panic;
@@ -26,7 +28,7 @@ use std::time::Duration;
 
 use podvisor_vmm::{
     BlockDevice, BlockHandle, FsDevice, HandleError, Initramfs, Kernel, MemorySize, PortsHandle,
-    Vm, VmBuilder, VmExit, VsockDevice, VsockHandle,
+    State, Vm, VmBuilder, VmExit, VsockDevice, VsockHandle,
 };
 use tokio::sync::watch;
 use tracing::debug;
@@ -37,8 +39,9 @@ pub use error::causes;
 
 pub use assets::{AssetError, Assets, GUEST_DIR_VARIABLE, GuestFile};
 pub use disk::{Disk, PluggedDisk};
+pub(crate) use migrate::{Arrival, ArriveError};
 pub use nic::Nic;
-pub use own_os::{DiskContents, MachineDisk, MachineIdentity, MachineNic};
+pub use own_os::{DiskContents, DiskMove, MachineDisk, MachineIdentity, MachineNic};
 pub(crate) use own_os::{HostFiles, MachinePlan};
 pub use panic::KernelPanic;
 use pause::{PauseCall, UndoPause};
@@ -46,6 +49,9 @@ pub use podvisor_network::guest::NicKind;
 pub use podvisor_vmm::{
     BlockDeviceError, EarlyVm, IoEngine, OverlayFormat, Snapshot, Transport, WorkingSet,
     create_grown_overlay, open_disk_for_writing,
+};
+pub(crate) use podvisor_vmm::{
+    MigrateError, MigrationOptions, MigrationProgress, MigrationReport, MigrationStep, MovingDisk,
 };
 pub(crate) use serial_port::SerialPort;
 pub use share::{SharedDir, UserRange};
@@ -264,6 +270,8 @@ pub enum MachineExit {
     TripleFault,
     /// The host killed it.
     Killed,
+    /// It runs on another host.
+    Moved,
     /// The library or the host failed; the error's text.
     Failed(String),
 }
@@ -276,6 +284,7 @@ impl fmt::Display for MachineExit {
             Self::Panicked(panic) => write!(f, "ended by a kernel panic: {panic}"),
             Self::TripleFault => f.write_str("ended by a triple fault"),
             Self::Killed => f.write_str("was killed"),
+            Self::Moved => f.write_str("runs on another host"),
             Self::Failed(why) => f.write_str(why),
         }
     }
@@ -417,13 +426,18 @@ impl BuiltMachine {
     /// # Errors
     /// [`MachineError`]; nothing is left of the machine then.
     pub fn start(self) -> Result<Machine, MachineError> {
+        self.vm.start()?;
+        self.watch()
+    }
+
+    /// Waits from now on for the end of a machine, which has been started or is paused.
+    fn watch(self) -> Result<Machine, MachineError> {
         let Self {
             vm,
             spare,
             ports,
             console,
         } = self;
-        vm.start()?;
         let (stops, stopped) = watch::channel(false);
         let (sender, exit) = watch::channel(None);
         let (waited, output) = (Arc::clone(&vm), console.clone());
@@ -492,7 +506,12 @@ impl Machine {
     /// # Errors
     /// The machine is not paused.
     pub async fn resume(&self) -> Result<(), MachineError> {
-        self.blocking(|vm| vm.resume()).await
+        self.blocking(|vm| match vm.state() {
+            // It has arrived paused from another host.
+            State::Created => vm.start(),
+            _ => vm.resume(),
+        })
+        .await
     }
 
     async fn blocking<E: Send + 'static>(
@@ -709,6 +728,7 @@ impl From<VmExit> for MachineExit {
             VmExit::Shutdown => Self::PoweredOff,
             VmExit::Reset => Self::Reset,
             VmExit::TripleFault { .. } => Self::TripleFault,
+            VmExit::Moved => Self::Moved,
             _ => Self::Killed,
         }
     }

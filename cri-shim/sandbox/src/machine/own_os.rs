@@ -4,18 +4,20 @@
 //! reboots gets a new machine from the same plan.
 
 use std::fs::File;
+use std::net::IpAddr;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use podvisor_vmm::{
     BlockDevice, DiskPart, Initramfs, IoEngine, Kernel, KvmDevice, MemorySize, OverlayFormat,
-    PageMap, PortsDevice, Smbios, Transport, Vm, VmBuilder, VsockDevice, open_disk_for_writing,
+    PageMap, PortsDevice, RestoreBuilder, Smbios, Transport, Vm, VmBuilder, VsockDevice,
+    open_disk_for_writing,
 };
 use serde::{Deserialize, Serialize};
 use tracing::warn;
 
 use super::serial_port::SerialPort;
-use super::{BuiltMachine, GUEST_CID, MachineError, Nic, NicKind, Ports};
+use super::{BuiltMachine, GUEST_CID, MachineError, Nic, NicKind, Ports, migrate};
 
 /// What a process opens before its jail closes, to build machines in it.
 #[derive(Debug)]
@@ -42,8 +44,13 @@ impl HostFiles {
         })
     }
 
+    /// Returns KVM.
+    pub(super) fn kvm(&self) -> &KvmDevice {
+        &self.kvm
+    }
+
     /// Gives them to a builder.
-    fn given_to<S>(&self, builder: VmBuilder<S>) -> VmBuilder<S> {
+    pub(super) fn given_to<S>(&self, builder: VmBuilder<S>) -> VmBuilder<S> {
         let builder = builder.kvm(&self.kvm);
         match &self.page_map {
             Some(page_map) => builder.page_map(page_map),
@@ -100,6 +107,21 @@ pub struct MachineDisk {
     pub contents: DiskContents,
     /// The serial number by which the guest finds it; at most 20 bytes.
     pub serial: String,
+    /// What becomes of it when the machine moves to another host.
+    pub moves: DiskMove,
+}
+
+/// What becomes of a disk when its machine moves to another host.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum DiskMove {
+    /// Both hosts open the same one.
+    #[default]
+    Shared,
+    /// Each host has its own with the same contents, which nobody writes. Both have this name.
+    Same(String),
+    /// It is of this host alone: what differs from a new disk goes with the memory. A new disk of
+    /// this name is the same on both hosts.
+    Copied(String),
 }
 
 /// The contents of a disk.
@@ -141,6 +163,8 @@ pub struct MachineNic {
     pub mac: [u8; 6],
     /// Largest packet in bytes.
     pub mtu: u16,
+    /// The guest's addresses.
+    pub addresses: Vec<IpAddr>,
 }
 
 impl MachinePlan {
@@ -168,8 +192,34 @@ impl MachinePlan {
         if let Some(initramfs) = &self.initramfs {
             builder = builder.initramfs(Initramfs::from_file(again(initramfs)?)?);
         }
+        let builder = self.devices(builder, Locks::Taken)?;
+        connected(builder.build()?, port)
+    }
+
+    /// Builds a machine that goes on where it was: `begin` returns a builder that knows where. Its
+    /// disks are not locked.
+    ///
+    /// # Errors
+    /// As [`Self::build`].
+    pub(super) fn rebuild(
+        &self,
+        host: &HostFiles,
+        port: &SerialPort,
+        begin: impl FnOnce(&HostFiles) -> RestoreBuilder,
+    ) -> Result<BuiltMachine, MachineError> {
+        self.forget_cached();
+        let builder = begin(host).serial(port.writer());
+        let builder = self.devices(builder, Locks::Later)?;
+        connected(builder.build()?, port)
+    }
+
+    fn devices<S>(
+        &self,
+        mut builder: VmBuilder<S>,
+        locks: Locks,
+    ) -> Result<VmBuilder<S>, MachineError> {
         for disk in &self.disks {
-            builder = builder.block(disk.device()?.serial(&disk.serial));
+            builder = builder.block(disk.device(locks)?.serial(&disk.serial));
         }
         for nic in &self.nics {
             let nic = Nic {
@@ -182,17 +232,29 @@ impl MachinePlan {
         }
         let vsock = VsockDevice::in_process(GUEST_CID)?;
         let agent = PortsDevice::new([podvisor_guest_agent::PORT])?;
-        builder = builder.vsock(vsock).rng().balloon().ports(agent);
-        let vm = Arc::new(builder.build()?);
-        port.connect(&vm);
-        let ports = Ports(vm.vsock()?);
-        Ok(BuiltMachine {
-            vm,
-            spare: Vec::new(),
-            ports,
-            console: None,
-        })
+        Ok(builder.vsock(vsock).rng().balloon().ports(agent))
     }
+}
+
+/// Whether a machine locks the disks that it writes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Locks {
+    Taken,
+    /// When the machine that has them has ended.
+    Later,
+}
+
+/// Connects a machine's serial port.
+fn connected(vm: Vm, port: &SerialPort) -> Result<BuiltMachine, MachineError> {
+    let vm = Arc::new(vm);
+    port.connect(&vm);
+    let ports = Ports(vm.vsock()?);
+    Ok(BuiltMachine {
+        vm,
+        spare: Vec::new(),
+        ports,
+        console: None,
+    })
 }
 
 impl MachinePlan {
@@ -232,8 +294,15 @@ impl MachinePlan {
 }
 
 impl MachineDisk {
-    fn device(&self) -> Result<BlockDevice, MachineError> {
-        Ok(match &self.contents {
+    fn device(&self, locks: Locks) -> Result<BlockDevice, MachineError> {
+        let is_shared = self.moves == DiskMove::Shared;
+        let device = match &self.contents {
+            DiskContents::Raw {
+                file,
+                is_read_only: false,
+            } if locks == Locks::Later && is_shared => {
+                BlockDevice::new(migrate::open_unlocked(file)?)
+            }
             DiskContents::Raw { file, is_read_only } => {
                 let device = BlockDevice::from_file(again(file)?)?;
                 match is_read_only {
@@ -242,7 +311,10 @@ impl MachineDisk {
                 }
             }
             DiskContents::Part { file, first } => {
-                let whole = open_disk_for_writing(again(file)?, IoEngine::Sync)?;
+                let whole = match locks == Locks::Later && is_shared {
+                    true => migrate::open_unlocked(file)?,
+                    false => open_disk_for_writing(again(file)?, IoEngine::Sync)?,
+                };
                 BlockDevice::new(Box::new(DiskPart::after(*first, whole)))
             }
             DiskContents::Overlay {
@@ -250,6 +322,10 @@ impl MachineDisk {
                 overlay,
                 format,
             } => BlockDevice::overlay(again(base)?, again(overlay)?, *format)?,
+        };
+        Ok(match self.moves {
+            DiskMove::Copied(_) => device.copied(),
+            DiskMove::Shared | DiskMove::Same(_) => device,
         })
     }
 }
@@ -264,7 +340,7 @@ pub(super) fn has_unanswered(counters: &[(&str, u64)]) -> bool {
     begun.is_some_and(|(_, begun)| *begun > answered)
 }
 
-fn again(file: &File) -> Result<File, MachineError> {
+pub(super) fn again(file: &File) -> Result<File, MachineError> {
     file.try_clone().map_err(MachineError::Duplicate)
 }
 

@@ -204,7 +204,14 @@ impl Service {
                 return Ok((Answer::Stream, vec![stream]));
             }
             Call::BootMachine(_) => return Err(booted()),
-            Call::GuestAgent { .. } | Call::CopyFile { .. } | Call::Reboot { .. } => {
+            Call::GuestAgent { .. }
+            | Call::CopyFile { .. }
+            | Call::Reboot { .. }
+            | Call::SendMachine { .. }
+            | Call::ReceiveMachine { .. }
+            | Call::CancelMigration { .. }
+            | Call::ResolveMigration { .. }
+            | Call::Migration { .. } => {
                 return Err(SandboxError::refused(
                     RefusalKind::InvalidArgument,
                     format!(

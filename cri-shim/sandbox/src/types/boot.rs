@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use podvisor_network::cni::DhcpServer;
 
+use super::IncomingMachine;
 use crate::machine::{MachineDisk, MachineIdentity};
 
 /// A machine to be booted in a sandbox whose guest has an operating system of its own. Its life is
@@ -39,6 +40,9 @@ pub struct BootMachine {
     pub loader_limit: Option<Duration>,
     /// A guest that reboots by itself has ended, with exit code 0, instead of being booted again.
     pub ends_at_reboot: bool,
+    /// It is not booted: it comes from another sandbox, by
+    /// [`SandboxClient::receive_machine`](crate::SandboxClient::receive_machine).
+    pub incoming: Option<IncomingMachine>,
     /// The file for the serial console's output, in the format of CRI's logs; opened for appending.
     pub log: Option<OwnedFd>,
 }
@@ -66,6 +70,7 @@ impl BootMachine {
             dhcp: Vec::new(),
             loader_limit: None,
             ends_at_reboot: false,
+            incoming: None,
             log: None,
         }
     }

@@ -119,7 +119,8 @@ impl SandboxExit {
 impl From<MachineExit> for SandboxExit {
     fn from(exit: MachineExit) -> Self {
         match exit {
-            MachineExit::PoweredOff => Self::PoweredOff,
+            // What is left here has ended as if it were off.
+            MachineExit::PoweredOff | MachineExit::Moved => Self::PoweredOff,
             MachineExit::Reset => Self::Reset,
             MachineExit::Panicked(panic) => Self::Panicked(panic),
             MachineExit::TripleFault => Self::TripleFault,

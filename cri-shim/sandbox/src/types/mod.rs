@@ -6,6 +6,7 @@
 //! | `launch` | the configuration of a sandbox |
 //! | `boot` | the configuration of a machine with an operating system of its own |
 //! | `guest_agent` | what QEMU's guest agent is asked |
+//! | `migration` | a machine that moves to another sandbox |
 //! | `create` | the configuration of a container |
 //! | `health` | checks of a container's health |
 //! | `process` | users, additional processes and their streams |
@@ -19,6 +20,7 @@ mod exit;
 mod guest_agent;
 mod health;
 mod launch;
+mod migration;
 mod process;
 mod state;
 mod stats;
@@ -31,6 +33,9 @@ pub use exit::SandboxExit;
 pub use guest_agent::{GuestAgentAnswer, GuestAgentCall, Password};
 pub use health::{Health, HealthCheck, HealthResult, HealthStatus};
 pub use launch::{GuestKind, JailLayer, JailMode, LaunchConfig};
+pub use migration::{
+    IncomingMachine, MigrationDirection, MigrationInfo, MigrationState, SendMachine,
+};
 pub use process::{ContainerUser, Exec, StdioFds, SupplementalGroups, TerminalSize};
 pub use state::{ContainerInfo, ContainerState, ProcessExit, Started};
 pub use stats::{ContainerStats, GuestStats};

@@ -7,8 +7,8 @@ use std::time::Duration;
 use podvisor_network::cni::DhcpServer;
 use serde::{Deserialize, Serialize};
 
-use crate::machine::{DiskContents, MachineDisk, MachineIdentity, OverlayFormat};
-use crate::types::BootMachine;
+use crate::machine::{DiskContents, DiskMove, MachineDisk, MachineIdentity, OverlayFormat};
+use crate::types::{BootMachine, IncomingMachine};
 
 /// A machine to be booted. With the frame come: kernel, initramfs if there is one, the files of the
 /// disks (of an overlay first the image), the sockets of DHCP servers, and the log if there is one.
@@ -31,6 +31,8 @@ pub(crate) struct BootHeader {
     pub(crate) loader_limit: Option<Duration>,
     #[serde(default)]
     pub(crate) ends_at_reboot: bool,
+    #[serde(default)]
+    pub(crate) incoming: Option<IncomingMachine>,
     pub(crate) has_log: bool,
 }
 
@@ -39,6 +41,8 @@ pub(crate) struct BootHeader {
 pub(crate) struct DiskHeader {
     pub(crate) serial: String,
     pub(crate) contents: ContentsHeader,
+    #[serde(default)]
+    pub(crate) moves: DiskMove,
 }
 
 /// What a disk contains.
@@ -61,7 +65,12 @@ impl BootHeader {
         let has_initramfs = boot.initramfs.is_some();
         fds.extend(boot.initramfs.map(OwnedFd::from));
         let mut disks = Vec::new();
-        for MachineDisk { contents, serial } in boot.disks {
+        for disk in boot.disks {
+            let MachineDisk {
+                contents,
+                serial,
+                moves,
+            } = disk;
             let contents = match contents {
                 DiskContents::Raw { file, is_read_only } => {
                     fds.push(file.into());
@@ -83,7 +92,11 @@ impl BootHeader {
                     }
                 }
             };
-            disks.push(DiskHeader { serial, contents });
+            disks.push(DiskHeader {
+                serial,
+                contents,
+                moves,
+            });
         }
         let mut dhcp = Vec::new();
         for DhcpServer { socket, config } in boot.dhcp {
@@ -104,6 +117,7 @@ impl BootHeader {
             dhcp,
             loader_limit: boot.loader_limit,
             ends_at_reboot: boot.ends_at_reboot,
+            incoming: boot.incoming,
             has_log,
         };
         (header, fds)
@@ -120,18 +134,31 @@ impl BootHeader {
         let kernel = next()?.into();
         let initramfs = self.has_initramfs.then(&mut next).transpose()?;
         let mut disks = Vec::new();
-        for DiskHeader { serial, contents } in self.disks {
+        for disk in self.disks {
+            let DiskHeader {
+                serial,
+                contents,
+                moves,
+            } = disk;
             let format = match contents {
                 ContentsHeader::Raw { is_read_only } => {
                     let file = File::from(next()?);
                     let contents = DiskContents::Raw { file, is_read_only };
-                    disks.push(MachineDisk { contents, serial });
+                    disks.push(MachineDisk {
+                        contents,
+                        serial,
+                        moves,
+                    });
                     continue;
                 }
                 ContentsHeader::Part { first } => {
                     let file = File::from(next()?);
                     let contents = DiskContents::Part { file, first };
-                    disks.push(MachineDisk { contents, serial });
+                    disks.push(MachineDisk {
+                        contents,
+                        serial,
+                        moves,
+                    });
                     continue;
                 }
                 ContentsHeader::Reflink => OverlayFormat::Reflink,
@@ -142,7 +169,11 @@ impl BootHeader {
                 overlay: File::from(next()?),
                 format,
             };
-            disks.push(MachineDisk { contents, serial });
+            disks.push(MachineDisk {
+                contents,
+                serial,
+                moves,
+            });
         }
         let mut dhcp = Vec::new();
         for config in self.dhcp {
@@ -163,6 +194,7 @@ impl BootHeader {
             dhcp,
             loader_limit: self.loader_limit,
             ends_at_reboot: self.ends_at_reboot,
+            incoming: self.incoming,
             log,
         })
     }
@@ -213,7 +245,12 @@ mod tests {
             ("last", overlay(OverlayFormat::Reflink)),
         ] {
             let serial = serial.to_owned();
-            boot.disks.push(MachineDisk { contents, serial });
+            let moves = DiskMove::Copied(serial.clone());
+            boot.disks.push(MachineDisk {
+                contents,
+                serial,
+                moves,
+            });
         }
         let client = podvisor_dhcp::MacAddress([2, 0, 0, 0, 0, 2]);
         let config = podvisor_dhcp::Config::new(client);
@@ -236,6 +273,9 @@ mod tests {
             (content(server.socket).as_str(), server.config),
             ("dhcp", config)
         );
+        for disk in &boot.disks {
+            assert_eq!(disk.moves, DiskMove::Copied(disk.serial.clone()));
+        }
         let disks = boot.disks.into_iter().map(|disk| match disk.contents {
             DiskContents::Raw { file, is_read_only } => {
                 format!("{}: {} {is_read_only}", disk.serial, content(file))

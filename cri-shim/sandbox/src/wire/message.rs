@@ -11,8 +11,8 @@ use crate::error::RefusalKind;
 use crate::machine::{KernelPanic, NicKind, UserRange};
 use crate::types::{
     ContainerInfo, ContainerStats, ContainerUser, GuestAgentAnswer, GuestAgentCall, GuestKind,
-    HealthCheck, JailLayer, JailMode, ProcessExit, RestartPolicy, SandboxExit, Started,
-    SupplementalGroups, TerminalSize,
+    HealthCheck, JailLayer, JailMode, MigrationInfo, ProcessExit, RestartPolicy, SandboxExit,
+    SendMachine, Started, SupplementalGroups, TerminalSize,
 };
 
 /// Version of the control protocol.
@@ -185,6 +185,33 @@ pub(crate) enum Call {
         id: String,
         is_reset: bool,
     },
+    /// With a connected stream: a machine with an operating system of its own is sent over it.
+    /// Answered when that has begun.
+    SendMachine {
+        id: String,
+        send: Box<SendMachine>,
+    },
+    /// With a connected stream, over which a machine comes that is waited for.
+    ReceiveMachine {
+        id: String,
+        migration: String,
+    },
+    /// Answered when it has ended.
+    CancelMigration {
+        id: String,
+        migration: String,
+    },
+    /// Whether a machine that was given away goes on here.
+    ResolveMigration {
+        id: String,
+        migration: String,
+        run: bool,
+    },
+    /// Answered at once, or when the machine's migration is newer than this version of it.
+    Migration {
+        id: String,
+        seen: Option<u64>,
+    },
     /// The answer comes with a socket that is connected to the serial console.
     Console,
     /// Answered immediately; the client waits for the end.
@@ -203,7 +230,13 @@ pub(crate) enum Call {
 impl Call {
     /// Whether it is answered when an event happens, and changes nothing.
     pub(crate) fn is_wait(&self) -> bool {
-        matches!(self, Self::Wait { .. } | Self::Ended | Self::AwaitPressure)
+        matches!(
+            self,
+            Self::Wait { .. }
+                | Self::Ended
+                | Self::AwaitPressure
+                | Self::Migration { seen: Some(_), .. }
+        )
     }
 
     /// What it requests, as errors name it.
@@ -232,6 +265,11 @@ impl Call {
             Self::GuestAgent { .. } => "ask the guest's agent",
             Self::CopyFile { .. } => "copy a file of the guest",
             Self::Reboot { .. } => "reboot the guest",
+            Self::SendMachine { .. } => "send the machine to another host",
+            Self::ReceiveMachine { .. } => "receive the machine of another host",
+            Self::CancelMigration { .. } => "cancel a migration",
+            Self::ResolveMigration { .. } => "resolve a migration",
+            Self::Migration { .. } => "look at a migration",
             Self::Pause => "pause the guest",
             Self::Resume | Self::IsPaused => "resume the guest",
             Self::Console => "open the console",
@@ -360,6 +398,8 @@ pub(crate) enum Answer {
     /// The growth in bytes.
     Grown(u64),
     GuestAgent(GuestAgentAnswer),
+    /// If there was one.
+    Migration(Option<Box<MigrationInfo>>),
     /// The bytes of a file.
     Copied(u64),
 }

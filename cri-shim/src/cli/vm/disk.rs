@@ -12,7 +12,7 @@ use anyhow::{Context as _, ensure};
 use podvisor_images::Disk;
 
 use crate::cli::size;
-use crate::machine::{DiskContents, MachineDisk, OverlayFormat, create_grown_overlay};
+use crate::machine::{DiskContents, DiskMove, MachineDisk, OverlayFormat, create_grown_overlay};
 
 /// The image.
 const BASE: &str = "base.img";
@@ -71,6 +71,7 @@ pub(super) fn open_root(dir: &Path) -> anyhow::Result<MachineDisk> {
         opened.with_context(|| format!("failed to open the VM's disk {}", path.display()))
     };
     Ok(MachineDisk {
+        moves: DiskMove::default(),
         contents: DiskContents::Overlay {
             base: file(&base, false)?,
             overlay: file(&path, true)?,

@@ -13,7 +13,7 @@ use serde_json::json;
 
 use super::ssh::USER;
 use crate::cli::container::{Attached, Record, VmRecord};
-use crate::machine::{DiskContents, MachineDisk};
+use crate::machine::{DiskContents, DiskMove, MachineDisk};
 use crate::sandbox::GuestNetwork;
 
 /// The disk, in the VM's directory.
@@ -54,6 +54,7 @@ pub(super) fn create(
     };
     let file = write().with_context(|| format!("failed to write {}", path.display()))?;
     Ok(MachineDisk {
+        moves: DiskMove::default(),
         contents: DiskContents::Raw {
             file,
             is_read_only: true,

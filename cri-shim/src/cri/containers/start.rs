@@ -142,6 +142,7 @@ impl Node {
         container: &Arc<Container>,
         client: SandboxClient,
     ) {
+        self.watch_migrations(container, client.clone());
         let (node, container) = (Arc::clone(self), Arc::clone(container));
         tokio::spawn(async move {
             let exit = match client.wait(&container.id, None).await {
@@ -166,7 +167,11 @@ impl Node {
         exit: &ProcessExit,
     ) -> ExitFacts {
         let mut facts = exit_of(exit);
-        if container.with_record(|record| record.vm.is_some()) && exit.code != 0 {
+        let is_vm = container.with_record(|record| record.vm.is_some());
+        if is_vm && exit.code == 0 && Self::has_moved(client, container).await {
+            facts.1 = "Moved";
+        }
+        if is_vm && exit.code != 0 {
             let list = client.list().await.unwrap_or_default();
             let info = list.into_iter().find(|info| info.id == container.id);
             facts.2 = info.and_then(|info| info.message).unwrap_or_default();

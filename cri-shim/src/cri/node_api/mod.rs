@@ -11,6 +11,7 @@
 //! | `control` | pause, unpause, reboot, reset, stop |
 //! | `agent` | what QEMU's guest agent is asked |
 //! | `console` | the serial console |
+//! | `migrate` | VMs that move to another node, and come from one |
 //! | `forward` | connections to ports, and by vsock |
 //!
 //! All that is asked for is done by the pod's own process, so that another daemon finds it done.
@@ -19,6 +20,7 @@ mod agent;
 mod console;
 mod control;
 mod forward;
+mod migrate;
 mod states;
 #[cfg(test)]
 mod tests;
@@ -30,8 +32,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use podvisor_node_api::messages::{
-    AgentExecAnswer, AgentExecRequest, ConsoleInput, Data, FreezeRequest, GuestInfo,
-    PortForwardInput, StopRequest, VmEvent, VmList, VmName, VmUsageList, VsockInput,
+    AgentExecAnswer, AgentExecRequest, CancelMigrationRequest, ConsoleInput, Data, FreezeRequest,
+    GuestInfo, PortForwardInput, ReceiveMigrationInput, ResolveMigrationRequest,
+    SendMigrationInput, StopRequest, VmEvent, VmList, VmName, VmUsageList, VsockInput,
 };
 use podvisor_node_api::{AnswerStream, Node as NodeApi};
 use tokio::time::timeout;
@@ -114,6 +117,28 @@ impl NodeApi for VmCalls {
 
     async fn agent_exec(&self, request: AgentExecRequest) -> Result<AgentExecAnswer, Status> {
         self.0.exec_in_vm(request).await
+    }
+
+    async fn send_migration(
+        &self,
+        input: Streaming<SendMigrationInput>,
+    ) -> Result<AnswerStream<Data>, Status> {
+        migrate::send(&self.0, input).await
+    }
+
+    async fn receive_migration(
+        &self,
+        input: Streaming<ReceiveMigrationInput>,
+    ) -> Result<AnswerStream<Data>, Status> {
+        migrate::receive(&self.0, input).await
+    }
+
+    async fn cancel_migration(&self, request: CancelMigrationRequest) -> Result<(), Status> {
+        self.0.cancel_migration(request).await
+    }
+
+    async fn resolve_migration(&self, request: ResolveMigrationRequest) -> Result<(), Status> {
+        self.0.resolve_migration(request).await
     }
 }
 

@@ -5,6 +5,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::{oneshot, watch};
 
+use crate::sandbox::{MigrationDirection, MigrationInfo, MigrationState};
+
 /// Pauses and consoles of the node's VMs, and the news that something has changed.
 #[derive(Debug, Default)]
 pub(in crate::cri) struct VmStates {
@@ -12,6 +14,8 @@ pub(in crate::cri) struct VmStates {
     /// By container: since when it is paused, in nanoseconds since 1970. Of those that are not
     /// here, the sandbox has to be asked.
     paused: Mutex<HashMap<String, Option<i64>>>,
+    /// By container: its machine's latest migration, as far as its process has said.
+    migrations: Mutex<HashMap<String, MigrationInfo>>,
     /// By container: who has the console.
     consoles: Mutex<Consoles>,
 }
@@ -67,6 +71,25 @@ impl VmStates {
     pub(super) fn note_found(&self, container: &str, since: Option<i64>) -> Option<i64> {
         let mut paused = lock(&self.paused);
         *paused.entry(container.to_owned()).or_insert(since)
+    }
+
+    /// Notes how far a container's machine has moved.
+    pub(super) fn note_migration(&self, container: &str, info: MigrationInfo) {
+        if info.direction == MigrationDirection::In && info.state == MigrationState::Done {
+            // What was known before its machine came is of no machine.
+            lock(&self.paused).remove(container);
+        }
+        lock(&self.migrations).insert(container.to_owned(), info);
+    }
+
+    /// Returns the latest migration of a container's machine.
+    pub(super) fn migration_of(&self, container: &str) -> Option<MigrationInfo> {
+        lock(&self.migrations).get(container).cloned()
+    }
+
+    /// Forgets the migrations of containers that do not exist any more.
+    pub(super) fn retain_migrations(&self, mut exists: impl FnMut(&str) -> bool) {
+        lock(&self.migrations).retain(|container, _| exists(container));
     }
 
     /// Forgets the machines of containers that do not run.

@@ -19,6 +19,7 @@ use crate::cri::node::{Container, Pod, TestNode};
 use crate::cri::state::{
     ContainerExit, ContainerPhase, PodPhase, PodRecord, container_record, pod_record,
 };
+use crate::sandbox::{MigrationDirection, MigrationInfo, MigrationState};
 
 /// A pod that is a VM; `instance` is the name and unique id of the object that it was made of.
 fn record(id: &str, pod: &str, instance: Option<(&str, &str)>) -> PodRecord {
@@ -130,6 +131,71 @@ async fn of_two_pods_of_one_vm_the_later_is_reported() {
     );
 }
 
+/// A container of a pod, whose machine comes if there is a migration.
+fn running(node: &TestNode, id: &str, pod: &Arc<Pod>, migration: Option<&str>) {
+    let mut made = container_record(id, &pod.id);
+    made.phase = ContainerPhase::Running { started_at: 8 };
+    let vm = json!({
+        "uuid": vec![0; 16], "vcpus": 1, "memory": 1 << 20, "incoming": migration,
+    });
+    made.vm = Some(serde_json::from_value(vm).unwrap());
+    let container = Container::new(made, Arc::clone(pod));
+    node.add_container(&container).unwrap();
+}
+
+/// What a sandbox's process says of a migration.
+fn told(direction: MigrationDirection, state: MigrationState) -> MigrationInfo {
+    MigrationInfo {
+        version: 1,
+        migration: "m-1".to_owned(),
+        direction,
+        state,
+        reason: String::new(),
+        bytes_total: 4096,
+        bytes_left: 0,
+        round: 0,
+        downtime_ns: 0,
+        started_at_ns: 7,
+        ended_at_ns: 0,
+    }
+}
+
+#[tokio::test]
+async fn a_pod_that_waits_for_a_machine_is_the_vm_unless_another_one_runs_it() {
+    let node = TestNode::new();
+    let first = add(&node, record("a", "source", Some(("web", "7c0e"))));
+    running(&node, "c", &first, None);
+    let mut second = record("b", "target", Some(("web", "7c0e")));
+    second.created_at = 8;
+    let second = add(&node, second);
+    running(&node, "d", &second, Some("m-1"));
+    let shown = async || {
+        let vm = node.vms().await.remove(0);
+        (vm.pod_name.clone(), vm.phase())
+    };
+    assert_eq!(shown().await, ("source".to_owned(), VmPhase::Running));
+    // It has gone elsewhere, and comes back.
+    let container = node.container("c").unwrap();
+    node.note_container(&container, |record| record.phase = exited(0));
+    assert_eq!(shown().await, ("target".to_owned(), VmPhase::Incoming));
+    let receiving = told(MigrationDirection::In, MigrationState::Receiving);
+    node.vms.note_migration("d", receiving);
+    let vm = node.vms().await.remove(0);
+    assert_eq!(vm.phase(), VmPhase::Incoming);
+    let migration = vm.migration.unwrap();
+    assert_eq!(
+        (migration.migration.as_str(), migration.bytes_total),
+        ("m-1", 4096)
+    );
+    let done = told(MigrationDirection::In, MigrationState::Done);
+    node.vms.note_migration("d", done);
+    assert_eq!(shown().await, ("target".to_owned(), VmPhase::Running));
+    // One that was given away, and of which nobody knows, stands still.
+    let doubt = told(MigrationDirection::Out, MigrationState::InDoubt);
+    node.vms.note_migration("d", doubt);
+    assert_eq!(shown().await, ("target".to_owned(), VmPhase::Paused));
+}
+
 #[tokio::test]
 async fn a_pod_that_ended_without_a_machine_says_why() {
     let node = TestNode::new();
@@ -173,6 +239,8 @@ async fn what_is_not_there_or_does_not_run_is_refused_in_words() {
         client.pause(web()).await,
         client.unpause(web()).await,
         client.stop(web(), 30).await,
+        client.cancel_migration(web(), "m-1").await,
+        client.resolve_migration(web(), "m-1", true).await,
     ] {
         let refused = refused.unwrap_err();
         assert_eq!(refused.code(), Code::FailedPrecondition);
@@ -195,6 +263,10 @@ async fn streams_that_do_not_open_anything_are_refused() {
         .port_forward(iter([PortForwardInput::default()]))
         .await;
     assert_eq!(empty.unwrap_err().code(), Code::InvalidArgument);
+    let empty = client.send_migration(iter([SendMigrationInput::default()]));
+    assert_eq!(empty.await.unwrap_err().code(), Code::InvalidArgument);
+    let empty = client.receive_migration(iter([ReceiveMigrationInput::default()]));
+    assert_eq!(empty.await.unwrap_err().code(), Code::InvalidArgument);
 }
 
 #[tokio::test]

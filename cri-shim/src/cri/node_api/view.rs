@@ -10,9 +10,11 @@ use tokio::time::timeout;
 use tonic::Status;
 use tracing::debug;
 
+use super::migrate::shown;
 use crate::cri::node::{Container, Node, Pod, now};
 use crate::cri::state::{ContainerExit, ContainerPhase, PodPhase, PodRecord};
-use crate::cri::vm::instance_of;
+use crate::cri::vm::name_of;
+use crate::sandbox::{MigrationDirection, MigrationInfo, MigrationState};
 
 /// How long a sandbox may take to say whether its guest is paused: one that hangs must not hide
 /// the others.
@@ -25,30 +27,44 @@ pub(super) struct PodOfVm {
     pub(super) pod: Arc<Pod>,
 }
 
-/// Names a pod's VM: as the object does that it was made of, else as the pod itself.
-fn name_of(record: &PodRecord) -> VmName {
-    let metadata = record.config.metadata.clone().unwrap_or_default();
-    match instance_of(&record.config.annotations) {
-        Some(instance) => VmName::new(instance.namespace, instance.name, instance.uid),
-        None => VmName::new(metadata.namespace, metadata.name, metadata.uid),
-    }
-}
+/// Which pod of several is the VM: one whose machine runs goes before one that waits for it, and
+/// the latest before the others.
+type Rank = (bool, i64);
 
 impl Node {
     /// Returns the pods that are VMs, in the order of their names: of several attempts to run one,
     /// the latest.
     pub(super) fn vm_pods(&self) -> Vec<PodOfVm> {
-        let mut found: BTreeMap<(String, String, String), (i64, PodOfVm)> = BTreeMap::new();
+        let mut found: BTreeMap<(String, String, String), (Rank, PodOfVm)> = BTreeMap::new();
         for pod in self.pods().into_iter().filter(|pod| pod.is_vm()) {
-            let name = pod.vm_name.get_or_init(|| pod.with_record(name_of)).clone();
-            let created_at = pod.with_record(|record| record.created_at);
+            let name = name_of(&pod);
+            let rank = self.rank(&pod);
             let key = (name.namespace.clone(), name.name.clone(), name.uid.clone());
-            let newer = |(other, _): &(i64, PodOfVm)| *other >= created_at;
-            if !found.get(&key).is_some_and(newer) {
-                found.insert(key, (created_at, PodOfVm { name, pod }));
+            if found.get(&key).is_none_or(|(other, _)| *other < rank) {
+                found.insert(key, (rank, PodOfVm { name, pod }));
             }
         }
         found.into_values().map(|(_, found)| found).collect()
+    }
+
+    fn rank(&self, pod: &Pod) -> Rank {
+        let runs = self.container_of_vm(pod).is_some_and(|container| {
+            matches!(container.phase(), ContainerPhase::Running { .. })
+                && !self.waits_for_machine(&container)
+        });
+        (runs, pod.with_record(|record| record.created_at))
+    }
+
+    /// Whether a container's machine is still to come from another node.
+    fn waits_for_machine(&self, container: &Container) -> bool {
+        match self.vms.migration_of(&container.id) {
+            Some(info) => info.direction == MigrationDirection::In && !is_here(&info),
+            // Its process has not said anything yet.
+            None => container.with_record(|record| {
+                let vm = record.vm.as_ref();
+                vm.is_some_and(|vm| vm.incoming.is_some())
+            }),
+        }
     }
 
     /// Returns all VMs.
@@ -61,6 +77,8 @@ impl Node {
             known.is_ok_and(|container| matches!(container.phase(), ContainerPhase::Running { .. }))
         };
         self.vms.retain(runs);
+        self.vms
+            .retain_migrations(|container| self.container(container).is_ok());
         vms
     }
 
@@ -77,9 +95,7 @@ impl Node {
         let mut pods = self.vm_pods();
         pods.retain(|found| wanted.matches(&found.name));
         // The latest, if several have the name.
-        let latest = pods
-            .into_iter()
-            .max_by_key(|found| found.pod.with_record(|record| record.created_at));
+        let latest = pods.into_iter().max_by_key(|found| self.rank(&found.pod));
         latest.ok_or_else(|| {
             let shown: String = format!("{}/{}", wanted.namespace, wanted.name)
                 .chars()
@@ -122,8 +138,14 @@ impl Node {
         let record = pod.record();
         let metadata = record.config.metadata.clone().unwrap_or_default();
         let container = self.container_of_vm(pod);
+        let migration = container
+            .as_ref()
+            .and_then(|container| self.vms.migration_of(&container.id));
         let (phase, since_ns, exit) = match &container {
-            Some(container) => self.phase_of(&record, pod, container).await,
+            Some(container) => {
+                let migration = migration.as_ref();
+                self.phase_of(&record, pod, container, migration).await
+            }
             None => without_container(&record),
         };
         Vm {
@@ -138,7 +160,7 @@ impl Node {
                 _ => Vec::new(),
             },
             exit,
-            migration: None,
+            migration: migration.as_ref().map(|info| Box::new(shown(info))),
             sandbox_id: record.id,
         }
     }
@@ -148,8 +170,11 @@ impl Node {
         pod_record: &PodRecord,
         pod: &Pod,
         container: &Container,
+        migration: Option<&MigrationInfo>,
     ) -> (VmPhase, i64, Option<VmExit>) {
         let record = container.record();
+        let is_waited_for = self.waits_for_machine(container);
+        let is_in_doubt = migration.is_some_and(|info| info.state == MigrationState::InDoubt);
         let ended = |exit: ContainerExit| {
             let shown = VmExit {
                 code: exit.code,
@@ -159,6 +184,12 @@ impl Node {
             (VmPhase::Ended, exit.finished_at, Some(shown))
         };
         match (record.phase, record.exit_before_removal) {
+            (ContainerPhase::Running { started_at }, _) if is_waited_for => {
+                (VmPhase::Incoming, started_at, None)
+            }
+            (ContainerPhase::Running { started_at }, _) if is_in_doubt => {
+                (VmPhase::Paused, started_at, None)
+            }
             (ContainerPhase::Running { started_at }, _) => {
                 match self.paused_since(pod, &record.id).await {
                     Some(since) => (VmPhase::Paused, since, None),
@@ -194,6 +225,11 @@ impl Node {
             Err(_) => None,
         }
     }
+}
+
+/// Whether a machine that was to come has come.
+fn is_here(info: &MigrationInfo) -> bool {
+    info.state == MigrationState::Done
 }
 
 /// What is reported of a VM that has no container.

@@ -203,7 +203,12 @@ impl Node {
                     starting.push((container, turn));
                 }
                 (ContainerPhase::Running { .. }, _) => {
+                    self.ask_migration(&container, &client).await;
                     self.watch_container(&container, client.clone());
+                }
+                (ContainerPhase::Exited(_), Some(_)) => {
+                    self.ask_migration(&container, &client).await;
+                    self.watch_migrations(&container, client.clone());
                 }
                 (ContainerPhase::Created | ContainerPhase::Exited(_), _) => {}
             }

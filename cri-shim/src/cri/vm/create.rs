@@ -15,7 +15,7 @@ use super::disks::{self, DiskFiles};
 use super::record::VmRecord;
 use super::seed::{SeedSource, read_files};
 use super::vmi::{self, VmiBoot, VmiDisks, VmiMachine};
-use super::{ImageNames, VmSpec, honour, images};
+use super::{ImageNames, VmSpec, honour, images, migration};
 use crate::blocking::apart;
 use crate::cri::containers::log_path;
 use crate::cri::error::{CriError, Result};
@@ -218,6 +218,7 @@ impl Making {
             memory,
             starts_paused: false,
             ends_at_reboot: false,
+            incoming: None,
         };
         Ok((vm, image))
     }
@@ -253,6 +254,7 @@ impl Making {
             memory: machine.memory,
             starts_paused: machine.starts_paused,
             ends_at_reboot: machine.ends_at_reboot,
+            incoming: migration::incoming(&self.pod.config.annotations)?,
         };
         Ok((vm, image))
     }

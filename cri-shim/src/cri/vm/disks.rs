@@ -57,6 +57,13 @@ impl DiskFiles {
         File::open(&path).map_err(CriError::io("open the machine's file", &path))
     }
 
+    /// Opens a file for reading, and for writing if its contents come from another node.
+    fn rewrite(&self, name: &str) -> Result<File> {
+        let path = self.0.join(name);
+        let opened = File::options().read(true).write(true).open(&path);
+        opened.map_err(CriError::io("open the machine's file", &path))
+    }
+
     /// Creates the file with what a guest writes to a disk of at least `size` bytes; `base` is
     /// opened from `path`.
     pub(super) fn overlay(
@@ -112,11 +119,13 @@ impl DiskFiles {
         let root = DiskRecord {
             serial: ROOT.to_owned(),
             is_read_only: false,
+            is_local: true,
             content,
         };
         let seed = DiskRecord {
             serial: SEED.to_owned(),
             is_read_only: true,
+            is_local: true,
             content: DiskContent::Made(SEED_FILE.to_owned()),
         };
         let mut disks = vec![root, seed];
@@ -129,6 +138,7 @@ impl DiskFiles {
         let open = |disk: &DiskRecord| {
             Ok(MachineDisk {
                 contents: self.contents(store, disk)?,
+                moves: disk.moves(),
                 serial: disk.serial.clone(),
             })
         };
@@ -152,7 +162,7 @@ impl DiskFiles {
                 let opened = opened.map_err(CriError::io("open the disk", base.path()))?;
                 self.over(opened, overlay)?
             }
-            DiskContent::Made(name) => raw(self.read(name)?),
+            DiskContent::Made(name) => raw(self.rewrite(name)?),
             DiskContent::Node(node) => {
                 let opened = node.open(is_read_only);
                 raw(opened.map_err(CriError::io("open the disk", node.path()))?)
@@ -273,6 +283,7 @@ fn add(volumes: &mut BlockVolumes, device: &Device) -> Result<(), String> {
         disk: DiskRecord {
             serial: format!("device{number}"),
             is_read_only,
+            is_local: false,
             content: DiskContent::Node(file),
         },
     });

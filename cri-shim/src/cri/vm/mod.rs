@@ -16,6 +16,7 @@
 //! | `seed` | what cloud-init in the guest is told |
 //! | `disks` | the files of a machine's disks |
 //! | `record` | what is recorded of a machine |
+//! | `migration` | pods whose machine comes from another node |
 //! | `network` | how a machine's first card is connected |
 //! | `create`, `start` | CreateContainer and StartContainer |
 //! | `ports` | connections to the guest's ports |
@@ -28,6 +29,7 @@ mod disks;
 mod honour;
 mod image_names;
 pub(super) mod images;
+mod migration;
 mod network;
 mod persistent;
 mod ports;
@@ -41,7 +43,10 @@ use std::collections::HashMap;
 
 use podvisor_cluster_types::meta::Meta;
 use podvisor_cri_messages::PodSandboxConfig;
+use podvisor_network::cni::CardForm;
 use podvisor_network::guest::GuestNetwork;
+use podvisor_node_api::messages::VmName;
+use sha2::{Digest as _, Sha256};
 
 use super::error::{CriError, Result};
 use super::node::{Node, Pod};
@@ -124,6 +129,7 @@ impl Node {
         honour::check_pod(config)?;
         VmiMachine::of_annotations(&config.annotations)?;
         VmSpec::of_annotations(&config.annotations).map_err(CriError::Annotations)?;
+        migration::incoming(&config.annotations)?;
         match self.config.vm.fault() {
             Some(fault) => Err(fault),
             None => Ok(()),
@@ -137,6 +143,18 @@ pub(super) fn instance_of(annotations: &HashMap<String, String>) -> Option<Meta>
     vmi.map(|vmi| vmi.metadata)
 }
 
+/// Names a pod's machine: as the object does that it was made of, else as the pod itself.
+pub(super) fn name_of(pod: &Pod) -> VmName {
+    let name = |record: &PodRecord| {
+        let metadata = record.config.metadata.clone().unwrap_or_default();
+        match instance_of(&record.config.annotations) {
+            Some(instance) => VmName::new(instance.namespace, instance.name, instance.uid),
+            None => VmName::new(metadata.namespace, metadata.name, metadata.uid),
+        }
+    };
+    pod.vm_name.get_or_init(|| pod.with_record(name)).clone()
+}
+
 /// Gives the cards of a pod's machine the hardware addresses that its object says.
 pub(super) fn set_macs(
     annotations: &HashMap<String, String>,
@@ -144,12 +162,27 @@ pub(super) fn set_macs(
 ) -> Result<()> {
     let machine = VmiMachine::of_annotations(annotations)?;
     let macs = machine.map(|machine| machine.macs).unwrap_or_default();
-    for interface in &mut network.interfaces {
-        if let Some(mac) = macs.get(&interface.name) {
-            interface.mac = *mac;
+    let own = own_mac(annotations)?;
+    for (index, interface) in network.interfaces.iter_mut().enumerate() {
+        let own = own.filter(|_| index == 0);
+        if let Some(mac) = macs.get(&interface.name).copied().or(own) {
+            interface.mac = mac;
         }
     }
     Ok(())
+}
+
+/// Returns the hardware address of a masqueraded card that nobody has given one: the same wherever
+/// its instance runs, since a guest that moves keeps it.
+fn own_mac(annotations: &HashMap<String, String>) -> Result<Option<[u8; 6]>> {
+    let is_masqueraded = matches!(card_form(annotations)?, CardForm::Masqueraded(_));
+    let instance = instance_of(annotations).filter(|one| is_masqueraded && !one.uid.is_empty());
+    Ok(instance.map(|instance| {
+        let digest = Sha256::digest(instance.uid.as_bytes());
+        let mut mac = [2; 6];
+        mac[1..].copy_from_slice(&digest[..5]);
+        mac
+    }))
 }
 
 impl PodRecord {

@@ -1,7 +1,7 @@
 //! What is recorded of a container that is a virtual machine: enough to open everything again when
 //! it is started, also by another daemon.
 
-use podvisor_sandbox::machine::{MachineIdentity, OverlayFormat};
+use podvisor_sandbox::machine::{DiskMove, MachineIdentity, OverlayFormat};
 use serde::{Deserialize, Serialize};
 
 use super::disks::ROOT;
@@ -34,6 +34,9 @@ pub(crate) struct VmRecord {
     /// A guest that reboots has ended.
     #[serde(default)]
     pub(crate) ends_at_reboot: bool,
+    /// It is not booted: it comes by this migration.
+    #[serde(default)]
+    pub(crate) incoming: Option<String>,
 }
 
 fn root() -> String {
@@ -47,8 +50,25 @@ pub(crate) struct DiskRecord {
     pub(crate) serial: String,
     /// The guest cannot write it.
     pub(crate) is_read_only: bool,
+    /// No other node has it, wherever it is.
+    #[serde(default)]
+    pub(crate) is_local: bool,
     /// Where its contents are.
     pub(crate) content: DiskContent,
+}
+
+impl DiskRecord {
+    /// Returns what becomes of it when its machine moves to another node.
+    pub(super) fn moves(&self) -> DiskMove {
+        match &self.content {
+            DiskContent::Image { id, overlay: None } => DiskMove::Same(id.clone()),
+            DiskContent::Image { id, .. } => DiskMove::Copied(id.clone()),
+            DiskContent::Ephemeral { .. } => DiskMove::Copied("ephemeral".to_owned()),
+            DiskContent::Made(_) => DiskMove::Copied("made".to_owned()),
+            DiskContent::Node(_) if self.is_local => DiskMove::Copied("empty".to_owned()),
+            DiskContent::Node(_) | DiskContent::Persistent(_) => DiskMove::Shared,
+        }
+    }
 }
 
 /// Where the contents of a disk are.
@@ -131,6 +151,54 @@ impl From<OverlayKind> for OverlayFormat {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_claims_are_there_on_both_nodes() {
+        let overlay = || OverlayRecord {
+            file: "0.disk".to_owned(),
+            kind: OverlayKind::Qcow2,
+        };
+        let id = || "sha256:00".to_owned();
+        let claim = || NodeFile::Device("/dev/sdb".into());
+        let copied = |name: &str| DiskMove::Copied(name.to_owned());
+        for (content, is_local, moves) in [
+            (
+                DiskContent::Image {
+                    id: id(),
+                    overlay: Some(overlay()),
+                },
+                false,
+                copied("sha256:00"),
+            ),
+            (
+                DiskContent::Image {
+                    id: id(),
+                    overlay: None,
+                },
+                false,
+                DiskMove::Same(id()),
+            ),
+            (
+                DiskContent::Ephemeral {
+                    base: claim(),
+                    overlay: overlay(),
+                },
+                false,
+                copied("ephemeral"),
+            ),
+            (DiskContent::Made("1.img".to_owned()), false, copied("made")),
+            (DiskContent::Node(claim()), true, copied("empty")),
+            (DiskContent::Node(claim()), false, DiskMove::Shared),
+        ] {
+            let disk = DiskRecord {
+                serial: "root".to_owned(),
+                is_read_only: false,
+                is_local,
+                content,
+            };
+            assert_eq!(disk.moves(), moves, "{disk:?}");
+        }
+    }
 
     #[test]
     fn a_record_of_an_older_daemon_is_read() {

@@ -259,6 +259,7 @@ mod tests {
             disk: DiskRecord {
                 serial: "device0".to_owned(),
                 is_read_only: false,
+                is_local: false,
                 content: DiskContent::Node(NodeFile::Device("/dev/x".into())),
             },
         };

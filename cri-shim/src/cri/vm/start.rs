@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 
 use podvisor_network::cni::{DhcpServer, GuestNames};
-use podvisor_sandbox::{BootMachine, SandboxClient, Started};
+use podvisor_sandbox::{BootMachine, IncomingMachine, SandboxClient, Started};
 
 use super::create::dns_of;
 use super::record::{KernelRecord, VmRecord};
@@ -34,7 +34,10 @@ impl Node {
         let files = self.disk_files(&container.pod.id, &container.id);
         let (store, settings) = (self.store.clone(), self.config.vm.clone());
         let id = container.id.clone();
-        let starts_paused = vm.starts_paused;
+        let starts_paused = vm.starts_paused && vm.incoming.is_none();
+        if vm.incoming.is_some() {
+            self.must_come_from_elsewhere(container)?;
+        }
         let dhcp = self.dhcp_servers(container)?;
         let opened = apart("vm-open", move || -> Result<_> {
             if vm.disks.is_empty() && vm.kernel.is_none() {
@@ -65,6 +68,10 @@ impl Node {
             boot.disks = files.open(&store, &vm)?;
             boot.dhcp = dhcp;
             boot.ends_at_reboot = vm.ends_at_reboot;
+            boot.incoming = vm.incoming.map(|migration| IncomingMachine {
+                migration,
+                limit: IncomingMachine::LIMIT,
+            });
             boot.log = log;
             Ok(boot)
         });

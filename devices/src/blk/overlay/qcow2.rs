@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io;
+use std::ops::Range;
 use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 
@@ -348,6 +349,19 @@ impl Disk for Qcow2Disk {
 
     fn settle(&mut self) -> io::Result<()> {
         self.write_mapping(false)
+    }
+
+    fn next_change(&mut self, from: u64) -> io::Result<Option<Range<u64>>> {
+        let mut at = from;
+        while at < self.size {
+            let (place, run) = self.run(at, self.size.saturating_sub(at), &[])?;
+            let end = at.saturating_add(run);
+            if place != Place::Base {
+                return Ok(Some(at..end));
+            }
+            at = end;
+        }
+        Ok(None)
     }
 }
 

@@ -6,7 +6,7 @@
 use std::collections::VecDeque;
 use std::fmt;
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -48,6 +48,8 @@ pub(crate) enum Outcome {
 #[derive(Debug)]
 pub(crate) struct Control {
     request: AtomicU8,
+    /// vCPUs stand still between two runs, without being paused.
+    is_held: AtomicBool,
     inner: Mutex<Inner>,
     changed: Condvar,
 }
@@ -86,6 +88,7 @@ impl Control {
     pub(crate) fn new() -> Self {
         Self {
             request: AtomicU8::new(Request::Run as u8),
+            is_held: AtomicBool::new(false),
             inner: Mutex::new(Inner {
                 state: State::Created,
                 outcome: None,
@@ -115,6 +118,24 @@ impl Control {
             self.request.store(request as u8, Ordering::SeqCst);
         }
         self.changed.notify_all();
+    }
+
+    /// Holds the vCPUs, or lets them go on; who holds them kicks them afterwards.
+    pub(crate) fn hold(&self, is_held: bool) {
+        self.is_held.store(is_held, Ordering::SeqCst);
+        let inner = self.lock();
+        self.changed.notify_all();
+        drop(inner);
+    }
+
+    /// Called by a vCPU's thread before it enters the guest: waits while vCPUs are held, unless it
+    /// is asked for something else.
+    pub(crate) fn wait_while_held(&self) {
+        let is_held = || self.is_held.load(Ordering::SeqCst);
+        if is_held() {
+            let inner = self.lock();
+            drop(self.wait_until(inner, |_| !is_held() || self.request() != Request::Run));
+        }
     }
 
     /// Waits until `done` returns true.

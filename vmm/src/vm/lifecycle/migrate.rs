@@ -12,23 +12,27 @@
 //! and this side, having begun to say so, does not resume it by itself.
 
 use std::error::Error;
-use std::io::{Read, Write};
-use std::ops::ControlFlow;
+use std::io::{self, Read, Write};
+use std::ops::{ControlFlow, Range};
 use std::sync::MutexGuard;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use podvisor_devices::blk::read_disk;
 
 use super::control::Outcome;
 use super::exit::VmExit;
 use super::save::TakeSnapshotError;
 use super::state::State;
+use super::throttle::Throttle;
 use crate::kvm::KvmError;
 use crate::memory::{MemoryError, MemoryLog, PageSet};
 use crate::migration::{
-    ArrivedMigration, Kind, MigrationOptions, MigrationProgress, MigrationReport, ReceiveError,
-    SendEnd, Sender, Stream, StreamError, Zeroes,
+    ArrivedMigration, Kind, MigrationOptions, MigrationProgress, MigrationReport, MigrationStep,
+    MovingDisk, ReceiveError, RunningLog, SECTOR, SendEnd, Sender, SourceDisk, Stream, StreamError,
+    Zeroes, encode_disks,
 };
 use crate::snapshot::{Identity, MachineState, encode_moving};
-use crate::vm::devices::handle::ask;
+use crate::vm::devices::handle::{BlockHandle, HandleError, ask};
 use crate::vm::{RestoreBuilder, Vm, VmError, lock};
 
 /// Why a VM did not move. It is as it was before, except after [`Self::InDoubt`].
@@ -73,6 +77,18 @@ pub enum MigrateError {
         /// What was allowed.
         downtime: Duration,
     },
+    /// A disk was not built to be copied.
+    #[error("the disk {device} does not move: it was built without a log of its changes")]
+    NotCopied {
+        /// The device.
+        device: String,
+    },
+    /// A disk cannot be read.
+    #[error("failed to read a disk that moves")]
+    Disk(#[source] std::io::Error),
+    /// A disk's device does not answer.
+    #[error(transparent)]
+    Device(#[from] HandleError),
     /// The caller cancelled it.
     #[error("the migration was cancelled")]
     Cancelled,
@@ -87,18 +103,85 @@ impl From<SendEnd> for MigrateError {
         match end {
             SendEnd::Failed(error) => Self::Stream(error),
             SendEnd::Memory(error) => Self::Memory(error),
+            SendEnd::Disk(error) => Self::Disk(error),
             SendEnd::Cancelled => Self::Cancelled,
         }
     }
 }
 
+/// Rounds before a guest is slowed down.
+const UNTHROTTLED_ROUNDS: u32 = 2;
+
+/// Attempts to pause a VM.
+const PAUSE_ATTEMPTS: u32 = 5;
+
 /// What is known once a migration has begun.
 struct Begun {
     announced: MachineState,
     log: MemoryLog,
+    disks: Vec<LoggedDevice>,
     was_running: bool,
     /// For how long the guest stood still, with nothing to send.
     paused: Duration,
+}
+
+/// A disk that moves, and the log of what is written to it.
+struct LoggedDevice {
+    index: u32,
+    handle: BlockHandle,
+    log: RunningLog,
+    moving: MovingDisk,
+}
+
+impl SourceDisk for LoggedDevice {
+    fn read(&self, range: Range<u64>) -> io::Result<Vec<u8>> {
+        let read = self.handle.run(move |device| {
+            let len = usize::try_from(range.end - range.start).unwrap_or(0);
+            let mut bytes = vec![0; len];
+            read_disk(device.disk_mut(), range.start, &mut bytes).map(|()| bytes)
+        });
+        read.map_err(io::Error::other)?
+    }
+
+    fn next_change(&self, from: u64) -> io::Result<Option<Range<u64>>> {
+        let found = self
+            .handle
+            .run(move |device| device.disk_mut().next_change(from));
+        found.map_err(io::Error::other)?
+    }
+}
+
+/// What was written since it was sent.
+struct Written {
+    pages: PageSet,
+    /// Of each disk; none before the first round, in which all of it is sent.
+    blocks: Vec<Vec<Range<u64>>>,
+}
+
+impl Written {
+    fn bytes(&self) -> u64 {
+        let blocks = self.blocks.iter().flatten();
+        let blocks: u64 = blocks.map(|range| range.end - range.start).sum();
+        self.pages.bytes() + blocks
+    }
+
+    fn merge(&mut self, other: Self) {
+        self.pages.merge(&other.pages);
+        for (blocks, more) in self.blocks.iter_mut().zip(other.blocks) {
+            // What is in both is sent twice.
+            blocks.extend(more);
+        }
+    }
+}
+
+impl Begun {
+    /// Takes what was written since the last call.
+    fn written(&self) -> Result<Written, MigrateError> {
+        Ok(Written {
+            pages: self.log.take()?,
+            blocks: self.disks.iter().map(|disk| disk.log.0.take()).collect(),
+        })
+    }
 }
 
 impl Vm {
@@ -107,11 +190,12 @@ impl Vm {
     /// rest can be sent within the downtime that `options` allow; then pauses it, sends the rest,
     /// and ends it here ([`VmExit::Moved`]) when it runs there. A VM that is paused arrives paused.
     ///
-    /// Disks, directories and the network's addresses do not move: the other side opens the same
-    /// ones, or copies. The connection has time limits of its own for reads and writes, and is
+    /// Directories, the network's addresses, and disks that `options` do not name do not move: the
+    /// other side opens the same ones. The connection has time limits of its own for reads and writes, and is
     /// encrypted where others can read it: it has all of the guest's memory.
     ///
-    /// `progress` may cancel the migration until the VM is paused.
+    /// `progress` may cancel the migration until the VM was given away
+    /// ([`MigrationStep::GivingAway`] is its last chance).
     ///
     /// # Errors
     /// See [`MigrateError`]; the VM goes on here, except after [`MigrateError::InDoubt`].
@@ -122,13 +206,23 @@ impl Vm {
         mut progress: impl FnMut(MigrationProgress) -> ControlFlow<()>,
     ) -> Result<MigrationReport, MigrateError> {
         let began = Instant::now();
-        let begun = self.begin_migration()?;
+        let begun = self.begin_migration(options)?;
         let stream = Stream::begin(connection)?;
         let mut sender = Sender::new(stream, options.bandwidth);
         let moved = self
             .send_while_running(&mut sender, &begun, options, &mut progress)
             .and_then(|(rest, rounds)| {
-                let downtime = self.hand_over(&mut sender, &begun, rest)?;
+                let mut step = |step, sent, left| {
+                    let round = rounds;
+                    progress(MigrationProgress {
+                        step,
+                        round,
+                        sent,
+                        left,
+                        throttle: 0,
+                    })
+                };
+                let downtime = self.hand_over(&mut sender, &begun, rest, &mut step)?;
                 Ok((rounds, downtime))
             });
         let (rounds, downtime) = moved.inspect_err(|error| {
@@ -151,7 +245,7 @@ impl Vm {
 
     /// Looks at the machine, and begins to log what is written. Nothing is in a device's hands in
     /// that moment, since it is paused.
-    fn begin_migration(&self) -> Result<Begun, MigrateError> {
+    fn begin_migration(&self, options: &MigrationOptions) -> Result<Begun, MigrateError> {
         let transition = lock(&self.transition);
         let paused_at = Instant::now();
         let pause = self.pause_for(&transition)?;
@@ -168,13 +262,40 @@ impl Vm {
         }
         let announced = self.gather(&transition, Identity::default())?;
         let log = MemoryLog::start(&self.context.machine.vm_fd, &self.context.machine.memory)?;
+        let disks = options.disks.iter().zip(0..);
+        let disks = disks.map(|(disk, index)| self.log_disk(disk, index));
+        let disks = disks.collect::<Result<_, _>>()?;
         let was_running = pause.was_running;
         drop(pause);
         Ok(Begun {
             announced,
             log,
+            disks,
             was_running,
             paused: paused_at.elapsed(),
+        })
+    }
+
+    /// Begins to log what is written to a disk.
+    fn log_disk(&self, disk: &MovingDisk, index: u32) -> Result<LoggedDevice, MigrateError> {
+        let handle = self.block(&disk.device)?;
+        let found = handle.run(|device| {
+            let log = device.changes().cloned();
+            (log, device.disk_mut().len())
+        })?;
+        let (Some(log), len) = found else {
+            let device = disk.device.clone();
+            return Err(MigrateError::NotCopied { device });
+        };
+        log.start();
+        Ok(LoggedDevice {
+            index,
+            handle,
+            log: RunningLog(log),
+            moving: MovingDisk {
+                len: len - len % SECTOR,
+                ..disk.clone()
+            },
         })
     }
 
@@ -186,24 +307,46 @@ impl Vm {
         begun: &Begun,
         options: &MigrationOptions,
         progress: &mut impl FnMut(MigrationProgress) -> ControlFlow<()>,
-    ) -> Result<(PageSet, u32), MigrateError> {
+    ) -> Result<(Written, u32), MigrateError> {
         let state = encode_moving(&begun.announced);
         let number = begun.was_running.into();
         sender.stream.send(Kind::Hello, number, &state)?;
+        let moving: Vec<_> = begun.disks.iter().map(|disk| disk.moving.clone()).collect();
+        let list = encode_disks(&moving);
+        sender.stream.send(Kind::Disks, 0, &list)?;
         sender.stream.expect(Kind::Accept)?;
         let memory = &self.context.machine.memory;
-        let mut pages = memory.touched()?;
+        let mut rest = Written {
+            pages: memory.touched()?,
+            blocks: Vec::new(),
+        };
         let mut zeroes = Zeroes::Skip;
-        let mut round = 0;
+        let (mut round, mut throttle, mut slowed) = (0, Throttle::new(), 0);
         loop {
             let began = Instant::now();
-            let mut tell = |sent, left| progress(MigrationProgress { round, sent, left });
-            sender.pages(memory, &pages, zeroes, &mut tell)?;
+            let mut tell = |sent, left| {
+                progress(MigrationProgress {
+                    step: MigrationStep::Sending,
+                    round,
+                    sent,
+                    left,
+                    throttle: slowed,
+                })
+            };
+            sender.pages(memory, &rest.pages, zeroes, &mut tell)?;
+            let mut bytes = rest.pages.bytes();
+            for (at, disk) in begun.disks.iter().enumerate() {
+                let (index, len) = (disk.index, disk.moving.len);
+                bytes += match rest.blocks.get(at) {
+                    Some(ranges) => sender.disk(index, len, disk, ranges, &mut tell)?,
+                    None => sender.whole_disk(index, len, disk, &mut tell)?,
+                };
+            }
             sender.round(round)?;
-            let (bytes, took) = (pages.bytes(), began.elapsed());
-            pages = begun.log.take()?;
+            let took = began.elapsed();
+            rest = begun.written()?;
             zeroes = Zeroes::Send;
-            let left = pages.bytes();
+            let left = rest.bytes();
             if tell(sender.sent, left).is_break() {
                 return Err(MigrateError::Cancelled);
             }
@@ -212,7 +355,7 @@ impl Vm {
             let time = options.downtime.saturating_sub(begun.paused * 2);
             let is_last = round >= options.max_rounds;
             if sends_within(left, time, bytes, took) || is_last && options.force {
-                return Ok((pages, round + 1));
+                return Ok((rest, round + 1));
             }
             if is_last {
                 return Err(MigrateError::Busy {
@@ -220,6 +363,13 @@ impl Vm {
                     left,
                     downtime: options.downtime,
                 });
+            }
+            // It does not get less by itself.
+            if options.throttle && round >= UNTHROTTLED_ROUNDS && left > bytes / 2 {
+                match throttle.more(&self.context) {
+                    Ok(percent) => slowed = percent,
+                    Err(error) => tracing::warn!(%error, "the guest is not slowed down"),
+                }
             }
             round += 1;
         }
@@ -231,8 +381,13 @@ impl Vm {
         &self,
         sender: &mut Sender<S>,
         begun: &Begun,
-        mut rest: PageSet,
+        mut rest: Written,
+        tell: &mut impl FnMut(MigrationStep, u64, u64) -> ControlFlow<()>,
     ) -> Result<Duration, MigrateError> {
+        let mut reached = |step, sent, left| match tell(step, sent, left) {
+            ControlFlow::Continue(()) => Ok(()),
+            ControlFlow::Break(()) => Err(MigrateError::Cancelled),
+        };
         let transition = lock(&self.transition);
         let paused_at = Instant::now();
         let mut pause = self.pause_for(&transition)?;
@@ -240,19 +395,22 @@ impl Vm {
             true => SystemTime::now().duration_since(UNIX_EPOCH),
             false => Ok(Duration::ZERO),
         };
-        rest.merge(&begun.log.take()?);
+        rest.merge(begun.written()?);
+        reached(MigrationStep::HandingOver, sender.sent, rest.bytes())?;
         let memory = &self.context.machine.memory;
-        sender.pages(
-            memory,
-            &rest,
-            Zeroes::Send,
-            |_, _| ControlFlow::Continue(()),
-        )?;
+        sender.pages(memory, &rest.pages, Zeroes::Send, |_, _| {
+            ControlFlow::Continue(())
+        })?;
+        for (disk, ranges) in begun.disks.iter().zip(&rest.blocks) {
+            let mut tell = |_, _| ControlFlow::Continue(());
+            sender.disk(disk.index, disk.moving.len, disk, ranges, &mut tell)?;
+        }
         let state = encode_moving(&self.gather(&transition, Identity::default())?);
         let nanos = time_of_day.map_or(1, |time| time.as_nanos() as u64);
         sender.stream.send(Kind::State, nanos, &state)?;
         sender.stream.expect(Kind::Ready)?;
         self.check_not_ended()?;
+        reached(MigrationStep::GivingAway, sender.sent, 0)?;
         // From here on this side does not resume it by itself.
         let was_running = std::mem::take(&mut pause.was_running);
         sender
@@ -273,12 +431,23 @@ impl Vm {
         Ok(downtime)
     }
 
+    /// Pauses the VM, also on a busy host, whose threads may not be scheduled in time.
+    fn pause_patiently(&self, transition: &MutexGuard<'_, ()>) -> Result<(), VmError> {
+        for _ in 1..PAUSE_ATTEMPTS {
+            match self.pause_in(transition) {
+                Err(VmError::Busy { .. }) => {}
+                paused => return paused,
+            }
+        }
+        self.pause_in(transition)
+    }
+
     /// Pauses the VM if it runs. When the result is dropped, it runs again.
     fn pause_for<'a>(&'a self, transition: &'a MutexGuard<'a, ()>) -> Result<Pause<'a>, VmError> {
         let state = self.control().lock().state;
         let was_running = state != State::Paused;
         if was_running {
-            self.pause_in(transition)?;
+            self.pause_patiently(transition)?;
         }
         Ok(Pause {
             vm: self,

@@ -5,7 +5,7 @@
 //!   `seccomp.rs` what they may do.
 //! * `exit.rs` says why a VM ended.
 //! * `save.rs` gathers a paused VM's state for a snapshot, `restore.rs` sets it in a new VM.
-//! * `migrate.rs` moves a running VM to another host.
+//! * `migrate.rs` moves a running VM to another host, `throttle.rs` slows it down for that.
 
 pub(crate) mod control;
 mod exit;
@@ -16,6 +16,7 @@ mod seccomp;
 pub(crate) mod start;
 mod state;
 pub(crate) mod threads;
+mod throttle;
 
 pub use exit::{Poison, PoisonCause, Registers, VmExit};
 pub use migrate::MigrateError;

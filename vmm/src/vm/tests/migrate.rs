@@ -5,14 +5,15 @@ use std::ops::ControlFlow;
 use std::os::unix::net::UnixStream;
 use std::thread::JoinHandle;
 
+use podvisor_devices::blk::{Disk, read_disk, write_disk};
 use podvisor_devices::virtio::{DeviceInfo, Fault, Progress, Queue, StartError, VirtioDevice};
 
 use super::devices::{BUFFER, RINGS, bytes, one_queue};
 use super::*;
 use crate::vm::{MigrateError, State, VmExit};
 use crate::{
-    ArrivedMigration, IncomingMigration, KvmDevice, MigrationLimits, MigrationOptions,
-    MigrationReport, ReceiveError, StreamError,
+    ArrivedMigration, BlockDevice, FileDisk, IncomingMigration, KvmDevice, MigrationLimits,
+    MigrationOptions, MigrationReport, MigrationStep, MovingDisk, ReceiveError, StreamError,
 };
 
 /// As many rounds, whatever is left after each.
@@ -72,7 +73,7 @@ fn assert_same(one: &GuestRam, other: &GuestRam) {
     }
 }
 
-/// Moves a guest; `meanwhile` is called after each round.
+/// Moves a guest; `meanwhile` is called once in each round in which it runs.
 fn migrate(
     guest: &Guest,
     options: &MigrationOptions,
@@ -83,7 +84,8 @@ fn migrate(
     let receiver = receive(there, guest.mem.clone(), configure);
     let mut last = None;
     let moved = guest.vm.migrate(here, options, |progress| {
-        if last.replace(progress.round) != Some(progress.round) {
+        let is_running = progress.step == MigrationStep::Sending;
+        if is_running && last.replace(progress.round) != Some(progress.round) {
             meanwhile(progress.round);
         }
         ControlFlow::Continue(())
@@ -372,6 +374,125 @@ fn a_guest_that_writes_too_fast_or_is_cancelled_runs_on() {
     }
 }
 
+/// A file of some megabytes, opened again and again.
+struct Place(tempfile::NamedTempFile);
+
+impl Place {
+    fn new() -> Self {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        file.as_file().set_len(4 << 20).unwrap();
+        Self(file)
+    }
+
+    fn open(&self) -> std::fs::File {
+        let options = std::fs::File::options().read(true).write(true).to_owned();
+        options.open(self.0.path()).unwrap()
+    }
+
+    fn disk(&self) -> Box<dyn Disk> {
+        Box::new(FileDisk::new(self.open()).unwrap())
+    }
+
+    /// As a driver writes it.
+    fn write(guest: &Guest, offset: u64, value: u8) {
+        let disk = guest.vm.block("blk0").unwrap();
+        let written = disk.run(move |device| {
+            write_disk(device.disk_mut(), offset, &mut [value; 4096]).unwrap();
+        });
+        written.unwrap();
+    }
+}
+
+#[test]
+fn a_disk_that_moves_has_what_was_written_in_every_round() {
+    let (here, there) = (Place::new(), Place::new());
+    let device = BlockDevice::from_file(here.open()).unwrap().copied();
+    let guest = Guest::start(|vm| vm.block(device));
+    Place::write(&guest, 0, 1);
+    Place::write(&guest, 1 << 20, 1);
+    let (one, other) = connection();
+    let (to, file) = (there.disk(), there.open());
+    let receiver = std::thread::spawn(move || {
+        let incoming = IncomingMigration::open(other, limits()).unwrap();
+        assert_eq!(incoming.disks()[0].identity, "image");
+        let incoming = incoming.store_disks(vec![to]);
+        let arrived = incoming.receive(&KvmDevice::open().unwrap()).unwrap();
+        let disk = BlockDevice::from_file(file).unwrap();
+        let vm = arrived.builder().block(disk).build().unwrap();
+        arrived.start(&vm).unwrap();
+        vm
+    });
+    let mut options = rounds(3);
+    options.disks = vec![MovingDisk {
+        device: "blk0".to_owned(),
+        identity: "image".to_owned(),
+        len: 0,
+    }];
+    let mut last = None;
+    let moved = guest.vm.migrate(one, &options, |progress| {
+        if progress.step == MigrationStep::Sending
+            && last.replace(progress.round) != Some(progress.round)
+        {
+            let round = u64::from(progress.round);
+            Place::write(&guest, 2 << 20 | round << 16, progress.round as u8 + 5);
+            // What was sent is zero again.
+            Place::write(&guest, 0, 0);
+        }
+        ControlFlow::Continue(())
+    });
+    assert_eq!(moved.unwrap().rounds, 3);
+    receiver.join().unwrap();
+    let [mut source, mut target] = [vec![0; 4 << 20], vec![0; 4 << 20]];
+    read_disk(&mut *here.disk(), 0, &mut source).unwrap();
+    read_disk(&mut *there.disk(), 0, &mut target).unwrap();
+    assert!(source == target);
+    assert_eq!([target[0], target[1 << 20], target[2 << 20]], [0, 1, 5]);
+}
+
+#[test]
+fn a_disk_without_a_log_or_a_place_does_not_move() {
+    let (here, there) = (Place::new(), Place::new());
+    let device = |is_copied| {
+        let device = BlockDevice::from_file(here.open()).unwrap();
+        match is_copied {
+            true => device.copied(),
+            false => device,
+        }
+    };
+    let mut options = rounds(3);
+    options.disks = vec![MovingDisk {
+        device: "blk0".to_owned(),
+        identity: String::new(),
+        len: 0,
+    }];
+    let guest = Guest::start(|vm| vm.block(device(false)));
+    let (one, _other) = connection();
+    let error = guest
+        .vm
+        .migrate(one, &options, |_| ControlFlow::Continue(()));
+    assert!(
+        matches!(error, Err(MigrateError::NotCopied { .. })),
+        "{error:?}"
+    );
+    guest.runs_on();
+    drop(guest);
+
+    let guest = Guest::start(|vm| vm.block(device(true)));
+    let (one, other) = connection();
+    let receiver = receive(other, guest.mem.clone(), |vm| vm);
+    let error = guest
+        .vm
+        .migrate(one, &options, |_| ControlFlow::Continue(()));
+    let reason = error.unwrap_err().to_string();
+    assert!(
+        reason.contains("1 disks of the migrated VM come with it"),
+        "{reason}"
+    );
+    assert!(receiver.join().unwrap().is_err());
+    guest.runs_on();
+    drop(there);
+}
+
 /// A device of which nobody knows what it writes.
 #[derive(Debug)]
 struct Unlogged;
@@ -397,6 +518,42 @@ impl VirtioDevice for Unlogged {
     fn on_queue(&mut self, _: u16) -> Result<Progress, Fault> {
         Ok(Progress::Idle)
     }
+}
+
+#[test]
+fn a_guest_that_writes_too_fast_is_slowed_down_and_goes_on_as_fast_as_before() {
+    let options = MigrationOptions {
+        downtime: Duration::ZERO,
+        max_rounds: 5,
+        throttle: true,
+        ..MigrationOptions::default()
+    };
+    let guest = Guest::start(|vm| vm.vcpus(2));
+    let (here, there) = connection();
+    let receiver = receive(there, guest.mem.clone(), |vm| vm);
+    let mut slowed = Vec::new();
+    let refused = guest.vm.migrate(here, &options, |progress| {
+        guest.runs_on();
+        // As much in each round.
+        for page in 0..8 {
+            guest.write(0x80_0000 + page * 0x1000, progress.round + 1);
+        }
+        slowed.push(progress.throttle);
+        ControlFlow::Continue(())
+    });
+    assert!(
+        matches!(refused, Err(MigrateError::Busy { .. })),
+        "{refused:?}"
+    );
+    assert!(receiver.join().unwrap().is_err());
+    assert!(
+        slowed.contains(&0) && slowed.contains(&20) && slowed.contains(&30),
+        "{slowed:?}"
+    );
+    assert!(slowed.is_sorted());
+    guest.runs_on();
+    // It is not held any more, and can be paused as ever.
+    guest.pause();
 }
 
 #[test]

@@ -99,7 +99,7 @@ pub(crate) fn run(id: u8, mut vcpu: VcpuFd, context: &VcpuContext) {
     let mut refusals = Refusals::default();
     loop {
         match context.control.request() {
-            Request::Run => {}
+            Request::Run => context.control.wait_while_held(),
             Request::End => return,
             Request::Pause => {
                 if entered {
@@ -126,6 +126,10 @@ pub(crate) fn run(id: u8, mut vcpu: VcpuFd, context: &VcpuContext) {
                 // There may be another request by now.
                 continue;
             }
+        }
+        if context.control.request() != Request::Run {
+            // It came while the vCPU was held.
+            continue;
         }
         entered = true;
         if let Step::End(outcome) = step(id, &mut vcpu, context, &mut refusals) {

@@ -14,6 +14,7 @@
 //! | `files` | files that are copied by its agent |
 //! | `programs` | programs that run in the guest by its agent |
 //! | `dhcp` | the servers that tell the guest its addresses |
+//! | `migration` | machines that move to other hosts, and come from them |
 //! | `vm` | one container's machine: boot, reboot, stop, end |
 //! | `outcome` | how a machine's end is reported as its container's |
 //! | `usage` | the resource usage of the process |
@@ -21,12 +22,14 @@
 mod dhcp;
 mod files;
 mod guest_agent;
+mod migration;
 mod outcome;
 mod programs;
 mod requests;
 mod usage;
 mod vm;
 
+use std::net::IpAddr;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -40,7 +43,8 @@ use tracing::{info, warn};
 use super::super::error::{RefusalKind, SandboxError};
 use super::super::events::EventLog;
 use super::super::types::{
-    BootMachine, ContainerInfo, ContainerState, GuestNetwork, ProcessExit, SandboxExit, Started,
+    BootMachine, ContainerInfo, ContainerState, GuestNetwork, IncomingMachine, Interface,
+    MigrationDirection, MigrationState, ProcessExit, SandboxExit, Started,
 };
 use super::super::wire::NicHeader;
 use super::containers::wrong_state;
@@ -48,6 +52,7 @@ use super::end::EndOfMachine;
 use super::entries::{Entries, Entry, not_found};
 use crate::machine::{HostFiles, MachineError, MachineNic, MachinePlan, causes};
 use dhcp::DhcpServers;
+use migration::Arriving;
 pub(super) use requests::answer;
 pub(super) use usage::Usage;
 use vm::{Vm, VmLife};
@@ -83,7 +88,7 @@ pub(super) struct OwnOs {
     dhcp: DhcpServers,
     /// Held while a machine is built, so that there is one at most.
     booting: AsyncMutex<()>,
-    is_paused: AtomicBool,
+    is_paused: Arc<AtomicBool>,
     /// The sandbox is to end.
     is_ending: AtomicBool,
     stopped: watch::Sender<bool>,
@@ -104,7 +109,7 @@ impl OwnOs {
             vms: Mutex::default(),
             dhcp: DhcpServers::default(),
             booting: AsyncMutex::default(),
-            is_paused: AtomicBool::new(false),
+            is_paused: Arc::default(),
             is_ending: AtomicBool::new(false),
             stopped: watch::Sender::new(false),
             ended: watch::Sender::new(None),
@@ -114,12 +119,17 @@ impl OwnOs {
     /// Boots a machine, which is a container from then on.
     pub(super) async fn boot(this: &Arc<Self>, boot: BootMachine) -> Result<Started, SandboxError> {
         let id = boot.id.clone();
+        let incoming = boot.incoming.clone();
         validate_id(&id).map_err(|error| invalid(error.to_string()))?;
         let _turn = this.booting.lock().await;
         this.check(&boot)?;
         this.entries.take(&id)?;
         let made = this.make(boot).await;
-        let (vm, started) = match made {
+        let made = made.and_then(|(vm, started)| {
+            let arriving = incoming.map(|incoming| this.awaits(&vm, &incoming));
+            Ok((vm, started, arriving.transpose()?))
+        });
+        let (vm, started, arriving) = match made {
             Ok(made) => made,
             Err(error) => {
                 this.entries.set(&id, None);
@@ -136,7 +146,7 @@ impl OwnOs {
         }
         let this = Arc::clone(this);
         tokio::spawn(async move {
-            let end = vm.live().await;
+            let end = vm.live(arriving).await;
             info!(container = id, ?end, "the machine has ended");
             vm.report(&end).await;
             if this.is_ending.load(Ordering::SeqCst) {
@@ -144,6 +154,16 @@ impl OwnOs {
             }
         });
         Ok(started)
+    }
+
+    /// Begins to wait for a machine that comes from elsewhere.
+    fn awaits(&self, vm: &Arc<Vm>, incoming: &IncomingMachine) -> Result<Arriving, SandboxError> {
+        let (direction, state) = (MigrationDirection::In, MigrationState::Waiting);
+        let bytes = vm.memory();
+        let begun = vm
+            .migrations
+            .begin(&incoming.migration, direction, state, bytes)?;
+        Ok(Arriving::new(incoming, begun, Arc::clone(&self.is_paused)))
     }
 
     /// Refuses what is out of bounds, and a second machine.
@@ -196,6 +216,7 @@ impl OwnOs {
                 fd: fd.try_clone().map_err(MachineError::Duplicate)?,
                 mac: interface.map_or(header.mac, |interface| interface.mac),
                 mtu: interface.map_or(header.mtu, |interface| interface.mtu),
+                addresses: interface.map_or_else(Vec::new, addresses_of),
             });
         }
         let plan = MachinePlan {
@@ -214,7 +235,17 @@ impl OwnOs {
             ends_at_reboot: boot.ends_at_reboot,
         };
         let host = Arc::clone(host);
-        Vm::start(boot.id, plan, life, boot.log, host, self.events.clone()).await
+        let is_incoming = boot.incoming.is_some();
+        Vm::start(
+            boot.id,
+            plan,
+            life,
+            is_incoming,
+            boot.log,
+            host,
+            self.events.clone(),
+        )
+        .await
     }
 
     fn lock(&self) -> MutexGuard<'_, Vec<Arc<Vm>>> {
@@ -250,6 +281,7 @@ impl OwnOs {
     /// Pauses the guest between two instructions.
     pub(super) async fn pause(&self) -> Result<(), SandboxError> {
         let vm = self.running().ok_or_else(no_machine)?;
+        vm.migrations.must_be_over()?;
         vm.machine()?.pause().await.map_err(wrong_state)?;
         self.is_paused.store(true, Ordering::Relaxed);
         Ok(())
@@ -258,6 +290,8 @@ impl OwnOs {
     /// Resumes a paused guest.
     pub(super) async fn resume(&self) -> Result<(), SandboxError> {
         let vm = self.running().ok_or_else(no_machine)?;
+        // It may run elsewhere.
+        vm.migrations.must_be_over()?;
         vm.machine()?.resume().await.map_err(wrong_state)?;
         self.is_paused.store(false, Ordering::Relaxed);
         vm.set_clock();
@@ -297,8 +331,11 @@ impl OwnOs {
         join_all(made.iter().map(|container| container.detach_readers())).await;
     }
 
-    /// Makes a guest that is to stop run, if it is paused.
+    /// Makes a guest that is to stop run, if it is paused, and stay here, if it moves.
     async fn wake(&self) {
+        if let Some(migration) = self.running().and_then(|vm| vm.migrations.latest()) {
+            migration.end_for_stop().await;
+        }
         if self.is_paused()
             && let Err(error) = self.resume().await
         {
@@ -348,6 +385,13 @@ impl EndOfMachine for Arc<OwnOs> {
             vm.kill();
         }
     }
+}
+
+/// The addresses of an interface, without the lengths of their prefixes.
+fn addresses_of(interface: &Interface) -> Vec<IpAddr> {
+    let addresses = interface.addresses.iter();
+    let parsed = addresses.filter_map(|text| text.split('/').next()?.parse().ok());
+    parsed.collect()
 }
 
 fn no_machine() -> SandboxError {

@@ -47,7 +47,7 @@ impl Outcome {
     pub(super) fn code(&self) -> i32 {
         match &self.exit {
             MachineExit::PoweredOff if self.loader.is_some() => FAILED,
-            MachineExit::PoweredOff => 0,
+            MachineExit::PoweredOff | MachineExit::Moved => 0,
             // Instead of a restart that it was not to do any more.
             MachineExit::Reset if self.was_asked => 0,
             MachineExit::Killed => KILLED,
@@ -61,7 +61,7 @@ impl Outcome {
             (MachineExit::PoweredOff, Some(reason)) => {
                 Some(format!("the disk cannot be booted: {reason}"))
             }
-            (MachineExit::PoweredOff, None) => None,
+            (MachineExit::PoweredOff | MachineExit::Moved, None) => None,
             (MachineExit::Reset, _) if self.was_asked => None,
             (MachineExit::Failed(why), _) => Some(why.clone()),
             (exit, _) => Some(format!("the guest {exit}")),
@@ -89,6 +89,7 @@ mod tests {
             (MachineExit::PoweredOff, true, 0, None),
             (MachineExit::Reset, true, 0, None),
             (MachineExit::Killed, true, 137, Some("killed")),
+            (MachineExit::Moved, false, 0, None),
             (MachineExit::TripleFault, false, 1, Some("triple fault")),
             (failed, false, 1, Some("no disk")),
         ] {

@@ -13,7 +13,7 @@ use super::super::containers::blocking;
 use super::super::entries::not_found;
 use super::super::service::Fds;
 use super::vm::Vm;
-use super::{OwnOs, files, programs};
+use super::{OwnOs, files, migration, programs};
 
 /// Executes a request.
 pub(in super::super) async fn answer(
@@ -96,6 +96,7 @@ pub(in super::super) async fn answer(
         }
         Call::Reboot { id, is_reset } => {
             let vm = system.vm_that_runs(&id)?;
+            vm.migrations.must_be_over()?;
             match is_reset {
                 true => {
                     vm.reset()?;
@@ -104,6 +105,29 @@ pub(in super::super) async fn answer(
                 }
                 false => Vm::soft_reboot(&vm).await?,
             }
+        }
+        Call::SendMachine { id, send } => migration::send(system, &id, *send, fds.next()?)?,
+        Call::ReceiveMachine { id, migration } => {
+            migration::give_connection(system, &id, &migration, fds.next()?)?;
+        }
+        Call::CancelMigration { id, migration } => {
+            system
+                .vm(&id)?
+                .migrations
+                .named(&migration)?
+                .cancel()
+                .await?;
+        }
+        Call::ResolveMigration { id, migration, run } => {
+            system.resolve_migration(&id, &migration, run).await?;
+        }
+        Call::Migration { id, seen } => {
+            let vm = system.vm(&id)?;
+            let info = match seen {
+                Some(seen) => Some(vm.migrations.after(seen).await),
+                None => vm.migrations.latest().map(|latest| latest.info()),
+            };
+            return Ok(Answer::Migration(info.map(Box::new)));
         }
         call => {
             return Err(SandboxError::NoAgent {
@@ -126,7 +150,7 @@ impl OwnOs {
     }
 
     /// Returns the machine of a container that has not ended.
-    fn vm_that_runs(&self, id: &str) -> Result<Arc<Vm>, SandboxError> {
+    pub(super) fn vm_that_runs(&self, id: &str) -> Result<Arc<Vm>, SandboxError> {
         self.entries.get(id)?;
         let vm = self.vm(id)?;
         match vm.is_running() {

@@ -1,6 +1,7 @@
 //! One container's machine: boot, reboot, stop, end.
 
 use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -20,11 +21,13 @@ use super::super::container::Container;
 use super::super::output::ContainerStreams;
 use super::super::restart::Processes;
 use super::guest_agent::AgentOfMachine;
+use super::migration::{Arriving, Migrations};
 use super::no_machine;
 use super::outcome::Outcome;
 use super::programs::Running;
 use crate::machine::{
-    HostFiles, Machine, MachineError, MachineExit, MachinePlan, SerialPort, causes,
+    Arrival, ArriveError, HostFiles, Machine, MachineError, MachineExit, MachinePlan, MovingDisk,
+    SerialPort, causes,
 };
 
 /// The number that stands for a process of a guest whose processes nobody here knows.
@@ -105,14 +108,16 @@ pub(super) struct Vm {
     pub(super) agent: AsyncMutex<Option<Arc<AgentOfMachine>>>,
     programs: Mutex<Vec<Running>>,
     thaw: Mutex<Option<AbortHandle>>,
+    pub(super) migrations: Migrations,
 }
 
 impl Vm {
-    /// Boots a machine.
+    /// Boots a machine, unless it comes from elsewhere.
     pub(super) async fn start(
         id: String,
         plan: MachinePlan,
         life: VmLife,
+        is_incoming: bool,
         log: Option<OwnedFd>,
         host: Arc<HostFiles>,
         events: Option<Arc<EventLog>>,
@@ -140,8 +145,11 @@ impl Vm {
             agent: AsyncMutex::default(),
             programs: Mutex::default(),
             thaw: Mutex::default(),
+            migrations: Migrations::default(),
         });
-        Self::build(&vm).await?;
+        if !is_incoming {
+            Self::build(&vm).await?;
+        }
         let started = Started {
             pid: PID,
             started_at_ns: now_ns(),
@@ -209,15 +217,31 @@ impl Vm {
     }
 
     /// Waits for the machine's end, and for those that follow its reboots.
-    pub(super) async fn live(self: &Arc<Self>) -> Outcome {
+    pub(super) async fn live(self: &Arc<Self>, arriving: Option<Arriving>) -> Outcome {
         let mut delays = RebootDelays::default();
+        let mut is_booted = arriving.is_none();
+        if let Some(arriving) = arriving
+            && let Err(why) = arriving.arrive(self).await
+        {
+            return self.outcome(MachineExit::Failed(why));
+        }
         loop {
             let begin = Instant::now();
             let machine = self.lock().clone();
             let exit = match machine {
+                // One that has come has no loader any more.
+                Some(machine) if !is_booted => machine.ended().await,
                 Some(machine) => self.end_of(machine).await,
                 None => MachineExit::Killed,
             };
+            is_booted = true;
+            if let Some(migration) = self.migrations.latest()
+                && migration.end_with_machine(&exit.to_string()).await
+            {
+                self.discard().await;
+                self.plan.unlock_disks();
+                return self.outcome(MachineExit::Moved);
+            }
             self.discard().await;
             let is_reset = self.is_reset.swap(false, Ordering::SeqCst);
             let is_restart = self.takes_restart() && exit == MachineExit::PoweredOff;
@@ -418,6 +442,62 @@ impl Vm {
         self.is_reset.store(true, Ordering::SeqCst);
         machine.kill();
         Ok(())
+    }
+
+    /// Takes a machine that has come.
+    pub(super) fn takes(&self, machine: Machine) {
+        *self.lock() = Some(Arc::new(machine));
+        if *self.wanted.borrow() == Wanted::Killed {
+            // That came meanwhile.
+            self.kill();
+        }
+    }
+
+    /// Receives a machine from a connection; blocks until it runs.
+    pub(super) fn receive(
+        &self,
+        connection: &UnixStream,
+        tell: impl FnMut(Arrival),
+    ) -> Result<(Machine, bool), ArriveError> {
+        self.plan.receive(&self.host, &self.port, connection, tell)
+    }
+
+    /// Makes what the guest has written to disks durable.
+    pub(super) fn sync_disks(&self) -> Result<(), MachineError> {
+        self.plan.sync_disks()
+    }
+
+    /// Takes the locks of disks that were opened without.
+    pub(super) fn lock_disks(&self) -> Result<(), MachineError> {
+        self.plan.lock_disks()
+    }
+
+    /// Returns the disks whose contents go with the memory.
+    pub(super) fn moving_disks(&self) -> Vec<MovingDisk> {
+        self.plan.moving_disks()
+    }
+
+    /// Tells the networks of the machine's cards once where they are now.
+    pub(super) fn announce(&self) {
+        self.plan.announce();
+    }
+
+    /// Whether the guest's file systems are frozen.
+    pub(super) fn is_frozen(&self) -> bool {
+        let thaw = self.thaw.lock().unwrap_or_else(PoisonError::into_inner);
+        thaw.as_ref().is_some_and(|thaw| !thaw.is_finished())
+    }
+
+    /// Whether the guest was asked to end.
+    pub(super) fn is_to_end(&self) -> bool {
+        *self.wanted.borrow() != Wanted::Running
+    }
+
+    /// Waits until the guest is asked to end.
+    pub(super) async fn is_asked_to_end(&self) {
+        let mut wanted = self.wanted.subscribe();
+        // It does not fail: the sender is this machine's own.
+        let _ = wanted.wait_for(|wanted| *wanted != Wanted::Running).await;
     }
 
     fn wants(&self, more: Wanted) {

@@ -40,6 +40,7 @@ impl VmiDisks<'_> {
                 Ok(DiskRecord {
                     serial: disk.serial.clone(),
                     is_read_only,
+                    is_local: matches!(disk.source, DiskSource::Empty(_)),
                     content,
                 })
             })

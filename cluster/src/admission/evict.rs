@@ -1,0 +1,191 @@
+//! The eviction of a VM's pod, which becomes the evacuation of the VM.
+//!
+//! Draining a node evicts its pods, which ends a VM. Where the VM is to move instead, the eviction is
+//! answered as one that a disruption budget does not allow yet (429), and the VM is marked: the
+//! controller moves it, and who drains asks again until the pod is gone.
+
+use k8s_openapi::api::core::v1::Pod;
+use podvisor_cluster_types::vmi::VmiStatus;
+use serde_json::{Value, json};
+
+use super::{Request, Response, validate::Lookup};
+
+/// Label of every pod that is a VM, with this value.
+const COMPONENT: (&str, &str) = ("kubevirt.io", "virt-launcher");
+
+/// A VMI, as far as an eviction is concerned.
+#[derive(Debug, Clone, Default, PartialEq)]
+#[non_exhaustive]
+pub struct Evicted {
+    /// Its unique id.
+    pub uid: String,
+    /// What is to happen when its pod is evicted.
+    pub strategy: String,
+    /// Its status.
+    pub status: VmiStatus,
+}
+
+/// What becomes of an eviction.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Outcome {
+    /// The pod ends.
+    Allowed,
+    /// The VM leaves its node, and the pod stays until then.
+    Evacuated,
+    /// The pod stays.
+    Refused(String),
+}
+
+/// Answers an eviction.
+pub(super) async fn evict(request: &Request, lookup: &impl Lookup) -> Response {
+    let (namespace, name) = (&request.namespace, &request.name);
+    let found = async {
+        let Some(pod) = lookup.pod(namespace, name).await? else {
+            return Ok(None);
+        };
+        let Some((vmi, uid)) = instance(&pod) else {
+            return Ok(None);
+        };
+        let evicted = lookup.evicted(namespace, &vmi).await?;
+        Ok(evicted
+            .filter(|evicted| evicted.uid == uid)
+            .map(|evicted| (pod, vmi, evicted)))
+    };
+    let failed = |error: kube::Error, what: &str| {
+        tracing::error!(%error, namespace, pod = name, what, "an eviction was not answered");
+        refused(500, "InternalError", format!("failed to {what}: try again"))
+    };
+    let (pod, vmi, evicted) = match found.await {
+        Ok(Some(found)) => found,
+        Ok(None) => return Response::allowed(),
+        Err(error) => return failed(error, "look up the VM of the pod"),
+    };
+    let node = pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref());
+    let node = node.unwrap_or_default();
+    match outcome(&vmi, &evicted, node) {
+        Outcome::Allowed => Response::allowed(),
+        Outcome::Refused(message) => refused(429, "TooManyRequests", message),
+        Outcome::Evacuated => {
+            let is_marked = evicted.status.evacuation_node_name.as_deref() == Some(node);
+            if request.dry_run != Some(true) && !is_marked {
+                let marked = lookup.evacuate(namespace, &vmi, &evicted.uid, node).await;
+                if let Err(error) = marked {
+                    return failed(error, "mark the VM to be evacuated");
+                }
+            }
+            let message = format!("Eviction triggered evacuation of VMI \"{namespace}/{vmi}\"");
+            refused(429, "TooManyRequests", message)
+        }
+    }
+}
+
+fn refused(code: u16, reason: &'static str, message: String) -> Response {
+    Response::Refused {
+        code,
+        reason,
+        message,
+    }
+}
+
+/// The VMI that a pod was made for: its name and unique id.
+fn instance(pod: &Pod) -> Option<(String, String)> {
+    let labels = pod.metadata.labels.as_ref()?;
+    if labels.get(COMPONENT.0).map(String::as_str) != Some(COMPONENT.1) {
+        return None;
+    }
+    let owners = pod.metadata.owner_references.iter().flatten();
+    let mut owners = owners.filter(|owner| owner.controller == Some(true));
+    let owner = owners.find(|owner| owner.kind == "VirtualMachineInstance")?;
+    Some((owner.name.clone(), owner.uid.clone()))
+}
+
+fn outcome(name: &str, vmi: &Evicted, node: &str) -> Outcome {
+    let status = &vmi.status;
+    if matches!(status.phase.as_deref(), Some("Succeeded" | "Failed")) {
+        return Outcome::Allowed;
+    }
+    // The VM is not in this pod: it has left, or is still to come.
+    if node.is_empty() || status.node_name.as_deref() != Some(node) {
+        return Outcome::Allowed;
+    }
+    let migratable = status
+        .conditions
+        .iter()
+        .find(|condition| condition.kind == "LiveMigratable");
+    let is_migratable = migratable.is_some_and(|found| found.status == "True");
+    match (vmi.strategy.as_str(), is_migratable) {
+        ("LiveMigrate" | "LiveMigrateIfPossible", true) | ("External", _) => Outcome::Evacuated,
+        ("LiveMigrate", false) => {
+            let why = migratable.and_then(|found| found.message.as_deref());
+            Outcome::Refused(format!(
+                "VMI {name} is configured with an eviction strategy but is not live-migratable: {}",
+                why.unwrap_or("that is not known yet")
+            ))
+        }
+        _ => Outcome::Allowed,
+    }
+}
+
+/// The patch that marks a VMI; it is refused if the VMI is another one.
+pub(super) fn mark(uid: &str, node: &str) -> Value {
+    json!({
+        "metadata": { "uid": uid },
+        "status": { "evacuationNodeName": node },
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn vmi(strategy: &str, migratable: Option<bool>) -> Evicted {
+        let conditions = migratable.map(|migratable| {
+            let status = if migratable { "True" } else { "False" };
+            json!({ "type": "LiveMigratable", "status": status, "message": "disk a" })
+        });
+        let conditions: Vec<Value> = conditions.into_iter().collect();
+        let status = json!({ "phase": "Running", "nodeName": "n", "conditions": conditions });
+        Evicted {
+            uid: "u".to_owned(),
+            strategy: strategy.to_owned(),
+            status: serde_json::from_value(status).unwrap(),
+        }
+    }
+
+    #[test]
+    fn the_strategy_says_what_an_eviction_becomes() {
+        for (strategy, migratable, expected) in [
+            ("", Some(true), "allowed"),
+            ("None", Some(true), "allowed"),
+            ("LiveMigrate", Some(true), "evacuated"),
+            ("LiveMigrate", Some(false), "refused"),
+            ("LiveMigrate", None, "refused"),
+            ("LiveMigrateIfPossible", Some(true), "evacuated"),
+            ("LiveMigrateIfPossible", Some(false), "allowed"),
+            ("External", Some(false), "evacuated"),
+        ] {
+            let found = match outcome("a", &vmi(strategy, migratable), "n") {
+                Outcome::Allowed => "allowed",
+                Outcome::Evacuated => "evacuated",
+                Outcome::Refused(_) => "refused",
+            };
+            assert_eq!(found, expected, "{strategy} {migratable:?}");
+        }
+    }
+
+    #[test]
+    fn a_pod_that_the_vm_is_not_in_may_go() {
+        let mut evicted = vmi("LiveMigrate", Some(true));
+        assert_eq!(outcome("a", &evicted, "another"), Outcome::Allowed);
+        evicted.status.phase = Some("Succeeded".to_owned());
+        assert_eq!(outcome("a", &evicted, "n"), Outcome::Allowed);
+    }
+
+    #[test]
+    fn what_keeps_a_vm_from_moving_is_told() {
+        let Outcome::Refused(why) = outcome("a", &vmi("LiveMigrate", Some(false)), "n") else {
+            panic!("it is refused");
+        };
+        assert!(why.contains("disk a"), "{why}");
+    }
+}
