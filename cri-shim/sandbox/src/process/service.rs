@@ -207,6 +207,7 @@ impl Service {
             Call::GuestAgent { .. }
             | Call::CopyFile { .. }
             | Call::Reboot { .. }
+            | Call::SaveMachine { .. }
             | Call::SendMachine { .. }
             | Call::ReceiveMachine { .. }
             | Call::CancelMigration { .. }
