@@ -86,6 +86,34 @@ fn a_vm_that_is_not_there_is_named_with_the_command_that_lists_them() {
             "{command}: {ran:?}"
         );
     }
+    for arguments in [
+        &["hibernate", "nobody"][..],
+        &["snapshot", "nobody", "s"],
+        &["snapshots", "nobody"],
+        &["rm-snapshot", "nobody", "s"],
+        &["restore", "nobody", "s"],
+        &["clone", "nobody", "new"],
+        &["clone", "nobody:s", "new"],
+        &["resize", "--cpus", "2", "nobody"],
+    ] {
+        let ran = vms.run(arguments);
+        assert_ne!(ran.code, Some(0), "{arguments:?}");
+        assert!(
+            ran.stderr.contains("no VM `nobody`"),
+            "{arguments:?}: {ran:?}"
+        );
+    }
+    for (arguments, said) in [
+        (&["snapshot", "nobody", "../s"][..], "letters, digits"),
+        (&["clone", "-n", "0", "nobody", "new"], "--count"),
+        (&["clone", "nobody", "-x"], "-x"),
+        (&["clone", "nobody", "a/b"], "a/b"),
+        (&["resize", "nobody"], "--disk"),
+    ] {
+        let ran = vms.run(arguments);
+        assert_ne!(ran.code, Some(0), "{arguments:?}");
+        assert!(ran.stderr.contains(said), "{arguments:?}: {ran:?}");
+    }
     vms.run(&["rm", "-f", "nobody"]).printed("");
 }
 

@@ -4,11 +4,22 @@
 mod support;
 
 use std::fs;
-use std::io::Write as _;
+use std::io::{Read as _, Write as _};
+use std::net::TcpStream;
 use std::path::PathBuf;
+use std::thread;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use serde_json::Value;
 
 use support::terminal::Terminal;
 use support::{Ran, Root, until};
+
+/// What is the same for as long as a guest's kernel runs, wherever that is.
+const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
+
+/// The small system is told no address by cloud-init.
+const NETWORK: &str = "ip addr add 10.0.2.2/24 dev eth0 && ip route add default via 10.0.2.1";
 
 const KEY: &str = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAA me@here\n";
 
@@ -86,18 +97,138 @@ fn guest_vms_keep_what_they_wrote_and_their_console_may_be_left() {
     assert!(fs::read(&back).unwrap() == bytes);
     let seen = vm(&["inspect", "vm1"]).stdout;
     assert!(seen.contains("\"Small system\""), "{seen}");
+    warm(&root);
     vm(&["reboot", "vm1"]).printed("vm1\n");
     until("the second boot", || logs().contains("CPUs, boot 2"));
     vm(&["reboot", "-f", "vm1"]).printed("vm1\n");
     until("the third boot", || logs().contains("CPUs, boot 3"));
+    let running = vm(&["resize", "--cpus", "2", "vm1"]);
+    assert!(running.stderr.contains("podvisor vm stop"), "{running:?}");
     vm(&["stop", "-t", "5", "vm1"]).printed("vm1\n");
 
+    let smaller = vm(&["resize", "--disk", "64M", "vm1"]);
+    assert!(smaller.stderr.contains("not made smaller"), "{smaller:?}");
+    vm(&["resize", "-m", "320M", "--disk", "192M", "vm1"]).printed("vm1\n");
     vm(&["start", "vm1"]).printed("vm1\n");
     until("the next boot", || logs().contains("CPUs, boot 4"));
+    until("the agent", || vm(&["exec", "vm1", "true"]).code == Some(0));
+    let sizes =
+        "cat /sys/block/vda/size; [ $(awk '/MemTotal/ {print $2}' /proc/meminfo) -gt 262144 ]";
+    let resized = vm(&["exec", "vm1", "sh", "-c", sizes]);
+    assert_eq!((resized.code, resized.stdout.trim()), (Some(0), "393216"));
     let again = vm(&["start", "vm1"]);
     assert!(again.stderr.contains("runs already"), "{again:?}");
     vm(&["rm", "-f", "vm1"]).printed("vm1\n");
     vm(&["ps", "-q"]).printed("");
     let left = fs::read_dir(root.path().join("v")).unwrap();
     assert_eq!(left.count(), 0);
+}
+
+/// Saves the VM `vm1`, whose agent answers, in each way, and leaves it as it was.
+fn warm(root: &Root) {
+    let vm = |arguments: &[&str]| -> Ran { root.output(&[&["vm"], arguments].concat()) };
+    let sh = |name: &str, script: &str| -> String {
+        let ran = vm(&["exec", name, "sh", "-c", script]);
+        assert_eq!(ran.code, Some(0), "{name}: {script}: {ran:?}");
+        ran.stdout
+    };
+    let answers = |name: &str| until("the agent", || vm(&["exec", name, "true"]).code == Some(0));
+    let inspect = |name: &str| -> Value {
+        let all: Value = serde_json::from_str(&vm(&["inspect", name]).stdout).unwrap();
+        all[0].clone()
+    };
+    let has_network = inspect("vm1")["NetworkMode"] == "nat";
+    // Anyone on this host reaches a guest by the address that is listed.
+    let fetch = |name: &str| -> String {
+        let address = inspect(name)["Addresses"][0].as_str().unwrap().to_owned();
+        let mut stream = TcpStream::connect((address.as_str(), 80)).unwrap();
+        stream.write_all(b"GET /hostname HTTP/1.0\r\n\r\n").unwrap();
+        let mut said = String::new();
+        stream.read_to_string(&mut said).unwrap();
+        format!("{address} {said}")
+    };
+    let boot = sh("vm1", &format!("echo kept >/run/mark; cat {BOOT_ID}"));
+    if has_network {
+        sh("vm1", NETWORK);
+        assert!(fetch("vm1").contains("vm1"));
+    }
+
+    let began = SystemTime::now();
+    vm(&["hibernate", "vm1"]).printed("vm1\n");
+    println!("hibernate: {:?}", began.elapsed());
+    let listed = vm(&["ps"]).stdout;
+    assert!(listed.contains("Hibernated "), "{listed}");
+    assert_eq!(inspect("vm1")["State"], "hibernated");
+    let again = vm(&["hibernate", "vm1"]);
+    assert!(again.stderr.contains("not running"), "{again:?}");
+    // Longer than what its clock may be off because of a slow agent.
+    thread::sleep(Duration::from_secs(12));
+    vm(&["start", "vm1"]).printed("vm1\n");
+    answers("vm1");
+    assert_eq!(
+        sh("vm1", &format!("cat /run/mark {BOOT_ID}")),
+        format!("kept\n{boot}")
+    );
+    until("the guest's clock", || {
+        let guest: u64 = sh("vm1", "date +%s").trim().parse().unwrap();
+        let now = SystemTime::now().duration_since(UNIX_EPOCH);
+        let behind = now.unwrap().as_secs().abs_diff(guest);
+        println!("clock: {behind} s behind");
+        behind < 10
+    });
+    if has_network {
+        assert!(fetch("vm1").contains("vm1"));
+    }
+
+    vm(&["snapshot", "vm1", "clean"]).printed("clean\n");
+    let taken = vm(&["snapshot", "vm1", "clean"]);
+    assert!(taken.stderr.contains("already"), "{taken:?}");
+    sh("vm1", "echo later >/root/later; rm /run/mark; sync");
+    let began = SystemTime::now();
+    vm(&["clone", "-n", "2", "vm1:clean", "two"]).printed("two-1\ntwo-2\n");
+    println!("two clones: {:?}", began.elapsed());
+    let mut addresses = Vec::new();
+    for name in ["two-1", "two-2"] {
+        let said = sh(
+            name,
+            &format!("hostname; cat /run/mark {BOOT_ID}; ls /root/later; true"),
+        );
+        assert_eq!(said, format!("{name}\nkept\n{boot}"));
+        sh(
+            name,
+            &format!("[ ! -e /root/mine ] && echo {name} >/root/mine && sync"),
+        );
+        if has_network {
+            addresses.push(fetch(name));
+        }
+    }
+    addresses.extend(has_network.then(|| fetch("vm1")));
+    addresses.sort();
+    addresses.dedup();
+    assert_eq!(
+        addresses.len(),
+        if has_network { 3 } else { 0 },
+        "{addresses:?}"
+    );
+    // A clone is a VM: its own disk boots, with the name that cloud-init's disk has.
+    vm(&["stop", "-t", "5", "two-1"]).printed("two-1\n");
+    vm(&["start", "two-1"]).printed("two-1\n");
+    answers("two-1");
+    assert_eq!(sh("two-1", "cat /root/mine; hostname"), "two-1\ntwo-1\n");
+    vm(&["rm", "-f", "two-1", "two-2"]).printed("two-1\ntwo-2\n");
+
+    let running = vm(&["restore", "vm1", "clean"]);
+    assert!(running.stderr.contains("-f"), "{running:?}");
+    vm(&["restore", "-f", "vm1", "clean"]).printed("vm1\n");
+    answers("vm1");
+    let said = sh(
+        "vm1",
+        &format!("cat /run/mark {BOOT_ID}; ls /root/later; true"),
+    );
+    assert_eq!(said, format!("kept\n{boot}"));
+    let listed = vm(&["snapshots", "vm1"]).stdout;
+    assert!(listed.contains("clean"), "{listed}");
+    vm(&["rm-snapshot", "vm1", "clean"]).printed("clean\n");
+    let none: Value = serde_json::from_str(&vm(&["snapshots", "--json"]).stdout).unwrap();
+    assert_eq!(none, Value::Array(Vec::new()));
 }

@@ -1,6 +1,6 @@
 //! Each command of the agent that is used here.
 
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
@@ -162,6 +162,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> GuestAgent<S> {
     /// # Errors
     /// [`GuestAgentError`].
     pub async fn set_time(&self, time: SystemTime, limit: Duration) -> Result<(), GuestAgentError> {
+        let asked = Instant::now();
         let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
         let nanoseconds = i64::try_from(since.as_nanos()).unwrap_or(i64::MAX);
         let arguments = json!({ "time": nanoseconds });
@@ -170,6 +171,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> GuestAgent<S> {
             // off.
             Err(GuestAgentError::Refused { reason, .. }) if reason.contains("hwclock") => Ok(()),
             Err(refused @ GuestAgentError::Refused { .. }) => {
+                // The first answer took a while.
+                let since = since.saturating_add(asked.elapsed());
                 let date = Program {
                     path: "date".to_owned(),
                     arguments: vec!["-s".to_owned(), format!("@{}", since.as_secs())],

@@ -239,7 +239,7 @@ fn private_mount_in(table: &[u8], id: u64) -> Option<PathBuf> {
     // The optional fields: `shared:GROUP`, `master:GROUP` and others, up to a hyphen.
     let optional = fields.get(6..)?.iter().take_while(|field| **field != b"-");
     let follows = |field: &&[u8]| field.starts_with(b"shared:") || field.starts_with(b"master:");
-    match optional.clone().any(|field| follows(field)) {
+    match optional.clone().any(follows) {
         true => None,
         false => Some(unescape(fields.get(4)?)),
     }

@@ -81,12 +81,13 @@ pub use template::{
     Shape, TemplateError, make as make_template, remove_abandoned_templates, snapshot,
 };
 pub use types::{
-    BootMachine, ContainerDevice, ContainerInfo, ContainerState, ContainerStats, ContainerUser,
-    CreateContainer, DeviceSource, Exec, GuestAgentAnswer, GuestAgentCall, GuestKind, GuestNetwork,
-    GuestStats, Health, HealthCheck, HealthResult, HealthStatus, ImageVolume, IncomingMachine,
-    Interface, JailLayer, JailMode, LaunchConfig, MigrationDirection, MigrationInfo,
-    MigrationState, Neighbour, NicConfig, Password, ProcessExit, RestartPolicy, Route, SandboxExit,
-    SendMachine, Started, StdioFds, SupplementalGroups, TerminalSize,
+    AfterSave, BootMachine, ContainerDevice, ContainerInfo, ContainerState, ContainerStats,
+    ContainerUser, ContinueAs, CreateContainer, DeviceSource, Exec, GuestAgentAnswer,
+    GuestAgentCall, GuestKind, GuestNetwork, GuestStats, Health, HealthCheck, HealthResult,
+    HealthStatus, ImageVolume, IncomingMachine, Interface, JailLayer, JailMode, LaunchConfig,
+    MigrationDirection, MigrationInfo, MigrationState, Neighbour, NicConfig, Password, ProcessExit,
+    RestartPolicy, Route, SandboxExit, SaveMachine, SavedMachine, SendMachine, Started, StdioFds,
+    SupplementalGroups, TerminalSize,
 };
 pub use wire::FrameError;
 

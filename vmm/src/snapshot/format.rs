@@ -8,10 +8,10 @@ use std::ops::RangeInclusive;
 
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
-const MAGIC: [u8; 8] = *b"PODVSNAP";
+pub(super) const MAGIC: [u8; 8] = *b"PODVSNAP";
 /// Incremented if the layout of header or records changes.
 const FORMAT: u32 = 1;
-const HEADER_LEN: usize = 28;
+pub(super) const HEADER_LEN: usize = 28;
 const RECORD_HEADER_LEN: usize = 16;
 
 /// The maximum size of a state file: 254 vCPUs take 2 MiB.

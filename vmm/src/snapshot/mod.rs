@@ -4,7 +4,8 @@
 //! * `state.rs` defines which records a VM has, with `vcpu.rs` and `chips.rs` for KVM's state and
 //!   `device.rs` for registers; devices define their own state (`podvisor-devices`).
 //! * `cpu.rs` refuses a guest that was started on a processor with more features.
-//! * `directory.rs` makes the directory complete or absent.
+//! * `directory.rs` makes the directory complete or absent; `writer.rs` does so for files that
+//!   the owner has opened.
 //! * `working_set.rs` lists the pages that VMs write first.
 //!
 //! The memory file is written and mapped by the [memory](crate::memory) module. How a VM gathers
@@ -25,6 +26,7 @@ mod state;
 pub mod testing;
 mod vcpu;
 mod working_set;
+mod writer;
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -44,6 +46,7 @@ pub(crate) use chips::ChipState;
 pub(crate) use device::{DeviceState, SavedRegisters};
 pub(crate) use state::{Base, Identity, MachineState};
 pub(crate) use vcpu::{CounterSetup, VcpuState, msr_numbers};
+pub(crate) use writer::write_files;
 
 use crate::memory::{GuestMemory, MemorySize, SaveScope, gather_huge_pages};
 use directory::{MEMORY, NewDirectory, STATE};
@@ -156,6 +159,18 @@ impl Snapshot {
             },
             full: None,
         })))
+    }
+
+    /// Returns whether this state file was written to its end: [`Vm::snapshot_to`] makes it count
+    /// last, so that one whose writer was killed is empty or has no beginning. A file that was
+    /// damaged later counts, and [`Self::from_files`] refuses it.
+    ///
+    /// # Errors
+    /// The file cannot be read.
+    ///
+    /// [`Vm::snapshot_to`]: crate::Vm::snapshot_to
+    pub fn is_finished(state: &File) -> io::Result<bool> {
+        writer::is_finished(state)
     }
 
     /// Creates one of a machine that has moved here with its memory. One machine can be restored

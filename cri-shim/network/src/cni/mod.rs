@@ -308,14 +308,16 @@ impl Cni {
         })
     }
 
-    /// As [`Self::attach`], to a network that the caller chooses.
+    /// As [`Self::attach`], to a network that the caller chooses, with the first card of this form.
     pub async fn attach_to(
         &self,
         list: List,
         pod: &PodIdentity,
         capabilities: Capabilities,
+        form: CardForm,
     ) -> Result<Attachment, CniError> {
         let prepared = in_place(|| self.prepare_for(Arc::new(list), &pod.id, 0))?;
+        let prepared = prepared.with_form(form);
         self.attach(pod, capabilities, prepared).await
     }
 

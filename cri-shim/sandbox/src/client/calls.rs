@@ -13,13 +13,16 @@ use super::super::error::{RefusalKind, SandboxError};
 use super::super::oom;
 use super::super::types::{
     BootMachine, ContainerInfo, ContainerStats, ContainerUser, CreateContainer, DeviceSource, Exec,
-    HealthCheck, ProcessExit, Started, StdioFds, TerminalSize,
+    HealthCheck, ProcessExit, SaveMachine, Started, StdioFds, TerminalSize,
 };
 use super::super::wire::{
     Answer, BootHeader, Call, CreateHeader, DeviceHeader, DeviceKind, ExecHeader, FrameError,
     StdioHeader,
 };
 use super::{REQUEST_TIMEOUT, SandboxClient};
+
+/// How long all of a machine's memory and its disks may take to be written.
+const SAVE_TIMEOUT: Duration = Duration::from_secs(3600);
 
 impl SandboxClient {
     /// Creates a container; its process waits for the start. Returns the process's user.
@@ -98,6 +101,26 @@ impl SandboxClient {
         let call = Call::BootMachine(Box::new(header));
         match self.call(call, fds).await? {
             (Answer::Started(started), _) => Ok(started),
+            _ => Err(self.unfit()),
+        }
+    }
+
+    /// Saves a machine whose guest has an operating system of its own, which stands still
+    /// meanwhile. The process does so to the end, whatever becomes of this call. One that is to end
+    /// then has ended soon after this returns ([`Self::ended`]).
+    ///
+    /// # Errors
+    /// [`SandboxError::Refused`] with the reason, and the machine goes on; or the sandbox is gone.
+    pub async fn save_machine(&self, id: &str, save: SaveMachine) -> Result<(), SandboxError> {
+        let call = Call::SaveMachine {
+            id: id.to_owned(),
+            disks: save.disks.len(),
+            then: save.then,
+        };
+        let mut fds = vec![save.state.into(), save.memory.into()];
+        fds.extend(save.disks);
+        match self.call_within(SAVE_TIMEOUT, call, fds).await? {
+            (Answer::Done, _) => Ok(()),
             _ => Err(self.unfit()),
         }
     }

@@ -145,6 +145,7 @@ const IOCTLS: &[u64] = &[
 const IOCTLS_TO_BUILD: &[u64] = &[
     0x8004_54d2, // TUNGETIFF: whether a card is a tap
     0x4004_54dc, // TUNSETVNETLE
+    0x4004_9409, // FICLONE: a copy of a disk that shares its blocks
 ];
 
 /// Commands of fcntl that make other processes wait for this one, make this one wait for others, or

@@ -87,6 +87,17 @@ pub enum MachineError {
     /// A snapshot of the machine was not taken.
     #[error(transparent)]
     TakeSnapshot(#[from] TakeSnapshotError),
+    /// The saved machine has another shape.
+    #[error("the saved machine has {saved}, and {wanted} were asked for: give it as many")]
+    OtherShape {
+        /// What the files say.
+        saved: String,
+        /// What was asked for.
+        wanted: String,
+    },
+    /// The state of a machine that goes on only once cannot be emptied.
+    #[error("failed to empty the state of the saved machine, which must not be continued twice")]
+    Spend(#[source] io::Error),
     /// The machine has no such spare disk.
     #[error("the machine has no spare disk {0}")]
     NoSpareDisk(usize),

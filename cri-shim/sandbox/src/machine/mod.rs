@@ -48,7 +48,7 @@ use pause::{PauseCall, UndoPause};
 pub use podvisor_network::guest::NicKind;
 pub use podvisor_vmm::{
     BlockDeviceError, EarlyVm, IoEngine, OverlayFormat, Snapshot, Transport, WorkingSet,
-    create_grown_overlay, open_disk_for_writing,
+    create_grown_overlay, grow_overlay, open_disk_for_writing,
 };
 pub(crate) use podvisor_vmm::{
     MigrateError, MigrationOptions, MigrationProgress, MigrationReport, MigrationStep, MovingDisk,
@@ -521,6 +521,14 @@ impl Machine {
     /// The machine is not paused, or the directory cannot be written.
     pub async fn snapshot(&self, dir: PathBuf) -> Result<(), MachineError> {
         self.blocking(move |vm| vm.snapshot(dir)).await
+    }
+
+    /// As [`Self::snapshot`], to two empty files.
+    ///
+    /// # Errors
+    /// The machine is not paused, or the files cannot be written: they are empty then.
+    pub(crate) fn snapshot_to(&self, state: &File, memory: &File) -> Result<(), MachineError> {
+        Ok(self.vm.snapshot_to(state, memory)?)
     }
 
     /// Returns the memory that a machine that started as a clone has written since.

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use podvisor_vmm::{
     BlockDevice, DiskPart, Initramfs, IoEngine, Kernel, KvmDevice, MemorySize, OverlayFormat,
-    PageMap, PortsDevice, RestoreBuilder, Smbios, Transport, Vm, VmBuilder, VsockDevice,
+    PageMap, PortsDevice, RestoreBuilder, Smbios, Snapshot, Transport, Vm, VmBuilder, VsockDevice,
     open_disk_for_writing,
 };
 use serde::{Deserialize, Serialize};
@@ -18,6 +18,7 @@ use tracing::warn;
 
 use super::serial_port::SerialPort;
 use super::{BuiltMachine, GUEST_CID, MachineError, Nic, NicKind, Ports, migrate};
+use crate::types::{ContinueAs, SavedMachine};
 
 /// What a process opens before its jail closes, to build machines in it.
 #[derive(Debug)]
@@ -185,7 +186,7 @@ impl MachinePlan {
             .memory(MemorySize::bytes(self.memory))
             .transport(Transport::Pci)
             .power_button()
-            .serial(port.writer());
+            .generation_id();
         if let Some(tables) = self.smbios() {
             builder = builder.smbios(tables);
         }
@@ -194,6 +195,50 @@ impl MachinePlan {
         }
         let builder = self.devices(builder, Locks::Taken)?;
         connected(builder.build()?, port)
+    }
+
+    /// Builds the machine that was saved, which has the serial port and has not run yet.
+    ///
+    /// # Errors
+    /// [`MachineError`]; the files are as they were.
+    pub(crate) fn continued(
+        &self,
+        saved: &SavedMachine,
+        host: &HostFiles,
+        port: &SerialPort,
+    ) -> Result<BuiltMachine, MachineError> {
+        let snapshot = Snapshot::from_files(again(&saved.state)?, again(&saved.memory)?)?;
+        let shape = (
+            snapshot.vcpus(),
+            snapshot.memory(),
+            snapshot.hotplug_memory(),
+        );
+        let own = (
+            self.cpus,
+            MemorySize::bytes(self.memory),
+            MemorySize::bytes(0),
+        );
+        if shape != own {
+            return Err(MachineError::OtherShape {
+                saved: shape_of(snapshot.vcpus(), snapshot.memory()),
+                wanted: shape_of(self.cpus, own.1),
+            });
+        }
+        let builder = snapshot.builder();
+        let builder = match saved.continues {
+            ContinueAs::Same => builder.same_machine(),
+            ContinueAs::Copy => builder,
+        };
+        let builder = host.given_to(builder).serial(port.writer());
+        let builder = self.devices(builder, Locks::Taken)?;
+        let machine = connected(builder.build()?, port)?;
+        if saved.continues == ContinueAs::Same {
+            // From here on its disks may change.
+            let emptied = saved.state.set_len(0);
+            let emptied = emptied.and_then(|()| saved.state.sync_all());
+            emptied.map_err(MachineError::Spend)?;
+        }
+        Ok(machine)
     }
 
     /// Builds a machine that goes on where it was: `begin` returns a builder that knows where. Its
@@ -234,6 +279,29 @@ impl MachinePlan {
         let agent = PortsDevice::new([podvisor_guest_agent::PORT])?;
         Ok(builder.vsock(vsock).rng().balloon().ports(agent))
     }
+
+    /// Returns the serial numbers of the disks that the guest may write.
+    pub(crate) fn written_serials(&self) -> Vec<String> {
+        let written = self.disks.iter().filter(|disk| match disk.contents {
+            DiskContents::Raw { is_read_only, .. } => !is_read_only,
+            DiskContents::Part { .. } | DiskContents::Overlay { .. } => true,
+        });
+        written.map(|disk| disk.serial.clone()).collect()
+    }
+
+    /// Returns the files of the disks that the guest may write.
+    pub(crate) fn written_files(&self) -> Vec<&File> {
+        let written = self.disks.iter().filter_map(|disk| match &disk.contents {
+            DiskContents::Raw { file, is_read_only } => (!is_read_only).then_some(file),
+            DiskContents::Part { file, .. } => Some(file),
+            DiskContents::Overlay { overlay, .. } => Some(overlay),
+        });
+        written.collect()
+    }
+}
+
+fn shape_of(cpus: u8, memory: MemorySize) -> String {
+    format!("{cpus} CPUs and {memory}")
 }
 
 /// Whether a machine locks the disks that it writes.

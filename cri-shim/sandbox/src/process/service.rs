@@ -204,6 +204,7 @@ impl Service {
             Call::GuestAgent { .. }
             | Call::CopyFile { .. }
             | Call::Reboot { .. }
+            | Call::SaveMachine { .. }
             | Call::SendMachine { .. }
             | Call::ReceiveMachine { .. }
             | Call::CancelMigration { .. }

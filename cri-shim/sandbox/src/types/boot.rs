@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use podvisor_network::cni::DhcpServer;
 
-use super::IncomingMachine;
+use super::{IncomingMachine, SavedMachine};
 use crate::machine::{MachineDisk, MachineIdentity};
 
 /// A machine to be booted in a sandbox whose guest has an operating system of its own. Its life is
@@ -40,6 +40,9 @@ pub struct BootMachine {
     pub loader_limit: Option<Duration>,
     /// A guest that reboots by itself has ended, with exit code 0, instead of being booted again.
     pub ends_at_reboot: bool,
+    /// A saved machine with the same vCPUs, memory, disks and cards, which continues instead of a
+    /// boot. `kernel` is what the guest's next reboot boots.
+    pub saved: Option<SavedMachine>,
     /// It is not booted: it comes from another sandbox, by
     /// [`SandboxClient::receive_machine`](crate::SandboxClient::receive_machine).
     pub incoming: Option<IncomingMachine>,
@@ -55,7 +58,7 @@ impl BootMachine {
     pub const LOADER_LIMIT: Duration = Duration::from_secs(180);
 
     /// Creates the configuration of a machine with this kernel, one vCPU, 1 GiB of memory, no disk,
-    /// no DHCP server, no limit for a loader, and no log.
+    /// no DHCP server, no limit for a loader, and no log, which boots.
     pub fn new(id: impl Into<String>, kernel: File) -> Self {
         Self {
             id: id.into(),
@@ -70,6 +73,7 @@ impl BootMachine {
             dhcp: Vec::new(),
             loader_limit: None,
             ends_at_reboot: false,
+            saved: None,
             incoming: None,
             log: None,
         }

@@ -10,6 +10,7 @@
 //! | `create` | the configuration of a container |
 //! | `health` | checks of a container's health |
 //! | `process` | users, additional processes and their streams |
+//! | `save` | a machine that is saved in files, and continued |
 //! | `state` | a container's state, and how its process ended |
 //! | `stats` | the resource usage of containers |
 //! | `exit` | how a sandbox ended |
@@ -22,6 +23,7 @@ mod health;
 mod launch;
 mod migration;
 mod process;
+mod save;
 mod state;
 mod stats;
 
@@ -37,5 +39,6 @@ pub use migration::{
     IncomingMachine, MigrationDirection, MigrationInfo, MigrationState, SendMachine,
 };
 pub use process::{ContainerUser, Exec, StdioFds, SupplementalGroups, TerminalSize};
+pub use save::{AfterSave, ContinueAs, SaveMachine, SavedMachine};
 pub use state::{ContainerInfo, ContainerState, ProcessExit, Started};
 pub use stats::{ContainerStats, GuestStats};

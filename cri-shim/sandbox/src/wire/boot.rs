@@ -8,10 +8,11 @@ use podvisor_network::cni::DhcpServer;
 use serde::{Deserialize, Serialize};
 
 use crate::machine::{DiskContents, DiskMove, MachineDisk, MachineIdentity, OverlayFormat};
-use crate::types::{BootMachine, IncomingMachine};
+use crate::types::{BootMachine, ContinueAs, IncomingMachine, SavedMachine};
 
 /// A machine to be booted. With the frame come: kernel, initramfs if there is one, the files of the
-/// disks (of an overlay first the image), the sockets of DHCP servers, and the log if there is one.
+/// disks (of an overlay first the image), the sockets of DHCP servers, state and memory of a saved
+/// machine, and the log if there is one.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct BootHeader {
     pub(crate) id: String,
@@ -31,6 +32,9 @@ pub(crate) struct BootHeader {
     pub(crate) loader_limit: Option<Duration>,
     #[serde(default)]
     pub(crate) ends_at_reboot: bool,
+    /// A saved machine is continued.
+    #[serde(default)]
+    pub(crate) continues: Option<ContinueAs>,
     #[serde(default)]
     pub(crate) incoming: Option<IncomingMachine>,
     pub(crate) has_log: bool,
@@ -103,6 +107,10 @@ impl BootHeader {
             dhcp.push(config);
             fds.push(socket);
         }
+        let continues = boot.saved.map(|saved| {
+            fds.extend([saved.state.into(), saved.memory.into()]);
+            saved.continues
+        });
         let has_log = boot.log.is_some();
         fds.extend(boot.log);
         let header = Self {
@@ -117,6 +125,7 @@ impl BootHeader {
             dhcp,
             loader_limit: boot.loader_limit,
             ends_at_reboot: boot.ends_at_reboot,
+            continues,
             incoming: boot.incoming,
             has_log,
         };
@@ -180,6 +189,14 @@ impl BootHeader {
             let socket = next()?;
             dhcp.push(DhcpServer { socket, config });
         }
+        let saved = match self.continues {
+            Some(continues) => Some(SavedMachine {
+                state: File::from(next()?),
+                memory: File::from(next()?),
+                continues,
+            }),
+            None => None,
+        };
         let log = self.has_log.then(&mut next).transpose()?;
         Ok(BootMachine {
             id: self.id,
@@ -194,6 +211,7 @@ impl BootHeader {
             dhcp,
             loader_limit: self.loader_limit,
             ends_at_reboot: self.ends_at_reboot,
+            saved,
             incoming: self.incoming,
             log,
         })
@@ -258,8 +276,13 @@ mod tests {
             socket: file("dhcp").into(),
             config: config.clone(),
         });
+        boot.saved = Some(SavedMachine {
+            state: file("state"),
+            memory: file("memory"),
+            continues: ContinueAs::Copy,
+        });
         let (header, fds) = BootHeader::new(boot);
-        assert_eq!(fds.len(), 11);
+        assert_eq!(fds.len(), 13);
         let header = serde_json::to_vec(&header).unwrap();
         let header: BootHeader = serde_json::from_slice(&header).unwrap();
         let mut fds = fds.into_iter();
@@ -267,6 +290,9 @@ mod tests {
         assert_eq!(content(boot.kernel), "kernel");
         assert_eq!(content(boot.initramfs.unwrap()), "initramfs");
         assert_eq!(content(boot.log.unwrap()), "log");
+        let saved = boot.saved.unwrap();
+        assert_eq!(saved.continues, ContinueAs::Copy);
+        assert_eq!(content(saved.state) + &content(saved.memory), "statememory");
         let mut dhcp = boot.dhcp.into_iter();
         let server = dhcp.next().unwrap();
         assert_eq!(

@@ -10,9 +10,9 @@ use super::boot::BootHeader;
 use crate::error::RefusalKind;
 use crate::machine::{KernelPanic, NicKind, UserRange};
 use crate::types::{
-    ContainerInfo, ContainerStats, ContainerUser, GuestAgentAnswer, GuestAgentCall, GuestKind,
-    HealthCheck, JailLayer, JailMode, MigrationInfo, ProcessExit, RestartPolicy, SandboxExit,
-    SendMachine, Started, SupplementalGroups, TerminalSize,
+    AfterSave, ContainerInfo, ContainerStats, ContainerUser, GuestAgentAnswer, GuestAgentCall,
+    GuestKind, HealthCheck, JailLayer, JailMode, MigrationInfo, ProcessExit, RestartPolicy,
+    SandboxExit, SendMachine, Started, SupplementalGroups, TerminalSize,
 };
 
 /// Version of the control protocol.
@@ -180,6 +180,13 @@ pub(crate) enum Call {
         id: String,
         is_reset: bool,
     },
+    /// With the files for the state, the memory, and copies of `disks` disks: saves a guest with an
+    /// operating system of its own. Answered when all is written.
+    SaveMachine {
+        id: String,
+        disks: usize,
+        then: AfterSave,
+    },
     /// With a connected stream: a machine with an operating system of its own is sent over it.
     /// Answered when that has begun.
     SendMachine {
@@ -259,6 +266,7 @@ impl Call {
             Self::GuestAgent { .. } => "ask the guest's agent",
             Self::CopyFile { .. } => "copy a file of the guest",
             Self::Reboot { .. } => "reboot the guest",
+            Self::SaveMachine { .. } => "save the machine",
             Self::SendMachine { .. } => "send the machine to another host",
             Self::ReceiveMachine { .. } => "receive the machine of another host",
             Self::CancelMigration { .. } => "cancel a migration",

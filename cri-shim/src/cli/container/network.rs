@@ -16,7 +16,7 @@ use super::{Entry, Record, passt};
 use crate::cli::notice;
 use crate::cli::settings::Settings;
 use crate::cni::{
-    Capabilities, Cni, Dns, List, PodIdentity, PortMapping, nat, port_mappings, resolver,
+    Capabilities, CardForm, Cni, Dns, List, PodIdentity, PortMapping, nat, port_mappings, resolver,
 };
 pub(in crate::cli) use mode::NetworkMode;
 pub(super) use undo::is_attached;
@@ -231,7 +231,12 @@ impl NetworkArgs {
                 identity,
                 capabilities,
             }) => {
-                let attached = cni.attach_to(list, &identity, capabilities).await;
+                // A VM's memory may go on elsewhere, where the network's addresses are others.
+                let form = match (&record.vm, &record.network) {
+                    (Some(_), NetworkMode::Nat) => CardForm::Masqueraded(Vec::new()),
+                    _ => CardForm::Joined,
+                };
+                let attached = cni.attach_to(list, &identity, capabilities, form).await;
                 let attachment = attached.with_context(|| no_network(record))?;
                 let files = self.etc_files(record, &attachment.addresses, &attachment.dns);
                 let (nics, network) = attachment.into_guest();

@@ -160,6 +160,11 @@ impl Entry {
         self.dir.join(LOG)
     }
 
+    /// Writes the record anew, by whoever has the claim.
+    pub(in crate::cli) fn store(&self) -> anyhow::Result<()> {
+        write(self)
+    }
+
     /// Returns the directory that the machine's guest shares with the host.
     pub(in crate::cli) fn shared(&self) -> PathBuf {
         self.sandbox_dir().join(SHARED)

@@ -109,7 +109,7 @@ impl RunArgs {
 }
 
 /// Parses the size of a disk: whole sectors, at most what a qcow2 file holds.
-fn parse_disk_size(text: &str) -> Result<u64, String> {
+pub(super) fn parse_disk_size(text: &str) -> Result<u64, String> {
     let usage = "write a size with a unit, such as 20G";
     let bytes = size::parse(text).map_err(|error| format!("{error}; {usage}"))?;
     match bytes {

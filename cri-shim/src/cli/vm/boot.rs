@@ -8,10 +8,13 @@ use tracing::debug;
 
 use super::{disk, seed};
 use crate::cli::container::events::Events;
-use crate::cli::container::{Entry, NetworkArgs};
+use crate::cli::container::{Entry, NetworkArgs, NetworkMode, Record};
 use crate::cli::{advice, io_limits};
 use crate::machine::Assets;
-use crate::sandbox::{BootMachine, DEFAULT_CGROUP_PARENT, JailMode, LaunchConfig, SandboxClient};
+use crate::sandbox::{
+    BootMachine, ContinueAs, DEFAULT_CGROUP_PARENT, JailMode, LaunchConfig, SandboxClient,
+    SavedMachine,
+};
 
 /// The loader's command line: messages go to the console, and a loader that fails ends the machine.
 const CMDLINE: &str = "console=ttyS0 quiet panic=-1 reboot=k";
@@ -36,18 +39,63 @@ impl Loader {
     }
 }
 
-/// Boots the VM, which goes on without this process. After a failure, its sandbox may still run.
+/// How a VM begins.
+#[derive(Debug)]
+pub(super) enum Beginning {
+    /// By booting its disk.
+    Boot,
+    /// From saved memory: as itself, or as a copy.
+    Saved(SavedMachine),
+}
+
+impl Beginning {
+    /// Whether the guest goes on as the one that it was, with what it was told.
+    fn is_same(&self) -> bool {
+        matches!(self, Self::Saved(saved) if saved.continues == ContinueAs::Same)
+    }
+}
+
+/// Returns the hardware address of a VM's card, which is the same at each start.
+fn own_mac(record: &Record) -> [u8; 6] {
+    let mut mac = [2, 0, 0, 0, 0, 0];
+    let digits = record.id.as_bytes().chunks_exact(2);
+    for (byte, pair) in mac.iter_mut().skip(1).zip(digits) {
+        let pair = std::str::from_utf8(pair).unwrap_or_default();
+        *byte = u8::from_str_radix(pair, 16).unwrap_or_default();
+    }
+    // That of the other end is 2 and zeroes.
+    if let Some(last) = mac.last_mut() {
+        *last |= 1;
+    }
+    mac
+}
+
+/// Boots or continues the VM, which goes on without this process. After a failure, its sandbox may still run.
 pub(super) async fn boot(
     entry: &Entry,
     loader: &Loader,
     network: &NetworkArgs,
+    beginning: Beginning,
 ) -> anyhow::Result<SandboxClient> {
     let record = &entry.record;
     let mut attached = network.attach(entry).await?;
+    if record.network == NetworkMode::Nat {
+        // Nobody but the guest and its gateway sees it.
+        let mac = own_mac(record);
+        for nic in &mut attached.nics {
+            nic.mac = mac;
+        }
+        for interface in &mut attached.network.interfaces {
+            interface.mac = mac;
+        }
+    }
     debug!(network = %record.network, "the network is made");
     let disks = vec![
         disk::open_root(&entry.dir)?,
-        seed::create(&entry.dir, record, &attached)?,
+        match beginning.is_same() {
+            true => seed::open(&entry.dir)?,
+            false => seed::create(&entry.dir, record, &attached)?,
+        },
     ];
     let config = LaunchConfig {
         hostname: record.hostname.clone(),
@@ -74,8 +122,30 @@ pub(super) async fn boot(
     boot.disks = disks;
     boot.loader_limit = Some(BootMachine::LOADER_LIMIT);
     boot.log = Some(entry.open_log()?.into());
+    boot.saved = match beginning {
+        Beginning::Boot => None,
+        Beginning::Saved(saved) => Some(saved),
+    };
     client.boot_machine(boot).await?;
     client.end_with(&record.id).await?;
     debug!("the machine runs");
     Ok(client)
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::cli::container::sample_record;
+
+    use super::*;
+
+    #[test]
+    fn a_vm_has_one_address_of_its_own_for_its_life() {
+        let (one, two) = (sample_record("a", "one"), sample_record("b", "two"));
+        assert_eq!(own_mac(&one), own_mac(&one));
+        assert_ne!(own_mac(&one), own_mac(&two));
+        // Locally administered, of one card, and not the gateway's.
+        let zero = own_mac(&sample_record("0", "zero"));
+        assert_eq!(zero[0] & 3, 2);
+        assert_ne!(zero, [2, 0, 0, 0, 0, 0]);
+    }
 }

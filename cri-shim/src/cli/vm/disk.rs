@@ -11,8 +11,13 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, ensure};
 use podvisor_images::Disk;
 
+use rustix::fs::ioctl_ficlone;
+
+use super::saved::sync;
 use crate::cli::size;
-use crate::machine::{DiskContents, DiskMove, MachineDisk, OverlayFormat, create_grown_overlay};
+use crate::machine::{
+    DiskContents, DiskMove, MachineDisk, OverlayFormat, create_grown_overlay, grow_overlay,
+};
 
 /// The image.
 const BASE: &str = "base.img";
@@ -39,16 +44,7 @@ pub(super) fn create(dir: &Path, image: &Disk, size: Option<u64>) -> anyhow::Res
     // Nobody removes it meanwhile.
     let pinned = image.open()?;
     let base = dir.join(BASE);
-    match fs::hard_link(image.path(), &base) {
-        // Another file system, or one without links.
-        Err(error) if matches!(error.raw_os_error(), Some(libc::EXDEV | libc::EPERM)) => {
-            let copied = fs::copy(image.path(), &base);
-            copied.with_context(|| format!("failed to copy the image to {}", base.display()))?;
-        }
-        linked => {
-            linked.with_context(|| format!("failed to link the image as {}", base.display()))?
-        }
-    }
+    link(image.path(), &base)?;
     drop(pinned);
     let new = dir.join("disk.new");
     let overlay = open(&new, true).with_context(|| failed(&new))?;
@@ -59,6 +55,113 @@ pub(super) fn create(dir: &Path, image: &Disk, size: Option<u64>) -> anyhow::Res
     };
     fs::rename(&new, dir.join(name)).with_context(|| failed(&dir.join(name)))?;
     Ok(size)
+}
+
+/// Links an image that nobody writes, or copies it.
+fn link(image: &Path, base: &Path) -> anyhow::Result<()> {
+    match fs::hard_link(image, base) {
+        // Another file system, or one without links.
+        Err(error) if matches!(error.raw_os_error(), Some(libc::EXDEV | libc::EPERM)) => {
+            let copied = fs::copy(image, base).map(drop);
+            copied.with_context(|| format!("failed to copy the image to {}", base.display()))
+        }
+        linked => linked.with_context(|| format!("failed to link the image as {}", base.display())),
+    }
+}
+
+/// Makes the empty file for a copy of a VM's own disk, in the directory of a snapshot.
+pub(super) fn create_copy(dir: &Path, snapshot: &Path) -> anyhow::Result<File> {
+    let (own, _) = find(dir);
+    let copy = snapshot.join(own.file_name().unwrap_or_default());
+    open(&copy, true).with_context(|| failed(&copy))
+}
+
+/// Makes the disk of a clone: the image of its origin, and the disk of a snapshot.
+pub(super) fn clone(origin: &Path, snapshot: &Path, dir: &Path) -> anyhow::Result<()> {
+    link(&origin.join(BASE), &dir.join(BASE))?;
+    let (disk, _) = find(snapshot);
+    copy(&disk, &dir.join(disk.file_name().unwrap_or_default()))
+}
+
+/// Copies a file of a disk, by shared blocks where the file system has them.
+fn copy(from: &Path, to: &Path) -> anyhow::Result<()> {
+    let copied = || -> io::Result<()> {
+        let (mut from, mut to) = (File::open(from)?, open(to, true)?);
+        if ioctl_ficlone(&to, &from).is_err() {
+            io::copy(&mut from, &mut to)?;
+        }
+        to.sync_all()
+    };
+    let copied = copied().inspect_err(|_| drop(fs::remove_file(to)));
+    copied.with_context(|| {
+        format!(
+            "failed to copy the disk {} to {}",
+            from.display(),
+            to.display()
+        )
+    })
+}
+
+/// Makes the disk of a VM that is off larger.
+pub(super) fn grow(dir: &Path, size: u64) -> anyhow::Result<()> {
+    let (path, format) = find(dir);
+    let grow = || {
+        let mut options = File::options();
+        anyhow::Ok(grow_overlay(
+            &options.read(true).write(true).open(&path)?,
+            format,
+            size,
+        )?)
+    };
+    grow().with_context(|| format!("failed to grow the VM's disk {}", path.display()))
+}
+
+/// A VM's disk that was replaced, and can be had back.
+#[derive(Debug)]
+#[must_use]
+pub(super) struct Swapped {
+    own: PathBuf,
+    before: PathBuf,
+}
+
+/// Replaces the disk of a VM that is off by a copy of a snapshot's. It has a whole disk at any time.
+pub(super) fn swap(dir: &Path, snapshot: &Path) -> anyhow::Result<Swapped> {
+    let (disk, _) = find(snapshot);
+    let own = dir.join(disk.file_name().unwrap_or_default());
+    let (new, before) = (dir.join("disk.new"), dir.join("disk.before"));
+    for left in [&new, &before] {
+        match fs::remove_file(left) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                return Err(error).with_context(|| format!("cannot remove {}", left.display()));
+            }
+            _ => {}
+        }
+    }
+    copy(&disk, &new)?;
+    let replaced = fs::hard_link(&own, &before).and_then(|()| fs::rename(&new, &own));
+    let replaced = replaced.and_then(|()| sync(dir));
+    replaced.with_context(|| format!("cannot replace the VM's disk {}", own.display()))?;
+    Ok(Swapped { own, before })
+}
+
+impl Swapped {
+    /// Forgets the disk from before.
+    pub(super) fn keep(self) -> anyhow::Result<()> {
+        let removed = fs::remove_file(&self.before);
+        removed.with_context(|| format!("cannot remove {}", self.before.display()))
+    }
+
+    /// Takes back the disk from before.
+    pub(super) fn undo(self) -> anyhow::Result<()> {
+        let taken = fs::rename(&self.before, &self.own);
+        taken.with_context(|| {
+            format!(
+                "cannot rename {} to {}, which is the VM's disk",
+                self.before.display(),
+                self.own.display()
+            )
+        })
+    }
 }
 
 /// Opens the disk of a VM.
@@ -107,6 +210,34 @@ mod tests {
     use podvisor_images::Store;
 
     use super::*;
+
+    #[test]
+    fn a_snapshots_disk_takes_the_place_of_a_vms_and_may_be_given_back() {
+        let root = tempfile::tempdir().unwrap();
+        let dir = |name: &str| {
+            let dir = root.path().join(name);
+            fs::create_dir(&dir).unwrap();
+            dir
+        };
+        let (vm, snapshot, clone_dir) = (dir("vm"), dir("snapshot"), dir("clone"));
+        fs::write(vm.join(BASE), "image").unwrap();
+        fs::write(vm.join(QCOW2), "now").unwrap();
+        let mut file = create_copy(&vm, &snapshot).unwrap();
+        io::Write::write_all(&mut file, b"then").unwrap();
+        let own = || fs::read_to_string(vm.join(QCOW2)).unwrap();
+        // What somebody was killed over is in nobody's way.
+        fs::write(vm.join("disk.before"), "old").unwrap();
+        let swapped = swap(&vm, &snapshot).unwrap();
+        assert_eq!(own(), "then");
+        swapped.undo().unwrap();
+        assert_eq!(own(), "now");
+        swap(&vm, &snapshot).unwrap().keep().unwrap();
+        assert_eq!(own(), "then");
+        assert_eq!(fs::read_dir(&vm).unwrap().count(), 2);
+        clone(&vm, &snapshot, &clone_dir).unwrap();
+        let read = |name: &str| fs::read_to_string(clone_dir.join(name)).unwrap();
+        assert_eq!((read(BASE), read(QCOW2)), ("image".into(), "then".into()));
+    }
 
     #[test]
     fn a_disk_outlives_its_image_and_is_never_smaller() {

@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 use tokio::time::timeout;
 use tracing::debug;
 
+use super::saved::SavedFiles;
 use crate::cli::container::ports::line;
 use crate::cli::container::state::states;
 use crate::cli::container::{Entry, State, network, port, ps, sweep};
@@ -101,13 +102,27 @@ pub(super) fn list(globals: &Globals, args: &ListArgs) -> anyhow::Result<u8> {
             record.name.clone(),
             record.image.clone(),
             ago(Some(record.created_at()), now),
-            ps::status(state.as_ref(), now),
+            status(entry, state.as_ref(), now),
             addresses(entry, state.as_ref()).join(","),
             line(&entry.ports(state.as_ref())),
         ]);
     }
     crate::cli::print(&table.render())?;
     Ok(0)
+}
+
+/// Whether the VM is off with its memory stored.
+fn hibernates(entry: &Entry, state: Option<&State>) -> bool {
+    let files = SavedFiles::hibernated(&entry.dir);
+    state.is_some_and(State::has_ended) && files.are_finished().unwrap_or(false)
+}
+
+fn status(entry: &Entry, state: Option<&State>, now: SystemTime) -> String {
+    match (hibernates(entry, state), state.and_then(State::ended_at)) {
+        (false, _) => ps::status(state, now),
+        (true, None) => "Hibernated".to_owned(),
+        (true, at) => format!("Hibernated {}", ago(at, now)),
+    }
 }
 
 /// Returns the addresses of a VM that is not off.
@@ -162,7 +177,10 @@ fn view(entry: &Entry, state: Option<&State>) -> Value {
         "ImageID": record.image_id,
         "Created": rfc3339(record.created_at()),
         "Labels": record.labels,
-        "State": state.map_or("unknown", State::word),
+        "State": match hibernates(entry, state) {
+            true => "hibernated",
+            false => state.map_or("unknown", State::word),
+        },
         "ExitCode": state.and_then(State::exit_code),
         "Pid": pid,
         "Hostname": record.hostname,

@@ -14,24 +14,32 @@
 //! | `keys` | the SSH keys that it knows its user by |
 //! | `seed` | what cloud-init in the guest is told |
 //! | `boot` | the network, the sandbox, the machine |
+//! | `saved` | the files of a saved machine |
+//! | `hibernate`, `snapshot`, `clone` | `vm hibernate`, snapshots and `vm restore`, `vm clone` |
 //! | `run` | `vm run` and `vm start` |
 //! | `copy` | `vm cp` |
 //! | `console` | `vm console`, and the console of `vm run` |
 //! | `list` | `vm ps` and `vm inspect` |
+//! | `resize` | `vm resize` |
 //! | `reboot` | `vm reboot` |
 //! | `ssh` | `vm ssh` |
 
 mod args;
 mod boot;
+mod clone;
 mod console;
 mod copy;
 mod disk;
+mod hibernate;
 mod image;
 mod keys;
 mod list;
 mod reboot;
+mod resize;
 mod run;
+mod saved;
 mod seed;
+mod snapshot;
 mod ssh;
 
 use clap::{Arg, Args, Subcommand};
@@ -49,9 +57,24 @@ pub(super) struct VmArgs {
 enum VmCommand {
     /// Make a virtual machine of a disk image, boot it, and connect to its console
     Run(Box<args::RunArgs>),
-    /// Boot virtual machines that are off
+    /// Boot virtual machines that are off, and continue those that hibernate
     #[command(mut_arg("containers", of_vms))]
-    Start(lifecycle::NamesArgs),
+    Start(run::StartArgs),
+    /// Store the memory of virtual machines on the disk, and end their processes
+    #[command(mut_arg("containers", of_vms))]
+    Hibernate(lifecycle::NamesArgs),
+    /// Store the memory and the disk of a virtual machine, which goes on
+    Snapshot(snapshot::SnapshotArgs),
+    /// List snapshots of virtual machines
+    Snapshots(snapshot::ListArgs),
+    /// Continue a virtual machine from one of its snapshots
+    Restore(snapshot::RestoreArgs),
+    /// Make virtual machines that continue from the memory of another one
+    Clone(clone::CloneArgs),
+    /// Change the CPUs, the memory and the disk of virtual machines that are off
+    Resize(resize::ResizeArgs),
+    /// Remove snapshots of a virtual machine
+    RmSnapshot(snapshot::RmArgs),
     /// Connect to the console of a virtual machine
     Console(console::ConsoleArgs),
     /// List virtual machines
@@ -106,6 +129,13 @@ pub(super) fn run(globals: &Globals, args: &VmArgs) -> anyhow::Result<u8> {
     match &args.command {
         VmCommand::Run(args) => run::run(globals, args),
         VmCommand::Start(args) => run::start(globals, args),
+        VmCommand::Hibernate(args) => hibernate::run(globals, args),
+        VmCommand::Snapshot(args) => snapshot::take(globals, args),
+        VmCommand::Snapshots(args) => snapshot::list(globals, args),
+        VmCommand::Restore(args) => snapshot::restore(globals, args),
+        VmCommand::Clone(args) => clone::run(globals, args),
+        VmCommand::Resize(args) => resize::run(globals, args),
+        VmCommand::RmSnapshot(args) => snapshot::rm(globals, args),
         VmCommand::Console(args) => console::run(globals, args),
         VmCommand::Ps(args) => list::list(globals, args),
         VmCommand::Inspect(args) => list::inspect(globals, args),

@@ -6,11 +6,13 @@ use std::net::{Ipv4Addr, TcpListener};
 use std::path::Path;
 
 use anyhow::{Context as _, ensure};
+use clap::Args;
 use oci_spec::runtime::Process;
 use podvisor_images::Disk;
 
 use super::args::RunArgs;
-use super::boot::{Loader, boot};
+use super::boot::{Beginning, Loader, boot};
+use super::saved::SavedFiles;
 use super::{console, disk, image, keys, seed};
 use crate::cli::Globals;
 use crate::cli::container::claim::Claim;
@@ -25,7 +27,7 @@ use crate::cli::guest::check_memory;
 use crate::cli::pull::Pulled;
 use crate::cli::run::{now, parse_hostname};
 use crate::cli::signals::{Signals, exit_code_of};
-use crate::sandbox::{EventAction, SandboxClient, random_id};
+use crate::sandbox::{ContinueAs, EventAction, SandboxClient, random_id};
 
 /// The signal that stops a VM: any does, by its power button.
 const SIGTERM: u8 = 15;
@@ -114,11 +116,11 @@ async fn begun(
         let path = entry.dir.join(seed::USER_DATA);
         fs::write(&path, user_data).with_context(|| format!("cannot write {}", path.display()))?;
     }
-    boot(entry, loader, &args.network).await
+    boot(entry, loader, &args.network, Beginning::Boot).await
 }
 
 /// Removes a VM that never ran, whatever of it is there.
-async fn discard(entry: &Entry) {
+pub(super) async fn discard(entry: &Entry) {
     let removed = async {
         SandboxClient::kill(&entry.dir).await?;
         clear::remove(&entry.dir).await
@@ -144,43 +146,85 @@ async fn after(entry: &Entry) {
     }
 }
 
-/// Boots VMs that are off.
-pub(super) fn start(globals: &Globals, args: &NamesArgs) -> anyhow::Result<u8> {
+/// The flags of `vm start`.
+#[derive(Debug, Args)]
+pub(super) struct StartArgs {
+    /// Boot VMs that hibernate from their disks, and forget their memory
+    #[arg(long)]
+    boot: bool,
+
+    #[command(flatten)]
+    names: NamesArgs,
+}
+
+/// Boots VMs that are off, and continues those that hibernate.
+pub(super) fn start(globals: &Globals, args: &StartArgs) -> anyhow::Result<u8> {
     let loader = Loader::find()?;
-    each_name(globals, args.names(), async |containers, name| {
+    each_name(globals, args.names.names(), async |containers, name| {
         sweep(containers).await?;
         let entry = containers.find(name)?;
-        let claim = Claim::take_within(&entry.dir, START_WAIT).await?;
-        let _claim = claim.with_context(|| {
-            format!("VM {name} is being started or removed by another command; try again later")
-        })?;
+        let _claim = claimed(&entry, name).await?;
         let meminfo = fs::read_to_string("/proc/meminfo").unwrap_or_default();
-        match SandboxClient::connect(&entry.dir).await {
-            Err(error) if error.is_gone() => {}
-            Err(error) => return Err(error.into()),
-            Ok(client) => {
-                let list = client.list().await?;
-                ensure!(
-                    list.iter().all(|info| info.exit.is_some()),
-                    "VM {name} runs already; `podvisor vm console {name}` connects to it"
-                );
-                // Its process is about to end.
-                client.ended().await;
-            }
-        }
+        ensure!(
+            is_off(&entry).await?,
+            "VM {name} runs already; `podvisor vm console {name}` connects to it"
+        );
         check_memory(entry.record.memory, &meminfo)?;
         clear::release_resources(&entry).await;
-        match boot(&entry, &loader, &NetworkArgs::default()).await {
-            Ok(_) => Ok(Some(name.to_owned())),
+        let files = SavedFiles::hibernated(&entry.dir);
+        let beginning = match !args.boot && files.are_finished()? {
+            true => Beginning::Saved(files.open(ContinueAs::Same)?),
+            false => {
+                files.remove()?;
+                Beginning::Boot
+            }
+        };
+        match boot(&entry, &loader, &NetworkArgs::default(), beginning).await {
+            Ok(_) => {
+                // They are the machine's memory now, which has them open.
+                files.remove()?;
+                Ok(Some(name.to_owned()))
+            }
             Err(error) => {
                 if let Err(error) = SandboxClient::kill(&entry.dir).await {
                     crate::cli::report(&error.into());
                 }
                 clear::release_resources(&entry).await;
-                Err(error)
+                Err(match files.are_finished() {
+                    Ok(true) => error.context(format!(
+                        "VM {name} hibernates on; `podvisor vm start --boot {name}` boots it from \
+                         its disk instead, and forgets its memory"
+                    )),
+                    _ => error,
+                })
             }
         }
     })
+}
+
+/// Takes the claim of a VM for a change.
+pub(super) async fn claimed(entry: &Entry, name: &str) -> anyhow::Result<Claim> {
+    let claim = Claim::take_within(&entry.dir, START_WAIT).await?;
+    claim.with_context(|| {
+        format!("VM {name} is being started or removed by another command; try again later")
+    })
+}
+
+/// Returns whether a VM is off, with its process gone.
+pub(super) async fn is_off(entry: &Entry) -> anyhow::Result<bool> {
+    match SandboxClient::connect(&entry.dir).await {
+        Err(error) if error.is_gone() => Ok(true),
+        Err(error) => Err(error.into()),
+        Ok(client) => {
+            let list = client.list().await?;
+            let has_ended = list.iter().all(|info| info.exit.is_some());
+            if has_ended {
+                // Its process is about to end.
+                client.ended().await;
+            }
+            Ok(has_ended)
+        }
+    }
 }
 
 /// How long another command may take to start or remove a VM.
@@ -283,7 +327,7 @@ fn leads_to_ssh(port: &Port) -> bool {
 }
 
 /// Returns a port of the loopback that nobody listens on, for the guest's SSH server.
-fn free_port() -> anyhow::Result<Port> {
+pub(super) fn free_port() -> anyhow::Result<Port> {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0));
     let address = listener.and_then(|listener| listener.local_addr());
     let address = address.context("no port of this host is free for the VM's SSH server")?;

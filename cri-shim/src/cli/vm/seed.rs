@@ -63,6 +63,20 @@ pub(super) fn create(
     })
 }
 
+/// Opens the disk of a VM that goes on from its memory, which knows what is on it.
+pub(super) fn open(dir: &Path) -> anyhow::Result<MachineDisk> {
+    let path = dir.join(FILE);
+    let file = File::open(&path).with_context(|| format!("cannot open {}", path.display()))?;
+    Ok(MachineDisk {
+        moves: DiskMove::default(),
+        contents: DiskContents::Raw {
+            file,
+            is_read_only: true,
+        },
+        serial: SERIAL.to_owned(),
+    })
+}
+
 /// Checks what a user gave before anything is created.
 pub(super) fn check(record: &Record, user_data: Option<&[u8]>) -> anyhow::Result<()> {
     let user_data = user_data.map(<[u8]>::to_vec);

@@ -131,9 +131,7 @@ impl Node {
     pub(in crate::cri) fn cgroup_fault(&self) -> Option<String> {
         let pods = self.pods().into_iter();
         let outside = pods.filter(|pod| self.is_outside_cgroup(pod));
-        let names: Vec<String> = outside
-            .map(|pod| pod.with_record(|record| full_name(record)))
-            .collect();
+        let names: Vec<String> = outside.map(|pod| pod.with_record(full_name)).collect();
         let named = names.iter().take(MAX_NAMED);
         let named: Vec<&str> = named.map(String::as_str).collect();
         (!names.is_empty()).then(|| {

@@ -29,6 +29,14 @@ pub enum Qcow2Error {
         /// The maximum size in bytes.
         most: u64,
     },
+    /// A disk is not made smaller.
+    #[error("the disk has {now} bytes, and is not made smaller: {size} bytes were asked for")]
+    Smaller {
+        /// The size that was asked for.
+        size: u64,
+        /// Its size in bytes.
+        now: u64,
+    },
     /// The file has another format.
     #[error("the overlay is not a qcow2 file")]
     NotQcow2,

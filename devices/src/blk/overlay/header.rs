@@ -153,6 +153,32 @@ impl Header {
     }
 }
 
+/// Where the header has the size of the disk, followed by the kind of encryption, which is none,
+/// and the number of entries of the L1 table.
+const SIZE_AT: u64 = 24;
+
+impl Header {
+    /// Returns what to write into the file, and where, for a disk of `size` bytes: as many as the
+    /// clusters of its L1 table have entries for.
+    ///
+    /// # Errors
+    /// [`Qcow2Error::TooLarge`].
+    pub(super) fn grown(&self, size: u64) -> Result<(u64, Vec<u8>), Qcow2Error> {
+        let clusters = self.l1_entries.div_ceil(ENTRIES).max(1);
+        let most = clusters.saturating_mul(ENTRIES).saturating_mul(MAPPED);
+        let most = most.min(MAX_SIZE);
+        if size > most {
+            return Err(Qcow2Error::TooLarge { size, most });
+        }
+        // At most MAX_SIZE / MAPPED.
+        let entries = u32::try_from(l1_entries(size)).unwrap_or(u32::MAX);
+        let mut bytes = size.to_be_bytes().to_vec();
+        bytes.extend(0u32.to_be_bytes());
+        bytes.extend(entries.to_be_bytes());
+        Ok((SIZE_AT, bytes))
+    }
+}
+
 /// Whether the header's extensions declare the base as raw.
 fn is_over_raw(cluster: &[u8], header_len: u32) -> bool {
     let start = usize::try_from(header_len).unwrap_or(usize::MAX);

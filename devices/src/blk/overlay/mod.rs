@@ -2,7 +2,8 @@
 //! stored in a separate file, the overlay.
 //!
 //! * [`create_overlay`] creates one in an empty file, by sharing blocks with the image if the file
-//!   system can do that, otherwise as a qcow2 file. [`create_grown_overlay`] creates a larger disk.
+//!   system can do that, otherwise as a qcow2 file. [`create_grown_overlay`] creates a larger disk, and
+//!   [`grow_overlay`] makes one larger later.
 //! * `header.rs` is the format: qcow2, version 3, of which this is a strict subset (clusters of 64
 //!   KiB, no compression, no snapshots, no encryption).
 //! * `clusters.rs` tracks which clusters of the file are in use, in memory and in the file.
@@ -26,8 +27,13 @@ use std::path::Path;
 use rustix::fs::ioctl_ficlone;
 use rustix::io::Errno;
 
+use header::Header;
+
 pub use error::Qcow2Error;
 pub use qcow2::Qcow2Disk;
+
+/// Bytes of the first cluster, which has the header.
+const CLUSTER_LEN: usize = header::CLUSTER as usize;
 
 /// How an overlay stores the differences from its base image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -97,6 +103,38 @@ pub fn create_grown_overlay(
 pub fn create_qcow2(base: &File, name: &Path, overlay: &File) -> Result<(), Qcow2Error> {
     must_be_empty(overlay)?;
     write_qcow2(base, name, overlay, 0)
+}
+
+/// Makes the disk of an overlay that nobody uses larger: at least `size` bytes, rounded up to whole
+/// sectors, which read as zeroes behind its end.
+///
+/// # Errors
+/// [`Qcow2Error::Smaller`]; [`Qcow2Error::TooLarge`] for more than the file's tables can say, which
+/// is 4 TiB or the size that it was created with; the others if the file is not such an overlay.
+pub fn grow_overlay(overlay: &File, format: OverlayFormat, size: u64) -> Result<(), Qcow2Error> {
+    let size = size.checked_next_multiple_of(crate::blk::SECTOR_SIZE);
+    let size = size.unwrap_or(u64::MAX);
+    let write = Qcow2Error::io("grow the overlay");
+    let not_below = |now: u64| match size < now {
+        true => Err(Qcow2Error::Smaller { size, now }),
+        false => Ok(()),
+    };
+    match format {
+        OverlayFormat::Reflink => {
+            not_below(super::file::len(overlay).map_err(&write)?)?;
+            overlay.set_len(size).map_err(&write)?;
+        }
+        OverlayFormat::Qcow2 => {
+            let mut first = vec![0; CLUSTER_LEN];
+            let read = Qcow2Error::io("read the overlay");
+            overlay.read_exact_at(&mut first, 0).map_err(read)?;
+            let header = Header::parse(&first)?;
+            not_below(header.size)?;
+            let (offset, bytes) = header.grown(size)?;
+            overlay.write_all_at(&bytes, offset).map_err(&write)?;
+        }
+    }
+    overlay.sync_all().map_err(write)
 }
 
 /// Writes an empty overlay of at least `size` bytes.

@@ -596,3 +596,41 @@ fn entries_of_a_table_that_was_there_before_are_written_wherever_they_are() {
         assert_eq!(rig.read(cluster * CLUSTER, 512), expected, "{cluster}");
     }
 }
+
+#[test]
+fn an_overlay_grows_with_what_is_in_it_and_never_shrinks() {
+    let mut rig = Rig::sparse(2 << 20);
+    rig.write(4096, &[1; 512]);
+    rig.write((2 << 20) - 512, &[2; 512]);
+    rig.disk = None;
+    let grow = |rig: &Rig, size| grow_overlay(&rig.overlay(), OverlayFormat::Qcow2, size);
+    // Beyond what one table maps.
+    let size = (600 << 20) + 512;
+    grow(&rig, size - 1).unwrap();
+    rig.disk = Some(rig.open().unwrap());
+    assert_eq!(rig.disk.as_ref().unwrap().len(), size);
+    assert_eq!(rig.read(4096, 512), [1; 512]);
+    assert_eq!(
+        rig.read((2 << 20) - 512, 1024),
+        [[2; 512], [0; 512]].concat()
+    );
+    rig.write(size - 512, &[3; 512]);
+    rig.reopen();
+    assert_eq!(rig.read(size - 512, 512), [3; 512]);
+    rig.disk = None;
+    for (size, is_smaller) in [(1 << 20, true), (5 << 40, false)] {
+        let error = grow(&rig, size).unwrap_err();
+        let smaller = matches!(error, Qcow2Error::Smaller { .. });
+        let large = matches!(error, Qcow2Error::TooLarge { .. });
+        assert_eq!((smaller, large), (is_smaller, !is_smaller), "{error}");
+    }
+    let raw = rig.path("raw");
+    std::fs::write(&raw, [7; 1024]).unwrap();
+    let raw = File::options().read(true).write(true).open(raw).unwrap();
+    grow_overlay(&raw, OverlayFormat::Reflink, 4096).unwrap();
+    assert_eq!(raw.metadata().unwrap().len(), 4096);
+    assert!(grow_overlay(&raw, OverlayFormat::Reflink, 512).is_err());
+    // What is no overlay stays as it is.
+    assert!(grow_overlay(&raw, OverlayFormat::Qcow2, 8192).is_err());
+    assert_eq!(raw.metadata().unwrap().len(), 4096);
+}

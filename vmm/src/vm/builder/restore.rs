@@ -19,6 +19,7 @@ use crate::{cpuid, kvm};
 pub struct Restore {
     pub(super) snapshot: Snapshot,
     requires_same_cpu: bool,
+    is_same_machine: bool,
 }
 
 /// The configuration of a VM that continues from a snapshot, which has its vCPUs, memory, bus and
@@ -34,6 +35,7 @@ impl Snapshot {
             source: Restore {
                 snapshot: self.clone(),
                 requires_same_cpu: false,
+                is_same_machine: false,
             },
             parts: Parts::default(),
         }
@@ -46,6 +48,14 @@ impl RestoreBuilder {
     /// importantly mitigations.
     pub fn require_same_cpu(mut self) -> Self {
         self.source.requires_same_cpu = true;
+        self
+    }
+
+    /// The VM is the one of the snapshot, which goes on, and of which there is no other one: its
+    /// guest keeps its [generation ID](crate::VmBuilder::generation_id). By default it is a copy,
+    /// which has the snapshot's past and a future of its own.
+    pub fn same_machine(mut self) -> Self {
+        self.source.is_same_machine = true;
         self
     }
 
@@ -109,7 +119,7 @@ fn restore_on(kvm: Kvm, builder: RestoreBuilder) -> Result<Vm, BuildError> {
         }
         if let Some(saved) = &state.events {
             hardware.add_events(Events::default(), Some(saved))?;
-            if !snapshot.is_moved() {
+            if !snapshot.is_moved() && !source.is_same_machine {
                 hardware.renew_generation_id(&memory)?;
             }
         }

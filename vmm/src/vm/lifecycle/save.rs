@@ -1,5 +1,6 @@
 //! Gathers the state of a paused VM for a snapshot.
 
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::MutexGuard;
 
@@ -46,6 +47,24 @@ impl Vm {
         self.save(dir.as_ref(), None)
     }
 
+    /// As [`Self::snapshot`], to two empty files that are open for writing: for a process that may
+    /// open none, which has got a [page map](crate::VmBuilder::page_map). Both are synced to disk;
+    /// their names, and the directories that have them, are the caller's.
+    /// [`Snapshot::is_finished`](crate::Snapshot::is_finished) tells a complete snapshot from one
+    /// whose writer was killed; the files are empty again if this fails.
+    ///
+    /// # Errors
+    /// See [`TakeSnapshotError`]; the messages call the files "state" and "memory".
+    pub fn snapshot_to(&self, state: &File, memory: &File) -> Result<(), TakeSnapshotError> {
+        let transition = lock(&self.transition);
+        let identity = new_identity(Path::new("state"))?;
+        let gathered = self.gather(&transition, identity)?;
+        let plugged = self.plugged_memory()?;
+        let check = || Ok(self.check_not_ended()?);
+        let own = &self.context.machine.memory;
+        snapshot::write_files((state, memory), &gathered, own, plugged, check)
+    }
+
     /// As [`Self::snapshot`], but writes only the memory that this VM has written since it was
     /// restored. The full snapshot that it came from must stay where it is.
     ///
@@ -72,12 +91,17 @@ impl Vm {
         let identity = new_identity(dir)?;
         let state = self.gather(&transition, identity)?;
         let memory = &self.context.machine.memory;
-        let plugged = match memory.shape().hotplug_region() {
-            Some(_) => self.hotplug_memory()?.run(|device| device.plugged_end())?,
-            None => 0,
-        };
+        let plugged = self.plugged_memory()?;
         let check = || Ok(self.check_not_ended()?);
         snapshot::write(dir, state, memory, plugged, full, check)
+    }
+
+    /// Returns where plugged memory ends, within that which may be plugged in.
+    fn plugged_memory(&self) -> Result<u64, HandleError> {
+        match self.context.machine.memory.shape().hotplug_region() {
+            Some(_) => self.hotplug_memory()?.run(|device| device.plugged_end()),
+            None => Ok(0),
+        }
     }
 
     /// The parts of a state are consistent only if nothing ended the VM meanwhile, such as a thread

@@ -20,6 +20,7 @@ mod plug;
 mod pmem;
 mod ports;
 mod snapshot;
+mod snapshot_files;
 mod threads;
 
 use std::fs::File;

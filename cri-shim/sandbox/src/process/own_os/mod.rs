@@ -13,6 +13,7 @@
 //! | `guest_agent` | what QEMU's guest agent is asked |
 //! | `files` | files that are copied by its agent |
 //! | `programs` | programs that run in the guest by its agent |
+//! | `save` | a machine that is saved in files |
 //! | `dhcp` | the servers that tell the guest its addresses |
 //! | `migration` | machines that move to other hosts, and come from them |
 //! | `vm` | one container's machine: boot, reboot, stop, end |
@@ -26,6 +27,7 @@ mod migration;
 mod outcome;
 mod programs;
 mod requests;
+mod save;
 mod usage;
 mod vm;
 
@@ -88,6 +90,8 @@ pub(super) struct OwnOs {
     dhcp: DhcpServers,
     /// Held while a machine is built, so that there is one at most.
     booting: AsyncMutex<()>,
+    /// Held while it is paused, resumed or saved.
+    pausing: AsyncMutex<()>,
     is_paused: Arc<AtomicBool>,
     /// The sandbox is to end.
     is_ending: AtomicBool,
@@ -109,6 +113,7 @@ impl OwnOs {
             vms: Mutex::default(),
             dhcp: DhcpServers::default(),
             booting: AsyncMutex::default(),
+            pausing: AsyncMutex::default(),
             is_paused: Arc::default(),
             is_ending: AtomicBool::new(false),
             stopped: watch::Sender::new(false),
@@ -235,10 +240,12 @@ impl OwnOs {
             ends_at_reboot: boot.ends_at_reboot,
         };
         let host = Arc::clone(host);
+        let saved = boot.saved;
         let is_incoming = boot.incoming.is_some();
         Vm::start(
             boot.id,
             plan,
+            saved,
             life,
             is_incoming,
             boot.log,
@@ -280,6 +287,7 @@ impl OwnOs {
 
     /// Pauses the guest between two instructions.
     pub(super) async fn pause(&self) -> Result<(), SandboxError> {
+        let _turn = self.pausing.lock().await;
         let vm = self.running().ok_or_else(no_machine)?;
         vm.migrations.must_be_over()?;
         vm.machine()?.pause().await.map_err(wrong_state)?;
@@ -289,6 +297,7 @@ impl OwnOs {
 
     /// Resumes a paused guest.
     pub(super) async fn resume(&self) -> Result<(), SandboxError> {
+        let _turn = self.pausing.lock().await;
         let vm = self.running().ok_or_else(no_machine)?;
         // It may run elsewhere.
         vm.migrations.must_be_over()?;

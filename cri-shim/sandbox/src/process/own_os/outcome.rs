@@ -43,6 +43,15 @@ impl Outcome {
         }
     }
 
+    /// The end of a machine that is saved and goes on from its files.
+    pub(super) fn saved() -> Self {
+        Self {
+            exit: MachineExit::PoweredOff,
+            loader: None,
+            was_asked: true,
+        }
+    }
+
     /// The container's exit code.
     pub(super) fn code(&self) -> i32 {
         match &self.exit {

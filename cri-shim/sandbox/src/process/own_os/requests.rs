@@ -7,7 +7,7 @@ use std::time::Duration;
 use podvisor_host::signal::SIGKILL;
 
 use super::super::super::error::{RefusalKind, SandboxError};
-use super::super::super::types::{ContainerStats, ProcessExit};
+use super::super::super::types::{BootMachine, ContainerStats, ProcessExit, SaveMachine};
 use super::super::super::wire::{Answer, Call};
 use super::super::containers::blocking;
 use super::super::entries::not_found;
@@ -94,6 +94,18 @@ pub(in super::super) async fn answer(
             let copied = files::copy(&vm, &path, write, fds.next()?).await?;
             return Ok(Answer::Copied(copied));
         }
+        Call::SaveMachine { id, disks, then } => {
+            let vm = system.vm_that_runs(&id)?;
+            let (state, memory) = (fds.next()?.into(), fds.next()?.into());
+            let disks = (0..disks.min(BootMachine::MAX_DISKS)).map(|_| fds.next());
+            let save = SaveMachine {
+                state,
+                memory,
+                disks: disks.collect::<Result<_, _>>()?,
+                then,
+            };
+            system.save(&vm, save).await?;
+        }
         Call::Reboot { id, is_reset } => {
             let vm = system.vm_that_runs(&id)?;
             vm.migrations.must_be_over()?;
@@ -106,7 +118,10 @@ pub(in super::super) async fn answer(
                 false => Vm::soft_reboot(&vm).await?,
             }
         }
-        Call::SendMachine { id, send } => migration::send(system, &id, *send, fds.next()?)?,
+        Call::SendMachine { id, send } => {
+            system.vm(&id)?.must_not_be_saved()?;
+            migration::send(system, &id, *send, fds.next()?)?;
+        }
         Call::ReceiveMachine { id, migration } => {
             migration::give_connection(system, &id, &migration, fds.next()?)?;
         }

@@ -16,7 +16,7 @@ use super::super::super::agent::now_ns;
 use super::super::super::error::{RefusalKind, SandboxError};
 use super::super::super::events::EventLog;
 use super::super::super::stdio::{GuestStreams, StreamSet};
-use super::super::super::types::{ProcessExit, RestartPolicy, Started};
+use super::super::super::types::{ProcessExit, RestartPolicy, SavedMachine, Started};
 use super::super::container::Container;
 use super::super::output::ContainerStreams;
 use super::super::restart::Processes;
@@ -81,6 +81,38 @@ enum Wanted {
     Killed,
 }
 
+/// Whether a machine is being saved.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) enum Saving {
+    /// It is not.
+    #[default]
+    No,
+    /// It is, and may go on.
+    Begun,
+    /// It was, and goes on elsewhere.
+    Done,
+}
+
+/// A machine that is being saved, until this is dropped.
+#[derive(Debug)]
+pub(super) struct SavingMachine<'a>(&'a Vm);
+
+impl SavingMachine<'_> {
+    /// The machine goes on from its files alone.
+    pub(super) fn done(self) {
+        *self.0.saving() = Saving::Done;
+    }
+}
+
+impl Drop for SavingMachine<'_> {
+    fn drop(&mut self) {
+        let mut saving = self.0.saving();
+        if *saving == Saving::Begun {
+            *saving = Saving::No;
+        }
+    }
+}
+
 /// Bounds of a machine's life.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct VmLife {
@@ -101,6 +133,9 @@ pub(super) struct Vm {
     /// `None` between two machines and after the last one.
     machine: Mutex<Option<Arc<Machine>>>,
     wanted: watch::Sender<Wanted>,
+    /// The machine continues a saved one, which is past its loader.
+    is_continued: AtomicBool,
+    saving: Mutex<Saving>,
     /// The machine is killed to build another one.
     is_reset: AtomicBool,
     /// Until then, a guest that powers itself off is booted again.
@@ -112,10 +147,11 @@ pub(super) struct Vm {
 }
 
 impl Vm {
-    /// Boots a machine, unless it comes from elsewhere.
+    /// Boots a machine or continues a saved one, unless it comes from elsewhere.
     pub(super) async fn start(
         id: String,
         plan: MachinePlan,
+        saved: Option<SavedMachine>,
         life: VmLife,
         is_incoming: bool,
         log: Option<OwnedFd>,
@@ -140,6 +176,8 @@ impl Vm {
             host,
             machine: Mutex::default(),
             wanted: watch::Sender::new(Wanted::Running),
+            is_continued: AtomicBool::new(saved.is_some()),
+            saving: Mutex::default(),
             is_reset: AtomicBool::new(false),
             restart: Mutex::default(),
             agent: AsyncMutex::default(),
@@ -147,8 +185,12 @@ impl Vm {
             thaw: Mutex::default(),
             migrations: Migrations::default(),
         });
+        let is_continued = saved.is_some();
         if !is_incoming {
-            Self::build(&vm).await?;
+            Self::build(&vm, saved).await?;
+        }
+        if is_continued {
+            vm.set_clock();
         }
         let started = Started {
             pid: PID,
@@ -159,11 +201,14 @@ impl Vm {
     }
 
     /// Builds and starts a machine.
-    async fn build(this: &Arc<Self>) -> Result<(), MachineError> {
+    async fn build(this: &Arc<Self>, saved: Option<SavedMachine>) -> Result<(), MachineError> {
         let vm = Arc::clone(this);
         let built = tokio::task::spawn_blocking(move || {
-            let machine = Arc::new(vm.plan.build(&vm.host, &vm.port)?.start()?);
-            *vm.lock() = Some(machine);
+            let machine = match saved {
+                Some(saved) => vm.plan.continued(&saved, &vm.host, &vm.port)?,
+                None => vm.plan.build(&vm.host, &vm.port)?,
+            };
+            *vm.lock() = Some(Arc::new(machine.start()?));
             Ok::<_, MachineError>(())
         });
         built
@@ -193,6 +238,39 @@ impl Vm {
         self.container
             .exit(None)
             .is_ok_and(|exit| exit.borrow().is_none())
+    }
+
+    /// Returns what its machines are built from.
+    pub(super) fn plan(&self) -> &MachinePlan {
+        &self.plan
+    }
+
+    fn saving(&self) -> MutexGuard<'_, Saving> {
+        self.saving.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Refuses what a machine that is being saved cannot do.
+    pub(super) fn must_not_be_saved(&self) -> Result<(), SandboxError> {
+        match *self.saving() {
+            Saving::No => Ok(()),
+            _ => Err(SandboxError::refused(
+                RefusalKind::WrongState,
+                "the machine is being saved: wait until it is done",
+            )),
+        }
+    }
+
+    /// Begins to save the machine, which is not reset meanwhile.
+    pub(super) fn begin_saving(&self) -> Result<SavingMachine<'_>, SandboxError> {
+        let mut saving = self.saving();
+        if *saving != Saving::No {
+            return Err(SandboxError::refused(
+                RefusalKind::WrongState,
+                "the machine is being saved already",
+            ));
+        }
+        *saving = Saving::Begun;
+        Ok(SavingMachine(self))
     }
 
     /// Programs that run in the guest by its agent.
@@ -243,6 +321,9 @@ impl Vm {
                 return self.outcome(MachineExit::Moved);
             }
             self.discard().await;
+            if *self.saving() == Saving::Done {
+                return Outcome::saved();
+            }
             let is_reset = self.is_reset.swap(false, Ordering::SeqCst);
             let is_restart = self.takes_restart() && exit == MachineExit::PoweredOff;
             let is_own = exit == MachineExit::Reset && !self.life.ends_at_reboot;
@@ -258,7 +339,7 @@ impl Vm {
             if timeout(delay, stopped).await.is_ok() {
                 return self.outcome(MachineExit::Reset);
             }
-            if let Err(error) = Self::build(self).await {
+            if let Err(error) = Self::build(self, None).await {
                 let why = causes(&error);
                 return self.outcome(MachineExit::Failed(format!(
                     "the guest rebooted, and no machine could be built for it: {why}"
@@ -269,7 +350,10 @@ impl Vm {
 
     /// Waits for a machine's end; ends it if its loader never writes a line.
     async fn end_of(&self, machine: Arc<Machine>) -> MachineExit {
-        if let Some(limit) = self.life.loader_limit {
+        let is_continued = self.is_continued.swap(false, Ordering::SeqCst);
+        if let Some(limit) = self.life.loader_limit
+            && !is_continued
+        {
             let too_long = async {
                 sleep(limit).await;
                 while machine.is_paused() {
@@ -439,6 +523,13 @@ impl Vm {
     /// Replaces the machine by a new one, as a reset button does.
     pub(super) fn reset(&self) -> Result<(), SandboxError> {
         let machine = self.machine()?;
+        let saving = self.saving();
+        if *saving != Saving::No {
+            return Err(SandboxError::refused(
+                RefusalKind::WrongState,
+                "the machine is being saved: reset it afterwards",
+            ));
+        }
         self.is_reset.store(true, Ordering::SeqCst);
         machine.kill();
         Ok(())

@@ -1,0 +1,53 @@
+//! A machine whose guest has an operating system of its own, saved in files.
+
+use std::fs::File;
+use std::os::fd::OwnedFd;
+
+use serde::{Deserialize, Serialize};
+
+/// Where a machine is saved, in files that are empty and open for reading and writing. Its memory
+/// and its devices are saved always, its disks if there are files for them.
+#[derive(Debug)]
+pub struct SaveMachine {
+    /// The state of vCPUs and devices. It counts as a saved machine from the moment when all is
+    /// written ([`Snapshot::is_finished`](crate::machine::Snapshot::is_finished)).
+    pub state: File,
+    /// The memory.
+    pub memory: File,
+    /// For each disk that the guest may write, in their order, the file for a copy of its own file;
+    /// or none, and no disk is copied.
+    pub disks: Vec<OwnedFd>,
+    /// What becomes of the machine.
+    pub then: AfterSave,
+}
+
+/// What becomes of a machine that is saved.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum AfterSave {
+    /// It goes on, or stays paused if it was.
+    GoOn,
+    /// It ends as if it had been powered off, and is to be continued from the files.
+    End,
+}
+
+/// A saved machine that is continued in place of a boot.
+#[derive(Debug)]
+pub struct SavedMachine {
+    /// The state of vCPUs and devices, open for reading; for [`ContinueAs::Same`], for writing as
+    /// well.
+    pub state: File,
+    /// The memory, open for reading. It must not change while a machine runs from it.
+    pub memory: File,
+    /// What the machine is to the one that was saved.
+    pub continues: ContinueAs,
+}
+
+/// What a machine that continues from files is to the one that was saved there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ContinueAs {
+    /// The same one, once: the state is emptied before the guest runs, since its disks are then
+    /// no longer those that the memory knows.
+    Same,
+    /// A copy, with its own disks; its guest is told that it is one by its generation ID.
+    Copy,
+}
