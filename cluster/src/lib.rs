@@ -3,6 +3,7 @@
 //! | room | what it is for |
 //! | --- | --- |
 //! | `certificates`, `https`, `scrape`, `status` | what servers are reached by, and how they refuse |
+//! | `prometheus` | the text of metrics |
 //! | `contact` | what the API and a node's part know of each other |
 //! | `instancetypes` | instance types and preferences, for all that look at a VM with them |
 //! | `admission` | the webhooks that default and validate the objects |
@@ -25,6 +26,7 @@ pub mod import;
 mod instancetypes;
 pub mod manifests;
 pub mod node;
+mod prometheus;
 mod scrape;
 mod status;
 mod typed;

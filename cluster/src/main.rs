@@ -1,7 +1,11 @@
 //! `podvisor-cluster`: KubeVirt's API over podvisor's VM pods.
 
+use std::fs;
+use std::path::{Path, PathBuf};
+
 use anyhow::Context as _;
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory as _, Parser, Subcommand};
+use clap_complete::Shell;
 use podvisor_cluster::{admission, api, controller, import, manifests, node};
 
 #[derive(Debug, Parser)]
@@ -25,6 +29,17 @@ enum Command {
     Node(node::Options),
     /// Fill a claim: the program of an importer's pod.
     Import(import::Options),
+    /// Print a shell's completion script.
+    Completions {
+        /// Shell to print the script for.
+        shell: Shell,
+    },
+    /// Write the manual pages for a package.
+    #[command(hide = true)]
+    Manual {
+        /// Directory for the pages, one for each command.
+        dir: PathBuf,
+    },
 }
 
 /// The stack of each thread. Objects of Kubernetes have hundreds of fields, and what reads them takes
@@ -54,5 +69,20 @@ async fn run(command: Command) -> anyhow::Result<()> {
         Command::Controller(options) => controller::run(options).await,
         Command::Node(options) => node::run(options).await,
         Command::Import(options) => import::run(options).await,
+        Command::Completions { shell } => {
+            let name = env!("CARGO_BIN_NAME");
+            let mut script = Vec::new();
+            clap_complete::generate(shell, &mut Cli::command(), name, &mut script);
+            print!("{}", String::from_utf8_lossy(&script));
+            Ok(())
+        }
+        Command::Manual { dir } => manual(&dir),
     }
+}
+
+fn manual(dir: &Path) -> anyhow::Result<()> {
+    let failed = || format!("failed to write manual pages to {}", dir.display());
+    fs::create_dir_all(dir).with_context(failed)?;
+    let command = Cli::command().disable_help_subcommand(true);
+    clap_mangen::generate_to(command, dir).with_context(failed)
 }

@@ -30,8 +30,17 @@ pub(crate) async fn listen(address: SocketAddr) -> anyhow::Result<TcpListener> {
 /// Answers `/metrics` by what `render` returns, until it is dropped.
 pub(crate) async fn serve(
     listener: TcpListener,
-    render: impl Fn() -> String + Clone + Send + 'static,
+    render: impl Fn() -> String + Clone + Send + Sync + 'static,
 ) -> anyhow::Result<()> {
+    serve_later(listener, move || std::future::ready(render())).await
+}
+
+/// Like [`serve`], where `render` has to ask somebody.
+pub(crate) async fn serve_later<R, T>(listener: TcpListener, render: R) -> anyhow::Result<()>
+where
+    R: Fn() -> T + Clone + Send + Sync + 'static,
+    T: Future<Output = String> + Send,
+{
     let connections = Arc::new(Semaphore::new(CONNECTIONS));
     loop {
         let permit = Arc::clone(&connections).acquire_owned().await?;
@@ -42,8 +51,14 @@ pub(crate) async fn serve(
         let render = render.clone();
         tokio::spawn(async move {
             let service = service_fn(move |request: http::Request<_>| {
-                let answer = answer(request.uri().path(), &render);
-                async move { Ok::<_, std::convert::Infallible>(answer) }
+                let (render, is_there) = (render.clone(), request.uri().path() == "/metrics");
+                async move {
+                    let text = match is_there {
+                        true => Some(render().await),
+                        false => None,
+                    };
+                    Ok::<_, std::convert::Infallible>(answer(text))
+                }
             });
             let served = http1::Builder::new()
                 .timer(TokioTimer::new())
@@ -58,13 +73,14 @@ pub(crate) async fn serve(
     }
 }
 
-fn answer(path: &str, render: &impl Fn() -> String) -> Response<Full<Bytes>> {
-    let (status, text) = match path {
-        "/metrics" => (StatusCode::OK, render()),
-        _ => (
-            StatusCode::NOT_FOUND,
-            "only /metrics is served\n".to_owned(),
-        ),
+/// The answer with this text; without, that there is none.
+fn answer(text: Option<String>) -> Response<Full<Bytes>> {
+    let (status, text) = match text {
+        Some(text) => (StatusCode::OK, text),
+        None => {
+            let text = "only /metrics is served\n".to_owned();
+            (StatusCode::NOT_FOUND, text)
+        }
     };
     let mut answer = Response::new(Full::new(Bytes::from(text)));
     *answer.status_mut() = status;

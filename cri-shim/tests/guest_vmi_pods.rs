@@ -16,7 +16,7 @@ use podvisor_node_api::messages::{
     ConsoleInput, ConsoleMessage, Data, MigrationState, PortForwardInput, PortForwardMessage,
     PortForwardOpen, PortProtocol, ReceiveMigrationInput, ReceiveMigrationMessage,
     ReceiveMigrationOpen, SendMigrationInput, SendMigrationMessage, SendMigrationOpen, Vm,
-    VmChange, VmName, VmPhase,
+    VmChange, VmName, VmPhase, VsockInput, VsockMessage, VsockOpen,
 };
 use rustix::process::Signal;
 use serde_json::json;
@@ -452,6 +452,29 @@ impl Guest {
             .await
             .unwrap_err();
         assert_eq!(closed.code(), Code::Unavailable, "{closed}");
+
+        // Who listens there, and whether, is the guest's matter.
+        let vsock = VsockInput {
+            message: Some(VsockMessage::Open(VsockOpen {
+                vm: Some(vm()),
+                port: 4000,
+            })),
+        };
+        let mut connection = node.vsock(iter([vsock])).await.unwrap();
+        let first = connection.message().await.unwrap().unwrap();
+        assert!(first.data.is_empty());
+
+        let used = node.vm_usage().await.unwrap().vms;
+        assert_eq!(used.len(), 1);
+        assert_eq!(used[0].vm, Some(VmName::new("tenant", "web", "7c0e")));
+        assert!(used[0].cpu_ns > 0 && used[0].resident_bytes > 0, "{used:?}");
+        assert_eq!(used[0].memory_bytes, 224 << 20);
+        assert!(
+            used[0].disk_read_bytes > 0 && used[0].disk_reads > 0,
+            "{used:?}"
+        );
+        let received = used[0].cards[0].received.unwrap();
+        assert!(received.bytes > 0 && received.packets > 0, "{used:?}");
     }
 }
 

@@ -4,7 +4,6 @@
 //! Only the replica that leads knows the VMs; the others say that they do not lead.
 
 use std::collections::BTreeMap;
-use std::fmt::Write as _;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -17,10 +16,11 @@ use super::objects::{
     condition,
 };
 use super::world::World;
+use crate::prometheus::{Metric, Samples};
 use crate::scrape;
 
 /// Names of all gauges, and what they say.
-const GAUGES: [(&str, &str); 19] = [
+const GAUGES: [Metric; 19] = [
     (
         "kubevirt_virt_controller_leading_status",
         "Whether this replica leads.",
@@ -144,9 +144,9 @@ impl Metrics {
                 for vmi in world.vmis.state() {
                     moved(&mut samples, &vmi, &self.progress);
                 }
-                samples.text()
+                samples.text(&GAUGES)
             }
-            None => render(leads, &[], &[]).text(),
+            None => render(leads, &[], &[]).text(&GAUGES),
         }
     }
 
@@ -154,44 +154,6 @@ impl Metrics {
     pub(super) async fn serve(self, address: SocketAddr) -> anyhow::Result<()> {
         let listener = scrape::listen(address).await?;
         scrape::serve(listener, move || self.render()).await
-    }
-}
-
-/// Samples by name, as `{labels} value`.
-#[derive(Debug, Default)]
-struct Samples(BTreeMap<&'static str, String>);
-
-impl Samples {
-    fn add(&mut self, name: &'static str, labels: &[(&str, &str)], value: usize) {
-        let text = self.0.entry(name).or_default();
-        text.push_str(name);
-        for (index, (label, value)) in labels.iter().enumerate() {
-            let opens = if index == 0 { '{' } else { ',' };
-            let _ = write!(text, "{opens}{label}=\"");
-            for letter in value.chars() {
-                match letter {
-                    '\\' => text.push_str("\\\\"),
-                    '"' => text.push_str("\\\""),
-                    '\n' => text.push_str("\\n"),
-                    letter => text.push(letter),
-                }
-            }
-            text.push('"');
-        }
-        if !labels.is_empty() {
-            text.push('}');
-        }
-        let _ = writeln!(text, " {value}");
-    }
-
-    fn text(mut self) -> String {
-        let mut text = String::new();
-        for (name, help) in GAUGES {
-            if let Some(samples) = self.0.remove(name) {
-                let _ = write!(text, "# HELP {name} {help}\n# TYPE {name} gauge\n{samples}");
-            }
-        }
-        text
     }
 }
 
@@ -450,7 +412,7 @@ mod tests {
         };
         progress.set("u", Some(report));
         moved(&mut samples, &vmi, &progress);
-        let text = samples.text();
+        let text = samples.text(&GAUGES);
         let of = "{node=\"k\",namespace=\"n\",name=\"a\"}";
         for line in [
             "kubevirt_vmi_migrations_in_pending_phase 0".to_owned(),
@@ -487,7 +449,7 @@ mod tests {
         }))
         .unwrap();
         let vms = [vm("a", "Running"), vm("b", "CrashLoopBackOff")];
-        let text = render(true, &vms, &[Arc::new(vmi)]).text();
+        let text = render(true, &vms, &[Arc::new(vmi)]).text(&GAUGES);
         for line in [
             "kubevirt_number_of_vms{namespace=\"n\"} 2",
             "kubevirt_vmi_phase_count{node=\"k\",phase=\"running\"} 1",

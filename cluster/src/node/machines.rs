@@ -14,7 +14,7 @@ use podvisor_node_api::{
         ConsoleInput, ConsoleMessage, Data, GuestInfo, PortForwardInput, PortForwardMessage,
         PortForwardOpen, PortProtocol, ReceiveMigrationInput, ReceiveMigrationMessage,
         ReceiveMigrationOpen, SendMigrationInput, SendMigrationMessage, SendMigrationOpen,
-        VmChange, VmMigration, VmName, VmPhase, VsockInput, VsockMessage, VsockOpen,
+        VmChange, VmMigration, VmName, VmPhase, VmUsage, VsockInput, VsockMessage, VsockOpen,
     },
 };
 use tokio::sync::mpsc;
@@ -129,6 +129,11 @@ impl Machines {
             .filter_map(|event| std::future::ready(event.ok().and_then(|event| event.change)))
             .filter_map(|change| std::future::ready(read(change)));
         Ok(changes.boxed())
+    }
+
+    /// What the VMs that run have used.
+    pub(super) async fn usage(&self) -> Result<Vec<VmUsage>, Refusal> {
+        Ok(self.0.clone().vm_usage().await?.vms)
     }
 
     /// Does something to a VM.

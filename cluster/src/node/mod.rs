@@ -15,6 +15,7 @@ mod access;
 mod guest;
 mod identity;
 mod machines;
+mod metrics;
 mod migration;
 mod report;
 mod server;
@@ -33,7 +34,7 @@ use tokio::net::TcpListener;
 pub use access::Access;
 
 pub use crate::contact::ANNOTATION;
-use crate::{contact::Contact, https};
+use crate::{contact::Contact, https, scrape};
 use identity::{Identity, Trust};
 use machines::Machines;
 use migration::Migrations;
@@ -55,6 +56,9 @@ pub struct Options {
     /// Namespace that the components run in.
     #[arg(long, default_value = "podvisor")]
     pub namespace: String,
+    /// Address to serve Prometheus' metrics of the node's VMs on, at `/metrics`; not without.
+    #[arg(long)]
+    pub metrics: Option<SocketAddr>,
     /// Socket of `podvisor serve` for this.
     #[arg(long, default_value = podvisor_node_api::SOCKET)]
     pub socket: PathBuf,
@@ -71,6 +75,20 @@ pub async fn run(options: Options) -> anyhow::Result<()> {
         .await
         .with_context(|| format!("failed to listen on {}", options.listen))?;
     let stop = https::told_to_end();
+    if let Some(address) = options.metrics {
+        let machines = Machines::new(&options.socket)?;
+        let name = access.node().await?;
+        let render = move || {
+            let (machines, name) = (machines.clone(), name.clone());
+            async move { metrics::render(&machines, &name).await }
+        };
+        let metrics = scrape::serve_later(scrape::listen(address).await?, render);
+        let rest = serve(access, listener, &options.namespace, &options.socket, stop);
+        return tokio::select! {
+            failed = metrics => failed,
+            ended = rest => ended,
+        };
+    }
     serve(access, listener, &options.namespace, &options.socket, stop).await
 }
 

@@ -14,7 +14,7 @@ use crate::messages::{
     AgentExecAnswer, AgentExecRequest, CancelMigrationRequest, ConsoleInput, Data, Done,
     FreezeRequest, GuestInfo, ListVmsRequest, PortForwardInput, ReceiveMigrationInput,
     ResolveMigrationRequest, SendMigrationInput, StopRequest, VmEvent, VmList, VmName, VmRequest,
-    VsockInput, WatchVmsRequest,
+    VmUsageList, VmUsageRequest, VsockInput, WatchVmsRequest,
 };
 use crate::{MAX_MESSAGE_BYTES, paths};
 
@@ -70,6 +70,14 @@ impl NodeClient {
         let codec = ProstCodec::default();
         let answer = self.grpc.server_streaming(request, path, codec).await?;
         Ok(answer.into_inner())
+    }
+
+    /// Returns what the VMs that run have used.
+    ///
+    /// # Errors
+    /// As [`Self::list_vms`].
+    pub async fn vm_usage(&mut self) -> Result<VmUsageList, Status> {
+        self.unary(paths::VM_USAGE, VmUsageRequest {}).await
     }
 
     /// Pauses a VM.

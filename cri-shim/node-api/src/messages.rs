@@ -2,6 +2,7 @@
 //! has its default: later versions only add fields.
 
 mod migration;
+mod usage;
 
 use bytes::Bytes;
 use prost::{Enumeration, Message, Oneof};
@@ -11,6 +12,7 @@ pub use migration::{
     ReceiveMigrationMessage, ReceiveMigrationOpen, ResolveMigrationRequest, SendMigrationInput,
     SendMigrationMessage, SendMigrationOpen, VmMigration,
 };
+pub use usage::{CardUsage, Traffic, VmUsage, VmUsageList, VmUsageRequest};
 
 /// Which VM is meant.
 #[derive(Clone, PartialEq, Eq, Hash, Message)]

@@ -15,6 +15,7 @@ macro_rules! paths {
 paths! {
     LIST_VMS = "ListVms";
     WATCH_VMS = "WatchVms";
+    VM_USAGE = "VmUsage";
     PAUSE = "Pause";
     UNPAUSE = "Unpause";
     SOFT_REBOOT = "SoftReboot";

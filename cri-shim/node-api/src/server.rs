@@ -20,7 +20,7 @@ use crate::messages::{
     AgentExecAnswer, AgentExecRequest, CancelMigrationRequest, ConsoleInput, Data, Done,
     FreezeRequest, GuestInfo, ListVmsRequest, PortForwardInput, ReceiveMigrationInput,
     ResolveMigrationRequest, SendMigrationInput, StopRequest, VmEvent, VmList, VmName, VmRequest,
-    VsockInput, WatchVmsRequest,
+    VmUsageList, VmUsageRequest, VsockInput, WatchVmsRequest,
 };
 use crate::{MAX_MESSAGE_BYTES, paths};
 
@@ -62,6 +62,11 @@ pub trait Node: Send + Sync + 'static {
 
     /// Returns all VMs, then every change.
     async fn watch_vms(&self) -> Result<AnswerStream<VmEvent>, Status>;
+
+    /// Returns what the VMs that run have used.
+    async fn vm_usage(&self) -> Result<VmUsageList, Status> {
+        Err(unimplemented("VmUsage"))
+    }
 
     /// Pauses a machine between two instructions.
     async fn pause(&self, vm: VmName) -> Result<(), Status>;
@@ -199,6 +204,10 @@ impl<N: Node> Service<http::Request<Body>> for NodeServer<N> {
                 |_: ListVmsRequest| async move { node.list_vms().await },
             ),
             paths::WATCH_VMS => watch(call, node),
+            paths::VM_USAGE => unary(
+                call,
+                |_: VmUsageRequest| async move { node.vm_usage().await },
+            ),
             paths::PAUSE => of_vm(call, |vm| async move { node.pause(vm).await }),
             paths::UNPAUSE => of_vm(call, |vm| async move { node.unpause(vm).await }),
             paths::SOFT_REBOOT => of_vm(call, |vm| async move { node.soft_reboot(vm).await }),

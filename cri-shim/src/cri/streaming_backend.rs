@@ -59,7 +59,7 @@ impl Streams {
         let pod = self.0.settled_pod(pod).await?;
         let client = pod.client()?;
         match pod.is_vm() {
-            true => vm::connect(&pod, port).await,
+            true => vm::connect(&self.0, &pod, port).await,
             false => Ok(client.port_forward(port).await?),
         }
     }

@@ -1,8 +1,9 @@
 #!/bin/sh
 # A cluster of one node, in the test host: all of Kubernetes' programs, podvisor as the kubelet's
-# runtime, and podvisor-cluster. A VirtualMachine with a container disk is applied, runs, is paused
-# and resumed, and is stopped; nothing may be left. Variables come from `cargo xtask cluster --try`:
-# BIN (Kubernetes' programs), PODVISOR, CLUSTER (podvisor-cluster), SMALL (a disk image), INSTALL.
+# runtime, and podvisor-cluster. A VirtualMachine with a container disk is applied, runs, answers
+# behind a Service, is paused and resumed, restarted, and stopped; nothing may be left. Variables
+# come from `cargo xtask cluster --try`: BIN (Kubernetes' programs), PODVISOR, CLUSTER
+# (podvisor-cluster), SMALL (a disk image), INSTALL.
 set -eu
 
 W=/run/try
@@ -34,7 +35,7 @@ until_true() {
     shift 2
     until "$@" > last 2>&1; do
         [ "$(date +%s)" -lt $end ] || { cat last; fail "not so: $what"; }
-        sleep 1
+        sleep 3
     done
     say "$what"
 }
@@ -94,14 +95,24 @@ start kube-apiserver "$BIN/kube-apiserver" --etcd-servers http://127.0.0.1:2379 
     --requestheader-client-ca-file proxy-ca.crt --requestheader-allowed-names front-proxy-client \
     --requestheader-username-headers X-Remote-User --requestheader-group-headers X-Remote-Group \
     --requestheader-extra-headers-prefix X-Remote-Extra- --proxy-client-cert-file proxy.crt \
-    --proxy-client-key-file proxy.key --enable-aggregator-routing=true
+    --proxy-client-key-file proxy.key --enable-aggregator-routing=true \
+    --enable-priority-and-fairness=false --profiling=false --request-timeout 5m
+# What is asked again and again is asked by curl, which is 10 times cheaper to start, and needs no
+# list of all resources. With this agent, answers have a line for each field.
+get() { curl -ksf -m 60 -A curl -H "Authorization: Bearer t-admin" "$API$1"; }
+# What a field says, if it is the only one of its name; FIELD or a condition TYPE.
+field() { get "$1" | sed -n "s/^ *\"$2\": \"\?\([^\",]*\)\"\?,\?$/\1/p" | head -n 1; }
+# The keys of a condition are in an order of their own for each kind: both neighbours are looked at.
+is() { # PATH TYPE STATUS
+    get "$1" | grep -B 1 -A 1 "\"type\": \"$2\"" | grep -q "\"status\": \"$3\""
+}
 kubectl() { "$BIN/kubectl" --kubeconfig $W/admin.conf "$@"; }
 # A slow machine takes longer for the API's description than kubectl waits.
 apply() { kubectl apply --server-side --validate=false -f "$1"; }
-until_true "the API server is ready" 600 kubectl get --raw /readyz
+until_true "the API server is ready" 600 get /readyz
 start scheduler "$BIN/kube-scheduler" --kubeconfig scheduler.conf --leader-elect=false
-controllers=namespace-controller,serviceaccount-controller,garbage-collector-controller
-controllers=$controllers,root-ca-certificate-publisher-controller,node-lifecycle-controller
+# The collector of garbage would watch every kind of object.
+controllers=serviceaccount-controller,node-lifecycle-controller,endpointslice-controller
 start manager "$BIN/kube-controller-manager" --kubeconfig manager.conf --leader-elect=false \
     --service-account-private-key-file sa.key --use-service-account-credentials=false \
     --node-monitor-grace-period 600s \
@@ -149,6 +160,8 @@ evictionHard: {memory.available: 1Mi, nodefs.available: 1%, imagefs.available: 1
 failSwapOn: false
 localStorageCapacityIsolation: false
 nodeLeaseDurationSeconds: 400
+nodeStatusReportFrequency: 5m
+nodeStatusUpdateFrequency: 30s
 resolvConf: ""
 runtimeRequestTimeout: 15m
 serverTLSBootstrap: false
@@ -165,13 +178,11 @@ as() { # WHO ARGUMENTS
 }
 as admission admission --listen $IP:8443
 as api api --listen $IP:8444
-as controller controller
+as controller controller --lease-seconds 120
 as kubelet node --kubeconfig $W/kubelet.conf --socket $W/node.sock
-ready() { # KIND NAME CONDITION
-    kubectl wait --for "condition=$3" "$1/$2" --timeout 1s
-}
-until_true "the node is ready" 900 ready node $NODE Ready
-until_true "the subresources are served" 600 ready apiservice v1.subresources.kubevirt.io Available
+until_true "the node is ready" 900 is /api/v1/nodes/$NODE Ready True
+services=/apis/apiregistration.k8s.io/v1/apiservices
+until_true "the subresources are served" 600 is $services/v1.subresources.kubevirt.io Available True
 
 cat > vm.yaml << END
 apiVersion: kubevirt.io/v1
@@ -180,8 +191,10 @@ metadata: {name: small, namespace: default}
 spec:
   runStrategy: Always
   template:
+    metadata: {labels: {app: small}}
     spec:
       terminationGracePeriodSeconds: 300
+      readinessProbe: {httpGet: {port: 80, path: /hostname}, timeoutSeconds: 10, periodSeconds: 5}
       domain:
         memory: {guest: 224Mi}
         devices:
@@ -190,31 +203,79 @@ spec:
       networks: [{name: default, pod: {}}]
       volumes: [{name: root, containerDisk: {image: small, imagePullPolicy: Never}}]
 END
-until_true "the machine is applied" 180 apply vm.yaml
-phase() { [ "$(kubectl get vmi small -o 'jsonpath={.status.phase}')" = "$1" ]; }
+cat > service.yaml << END
+apiVersion: v1
+kind: Service
+metadata: {name: small, namespace: default}
+spec:
+  selector: {app: small}
+  ports: [{port: 80}]
+END
+# As `kubectl apply --server-side` does, without a list of all resources first.
+send() { # VERB PATH FILE TYPE
+    curl -ksf -m 60 -X "$1" -H "Authorization: Bearer t-admin" -H "Content-Type: application/$4" \
+        --data-binary "@$3" "$API$2"
+}
+vm=/apis/kubevirt.io/v1/namespaces/default/virtualmachines/small
+vmi=/apis/kubevirt.io/v1/namespaces/default/virtualmachineinstances/small
+service=/api/v1/namespaces/default/services/small
+until_true "the machine is applied" 300 send PATCH "$vm?fieldManager=try" vm.yaml apply-patch+yaml
+until_true "its service is, too" 180 send PATCH "$service?fieldManager=try" service.yaml \
+    apply-patch+yaml
+# Phases that it was in have fields of that name as well, which end with commas.
+phase() { get $vmi | grep -q "^    \"phase\": \"$1\""; }
 until_true "the instance runs" 420 phase Running
-kubectl get vm,vmi,pod -o wide
 console() { grep -qs "$1" /var/log/pods/default_virt-launcher-small*/compute/0.log; }
 until_true "the guest has booted" 600 console "small: ready"
 
-put() {
-    echo '{}' | kubectl replace -f - \
-        --raw "/apis/subresources.kubevirt.io/v1/namespaces/default/virtualmachineinstances/small/$1"
-}
-condition() { kubectl get vmi small -o 'jsonpath={.status.conditions[?(@.type=="Paused")].status}'; }
-is_paused() { [ "$(condition)" = True ]; }
-is_running() { [ -z "$(condition)" ]; }
-printable() { [ "$(kubectl get vm small -o 'jsonpath={.status.printableStatus}')" = "$1" ]; }
+# Its readiness is the guest's: the pod's probe asks it for a page, and its Service has the answer.
+slices=/apis/discovery.k8s.io/v1/namespaces/default/endpointslices
+slices="$slices?labelSelector=kubernetes.io/service-name=small"
+serves() { [ "$(field "$slices" ready)" = "$1" ]; }
+until_true "the instance is ready" 300 is $vmi Ready True
+until_true "the service has the guest" 120 serves true
+address() { get "$slices" | sed -n 's/^ *"\(10\.7\.[0-9.]*\)".*/\1/p' | head -n 1; }
+page() { [ "$(curl -sf -m 30 "http://$(address)/hostname")" = small ]; }
+until_true "the guest answers behind the service" 120 page
+
+# What people with kubectl see.
+listed() { kubectl api-resources --api-group kubevirt.io | grep -q '^virtualmachineinstances '; }
+until_true "kubectl lists the resources" 300 listed
+explained() { kubectl explain virtualmachine.spec.runStrategy | grep -q "FIELD: runStrategy"; }
+until_true "kubectl explains a field" 300 explained
+until_true "kubectl gets machines" 300 kubectl get vm,vmi,pod -o wide
+cat last
+
+resource=virtualmachineinstances
+subresources=/apis/subresources.kubevirt.io/v1/namespaces/default
+echo '{}' > empty.json
+put() { send PUT "$subresources/$resource/small/$1" empty.json json; }
+is_running() { get $vmi > answer && ! grep -q '"type": "Paused"' answer; }
+printable() { [ "$(field $vm printableStatus)" = "$1" ]; }
 until_true "the machine is paused" 180 put pause
-until_true "the pause is reported" 180 is_paused
+until_true "the pause is reported" 180 is $vmi Paused True
 until_true "the machine says that it is paused" 180 printable Paused
+until_true "a paused instance is not ready" 120 is $vmi Ready False
+until_true "the service leaves it out" 120 serves false
 until_true "the machine is resumed" 180 put unpause
 until_true "the resumption is reported" 180 is_running
+until_true "the service has it again" 120 serves true
 
-kubectl patch vm small --type merge -p '{"spec":{"runStrategy":"Halted"}}'
-gone() { [ -z "$(kubectl get vmi,pods -o name)" ]; }
+# Its owner's is the first; the metadata's own has less before it.
+uid() { get $vmi | sed -n 's/^    "uid": "\(.*\)".*/\1/p'; }
+first=$(uid)
+resource=virtualmachines
+until_true "the machine is restarted" 180 put restart
+is_another() { [ -n "$(uid)" ] && [ "$(uid)" != "$first" ]; }
+until_true "another instance is made" 600 is_another
+until_true "it runs" 420 phase Running
+until_true "it is ready" 600 is $vmi Ready True
+
+echo '{"spec":{"runStrategy":"Halted"}}' > halted.json
+until_true "the machine is told to stop" 180 send PATCH $vm halted.json merge-patch+json
+empty() { get "$1" > answer && grep -q '"items": \[\]' answer; }
+gone() { empty "${vmi%/small}" && empty /api/v1/namespaces/default/pods; }
 until_true "the machine is stopped" 600 gone
-kubectl get vm
 kubectl get events --sort-by .lastTimestamp -o custom-columns=R:.reason,O:.involvedObject.kind
 # The kubelet removes sandboxes some time after their pods.
 nothing() { [ -z "$(find $W/state/sb $W/root/volumes -mindepth 1 -maxdepth 1 2> /dev/null)" ]; }

@@ -88,6 +88,8 @@ pub(crate) struct Request {
     pub(crate) environment: Vec<(String, String)>,
     pub(crate) icount: bool,
     pub(crate) limit: Option<Duration>,
+    /// The host's CPUs; one without.
+    pub(crate) cpus: Option<u32>,
 }
 
 /// Runs `request` in a host and returns the command's status.
@@ -106,7 +108,7 @@ pub(crate) fn run_request(request: Request) -> Result<u8> {
             .map(|(name, value)| format!("{name}={value}"))
             .collect(),
         timeout: request.limit.map_or(600, |limit| limit.as_secs()),
-        smp: 1,
+        smp: request.cpus.unwrap_or(1),
         memory: "6G".to_owned(),
         log: None,
         command: request.command,

@@ -11,9 +11,6 @@ use serde_json::Value;
 use crate::guest::TRIPLE;
 use crate::{cargo, process};
 
-/// Crates of the package's programs.
-const PROGRAMS: [&str; 2] = ["podvisor-cri", "podvisor-agent"];
-
 /// Prefixes of the names of licence files.
 const NAMES: [&str; 4] = ["LICENSE", "LICENCE", "COPYING", "NOTICE"];
 
@@ -41,15 +38,16 @@ License: GPL-2
     )
 }
 
-/// Returns each crate in a program of the package, with its licence, and each licence's text once.
-pub(super) fn third_party() -> Result<String> {
+/// Returns each crate in a package's programs, which are these crates', with its licence, and each
+/// licence's text once.
+pub(super) fn third_party(programs: &[&str]) -> Result<String> {
     let mut command = cargo::cargo("metadata");
     command.args(["--format-version", "1", "--filter-platform", TRIPLE]);
     let metadata: Value = serde_json::from_str(&process::output(&mut command)?)
         .context("cargo printed metadata that are no JSON")?;
     let mut crates = String::new();
     let mut texts: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
-    for package in shipped(&metadata) {
+    for package in shipped(&metadata, programs) {
         let field = |name: &str| package[name].as_str().unwrap_or_default();
         let name = format!("{} {}", field("name"), field("version"));
         let _ = writeln!(crates, "{name}: {}", field("license"));
@@ -78,8 +76,8 @@ pub(super) fn third_party() -> Result<String> {
 
 /// Returns the third-party packages that the programs depend on, sorted by name, without build and
 /// test dependencies.
-fn shipped(metadata: &Value) -> Vec<&Value> {
-    let list = |value: &'static str, of: &'static str| -> Vec<&Value> {
+fn shipped<'a>(metadata: &'a Value, programs: &[&str]) -> Vec<&'a Value> {
+    let list = |value: &'static str, of: &'static str| -> Vec<&'a Value> {
         let values = if of.is_empty() {
             &metadata[value]
         } else {
@@ -94,7 +92,7 @@ fn shipped(metadata: &Value) -> Vec<&Value> {
     let packages = list("packages", "");
     let mut due: Vec<&str> = packages
         .iter()
-        .filter(|package| PROGRAMS.iter().any(|name| package["name"] == *name))
+        .filter(|package| programs.iter().any(|name| package["name"] == *name))
         .filter_map(|package| package["id"].as_str())
         .collect();
     let mut seen = BTreeSet::new();
@@ -141,7 +139,7 @@ mod tests {
                 { "id": "other", "deps": [] },
             ] },
         });
-        let names: Vec<_> = shipped(&metadata)
+        let names: Vec<_> = shipped(&metadata, &["podvisor-cri"])
             .iter()
             .map(|p| p["name"].clone())
             .collect();

@@ -1,9 +1,11 @@
-//! `cargo xtask package`: a Debian package, and an archive of the same tree for other systems.
+//! `cargo xtask package`: two Debian packages, and for each an archive of the same tree for other
+//! systems.
 //!
 //! Builds are reproducible: files have the time of the last commit, programs do not contain their
 //! build directory, and packing is single-threaded. [`tree`] has the installed files, [`licences`]
-//! the legal texts, [`scripts`] dpkg's scripts.
+//! the legal texts, [`scripts`] dpkg's scripts, [`cluster`] the second package.
 
+mod cluster;
 mod licences;
 mod scripts;
 mod tree;
@@ -21,7 +23,24 @@ use tree::Tree;
 /// Debian's name of the architecture.
 const ARCHITECTURE: &str = "amd64";
 
-/// Description and optional dependencies of the package. `podvisor` is static.
+/// What dpkg is told of a package.
+#[derive(Debug)]
+struct Package {
+    name: &'static str,
+    /// Description and optional dependencies.
+    control: &'static str,
+    conffiles: &'static str,
+    scripts: &'static [(&'static str, &'static str)],
+}
+
+const PODVISOR: Package = Package {
+    name: "podvisor",
+    control: CONTROL,
+    conffiles: "/etc/podvisor/config.toml\n",
+    scripts: &scripts::SCRIPTS,
+};
+
+/// `podvisor` is static.
 const CONTROL: &str = "\
 Package: podvisor
 Version: @VERSION@
@@ -31,7 +50,7 @@ Installed-Size: @KIB@
 Section: admin
 Priority: optional
 Recommends: containernetworking-plugins, iptables, kmod
-Suggests: passt
+Suggests: passt, podvisor-cluster
 Description: pods and containers in virtual machines of their own
  A container runtime whose pods are small virtual machines on KVM: one program
  with its own virtual machine monitor, guest kernel and agent, which serves the
@@ -45,7 +64,8 @@ pub(crate) fn command() -> Result<ExitCode> {
     let full = kernel::ensure_variant(&kernel::FULL)?;
     let [loader_kernel, loader] = guest::ensure_loader()?;
     let step = Step::begin("building podvisor");
-    let podvisor = cargo::build_static(&["podvisor-cri"])?.join("podvisor");
+    let programs = cargo::build_static(&["podvisor-cri", "podvisor-cluster"])?;
+    let podvisor = programs.join("podvisor");
     step.done();
 
     let step = Step::begin("packing");
@@ -57,22 +77,34 @@ pub(crate) fn command() -> Result<ExitCode> {
         }
         _ => {}
     }
-    let root = directory.join("tree");
+    let time = time()?;
+    let root = directory.join(PODVISOR.name);
     let tree = Tree::new(&root)?;
     install(&tree, &podvisor, &initramfs)?;
     install_kernels(&tree, &[&kernel, &retpoline, &full, &loader_kernel])?;
     tree.copy(&loader, "usr/lib/podvisor/loader.cpio", 0o644)?;
-    let time = time()?;
-    let name = format!("podvisor_{}_{ARCHITECTURE}", env!("CARGO_PKG_VERSION"));
-    let archive = archive(&directory, &name, &time)?;
-    control(&tree, &root)?;
-    let package = debian(&root, directory.join(format!("{name}.deb")), &time)?;
-    fs::remove_dir_all(&root)?;
+    let mut made = pack(&PODVISOR, &tree, &root, &time)?.to_vec();
+    let root = directory.join(cluster::PACKAGE.name);
+    let tree = Tree::new(&root)?;
+    cluster::install(&tree, &programs.join("podvisor-cluster"))?;
+    made.extend(pack(&cluster::PACKAGE, &tree, &root, &time)?);
     step.done();
-    for path in [package, archive] {
+    for path in made {
         println!("{}", paths::display(&path));
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Makes a package and an archive of a tree, and removes the tree; returns them.
+fn pack(package: &Package, tree: &Tree, root: &Path, time: &str) -> Result<[PathBuf; 2]> {
+    let directory = root.parent().context("a package has no directory")?;
+    let version = env!("CARGO_PKG_VERSION");
+    let name = format!("{}_{version}_{ARCHITECTURE}", package.name);
+    let archive = archive(root, &directory.join(&name), time)?;
+    control(package, tree, root)?;
+    let deb = debian(root, directory.join(format!("{name}.deb")), time)?;
+    fs::remove_dir_all(root)?;
+    Ok([deb, archive])
 }
 
 /// Copies all files to their installed places.
@@ -90,22 +122,9 @@ fn install(tree: &Tree, podvisor: &Path, initramfs: &Path) -> Result<()> {
     ] {
         tree.copy(&deploy.join(file), place, 0o644)?;
     }
-    let said = |arguments: &[&str]| process::output(Command::new(podvisor).args(arguments));
-    let line = |text: String| text + "\n";
-    tree.write(
-        "etc/podvisor/config.toml",
-        &line(said(&["config", "default"])?),
-    )?;
-    for (shell, place) in [
-        ("bash", "usr/share/bash-completion/completions/podvisor"),
-        ("fish", "usr/share/fish/vendor_completions.d/podvisor.fish"),
-        ("zsh", "usr/share/zsh/vendor-completions/_podvisor"),
-    ] {
-        tree.write(place, &line(said(&["completions", shell])?))?;
-    }
-    let manual = tree.directory("usr/share/man/man1")?;
-    said(&["manual", &manual.display().to_string()])?;
-    tree.compress(&manual)?;
+    let config = process::output(Command::new(podvisor).args(["config", "default"]))?;
+    tree.write("etc/podvisor/config.toml", &(config + "\n"))?;
+    describe(tree, podvisor, PODVISOR.name)?;
 
     let documents = "usr/share/doc/podvisor";
     for file in self::documents()? {
@@ -118,8 +137,29 @@ fn install(tree: &Tree, podvisor: &Path, initramfs: &Path) -> Result<()> {
     )?;
     tree.write(
         &format!("{documents}/third-party-licences"),
-        &licences::third_party()?,
+        &licences::third_party(&["podvisor-cri", "podvisor-agent"])?,
     )
+}
+
+/// Writes a program's completions and manual pages, which it prints itself.
+fn describe(tree: &Tree, program: &Path, name: &str) -> Result<()> {
+    let said = |arguments: &[&str]| process::output(Command::new(program).args(arguments));
+    for (shell, place) in [
+        (
+            "bash",
+            format!("usr/share/bash-completion/completions/{name}"),
+        ),
+        (
+            "fish",
+            format!("usr/share/fish/vendor_completions.d/{name}.fish"),
+        ),
+        ("zsh", format!("usr/share/zsh/vendor-completions/_{name}")),
+    ] {
+        tree.write(&place, &(said(&["completions", shell])? + "\n"))?;
+    }
+    let manual = tree.directory("usr/share/man/man1")?;
+    said(&["manual", &manual.display().to_string()])?;
+    tree.compress(&manual)
 }
 
 /// Returns the documents to install, whose relative links have to resolve.
@@ -158,17 +198,20 @@ fn install_kernels(tree: &Tree, kernels: &[&Path]) -> Result<()> {
 }
 
 /// Writes dpkg's control files.
-fn control(tree: &Tree, root: &Path) -> Result<()> {
+fn control(package: &Package, tree: &Tree, root: &Path) -> Result<()> {
     let sums = tree.checksums()?;
-    let control = CONTROL
+    let control = package
+        .control
         .replace("@VERSION@", env!("CARGO_PKG_VERSION"))
         .replace("@ARCHITECTURE@", ARCHITECTURE)
         .replace("@KIB@", &tree.kib()?.to_string());
     let tree = Tree::new(&root.join("DEBIAN"))?;
     tree.write("control", &control)?;
-    tree.write("conffiles", "/etc/podvisor/config.toml\n")?;
+    if !package.conffiles.is_empty() {
+        tree.write("conffiles", package.conffiles)?;
+    }
     tree.write("md5sums", &sums)?;
-    for (name, script) in scripts::SCRIPTS {
+    for (name, script) in package.scripts {
         tree.write(name, script)?;
         tree.permit(name, 0o755)?;
     }
@@ -186,8 +229,9 @@ fn debian(root: &Path, package: PathBuf, time: &str) -> Result<PathBuf> {
     Ok(package)
 }
 
-fn archive(directory: &Path, name: &str, time: &str) -> Result<PathBuf> {
-    let tar = directory.join(format!("{name}.tar"));
+fn archive(root: &Path, name: &Path, time: &str) -> Result<PathBuf> {
+    let with = |end: &str| PathBuf::from(format!("{}.{end}", name.display()));
+    let tar = with("tar");
     let mut command = process::tied("tar");
     command
         .args(["--sort=name", "--owner=0", "--group=0", "--numeric-owner"])
@@ -196,13 +240,13 @@ fn archive(directory: &Path, name: &str, time: &str) -> Result<PathBuf> {
         .args(["--format=gnu", "--create", "--file"])
         .arg(&tar)
         .arg("--directory")
-        .arg(directory.join("tree"))
+        .arg(root)
         .arg(".");
     process::run(&mut command)?;
     let mut command = process::tied("zstd");
     command.args(["-19", "--quiet", "--rm", "-T1"]).arg(&tar);
     process::run(&mut command)?;
-    Ok(directory.join(format!("{name}.tar.zst")))
+    Ok(with("tar.zst"))
 }
 
 /// Returns the time of the last change to the sources, in seconds since 1970.
@@ -250,9 +294,14 @@ mod tests {
         assert!(count > 20, "{count}");
     }
 
-    /// Returns the lines of a section of the unit, without comments.
+    /// Returns the lines of a section of podvisor's unit.
     fn unit(section: &str) -> Vec<String> {
-        let text = fs::read_to_string(paths::root().join("deploy/podvisor.service")).unwrap();
+        unit_of("deploy/podvisor.service", section)
+    }
+
+    /// Returns the lines of a section of a unit.
+    pub(super) fn unit_of(file: &str, section: &str) -> Vec<String> {
+        let text = fs::read_to_string(paths::root().join(file)).unwrap();
         let lines = text
             .lines()
             .skip_while(|line| *line != format!("[{section}]"));

@@ -8,7 +8,7 @@ pub(super) const SCRIPTS: [(&str, &str); 3] = [
 ];
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use std::process::{Command, Output, Stdio};
 
     use super::*;
@@ -45,20 +45,25 @@ END
 
     /// Runs a bash script as root on a copy of this system. It ends at the first command that
     /// fails.
-    fn on_a_system(script: &str) -> Output {
+    fn on_a_system(scripts: &[(&str, &str)], script: &str) -> Output {
         let mut command = Command::new("unshare");
         command
             .args(["--mount", "--propagation", "private", "--pid", "--fork"])
             .args(["--mount-proc", "--kill-child", "bash", "-xc"])
             .arg(format!("{SYSTEM}{script}"))
-            .envs(SCRIPTS)
+            .envs(scripts.iter().copied())
             .stdin(Stdio::null());
         command.output().expect("unshare of util-linux")
     }
 
     /// Like [`on_a_system`], for a script that must succeed; returns its stderr.
     fn succeeds(script: &str) -> String {
-        let output = on_a_system(script);
+        succeeds_with(&SCRIPTS, script)
+    }
+
+    /// Like [`succeeds`], with the scripts of any package.
+    pub(crate) fn succeeds_with(scripts: &[(&str, &str)], script: &str) -> String {
+        let output = on_a_system(scripts, script);
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
         assert!(output.status.success(), "run this test as root: {said}");
         said

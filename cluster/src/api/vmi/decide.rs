@@ -54,9 +54,14 @@ impl Instance<'_> {
             return Ok(());
         }
         let phase = self.status.phase.as_deref().unwrap_or("unknown");
-        Err(Failure::bad_request(format!(
+        let message = format!(
             "Unable to connect to VirtualMachineInstance because phase is {phase} instead of Running"
-        )))
+        );
+        // One that has failed never runs again.
+        Err(match phase {
+            "Failed" => Failure::conflict(message),
+            _ => Failure::bad_request(message),
+        })
     }
 }
 

@@ -182,6 +182,15 @@ fn a_stream_needs_its_device_and_a_valid_port() {
     let devices = json!({ "autoattachVSOCK": true, "autoattachSerialConsole": false });
     let other = instance("Running", &[], devices);
     assert_eq!(decided("get", "console", "", &other), Err(400));
+    for (phase, code) in [("Scheduled", 400), ("Succeeded", 400), ("Failed", 409)] {
+        let ended = instance(phase, &[], json!({}));
+        assert_eq!(decided("get", "console", "", &ended), Err(code), "{phase}");
+        assert_eq!(
+            decided("get", "portforward/22", "", &ended),
+            Err(code),
+            "{phase}"
+        );
+    }
     let vsock = |query: &str| decided("get", &format!("vsock?{query}"), "", &other);
     assert_eq!(vsock("port=1024&tls=false"), Ok("vsock/1024".into()));
     assert_eq!(vsock("port=4294967295&tls=false"), Err(400));

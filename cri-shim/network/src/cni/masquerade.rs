@@ -58,6 +58,19 @@ pub enum PortProtocol {
     Sctp,
 }
 
+impl CardForm {
+    /// Returns the guest's own address if it is not the pod's: from inside the pod's namespace, the
+    /// guest is reached there, whatever ports are translated.
+    #[must_use]
+    pub fn guest_address(&self, of_pod: IpAddr) -> Option<IpAddr> {
+        match (self, of_pod) {
+            (Self::Joined, _) => None,
+            (Self::Masqueraded(_), IpAddr::V4(_)) => Some(GUEST.into()),
+            (Self::Masqueraded(_), IpAddr::V6(_)) => Some(GUEST_6.into()),
+        }
+    }
+}
+
 impl PortProtocol {
     fn name(self) -> &'static str {
         match self {

@@ -37,6 +37,7 @@ mod status;
 mod tests;
 
 use std::io;
+use std::net::IpAddr;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -45,6 +46,7 @@ use std::time::Duration;
 
 use podvisor_host::blocking::in_place;
 use podvisor_host::turns::Turns;
+use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use tracing::{debug, warn};
@@ -418,6 +420,35 @@ impl Cni {
         let mut counters = in_place(|| counters::read(&self.netns(id)))?;
         counters.sort_by_key(|counters| counters.name != INTERFACE);
         Ok(counters)
+    }
+
+    /// Returns a non-blocking socket inside a pod's network namespace, for TCP or UDP to a peer of
+    /// this family.
+    ///
+    /// # Errors
+    /// The namespace is gone.
+    pub fn socket(
+        &self,
+        id: &str,
+        peer: IpAddr,
+        protocol: PortProtocol,
+    ) -> Result<OwnedFd, CniError> {
+        let family = match peer {
+            IpAddr::V4(_) => AddressFamily::INET,
+            IpAddr::V6(_) => AddressFamily::INET6,
+        };
+        let kind = match protocol {
+            PortProtocol::Tcp => SocketType::STREAM,
+            PortProtocol::Udp => SocketType::DGRAM,
+            PortProtocol::Sctp => SocketType::SEQPACKET,
+        };
+        let path = self.netns(id);
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let open = || {
+            let opened = rustix::net::socket_with(family, kind, flags, None);
+            opened.map_err(|error| CniError::io("open a socket in", &path)(error.into()))
+        };
+        in_place(|| netns::enter(&path, open))
     }
 
     /// Returns the ids of pods with state here.

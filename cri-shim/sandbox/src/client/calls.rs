@@ -530,6 +530,18 @@ impl SandboxClient {
         }
     }
 
+    /// Returns a stream socket that is connected to a vsock port of a guest with an
+    /// operating system of its own. It ends if the guest refuses.
+    ///
+    /// # Errors
+    /// [`SandboxError::Refused`] with the reason, or the sandbox is gone.
+    pub async fn vsock(&self, port: u32) -> Result<OwnedFd, SandboxError> {
+        match self.call(Call::Vsock { port }, Vec::new()).await? {
+            (Answer::Stream, mut fds) if fds.len() == 1 => fds.pop().ok_or_else(|| self.unfit()),
+            _ => Err(self.unfit()),
+        }
+    }
+
     /// Returns a stream socket that is connected to the guest's serial console, whether or not the
     /// guest answers. It ends with the machine.
     ///

@@ -243,6 +243,19 @@ impl fmt::Debug for HostPort {
     }
 }
 
+/// What was read from a machine's disks and written to them, since it was built.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct DiskTraffic {
+    /// Requests to read.
+    pub reads: u64,
+    /// Bytes that were read.
+    pub read_bytes: u64,
+    /// Requests to write.
+    pub writes: u64,
+    /// Bytes that were written.
+    pub write_bytes: u64,
+}
+
 /// How a machine ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
@@ -555,6 +568,25 @@ impl Machine {
         counters
             .map(|counter| (counter.name, counter.value))
             .collect()
+    }
+
+    /// What was read from the disks and written to them, all together.
+    #[must_use]
+    pub fn disk_traffic(&self) -> DiskTraffic {
+        let mut sum = DiskTraffic::default();
+        let devices = self.vm.counters().into_iter();
+        let disks = devices.filter(|counted| counted.device.starts_with("blk"));
+        for counter in disks.flat_map(|counted| counted.counters) {
+            let field = match counter.name {
+                "reads" => &mut sum.reads,
+                "read_bytes" => &mut sum.read_bytes,
+                "writes" => &mut sum.writes,
+                "write_bytes" => &mut sum.write_bytes,
+                _ => continue,
+            };
+            *field = field.saturating_add(counter.value);
+        }
+        sum
     }
 
     /// Whether the guest is paused.

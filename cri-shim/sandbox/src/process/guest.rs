@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use tokio::sync::watch;
 
-use super::super::error::SandboxError;
+use super::super::error::{RefusalKind, SandboxError};
 use super::super::types::{ContainerInfo, ProcessExit};
 use super::containers::Containers;
 use super::maintenance;
@@ -74,6 +74,18 @@ impl Guest {
                 request: "open a second console",
                 advice: ": attach to its container instead",
             }),
+        }
+    }
+
+    /// Returns a socket that is connected to a vsock port of a guest with its own operating system.
+    pub(super) async fn vsock(&self, port: u32) -> Result<OwnedFd, SandboxError> {
+        match self {
+            // Its ports are the agent's.
+            Self::Agent(_) => Err(SandboxError::refused(
+                RefusalKind::InvalidArgument,
+                "cannot connect to a vsock port: the guest has no operating system of its own",
+            )),
+            Self::OwnOs(system) => system.vsock(port).await,
         }
     }
 

@@ -96,6 +96,9 @@ impl Service {
             }
             Call::IsPaused => Answer::IsPaused(self.guest.is_paused()),
             Call::Console => return Ok((Answer::Stream, vec![self.guest.console()?])),
+            Call::Vsock { port } => {
+                return Ok((Answer::Stream, vec![self.guest.vsock(port).await?]));
+            }
             call => return self.about_containers(call, fds).await,
         };
         Ok((answer, Vec::new()))
@@ -228,7 +231,8 @@ impl Service {
             | Call::Pause
             | Call::Resume
             | Call::IsPaused
-            | Call::Console => Answer::Done,
+            | Call::Console
+            | Call::Vsock { .. } => Answer::Done,
         };
         Ok((answer, Vec::new()))
     }

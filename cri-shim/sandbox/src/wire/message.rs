@@ -161,6 +161,11 @@ pub(crate) enum Call {
     PortForward {
         port: u16,
     },
+    /// Only for a guest with an operating system of its own. The answer comes with a socket that is
+    /// connected to the vsock port.
+    Vsock {
+        port: u32,
+    },
     /// Only for a guest with an operating system of its own. Without a time limit, it is waited for
     /// as long as the agent takes.
     GuestAgent {
@@ -263,6 +268,7 @@ impl Call {
             Self::AwaitPressure => "wait for memory pressure",
             Self::SetCpus { .. } => "change the guest's CPUs",
             Self::PortForward { .. } => "forward a port",
+            Self::Vsock { .. } => "connect to a vsock port",
             Self::GuestAgent { .. } => "ask the guest's agent",
             Self::CopyFile { .. } => "copy a file of the guest",
             Self::Reboot { .. } => "reboot the guest",

@@ -1,26 +1,25 @@
-//! Connections to the ports of a guest, over its network.
+//! Connections to the ports of a guest: over its network, and by vsock.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
-use std::time::Duration;
 
-use bytes::BytesMut;
+use bytes::{Bytes, BytesMut};
 use podvisor_node_api::messages::{
-    Data, PortForwardInput, PortForwardMessage, PortForwardOpen, PortProtocol,
+    Data, PortForwardInput, PortForwardMessage, PortForwardOpen, PortProtocol, VmName, VsockInput,
+    VsockMessage,
 };
 use podvisor_node_api::{AnswerStream, MAX_CHUNK_BYTES};
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::net::{TcpStream, UdpSocket};
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
+use tokio::net::{UdpSocket, UnixStream};
 use tokio::sync::mpsc;
-use tokio::time::timeout;
 use tokio_stream::wrappers::ReceiverStream;
+use tokio_stream::{Stream, StreamExt as _};
 use tonic::{Status, Streaming};
 
+use super::control::{status, wrong_state};
 use super::{STREAM_QUEUE, first, not_open};
+use crate::cri::error::CriError;
 use crate::cri::node::{Node, Pod};
-
-/// How long a guest may take to accept a connection.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+use crate::cri::vm::Way;
 
 type Answers = mpsc::Sender<Result<Data, Status>>;
 
@@ -32,46 +31,70 @@ pub(super) async fn stream(
     let Some(PortForwardMessage::Open(open)) = first(&mut input).await?.message else {
         return Err(not_open());
     };
-    let target = Target::of(node, &open).await?;
+    let (port, protocol) = checked(&open)?;
+    let pod = reachable(node, &open.vm.unwrap_or_default()).await?;
+    let way = Way::to(&pod, port).map_err(|error| refusal(&error))?;
+    let input = bytes_of(input, |message| match message.message {
+        Some(PortForwardMessage::Data(data)) => Some(data),
+        _ => None,
+    });
     let (answers, stream) = mpsc::channel(STREAM_QUEUE);
-    match target.protocol {
+    match protocol {
         PortProtocol::Tcp => {
-            let connection = connect(target.address).await?;
-            tokio::spawn(async move { tcp(connection, input, &answers).await });
+            let connection = way.tcp(node).await.map_err(|error| refusal(&error))?;
+            tokio::spawn(async move { copy(connection, input, &answers).await });
         }
         PortProtocol::Udp => {
-            let socket = udp_socket(target.address).await;
-            let socket = socket.map_err(|error| unreachable(target.address, &error))?;
+            let socket = way.udp(node).await.map_err(|error| refusal(&error))?;
             tokio::spawn(async move { udp(&socket, input, &answers).await });
         }
     }
     Ok(AnswerStream::new(ReceiverStream::new(stream)))
 }
 
-/// Where a connection goes.
-#[derive(Debug, PartialEq, Eq)]
-struct Target {
-    address: SocketAddr,
-    protocol: PortProtocol,
+/// Answers a client that connects to a vsock port.
+pub(super) async fn vsock(
+    node: &Arc<Node>,
+    mut input: Streaming<VsockInput>,
+) -> Result<AnswerStream<Data>, Status> {
+    let Some(VsockMessage::Open(open)) = first(&mut input).await?.message else {
+        return Err(not_open());
+    };
+    if open.port == u32::MAX {
+        return Err(Status::invalid_argument("port: it means any, and not one"));
+    }
+    let pod = reachable(node, &open.vm.unwrap_or_default()).await?;
+    let connected = pod.client()?.vsock(open.port).await.map_err(status)?;
+    let failed = |error| Status::internal(format!("failed to use the connection: {error}"));
+    let connection = std::os::unix::net::UnixStream::from(connected);
+    connection.set_nonblocking(true).map_err(failed)?;
+    let connection = UnixStream::from_std(connection).map_err(failed)?;
+    let input = bytes_of(input, |message| match message.message {
+        Some(VsockMessage::Data(data)) => Some(data),
+        _ => None,
+    });
+    let (answers, stream) = mpsc::channel(STREAM_QUEUE);
+    tokio::spawn(async move { copy(connection, input, &answers).await });
+    Ok(AnswerStream::new(ReceiverStream::new(stream)))
 }
 
-impl Target {
-    async fn of(node: &Node, open: &PortForwardOpen) -> Result<Self, Status> {
-        let (port, protocol) = checked(open)?;
-        let vm = open.vm.clone().unwrap_or_default();
-        let (pod, container) = node.running_vm(&vm).await?;
-        let client = pod.client()?;
-        if client.is_paused().await.map_err(super::control::status)? {
-            return Err(Status::failed_precondition(format!(
-                "the virtual machine {}/{} is paused",
-                vm.namespace, vm.name
-            )));
-        }
-        drop(container);
-        Ok(Self {
-            address: SocketAddr::new(address_of(&pod)?, port),
-            protocol,
-        })
+/// Returns the pod of a VM whose guest runs.
+async fn reachable(node: &Node, vm: &VmName) -> Result<Arc<Pod>, Status> {
+    let (pod, _) = node.running_vm(vm).await?;
+    match pod.client()?.is_paused().await.map_err(status)? {
+        true => Err(wrong_state(vm, "is paused")),
+        false => Ok(pod),
+    }
+}
+
+fn refusal(error: &CriError) -> Status {
+    let text = match std::error::Error::source(error) {
+        Some(cause) => format!("{error}: {cause}"),
+        None => error.to_string(),
+    };
+    match error {
+        CriError::NoAddress => Status::failed_precondition(text),
+        _ => Status::unavailable(text),
     }
 }
 
@@ -86,43 +109,27 @@ fn checked(open: &PortForwardOpen) -> Result<(u16, PortProtocol), Status> {
     Ok((port, protocol))
 }
 
-/// The pod's first address, which a node reaches like each of its pods'.
-fn address_of(pod: &Pod) -> Result<IpAddr, Status> {
-    let address = pod.with_record(|record| record.addresses.first().copied());
-    address.ok_or_else(|| Status::failed_precondition("the virtual machine has no address"))
-}
-
-fn unreachable(address: SocketAddr, error: &std::io::Error) -> Status {
-    Status::unavailable(format!(
-        "failed to connect to the guest at {address}: {error}"
-    ))
-}
-
-async fn connect(address: SocketAddr) -> Result<TcpStream, Status> {
-    let connected = timeout(CONNECT_TIMEOUT, TcpStream::connect(address)).await;
-    let timed_out = |_| std::io::ErrorKind::TimedOut.into();
-    let connected = connected.map_err(timed_out).and_then(|stream| stream);
-    connected.map_err(|error| unreachable(address, &error))
-}
-
-async fn udp_socket(address: SocketAddr) -> std::io::Result<UdpSocket> {
-    let own: IpAddr = match address {
-        SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
-        SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
-    };
-    let socket = UdpSocket::bind((own, 0)).await?;
-    socket.connect(address).await?;
-    Ok(socket)
+/// Returns what a client sends, until it goes.
+fn bytes_of<T: Send + 'static>(
+    input: Streaming<T>,
+    data: impl Fn(T) -> Option<Bytes> + Send,
+) -> impl Stream<Item = Bytes> + Send {
+    input
+        .take_while(Result::is_ok)
+        .filter_map(move |message| data(message.ok()?))
 }
 
 /// Copies in both directions until the guest's ends, or the client goes.
-async fn tcp(stream: TcpStream, mut input: Streaming<PortForwardInput>, answers: &Answers) {
-    let (mut reader, mut writer) = stream.into_split();
+async fn copy(
+    stream: impl AsyncRead + AsyncWrite,
+    input: impl Stream<Item = Bytes>,
+    answers: &Answers,
+) {
+    let (mut reader, mut writer) = tokio::io::split(stream);
     let sending = async {
-        while let Ok(Some(message)) = input.message().await {
-            if let Some(PortForwardMessage::Data(data)) = message.message
-                && writer.write_all(&data).await.is_err()
-            {
+        tokio::pin!(input);
+        while let Some(data) = input.next().await {
+            if writer.write_all(&data).await.is_err() {
                 return;
             }
         }
@@ -130,7 +137,7 @@ async fn tcp(stream: TcpStream, mut input: Streaming<PortForwardInput>, answers:
         let _ = writer.shutdown().await;
     };
     let receiving = async {
-        let mut data = bytes::Bytes::new();
+        let mut data = Bytes::new();
         loop {
             if answers.send(Ok(Data { data })).await.is_err() {
                 return;
@@ -161,16 +168,15 @@ async fn tcp(stream: TcpStream, mut input: Streaming<PortForwardInput>, answers:
 }
 
 /// Copies datagrams until the client goes. Those that nobody takes are lost, as on a network.
-async fn udp(socket: &UdpSocket, mut input: Streaming<PortForwardInput>, answers: &Answers) {
+async fn udp(socket: &UdpSocket, input: impl Stream<Item = Bytes>, answers: &Answers) {
     let sending = async {
-        while let Ok(Some(message)) = input.message().await {
-            if let Some(PortForwardMessage::Data(data)) = message.message {
-                let _ = socket.send(&data).await;
-            }
+        tokio::pin!(input);
+        while let Some(data) = input.next().await {
+            let _ = socket.send(&data).await;
         }
     };
     let receiving = async {
-        let mut data = bytes::Bytes::new();
+        let mut data = Bytes::new();
         loop {
             if answers.send(Ok(Data { data })).await.is_err() {
                 return;
@@ -210,5 +216,24 @@ mod tests {
         for (port, protocol) in [(0, 0), (65_536, 0), (80, 2)] {
             assert!(checked(&open(port, protocol)).is_err(), "{port} {protocol}");
         }
+    }
+
+    #[tokio::test]
+    async fn bytes_are_copied_until_both_directions_have_ended() {
+        let (mut guest, stream) = tokio::io::duplex(64);
+        let (answers, mut heard) = mpsc::channel(STREAM_QUEUE);
+        let input = tokio_stream::iter([Bytes::from_static(b"GET")]);
+        let copying = tokio::spawn(async move { copy(stream, input, &answers).await });
+        let mut asked = Vec::new();
+        guest.read_to_end(&mut asked).await.unwrap();
+        assert_eq!(asked, b"GET");
+        guest.write_all(b"200").await.unwrap();
+        drop(guest);
+        let mut said = Vec::new();
+        while let Some(answer) = heard.recv().await {
+            said.extend_from_slice(&answer.unwrap().data);
+        }
+        assert_eq!(said, b"200");
+        copying.await.unwrap();
     }
 }

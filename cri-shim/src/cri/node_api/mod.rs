@@ -6,12 +6,13 @@
 //! | --- | --- |
 //! | `view` | the VMs of the node, as they are reported |
 //! | `watch` | the same with every change |
+//! | `usage` | what VMs have used |
 //! | `states` | what is known of VMs beyond their records: pauses, consoles |
 //! | `control` | pause, unpause, reboot, reset, stop |
 //! | `agent` | what QEMU's guest agent is asked |
 //! | `console` | the serial console |
 //! | `migrate` | VMs that move to another node, and come from one |
-//! | `forward` | connections to ports |
+//! | `forward` | connections to ports, and by vsock |
 //!
 //! All that is asked for is done by the pod's own process, so that another daemon finds it done.
 
@@ -23,6 +24,7 @@ mod migrate;
 mod states;
 #[cfg(test)]
 mod tests;
+mod usage;
 mod view;
 mod watch;
 
@@ -32,7 +34,7 @@ use std::time::Duration;
 use podvisor_node_api::messages::{
     AgentExecAnswer, AgentExecRequest, CancelMigrationRequest, ConsoleInput, Data, FreezeRequest,
     GuestInfo, PortForwardInput, ReceiveMigrationInput, ResolveMigrationRequest,
-    SendMigrationInput, StopRequest, VmEvent, VmList, VmName,
+    SendMigrationInput, StopRequest, VmEvent, VmList, VmName, VmUsageList, VsockInput,
 };
 use podvisor_node_api::{AnswerStream, Node as NodeApi};
 use tokio::time::timeout;
@@ -60,6 +62,10 @@ impl NodeApi for VmCalls {
 
     async fn watch_vms(&self) -> Result<AnswerStream<VmEvent>, Status> {
         Ok(watch::stream(Arc::clone(&self.0)))
+    }
+
+    async fn vm_usage(&self) -> Result<VmUsageList, Status> {
+        Ok(self.0.usage_of_vms().await)
     }
 
     async fn pause(&self, vm: VmName) -> Result<(), Status> {
@@ -91,6 +97,10 @@ impl NodeApi for VmCalls {
         input: Streaming<PortForwardInput>,
     ) -> Result<AnswerStream<Data>, Status> {
         forward::stream(&self.0, input).await
+    }
+
+    async fn vsock(&self, input: Streaming<VsockInput>) -> Result<AnswerStream<Data>, Status> {
+        forward::vsock(&self.0, input).await
     }
 
     async fn guest_info(&self, vm: VmName) -> Result<GuestInfo, Status> {

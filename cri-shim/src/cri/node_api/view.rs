@@ -34,7 +34,7 @@ type Rank = (bool, i64);
 impl Node {
     /// Returns the pods that are VMs, in the order of their names: of several attempts to run one,
     /// the latest.
-    fn vm_pods(&self) -> Vec<PodOfVm> {
+    pub(super) fn vm_pods(&self) -> Vec<PodOfVm> {
         let mut found: BTreeMap<(String, String, String), (Rank, PodOfVm)> = BTreeMap::new();
         for pod in self.pods().into_iter().filter(|pod| pod.is_vm()) {
             let name = name_of(&pod);

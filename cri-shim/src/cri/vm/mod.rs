@@ -55,7 +55,7 @@ use super::state::{GuestSize, PodRecord};
 pub(crate) use annotations::AnnotationErrors;
 pub(crate) use image_names::ImageNames;
 pub(super) use network::card_form;
-pub(super) use ports::connect;
+pub(super) use ports::{Way, connect};
 pub(crate) use record::VmRecord;
 use spec::VmSpec;
 pub(crate) use vmi::VmiError;

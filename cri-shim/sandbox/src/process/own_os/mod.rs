@@ -57,7 +57,7 @@ use dhcp::DhcpServers;
 use migration::Arriving;
 pub(super) use requests::answer;
 pub(super) use usage::Usage;
-use vm::{Vm, VmLife};
+use vm::{Beginning, Vm, VmLife};
 
 /// All that machines are built from and that the process has from its launch.
 #[derive(Debug)]
@@ -240,19 +240,13 @@ impl OwnOs {
             ends_at_reboot: boot.ends_at_reboot,
         };
         let host = Arc::clone(host);
-        let saved = boot.saved;
-        let is_incoming = boot.incoming.is_some();
-        Vm::start(
-            boot.id,
-            plan,
-            saved,
-            life,
-            is_incoming,
-            boot.log,
-            host,
-            self.events.clone(),
-        )
-        .await
+        let beginning = match (boot.incoming, boot.saved) {
+            (Some(_), _) => Beginning::Arrives,
+            (None, Some(saved)) => Beginning::Saved(saved),
+            (None, None) => Beginning::Boot,
+        };
+        let (log, events) = (boot.log, self.events.clone());
+        Vm::start(boot.id, plan, beginning, life, log, host, events).await
     }
 
     fn lock(&self) -> MutexGuard<'_, Vec<Arc<Vm>>> {
@@ -305,6 +299,13 @@ impl OwnOs {
         self.is_paused.store(false, Ordering::Relaxed);
         vm.set_clock();
         Ok(())
+    }
+
+    /// Connects to a vsock port of the guest. The stream ends if the guest refuses.
+    pub(super) async fn vsock(&self, port: u32) -> Result<OwnedFd, SandboxError> {
+        let vm = self.running().ok_or_else(no_machine)?;
+        let stream = vm.machine()?.ports().connect(port).await;
+        Ok(stream.map_err(wrong_state)?.into())
     }
 
     pub(super) fn is_paused(&self) -> bool {

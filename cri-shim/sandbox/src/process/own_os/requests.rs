@@ -180,7 +180,17 @@ impl OwnOs {
     fn stats(&self, id: &str) -> Result<ContainerStats, SandboxError> {
         let vm = self.vm(id)?;
         match vm.is_running() {
-            true => Ok(self.usage.stats(vm.memory())),
+            true => {
+                let mut stats = self.usage.stats(vm.memory());
+                // A guest that reboots has none for a moment.
+                let disks = vm.machine().map(|machine| machine.disk_traffic());
+                let disks = disks.unwrap_or_default();
+                stats.io_read_operations = disks.reads;
+                stats.io_read_bytes = disks.read_bytes;
+                stats.io_write_operations = disks.writes;
+                stats.io_write_bytes = disks.write_bytes;
+                Ok(stats)
+            }
             false => Err(SandboxError::refused(
                 RefusalKind::WrongState,
                 format!("the machine of the container {id} has ended"),

@@ -113,6 +113,17 @@ impl Drop for SavingMachine<'_> {
     }
 }
 
+/// How a container's first machine begins.
+#[derive(Debug)]
+pub(super) enum Beginning {
+    /// It boots.
+    Boot,
+    /// It continues a saved one.
+    Saved(SavedMachine),
+    /// It comes from elsewhere, later.
+    Arrives,
+}
+
 /// Bounds of a machine's life.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct VmLife {
@@ -147,13 +158,12 @@ pub(super) struct Vm {
 }
 
 impl Vm {
-    /// Boots a machine or continues a saved one, unless it comes from elsewhere.
+    /// Creates the container, and its machine unless that comes from elsewhere.
     pub(super) async fn start(
         id: String,
         plan: MachinePlan,
-        saved: Option<SavedMachine>,
+        beginning: Beginning,
         life: VmLife,
-        is_incoming: bool,
         log: Option<OwnedFd>,
         host: Arc<HostFiles>,
         events: Option<Arc<EventLog>>,
@@ -176,7 +186,7 @@ impl Vm {
             host,
             machine: Mutex::default(),
             wanted: watch::Sender::new(Wanted::Running),
-            is_continued: AtomicBool::new(saved.is_some()),
+            is_continued: AtomicBool::new(matches!(beginning, Beginning::Saved(_))),
             saving: Mutex::default(),
             is_reset: AtomicBool::new(false),
             restart: Mutex::default(),
@@ -185,12 +195,13 @@ impl Vm {
             thaw: Mutex::default(),
             migrations: Migrations::default(),
         });
-        let is_continued = saved.is_some();
-        if !is_incoming {
-            Self::build(&vm, saved).await?;
-        }
-        if is_continued {
-            vm.set_clock();
+        match beginning {
+            Beginning::Boot => Self::build(&vm, None).await?,
+            Beginning::Saved(saved) => {
+                Self::build(&vm, Some(saved)).await?;
+                vm.set_clock();
+            }
+            Beginning::Arrives => {}
         }
         let started = Started {
             pid: PID,
