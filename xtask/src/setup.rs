@@ -141,6 +141,9 @@ pub(crate) const CRITEST: &[Package] = &[
     package("util-linux", "makes shared memory in the host"),
 ];
 
+/// Additional packages for `cargo xtask cluster --try`.
+pub(crate) const CLUSTER: &[Package] = &[package("curl", "asks the cluster that is tried")];
+
 /// Everything, for `cargo xtask setup`.
 pub(crate) const ALL: &[&[Package]] = &[
     KERNEL,
@@ -155,6 +158,7 @@ pub(crate) const ALL: &[&[Package]] = &[
     PACKAGE,
     DEMO,
     CRITEST,
+    CLUSTER,
 ];
 
 /// Installs those of `groups` that are missing; prints nothing if there are none.

@@ -336,11 +336,7 @@ fn replica_set(request: &Request, policy: &Policy) -> Result<Response, Cause> {
 fn migration_policy(request: &Request) -> Result<Response, Cause> {
     let spec: MigrationPolicySpec = part(&request.object, "spec")?;
     let path = FieldPath::new("spec");
-    let causes = spec.validate(&path);
-    if causes.is_empty() {
-        return Ok(Response::Allowed(spec.warnings(&path)));
-    }
-    Ok(Response::Invalid(causes))
+    Ok(judged(spec.validate(&path)))
 }
 
 async fn create_migration(request: &Request, policy: &Policy, lookup: &impl Lookup) -> Response {

@@ -74,6 +74,9 @@ pub(crate) struct SendRequest {
     /// Most bytes per second while the guest runs; 0 for no limit.
     #[serde(default)]
     pub(crate) bandwidth: u64,
+    /// Whether a guest that writes too fast is slowed down.
+    #[serde(default)]
+    pub(crate) auto_converge: bool,
     /// Whether the guest may stand still for as long as it takes.
     #[serde(default)]
     pub(crate) force: bool,

@@ -199,6 +199,7 @@ impl Migrations {
         let open = SendMigrationOpen {
             vm: Some(vm),
             migration,
+            auto_converge: with.auto_converge,
             force: with.force,
             bandwidth_bytes_per_second: with.bandwidth,
             progress_timeout_s: with.progress_timeout,

@@ -405,6 +405,7 @@ async fn a_policy_and_a_taint_move_a_vm_with_the_policys_settings() {
             "selectors": { "virtualMachineInstanceSelector": { "app": "drained" } },
             "bandwidthPerMigration": "64Mi",
             "completionTimeoutPerGiB": 40,
+            "allowAutoConverge": true,
             "allowPostCopy": post_copy,
         } }))
     };
@@ -447,6 +448,7 @@ async fn a_policy_and_a_taint_move_a_vm_with_the_policys_settings() {
     let asked = scene.source.migrations.asked();
     assert_eq!(asked[0].bandwidth_bytes_per_second, 64 << 20);
     assert_eq!(asked[0].completion_timeout_s, 40);
+    assert!(asked[0].auto_converge);
 }
 
 #[tokio::test]

@@ -47,7 +47,7 @@ object! {
     pub struct MigrationPolicySpec {
         /// Which VMs.
         pub selectors: Option<PolicySelectors>,
-        /// Accepted, and not applied: guests are not slowed down.
+        /// Whether a guest that writes faster than its memory is sent is slowed down.
         pub allow_auto_converge: Option<bool>,
         /// Most bytes per second while the guest runs; 0 for no limit.
         pub bandwidth_per_migration: Option<Quantity>,
@@ -98,15 +98,6 @@ impl MigrationPolicySpec {
             );
         }
         causes.into_vec()
-    }
-
-    /// What the user should know, below `path` (`spec`).
-    #[must_use]
-    pub fn warnings(&self, path: &FieldPath) -> Vec<String> {
-        let ignored = self.allow_auto_converge == Some(true);
-        let path = path.child("allowAutoConverge");
-        let warning = format!("{path} has no effect: guests are not slowed down");
-        ignored.then_some(warning).into_iter().collect()
     }
 }
 

@@ -10,7 +10,7 @@ use anyhow::{Context, Result};
 use serde_json::Value;
 
 use crate::host::{self, Request, quote};
-use crate::{cargo, guest, images, paths, process};
+use crate::{cargo, guest, images, paths, process, setup};
 
 /// How long it may take in an emulated host: ten minutes are usual.
 const LIMIT: Duration = Duration::from_secs(2400);
@@ -20,6 +20,7 @@ const LEFT_OUT: [&str; 2] = ["Deployment", "PodDisruptionBudget"];
 
 /// Builds what is missing, and runs it; `bin` has Kubernetes' programs.
 pub(super) fn run(bin: &Path) -> Result<ExitCode> {
+    setup::ensure(&[setup::CLUSTER])?;
     guest::ensure()?;
     guest::ensure_loader()?;
     let small = images::small::ensure()?.join("small.raw");

@@ -453,6 +453,7 @@ async fn call(
                 address,
                 certificate: contact.certificate,
                 bandwidth: facts.settings.bandwidth_per_migration,
+                auto_converge: facts.settings.allow_auto_converge,
                 force: facts.settings.allow_workload_disruption,
                 progress_timeout: seconds(facts.settings.progress_timeout),
                 completion_timeout: seconds(timeout),

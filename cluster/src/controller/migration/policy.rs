@@ -84,6 +84,9 @@ fn applied(spec: &MigrationPolicySpec, of_cluster: &Settings) -> Settings {
         completion_timeout_per_gi_b: spec
             .completion_timeout_per_gi_b
             .map_or(of_cluster.completion_timeout_per_gi_b, number),
+        allow_auto_converge: spec
+            .allow_auto_converge
+            .unwrap_or(of_cluster.allow_auto_converge),
         allow_workload_disruption: spec
             .allow_workload_disruption
             .unwrap_or(of_cluster.allow_workload_disruption),
@@ -135,11 +138,14 @@ mod tests {
 
     #[test]
     fn a_policy_changes_what_it_names() {
-        let spec = json!({"bandwidthPerMigration": "64Mi", "allowWorkloadDisruption": true});
+        let spec = json!({
+            "bandwidthPerMigration": "64Mi", "allowWorkloadDisruption": true,
+            "allowAutoConverge": true,
+        });
         let spec: MigrationPolicySpec = serde_json::from_value(spec).unwrap();
         let found = applied(&spec, &Settings::default());
         assert_eq!(found.bandwidth_per_migration, 64 << 20);
         assert_eq!(found.completion_timeout_per_gi_b, 150);
-        assert!(found.allow_workload_disruption);
+        assert!(found.allow_workload_disruption && found.allow_auto_converge);
     }
 }

@@ -15,6 +15,9 @@ pub struct Settings {
     pub completion_timeout_per_gi_b: u64,
     /// Seconds without anything sent after which it fails.
     pub progress_timeout: u64,
+    /// Whether a guest that writes faster than its memory can be sent is slowed down.
+    #[serde(default)]
+    pub allow_auto_converge: bool,
     /// Whether the guest may stand still for as long as it takes, where it writes faster than its
     /// memory can be sent.
     pub allow_workload_disruption: bool,
@@ -26,6 +29,7 @@ impl Default for Settings {
             bandwidth_per_migration: 0,
             completion_timeout_per_gi_b: 150,
             progress_timeout: 150,
+            allow_auto_converge: false,
             allow_workload_disruption: false,
         }
     }
