@@ -161,7 +161,7 @@ impl MachinePlan {
         self.of_shared(|_, file| Ok(lock_disk(file)?))
     }
 
-    /// Gives the locks of disks back to a machine that has moved.
+    /// Gives back the locks of disks that others have, too, when the last machine is gone.
     pub(crate) fn unlock_disks(&self) {
         let unlocked = self.of_shared(|disk, file| {
             unlock_disk(file).map_err(|source| MachineError::Sync {

@@ -305,7 +305,8 @@ impl Vm {
         self.plan.memory
     }
 
-    /// Waits for the machine's end, and for those that follow its reboots.
+    /// Waits for the machine's end, and for those that follow its reboots. The last one's disks may
+    /// then be another container's, unless one of them may still be written.
     pub(super) async fn live(self: &Arc<Self>, arriving: Option<Arriving>) -> Outcome {
         let mut delays = RebootDelays::default();
         let mut is_booted = arriving.is_none();
@@ -324,6 +325,10 @@ impl Vm {
                 None => MachineExit::Killed,
             };
             is_booted = true;
+            let is_writing = self
+                .lock()
+                .as_ref()
+                .is_some_and(|it| !it.waiting_disks().is_empty());
             if let Some(migration) = self.migrations.latest()
                 && migration.end_with_machine(&exit.to_string()).await
             {
@@ -333,6 +338,7 @@ impl Vm {
             }
             self.discard().await;
             if *self.saving() == Saving::Done {
+                self.plan.unlock_disks();
                 return Outcome::saved();
             }
             let is_reset = self.is_reset.swap(false, Ordering::SeqCst);
@@ -341,6 +347,9 @@ impl Vm {
             let is_reboot =
                 (is_own || is_reset || is_restart) && *self.wanted.borrow() == Wanted::Running;
             if !is_reboot {
+                if !is_writing {
+                    self.plan.unlock_disks();
+                }
                 return self.outcome(exit);
             }
             let delay = delays.next(begin.elapsed());
@@ -348,6 +357,9 @@ impl Vm {
             let mut wanted = self.wanted.subscribe();
             let stopped = wanted.wait_for(|wanted| *wanted != Wanted::Running);
             if timeout(delay, stopped).await.is_ok() {
+                if !is_writing {
+                    self.plan.unlock_disks();
+                }
                 return self.outcome(MachineExit::Reset);
             }
             if let Err(error) = Self::build(self, None).await {
