@@ -366,7 +366,7 @@ impl Guest {
         self.becomes(VmPhase::Running).await;
         let look =
             "echo 3 >/proc/sys/vm/drop_caches; cat /tmp/memory /var/disk; head -c 13 /dev/vdc";
-        self.answers(look, &["kept\n", "written there"]).await;
+        self.answers(look, &["kept", "written there"]).await;
         let open = PortForwardMessage::Open(PortForwardOpen {
             vm: Some(VmName::new("tenant", "web", "")),
             port: 80,
