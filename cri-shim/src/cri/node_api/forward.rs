@@ -8,7 +8,6 @@ use podvisor_node_api::messages::{
     VsockMessage,
 };
 use podvisor_node_api::{AnswerStream, MAX_CHUNK_BYTES};
-use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::net::{UdpSocket, UnixStream};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
@@ -16,12 +15,11 @@ use tokio_stream::{Stream, StreamExt as _};
 use tonic::{Status, Streaming};
 
 use super::control::{status, wrong_state};
+use super::pipe::{Answers, bytes_of, joined};
 use super::{STREAM_QUEUE, first, not_open};
 use crate::cri::error::CriError;
 use crate::cri::node::{Node, Pod};
 use crate::cri::vm::Way;
-
-type Answers = mpsc::Sender<Result<Data, Status>>;
 
 /// Answers a client that connects to a port.
 pub(super) async fn stream(
@@ -38,18 +36,18 @@ pub(super) async fn stream(
         Some(PortForwardMessage::Data(data)) => Some(data),
         _ => None,
     });
-    let (answers, stream) = mpsc::channel(STREAM_QUEUE);
     match protocol {
         PortProtocol::Tcp => {
             let connection = way.tcp(node).await.map_err(|error| refusal(&error))?;
-            tokio::spawn(async move { copy(connection, input, &answers).await });
+            Ok(joined(connection, input))
         }
         PortProtocol::Udp => {
             let socket = way.udp(node).await.map_err(|error| refusal(&error))?;
+            let (answers, stream) = mpsc::channel(STREAM_QUEUE);
             tokio::spawn(async move { udp(&socket, input, &answers).await });
+            Ok(AnswerStream::new(ReceiverStream::new(stream)))
         }
     }
-    Ok(AnswerStream::new(ReceiverStream::new(stream)))
 }
 
 /// Answers a client that connects to a vsock port.
@@ -73,9 +71,7 @@ pub(super) async fn vsock(
         Some(VsockMessage::Data(data)) => Some(data),
         _ => None,
     });
-    let (answers, stream) = mpsc::channel(STREAM_QUEUE);
-    tokio::spawn(async move { copy(connection, input, &answers).await });
-    Ok(AnswerStream::new(ReceiverStream::new(stream)))
+    Ok(joined(connection, input))
 }
 
 /// Returns the pod of a VM whose guest runs.
@@ -107,64 +103,6 @@ fn checked(open: &PortForwardOpen) -> Result<(u16, PortProtocol), Status> {
     let protocol = PortProtocol::try_from(open.protocol)
         .map_err(|_| Status::invalid_argument("protocol: it is neither TCP nor UDP"))?;
     Ok((port, protocol))
-}
-
-/// Returns what a client sends, until it goes.
-fn bytes_of<T: Send + 'static>(
-    input: Streaming<T>,
-    data: impl Fn(T) -> Option<Bytes> + Send,
-) -> impl Stream<Item = Bytes> + Send {
-    input
-        .take_while(Result::is_ok)
-        .filter_map(move |message| data(message.ok()?))
-}
-
-/// Copies in both directions until the guest's ends, or the client goes.
-async fn copy(
-    stream: impl AsyncRead + AsyncWrite,
-    input: impl Stream<Item = Bytes>,
-    answers: &Answers,
-) {
-    let (mut reader, mut writer) = tokio::io::split(stream);
-    let sending = async {
-        tokio::pin!(input);
-        while let Some(data) = input.next().await {
-            if writer.write_all(&data).await.is_err() {
-                return;
-            }
-        }
-        // The client has sent all, and may wait for the answer.
-        let _ = writer.shutdown().await;
-    };
-    let receiving = async {
-        let mut data = Bytes::new();
-        loop {
-            if answers.send(Ok(Data { data })).await.is_err() {
-                return;
-            }
-            let mut buffer = BytesMut::with_capacity(MAX_CHUNK_BYTES);
-            match reader.read_buf(&mut buffer).await {
-                Ok(1..) => data = buffer.freeze(),
-                Ok(0) => return,
-                Err(error) => {
-                    let status = Status::unavailable(format!("the connection broke: {error}"));
-                    let _ = answers.send(Err(status)).await;
-                    return;
-                }
-            }
-        }
-    };
-    let both = async {
-        tokio::pin!(sending, receiving);
-        tokio::select! {
-            () = &mut receiving => {}
-            () = &mut sending => receiving.await,
-        }
-    };
-    tokio::select! {
-        () = both => {}
-        () = answers.closed() => {}
-    }
 }
 
 /// Copies datagrams until the client goes. Those that nobody takes are lost, as on a network.
@@ -216,24 +154,5 @@ mod tests {
         for (port, protocol) in [(0, 0), (65_536, 0), (80, 2)] {
             assert!(checked(&open(port, protocol)).is_err(), "{port} {protocol}");
         }
-    }
-
-    #[tokio::test]
-    async fn bytes_are_copied_until_both_directions_have_ended() {
-        let (mut guest, stream) = tokio::io::duplex(64);
-        let (answers, mut heard) = mpsc::channel(STREAM_QUEUE);
-        let input = tokio_stream::iter([Bytes::from_static(b"GET")]);
-        let copying = tokio::spawn(async move { copy(stream, input, &answers).await });
-        let mut asked = Vec::new();
-        guest.read_to_end(&mut asked).await.unwrap();
-        assert_eq!(asked, b"GET");
-        guest.write_all(b"200").await.unwrap();
-        drop(guest);
-        let mut said = Vec::new();
-        while let Some(answer) = heard.recv().await {
-            said.extend_from_slice(&answer.unwrap().data);
-        }
-        assert_eq!(said, b"200");
-        copying.await.unwrap();
     }
 }

@@ -6,31 +6,25 @@ use std::os::unix::net::UnixStream as StdUnixStream;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::{Bytes, BytesMut};
+use podvisor_node_api::AnswerStream;
 use podvisor_node_api::messages::{
     CancelMigrationRequest, Data, MigrationDirection, MigrationState, ReceiveMigrationInput,
     ReceiveMigrationMessage, ResolveMigrationRequest, SendMigrationInput, SendMigrationMessage,
     SendMigrationOpen, VmMigration, VmName,
 };
-use podvisor_node_api::{AnswerStream, MAX_CHUNK_BYTES};
-use prost::Message;
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::UnixStream;
-use tokio::sync::mpsc;
 use tokio::time::timeout;
-use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Status, Streaming};
 use tracing::{debug, info};
 
 use super::control::status;
-use super::{STREAM_QUEUE, first, not_open};
+use super::pipe::{bytes_of, joined};
+use super::{first, not_open};
 use crate::cri::node::{Container, Node};
 use crate::sandbox::{self, MigrationInfo, SandboxClient, SendMachine};
 
 /// How long a sandbox may take to say how far its machine has moved.
 const ASK_TIMEOUT: Duration = Duration::from_secs(5);
-
-type Answers = mpsc::Sender<Result<Data, Status>>;
 
 /// Answers a client that sends a VM to another node.
 pub(super) async fn send(
@@ -47,11 +41,11 @@ pub(super) async fn send(
     let sent = client.send_machine(&container.id, options(open), theirs);
     sent.await.map_err(status)?;
     info!(pod = pod.id, "the machine is sent to another node");
-    let bytes = |input: SendMigrationInput| match input.message {
+    let input = bytes_of(input, |input: SendMigrationInput| match input.message {
         Some(SendMigrationMessage::Data(data)) => Some(data),
         _ => None,
-    };
-    Ok(relay(ours, input, bytes))
+    });
+    Ok(joined(ours, input))
 }
 
 /// Answers a client that brings a VM from another node.
@@ -68,11 +62,11 @@ pub(super) async fn receive(
     let received = client.receive_machine(&container.id, &open.migration, theirs);
     received.await.map_err(status)?;
     info!(pod = pod.id, "the machine comes from another node");
-    let bytes = |input: ReceiveMigrationInput| match input.message {
+    let input = bytes_of(input, |input: ReceiveMigrationInput| match input.message {
         Some(ReceiveMigrationMessage::Data(data)) => Some(data),
         _ => None,
-    };
-    Ok(relay(ours, input, bytes))
+    });
+    Ok(joined(ours, input))
 }
 
 impl Node {
@@ -178,69 +172,6 @@ fn connection() -> Result<(UnixStream, OwnedFd), Status> {
         Ok((UnixStream::from_std(ours)?, OwnedFd::from(theirs)))
     });
     made.map_err(|error| Status::internal(format!("failed to make a stream: {error}")))
-}
-
-/// Copies between a pod's process and a client until the process has ended its side, or the client
-/// goes.
-fn relay<T>(
-    stream: UnixStream,
-    input: Streaming<T>,
-    bytes: fn(T) -> Option<Bytes>,
-) -> AnswerStream<Data>
-where
-    T: Message + Default + 'static,
-{
-    let (answers, messages) = mpsc::channel(STREAM_QUEUE);
-    tokio::spawn(async move { copy(stream, input, bytes, &answers).await });
-    AnswerStream::new(ReceiverStream::new(messages))
-}
-
-async fn copy<T>(
-    stream: UnixStream,
-    mut input: Streaming<T>,
-    bytes: fn(T) -> Option<Bytes>,
-    answers: &Answers,
-) where
-    T: Message + Default + 'static,
-{
-    let (mut reader, mut writer) = stream.into_split();
-    let to_process = async {
-        while let Ok(Some(message)) = input.message().await {
-            if let Some(data) = bytes(message)
-                && writer.write_all(&data).await.is_err()
-            {
-                return;
-            }
-        }
-        // The process sees the end of the connection.
-        let _ = writer.shutdown().await;
-    };
-    let to_client = async {
-        // Says that it is open.
-        let mut data = Bytes::new();
-        loop {
-            if answers.send(Ok(Data { data })).await.is_err() {
-                return;
-            }
-            let mut buffer = BytesMut::with_capacity(MAX_CHUNK_BYTES);
-            match reader.read_buf(&mut buffer).await {
-                Ok(1..) => data = buffer.freeze(),
-                Ok(0) | Err(_) => return,
-            }
-        }
-    };
-    let both = async {
-        tokio::pin!(to_process, to_client);
-        tokio::select! {
-            () = &mut to_client => {}
-            // The last word may be the process's.
-            () = &mut to_process => to_client.await,
-        }
-    };
-    tokio::select! {
-        () = both => {}
-        () = answers.closed() => {}
-    }
 }
 
 /// A migration as it is reported.

@@ -21,6 +21,7 @@ mod console;
 mod control;
 mod forward;
 mod migrate;
+mod pipe;
 mod states;
 #[cfg(test)]
 mod tests;
