@@ -305,8 +305,7 @@ impl Vm {
         self.plan.memory
     }
 
-    /// Waits for the machine's end, and for those that follow its reboots. The last one's disks may
-    /// then be another container's, unless one of them may still be written.
+    /// Waits for the machine's end, and for those that follow its reboots.
     pub(super) async fn live(self: &Arc<Self>, arriving: Option<Arriving>) -> Outcome {
         let mut delays = RebootDelays::default();
         let mut is_booted = arriving.is_none();
@@ -333,8 +332,7 @@ impl Vm {
                 && migration.end_with_machine(&exit.to_string()).await
             {
                 self.discard().await;
-                self.plan.unlock_disks();
-                return self.outcome(MachineExit::Moved);
+                return self.last(MachineExit::Moved, false);
             }
             self.discard().await;
             if *self.saving() == Saving::Done {
@@ -347,20 +345,14 @@ impl Vm {
             let is_reboot =
                 (is_own || is_reset || is_restart) && *self.wanted.borrow() == Wanted::Running;
             if !is_reboot {
-                if !is_writing {
-                    self.plan.unlock_disks();
-                }
-                return self.outcome(exit);
+                return self.last(exit, is_writing);
             }
             let delay = delays.next(begin.elapsed());
             info!(container = self.container.id, ?delay, "the guest reboots");
             let mut wanted = self.wanted.subscribe();
             let stopped = wanted.wait_for(|wanted| *wanted != Wanted::Running);
             if timeout(delay, stopped).await.is_ok() {
-                if !is_writing {
-                    self.plan.unlock_disks();
-                }
-                return self.outcome(MachineExit::Reset);
+                return self.last(MachineExit::Reset, is_writing);
             }
             if let Err(error) = Self::build(self, None).await {
                 let why = causes(&error);
@@ -369,6 +361,15 @@ impl Vm {
                 )));
             }
         }
+    }
+
+    /// The outcome of the last machine, which is gone. Another container may have its disks, unless
+    /// one of them may still be written.
+    fn last(&self, exit: MachineExit, is_writing: bool) -> Outcome {
+        if !is_writing {
+            self.plan.unlock_disks();
+        }
+        self.outcome(exit)
     }
 
     /// Waits for a machine's end; ends it if its loader never writes a line.
