@@ -20,6 +20,9 @@ pub const VERSIONS: [&str; 2] = ["v1", "v1alpha3"];
 
 /// One kind.
 struct Kind {
+    group: &'static str,
+    /// The stored one first.
+    versions: &'static [&'static str],
     kind: &'static str,
     plural: &'static str,
     singular: &'static str,
@@ -55,6 +58,8 @@ pub fn crds() -> Vec<Value> {
     let ready = condition("Ready");
     let kinds = [
         Kind {
+            group: GROUP,
+            versions: &VERSIONS,
             kind: "VirtualMachine",
             plural: "virtualmachines",
             singular: "virtualmachine",
@@ -68,6 +73,8 @@ pub fn crds() -> Vec<Value> {
             scale: None,
         },
         Kind {
+            group: GROUP,
+            versions: &VERSIONS,
             kind: "VirtualMachineInstance",
             plural: "virtualmachineinstances",
             singular: "virtualmachineinstance",
@@ -85,6 +92,8 @@ pub fn crds() -> Vec<Value> {
             scale: None,
         },
         Kind {
+            group: GROUP,
+            versions: &VERSIONS,
             kind: "VirtualMachineInstanceMigration",
             plural: "virtualmachineinstancemigrations",
             singular: "virtualmachineinstancemigration",
@@ -98,6 +107,8 @@ pub fn crds() -> Vec<Value> {
             scale: None,
         },
         Kind {
+            group: GROUP,
+            versions: &VERSIONS,
             kind: "VirtualMachineInstanceReplicaSet",
             plural: "virtualmachineinstancereplicasets",
             singular: "virtualmachineinstancereplicaset",
@@ -115,37 +126,27 @@ pub fn crds() -> Vec<Value> {
                 "labelSelectorPath": ".status.labelSelector",
             })),
         },
+        Kind {
+            group: datavolume::GROUP,
+            versions: &[datavolume::VERSION],
+            kind: "DataVolume",
+            plural: "datavolumes",
+            singular: "datavolume",
+            short: &["dv", "dvs"],
+            spec: structural::<DataVolumeSpec>(),
+            columns: json!([
+                column("Phase", "string", ".status.phase"),
+                column("Progress", "string", ".status.progress"),
+                column("Restarts", "integer", ".status.restartCount"),
+                age(),
+            ]),
+            scale: None,
+        },
     ];
     let mut definitions: Vec<Value> = kinds.into_iter().map(definition).collect();
     definitions.extend(of_instancetypes());
     definitions.push(of_policies());
-    definitions.push(of_volumes());
     definitions
-}
-
-/// The definition of DataVolumes.
-fn of_volumes() -> Value {
-    let mut definition = definition(Kind {
-        kind: "DataVolume",
-        plural: "datavolumes",
-        singular: "datavolume",
-        short: &["dv", "dvs"],
-        spec: structural::<DataVolumeSpec>(),
-        columns: json!([
-            column("Phase", "string", ".status.phase"),
-            column("Progress", "string", ".status.progress"),
-            column("Restarts", "integer", ".status.restartCount"),
-            age(),
-        ]),
-        scale: None,
-    });
-    let group = datavolume::GROUP;
-    definition["metadata"]["name"] = json!(format!("datavolumes.{group}"));
-    definition["spec"]["group"] = json!(group);
-    let mut version = definition["spec"]["versions"][0].take();
-    version["name"] = json!(datavolume::VERSION);
-    definition["spec"]["versions"] = json!([version]);
-    definition
 }
 
 /// The definition of migration policies: of the cluster, and without a status.
@@ -301,7 +302,8 @@ fn definition(kind: Kind) -> Value {
     if let Some(scale) = kind.scale {
         subresources["scale"] = scale;
     }
-    let versions: Vec<Value> = VERSIONS
+    let versions: Vec<Value> = kind
+        .versions
         .iter()
         .enumerate()
         .map(|(index, version)| {
@@ -318,9 +320,9 @@ fn definition(kind: Kind) -> Value {
     json!({
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
-        "metadata": { "name": format!("{}.{GROUP}", kind.plural) },
+        "metadata": { "name": format!("{}.{}", kind.plural, kind.group) },
         "spec": {
-            "group": GROUP,
+            "group": kind.group,
             "scope": "Namespaced",
             "names": {
                 "kind": kind.kind,
