@@ -165,6 +165,15 @@ impl Scene {
             kubelet::exit_because(&self.pods, name, 0, "Moved").await;
         }
     }
+
+    /// Waits for a migration that something else made.
+    async fn made(&self, what: &str) -> DynamicObject {
+        let list = async || {
+            let all = self.migrations.list(&ListParams::default()).await;
+            all.unwrap().items.pop()
+        };
+        eventually(what, list).await
+    }
 }
 
 #[tokio::test]
@@ -174,16 +183,7 @@ async fn a_vm_moves_to_another_node_and_stays_the_same_instance() {
         put(&scene.admin, &scene.namespace, "a", "migrate", "").await,
         202
     );
-    let list = async || {
-        scene
-            .migrations
-            .list(&ListParams::default())
-            .await
-            .unwrap()
-            .items
-            .pop()
-    };
-    let migration = eventually("virtctl's migration is made", list).await;
+    let migration = scene.made("virtctl's migration is made").await;
     let target = scene.arrive(&migration).await;
     let annotations = target.metadata.annotations.clone().unwrap();
     assert_eq!(
@@ -366,16 +366,7 @@ async fn an_evicted_vm_leaves_its_node_and_is_not_ended() {
         (status["evacuationNodeName"] == json!(scene.names[0])).then_some(())
     };
     eventually("the VM is marked", marked).await;
-    let list = async || {
-        scene
-            .migrations
-            .list(&ListParams::default())
-            .await
-            .unwrap()
-            .items
-            .pop()
-    };
-    let migration = eventually("it has to migrate", list).await;
+    let migration = scene.made("it has to migrate").await;
     let annotations = migration.metadata.annotations.as_ref().unwrap();
     let from = &annotations["kubevirt.io/evacuationMigration"];
     assert_eq!(from, &scene.names[0]);
@@ -431,16 +422,7 @@ async fn a_policy_and_a_taint_move_a_vm_with_the_policys_settings() {
         )
         .await
         .unwrap();
-    let list = async || {
-        scene
-            .migrations
-            .list(&ListParams::default())
-            .await
-            .unwrap()
-            .items
-            .pop()
-    };
-    let migration = eventually("it has to migrate", list).await;
+    let migration = scene.made("it has to migrate").await;
     scene.arrive(&migration).await;
     let ended = scene.ends(&migration, "Succeeded").await;
     let state = &ended.data["status"]["migrationState"];
