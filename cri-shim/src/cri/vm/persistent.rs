@@ -5,7 +5,7 @@
 //! is the one that Virtlet wrote: big-endian magic number (8 bytes), version (2), SHA-256 (32).
 
 use std::fs::File;
-use std::io::{self, Seek as _, SeekFrom as StdSeekFrom};
+use std::io;
 use std::os::unix::fs::FileExt as _;
 
 use podvisor_sandbox::machine::{BlockDeviceError, IoEngine, open_disk_for_writing};
@@ -127,8 +127,8 @@ fn write_header(volume: &File, header: &[u8; SECTOR as usize]) -> io::Result<()>
 }
 
 /// The bytes of a file, or of a block device, for which `stat(2)` reports none.
-fn length(mut file: &File) -> io::Result<u64> {
-    file.seek(StdSeekFrom::End(0))
+fn length(file: &File) -> io::Result<u64> {
+    Ok(seek(file, SeekFrom::End(0))?)
 }
 
 /// Copies the image to the sectors after the header. Where it has holes the volume reads as zeroes
