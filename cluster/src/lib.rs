@@ -2,13 +2,13 @@
 //!
 //! | room | what it is for |
 //! | --- | --- |
-//! | `certificates`, `https`, `scrape`, `status` | what servers are reached by, and how they refuse |
+//! | `certificates`, `https`, `scrape`, `status` | how servers are reached, and how they refuse |
 //! | `prometheus` | the text of metrics |
 //! | `contact` | what the API and a node's part know of each other |
 //! | `instancetypes` | instance types and preferences, for all that look at a VM with them |
 //! | `admission` | the webhooks that default and validate the objects |
 //! | `api` | the aggregated group `subresources.kubevirt.io` |
-//! | `controller` | VirtualMachine → VirtualMachineInstance → pod, DataVolume → claim and importer |
+//! | `controller` | VirtualMachine → instance → pod, DataVolume → claim and importer |
 //! | `import` | the program of an importer: fills a claim |
 //! | `node` | what runs beside each kubelet: carries out requests, reports the state of its VMs |
 //! | `manifests` | what `podvisor-cluster install` prints |

@@ -324,8 +324,9 @@ async fn guest_with_its_own_system_lives_the_life_of_a_pod() {
     assert_eq!((ended.exit_code, ended.reason.as_str()), (0, "Completed"));
     assert!(node.log(0).contains("small: power button"));
 
-    // The pod has not ended. The next attempts have a root disk that outlives them, which is not the
-    // first one's; they are stopped by their agent. A kubelet keeps each while the next one runs.
+    // The pod has not ended. The next attempts have a root disk that outlives them, which is not
+    // the first one's; they are stopped by their agent. A kubelet keeps each while the next one
+    // runs.
     node.restart().await;
     let volume = LoopDevice::new(&node.daemon.path("volume"), 128 << 20);
     for (attempt, boot) in [(1, "boot 1"), (2, "boot 2")] {

@@ -276,8 +276,8 @@ impl Guest {
 
     /// Moves to another node, as its cluster does it.
     async fn moves(self) -> Self {
-        let write = "echo kept | tee /tmp/memory >/var/disk; printf 'written there' >/dev/vdc; sync; \
-                     echo $((70 + 7)) noted";
+        let write = "echo kept | tee /tmp/memory >/var/disk; printf 'written there' >/dev/vdc; \
+                     sync; echo $((70 + 7)) noted";
         self.answers(write, &["77 noted"]).await;
         let count = "(while true; do i=$((i + 1)); echo count $i over; sleep 1; done) &";
         self.answers(count, &["count 2 over"]).await;

@@ -1,7 +1,7 @@
 //! The eviction of a VM's pod, which becomes the evacuation of the VM.
 //!
-//! Draining a node evicts its pods, which ends a VM. Where the VM is to move instead, the eviction is
-//! answered as one that a disruption budget does not allow yet (429), and the VM is marked: the
+//! Draining a node evicts its pods, which ends a VM. Where the VM is to move instead, the eviction
+//! is answered as one that a disruption budget does not allow yet (429), and the VM is marked: the
 //! controller moves it, and who drains asks again until the pod is gone.
 
 use k8s_openapi::api::core::v1::Pod;

@@ -23,7 +23,9 @@ async fn user(name: &str, namespace: &str, roles: &[&str]) -> Client {
         let binding = json!({
             "apiVersion": format!("{group}/v1"),
             "kind": "RoleBinding",
-            "metadata": { "name": format!("{name}-{}", role.replace(':', "-")), "namespace": namespace },
+            "metadata": {
+                "name": format!("{name}-{}", role.replace(':', "-")), "namespace": namespace,
+            },
             "roleRef": { "apiGroup": group, "kind": "ClusterRole", "name": role },
             "subjects": [{ "kind": "User", "name": name, "apiGroup": group }],
         });

@@ -285,8 +285,8 @@ impl VmSpec {
         causes
     }
 
-    /// Causes to refuse templates of DataVolumes that copy claims of other namespaces than their own,
-    /// below `path` (`spec`).
+    /// Causes to refuse templates of DataVolumes that copy claims of other namespaces than their
+    /// own, below `path` (`spec`).
     #[must_use]
     pub fn foreign_sources(&self, namespace: &str, path: &FieldPath) -> Vec<Cause> {
         let mut causes = Causes::default();

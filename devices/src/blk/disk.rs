@@ -185,8 +185,8 @@ pub trait Disk: Debug + Send {
         Ok(())
     }
 
-    /// Returns the next range from `from` on that may differ from a new disk of the same kind: of an
-    /// overlay, from its image; of a file, from zeroes. `None` if there is none.
+    /// Returns the next range from `from` on that may differ from a new disk of the same kind: of
+    /// an overlay, from its image; of a file, from zeroes. `None` if there is none.
     ///
     /// # Errors
     /// If that cannot be determined.

@@ -82,7 +82,9 @@ mod tests {
     #[test]
     fn an_instance_waits_until_its_volumes_are_filled() {
         let mut waiting: VirtualMachineInstance = serde_json::from_value(json!({
-            "metadata": {"name": "a", "namespace": "n", "uid": "vmi", "finalizers": [VMI_FINALIZER]},
+            "metadata": {
+                "name": "a", "namespace": "n", "uid": "vmi", "finalizers": [VMI_FINALIZER],
+            },
             "spec": {"domain": {"memory": {"guest": "1Gi"}}},
             "status": {"phase": "Pending"},
         }))

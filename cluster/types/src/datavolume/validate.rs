@@ -14,8 +14,8 @@ const ACCESS_MODES: [&str; 4] = [
     "ReadWriteOncePod",
 ];
 
-/// The smallest claim.
-const SMALLEST: u64 = 1 << 20;
+/// Minimum size of a claim, in bytes.
+const MIN_SIZE: u64 = 1 << 20;
 
 /// Longer URLs are refused.
 const MAX_URL: usize = 2048;
@@ -103,7 +103,7 @@ impl DataVolumeSpec {
                 Ok(amount) if amount.ceil() <= 0 => {
                     causes.invalid(&size, "must be greater than zero");
                 }
-                Ok(_) if request.bytes().is_some_and(|bytes| bytes < SMALLEST) => {
+                Ok(_) if request.bytes().is_some_and(|bytes| bytes < MIN_SIZE) => {
                     causes.invalid(&size, "must be at least 1Mi");
                 }
                 Ok(_) if self.claim_size().is_none() => causes.invalid(&size, "is too large"),

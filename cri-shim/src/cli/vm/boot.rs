@@ -70,7 +70,8 @@ fn own_mac(record: &Record) -> [u8; 6] {
     mac
 }
 
-/// Boots or continues the VM, which goes on without this process. After a failure, its sandbox may still run.
+/// Boots or continues the VM, which goes on without this process. After a failure, its sandbox may
+/// still run.
 pub(super) async fn boot(
     entry: &Entry,
     loader: &Loader,

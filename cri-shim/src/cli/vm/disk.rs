@@ -124,7 +124,8 @@ pub(super) struct Swapped {
     before: PathBuf,
 }
 
-/// Replaces the disk of a VM that is off by a copy of a snapshot's. It has a whole disk at any time.
+/// Replaces the disk of a VM that is off by a copy of a snapshot's. It has a whole disk at any
+/// time.
 pub(super) fn swap(dir: &Path, snapshot: &Path) -> anyhow::Result<Swapped> {
     let (disk, _) = find(snapshot);
     let own = dir.join(disk.file_name().unwrap_or_default());

@@ -10,7 +10,8 @@
 //! call is only decoded to find out where it belongs, and answers only where two become one.
 //! [`service`] decides where calls go, with those about images in `images`; `missing_image` fetches
 //! what only one of the runtimes has, and `features` refuses what the other one would ignore.
-//! `merge` joins lists, and `last_lists` has the last ones for the time when the other runtime is away.
+//! `merge` joins lists, and `last_lists` has the last ones for the time when the other runtime is
+//! away.
 
 mod client;
 mod events;

@@ -2,8 +2,8 @@
 //! stored in a separate file, the overlay.
 //!
 //! * [`create_overlay`] creates one in an empty file, by sharing blocks with the image if the file
-//!   system can do that, otherwise as a qcow2 file. [`create_grown_overlay`] creates a larger disk, and
-//!   [`grow_overlay`] makes one larger later.
+//!   system can do that, otherwise as a qcow2 file. [`create_grown_overlay`] creates a larger disk,
+//!   and [`grow_overlay`] makes one larger later.
 //! * `header.rs` is the format: qcow2, version 3, of which this is a strict subset (clusters of 64
 //!   KiB, no compression, no snapshots, no encryption).
 //! * `clusters.rs` tracks which clusters of the file are in use, in memory and in the file.

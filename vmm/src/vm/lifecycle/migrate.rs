@@ -191,8 +191,8 @@ impl Vm {
     /// and ends it here ([`VmExit::Moved`]) when it runs there. A VM that is paused arrives paused.
     ///
     /// Directories, the network's addresses, and disks that `options` do not name do not move: the
-    /// other side opens the same ones. The connection has time limits of its own for reads and writes, and is
-    /// encrypted where others can read it: it has all of the guest's memory.
+    /// other side opens the same ones. The connection has time limits of its own for reads and
+    /// writes, and is encrypted where others can read it: it has all of the guest's memory.
     ///
     /// `progress` may cancel the migration until the VM was given away
     /// ([`MigrationStep::GivingAway`] is its last chance).

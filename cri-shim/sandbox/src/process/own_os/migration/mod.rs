@@ -267,7 +267,8 @@ impl Migration {
                 )
             }
             MigrationState::InDoubt => format!(
-                "the machine was given away by the migration {}: ask the other side, and resolve it",
+                "the machine was given away by the migration {}: ask the other side, and resolve \
+                 it",
                 info.migration
             ),
             _ => format!(
