@@ -42,6 +42,18 @@ pub enum MachineError {
     /// The shared directory is unfit.
     #[error(transparent)]
     Share(#[from] FsDeviceError),
+    /// A directory for the guest is not where it should be, or is something else.
+    #[error("failed to open the shared directory with the tag {tag:?}")]
+    OpenShare {
+        /// Its tag.
+        tag: String,
+        /// The operating system's answer.
+        #[source]
+        source: io::Error,
+    },
+    /// Directories cannot be shared.
+    #[error("failed to open /proc/self/fd, which sharing directories takes: mount /proc")]
+    ShareProcess(#[source] io::Error),
     /// A device of the machine does not answer.
     #[error(transparent)]
     Device(#[from] HandleError),

@@ -54,7 +54,8 @@ pub(crate) use podvisor_vmm::{
     MigrateError, MigrationOptions, MigrationProgress, MigrationReport, MigrationStep, MovingDisk,
 };
 pub(crate) use serial_port::SerialPort;
-pub use share::{SharedDir, UserRange};
+pub(crate) use share::OpenShare;
+pub use share::{MachineShare, SharedDir, UserRange};
 
 /// The guest's vsock address, the lowest that a guest may have; guests of different
 /// machines do not see each other.

@@ -9,15 +9,15 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use podvisor_vmm::{
-    BlockDevice, DiskPart, Initramfs, IoEngine, Kernel, KvmDevice, MemorySize, OverlayFormat,
-    PageMap, PortsDevice, RestoreBuilder, Smbios, Snapshot, Transport, Vm, VmBuilder, VsockDevice,
-    open_disk_for_writing,
+    BlockDevice, DiskPart, FsProcess, Initramfs, IoEngine, Kernel, KvmDevice, MemorySize,
+    OverlayFormat, PageMap, PortsDevice, RestoreBuilder, Smbios, Snapshot, Transport, Vm,
+    VmBuilder, VsockDevice, open_disk_for_writing,
 };
 use serde::{Deserialize, Serialize};
 use tracing::warn;
 
 use super::serial_port::SerialPort;
-use super::{BuiltMachine, GUEST_CID, MachineError, Nic, NicKind, Ports, migrate};
+use super::{BuiltMachine, GUEST_CID, MachineError, Nic, NicKind, OpenShare, Ports, migrate};
 use crate::types::{ContinueAs, SavedMachine};
 
 /// What a process opens before its jail closes, to build machines in it.
@@ -26,14 +26,17 @@ pub(crate) struct HostFiles {
     kvm: KvmDevice,
     /// Machines whose memory nobody saves do without.
     page_map: Option<PageMap>,
+    /// For machines that share directories.
+    shares: Option<FsProcess>,
 }
 
 impl HostFiles {
-    /// Opens them.
+    /// Opens them: with what machines that share directories need, or without.
     ///
     /// # Errors
     /// There is no KVM.
-    pub(crate) fn open() -> Result<Self, MachineError> {
+    pub(crate) fn open(has_shares: bool) -> Result<Self, MachineError> {
+        let shares = has_shares.then(FsProcess::open).transpose();
         let kvm = KvmDevice::open()?;
         let page_map = PageMap::open();
         let page_map = page_map.inspect_err(|error| {
@@ -42,6 +45,7 @@ impl HostFiles {
         Ok(Self {
             kvm,
             page_map: page_map.ok(),
+            shares: shares.map_err(MachineError::ShareProcess)?,
         })
     }
 
@@ -81,6 +85,8 @@ pub(crate) struct MachinePlan {
     pub disks: Vec<MachineDisk>,
     /// Network cards.
     pub nics: Vec<MachineNic>,
+    /// Directories of the host that the guest mounts.
+    pub shares: Vec<OpenShare>,
 }
 
 /// Texts of a machine's firmware tables (SMBIOS types 1 and 3); `None` leaves the default.
@@ -194,7 +200,7 @@ impl MachinePlan {
         if let Some(initramfs) = &self.initramfs {
             builder = builder.initramfs(Initramfs::from_file(again(initramfs)?)?);
         }
-        let builder = self.devices(builder, Locks::Taken)?;
+        let builder = self.devices(builder, Locks::Taken, host)?;
         connected(builder.build()?, port)
     }
 
@@ -231,7 +237,7 @@ impl MachinePlan {
             ContinueAs::Copy => builder,
         };
         let builder = host.given_to(builder).serial(port.writer());
-        let builder = self.devices(builder, Locks::Taken)?;
+        let builder = self.devices(builder, Locks::Taken, host)?;
         let machine = connected(builder.build()?, port)?;
         if saved.continues == ContinueAs::Same {
             // From here on its disks may change.
@@ -255,7 +261,7 @@ impl MachinePlan {
     ) -> Result<BuiltMachine, MachineError> {
         self.forget_cached();
         let builder = begin(host).serial(port.writer());
-        let builder = self.devices(builder, Locks::Later)?;
+        let builder = self.devices(builder, Locks::Later, host)?;
         connected(builder.build()?, port)
     }
 
@@ -263,6 +269,7 @@ impl MachinePlan {
         &self,
         mut builder: VmBuilder<S>,
         locks: Locks,
+        host: &HostFiles,
     ) -> Result<VmBuilder<S>, MachineError> {
         for disk in &self.disks {
             builder = builder.block(disk.device(locks)?.serial(&disk.serial));
@@ -275,6 +282,9 @@ impl MachinePlan {
                 mtu: nic.mtu,
             };
             builder = builder.net(nic.device()?);
+        }
+        for share in &self.shares {
+            builder = builder.fs(share.device(host.shares.as_ref())?);
         }
         let vsock = VsockDevice::in_process(GUEST_CID)?;
         let agent = PortsDevice::new([podvisor_guest_agent::PORT])?;

@@ -22,12 +22,12 @@ use super::super::output::ContainerStreams;
 use super::super::restart::Processes;
 use super::guest_agent::AgentOfMachine;
 use super::migration::{Arriving, Migrations};
-use super::no_machine;
+use super::{must_share_nothing, no_machine};
 use super::outcome::Outcome;
 use super::programs::Running;
 use crate::machine::{
     Arrival, ArriveError, HostFiles, Machine, MachineError, MachineExit, MachinePlan, MovingDisk,
-    SerialPort, causes,
+    OpenShare, SerialPort, causes,
 };
 
 /// The number that stands for a process of a guest whose processes nobody here knows.
@@ -269,6 +269,11 @@ impl Vm {
                 "the machine is being saved: wait until it is done",
             )),
         }
+    }
+
+    /// Refuses what a machine with shared directories cannot do.
+    pub(super) fn must_share_nothing(&self) -> Result<(), SandboxError> {
+        must_share_nothing(self.plan.shares.iter().map(OpenShare::tag))
     }
 
     /// Begins to save the machine, which is not reset meanwhile.
