@@ -567,3 +567,42 @@ async fn a_sandbox_without_a_directory_shares_none() {
     assert!(error.to_string().contains("without a directory"), "{error}");
     sandbox.shutdown(Duration::ZERO).await.unwrap();
 }
+
+#[tokio::test]
+async fn a_disk_grows_while_its_guest_runs_and_never_shrinks() {
+    let pod = Pod::default();
+    let sandbox = launch(config(&pod)).await.unwrap();
+    let path = pod.path("data");
+    let disk = |is_read_only, serial: &str| {
+        let path = pod.path(serial);
+        fs::write(&path, [1; 4096]).unwrap();
+        let file = File::options().read(true).write(true).open(&path);
+        MachineDisk {
+            contents: DiskContents::Raw {
+                file: file.unwrap(),
+                is_read_only,
+            },
+            serial: serial.to_owned(),
+            moves: DiskMove::Shared,
+        }
+    };
+    let boot = BootMachine {
+        disks: vec![disk(false, "data"), disk(true, "fixed")],
+        ..machine(&pod, "vm")
+    };
+    sandbox.boot_machine(boot).await.unwrap();
+    says(&pod, "vm", 1).await;
+    sandbox.grow_disk("vm", "data", 1 << 20).await.unwrap();
+    assert_eq!(fs::metadata(&path).unwrap().len(), 1 << 20);
+    for (serial, bytes, named) in [
+        ("data", 4096, "not made smaller"),
+        ("fixed", 2 << 20, "read-only"),
+        ("other", 2 << 20, "\"other\""),
+    ] {
+        let error = sandbox.grow_disk("vm", serial, bytes).await.unwrap_err();
+        assert_eq!(error.kind(), Some(RefusalKind::InvalidArgument), "{error}");
+        assert!(error.to_string().contains(named), "{error}");
+    }
+    assert_eq!(fs::metadata(&path).unwrap().len(), 1 << 20);
+    sandbox.shutdown(Duration::ZERO).await.unwrap();
+}

@@ -122,6 +122,18 @@ pub enum MachineError {
     /// A client cannot be connected to the console.
     #[error("failed to connect to the console")]
     Console(#[source] io::Error),
+    /// The machine has no disk with this serial number.
+    #[error("the machine has no disk with the serial number {0:?}")]
+    NoDisk(String),
+    /// A disk did not grow.
+    #[error("failed to grow the disk {serial:?}")]
+    Grow {
+        /// The disk's serial number.
+        serial: String,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
     /// A disk was not made ready for another host.
     #[error("failed to make the disk {serial:?} ready for another host")]
     Sync {

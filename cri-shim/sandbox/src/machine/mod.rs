@@ -611,6 +611,22 @@ impl Machine {
         disks.collect()
     }
 
+    /// Has the guest see how large the disk with this number is now.
+    pub(crate) fn look_at_disk(&self, number: usize) -> Result<(), MachineError> {
+        Ok(self.vm.block(&format!("blk{number}"))?.resize()?)
+    }
+
+    /// Whether a thread of the machine, which has ended, was left behind in a request of the guest:
+    /// it may still write to a disk.
+    pub(crate) fn has_abandoned(&self) -> bool {
+        !self.vm.abandoned().is_empty()
+    }
+
+    /// Waits until there is no such thread any more.
+    pub(crate) fn wait_abandoned(&self) {
+        self.vm.wait_abandoned();
+    }
+
     /// Waits until the machine ends. There may be any number of callers.
     pub async fn ended(&self) -> MachineExit {
         let mut exit = self.exit.clone();

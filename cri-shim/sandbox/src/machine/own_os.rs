@@ -4,6 +4,7 @@
 //! reboots gets a new machine from the same plan.
 
 use std::fs::File;
+use std::io;
 use std::net::IpAddr;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -11,7 +12,7 @@ use std::sync::Arc;
 use podvisor_vmm::{
     BlockDevice, DiskPart, FsProcess, Initramfs, IoEngine, Kernel, KvmDevice, MemorySize,
     OverlayFormat, PageMap, PortsDevice, RestoreBuilder, Smbios, Snapshot, Transport, Vm,
-    VmBuilder, VsockDevice, open_disk_for_writing,
+    VmBuilder, VsockDevice, grow_overlay, open_disk_for_writing,
 };
 use serde::{Deserialize, Serialize};
 use tracing::warn;
@@ -291,6 +292,36 @@ impl MachinePlan {
         Ok(builder.vsock(vsock).rng().balloon().ports(agent))
     }
 
+    /// Makes a disk that the guest may write larger, and returns its number. A block device has
+    /// grown already, by whoever gave it.
+    ///
+    /// # Errors
+    /// There is no such disk, it is larger, or its file does not grow.
+    pub(crate) fn grow_disk(&self, serial: &str, bytes: u64) -> Result<usize, MachineError> {
+        let mut disks = self.disks.iter().enumerate();
+        let found = disks.find(|(_, disk)| disk.serial == serial);
+        let (number, disk) = found.ok_or_else(|| MachineError::NoDisk(serial.to_owned()))?;
+        let failed = |source| MachineError::Grow {
+            serial: serial.to_owned(),
+            source,
+        };
+        match &disk.contents {
+            DiskContents::Overlay {
+                overlay, format, ..
+            } => grow_overlay(overlay, *format, bytes)
+                .map_err(|error| failed(io::Error::other(error)))?,
+            DiskContents::Raw {
+                file,
+                is_read_only: false,
+            } => grow_file(file, bytes).map_err(failed)?,
+            DiskContents::Raw { .. } | DiskContents::Part { .. } => {
+                let why = "it is read-only, or not all of its device is the guest's";
+                return Err(failed(io::Error::new(io::ErrorKind::Unsupported, why)));
+            }
+        }
+        Ok(number)
+    }
+
     /// Returns the serial numbers of the disks that the guest may write.
     pub(crate) fn written_serials(&self) -> Vec<String> {
         let written = self.disks.iter().filter(|disk| match disk.contents {
@@ -309,6 +340,21 @@ impl MachinePlan {
         });
         written.collect()
     }
+}
+
+/// Makes a disk's file larger.
+fn grow_file(file: &File, bytes: u64) -> io::Result<()> {
+    let meta = file.metadata()?;
+    if !meta.is_file() {
+        return Ok(());
+    }
+    let now = meta.len();
+    if bytes < now {
+        let why = format!("it has {now} bytes, and a disk is not made smaller");
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, why));
+    }
+    file.set_len(bytes)?;
+    file.sync_all()
 }
 
 fn shape_of(cpus: u8, memory: MemorySize) -> String {

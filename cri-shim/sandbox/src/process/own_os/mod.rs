@@ -14,6 +14,7 @@
 //! | `files` | files that are copied by its agent |
 //! | `programs` | programs that run in the guest by its agent |
 //! | `save` | a machine that is saved in files |
+//! | `disks` | disks that grow, and their locks after the last machine |
 //! | `dhcp` | the servers that tell the guest its addresses |
 //! | `migration` | machines that move to other hosts, and come from them |
 //! | `vm` | one container's machine: boot, reboot, stop, end |
@@ -21,6 +22,7 @@
 //! | `usage` | the resource usage of the process |
 
 mod dhcp;
+mod disks;
 mod files;
 mod guest_agent;
 mod migration;

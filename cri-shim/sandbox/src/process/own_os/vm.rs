@@ -22,9 +22,9 @@ use super::super::output::ContainerStreams;
 use super::super::restart::Processes;
 use super::guest_agent::AgentOfMachine;
 use super::migration::{Arriving, Migrations};
-use super::{must_share_nothing, no_machine};
 use super::outcome::Outcome;
 use super::programs::Running;
+use super::{must_share_nothing, no_machine};
 use crate::machine::{
     Arrival, ArriveError, HostFiles, Machine, MachineError, MachineExit, MachinePlan, MovingDisk,
     OpenShare, SerialPort, causes,
@@ -329,19 +329,17 @@ impl Vm {
                 None => MachineExit::Killed,
             };
             is_booted = true;
-            let is_writing = self
-                .lock()
-                .as_ref()
-                .is_some_and(|it| !it.waiting_disks().is_empty());
+            // What it has left behind is asked after its end.
+            let ended = self.lock().clone();
             if let Some(migration) = self.migrations.latest()
                 && migration.end_with_machine(&exit.to_string()).await
             {
                 self.discard().await;
-                return self.last(MachineExit::Moved, false);
+                return self.last(MachineExit::Moved, ended);
             }
             self.discard().await;
             if *self.saving() == Saving::Done {
-                self.plan.unlock_disks();
+                self.unlock_disks_after(ended);
                 return Outcome::saved();
             }
             let is_reset = self.is_reset.swap(false, Ordering::SeqCst);
@@ -350,14 +348,15 @@ impl Vm {
             let is_reboot =
                 (is_own || is_reset || is_restart) && *self.wanted.borrow() == Wanted::Running;
             if !is_reboot {
-                return self.last(exit, is_writing);
+                return self.last(exit, ended);
             }
+            drop(ended);
             let delay = delays.next(begin.elapsed());
             info!(container = self.container.id, ?delay, "the guest reboots");
             let mut wanted = self.wanted.subscribe();
             let stopped = wanted.wait_for(|wanted| *wanted != Wanted::Running);
             if timeout(delay, stopped).await.is_ok() {
-                return self.last(MachineExit::Reset, is_writing);
+                return self.last(MachineExit::Reset, None);
             }
             if let Err(error) = Self::build(self, None).await {
                 let why = causes(&error);
@@ -368,12 +367,9 @@ impl Vm {
         }
     }
 
-    /// The outcome of the last machine, which is gone. Another container may have its disks, unless
-    /// one of them may still be written.
-    fn last(&self, exit: MachineExit, is_writing: bool) -> Outcome {
-        if !is_writing {
-            self.plan.unlock_disks();
-        }
+    /// The outcome of the last machine, which has ended. Another container may have its disks.
+    fn last(self: &Arc<Self>, exit: MachineExit, machine: Option<Arc<Machine>>) -> Outcome {
+        self.unlock_disks_after(machine);
         self.outcome(exit)
     }
 
