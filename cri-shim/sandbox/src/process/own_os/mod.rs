@@ -17,10 +17,13 @@
 //! | `disks` | disks that grow, and their locks after the last machine |
 //! | `dhcp` | the servers that tell the guest its addresses |
 //! | `migration` | machines that move to other hosts, and come from them |
-//! | `vm` | one container's machine: boot, reboot, stop, end |
+//! | `vm` | one container's machine, and those that follow its reboots |
+//! | `stop` | a machine that is asked to end or reboot, or is killed |
+//! | `delays` | delays before a machine that resets itself again and again is built anew |
 //! | `outcome` | how a machine's end is reported as its container's |
 //! | `usage` | the resource usage of the process |
 
+mod delays;
 mod dhcp;
 mod disks;
 mod files;
@@ -30,6 +33,7 @@ mod outcome;
 mod programs;
 mod requests;
 mod save;
+mod stop;
 mod usage;
 mod vm;
 
