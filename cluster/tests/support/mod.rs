@@ -11,9 +11,11 @@
 
 pub mod certificates;
 mod definitions;
+pub mod guest;
 pub mod kubelet;
 pub mod machines;
 pub mod migrations;
+pub mod real;
 mod requests;
 pub mod server;
 
