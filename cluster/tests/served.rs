@@ -3,6 +3,8 @@
 
 #[path = "served/instances.rs"]
 mod instances;
+#[path = "served/joined.rs"]
+mod joined;
 #[path = "served/migrations.rs"]
 mod migrations;
 #[path = "served/nodes.rs"]

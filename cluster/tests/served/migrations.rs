@@ -22,7 +22,7 @@ use support::kubelet::{self, Kubelet};
 use support::machines::StandIn;
 use support::migrations::Fault;
 
-const KIND: &str = "VirtualMachineInstanceMigration";
+pub(super) const KIND: &str = "VirtualMachineInstanceMigration";
 
 /// A controller and a kubelet that end with the test.
 pub(super) struct Task(tokio::task::JoinHandle<()>);

@@ -12,9 +12,11 @@
 pub mod certificates;
 pub mod csi;
 mod definitions;
+pub mod guest;
 pub mod kubelet;
 pub mod machines;
 pub mod migrations;
+pub mod real;
 mod requests;
 pub mod server;
 
