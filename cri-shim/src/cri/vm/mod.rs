@@ -55,6 +55,7 @@ use super::pods::memory_limit;
 use super::state::{GuestSize, PodRecord};
 pub(crate) use annotations::AnnotationErrors;
 pub(crate) use image_names::ImageNames;
+pub(super) use migration::MOVED;
 pub(super) use network::card_form;
 pub(super) use ports::{Way, connect};
 pub(crate) use record::VmRecord;
