@@ -159,6 +159,7 @@ impl World {
             sources,
         };
         let (vm_sender, vm_queue) = mpsc::channel(QUEUE);
+        let claim_vm_sender = vm_sender.clone();
         let (vmi_sender, vmi_queue) = mpsc::channel(QUEUE);
         let (set_sender, set_queue) = mpsc::channel(QUEUE);
         let (volume_sender, volume_queue) = mpsc::channel(QUEUE);
@@ -184,7 +185,7 @@ impl World {
             let (vms, vmis) = (world.vms.clone(), world.vmis.clone());
             move |volume: DataVolume| {
                 let volumes = send(own.clone(), vec![ObjectRef::from_obj(&volume)]);
-                let of_vms = send(vm_sender.clone(), users(&vms, &volume));
+                let of_vms = send(vm_sender.clone(), users(&vms, &volume.metadata));
                 let of_vmis = send(vmi_sender.clone(), begun(&vmis, &volume));
                 async move {
                     volumes.await;
@@ -347,7 +348,9 @@ impl World {
         let of_claims = pump(claim_changes, {
             let (vmis, sender) = (world.vmis.clone(), vmi_sender.clone());
             let (restores, sources) = (world.restores.clone(), world.sources.clone());
+            let (vms, vm_sender) = (world.vms.clone(), claim_vm_sender);
             move |claim: PersistentVolumeClaim| {
+                let machines = send(vm_sender.clone(), users(&vms, &claim.metadata));
                 let names = send(source_sender.clone(), sources_of(&sources, &claim));
                 let with_it = restores_with(&restores, &claim);
                 let with_it = send(restore_sender.clone(), with_it);
@@ -362,6 +365,7 @@ impl World {
                     of_volumes.await;
                     with_it.await;
                     names.await;
+                    machines.await;
                 }
             }
         });

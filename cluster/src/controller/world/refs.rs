@@ -81,18 +81,15 @@ pub(super) fn waiting(
     .collect()
 }
 
-/// Returns the machines that use a DataVolume.
+/// Returns the machines that use a DataVolume, or a claim.
 pub(super) fn users(
-    vms: &Store<VirtualMachine>,
-    volume: &DataVolume,
+    store: &Store<VirtualMachine>,
+    of: &ObjectMeta,
 ) -> Vec<ObjectRef<VirtualMachine>> {
-    let name = volume.metadata.name.as_deref().unwrap_or_default();
-    vms.state_filter(|vm| {
-        vm.metadata.namespace == volume.metadata.namespace && crate::controller::vm::uses(vm, name)
-    })
-    .iter()
-    .map(|vm| ObjectRef::from_obj(&**vm))
-    .collect()
+    let name = of.name.as_deref().unwrap_or_default();
+    references(&store.state_filter(|vm| {
+        vm.metadata.namespace == of.namespace && crate::controller::vm::uses(vm, name)
+    }))
 }
 
 /// Returns the instances without a pod that may wait for a DataVolume.
