@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Context as _;
 use tracing::debug;
 
-use super::{disk, seed};
+use super::{disk, seed, volumes};
 use crate::cli::container::events::Events;
 use crate::cli::container::{Entry, NetworkArgs, NetworkMode, Record};
 use crate::cli::{advice, io_limits};
@@ -98,12 +98,20 @@ pub(super) async fn boot(
             false => seed::create(&entry.dir, record, &attached)?,
         },
     ];
+    let shared_dir = match record.volumes.is_empty() {
+        true => None,
+        false => {
+            volumes::prepare(entry)?;
+            Some(entry.shared())
+        }
+    };
     let config = LaunchConfig {
         hostname: record.hostname.clone(),
         vcpus: record.cpus,
         max_vcpus: record.cpus,
         memory: record.memory,
         nics: std::mem::take(&mut attached.nics),
+        shared_dir,
         events: Events::of_container(&entry.dir).open(),
         jail: match record.jailed {
             true => JailMode::Enforced,
@@ -121,6 +129,7 @@ pub(super) async fn boot(
     boot.vcpus = record.cpus;
     boot.memory = record.memory;
     boot.disks = disks;
+    boot.shares = volumes::mount(&client, &entry.shared(), record)?;
     boot.loader_limit = Some(BootMachine::LOADER_LIMIT);
     boot.log = Some(entry.open_log()?.into());
     boot.saved = match beginning {
