@@ -48,6 +48,7 @@ use tokio::time::timeout;
 use tracing::{debug, warn};
 
 pub use agent::{Agent, AgentContainer, AgentExit, GuestConfig, LinkError, Mux, Share, etc_hosts};
+pub use cgroup::try_device_group;
 pub use cgroup::{CGROUP_ROOT, end_group, end_group_of, lacks_room, parse_cpu_max};
 pub use cgroup::{
     CPU_OVERHEAD_MILLI, CgroupError, DEFAULT_CGROUP_PARENT, IoLimit, IoLimitError, MEMORY_OVERHEAD,

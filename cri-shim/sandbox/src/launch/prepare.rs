@@ -100,6 +100,7 @@ impl Prepared {
             required_layers: config.required_layers,
             // Known when the process exists.
             has_cgroup: false,
+            denies_devices: false,
             // Known when its files are.
             has_template: false,
         };

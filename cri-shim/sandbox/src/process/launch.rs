@@ -324,6 +324,10 @@ fn close_jail(
         missing_layers.push(JailLayer::ControlGroup.to_string());
         lacks.push(JailLayer::ControlGroup);
     }
+    if !launch.denies_devices {
+        missing_layers.push(JailLayer::DeviceGroup.to_string());
+        lacks.push(JailLayer::DeviceGroup);
+    }
     check_layers(&launch.required_layers, &lacks)?;
     Ok(missing_layers)
 }

@@ -174,6 +174,8 @@ pub enum JailLayer {
     Landlock,
     /// A control group of its own, with the limits of its machine.
     ControlGroup,
+    /// A control group that lets it open no other devices than a machine needs.
+    DeviceGroup,
 }
 
 impl JailLayer {
@@ -189,6 +191,10 @@ impl JailLayer {
                 "mount cgroup v2 at /sys/fs/cgroup, where podvisor may write; the log says why the \
                  process has none"
             }
+            Self::DeviceGroup => {
+                "it takes a control group of its own, a kernel with CONFIG_CGROUP_BPF, and root; \
+                 the log says what the kernel answered"
+            }
         }
     }
 }
@@ -199,6 +205,7 @@ impl fmt::Display for JailLayer {
             Self::UserNamespace => "user namespace",
             Self::Landlock => "Landlock",
             Self::ControlGroup => "control group",
+            Self::DeviceGroup => "device control group",
         })
     }
 }

@@ -457,6 +457,9 @@ pub(crate) struct LaunchHeader {
     /// Whether the process is in a control group of its own.
     #[serde(default)]
     pub(crate) has_cgroup: bool,
+    /// Whether that group lets it open no other devices than a machine needs.
+    #[serde(default)]
+    pub(crate) denies_devices: bool,
     /// Whether the files of a template come, too.
     pub(crate) has_template: bool,
 }
