@@ -12,7 +12,7 @@ use crate::machine::{KernelPanic, NicKind, UserRange};
 use crate::types::{
     AfterSave, ContainerInfo, ContainerStats, ContainerUser, GuestAgentAnswer, GuestAgentCall,
     GuestKind, HealthCheck, JailLayer, JailMode, MigrationInfo, ProcessExit, RestartPolicy,
-    SandboxExit, SendMachine, Started, SupplementalGroups, TerminalSize,
+    SandboxExit, SendMachine, ShareUsers, Started, SupplementalGroups, TerminalSize,
 };
 
 /// Version of the control protocol.
@@ -440,6 +440,8 @@ pub(crate) struct LaunchHeader {
     pub(crate) nics: Vec<NicHeader>,
     pub(crate) has_shared_dir: bool,
     pub(crate) users: Option<UserRange>,
+    #[serde(default)]
+    pub(crate) share_users: ShareUsers,
     pub(crate) has_console: bool,
     pub(crate) has_events: bool,
     pub(crate) sysctls: BTreeMap<String, String>,

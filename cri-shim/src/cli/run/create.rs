@@ -22,7 +22,7 @@ use crate::cli::terminal;
 use crate::machine::Transport;
 use crate::sandbox::{
     CreateContainer, DEFAULT_CGROUP_PARENT, GuestKind, IoLimit, JailMode, LaunchConfig, Launching,
-    SandboxClient, SupplementalGroups, container_spec, random_id,
+    SandboxClient, ShareUsers, SupplementalGroups, container_spec, random_id,
 };
 
 const SIGTERM: u8 = 15;
@@ -139,6 +139,8 @@ pub(in crate::cli) struct MachineOptions {
     image_slots: u8,
     /// Whether it shares the directory of its record.
     shares: bool,
+    /// Whose rights its process has there.
+    share_users: ShareUsers,
     /// Parameters of its kernel.
     sysctls: BTreeMap<String, String>,
 }
@@ -185,6 +187,7 @@ pub(in crate::cli) async fn begin_machine(
         nics,
         shared_dir: options.shares.then(|| entry.shared()),
         users: None,
+        share_users: options.share_users,
         transport: match options.transport {
             Some(Bus::Pci) => Transport::Pci,
             Some(Bus::Mmio) => Transport::Mmio,
@@ -254,6 +257,7 @@ pub(super) async fn launch(
                 console: args.console.clone(),
                 image_slots: IMAGE_SLOTS,
                 shares,
+                share_users: volumes::share_users(&record.volumes),
                 sysctls: args.sysctl.iter().cloned().collect(),
             };
             let begun = begin_machine(entry, guest, &args.network, options).await?;
