@@ -4,6 +4,7 @@
 //! The library checks KVM and the host; podvisor additionally needs its guest's files and a jail.
 
 use std::io;
+use std::path::Path;
 
 use clap::Args;
 use podvisor_vmm::check::{self, Item, Status};
@@ -71,7 +72,10 @@ pub(super) fn run(args: &CheckArgs) -> anyhow::Result<u8> {
         items.extend(retpolines(&assets));
         items.extend(landlock());
         match jail::can_change_identity() {
-            true => items.extend(device_group(try_device_group())),
+            true => {
+                items.extend(device_group(try_device_group()));
+                items.extend(mapped_users(jail::try_mapped_users(Path::new("/"))));
+            }
             false => items.push(user_namespaces(jail::try_user_namespaces())),
         }
     }
@@ -160,6 +164,26 @@ fn device_group(tried: io::Result<()>) -> Option<Row> {
         remedy: Some(
             "run a kernel with CONFIG_CGROUP_BPF; in a container, give it CAP_BPF and \
              CAP_NET_ADMIN, and a seccomp profile that allows bpf"
+                .to_owned(),
+        ),
+        required: false,
+    })
+}
+
+/// Returns what the jail of machines with volumes lacks where users cannot be mapped, by what came of
+/// a try with the root directory; `None` if they can.
+fn mapped_users(tried: io::Result<()>) -> Option<Row> {
+    let error = tried.err()?;
+    Some(Row {
+        name: "mapped users",
+        status: Status::Warning,
+        found: format!(
+            "refused on /: whoever breaks out of a guest with volumes is root on the host, with \
+             six capabilities: {error}"
+        ),
+        remedy: Some(
+            "run Linux 6.3 or later, with volumes on file systems that map users, such as ext4, \
+             xfs, btrfs and tmpfs"
                 .to_owned(),
         ),
         required: false,
@@ -336,7 +360,16 @@ mod tests {
                 .unwrap()
                 .contains("CONFIG_CGROUP_BPF")
         );
-        let view = View::of(vec![optional, warning, devices, user_namespaces(Ok(()))]);
+        assert!(mapped_users(Ok(())).is_none());
+        let mapped = mapped_users(Err(io::ErrorKind::InvalidInput.into())).unwrap();
+        assert!(mapped.remedy.as_ref().unwrap().contains("6.3"));
+        let view = View::of(vec![
+            optional,
+            warning,
+            devices,
+            mapped,
+            user_namespaces(Ok(())),
+        ]);
         assert_eq!(
             (view.guests_can_run, &*view.verdict),
             (true, "guests can run here")
