@@ -13,6 +13,7 @@ use rustix::fs::{FlockOperation, flock};
 use tracing::debug;
 
 use super::args::{Bus, RunArgs};
+use super::groups;
 use crate::cli::container::events::Events;
 use crate::cli::container::{Attached, Entry, NetworkArgs, NetworkMode, Record, volumes};
 use crate::cli::format::SHORT_ID;
@@ -59,7 +60,8 @@ pub(super) fn record(
     let config = image.config().config().as_ref();
     let container = container_spec(&id, &hostname, config, &options)?;
     let mut process = container.spec.process().clone().unwrap_or_default();
-    args.rights.apply_to_process(&mut process)?;
+    let groups = groups::numbers(&args.rights.group_add, image)?;
+    args.rights.apply_to_process(&mut process, groups)?;
     let stop_signal = args.stop_signal.map(Ok).or_else(|| {
         let named = config.and_then(|config| config.stop_signal().as_deref())?;
         Some(crate::signal::parse(named))
