@@ -86,3 +86,33 @@ fn manual(dir: &Path) -> anyhow::Result<()> {
     let command = Cli::command().disable_help_subcommand(true);
     clap_mangen::generate_to(command, dir).with_context(failed)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn the_installed_programs_understand_their_arguments() {
+        let installed = manifests::install(&manifests::Options::default());
+        let items = installed["items"].as_array().expect("a list");
+        let containers = items
+            .iter()
+            .filter_map(|item| item.pointer("/spec/template/spec/containers")?.as_array())
+            .flatten();
+        let mut programs = 0;
+        for container in containers {
+            let args = container["args"].as_array().expect("arguments").iter();
+            let args = args.map(|arg| arg.as_str().expect("arguments are strings"));
+            let words: Vec<_> = std::iter::once("podvisor-cluster").chain(args).collect();
+            let parsed = Cli::try_parse_from(&words);
+            assert!(parsed.is_ok(), "{words:?}: {parsed:?}");
+            programs += 1;
+        }
+        assert_eq!(programs, 3);
+    }
+}

@@ -377,6 +377,27 @@ async fn a_container_waits_for_its_machine_for_so_long_and_no_other() {
 }
 
 #[tokio::test]
+async fn who_waits_for_news_of_migrations_does_not_keep_a_sandbox_from_ending() {
+    let target = Side::waiting(LONG).await;
+    let seen = target.until(MigrationState::Waiting).await.version;
+    let watches = target.sandbox.clone();
+    let news = tokio::spawn(async move {
+        let cancelled = watches.migration_after(ID, seen).await.unwrap();
+        let more = watches.migration_after(ID, cancelled.version).await;
+        (cancelled.state, more.is_err())
+    });
+    let began = std::time::Instant::now();
+    target
+        .sandbox
+        .shutdown(Duration::from_secs(60))
+        .await
+        .unwrap();
+    let waited = began.elapsed();
+    assert!(waited < Duration::from_secs(10), "{waited:?}");
+    assert_eq!(news.await.unwrap(), (MigrationState::Cancelled, true));
+}
+
+#[tokio::test]
 async fn a_paused_machine_arrives_paused() {
     let mut source = Side::booted().await;
     source.counts('A').await;

@@ -53,7 +53,10 @@ mod tree;
 pub use archive::{ArchiveError, ArchiveFormat};
 pub use cancel::Cancel;
 pub use digest::{Digest, DigestError};
-pub use disk::{Checksum, ChecksumError, ConvertError, Disk, DiskError, DiskFormat, Qcow2Error};
+pub use disk::{
+    Checksum, ChecksumError, ConvertError, Disk, DiskError, DiskFormat, Qcow2Error, copy_disk,
+    disk_len, zero_disk,
+};
 pub use erofs::WriteError;
 pub use error::{Error, Result, parse_reference};
 pub use http::{

@@ -6,7 +6,6 @@
 //! earlier run that was killed. How far it is can be asked by HTTP (`progress`); why it failed is
 //! the container's termination message. It has no rights at the API server, and asks for none.
 
-mod copy;
 mod error;
 mod progress;
 mod source;

@@ -8,11 +8,10 @@ use std::str::FromStr as _;
 use http::Uri;
 use podvisor_images::{
     Checksum, Credentials, Limits, PullOptions, RegistryConfig, RegistryHost, RegistryProtocol,
-    Store, StoreOptions,
+    Store, StoreOptions, disk_len,
 };
 use tokio::sync::mpsc;
 
-use super::copy::device_size;
 use super::progress::Progress;
 use super::{ImportError, Options, blocking};
 
@@ -184,7 +183,7 @@ impl Source {
 /// Returns the path of a disk that fits.
 fn fits(path: PathBuf, room: u64) -> Result<PathBuf, ImportError> {
     let disk = File::open(&path).map_err(ImportError::io("open", &path))?;
-    let size = device_size(&disk).map_err(ImportError::io("measure", &path))?;
+    let size = disk_len(&disk).map_err(ImportError::io("measure", &path))?;
     if size > room {
         return Err(ImportError::Larger { size, room });
     }

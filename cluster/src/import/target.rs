@@ -2,13 +2,13 @@
 
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::io;
-use std::os::unix::fs::{FileExt as _, FileTypeExt as _, PermissionsExt as _};
+use std::os::unix::fs::{FileTypeExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
 use podvisor_cluster_types::datavolume;
+use podvisor_images::{copy_disk, disk_len, zero_disk};
 use rustix::fs::{FallocateFlags, fallocate};
 
-use super::copy::{Tell, copy_from, device_size, zero};
 use super::source::Source;
 use super::{ImportError, Options};
 
@@ -24,6 +24,9 @@ const HEAD: u64 = 1 << 20;
 
 /// Disks have whole sectors.
 const SECTOR: u64 = 512;
+
+/// Is told how many bytes of how many are done.
+pub(super) type Tell<'a> = &'a dyn Fn(u64, u64);
 
 /// Where a disk goes.
 #[derive(Debug)]
@@ -93,7 +96,7 @@ impl Target {
                     let error = io::Error::other("it is not a block device");
                     return Err(ImportError::io("write to", path)(error));
                 }
-                let size = device_size(&device).map_err(ImportError::io("measure", path))?;
+                let size = disk_len(&device).map_err(ImportError::io("measure", path))?;
                 (path, size)
             }
             Place::Directory(path) => {
@@ -133,7 +136,9 @@ impl Target {
                 } else {
                     let from = File::open(disk).map_err(ImportError::io("open", disk))?;
                     let (path, file) = create(&inside)?;
-                    copy_from(&from, &file, 0, tell).map_err(ImportError::io("write", &path))?;
+                    let copied = disk_len(&from)
+                        .and_then(|len| copy_disk(&from, &file, 0..len, 0, &|at| tell(at, len)));
+                    copied.map_err(ImportError::io("write", &path))?;
                     path
                 };
                 publish(directory, &path, size, preallocate)
@@ -141,16 +146,7 @@ impl Target {
             Place::Device(path) => {
                 let from = File::open(disk).map_err(ImportError::io("open", disk))?;
                 let device = open(path)?;
-                let failed = || ImportError::io("write", path);
-                zero(&device).map_err(failed())?;
-                copy_from(&from, &device, HEAD, tell).map_err(failed())?;
-                device.sync_all().map_err(failed())?;
-                let mut head = Vec::new();
-                let length = usize::try_from(HEAD).unwrap_or(usize::MAX);
-                head.resize(length, 0);
-                let got = read_up_to(&from, &mut head).map_err(ImportError::io("read", disk))?;
-                device.write_all_at(&head[..got], 0).map_err(failed())?;
-                device.sync_all().map_err(failed())
+                write_device(&from, &device, tell).map_err(ImportError::io("write", path))
             }
         }
     }
@@ -164,7 +160,9 @@ impl Target {
             }
             Place::Device(path) => {
                 let device = open(path)?;
-                let zeroed = zero(&device).and_then(|()| device.sync_all());
+                let zeroed = disk_len(&device)
+                    .and_then(|size| zero_disk(&device, 0..size))
+                    .and_then(|()| device.sync_all());
                 zeroed.map_err(ImportError::io("write", path))
             }
         }
@@ -210,19 +208,23 @@ fn publish(directory: &Path, path: &Path, size: u64, preallocate: bool) -> Resul
     synced.map_err(ImportError::io("sync", directory))
 }
 
-fn read_up_to(file: &File, buffer: &mut [u8]) -> io::Result<usize> {
-    let mut have = 0;
-    while have < buffer.len() {
-        match file.read_at(&mut buffer[have..], have as u64)? {
-            0 => break,
-            got => have += got,
-        }
-    }
-    Ok(have)
+/// Writes a disk, the beginning last, and zeros behind it.
+fn write_device(disk: &File, device: &File, tell: Tell<'_>) -> io::Result<()> {
+    let (len, size) = (disk_len(disk)?, disk_len(device)?);
+    let head = HEAD.min(len);
+    let tell = |at| tell(at, len);
+    zero_disk(device, 0..HEAD.min(size))?;
+    copy_disk(disk, device, head..len, head, &tell)?;
+    zero_disk(device, len..size.max(len))?;
+    device.sync_all()?;
+    copy_disk(disk, device, 0..head, 0, &|_| ())?;
+    device.sync_all()
 }
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::FileExt as _;
+
     use super::*;
 
     fn device(length: u64) -> (tempfile::TempDir, PathBuf, Target) {

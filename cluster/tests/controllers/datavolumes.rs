@@ -9,18 +9,18 @@ use podvisor_cluster::controller::datavolume::{self, DataVolume, VolumeState};
 use podvisor_cluster::controller::objects::{self, VirtualMachine};
 use serde_json::{Value, json};
 
+use super::scene::{Controller, LIMIT, Scene, machine};
 use super::support::kubelet;
-use super::{Controller, LIMIT, Scene, machine};
 
 /// The objects of DataVolumes in a namespace.
-struct Disks {
+pub(super) struct Disks {
     volumes: Api<DataVolume>,
     claims: Api<PersistentVolumeClaim>,
     pods: Api<Pod>,
 }
 
 impl Disks {
-    fn of(scene: &Scene) -> Self {
+    pub(super) fn of(scene: &Scene) -> Self {
         Self {
             volumes: Api::namespaced(scene.client.clone(), &scene.namespace),
             claims: Api::namespaced(scene.client.clone(), &scene.namespace),
@@ -39,7 +39,11 @@ impl Disks {
     }
 
     /// Waits until a DataVolume is as wanted.
-    async fn volume(&self, name: &str, wanted: impl Fn(&DataVolume) -> bool) -> DataVolume {
+    pub(super) async fn volume(
+        &self,
+        name: &str,
+        wanted: impl Fn(&DataVolume) -> bool,
+    ) -> DataVolume {
         let reached = |volume: Option<&DataVolume>| volume.is_some_and(&wanted);
         let wait = await_condition(self.volumes.clone(), name, reached);
         match tokio::time::timeout(LIMIT, wait).await {

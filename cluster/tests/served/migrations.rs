@@ -22,10 +22,10 @@ use support::kubelet::{self, Kubelet};
 use support::machines::StandIn;
 use support::migrations::Fault;
 
-const KIND: &str = "VirtualMachineInstanceMigration";
+pub(super) const KIND: &str = "VirtualMachineInstanceMigration";
 
 /// A controller and a kubelet that end with the test.
-struct Task(tokio::task::JoinHandle<()>);
+pub(super) struct Task(tokio::task::JoinHandle<()>);
 
 impl Drop for Task {
     fn drop(&mut self) {
@@ -33,7 +33,7 @@ impl Drop for Task {
     }
 }
 
-fn start_controller(namespace: &str) -> Task {
+pub(super) fn start_controller(namespace: &str) -> Task {
     let mut options = Options::default();
     options.namespace = Some(namespace.to_owned());
     options.lease_namespace = SYSTEM.to_owned();

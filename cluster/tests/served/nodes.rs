@@ -37,7 +37,7 @@ pub(super) async fn serve(name: &str) -> StandIn {
     machines
 }
 
-async fn make_node(admin: &Client, name: &str) {
+pub(super) async fn make_node(admin: &Client, name: &str) {
     let nodes: Api<Node> = Api::all(admin.clone());
     let node = serde_json::from_value(json!({ "metadata": { "name": name } })).unwrap();
     nodes.create(&PostParams::default(), &node).await.unwrap();

@@ -37,7 +37,7 @@ impl Kubelet {
             let mut steps = JoinSet::new();
             while let Ok(Some(pod)) = stream.try_next().await {
                 while steps.try_join_next().is_some() {}
-                let runs = pod_node(&pod).is_some()
+                let runs = node_of(&pod).is_some()
                     && started.insert(pod.metadata.uid.clone().unwrap_or_default());
                 steps.spawn(step(pods.clone(), pod, runs, Arc::clone(&nodes)));
             }
@@ -58,31 +58,32 @@ async fn step(pods: Api<Pod>, pod: Pod, runs: bool, nodes: Arc<[String]>) {
         finish(&pods, name).await;
     } else if runs {
         run(&pods, name).await;
-    } else if pod_node(&pod).is_none() {
-        let label = "kubevirt.io/created-by";
-        let of = pod
-            .metadata
-            .labels
-            .as_ref()
-            .and_then(|labels| labels.get(label));
-        let taken = match of {
-            Some(of) if nodes.len() > 1 => {
-                let list = ListParams::default().labels(&format!("{label}={of}"));
-                pods.list(&list)
-                    .await
-                    .map(|list| list.items)
-                    .unwrap_or_default()
-            }
-            _ => Vec::new(),
-        };
-        let is_free = |node: &&String| taken.iter().all(|pod| pod_node(pod) != Some(*node));
-        if let Some(node) = nodes.iter().find(is_free) {
-            bind(&pods, name, node).await;
-        }
+    } else if node_of(&pod).is_none() {
+        schedule(&pods, &pod, &nodes).await;
     }
 }
 
-fn pod_node(pod: &Pod) -> Option<&str> {
+/// Gives a pod the first node that has no other pod of its instance.
+pub async fn schedule(pods: &Api<Pod>, pod: &Pod, nodes: &[String]) {
+    let label = "kubevirt.io/created-by";
+    let labels = pod.metadata.labels.as_ref();
+    let of = labels.and_then(|labels| labels.get(label));
+    let taken = match of {
+        Some(of) => {
+            let list = ListParams::default().labels(&format!("{label}={of}"));
+            let list = pods.list(&list).await;
+            list.map(|list| list.items).unwrap_or_default()
+        }
+        None => Vec::new(),
+    };
+    let is_free = |node: &&String| taken.iter().all(|pod| node_of(pod) != Some(*node));
+    if let Some(node) = nodes.iter().find(is_free) {
+        bind(pods, pod.metadata.name.as_deref().unwrap_or_default(), node).await;
+    }
+}
+
+/// Returns a pod's node, if it has one.
+pub fn node_of(pod: &Pod) -> Option<&str> {
     pod.spec.as_ref()?.node_name.as_deref()
 }
 

@@ -10,10 +10,13 @@
 )]
 
 pub mod certificates;
+pub mod csi;
 mod definitions;
+pub mod guest;
 pub mod kubelet;
 pub mod machines;
 pub mod migrations;
+pub mod real;
 mod requests;
 pub mod server;
 

@@ -241,6 +241,32 @@ impl Server {
         self.client(&format!("system:node:{node}"), &["system:nodes"])
     }
 
+    /// Writes the kubeconfig of a node's kubelet; returns its path.
+    pub fn kubeconfig(&self, node: &str) -> PathBuf {
+        let user = format!("system:node:{node}");
+        let files = self
+            .authority
+            .client(&format!("kubelet-{node}"), &user, &["system:nodes"])
+            .expect("the certificate is issued");
+        let text = serde_json::json!({
+            "apiVersion": "v1",
+            "kind": "Config",
+            "clusters": [{ "name": "c", "cluster": {
+                "server": format!("https://127.0.0.1:{}", self.port),
+                "certificate-authority": self.authority.certificate(),
+            } }],
+            "users": [{ "name": "u", "user": {
+                "client-certificate": files.certificate,
+                "client-key": files.key,
+            } }],
+            "contexts": [{ "name": "x", "context": { "cluster": "c", "user": "u" } }],
+            "current-context": "x",
+        });
+        let path = self.directory.join(format!("kubelet-{node}.conf"));
+        fs::write(&path, text.to_string()).expect("the directory can be written");
+        path
+    }
+
     /// Connects a WebSocket as the user of [`Self::admin`]; an error is the answer's code.
     pub async fn websocket(&self, path: &str, protocol: &str) -> Result<WebSocket, u16> {
         let tls = self.authority.tls(&self.admin);
@@ -333,7 +359,7 @@ fn programs() -> Result<PathBuf> {
 }
 
 /// Returns a command that the kernel kills when the thread that starts it ends.
-fn tied(program: &Path) -> Command {
+pub(super) fn tied(program: &Path) -> Command {
     let mut command = Command::new("setpriv");
     command.args(["--pdeathsig", "KILL", "--"]).arg(program);
     command

@@ -3,7 +3,8 @@
 //! The input is a stream of bytes, front to back: raw or qcow2, as it is or compressed, detected by
 //! its first bytes. It is hashed, decompressed and converted as it arrives ([`convert()`]); blocks
 //! of zeros become holes. [`Source`] and [`Checksum`] come from the user: a URL, and the digest of
-//! the file as it is served. `fetch` transfers it. Nothing in a file makes this module open another
+//! the file as it is served. `fetch` transfers it, and `raw` copies a raw disk to another file or to a
+//! block device. Nothing in a file makes this module open another
 //! file.
 
 mod checksum;
@@ -12,6 +13,7 @@ mod error;
 mod fetch;
 mod job;
 mod qcow2;
+mod raw;
 mod source;
 mod sparse;
 mod stored;
@@ -24,5 +26,6 @@ pub(crate) use fetch::{FetchError, Fetched, Fetcher, Validators};
 pub use job::ConvertError;
 pub(crate) use job::Job;
 pub use qcow2::Qcow2Error;
+pub use raw::{copy_disk, disk_len, zero_disk};
 pub(crate) use source::Source;
 pub use stored::Disk;

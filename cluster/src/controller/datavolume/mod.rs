@@ -137,7 +137,7 @@ impl SourceFacts {
 }
 
 /// Returns whether a pod that has not ended may write to a claim.
-fn writes_to(pod: &Pod, claim: &str) -> bool {
+pub(super) fn writes_to(pod: &Pod, claim: &str) -> bool {
     let phase = pod
         .status
         .as_ref()

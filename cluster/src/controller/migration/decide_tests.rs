@@ -248,7 +248,9 @@ fn a_refusal_ends_it_unless_it_was_begun_before() {
 
 #[test]
 fn the_end_is_what_the_nodes_say() {
-    use NodeState::{Cancelled, Done, Failed, HandingOver, InDoubt, Receiving, Sending, Waiting};
+    use NodeState::{
+        Cancelled, Done, Failed, HandingOver, InDoubt, Receiving, Sending, Unknown, Waiting,
+    };
     let gone = || Seen::Unreachable("no route".into());
     let run = |run| vec![Action::Resolve { run }];
     let cancel = |side| vec![Action::Cancel(side)];
@@ -273,6 +275,9 @@ fn the_end_is_what_the_nodes_say() {
         (gone(), gone(), on, vec![]),
         (Seen::NoVm, says(Receiving), on, cancel(Side::Target)),
         (Seen::NoVm, Seen::NoVm, badly, vec![]),
+        // The target's process was killed.
+        (says(InDoubt), says(Unknown), on, vec![]),
+        (says(Sending), says(Unknown), on, vec![]),
     ] {
         let scene = Scene::moves(source.clone(), target.clone());
         let decision = scene.look();
@@ -301,11 +306,38 @@ fn a_target_that_stays_silent_is_taken_to_run_the_vm() {
     assert_eq!(over.actions, [Action::Resolve { run: false }]);
     assert_eq!(over.state.unwrap().pod(), "target");
     // One that answers will not know more later.
-    scene.at_target = Seen::NoVm;
-    scene.now = 69;
-    assert_eq!(scene.look().status.phase, MigrationPhase::Running);
-    scene.now = 70;
-    assert_eq!(scene.look().status.phase, MigrationPhase::Succeeded);
+    for knows_no_more in [Seen::NoVm, says(NodeState::Unknown)] {
+        scene.at_target = knows_no_more;
+        scene.now = 69;
+        assert_eq!(scene.look().status.phase, MigrationPhase::Running);
+        scene.now = 70;
+        assert_eq!(scene.look().status.phase, MigrationPhase::Succeeded);
+    }
+}
+
+#[test]
+fn a_source_that_was_killed_is_not_waited_for() {
+    use NodeState::{Cancelled, Done, Failed, Receiving, Unknown};
+    let (on, well, badly) = (
+        MigrationPhase::Running,
+        MigrationPhase::Succeeded,
+        MigrationPhase::Failed,
+    );
+    let cancel = vec![Action::Cancel(Side::Target)];
+    for (target, phase, actions) in [
+        (says(Receiving), on, cancel),
+        (says(Done), well, vec![]),
+        (says(Failed), badly, vec![]),
+        (says(Cancelled), badly, vec![]),
+        (says(Unknown), on, vec![]),
+    ] {
+        let mut scene = Scene::moves(says(Unknown), target);
+        let killed = json!({"terminated": {"exitCode": 255}});
+        scene.source = Some(pod("source", "s", killed));
+        let decision = scene.look();
+        assert_eq!(decision.status.phase, phase, "{:?}", scene.at_target);
+        assert_eq!(decision.actions, actions, "{:?}", scene.at_target);
+    }
 }
 
 #[test]

@@ -68,6 +68,7 @@ impl Default for ClusterSettings {
 
 /// What the subcommand takes from its command line about migrations.
 #[derive(Debug, Clone, clap::Args)]
+#[group(skip)]
 #[non_exhaustive]
 pub struct Options {
     /// Migrations at the same time

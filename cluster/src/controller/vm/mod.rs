@@ -330,7 +330,7 @@ async fn drop_revision(vm: &VirtualMachine, revisions: &Api<ControllerRevision>)
     }
 }
 
-fn owner_reference(vm: &VirtualMachine) -> OwnerReference {
+pub(super) fn owner_reference(vm: &VirtualMachine) -> OwnerReference {
     OwnerReference {
         api_version: vm.api_version.clone(),
         kind: vm.kind.clone(),

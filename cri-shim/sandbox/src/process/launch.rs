@@ -179,13 +179,21 @@ pub(super) async fn boot(
     let Some(guest) = guest else {
         // Its machine has other needs.
         drop(early);
-        let host = HostFiles::open();
+        let host = HostFiles::open(devices.share.is_some());
         let usage = Usage::open();
         let missing_layers = close_jail(&launch, &devices, KvmCalls::CreateVms)?;
+        let share = devices.share.as_ref();
+        let share = share.map(|share| share.as_fd().try_clone_to_owned());
+        let share = share.transpose().map_err(|source| SandboxError::File {
+            action: "keep open what is shared in",
+            path: launch.dir.clone(),
+            source,
+        })?;
         let system = OwnOs::new(Resources {
             host,
             nics: launch.nics.into_iter().zip(devices.nics).collect(),
             network: network.await?,
+            share,
             memory: launch.memory,
             usage,
             events,

@@ -192,6 +192,12 @@ pub(crate) enum Call {
         disks: usize,
         then: AfterSave,
     },
+    /// Makes a disk of a guest with an operating system of its own larger.
+    GrowDisk {
+        id: String,
+        serial: String,
+        bytes: u64,
+    },
     /// With a connected stream: a machine with an operating system of its own is sent over it.
     /// Answered when that has begun.
     SendMachine {
@@ -273,6 +279,7 @@ impl Call {
             Self::CopyFile { .. } => "copy a file of the guest",
             Self::Reboot { .. } => "reboot the guest",
             Self::SaveMachine { .. } => "save the machine",
+            Self::GrowDisk { .. } => "grow a disk of the machine",
             Self::SendMachine { .. } => "send the machine to another host",
             Self::ReceiveMachine { .. } => "receive the machine of another host",
             Self::CancelMigration { .. } => "cancel a migration",

@@ -10,7 +10,7 @@ use podvisor_node_api::AnswerStream;
 use podvisor_node_api::messages::{
     CancelMigrationRequest, Data, MigrationDirection, MigrationState, ReceiveMigrationInput,
     ReceiveMigrationMessage, ResolveMigrationRequest, SendMigrationInput, SendMigrationMessage,
-    SendMigrationOpen, VmMigration, VmName,
+    SendMigrationOpen, VmExit, VmMigration, VmName,
 };
 use tokio::net::UnixStream;
 use tokio::time::timeout;
@@ -21,6 +21,7 @@ use super::control::status;
 use super::pipe::{bytes_of, joined};
 use super::{first, not_open};
 use crate::cri::node::{Container, Node};
+use crate::cri::vm::MOVED;
 use crate::sandbox::{self, MigrationInfo, SandboxClient, SendMachine};
 
 /// How long a sandbox may take to say how far its machine has moved.
@@ -174,8 +175,26 @@ fn connection() -> Result<(UnixStream, OwnedFd), Status> {
     made.map_err(|error| Status::internal(format!("failed to make a stream: {error}")))
 }
 
-/// A migration as it is reported.
-pub(super) fn shown(info: &MigrationInfo) -> VmMigration {
+/// What is reported of a migration that was not over when its process ended: the last that was
+/// heard of it may not be the last that happened.
+const UNTOLD: &str = "the pod's process has ended without saying what became of it";
+
+/// A migration as it is reported; `exit` is how its machine ended, if it did.
+pub(super) fn shown(info: &MigrationInfo, exit: Option<&VmExit>) -> VmMigration {
+    let mut shown = as_told(info);
+    if let Some(exit) = exit.filter(|_| !info.state.is_final()) {
+        let has_left = info.direction == sandbox::MigrationDirection::Out;
+        if has_left && exit.reason == MOVED {
+            shown.state = MigrationState::Done.into();
+        } else {
+            shown.state = MigrationState::Unknown.into();
+            UNTOLD.clone_into(&mut shown.reason);
+        }
+    }
+    shown
+}
+
+fn as_told(info: &MigrationInfo) -> VmMigration {
     let direction = match info.direction {
         sandbox::MigrationDirection::Out => MigrationDirection::Out,
         sandbox::MigrationDirection::In => MigrationDirection::In,
@@ -213,6 +232,47 @@ fn state(state: sandbox::MigrationState) -> MigrationState {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_process_that_was_killed_does_not_say_what_became_of_its_migration() {
+        let info = |direction, state| MigrationInfo {
+            version: 1,
+            migration: "m".to_owned(),
+            direction,
+            state,
+            reason: String::new(),
+            bytes_total: 0,
+            bytes_left: 0,
+            round: 0,
+            downtime_ns: 0,
+            started_at_ns: 1,
+            ended_at_ns: 0,
+        };
+        let exit = |reason: &str| VmExit {
+            reason: reason.to_owned(),
+            ..VmExit::default()
+        };
+        let (out, into) = (
+            sandbox::MigrationDirection::Out,
+            sandbox::MigrationDirection::In,
+        );
+        let sending = info(out, sandbox::MigrationState::Sending);
+        assert_eq!(shown(&sending, None).state(), MigrationState::Sending);
+        let killed = shown(&sending, Some(&exit("SandboxGone")));
+        assert_eq!(killed.state(), MigrationState::Unknown);
+        assert!(!killed.reason.is_empty());
+        // Its exit was heard of first.
+        assert_eq!(
+            shown(&sending, Some(&exit(MOVED))).state(),
+            MigrationState::Done
+        );
+        let here = info(into, sandbox::MigrationState::HandingOver);
+        let killed = shown(&here, Some(&exit("SandboxGone")));
+        assert_eq!(killed.state(), MigrationState::Unknown);
+        let done = info(into, sandbox::MigrationState::Done);
+        let ended = shown(&done, Some(&exit("Completed")));
+        assert_eq!(ended.state(), MigrationState::Done);
+    }
 
     #[test]
     fn what_a_client_leaves_out_is_the_nodes_own() {

@@ -148,6 +148,9 @@ impl Node {
             }
             None => without_container(&record),
         };
+        let migration = migration
+            .as_ref()
+            .map(|info| Box::new(shown(info, exit.as_ref())));
         Vm {
             vm: Some(name.clone()),
             pod_name: metadata.name,
@@ -160,7 +163,7 @@ impl Node {
                 _ => Vec::new(),
             },
             exit,
-            migration: migration.as_ref().map(|info| Box::new(shown(info))),
+            migration,
             sandbox_id: record.id,
         }
     }

@@ -140,6 +140,7 @@ impl Node {
         };
         let hostname = resolver::hostname(config)?;
         let users = spec::users_of(config)?;
+        let has_shares = !is_vm || vm::may_share(&config.annotations)?;
         let share_users = in_place(|| self.share_users(&identity.uid));
         let machine = |nics| LaunchConfig {
             id: pod.id.clone(),
@@ -157,7 +158,7 @@ impl Node {
             growth: size.growth,
             image_slots: guest.sizes.image_slots,
             nics,
-            shared_dir: (!is_vm).then(|| shared.clone()),
+            shared_dir: has_shares.then(|| shared.clone()),
             users,
             share_users,
             console: self.config.console(&pod.id).filter(|_| !is_vm),

@@ -112,15 +112,15 @@ impl Node {
             .contains(&JailLayer::MappedUsers)
     }
 
-    /// Ends the machine of a pod that has a volume without mapped users, if a pod may have one: its
-    /// kubelet makes it anew.
+    /// Ends the machine of a pod if what failed is a volume without mapped users, and pods may have
+    /// one: its kubelet makes it anew.
     pub(in crate::cri) fn end_for_host_users(
         &self,
         pod: &Pod,
         client: &SandboxClient,
         error: &CriError,
     ) {
-        if self.requires_mapped_users() {
+        if !matches!(error, CriError::HostUsers { .. }) || self.requires_mapped_users() {
             return;
         }
         let metadata = pod.with_record(|record| record.config.metadata.clone());

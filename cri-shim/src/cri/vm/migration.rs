@@ -12,6 +12,9 @@ use crate::cri::state::ContainerPhase;
 /// The annotation with the unique id of the migration by which a pod's machine comes.
 const ANNOTATION: &str = "podvisor.io/migration";
 
+/// The reason of the exit of a container whose machine went on at another node.
+pub(in crate::cri) const MOVED: &str = "Moved";
+
 /// Returns the migration by which the machine of a pod with these annotations comes, if it does.
 ///
 /// # Errors

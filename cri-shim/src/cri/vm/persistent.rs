@@ -8,9 +8,8 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt as _;
 
+use podvisor_images::{copy_disk, disk_len};
 use podvisor_sandbox::machine::{BlockDeviceError, IoEngine, open_disk_for_writing};
-use rustix::fs::{FallocateFlags, SeekFrom, fallocate, seek};
-use rustix::io::Errno;
 
 /// Sectors of the volume that are not the guest's.
 pub(super) const HEADER_SECTORS: u32 = 1;
@@ -23,12 +22,6 @@ const MAGIC: [u8; 8] = 0x263d_be52_ba57_6702_u64.to_be_bytes();
 
 /// The version of the header.
 const VERSION: u16 = 1;
-
-/// Bytes that are copied at once.
-const PIECE: usize = 1 << 20;
-
-/// A unit that every block device can zero by itself.
-const BLOCK: u64 = 4096;
 
 /// The id of an image: its SHA-256.
 pub(super) type ImageDigest = [u8; 32];
@@ -75,8 +68,8 @@ pub(super) fn prepare(
         .try_clone()
         .map_err(PersistentError::io("open the volume once more"))?;
     let _locked = open_disk_for_writing(locked, IoEngine::Sync)?;
-    let has = length(volume).map_err(PersistentError::io("find the volume's size"))?;
-    let len = length(image).map_err(PersistentError::io("find the image's size"))?;
+    let has = disk_len(volume).map_err(PersistentError::io("find the volume's size"))?;
+    let len = disk_len(image).map_err(PersistentError::io("find the image's size"))?;
     let needed = len
         .max(size.unwrap_or(0))
         .saturating_add(u64::from(HEADER_SECTORS) * SECTOR);
@@ -98,7 +91,9 @@ pub(super) fn prepare(
     // Another image's header must not survive its image.
     write_header(volume, &[0; SECTOR as usize])
         .map_err(PersistentError::io("clear the volume's header"))?;
-    copy(image, volume, len).map_err(PersistentError::io("copy the image to the volume"))?;
+    let start = u64::from(HEADER_SECTORS) * SECTOR;
+    copy_disk(image, volume, 0..len, start, &|_| ())
+        .map_err(PersistentError::io("copy the image to the volume"))?;
     volume
         .sync_data()
         .map_err(PersistentError::io("make the copy durable"))?;
@@ -124,74 +119,6 @@ fn made(digest: &ImageDigest) -> [u8; SECTOR as usize] {
 fn write_header(volume: &File, header: &[u8; SECTOR as usize]) -> io::Result<()> {
     volume.write_all_at(header, 0)?;
     volume.sync_data()
-}
-
-/// The bytes of a file, or of a block device, for which `stat(2)` reports none.
-fn length(file: &File) -> io::Result<u64> {
-    Ok(seek(file, SeekFrom::End(0))?)
-}
-
-/// Copies the image to the sectors after the header. Where it has holes the volume reads as zeroes
-/// afterwards, whatever was there.
-fn copy(image: &File, volume: &File, len: u64) -> io::Result<()> {
-    let start = u64::from(HEADER_SECTORS) * SECTOR;
-    let mut piece = vec![0; PIECE];
-    let mut at = 0;
-    while at < len {
-        let data = next_data(image, at)?.unwrap_or(len).clamp(at, len);
-        zero(volume, start + at, data - at, &mut piece)?;
-        let end = match data < len {
-            true => seek(image, SeekFrom::Hole(data))?.clamp(data, len),
-            false => len,
-        };
-        let mut from = data;
-        while from < end {
-            let count = (end - from).min(PIECE as u64) as usize;
-            let bytes = &mut piece[..count];
-            image.read_exact_at(bytes, from)?;
-            volume.write_all_at(bytes, start + from)?;
-            from += count as u64;
-        }
-        at = end;
-    }
-    Ok(())
-}
-
-/// Returns where the next data of a file are.
-fn next_data(file: &File, at: u64) -> io::Result<Option<u64>> {
-    match seek(file, SeekFrom::Data(at)) {
-        Ok(data) => Ok(Some(data)),
-        Err(Errno::NXIO) => Ok(None),
-        Err(error) => Err(error.into()),
-    }
-}
-
-/// Makes a range read as zeroes: the whole blocks by the device itself, if it can.
-fn zero(volume: &File, at: u64, len: u64, piece: &mut [u8]) -> io::Result<()> {
-    let end = at + len;
-    let inner = at.next_multiple_of(BLOCK)..end - end % BLOCK;
-    if !inner.is_empty() {
-        for mode in [FallocateFlags::PUNCH_HOLE, FallocateFlags::ZERO_RANGE] {
-            let mode = mode | FallocateFlags::KEEP_SIZE;
-            if fallocate(volume, mode, inner.start, inner.end - inner.start).is_ok() {
-                write_zeroes(volume, at, inner.start, piece)?;
-                return write_zeroes(volume, inner.end, end, piece);
-            }
-        }
-    }
-    write_zeroes(volume, at, end, piece)
-}
-
-fn write_zeroes(volume: &File, mut at: u64, end: u64, piece: &mut [u8]) -> io::Result<()> {
-    let most = usize::try_from(end.saturating_sub(at)).unwrap_or(piece.len());
-    let count = most.min(piece.len());
-    piece[..count].fill(0);
-    while at < end {
-        let count = (end - at).min(piece.len() as u64) as usize;
-        volume.write_all_at(&piece[..count], at)?;
-        at += count as u64;
-    }
-    Ok(())
 }
 
 #[cfg(test)]

@@ -7,7 +7,9 @@ use std::time::Duration;
 use podvisor_host::signal::SIGKILL;
 
 use super::super::super::error::{RefusalKind, SandboxError};
-use super::super::super::types::{BootMachine, ContainerStats, ProcessExit, SaveMachine};
+use super::super::super::types::{
+    BootMachine, ContainerStats, MigrationInfo, ProcessExit, SaveMachine,
+};
 use super::super::super::wire::{Answer, Call};
 use super::super::containers::blocking;
 use super::super::entries::not_found;
@@ -106,6 +108,10 @@ pub(in super::super) async fn answer(
             };
             system.save(&vm, save).await?;
         }
+        Call::GrowDisk { id, serial, bytes } => {
+            let vm = system.vm_that_runs(&id)?;
+            system.grow_disk(&vm, serial, bytes).await?;
+        }
         Call::Reboot { id, is_reset } => {
             let vm = system.vm_that_runs(&id)?;
             vm.migrations.must_be_over()?;
@@ -139,7 +145,7 @@ pub(in super::super) async fn answer(
         Call::Migration { id, seen } => {
             let vm = system.vm(&id)?;
             let info = match seen {
-                Some(seen) => Some(vm.migrations.after(seen).await),
+                Some(seen) => Some(system.migration_after(&vm, seen).await?),
                 None => vm.migrations.latest().map(|latest| latest.info()),
             };
             return Ok(Answer::Migration(info.map(Box::new)));
@@ -155,6 +161,20 @@ pub(in super::super) async fn answer(
 }
 
 impl OwnOs {
+    /// Waits for news of a machine's migrations, of which there are none after the sandbox's end:
+    /// who waits must not keep its process from ending.
+    async fn migration_after(&self, vm: &Vm, seen: u64) -> Result<MigrationInfo, SandboxError> {
+        let mut ended = self.ended.subscribe();
+        tokio::select! {
+            biased;
+            info = vm.migrations.after(seen) => Ok(info),
+            _ = ended.wait_for(Option::is_some) => Err(SandboxError::refused(
+                RefusalKind::WrongState,
+                "there is no more news of migrations: the sandbox has ended",
+            )),
+        }
+    }
+
     async fn wait(&self, id: &str) -> Result<ProcessExit, SandboxError> {
         let mut exit = self.entries.get(id)?.exit(None)?;
         let known = exit.wait_for(Option::is_some).await;

@@ -1,0 +1,67 @@
+//! A guest of a few instructions, which KVM runs even where it runs no Linux.
+//!
+//! It writes 16 MiB of its memory, then counts without end: each count goes to one of 256 pages in
+//! turn. Asked on its serial port, it looks whether all of that is as it has written it, and answers
+//! with the next letter of the alphabet, or with `!`.
+
+use std::fs;
+use std::path::Path;
+
+/// The image's name, and where the kernel is in it.
+pub const IMAGE: &str = "counter";
+pub const KERNEL: &str = "/kernel";
+
+/// What asks the guest for its next letter.
+pub const ASK: &[u8] = b"x";
+
+const CODE: &[u8] = &[
+    0xbf, 0x00, 0x00, 0x00, 0x02, // mov edi, 32 MiB
+    0x48, 0x89, 0x3f, // fill: each page has its address
+    0x48, 0x81, 0xc7, 0x00, 0x10, 0x00, 0x00, // the next page
+    0x48, 0x81, 0xff, 0x00, 0x00, 0x00, 0x03, // until 48 MiB
+    0x72, 0xed, // jb fill
+    0x45, 0x31, 0xc0, 0xb3, 0x40, // the count is 0, the letter before A
+    0x49, 0xff, 0xc0, // work: count
+    0x41, 0x0f, 0xb6, 0xc0, 0xc1, 0xe0, 0x0c, // to the page of its lowest byte
+    0x4c, 0x89, 0x80, 0x08, 0x00, 0x00, 0x02, // behind the address there
+    0x49, 0x81, 0xf8, 0x00, 0x01, 0x00, 0x00, 0x72, 0xe6, // until each page has one
+    0x66, 0xba, 0xfd, 0x03, 0xec, 0xa8, 0x01, 0x74, 0xdd, // until there is a byte
+    0x66, 0xba, 0xf8, 0x03, 0xec, // read it
+    0x3c, b'p', 0x74, 0x59, // off
+    0x3c, b'x', 0x75, 0xd0, // nothing else is a question
+    0xb9, 0x00, 0x01, 0x00, 0x00, 0x4d, 0x89, 0xc1, // the last 256 counts
+    0x41, 0x0f, 0xb6, 0xc1, 0xc1, 0xe0, 0x0c, // check: where one is
+    0x4c, 0x39, 0x88, 0x08, 0x00, 0x00, 0x02, 0x75, 0x2e, // not there: wrong
+    0x49, 0xff, 0xc9, 0xff, 0xc9, 0x75, 0xe9, // the one before
+    0xbf, 0x00, 0x00, 0x00, 0x02, // all pages
+    0x48, 0x39, 0x3f, 0x75, 0x1d, // not its address: wrong
+    0x48, 0x81, 0xc7, 0x00, 0x10, 0x00, 0x00, // the next page
+    0x48, 0x81, 0xff, 0x00, 0x00, 0x00, 0x03, 0x72, 0xeb, // until 48 MiB
+    0xfe, 0xc3, 0x80, 0xfb, b'Z', 0x76, 0x02, 0xb3, b'A', // the next letter
+    0x88, 0xd8, 0xeb, 0x02, // say it
+    0xb0, b'!', // wrong
+    0x66, 0xba, 0xf8, 0x03, 0xee, 0xb0, b'\n', 0xee, 0xe9, 0x7b, 0xff, 0xff,
+    0xff, // print, go on
+    0x66, 0xba, 0x00, 0x06, 0xb0, 0x34, 0xee, 0xeb, 0xfe, // off
+];
+
+/// Where the code is in the file, and in the guest's memory.
+const OFFSET: usize = 0x200;
+const BASE: u64 = 0x0100_0000;
+
+/// Writes the image's tree: an ELF file with one segment.
+pub fn write(tree: &Path) {
+    let mut bytes = vec![0; 4096];
+    bytes[..8].copy_from_slice(&[0x7f, b'E', b'L', b'F', 2, 1, 1, 0]);
+    bytes[16..21].copy_from_slice(&[2, 0, 62, 0, 1]); // an executable of x86-64
+    bytes[24..32].copy_from_slice(&(BASE + OFFSET as u64).to_le_bytes());
+    bytes[32] = 64; // the program header follows
+    bytes[52..58].copy_from_slice(&[64, 0, 56, 0, 1, 0]);
+    bytes[64..72].copy_from_slice(&[1, 0, 0, 0, 5, 0, 0, 0]); // to be loaded, r-x
+    for (at, value) in [(80, BASE), (88, BASE), (96, 4096), (104, 4096)] {
+        bytes[at..at + 8].copy_from_slice(&value.to_le_bytes());
+    }
+    bytes[OFFSET..OFFSET + CODE.len()].copy_from_slice(CODE);
+    fs::create_dir_all(tree).expect("the directory is ours");
+    fs::write(tree.join(&KERNEL[1..]), bytes).expect("the directory is ours");
+}
