@@ -155,7 +155,7 @@ mod tests {
     #[test]
     fn no_user_of_a_guest_is_one_of_the_hosts_own() {
         // Users of jails are below, and -1 is none.
-        assert!(super::super::UID_BASE + (1 << 22) < COMMON);
+        const { assert!(super::super::UID_BASE + (1 << 22) < COMMON) };
         assert!(
             COMMON
                 .checked_add(END)
