@@ -36,7 +36,7 @@ pub use create::{
 pub use exit::SandboxExit;
 pub use guest_agent::{GuestAgentAnswer, GuestAgentCall, Password};
 pub use health::{Health, HealthCheck, HealthResult, HealthStatus};
-pub use launch::{GuestKind, JailLayer, JailMode, LaunchConfig};
+pub use launch::{GuestKind, JailLayer, JailMode, LaunchConfig, ShareUsers};
 pub use migration::{
     IncomingMachine, MigrationDirection, MigrationInfo, MigrationState, SendMachine,
 };
