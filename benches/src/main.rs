@@ -17,6 +17,7 @@ mod pull;
 mod qemu;
 mod restore;
 mod start;
+mod vm;
 
 use clap::{Parser, Subcommand};
 
@@ -48,6 +49,8 @@ enum Subject {
     Restore(restore::Args),
     /// From a command to the end of its container's program
     Start(start::Args),
+    /// From starting the program to the answer of a whole system's shell
+    Vm(vm::Args),
 }
 
 fn main() -> anyhow::Result<()> {
@@ -61,5 +64,6 @@ fn main() -> anyhow::Result<()> {
         Subject::Pull(args) => pull::command(&args),
         Subject::Restore(args) => restore::command(&args),
         Subject::Start(args) => start::command(&args),
+        Subject::Vm(args) => vm::command(&args),
     }
 }

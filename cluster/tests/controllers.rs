@@ -1,168 +1,33 @@
 //! The controllers against a real API server; the tests play the kubelet.
 
+#[path = "controllers/csi.rs"]
+mod csi;
 #[path = "controllers/datavolumes.rs"]
 mod datavolumes;
+#[path = "controllers/restores.rs"]
+mod restores;
+#[path = "controllers/scene.rs"]
+mod scene;
+#[path = "controllers/snapshots.rs"]
+mod snapshots;
+#[path = "controllers/sources.rs"]
+mod sources;
 mod support;
-
-use std::time::Duration;
 
 use k8s_openapi::api::apps::v1::ControllerRevision;
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{LimitRange, Namespace, PersistentVolumeClaim, Pod};
+use kube::Api;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use kube::runtime::wait::await_condition;
-use kube::{Api, Client};
 use podvisor_cluster::controller::objects::{
     Phase, StateChangeRequest, VirtualMachine, VirtualMachineInstance,
     VirtualMachineInstanceReplicaSet, condition,
 };
 use podvisor_cluster::controller::{self, Options};
+use scene::{Controller, LIMIT, Scene, machine};
 use serde_json::{Value, json};
-use support::kubelet::{self, Kubelet};
-
-/// How long a state may take to be reached on a busy machine.
-const LIMIT: Duration = Duration::from_secs(120);
-
-/// A running controller; dropped, it is as if it were killed.
-struct Controller(tokio::task::JoinHandle<()>);
-
-impl Controller {
-    fn start(namespace: &str, user: &str) -> Self {
-        Self::named(namespace, user, user)
-    }
-
-    fn named(namespace: &str, user: &str, identity: &str) -> Self {
-        let client = support::server().client(user, &["system:masters"]);
-        let mut options = Options::default();
-        options.namespace = Some(namespace.to_owned());
-        options.lease_namespace = namespace.to_owned();
-        options.lease_seconds = 3;
-        options.identity = Some(identity.to_owned());
-        Self(tokio::spawn(async move {
-            controller::run_until(client, &options, std::future::pending()).await;
-        }))
-    }
-}
-
-impl Drop for Controller {
-    fn drop(&mut self) {
-        self.0.abort();
-    }
-}
-
-/// A namespace with its objects.
-struct Scene {
-    client: Client,
-    namespace: String,
-    vms: Api<VirtualMachine>,
-    vmis: Api<VirtualMachineInstance>,
-    pods: Api<Pod>,
-}
-
-impl Scene {
-    async fn new() -> Self {
-        let client = support::server().admin();
-        let namespace = support::namespace(&client).await;
-        Self {
-            vms: Api::namespaced(client.clone(), &namespace),
-            vmis: Api::namespaced(client.clone(), &namespace),
-            pods: Api::namespaced(client.clone(), &namespace),
-            client,
-            namespace,
-        }
-    }
-
-    fn play_kubelet(&self) -> Kubelet {
-        Kubelet::play(self.client.clone(), &self.namespace)
-    }
-
-    async fn create(&self, name: &str, strategy: &str) {
-        self.vms
-            .create(&PostParams::default(), &machine(name, strategy))
-            .await
-            .unwrap();
-    }
-
-    async fn patch(&self, name: &str, patch: Value) {
-        self.vms
-            .patch(name, &PatchParams::default(), &Patch::Merge(patch))
-            .await
-            .unwrap();
-    }
-
-    /// Waits until a virtual machine is called `word`.
-    async fn becomes(&self, name: &str, word: &str) -> VirtualMachine {
-        let reached =
-            |vm: Option<&VirtualMachine>| vm.is_some_and(|vm| vm.status.printable_status == word);
-        let wait = await_condition(self.vms.clone(), name, reached);
-        match tokio::time::timeout(LIMIT, wait).await {
-            Ok(vm) => vm.unwrap().unwrap(),
-            Err(_) => panic!(
-                "{name} is not {word}: {:#?}",
-                self.vms.get_opt(name).await.unwrap().map(|vm| vm.status)
-            ),
-        }
-    }
-
-    /// Waits until an instance is as wanted.
-    async fn instance(
-        &self,
-        name: &str,
-        wanted: impl Fn(Option<&VirtualMachineInstance>) -> bool,
-    ) -> Option<VirtualMachineInstance> {
-        let wait = await_condition(self.vmis.clone(), name, wanted);
-        tokio::time::timeout(LIMIT, wait)
-            .await
-            .expect("the instance does not get there")
-            .unwrap()
-    }
-
-    /// Waits until a virtual machine is gone.
-    async fn gone(&self, name: &str) {
-        let wait = await_condition(self.vms.clone(), name, |vm: Option<&VirtualMachine>| {
-            vm.is_none()
-        });
-        tokio::time::timeout(LIMIT, wait)
-            .await
-            .expect("the virtual machine stays")
-            .unwrap();
-    }
-
-    async fn only_pod(&self) -> Pod {
-        let pods = self.pods.list(&ListParams::default()).await.unwrap();
-        let [pod] = &pods.items[..] else {
-            panic!("{} pods", pods.items.len());
-        };
-        pod.clone()
-    }
-}
-
-fn machine(name: &str, strategy: &str) -> VirtualMachine {
-    serde_json::from_value(json!({
-        "apiVersion": "kubevirt.io/v1",
-        "kind": "VirtualMachine",
-        "metadata": {"name": name},
-        "spec": {
-            "runStrategy": strategy,
-            "template": {
-                "metadata": {"labels": {"app": name}},
-                "spec": {
-                    "domain": {
-                        "memory": {"guest": "128Mi"},
-                        "devices": {"disks": [
-                            {"name": "root", "disk": {}}, {"name": "seed", "disk": {}},
-                        ]},
-                    },
-                    "volumes": [
-                        {"name": "root", "containerDisk": {"image": "registry/debian:12"}},
-                        {"name": "seed", "cloudInitNoCloud": {"userData": "#cloud-config\n"}},
-                    ],
-                },
-            },
-        },
-    }))
-    .unwrap()
-}
+use support::kubelet;
 
 #[tokio::test]
 async fn a_virtual_machine_starts_is_halted_and_goes() {

@@ -11,9 +11,11 @@ mod migrations;
 mod nodes;
 #[path = "served/security.rs"]
 mod security;
+#[path = "served/setup.rs"]
+mod setup;
+#[path = "served/snapshots.rs"]
+mod snapshots;
 mod support;
-
-use std::sync::OnceLock;
 
 use k8s_openapi::api::core::v1::Pod;
 use kube::{
@@ -21,199 +23,9 @@ use kube::{
     api::{DynamicObject, Patch, PatchParams, PostParams},
     core::{ApiResource, GroupVersionKind, TypeMeta},
 };
-use podvisor_cluster::{
-    admission::{self, Policy},
-    api, controller, manifests,
-};
+use podvisor_cluster::{api, controller, manifests};
 use serde_json::{Value, json};
-use tokio::net::TcpListener;
-
-/// Namespace of the components.
-const SYSTEM: &str = "podvisor";
-
-/// Applies an object as `kubectl apply --server-side` does.
-async fn apply(client: &Client, item: &Value, dry_run: bool) {
-    let object: DynamicObject = serde_json::from_value(item.clone()).unwrap();
-    let types: &TypeMeta = object.types.as_ref().unwrap();
-    let gvk = GroupVersionKind::try_from(types).unwrap();
-    let resource = ApiResource::from_gvk(&gvk);
-    let api: Api<DynamicObject> = match &object.metadata.namespace {
-        Some(namespace) => Api::namespaced_with(client.clone(), namespace, &resource),
-        None => Api::all_with(client.clone(), &resource),
-    };
-    let mut params = PatchParams::apply("test").validation_strict();
-    params.dry_run = dry_run;
-    let name = object.metadata.name.clone().unwrap();
-    api.patch(&name, &params, &Patch::Apply(item))
-        .await
-        .unwrap_or_else(|error| panic!("{} {name} is taken: {error}", gvk.kind));
-}
-
-fn install() -> Vec<Value> {
-    let list = manifests::install(&manifests::Options::default());
-    list["items"].as_array().unwrap().clone()
-}
-
-/// Sends the webhooks of a configuration to this process.
-fn sent_here(mut configuration: Value, port: u16) -> Value {
-    for webhook in configuration["webhooks"].as_array_mut().unwrap() {
-        let path = webhook["clientConfig"]["service"]["path"]
-            .as_str()
-            .unwrap()
-            .to_owned();
-        webhook["clientConfig"] = json!({ "url": format!("https://127.0.0.1:{port}{path}") });
-    }
-    configuration
-}
-
-/// Starts both servers, once, on a runtime that outlives the test that came first.
-fn served() -> &'static support::Server {
-    static SERVED: OnceLock<()> = OnceLock::new();
-    let server = support::server();
-    SERVED.get_or_init(|| {
-        let (sender, receiver) = std::sync::mpsc::channel();
-        std::thread::spawn(move || {
-            let runtime = tokio::runtime::Runtime::new().unwrap();
-            runtime.block_on(async {
-                start(server).await;
-                sender.send(()).unwrap();
-                std::future::pending::<()>().await;
-            });
-        });
-        receiver.recv().expect("the servers start");
-    });
-    server
-}
-
-async fn start(server: &'static support::Server) {
-    let admin = server.admin();
-    let kinds = [
-        "Namespace",
-        "ConfigMap",
-        "ServiceAccount",
-        "ClusterRole",
-        "ClusterRoleBinding",
-        "Role",
-        "RoleBinding",
-        "ValidatingAdmissionPolicy",
-        "ValidatingAdmissionPolicyBinding",
-    ];
-    for item in install()
-        .iter()
-        .filter(|item| kinds.iter().any(|kind| item["kind"] == *kind))
-    {
-        apply(&admin, item, false).await;
-    }
-
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let port = listener.local_addr().unwrap().port();
-    for configuration in manifests::webhooks(SYSTEM) {
-        apply(&admin, &sent_here(configuration, port), false).await;
-    }
-    let client = server.service_account(SYSTEM, "podvisor-admission");
-    let policy = Policy::new(Default::default(), SYSTEM);
-    tokio::spawn(async move {
-        let stop = std::future::pending();
-        admission::serve(client, listener, policy, stop)
-            .await
-            .unwrap();
-    });
-
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let port = listener.local_addr().unwrap().port();
-    let service = json!({
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": { "name": api::NAME, "namespace": SYSTEM },
-        "spec": { "type": "ExternalName", "externalName": "localhost" },
-    });
-    apply(&admin, &service, false).await;
-    for mut item in manifests::api_services(SYSTEM) {
-        item["spec"]["service"]["port"] = json!(port);
-        apply(&admin, &item, false).await;
-    }
-    let client = server.service_account(SYSTEM, "podvisor-api");
-    tokio::spawn(async move {
-        api::serve(client, listener, SYSTEM, std::future::pending())
-            .await
-            .unwrap();
-    });
-    wait_until_served(&admin).await;
-}
-
-/// Until the API server has learnt of both: it says so by its answers alone.
-async fn wait_until_served(admin: &Client) {
-    let probe = vmi("probe", json!({}));
-    let params = PostParams {
-        dry_run: true,
-        ..Default::default()
-    };
-    let vmis = api_of(admin, "default", "VirtualMachineInstance");
-    let limit = std::time::Instant::now() + std::time::Duration::from_secs(90);
-    let services = ApiResource::from_gvk(&GroupVersionKind::gvk(
-        "apiregistration.k8s.io",
-        "v1",
-        "APIService",
-    ));
-    let services: Api<DynamicObject> = Api::all_with(admin.clone(), &services);
-    loop {
-        let admitted = vmis.create(&params, &probe).await.map(drop);
-        let refused = matches!(&admitted, Err(error) if error.to_string().contains("memory"));
-        let mut conditions = Vec::new();
-        for version in api::VERSIONS {
-            let service = services
-                .get(&format!("{version}.{}", api::GROUP))
-                .await
-                .unwrap();
-            conditions.push(service.data["status"]["conditions"][0].clone());
-        }
-        if refused
-            && conditions
-                .iter()
-                .all(|condition| condition["status"] == "True")
-        {
-            return;
-        }
-        let now = std::time::Instant::now();
-        assert!(
-            now < limit,
-            "the servers are not reached: {admitted:?}, {conditions:#?}"
-        );
-        tokio::time::sleep(std::time::Duration::from_millis(200)).await;
-    }
-}
-
-fn api_of(client: &Client, namespace: &str, kind: &str) -> Api<DynamicObject> {
-    let resource = ApiResource::from_gvk(&GroupVersionKind::gvk("kubevirt.io", "v1", kind));
-    Api::namespaced_with(client.clone(), namespace, &resource)
-}
-
-fn object(kind: &str, name: &str, spec: Value) -> DynamicObject {
-    let resource = ApiResource::from_gvk(&GroupVersionKind::gvk("kubevirt.io", "v1", kind));
-    DynamicObject::new(name, &resource).data(json!({ "spec": spec }))
-}
-
-fn vmi(name: &str, domain: Value) -> DynamicObject {
-    object("VirtualMachineInstance", name, json!({ "domain": domain }))
-}
-
-fn vm(name: &str, strategy: &str) -> DynamicObject {
-    let template = json!({ "spec": { "domain": { "memory": { "guest": "128Mi" } } } });
-    object(
-        "VirtualMachine",
-        name,
-        json!({ "runStrategy": strategy, "template": template }),
-    )
-}
-
-/// The code of a failure of the API server.
-#[track_caller]
-fn code<T: std::fmt::Debug>(result: Result<T, kube::Error>) -> u16 {
-    match result {
-        Err(kube::Error::Api(status)) => status.code,
-        other => panic!("not refused by the API server: {other:?}"),
-    }
-}
+use setup::{SYSTEM, api_of, apply, code, install, object, served, vm, vmi};
 
 #[tokio::test]
 async fn everything_that_install_prints_is_taken() {

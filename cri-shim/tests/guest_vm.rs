@@ -232,3 +232,80 @@ fn warm(root: &Root) {
     let none: Value = serde_json::from_str(&vm(&["snapshots", "--json"]).stdout).unwrap();
     assert_eq!(none, Value::Array(Vec::new()));
 }
+
+#[test]
+fn guest_vms_share_directories_with_their_host() {
+    let root = Root::default();
+    let vm = |arguments: &[&str]| -> Ran { root.output(&[&["vm"], arguments].concat()) };
+    let sh = |script: &str| -> String {
+        let ran = vm(&["exec", "vm2", "sh", "-c", script]);
+        assert_eq!(ran.code, Some(0), "{script}: {ran:?}");
+        ran.stdout
+    };
+    let answers = || until("the agent", || vm(&["exec", "vm2", "true"]).code == Some(0));
+    let (work, fixed) = (root.path().join("work"), root.path().join("fixed"));
+    for dir in [&work, &fixed] {
+        fs::create_dir(dir).unwrap();
+        fs::write(dir.join("of-host"), "host\n").unwrap();
+    }
+    let volumes = [
+        format!("{}:work", work.display()),
+        format!("{}:/mnt/fixed:ro", fixed.display()),
+    ];
+    let image = small();
+    let missing = format!("{}:none", root.path().join("none").display());
+    let refused = vm(&["run", "-d", "-v", &missing, &image]);
+    assert!(refused.stderr.contains("cannot share"), "{refused:?}");
+    let [first, second] = &volumes;
+    let run = [
+        "run", "-d", "--name", "vm2", "-m", "256M", "-v", first, "-v", second,
+    ];
+    let ran = vm(&[&run[..], &[image.as_str()]].concat());
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    answers();
+    // By tag; cloud-init is told of the path.
+    sh("mkdir -p /mnt/work /mnt/fixed && mount -t virtiofs work /mnt/work");
+    let told = sh("grep -A5 volume1 /run/seed/user-data");
+    assert!(
+        told.contains("/mnt/fixed") && told.contains("virtiofs"),
+        "{told}"
+    );
+    sh("mount -t virtiofs volume1 /mnt/fixed");
+    assert_eq!(
+        sh("cat /mnt/work/of-host /mnt/fixed/of-host"),
+        "host\nhost\n"
+    );
+    let said = sh("touch /mnt/fixed/x 2>&1 || true");
+    assert!(said.contains("Read-only"), "{said}");
+    sh("echo guest >/mnt/work/of-guest && ln -s /etc/shadow /mnt/work/link");
+    assert_eq!(
+        fs::read_to_string(work.join("of-guest")).unwrap(),
+        "guest\n"
+    );
+    fs::write(work.join("later"), "later\n").unwrap();
+    assert_eq!(
+        sh("cat /mnt/work/later; cat /mnt/work/link | head -c 5"),
+        "later\nroot:"
+    );
+    // Its disk grows while it runs.
+    vm(&["resize", "--disk", "96M", "vm2"]).printed("vm2\n");
+    assert_eq!(sh("cat /sys/block/vda/size"), "196608\n");
+    let smaller = vm(&["resize", "--disk", "80M", "vm2"]);
+    assert!(smaller.stderr.contains("not made smaller"), "{smaller:?}");
+    // The host's files are not in its memory.
+    for command in [&["hibernate", "vm2"][..], &["clone", "vm2", "vm3"]] {
+        let refused = vm(command);
+        assert!(refused.stderr.contains("work, volume1"), "{refused:?}");
+    }
+    let listed = vm(&["inspect", "vm2"]).stdout;
+    assert!(listed.contains("\"volume1\""), "{listed}");
+
+    vm(&["stop", "-t", "5", "vm2"]).printed("vm2\n");
+    vm(&["start", "vm2"]).printed("vm2\n");
+    answers();
+    sh("mount -t virtiofs work /mnt/work");
+    assert_eq!(sh("cat /mnt/work/of-guest"), "guest\n");
+    vm(&["rm", "-f", "vm2"]).printed("vm2\n");
+    assert_eq!(fs::read_to_string(work.join("of-host")).unwrap(), "host\n");
+    assert_eq!(fs::read_dir(root.path().join("v")).unwrap().count(), 0);
+}

@@ -31,6 +31,8 @@ impl Node {
     /// Creates the node and a pod.
     async fn new() -> Self {
         let daemon = Daemon::new(&[], None);
+        fs::create_dir(daemon.path("shared-data")).unwrap();
+        fs::write(daemon.path("shared-data/of-host"), "host\n").unwrap();
         daemon.add_network(BRIDGE, &["10.96.0.0/24"]);
         // A containerDisk: one file in the directory /disk.
         let small = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/small/small.raw");
@@ -42,15 +44,71 @@ impl Node {
         let tree = tree.display().to_string();
         let imported = Root::default().output(&["--root", &root, "import", "-q", &tree, "small"]);
         assert_eq!(imported.code, Some(0), "{imported:?}");
+        let client = Self::pod(&daemon, 0).await;
+        Self { daemon, client }
+    }
+
+    async fn pod(daemon: &Daemon, attempt: u32) -> PodClient {
         let mut runtime = daemon.runtime().await;
+        let mut config = pod_config(daemon);
+        config.metadata.as_mut().unwrap().attempt = attempt;
         let request = RunPodSandboxRequest {
-            config: Some(pod_config(&daemon)),
+            config: Some(config),
             runtime_handler: "podvisor-vm".to_owned(),
         };
         let pod = runtime.run_pod_sandbox(request).await.unwrap();
-        let pod = pod.into_inner().pod_sandbox_id;
-        let client = PodClient::new(runtime, pod);
-        Self { daemon, client }
+        PodClient::new(runtime, pod.into_inner().pod_sandbox_id)
+    }
+
+    /// The pod is removed, and nothing of it is left.
+    async fn remove_pod(&mut self) {
+        let pod_sandbox_id = self.client.pod.clone();
+        let request = RemovePodSandboxRequest { pod_sandbox_id };
+        let runtime = &mut self.client.runtime;
+        runtime.remove_pod_sandbox(request).await.unwrap();
+        assert_eq!(sandboxes(), Vec::<u32>::new());
+        let left = fs::read_dir(self.daemon.path("root/volumes"));
+        assert_eq!(left.map_or(0, Iterator::count), 0, "disks are left");
+    }
+
+    /// A boot, a reboot while the daemon is killed, and a stop.
+    async fn lives(&mut self, attempt: u32) {
+        let vm = self.create(attempt).await;
+        self.says(attempt, "small: ready").await;
+        let typing = self.types(&vm, "sync; reboot -f\n").await;
+        self.restart().await;
+        self.says(attempt, "boot 2").await;
+        drop(typing);
+        self.has_agent(&vm).await;
+        self.stop(&vm, 300).await;
+        let ended = self.ended(&vm).await;
+        assert_eq!((ended.exit_code, ended.reason.as_str()), (0, "Completed"));
+        let log = self.log(attempt);
+        for part in ["boot 1", "boot 2", "small: shutdown"] {
+            assert_eq!(log.matches(part).count(), 1, "{part}: {log}");
+        }
+    }
+
+    /// A machine is killed while its loader runs, and the process of the next one's pod.
+    async fn dies(&mut self, attempt: u32) {
+        let vm = self.create(attempt).await;
+        self.says(attempt, "podvisor-loader: ").await;
+        self.stop(&vm, 0).await;
+        let ended = self.ended(&vm).await;
+        assert_eq!((ended.exit_code, ended.reason.as_str()), (137, "Error"));
+
+        let vm = self.create(attempt + 1).await;
+        self.says(attempt + 1, "podvisor-loader: ").await;
+        for pid in sandboxes() {
+            command("kill", &["-9", &pid.to_string()]);
+        }
+        let ended = self.ended(&vm).await;
+        assert_ne!(ended.exit_code, 0, "{ended:?}");
+        assert!(!ended.reason.is_empty(), "{ended:?}");
+        println!(
+            "killed: {} {} {}",
+            ended.exit_code, ended.reason, ended.message
+        );
     }
 
     async fn create(&mut self, attempt: u32) -> String {
@@ -336,25 +394,50 @@ async fn guest_with_its_own_system_lives_the_life_of_a_pod() {
             host_path: volume.0.clone(),
             permissions: "rwm".to_owned(),
         });
+        let shared = node.daemon.path("shared-data");
+        again.mounts.push(Mount {
+            container_path: "/srv/data".to_owned(),
+            host_path: shared.to_str().unwrap().to_owned(),
+            ..Mount::default()
+        });
         let again = node.create_with(again).await;
         node.says(attempt, "small: ready").await;
         let log = node.log(attempt);
         assert!(log.contains(boot), "{log}");
         node.has_agent(&again).await;
+        // A directory of the node, which cloud-init mounts where there is one.
+        let script = "grep -q virtiofs /run/seed/user-data && mount -t virtiofs data /mnt && \
+                      cat /mnt/of-host && echo guest >/mnt/of-guest && sync";
+        let ran = node.client.exec(&again, script, 60).await.unwrap();
+        assert_eq!(
+            (ran.exit_code, ran.stdout.as_slice()),
+            (0, &b"host\n"[..]),
+            "{ran:?}"
+        );
+        let of_guest = fs::read_to_string(shared.join("of-guest")).unwrap();
+        assert_eq!(of_guest, "guest\n");
+        fs::remove_file(shared.join("of-guest")).unwrap();
         node.stop(&again, 300).await;
         let ended = node.ended(&again).await;
         assert_eq!((ended.exit_code, ended.reason.as_str()), (0, "Completed"));
         let log = node.log(attempt);
         assert!(log.contains("small: shutdown"), "{log}");
     }
-    let pod_sandbox_id = node.client.pod.clone();
-    let request = RemovePodSandboxRequest { pod_sandbox_id };
-    node.client
-        .runtime
-        .remove_pod_sandbox(request)
-        .await
-        .unwrap();
-    assert_eq!(sandboxes(), Vec::<u32>::new());
-    let left = fs::read_dir(node.daemon.path("root/volumes"));
-    assert_eq!(left.map_or(0, Iterator::count), 0, "disks are left");
+    node.dies(3).await;
+    node.remove_pod().await;
+    for round in 1..rounds() {
+        let attempt = u32::try_from(round * 10).unwrap();
+        node.client = Node::pod(&node.daemon, attempt).await;
+        node.lives(attempt).await;
+        node.dies(attempt + 1).await;
+        node.remove_pod().await;
+        println!("round {round}");
+    }
+    assert!(node.daemon.path("shared-data/of-host").exists());
+}
+
+/// How often machines live and die.
+fn rounds() -> usize {
+    let rounds = std::env::var("PODVISOR_VM_ROUNDS").ok();
+    rounds.and_then(|rounds| rounds.parse().ok()).unwrap_or(1)
 }

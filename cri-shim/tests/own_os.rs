@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use podvisor_cri::machine::{DiskContents, DiskMove, MachineDisk};
+use podvisor_cri::machine::{DiskContents, DiskMove, MachineDisk, MachineShare};
 use podvisor_cri::sandbox::{
     AfterSave, BootMachine, ContainerState, ContinueAs, CreateContainer, Exec, RefusalKind,
     SandboxClient, SandboxExit, SaveMachine, SavedMachine, StdioFds, SupplementalGroups,
@@ -499,5 +499,110 @@ async fn a_saved_machine_goes_on_in_another_sandbox_once_and_its_copies_as_often
             "{log}"
         );
     }
+    sandbox.shutdown(Duration::ZERO).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_machine_shares_the_directories_that_its_sandbox_has_and_is_not_saved_then() {
+    let pod = Pod::default();
+    let shared = pod.path("shared");
+    fs::create_dir_all(shared.join("v0")).unwrap();
+    let share = |tag: &str, name: &str| MachineShare {
+        tag: tag.to_owned(),
+        name: name.to_owned(),
+        is_read_only: false,
+    };
+    let sandbox = launch(podvisor_cri::sandbox::LaunchConfig {
+        shared_dir: Some(shared),
+        ..config(&pod)
+    });
+    let sandbox = sandbox.await.unwrap();
+    let with = |shares: &[MachineShare]| BootMachine {
+        shares: shares.to_vec(),
+        ..machine(&pod, "vm")
+    };
+    let many: Vec<_> = (0..9).map(|tag| share(&tag.to_string(), "v0")).collect();
+    for (shares, named) in [
+        (&[share("work", "../shared")][..], "\"work\""),
+        (&[share("work", "none")], "\"work\""),
+        (&[share("", "v0")], "tag"),
+        (&[share("work", "v0"), share("work", "v0")], "two"),
+        (&many, "at most 8"),
+    ] {
+        let error = sandbox.boot_machine(with(shares)).await.unwrap_err();
+        assert!(error.to_string().contains(named), "{error}");
+    }
+    let shares = [share("work", "v0"), share("more", "v0")];
+    sandbox.boot_machine(with(&shares)).await.unwrap();
+    says(&pod, "vm", 1).await;
+    // A new machine has them, too.
+    sandbox.reset_machine("vm").await.unwrap();
+    says(&pod, "vm", 2).await;
+    let file = |name: &str| File::create(pod.path(name)).unwrap();
+    let save = SaveMachine {
+        state: file("state"),
+        memory: file("memory"),
+        disks: Vec::new(),
+        then: AfterSave::GoOn,
+    };
+    let error = sandbox.save_machine("vm", save).await.unwrap_err();
+    assert_eq!(error.kind(), Some(RefusalKind::WrongState), "{error}");
+    assert!(error.to_string().contains("work, more"), "{error}");
+    sandbox.shutdown(Duration::ZERO).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_sandbox_without_a_directory_shares_none() {
+    let pod = Pod::default();
+    let sandbox = launch(config(&pod)).await.unwrap();
+    let boot = BootMachine {
+        shares: vec![MachineShare {
+            tag: "work".to_owned(),
+            name: "v0".to_owned(),
+            is_read_only: true,
+        }],
+        ..machine(&pod, "vm")
+    };
+    let error = sandbox.boot_machine(boot).await.unwrap_err();
+    assert!(error.to_string().contains("without a directory"), "{error}");
+    sandbox.shutdown(Duration::ZERO).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_disk_grows_while_its_guest_runs_and_never_shrinks() {
+    let pod = Pod::default();
+    let sandbox = launch(config(&pod)).await.unwrap();
+    let path = pod.path("data");
+    let disk = |is_read_only, serial: &str| {
+        let path = pod.path(serial);
+        fs::write(&path, [1; 4096]).unwrap();
+        let file = File::options().read(true).write(true).open(&path);
+        MachineDisk {
+            contents: DiskContents::Raw {
+                file: file.unwrap(),
+                is_read_only,
+            },
+            serial: serial.to_owned(),
+            moves: DiskMove::Shared,
+        }
+    };
+    let boot = BootMachine {
+        disks: vec![disk(false, "data"), disk(true, "fixed")],
+        ..machine(&pod, "vm")
+    };
+    sandbox.boot_machine(boot).await.unwrap();
+    says(&pod, "vm", 1).await;
+    sandbox.grow_disk("vm", "data", 1 << 20).await.unwrap();
+    assert_eq!(fs::metadata(&path).unwrap().len(), 1 << 20);
+    for (serial, bytes, named) in [
+        ("data", 4096, "not made smaller"),
+        ("fixed", 2 << 20, "read-only"),
+        ("other", 2 << 20, "\"other\""),
+    ] {
+        let error = sandbox.grow_disk("vm", serial, bytes).await.unwrap_err();
+        assert_eq!(error.kind(), Some(RefusalKind::InvalidArgument), "{error}");
+        assert!(error.to_string().contains(named), "{error}");
+    }
+    assert_eq!(fs::metadata(&path).unwrap().len(), 1 << 20);
     sandbox.shutdown(Duration::ZERO).await.unwrap();
 }

@@ -141,7 +141,7 @@ pub use podvisor_devices::blk::{
     lock_disk, open_disk, open_disk_for_writing, unlock_disk,
 };
 pub use podvisor_devices::console::{ConsoleDevice, ConsoleError, PortsDevice, PortsError};
-pub use podvisor_devices::fs::{FsDevice, FsDeviceError, IdMap};
+pub use podvisor_devices::fs::{FsDevice, FsDeviceError, FsProcess, IdMap};
 pub use podvisor_devices::net::{
     LinkState, MAX_QUEUE_PAIRS, MacAddress, NetDevice, NetDeviceError,
 };

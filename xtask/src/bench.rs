@@ -16,7 +16,7 @@ use crate::{cargo, cpio, guest, images, kernel, paths, process, setup};
 pub(crate) use args::Args;
 use args::{
     BlkArgs, BootArgs, CriArgs, ImageArgs, InterruptArgs, NetArgs, PullArgs, RestoreArgs,
-    StartArgs, Subject,
+    StartArgs, Subject, VmArgs,
 };
 
 /// Attempts with hosts that count instructions: one in three stalls while QEMU's guest waits for
@@ -34,6 +34,7 @@ pub(crate) fn command(args: &Args) -> Result<ExitCode> {
         Subject::Pull(args) => pull(args),
         Subject::Restore(args) => restore(args),
         Subject::Start(args) => start(args),
+        Subject::Vm(args) => vm(args),
     }
 }
 
@@ -318,6 +319,38 @@ fn cri(args: &CriArgs) -> Result<ExitCode> {
         ..Request::default()
     };
     host::run_request(request).map(ExitCode::from)
+}
+
+fn vm(args: &VmArgs) -> Result<ExitCode> {
+    setup::ensure(&[setup::HOST, setup::BUILD])?;
+    let [loader_kernel, loader_initramfs] = guest::ensure_loader()?;
+    let system = images::small::ensure()?;
+    let programs = build()?;
+    let qemu = process::output(Command::new("sh").args(["-c", "command -v qemu-system-x86_64"]))?;
+    let text = |path: &Path| path.display().to_string();
+    let mut command = vec![text(&programs.join("podvisor-benches")), "vm".to_owned()];
+    let mut add = |flag: &str, value: String| command.extend([flag.to_owned(), value]);
+    add("--podvisor", text(&programs.join("vm-podvisor")));
+    add("--loader-kernel", text(&loader_kernel));
+    add("--loader-initramfs", text(&loader_initramfs));
+    add("--system", text(&system));
+    add("--qemu", qemu);
+    add("--runs", args.runs.to_string());
+    if let Some(path) = &args.cloud_hypervisor {
+        add("--cloud-hypervisor", text(&absolute(path)?));
+    }
+    if args.icount {
+        command.push("--icount".to_owned());
+    }
+    let shares = outputs(args.json.as_deref(), None, &mut command)?;
+    let request = Request {
+        command,
+        shares,
+        icount: args.icount,
+        limit: Some(Duration::from_secs(1200)),
+        ..Request::default()
+    };
+    in_hosts(&request)
 }
 
 /// Runs on this machine, as root, with its disk.

@@ -8,7 +8,7 @@ use k8s_openapi::api::core::v1::Pod;
 use podvisor_cluster_types::vmi::VmiStatus;
 use serde_json::{Value, json};
 
-use super::{Request, Response, validate::Lookup};
+use super::{Request, Response, lookup::Lookup};
 
 /// Label of every pod that is a VM, with this value.
 const COMPONENT: (&str, &str) = ("kubevirt.io", "virt-launcher");

@@ -6,8 +6,10 @@
 //! request.
 
 mod evict;
+mod lookup;
 mod mutate;
 mod review;
+mod snapshots;
 mod validate;
 
 use std::{net::SocketAddr, path::PathBuf, sync::Arc};
@@ -20,9 +22,10 @@ use serde::Deserialize;
 use tokio::net::TcpListener;
 
 pub use evict::Evicted;
+pub use lookup::{ClusterLookup, Lookup};
 pub use mutate::mutate;
 pub use review::{Request, Response, User, answer};
-pub use validate::{ClusterLookup, Lookup, validate};
+pub use validate::validate;
 
 use crate::{
     certificates::{Certificates, Publish},

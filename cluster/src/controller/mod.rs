@@ -1,13 +1,15 @@
 //! The controllers: VirtualMachine, replica set → VirtualMachineInstance → pod; migrations of
-//! instances from one pod to another; and DataVolume → claim.
+//! instances from one pod to another; snapshots and restores of machines; and DataVolume → claim.
 //!
 //! Each is two parts: a pure function from what was observed to what has to be done (`decide` in
-//! [`vm`], [`vmi`], [`replica_set`] and [`migration`]), and the driver that does it. They are
+//! each room), and the driver that does it. They are
 //! level-triggered: a controller that was killed anywhere continues from the objects alone. Of
 //! several replicas one acts ([`leader`]); even two that act at the same time do nothing twice, because names are given,
 //! deletions name the unique id and writes the version that they are based on.
 
+pub mod clone;
 mod context;
+mod datasource;
 pub mod datavolume;
 mod error;
 mod expectations;
@@ -18,6 +20,8 @@ mod names;
 pub mod objects;
 mod patch;
 pub mod replica_set;
+pub mod restore;
+pub mod snapshot;
 pub mod vm;
 pub mod vmi;
 mod world;
@@ -207,13 +211,39 @@ async fn act(
         queues.volumes,
         Arc::clone(&context),
     ));
+    let snapshots = Box::pin(control(
+        snapshot::reconcile,
+        world.snapshots.clone(),
+        queues.snapshots,
+        Arc::clone(&context),
+    ));
+    let restores = Box::pin(control(
+        restore::reconcile,
+        world.restores.clone(),
+        queues.restores,
+        Arc::clone(&context),
+    ));
+    let sources = Box::pin(control(
+        datasource::reconcile,
+        world.sources.clone(),
+        queues.sources,
+        Arc::clone(&context),
+    ));
+    let clones = Box::pin(control(
+        clone::reconcile,
+        world.clones.clone(),
+        queues.clones,
+        Arc::clone(&context),
+    ));
     let migrations = Box::pin(control(
         migration::reconcile,
         world.migrations.clone(),
         queues.migrations,
         context,
     ));
-    tokio::join!(watches, vms, vmis, sets, migrations, volumes);
+    tokio::join!(
+        watches, vms, vmis, sets, migrations, volumes, snapshots, restores, clones, sources
+    );
 }
 
 async fn control<K, F>(

@@ -59,11 +59,17 @@ where
 
 macro_rules! resource {
     ($(#[$meta:meta])* $name:ident, $plural:literal, $spec:ty, $status:ty) => {
+        resource!($(#[$meta])* $name, (GROUP, VERSION), $plural, $spec, $status);
+    };
+    (
+        $(#[$meta:meta])* $name:ident, ($group:expr, $version:expr), $plural:literal, $spec:ty,
+        $status:ty
+    ) => {
         $(#[$meta])*
         #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
         #[serde(rename_all = "camelCase")]
         pub struct $name {
-            /// `kubevirt.io/v1`.
+            /// Group and version.
             #[serde(default)]
             pub api_version: String,
             /// The kind's name.
@@ -85,7 +91,7 @@ macro_rules! resource {
             #[must_use]
             pub fn new(metadata: ObjectMeta, spec: $spec) -> Self {
                 Self {
-                    api_version: format!("{GROUP}/{VERSION}"),
+                    api_version: format!("{}/{}", $group, $version),
                     kind: stringify!($name).to_owned(),
                     metadata,
                     spec,
@@ -103,11 +109,11 @@ macro_rules! resource {
             }
 
             fn group(_: &()) -> std::borrow::Cow<'_, str> {
-                GROUP.into()
+                $group.into()
             }
 
             fn version(_: &()) -> std::borrow::Cow<'_, str> {
-                VERSION.into()
+                $version.into()
             }
 
             fn plural(_: &()) -> std::borrow::Cow<'_, str> {
@@ -149,12 +155,25 @@ resource!(
     ReplicaSetStatus
 );
 
+mod clone;
+mod datasource;
 mod migration;
+mod snapshot;
+
+pub use clone::{ClonePhase, CloneStatus, VirtualMachineClone};
+pub use datasource::{DataSource, DataSourceStatus};
 
 pub use migration::{
     EVACUATION_ANNOTATION, MIGRATION_ANNOTATION, MIGRATION_FINALIZER, MIGRATION_NAME_ANNOTATION,
     MIGRATION_UID_LABEL, MigrationPhase, MigrationSpec, MigrationState, MigrationStatus,
     MigrationTransition, VirtualMachineInstanceMigration,
+};
+
+pub use snapshot::{
+    ClaimBackup, ContentSpec, ContentStatus, RestoreStatus, SnapshotError, SnapshotPhase,
+    SnapshotStatus, SnapshotVolumes, SourceIndication, SourceMachine, SourceSpec,
+    VirtualMachineRestore, VirtualMachineSnapshot, VirtualMachineSnapshotContent, VolumeBackup,
+    VolumeRestore, VolumeSnapshot, VolumeSnapshotState, VolumeSnapshotStatus,
 };
 
 /// How many instances of which template.

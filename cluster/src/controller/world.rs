@@ -3,30 +3,35 @@
 //! A store is brought up to date before the controllers are told of a change, so that none of
 //! them acts on something older than what woke it.
 
+mod refs;
+mod streams;
+
 use std::fmt::Debug;
 use std::future::Future;
-use std::hash::Hash;
 use std::sync::Arc;
 
-use futures_util::stream::{self, BoxStream};
-use futures_util::{StreamExt, TryStreamExt};
+use futures_util::stream::BoxStream;
 use k8s_openapi::api::core::v1::{Node, PersistentVolumeClaim, Pod};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use kube::runtime::reflector::{self, ObjectRef, Store};
-use kube::runtime::{WatchStreamExt, watcher};
+use kube::runtime::reflector::{ObjectRef, Store};
+use kube::runtime::watcher;
 use kube::{Api, Client, Resource};
-use serde::de::DeserializeOwned;
 use tokio::sync::mpsc;
 
 use super::Error;
 use super::datavolume::{self, DataVolume};
-use super::migration::DRAIN_TAINT;
 use super::objects::{
-    COMPONENT_LABEL, LAUNCHER, MIGRATION_NAME_ANNOTATION, MigrationPhase, Phase, VirtualMachine,
+    COMPONENT_LABEL, DataSource, LAUNCHER, VirtualMachine, VirtualMachineClone,
     VirtualMachineInstance, VirtualMachineInstanceMigration, VirtualMachineInstanceReplicaSet,
+    VirtualMachineRestore, VirtualMachineSnapshot, VirtualMachineSnapshotContent, VolumeSnapshot,
 };
 use super::vmi::{Claim, VolumeMode};
+use refs::{
+    begun, copies_of, is_drained, migration_of, on_node, owner, restores_of, restores_to,
+    restores_with, snapshot_of, snapshot_with, snapshots_of, sources_of, users, volumes_of,
+    waiting, waiting_migrations,
+};
+use streams::{api, pump, queue, send, watch};
 
 /// Changes that wait for a controller. Each is known by its object, so a controller that falls
 /// behind has at most as many as there are objects.
@@ -47,6 +52,11 @@ pub(super) struct World {
     nodes: Store<Node>,
     pub(super) volumes: Store<DataVolume>,
     importers: Store<Pod>,
+    pub(super) snapshots: Store<VirtualMachineSnapshot>,
+    contents: Store<VirtualMachineSnapshotContent>,
+    pub(super) restores: Store<VirtualMachineRestore>,
+    pub(super) clones: Store<VirtualMachineClone>,
+    pub(super) sources: Store<DataSource>,
 }
 
 /// Objects that a controller has to look at.
@@ -59,6 +69,10 @@ pub(super) struct Queues {
     pub(super) sets: Queue<VirtualMachineInstanceReplicaSet>,
     pub(super) volumes: Queue<DataVolume>,
     pub(super) migrations: Queue<VirtualMachineInstanceMigration>,
+    pub(super) snapshots: Queue<VirtualMachineSnapshot>,
+    pub(super) restores: Queue<VirtualMachineRestore>,
+    pub(super) clones: Queue<VirtualMachineClone>,
+    pub(super) sources: Queue<DataSource>,
 }
 
 impl World {
@@ -100,6 +114,31 @@ impl World {
         let importers = watcher::Config::default().labels(&importers);
         let (importers, importer_changes) =
             watch(api::<Pod>(&client, namespace.as_deref()), importers);
+        let (snapshots, snapshot_changes) = watch(
+            api(&client, namespace.as_deref()),
+            watcher::Config::default(),
+        );
+        let (contents, content_changes) = watch(
+            api(&client, namespace.as_deref()),
+            watcher::Config::default(),
+        );
+        let (restores, restore_changes) = watch(
+            api(&client, namespace.as_deref()),
+            watcher::Config::default(),
+        );
+        let (clones, clone_changes) = watch(
+            api(&client, namespace.as_deref()),
+            watcher::Config::default(),
+        );
+        let (sources, source_changes) = watch(
+            api(&client, namespace.as_deref()),
+            watcher::Config::default(),
+        );
+        // A cluster may not have this kind: nobody waits for its store.
+        let (_, taken_changes) = watch::<VolumeSnapshot>(
+            api(&client, namespace.as_deref()),
+            watcher::Config::default(),
+        );
         let world = Self {
             client,
             namespace,
@@ -113,13 +152,27 @@ impl World {
             nodes,
             volumes,
             importers,
+            snapshots,
+            contents,
+            restores,
+            clones,
+            sources,
         };
         let (vm_sender, vm_queue) = mpsc::channel(QUEUE);
+        let claim_vm_sender = vm_sender.clone();
         let (vmi_sender, vmi_queue) = mpsc::channel(QUEUE);
         let (set_sender, set_queue) = mpsc::channel(QUEUE);
         let (volume_sender, volume_queue) = mpsc::channel(QUEUE);
         let (migration_sender, migration_queue) = mpsc::channel(QUEUE);
+        let (snapshot_sender, snapshot_queue) = mpsc::channel(QUEUE);
+        let (restore_sender, restore_queue) = mpsc::channel(QUEUE);
+        let (clone_sender, clone_queue) = mpsc::channel(QUEUE);
+        let (source_sender, source_queue) = mpsc::channel(QUEUE);
         let queues = Queues {
+            snapshots: queue(snapshot_queue),
+            restores: queue(restore_queue),
+            clones: queue(clone_queue),
+            sources: queue(source_queue),
             vms: queue(vm_queue),
             vmis: queue(vmi_queue),
             sets: queue(set_queue),
@@ -132,7 +185,7 @@ impl World {
             let (vms, vmis) = (world.vms.clone(), world.vmis.clone());
             move |volume: DataVolume| {
                 let volumes = send(own.clone(), vec![ObjectRef::from_obj(&volume)]);
-                let of_vms = send(vm_sender.clone(), users(&vms, &volume));
+                let of_vms = send(vm_sender.clone(), users(&vms, &volume.metadata));
                 let of_vmis = send(vmi_sender.clone(), begun(&vmis, &volume));
                 async move {
                     volumes.await;
@@ -149,8 +202,83 @@ impl World {
             }
         });
         let of_vms = pump(vm_changes, {
-            let sender = vm_sender.clone();
-            move |vm: VirtualMachine| send(sender.clone(), vec![ObjectRef::from_obj(&vm)])
+            let (sender, world) = (vm_sender.clone(), world.clone());
+            let (snapshots, restores) = (snapshot_sender.clone(), restore_sender.clone());
+            let clones = clone_sender.clone();
+            move |vm: VirtualMachine| {
+                let copies = copies_of(&world.clones, &vm.metadata);
+                let copies = send(clones.clone(), copies);
+                let vms = send(sender.clone(), vec![ObjectRef::from_obj(&vm)]);
+                let of_it = snapshots_of(&world.snapshots, &vm.metadata);
+                let of_it = send(snapshots.clone(), of_it);
+                let to_it = restores_to(&world.restores, &vm.metadata);
+                let to_it = send(restores.clone(), to_it);
+                async move {
+                    vms.await;
+                    of_it.await;
+                    to_it.await;
+                    copies.await;
+                }
+            }
+        });
+        let of_snapshots = pump(snapshot_changes, {
+            let (store, sender) = (world.restores.clone(), snapshot_sender.clone());
+            let restores = restore_sender.clone();
+            let (clones, clone_sender) = (world.clones.clone(), clone_sender.clone());
+            move |snapshot: VirtualMachineSnapshot| {
+                let copies = copies_of(&clones, &snapshot.metadata);
+                let copies = send(clone_sender.clone(), copies);
+                let own = send(sender.clone(), vec![ObjectRef::from_obj(&snapshot)]);
+                let of_it = send(restores.clone(), restores_of(&store, &snapshot.metadata));
+                async move {
+                    own.await;
+                    of_it.await;
+                    copies.await;
+                }
+            }
+        });
+        let of_contents = pump(content_changes, {
+            let sender = snapshot_sender.clone();
+            move |content: VirtualMachineSnapshotContent| {
+                send(sender.clone(), snapshot_of(&content).into_iter().collect())
+            }
+        });
+        let of_taken = pump(taken_changes, {
+            let (contents, sender) = (world.contents.clone(), snapshot_sender.clone());
+            move |volume: VolumeSnapshot| {
+                let snapshot = snapshot_with(&contents, &volume);
+                send(sender.clone(), snapshot.into_iter().collect())
+            }
+        });
+        let of_restores = pump(restore_changes, {
+            let (sender, clones) = (restore_sender.clone(), clone_sender.clone());
+            move |restore: VirtualMachineRestore| {
+                let own = send(sender.clone(), vec![ObjectRef::from_obj(&restore)]);
+                let copy = owner(&restore.metadata, "VirtualMachineClone");
+                let copy = send(clones.clone(), copy.into_iter().collect());
+                async move {
+                    own.await;
+                    copy.await;
+                }
+            }
+        });
+        let of_sources = pump(source_changes, {
+            let (sender, volumes) = (source_sender.clone(), volume_sender.clone());
+            let store = world.volumes.clone();
+            move |source: DataSource| {
+                let own = send(sender.clone(), vec![ObjectRef::from_obj(&source)]);
+                let of_it = send(volumes.clone(), volumes_of(&store, &source));
+                async move {
+                    own.await;
+                    of_it.await;
+                }
+            }
+        });
+        let of_clones = pump(clone_changes, {
+            let sender = clone_sender.clone();
+            move |clone: VirtualMachineClone| {
+                send(sender.clone(), vec![ObjectRef::from_obj(&clone)])
+            }
         });
         let of_sets = pump(set_changes, {
             let sender = set_sender.clone();
@@ -159,8 +287,13 @@ impl World {
             }
         });
         let of_vmis = pump(vmi_changes, {
-            let sender = vmi_sender.clone();
+            let (sender, world) = (vmi_sender.clone(), world.clone());
+            let restore_sender = restore_sender.clone();
             move |vmi: VirtualMachineInstance| {
+                let of_it = snapshots_of(&world.snapshots, &vmi.metadata);
+                let of_it = send(snapshot_sender.clone(), of_it);
+                let to_it = restores_to(&world.restores, &vmi.metadata);
+                let to_it = send(restore_sender.clone(), to_it);
                 let vmis = send(sender.clone(), vec![ObjectRef::from_obj(&vmi)]);
                 // A machine has its name, whether or not it made it.
                 let namespace = vmi.metadata.namespace.as_deref().unwrap_or_default();
@@ -175,6 +308,8 @@ impl World {
                     vmis.await;
                     vms.await;
                     sets.await;
+                    of_it.await;
+                    to_it.await;
                 }
             }
         });
@@ -212,7 +347,13 @@ impl World {
         });
         let of_claims = pump(claim_changes, {
             let (vmis, sender) = (world.vmis.clone(), vmi_sender.clone());
+            let (restores, sources) = (world.restores.clone(), world.sources.clone());
+            let (vms, vm_sender) = (world.vms.clone(), claim_vm_sender);
             move |claim: PersistentVolumeClaim| {
+                let machines = send(vm_sender.clone(), users(&vms, &claim.metadata));
+                let names = send(source_sender.clone(), sources_of(&sources, &claim));
+                let with_it = restores_with(&restores, &claim);
+                let with_it = send(restore_sender.clone(), with_it);
                 let of_vmis = send(sender.clone(), waiting(&vmis, &claim));
                 // A DataVolume has its name, whether or not it made it.
                 let namespace = claim.metadata.namespace.as_deref().unwrap_or_default();
@@ -222,6 +363,9 @@ impl World {
                 async move {
                     of_vmis.await;
                     of_volumes.await;
+                    with_it.await;
+                    names.await;
+                    machines.await;
                 }
             }
         });
@@ -254,7 +398,13 @@ impl World {
                 of_pods,
                 of_claims,
                 of_volumes,
-                of_importers
+                of_importers,
+                of_snapshots,
+                of_contents,
+                of_taken,
+                of_restores,
+                of_clones,
+                of_sources
             );
         };
         (world, queues, work)
@@ -272,7 +422,12 @@ impl World {
         self.nodes.wait_until_ready().await.map_err(ended)?;
         self.claims.wait_until_ready().await.map_err(ended)?;
         self.volumes.wait_until_ready().await.map_err(ended)?;
-        self.importers.wait_until_ready().await.map_err(ended)
+        self.importers.wait_until_ready().await.map_err(ended)?;
+        self.snapshots.wait_until_ready().await.map_err(ended)?;
+        self.contents.wait_until_ready().await.map_err(ended)?;
+        self.restores.wait_until_ready().await.map_err(ended)?;
+        self.clones.wait_until_ready().await.map_err(ended)?;
+        self.sources.wait_until_ready().await.map_err(ended)
     }
 
     /// Returns the part of the API for a kind in a namespace.
@@ -294,6 +449,43 @@ impl World {
         let namespace = meta.namespace.as_deref().unwrap_or_default();
         let name = meta.name.as_deref().unwrap_or_default();
         self.vmis.get(&ObjectRef::new(name).within(namespace))
+    }
+
+    /// Returns a virtual machine by its name.
+    pub(super) fn vm(&self, namespace: &str, name: &str) -> Option<Arc<VirtualMachine>> {
+        self.vms.get(&ObjectRef::new(name).within(namespace))
+    }
+
+    /// Returns a snapshot.
+    pub(super) fn snapshot(
+        &self,
+        namespace: &str,
+        name: &str,
+    ) -> Option<Arc<VirtualMachineSnapshot>> {
+        self.snapshots.get(&ObjectRef::new(name).within(namespace))
+    }
+
+    /// Returns a DataSource.
+    pub(super) fn source(&self, namespace: &str, name: &str) -> Option<Arc<DataSource>> {
+        self.sources.get(&ObjectRef::new(name).within(namespace))
+    }
+
+    /// Returns a restore.
+    pub(super) fn restore(
+        &self,
+        namespace: &str,
+        name: &str,
+    ) -> Option<Arc<VirtualMachineRestore>> {
+        self.restores.get(&ObjectRef::new(name).within(namespace))
+    }
+
+    /// Returns what a snapshot contains.
+    pub(super) fn content(
+        &self,
+        namespace: &str,
+        name: &str,
+    ) -> Option<Arc<VirtualMachineSnapshotContent>> {
+        self.contents.get(&ObjectRef::new(name).within(namespace))
     }
 
     /// Returns the instances that a controller with this unique id made.
@@ -327,6 +519,15 @@ impl World {
     /// Returns a DataVolume.
     pub(super) fn volume(&self, namespace: &str, name: &str) -> Option<Arc<DataVolume>> {
         self.volumes.get(&ObjectRef::new(name).within(namespace))
+    }
+
+    /// Returns the DataVolumes that a controller with this unique id made.
+    pub(super) fn volumes_of(&self, owner: &str) -> Vec<Arc<DataVolume>> {
+        self.volumes.state_filter(|volume| {
+            let owners = volume.metadata.owner_references.iter().flatten();
+            let mut controllers = owners.filter(|owner| owner.controller == Some(true));
+            controllers.any(|controller| controller.uid == owner)
+        })
     }
 
     /// Returns the pods that were made for an instance.
@@ -387,161 +588,4 @@ impl Debug for World {
             .field("namespace", &self.namespace)
             .finish_non_exhaustive()
     }
-}
-
-fn api<K>(client: &Client, namespace: Option<&str>) -> Api<K>
-where
-    K: Resource<DynamicType = (), Scope = k8s_openapi::NamespaceResourceScope>,
-{
-    match namespace {
-        Some(namespace) => Api::namespaced(client.clone(), namespace),
-        None => Api::all(client.clone()),
-    }
-}
-
-/// Returns a store, and the changes that were made in it.
-fn watch<K>(
-    api: Api<K>,
-    config: watcher::Config,
-) -> (Store<K>, BoxStream<'static, Result<K, watcher::Error>>)
-where
-    K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug + Send + Sync + 'static,
-    K::DynamicType: Hash + Eq,
-{
-    let (store, writer) = reflector::store();
-    let changes = kube::runtime::watcher(api, config)
-        .default_backoff()
-        .reflect(writer)
-        .touched_objects();
-    // On the heap, as everything here that holds whole objects: what joins it would have it on its
-    // stack several times, and overflow a thread's where it is not optimized.
-    (store, changes.boxed())
-}
-
-/// Tells the controllers of each change; a watch that fails is begun again by itself.
-async fn pump<K, F>(
-    mut changes: BoxStream<'static, Result<K, watcher::Error>>,
-    mut tell: impl FnMut(K) -> F,
-) where
-    F: Future<Output = ()>,
-{
-    loop {
-        match changes.try_next().await {
-            Ok(Some(object)) => tell(object).await,
-            Ok(None) => return,
-            Err(error) => tracing::warn!(
-                error = &error as &dyn std::error::Error,
-                "a watch failed, and begins again"
-            ),
-        }
-    }
-}
-
-async fn send<K: Resource<DynamicType = ()>>(
-    sender: mpsc::Sender<ObjectRef<K>>,
-    objects: Vec<ObjectRef<K>>,
-) {
-    for object in objects {
-        // Without a receiver, the controllers have ended.
-        let _ = sender.send(object).await;
-    }
-}
-
-fn queue<K>(receiver: mpsc::Receiver<ObjectRef<K>>) -> Queue<K>
-where
-    K: Resource<DynamicType = ()> + Send + 'static,
-{
-    stream::unfold(receiver, |mut receiver| async {
-        let object = receiver.recv().await?;
-        Some((Ok(object), receiver))
-    })
-    .boxed()
-}
-
-/// Returns the object of a kind that something is of.
-fn owner<K: Resource<DynamicType = ()>>(meta: &ObjectMeta, kind: &str) -> Option<ObjectRef<K>> {
-    let owner = meta
-        .owner_references
-        .iter()
-        .flatten()
-        .find(|owner| owner.controller == Some(true) && owner.kind == kind)?;
-    let namespace = meta.namespace.as_deref().unwrap_or_default();
-    Some(ObjectRef::new(&owner.name).within(namespace))
-}
-
-fn is_drained(node: &Node) -> bool {
-    let taints = node.spec.as_ref().and_then(|spec| spec.taints.as_ref());
-    taints.is_some_and(|taints| taints.iter().any(|taint| taint.key == DRAIN_TAINT))
-}
-
-/// Returns the instances on a node.
-fn on_node(
-    vmis: &Store<VirtualMachineInstance>,
-    node: &Node,
-) -> Vec<ObjectRef<VirtualMachineInstance>> {
-    let name = node.metadata.name.as_deref().unwrap_or_default();
-    let those = vmis.state_filter(|vmi| vmi.status.node_name == name);
-    those
-        .iter()
-        .map(|vmi| ObjectRef::from_obj(&**vmi))
-        .collect()
-}
-
-/// Returns the migration that a pod is the target of.
-fn migration_of(pod: &Pod) -> Option<ObjectRef<VirtualMachineInstanceMigration>> {
-    let name = pod.metadata.annotations.as_ref()?;
-    let name = name.get(MIGRATION_NAME_ANNOTATION)?;
-    let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
-    Some(ObjectRef::new(name).within(namespace))
-}
-
-/// Returns the migrations that have not begun.
-fn waiting_migrations(
-    store: &Store<VirtualMachineInstanceMigration>,
-) -> Vec<ObjectRef<VirtualMachineInstanceMigration>> {
-    let waiting = store.state_filter(|migration| migration.status.phase <= MigrationPhase::Pending);
-    waiting
-        .iter()
-        .map(|migration| ObjectRef::from_obj(&**migration))
-        .collect()
-}
-
-/// Returns the instances that a claim may be what they wait for.
-fn waiting(
-    vmis: &Store<VirtualMachineInstance>,
-    claim: &PersistentVolumeClaim,
-) -> Vec<ObjectRef<VirtualMachineInstance>> {
-    vmis.state_filter(|vmi| {
-        vmi.metadata.namespace == claim.metadata.namespace
-            && super::vmi::failure(&vmi.status)
-                .is_some_and(|failure| failure.reason == "FailedPvcNotFound")
-    })
-    .iter()
-    .map(|vmi| ObjectRef::from_obj(&**vmi))
-    .collect()
-}
-
-/// Returns the machines that use a DataVolume.
-fn users(vms: &Store<VirtualMachine>, volume: &DataVolume) -> Vec<ObjectRef<VirtualMachine>> {
-    let name = volume.metadata.name.as_deref().unwrap_or_default();
-    vms.state_filter(|vm| {
-        vm.metadata.namespace == volume.metadata.namespace && super::vm::uses(vm, name)
-    })
-    .iter()
-    .map(|vm| ObjectRef::from_obj(&**vm))
-    .collect()
-}
-
-/// Returns the instances without a pod that may wait for a DataVolume.
-fn begun(
-    vmis: &Store<VirtualMachineInstance>,
-    volume: &DataVolume,
-) -> Vec<ObjectRef<VirtualMachineInstance>> {
-    vmis.state_filter(|vmi| {
-        vmi.metadata.namespace == volume.metadata.namespace
-            && matches!(vmi.status.phase, Phase::Unset | Phase::Pending)
-    })
-    .iter()
-    .map(|vmi| ObjectRef::from_obj(&**vmi))
-    .collect()
 }

@@ -1,10 +1,12 @@
 //! CustomResourceDefinitions.
 
 use podvisor_cluster_types::{
-    datavolume::{self, DataVolumeSpec},
+    clone::{self, CloneSpec},
+    datavolume::{self, DataSourceSpec, DataVolumeSpec},
     instancetype::{self, InstancetypeSpec, PreferenceSpec},
     migration::{MigrationPolicySpec, MigrationSpec, POLICY_GROUP, POLICY_VERSION},
     replica_set::ReplicaSetSpec,
+    snapshot::{self, RestoreSpec, SnapshotSpec},
     vm::VmSpec,
     vmi::VmiSpec,
 };
@@ -142,11 +144,98 @@ pub fn crds() -> Vec<Value> {
             ]),
             scale: None,
         },
+        Kind {
+            group: datavolume::GROUP,
+            versions: &[datavolume::VERSION],
+            kind: "DataSource",
+            plural: "datasources",
+            singular: "datasource",
+            short: &["das"],
+            spec: structural::<DataSourceSpec>(),
+            columns: json!([column("Ready", "string", &ready), age()]),
+            scale: None,
+        },
     ];
-    let mut definitions: Vec<Value> = kinds.into_iter().map(definition).collect();
+    let all = kinds.into_iter().chain(of_snapshots());
+    let mut definitions: Vec<Value> = all.map(definition).collect();
     definitions.extend(of_instancetypes());
     definitions.push(of_policies());
     definitions
+}
+
+/// Snapshots, what they contain, restores, and copies.
+fn of_snapshots() -> [Kind; 4] {
+    let ready = || column("ReadyToUse", "boolean", ".status.readyToUse");
+    let created = || column("CreationTime", "date", ".status.creationTime");
+    let error = || column("Error", "string", ".status.error.message");
+    let kind = |kind, plural, singular, short, spec, columns| Kind {
+        group: snapshot::GROUP,
+        versions: &snapshot::VERSIONS,
+        kind,
+        plural,
+        singular,
+        short,
+        spec,
+        columns,
+        scale: None,
+    };
+    // Written by the system alone: nothing of the virtual machine is cut.
+    let mut content = anything();
+    content["type"] = json!("object");
+    [
+        kind(
+            "VirtualMachineSnapshot",
+            "virtualmachinesnapshots",
+            "virtualmachinesnapshot",
+            &["vmsnapshot", "vmsnapshots"],
+            structural::<SnapshotSpec>(),
+            json!([
+                column("SourceKind", "string", ".spec.source.kind"),
+                column("SourceName", "string", ".spec.source.name"),
+                column("Phase", "string", ".status.phase"),
+                ready(),
+                created(),
+                error(),
+            ]),
+        ),
+        kind(
+            "VirtualMachineSnapshotContent",
+            "virtualmachinesnapshotcontents",
+            "virtualmachinesnapshotcontent",
+            &["vmsnapshotcontent", "vmsnapshotcontents"],
+            content,
+            json!([ready(), created(), error()]),
+        ),
+        kind(
+            "VirtualMachineRestore",
+            "virtualmachinerestores",
+            "virtualmachinerestore",
+            &["vmrestore", "vmrestores"],
+            structural::<RestoreSpec>(),
+            json!([
+                column("TargetKind", "string", ".spec.target.kind"),
+                column("TargetName", "string", ".spec.target.name"),
+                column("Complete", "boolean", ".status.complete"),
+                column("RestoreTime", "date", ".status.restoreTime"),
+                error(),
+            ]),
+        ),
+        Kind {
+            group: clone::GROUP,
+            versions: &clone::VERSIONS,
+            kind: "VirtualMachineClone",
+            plural: "virtualmachineclones",
+            singular: "virtualmachineclone",
+            short: &["vmclone", "vmclones"],
+            spec: structural::<CloneSpec>(),
+            columns: json!([
+                column("Phase", "string", ".status.phase"),
+                column("SourceVirtualMachine", "string", ".spec.source.name"),
+                column("TargetVirtualMachine", "string", ".status.targetName"),
+            ]),
+            scale: None,
+        },
+    ]
 }
 
 /// The definition of migration policies: of the cluster, and without a status.

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use podvisor_cluster_types::{datavolume, instancetype, migration::POLICY_GROUP};
+use podvisor_cluster_types::{clone, datavolume, instancetype, migration::POLICY_GROUP, snapshot};
 use serde_json::{Value, json};
 
 use super::{Options, crds::GROUP};
@@ -30,8 +30,15 @@ const INSTANCETYPES: [&str; 4] = [
 
 const READ: [&str; 3] = ["get", "list", "watch"];
 
-/// Claims are made, and marked when they are filled; they go with their DataVolumes.
-const CLAIMS: [&str; 5] = ["get", "list", "watch", "create", "patch"];
+/// Claims are made, and marked when they are filled; they go with their DataVolumes, or give way
+/// to those of a restore.
+const CLAIMS: [&str; 6] = ["get", "list", "watch", "create", "patch", "delete"];
+
+const VOLUMES: [&str; 2] = ["datavolumes", "datasources"];
+
+/// What users make of snapshots; what these contain is made by the system alone.
+const SNAPSHOTS: [&str; 2] = ["virtualmachinesnapshots", "virtualmachinerestores"];
+const CONTENTS: &str = "virtualmachinesnapshotcontents";
 
 fn rule(groups: &[&str], resources: &[&str], verbs: &[&str]) -> Value {
     json!({ "apiGroups": groups, "resources": resources, "verbs": verbs })
@@ -89,10 +96,59 @@ pub(super) fn rbac(options: &Options) -> Vec<Value> {
             rule(&[""], &["persistentvolumeclaims"], &CLAIMS),
             rule(&["storage.k8s.io"], &["storageclasses"], &["get", "list"]),
             rule(&[datavolume::GROUP], &["datavolumes"], &ALL),
+            rule(&[datavolume::GROUP], &["datasources"], &READ),
+            rule(&[datavolume::GROUP], &["datasources/status"], &["patch"]),
             rule(
                 &[datavolume::GROUP],
                 &["datavolumes/status", "datavolumes/finalizers"],
                 &["update", "patch"],
+            ),
+            rule(&[snapshot::GROUP], &SNAPSHOTS, &ALL),
+            rule(&[snapshot::GROUP], &[CONTENTS], &ALL),
+            rule(&[clone::GROUP], &["virtualmachineclones"], &READ),
+            rule(
+                &[clone::GROUP],
+                &[
+                    "virtualmachineclones/status",
+                    "virtualmachineclones/finalizers",
+                ],
+                &["update", "patch"],
+            ),
+            rule(
+                &[snapshot::GROUP],
+                &[
+                    "virtualmachinesnapshots/status",
+                    "virtualmachinesnapshots/finalizers",
+                    "virtualmachinesnapshotcontents/status",
+                    "virtualmachinesnapshotcontents/finalizers",
+                    "virtualmachinerestores/status",
+                    "virtualmachinerestores/finalizers",
+                ],
+                &["update", "patch"],
+            ),
+            rule(
+                &["snapshot.storage.k8s.io"],
+                &["volumesnapshots"],
+                &["get", "list", "watch", "create"],
+            ),
+            rule(
+                &["snapshot.storage.k8s.io"],
+                &["volumesnapshotclasses"],
+                &["get", "list"],
+            ),
+            // Guests write nothing while their disks are taken.
+            rule(
+                &[api::GROUP],
+                &[
+                    "virtualmachineinstances/freeze",
+                    "virtualmachineinstances/unfreeze",
+                ],
+                &["update"],
+            ),
+            rule(
+                &[api::GROUP],
+                &["virtualmachineinstances/guestosinfo"],
+                &["get"],
             ),
             // Readiness gates.
             rule(&[""], &["pods/status"], &["patch"]),
@@ -122,6 +178,11 @@ pub(super) fn rbac(options: &Options) -> Vec<Value> {
                     "virtualmachineinstances",
                     "virtualmachineinstancemigrations",
                 ],
+                &["get", "list"],
+            ),
+            rule(
+                &[snapshot::GROUP],
+                &["virtualmachinerestores"],
                 &["get", "list"],
             ),
             // Evictions of VMs' pods mark the VMs that have to move.
@@ -351,7 +412,10 @@ fn users() -> Vec<Value> {
             &["view"],
             vec![
                 rule(&[GROUP], &objects, &READ),
-                rule(&[datavolume::GROUP], &["datavolumes"], &READ),
+                rule(&[datavolume::GROUP], &VOLUMES, &READ),
+                rule(&[snapshot::GROUP], &SNAPSHOTS, &READ),
+                rule(&[clone::GROUP], &["virtualmachineclones"], &READ),
+                rule(&[snapshot::GROUP], &[CONTENTS], &READ),
                 rule(&[instancetype::GROUP], &INSTANCETYPES, &READ),
                 rule(&[api::GROUP], &words(&read), &["get"]),
             ],
@@ -361,7 +425,14 @@ fn users() -> Vec<Value> {
             &both,
             vec![
                 rule(&[GROUP], &objects, &verbs),
-                rule(&[datavolume::GROUP], &["datavolumes"], &verbs),
+                rule(&[datavolume::GROUP], &VOLUMES, &verbs),
+                rule(&[snapshot::GROUP], &SNAPSHOTS, &verbs),
+                rule(&[clone::GROUP], &["virtualmachineclones"], &verbs),
+                rule(
+                    &[snapshot::GROUP],
+                    &[CONTENTS],
+                    &["get", "list", "watch", "delete", "deletecollection"],
+                ),
                 rule(&[instancetype::GROUP], &INSTANCETYPES, &READ),
                 rule(&[instancetype::GROUP], &INSTANCETYPES[..2], &verbs),
                 rule(&[api::GROUP], &words(&update), &["update"]),

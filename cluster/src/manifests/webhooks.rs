@@ -2,7 +2,7 @@
 //!
 //! Their `caBundle` is missing here: who serves them writes it, and keeps it fresh.
 
-use podvisor_cluster_types::{datavolume, migration};
+use podvisor_cluster_types::{clone, datavolume, migration, snapshot};
 use serde_json::{Value, json};
 
 use super::crds::GROUP;
@@ -78,9 +78,22 @@ pub fn webhooks(namespace: &str) -> Vec<Value> {
         "expression": format!("request.name.startsWith('{}-')", objects::LAUNCHER),
     }]);
     let of_volumes = || {
-        let mut rule = rule(&["CREATE", "UPDATE"], json!(["datavolumes"]));
+        let mut rule = rule(&["CREATE", "UPDATE"], json!(["datavolumes", "datasources"]));
         rule["apiGroups"] = json!([datavolume::GROUP]);
         rule["apiVersions"] = json!([datavolume::VERSION]);
+        rule
+    };
+    let of_snapshots = || {
+        let kinds = json!(["virtualmachinesnapshots", "virtualmachinerestores"]);
+        let mut rule = rule(&["CREATE", "UPDATE"], kinds);
+        rule["apiGroups"] = json!([snapshot::GROUP]);
+        rule["apiVersions"] = json!([snapshot::VERSIONS[0]]);
+        rule
+    };
+    let of_clones = || {
+        let mut rule = rule(&["CREATE", "UPDATE"], json!(["virtualmachineclones"]));
+        rule["apiGroups"] = json!([clone::GROUP]);
+        rule["apiVersions"] = json!([clone::VERSIONS[0]]);
         rule
     };
     vec![
@@ -98,7 +111,13 @@ pub fn webhooks(namespace: &str) -> Vec<Value> {
                 webhook(
                     "validate.kubevirt.io",
                     "/validate",
-                    vec![changes(), of_volumes(), policies],
+                    vec![
+                        changes(),
+                        of_volumes(),
+                        of_snapshots(),
+                        of_clones(),
+                        policies,
+                    ],
                 ),
                 evictions,
             ],

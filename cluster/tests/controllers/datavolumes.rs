@@ -9,18 +9,18 @@ use podvisor_cluster::controller::datavolume::{self, DataVolume, VolumeState};
 use podvisor_cluster::controller::objects::{self, VirtualMachine};
 use serde_json::{Value, json};
 
+use super::scene::{Controller, LIMIT, Scene, machine};
 use super::support::kubelet;
-use super::{Controller, LIMIT, Scene, machine};
 
 /// The objects of DataVolumes in a namespace.
-struct Disks {
+pub(super) struct Disks {
     volumes: Api<DataVolume>,
     claims: Api<PersistentVolumeClaim>,
     pods: Api<Pod>,
 }
 
 impl Disks {
-    fn of(scene: &Scene) -> Self {
+    pub(super) fn of(scene: &Scene) -> Self {
         Self {
             volumes: Api::namespaced(scene.client.clone(), &scene.namespace),
             claims: Api::namespaced(scene.client.clone(), &scene.namespace),
@@ -28,7 +28,7 @@ impl Disks {
         }
     }
 
-    async fn create(&self, name: &str, spec: Value) {
+    pub(super) async fn create(&self, name: &str, spec: Value) {
         let volume: DataVolume = serde_json::from_value(json!({
             "apiVersion": "cdi.kubevirt.io/v1beta1", "kind": "DataVolume",
             "metadata": {"name": name}, "spec": spec,
@@ -39,7 +39,11 @@ impl Disks {
     }
 
     /// Waits until a DataVolume is as wanted.
-    async fn volume(&self, name: &str, wanted: impl Fn(&DataVolume) -> bool) -> DataVolume {
+    pub(super) async fn volume(
+        &self,
+        name: &str,
+        wanted: impl Fn(&DataVolume) -> bool,
+    ) -> DataVolume {
         let reached = |volume: Option<&DataVolume>| volume.is_some_and(&wanted);
         let wait = await_condition(self.volumes.clone(), name, reached);
         match tokio::time::timeout(LIMIT, wait).await {
@@ -48,13 +52,13 @@ impl Disks {
         }
     }
 
-    async fn in_phase(&self, name: &str, phase: datavolume::Phase) -> DataVolume {
+    pub(super) async fn in_phase(&self, name: &str, phase: datavolume::Phase) -> DataVolume {
         self.volume(name, |volume| volume.status.phase == phase)
             .await
     }
 
     /// Waits for a claim, and binds it.
-    async fn bind(&self, name: &str) -> PersistentVolumeClaim {
+    pub(super) async fn bind(&self, name: &str) -> PersistentVolumeClaim {
         let exists = |claim: Option<&PersistentVolumeClaim>| claim.is_some();
         let wait = await_condition(self.claims.clone(), name, exists);
         let found = tokio::time::timeout(LIMIT, wait).await;
@@ -68,7 +72,7 @@ impl Disks {
     }
 
     /// Waits for the importer of a DataVolume.
-    async fn importer(&self, volume: &DataVolume) -> Pod {
+    pub(super) async fn importer(&self, volume: &DataVolume) -> Pod {
         let uid = volume.meta().uid.clone().unwrap();
         let list = ListParams::default().labels("cdi.kubevirt.io=importer");
         self.pod(&list, |pod| {
@@ -103,7 +107,7 @@ impl Disks {
         kubelet::set_status(&self.pods, name, status).await;
     }
 
-    async fn succeed(&self, volume: &DataVolume) {
+    pub(super) async fn succeed(&self, volume: &DataVolume) {
         let pod = self.importer(volume).await;
         let done = json!({"terminated": {"exitCode": 0}});
         self.report(&pod, "Succeeded", 0, done, json!({})).await;

@@ -10,6 +10,7 @@
 )]
 
 pub mod certificates;
+pub mod csi;
 mod definitions;
 pub mod guest;
 pub mod kubelet;

@@ -20,6 +20,9 @@ pub enum CauseReason {
     /// The value is missing.
     #[serde(rename = "FieldValueRequired")]
     Required,
+    /// The value is missing, and what it names cannot be looked up.
+    #[serde(rename = "FieldValueNotFound")]
+    NotFound,
     /// The value is right elsewhere, and not here.
     #[serde(rename = "FieldValueNotSupported")]
     NotSupported,

@@ -13,14 +13,17 @@
 mod object;
 
 pub mod cause;
+pub mod clone;
 pub mod config;
 pub mod datavolume;
+pub mod duration;
 pub mod instancetype;
 pub mod meta;
 pub mod migration;
 pub mod names;
 pub mod quantity;
 pub mod replica_set;
+pub mod snapshot;
 pub mod vm;
 pub mod vmi;
 

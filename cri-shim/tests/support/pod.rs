@@ -73,6 +73,7 @@ impl Pod {
             nics: Vec::new(),
             shared_dir: None,
             users: None,
+            share_users: Default::default(),
             console: None,
             events: None,
             sysctls: Default::default(),

@@ -18,7 +18,7 @@ use vm_memory::ByteValued;
 
 use super::counters::Counters;
 use super::exchange::{Exchange, ExchangeError, Refused};
-use super::tree::{Access, IdMap, Tree};
+use super::tree::{Access, FsProcess, IdMap, Tree};
 use crate::GuestRam;
 use crate::descriptors::Quota;
 use crate::virtio::{
@@ -87,6 +87,7 @@ pub enum FsDeviceError {
 pub struct FsDevice {
     tag: String,
     root: OwnedFd,
+    process: FsProcess,
     access: Access,
     quota: Quota,
     ids: Option<IdMap>,
@@ -120,13 +121,23 @@ impl FsDevice {
     /// # Errors
     /// If the tag is empty or too long, or `root` is not a directory.
     pub fn new(tag: &str, root: OwnedFd) -> Result<Self, FsDeviceError> {
+        let process = FsProcess::open().map_err(FsDeviceError::Root)?;
+        Self::served_by(&process, tag, root)
+    }
+
+    /// As [`Self::new`], in a process that can open nothing of `/proc` any more.
+    ///
+    /// # Errors
+    /// As [`Self::new`].
+    pub fn served_by(process: &FsProcess, tag: &str, root: OwnedFd) -> Result<Self, FsDeviceError> {
         let bytes = tag.as_bytes();
         if bytes.is_empty() || bytes.len() > MAX_TAG_LEN || bytes.contains(&0) {
             return Err(FsDeviceError::Tag { tag: tag.into() });
         }
         let (access, quota) = (Access::ReadWrite, Quota::of_files());
-        let tree = tree(&root, access, &quota, None)?;
+        let tree = tree(process, &root, access, &quota, None)?;
         Ok(Self {
+            process: process.clone(),
             tag: tag.to_owned(),
             root,
             access,
@@ -210,7 +221,13 @@ impl FsDevice {
     }
 
     fn rebuild(mut self) -> Result<Self, FsDeviceError> {
-        self.tree = tree(&self.root, self.access, &self.quota, self.ids)?;
+        self.tree = tree(
+            &self.process,
+            &self.root,
+            self.access,
+            &self.quota,
+            self.ids,
+        )?;
         self.counters = Counters::of(&self.tree);
         self.server = Server::new(self.tree.clone());
         Ok(self)
@@ -468,12 +485,13 @@ fn fault(error: ExchangeError) -> Fault {
 }
 
 fn tree(
+    process: &FsProcess,
     root: &OwnedFd,
     access: Access,
     quota: &Quota,
     ids: Option<IdMap>,
 ) -> Result<Arc<Tree>, FsDeviceError> {
-    Tree::new(root, access, quota.clone(), ids)
+    Tree::served_by(process, root, access, quota.clone(), ids)
         .map(Arc::new)
         .map_err(FsDeviceError::Root)
 }

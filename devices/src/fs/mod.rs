@@ -33,4 +33,4 @@ mod exchange;
 mod tree;
 
 pub use device::{FsDevice, FsDeviceError, MAX_TAG_LEN};
-pub use tree::IdMap;
+pub use tree::{FsProcess, IdMap};

@@ -540,7 +540,7 @@ impl VirtioDevice for NetDevice {
             link: self.link,
             rx_mode: self.rx_mode.clone(),
         };
-        state.save(self.pair_count())
+        state.save()
     }
 
     /// Restores the driver's address, offloads, filter and queue pairs, and the link's state.

@@ -5,15 +5,15 @@ use super::feature;
 use super::filter::RxMode;
 use crate::virtio::{RestoreError, SavedDevice};
 
-/// The format of a device with one queue pair.
-const ONE_PAIR: u32 = 1;
-/// The format of a device with several.
-const SEVERAL_PAIRS: u32 = 2;
-/// The same, for a device whose link is down.
-const ONE_PAIR_DOWN: u32 = 3;
-const SEVERAL_PAIRS_DOWN: u32 = 4;
-/// Added to each of these: the same with a receive filter, of a driver that has set one.
-const FILTERED: u32 = 4;
+/// The layout: MAC address (6 bytes), offloads (8), queue pairs in use (2), the bits below (1), and
+/// the receive filter to the end. A field that is added later goes into a new version, beside which
+/// this one is still read. Those up to 8 had no bits: each number stood for one set of them.
+const VERSION: u32 = 9;
+
+/// The link is down.
+const LINK_DOWN: u8 = 1 << 0;
+/// There is a receive filter; without one, the driver gets all frames.
+const FILTERED: u8 = 1 << 1;
 
 /// The settings of a driver.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -29,55 +29,42 @@ pub(super) struct DriverState {
 }
 
 impl DriverState {
-    /// Serializes it for a device with this number of pairs.
-    pub(super) fn save(&self, pairs: u16) -> SavedDevice {
-        let mut bytes = [&self.mac[..], &self.offloads.to_le_bytes()].concat();
-        if pairs > 1 {
-            bytes.extend(self.active.to_le_bytes());
-        }
-        let filtered = self.rx_mode != RxMode::default();
-        if filtered {
+    pub(super) fn save(&self) -> SavedDevice {
+        let mut bytes = self.mac.to_vec();
+        bytes.extend(self.offloads.to_le_bytes());
+        bytes.extend(self.active.to_le_bytes());
+        let down = match self.link {
+            LinkState::Down => LINK_DOWN,
+            LinkState::Up => 0,
+        };
+        if self.rx_mode == RxMode::default() {
+            bytes.push(down);
+        } else {
+            bytes.push(down | FILTERED);
             self.rx_mode.save(&mut bytes);
         }
         SavedDevice {
-            version: version(pairs, self.link, filtered),
+            version: VERSION,
             bytes,
         }
     }
 
-    /// Parses the state of a device with as many pairs; it is not trusted.
+    /// Parses the state of a device with this number of queue pairs; it is not trusted.
     pub(super) fn restore(saved: &SavedDevice, pairs: u16) -> Result<Self, RestoreError> {
-        let (unfiltered, filtered) = match saved.version.checked_sub(FILTERED) {
-            Some(version @ 1..) => (version, true),
-            _ => (saved.version, false),
-        };
-        let link = match unfiltered {
-            ONE_PAIR_DOWN | SEVERAL_PAIRS_DOWN => LinkState::Down,
-            _ => LinkState::Up,
-        };
-        let bytes = saved.of_version(version(pairs, link, filtered))?;
         let invalid = |what| RestoreError::Invalid { what };
-        let wrong_length = invalid("a network card's state has another length");
-        let Some((mac, rest)) = bytes.split_first_chunk() else {
-            return Err(wrong_length);
+        let fields = split(saved.of_version(VERSION)?);
+        let (mac, offloads, active, bits, filter) =
+            fields.ok_or_else(|| invalid("a network card's state has another length"))?;
+        let rx_mode = match (bits & FILTERED != 0, filter) {
+            (false, []) => Some(RxMode::default()),
+            (false, _) => None,
+            (true, filter) => RxMode::restore(filter),
         };
-        let Some((offloads, rest)) = rest.split_first_chunk() else {
-            return Err(wrong_length);
-        };
-        let offloads = u64::from_le_bytes(*offloads);
-        let (active, rest) = match (rest, pairs) {
-            (rest, ..=1) => (1, rest),
-            ([low, high, rest @ ..], 2..) => (u16::from_le_bytes([*low, *high]), rest),
-            _ => return Err(wrong_length),
-        };
-        let rx_mode = match (rest, filtered) {
-            ([], false) => RxMode::default(),
-            (rest, true) => {
-                let mode = RxMode::restore(rest);
-                mode.ok_or_else(|| invalid("a network card's receive filter is damaged"))?
-            }
-            _ => return Err(wrong_length),
-        };
+        let rx_mode =
+            rx_mode.ok_or_else(|| invalid("a network card's receive filter is damaged"))?;
+        if bits & !(LINK_DOWN | FILTERED) != 0 {
+            return Err(invalid("settings of a network card that do not exist"));
+        }
         if offloads & !feature::GUEST_OFFLOADS != 0 {
             return Err(invalid("offloads of a network card that do not exist"));
         }
@@ -87,23 +74,26 @@ impl DriverState {
             ));
         }
         Ok(Self {
-            mac: *mac,
+            mac,
             offloads,
             active,
-            link,
+            link: match bits & LINK_DOWN {
+                0 => LinkState::Up,
+                _ => LinkState::Down,
+            },
             rx_mode,
         })
     }
 }
 
-fn version(pairs: u16, link: LinkState, filtered: bool) -> u32 {
-    let unfiltered: u32 = match (pairs, link) {
-        (..=1, LinkState::Up) => ONE_PAIR,
-        (_, LinkState::Up) => SEVERAL_PAIRS,
-        (..=1, LinkState::Down) => ONE_PAIR_DOWN,
-        (_, LinkState::Down) => SEVERAL_PAIRS_DOWN,
-    };
-    unfiltered.saturating_add(if filtered { FILTERED } else { 0 })
+/// Returns the fields, and what is behind them.
+fn split(bytes: &[u8]) -> Option<([u8; 6], u64, u16, u8, &[u8])> {
+    let (mac, rest) = bytes.split_first_chunk()?;
+    let (offloads, rest) = rest.split_first_chunk()?;
+    let (active, rest) = rest.split_first_chunk()?;
+    let (bits, rest) = rest.split_first()?;
+    let offloads = u64::from_le_bytes(*offloads);
+    Some((*mac, offloads, u16::from_le_bytes(*active), *bits, rest))
 }
 
 #[cfg(test)]
@@ -120,65 +110,70 @@ mod tests {
         }
     }
 
-    fn filtered() -> RxMode {
-        RxMode {
-            promiscuous: false,
-            ..RxMode::default()
+    fn filtered() -> DriverState {
+        DriverState {
+            link: LinkState::Down,
+            rx_mode: RxMode {
+                promiscuous: false,
+                ..RxMode::default()
+            },
+            ..state()
         }
     }
 
     #[test]
-    fn a_card_of_one_pair_writes_what_it_always_did() {
-        let saved = state().save(1);
-        assert_eq!((saved.version, saved.bytes.len()), (1, 14));
-        assert_eq!(DriverState::restore(&saved, 1).unwrap(), state());
-        assert!(DriverState::restore(&saved, 2).is_err());
-    }
-
-    #[test]
-    fn a_link_that_is_down_is_down_again() {
-        for pairs in [1, 4] {
-            let down = DriverState {
-                link: LinkState::Down,
-                ..state()
-            };
-            assert_eq!(
-                DriverState::restore(&down.save(pairs), pairs).unwrap(),
-                down
-            );
-            assert!(DriverState::restore(&down.save(pairs), 5 - pairs).is_err());
+    fn each_setting_is_the_same_again() {
+        let (link, rx_mode) = (filtered().link, filtered().rx_mode);
+        let down = DriverState { link, ..state() };
+        let filter = DriverState { rx_mode, ..state() };
+        for state in [state(), down, filter, filtered()] {
+            let saved = state.save();
+            assert_eq!(DriverState::restore(&saved, 1).unwrap(), state);
+            assert_eq!(DriverState::restore(&saved, 4).unwrap(), state);
         }
     }
 
     #[test]
-    fn a_filter_that_was_set_is_set_again() {
-        for (pairs, link, version) in [
-            (1, LinkState::Up, 5),
-            (4, LinkState::Up, 6),
-            (1, LinkState::Down, 7),
-            (4, LinkState::Down, 8),
-        ] {
-            let state = DriverState {
-                link,
-                rx_mode: filtered(),
-                ..state()
+    fn the_layout_is_what_it_was_when_its_version_was_given() {
+        let saved = DriverState {
+            active: 3,
+            ..filtered()
+        };
+        let bytes = [2, 9, 9, 9, 9, 9, 2, 0, 0, 0, 0, 0, 0, 0, 3, 0, 3, 0, 0, 0];
+        let expected = SavedDevice {
+            version: 9,
+            bytes: bytes.to_vec(),
+        };
+        assert_eq!(saved.save(), expected);
+    }
+
+    #[test]
+    fn a_state_that_is_cut_or_longer_or_of_another_version_is_refused() {
+        for state in [state(), filtered()] {
+            let saved = state.save();
+            let other = |version, bytes: &[u8]| SavedDevice {
+                version,
+                bytes: bytes.to_vec(),
             };
-            let saved = state.save(pairs);
-            assert_eq!(saved.version, version);
-            assert_eq!(DriverState::restore(&saved, pairs).unwrap(), state);
-            assert!(DriverState::restore(&saved, 5 - pairs).is_err());
             for len in 0..saved.bytes.len() {
-                let mut short = saved.clone();
-                short.bytes.truncate(len);
-                assert!(DriverState::restore(&short, pairs).is_err(), "{len}");
+                let cut = other(VERSION, &saved.bytes[..len]);
+                assert!(DriverState::restore(&cut, 1).is_err(), "{len}");
             }
-            for version in [version - 4, version + 4] {
-                let other = SavedDevice {
-                    version,
-                    ..saved.clone()
-                };
-                assert!(DriverState::restore(&other, pairs).is_err(), "{version}");
+            let longer = other(VERSION, &[&saved.bytes[..], &[0]].concat());
+            assert!(DriverState::restore(&longer, 1).is_err());
+            for version in [0, 1, 8, 10] {
+                let other = other(version, &saved.bytes);
+                assert!(DriverState::restore(&other, 1).is_err(), "{version}");
             }
+        }
+    }
+
+    #[test]
+    fn settings_that_do_not_exist_are_refused() {
+        for (at, bit) in [(6, 1), (13, 0x80), (16, 4), (16, 0x80)] {
+            let mut saved = state().save();
+            saved.bytes[at] |= bit;
+            assert!(DriverState::restore(&saved, 1).is_err(), "byte {at}");
         }
     }
 
@@ -186,15 +181,11 @@ mod tests {
     fn nobody_restores_pairs_that_do_not_exist() {
         for active in [0, 1, 3, 4, 5, u16::MAX] {
             let state = DriverState { active, ..state() };
-            let restored = DriverState::restore(&state.save(4), 4);
+            let restored = DriverState::restore(&state.save(), 4);
             match (1..=4).contains(&active) {
                 true => assert_eq!(restored.unwrap(), state),
                 false => assert!(restored.is_err(), "{active}"),
             }
-        }
-        for len in (0..16).chain([17]) {
-            let bytes = vec![0; len];
-            assert!(DriverState::restore(&SavedDevice { version: 2, bytes }, 4).is_err());
         }
     }
 }

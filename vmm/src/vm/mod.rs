@@ -292,6 +292,15 @@ impl Vm {
         abandoned.iter().map(start::thread_name).collect()
     }
 
+    /// Waits until the threads that [`Self::abandoned`] names have ended, and names them no more:
+    /// what they had of the host is free then. It does not return as long as one hangs.
+    pub fn wait_abandoned(&self) {
+        let abandoned = std::mem::take(&mut *lock(&self.abandoned));
+        for thread in abandoned {
+            let _ = thread.join();
+        }
+    }
+
     /// Waits for the outcome and returns it.
     fn outcome(&self) -> Option<Outcome> {
         let inner = self.control().lock();

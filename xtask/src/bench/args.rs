@@ -33,6 +33,25 @@ pub(super) enum Subject {
     Restore(RestoreArgs),
     /// From `podvisor run` to its program's end, by booting and as a clone, and runc beside it
     Start(StartArgs),
+    /// A small Debian on a disk until its shell answers: podvisor by the loader and as a clone, and
+    /// QEMU's q35 beside it
+    Vm(VmArgs),
+}
+
+#[derive(Debug, clap::Args)]
+pub(super) struct VmArgs {
+    /// Count instructions instead of time: in the emulated test host, the same on every machine
+    #[arg(long)]
+    pub(super) icount: bool,
+    /// Runs of each
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub(super) runs: usize,
+    /// Compare with this Cloud Hypervisor too
+    #[arg(long, value_name = "FILE")]
+    pub(super) cloud_hypervisor: Option<PathBuf>,
+    /// Write the results as JSON to this file, or to stdout (`-`)
+    #[arg(long, value_name = "FILE")]
+    pub(super) json: Option<PathBuf>,
 }
 
 #[derive(Debug, clap::Args)]

@@ -8,7 +8,8 @@
 //! | `more.img` | a second initial file system, with the modules of XFS and btrfs |
 //! | `root/` | the root's files, to make other disks of |
 //!
-//! Besides busybox, the root has Debian's qemu-guest-agent with its libraries.
+//! Besides busybox, the root has Debian's qemu-guest-agent with its libraries, and the modules that
+//! the kernel loads when a shared directory is mounted.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt as _, symlink};
@@ -54,6 +55,9 @@ const MODULES: &[&str] = &[
 /// What a second initial file system loads, for roots of other kinds.
 const MORE_MODULES: &[&str] = &["xfs", "btrfs"];
 
+/// What the kernel loads from the root when it is asked for, with the names that it asks for.
+const LATE_MODULES: &[(&str, &str)] = &[("virtiofs", "fs-virtiofs")];
+
 /// The size of the root, of which little is used.
 const ROOT_MIB: u64 = 64;
 
@@ -70,7 +74,7 @@ pub(crate) fn ensure() -> Result<PathBuf> {
     let digest = process::sha256(busybox)?;
     let modules = [MODULES, MORE_MODULES].concat().join(" ");
     let parts = [
-        "2",
+        "3",
         INITRAMFS_INIT,
         INIT,
         UDHCPC,
@@ -108,6 +112,7 @@ pub(crate) fn ensure() -> Result<PathBuf> {
     fs::write(partial.join("more.img"), base.more()?)?;
     let root = partial.join("root");
     make_root(&root, busybox)?;
+    base.late(&root)?;
 
     // The disk has the same root, and what boots it.
     let boot = root.join("boot");
@@ -258,6 +263,28 @@ impl Base<'_> {
         let loaded = self.files(MODULES)?;
         self.pack(&mut archive, "modules/2", MORE_MODULES, &loaded)?;
         Ok(archive.finish()?)
+    }
+
+    /// Copies the modules that are loaded later to a root.
+    fn late(&self, root: &Path) -> Result<()> {
+        let directory = root.join("lib/modules").join(self.release);
+        fs::create_dir_all(&directory)?;
+        let (mut depends, mut aliases) = (String::new(), String::new());
+        for (module, alias) in LATE_MODULES {
+            // What a module needs goes before it.
+            let mut names: Vec<String> = Vec::new();
+            for path in self.files(&[module])? {
+                let name = name_of(&path)?;
+                fs::copy(&path, directory.join(&name))?;
+                depends.push_str(&format!("{name}: {}\n", names.join(" ")));
+                names.push(name);
+            }
+            aliases.push_str(&format!("alias {alias} {module}\n"));
+        }
+        fs::write(directory.join("modules.dep"), depends)?;
+        fs::write(directory.join("modules.alias"), aliases)?;
+        symlink("/bin/busybox", root.join("sbin/modprobe"))?;
+        Ok(())
     }
 
     fn pack(

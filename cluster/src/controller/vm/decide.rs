@@ -17,6 +17,7 @@ use crate::controller::objects::{
     Condition, Phase, StartFailure, StateChangeRequest, VM_FINALIZER, VirtualMachine,
     VirtualMachineInstance, VmStatus, clear_condition, condition, set_condition,
 };
+use crate::controller::snapshot::restored_by;
 use crate::controller::vmi::{failure, was_running};
 
 /// The first wait after a failed start, in seconds; it grows with the square of their number.
@@ -183,8 +184,16 @@ pub fn decide(observed: &Observed<'_>) -> Decision {
     decision
 }
 
+/// Whether the machine is being restored: its disks are not its own meanwhile.
+fn is_restored(vm: &VirtualMachine) -> bool {
+    restored_by(vm).is_some()
+}
+
 /// DataVolumes are made whether or not the machine runs.
 fn make_volumes(observed: &Observed<'_>, decision: &mut Decision) {
+    if is_restored(observed.vm) {
+        return;
+    }
     let missing = observed.volumes.missing.iter().cloned();
     let actions = missing.map(|volume| Action::CreateVolume(Box::new(volume)));
     decision.actions.extend(actions);
@@ -346,7 +355,7 @@ fn run(observed: &Observed<'_>, strategy: RunStrategy, decision: &mut Decision) 
     // still to be made.
     match remaining(decision.status.start_failure.as_ref(), observed.now.0) {
         // The change that ends the wait leads to the next look.
-        None if observed.volumes.block_start() => {}
+        None if observed.volumes.block_start() || is_restored(observed.vm) => {}
         Some(wait) => decision.again = Some(wait),
         None => decision.actions.push(Action::Start { paused }),
     }

@@ -125,6 +125,21 @@ impl SandboxClient {
         }
     }
 
+    /// Makes a disk of a guest with an operating system of its own, which has this serial number,
+    /// at least `bytes` large. A guest that runs sees it at once; what is on the disk stays as it
+    /// is.
+    ///
+    /// # Errors
+    /// [`SandboxError::Refused`]: there is no such disk, it is larger, or cannot grow.
+    pub async fn grow_disk(&self, id: &str, serial: &str, bytes: u64) -> Result<(), SandboxError> {
+        let call = Call::GrowDisk {
+            id: id.to_owned(),
+            serial: serial.to_owned(),
+            bytes,
+        };
+        self.done(call, Vec::new()).await
+    }
+
     /// Starts a container's process.
     ///
     /// # Errors

@@ -42,6 +42,18 @@ pub enum MachineError {
     /// The shared directory is unfit.
     #[error(transparent)]
     Share(#[from] FsDeviceError),
+    /// A directory for the guest is not where it should be, or is something else.
+    #[error("failed to open the shared directory with the tag {tag:?}")]
+    OpenShare {
+        /// Its tag.
+        tag: String,
+        /// The operating system's answer.
+        #[source]
+        source: io::Error,
+    },
+    /// Directories cannot be shared.
+    #[error("failed to open /proc/self/fd, which sharing directories takes: mount /proc")]
+    ShareProcess(#[source] io::Error),
     /// A device of the machine does not answer.
     #[error(transparent)]
     Device(#[from] HandleError),
@@ -110,6 +122,18 @@ pub enum MachineError {
     /// A client cannot be connected to the console.
     #[error("failed to connect to the console")]
     Console(#[source] io::Error),
+    /// The machine has no disk with this serial number.
+    #[error("the machine has no disk with the serial number {0:?}")]
+    NoDisk(String),
+    /// A disk did not grow.
+    #[error("failed to grow the disk {serial:?}")]
+    Grow {
+        /// The disk's serial number.
+        serial: String,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
     /// A disk was not made ready for another host.
     #[error("failed to make the disk {serial:?} ready for another host")]
     Sync {

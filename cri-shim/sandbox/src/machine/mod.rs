@@ -54,7 +54,8 @@ pub(crate) use podvisor_vmm::{
     MigrateError, MigrationOptions, MigrationProgress, MigrationReport, MigrationStep, MovingDisk,
 };
 pub(crate) use serial_port::SerialPort;
-pub use share::{SharedDir, UserRange};
+pub(crate) use share::OpenShare;
+pub use share::{MachineShare, SharedDir, UserRange};
 
 /// The guest's vsock address, the lowest that a guest may have; guests of different
 /// machines do not see each other.
@@ -608,6 +609,22 @@ impl Machine {
             own_os::has_unanswered(&counters).then_some(number)
         });
         disks.collect()
+    }
+
+    /// Has the guest see how large the disk with this number is now.
+    pub(crate) fn look_at_disk(&self, number: usize) -> Result<(), MachineError> {
+        Ok(self.vm.block(&format!("blk{number}"))?.resize()?)
+    }
+
+    /// Whether a thread of the machine, which has ended, was left behind in a request of the guest:
+    /// it may still write to a disk.
+    pub(crate) fn has_abandoned(&self) -> bool {
+        !self.vm.abandoned().is_empty()
+    }
+
+    /// Waits until there is no such thread any more.
+    pub(crate) fn wait_abandoned(&self) {
+        self.vm.wait_abandoned();
     }
 
     /// Waits until the machine ends. There may be any number of callers.

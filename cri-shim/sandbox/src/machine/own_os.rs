@@ -4,20 +4,21 @@
 //! reboots gets a new machine from the same plan.
 
 use std::fs::File;
+use std::io;
 use std::net::IpAddr;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use podvisor_vmm::{
-    BlockDevice, DiskPart, Initramfs, IoEngine, Kernel, KvmDevice, MemorySize, OverlayFormat,
-    PageMap, PortsDevice, RestoreBuilder, Smbios, Snapshot, Transport, Vm, VmBuilder, VsockDevice,
-    open_disk_for_writing,
+    BlockDevice, DiskPart, FsProcess, Initramfs, IoEngine, Kernel, KvmDevice, MemorySize,
+    OverlayFormat, PageMap, PortsDevice, RestoreBuilder, Smbios, Snapshot, Transport, Vm,
+    VmBuilder, VsockDevice, grow_overlay, open_disk_for_writing,
 };
 use serde::{Deserialize, Serialize};
 use tracing::warn;
 
 use super::serial_port::SerialPort;
-use super::{BuiltMachine, GUEST_CID, MachineError, Nic, NicKind, Ports, migrate};
+use super::{BuiltMachine, GUEST_CID, MachineError, Nic, NicKind, OpenShare, Ports, migrate};
 use crate::types::{ContinueAs, SavedMachine};
 
 /// What a process opens before its jail closes, to build machines in it.
@@ -26,14 +27,17 @@ pub(crate) struct HostFiles {
     kvm: KvmDevice,
     /// Machines whose memory nobody saves do without.
     page_map: Option<PageMap>,
+    /// For machines that share directories.
+    shares: Option<FsProcess>,
 }
 
 impl HostFiles {
-    /// Opens them.
+    /// Opens them: with what machines that share directories need, or without.
     ///
     /// # Errors
     /// There is no KVM.
-    pub(crate) fn open() -> Result<Self, MachineError> {
+    pub(crate) fn open(has_shares: bool) -> Result<Self, MachineError> {
+        let shares = has_shares.then(FsProcess::open).transpose();
         let kvm = KvmDevice::open()?;
         let page_map = PageMap::open();
         let page_map = page_map.inspect_err(|error| {
@@ -42,6 +46,7 @@ impl HostFiles {
         Ok(Self {
             kvm,
             page_map: page_map.ok(),
+            shares: shares.map_err(MachineError::ShareProcess)?,
         })
     }
 
@@ -81,6 +86,8 @@ pub(crate) struct MachinePlan {
     pub disks: Vec<MachineDisk>,
     /// Network cards.
     pub nics: Vec<MachineNic>,
+    /// Directories of the host that the guest mounts.
+    pub shares: Vec<OpenShare>,
 }
 
 /// Texts of a machine's firmware tables (SMBIOS types 1 and 3); `None` leaves the default.
@@ -194,7 +201,7 @@ impl MachinePlan {
         if let Some(initramfs) = &self.initramfs {
             builder = builder.initramfs(Initramfs::from_file(again(initramfs)?)?);
         }
-        let builder = self.devices(builder, Locks::Taken)?;
+        let builder = self.devices(builder, Locks::Taken, host)?;
         connected(builder.build()?, port)
     }
 
@@ -231,7 +238,7 @@ impl MachinePlan {
             ContinueAs::Copy => builder,
         };
         let builder = host.given_to(builder).serial(port.writer());
-        let builder = self.devices(builder, Locks::Taken)?;
+        let builder = self.devices(builder, Locks::Taken, host)?;
         let machine = connected(builder.build()?, port)?;
         if saved.continues == ContinueAs::Same {
             // From here on its disks may change.
@@ -255,7 +262,7 @@ impl MachinePlan {
     ) -> Result<BuiltMachine, MachineError> {
         self.forget_cached();
         let builder = begin(host).serial(port.writer());
-        let builder = self.devices(builder, Locks::Later)?;
+        let builder = self.devices(builder, Locks::Later, host)?;
         connected(builder.build()?, port)
     }
 
@@ -263,6 +270,7 @@ impl MachinePlan {
         &self,
         mut builder: VmBuilder<S>,
         locks: Locks,
+        host: &HostFiles,
     ) -> Result<VmBuilder<S>, MachineError> {
         for disk in &self.disks {
             builder = builder.block(disk.device(locks)?.serial(&disk.serial));
@@ -276,9 +284,42 @@ impl MachinePlan {
             };
             builder = builder.net(nic.device()?);
         }
+        for share in &self.shares {
+            builder = builder.fs(share.device(host.shares.as_ref())?);
+        }
         let vsock = VsockDevice::in_process(GUEST_CID)?;
         let agent = PortsDevice::new([podvisor_guest_agent::PORT])?;
         Ok(builder.vsock(vsock).rng().balloon().ports(agent))
+    }
+
+    /// Makes a disk that the guest may write larger, and returns its number. A block device has
+    /// grown already, by whoever gave it.
+    ///
+    /// # Errors
+    /// There is no such disk, it is larger, or its file does not grow.
+    pub(crate) fn grow_disk(&self, serial: &str, bytes: u64) -> Result<usize, MachineError> {
+        let mut disks = self.disks.iter().enumerate();
+        let found = disks.find(|(_, disk)| disk.serial == serial);
+        let (number, disk) = found.ok_or_else(|| MachineError::NoDisk(serial.to_owned()))?;
+        let failed = |source| MachineError::Grow {
+            serial: serial.to_owned(),
+            source,
+        };
+        match &disk.contents {
+            DiskContents::Overlay {
+                overlay, format, ..
+            } => grow_overlay(overlay, *format, bytes)
+                .map_err(|error| failed(io::Error::other(error)))?,
+            DiskContents::Raw {
+                file,
+                is_read_only: false,
+            } => grow_file(file, bytes).map_err(failed)?,
+            DiskContents::Raw { .. } | DiskContents::Part { .. } => {
+                let why = "it is read-only, or not all of its device is the guest's";
+                return Err(failed(io::Error::new(io::ErrorKind::Unsupported, why)));
+            }
+        }
+        Ok(number)
     }
 
     /// Returns the serial numbers of the disks that the guest may write.
@@ -299,6 +340,21 @@ impl MachinePlan {
         });
         written.collect()
     }
+}
+
+/// Makes a disk's file larger.
+fn grow_file(file: &File, bytes: u64) -> io::Result<()> {
+    let meta = file.metadata()?;
+    if !meta.is_file() {
+        return Ok(());
+    }
+    let now = meta.len();
+    if bytes < now {
+        let why = format!("it has {now} bytes, and a disk is not made smaller");
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, why));
+    }
+    file.set_len(bytes)?;
+    file.sync_all()
 }
 
 fn shape_of(cpus: u8, memory: MemorySize) -> String {

@@ -15,7 +15,7 @@ use super::super::agent::{GuestConfig, Share};
 use super::super::events::EventLog;
 use super::super::jail::{self, CallFilter, KvmCalls, MissingLayer};
 use super::super::template::Template;
-use super::super::types::{GuestKind, GuestNetwork, JailLayer, JailMode};
+use super::super::types::{GuestKind, GuestNetwork, JailLayer, JailMode, ShareUsers};
 use super::super::wire::{FrameError, FrameReader, LAUNCH_VERSION, LaunchHeader};
 use super::super::{BuiltSandbox, SandboxConfig, SandboxError};
 use super::ProcessError;
@@ -124,7 +124,10 @@ fn files(
         .collect::<Result<_, _>>()?;
     let shared_dir = launch.has_shared_dir.then(&mut next).transpose()?;
     let share = shared_dir.map(|dir| match launch.jail {
-        JailMode::Enforced => jail::Share::new(dir),
+        JailMode::Enforced => jail::Share::new(dir).map(|share| match launch.share_users {
+            ShareUsers::Host => share,
+            ShareUsers::Mapped => share.with_mapped_users(),
+        }),
         JailMode::Disabled => Ok(jail::Share::as_it_is(dir)),
     });
     let share = share.transpose().map_err(|source| SandboxError::File {
@@ -176,13 +179,21 @@ pub(super) async fn boot(
     let Some(guest) = guest else {
         // Its machine has other needs.
         drop(early);
-        let host = HostFiles::open();
+        let host = HostFiles::open(devices.share.is_some());
         let usage = Usage::open();
         let missing_layers = close_jail(&launch, &devices, KvmCalls::CreateVms)?;
+        let share = devices.share.as_ref();
+        let share = share.map(|share| share.as_fd().try_clone_to_owned());
+        let share = share.transpose().map_err(|source| SandboxError::File {
+            action: "keep open what is shared in",
+            path: launch.dir.clone(),
+            source,
+        })?;
         let system = OwnOs::new(Resources {
             host,
             nics: launch.nics.into_iter().zip(devices.nics).collect(),
             network: network.await?,
+            share,
             memory: launch.memory,
             usage,
             events,
@@ -324,6 +335,10 @@ fn close_jail(
         missing_layers.push(JailLayer::ControlGroup.to_string());
         lacks.push(JailLayer::ControlGroup);
     }
+    if !launch.denies_devices {
+        missing_layers.push(JailLayer::DeviceGroup.to_string());
+        lacks.push(JailLayer::DeviceGroup);
+    }
     check_layers(&launch.required_layers, &lacks)?;
     Ok(missing_layers)
 }
@@ -332,6 +347,7 @@ fn layer_of(missing: MissingLayer) -> JailLayer {
     match missing {
         MissingLayer::UserNamespace => JailLayer::UserNamespace,
         MissingLayer::Landlock | MissingLayer::PartOfLandlock => JailLayer::Landlock,
+        MissingLayer::MappedUsers => JailLayer::MappedUsers,
     }
 }
 

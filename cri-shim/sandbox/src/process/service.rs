@@ -208,6 +208,7 @@ impl Service {
             | Call::CopyFile { .. }
             | Call::Reboot { .. }
             | Call::SaveMachine { .. }
+            | Call::GrowDisk { .. }
             | Call::SendMachine { .. }
             | Call::ReceiveMachine { .. }
             | Call::CancelMigration { .. }

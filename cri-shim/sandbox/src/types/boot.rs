@@ -7,7 +7,7 @@ use std::time::Duration;
 use podvisor_network::cni::DhcpServer;
 
 use super::{IncomingMachine, SavedMachine};
-use crate::machine::{MachineDisk, MachineIdentity};
+use crate::machine::{MachineDisk, MachineIdentity, MachineShare};
 
 /// A machine to be booted in a sandbox whose guest has an operating system of its own. Its life is
 /// that of a container: it has a log, can be attached to, and ends with an exit code.
@@ -32,6 +32,10 @@ pub struct BootMachine {
     pub memory: u64,
     /// Disks, the first of which is `/dev/vda`; at most [`MAX_DISKS`](Self::MAX_DISKS).
     pub disks: Vec<MachineDisk>,
+    /// Directories that the guest mounts by their tags, of the directory that the sandbox was
+    /// launched with ([`LaunchConfig::shared_dir`](crate::LaunchConfig::shared_dir)); at most
+    /// [`MAX_SHARES`](Self::MAX_SHARES). A machine with shares is not saved and does not move.
+    pub shares: Vec<MachineShare>,
     /// DHCP servers of its cards, which the sandbox's process runs from now on. They replace those
     /// of the machine before.
     pub dhcp: Vec<DhcpServer>,
@@ -54,11 +58,14 @@ impl BootMachine {
     /// Most disks of a machine.
     pub const MAX_DISKS: usize = 20;
 
+    /// Most shared directories of a machine.
+    pub const MAX_SHARES: usize = 8;
+
     /// A limit for the loader that is long enough for a busy host.
     pub const LOADER_LIMIT: Duration = Duration::from_secs(180);
 
     /// Creates the configuration of a machine with this kernel, one vCPU, 1 GiB of memory, no disk,
-    /// no DHCP server, no limit for a loader, and no log, which boots.
+    /// no share, no DHCP server, no limit for a loader, and no log, which boots.
     pub fn new(id: impl Into<String>, kernel: File) -> Self {
         Self {
             id: id.into(),
@@ -70,6 +77,7 @@ impl BootMachine {
             vcpus: 1,
             memory: 1 << 30,
             disks: Vec::new(),
+            shares: Vec::new(),
             dhcp: Vec::new(),
             loader_limit: None,
             ends_at_reboot: false,

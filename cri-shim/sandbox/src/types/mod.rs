@@ -34,7 +34,7 @@ pub use create::{ContainerDevice, CreateContainer, DeviceSource, ImageVolume, Re
 pub use exit::SandboxExit;
 pub use guest_agent::{GuestAgentAnswer, GuestAgentCall, Password};
 pub use health::{Health, HealthCheck, HealthResult, HealthStatus};
-pub use launch::{GuestKind, JailLayer, JailMode, LaunchConfig};
+pub use launch::{GuestKind, JailLayer, JailMode, LaunchConfig, ShareUsers};
 pub use migration::{
     IncomingMachine, MigrationDirection, MigrationInfo, MigrationState, SendMachine,
 };

@@ -7,7 +7,9 @@ use std::time::Duration;
 use podvisor_network::cni::DhcpServer;
 use serde::{Deserialize, Serialize};
 
-use crate::machine::{DiskContents, DiskMove, MachineDisk, MachineIdentity, OverlayFormat};
+use crate::machine::{
+    DiskContents, DiskMove, MachineDisk, MachineIdentity, MachineShare, OverlayFormat,
+};
 use crate::types::{BootMachine, ContinueAs, IncomingMachine, SavedMachine};
 
 /// A machine to be booted. With the frame come: kernel, initramfs if there is one, the files of the
@@ -25,6 +27,8 @@ pub(crate) struct BootHeader {
     pub(crate) memory: u64,
     pub(crate) has_initramfs: bool,
     pub(crate) disks: Vec<DiskHeader>,
+    #[serde(default)]
+    pub(crate) shares: Vec<MachineShare>,
     /// What DHCP servers give.
     #[serde(default)]
     pub(crate) dhcp: Vec<podvisor_dhcp::Config>,
@@ -122,6 +126,7 @@ impl BootHeader {
             memory: boot.memory,
             has_initramfs,
             disks,
+            shares: boot.shares,
             dhcp,
             loader_limit: boot.loader_limit,
             ends_at_reboot: boot.ends_at_reboot,
@@ -208,6 +213,7 @@ impl BootHeader {
             vcpus: self.vcpus,
             memory: self.memory,
             disks,
+            shares: self.shares,
             dhcp,
             loader_limit: self.loader_limit,
             ends_at_reboot: self.ends_at_reboot,
@@ -270,6 +276,12 @@ mod tests {
                 moves,
             });
         }
+        let share = MachineShare {
+            tag: "work".to_owned(),
+            name: "v0".to_owned(),
+            is_read_only: true,
+        };
+        boot.shares.push(share.clone());
         let client = podvisor_dhcp::MacAddress([2, 0, 0, 0, 0, 2]);
         let config = podvisor_dhcp::Config::new(client);
         boot.dhcp.push(DhcpServer {
@@ -287,6 +299,7 @@ mod tests {
         let header: BootHeader = serde_json::from_slice(&header).unwrap();
         let mut fds = fds.into_iter();
         let boot = header.with_files(|| fds.next().ok_or(())).unwrap();
+        assert_eq!(boot.shares, [share]);
         assert_eq!(content(boot.kernel), "kernel");
         assert_eq!(content(boot.initramfs.unwrap()), "initramfs");
         assert_eq!(content(boot.log.unwrap()), "log");

@@ -12,7 +12,7 @@ use crate::machine::{KernelPanic, NicKind, UserRange};
 use crate::types::{
     AfterSave, ContainerInfo, ContainerStats, ContainerUser, GuestAgentAnswer, GuestAgentCall,
     GuestKind, HealthCheck, JailLayer, JailMode, MigrationInfo, ProcessExit, RestartPolicy,
-    SandboxExit, SendMachine, Started, SupplementalGroups, TerminalSize,
+    SandboxExit, SendMachine, ShareUsers, Started, SupplementalGroups, TerminalSize,
 };
 
 /// Version of the control protocol.
@@ -192,6 +192,12 @@ pub(crate) enum Call {
         disks: usize,
         then: AfterSave,
     },
+    /// Makes a disk of a guest with an operating system of its own larger.
+    GrowDisk {
+        id: String,
+        serial: String,
+        bytes: u64,
+    },
     /// With a connected stream: a machine with an operating system of its own is sent over it.
     /// Answered when that has begun.
     SendMachine {
@@ -273,6 +279,7 @@ impl Call {
             Self::CopyFile { .. } => "copy a file of the guest",
             Self::Reboot { .. } => "reboot the guest",
             Self::SaveMachine { .. } => "save the machine",
+            Self::GrowDisk { .. } => "grow a disk of the machine",
             Self::SendMachine { .. } => "send the machine to another host",
             Self::ReceiveMachine { .. } => "receive the machine of another host",
             Self::CancelMigration { .. } => "cancel a migration",
@@ -440,6 +447,8 @@ pub(crate) struct LaunchHeader {
     pub(crate) nics: Vec<NicHeader>,
     pub(crate) has_shared_dir: bool,
     pub(crate) users: Option<UserRange>,
+    #[serde(default)]
+    pub(crate) share_users: ShareUsers,
     pub(crate) has_console: bool,
     pub(crate) has_events: bool,
     pub(crate) sysctls: BTreeMap<String, String>,
@@ -457,6 +466,9 @@ pub(crate) struct LaunchHeader {
     /// Whether the process is in a control group of its own.
     #[serde(default)]
     pub(crate) has_cgroup: bool,
+    /// Whether that group lets it open no other devices than a machine needs.
+    #[serde(default)]
+    pub(crate) denies_devices: bool,
     /// Whether the files of a template come, too.
     pub(crate) has_template: bool,
 }

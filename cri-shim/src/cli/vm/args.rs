@@ -6,7 +6,7 @@ use anyhow::ensure;
 use clap::{ArgAction, Args};
 use podvisor_images::Checksum;
 
-use crate::cli::container::NetworkArgs;
+use crate::cli::container::{NetworkArgs, Volume};
 use crate::cli::guest::{parse_cpus, parse_guest_memory};
 use crate::cli::keys::{DetachKeys, parse as parse_keys};
 use crate::cli::registries::RegistryArgs;
@@ -72,6 +72,12 @@ pub(super) struct RunArgs {
     #[arg(long)]
     pub(super) no_autologin: bool,
 
+    /// Directory of this host that the guest mounts by virtio-fs: by the tag, or cloud-init at the
+    /// path
+    #[arg(short, long = "volume", value_name = "DIR:TAG|DIR:/PATH[:ro]")]
+    #[arg(value_parser = super::volumes::parse)]
+    pub(super) volumes: Vec<Volume>,
+
     #[command(flatten)]
     pub(super) network: NetworkArgs,
 
@@ -104,7 +110,7 @@ impl RunArgs {
             "--add-host is for containers, whose /etc/hosts is podvisor's; a VM's is its own: \
              write it by --user-data"
         );
-        Ok(())
+        super::volumes::check(&self.volumes)
     }
 }
 

@@ -6,8 +6,9 @@ use std::path::{Path, PathBuf};
 use anyhow::Context as _;
 use tracing::debug;
 
-use super::{disk, seed};
+use super::{disk, seed, volumes};
 use crate::cli::container::events::Events;
+use crate::cli::container::volumes::share_users;
 use crate::cli::container::{Entry, NetworkArgs, NetworkMode, Record};
 use crate::cli::{advice, io_limits};
 use crate::machine::Assets;
@@ -98,12 +99,21 @@ pub(super) async fn boot(
             false => seed::create(&entry.dir, record, &attached)?,
         },
     ];
+    let shared_dir = match record.volumes.is_empty() {
+        true => None,
+        false => {
+            volumes::prepare(entry)?;
+            Some(entry.shared())
+        }
+    };
     let config = LaunchConfig {
         hostname: record.hostname.clone(),
         vcpus: record.cpus,
         max_vcpus: record.cpus,
         memory: record.memory,
         nics: std::mem::take(&mut attached.nics),
+        shared_dir,
+        share_users: share_users(&record.volumes),
         events: Events::of_container(&entry.dir).open(),
         jail: match record.jailed {
             true => JailMode::Enforced,
@@ -121,6 +131,7 @@ pub(super) async fn boot(
     boot.vcpus = record.cpus;
     boot.memory = record.memory;
     boot.disks = disks;
+    boot.shares = volumes::mount(&client, &entry.shared(), record)?;
     boot.loader_limit = Some(BootMachine::LOADER_LIMIT);
     boot.log = Some(entry.open_log()?.into());
     boot.saved = match beginning {

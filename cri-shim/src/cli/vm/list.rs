@@ -8,9 +8,10 @@ use tokio::time::timeout;
 use tracing::debug;
 
 use super::saved::SavedFiles;
+use super::volumes;
 use crate::cli::container::ports::line;
 use crate::cli::container::state::states;
-use crate::cli::container::{Entry, State, network, port, ps, sweep};
+use crate::cli::container::{Entry, Record, State, network, port, ps, sweep};
 use crate::cli::format::{ago, rfc3339};
 use crate::cli::table::Table;
 use crate::cli::{FormatArgs, Globals, JsonArgs};
@@ -187,6 +188,7 @@ fn view(entry: &Entry, state: Option<&State>) -> Value {
         "Cpus": record.cpus,
         "Memory": record.memory,
         "DiskSize": vm.map(|vm| vm.disk_size),
+        "Volumes": volumes_of(record),
         "NetworkMode": record.network,
         "Addresses": addresses(entry, state),
         "Ports": entry.ports(state).iter().map(port::view).collect::<Vec<_>>(),
@@ -195,4 +197,18 @@ fn view(entry: &Entry, state: Option<&State>) -> Value {
         "Directory": entry.dir,
         "LogPath": entry.log(),
     })
+}
+
+/// Returns the directories that a VM shares with this host.
+fn volumes_of(record: &Record) -> Vec<Value> {
+    let all = record.volumes.iter().enumerate();
+    let views = all.map(|(number, volume)| {
+        json!({
+            "Source": volume.source,
+            "Tag": volumes::tag(number, volume),
+            "Destination": volumes::path(volume),
+            "ReadOnly": volume.read_only,
+        })
+    });
+    views.collect()
 }

@@ -23,6 +23,7 @@
 //! | `resize` | `vm resize` |
 //! | `reboot` | `vm reboot` |
 //! | `ssh` | `vm ssh` |
+//! | `volumes` | directories that it shares with this host |
 
 mod args;
 mod boot;
@@ -41,6 +42,7 @@ mod saved;
 mod seed;
 mod snapshot;
 mod ssh;
+mod volumes;
 
 use clap::{Arg, Args, Subcommand};
 
@@ -71,7 +73,7 @@ enum VmCommand {
     Restore(snapshot::RestoreArgs),
     /// Make virtual machines that continue from the memory of another one
     Clone(clone::CloneArgs),
-    /// Change the CPUs, the memory and the disk of virtual machines that are off
+    /// Make the disks of virtual machines larger, or change the CPUs and memory of those that are off
     Resize(resize::ResizeArgs),
     /// Remove snapshots of a virtual machine
     RmSnapshot(snapshot::RmArgs),

@@ -1,4 +1,5 @@
-//! `vm resize`: other CPUs, memory and disk of a VM that is off, from its next start on.
+//! `vm resize`: other CPUs and memory of a VM that is off, from its next start on, and a larger disk
+//! of any.
 
 use anyhow::ensure;
 use clap::Args;
@@ -8,7 +9,7 @@ use super::disk;
 use super::run::{claimed, is_off};
 use super::saved::SavedFiles;
 use crate::cli::container::lifecycle::each_name;
-use crate::cli::container::{Record, VmRecord};
+use crate::cli::container::{Record, VmRecord, state};
 use crate::cli::guest::{parse_cpus, parse_guest_memory};
 use crate::cli::{Globals, size};
 
@@ -23,7 +24,8 @@ pub(super) struct Sizes {
     #[arg(short, long, value_name = "SIZE", value_parser = parse_guest_memory)]
     memory: Option<u64>,
 
-    /// Size of the disk, at least the present one; cloud-init grows the guest's file system
+    /// Size of the disk, at least the present one, also while the VM runs; cloud-init grows the
+    /// guest's file system at its next boot, `growpart` and `resize2fs` do at once
     #[arg(long, value_name = "SIZE", value_parser = parse_disk_size)]
     disk: Option<u64>,
 }
@@ -42,9 +44,10 @@ pub(super) fn run(globals: &Globals, args: &ResizeArgs) -> anyhow::Result<u8> {
     each_name(globals, &args.vms, async |containers, name| {
         let mut entry = containers.find(name)?;
         let _claim = claimed(&entry, name).await?;
+        let is_off = is_off(&entry).await?;
         ensure!(
-            is_off(&entry).await?,
-            "VM {name} runs: `podvisor vm stop {name}` first"
+            is_off || args.sizes.cpus.is_none() && args.sizes.memory.is_none(),
+            "VM {name} runs, and only its disk grows then: `podvisor vm stop {name}` first"
         );
         ensure!(
             !SavedFiles::hibernated(&entry.dir).are_finished()?,
@@ -58,7 +61,15 @@ pub(super) fn run(globals: &Globals, args: &ResizeArgs) -> anyhow::Result<u8> {
                 size::human(wanted),
                 size::human(now)
             );
-            disk::grow(&entry.dir, wanted)?;
+            match is_off {
+                true => disk::grow(&entry.dir, wanted)?,
+                false => {
+                    let (client, ..) = state::running(&entry).await?;
+                    client
+                        .grow_disk(&entry.record.id, disk::SERIAL, wanted)
+                        .await?;
+                }
+            }
         }
         entry.record = resized(entry.record.clone(), &args.sizes);
         entry.store()?;

@@ -299,7 +299,7 @@ fn record(args: &RunArgs, root: &Path) -> anyhow::Result<Record> {
         interactive: true,
         stop_signal: SIGTERM,
         stop_timeout: Some(STOP_TIMEOUT),
-        volumes: Vec::new(),
+        volumes: args.volumes.clone(),
         network,
         ports,
         jailed: !args.no_jail,

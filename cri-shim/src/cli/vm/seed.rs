@@ -12,6 +12,7 @@ use podvisor_cloud_init::{GuestSeed, Network, NetworkConfig, NetworkNic, Network
 use serde_json::json;
 
 use super::ssh::USER;
+use super::volumes;
 use crate::cli::container::{Attached, Record, VmRecord};
 use crate::machine::{DiskContents, DiskMove, MachineDisk};
 use crate::sandbox::GuestNetwork;
@@ -116,6 +117,7 @@ fn seed(
             true => NetworkConfig::None,
             false => NetworkConfig::Version2(network(attached)?),
         },
+        mounts: volumes::mounts(record),
         ..GuestSeed::default()
     })
 }

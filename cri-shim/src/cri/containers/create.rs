@@ -135,7 +135,9 @@ impl Node {
                 () = pod.is_to_end() => return Err(pod.not_ready()),
                 _ = client.machine_ended() => return Err(pod.not_ready()),
             };
-            let mut mounted = in_place(|| volumes::mount(&in_guest, &pod.mounted, &id, looked))?;
+            let mounted = in_place(|| volumes::mount(&in_guest, &pod.mounted, &id, looked));
+            let mut mounted =
+                mounted.inspect_err(|error| self.end_for_host_users(pod, &client, error))?;
             settings.restrict(&config.mounts, &mut mounted);
             let of_root = mounted.split_off(mounted.len().saturating_sub(declared.len()));
             mounted.extend(of_root.into_iter().map(Volume::filled));

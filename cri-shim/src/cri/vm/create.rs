@@ -1,19 +1,23 @@
 //! CreateContainer of a virtual machine: everything is checked, then its disks are made. The
 //! sandbox's process learns of it when it is started.
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use podvisor_cloud_init::GuestMount;
 use podvisor_cri_messages::{ContainerConfig, ContainerEventType};
 use podvisor_images::Store;
 use podvisor_network::cni::Dns;
-use podvisor_sandbox::machine::MachineIdentity;
+use podvisor_sandbox::machine::{MachineIdentity, MachineShare};
 use podvisor_sandbox::{SupplementalGroups, random_id};
 use tracing::{info, warn};
 
 use super::disks::{self, DiskFiles};
+use super::honour::FileMount;
 use super::record::VmRecord;
 use super::seed::{SeedSource, read_files};
+use super::shares::WantedShare;
 use super::vmi::{self, VmiBoot, VmiDisks, VmiMachine};
 use super::{ImageNames, VmSpec, honour, images, migration};
 use crate::blocking::apart;
@@ -52,6 +56,9 @@ impl Node {
         let id = random_id().map_err(CriError::host("make up an id"))?;
         let made = self.make_vm(pod, &id, config, described).await;
         if let Err(error) = made {
+            if let Err(error) = self.unshare_directories(pod, &id) {
+                warn!(container = id, %error, "directories are unmounted later");
+            }
             if let Err(error) = self.remove_image_volumes(&pod.id, &id).await {
                 warn!(container = id, %error, "the disks of a failed create are removed later");
             }
@@ -81,6 +88,17 @@ impl Node {
         config: ContainerConfig,
         described: Described,
     ) -> Result<()> {
+        let of_container = config.clone();
+        let looked = apart("vm-mounts", move || {
+            let passed = described.passed(&of_container)?;
+            Ok::<_, CriError>((described, passed))
+        });
+        let looked = looked.await;
+        let (described, (files, wanted)) =
+            looked.map_err(CriError::host("look at the machine's mounts"))??;
+        let shares = self.share_directories(pod, id, &wanted).await?;
+        let names = shares.iter().map(|share| share.name.clone());
+        let names: BTreeSet<String> = names.collect();
         let record = pod.record();
         let network_dns = self.cni.dns(&pod.id)?;
         let dns = dns_of(
@@ -93,6 +111,9 @@ impl Node {
             files: self.disk_files(&pod.id, id),
             pod: record,
             container: config.clone(),
+            passed: files,
+            mounts: wanted.iter().map(WantedShare::guest_mount).collect(),
+            shares,
             dns,
         };
         // A file server that does not answer must not hold up the node.
@@ -119,7 +140,7 @@ impl Node {
             image,
             stop_signal: SIGTERM,
             log_path: log_path(&record.config.log_directory, &config.log_path)?,
-            volumes: Vec::new(),
+            volumes: names.into_iter().collect(),
             process: Default::default(),
             user: String::new(),
             groups: SupplementalGroups::default(),
@@ -170,6 +191,18 @@ impl Described {
         let spec = VmSpec::of_annotations(&annotations).map_err(CriError::Annotations)?;
         Ok(Self::Annotations(spec))
     }
+
+    /// Returns the files and the directories of a container's mounts that the machine gets. It
+    /// blocks.
+    fn passed(&self, config: &ContainerConfig) -> Result<(Vec<FileMount>, Vec<WantedShare>)> {
+        match self {
+            Self::Annotations(_) => {
+                let passed = honour::passed_mounts(config)?;
+                Ok((passed.files, WantedShare::of_mounts(passed.directories)))
+            }
+            Self::Vmi(machine) => Ok((Vec::new(), machine.wanted_shares(config)?)),
+        }
+    }
 }
 
 /// What the files of a machine are made of. It blocks.
@@ -180,6 +213,11 @@ struct Making {
     files: DiskFiles,
     pod: PodRecord,
     container: ContainerConfig,
+    /// Mounts whose files are copied.
+    passed: Vec<FileMount>,
+    /// What cloud-init mounts, where it is told.
+    mounts: Vec<GuestMount>,
+    shares: Vec<MachineShare>,
     dns: Dns,
 }
 
@@ -196,7 +234,6 @@ impl Making {
         let images::BootDisk { disk, image } =
             images::boot_disk(&self.store, &self.names, self.image())?;
         let devices = disks::devices(&self.container.devices)?;
-        let mounts = honour::file_mounts(&self.container)?;
         let root_size = spec.root_size;
         let uuid = spec.uuid.unwrap_or_else(|| uuid_of(&self.pod.id));
         let seed = SeedSource {
@@ -204,12 +241,14 @@ impl Making {
             pod: &self.pod,
             container: &self.container,
             devices: &devices,
-            files: read_files(&mounts)?,
+            files: read_files(&self.passed)?,
+            mounts: self.mounts.clone(),
             dns: self.dns.clone(),
         };
         let seed = seed.seed()?;
         let vm = VmRecord {
             disks: self.files.of_image(&disk, root_size, &seed, devices)?,
+            shares: self.shares.clone(),
             root: disks::ROOT.to_owned(),
             kernel: None,
             uuid,
@@ -243,6 +282,7 @@ impl Making {
         };
         let vm = VmRecord {
             disks: making.make()?,
+            shares: self.shares.clone(),
             root: match &machine.boot {
                 VmiBoot::Disk(serial) => serial.clone(),
                 VmiBoot::Kernel { .. } => String::new(),

@@ -11,7 +11,10 @@ use podvisor_cri_messages::{
     NamespaceMode, PodSandboxConfig, SecurityProfile,
 };
 
+use podvisor_sandbox::BootMachine;
+
 use crate::cri::error::{CriError, Result};
+use crate::cri::spec::mounts::image_of;
 
 /// What the kubelet mounts into every container, which a guest has by itself or does not need.
 const KUBELETS_FILES: &[&str] = &["/etc/hosts", "/dev/termination-log"];
@@ -181,34 +184,54 @@ pub(super) fn is_file_volume(mount: &Mount) -> bool {
     parts.any(|part| mount.host_path.contains(part))
 }
 
-/// Returns the mounts of a container whose files are copied into the guest.
+/// What a guest gets of its container's mounts.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(super) struct PassedMounts {
+    /// Those whose files are copied.
+    pub(super) files: Vec<FileMount>,
+    /// Directories that are shared.
+    pub(super) directories: Vec<Mount>,
+}
+
+/// Returns what is passed of a container's mounts. It blocks.
 ///
 /// # Errors
 /// A mount that cannot be passed to a guest.
-pub(super) fn file_mounts(config: &ContainerConfig) -> Result<Vec<FileMount>> {
-    let mut files = Vec::new();
+pub(super) fn passed_mounts(config: &ContainerConfig) -> Result<PassedMounts> {
+    let mut passed = PassedMounts::default();
     for mount in &config.mounts {
         if is_of_kubelet(mount) {
             continue;
         }
         // A subPath of one of them is a file, bound elsewhere.
         if is_file_volume(mount) || Path::new(&mount.host_path).is_file() {
-            files.push(FileMount {
+            passed.files.push(FileMount {
                 from: mount.host_path.clone(),
                 to: mount.container_path.clone(),
             });
+            continue;
+        }
+        if image_of(mount).is_none() && Path::new(&mount.host_path).is_dir() {
+            passed.directories.push(mount.clone());
             continue;
         }
         let shown: String = mount.container_path.chars().take(256).collect();
         return Err(CriError::invalid(
             "config.mounts",
             format!(
-                "{shown:?}: directories of the node are not shared with virtual machines; take a \
-                 block volume (volumeDevices), or a ConfigMap or Secret"
+                "{shown:?}: neither a directory nor a file of the node; a virtual machine has no \
+                 other mounts"
             ),
         ));
     }
-    Ok(files)
+    let most = BootMachine::MAX_SHARES;
+    match passed.directories.len() {
+        count if count > most => Err(CriError::invalid(
+            "config.mounts",
+            format!("{count} directories, but a virtual machine shares at most {most}"),
+        )),
+        _ => Ok(passed),
+    }
 }
 
 fn refused(field: &'static str, reason: &'static str) -> CriError {
@@ -387,7 +410,7 @@ mod tests {
     }
 
     #[test]
-    fn files_for_containers_are_copied_and_directories_are_refused() {
+    fn files_for_containers_are_copied_and_directories_are_shared() {
         let mount = |host: &str, path: &str| Mount {
             host_path: host.to_owned(),
             container_path: path.to_owned(),
@@ -403,14 +426,18 @@ mod tests {
             ],
             ..Default::default()
         };
-        let files = file_mounts(&config).unwrap();
-        let paths: Vec<_> = files.iter().map(|file| file.to.as_str()).collect();
+        let passed = passed_mounts(&config).unwrap();
+        let paths: Vec<_> = passed.files.iter().map(|file| file.to.as_str()).collect();
         assert_eq!(paths, ["/etc/s", "/etc/single"]);
+        assert_eq!(passed.directories, []);
         config.mounts.push(mount("/tmp", "/data"));
-        let error = file_mounts(&config).unwrap_err().to_string();
-        assert!(
-            error.contains("\"/data\"") && error.contains("volumeDevices"),
-            "{error}"
-        );
+        let passed = passed_mounts(&config).unwrap();
+        assert_eq!(passed.directories, [mount("/tmp", "/data")]);
+        config.mounts.push(mount("/dev/null", "/null"));
+        let error = passed_mounts(&config).unwrap_err().to_string();
+        assert!(error.contains("\"/null\""), "{error}");
+        config.mounts = (0..9).map(|_| mount("/tmp", "/data")).collect();
+        let error = passed_mounts(&config).unwrap_err().to_string();
+        assert!(error.contains("at most 8"), "{error}");
     }
 }

@@ -35,6 +35,7 @@ mod persistent;
 mod ports;
 mod record;
 mod seed;
+mod shares;
 mod spec;
 mod start;
 mod vmi;
@@ -136,6 +137,13 @@ impl Node {
             None => Ok(()),
         }
     }
+}
+
+/// Whether the guest of a pod may mount directories of the node. Its object says so; without one
+/// it depends on its container, which comes later.
+pub(super) fn may_share(annotations: &HashMap<String, String>) -> Result<bool> {
+    let machine = VmiMachine::of_annotations(annotations)?;
+    Ok(machine.is_none_or(|machine| !machine.shares.is_empty()))
 }
 
 /// Returns the metadata of the object that a pod with these annotations was made of.

@@ -1,7 +1,7 @@
 //! What is recorded of a container that is a virtual machine: enough to open everything again when
 //! it is started, also by another daemon.
 
-use podvisor_sandbox::machine::{DiskMove, MachineIdentity, OverlayFormat};
+use podvisor_sandbox::machine::{DiskMove, MachineIdentity, MachineShare, OverlayFormat};
 use serde::{Deserialize, Serialize};
 
 use super::disks::ROOT;
@@ -13,6 +13,9 @@ pub(crate) struct VmRecord {
     /// Its disks, in the guest's order.
     #[serde(default)]
     pub(crate) disks: Vec<DiskRecord>,
+    /// Directories that its guest mounts.
+    #[serde(default)]
+    pub(crate) shares: Vec<MachineShare>,
     /// Serial number of the disk that the loader boots.
     #[serde(default = "root")]
     pub(crate) root: String,

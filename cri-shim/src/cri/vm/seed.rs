@@ -7,7 +7,8 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 
 use podvisor_cloud_init::{
-    DeviceLink, Dhcp, GuestFile, GuestSeed, Network, NetworkConfig, NetworkNic, NetworkRoute,
+    DeviceLink, Dhcp, GuestFile, GuestMount, GuestSeed, Network, NetworkConfig, NetworkNic,
+    NetworkRoute,
 };
 use podvisor_cri_messages::ContainerConfig;
 use podvisor_network::cni::Dns;
@@ -36,6 +37,8 @@ pub(super) struct SeedSource<'a> {
     pub(super) container: &'a ContainerConfig,
     pub(super) devices: &'a BlockVolumes,
     pub(super) files: Vec<GuestFile>,
+    /// Shared directories.
+    pub(super) mounts: Vec<GuestMount>,
     pub(super) dns: Dns,
 }
 
@@ -48,6 +51,7 @@ impl SeedSource<'_> {
             container,
             devices,
             files,
+            mounts,
             dns,
         } = self;
         let metadata = pod.config.metadata.clone().unwrap_or_default();
@@ -82,7 +86,7 @@ impl SeedSource<'_> {
                     serial: device.disk.serial.clone(),
                 })
                 .collect(),
-            mounts: Vec::new(),
+            mounts,
         })
     }
 }
@@ -273,6 +277,7 @@ mod tests {
             container: &container,
             devices,
             files: Vec::new(),
+            mounts: Vec::new(),
             dns: Dns::default(),
         };
         let seed = source(VmSpec::default(), &devices).seed().unwrap();

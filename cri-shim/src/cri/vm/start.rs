@@ -66,6 +66,7 @@ impl Node {
             boot.vcpus = vm.vcpus;
             boot.memory = vm.memory;
             boot.disks = files.open(&store, &vm)?;
+            boot.shares = vm.shares.clone();
             boot.dhcp = dhcp;
             boot.ends_at_reboot = vm.ends_at_reboot;
             boot.incoming = vm.incoming.map(|migration| IncomingMachine {

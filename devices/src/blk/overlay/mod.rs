@@ -105,8 +105,9 @@ pub fn create_qcow2(base: &File, name: &Path, overlay: &File) -> Result<(), Qcow
     write_qcow2(base, name, overlay, 0)
 }
 
-/// Makes the disk of an overlay that nobody uses larger: at least `size` bytes, rounded up to whole
-/// sectors, which read as zeroes behind its end.
+/// Makes the disk of an overlay larger: at least `size` bytes, rounded up to whole sectors, which
+/// read as zeroes behind its end. A [`Qcow2Disk`] of it that is open follows with
+/// [`Disk::refresh`](super::Disk::refresh).
 ///
 /// # Errors
 /// [`Qcow2Error::Smaller`]; [`Qcow2Error::TooLarge`] for more than the file's tables can say, which

@@ -337,6 +337,18 @@ impl Disk for Qcow2Disk {
         }
     }
 
+    /// Follows [`grow_overlay`](super::grow_overlay), which writes nothing that this one writes.
+    fn refresh(&mut self) -> io::Result<()> {
+        let mut first = vec![0; super::CLUSTER_LEN];
+        self.file.read_exact_at(&mut first, 0)?;
+        let header = Header::parse(&first).map_err(io::Error::other)?;
+        if header.size > self.size {
+            self.tables.grow(header.l1_entries);
+            self.size = header.size;
+        }
+        Ok(())
+    }
+
     fn submit(&mut self, _: &GuestRam, _token: u16, operation: Operation<'_, '_>) -> Submitted {
         Submitted::Done(match operation {
             Operation::Read { offset, slices } => self.read(offset, slices),

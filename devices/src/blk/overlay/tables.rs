@@ -92,6 +92,12 @@ impl Tables {
         })
     }
 
+    /// Maps more of a disk that has grown: there is nothing yet behind its end.
+    pub(super) fn grow(&mut self, entries: u64) {
+        let entries = usize::try_from(entries).unwrap_or(0);
+        self.l1.resize(entries.max(self.l1.len()), 0);
+    }
+
     /// The number of tables in memory.
     #[cfg(test)]
     pub(super) fn cached(&self) -> usize {

@@ -598,6 +598,24 @@ fn entries_of_a_table_that_was_there_before_are_written_wherever_they_are() {
 }
 
 #[test]
+fn an_open_overlay_grows_when_it_looks_at_its_size_again() {
+    let mut rig = Rig::sparse(2 << 20);
+    rig.write(4096, &[1; 512]);
+    // Beyond what one table maps.
+    let size = 600 << 20;
+    grow_overlay(&rig.overlay(), OverlayFormat::Qcow2, size).unwrap();
+    let disk = rig.disk.as_mut().unwrap();
+    assert_eq!(disk.len(), 2 << 20);
+    disk.refresh().unwrap();
+    assert_eq!(disk.len(), size);
+    assert_eq!(rig.read(size - 512, 512), [0; 512]);
+    rig.write(size - 512, &[3; 512]);
+    rig.reopen();
+    assert_eq!(rig.read(4096, 512), [1; 512]);
+    assert_eq!(rig.read(size - 512, 512), [3; 512]);
+}
+
+#[test]
 fn an_overlay_grows_with_what_is_in_it_and_never_shrinks() {
     let mut rig = Rig::sparse(2 << 20);
     rig.write(4096, &[1; 512]);

@@ -87,11 +87,33 @@ fn proc_fds() -> io::Result<OwnedFd> {
     }
 }
 
+/// What serving directories takes of this process, besides the directories: its open files by their
+/// numbers, and whether it may act as the guest's users. A process that builds devices in a jail
+/// opens it before.
+#[derive(Debug, Clone)]
+pub struct FsProcess {
+    proc_fds: Arc<OwnedFd>,
+    switch_users: bool,
+}
+
+impl FsProcess {
+    /// Opens it.
+    ///
+    /// # Errors
+    /// `/proc` is not mounted.
+    pub fn open() -> io::Result<Self> {
+        Ok(Self {
+            proc_fds: Arc::new(proc_fds()?),
+            switch_users: credentials::may_switch(),
+        })
+    }
+}
+
 /// A directory of the host, and the objects and handles that the client has.
 #[derive(Debug)]
 pub(super) struct Tree {
     /// `/proc/self/fd`, used to reopen `O_PATH` descriptors, which do not permit anything else.
-    proc_fds: OwnedFd,
+    proc_fds: Arc<OwnedFd>,
     table: Mutex<Table>,
     access: Access,
     /// The mount that the root is in, which its descriptor keeps mounted.
@@ -109,8 +131,20 @@ pub(super) struct Tree {
 }
 
 impl Tree {
-    /// Serves `root`, with at most `quota` objects and handles open.
+    /// As [`Self::served_by`], by this process.
+    #[cfg(test)]
     pub(super) fn new(
+        root: &OwnedFd,
+        access: Access,
+        quota: Quota,
+        ids: Option<IdMap>,
+    ) -> io::Result<Self> {
+        Self::served_by(&FsProcess::open()?, root, access, quota, ids)
+    }
+
+    /// Serves `root`, with at most `quota` objects and handles open.
+    pub(super) fn served_by(
+        process: &FsProcess,
         root: &OwnedFd,
         access: Access,
         quota: Quota,
@@ -126,11 +160,11 @@ impl Tree {
             fd,
         };
         Ok(Self {
-            proc_fds: proc_fds()?,
+            proc_fds: Arc::clone(&process.proc_fds),
             root_mount: root.id.mount,
             table: Mutex::new(Table::new(root, quota)),
             access,
-            switch_users: credentials::may_switch(),
+            switch_users: process.switch_users,
             ids,
             counters: Arc::default(),
             list_error: AtomicI32::new(0),

@@ -296,9 +296,13 @@ fn a_card_restored_has_its_drivers_address_and_offloads() {
     let mut status = [9; 2];
     two.info().config.read(6, &mut status);
     assert_eq!(status, [0, 0]);
-    for bytes in [vec![], vec![0; 13], vec![0; 15], vec![0xff; 14]] {
-        assert!(two.restore(&SavedDevice { version: 1, bytes }).is_err());
+    let version = saved.version;
+    for bytes in [vec![], vec![0; 16], vec![0; 17], vec![0xff; 17]] {
+        assert!(two.restore(&SavedDevice { version, bytes }).is_err());
     }
+    let bytes = saved.bytes;
+    let older = SavedDevice { version: 1, bytes };
+    assert!(two.restore(&older).is_err());
 }
 
 #[test]

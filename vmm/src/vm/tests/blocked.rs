@@ -509,6 +509,23 @@ fn an_abandoned_thread_is_named_until_it_ends() {
 }
 
 #[test]
+fn an_abandoned_thread_is_waited_for() {
+    for disks in BOTH {
+        let (guest, gate, _queue) = blocked(disks);
+        let vm = guest.vm.clone();
+        in_time("stop", move || vm.stop()).unwrap();
+        let vm = guest.vm.clone();
+        let waiting = std::thread::spawn(move || vm.wait_abandoned());
+        assert_eq!(gate.state.lock().unwrap().done, 0);
+        assert!(!waiting.is_finished());
+        gate.open();
+        in_time("the wait", move || waiting.join()).unwrap();
+        assert_eq!(gate.state.lock().unwrap().done, 1);
+        assert!(guest.vm.abandoned().is_empty());
+    }
+}
+
+#[test]
 fn another_vm_goes_on() {
     for disks in BOTH {
         let (guest, gate, _queue) = blocked(disks);

@@ -14,13 +14,18 @@
 //! | `files` | files that are copied by its agent |
 //! | `programs` | programs that run in the guest by its agent |
 //! | `save` | a machine that is saved in files |
+//! | `disks` | disks that grow, and their locks after the last machine |
 //! | `dhcp` | the servers that tell the guest its addresses |
 //! | `migration` | machines that move to other hosts, and come from them |
-//! | `vm` | one container's machine: boot, reboot, stop, end |
+//! | `vm` | one container's machine, and those that follow its reboots |
+//! | `stop` | a machine that is asked to end or reboot, or is killed |
+//! | `delays` | delays before a machine that resets itself again and again is built anew |
 //! | `outcome` | how a machine's end is reported as its container's |
 //! | `usage` | the resource usage of the process |
 
+mod delays;
 mod dhcp;
+mod disks;
 mod files;
 mod guest_agent;
 mod migration;
@@ -28,6 +33,7 @@ mod outcome;
 mod programs;
 mod requests;
 mod save;
+mod stop;
 mod usage;
 mod vm;
 
@@ -52,7 +58,9 @@ use super::super::wire::NicHeader;
 use super::containers::wrong_state;
 use super::end::EndOfMachine;
 use super::entries::{Entries, Entry, not_found};
-use crate::machine::{HostFiles, MachineError, MachineNic, MachinePlan, causes};
+use crate::machine::{
+    HostFiles, MachineError, MachineNic, MachinePlan, MachineShare, OpenShare, causes,
+};
 use dhcp::DhcpServers;
 use migration::Arriving;
 pub(super) use requests::answer;
@@ -69,6 +77,8 @@ pub(super) struct Resources {
     /// The guest's network. Nobody in the guest is told of it: its interfaces' hardware addresses
     /// and sizes are the cards', and whoever answers the guest's DHCP requests knows it.
     pub(super) network: GuestNetwork,
+    /// The directory with those that machines share.
+    pub(super) share: Option<OwnedFd>,
     /// Memory that the sandbox was launched for, in bytes.
     pub(super) memory: u64,
     pub(super) usage: Usage,
@@ -81,6 +91,7 @@ pub(super) struct OwnOs {
     host: Result<Arc<HostFiles>, String>,
     nics: Vec<(NicHeader, OwnedFd)>,
     network: GuestNetwork,
+    share: Option<OwnedFd>,
     memory: u64,
     usage: Usage,
     events: Option<Arc<EventLog>>,
@@ -106,6 +117,7 @@ impl OwnOs {
             host: resources.host.map(Arc::new).map_err(|error| causes(&error)),
             nics: resources.nics,
             network: resources.network,
+            share: resources.share,
             memory: resources.memory,
             usage: resources.usage,
             events: resources.events.map(Arc::new),
@@ -194,6 +206,10 @@ impl OwnOs {
                 )));
             }
         }
+        self.check_shares(&boot.shares)?;
+        if boot.incoming.is_some() || boot.saved.is_some() {
+            must_share_nothing(boot.shares.iter().map(|share| share.tag.as_str()))?;
+        }
         let running = self.list().into_iter();
         let mut running = running.filter(|info| info.state != ContainerState::Exited);
         match running.next() {
@@ -206,6 +222,43 @@ impl OwnOs {
             )),
             None => Ok(()),
         }
+    }
+
+    fn check_shares(&self, shares: &[MachineShare]) -> Result<(), SandboxError> {
+        const MOST: usize = BootMachine::MAX_SHARES;
+        if shares.len() > MOST {
+            let count = shares.len();
+            return Err(invalid(format!(
+                "{count} shared directories, but a machine has at most {MOST}"
+            )));
+        }
+        for (index, share) in shares.iter().enumerate() {
+            let tag = &share.tag;
+            if !share.is_valid() {
+                return Err(invalid(format!(
+                    "{tag:?} is not the tag of a directory of the sandbox: it has 1 to 36 bytes"
+                )));
+            }
+            if shares.iter().take(index).any(|other| other.tag == *tag) {
+                return Err(invalid(format!(
+                    "two shared directories have the tag {tag:?}"
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    /// Opens the directories that a machine shares.
+    fn open_shares(&self, shares: Vec<MachineShare>) -> Result<Vec<OpenShare>, SandboxError> {
+        let open = |share: MachineShare| match &self.share {
+            Some(all) => Ok(share.open(all)?),
+            None => Err(invalid(format!(
+                "the sandbox was launched without a directory to share: there is none for the \
+                 tag {:?}",
+                share.tag
+            ))),
+        };
+        shares.into_iter().map(open).collect()
     }
 
     async fn make(&self, boot: BootMachine) -> Result<(Arc<Vm>, Started), SandboxError> {
@@ -234,6 +287,7 @@ impl OwnOs {
             memory: boot.memory,
             disks: boot.disks,
             nics,
+            shares: self.open_shares(boot.shares)?,
         };
         let life = VmLife {
             loader_limit: boot.loader_limit,
@@ -402,6 +456,23 @@ fn no_machine() -> SandboxError {
         RefusalKind::WrongState,
         "the sandbox has no machine that runs: start its container",
     )
+}
+
+/// Refuses what a machine with shared directories, which have these tags, cannot do: the host's
+/// files that its guest has open are neither in its memory nor on its disks.
+fn must_share_nothing<'a>(tags: impl Iterator<Item = &'a str>) -> Result<(), SandboxError> {
+    let tags: Vec<&str> = tags.collect();
+    match tags.is_empty() {
+        true => Ok(()),
+        false => Err(SandboxError::refused(
+            RefusalKind::WrongState,
+            format!(
+                "the machine shares directories with its host ({}), whose files cannot go with \
+                 its memory: it can be stopped and started, but neither saved nor moved",
+                tags.join(", ")
+            ),
+        )),
+    }
 }
 
 fn invalid(why: String) -> SandboxError {

@@ -108,6 +108,10 @@ pub(in super::super) async fn answer(
             };
             system.save(&vm, save).await?;
         }
+        Call::GrowDisk { id, serial, bytes } => {
+            let vm = system.vm_that_runs(&id)?;
+            system.grow_disk(&vm, serial, bytes).await?;
+        }
         Call::Reboot { id, is_reset } => {
             let vm = system.vm_that_runs(&id)?;
             vm.migrations.must_be_over()?;

@@ -37,6 +37,7 @@ enum SaveError {
 impl OwnOs {
     /// Saves the machine of a container.
     pub(super) async fn save(&self, vm: &Arc<Vm>, save: SaveMachine) -> Result<(), SandboxError> {
+        vm.must_share_nothing()?;
         let disks = vm.plan().written_files().len();
         if !save.disks.is_empty() && save.disks.len() != disks {
             return Err(SandboxError::refused(

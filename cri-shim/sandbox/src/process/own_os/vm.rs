@@ -6,7 +6,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use podvisor_guest_agent::ShutdownMode;
 use tokio::sync::{Mutex as AsyncMutex, watch};
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep, timeout};
@@ -20,66 +19,23 @@ use super::super::super::types::{ProcessExit, RestartPolicy, SavedMachine, Start
 use super::super::container::Container;
 use super::super::output::ContainerStreams;
 use super::super::restart::Processes;
+use super::delays::RebootDelays;
 use super::guest_agent::AgentOfMachine;
 use super::migration::{Arriving, Migrations};
-use super::no_machine;
 use super::outcome::Outcome;
 use super::programs::Running;
+use super::stop::Wanted;
+use super::{must_share_nothing, no_machine};
 use crate::machine::{
     Arrival, ArriveError, HostFiles, Machine, MachineError, MachineExit, MachinePlan, MovingDisk,
-    SerialPort, causes,
+    OpenShare, SerialPort, causes,
 };
 
 /// The number that stands for a process of a guest whose processes nobody here knows.
 const PID: u32 = 1;
 
-/// Pause between presses of the power button: a guest may miss one while it boots.
-const PRESS_INTERVAL: Duration = Duration::from_secs(5);
-
-/// A machine that resets itself sooner than this after its start is said to do so at once.
-const QUICK: Duration = Duration::from_secs(10);
-
-/// Delays before a machine that resets itself at once again and again is built anew: each is twice
-/// the one before, up to the longest. Some reboots are part of an installation.
-#[derive(Debug, Default)]
-struct RebootDelays {
-    quick: u32,
-}
-
-impl RebootDelays {
-    const WITHOUT_DELAY: u32 = 3;
-    const LONGEST: Duration = Duration::from_secs(60);
-
-    /// Returns the delay after a machine that ran for so long.
-    fn next(&mut self, ran: Duration) -> Duration {
-        if ran >= QUICK {
-            self.quick = 0;
-            return Duration::ZERO;
-        }
-        self.quick = self.quick.saturating_add(1);
-        match self.quick.checked_sub(Self::WITHOUT_DELAY + 1) {
-            Some(doubled) => Duration::from_secs(1 << doubled.min(6)).min(Self::LONGEST),
-            None => Duration::ZERO,
-        }
-    }
-}
-
-/// How long a guest may take to power itself off for a reboot.
-const RESTART_TIMEOUT: Duration = Duration::from_secs(120);
-
 /// How long the kill of a machine with a hanging disk is waited for.
 const KILL_TIMEOUT: Duration = Duration::from_secs(5);
-
-/// What was asked of a machine.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Wanted {
-    /// To run, also after a reboot.
-    Running,
-    /// To power itself off.
-    Off,
-    /// To be killed.
-    Killed,
-}
 
 /// Whether a machine is being saved.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -143,14 +99,14 @@ pub(super) struct Vm {
     host: Arc<HostFiles>,
     /// `None` between two machines and after the last one.
     machine: Mutex<Option<Arc<Machine>>>,
-    wanted: watch::Sender<Wanted>,
+    pub(super) wanted: watch::Sender<Wanted>,
     /// The machine continues a saved one, which is past its loader.
     is_continued: AtomicBool,
     saving: Mutex<Saving>,
     /// The machine is killed to build another one.
-    is_reset: AtomicBool,
+    pub(super) is_reset: AtomicBool,
     /// Until then, a guest that powers itself off is booted again.
-    restart: Mutex<Option<Instant>>,
+    pub(super) restart: Mutex<Option<Instant>>,
     pub(super) agent: AsyncMutex<Option<Arc<AgentOfMachine>>>,
     programs: Mutex<Vec<Running>>,
     thaw: Mutex<Option<AbortHandle>>,
@@ -232,7 +188,7 @@ impl Vm {
         Ok(())
     }
 
-    fn lock(&self) -> MutexGuard<'_, Option<Arc<Machine>>> {
+    pub(super) fn lock(&self) -> MutexGuard<'_, Option<Arc<Machine>>> {
         self.machine.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -256,7 +212,7 @@ impl Vm {
         &self.plan
     }
 
-    fn saving(&self) -> MutexGuard<'_, Saving> {
+    pub(super) fn saving(&self) -> MutexGuard<'_, Saving> {
         self.saving.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -269,6 +225,11 @@ impl Vm {
                 "the machine is being saved: wait until it is done",
             )),
         }
+    }
+
+    /// Refuses what a machine with shared directories cannot do.
+    pub(super) fn must_share_nothing(&self) -> Result<(), SandboxError> {
+        must_share_nothing(self.plan.shares.iter().map(OpenShare::tag))
     }
 
     /// Begins to save the machine, which is not reset meanwhile.
@@ -324,19 +285,17 @@ impl Vm {
                 None => MachineExit::Killed,
             };
             is_booted = true;
-            let is_writing = self
-                .lock()
-                .as_ref()
-                .is_some_and(|it| !it.waiting_disks().is_empty());
+            // What it has left behind is asked after its end.
+            let ended = self.lock().clone();
             if let Some(migration) = self.migrations.latest()
                 && migration.end_with_machine(&exit.to_string()).await
             {
                 self.discard().await;
-                return self.last(MachineExit::Moved, false);
+                return self.last(MachineExit::Moved, ended);
             }
             self.discard().await;
             if *self.saving() == Saving::Done {
-                self.plan.unlock_disks();
+                self.unlock_disks_after(ended);
                 return Outcome::saved();
             }
             let is_reset = self.is_reset.swap(false, Ordering::SeqCst);
@@ -345,14 +304,15 @@ impl Vm {
             let is_reboot =
                 (is_own || is_reset || is_restart) && *self.wanted.borrow() == Wanted::Running;
             if !is_reboot {
-                return self.last(exit, is_writing);
+                return self.last(exit, ended);
             }
+            drop(ended);
             let delay = delays.next(begin.elapsed());
             info!(container = self.container.id, ?delay, "the guest reboots");
             let mut wanted = self.wanted.subscribe();
             let stopped = wanted.wait_for(|wanted| *wanted != Wanted::Running);
             if timeout(delay, stopped).await.is_ok() {
-                return self.last(MachineExit::Reset, is_writing);
+                return self.last(MachineExit::Reset, None);
             }
             if let Err(error) = Self::build(self, None).await {
                 let why = causes(&error);
@@ -363,12 +323,9 @@ impl Vm {
         }
     }
 
-    /// The outcome of the last machine, which is gone. Another container may have its disks, unless
-    /// one of them may still be written.
-    fn last(&self, exit: MachineExit, is_writing: bool) -> Outcome {
-        if !is_writing {
-            self.plan.unlock_disks();
-        }
+    /// The outcome of the last machine, which has ended. Another container may have its disks.
+    fn last(self: &Arc<Self>, exit: MachineExit, machine: Option<Arc<Machine>>) -> Outcome {
+        self.unlock_disks_after(machine);
         self.outcome(exit)
     }
 
@@ -451,114 +408,6 @@ impl Vm {
         self.container.ends(exit).await;
     }
 
-    /// Asks the guest to power itself off, and kills it if it still runs after `grace`, whether or
-    /// not a client waits for it.
-    pub(super) fn stop(this: &Arc<Self>, grace: Duration) {
-        this.wants(Wanted::Off);
-        let vm = Arc::clone(this);
-        tokio::spawn(async move {
-            let Ok(mut exit) = vm.container.exit(None) else {
-                return;
-            };
-            let asked = async {
-                tokio::select! {
-                    _ = exit.wait_for(Option::is_some) => {}
-                    () = vm.press_until_off() => {}
-                }
-            };
-            if grace.is_zero() || timeout(grace, asked).await.is_err() {
-                info!(container = vm.container.id, "the grace period is over");
-                vm.kill();
-                vm.container.hurry_readers().await;
-            }
-        });
-    }
-
-    /// Asks the agent, and presses the power button again and again.
-    async fn press_until_off(&self) {
-        let asked = timeout(
-            PRESS_INTERVAL,
-            self.shut_down_by_agent(ShutdownMode::PowerDown),
-        );
-        match asked.await {
-            Ok(Ok(())) => sleep(PRESS_INTERVAL).await,
-            Ok(Err(error)) => debug!(%error, "the guest's agent is not asked"),
-            Err(_) => debug!("the guest's agent does not answer"),
-        }
-        loop {
-            let machine = self.lock().clone();
-            let pressed = machine.map(|machine| machine.press_power_button());
-            if let Some(Err(error)) = pressed {
-                debug!(%error, "the guest is not asked to power itself off");
-            }
-            sleep(PRESS_INTERVAL).await;
-        }
-    }
-
-    /// Powers the machine off immediately, and keeps it from being built again.
-    pub(super) fn kill(&self) {
-        self.wants(Wanted::Killed);
-        let machine = self.lock().clone();
-        if let Some(machine) = machine {
-            // Its threads end meanwhile, or are abandoned after a moment.
-            machine.kill();
-        }
-    }
-
-    /// Asks the guest to reboot: its agent, or without one by the power button.
-    pub(super) async fn soft_reboot(this: &Arc<Self>) -> Result<(), SandboxError> {
-        match this.shut_down_by_agent(ShutdownMode::Reboot).await {
-            Err(error) if error.kind() == Some(RefusalKind::NoAgent) => Self::power_cycle(this),
-            asked => asked,
-        }
-    }
-
-    /// Asks the guest to power itself off, after which it is booted again. A guest that takes
-    /// longer than a moment is not, so that a later power-off is one.
-    fn power_cycle(this: &Arc<Self>) -> Result<(), SandboxError> {
-        let machine = this.machine()?;
-        let until = Instant::now() + RESTART_TIMEOUT;
-        *this.restart.lock().unwrap_or_else(PoisonError::into_inner) = Some(until);
-        machine.press_power_button()?;
-        // It must be freed before the next one is built.
-        let machine = Arc::downgrade(&machine);
-        tokio::spawn(async move {
-            while Instant::now() + PRESS_INTERVAL < until {
-                sleep(PRESS_INTERVAL).await;
-                let Some(machine) = machine.upgrade() else {
-                    break;
-                };
-                if let Err(error) = machine.press_power_button() {
-                    debug!(%error, "the guest is not asked to power itself off");
-                    break;
-                }
-            }
-        });
-        Ok(())
-    }
-
-    /// Whether the machine that has ended was to power itself off for another one.
-    fn takes_restart(&self) -> bool {
-        let mut restart = self.restart.lock().unwrap_or_else(PoisonError::into_inner);
-        let until = restart.take();
-        until.is_some_and(|until| Instant::now() < until)
-    }
-
-    /// Replaces the machine by a new one, as a reset button does.
-    pub(super) fn reset(&self) -> Result<(), SandboxError> {
-        let machine = self.machine()?;
-        let saving = self.saving();
-        if *saving != Saving::No {
-            return Err(SandboxError::refused(
-                RefusalKind::WrongState,
-                "the machine is being saved: reset it afterwards",
-            ));
-        }
-        self.is_reset.store(true, Ordering::SeqCst);
-        machine.kill();
-        Ok(())
-    }
-
     /// Takes a machine that has come.
     pub(super) fn takes(&self, machine: Machine) {
         *self.lock() = Some(Arc::new(machine));
@@ -601,40 +450,5 @@ impl Vm {
     pub(super) fn is_frozen(&self) -> bool {
         let thaw = self.thaw.lock().unwrap_or_else(PoisonError::into_inner);
         thaw.as_ref().is_some_and(|thaw| !thaw.is_finished())
-    }
-
-    /// Whether the guest was asked to end.
-    pub(super) fn is_to_end(&self) -> bool {
-        *self.wanted.borrow() != Wanted::Running
-    }
-
-    /// Waits until the guest is asked to end.
-    pub(super) async fn is_asked_to_end(&self) {
-        let mut wanted = self.wanted.subscribe();
-        // It does not fail: the sender is this machine's own.
-        let _ = wanted.wait_for(|wanted| *wanted != Wanted::Running).await;
-    }
-
-    fn wants(&self, more: Wanted) {
-        self.wanted.send_if_modified(|wanted| {
-            let is_more = *wanted < more;
-            *wanted = more.max(*wanted);
-            is_more
-        });
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_guest_that_resets_itself_at_once_waits_longer_each_time() {
-        let mut delays = RebootDelays::default();
-        let mut seconds = |ran| delays.next(Duration::from_secs(ran)).as_secs();
-        assert_eq!([1, 0, 9].map(&mut seconds), [0; 3]);
-        assert_eq!([1; 8].map(&mut seconds), [1, 2, 4, 8, 16, 32, 60, 60]);
-        // One that ran for a while begins anew.
-        assert_eq!([11, 1, 1, 1, 1].map(&mut seconds), [0, 0, 0, 0, 1]);
     }
 }

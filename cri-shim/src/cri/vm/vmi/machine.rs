@@ -14,6 +14,7 @@ use podvisor_sandbox::machine::MachineIdentity;
 
 use super::super::MEMORY_UNIT;
 use super::super::annotations::parse_uuid;
+use super::super::shares::MAX_TAG;
 use super::{MAX_REASONS, Vmi, VmiError};
 
 /// Longest serial number of a disk, in bytes (virtio 1.3 §5.2.6.1). A longer one is cut.
@@ -45,6 +46,8 @@ pub(in crate::cri::vm) struct VmiMachine {
     pub(in crate::cri::vm) identity: MachineIdentity,
     /// Its disks, in the guest's order.
     pub(in crate::cri::vm) disks: Vec<VmiDisk>,
+    /// The volumes that its guest mounts by their names.
+    pub(in crate::cri::vm) shares: Vec<VmiShare>,
     /// What it boots.
     pub(in crate::cri::vm) boot: VmiBoot,
     /// Hardware addresses that are given, by the names of the pod's interfaces.
@@ -68,6 +71,17 @@ pub(in crate::cri::vm) struct VmiDisk {
     pub(super) is_read_only: bool,
     /// What it shows.
     pub(super) source: DiskSource,
+}
+
+/// A volume that the guest mounts.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(in crate::cri::vm) struct VmiShare {
+    /// The path of its volume in the object, for errors.
+    pub(super) path: String,
+    /// The name of its volume, which is its tag.
+    pub(super) name: String,
+    /// The guest cannot write it.
+    pub(super) is_read_only: bool,
 }
 
 /// What a disk shows.
@@ -153,6 +167,7 @@ impl VmiMachine {
             uuid: reader.uuid(),
             identity: reader.identity(),
             boot: reader.boot(&disks),
+            shares: reader.shares(),
             disks,
             macs: reader.macs(),
             ends_at_reboot: reader.spec.domain.reboot_policy.as_deref() == Some("Terminate"),
@@ -191,10 +206,6 @@ impl Reader {
         let memory = domain.memory.as_ref();
         let cpu = domain.cpu.as_ref();
         let given = [
-            (
-                !domain.devices.filesystems.is_empty(),
-                "domain.devices.filesystems",
-            ),
             (
                 memory.is_some_and(|memory| memory.hugepages.is_some()),
                 "domain.memory.hugepages",
@@ -306,6 +317,52 @@ impl Reader {
             });
         }
         disks
+    }
+
+    fn shares(&mut self) -> Vec<VmiShare> {
+        const LIST: &str = "domain.devices.filesystems";
+        let listed = self.spec.domain.devices.filesystems.clone();
+        let most = BootMachine::MAX_SHARES;
+        if listed.len() > most {
+            let problem = format!(
+                "has {} entries, but a machine has at most {most}",
+                listed.len()
+            );
+            self.wrong(LIST, problem);
+            return Vec::new();
+        }
+        let volumes = self.spec.volumes.clone();
+        let mut shares = Vec::new();
+        for (index, listed) in listed.iter().enumerate() {
+            let found = volumes.iter().enumerate();
+            let mut found = found.filter(|(_, volume)| volume.name == listed.name);
+            // What names no volume was refused by the rules.
+            let Some((number, volume)) = found.next() else {
+                continue;
+            };
+            if listed.name.len() > MAX_TAG {
+                let problem = format!("is the guest's tag, which has at most {MAX_TAG} bytes");
+                self.wrong(&format!("{LIST}[{index}].name"), problem);
+            }
+            let claim = volume.persistent_volume_claim.as_ref();
+            let is_claim = claim.is_some() || volume.data_volume.is_some();
+            let has_files = volume.config_map.is_some()
+                || volume.secret.is_some()
+                || volume.downward_api.is_some()
+                || volume.service_account.is_some();
+            if !is_claim && !has_files {
+                let problem = "cannot be a file system of the guest: take a claim, a DataVolume, \
+                               a ConfigMap, a Secret, a downwardAPI or a serviceAccount";
+                self.wrong(&format!("volumes[{number}]"), problem);
+            }
+            let is_claimed_read_only = claim.is_some_and(|claim| claim.read_only == Some(true));
+            shares.push(VmiShare {
+                path: format!("{SPEC}.volumes[{number}]"),
+                name: listed.name.clone(),
+                is_read_only: has_files || is_claimed_read_only,
+            });
+        }
+        shares
     }
 
     /// Returns the serial number of a disk: its own, or the beginning of its name.

@@ -10,7 +10,8 @@ use rustix::fs::OFlags;
 use serde::{Deserialize, Serialize};
 
 use super::super::honour;
-use super::VmiError;
+use super::super::shares::WantedShare;
+use super::{VmiError, VmiMachine};
 use crate::cri::error::{CriError, Result};
 use crate::cri::spec;
 
@@ -53,6 +54,37 @@ pub(in crate::cri::vm) fn check_container(config: &ContainerConfig) -> Result<()
 fn shown(path: &str) -> String {
     let shown: String = path.chars().take(256).collect();
     format!("{shown:?}")
+}
+
+impl VmiMachine {
+    /// Returns the directories that the guest mounts, of those that the pod has mounted.
+    ///
+    /// # Errors
+    /// A volume is not mounted, or not as a directory.
+    pub(in crate::cri::vm) fn wanted_shares(
+        &self,
+        config: &ContainerConfig,
+    ) -> Result<Vec<WantedShare>> {
+        let sources = Sources(config);
+        let wanted = self.shares.iter().map(|share| {
+            let (path, name) = (share.path.as_str(), share.name.as_str());
+            let directory = sources.directory(path, name)?;
+            if !directory.is_dir() {
+                let problem = "is not a directory: only a claim with volumeMode Filesystem is one";
+                return Err(VmiError::field(path, problem));
+            }
+            let mount = sources.mount_of(path, name)?;
+            Ok(WantedShare {
+                tag: share.name.clone(),
+                mount: Mount {
+                    readonly: mount.readonly || share.is_read_only,
+                    ..mount.clone()
+                },
+            })
+        });
+        let wanted: Result<Vec<_>, VmiError> = wanted.collect();
+        wanted.map_err(CriError::Vmi)
+    }
 }
 
 /// The mounts and devices of a pod's container.

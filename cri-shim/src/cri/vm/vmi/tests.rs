@@ -527,9 +527,19 @@ fn what_cannot_be_done_is_refused_by_the_path_of_its_field() {
                 "domain": {"memory": memory, "devices": {"filesystems": [
                     {"name": "a", "virtiofs": {}},
                 ]}},
-                "volumes": [claim],
+                "volumes": [{"name": "a", "emptyDisk": {"capacity": "1Mi"}}],
             }),
-            "spec.domain.devices.filesystems",
+            "spec.volumes[0]",
+        ),
+        (
+            json!({
+                "domain": {"memory": memory, "devices": {"filesystems": [
+                    {"name": "a-name-of-a-volume-that-is-rather-long", "virtiofs": {}},
+                ]}},
+                "volumes": [{"name": "a-name-of-a-volume-that-is-rather-long",
+                    "configMap": {"name": "c"}}],
+            }),
+            "spec.domain.devices.filesystems[0].name",
         ),
     ] {
         let error = refused(spec);
@@ -564,4 +574,55 @@ fn serial_numbers_fit_and_are_unlike() {
         .collect();
     assert_eq!(serials, [&long[..20], "disk1"]);
     assert!(machine.ends_at_reboot);
+}
+
+#[test]
+fn volumes_of_file_systems_are_shared_by_their_names() {
+    let dir = tempfile::tempdir().unwrap();
+    let spec = json!({
+        "domain": {
+            "memory": {"guest": "1Gi"},
+            "devices": {
+                "disks": [{"name": "root", "disk": {}}],
+                "filesystems": [
+                    {"name": "data", "virtiofs": {}},
+                    {"name": "settings", "virtiofs": {}},
+                ],
+            },
+        },
+        "volumes": [
+            {"name": "root", "persistentVolumeClaim": {"claimName": "r"}},
+            {"name": "data", "persistentVolumeClaim": {"claimName": "d"}},
+            {"name": "settings", "configMap": {"name": "s"}},
+        ],
+    });
+    let text = json!({"metadata": {"name": "a", "namespace": "b"}, "spec": spec}).to_string();
+    let annotations = [(ANNOTATION.to_owned(), text)].into();
+    assert!(super::super::may_share(&annotations).unwrap());
+    let machine = VmiMachine::of_annotations(&annotations).unwrap().unwrap();
+    assert_eq!(machine.disks.len(), 1);
+    let mount = |name: &str, path: &Path| Mount {
+        container_path: format!("/podvisor/volumes/{name}"),
+        host_path: path.to_str().unwrap().to_owned(),
+        ..Mount::default()
+    };
+    let mut container = ContainerConfig {
+        mounts: vec![mount("data", dir.path()), mount("settings", dir.path())],
+        ..ContainerConfig::default()
+    };
+    let shares = machine.wanted_shares(&container).unwrap();
+    let shares: Vec<_> = shares
+        .iter()
+        .map(|share| (share.tag.as_str(), share.mount.readonly))
+        .collect();
+    assert_eq!(shares, [("data", false), ("settings", true)]);
+    // A claim's file is no directory, and a volume that the pod lacks is nothing.
+    let file = dir.path().join("file");
+    fs::write(&file, "").unwrap();
+    container.mounts[0] = mount("data", &file);
+    let error = machine.wanted_shares(&container).unwrap_err().to_string();
+    assert!(error.contains("spec.volumes[1]"), "{error}");
+    container.mounts.remove(0);
+    let error = machine.wanted_shares(&container).unwrap_err().to_string();
+    assert!(error.contains("not mounted by the pod"), "{error}");
 }
