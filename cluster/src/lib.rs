@@ -8,7 +8,7 @@
 //! | `instancetypes` | instance types and preferences, for all that look at a VM with them |
 //! | `admission` | the webhooks that default and validate the objects |
 //! | `api` | the aggregated group `subresources.kubevirt.io` |
-//! | `controller` | VirtualMachine → instance → pod, DataVolume → claim and importer |
+//! | `controller` | VirtualMachine → instance → pod, snapshots of it, DataVolume → claim and importer |
 //! | `import` | the program of an importer: fills a claim |
 //! | `node` | what runs beside each kubelet: carries out requests, reports the state of its VMs |
 //! | `manifests` | what `podvisor-cluster install` prints |

@@ -10,6 +10,8 @@ mod restores;
 mod scene;
 #[path = "controllers/snapshots.rs"]
 mod snapshots;
+#[path = "controllers/sources.rs"]
+mod sources;
 mod support;
 
 use k8s_openapi::api::apps::v1::ControllerRevision;

@@ -7,14 +7,44 @@ use std::fs;
 use std::io::{BufRead as _, BufReader};
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, symlink};
 use std::path::Path;
-use std::process::{Child, ChildStdout, Stdio};
+use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::mpsc::{self, TryRecvError};
 use std::thread;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use podvisor_cri::sandbox::jail;
+use rustix::mount::{UnmountFlags, unmount};
 use rustix::process::{Pid, Signal, kill_process};
 use support::host::{Host, kill, sandboxes};
 use support::{Ran, until};
+
+/// A directory on an ext4, while this exists.
+struct Ext4<'a>(&'a Path);
+
+impl<'a> Ext4<'a> {
+    fn mount(at: &'a Path) -> Self {
+        let image = at.with_extension("ext4");
+        fs::File::create(&image).unwrap().set_len(16 << 20).unwrap();
+        fs::create_dir(at).unwrap();
+        // Where it is a module.
+        let _ = Command::new("modprobe").arg("loop").status();
+        let (image, at) = (image.to_str().unwrap(), at.to_str().unwrap());
+        for command in [
+            &["mkfs.ext4", "-q", image][..],
+            &["mount", "-o", "loop", image, at],
+        ] {
+            let done = Command::new(command[0]).args(&command[1..]).status();
+            assert!(done.unwrap().success(), "{command:?}");
+        }
+        Self(Path::new(at))
+    }
+}
+
+impl Drop for Ext4<'_> {
+    fn drop(&mut self) {
+        let _ = unmount(self.0, UnmountFlags::DETACH);
+    }
+}
 
 /// Returns the lines as they arrive.
 fn lines_of(stdout: ChildStdout) -> mpsc::Receiver<String> {
@@ -40,7 +70,8 @@ fn launched(run: &mut Child) {
 fn guest_container_is_found_again_by_every_command() {
     let host = Host::default();
     let data = host.root.path().join("data");
-    fs::create_dir(&data).unwrap();
+    // The host's own root may be of a file system without mapped users.
+    let mount = Ext4::mount(&data);
     fs::write(data.join("from-host"), "hello\n").unwrap();
     let volume = format!("{}:/data", data.display());
     let script = "echo up; cat /data/from-host; trap 'echo poked' USR1; \
@@ -225,6 +256,33 @@ fn guest_container_is_found_again_by_every_command() {
     );
     let inspect = host.json(&["inspect", "web"]);
     assert_eq!(inspect[0]["State"]["Running"], true);
+    // It serves the volume as nobody on the host, and its guest's users have their numbers there.
+    let pid = inspect[0]["State"]["Pid"].as_u64().unwrap();
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let own = u64::from(jail::UID_BASE) + pid;
+    assert!(
+        status.contains(&format!("Uid:\t{own}\t{own}\t")),
+        "{status}"
+    );
+    let give = "echo x > /data/given && chown 1000:1001 /data/given && mkdir -m 700 /data/own && \
+                chown 1000 /data/own";
+    host.podvisor(&["exec", "web", "sh", "-c", give])
+        .printed("");
+    host.podvisor(&[
+        "exec",
+        "--user",
+        "1000:1000",
+        "web",
+        "touch",
+        "/data/own/new",
+    ])
+    .printed("");
+    let owner = |name: &str| {
+        let meta = fs::metadata(data.join(name)).unwrap();
+        (meta.uid(), meta.gid())
+    };
+    assert_eq!(owner("given"), (1000, 1001));
+    assert_eq!((owner("own"), owner("own/new")), ((1000, 0), (1000, 1000)));
     // A kernel may have an older Landlock.
     let missing = inspect[0]["HostConfig"]["JailMissing"].as_array().unwrap();
     assert!(
@@ -275,11 +333,12 @@ fn guest_container_is_found_again_by_every_command() {
     host.podvisor(&["rm", "web"]).printed("web\n");
     host.podvisor(&["rm", "web"])
         .refused(1, &["no container `web`"]);
-    assert_eq!(host.left(), Vec::<String>::new());
     assert_eq!(
         fs::read_to_string(data.join("from-host")).unwrap(),
         "hello\n"
     );
+    drop(mount);
+    assert_eq!(host.left(), Vec::<String>::new());
 }
 
 #[test]

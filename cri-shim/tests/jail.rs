@@ -4,15 +4,18 @@
 //! These tests need root, who starts jails as itself and as another user, and no KVM.
 
 use std::fs::Permissions;
+use std::io::{BufRead as _, BufReader, Write as _};
 use std::net::TcpListener;
 use std::os::linux::net::SocketAddrExt as _;
-use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::os::unix::net::{SocketAddr, UnixListener};
 use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
-use podvisor_cri::sandbox::jail;
+use podvisor_cri::sandbox::bind::{self, DetachedTree, Extent, Propagation};
+use podvisor_cri::sandbox::{SharedDirectory, jail};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use tempfile::TempDir;
 
 const SIGSYS: i32 = 31;
@@ -22,6 +25,7 @@ const ENOENT: i32 = 2;
 const ESRCH: i32 = 3;
 const EACCES: i32 = 13;
 const EINVAL: i32 = 22;
+const EOVERFLOW: i32 = 75;
 const EROFS: i32 = 30;
 const ENOSYS: i32 = 38;
 const ENETUNREACH: i32 = 101;
@@ -331,6 +335,124 @@ fn a_process_with_a_shared_directory_reaches_that_one_alone() {
     for attempt in ["signal", "tcp", "mount", "execute", "user-namespace"] {
         assert_eq!(host.attempt(attempt, true, share), Err(SIGSYS), "{attempt}");
     }
+}
+
+/// Attempts on what is the host's, by one that serves volumes: none of them is refused to the host's
+/// root.
+const ON_THE_HOSTS_FILES: [&str; 4] = [
+    "volume-read-secret",
+    "volume-give-secret",
+    "volume-open-secret-to-all",
+    "volume-make-beside",
+];
+
+/// A shared directory in which the host has a file of its own, which no volume shows; and a volume.
+struct Shared {
+    dir: TempDir,
+}
+
+impl Shared {
+    fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let path = |name: &str| dir.path().join(name);
+        let mode = |name: &str, mode| {
+            std::fs::set_permissions(path(name), Permissions::from_mode(mode)).unwrap();
+        };
+        for name in ["shared", "source"] {
+            std::fs::create_dir(path(name)).unwrap();
+        }
+        for name in ["shared/secret", "source/given"] {
+            std::fs::write(path(name), "x").unwrap();
+            mode(name, 0o600);
+        }
+        mode("shared", 0o711);
+        mode("source", 0o777);
+        Self { dir }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    fn owner(&self, name: &str) -> (u32, u32) {
+        let meta = std::fs::symlink_metadata(self.path(name)).unwrap();
+        (meta.uid(), meta.gid())
+    }
+
+    /// Starts the program, mounts the volume once it is in its jail, and returns what `/proc` told
+    /// of it then, and the result.
+    fn attempt(&self, what: &str, filter: bool, is_mapped: bool) -> (String, String) {
+        let shared = self.path("shared");
+        let form = if is_mapped { "mapped:" } else { "" };
+        let share = format!("{form}{}", shared.display());
+        let mut command = Command::new(program());
+        command
+            .args([what, if filter { "filter" } else { "" }, &share, "1", "1"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped());
+        let mut child = jail::spawn(|| command.spawn()).unwrap();
+        let mut stdout = BufReader::new(child.stdout.take().unwrap());
+        let mut line = String::new();
+        stdout.read_line(&mut line).unwrap();
+        assert_eq!(line, "jailed\n");
+        let pidfd = pidfd_open(Pid::from_child(&child), PidfdFlags::empty()).unwrap();
+        let volumes = SharedDirectory::of_process(&shared, child.id(), pidfd).unwrap();
+        assert_eq!(volumes.has_mapped_users(), is_mapped);
+        let source = bind::open_source(&self.path("source")).unwrap();
+        let tree = DetachedTree::of(&source, Extent::Whole, Propagation::Private).unwrap();
+        tree.make_harmless().unwrap();
+        volumes.attach(&tree, "volume", true).unwrap();
+        let status = std::fs::read_to_string(format!("/proc/{}/status", child.id())).unwrap();
+        let users = std::fs::read_to_string(format!("/proc/{}/uid_map", child.id())).unwrap();
+        let own = format!("Uid:\t{0}\t{0}\t{0}\t{0}\n", jail::UID_BASE + child.id());
+        assert_eq!(status.contains(&own), is_mapped, "{status}");
+        child.stdin.take().unwrap().write_all(b"\n").unwrap();
+        line.clear();
+        stdout.read_line(&mut line).unwrap();
+        child.wait().unwrap();
+        std::fs::remove_dir(shared.join("volume")).unwrap();
+        (users, line.trim().to_owned())
+    }
+}
+
+/// These take root, and a kernel that maps users on the file system of temporary files.
+#[test]
+fn a_process_with_mapped_users_has_no_rights_to_files_but_those_of_its_volumes() {
+    for filter in [false, true] {
+        let shared = Shared::new();
+        for attempt in ON_THE_HOSTS_FILES {
+            let (users, answer) = shared.attempt(attempt, filter, true);
+            let error = answer.parse().unwrap_or(0);
+            assert!(
+                [EPERM, EACCES, EOVERFLOW].contains(&error),
+                "{attempt}: {answer}"
+            );
+            // The host's root is none of its users.
+            let hosts: Vec<_> = users
+                .lines()
+                .map(|line| line.split_whitespace().nth(1))
+                .collect();
+            assert!(hosts.len() == 2 && !hosts.contains(&Some("0")), "{users}");
+        }
+        assert_eq!(shared.owner("shared/secret"), (0, 0));
+        assert!(!shared.path("shared/beside").exists());
+        // In its volumes it serves the guest's users, by their numbers.
+        let (_, answer) = shared.attempt("volume-use", filter, true);
+        assert_eq!(answer, "ok");
+        assert_eq!(shared.owner("source/new"), (1000, 1000));
+        assert_eq!(shared.owner("source/given"), (1234, 1234));
+    }
+}
+
+#[test]
+fn a_process_that_serves_volumes_as_the_hosts_root_has_its_rights() {
+    let shared = Shared::new();
+    for attempt in ON_THE_HOSTS_FILES {
+        let (_, answer) = shared.attempt(attempt, true, false);
+        assert_eq!(answer, "ok", "{attempt}");
+    }
+    assert_eq!(shared.attempt("volume-use", true, false).1, "ok");
+    assert_eq!(shared.owner("source/new"), (1000, 1000));
 }
 
 /// Linux' own limit is lower than the jail's on hosts of less than 2 GiB.

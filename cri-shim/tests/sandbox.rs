@@ -34,6 +34,7 @@ fn config(root: &Root, pod: &Pod) -> podvisor_cri::sandbox::LaunchConfig {
         nics: Vec::new(),
         shared_dir: None,
         users: None,
+        share_users: Default::default(),
         console: None,
         events: None,
         sysctls: Default::default(),

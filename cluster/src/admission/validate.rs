@@ -2,7 +2,7 @@
 
 use podvisor_cluster_types::{
     Cause, Causes, FieldPath,
-    datavolume::DataVolumeSpec,
+    datavolume::{DataSourceSpec, DataVolumeSpec},
     migration::{self, MigrationPolicySpec, MigrationSpec, SELECTOR_LABEL},
     replica_set::ReplicaSetSpec,
     vm::VmSpec,
@@ -52,6 +52,7 @@ pub async fn validate(request: &Request, policy: &Policy, lookup: &impl Lookup) 
         ("VirtualMachineSnapshot", "UPDATE") => snapshots::update_snapshot(request),
         ("VirtualMachineClone", "CREATE") => snapshots::create_clone(request),
         ("VirtualMachineClone", "UPDATE") => snapshots::update_clone(request),
+        ("DataSource", "CREATE" | "UPDATE") => data_source(request),
         ("DataVolume", "CREATE") => create_volume(request),
         ("DataVolume", "UPDATE") => update_volume(request),
         _ => Ok(Response::allowed()),
@@ -243,6 +244,12 @@ fn create_volume(request: &Request) -> Result<Response, Cause> {
     Ok(judged(
         spec.validate_in(&request.namespace, &FieldPath::new("spec")),
     ))
+}
+
+fn data_source(request: &Request) -> Result<Response, Cause> {
+    let spec: DataSourceSpec = part(&request.object, "spec")?;
+    let path = FieldPath::new("spec");
+    Ok(judged(spec.validate_in(&request.namespace, &path)))
 }
 
 fn update_volume(request: &Request) -> Result<Response, Cause> {

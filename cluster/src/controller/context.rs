@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use kube::Resource;
 use kube::runtime::controller::Action;
@@ -15,6 +15,7 @@ use super::expectations::Expectations;
 use super::leader::Leading;
 use super::metrics::Progress;
 use super::migration::{ClusterSettings, Nodes};
+use super::snapshot::Classes;
 use super::world::World;
 
 /// The first wait after an error.
@@ -26,6 +27,9 @@ const LONGEST_WAIT: Duration = Duration::from_secs(60);
 /// After a conflict, the change that led to it leads to the next attempt. This is for the case
 /// that it does not.
 const AFTER_CONFLICT: Duration = Duration::from_secs(1);
+
+/// How long classes are taken to be as they were read.
+const CLASSES_LAST: Duration = Duration::from_secs(60);
 
 /// So many entries a cache has at most; then it begins anew.
 const CACHED: usize = 4096;
@@ -45,6 +49,7 @@ pub(super) struct Context {
     recorder: Recorder,
     revisions: Mutex<HashMap<String, Option<Arc<Value>>>>,
     errors: Mutex<HashMap<String, u32>>,
+    classes: tokio::sync::Mutex<Option<(Instant, Arc<Classes>)>>,
 }
 
 impl Context {
@@ -72,6 +77,7 @@ impl Context {
             importer_image,
             revisions: Mutex::default(),
             errors: Mutex::default(),
+            classes: tokio::sync::Mutex::default(),
         }
     }
 
@@ -95,6 +101,19 @@ impl Context {
         // The keys are random; nothing depends on how well.
         let random = RandomState::new().hash_one(0_u8) >> 33;
         f64::from(u32::try_from(random).unwrap_or_default()) / f64::from(u32::MAX)
+    }
+
+    /// Returns the classes of storage and of snapshots; they change seldom, and are read so.
+    pub(super) async fn classes(&self) -> Result<Arc<Classes>, kube::Error> {
+        let mut known = self.classes.lock().await;
+        if let Some((read, classes)) = &*known
+            && read.elapsed() < CLASSES_LAST
+        {
+            return Ok(Arc::clone(classes));
+        }
+        let classes = Arc::new(Classes::read(self.world.client()).await?);
+        *known = Some((Instant::now(), Arc::clone(&classes)));
+        Ok(classes)
     }
 
     /// Returns a revision that was read before.

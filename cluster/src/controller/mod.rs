@@ -9,6 +9,7 @@
 
 pub mod clone;
 mod context;
+mod datasource;
 pub mod datavolume;
 mod error;
 mod expectations;
@@ -222,6 +223,12 @@ async fn act(
         queues.restores,
         Arc::clone(&context),
     ));
+    let sources = Box::pin(control(
+        datasource::reconcile,
+        world.sources.clone(),
+        queues.sources,
+        Arc::clone(&context),
+    ));
     let clones = Box::pin(control(
         clone::reconcile,
         world.clones.clone(),
@@ -235,7 +242,7 @@ async fn act(
         context,
     ));
     tokio::join!(
-        watches, vms, vmis, sets, migrations, volumes, snapshots, restores, clones
+        watches, vms, vmis, sets, migrations, volumes, snapshots, restores, clones, sources
     );
 }
 

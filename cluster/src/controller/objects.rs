@@ -156,10 +156,12 @@ resource!(
 );
 
 mod clone;
+mod datasource;
 mod migration;
 mod snapshot;
 
 pub use clone::{ClonePhase, CloneStatus, VirtualMachineClone};
+pub use datasource::{DataSource, DataSourceStatus};
 
 pub use migration::{
     EVACUATION_ANNOTATION, MIGRATION_ANNOTATION, MIGRATION_FINALIZER, MIGRATION_NAME_ANNOTATION,

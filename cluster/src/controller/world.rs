@@ -21,14 +21,15 @@ use tokio::sync::mpsc;
 use super::Error;
 use super::datavolume::{self, DataVolume};
 use super::objects::{
-    COMPONENT_LABEL, LAUNCHER, VirtualMachine, VirtualMachineClone, VirtualMachineInstance,
-    VirtualMachineInstanceMigration, VirtualMachineInstanceReplicaSet, VirtualMachineRestore,
-    VirtualMachineSnapshot, VirtualMachineSnapshotContent, VolumeSnapshot,
+    COMPONENT_LABEL, DataSource, LAUNCHER, VirtualMachine, VirtualMachineClone,
+    VirtualMachineInstance, VirtualMachineInstanceMigration, VirtualMachineInstanceReplicaSet,
+    VirtualMachineRestore, VirtualMachineSnapshot, VirtualMachineSnapshotContent, VolumeSnapshot,
 };
 use super::vmi::{Claim, VolumeMode};
 use refs::{
     begun, copies_of, is_drained, migration_of, on_node, owner, restores_of, restores_to,
-    restores_with, snapshot_of, snapshot_with, snapshots_of, users, waiting, waiting_migrations,
+    restores_with, snapshot_of, snapshot_with, snapshots_of, sources_of, users, volumes_of,
+    waiting, waiting_migrations,
 };
 use streams::{api, pump, queue, send, watch};
 
@@ -55,6 +56,7 @@ pub(super) struct World {
     contents: Store<VirtualMachineSnapshotContent>,
     pub(super) restores: Store<VirtualMachineRestore>,
     pub(super) clones: Store<VirtualMachineClone>,
+    pub(super) sources: Store<DataSource>,
 }
 
 /// Objects that a controller has to look at.
@@ -70,6 +72,7 @@ pub(super) struct Queues {
     pub(super) snapshots: Queue<VirtualMachineSnapshot>,
     pub(super) restores: Queue<VirtualMachineRestore>,
     pub(super) clones: Queue<VirtualMachineClone>,
+    pub(super) sources: Queue<DataSource>,
 }
 
 impl World {
@@ -127,6 +130,10 @@ impl World {
             api(&client, namespace.as_deref()),
             watcher::Config::default(),
         );
+        let (sources, source_changes) = watch(
+            api(&client, namespace.as_deref()),
+            watcher::Config::default(),
+        );
         // A cluster may not have this kind: nobody waits for its store.
         let (_, taken_changes) = watch::<VolumeSnapshot>(
             api(&client, namespace.as_deref()),
@@ -149,8 +156,10 @@ impl World {
             contents,
             restores,
             clones,
+            sources,
         };
         let (vm_sender, vm_queue) = mpsc::channel(QUEUE);
+        let claim_vm_sender = vm_sender.clone();
         let (vmi_sender, vmi_queue) = mpsc::channel(QUEUE);
         let (set_sender, set_queue) = mpsc::channel(QUEUE);
         let (volume_sender, volume_queue) = mpsc::channel(QUEUE);
@@ -158,10 +167,12 @@ impl World {
         let (snapshot_sender, snapshot_queue) = mpsc::channel(QUEUE);
         let (restore_sender, restore_queue) = mpsc::channel(QUEUE);
         let (clone_sender, clone_queue) = mpsc::channel(QUEUE);
+        let (source_sender, source_queue) = mpsc::channel(QUEUE);
         let queues = Queues {
             snapshots: queue(snapshot_queue),
             restores: queue(restore_queue),
             clones: queue(clone_queue),
+            sources: queue(source_queue),
             vms: queue(vm_queue),
             vmis: queue(vmi_queue),
             sets: queue(set_queue),
@@ -174,7 +185,7 @@ impl World {
             let (vms, vmis) = (world.vms.clone(), world.vmis.clone());
             move |volume: DataVolume| {
                 let volumes = send(own.clone(), vec![ObjectRef::from_obj(&volume)]);
-                let of_vms = send(vm_sender.clone(), users(&vms, &volume));
+                let of_vms = send(vm_sender.clone(), users(&vms, &volume.metadata));
                 let of_vmis = send(vmi_sender.clone(), begun(&vmis, &volume));
                 async move {
                     volumes.await;
@@ -251,6 +262,18 @@ impl World {
                 }
             }
         });
+        let of_sources = pump(source_changes, {
+            let (sender, volumes) = (source_sender.clone(), volume_sender.clone());
+            let store = world.volumes.clone();
+            move |source: DataSource| {
+                let own = send(sender.clone(), vec![ObjectRef::from_obj(&source)]);
+                let of_it = send(volumes.clone(), volumes_of(&store, &source));
+                async move {
+                    own.await;
+                    of_it.await;
+                }
+            }
+        });
         let of_clones = pump(clone_changes, {
             let sender = clone_sender.clone();
             move |clone: VirtualMachineClone| {
@@ -324,8 +347,11 @@ impl World {
         });
         let of_claims = pump(claim_changes, {
             let (vmis, sender) = (world.vmis.clone(), vmi_sender.clone());
-            let restores = world.restores.clone();
+            let (restores, sources) = (world.restores.clone(), world.sources.clone());
+            let (vms, vm_sender) = (world.vms.clone(), claim_vm_sender);
             move |claim: PersistentVolumeClaim| {
+                let machines = send(vm_sender.clone(), users(&vms, &claim.metadata));
+                let names = send(source_sender.clone(), sources_of(&sources, &claim));
                 let with_it = restores_with(&restores, &claim);
                 let with_it = send(restore_sender.clone(), with_it);
                 let of_vmis = send(sender.clone(), waiting(&vmis, &claim));
@@ -338,6 +364,8 @@ impl World {
                     of_vmis.await;
                     of_volumes.await;
                     with_it.await;
+                    names.await;
+                    machines.await;
                 }
             }
         });
@@ -375,7 +403,8 @@ impl World {
                 of_contents,
                 of_taken,
                 of_restores,
-                of_clones
+                of_clones,
+                of_sources
             );
         };
         (world, queues, work)
@@ -397,7 +426,8 @@ impl World {
         self.snapshots.wait_until_ready().await.map_err(ended)?;
         self.contents.wait_until_ready().await.map_err(ended)?;
         self.restores.wait_until_ready().await.map_err(ended)?;
-        self.clones.wait_until_ready().await.map_err(ended)
+        self.clones.wait_until_ready().await.map_err(ended)?;
+        self.sources.wait_until_ready().await.map_err(ended)
     }
 
     /// Returns the part of the API for a kind in a namespace.
@@ -433,6 +463,11 @@ impl World {
         name: &str,
     ) -> Option<Arc<VirtualMachineSnapshot>> {
         self.snapshots.get(&ObjectRef::new(name).within(namespace))
+    }
+
+    /// Returns a DataSource.
+    pub(super) fn source(&self, namespace: &str, name: &str) -> Option<Arc<DataSource>> {
+        self.sources.get(&ObjectRef::new(name).within(namespace))
     }
 
     /// Returns a restore.

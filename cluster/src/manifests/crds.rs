@@ -2,7 +2,7 @@
 
 use podvisor_cluster_types::{
     clone::{self, CloneSpec},
-    datavolume::{self, DataVolumeSpec},
+    datavolume::{self, DataSourceSpec, DataVolumeSpec},
     instancetype::{self, InstancetypeSpec, PreferenceSpec},
     migration::{MigrationPolicySpec, MigrationSpec, POLICY_GROUP, POLICY_VERSION},
     replica_set::ReplicaSetSpec,
@@ -142,6 +142,17 @@ pub fn crds() -> Vec<Value> {
                 column("Restarts", "integer", ".status.restartCount"),
                 age(),
             ]),
+            scale: None,
+        },
+        Kind {
+            group: datavolume::GROUP,
+            versions: &[datavolume::VERSION],
+            kind: "DataSource",
+            plural: "datasources",
+            singular: "datasource",
+            short: &["das"],
+            spec: structural::<DataSourceSpec>(),
+            columns: json!([column("Ready", "string", &ready), age()]),
             scale: None,
         },
     ];

@@ -34,6 +34,8 @@ const READ: [&str; 3] = ["get", "list", "watch"];
 /// to those of a restore.
 const CLAIMS: [&str; 6] = ["get", "list", "watch", "create", "patch", "delete"];
 
+const VOLUMES: [&str; 2] = ["datavolumes", "datasources"];
+
 /// What users make of snapshots; what these contain is made by the system alone.
 const SNAPSHOTS: [&str; 2] = ["virtualmachinesnapshots", "virtualmachinerestores"];
 const CONTENTS: &str = "virtualmachinesnapshotcontents";
@@ -94,6 +96,8 @@ pub(super) fn rbac(options: &Options) -> Vec<Value> {
             rule(&[""], &["persistentvolumeclaims"], &CLAIMS),
             rule(&["storage.k8s.io"], &["storageclasses"], &["get", "list"]),
             rule(&[datavolume::GROUP], &["datavolumes"], &ALL),
+            rule(&[datavolume::GROUP], &["datasources"], &READ),
+            rule(&[datavolume::GROUP], &["datasources/status"], &["patch"]),
             rule(
                 &[datavolume::GROUP],
                 &["datavolumes/status", "datavolumes/finalizers"],
@@ -408,7 +412,7 @@ fn users() -> Vec<Value> {
             &["view"],
             vec![
                 rule(&[GROUP], &objects, &READ),
-                rule(&[datavolume::GROUP], &["datavolumes"], &READ),
+                rule(&[datavolume::GROUP], &VOLUMES, &READ),
                 rule(&[snapshot::GROUP], &SNAPSHOTS, &READ),
                 rule(&[clone::GROUP], &["virtualmachineclones"], &READ),
                 rule(&[snapshot::GROUP], &[CONTENTS], &READ),
@@ -421,7 +425,7 @@ fn users() -> Vec<Value> {
             &both,
             vec![
                 rule(&[GROUP], &objects, &verbs),
-                rule(&[datavolume::GROUP], &["datavolumes"], &verbs),
+                rule(&[datavolume::GROUP], &VOLUMES, &verbs),
                 rule(&[snapshot::GROUP], &SNAPSHOTS, &verbs),
                 rule(&[clone::GROUP], &["virtualmachineclones"], &verbs),
                 rule(

@@ -78,7 +78,7 @@ pub fn webhooks(namespace: &str) -> Vec<Value> {
         "expression": format!("request.name.startsWith('{}-')", objects::LAUNCHER),
     }]);
     let of_volumes = || {
-        let mut rule = rule(&["CREATE", "UPDATE"], json!(["datavolumes"]));
+        let mut rule = rule(&["CREATE", "UPDATE"], json!(["datavolumes", "datasources"]));
         rule["apiGroups"] = json!([datavolume::GROUP]);
         rule["apiVersions"] = json!([datavolume::VERSION]);
         rule

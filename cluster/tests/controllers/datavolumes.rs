@@ -28,7 +28,7 @@ impl Disks {
         }
     }
 
-    async fn create(&self, name: &str, spec: Value) {
+    pub(super) async fn create(&self, name: &str, spec: Value) {
         let volume: DataVolume = serde_json::from_value(json!({
             "apiVersion": "cdi.kubevirt.io/v1beta1", "kind": "DataVolume",
             "metadata": {"name": name}, "spec": spec,
@@ -52,13 +52,13 @@ impl Disks {
         }
     }
 
-    async fn in_phase(&self, name: &str, phase: datavolume::Phase) -> DataVolume {
+    pub(super) async fn in_phase(&self, name: &str, phase: datavolume::Phase) -> DataVolume {
         self.volume(name, |volume| volume.status.phase == phase)
             .await
     }
 
     /// Waits for a claim, and binds it.
-    async fn bind(&self, name: &str) -> PersistentVolumeClaim {
+    pub(super) async fn bind(&self, name: &str) -> PersistentVolumeClaim {
         let exists = |claim: Option<&PersistentVolumeClaim>| claim.is_some();
         let wait = await_condition(self.claims.clone(), name, exists);
         let found = tokio::time::timeout(LIMIT, wait).await;
@@ -72,7 +72,7 @@ impl Disks {
     }
 
     /// Waits for the importer of a DataVolume.
-    async fn importer(&self, volume: &DataVolume) -> Pod {
+    pub(super) async fn importer(&self, volume: &DataVolume) -> Pod {
         let uid = volume.meta().uid.clone().unwrap();
         let list = ListParams::default().labels("cdi.kubevirt.io=importer");
         self.pod(&list, |pod| {
@@ -107,7 +107,7 @@ impl Disks {
         kubelet::set_status(&self.pods, name, status).await;
     }
 
-    async fn succeed(&self, volume: &DataVolume) {
+    pub(super) async fn succeed(&self, volume: &DataVolume) {
         let pod = self.importer(volume).await;
         let done = json!({"terminated": {"exitCode": 0}});
         self.report(&pod, "Succeeded", 0, done, json!({})).await;

@@ -19,7 +19,10 @@ async fn a_snapshot_is_taken_by_controllers_that_are_killed_at_each_step() {
     let start = |n: u8| Controller::named(&scene.namespace, "taker", &format!("taker-{n}"));
     let first = start(1);
     storage.machine("db").await;
-    scene.becomes("db", "Stopped").await;
+    let vm = scene.becomes("db", "Stopped").await;
+    let volumes = &vm.status.rest["volumeSnapshotStatuses"];
+    assert_eq!(volumes[0]["enabled"], false, "{volumes}");
+    assert_eq!(volumes[1], json!({"name": "seed", "enabled": true}));
     let uid = storage.snapshot("s", "db", json!({})).await;
     let content = format!("vmsnapshot-content-{uid}");
     reached(&storage.contents, &content, |found| found.is_some()).await;

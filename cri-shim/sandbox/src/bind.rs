@@ -86,17 +86,24 @@ pub fn pass_on_mounts(dir: &Path) -> io::Result<()> {
         root = open_root(dir)?;
     }
     // In a peer group of its own: in its parent's group, others would receive its mounts, too.
-    set(root.as_fd(), Extent::Top, 0, libc::MS_PRIVATE)?;
-    set(root.as_fd(), Extent::Top, 0, libc::MS_SHARED)
+    set(root.as_fd(), Extent::Top, 0, libc::MS_PRIVATE, None)?;
+    set(root.as_fd(), Extent::Top, 0, libc::MS_SHARED, None)
 }
 
-/// Adds attributes to mounts, whose others stay as they are, and sets their propagation.
-fn set(mount: BorrowedFd<'_>, extent: Extent, attributes: u64, propagation: u64) -> io::Result<()> {
+/// Adds attributes to mounts, whose others stay as they are, and sets their propagation. With
+/// `users` they are mapped by that user namespace.
+fn set(
+    mount: BorrowedFd<'_>,
+    extent: Extent,
+    attributes: u64,
+    propagation: u64,
+    users: Option<BorrowedFd<'_>>,
+) -> io::Result<()> {
     let wanted = libc::mount_attr {
-        attr_set: attributes,
+        attr_set: attributes | users.map_or(0, |_| libc::MOUNT_ATTR_IDMAP),
         attr_clr: 0,
         propagation,
-        userns_fd: 0,
+        userns_fd: users.map_or(0, |users| u64::from(users.as_raw_fd().unsigned_abs())),
     };
     let mut flags = libc::AT_EMPTY_PATH;
     if extent == Extent::Whole {
@@ -154,9 +161,26 @@ impl DetachedTree {
         self.set(extent, libc::MOUNT_ATTR_RDONLY)
     }
 
+    /// Maps the owners of all files in it: who is one of `users` inside sees and sets the owners on
+    /// the disk.
+    ///
+    /// # Errors
+    /// The kernel's: one of its file systems does not support this, or a mount is mapped already.
+    pub fn map_users(&self, users: impl AsFd) -> io::Result<()> {
+        let propagation = self.propagation.flag();
+        let tree = self.tree.as_fd();
+        set(tree, Extent::Whole, 0, propagation, Some(users.as_fd()))
+    }
+
+    /// Whether mounts that the host makes later appear in it.
+    #[must_use]
+    pub fn follows_the_host(&self) -> bool {
+        self.propagation == Propagation::FromSource
+    }
+
     fn set(&self, extent: Extent, attributes: u64) -> io::Result<()> {
         let propagation = self.propagation.flag();
-        set(self.tree.as_fd(), extent, attributes, propagation)
+        set(self.tree.as_fd(), extent, attributes, propagation, None)
     }
 
     /// Mounts the tree on `point`.

@@ -10,6 +10,7 @@
 //! An empty group is removed by the process that sees the sandbox exit, and by the next launch
 //! under the same parent. After an OOM kill only the former removes it, once it has read the cause.
 
+mod devices;
 mod end;
 mod io_limits;
 #[cfg(test)]
@@ -20,15 +21,18 @@ mod limits;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write as _};
 use std::path::{Component, Path, PathBuf};
+use std::sync::Once;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use rustix::fs::{FlockOperation, flock, statfs};
 use rustix::io::Errno;
-use tracing::{debug, warn};
+use tracing::{debug, info, warn};
 
 use crate::machine::causes;
 
+use devices::deny_devices;
+pub use devices::try_device_group;
 pub use end::{end_group, end_group_of};
 use io_limits::set_io_limits;
 pub use io_limits::{IoLimit, IoLimitError, merge_io_limits};
@@ -120,6 +124,8 @@ pub(super) struct Cgroup {
     path: Option<PathBuf>,
     /// The group of the process.
     leaf: PathBuf,
+    /// Whether its process may open only the devices that a machine needs.
+    denies_devices: bool,
     /// Held until the group has its process: a group without one may be swept. If another process
     /// holds the lock, which any process can, nothing is swept.
     lock: Option<File>,
@@ -146,9 +152,17 @@ impl Cgroup {
         fs::create_dir(&path).map_err(step("create the control group", &path))?;
         // First of all: from here on the controllers cannot be disabled from outside.
         let leaf = make_leaf(&path);
+        let denies_devices = match deny_devices(&path) {
+            Ok(()) => true,
+            Err(error) => {
+                devices_are_open(&error, id);
+                false
+            }
+        };
         let group = Self {
             path: Some(path.clone()),
             leaf,
+            denies_devices,
             lock,
         };
         set_io_limits(Path::new(CGROUP_ROOT), &path, io)?;
@@ -162,6 +176,11 @@ impl Cgroup {
         kill::note_before(dir, Path::new(CGROUP_ROOT), &path)
             .map_err(step("note the events of the control groups in", dir))?;
         Ok(group)
+    }
+
+    /// Whether its process may open only the devices that a machine needs.
+    pub(super) fn denies_devices(&self) -> bool {
+        self.denies_devices
     }
 
     /// Opens the directory of the group that its process belongs in.
@@ -192,6 +211,7 @@ impl Cgroup {
         Self {
             path: None,
             leaf: "/no/such/group".into(),
+            denies_devices: false,
             lock: None,
         }
     }
@@ -203,6 +223,13 @@ impl Drop for Cgroup {
             remove(path);
         }
     }
+}
+
+/// Logs once at a higher level that sandboxes' groups do not deny devices.
+fn devices_are_open(error: &io::Error, id: &str) {
+    static SAID: Once = Once::new();
+    SAID.call_once(|| info!(%error, "the control groups of sandboxes deny no devices"));
+    debug!(id, %error, "the sandbox's control group denies no devices");
 }
 
 /// What the sandbox in `dir` takes of the host's memory, in bytes, if its group is below `parent`,

@@ -162,6 +162,7 @@ impl Plan {
             debug!(id = header.id, %error, "failed to reset the inherited oom_score_adj");
         }
         header.has_cgroup = launched.cgroup.is_some();
+        header.denies_devices = launched.cgroup.as_ref().is_some_and(Cgroup::denies_devices);
         let mut process = Process {
             id: header.id.clone(),
             dir: header.dir.clone(),

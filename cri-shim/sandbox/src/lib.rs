@@ -48,6 +48,7 @@ use tokio::time::timeout;
 use tracing::{debug, warn};
 
 pub use agent::{Agent, AgentContainer, AgentExit, GuestConfig, LinkError, Mux, Share, etc_hosts};
+pub use cgroup::try_device_group;
 pub use cgroup::{CGROUP_ROOT, end_group, end_group_of, lacks_room, parse_cpu_max};
 pub use cgroup::{
     CPU_OVERHEAD_MILLI, CgroupError, DEFAULT_CGROUP_PARENT, IoLimit, IoLimitError, MEMORY_OVERHEAD,
@@ -65,7 +66,7 @@ pub use psi::{Psi, PsiData, PsiShare, PsiStats};
 pub use record::written_at as exit_recorded_at;
 pub use record::{ExitRecord, read as exit_record};
 pub use run::ContainerRun;
-pub use shared::SharedDirectory;
+pub use shared::{AttachError, SharedDirectory};
 pub use spec::{
     ContainerOptions, ContainerSpec, RootAccess, SPEC_VERSION, SpecError, container_spec,
 };
@@ -83,11 +84,11 @@ pub use template::{
 pub use types::{
     AfterSave, BootMachine, ContainerDevice, ContainerInfo, ContainerState, ContainerStats,
     ContainerUser, ContinueAs, CreateContainer, DeviceSource, Exec, GuestAgentAnswer,
-    GuestAgentCall, GuestKind, GuestNetwork, GuestStats, Health, HealthCheck, HealthResult,
-    HealthStatus, ImageVolume, IncomingMachine, Interface, JailLayer, JailMode, LaunchConfig,
-    MigrationDirection, MigrationInfo, MigrationState, Neighbour, NicConfig, Password, ProcessExit,
-    RestartPolicy, Route, SandboxExit, SaveMachine, SavedMachine, SendMachine, Started, StdioFds,
-    SupplementalGroups, TerminalSize,
+    GuestAgentCall, GuestContainer, GuestKind, GuestNetwork, GuestStats, Health, HealthCheck,
+    HealthResult, HealthStatus, ImageVolume, IncomingMachine, Interface, JailLayer, JailMode,
+    LaunchConfig, MigrationDirection, MigrationInfo, MigrationState, Neighbour, NicConfig,
+    Password, ProcessExit, RestartPolicy, Route, SandboxExit, SaveMachine, SavedMachine,
+    SendMachine, ShareUsers, Started, StdioFds, SupplementalGroups, TerminalSize,
 };
 pub use wire::FrameError;
 

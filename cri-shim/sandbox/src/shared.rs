@@ -24,7 +24,7 @@ use rustix::thread::{
 };
 
 use crate::bind::{self, DetachedTree, MountPoint, open_root};
-use crate::jail::SHARE_IN_JAIL;
+use crate::jail::{MappedUsers, SHARE_IN_JAIL};
 
 /// A sandbox's shared directory; see the module's documentation.
 #[derive(Debug)]
@@ -38,6 +38,36 @@ pub struct SharedDirectory {
 struct JailedProcess {
     pid: u32,
     pidfd: OwnedFd,
+    /// Its user namespace, by which its volumes are mapped, unless it is the host's root.
+    users: Option<MappedUsers>,
+}
+
+/// The reason why a volume was not mounted.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum AttachError {
+    /// The kernel cannot map the users of the volume's files to those of the process.
+    #[error(
+        "its users cannot be mapped to those of the machine's process: its file system, or that \
+         of a mount below it, does not support this"
+    )]
+    Unmappable(#[source] io::Error),
+    /// In a volume that follows the host mounts may appear whose users are not mapped.
+    #[error(
+        "later mounts of the host would appear in it, without the users of the machine's process"
+    )]
+    Follows,
+    /// The kernel refused another step.
+    #[error(transparent)]
+    Io(#[from] io::Error),
+}
+
+impl AttachError {
+    /// Whether a process that serves volumes as the host's root could have it.
+    #[must_use]
+    pub fn needs_host_users(&self) -> bool {
+        matches!(self, Self::Unmappable(_) | Self::Follows)
+    }
 }
 
 impl SharedDirectory {
@@ -51,18 +81,29 @@ impl SharedDirectory {
         }
     }
 
-    /// The directory `dir` of the host as the process has it: by mounts of its own, in a namespace
-    /// of its own, or as the host has it.
-    pub(crate) fn of_process(dir: &Path, pid: u32, pidfd: OwnedFd) -> io::Result<Self> {
+    /// The directory `dir` of the host as the process `pid`, which `pidfd` is open for, has it: by
+    /// mounts of its own, in a namespace of its own, or as the host has it.
+    ///
+    /// # Errors
+    /// The kernel's: the process has ended, or may not be looked at (that takes `CAP_SYS_PTRACE`).
+    pub fn of_process(dir: &Path, pid: u32, pidfd: OwnedFd) -> io::Result<Self> {
         let namespace = |process: &str| {
             let meta = fs::metadata(format!("/proc/{process}/ns/mnt"))?;
             io::Result::Ok((meta.dev(), meta.ino()))
         };
-        let process = JailedProcess { pid, pidfd };
+        let mut process = JailedProcess {
+            pid,
+            pidfd,
+            users: None,
+        };
         let is_apart = namespace(&pid.to_string())? != namespace("self")?;
         let share = Path::new(SHARE_IN_JAIL);
         let has_mounts = || io::Result::Ok(process.mount_points()?.iter().any(|at| at == share));
         let is_jailed = is_apart && has_mounts()?;
+        if is_jailed {
+            process.users = MappedUsers::of_process(pid)?;
+            process.check()?;
+        }
         Ok(Self {
             dir: dir.to_owned(),
             process: is_jailed.then_some(process),
@@ -99,16 +140,33 @@ impl SharedDirectory {
         })
     }
 
-    /// Mounts a tree on a new name in the directory.
+    /// Whether its volumes are mapped to users that own nothing of the host.
+    #[must_use]
+    pub fn has_mapped_users(&self) -> bool {
+        self.users().is_some()
+    }
+
+    fn users(&self) -> Option<&MappedUsers> {
+        self.process.as_ref()?.users.as_ref()
+    }
+
+    /// Mounts a tree on a new name in the directory, with the users of the process.
     ///
     /// # Errors
     /// As [`Self::enter`], and the kernel's answer to the mount; there may be something of that
-    /// name.
-    pub fn attach(&self, tree: &DetachedTree, name: &str, is_dir: bool) -> io::Result<()> {
-        self.enter(|dir| {
+    /// name. [`AttachError::needs_host_users`]: this process cannot have the volume.
+    pub fn attach(&self, tree: &DetachedTree, name: &str, is_dir: bool) -> Result<(), AttachError> {
+        if let Some(users) = self.users() {
+            if tree.follows_the_host() {
+                return Err(AttachError::Follows);
+            }
+            tree.map_users(users).map_err(AttachError::Unmappable)?;
+        }
+        let attached = self.enter(|dir| {
             let root = open_root(dir)?;
             tree.attach(&MountPoint::make(root.as_fd(), name, is_dir)?)
-        })?
+        });
+        Ok(attached??)
     }
 
     /// Returns what is mounted below the directory, relative to it, in the order in which it was

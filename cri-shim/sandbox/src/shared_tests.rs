@@ -8,7 +8,7 @@ use rustix::process::{Pid, PidfdFlags, Signal, WaitOptions, kill_process, pidfd_
 
 use super::*;
 use crate::bind::{Extent, Propagation};
-use crate::jail::{Share, enter_mounts_of};
+use crate::jail::{self, CallFilter, MissingLayer, Share, enter_mounts_of};
 
 /// A directory, and a process that has it in its jail.
 struct Rig {
@@ -19,6 +19,18 @@ struct Rig {
 
 impl Rig {
     fn new() -> Self {
+        Self::of(|share| share, |share| enter_mounts_of(share).is_ok())
+    }
+
+    /// With the process in its whole jail.
+    fn mapped() -> Self {
+        Self::of(Share::with_mapped_users, |share| {
+            jail::close(Some(share), CallFilter::Absent)
+                .is_ok_and(|missing| !missing.contains(&MissingLayer::MappedUsers))
+        })
+    }
+
+    fn of(prepare: impl FnOnce(Share) -> Share, enter: impl FnOnce(&Share) -> bool) -> Self {
         let dir = tempfile::tempdir().unwrap();
         for name in ["shared", "x", "x/t"] {
             fs::create_dir(dir.path().join(name)).unwrap();
@@ -29,7 +41,7 @@ impl Rig {
         // SAFETY: the child makes mounts, waits and never returns.
         let pid = match unsafe { libc::fork() } {
             0 => {
-                let is_in = enter_mounts_of(&share).is_ok();
+                let is_in = enter(&prepare(share));
                 let _ = File::from(told).write_all(&[u8::from(is_in)]);
                 loop {
                     // SAFETY: it only waits.
@@ -63,9 +75,19 @@ impl Rig {
     }
 
     fn share(&self, source: &str, name: &str, propagation: Propagation) {
-        let source = bind::open_source(&self.path(source)).unwrap();
+        self.try_share(&self.path(source), name, propagation)
+            .unwrap();
+    }
+
+    fn try_share(
+        &self,
+        source: &Path,
+        name: &str,
+        propagation: Propagation,
+    ) -> Result<(), AttachError> {
+        let source = bind::open_source(source).unwrap();
         let tree = DetachedTree::of(source, Extent::Whole, propagation).unwrap();
-        self.shared.attach(&tree, name, true).unwrap();
+        self.shared.attach(&tree, name, true)
     }
 
     fn is_there(&self, name: &str) -> bool {
@@ -123,6 +145,9 @@ fn a_volume_goes_with_its_name_and_with_its_process() {
     let again = bind::open_source(&rig.path("x")).unwrap();
     let again = DetachedTree::of(again, Extent::Whole, Propagation::Private).unwrap();
     let taken = rig.shared.attach(&again, "v1", true).unwrap_err();
+    let AttachError::Io(taken) = taken else {
+        panic!("{taken:?}");
+    };
     assert_eq!(taken.kind(), io::ErrorKind::AlreadyExists);
     let mounted = || rig.shared.mount_points().unwrap();
     assert_eq!(mounted(), ["v0", "v1"].map(PathBuf::from));
@@ -136,6 +161,33 @@ fn a_volume_goes_with_its_name_and_with_its_process() {
     rig.shared.mount_points().unwrap_err();
     fs::remove_dir(rig.path("shared/v1")).unwrap();
     assert!(rig.path("x/file").exists());
+}
+
+#[test]
+fn volumes_of_a_process_in_a_user_namespace_are_mapped_to_its_users_or_refused() {
+    assert!(!Rig::new().shared.has_mapped_users());
+    let rig = Rig::mapped();
+    assert!(rig.shared.has_mapped_users());
+    rig.mount("x/t");
+    std::os::unix::fs::chown(rig.path("x/t/file"), Some(1000), None).unwrap();
+    rig.share("x", "v0", Propagation::Private);
+    // The host's own users, as this thread sees them, are those of no process of the host.
+    let owner = |name| {
+        let look = |dir: &Path| fs::metadata(dir.join(name)).unwrap().uid();
+        rig.shared.enter(look).unwrap()
+    };
+    assert_eq!(owner("v0/t/file"), (1 << 31) + 1000);
+    assert_eq!(
+        owner("v0"),
+        jail::UID_BASE + rig.pid.as_raw_nonzero().get().unsigned_abs()
+    );
+    let follows = rig.try_share(&rig.path("x"), "v1", Propagation::FromSource);
+    let proc = rig.try_share(Path::new("/proc"), "v1", Propagation::Private);
+    for refused in [follows, proc] {
+        assert!(refused.unwrap_err().needs_host_users());
+    }
+    assert_eq!(rig.shared.mounts_at("v1").unwrap(), 0);
+    assert!(!rig.path("shared/v1").exists());
 }
 
 #[test]

@@ -4,6 +4,7 @@
 //! The library checks KVM and the host; podvisor additionally needs its guest's files and a jail.
 
 use std::io;
+use std::path::Path;
 
 use clap::Args;
 use podvisor_vmm::check::{self, Item, Status};
@@ -13,7 +14,7 @@ use super::FormatArgs;
 use super::advice;
 use super::table::Table;
 use crate::machine::{AssetError, Assets, GuestFiles};
-use crate::sandbox::jail;
+use crate::sandbox::{jail, try_device_group};
 
 #[derive(Debug, Args)]
 pub(super) struct CheckArgs {
@@ -70,8 +71,12 @@ pub(super) fn run(args: &CheckArgs) -> anyhow::Result<u8> {
         items.push(guest_files(&assets));
         items.extend(retpolines(&assets));
         items.extend(landlock());
-        if !jail::can_change_identity() {
-            items.push(user_namespaces(jail::try_user_namespaces()));
+        match jail::can_change_identity() {
+            true => {
+                items.extend(device_group(try_device_group()));
+                items.extend(mapped_users(jail::try_mapped_users(Path::new("/"))));
+            }
+            false => items.push(user_namespaces(jail::try_user_namespaces())),
         }
     }
     let view = View::of(items);
@@ -139,6 +144,46 @@ fn landlock() -> Option<Row> {
         remedy: Some(
             "run a kernel with CONFIG_SECURITY_LANDLOCK (5.13 or later), and name landlock in \
              `lsm=` of its command line where that is set"
+                .to_owned(),
+        ),
+        required: false,
+    })
+}
+
+/// Returns what the jail lacks where a control group cannot deny devices, by what came of a try;
+/// `None` if it can.
+fn device_group(tried: io::Result<()>) -> Option<Row> {
+    let error = tried.err()?;
+    Some(Row {
+        name: "device control groups",
+        status: Status::Warning,
+        found: format!(
+            "refused: whoever breaks out of a guest may open device nodes that the host mounts \
+             later below a shared directory: {error}"
+        ),
+        remedy: Some(
+            "run a kernel with CONFIG_CGROUP_BPF; in a container, give it CAP_BPF and \
+             CAP_NET_ADMIN, and a seccomp profile that allows bpf"
+                .to_owned(),
+        ),
+        required: false,
+    })
+}
+
+/// Returns what the jail of machines with volumes lacks where users cannot be mapped, by what came of
+/// a try with the root directory; `None` if they can.
+fn mapped_users(tried: io::Result<()>) -> Option<Row> {
+    let error = tried.err()?;
+    Some(Row {
+        name: "mapped users",
+        status: Status::Warning,
+        found: format!(
+            "refused on /: whoever breaks out of a guest with volumes is root on the host, with \
+             six capabilities: {error}"
+        ),
+        remedy: Some(
+            "run Linux 6.3 or later, with volumes on file systems that map users, such as ext4, \
+             xfs, btrfs and tmpfs"
                 .to_owned(),
         ),
         required: false,
@@ -306,7 +351,25 @@ mod tests {
             ..row("tun", Status::Missing, Some("modprobe tun"))
         };
         let warning = row("memory", Status::Warning, Some("take less"));
-        let view = View::of(vec![optional, warning, user_namespaces(Ok(()))]);
+        assert!(device_group(Ok(())).is_none());
+        let devices = device_group(Err(io::ErrorKind::PermissionDenied.into())).unwrap();
+        assert!(
+            devices
+                .remedy
+                .as_ref()
+                .unwrap()
+                .contains("CONFIG_CGROUP_BPF")
+        );
+        assert!(mapped_users(Ok(())).is_none());
+        let mapped = mapped_users(Err(io::ErrorKind::InvalidInput.into())).unwrap();
+        assert!(mapped.remedy.as_ref().unwrap().contains("6.3"));
+        let view = View::of(vec![
+            optional,
+            warning,
+            devices,
+            mapped,
+            user_namespaces(Ok(())),
+        ]);
         assert_eq!(
             (view.guests_can_run, &*view.verdict),
             (true, "guests can run here")

@@ -252,6 +252,7 @@ impl ServeArgs {
             anyhow::bail!("the setting `require` names layers of the jail: leave out --no-jail");
         }
         Ok(ServeConfig {
+            map_users: file.map_users.unwrap_or(true),
             required_layers,
             listen,
             node_api,

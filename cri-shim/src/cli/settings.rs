@@ -49,6 +49,7 @@ pub(super) struct Settings {
     pub(super) metrics: Option<SocketAddr>,
     pub(super) boot: Option<BootMode>,
     pub(super) require: Option<Vec<JailLayer>>,
+    pub(super) map_users: Option<bool>,
     pub(super) cni: CniSettings,
     pub(super) guest: GuestSettings,
     pub(super) handlers: BTreeMap<String, GuestSettings>,

@@ -69,6 +69,8 @@ pub(crate) struct ServeConfig {
     pub(crate) templates: Option<PathBuf>,
     /// Whether the pods' processes are jailed.
     pub(crate) jail: JailMode,
+    /// Whether they may serve volumes as nobody on the node, where these can be mounted so.
+    pub(crate) map_users: bool,
     /// Layers of their confinement without which they do not start.
     pub(crate) required_layers: Vec<JailLayer>,
     /// The runtime for pods that need the node's own namespaces; `None`: they are refused.

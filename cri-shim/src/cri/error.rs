@@ -14,7 +14,7 @@ use super::state::StateError;
 use super::vm::{AnnotationErrors, VmiError};
 use crate::cni::CniError;
 use crate::launch::BeginError;
-use crate::sandbox::{RefusalKind, SandboxError};
+use crate::sandbox::{AttachError, RefusalKind, SandboxError};
 use crate::streaming::{StreamingError, TokenError};
 
 /// Longest message of a status, in characters: gRPC puts it into a header.
@@ -69,6 +69,19 @@ pub(crate) enum CriError {
     SecondContainer {
         /// The container that is there.
         other: String,
+    },
+    /// A volume that only a process of the host's root could serve.
+    #[error(
+        "failed to mount the volume {}: the pod's process is nobody on the node. Unless `require` \
+         has mapped-users, a kubelet makes the pod anew, with a process that is the host's root",
+        .path.display()
+    )]
+    HostUsers {
+        /// The volume's path on the node.
+        path: PathBuf,
+        /// Why that process cannot.
+        #[source]
+        source: AttachError,
     },
     /// A guest does not accept a connection.
     #[error(
@@ -332,6 +345,7 @@ impl CriError {
             }
             Self::NoKernel { .. }
             | Self::WrongState { .. }
+            | Self::HostUsers { .. }
             | Self::StateOwned { .. }
             | Self::StateOfRoot { .. } => Code::FailedPrecondition,
             Self::Deadline { .. } => Code::DeadlineExceeded,

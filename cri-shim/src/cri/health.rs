@@ -136,6 +136,12 @@ async fn metrics(node: &Node, calls: &Calls) -> String {
     let pods = node.pods().into_iter();
     let count = pods.filter(|pod| node.is_outside_cgroup(pod)).count();
     let _ = writeln!(text, "{name} {count}");
+    let name = "podvisor_pods_missing_jail_layer";
+    let help = "Pods whose process lacks a layer of its jail, by layer";
+    head(&mut text, name, help, "gauge");
+    for (layer, count) in node.missing_layers() {
+        let _ = writeln!(text, "{name}{{layer=\"{layer}\"}} {count}");
+    }
     of_calls(&mut text, calls);
     text
 }

@@ -13,6 +13,7 @@ use super::error::CriError;
 use super::flights::to_the_end;
 use super::metrics;
 use super::node::Node;
+use crate::blocking::in_place;
 use crate::streaming::{self, Streaming};
 
 /// The version of the API that is served.
@@ -47,6 +48,11 @@ pub(super) async fn node_status(node: &Node, is_verbose: bool) -> StatusResponse
             "cdiSpecDirs": config.cdi_spec_dirs,
         });
         info.insert("config".to_owned(), details.to_string());
+        let jail = serde_json::json!({
+            "noMappedUsers": in_place(|| node.no_mapped_users()),
+            "podsMissingLayers": node.missing_layers(),
+        });
+        info.insert("jail".to_owned(), jail.to_string());
     }
     let features = RuntimeHandlerFeatures {
         recursive_read_only_mounts: true,

@@ -8,6 +8,7 @@
 //!
 //! ```text
 //! hostile ATTEMPT FILTER SHARE HOST-PID PORT
+//! hostile volume-ATTEMPT FILTER [mapped:]SHARE HOST-PID PORT   # waits for a line once it is jailed
 //! hostile cost filter "" 1 1      # what closing the jail takes
 //! ```
 #![allow(unsafe_code)] // Attempts are raw system calls.
@@ -46,7 +47,18 @@ fn main() -> io::Result<()> {
         kvm: File::open("/dev/kvm").ok(),
         share: match share.as_str() {
             "" => None,
-            path => Some(Share::new(File::open(path)?.into())?),
+            path => {
+                let (mapped, path) = match path.strip_prefix("mapped:") {
+                    Some(path) => (true, path),
+                    None => (false, path),
+                };
+                let share = Share::new(File::open(path)?.into())?;
+                Some(if mapped {
+                    share.with_mapped_users()
+                } else {
+                    share
+                })
+            }
         },
         pid: pid.parse().map_err(io::Error::other)?,
         port: port.parse().map_err(io::Error::other)?,
@@ -59,6 +71,11 @@ fn main() -> io::Result<()> {
     let missing = jail::close(before.share.as_ref(), filter).map_err(io::Error::other)?;
     if attempt == "cost" {
         println!("{} us", begin.elapsed().as_micros());
+    }
+    if attempt.starts_with("volume-") {
+        // Whoever started it mounts a volume meanwhile.
+        println!("jailed");
+        io::stdin().read_line(&mut String::new())?;
     }
     let answer = match every_day(attempt) {
         Some(done) => done,
@@ -241,6 +258,49 @@ fn try_to(attempt: &str, before: &Before) -> c_long {
             }
             "use-share" => {
                 let file = path("inside");
+                let flags = libc::O_CREAT | libc::O_WRONLY;
+                libc::syscall(libc::SYS_openat, share, file.as_ptr(), flags, 0o600)
+            }
+            "volume-use" => {
+                let (new, given) = (path("volume/new"), path("volume/given"));
+                let as_user = |id: c_long| {
+                    if id != 0 {
+                        libc::syscall(libc::SYS_setresgid, -1, id, -1);
+                    }
+                    let done = libc::syscall(libc::SYS_setresuid, -1, id, -1);
+                    match id {
+                        0 => libc::syscall(libc::SYS_setresgid, -1, 0, -1),
+                        _ => done,
+                    }
+                };
+                if as_user(1000) == -1 {
+                    return -1;
+                }
+                let flags = libc::O_CREAT | libc::O_WRONLY;
+                let made = libc::syscall(libc::SYS_openat, share, new.as_ptr(), flags, 0o600);
+                if made == -1 || as_user(0) == -1 {
+                    return -1;
+                }
+                let read = libc::O_RDONLY;
+                match libc::syscall(libc::SYS_openat, share, given.as_ptr(), read) {
+                    -1 => -1,
+                    _ => libc::syscall(libc::SYS_fchownat, share, given.as_ptr(), 1234, 1234, 0),
+                }
+            }
+            "volume-read-secret" => {
+                let file = path("secret");
+                libc::syscall(libc::SYS_openat, share, file.as_ptr(), libc::O_RDONLY)
+            }
+            "volume-give-secret" => {
+                let file = path("secret");
+                libc::syscall(libc::SYS_fchownat, share, file.as_ptr(), 1234, 1234, 0)
+            }
+            "volume-open-secret-to-all" => {
+                let file = path("secret");
+                libc::syscall(libc::SYS_fchmodat, share, file.as_ptr(), 0o666)
+            }
+            "volume-make-beside" => {
+                let file = path("beside");
                 let flags = libc::O_CREAT | libc::O_WRONLY;
                 libc::syscall(libc::SYS_openat, share, file.as_ptr(), flags, 0o600)
             }

@@ -26,6 +26,8 @@ pub(super) struct Instance<'a> {
     pub(super) status: &'a VmiStatus,
     /// A VirtualMachine made it.
     pub(super) has_owner: bool,
+    /// The snapshot that is taken of it.
+    pub(super) snapshot: Option<&'a str>,
 }
 
 impl Instance<'_> {
@@ -159,6 +161,10 @@ fn act(target: &Target<'_>, options: &Options, instance: &Instance<'_>) -> Resul
             instance.running()?;
             if !instance.is("Paused") {
                 return Err(Failure::conflict("VMI is not paused"));
+            }
+            if let Some(name) = instance.snapshot {
+                let message = format!("VMI snapshot {name} is in progress: try again later");
+                return Err(Failure::conflict(message));
             }
         }
         "freeze" => {

@@ -42,6 +42,7 @@ fn decided(
         spec,
         status,
         has_owner: false,
+        snapshot: None,
     };
     match decide(&target, query, body.as_bytes(), &instance) {
         Ok(None) => Ok("nothing".to_owned()),
@@ -213,6 +214,7 @@ fn volumes_are_refused_with_what_is_wrong_first() {
                 spec: &running.0,
                 status: &running.1,
                 has_owner: false,
+                snapshot: None,
             },
         );
         assert_eq!(failure.code(), 400);
@@ -222,4 +224,25 @@ fn volumes_are_refused_with_what_is_wrong_first() {
             failure.message()
         );
     }
+}
+
+#[test]
+fn a_vm_stands_still_while_its_disks_are_taken() {
+    let path = "/apis/subresources.kubevirt.io/v1/namespaces/n/virtualmachineinstances/a/unpause";
+    let target = Target::parse(path, "update").unwrap();
+    let paused = json!({ "type": "Paused", "status": "True" });
+    let status = json!({ "phase": "Running", "conditions": [paused] });
+    let status: VmiStatus = serde_json::from_value(status).unwrap();
+    let code = |snapshot: Option<&str>| {
+        let instance = Instance {
+            spec: &VmiSpec::default(),
+            status: &status,
+            has_owner: true,
+            snapshot,
+        };
+        let decided = decide(&target, None, b"", &instance);
+        decided.map(drop).map_err(|failure| failure.code())
+    };
+    assert_eq!(code(Some("s")), Err(409));
+    assert_eq!(code(None), Ok(()));
 }

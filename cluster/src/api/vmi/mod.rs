@@ -10,7 +10,10 @@ use kube::{
     Client,
     api::{Patch, PatchParams},
 };
-use podvisor_cluster_types::vmi::{VmiSpec, VmiStatus};
+use podvisor_cluster_types::{
+    vm::VmStatus,
+    vmi::{VmiSpec, VmiStatus},
+};
 use serde_json::json;
 
 use super::{
@@ -45,7 +48,12 @@ pub(super) async fn answer(
             Err(answer) => return Ok(answer),
         }
     };
+    let snapshot = match target.subresource {
+        "unpause" if found.has_owner => snapshot_of(&state.client, target).await?,
+        _ => None,
+    };
     let instance = Instance {
+        snapshot: snapshot.as_deref(),
         spec: &found.spec,
         status: &found.status,
         has_owner: found.has_owner,
@@ -69,6 +77,17 @@ pub(super) async fn answer(
         (Call::Put(_, body), None) => state.nodes.put(node, &path, body).await,
         (Call::Get(_) | Call::Put(..), Some(_)) => Err(Failure::bad_request("this is no stream")),
     }
+}
+
+/// The snapshot that is taken of the instance's VM.
+async fn snapshot_of(client: &Client, target: &Target<'_>) -> Result<Option<String>, Failure> {
+    let vms = objects::api(client, target.namespace, "VirtualMachine");
+    let vm = vms.get_opt(target.name).await;
+    let vm = vm.map_err(|error| Failure::of_api_server(&error))?;
+    let status: VmStatus = vm
+        .map(|vm| objects::part(&vm, "status"))
+        .unwrap_or_default();
+    Ok(status.snapshot_in_progress.filter(|name| !name.is_empty()))
 }
 
 /// Takes back the wish that the instance leaves its node.

@@ -120,18 +120,32 @@ pub(super) fn claim(
             of_claim[field] = value;
         }
     }
+    let snapshot = spec.restored_snapshot();
+    if let Some(snapshot) = snapshot {
+        of_claim["dataSource"] = json!({
+            "apiGroup": "snapshot.storage.k8s.io",
+            "kind": "VolumeSnapshot",
+            "name": snapshot.name,
+        });
+    }
     if let Some(limit) = limit {
         of_claim["resources"]["limits"]["storage"] = limit.as_str().into();
     }
     let meta = &volume.metadata;
     let mut labels = meta.labels.clone().unwrap_or_default();
     labels.insert("app".into(), "containerized-data-importer".into());
+    let mut annotations = annotations(volume);
+    if snapshot.is_some() {
+        // Its driver fills it, before it has a volume.
+        let name = meta.name.clone().unwrap_or_default();
+        annotations.insert(format!("{GROUP}/storage.populatedFor"), name);
+    }
     Ok(PersistentVolumeClaim {
         metadata: ObjectMeta {
             name: meta.name.clone(),
             namespace: meta.namespace.clone(),
             labels: Some(labels),
-            annotations: Some(annotations(volume)),
+            annotations: Some(annotations),
             owner_references: Some(vec![owner(volume)]),
             ..ObjectMeta::default()
         },

@@ -40,6 +40,8 @@ pub struct Observed<'a> {
     pub pod: Option<&'a Pod>,
     /// What it is a copy of, if it is one.
     pub source: Option<Source<'a>>,
+    /// Why what it names cannot be used now.
+    pub unresolved: Option<&'a str>,
     /// Whether the claim's class waits until a pod with the claim has a node.
     pub waits_for_consumer: bool,
     /// The cluster's class for disks of VMs.
@@ -179,7 +181,7 @@ fn without_claim(observed: &Observed<'_>, decision: &mut Decision) {
     decision.status.progress = "N/A".to_owned();
     let volume = observed.volume;
     let name = volume.metadata.name.as_deref().unwrap_or_default();
-    if volume.spec.disk_size().is_none()
+    if (volume.spec.disk_size().is_none() || observed.unresolved.is_some())
         && let Some((reason, message)) = obstacle(observed)
     {
         let message = format!("the size of the claim is not known: {message}");
@@ -189,7 +191,8 @@ fn without_claim(observed: &Observed<'_>, decision: &mut Decision) {
         return;
     }
     // What admission would refuse today asks for a claim that nobody would fill.
-    let is_known = pod::pod(volume, Devices::default(), observed.image, 0).is_some();
+    let is_known = volume.spec.restored_snapshot().is_some()
+        || pod::pod(volume, Devices::default(), observed.image, 0).is_some();
     let made = claim::claim(volume, observed.default_class);
     let message = match made {
         Ok(claim) if is_known => {
@@ -204,6 +207,15 @@ fn without_claim(observed: &Observed<'_>, decision: &mut Decision) {
 }
 
 fn filled(observed: &Observed<'_>, claim: &PersistentVolumeClaim, decision: &mut Decision) {
+    if observed.volume.spec.restored_snapshot().is_some() && !is_bound(claim) {
+        decision.status.phase = match observed.waits_for_consumer && !is_claimed(claim) {
+            true => Phase::WaitForFirstConsumer,
+            false => Phase::CloneFromSnapshotSourceInProgress,
+        };
+        decision.status.progress = "N/A".to_owned();
+        binding(observed, claim, decision);
+        return running(decision, observed, "", "");
+    }
     decision.status.phase = Phase::Succeeded;
     decision.status.progress = "100.0%".to_owned();
     binding(observed, claim, decision);
@@ -363,6 +375,9 @@ fn in_progress(observed: &Observed<'_>) -> Phase {
 
 /// Returns why the source cannot be copied now.
 fn obstacle(observed: &Observed<'_>) -> Option<(&'static str, String)> {
+    if let Some(why) = observed.unresolved {
+        return Some(("CloneWithoutSource", why.to_owned()));
+    }
     let (_, name) = observed.volume.spec.cloned_claim()?;
     observed.source?.obstacle(name)
 }

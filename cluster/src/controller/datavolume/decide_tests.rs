@@ -72,6 +72,7 @@ fn observe<'a>(
         volume,
         claim,
         pod,
+        unresolved: None,
         source: None,
         waits_for_consumer: false,
         default_class: None,
@@ -461,4 +462,42 @@ fn whatever_happens_in_between_a_claim_is_filled_once_and_stays_so() {
         }
         assert!(restarts >= 0 && claim::is_filled(cluster.claim.as_ref().unwrap()));
     }
+}
+
+#[test]
+fn what_is_named_is_waited_for_before_a_claim_is_made() {
+    let volume = volume();
+    let mut observed = observe(&volume, None, None);
+    observed.unresolved = Some("DataSource d does not exist");
+    let decision = decide(&observed);
+    assert!(decision.actions.is_empty());
+    assert_eq!(reason(&decision, "Running"), "CloneWithoutSource");
+    assert_eq!(decision.again, Some(LOOK));
+}
+
+#[test]
+fn a_claim_of_a_snapshot_is_filled_by_its_driver() {
+    let mut volume = volume();
+    volume.spec.source = serde_json::from_value(json!({"snapshot": {"name": "s"}})).unwrap();
+    let decision = look(&volume, None, None);
+    let [Action::CreateClaim(claim)] = &decision.actions[..] else {
+        panic!("{decision:?}")
+    };
+    let mut claim = (**claim).clone();
+    let source = claim.spec.as_ref().unwrap().data_source.as_ref().unwrap();
+    assert_eq!((&*source.kind, &*source.name), ("VolumeSnapshot", "s"));
+    let phase = |claim: &PersistentVolumeClaim, waits: bool| {
+        let mut observed = observe(&volume, Some(claim), None);
+        observed.waits_for_consumer = waits;
+        let decision = decide(&observed);
+        assert!(decision.actions.is_empty(), "no importer: {decision:?}");
+        decision.status.phase
+    };
+    assert_eq!(phase(&claim, true), Phase::WaitForFirstConsumer);
+    assert_eq!(
+        phase(&claim, false),
+        Phase::CloneFromSnapshotSourceInProgress
+    );
+    claim.status = serde_json::from_value(json!({"phase": "Bound"})).unwrap();
+    assert_eq!(phase(&claim, false), Phase::Succeeded);
 }

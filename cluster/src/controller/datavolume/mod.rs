@@ -8,6 +8,7 @@ mod decide;
 mod object;
 mod pod;
 mod progress;
+mod sources;
 
 use std::sync::Arc;
 
@@ -25,6 +26,7 @@ pub use object::{DataVolume, DataVolumeStatus, Phase, VolumeState};
 
 pub(super) use claim::is_filled;
 pub(super) use pod::{COMPONENT_LABEL, IMPORTER};
+pub(super) use sources::follow;
 
 use super::error::{Error, code, is_gone};
 use super::objects::condition;
@@ -39,10 +41,11 @@ pub(super) async fn reconcile(
     context: Arc<Context>,
 ) -> Result<controller::Action, Error> {
     context.check().await?;
-    let volume = &*observed;
-    let namespace = volume.metadata.namespace.as_deref().unwrap_or_default();
-    let name = volume.metadata.name.as_deref().unwrap_or_default();
+    let namespace = observed.metadata.namespace.as_deref().unwrap_or_default();
+    let name = observed.metadata.name.as_deref().unwrap_or_default();
     let claim = context.world.claim_of(namespace, name);
+    let resolved = sources::resolve(&observed, claim.is_some(), &context).await?;
+    let volume = &resolved.volume;
     let pod = context.world.importer(namespace, &pod::name(volume));
     let pod = pod.filter(|pod| claim::owns(volume, &pod.metadata));
     // Of what was made, the claim comes first.
@@ -75,6 +78,7 @@ pub(super) async fn reconcile(
         claim: claim.as_deref(),
         pod: pod.as_deref(),
         source: source.as_ref().map(SourceFacts::source),
+        unresolved: resolved.obstacle.as_deref(),
         waits_for_consumer,
         default_class: default_class.as_deref(),
         progress,
@@ -222,6 +226,8 @@ async fn carry_out(
     let mut volume = observed.clone();
     if let Some(written) = patch::status(&api, &volume, before, &decision.status).await? {
         volume = written;
+        // What it names is known already.
+        volume.spec.clone_from(&observed.spec);
         context.expectations.wrote(&volume);
         tell(&volume, before, context).await;
     }

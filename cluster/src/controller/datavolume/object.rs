@@ -84,6 +84,8 @@ pub enum Phase {
     CloneScheduled,
     /// The copy runs, or is to run again.
     CloneInProgress,
+    /// The claim's driver makes it of a snapshot.
+    CloneFromSnapshotSourceInProgress,
     /// Its claim is filled.
     Succeeded,
     /// Its claim will never be filled.

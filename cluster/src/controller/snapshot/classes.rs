@@ -15,7 +15,7 @@ const DEFAULT: &str = "snapshot.storage.kubernetes.io/is-default-class";
 
 /// The classes of a cluster.
 #[derive(Debug, Default)]
-pub(super) struct Classes {
+pub(in crate::controller) struct Classes {
     /// The driver of each storage class.
     drivers: BTreeMap<String, String>,
     /// The class for snapshots of each driver.
@@ -32,7 +32,7 @@ struct Chosen {
 
 impl Classes {
     /// Reads the classes of a cluster.
-    pub(super) async fn read(client: &Client) -> Result<Self, kube::Error> {
+    pub(in crate::controller) async fn read(client: &Client) -> Result<Self, kube::Error> {
         let all = ListParams::default();
         let storage = Api::<StorageClass>::all(client.clone()).list(&all).await?;
         let drivers = storage.items.into_iter().filter_map(|class| {
@@ -81,6 +81,19 @@ impl Classes {
             drivers,
             snapshots: of_drivers,
         }
+    }
+
+    /// One storage class with its driver, and classes for snapshots with theirs.
+    #[cfg(test)]
+    pub(super) fn with(class: &str, driver: &str, snapshots: &[(&str, &str)]) -> Self {
+        let drivers = BTreeMap::from([(class.to_owned(), driver.to_owned())]);
+        let snapshots = snapshots.iter().map(|(name, driver)| {
+            let kind =
+                GroupVersionKind::gvk("snapshot.storage.k8s.io", "v1", "VolumeSnapshotClass");
+            let class = DynamicObject::new(name, &ApiResource::from_gvk(&kind));
+            class.data(serde_json::json!({"driver": driver}))
+        });
+        Self::of_all(drivers, snapshots.collect())
     }
 
     /// Returns the class for snapshots of a claim that has a volume.

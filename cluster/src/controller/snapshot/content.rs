@@ -30,12 +30,16 @@ pub(in crate::controller) fn claim_of(volume: &Value) -> Option<&str> {
     data.or(claim)?.as_str()
 }
 
-/// Returns the volumes of a specification that are claims, by name.
-pub(super) fn claims(spec: &VmSpec) -> impl Iterator<Item = (&str, &str)> {
+/// Returns the volumes of a specification.
+pub(super) fn volumes_of(spec: &VmSpec) -> impl Iterator<Item = &Value> {
     let template = spec.template.as_ref();
     let volumes = template.and_then(|template| template.spec.get("volumes"));
-    let volumes = volumes.and_then(Value::as_array).into_iter().flatten();
-    volumes.filter_map(|volume| Some((volume.get("name")?.as_str()?, claim_of(volume)?)))
+    volumes.and_then(Value::as_array).into_iter().flatten()
+}
+
+/// Returns the volumes of a specification that are claims, by name.
+pub(super) fn claims(spec: &VmSpec) -> impl Iterator<Item = (&str, &str)> {
+    volumes_of(spec).filter_map(|volume| Some((volume.get("name")?.as_str()?, claim_of(volume)?)))
 }
 
 /// Returns the contents of a snapshot: the virtual machine with this specification, and those of

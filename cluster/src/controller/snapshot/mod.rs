@@ -9,6 +9,7 @@ mod content;
 mod decide;
 mod guest;
 mod indications;
+mod statuses;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -24,9 +25,11 @@ use kube::api::{DeleteParams, ListParams, PostParams, Preconditions};
 use kube::runtime::controller;
 use serde_json::json;
 
+pub(super) use classes::Classes;
 pub(super) use content::claim_of;
 pub use decide::{Action, Decision, Observed, SNAPSHOT_FINALIZER, SOURCE_FINALIZER, decide};
 pub(super) use decide::{locked_by, restored_by};
+pub(super) use statuses::{has_claims, statuses};
 
 use super::error::{Error, code, is_gone};
 use super::objects::{

@@ -30,7 +30,7 @@ use super::objects::{
     Condition, VM_FINALIZER, VMI_FINALIZER, VirtualMachine, VirtualMachineInstance, VmStatus,
     set_condition,
 };
-use super::{Context, expectations, patch};
+use super::{Context, expectations, patch, snapshot};
 use crate::instancetypes::{self, ExpandError};
 
 /// Annotation of an instance: the generation of the virtual machine that it was made of.
@@ -82,7 +82,7 @@ pub(super) async fn reconcile(
             claim.is_some_and(|claim| datavolume::is_filled(&claim))
         },
     );
-    let decision = decide(&Observed {
+    let mut decision = decide(&Observed {
         vm: &observed,
         vmi: vmi.as_deref(),
         started_with: started_with.as_deref(),
@@ -90,12 +90,38 @@ pub(super) async fn reconcile(
         now: Time(Timestamp::now()),
         jitter: context.jitter(),
     });
+    snapshot_statuses(&observed, &mut decision.status, &context).await?;
     let again = decision.again;
     carry_out(&observed, vmi.as_deref(), decision, &context).await?;
     Ok(match again {
         Some(wait) => controller::Action::requeue(wait),
         None => controller::Action::await_change(),
     })
+}
+
+/// Says of which volumes snapshots can be taken.
+async fn snapshot_statuses(
+    vm: &VirtualMachine,
+    status: &mut VmStatus,
+    context: &Context,
+) -> Result<(), Error> {
+    const NAME: &str = "volumeSnapshotStatuses";
+    if vm.metadata.deletion_timestamp.is_some() {
+        return Ok(());
+    }
+    let namespace = vm.metadata.namespace.as_deref().unwrap_or_default();
+    let classes = match snapshot::has_claims(vm) {
+        true => context.classes().await,
+        false => Ok(Arc::default()),
+    };
+    let classes = classes.map_err(|source| Error::request("look for classes for", vm, source))?;
+    let claim = |name: &str| context.world.claim_of(namespace, name);
+    let statuses = snapshot::statuses(vm, &claim, &classes);
+    match statuses.is_empty() {
+        true => status.rest.remove(NAME),
+        false => status.rest.insert(NAME.to_owned(), Value::from(statuses)),
+    };
+    Ok(())
 }
 
 async fn carry_out(

@@ -7,10 +7,10 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::Resource;
 use kube::runtime::reflector::{ObjectRef, Store};
 
-use crate::controller::datavolume::DataVolume;
+use crate::controller::datavolume::{DataVolume, VolumeState};
 use crate::controller::migration::DRAIN_TAINT;
 use crate::controller::objects::{
-    ClonePhase, MIGRATION_NAME_ANNOTATION, MigrationPhase, Phase, VirtualMachine,
+    ClonePhase, DataSource, MIGRATION_NAME_ANNOTATION, MigrationPhase, Phase, VirtualMachine,
     VirtualMachineClone, VirtualMachineInstance, VirtualMachineInstanceMigration,
     VirtualMachineRestore, VirtualMachineSnapshot, VirtualMachineSnapshotContent, VolumeSnapshot,
 };
@@ -81,18 +81,15 @@ pub(super) fn waiting(
     .collect()
 }
 
-/// Returns the machines that use a DataVolume.
+/// Returns the machines that use a DataVolume, or a claim.
 pub(super) fn users(
-    vms: &Store<VirtualMachine>,
-    volume: &DataVolume,
+    store: &Store<VirtualMachine>,
+    of: &ObjectMeta,
 ) -> Vec<ObjectRef<VirtualMachine>> {
-    let name = volume.metadata.name.as_deref().unwrap_or_default();
-    vms.state_filter(|vm| {
-        vm.metadata.namespace == volume.metadata.namespace && crate::controller::vm::uses(vm, name)
-    })
-    .iter()
-    .map(|vm| ObjectRef::from_obj(&**vm))
-    .collect()
+    let name = of.name.as_deref().unwrap_or_default();
+    references(&store.state_filter(|vm| {
+        vm.metadata.namespace == of.namespace && crate::controller::vm::uses(vm, name)
+    }))
 }
 
 /// Returns the instances without a pod that may wait for a DataVolume.
@@ -213,5 +210,31 @@ pub(super) fn copies_of(
             && (source == of.name.as_ref()
                 || target == of.name.as_ref()
                 || uid.is_some_and(|uid| owners.contains(&uid)))
+    }))
+}
+
+/// Returns the DataSources that name a claim.
+pub(super) fn sources_of(
+    store: &Store<DataSource>,
+    claim: &PersistentVolumeClaim,
+) -> Vec<ObjectRef<DataSource>> {
+    references(&store.state_filter(|source| {
+        let named = source.spec.source.as_ref();
+        let named = named.and_then(|named| named.pvc.as_ref());
+        source.metadata.namespace == claim.metadata.namespace
+            && named.map(|named| &named.name) == claim.metadata.name.as_ref()
+    }))
+}
+
+/// Returns the DataVolumes that are not filled and name a DataSource.
+pub(super) fn volumes_of(
+    store: &Store<DataVolume>,
+    source: &DataSource,
+) -> Vec<ObjectRef<DataVolume>> {
+    references(&store.state_filter(|volume| {
+        let named = volume.spec.source_ref.as_ref();
+        volume.metadata.namespace == source.metadata.namespace
+            && volume.state() != VolumeState::Ready
+            && named.map(|named| &named.name) == source.metadata.name.as_ref()
     }))
 }

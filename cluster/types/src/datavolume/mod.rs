@@ -1,5 +1,6 @@
 //! The DataVolume (`cdi.kubevirt.io`): a claim, and what it is filled with.
 
+mod source;
 mod validate;
 
 use std::collections::BTreeMap;
@@ -7,6 +8,8 @@ use std::collections::BTreeMap;
 use serde_json::Value;
 
 use crate::{Cause, Causes, FieldPath, Quantity};
+
+pub use source::{DataSourceSource, DataSourceSpec};
 
 /// The group of DataVolumes.
 pub const GROUP: &str = "cdi.kubevirt.io";
@@ -199,7 +202,13 @@ impl DataVolumeSpec {
         causes
     }
 
-    /// Causes to refuse a copy of a claim of another namespace, below `path` (`spec`).
+    /// The snapshot that the claim is made of.
+    #[must_use]
+    pub fn restored_snapshot(&self) -> Option<&ObjectSource> {
+        self.source.as_ref()?.snapshot.as_ref()
+    }
+
+    /// Causes to refuse a source of another namespace, below `path` (`spec`).
     #[must_use]
     pub fn validate_source_namespace(&self, namespace: &str, path: &FieldPath) -> Vec<Cause> {
         let mut causes = Causes::default();
@@ -207,6 +216,20 @@ impl DataVolumeSpec {
         if given.is_some_and(|given| given != namespace) {
             let field = path.child("source.pvc.namespace");
             let message = "is another namespace, whose claims cannot be copied: leave it out";
+            causes.not_supported(&field, message);
+        }
+        if let Some(snapshot) = self.restored_snapshot()
+            && !snapshot.is_in(namespace)
+        {
+            let field = path.child("source.snapshot.namespace");
+            let message = "is another namespace, whose snapshots cannot be used: leave it out";
+            causes.not_supported(&field, message);
+        }
+        let reference = self.source_ref.as_ref();
+        let given = reference.and_then(|reference| reference.namespace.as_deref());
+        if given.is_some_and(|given| !given.is_empty() && given != namespace) {
+            let field = path.child("sourceRef.namespace");
+            let message = "is another namespace, from which nothing is copied: leave it out";
             causes.not_supported(&field, message);
         }
         causes.into_vec()

@@ -93,7 +93,10 @@ impl DataVolumeSpec {
         }
         let size = path.child("resources.requests.size");
         match claim.request() {
-            None if self.cloned_claim().is_some() => {}
+            // It has the size of what it is a copy of.
+            None if self.cloned_claim().is_some()
+                || self.restored_snapshot().is_some()
+                || self.source_ref.is_some() => {}
             None => causes.required(&size, "is required"),
             Some(request) => match request.amount() {
                 Err(error) => {
@@ -129,10 +132,15 @@ impl DataVolumeSpec {
         match (&self.source, &self.source_ref) {
             (Some(_), Some(_)) => causes.invalid(&field, "and sourceRef must not both be given"),
             (None, None) => causes.required(&field, "is required"),
-            (None, Some(_)) => causes.not_supported(
-                &path.child("sourceRef"),
-                "is not supported: name the source by spec.source",
-            ),
+            (None, Some(reference)) => {
+                let path = path.child("sourceRef");
+                causes.one_of(&path.child("kind"), &reference.kind, &["DataSource"]);
+                let field = path.child("name");
+                match reference.name.as_str() {
+                    "" => causes.required(&field, "is required"),
+                    name => optional_name(Some(name), &field, causes),
+                }
+            }
             (Some(source), None) => source.validate(&field, causes),
         }
     }
@@ -160,8 +168,9 @@ impl DataVolumeSource {
             causes.invalid(path, "must have exactly one kind of source");
         }
         for name in given {
-            if !matches!(name, "http" | "registry" | "pvc" | "blank") {
-                let message = "is not supported; supported are http, registry, pvc and blank";
+            if !matches!(name, "http" | "registry" | "pvc" | "snapshot" | "blank") {
+                let message =
+                    "is not supported; supported are http, registry, pvc, snapshot and blank";
                 causes.not_supported(&path.child(name), message);
             }
         }
@@ -171,6 +180,9 @@ impl DataVolumeSource {
                 "" => causes.required(&field, "is required"),
                 name => optional_name(Some(name), &field, causes),
             }
+        }
+        if let Some(snapshot) = &self.snapshot {
+            snapshot.validate_name(&path.child("snapshot"), causes);
         }
         if let Some(http) = &self.http {
             http.validate(&path.child("http"), causes);

@@ -378,7 +378,7 @@ impl SandboxClient {
     }
 
     /// The layers of its jail that the host does not have, by name: `user namespace`, `Landlock`,
-    /// `part of Landlock`, `control group`.
+    /// `part of Landlock`, `control group`, `device control group`, `mapped users`.
     #[must_use]
     pub fn missing_layers(&self) -> &[String] {
         &self.greeting.missing_layers

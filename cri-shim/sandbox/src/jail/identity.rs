@@ -10,7 +10,7 @@ use rustix::thread::{
     set_thread_res_gid, set_thread_res_uid,
 };
 
-use super::{JailError, MissingLayer, namespaces, step};
+use super::{JailError, MappedUsers, MissingLayer, namespaces, step};
 
 /// A sandbox's user and group are this plus its pid: no two that run at the same time have the
 /// same, and no state is needed. Linux pids are below 2²².
@@ -106,6 +106,23 @@ pub(super) fn switch_to_jail_user(uid: u32) -> Result<Option<MissingLayer>, Jail
 pub(super) fn keep_for_share() -> Result<(), JailError> {
     drop_bounding_set(FOR_SHARE)?;
     set_thread_groups(&[]).map_err(step("leave the supplementary groups"))?;
+    set(FOR_SHARE)?;
+    not_dumpable()
+}
+
+/// Becomes root of a user namespace for volumes, with only the capabilities that these need. They
+/// have no effect on what is the host's.
+pub(super) fn become_root_of(users: &MappedUsers) -> Result<(), JailError> {
+    set_thread_groups(&[]).map_err(step("leave the supplementary groups"))?;
+    users
+        .enter()
+        .map_err(step("enter the user namespace of the volumes"))?;
+    let become_root = || -> rustix::io::Result<()> {
+        set_thread_res_gid(Gid::ROOT, Gid::ROOT, Gid::ROOT)?;
+        set_thread_res_uid(Uid::ROOT, Uid::ROOT, Uid::ROOT)
+    };
+    become_root().map_err(step("become root of the volumes' user namespace"))?;
+    drop_bounding_set(FOR_SHARE)?;
     set(FOR_SHARE)?;
     not_dumpable()
 }

@@ -9,6 +9,7 @@
 //! | --- | --- |
 //! | `namespaces` | mount, IPC, UTS, network, cgroup and user namespaces; an empty root |
 //! | `share` | the shared directory, as mounts of the jail's own |
+//! | `users` | the users of volumes, mapped to others of the host |
 //! | `identity` | a user and group of its own, capabilities, no_new_privs, resource limits |
 //! | `paths` | Landlock: no file by path, no TCP, no signals outwards |
 //! | `filter`, `program` | seccomp: the calls that are allowed, and the compiled filter |
@@ -22,6 +23,7 @@ mod namespaces;
 mod paths;
 mod share;
 mod spawn;
+mod users;
 
 use std::fmt;
 use std::os::fd::AsFd as _;
@@ -38,6 +40,7 @@ pub use share::Share;
 pub(super) use spawn::close_inherited;
 pub use spawn::limit_arenas;
 pub use spawn::spawn;
+pub use users::{MappedUsers, try_mapped_users};
 
 /// The system calls that the jail allows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -73,6 +76,9 @@ pub enum MissingLayer {
     Landlock,
     /// The host's kernel has an older Landlock ABI.
     PartOfLandlock,
+    /// The process serves volumes as the host's root: it was started so, or the host does not map
+    /// users.
+    MappedUsers,
 }
 
 impl fmt::Display for MissingLayer {
@@ -81,6 +87,7 @@ impl fmt::Display for MissingLayer {
             Self::UserNamespace => "user namespace",
             Self::Landlock => "Landlock",
             Self::PartOfLandlock => "part of Landlock",
+            Self::MappedUsers => "mapped users",
         })
     }
 }
@@ -136,8 +143,9 @@ pub(crate) fn enter_mounts_of(share: &Share) -> Result<(), JailError> {
 /// that are started later are inside.
 ///
 /// `share` is a directory that the process continues to serve by path, limited to files below it:
-/// with it the process stays root, in its user namespace, with the six capabilities that are needed
-/// to set the owners of files.
+/// with it the process has the six capabilities that are needed to set the owners of files. It is
+/// the host's root, unless the share has [mapped users](Share::with_mapped_users): then it has them
+/// in its user namespace alone.
 ///
 /// Returns the layers that the host does not support.
 ///
@@ -153,7 +161,13 @@ pub fn close(share: Option<&Share>, calls: CallFilter) -> Result<Vec<MissingLaye
     let mut missing = Vec::new();
     match (can_change_identity, share) {
         (true, None) => missing.extend(identity::switch_to_jail_user(uid)?),
-        (true, Some(_)) => identity::keep_for_share()?,
+        (true, Some(share)) => match share.users() {
+            Some(users) => identity::become_root_of(users)?,
+            None => {
+                identity::keep_for_share()?;
+                missing.push(MissingLayer::MappedUsers);
+            }
+        },
         (false, _) => identity::drop_capabilities()?,
     }
     identity::no_new_privileges()?;

@@ -4,8 +4,9 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::mount::{MountFlags, mount_remount};
+use tracing::info;
 
-use super::{JailError, step};
+use super::{JailError, MappedUsers, identity, step};
 use crate::bind::{DetachedTree, Extent, MountPoint, Propagation};
 
 /// Its name in the jail's root directory.
@@ -22,6 +23,7 @@ pub(crate) const SHARE_IN_JAIL: &str = "/share";
 #[derive(Debug)]
 pub struct Share {
     form: Form,
+    users: Option<MappedUsers>,
 }
 
 #[derive(Debug)]
@@ -47,7 +49,7 @@ impl Share {
             Err(error) if error.kind() == io::ErrorKind::PermissionDenied => Form::Directory(dir),
             Err(error) => return Err(error),
         };
-        Ok(Self { form })
+        Ok(Self { form, users: None })
     }
 
     /// Uses a directory of the host as it is, for a process without a jail: later mounts do not
@@ -55,7 +57,29 @@ impl Share {
     #[must_use]
     pub fn as_it_is(dir: OwnedFd) -> Self {
         let form = Form::Directory(dir);
-        Self { form }
+        Self { form, users: None }
+    }
+
+    /// Lets the process serve the directory as root of a user namespace of its own, which it enters
+    /// with its jail, if the host can do so: volumes are then mounted with that namespace's users
+    /// ([`SharedDirectory::attach`](crate::SharedDirectory::attach)). In the directory itself it is
+    /// nobody, and may search it if others may.
+    #[must_use]
+    pub fn with_mapped_users(mut self) -> Self {
+        if !self.has_mounts() || !super::can_change_identity() {
+            return self;
+        }
+        let root = identity::own_uid().map_err(io::Error::other);
+        match root.and_then(MappedUsers::new) {
+            Ok(users) => self.users = Some(users),
+            Err(error) => info!(%error, "volumes are served as the host's root"),
+        }
+        self
+    }
+
+    /// Returns the users of its volumes, if these are mapped.
+    pub(super) fn users(&self) -> Option<&MappedUsers> {
+        self.users.as_ref()
     }
 
     /// Whether the jail has its own mounts of it.

@@ -1,9 +1,9 @@
 //! The configuration and the open files that the processes of a sandbox get.
 
-use std::fs::{self, File};
+use std::fs::{self, File, Permissions};
 use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
-use std::os::unix::fs::FileTypeExt as _;
+use std::os::unix::fs::{FileTypeExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
 use podvisor_agent_protocol::validate_id;
@@ -12,7 +12,7 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, 
 
 use super::super::error::SandboxError;
 use super::super::template::Template;
-use super::super::types::{GuestKind, LaunchConfig};
+use super::super::types::{GuestKind, LaunchConfig, ShareUsers};
 use super::super::wire::{LAUNCH_VERSION, LaunchHeader, MAX_FDS, NicHeader};
 use super::super::{cgroup, record};
 use super::{CONTROL_SOCKET, DIR_MAX};
@@ -66,7 +66,14 @@ impl Prepared {
             devices.push(nic.fd);
         }
         if let Some(shared) = &config.shared_dir {
-            devices.push(open(shared)?);
+            let dir = open(shared)?;
+            if config.share_users == ShareUsers::Mapped {
+                // The process is none of the host's users. Others cannot get to it.
+                let searched = Permissions::from_mode(0o711);
+                fs::set_permissions(shared, searched)
+                    .map_err(|source| file("let others search", shared, source))?;
+            }
+            devices.push(dir);
         }
         if let Some(console) = &config.console {
             let created = File::create(console);
@@ -90,6 +97,7 @@ impl Prepared {
             nics,
             has_shared_dir: config.shared_dir.is_some(),
             users: config.users,
+            share_users: config.share_users,
             has_console: config.console.is_some(),
             has_events,
             sysctls: config.sysctls,
@@ -100,6 +108,7 @@ impl Prepared {
             required_layers: config.required_layers,
             // Known when the process exists.
             has_cgroup: false,
+            denies_devices: false,
             // Known when its files are.
             has_template: false,
         };

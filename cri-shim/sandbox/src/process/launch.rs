@@ -15,7 +15,7 @@ use super::super::agent::{GuestConfig, Share};
 use super::super::events::EventLog;
 use super::super::jail::{self, CallFilter, KvmCalls, MissingLayer};
 use super::super::template::Template;
-use super::super::types::{GuestKind, GuestNetwork, JailLayer, JailMode};
+use super::super::types::{GuestKind, GuestNetwork, JailLayer, JailMode, ShareUsers};
 use super::super::wire::{FrameError, FrameReader, LAUNCH_VERSION, LaunchHeader};
 use super::super::{BuiltSandbox, SandboxConfig, SandboxError};
 use super::ProcessError;
@@ -124,7 +124,10 @@ fn files(
         .collect::<Result<_, _>>()?;
     let shared_dir = launch.has_shared_dir.then(&mut next).transpose()?;
     let share = shared_dir.map(|dir| match launch.jail {
-        JailMode::Enforced => jail::Share::new(dir),
+        JailMode::Enforced => jail::Share::new(dir).map(|share| match launch.share_users {
+            ShareUsers::Host => share,
+            ShareUsers::Mapped => share.with_mapped_users(),
+        }),
         JailMode::Disabled => Ok(jail::Share::as_it_is(dir)),
     });
     let share = share.transpose().map_err(|source| SandboxError::File {
@@ -332,6 +335,10 @@ fn close_jail(
         missing_layers.push(JailLayer::ControlGroup.to_string());
         lacks.push(JailLayer::ControlGroup);
     }
+    if !launch.denies_devices {
+        missing_layers.push(JailLayer::DeviceGroup.to_string());
+        lacks.push(JailLayer::DeviceGroup);
+    }
     check_layers(&launch.required_layers, &lacks)?;
     Ok(missing_layers)
 }
@@ -340,6 +347,7 @@ fn layer_of(missing: MissingLayer) -> JailLayer {
     match missing {
         MissingLayer::UserNamespace => JailLayer::UserNamespace,
         MissingLayer::Landlock | MissingLayer::PartOfLandlock => JailLayer::Landlock,
+        MissingLayer::MappedUsers => JailLayer::MappedUsers,
     }
 }
 

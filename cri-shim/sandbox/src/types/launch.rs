@@ -56,6 +56,8 @@ pub struct LaunchConfig {
     /// those of containers in a user namespace with these ids; `None`: all users have the host's
     /// numbers.
     pub users: Option<UserRange>,
+    /// Whose rights on the host the process has where it serves the shared directory.
+    pub share_users: ShareUsers,
     /// File for the guest kernel's messages; a console makes the boot slower.
     pub console: Option<PathBuf>,
     /// File for the starts and ends of containers, opened for appending: lines that
@@ -127,6 +129,7 @@ impl LaunchConfig {
             nics: Vec::new(),
             shared_dir: None,
             users: None,
+            share_users: ShareUsers::default(),
             console: None,
             events: None,
             sysctls: BTreeMap::new(),
@@ -152,6 +155,20 @@ pub enum GuestKind {
     OwnOs,
 }
 
+/// Whose rights on the host a jailed process has where it serves a shared directory, if it is
+/// started by root.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub enum ShareUsers {
+    /// The host's root, with six capabilities: it can have any volume.
+    #[default]
+    Host,
+    /// Nobody's: it is root in a user namespace of its own, whose users volumes are mapped to. It
+    /// can only have volumes that the kernel can map, and that do not follow the host
+    /// ([`AttachError::needs_host_users`](crate::AttachError::needs_host_users)). Where the host
+    /// has no user namespaces it is as [`Self::Host`].
+    Mapped,
+}
+
 /// Whether a sandbox's process is jailed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub enum JailMode {
@@ -174,6 +191,11 @@ pub enum JailLayer {
     Landlock,
     /// A control group of its own, with the limits of its machine.
     ControlGroup,
+    /// A control group that lets it open no other devices than a machine needs.
+    DeviceGroup,
+    /// A user namespace to serve volumes in: without it the process is the host's root. One that
+    /// shares no directory needs none.
+    MappedUsers,
 }
 
 impl JailLayer {
@@ -189,6 +211,14 @@ impl JailLayer {
                 "mount cgroup v2 at /sys/fs/cgroup, where podvisor may write; the log says why the \
                  process has none"
             }
+            Self::DeviceGroup => {
+                "it takes a control group of its own, a kernel with CONFIG_CGROUP_BPF, and root; \
+                 the log says what the kernel answered"
+            }
+            Self::MappedUsers => {
+                "it takes Linux 6.3 and file systems with mounts of mapped users, or a volume less; \
+                 `podvisor check` tries it"
+            }
         }
     }
 }
@@ -199,6 +229,8 @@ impl fmt::Display for JailLayer {
             Self::UserNamespace => "user namespace",
             Self::Landlock => "Landlock",
             Self::ControlGroup => "control group",
+            Self::DeviceGroup => "device control group",
+            Self::MappedUsers => "mapped users",
         })
     }
 }

@@ -30,11 +30,13 @@ mod stats;
 pub use podvisor_network::guest::{GuestNetwork, Interface, Neighbour, NicConfig, Route};
 
 pub use boot::BootMachine;
-pub use create::{ContainerDevice, CreateContainer, DeviceSource, ImageVolume, RestartPolicy};
+pub use create::{
+    ContainerDevice, CreateContainer, DeviceSource, GuestContainer, ImageVolume, RestartPolicy,
+};
 pub use exit::SandboxExit;
 pub use guest_agent::{GuestAgentAnswer, GuestAgentCall, Password};
 pub use health::{Health, HealthCheck, HealthResult, HealthStatus};
-pub use launch::{GuestKind, JailLayer, JailMode, LaunchConfig};
+pub use launch::{GuestKind, JailLayer, JailMode, LaunchConfig, ShareUsers};
 pub use migration::{
     IncomingMachine, MigrationDirection, MigrationInfo, MigrationState, SendMachine,
 };

@@ -11,6 +11,7 @@ use rustix::fs::fstatvfs;
 use rustix::io::Errno;
 use rustix::mount::{UnmountFlags, unmount};
 use serde::{Deserialize, Serialize};
+use tracing::debug;
 
 use super::Record;
 use crate::bind::{
@@ -18,7 +19,8 @@ use crate::bind::{
     private_mount_of,
 };
 use crate::guest_devices;
-use crate::sandbox::{SandboxClient, SharedDirectory};
+use crate::sandbox::jail::{self, MappedUsers};
+use crate::sandbox::{SandboxClient, ShareUsers, SharedDirectory};
 
 /// A file or directory of the host in a container.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -178,6 +180,34 @@ pub(in crate::cli) fn mount(
             .with_context(|| format!("cannot share {}", volume.source.display()))?;
     }
     Ok(())
+}
+
+/// Returns whose rights the process of a machine with these volumes needs: the host's root's, if one
+/// of them cannot be mounted with mapped users.
+pub(in crate::cli) fn share_users(volumes: &[Volume]) -> ShareUsers {
+    let can_be_mapped = || -> anyhow::Result<bool> {
+        // Any other users would do.
+        let users = MappedUsers::new(jail::UID_BASE)?;
+        for volume in volumes {
+            let source = open_source(&volume.source)?;
+            if guest_devices::path_of(&source.metadata()?).is_some() {
+                continue;
+            }
+            if volume.follows {
+                return Ok(false);
+            }
+            DetachedTree::of(&source, Extent::Whole, Propagation::Private)?.map_users(&users)?;
+        }
+        Ok(true)
+    };
+    match can_be_mapped() {
+        Ok(true) => ShareUsers::Mapped,
+        Ok(false) => ShareUsers::Host,
+        Err(error) => {
+            debug!(%error, "volumes without mapped users: the machine's process is root");
+            ShareUsers::Host
+        }
+    }
 }
 
 fn mount_one(shared: &SharedDirectory, name: &str, volume: &Volume) -> anyhow::Result<()> {

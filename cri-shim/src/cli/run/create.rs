@@ -13,6 +13,7 @@ use rustix::fs::{FlockOperation, flock};
 use tracing::debug;
 
 use super::args::{Bus, RunArgs};
+use super::groups;
 use crate::cli::container::events::Events;
 use crate::cli::container::{Attached, Entry, NetworkArgs, NetworkMode, Record, volumes};
 use crate::cli::format::SHORT_ID;
@@ -21,8 +22,9 @@ use crate::cli::io_limits;
 use crate::cli::terminal;
 use crate::machine::Transport;
 use crate::sandbox::{
-    CreateContainer, DEFAULT_CGROUP_PARENT, GuestKind, IoLimit, JailMode, LaunchConfig, Launching,
-    SandboxClient, SupplementalGroups, container_spec, random_id,
+    CreateContainer, DEFAULT_CGROUP_PARENT, GuestContainer, GuestKind, IoLimit, JailMode,
+    LaunchConfig, Launching, SandboxClient, ShareUsers, SupplementalGroups, container_spec,
+    random_id,
 };
 
 const SIGTERM: u8 = 15;
@@ -59,7 +61,8 @@ pub(super) fn record(
     let config = image.config().config().as_ref();
     let container = container_spec(&id, &hostname, config, &options)?;
     let mut process = container.spec.process().clone().unwrap_or_default();
-    args.rights.apply_to_process(&mut process)?;
+    let groups = groups::numbers(&args.rights.group_add, image)?;
+    args.rights.apply_to_process(&mut process, groups)?;
     let stop_signal = args.stop_signal.map(Ok).or_else(|| {
         let named = config.and_then(|config| config.stop_signal().as_deref())?;
         Some(crate::signal::parse(named))
@@ -139,6 +142,8 @@ pub(in crate::cli) struct MachineOptions {
     image_slots: u8,
     /// Whether it shares the directory of its record.
     shares: bool,
+    /// Whose rights its process has there.
+    share_users: ShareUsers,
     /// Parameters of its kernel.
     sysctls: BTreeMap<String, String>,
 }
@@ -185,6 +190,7 @@ pub(in crate::cli) async fn begin_machine(
         nics,
         shared_dir: options.shares.then(|| entry.shared()),
         users: None,
+        share_users: options.share_users,
         transport: match options.transport {
             Some(Bus::Pci) => Transport::Pci,
             Some(Bus::Mmio) => Transport::Mmio,
@@ -254,6 +260,7 @@ pub(super) async fn launch(
                 console: args.console.clone(),
                 image_slots: IMAGE_SLOTS,
                 shares,
+                share_users: volumes::share_users(&record.volumes),
                 sysctls: args.sysctl.iter().cloned().collect(),
             };
             let begun = begin_machine(entry, guest, &args.network, options).await?;
@@ -281,14 +288,20 @@ pub(super) async fn launch(
     let rootfs = image.open_rootfs()?;
     let pin = ImagePin(rootfs.try_clone().context("cannot keep the image open")?);
     let container = CreateContainer {
-        id: record.id.clone(),
+        config: GuestContainer {
+            id: record.id.clone(),
+            readonly_rootfs: args.rights.read_only,
+            spec: spec(args, image, record)?,
+            user: record.user.clone(),
+            supplemental_groups: SupplementalGroups::Default,
+            guest_devices: args.rights.privileged,
+            etc_hosts: attached.etc_hosts,
+            etc_resolv_conf: attached.etc_resolv_conf,
+            etc_hostname: format!("{}\n", record.hostname).into_bytes(),
+        },
         image: rootfs.into(),
         image_digest: image.id().to_string(),
         volumes: Vec::new(),
-        readonly_rootfs: args.rights.read_only,
-        spec: spec(args, image, record)?,
-        user: record.user.clone(),
-        supplemental_groups: SupplementalGroups::Default,
         log: Some(entry.open_log()?.into()),
         tty: args.tty,
         stdin: args.interactive,
@@ -296,10 +309,6 @@ pub(super) async fn launch(
         stdin_once: !args.detach && !args.tty,
         restart: record.restart.policy(),
         devices: Vec::new(),
-        guest_devices: args.rights.privileged,
-        etc_hosts: attached.etc_hosts,
-        etc_resolv_conf: attached.etc_resolv_conf,
-        etc_hostname: format!("{}\n", record.hostname).into_bytes(),
     };
     client.create_container(container).await?;
     if let Some(max_bytes) = args.log_max_size {

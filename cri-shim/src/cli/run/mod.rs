@@ -7,6 +7,7 @@
 mod args;
 mod create;
 mod env_file;
+mod groups;
 mod health;
 mod mount;
 mod spec_flags;

@@ -9,6 +9,7 @@ use oci_spec::runtime::{
     PosixRlimitType, Process, Spec, UserBuilder,
 };
 
+use super::groups::{self, Group};
 use crate::cli::container::debug::unconfine;
 use crate::cli::size;
 use crate::sandbox::{
@@ -37,9 +38,9 @@ pub(in crate::cli) struct RightsArgs {
     #[arg(long, value_name = "NAME=SOFT[:HARD]", value_parser = parse_ulimit)]
     ulimit: Vec<PosixRlimit>,
 
-    /// Add a supplementary group, by number
-    #[arg(long, value_name = "GID")]
-    group_add: Vec<u32>,
+    /// Add a supplementary group, by number or by its name in the image's /etc/group
+    #[arg(long, value_name = "GROUP", value_parser = groups::parse)]
+    pub(super) group_add: Vec<Group>,
 
     /// Mount a file system in the guest's memory: /run:size=64m,mode=755
     #[arg(long, value_name = "PATH[:OPTIONS]", value_parser = parse_tmpfs)]
@@ -159,8 +160,12 @@ impl RightsArgs {
         capabilities(&added, &self.cap_drop)
     }
 
-    /// Sets the privileges and limits of a process.
-    pub(super) fn apply_to_process(&self, process: &mut Process) -> anyhow::Result<()> {
+    /// Sets the privileges, limits and supplementary groups of a process.
+    pub(super) fn apply_to_process(
+        &self,
+        process: &mut Process,
+        groups: Vec<u32>,
+    ) -> anyhow::Result<()> {
         let held = process_capabilities(self.capabilities(), Capabilities::new());
         process.set_capabilities(Some(held.context("cannot set capabilities")?));
         let mut limits = process.rlimits().clone().unwrap_or_default();
@@ -169,9 +174,9 @@ impl RightsArgs {
             limits.push(*limit);
         }
         process.set_rlimits(Some(limits));
-        if !self.group_add.is_empty() {
+        if !groups.is_empty() {
             let user = UserBuilder::default().uid(0_u32).gid(0_u32);
-            let user = user.additional_gids(self.group_add.clone()).build();
+            let user = user.additional_gids(groups).build();
             process.set_user(user.context("cannot set groups")?);
         }
         Ok(())
@@ -263,7 +268,12 @@ mod tests {
         let rights = rights(flags);
         rights.apply_to_spec(&mut spec, []).unwrap();
         let process = spec.process_mut().as_mut().unwrap();
-        rights.apply_to_process(process).unwrap();
+        let number = |group: &Group| match group {
+            Group::Number(number) => *number,
+            Group::Name(name) => panic!("{name}"),
+        };
+        let groups = rights.group_add.iter().map(number).collect();
+        rights.apply_to_process(process, groups).unwrap();
         spec
     }
 

@@ -8,6 +8,7 @@ use tracing::debug;
 
 use super::{disk, seed, volumes};
 use crate::cli::container::events::Events;
+use crate::cli::container::volumes::share_users;
 use crate::cli::container::{Entry, NetworkArgs, NetworkMode, Record};
 use crate::cli::{advice, io_limits};
 use crate::machine::Assets;
@@ -112,6 +113,7 @@ pub(super) async fn boot(
         memory: record.memory,
         nics: std::mem::take(&mut attached.nics),
         shared_dir,
+        share_users: share_users(&record.volumes),
         events: Events::of_container(&entry.dir).open(),
         jail: match record.jailed {
             true => JailMode::Enforced,

@@ -21,8 +21,8 @@ use crate::cri::spec::{self, ContainerSpec, SpecRequest, Volume, VolumeSource};
 use crate::cri::state::{ContainerPhase, ContainerRecord, MountedImage, PodPhase, PodRecord};
 use crate::cri::{cdi, devices, memory_volumes, resolver, volumes};
 use crate::sandbox::{
-    CreateContainer, ImageVolume, RefusalKind, RestartPolicy, SandboxClient, SandboxError,
-    SharedDirectory, random_id,
+    CreateContainer, GuestContainer, ImageVolume, RefusalKind, RestartPolicy, SandboxClient,
+    SandboxError, SharedDirectory, random_id,
 };
 use crate::signal;
 
@@ -135,7 +135,9 @@ impl Node {
                 () = pod.is_to_end() => return Err(pod.not_ready()),
                 _ = client.machine_ended() => return Err(pod.not_ready()),
             };
-            let mut mounted = in_place(|| volumes::mount(&in_guest, &pod.mounted, &id, looked))?;
+            let mounted = in_place(|| volumes::mount(&in_guest, &pod.mounted, &id, looked));
+            let mut mounted =
+                mounted.inspect_err(|error| self.end_for_host_users(pod, &client, error))?;
             settings.restrict(&config.mounts, &mut mounted);
             let of_root = mounted.split_off(mounted.len().saturating_sub(declared.len()));
             mounted.extend(of_root.into_iter().map(Volume::filled));
@@ -260,14 +262,23 @@ impl Node {
         let hostname = resolver::hostname(&pod.config)?;
         let is_privileged = is_privileged(config);
         Ok(CreateContainer {
-            id: record.id.clone(),
+            config: GuestContainer {
+                id: record.id.clone(),
+                readonly_rootfs: spec.readonly_rootfs,
+                spec: spec.spec,
+                user: spec.user,
+                supplemental_groups: spec.groups,
+                guest_devices: is_privileged,
+                etc_hosts: cni::resolver::hosts(&hostname, &pod.addresses),
+                etc_resolv_conf: resolver::resolv_conf(
+                    pod.config.dns_config.as_ref(),
+                    &self.cni.dns(&pod.id)?,
+                )?,
+                etc_hostname: format!("{hostname}\n").into_bytes(),
+            },
             image: images.rootfs.into(),
             image_digest: record.image.clone(),
             volumes: images.volumes,
-            readonly_rootfs: spec.readonly_rootfs,
-            spec: spec.spec,
-            user: spec.user,
-            supplemental_groups: spec.groups,
             // It is passed when the container is started.
             log: None,
             tty: config.tty,
@@ -276,13 +287,6 @@ impl Node {
             stdin_once: config.stdin && config.stdin_once && !config.tty,
             restart: RestartPolicy::Never,
             devices: in_place(|| devices::open(&config.devices, is_privileged))?,
-            guest_devices: is_privileged,
-            etc_hosts: cni::resolver::hosts(&hostname, &pod.addresses),
-            etc_resolv_conf: resolver::resolv_conf(
-                pod.config.dns_config.as_ref(),
-                &self.cni.dns(&pod.id)?,
-            )?,
-            etc_hostname: format!("{hostname}\n").into_bytes(),
         })
     }
 

@@ -24,6 +24,7 @@ use super::events::Events;
 use super::flights::SingleFlight;
 use super::node_api::VmStates;
 use super::pod_index::PodIndex;
+use super::pods::HostUsers;
 use super::retry_writer::{PendingRecord, RetryWriter};
 use super::state::{ContainerRecord, Database, PodRecord};
 use super::state_lock::StateOwner;
@@ -64,6 +65,7 @@ pub(crate) struct Node {
     pub(super) starts: Turns,
     pub(super) output_room: OutputRoom,
     pub(super) clock: ReportClock,
+    pub(super) host_users: HostUsers,
     known: Mutex<PodIndex>,
     late: RetryWriter,
     /// Makes this the only daemon with the state directory.
@@ -102,6 +104,7 @@ impl Node {
             starts: Turns::default(),
             output_room: OutputRoom::default(),
             clock: ReportClock::default(),
+            host_users: HostUsers::default(),
             known: Mutex::default(),
             late: RetryWriter::default(),
             _owner: owner,
@@ -243,6 +246,19 @@ impl Node {
         for pod in self.pods() {
             pod.settled().await;
         }
+    }
+
+    /// Returns how many pods' processes lack a layer of their jail, by the layer's name.
+    pub(super) fn missing_layers(&self) -> BTreeMap<String, u64> {
+        let mut counts = BTreeMap::new();
+        for client in self.pods().iter().filter_map(|pod| pod.client().ok()) {
+            for layer in client.missing_layers() {
+                // The names come from processes that guests may have taken over.
+                let name = layer.replace(|c: char| !c.is_ascii_alphanumeric(), "-");
+                *counts.entry(name).or_default() += 1;
+            }
+        }
+        counts
     }
 
     pub(super) fn pods(&self) -> Vec<Arc<Pod>> {

@@ -64,6 +64,7 @@ impl TestNode {
             consoles: None,
             templates: None,
             jail: JailMode::Disabled,
+            map_users: true,
             required_layers: Vec::new(),
             host_runtime: None,
         };

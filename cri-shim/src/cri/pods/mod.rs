@@ -10,10 +10,12 @@ mod pressure;
 mod quantity;
 mod recover;
 mod run;
+mod share_users;
 mod stop;
 mod view;
 
 pub(super) use grow::NewLimits;
 pub(super) use limits::{Bound, PodBounds, memory_limit, milli_cpus};
 pub(super) use quantity::parse as parse_quantity;
+pub(super) use share_users::HostUsers;
 pub(super) use view::matches_labels;

@@ -10,6 +10,7 @@ use tracing::{info, warn};
 
 use super::limits::PodBounds;
 use super::{cgroup, quantity};
+use crate::blocking::in_place;
 use crate::cni::{self, Capabilities, PodIdentity};
 use crate::cri::config::{GuestSettings, HANDLER};
 use crate::cri::error::{CriError, Kind, Result};
@@ -140,6 +141,7 @@ impl Node {
         let hostname = resolver::hostname(config)?;
         let users = spec::users_of(config)?;
         let has_shares = !is_vm || vm::may_share(&config.annotations)?;
+        let share_users = in_place(|| self.share_users(&identity.uid));
         let machine = |nics| LaunchConfig {
             id: pod.id.clone(),
             hostname: hostname.clone(),
@@ -158,6 +160,7 @@ impl Node {
             nics,
             shared_dir: has_shares.then(|| shared.clone()),
             users,
+            share_users,
             console: self.config.console(&pod.id).filter(|_| !is_vm),
             events: None,
             sysctls: sysctls(config),

@@ -90,7 +90,8 @@ impl Node {
             }
             () = pod.is_to_end() => return Err(pod.not_ready()),
         };
-        let mounted = in_place(|| volumes::mount(&shared, &pod.mounted, container, looked))?;
+        let mounted = in_place(|| volumes::mount(&shared, &pod.mounted, container, looked));
+        let mounted = mounted.inspect_err(|error| self.end_for_host_users(pod, &client, error))?;
         let shares = wanted.iter().zip(mounted).map(|(wanted, volume)| {
             let VolumeSource::Shared(name) = volume.source else {
                 let reason = format!("{:?}: not a directory", wanted.mount.container_path);

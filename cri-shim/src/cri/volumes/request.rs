@@ -16,7 +16,7 @@ use crate::bind::{self, DetachedTree, Extent, Propagation};
 use crate::cri::error::{CriError, Result};
 use crate::cri::volume_users::Mounted;
 use crate::guest_devices;
-use crate::sandbox::SharedDirectory;
+use crate::sandbox::{AttachError, SharedDirectory};
 
 /// Suffix of the names of volumes in which the host's later mounts appear.
 pub(super) const FOLLOWS: char = 's';
@@ -153,7 +153,15 @@ impl RequestedVolume {
             };
             tree.make_read_only(extent).map_err(failed())?;
         }
-        shared.attach(&tree, name, is_dir).map_err(failed())?;
+        shared
+            .attach(&tree, name, is_dir)
+            .map_err(|error| match error {
+                AttachError::Io(error) => failed()(error),
+                source => CriError::HostUsers {
+                    path: wanted.host_path.clone().into(),
+                    source,
+                },
+            })?;
         let is_whole = wanted.recursive_read_only
             || (wanted.readonly && !is_slave(wanted) && is_single(shared, name)?);
         Ok(wanted.readonly && is_whole)
