@@ -56,6 +56,8 @@ fn what_cannot_be_a_vm_is_refused_by_its_name_and_leaves_nothing() {
         (&["--ssh-key", &disk, &disk], "public SSH keys"),
         (&["--add-host", "a:1.2.3.4", &disk], "--add-host"),
         (&["--name", "-x", &disk], "-x"),
+        (&["-v", "src:src", &disk], "DIR:TAG"),
+        (&["-v", "/:/", &disk], "DIR:/PATH"),
         (
             &["--checksum", &format!("sha256:{}", "0".repeat(64)), &disk],
             "--checksum",

@@ -339,9 +339,9 @@ fn mount(container: &mut CreateContainer, destination: &str, source: &str) {
         .options(["rbind".to_owned(), "rw".to_owned()])
         .build()
         .unwrap();
-    let mut mounts = container.spec.mounts().clone().unwrap();
+    let mut mounts = container.config.spec.mounts().clone().unwrap();
     mounts.push(mount);
-    container.spec.set_mounts(Some(mounts));
+    container.config.spec.set_mounts(Some(mounts));
 }
 
 /// Execs in the container `second`, which runs.

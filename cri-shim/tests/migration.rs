@@ -104,6 +104,10 @@ impl Side {
         (code, info_of(&self.sandbox, ID).await.message)
     }
 
+    fn pid(&self) -> Victim {
+        Pid::from_raw(self.sandbox.pid() as i32)
+    }
+
     async fn powers_off(mut self) {
         self.typing.write_all(b"p").unwrap();
         assert_eq!(self.ended().await, (0, None));
@@ -135,12 +139,25 @@ enum Cut {
     After(u32),
 }
 
+const HELLO: u32 = 1;
+const PAGES: u32 = 2;
+const ROUND: u32 = 4;
+const STATE: u32 = 5;
 const RUN: u32 = 6;
 const ACCEPT: u32 = 16;
+const READY: u32 = 18;
 const RUNNING: u32 = 19;
 
+/// A process that is killed when the connection is cut.
+type Victim = Option<Pid>;
+
 /// Copies the messages of one direction, until one at which both directions end.
-fn copy(mut from: UnixStream, mut to: UnixStream, start: usize, cut: Cut) -> JoinHandle<()> {
+fn copy(
+    mut from: UnixStream,
+    mut to: UnixStream,
+    start: usize,
+    (cut, victim): (Cut, Victim),
+) -> JoinHandle<()> {
     std::thread::spawn(move || {
         let mut begin = vec![0; start];
         let mut begun = from
@@ -159,6 +176,9 @@ fn copy(mut from: UnixStream, mut to: UnixStream, start: usize, cut: Cut) -> Joi
                 break;
             }
         }
+        if let Some(victim) = victim.filter(|_| cut != Cut::Never) {
+            kill_process(victim, Signal::KILL).unwrap();
+        }
         for end in [&from, &to] {
             let _ = end.shutdown(Shutdown::Both);
         }
@@ -166,11 +186,12 @@ fn copy(mut from: UnixStream, mut to: UnixStream, start: usize, cut: Cut) -> Joi
 }
 
 /// A connection for both sides that is cut.
-fn connection(out: Cut, back: Cut) -> (UnixStream, UnixStream) {
+fn connection(out: Cut, back: Cut, victim: Victim) -> (UnixStream, UnixStream) {
     let (source, near) = UnixStream::pair().unwrap();
     let (target, far) = UnixStream::pair().unwrap();
-    copy(near.try_clone().unwrap(), far.try_clone().unwrap(), 12, out);
-    copy(far, near, 0, back);
+    let both = (near.try_clone().unwrap(), far.try_clone().unwrap());
+    copy(both.0, both.1, 12, (out, victim));
+    copy(far, near, 0, (back, victim));
     (source, target)
 }
 
@@ -178,10 +199,19 @@ const LONG: Duration = Duration::from_secs(300);
 
 /// Both sides of a migration over a connection.
 async fn moving(out: Cut, back: Cut) -> (Side, Side) {
+    moving_until_killed(out, back, |_, _| None).await
+}
+
+/// The same; where it is cut, a process is killed.
+async fn moving_until_killed(
+    out: Cut,
+    back: Cut,
+    victim: impl FnOnce(&Side, &Side) -> Victim,
+) -> (Side, Side) {
     let mut source = Side::booted().await;
     source.counts('A').await;
     let target = Side::waiting(LONG).await;
-    let (one, other) = connection(out, back);
+    let (one, other) = connection(out, back, victim(&source, &target));
     target.receive(other).await;
     source.send(one).await;
     (source, target)
@@ -294,6 +324,65 @@ async fn a_machine_goes_on_where_it_was_when_the_target_is_killed() {
     assert_eq!(source.ended().await, (0, None));
     next.until(MigrationState::Done).await;
     next.powers_off().await;
+}
+
+#[tokio::test]
+async fn a_machine_goes_on_where_it_was_when_the_target_is_killed_before_it_was_given_away() {
+    let never = Cut::Never;
+    for (out, back) in [
+        (Cut::Instead(HELLO), never),
+        (Cut::After(HELLO), never),
+        (never, Cut::After(ACCEPT)),
+        (Cut::After(PAGES), never),
+        (Cut::After(ROUND), never),
+        (Cut::Instead(STATE), never),
+        (Cut::After(STATE), never),
+        (never, Cut::Instead(READY)),
+    ] {
+        let (mut source, _target) = moving_until_killed(out, back, |_, target| target.pid()).await;
+        source.until(MigrationState::Failed).await;
+        source.counts('B').await;
+        source.powers_off().await;
+    }
+    // Nobody but it knew whether it had begun.
+    for (out, back) in [
+        (Cut::Instead(RUN), never),
+        (Cut::After(RUN), never),
+        (never, Cut::Instead(RUNNING)),
+    ] {
+        let (source, _target) = moving_until_killed(out, back, |_, target| target.pid()).await;
+        source.until(MigrationState::InDoubt).await;
+        assert!(source.sandbox.resume().await.is_err());
+        let resolved = source.sandbox.resolve_migration(ID, MIGRATION, false);
+        resolved.await.unwrap();
+        assert_eq!(source.ended().await, (0, None));
+        source.sandbox.shutdown(Duration::ZERO).await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_machine_whose_source_is_killed_goes_on_where_it_was_given_to_and_nowhere_else() {
+    let never = Cut::Never;
+    for (out, back) in [
+        (Cut::After(HELLO), never),
+        (never, Cut::Instead(ACCEPT)),
+        (Cut::After(PAGES), never),
+        (Cut::Instead(STATE), never),
+        (Cut::After(STATE), never),
+        (never, Cut::Instead(READY)),
+        (Cut::Instead(RUN), never),
+    ] {
+        let (_source, target) = moving_until_killed(out, back, |source, _| source.pid()).await;
+        let (code, message) = target.ended().await;
+        assert!(code == 1 && message.unwrap().contains("no machine came"));
+        target.sandbox.shutdown(Duration::ZERO).await.unwrap();
+    }
+    for (out, back) in [(Cut::After(RUN), never), (never, Cut::Instead(RUNNING))] {
+        let (_source, mut target) = moving_until_killed(out, back, |source, _| source.pid()).await;
+        target.until(MigrationState::Done).await;
+        target.counts('B').await;
+        target.powers_off().await;
+    }
 }
 
 #[tokio::test]

@@ -1,6 +1,6 @@
 //! `cargo xtask cluster`: builds a real Kubernetes API server and its etcd, and on request the
 //! rest of a cluster's programs, into `target/cluster/bin`, from the modules of `xtask/cluster`.
-//! With `--try` it runs a cluster of one node.
+//! With `--try` it runs a cluster of one node, with `--migrate` one of two.
 
 mod attempt;
 
@@ -9,6 +9,7 @@ use std::process::ExitCode;
 use std::thread::JoinHandle;
 
 use anyhow::Result;
+use attempt::Attempt;
 
 use crate::go::{self, Modules, Output, Program, program};
 use crate::paths;
@@ -51,17 +52,25 @@ pub(crate) struct Args {
     /// Run a cluster of one node with them in the test host, and a virtual machine in it
     #[arg(long = "try")]
     attempt: bool,
+    /// Run a cluster of two nodes in the test host, between which a virtual machine moves
+    #[arg(long, conflicts_with = "attempt")]
+    migrate: bool,
 }
 
 pub(crate) fn command(args: &Args) -> Result<ExitCode> {
-    let others = if args.all || args.attempt {
+    let attempt = match (args.attempt, args.migrate) {
+        (true, _) => Some(Attempt::Life),
+        (_, true) => Some(Attempt::Migration),
+        _ => None,
+    };
+    let others = if args.all || attempt.is_some() {
         OTHERS
     } else {
         &[]
     };
     let programs = MODULES.build(&[API_SERVER, others], Output::Shown)?;
-    if args.attempt {
-        return attempt::run(&MODULES.bin());
+    if let Some(attempt) = attempt {
+        return attempt::run(&MODULES.bin(), attempt);
     }
     for name in programs {
         println!("{}", paths::display(&name));

@@ -29,6 +29,7 @@ mod process;
 mod programs;
 mod report;
 mod setup;
+mod soak;
 mod space;
 mod test;
 
@@ -77,6 +78,8 @@ enum Command {
     Conformance(conformance::Args),
     /// Run Kubernetes' validation suite for runtimes, unmodified, and print a table
     Critest(critest::Args),
+    /// Move VMs again and again, and kill what takes part: many minutes
+    Soak(soak::Args),
     /// Give fuzz targets to libFuzzer; finds stay in target/fuzz
     Fuzz(fuzz::Args),
     /// Break functions one by one, and see whether a test notices
@@ -102,6 +105,7 @@ fn main() -> ExitCode {
         Command::Cluster(args) => cluster::command(&args),
         Command::Conformance(args) => conformance::command(&args),
         Command::Critest(args) => critest::command(&args),
+        Command::Soak(args) => soak::command(&args),
         Command::Fuzz(args) => fuzz::command(&args),
         Command::Mutants(args) => mutants::command(&args),
         Command::Host(args) => host::command(&args),

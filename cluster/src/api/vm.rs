@@ -1,10 +1,11 @@
-//! Subresources of a VirtualMachine: start, stop, restart, migrate.
+//! Subresources of a VirtualMachine: start, stop, restart, migrate; and its volumes.
 //!
 //! What a request does to the object is decided by [`decide`], a function of the VM, its VMI and
 //! the request; this file reads the objects and carries the decision out. A VM that changed in
 //! between is a conflict, not an error of ours.
 
 mod decide;
+mod volumes;
 
 use k8s_openapi::api::core::v1::Pod;
 use kube::{
@@ -23,7 +24,6 @@ use serde_json::{Value, json};
 use super::{
     Target,
     objects::{api, part},
-    vmi::no_hotplug,
 };
 use crate::{
     https::{self, Answer},
@@ -70,8 +70,7 @@ pub(super) async fn update(
     body: &[u8],
 ) -> Result<Answer, Failure> {
     match target.subresource {
-        "addvolume" => return Err(no_hotplug(true)),
-        "removevolume" => return Err(no_hotplug(false)),
+        "addvolume" | "removevolume" => return change_volumes(client, target, body).await,
         "memorydump" | "removememorydump" => return Err(no_memory_dump()),
         _ => {}
     }
@@ -79,16 +78,7 @@ pub(super) async fn update(
         .ok_or_else(|| Failure::not_found("subresource", target.subresource))?;
     let options = RequestOptions::read(body)?;
     let failed = |error: kube::Error| Failure::of_api_server(&error);
-    let vms = api(client, target.namespace, "VirtualMachine");
-    let vm = vms
-        .get_opt(target.name)
-        .await
-        .map_err(failed)?
-        .ok_or_else(|| Failure::not_found("virtualmachine.kubevirt.io", target.name))?;
-    let vmi = api(client, target.namespace, "VirtualMachineInstance")
-        .get_opt(target.name)
-        .await
-        .map_err(failed)?;
+    let (vm, vmi) = find(client, target).await?;
     let (spec, status): (VmSpec, VmStatus) = (part(&vm, "spec"), part(&vm, "status"));
     let machine = Machine {
         spec: &spec,
@@ -106,6 +96,51 @@ pub(super) async fn update(
             .await
             .map_err(failed)?;
     }
+    Ok(https::accepted())
+}
+
+/// The VM, and its VMI.
+async fn find(
+    client: &Client,
+    target: &Target<'_>,
+) -> Result<(DynamicObject, Option<DynamicObject>), Failure> {
+    let failed = |error: kube::Error| Failure::of_api_server(&error);
+    let vm = api(client, target.namespace, "VirtualMachine")
+        .get_opt(target.name)
+        .await
+        .map_err(failed)?
+        .ok_or_else(|| Failure::not_found("virtualmachine.kubevirt.io", target.name))?;
+    let vmi = api(client, target.namespace, "VirtualMachineInstance")
+        .get_opt(target.name)
+        .await
+        .map_err(failed)?;
+    Ok((vm, vmi))
+}
+
+/// Adds a volume to the template of a VM that does not run, or removes one.
+async fn change_volumes(
+    client: &Client,
+    target: &Target<'_>,
+    body: &[u8],
+) -> Result<Answer, Failure> {
+    let request = volumes::Request::read(target.subresource == "addvolume", body)?;
+    let (vm, vmi) = find(client, target).await?;
+    let is_running = vmi.is_some_and(|vmi| {
+        let status: VmiStatus = part(&vmi, "status");
+        !matches!(status.phase.as_deref(), Some("Succeeded" | "Failed"))
+    });
+    let spec = vm.data.get("spec").cloned().unwrap_or_default();
+    let mut patch = volumes::decide(&request, &spec, &part(&vm, "status"), is_running)?;
+    // The decision holds for the VM that was read, and for no other.
+    patch["metadata"] = json!({ "resourceVersion": vm.metadata.resource_version });
+    let params = PatchParams {
+        dry_run: request.is_dry_run(),
+        ..Default::default()
+    };
+    api(client, target.namespace, "VirtualMachine")
+        .patch(target.name, &params, &Patch::Merge(patch))
+        .await
+        .map_err(|error| Failure::of_api_server(&error))?;
     Ok(https::accepted())
 }
 

@@ -391,3 +391,40 @@ async fn a_vm_gets_cpus_and_memory_of_its_instance_type() {
     let annotations = made.metadata.annotations.unwrap();
     assert_eq!(annotations["kubevirt.io/instancetype-name"], "size");
 }
+
+#[tokio::test]
+async fn a_vm_that_does_not_run_gets_a_volume_and_loses_it() {
+    let admin = served().admin();
+    let namespace = support::namespace(&admin).await;
+    let vms = api_of(&admin, &namespace, "VirtualMachine");
+    let params = PostParams::default();
+    vms.create(&params, &vm("v", "Halted")).await.unwrap();
+    let ask = async |sub: &str, body: Value| {
+        let body = body.to_string();
+        put_to(&admin, "virtualmachines", &namespace, "v", sub, &body).await
+    };
+    let source = json!({ "persistentVolumeClaim": { "claimName": "data" } });
+    // As virtctl writes it.
+    let disk = json!({ "disk": { "bus": "scsi" }, "serial": "data" });
+    let mut add = json!({ "name": "data", "disk": disk, "volumeSource": source });
+    add["dryRun"] = json!(["All"]);
+    assert_eq!(ask("addvolume", add.clone()).await, 202);
+    let volumes = async || {
+        let vm = vms.get("v").await.unwrap();
+        vm.data["spec"]["template"]["spec"]["volumes"].clone()
+    };
+    assert_eq!(volumes().await, Value::Null);
+    add["dryRun"] = json!([]);
+    assert_eq!(ask("addvolume", add.clone()).await, 202);
+    let added = json!({ "claimName": "data", "hotpluggable": true });
+    assert_eq!(volumes().await[0]["persistentVolumeClaim"], added);
+    assert_eq!(ask("addvolume", add.clone()).await, 409);
+    // A disk that is not supported is refused as in the VM itself.
+    add["name"] = json!("other");
+    add["volumeSource"]["persistentVolumeClaim"]["claimName"] = json!("other");
+    add["disk"] = json!({ "lun": {} });
+    assert_eq!(ask("addvolume", add).await, 422);
+    assert_eq!(ask("removevolume", json!({ "name": "data" })).await, 202);
+    assert_eq!(volumes().await, json!([]));
+    assert_eq!(ask("removevolume", json!({ "name": "data" })).await, 409);
+}

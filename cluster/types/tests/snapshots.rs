@@ -2,8 +2,11 @@
 
 use podvisor_cluster_types::{
     CauseReason, FieldPath,
+    clone::CloneSpec,
+    duration,
     snapshot::{FAILURE_DEADLINE, Naming, Readiness, RestoreSpec, SnapshotSpec},
 };
+use proptest::prelude::*;
 use serde_json::{Value, json};
 
 fn vm(name: &str) -> Value {
@@ -177,4 +180,23 @@ fn specifications_do_not_change() {
     assert_eq!(new.validate_update(&old, &path)[0].field, "spec");
     let (old, new) = (restore(json!({})), restore(json!({ "patches": ["x"] })));
     assert_eq!(new.validate_update(&old, &path)[0].field, "spec");
+}
+
+proptest! {
+    #[test]
+    fn texts_of_any_kind_are_judged(text in ".{0,64}", json in "[\\[\\]{}\":,a-z/0-9]{0,64}") {
+        let _ = duration::parse(&text);
+        let spec = json!({
+            "source": { "apiGroup": text, "kind": text, "name": text },
+            "target": { "apiGroup": text, "kind": text, "name": text },
+            "failureDeadline": text, "deletionPolicy": text, "snapshotMode": text,
+            "virtualMachineSnapshotName": text, "patches": [text, json],
+            "volumeRestoreOverrides": [{ "volumeName": text, "restoreName": text }],
+            "labelFilters": [text], "newMacAddresses": { "default": text },
+        });
+        let _ = of_snapshot(spec.clone());
+        let _ = of_restore(spec.clone());
+        let spec: CloneSpec = serde_json::from_value(spec).unwrap();
+        let _ = spec.validate(&FieldPath::new("spec"));
+    }
 }

@@ -84,11 +84,11 @@ pub use template::{
 pub use types::{
     AfterSave, BootMachine, ContainerDevice, ContainerInfo, ContainerState, ContainerStats,
     ContainerUser, ContinueAs, CreateContainer, DeviceSource, Exec, GuestAgentAnswer,
-    GuestAgentCall, GuestKind, GuestNetwork, GuestStats, Health, HealthCheck, HealthResult,
-    HealthStatus, ImageVolume, IncomingMachine, Interface, JailLayer, JailMode, LaunchConfig,
-    MigrationDirection, MigrationInfo, MigrationState, Neighbour, NicConfig, Password, ProcessExit,
-    RestartPolicy, Route, SandboxExit, SaveMachine, SavedMachine, SendMachine, ShareUsers, Started,
-    StdioFds, SupplementalGroups, TerminalSize,
+    GuestAgentCall, GuestContainer, GuestKind, GuestNetwork, GuestStats, Health, HealthCheck,
+    HealthResult, HealthStatus, ImageVolume, IncomingMachine, Interface, JailLayer, JailMode,
+    LaunchConfig, MigrationDirection, MigrationInfo, MigrationState, Neighbour, NicConfig,
+    Password, ProcessExit, RestartPolicy, Route, SandboxExit, SaveMachine, SavedMachine,
+    SendMachine, ShareUsers, Started, StdioFds, SupplementalGroups, TerminalSize,
 };
 pub use wire::FrameError;
 

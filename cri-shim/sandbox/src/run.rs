@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Duration;
 
+use oci_spec::runtime::Spec;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use tracing::debug;
@@ -18,7 +19,7 @@ use super::error::SandboxError;
 use super::spec::{ContainerOptions, ContainerSpec, RootAccess, container_spec};
 use super::stdio::{AttachedStreams, StreamSet, Streams};
 use super::types::{
-    CreateContainer, GuestNetwork, LaunchConfig, ProcessExit, StdioFds, SupplementalGroups,
+    CreateContainer, GuestContainer, GuestNetwork, LaunchConfig, ProcessExit, StdioFds,
     TerminalSize,
 };
 use super::{Sandbox, SandboxClient, SandboxConfig, random_id};
@@ -188,12 +189,10 @@ impl ContainerRun {
             // This machine gets no other images: any name will do.
             let digest = "0".repeat(64);
             let container = CreateContainer {
-                readonly_rootfs: self.options.root == RootAccess::ReadOnly,
-                user,
+                config: guest_container(spec, user, &self.options),
                 tty: self.options.terminal.is_some(),
                 stdin: stdio.stdin.is_some(),
-                etc_hosts: etc_hosts(NAME).into_bytes(),
-                ..CreateContainer::new(NAME, image, digest, spec)
+                ..CreateContainer::new(NAME, image, digest, Spec::default())
             };
             sandbox.create_container(container).await?;
             sandbox.end_with(NAME).await?;
@@ -236,18 +235,10 @@ pub(super) async fn run_once(
     let work = async {
         let streams = Streams::new(StreamSet::of(&stdio), options.terminal)?;
         let container = AgentContainer {
-            id: NAME.to_owned(),
+            config: guest_container(spec, user, options),
             image_serial: NAME.to_owned(),
-            readonly_rootfs: options.root == RootAccess::ReadOnly,
-            spec,
-            user,
-            supplemental_groups: SupplementalGroups::Default,
             stdio: streams.request(),
             devices: Vec::new(),
-            guest_devices: false,
-            etc_hosts: etc_hosts(NAME).into_bytes(),
-            etc_resolv_conf: Vec::new(),
-            etc_hostname: Vec::new(),
         };
         agent.create(container).await?;
         let outputs = streams.attach(agent.mux(), stdio).await?;
@@ -257,6 +248,18 @@ pub(super) async fn run_once(
         Ok::<ProcessExit, SandboxError>(exit.into())
     };
     sandbox.unless_ended(work).await
+}
+
+/// What the guest is told of the only container.
+fn guest_container(spec: Spec, user: String, options: &ContainerOptions) -> GuestContainer {
+    GuestContainer {
+        id: NAME.to_owned(),
+        readonly_rootfs: options.root == RootAccess::ReadOnly,
+        spec,
+        user,
+        etc_hosts: etc_hosts(NAME).into_bytes(),
+        ..GuestContainer::default()
+    }
 }
 
 /// Drops stderr for a terminal, which has only one output.

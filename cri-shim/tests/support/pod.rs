@@ -95,26 +95,13 @@ impl Pod {
             env: vec!["PATH=/bin".to_owned()],
             ..ContainerOptions::default()
         };
-        CreateContainer {
-            id: id.to_owned(),
-            image: image.open_rootfs().unwrap().into(),
-            image_digest: image.id().to_string(),
-            volumes: Vec::new(),
-            readonly_rootfs: false,
-            spec: container_spec(id, "pod", None, &options).unwrap().spec,
-            user: String::new(),
-            supplemental_groups: SupplementalGroups::Default,
-            log: Some(self.open_log(id)),
-            tty: false,
-            stdin: false,
-            stdin_once: false,
-            restart: podvisor_cri::sandbox::RestartPolicy::Never,
-            devices: Vec::new(),
-            guest_devices: false,
-            etc_hosts: Vec::new(),
-            etc_resolv_conf: Vec::new(),
-            etc_hostname: b"pod\n".to_vec(),
-        }
+        let spec = container_spec(id, "pod", None, &options).unwrap().spec;
+        let rootfs = image.open_rootfs().unwrap();
+        let mut container = CreateContainer::new(id, rootfs, image.id().to_string(), spec);
+        container.config.etc_hostname = b"pod\n".to_vec();
+        container.stdin_once = false;
+        container.log = Some(self.open_log(id));
+        container
     }
 
     pub(crate) fn open_log(&self, id: &str) -> OwnedFd {

@@ -1,5 +1,6 @@
 //! `cargo xtask cluster --try`: a cluster of one node in the test host, with podvisor as the
-//! kubelet's runtime and KubeVirt's API over it. `try.sh` is what happens there.
+//! kubelet's runtime and KubeVirt's API over it; `--migrate`: of two nodes, between which a VM
+//! moves. `common.sh` makes the cluster, `try.sh` and `migrate.sh` are what happens there.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -18,8 +19,27 @@ const LIMIT: Duration = Duration::from_secs(2400);
 /// Objects that would make pods of the components, which run beside the cluster's programs here.
 const LEFT_OUT: [&str; 2] = ["Deployment", "PodDisruptionBudget"];
 
+/// What is done with a cluster.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Attempt {
+    /// A VirtualMachine lives on one node.
+    Life,
+    /// A VM moves between two nodes.
+    Migration,
+}
+
+impl Attempt {
+    /// The numbers of its nodes, and what happens there.
+    fn script(self) -> (&'static str, &'static str) {
+        match self {
+            Self::Life => ("1", include_str!("try.sh")),
+            Self::Migration => ("1 2", include_str!("migrate.sh")),
+        }
+    }
+}
+
 /// Builds what is missing, and runs it; `bin` has Kubernetes' programs.
-pub(super) fn run(bin: &Path) -> Result<ExitCode> {
+pub(super) fn run(bin: &Path, attempt: Attempt) -> Result<ExitCode> {
     setup::ensure(&[setup::CLUSTER])?;
     guest::ensure()?;
     guest::ensure_loader()?;
@@ -31,7 +51,8 @@ pub(super) fn run(bin: &Path) -> Result<ExitCode> {
     let install = directory.join("install.json");
     fs::write(&install, manifests(&cluster)?)?;
     let script = directory.join("try.sh");
-    let mut text = String::new();
+    let (numbers, rest) = attempt.script();
+    let mut text = format!("#!/bin/sh\nNUMBERS={}\n", quote(numbers));
     for (name, path) in [
         ("BIN", bin),
         ("PODVISOR", &podvisor),
@@ -42,7 +63,8 @@ pub(super) fn run(bin: &Path) -> Result<ExitCode> {
         let value = quote(&path.display().to_string());
         text += &format!("export {name}={value}\n");
     }
-    text += include_str!("try.sh");
+    text += include_str!("common.sh");
+    text += rest;
     fs::write(&script, text).with_context(|| format!("{} cannot be written", script.display()))?;
     let status = host::run_request(Request {
         command: vec!["sh".to_owned(), script.display().to_string()],

@@ -7,7 +7,8 @@ use podvisor_cluster_types::vmi::{VmiSpec, Volume};
 
 use super::pod::Claim;
 
-/// Annotation by which a user accepts that a card bridged to the pod network changes its address.
+/// Annotation by which a user accepts that a guest whose card is bridged to the pod network is off
+/// the network after a migration.
 const BRIDGE_ANNOTATION: &str = "kubevirt.io/allow-pod-bridge-network-live-migration";
 
 /// How an instance's disks move.
@@ -69,7 +70,8 @@ pub fn migratable(
             "InterfaceNotLiveMigratable",
             format!(
                 "cannot migrate VMI which does not use masquerade to connect to the pod network: \
-                 its address changes, which the annotation {BRIDGE_ANNOTATION} accepts"
+                 its guest would keep the address of the pod that it leaves, and be off the \
+                 network until it is reset, which the annotation {BRIDGE_ANNOTATION} accepts"
             ),
         ));
     }

@@ -2,13 +2,13 @@
 
 use std::collections::BTreeMap;
 
-use oci_spec::runtime::{Process, Spec};
+use oci_spec::runtime::Process;
 use podvisor_agent_protocol::{ExitStatus, api};
 
 use crate::psi::{Psi, PsiData, PsiStats};
 use crate::types::{
-    ContainerStats, GuestNetwork, GuestStats, Interface, Neighbour, ProcessExit, Route,
-    SupplementalGroups,
+    ContainerStats, GuestContainer, GuestNetwork, GuestStats, Interface, Neighbour, ProcessExit,
+    Route, SupplementalGroups,
 };
 
 /// The configuration of a guest.
@@ -46,30 +46,14 @@ impl Share {
 /// A container in the form of a request to the agent.
 #[derive(Debug)]
 pub struct AgentContainer {
-    /// Its id.
-    pub id: String,
+    /// What goes to the guest as it is.
+    pub config: GuestContainer,
     /// The serial number of the disk that its image is on.
     pub image_serial: String,
-    /// Writes to the root filesystem are refused.
-    pub readonly_rootfs: bool,
-    /// The specification.
-    pub spec: Spec,
-    /// `user[:group]`; empty: as the specification says.
-    pub user: String,
-    /// Which of the image's groups the process gets in addition.
-    pub supplemental_groups: SupplementalGroups,
     /// Its streams; see [`Streams::request`](crate::Streams::request).
     pub stdio: api::Stdio,
     /// Devices in addition to those that every container has.
     pub devices: Vec<api::Device>,
-    /// It has the guest's own devices.
-    pub guest_devices: bool,
-    /// `/etc/hosts`; empty: the image's.
-    pub etc_hosts: Vec<u8>,
-    /// `/etc/resolv.conf`; empty: the image's.
-    pub etc_resolv_conf: Vec<u8>,
-    /// `/etc/hostname`; empty: the image's.
-    pub etc_hostname: Vec<u8>,
 }
 
 /// An additional process in the form of a request to the agent.

@@ -161,19 +161,20 @@ impl Agent {
         &self,
         container: AgentContainer,
     ) -> Result<(u32, ContainerUser), LinkError> {
+        let config = container.config;
         let request = api::CreateContainerRequest {
-            container_id: container.id,
+            container_id: config.id,
             image_serial: container.image_serial,
-            readonly_rootfs: container.readonly_rootfs,
-            spec_json: serde_json::to_vec(&container.spec).map_err(LinkError::Json)?,
-            user: container.user,
-            supplemental_groups: groups(container.supplemental_groups).into(),
+            readonly_rootfs: config.readonly_rootfs,
+            spec_json: serde_json::to_vec(&config.spec).map_err(LinkError::Json)?,
+            user: config.user,
+            supplemental_groups: groups(config.supplemental_groups).into(),
             stdio: Some(container.stdio).into(),
             devices: container.devices,
-            guest_devices: container.guest_devices,
-            etc_hosts: container.etc_hosts,
-            etc_resolv_conf: container.etc_resolv_conf,
-            etc_hostname: container.etc_hostname,
+            guest_devices: config.guest_devices,
+            etc_hosts: config.etc_hosts,
+            etc_resolv_conf: config.etc_resolv_conf,
+            etc_hostname: config.etc_hostname,
             ..Default::default()
         };
         let call = self.client.create_container(deadline(), &request);

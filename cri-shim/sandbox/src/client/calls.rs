@@ -59,23 +59,15 @@ impl SandboxClient {
             })
             .unzip();
         let header = CreateHeader {
-            id: container.id,
+            config: container.config,
             image_digest: container.image_digest,
             volumes,
-            readonly_rootfs: container.readonly_rootfs,
-            spec: container.spec,
-            user: container.user,
-            supplemental_groups: container.supplemental_groups,
             has_log: container.log.is_some(),
             tty: container.tty,
             stdin: container.stdin,
             stdin_once: container.stdin_once,
             restart: container.restart,
             devices,
-            guest_devices: container.guest_devices,
-            etc_hosts: container.etc_hosts,
-            etc_resolv_conf: container.etc_resolv_conf,
-            etc_hostname: container.etc_hostname,
         };
         let fds = [container.image].into_iter().chain(images);
         let fds = fds.chain(container.log);

@@ -102,7 +102,7 @@ impl Containers {
         header: CreateHeader,
         files: CreateFiles,
     ) -> Result<ContainerUser, Error> {
-        let id = header.id.clone();
+        let id = header.config.id.clone();
         validate_id(&id).map_err(|error| {
             SandboxError::refused(RefusalKind::InvalidArgument, error.to_string())
         })?;
@@ -150,10 +150,11 @@ impl Containers {
         files: CreateFiles,
     ) -> Result<(Container, ContainerUser), Error> {
         let CreateFiles { images, log, disks } = files;
+        let id = header.config.id.clone();
         for (digest, image) in images {
-            self.place(&header.id, &digest, image).await?;
+            self.place(&id, &digest, image).await?;
         }
-        let devices = self.plug(&header.id, &header.devices, disks).await?;
+        let devices = self.plug(&id, &header.devices, disks).await?;
         let image_serial = serial(&header.image_digest)?;
         let set = StreamSet {
             stdin: header.stdin,
@@ -164,25 +165,17 @@ impl Containers {
         let streams = processes.streams()?;
         let agent = self.sandbox.agent();
         let container = AgentContainer {
-            id: header.id.clone(),
+            config: header.config,
             image_serial,
-            readonly_rootfs: header.readonly_rootfs,
-            spec: header.spec,
-            user: header.user,
-            supplemental_groups: header.supplemental_groups,
             stdio: streams.request(),
             devices,
-            guest_devices: header.guest_devices,
-            etc_hosts: header.etc_hosts,
-            etc_resolv_conf: header.etc_resolv_conf,
-            etc_hostname: header.etc_hostname,
         };
         let (pid, user) = agent.create(container).await?;
         let streams = streams.connect(agent.mux()).await?;
         let is_lasting = header.restart != RestartPolicy::Never;
         let streams = ContainerStreams::start(streams, log, header.stdin_once, is_lasting)?;
         let events = self.events.clone();
-        let container = Container::new(header.id, pid, streams, processes, events);
+        let container = Container::new(id, pid, streams, processes, events);
         Ok((container, user))
     }
 

@@ -7,17 +7,11 @@ use serde::{Deserialize, Serialize};
 
 use super::process::SupplementalGroups;
 
-/// A container to be created.
-#[derive(Debug)]
-pub struct CreateContainer {
+/// What the guest's agent makes a container from. It goes through the pod's process as it is.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub struct GuestContainer {
     /// Names the container: `[A-Za-z0-9][A-Za-z0-9_.-]{0,127}`.
     pub id: String,
-    /// The image as an EROFS file, open for reading. Its lock is kept while the image is used.
-    pub image: OwnedFd,
-    /// The image's digest, `sha256:HEX` or `HEX`: containers of one digest share a disk.
-    pub image_digest: String,
-    /// Images that the specification mounts, each with its `image_source` as the mount's source.
-    pub volumes: Vec<ImageVolume>,
     /// Writes to the root filesystem are refused.
     pub readonly_rootfs: bool,
     /// The OCI runtime specification, at most 3 MiB as JSON. The agent fills in `root.path`, and
@@ -26,7 +20,30 @@ pub struct CreateContainer {
     /// `user[:group]` as names or numbers of the image; empty: as the specification says.
     pub user: String,
     /// Which of the image's groups the process gets in addition.
+    #[serde(default)]
     pub supplemental_groups: SupplementalGroups,
+    /// It has the guest's own devices, whose use its specification allows.
+    #[serde(default)]
+    pub guest_devices: bool,
+    /// Contents of the container's `/etc/hosts`; empty: the image's.
+    pub etc_hosts: Vec<u8>,
+    /// Contents of the container's `/etc/resolv.conf`; empty: the image's.
+    pub etc_resolv_conf: Vec<u8>,
+    /// Contents of the container's `/etc/hostname`; empty: the image's.
+    pub etc_hostname: Vec<u8>,
+}
+
+/// A container to be created.
+#[derive(Debug)]
+pub struct CreateContainer {
+    /// What the guest is told.
+    pub config: GuestContainer,
+    /// The image as an EROFS file, open for reading. Its lock is kept while the image is used.
+    pub image: OwnedFd,
+    /// The image's digest, `sha256:HEX` or `HEX`: containers of one digest share a disk.
+    pub image_digest: String,
+    /// Images that the specification mounts, each with its `image_source` as the mount's source.
+    pub volumes: Vec<ImageVolume>,
     /// The file for the output, in the format of CRI's logs; opened for appending.
     pub log: Option<OwnedFd>,
     /// The process has a terminal.
@@ -39,14 +56,6 @@ pub struct CreateContainer {
     pub restart: RestartPolicy,
     /// Devices in addition to those that every container has.
     pub devices: Vec<ContainerDevice>,
-    /// It has the guest's own devices, whose use its specification allows.
-    pub guest_devices: bool,
-    /// Contents of the container's `/etc/hosts`; empty: the image's.
-    pub etc_hosts: Vec<u8>,
-    /// Contents of the container's `/etc/resolv.conf`; empty: the image's.
-    pub etc_resolv_conf: Vec<u8>,
-    /// Contents of the container's `/etc/hostname`; empty: the image's.
-    pub etc_hostname: Vec<u8>,
 }
 
 impl CreateContainer {
@@ -60,24 +69,20 @@ impl CreateContainer {
         spec: Spec,
     ) -> Self {
         Self {
-            id: id.into(),
+            config: GuestContainer {
+                id: id.into(),
+                spec,
+                ..GuestContainer::default()
+            },
             image: image.into(),
             image_digest: image_digest.into(),
             volumes: Vec::new(),
-            readonly_rootfs: false,
-            spec,
-            user: String::new(),
-            supplemental_groups: SupplementalGroups::Default,
             log: None,
             tty: false,
             stdin: false,
             stdin_once: true,
             restart: RestartPolicy::Never,
             devices: Vec::new(),
-            guest_devices: false,
-            etc_hosts: Vec::new(),
-            etc_resolv_conf: Vec::new(),
-            etc_hostname: Vec::new(),
         }
     }
 }

@@ -30,7 +30,9 @@ mod stats;
 pub use podvisor_network::guest::{GuestNetwork, Interface, Neighbour, NicConfig, Route};
 
 pub use boot::BootMachine;
-pub use create::{ContainerDevice, CreateContainer, DeviceSource, ImageVolume, RestartPolicy};
+pub use create::{
+    ContainerDevice, CreateContainer, DeviceSource, GuestContainer, ImageVolume, RestartPolicy,
+};
 pub use exit::SandboxExit;
 pub use guest_agent::{GuestAgentAnswer, GuestAgentCall, Password};
 pub use health::{Health, HealthCheck, HealthResult, HealthStatus};

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use oci_spec::runtime::{LinuxResources, Process, Spec};
+use oci_spec::runtime::{LinuxResources, Process};
 use serde::{Deserialize, Serialize};
 
 use super::boot::BootHeader;
@@ -11,8 +11,8 @@ use crate::error::RefusalKind;
 use crate::machine::{KernelPanic, NicKind, UserRange};
 use crate::types::{
     AfterSave, ContainerInfo, ContainerStats, ContainerUser, GuestAgentAnswer, GuestAgentCall,
-    GuestKind, HealthCheck, JailLayer, JailMode, MigrationInfo, ProcessExit, RestartPolicy,
-    SandboxExit, SendMachine, ShareUsers, Started, SupplementalGroups, TerminalSize,
+    GuestContainer, GuestKind, HealthCheck, JailLayer, JailMode, MigrationInfo, ProcessExit,
+    RestartPolicy, SandboxExit, SendMachine, ShareUsers, Started, SupplementalGroups, TerminalSize,
 };
 
 /// Version of the control protocol.
@@ -309,16 +309,12 @@ impl Call {
 /// A container to be created.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct CreateHeader {
-    pub(crate) id: String,
+    #[serde(flatten)]
+    pub(crate) config: GuestContainer,
     pub(crate) image_digest: String,
     /// Digests of the images of volumes.
     #[serde(default)]
     pub(crate) volumes: Vec<String>,
-    pub(crate) readonly_rootfs: bool,
-    pub(crate) spec: Spec,
-    pub(crate) user: String,
-    #[serde(default)]
-    pub(crate) supplemental_groups: SupplementalGroups,
     pub(crate) has_log: bool,
     pub(crate) tty: bool,
     pub(crate) stdin: bool,
@@ -327,11 +323,6 @@ pub(crate) struct CreateHeader {
     pub(crate) restart: RestartPolicy,
     #[serde(default)]
     pub(crate) devices: Vec<DeviceHeader>,
-    #[serde(default)]
-    pub(crate) guest_devices: bool,
-    pub(crate) etc_hosts: Vec<u8>,
-    pub(crate) etc_resolv_conf: Vec<u8>,
-    pub(crate) etc_hostname: Vec<u8>,
 }
 
 /// A device of a container.
@@ -551,5 +542,34 @@ mod tests {
         for name in names {
             assert!(docs.contains(&format!("`{name}`")), "{name}");
         }
+    }
+
+    #[test]
+    fn a_container_keeps_its_place_in_the_message() {
+        let container = GuestContainer {
+            id: "c".to_owned(),
+            user: "7:8".to_owned(),
+            etc_hostname: b"h".to_vec(),
+            ..GuestContainer::default()
+        };
+        let header = CreateHeader {
+            config: container,
+            image_digest: "0".to_owned(),
+            volumes: Vec::new(),
+            has_log: false,
+            tty: true,
+            stdin: false,
+            stdin_once: false,
+            restart: RestartPolicy::Never,
+            devices: Vec::new(),
+        };
+        let json = serde_json::to_value(header).unwrap();
+        // Daemons and sandboxes of other versions find the fields side by side.
+        assert_eq!((&json["id"], &json["tty"]), (&"c".into(), &true.into()));
+        let read: CreateHeader = serde_json::from_value(json).unwrap();
+        assert_eq!(
+            (&*read.config.user, &*read.config.etc_hostname),
+            ("7:8", &b"h"[..])
+        );
     }
 }

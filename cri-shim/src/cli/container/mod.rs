@@ -1,15 +1,16 @@
 //! Containers without a daemon: each is a sandbox with its own process, `podvisor sandbox`, which
 //! any command finds by its directory in the state.
 //!
-//! `record` is the stored description of a container, `claim` the lock on changing it, `state` its
-//! current state, `volumes`, `network`, `passt` and `ports` its resources on the host, `clear` the
-//! removal of all that, `filter` flags of several commands; the other files are commands. Every
-//! command first cleans up after commands that were killed.
+//! `record` is the stored description of a container, `containers` all of a root, `claim` the lock
+//! on changing it, `state` its current state, `volumes`, `network`, `passt` and `ports` its
+//! resources on the host, `clear` the removal of all that, `filter` flags of several commands; the
+//! other files are commands. Every command first cleans up after commands that were killed.
 
 pub(super) mod attach;
 pub(super) mod claim;
 pub(super) mod clear;
 pub(super) mod console;
+mod containers;
 pub(super) mod copy;
 pub(super) mod debug;
 pub(super) mod events;
@@ -36,10 +37,11 @@ mod tar_rename;
 pub(super) mod volumes;
 
 pub(super) use clear::{Sweep, sweep};
+pub(super) use containers::{Containers, Kept};
 pub(super) use network::{Attached, NetworkArgs, NetworkMode};
 #[cfg(test)]
 pub(super) use record::sample as sample_record;
-pub(super) use record::{Containers, Entry, Kept, Record, VmRecord};
+pub(super) use record::{Entry, Record, VmRecord};
 pub(super) use restart::RestartArg;
 pub(super) use state::State;
 pub(super) use volumes::{Volume, parse as parse_volume};

@@ -22,8 +22,9 @@ use crate::cli::io_limits;
 use crate::cli::terminal;
 use crate::machine::Transport;
 use crate::sandbox::{
-    CreateContainer, DEFAULT_CGROUP_PARENT, GuestKind, IoLimit, JailMode, LaunchConfig, Launching,
-    SandboxClient, ShareUsers, SupplementalGroups, container_spec, random_id,
+    CreateContainer, DEFAULT_CGROUP_PARENT, GuestContainer, GuestKind, IoLimit, JailMode,
+    LaunchConfig, Launching, SandboxClient, ShareUsers, SupplementalGroups, container_spec,
+    random_id,
 };
 
 const SIGTERM: u8 = 15;
@@ -287,14 +288,20 @@ pub(super) async fn launch(
     let rootfs = image.open_rootfs()?;
     let pin = ImagePin(rootfs.try_clone().context("cannot keep the image open")?);
     let container = CreateContainer {
-        id: record.id.clone(),
+        config: GuestContainer {
+            id: record.id.clone(),
+            readonly_rootfs: args.rights.read_only,
+            spec: spec(args, image, record)?,
+            user: record.user.clone(),
+            supplemental_groups: SupplementalGroups::Default,
+            guest_devices: args.rights.privileged,
+            etc_hosts: attached.etc_hosts,
+            etc_resolv_conf: attached.etc_resolv_conf,
+            etc_hostname: format!("{}\n", record.hostname).into_bytes(),
+        },
         image: rootfs.into(),
         image_digest: image.id().to_string(),
         volumes: Vec::new(),
-        readonly_rootfs: args.rights.read_only,
-        spec: spec(args, image, record)?,
-        user: record.user.clone(),
-        supplemental_groups: SupplementalGroups::Default,
         log: Some(entry.open_log()?.into()),
         tty: args.tty,
         stdin: args.interactive,
@@ -302,10 +309,6 @@ pub(super) async fn launch(
         stdin_once: !args.detach && !args.tty,
         restart: record.restart.policy(),
         devices: Vec::new(),
-        guest_devices: args.rights.privileged,
-        etc_hosts: attached.etc_hosts,
-        etc_resolv_conf: attached.etc_resolv_conf,
-        etc_hostname: format!("{}\n", record.hostname).into_bytes(),
     };
     client.create_container(container).await?;
     if let Some(max_bytes) = args.log_max_size {

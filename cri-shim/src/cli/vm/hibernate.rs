@@ -1,10 +1,10 @@
 //! `vm hibernate`: a VM's memory goes to its directory, and its process ends. `vm start` continues
 //! there.
 
-use anyhow::{Context as _, ensure};
+use anyhow::ensure;
 
 use super::run::claimed;
-use super::saved::SavedFiles;
+use super::saved::{SavedFiles, not_saved};
 use crate::cli::Globals;
 use crate::cli::container::events::{self, event};
 use crate::cli::container::lifecycle::{NamesArgs, each_name};
@@ -40,10 +40,7 @@ async fn hibernate(client: &SandboxClient, entry: &Entry) -> anyhow::Result<()> 
     let saved = client.save_machine(&record.id, save).await;
     if let Err(error) = saved {
         discard(&files, &error);
-        return Err(error).context(format!(
-            "VM {} does not hibernate, and goes on",
-            record.name
-        ));
+        return Err(not_saved(error.into(), &record.name, "does not hibernate"));
     }
     client.ended().await;
     events::note(&entry.dir, &event(record, EventAction::Stop));

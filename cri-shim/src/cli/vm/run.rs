@@ -14,7 +14,6 @@ use super::args::RunArgs;
 use super::boot::{Beginning, Loader, boot};
 use super::saved::SavedFiles;
 use super::{console, disk, image, keys, seed};
-use crate::cli::Globals;
 use crate::cli::container::claim::Claim;
 use crate::cli::container::events::{self, event};
 use crate::cli::container::lifecycle::{NamesArgs, each_name};
@@ -27,6 +26,7 @@ use crate::cli::guest::check_memory;
 use crate::cli::pull::Pulled;
 use crate::cli::run::{now, parse_hostname};
 use crate::cli::signals::{Signals, exit_code_of};
+use crate::cli::{Globals, notice};
 use crate::sandbox::{ContinueAs, EventAction, SandboxClient, random_id};
 
 /// The signal that stops a VM: any does, by its power button.
@@ -44,6 +44,9 @@ pub(super) fn run(globals: &Globals, args: &RunArgs) -> anyhow::Result<u8> {
     let containers = globals.containers()?;
     // Errors that do not depend on the image are reported before it is fetched.
     containers.check(args.name.as_deref())?;
+    if let Some(name) = &args.name {
+        containers.check_is_free(name)?;
+    }
     let loader = Loader::find()?;
     let meminfo = fs::read_to_string("/proc/meminfo").unwrap_or_default();
     check_memory(args.memory, &meminfo)?;
@@ -82,6 +85,8 @@ pub(super) fn run(globals: &Globals, args: &RunArgs) -> anyhow::Result<u8> {
             Ok(Ok(client)) => client,
             Ok(Err(signal)) => {
                 discard(&entry).await;
+                let name = &entry.record.name;
+                notice(&format!("cancelled: nothing of VM {name} is left"));
                 return Ok(exit_code_of(signal));
             }
             Err(error) => {

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Context as _;
 
 use crate::machine::Snapshot;
-use crate::sandbox::{ContinueAs, SavedMachine};
+use crate::sandbox::{ContinueAs, SandboxError, SavedMachine};
 
 const STATE: &str = "state";
 const MEMORY: &str = "memory";
@@ -114,6 +114,16 @@ pub(super) fn sync(dir: &Path) -> io::Result<()> {
         Some(parent) => File::open(parent)?.sync_all(),
         None => Ok(()),
     }
+}
+
+/// Says of a VM that was not saved what became of it: the reason may be its end.
+pub(super) fn not_saved(error: anyhow::Error, name: &str, what: &str) -> anyhow::Error {
+    let of_sandbox = error.downcast_ref::<SandboxError>();
+    let has_ended = of_sandbox.is_some_and(SandboxError::is_gone);
+    error.context(match has_ended {
+        true => format!("VM {name} has ended, and {what}"),
+        false => format!("VM {name} {what}, and goes on"),
+    })
 }
 
 #[cfg(test)]

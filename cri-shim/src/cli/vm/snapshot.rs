@@ -17,7 +17,7 @@ use serde::Serialize;
 use super::boot::{Beginning, Loader, boot};
 use super::hibernate::check_network;
 use super::run::{claimed, is_off};
-use super::saved::{SavedFiles, sync};
+use super::saved::{SavedFiles, not_saved, sync};
 use super::{disk, hibernate};
 use crate::cli::container::lifecycle::each_name;
 use crate::cli::container::{Containers, Entry, NetworkArgs, Record, clear, state, sweep};
@@ -165,7 +165,7 @@ impl VmSnapshot {
                 dir,
                 name: name.unwrap_or_default().to_owned(),
             }),
-            Err(error) => Err(error.context(format!("VM {} goes on", entry.record.name))),
+            Err(error) => Err(not_saved(error, &entry.record.name, "has no new snapshot")),
         }
     }
 

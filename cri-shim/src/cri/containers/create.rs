@@ -21,8 +21,8 @@ use crate::cri::spec::{self, ContainerSpec, SpecRequest, Volume, VolumeSource};
 use crate::cri::state::{ContainerPhase, ContainerRecord, MountedImage, PodPhase, PodRecord};
 use crate::cri::{cdi, devices, memory_volumes, resolver, volumes};
 use crate::sandbox::{
-    CreateContainer, ImageVolume, RefusalKind, RestartPolicy, SandboxClient, SandboxError,
-    SharedDirectory, random_id,
+    CreateContainer, GuestContainer, ImageVolume, RefusalKind, RestartPolicy, SandboxClient,
+    SandboxError, SharedDirectory, random_id,
 };
 use crate::signal;
 
@@ -262,14 +262,23 @@ impl Node {
         let hostname = resolver::hostname(&pod.config)?;
         let is_privileged = is_privileged(config);
         Ok(CreateContainer {
-            id: record.id.clone(),
+            config: GuestContainer {
+                id: record.id.clone(),
+                readonly_rootfs: spec.readonly_rootfs,
+                spec: spec.spec,
+                user: spec.user,
+                supplemental_groups: spec.groups,
+                guest_devices: is_privileged,
+                etc_hosts: cni::resolver::hosts(&hostname, &pod.addresses),
+                etc_resolv_conf: resolver::resolv_conf(
+                    pod.config.dns_config.as_ref(),
+                    &self.cni.dns(&pod.id)?,
+                )?,
+                etc_hostname: format!("{hostname}\n").into_bytes(),
+            },
             image: images.rootfs.into(),
             image_digest: record.image.clone(),
             volumes: images.volumes,
-            readonly_rootfs: spec.readonly_rootfs,
-            spec: spec.spec,
-            user: spec.user,
-            supplemental_groups: spec.groups,
             // It is passed when the container is started.
             log: None,
             tty: config.tty,
@@ -278,13 +287,6 @@ impl Node {
             stdin_once: config.stdin && config.stdin_once && !config.tty,
             restart: RestartPolicy::Never,
             devices: in_place(|| devices::open(&config.devices, is_privileged))?,
-            guest_devices: is_privileged,
-            etc_hosts: cni::resolver::hosts(&hostname, &pod.addresses),
-            etc_resolv_conf: resolver::resolv_conf(
-                pod.config.dns_config.as_ref(),
-                &self.cni.dns(&pod.id)?,
-            )?,
-            etc_hostname: format!("{hostname}\n").into_bytes(),
         })
     }
 

@@ -26,8 +26,9 @@ const THAW_RETRY: Duration = Duration::from_secs(2);
 const THAW_PATIENCE: Duration = Duration::from_secs(1800);
 
 /// How to get an agent.
-pub(super) const ADVICE: &str = ": install qemu-guest-agent in it and start it, or attach to its \
-                                 console, or log in over its network";
+pub(super) const ADVICE: &str = ", and no other agent answers: wait until it has booted if it has \
+                                 qemu-guest-agent, else install that and start it; or attach to \
+                                 its console, or log in over its network";
 
 /// The agent of a machine's guest.
 #[derive(Debug)]
