@@ -312,7 +312,8 @@ mod tests {
         assert_eq!(settings.default_handler, Some(DefaultHandler::Podvisor));
         let cdi_spec_dirs = settings.cdi_spec_dirs.unwrap();
         assert_eq!(cdi_spec_dirs, crate::cri::CDI_SPEC_DIRS.map(PathBuf::from));
-        assert_eq!(settings.require.as_ref().map(Vec::len), Some(3));
+        assert_eq!(settings.require.as_ref().map(Vec::len), Some(5));
+        assert_eq!(settings.map_users, Some(true));
         assert!(settings.cni.config_dir.is_some());
         let plugin_dirs = settings.cni.plugin_dirs.unwrap();
         assert_eq!(plugin_dirs, crate::cni::PLUGIN_DIRS.map(PathBuf::from));

@@ -135,7 +135,7 @@ make_node() { # NUMBER
 "ranges": [[{"subnet": "10.7.$number.0/24"}]], "routes": [{"dst": "0.0.0.0/0"}]}}]}
 END
     "$PODVISOR" --root $own/root import -q tree small
-    start podvisor-$node "$PODVISOR" --root $own/root serve --log-level info \
+    start serve-$node "$PODVISOR" --root $own/root serve --log-level info \
         --listen unix://$own/cri.sock --state $own/state --cni-conf-dir $own/net.d \
         --node-api $own/node.sock
     until_true "podvisor serves $node" 60 test -S $own/cri.sock

@@ -389,7 +389,11 @@ fn set_facts(status: &mut VmiStatus, observed: &Observed<'_>, spec: Option<&VmiS
         .map(|address| address.ip.clone())
         .collect();
     if !addresses.is_empty() {
-        set_addresses(status, interface_name(spec), addresses);
+        let name = interface_name(spec);
+        let cards = spec.map(|spec| &spec.domain.devices.interfaces);
+        let card = cards.and_then(|cards| cards.iter().find(|card| card.name == name));
+        let is_masqueraded = card.is_some_and(|card| card.masquerade.is_some());
+        set_addresses(status, name, addresses, is_masqueraded);
     }
 }
 
@@ -446,7 +450,12 @@ fn interface_name(spec: Option<&VmiSpec>) -> String {
     network.map_or_else(|| "default".to_owned(), |network| network.name.clone())
 }
 
-fn set_addresses(status: &mut VmiStatus, name: String, addresses: Vec<String>) {
+fn set_addresses(
+    status: &mut VmiStatus,
+    name: String,
+    addresses: Vec<String>,
+    is_masqueraded: bool,
+) {
     let interface = match status
         .interfaces
         .iter_mut()
@@ -462,12 +471,14 @@ fn set_addresses(status: &mut VmiStatus, name: String, addresses: Vec<String>) {
             &mut status.interfaces[last]
         }
     };
-    // What the guest's agent says is closer to the truth than the pod: its node reports it.
+    // What the guest's agent says is closer to the truth than the pod: its node reports it, but
+    // for a card whose addresses nobody reaches.
     let source = interface.rest.get("infoSource");
     let source = source
         .and_then(serde_json::Value::as_str)
         .unwrap_or_default();
-    if source.contains("guest-agent") && !interface.ip_addresses.is_empty() {
+    let is_reported = source.contains("guest-agent") && !interface.ip_addresses.is_empty();
+    if is_reported && !is_masqueraded {
         return;
     }
     interface.ip_address = addresses.first().cloned().unwrap_or_default();

@@ -327,6 +327,29 @@ fn where_it_runs_and_how_it_is_reached_is_written() {
 }
 
 #[test]
+fn a_masqueraded_guest_is_reached_at_its_pod_though_its_agent_answers() {
+    let mut status = state(json!({"running": {}}));
+    status["podIPs"] = json!([{"ip": "10.0.0.2"}]);
+    let pod = pod(status);
+    for (card, address) in [("masquerade", "10.0.0.2"), ("bridge", "10.0.0.1")] {
+        let mut moved = vmi(Phase::Running);
+        moved.spec["domain"]["devices"] = json!({"interfaces": [{"name": "default", card: {}}]});
+        moved.spec["networks"] = json!([{"name": "default", "pod": {}}]);
+        // Of the pod that it has left, or the guest's own.
+        let known = json!([{
+            "name": "default",
+            "ipAddress": "10.0.0.1",
+            "ipAddresses": ["10.0.0.1"],
+            "infoSource": "domain, guest-agent",
+        }]);
+        moved.status.interfaces = serde_json::from_value(known).unwrap();
+        let interface = &run(&moved, Some(&pod)).status.interfaces[0];
+        assert_eq!(interface.ip_address, address, "{card}");
+        assert_eq!(interface.ip_addresses, [address], "{card}");
+    }
+}
+
+#[test]
 fn what_the_machine_has_is_written_once() {
     let mut new = vmi(Phase::Unset);
     new.spec["domain"]["cpu"] = json!({"cores": 2});

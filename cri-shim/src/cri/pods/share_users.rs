@@ -67,8 +67,10 @@ impl Node {
             return Some("the setting map_users is false");
         }
         let tried = self.host_users.tried.get_or_init(|| {
-            let places = [Path::new("/"), Path::new(KUBELET), &self.config.root];
-            let refused = places.into_iter().filter(|place| place.exists());
+            // Secrets are on a tmpfs, as `/run` is: mapped only since Linux 6.3.
+            let places = ["/", KUBELET, "/run"].map(Path::new);
+            let places = places.into_iter().chain([self.config.root.as_path()]);
+            let refused = places.filter(|place| place.exists());
             let mut refused = refused.filter_map(|place| {
                 let error = jail::try_mapped_users(place).err()?;
                 Some(format!(
