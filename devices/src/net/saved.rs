@@ -52,9 +52,14 @@ impl DriverState {
     /// Parses the state of a device with this number of queue pairs; it is not trusted.
     pub(super) fn restore(saved: &SavedDevice, pairs: u16) -> Result<Self, RestoreError> {
         let invalid = |what| RestoreError::Invalid { what };
-        let fields = split(saved.of_version(VERSION)?);
-        let (mac, offloads, active, bits, filter) =
-            fields.ok_or_else(|| invalid("a network card's state has another length"))?;
+        let fields = Fields::split(saved.of_version(VERSION)?);
+        let Fields {
+            mac,
+            offloads,
+            active,
+            bits,
+            filter,
+        } = fields.ok_or_else(|| invalid("a network card's state has another length"))?;
         let rx_mode = match (bits & FILTERED != 0, filter) {
             (false, []) => Some(RxMode::default()),
             (false, _) => None,
@@ -86,14 +91,29 @@ impl DriverState {
     }
 }
 
-/// Returns the fields, and what is behind them.
-fn split(bytes: &[u8]) -> Option<([u8; 6], u64, u16, u8, &[u8])> {
-    let (mac, rest) = bytes.split_first_chunk()?;
-    let (offloads, rest) = rest.split_first_chunk()?;
-    let (active, rest) = rest.split_first_chunk()?;
-    let (bits, rest) = rest.split_first()?;
-    let offloads = u64::from_le_bytes(*offloads);
-    Some((*mac, offloads, u16::from_le_bytes(*active), *bits, rest))
+/// The fields as they are stored; what follows is the filter.
+struct Fields<'a> {
+    mac: [u8; 6],
+    offloads: u64,
+    active: u16,
+    bits: u8,
+    filter: &'a [u8],
+}
+
+impl<'a> Fields<'a> {
+    fn split(bytes: &'a [u8]) -> Option<Self> {
+        let (mac, rest) = bytes.split_first_chunk()?;
+        let (offloads, rest) = rest.split_first_chunk()?;
+        let (active, rest) = rest.split_first_chunk()?;
+        let (bits, filter) = rest.split_first()?;
+        Some(Self {
+            mac: *mac,
+            offloads: u64::from_le_bytes(*offloads),
+            active: u16::from_le_bytes(*active),
+            bits: *bits,
+            filter,
+        })
+    }
 }
 
 #[cfg(test)]
