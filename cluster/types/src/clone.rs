@@ -63,7 +63,11 @@ impl CloneSpec {
         if let Some(target) = &self.target {
             let path = path.child("target");
             target.validate(&path, &SOURCES[..1], &mut causes);
-            if source.is_vm() && target.name == source.name && !target.name.is_empty() {
+            if source.is_vm()
+                && target.is_vm()
+                && target.name == source.name
+                && !target.name.is_empty()
+            {
                 causes.invalid(&path.child("name"), "is the source's: choose another");
             }
         }
