@@ -63,7 +63,7 @@ fn a_cpu_request_comes_from_the_limit_or_the_cluster() {
 }
 
 #[test]
-fn guest_memory_comes_from_request_limit_or_page_size() {
+fn memory_comes_from_request_limit_or_page_size() {
     let guest = "/domain/memory/guest";
     for (domain, expected) in [
         (

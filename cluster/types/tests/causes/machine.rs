@@ -66,7 +66,7 @@ fn requests_stay_within_limits() {
 }
 
 #[test]
-fn guest_memory_is_whole_huge_pages() {
+fn memory_is_whole_huge_pages() {
     let pages = "/domain/memory/hugepages/pageSize";
     accepted(&[(pages, json!("2Mi"))]);
     refused(
@@ -87,7 +87,7 @@ fn guest_memory_is_whole_huge_pages() {
 }
 
 #[test]
-fn guest_memory_is_within_the_limit_unless_it_is_updated_live() {
+fn memory_is_within_the_limit_unless_it_is_updated_live() {
     let changes = [("/domain/resources/limits/memory", json!("512Mi"))];
     refused(&changes, &["domain.memory.guest"]);
     let mut spec = right();
