@@ -6,6 +6,7 @@ mod support;
 use std::fs::{self, File};
 use std::io::{PipeWriter, Read, Write as _};
 use std::net::Shutdown;
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt as _;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -22,7 +23,7 @@ use podvisor_cri::sandbox::{
 use podvisor_vmm::Qcow2Disk;
 use podvisor_vmm::devices::blk::{read_disk, write_disk};
 use rustix::io::Errno;
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open, pidfd_send_signal};
 use support::own_os::{attach, config, info_of, kernel_that_counts, says};
 use support::pod::{Pod, eventually, launch};
 use tempfile::TempDir;
@@ -35,18 +36,30 @@ const MIGRATION: &str = "m-1";
 struct Side {
     pod: Pod,
     sandbox: SandboxClient,
+    process: OwnedFd,
     typing: PipeWriter,
+}
+
+/// Sandboxes outlive those that launch them.
+impl Drop for Side {
+    fn drop(&mut self) {
+        let killed = pidfd_send_signal(&self.process, Signal::KILL);
+        assert!(matches!(killed, Ok(()) | Err(Errno::SRCH)), "{killed:?}");
+    }
 }
 
 impl Side {
     async fn new(boot: impl FnOnce(&Pod) -> BootMachine) -> Self {
         let pod = Pod::default();
         let sandbox = launch(config(&pod)).await.unwrap();
+        let pid = Pid::from_raw(sandbox.pid() as i32).unwrap();
+        let process = pidfd_open(pid, PidfdFlags::empty()).unwrap();
         sandbox.boot_machine(boot(&pod)).await.unwrap();
         let typing = attach(&sandbox, ID).await;
         Self {
             pod,
             sandbox,
+            process,
             typing,
         }
     }
