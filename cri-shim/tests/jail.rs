@@ -418,6 +418,8 @@ impl Shared {
 /// These take root, and a kernel that maps users on the file system of temporary files.
 #[test]
 fn a_process_with_mapped_users_has_no_rights_to_files_but_those_of_its_volumes() {
+    jail::try_mapped_users(&std::env::temp_dir())
+        .expect("TMPDIR is on a file system that maps users, such as ext4, xfs or btrfs");
     for filter in [false, true] {
         let shared = Shared::new();
         for attempt in ON_THE_HOSTS_FILES {
