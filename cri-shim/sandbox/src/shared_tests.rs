@@ -24,8 +24,7 @@ impl Rig {
 
     /// With the process in its whole jail.
     fn mapped() -> Self {
-        jail::try_mapped_users(&std::env::temp_dir())
-            .expect("TMPDIR is on a file system that maps users, such as ext4, xfs or btrfs");
+        jail::try_mapped_users(&std::env::temp_dir()).expect(jail::users::NEEDED);
         Self::of(Share::with_mapped_users, |share| {
             jail::close(Some(share), CallFilter::Absent)
                 .is_ok_and(|missing| !missing.contains(&MissingLayer::MappedUsers))

@@ -23,7 +23,7 @@ mod namespaces;
 mod paths;
 mod share;
 mod spawn;
-mod users;
+pub(crate) mod users;
 
 use std::fmt;
 use std::os::fd::AsFd as _;

@@ -77,7 +77,8 @@ impl MappedUsers {
         Ok((!is_own).then(|| Self(theirs.into())))
     }
 
-    /// Makes this process a member of the namespace, with all capabilities in it. It has one thread.
+    /// Makes this process a member of the namespace, with all capabilities in it. It has one
+    /// thread.
     pub(super) fn enter(&self) -> io::Result<()> {
         Ok(move_into_link_name_space(
             self.0.as_fd(),
@@ -148,6 +149,11 @@ fn host_pid(pidfd: &OwnedFd) -> io::Result<u32> {
         .ok_or_else(|| io::ErrorKind::InvalidData.into())
 }
 
+/// What tests of mapped users need of the directory of temporary files.
+#[cfg(test)]
+pub(crate) const NEEDED: &str =
+    "TMPDIR is on a file system that maps users, such as ext4, xfs or btrfs";
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -170,8 +176,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let top = fs::File::open(dir.path()).unwrap();
         let tree = DetachedTree::of(&top, Extent::Top, Propagation::Private).unwrap();
-        tree.map_users(&users)
-            .expect("TMPDIR is on a file system that maps users, such as ext4, xfs or btrfs");
+        tree.map_users(&users).expect(NEEDED);
         // As the host sees it.
         let owner = rustix::fs::fstat(tree.as_fd()).unwrap().st_uid;
         assert_eq!(owner, 2_000_000_123);
@@ -184,8 +189,7 @@ mod tests {
     fn a_file_system_without_mapped_users_is_told_by_a_try() {
         try_mapped_users(Path::new("/proc")).unwrap_err();
         let dir = tempfile::tempdir().unwrap();
-        try_mapped_users(dir.path())
-            .expect("TMPDIR is on a file system that maps users, such as ext4, xfs or btrfs");
+        try_mapped_users(dir.path()).expect(NEEDED);
         assert!(
             MappedUsers::of_process(std::process::id())
                 .unwrap()

@@ -130,7 +130,7 @@ pub enum MachineError {
     Grow {
         /// The disk's serial number.
         serial: String,
-        /// Why.
+        /// The operating system's answer.
         #[source]
         source: io::Error,
     },
