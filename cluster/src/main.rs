@@ -42,8 +42,8 @@ enum Command {
     },
 }
 
-/// The stack of each thread. Objects of Kubernetes have hundreds of fields, and what reads them takes
-/// more than tokio's 2 MiB where it is not optimized.
+/// The stack of each thread. Objects of Kubernetes have hundreds of fields, and what reads them
+/// takes more than tokio's 2 MiB where it is not optimized.
 const STACK: usize = 8 << 20;
 
 fn main() -> anyhow::Result<()> {

@@ -337,8 +337,8 @@ fn a_process_with_a_shared_directory_reaches_that_one_alone() {
     }
 }
 
-/// Attempts on what is the host's, by one that serves volumes: none of them is refused to the host's
-/// root.
+/// Attempts on what is the host's, by one that serves volumes: none of them is refused to the
+/// host's root.
 const ON_THE_HOSTS_FILES: [&str; 4] = [
     "volume-read-secret",
     "volume-give-secret",

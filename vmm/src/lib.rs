@@ -20,8 +20,8 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! The programs in `examples/` show more: a guest with a disk, talking to a guest over vsock, clones
-//! of a guest, a disk that is plugged in, and a disk of the program's own.
+//! The programs in `examples/` show more: a guest with a disk, talking to a guest over vsock,
+//! clones of a guest, a disk that is plugged in, and a disk of the program's own.
 //!
 //! # What a VM is
 //!

@@ -57,7 +57,8 @@ enum Command {
     Kernel(kernel::Args),
     /// Build what a guest boots from: the kernel and the agent's initramfs, in target/guest
     Guest,
-    /// Make a small system with Debian's kernel in target/small, which virtual machines boot in tests
+    /// Make a small system with Debian's kernel in target/small, which virtual machines boot in
+    /// tests
     Small,
     /// Make a Debian for clouds in target/cloud, and boot it as a virtual machine: many minutes
     Cloud(images::cloud::Args),

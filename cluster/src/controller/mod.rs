@@ -4,8 +4,9 @@
 //! Each is two parts: a pure function from what was observed to what has to be done (`decide` in
 //! each room), and the driver that does it. They are
 //! level-triggered: a controller that was killed anywhere continues from the objects alone. Of
-//! several replicas one acts ([`leader`]); even two that act at the same time do nothing twice, because names are given,
-//! deletions name the unique id and writes the version that they are based on.
+//! several replicas one acts ([`leader`]); even two that act at the same time do nothing twice,
+//! because names are given, deletions name the unique id and writes the version that they are based
+//! on.
 
 pub mod clone;
 mod context;

@@ -1,8 +1,8 @@
 //! A guest of a few instructions, which KVM runs even where it runs no Linux.
 //!
 //! It writes 16 MiB of its memory, then counts without end: each count goes to one of 256 pages in
-//! turn. Asked on its serial port, it looks whether all of that is as it has written it, and answers
-//! with the next letter of the alphabet, or with `!`.
+//! turn. Asked on its serial port, it looks whether all of that is as it has written it, and
+//! answers with the next letter of the alphabet, or with `!`.
 
 use std::fs;
 use std::path::Path;

@@ -1,5 +1,5 @@
-//! A node as it is: `podvisor serve` and `podvisor-cluster node`, processes that can be killed. Of a
-//! kubelet, the part that asks the one for what the API server has is played.
+//! A node as it is: `podvisor serve` and `podvisor-cluster node`, processes that can be killed. Of
+//! a kubelet, the part that asks the one for what the API server has is played.
 //!
 //! Guests are a few instructions, so that no host with a sound KVM is needed. Each node's daemon
 //! has a network namespace of its own.

@@ -10,8 +10,8 @@
 //! * [`Sandbox`] is the machine and its agent in this process, for a program in the foreground. It
 //!   ends when it is dropped.
 //!
-//! Below both is [`machine`]: one virtual machine and what is plugged into it. It knows no containers
-//! and no agent.
+//! Below both is [`machine`]: one virtual machine and what is plugged into it. It knows no
+//! containers and no agent.
 //!
 //! Nothing here depends on the command line, CRI, the source of images, or KVM.
 

@@ -170,8 +170,8 @@ fn device_group(tried: io::Result<()>) -> Option<Row> {
     })
 }
 
-/// Returns what the jail of machines with volumes lacks where users cannot be mapped, by what came of
-/// a try with the root directory; `None` if they can.
+/// Returns what the jail of machines with volumes lacks where users cannot be mapped, by what came
+/// of a try with the root directory; `None` if they can.
 fn mapped_users(tried: io::Result<()>) -> Option<Row> {
     let error = tried.err()?;
     Some(Row {

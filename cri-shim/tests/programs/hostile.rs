@@ -8,7 +8,7 @@
 //!
 //! ```text
 //! hostile ATTEMPT FILTER SHARE HOST-PID PORT
-//! hostile volume-ATTEMPT FILTER [mapped:]SHARE HOST-PID PORT   # waits for a line once it is jailed
+//! hostile volume-ATTEMPT FILTER [mapped:]SHARE HOST-PID PORT  # waits for a line, jailed
 //! hostile cost filter "" 1 1      # what closing the jail takes
 //! ```
 #![allow(unsafe_code)] // Attempts are raw system calls.

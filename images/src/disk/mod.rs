@@ -3,9 +3,8 @@
 //! The input is a stream of bytes, front to back: raw or qcow2, as it is or compressed, detected by
 //! its first bytes. It is hashed, decompressed and converted as it arrives ([`convert()`]); blocks
 //! of zeros become holes. [`Source`] and [`Checksum`] come from the user: a URL, and the digest of
-//! the file as it is served. `fetch` transfers it, and `raw` copies a raw disk to another file or to a
-//! block device. Nothing in a file makes this module open another
-//! file.
+//! the file as it is served. `fetch` transfers it, and `raw` copies a raw disk to another file or
+//! to a block device. Nothing in a file makes this module open another file.
 
 mod checksum;
 mod convert;

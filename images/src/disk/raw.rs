@@ -18,8 +18,8 @@ const ZEROS: usize = 64 << 10;
 /// A unit that every block device can zero by itself.
 const BLOCK: u64 = 4096;
 
-/// Returns the length of a disk in bytes: a file's, or a block device's, for which `stat(2)` reports
-/// none. It moves the file's position.
+/// Returns the length of a disk in bytes: a file's, or a block device's, for which `stat(2)`
+/// reports none. It moves the file's position.
 ///
 /// # Errors
 /// What `lseek(2)` fails with.
@@ -29,8 +29,8 @@ pub fn disk_len(disk: &File) -> io::Result<u64> {
 
 /// Makes `to` from `start` on what `from` is in `range`, whatever was there; `tell` hears how many
 /// of the bytes before the end of `range` are done. Holes and blocks of zeros are not written, but
-/// freed in `to`, or else zeroed. An empty file may end up shorter than the copy: it has no zeros at
-/// its end.
+/// freed in `to`, or else zeroed. An empty file may end up shorter than the copy: it has no zeros
+/// at its end.
 ///
 /// # Errors
 /// What reading and writing fail with; [`io::ErrorKind::UnexpectedEof`] if `from` ends before

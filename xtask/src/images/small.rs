@@ -339,8 +339,8 @@ fn name_of(path: &Path) -> Result<String> {
     Ok(name.to_string_lossy().into_owned())
 }
 
-/// Downloads Debian's cloud kernel, or uses the one that was downloaded before; returns its file and
-/// the directory of its modules.
+/// Downloads Debian's cloud kernel, or uses the one that was downloaded before; returns its file
+/// and the directory of its modules.
 fn kernel() -> Result<(PathBuf, PathBuf)> {
     let base = paths::target().join("small-kernel");
     let find = |tree: &Path| -> Option<(PathBuf, PathBuf)> {

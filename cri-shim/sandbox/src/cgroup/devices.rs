@@ -162,8 +162,8 @@ fn load() -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// Lets the processes of the group at `path` open no device but those that a machine needs, and make
-/// none. The program goes with the group.
+/// Lets the processes of the group at `path` open no device but those that a machine needs, and
+/// make none. The program goes with the group.
 ///
 /// # Errors
 /// The kernel's: it has no such programs (`CONFIG_CGROUP_BPF`), this process may not load one

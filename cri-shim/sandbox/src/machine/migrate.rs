@@ -2,7 +2,8 @@
 //!
 //! Both sides open the disks that they share. Their locks, where two hosts see the same ones, stay
 //! with the side that the machine leaves until it has ended there: the other side opens its disks
-//! without, and takes the locks when it can. Disks of one host alone are copied to new ones of the other.
+//! without, and takes the locks when it can. Disks of one host alone are copied to new ones of the
+//! other.
 
 use std::fs::File;
 use std::io;

@@ -182,8 +182,8 @@ pub(in crate::cli) fn mount(
     Ok(())
 }
 
-/// Returns whose rights the process of a machine with these volumes needs: the host's root's, if one
-/// of them cannot be mounted with mapped users.
+/// Returns whose rights the process of a machine with these volumes needs: the host's root's, if
+/// one of them cannot be mounted with mapped users.
 pub(in crate::cli) fn share_users(volumes: &[Volume]) -> ShareUsers {
     let can_be_mapped = || -> anyhow::Result<bool> {
         // Any other users would do.

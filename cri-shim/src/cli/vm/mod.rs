@@ -73,7 +73,8 @@ enum VmCommand {
     Restore(snapshot::RestoreArgs),
     /// Make virtual machines that continue from the memory of another one
     Clone(clone::CloneArgs),
-    /// Make the disks of virtual machines larger, or change the CPUs and memory of those that are off
+    /// Make the disks of virtual machines larger, or change the CPUs and memory of those that are
+    /// off
     Resize(resize::ResizeArgs),
     /// Remove snapshots of a virtual machine
     RmSnapshot(snapshot::RmArgs),

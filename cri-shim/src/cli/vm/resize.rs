@@ -1,5 +1,5 @@
-//! `vm resize`: other CPUs and memory of a VM that is off, from its next start on, and a larger disk
-//! of any.
+//! `vm resize`: other CPUs and memory of a VM that is off, from its next start on, and a larger
+//! disk of any.
 
 use anyhow::ensure;
 use clap::Args;

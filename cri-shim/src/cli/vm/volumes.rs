@@ -1,7 +1,7 @@
 //! `vm run -v DIR:TAG|DIR:/PATH[:ro]`: directories of this host that the guest mounts by virtio-fs.
 //!
-//! Each is bind-mounted in the mount namespace of the VM's process at every start, and is one device
-//! of the machine. The guest mounts it by its tag; where a path was given, cloud-init does.
+//! Each is bind-mounted in the mount namespace of the VM's process at every start, and is one
+//! device of the machine. The guest mounts it by its tag; where a path was given, cloud-init does.
 
 use std::fs;
 use std::path::Path;

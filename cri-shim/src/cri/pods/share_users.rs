@@ -143,8 +143,9 @@ fn is_name(uid: &str) -> bool {
     !uid.is_empty() && uid.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-')
 }
 
-/// Whether the volumes that a kubelet has mounted for a pod are, by the mount table, of file systems
-/// that may be expected to have mapped users. File servers are not asked: one may not answer.
+/// Whether the volumes that a kubelet has mounted for a pod are, by the mount table, of file
+/// systems that may be expected to have mapped users. File servers are not asked: one may not
+/// answer.
 fn may_be_mapped(table: &[u8], uid: &str) -> bool {
     let below = PathBuf::from("pods").join(uid);
     let mut lines = table.split(|byte| *byte == b'\n');

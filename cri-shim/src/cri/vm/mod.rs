@@ -3,8 +3,8 @@
 //! Such a pod has the runtime handler `podvisor-vm` or Virtlet's annotation. Its sandbox is a
 //! process without a machine; CreateContainer makes the disks, and StartContainer boots them. The
 //! container is the machine from then on: its log is the serial console, its exit the machine's.
-//! What the pod's annotations say becomes a [`VmSpec`], or, in a pod that a cluster's controller made
-//! of KubeVirt's object, a [`VmiMachine`]. docs/vm-pods.md describes all of it for users.
+//! What the pod's annotations say becomes a [`VmSpec`], or, in a pod that a cluster's controller
+//! made of KubeVirt's object, a [`VmiMachine`]. docs/vm-pods.md describes all of it for users.
 //!
 //! | file | contents |
 //! | --- | --- |

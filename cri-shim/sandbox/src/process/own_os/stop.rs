@@ -1,5 +1,5 @@
-//! A machine that is to end, or to be replaced by a new one: by its guest's agent, its power button,
-//! or a kill.
+//! A machine that is to end, or to be replaced by a new one: by its guest's agent, its power
+//! button, or a kill.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
