@@ -67,8 +67,13 @@ impl RealNode {
     /// Starts a node's processes, for a Node that exists. `system` is the components' namespace.
     pub fn start(server: &Server, name: &str, system: &str) -> Self {
         let directory = tempfile::tempdir().expect("a directory");
-        for part in ["net.d", "logs", "run", "empty"] {
+        for part in ["net.d", "logs", "run", "empty", "guest"] {
             fs::create_dir(directory.path().join(part)).expect("the directory is new");
+        }
+        // The guests of these tests have a kernel of their own: the daemon only looks for these.
+        for file in ["vmlinux", "initramfs.cpio", "vmlinux-loader", "loader.cpio"] {
+            let path = directory.path().join("guest").join(file);
+            fs::write(path, "never booted").expect("the directory is ours");
         }
         let node = Self {
             name: name.to_owned(),
@@ -163,7 +168,8 @@ impl RealNode {
             .arg("--cni-conf-dir")
             .arg(self.path("net.d"))
             .arg("--node-api")
-            .arg(self.socket());
+            .arg(self.socket())
+            .env("PODVISOR_GUEST_DIR", self.path("guest"));
         command
     }
 
@@ -301,6 +307,7 @@ impl RealNode {
             Ok(()) => {}
             Err(status) => {
                 let message = status.message().to_owned();
+                eprintln!("{}: pod {name}: {message}", self.name);
                 let failed = json!({ "phase": "Failed", "message": message });
                 kubelet::set_status(&pods, &name, failed).await;
             }
