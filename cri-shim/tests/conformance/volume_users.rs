@@ -14,7 +14,7 @@ use tonic::Code;
 use crate::client::ask;
 use crate::fixture::RUNTIME;
 use crate::pod::{Client, Container, Pod, security};
-use crate::support::host::{kill, processes};
+use crate::support::host::{is_nobody, kill, processes};
 use crate::support::until;
 use crate::volumes::{Mounted, mount};
 
@@ -23,9 +23,6 @@ const GROUP: u32 = 2000;
 
 /// A user of containers that is not root.
 const USER: u32 = 1000;
-
-/// The host's first user of those that jailed processes are.
-const NOBODY: u32 = 2_000_000_000;
 
 fn owned(path: &Path, (uid, gid): (u32, u32), mode: u32) {
     chown(path, Some(uid), Some(gid)).unwrap();
@@ -135,23 +132,6 @@ fn process_of(pod: &Pod) -> u32 {
     found[0]
 }
 
-/// Whether the process of a pod is nobody of the host, in a user namespace of its own.
-fn is_nobody(pod: &Pod) -> bool {
-    let pid = process_of(pod);
-    let namespace = |process: &str| fs::read_link(format!("/proc/{process}/ns/user")).unwrap();
-    let is_apart = namespace(&pid.to_string()) != namespace("self");
-    let owner = fs::metadata(format!("/proc/{pid}")).unwrap().uid();
-    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
-    let users = status.lines().find_map(|line| line.strip_prefix("Uid:"));
-    let users: Vec<&str> = users.unwrap().split_whitespace().collect();
-    let expected = match is_apart {
-        true => NOBODY + pid,
-        false => 0,
-    };
-    assert_eq!(users, [expected.to_string().as_str(); 4], "{owner}");
-    is_apart
-}
-
 /// Returns what the runtime's status tells of the jail.
 fn told_of_jail() -> serde_json::Value {
     let status = ask!(status(StatusRequest { verbose: true })).unwrap();
@@ -179,7 +159,7 @@ fn guest_a_kubelets_volumes_have_the_owners_and_modes_that_pods_expect() {
     objects_are_shared(&volumes, &root, &user);
     if RUNTIME.is_vm {
         assert_eq!(told_of_jail()["noMappedUsers"], serde_json::Value::Null);
-        assert!(is_nobody(&pod));
+        assert!(is_nobody(process_of(&pod)));
         reaches_nothing_of_the_host(&pod, &volumes);
     }
     pod.stop();
@@ -368,13 +348,13 @@ fn guest_a_pod_whose_machine_was_killed_is_made_anew_with_its_volumes() {
     let mounts = volumes.mounts();
     let container = start(&pod, &mounts, USER);
     container.sh("echo kept >/data/kept; echo kept >/part/kept");
-    assert!(is_nobody(&pod));
+    assert!(is_nobody(process_of(&pod)));
     let as_root = pods_as_root();
     kill(process_of(&pod));
     let ended = container.ended();
     assert_eq!(ended.reason, "SandboxGone", "{ended:?}");
     let pod = make_anew(pod);
-    assert!(is_nobody(&pod));
+    assert!(is_nobody(process_of(&pod)));
     assert_eq!(pods_as_root(), as_root);
     let again = start(&pod, &mounts, USER);
     assert_eq!(
@@ -427,7 +407,7 @@ fn guest_a_pod_with_a_volume_without_mapped_users_is_made_anew_as_the_hosts_root
     );
     assert_eq!(first.ended().reason, "SandboxGone");
     let pod = make_anew(pod);
-    assert!(!is_nobody(&pod));
+    assert!(!is_nobody(process_of(&pod)));
     assert_eq!(pods_as_root(), as_root + 1);
     let root = start(&pod, &mounts, 0);
     root.sh("echo >/unmapped/made; busybox chown 70000 /unmapped/made; cat /token/roots");
@@ -443,7 +423,7 @@ fn guest_a_pod_of_another_client_is_served_any_volume_and_told_to_be_the_hosts_r
         return;
     }
     let pod = Pod::shared_of(Client::Other);
-    assert!(!is_nobody(pod));
+    assert!(!is_nobody(process_of(pod)));
     assert!(pods_as_root() > 0);
     // It says nothing of what the node can do.
     assert_eq!(told_of_jail()["noMappedUsers"], serde_json::Value::Null);
