@@ -69,12 +69,19 @@ impl Machine {
         Ok(plug(&self.vm, device)?.name)
     }
 
-    /// Asks the guest to release a disk.
+    /// Asks the guest to release a disk; `None` if it is told of no devices: its machine was made
+    /// by a podvisor that could not.
     ///
     /// # Errors
     /// The machine does not run, has ended, or has no such device.
-    pub(crate) fn request_unplug(&self, device: &str) -> Result<UnplugRequest, MachineError> {
-        Ok(self.vm.request_unplug(device)?)
+    pub(crate) fn request_unplug(
+        &self,
+        device: &str,
+    ) -> Result<Option<UnplugRequest>, MachineError> {
+        match self.vm.request_unplug(device) {
+            Err(PlugError::NotTold) => Ok(None),
+            asked => Ok(Some(asked?)),
+        }
     }
 
     /// Takes a disk away, whatever the guest does with it. It blocks.

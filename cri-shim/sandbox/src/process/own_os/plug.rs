@@ -69,12 +69,15 @@ impl OwnOs {
         let machine = vm.machine()?;
         let asked = machine.request_unplug(&device).map_err(wrong_state)?;
         let limit = limit.min(MAX_LIMIT);
-        let is_released = tokio::select! {
-            waited = blocking(move || asked.wait(limit)) => waited?,
-            _ = machine.ended() => {
-                let why = "the guest has ended or reboots just now: try it again";
-                return Err(SandboxError::refused(RefusalKind::WrongState, why));
-            }
+        let is_released = match asked {
+            None => false,
+            Some(asked) => tokio::select! {
+                waited = blocking(move || asked.wait(limit)) => waited?,
+                _ = machine.ended() => {
+                    let why = "the guest has ended or reboots just now: try it again";
+                    return Err(SandboxError::refused(RefusalKind::WrongState, why));
+                }
+            },
         };
         let _turn = self.pausing.lock().await;
         vm.migrations.must_be_over()?;
