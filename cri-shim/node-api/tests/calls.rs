@@ -156,6 +156,8 @@ async fn calls_reach_the_node_and_its_words_reach_the_client() {
     client.reset(web()).await.unwrap();
     client.stop(web(), 7).await.unwrap();
     client.resolve_migration(web(), "m", true).await.unwrap();
+    client.plug_disk(web(), "keeper").await.unwrap();
+    assert!(client.unplug_disk(web(), "data", 20).await.unwrap());
     let noted = node.calls.lock().unwrap().clone();
     assert_eq!(
         noted,
@@ -164,7 +166,9 @@ async fn calls_reach_the_node_and_its_words_reach_the_client() {
             "soft reboot web",
             "reset web",
             "stop in 7 s",
-            "resolve m, run: true"
+            "resolve m, run: true",
+            "plug keeper",
+            "unplug data in 20 s",
         ]
     );
     let refused = client.unpause(web()).await.unwrap_err();
