@@ -86,9 +86,9 @@ pub use types::{
     ContainerUser, ContinueAs, CreateContainer, DeviceSource, Exec, GuestAgentAnswer,
     GuestAgentCall, GuestContainer, GuestKind, GuestNetwork, GuestStats, Health, HealthCheck,
     HealthResult, HealthStatus, ImageVolume, IncomingMachine, Interface, JailLayer, JailMode,
-    LaunchConfig, MigrationDirection, MigrationInfo, MigrationState, Neighbour, NicConfig,
-    Password, ProcessExit, RestartPolicy, Route, SandboxExit, SaveMachine, SavedMachine,
-    SendMachine, ShareUsers, Started, StdioFds, SupplementalGroups, TerminalSize,
+    KeptKernel, LaunchConfig, MigrationDirection, MigrationInfo, MigrationState, Neighbour,
+    NicConfig, Password, ProcessExit, ReadKernel, RestartPolicy, Route, SandboxExit, SaveMachine,
+    SavedMachine, SendMachine, ShareUsers, Started, StdioFds, SupplementalGroups, TerminalSize,
 };
 pub use wire::FrameError;
 
