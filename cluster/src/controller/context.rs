@@ -11,6 +11,7 @@ use kube::runtime::events::{Event, EventType, Recorder, Reporter};
 use serde_json::Value;
 
 use super::Error;
+use super::datavolume::Importers;
 use super::expectations::Expectations;
 use super::leader::Leading;
 use super::metrics::Progress;
@@ -45,7 +46,7 @@ pub(super) struct Context {
     pub(super) settings: ClusterSettings,
     pub(super) progress: Progress,
     leading: Leading,
-    importer_image: String,
+    importers: Importers,
     recorder: Recorder,
     revisions: Mutex<HashMap<String, Option<Arc<Value>>>>,
     errors: Mutex<HashMap<String, u32>>,
@@ -57,7 +58,7 @@ impl Context {
         world: World,
         leading: Leading,
         identity: &str,
-        importer_image: String,
+        importers: Importers,
         nodes: Nodes,
         settings: ClusterSettings,
         progress: Progress,
@@ -74,16 +75,16 @@ impl Context {
             settings,
             progress,
             leading,
-            importer_image,
+            importers,
             revisions: Mutex::default(),
             errors: Mutex::default(),
             classes: tokio::sync::Mutex::default(),
         }
     }
 
-    /// Returns the image of importers.
-    pub(super) fn importer_image(&self) -> &str {
-        &self.importer_image
+    /// Returns what importers are made with.
+    pub(super) fn importers(&self) -> &Importers {
+        &self.importers
     }
 
     /// Waits until everything is known; an error if another replica acts.

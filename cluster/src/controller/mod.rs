@@ -40,6 +40,7 @@ use tokio::signal::unix::{SignalKind, signal};
 
 pub use error::Error;
 
+use crate::certificates::AuthorityStore;
 use context::Context;
 use leader::Election;
 use metrics::Metrics;
@@ -151,7 +152,10 @@ async fn run_with(
             options.namespace.clone(),
             metrics.clone(),
             identity.clone(),
-            options.importer_image.clone(),
+            datavolume::Importers::new(
+                options.importer_image.clone(),
+                AuthorityStore::new(client.clone(), &options.lease_namespace),
+            ),
             migration::Nodes::new(client.clone(), &options.lease_namespace),
             options.migrations.settings(),
         ))
@@ -171,7 +175,7 @@ async fn act(
     namespace: Option<String>,
     metrics: Metrics,
     identity: String,
-    importer_image: String,
+    importers: datavolume::Importers,
     nodes: migration::Nodes,
     settings: migration::ClusterSettings,
 ) {
@@ -183,7 +187,7 @@ async fn act(
         world.clone(),
         leading,
         &identity,
-        importer_image,
+        importers,
         nodes,
         settings,
         metrics.progress().clone(),

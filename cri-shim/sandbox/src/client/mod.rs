@@ -6,12 +6,12 @@ mod calls;
 mod connection;
 mod guest_agent;
 mod migration;
+mod replies;
 
-use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use podvisor_host::request;
@@ -22,21 +22,22 @@ use rustix::process::{Signal, pidfd_send_signal};
 use tokio::io::unix::AsyncFd;
 use tokio::runtime::Handle;
 use tokio::sync::mpsc::error::TrySendError;
-use tokio::sync::{mpsc, oneshot, watch};
+use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 use tokio::time::sleep;
 use tracing::{debug, warn};
 
 use super::error::{RefusalKind, SandboxError, printable};
 use super::launch::Launching;
+use super::post_mortem;
 use super::shared::SharedDirectory;
 use super::types::{GuestNetwork, LaunchConfig, SandboxExit};
 use super::wire::{
-    Answer, CONTROL_VERSION, Call, Frame, FrameError, FrameReader, FrameWriter, Greeting, MAX_FDS,
-    MAX_FRAME, Numbered, Refusal, Reply, Request,
+    Answer, CONTROL_VERSION, Call, FrameError, FrameReader, FrameWriter, Greeting, MAX_FDS,
+    MAX_FRAME, Request,
 };
-use super::{post_mortem, record};
 use connection::Connection;
+use replies::{CloseReplies, Outgoing, PendingReplies, receive_answers, send_requests};
 
 /// How long a process may take to answer a new connection. Its guest is not involved.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -95,58 +96,6 @@ impl Drop for Inner {
         for task in &self.tasks {
             task.abort();
         }
-    }
-}
-
-/// A frame on its way out.
-#[derive(Debug)]
-struct Outgoing {
-    body: Vec<u8>,
-    fds: Vec<OwnedFd>,
-}
-
-/// An answer with its descriptors; an error, where it is one that only a newer podvisor knows.
-type Answered = Result<(Result<Answer, Refusal>, Vec<OwnedFd>), serde_json::Error>;
-
-/// Pending requests by number; `None` once the connection is lost.
-#[derive(Debug)]
-struct PendingReplies(Mutex<Option<HashMap<u64, oneshot::Sender<Answered>>>>);
-
-impl PendingReplies {
-    fn add(&self, number: u64) -> Option<oneshot::Receiver<Answered>> {
-        let (sender, receiver) = oneshot::channel();
-        let mut waiting = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        waiting.as_mut()?.insert(number, sender);
-        Some(receiver)
-    }
-
-    /// Removes a request. True if it was still pending.
-    fn forget(&self, number: u64) -> bool {
-        let mut waiting = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let asker = waiting.as_mut().and_then(|map| map.remove(&number));
-        asker.is_some()
-    }
-
-    fn answered(&self, number: u64, answer: Answered) {
-        let mut waiting = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let asker = waiting.as_mut().and_then(|map| map.remove(&number));
-        if let Some(asker) = asker {
-            // Fails if the caller no longer waits.
-            let _ = asker.send(answer);
-        }
-    }
-
-    fn close(&self) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = None;
-    }
-}
-
-/// Ends pending requests when the task that receives answers ends, also with its runtime.
-struct CloseReplies(Arc<PendingReplies>);
-
-impl Drop for CloseReplies {
-    fn drop(&mut self) {
-        self.0.close();
     }
 }
 
@@ -329,13 +278,16 @@ impl SandboxClient {
         let (stream, pid, process) = connection.into_parts();
         let stream = Arc::new(stream);
         let process = Arc::new(process);
-        let waiting = Arc::new(PendingReplies(Mutex::new(Some(HashMap::new()))));
+        let waiting = Arc::new(PendingReplies::new());
         let (requests, outgoing) = mpsc::channel(SEND_QUEUE);
         let (machine_sender, machine) = watch::channel(None);
         let (exit_sender, exit) = watch::channel(None);
         let tasks = [
-            tokio::spawn(write(FrameWriter::new(Arc::clone(&stream)), outgoing)),
-            tokio::spawn(read(
+            tokio::spawn(send_requests(
+                FrameWriter::new(Arc::clone(&stream)),
+                outgoing,
+            )),
+            tokio::spawn(receive_answers(
                 FrameReader::new(stream),
                 CloseReplies(Arc::clone(&waiting)),
                 Arc::clone(&process),
@@ -590,67 +542,6 @@ fn gone(dir: &Path) -> SandboxError {
     SandboxError::Gone {
         dir: dir.to_owned(),
         exit: post_mortem::exit_of(dir),
-    }
-}
-
-async fn write(mut writer: FrameWriter, mut outgoing: mpsc::Receiver<Outgoing>) {
-    while let Some(Outgoing { body, fds }) = outgoing.recv().await {
-        if let Err(error) = writer.send(&body, &fds).await {
-            // Callers get an error when the reader finds the connection closed.
-            debug!(%error, "lost the control socket");
-            return;
-        }
-    }
-}
-
-/// Dispatches answers until the connection ends, then waits for the process's end. A process that
-/// ends in good order writes its record before it closes its connections.
-async fn read(
-    mut reader: FrameReader,
-    waiting: CloseReplies,
-    process: Arc<AsyncFd<OwnedFd>>,
-    dir: PathBuf,
-    machine: watch::Sender<Option<SandboxExit>>,
-    exit: watch::Sender<Option<SandboxExit>>,
-) {
-    loop {
-        match reader.next().await {
-            Ok(Some(frame)) => match received(frame) {
-                Ok((number, answer)) => waiting.0.answered(number, answer),
-                Err(error) => {
-                    debug!(%error, "failed to decode an answer");
-                    break;
-                }
-            },
-            Ok(None) => break,
-            Err(error) => {
-                debug!(%error, "lost the control socket");
-                break;
-            }
-        }
-    }
-    drop(reader);
-    drop(waiting);
-    let left = record::read(&dir).map(|record| record.exit);
-    machine.send_replace(left.clone());
-    // Fails only when the runtime shuts down.
-    if process.readable().await.is_ok() {
-        let found = post_mortem::exit_of(&dir);
-        // Its directory may be removed by now.
-        let ended = left.or(found).unwrap_or(SandboxExit::Died);
-        machine.send_replace(Some(ended.clone()));
-        exit.send_replace(Some(ended));
-    }
-}
-
-/// The answer in a frame, and the number of its request.
-fn received(frame: Frame) -> Result<(u64, Answered), serde_json::Error> {
-    match serde_json::from_slice::<Reply>(&frame.body) {
-        Ok(reply) => Ok((reply.number, Ok((reply.answer, frame.fds)))),
-        Err(error) => {
-            let (number, error) = Numbered::of(&frame.body, error)?;
-            Ok((number, Err(error)))
-        }
     }
 }
 

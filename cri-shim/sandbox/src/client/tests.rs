@@ -3,8 +3,9 @@ use tokio::net::UnixListener;
 
 use super::super::agent::GROUPS_MAX;
 use super::super::launch::CONTROL_SOCKET;
-use super::super::record::ExitRecord;
+use super::super::record::{self, ExitRecord};
 use super::super::types::{ContainerUser, CreateContainer};
+use super::super::wire::{Answer, Reply};
 use super::*;
 
 /// Longer than anything here takes.

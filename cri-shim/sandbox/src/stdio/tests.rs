@@ -1,9 +1,18 @@
 //! Tests of `stdio`.
 
 use std::fs::File;
-use std::io::{Read as _, Write as _};
+use std::io::{self, Read as _, Write as _};
+use std::net::Shutdown;
+use std::os::fd::AsFd as _;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
 
+use super::files::BUFFER;
+use super::outputs::{MAX_REST, OutputEvents, move_output};
 use super::*;
+use crate::types::{StdioFds, TerminalSize};
 
 #[test]
 fn pipes_name_each_stream_that_is_wanted_and_a_terminal_one() {
