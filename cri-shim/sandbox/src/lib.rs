@@ -89,6 +89,7 @@ pub use types::{
     KeptKernel, LaunchConfig, MigrationDirection, MigrationInfo, MigrationState, Neighbour,
     NicConfig, Password, ProcessExit, ReadKernel, RestartPolicy, Route, SandboxExit, SaveMachine,
     SavedMachine, SendMachine, ShareUsers, Started, StdioFds, SupplementalGroups, TerminalSize,
+    Unplugged,
 };
 pub use wire::FrameError;
 

@@ -8,6 +8,7 @@
 //! | `guest_agent` | what QEMU's guest agent is asked |
 //! | `migration` | a machine that moves to another sandbox |
 //! | `kept` | kernels of images that were read from their disks once |
+//! | `plug` | how a disk was taken from a guest |
 //! | `create` | the configuration of a container |
 //! | `health` | checks of a container's health |
 //! | `process` | users, additional processes and their streams |
@@ -24,6 +25,7 @@ mod health;
 mod kept;
 mod launch;
 mod migration;
+mod plug;
 mod process;
 mod save;
 mod state;
@@ -43,6 +45,7 @@ pub use launch::{GuestKind, JailLayer, JailMode, LaunchConfig, ShareUsers};
 pub use migration::{
     IncomingMachine, MigrationDirection, MigrationInfo, MigrationState, SendMachine,
 };
+pub use plug::Unplugged;
 pub use process::{ContainerUser, Exec, StdioFds, SupplementalGroups, TerminalSize};
 pub use save::{AfterSave, ContinueAs, SaveMachine, SavedMachine};
 pub use state::{ContainerInfo, ContainerState, ProcessExit, Started};

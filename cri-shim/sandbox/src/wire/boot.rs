@@ -43,6 +43,8 @@ pub(crate) struct BootHeader {
     pub(crate) continues: Option<ContinueAs>,
     #[serde(default)]
     pub(crate) incoming: Option<IncomingMachine>,
+    #[serde(default)]
+    pub(crate) is_idle: bool,
     pub(crate) has_log: bool,
 }
 
@@ -153,6 +155,7 @@ impl BootHeader {
             kept,
             continues,
             incoming: boot.incoming,
+            is_idle: boot.is_idle,
             has_log,
         };
         (header, fds)
@@ -253,6 +256,7 @@ impl BootHeader {
             kept,
             saved,
             incoming: self.incoming,
+            is_idle: self.is_idle,
             log,
         })
     }

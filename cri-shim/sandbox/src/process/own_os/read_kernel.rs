@@ -3,7 +3,7 @@
 //! It comes before the first machine of a container. It has the image, read-only, and the file that
 //! the loader writes to: no network, no directory, no disk that the guest has written.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tokio::time::timeout;
@@ -111,5 +111,6 @@ fn plan(read: ReadKernel) -> MachinePlan {
         ],
         nics: Vec::new(),
         shares: Vec::new(),
+        plugged: Mutex::default(),
     }
 }
