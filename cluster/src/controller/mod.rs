@@ -216,6 +216,12 @@ async fn act(
         queues.volumes,
         Arc::clone(&context),
     ));
+    let targets = Box::pin(control(
+        datavolume::target::reconcile,
+        world.claims.clone(),
+        queues.claims,
+        Arc::clone(&context),
+    ));
     let snapshots = Box::pin(control(
         snapshot::reconcile,
         world.snapshots.clone(),
@@ -247,7 +253,8 @@ async fn act(
         context,
     ));
     tokio::join!(
-        watches, vms, vmis, sets, migrations, volumes, snapshots, restores, clones, sources
+        watches, vms, vmis, sets, migrations, volumes, targets, snapshots, restores, clones,
+        sources
     );
 }
 
