@@ -1,6 +1,8 @@
 //! The webhooks and the subresources behind a real API server, with the accounts, the roles and
 //! the policies that `podvisor-cluster install` prints.
 
+#[path = "served/configuration.rs"]
+mod configuration;
 #[path = "served/instances.rs"]
 mod instances;
 #[path = "served/joined.rs"]

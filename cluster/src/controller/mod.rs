@@ -14,6 +14,7 @@ mod datasource;
 pub mod datavolume;
 mod error;
 mod expectations;
+mod installation;
 pub mod leader;
 mod metrics;
 pub mod migration;
@@ -152,7 +153,7 @@ async fn run_with(
             metrics.clone(),
             identity.clone(),
             options.importer_image.clone(),
-            migration::Nodes::new(client.clone(), &options.lease_namespace),
+            options.lease_namespace.clone(),
             options.migrations.settings(),
         ))
     };
@@ -172,9 +173,14 @@ async fn act(
     metrics: Metrics,
     identity: String,
     importer_image: String,
-    nodes: migration::Nodes,
+    own_namespace: String,
     settings: migration::ClusterSettings,
 ) {
+    let nodes = migration::Nodes::new(client.clone(), &own_namespace);
+    let (seen, follow) = crate::installation::follow(client.clone(), &own_namespace);
+    let follow = Box::pin(follow);
+    let installation = installation::keep(client.clone(), &own_namespace, seen.clone());
+    let installation = Box::pin(installation);
     let (world, queues, watches) = World::watch(client, namespace);
     let watches = Box::pin(watches);
     metrics.set(world.clone());
@@ -185,7 +191,7 @@ async fn act(
         &identity,
         importer_image,
         nodes,
-        settings,
+        context::Configuration { settings, seen },
         metrics.progress().clone(),
     ));
     let vms = Box::pin(control(
@@ -243,7 +249,18 @@ async fn act(
         context,
     ));
     tokio::join!(
-        watches, vms, vmis, sets, migrations, volumes, snapshots, restores, clones, sources
+        watches,
+        vms,
+        vmis,
+        sets,
+        migrations,
+        volumes,
+        snapshots,
+        restores,
+        clones,
+        sources,
+        follow,
+        installation
     );
 }
 
