@@ -5,26 +5,21 @@
 //! a certificate it publishes the bundle to whoever calls it, so that a new authority is trusted
 //! before it is used; the old one stays in the bundle until it has expired.
 
+mod authority;
+
 use std::{
-    collections::BTreeMap,
     fmt,
     sync::{Arc, RwLock},
-    time::{Duration, SystemTime, UNIX_EPOCH},
+    time::Duration,
 };
 
-use k8s_openapi::{
-    ByteString,
-    api::core::v1::{ConfigMap, Secret},
-};
+use k8s_openapi::{ByteString, api::core::v1::ConfigMap};
 use kube::{
     Api, Client,
-    api::{ObjectMeta, Patch, PatchParams, PostParams},
+    api::{Patch, PatchParams},
     core::{ApiResource, DynamicObject, GroupVersionKind},
 };
-use rcgen::{
-    BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
-    KeyUsagePurpose,
-};
+use rcgen::ExtendedKeyUsagePurpose;
 use serde_json::{Value, json};
 use tokio_rustls::rustls::{
     self, ServerConfig, SignatureScheme,
@@ -35,25 +30,17 @@ use tokio_rustls::rustls::{
     sign::CertifiedKey,
 };
 
+pub(crate) use authority::{Authority, AuthorityStore};
+
 /// The Secret that holds the authority, and the ConfigMap with its certificates.
 pub(crate) const SECRET: &str = "podvisor-cluster-authority";
 
 /// The key of the certificates in both.
 pub(crate) const BUNDLE: &str = "ca.crt";
 
-/// How long an authority lives, and how long before its end the next one is made.
-const AUTHORITY_LIFE: Duration = Duration::from_secs(365 * 24 * 3600);
-const AUTHORITY_OVERLAP: Duration = Duration::from_secs(90 * 24 * 3600);
-
 /// How long a server's certificate lives, and how often it is replaced.
 const SERVER_LIFE: Duration = Duration::from_secs(7 * 24 * 3600);
 const RENEW_EVERY: Duration = Duration::from_secs(6 * 3600);
-
-/// Clocks of a cluster differ.
-const CLOCK_SKEW: Duration = Duration::from_secs(3600);
-
-/// When the newest authority ends, in seconds of Unix time.
-const NOT_AFTER: &str = "podvisor.io/not-after";
 
 /// How often two processes may make the Secret at the same time before it is an error.
 const ATTEMPTS: usize = 5;
@@ -103,6 +90,8 @@ pub(crate) enum Publish {
     ApiServices(&'static [&'static str]),
     /// Nobody: it is shown to nodes, which know the authority already.
     Nobody,
+    /// Nobody: clients of uploads are told by people, and the targets of uploads know it already.
+    People,
 }
 
 impl Publish {
@@ -110,7 +99,7 @@ impl Publish {
     fn usages(self) -> Vec<ExtendedKeyUsagePurpose> {
         match self {
             Self::Webhooks(_) => vec![ExtendedKeyUsagePurpose::ServerAuth],
-            Self::ApiServices(_) => vec![
+            Self::ApiServices(_) | Self::People => vec![
                 ExtendedKeyUsagePurpose::ServerAuth,
                 ExtendedKeyUsagePurpose::ClientAuth,
             ],
@@ -123,6 +112,7 @@ impl Publish {
 pub(crate) struct Certificates {
     client: Client,
     namespace: String,
+    store: AuthorityStore,
     service: String,
     names: Vec<String>,
     publish: Publish,
@@ -157,12 +147,6 @@ impl ResolvesClientCert for Current {
     }
 }
 
-/// The newest authority and the bundle of all that have not expired.
-struct Authority {
-    key: KeyPair,
-    bundle: String,
-}
-
 impl Certificates {
     /// Certificates of the service `service`; the first is made at once.
     pub(crate) async fn new(
@@ -180,6 +164,7 @@ impl Certificates {
             "127.0.0.1".to_owned(),
         ];
         let certificates = Self {
+            store: AuthorityStore::new(client.clone(), namespace),
             client,
             namespace: namespace.to_owned(),
             service: service.to_owned(),
@@ -229,7 +214,7 @@ impl Certificates {
     }
 
     async fn renew(&self) -> Result<(), CertificateError> {
-        let authority = self.authority().await?;
+        let authority = self.store.authority().await?;
         self.publish(&authority.bundle).await?;
         let key = issue(
             &authority,
@@ -241,63 +226,6 @@ impl Certificates {
             *current = Some(Arc::new(key));
         }
         Ok(())
-    }
-
-    /// Reads the authority; makes the first, and makes the next when it is time.
-    async fn authority(&self) -> Result<Authority, CertificateError> {
-        let api: Api<Secret> = Api::namespaced(self.client.clone(), &self.namespace);
-        let failed = |action: &'static str| {
-            let namespace = self.namespace.clone();
-            move |source| CertificateError::Secret {
-                action,
-                namespace,
-                source,
-            }
-        };
-        for _ in 0..ATTEMPTS {
-            let found = api.get_opt(SECRET).await.map_err(failed("read"))?;
-            let old = match &found {
-                Some(secret) if !needs_successor(secret, SystemTime::now()) => {
-                    return self.read(secret);
-                }
-                Some(secret) => Some(self.read(secret)?.bundle),
-                None => None,
-            };
-            let secret = new_secret(found.as_ref(), old.as_deref())?;
-            let params = PostParams::default();
-            let written = match found {
-                Some(_) => api.replace(SECRET, &params, &secret).await,
-                None => api.create(&params, &secret).await,
-            };
-            match written {
-                Ok(secret) => return self.read(&secret),
-                // Another process was faster: its authority is as good.
-                Err(kube::Error::Api(status)) if status.code == 409 => {}
-                Err(source) => return Err(failed("write")(source)),
-            }
-        }
-        Err(CertificateError::Contended {
-            namespace: self.namespace.clone(),
-        })
-    }
-
-    fn read(&self, secret: &Secret) -> Result<Authority, CertificateError> {
-        let damaged = |what| CertificateError::Damaged {
-            namespace: self.namespace.clone(),
-            what,
-        };
-        let text = |name: &'static str| {
-            let bytes = secret.data.as_ref().and_then(|data| data.get(name));
-            bytes
-                .and_then(|bytes| String::from_utf8(bytes.0.clone()).ok())
-                .filter(|text| !text.is_empty())
-                .ok_or_else(|| damaged(name))
-        };
-        let key = KeyPair::from_pem(&text("tls.key")?).map_err(|_| damaged("tls.key"))?;
-        Ok(Authority {
-            key,
-            bundle: text(BUNDLE)?,
-        })
     }
 
     async fn publish(&self, bundle: &str) -> Result<(), CertificateError> {
@@ -324,7 +252,7 @@ impl Certificates {
                 }
                 self.publish_to_nodes(bundle).await?;
             }
-            Publish::Nobody => {}
+            Publish::Nobody | Publish::People => {}
         }
         Ok(())
     }
@@ -390,97 +318,13 @@ fn provider() -> CryptoProvider {
     rustls::crypto::ring::default_provider()
 }
 
-fn needs_successor(secret: &Secret, now: SystemTime) -> bool {
-    let not_after = secret
-        .metadata
-        .annotations
-        .as_ref()
-        .and_then(|annotations| annotations.get(NOT_AFTER))
-        .and_then(|seconds| seconds.parse().ok())
-        .map_or(UNIX_EPOCH, |seconds| {
-            UNIX_EPOCH + Duration::from_secs(seconds)
-        });
-    now + AUTHORITY_OVERLAP > not_after
-}
-
-/// A Secret with a new authority, which keeps the newest of the old ones in its bundle.
-fn new_secret(found: Option<&Secret>, old: Option<&str>) -> Result<Secret, CertificateError> {
-    let key = KeyPair::generate()?;
-    let certificate = authority_params().self_signed(&key)?;
-    let mut bundle = certificate.pem();
-    if let Some(old) = old {
-        bundle.push_str(first_certificate(old));
-    }
-    let not_after = SystemTime::now() + AUTHORITY_LIFE;
-    let seconds = not_after
-        .duration_since(UNIX_EPOCH)
-        .unwrap_or_default()
-        .as_secs();
-    let data = [
-        ("tls.key", key.serialize_pem()),
-        ("tls.crt", certificate.pem()),
-        (BUNDLE, bundle),
-    ];
-    Ok(Secret {
-        metadata: ObjectMeta {
-            name: Some(SECRET.to_owned()),
-            resource_version: found.and_then(|secret| secret.metadata.resource_version.clone()),
-            annotations: Some(BTreeMap::from([(
-                NOT_AFTER.to_owned(),
-                seconds.to_string(),
-            )])),
-            ..Default::default()
-        },
-        type_: Some("kubernetes.io/tls".to_owned()),
-        data: Some(
-            data.into_iter()
-                .map(|(name, text)| (name.to_owned(), ByteString(text.into())))
-                .collect(),
-        ),
-        ..Default::default()
-    })
-}
-
-fn first_certificate(bundle: &str) -> &str {
-    const END: &str = "-----END CERTIFICATE-----";
-    let end = bundle
-        .find(END)
-        .map_or(bundle.len(), |start| start + END.len());
-    bundle.get(..end).unwrap_or(bundle)
-}
-
-fn authority_params() -> CertificateParams {
-    let mut params = CertificateParams::default();
-    params
-        .distinguished_name
-        .push(DnType::CommonName, "podvisor-cluster");
-    params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
-    params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
-    set_validity(&mut params, AUTHORITY_LIFE);
-    params
-}
-
-fn set_validity(params: &mut CertificateParams, life: Duration) {
-    let now = SystemTime::now();
-    params.not_before = (now - CLOCK_SKEW).into();
-    params.not_after = (now + life).into();
-}
-
 fn issue(
     authority: &Authority,
     service: &str,
     names: &[String],
     usages: Vec<ExtendedKeyUsagePurpose>,
 ) -> Result<CertifiedKey, CertificateError> {
-    let mut params = CertificateParams::new(names)?;
-    params.distinguished_name.push(DnType::CommonName, service);
-    params.extended_key_usages = usages;
-    params.use_authority_key_identifier_extension = true;
-    set_validity(&mut params, SERVER_LIFE);
-    let key = KeyPair::generate()?;
-    let authority_params = authority_params();
-    let issuer = Issuer::from_params(&authority_params, &authority.key);
-    let certificate = params.signed_by(&key, &issuer)?;
+    let (certificate, key) = authority.issue(service, names, usages, SERVER_LIFE)?;
     let private = PrivateKeyDer::from(PrivatePkcs8KeyDer::from(key.serialize_der()));
     let signing = provider().key_provider.load_private_key(private)?;
     Ok(CertifiedKey::new(
@@ -492,30 +336,6 @@ fn issue(
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn an_authority_has_a_successor_before_it_ends_and_both_are_trusted() {
-        let first = new_secret(None, None).unwrap();
-        let now = SystemTime::now();
-        assert!(!needs_successor(&first, now));
-        assert!(needs_successor(
-            &first,
-            now + AUTHORITY_LIFE - AUTHORITY_OVERLAP + CLOCK_SKEW
-        ));
-        let bundle = |secret: &Secret| {
-            String::from_utf8(secret.data.as_ref().unwrap()["ca.crt"].0.clone()).unwrap()
-        };
-        let second = new_secret(Some(&first), Some(&bundle(&first))).unwrap();
-        let third = new_secret(Some(&second), Some(&bundle(&second))).unwrap();
-        let count = |secret: &Secret| bundle(secret).matches("BEGIN CERTIFICATE").count();
-        assert_eq!([count(&first), count(&second), count(&third)], [1, 2, 2]);
-        assert!(bundle(&second).contains(first_certificate(&bundle(&first))));
-    }
-
-    #[test]
-    fn a_secret_without_a_date_is_replaced() {
-        assert!(needs_successor(&Secret::default(), SystemTime::now()));
-    }
 
     #[test]
     fn every_webhook_of_a_configuration_gets_the_bundle() {

@@ -125,6 +125,31 @@ pub(crate) async fn read_body(body: Incoming) -> Result<Bytes, Answer> {
     }
 }
 
+/// How long the rest of a refused body is read, and how much of it.
+const LINGER: Duration = Duration::from_secs(10);
+const MAX_LINGER: usize = 1 << 30;
+
+/// Reads the rest of a body that was refused, within bounds: a connection that is closed while the
+/// other side sends loses the answer that says why.
+pub(crate) fn linger(mut body: Incoming) {
+    tokio::spawn(tokio::time::timeout(LINGER, async move {
+        let mut read = 0;
+        while read < MAX_LINGER
+            && let Some(Ok(frame)) = body.frame().await
+        {
+            read += frame.data_ref().map_or(0, Bytes::len);
+        }
+    }));
+}
+
+/// Ends what passes a body on when its rest is not read any longer.
+pub(crate) async fn lingered(work: tokio::task::JoinHandle<()>) {
+    let end = work.abort_handle();
+    if tokio::time::timeout(LINGER, work).await.is_err() {
+        end.abort();
+    }
+}
+
 /// An answer without content: done, or begun.
 pub(crate) fn accepted() -> Answer {
     let mut answer = Response::new(Full::new(Bytes::new()));

@@ -11,6 +11,7 @@
 //! | `api` | the aggregated group `subresources.kubevirt.io` |
 //! | `controller` | VirtualMachine → instance → pod, snapshots of it, DataVolume → claim and importer |
 //! | `import` | the program of an importer: fills a claim |
+//! | `upload` | tokens of uploads, and the proxy that takes them from outside |
 //! | `node` | what runs beside each kubelet: carries out requests, reports the state of its VMs |
 //! | `manifests` | what `podvisor-cluster install` prints |
 //!
@@ -32,3 +33,4 @@ mod prometheus;
 mod scrape;
 mod status;
 mod typed;
+pub mod upload;

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Context as _;
 use clap::{CommandFactory as _, Parser, Subcommand};
 use clap_complete::Shell;
-use podvisor_cluster::{admission, api, controller, import, manifests, node};
+use podvisor_cluster::{admission, api, controller, import, manifests, node, upload};
 
 #[derive(Debug, Parser)]
 #[command(version, about = "KubeVirt's API over podvisor's VM pods")]
@@ -28,7 +28,9 @@ enum Command {
     /// Report this node's VMs and carry out what is asked of them.
     Node(node::Options),
     /// Fill a claim: the program of an importer's pod.
-    Import(import::Options),
+    Import(Box<import::Options>),
+    /// Take uploads from outside of the cluster.
+    UploadProxy(upload::Options),
     /// Print a shell's completion script.
     Completions {
         /// Shell to print the script for.
@@ -68,7 +70,8 @@ async fn run(command: Command) -> anyhow::Result<()> {
         Command::Api(options) => api::run(options).await,
         Command::Controller(options) => controller::run(options).await,
         Command::Node(options) => node::run(options).await,
-        Command::Import(options) => import::run(options).await,
+        Command::Import(options) => import::run(*options).await,
+        Command::UploadProxy(options) => upload::run(options).await,
         Command::Completions { shell } => {
             let name = env!("CARGO_BIN_NAME");
             let mut script = Vec::new();
@@ -113,6 +116,6 @@ mod tests {
             assert!(parsed.is_ok(), "{words:?}: {parsed:?}");
             programs += 1;
         }
-        assert_eq!(programs, 3);
+        assert_eq!(programs, 4);
     }
 }

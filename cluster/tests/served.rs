@@ -18,6 +18,8 @@ mod setup;
 #[path = "served/snapshots.rs"]
 mod snapshots;
 mod support;
+#[path = "served/uploads.rs"]
+mod uploads;
 
 use k8s_openapi::api::core::v1::Pod;
 use kube::{

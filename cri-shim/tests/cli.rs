@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use support::guest_files::{elf, run};
 use support::image::Image;
 use support::registry::Registry;
-use support::{Ran, Root};
+use support::{OVERLAY_ON_RUN, Ran, Root};
 
 #[test]
 fn without_a_command_the_usage_is_shown() {
@@ -314,6 +314,29 @@ fn check_fails_without_the_guests_files_unless_only_the_host_is_asked_about() {
         (&json!("missing"), &json!(true))
     );
     assert_eq!(check(&["--host"]).1, None);
+}
+
+/// This needs root.
+#[test]
+fn check_names_a_place_of_volumes_that_maps_no_users() {
+    let root = Root::default();
+    let podvisor = root.podvisor(&["check", "--json"]);
+    let script = format!("{OVERLAY_ON_RUN} && exec \"$@\"");
+    let mut command = Command::new("unshare");
+    command.args(["--mount", "sh", "-c", &script, "sh"]);
+    command
+        .arg(podvisor.get_program())
+        .args(podvisor.get_args())
+        .current_dir(root.path());
+    let ran = Ran::new(command.output().unwrap());
+    let report: Value = serde_json::from_str(&ran.stdout).unwrap_or_else(|_| panic!("{ran:?}"));
+    let items = report["items"].as_array().unwrap();
+    let item = items.iter().find(|item| item["name"] == "mapped users");
+    let item = item.unwrap_or_else(|| panic!("{ran:?}"));
+    assert_eq!(item["status"], "warning", "{ran:?}");
+    let found = item["found"].as_str().unwrap();
+    assert!(found.starts_with("refused on /"), "{found}");
+    assert!(found.contains("root on the host"), "{found}");
 }
 
 #[test]

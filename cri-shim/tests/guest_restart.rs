@@ -12,6 +12,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::json;
 use support::PATIENCE;
 use support::cri::{Daemon, PodClient};
+use support::host::is_nobody;
 use support::image::Image as TestImage;
 use support::pod::eventually;
 use support::registry::Registry;
@@ -19,6 +20,9 @@ use tonic::{Code, Status};
 
 /// The bridge that this test creates.
 const BRIDGE: &str = "br-restart";
+
+/// The uid of its pods.
+const POD: &str = "uid-restart";
 
 /// A node whose daemon is killed, with one pod of one image.
 struct Node {
@@ -51,7 +55,7 @@ fn pod_config(daemon: &Daemon, attempt: u32, namespaces: NamespaceOption) -> Pod
     PodSandboxConfig {
         metadata: Some(PodSandboxMetadata {
             name: "restart".to_owned(),
-            uid: "uid-restart".to_owned(),
+            uid: POD.to_owned(),
             namespace: "default".to_owned(),
             attempt,
         }),
@@ -459,6 +463,8 @@ async fn a_sandbox_dies(node: &mut Node) {
     let [sandbox] = sandboxes()[..] else {
         panic!("{:?}", sandboxes());
     };
+    // Its volumes were mounted by a daemon that has not launched it.
+    assert!(is_nobody(sandbox.as_raw_pid().cast_unsigned()));
     kill_process(sandbox, Signal::KILL).unwrap();
     let status = node.ended(&id).await;
     assert_eq!((status.exit_code, &*status.reason), (255, "SandboxGone"));
@@ -477,9 +483,31 @@ async fn a_sandbox_dies(node: &mut Node) {
     assert_eq!(node.client.status(&id).await, status);
 }
 
+/// A kubelet's pods are not made anew as the host's root where the settings require mapped users.
+async fn a_pod_stays_without_what_needs_the_hosts_root(node: &mut Node) {
+    node.namespaces.userns_options = None;
+    let settings = node.daemon.path("config.toml");
+    fs::write(&settings, "require = [\"mapped-users\"]\n").unwrap();
+    node.daemon.arguments = vec!["--config".to_owned(), settings.display().to_string()];
+    with_a_pod(node).await;
+    let mut request = node.create_request("true");
+    let config = request.config.as_mut().unwrap();
+    // No mounts of it have mapped users.
+    config.mounts[0].host_path = "/proc/sys/kernel".to_owned();
+    let runtime = &mut node.client.runtime;
+    let refused = runtime.create_container(request).await.unwrap_err();
+    assert_eq!(refused.code(), Code::FailedPrecondition, "{refused}");
+    assert!(refused.message().contains("mapped-users"), "{refused}");
+    let id = node.create("echo kept >/data/kept").await;
+    node.client.start(&id).await.unwrap();
+    assert_eq!(node.ended(&id).await.exit_code, 0);
+    assert_eq!(node.pods().await[0].state(), PodSandboxState::SandboxReady);
+    while_the_pod_is_stopped_and_removed(node).await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn guest_a_daemon_that_was_killed_finds_everything_as_it_was() {
-    let daemon = Daemon::new(&[], None);
+    let daemon = Daemon::of_kubelet(POD);
     daemon.add_network(BRIDGE, &["10.91.4.0/24"]);
     let registry = Registry::serve(&[(
         "test/main",
@@ -525,4 +553,5 @@ async fn guest_a_daemon_that_was_killed_finds_everything_as_it_was() {
     with_a_container_in_a_user_namespace(&mut node).await;
     a_sandbox_dies(&mut node).await;
     while_the_pod_is_stopped_and_removed(&mut node).await;
+    a_pod_stays_without_what_needs_the_hosts_root(&mut node).await;
 }

@@ -13,13 +13,16 @@ use podvisor_cri::sandbox::{RefusalKind, SandboxClient, StdioFds};
 use podvisor_cri_messages::*;
 use rustix::process::Signal;
 use support::cri::{Daemon, PodClient};
-use support::host::{command, sandboxes};
+use support::host::{command, is_nobody, sandboxes};
 use support::pod::{eventually, log_text};
 use support::{PATIENCE, Root};
 use tonic::Code;
 
 /// The bridge that this test creates.
 const BRIDGE: &str = "br-vm";
+
+/// The uid of its pods.
+const POD: &str = "uid-machine";
 
 /// A node with an image that holds the small system's disk.
 struct Node {
@@ -30,7 +33,7 @@ struct Node {
 impl Node {
     /// Creates the node and a pod.
     async fn new() -> Self {
-        let daemon = Daemon::new(&[], None);
+        let daemon = Daemon::of_kubelet(POD);
         fs::create_dir(daemon.path("shared-data")).unwrap();
         fs::write(daemon.path("shared-data/of-host"), "host\n").unwrap();
         daemon.add_network(BRIDGE, &["10.96.0.0/24"]);
@@ -264,7 +267,7 @@ fn pod_config(daemon: &Daemon) -> PodSandboxConfig {
     PodSandboxConfig {
         metadata: Some(PodSandboxMetadata {
             name: "machine".to_owned(),
-            uid: "uid-machine".to_owned(),
+            uid: POD.to_owned(),
             namespace: "default".to_owned(),
             attempt: 0,
         }),
@@ -417,6 +420,7 @@ async fn guest_with_its_own_system_lives_the_life_of_a_pod() {
         let of_guest = fs::read_to_string(shared.join("of-guest")).unwrap();
         assert_eq!(of_guest, "guest\n");
         fs::remove_file(shared.join("of-guest")).unwrap();
+        assert!(is_nobody(sandboxes()[0]));
         node.stop(&again, 300).await;
         let ended = node.ended(&again).await;
         assert_eq!((ended.exit_code, ended.reason.as_str()), (0, "Completed"));

@@ -13,6 +13,7 @@ use std::process::Command;
 use podvisor_cri_messages::*;
 use rustix::process::Signal;
 use serde_json::json;
+use support::OVERLAY_ON_RUN;
 use support::cri::Daemon;
 use support::image::Image as TestImage;
 use support::pod::eventually;
@@ -120,6 +121,28 @@ async fn it_tells_who_it_is_and_what_it_waits_for() {
         runtime_config: None,
     };
     runtime.update_runtime_config(update).await.unwrap();
+}
+
+/// This needs root.
+#[tokio::test]
+async fn a_node_that_maps_no_users_says_where_in_its_status() {
+    let dir = tempfile::tempdir().unwrap();
+    let script = format!(
+        "cd '{}' && {OVERLAY_ON_RUN} && exec \"$@\"",
+        dir.path().display()
+    );
+    let (daemon, _guest) =
+        Daemon::without_guests(&["unshare", "--mount", "sh", "-c", &script, "sh"]);
+    let mut runtime = daemon.runtime().await;
+    let status = runtime.status(StatusRequest { verbose: true }).await;
+    let status = status.unwrap().into_inner();
+    let jail: serde_json::Value = serde_json::from_str(&status.info["jail"]).unwrap();
+    let told = jail["noMappedUsers"].as_str().unwrap();
+    assert!(
+        told.starts_with("no mounts with mapped users of /"),
+        "{told}"
+    );
+    assert_eq!(jail["podsMissingLayers"], json!({}));
 }
 
 fn http_get(port: u16, path: &str) -> String {

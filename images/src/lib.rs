@@ -54,8 +54,8 @@ pub use archive::{ArchiveError, ArchiveFormat};
 pub use cancel::Cancel;
 pub use digest::{Digest, DigestError};
 pub use disk::{
-    Checksum, ChecksumError, ConvertError, Disk, DiskError, DiskFormat, Qcow2Error, copy_disk,
-    disk_len, zero_disk,
+    Checksum, ChecksumError, ConvertError, Disk, DiskError, DiskFormat, Qcow2Error, convert_disk,
+    copy_disk, disk_len, zero_disk,
 };
 pub use erofs::WriteError;
 pub use error::{Error, Result, parse_reference};

@@ -40,6 +40,7 @@ pub(crate) const FULL_KERNEL: &[Package] = &[package(
 pub(crate) const HOST: &[Package] = &[
     package("qemu-system-x86", "emulates a machine whose KVM is sound"),
     package("busybox-static", "the shell of the test host's initramfs"),
+    package("e2fsprogs", "makes the test host's disk"),
     package("kmod", "orders the test host's kernel modules"),
     package("xz-utils", "unpacks the test host's kernel"),
 ];

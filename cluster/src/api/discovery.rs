@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 use super::{
     GROUP, VERSIONS, expand, openapi,
     subresources::{SUBRESOURCES, VM},
+    upload,
 };
 use crate::{
     https::{self, Answer},
@@ -19,10 +20,13 @@ pub(super) fn answer(path: &str, accept: Option<&HeaderValue>) -> Option<Answer>
         return Some(https::text(StatusCode::NOT_ACCEPTABLE, "not served"));
     }
     let value = match path {
-        "/apis" => json!({ "kind": "APIGroupList", "apiVersion": "v1", "groups": [group()] }),
+        "/apis" => {
+            json!({ "kind": "APIGroupList", "apiVersion": "v1", "groups": [group(), upload::group()] })
+        }
         "/openapi/v2" => openapi::v2(),
         "/openapi/v3" => openapi::v3_list(),
         _ if path.starts_with("/openapi/v3/") => openapi::v3(path)?,
+        _ if path.starts_with("/apis/upload.") => upload::discovery(path)?,
         _ => {
             let rest = path.strip_prefix("/apis/")?.strip_prefix(GROUP)?;
             match rest.strip_prefix('/') {

@@ -1,4 +1,5 @@
-//! The aggregated group `subresources.kubevirt.io`: discovery, and what is asked of VMs.
+//! The aggregated groups: `subresources.kubevirt.io` with discovery and what is asked of VMs, and
+//! `upload.cdi.kubevirt.io` with the tokens of uploads (`upload`).
 //!
 //! The API server passes requests on with the user's name in their headers, under a certificate
 //! that only it has (`front_proxy`). Each request is authorized by a SubjectAccessReview
@@ -13,6 +14,7 @@ pub(crate) mod node;
 mod objects;
 mod openapi;
 pub(crate) mod subresources;
+mod upload;
 mod vm;
 mod vmi;
 
@@ -28,6 +30,7 @@ use crate::{
     certificates::{Certificates, Publish},
     https::{self, Answer, Peer},
     status::Failure,
+    upload::token::KeyStore,
 };
 use front_proxy::FrontProxy;
 use node::Nodes;
@@ -42,9 +45,10 @@ pub const VERSIONS: [&str; 2] = ["v1", "v1alpha3"];
 pub use crate::contact::API as NAME;
 
 /// The names of the APIServices.
-const API_SERVICES: [&str; 2] = [
+const API_SERVICES: [&str; 3] = [
     "v1.subresources.kubevirt.io",
     "v1alpha3.subresources.kubevirt.io",
+    "v1beta1.upload.cdi.kubevirt.io",
 ];
 
 /// What the subcommand takes from its command line.
@@ -94,6 +98,7 @@ pub async fn serve(
     let fresh = tokio::spawn(certificates.keep_fresh());
     tracing::info!(address = ?listener.local_addr().ok(), "serving the subresources");
     let state = Arc::new(State {
+        keys: KeyStore::new(client.clone(), namespace),
         client,
         front_proxy,
         nodes,
@@ -106,6 +111,7 @@ pub async fn serve(
 
 struct State {
     client: Client,
+    keys: KeyStore,
     front_proxy: FrontProxy,
     nodes: Nodes,
 }
@@ -181,6 +187,9 @@ async fn answer(request: Request<Incoming>, peer: &Peer, state: &State) -> Resul
     let user = state.front_proxy.user(peer, request.headers())?;
     let uri = request.uri().clone();
     let path = uri.path();
+    if let Some(namespace) = upload::namespace(path) {
+        return upload::answer(request, state, &user, namespace).await;
+    }
     let verb = match *request.method() {
         Method::PUT => "update",
         Method::GET => "get",

@@ -5,7 +5,10 @@ use serde_json::{Map, Value, json};
 use super::{
     GROUP, VERSIONS, expand,
     subresources::{SUBRESOURCES, Subresource},
+    upload,
 };
+
+use crate::upload::{GROUP as UPLOAD, VERSION as UPLOAD_VERSION};
 
 /// Parameters in paths, by the subresources that have them.
 const PORT: [&str; 2] = ["{port}", "{port}/{protocol}"];
@@ -101,7 +104,8 @@ pub(super) fn v2() -> Value {
     let all = VERSIONS
         .iter()
         .flat_map(|version| paths(version, parameter, &answer));
-    let paths: Map<String, Value> = all.collect();
+    let token = upload::openapi(&parameter("namespace"), &answer);
+    let paths: Map<String, Value> = all.chain([token]).collect();
     json!({ "swagger": "2.0", "info": info(), "paths": paths })
 }
 
@@ -109,8 +113,9 @@ pub(super) fn v2() -> Value {
 pub(super) fn v3_list() -> Value {
     let paths: Map<String, Value> = VERSIONS
         .iter()
-        .map(|version| {
-            let name = format!("apis/{GROUP}/{version}");
+        .map(|version| format!("apis/{GROUP}/{version}"))
+        .chain([format!("apis/{UPLOAD}/{UPLOAD_VERSION}")])
+        .map(|name| {
             // What they say changes with the program alone.
             let hash = env!("CARGO_PKG_VERSION");
             let url = format!("/openapi/v3/{name}?hash={hash}");
@@ -122,17 +127,24 @@ pub(super) fn v3_list() -> Value {
 
 /// The description of one version.
 pub(super) fn v3(path: &str) -> Option<Value> {
+    let path = path.strip_prefix("/openapi/v3/apis/")?;
     let version = path
-        .strip_prefix("/openapi/v3/apis/")?
-        .strip_prefix(GROUP)?
-        .strip_prefix('/')?;
-    if !VERSIONS.contains(&version) {
+        .strip_prefix(GROUP)
+        .and_then(|rest| rest.strip_prefix('/'));
+    let is_upload = path
+        .strip_prefix(UPLOAD)
+        .and_then(|rest| rest.strip_prefix('/'))
+        == Some(UPLOAD_VERSION);
+    if !is_upload && !version.is_some_and(|version| VERSIONS.contains(&version)) {
         return None;
     }
     let parameter = |name: &str| json!({ "name": name, "in": "path", "required": true, "schema": { "type": "string" } });
     let content = json!({ "application/json": { "schema": { "type": "string" } } });
     let answer = json!({ "description": "OK", "content": content });
-    let paths = paths(version, parameter, &answer);
+    let paths = match version {
+        Some(version) => paths(version, parameter, &answer),
+        None => Map::from_iter([upload::openapi(&parameter("namespace"), &answer)]),
+    };
     Some(json!({ "openapi": "3.0.0", "info": info(), "paths": paths }))
 }
 

@@ -12,6 +12,7 @@ use serde_json::Value;
 use tokio::sync::watch;
 
 use super::Error;
+use super::datavolume::Importers;
 use super::expectations::Expectations;
 use super::leader::Leading;
 use super::metrics::Progress;
@@ -53,7 +54,7 @@ pub(super) struct Context {
     configuration: Configuration,
     pub(super) progress: Progress,
     leading: Leading,
-    importer_image: String,
+    importers: Importers,
     recorder: Recorder,
     revisions: Mutex<HashMap<String, Option<Arc<Value>>>>,
     errors: Mutex<HashMap<String, u32>>,
@@ -65,7 +66,7 @@ impl Context {
         world: World,
         leading: Leading,
         identity: &str,
-        importer_image: String,
+        importers: Importers,
         nodes: Nodes,
         configuration: Configuration,
         progress: Progress,
@@ -82,7 +83,7 @@ impl Context {
             configuration,
             progress,
             leading,
-            importer_image,
+            importers,
             revisions: Mutex::default(),
             errors: Mutex::default(),
             classes: tokio::sync::Mutex::default(),
@@ -97,9 +98,9 @@ impl Context {
         settings.with(&decided.unwrap_or_default())
     }
 
-    /// Returns the image of importers.
-    pub(super) fn importer_image(&self) -> &str {
-        &self.importer_image
+    /// Returns what importers are made with.
+    pub(super) fn importers(&self) -> &Importers {
+        &self.importers
     }
 
     /// Waits until everything is known; an error if another replica acts.

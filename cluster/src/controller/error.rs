@@ -37,6 +37,16 @@ pub enum Error {
         #[source]
         source: super::vmi::PodError,
     },
+    /// The pod that takes an upload gets no certificate.
+    #[error("failed to make the certificate by which the upload to {object} is protected")]
+    #[non_exhaustive]
+    Credentials {
+        /// The DataVolume.
+        object: String,
+        /// What is wrong with the authority.
+        #[source]
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
     /// An object has no JSON.
     #[error("failed to write a {what} as JSON")]
     Serialize {
@@ -54,20 +64,34 @@ pub enum Error {
     Ended,
 }
 
+fn name_of<K: Resource>(object: &K) -> String {
+    let meta = object.meta();
+    format!(
+        "{}/{}",
+        meta.namespace.as_deref().unwrap_or_default(),
+        meta.name.as_deref().unwrap_or_default()
+    )
+}
+
 impl Error {
+    pub(super) fn credentials<K: Resource>(
+        object: &K,
+        source: impl std::error::Error + Send + Sync + 'static,
+    ) -> Self {
+        Self::Credentials {
+            object: name_of(object),
+            source: Box::new(source),
+        }
+    }
+
     pub(super) fn request<K: Resource>(
         what: &'static str,
         object: &K,
         source: kube::Error,
     ) -> Self {
-        let meta = object.meta();
         Self::Request {
             what,
-            object: format!(
-                "{}/{}",
-                meta.namespace.as_deref().unwrap_or_default(),
-                meta.name.as_deref().unwrap_or_default()
-            ),
+            object: name_of(object),
             source: Box::new(source),
         }
     }

@@ -41,6 +41,7 @@ use tokio::signal::unix::{SignalKind, signal};
 
 pub use error::Error;
 
+use crate::certificates::AuthorityStore;
 use context::Context;
 use leader::Election;
 use metrics::Metrics;
@@ -152,7 +153,10 @@ async fn run_with(
             options.namespace.clone(),
             metrics.clone(),
             identity.clone(),
-            options.importer_image.clone(),
+            datavolume::Importers::new(
+                options.importer_image.clone(),
+                AuthorityStore::new(client.clone(), &options.lease_namespace),
+            ),
             options.lease_namespace.clone(),
             options.migrations.settings(),
         ))
@@ -172,7 +176,7 @@ async fn act(
     namespace: Option<String>,
     metrics: Metrics,
     identity: String,
-    importer_image: String,
+    importers: datavolume::Importers,
     own_namespace: String,
     settings: migration::ClusterSettings,
 ) {
@@ -189,7 +193,7 @@ async fn act(
         world.clone(),
         leading,
         &identity,
-        importer_image,
+        importers,
         nodes,
         context::Configuration { settings, seen },
         metrics.progress().clone(),

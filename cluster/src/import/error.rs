@@ -1,9 +1,12 @@
 //! Why a claim was not filled.
 
 use std::io;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use podvisor_images::{ChecksumError, ConvertError, DiskError, Error, Qcow2Error};
+
+use super::upload::FormError;
 
 /// Why a claim was not filled.
 #[derive(Debug, thiserror::Error)]
@@ -63,6 +66,27 @@ pub enum ImportError {
         /// Its free bytes.
         free: u64,
     },
+    /// The certificates for uploads cannot be used.
+    #[error("failed to use {} for uploads; delete the pod and its Secret", .path.display())]
+    Credentials {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        #[source]
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+    /// Nobody can upload.
+    #[error("failed to listen on {address} for an upload")]
+    Listen {
+        /// The address.
+        address: SocketAddr,
+        /// The system's answer.
+        #[source]
+        source: io::Error,
+    },
+    /// An upload is not the form that it says to be.
+    #[error("failed to read the form of an upload")]
+    Form(#[source] FormError),
     /// The process was told to end.
     #[error("the import was told to end before it was done; it begins again with its next pod")]
     Stopped,

@@ -1,15 +1,17 @@
 //! `podvisor-cluster import`: the program of an importer's pod, which fills a claim.
 //!
-//! A source enters by options (`source`), a disk leaves as the file `disk.img` of a directory or
-//! as the contents of a block device (`target`). A disk appears when it is complete: the file gets
-//! its name at the end, and of a device the beginning is written last. Nothing is kept from an
-//! earlier run that was killed. How far it is can be asked by HTTP (`progress`); why it failed is
-//! the container's termination message. It has no rights at the API server, and asks for none.
+//! A source enters by options (`source`) or is the body of a request (`upload`), a disk leaves as
+//! the file `disk.img` of a directory or as the contents of a block device (`target`). A disk
+//! appears when it is complete: the file gets its name at the end, and of a device the beginning is
+//! written last. Nothing is kept from an earlier run that was killed. How far it is can be asked by
+//! HTTP (`progress`); why it failed is the container's termination message. It has no rights at the
+//! API server, and asks for none.
 
 mod error;
 mod progress;
 mod source;
 mod target;
+mod upload;
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -19,6 +21,7 @@ use tokio::task::spawn_blocking;
 
 pub use error::ImportError;
 pub(crate) use progress::METRIC as PROGRESS_METRIC;
+pub use upload::FormError;
 
 use progress::Progress;
 use source::Source;
@@ -31,7 +34,7 @@ const MESSAGE: usize = 1000;
 
 /// What the subcommand takes from its command line.
 #[derive(Debug, Clone, clap::Args)]
-#[command(group(ArgGroup::new("source").required(true).args(["url", "image", "file", "blank"])))]
+#[command(group(ArgGroup::new("source").required(true).args(["url", "image", "file", "blank", "upload"])))]
 #[command(group(ArgGroup::new("target").required(true).args(["directory", "device"])))]
 #[non_exhaustive]
 pub struct Options {
@@ -47,6 +50,12 @@ pub struct Options {
     /// Make an empty disk
     #[arg(long)]
     pub blank: bool,
+    /// Take a disk that the upload proxy sends to this address by HTTPS
+    #[arg(long, requires = "credentials")]
+    pub upload: Option<SocketAddr>,
+    /// The directory with tls.crt and tls.key for that, and ca.crt by which the proxy is known
+    #[arg(long)]
+    pub credentials: Option<PathBuf>,
     /// The file's checksum as it is served, sha256:… or sha512:…
     #[arg(long, requires = "url")]
     pub checksum: Option<String>,
@@ -128,6 +137,12 @@ async fn run_until(options: Options, stop: impl Future<Output = ()>) -> anyhow::
 
 /// Fills the target; nobody can tell what it was before.
 async fn import(options: &Options, progress: &Progress) -> Result<(), ImportError> {
+    if let Some(address) = options.upload {
+        upload::receive(options, address, progress).await?;
+        progress.finish();
+        tracing::info!("the disk is complete");
+        return Ok(());
+    }
     let source = Source::of(options)?;
     let target = Target::of(options);
     let (target, room) = {

@@ -49,6 +49,11 @@ impl Progress {
         self.change(|state| (state.done, state.total) = (done, Some(total)));
     }
 
+    /// It begins again.
+    pub(super) fn reset(&self) {
+        self.change(|state| *state = State::default());
+    }
+
     /// Everything is written.
     pub(super) fn finish(&self) {
         self.change(|state| state.is_complete = true);

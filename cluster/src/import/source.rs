@@ -201,7 +201,7 @@ impl Trust {
 }
 
 /// What a source may make this machine do, for a disk of at most `room` bytes.
-fn limits(room: u64) -> Limits {
+pub(super) fn limits(room: u64) -> Limits {
     let file = room.saturating_mul(2).saturating_add(SLACK);
     let mut limits = Limits::default();
     limits.disk_bytes = room;

@@ -120,6 +120,12 @@ impl Target {
         Ok(room)
     }
 
+    /// Makes an empty file, of which `put` can make the disk.
+    pub(super) fn create(&self) -> Result<(PathBuf, File), ImportError> {
+        let work = self.own_work().or_else(|| self.scratch.clone());
+        create(&work.unwrap_or_else(|| PathBuf::from(WORK)))
+    }
+
     /// Makes the raw disk at `disk` the target's disk, of `size` bytes.
     pub(super) fn put(
         &self,

@@ -13,6 +13,7 @@ use crate::{
         subresources::{Right, SUBRESOURCES, first_step},
     },
     certificates,
+    upload::{self, token},
 };
 
 /// Everything that a controller does with the objects it owns.
@@ -71,6 +72,7 @@ pub(super) fn rbac(options: &Options) -> Vec<Value> {
     let services: Vec<String> = api::VERSIONS
         .iter()
         .map(|version| format!("{version}.{}", api::GROUP))
+        .chain([format!("{}.{}", upload::VERSION, upload::GROUP)])
         .collect();
     let services: Vec<&str> = services.iter().map(String::as_str).collect();
 
@@ -94,6 +96,8 @@ pub(super) fn rbac(options: &Options) -> Vec<Value> {
             rule(&[""], &["pods"], &ALL),
             rule(&[""], &["nodes"], &READ),
             rule(&[""], &["persistentvolumeclaims"], &CLAIMS),
+            // The certificate of each pod that takes an upload; none is read.
+            rule(&[""], &["secrets"], &["create"]),
             rule(&["storage.k8s.io"], &["storageclasses"], &["get", "list"]),
             rule(&[datavolume::GROUP], &["datavolumes"], &ALL),
             rule(&[datavolume::GROUP], &["datasources"], &READ),
@@ -228,6 +232,8 @@ pub(super) fn rbac(options: &Options) -> Vec<Value> {
             rule(&[GROUP], &["virtualmachineinstances/status"], &["patch"]),
             rule(&[instancetype::GROUP], &INSTANCETYPES, &["get"]),
             rule(&[""], &["pods"], &["list", "delete"]),
+            // Whether a claim waits for an upload.
+            rule(&[""], &["persistentvolumeclaims"], &["get"]),
             // Where a node is reached, and by what it is known.
             rule(&[""], &["nodes"], &["get"]),
             rule(
@@ -244,12 +250,19 @@ pub(super) fn rbac(options: &Options) -> Vec<Value> {
         ],
         authority_rules()
             .into_iter()
-            .chain([named(
-                &[""],
-                &["configmaps"],
-                &[certificates::SECRET],
-                &["patch"],
-            )])
+            .chain([
+                named(&[""], &["configmaps"], &[certificates::SECRET], &["patch"]),
+                named(&[""], &["secrets"], &[token::SECRET], &["get"]),
+            ])
+            .collect(),
+    );
+    component(
+        upload::PROXY,
+        // Where a claim's upload is taken.
+        vec![rule(&[""], &["persistentvolumeclaims"], &["get"])],
+        authority_rules()
+            .into_iter()
+            .chain([named(&[""], &["secrets"], &[token::SECRET], &["get"])])
             .collect(),
     );
     // The certificate authority of the front proxy is public to servers that are aggregated.
@@ -448,6 +461,7 @@ fn users() -> Vec<Value> {
                 ),
                 rule(&[instancetype::GROUP], &INSTANCETYPES, &READ),
                 rule(&[instancetype::GROUP], &INSTANCETYPES[..2], &verbs),
+                rule(&[upload::GROUP], &[upload::RESOURCE], &["create"]),
                 rule(&[api::GROUP], &words(&update), &["update"]),
                 rule(&[api::GROUP], &words(&get), &["get"]),
             ],

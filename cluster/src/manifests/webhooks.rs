@@ -6,7 +6,7 @@ use podvisor_cluster_types::{clone, datavolume, migration, snapshot};
 use serde_json::{Value, json};
 
 use super::crds::GROUP;
-use crate::{admission, api, controller::objects};
+use crate::{admission, api, controller::objects, upload};
 
 /// The mutating and the validating configuration.
 #[must_use]
@@ -126,19 +126,20 @@ pub fn webhooks(namespace: &str) -> Vec<Value> {
     ]
 }
 
-/// The group of the subresources, in both versions.
+/// The group of the subresources in both versions, and that of the tokens of uploads.
 #[must_use]
 pub fn api_services(namespace: &str) -> Vec<Value> {
-    api::VERSIONS
-        .iter()
+    let groups = api::VERSIONS.iter().map(|version| (api::GROUP, *version));
+    groups
+        .chain([(upload::GROUP, upload::VERSION)])
         .enumerate()
-        .map(|(index, version)| {
+        .map(|(index, (group, version))| {
             json!({
                 "apiVersion": "apiregistration.k8s.io/v1",
                 "kind": "APIService",
-                "metadata": { "name": format!("{version}.{}", api::GROUP) },
+                "metadata": { "name": format!("{version}.{group}") },
                 "spec": {
-                    "group": api::GROUP,
+                    "group": group,
                     "version": version,
                     "groupPriorityMinimum": 1000,
                     "versionPriority": 15 - index,

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::Options;
-use crate::{admission, api};
+use crate::{admission, api, upload};
 
 /// The port that servers listen on.
 const PORT: u16 = 8443;
@@ -17,8 +17,10 @@ pub(super) fn workloads(options: &Options) -> Vec<Value> {
         deployment(options, "podvisor-controller", "controller", false),
         deployment(options, admission::NAME, "admission", true),
         deployment(options, api::NAME, "api", true),
+        deployment(options, upload::PROXY, "upload-proxy", true),
     ];
-    for name in [admission::NAME, api::NAME] {
+    let servers = [admission::NAME, api::NAME, upload::PROXY];
+    for name in servers {
         items.push(json!({
             "apiVersion": "v1",
             "kind": "Service",
@@ -29,7 +31,7 @@ pub(super) fn workloads(options: &Options) -> Vec<Value> {
             },
         }));
     }
-    for name in ["podvisor-controller", admission::NAME, api::NAME] {
+    for name in ["podvisor-controller"].into_iter().chain(servers) {
         items.push(json!({
             "apiVersion": "policy/v1",
             "kind": "PodDisruptionBudget",

@@ -27,6 +27,12 @@ pub(super) const KIND: &str = "VirtualMachineInstanceMigration";
 /// A controller and a kubelet that end with the test.
 pub(super) struct Task(tokio::task::JoinHandle<()>);
 
+impl Task {
+    pub(super) fn of(task: tokio::task::JoinHandle<()>) -> Self {
+        Self(task)
+    }
+}
+
 impl Drop for Task {
     fn drop(&mut self) {
         self.0.abort();

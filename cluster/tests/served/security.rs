@@ -16,7 +16,7 @@ use super::{SYSTEM, api_of, apply, code, object, path, put_to, served, vmi};
 const VMIS: &str = "virtualmachineinstances";
 
 /// A user with these cluster roles in a namespace, once the authorizer knows it.
-async fn user(name: &str, namespace: &str, roles: &[&str]) -> Client {
+pub(super) async fn user(name: &str, namespace: &str, roles: &[&str]) -> Client {
     let server = served();
     let group = "rbac.authorization.k8s.io";
     for role in roles {

@@ -8,7 +8,6 @@ use rcgen::{
     BasicConstraints, CertificateParams, CertifiedIssuer, DnType, ExtendedKeyUsagePurpose, IsCa,
     KeyPair, KeyUsagePurpose,
 };
-use tokio_rustls::TlsConnector;
 use tokio_rustls::rustls::client::danger::{
     HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier,
 };
@@ -17,8 +16,9 @@ use tokio_rustls::rustls::pki_types::{
     CertificateDer, PrivateKeyDer, ServerName, UnixTime, pem::PemObject,
 };
 use tokio_rustls::rustls::{
-    self, ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme,
+    self, ClientConfig, DigitallySignedStruct, RootCertStore, ServerConfig, SignatureScheme,
 };
+use tokio_rustls::{TlsAcceptor, TlsConnector};
 
 /// The authority, and the directory of everything that it issued.
 pub struct Authority {
@@ -133,6 +133,19 @@ impl Authority {
         std::fs::write(&files.key, key.serialize_pem())?;
         Ok(files)
     }
+}
+
+/// Returns a server of TLS that has a certificate of an authority for `localhost`.
+pub fn tls_server(authority: &Authority) -> TlsAcceptor {
+    let files = authority.server("stranger", &["localhost"]);
+    let (certificates, key) = files.expect("the certificate is issued").read();
+    let config = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
+        .with_safe_default_protocol_versions()
+        .expect("versions")
+        .with_no_client_auth()
+        .with_single_cert(certificates, key)
+        .expect("a certificate and its key");
+    TlsAcceptor::from(Arc::new(config))
 }
 
 /// Returns what connects by TLS to whoever is there, and may show a certificate.

@@ -4,7 +4,7 @@
 //! The library checks KVM and the host; podvisor additionally needs its guest's files and a jail.
 
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use clap::Args;
 use podvisor_vmm::check::{self, Item, Status};
@@ -13,6 +13,7 @@ use serde::Serialize;
 use super::FormatArgs;
 use super::advice;
 use super::table::Table;
+use crate::cri::place_without_mapped_users;
 use crate::machine::{AssetError, Assets, GuestFiles};
 use crate::sandbox::{jail, try_device_group};
 
@@ -64,7 +65,8 @@ struct View {
     items: Vec<Row>,
 }
 
-pub(super) fn run(args: &CheckArgs) -> anyhow::Result<u8> {
+/// Checks the host; `root` is podvisor's persistent directory.
+pub(super) fn run(args: &CheckArgs, root: &Path) -> anyhow::Result<u8> {
     let mut items: Vec<Row> = check::run().items.into_iter().map(Row::from).collect();
     if !args.host {
         let assets = Assets::of_this_process();
@@ -74,7 +76,7 @@ pub(super) fn run(args: &CheckArgs) -> anyhow::Result<u8> {
         match jail::can_change_identity() {
             true => {
                 items.extend(device_group(try_device_group()));
-                items.extend(mapped_users(jail::try_mapped_users(Path::new("/"))));
+                items.extend(place_without_mapped_users(root).map(mapped_users));
             }
             false => items.push(user_namespaces(jail::try_user_namespaces())),
         }
@@ -170,16 +172,16 @@ fn device_group(tried: io::Result<()>) -> Option<Row> {
     })
 }
 
-/// Returns what the jail of machines with volumes lacks where users cannot be mapped, by what came
-/// of a try with the root directory; `None` if they can.
-fn mapped_users(tried: io::Result<()>) -> Option<Row> {
-    let error = tried.err()?;
-    Some(Row {
+/// What the jail of machines with volumes lacks where users cannot be mapped: in a place, for the
+/// kernel's reason.
+fn mapped_users((place, error): (PathBuf, io::Error)) -> Row {
+    Row {
         name: "mapped users",
         status: Status::Warning,
         found: format!(
-            "refused on /: whoever breaks out of a guest with volumes is root on the host, with \
-             six capabilities: {error}"
+            "refused on {}: whoever breaks out of a pod with volumes is root on the host, with \
+             six capabilities: {error}",
+            place.display()
         ),
         remedy: Some(
             "run Linux 6.3 or later, with volumes on file systems that map users, such as ext4, \
@@ -187,7 +189,7 @@ fn mapped_users(tried: io::Result<()>) -> Option<Row> {
                 .to_owned(),
         ),
         required: false,
-    })
+    }
 }
 
 /// Whether the machines of a user other than root can have a jail, by what came of a try.
@@ -360,8 +362,8 @@ mod tests {
                 .unwrap()
                 .contains("CONFIG_CGROUP_BPF")
         );
-        assert!(mapped_users(Ok(())).is_none());
-        let mapped = mapped_users(Err(io::ErrorKind::InvalidInput.into())).unwrap();
+        let mapped = mapped_users(("/run".into(), io::ErrorKind::InvalidInput.into()));
+        assert!(mapped.found.starts_with("refused on /run: "), "{mapped:?}");
         assert!(mapped.remedy.as_ref().unwrap().contains("6.3"));
         let view = View::of(vec![
             optional,

@@ -140,7 +140,7 @@ impl Command {
             Self::Serve(args) => serve::run(globals, &args),
             Self::Config(args) => config::run(globals, &args),
             Self::System(args) => system::run(globals, &args),
-            Self::Check(args) => check::run(&args),
+            Self::Check(args) => check::run(&args, &globals.root().unwrap_or_default()),
             Self::Version(args) => version::run(&args),
             Self::Completions(args) => completions::run(&args),
             Self::Manual(args) => manual::run(&args),

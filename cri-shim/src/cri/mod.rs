@@ -46,5 +46,6 @@ pub(crate) use config::{
     GuestSettings, HANDLER, HostSettings, POD_IMAGE_SLOTS, ServeConfig, Sizes, VmSettings,
 };
 pub(crate) use host_runtime::HOST_HANDLER;
+pub(crate) use pods::place_without_mapped_users;
 pub(crate) use server::serve;
 pub(crate) use vm::{ImageNames, VM_HANDLER};

@@ -22,4 +22,5 @@ mod streaming;
 #[path = "../support/mod.rs"]
 mod support;
 mod users;
+mod volume_users;
 mod volumes;

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
@@ -14,14 +14,27 @@ use crate::client::{ask, ask_images};
 use crate::fixture::RUNTIME;
 use crate::support::PATIENCE;
 
-/// The pod of tests that need a container in any pod: it exists until the program ends, or until it
-/// stops.
-static SHARED: Mutex<Option<&'static Pod>> = Mutex::new(None);
+/// Who asks for a pod, which decides how podvisor serves its volumes: a kubelet makes a pod anew if
+/// one of them cannot be mounted with mapped users.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Client {
+    /// The pod's directory is among those of a kubelet.
+    Kubelet,
+    /// There is none, as for `crictl`: volumes are served as the host's root.
+    Other,
+}
 
-/// Locks the shared pod's slot. A test that failed while it created the pod leaves it empty.
-fn shared() -> MutexGuard<'static, Option<&'static Pod>> {
+/// The pods of tests that need a container in any pod of a kubelet, and of another client: each
+/// exists until the program ends, or until it stops.
+static SHARED: Mutex<[Option<&'static Pod>; 2]> = Mutex::new([None; 2]);
+
+/// Locks the shared pods' slots. A test that failed while it created the pod leaves one empty.
+fn shared() -> MutexGuard<'static, [Option<&'static Pod>; 2]> {
     SHARED.lock().unwrap_or_else(PoisonError::into_inner)
 }
+
+/// Where kubelets have the directories of their pods.
+const KUBELETS_PODS: &str = "/var/lib/kubelet/pods";
 
 #[allow(unsafe_code)]
 // SAFETY: as the C library declares it; it may be called at any time.
@@ -32,7 +45,7 @@ unsafe extern "C" {
 extern "C" fn remove_shared() {
     // In a separate thread: this one's thread-local values are gone by now.
     let removed = thread::spawn(|| {
-        if let Some(pod) = shared().take() {
+        for pod in shared().iter_mut().filter_map(Option::take) {
             pod.stop();
             pod.remove();
         }
@@ -91,10 +104,22 @@ pub(crate) fn image(repository: &str) -> ImageSpec {
     spec
 }
 
+fn directory_of(config: &PodSandboxConfig) -> PathBuf {
+    let uid = config.metadata.as_ref().map(|metadata| &*metadata.uid);
+    Path::new(KUBELETS_PODS).join(uid.unwrap())
+}
+
 impl Pod {
     pub(crate) fn shared() -> &'static Self {
+        Self::shared_of(Client::Kubelet)
+    }
+
+    /// The shared pod of a client: [`Client::Other`] for volumes without mapped users.
+    pub(crate) fn shared_of(client: Client) -> &'static Self {
         let mut shared = shared();
-        if let Some(pod) = *shared {
+        let is_first = shared.iter().all(Option::is_none);
+        let slot = &mut shared[usize::from(client == Client::Other)];
+        if let Some(pod) = *slot {
             let status = pod.status();
             if status.is_ok_and(|status| status.state() == PodSandboxState::SandboxReady) {
                 return pod;
@@ -104,8 +129,9 @@ impl Pod {
             pod.remove();
         }
         // It is never dropped, and its machine would outlive runtime and program.
-        let pod = &*Box::leak(Box::new(Self::run("shared", |_| {})));
-        if shared.replace(pod).is_none() {
+        let pod = &*Box::leak(Box::new(Self::run_for(client, "shared", |_| {})));
+        *slot = Some(pod);
+        if is_first {
             assert_eq!(atexit(remove_shared), 0);
         }
         pod
@@ -121,7 +147,7 @@ impl Pod {
         let mut config = PodSandboxConfig {
             metadata: Some(PodSandboxMetadata {
                 name: format!("{name}-{number}"),
-                uid: format!("uid-{number}"),
+                uid: format!("conformance-{number}"),
                 namespace: "conformance".to_owned(),
                 attempt: 0,
             }),
@@ -138,7 +164,24 @@ impl Pod {
     }
 
     pub(crate) fn run(name: &str, change: impl FnOnce(&mut PodSandboxConfig)) -> Self {
-        Self::of(Self::config(name, change))
+        Self::run_for(Client::Kubelet, name, change)
+    }
+
+    pub(crate) fn run_for(
+        client: Client,
+        name: &str,
+        change: impl FnOnce(&mut PodSandboxConfig),
+    ) -> Self {
+        let config = Self::config(name, change);
+        if client == Client::Kubelet {
+            fs::create_dir_all(directory_of(&config)).unwrap();
+        }
+        Self::of(config)
+    }
+
+    /// Returns the directory that its kubelet has for it and its volumes.
+    pub(crate) fn directory(&self) -> PathBuf {
+        directory_of(&self.config)
     }
 
     pub(crate) fn of(config: PodSandboxConfig) -> Self {
@@ -260,6 +303,8 @@ impl Drop for Pod {
         let _ = ask!(remove_pod_sandbox(RemovePodSandboxRequest {
             pod_sandbox_id
         }));
+        // What is in it may still be mounted.
+        let _ = fs::remove_dir(self.directory());
     }
 }
 
@@ -367,7 +412,7 @@ impl Container {
             .collect()
     }
 
-    pub(crate) fn log(&self) -> &std::path::Path {
+    pub(crate) fn log(&self) -> &Path {
         &self.log
     }
 }

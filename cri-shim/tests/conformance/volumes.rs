@@ -15,10 +15,10 @@ use tonic::Code;
 
 use crate::client::{ask, ask_images};
 use crate::fixture::RUNTIME;
-use crate::pod::{Container, Pod, image, security, stdout, strings};
+use crate::pod::{Client, Container, Pod, image, security, stdout, strings};
 use crate::support::until;
 
-fn mount(host: &Path, container: &str) -> Mount {
+pub(crate) fn mount(host: &Path, container: &str) -> Mount {
     Mount {
         container_path: container.to_owned(),
         host_path: host.display().to_string(),
@@ -123,6 +123,7 @@ fn guest_a_volume_that_the_host_swaps_by_a_link_is_seen_anew() {
 pub(crate) struct Mounted(pub(crate) PathBuf);
 
 impl Mounted {
+    /// Mounts a tmpfs, on which only newer hosts map users.
     fn at(path: PathBuf) -> Self {
         Self::with(path, c"")
     }
@@ -133,19 +134,24 @@ impl Mounted {
         Self(path)
     }
 
-    /// Mounts an ext4 of 16 MiB, which has extended attributes on every host.
+    /// Mounts an ext4 in a new directory.
     fn with_attributes(name: &str) -> Self {
-        let dir = RUNTIME.directory(name);
-        let path = dir.join("mounted");
+        let path = RUNTIME.directory(name).join("mounted");
         fs::create_dir(&path).unwrap();
-        let script = "/sbin/mke2fs -q -t ext4 ../disk 16M >/dev/null && mount -o loop ../disk .";
+        Self::disk(path)
+    }
+
+    /// Mounts an ext4 of 16 MiB, which has extended attributes and maps users on every host.
+    fn disk(path: PathBuf) -> Self {
+        let disk = RUNTIME.directory("disk").join("disk");
+        let script = "/sbin/mke2fs -q -t ext4 \"$1\" 16M >/dev/null && mount -o loop \"$1\" .";
         let mut make = Command::new("sh");
-        let made = make.args(["-c", script]).current_dir(&path).status();
-        assert!(made.unwrap().success());
+        make.args(["-c", script, "sh"]).arg(disk).current_dir(&path);
+        assert!(make.status().unwrap().success());
         Self(path)
     }
 
-    fn bound(from: &Path, path: PathBuf) -> Self {
+    pub(crate) fn bound(from: &Path, path: PathBuf) -> Self {
         mount_bind(from, &path).unwrap();
         Self(path)
     }
@@ -171,7 +177,7 @@ fn mounts_of(device: u64) -> usize {
 
 #[test]
 fn guest_a_stopped_pod_has_no_volume_of_the_host_mounted() {
-    let volume = Mounted::at(RUNTIME.directory("of-a-stopped-pod"));
+    let volume = Mounted::disk(RUNTIME.directory("of-a-stopped-pod"));
     let pod = Pod::run("unmounted", |_| {});
     for name in ["first", "second"] {
         pod.start(name, |config| {
@@ -190,7 +196,7 @@ fn guest_a_directory_below_a_volume_can_be_unmounted_and_removed_while_the_pod_r
     let dir = RUNTIME.directory("not-busy");
     let inner = dir.join("inner");
     fs::create_dir(&inner).unwrap();
-    let mounted = Mounted::at(inner.clone());
+    let mounted = Mounted::disk(inner.clone());
     fs::write(inner.join("file"), "below").unwrap();
     let container = Pod::shared().start("not-busy", |config| {
         config.mounts = vec![mount(&dir, "/data")];
@@ -208,12 +214,13 @@ fn guest_a_directory_below_a_volume_can_be_unmounted_and_removed_while_the_pod_r
 fn guest_a_pods_volumes_can_be_removed_beside_a_pod_that_has_the_whole_host() {
     let volume = RUNTIME.directory("of-a-pod-that-ends").join("volume");
     fs::create_dir(&volume).unwrap();
-    let mounted = Mounted::at(volume.clone());
+    let mounted = Mounted::disk(volume.clone());
     let pod = Pod::run("ends", |_| {});
     pod.start("user", |config| {
         config.mounts = vec![mount(&volume, "/data")];
     });
-    let monitor = Pod::shared().start("monitor", |config| {
+    // With what has no mapped users: `/proc`, among others.
+    let monitor = Pod::shared_of(Client::Other).start("monitor", |config| {
         config.mounts = vec![Mount {
             readonly: true,
             ..mount(Path::new("/"), "/host")
@@ -235,7 +242,7 @@ fn guest_read_only_reaches_into_mounts_below_only_when_asked_to() {
     let dir = RUNTIME.directory("nested");
     let inner = dir.join("inner");
     fs::create_dir(&inner).unwrap();
-    let _inner = Mounted::at(inner);
+    let _inner = Mounted::disk(inner);
     let recursive = |is_recursive| Mount {
         readonly: true,
         recursive_read_only: is_recursive,
@@ -265,7 +272,9 @@ fn guest_later_mounts_of_the_host_are_seen_where_they_are_propagated_to() {
     mount_change(&outer.0, MountPropagationFlags::SHARED).unwrap();
     let inner = dir.join("inner");
     fs::create_dir(&inner).unwrap();
-    let container = Pod::shared().start("later", |config| {
+    // What is mounted later has no mapped users.
+    let pod = Pod::shared_of(Client::Other);
+    let container = pod.start("later", |config| {
         config.mounts = vec![
             mount(&dir, "/private"),
             Mount {
@@ -285,7 +294,7 @@ fn guest_later_mounts_of_the_host_are_seen_where_they_are_propagated_to() {
     fs::write(inner.join("file"), "propagated").unwrap();
     assert_eq!(container.sh("cat /slave/inner/file"), "propagated");
     container.sh("test ! -e /private/inner/file");
-    let bidirectional = Pod::shared().container_config("back", |config| {
+    let bidirectional = pod.container_config("back", |config| {
         config.mounts = vec![Mount {
             propagation: MountPropagation::PropagationBidirectional as i32,
             ..mount(&dir, "/shared")
@@ -293,7 +302,7 @@ fn guest_later_mounts_of_the_host_are_seen_where_they_are_propagated_to() {
         security(config).privileged = true;
     });
     if RUNTIME.is_vm {
-        let refused = Pod::shared().try_create(bidirectional).err().unwrap();
+        let refused = pod.try_create(bidirectional).err().unwrap();
         assert!(refused.message().contains("Bidirectional"), "{refused}");
     }
     container.stop(0);
@@ -311,7 +320,7 @@ pub(crate) fn memory_volume(name: &str, options: &CStr) -> Mounted {
 #[test]
 fn guest_containers_find_the_same_objects_in_what_they_share() {
     let dir = RUNTIME.directory("objects");
-    let disk = Mounted::at(dir.clone());
+    let disk = Mounted::disk(dir.clone());
     let pod = Pod::shared();
     let with = |readonly| {
         let dir = &dir;
@@ -437,7 +446,7 @@ fn guest_a_part_of_a_volume_in_memory_may_be_mounted_before_the_whole() {
 fn guest_what_the_host_has_put_into_a_volume_in_memory_is_seen() {
     let volume = memory_volume("memory-held", c"mode=0777");
     fs::write(volume.0.join("file"), "from the host").unwrap();
-    let container = Pod::shared().start("memory-held", |config| {
+    let container = Pod::shared_of(Client::Other).start("memory-held", |config| {
         config.mounts = vec![mount(&volume.0, "/cache")];
     });
     assert_eq!(container.sh("cat /cache/file"), "from the host");

@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Instant;
 
@@ -32,7 +32,18 @@ impl Daemon {
     /// Creates a node with empty directories. `wrapper` is a command that runs the daemon, such as
     /// `unshare -n`; `guest_dir` has kernel and initramfs, otherwise they are podvisor's own.
     pub(crate) fn new(wrapper: &[&str], guest_dir: Option<PathBuf>) -> Self {
-        let dir = tempfile::tempdir().unwrap();
+        Self::new_in(tempfile::tempdir().unwrap(), wrapper, guest_dir)
+    }
+
+    /// Creates a node that maps users of volumes for pods of this uid, which are a kubelet's.
+    pub(crate) fn of_kubelet(uid: &str) -> Self {
+        fs::create_dir_all(Path::new("/var/lib/kubelet/pods").join(uid)).unwrap();
+        // Unlike the directory of temporary files, it maps users in the test host, too.
+        let dir = tempfile::tempdir_in("/run").unwrap();
+        Self::new_in(dir, &[], None)
+    }
+
+    fn new_in(dir: TempDir, wrapper: &[&str], guest_dir: Option<PathBuf>) -> Self {
         for name in ["net.d", "logs", "run"] {
             fs::create_dir(dir.path().join(name)).unwrap();
         }

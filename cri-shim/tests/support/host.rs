@@ -143,6 +143,25 @@ pub(crate) fn processes(is_one: impl Fn(&[u8]) -> bool) -> Vec<u32> {
     pids.filter(matches).collect()
 }
 
+/// The host's first user of those that jailed processes are.
+const NOBODY: u32 = 2_000_000_000;
+
+/// Whether a sandbox's process serves volumes as nobody of the host, in a user namespace of its
+/// own; if not, it is the host's root.
+pub(crate) fn is_nobody(pid: u32) -> bool {
+    let namespace = |process: &str| fs::read_link(format!("/proc/{process}/ns/user")).unwrap();
+    let is_apart = namespace(&pid.to_string()) != namespace("self");
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let users = status.lines().find_map(|line| line.strip_prefix("Uid:"));
+    let users: Vec<&str> = users.unwrap().split_whitespace().collect();
+    let expected = match is_apart {
+        true => NOBODY + pid,
+        false => 0,
+    };
+    assert_eq!(users, [expected.to_string().as_str(); 4]);
+    is_apart
+}
+
 pub(crate) fn kill(pid: u32) {
     let pid = Pid::from_raw(pid.try_into().unwrap()).unwrap();
     // It may have just ended.

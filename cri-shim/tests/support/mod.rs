@@ -24,6 +24,11 @@ use tempfile::TempDir;
 /// Timeout for everything, including guests on a loaded emulated host.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(300);
 
+/// Shell commands that mount an overlay, which has no mounts with mapped users, on `/run`. They are
+/// for a mount namespace of its own, in a directory of the test's.
+pub(crate) const OVERLAY_ON_RUN: &str = "mkdir upper work && mount -t overlay \
+     -o lowerdir=/run,upperdir=upper,workdir=work overlay /run";
+
 /// Polls a condition that has no notification.
 #[track_caller]
 pub(crate) fn until(what: &str, mut holds: impl FnMut() -> bool) {

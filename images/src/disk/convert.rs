@@ -4,13 +4,14 @@ use std::fmt;
 use std::fs::File;
 use std::io::{self, BufReader, Read};
 use std::str::FromStr;
+use std::sync::atomic::AtomicBool;
 
 use super::checksum::{Checksum, Hasher};
 use super::job::{ConvertError, Job, at_most, fill};
 use super::qcow2;
 use super::sparse::SparseFile;
-use crate::Digest;
 use crate::decompress::Compression;
+use crate::{Digest, Limits};
 
 /// Bytes read at a time.
 const CHUNK: usize = 256 << 10;
@@ -68,6 +69,29 @@ pub(crate) enum Failure {
 impl From<ConvertError> for Failure {
     fn from(error: ConvertError) -> Self {
         Self::Convert(error)
+    }
+}
+
+/// Reads `input` to its end and writes the disk in it into `out`, which must be empty: raw or
+/// qcow2, as it is or compressed. Returns the bytes of the disk.
+///
+/// Nothing is synced. On an error `out` has a part of the disk.
+///
+/// # Errors
+/// Why the input is not a disk image that can be used, or why it cannot be written.
+pub fn convert_disk(
+    input: impl Read + Send,
+    out: File,
+    limits: &Limits,
+) -> Result<u64, ConvertError> {
+    let job = Job {
+        limits,
+        cancelled: &AtomicBool::new(false),
+    };
+    match convert(input, None, out, &job) {
+        Ok(converted) => Ok(converted.size),
+        Err(Failure::Convert(error)) => Err(error),
+        Err(Failure::Checksum(_)) => Err(ConvertError::Read(io::ErrorKind::InvalidData.into())),
     }
 }
 

@@ -18,8 +18,8 @@ mod sparse;
 mod stored;
 
 pub use checksum::{Checksum, ChecksumError};
-pub use convert::DiskFormat;
 pub(crate) use convert::{Converted, Failure, convert};
+pub use convert::{DiskFormat, convert_disk};
 pub use error::DiskError;
 pub(crate) use fetch::{FetchError, Fetched, Fetcher, Validators};
 pub use job::ConvertError;

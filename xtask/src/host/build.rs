@@ -209,7 +209,8 @@ fn kernel_package() -> Result<String> {
     depends().context("Debian's archive has no linux-image-amd64 here")
 }
 
-fn path_with_sbin() -> String {
+/// Returns this program's PATH, with the programs for root.
+pub(super) fn path_with_sbin() -> String {
     let path = std::env::var("PATH").unwrap_or_default();
     format!("{path}:/usr/sbin:/sbin")
 }
@@ -327,7 +328,7 @@ fn order(dependencies: &str, builtin: &str, wanted: &[&str]) -> Result<Vec<Strin
 fn write_initramfs(out: impl Write, busybox: &Path, modules: &[(String, Vec<u8>)]) -> Result<()> {
     let mut cpio = cpio::Writer::new(out);
     for directory in [
-        "bin", "dev", "host", "lower", "modules", "new", "proc", "sys", "upper",
+        "bin", "dev", "host", "lower", "machine", "modules", "new", "proc", "sys", "upper",
     ] {
         cpio.directory(directory)?;
     }

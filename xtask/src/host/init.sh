@@ -1,6 +1,6 @@
 #!/bin/busybox sh
-# First stage of the test host, in its initramfs: modules, then the machine's own root,
-# read-only below a tmpfs, becomes the root.
+# First stage of the test host, in its initramfs: modules, then the root: the machine's own
+# directories, read-only below a tmpfs.
 B=/bin/busybox
 $B mount -t proc proc /proc
 $B mount -t sysfs sys /sys
@@ -22,9 +22,32 @@ $B mount -t 9p -o ro,trans=virtio,version=9p2000.L,msize=524288,cache=loose root
     echo "test host: the machine's root cannot be mounted"
 $B mount -t tmpfs -o size=75% tmpfs /upper
 $B mkdir /upper/data /upper/work
-$B mount -t overlay -o lowerdir=/lower,upperdir=/upper/data,workdir=/upper/work overlay /new ||
+$B mount -t overlay -o lowerdir=/lower,upperdir=/upper/data,workdir=/upper/work overlay /machine ||
     echo "test host: the overlay cannot be mounted"
 N=/new
+# An overlay has no mounts with mapped users, a disk has: where there is one, it is the root, with
+# the machine's directories mounted in it, and where volumes are.
+if [ -b /dev/vda ]; then
+    $B mount -t ext4 -o noatime,noinit_itable /dev/vda $N ||
+        echo "test host: the disk cannot be mounted"
+    for entry in /machine/*; do
+        at=$N/${entry##*/}
+        if [ -L "$entry" ]; then
+            $B cp -d "$entry" "$at"
+        elif [ -d "$entry" ]; then
+            $B mkdir "$at"
+            case $at in */proc | */sys | */dev | */run) continue ;; esac
+            $B mount -o bind "$entry" "$at"
+        fi
+    done
+    for at in var/lib/kubelet var/lib/podvisor run; do
+        $B mkdir -p "$N/$at" "$N/volumes/$at"
+        $B mount -o bind "$N/volumes/$at" "$N/$at"
+    done
+else
+    $B mount -o bind /machine $N
+    $B mount -t tmpfs -o mode=755 tmpfs $N/run
+fi
 $B mount -t proc proc $N/proc
 $B mount -t sysfs sys $N/sys
 $B mount -t devtmpfs dev $N/dev
@@ -33,7 +56,6 @@ $B mount -t devpts -o ptmxmode=666,mode=620,gid=5 devpts $N/dev/pts
 $B mount -t tmpfs -o mode=1777 tmpfs $N/dev/shm
 $B mount -t mqueue mqueue $N/dev/mqueue 2>/dev/null
 $B mount -t cgroup2 cgroup2 $N/sys/fs/cgroup
-$B mount -t tmpfs -o mode=755 tmpfs $N/run
 $B ln -sf /proc/self/fd $N/dev/fd
 $B ln -sf /proc/self/fd/0 $N/dev/stdin
 $B ln -sf /proc/self/fd/1 $N/dev/stdout

@@ -7,6 +7,7 @@
 //! user's view.
 
 mod build;
+mod disk;
 mod qemu;
 mod run;
 

@@ -20,7 +20,7 @@ use signal_hook::consts::SIGWINCH;
 use signal_hook::iterator::Signals;
 
 use super::build::Image;
-use super::qemu;
+use super::{disk, qemu};
 use crate::process::{Group, RawTerminal, TempDir};
 use crate::{cpio, paths};
 
@@ -80,6 +80,11 @@ pub(crate) fn run(image: &Image, job: &Job) -> Result<HostExit> {
     let dir = directory.path();
     let initramfs = dir.join("initramfs.cpio");
     write_initramfs(image, job, &initramfs)?;
+    // Machines that stall where a guest waits for a disk have none.
+    let disk = (!job.icount).then(|| dir.join("disk"));
+    if let Some(disk) = &disk {
+        disk::make(disk)?;
+    }
 
     let (events, received) = channel();
     let mut streams = vec!["status"];
@@ -106,6 +111,7 @@ pub(crate) fn run(image: &Image, job: &Job) -> Result<HostExit> {
     let mut command = qemu::command(job.icount);
     command
         .args(machine(image, job, dir, &initramfs, &streams))
+        .args(disk.iter().flat_map(|disk| disk::arguments(disk)))
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .stderr(fs::File::create(dir.join("qemu.log"))?);

@@ -9,6 +9,7 @@ use podvisor_cluster_types::datavolume::GROUP;
 use serde_json::{Value, json};
 
 use super::object::{DataVolume, annotation};
+use crate::upload;
 
 /// Annotation of a claim: how far the pod is that fills it. That it succeeded is written here
 /// before anywhere else, and for ever: what a VM wrote is never overwritten.
@@ -164,13 +165,19 @@ fn annotations(volume: &DataVolume) -> BTreeMap<String, String> {
         let is_state = own.is_some_and(|own| {
             [
                 "storage.pod.phase",
+                "storage.pod.ready",
                 "storage.populatedFor",
                 "storage.prePopulated",
+                "storage.upload.target",
+                "storage.uploadPodName",
             ]
             .contains(&own)
         });
-        !is_state && !name.starts_with("kubectl.kubernetes.io/")
+        !is_state && name != upload::ADDRESS && !name.starts_with("kubectl.kubernetes.io/")
     });
+    if volume.spec.is_upload() {
+        annotations.insert(upload::TARGET.to_owned(), String::new());
+    }
     annotations.insert(
         format!("{GROUP}/storage.contentType"),
         "kubevirt".to_owned(),

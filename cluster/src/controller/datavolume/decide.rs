@@ -96,6 +96,10 @@ pub enum Action {
     CreateClaim(Box<PersistentVolumeClaim>),
     /// Write on the claim that it is filled.
     MarkClaim,
+    /// Write these annotations on the claim: where its upload is taken.
+    MarkUpload(serde_json::Value),
+    /// Make the certificate of the pod that takes the claim's upload.
+    CreateCredentials,
     /// Make the claim one of the DataVolume's own owners.
     ReleaseClaim,
     /// Delete the DataVolume.
@@ -192,7 +196,7 @@ fn without_claim(observed: &Observed<'_>, decision: &mut Decision) {
     }
     // What admission would refuse today asks for a claim that nobody would fill.
     let is_known = volume.spec.restored_snapshot().is_some()
-        || pod::pod(volume, Devices::default(), observed.image, 0).is_some();
+        || pod::pod(volume, Devices::default(), "", observed.image, 0).is_some();
     let made = claim::claim(volume, observed.default_class);
     let message = match made {
         Ok(claim) if is_known => {
@@ -219,7 +223,7 @@ fn filled(observed: &Observed<'_>, claim: &PersistentVolumeClaim, decision: &mut
     decision.status.phase = Phase::Succeeded;
     decision.status.progress = "100.0%".to_owned();
     binding(observed, claim, decision);
-    running(decision, observed, "Completed", "Import Complete");
+    running(decision, observed, "Completed", complete(observed));
     if !pod::is_retained(observed.volume) {
         end_pod(observed, decision);
     }
@@ -275,9 +279,13 @@ fn fill(observed: &Observed<'_>, claim: &PersistentVolumeClaim, decision: &mut D
             target: is_block(claim),
             source: source.is_some_and(is_block),
         };
-        let made = pod::pod(observed.volume, of, observed.image, restarts);
+        let uid = claim.metadata.uid.as_deref().unwrap_or_default();
+        let made = pod::pod(observed.volume, of, uid, observed.image, restarts);
         let message = match made {
             Some(Ok(pod)) => {
+                if observed.volume.spec.is_upload() {
+                    decision.actions.push(Action::CreateCredentials);
+                }
                 decision.actions.push(Action::CreatePod(Box::new(pod)));
                 String::new()
             }
@@ -287,6 +295,41 @@ fn fill(observed: &Observed<'_>, claim: &PersistentVolumeClaim, decision: &mut D
         return running(decision, observed, "", &message);
     };
     import(observed, pod, is_bound, decision);
+    if observed.volume.spec.is_upload() && !decision.actions.contains(&Action::MarkClaim) {
+        take_upload(observed, claim, pod, decision);
+    }
+}
+
+/// Writes whether an upload may come: on the claim first, where the proxy looks for it.
+fn take_upload(
+    observed: &Observed<'_>,
+    claim: &PersistentVolumeClaim,
+    pod: &Pod,
+    decision: &mut Decision,
+) {
+    let status = pod.status.as_ref();
+    let is_ready = container(pod).is_some_and(|container| {
+        let state = container.state.as_ref();
+        container.ready && state.is_some_and(|state| state.running.is_some())
+    });
+    let address = status.and_then(|status| status.pod_ip.as_deref());
+    let address = address.filter(|_| is_ready && pod.metadata.deletion_timestamp.is_none());
+    let phase = status.and_then(|status| status.phase.as_deref());
+    let marks = pod::upload_marks(observed.volume, phase.unwrap_or("Pending"), address);
+    let annotations = claim.metadata.annotations.as_ref();
+    let is_marked = marks.as_object().is_some_and(|marks| {
+        marks.iter().all(|(name, value)| {
+            let given = annotations.and_then(|annotations| annotations.get(name));
+            given.map(String::as_str) == value.as_str()
+        })
+    });
+    decision.status.phase = match address {
+        Some(_) if is_marked => Phase::UploadReady,
+        _ => scheduled(observed, is_bound(claim)),
+    };
+    if !is_marked {
+        decision.actions.push(Action::MarkUpload(marks));
+    }
 }
 
 /// Writes how far an importer is.
@@ -303,7 +346,7 @@ fn import(observed: &Observed<'_>, pod: &Pod, is_bound: bool, decision: &mut Dec
     if phase == Some("Succeeded") {
         status.phase = in_progress(observed);
         decision.actions.push(Action::MarkClaim);
-        return running(decision, observed, "Completed", "Import Complete");
+        return running(decision, observed, "Completed", complete(observed));
     }
     if phase == Some("Failed") {
         status.phase = in_progress(observed);
@@ -361,6 +404,7 @@ fn import(observed: &Observed<'_>, pod: &Pod, is_bound: bool, decision: &mut Dec
 fn scheduled(observed: &Observed<'_>, is_bound: bool) -> Phase {
     match (is_bound, observed.source) {
         (false, _) => Phase::Pending,
+        _ if observed.volume.spec.is_upload() => Phase::UploadScheduled,
         (true, None) => Phase::ImportScheduled,
         (true, Some(_)) => Phase::CloneScheduled,
     }
@@ -368,8 +412,16 @@ fn scheduled(observed: &Observed<'_>, is_bound: bool) -> Phase {
 
 fn in_progress(observed: &Observed<'_>) -> Phase {
     match observed.source {
+        _ if observed.volume.spec.is_upload() => Phase::UploadReady,
         None => Phase::ImportInProgress,
         Some(_) => Phase::CloneInProgress,
+    }
+}
+
+fn complete(observed: &Observed<'_>) -> &'static str {
+    match observed.volume.spec.is_upload() {
+        true => "Upload Complete",
+        false => "Import Complete",
     }
 }
 

@@ -44,7 +44,7 @@ fn full() -> PersistentVolumeClaim {
 }
 
 fn pod(status: Value) -> Pod {
-    let mut pod = pod::pod(&volume(), Devices::default(), "image", 0)
+    let mut pod = pod::pod(&volume(), Devices::default(), "", "image", 0)
         .unwrap()
         .unwrap();
     pod.metadata.uid = Some("pod".into());
@@ -342,6 +342,82 @@ fn a_copy_waits_until_its_source_can_be_copied() {
     assert_eq!(decide(&observed).status.phase, Phase::CloneInProgress);
 }
 
+/// Annotates a claim as a merge does.
+fn annotate(claim: &mut PersistentVolumeClaim, marks: &Value) {
+    let annotations = claim.metadata.annotations.get_or_insert_default();
+    for (name, value) in marks.as_object().unwrap() {
+        match value.as_str() {
+            Some(value) => annotations.insert(name.clone(), value.to_owned()),
+            None => annotations.remove(name),
+        };
+    }
+}
+
+fn upload() -> DataVolume {
+    let mut volume = volume();
+    volume.spec.source = serde_json::from_value(json!({"upload": {}})).unwrap();
+    volume
+}
+
+#[test]
+fn an_upload_is_ready_when_its_claim_says_where_it_goes() {
+    let volume = upload();
+    let mut claim = claim::claim(&volume, None).unwrap();
+    claim.metadata.uid = Some("c".to_owned());
+    claim.status = serde_json::from_value(json!({"phase": "Bound"})).unwrap();
+    let annotations = claim.metadata.annotations.clone().unwrap();
+    assert!(annotations.contains_key(crate::upload::TARGET));
+    let decision = look(&volume, Some(&claim), None);
+    let [Action::CreateCredentials, Action::CreatePod(made)] = &decision.actions[..] else {
+        panic!("{decision:?}")
+    };
+    assert_eq!(decision.status.phase, Phase::UploadScheduled);
+    let with = |status: Value| {
+        let mut pod = (**made).clone();
+        pod.metadata.uid = Some("pod".to_owned());
+        pod.status = serde_json::from_value(status).unwrap();
+        pod
+    };
+    let container = |ready: bool| {
+        json!([{
+            "name": "importer", "image": "", "imageID": "", "ready": ready, "restartCount": 0,
+            "state": {"running": {}},
+        }])
+    };
+    let running = |ready: bool| {
+        with(json!({
+            "phase": "Running", "podIP": "10.0.0.1", "containerStatuses": container(ready),
+        }))
+    };
+    let decision = look(&volume, Some(&claim), Some(&running(false)));
+    assert_eq!(decision.status.phase, Phase::UploadScheduled);
+    let decision = look(&volume, Some(&claim), Some(&running(true)));
+    let [Action::MarkUpload(marks)] = &decision.actions[..] else {
+        panic!("{decision:?}")
+    };
+    assert_eq!(marks[crate::upload::ADDRESS], "10.0.0.1");
+    assert_eq!(decision.status.phase, Phase::UploadScheduled);
+    annotate(&mut claim, marks);
+    let decision = look(&volume, Some(&claim), Some(&running(true)));
+    assert_eq!(decision.actions, []);
+    assert_eq!(decision.status.phase, Phase::UploadReady);
+
+    let failed = with(json!({"phase": "Failed"}));
+    let decision = look(&volume, Some(&claim), Some(&failed));
+    assert_eq!(decision.status.phase, Phase::UploadScheduled);
+    let unmarks = |action: &Action| {
+        matches!(action, Action::MarkUpload(marks) if marks[crate::upload::READY] == "false"
+            && marks[crate::upload::ADDRESS].is_null())
+    };
+    assert!(decision.actions.iter().any(unmarks), "{decision:?}");
+    let done = with(json!({"phase": "Succeeded"}));
+    let decision = look(&volume, Some(&claim), Some(&done));
+    assert_eq!(decision.actions, [Action::MarkClaim]);
+    annotate(&mut claim, &pod::marks(&volume));
+    let decision = look(&volume, Some(&claim), Some(&done));
+    assert_eq!(decision.status.phase, Phase::Succeeded);
+}
+
 /// A cluster of one DataVolume, in which each step may be the last of its controller.
 #[derive(Debug)]
 struct Cluster {
@@ -390,14 +466,16 @@ impl Cluster {
                     self.pod = Some(pod);
                 }
                 Action::CreatePod(_) => {}
+                Action::MarkUpload(marks) => {
+                    let claim = self.claim.as_mut().unwrap();
+                    assert!(!claim::is_filled(claim));
+                    annotate(claim, &marks);
+                }
+                Action::CreateCredentials => assert!(self.claim.is_some()),
                 Action::MarkClaim => {
                     assert!(self.runs > 0, "nothing was imported");
                     let claim = self.claim.as_mut().unwrap();
-                    let marks = pod::marks(&self.volume);
-                    let annotations = claim.metadata.annotations.get_or_insert_default();
-                    for (name, value) in marks.as_object().unwrap() {
-                        annotations.insert(name.clone(), value.as_str().unwrap().to_owned());
-                    }
+                    annotate(claim, &pod::marks(&self.volume));
                 }
                 Action::ReleaseClaim | Action::Delete => panic!("nobody asked for it"),
                 Action::DeletePod { uid } => {
@@ -438,7 +516,10 @@ impl Cluster {
 fn whatever_happens_in_between_a_claim_is_filled_once_and_stays_so() {
     for seed in 0..300 {
         let mut cluster = Cluster {
-            volume: volume(),
+            volume: match seed % 2 {
+                0 => volume(),
+                _ => upload(),
+            },
             claim: None,
             pod: None,
             runs: 0,

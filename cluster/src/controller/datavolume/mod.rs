@@ -4,6 +4,7 @@
 //! docs/datavolumes.md has the table of phases.
 
 mod claim;
+mod credentials;
 mod decide;
 mod object;
 mod pod;
@@ -12,7 +13,7 @@ mod sources;
 
 use std::sync::Arc;
 
-use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod};
+use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod, Secret};
 use k8s_openapi::api::storage::v1::StorageClass;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
@@ -25,6 +26,7 @@ pub use decide::{Action, Decision, Observed, Source, decide};
 pub use object::{DataVolume, DataVolumeStatus, Phase, VolumeState};
 
 pub(super) use claim::is_filled;
+pub(super) use credentials::Importers;
 pub(super) use pod::{COMPONENT_LABEL, IMPORTER};
 pub(super) use sources::follow;
 
@@ -82,7 +84,7 @@ pub(super) async fn reconcile(
         waits_for_consumer,
         default_class: default_class.as_deref(),
         progress,
-        image: context.importer_image(),
+        image: context.importers().image(),
         now: Time(Timestamp::now()),
     });
     let again = decision.again;
@@ -242,6 +244,19 @@ async fn carry_out(
                     patch::object(&claims, claim, marks).await?;
                 }
             }
+            Action::MarkUpload(marks) => {
+                if let Some(claim) = claim {
+                    let marks = json!({"metadata": {"annotations": marks}});
+                    patch::object(&claims, claim, marks).await?;
+                }
+            }
+            Action::CreateCredentials => {
+                if let Some(claim) = claim {
+                    let secrets: Api<Secret> = context.world.api(namespace);
+                    let importers = context.importers();
+                    importers.make_credentials(&volume, claim, &secrets).await?;
+                }
+            }
             Action::ReleaseClaim => {
                 if let Some(claim) = claim {
                     patch::object(&claims, claim, claim::release(&volume)).await?;
@@ -325,8 +340,16 @@ async fn create_pod(
     }
 }
 
-/// Returns the event of a copy that corresponds to one of an import.
+/// Returns the event of a copy or of an upload that corresponds to one of an import.
 fn event_of(volume: &DataVolume, import: &'static str) -> &'static str {
+    if volume.spec.is_upload() {
+        return match import {
+            "ImportScheduled" => "UploadScheduled",
+            "ImportInProgress" => "UploadReady",
+            "ImportSucceeded" => "UploadSucceeded",
+            _ => import,
+        };
+    }
     match (volume.spec.cloned_claim(), import) {
         (Some(_), "ImportScheduled") => "CloneScheduled",
         (Some(_), "ImportInProgress") => "CloneInProgress",
@@ -341,8 +364,11 @@ async fn tell(volume: &DataVolume, before: &DataVolumeStatus, context: &Context)
     let name = volume.metadata.name.as_deref().unwrap_or_default();
     if before.phase != status.phase {
         match status.phase {
-            Phase::ImportInProgress | Phase::CloneInProgress => {
-                let note = format!("PersistentVolumeClaim {name} is being filled");
+            Phase::ImportInProgress | Phase::CloneInProgress | Phase::UploadReady => {
+                let note = match volume.spec.is_upload() {
+                    true => format!("PersistentVolumeClaim {name} waits for its upload"),
+                    false => format!("PersistentVolumeClaim {name} is being filled"),
+                };
                 context
                     .event(volume, event_of(volume, "ImportInProgress"), "Import", note)
                     .await;

@@ -86,6 +86,10 @@ pub enum Phase {
     CloneInProgress,
     /// The claim's driver makes it of a snapshot.
     CloneFromSnapshotSourceInProgress,
+    /// The pod that takes the upload does not run yet.
+    UploadScheduled,
+    /// The upload may come.
+    UploadReady,
     /// Its claim is filled.
     Succeeded,
     /// Its claim will never be filled.
@@ -181,7 +185,7 @@ mod tests {
     #[test]
     fn a_malformed_object_and_a_phase_of_others_are_read() {
         let volume: DataVolume = serde_json::from_value(json!({
-            "metadata": {"name": "a"}, "spec": {"source": 5}, "status": {"phase": "UploadReady"},
+            "metadata": {"name": "a"}, "spec": {"source": 5}, "status": {"phase": "Paused"},
         }))
         .unwrap();
         assert_eq!(volume.spec, DataVolumeSpec::default());

@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 use super::claim::owner;
 use super::object::{DataVolume, annotation};
 use crate::controller::names;
+use crate::upload;
 
 /// Label of importers, with the value [`IMPORTER`].
 pub(in crate::controller) const COMPONENT_LABEL: &str = "cdi.kubevirt.io";
@@ -26,6 +27,7 @@ const USER: u32 = 107;
 const DIRECTORY: &str = "/data";
 const DEVICE: &str = "/dev/podvisor-disk";
 const CERTIFICATES: &str = "/certificates";
+const CREDENTIALS: &str = "/credentials";
 const SCRATCH: &str = "/scratch";
 const SOURCE: &str = "/source";
 const SOURCE_DEVICE: &str = "/dev/podvisor-source";
@@ -39,6 +41,12 @@ pub(super) fn name(volume: &DataVolume) -> String {
     let short: String = name.chars().take(room).collect();
     let short = short.trim_end_matches(['-', '.']);
     format!("{IMPORTER}-{short}-{}", names::hash(uid))
+}
+
+/// Returns the name of the Secret by which the upload of a claim is protected: one per claim, since
+/// the certificate in it is for one.
+pub(super) fn credentials_name(claim: &str) -> String {
+    format!("upload-{claim}")
 }
 
 /// Returns how often the import failed, this pod's failures included.
@@ -65,10 +73,11 @@ pub(super) struct Devices {
 }
 
 /// Returns the importer of a DataVolume after `restarts` failures. `None` if nothing is known to
-/// import.
+/// import. `claim` is the unique id of the claim that is filled.
 pub(super) fn pod(
     volume: &DataVolume,
     of: Devices,
+    claim: &str,
     image: &str,
     restarts: i32,
 ) -> Option<Result<Pod, serde_json::Error>> {
@@ -97,6 +106,9 @@ pub(super) fn pod(
         certificates.clone_from(&registry.cert_config_map);
     } else if source.blank.is_some() {
         args.push("--blank".to_owned());
+    } else if source.upload.is_some() {
+        args.push(format!("--upload=[::]:{}", upload::PORT));
+        args.push(format!("--credentials={CREDENTIALS}"));
     } else {
         // A claim of another namespace cannot be mounted.
         let (given, _) = spec.cloned_claim()?;
@@ -141,6 +153,19 @@ pub(super) fn pod(
         volumes.push(json!({"name": "scratch", "emptyDir": {}}));
         mounts.push(json!({"name": "scratch", "mountPath": SCRATCH}));
     }
+    let mut ports = vec![json!({"name": "metrics", "containerPort": PORT})];
+    let mut probe = Value::Null;
+    if spec.is_upload() {
+        ports.push(json!({"name": "upload", "containerPort": upload::PORT}));
+        probe = json!({"tcpSocket": {"port": upload::PORT}, "periodSeconds": 2});
+        volumes.push(json!({
+            "name": "credentials",
+            "secret": {"secretName": credentials_name(claim), "defaultMode": 0o440},
+        }));
+        mounts.push(json!({
+            "name": "credentials", "mountPath": CREDENTIALS, "readOnly": true,
+        }));
+    }
     if spec.preallocation == Some(true) {
         args.push("--preallocate".to_owned());
     }
@@ -161,7 +186,8 @@ pub(super) fn pod(
         "image": image,
         "args": args,
         "env": env,
-        "ports": [{"name": "metrics", "containerPort": PORT}],
+        "ports": ports,
+        "readinessProbe": probe,
         "volumeMounts": mounts,
         "volumeDevices": devices,
         "terminationMessagePolicy": "FallbackToLogsOnError",
@@ -230,9 +256,22 @@ pub(super) fn is_retained(volume: &DataVolume) -> bool {
 
 /// The annotations by which a claim tells who fills it.
 pub(super) fn marks(volume: &DataVolume) -> Value {
+    if volume.spec.is_upload() {
+        return upload_marks(volume, "Succeeded", None);
+    }
     json!({
         format!("{GROUP}/{}", super::claim::POD_PHASE): "Succeeded",
         format!("{GROUP}/storage.import.importPodName"): name(volume),
+    })
+}
+
+/// The annotations by which a claim tells where its upload is taken, if it is now.
+pub(super) fn upload_marks(volume: &DataVolume, phase: &str, address: Option<&str>) -> Value {
+    json!({
+        upload::PHASE: phase,
+        upload::READY: address.is_some().to_string(),
+        upload::POD: name(volume),
+        upload::ADDRESS: address,
     })
 }
 
@@ -258,7 +297,7 @@ mod tests {
             target: is_block,
             source: !is_block,
         };
-        pod(volume, of, "image", 3).unwrap().unwrap()
+        pod(volume, of, "claim", "image", 3).unwrap().unwrap()
     }
 
     fn args(pod: &Pod) -> Vec<String> {
@@ -308,6 +347,21 @@ mod tests {
     }
 
     #[test]
+    fn the_key_of_an_upload_is_in_the_secret_of_its_claim() {
+        let pod = made(&volume(json!({"upload": {}}), storage()), false);
+        let spec = pod.spec.as_ref().unwrap();
+        let volumes = spec.volumes.as_ref().unwrap();
+        let secret = volumes.iter().find_map(|volume| volume.secret.as_ref());
+        let secret = secret.unwrap();
+        assert_eq!(secret.secret_name.as_deref(), Some("upload-claim"));
+        assert_eq!(secret.default_mode, Some(0o440));
+        let probe = spec.containers[0].readiness_probe.as_ref().unwrap();
+        assert!(probe.tcp_socket.is_some());
+        let other = made(&volume(json!({"blank": {}}), storage()), false);
+        assert_eq!(other.spec.unwrap().containers[0].readiness_probe, None);
+    }
+
+    #[test]
     fn the_arguments_are_those_of_the_program() {
         #[derive(clap::Parser)]
         struct Cli {
@@ -318,6 +372,8 @@ mod tests {
         let http = json!({"http": {"url": "http://h/--x", "checksum": "sha256:00"}});
         for (source, claim, is_block) in [
             (json!({"blank": {}}), storage(), true),
+            (json!({"upload": {}}), storage(), true),
+            (json!({"upload": {}}), pvc.clone(), false),
             (json!({"pvc": {"name": "x"}}), storage(), true),
             (
                 json!({"pvc": {"name": "x", "namespace": "n"}}),
@@ -353,7 +409,9 @@ mod tests {
             json!({"registry": {"url": "x"}}),
             json!({"pvc": {"name": "x", "namespace": "other"}}),
         ] {
-            assert!(pod(&volume(source, storage()), Devices::default(), "image", 0).is_none());
+            let volume = volume(source, storage());
+            let made = pod(&volume, Devices::default(), "", "image", 0);
+            assert!(made.is_none());
         }
     }
 

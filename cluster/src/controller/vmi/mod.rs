@@ -306,7 +306,7 @@ async fn carry_out(
                 create(&api, &vmi, &pod, &decision.status, pods, context).await?;
             }
             Action::CreateConsumer(own) => {
-                let image = context.importer_image();
+                let image = context.importers().image();
                 let made = consumer::consumer(&vmi, *own, image);
                 match pods.create(&PostParams::default(), &made).await {
                     Ok(_) => {}

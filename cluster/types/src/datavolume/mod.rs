@@ -202,6 +202,13 @@ impl DataVolumeSpec {
         causes
     }
 
+    /// Whether a user uploads what the claim is filled with.
+    #[must_use]
+    pub fn is_upload(&self) -> bool {
+        let source = self.source.as_ref();
+        source.is_some_and(|source| source.upload.is_some())
+    }
+
     /// The snapshot that the claim is made of.
     #[must_use]
     pub fn restored_snapshot(&self) -> Option<&ObjectSource> {

@@ -168,9 +168,12 @@ impl DataVolumeSource {
             causes.invalid(path, "must have exactly one kind of source");
         }
         for name in given {
-            if !matches!(name, "http" | "registry" | "pvc" | "snapshot" | "blank") {
-                let message =
-                    "is not supported; supported are http, registry, pvc, snapshot and blank";
+            if !matches!(
+                name,
+                "http" | "registry" | "pvc" | "snapshot" | "upload" | "blank"
+            ) {
+                let message = "is not supported; supported are http, registry, pvc, snapshot, \
+                               upload and blank";
                 causes.not_supported(&path.child(name), message);
             }
         }
@@ -349,7 +352,12 @@ mod tests {
             "url": "docker://quay.io:443/a/b@sha256:00", "pullMethod": "pod",
             "platform": { "architecture": "amd64" },
         }});
-        for source in [http, registry, json!({ "blank": {} })] {
+        for source in [
+            http,
+            registry,
+            json!({ "blank": {} }),
+            json!({ "upload": {} }),
+        ] {
             assert_eq!(fields(with(source)), [""; 0]);
         }
         let pvc = json!({

@@ -10,6 +10,7 @@ use podvisor_cri_messages::{
 };
 use podvisor_images::{Error as ImageError, Image, parse_reference};
 use rustix::fs::StatVfsMountFlags;
+use rustix::io::Errno;
 use tracing::{debug, info, warn};
 
 use super::request::{Settings, check, log_path};
@@ -306,7 +307,11 @@ impl Node {
         let found = client.shared_directory(&self.dir(&pod.id).join(volumes::SHARED));
         found
             .map(Arc::new)
-            .map_err(CriError::host("look at the mounts of the pod's process"))
+            .map_err(|error| match Errno::from_io_error(&error) {
+                // The process has ended.
+                Some(Errno::NOENT | Errno::SRCH) => pod.not_ready(),
+                _ => CriError::host("look at the mounts of the pod's process")(error),
+            })
     }
 
     /// Opens the host's files that a container mounts, and decides which of them are in its guest's

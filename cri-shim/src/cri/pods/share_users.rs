@@ -7,6 +7,7 @@
 
 use std::collections::VecDeque;
 use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::Duration;
@@ -20,6 +21,21 @@ use crate::sandbox::{JailLayer, JailMode, SandboxClient, ShareUsers, jail};
 
 /// Where kubelets have the volumes of their pods.
 const KUBELET: &str = "/var/lib/kubelet";
+
+/// Where volumes of a kubelet's pods are, as far as a node tells before there are any. Secrets are
+/// on a tmpfs, as `/run` is: mapped only since Linux 6.3.
+const PLACES: [&str; 3] = ["/", KUBELET, "/run"];
+
+/// Tries mounts with mapped users of the places of volumes, and of podvisor's persistent directory.
+/// Returns the first that has none, and the kernel's answer. This blocks.
+pub(crate) fn place_without_mapped_users(root: &Path) -> Option<(PathBuf, io::Error)> {
+    let places = PLACES.map(Path::new).into_iter().chain([root]);
+    let mut tried = places.filter(|place| place.exists()).filter_map(|place| {
+        let error = jail::try_mapped_users(place).err()?;
+        Some((place.to_owned(), error))
+    });
+    tried.next()
+}
 
 /// Most pods that are remembered to need the node's root.
 const REMEMBERED: usize = 4096;
@@ -67,18 +83,13 @@ impl Node {
             return Some("the setting map_users is false");
         }
         let tried = self.host_users.tried.get_or_init(|| {
-            // Secrets are on a tmpfs, as `/run` is: mapped only since Linux 6.3.
-            let places = ["/", KUBELET, "/run"].map(Path::new);
-            let places = places.into_iter().chain([self.config.root.as_path()]);
-            let refused = places.filter(|place| place.exists());
-            let mut refused = refused.filter_map(|place| {
-                let error = jail::try_mapped_users(place).err()?;
-                Some(format!(
+            let refused = place_without_mapped_users(&self.config.root);
+            let why = refused.map(|(place, error)| {
+                format!(
                     "no mounts with mapped users of {}: {error}",
                     place.display()
-                ))
+                )
             });
-            let why = refused.next();
             if let Some(why) = &why {
                 info!(why, "pods' processes serve volumes as the host's root");
             }
