@@ -1,5 +1,6 @@
 //! What the API and a node's part know of each other.
 
+pub(crate) mod disks;
 pub(crate) mod migration;
 
 use std::fmt::Write as _;

@@ -380,6 +380,78 @@ impl Guest {
         reads(&mut page, "200 OK").await.unwrap();
     }
 
+    /// It gets the claim of another pod while it runs, by ACPI, and gives it back.
+    async fn gets_a_claim(&self) {
+        let directory = self.daemon.path("claims/data");
+        fs::create_dir_all(&directory).unwrap();
+        let mut disk = b"plugged in".to_vec();
+        disk.resize(4 << 20, 0);
+        fs::write(directory.join("disk.img"), disk).unwrap();
+        let kept = json!({"instance": "7c0e", "volume": "data", "serial": "DATA-1"});
+        let config = PodSandboxConfig {
+            metadata: Some(PodSandboxMetadata {
+                name: "hp-volume-web".to_owned(),
+                uid: "uid-keeper".to_owned(),
+                namespace: "tenant".to_owned(),
+                attempt: 0,
+            }),
+            log_directory: self.daemon.path("logs").to_str().unwrap().to_owned(),
+            annotations: [("podvisor.io/attachment".to_owned(), kept.to_string())].into(),
+            ..PodSandboxConfig::default()
+        };
+        let mut runtime = self.daemon.runtime().await;
+        let request = RunPodSandboxRequest {
+            config: Some(config),
+            runtime_handler: "podvisor-vm".to_owned(),
+        };
+        let pod = runtime.run_pod_sandbox(request).await.unwrap().into_inner();
+        let pod_sandbox_id = pod.pod_sandbox_id.clone();
+        let mut client = PodClient::new(runtime, pod.pod_sandbox_id);
+        let keeper = ContainerConfig {
+            image: Some(ImageSpec {
+                image: "podvisor.io/boot-from-volume:v1".to_owned(),
+                ..ImageSpec::default()
+            }),
+            mounts: vec![Mount {
+                container_path: "/podvisor/volumes/data".to_owned(),
+                host_path: directory.display().to_string(),
+                ..Mount::default()
+            }],
+            log_path: "keeper.log".to_owned(),
+            ..container(&self.daemon)
+        };
+        let id = client.create(client.create_request(keeper, None)).await;
+        client.start(&id).await.unwrap();
+        let (mut node, vm) = (self.node(), VmName::new("tenant", "web", "7c0e"));
+        node.plug_disk(vm.clone(), "uid-keeper").await.unwrap();
+        let look = "until [ -b /dev/vdd ]; do sleep 0.1; done; cat /sys/block/vdd/serial; \
+                    head -c 10 /dev/vdd; echo; printf written >/dev/vdd; sync; \
+                    echo $((80 + 8)) plugged";
+        self.answers(look, &["DATA-1", "plugged in", "88 plugged"])
+            .await;
+        let is_forced = node.unplug_disk(vm, "DATA-1", 60).await.unwrap();
+        assert!(!is_forced, "{}", self.log());
+        let look = "[ -b /dev/vdd ] || echo $((90 + 9)) unplugged";
+        self.answers(look, &["99 unplugged"]).await;
+        let disk = fs::read(directory.join("disk.img")).unwrap();
+        assert_eq!(&disk[..10], b"written in");
+        let mut runtime = self.daemon.runtime().await;
+        for is_removed in [false, true] {
+            let pod_sandbox_id = pod_sandbox_id.clone();
+            match is_removed {
+                false => {
+                    let request = StopPodSandboxRequest { pod_sandbox_id };
+                    runtime.stop_pod_sandbox(request).await.map(drop)
+                }
+                true => {
+                    let request = RemovePodSandboxRequest { pod_sandbox_id };
+                    runtime.remove_pod_sandbox(request).await.map(drop)
+                }
+            }
+            .unwrap();
+        }
+    }
+
     /// The calls of the node about it.
     async fn is_controlled(&mut self) {
         let mut node = self.node();
@@ -504,6 +576,7 @@ async fn guest_of_an_instance_is_what_the_object_says() {
     guest.is_controlled().await;
     let mut guest = guest.moves().await;
     guest.is_the_same().await;
+    guest.gets_a_claim().await;
     let request = StopContainerRequest {
         container_id: guest.id.clone(),
         timeout: 300,

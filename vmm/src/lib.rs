@@ -39,7 +39,7 @@
 //! | `pause` | | `Paused` | | | |
 //! | `snapshot`, `snapshot_difference` | | | `Paused` | | |
 //! | `resume` | | | `Running` | | |
-//! | `plug`, `unplug`, `add_vcpus`, `press_power_button` | | `Running` | | | |
+//! | `plug`, `unplug`, `request_unplug`, `add_vcpus`, `press_power_button` | | `Running` | | | |
 //! | `insert_disk` | | `Running` | `Paused` | | |
 //! | `migrate` | | `Stopped` | `Stopped` | | |
 //! | `stop` | `Stopped` | `Stopped` | `Stopped` | `Stopped` | `Poisoned` |
@@ -159,5 +159,5 @@ pub use vm::{
     ConsoleHandle, DeviceCounters, DeviceFault, DeviceHandle, EarlyVm, FsHandle, HandleError,
     MemHandle, MigrateError, NetHandle, PlugError, PluggedDevice, PmemHandle, Poison, PoisonCause,
     PortsHandle, PowerButtonError, Registers, Restore, RestoreBuilder, Seccomp, State,
-    TakeSnapshotError, Vm, VmBuilder, VmError, VmExit, VsockHandle,
+    TakeSnapshotError, UnplugRequest, Vm, VmBuilder, VmError, VmExit, VsockHandle,
 };

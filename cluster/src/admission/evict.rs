@@ -10,8 +10,10 @@ use serde_json::{Value, json};
 
 use super::{Request, Response, lookup::Lookup};
 
-/// Label of every pod that is a VM, with this value.
-const COMPONENT: (&str, &str) = ("kubevirt.io", "virt-launcher");
+/// Label of every pod that is a VM, and of those that keep a volume for one; and its values.
+const COMPONENT: &str = "kubevirt.io";
+const LAUNCHER: &str = "virt-launcher";
+const HOTPLUG: &str = "hotplug-disk";
 
 /// A VMI, as far as an eviction is concerned.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -43,26 +45,30 @@ pub(super) async fn evict(request: &Request, lookup: &impl Lookup) -> Response {
         let Some(pod) = lookup.pod(namespace, name).await? else {
             return Ok(None);
         };
-        let Some((vmi, uid)) = instance(&pod) else {
+        let Some((vmi, uid, is_vm)) = instance(&pod) else {
             return Ok(None);
         };
         let evicted = lookup.evicted(namespace, &vmi).await?;
         Ok(evicted
             .filter(|evicted| evicted.uid == uid)
-            .map(|evicted| (pod, vmi, evicted)))
+            .map(|evicted| (pod, vmi, evicted, is_vm)))
     };
     let failed = |error: kube::Error, what: &str| {
         tracing::error!(%error, namespace, pod = name, what, "an eviction was not answered");
         refused(500, "InternalError", format!("failed to {what}: try again"))
     };
-    let (pod, vmi, evicted) = match found.await {
+    let (pod, vmi, evicted, is_vm) = match found.await {
         Ok(Some(found)) => found,
         Ok(None) => return Response::allowed(),
         Err(error) => return failed(error, "look up the VM of the pod"),
     };
     let node = pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref());
     let node = node.unwrap_or_default();
-    match outcome(&vmi, &evicted, node) {
+    let outcome = match is_vm {
+        true => outcome(&vmi, &evicted, node),
+        false => of_keeper(&vmi, &evicted, node),
+    };
+    match outcome {
         Outcome::Allowed => Response::allowed(),
         Outcome::Refused(message) => refused(429, "TooManyRequests", message),
         Outcome::Evacuated => {
@@ -87,16 +93,30 @@ fn refused(code: u16, reason: &'static str, message: String) -> Response {
     }
 }
 
-/// The VMI that a pod was made for: its name and unique id.
-fn instance(pod: &Pod) -> Option<(String, String)> {
+/// The VMI that a pod was made for: its name and unique id, and whether the pod is the VM.
+fn instance(pod: &Pod) -> Option<(String, String, bool)> {
     let labels = pod.metadata.labels.as_ref()?;
-    if labels.get(COMPONENT.0).map(String::as_str) != Some(COMPONENT.1) {
-        return None;
-    }
+    let is_vm = match labels.get(COMPONENT)?.as_str() {
+        LAUNCHER => true,
+        HOTPLUG => false,
+        _ => return None,
+    };
     let owners = pod.metadata.owner_references.iter().flatten();
     let mut owners = owners.filter(|owner| owner.controller == Some(true));
     let owner = owners.find(|owner| owner.kind == "VirtualMachineInstance")?;
-    Some((owner.name.clone(), owner.uid.clone()))
+    Some((owner.name.clone(), owner.uid.clone(), is_vm))
+}
+
+/// A pod that keeps a volume goes after the VM that has it.
+fn of_keeper(name: &str, vmi: &Evicted, node: &str) -> Outcome {
+    let status = &vmi.status;
+    let has_ended = matches!(status.phase.as_deref(), Some("Succeeded" | "Failed"));
+    if has_ended || node.is_empty() || status.node_name.as_deref() != Some(node) {
+        return Outcome::Allowed;
+    }
+    Outcome::Refused(format!(
+        "the pod keeps a volume of the running VMI {name}: it goes after that, or by removevolume"
+    ))
 }
 
 fn outcome(name: &str, vmi: &Evicted, node: &str) -> Outcome {
@@ -179,6 +199,16 @@ mod tests {
         assert_eq!(outcome("a", &evicted, "another"), Outcome::Allowed);
         evicted.status.phase = Some("Succeeded".to_owned());
         assert_eq!(outcome("a", &evicted, "n"), Outcome::Allowed);
+    }
+
+    #[test]
+    fn a_pod_that_keeps_a_volume_goes_after_the_vm() {
+        let mut evicted = vmi("None", Some(true));
+        let refused = of_keeper("a", &evicted, "n");
+        assert!(matches!(&refused, Outcome::Refused(why) if why.contains("volume")));
+        assert_eq!(of_keeper("a", &evicted, "another"), Outcome::Allowed);
+        evicted.status.phase = Some("Failed".to_owned());
+        assert_eq!(of_keeper("a", &evicted, "n"), Outcome::Allowed);
     }
 
     #[test]

@@ -89,7 +89,13 @@ fn update_vmi(request: &Request, policy: &Policy) -> Result<Response, Cause> {
     let new: VmiSpec = part(&request.object, "spec")?;
     let path = FieldPath::new("spec");
     if policy.is_system(&request.user_info) {
-        return Ok(judged(validate_system_spec_update(&old, &new, &path)));
+        let mut causes = validate_system_spec_update(&old, &new, &path);
+        let disks = |spec: &VmiSpec| spec.domain.devices.disks.clone();
+        if old.volumes != new.volumes || disks(&old) != disks(&new) {
+            // What is plugged in comes from a user.
+            causes.extend(new.validate(&policy.config.rules, &path));
+        }
+        return Ok(judged(causes));
     }
     let mut causes = Causes::default();
     let (old_labels, labels) = (request.old_meta().labels, request.meta().labels);

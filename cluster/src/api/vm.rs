@@ -5,7 +5,7 @@
 //! between is a conflict, not an error of ours.
 
 mod decide;
-mod volumes;
+pub(super) mod volumes;
 
 use k8s_openapi::api::core::v1::Pod;
 use kube::{
@@ -30,6 +30,9 @@ use crate::{
     status::Failure,
 };
 use decide::{Change, Machine, Verb, decide};
+
+/// How often what changes all the time is read and written again.
+pub(super) const ATTEMPTS: u32 = 8;
 
 /// Label of a VM's pods: the unique id of the VMI.
 const CREATED_BY: &str = "kubevirt.io/created-by";
@@ -117,31 +120,87 @@ async fn find(
     Ok((vm, vmi))
 }
 
-/// Adds a volume to the template of a VM that does not run, or removes one.
+/// Adds a volume to the template of a VM and to its instance, or removes one.
 async fn change_volumes(
     client: &Client,
     target: &Target<'_>,
     body: &[u8],
 ) -> Result<Answer, Failure> {
     let request = volumes::Request::read(target.subresource == "addvolume", body)?;
+    for _ in 0..ATTEMPTS {
+        if try_change_volumes(client, target, &request).await? {
+            return Ok(https::accepted());
+        }
+    }
+    Err(busy())
+}
+
+/// That an object was not as it was read, each time.
+pub(super) fn busy() -> Failure {
+    Failure::conflict("the object has changed each time that it was written: try it again")
+}
+
+/// As [`change_volumes`]; `false` if an object has changed meanwhile.
+async fn try_change_volumes(
+    client: &Client,
+    target: &Target<'_>,
+    request: &volumes::Request,
+) -> Result<bool, Failure> {
     let (vm, vmi) = find(client, target).await?;
-    let is_running = vmi.is_some_and(|vmi| {
-        let status: VmiStatus = part(&vmi, "status");
-        !matches!(status.phase.as_deref(), Some("Succeeded" | "Failed"))
-    });
+    let of_vm = |vmi: &DynamicObject| {
+        let status: VmiStatus = part(vmi, "status");
+        let has_ended = matches!(status.phase.as_deref(), Some("Succeeded" | "Failed"));
+        let owners = vmi.metadata.owner_references.iter().flatten();
+        let mut owners = owners.filter(|owner| owner.controller == Some(true));
+        !has_ended
+            && vmi.metadata.deletion_timestamp.is_none()
+            && owners.any(|owner| Some(&owner.uid) == vm.metadata.uid.as_ref())
+    };
     let spec = vm.data.get("spec").cloned().unwrap_or_default();
-    let mut patch = volumes::decide(&request, &spec, &part(&vm, "status"), is_running)?;
-    // The decision holds for the VM that was read, and for no other.
-    patch["metadata"] = json!({ "resourceVersion": vm.metadata.resource_version });
+    let patch = volumes::decide(request, &spec, &part(&vm, "status"))?;
+    let dry = PatchParams {
+        dry_run: true,
+        ..Default::default()
+    };
     let params = PatchParams {
         dry_run: request.is_dry_run(),
         ..Default::default()
     };
-    api(client, target.namespace, "VirtualMachine")
-        .patch(target.name, &params, &Patch::Merge(patch))
-        .await
-        .map_err(|error| Failure::of_api_server(&error))?;
-    Ok(https::accepted())
+    if let Some(vmi) = vmi.filter(of_vm) {
+        let spec = vmi.data.get("spec").cloned().unwrap_or_default();
+        if !volumes::is_done(request, &spec) {
+            let of_vmi = volumes::of_instance(request, &spec)?;
+            // What is wrong with it is said by the path in the VM, and before anything changes.
+            if !patch_at(client, &vm, patch.clone(), &dry).await?
+                || !patch_at(client, &vmi, of_vmi, &params).await?
+            {
+                return Ok(false);
+            }
+        }
+    }
+    patch_at(client, &vm, patch, &params).await
+}
+
+/// Patches an object as it was read, and no other; `false` if it has changed meanwhile.
+pub(super) async fn patch_at(
+    client: &Client,
+    object: &DynamicObject,
+    mut patch: Value,
+    params: &PatchParams,
+) -> Result<bool, Failure> {
+    let (meta, types) = (&object.metadata, object.types.as_ref());
+    patch["metadata"] = json!({ "resourceVersion": meta.resource_version });
+    let namespace = meta.namespace.as_deref().unwrap_or_default();
+    let kind = types.map_or("VirtualMachine", |types| types.kind.as_str());
+    let name = meta.name.as_deref().unwrap_or_default();
+    let patched = api(client, namespace, kind)
+        .patch(name, params, &Patch::Merge(patch))
+        .await;
+    match patched {
+        Ok(_) => Ok(true),
+        Err(kube::Error::Api(status)) if status.code == 409 => Ok(false),
+        Err(error) => Err(Failure::of_api_server(&error)),
+    }
 }
 
 fn no_memory_dump() -> Failure {

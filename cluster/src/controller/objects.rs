@@ -27,6 +27,9 @@ pub const VMI_FINALIZER: &str = "kubevirt.io/foregroundDeleteVirtualMachine";
 /// Annotation of a pod: the instance's metadata and specification, as JSON.
 pub const VMI_ANNOTATION: &str = "podvisor.io/vmi";
 
+/// Annotation of a pod that keeps a claim on a VM's node: for whom, and which.
+pub const ATTACHMENT_ANNOTATION: &str = "podvisor.io/attachment";
+
 /// Readiness gate of pods: the condition is False while the VM is paused, so that no service sends
 /// it anything.
 pub const UNPAUSED_GATE: &str = "kubevirt.io/virtual-machine-unpaused";
@@ -36,6 +39,9 @@ pub const COMPONENT_LABEL: &str = "kubevirt.io";
 
 /// See [`COMPONENT_LABEL`].
 pub const LAUNCHER: &str = "virt-launcher";
+
+/// The value of [`COMPONENT_LABEL`] of pods that keep a claim on a VM's node.
+pub const HOTPLUG: &str = "hotplug-disk";
 
 /// Label of a pod: the unique id of its instance.
 pub const CREATED_BY_LABEL: &str = "kubevirt.io/created-by";

@@ -21,7 +21,7 @@ use tokio::sync::mpsc;
 use super::Error;
 use super::datavolume::{self, DataVolume};
 use super::objects::{
-    COMPONENT_LABEL, DataSource, LAUNCHER, VirtualMachine, VirtualMachineClone,
+    COMPONENT_LABEL, DataSource, HOTPLUG, LAUNCHER, VirtualMachine, VirtualMachineClone,
     VirtualMachineInstance, VirtualMachineInstanceMigration, VirtualMachineInstanceReplicaSet,
     VirtualMachineRestore, VirtualMachineSnapshot, VirtualMachineSnapshotContent, VolumeSnapshot,
 };
@@ -97,8 +97,9 @@ impl World {
             api(&client, namespace.as_deref()),
             watcher::Config::default(),
         );
-        let launchers = watcher::Config::default().labels(&format!("{COMPONENT_LABEL}={LAUNCHER}"));
-        let (pods, pod_changes) = watch(api::<Pod>(&client, namespace.as_deref()), launchers);
+        let of_vms = format!("{COMPONENT_LABEL} in ({LAUNCHER},{HOTPLUG})");
+        let of_vms = watcher::Config::default().labels(&of_vms);
+        let (pods, pod_changes) = watch(api::<Pod>(&client, namespace.as_deref()), of_vms);
         let (claims, claim_changes) = watch(
             api(&client, namespace.as_deref()),
             watcher::Config::default(),
@@ -530,10 +531,21 @@ impl World {
         })
     }
 
-    /// Returns the pods that were made for an instance.
+    /// Returns the pods that were made to be an instance.
     pub(super) fn pods_of(&self, vmi: &VirtualMachineInstance) -> Vec<Arc<Pod>> {
         self.pods.state_filter(|pod| {
-            pod.metadata.namespace == vmi.metadata.namespace && super::vmi::is_of(pod, vmi)
+            pod.metadata.namespace == vmi.metadata.namespace
+                && super::vmi::is_of(pod, vmi)
+                && !super::vmi::is_keeper(pod)
+        })
+    }
+
+    /// Returns the pods that keep claims for an instance.
+    pub(super) fn keepers_of(&self, vmi: &VirtualMachineInstance) -> Vec<Arc<Pod>> {
+        self.pods.state_filter(|pod| {
+            pod.metadata.namespace == vmi.metadata.namespace
+                && super::vmi::is_of(pod, vmi)
+                && super::vmi::is_keeper(pod)
         })
     }
 

@@ -15,6 +15,9 @@ pub const ANNOTATION: &str = "podvisor.io/vmi";
 /// The annotation of a pod that waits for a VM from another node.
 const MIGRATION: &str = "podvisor.io/migration";
 
+/// The annotation of a pod that keeps a claim for a VM.
+const ATTACHMENT: &str = "podvisor.io/attachment";
+
 /// What of a pod's requests can change its annotations, or its class.
 const OF_PODS: [&str; 4] = [
     "pods",
@@ -82,9 +85,10 @@ fn pod_policy(namespace: &str) -> Value {
     let unused = format!("({} && !{})", without("object"), class("object"));
     let same = |name| format!("{} == {}", value("object", name), value("oldObject", name));
     let unchanged = format!(
-        "(oldObject != null && {} && {})",
+        "(oldObject != null && {} && {} && {})",
         same(ANNOTATION),
-        same(MIGRATION)
+        same(MIGRATION),
+        same(ATTACHMENT)
     );
     json!({
         "apiVersion": "admissionregistration.k8s.io/v1",
@@ -108,15 +112,15 @@ fn pod_policy(namespace: &str) -> Value {
                     ),
                     "message": format!(
                         "only the controller of VMs makes pods with the runtime class \
-                         {RUNTIME_CLASS} or the annotations {ANNOTATION} and {MIGRATION}: create \
-                         a VirtualMachine instead"
+                         {RUNTIME_CLASS} or the annotations {ANNOTATION}, {MIGRATION} and \
+                         {ATTACHMENT}: create a VirtualMachine instead"
                     ),
                     "reason": "Forbidden",
                 },
                 {
                     "expression": format!("({create}) || {unchanged}"),
                     "message": format!(
-                        "the annotations {ANNOTATION} and {MIGRATION} cannot change"
+                        "the annotations {ANNOTATION}, {MIGRATION} and {ATTACHMENT} cannot change"
                     ),
                     "reason": "Forbidden",
                 },
@@ -136,9 +140,10 @@ fn value(object: &str, name: &str) -> String {
 /// That an object has none of the annotations.
 fn without(object: &str) -> String {
     format!(
-        "{} == '' && {} == ''",
+        "{} == '' && {} == '' && {} == ''",
         value(object, ANNOTATION),
-        value(object, MIGRATION)
+        value(object, MIGRATION),
+        value(object, ATTACHMENT)
     )
 }
 
@@ -161,7 +166,9 @@ fn binding_policy() -> Value {
             },
             "validations": [{
                 "expression": without("object"),
-                "message": format!("a binding does not set {ANNOTATION} or {MIGRATION}"),
+                "message": format!(
+                    "a binding does not set {ANNOTATION}, {MIGRATION} or {ATTACHMENT}"
+                ),
                 "reason": "Forbidden",
             }],
         },

@@ -101,7 +101,9 @@ impl From<Status> for Refusal {
         let words = super::guest::cut(status.message());
         match status.code() {
             Code::NotFound => Self::NotFound,
-            Code::FailedPrecondition => Self::State(words),
+            Code::FailedPrecondition | Code::AlreadyExists | Code::ResourceExhausted => {
+                Self::State(words)
+            }
             Code::InvalidArgument => Self::Invalid(words),
             Code::Aborted => Self::TakenOver,
             Code::Unimplemented => Self::Unsupported(words),
@@ -235,6 +237,25 @@ impl Machines {
         let mut client = self.0.clone();
         let resolved = client.resolve_migration(vm.clone(), migration, run).await;
         resolved.map_err(Refusal::from)
+    }
+
+    /// Plugs the claim that a pod keeps into a VM.
+    pub(super) async fn plug_disk(&self, vm: &VmName, pod_uid: &str) -> Result<(), Refusal> {
+        let mut client = self.0.clone();
+        let plugged = client.plug_disk(vm.clone(), pod_uid).await;
+        plugged.map_err(Refusal::from)
+    }
+
+    /// Takes a disk from a VM; returns whether its guest did not release it.
+    pub(super) async fn unplug_disk(
+        &self,
+        vm: &VmName,
+        serial: &str,
+        limit_seconds: u32,
+    ) -> Result<bool, Refusal> {
+        let mut client = self.0.clone();
+        let unplugged = client.unplug_disk(vm.clone(), serial, limit_seconds).await;
+        unplugged.map_err(Refusal::from)
     }
 
     /// Opens a stream; done when the other end says that it is open.

@@ -12,6 +12,7 @@
 //! nodes (`migration`), and the nodes that they come from.
 
 mod access;
+mod disks;
 mod guest;
 mod identity;
 mod machines;

@@ -7,7 +7,7 @@
 //! | `console`, `portforward/PORT/PROTOCOL`, `vsock/PORT` | GET | a WebSocket |
 //!
 //! Whether a user may do that was decided before: who asks is an API server, by its certificate.
-//! Migrations have a file of their own.
+//! Migrations and disks have files of their own.
 
 use std::{sync::Arc, time::Duration};
 
@@ -18,7 +18,7 @@ use serde::Deserialize;
 use tokio::time::timeout;
 
 use super::{
-    guest,
+    disks, guest,
     identity::Trust,
     machines::{Action, Machines, Refusal, Stream},
     migration::{self, Migrations},
@@ -60,7 +60,12 @@ impl Server {
 
 pub(super) async fn handle(request: Request<Incoming>, peer: Peer, server: Arc<Server>) -> Answer {
     let migration = migration::Asked::read(request.method(), request.uri().path());
+    let disk = disks::Asked::read(request.method(), request.uri().path());
     let answer = match migration {
+        None if disk.is_some() && server.trust.is(&peer, contact::CONTROLLER) => match disk {
+            Some(asked) => disks::answer(request, asked, &server.machines).await,
+            None => Err(Failure::unauthorized()),
+        },
         // By the certificate that it looks at itself.
         Some(asked) if asked.is_of_a_node() => {
             server.migrations.answer(request, asked, &peer).await

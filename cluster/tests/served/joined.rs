@@ -1,10 +1,13 @@
 //! All that takes part in a migration, as it is: the controller, both nodes' parts, both daemons,
 //! and the machines, over a real API server. The kubelets are played.
 
+use std::fs::DirEntry;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod};
 use kube::{
     Api, Client,
     api::{ApiResource, DeleteParams, DynamicObject, GroupVersionKind, ListParams, PostParams},
@@ -12,8 +15,9 @@ use kube::{
 use podvisor_node_api::messages::{MigrationState, VmName};
 use serde_json::{Value, json};
 
-use super::{SYSTEM, api_of, migrations, nodes, object, served, support};
+use super::{SYSTEM, api_of, migrations, nodes, object, put_to, served, support};
 use support::real::{self, Process, RealKubelets, RealNode};
+use tonic::Code;
 
 /// How long a step may take.
 const PATIENCE: Duration = Duration::from_secs(90);
@@ -185,6 +189,109 @@ async fn a_vm_moves_between_two_daemons_and_comes_back() {
             })
             .await;
     }
+}
+
+/// How many machines have a file open, and that they are machines.
+fn machines_with(path: &Path) -> usize {
+    let wanted = std::fs::metadata(path).unwrap();
+    let wanted = (wanted.dev(), wanted.ino());
+    let processes = std::fs::read_dir("/proc").unwrap().flatten();
+    let has_it = |process: &DirEntry| {
+        let arguments = std::fs::read(process.path().join("cmdline")).unwrap_or_default();
+        let files = std::fs::read_dir(process.path().join("fd"));
+        let mut files = files.into_iter().flatten().flatten();
+        String::from_utf8_lossy(&arguments).starts_with("podvisor\0sandbox\0")
+            && files.any(|file| {
+                let file = std::fs::metadata(file.path());
+                file.is_ok_and(|file| (file.dev(), file.ino()) == wanted)
+            })
+    };
+    processes.filter(has_it).count()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_claim_is_plugged_into_a_running_guest_and_outlives_a_daemon() {
+    const VMI: &str = "virtualmachineinstances";
+    let mut joined = Joined::new("plugged").await;
+    let node = Arc::clone(&joined.nodes[joined.on]);
+    let directory = node.claim("data");
+    std::fs::create_dir_all(&directory).unwrap();
+    let image = directory.join("disk.img");
+    std::fs::write(&image, vec![1; 1 << 20]).unwrap();
+    let admin = served().admin();
+    let claims: Api<PersistentVolumeClaim> = Api::namespaced(admin.clone(), &joined.namespace);
+    let claim = serde_json::from_value(json!({
+        "metadata": { "name": "data" },
+        "spec": {
+            "accessModes": ["ReadWriteOnce"],
+            "resources": { "requests": { "storage": "1Mi" } },
+        },
+    }))
+    .unwrap();
+    claims.create(&PostParams::default(), &claim).await.unwrap();
+    let add = json!({
+        "name": "data",
+        "disk": { "disk": {} },
+        "volumeSource": { "persistentVolumeClaim": { "claimName": "data" } },
+    });
+    let (namespace, body) = (joined.namespace.clone(), add.to_string());
+    let asked = put_to(&admin, VMI, &namespace, "a", "addvolume", &body).await;
+    assert_eq!(asked, 202);
+    let entry = |status: &Value| {
+        let entries = status["volumeStatus"]
+            .as_array()
+            .cloned()
+            .unwrap_or_default();
+        entries.into_iter().find(|entry| entry["name"] == "data")
+    };
+    let is_ready = async |joined: &Joined| {
+        let entry = entry(&joined.status().await)?;
+        (entry["phase"] == "Ready").then_some(entry)
+    };
+    let ready = joined.until("the volume is ready", is_ready).await;
+    assert_eq!(ready["target"], "disk/by-id/virtio-data");
+    assert_eq!(
+        machines_with(&image),
+        1,
+        "the VM has it, and its keeper does not"
+    );
+    joined.counts_on(joined.on).await;
+    // Nobody else gets it: what keeps it is another instance's.
+    let keeper = ready["hotplugVolume"]["attachPodUID"].as_str().unwrap();
+    let other = VmName::new(&namespace, "a", "another");
+    let refused = node.client().plug_disk(other, keeper).await.unwrap_err();
+    assert_eq!(refused.code(), Code::NotFound, "{refused}");
+    let own = &joined.vm;
+    let refused = node.client().plug_disk(own.clone(), "none").await;
+    assert_eq!(refused.unwrap_err().code(), Code::FailedPrecondition);
+    // A keeper is no VM.
+    let listed = node.client().list_vms().await.unwrap().vms;
+    assert_eq!(listed.len(), 1, "{listed:?}");
+
+    node.kill(Process::Daemon).await;
+    node.kill(Process::Agent).await;
+    joined.controller = None;
+    node.revive(Process::Daemon);
+    node.revive(Process::Agent);
+    joined.controller = Some(migrations::start_controller(&namespace));
+    joined.counts_on(joined.on).await;
+    assert_eq!(machines_with(&image), 1);
+    node.client()
+        .plug_disk(joined.vm.clone(), keeper)
+        .await
+        .unwrap();
+    // This guest reads no registers.
+    let remove = json!({ "name": "data" }).to_string();
+    let asked = put_to(&admin, VMI, &namespace, "a", "removevolume", &remove).await;
+    assert_eq!(asked, 202);
+    joined
+        .until("the volume is gone", async |joined| {
+            entry(&joined.status().await).is_none().then_some(())
+        })
+        .await;
+    assert_eq!(machines_with(&image), 0);
+    joined.counts_on(joined.on).await;
+    joined.one_pod_on(joined.on).await;
 }
 
 /// What is killed while a VM moves.

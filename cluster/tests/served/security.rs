@@ -133,6 +133,7 @@ async fn the_pod_of_a_vm_has_no_privileges_and_no_annotations_that_its_user_forg
             "podvisor.io/migration",
             "00000000-0000-0000-0000-000000000000",
         ),
+        ("podvisor.io/attachment", "{}"),
         ("kubernetes.io/target-runtime", "virtlet.cloud"),
         ("mine", "kept"),
     ];
@@ -157,7 +158,11 @@ async fn the_pod_of_a_vm_has_no_privileges_and_no_annotations_that_its_user_forg
     assert_eq!(described["metadata"]["name"], "a");
     assert_eq!(meta["annotations"]["mine"], "kept");
     assert_eq!(meta["labels"]["app"], "web");
-    for name in ["podvisor.io/migration", "kubernetes.io/target-runtime"] {
+    for name in [
+        "podvisor.io/migration",
+        "podvisor.io/attachment",
+        "kubernetes.io/target-runtime",
+    ] {
         assert_eq!(meta["annotations"].get(name), None, "{name}");
     }
     for field in ["hostNetwork", "hostPID", "hostIPC", "hostUsers"] {
@@ -188,7 +193,11 @@ async fn a_pod_that_a_user_made_is_not_taken_for_a_vm() {
         serde_json::from_value(json!({ "metadata": meta, "spec": spec })).unwrap()
     };
     let create = async |pod: Pod| pods.create(&PostParams::default(), &pod).await;
-    for name in ["podvisor.io/vmi", "podvisor.io/migration"] {
+    for name in [
+        "podvisor.io/vmi",
+        "podvisor.io/migration",
+        "podvisor.io/attachment",
+    ] {
         assert_eq!(
             code(create(pod("a", json!({ name: "{}" }))).await),
             403,
@@ -198,7 +207,11 @@ async fn a_pod_that_a_user_made_is_not_taken_for_a_vm() {
     create(pod("plain", json!({}))).await.unwrap();
     // Later, by each way that changes annotations.
     let admins: Api<Pod> = Api::namespaced(admin, &namespace);
-    for name in ["podvisor.io/vmi", "podvisor.io/migration"] {
+    for name in [
+        "podvisor.io/vmi",
+        "podvisor.io/migration",
+        "podvisor.io/attachment",
+    ] {
         let patch = Patch::Merge(json!({ "metadata": { "annotations": { name: "{}" } } }));
         let params = PatchParams::default();
         assert_eq!(code(pods.patch("plain", &params, &patch).await), 403);

@@ -63,8 +63,16 @@ async fn step(pods: Api<Pod>, pod: Pod, runs: bool, nodes: Arc<[String]>) {
     }
 }
 
-/// Gives a pod the first node that has no other pod of its instance.
+/// Gives a pod the node that it asks for by its name, or the first one that has no other pod of
+/// its instance.
 pub async fn schedule(pods: &Api<Pod>, pod: &Pod, nodes: &[String]) {
+    let text = serde_json::to_value(pod).unwrap_or_default();
+    let asked = "/spec/affinity/nodeAffinity/requiredDuringSchedulingIgnoredDuringExecution\
+                 /nodeSelectorTerms/0/matchFields/0/values/0";
+    if let Some(node) = text.pointer(asked).and_then(Value::as_str) {
+        let name = pod.metadata.name.as_deref().unwrap_or_default();
+        return bind(pods, name, node).await;
+    }
     let label = "kubevirt.io/created-by";
     let labels = pod.metadata.labels.as_ref();
     let of = labels.and_then(|labels| labels.get(label));

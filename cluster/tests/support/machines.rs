@@ -8,10 +8,10 @@ use bytes::Bytes;
 use futures_util::{StreamExt, stream};
 use podvisor_node_api::messages::{
     CancelMigrationRequest, ConsoleInput, ConsoleMessage, Data, FreezeRequest, GuestInfo,
-    GuestInterface, GuestOs, GuestUser, PortForwardInput, PortForwardMessage,
+    GuestInterface, GuestOs, GuestUser, PlugDiskRequest, PortForwardInput, PortForwardMessage,
     ReceiveMigrationInput, ReceiveMigrationMessage, ResolveMigrationRequest, SendMigrationInput,
-    SendMigrationMessage, StopRequest, Vm, VmChange, VmEvent, VmList, VmMigration, VmName, VmPhase,
-    VsockInput, VsockMessage,
+    SendMigrationMessage, StopRequest, UnplugDiskAnswer, UnplugDiskRequest, Vm, VmChange, VmEvent,
+    VmList, VmMigration, VmName, VmPhase, VsockInput, VsockMessage,
 };
 use podvisor_node_api::{AnswerStream, Node, NodeServer};
 use tokio::net::UnixListener;
@@ -32,7 +32,12 @@ pub struct StandIn {
     directory: Arc<tempfile::TempDir>,
     /// What goes wrong with migrations.
     pub migrations: Migrations,
+    /// Why disks are not plugged in, if they are not.
+    pub refuses_disks: Arc<Mutex<Option<String>>>,
 }
+
+/// The serial number of a disk that the guest does not release.
+pub const STUBBORN: &str = "stubborn";
 
 /// One machine.
 #[derive(Debug, Clone, PartialEq)]
@@ -55,6 +60,7 @@ impl StandIn {
             console: Arc::default(),
             directory: Arc::new(tempfile::tempdir().expect("a directory")),
             migrations: Migrations::default(),
+            refuses_disks: Arc::default(),
         };
         let listener = UnixListener::bind(stand_in.socket()).expect("a socket");
         let service = NodeServer::new(Arc::new(stand_in.clone()));
@@ -328,6 +334,23 @@ impl Node for StandIn {
 
     async fn resolve_migration(&self, request: ResolveMigrationRequest) -> Result<(), Status> {
         self.resolve(&request.vm.expect("a name"), request.run)
+    }
+
+    async fn plug_disk(&self, request: PlugDiskRequest) -> Result<(), Status> {
+        let refusal = self.refuses_disks.lock().expect("no panic").clone();
+        if let Some(why) = refusal {
+            return Err(Status::failed_precondition(why));
+        }
+        let what = format!("plug {}", request.pod_uid);
+        self.change(&request.vm.expect("a name"), &what, |_| Ok(()))
+    }
+
+    async fn unplug_disk(&self, request: UnplugDiskRequest) -> Result<UnplugDiskAnswer, Status> {
+        let what = format!("unplug {}", request.serial);
+        self.change(&request.vm.expect("a name"), &what, |_| Ok(()))?;
+        Ok(UnplugDiskAnswer {
+            is_forced: request.serial == STUBBORN,
+        })
     }
 
     async fn guest_info(&self, vm: VmName) -> Result<GuestInfo, Status> {

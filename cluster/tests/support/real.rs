@@ -123,6 +123,11 @@ impl RealNode {
         self.directory.path().join(name)
     }
 
+    /// Where a claim is mounted on the node.
+    pub fn claim(&self, name: &str) -> PathBuf {
+        self.path("claims").join(name)
+    }
+
     fn children(&self) -> MutexGuard<'_, [Option<Child>; 2]> {
         self.children.lock().expect("no panic")
     }
@@ -356,10 +361,15 @@ impl RealNode {
             let volume = volumes.find(|volume| volume.name == mount.name);
             let source = volume.and_then(|volume| volume.image.as_ref());
             let named = source.and_then(|source| source.reference.as_deref());
-            let host = self
-                .path("empty")
-                .join(pod.metadata.uid.as_deref().unwrap_or_default());
-            let host = host.join("kubernetes.io~empty-dir").join(&mount.name);
+            let claim = volume.and_then(|volume| volume.persistent_volume_claim.as_ref());
+            let host = match claim {
+                Some(claim) => self.claim(&claim.claim_name),
+                None => {
+                    let uid = pod.metadata.uid.as_deref().unwrap_or_default();
+                    let empty = self.path("empty").join(uid);
+                    empty.join("kubernetes.io~empty-dir").join(&mount.name)
+                }
+            };
             if named.is_none() {
                 fs::create_dir_all(&host).expect("the directory is ours");
             }

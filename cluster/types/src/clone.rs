@@ -84,7 +84,7 @@ impl CloneSpec {
                 if !is_filter(filter) {
                     let given = shown(filter);
                     let path = path.index(index);
-                    let rule = "a name, with ! before it and * at its end at most";
+                    let rule = "a name, in which * stands for any text, with ! before it at most";
                     causes.invalid(&path, format_args!("is {given}, not {rule}"));
                 }
             }
@@ -111,11 +111,13 @@ impl CloneSpec {
     }
 }
 
+/// No key is longer: a subdomain, a slash and a name.
+const MAX_FILTER: usize = 253 + 1 + 63;
+
 fn is_filter(filter: &str) -> bool {
     let name = filter.strip_prefix('!').unwrap_or(filter);
-    let name = name.strip_suffix('*').unwrap_or(name);
-    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./".contains(c);
-    filter == "*" || (!name.is_empty() && name.chars().all(is_plain))
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./*".contains(c);
+    (1..=MAX_FILTER).contains(&name.len()) && name.chars().all(is_plain)
 }
 
 fn is_mac(address: &str) -> bool {
@@ -125,14 +127,31 @@ fn is_mac(address: &str) -> bool {
     parts.len() == 6 && parts.iter().all(is_byte)
 }
 
+/// Whether a key is what a filter says, in which `*` stands for any text.
+fn fits(filter: &str, key: &str) -> bool {
+    let Some((first, rest)) = filter.split_once('*') else {
+        return key == filter;
+    };
+    let (middle, last) = rest.rsplit_once('*').unwrap_or(("", rest));
+    let left = key.strip_prefix(first);
+    let Some(mut left) = left.and_then(|left| left.strip_suffix(last)) else {
+        return false;
+    };
+    // The first place that fits leaves the most for the others.
+    middle.split('*').all(|part| match left.split_once(part) {
+        Some((_, after)) => {
+            left = after;
+            true
+        }
+        None => false,
+    })
+}
+
 /// Whether filters let a key pass: one has to, and none that begins with `!`. Without any filter
 /// all pass.
 #[must_use]
 pub fn passes(filters: &[String], key: &str) -> bool {
-    let fits = |filter: &str| match filter.strip_suffix('*') {
-        Some(prefix) => key.starts_with(prefix),
-        None => key == filter,
-    };
+    let fits = |filter: &str| fits(filter, key);
     let refused = filters.iter().filter_map(|filter| filter.strip_prefix('!'));
     let mut taken = filters.iter().filter(|filter| !filter.starts_with('!'));
     filters.is_empty() || taken.any(|filter| fits(filter)) && !refused.into_iter().any(fits)
@@ -183,7 +202,7 @@ mod tests {
     fn what_cannot_be_changed_in_a_copy_is_refused_by_its_path() {
         let spec = json!({
             "source": vm("a"),
-            "labelFilters": ["*", "a/b*", "!c", "x*y"],
+            "labelFilters": ["*", "a/b*", "!c", "!x*y", "x y", "!!a"],
             "template": { "annotationFilters": ["!"] },
             "newMacAddresses": { "default": "00:11", "other": "00-11-22-33-44-5f" },
             "patches": ["{}"],
@@ -191,7 +210,8 @@ mod tests {
         });
         let found = fields(spec);
         let expected = [
-            "spec.labelFilters[3]",
+            "spec.labelFilters[4]",
+            "spec.labelFilters[5]",
             "spec.template.annotationFilters[0]",
             "spec.newMacAddresses.default",
             "spec.patches[0].op",
@@ -212,5 +232,19 @@ mod tests {
         assert!(passes(&["*", "!a"], "b") && !passes(&["*", "!a"], "a"));
         assert!(passes(&["some/*"], "some/key") && !passes(&["some/*"], "other"));
         assert!(!passes(&["!a"], "b"), "nothing takes it");
+        for (filter, key, fits) in [
+            ("*/app", "example.com/app", true),
+            ("*/app", "app", false),
+            ("a*b*c", "a-b-c", true),
+            ("a*b*c", "a-c", false),
+            ("a*b*c", "abbc", true),
+            ("ab*b", "ab", false),
+            ("*a*a*", "banana", true),
+            ("*a*a*a*a*", "banana", false),
+            ("**", "", true),
+        ] {
+            assert_eq!(passes(&[filter], key), fits, "{filter} {key}");
+        }
+        assert!(!passes(&["*", "!*.io/*"], "kubevirt.io/x") && passes(&["*", "!*.io/*"], "x"));
     }
 }

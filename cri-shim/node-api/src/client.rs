@@ -12,9 +12,10 @@ use tonic_prost::ProstCodec;
 
 use crate::messages::{
     AgentExecAnswer, AgentExecRequest, CancelMigrationRequest, ConsoleInput, Data, Done,
-    FreezeRequest, GuestInfo, ListVmsRequest, PortForwardInput, ReceiveMigrationInput,
-    ResolveMigrationRequest, SendMigrationInput, StopRequest, VmEvent, VmList, VmName, VmRequest,
-    VmUsageList, VmUsageRequest, VsockInput, WatchVmsRequest,
+    FreezeRequest, GuestInfo, ListVmsRequest, PlugDiskRequest, PortForwardInput,
+    ReceiveMigrationInput, ResolveMigrationRequest, SendMigrationInput, StopRequest,
+    UnplugDiskAnswer, UnplugDiskRequest, VmEvent, VmList, VmName, VmRequest, VmUsageList,
+    VmUsageRequest, VsockInput, WatchVmsRequest,
 };
 use crate::{MAX_MESSAGE_BYTES, paths};
 
@@ -252,6 +253,39 @@ impl NodeClient {
         };
         let Done {} = self.unary(paths::RESOLVE_MIGRATION, request).await?;
         Ok(())
+    }
+
+    /// Plugs a claim into a VM that runs: that of the pod with this unique id. It may be repeated.
+    ///
+    /// # Errors
+    /// The pod does not keep a claim for this VM, the claim is in use, or the VM has no room.
+    pub async fn plug_disk(&mut self, vm: VmName, pod_uid: &str) -> Result<(), Status> {
+        let request = PlugDiskRequest {
+            vm: Some(vm),
+            pod_uid: pod_uid.to_owned(),
+        };
+        let Done {} = self.unary(paths::PLUG_DISK, request).await?;
+        Ok(())
+    }
+
+    /// Takes a disk that was plugged in from a VM, when its guest has released it or after so many
+    /// seconds; returns whether the guest did not. It may be repeated.
+    ///
+    /// # Errors
+    /// The VM does not run, or was booted with the disk.
+    pub async fn unplug_disk(
+        &mut self,
+        vm: VmName,
+        serial: &str,
+        limit_seconds: u32,
+    ) -> Result<bool, Status> {
+        let request = UnplugDiskRequest {
+            vm: Some(vm),
+            serial: serial.to_owned(),
+            limit_seconds,
+        };
+        let answer: UnplugDiskAnswer = self.unary(paths::UNPLUG_DISK, request).await?;
+        Ok(answer.is_forced)
     }
 
     async fn ready(&mut self) -> Result<(), Status> {

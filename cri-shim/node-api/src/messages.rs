@@ -2,6 +2,7 @@
 //! has its default: later versions only add fields.
 
 mod migration;
+mod plug;
 mod usage;
 
 use bytes::Bytes;
@@ -12,6 +13,7 @@ pub use migration::{
     ReceiveMigrationMessage, ReceiveMigrationOpen, ResolveMigrationRequest, SendMigrationInput,
     SendMigrationMessage, SendMigrationOpen, VmMigration,
 };
+pub use plug::{PlugDiskRequest, UnplugDiskAnswer, UnplugDiskRequest};
 pub use usage::{CardUsage, Traffic, VmUsage, VmUsageList, VmUsageRequest};
 
 /// Which VM is meant.

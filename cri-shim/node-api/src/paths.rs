@@ -32,6 +32,8 @@ paths! {
     RECEIVE_MIGRATION = "ReceiveMigration";
     CANCEL_MIGRATION = "CancelMigration";
     RESOLVE_MIGRATION = "ResolveMigration";
+    PLUG_DISK = "PlugDisk";
+    UNPLUG_DISK = "UnplugDisk";
 }
 
 #[cfg(test)]

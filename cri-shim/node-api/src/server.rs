@@ -18,9 +18,10 @@ use tower_service::Service;
 
 use crate::messages::{
     AgentExecAnswer, AgentExecRequest, CancelMigrationRequest, ConsoleInput, Data, Done,
-    FreezeRequest, GuestInfo, ListVmsRequest, PortForwardInput, ReceiveMigrationInput,
-    ResolveMigrationRequest, SendMigrationInput, StopRequest, VmEvent, VmList, VmName, VmRequest,
-    VmUsageList, VmUsageRequest, VsockInput, WatchVmsRequest,
+    FreezeRequest, GuestInfo, ListVmsRequest, PlugDiskRequest, PortForwardInput,
+    ReceiveMigrationInput, ResolveMigrationRequest, SendMigrationInput, StopRequest,
+    UnplugDiskAnswer, UnplugDiskRequest, VmEvent, VmList, VmName, VmRequest, VmUsageList,
+    VmUsageRequest, VsockInput, WatchVmsRequest,
 };
 use crate::{MAX_MESSAGE_BYTES, paths};
 
@@ -146,6 +147,16 @@ pub trait Node: Send + Sync + 'static {
     async fn resolve_migration(&self, _request: ResolveMigrationRequest) -> Result<(), Status> {
         Err(unimplemented("ResolveMigration"))
     }
+
+    /// Plugs a claim into a VM.
+    async fn plug_disk(&self, _request: PlugDiskRequest) -> Result<(), Status> {
+        Err(unimplemented("PlugDisk"))
+    }
+
+    /// Takes a disk from a VM.
+    async fn unplug_disk(&self, _request: UnplugDiskRequest) -> Result<UnplugDiskAnswer, Status> {
+        Err(unimplemented("UnplugDisk"))
+    }
 }
 
 fn unimplemented(method: &str) -> Status {
@@ -251,6 +262,13 @@ impl<N: Node> Service<http::Request<Body>> for NodeServer<N> {
             paths::RESOLVE_MIGRATION => unary(call, |request| async move {
                 done(node.resolve_migration(request).await)
             }),
+            paths::PLUG_DISK => unary(call, |request| async move {
+                done(node.plug_disk(request).await)
+            }),
+            paths::UNPLUG_DISK => unary(
+                call,
+                |request| async move { node.unplug_disk(request).await },
+            ),
             path => {
                 let shown: String = path.chars().take(128).collect();
                 let status = Status::unimplemented(format!("unknown method {shown:?}"));

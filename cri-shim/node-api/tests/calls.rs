@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use podvisor_node_api::messages::{
-    ConsoleInput, ConsoleMessage, Data, PortForwardInput, ResolveMigrationRequest,
-    SendMigrationInput, SendMigrationMessage, SendMigrationOpen, StopRequest, Vm, VmChange,
-    VmEvent, VmList, VmName,
+    ConsoleInput, ConsoleMessage, Data, PlugDiskRequest, PortForwardInput, ResolveMigrationRequest,
+    SendMigrationInput, SendMigrationMessage, SendMigrationOpen, StopRequest, UnplugDiskAnswer,
+    UnplugDiskRequest, Vm, VmChange, VmEvent, VmList, VmName,
 };
 use podvisor_node_api::{AnswerStream, Node, NodeClient, NodeServer};
 use tokio::net::UnixListener;
@@ -116,6 +116,20 @@ impl Node for Noted {
             "resolve {}, run: {}",
             request.migration, request.run
         ))
+    }
+
+    async fn plug_disk(&self, request: PlugDiskRequest) -> Result<(), Status> {
+        self.note(format!("plug {}", request.pod_uid))
+    }
+
+    async fn unplug_disk(&self, request: UnplugDiskRequest) -> Result<UnplugDiskAnswer, Status> {
+        let UnplugDiskRequest {
+            serial,
+            limit_seconds,
+            ..
+        } = request;
+        self.note(format!("unplug {serial} in {limit_seconds} s"))?;
+        Ok(UnplugDiskAnswer { is_forced: true })
     }
 }
 

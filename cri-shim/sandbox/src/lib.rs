@@ -88,7 +88,7 @@ pub use types::{
     HealthResult, HealthStatus, ImageVolume, IncomingMachine, Interface, JailLayer, JailMode,
     LaunchConfig, MigrationDirection, MigrationInfo, MigrationState, Neighbour, NicConfig,
     Password, ProcessExit, RestartPolicy, Route, SandboxExit, SaveMachine, SavedMachine,
-    SendMachine, ShareUsers, Started, StdioFds, SupplementalGroups, TerminalSize,
+    SendMachine, ShareUsers, Started, StdioFds, SupplementalGroups, TerminalSize, Unplugged,
 };
 pub use wire::FrameError;
 

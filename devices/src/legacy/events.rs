@@ -4,6 +4,15 @@
 //! The line is level-triggered: it stays high until the guest has read the register, which clears
 //! it. So an event that comes while the guest has no driver yet, or while one kernel replaces
 //! another, is not lost. Which devices an event concerns is in the tables of the VM.
+//!
+//! A guest whose PCI devices come and go finds three more registers after it, of 32 bits with a bit
+//! for each slot of bus 0:
+//!
+//! | offset | read | written |
+//! | --- | --- | --- |
+//! | [`INSERTED`] | slots that got a device, and clears them | – |
+//! | [`ASKED`] | slots whose device the guest is to release, and clears them | – |
+//! | [`RELEASED`] | 0 | slots whose device the guest has released |
 
 use std::fmt::Debug;
 
@@ -11,11 +20,20 @@ use crate::virtio::{RestoreError, SavedDevice};
 
 /// The port of the register, of one byte.
 pub const PORT: u16 = 0x610;
+/// How many ports there are where PCI devices come and go.
+pub const PORTS_WITH_SLOTS: u16 = 16;
+/// Offset of the register of slots that got a device.
+pub const INSERTED: u8 = 4;
+/// Offset of the register of slots whose device is to be released.
+pub const ASKED: u8 = 8;
+/// Offset of the register of slots whose device was released.
+pub const RELEASED: u8 = 12;
 /// The interrupt line: that of the keyboard, which such a machine never has.
 pub const IRQ: u32 = 1;
 
-/// Version of the saved state.
+/// Version of the saved state, without and with slots.
 const VERSION: u32 = 1;
+const VERSION_WITH_SLOTS: u32 = 2;
 
 /// What a guest is told of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -24,6 +42,8 @@ pub enum Event {
     PowerButton,
     /// The VM is a new one with the state of another: its generation ID has changed.
     NewGeneration,
+    /// A PCI device was plugged in, or the guest is to release one.
+    PciSlots,
 }
 
 impl Event {
@@ -33,6 +53,7 @@ impl Event {
         match self {
             Self::PowerButton => 1 << 0,
             Self::NewGeneration => 1 << 1,
+            Self::PciSlots => 1 << 2,
         }
     }
 }
@@ -43,7 +64,7 @@ pub struct Events(u8);
 
 impl Events {
     /// All that there are.
-    const ALL: u8 = Event::PowerButton.bit() | Event::NewGeneration.bit();
+    const ALL: u8 = Event::PowerButton.bit() | Event::NewGeneration.bit() | Event::PciSlots.bit();
 
     /// Adds an event.
     #[must_use]
@@ -76,6 +97,16 @@ pub struct EventRegister<L> {
     line: L,
     known: Events,
     pending: u8,
+    slots: Slots,
+}
+
+/// A bit for each slot.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Slots {
+    inserted: u32,
+    asked: u32,
+    /// Asked for and not released, whether the guest has read it or not.
+    awaited: u32,
 }
 
 impl<L: LevelLine> EventRegister<L> {
@@ -85,6 +116,7 @@ impl<L: LevelLine> EventRegister<L> {
             line,
             known,
             pending: 0,
+            slots: Slots::default(),
         }
     }
 
@@ -93,7 +125,7 @@ impl<L: LevelLine> EventRegister<L> {
     /// # Errors
     /// [`RestoreError`] if the state is none of such a register.
     pub fn restored(line: L, saved: &SavedDevice) -> Result<Self, RestoreError> {
-        let (known, pending) = parse(saved)?;
+        let (known, pending, slots) = parse(saved)?;
         if pending != 0 {
             line.set(true);
         }
@@ -101,6 +133,7 @@ impl<L: LevelLine> EventRegister<L> {
             line,
             known,
             pending,
+            slots,
         })
     }
 
@@ -109,16 +142,22 @@ impl<L: LevelLine> EventRegister<L> {
     /// # Errors
     /// As [`Self::restored`].
     pub fn known_in(saved: &SavedDevice) -> Result<Events, RestoreError> {
-        parse(saved).map(|(known, _)| known)
+        parse(saved).map(|(known, ..)| known)
     }
 
     /// Returns the state, which [`Self::restored`] takes.
     #[must_use]
     pub fn save(&self) -> SavedDevice {
-        SavedDevice {
-            version: VERSION,
-            bytes: vec![self.known.0, self.pending],
-        }
+        let mut bytes = vec![self.known.0, self.pending];
+        let version = match self.known.has(Event::PciSlots) {
+            true => {
+                bytes.extend(self.slots.inserted.to_le_bytes());
+                bytes.extend(self.slots.asked.to_le_bytes());
+                VERSION_WITH_SLOTS
+            }
+            false => VERSION,
+        };
+        SavedDevice { version, bytes }
     }
 
     /// Returns the events that the guest knows.
@@ -138,6 +177,58 @@ impl<L: LevelLine> EventRegister<L> {
         true
     }
 
+    /// Tells the guest that `slot` got a device.
+    pub fn insert(&mut self, slot: u8) {
+        let bit = bit_of(slot);
+        self.forget(slot);
+        if self.raise(Event::PciSlots) {
+            self.slots.inserted |= bit;
+        }
+    }
+
+    /// Asks the guest to release the device in `slot`; `false`, without an effect, if it knows no
+    /// such event.
+    pub fn ask(&mut self, slot: u8) -> bool {
+        let bit = bit_of(slot);
+        let is_told = self.raise(Event::PciSlots);
+        if is_told {
+            self.slots.asked |= bit;
+            self.slots.awaited |= bit;
+        }
+        is_told
+    }
+
+    /// Returns whether the guest was asked to release the device in `slot`, and has not.
+    #[must_use]
+    pub fn awaits(&self, slot: u8) -> bool {
+        self.slots.awaited & bit_of(slot) != 0
+    }
+
+    /// Forgets what the guest was told of `slot` and has not read.
+    pub fn forget(&mut self, slot: u8) {
+        let others = !bit_of(slot);
+        self.slots.inserted &= others;
+        self.slots.asked &= others;
+        self.slots.awaited &= others;
+    }
+
+    /// The guest reads four bytes at this offset; 0 where no register of slots begins.
+    pub fn read_slots(&mut self, offset: u64) -> u32 {
+        match u8::try_from(offset) {
+            Ok(INSERTED) => std::mem::take(&mut self.slots.inserted),
+            Ok(ASKED) => std::mem::take(&mut self.slots.asked),
+            _ => 0,
+        }
+    }
+
+    /// The guest has released the devices of these slots; `true` if it was asked to.
+    pub fn release(&mut self, slots: u32) -> bool {
+        let was_asked = self.slots.awaited & slots != 0;
+        self.slots.awaited &= !slots;
+        self.slots.asked &= !slots;
+        was_asked
+    }
+
     /// The guest reads the register, and so clears it.
     pub fn read(&mut self) -> u8 {
         let pending = std::mem::take(&mut self.pending);
@@ -148,9 +239,24 @@ impl<L: LevelLine> EventRegister<L> {
     }
 }
 
-/// Returns the known and the pending events of a saved register.
-fn parse(saved: &SavedDevice) -> Result<(Events, u8), RestoreError> {
-    let [known, pending] = *saved.of_version(VERSION)? else {
+fn bit_of(slot: u8) -> u32 {
+    1u32.checked_shl(slot.into()).unwrap_or(0)
+}
+
+/// Returns the known and the pending events of a saved register, and its slots. Nobody waits for
+/// the guest any more.
+fn parse(saved: &SavedDevice) -> Result<(Events, u8, Slots), RestoreError> {
+    let has_slots = saved.version == VERSION_WITH_SLOTS;
+    let (bytes, slots) = match has_slots {
+        true => saved
+            .bytes
+            .split_at_checked(2)
+            .ok_or(RestoreError::Invalid {
+                what: "events that are not two bytes",
+            })?,
+        false => (saved.of_version(VERSION)?, [].as_slice()),
+    };
+    let [known, pending] = *bytes else {
         return Err(RestoreError::Invalid {
             what: "events that are not two bytes",
         });
@@ -160,7 +266,25 @@ fn parse(saved: &SavedDevice) -> Result<(Events, u8), RestoreError> {
             what: "events that the guest does not know",
         });
     }
-    Ok((Events(known), pending))
+    if Events(known).has(Event::PciSlots) != has_slots {
+        return Err(RestoreError::Invalid {
+            what: "slots of which the guest is not told, or no slots",
+        });
+    }
+    let slots = match *slots {
+        [] if !has_slots => Slots::default(),
+        [a, b, c, d, e, f, g, h] => Slots {
+            inserted: u32::from_le_bytes([a, b, c, d]),
+            asked: u32::from_le_bytes([e, f, g, h]),
+            awaited: 0,
+        },
+        _ => {
+            return Err(RestoreError::Invalid {
+                what: "slots that are not two words",
+            });
+        }
+    };
+    Ok((Events(known), pending, slots))
 }
 
 #[cfg(test)]
@@ -230,14 +354,60 @@ mod tests {
     }
 
     #[test]
+    fn a_slot_is_told_once_and_released_only_where_it_was_asked_for() {
+        let wire = Wire::default();
+        let known = both().with(Event::PciSlots);
+        let mut register = EventRegister::new(wire.clone(), known);
+        let words = |register: &mut EventRegister<Wire>| {
+            [INSERTED, ASKED, RELEASED].map(|at| register.read_slots(at.into()))
+        };
+        register.insert(3);
+        register.insert(31);
+        assert_eq!(register.read(), Event::PciSlots.bit());
+        assert_eq!(words(&mut register), [1 << 31 | 1 << 3, 0, 0]);
+        assert_eq!(words(&mut register), [0; 3], "each is read once");
+        // What nobody asked for is nobody's answer.
+        assert!(!register.release(u32::MAX));
+        assert!(register.ask(3) && register.awaits(3) && !register.awaits(31));
+        assert_eq!(words(&mut register), [0, 1 << 3, 0]);
+        assert!(!register.release(1 << 31) && register.awaits(3));
+        assert!(register.release(1 << 3) && !register.awaits(3));
+        assert!(register.ask(3));
+        register.insert(3);
+        assert_eq!(words(&mut register), [1 << 3, 0, 0], "it is another device");
+        let mut other = EventRegister::new(wire, both());
+        other.insert(3);
+        assert!(!other.ask(3));
+        assert_eq!((words(&mut other), other.read()), ([0; 3], 0));
+    }
+
+    #[test]
+    fn what_a_guest_has_not_read_of_slots_is_restored() {
+        let mut register = EventRegister::new(Wire::default(), both().with(Event::PciSlots));
+        register.insert(1);
+        register.ask(2);
+        let wire = Wire::default();
+        let mut again = EventRegister::restored(wire.clone(), &register.save()).unwrap();
+        assert!(wire.is_high.load(Ordering::SeqCst));
+        assert_eq!(again.read_slots(INSERTED.into()), 1 << 1);
+        assert_eq!(again.read_slots(ASKED.into()), 1 << 2);
+        assert!(!again.awaits(2));
+    }
+
+    #[test]
     fn states_that_no_register_has_are_refused() {
-        let wrong: [(u32, &[u8]); 7] = [
+        let wrong: [(u32, &[u8]); 12] = [
+            (3, &[3, 0]),
             (2, &[3, 0]),
+            (2, &[7]),
+            (2, &[7, 0, 1, 2, 3, 4, 5, 6, 7]),
+            (2, &[3, 0, 0, 0, 0, 0, 0, 0, 0, 0]),
+            (1, &[7, 0]),
             (1, &[]),
             (1, &[3]),
             (1, &[3, 0, 0]),
             (1, &[0, 0]),
-            (1, &[4, 0]),
+            (1, &[8, 0]),
             (1, &[1, 2]),
         ];
         for (version, bytes) in wrong {

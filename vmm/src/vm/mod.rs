@@ -52,7 +52,7 @@ pub use devices::{
     BalloonHandle, BlockHandle, ConsoleHandle, DeviceHandle, FsHandle, HandleError, MemHandle,
     NetHandle, PlugError, PluggedDevice, PmemHandle, PortsHandle, VsockHandle,
 };
-pub use hardware::events::PowerButtonError;
+pub use hardware::events::{PowerButtonError, UnplugRequest};
 pub use hardware::io::DeviceFault;
 pub use lifecycle::{
     Action, MigrateError, Poison, PoisonCause, Registers, Seccomp, State, TakeSnapshotError, VmExit,

@@ -1,21 +1,18 @@
-//! Adding volumes to a VM that does not run, and removing them: what a request makes of its
-//! template, or why it does not.
-//!
-//! Disks of a running VM do not change: such a request is refused, so that nobody waits for a disk
-//! that never comes.
+//! Adding volumes to a VM or to an instance, and removing them: what a request makes of its
+//! specification, or why it does not. Into a running guest they come by the controller.
 
 use podvisor_cluster_types::vm::{AddVolumeOptions, RemoveVolumeOptions, VmStatus};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
-use crate::{api::vmi::no_hotplug, status::Failure};
+use crate::status::Failure;
 
 /// The bus that `virtctl` writes where nobody chose one.
 const CLIENTS_BUS: &str = "scsi";
 
 /// What is asked of a VM's volumes.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) enum Request {
+pub(in crate::api) enum Request {
     /// One more.
     Add(Box<AddVolumeOptions>),
     /// One less.
@@ -24,7 +21,7 @@ pub(super) enum Request {
 
 impl Request {
     /// Reads the body of a request.
-    pub(super) fn read(is_added: bool, body: &[u8]) -> Result<Self, Failure> {
+    pub(in crate::api) fn read(is_added: bool, body: &[u8]) -> Result<Self, Failure> {
         fn options<T: DeserializeOwned>(body: &[u8]) -> Result<T, Failure> {
             let invalid = |error| Failure::bad_request(format!("the options are invalid: {error}"));
             serde_json::from_slice(body).map_err(invalid)
@@ -59,7 +56,7 @@ impl Request {
     }
 
     /// Whether nothing is stored.
-    pub(super) fn is_dry_run(&self) -> bool {
+    pub(in crate::api) fn is_dry_run(&self) -> bool {
         match self {
             Self::Add(add) => !add.dry_run.is_empty(),
             Self::Remove(remove) => !remove.dry_run.is_empty(),
@@ -68,15 +65,7 @@ impl Request {
 }
 
 /// Returns the merge patch of a VM, `spec` its specification as it is.
-pub(super) fn decide(
-    request: &Request,
-    spec: &Value,
-    status: &VmStatus,
-    is_running: bool,
-) -> Result<Value, Failure> {
-    if is_running {
-        return Err(no_hotplug(matches!(request, Request::Add(_))));
-    }
+pub(super) fn decide(request: &Request, spec: &Value, status: &VmStatus) -> Result<Value, Failure> {
     let holders = [
         ("snapshot", &status.snapshot_in_progress),
         ("restore", &status.restore_in_progress),
@@ -87,19 +76,49 @@ pub(super) fn decide(
             return Err(Failure::conflict(message));
         }
     }
+    let template = spec.pointer("/template/spec").unwrap_or(&Value::Null);
+    let of_template = changed(request, template)?;
+    Ok(json!({ "spec": { "template": { "spec": of_template } } }))
+}
+
+/// Returns the merge patch of an instance, `spec` its specification as it is.
+pub(in crate::api) fn of_instance(request: &Request, spec: &Value) -> Result<Value, Failure> {
+    Ok(json!({ "spec": changed(request, spec)? }))
+}
+
+/// Whether an instance is as a request to its VM asks already: somebody has asked it before.
+pub(super) fn is_done(request: &Request, spec: &Value) -> bool {
+    let volumes = spec.get("volumes").and_then(Value::as_array);
+    let named = |name: &str| volumes?.iter().find(|of| is_named(of, name));
+    match request {
+        Request::Add(add) => named(&add.name).is_some_and(|volume| {
+            let asked = serde_json::to_value(&add.volume_source).unwrap_or_default();
+            is_hotpluggable(volume) && claim_of(volume) == claim_of(&asked)
+        }),
+        Request::Remove(remove) => named(&remove.name).is_none(),
+    }
+}
+
+/// Returns what of the specification of an instance changes.
+fn changed(request: &Request, spec: &Value) -> Result<Value, Failure> {
     let list = |pointer: &str| {
         let list = spec.pointer(pointer).and_then(Value::as_array);
         list.cloned().unwrap_or_default()
     };
-    let mut volumes = list("/template/spec/volumes");
-    let mut disks = list("/template/spec/domain/devices/disks");
+    let mut volumes = list("/volumes");
+    let mut disks = list("/domain/devices/disks");
     match request {
         Request::Add(add) => plug(add, &mut volumes, &mut disks)?,
         Request::Remove(remove) => unplug(&remove.name, &mut volumes, &mut disks)?,
     }
     let devices = json!({ "disks": disks });
-    let of_template = json!({ "volumes": volumes, "domain": { "devices": devices } });
-    Ok(json!({ "spec": { "template": { "spec": of_template } } }))
+    Ok(json!({ "volumes": volumes, "domain": { "devices": devices } }))
+}
+
+fn is_hotpluggable(volume: &Value) -> bool {
+    let mut sources = ["persistentVolumeClaim", "dataVolume"].into_iter();
+    let mark = |source| volume.pointer(&format!("/{source}/hotpluggable"));
+    sources.any(|source| mark(source) == Some(&json!(true)))
 }
 
 fn is_named(value: &Value, name: &str) -> bool {
@@ -146,8 +165,9 @@ fn plug(
     }
     let mut disk = serde_json::to_value(&add.disk).map_err(written)?;
     disk["name"] = json!(name);
-    // Nobody chose it, and disks are virtio here.
-    if disk.pointer("/disk/bus") == Some(&json!(CLIENTS_BUS)) {
+    // Nobody chose it, and disks are virtio here. An instance has its defaults already.
+    let bus = disk.pointer("/disk/bus").and_then(Value::as_str);
+    if disk["disk"].is_object() && matches!(bus, None | Some("" | CLIENTS_BUS)) {
         disk["disk"]["bus"] = json!("virtio");
     }
     volumes.push(volume);
@@ -163,9 +183,7 @@ fn unplug(name: &str, volumes: &mut Vec<Value>, disks: &mut Vec<Value>) -> Resul
     let Some(volume) = volumes.iter().find(|of| is_named(of, name)) else {
         return refused("it does not exist");
     };
-    let mut sources = ["persistentVolumeClaim", "dataVolume"].into_iter();
-    let is_hotpluggable = |source| volume.pointer(&format!("/{source}/hotpluggable"));
-    if !sources.any(|source| is_hotpluggable(source) == Some(&json!(true))) {
+    if !is_hotpluggable(volume) {
         return refused("it is not hotpluggable: change the VM's template");
     }
     volumes.retain(|of| !is_named(of, name));
@@ -201,7 +219,7 @@ mod tests {
     }
 
     fn decided(request: &Request, spec: &Value) -> Result<Value, u16> {
-        let decided = decide(request, spec, &VmStatus::default(), false);
+        let decided = decide(request, spec, &VmStatus::default());
         let of_template = |patch: Value| patch["spec"]["template"]["spec"].clone();
         decided.map(of_template).map_err(|failure| failure.code())
     }
@@ -247,16 +265,35 @@ mod tests {
     }
 
     #[test]
-    fn a_vm_that_runs_or_is_locked_keeps_its_volumes() {
-        let code = |status: Value, is_running: bool| {
+    fn a_vm_that_is_locked_keeps_its_volumes() {
+        let code = |status: Value| {
             let status = serde_json::from_value(status).unwrap();
-            let decided = decide(&add("data", "d"), &spec(), &status, is_running);
+            let decided = decide(&add("data", "d"), &spec(), &status);
             decided.map(drop).map_err(|failure| failure.code())
         };
-        assert_eq!(code(json!({}), false), Ok(()));
-        assert_eq!(code(json!({}), true), Err(400));
-        assert_eq!(code(json!({ "snapshotInProgress": "s" }), false), Err(409));
-        assert_eq!(code(json!({ "restoreInProgress": "r" }), false), Err(409));
+        assert_eq!(code(json!({})), Ok(()));
+        assert_eq!(code(json!({ "snapshotInProgress": "s" })), Err(409));
+        assert_eq!(code(json!({ "restoreInProgress": "r" })), Err(409));
+    }
+
+    #[test]
+    fn an_instance_changes_as_its_vm_does_and_once() {
+        let of_vm = spec();
+        let instance = of_vm.pointer("/template/spec").unwrap();
+        let request = add("data", "d");
+        assert!(!is_done(&request, instance) && is_done(&remove("data"), instance));
+        let with = of_instance(&request, instance).unwrap();
+        let with = &with["spec"];
+        assert_eq!(with["volumes"][1]["name"], "data");
+        assert_eq!(
+            with["domain"]["devices"]["disks"][1]["disk"]["bus"],
+            "virtio"
+        );
+        assert!(is_done(&request, with) && !is_done(&remove("data"), with));
+        assert!(!is_done(&add("data", "other"), with), "it is another claim");
+        assert_eq!(of_instance(&request, with).unwrap_err().code(), 409);
+        let without = of_instance(&remove("data"), with).unwrap();
+        assert_eq!(without["spec"]["volumes"].as_array().unwrap().len(), 1);
     }
 
     #[test]

@@ -8,7 +8,7 @@ use serde::Deserialize;
 use serde_json::json;
 
 use crate::{
-    api::{Target, node::Call, subresources::VMI},
+    api::{Target, node::Call},
     status::Failure,
 };
 
@@ -24,8 +24,6 @@ const NO_AGENT: &str = "VMI does not have guest agent connected";
 pub(super) struct Instance<'a> {
     pub(super) spec: &'a VmiSpec,
     pub(super) status: &'a VmiStatus,
-    /// A VirtualMachine made it.
-    pub(super) has_owner: bool,
     /// The snapshot that is taken of it.
     pub(super) snapshot: Option<&'a str>,
 }
@@ -73,9 +71,6 @@ impl Instance<'_> {
 struct Options {
     dry_run: Vec<String>,
     unfreeze_timeout: Option<serde_json::Value>,
-    name: String,
-    disk: Option<serde_json::Value>,
-    volume_source: Option<serde_json::Value>,
 }
 
 impl Options {
@@ -121,9 +116,6 @@ pub(super) fn decide(
                 return Err(Failure::conflict(NO_AGENT));
             }
             Call::Get(target.subresource.to_owned())
-        }
-        ("addvolume" | "removevolume", [], false) if target.resource == VMI => {
-            return Err(volume(target.subresource, body, instance));
         }
         (_, [], false) => {
             let options = Options::read(body)?;
@@ -274,35 +266,6 @@ fn vsock(query: Option<&str>, instance: &Instance<'_>) -> Result<Call, Failure> 
     }
     instance.connectable()?;
     Ok(Call::Stream(format!("vsock/{port}")))
-}
-
-/// Volumes are refused: first for what is wrong with the request, then because they cannot be
-/// plugged.
-fn volume(subresource: &str, body: &[u8], instance: &Instance<'_>) -> Failure {
-    let options = match Options::read(body) {
-        Ok(options) => options,
-        Err(failure) => return failure,
-    };
-    let add = subresource == "addvolume";
-    if options.name.is_empty() {
-        return Failure::bad_request(format!("{subresource} requires name to be set"));
-    }
-    if add && (options.disk.is_none() || options.volume_source.is_none()) {
-        return Failure::bad_request("addvolume requires disk and volumeSource to be set");
-    }
-    if instance.has_owner {
-        return Failure::bad_request("the VMI belongs to a VM: change that");
-    }
-    no_hotplug(add)
-}
-
-/// Why volumes are not plugged and not unplugged.
-pub(in crate::api) fn no_hotplug(add: bool) -> Failure {
-    let verb = if add { "add" } else { "remove" };
-    Failure::bad_request(format!(
-        "unable to {verb} the volume: podvisor does not change the disks of running VMs; change \
-         the VM and restart it"
-    ))
 }
 
 #[cfg(test)]

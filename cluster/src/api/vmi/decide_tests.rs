@@ -1,3 +1,4 @@
+use crate::api::subresources::VMI;
 use podvisor_cluster_types::vmi::Condition;
 use serde_json::{Value, json};
 
@@ -41,7 +42,6 @@ fn decided(
     let instance = Instance {
         spec,
         status,
-        has_owner: false,
         snapshot: None,
     };
     match decide(&target, query, body.as_bytes(), &instance) {
@@ -200,33 +200,6 @@ fn a_stream_needs_its_device_and_a_valid_port() {
 }
 
 #[test]
-fn volumes_are_refused_with_what_is_wrong_first() {
-    let running = instance("Running", &[], json!({}));
-    for (body, expected) in [
-        ("{}", "name"),
-        (r#"{"name":"a"}"#, "volumeSource"),
-        (r#"{"name":"a","disk":{},"volumeSource":{}}"#, "podvisor"),
-    ] {
-        let failure = volume(
-            "addvolume",
-            body.as_bytes(),
-            &Instance {
-                spec: &running.0,
-                status: &running.1,
-                has_owner: false,
-                snapshot: None,
-            },
-        );
-        assert_eq!(failure.code(), 400);
-        assert!(
-            failure.message().contains(expected),
-            "{}",
-            failure.message()
-        );
-    }
-}
-
-#[test]
 fn a_vm_stands_still_while_its_disks_are_taken() {
     let path = "/apis/subresources.kubevirt.io/v1/namespaces/n/virtualmachineinstances/a/unpause";
     let target = Target::parse(path, "update").unwrap();
@@ -237,7 +210,6 @@ fn a_vm_stands_still_while_its_disks_are_taken() {
         let instance = Instance {
             spec: &VmiSpec::default(),
             status: &status,
-            has_owner: true,
             snapshot,
         };
         let decided = decide(&target, None, b"", &instance);

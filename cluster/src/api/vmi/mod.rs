@@ -8,7 +8,7 @@ mod decide;
 use hyper::{Request, body::Incoming};
 use kube::{
     Client,
-    api::{Patch, PatchParams},
+    api::{DynamicObject, Patch, PatchParams},
 };
 use podvisor_cluster_types::{
     vm::VmStatus,
@@ -21,12 +21,12 @@ use super::{
     node::{Call, Path},
     objects,
     subresources::VMI,
+    vm::{self, volumes},
 };
 use crate::{
     https::{self, Answer},
     status::Failure,
 };
-pub(super) use decide::no_hotplug;
 use decide::{Instance, decide};
 
 /// Carries out a request for a subresource of an instance, or of a VM by its instance.
@@ -48,6 +48,9 @@ pub(super) async fn answer(
             Err(answer) => return Ok(answer),
         }
     };
+    if target.verb == "update" && matches!(target.subresource, "addvolume" | "removevolume") {
+        return change_volumes(&state.client, target, found, &body).await;
+    }
     let snapshot = match target.subresource {
         "unpause" if found.has_owner => snapshot_of(&state.client, target).await?,
         _ => None,
@@ -56,7 +59,6 @@ pub(super) async fn answer(
         snapshot: snapshot.as_deref(),
         spec: &found.spec,
         status: &found.status,
-        has_owner: found.has_owner,
     };
     let Some(call) = decide(target, query.as_deref(), &body, &instance)? else {
         return Ok(https::accepted());
@@ -77,6 +79,35 @@ pub(super) async fn answer(
         (Call::Put(_, body), None) => state.nodes.put(node, &path, body).await,
         (Call::Get(_) | Call::Put(..), Some(_)) => Err(Failure::bad_request("this is no stream")),
     }
+}
+
+/// Adds a volume to an instance that runs, or removes one.
+async fn change_volumes(
+    client: &Client,
+    target: &Target<'_>,
+    mut found: Found,
+    body: &[u8],
+) -> Result<Answer, Failure> {
+    if !target.rest.is_empty() {
+        return Err(Failure::not_found("subresource", target.subresource));
+    }
+    let request = volumes::Request::read(target.subresource == "addvolume", body)?;
+    let params = PatchParams {
+        dry_run: request.is_dry_run(),
+        ..Default::default()
+    };
+    for _ in 0..vm::ATTEMPTS {
+        if found.status.phase.as_deref() != Some("Running") {
+            return Err(Failure::conflict("VMI is not running"));
+        }
+        let spec = found.object.data.get("spec").cloned().unwrap_or_default();
+        let patch = volumes::of_instance(&request, &spec)?;
+        if vm::patch_at(client, &found.object, patch, &params).await? {
+            return Ok(https::accepted());
+        }
+        found = read(client, target).await?;
+    }
+    Err(vm::busy())
 }
 
 /// The snapshot that is taken of the instance's VM.
@@ -106,6 +137,7 @@ fn is_upgrade(request: &Request<Incoming>) -> bool {
 
 /// What decides about an instance.
 struct Found {
+    object: DynamicObject,
     uid: String,
     has_owner: bool,
     spec: VmiSpec,
@@ -137,5 +169,6 @@ async fn read(client: &Client, target: &Target<'_>) -> Result<Found, Failure> {
             .any(|owner| owner.kind == "VirtualMachine" && owner.controller == Some(true)),
         spec: objects::part(&object, "spec"),
         status: objects::part(&object, "status"),
+        object,
     })
 }

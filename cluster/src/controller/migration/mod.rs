@@ -25,7 +25,7 @@ use serde_json::json;
 
 pub use decide::{Action, Decision, Observed, Side, decide};
 pub(super) use evacuate::{DRAIN_TAINT, evacuate};
-pub(super) use nodes::Nodes;
+pub(super) use nodes::{CallError, Nodes};
 pub use seen::{MigrationReport, NodeReport, NodeState, Seen};
 pub(super) use settings::ClusterSettings;
 pub use settings::{Options, Settings};
@@ -38,7 +38,7 @@ use super::objects::{
 };
 use super::{Context, expectations, patch, vmi};
 use crate::contact::migration::{ExpectRequest, ResolveRequest, SendRequest};
-use nodes::{CallError, Subject};
+use nodes::Subject;
 
 /// The condition of a migration whose pod a quota does not admit.
 const QUOTA: &str = "migrationRejectedByResourceQuota";

@@ -125,15 +125,25 @@ impl Nodes {
         with: &(impl Serialize + Sync),
     ) -> Result<(), CallError> {
         let rest = format!("migration/{}/{what}", subject.migration);
+        self.put(node, &path(subject, &rest), with).await.map(drop)
+    }
+
+    /// Has a node do something to a VM, and returns its answer.
+    pub(in crate::controller) async fn put(
+        &self,
+        node: &str,
+        path: &Path<'_>,
+        with: &(impl Serialize + Sync),
+    ) -> Result<Value, CallError> {
         let with = serde_json::to_vec(with)
             .map_err(|error| CallError::Refused(format!("no JSON: {error}")))?;
         let nodes = self.nodes().await?;
-        let answer = nodes.put(node, &path(subject, &rest), with.into()).await;
+        let answer = nodes.put(node, path, with.into()).await;
         let answer =
             answer.map_err(|failure| CallError::Unreachable(failure.message().to_owned()))?;
         let status = answer.status();
         if status.is_success() {
-            return Ok(());
+            return Ok(body(answer).await);
         }
         let message = message(status, &body(answer).await);
         Err(if matches!(status.as_u16(), 400 | 404 | 409) {

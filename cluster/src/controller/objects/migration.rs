@@ -190,6 +190,12 @@ impl MigrationState {
         !self.migration_uid.is_empty() && self.end_timestamp.is_none()
     }
 
+    /// Whether the VM is on its way, or may be soon.
+    #[must_use]
+    pub fn is_going_on(&self) -> bool {
+        self.end_timestamp.is_none() && (self.start_timestamp.is_some() || self.is_open())
+    }
+
     /// The pod that the VM is in.
     #[must_use]
     pub fn pod(&self) -> &str {

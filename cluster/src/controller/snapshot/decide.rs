@@ -12,9 +12,9 @@ use k8s_openapi::jiff::SignedDuration;
 
 use super::indications;
 use crate::controller::objects::{
-    Condition, ContentStatus, Phase, SnapshotError, SnapshotPhase, SnapshotStatus, VirtualMachine,
-    VirtualMachineInstance, VirtualMachineSnapshot, VirtualMachineSnapshotContent, VolumeSnapshot,
-    VolumeSnapshotState, is_true, set_condition,
+    Condition, ContentStatus, MigrationState, Phase, SnapshotError, SnapshotPhase, SnapshotStatus,
+    VirtualMachine, VirtualMachineInstance, VirtualMachineSnapshot, VirtualMachineSnapshotContent,
+    VolumeSnapshot, VolumeSnapshotState, is_true, set_condition,
 };
 
 /// Finalizer of a snapshot: its virtual machine is unlocked first.
@@ -235,6 +235,14 @@ fn text<'a>(vm: &'a VirtualMachine, name: &str) -> Option<&'a str> {
     (!text.is_empty()).then_some(text)
 }
 
+/// What a snapshot waits for whose machine is on its way to another node.
+const MIGRATING: &str = "Source is migrating";
+
+fn is_migrating(vmi: Option<&VirtualMachineInstance>) -> bool {
+    let state = vmi.and_then(|vmi| vmi.status.migration_state.as_ref());
+    state.is_some_and(MigrationState::is_going_on)
+}
+
 /// Why the virtual machine cannot be locked yet.
 fn obstacle(observed: &Observed<'_>, vm: &VirtualMachine) -> Option<String> {
     let name = observed.snapshot.metadata.name.as_deref();
@@ -254,7 +262,9 @@ fn obstacle(observed: &Observed<'_>, vm: &VirtualMachine) -> Option<String> {
     let is_going = |vmi: &VirtualMachineInstance| vmi.metadata.deletion_timestamp.is_some();
     match observed.vmi {
         Some(vmi) if is_going(vmi) => Some("Source is stopping".to_owned()),
-        Some(vmi) if vmi.status.phase == Phase::Running => None,
+        Some(vmi) if vmi.status.phase == Phase::Running => {
+            is_migrating(Some(vmi)).then(|| MIGRATING.to_owned())
+        }
         Some(vmi) if !vmi.status.phase.is_final() => Some("Source is starting".to_owned()),
         _ => observed
             .user
@@ -299,6 +309,13 @@ fn go_on(observed: &Observed<'_>, decision: &mut Decision) {
         return;
     };
     decision.status.virtual_machine_snapshot_content_name = content.metadata.name.clone();
+    // One may have begun while the machine was being locked. What was begun here goes on: the
+    // guest's node freezes it, whichever that is.
+    let has_begun = frozen_until(content).is_some() || !observed.volumes.is_empty();
+    if is_migrating(observed.vmi) && !has_begun {
+        progress(observed, decision, false, MIGRATING);
+        return wait(decision, PATIENCE);
+    }
     indications::add(&mut decision.status, observed.vmi);
     take(observed, content, decision);
     wait(decision, PATIENCE);

@@ -144,6 +144,34 @@ fn a_machine_is_locked_when_nothing_stands_against_it() {
 }
 
 #[test]
+fn a_machine_that_migrates_is_waited_for() {
+    let state = |state: Value| serde_json::from_value(state).unwrap();
+    let begun = json!({"migrationUid": "m", "startTimestamp": at(0)});
+    for running in [begun.clone(), json!({"migrationUid": "m"})] {
+        let mut world = World::new();
+        world.run(&[]);
+        world.vmi.as_mut().unwrap().status.migration_state = state(running);
+        let decision = world.decide();
+        assert!(decision.actions.is_empty(), "{decision:?}");
+        assert_eq!(why(&decision), "Source is migrating");
+        assert_eq!(decision.again, Some(PATIENCE));
+        let over = json!({"migrationUid": "m", "endTimestamp": at(1), "completed": true});
+        world.vmi.as_mut().unwrap().status.migration_state = state(over);
+        assert_eq!(world.decide().actions, [Action::Lock]);
+    }
+    // It began while the machine was being locked.
+    let mut world = World::stored();
+    world.run(&["AgentConnected"]);
+    world.vmi.as_mut().unwrap().status.migration_state = state(begun);
+    assert!(world.decide().actions.is_empty());
+    assert_eq!(why(&world.decide()), "Source is migrating");
+    world.frozen_until(300);
+    let volume = |name: &str| Action::CreateVolume(name.to_owned());
+    let actions = world.decide().actions;
+    assert!(actions.contains(&volume("x")), "{actions:?}");
+}
+
+#[test]
 fn what_the_machine_is_like_is_stored_once_it_is_locked() {
     let mut world = World::new();
     world.lock("s");

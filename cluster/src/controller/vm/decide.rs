@@ -18,6 +18,7 @@ use crate::controller::objects::{
     VirtualMachineInstance, VmStatus, clear_condition, condition, set_condition,
 };
 use crate::controller::snapshot::restored_by;
+use crate::controller::vmi::without_plugged;
 use crate::controller::vmi::{failure, was_running};
 
 /// The first wait after a failed start, in seconds; it grows with the square of their number.
@@ -402,9 +403,11 @@ fn set_state(
         None => clear_condition(&mut status.conditions, "Paused"),
     }
     let template = observed.vm.spec.template.as_ref();
-    let differs = observed
-        .started_with
-        .is_some_and(|started| template.is_none_or(|template| template.spec != *started));
+    let differs = observed.started_with.is_some_and(|started| {
+        template.is_none_or(|template| {
+            without_plugged(template.spec.clone()) != without_plugged(started.clone())
+        })
+    });
     if vmi.is_some() && differs {
         let restart = Condition {
             reason: "RestartRequired".to_owned(),

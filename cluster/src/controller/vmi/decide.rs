@@ -407,7 +407,11 @@ fn set_machine(status: &mut VmiStatus, spec: &VmiSpec) {
         "sockets": count(cpu.and_then(|cpu| cpu.sockets)),
         "threads": count(cpu.and_then(|cpu| cpu.threads)),
     });
-    let volumes = spec.volumes.iter().map(|volume| {
+    let fixed = spec
+        .volumes
+        .iter()
+        .filter(|volume| !volume.is_hotpluggable());
+    let volumes = fixed.map(|volume| {
         let claim = volume
             .persistent_volume_claim
             .as_ref()

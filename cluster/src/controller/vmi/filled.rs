@@ -11,7 +11,11 @@ pub(super) fn are_all(observed: &Observed<'_>, decision: &mut Decision) -> bool 
     let Ok(spec) = pod::specification(observed.vmi) else {
         return true;
     };
-    let names = spec.volumes.iter().filter_map(|volume| {
+    let fixed = spec
+        .volumes
+        .iter()
+        .filter(|volume| !volume.is_hotpluggable());
+    let names = fixed.filter_map(|volume| {
         let data = volume.data_volume.as_ref().map(|data| &data.name);
         let claim = volume.persistent_volume_claim.as_ref();
         data.or(claim.map(|claim| &claim.claim_name))

@@ -52,7 +52,21 @@ pub fn migratable(
 ) -> Result<Method, Obstacle> {
     let mut found = Vec::new();
     let mut method = Method::Live;
-    for volume in &spec.volumes {
+    let mut volumes = spec.volumes.iter();
+    if let Some(volume) = volumes.find(|volume| volume.is_hotpluggable()) {
+        found.push((
+            "HotplugNotLiveMigratable",
+            format!(
+                "cannot migrate VMI with hotplugged volumes: remove {} first",
+                volume.name
+            ),
+        ));
+    }
+    for volume in spec
+        .volumes
+        .iter()
+        .filter(|volume| !volume.is_hotpluggable())
+    {
         match disk(volume, claim) {
             Disk::Shared => {}
             Disk::Local => method = Method::Block,
@@ -201,6 +215,15 @@ mod tests {
         let obstacle = with(masquerade(), one, false).unwrap_err();
         assert_eq!(obstacle.reason, "DisksNotLiveMigratable");
         assert!(obstacle.message.contains("PVC one is not shared"));
+    }
+
+    #[test]
+    fn what_was_plugged_in_does_not_move() {
+        let claim = json!({"claimName": "shared", "hotpluggable": true});
+        let plugged = json!([{"name": "data", "persistentVolumeClaim": claim}]);
+        let obstacle = with(masquerade(), plugged, false).unwrap_err();
+        assert_eq!(obstacle.reason, "HotplugNotLiveMigratable");
+        assert!(obstacle.message.contains("data"), "{obstacle:?}");
     }
 
     #[test]

@@ -1,12 +1,14 @@
 //! VirtualMachineInstance → pod.
 //!
-//! `decide` says what has to be done, `pod` and `volumes` what the pod is, and this file does it.
+//! `decide` says what has to be done, `pod` and `volumes` what the pod is, and this file does it;
+//! `hotplug` does the same for volumes that come while the VM runs.
 //! docs/cluster-controllers.md has the table of phases.
 
 mod budget;
 mod consumer;
 mod decide;
 mod filled;
+mod hotplug;
 mod migratable;
 mod pod;
 mod target;
@@ -26,7 +28,9 @@ use serde_json::json;
 
 pub use decide::{Action, Decision, Observed, Other, decide, failure, was_running};
 pub(super) use decide::{container, node, terminated};
+pub(super) use hotplug::{awaits, is_keeper};
 pub use migratable::{Method, Obstacle, migratable};
+pub(super) use pod::without_plugged;
 pub use pod::{
     CONTAINER, Claim, NO_IMAGE, PodError, RUNTIME_CLASS, VolumeMode, name as pod_name, pod,
 };
@@ -67,9 +71,11 @@ pub(super) async fn reconcile(
         volume: &|name| Some(context.world.volume(&namespace, name)?.state()),
         now: Time(Timestamp::now()),
     });
-    carry_out(&observed, decision, &pods, &context).await?;
+    let vmi = carry_out(&observed, decision, &pods, &context).await?;
+    let plugs = hotplug::keep(&vmi, pod.as_deref(), &pods, &context).await?;
     keep_budget(&observed, &others, &context).await?;
-    Ok(match migration::evacuate(&observed, &context).await? {
+    let evacuation = migration::evacuate(&observed, &context).await?;
+    Ok(match [plugs, evacuation].into_iter().flatten().min() {
         Some(wait) => controller::Action::requeue(wait),
         None => controller::Action::await_change(),
     })
@@ -257,12 +263,13 @@ pub(super) fn is_of(pod: &Pod, vmi: &VirtualMachineInstance) -> bool {
         })
 }
 
+/// Does what was decided, and returns the instance as it is then.
 async fn carry_out(
     observed: &VirtualMachineInstance,
     mut decision: Decision,
     pods: &Api<Pod>,
     context: &Context,
-) -> Result<(), Error> {
+) -> Result<VirtualMachineInstance, Error> {
     let namespace = observed.metadata.namespace.as_deref().unwrap_or_default();
     let api: Api<VirtualMachineInstance> = context.world.api(namespace);
     let mut vmi = observed.clone();
@@ -333,7 +340,7 @@ async fn carry_out(
             }
         }
     }
-    Ok(())
+    Ok(vmi)
 }
 
 /// Writes into the pod whether the VM is paused.

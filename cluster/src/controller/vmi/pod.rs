@@ -320,7 +320,46 @@ fn annotation(vmi: &VirtualMachineInstance) -> Value {
     if let Some(Value::Object(annotations)) = metadata.get_mut("annotations") {
         annotations.retain(|name, _| !name.starts_with("kubectl.kubernetes.io/"));
     }
-    json!({"metadata": metadata, "spec": vmi.spec})
+    json!({"metadata": metadata, "spec": without_plugged(vmi.spec.clone())})
+}
+
+/// Returns a specification without the volumes that come when the VM runs, and without lists that
+/// are empty then.
+pub(in crate::controller) fn without_plugged(mut spec: Value) -> Value {
+    let is_plugged = |volume: &Value| {
+        let sources = ["persistentVolumeClaim", "dataVolume"].into_iter();
+        let mut marks = sources.map(|source| &volume[source]["hotpluggable"]);
+        marks.any(|mark| mark == &Value::Bool(true))
+    };
+    let volumes = spec.get("volumes").and_then(Value::as_array);
+    let plugged: Vec<Value> = volumes
+        .into_iter()
+        .flatten()
+        .filter(|volume| is_plugged(volume))
+        .map(|volume| volume["name"].clone())
+        .collect();
+    for (of, list) in [("", "volumes"), ("/domain/devices", "disks")] {
+        let Some(Value::Object(of)) = spec.pointer_mut(of) else {
+            continue;
+        };
+        if let Some(Value::Array(list)) = of.get_mut(list) {
+            list.retain(|one| !plugged.contains(&one["name"]));
+        }
+        // As it was before there were any.
+        if of
+            .get(list)
+            .and_then(Value::as_array)
+            .is_some_and(Vec::is_empty)
+        {
+            of.remove(list);
+        }
+    }
+    if let Some(Value::Object(domain)) = spec.get_mut("domain")
+        && domain.get("devices") == Some(&json!({}))
+    {
+        domain.remove("devices");
+    }
+    spec
 }
 
 fn host_name(vmi: &VirtualMachineInstance, spec: &VmiSpec) -> String {

@@ -50,6 +50,43 @@ fn the_pod_is_the_instances_and_runs_as_a_vm() {
 }
 
 #[test]
+fn volumes_that_come_later_are_neither_the_pods_nor_the_nodes() {
+    let mut spec = guest();
+    spec["domain"]["devices"] = json!({"disks": [{"name": "root"}, {"name": "late"}]});
+    spec["volumes"] = json!([
+        {"name": "root", "persistentVolumeClaim": {"claimName": "block"}},
+        {"name": "late", "dataVolume": {"name": "missing", "hotpluggable": true}},
+    ]);
+    let pod = make(spec);
+    let text = pod["metadata"]["annotations"][VMI_ANNOTATION]
+        .as_str()
+        .unwrap();
+    let read: Value = serde_json::from_str(text).unwrap();
+    let names = |list: &Value| -> Vec<String> {
+        let list = list.as_array().unwrap().iter();
+        list.map(|one| one["name"].as_str().unwrap().to_owned())
+            .collect()
+    };
+    assert_eq!(names(&read["spec"]["volumes"]), ["root"]);
+    assert_eq!(names(&read["spec"]["domain"]["devices"]["disks"]), ["root"]);
+    assert_eq!(names(&pod["spec"]["volumes"]), ["root"]);
+}
+
+#[test]
+fn a_specification_is_the_same_when_what_came_later_has_gone() {
+    let claim = json!({"claimName": "c", "hotpluggable": true});
+    let mut with = guest();
+    with["domain"]["devices"] = json!({"disks": [{"name": "late"}]});
+    with["volumes"] = json!([{"name": "late", "persistentVolumeClaim": claim}]);
+    let mut gone = guest();
+    gone["domain"]["devices"] = json!({"disks": []});
+    gone["volumes"] = json!([]);
+    for spec in [with, gone, guest()] {
+        assert_eq!(without_plugged(spec), guest());
+    }
+}
+
+#[test]
 fn the_node_gets_the_specification() {
     let pod = make(guest());
     let text = pod["metadata"]["annotations"][VMI_ANNOTATION]

@@ -51,7 +51,12 @@ pub(super) fn of(
         pod.mount("kernel-boot".to_owned(), source, true);
         pod.pull_secrets.extend(container.image_pull_secret.clone());
     }
-    for volume in &spec.volumes {
+    // The others come when the VM runs.
+    for volume in spec
+        .volumes
+        .iter()
+        .filter(|volume| !volume.is_hotpluggable())
+    {
         pod.add(volume, claim)?;
     }
     for (index, credential) in spec.access_credentials.iter().enumerate() {

@@ -71,10 +71,12 @@ pub(super) fn waiting(
     vmis: &Store<VirtualMachineInstance>,
     claim: &PersistentVolumeClaim,
 ) -> Vec<ObjectRef<VirtualMachineInstance>> {
+    let name = claim.metadata.name.as_deref().unwrap_or_default();
     vmis.state_filter(|vmi| {
+        let failure = crate::controller::vmi::failure(&vmi.status);
         vmi.metadata.namespace == claim.metadata.namespace
-            && crate::controller::vmi::failure(&vmi.status)
-                .is_some_and(|failure| failure.reason == "FailedPvcNotFound")
+            && (failure.is_some_and(|failure| failure.reason == "FailedPvcNotFound")
+                || crate::controller::vmi::awaits(vmi, name))
     })
     .iter()
     .map(|vmi| ObjectRef::from_obj(&**vmi))
@@ -92,14 +94,17 @@ pub(super) fn users(
     }))
 }
 
-/// Returns the instances without a pod that may wait for a DataVolume.
+/// Returns the instances that may wait for a DataVolume: without a pod, or for a volume to be
+/// plugged in.
 pub(super) fn begun(
     vmis: &Store<VirtualMachineInstance>,
     volume: &DataVolume,
 ) -> Vec<ObjectRef<VirtualMachineInstance>> {
+    let name = volume.metadata.name.as_deref().unwrap_or_default();
     vmis.state_filter(|vmi| {
         vmi.metadata.namespace == volume.metadata.namespace
-            && matches!(vmi.status.phase, Phase::Unset | Phase::Pending)
+            && (matches!(vmi.status.phase, Phase::Unset | Phase::Pending)
+                || crate::controller::vmi::awaits(vmi, name))
     })
     .iter()
     .map(|vmi| ObjectRef::from_obj(&**vmi))

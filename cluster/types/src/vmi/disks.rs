@@ -14,6 +14,9 @@ const VIRTIO: &str = "virtio";
 /// The bus that a CD-ROM may name as well: guests find its data on virtio too.
 const SATA: &str = "sata";
 
+/// The bus that a disk that is plugged in may name as well: clients write it where nobody chose.
+const SCSI: &str = "scsi";
+
 object! {
     /// A disk; exactly one of `disk`, `cdrom` and `lun`.
     pub struct Disk {
@@ -162,7 +165,8 @@ pub(super) fn validate(spec: &VmiSpec, path: &FieldPath, causes: &mut Causes) {
                 "needs a persistentVolumeClaim or a dataVolume",
             );
         }
-        validate_target(disk, &path, causes);
+        let is_plugged = volume.is_some_and(|volume| volume.is_hotpluggable());
+        validate_target(disk, is_plugged, &path, causes);
         validate_words(disk, &path, causes);
         if let Some(size) = &disk.block_size {
             validate_block_size(size, &path.child("blockSize"), causes);
@@ -171,9 +175,11 @@ pub(super) fn validate(spec: &VmiSpec, path: &FieldPath, causes: &mut Causes) {
     validate_boot_order(spec, path, causes);
 }
 
-fn validate_target(disk: &Disk, path: &FieldPath, causes: &mut Causes) {
+fn validate_target(disk: &Disk, is_plugged: bool, path: &FieldPath, causes: &mut Causes) {
     if let Some(target) = &disk.disk {
-        validate_bus(target.bus.as_deref(), &[], &path.child("disk.bus"), causes);
+        let others: &[&str] = if is_plugged { &[SCSI] } else { &[] };
+        let bus = target.bus.as_deref();
+        validate_bus(bus, others, &path.child("disk.bus"), causes);
     }
     if let Some(cdrom) = &disk.cdrom {
         let path = path.child("cdrom");
@@ -295,12 +301,22 @@ pub(super) fn warnings(spec: &VmiSpec, path: &FieldPath) -> Vec<String> {
             .as_ref()
             .is_some_and(|cdrom| cdrom.bus.as_deref() == Some(SATA))
     };
+    let on_scsi = |disk: &Disk| {
+        let target = disk.disk.as_ref();
+        target.is_some_and(|target| target.bus.as_deref() == Some(SCSI))
+    };
     let disks = spec.domain.devices.disks.iter().enumerate();
     disks
-        .filter(|(_, disk)| on_sata(disk))
-        .map(|(index, _)| {
+        .filter_map(|(index, disk)| {
+            let bus = match disk {
+                disk if on_sata(disk) => "cdrom.bus: sata",
+                disk if on_scsi(disk) => "disk.bus: scsi",
+                _ => return None,
+            };
             let path = path.index(index);
-            format!("{path}.cdrom.bus: sata is read as virtio; the guest sees /dev/vdX")
+            Some(format!(
+                "{path}.{bus} is read as virtio; the guest sees /dev/vdX"
+            ))
         })
         .take(8)
         .collect()

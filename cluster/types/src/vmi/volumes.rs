@@ -129,6 +129,15 @@ object! {
 }
 
 impl Volume {
+    /// Whether it is plugged into a guest that runs, and unplugged from it.
+    #[must_use]
+    pub fn is_hotpluggable(&self) -> bool {
+        let claim = self.persistent_volume_claim.as_ref();
+        let data = self.data_volume.as_ref();
+        claim.and_then(|claim| claim.hotpluggable) == Some(true)
+            || data.and_then(|data| data.hotpluggable) == Some(true)
+    }
+
     fn sources(&self) -> [bool; 16] {
         [
             self.container_disk.is_some(),

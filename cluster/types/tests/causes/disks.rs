@@ -88,6 +88,22 @@ fn a_cdrom_on_sata_is_accepted_with_a_warning() {
 }
 
 #[test]
+fn a_disk_that_is_plugged_in_may_name_the_bus_that_clients_write() {
+    let mut spec = right();
+    set(&mut spec, &at(DISK, "disk/bus"), json!("scsi"));
+    let name = spec["domain"]["devices"]["disks"][0]["name"].clone();
+    let volumes = spec["volumes"].as_array_mut().unwrap();
+    let shown = volumes.iter_mut().find(|one| one["name"] == name).unwrap();
+    let claim = json!({ "claimName": "c", "hotpluggable": true });
+    *shown = json!({ "name": name, "persistentVolumeClaim": claim });
+    assert_eq!(causes_of(spec.clone(), &ClusterConfig::default()), []);
+    let spec: VmiSpec = serde_json::from_value(spec).unwrap();
+    let warnings = spec.warnings(&FieldPath::new("spec"));
+    let path = "spec.domain.devices.disks[0].disk.bus: scsi";
+    assert!(warnings[0].starts_with(path), "{warnings:?}");
+}
+
+#[test]
 fn serials_and_words_of_disks_are_known() {
     accepted(&[(&at(DISK, "serial"), json!("a_B.1+-"))]);
     for serial in ["a b", "a\n", &"x".repeat(300)] {

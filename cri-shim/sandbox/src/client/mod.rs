@@ -6,6 +6,7 @@ mod calls;
 mod connection;
 mod guest_agent;
 mod migration;
+mod plug;
 mod replies;
 
 use std::os::fd::OwnedFd;

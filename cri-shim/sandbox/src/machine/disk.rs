@@ -5,7 +5,9 @@ use std::io;
 use std::sync::Arc;
 
 use podvisor_vmm::devices::blk::FileDisk;
-use podvisor_vmm::{BlockDevice, BlockHandle, BuildError, PlugError, PluggedDevice};
+use podvisor_vmm::{
+    BlockDevice, BlockHandle, BuildError, PlugError, PluggedDevice, UnplugRequest, Vm,
+};
 use rustix::fs::MemfdFlags;
 use rustix::io::Errno;
 
@@ -53,11 +55,37 @@ impl Machine {
             false => device,
         };
         let vm = Arc::clone(&self.vm);
-        match tokio::task::spawn_blocking(move || vm.plug(device)).await {
-            Ok(Err(PlugError::NotPci)) => Err(MachineError::NotPci),
-            Ok(Err(PlugError::Build(BuildError::NoPciSlot))) => Err(MachineError::Full),
+        match tokio::task::spawn_blocking(move || plug(&vm, device)).await {
             Ok(plugged) => Ok(PluggedDisk(plugged?)),
             Err(error) => Err(MachineError::Thread(io::Error::other(error))),
+        }
+    }
+
+    /// Plugs a disk in, of which the guest is told, and returns its device's name. It blocks.
+    ///
+    /// # Errors
+    /// The machine has no free slot, does not run, or has ended.
+    pub(crate) fn plug_device(&self, device: BlockDevice) -> Result<String, MachineError> {
+        Ok(plug(&self.vm, device)?.name)
+    }
+
+    /// Asks the guest to release a disk.
+    ///
+    /// # Errors
+    /// The machine does not run, has ended, or has no such device.
+    pub(crate) fn request_unplug(&self, device: &str) -> Result<UnplugRequest, MachineError> {
+        Ok(self.vm.request_unplug(device)?)
+    }
+
+    /// Takes a disk away, whatever the guest does with it. It blocks.
+    ///
+    /// # Errors
+    /// [`MachineError::Start`]: the machine does not run, and still has the disk. With any other
+    /// error the guest has lost it; a request may be in flight that its file does not complete.
+    pub(crate) fn unplug_device(&self, device: &str) -> Result<(), MachineError> {
+        match self.vm.unplug(device) {
+            Err(PlugError::State(error)) => Err(error.into()),
+            unplugged => Ok(unplugged?),
         }
     }
 
@@ -106,6 +134,14 @@ impl Machine {
         self.spare
             .get(index)
             .ok_or(MachineError::NoSpareDisk(index))
+    }
+}
+
+fn plug(vm: &Vm, device: BlockDevice) -> Result<PluggedDevice, MachineError> {
+    match vm.plug(device) {
+        Err(PlugError::NotPci) => Err(MachineError::NotPci),
+        Err(PlugError::Build(BuildError::NoPciSlot)) => Err(MachineError::Full),
+        plugged => Ok(plugged?),
     }
 }
 

@@ -64,7 +64,7 @@ pub enum MachineError {
     #[error("devices cannot be plugged into a machine without a PCI bus")]
     NotPci,
     /// All slots for devices are in use.
-    #[error("the machine has no free PCI slot; stop containers that use devices")]
+    #[error("the machine has no free PCI slot; stop containers that use devices, or unplug disks")]
     Full,
     /// KVM is not usable.
     #[error(transparent)]

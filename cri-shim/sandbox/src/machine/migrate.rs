@@ -238,7 +238,8 @@ impl MachinePlan {
         &self,
         work: impl Fn(&MachineDisk, &File) -> Result<(), MachineError>,
     ) -> Result<(), MachineError> {
-        for disk in &self.disks {
+        let plugged = self.plugged();
+        for disk in self.disks.iter().chain(plugged.iter().map(|one| &one.disk)) {
             let file = match &disk.contents {
                 DiskContents::Raw { file, is_read_only } if !is_read_only => file,
                 DiskContents::Part { file, .. } => file,

@@ -32,7 +32,7 @@ pub use exit::MachineExit;
 pub(crate) use migrate::{Arrival, ArriveError};
 pub use nic::Nic;
 pub use own_os::{DiskContents, DiskMove, MachineDisk, MachineIdentity, MachineNic};
-pub(crate) use own_os::{HostFiles, MachinePlan};
+pub(crate) use own_os::{HostFiles, MachinePlan, PluggedIn};
 pub use panic::KernelPanic;
 pub use podvisor_network::guest::NicKind;
 pub use podvisor_vmm::{

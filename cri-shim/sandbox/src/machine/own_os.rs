@@ -7,7 +7,7 @@ use std::fs::File;
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use podvisor_vmm::{
     BlockDevice, DiskPart, FsProcess, Initramfs, IoEngine, Kernel, KvmDevice, MemorySize,
@@ -88,6 +88,17 @@ pub(crate) struct MachinePlan {
     pub nics: Vec<MachineNic>,
     /// Directories of the host that the guest mounts.
     pub shares: Vec<OpenShare>,
+    /// Disks that were plugged in, which the next machine has as well.
+    pub plugged: Mutex<Vec<PluggedIn>>,
+}
+
+/// A disk that was plugged in.
+#[derive(Debug)]
+pub(crate) struct PluggedIn {
+    /// What it is.
+    pub(crate) disk: MachineDisk,
+    /// Its device in the machine that runs.
+    pub(crate) device: String,
 }
 
 /// Texts of a machine's firmware tables (SMBIOS types 1 and 3); `None` leaves the default.
@@ -194,6 +205,7 @@ impl MachinePlan {
             .transport(Transport::Pci)
             .power_button()
             .generation_id()
+            .pci_hotplug()
             .serial(port.writer());
         if let Some(tables) = self.smbios() {
             builder = builder.smbios(tables);
@@ -275,6 +287,11 @@ impl MachinePlan {
         for disk in &self.disks {
             builder = builder.block(disk.device(locks)?.serial(&disk.serial));
         }
+        for (index, plugged) in self.plugged().iter_mut().enumerate() {
+            let disk = &plugged.disk;
+            builder = builder.block(disk.device(locks)?.serial(&disk.serial));
+            plugged.device = format!("blk{}", self.disks.len() + index);
+        }
         for nic in &self.nics {
             let nic = Nic {
                 kind: nic.kind,
@@ -290,6 +307,11 @@ impl MachinePlan {
         let vsock = VsockDevice::in_process(GUEST_CID)?;
         let agent = PortsDevice::new([podvisor_guest_agent::PORT])?;
         Ok(builder.vsock(vsock).rng().balloon().ports(agent))
+    }
+
+    /// Returns the disks that were plugged in.
+    pub(crate) fn plugged(&self) -> MutexGuard<'_, Vec<PluggedIn>> {
+        self.plugged.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Makes a disk that the guest may write larger, and returns its number. A block device has
@@ -419,6 +441,19 @@ impl MachinePlan {
 }
 
 impl MachineDisk {
+    /// Returns the device, which locks the disk.
+    pub(crate) fn locked_device(&self) -> Result<BlockDevice, MachineError> {
+        Ok(self.device(Locks::Taken)?.serial(&self.serial))
+    }
+
+    /// Returns the disk's one file, if it has one.
+    pub(crate) fn raw_file(&self) -> Option<&File> {
+        match &self.contents {
+            DiskContents::Raw { file, .. } => Some(file),
+            DiskContents::Part { .. } | DiskContents::Overlay { .. } => None,
+        }
+    }
+
     fn device(&self, locks: Locks) -> Result<BlockDevice, MachineError> {
         let is_shared = self.moves == DiskMove::Shared;
         let device = match &self.contents {

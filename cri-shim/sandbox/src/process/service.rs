@@ -209,6 +209,8 @@ impl Service {
             | Call::Reboot { .. }
             | Call::SaveMachine { .. }
             | Call::GrowDisk { .. }
+            | Call::PlugDisk { .. }
+            | Call::UnplugDisk { .. }
             | Call::SendMachine { .. }
             | Call::ReceiveMachine { .. }
             | Call::CancelMigration { .. }

@@ -50,6 +50,8 @@ pub struct BootMachine {
     /// It is not booted: it comes from another sandbox, by
     /// [`SandboxClient::receive_machine`](crate::SandboxClient::receive_machine).
     pub incoming: Option<IncomingMachine>,
+    /// There is no machine: the container runs until it is stopped, and keeps what its pod has.
+    pub is_idle: bool,
     /// The file for the serial console's output, in the format of CRI's logs; opened for appending.
     pub log: Option<OwnedFd>,
 }
@@ -83,6 +85,7 @@ impl BootMachine {
             ends_at_reboot: false,
             saved: None,
             incoming: None,
+            is_idle: false,
             log: None,
         }
     }

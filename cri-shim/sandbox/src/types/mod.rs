@@ -7,6 +7,7 @@
 //! | `boot` | the configuration of a machine with an operating system of its own |
 //! | `guest_agent` | what QEMU's guest agent is asked |
 //! | `migration` | a machine that moves to another sandbox |
+//! | `plug` | how a disk was taken from a guest |
 //! | `create` | the configuration of a container |
 //! | `health` | checks of a container's health |
 //! | `process` | users, additional processes and their streams |
@@ -22,6 +23,7 @@ mod guest_agent;
 mod health;
 mod launch;
 mod migration;
+mod plug;
 mod process;
 mod save;
 mod state;
@@ -40,6 +42,7 @@ pub use launch::{GuestKind, JailLayer, JailMode, LaunchConfig, ShareUsers};
 pub use migration::{
     IncomingMachine, MigrationDirection, MigrationInfo, MigrationState, SendMachine,
 };
+pub use plug::Unplugged;
 pub use process::{ContainerUser, Exec, StdioFds, SupplementalGroups, TerminalSize};
 pub use save::{AfterSave, ContinueAs, SaveMachine, SavedMachine};
 pub use state::{ContainerInfo, ContainerState, ProcessExit, Started};

@@ -41,6 +41,8 @@ pub(crate) struct BootHeader {
     pub(crate) continues: Option<ContinueAs>,
     #[serde(default)]
     pub(crate) incoming: Option<IncomingMachine>,
+    #[serde(default)]
+    pub(crate) is_idle: bool,
     pub(crate) has_log: bool,
 }
 
@@ -132,6 +134,7 @@ impl BootHeader {
             ends_at_reboot: boot.ends_at_reboot,
             continues,
             incoming: boot.incoming,
+            is_idle: boot.is_idle,
             has_log,
         };
         (header, fds)
@@ -219,6 +222,7 @@ impl BootHeader {
             ends_at_reboot: self.ends_at_reboot,
             saved,
             incoming: self.incoming,
+            is_idle: self.is_idle,
             log,
         })
     }

@@ -13,6 +13,7 @@ use crate::types::{
     AfterSave, ContainerInfo, ContainerStats, ContainerUser, GuestAgentAnswer, GuestAgentCall,
     GuestContainer, GuestKind, HealthCheck, JailLayer, JailMode, MigrationInfo, ProcessExit,
     RestartPolicy, SandboxExit, SendMachine, ShareUsers, Started, SupplementalGroups, TerminalSize,
+    Unplugged,
 };
 
 /// Version of the control protocol.
@@ -198,6 +199,20 @@ pub(crate) enum Call {
         serial: String,
         bytes: u64,
     },
+    /// With a file or block device: the running guest with an operating system of its own gets it as
+    /// a disk. A second one of the same number and file changes nothing.
+    PlugDisk {
+        id: String,
+        serial: String,
+        is_read_only: bool,
+    },
+    /// Answered when the guest has released the disk and it is closed; it is taken away when the
+    /// time is over.
+    UnplugDisk {
+        id: String,
+        serial: String,
+        limit_ms: u64,
+    },
     /// With a connected stream: a machine with an operating system of its own is sent over it.
     /// Answered when that has begun.
     SendMachine {
@@ -280,6 +295,8 @@ impl Call {
             Self::Reboot { .. } => "reboot the guest",
             Self::SaveMachine { .. } => "save the machine",
             Self::GrowDisk { .. } => "grow a disk of the machine",
+            Self::PlugDisk { .. } => "plug a disk into the machine",
+            Self::UnplugDisk { .. } => "unplug a disk of the machine",
             Self::SendMachine { .. } => "send the machine to another host",
             Self::ReceiveMachine { .. } => "receive the machine of another host",
             Self::CancelMigration { .. } => "cancel a migration",
@@ -408,6 +425,7 @@ pub(crate) enum Answer {
     Migration(Option<Box<MigrationInfo>>),
     /// The bytes of a file.
     Copied(u64),
+    Unplugged(Unplugged),
 }
 
 /// The reason why a request was refused.

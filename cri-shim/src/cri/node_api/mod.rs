@@ -12,6 +12,7 @@
 //! | `agent` | what QEMU's guest agent is asked |
 //! | `console` | the serial console |
 //! | `migrate` | VMs that move to another node, and come from one |
+//! | `plug` | disks that come and go while a VM runs |
 //! | `forward` | connections to ports, and by vsock |
 //!
 //! All that is asked for is done by the pod's own process, so that another daemon finds it done.
@@ -22,6 +23,7 @@ mod control;
 mod forward;
 mod migrate;
 mod pipe;
+mod plug;
 mod states;
 #[cfg(test)]
 mod tests;
@@ -34,8 +36,9 @@ use std::time::Duration;
 
 use podvisor_node_api::messages::{
     AgentExecAnswer, AgentExecRequest, CancelMigrationRequest, ConsoleInput, Data, FreezeRequest,
-    GuestInfo, PortForwardInput, ReceiveMigrationInput, ResolveMigrationRequest,
-    SendMigrationInput, StopRequest, VmEvent, VmList, VmName, VmUsageList, VsockInput,
+    GuestInfo, PlugDiskRequest, PortForwardInput, ReceiveMigrationInput, ResolveMigrationRequest,
+    SendMigrationInput, StopRequest, UnplugDiskAnswer, UnplugDiskRequest, VmEvent, VmList, VmName,
+    VmUsageList, VsockInput,
 };
 use podvisor_node_api::{AnswerStream, Node as NodeApi};
 use tokio::time::timeout;
@@ -140,6 +143,14 @@ impl NodeApi for VmCalls {
 
     async fn resolve_migration(&self, request: ResolveMigrationRequest) -> Result<(), Status> {
         self.0.resolve_migration(request).await
+    }
+
+    async fn plug_disk(&self, request: PlugDiskRequest) -> Result<(), Status> {
+        self.0.plug_disk_into_vm(request).await
+    }
+
+    async fn unplug_disk(&self, request: UnplugDiskRequest) -> Result<UnplugDiskAnswer, Status> {
+        self.0.unplug_disk_of_vm(request).await
     }
 }
 

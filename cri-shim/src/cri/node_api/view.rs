@@ -13,7 +13,7 @@ use tracing::debug;
 use super::migrate::shown;
 use crate::cri::node::{Container, Node, Pod, now};
 use crate::cri::state::{ContainerExit, ContainerPhase, PodPhase, PodRecord};
-use crate::cri::vm::name_of;
+use crate::cri::vm::{is_attachment, name_of};
 use crate::sandbox::{MigrationDirection, MigrationInfo, MigrationState};
 
 /// How long a sandbox may take to say whether its guest is paused: one that hangs must not hide
@@ -36,7 +36,8 @@ impl Node {
     /// the latest.
     pub(super) fn vm_pods(&self) -> Vec<PodOfVm> {
         let mut found: BTreeMap<(String, String, String), (Rank, PodOfVm)> = BTreeMap::new();
-        for pod in self.pods().into_iter().filter(|pod| pod.is_vm()) {
+        let is_vm = |pod: &Arc<Pod>| pod.is_vm() && !is_attachment(pod);
+        for pod in self.pods().into_iter().filter(is_vm) {
             let name = name_of(&pod);
             let rank = self.rank(&pod);
             let key = (name.namespace.clone(), name.name.clone(), name.uid.clone());

@@ -19,7 +19,7 @@ use super::record::VmRecord;
 use super::seed::{SeedSource, read_files};
 use super::shares::WantedShare;
 use super::vmi::{self, VmiBoot, VmiDisks, VmiMachine};
-use super::{ImageNames, VmSpec, honour, images, migration};
+use super::{Attachment, ImageNames, VmSpec, honour, images, migration};
 use crate::blocking::apart;
 use crate::cri::containers::log_path;
 use crate::cri::error::{CriError, Result};
@@ -47,6 +47,7 @@ impl Node {
         let described = Described::of(pod)?;
         match &described {
             Described::Annotations(_) => honour::check_container(&config, false)?,
+            Described::Attachment(attachment) => attachment.check_container(&config)?,
             Described::Vmi(_) => {
                 honour::check_container(&config, true)?;
                 vmi::check_container(&config)?;
@@ -121,6 +122,7 @@ impl Node {
             making.files.prepare()?;
             let (vm, image) = match described {
                 Described::Annotations(spec) => making.of_annotations(spec)?,
+                Described::Attachment(_) => making.of_nothing(),
                 Described::Vmi(machine) => making.of_vmi(&machine)?,
             };
             Ok::<_, CriError>((vm, image, making.pod))
@@ -179,12 +181,17 @@ enum Described {
     Annotations(VmSpec),
     /// KubeVirt's object.
     Vmi(Box<VmiMachine>),
+    /// There is none.
+    Attachment(Attachment),
 }
 
 impl Described {
     /// Reads a pod's annotations, which were checked when it was created.
     fn of(pod: &Pod) -> Result<Self> {
         let annotations = pod.with_record(|record| record.config.annotations.clone());
+        if let Some(attachment) = Attachment::of_annotations(&annotations)? {
+            return Ok(Self::Attachment(attachment));
+        }
         if let Some(machine) = VmiMachine::of_annotations(&annotations)? {
             return Ok(Self::Vmi(Box::new(machine)));
         }
@@ -201,6 +208,7 @@ impl Described {
                 Ok((passed.files, WantedShare::of_mounts(passed.directories)))
             }
             Self::Vmi(machine) => Ok((Vec::new(), machine.wanted_shares(config)?)),
+            Self::Attachment(_) => Ok((Vec::new(), Vec::new())),
         }
     }
 }
@@ -258,8 +266,29 @@ impl Making {
             starts_paused: false,
             ends_at_reboot: false,
             incoming: None,
+            is_idle: false,
         };
         Ok((vm, image))
+    }
+
+    /// Returns what is recorded of a container without a machine.
+    fn of_nothing(&self) -> (VmRecord, String) {
+        let size = self.pod.size;
+        let vm = VmRecord {
+            disks: Vec::new(),
+            shares: Vec::new(),
+            root: String::new(),
+            kernel: None,
+            uuid: uuid_of(&self.pod.id),
+            identity: MachineIdentity::default(),
+            vcpus: size.vcpus,
+            memory: size.memory,
+            starts_paused: false,
+            ends_at_reboot: false,
+            incoming: None,
+            is_idle: true,
+        };
+        (vm, images::NONE_ID.to_owned())
     }
 
     /// The same for KubeVirt's object.
@@ -295,6 +324,7 @@ impl Making {
             starts_paused: machine.starts_paused,
             ends_at_reboot: machine.ends_at_reboot,
             incoming: migration::incoming(&self.pod.config.annotations)?,
+            is_idle: false,
         };
         Ok((vm, image))
     }

@@ -16,6 +16,7 @@
 //! | `seed` | what cloud-init in the guest is told |
 //! | `disks` | the files of a machine's disks |
 //! | `record` | what is recorded of a machine |
+//! | `attachment` | pods that keep a claim for a machine, and have none |
 //! | `migration` | pods whose machine comes from another node |
 //! | `network` | how a machine's first card is connected |
 //! | `create`, `start` | CreateContainer and StartContainer |
@@ -24,6 +25,7 @@
 //! Nothing here knows the VMM: machines are the sandbox's.
 
 mod annotations;
+mod attachment;
 mod create;
 mod disks;
 mod honour;
@@ -54,6 +56,7 @@ use super::node::{Node, Pod};
 use super::pods::memory_limit;
 use super::state::{GuestSize, PodRecord};
 pub(crate) use annotations::AnnotationErrors;
+pub(super) use attachment::{Attachment, is_attachment};
 pub(crate) use image_names::ImageNames;
 pub(super) use migration::MOVED;
 pub(super) use network::card_form;
@@ -101,6 +104,9 @@ pub(super) fn is_vm(handler: &str, annotations: &HashMap<String, String>) -> Res
 /// # Errors
 /// The annotations are wrong.
 pub(super) fn size(config: &PodSandboxConfig) -> Result<GuestSize> {
+    if attachment::has_annotation(&config.annotations) {
+        return Ok(attachment::size());
+    }
     if let Some(machine) = VmiMachine::of_annotations(&config.annotations)? {
         return Ok(GuestSize {
             memory: machine.memory,
@@ -129,6 +135,9 @@ impl Node {
     /// Checks a pod that is a virtual machine before anything is created.
     pub(super) fn check_vm_pod(&self, config: &PodSandboxConfig) -> Result<()> {
         honour::check_pod(config)?;
+        if Attachment::of_annotations(&config.annotations)?.is_some() {
+            return Ok(());
+        }
         VmiMachine::of_annotations(&config.annotations)?;
         VmSpec::of_annotations(&config.annotations).map_err(CriError::Annotations)?;
         migration::incoming(&config.annotations)?;
@@ -142,6 +151,9 @@ impl Node {
 /// Whether the guest of a pod may mount directories of the node. Its object says so; without one
 /// it depends on its container, which comes later.
 pub(super) fn may_share(annotations: &HashMap<String, String>) -> Result<bool> {
+    if attachment::has_annotation(annotations) {
+        return Ok(false);
+    }
     let machine = VmiMachine::of_annotations(annotations)?;
     Ok(machine.is_none_or(|machine| !machine.shares.is_empty()))
 }

@@ -40,6 +40,9 @@ pub(crate) struct VmRecord {
     /// It is not booted: it comes by this migration.
     #[serde(default)]
     pub(crate) incoming: Option<String>,
+    /// There is no machine: the pod keeps a claim for another one's.
+    #[serde(default)]
+    pub(crate) is_idle: bool,
 }
 
 fn root() -> String {

@@ -31,6 +31,13 @@ impl Node {
         client: &SandboxClient,
         log: Option<OwnedFd>,
     ) -> Result<Started> {
+        if vm.is_idle {
+            let mut idle = BootMachine::new(&container.id, open(Path::new("/dev/null"))?);
+            idle.is_idle = true;
+            idle.memory = vm.memory;
+            idle.log = log;
+            return Ok(client.boot_machine(idle).await?);
+        }
         let files = self.disk_files(&container.pod.id, &container.id);
         let (store, settings) = (self.store.clone(), self.config.vm.clone());
         let id = container.id.clone();

@@ -4,6 +4,7 @@
 //!   from here: these are found first, and a window is claimed only once.
 //! * The host bridge of PCI, without which a kernel with ACPI scans no bus. It accesses
 //!   configuration space by mechanism 1, like one without ACPI.
+//!   Where devices come and go, it has its slots (`slots.rs`).
 //! * COM1, whose interrupt a kernel would not know otherwise.
 //! * The generic event device, with the power button and the generation ID (`events.rs`).
 
@@ -12,10 +13,11 @@ use acpi_tables::aml::{
     Package, Path, ResourceTemplate, Scope, ZERO,
 };
 use acpi_tables::{Aml, AmlSink};
+use podvisor_devices::legacy::events::Event;
 use podvisor_devices::legacy::{power, serial};
 use podvisor_devices::pci;
 
-use super::{MmioWindow, Platform, events};
+use super::{MmioWindow, Platform, events, slots};
 use crate::layout;
 
 /// Returns the code after the table's header.
@@ -25,13 +27,13 @@ pub(super) fn code(platform: &Platform) -> Vec<u8> {
         virtio(number, *window, &mut devices);
     }
     if platform.has_pci {
-        host_bridge(&mut devices);
+        host_bridge(platform.events.has(Event::PciSlots), &mut devices);
     }
     if platform.has_serial {
         com1(&mut devices);
     }
     if !platform.events.is_empty() {
-        events::devices(platform.events, &mut devices);
+        events::devices(platform.events, platform.has_pci, &mut devices);
     }
     let mut code = Vec::new();
     let soft_off = power::SLEEP_TYPE_SOFT_OFF;
@@ -58,24 +60,26 @@ fn virtio(number: u8, window: MmioWindow, sink: &mut dyn AmlSink) {
 
 /// A conventional PCI host bridge with only bus 0. Its devices interrupt by MSI-X: there is no
 /// `_PRT`.
-fn host_bridge(sink: &mut dyn AmlSink) {
+fn host_bridge(has_slots: bool, sink: &mut dyn AmlSink) {
     let bus = AddressSpace::new_bus_number(0u16, 0);
     let ports = pci::ADDRESS_PORT;
     let config = IO::new(ports, ports, 1, pci::PORTS as u8);
     let (first, last) = (layout::PCI_BARS_START, layout::IOAPIC - 1);
     let bars =
         AddressSpace::new_memory(AddressSpaceCacheable::NotCacheable, true, first, last, None);
-    Device::new(
-        Path::new("PCI0"),
-        vec![
-            &name("_HID", &EISAName::new("PNP0A03")),
-            &name("_UID", &ZERO),
-            &name("_SEG", &ZERO),
-            &name("_BBN", &ZERO),
-            &resources(vec![&bus, &config, &bars]),
-        ],
-    )
-    .to_aml_bytes(sink);
+    let (id, resources) = (
+        EISAName::new("PNP0A03"),
+        resources(vec![&bus, &config, &bars]),
+    );
+    let names = ["_UID", "_SEG", "_BBN"].map(|of| name(of, &ZERO));
+    let id = name("_HID", &id);
+    let mut parts: Vec<&dyn Aml> = vec![&id];
+    parts.extend(names.iter().map(|name| name as &dyn Aml));
+    parts.push(&resources);
+    if has_slots {
+        parts.push(&slots::Slots);
+    }
+    Device::new(Path::new("PCI0"), parts).to_aml_bytes(sink);
 }
 
 fn com1(sink: &mut dyn AmlSink) {

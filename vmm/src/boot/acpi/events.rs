@@ -3,7 +3,8 @@
 
 use acpi_tables::aml::{
     And, Device, EISAName, Field, FieldAccessType, FieldEntry, FieldLockRule, FieldUpdateRule, If,
-    Interrupt, Local, Method, Notify, OpRegion, OpRegionSpace, Package, Path, Store, ZERO,
+    Interrupt, Local, Method, MethodCall, Notify, OpRegion, OpRegionSpace, Package, Path, Store,
+    ZERO,
 };
 use acpi_tables::{Aml, AmlSink};
 use podvisor_devices::legacy::events::{self, Event, Events};
@@ -15,7 +16,7 @@ use crate::layout;
 const CHANGED: u8 = 0x80;
 
 /// Adds the devices for these events, of which there is at least one.
-pub(super) fn devices(known: Events, sink: &mut dyn AmlSink) {
+pub(super) fn devices(known: Events, has_pci: bool, sink: &mut dyn AmlSink) {
     if known.has(Event::PowerButton) {
         Device::new(
             Path::new("PWRB"),
@@ -29,7 +30,7 @@ pub(super) fn devices(known: Events, sink: &mut dyn AmlSink) {
     if known.has(Event::NewGeneration) {
         generation_id(sink);
     }
-    event_device(known, sink);
+    event_device(known, has_pci, sink);
 }
 
 /// The VM generation ID (Microsoft, "Virtual Machine Generation ID"): where the 16 bytes lie.
@@ -49,7 +50,7 @@ fn generation_id(sink: &mut dyn AmlSink) {
 
 /// Its interrupt's method reads the register once, which clears it, and notifies each device whose
 /// event it has.
-fn event_device(known: Events, sink: &mut dyn AmlSink) {
+fn event_device(known: Events, has_pci: bool, sink: &mut dyn AmlSink) {
     let register = OpRegion::new(
         Path::new("EREG"),
         OpRegionSpace::SystemIO,
@@ -75,12 +76,19 @@ fn event_device(known: Events, sink: &mut dyn AmlSink) {
     );
     let if_button = If::new(&has_button, vec![&tell_button]);
     let if_generation = If::new(&has_generation, vec![&tell_generation]);
+    let slots_bit = Event::PciSlots.bit();
+    let has_slots = And::new(&ZERO, &pending, &slots_bit);
+    let tell_slots = MethodCall::new(Path::new(super::slots::METHOD), vec![]);
+    let if_slots = If::new(&has_slots, vec![&tell_slots]);
     let mut body: Vec<&dyn Aml> = vec![&read];
     if known.has(Event::PowerButton) {
         body.push(&if_button);
     }
     if known.has(Event::NewGeneration) {
         body.push(&if_generation);
+    }
+    if known.has(Event::PciSlots) && has_pci {
+        body.push(&if_slots);
     }
     let (is_consumer, is_edge, is_low, is_shared) = (true, false, false, false);
     let line = Interrupt::new(is_consumer, is_edge, is_low, is_shared, events::IRQ);

@@ -8,6 +8,7 @@
 
 mod dsdt;
 mod events;
+mod slots;
 
 use acpi_tables::fadt::{FADTBuilder, Flags};
 use acpi_tables::gas::{AccessSize, AddressSpace, GAS};

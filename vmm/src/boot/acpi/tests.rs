@@ -210,6 +210,46 @@ fn events_have_a_device_only_if_the_guest_is_told_of_any() {
 }
 
 #[test]
+fn slots_can_be_ejected_only_where_devices_come_and_go() {
+    let with = |events, has_pci| {
+        let platform = Platform {
+            events,
+            has_pci,
+            ..platform(MAX_CPUS, 0)
+        };
+        let [_, _, dsdt] = walk(&platform);
+        dsdt
+    };
+    let fixed = with(Events::default().with(Event::PowerButton), true);
+    let slots = with(Events::default().with(Event::PciSlots), true);
+    let no_bus = with(Events::default().with(Event::PciSlots), false);
+    assert_eq!(count(&no_bus, b"PCNT"), 0);
+    for (what, times) in [
+        (&b"_EJ0"[..], [0, 31]),
+        (b"_ADR", [0, 31]),
+        // The device and its two notifications.
+        (b"S001", [0, 3]),
+        (b"S031", [0, 3]),
+        (b"S032", [0, 0]),
+        // Slot 31's address.
+        (&[0x0c, 0, 0, 31, 0], [0, 1]),
+        // Twelve ports after the register of events, in double words.
+        (
+            &[b'S', b'R', b'E', b'G', 1, 0x0b, 0x14, 6, 0x0a, 12],
+            [0, 1],
+        ),
+        (&[b'S', b'R', b'E', b'G', 0x43], [0, 1]),
+        // The method and its call by the event device, which compares its bit as the method does
+        // that of slot 2.
+        (b"PCNT", [0, 2]),
+        (&[0x7b, 0x60, 0x0a, 4, 0], [0, 2]),
+    ] {
+        let found = [&fixed, &slots].map(|dsdt| count(dsdt, what));
+        assert_eq!(found, times, "{what:x?}");
+    }
+}
+
+#[test]
 fn tables_that_would_reach_memory_are_refused() {
     let mem = GuestRam::from_ranges(&[(GuestAddress(0), 2 << 20)]).unwrap();
     let limit = layout::HIMEM_START;

@@ -118,6 +118,15 @@ impl VmBuilder {
         self
     }
 
+    /// Slots whose devices come and go, by ACPI: the guest is told of what
+    /// [`Vm::plug`] adds, and can be asked to release it by [`Vm::request_unplug`]. It needs
+    /// drivers for ACPI's generic event device and PCI hot-plug (Linux: `CONFIG_ACPI`,
+    /// `CONFIG_HOTPLUG_PCI_ACPI`), and [`Transport::Pci`].
+    pub fn pci_hotplug(mut self) -> Self {
+        self.source.events = self.source.events.with(Event::PciSlots);
+        self
+    }
+
     /// What the machine is called in SMBIOS tables; without it, there are none.
     pub fn smbios(mut self, identity: Smbios) -> Self {
         self.source.smbios = Some(identity);

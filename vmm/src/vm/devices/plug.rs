@@ -15,6 +15,7 @@ use super::attach::{
 };
 use super::handle::HandleError;
 use crate::vm::builder::BuildError;
+use crate::vm::hardware::events::UnplugRequest;
 use crate::vm::hardware::io::{self, NamedServer, own_loop};
 use crate::vm::{Action, State, Vm, VmError, lock};
 
@@ -24,7 +25,7 @@ use crate::vm::{Action, State, Vm, VmError, lock};
 pub struct PluggedDevice {
     /// Its name, as in [`Vm::counters`]: the device type, and the lowest free number.
     pub name: String,
-    /// Where the guest finds it, once it has rescanned the bus.
+    /// Where the guest finds it, once it was told or has rescanned the bus.
     pub address: PciAddress,
 }
 
@@ -71,6 +72,9 @@ pub enum PlugError {
         #[source]
         source: std::io::Error,
     },
+    /// The guest cannot be asked for a device.
+    #[error("the guest is not told of PCI devices: build the VM with `.pci_hotplug()`")]
+    NotTold,
     /// The device does not exist, or is busy.
     #[error(transparent)]
     Device(#[from] HandleError),
@@ -78,8 +82,9 @@ pub enum PlugError {
 
 impl Vm {
     /// Adds a device to a running guest, on PCI: of a type that has a `DeviceType`, as in
-    /// [`VmBuilder::device`](crate::vm::VmBuilder::device). The guest finds it when it rescans the bus:
-    /// no hot-plug controller notifies it. Linux does at a write of `1` to `/sys/bus/pci/rescan`.
+    /// [`VmBuilder::device`](crate::vm::VmBuilder::device). A guest of a VM that was built with
+    /// [`VmBuilder::pci_hotplug`](crate::vm::VmBuilder::pci_hotplug) is told. Others find it when they
+    /// rescan the bus: Linux does at a write of `1` to `/sys/bus/pci/rescan`.
     ///
     /// # Errors
     /// See [`PlugError`]; nothing of the device remains then.
@@ -182,6 +187,9 @@ impl Vm {
         let address = PciAddress {
             slot: function.slot(),
         };
+        if let Some(events) = &self.events {
+            events.insert(address.slot);
+        }
         Ok(PluggedDevice { name, address })
     }
 
@@ -235,6 +243,21 @@ impl Vm {
         Ok(())
     }
 
+    /// Asks a running guest to release a device before [`Vm::unplug`]; the answer is the guest's
+    /// own decision, and takes it time.
+    ///
+    /// # Errors
+    /// See [`PlugError`]; [`PlugError::NotTold`] if the VM was built without
+    /// [`VmBuilder::pci_hotplug`](crate::vm::VmBuilder::pci_hotplug).
+    pub fn request_unplug(&self, name: &str) -> Result<UnplugRequest, PlugError> {
+        let address = self.pci_address(name)?.ok_or(PlugError::NotPci)?;
+        let _transition = lock(&self.transition);
+        self.legal(&self.control().lock(), Action::Unplug)?;
+        let asked = self.events.as_ref().filter(|port| port.ask(address.slot));
+        let port = asked.ok_or(PlugError::NotTold)?;
+        Ok(UnplugRequest::new(port.clone(), address.slot))
+    }
+
     /// Removes a device from a running guest, whether it was built in or plugged in on PCI. The
     /// guest should have released it before: Linux does at a write of `1` to
     /// `/sys/bus/pci/devices/ADDRESS/remove`. A driver that has not sees all ones from then on, and
@@ -271,6 +294,9 @@ impl Vm {
         };
         if let TransportRegisters::Pci(function) = &attached.registers {
             pci.disconnect(function);
+            if let Some(events) = &self.events {
+                events.forget(function.slot());
+            }
         }
         // A disk that does not answer blocks only this call.
         drop(transition);

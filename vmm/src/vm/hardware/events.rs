@@ -1,8 +1,9 @@
-//! Events of which the guest is told by ACPI's generic event device: its power button, and a new
-//! generation ID.
+//! Events of which the guest is told by ACPI's generic event device: its power button, a new
+//! generation ID, and PCI devices that come and go.
 
 use std::io;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::Duration;
 
 use podvisor_devices::GuestRam;
 use podvisor_devices::legacy::events::{self, Event, EventRegister, Events, LevelLine};
@@ -21,7 +22,64 @@ use crate::vm::lifecycle::restore;
 use crate::vm::{Action, Vm, VmError, lock};
 
 /// The register of a VM whose guest is told of events.
-pub(crate) type EventPort = Arc<Mutex<EventRegister<Line>>>;
+pub(crate) type EventPort = Arc<EventDevice>;
+
+/// The registers, and who waits for the guest.
+#[derive(Debug)]
+pub(crate) struct EventDevice {
+    register: Mutex<EventRegister<Line>>,
+    /// The guest has released a device that it was asked for.
+    released: Condvar,
+}
+
+impl EventDevice {
+    /// Returns the state for a snapshot.
+    pub(crate) fn save(&self) -> SavedDevice {
+        lock(&self.register).save()
+    }
+
+    /// Tells the guest of a device in `slot`, if it is told of such.
+    pub(crate) fn insert(&self, slot: u8) {
+        lock(&self.register).insert(slot);
+    }
+
+    /// Forgets what the guest was told of `slot`, whose device is gone.
+    pub(crate) fn forget(&self, slot: u8) {
+        lock(&self.register).forget(slot);
+        self.released.notify_all();
+    }
+
+    /// Asks the guest to release the device in `slot`; `false` if it is not told of such.
+    pub(crate) fn ask(&self, slot: u8) -> bool {
+        lock(&self.register).ask(slot)
+    }
+}
+
+/// The guest was asked to release a device, by [`Vm::request_unplug`].
+#[derive(Debug)]
+pub struct UnplugRequest {
+    port: EventPort,
+    slot: u8,
+}
+
+impl UnplugRequest {
+    pub(crate) fn new(port: EventPort, slot: u8) -> Self {
+        Self { port, slot }
+    }
+
+    /// Waits until the guest has released the device, or the limit is over; returns whether it
+    /// has. It does not keep the VM.
+    #[must_use]
+    pub fn wait(&self, limit: Duration) -> bool {
+        let register = lock(&self.port.register);
+        let waited = self
+            .port
+            .released
+            .wait_timeout_while(register, limit, |register| register.awaits(self.slot))
+            .unwrap_or_else(PoisonError::into_inner);
+        !waited.1.timed_out()
+    }
+}
 
 /// Why a power button was not pressed.
 #[derive(Debug, thiserror::Error)]
@@ -46,12 +104,12 @@ impl Vm {
     /// the VM is not running.
     pub fn press_power_button(&self) -> Result<(), PowerButtonError> {
         let port = self.events.as_ref().ok_or(PowerButtonError::NoButton)?;
-        if !lock(port).known().has(Event::PowerButton) {
+        if !lock(&port.register).known().has(Event::PowerButton) {
             return Err(PowerButtonError::NoButton);
         }
         let _transition = lock(&self.transition);
         self.legal(&self.control().lock(), Action::PressPowerButton)?;
-        lock(port).raise(Event::PowerButton);
+        lock(&port.register).raise(Event::PowerButton);
         Ok(())
     }
 }
@@ -72,11 +130,18 @@ impl Hardware {
             None if known.is_empty() => return Ok(()),
             None => EventRegister::new(line(), known),
         };
-        let port = Arc::new(Mutex::new(register));
+        let ports = match register.known().has(Event::PciSlots) {
+            true => events::PORTS_WITH_SLOTS.into(),
+            false => 1,
+        };
+        let port = Arc::new(EventDevice {
+            register: Mutex::new(register),
+            released: Condvar::new(),
+        });
         self.events = Some(port.clone());
         self.bus
             .ports
-            .insert(events::PORT.into(), 1, port)
+            .insert(events::PORT.into(), ports, port)
             .map_err(|error| BuildError::Addresses(Box::new(error)))
     }
 
@@ -85,9 +150,9 @@ impl Hardware {
         let Some(port) = &self.events else {
             return Ok(());
         };
-        if lock(port).known().has(Event::NewGeneration) {
+        if lock(&port.register).known().has(Event::NewGeneration) {
             write_generation_id(memory.ram())?;
-            lock(port).raise(Event::NewGeneration);
+            lock(&port.register).raise(Event::NewGeneration);
         }
         Ok(())
     }
@@ -119,15 +184,27 @@ impl LevelLine for Line {
     }
 }
 
-impl BusDevice for Mutex<EventRegister<Line>> {
-    fn read(&self, _offset: u64, data: &mut [u8]) {
-        data.fill(0xff);
-        if let Some(first) = data.first_mut() {
-            *first = lock(self).read();
+impl BusDevice for EventDevice {
+    fn read(&self, offset: u64, data: &mut [u8]) {
+        match (offset, data) {
+            (0, [first, rest @ ..]) => {
+                *first = lock(&self.register).read();
+                rest.fill(0xff);
+            }
+            (offset, [a, b, c, d]) => {
+                [*a, *b, *c, *d] = lock(&self.register).read_slots(offset).to_le_bytes();
+            }
+            (_, data) => data.fill(0),
         }
     }
 
-    fn write(&self, _offset: u64, _data: &[u8]) -> Option<PowerRequest> {
+    fn write(&self, offset: u64, data: &[u8]) -> Option<PowerRequest> {
+        if offset == u64::from(events::RELEASED)
+            && let Ok(slots) = data.try_into().map(u32::from_le_bytes)
+            && lock(&self.register).release(slots)
+        {
+            self.released.notify_all();
+        }
         None
     }
 

@@ -144,7 +144,7 @@ impl Vm {
             cpuid: machine.cpuid.clone(),
             max_vcpus: machine.max_vcpus,
             vcpus,
-            events: self.events.as_ref().map(|port| lock(port).save()),
+            events: self.events.as_ref().map(|port| port.save()),
             chips: ChipState::gather(&machine.vm_fd)?,
             serial: self.serial.as_ref().map(|port| lock(port).save()),
             pci: self.pci.as_ref().map(PciRoot::config_address),

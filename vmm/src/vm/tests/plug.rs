@@ -84,6 +84,52 @@ fn a_disk_is_plugged_in_used_and_unplugged_again_and_again() {
 }
 
 #[test]
+fn a_guest_is_told_of_devices_and_releases_them_when_it_is_asked() {
+    use podvisor_devices::legacy::events::{ASKED, Event, INSERTED, PORT, RELEASED};
+    let guest = on_pci(|vm| vm.rng().pci_hotplug());
+    let port = |at: u8| PORT + u16::from(at);
+    let told = || [INSERTED, ASKED].map(|at| guest.carry_out(Order::In32, port(at).into(), 0));
+    let release = |slots| {
+        guest.carry_out(Order::Out32, port(RELEASED).into(), slots);
+    };
+    assert_eq!((guest.input(PORT), told()), (0, [0, 0]));
+    let plugged = guest.vm.plug(disk(1)).unwrap();
+    let bit = 1u32 << plugged.address.slot;
+    assert_eq!(guest.input(PORT), Event::PciSlots.bit());
+    assert_eq!((told(), told()), ([bit, 0], [0, 0]));
+    // What the guest ejects by itself stays.
+    release(bit);
+    assert!(guest.vm.block("blk0").is_ok());
+    // A guest that does not answer.
+    let asked = guest.vm.request_unplug("blk0").unwrap();
+    assert!(!asked.wait(Duration::ZERO));
+    assert_eq!(
+        (guest.input(PORT), told()),
+        (Event::PciSlots.bit(), [0, bit])
+    );
+    release(!bit);
+    assert!(!asked.wait(Duration::ZERO), "others are not it");
+    release(bit);
+    assert!(asked.wait(Duration::from_secs(60)));
+    guest.vm.unplug("blk0").unwrap();
+    let error = guest.vm.request_unplug("blk0").unwrap_err();
+    assert!(matches!(error, PlugError::Device(_)), "{error}");
+    // One that is taken away before the guest has looked is no news.
+    guest.vm.plug(disk(1)).unwrap();
+    guest.vm.unplug("blk0").unwrap();
+    assert_eq!(told(), [0, 0]);
+}
+
+#[test]
+fn a_guest_without_slots_cannot_be_asked() {
+    let guest = on_pci(|vm| vm.power_button());
+    guest.vm.plug(disk(1)).unwrap();
+    let error = guest.vm.request_unplug("blk0").unwrap_err();
+    assert!(matches!(error, PlugError::NotTold), "{error}");
+    assert_eq!(guest.input(podvisor_devices::legacy::events::PORT), 0);
+}
+
+#[test]
 fn a_slot_that_got_a_disk_is_unplugged_as_any_other() {
     let guest = on_pci(|vm| vm.rng().block(BlockDevice::spare()));
     let function = guest.function(2);

@@ -15,6 +15,7 @@
 //! | `programs` | programs that run in the guest by its agent |
 //! | `save` | a machine that is saved in files |
 //! | `disks` | disks that grow, and their locks after the last machine |
+//! | `plug` | disks that come and go while the guest runs |
 //! | `dhcp` | the servers that tell the guest its addresses |
 //! | `migration` | machines that move to other hosts, and come from them |
 //! | `vm` | one container's machine, and those that follow its reboots |
@@ -30,6 +31,7 @@ mod files;
 mod guest_agent;
 mod migration;
 mod outcome;
+mod plug;
 mod programs;
 mod requests;
 mod save;
@@ -288,13 +290,16 @@ impl OwnOs {
             disks: boot.disks,
             nics,
             shares: self.open_shares(boot.shares)?,
+            plugged: Mutex::default(),
         };
         let life = VmLife {
             loader_limit: boot.loader_limit,
             ends_at_reboot: boot.ends_at_reboot,
+            is_idle: boot.is_idle,
         };
         let host = Arc::clone(host);
         let beginning = match (boot.incoming, boot.saved) {
+            _ if boot.is_idle => Beginning::Idle,
             (Some(_), _) => Beginning::Arrives,
             (None, Some(saved)) => Beginning::Saved(saved),
             (None, None) => Beginning::Boot,

@@ -15,7 +15,7 @@ use super::super::containers::blocking;
 use super::super::entries::not_found;
 use super::super::service::Fds;
 use super::vm::Vm;
-use super::{OwnOs, files, migration, programs};
+use super::{OwnOs, files, migration, plug, programs};
 
 /// Executes a request.
 pub(in super::super) async fn answer(
@@ -111,6 +111,27 @@ pub(in super::super) async fn answer(
         Call::GrowDisk { id, serial, bytes } => {
             let vm = system.vm_that_runs(&id)?;
             system.grow_disk(&vm, serial, bytes).await?;
+        }
+        Call::PlugDisk {
+            id,
+            serial,
+            is_read_only,
+        } => {
+            let vm = system.vm_that_runs(&id)?;
+            let file = fds.next()?.into();
+            system
+                .plug_disk(&vm, plug::disk(serial, file, is_read_only)?)
+                .await?;
+        }
+        Call::UnplugDisk {
+            id,
+            serial,
+            limit_ms,
+        } => {
+            let vm = system.vm_that_runs(&id)?;
+            let limit = Duration::from_millis(limit_ms);
+            let unplugged = system.unplug_disk(&vm, &serial, limit).await?;
+            return Ok(Answer::Unplugged(unplugged));
         }
         Call::Reboot { id, is_reset } => {
             let vm = system.vm_that_runs(&id)?;

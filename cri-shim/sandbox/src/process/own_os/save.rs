@@ -38,6 +38,7 @@ impl OwnOs {
     /// Saves the machine of a container.
     pub(super) async fn save(&self, vm: &Arc<Vm>, save: SaveMachine) -> Result<(), SandboxError> {
         vm.must_share_nothing()?;
+        vm.must_have_nothing_plugged_in()?;
         let disks = vm.plan().written_files().len();
         if !save.disks.is_empty() && save.disks.len() != disks {
             return Err(SandboxError::refused(

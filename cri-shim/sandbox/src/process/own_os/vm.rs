@@ -78,6 +78,8 @@ pub(super) enum Beginning {
     Saved(SavedMachine),
     /// It comes from elsewhere, later.
     Arrives,
+    /// There is none.
+    Idle,
 }
 
 /// Bounds of a machine's life.
@@ -87,6 +89,8 @@ pub(super) struct VmLife {
     pub(super) loader_limit: Option<Duration>,
     /// A guest that reboots by itself has ended.
     pub(super) ends_at_reboot: bool,
+    /// There is no machine.
+    pub(super) is_idle: bool,
 }
 
 /// A container whose process is a machine.
@@ -157,7 +161,7 @@ impl Vm {
                 Self::build(&vm, Some(saved)).await?;
                 vm.set_clock();
             }
-            Beginning::Arrives => {}
+            Beginning::Arrives | Beginning::Idle => {}
         }
         let started = Started {
             pid: PID,
@@ -268,6 +272,10 @@ impl Vm {
 
     /// Waits for the machine's end, and for those that follow its reboots.
     pub(super) async fn live(self: &Arc<Self>, arriving: Option<Arriving>) -> Outcome {
+        if self.life.is_idle {
+            self.is_asked_to_end().await;
+            return self.outcome(MachineExit::PoweredOff);
+        }
         let mut delays = RebootDelays::default();
         let mut is_booted = arriving.is_none();
         if let Some(arriving) = arriving

@@ -33,7 +33,7 @@ use crate::cri::error::{CriError, Result};
 pub(super) use disks::VmiDisks;
 pub(super) use machine::{VmiBoot, VmiMachine};
 pub(crate) use sources::NodeFile;
-pub(super) use sources::check_container;
+pub(super) use sources::{Sources, check_container};
 
 /// The annotation with the object of which the pod was made.
 pub(super) const ANNOTATION: &str = "podvisor.io/vmi";

@@ -89,7 +89,7 @@ impl VmiMachine {
 
 /// The mounts and devices of a pod's container.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Sources<'a>(pub(super) &'a ContainerConfig);
+pub(in crate::cri::vm) struct Sources<'a>(pub(in crate::cri::vm) &'a ContainerConfig);
 
 impl<'a> Sources<'a> {
     fn mount_of(self, path: &str, name: &str) -> Result<&'a Mount, VmiError> {
@@ -138,7 +138,7 @@ impl<'a> Sources<'a> {
     }
 
     /// Returns what a claim is on the node.
-    pub(super) fn claim(self, path: &str, name: &str) -> Result<ClaimPlace, VmiError> {
+    pub(in crate::cri::vm) fn claim(self, path: &str, name: &str) -> Result<ClaimPlace, VmiError> {
         if let Some(device) = self.device_of(name) {
             return Ok(ClaimPlace {
                 file: NodeFile::Device(PathBuf::from(&device.host_path)),
@@ -155,10 +155,10 @@ impl<'a> Sources<'a> {
 
 /// A claim of the pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct ClaimPlace {
-    pub(super) file: NodeFile,
+pub(in crate::cri::vm) struct ClaimPlace {
+    pub(in crate::cri::vm) file: NodeFile,
     /// The pod may not write it.
-    pub(super) is_read_only: bool,
+    pub(in crate::cri::vm) is_read_only: bool,
 }
 
 /// A file or block device of the node. Others write into the directory that it is in, so it is

@@ -213,6 +213,7 @@ impl Vm {
     /// Refuses a machine that has what cannot move.
     fn may_leave(&self) -> Result<(), SandboxError> {
         self.must_share_nothing()?;
+        self.must_have_nothing_plugged_in()?;
         if self.is_frozen() {
             let why = "the guest's file systems are frozen: thaw them first";
             return Err(refused(why.to_owned()));

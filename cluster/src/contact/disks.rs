@@ -1,0 +1,29 @@
+//! What the controller and a node's part know of each other about disks that come and go.
+
+use serde::{Deserialize, Serialize};
+
+/// Has a node plug a claim into a VM.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct PlugRequest {
+    /// Unique id of the pod that keeps it.
+    pub(crate) pod_uid: String,
+}
+
+/// Has a node take a disk from a VM.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct UnplugRequest {
+    /// Its serial number.
+    pub(crate) serial: String,
+    /// Seconds that the guest has to release it.
+    pub(crate) limit_seconds: u32,
+}
+
+/// How a disk was taken from a VM.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(crate) struct UnplugAnswer {
+    /// The guest did not release it in time.
+    pub(crate) is_forced: bool,
+}
