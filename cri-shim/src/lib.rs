@@ -14,6 +14,7 @@ mod cli;
 mod connection_limiter;
 mod cri;
 mod guest_devices;
+mod kept_kernels;
 mod launch;
 mod path_authority;
 mod registries;

@@ -6,6 +6,7 @@ mod support;
 use std::fs;
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::PathBuf;
 use std::thread;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -20,6 +21,10 @@ const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
 /// The small system is told no address by cloud-init.
 const NETWORK: &str = "ip addr add 10.0.2.2/24 dev eth0 && ip route add default via 10.0.2.1";
+
+/// What the log of a VM begins with whose disk is as its image has it.
+const KEPT: &str =
+    "podvisor: entry \"Small system\": starting the kernel that was kept of the image";
 
 const KEY: &str = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAA me@here\n";
 
@@ -72,6 +77,8 @@ fn guest_vms_keep_what_they_wrote_and_their_console_may_be_left() {
     let removed = vm(&["rm", "vm1"]);
     assert!(removed.stderr.contains("podvisor vm stop"), "{removed:?}");
     let logs = || vm(&["logs", "vm1"]).stdout;
+    assert!(logs().contains(KEPT), "{}", logs());
+    boots_what_is_kept(&root, &image);
     assert!(logs().contains("CPUs, boot 1"), "{}", logs());
 
     // By the guest's agent: a command, a file there and back, what the guest says, and a reboot.
@@ -98,8 +105,12 @@ fn guest_vms_keep_what_they_wrote_and_their_console_may_be_left() {
     let seen = vm(&["inspect", "vm1"]).stdout;
     assert!(seen.contains("\"Small system\""), "{seen}");
     warm(&root);
+    let by_loader = "podvisor-loader: starting the kernel";
+    assert!(!logs().contains(by_loader), "{}", logs());
     vm(&["reboot", "vm1"]).printed("vm1\n");
     until("the second boot", || logs().contains("CPUs, boot 2"));
+    // What the guest has changed is in force.
+    assert!(logs().contains(by_loader), "{}", logs());
     vm(&["reboot", "-f", "vm1"]).printed("vm1\n");
     until("the third boot", || logs().contains("CPUs, boot 3"));
     let running = vm(&["resize", "--cpus", "2", "vm1"]);
@@ -144,6 +155,49 @@ fn commit(root: &Root) {
         vm(&["logs", "vm2"]).stdout.contains("CPUs, boot 4")
     });
     vm(&["rm", "-f", "vm2"]).printed("vm2\n");
+}
+
+/// The kernel that was found for the image's first VM is there for the next one, unless that is not
+/// to use it; and goes with the image.
+fn boots_what_is_kept(root: &Root, image: &str) {
+    let vm = |arguments: &[&str]| -> Ran { root.output(&[&["vm"], arguments].concat()) };
+    let disks = root.path().join("images/disks");
+    let kept = || -> Vec<PathBuf> {
+        let images = fs::read_dir(&disks).unwrap().flatten();
+        let derived = images.filter_map(|image| fs::read_dir(image.path().join("derived")).ok());
+        derived
+            .flatten()
+            .flatten()
+            .map(|kept| kept.path())
+            .collect()
+    };
+    let first = kept();
+    assert_eq!(first.len(), 1, "{first:?}");
+    let made = fs::metadata(first[0].join("kernel")).unwrap();
+    for (name, way, said) in [
+        ("kept", &[][..], KEPT),
+        ("loaded", &["--no-kept-kernel"], "podvisor-loader: starting"),
+    ] {
+        let run = ["run", "-d", "--name", name, "-m", "256M"];
+        let ran = vm(&[&run, way, &[image]].concat());
+        assert_eq!(ran.code, Some(0), "{ran:?}");
+        let logs = || vm(&["logs", name]).stdout;
+        until("its boot", || logs().contains(said));
+        vm(&["rm", "-f", name]).printed(&format!("{name}\n"));
+    }
+    assert_eq!(kept(), first);
+    let now = fs::metadata(first[0].join("kernel")).unwrap();
+    assert_eq!(now.ino(), made.ino(), "it was read again");
+    // Another image has its own.
+    let other = root.path().join("other.raw");
+    let mut bytes = fs::read(image).unwrap();
+    bytes.extend([0; 512]);
+    fs::write(&other, bytes).unwrap();
+    let run = ["run", "-d", "--name", "other", "-m", "256M"];
+    let ran = vm(&[&run[..], &[other.to_str().unwrap()]].concat());
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    assert_eq!(kept().len(), 2, "{:?}", kept());
+    vm(&["rm", "-f", "other"]).printed("other\n");
 }
 
 /// Saves the VM `vm1`, whose agent answers, in each way, and leaves it as it was.

@@ -24,6 +24,7 @@ pub mod images_layers;
 pub mod images_qcow2;
 pub mod images_references;
 pub mod images_signatures;
+pub mod kept_kernel;
 pub mod kernel;
 pub mod mem;
 pub mod migration;

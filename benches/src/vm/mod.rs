@@ -1,8 +1,9 @@
 //! The cost of a whole system on a disk: a small Debian (`cargo xtask small`) from starting the
 //! program until a shell on the serial console answers, and what it costs while nothing happens.
 //!
-//! podvisor boots the disk by its loader, by the system's kernel given directly, and as a clone of
-//! a machine that has booted. QEMU's q35 with SeaBIOS, and Cloud Hypervisor if there is one, get
+//! podvisor boots the disk by its loader, by the kernel that is kept of an image, by the system's
+//! kernel given directly with the command line of its menu alone, and as a clone of a machine that
+//! has booted. QEMU's q35 with SeaBIOS, and Cloud Hypervisor if there is one, get
 //! the kernel directly: the disk has no boot loader that a firmware would start.
 
 mod report;

@@ -20,7 +20,10 @@ const QUESTION: &[u8] = b"echo it is $((40+2))\n";
 const ANSWER: &str = "it is 42";
 
 /// The loader's command line.
-const LOADER: &str = "console=ttyS0 quiet panic=-1 reboot=k -- --root root";
+const LOADER: &str = "console=ttyS0 quiet panic=-1 reboot=k -- --no-self-tests --root root";
+
+/// What a kept kernel is started with besides.
+const OF_KEPT: &str = "cryptomgr.notests";
 
 /// The UUID of the root file system of the small system.
 const ROOT: &str = "root=UUID=";
@@ -148,6 +151,7 @@ impl Files {
         let (kernel, initramfs, cmdline) = (&self.kernel, &self.initramfs, self.cmdline());
         let by_loader = self.boot(loader, loader_initramfs, LOADER, memory);
         let direct = self.boot(kernel, initramfs, &cmdline, memory);
+        let kept = self.boot(kernel, initramfs, &format!("{cmdline} {OF_KEPT}"), memory);
         let clone = [
             "clone".to_owned(),
             text(&booted.snapshot),
@@ -155,6 +159,7 @@ impl Files {
         ];
         let mut subjects = vec![
             self.by_podvisor(super::report::LOADER, &by_loader),
+            self.by_podvisor(super::report::KEPT, &kept),
             self.by_podvisor(super::report::DIRECT, &direct),
             Subject {
                 disk: booted.disk.clone(),

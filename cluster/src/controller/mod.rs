@@ -222,6 +222,12 @@ async fn act(
         queues.volumes,
         Arc::clone(&context),
     ));
+    let targets = Box::pin(control(
+        datavolume::target::reconcile,
+        world.claims.clone(),
+        queues.claims,
+        Arc::clone(&context),
+    ));
     let snapshots = Box::pin(control(
         snapshot::reconcile,
         world.snapshots.clone(),
@@ -259,6 +265,7 @@ async fn act(
         sets,
         migrations,
         volumes,
+        targets,
         snapshots,
         restores,
         clones,

@@ -47,7 +47,7 @@ pub(super) struct World {
     pub(super) sets: Store<VirtualMachineInstanceReplicaSet>,
     pub(super) migrations: Store<VirtualMachineInstanceMigration>,
     pods: Store<Pod>,
-    claims: Store<PersistentVolumeClaim>,
+    pub(super) claims: Store<PersistentVolumeClaim>,
     budgets: Store<PodDisruptionBudget>,
     nodes: Store<Node>,
     pub(super) volumes: Store<DataVolume>,
@@ -68,6 +68,7 @@ pub(super) struct Queues {
     pub(super) vmis: Queue<VirtualMachineInstance>,
     pub(super) sets: Queue<VirtualMachineInstanceReplicaSet>,
     pub(super) volumes: Queue<DataVolume>,
+    pub(super) claims: Queue<PersistentVolumeClaim>,
     pub(super) migrations: Queue<VirtualMachineInstanceMigration>,
     pub(super) snapshots: Queue<VirtualMachineSnapshot>,
     pub(super) restores: Queue<VirtualMachineRestore>,
@@ -164,6 +165,7 @@ impl World {
         let (vmi_sender, vmi_queue) = mpsc::channel(QUEUE);
         let (set_sender, set_queue) = mpsc::channel(QUEUE);
         let (volume_sender, volume_queue) = mpsc::channel(QUEUE);
+        let (claim_sender, claim_queue) = mpsc::channel(QUEUE);
         let (migration_sender, migration_queue) = mpsc::channel(QUEUE);
         let (snapshot_sender, snapshot_queue) = mpsc::channel(QUEUE);
         let (restore_sender, restore_queue) = mpsc::channel(QUEUE);
@@ -178,6 +180,7 @@ impl World {
             vmis: queue(vmi_queue),
             sets: queue(set_queue),
             volumes: queue(volume_queue),
+            claims: queue(claim_queue),
             migrations: queue(migration_queue),
         };
         let of_volumes = pump(volume_changes, {
@@ -361,9 +364,13 @@ impl World {
                 let name = claim.metadata.name.as_deref().unwrap_or_default();
                 let volume = ObjectRef::new(name).within(namespace);
                 let of_volumes = send(volume_sender.clone(), vec![volume]);
+                let target = datavolume::target::is_waiting(&claim);
+                let target = target.then(|| ObjectRef::from_obj(&claim));
+                let target = send(claim_sender.clone(), target.into_iter().collect());
                 async move {
                     of_vmis.await;
                     of_volumes.await;
+                    target.await;
                     with_it.await;
                     names.await;
                     machines.await;

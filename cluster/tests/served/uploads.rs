@@ -421,6 +421,51 @@ async fn a_disk_is_uploaded_as_virtctl_does_it() {
     in_phase(&ann, &namespace, "form", "Succeeded").await;
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_claim_without_a_data_volume_is_uploaded_to() {
+    let admin = served().admin();
+    let namespace = support::namespace(&admin).await;
+    let (_proxy, proxy) = start_proxy().await;
+    let _controller = start_controller(&namespace);
+    let claims = Api::<PersistentVolumeClaim>::namespaced(admin.clone(), &namespace);
+    let claim = serde_json::from_value(json!({
+        "metadata": {
+            "name": "bare", "annotations": { "cdi.kubevirt.io/storage.upload.target": "" },
+        },
+        "spec": {
+            "accessModes": ["ReadWriteOnce"],
+            "resources": { "requests": { "storage": "8Mi" } },
+        },
+    }))
+    .unwrap();
+    claims.create(&PostParams::default(), &claim).await.unwrap();
+    let bound = Patch::Merge(json!({ "status": { "phase": "Bound" } }));
+    let params = PatchParams::default();
+    claims.patch_status("bare", &params, &bound).await.unwrap();
+    let program = Program::start(&namespace, "bare", address(5)).await;
+    let annotation = async |name: &str, value: &str| {
+        let name = format!("cdi.kubevirt.io/{name}");
+        eventually(&name, async || {
+            let claim = claims.get("bare").await.ok()?;
+            (claim.metadata.annotations?.get(&name)? == value).then_some(())
+        })
+        .await;
+    };
+    annotation("storage.pod.ready", "true").await;
+    let right = token(&admin, &namespace, "bare").await.unwrap();
+    let (status, text) = send(proxy, post("/v1beta1/upload-async", &right, &content())).await;
+    assert_eq!(status, 200, "{text}");
+    assert!(program.finish().await.starts_with(&content()));
+    annotation("storage.pod.phase", "Succeeded").await;
+    eventually("the DataVolume goes", async || {
+        let found = volumes(&admin, &namespace).get_opt("bare").await.ok()?;
+        found.is_none().then_some(())
+    })
+    .await;
+    let claim = claims.get("bare").await.unwrap();
+    assert_eq!(claim.metadata.deletion_timestamp, None);
+}
+
 /// A token that is signed with the right key, or another one.
 fn forge(key: &[u8], claim: &PersistentVolumeClaim, lives: i64) -> String {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();

@@ -86,9 +86,10 @@ pub use types::{
     ContainerUser, ContinueAs, CreateContainer, DeviceSource, Exec, GuestAgentAnswer,
     GuestAgentCall, GuestContainer, GuestKind, GuestNetwork, GuestStats, Health, HealthCheck,
     HealthResult, HealthStatus, ImageVolume, IncomingMachine, Interface, JailLayer, JailMode,
-    LaunchConfig, MigrationDirection, MigrationInfo, MigrationState, Neighbour, NicConfig,
-    Password, ProcessExit, RestartPolicy, Route, SandboxExit, SaveMachine, SavedMachine,
-    SendMachine, ShareUsers, Started, StdioFds, SupplementalGroups, TerminalSize, Unplugged,
+    KeptKernel, LaunchConfig, MigrationDirection, MigrationInfo, MigrationState, Neighbour,
+    NicConfig, Password, ProcessExit, ReadKernel, RestartPolicy, Route, SandboxExit, SaveMachine,
+    SavedMachine, SendMachine, ShareUsers, Started, StdioFds, SupplementalGroups, TerminalSize,
+    Unplugged,
 };
 pub use wire::FrameError;
 

@@ -107,6 +107,11 @@ pub(super) struct ServeArgs {
     #[arg(long)]
     no_jail: bool,
 
+    /// Boot each virtual machine by the loader, without keeping the kernel that it finds for the
+    /// image's next machines
+    #[arg(long)]
+    no_kept_kernels: bool,
+
     /// Pull only images that this policy allows (containers-policy.json(5)), by registry and
     /// namespace; a changed file is used by the next pull
     #[arg(long, value_name = "FILE")]
@@ -261,6 +266,7 @@ impl ServeArgs {
             vm: VmSettings {
                 kernel: Assets::of_this_process().expected(GuestFile::LoaderKernel),
                 initramfs: Assets::of_this_process().expected(GuestFile::Loader),
+                keeps_kernels: !self.no_kept_kernels,
             },
             initramfs,
             cni,

@@ -93,6 +93,8 @@ pub(crate) struct VmSettings {
     pub(crate) kernel: PathBuf,
     /// Its initramfs, with the loader.
     pub(crate) initramfs: PathBuf,
+    /// What the loader finds in an image is kept for the image's next machines.
+    pub(crate) keeps_kernels: bool,
 }
 
 /// Settings of the guests of a runtime handler.

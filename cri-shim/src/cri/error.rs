@@ -72,8 +72,9 @@ pub(crate) enum CriError {
     },
     /// A volume that only a process of the host's root could serve.
     #[error(
-        "failed to mount the volume {}: the pod's process is nobody on the node. Unless `require` \
-         has mapped-users, a kubelet makes the pod anew, with a process that is the host's root",
+        "failed to mount the volume {} with the users of the pod's process, which is nobody on the \
+         node. Unless `require` has mapped-users, the pod is ended, and its kubelet makes the pod \
+         anew with a process that is the host's root",
         .path.display()
     )]
     HostUsers {

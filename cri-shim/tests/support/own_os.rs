@@ -45,6 +45,12 @@ pub(crate) fn kernel_that_says(pod: &Pod, said: &str) -> File {
     )
 }
 
+/// A guest that says something and powers itself off.
+pub(crate) fn kernel_that_ends(pod: &Pod, said: &str) -> File {
+    let off = [0x66, 0xba, 0x00, 0x06, 0xb0, 0x34, 0xee, 0xeb, 0xfe];
+    kernel_of(pod, said, &off)
+}
+
 /// A guest that says `ready`, and answers each byte with a line of one letter, the next one of the
 /// alphabet; `p` powers it off.
 pub(crate) fn kernel_that_counts(pod: &Pod) -> File {

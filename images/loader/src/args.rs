@@ -5,6 +5,8 @@
 //! | --- | --- | --- |
 //! | `--root SERIAL` | `podvisor.root=SERIAL` | only the disk with this serial is looked at; more than one may be named |
 //! | `--append "WORDS"` | | parameters for the next kernel, after those of the entry |
+//! | `--no-self-tests` | | the next kernel does not test its cryptography, unless its entry wants that |
+//! | `--hand-over SERIAL` | | nothing is started: what would be is written to the disk with this serial |
 //! | `--timeout SECONDS` | `podvisor.timeout=SECONDS` | how long one step may take: 60 unless given |
 
 use std::time::Duration;
@@ -20,6 +22,10 @@ pub(crate) struct Args {
     pub(crate) roots: Vec<String>,
     /// Parameters for the next kernel.
     pub(crate) append: Vec<String>,
+    /// The next kernel is told not to test its cryptography.
+    pub(crate) no_self_tests: bool,
+    /// The serial of the disk that what would be started is written to, instead of starting it.
+    pub(crate) hand_over: Option<String>,
     /// How long one step may take.
     pub(crate) timeout: Duration,
 }
@@ -36,6 +42,8 @@ impl Args {
         let mut args = Self {
             roots: Vec::new(),
             append: Vec::new(),
+            no_self_tests: false,
+            hand_over: None,
             timeout: Duration::from_secs(60),
         };
         for parameter in parameters(own).take_while(|parameter| *parameter != "--") {
@@ -54,6 +62,10 @@ impl Args {
             if !name.starts_with("--") || name == "--" {
                 continue;
             }
+            if name == "--no-self-tests" {
+                args.no_self_tests = true;
+                continue;
+            }
             let value = value.or_else(|| arguments.next());
             let Some(value) = value else {
                 return Err(LoaderError::Argument(format!("{name} has no value")));
@@ -61,6 +73,7 @@ impl Args {
             match name.as_str() {
                 "--root" => args.roots.push(value),
                 "--append" => args.append.extend(parameters(&value).map(str::to_owned)),
+                "--hand-over" => args.hand_over = Some(value),
                 "--timeout" => args.timeout = timeout(&value)?,
                 name => return Err(LoaderError::Argument(format!("{name} is unknown"))),
             }
@@ -91,6 +104,8 @@ mod tests {
         let expected = Args {
             roots: vec!["root".to_owned()],
             append: vec!["a=1".to_owned(), "b".to_owned()],
+            no_self_tests: true,
+            hand_over: Some("kept".to_owned()),
             timeout: Duration::from_secs(5),
         };
         let by_words = parse(
@@ -100,13 +115,16 @@ mod tests {
                 "root",
                 "--append",
                 "a=1 b",
+                "--no-self-tests",
+                "--hand-over",
+                "kept",
                 "--timeout=5",
             ],
             "quiet stray -- --root root",
         );
         assert_eq!(by_words.unwrap(), expected);
         let by_line = parse(
-            &["--append=a=1 b"],
+            &["--append=a=1 b", "--no-self-tests", "--hand-over=kept"],
             "podvisor.root=root podvisor.timeout=5 -- x",
         );
         assert_eq!(by_line.unwrap(), expected);

@@ -118,6 +118,17 @@ pub(crate) fn find(serials: &[String], watchdog: &Watchdog) -> Result<Vec<Disk>,
     Ok(disks)
 }
 
+/// Finds the disk with a serial, which is neither read nor kept from writes.
+pub(crate) fn named(wanted: &str) -> Option<PathBuf> {
+    let names = names_in(Path::new("/sys/block")).into_iter();
+    let mut disks = names.filter(|name| name.starts_with("vd"));
+    let name = disks.find(|name| {
+        let directory = Path::new("/sys/block").join(name);
+        is_serial(wanted, &text_in(&directory.join("serial")))
+    })?;
+    Some(Path::new("/dev").join(name))
+}
+
 /// virtio-blk cuts serials off after 20 bytes.
 fn is_serial(wanted: &str, serial: &str) -> bool {
     let wanted = wanted.as_bytes();

@@ -5,6 +5,7 @@ use std::error::Error;
 use podvisor_boot_entries::NotFound;
 use podvisor_boot_entries::cmdline::CmdlineTooLong;
 use podvisor_boot_entries::kernel::KernelError;
+use podvisor_kept_kernel::FrameError;
 use rustix::io::Errno;
 use thiserror::Error;
 
@@ -67,6 +68,21 @@ pub(crate) enum LoaderError {
     #[error("the loader's kernel does not take {file}")]
     Load {
         file: String,
+        #[source]
+        source: std::io::Error,
+    },
+    /// What would be started is more than the host takes.
+    #[error("cannot give the host the kernel of the entry {title:?}")]
+    Frame {
+        title: String,
+        #[source]
+        source: FrameError,
+    },
+    /// It could not be written.
+    #[error("failed to write {what} to the disk with the serial {serial:?}")]
+    HandOver {
+        what: &'static str,
+        serial: String,
         #[source]
         source: std::io::Error,
     },

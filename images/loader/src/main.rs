@@ -2,7 +2,8 @@
 //! distribution would boot, and starts that kernel in place of its own (kexec).
 //!
 //! It takes its arguments from the end of its kernel's command line, after ` -- ` ([`args`]), and
-//! tells each phase in a line on the console. Whatever goes wrong is one line that begins with
+//! tells each phase in a line on the console. It can also hand what it would start over to the host,
+//! and start nothing ([`hand_over`]). Whatever goes wrong is one line that begins with
 //! `podvisor-loader: error:`, after which the machine is powered off; a step that does not end goes
 //! wrong after a minute ([`watchdog`]). Disks are hostile: they are never written, no program of
 //! theirs is run here, and what their configurations say is parsed by `podvisor-boot-entries`.
@@ -11,6 +12,7 @@ mod args;
 mod console;
 mod disks;
 mod error;
+mod hand_over;
 mod image;
 mod kexec;
 mod machine;
@@ -33,15 +35,16 @@ fn main() -> ExitCode {
         say(&format!("error: the loader itself failed: {panic}"));
         machine::power_off();
     }));
-    let Err(error) = start();
-    say(&format!("error: {}", error::with_causes(&error)));
+    if let Err(error) = start() {
+        say(&format!("error: {}", error::with_causes(&error)));
+    }
     machine::power_off();
     // Nothing worked: the kernel panics because PID 1 ends.
     ExitCode::FAILURE
 }
 
-/// Starts the disk's kernel; returns only if that fails.
-fn start() -> Result<std::convert::Infallible, LoaderError> {
+/// Starts the disk's kernel, and returns only if that fails; or hands it over.
+fn start() -> Result<(), LoaderError> {
     let begun = now();
     machine::mount_kernel_file_systems()?;
     let own = std::fs::read_to_string("/proc/cmdline").unwrap_or_default();
@@ -67,8 +70,18 @@ fn start() -> Result<std::convert::Infallible, LoaderError> {
     ));
     let is_found = now();
 
-    let needed: Vec<String> = cmdline::of_the_machine(&own)
+    // Who starts the kernel later knows what machine it is for.
+    let of_the_machine = match &args.hand_over {
+        None => cmdline::of_the_machine(&own),
+        Some(_) => Vec::new(),
+    };
+    let no_self_tests = match args.no_self_tests {
+        true => cmdline::without_self_tests(&entry.cmdline),
+        false => None,
+    };
+    let needed: Vec<String> = of_the_machine
         .into_iter()
+        .chain(no_self_tests)
         .chain(args.append)
         .collect();
     let line = cmdline::complete(&entry.cmdline, &needed);
@@ -77,6 +90,12 @@ fn start() -> Result<std::convert::Infallible, LoaderError> {
         "reading the kernel and its initial file systems",
     );
     let image = image::open(&trees, &entry)?;
+    if let Some(serial) = &args.hand_over {
+        say(&format!("command line: {line}"));
+        hand_over::write(&image, &entry.title, &line, serial)?;
+        say(&format!("handed the kernel over at {}", seconds(now())));
+        return Ok(());
+    }
     image::check_memory(&image)?;
     say(&format!("command line: {line}"));
     kexec::load(&image, &entry.title, &line)?;
@@ -92,7 +111,8 @@ fn start() -> Result<std::convert::Infallible, LoaderError> {
         seconds(is_loaded.saturating_sub(is_found)),
     ));
     watchdog.step("resetting the devices");
-    kexec::start()
+    kexec::start()?;
+    Ok(())
 }
 
 fn seconds(time: Duration) -> String {

@@ -80,6 +80,17 @@ impl Disk {
         &self.path
     }
 
+    /// A directory, which may not be there yet, for files that are derived from the disk image and
+    /// may be lost: they are removed with it. Whoever creates some has the disk image open.
+    #[must_use]
+    pub fn derived_directory(&self) -> PathBuf {
+        Self::derived_directory_of(&self.path)
+    }
+
+    pub(crate) fn derived_directory_of(path: &Path) -> PathBuf {
+        path.with_file_name("derived")
+    }
+
     /// Opens the raw file for reading. While the returned file, or a duplicate of it in another
     /// process, is open, the disk image can be neither removed nor pruned.
     ///

@@ -83,6 +83,20 @@ mod tests {
         let found = store.resolve_disk(&disk.id().to_string()).unwrap();
         assert_eq!(fs::read(found.path()).unwrap(), [b'x'; 4096]);
         assert_eq!(store.disks().unwrap().len(), 1);
+
+        // What was derived from it goes with it, and not while it is open.
+        let derived = found.derived_directory();
+        fs::create_dir_all(derived.join("kernel")).unwrap();
+        fs::write(derived.join("kernel/file"), "x").unwrap();
+        let open = found.open().unwrap();
+        assert!(matches!(
+            store.remove(&disk.id().to_string()),
+            Err(Error::InUse { .. })
+        ));
+        assert!(derived.exists());
+        drop(open);
+        store.remove(&disk.id().to_string()).unwrap();
+        assert!(!derived.parent().unwrap().exists());
     }
 
     #[test]

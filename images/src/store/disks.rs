@@ -3,6 +3,7 @@
 use std::cell::Cell;
 use std::collections::HashSet;
 use std::fs;
+use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -451,13 +452,13 @@ impl Inner {
                 return failures.add(error);
             }
         }
-        for (id, directory) in failures.listed(entries(&self.layout.disks())) {
+        for (id, _) in failures.listed(entries(&self.layout.disks())) {
             let disks = &contents.disks;
             let is_known = disks.record(&id).is_some() || disks.unreadable.contains(&id);
             if is_known && !orphans.contains(&id) {
                 continue;
             }
-            *freed += failures.freed(remove_unused(&self.layout.disk(&id), &directory));
+            *freed += failures.freed(self.remove_disk_files(&id));
         }
     }
 
@@ -474,17 +475,32 @@ impl Inner {
             Ok((change.into_iter().collect(), is_orphan))
         })?;
         match is_orphan {
-            true => remove_unused(&self.layout.disk(&id), &self.layout.disk_directory(&id)),
+            true => self.remove_disk_files(&id),
             false => Ok(0),
         }
+    }
+
+    /// Removes a disk image's file, and what was derived from it, unless it is open somewhere;
+    /// returns the bytes freed.
+    fn remove_disk_files(&self, id: &Digest) -> Result<u64> {
+        let (path, directory) = (self.layout.disk(id), self.layout.disk_directory(id));
+        let derived = Disk::derived_directory_of(&path);
+        // Who derives something has the disk image open.
+        if check_unused(&path, *id).is_ok() {
+            match fs::remove_dir_all(&derived) {
+                Err(source) if source.kind() != io::ErrorKind::NotFound => {
+                    return Err(Error::io("remove", &derived, source));
+                }
+                _ => {}
+            }
+        }
+        remove_unused(&path, &directory)
     }
 
     /// Removes the file of a disk image that still has its record; returns the bytes freed.
     fn free_disk_first(&self, id: Digest) -> Result<u64> {
         match try_claim(&self.layout.disk_claim(&id)) {
-            Some(_claim) if self.layout.disk_directory(&id).exists() => {
-                remove_unused(&self.layout.disk(&id), &self.layout.disk_directory(&id))
-            }
+            Some(_claim) if self.layout.disk_directory(&id).exists() => self.remove_disk_files(&id),
             _ => Ok(0),
         }
     }

@@ -35,8 +35,8 @@ if [ -b /dev/vda ]; then
         if [ -L "$entry" ]; then
             $B cp -d "$entry" "$at"
         elif [ -d "$entry" ]; then
-            $B mkdir "$at"
-            case $at in */proc | */sys | */dev | */run) continue ;; esac
+            $B mkdir -p "$at"
+            case $at in */proc | */sys | */dev | */run | */lost+found) continue ;; esac
             $B mount -o bind "$entry" "$at"
         fi
     done

@@ -9,6 +9,7 @@ use podvisor_cluster_types::datavolume::GROUP;
 use serde_json::{Value, json};
 
 use super::object::{DataVolume, annotation};
+use super::target::is_target;
 use crate::upload;
 
 /// Annotation of a claim: how far the pod is that fills it. That it succeeded is written here
@@ -36,7 +37,9 @@ pub(super) enum Content {
 pub(super) fn content(volume: &DataVolume, claim: &PersistentVolumeClaim) -> Content {
     let name = volume.metadata.name.as_deref();
     let of_claim = |name: &str| annotation(&claim.metadata, name);
-    let is_owned = owns(volume, &claim.metadata);
+    // A claim that a user marked is filled through a DataVolume of its name.
+    let is_owned = owns(volume, &claim.metadata)
+        || volume.spec.is_upload() && super::target::is_of_claim(volume) && is_target(claim);
     let names = ["storage.populatedFor", "storage.prePopulated"];
     let is_prepared = name.is_some() && names.into_iter().any(|key| of_claim(key) == name);
     if is_prepared || is_owned && is_filled(claim) {

@@ -12,6 +12,7 @@ use podvisor_cluster_types::Quantity;
 use super::claim::{self, Content, content};
 use super::object::{DataVolume, DataVolumeStatus, Phase, VolumeState};
 use super::pod::{self, Devices};
+use super::target::is_of_claim;
 use crate::controller::objects::{Condition, set_condition};
 
 /// How often a running importer is asked for its progress.
@@ -147,6 +148,8 @@ pub fn decide(observed: &Observed<'_>) -> Decision {
     }
     decision.status.claim_name = volume.metadata.name.clone().unwrap_or_default();
     match observed.claim {
+        // It goes with its claim.
+        None if is_of_claim(volume) => return decision,
         None => without_claim(observed, &mut decision),
         Some(claim) => match content(volume, claim) {
             Content::Foreign => {

@@ -10,6 +10,7 @@ mod object;
 mod pod;
 mod progress;
 mod sources;
+pub(super) mod target;
 
 use std::sync::Arc;
 

@@ -13,7 +13,7 @@ use super::super::error::{RefusalKind, SandboxError};
 use super::super::oom;
 use super::super::types::{
     BootMachine, ContainerInfo, ContainerStats, ContainerUser, CreateContainer, DeviceSource, Exec,
-    HealthCheck, ProcessExit, SaveMachine, Started, StdioFds, TerminalSize,
+    HealthCheck, ProcessExit, ReadKernel, SaveMachine, Started, StdioFds, TerminalSize,
 };
 use super::super::wire::{
     Answer, BootHeader, Call, CreateHeader, DeviceHeader, DeviceKind, ExecHeader, FrameError,
@@ -93,6 +93,22 @@ impl SandboxClient {
         let call = Call::BootMachine(Box::new(header));
         match self.call(call, fds).await? {
             (Answer::Started(started), _) => Ok(started),
+            _ => Err(self.unfit()),
+        }
+    }
+
+    /// Reads what an image boots, by a machine of the loader alone, before the sandbox has one.
+    ///
+    /// # Errors
+    /// [`SandboxError::Refused`] with the reason, or the sandbox is gone.
+    pub async fn read_kernel(&self, read: ReadKernel) -> Result<(), SandboxError> {
+        let call = Call::ReadKernel {
+            cmdline: read.cmdline,
+            memory: read.memory,
+        };
+        let files = [read.kernel, read.initramfs, read.image, read.frame];
+        match self.call(call, files.map(Into::into).into()).await? {
+            (Answer::Done, _) => Ok(()),
             _ => Err(self.unfit()),
         }
     }

@@ -4,7 +4,7 @@
 //! reboots gets a new machine from the same plan.
 
 use std::fs::File;
-use std::io;
+use std::io::{self, Write as _};
 use std::net::IpAddr;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -19,7 +19,7 @@ use tracing::warn;
 
 use super::serial_port::SerialPort;
 use super::{BuiltMachine, GUEST_CID, MachineError, Nic, NicKind, OpenShare, Ports, migrate};
-use crate::types::{ContinueAs, SavedMachine};
+use crate::types::{ContinueAs, KeptKernel, SavedMachine};
 
 /// What a process opens before its jail closes, to build machines in it.
 #[derive(Debug)]
@@ -196,10 +196,52 @@ impl MachinePlan {
         host: &HostFiles,
         port: &SerialPort,
     ) -> Result<BuiltMachine, MachineError> {
+        self.booting(
+            &self.kernel,
+            self.initramfs.as_ref(),
+            &self.cmdline,
+            host,
+            port,
+        )
+    }
+
+    /// Builds a machine that starts a kept kernel, which its serial port says.
+    ///
+    /// # Errors
+    /// As [`Self::build`].
+    pub(crate) fn build_kept(
+        &self,
+        kept: &KeptKernel,
+        host: &HostFiles,
+        port: &SerialPort,
+    ) -> Result<BuiltMachine, MachineError> {
+        let KeptKernel {
+            kernel,
+            initramfs,
+            cmdline,
+            title,
+        } = kept;
+        let machine = self.booting(kernel, initramfs.as_ref(), cmdline, host, port)?;
+        // Output that is lost is no reason to stop.
+        let _ = write!(
+            port.writer(),
+            "podvisor: entry {title:?}: starting the kernel that was kept of the image\r\n"
+        );
+        Ok(machine)
+    }
+
+    fn booting(
+        &self,
+        kernel: &File,
+        initramfs: Option<&File>,
+        cmdline: &str,
+        host: &HostFiles,
+        port: &SerialPort,
+    ) -> Result<BuiltMachine, MachineError> {
         let mut builder = host
             .given_to(Vm::builder())
-            .kernel(Kernel::from_file(again(&self.kernel)?)?)
-            .cmdline(self.cmdline.clone())
+            .kernel(Kernel::from_file(again(kernel)?)?)
+            .cmdline(cmdline)
             .vcpus(self.cpus)
             .memory(MemorySize::bytes(self.memory))
             .transport(Transport::Pci)
@@ -210,7 +252,7 @@ impl MachinePlan {
         if let Some(tables) = self.smbios() {
             builder = builder.smbios(tables);
         }
-        if let Some(initramfs) = &self.initramfs {
+        if let Some(initramfs) = initramfs {
             builder = builder.initramfs(Initramfs::from_file(again(initramfs)?)?);
         }
         let builder = self.devices(builder, Locks::Taken, host)?;

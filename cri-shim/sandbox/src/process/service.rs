@@ -205,6 +205,7 @@ impl Service {
             }
             Call::BootMachine(_) => return Err(booted()),
             Call::GuestAgent { .. }
+            | Call::ReadKernel { .. }
             | Call::CopyFile { .. }
             | Call::Reboot { .. }
             | Call::SaveMachine { .. }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use podvisor_network::cni::DhcpServer;
 
-use super::{IncomingMachine, SavedMachine};
+use super::{IncomingMachine, KeptKernel, SavedMachine};
 use crate::machine::{MachineDisk, MachineIdentity, MachineShare};
 
 /// A machine to be booted in a sandbox whose guest has an operating system of its own. Its life is
@@ -44,6 +44,9 @@ pub struct BootMachine {
     pub loader_limit: Option<Duration>,
     /// A guest that reboots by itself has ended, with exit code 0, instead of being booted again.
     pub ends_at_reboot: bool,
+    /// The kernel of the image, which the first machine starts in place of `kernel`. The disk must
+    /// be as the image has it.
+    pub kept: Option<KeptKernel>,
     /// A saved machine with the same vCPUs, memory, disks and cards, which continues instead of a
     /// boot. `kernel` is what the guest's next reboot boots.
     pub saved: Option<SavedMachine>,
@@ -67,7 +70,7 @@ impl BootMachine {
     pub const LOADER_LIMIT: Duration = Duration::from_secs(180);
 
     /// Creates the configuration of a machine with this kernel, one vCPU, 1 GiB of memory, no disk,
-    /// no share, no DHCP server, no limit for a loader, and no log, which boots.
+    /// no share, no DHCP server, no limit for a loader, no kept kernel, and no log, which boots.
     pub fn new(id: impl Into<String>, kernel: File) -> Self {
         Self {
             id: id.into(),
@@ -83,6 +86,7 @@ impl BootMachine {
             dhcp: Vec::new(),
             loader_limit: None,
             ends_at_reboot: false,
+            kept: None,
             saved: None,
             incoming: None,
             is_idle: false,

@@ -7,6 +7,7 @@
 //! | `boot` | the configuration of a machine with an operating system of its own |
 //! | `guest_agent` | what QEMU's guest agent is asked |
 //! | `migration` | a machine that moves to another sandbox |
+//! | `kept` | kernels of images that were read from their disks once |
 //! | `plug` | how a disk was taken from a guest |
 //! | `create` | the configuration of a container |
 //! | `health` | checks of a container's health |
@@ -21,6 +22,7 @@ mod create;
 mod exit;
 mod guest_agent;
 mod health;
+mod kept;
 mod launch;
 mod migration;
 mod plug;
@@ -38,6 +40,7 @@ pub use create::{
 pub use exit::SandboxExit;
 pub use guest_agent::{GuestAgentAnswer, GuestAgentCall, Password};
 pub use health::{Health, HealthCheck, HealthResult, HealthStatus};
+pub use kept::{KeptKernel, ReadKernel};
 pub use launch::{GuestKind, JailLayer, JailMode, LaunchConfig, ShareUsers};
 pub use migration::{
     IncomingMachine, MigrationDirection, MigrationInfo, MigrationState, SendMachine,

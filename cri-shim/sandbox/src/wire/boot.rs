@@ -10,11 +10,11 @@ use serde::{Deserialize, Serialize};
 use crate::machine::{
     DiskContents, DiskMove, MachineDisk, MachineIdentity, MachineShare, OverlayFormat,
 };
-use crate::types::{BootMachine, ContinueAs, IncomingMachine, SavedMachine};
+use crate::types::{BootMachine, ContinueAs, IncomingMachine, KeptKernel, SavedMachine};
 
 /// A machine to be booted. With the frame come: kernel, initramfs if there is one, the files of the
-/// disks (of an overlay first the image), the sockets of DHCP servers, state and memory of a saved
-/// machine, and the log if there is one.
+/// disks (of an overlay first the image), the sockets of DHCP servers, kernel and initramfs of a kept
+/// kernel, state and memory of a saved machine, and the log if there is one.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct BootHeader {
     pub(crate) id: String,
@@ -36,6 +36,8 @@ pub(crate) struct BootHeader {
     pub(crate) loader_limit: Option<Duration>,
     #[serde(default)]
     pub(crate) ends_at_reboot: bool,
+    #[serde(default)]
+    pub(crate) kept: Option<KeptHeader>,
     /// A saved machine is continued.
     #[serde(default)]
     pub(crate) continues: Option<ContinueAs>,
@@ -44,6 +46,14 @@ pub(crate) struct BootHeader {
     #[serde(default)]
     pub(crate) is_idle: bool,
     pub(crate) has_log: bool,
+}
+
+/// A kept kernel.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct KeptHeader {
+    pub(crate) cmdline: String,
+    pub(crate) title: String,
+    pub(crate) has_initramfs: bool,
 }
 
 /// A disk of the machine.
@@ -113,6 +123,16 @@ impl BootHeader {
             dhcp.push(config);
             fds.push(socket);
         }
+        let kept = boot.kept.map(|kept| {
+            let has_initramfs = kept.initramfs.is_some();
+            fds.push(kept.kernel.into());
+            fds.extend(kept.initramfs.map(OwnedFd::from));
+            KeptHeader {
+                cmdline: kept.cmdline,
+                title: kept.title,
+                has_initramfs,
+            }
+        });
         let continues = boot.saved.map(|saved| {
             fds.extend([saved.state.into(), saved.memory.into()]);
             saved.continues
@@ -132,6 +152,7 @@ impl BootHeader {
             dhcp,
             loader_limit: boot.loader_limit,
             ends_at_reboot: boot.ends_at_reboot,
+            kept,
             continues,
             incoming: boot.incoming,
             is_idle: boot.is_idle,
@@ -197,6 +218,18 @@ impl BootHeader {
             let socket = next()?;
             dhcp.push(DhcpServer { socket, config });
         }
+        let kept = match self.kept {
+            Some(kept) => Some(KeptKernel {
+                kernel: File::from(next()?),
+                initramfs: match kept.has_initramfs {
+                    true => Some(File::from(next()?)),
+                    false => None,
+                },
+                cmdline: kept.cmdline,
+                title: kept.title,
+            }),
+            None => None,
+        };
         let saved = match self.continues {
             Some(continues) => Some(SavedMachine {
                 state: File::from(next()?),
@@ -220,6 +253,7 @@ impl BootHeader {
             dhcp,
             loader_limit: self.loader_limit,
             ends_at_reboot: self.ends_at_reboot,
+            kept,
             saved,
             incoming: self.incoming,
             is_idle: self.is_idle,
@@ -292,13 +326,19 @@ mod tests {
             socket: file("dhcp").into(),
             config: config.clone(),
         });
+        boot.kept = Some(KeptKernel {
+            kernel: file("kept kernel"),
+            initramfs: Some(file("kept initramfs")),
+            cmdline: "ro".to_owned(),
+            title: "Debian".to_owned(),
+        });
         boot.saved = Some(SavedMachine {
             state: file("state"),
             memory: file("memory"),
             continues: ContinueAs::Copy,
         });
         let (header, fds) = BootHeader::new(boot);
-        assert_eq!(fds.len(), 13);
+        assert_eq!(fds.len(), 15);
         let header = serde_json::to_vec(&header).unwrap();
         let header: BootHeader = serde_json::from_slice(&header).unwrap();
         let mut fds = fds.into_iter();
@@ -307,6 +347,13 @@ mod tests {
         assert_eq!(content(boot.kernel), "kernel");
         assert_eq!(content(boot.initramfs.unwrap()), "initramfs");
         assert_eq!(content(boot.log.unwrap()), "log");
+        let kept = boot.kept.unwrap();
+        assert_eq!(
+            (kept.cmdline.as_str(), kept.title.as_str()),
+            ("ro", "Debian")
+        );
+        assert_eq!(content(kept.kernel), "kept kernel");
+        assert_eq!(content(kept.initramfs.unwrap()), "kept initramfs");
         let saved = boot.saved.unwrap();
         assert_eq!(saved.continues, ContinueAs::Copy);
         assert_eq!(content(saved.state) + &content(saved.memory), "statememory");

@@ -70,6 +70,12 @@ pub(crate) enum Call {
     },
     /// With the files of [`BootHeader`]. Only for a guest with an operating system of its own.
     BootMachine(Box<BootHeader>),
+    /// With the loader's kernel and initramfs, the image, and the file that is written. Only for a
+    /// guest with an operating system of its own.
+    ReadKernel {
+        cmdline: String,
+        memory: u64,
+    },
     /// With the image, the images of volumes, the log if there is one, and the disks.
     Create(Box<CreateHeader>),
     Start {
@@ -271,6 +277,7 @@ impl Call {
     pub(crate) fn action(&self) -> &'static str {
         match self {
             Self::BootMachine(_) => "boot a machine",
+            Self::ReadKernel { .. } => "read the kernel of an image",
             Self::Create(_) => "create a container",
             Self::Start { .. } => "start a container",
             Self::Signal { .. } => "send a signal",

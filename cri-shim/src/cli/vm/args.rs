@@ -81,6 +81,10 @@ pub(super) struct RunArgs {
     #[command(flatten)]
     pub(super) network: NetworkArgs,
 
+    /// Boot by the loader, without keeping the kernel that it finds for the image's next VMs
+    #[arg(long)]
+    pub(super) no_kept_kernel: bool,
+
     /// Expected checksum of the file behind a URL: sha256:... or sha512:...
     #[arg(long, value_name = "CHECKSUM")]
     pub(super) checksum: Option<Checksum>,

@@ -4,21 +4,24 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
-use tracing::debug;
+use podvisor_images::Disk;
+use tracing::{debug, warn};
 
 use super::{disk, seed, volumes};
+use crate::blocking::apart;
 use crate::cli::container::events::Events;
 use crate::cli::container::volumes::share_users;
 use crate::cli::container::{Entry, NetworkArgs, NetworkMode, Record};
 use crate::cli::{advice, io_limits};
-use crate::machine::Assets;
+use crate::kept_kernels;
+use crate::machine::{Assets, causes};
 use crate::sandbox::{
     BootMachine, ContinueAs, DEFAULT_CGROUP_PARENT, JailMode, LaunchConfig, SandboxClient,
     SavedMachine,
 };
 
 /// The loader's command line: messages go to the console, and a loader that fails ends the machine.
-const CMDLINE: &str = "console=ttyS0 quiet panic=-1 reboot=k";
+const CMDLINE: &str = "console=ttyS0 quiet panic=-1 reboot=k -- --no-self-tests";
 
 /// The loader: what boots what is on a disk.
 #[derive(Debug)]
@@ -45,6 +48,8 @@ impl Loader {
 pub(super) enum Beginning {
     /// By booting its disk.
     Boot,
+    /// By booting its disk, which is as this image has it.
+    Image(Disk),
     /// From saved memory: as itself, or as a copy.
     Saved(SavedMachine),
 }
@@ -127,19 +132,46 @@ pub(super) async fn boot(
     let client = launching.finish(attached.network).await?;
     let mut boot = BootMachine::new(record.id.clone(), Loader::open(&loader.kernel)?);
     boot.initramfs = Some(Loader::open(&loader.initramfs)?);
-    boot.cmdline = format!("{CMDLINE} -- --root {}", disk::SERIAL);
+    boot.cmdline = format!("{CMDLINE} --root {}", disk::SERIAL);
     boot.vcpus = record.cpus;
     boot.memory = record.memory;
     boot.disks = disks;
     boot.shares = volumes::mount(&client, &entry.shared(), record)?;
     boot.loader_limit = Some(BootMachine::LOADER_LIMIT);
     boot.log = Some(entry.open_log()?.into());
-    boot.saved = match beginning {
-        Beginning::Boot => None,
-        Beginning::Saved(saved) => Some(saved),
-    };
+    let mut unkept = None;
+    match beginning {
+        Beginning::Boot => {}
+        Beginning::Saved(saved) => boot.saved = Some(saved),
+        Beginning::Image(image) => {
+            let files = [loader.kernel.as_path(), loader.initramfs.as_path()];
+            match kept_kernels::of_image(&client, &image, files, record.memory).await {
+                Ok((kernel, new)) => {
+                    debug!(
+                        title = kernel.title,
+                        is_new = new.is_some(),
+                        "the kernel is known"
+                    );
+                    boot.kept = Some(kernel);
+                    unkept = new;
+                }
+                Err(error) => {
+                    let why = causes(&error);
+                    warn!(why, "the image's kernel is not known: the loader finds it");
+                }
+            }
+        }
+    }
     client.boot_machine(boot).await?;
     client.end_with(&record.id).await?;
+    if let Some(unkept) = unkept {
+        // The machine runs: the disk's slowness is nobody's.
+        let kept = apart("keep-kernel", move || unkept.keep()).await;
+        if let Err(error) = kept? {
+            let why = causes(&error);
+            warn!(why, "the image's kernel is not kept for its next VMs");
+        }
+    }
     debug!("the machine runs");
     Ok(client)
 }

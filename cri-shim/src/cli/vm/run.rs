@@ -121,7 +121,11 @@ async fn begun(
         let path = entry.dir.join(seed::USER_DATA);
         fs::write(&path, user_data).with_context(|| format!("cannot write {}", path.display()))?;
     }
-    boot(entry, loader, &args.network, Beginning::Boot).await
+    let beginning = match args.no_kept_kernel {
+        true => Beginning::Boot,
+        false => Beginning::Image(image.clone()),
+    };
+    boot(entry, loader, &args.network, beginning).await
 }
 
 /// Removes a VM that never ran, whatever of it is there.

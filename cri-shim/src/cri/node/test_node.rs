@@ -53,6 +53,7 @@ impl TestNode {
             vm: VmSettings {
                 kernel: "/loader-of-test".into(),
                 initramfs: "/loader-of-test".into(),
+                keeps_kernels: true,
             },
             initramfs: "/initramfs-of-test".into(),
             cni,

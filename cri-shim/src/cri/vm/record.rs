@@ -45,6 +45,21 @@ pub(crate) struct VmRecord {
     pub(crate) is_idle: bool,
 }
 
+impl VmRecord {
+    /// Returns the disk image that the machine's first boot finds as it is in the store, if there is
+    /// one.
+    pub(super) fn fresh_root(&self) -> Option<&str> {
+        if self.kernel.is_some() || self.incoming.is_some() {
+            return None;
+        }
+        let root = self.disks.iter().find(|disk| disk.serial == self.root)?;
+        match &root.content {
+            DiskContent::Image { id, .. } => Some(id),
+            _ => None,
+        }
+    }
+}
+
 fn root() -> String {
     ROOT.to_owned()
 }

@@ -2,22 +2,27 @@
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
+use podvisor_images::Disk;
 use podvisor_network::cni::{DhcpServer, GuestNames};
-use podvisor_sandbox::{BootMachine, IncomingMachine, SandboxClient, Started};
+use podvisor_sandbox::machine::causes;
+use podvisor_sandbox::{BootMachine, IncomingMachine, KeptKernel, SandboxClient, Started};
+use tracing::{info, warn};
 
 use super::create::dns_of;
+use super::images;
 use super::record::{KernelRecord, VmRecord};
 use crate::blocking::apart;
 use crate::cri::config::VmSettings;
 use crate::cri::error::{CriError, Result};
 use crate::cri::node::{Container, Node};
 use crate::cri::resolver;
+use crate::kept_kernels::{self, Unkept};
 
 /// The command line of the loader's kernel: its messages are the first of the console, and a panic
 /// ends the machine. What follows the dashes is the loader's.
-const COMMAND_LINE: &str = "console=ttyS0 quiet panic=-1 reboot=k -- --root ";
+const COMMAND_LINE: &str = "console=ttyS0 quiet panic=-1 reboot=k -- --no-self-tests --root ";
 
 /// The field of errors about a machine that an older daemon made.
 const FIELD: &str = "container_id";
@@ -46,7 +51,16 @@ impl Node {
             self.must_come_from_elsewhere(container)?;
         }
         let dhcp = self.dhcp_servers(container)?;
+        let image_of = match settings.keeps_kernels {
+            true => vm.fresh_root().map(str::to_owned),
+            false => None,
+        };
+        let loader = [settings.kernel.clone(), settings.initramfs.clone()];
         let opened = apart("vm-open", move || -> Result<_> {
+            let image = match image_of {
+                Some(id) => images::stored_disk(&store, &id)?,
+                None => None,
+            };
             if vm.disks.is_empty() && vm.kernel.is_none() {
                 let reason = "an older podvisor created it: remove it, and create it again";
                 return Err(CriError::invalid(FIELD, reason));
@@ -81,12 +95,25 @@ impl Node {
                 limit: IncomingMachine::LIMIT,
             });
             boot.log = log;
-            Ok(boot)
+            Ok((boot, image))
         });
-        let boot = opened
+        let (mut boot, image) = opened
             .await
             .map_err(CriError::host("open the machine's files"))??;
+        let mut unkept = None;
+        if let Some(image) = image {
+            (boot.kept, unkept) = kept_kernel(&boot, &image, &loader, client).await;
+        }
         let started = client.boot_machine(boot).await?;
+        if let Some(unkept) = unkept {
+            // The machine runs, and nobody waits for the node's disk.
+            tokio::spawn(async move {
+                if let Ok(Err(error)) = apart("keep-kernel", move || unkept.keep()).await {
+                    let why = causes(&error);
+                    warn!(why, "the image's kernel is not kept for its next machines");
+                }
+            });
+        }
         if starts_paused {
             client.pause().await?;
         }
@@ -105,6 +132,33 @@ impl Node {
             dns: dns_of(&dns, self.cni.dns(&pod.id)?),
         };
         Ok(self.cni.dhcp(&pod.id, network, &names)?)
+    }
+}
+
+/// Returns the kernel that a fresh disk of an image boots, and what keeps it if it was read now. A
+/// machine without it boots by the loader.
+async fn kept_kernel(
+    boot: &BootMachine,
+    image: &Disk,
+    loader: &[PathBuf; 2],
+    client: &SandboxClient,
+) -> (Option<KeptKernel>, Option<Unkept>) {
+    let container = &boot.id;
+    let loader = loader.each_ref().map(PathBuf::as_path);
+    match kept_kernels::of_image(client, image, loader, boot.memory).await {
+        Ok((kernel, unkept)) => {
+            let (title, is_new) = (&kernel.title, unkept.is_some());
+            info!(container, title, is_new, "the image's kernel is known");
+            (Some(kernel), unkept)
+        }
+        Err(error) => {
+            let why = causes(&error);
+            warn!(
+                container,
+                why, "the image's kernel is not known: the loader finds it"
+            );
+            (None, None)
+        }
     }
 }
 

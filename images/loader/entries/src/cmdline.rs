@@ -52,6 +52,21 @@ pub fn of_the_machine(own: &str) -> Vec<String> {
         .collect()
 }
 
+/// Keeps Linux from testing its own cryptography at each boot, which is close to half of a boot's
+/// work. Its default is not to; distributions turn it on.
+const NO_SELF_TESTS: &str = "cryptomgr.notests";
+
+/// Returns the parameter that turns the kernel's self-tests off, unless the entry wants them: it is
+/// for a machine that follows FIPS 140, or says itself whether they are run.
+#[must_use]
+pub fn without_self_tests(entry: &str) -> Option<String> {
+    let is_own = |parameter: &str| {
+        let name = parameter.split('=').next().unwrap_or_default();
+        name == "fips" || name == NO_SELF_TESTS
+    };
+    (!parameters(entry).any(is_own)).then(|| NO_SELF_TESTS.to_owned())
+}
+
 /// Returns an entry's command line with what the machine needs.
 ///
 /// `needed` is put after the entry's own parameters, so that it decides where a later one wins. The
@@ -123,6 +138,14 @@ mod tests {
                 "virtio_mmio.device=4K@0xc0000000:5"
             ]
         );
+    }
+
+    #[test]
+    fn self_tests_are_left_to_an_entry_that_wants_them() {
+        let off = Some("cryptomgr.notests".to_owned());
+        assert_eq!(without_self_tests("root=/dev/vda1 ro"), off);
+        assert_eq!(without_self_tests("fips=1 ro"), None);
+        assert_eq!(without_self_tests("cryptomgr.notests=0"), None);
     }
 
     #[test]

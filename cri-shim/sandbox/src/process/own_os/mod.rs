@@ -13,6 +13,7 @@
 //! | `guest_agent` | what QEMU's guest agent is asked |
 //! | `files` | files that are copied by its agent |
 //! | `programs` | programs that run in the guest by its agent |
+//! | `read_kernel` | a machine of the loader alone, which reads what an image boots |
 //! | `save` | a machine that is saved in files |
 //! | `disks` | disks that grow, and their locks after the last machine |
 //! | `plug` | disks that come and go while the guest runs |
@@ -33,6 +34,7 @@ mod migration;
 mod outcome;
 mod plug;
 mod programs;
+mod read_kernel;
 mod requests;
 mod save;
 mod stop;
@@ -302,7 +304,10 @@ impl OwnOs {
             _ if boot.is_idle => Beginning::Idle,
             (Some(_), _) => Beginning::Arrives,
             (None, Some(saved)) => Beginning::Saved(saved),
-            (None, None) => Beginning::Boot,
+            (None, None) => match boot.kept {
+                Some(kept) => Beginning::Kept(kept),
+                None => Beginning::Boot,
+            },
         };
         let (log, events) = (boot.log, self.events.clone());
         Vm::start(boot.id, plan, beginning, life, log, host, events).await

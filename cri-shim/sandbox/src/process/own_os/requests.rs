@@ -8,7 +8,7 @@ use podvisor_host::signal::SIGKILL;
 
 use super::super::super::error::{RefusalKind, SandboxError};
 use super::super::super::types::{
-    BootMachine, ContainerStats, MigrationInfo, ProcessExit, SaveMachine,
+    BootMachine, ContainerStats, MigrationInfo, ProcessExit, ReadKernel, SaveMachine,
 };
 use super::super::super::wire::{Answer, Call};
 use super::super::containers::blocking;
@@ -27,6 +27,17 @@ pub(in super::super) async fn answer(
         Call::BootMachine(header) => {
             let boot = header.with_files(|| fds.next())?;
             return Ok(Answer::Started(OwnOs::boot(system, boot).await?));
+        }
+        Call::ReadKernel { cmdline, memory } => {
+            let read = ReadKernel {
+                kernel: fds.next()?.into(),
+                initramfs: fds.next()?.into(),
+                cmdline,
+                memory,
+                image: fds.next()?.into(),
+                frame: fds.next()?.into(),
+            };
+            system.read_kernel(read).await?;
         }
         Call::Wait { id, exec_id: None } => return Ok(Answer::Exit(system.wait(&id).await?)),
         Call::Stats { id, .. } => return Ok(Answer::Stats(Box::new(system.stats(&id)?))),

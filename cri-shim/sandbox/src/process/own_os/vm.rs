@@ -15,7 +15,7 @@ use super::super::super::agent::now_ns;
 use super::super::super::error::{RefusalKind, SandboxError};
 use super::super::super::events::EventLog;
 use super::super::super::stdio::{GuestStreams, StreamSet};
-use super::super::super::types::{ProcessExit, RestartPolicy, SavedMachine, Started};
+use super::super::super::types::{KeptKernel, ProcessExit, RestartPolicy, SavedMachine, Started};
 use super::super::container::Container;
 use super::super::output::ContainerStreams;
 use super::super::restart::Processes;
@@ -27,8 +27,8 @@ use super::programs::Running;
 use super::stop::Wanted;
 use super::{must_share_nothing, no_machine};
 use crate::machine::{
-    Arrival, ArriveError, HostFiles, Machine, MachineError, MachineExit, MachinePlan, MovingDisk,
-    OpenShare, SerialPort, causes,
+    Arrival, ArriveError, BuiltMachine, HostFiles, Machine, MachineError, MachineExit, MachinePlan,
+    MovingDisk, OpenShare, SerialPort, causes,
 };
 
 /// The number that stands for a process of a guest whose processes nobody here knows.
@@ -74,12 +74,22 @@ impl Drop for SavingMachine<'_> {
 pub(super) enum Beginning {
     /// It boots.
     Boot,
+    /// It starts the kernel that was kept of its image.
+    Kept(KeptKernel),
     /// It continues a saved one.
     Saved(SavedMachine),
     /// It comes from elsewhere, later.
     Arrives,
     /// There is none.
     Idle,
+}
+
+/// How a machine is built.
+#[derive(Debug)]
+enum First {
+    Boot,
+    Kept(KeptKernel),
+    Saved(SavedMachine),
 }
 
 /// Bounds of a machine's life.
@@ -104,8 +114,8 @@ pub(super) struct Vm {
     /// `None` between two machines and after the last one.
     machine: Mutex<Option<Arc<Machine>>>,
     pub(super) wanted: watch::Sender<Wanted>,
-    /// The machine continues a saved one, which is past its loader.
-    is_continued: AtomicBool,
+    /// The machine has no loader: it continues a saved one, or starts a kept kernel.
+    is_past_loader: AtomicBool,
     saving: Mutex<Saving>,
     /// The machine is killed to build another one.
     pub(super) is_reset: AtomicBool,
@@ -146,7 +156,7 @@ impl Vm {
             host,
             machine: Mutex::default(),
             wanted: watch::Sender::new(Wanted::Running),
-            is_continued: AtomicBool::new(matches!(beginning, Beginning::Saved(_))),
+            is_past_loader: AtomicBool::new(matches!(beginning, Beginning::Saved(_))),
             saving: Mutex::default(),
             is_reset: AtomicBool::new(false),
             restart: Mutex::default(),
@@ -156,9 +166,10 @@ impl Vm {
             migrations: Migrations::default(),
         });
         match beginning {
-            Beginning::Boot => Self::build(&vm, None).await?,
+            Beginning::Boot => Self::build(&vm, First::Boot).await?,
+            Beginning::Kept(kept) => Self::build(&vm, First::Kept(kept)).await?,
             Beginning::Saved(saved) => {
-                Self::build(&vm, Some(saved)).await?;
+                Self::build(&vm, First::Saved(saved)).await?;
                 vm.set_clock();
             }
             Beginning::Arrives | Beginning::Idle => {}
@@ -172,12 +183,13 @@ impl Vm {
     }
 
     /// Builds and starts a machine.
-    async fn build(this: &Arc<Self>, saved: Option<SavedMachine>) -> Result<(), MachineError> {
+    async fn build(this: &Arc<Self>, first: First) -> Result<(), MachineError> {
         let vm = Arc::clone(this);
         let built = tokio::task::spawn_blocking(move || {
-            let machine = match saved {
-                Some(saved) => vm.plan.continued(&saved, &vm.host, &vm.port)?,
-                None => vm.plan.build(&vm.host, &vm.port)?,
+            let machine = match first {
+                First::Saved(saved) => vm.plan.continued(&saved, &vm.host, &vm.port)?,
+                First::Boot => vm.plan.build(&vm.host, &vm.port)?,
+                First::Kept(kept) => vm.start_kept(&kept)?,
             };
             *vm.lock() = Some(Arc::new(machine.start()?));
             Ok::<_, MachineError>(())
@@ -190,6 +202,24 @@ impl Vm {
             this.kill();
         }
         Ok(())
+    }
+
+    /// Builds a machine that starts a kept kernel; by the loader if that cannot be started.
+    fn start_kept(&self, kept: &KeptKernel) -> Result<BuiltMachine, MachineError> {
+        match self.plan.build_kept(kept, &self.host, &self.port) {
+            Ok(machine) => {
+                self.is_past_loader.store(true, Ordering::SeqCst);
+                Ok(machine)
+            }
+            Err(error) => {
+                let (container, why) = (&self.container.id, causes(&error));
+                warn!(
+                    container,
+                    why, "the kept kernel is not started: the loader is"
+                );
+                self.plan.build(&self.host, &self.port)
+            }
+        }
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, Option<Arc<Machine>>> {
@@ -322,7 +352,7 @@ impl Vm {
             if timeout(delay, stopped).await.is_ok() {
                 return self.last(MachineExit::Reset, None);
             }
-            if let Err(error) = Self::build(self, None).await {
+            if let Err(error) = Self::build(self, First::Boot).await {
                 let why = causes(&error);
                 return self.outcome(MachineExit::Failed(format!(
                     "the guest rebooted, and no machine could be built for it: {why}"
@@ -339,9 +369,9 @@ impl Vm {
 
     /// Waits for a machine's end; ends it if its loader never writes a line.
     async fn end_of(&self, machine: Arc<Machine>) -> MachineExit {
-        let is_continued = self.is_continued.swap(false, Ordering::SeqCst);
+        let is_past_loader = self.is_past_loader.swap(false, Ordering::SeqCst);
         if let Some(limit) = self.life.loader_limit
-            && !is_continued
+            && !is_past_loader
         {
             let too_long = async {
                 sleep(limit).await;

@@ -1,0 +1,143 @@
+//! A claim that a user marked as the target of an upload → a DataVolume that takes the upload.
+//!
+//! The DataVolume has the claim's name, is owned by the claim, and goes when the claim is filled.
+
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1::PersistentVolumeClaim;
+use kube::api::PostParams;
+use kube::runtime::controller;
+use kube::{Api, Resource as _};
+use podvisor_cluster_types::datavolume::{GROUP, VERSION};
+use serde_json::json;
+
+use super::DataVolume;
+use super::claim::is_filled;
+use crate::controller::Context;
+use crate::controller::error::{Error, code};
+use crate::upload;
+
+/// What a claim is called in references.
+const CLAIM: &str = "PersistentVolumeClaim";
+
+/// Has the upload to a claim taken.
+pub(in crate::controller) async fn reconcile(
+    claim: Arc<PersistentVolumeClaim>,
+    context: Arc<Context>,
+) -> Result<controller::Action, Error> {
+    context.check().await?;
+    let namespace = claim.metadata.namespace.as_deref().unwrap_or_default();
+    let name = claim.metadata.name.as_deref().unwrap_or_default();
+    if !is_waiting(&claim) || context.world.volume(namespace, name).is_some() {
+        return Ok(controller::Action::await_change());
+    }
+    let volume = volume(&claim).map_err(|source| Error::Serialize {
+        what: "DataVolume",
+        source,
+    })?;
+    let volumes: Api<DataVolume> = context.world.api(namespace);
+    match volumes.create(&PostParams::default(), &volume).await {
+        Ok(_) => {}
+        Err(error) if code(&error) == Some(409) => {}
+        Err(error) => {
+            let note = format!("no upload can be taken: {error}");
+            context.warn(&*claim, "Error", "Upload", note).await;
+            return Err(Error::request("take the upload to", &*claim, error));
+        }
+    }
+    Ok(controller::Action::await_change())
+}
+
+/// Returns whether a user wants an upload to a claim. Of a DataVolume's claim it is known.
+pub(in crate::controller) fn is_waiting(claim: &PersistentVolumeClaim) -> bool {
+    let owners = claim.metadata.owner_references.iter().flatten();
+    let is_owned = owners.into_iter().any(|owner| owner.kind == "DataVolume");
+    is_target(claim)
+        && !is_owned
+        && !is_filled(claim)
+        && claim.metadata.deletion_timestamp.is_none()
+}
+
+/// Returns whether a claim is marked as the target of an upload.
+pub(super) fn is_target(claim: &PersistentVolumeClaim) -> bool {
+    let annotations = claim.metadata.annotations.as_ref();
+    annotations.is_some_and(|annotations| annotations.contains_key(upload::TARGET))
+}
+
+/// Returns whether a DataVolume was made for a claim, and so never makes one.
+pub(super) fn is_of_claim(volume: &DataVolume) -> bool {
+    let owners = volume.metadata.owner_references.iter().flatten();
+    owners.into_iter().any(|owner| owner.kind == CLAIM)
+}
+
+fn volume(claim: &PersistentVolumeClaim) -> Result<DataVolume, serde_json::Error> {
+    let meta = claim.meta();
+    let spec = claim.spec.clone().unwrap_or_default();
+    // One is all that a DataVolume may ask for; it changes nothing for a claim that exists.
+    let modes: Vec<String> = spec.access_modes.into_iter().flatten().take(1).collect();
+    let resources = spec.resources.unwrap_or_default();
+    let request = resources.requests.and_then(|mut all| all.remove("storage"));
+    serde_json::from_value(json!({
+        "apiVersion": format!("{GROUP}/{VERSION}"),
+        "kind": "DataVolume",
+        "metadata": {
+            "name": meta.name,
+            "namespace": meta.namespace,
+            "annotations": {format!("{GROUP}/storage.deleteAfterCompletion"): "true"},
+            "ownerReferences": [{
+                "apiVersion": "v1", "kind": CLAIM, "name": meta.name, "uid": meta.uid,
+            }],
+        },
+        "spec": {
+            "source": {"upload": {}},
+            "pvc": {"accessModes": modes, "resources": {"requests": {"storage": request}}},
+        },
+    }))
+}
+
+#[cfg(test)]
+mod tests {
+    use podvisor_cluster_types::FieldPath;
+
+    use super::*;
+
+    fn claim(metadata: serde_json::Value) -> PersistentVolumeClaim {
+        let mut metadata = metadata;
+        metadata["name"] = json!("a");
+        metadata["uid"] = json!("u");
+        serde_json::from_value(json!({
+            "metadata": metadata,
+            "spec": {
+                "accessModes": ["ReadWriteMany", "ReadWriteOnce"],
+                "resources": {"requests": {"storage": "1Gi"}},
+            },
+        }))
+        .unwrap()
+    }
+
+    #[test]
+    fn a_claim_waits_that_is_marked_and_neither_filled_nor_a_data_volumes() {
+        let marked = |more: serde_json::Value| {
+            let mut annotations = json!({upload::TARGET: ""});
+            json_patch::merge(&mut annotations, &more);
+            json!({"annotations": annotations})
+        };
+        assert!(is_waiting(&claim(marked(json!({})))));
+        assert!(!is_waiting(&claim(json!({}))));
+        let filled = json!({upload::PHASE: "Succeeded"});
+        assert!(!is_waiting(&claim(marked(filled))));
+        let mut owned = marked(json!({}));
+        owned["ownerReferences"] = json!([{
+            "apiVersion": "x", "kind": "DataVolume", "name": "a", "uid": "v",
+        }]);
+        assert!(!is_waiting(&claim(owned)));
+    }
+
+    #[test]
+    fn its_data_volume_is_one_that_admission_takes() {
+        let volume = volume(&claim(json!({}))).unwrap();
+        assert_eq!(volume.spec.validate(&FieldPath::new("spec")), []);
+        assert_eq!(volume.spec.disk_size(), Some(1 << 30));
+        assert!(is_of_claim(&volume) && volume.spec.is_upload());
+    }
+}
