@@ -5,6 +5,7 @@
 //! | `certificates`, `https`, `scrape`, `status` | how servers are reached, and how they refuse |
 //! | `prometheus` | the text of metrics |
 //! | `contact` | what the API and a node's part know of each other |
+//! | `installation` | the KubeVirt object, which all components of a cluster heed |
 //! | `instancetypes` | instance types and preferences, for all that look at a VM with them |
 //! | `admission` | the webhooks that default and validate the objects |
 //! | `api` | the aggregated group `subresources.kubevirt.io` |
@@ -24,6 +25,7 @@ mod contact;
 pub mod controller;
 mod https;
 pub mod import;
+mod installation;
 mod instancetypes;
 pub mod manifests;
 pub mod node;

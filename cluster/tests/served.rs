@@ -1,6 +1,8 @@
 //! The webhooks and the subresources behind a real API server, with the accounts, the roles and
 //! the policies that `podvisor-cluster install` prints.
 
+#[path = "served/configuration.rs"]
+mod configuration;
 #[path = "served/hotplug.rs"]
 mod hotplug;
 #[path = "served/instances.rs"]

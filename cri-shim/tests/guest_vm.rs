@@ -115,7 +115,15 @@ fn guest_vms_keep_what_they_wrote_and_their_console_may_be_left() {
     until("the third boot", || logs().contains("CPUs, boot 3"));
     let running = vm(&["resize", "--cpus", "2", "vm1"]);
     assert!(running.stderr.contains("podvisor vm stop"), "{running:?}");
+    let running = vm(&["commit", "vm1", "mine:1"]);
+    assert!(
+        running
+            .stderr
+            .contains("podvisor vm commit vm1:NAME mine:1"),
+        "{running:?}"
+    );
     vm(&["stop", "-t", "5", "vm1"]).printed("vm1\n");
+    commit(&root);
 
     let smaller = vm(&["resize", "--disk", "64M", "vm1"]);
     assert!(smaller.stderr.contains("not made smaller"), "{smaller:?}");
@@ -133,6 +141,20 @@ fn guest_vms_keep_what_they_wrote_and_their_console_may_be_left() {
     vm(&["ps", "-q"]).printed("");
     let left = fs::read_dir(root.path().join("v")).unwrap();
     assert_eq!(left.count(), 0);
+}
+
+/// Makes an image of the disk of the VM `vm1`, which has booted three times and is off.
+fn commit(root: &Root) {
+    let vm = |arguments: &[&str]| -> Ran { root.output(&[&["vm"], arguments].concat()) };
+    let named = vm(&["commit", "vm1", "Not/A Name"]);
+    assert!(named.stderr.contains("Not/A Name"), "{named:?}");
+    let made = vm(&["commit", "-q", "vm1", "mine:1"]);
+    assert!(made.stdout.starts_with("sha256:"), "{made:?}");
+    vm(&["run", "-d", "--name", "vm2", "-m", "256M", "mine:1"]);
+    until("the committed disk", || {
+        vm(&["logs", "vm2"]).stdout.contains("CPUs, boot 4")
+    });
+    vm(&["rm", "-f", "vm2"]).printed("vm2\n");
 }
 
 /// The kernel that was found for the image's first VM is there for the next one, unless that is not

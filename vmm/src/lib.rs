@@ -137,8 +137,8 @@ pub use podvisor_devices as devices;
 pub use podvisor_devices::balloon::BalloonStats;
 pub use podvisor_devices::blk::{
     BlockDevice, BlockDeviceError, Disk, DiskPart, FileDisk, IoEngine, OverlayFormat, Qcow2Disk,
-    Qcow2Error, UringDisk, create_grown_overlay, create_overlay, create_qcow2, grow_overlay,
-    lock_disk, open_disk, open_disk_for_writing, unlock_disk,
+    Qcow2Error, UringDisk, create_grown_overlay, create_overlay, create_qcow2, flatten_disk,
+    grow_overlay, lock_disk, open_disk, open_disk_for_writing, unlock_disk,
 };
 pub use podvisor_devices::console::{ConsoleDevice, ConsoleError, PortsDevice, PortsError};
 pub use podvisor_devices::fs::{FsDevice, FsDeviceError, FsProcess, IdMap};

@@ -17,9 +17,9 @@ use std::{net::SocketAddr, path::PathBuf, sync::Arc};
 use anyhow::Context as _;
 use http::{Method, StatusCode};
 use kube::Client;
-use podvisor_cluster_types::{ClusterConfig, ClusterDefaults};
+use podvisor_cluster_types::{ClusterConfig, ClusterDefaults, kubevirt::KubeVirtConfiguration};
 use serde::Deserialize;
-use tokio::net::TcpListener;
+use tokio::{net::TcpListener, sync::watch};
 
 pub use evict::Evicted;
 pub use lookup::{ClusterLookup, Lookup};
@@ -30,6 +30,7 @@ pub use validate::validate;
 use crate::{
     certificates::{Certificates, Publish},
     https,
+    installation::{self, Seen},
 };
 
 /// The name of both webhook configurations and of the service.
@@ -79,6 +80,15 @@ impl Policy {
             config,
             namespace: namespace.to_owned(),
         }
+    }
+
+    /// Returns the policy with what an administrator has decided in the cluster itself.
+    #[must_use]
+    pub fn with(&self, decided: &KubeVirtConfiguration) -> Self {
+        let mut policy = self.clone();
+        let Config { defaults, rules } = &mut policy.config;
+        decided.apply(rules, defaults);
+        policy
     }
 
     /// Whether the user is one of our own components.
@@ -146,18 +156,29 @@ pub async fn serve(
     let certificates = Certificates::new(client.clone(), &policy.namespace, NAME, publish).await?;
     let tls = certificates.server_config(None)?;
     let fresh = tokio::spawn(certificates.keep_fresh());
-    let state = Arc::new((policy, ClusterLookup::new(client)));
+    let (seen, follow) = installation::follow(client.clone(), &policy.namespace);
+    let follow = tokio::spawn(follow);
+    let state = Arc::new(State {
+        policy,
+        seen,
+        lookup: ClusterLookup::new(client),
+    });
     tracing::info!(address = ?listener.local_addr().ok(), "serving the webhooks");
     let handle = move |request, _| handle(request, Arc::clone(&state));
     https::serve(listener, tls, handle, stop).await;
+    follow.abort();
     fresh.abort();
     Ok(())
 }
 
-async fn handle(
-    request: http::Request<hyper::body::Incoming>,
-    state: Arc<(Policy, ClusterLookup)>,
-) -> https::Answer {
+/// What all requests share.
+struct State {
+    policy: Policy,
+    seen: watch::Receiver<Seen>,
+    lookup: ClusterLookup,
+}
+
+async fn handle(request: http::Request<hyper::body::Incoming>, state: Arc<State>) -> https::Answer {
     let (parts, body) = request.into_parts();
     let path = parts.uri.path();
     match (parts.method, path) {
@@ -173,10 +194,14 @@ async fn handle(
         Ok(request) => request,
         Err(error) => return https::text(StatusCode::BAD_REQUEST, &error.to_string()),
     };
-    let (policy, lookup) = &*state;
+    let object = state.seen.borrow().object.clone();
+    let policy = match object {
+        Some(object) => &state.policy.with(&object.spec.configuration),
+        None => &state.policy,
+    };
     let response = match path {
         "/mutate" => mutate(&request, policy),
-        _ => validate(&request, policy, lookup).await,
+        _ => validate(&request, policy, &state.lookup).await,
     };
     tracing::debug!(
         kind = %request.kind.kind,

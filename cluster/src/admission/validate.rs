@@ -3,6 +3,7 @@
 use podvisor_cluster_types::{
     Cause, Causes, FieldPath,
     datavolume::{DataSourceSpec, DataVolumeSpec},
+    kubevirt::KubeVirtSpec,
     migration::{self, MigrationPolicySpec, MigrationSpec, SELECTOR_LABEL},
     replica_set::ReplicaSetSpec,
     vm::VmSpec,
@@ -10,7 +11,6 @@ use podvisor_cluster_types::{
         RESERVED_LABELS, VmiSpec, validate_meta, validate_spec_update, validate_system_spec_update,
     },
 };
-#[cfg(test)]
 use serde_json::Value;
 
 use super::{Policy, Request, Response, evict, lookup::Lookup, lookup::part, snapshots};
@@ -44,6 +44,7 @@ pub async fn validate(request: &Request, policy: &Policy, lookup: &impl Lookup) 
         }
         ("VirtualMachineInstanceMigration", "UPDATE") => update_migration(request),
         ("MigrationPolicy", "CREATE" | "UPDATE") => migration_policy(request),
+        ("KubeVirt", "CREATE" | "UPDATE") => kubevirt(request, policy),
         ("VirtualMachineRestore", "CREATE") => {
             return snapshots::create_restore(request, lookup).await;
         }
@@ -181,6 +182,23 @@ fn replica_set(request: &Request, policy: &Policy) -> Result<Response, Cause> {
         &policy.config.rules,
         &path,
     )))
+}
+
+fn kubevirt(request: &Request, policy: &Policy) -> Result<Response, Cause> {
+    if request.namespace != policy.namespace {
+        let mut causes = Causes::default();
+        causes.forbidden(
+            &FieldPath::new("metadata.namespace"),
+            format_args!(
+                "must be {}: the cluster is configured in its components' namespace alone",
+                policy.namespace
+            ),
+        );
+        return Ok(Response::Invalid(causes.into_vec()));
+    }
+    let spec: KubeVirtSpec = part(&request.object, "spec")?;
+    let given = request.object.get("spec").unwrap_or(&Value::Null);
+    Ok(judged(spec.validate(given, &FieldPath::new("spec"))))
 }
 
 fn migration_policy(request: &Request) -> Result<Response, Cause> {

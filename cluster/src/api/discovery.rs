@@ -84,7 +84,7 @@ fn of_version(rest: &str) -> Option<Value> {
     match rest {
         None => Some(resources(version)),
         Some("version") => Some(json!({
-            "gitVersion": concat!("v", env!("CARGO_PKG_VERSION")),
+            "gitVersion": crate::installation::VERSION,
             "gitCommit": "",
             "gitTreeState": "",
             "buildDate": "",

@@ -9,6 +9,7 @@ use kube::Resource;
 use kube::runtime::controller::Action;
 use kube::runtime::events::{Event, EventType, Recorder, Reporter};
 use serde_json::Value;
+use tokio::sync::watch;
 
 use super::Error;
 use super::datavolume::Importers;
@@ -18,6 +19,7 @@ use super::metrics::Progress;
 use super::migration::{ClusterSettings, Nodes};
 use super::snapshot::Classes;
 use super::world::World;
+use crate::installation::Seen;
 
 /// The first wait after an error.
 const FIRST_WAIT: Duration = Duration::from_millis(250);
@@ -38,12 +40,18 @@ const CACHED: usize = 4096;
 /// An event's text must not be longer.
 const NOTE: usize = 1000;
 
+/// How VMs move: by the command line, and by what an administrator has decided since.
+pub(super) struct Configuration {
+    pub(super) settings: ClusterSettings,
+    pub(super) seen: watch::Receiver<Seen>,
+}
+
 /// What all reconciliations share.
 pub(super) struct Context {
     pub(super) world: World,
     pub(super) expectations: Expectations,
     pub(super) nodes: Nodes,
-    pub(super) settings: ClusterSettings,
+    configuration: Configuration,
     pub(super) progress: Progress,
     leading: Leading,
     importers: Importers,
@@ -60,7 +68,7 @@ impl Context {
         identity: &str,
         importers: Importers,
         nodes: Nodes,
-        settings: ClusterSettings,
+        configuration: Configuration,
         progress: Progress,
     ) -> Self {
         let reporter = Reporter {
@@ -72,7 +80,7 @@ impl Context {
             world,
             expectations: Expectations::default(),
             nodes,
-            settings,
+            configuration,
             progress,
             leading,
             importers,
@@ -80,6 +88,14 @@ impl Context {
             errors: Mutex::default(),
             classes: tokio::sync::Mutex::default(),
         }
+    }
+
+    /// Returns how VMs move.
+    pub(super) fn settings(&self) -> ClusterSettings {
+        let Configuration { settings, seen } = &self.configuration;
+        let object = seen.borrow().object.clone();
+        let decided = object.and_then(|object| object.spec.configuration.migrations.clone());
+        settings.with(&decided.unwrap_or_default())
     }
 
     /// Returns what importers are made with.

@@ -14,6 +14,7 @@ mod datasource;
 pub mod datavolume;
 mod error;
 mod expectations;
+mod installation;
 pub mod leader;
 mod metrics;
 pub mod migration;
@@ -156,7 +157,7 @@ async fn run_with(
                 options.importer_image.clone(),
                 AuthorityStore::new(client.clone(), &options.lease_namespace),
             ),
-            migration::Nodes::new(client.clone(), &options.lease_namespace),
+            options.lease_namespace.clone(),
             options.migrations.settings(),
         ))
     };
@@ -176,9 +177,14 @@ async fn act(
     metrics: Metrics,
     identity: String,
     importers: datavolume::Importers,
-    nodes: migration::Nodes,
+    own_namespace: String,
     settings: migration::ClusterSettings,
 ) {
+    let nodes = migration::Nodes::new(client.clone(), &own_namespace);
+    let (seen, follow) = crate::installation::follow(client.clone(), &own_namespace);
+    let follow = Box::pin(follow);
+    let installation = installation::keep(client.clone(), &own_namespace, seen.clone());
+    let installation = Box::pin(installation);
     let (world, queues, watches) = World::watch(client, namespace);
     let watches = Box::pin(watches);
     metrics.set(world.clone());
@@ -189,7 +195,7 @@ async fn act(
         &identity,
         importers,
         nodes,
-        settings,
+        context::Configuration { settings, seen },
         metrics.progress().clone(),
     ));
     let vms = Box::pin(control(
@@ -253,8 +259,19 @@ async fn act(
         context,
     ));
     tokio::join!(
-        watches, vms, vmis, sets, migrations, volumes, targets, snapshots, restores, clones,
-        sources
+        watches,
+        vms,
+        vmis,
+        sets,
+        migrations,
+        volumes,
+        targets,
+        snapshots,
+        restores,
+        clones,
+        sources,
+        follow,
+        installation
     );
 }
 

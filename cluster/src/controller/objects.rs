@@ -163,11 +163,13 @@ resource!(
 
 mod clone;
 mod datasource;
+mod kubevirt;
 mod migration;
 mod snapshot;
 
 pub use clone::{ClonePhase, CloneStatus, VirtualMachineClone};
 pub use datasource::{DataSource, DataSourceStatus};
+pub use kubevirt::{KubeVirt, KubeVirtStatus};
 
 pub use migration::{
     EVACUATION_ANNOTATION, MIGRATION_ANNOTATION, MIGRATION_FINALIZER, MIGRATION_NAME_ANNOTATION,

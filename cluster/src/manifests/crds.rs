@@ -156,11 +156,32 @@ pub fn crds() -> Vec<Value> {
             scale: None,
         },
     ];
-    let all = kinds.into_iter().chain(of_snapshots());
+    let all = kinds
+        .into_iter()
+        .chain([of_the_cluster()])
+        .chain(of_snapshots());
     let mut definitions: Vec<Value> = all.map(definition).collect();
     definitions.extend(of_instancetypes());
     definitions.push(of_policies());
     definitions
+}
+
+/// What an administrator decides.
+fn of_the_cluster() -> Kind {
+    // What it says that is not known must reach the webhook, which refuses it by its path.
+    let mut spec = anything();
+    spec["type"] = json!("object");
+    Kind {
+        group: GROUP,
+        versions: &VERSIONS,
+        kind: "KubeVirt",
+        plural: "kubevirts",
+        singular: "kubevirt",
+        short: &["kv", "kvs"],
+        spec,
+        columns: json!([age(), column("Phase", "string", ".status.phase")]),
+        scale: None,
+    }
 }
 
 /// Snapshots, what they contain, restores, and copies.

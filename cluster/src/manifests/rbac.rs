@@ -166,11 +166,20 @@ pub(super) fn rbac(options: &Options) -> Vec<Value> {
         // It shows nodes a certificate of the authority.
         authority_rules()
             .into_iter()
-            .chain([rule(
-                &["coordination.k8s.io"],
-                &["leases"],
-                &["get", "create", "update", "patch"],
-            )])
+            .chain([
+                rule(
+                    &["coordination.k8s.io"],
+                    &["leases"],
+                    &["get", "create", "update", "patch"],
+                ),
+                // One that says nothing is made, and asking the webhooks changes none.
+                rule(
+                    &[GROUP],
+                    &["kubevirts"],
+                    &["get", "list", "watch", "create", "patch"],
+                ),
+                rule(&[GROUP], &["kubevirts/status"], &["patch"]),
+            ])
             .collect(),
     );
     component(
@@ -200,7 +209,10 @@ pub(super) fn rbac(options: &Options) -> Vec<Value> {
                 &["get", "patch"],
             ),
         ],
-        authority_rules(),
+        authority_rules()
+            .into_iter()
+            .chain([rule(&[GROUP], &["kubevirts"], &READ)])
+            .collect(),
     );
     component(
         "podvisor-api",
@@ -425,6 +437,7 @@ fn users() -> Vec<Value> {
             &["view"],
             vec![
                 rule(&[GROUP], &objects, &READ),
+                rule(&[GROUP], &["kubevirts"], &READ),
                 rule(&[datavolume::GROUP], &VOLUMES, &READ),
                 rule(&[snapshot::GROUP], &SNAPSHOTS, &READ),
                 rule(&[clone::GROUP], &["virtualmachineclones"], &READ),

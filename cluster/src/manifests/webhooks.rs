@@ -113,6 +113,7 @@ pub fn webhooks(namespace: &str) -> Vec<Value> {
                     "/validate",
                     vec![
                         changes(),
+                        rule(&["CREATE", "UPDATE"], json!(["kubevirts"])),
                         of_volumes(),
                         of_snapshots(),
                         of_clones(),

@@ -18,6 +18,7 @@ pub mod config;
 pub mod datavolume;
 pub mod duration;
 pub mod instancetype;
+pub mod kubevirt;
 pub mod meta;
 pub mod migration;
 pub mod names;

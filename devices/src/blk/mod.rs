@@ -44,7 +44,7 @@ pub use open::{
 };
 pub use overlay::{
     OverlayFormat, Qcow2Disk, Qcow2Error, create_grown_overlay, create_overlay, create_qcow2,
-    grow_overlay,
+    flatten_disk, grow_overlay,
 };
 pub use part::DiskPart;
 pub use uring::UringDisk;

@@ -156,7 +156,7 @@ async fn observe(
         target: None,
         at_source: Seen::NotAsked,
         at_target: Seen::NotAsked,
-        settings: context.settings.settings.clone(),
+        settings: context.settings().settings,
         policy: None,
     };
     let Some(instance) = facts.vmi.clone().filter(|_| !is_final) else {
@@ -242,7 +242,7 @@ fn look(
         at_source: facts.at_source.clone(),
         at_target: facts.at_target.clone(),
         refused,
-        may_begin: waits && may_begin(uid, &open(context), context.settings.places),
+        may_begin: waits && may_begin(uid, &open(context), context.settings().places),
         settings: &facts.settings,
         policy: facts.policy.as_deref(),
         now: Time(Timestamp::now()),

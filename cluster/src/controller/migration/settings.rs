@@ -1,6 +1,7 @@
 //! How migrations are carried out: the cluster's settings, and those of a policy.
 
 use podvisor_cluster_types::Quantity;
+use podvisor_cluster_types::kubevirt::MigrationConfiguration;
 use serde::{Deserialize, Serialize};
 
 use super::turn::Places;
@@ -66,6 +67,48 @@ impl Default for ClusterSettings {
     }
 }
 
+impl ClusterSettings {
+    /// Returns them with what an administrator has decided since.
+    pub(in crate::controller) fn with(&self, decided: &MigrationConfiguration) -> Self {
+        // What is refused by validation is taken as the nearest that is not.
+        let number = |value: Option<i64>, otherwise: u64| {
+            value.map_or(otherwise, |value| u64::try_from(value).unwrap_or_default())
+        };
+        let places = |value: Option<i64>, otherwise: usize| {
+            value.map_or(otherwise, |value| {
+                usize::try_from(value).unwrap_or_default().max(1)
+            })
+        };
+        let own = &self.settings;
+        let bandwidth = decided.bandwidth_per_migration.as_ref();
+        Self {
+            places: Places {
+                cluster: places(decided.parallel_migrations_per_cluster, self.places.cluster),
+                node: places(
+                    decided.parallel_outbound_migrations_per_node,
+                    self.places.node,
+                ),
+            },
+            settings: Settings {
+                bandwidth_per_migration: bandwidth
+                    .and_then(Quantity::bytes)
+                    .unwrap_or(own.bandwidth_per_migration),
+                completion_timeout_per_gi_b: number(
+                    decided.completion_timeout_per_gi_b,
+                    own.completion_timeout_per_gi_b,
+                ),
+                progress_timeout: number(decided.progress_timeout, own.progress_timeout),
+                allow_auto_converge: decided
+                    .allow_auto_converge
+                    .unwrap_or(own.allow_auto_converge),
+                allow_workload_disruption: decided
+                    .allow_workload_disruption
+                    .unwrap_or(own.allow_workload_disruption),
+            },
+        }
+    }
+}
+
 /// What the subcommand takes from its command line about migrations.
 #[derive(Debug, Clone, clap::Args)]
 #[group(skip)]
@@ -104,5 +147,38 @@ impl Options {
                 ..Settings::default()
             },
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn what_an_administrator_decides_replaces_the_command_line_alone() {
+        let decided = json!({
+            "parallelMigrationsPerCluster": 9,
+            "bandwidthPerMigration": "64Mi",
+            "allowAutoConverge": true,
+        });
+        let decided = serde_json::from_value(decided).unwrap();
+        let options = Options {
+            parallel_outbound_migrations: 3,
+            ..Options::default()
+        };
+        let settings = options.settings().with(&decided);
+        assert_eq!((settings.places.cluster, settings.places.node), (9, 3));
+        let wanted = Settings {
+            bandwidth_per_migration: 64 << 20,
+            allow_auto_converge: true,
+            ..Settings::default()
+        };
+        assert_eq!(settings.settings, wanted);
+        assert_eq!(
+            options.settings().with(&MigrationConfiguration::default()),
+            options.settings()
+        );
     }
 }

@@ -53,6 +53,7 @@ pub use meta::{RESERVED_LABELS, validate_meta};
 pub use networks::{MultusNetwork, Network, PodNetwork};
 pub use probes::{ExecProbe, HttpGetProbe, HttpHeader, Probe, ProbeHandler, TcpSocketProbe};
 pub use resources::Resources;
+pub use scheduling::EVICTION_STRATEGIES;
 pub use status::{
     Condition, GuestOsInfo, InterfaceStatus, MemoryStatus, MigrationState, PhaseTransition,
     VmiStatus, VolumeStatus,

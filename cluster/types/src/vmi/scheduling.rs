@@ -8,7 +8,8 @@ use crate::{
 };
 
 /// The words of `evictionStrategy`.
-const EVICTION_STRATEGIES: [&str; 4] = ["None", "LiveMigrate", "LiveMigrateIfPossible", "External"];
+pub const EVICTION_STRATEGIES: [&str; 4] =
+    ["None", "LiveMigrate", "LiveMigrateIfPossible", "External"];
 
 pub(super) fn validate_names(spec: &VmiSpec, path: &FieldPath, causes: &mut Causes) {
     if let Some(name) = spec.hostname.as_deref().filter(|name| !name.is_empty())

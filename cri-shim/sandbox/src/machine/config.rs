@@ -70,7 +70,8 @@ pub struct MachineConfig {
     pub max_cpus: u8,
     /// Memory in bytes.
     pub memory: u64,
-    /// Bytes that [`Machine::grow`](super::Machine::grow) may add at run time: a multiple of [`GROWTH_UNIT`].
+    /// Bytes that [`Machine::grow`](super::Machine::grow) may add at run time: a multiple of
+    /// [`GROWTH_UNIT`].
     pub growth: u64,
     /// Disks that exist from the start.
     pub disks: Vec<Disk>,

@@ -16,7 +16,8 @@ use rustix::fs::ioctl_ficlone;
 use super::saved::sync;
 use crate::cli::size;
 use crate::machine::{
-    DiskContents, DiskMove, MachineDisk, OverlayFormat, create_grown_overlay, grow_overlay,
+    BlockDevice, DiskContents, DiskMove, MachineDisk, OverlayFormat, create_grown_overlay,
+    flatten_disk, grow_overlay,
 };
 
 /// The image.
@@ -168,21 +169,37 @@ impl Swapped {
 /// Opens the disk of a VM.
 pub(super) fn open_root(dir: &Path) -> anyhow::Result<MachineDisk> {
     let (path, format) = find(dir);
-    let base = dir.join(BASE);
-    let file = |path: &Path, is_writable: bool| {
-        let mut options = File::options();
-        let opened = options.read(true).write(is_writable).open(path);
-        opened.with_context(|| format!("failed to open the VM's disk {}", path.display()))
-    };
     Ok(MachineDisk {
         moves: DiskMove::default(),
         contents: DiskContents::Overlay {
-            base: file(&base, false)?,
-            overlay: file(&path, true)?,
+            base: existing(&dir.join(BASE), false)?,
+            overlay: existing(&path, true)?,
             format,
         },
         serial: SERIAL.to_owned(),
     })
+}
+
+/// Writes the disk in `dir`, over the image of the VM in `vm`, to an empty file, as qcow2 without an
+/// image. Nobody else may write the disk meanwhile. Returns false, with the file half written, as
+/// soon as `go_on` does.
+pub(super) fn flatten(
+    vm: &Path,
+    dir: &Path,
+    to: &File,
+    go_on: impl Fn() -> bool,
+) -> anyhow::Result<bool> {
+    let (path, format) = find(dir);
+    let base = existing(&vm.join(BASE), false)?;
+    let mut disk = BlockDevice::overlay(base, existing(&path, true)?, format)?;
+    let flat = flatten_disk(disk.disk_mut(), to, |_| go_on());
+    flat.with_context(|| format!("failed to copy the VM's disk {}", path.display()))
+}
+
+fn existing(path: &Path, is_writable: bool) -> anyhow::Result<File> {
+    let mut options = File::options();
+    let opened = options.read(true).write(is_writable).open(path);
+    opened.with_context(|| format!("failed to open the VM's disk {}", path.display()))
 }
 
 fn find(dir: &Path) -> (PathBuf, OverlayFormat) {

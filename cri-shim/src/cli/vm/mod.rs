@@ -16,6 +16,7 @@
 //! | `boot` | the network, the sandbox, the machine |
 //! | `saved` | the files of a saved machine |
 //! | `hibernate`, `snapshot`, `clone` | `vm hibernate`, snapshots and `vm restore`, `vm clone` |
+//! | `commit` | `vm commit` |
 //! | `run` | `vm run` and `vm start` |
 //! | `copy` | `vm cp` |
 //! | `console` | `vm console`, and the console of `vm run` |
@@ -28,6 +29,7 @@
 mod args;
 mod boot;
 mod clone;
+mod commit;
 mod console;
 mod copy;
 mod disk;
@@ -73,6 +75,8 @@ enum VmCommand {
     Restore(snapshot::RestoreArgs),
     /// Make virtual machines that continue from the memory of another one
     Clone(clone::CloneArgs),
+    /// Make an image of the disk of a virtual machine, which others begin with
+    Commit(commit::CommitArgs),
     /// Make the disks of virtual machines larger, or change the CPUs and memory of those that are
     /// off
     Resize(resize::ResizeArgs),
@@ -137,6 +141,7 @@ pub(super) fn run(globals: &Globals, args: &VmArgs) -> anyhow::Result<u8> {
         VmCommand::Snapshots(args) => snapshot::list(globals, args),
         VmCommand::Restore(args) => snapshot::restore(globals, args),
         VmCommand::Clone(args) => clone::run(globals, args),
+        VmCommand::Commit(args) => commit::run(globals, args),
         VmCommand::Resize(args) => resize::run(globals, args),
         VmCommand::RmSnapshot(args) => snapshot::rm(globals, args),
         VmCommand::Console(args) => console::run(globals, args),

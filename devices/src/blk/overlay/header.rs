@@ -153,6 +153,14 @@ impl Header {
     }
 }
 
+/// Where the header has the offset and the length of the base's name.
+const BASE_AT: u64 = 8;
+
+/// Returns what to write into a file, and where, so that it has no base.
+pub(super) fn without_base() -> (u64, [u8; 12]) {
+    (BASE_AT, [0; 12])
+}
+
 /// Where the header has the size of the disk, followed by the kind of encryption, which is none,
 /// and the number of entries of the L1 table.
 const SIZE_AT: u64 = 24;

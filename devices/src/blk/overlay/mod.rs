@@ -9,12 +9,14 @@
 //! * `clusters.rs` tracks which clusters of the file are in use, in memory and in the file.
 //! * `tables.rs` holds the mapping of the disk's clusters to the file's.
 //! * `qcow2.rs` is the [`Disk`](super::Disk): reads, writes and their order.
+//! * `flat.rs` writes a disk to a file that needs no image any more.
 //!
 //! Both files are passed in open. The name in the overlay's header is only for other programs:
 //! nothing here opens it, and formats are never detected.
 
 mod clusters;
 mod error;
+mod flat;
 mod header;
 mod qcow2;
 mod tables;
@@ -30,6 +32,7 @@ use rustix::io::Errno;
 use header::Header;
 
 pub use error::Qcow2Error;
+pub use flat::flatten_disk;
 pub use qcow2::Qcow2Disk;
 
 /// Bytes of the first cluster, which has the header.

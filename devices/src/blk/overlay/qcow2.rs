@@ -42,6 +42,12 @@ impl Qcow2Disk {
     /// # Errors
     /// If the file is not an overlay, is damaged, or uses an unsupported feature.
     pub fn open(base: File, file: File) -> Result<Self, Qcow2Error> {
+        let base_len = len(&base).map_err(Qcow2Error::io("find the size of the image"))?;
+        Self::over(base, base_len, file)
+    }
+
+    /// As [`Self::open`], over the first `base_len` bytes of the image.
+    pub(super) fn over(base: File, base_len: u64, file: File) -> Result<Self, Qcow2Error> {
         let read = Qcow2Error::io("read the overlay");
         let file_len = len(&file).map_err(&read)?;
         let first = file_len.min(CLUSTER);
@@ -64,7 +70,6 @@ impl Qcow2Disk {
             },
             _ => read(error),
         })?;
-        let base_len = len(&base).map_err(Qcow2Error::io("find the size of the image"))?;
         Ok(Self {
             base,
             base_len,

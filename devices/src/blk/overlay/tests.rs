@@ -13,6 +13,7 @@ use crate::blk::{BlockDevice, BlockDeviceError, Disk, Operation, Submitted};
 use crate::testing::memory;
 
 mod anything;
+mod flat;
 mod refused;
 mod transfers;
 
