@@ -57,8 +57,8 @@ pub(crate) enum KeptKernelError {
 type Result<T> = std::result::Result<T, KeptKernelError>;
 
 /// Returns what a machine with a fresh disk of this image starts: the kernel that is kept, or one
-/// that the loader reads now in the sandbox, which has `memory` bytes for it and no machine yet. The
-/// latter is to be kept once the machine runs.
+/// that the loader reads now in the sandbox, which has `memory` bytes for it and no machine yet. That
+/// takes a while, of which `reads` tells; it is to be kept once the machine runs.
 ///
 /// # Errors
 /// There is none: the machine boots by the loader, which says why if it cannot either.
@@ -67,6 +67,7 @@ pub(crate) async fn of_image(
     disk: &Disk,
     loader: [&Path; 2],
     memory: u64,
+    reads: impl FnOnce(),
 ) -> Result<(KeptKernel, Option<Unkept>)> {
     let (disk, files) = (disk.clone(), loader.map(Path::to_owned));
     let begun = apart("kept-kernel", move || {
@@ -90,6 +91,7 @@ pub(crate) async fn of_image(
         Begun::Kept(found) => return Ok((found, None)),
         Begun::Read(image, frame, read) => (image, frame, read),
     };
+    reads();
     client.read_kernel(*read).await?;
     let taken = apart("kept-kernel", move || {
         let taken = kept.take(&frame);

@@ -12,7 +12,7 @@ use crate::blocking::apart;
 use crate::cli::container::events::Events;
 use crate::cli::container::volumes::share_users;
 use crate::cli::container::{Entry, NetworkArgs, NetworkMode, Record};
-use crate::cli::{advice, io_limits};
+use crate::cli::{advice, io_limits, notice};
 use crate::kept_kernels;
 use crate::machine::{Assets, causes};
 use crate::sandbox::{
@@ -48,8 +48,13 @@ impl Loader {
 pub(super) enum Beginning {
     /// By booting its disk.
     Boot,
-    /// By booting its disk, which is as this image has it.
-    Image(Disk),
+    /// By booting its disk, which is as an image has it.
+    Image {
+        /// The image.
+        image: Disk,
+        /// Nobody is told that its kernel is read first.
+        is_quiet: bool,
+    },
     /// From saved memory: as itself, or as a copy.
     Saved(SavedMachine),
 }
@@ -143,9 +148,14 @@ pub(super) async fn boot(
     match beginning {
         Beginning::Boot => {}
         Beginning::Saved(saved) => boot.saved = Some(saved),
-        Beginning::Image(image) => {
+        Beginning::Image { image, is_quiet } => {
             let files = [loader.kernel.as_path(), loader.initramfs.as_path()];
-            match kept_kernels::of_image(&client, &image, files, record.memory).await {
+            let reads = || {
+                if !is_quiet {
+                    notice("looking for the kernel that the image boots");
+                }
+            };
+            match kept_kernels::of_image(&client, &image, files, record.memory, reads).await {
                 Ok((kernel, new)) => {
                     debug!(
                         title = kernel.title,

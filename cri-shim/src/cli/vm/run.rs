@@ -123,7 +123,10 @@ async fn begun(
     }
     let beginning = match args.no_kept_kernel {
         true => Beginning::Boot,
-        false => Beginning::Image(image.clone()),
+        false => Beginning::Image {
+            image: image.clone(),
+            is_quiet: args.quiet,
+        },
     };
     boot(entry, loader, &args.network, beginning).await
 }

@@ -145,7 +145,8 @@ async fn kept_kernel(
 ) -> (Option<KeptKernel>, Option<Unkept>) {
     let container = &boot.id;
     let loader = loader.each_ref().map(PathBuf::as_path);
-    match kept_kernels::of_image(client, image, loader, boot.memory).await {
+    let reads = || info!(container, "reading the image's kernel");
+    match kept_kernels::of_image(client, image, loader, boot.memory, reads).await {
         Ok((kernel, unkept)) => {
             let (title, is_new) = (&kernel.title, unkept.is_some());
             info!(container, title, is_new, "the image's kernel is known");
