@@ -57,8 +57,8 @@ pub(crate) enum KeptKernelError {
 type Result<T> = std::result::Result<T, KeptKernelError>;
 
 /// Returns what a machine with a fresh disk of this image starts: the kernel that is kept, or one
-/// that the loader reads now in the sandbox, which has `memory` bytes for it and no machine yet. That
-/// takes a while, of which `reads` tells; it is to be kept once the machine runs.
+/// that the loader reads now in the sandbox, which has `memory` bytes for it and no machine yet.
+/// That takes a while, of which `reads` tells; it is to be kept once the machine runs.
 ///
 /// # Errors
 /// There is none: the machine boots by the loader, which says why if it cannot either.

@@ -1,5 +1,5 @@
-//! The register of ACPI's generic event device (ACPI 6.5 §5.6.9): by one interrupt line and one byte
-//! that says what happened, the host tells a guest of events.
+//! The register of ACPI's generic event device (ACPI 6.5 §5.6.9): by one interrupt line and one
+//! byte that says what happened, the host tells a guest of events.
 //!
 //! The line is level-triggered: it stays high until the guest has read the register, which clears
 //! it. So an event that comes while the guest has no driver yet, or while one kernel replaces

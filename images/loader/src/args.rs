@@ -1,5 +1,5 @@
-//! What the loader is told: by arguments after ` -- ` on its kernel's command line, or by parameters
-//! before it.
+//! What the loader is told: by arguments after ` -- ` on its kernel's command line, or by
+//! parameters before it.
 //!
 //! | argument | parameter | meaning |
 //! | --- | --- | --- |

@@ -2,8 +2,8 @@
 //! distribution would boot, and starts that kernel in place of its own (kexec).
 //!
 //! It takes its arguments from the end of its kernel's command line, after ` -- ` ([`args`]), and
-//! tells each phase in a line on the console. It can also hand what it would start over to the host,
-//! and start nothing ([`hand_over`]). Whatever goes wrong is one line that begins with
+//! tells each phase in a line on the console. It can also hand what it would start over to the
+//! host, and start nothing ([`hand_over`]). Whatever goes wrong is one line that begins with
 //! `podvisor-loader: error:`, after which the machine is powered off; a step that does not end goes
 //! wrong after a minute ([`watchdog`]). Disks are hostile: they are never written, no program of
 //! theirs is run here, and what their configurations say is parsed by `podvisor-boot-entries`.

@@ -1,4 +1,5 @@
-//! The requests about disks that come and go while a guest with an operating system of its own runs.
+//! The requests about disks that come and go while a guest with an operating system of its own
+//! runs.
 
 use std::fs::File;
 use std::time::Duration;

@@ -1,4 +1,5 @@
-//! What goes over a sandbox's connection: requests that are sent, and answers to who waits for them.
+//! What goes over a sandbox's connection: requests that are sent, and answers to who waits for
+//! them.
 
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;

@@ -205,8 +205,8 @@ pub(crate) enum Call {
         serial: String,
         bytes: u64,
     },
-    /// With a file or block device: the running guest with an operating system of its own gets it as
-    /// a disk. A second one of the same number and file changes nothing.
+    /// With a file or block device: the running guest with an operating system of its own gets it
+    /// as a disk. A second one of the same number and file changes nothing.
     PlugDisk {
         id: String,
         serial: String,

@@ -180,9 +180,9 @@ pub(super) fn open_root(dir: &Path) -> anyhow::Result<MachineDisk> {
     })
 }
 
-/// Writes the disk in `dir`, over the image of the VM in `vm`, to an empty file, as qcow2 without an
-/// image. Nobody else may write the disk meanwhile. Returns false, with the file half written, as
-/// soon as `go_on` does.
+/// Writes the disk in `dir`, over the image of the VM in `vm`, to an empty file, as qcow2 without
+/// an image. Nobody else may write the disk meanwhile. Returns false, with the file half written,
+/// as soon as `go_on` does.
 pub(super) fn flatten(
     vm: &Path,
     dir: &Path,

@@ -46,8 +46,8 @@ pub(crate) struct VmRecord {
 }
 
 impl VmRecord {
-    /// Returns the disk image that the machine's first boot finds as it is in the store, if there is
-    /// one.
+    /// Returns the disk image that the machine's first boot finds as it is in the store, if there
+    /// is one.
     pub(super) fn fresh_root(&self) -> Option<&str> {
         if self.kernel.is_some() || self.incoming.is_some() {
             return None;

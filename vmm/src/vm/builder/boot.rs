@@ -133,8 +133,8 @@ impl VmBuilder {
         self
     }
 
-    /// Validates the configuration, then creates the VM, loads the kernel, and makes the VM ready to
-    /// start.
+    /// Validates the configuration, then creates the VM, loads the kernel, and makes the VM ready
+    /// to start.
     ///
     /// # Errors
     /// [`BuildError::Config`] lists everything that is wrong with the configuration; the others are

@@ -83,8 +83,8 @@ pub enum PlugError {
 impl Vm {
     /// Adds a device to a running guest, on PCI: of a type that has a `DeviceType`, as in
     /// [`VmBuilder::device`](crate::vm::VmBuilder::device). A guest of a VM that was built with
-    /// [`VmBuilder::pci_hotplug`](crate::vm::VmBuilder::pci_hotplug) is told. Others find it when they
-    /// rescan the bus: Linux does at a write of `1` to `/sys/bus/pci/rescan`.
+    /// [`VmBuilder::pci_hotplug`](crate::vm::VmBuilder::pci_hotplug) is told. Others find it when
+    /// they rescan the bus: Linux does at a write of `1` to `/sys/bus/pci/rescan`.
     ///
     /// # Errors
     /// See [`PlugError`]; nothing of the device remains then.
@@ -263,8 +263,8 @@ impl Vm {
     /// `/sys/bus/pci/devices/ADDRESS/remove`. A driver that has not sees all ones from then on, and
     /// requests that are never answered. When this returns, the device's host side is closed.
     ///
-    /// The memory device and images ([`VmBuilder::pmem`](crate::vm::VmBuilder::pmem)) stay: what they
-    /// provide is part of the guest's address space, and of every snapshot.
+    /// The memory device and images ([`VmBuilder::pmem`](crate::vm::VmBuilder::pmem)) stay: what
+    /// they provide is part of the guest's address space, and of every snapshot.
     ///
     /// # Errors
     /// See [`PlugError`]; [`PlugError::Permanent`] for the memory device and images. With

@@ -69,8 +69,8 @@ impl Vm {
     /// restored. The full snapshot that it came from must stay where it is.
     ///
     /// # Errors
-    /// See [`TakeSnapshotError`]; [`SnapshotError::NoBase`] if the VM did not come from a snapshot's
-    /// directory.
+    /// See [`TakeSnapshotError`]; [`SnapshotError::NoBase`] if the VM did not come from a
+    /// snapshot's directory.
     pub fn snapshot_difference(&self, dir: impl AsRef<Path>) -> Result<(), TakeSnapshotError> {
         let full = self.origin.clone().ok_or(SnapshotError::NoBase)?;
         self.save(dir.as_ref(), Some(full))

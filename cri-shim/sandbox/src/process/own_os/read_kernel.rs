@@ -18,7 +18,8 @@ use crate::machine::{
     MachinePlan, SerialPort,
 };
 
-/// How long the machine may be ended for: a disk that does not answer may keep its threads for good.
+/// How long the machine may be ended for: a disk that does not answer may keep its threads for
+/// good.
 const KILL_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// What the loader's last line begins with if it failed.
