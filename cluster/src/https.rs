@@ -1,13 +1,15 @@
 //! The HTTPS server that the webhooks and the aggregated API share: bounded in connections,
 //! in the size of a request and in its time.
 
-use std::{convert::Infallible, future::Future, sync::Arc, time::Duration};
+use std::{convert::Infallible, future::Future, net::SocketAddr, sync::Arc, time::Duration};
 
+use anyhow::Context as _;
 use bytes::Bytes;
 use http::{Request, Response, StatusCode, header};
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::{body::Incoming, server::conn::http1, service::service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
+use kube::Client;
 use tokio::{net::TcpListener, sync::Semaphore, task::JoinSet};
 use tokio_rustls::{
     TlsAcceptor,
@@ -23,6 +25,32 @@ pub(crate) const MAX_BODY: usize = 8 << 20;
 
 /// How long a handshake, the header of a request or its body may take.
 const READ_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// Where a server of the cluster listens, and where it belongs.
+#[derive(Debug, Clone, clap::Args)]
+#[group(skip)]
+#[non_exhaustive]
+pub struct Listen {
+    /// Address to listen on.
+    #[arg(long, default_value = "0.0.0.0:8443")]
+    pub listen: SocketAddr,
+    /// Namespace that the components run in.
+    #[arg(long, env = "POD_NAMESPACE", default_value = "podvisor")]
+    pub namespace: String,
+}
+
+impl Listen {
+    /// Finds the API server, and takes the address.
+    pub(crate) async fn start(&self) -> anyhow::Result<(Client, TcpListener)> {
+        let client = Client::try_default()
+            .await
+            .context("failed to find an API server")?;
+        let listener = TcpListener::bind(self.listen)
+            .await
+            .with_context(|| format!("failed to listen on {}", self.listen))?;
+        Ok((client, listener))
+    }
+}
 
 /// What handlers answer.
 pub(crate) type Answer = Response<Full<Bytes>>;

@@ -33,4 +33,6 @@ mod prometheus;
 mod scrape;
 mod status;
 mod typed;
+
+pub use https::Listen;
 pub mod upload;

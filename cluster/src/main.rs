@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Context as _;
 use clap::{CommandFactory as _, Parser, Subcommand};
 use clap_complete::Shell;
-use podvisor_cluster::{admission, api, controller, import, manifests, node, upload};
+use podvisor_cluster::{Listen, admission, api, controller, import, manifests, node, upload};
 
 #[derive(Debug, Parser)]
 #[command(version, about = "KubeVirt's API over podvisor's VM pods")]
@@ -22,7 +22,7 @@ enum Command {
     /// Serve the admission webhooks.
     Admission(admission::Options),
     /// Serve the subresources of virtual machines.
-    Api(api::Options),
+    Api(Listen),
     /// Run the controllers.
     Controller(controller::Options),
     /// Report this node's VMs and carry out what is asked of them.
@@ -30,7 +30,7 @@ enum Command {
     /// Fill a claim: the program of an importer's pod.
     Import(Box<import::Options>),
     /// Take uploads from outside of the cluster.
-    UploadProxy(upload::Options),
+    UploadProxy(Listen),
     /// Print a shell's completion script.
     Completions {
         /// Shell to print the script for.

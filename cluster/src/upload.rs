@@ -8,7 +8,7 @@
 pub(crate) mod proxy;
 pub(crate) mod token;
 
-pub use proxy::{Options, run, serve};
+pub use proxy::{run, serve};
 
 /// The group of UploadTokenRequests.
 pub const GROUP: &str = "upload.cdi.kubevirt.io";

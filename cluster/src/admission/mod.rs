@@ -12,7 +12,7 @@ mod review;
 mod snapshots;
 mod validate;
 
-use std::{net::SocketAddr, path::PathBuf, sync::Arc};
+use std::{path::PathBuf, sync::Arc};
 
 use anyhow::Context as _;
 use http::{Method, StatusCode};
@@ -29,7 +29,7 @@ pub use validate::validate;
 
 use crate::{
     certificates::{Certificates, Publish},
-    https,
+    https::{self, Listen},
     installation::{self, Seen},
 };
 
@@ -40,12 +40,9 @@ pub const NAME: &str = "podvisor-admission";
 #[derive(Debug, Clone, clap::Args)]
 #[non_exhaustive]
 pub struct Options {
-    /// Address to listen on.
-    #[arg(long, default_value = "0.0.0.0:8443")]
-    pub listen: SocketAddr,
-    /// Namespace that the components run in.
-    #[arg(long, env = "POD_NAMESPACE", default_value = "podvisor")]
-    pub namespace: String,
+    /// Where it listens.
+    #[command(flatten)]
+    pub server: Listen,
     /// File with the cluster's defaults and rules, in JSON.
     #[arg(long)]
     pub config: Option<PathBuf>,
@@ -131,13 +128,8 @@ pub async fn run(options: Options) -> anyhow::Result<()> {
                 .with_context(|| format!("{} is invalid", path.display()))?
         }
     };
-    let client = Client::try_default()
-        .await
-        .context("failed to find an API server")?;
-    let listener = TcpListener::bind(options.listen)
-        .await
-        .with_context(|| format!("failed to listen on {}", options.listen))?;
-    let policy = Policy::new(config, &options.namespace);
+    let (client, listener) = options.server.start().await?;
+    let policy = Policy::new(config, &options.server.namespace);
     serve(client, listener, policy, https::told_to_end()).await
 }
 

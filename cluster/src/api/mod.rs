@@ -18,9 +18,8 @@ mod upload;
 mod vm;
 mod vmi;
 
-use std::{net::SocketAddr, sync::Arc};
+use std::sync::Arc;
 
-use anyhow::Context as _;
 use http::{Method, Request, StatusCode, header};
 use hyper::body::Incoming;
 use kube::Client;
@@ -28,7 +27,7 @@ use tokio::net::TcpListener;
 
 use crate::{
     certificates::{Certificates, Publish},
-    https::{self, Answer, Peer},
+    https::{self, Answer, Listen, Peer},
     status::Failure,
     upload::token::KeyStore,
 };
@@ -51,30 +50,13 @@ const API_SERVICES: [&str; 3] = [
     "v1beta1.upload.cdi.kubevirt.io",
 ];
 
-/// What the subcommand takes from its command line.
-#[derive(Debug, Clone, clap::Args)]
-#[non_exhaustive]
-pub struct Options {
-    /// Address to listen on.
-    #[arg(long, default_value = "0.0.0.0:8443")]
-    pub listen: SocketAddr,
-    /// Namespace that the components run in.
-    #[arg(long, env = "POD_NAMESPACE", default_value = "podvisor")]
-    pub namespace: String,
-}
-
 /// Serves the API until the process is told to end.
 ///
 /// # Errors
 ///
 /// The API server cannot be reached, the certificates cannot be made, or the address is taken.
-pub async fn run(options: Options) -> anyhow::Result<()> {
-    let client = Client::try_default()
-        .await
-        .context("failed to find an API server")?;
-    let listener = TcpListener::bind(options.listen)
-        .await
-        .with_context(|| format!("failed to listen on {}", options.listen))?;
+pub async fn run(options: Listen) -> anyhow::Result<()> {
+    let (client, listener) = options.start().await?;
     serve(client, listener, &options.namespace, https::told_to_end()).await
 }
 

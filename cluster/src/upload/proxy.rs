@@ -7,7 +7,7 @@
 
 use std::{
     fmt,
-    net::{IpAddr, SocketAddr},
+    net::IpAddr,
     sync::Arc,
     time::{Duration, SystemTime},
 };
@@ -37,7 +37,7 @@ use super::{
 };
 use crate::{
     certificates::{AuthorityStore, Certificates, Publish},
-    https::{self, Answer, Peer},
+    https::{self, Answer, Listen, Peer},
 };
 
 /// How long a pod may take to be connected to.
@@ -46,30 +46,13 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// The longest answer of a pod that is passed on: why it did not take a disk.
 const MAX_ANSWER: usize = 64 << 10;
 
-/// What the subcommand takes from its command line.
-#[derive(Debug, Clone, clap::Args)]
-#[non_exhaustive]
-pub struct Options {
-    /// Address to listen on.
-    #[arg(long, default_value = "0.0.0.0:8443")]
-    pub listen: SocketAddr,
-    /// Namespace that the components run in.
-    #[arg(long, env = "POD_NAMESPACE", default_value = "podvisor")]
-    pub namespace: String,
-}
-
 /// Serves until the process is told to end.
 ///
 /// # Errors
 ///
 /// The API server cannot be reached, the certificates cannot be made, or the address is taken.
-pub async fn run(options: Options) -> anyhow::Result<()> {
-    let client = Client::try_default()
-        .await
-        .context("failed to find an API server")?;
-    let listener = TcpListener::bind(options.listen)
-        .await
-        .with_context(|| format!("failed to listen on {}", options.listen))?;
+pub async fn run(options: Listen) -> anyhow::Result<()> {
+    let (client, listener) = options.start().await?;
     serve(client, listener, &options.namespace, https::told_to_end()).await
 }
 
