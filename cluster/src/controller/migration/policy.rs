@@ -7,7 +7,7 @@ use kube::api::{ApiResource, DynamicObject, GroupVersionKind, ListParams};
 use kube::{Api, Client};
 use podvisor_cluster_types::migration::{MigrationPolicySpec, POLICY_GROUP, POLICY_VERSION};
 
-use super::settings::Settings;
+use super::settings::{Decided, Settings};
 use crate::controller::objects::VirtualMachineInstance;
 
 type Labels = BTreeMap<String, String>;
@@ -75,23 +75,13 @@ fn choose<'a>(
 }
 
 fn applied(spec: &MigrationPolicySpec, of_cluster: &Settings) -> Settings {
-    let number = |value: i64| u64::try_from(value).unwrap_or_default();
-    let bandwidth = spec.bandwidth_per_migration.as_ref();
-    Settings {
-        bandwidth_per_migration: bandwidth
-            .and_then(podvisor_cluster_types::Quantity::bytes)
-            .unwrap_or(of_cluster.bandwidth_per_migration),
-        completion_timeout_per_gi_b: spec
-            .completion_timeout_per_gi_b
-            .map_or(of_cluster.completion_timeout_per_gi_b, number),
-        allow_auto_converge: spec
-            .allow_auto_converge
-            .unwrap_or(of_cluster.allow_auto_converge),
-        allow_workload_disruption: spec
-            .allow_workload_disruption
-            .unwrap_or(of_cluster.allow_workload_disruption),
-        ..of_cluster.clone()
-    }
+    of_cluster.with(&Decided {
+        bandwidth: spec.bandwidth_per_migration.as_ref(),
+        completion_timeout: spec.completion_timeout_per_gi_b,
+        auto_converge: spec.allow_auto_converge,
+        workload_disruption: spec.allow_workload_disruption,
+        ..Decided::default()
+    })
 }
 
 #[cfg(test)]

@@ -36,7 +36,37 @@ impl Default for Settings {
     }
 }
 
+/// What a policy, or an administrator, decides of them.
+#[derive(Debug, Default)]
+pub(super) struct Decided<'a> {
+    pub(super) bandwidth: Option<&'a Quantity>,
+    pub(super) completion_timeout: Option<i64>,
+    pub(super) progress_timeout: Option<i64>,
+    pub(super) auto_converge: Option<bool>,
+    pub(super) workload_disruption: Option<bool>,
+}
+
 impl Settings {
+    /// Returns them with what was decided. What validation refuses is taken as nothing, or as 0.
+    pub(super) fn with(&self, decided: &Decided<'_>) -> Self {
+        let number = |value: Option<i64>, otherwise: u64| {
+            value.map_or(otherwise, |value| u64::try_from(value).unwrap_or_default())
+        };
+        let bandwidth = decided.bandwidth.and_then(Quantity::bytes);
+        Self {
+            bandwidth_per_migration: bandwidth.unwrap_or(self.bandwidth_per_migration),
+            completion_timeout_per_gi_b: number(
+                decided.completion_timeout,
+                self.completion_timeout_per_gi_b,
+            ),
+            progress_timeout: number(decided.progress_timeout, self.progress_timeout),
+            allow_auto_converge: decided.auto_converge.unwrap_or(self.allow_auto_converge),
+            allow_workload_disruption: decided
+                .workload_disruption
+                .unwrap_or(self.allow_workload_disruption),
+        }
+    }
+
     /// Seconds that the migration of a guest with so much memory may take.
     #[must_use]
     pub fn completion_timeout(&self, guest: Option<&Quantity>) -> u64 {
@@ -70,17 +100,11 @@ impl Default for ClusterSettings {
 impl ClusterSettings {
     /// Returns them with what an administrator has decided since.
     pub(in crate::controller) fn with(&self, decided: &MigrationConfiguration) -> Self {
-        // What is refused by validation is taken as the nearest that is not.
-        let number = |value: Option<i64>, otherwise: u64| {
-            value.map_or(otherwise, |value| u64::try_from(value).unwrap_or_default())
-        };
         let places = |value: Option<i64>, otherwise: usize| {
             value.map_or(otherwise, |value| {
                 usize::try_from(value).unwrap_or_default().max(1)
             })
         };
-        let own = &self.settings;
-        let bandwidth = decided.bandwidth_per_migration.as_ref();
         Self {
             places: Places {
                 cluster: places(decided.parallel_migrations_per_cluster, self.places.cluster),
@@ -89,22 +113,13 @@ impl ClusterSettings {
                     self.places.node,
                 ),
             },
-            settings: Settings {
-                bandwidth_per_migration: bandwidth
-                    .and_then(Quantity::bytes)
-                    .unwrap_or(own.bandwidth_per_migration),
-                completion_timeout_per_gi_b: number(
-                    decided.completion_timeout_per_gi_b,
-                    own.completion_timeout_per_gi_b,
-                ),
-                progress_timeout: number(decided.progress_timeout, own.progress_timeout),
-                allow_auto_converge: decided
-                    .allow_auto_converge
-                    .unwrap_or(own.allow_auto_converge),
-                allow_workload_disruption: decided
-                    .allow_workload_disruption
-                    .unwrap_or(own.allow_workload_disruption),
-            },
+            settings: self.settings.with(&Decided {
+                bandwidth: decided.bandwidth_per_migration.as_ref(),
+                completion_timeout: decided.completion_timeout_per_gi_b,
+                progress_timeout: decided.progress_timeout,
+                auto_converge: decided.allow_auto_converge,
+                workload_disruption: decided.allow_workload_disruption,
+            }),
         }
     }
 }
