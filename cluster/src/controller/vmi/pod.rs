@@ -36,6 +36,18 @@ const NOT_PASSED_ON: [&str; 3] = [
     "kubernetes.io/target-runtime",
 ];
 
+/// What a container may do. It has no meaning for a VM, but namespaces with the profile
+/// `restricted` ask for it.
+pub(super) fn restricted() -> Value {
+    json!({
+        "allowPrivilegeEscalation": false,
+        "capabilities": {"drop": ["ALL"]},
+        "runAsNonRoot": true,
+        "runAsUser": 107,
+        "seccompProfile": {"type": "RuntimeDefault"},
+    })
+}
+
 /// What the process around a guest takes, at most.
 const FIXED_OVERHEAD: u64 = 32 << 20;
 
@@ -171,14 +183,7 @@ pub fn pod(
         "resources": resources(&spec, &memory)?,
         "volumeMounts": volumes.mounts,
         "volumeDevices": volumes.devices,
-        // Without meaning for a VM, but namespaces with the profile `restricted` ask for it.
-        "securityContext": {
-            "allowPrivilegeEscalation": false,
-            "capabilities": {"drop": ["ALL"]},
-            "runAsNonRoot": true,
-            "runAsUser": 107,
-            "seccompProfile": {"type": "RuntimeDefault"},
-        },
+        "securityContext": restricted(),
     });
     for (field, probe) in [
         ("readinessProbe", &spec.readiness_probe),

@@ -207,6 +207,10 @@ fn plug(observed: &Observed<'_>, one: &Wanted<'_>, before: Option<&Value>, to: &
     {
         return unplug(&kept.volume, entry, Some(pod), to);
     }
+    let take = || Action::Unplug {
+        volume: kept.volume.clone(),
+        serial: kept.serial.clone(),
+    };
     let write = |step: Step, reason: &str, message: String, pod: Option<&Pod>| {
         entry(observed.vmi, one, step, reason, message, pod)
     };
@@ -218,10 +222,7 @@ fn plug(observed: &Observed<'_>, one: &Wanted<'_>, before: Option<&Value>, to: &
         };
         if is_there(was) {
             // Its pod is gone, and the guest may have it all the same.
-            to.actions.push(Action::Unplug {
-                volume: kept.volume.clone(),
-                serial: kept.serial.clone(),
-            });
+            to.actions.push(take());
             let message = "its pod was removed: it is taken from the guest first".to_owned();
             to.entries
                 .push(write(Step::Detaching, "PodRemoved", message, None));
@@ -266,10 +267,7 @@ fn plug(observed: &Observed<'_>, one: &Wanted<'_>, before: Option<&Value>, to: &
         // It is made anew when it is gone.
         match was {
             Some(Step::Mounted | Step::Ready | Step::Detaching) => {
-                to.actions.push(Action::Unplug {
-                    volume: kept.volume.clone(),
-                    serial: kept.serial.clone(),
-                });
+                to.actions.push(take());
                 let message = "its pod ends: it is taken from the guest first".to_owned();
                 to.entries
                     .push(write(Step::Detaching, "PodEnded", message, Some(pod)));

@@ -9,7 +9,7 @@ use podvisor_cluster_types::vmi::{Disk, VmiSpec, Volume};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
-use super::super::pod::{CONTAINER, NO_IMAGE, PodError, RUNTIME_CLASS, VolumeMode};
+use super::super::pod::{CONTAINER, NO_IMAGE, PodError, RUNTIME_CLASS, VolumeMode, restricted};
 use super::super::{DEVICES, MOUNTS};
 use crate::controller::names;
 use crate::controller::objects::{
@@ -115,13 +115,7 @@ pub(super) fn keeper(
             "requests": {"cpu": CPU, "memory": MEMORY},
             "limits": {"memory": MEMORY},
         },
-        "securityContext": {
-            "allowPrivilegeEscalation": false,
-            "capabilities": {"drop": ["ALL"]},
-            "runAsNonRoot": true,
-            "runAsUser": 107,
-            "seccompProfile": {"type": "RuntimeDefault"},
-        },
+        "securityContext": restricted(),
     });
     match mode {
         VolumeMode::Block => {
