@@ -9,7 +9,7 @@ use std::fs::File;
 use podvisor_cri_messages::ContainerConfig;
 use serde::Deserialize;
 
-use super::vmi::{ANNOTATION as VMI, Sources};
+use super::vmi::{ANNOTATION as VMI, MAX_SERIAL, Sources};
 use super::{MEMORY_UNIT, honour, images, migration, vmi};
 use crate::cri::error::{CriError, Result};
 use crate::cri::node::Pod;
@@ -20,9 +20,6 @@ const ANNOTATION: &str = "podvisor.io/attachment";
 
 /// Most bytes of it.
 const MAX_BYTES: usize = 4096;
-
-/// Longest serial number of a disk (virtio 1.3 §5.2.6.1).
-const MAX_SERIAL: usize = 20;
 
 /// What a pod keeps.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]

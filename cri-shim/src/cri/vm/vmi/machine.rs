@@ -18,7 +18,7 @@ use super::super::shares::MAX_TAG;
 use super::{MAX_REASONS, Vmi, VmiError};
 
 /// Longest serial number of a disk, in bytes (virtio 1.3 §5.2.6.1). A longer one is cut.
-const MAX_SERIAL: usize = 20;
+pub(in crate::cri::vm) const MAX_SERIAL: usize = 20;
 
 /// The label of a disk with files, as KubeVirt gives it.
 const FILES_LABEL: &str = "cfgdata";

@@ -31,7 +31,7 @@ use serde::Deserialize;
 
 use crate::cri::error::{CriError, Result};
 pub(super) use disks::VmiDisks;
-pub(super) use machine::{VmiBoot, VmiMachine};
+pub(super) use machine::{MAX_SERIAL, VmiBoot, VmiMachine};
 pub(crate) use sources::NodeFile;
 pub(super) use sources::{Sources, check_container};
 
