@@ -21,7 +21,11 @@ pub(super) fn answer(path: &str, accept: Option<&HeaderValue>) -> Option<Answer>
     }
     let value = match path {
         "/apis" => {
-            json!({ "kind": "APIGroupList", "apiVersion": "v1", "groups": [group(), upload::group()] })
+            json!({
+                "kind": "APIGroupList",
+                "apiVersion": "v1",
+                "groups": [group(), upload::group()],
+            })
         }
         "/openapi/v2" => openapi::v2(),
         "/openapi/v3" => openapi::v3_list(),

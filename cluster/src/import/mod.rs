@@ -34,7 +34,11 @@ const MESSAGE: usize = 1000;
 
 /// What the subcommand takes from its command line.
 #[derive(Debug, Clone, clap::Args)]
-#[command(group(ArgGroup::new("source").required(true).args(["url", "image", "file", "blank", "upload"])))]
+#[command(group(
+    ArgGroup::new("source")
+        .required(true)
+        .args(["url", "image", "file", "blank", "upload"])
+))]
 #[command(group(ArgGroup::new("target").required(true).args(["directory", "device"])))]
 #[non_exhaustive]
 pub struct Options {

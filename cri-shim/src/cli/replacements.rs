@@ -18,8 +18,8 @@ pub(super) fn instead_of(command: &str) -> Option<&'static str> {
         }
         "commit" | "export" | "diff" => {
             "what a container has written ends with it: `podvisor cp` takes files out of one that \
-             runs, `podvisor import` makes an image of a directory, and `podvisor vm commit` one of \
-             a VM's disk"
+             runs, `podvisor import` makes an image of a directory, and `podvisor vm commit` \
+             one of a VM's disk"
         }
         "push" => "`podvisor save IMAGE -o FILE` writes an archive, which skopeo pushes",
         "rename" => "a container's name is given by `podvisor run --name`",

@@ -3,11 +3,11 @@
 //!
 //! | argument | parameter | meaning |
 //! | --- | --- | --- |
-//! | `--root SERIAL` | `podvisor.root=SERIAL` | only the disk with this serial is looked at; more than one may be named |
+//! | `--root SERIAL` | `podvisor.root=SERIAL` | only this disk is looked at; may be repeated |
 //! | `--append "WORDS"` | | parameters for the next kernel, after those of the entry |
-//! | `--no-self-tests` | | the next kernel does not test its cryptography, unless its entry wants that |
-//! | `--hand-over SERIAL` | | nothing is started: what would be is written to the disk with this serial |
-//! | `--timeout SECONDS` | `podvisor.timeout=SECONDS` | how long one step may take: 60 unless given |
+//! | `--no-self-tests` | | the next kernel tests no cryptography, unless its entry says so |
+//! | `--hand-over SERIAL` | | what would be started is written to the disk with this serial |
+//! | `--timeout SECONDS` | `podvisor.timeout=SECONDS` | how long one step may take (60) |
 
 use std::time::Duration;
 
