@@ -191,7 +191,9 @@ impl Vm {
                 First::Boot => vm.plan.build(&vm.host, &vm.port)?,
                 First::Kept(kept) => vm.start_kept(&kept)?,
             };
-            *vm.lock() = Some(Arc::new(machine.start()?));
+            let machine = machine.start()?;
+            vm.begin_with_plugged_memory(&machine);
+            *vm.lock() = Some(Arc::new(machine));
             Ok::<_, MachineError>(())
         });
         built
@@ -297,7 +299,7 @@ impl Vm {
 
     /// Memory of the machine in bytes.
     pub(super) fn memory(&self) -> u64 {
-        self.plan.memory
+        self.plan.size.all_memory()
     }
 
     /// Waits for the machine's end, and for those that follow its reboots.
