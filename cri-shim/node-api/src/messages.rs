@@ -3,6 +3,7 @@
 
 mod migration;
 mod plug;
+mod size;
 mod usage;
 
 use bytes::Bytes;
@@ -14,6 +15,7 @@ pub use migration::{
     SendMigrationMessage, SendMigrationOpen, VmMigration,
 };
 pub use plug::{PlugDiskRequest, UnplugDiskAnswer, UnplugDiskRequest};
+pub use size::{ResizeVmAnswer, ResizeVmRequest};
 pub use usage::{CardUsage, Traffic, VmUsage, VmUsageList, VmUsageRequest};
 
 /// Which VM is meant.

@@ -34,6 +34,7 @@ paths! {
     RESOLVE_MIGRATION = "ResolveMigration";
     PLUG_DISK = "PlugDisk";
     UNPLUG_DISK = "UnplugDisk";
+    RESIZE_VM = "ResizeVm";
 }
 
 #[cfg(test)]
