@@ -3,6 +3,8 @@
 
 #[path = "served/configuration.rs"]
 mod configuration;
+#[path = "served/copies.rs"]
+mod copies;
 #[path = "served/hotplug.rs"]
 mod hotplug;
 #[path = "served/instances.rs"]
