@@ -95,7 +95,7 @@ pub(in super::super) async fn answer(
             exec_id: Some(exec_id),
             signal,
             ..
-        } => programs::signal(&*system.vm(&id)?, &exec_id, signal).await?,
+        } => programs::signal(&system.vm(&id)?, &exec_id, signal).await?,
         Call::GuestAgent { id, ask, limit_ms } => {
             let vm = system.vm_that_runs(&id)?;
             let limit = Duration::from_millis(limit_ms);

@@ -376,6 +376,9 @@ impl Vm {
         loop {
             let begin = Instant::now();
             let machine = self.lock().clone();
+            if let Some(machine) = &machine {
+                self.holds_agent_port(Arc::clone(machine));
+            }
             let exit = match machine {
                 // One that has come has no loader any more.
                 Some(machine) if !is_booted => machine.ended().await,
