@@ -68,6 +68,10 @@ pub(super) struct RunArgs {
     #[arg(long, value_name = "FILE")]
     pub(super) user_data: Option<PathBuf>,
 
+    /// Configuration of Ignition, as JSON, for an image that reads it in place of cloud-init's
+    #[arg(long, value_name = "FILE", conflicts_with = "user_data")]
+    pub(super) ignition: Option<PathBuf>,
+
     /// Ask for a user and a password on the console, instead of a shell at once
     #[arg(long)]
     pub(super) no_autologin: bool,

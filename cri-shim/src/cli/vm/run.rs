@@ -13,6 +13,7 @@ use podvisor_images::Disk;
 use super::args::RunArgs;
 use super::boot::{Beginning, Loader, boot};
 use super::saved::SavedFiles;
+use super::seed::Given;
 use super::{console, disk, image, keys, seed, timings};
 use crate::cli::container::claim::Claim;
 use crate::cli::container::events::{self, event};
@@ -50,9 +51,13 @@ pub(super) fn run(globals: &Globals, args: &RunArgs) -> anyhow::Result<u8> {
     let loader = Loader::find()?;
     let meminfo = fs::read_to_string("/proc/meminfo").unwrap_or_default();
     check_memory(args.memory, &meminfo)?;
-    let user_data = args.user_data.as_deref().map(read_user_data).transpose()?;
+    let given = match (&args.user_data, &args.ignition) {
+        (_, Some(path)) => Given::Ignition(read_document("--ignition", path)?),
+        (Some(path), None) => Given::UserData(read_document("--user-data", path)?),
+        (None, None) => Given::Nothing,
+    };
     let record = record(args, &root)?;
-    seed::check(&record, user_data.as_deref())?;
+    seed::check(&record, &given)?;
 
     let runtime = crate::cli::runtime()?;
     let code = runtime.block_on(async {
@@ -77,7 +82,7 @@ pub(super) fn run(globals: &Globals, args: &RunArgs) -> anyhow::Result<u8> {
         sweep.ended_by_now().await;
         let (entry, claim) = containers.create(record)?;
         events::note(&entry.dir, &event(&entry.record, EventAction::Create));
-        let begun = begun(args, &entry, &disk, user_data.as_deref(), &loader, before);
+        let begun = begun(args, &entry, &disk, &given, &loader, before);
         let begun = tokio::select! {
             begun = begun => begun.map(Ok),
             signal = signals.ending() => Ok(Err(signal)),
@@ -118,16 +123,13 @@ async fn begun(
     args: &RunArgs,
     entry: &Entry,
     image: &Disk,
-    user_data: Option<&[u8]>,
+    given: &Given,
     loader: &Loader,
     mut before: Vec<BootEvent>,
 ) -> anyhow::Result<SandboxClient> {
     disk::create(&entry.dir, image, args.disk)?;
     before.push(BootEvent::now(BootPhase::Disk));
-    if let Some(user_data) = user_data {
-        let path = entry.dir.join(seed::USER_DATA);
-        fs::write(&path, user_data).with_context(|| format!("cannot write {}", path.display()))?;
-    }
+    given.keep(&entry.dir)?;
     let beginning = match args.no_kept_kernel {
         true => Beginning::Boot,
         false => Beginning::Image {
@@ -258,17 +260,18 @@ pub(super) async fn is_off(entry: &Entry) -> anyhow::Result<bool> {
 /// How long another command may take to start or remove a VM.
 const START_WAIT: std::time::Duration = std::time::Duration::from_secs(60);
 
-fn read_user_data(path: &Path) -> anyhow::Result<Vec<u8>> {
+/// Reads the document that a flag names.
+fn read_document(flag: &str, path: &Path) -> anyhow::Result<Vec<u8>> {
     let read = || -> std::io::Result<Vec<u8>> {
         let mut bytes = Vec::new();
         let file = File::open(path)?;
         file.take(seed::MAX_USER_DATA + 1).read_to_end(&mut bytes)?;
         Ok(bytes)
     };
-    let bytes = read().with_context(|| format!("--user-data: cannot read {}", path.display()))?;
+    let bytes = read().with_context(|| format!("{flag}: cannot read {}", path.display()))?;
     ensure!(
         bytes.len() as u64 <= seed::MAX_USER_DATA,
-        "--user-data: {} is longer than 1 MiB",
+        "{flag}: {} is longer than 1 MiB",
         path.display()
     );
     Ok(bytes)
