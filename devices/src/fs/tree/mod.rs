@@ -470,5 +470,4 @@ fn file(handle: &Handle) -> MutexGuard<'_, File> {
 }
 
 #[cfg(test)]
-#[path = "tree_tests.rs"]
 mod tests;
