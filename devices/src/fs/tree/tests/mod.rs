@@ -1,6 +1,7 @@
 //! The tree as its client calls it, on directories of this host.
 
 mod access;
+mod acls;
 mod client;
 mod files;
 mod host;

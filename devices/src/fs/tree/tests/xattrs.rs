@@ -11,7 +11,6 @@ fn attributes_that_mean_something_to_the_host_do_not_exist() {
         "security.selinux",
         "security.capability.x",
         "security.ima",
-        "system.posix_acl_access",
         "trusted",
         "podvisor.trusted.a",
     ] {
