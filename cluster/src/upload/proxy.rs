@@ -31,13 +31,11 @@ use tokio_rustls::{
     },
 };
 
-use super::{
-    ADDRESS, PHASE, PORT, PROXY, READY, TARGET, Way, server_name,
-    token::{Grant, KeyStore},
-};
+use super::{ADDRESS, Grant, PHASE, PORT, PROXY, READY, TARGET, Way, server_name};
 use crate::{
     certificates::{AuthorityStore, Certificates, Publish},
     https::{self, Answer, Listen, Peer},
+    token::KeyStore,
 };
 
 /// How long a pod may take to be connected to.
@@ -70,7 +68,7 @@ pub async fn serve(
     let certificates = Certificates::new(client.clone(), namespace, PROXY, Publish::People).await?;
     let tls = certificates.server_config(None)?;
     let proxy = Arc::new(Proxy {
-        keys: KeyStore::new(client.clone(), namespace),
+        keys: KeyStore::of::<Grant>(client.clone(), namespace),
         authority: AuthorityStore::new(client.clone(), namespace),
         certificate: certificates.for_clients(),
         client,

@@ -1,7 +1,8 @@
-//! The token of an upload: a JSON Web Token (RFC 7519) with HS256, good for one claim.
+//! Tokens that components give each other: JSON Web Tokens (RFC 7519) with HS256, each good for one
+//! thing ([`Grant`]).
 //!
-//! The API signs and the proxy verifies with the same key, which is in a Secret that only these
-//! two read. To have all tokens refused, delete the Secret.
+//! Who signs and who verifies have the same key, which is in a Secret that only these two read. To
+//! have all tokens of a kind refused, delete its Secret.
 
 use std::{
     collections::BTreeMap,
@@ -17,13 +18,10 @@ use kube::{
     api::{ObjectMeta, PostParams},
 };
 use ring::{hmac, rand::SecureRandom as _};
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use tokio::sync::Mutex;
 
-/// The Secret with the key.
-pub(crate) const SECRET: &str = "podvisor-upload-tokens";
-
-/// The key's name in it.
+/// The key's name in its Secret.
 const KEY: &str = "key";
 
 /// Bytes of the key: as many as of the digest.
@@ -32,7 +30,7 @@ const KEY_LENGTH: usize = 32;
 /// How long a token is good.
 const LIFE: Duration = Duration::from_secs(300);
 
-/// Clocks of the API and of the proxy differ.
+/// Clocks of who signs and of who verifies differ.
 const LEEWAY: Duration = Duration::from_secs(10);
 
 /// How long the key is not read again.
@@ -43,48 +41,49 @@ const MAX_TOKEN: usize = 2048;
 
 const HEADER: &str = r#"{"alg":"HS256","typ":"JWT"}"#;
 const ISSUER: &str = "podvisor";
-const OPERATION: &str = "Upload";
+
+/// What a token is good for.
+pub(crate) trait Grant: Serialize + DeserializeOwned {
+    /// What it allows, in a word: a token for one thing is none for another.
+    const OPERATION: &'static str;
+
+    /// The Secret with the key.
+    const SECRET: &'static str;
+}
 
 /// Why there is no key.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub(crate) enum KeyError {
     /// The Secret cannot be read or made.
-    #[error("failed to {action} secret {namespace}/{SECRET}: check the account's role")]
+    #[error("failed to {action} secret {namespace}/{secret}: check the account's role")]
     Secret {
         action: &'static str,
         namespace: String,
+        secret: &'static str,
         #[source]
         source: kube::Error,
     },
     /// The Secret is not ours, or was damaged, or does not exist yet.
-    #[error("secret {namespace}/{SECRET} has no key: delete it if it exists, and ask for a token")]
-    NoKey { namespace: String },
+    #[error("secret {namespace}/{secret} has no key: delete it if it exists, and ask for a token")]
+    NoKey {
+        namespace: String,
+        secret: &'static str,
+    },
     /// The system has no random numbers.
-    #[error("failed to make a key for the tokens of uploads")]
+    #[error("failed to make a key for tokens")]
     Random,
 }
 
-/// What a token is good for.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Grant {
-    /// The claim's namespace.
-    #[serde(rename = "ns")]
-    pub(crate) namespace: String,
-    /// The claim's name.
-    #[serde(rename = "sub")]
-    pub(crate) name: String,
-    /// The claim's unique id: another one of the same name is not meant.
-    pub(crate) uid: String,
-}
-
 #[derive(Serialize, Deserialize)]
-struct Claims {
+struct Claims<G> {
     iss: String,
     op: String,
+    #[serde(default)]
+    iat: u64,
     exp: u64,
     #[serde(flatten)]
-    grant: Grant,
+    grant: G,
 }
 
 /// What signs and verifies tokens.
@@ -104,10 +103,11 @@ impl Key {
     }
 
     /// Returns a token that is good from now on, for a short time.
-    pub(crate) fn sign(&self, grant: Grant, now: SystemTime) -> String {
+    pub(crate) fn sign<G: Grant>(&self, grant: G, now: SystemTime) -> String {
         let claims = Claims {
             iss: ISSUER.to_owned(),
-            op: OPERATION.to_owned(),
+            op: G::OPERATION.to_owned(),
+            iat: seconds(now),
             exp: seconds(now + LIFE),
             grant,
         };
@@ -119,9 +119,9 @@ impl Key {
         token
     }
 
-    /// Returns what a token is good for; `None` if it was not signed with this key, or has
-    /// expired. The signature is compared in constant time.
-    pub(crate) fn verify(&self, token: &str, now: SystemTime) -> Option<Grant> {
+    /// Returns what a token is good for at a time; `None` if it was not signed with this key, or
+    /// later, or had expired by then. The signature is compared in constant time.
+    pub(crate) fn verify<G: Grant>(&self, token: &str, now: SystemTime) -> Option<G> {
         if token.len() > MAX_TOKEN {
             return None;
         }
@@ -132,9 +132,11 @@ impl Key {
         if BASE64.decode(header).ok()? != HEADER.as_bytes() {
             return None;
         }
-        let claims: Claims = serde_json::from_slice(&BASE64.decode(claims).ok()?).ok()?;
-        let is_ours = claims.iss == ISSUER && claims.op == OPERATION;
-        let is_alive = seconds(now) < claims.exp.saturating_add(LEEWAY.as_secs());
+        let claims: Claims<G> = serde_json::from_slice(&BASE64.decode(claims).ok()?).ok()?;
+        let is_ours = claims.iss == ISSUER && claims.op == G::OPERATION;
+        let (now, leeway) = (seconds(now), LEEWAY.as_secs());
+        let is_alive =
+            now < claims.exp.saturating_add(leeway) && claims.iat <= now.saturating_add(leeway);
         (is_ours && is_alive).then_some(claims.grant)
     }
 }
@@ -144,10 +146,11 @@ fn seconds(time: SystemTime) -> u64 {
     since.unwrap_or_default().as_secs()
 }
 
-/// Where the key is.
+/// Where the key of one kind of tokens is.
 pub(crate) struct KeyStore {
     client: Client,
     namespace: String,
+    secret: &'static str,
     known: Mutex<Option<(Instant, Key)>>,
 }
 
@@ -155,16 +158,18 @@ impl fmt::Debug for KeyStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("KeyStore")
             .field("namespace", &self.namespace)
+            .field("secret", &self.secret)
             .finish_non_exhaustive()
     }
 }
 
 impl KeyStore {
-    /// The key of the components in `namespace`.
-    pub(crate) fn new(client: Client, namespace: &str) -> Self {
+    /// The key of the components in `namespace` for tokens with `G`.
+    pub(crate) fn of<G: Grant>(client: Client, namespace: &str) -> Self {
         Self {
             client,
             namespace: namespace.to_owned(),
+            secret: G::SECRET,
             known: Mutex::default(),
         }
     }
@@ -191,18 +196,21 @@ impl KeyStore {
             move |source| KeyError::Secret {
                 action,
                 namespace,
+                secret: self.secret,
                 source,
             }
         };
         let api: Api<Secret> = Api::namespaced(self.client.clone(), &self.namespace);
-        let mut found = api.get_opt(SECRET).await.map_err(failed("read"))?;
+        let mut found = api.get_opt(self.secret).await.map_err(failed("read"))?;
         if found.is_none() && makes {
-            let made = api.create(&PostParams::default(), &new_secret()?).await;
+            let made = api
+                .create(&PostParams::default(), &new_secret(self.secret)?)
+                .await;
             found = match made {
                 Ok(secret) => Some(secret),
                 // Another process was faster: its key is as good.
                 Err(kube::Error::Api(status)) if status.code == 409 => {
-                    api.get_opt(SECRET).await.map_err(failed("read"))?
+                    api.get_opt(self.secret).await.map_err(failed("read"))?
                 }
                 Err(source) => return Err(failed("make")(source)),
             };
@@ -210,20 +218,21 @@ impl KeyStore {
         let key = found.and_then(|secret| Key::of(&secret.data?.get(KEY)?.0));
         let key = key.ok_or_else(|| KeyError::NoKey {
             namespace: self.namespace.clone(),
+            secret: self.secret,
         })?;
         *known = Some((Instant::now(), key.clone()));
         Ok(key)
     }
 }
 
-fn new_secret() -> Result<Secret, KeyError> {
+fn new_secret(name: &str) -> Result<Secret, KeyError> {
     let mut bytes = vec![0; KEY_LENGTH];
     ring::rand::SystemRandom::new()
         .fill(&mut bytes)
         .map_err(|_| KeyError::Random)?;
     Ok(Secret {
         metadata: ObjectMeta {
-            name: Some(SECRET.to_owned()),
+            name: Some(name.to_owned()),
             ..ObjectMeta::default()
         },
         data: Some(BTreeMap::from([(KEY.to_owned(), ByteString(bytes))])),
@@ -239,23 +248,38 @@ mod tests {
         Key::of(&[byte; KEY_LENGTH]).unwrap()
     }
 
-    fn grant() -> Grant {
-        Grant {
-            namespace: "n".to_owned(),
-            name: "a".to_owned(),
-            uid: "u".to_owned(),
-        }
+    #[derive(Debug, PartialEq, Serialize, Deserialize)]
+    struct Named {
+        name: String,
+    }
+
+    impl Grant for Named {
+        const OPERATION: &'static str = "Name";
+        const SECRET: &'static str = "names";
+    }
+
+    fn grant() -> Named {
+        let name = "a".to_owned();
+        Named { name }
+    }
+
+    fn verify(key_of: u8, token: &str, now: SystemTime) -> Option<Named> {
+        key(key_of).verify(token, now)
     }
 
     #[test]
     fn a_token_is_good_for_its_claim_and_for_its_time() {
         let now = SystemTime::now();
         let token = key(1).sign(grant(), now);
-        assert_eq!(key(1).verify(&token, now), Some(grant()));
+        assert_eq!(verify(1, &token, now), Some(grant()));
         let late = now + LIFE + LEEWAY;
-        assert_eq!(key(1).verify(&token, late - LEEWAY), Some(grant()));
-        assert_eq!(key(1).verify(&token, late + Duration::from_secs(1)), None);
-        assert_eq!(key(2).verify(&token, now), None);
+        assert_eq!(verify(1, &token, late - LEEWAY), Some(grant()));
+        assert_eq!(verify(1, &token, late + Duration::from_secs(1)), None);
+        assert_eq!(verify(2, &token, now), None);
+        // Nor for what was before it.
+        assert!(verify(1, &token, now - LEEWAY).is_some());
+        let early = now - LEEWAY - Duration::from_secs(2);
+        assert_eq!(verify(1, &token, early), None);
     }
 
     #[test]
@@ -266,7 +290,7 @@ mod tests {
             let mut bytes = token.clone().into_bytes();
             bytes[at] = if bytes[at] == b'A' { b'B' } else { b'A' };
             let changed = String::from_utf8(bytes).unwrap();
-            assert_eq!(key(1).verify(&changed, now), None, "{at}");
+            assert_eq!(verify(1, &changed, now), None, "{at}");
         }
         let unsigned = token.rsplit_once('.').unwrap().0;
         let none = BASE64.encode(r#"{"alg":"none"}"#);
@@ -280,7 +304,7 @@ mod tests {
             format!("{none}.{claims}."),
             "x".repeat(MAX_TOKEN + 1),
         ] {
-            assert_eq!(key(1).verify(&forged, now), None, "{forged}");
+            assert_eq!(verify(1, &forged, now), None, "{forged}");
         }
     }
 
@@ -295,24 +319,24 @@ mod tests {
         };
         let claims = |op: &str, iss: &str| {
             serde_json::json!({
-                "iss": iss, "op": op, "exp": seconds(now) + 60, "ns": "n", "sub": "a", "uid": "u",
+                "iss": iss, "op": op, "exp": seconds(now) + 60, "name": "a",
             })
         };
-        let right = other(HEADER, claims(OPERATION, ISSUER));
-        assert_eq!(key(1).verify(&right, now), Some(grant()));
+        let right = other(HEADER, claims(Named::OPERATION, ISSUER));
+        assert_eq!(verify(1, &right, now), Some(grant()));
         for wrong in [
-            other(HEADER, claims("Clone", ISSUER)),
-            other(HEADER, claims(OPERATION, "others")),
-            other(r#"{"alg":"none"}"#, claims(OPERATION, ISSUER)),
+            other(HEADER, claims("Other", ISSUER)),
+            other(HEADER, claims(Named::OPERATION, "others")),
+            other(r#"{"alg":"none"}"#, claims(Named::OPERATION, ISSUER)),
             other(HEADER, serde_json::json!({ "exp": seconds(now) + 60 })),
         ] {
-            assert_eq!(key(1).verify(&wrong, now), None, "{wrong}");
+            assert_eq!(verify(1, &wrong, now), None, "{wrong}");
         }
     }
 
     #[test]
     fn a_new_key_is_random_and_taken() {
-        let bytes = || new_secret().unwrap().data.unwrap()[KEY].0.clone();
+        let bytes = || new_secret("names").unwrap().data.unwrap()[KEY].0.clone();
         let first = bytes();
         assert!(Key::of(&first).is_some() && first != bytes());
         assert!(Key::of(&first[1..]).is_none());
