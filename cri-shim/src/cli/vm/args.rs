@@ -85,6 +85,10 @@ pub(super) struct RunArgs {
     #[arg(long)]
     pub(super) no_kept_kernel: bool,
 
+    /// Wait until the guest has booted, and show how long each phase took
+    #[arg(long)]
+    pub(super) timings: bool,
+
     /// Expected checksum of the file behind a URL: sha256:... or sha512:...
     #[arg(long, value_name = "CHECKSUM")]
     pub(super) checksum: Option<Checksum>,

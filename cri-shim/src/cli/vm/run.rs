@@ -13,7 +13,7 @@ use podvisor_images::Disk;
 use super::args::RunArgs;
 use super::boot::{Beginning, Loader, boot};
 use super::saved::SavedFiles;
-use super::{console, disk, image, keys, seed};
+use super::{console, disk, image, keys, seed, timings};
 use crate::cli::container::claim::Claim;
 use crate::cli::container::events::{self, event};
 use crate::cli::container::lifecycle::{NamesArgs, each_name};
@@ -27,7 +27,7 @@ use crate::cli::pull::Pulled;
 use crate::cli::run::{now, parse_hostname};
 use crate::cli::signals::{Signals, exit_code_of};
 use crate::cli::{Globals, notice};
-use crate::sandbox::{ContinueAs, EventAction, SandboxClient, random_id};
+use crate::sandbox::{BootEvent, BootPhase, ContinueAs, EventAction, SandboxClient, random_id};
 
 /// The signal that stops a VM: any does, by its power button.
 const SIGTERM: u8 = 15;
@@ -56,12 +56,14 @@ pub(super) fn run(globals: &Globals, args: &RunArgs) -> anyhow::Result<u8> {
 
     let runtime = crate::cli::runtime()?;
     let code = runtime.block_on(async {
+        let mut before = vec![BootEvent::now(BootPhase::Begun)];
         let mut signals = Signals::new()?;
         let store = globals.store()?;
         let disk = match image::disk(&store, args).await? {
             Pulled::Image(disk) => disk,
             Pulled::Interrupted(signal) => return Ok(exit_code_of(signal)),
         };
+        before.push(BootEvent::now(BootPhase::Image));
         let vm = record.vm.clone().map(|vm| VmRecord {
             disk_size: args.disk.unwrap_or_else(|| disk.virtual_size()),
             ..vm
@@ -75,7 +77,7 @@ pub(super) fn run(globals: &Globals, args: &RunArgs) -> anyhow::Result<u8> {
         sweep.ended_by_now().await;
         let (entry, claim) = containers.create(record)?;
         events::note(&entry.dir, &event(&entry.record, EventAction::Create));
-        let begun = begun(args, &entry, &disk, user_data.as_deref(), &loader);
+        let begun = begun(args, &entry, &disk, user_data.as_deref(), &loader, before);
         let begun = tokio::select! {
             begun = begun => begun.map(Ok),
             signal = signals.ending() => Ok(Err(signal)),
@@ -94,6 +96,9 @@ pub(super) fn run(globals: &Globals, args: &RunArgs) -> anyhow::Result<u8> {
                 return Err(error);
             }
         };
+        if args.timings {
+            timings::wait(&client, &entry, &mut signals).await?;
+        }
         if args.detach {
             crate::cli::print(&format!("{}\n", entry.record.id))?;
             return Ok(0);
@@ -115,8 +120,10 @@ async fn begun(
     image: &Disk,
     user_data: Option<&[u8]>,
     loader: &Loader,
+    mut before: Vec<BootEvent>,
 ) -> anyhow::Result<SandboxClient> {
     disk::create(&entry.dir, image, args.disk)?;
+    before.push(BootEvent::now(BootPhase::Disk));
     if let Some(user_data) = user_data {
         let path = entry.dir.join(seed::USER_DATA);
         fs::write(&path, user_data).with_context(|| format!("cannot write {}", path.display()))?;
@@ -128,7 +135,7 @@ async fn begun(
             is_quiet: args.quiet,
         },
     };
-    boot(entry, loader, &args.network, beginning).await
+    boot(entry, loader, &args.network, beginning, before).await
 }
 
 /// Removes a VM that never ran, whatever of it is there.
@@ -165,6 +172,10 @@ pub(super) struct StartArgs {
     #[arg(long)]
     boot: bool,
 
+    /// Wait until the guests have booted, and show how long each phase took
+    #[arg(long)]
+    timings: bool,
+
     #[command(flatten)]
     names: NamesArgs,
 }
@@ -173,9 +184,10 @@ pub(super) struct StartArgs {
 pub(super) fn start(globals: &Globals, args: &StartArgs) -> anyhow::Result<u8> {
     let loader = Loader::find()?;
     each_name(globals, args.names.names(), async |containers, name| {
+        let begun = vec![BootEvent::now(BootPhase::Begun)];
         sweep(containers).await?;
         let entry = containers.find(name)?;
-        let _claim = claimed(&entry, name).await?;
+        let claim = claimed(&entry, name).await?;
         let meminfo = fs::read_to_string("/proc/meminfo").unwrap_or_default();
         ensure!(
             is_off(&entry).await?,
@@ -191,10 +203,14 @@ pub(super) fn start(globals: &Globals, args: &StartArgs) -> anyhow::Result<u8> {
                 Beginning::Boot
             }
         };
-        match boot(&entry, &loader, &NetworkArgs::default(), beginning).await {
-            Ok(_) => {
+        match boot(&entry, &loader, &NetworkArgs::default(), beginning, begun).await {
+            Ok(client) => {
                 // They are the machine's memory now, which has them open.
                 files.remove()?;
+                drop(claim);
+                if args.timings {
+                    timings::wait(&client, &entry, &mut Signals::new()?).await?;
+                }
                 Ok(Some(name.to_owned()))
             }
             Err(error) => {
