@@ -1,16 +1,15 @@
 //! Copies of claims of other namespaces: who may make them, and how a disk is sent.
 //!
 //! A claim cannot be mounted in another namespace. So a pod beside the source reads it and sends
-//! its data (`send`, `stream`) to the importer beside the copy, which takes them as it takes an
+//! its data (`send`) to the importer beside the copy, which takes them as it takes an
 //! upload (`import`). Whether somebody may have a copy is asked when the DataVolume is created:
 //! the webhook signs an annotation (`admission`), without which the controller makes none.
 //! docs/adr/0060-copies-across-namespaces.md says why.
 
 mod send;
-pub(crate) mod stream;
 
+pub use podvisor_disk_streams::blocks::StreamError;
 pub use send::{Options, SendError, run};
-pub use stream::StreamError;
 
 use serde::{Deserialize, Serialize};
 

@@ -138,9 +138,9 @@ impl Files {
             "virtio-balloon-pci,disable-legacy=on",
             "-device",
             "virtio-serial-pci,disable-legacy=on",
-            // Its other end is there, as podvisor's is.
+            // Its other end is there, as podvisor's is; that of `null` would not be.
             "-chardev",
-            "null,id=agent",
+            "file,id=agent,path=/dev/null",
             "-device",
             "virtserialport,chardev=agent,name=org.qemu.guest_agent.0",
         ];

@@ -366,4 +366,9 @@ async fn what_a_template_copies_from_another_namespace_is_its_accounts_to_copy()
     assert_eq!(judge("UPDATE", started, vm(None)).await, none);
     let other = vm(Some("another"));
     assert_eq!(judge("UPDATE", other, vm(Some("copier"))).await, refused);
+    // One that a restore makes has its disks, or its DataVolumes are judged.
+    let mut restored = request("VirtualMachine", "CREATE", vm(None), Value::Null);
+    restored.namespace = "n".to_owned();
+    restored.user_info.username = "system:serviceaccount:podvisor:podvisor-controller".into();
+    assert_eq!(fields(&restored).await, none);
 }

@@ -18,6 +18,7 @@ use http_body_util::{BodyExt as _, Limited};
 use hyper::body::{Body, Frame};
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
+use podvisor_disk_streams::blocks;
 use podvisor_images::{disk_len, visit_data};
 use tokio::net::TcpStream;
 use tokio::sync::mpsc;
@@ -30,7 +31,7 @@ use tokio_rustls::rustls::pki_types::{
 };
 use tokio_rustls::rustls::{ClientConfig, RootCertStore};
 
-use super::{PATH, stream};
+use super::PATH;
 
 /// How long the importer may take to be connected to.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -191,16 +192,16 @@ fn read(path: &Path, pieces: &mpsc::Sender<io::Result<Bytes>>) -> io::Result<()>
         let disk = File::open(path)?;
         let length = disk_len(&disk)?;
         tracing::info!(length, "sending");
-        let mut piece = stream::header(length);
+        let mut piece = blocks::header(length);
         let mut visit = |at, block: &[u8]| {
-            stream::push_block(&mut piece, at, block);
+            blocks::push_block(&mut piece, at, block);
             match piece.len() < PIECE {
                 true => Ok(()),
                 false => give(std::mem::take(&mut piece)),
             }
         };
         visit_data(&disk, 0..length, &mut visit, &|_| ())?;
-        stream::push_end(&mut piece);
+        blocks::push_end(&mut piece);
         give(piece)
     })();
     if let Err(error) = &sent {

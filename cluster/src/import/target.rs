@@ -6,12 +6,12 @@ use std::os::unix::fs::{FileExt as _, FileTypeExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
 use podvisor_cluster_types::datavolume;
+use podvisor_disk_streams::blocks::Reader;
 use podvisor_images::{copy_disk, disk_len, zero_disk};
 use rustix::fs::{FallocateFlags, fallocate};
 
 use super::source::Source;
 use super::{ImportError, Options};
-use crate::copy::stream::Reader;
 
 /// The file of a disk, as VMs look for it.
 const DISK: &str = "disk.img";
@@ -177,7 +177,7 @@ impl Target {
                 let (path, file) = create(&directory.join(WORK))?;
                 let write = || ImportError::io("write", &path);
                 file.set_len(length).map_err(write())?;
-                while let Some((at, block)) = data.next().map_err(ImportError::Copy)? {
+                while let Some((at, block)) = data.next_block().map_err(ImportError::Copy)? {
                     file.write_all_at(block, at).map_err(write())?;
                     tell(at, length);
                 }
@@ -271,7 +271,7 @@ fn receive_device(
     let mut head = vec![0; usize::try_from(HEAD.min(length)).unwrap_or_default()];
     // All before this is as it is to be, but for the beginning.
     let mut written = HEAD.min(length);
-    while let Some((at, block)) = data.next().map_err(ImportError::Copy)? {
+    while let Some((at, block)) = data.next_block().map_err(ImportError::Copy)? {
         let begin = usize::try_from(at).unwrap_or(usize::MAX);
         let in_head = head.len().saturating_sub(begin).min(block.len());
         let (first, rest) = block.split_at(in_head);
@@ -294,8 +294,9 @@ fn receive_device(
 
 #[cfg(test)]
 mod tests {
+    use podvisor_disk_streams::blocks;
+
     use super::*;
-    use crate::copy::stream;
 
     fn device(length: u64) -> (tempfile::TempDir, PathBuf, Target) {
         let directory = tempfile::tempdir().unwrap();
@@ -333,10 +334,10 @@ mod tests {
         let block = vec![5; 8192];
         // One block is on both sides of what is written last.
         let places = [0, HEAD - 4096, HEAD + 65536];
-        let mut sent = stream::header(2 << 20);
+        let mut sent = blocks::header(2 << 20);
         let mut content = vec![0; 4 << 20];
         for at in places {
-            stream::push_block(&mut sent, at, &block);
+            blocks::push_block(&mut sent, at, &block);
             content[at as usize..][..8192].copy_from_slice(&block);
         }
         let cut = sent.clone();
@@ -344,7 +345,7 @@ mod tests {
         assert!(matches!(cut, Err(ImportError::Copy(_))));
         let head = &fs::read(&path).unwrap()[..HEAD as usize];
         assert!(head.iter().all(|byte| *byte == 0), "there is no disk yet");
-        stream::push_end(&mut sent);
+        blocks::push_end(&mut sent);
         target.receive(&*sent, 4 << 20, false, &|_, _| ()).unwrap();
         assert!(fs::read(&path).unwrap() == content);
         assert!(matches!(

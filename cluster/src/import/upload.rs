@@ -5,7 +5,6 @@
 //! proxy is answered, or the pod beside the source of a copy: TLS wants a certificate of the
 //! authority, and it must have the right name.
 
-mod form;
 mod pieces;
 
 use std::net::SocketAddr;
@@ -17,6 +16,8 @@ use bytes::Bytes;
 use http::{Method, Request, StatusCode, header};
 use http_body_util::BodyExt as _;
 use hyper::body::{Body as _, Incoming};
+use podvisor_disk_streams::form::Boundary;
+pub use podvisor_disk_streams::form::FormError;
 use podvisor_images::{ConvertError, DiskError, Error, convert_disk};
 use tokio::net::TcpListener;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
@@ -34,8 +35,6 @@ use super::{ImportError, Options, blocking};
 use crate::copy;
 use crate::https::{self, Answer, Peer};
 use crate::upload::{PROXY, Way};
-use form::Boundary;
-pub use form::FormError;
 
 /// How long a sender may send nothing.
 const STALL: Duration = Duration::from_secs(120);
@@ -268,7 +267,11 @@ impl Receiver {
     /// Takes a body, converted as it arrives.
     async fn arrive(&self, request: Request<Incoming>, way: Way) -> Result<Arrived, ImportError> {
         let boundary = match way.is_form {
-            true => Some(Boundary::of(request.headers().get(header::CONTENT_TYPE))?),
+            true => {
+                let content_type = request.headers().get(header::CONTENT_TYPE);
+                let content_type = content_type.and_then(|value| value.to_str().ok());
+                Some(Boundary::of(content_type).map_err(ImportError::Form)?)
+            }
             false => None,
         };
         let place = self.prepare().await?;

@@ -552,6 +552,8 @@ async fn only_who_may_make_a_claims_token_writes_to_it() {
         }
     }
     assert_eq!(send(proxy, post("/v1beta1/other", "x", b"")).await.0, 404);
+    let archive = post("/v1beta1/upload-archive", "x", b"");
+    assert_eq!(send(proxy, archive).await.0, 501);
     // Nobody but the proxy reaches the pod, whatever certificate they show.
     let files = server.authority().client("x-proxy", upload::PROXY, &[]);
     for files in [None, Some(files.unwrap())] {

@@ -2,10 +2,6 @@
 
 use std::io::{self, Read};
 
-use http::HeaderValue;
-
-use super::super::ImportError;
-
 /// RFC 2046 §5.1.1.
 const MAX_BOUNDARY: usize = 70;
 
@@ -29,21 +25,24 @@ pub enum FormError {
 
 /// What separates the parts of a form.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Boundary(Vec<u8>);
+pub struct Boundary(Vec<u8>);
 
 impl Boundary {
-    /// The boundary that a header names.
-    pub(super) fn of(content_type: Option<&HeaderValue>) -> Result<Self, ImportError> {
-        let found = content_type
-            .and_then(|value| value.to_str().ok())
-            .and_then(parameter);
+    /// The boundary that the header `Content-Type` names.
+    ///
+    /// # Errors
+    ///
+    /// It names no form, or no boundary.
+    pub fn of(content_type: Option<&str>) -> Result<Self, FormError> {
+        let found = content_type.and_then(parameter);
         found
             .map(|boundary| Self(boundary.as_bytes().to_vec()))
-            .ok_or(ImportError::Form(FormError::ContentType))
+            .ok_or(FormError::ContentType)
     }
 
-    /// The file in a form.
-    pub(super) fn file<R: Read>(self, form: R) -> FormFile<R> {
+    /// The file in a form. Reading it fails where the form was cut off, has no file, or has too
+    /// much besides.
+    pub fn file<R: Read>(self, form: R) -> FormFile<R> {
         let mut end = b"\r\n--".to_vec();
         end.extend(&self.0);
         FormFile {
@@ -82,7 +81,8 @@ enum State {
 }
 
 /// The file in a form, as a stream.
-pub(super) struct FormFile<R> {
+#[derive(Debug)]
+pub struct FormFile<R> {
     form: R,
     /// What ends a part.
     end: Vec<u8>,
@@ -201,6 +201,8 @@ impl<R: Read> Read for FormFile<R> {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     /// Gives few bytes at a time.
@@ -270,7 +272,7 @@ mod tests {
 
     #[test]
     fn a_boundary_is_named_by_the_content_type() {
-        let of = |text: &'static str| Boundary::of(Some(&HeaderValue::from_static(text))).ok();
+        let of = |text: &str| Boundary::of(Some(text)).ok();
         let found = Some(Boundary(b"a-b".to_vec()));
         assert_eq!(of("multipart/form-data; boundary=a-b"), found);
         assert_eq!(
@@ -286,5 +288,28 @@ mod tests {
             assert_eq!(of(text), None, "{text}");
         }
         assert!(Boundary::of(None).is_err());
+    }
+
+    proptest! {
+        #[test]
+        fn a_file_of_any_bytes_arrives_as_it_was(
+            content in proptest::collection::vec(prop_oneof![any::<u8>(), Just(b'\r'), Just(b'-')], 0..300),
+            step in 1_usize..50,
+        ) {
+            prop_assume!(find(&content, b"\r\n--XX").is_none());
+            prop_assert_eq!(read(&form(&content), step).unwrap(), content);
+        }
+
+        #[test]
+        fn any_bytes_are_a_form_or_are_refused(
+            bytes in proptest::collection::vec(any::<u8>(), 0..300),
+            step in 1_usize..50,
+        ) {
+            let mut given = form(b"");
+            given.truncate(given.len() / 2);
+            given.extend(bytes);
+            let once = read(&given, step).ok();
+            prop_assert_eq!(once, read(&given, usize::MAX).ok());
+        }
     }
 }

@@ -145,7 +145,7 @@ fn a_thread_takes_no_capability_along_but_the_one_that_the_guest_answers_for() {
     let before = effective();
     assert!(before.contains(CapabilitySet::FSETID | CapabilitySet::DAC_OVERRIDE));
     {
-        let _acting = rig.tree.making(&USER).unwrap();
+        let _acting = rig.tree.making(&USER, 0).unwrap();
         assert_eq!(effective(), CapabilitySet::DAC_OVERRIDE);
     }
     assert_eq!(effective(), before);
@@ -274,7 +274,7 @@ fn who_makes_something_has_the_supplementary_group_and_only_then() {
     };
     rig.tree.make_with_group(Some(GROUP));
     {
-        let _making = rig.tree.making(&USER).unwrap();
+        let _making = rig.tree.making(&USER, 0).unwrap();
         assert_eq!(groups(), GROUP.to_string());
     }
     assert_eq!(groups(), "");
@@ -283,7 +283,7 @@ fn who_makes_something_has_the_supplementary_group_and_only_then() {
         assert_eq!(groups(), "");
     }
     rig.tree.make_with_group(None);
-    let _making = rig.tree.making(&USER).unwrap();
+    let _making = rig.tree.making(&USER, 0).unwrap();
     assert_eq!(groups(), "");
 }
 

@@ -8,7 +8,7 @@ use std::ops::Range;
 
 use anyhow::{Context, Result, bail, ensure};
 
-use crate::alignment_padding::{Header, PT_LOAD, read_headers};
+use super::alignment_padding::{Header, PT_LOAD, read_headers};
 
 /// `s32 code; s32 target; long key;`
 const ENTRY: usize = 16;
@@ -132,7 +132,7 @@ fn write(entry: &Entry, place: u64) -> Result<[u8; ENTRY]> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::alignment_padding::tests::elf;
+    use crate::kernel::alignment_padding::tests::elf;
 
     /// Address of the segment of [`elf`].
     const BASE: u64 = u64::MAX << 31;

@@ -46,15 +46,16 @@ pub enum StreamError {
     Trailing,
 }
 
-/// The beginning of a stream.
-pub(crate) fn header(length: u64) -> Vec<u8> {
+/// The beginning of a stream: of a disk of so many bytes.
+#[must_use]
+pub fn header(length: u64) -> Vec<u8> {
     let mut bytes = MAGIC.to_vec();
     bytes.extend(length.to_le_bytes());
     bytes
 }
 
 /// Appends a block of 1 MiB at most.
-pub(crate) fn push_block(stream: &mut Vec<u8>, at: u64, block: &[u8]) {
+pub fn push_block(stream: &mut Vec<u8>, at: u64, block: &[u8]) {
     let length = u32::try_from(block.len()).unwrap_or(u32::MAX);
     stream.extend(at.to_le_bytes());
     stream.extend(length.to_le_bytes());
@@ -62,14 +63,14 @@ pub(crate) fn push_block(stream: &mut Vec<u8>, at: u64, block: &[u8]) {
 }
 
 /// Appends the end.
-pub(crate) fn push_end(stream: &mut Vec<u8>) {
+pub fn push_end(stream: &mut Vec<u8>) {
     stream.extend(END.to_le_bytes());
     stream.extend(0_u32.to_le_bytes());
 }
 
 /// Reads a stream.
 #[derive(Debug)]
-pub(crate) struct Reader<R> {
+pub struct Reader<R> {
     input: R,
     disk: u64,
     /// Nothing may come before this.
@@ -79,7 +80,11 @@ pub(crate) struct Reader<R> {
 
 impl<R: Read> Reader<R> {
     /// Reads the beginning.
-    pub(crate) fn new(mut input: R) -> Result<Self, StreamError> {
+    ///
+    /// # Errors
+    ///
+    /// It was cut off, or is none of such a stream.
+    pub fn new(mut input: R) -> Result<Self, StreamError> {
         let mut magic = [0; MAGIC.len()];
         input.read_exact(&mut magic).map_err(StreamError::Read)?;
         if magic != MAGIC {
@@ -94,13 +99,18 @@ impl<R: Read> Reader<R> {
         })
     }
 
-    /// The disk's length.
-    pub(crate) const fn disk_len(&self) -> u64 {
+    /// The disk's length in bytes.
+    #[must_use]
+    pub const fn disk_len(&self) -> u64 {
         self.disk
     }
 
     /// Reads a block: where it begins, and its data. `None` at the end.
-    pub(crate) fn next(&mut self) -> Result<Option<(u64, &[u8])>, StreamError> {
+    ///
+    /// # Errors
+    ///
+    /// It was cut off, or is where none can be.
+    pub fn next_block(&mut self) -> Result<Option<(u64, &[u8])>, StreamError> {
         let at = u64::from_le_bytes(array(&mut self.input)?);
         let length = u32::from_le_bytes(array(&mut self.input)?);
         if (at, length) == (END, 0) {
@@ -147,7 +157,7 @@ mod tests {
     fn read(stream: &[u8]) -> Result<(u64, Blocks), StreamError> {
         let mut reader = Reader::new(stream)?;
         let mut blocks = Vec::new();
-        while let Some((at, block)) = reader.next()? {
+        while let Some((at, block)) = reader.next_block()? {
             blocks.push((at, block.to_vec()));
         }
         Ok((reader.disk_len(), blocks))

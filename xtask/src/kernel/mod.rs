@@ -2,6 +2,14 @@
 //! Debian's Linux source and `images/kernel/guest.config`; docs/kernel.md has the reasons.
 //!
 //! The result is cached under the hash of source, configuration, compiler and this recipe.
+//!
+//! | file | contents |
+//! | --- | --- |
+//! | `alignment_padding` | leaves out of the ELF file what only aligns its parts |
+//! | `jump_table` | sorts the table of patchable branches, as the kernel would at each boot |
+
+mod alignment_padding;
+mod jump_table;
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -12,7 +20,7 @@ use anyhow::{Context, Result, bail};
 
 use crate::process::{self, Group, Lock};
 use crate::report::Step;
-use crate::{alignment_padding, jump_table, paths, setup};
+use crate::{paths, setup};
 
 /// Debian's package with the source.
 const SOURCE: &str = "linux-source-6.12";

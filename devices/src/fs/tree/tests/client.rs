@@ -44,6 +44,8 @@ fn a_client_is_told_to_cache_to_list_with_objects_and_to_know_of_mounts() {
         FsOptions::PARALLEL_DIROPS,
         FsOptions::HANDLE_KILLPRIV_V2,
         FsOptions::SUBMOUNTS,
+        FsOptions::DONT_MASK,
+        FsOptions::POSIX_ACL,
     ] {
         assert!(told.contains(option), "{option:?}");
     }
