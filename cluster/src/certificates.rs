@@ -30,7 +30,7 @@ use tokio_rustls::rustls::{
     sign::CertifiedKey,
 };
 
-pub(crate) use authority::{Authority, AuthorityStore};
+pub(crate) use authority::{Authority, AuthorityStore, Issued};
 
 /// The Secret that holds the authority, and the ConfigMap with its certificates.
 pub(crate) const SECRET: &str = "podvisor-cluster-authority";

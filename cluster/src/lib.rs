@@ -4,6 +4,7 @@
 //! | --- | --- |
 //! | `certificates`, `https`, `scrape`, `status` | how servers are reached, and how they refuse |
 //! | `prometheus` | the text of metrics |
+//! | `token` | what a component allows another by a signature |
 //! | `contact` | what the API and a node's part know of each other |
 //! | `installation` | the KubeVirt object, which all components of a cluster heed |
 //! | `instancetypes` | instance types and preferences, for all that look at a VM with them |
@@ -11,6 +12,7 @@
 //! | `api` | the aggregated group `subresources.kubevirt.io` |
 //! | `controller` | VirtualMachine → instance → pod, snapshots of it, DataVolume → claim and importer |
 //! | `import` | the program of an importer: fills a claim |
+//! | `copy` | copies of claims of other namespaces: who may make them, and how a disk is sent |
 //! | `upload` | tokens of uploads, and the proxy that takes them from outside |
 //! | `node` | what runs beside each kubelet: carries out requests, reports the state of its VMs |
 //! | `manifests` | what `podvisor-cluster install` prints |
@@ -23,6 +25,7 @@ pub mod api;
 mod certificates;
 mod contact;
 pub mod controller;
+pub mod copy;
 mod https;
 pub mod import;
 mod installation;
@@ -32,7 +35,8 @@ pub mod node;
 mod prometheus;
 mod scrape;
 mod status;
+mod token;
 mod typed;
+pub mod upload;
 
 pub use https::Listen;
-pub mod upload;

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Context as _;
 use clap::{CommandFactory as _, Parser, Subcommand};
 use clap_complete::Shell;
-use podvisor_cluster::{Listen, admission, api, controller, import, manifests, node, upload};
+use podvisor_cluster::{Listen, admission, api, controller, copy, import, manifests, node, upload};
 
 #[derive(Debug, Parser)]
 #[command(version, about = "KubeVirt's API over podvisor's VM pods")]
@@ -29,6 +29,8 @@ enum Command {
     Node(node::Options),
     /// Fill a claim: the program of an importer's pod.
     Import(Box<import::Options>),
+    /// Send a claim's disk to an importer of another namespace.
+    Send(copy::Options),
     /// Take uploads from outside of the cluster.
     UploadProxy(Listen),
     /// Print a shell's completion script.
@@ -71,6 +73,7 @@ async fn run(command: Command) -> anyhow::Result<()> {
         Command::Controller(options) => controller::run(options).await,
         Command::Node(options) => node::run(options).await,
         Command::Import(options) => import::run(*options).await,
+        Command::Send(options) => copy::run(options).await,
         Command::UploadProxy(options) => upload::run(options).await,
         Command::Completions { shell } => {
             let name = env!("CARGO_BIN_NAME");

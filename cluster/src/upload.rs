@@ -2,13 +2,16 @@
 //!
 //! A user asks the aggregated API for a token (`api`), and sends a disk with it to the proxy
 //! (`proxy`), which passes the bytes on to the pod that writes the claim (`import`). The token is
-//! good for one claim and for minutes (`token`). Between the proxy and the pod both sides show
+//! good for one claim and for minutes. Between the proxy and the pod both sides show
 //! certificates of the authority; docs/adr/0058-uploads.md says why.
 
 pub(crate) mod proxy;
-pub(crate) mod token;
 
 pub use proxy::{run, serve};
+
+use serde::{Deserialize, Serialize};
+
+use crate::token;
 
 /// The group of UploadTokenRequests.
 pub const GROUP: &str = "upload.cdi.kubevirt.io";
@@ -43,6 +46,24 @@ pub(crate) const ADDRESS: &str = "podvisor.io/upload-address";
 /// The name in the certificate of the pod that takes the upload of the claim with this unique id.
 pub(crate) fn server_name(claim: &str) -> String {
     format!("{claim}.upload.podvisor.internal")
+}
+
+/// What the token of an upload is good for.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Grant {
+    /// The claim's namespace.
+    #[serde(rename = "ns")]
+    pub(crate) namespace: String,
+    /// The claim's name.
+    #[serde(rename = "sub")]
+    pub(crate) name: String,
+    /// The claim's unique id: another one of the same name is not meant.
+    pub(crate) uid: String,
+}
+
+impl token::Grant for Grant {
+    const OPERATION: &'static str = "Upload";
+    const SECRET: &'static str = "podvisor-upload-tokens";
 }
 
 /// How a disk is sent.

@@ -10,6 +10,7 @@
 //! `podvisor-network` (CNI and taps) and `podvisor-host` (threads, time limits, removal). Nothing
 //! here uses KVM directly: that is `podvisor-vmm`'s job.
 
+mod boot;
 mod cli;
 mod connection_limiter;
 mod cri;

@@ -65,6 +65,10 @@ fn guest_vms_keep_what_they_wrote_and_their_console_may_be_left() {
         .write_all(b"echo it is $((40+2))\n")
         .unwrap();
     terminal.read_until("it is 42");
+    // Before anybody asks the agent, it has somebody to wait for, and does not look for one.
+    let ports = "mount -t debugfs none /sys/kernel/debug; cat /sys/kernel/debug/virtio-ports/*\n";
+    terminal.person.write_all(ports.as_bytes()).unwrap();
+    terminal.read_until("host_connected: 1");
     terminal.person.write_all(b"\x1d").unwrap();
     terminal.read_until("VM vm1 goes on");
     assert!(run.wait().unwrap().success());
@@ -111,6 +115,16 @@ fn guest_vms_keep_what_they_wrote_and_their_console_may_be_left() {
     until("the second boot", || logs().contains("CPUs, boot 2"));
     // What the guest has changed is in force.
     assert!(logs().contains(by_loader), "{}", logs());
+    let seen: Value = serde_json::from_str(&vm(&["inspect", "vm1"]).stdout).unwrap();
+    let boot = &seen[0]["Boot"];
+    assert_eq!(
+        (&boot["way"], &boot["entry"]),
+        (&"loader".into(), &"Small system".into())
+    );
+    assert!(
+        boot["kernel"].as_str().unwrap().contains("vmlinuz"),
+        "{boot}"
+    );
     vm(&["reboot", "-f", "vm1"]).printed("vm1\n");
     until("the third boot", || logs().contains("CPUs, boot 3"));
     let running = vm(&["resize", "--cpus", "2", "vm1"]);
@@ -175,13 +189,16 @@ fn boots_what_is_kept(root: &Root, image: &str) {
     assert_eq!(first.len(), 1, "{first:?}");
     let made = fs::metadata(first[0].join("kernel")).unwrap();
     for (name, way, said) in [
-        ("kept", &[][..], KEPT),
+        ("kept", &["--timings"][..], KEPT),
         ("loaded", &["--no-kept-kernel"], "podvisor-loader: starting"),
     ] {
         let run = ["run", "-d", "--name", name, "-m", "256M"];
         let ran = vm(&[&run, way, &[image]].concat());
         assert_eq!(ran.code, Some(0), "{ran:?}");
         let logs = || vm(&["logs", name]).stdout;
+        if way == ["--timings"] {
+            timings_of(root, name, &ran);
+        }
         until("its boot", || logs().contains(said));
         vm(&["rm", "-f", name]).printed(&format!("{name}\n"));
     }
@@ -198,6 +215,38 @@ fn boots_what_is_kept(root: &Root, image: &str) {
     assert_eq!(ran.code, Some(0), "{ran:?}");
     assert_eq!(kept().len(), 2, "{:?}", kept());
     vm(&["rm", "-f", "other"]).printed("other\n");
+}
+
+/// The phases of a VM's boot, which `vm run` has waited for and shown.
+fn timings_of(root: &Root, name: &str, ran: &Ran) {
+    let by = format!("VM {name}: by the kernel that was kept of its image (Small system)\n");
+    let shown = ran.stderr.split_once(&by).unwrap_or_default().1;
+    let mut rest = shown;
+    for phase in [
+        "image ready",
+        "disk made",
+        "network made",
+        "process jailed",
+        "kernel of the image known",
+        "machine built",
+        "first output of the guest",
+        "prompt on the console",
+    ] {
+        rest = rest.split_once(phase).expect(phase).1;
+    }
+    assert!(!shown.contains("loader"), "{shown}");
+    let again = root.output(&["vm", "timings", name]);
+    assert_eq!(again.stdout, by + shown);
+    let json = root.output(&["vm", "timings", "--json", name]).stdout;
+    let json: Value = serde_json::from_str(&json).unwrap();
+    assert_eq!(
+        (&json["way"], &json["boots"]),
+        (&"keptKernel".into(), &1.into())
+    );
+    assert!(
+        json["cmdline"].as_str().unwrap().contains("console=ttyS0"),
+        "{json}"
+    );
 }
 
 /// Saves the VM `vm1`, whose agent answers, in each way, and leaves it as it was.
@@ -278,6 +327,8 @@ fn warm(root: &Root) {
             addresses.push(fetch(name));
         }
     }
+    assert_eq!(inspect("two-1")["Boot"]["way"], "snapshot");
+    assert_eq!(inspect("vm1")["Boot"]["way"], "savedState");
     addresses.extend(has_network.then(|| fetch("vm1")));
     addresses.sort();
     addresses.dedup();

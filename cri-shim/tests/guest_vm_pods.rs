@@ -252,6 +252,31 @@ impl Node {
         self.client.status(id).await.state
     }
 
+    /// How a machine was booted, as the container's and the pod's verbose status say.
+    async fn boot(&mut self, id: &str) -> serde_json::Value {
+        let request = ContainerStatusRequest {
+            container_id: id.to_owned(),
+            verbose: true,
+        };
+        let status = self.client.runtime.container_status(request).await.unwrap();
+        let of_container: serde_json::Value =
+            serde_json::from_str(&status.into_inner().info["info"]).unwrap();
+        let request = PodSandboxStatusRequest {
+            pod_sandbox_id: self.client.pod.clone(),
+            verbose: true,
+        };
+        let status = self
+            .client
+            .runtime
+            .pod_sandbox_status(request)
+            .await
+            .unwrap();
+        let of_pod: serde_json::Value =
+            serde_json::from_str(&status.into_inner().info["info"]).unwrap();
+        assert_eq!(of_pod["boot"], of_container["boot"]);
+        of_pod["boot"].clone()
+    }
+
     /// The daemon is killed, and another one takes over.
     async fn restart(&mut self) {
         self.daemon.end(Signal::KILL);
@@ -355,6 +380,13 @@ async fn guest_with_its_own_system_lives_the_life_of_a_pod() {
     let typing = node.types(&vm, "ip -4 addr show eth0\n").await;
     node.says(0, "inet 10.96.0.").await;
     drop(typing);
+    let boot = node.boot(&vm).await;
+    let known = (boot["way"].as_str(), boot["entry"].as_str());
+    assert_eq!(known, (Some("keptKernel"), Some("Small system")), "{boot}");
+    let phases = boot["phases"].to_string();
+    for phase in ["machine", "console", "address", "prompt"] {
+        assert!(phases.contains(&format!("\"{phase}\"")), "{phase}: {boot}");
+    }
     node.asks_the_agent(&vm).await;
     let request = ContainerStatsRequest {
         container_id: vm.clone(),

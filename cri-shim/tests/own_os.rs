@@ -1,6 +1,8 @@
 //! Sandboxes whose guest has an operating system of its own: before they have a machine, and with a
 //! guest of a few instructions, which needs nothing of KVM but to be opened.
 
+#[path = "own_os/boots.rs"]
+mod boots;
 #[path = "own_os/disks.rs"]
 mod disks;
 #[path = "own_os/kept.rs"]

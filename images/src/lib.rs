@@ -55,7 +55,7 @@ pub use cancel::Cancel;
 pub use digest::{Digest, DigestError};
 pub use disk::{
     Checksum, ChecksumError, ConvertError, Disk, DiskError, DiskFormat, Qcow2Error, convert_disk,
-    copy_disk, disk_len, zero_disk,
+    copy_disk, disk_len, visit_data, zero_disk,
 };
 pub use erofs::WriteError;
 pub use error::{Error, Result, parse_reference};

@@ -49,8 +49,9 @@
 //! After `pause` has returned, no vCPU runs, no request is in flight and no device reads or writes
 //! guest memory; `resume` continues from there, and nothing is lost. `pause` fails with
 //! [`VmError::Busy`], and the VM keeps running, if a disk or another host side does not stop within
-//! 800 ms. `stop` abandons such a request: its thread and guest memory stay until the host side
-//! returns; [`Vm::abandoned`] names such threads. `counters` never blocks.
+//! 800 ms ([`Vm::pause_within`] has another limit). `stop` abandons such a request: its thread and
+//! guest memory stay until the host side returns; [`Vm::abandoned`] names such threads. `counters`
+//! never blocks.
 //!
 //! Devices belong to the VM once it is built. [`Vm::block`], [`Vm::console`], [`Vm::vsock`] and
 //! others return handles to control them at run time: swap a disk, resize it, open a

@@ -125,6 +125,25 @@ const MAX_OPEN: usize = 100;
 /// Of a byte each, in a mount below the share.
 const WRITES: u64 = 400;
 
+/// A POSIX access control list (`linux/posix_acl_xattr.h`) that lets one more user do everything.
+fn list_with(user: u32) -> Vec<u8> {
+    let none = u32::MAX;
+    let mut list = 2u32.to_le_bytes().to_vec();
+    // The owner, the user, the owning group, the mask, and others.
+    for (tag, permissions, id) in [
+        (1, 7, none),
+        (2, 7, user),
+        (4, 0, none),
+        (16, 7, none),
+        (32, 0, none),
+    ] {
+        list.extend(u16::to_le_bytes(tag));
+        list.extend(u16::to_le_bytes(permissions));
+        list.extend(u32::to_le_bytes(id));
+    }
+    list
+}
+
 /// Whether this process, whose device it is, holds a file that has been removed.
 fn is_kept(path: &Path) -> bool {
     let removed = format!("{} (deleted)", path.display());
@@ -159,6 +178,22 @@ fn mounts_swaps_and_owners(transport: Transport) {
     symlink("v1", share.join("config/..data")).unwrap();
     symlink("..data/key", share.join("config/key")).unwrap();
     symlink("../secret", share.join("out")).unwrap();
+    // Readable and writable for one of the guest's users only by a list.
+    fs::write(share.join("listed"), "by a list\n").unwrap();
+    fs::create_dir(share.join("team")).unwrap();
+    let set = |name: &str, kind: &str| {
+        let name = share.join(name);
+        let flags = rustix::fs::XattrFlags::empty();
+        rustix::fs::setxattr(
+            &name,
+            format!("system.posix_acl_{kind}"),
+            &list_with(1234),
+            flags,
+        )
+    };
+    set("listed", "access").unwrap();
+    set("team", "access").unwrap();
+    set("team", "default").unwrap();
     // More than the device may have open at the same time.
     fs::create_dir(share.join("many")).unwrap();
     for file in 0..2 * MAX_OPEN {
@@ -180,7 +215,10 @@ fn mounts_swaps_and_owners(transport: Transport) {
          mknod /share/pub/disk b 8 0 2>/dev/null || echo no device\n\
          touch /share/pub/mine; chown 1000:2000 /share/pub/mine; chmod 6755 /share/pub/mine\n\
          mkdir /etc; echo 'they:x:1234:5678::/:/bin/sh' > /etc/passwd\n\
+         echo 'nobody:x:65534:65534::/:/bin/sh' >> /etc/passwd\n\
          echo 'they:x:5678:' > /etc/group; su they -c 'touch /share/pub/theirs'\n\
+         su they -c 'cat /share/listed; umask 077; touch /share/team/theirs'\n\
+         su nobody -s /bin/sh -c 'cat /share/listed' 2>/dev/null || echo not by others\n\
          wc -c < /share/logs/old\n\
          ls -l /share/many | wc -l; cat /share/many/* | wc -c\n\
          mkdir /second; mount -t virtiofs second /second; cat /second/file; echo\n\
@@ -237,8 +275,8 @@ fn mounts_swaps_and_owners(transport: Transport) {
 
     let text = console.text();
     let seen = "bound\nrefused\nkept\nmounts differ\nno way out\nno device\n\
-                1048576\n201\n200\nbound\nsecond refused\none\nready\nswapped\n\
-                bound\nwritten\n";
+                by a list\nnot by others\n1048576\n201\n200\nbound\nsecond refused\none\n\
+                ready\nswapped\nbound\nwritten\n";
     assert!(text.contains(seen), "{text}");
     assert!(text.contains("filled\n"), "{text}");
     assert_eq!(fs::read_to_string(other.join("new")).unwrap(), "new\n");
@@ -248,6 +286,8 @@ fn mounts_swaps_and_owners(transport: Transport) {
     };
     assert_eq!(owner("mine"), (1000, 2000, 0o6755));
     assert_eq!(owner("theirs"), (1234, 5678, 0o644));
+    // By the directory's default list, and not by the umask.
+    assert_eq!(owner("../team/theirs"), (1234, 5678, 0o660));
     assert!(!share.join("pub/disk").exists());
     assert!(vm.faults().is_empty());
 }

@@ -2,26 +2,22 @@
 //! where KVM is sound. All measuring is in benches/.
 
 mod args;
+mod measurement;
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Command, ExitCode, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
 
-use crate::host::{self, Request};
-use crate::report::{self, Step};
-use crate::{cargo, cpio, guest, images, kernel, paths, process, setup};
+use crate::{cpio, guest, images, kernel, paths, process, setup};
 pub(crate) use args::Args;
 use args::{
-    BlkArgs, BootArgs, CriArgs, ImageArgs, InterruptArgs, NetArgs, PullArgs, RestoreArgs,
+    BlkArgs, BootArgs, Clock, CriArgs, ImageArgs, InterruptArgs, NetArgs, PullArgs, RestoreArgs,
     StartArgs, Subject, VmArgs,
 };
-
-/// Attempts with hosts that count instructions: one in three stalls while QEMU's guest waits for
-/// its device.
-const ICOUNT_ATTEMPTS: usize = 5;
+use measurement::Measurement;
 
 pub(crate) fn command(args: &Args) -> Result<ExitCode> {
     match &args.subject {
@@ -41,252 +37,115 @@ pub(crate) fn command(args: &Args) -> Result<ExitCode> {
 fn boot(args: &BootArgs) -> Result<ExitCode> {
     setup::ensure(&[setup::HOST, setup::BUILD])?;
     let kernel = match &args.kernel {
-        Some(kernel) => absolute(kernel)?,
+        Some(kernel) => measurement::absolute(kernel)?,
         None => kernel::ensure()?,
     };
-    let programs = build()?;
     let initramfs = initramfs("init.S", &["-nostdlib", "-Wl,-z,noseparate-code"])?;
-    let qemu = process::output(Command::new("sh").args(["-c", "command -v qemu-system-x86_64"]))?;
-
-    let mut command = vec![programs.join("podvisor-benches").display().to_string()];
-    let mut add = |words: &[&str]| command.extend(words.iter().map(|word| (*word).to_owned()));
-    add(&["boot", "--qemu", &qemu, "--runs", &args.runs.to_string()]);
-    add(&["--kernel", &kernel.display().to_string()]);
-    add(&["--initramfs", &initramfs.display().to_string()]);
-    let podvisor = programs.join("boot-podvisor");
-    add(&["--podvisor", &podvisor.display().to_string()]);
-    for (option, path) in [
-        ("--firecracker", &args.firecracker),
-        ("--cloud-hypervisor", &args.cloud_hypervisor),
-    ] {
-        if let Some(path) = path {
-            add(&[option, &absolute(path)?.display().to_string()]);
-        }
-    }
+    let mut measurement = Measurement::new("boot", args.clock)?
+        .with("--qemu", qemu()?)
+        .with("--runs", args.runs)
+        .with_path("--kernel", &kernel)
+        .with_path("--initramfs", &initramfs)
+        .with_program("--podvisor", "boot-podvisor")
+        .with_file("--firecracker", args.firecracker.as_deref())?
+        .with_file("--cloud-hypervisor", args.cloud_hypervisor.as_deref())?
+        .with_json(&args.json)?;
     if let Some(cmdline) = &args.cmdline {
-        add(&["--cmdline", cmdline]);
+        measurement = measurement.with("--cmdline", cmdline);
     }
     if let Some(memory) = args.memory {
-        add(&["--memory", &memory.to_string()]);
+        measurement = measurement.with("--memory", memory);
     }
-    if args.icount {
-        add(&["--icount"]);
-    }
-    let shares = outputs(args.json.as_deref(), None, &mut command)?;
-    let request = Request {
-        command,
-        shares,
-        icount: args.icount,
-        limit: Some(Duration::from_secs(900)),
-        ..Request::default()
-    };
-    host::run_request(request).map(ExitCode::from)
+    measurement.run(Duration::from_secs(900))
 }
 
 fn blk(args: &BlkArgs) -> Result<ExitCode> {
+    let runs = args.runs.unwrap_or(rounds(args.clock));
+    devices("blk", args.clock, runs)?
+        .with_json(&args.json)?
+        .with_plot(&args.plot)?
+        .run(Duration::from_secs(90 + 60 * runs as u64))
+}
+
+fn net(args: &NetArgs) -> Result<ExitCode> {
+    let runs = args.runs.unwrap_or(rounds(args.clock));
+    devices("net", args.clock, runs)?
+        .with_json(&args.json)?
+        .with_plot(&args.plot)?
+        .run(Duration::from_secs(120 + 120 * runs as u64))
+}
+
+/// Rounds of a measurement in which everything runs once: where instructions are counted, all are
+/// alike.
+fn rounds(clock: Clock) -> usize {
+    if clock.icount { 1 } else { 3 }
+}
+
+/// A measurement of a device of podvisor and of QEMU, whose guest is named like it.
+fn devices(subject: &str, clock: Clock, runs: usize) -> Result<Measurement> {
     setup::ensure(&[setup::HOST, setup::BUILD])?;
     let kernel = kernel::ensure()?;
-    let programs = build()?;
-    let initramfs = initramfs("blk.c", &["-O2"])?;
-    let qemu = process::output(Command::new("sh").args(["-c", "command -v qemu-system-x86_64"]))?;
-    let mut command = vec![programs.join("podvisor-benches").display().to_string()];
-    let mut add = |words: &[&str]| command.extend(words.iter().map(|word| (*word).to_owned()));
-    let runs = args.runs.unwrap_or(if args.icount { 1 } else { 3 });
-    add(&["blk", "--qemu", &qemu, "--runs", &runs.to_string()]);
-    add(&["--kernel", &kernel.display().to_string()]);
-    add(&["--initramfs", &initramfs.display().to_string()]);
-    let podvisor = programs.join("blk-podvisor");
-    add(&["--podvisor", &podvisor.display().to_string()]);
-    if args.icount {
-        add(&["--icount"]);
-    }
-    let shares = outputs(args.json.as_deref(), args.plot.as_deref(), &mut command)?;
-    let request = Request {
-        command,
-        shares,
-        icount: args.icount,
-        limit: Some(Duration::from_secs(90 + 60 * runs as u64)),
-        ..Request::default()
-    };
-    in_hosts(&request)
+    let initramfs = initramfs(&format!("{subject}.c"), &["-O2"])?;
+    Ok(Measurement::new(subject, clock)?
+        .with("--qemu", qemu()?)
+        .with("--runs", runs)
+        .with_path("--kernel", &kernel)
+        .with_path("--initramfs", &initramfs)
+        .with_program("--podvisor", &format!("{subject}-podvisor")))
 }
 
 fn image(args: &ImageArgs) -> Result<ExitCode> {
     setup::ensure(&[setup::HOST, setup::BUILD])?;
     let kernel = kernel::ensure()?;
-    let programs = build()?;
     let initramfs = initramfs("image.c", &["-O2"])?;
-    let mut command = vec![programs.join("podvisor-benches").display().to_string()];
-    let mut add = |words: &[&str]| command.extend(words.iter().map(|word| (*word).to_owned()));
-    add(&["image", "--kernel", &kernel.display().to_string()]);
-    add(&["--initramfs", &initramfs.display().to_string()]);
-    let podvisor = programs.join("image-podvisor");
-    add(&["--podvisor", &podvisor.display().to_string()]);
+    let mut measurement = Measurement::new("image", args.clock)?
+        .with_path("--kernel", &kernel)
+        .with_path("--initramfs", &initramfs)
+        .with_program("--podvisor", "image-podvisor")
+        .with_json(&args.json)?;
     if let Some(way) = &args.memory_of {
-        let machines = args.machines.to_string();
-        add(&["--memory-of", way, "--machines", &machines]);
+        measurement = measurement
+            .with("--memory-of", way)
+            .with("--machines", args.machines);
     }
-    if args.icount {
-        add(&["--icount"]);
-    }
-    let shares = outputs(args.json.as_deref(), None, &mut command)?;
-    let request = Request {
-        command,
-        shares,
-        icount: args.icount,
-        limit: Some(Duration::from_secs(600)),
-        ..Request::default()
-    };
-    in_hosts(&request)
-}
-
-fn net(args: &NetArgs) -> Result<ExitCode> {
-    setup::ensure(&[setup::HOST, setup::BUILD])?;
-    let kernel = kernel::ensure()?;
-    let programs = build()?;
-    let initramfs = initramfs("net.c", &["-O2"])?;
-    let qemu = process::output(Command::new("sh").args(["-c", "command -v qemu-system-x86_64"]))?;
-    let mut command = vec![programs.join("podvisor-benches").display().to_string()];
-    let mut add = |words: &[&str]| command.extend(words.iter().map(|word| (*word).to_owned()));
-    let runs = args.runs.unwrap_or(if args.icount { 1 } else { 3 });
-    add(&["net", "--qemu", &qemu, "--runs", &runs.to_string()]);
-    add(&["--kernel", &kernel.display().to_string()]);
-    add(&["--initramfs", &initramfs.display().to_string()]);
-    let podvisor = programs.join("net-podvisor");
-    add(&["--podvisor", &podvisor.display().to_string()]);
-    if args.icount {
-        add(&["--icount"]);
-    }
-    let shares = outputs(args.json.as_deref(), args.plot.as_deref(), &mut command)?;
-    let request = Request {
-        command,
-        shares,
-        icount: args.icount,
-        limit: Some(Duration::from_secs(120 + 120 * runs as u64)),
-        ..Request::default()
-    };
-    in_hosts(&request)
-}
-
-/// Runs `request` in a host, and again in another one if a host that counts instructions stalls.
-fn in_hosts(request: &Request) -> Result<ExitCode> {
-    let attempts = if request.icount { ICOUNT_ATTEMPTS } else { 1 };
-    let mut status = 0;
-    for attempt in 1..=attempts {
-        status = host::run_request(request.clone())?;
-        let has_stalled = [host::TIMED_OUT, host::HUNG].contains(&status);
-        if !has_stalled || attempt == attempts {
-            break;
-        }
-        report::note("a host that counts instructions stalls now and then; trying once more");
-    }
-    Ok(ExitCode::from(status))
-}
-
-/// Makes `command` write JSON to the file `json` and a picture to the file `plot`; returns their
-/// directories, which must be writable in the host.
-fn outputs(
-    json: Option<&Path>,
-    plot: Option<&Path>,
-    command: &mut Vec<String>,
-) -> Result<Vec<PathBuf>> {
-    let mut shares = Vec::new();
-    for (option, path) in [("--json", json), ("--plot", plot)] {
-        let Some(path) = path else {
-            continue;
-        };
-        command.push(option.to_owned());
-        if option == "--json" && path == Path::new("-") {
-            command.push("-".to_owned());
-            continue;
-        }
-        let path = std::path::absolute(path)?;
-        let directory = path
-            .parent()
-            .filter(|_| !path.is_dir())
-            .with_context(|| format!("{option} {} names no file", path.display()))?;
-        let directory = absolute(directory)?;
-        command.push(path.display().to_string());
-        if !shares.contains(&directory) {
-            shares.push(directory);
-        }
-    }
-    Ok(shares)
+    measurement.run(Duration::from_secs(600))
 }
 
 fn restore(args: &RestoreArgs) -> Result<ExitCode> {
     setup::ensure(&[setup::HOST, setup::BUILD])?;
     let [kernel, initramfs] = guest::ensure()?;
-    let programs = build()?;
-    let mut command = vec![programs.join("podvisor-benches").display().to_string()];
-    let mut add = |words: &[&str]| command.extend(words.iter().map(|word| (*word).to_owned()));
-    add(&["restore", "--kernel", &kernel.display().to_string()]);
-    add(&["--initramfs", &initramfs.display().to_string()]);
-    let program = programs.join("agent-podvisor");
-    add(&["--program", &program.display().to_string()]);
-    let runs = args.runs.unwrap_or(if args.icount { 3 } else { 20 });
-    add(&["--runs", &runs.to_string()]);
-    add(&["--transport", &args.transport]);
-    add(&["--clones", &args.clones.to_string()]);
-    add(&["--memory", &args.memory.to_string()]);
-    if let Some(path) = &args.firecracker {
-        add(&["--firecracker", &absolute(path)?.display().to_string()]);
-    }
-    if args.icount {
-        add(&["--icount"]);
-    }
-    let request = Request {
-        command,
-        icount: args.icount,
-        limit: Some(Duration::from_secs(900)),
-        ..Request::default()
-    };
-    host::run_request(request).map(ExitCode::from)
+    let runs = if args.clock.icount { 3 } else { 20 };
+    Measurement::new("restore", args.clock)?
+        .with_path("--kernel", &kernel)
+        .with_path("--initramfs", &initramfs)
+        .with_program("--program", "agent-podvisor")
+        .with("--runs", args.runs.unwrap_or(runs))
+        .with("--transport", &args.transport)
+        .with("--clones", args.clones)
+        .with("--memory", args.memory)
+        .with_file("--firecracker", args.firecracker.as_deref())?
+        .run(Duration::from_secs(900))
 }
 
 fn interrupt(args: &InterruptArgs) -> Result<ExitCode> {
     setup::ensure(&[setup::HOST, setup::BUILD])?;
-    let programs = build()?;
-    let request = Request {
-        command: vec![
-            programs.join("podvisor-benches").display().to_string(),
-            "interrupt".to_owned(),
-        ],
-        icount: args.icount,
-        limit: Some(Duration::from_secs(300)),
-        ..Request::default()
-    };
-    host::run_request(request).map(ExitCode::from)
+    Measurement::of_one_unit("interrupt", args.clock)?.run(Duration::from_secs(300))
 }
 
 fn start(args: &StartArgs) -> Result<ExitCode> {
     setup::ensure(&[setup::HOST, setup::BUILD, setup::IMAGES, setup::BENCH_START])?;
     guest::ensure()?;
     let image = images::ensure()?.join("busybox.oci.tar");
-    let programs = build()?;
     let runc = process::output(Command::new("sh").args(["-c", "command -v runc"]))?;
-    let runs = args.runs.unwrap_or(if args.icount { 5 } else { 20 });
-    let mut command = vec![programs.join("podvisor-benches").display().to_string()];
-    let mut add = |words: &[&str]| command.extend(words.iter().map(|word| (*word).to_owned()));
-    add(&["start", "--runc", &runc, "--runs", &runs.to_string()]);
-    add(&[
-        "--podvisor",
-        &programs.join("podvisor").display().to_string(),
-    ]);
-    add(&["--guest", &paths::guest().display().to_string()]);
-    add(&["--image", &image.display().to_string()]);
-    add(&["--at-once", &args.at_once.to_string()]);
-    add(&["--idle", &args.idle.to_string()]);
-    if args.icount {
-        add(&["--icount"]);
-    }
-    let request = Request {
-        command,
-        icount: args.icount,
-        limit: Some(Duration::from_secs(1800)),
-        ..Request::default()
-    };
-    host::run_request(request).map(ExitCode::from)
+    Measurement::new("start", args.clock)?
+        .with("--runc", runc)
+        .with("--runs", args.runs.unwrap_or(pods(args.clock)))
+        .with_program("--podvisor", "podvisor")
+        .with_path("--guest", &paths::guest())
+        .with_path("--image", &image)
+        .with("--at-once", args.at_once)
+        .with("--idle", args.idle)
+        .run(Duration::from_secs(1800))
 }
 
 fn cri(args: &CriArgs) -> Result<ExitCode> {
@@ -299,65 +158,46 @@ fn cri(args: &CriArgs) -> Result<ExitCode> {
     ])?;
     guest::ensure()?;
     let registry = images::ensure()?.join("registry/data");
-    let programs = build()?;
-    let path = |name: &str| programs.join(name).display().to_string();
-    let mut command = vec![path("podvisor-benches"), "cri".to_owned()];
-    let mut add = |flag: &str, value: String| command.extend([flag.to_owned(), value]);
-    add("--podvisor", path("podvisor"));
-    add("--guest", paths::guest().display().to_string());
-    add("--registry", registry.display().to_string());
-    let runs = args.runs.unwrap_or(if args.icount { 5 } else { 20 });
-    add("--runs", runs.to_string());
-    add("--pods", args.pods.to_string());
-    if args.icount {
-        command.push("--icount".to_owned());
-    }
-    let request = Request {
-        command,
-        icount: args.icount,
-        limit: Some(Duration::from_secs(1800)),
-        ..Request::default()
-    };
-    host::run_request(request).map(ExitCode::from)
+    Measurement::new("cri", args.clock)?
+        .with_program("--podvisor", "podvisor")
+        .with_path("--guest", &paths::guest())
+        .with_path("--registry", &registry)
+        .with("--runs", args.runs.unwrap_or(pods(args.clock)))
+        .with("--pods", args.pods)
+        .run(Duration::from_secs(1800))
+}
+
+/// How many containers or pods are started one after the other.
+fn pods(clock: Clock) -> usize {
+    if clock.icount { 5 } else { 20 }
 }
 
 fn vm(args: &VmArgs) -> Result<ExitCode> {
     setup::ensure(&[setup::HOST, setup::BUILD])?;
     let [loader_kernel, loader_initramfs] = guest::ensure_loader()?;
     let system = images::small::ensure()?;
-    let programs = build()?;
-    let qemu = process::output(Command::new("sh").args(["-c", "command -v qemu-system-x86_64"]))?;
-    let text = |path: &Path| path.display().to_string();
-    let mut command = vec![text(&programs.join("podvisor-benches")), "vm".to_owned()];
-    let mut add = |flag: &str, value: String| command.extend([flag.to_owned(), value]);
-    add("--podvisor", text(&programs.join("vm-podvisor")));
-    add("--loader-kernel", text(&loader_kernel));
-    add("--loader-initramfs", text(&loader_initramfs));
-    add("--system", text(&system));
-    add("--qemu", qemu);
-    add("--runs", args.runs.to_string());
-    if let Some(path) = &args.cloud_hypervisor {
-        add("--cloud-hypervisor", text(&absolute(path)?));
-    }
-    if args.icount {
-        command.push("--icount".to_owned());
-    }
-    let shares = outputs(args.json.as_deref(), None, &mut command)?;
-    let request = Request {
-        command,
-        shares,
-        icount: args.icount,
-        limit: Some(Duration::from_secs(1200)),
-        ..Request::default()
-    };
-    in_hosts(&request)
+    Measurement::new("vm", args.clock)?
+        .with_program("--podvisor", "vm-podvisor")
+        .with_path("--loader-kernel", &loader_kernel)
+        .with_path("--loader-initramfs", &loader_initramfs)
+        .with_path("--system", &system)
+        .with("--qemu", qemu()?)
+        .with("--runs", args.runs)
+        .with_file("--cloud-hypervisor", args.cloud_hypervisor.as_deref())?
+        .with_json(&args.json)?
+        .run(Duration::from_secs(1200))
+}
+
+/// Returns where QEMU is.
+fn qemu() -> Result<String> {
+    process::output(Command::new("sh").args(["-c", "command -v qemu-system-x86_64"]))
 }
 
 /// Runs on this machine, as root, with its disk.
 fn pull(args: &PullArgs) -> Result<ExitCode> {
     setup::ensure(&[setup::BUILD, setup::IMAGES, setup::BENCH_PULL])?;
     let images = images::ensure()?;
-    let programs = build()?;
+    let programs = measurement::build()?;
     let mut command = process::tied(programs.join("podvisor-benches"));
     command
         .args(["pull", "--runs", &args.runs.to_string()])
@@ -368,29 +208,11 @@ fn pull(args: &PullArgs) -> Result<ExitCode> {
         .arg("--directory")
         .arg(paths::target().join("bench/pull"))
         .stdin(Stdio::null());
-    if let Some(path) = &args.json {
+    if let Some(path) = &args.json.path {
         command.arg("--json").arg(path);
     }
     process::run(&mut command)?;
     Ok(ExitCode::SUCCESS)
-}
-
-fn absolute(path: &Path) -> Result<PathBuf> {
-    path.canonicalize()
-        .with_context(|| format!("{} cannot be read", path.display()))
-}
-
-/// What every measurement is built with: another set of packages would be another set of features
-/// of what they depend on, for which cargo builds all of it again.
-const PACKAGES: [&str; 2] = ["podvisor-benches", "podvisor-cri"];
-
-/// Builds the harness and podvisor's side of it, optimized for a program that starts once per pod;
-/// returns their directory.
-fn build() -> Result<PathBuf> {
-    let step = Step::begin("building the benchmarks");
-    let programs = cargo::build_static(&PACKAGES)?;
-    step.done();
-    Ok(programs)
 }
 
 /// Builds an initramfs that only contains one of the harness's own inits, from `benches/guest`.
@@ -414,35 +236,4 @@ fn initramfs(source: &str, flags: &[&str]) -> Result<PathBuf> {
     fs::write(&path, archive.finish()?)
         .with_context(|| format!("{} cannot be written", path.display()))?;
     Ok(path)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn files_are_written_to_directories_that_the_host_shares_once() {
-        let here = std::env::current_dir().unwrap();
-        let given = |json: &str, plot: Option<&str>| {
-            let mut command = Vec::new();
-            let shares = outputs(Some(Path::new(json)), plot.map(Path::new), &mut command);
-            (command, shares.unwrap())
-        };
-        let at = |name: &str| here.join(name).display().to_string();
-        let (command, shares) = given("a.json", Some("./a.svg"));
-        assert_eq!(command, ["--json", &at("a.json"), "--plot", &at("a.svg")]);
-        assert_eq!(shares, [here.canonicalize().unwrap()]);
-        let (command, shares) = given("-", Some("src/a.svg"));
-        assert_eq!(command, ["--json", "-", "--plot", &at("src/a.svg")]);
-        assert_eq!(shares, [here.join("src").canonicalize().unwrap()]);
-        assert!(given("-", None).1.is_empty());
-    }
-
-    #[test]
-    fn a_directory_that_is_missing_is_named_before_anything_runs() {
-        let path = Path::new("missing/a.svg");
-        let error = outputs(None, Some(path), &mut Vec::new()).unwrap_err();
-        assert!(error.to_string().contains("missing"));
-        assert!(outputs(None, Some(Path::new("src")), &mut Vec::new()).is_err());
-    }
 }

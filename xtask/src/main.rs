@@ -5,7 +5,6 @@
 //! terminal output). No product code is here, and nothing in the product depends on this crate; it
 //! is built first on a fresh machine, so its dependencies are few.
 
-mod alignment_padding;
 mod bench;
 mod cargo;
 mod cluster;
@@ -20,7 +19,6 @@ mod go;
 mod guest;
 mod host;
 mod images;
-mod jump_table;
 mod kernel;
 mod mutants;
 mod package;

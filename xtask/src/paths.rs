@@ -59,6 +59,11 @@ pub(crate) fn display(path: &Path) -> String {
         .to_string()
 }
 
+/// Returns a path as a program's argument.
+pub(crate) fn text(path: &Path) -> String {
+    path.display().to_string()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

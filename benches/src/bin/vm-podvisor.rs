@@ -13,6 +13,9 @@ use podvisor_vmm::{
     BlockDevice, Initramfs, Kernel, PortsDevice, Snapshot, Transport, Vm, VmBuilder, VsockDevice,
 };
 
+/// The port of QEMU's guest agent.
+const AGENT: &str = "org.qemu.guest_agent.0";
+
 fn main() -> Result<(), Box<dyn Error>> {
     let mut args = std::env::args().skip(1);
     let mut next = |what: &str| args.next().ok_or_else(|| format!("{what} is missing"));
@@ -34,6 +37,8 @@ fn main() -> Result<(), Box<dyn Error>> {
         }
     };
     vm.start()?;
+    // As a pod's process does: an agent without another end looks for one all the time.
+    let _agent = vm.ports()?.connect(AGENT)?;
     type_into(&vm)?;
     if let Ok(dir) = next("SNAPSHOT") {
         vm.pause()?;
@@ -55,7 +60,7 @@ fn devices<S>(builder: VmBuilder<S>, disk: &str) -> Result<VmBuilder<S>, Box<dyn
         .vsock(VsockDevice::in_process(3)?)
         .rng()
         .balloon()
-        .ports(PortsDevice::new(["org.qemu.guest_agent.0"])?)
+        .ports(PortsDevice::new([AGENT])?)
         .serial(std::io::stdout()))
 }
 

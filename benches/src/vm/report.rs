@@ -13,6 +13,8 @@ pub(super) const KEPT: &str = "podvisor, kernel kept";
 pub(super) const DIRECT: &str = "podvisor, kernel given";
 pub(super) const CLONE: &str = "podvisor, clone";
 pub(super) const QEMU: &str = "QEMU q35, kernel given";
+/// With the parameters that podvisor adds to a kept kernel's.
+pub(super) const QEMU_LIKEWISE: &str = "QEMU q35, kernel as kept";
 
 /// Boots relative to QEMU's.
 const BOOT_LIMIT: f64 = 0.5;
@@ -128,6 +130,13 @@ fn criteria(is_counted: bool, ways: &[Way]) -> Vec<Criterion> {
             ] {
                 criteria.push(Criterion::at_most(what, limit, ratio));
             }
+            if let Some(likewise) = named(QEMU_LIKEWISE) {
+                criteria.push(Criterion::at_most(
+                    "a boot of a kept kernel over QEMU's with its parameters",
+                    BOOT_LIMIT,
+                    kept / likewise.total,
+                ));
+            }
         }
     }
     criteria.push(Criterion::at_most(
@@ -188,6 +197,7 @@ mod tests {
             way(DIRECT, 250.0),
             way(CLONE, 12.0),
             way(QEMU, 400.0),
+            way(QEMU_LIKEWISE, 250.0),
         ];
         let criteria = super::criteria(true, &ways);
         let values: Vec<_> = criteria.iter().map(|one| (one.value, one.holds)).collect();
@@ -199,6 +209,7 @@ mod tests {
                 (0.5, true),
                 (0.75, false),
                 (0.75, false),
+                (0.8, false),
                 (5.0, true)
             ]
         );

@@ -20,10 +20,11 @@ const QUESTION: &[u8] = b"echo it is $((40+2))\n";
 const ANSWER: &str = "it is 42";
 
 /// The loader's command line.
-const LOADER: &str = "console=ttyS0 quiet panic=-1 reboot=k -- --no-self-tests --root root";
+const LOADER: &str =
+    "console=ttyS0 quiet tsc=nowatchdog panic=-1 reboot=k -- --no-self-tests --root root";
 
 /// What a kept kernel is started with besides.
-const OF_KEPT: &str = "cryptomgr.notests";
+const OF_KEPT: &str = "cryptomgr.notests tsc=nowatchdog";
 
 /// The UUID of the root file system of the small system.
 const ROOT: &str = "root=UUID=";
@@ -111,6 +112,49 @@ impl Files {
         }
     }
 
+    fn by_qemu(
+        &self,
+        name: &'static str,
+        program: &Path,
+        memory_mib: u64,
+        command_line: &str,
+    ) -> Subject {
+        let boot = Boot {
+            kernel: &self.kernel,
+            initramfs: &self.initramfs,
+            memory_mib,
+            command_line,
+        };
+        let mut arguments = qemu::arguments(qemu::Q35, &boot);
+        let drive = format!("if=none,id=root,format=raw,file={}", text(&self.disk()));
+        let more = [
+            "-drive",
+            &drive,
+            "-device",
+            "virtio-blk-pci,drive=root,disable-legacy=on",
+            "-device",
+            "virtio-rng-pci,disable-legacy=on",
+            "-device",
+            "virtio-balloon-pci,disable-legacy=on",
+            "-device",
+            "virtio-serial-pci,disable-legacy=on",
+            // Its other end is there, as podvisor's is; that of `null` would not be.
+            "-chardev",
+            "file,id=agent,path=/dev/null",
+            "-device",
+            "virtserialport,chardev=agent,name=org.qemu.guest_agent.0",
+        ];
+        arguments.extend(more.map(str::to_owned));
+        Subject {
+            name,
+            kind: Kind::Qemu,
+            disk: self.image.clone(),
+            is_booted: false,
+            program: program.to_owned(),
+            arguments,
+        }
+    }
+
     fn boot(&self, kernel: &Path, initramfs: &Path, cmdline: &str, memory: u64) -> Vec<String> {
         vec![
             "boot".to_owned(),
@@ -168,35 +212,13 @@ impl Files {
             },
         ];
         if let Some(program) = &args.qemu {
-            let boot = Boot {
-                kernel,
-                initramfs,
-                memory_mib: memory,
-                command_line: &cmdline,
-            };
-            let mut arguments = qemu::arguments(qemu::Q35, &boot);
-            let drive = format!("if=none,id=root,format=raw,file={}", text(&self.disk()));
-            let more = [
-                "-drive",
-                &drive,
-                "-device",
-                "virtio-blk-pci,drive=root,disable-legacy=on",
-                "-device",
-                "virtio-rng-pci,disable-legacy=on",
-                "-device",
-                "virtio-balloon-pci,disable-legacy=on",
-                "-device",
-                "virtio-serial-pci,disable-legacy=on",
-            ];
-            arguments.extend(more.map(str::to_owned));
-            subjects.push(Subject {
-                name: super::report::QEMU,
-                kind: Kind::Qemu,
-                disk: self.image.clone(),
-                is_booted: false,
-                program: program.clone(),
-                arguments,
-            });
+            let likewise = format!("{cmdline} {OF_KEPT}");
+            for (name, cmdline) in [
+                (super::report::QEMU, &cmdline),
+                (super::report::QEMU_LIKEWISE, &likewise),
+            ] {
+                subjects.push(self.by_qemu(name, program, memory, cmdline));
+            }
         }
         if let Some(program) = &args.cloud_hypervisor {
             let words = [

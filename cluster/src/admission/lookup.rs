@@ -2,21 +2,24 @@
 
 use std::future::Future;
 
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::{
+    authorization::v1::{ResourceAttributes, SubjectAccessReview, SubjectAccessReviewSpec},
+    core::v1::Pod,
+};
 use kube::{
     Api, Client,
-    api::{ListParams, Patch, PatchParams},
+    api::{ListParams, Patch, PatchParams, PostParams},
     core::{ApiResource, DynamicObject, GroupVersionKind},
 };
 use podvisor_cluster_types::{
-    Cause, Causes, FieldPath,
+    Cause, Causes, FieldPath, datavolume,
     migration::{MigrationStatus, SELECTOR_LABEL},
     vmi::VmiStatus,
 };
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use super::{Evicted, evict};
+use super::{Evicted, User, evict};
 use crate::{
     controller::objects::{VirtualMachineRestore, is_true},
     instancetypes::Specs,
@@ -67,6 +70,14 @@ pub trait Lookup: Specs {
         namespace: &str,
         vmi: &str,
     ) -> impl Future<Output = Result<Option<String>, kube::Error>> + Send;
+
+    /// Whether a user may copy a claim of this namespace: the one of a name, or any.
+    fn may_copy(
+        &self,
+        user: &User,
+        namespace: &str,
+        claim: Option<&str>,
+    ) -> impl Future<Output = Result<bool, kube::Error>> + Send;
 }
 
 /// Asks the API server.
@@ -187,6 +198,36 @@ impl Lookup for ClusterLookup {
                 !status.is_final()
             });
         Ok(active.and_then(|migration| migration.metadata.name))
+    }
+
+    async fn may_copy(
+        &self,
+        user: &User,
+        namespace: &str,
+        claim: Option<&str>,
+    ) -> Result<bool, kube::Error> {
+        let review = SubjectAccessReview {
+            spec: SubjectAccessReviewSpec {
+                user: Some(user.username.clone()),
+                groups: Some(user.groups.clone()),
+                extra: Some(user.extra.clone()),
+                resource_attributes: Some(ResourceAttributes {
+                    group: Some(datavolume::GROUP.to_owned()),
+                    version: Some(datavolume::VERSION.to_owned()),
+                    namespace: Some(namespace.to_owned()),
+                    resource: Some("datavolumes".to_owned()),
+                    subresource: Some("source".to_owned()),
+                    name: claim.map(str::to_owned),
+                    verb: Some("create".to_owned()),
+                    ..Default::default()
+                }),
+                ..Default::default()
+            },
+            ..Default::default()
+        };
+        let api: Api<SubjectAccessReview> = Api::all(self.0.clone());
+        let answer = api.create(&PostParams::default(), &review).await?;
+        Ok(answer.status.is_some_and(|status| status.allowed))
     }
 }
 

@@ -5,6 +5,7 @@
 //! looked up in the cluster comes through [`Lookup`]; everything else is a function of the
 //! request.
 
+mod copies;
 mod evict;
 mod lookup;
 mod mutate;
@@ -29,8 +30,10 @@ pub use validate::validate;
 
 use crate::{
     certificates::{Certificates, Publish},
+    copy,
     https::{self, Listen},
     installation::{self, Seen},
+    token::KeyStore,
 };
 
 /// The name of both webhook configurations and of the service.
@@ -151,6 +154,7 @@ pub async fn serve(
     let (seen, follow) = installation::follow(client.clone(), &policy.namespace);
     let follow = tokio::spawn(follow);
     let state = Arc::new(State {
+        keys: KeyStore::of::<copy::Grant>(client.clone(), &policy.namespace),
         policy,
         seen,
         lookup: ClusterLookup::new(client),
@@ -166,6 +170,7 @@ pub async fn serve(
 /// What all requests share.
 struct State {
     policy: Policy,
+    keys: KeyStore,
     seen: watch::Receiver<Seen>,
     lookup: ClusterLookup,
 }
@@ -192,6 +197,9 @@ async fn handle(request: http::Request<hyper::body::Incoming>, state: Arc<State>
         None => &state.policy,
     };
     let response = match path {
+        "/mutate" if request.kind.kind == "DataVolume" => {
+            copies::authorize(&request, policy, &state.lookup, &state.keys).await
+        }
         "/mutate" => mutate(&request, policy),
         _ => validate(&request, policy, &state.lookup).await,
     };

@@ -154,7 +154,7 @@ fn restore_status(request: &Request, policy: &Policy) -> Response {
     patched(&request.object, &object)
 }
 
-fn patched(before: &Value, after: &Value) -> Response {
+pub(super) fn patched(before: &Value, after: &Value) -> Response {
     let patch = json_patch::diff(before, after);
     if patch.is_empty() {
         Response::allowed()

@@ -1,5 +1,7 @@
 //! `AdmissionReview` of `admission.k8s.io/v1`: what comes in and what goes out.
 
+use std::collections::BTreeMap;
+
 use k8s_openapi::ByteString;
 use podvisor_cluster_types::{Cause, meta::Meta};
 use serde::Deserialize;
@@ -68,6 +70,8 @@ pub struct User {
     pub username: String,
     /// Groups.
     pub groups: Vec<String>,
+    /// What an authenticator says besides.
+    pub extra: BTreeMap<String, Vec<String>>,
 }
 
 /// What is answered.

@@ -13,7 +13,7 @@ use podvisor_cluster_types::{
 };
 use serde_json::Value;
 
-use super::{Policy, Request, Response, evict, lookup::Lookup, lookup::part, snapshots};
+use super::{Policy, Request, Response, copies, evict, lookup::Lookup, lookup::part, snapshots};
 use crate::instancetypes::{self, ExpandError};
 
 /// The answer of the validating webhook.
@@ -31,10 +31,13 @@ pub async fn validate(request: &Request, policy: &Policy, lookup: &impl Lookup) 
         ("VirtualMachine", "CREATE" | "UPDATE") => {
             let judged = vm(request, policy);
             match &judged {
-                Ok(Response::Allowed(_)) => match expanded_vm(request, policy, lookup).await {
-                    Some(refused) => Ok(refused),
-                    None => judged,
-                },
+                Ok(Response::Allowed(_)) => {
+                    let refused = match expanded_vm(request, policy, lookup).await {
+                        Some(refused) => Some(refused),
+                        None => foreign_templates(request, policy, lookup).await,
+                    };
+                    refused.map_or(judged, Ok)
+                }
                 _ => judged,
             }
         }
@@ -122,7 +125,7 @@ fn vm(request: &Request, policy: &Policy) -> Result<Response, Cause> {
     let spec: VmSpec = part(&request.object, "spec")?;
     let path = FieldPath::new("spec");
     let mut causes = spec.validate(&policy.config.defaults, &policy.config.rules, &path);
-    causes.extend(spec.foreign_sources(&request.namespace, &path));
+    causes.extend(spec.unusable_sources(&request.namespace, &path));
     if !policy.is_system(&request.user_info) {
         causes.extend(snapshots::locked(request, &spec));
     }
@@ -172,6 +175,24 @@ async fn expanded_vm(request: &Request, policy: &Policy, lookup: &impl Lookup) -
         }
     };
     (!causes.is_empty()).then_some(Response::Invalid(causes))
+}
+
+/// Judges what a VM's templates copy from other namespaces; `None` if nothing is wrong. A VM that
+/// is restored may have its disks already; where one is missing, its DataVolume is judged.
+async fn foreign_templates(
+    request: &Request,
+    policy: &Policy,
+    lookup: &impl Lookup,
+) -> Option<Response> {
+    let is_same = request.object.get("spec") == request.old_object.get("spec");
+    if is_same || policy.is_system(&request.user_info) {
+        return None;
+    }
+    let spec: VmSpec = part(&request.object, "spec").ok()?;
+    match copies::templates(request, &spec, lookup).await {
+        Ok(causes) => (!causes.is_empty()).then_some(Response::Invalid(causes)),
+        Err(refused) => Some(refused),
+    }
 }
 
 fn replica_set(request: &Request, policy: &Policy) -> Result<Response, Cause> {

@@ -4,7 +4,7 @@ use k8s_openapi::api::core::v1::Pod;
 use podvisor_cluster_types::vmi::VmiStatus;
 use serde_json::json;
 
-use super::super::Evicted;
+use super::super::{Evicted, User};
 use super::*;
 use crate::instancetypes::Specs;
 
@@ -57,6 +57,10 @@ impl Lookup for Known {
 
     async fn active_migration(&self, _: &str, _: &str) -> Result<Option<String>, kube::Error> {
         Ok(self.active.clone())
+    }
+
+    async fn may_copy(&self, user: &User, _: &str, _: Option<&str>) -> Result<bool, kube::Error> {
+        Ok(user.username == "system:serviceaccount:n:copier")
     }
 }
 
@@ -325,4 +329,46 @@ async fn a_locked_vm_keeps_its_volumes() {
         request.user_info.username = "system:serviceaccount:podvisor:podvisor-controller".into();
         assert_eq!(fields(&request).await, [""; 0], "the system restores it");
     }
+}
+
+#[tokio::test]
+async fn what_a_template_copies_from_another_namespace_is_its_accounts_to_copy() {
+    let vm = |account: Option<&str>| {
+        let source = json!({ "pvc": { "namespace": "golden", "name": "a" } });
+        let mut volumes = vec![json!({ "name": "disk", "dataVolume": { "name": "root" } })];
+        let account = account.map(
+            |name| json!({ "name": "account", "serviceAccount": { "serviceAccountName": name } }),
+        );
+        volumes.extend(account);
+        json!({ "spec": {
+            "runStrategy": "Halted",
+            "dataVolumeTemplates": [{
+                "metadata": { "name": "root" },
+                "spec": { "source": source, "storage": {} },
+            }],
+            "template": { "spec": {
+                "domain": { "memory": { "guest": "64Mi" } }, "volumes": volumes,
+            } },
+        } })
+    };
+    let judge = async |operation: &str, object: Value, old: Value| {
+        let mut request = request("VirtualMachine", operation, object, old);
+        request.namespace = "n".to_owned();
+        fields(&request).await
+    };
+    let refused = ["spec.dataVolumeTemplates[0]"];
+    assert_eq!(judge("CREATE", vm(None), Value::Null).await, refused);
+    let none: [&str; 0] = [];
+    assert_eq!(judge("CREATE", vm(Some("copier")), Value::Null).await, none);
+    // What was asked before is not asked again, unless it is another account's.
+    let mut started = vm(None);
+    started["spec"]["runStrategy"] = json!("Always");
+    assert_eq!(judge("UPDATE", started, vm(None)).await, none);
+    let other = vm(Some("another"));
+    assert_eq!(judge("UPDATE", other, vm(Some("copier"))).await, refused);
+    // One that a restore makes has its disks, or its DataVolumes are judged.
+    let mut restored = request("VirtualMachine", "CREATE", vm(None), Value::Null);
+    restored.namespace = "n".to_owned();
+    restored.user_info.username = "system:serviceaccount:podvisor:podvisor-controller".into();
+    assert_eq!(fields(&restored).await, none);
 }

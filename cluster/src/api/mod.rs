@@ -29,7 +29,7 @@ use crate::{
     certificates::{Certificates, Publish},
     https::{self, Answer, Listen, Peer},
     status::Failure,
-    upload::token::KeyStore,
+    token::KeyStore,
 };
 use front_proxy::FrontProxy;
 use node::Nodes;
@@ -80,7 +80,7 @@ pub async fn serve(
     let fresh = tokio::spawn(certificates.keep_fresh());
     tracing::info!(address = ?listener.local_addr().ok(), "serving the subresources");
     let state = Arc::new(State {
-        keys: KeyStore::new(client.clone(), namespace),
+        keys: KeyStore::of::<crate::upload::Grant>(client.clone(), namespace),
         client,
         front_proxy,
         nodes,

@@ -12,7 +12,7 @@ use super::{State, authorize, front_proxy::User};
 use crate::{
     https::{self, Answer},
     status::Failure,
-    upload::{GROUP, PHASE, RESOURCE, TARGET, VERSION, token::Grant},
+    upload::{GROUP, Grant, PHASE, RESOURCE, TARGET, VERSION},
 };
 
 /// The kind's name.

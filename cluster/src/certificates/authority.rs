@@ -28,7 +28,8 @@ const CLOCK_SKEW: Duration = Duration::from_secs(3600);
 /// When the newest authority ends, in seconds of Unix time.
 const NOT_AFTER: &str = "podvisor.io/not-after";
 
-/// How long the target of an upload is known by its certificate: the authority is trusted as long.
+/// How long the ends of an upload or a copy are known by their certificates: the authority is
+/// trusted as long.
 const TARGET_LIFE: Duration = AUTHORITY_OVERLAP;
 
 /// The newest authority and the bundle of all that have not expired.
@@ -53,9 +54,22 @@ pub(crate) struct Issued {
 impl Authority {
     /// Issues the certificate of a server that serves uploads under `name`.
     pub(crate) fn issue_target(&self, name: &str) -> Result<Issued, CertificateError> {
+        self.issue_end(name, ExtendedKeyUsagePurpose::ServerAuth)
+    }
+
+    /// Issues the certificate of a client that sends a copy, as `name`.
+    pub(crate) fn issue_sender(&self, name: &str) -> Result<Issued, CertificateError> {
+        self.issue_end(name, ExtendedKeyUsagePurpose::ClientAuth)
+    }
+
+    /// Issues the certificate of one end of an upload or a copy.
+    fn issue_end(
+        &self,
+        name: &str,
+        usage: ExtendedKeyUsagePurpose,
+    ) -> Result<Issued, CertificateError> {
         let names = [name.to_owned()];
-        let usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
-        let (certificate, key) = self.issue(name, &names, usages, TARGET_LIFE)?;
+        let (certificate, key) = self.issue(name, &names, vec![usage], TARGET_LIFE)?;
         Ok(Issued {
             certificate: certificate.pem(),
             key: key.serialize_pem(),

@@ -47,6 +47,16 @@ pub enum Error {
         #[source]
         source: Box<dyn std::error::Error + Send + Sync>,
     },
+    /// Whether a copy was allowed cannot be found out.
+    #[error("failed to check the clone token of {object}")]
+    #[non_exhaustive]
+    Token {
+        /// The DataVolume.
+        object: String,
+        /// Why there is no key.
+        #[source]
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
     /// An object has no JSON.
     #[error("failed to write a {what} as JSON")]
     Serialize {
@@ -79,6 +89,16 @@ impl Error {
         source: impl std::error::Error + Send + Sync + 'static,
     ) -> Self {
         Self::Credentials {
+            object: name_of(object),
+            source: Box::new(source),
+        }
+    }
+
+    pub(super) fn token<K: Resource>(
+        object: &K,
+        source: impl std::error::Error + Send + Sync + 'static,
+    ) -> Self {
+        Self::Token {
             object: name_of(object),
             source: Box::new(source),
         }

@@ -42,6 +42,8 @@ use tokio::signal::unix::{SignalKind, signal};
 pub use error::Error;
 
 use crate::certificates::AuthorityStore;
+use crate::copy;
+use crate::token::KeyStore;
 use context::Context;
 use leader::Election;
 use metrics::Metrics;
@@ -156,6 +158,7 @@ async fn run_with(
             datavolume::Importers::new(
                 options.importer_image.clone(),
                 AuthorityStore::new(client.clone(), &options.lease_namespace),
+                KeyStore::of::<copy::Grant>(client.clone(), &options.lease_namespace),
             ),
             options.lease_namespace.clone(),
             options.migrations.settings(),

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use podvisor_images::{ChecksumError, ConvertError, DiskError, Error, Qcow2Error};
 
 use super::upload::FormError;
+use crate::copy::StreamError;
 
 /// Why a claim was not filled.
 #[derive(Debug, thiserror::Error)]
@@ -87,6 +88,9 @@ pub enum ImportError {
     /// An upload is not the form that it says to be.
     #[error("failed to read the form of an upload")]
     Form(#[source] FormError),
+    /// What arrives is no copy of a disk.
+    #[error("failed to take the copy")]
+    Copy(#[source] StreamError),
     /// The process was told to end.
     #[error("the import was told to end before it was done; it begins again with its next pod")]
     Stopped,

@@ -1,6 +1,7 @@
 //! `podvisor-cluster import`: the program of an importer's pod, which fills a claim.
 //!
-//! A source enters by options (`source`) or is the body of a request (`upload`), a disk leaves as
+//! A source enters by options (`source`) or is the body of a request: what a user uploads, or a copy
+//! of a claim of another namespace (`upload`). A disk leaves as
 //! the file `disk.img` of a directory or as the contents of a block device (`target`). A disk
 //! appears when it is complete: the file gets its name at the end, and of a device the beginning is
 //! written last. Nothing is kept from an earlier run that was killed. How far it is can be asked by
@@ -57,6 +58,9 @@ pub struct Options {
     /// Take a disk that the upload proxy sends to this address by HTTPS
     #[arg(long, requires = "credentials")]
     pub upload: Option<SocketAddr>,
+    /// Take a copy by that, from who shows a certificate with this name, and no upload
+    #[arg(long, requires = "upload")]
+    pub sender: Option<String>,
     /// The directory with tls.crt and tls.key for that, and ca.crt by which the proxy is known
     #[arg(long)]
     pub credentials: Option<PathBuf>,
@@ -196,7 +200,7 @@ async fn blocking<T: Send + 'static>(
 
 /// Tells the kubelet why the container failed. That it cannot be told hinders nothing: the same is
 /// in the container's log.
-fn leave_message(path: &Path, error: &anyhow::Error) {
+pub(crate) fn leave_message(path: &Path, error: &anyhow::Error) {
     let message: String = format!("{error:#}").chars().take(MESSAGE).collect();
     let file = std::fs::OpenOptions::new().write(true).open(path);
     let written =

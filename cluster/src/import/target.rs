@@ -1,11 +1,12 @@
 //! Where a disk goes: a file of a directory, or a block device.
 
 use std::fs::{self, File, OpenOptions, Permissions};
-use std::io;
-use std::os::unix::fs::{FileTypeExt as _, PermissionsExt as _};
+use std::io::{self, Read};
+use std::os::unix::fs::{FileExt as _, FileTypeExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
 use podvisor_cluster_types::datavolume;
+use podvisor_disk_streams::blocks::Reader;
 use podvisor_images::{copy_disk, disk_len, zero_disk};
 use rustix::fs::{FallocateFlags, fallocate};
 
@@ -157,6 +158,35 @@ impl Target {
         }
     }
 
+    /// Makes the disk whose data arrive the target's disk, of `size` bytes.
+    pub(super) fn receive(
+        &self,
+        data: impl Read,
+        size: u64,
+        preallocate: bool,
+        tell: Tell<'_>,
+    ) -> Result<(), ImportError> {
+        let mut data = Reader::new(data).map_err(ImportError::Copy)?;
+        let length = data.disk_len();
+        if length > size {
+            let (size, room) = (length, size);
+            return Err(ImportError::Larger { size, room });
+        }
+        match &self.place {
+            Place::Directory(directory) => {
+                let (path, file) = create(&directory.join(WORK))?;
+                let write = || ImportError::io("write", &path);
+                file.set_len(length).map_err(write())?;
+                while let Some((at, block)) = data.next_block().map_err(ImportError::Copy)? {
+                    file.write_all_at(block, at).map_err(write())?;
+                    tell(at, length);
+                }
+                publish(directory, &path, size, preallocate)
+            }
+            Place::Device(path) => receive_device(data, &open(path)?, path, tell),
+        }
+    }
+
     /// Makes the target an empty disk.
     pub(super) fn put_blank(&self, size: u64, preallocate: bool) -> Result<(), ImportError> {
         match &self.place {
@@ -227,9 +257,44 @@ fn write_device(disk: &File, device: &File, tell: Tell<'_>) -> io::Result<()> {
     device.sync_all()
 }
 
+/// Writes a disk whose data arrive, the beginning last, and zeros wherever none arrive.
+fn receive_device(
+    mut data: Reader<impl Read>,
+    device: &File,
+    path: &Path,
+    tell: Tell<'_>,
+) -> Result<(), ImportError> {
+    let write = || ImportError::io("write to", path);
+    let size = disk_len(device).map_err(ImportError::io("measure", path))?;
+    let length = data.disk_len();
+    zero_disk(device, 0..HEAD.min(size)).map_err(write())?;
+    let mut head = vec![0; usize::try_from(HEAD.min(length)).unwrap_or_default()];
+    // All before this is as it is to be, but for the beginning.
+    let mut written = HEAD.min(length);
+    while let Some((at, block)) = data.next_block().map_err(ImportError::Copy)? {
+        let begin = usize::try_from(at).unwrap_or(usize::MAX);
+        let in_head = head.len().saturating_sub(begin).min(block.len());
+        let (first, rest) = block.split_at(in_head);
+        if let Some(place) = head.get_mut(begin..begin.saturating_add(in_head)) {
+            place.copy_from_slice(first);
+        }
+        if !rest.is_empty() {
+            let at = at + in_head as u64;
+            zero_disk(device, written..at).map_err(write())?;
+            device.write_all_at(rest, at).map_err(write())?;
+            written = at + rest.len() as u64;
+        }
+        tell(at, length);
+    }
+    zero_disk(device, written..size.max(written)).map_err(write())?;
+    device.sync_all().map_err(write())?;
+    device.write_all_at(&head, 0).map_err(write())?;
+    device.sync_all().map_err(write())
+}
+
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::FileExt as _;
+    use podvisor_disk_streams::blocks;
 
     use super::*;
 
@@ -261,6 +326,44 @@ mod tests {
         assert!(found[..2 << 20] == content && found[2 << 20..].iter().all(|byte| *byte == 0));
         target.put_blank(4 << 20, false).unwrap();
         assert!(fs::read(&path).unwrap().iter().all(|byte| *byte == 0));
+    }
+
+    #[test]
+    fn a_device_gets_a_copy_and_zeros_where_nothing_arrives() {
+        let (directory, path, target) = device(4 << 20);
+        let block = vec![5; 8192];
+        // One block is on both sides of what is written last.
+        let places = [0, HEAD - 4096, HEAD + 65536];
+        let mut sent = blocks::header(2 << 20);
+        let mut content = vec![0; 4 << 20];
+        for at in places {
+            blocks::push_block(&mut sent, at, &block);
+            content[at as usize..][..8192].copy_from_slice(&block);
+        }
+        let cut = sent.clone();
+        let cut = target.receive(&*cut, 4 << 20, false, &|_, _| ());
+        assert!(matches!(cut, Err(ImportError::Copy(_))));
+        let head = &fs::read(&path).unwrap()[..HEAD as usize];
+        assert!(head.iter().all(|byte| *byte == 0), "there is no disk yet");
+        blocks::push_end(&mut sent);
+        target.receive(&*sent, 4 << 20, false, &|_, _| ()).unwrap();
+        assert!(fs::read(&path).unwrap() == content);
+        assert!(matches!(
+            target.receive(&*sent, 1 << 20, false, &|_, _| ()),
+            Err(ImportError::Larger { .. })
+        ));
+
+        let volume = directory.path().join("volume");
+        fs::create_dir(&volume).unwrap();
+        let target = Target {
+            place: Place::Directory(volume.clone()),
+            scratch: None,
+        };
+        target.receive(&*sent, 4 << 20, false, &|_, _| ()).unwrap();
+        let disk = volume.join(DISK);
+        assert!(fs::read(&disk).unwrap() == content);
+        let blocks = std::os::unix::fs::MetadataExt::blocks(&fs::metadata(disk).unwrap());
+        assert!(blocks * 512 < 1 << 20, "sparse areas stay sparse: {blocks}");
     }
 
     #[test]

@@ -2,9 +2,9 @@
 //!
 //! One body is taken at a time. What breaks off, or is no disk, is refused with its reason, and the
 //! next one may come; with the first that is written to its end, the program ends. Only the upload
-//! proxy is answered: TLS wants a certificate of the authority, and it must have the proxy's name.
+//! proxy is answered, or the pod beside the source of a copy: TLS wants a certificate of the
+//! authority, and it must have the right name.
 
-mod form;
 mod pieces;
 
 use std::net::SocketAddr;
@@ -16,6 +16,8 @@ use bytes::Bytes;
 use http::{Method, Request, StatusCode, header};
 use http_body_util::BodyExt as _;
 use hyper::body::{Body as _, Incoming};
+use podvisor_disk_streams::form::Boundary;
+pub use podvisor_disk_streams::form::FormError;
 use podvisor_images::{ConvertError, DiskError, Error, convert_disk};
 use tokio::net::TcpListener;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
@@ -30,10 +32,9 @@ use super::progress::Progress;
 use super::source::limits;
 use super::target::Target;
 use super::{ImportError, Options, blocking};
+use crate::copy;
 use crate::https::{self, Answer, Peer};
 use crate::upload::{PROXY, Way};
-use form::Boundary;
-pub use form::FormError;
 
 /// How long a sender may send nothing.
 const STALL: Duration = Duration::from_secs(120);
@@ -110,6 +111,12 @@ struct Receiver {
     outcome: mpsc::Sender<Result<(), ImportError>>,
 }
 
+/// What a request brings.
+enum Job {
+    Upload(Way),
+    Copy,
+}
+
 /// Where an upload goes.
 struct Place {
     target: Target,
@@ -124,10 +131,19 @@ struct Arrived {
 
 impl Receiver {
     async fn answer(self: Arc<Self>, request: Request<Incoming>, peer: Peer) -> Answer {
-        if peer.common_name().as_deref() != Some(PROXY) {
-            return https::text(StatusCode::FORBIDDEN, "only the upload proxy is served");
+        let sender = self.options.sender.as_deref();
+        let path = request.uri().path();
+        if peer.common_name().as_deref() != Some(sender.unwrap_or(PROXY)) {
+            return https::text(
+                StatusCode::FORBIDDEN,
+                "only one sender is served: another one",
+            );
         }
-        let Some(way) = Way::of(request.uri().path()) else {
+        let job = match sender {
+            Some(_) => (path == copy::PATH).then_some(Job::Copy),
+            None => Way::of(path).map(Job::Upload),
+        };
+        let Some(job) = job else {
             return https::text(StatusCode::NOT_FOUND, "there is no such path");
         };
         if request.method() != Method::POST {
@@ -139,7 +155,13 @@ impl Receiver {
             return https::text(StatusCode::SERVICE_UNAVAILABLE, text);
         };
         // It goes on when the connection breaks off, and cleans up.
-        match tokio::spawn(self.take(request, way, permit)).await {
+        let work = async move {
+            match job {
+                Job::Upload(way) => self.take(request, way, permit).await,
+                Job::Copy => self.take_copy(request, permit).await,
+            }
+        };
+        match tokio::spawn(work).await {
             Ok(answer) => answer,
             Err(error) => {
                 tracing::error!(%error, "an upload failed");
@@ -172,23 +194,53 @@ impl Receiver {
             return https::text(StatusCode::OK, "");
         }
         match self.put(arrived).await {
-            Ok(()) => {
-                let _ = self.outcome.send(Ok(())).await;
-                // Nothing is taken after it.
-                permit.forget();
-                https::text(StatusCode::OK, "")
-            }
+            Ok(()) => self.finish(permit).await,
             Err(error) => self.refuse(error).await,
         }
+    }
+
+    async fn take_copy(
+        self: Arc<Self>,
+        request: Request<Incoming>,
+        permit: OwnedSemaphorePermit,
+    ) -> Answer {
+        match self.copy(request).await {
+            Ok(()) => self.finish(permit).await,
+            Err(error) => self.refuse(error).await,
+        }
+    }
+
+    /// Tells the program that the disk is there; nothing is taken after it.
+    async fn finish(&self, permit: OwnedSemaphorePermit) -> Answer {
+        let _ = self.outcome.send(Ok(())).await;
+        permit.forget();
+        https::text(StatusCode::OK, "")
+    }
+
+    /// Writes a copy as it arrives.
+    async fn copy(&self, request: Request<Incoming>) -> Result<(), ImportError> {
+        let Place { target, room } = self.prepare().await?;
+        let (pieces, input) = pieces::channel();
+        let preallocate = self.options.preallocate;
+        let progress = self.progress.clone();
+        let writing = blocking(move || {
+            let tell = |done, total| progress.set(done, total);
+            target.receive(input, room, preallocate, &tell)?;
+            target.clear()
+        });
+        let (written, ()) = tokio::join!(writing, self.feed(request.into_body(), pieces));
+        written
     }
 
     /// Frees what a failed upload took, and says why it failed.
     async fn refuse(&self, error: ImportError) -> Answer {
         self.progress.reset();
         let status = match &error {
-            ImportError::Source(_) | ImportError::TooLarge { .. } | ImportError::Form(_) => {
-                StatusCode::BAD_REQUEST
-            }
+            ImportError::Source(_)
+            | ImportError::TooLarge { .. }
+            | ImportError::Larger { .. }
+            | ImportError::Copy(_)
+            | ImportError::Form(_) => StatusCode::BAD_REQUEST,
             _ => StatusCode::INTERNAL_SERVER_ERROR,
         };
         let message = format!("{:#}", anyhow::Error::new(error));
@@ -215,7 +267,11 @@ impl Receiver {
     /// Takes a body, converted as it arrives.
     async fn arrive(&self, request: Request<Incoming>, way: Way) -> Result<Arrived, ImportError> {
         let boundary = match way.is_form {
-            true => Some(Boundary::of(request.headers().get(header::CONTENT_TYPE))?),
+            true => {
+                let content_type = request.headers().get(header::CONTENT_TYPE);
+                let content_type = content_type.and_then(|value| value.to_str().ok());
+                Some(Boundary::of(content_type).map_err(ImportError::Form)?)
+            }
             false => None,
         };
         let place = self.prepare().await?;

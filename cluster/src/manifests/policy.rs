@@ -4,11 +4,16 @@
 //! it would choose devices and host disks past all validation, so the API server itself lets only
 //! the controller's account use it, or the runtime class that reads it.
 //!
+//! The controller makes Secrets wherever there are uploads and copies. Roles cannot say which ones
+//! an account creates, so a policy does.
+//!
 //! A node acts as its kubelet. All kubelets have the same rights, and the name of one is its
 //! node's: so a policy keeps each to the instances of its node, and to what only a node knows of
 //! them.
 
 use serde_json::{Value, json};
+
+use crate::certificates;
 
 /// The annotation that carries the metadata and the specification of a VMI.
 pub const ANNOTATION: &str = "podvisor.io/vmi";
@@ -33,6 +38,7 @@ pub const RUNTIME_CLASS: &str = "podvisor-vm";
 const PODS: &str = "podvisor-vm-pods";
 const BINDINGS: &str = "podvisor-vm-bindings";
 const NODES: &str = "podvisor-vm-nodes";
+const SECRETS: &str = "podvisor-importer-secrets";
 
 /// What of an instance's status is a node's.
 const OF_NODES: [&str; 5] = [
@@ -62,6 +68,8 @@ pub fn policies(namespace: &str) -> Vec<Value> {
         binding(BINDINGS),
         node_policy(),
         binding(NODES),
+        secret_policy(namespace),
+        binding(SECRETS),
     ]
 }
 
@@ -172,6 +180,62 @@ fn binding_policy() -> Value {
                 ),
                 "reason": "Forbidden",
             }],
+        },
+    })
+}
+
+/// Of Secrets, the controller makes the authority's, and such as have a certificate and go with an
+/// importer or the pod that sends to it. None of them is the token of an account.
+fn secret_policy(namespace: &str) -> Value {
+    let controller = format!("system:serviceaccount:{namespace}:podvisor-controller");
+    let rule = |expression: String, message: &str| json!({ "expression": expression, "message": message, "reason": "Forbidden" });
+    let authority = format!(
+        "(request.namespace == '{namespace}' && object.metadata.name == '{}')",
+        certificates::SECRET
+    );
+    let owned = |prefix: &str, kind: &str| {
+        format!(
+            "(object.metadata.name.startsWith('{prefix}-') \
+             && has(object.metadata.ownerReferences) \
+             && object.metadata.ownerReferences.all(owner, owner.kind == '{kind}') \
+             && object.metadata.ownerReferences.size() == 1)"
+        )
+    };
+    json!({
+        "apiVersion": "admissionregistration.k8s.io/v1",
+        "kind": "ValidatingAdmissionPolicy",
+        "metadata": { "name": SECRETS },
+        "spec": {
+            "failurePolicy": "Fail",
+            "matchConstraints": {
+                "resourceRules": [{
+                    "apiGroups": [""],
+                    "apiVersions": ["v1"],
+                    "operations": ["CREATE"],
+                    "resources": ["secrets"],
+                    "scope": "Namespaced",
+                }],
+            },
+            "matchConditions": [{
+                "name": "is-the-controller",
+                "expression": format!("request.userInfo.username == '{controller}'"),
+            }],
+            "validations": [
+                rule(
+                    "object.type == 'kubernetes.io/tls' && has(object.data) \
+                     && object.data.all(key, key in ['tls.crt', 'tls.key', 'ca.crt'])"
+                        .to_owned(),
+                    "the controller of VMs makes Secrets with certificates only",
+                ),
+                rule(
+                    format!(
+                        "{authority} || {} || {}",
+                        owned("upload", "DataVolume"),
+                        owned("source", "Pod")
+                    ),
+                    "the controller of VMs makes Secrets for uploads and copies only",
+                ),
+            ],
         },
     })
 }

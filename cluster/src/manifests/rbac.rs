@@ -12,8 +12,9 @@ use crate::{
         self,
         subresources::{Right, SUBRESOURCES, first_step},
     },
-    certificates,
-    upload::{self, token},
+    certificates, copy,
+    token::Grant as _,
+    upload,
 };
 
 /// Everything that a controller does with the objects it owns.
@@ -179,6 +180,8 @@ pub(super) fn rbac(options: &Options) -> Vec<Value> {
                     &["get", "list", "watch", "create", "patch"],
                 ),
                 rule(&[GROUP], &["kubevirts/status"], &["patch"]),
+                // Whether a copy was allowed.
+                named(&[""], &["secrets"], &[copy::Grant::SECRET], &["get"]),
             ])
             .collect(),
     );
@@ -202,6 +205,12 @@ pub(super) fn rbac(options: &Options) -> Vec<Value> {
             rule(&[""], &["pods"], &["get"]),
             rule(&[GROUP], &["virtualmachineinstances/status"], &["patch"]),
             rule(&[instancetype::GROUP], &INSTANCETYPES, &["get"]),
+            // Whether a user may copy a claim.
+            rule(
+                &["authorization.k8s.io"],
+                &["subjectaccessreviews"],
+                &["create"],
+            ),
             named(
                 &["admissionregistration.k8s.io"],
                 &admissions,
@@ -211,7 +220,10 @@ pub(super) fn rbac(options: &Options) -> Vec<Value> {
         ],
         authority_rules()
             .into_iter()
-            .chain([rule(&[GROUP], &["kubevirts"], &READ)])
+            .chain([
+                rule(&[GROUP], &["kubevirts"], &READ),
+                named(&[""], &["secrets"], &[copy::Grant::SECRET], &["get"]),
+            ])
             .collect(),
     );
     component(
@@ -252,7 +264,7 @@ pub(super) fn rbac(options: &Options) -> Vec<Value> {
             .into_iter()
             .chain([
                 named(&[""], &["configmaps"], &[certificates::SECRET], &["patch"]),
-                named(&[""], &["secrets"], &[token::SECRET], &["get"]),
+                named(&[""], &["secrets"], &[upload::Grant::SECRET], &["get"]),
             ])
             .collect(),
     );
@@ -262,7 +274,12 @@ pub(super) fn rbac(options: &Options) -> Vec<Value> {
         vec![rule(&[""], &["persistentvolumeclaims"], &["get"])],
         authority_rules()
             .into_iter()
-            .chain([named(&[""], &["secrets"], &[token::SECRET], &["get"])])
+            .chain([named(
+                &[""],
+                &["secrets"],
+                &[upload::Grant::SECRET],
+                &["get"],
+            )])
             .collect(),
     );
     // The certificate authority of the front proxy is public to servers that are aggregated.
@@ -452,6 +469,8 @@ fn users() -> Vec<Value> {
             vec![
                 rule(&[GROUP], &objects, &verbs),
                 rule(&[datavolume::GROUP], &VOLUMES, &verbs),
+                // Their namespace's claims may be copied into other namespaces.
+                rule(&[datavolume::GROUP], &["datavolumes/source"], &["create"]),
                 rule(&[snapshot::GROUP], &SNAPSHOTS, &verbs),
                 rule(&[clone::GROUP], &["virtualmachineclones"], &verbs),
                 rule(

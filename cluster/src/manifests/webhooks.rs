@@ -83,6 +83,13 @@ pub fn webhooks(namespace: &str) -> Vec<Value> {
         rule["apiVersions"] = json!([datavolume::VERSION]);
         rule
     };
+    // Whether its source may be copied is asked when it is made.
+    let new_volumes = || {
+        let mut rule = of_volumes();
+        rule["operations"] = json!(["CREATE"]);
+        rule["resources"] = json!(["datavolumes"]);
+        rule
+    };
     let of_snapshots = || {
         let kinds = json!(["virtualmachinesnapshots", "virtualmachinerestores"]);
         let mut rule = rule(&["CREATE", "UPDATE"], kinds);
@@ -102,7 +109,7 @@ pub fn webhooks(namespace: &str) -> Vec<Value> {
             vec![webhook(
                 "default.kubevirt.io",
                 "/mutate",
-                vec![changes(), rule(&["UPDATE"], json!(statuses))],
+                vec![changes(), rule(&["UPDATE"], json!(statuses)), new_volumes()],
             )],
         ),
         configuration(

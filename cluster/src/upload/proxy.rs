@@ -5,6 +5,8 @@
 //! and no pods: where the claim's pod is, the controller wrote on the claim. Whoever changes that
 //! reaches nobody, since the pod must show a certificate of the authority for this claim.
 
+mod cors;
+
 use std::{
     fmt,
     net::IpAddr,
@@ -31,13 +33,11 @@ use tokio_rustls::{
     },
 };
 
-use super::{
-    ADDRESS, PHASE, PORT, PROXY, READY, TARGET, Way, server_name,
-    token::{Grant, KeyStore},
-};
+use super::{ADDRESS, Grant, PHASE, PORT, PROXY, READY, TARGET, Way, server_name};
 use crate::{
     certificates::{AuthorityStore, Certificates, Publish},
     https::{self, Answer, Listen, Peer},
+    token::KeyStore,
 };
 
 /// How long a pod may take to be connected to.
@@ -70,7 +70,7 @@ pub async fn serve(
     let certificates = Certificates::new(client.clone(), namespace, PROXY, Publish::People).await?;
     let tls = certificates.server_config(None)?;
     let proxy = Arc::new(Proxy {
-        keys: KeyStore::new(client.clone(), namespace),
+        keys: KeyStore::of::<Grant>(client.clone(), namespace),
         authority: AuthorityStore::new(client.clone(), namespace),
         certificate: certificates.for_clients(),
         client,
@@ -81,7 +81,7 @@ pub async fn serve(
         let proxy = Arc::clone(&proxy);
         async move {
             let (parts, body) = request.into_parts();
-            match proxy.judge(&parts).await {
+            let answer = match proxy.judge(&parts).await {
                 Ok(Judged::Target(grant, target)) => {
                     proxy.forward(&parts, body, &grant, target).await
                 }
@@ -90,7 +90,8 @@ pub async fn serve(
                     https::linger(body);
                     refused
                 }
-            }
+            };
+            cors::allow(&parts, answer)
         }
     };
     https::serve(listener, tls, handle, stop).await;
@@ -118,10 +119,17 @@ impl Proxy {
         if path == "/healthz" {
             return Ok(Judged::Answer(https::text(StatusCode::OK, "ok")));
         }
+        if is_archive(path) {
+            let text = "archives are not taken, since a volume holds a disk: send a disk to upload";
+            return Err(https::text(StatusCode::NOT_IMPLEMENTED, text));
+        }
         if Way::of(path).is_none() {
             let text = "there is only /v1beta1/upload, upload-async, upload-form and \
                         upload-form-async";
             return Err(https::text(StatusCode::NOT_FOUND, text));
+        }
+        if let Some(answer) = cors::preflight(request) {
+            return Ok(Judged::Answer(answer));
         }
         if !matches!(request.method, Method::HEAD | Method::POST | Method::PUT) {
             let text = "a disk is sent by POST or PUT";
@@ -249,6 +257,11 @@ impl Proxy {
         }
         Ok(plain(status, body))
     }
+}
+
+/// Whether a path is that of an archive with files.
+fn is_archive(path: &str) -> bool {
+    matches!(path, "/v1beta1/upload-archive" | "/v1alpha1/upload-archive")
 }
 
 /// What a request leads to.

@@ -1,7 +1,7 @@
 //! What somebody tries by VMs who has rights in one namespace, or a node: docs/cluster.md has the
 //! table. Each attempt is made against the real API server.
 
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::{Pod, Secret};
 use kube::{
     Api, Client,
     api::{DynamicObject, Patch, PatchParams, PostParams},
@@ -328,6 +328,61 @@ async fn ask_as_proxy(
     let mut answer = String::new();
     stream.read_to_string(&mut answer).await?;
     Ok(answer)
+}
+
+#[tokio::test]
+async fn the_controllers_account_makes_no_secrets_but_those_of_uploads_and_copies() {
+    let server = served();
+    let namespace = support::namespace(&server.admin()).await;
+    let controller = server.service_account(SYSTEM, "podvisor-controller");
+    let owner = |kind: &str| json!([{ "apiVersion": "v1", "kind": kind, "name": "a", "uid": "u" }]);
+    let secret = |name: &str, kind: &str, keys: &[&str], owners: Value| -> Secret {
+        let data: serde_json::Map<_, _> = keys
+            .iter()
+            .map(|key| ((*key).to_owned(), json!("")))
+            .collect();
+        serde_json::from_value(json!({
+            "metadata": {
+                "name": name, "ownerReferences": owners,
+                "annotations": { "kubernetes.io/service-account.name": "default" },
+            },
+            "type": kind, "data": data,
+        }))
+        .unwrap()
+    };
+    let tls = "kubernetes.io/tls";
+    let keys = ["tls.crt", "tls.key"];
+    let create = async |namespace: &str, secret: &Secret| {
+        let secrets: Api<Secret> = Api::namespaced(controller.clone(), namespace);
+        secrets.create(&PostParams::default(), secret).await
+    };
+    for refused in [
+        secret(
+            "upload-a",
+            "kubernetes.io/service-account-token",
+            &[],
+            owner("DataVolume"),
+        ),
+        secret("upload-a", "Opaque", &keys, owner("DataVolume")),
+        secret(
+            "upload-a",
+            tls,
+            &["tls.crt", "tls.key", "token"],
+            owner("DataVolume"),
+        ),
+        secret("upload-a", tls, &keys, Value::Null),
+        secret("upload-a", tls, &keys, owner("Pod")),
+        secret("registry", tls, &keys, owner("DataVolume")),
+        secret("podvisor-cluster-authority", tls, &keys, Value::Null),
+    ] {
+        assert_eq!(code(create(&namespace, &refused).await), 403, "{refused:?}");
+    }
+    let own = secret("podvisor-upload-tokens", tls, &keys, Value::Null);
+    assert_eq!(code(create(SYSTEM, &own).await), 403);
+    for (name, kind) in [("upload-a", "DataVolume"), ("source-a", "Pod")] {
+        let allowed = secret(name, tls, &keys, owner(kind));
+        create(&namespace, &allowed).await.unwrap();
+    }
 }
 
 #[tokio::test]

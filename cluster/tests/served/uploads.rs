@@ -30,7 +30,7 @@ use super::support::{self, certificates::trusting, kubelet};
 use super::{SYSTEM, code, served};
 
 /// An address of the loopback interface that no other test program has.
-fn address(number: u8) -> IpAddr {
+pub(super) fn address(number: u8) -> IpAddr {
     let [.., high, low] = std::process::id().to_be_bytes();
     [127, 64 | (high & 63), low, number].into()
 }
@@ -47,7 +47,7 @@ async fn start_proxy() -> (Task, SocketAddr) {
     (Task::of(proxy), address)
 }
 
-fn start_controller(namespace: &str) -> Task {
+pub(super) fn start_controller(namespace: &str) -> Task {
     let mut options = controller::Options::default();
     options.namespace = Some(namespace.to_owned());
     options.lease_namespace = SYSTEM.to_owned();
@@ -58,7 +58,7 @@ fn start_controller(namespace: &str) -> Task {
     }))
 }
 
-fn volumes(client: &Client, namespace: &str) -> Api<DynamicObject> {
+pub(super) fn volumes(client: &Client, namespace: &str) -> Api<DynamicObject> {
     let gvk = GroupVersionKind::gvk("cdi.kubevirt.io", "v1beta1", "DataVolume");
     Api::namespaced_with(client.clone(), namespace, &ApiResource::from_gvk(&gvk))
 }
@@ -85,7 +85,7 @@ async fn make(client: &Client, namespace: &str, name: &str, size: &str) {
     .await;
 }
 
-async fn in_phase(client: &Client, namespace: &str, name: &str, phase: &str) {
+pub(super) async fn in_phase(client: &Client, namespace: &str, name: &str, phase: &str) {
     eventually(&format!("{name} is {phase}"), async || {
         let volume = volumes(client, namespace).get(name).await.ok()?;
         (volume.data["status"]["phase"] == phase).then_some(())
@@ -163,18 +163,31 @@ async fn begin(proxy: SocketAddr, token: &str) -> impl Sized + use<> {
     stream
 }
 
+/// Writes what a Secret has into a directory.
+pub(super) async fn mount(directory: &TempDir, namespace: &str, secret: &str) {
+    let secrets = Api::<Secret>::namespaced(served().admin(), namespace);
+    let secret = eventually("the Secret is made", async || {
+        secrets.get(secret).await.ok()
+    })
+    .await;
+    for (name, bytes) in secret.data.unwrap() {
+        fs::write(directory.path().join(name), bytes.0).unwrap();
+    }
+}
+
 /// The program of a pod, with a directory as the volume of its claim.
-struct Program {
+pub(super) struct Program {
     child: Child,
     pod: Pod,
     claim: TempDir,
-    others: TempDir,
+    /// The pod's certificates and its logs.
+    pub(super) others: TempDir,
     address: IpAddr,
 }
 
 impl Program {
     /// Plays the kubelet for the pod of a DataVolume.
-    async fn start(namespace: &str, volume: &str, address: IpAddr) -> Self {
+    pub(super) async fn start(namespace: &str, volume: &str, address: IpAddr) -> Self {
         let admin = served().admin();
         let pods = Api::<Pod>::namespaced(admin.clone(), namespace);
         let prefix = format!("importer-{volume}-");
@@ -188,11 +201,7 @@ impl Program {
         let spec = pod.spec.as_ref().unwrap();
         let mut volumes = spec.volumes.iter().flatten();
         let secret = volumes.find_map(|volume| volume.secret.as_ref()).unwrap();
-        let secrets = Api::<Secret>::namespaced(admin, namespace);
-        let secret = secrets.get(secret.secret_name.as_deref().unwrap()).await;
-        for (name, bytes) in secret.unwrap().data.unwrap() {
-            fs::write(others.path().join(name), bytes.0).unwrap();
-        }
+        mount(&others, namespace, secret.secret_name.as_deref().unwrap()).await;
         fs::write(others.path().join("log"), "").unwrap();
         let mut program = Self {
             child: Command::new("true").spawn().unwrap(),
@@ -245,7 +254,7 @@ impl Program {
     }
 
     /// Waits until the program has done its work; returns the disk.
-    async fn finish(mut self) -> Vec<u8> {
+    pub(super) async fn finish(mut self) -> Vec<u8> {
         let code = eventually("the program ends", async || self.child.try_wait().unwrap()).await;
         assert_eq!(code.code(), Some(0), "{}", self.log());
         let done = json!({ "terminated": { "exitCode": 0 } });
@@ -253,7 +262,7 @@ impl Program {
         fs::read(self.disk()).unwrap()
     }
 
-    fn disk(&self) -> PathBuf {
+    pub(super) fn disk(&self) -> PathBuf {
         self.claim.path().join("disk.img")
     }
 
@@ -279,7 +288,7 @@ impl Drop for Program {
 }
 
 /// A disk with some data, and most of it zeros.
-fn content() -> Vec<u8> {
+pub(super) fn content() -> Vec<u8> {
     let mut content = vec![0; 3 << 20];
     for (at, byte) in content.iter_mut().enumerate().take(1 << 20) {
         *byte = u8::try_from(at % 251).unwrap();
@@ -468,12 +477,20 @@ async fn a_claim_without_a_data_volume_is_uploaded_to() {
 
 /// A token that is signed with the right key, or another one.
 fn forge(key: &[u8], claim: &PersistentVolumeClaim, lives: i64) -> String {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
     let claims = json!({
-        "iss": "podvisor", "op": "Upload", "ns": claim.metadata.namespace,
+        "op": "Upload", "ns": claim.metadata.namespace,
         "sub": claim.metadata.name, "uid": claim.metadata.uid,
-        "exp": i64::try_from(now.as_secs()).unwrap() + lives,
     });
+    sign(key, claims, 0, lives)
+}
+
+/// Signs what a token says, which was made `age` seconds ago and lives for so many from now on.
+pub(super) fn sign(key: &[u8], mut claims: Value, age: i64, lives: i64) -> String {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
+    let now = i64::try_from(now.as_secs()).unwrap();
+    claims["iss"] = json!("podvisor");
+    claims["iat"] = json!(now - age);
+    claims["exp"] = json!(now + lives);
     let header = BASE64.encode(r#"{"alg":"HS256","typ":"JWT"}"#);
     let signed = format!("{header}.{}", BASE64.encode(claims.to_string()));
     let key = ring::hmac::Key::new(ring::hmac::HMAC_SHA256, key);
@@ -535,6 +552,8 @@ async fn only_who_may_make_a_claims_token_writes_to_it() {
         }
     }
     assert_eq!(send(proxy, post("/v1beta1/other", "x", b"")).await.0, 404);
+    let archive = post("/v1beta1/upload-archive", "x", b"");
+    assert_eq!(send(proxy, archive).await.0, 501);
     // Nobody but the proxy reaches the pod, whatever certificate they show.
     let files = server.authority().client("x-proxy", upload::PROXY, &[]);
     for files in [None, Some(files.unwrap())] {

@@ -7,7 +7,7 @@ use serde_json::Value;
 use crate::{
     Cause, Causes, ClusterConfig, ClusterDefaults, FieldPath,
     cause::shown,
-    datavolume::DataVolumeSpec,
+    datavolume::{DataVolumeSpec, ForeignSource},
     meta::Meta,
     vmi::{Condition, VmiSpec},
 };
@@ -285,10 +285,35 @@ impl VmSpec {
         causes
     }
 
-    /// Causes to refuse templates of DataVolumes that copy claims of other namespaces than their
-    /// own, below `path` (`spec`).
+    /// What the templates of DataVolumes copy from other namespaces than their own, with the index
+    /// of each.
     #[must_use]
-    pub fn foreign_sources(&self, namespace: &str, path: &FieldPath) -> Vec<Cause> {
+    pub fn foreign_sources(&self, namespace: &str) -> Vec<(usize, ForeignSource)> {
+        let templates = self.data_volume_templates.iter().enumerate();
+        let of = |(index, template): (usize, &DataVolumeTemplate)| {
+            let spec = serde_json::from_value::<DataVolumeSpec>(template.spec.clone()?).ok()?;
+            Some((index, spec.foreign_source(namespace)?))
+        };
+        templates.filter_map(of).collect()
+    }
+
+    /// The service account on whose behalf a machine's DataVolumes are made: that of a volume, or
+    /// the account of pods that name none.
+    #[must_use]
+    pub fn account(&self) -> &str {
+        let template = self.template.as_ref();
+        let mut volumes = template
+            .into_iter()
+            .flat_map(|template| &template.spec.volumes);
+        let account = volumes.find_map(|volume| volume.service_account.as_ref());
+        let name = account.and_then(|account| account.service_account_name.as_deref());
+        name.filter(|name| !name.is_empty()).unwrap_or("default")
+    }
+
+    /// Causes to refuse templates of DataVolumes whose sources cannot be used from a namespace,
+    /// below `path` (`spec`).
+    #[must_use]
+    pub fn unusable_sources(&self, namespace: &str, path: &FieldPath) -> Vec<Cause> {
         let mut causes = Causes::default();
         for (index, template) in self.data_volume_templates.iter().enumerate() {
             let path = path.child("dataVolumeTemplates").index(index).child("spec");

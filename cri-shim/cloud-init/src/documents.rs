@@ -138,7 +138,8 @@ impl GuestSeed {
         let network = self.network(&mut errors);
         let (user_data, vendor_data) = self.configure(user_data);
         let (label, prefix) = match self.form {
-            Form::NoCloud => ("cidata", ""),
+            // cloud-init knows it in both cases; Ignition looks for `config-2` alone.
+            Form::NoCloud => ("CIDATA", ""),
             Form::ConfigDrive => ("config-2", "openstack/latest/"),
         };
         let names = match self.form {

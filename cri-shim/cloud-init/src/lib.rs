@@ -9,6 +9,7 @@
 mod documents;
 pub mod fat;
 mod files;
+mod ignition;
 mod keys;
 mod network;
 mod scripts;
@@ -17,6 +18,7 @@ pub mod yaml;
 
 pub use documents::{Form, GuestSeed, SeedError, SeedErrors};
 pub use files::GuestFile;
+pub use ignition::{IgnitionError, MAX_IGNITION, check_ignition};
 pub use keys::ssh_keys;
 pub use network::{Dhcp, Network, NetworkConfig, NetworkNic, NetworkRoute};
 pub use scripts::{DeviceLink, GuestMount, MountSource};

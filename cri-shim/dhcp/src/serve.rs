@@ -22,10 +22,16 @@ const ANNOUNCE_INTERVAL: Duration = Duration::from_secs(600);
 /// A guest that asks more often than it is answered is not listened to for as long, so that a
 /// flood costs the host no more than what the server's bound allows.
 ///
+/// `answered` is told each time that the guest was answered.
+///
 /// # Errors
 ///
 /// The socket cannot be watched or read.
-pub async fn serve(socket: OwnedFd, mut server: Server) -> io::Error {
+pub async fn serve(
+    socket: OwnedFd,
+    mut server: Server,
+    mut answered: impl FnMut(&Server),
+) -> io::Error {
     // SAFETY: the descriptor is owned by what watches it, and is neither closed nor replaced before
     // that ends.
     let socket = match unsafe { AsyncFd::register(socket) } {
@@ -56,6 +62,7 @@ pub async fn serve(socket: OwnedFd, mut server: Server) -> io::Error {
                 let frame = buffer.get(..length).unwrap_or_default();
                 if let Some(answer) = server.answer(frame, Instant::now()) {
                     transmit(&socket, &answer);
+                    answered(&server);
                 }
                 if let Some(wait) = server.wait(Instant::now()) {
                     sleep(wait).await;

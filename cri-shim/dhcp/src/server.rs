@@ -31,6 +31,8 @@ pub struct Counters {
     pub refused: u64,
     /// Frames that came too fast to be looked at.
     pub limited: u64,
+    /// IPv4 addresses that were given, or given again.
+    pub leases: u64,
 }
 
 /// A server for one guest.
@@ -100,7 +102,11 @@ impl Server {
         let config = &self.config;
         let answer = match received.payload {
             Payload::Arp(packet) => Some(arp::answer(config, packet)?),
-            Payload::Dhcp4(message) => v4::answer(config, message)?,
+            Payload::Dhcp4(message) => v4::answer(config, message)?.map(|answer| {
+                let leases = u64::from(answer.is_lease);
+                self.counters.leases = self.counters.leases.saturating_add(leases);
+                answer.frame
+            }),
             Payload::Dhcp6 { source, message } => Some(v6::answer(config, source, message)?),
             Payload::Icmp6 { source, message } => Some(router::answer(config, source, message)?),
         };

@@ -60,7 +60,7 @@ impl Link {
         thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread();
             let runtime = { runtime }.enable_all().build().unwrap();
-            panic!("{}", runtime.block_on(serve(socket, server)));
+            panic!("{}", runtime.block_on(serve(socket, server, |_| {})));
         });
     }
 

@@ -11,7 +11,7 @@ use tonic::{IntoStreamingRequest, Request, Status, Streaming};
 use tonic_prost::ProstCodec;
 
 use crate::messages::{
-    AgentExecAnswer, AgentExecRequest, CancelMigrationRequest, ConsoleInput, Data, Done,
+    AgentExecAnswer, AgentExecRequest, BootInfo, CancelMigrationRequest, ConsoleInput, Data, Done,
     FreezeRequest, GuestInfo, ListVmsRequest, PlugDiskRequest, PortForwardInput,
     ReceiveMigrationInput, ResizeVmAnswer, ResizeVmRequest, ResolveMigrationRequest,
     SendMigrationInput, StopRequest, UnplugDiskAnswer, UnplugDiskRequest, VmEvent, VmList, VmName,
@@ -144,6 +144,14 @@ impl NodeClient {
         input: impl Stream<Item = PortForwardInput> + Send + 'static,
     ) -> Result<Streaming<Data>, Status> {
         self.streams(paths::PORT_FORWARD, input).await
+    }
+
+    /// Returns how a VM was booted.
+    ///
+    /// # Errors
+    /// It does not run, or its process is of an older version.
+    pub async fn boot_info(&mut self, vm: VmName) -> Result<BootInfo, Status> {
+        self.unary(paths::BOOT_INFO, VmRequest::from(vm)).await
     }
 
     /// Returns what a guest's agent says of its system.

@@ -1,6 +1,7 @@
 //! The messages. A field that a peer does not know is skipped, and a field that it does not send
 //! has its default: later versions only add fields.
 
+mod boot;
 mod migration;
 mod plug;
 mod size;
@@ -9,6 +10,7 @@ mod usage;
 use bytes::Bytes;
 use prost::{Enumeration, Message, Oneof};
 
+pub use boot::{BootInfo, BootPhase};
 pub use migration::{
     CancelMigrationRequest, MigrationDirection, MigrationState, ReceiveMigrationInput,
     ReceiveMigrationMessage, ReceiveMigrationOpen, ResolveMigrationRequest, SendMigrationInput,

@@ -23,6 +23,7 @@ paths! {
     STOP = "Stop";
     CONSOLE = "Console";
     PORT_FORWARD = "PortForward";
+    BOOT_INFO = "BootInfo";
     GUEST_INFO = "GuestInfo";
     FREEZE = "Freeze";
     THAW = "Thaw";

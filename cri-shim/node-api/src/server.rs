@@ -17,7 +17,7 @@ use tonic_prost::ProstCodec;
 use tower_service::Service;
 
 use crate::messages::{
-    AgentExecAnswer, AgentExecRequest, CancelMigrationRequest, ConsoleInput, Data, Done,
+    AgentExecAnswer, AgentExecRequest, BootInfo, CancelMigrationRequest, ConsoleInput, Data, Done,
     FreezeRequest, GuestInfo, ListVmsRequest, PlugDiskRequest, PortForwardInput,
     ReceiveMigrationInput, ResizeVmAnswer, ResizeVmRequest, ResolveMigrationRequest,
     SendMigrationInput, StopRequest, UnplugDiskAnswer, UnplugDiskRequest, VmEvent, VmList, VmName,
@@ -96,6 +96,11 @@ pub trait Node: Send + Sync + 'static {
         &self,
         input: Streaming<PortForwardInput>,
     ) -> Result<AnswerStream<Data>, Status>;
+
+    /// Returns how the VM was booted.
+    async fn boot_info(&self, _vm: VmName) -> Result<BootInfo, Status> {
+        Err(unimplemented("BootInfo"))
+    }
 
     /// Returns what the guest's agent says of its system.
     async fn guest_info(&self, _vm: VmName) -> Result<GuestInfo, Status> {
@@ -236,6 +241,9 @@ impl<N: Node> Service<http::Request<Body>> for NodeServer<N> {
             paths::PORT_FORWARD => {
                 streams(call, |input| async move { node.port_forward(input).await })
             }
+            paths::BOOT_INFO => unary(call, |request: VmRequest| async move {
+                node.boot_info(named(request)?).await
+            }),
             paths::GUEST_INFO => unary(call, |request: VmRequest| async move {
                 node.guest_info(named(request)?).await
             }),

@@ -1,5 +1,7 @@
 //! Kernels that are read from an image once, and started in place of the loader.
 
+use podvisor_cri::sandbox::BootWay;
+
 use super::*;
 
 #[tokio::test]
@@ -23,6 +25,10 @@ async fn a_kept_kernel_is_started_once_and_reboots_go_through_the_loader() {
     assert!(!pod.log("vm").contains("ready"), "{}", pod.log("vm"));
     let said = r#"podvisor: entry "Debian\u{1b}": starting the kernel that was kept of the image"#;
     assert!(pod.log("vm").contains(said), "{}", pod.log("vm"));
+    let report = sandbox.boot_report("vm").await.unwrap();
+    assert_eq!(report.way, BootWay::KeptKernel);
+    let said = (report.entry.as_deref(), report.cmdline.as_deref());
+    assert_eq!(said, (Some("Debian"), Some("ro")));
     attach(&sandbox, "vm").await.write_all(b"p").unwrap();
     assert_eq!(sandbox.wait("vm", None).await.unwrap().code, 0);
 
@@ -36,6 +42,8 @@ async fn a_kept_kernel_is_started_once_and_reboots_go_through_the_loader() {
     typing.write_all(b"r").unwrap();
     says(&pod, "resets", 1).await;
     assert_eq!(pod.log("resets").matches("kept\n").count(), 1);
+    let report = sandbox.boot_report("resets").await.unwrap();
+    assert_eq!((report.way, report.boots), (BootWay::OwnKernel, 2));
     typing.write_all(b"p").unwrap();
     assert_eq!(sandbox.wait("resets", None).await.unwrap().code, 0);
 

@@ -11,13 +11,12 @@ use super::disk::{Disk, EmptySlot};
 use super::engine::{Engine, MAX_QUEUES};
 use super::open::{self, Access, BlockDeviceError, IoEngine, open_disk};
 use super::overlay::{OverlayFormat, Qcow2Disk};
-use super::queue_thread::{QueueEvents, QueueThread, StoppedQueueThread};
 use super::request::{ID_LEN, MAX_DISCARD_SECTORS, MAX_WRITE_ZEROES_SECTORS};
 use super::server::Server;
 use super::throttle::Throttle;
 use crate::virtio::{
-    ConfigSpace, DeviceInfo, DeviceType, Fault, Placement, Progress, Queue, QueueServer, Rate,
-    StartError, VirtioDevice,
+    ConfigSpace, DeviceInfo, DeviceType, Fault, HaltedQueue, Placement, Progress, Queue,
+    QueueServer, QueueThread, QueueThreads, Rate, StartError, VirtioDevice,
 };
 
 const QUEUE_SIZE: u16 = 256;
@@ -42,15 +41,13 @@ mod feature {
 ///
 /// It runs on its own thread, since most disks block; except for [`Self::spare`]. With several
 /// queues each of them has a thread and an engine, if the VM gives it one
-/// ([`VirtioDevice::queue_servers`]) and the disk can be cloned ([`Disk::try_clone`]).
+/// ([`VirtioDevice::queue_threads`]) and the disk can be cloned ([`Disk::try_clone`]).
 #[derive(Debug)]
 pub struct BlockDevice {
     /// The part that the device's event loop serves: all queues, or the first one.
     server: Server,
     /// The other queues, if threads serve them.
-    queue_threads: Vec<Arc<QueueThread>>,
-    /// The event loop waits for this if there are queue threads.
-    alarm: Option<QueueEvents>,
+    queue_threads: Vec<Arc<QueueThread<Server>>>,
     config: Arc<ConfigSpace>,
     queue_count: u16,
     queue_size: u16,
@@ -84,7 +81,6 @@ impl BlockDevice {
             config: Arc::new(ConfigSpace::new(config)),
             server: Server::new(engine, 1),
             queue_threads: Vec::new(),
-            alarm: None,
             queue_count: 1,
             queue_size,
             file: None,
@@ -353,43 +349,33 @@ impl BlockDevice {
             .map(|thread| thread.halt())
             .collect();
         self.server.drain();
-        for server in halted.iter_mut().filter_map(StoppedQueueThread::server) {
+        for server in halted.iter_mut().filter_map(HaltedQueue::server) {
             server.drain();
-        }
-        if let Some(alarm) = &self.alarm {
-            alarm.forget(self.server.backend());
         }
         work(&mut self.server);
         for thread in &mut halted {
             thread.change(&mut work);
         }
-        let watched = self.alarm.as_ref();
-        let watched = watched.map(|alarm| alarm.watch(self.server.backend()));
-        if let Some(Err(error)) = watched {
-            tracing::error!(%error, "disk: failed to watch for completions");
-        }
     }
 
     /// Returns the thread that serves a queue, if the queue has its own thread.
-    fn thread(&self, index: u16) -> Option<&QueueThread> {
+    fn thread(&self, index: u16) -> Option<&QueueThread<Server>> {
         let place = usize::from(index).checked_sub(1)?;
         self.queue_threads.get(place).map(|thread| &**thread)
     }
 
-    fn create_queue_threads(&mut self) -> std::io::Result<()> {
+    /// Clones the engine for each queue but the first; empty if the disk is there only once.
+    fn servers(&self) -> std::io::Result<Vec<(u16, Server)>> {
         let engine = &self.server.engine;
-        let mut queue_threads = Vec::new();
-        let alarm = QueueEvents::new(self.server.backend())?;
+        let mut servers = Vec::new();
         for index in 1..self.queue_count {
             let Some(disk) = engine.disk().try_clone()? else {
-                return Ok(());
+                return Ok(Vec::new());
             };
             let server = Server::new(engine.try_clone(disk)?, self.queue_count.into());
-            queue_threads.push(Arc::new(QueueThread::new(index, server, &alarm)?));
+            servers.push((index, server));
         }
-        self.queue_threads = queue_threads;
-        self.alarm = Some(alarm);
-        Ok(())
+        Ok(servers)
     }
 
     fn tell_capacity(&self) {
@@ -419,26 +405,21 @@ impl VirtioDevice for BlockDevice {
         self.placement
     }
 
-    fn queue_servers(&mut self) -> Vec<QueueServer> {
-        if self.queue_count > 1
-            && self.queue_threads.is_empty()
-            && let Err(error) = self.create_queue_threads()
-        {
-            tracing::warn!(
-                %error,
-                "disk: failed to create queue threads; one thread serves all queues"
-            );
+    fn queue_threads(&mut self) -> QueueThreads {
+        let created = self.servers().and_then(QueueThreads::new);
+        match created {
+            Ok((threads, known)) => {
+                self.queue_threads = threads;
+                known
+            }
+            Err(error) => {
+                tracing::warn!(
+                    %error,
+                    "disk: failed to create queue threads; one thread serves all queues"
+                );
+                QueueThreads::default()
+            }
         }
-        let queue_threads = (1u16..).zip(&self.queue_threads);
-        let server = |(index, thread): (u16, &Arc<QueueThread>)| {
-            let thread = thread.clone();
-            QueueServer::new(index, move || thread.run())
-        };
-        queue_threads.map(server).collect()
-    }
-
-    fn watches(&self, index: u16) -> bool {
-        self.thread(index).is_none()
     }
 
     fn negotiated(&mut self, features: u64) {
@@ -455,57 +436,31 @@ impl VirtioDevice for BlockDevice {
     fn start_queue(&mut self, queue: Queue) -> Result<(), StartError> {
         match self.thread(queue.index()) {
             Some(thread) => thread.halt().start(queue),
-            None => self.server.start(queue),
+            None => self.server.start_queue(queue),
         }
     }
 
     fn stop_queue(&mut self, index: u16) -> Option<Queue> {
         match self.thread(index) {
             Some(thread) => thread.halt().stop(),
-            None => self.server.stop(index),
+            None => self.server.stop_queue(index),
         }
     }
 
     fn is_quiet(&self) -> bool {
         let mut queue_threads = self.queue_threads.iter();
-        self.server.engine.is_quiet() && queue_threads.all(|thread| thread.halt().is_quiet())
-    }
-
-    fn take_fault(&mut self) -> Option<Fault> {
-        let mut first = None;
-        for thread in &self.queue_threads {
-            first = first.or(thread.take_fault());
-        }
-        first
-    }
-
-    fn reset(&mut self) {
-        // It is of the driver's last session.
-        self.take_fault();
+        self.server.is_quiet() && queue_threads.all(|thread| thread.halt().is_quiet())
     }
 
     fn on_queue(&mut self, index: u16) -> Result<Progress, Fault> {
-        match self.thread(index) {
-            Some(thread) => {
-                thread.wake();
-                Ok(Progress::Idle)
-            }
-            None => self.server.on_queue(index),
-        }
+        self.server.on_queue(index)
     }
 
     fn backend(&self) -> Option<BorrowedFd<'_>> {
-        match &self.alarm {
-            Some(alarm) => Some(alarm.fd()),
-            None => self.server.backend(),
-        }
+        self.server.backend()
     }
 
     fn on_backend(&mut self) -> Result<Progress, Fault> {
-        if self.alarm.as_ref().is_some_and(QueueEvents::is_raised) {
-            let fault = self.take_fault();
-            fault.map_or(Ok(()), Err)?;
-        }
         self.server.on_backend()
     }
 }

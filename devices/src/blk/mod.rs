@@ -28,7 +28,6 @@ mod flight;
 mod open;
 mod overlay;
 mod part;
-mod queue_thread;
 mod request;
 mod server;
 mod throttle;

@@ -3,7 +3,7 @@
 use std::os::fd::BorrowedFd;
 
 use super::engine::{CHUNK_SIZE, Engine};
-use crate::virtio::{Fault, Progress, Queue, Queues, StartError};
+use crate::virtio::{Fault, Progress, Queue, QueueServer, Queues, StartError};
 
 /// Bytes until the event loop gets control back, and the driver its interrupt.
 const BUDGET: usize = CHUNK_SIZE;
@@ -33,27 +33,6 @@ impl Server {
         self.queues = Queues::new(queues);
     }
 
-    pub(super) fn start(&mut self, queue: Queue) -> Result<(), StartError> {
-        self.queues.start(queue)
-    }
-
-    /// Returns a queue with nothing in flight.
-    pub(super) fn stop(&mut self, index: u16) -> Option<Queue> {
-        self.queues.get(index)?;
-        self.engine.drain(&mut self.queues, index);
-        let stopped = self.queues.stop(index);
-        if self.waiting || self.engine.is_behind() {
-            // The disk may not report any more completions that would make the others continue.
-            self.kick_all();
-        }
-        stopped
-    }
-
-    /// Returns a queue that runs.
-    pub(super) fn queue(&mut self, index: u16) -> Option<&Queue> {
-        self.queues.get(index).map(|queue| &*queue)
-    }
-
     /// Leaves nothing in flight, for a change of the disk.
     pub(super) fn drain(&mut self) {
         for index in 0..self.queue_count() {
@@ -68,37 +47,6 @@ impl Server {
             // It fails only when 2^64 - 2 notifications are pending.
             let _ = queue.kick().write(1);
         }
-    }
-
-    /// The descriptor to wait for besides notifications.
-    pub(super) fn backend(&self) -> Option<BorrowedFd<'_>> {
-        self.engine.backend()
-    }
-
-    /// As [`crate::virtio::VirtioDevice::on_queue`].
-    pub(super) fn on_queue(&mut self, index: u16) -> Result<Progress, Fault> {
-        self.engine.begin_turn();
-        let spent = self.engine.resume(&mut self.queues, BUDGET)?;
-        let progress = match BUDGET.checked_sub(spent) {
-            None | Some(0) => Progress::More,
-            Some(_) if self.may_go_on() => self.serve_all()?,
-            Some(rest) => self.serve(index, rest)?,
-        };
-        self.engine.commit(&mut self.queues)?;
-        Ok(self.unless_behind(progress))
-    }
-
-    /// As [`crate::virtio::VirtioDevice::on_backend`].
-    pub(super) fn on_backend(&mut self) -> Result<Progress, Fault> {
-        self.engine.begin_turn();
-        self.engine.take_completions(&mut self.queues)?;
-        self.engine.resume(&mut self.queues, BUDGET)?;
-        let progress = match self.engine.may_go_on() || self.may_go_on() {
-            true => self.serve_all()?,
-            false => Progress::Idle,
-        };
-        self.engine.commit(&mut self.queues)?;
-        Ok(self.unless_behind(progress))
     }
 
     /// Whether there is room again for chains that waited for it.
@@ -155,5 +103,58 @@ impl Server {
     fn queue_count(&self) -> u16 {
         // At most MAX_QUEUES.
         u16::try_from(self.queues.len()).unwrap_or(1)
+    }
+}
+
+impl QueueServer for Server {
+    fn start_queue(&mut self, queue: Queue) -> Result<(), StartError> {
+        self.queues.start(queue)
+    }
+
+    fn stop_queue(&mut self, index: u16) -> Option<Queue> {
+        self.queues.get(index)?;
+        self.engine.drain(&mut self.queues, index);
+        let stopped = self.queues.stop(index);
+        if self.waiting || self.engine.is_behind() {
+            // The disk may not report any more completions that would make the others continue.
+            self.kick_all();
+        }
+        stopped
+    }
+
+    fn queue(&mut self, index: u16) -> Option<&Queue> {
+        self.queues.get(index).map(|queue| &*queue)
+    }
+
+    fn is_quiet(&self) -> bool {
+        self.engine.is_quiet()
+    }
+
+    fn backend(&self) -> Option<BorrowedFd<'_>> {
+        self.engine.backend()
+    }
+
+    fn on_queue(&mut self, index: u16) -> Result<Progress, Fault> {
+        self.engine.begin_turn();
+        let spent = self.engine.resume(&mut self.queues, BUDGET)?;
+        let progress = match BUDGET.checked_sub(spent) {
+            None | Some(0) => Progress::More,
+            Some(_) if self.may_go_on() => self.serve_all()?,
+            Some(rest) => self.serve(index, rest)?,
+        };
+        self.engine.commit(&mut self.queues)?;
+        Ok(self.unless_behind(progress))
+    }
+
+    fn on_backend(&mut self) -> Result<Progress, Fault> {
+        self.engine.begin_turn();
+        self.engine.take_completions(&mut self.queues)?;
+        self.engine.resume(&mut self.queues, BUDGET)?;
+        let progress = match self.engine.may_go_on() || self.may_go_on() {
+            true => self.serve_all()?,
+            false => Progress::Idle,
+        };
+        self.engine.commit(&mut self.queues)?;
+        Ok(self.unless_behind(progress))
     }
 }

@@ -271,6 +271,10 @@ impl FsDevice {
 /// that make something tell of a supplementary group of their user that the directory has.
 const CREATE_SUPP_GROUP: u32 = 1 << 2;
 
+/// `FUSE_SETXATTR_EXT`, which `fuse-backend-rs` does not know, among the low flags: requests that set
+/// an attribute tell whether an access control list takes the set-group-ID bit away.
+const SETXATTR_EXT: u32 = 1 << 29;
+
 /// `struct virtio_fs_config` (§5.11.4): tag and number of request queues.
 fn config(tag: &[u8]) -> Vec<u8> {
     let mut config = tag.to_vec();
@@ -344,6 +348,7 @@ fn answer(
         return reply(chain, mem, request.unique, Some(Errno::NOSYS)).map(Answer::whole);
     }
     tree.make_with_group(request.group);
+    tree.clear_group_bit(request.clears_group_bit);
     let (reader, writer) = exchange.present().map_err(fault)?;
     let room = chain.writable_len();
     let handled = server.handle_message(reader, writer, None, None);
@@ -401,7 +406,7 @@ fn begin(
         };
         let common = offered & wanted;
         let [a, b, c, d, flags2 @ ..] = common.bits().to_le_bytes();
-        out.flags = u32::from_le_bytes([a, b, c, d]);
+        out.flags = u32::from_le_bytes([a, b, c, d]) | low & SETXATTR_EXT;
         out.flags2 = u32::from_le_bytes(flags2);
         if offered.contains(FsOptions::INIT_EXT) {
             out.flags2 |= high.unwrap_or(0) & CREATE_SUPP_GROUP;

@@ -76,6 +76,12 @@ const EXTENSIONS_LEN: usize = 36;
 const EXTENSION_HEADER_LEN: usize = 8;
 const EXTENSION_GROUPS: u32 = 32;
 
+/// What the longer `struct fuse_setxattr_in` has at its end: flags of 32 bits, and padding.
+const SETXATTR_MORE: u32 = 8;
+
+/// `FUSE_SETXATTR_ACL_KILL_SGID`.
+const SETXATTR_KILL_SGID: u8 = 1;
+
 /// Where `struct fuse_read_in` has the size that a client asks for.
 const READ_SIZE: usize = HEADER_LEN + 16;
 
@@ -117,6 +123,8 @@ pub(super) struct RequestHeader {
     /// The group of the directory in which something is made, if it is a supplementary one of the
     /// user.
     pub(super) group: Option<u32>,
+    /// The access control list that the request sets takes the set-group-ID bit away.
+    pub(super) clears_group_bit: bool,
 }
 
 /// Why a request cannot be served.
@@ -185,6 +193,9 @@ impl Exchange {
             first.copy_from_slice(&header);
             chain.read(guest, HEADER_LEN, rest)?;
         }
+        if request.opcode == Opcode::Setxattr as u32 {
+            request.clears_group_bit = shorten(&mut request.len, &mut self.copy);
+        }
         if !has_names(request.opcode, request.len, &self.copy) {
             return Ok(Err(Refused::NoName {
                 unique: request.unique,
@@ -208,13 +219,13 @@ impl Exchange {
         self.copy.get(HEADER_LEN..).unwrap_or_default()
     }
 
-    /// Writes the descriptors: the copy, the rest of the request after it, and the room for the
-    /// reply.
+    /// Writes the descriptors: the copy, the rest of the request after the bytes that were copied,
+    /// and the room for the reply.
     fn describe(&mut self, chain: &Chain, copied: usize) -> Result<(), ExchangeError> {
         let copy = Segment {
             addr: GuestAddress(BUFFER),
             // At most MAX_REQUEST.
-            len: u32::try_from(copied).unwrap_or(0),
+            len: u32::try_from(self.copy.len()).unwrap_or(0),
         };
         let rest = chain.readable_parts(copied).map(|segment| (segment, 0));
         let room = chain.writable_parts().map(|segment| (segment, F_WRITE));
@@ -310,6 +321,7 @@ impl RequestHeader {
             node: u64::from_le(header.nodeid),
             process: u32::from_le(header.pid),
             group: None,
+            clears_group_bit: false,
         }
     }
 }
@@ -324,6 +336,28 @@ fn has_names(opcode: u32, len: u32, request: &[u8]) -> bool {
     let names = request.get(HEADER_LEN.saturating_add(*before)..end);
     let mut ends = names.unwrap_or_default().iter().filter(|byte| **byte == 0);
     ends.nth(count.saturating_sub(1)).is_some()
+}
+
+/// Gives a request that sets an attribute in the longer form (`FUSE_SETXATTR_EXT`) the one that
+/// `fuse-backend-rs` knows. Returns whether the longer one says that the set-group-ID bit is to be
+/// cleared.
+///
+/// A request's form is told by the request itself, since a client that was restored goes on as it
+/// began with another device: where the shorter one has the attribute's name, which begins with a
+/// letter, the longer one has flags, and zeroes after them.
+fn shorten(len: &mut u32, request: &mut Vec<u8>) -> bool {
+    let more = HEADER_LEN.saturating_add(size_of::<SetxattrIn>());
+    let end = more.saturating_add(SETXATTR_MORE as usize);
+    let flags = match request.get(more..end) {
+        Some([flags @ 0..=SETXATTR_KILL_SGID, 0, 0, 0, 0, 0, 0, 0]) => *flags,
+        _ => return false,
+    };
+    request.drain(more..end);
+    *len = len.saturating_sub(SETXATTR_MORE);
+    if let Some(first) = request.first_chunk_mut() {
+        *first = len.to_le_bytes();
+    }
+    flags == SETXATTR_KILL_SGID
 }
 
 /// Returns the group that the extensions of a request name. A client sends one at most.
@@ -508,6 +542,33 @@ mod tests {
             (200, &[16, EXTENSION_GROUPS, 1, 77]),
         ] {
             assert_eq!(with(units, extensions), None, "{units} {extensions:?}");
+        }
+    }
+
+    #[test]
+    fn an_attribute_is_set_in_either_form() {
+        let named = b"user.a\0value";
+        let short = request(
+            Opcode::Setxattr as u32,
+            &[&[5, 0, 0, 0, 0, 0, 0, 0], &named[..]].concat(),
+        );
+        let shortened = |request: &[u8]| {
+            let mut request = request.to_vec();
+            let mut len = u32::from_le_bytes(*request.first_chunk().unwrap());
+            let clears = shorten(&mut len, &mut request);
+            assert_eq!(request.first_chunk(), Some(&len.to_le_bytes()));
+            (request, clears)
+        };
+        assert_eq!(shortened(&short), (short.clone(), false));
+        for flags in [0, 1] {
+            let fields = [5, 0, 0, 0, 0, 0, 0, 0, flags, 0, 0, 0, 0, 0, 0, 0];
+            let long = request(Opcode::Setxattr as u32, &[&fields, &named[..]].concat());
+            assert_eq!(shortened(&long), (short.clone(), flags == 1));
+        }
+        // Nothing else is of the longer form.
+        for cut in 0..short.len() {
+            let cut = request(Opcode::Setxattr as u32, &short[HEADER_LEN..][..cut.min(7)]);
+            assert_eq!(shortened(&cut), (cut.clone(), false));
         }
     }
 

@@ -2,11 +2,10 @@
 //! it.
 
 use std::any::Any;
-use std::fmt;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
-use super::{ConfigSpace, Fault, Queue, ReadCounters, RestoreError, SavedDevice};
+use super::{ConfigSpace, Fault, Queue, QueueThreads, ReadCounters, RestoreError, SavedDevice};
 
 /// Device type numbers (§5).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -95,42 +94,6 @@ pub enum Placement {
     Own,
 }
 
-/// The work of a thread that serves a single queue of a device.
-pub struct QueueServer {
-    queue: u16,
-    run: Box<dyn FnOnce() + Send>,
-}
-
-impl fmt::Debug for QueueServer {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("QueueServer")
-            .field("queue", &self.queue)
-            .finish_non_exhaustive()
-    }
-}
-
-impl QueueServer {
-    /// Creates one for the queue with this index. `run` serves it whenever it runs, and returns
-    /// soon after the device was dropped.
-    pub fn new(queue: u16, run: impl FnOnce() + Send + 'static) -> Self {
-        Self {
-            queue,
-            run: Box::new(run),
-        }
-    }
-
-    /// The queue's index.
-    #[must_use]
-    pub fn queue(&self) -> u16 {
-        self.queue
-    }
-
-    /// Serves the queue until the device is gone.
-    pub fn run(self) {
-        (self.run)();
-    }
-}
-
 /// Why a queue could not be started. The driver sees `DEVICE_NEEDS_RESET`.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -183,15 +146,15 @@ pub trait VirtioDevice: std::fmt::Debug + Send + Any {
         Placement::Shared
     }
 
-    /// Returns queues that should be served by their own threads. A caller runs each of them on a
-    /// thread, starting before the queue does: from then on the device's event loop does not serve
-    /// it. If this is never called, the event loop serves all queues.
-    fn queue_servers(&mut self) -> Vec<QueueServer> {
-        Vec::new()
+    /// Gives queues threads of their own, and returns those. The caller runs each of
+    /// [`QueueThreads::bodies`] on a thread before the queue is started; from then on the device's
+    /// event loop does not serve it. Called once; if never, the event loop serves all queues.
+    fn queue_threads(&mut self) -> QueueThreads {
+        QueueThreads::default()
     }
 
-    /// Whether the event loop waits for notifications of queue `index`. The same at every call,
-    /// once [`Self::queue_servers`] was called or will not be.
+    /// Whether the event loop waits for notifications of queue `index`: not where the device has
+    /// another server of the queue wait for them, such as the kernel. The same at every call.
     fn watches(&self, index: u16) -> bool {
         let _ = index;
         true
@@ -213,13 +176,6 @@ pub trait VirtioDevice: std::fmt::Debug + Send + Any {
     /// Completes or puts back the chains of queue `index` that are in flight, and returns the
     /// queue. `None` if it does not run.
     fn stop_queue(&mut self, index: u16) -> Option<Queue>;
-
-    /// Takes a fault that a thread of the device's own met and that no call has returned yet.
-    /// Called when all queues are stopped, for a pause: a snapshot keeps that the device needs a
-    /// reset.
-    fn take_fault(&mut self) -> Option<Fault> {
-        None
-    }
 
     /// Returns whether stopped queues have nothing in flight. `false` if the host side has failed
     /// in a way that it cannot be waited for: then it may touch guest memory although no queue

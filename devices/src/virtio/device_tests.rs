@@ -9,14 +9,13 @@ use crate::legacy::serial::SerialPort;
 use crate::net::{MemoryNic, NetDevice, Nic};
 use crate::rng::RngDevice;
 use crate::vsock::VsockDevice;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 #[test]
 fn a_device_that_says_no_more_has_no_state_no_backend_and_no_threads() {
     let mut device = RngDevice::new();
     assert_eq!(device.placement(), Placement::Shared);
-    assert!(device.queue_servers().is_empty() && device.backend().is_none());
-    assert!(device.watches(0) && device.is_quiet());
+    assert!(device.queue_threads().bodies().is_empty() && device.backend().is_none());
+    assert!(device.is_quiet());
     assert_eq!(device.on_backend().unwrap(), Progress::Idle);
     let saved = device.save();
     assert_eq!(saved, SavedDevice::default());
@@ -28,17 +27,6 @@ fn a_device_that_says_no_more_has_no_state_no_backend_and_no_threads() {
     for other in [of(0, &[1]), of(1, &[])] {
         assert!(device.restore(&other).is_err(), "{other:?}");
     }
-}
-
-#[test]
-fn a_server_runs_the_queue_that_it_names() {
-    let ran = Arc::new(AtomicBool::new(false));
-    let runs = ran.clone();
-    let server = QueueServer::new(7, move || runs.store(true, Ordering::SeqCst));
-    assert_eq!(server.queue(), 7);
-    assert!(format!("{server:?}").contains("queue: 7"));
-    server.run();
-    assert!(ran.load(Ordering::SeqCst));
 }
 
 #[derive(Debug)]

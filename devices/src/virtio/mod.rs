@@ -7,6 +7,8 @@
 //!   [`VirtioDevice::start_queue`] and [`VirtioDevice::stop_queue`].
 //! * [`Worker`] is a device as its event loop owns it. All calls to the device go through it: other
 //!   threads send a [`Command`] over a [`WorkerLink`].
+//! * [`QueueThread`] serves a single queue apart from its device's event loop, for devices that want
+//!   that; [`Poller`] is what such threads and event loops wait with.
 //! * [`DeviceInfo`] is the part of the device that can be read without asking the worker:
 //!   configuration space, counters, features. None of it waits for the device's work.
 //! * [`transport`] turns register accesses into commands.
@@ -21,8 +23,10 @@ mod device;
 mod fault;
 mod interrupt;
 pub mod iovec;
+mod poller;
 mod queue;
 mod queue_error;
+mod queue_thread;
 mod queues;
 mod rate;
 mod rate_limit;
@@ -38,14 +42,14 @@ pub use chain::{Chain, ChainError, MAX_SEGMENTS, Segment};
 pub use config_space::ConfigSpace;
 pub(crate) use counters::Latency;
 pub use counters::{Count, Counter, ReadCounters};
-pub use device::{
-    DeviceInfo, DeviceType, Placement, Progress, QueueServer, StartError, VirtioDevice,
-};
+pub use device::{DeviceInfo, DeviceType, Placement, Progress, StartError, VirtioDevice};
 pub use fault::{Fault, GuestFault, HostFault};
 pub use interrupt::{Interrupt, InterruptLine};
+pub use poller::{PollEvents, Poller, Wait, Wake};
 pub(crate) use queue::MAX_TURN;
 pub use queue::{Queue, QueueConfig, QueueResources, QueueState};
 pub use queue_error::{QueueConfigError, QueueFault};
+pub use queue_thread::{HaltedQueue, QueueServer, QueueThread, QueueThreadBody, QueueThreads};
 pub(crate) use queues::Queues;
 pub(crate) use rate::Limiter;
 pub use rate::Rate;

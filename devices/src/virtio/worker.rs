@@ -1,12 +1,13 @@
 //! A device as its event loop owns it: starts and stops its queues, and parks it after a fault.
 
 use std::fmt;
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::{
-    Count, DeviceInfo, Fault, HostFault, Interrupt, Progress, Queue, QueueState, RateLimit,
-    VirtioDevice,
+    Count, DeviceInfo, Fault, HostFault, Interrupt, Progress, Queue, QueueState, QueueThreadBody,
+    QueueThreads, RateLimit, VirtioDevice,
 };
 
 /// A request to a worker from another thread; carried out by the event loop that owns it.
@@ -35,6 +36,8 @@ pub struct Worker {
     serving: bool,
     /// Queues of a paused device.
     held: Option<Vec<Queue>>,
+    /// Those of the device's queues that are served elsewhere.
+    threads: QueueThreads,
     faults: Arc<Count>,
     log: RateLimit,
 }
@@ -53,9 +56,31 @@ impl Worker {
             live: false,
             serving: false,
             held: None,
+            threads: QueueThreads::default(),
             faults: Arc::default(),
             log: RateLimit::new(Duration::from_secs(10)),
         }
+    }
+
+    /// Lets queues of the device that want so be served by threads of their own
+    /// ([`VirtioDevice::queue_threads`]). Called before any queue is started; the caller runs each
+    /// on a thread.
+    pub fn begin_threads(&mut self) -> Vec<QueueThreadBody> {
+        self.threads = self.device.queue_threads();
+        self.threads.bodies()
+    }
+
+    /// Whether notifications of queue `index` must be waited for: nobody else does.
+    #[must_use]
+    pub fn watches(&self, index: u16) -> bool {
+        !self.threads.serve(index) && self.device.watches(index)
+    }
+
+    /// A descriptor that is readable when [`Self::on_alarm`] is to be called, if any queue has a
+    /// thread. The same at every call once the worker is on its loop.
+    #[must_use]
+    pub fn alarm(&self) -> Option<BorrowedFd<'_>> {
+        self.threads.alarm()
     }
 
     /// The device's name.
@@ -155,6 +180,8 @@ impl Worker {
         self.stop();
         self.live = false;
         self.device.reset();
+        // It is of the driver's last session.
+        self.threads.take_fault();
         // The driver reads configuration space again.
         self.info.config.take_changed();
     }
@@ -167,7 +194,7 @@ impl Worker {
         let mut failed = None;
         if self.held.is_none() {
             let mut queues = self.stop();
-            if let Some(fault) = self.device.take_fault() {
+            if let Some(fault) = self.threads.take_fault() {
                 failed = self.handle_result(Err(fault)).err();
                 queues.clear();
             }
@@ -207,7 +234,8 @@ impl Worker {
     /// # Errors
     /// If the host side failed; the device is parked then.
     pub fn on_queue(&mut self, index: u16) -> Result<Progress, HostFault> {
-        if !self.serving {
+        // A queue with a thread is looked at by that.
+        if !self.serving || self.threads.wake(index) {
             return Ok(Progress::Idle);
         }
         let result = self.device.on_queue(index);
@@ -224,6 +252,18 @@ impl Worker {
         }
         let result = self.device.on_backend();
         self.handle_result(result)
+    }
+
+    /// Stops all queues after a fault of one that has a thread.
+    ///
+    /// # Errors
+    /// If the host side failed; the device is parked then.
+    pub fn on_alarm(&mut self) -> Result<Progress, HostFault> {
+        if !self.threads.is_raised() || !self.serving {
+            return Ok(Progress::Idle);
+        }
+        let fault = self.threads.take_fault();
+        self.handle_result(fault.map_or(Ok(Progress::Idle), Err))
     }
 
     fn handle_result(&mut self, result: Result<Progress, Fault>) -> Result<Progress, HostFault> {

@@ -1,8 +1,10 @@
 use super::*;
 use crate::rng::RngDevice;
 use crate::testing::{CountingInterrupt, DriverQueue, memory};
-use crate::virtio::StartError;
+use crate::virtio::{QueueServer, QueueThread, StartError};
+use rustix::event::{PollFd, PollFlags};
 use std::sync::atomic::Ordering::SeqCst;
+use std::thread::JoinHandle;
 
 const BUF: u64 = 0x40000;
 
@@ -103,41 +105,130 @@ fn a_driver_that_is_at_fault_again_and_again_does_not_fill_the_log() {
     assert_eq!(events, 1);
 }
 
-/// A device of which one of its own threads has met a fault.
+/// Serves a queue, until it fails the first time that it is notified.
 #[derive(Debug)]
-struct Faulty(RngDevice, Option<Fault>);
+struct Failing(Option<Fault>, Option<Queue>);
 
-impl VirtioDevice for Faulty {
-    fn info(&self) -> DeviceInfo {
-        self.0.info()
-    }
+impl QueueServer for Failing {
     fn start_queue(&mut self, queue: Queue) -> Result<(), StartError> {
-        self.0.start_queue(queue)
+        self.1 = Some(queue);
+        Ok(())
     }
-    fn stop_queue(&mut self, index: u16) -> Option<Queue> {
-        self.0.stop_queue(index)
-    }
-    fn take_fault(&mut self) -> Option<Fault> {
+    fn stop_queue(&mut self, _: u16) -> Option<Queue> {
         self.1.take()
     }
-    fn on_queue(&mut self, index: u16) -> Result<Progress, Fault> {
-        self.0.on_queue(index)
+    fn queue(&mut self, _: u16) -> Option<&Queue> {
+        self.1.as_ref()
+    }
+    fn is_quiet(&self) -> bool {
+        true
+    }
+    fn on_queue(&mut self, _: u16) -> Result<Progress, Fault> {
+        self.0.take().map_or(Ok(Progress::Idle), Err)
+    }
+    fn backend(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+    fn on_backend(&mut self) -> Result<Progress, Fault> {
+        Ok(Progress::Idle)
+    }
+}
+
+/// A device whose only queue has a thread, which fails with this once.
+#[derive(Debug)]
+struct Threaded {
+    fault: Option<Fault>,
+    threads: Vec<Arc<QueueThread<Failing>>>,
+}
+
+impl VirtioDevice for Threaded {
+    fn info(&self) -> DeviceInfo {
+        RngDevice::new().info()
+    }
+    fn queue_threads(&mut self) -> QueueThreads {
+        let server = Failing(self.fault.take(), None);
+        let (threads, known) = QueueThreads::new([(0, server)]).unwrap();
+        self.threads = threads;
+        known
+    }
+    fn start_queue(&mut self, queue: Queue) -> Result<(), StartError> {
+        self.threads[0].halt().start(queue)
+    }
+    fn stop_queue(&mut self, _: u16) -> Option<Queue> {
+        self.threads[0].halt().stop()
+    }
+    fn on_queue(&mut self, _: u16) -> Result<Progress, Fault> {
+        panic!("its thread is to be woken");
+    }
+}
+
+impl Drop for Threaded {
+    fn drop(&mut self) {
+        self.threads[0].halt().end();
+    }
+}
+
+/// A worker whose device's only queue has met a fault on its thread, which nobody has taken yet.
+fn failed(fault: Fault) -> (Rig, JoinHandle<()>) {
+    let mut rig = rig();
+    let fault = Some(fault);
+    let threads = Vec::new();
+    let device = Box::new(Threaded { fault, threads });
+    rig.worker = Worker::new("rng0".to_owned(), device, rig.irq.clone());
+    let body = rig.worker.begin_threads().pop().unwrap();
+    let thread = std::thread::spawn(move || body.run());
+    assert!(!rig.worker.watches(0) && rig.worker.watches(1));
+    rig.start();
+    assert_eq!(rig.worker.on_queue(0).unwrap(), Progress::Idle);
+    let alarm = rig.worker.alarm().unwrap();
+    rustix::event::poll(&mut [PollFd::new(&alarm, PollFlags::IN)], None).unwrap();
+    assert!(rig.worker.is_serving());
+    (rig, thread)
+}
+
+fn faults() -> [(Fault, bool); 2] {
+    let host = Fault::host("failed", std::io::ErrorKind::Other.into());
+    [(Fault::protocol("broken"), false), (host, true)]
+}
+
+#[test]
+fn a_fault_on_the_thread_of_a_queue_parks_the_device_once() {
+    for (fault, is_host) in faults() {
+        let (mut rig, thread) = failed(fault);
+        assert_eq!(rig.worker.on_alarm().is_err(), is_host);
+        assert!(!rig.worker.is_serving());
+        assert_eq!(rig.irq.needs_reset.load(SeqCst), 1);
+        assert_eq!(rig.worker.on_alarm().unwrap(), Progress::Idle);
+        assert_eq!(rig.worker.faults().get(), 1);
+        drop(rig);
+        thread.join().unwrap();
     }
 }
 
 #[test]
+fn a_fault_of_the_last_session_is_not_the_next_drivers() {
+    let (mut rig, thread) = failed(Fault::protocol("broken"));
+    rig.worker.reset();
+    rig.driver = DriverQueue::new(&memory(1 << 20), 0x10000, 16);
+    rig.start();
+    assert_eq!(rig.worker.on_alarm().unwrap(), Progress::Idle);
+    assert!(rig.worker.is_serving());
+    assert_eq!(rig.irq.needs_reset.load(SeqCst), 0);
+    drop(rig);
+    thread.join().unwrap();
+}
+
+#[test]
 fn a_pause_parks_a_device_whose_fault_nobody_has_seen() {
-    let failed = || Fault::host("failed", std::io::ErrorKind::Other.into());
-    for (fault, is_host) in [(Fault::protocol("broken"), false), (failed(), true)] {
-        let mut rig = rig();
-        let device = Box::new(Faulty(RngDevice::new(), Some(fault)));
-        rig.worker = Worker::new("rng0".to_owned(), device, rig.irq.clone());
-        rig.start();
+    for (fault, is_host) in faults() {
+        let (mut rig, thread) = failed(fault);
         let (is_quiet, failed) = rig.worker.pause();
         assert!(is_quiet && rig.worker.held().is_empty());
         assert_eq!(failed.is_some(), is_host);
         assert_eq!(rig.irq.needs_reset.load(SeqCst), 1);
         assert_eq!(rig.worker.faults().get(), 1);
         assert!(!rig.worker.resume() && !rig.worker.is_serving());
+        drop(rig);
+        thread.join().unwrap();
     }
 }

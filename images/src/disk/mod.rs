@@ -25,6 +25,6 @@ pub(crate) use fetch::{FetchError, Fetched, Fetcher, Validators};
 pub use job::ConvertError;
 pub(crate) use job::Job;
 pub use qcow2::Qcow2Error;
-pub use raw::{copy_disk, disk_len, zero_disk};
+pub use raw::{copy_disk, disk_len, visit_data, zero_disk};
 pub(crate) use source::Source;
 pub use stored::Disk;

@@ -42,34 +42,54 @@ pub fn copy_disk(
     start: u64,
     tell: &dyn Fn(u64),
 ) -> io::Result<()> {
-    if disk_len(from)? < range.end {
-        return Err(io::ErrorKind::UnexpectedEof.into());
-    }
     let target = |at: u64| start + (at - range.start);
-    let mut buffer = vec![0; CHUNK];
     // All before this is in `to`.
     let mut copied = range.start;
+    let mut put = |at: u64, block: &[u8]| {
+        zero_disk(to, target(copied)..target(at))?;
+        to.write_all_at(block, target(at))?;
+        copied = at + block.len() as u64;
+        Ok(())
+    };
+    visit_data(from, range.clone(), &mut put, tell)?;
+    zero_disk(to, target(copied)..target(range.end.max(copied)))
+}
+
+/// Shows `visit` the data of `disk` in `range`, in order and with their places; `tell` hears how
+/// many of the bytes before the end of `range` are done. Holes and blocks of zeros are left out. A
+/// block has 64 KiB at most.
+///
+/// # Errors
+/// What reading and `visit` fail with; [`io::ErrorKind::UnexpectedEof`] if `disk` ends before
+/// `range` does.
+pub fn visit_data(
+    disk: &File,
+    range: Range<u64>,
+    visit: &mut dyn FnMut(u64, &[u8]) -> io::Result<()>,
+    tell: &dyn Fn(u64),
+) -> io::Result<()> {
+    if disk_len(disk)? < range.end {
+        return Err(io::ErrorKind::UnexpectedEof.into());
+    }
+    let mut buffer = vec![0; CHUNK];
     let mut at = range.start;
     while at < range.end {
-        let data = next_data(from, at)?.clamp(at, range.end);
-        let hole = next_hole(from, data)?.clamp(data, range.end);
+        let data = next_data(disk, at)?.clamp(at, range.end);
+        let hole = next_hole(disk, data)?.clamp(data, range.end);
         at = data;
         while at < hole {
             let chunk = &mut buffer[..at_most(hole - at, CHUNK)];
-            from.read_exact_at(chunk, at)?;
+            disk.read_exact_at(chunk, at)?;
             for block in chunk.chunks(ZEROS) {
-                let end = at + block.len() as u64;
                 if block.iter().any(|byte| *byte != 0) {
-                    zero_disk(to, target(copied)..target(at))?;
-                    to.write_all_at(block, target(at))?;
-                    copied = end;
+                    visit(at, block)?;
                 }
-                at = end;
+                at += block.len() as u64;
             }
             tell(at);
         }
     }
-    zero_disk(to, target(copied)..target(range.end.max(copied)))
+    Ok(())
 }
 
 /// Makes a range of a disk read as zeros: its blocks by the file system or the device, which frees

@@ -72,8 +72,11 @@ pub(crate) use vcpu::kick::{KICK, Pending, take_pending};
 
 use crate::snapshot::Identity;
 
-/// How long [`Vm::pause`] and [`Vm::stop`] wait for vCPUs and devices.
+/// How long [`Vm::pause`] and [`Vm::stop`] wait for vCPUs and devices unless told otherwise.
 const PAUSE_TIMEOUT: Duration = Duration::from_millis(800);
+
+/// The longest time limit of a pause.
+const LONGEST_PAUSE: Duration = Duration::from_secs(365 * 24 * 3600);
 
 /// A virtual machine.
 ///
@@ -122,7 +125,7 @@ pub enum VmError {
     #[error("the VM is poisoned")]
     Poisoned(#[source] Arc<Poison>),
     /// Something did not stop in time; the VM keeps running.
-    #[error("the VM was not paused: {what} did not stop within {PAUSE_TIMEOUT:?}")]
+    #[error("the VM was not paused: {what} did not stop in time")]
     Busy {
         /// The name of a thread: `vcpu`, `vm-io`, or `vm-` with the name of a device.
         what: String,
@@ -176,12 +179,20 @@ impl Vm {
     /// Fails if the VM is not running, or ends meanwhile. [`VmError::Busy`] if something does not
     /// stop within 800 ms, most often a disk that blocks; the VM then keeps running.
     pub fn pause(&self) -> Result<(), VmError> {
-        self.pause_in(&lock(&self.transition))
+        self.pause_within(PAUSE_TIMEOUT)
     }
 
-    /// As [`Self::pause`], in a transition that has begun.
-    fn pause_in(&self, _transition: &MutexGuard<'_, ()>) -> Result<(), VmError> {
-        let deadline = Instant::now() + PAUSE_TIMEOUT;
+    /// As [`Self::pause`], with another time limit than 800 ms.
+    ///
+    /// # Errors
+    /// As [`Self::pause`].
+    pub fn pause_within(&self, limit: Duration) -> Result<(), VmError> {
+        self.pause_in(&lock(&self.transition), limit)
+    }
+
+    /// As [`Self::pause_within`], in a transition that has begun.
+    fn pause_in(&self, _transition: &MutexGuard<'_, ()>, limit: Duration) -> Result<(), VmError> {
+        let deadline = Instant::now() + limit.min(LONGEST_PAUSE);
         let mut inner = self.control().lock();
         let next = self.legal(&inner, Action::Pause)?;
         self.control().ask(&mut inner, Request::Pause);

@@ -40,25 +40,22 @@ pub(super) enum Subject {
 
 #[derive(Debug, clap::Args)]
 pub(super) struct VmArgs {
-    /// Count instructions instead of time: in the emulated test host, the same on every machine
-    #[arg(long)]
-    pub(super) icount: bool,
+    #[command(flatten)]
+    pub(super) clock: Clock,
     /// Runs of each
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub(super) runs: usize,
     /// Compare with this Cloud Hypervisor too
     #[arg(long, value_name = "FILE")]
     pub(super) cloud_hypervisor: Option<PathBuf>,
-    /// Write the results as JSON to this file, or to stdout (`-`)
-    #[arg(long, value_name = "FILE")]
-    pub(super) json: Option<PathBuf>,
+    #[command(flatten)]
+    pub(super) json: Json,
 }
 
 #[derive(Debug, clap::Args)]
 pub(super) struct BootArgs {
-    /// Count instructions instead of time: in the emulated test host, the same on every machine
-    #[arg(long)]
-    pub(super) icount: bool,
+    #[command(flatten)]
+    pub(super) clock: Clock,
     /// Boots of each monitor
     #[arg(long, value_name = "N", default_value_t = 3)]
     pub(super) runs: usize,
@@ -77,64 +74,54 @@ pub(super) struct BootArgs {
     /// The guest's memory in MiB
     #[arg(long, value_name = "MIB")]
     pub(super) memory: Option<u64>,
-    /// Write the results as JSON to this file, or to stdout (`-`)
-    #[arg(long, value_name = "FILE")]
-    pub(super) json: Option<PathBuf>,
+    #[command(flatten)]
+    pub(super) json: Json,
 }
 
 #[derive(Debug, clap::Args)]
 pub(super) struct BlkArgs {
-    /// Count instructions instead of time: in the emulated test host, the same on every machine
-    #[arg(long)]
-    pub(super) icount: bool,
+    #[command(flatten)]
+    pub(super) clock: Clock,
     /// Rounds, in which each runs once [default: 3, and 1 where instructions are counted]
     #[arg(long, value_name = "N")]
     pub(super) runs: Option<usize>,
-    /// Write the results as JSON to this file, or to stdout (`-`)
-    #[arg(long, value_name = "FILE")]
-    pub(super) json: Option<PathBuf>,
-    /// Draw the medians as SVG in this file
-    #[arg(long, value_name = "FILE")]
-    pub(super) plot: Option<PathBuf>,
+    #[command(flatten)]
+    pub(super) json: Json,
+    #[command(flatten)]
+    pub(super) plot: Plot,
 }
 
 #[derive(Debug, clap::Args)]
 pub(super) struct ImageArgs {
-    /// Count instructions instead of time: in the emulated test host, the same on every machine
-    #[arg(long)]
-    pub(super) icount: bool,
+    #[command(flatten)]
+    pub(super) clock: Clock,
     /// Look at the memory of many machines with their image as this: blk or pmem
     #[arg(long, value_name = "WAY")]
     pub(super) memory_of: Option<String>,
     /// How many machines
     #[arg(long, value_name = "N", default_value_t = 20, requires = "memory_of")]
     pub(super) machines: u32,
-    /// Write the results as JSON to this file, or to stdout (`-`)
-    #[arg(long, value_name = "FILE")]
-    pub(super) json: Option<PathBuf>,
+    #[command(flatten)]
+    pub(super) json: Json,
 }
 
 #[derive(Debug, clap::Args)]
 pub(super) struct NetArgs {
-    /// Count instructions instead of time: in the emulated test host, the same on every machine
-    #[arg(long)]
-    pub(super) icount: bool,
+    #[command(flatten)]
+    pub(super) clock: Clock,
     /// Rounds, in which each runs once [default: 3, and 1 where instructions are counted]
     #[arg(long, value_name = "N")]
     pub(super) runs: Option<usize>,
-    /// Write the results as JSON to this file, or to stdout (`-`)
-    #[arg(long, value_name = "FILE")]
-    pub(super) json: Option<PathBuf>,
-    /// Draw the medians as SVG in this file
-    #[arg(long, value_name = "FILE")]
-    pub(super) plot: Option<PathBuf>,
+    #[command(flatten)]
+    pub(super) json: Json,
+    #[command(flatten)]
+    pub(super) plot: Plot,
 }
 
 #[derive(Debug, clap::Args)]
 pub(super) struct RestoreArgs {
-    /// Count instructions instead of time: in the emulated test host, the same on every machine
-    #[arg(long)]
-    pub(super) icount: bool,
+    #[command(flatten)]
+    pub(super) clock: Clock,
     /// Runs of each [default: 20, and 3 where instructions are counted]
     #[arg(long, value_name = "N")]
     pub(super) runs: Option<usize>,
@@ -154,9 +141,8 @@ pub(super) struct RestoreArgs {
 
 #[derive(Debug, clap::Args)]
 pub(super) struct StartArgs {
-    /// Count instructions instead of time: in the emulated test host, the same on every machine
-    #[arg(long)]
-    pub(super) icount: bool,
+    #[command(flatten)]
+    pub(super) clock: Clock,
     /// Runs of each [default: 20, and 5 where instructions are counted]
     #[arg(long, value_name = "N")]
     pub(super) runs: Option<usize>,
@@ -170,9 +156,8 @@ pub(super) struct StartArgs {
 
 #[derive(Debug, clap::Args)]
 pub(super) struct CriArgs {
-    /// Count instructions instead of time: in the emulated test host, the same on every machine
-    #[arg(long)]
-    pub(super) icount: bool,
+    #[command(flatten)]
+    pub(super) clock: Clock,
     /// Pods of each [default: 20, and 5 where instructions are counted]
     #[arg(long, value_name = "N")]
     pub(super) runs: Option<usize>,
@@ -183,9 +168,8 @@ pub(super) struct CriArgs {
 
 #[derive(Debug, clap::Args)]
 pub(super) struct InterruptArgs {
-    /// Count instructions instead of time: in the emulated test host, the same on every machine
-    #[arg(long)]
-    pub(super) icount: bool,
+    #[command(flatten)]
+    pub(super) clock: Clock,
 }
 
 #[derive(Debug, clap::Args)]
@@ -193,7 +177,30 @@ pub(super) struct PullArgs {
     /// Pulls of each image by each program
     #[arg(long, value_name = "N", default_value_t = 5)]
     pub(super) runs: usize,
+    #[command(flatten)]
+    pub(super) json: Json,
+}
+
+/// By what costs are told.
+#[derive(Clone, Copy, Debug, clap::Args)]
+pub(super) struct Clock {
+    /// Count instructions instead of time: in the emulated test host, the same on every machine
+    #[arg(long)]
+    pub(super) icount: bool,
+}
+
+/// Where results go besides the table.
+#[derive(Debug, Default, clap::Args)]
+pub(super) struct Json {
     /// Write the results as JSON to this file, or to stdout (`-`)
-    #[arg(long, value_name = "FILE")]
-    pub(super) json: Option<PathBuf>,
+    #[arg(long = "json", value_name = "FILE")]
+    pub(super) path: Option<PathBuf>,
+}
+
+/// Where the picture goes.
+#[derive(Debug, Default, clap::Args)]
+pub(super) struct Plot {
+    /// Draw the medians as SVG in this file
+    #[arg(long = "plot", value_name = "FILE")]
+    pub(super) path: Option<PathBuf>,
 }

@@ -1,11 +1,13 @@
 //! The documentation: `cargo xtask book` builds it as a book, and `cargo xtask test` checks that its
-//! links lead somewhere.
+//! links and the places that it names lead somewhere.
 //!
 //! | file | contents |
 //! | --- | --- |
 //! | `links` | links of one page, and the anchors that a page has |
+//! | `places` | paths of the tree in the table of what to change where |
 
 mod links;
+mod places;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -16,6 +18,9 @@ use anyhow::{Context, Result, bail};
 
 use crate::report::Step;
 use crate::{cargo, paths, process};
+
+/// The page whose table says what to change where.
+const ARCHITECTURE: &str = "docs/architecture.md";
 
 /// The version of mdBook that the book is built with.
 const MDBOOK: &str = "0.4.52";
@@ -59,8 +64,9 @@ fn mdbook() -> Result<PathBuf> {
     Ok(program)
 }
 
-/// Checks that each link of a page to another file or heading of this tree leads to one, and that
-/// each page of the book is in its table of contents.
+/// Checks that each link of a page to another file or heading of this tree leads to one, that each
+/// page of the book is in its table of contents, and that the places that [`ARCHITECTURE`] names
+/// exist.
 pub(crate) fn check() -> Result<()> {
     let pages = pages()?;
     let mut texts = BTreeMap::new();
@@ -81,6 +87,7 @@ pub(crate) fn check() -> Result<()> {
     for page in missing_from_contents(&texts) {
         broken.push(format!("docs/SUMMARY.md: {} is missing", page.display()));
     }
+    broken.extend(missing_places(&texts)?);
     if broken.is_empty() {
         return Ok(());
     }
@@ -127,6 +134,21 @@ fn missing_from_contents(texts: &BTreeMap<PathBuf, String>) -> Vec<PathBuf> {
         .filter(|page| !linked.contains(*page))
         .cloned()
         .collect()
+}
+
+/// Places of the table of what to change where that do not exist.
+fn missing_places(texts: &BTreeMap<PathBuf, String>) -> Result<Vec<String>> {
+    let text = texts.get(Path::new(ARCHITECTURE));
+    let named = text.map(|text| places::of(text)).unwrap_or_default();
+    if named.is_empty() {
+        return Ok(vec![format!("{ARCHITECTURE}: it names no place to change")]);
+    }
+    let tree = places::Tree::read(paths::root()).context("the tree cannot be read")?;
+    let missing = named.iter().filter_map(|place| {
+        let reason = tree.resolve(place.path).err()?;
+        Some(format!("{ARCHITECTURE}:{}: {reason}", place.line))
+    });
+    Ok(missing.collect())
 }
 
 /// Follows a link of `page`.

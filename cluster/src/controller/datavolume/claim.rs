@@ -173,6 +173,7 @@ fn annotations(volume: &DataVolume) -> BTreeMap<String, String> {
                 "storage.prePopulated",
                 "storage.upload.target",
                 "storage.uploadPodName",
+                "storage.clone.token",
             ]
             .contains(&own)
         });

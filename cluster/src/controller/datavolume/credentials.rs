@@ -1,17 +1,22 @@
-//! What importers are made with: their image, and the certificates of those that take uploads.
+//! What importers are made with: their image, the certificates of those that take uploads or
+//! copies, and what says whether a copy was allowed.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use k8s_openapi::ByteString;
-use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Secret};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod, Secret};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 use kube::Api;
 use kube::api::PostParams;
+use podvisor_cluster_types::datavolume::ForeignSource;
 
 use super::object::DataVolume;
-use super::{claim, pod};
-use crate::certificates::{AuthorityStore, BUNDLE, CertificateError};
+use super::{claim, foreign, pod};
+use crate::certificates::{Authority, AuthorityStore, BUNDLE, CertificateError, Issued};
 use crate::controller::error::{Error, code};
+use crate::copy::{Grant, TOKEN, sender_name};
+use crate::token::{KeyError, KeyStore};
 use crate::upload::server_name;
 
 /// What importers are made with.
@@ -19,11 +24,50 @@ use crate::upload::server_name;
 pub(in crate::controller) struct Importers {
     image: String,
     authority: AuthorityStore,
+    keys: Arc<KeyStore>,
 }
 
 impl Importers {
-    pub(in crate::controller) fn new(image: String, authority: AuthorityStore) -> Self {
-        Self { image, authority }
+    pub(in crate::controller) fn new(
+        image: String,
+        authority: AuthorityStore,
+        keys: KeyStore,
+    ) -> Self {
+        Self {
+            image,
+            authority,
+            keys: Arc::new(keys),
+        }
+    }
+
+    /// Returns whether the webhook allowed this DataVolume to copy a source of another namespace,
+    /// when it was created.
+    pub(super) async fn is_granted(
+        &self,
+        volume: &DataVolume,
+        source: &ForeignSource,
+    ) -> Result<bool, Error> {
+        let meta = &volume.metadata;
+        let token = meta.annotations.as_ref().and_then(|all| all.get(TOKEN));
+        let created = meta.creation_timestamp.as_ref();
+        let (Some(token), Some(created)) = (token, created) else {
+            return Ok(false);
+        };
+        let key = match self.keys.key().await {
+            Ok(key) => key,
+            // Nobody has signed anything.
+            Err(KeyError::NoKey { .. }) => return Ok(false),
+            Err(source) => return Err(Error::token(volume, source)),
+        };
+        let wanted = Grant {
+            namespace: meta.namespace.clone().unwrap_or_default(),
+            name: meta.name.clone().unwrap_or_default(),
+            source_namespace: source.namespace.clone(),
+            source_kind: source.kind.name().to_owned(),
+            source_name: source.name.clone(),
+        };
+        let granted: Option<Grant> = key.verify(token, created.0.into());
+        Ok(granted == Some(wanted))
     }
 
     /// Returns their image.
@@ -40,29 +84,43 @@ impl Importers {
         secrets: &Api<Secret>,
     ) -> Result<(), Error> {
         let uid = claim.metadata.uid.as_deref().unwrap_or_default();
-        let data = self.issue(uid).await;
+        let issue = |authority: &Authority| authority.issue_target(&server_name(uid));
+        let data = self.issue(&issue).await;
         let data = data.map_err(|source| Error::credentials(volume, source))?;
-        let secret = Secret {
-            metadata: ObjectMeta {
-                name: Some(pod::credentials_name(uid)),
-                owner_references: Some(vec![claim::owner(volume)]),
-                ..ObjectMeta::default()
-            },
-            type_: Some("kubernetes.io/tls".to_owned()),
-            data: Some(data),
-            ..Secret::default()
-        };
-        match secrets.create(&PostParams::default(), &secret).await {
-            Ok(_) => Ok(()),
-            // Made before this controller was killed, or for a pod before this one.
-            Err(error) if code(&error) == Some(409) => Ok(()),
-            Err(error) => Err(Error::request("make the certificate of", volume, error)),
-        }
+        let secret = secret(pod::credentials_name(uid), claim::owner(volume), data);
+        create(volume, &secret, secrets).await
     }
 
-    async fn issue(&self, uid: &str) -> Result<BTreeMap<String, ByteString>, CertificateError> {
+    /// Makes the Secret that a pod sends the data for a claim with, which goes with that pod. What
+    /// it has is good for this claim alone.
+    pub(super) async fn make_sender_credentials(
+        &self,
+        volume: &DataVolume,
+        claim: &PersistentVolumeClaim,
+        sender: &Pod,
+        secrets: &Api<Secret>,
+    ) -> Result<(), Error> {
+        let uid = claim.metadata.uid.as_deref().unwrap_or_default();
+        let issue = |authority: &Authority| authority.issue_sender(&sender_name(uid));
+        let data = self.issue(&issue).await;
+        let data = data.map_err(|source| Error::credentials(volume, source))?;
+        let owner = OwnerReference {
+            api_version: "v1".to_owned(),
+            kind: "Pod".to_owned(),
+            name: sender.metadata.name.clone().unwrap_or_default(),
+            uid: sender.metadata.uid.clone().unwrap_or_default(),
+            ..OwnerReference::default()
+        };
+        let secret = secret(foreign::credentials_name(sender), owner, data);
+        create(volume, &secret, secrets).await
+    }
+
+    async fn issue(
+        &self,
+        issue: &(dyn Fn(&Authority) -> Result<Issued, CertificateError> + Sync),
+    ) -> Result<BTreeMap<String, ByteString>, CertificateError> {
         let authority = self.authority.authority().await?;
-        let issued = authority.issue_target(&server_name(uid))?;
+        let issued = issue(&authority)?;
         let data = [
             ("tls.crt", issued.certificate),
             ("tls.key", issued.key),
@@ -70,5 +128,27 @@ impl Importers {
         ];
         let data = data.map(|(name, text)| (name.to_owned(), ByteString(text.into())));
         Ok(data.into())
+    }
+}
+
+fn secret(name: String, owner: OwnerReference, data: BTreeMap<String, ByteString>) -> Secret {
+    Secret {
+        metadata: ObjectMeta {
+            name: Some(name),
+            owner_references: Some(vec![owner]),
+            ..ObjectMeta::default()
+        },
+        type_: Some("kubernetes.io/tls".to_owned()),
+        data: Some(data),
+        ..Secret::default()
+    }
+}
+
+async fn create(volume: &DataVolume, secret: &Secret, secrets: &Api<Secret>) -> Result<(), Error> {
+    match secrets.create(&PostParams::default(), secret).await {
+        Ok(_) => Ok(()),
+        // Made before this controller was killed, or for a pod before this one.
+        Err(error) if code(&error) == Some(409) => Ok(()),
+        Err(error) => Err(Error::request("make the certificate of", volume, error)),
     }
 }

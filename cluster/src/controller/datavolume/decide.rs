@@ -3,6 +3,8 @@
 //! That a claim is filled is written on the claim first: from then on it is never written to
 //! again, whatever becomes of the DataVolume's status.
 
+mod foreign;
+
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{ContainerState, ContainerStatus, PersistentVolumeClaim, Pod};
@@ -14,6 +16,7 @@ use super::object::{DataVolume, DataVolumeStatus, Phase, VolumeState};
 use super::pod::{self, Devices};
 use super::target::is_of_claim;
 use crate::controller::objects::{Condition, set_condition};
+pub use foreign::Foreign;
 
 /// How often a running importer is asked for its progress.
 const ASK: Duration = Duration::from_secs(3);
@@ -41,6 +44,8 @@ pub struct Observed<'a> {
     pub pod: Option<&'a Pod>,
     /// What it is a copy of, if it is one.
     pub source: Option<Source<'a>>,
+    /// The other side, if that is in another namespace.
+    pub foreign: Option<Foreign<'a>>,
     /// Why what it names cannot be used now.
     pub unresolved: Option<&'a str>,
     /// Whether the claim's class waits until a pod with the claim has a node.
@@ -107,6 +112,19 @@ pub enum Action {
     Delete,
     /// Make the importer.
     CreatePod(Box<Pod>),
+    /// Add this finalizer to the DataVolume.
+    HoldForCopy(&'static str),
+    /// Make the pod that sends the data of a source of another namespace, and its certificate.
+    CreateSource(Box<Pod>),
+    /// Make that certificate, if there is none.
+    CreateSourceCredentials,
+    /// Delete that pod, with this unique id.
+    EndSource {
+        /// The unique id.
+        uid: String,
+    },
+    /// Delete that pod, and take the finalizer off when it is gone.
+    EndCopy,
     /// Delete the importer with this unique id.
     DeletePod {
         /// The unique id.
@@ -142,8 +160,9 @@ pub fn decide(observed: &Observed<'_>) -> Decision {
         status: volume.status.clone(),
         ..Decision::default()
     };
-    // What was made for it goes with it.
+    // What was made for it goes with it, and in another namespace before it.
     if volume.metadata.deletion_timestamp.is_some() {
+        foreign::end(observed, &mut decision);
         return decision;
     }
     decision.status.claim_name = volume.metadata.name.clone().unwrap_or_default();
@@ -179,6 +198,9 @@ pub fn decide(observed: &Observed<'_>) -> Decision {
             Content::Empty => fill(observed, claim, &mut decision),
         },
     }
+    if matches!(decision.status.phase, Phase::Succeeded | Phase::Failed) {
+        foreign::end(observed, &mut decision);
+    }
     ready(&mut decision, observed);
     decision
 }
@@ -188,6 +210,11 @@ fn without_claim(observed: &Observed<'_>, decision: &mut Decision) {
     decision.status.progress = "N/A".to_owned();
     let volume = observed.volume;
     let name = volume.metadata.name.as_deref().unwrap_or_default();
+    if observed.foreign.is_some_and(|foreign| !foreign.is_granted) {
+        let message = format!("no PersistentVolumeClaim {name} is made");
+        bound(decision, observed, "NotFound", message);
+        return foreign::refuse(observed, decision);
+    }
     if (volume.spec.disk_size().is_none() || observed.unresolved.is_some())
         && let Some((reason, message)) = obstacle(observed)
     {
@@ -252,6 +279,9 @@ fn end_pod(observed: &Observed<'_>, decision: &mut Decision) {
 /// Has an empty claim filled.
 fn fill(observed: &Observed<'_>, claim: &PersistentVolumeClaim, decision: &mut Decision) {
     binding(observed, claim, decision);
+    if observed.foreign.is_some_and(|foreign| !foreign.is_granted) {
+        return foreign::refuse(observed, decision);
+    }
     let is_bound = is_bound(claim);
     let status = &mut decision.status;
     if status.progress.is_empty() || status.phase == Phase::Succeeded {
@@ -286,7 +316,7 @@ fn fill(observed: &Observed<'_>, claim: &PersistentVolumeClaim, decision: &mut D
         let made = pod::pod(observed.volume, of, uid, observed.image, restarts);
         let message = match made {
             Some(Ok(pod)) => {
-                if observed.volume.spec.is_upload() {
+                if pod::is_connected_to(observed.volume) {
                     decision.actions.push(Action::CreateCredentials);
                 }
                 decision.actions.push(Action::CreatePod(Box::new(pod)));
@@ -301,6 +331,19 @@ fn fill(observed: &Observed<'_>, claim: &PersistentVolumeClaim, decision: &mut D
     if observed.volume.spec.is_upload() && !decision.actions.contains(&Action::MarkClaim) {
         take_upload(observed, claim, pod, decision);
     }
+    if let Some(foreign) = observed.foreign {
+        foreign::send(observed, foreign, claim, pod, decision);
+    }
+}
+
+/// Returns the address of a pod that takes an upload or a copy, if it is ready.
+fn ready_address(pod: &Pod) -> Option<&str> {
+    let is_ready = container(pod, pod::IMPORTER).is_some_and(|container| {
+        let state = container.state.as_ref();
+        container.ready && state.is_some_and(|state| state.running.is_some())
+    });
+    let address = pod.status.as_ref()?.pod_ip.as_deref();
+    address.filter(|_| is_ready && pod.metadata.deletion_timestamp.is_none())
 }
 
 /// Writes whether an upload may come: on the claim first, where the proxy looks for it.
@@ -311,12 +354,7 @@ fn take_upload(
     decision: &mut Decision,
 ) {
     let status = pod.status.as_ref();
-    let is_ready = container(pod).is_some_and(|container| {
-        let state = container.state.as_ref();
-        container.ready && state.is_some_and(|state| state.running.is_some())
-    });
-    let address = status.and_then(|status| status.pod_ip.as_deref());
-    let address = address.filter(|_| is_ready && pod.metadata.deletion_timestamp.is_none());
+    let address = ready_address(pod);
     let phase = status.and_then(|status| status.phase.as_deref());
     let marks = pod::upload_marks(observed.volume, phase.unwrap_or("Pending"), address);
     let annotations = claim.metadata.annotations.as_ref();
@@ -340,7 +378,7 @@ fn import(observed: &Observed<'_>, pod: &Pod, is_bound: bool, decision: &mut Dec
     let restarts = pod::restarts(pod);
     let status = &mut decision.status;
     status.restart_count = Some(restarts.max(status.restart_count.unwrap_or(0)));
-    let container = container(pod);
+    let container = container(pod, pod::IMPORTER);
     let state = container.and_then(|container| container.state.as_ref());
     let phase = pod
         .status
@@ -355,7 +393,7 @@ fn import(observed: &Observed<'_>, pod: &Pod, is_bound: bool, decision: &mut Dec
         status.phase = in_progress(observed);
         let message = failure(pod, container);
         running(decision, observed, "Error", &message);
-        let wait = remaining(pod, restarts, &observed.now);
+        let wait = remaining(pod, pod::IMPORTER, restarts, &observed.now);
         if wait.is_zero() {
             end_pod(observed, decision);
         } else {
@@ -437,11 +475,9 @@ fn obstacle(observed: &Observed<'_>) -> Option<(&'static str, String)> {
     observed.source?.obstacle(name)
 }
 
-fn container(pod: &Pod) -> Option<&ContainerStatus> {
+fn container<'a>(pod: &'a Pod, name: &str) -> Option<&'a ContainerStatus> {
     let containers = pod.status.as_ref()?.container_statuses.as_ref()?;
-    containers
-        .iter()
-        .find(|container| container.name == pod::IMPORTER)
+    containers.iter().find(|container| container.name == name)
 }
 
 /// Returns why the last run of an importer failed.
@@ -473,12 +509,12 @@ fn unschedulable(pod: &Pod) -> Option<(String, String)> {
 }
 
 /// Returns how long a pod that failed as a whole is left alone.
-fn remaining(pod: &Pod, restarts: i32, now: &Time) -> Duration {
+fn remaining(pod: &Pod, name: &str, restarts: i32, now: &Time) -> Duration {
     let doublings = u32::try_from(restarts.saturating_sub(1))
         .unwrap_or(0)
         .min(8);
     let wait = FIRST_WAIT.saturating_mul(1 << doublings).min(LONGEST_WAIT);
-    let ended = container(pod)
+    let ended = container(pod, name)
         .and_then(|container| container.state.as_ref()?.terminated.as_ref())
         .and_then(|ended| ended.finished_at.as_ref());
     let since = ended.or(pod.metadata.creation_timestamp.as_ref());

@@ -72,6 +72,7 @@ fn observe<'a>(
         volume,
         claim,
         pod,
+        foreign: None,
         unresolved: None,
         source: None,
         waits_for_consumer: false,
@@ -478,6 +479,11 @@ impl Cluster {
                     annotate(claim, &pod::marks(&self.volume));
                 }
                 Action::ReleaseClaim | Action::Delete => panic!("nobody asked for it"),
+                Action::HoldForCopy(_)
+                | Action::CreateSource(_)
+                | Action::CreateSourceCredentials
+                | Action::EndSource { .. }
+                | Action::EndCopy => panic!("nothing is in another namespace"),
                 Action::DeletePod { uid } => {
                     self.pod = self.pod.take().filter(|pod| pod.metadata.uid != Some(uid));
                 }

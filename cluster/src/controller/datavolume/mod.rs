@@ -6,6 +6,7 @@
 mod claim;
 mod credentials;
 mod decide;
+mod foreign;
 mod object;
 mod pod;
 mod progress;
@@ -23,13 +24,16 @@ use kube::api::{DeleteParams, ListParams, PostParams, Preconditions};
 use kube::runtime::controller;
 use serde_json::json;
 
-pub use decide::{Action, Decision, Observed, Source, decide};
+pub use decide::{Action, Decision, Foreign, Observed, Source, decide};
 pub use object::{DataVolume, DataVolumeStatus, Phase, VolumeState};
 
 pub(super) use claim::is_filled;
 pub(super) use credentials::Importers;
 pub(super) use pod::{COMPONENT_LABEL, IMPORTER};
 pub(super) use sources::follow;
+
+use foreign::Facts;
+use sources::Resolved;
 
 use super::error::{Error, code, is_gone};
 use super::objects::condition;
@@ -47,7 +51,18 @@ pub(super) async fn reconcile(
     let namespace = observed.metadata.namespace.as_deref().unwrap_or_default();
     let name = observed.metadata.name.as_deref().unwrap_or_default();
     let claim = context.world.claim_of(namespace, name);
-    let resolved = sources::resolve(&observed, claim.is_some(), &context).await?;
+    // What is filled is not copied again, and what goes is not copied any longer.
+    let is_over = observed.metadata.deletion_timestamp.is_some()
+        || claim.as_deref().is_some_and(claim::is_filled);
+    let foreign = match observed.spec.foreign_source(namespace) {
+        Some(source) if !is_over => Some(Facts::of(&observed, &source, &context).await?),
+        _ => None,
+    };
+    let is_granted = foreign.as_ref().is_none_or(|foreign| foreign.is_granted);
+    let resolved = match is_granted && !is_over {
+        true => sources::resolve(&observed, claim.is_some(), &context).await?,
+        false => Resolved::as_it_is(&observed),
+    };
     let volume = &resolved.volume;
     let pod = context.world.importer(namespace, &pod::name(volume));
     let pod = pod.filter(|pod| claim::owns(volume, &pod.metadata));
@@ -68,8 +83,19 @@ pub(super) async fn reconcile(
         None => default_class(volume, &classes).await?,
         Some(_) => None,
     };
-    let source = match volume.spec.cloned_claim() {
-        Some((_, source)) => Some(SourceFacts::of(volume, source, pod.is_none(), &context).await?),
+    let source = match volume
+        .spec
+        .cloned_claim()
+        .filter(|_| is_granted && !is_over)
+    {
+        Some((_, source)) => {
+            let begins = match &foreign {
+                Some(foreign) => foreign.pod.is_none(),
+                None => pod.is_none(),
+            };
+            let other = foreign.as_ref().map(|foreign| foreign.namespace.as_str());
+            Some(SourceFacts::of(volume, other, source, begins, &context).await?)
+        }
         None => None,
     };
     let progress = match pod.as_deref().and_then(address) {
@@ -81,6 +107,11 @@ pub(super) async fn reconcile(
         claim: claim.as_deref(),
         pod: pod.as_deref(),
         source: source.as_ref().map(SourceFacts::source),
+        foreign: foreign.as_ref().map(|facts| Foreign {
+            namespace: &facts.namespace,
+            is_granted: facts.is_granted,
+            pod: facts.pod.as_ref(),
+        }),
         unresolved: resolved.obstacle.as_deref(),
         waits_for_consumer,
         default_class: default_class.as_deref(),
@@ -89,7 +120,8 @@ pub(super) async fn reconcile(
         now: Time(Timestamp::now()),
     });
     let again = decision.again;
-    carry_out(volume, claim.as_deref(), decision, &context).await?;
+    let sender = foreign.as_ref().and_then(|foreign| foreign.pod.as_ref());
+    carry_out(volume, claim.as_deref(), sender, decision, &context).await?;
     Ok(match again {
         Some(wait) => controller::Action::requeue(wait),
         None => controller::Action::await_change(),
@@ -105,15 +137,30 @@ struct SourceFacts {
 }
 
 impl SourceFacts {
-    /// `begins`: who uses the claim matters still.
+    /// `begins`: who uses the claim matters still. A claim of another namespace is asked for.
     async fn of(
         volume: &DataVolume,
+        other: Option<&str>,
         name: &str,
         begins: bool,
         context: &Context,
     ) -> Result<Self, Error> {
-        let namespace = volume.metadata.namespace.as_deref().unwrap_or_default();
-        let claim = context.world.claim_of(namespace, name);
+        let failed = |source| Error::request("look for the source of", volume, source);
+        let own = volume.metadata.namespace.as_deref().unwrap_or_default();
+        let namespace = other.unwrap_or(own);
+        let (claim, of_claim) = match other {
+            None => (
+                context.world.claim_of(namespace, name),
+                context.world.volume(namespace, name),
+            ),
+            Some(_) => {
+                let claims: Api<PersistentVolumeClaim> = context.world.api(namespace);
+                let volumes: Api<DataVolume> = context.world.api(namespace);
+                let claim = claims.get_opt(name).await.map_err(failed)?;
+                let of_claim = volumes.get_opt(name).await.map_err(failed)?;
+                (claim.map(Arc::new), of_claim.map(Arc::new))
+            }
+        };
         let user = if begins && claim.is_some() {
             let pods: Api<Pod> = context.world.api(namespace);
             let pods = pods.list(&ListParams::default()).await.map_err(|source| {
@@ -126,10 +173,7 @@ impl SourceFacts {
         };
         Ok(Self {
             claim,
-            state: context
-                .world
-                .volume(namespace, name)
-                .map(|volume| volume.state()),
+            state: of_claim.map(|volume| volume.state()),
             user,
         })
     }
@@ -220,6 +264,7 @@ async fn default_class(
 async fn carry_out(
     observed: &DataVolume,
     claim: Option<&PersistentVolumeClaim>,
+    sender: Option<&Pod>,
     decision: Decision,
     context: &Context,
 ) -> Result<(), Error> {
@@ -275,6 +320,29 @@ async fn carry_out(
                     Err(error) => return Err(Error::request("delete", &volume, error)),
                 }
             }
+            Action::HoldForCopy(finalizer) => {
+                let change = patch::finalizer(&volume, finalizer, true);
+                let held = patch::object(&api, &volume, change).await?;
+                context.expectations.wrote(&held);
+                volume.metadata = held.metadata;
+            }
+            Action::CreateSource(sender) => {
+                if let Some(claim) = claim {
+                    foreign::create(&volume, &sender, claim, context).await?;
+                }
+            }
+            Action::CreateSourceCredentials => {
+                if let (Some(claim), Some(sender)) = (claim, sender) {
+                    foreign::create_credentials(&volume, sender, claim, context).await?;
+                }
+            }
+            Action::EndSource { uid } => {
+                if let Some(sender) = sender {
+                    let namespace = sender.metadata.namespace.as_deref().unwrap_or_default();
+                    foreign::delete(&volume, namespace, Some(uid), context).await?;
+                }
+            }
+            Action::EndCopy => foreign::release(&volume, context).await?,
             Action::CreatePod(pod) => create_pod(&volume, &pod, &pods, context).await?,
             Action::DeletePod { uid } => {
                 let params = DeleteParams::background().preconditions(Preconditions {
@@ -391,6 +459,7 @@ async fn tell(volume: &DataVolume, before: &DataVolumeStatus, context: &Context)
                 "ImagePullFailed",
                 "CloneWithoutSource",
                 "CloneSourceInUse",
+                "CloneUnauthorized",
             ][..],
         ),
         ("Bound", &["ErrResourceExists", "ClaimLost"][..]),

@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 use super::claim::owner;
 use super::object::{DataVolume, annotation};
 use crate::controller::names;
+use crate::copy;
 use crate::upload;
 
 /// Label of importers, with the value [`IMPORTER`].
@@ -19,7 +20,7 @@ pub(in crate::controller) const IMPORTER: &str = "importer";
 pub(super) const PORT: u16 = 8080;
 
 /// Annotation of an importer: how often earlier ones failed.
-const RESTARTS: &str = "podvisor.io/restarts";
+pub(super) const RESTARTS: &str = "podvisor.io/restarts";
 
 /// The user that owns disks, as in VMs' pods.
 const USER: u32 = 107;
@@ -34,13 +35,18 @@ const SOURCE_DEVICE: &str = "/dev/podvisor-source";
 
 /// Returns the name of an importer: one per unique id, so that it cannot be created twice.
 pub(super) fn name(volume: &DataVolume) -> String {
+    name_of(IMPORTER, volume)
+}
+
+/// Returns the name of a pod for a DataVolume, by what it does.
+pub(super) fn name_of(role: &str, volume: &DataVolume) -> String {
     let name = volume.metadata.name.as_deref().unwrap_or_default();
     let uid = volume.metadata.uid.as_deref().unwrap_or_default();
     // A pod's name is a host name as well.
-    let room = 63 - IMPORTER.len() - 2 - names::HASH;
+    let room = 63 - role.len() - 2 - names::HASH;
     let short: String = name.chars().take(room).collect();
     let short = short.trim_end_matches(['-', '.']);
-    format!("{IMPORTER}-{short}-{}", names::hash(uid))
+    format!("{role}-{short}-{}", names::hash(uid))
 }
 
 /// Returns the name of the Secret by which the upload of a claim is protected: one per claim, since
@@ -109,13 +115,13 @@ pub(super) fn pod(
     } else if source.upload.is_some() {
         args.push(format!("--upload=[::]:{}", upload::PORT));
         args.push(format!("--credentials={CREDENTIALS}"));
+    } else if is_foreign(volume) {
+        // Its claim cannot be mounted here: a pod beside it sends its data.
+        args.push(format!("--upload=[::]:{}", upload::PORT));
+        args.push(format!("--sender={}", copy::sender_name(claim)));
+        args.push(format!("--credentials={CREDENTIALS}"));
     } else {
-        // A claim of another namespace cannot be mounted.
-        let (given, _) = spec.cloned_claim()?;
-        let own = volume.metadata.namespace.as_deref();
-        if given.is_some() && given != own {
-            return None;
-        }
+        spec.cloned_claim()?;
         args.push(match of.source {
             true => format!("--file={SOURCE_DEVICE}"),
             false => format!("--file={SOURCE}/disk.img"),
@@ -136,7 +142,7 @@ pub(super) fn pod(
             args.push("--leave-overhead".to_owned());
         }
     }
-    if let Some((_, source)) = spec.cloned_claim() {
+    if let Some((_, source)) = spec.cloned_claim().filter(|_| !is_foreign(volume)) {
         volumes.push(json!({
             "name": "source",
             "persistentVolumeClaim": {"claimName": source, "readOnly": true},
@@ -155,7 +161,7 @@ pub(super) fn pod(
     }
     let mut ports = vec![json!({"name": "metrics", "containerPort": PORT})];
     let mut probe = Value::Null;
-    if spec.is_upload() {
+    if is_connected_to(volume) {
         ports.push(json!({"name": "upload", "containerPort": upload::PORT}));
         probe = json!({"tcpSocket": {"port": upload::PORT}, "periodSeconds": 2});
         volumes.push(json!({
@@ -190,32 +196,8 @@ pub(super) fn pod(
         "readinessProbe": probe,
         "volumeMounts": mounts,
         "volumeDevices": devices,
-        "terminationMessagePolicy": "FallbackToLogsOnError",
-        "resources": {
-            "requests": {"cpu": "100m", "memory": "64Mi"},
-            "limits": {"cpu": "1", "memory": "640Mi"},
-        },
-        "securityContext": {
-            "allowPrivilegeEscalation": false,
-            "readOnlyRootFilesystem": true,
-            "capabilities": {"drop": ["ALL"]},
-        },
     });
-    let mut spec = json!({
-        "containers": [container],
-        "volumes": volumes,
-        "restartPolicy": "OnFailure",
-        "automountServiceAccountToken": false,
-        "enableServiceLinks": false,
-        "terminationGracePeriodSeconds": 10,
-        "securityContext": {
-            "runAsNonRoot": true,
-            "runAsUser": USER,
-            "runAsGroup": USER,
-            "fsGroup": USER,
-            "seccompProfile": {"type": "RuntimeDefault"},
-        },
-    });
+    let mut spec = confined(container, volumes);
     for (field, value) in [
         ("priorityClassName", &volume.spec.priority_class_name),
         ("serviceAccountName", &volume.spec.service_account_name),
@@ -235,6 +217,47 @@ pub(super) fn pod(
         "spec": spec,
     });
     Some(serde_json::from_value(pod))
+}
+
+/// The specification of a pod with one container of this program, an ordinary user's, without
+/// rights or privileges.
+pub(super) fn confined(mut container: Value, volumes: Vec<Value>) -> Value {
+    container["terminationMessagePolicy"] = json!("FallbackToLogsOnError");
+    container["resources"] = json!({
+        "requests": {"cpu": "100m", "memory": "64Mi"},
+        "limits": {"cpu": "1", "memory": "640Mi"},
+    });
+    container["securityContext"] = json!({
+        "allowPrivilegeEscalation": false,
+        "readOnlyRootFilesystem": true,
+        "capabilities": {"drop": ["ALL"]},
+    });
+    json!({
+        "containers": [container],
+        "volumes": volumes,
+        "restartPolicy": "OnFailure",
+        "automountServiceAccountToken": false,
+        "enableServiceLinks": false,
+        "terminationGracePeriodSeconds": 10,
+        "securityContext": {
+            "runAsNonRoot": true,
+            "runAsUser": USER,
+            "runAsGroup": USER,
+            "fsGroup": USER,
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+    })
+}
+
+/// Returns whether the claim is a copy of another namespace's.
+pub(super) fn is_foreign(volume: &DataVolume) -> bool {
+    let own = volume.metadata.namespace.as_deref().unwrap_or_default();
+    volume.spec.foreign_source(own).is_some()
+}
+
+/// Returns whether the importer waits for somebody who sends the disk.
+pub(super) fn is_connected_to(volume: &DataVolume) -> bool {
+    volume.spec.is_upload() || is_foreign(volume)
 }
 
 /// The user and the password of a secret: its container reads them, and nobody else.
@@ -376,6 +399,11 @@ mod tests {
             (json!({"upload": {}}), pvc.clone(), false),
             (json!({"pvc": {"name": "x"}}), storage(), true),
             (
+                json!({"pvc": {"name": "x", "namespace": "other"}}),
+                storage(),
+                true,
+            ),
+            (
                 json!({"pvc": {"name": "x", "namespace": "n"}}),
                 storage(),
                 false,
@@ -407,7 +435,6 @@ mod tests {
             json!({}),
             json!({"s3": {}}),
             json!({"registry": {"url": "x"}}),
-            json!({"pvc": {"name": "x", "namespace": "other"}}),
         ] {
             let volume = volume(source, storage());
             let made = pod(&volume, Devices::default(), "", "image", 0);

@@ -4,14 +4,16 @@ use std::sync::Arc;
 
 use kube::Api;
 use podvisor_cluster_types::datavolume::{DataVolumeSource, ObjectSource};
+use podvisor_cluster_types::names::is_dns_subdomain;
 
+use super::foreign;
 use super::object::DataVolume;
 use crate::controller::Context;
 use crate::controller::error::Error;
 use crate::controller::objects::{DataSource, VolumeSnapshot};
 
 /// So many DataSources lead to each other at most.
-const DEPTH: usize = 4;
+pub(super) const DEPTH: usize = 4;
 
 /// A DataVolume with its source, or why it has none.
 #[derive(Debug)]
@@ -22,20 +24,33 @@ pub(super) struct Resolved {
     pub(super) obstacle: Option<String>,
 }
 
+impl Resolved {
+    /// A DataVolume whose source is not asked for.
+    pub(super) fn as_it_is(volume: &DataVolume) -> Self {
+        Self {
+            volume: volume.clone(),
+            obstacle: None,
+        }
+    }
+}
+
 /// Finds what a DataVolume is made of.
 pub(super) async fn resolve(
     observed: &DataVolume,
     has_claim: bool,
     context: &Context,
 ) -> Result<Resolved, Error> {
-    let mut resolved = Resolved {
-        volume: observed.clone(),
-        obstacle: None,
-    };
+    let mut resolved = Resolved::as_it_is(observed);
     let namespace = observed.metadata.namespace.as_deref().unwrap_or_default();
     if let Some(reference) = &observed.spec.source_ref {
-        let find = |name: &str| context.world.source(namespace, name);
-        match follow(namespace, &reference.name, &find) {
+        let followed = match observed.spec.foreign_source(namespace) {
+            Some(source) => foreign::follow(observed, &source, context).await?,
+            None => {
+                let find = |name: &str| context.world.source(namespace, name);
+                follow(namespace, &reference.name, &find)
+            }
+        };
+        match followed {
             Ok(source) => resolved.volume.spec.source = Some(source),
             Err(why) => resolved.obstacle = Some(why),
         }
@@ -90,6 +105,10 @@ pub(in crate::controller) fn follow(
             return Err(format!(
                 "DataSource {name} names an object of another namespace"
             ));
+        }
+        let is_named = |of: &ObjectSource| is_dns_subdomain(&of.name);
+        if !all.into_iter().flatten().all(is_named) {
+            return Err(format!("DataSource {name} names no object"));
         }
         match (source.pvc, source.snapshot, source.data_source) {
             (Some(claim), None, None) => {

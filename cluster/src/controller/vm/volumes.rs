@@ -11,6 +11,7 @@ use serde_json::Value;
 use super::owner_reference;
 use crate::controller::datavolume::{DataVolume, VolumeState};
 use crate::controller::objects::{CREATED_BY_LABEL, VirtualMachine};
+use crate::copy::{ACCOUNT, DEFAULT_ACCOUNT};
 
 /// The DataVolumes of a virtual machine.
 #[derive(Debug, Clone, PartialEq)]
@@ -58,6 +59,21 @@ fn used(vm: &VirtualMachine) -> impl Iterator<Item = &str> {
     })
 }
 
+/// The service account of a machine: that of a volume, or the account of pods that name none.
+fn account(vm: &VirtualMachine) -> &str {
+    let template = vm.spec.template.as_ref();
+    let volumes = template.and_then(|template| template.spec.get("volumes"));
+    let mut volumes = volumes.and_then(Value::as_array).into_iter().flatten();
+    let account = volumes.find_map(|volume| {
+        volume
+            .pointer("/serviceAccount/serviceAccountName")?
+            .as_str()
+    });
+    account
+        .filter(|name| !name.is_empty())
+        .unwrap_or(DEFAULT_ACCOUNT)
+}
+
 /// Returns what a machine's DataVolumes are like. `find` returns the one of a name; `is_filled`
 /// says whether the claim of a name is filled, whose DataVolume may be gone.
 pub(super) fn of(
@@ -94,6 +110,9 @@ fn volume(vm: &VirtualMachine, template: DataVolumeTemplate) -> Option<DataVolum
     let metadata = template.metadata?;
     let name = metadata.name.filter(|name| !name.is_empty())?;
     let mut labels = metadata.labels;
+    // Whose right to a source of another namespace counts, whatever the template says.
+    let mut annotations = metadata.annotations;
+    annotations.insert(ACCOUNT.into(), account(vm).to_owned());
     let uid = vm.metadata.uid.clone().unwrap_or_default();
     labels.insert(CREATED_BY_LABEL.into(), uid);
     Some(DataVolume {
@@ -103,7 +122,7 @@ fn volume(vm: &VirtualMachine, template: DataVolumeTemplate) -> Option<DataVolum
             name: Some(name),
             namespace: vm.metadata.namespace.clone(),
             labels: Some(labels),
-            annotations: Some(metadata.annotations),
+            annotations: Some(annotations),
             owner_references: Some(vec![owner_reference(vm)]),
             ..ObjectMeta::default()
         },
@@ -160,6 +179,26 @@ mod tests {
         assert_eq!(root.metadata.annotations.as_ref().unwrap()["x"], "1");
         assert_eq!(volumes.state, VolumeState::Filling);
         assert!(volumes.block_start());
+    }
+
+    #[test]
+    fn a_volume_is_made_on_behalf_of_the_machines_account() {
+        let account_of = |vm: &VirtualMachine| {
+            let volumes = of(vm, &|_| None, &|_| false).missing;
+            volumes[0].metadata.annotations.clone().unwrap()[ACCOUNT].clone()
+        };
+        let mut vm = vm();
+        // A template does not choose it.
+        vm.spec.rest["dataVolumeTemplates"][0]["metadata"]["annotations"] =
+            json!({ACCOUNT: "strong"});
+        assert_eq!(account_of(&vm), "default");
+        let volume = json!({"name": "e", "serviceAccount": {"serviceAccountName": "disks"}});
+        let template = vm.spec.template.as_mut().unwrap();
+        template.spec["volumes"]
+            .as_array_mut()
+            .unwrap()
+            .push(volume);
+        assert_eq!(account_of(&vm), "disks");
     }
 
     #[test]

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use serde_json::Value;
 
-use crate::{Cause, Causes, FieldPath, Quantity};
+use crate::{Cause, Causes, FieldPath, Quantity, cause::shown, names::is_dns_label};
 
 pub use source::{DataSourceSource, DataSourceSpec};
 
@@ -153,6 +153,37 @@ object! {
     }
 }
 
+/// What is copied from another namespace.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ForeignSource {
+    /// Its namespace.
+    pub namespace: String,
+    /// What it is.
+    pub kind: SourceKind,
+    /// Its name.
+    pub name: String,
+}
+
+/// What a copy can be of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SourceKind {
+    /// A claim.
+    Claim,
+    /// What a DataSource names, now or later.
+    DataSource,
+}
+
+impl SourceKind {
+    /// The kind's name.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Claim => "PersistentVolumeClaim",
+            Self::DataSource => "DataSource",
+        }
+    }
+}
+
 impl ClaimTemplate {
     /// The size that is asked for, as it was written.
     #[must_use]
@@ -215,28 +246,48 @@ impl DataVolumeSpec {
         self.source.as_ref()?.snapshot.as_ref()
     }
 
-    /// Causes to refuse a source of another namespace, below `path` (`spec`).
+    /// What this copies from another namespace than its own: a claim, or what a DataSource names.
+    #[must_use]
+    pub fn foreign_source(&self, own: &str) -> Option<ForeignSource> {
+        let is_foreign = |given: &&str| !given.is_empty() && *given != own;
+        if let Some(reference) = &self.source_ref {
+            let namespace = reference.namespace.as_deref().filter(is_foreign)?;
+            return Some(ForeignSource {
+                namespace: namespace.to_owned(),
+                kind: SourceKind::DataSource,
+                name: reference.name.clone(),
+            });
+        }
+        let (namespace, name) = self.cloned_claim()?;
+        Some(ForeignSource {
+            namespace: namespace.filter(is_foreign)?.to_owned(),
+            kind: SourceKind::Claim,
+            name: name.to_owned(),
+        })
+    }
+
+    /// Causes to refuse a source that cannot be used from this namespace, below `path` (`spec`).
     #[must_use]
     pub fn validate_source_namespace(&self, namespace: &str, path: &FieldPath) -> Vec<Cause> {
         let mut causes = Causes::default();
-        let given = self.cloned_claim().and_then(|(namespace, _)| namespace);
-        if given.is_some_and(|given| given != namespace) {
-            let field = path.child("source.pvc.namespace");
-            let message = "is another namespace, whose claims cannot be copied: leave it out";
-            causes.not_supported(&field, message);
+        if let Some(source) = self.foreign_source(namespace)
+            && !is_dns_label(&source.namespace)
+        {
+            let field = match source.kind {
+                SourceKind::Claim => path.child("source.pvc.namespace"),
+                SourceKind::DataSource => path.child("sourceRef.namespace"),
+            };
+            let given = shown(&source.namespace);
+            causes.invalid(
+                &field,
+                format_args!("is {given}, not the name of a namespace"),
+            );
         }
         if let Some(snapshot) = self.restored_snapshot()
             && !snapshot.is_in(namespace)
         {
             let field = path.child("source.snapshot.namespace");
             let message = "is another namespace, whose snapshots cannot be used: leave it out";
-            causes.not_supported(&field, message);
-        }
-        let reference = self.source_ref.as_ref();
-        let given = reference.and_then(|reference| reference.namespace.as_deref());
-        if given.is_some_and(|given| !given.is_empty() && given != namespace) {
-            let field = path.child("sourceRef.namespace");
-            let message = "is another namespace, from which nothing is copied: leave it out";
             causes.not_supported(&field, message);
         }
         causes.into_vec()

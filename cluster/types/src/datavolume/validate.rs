@@ -503,17 +503,33 @@ mod tests {
     }
 
     #[test]
-    fn a_copy_has_the_size_of_its_source_and_comes_from_its_own_namespace() {
+    fn a_copy_has_the_size_of_its_source_and_names_its_namespace() {
         let copy = |namespace: Value| -> DataVolumeSpec {
             let source = json!({ "pvc": { "namespace": namespace, "name": "a" } });
             serde_json::from_value(json!({ "source": source, "storage": {} })).unwrap()
         };
         let path = FieldPath::new("spec");
         for namespace in [Value::Null, json!(""), json!("here")] {
-            assert_eq!(copy(namespace).validate_in("here", &path), []);
+            let spec = copy(namespace);
+            assert_eq!(spec.validate_in("here", &path), []);
+            assert_eq!(spec.foreign_source("here"), None);
         }
-        let causes = copy(json!("there")).validate_in("here", &path);
-        assert_eq!(causes[0].field, "spec.source.pvc.namespace");
+        let spec = copy(json!("there"));
+        assert_eq!(spec.validate_in("here", &path), []);
+        let source = spec.foreign_source("here").unwrap();
+        assert_eq!(
+            (source.namespace, source.kind.name()),
+            ("there".into(), "PersistentVolumeClaim")
+        );
+        for namespace in ["../kube-system", "a/b", "A", "a.b"] {
+            let causes = copy(json!(namespace)).validate_in("here", &path);
+            assert_eq!(causes[0].field, "spec.source.pvc.namespace");
+            let reference = json!({ "kind": "DataSource", "name": "a", "namespace": namespace });
+            let spec = json!({ "sourceRef": reference, "storage": {} });
+            let spec: DataVolumeSpec = serde_json::from_value(spec).unwrap();
+            let causes = spec.validate_in("here", &path);
+            assert_eq!(causes[0].field, "spec.sourceRef.namespace");
+        }
         let mut spec = copy(Value::Null);
         spec.default_size(&crate::Quantity::new("2Gi"));
         spec.default_size(&crate::Quantity::new("9Gi"));

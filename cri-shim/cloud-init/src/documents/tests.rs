@@ -150,7 +150,7 @@ fn a_config_drive_has_openstacks_names() {
 
 #[test]
 fn the_four_images_have_their_labels_and_files() {
-    for (form, label) in [(Form::NoCloud, "CIDATA"), (Form::ConfigDrive, "CONFIG-2")] {
+    for (form, label) in [(Form::NoCloud, "CIDATA"), (Form::ConfigDrive, "config-2")] {
         for network in [
             NetworkConfig::None,
             NetworkConfig::Version1(Network::default()),

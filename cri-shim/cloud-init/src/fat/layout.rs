@@ -199,7 +199,7 @@ impl Layout {
         to: &mut impl Write,
     ) -> io::Result<u64> {
         let mut padded = [b' '; 11];
-        for (place, byte) in padded.iter_mut().zip(label.to_ascii_uppercase().bytes()) {
+        for (place, byte) in padded.iter_mut().zip(label.bytes()) {
             *place = byte;
         }
         to.write_all(&self.boot_sector(tree, &padded))?;

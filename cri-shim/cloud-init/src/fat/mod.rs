@@ -56,7 +56,7 @@ pub struct Volume {
 }
 
 impl Volume {
-    /// Begins a volume. Labels are compared without regard to case by those who look for them.
+    /// Begins a volume. The label is written as it is: Linux names `/dev/disk/by-label` after it.
     ///
     /// # Errors
     ///

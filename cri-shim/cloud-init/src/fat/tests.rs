@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use super::*;
 
 fn volume(files: &[(&str, Vec<u8>)]) -> Volume {
-    let mut volume = Volume::new("cidata").unwrap();
+    let mut volume = Volume::new("CIDATA").unwrap();
     for (path, content) in files {
         volume.add(path, content.clone()).unwrap();
     }

@@ -43,8 +43,16 @@ enum Verdict {
     Nothing,
 }
 
+/// An answer to the guest.
+#[derive(Debug)]
+pub(crate) struct Answer {
+    pub(crate) frame: Vec<u8>,
+    /// The guest has its address from now on.
+    pub(crate) is_lease: bool,
+}
+
 /// Answers a message of the guest; `Ok(None)` if it waits for no answer.
-pub(crate) fn answer(config: &Config, message: &[u8]) -> Result<Option<Vec<u8>>, Refusal> {
+pub(crate) fn answer(config: &Config, message: &[u8]) -> Result<Option<Answer>, Refusal> {
     let lease = config.ipv4.as_ref().ok_or(Refusal::NoLease("IPv4"))?;
     let request = Request::parse(message)?;
     if request.client != config.client {
@@ -60,11 +68,10 @@ pub(crate) fn answer(config: &Config, message: &[u8]) -> Result<Option<Vec<u8>>,
     let options = options::answer(config, lease, &request, kind, verdict == Verdict::Inform);
     let reply = write(lease, &request, verdict, &options, space(config, &request));
     let from = (config.server, config.server_address);
-    Ok(Some(frame::dhcp4(
-        from,
-        to(lease, &request, verdict),
-        &reply,
-    )))
+    Ok(Some(Answer {
+        frame: frame::dhcp4(from, to(lease, &request, verdict), &reply),
+        is_lease: verdict == Verdict::Ack,
+    }))
 }
 
 /// The table of RFC 2131 §4.3, and §4.3.2 for its states of a REQUEST.

@@ -13,6 +13,10 @@ const OWN: [u8; 4] = [10, 1, 0, 2];
 const OTHER: [u8; 4] = [10, 1, 0, 9];
 
 /// Writes a client's message of these options.
+fn answer(config: &Config, message: &[u8]) -> Result<Option<Vec<u8>>, Refusal> {
+    super::answer(config, message).map(|answer| answer.map(|answer| answer.frame))
+}
+
 fn message(kind: u8, address: [u8; 4], flags: u16, options: &[(u8, &[u8])]) -> Vec<u8> {
     let mut bytes = vec![1, 1, 6, 0, 0xde, 0xad, 0xbe, 0xef, 0, 3];
     bytes.extend_from_slice(&flags.to_be_bytes());
@@ -155,6 +159,13 @@ fn a_lease_is_extended_at_its_server_and_at_any() {
     // To the address that the client has.
     assert_eq!(frame[..6], CLIENT.0);
     assert_eq!(frame[30..34], OWN);
+    let mut server = crate::Server::new(plain()).unwrap();
+    let now = std::time::Instant::now();
+    for (message, leases) in [(&discover(&[]), 0), (&renewal, 1), (&renewal, 2)] {
+        let frame = crate::frame::tests::request4(message);
+        assert!(server.answer(&frame, now).is_some());
+        assert_eq!(server.counters().leases, leases);
+    }
     // After a reboot it names its old address.
     let again = ask(&config, &message(3, [0; 4], 0, &[(50, &OWN)])).unwrap();
     assert_eq!(kind(&again), MessageType::Ack);

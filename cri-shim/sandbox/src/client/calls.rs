@@ -12,8 +12,9 @@ use super::super::cgroup;
 use super::super::error::{RefusalKind, SandboxError};
 use super::super::oom;
 use super::super::types::{
-    BootMachine, ContainerInfo, ContainerStats, ContainerUser, CreateContainer, DeviceSource, Exec,
-    HealthCheck, ProcessExit, ReadKernel, SaveMachine, Started, StdioFds, TerminalSize,
+    BootMachine, BootReport, ContainerInfo, ContainerStats, ContainerUser, CreateContainer,
+    DeviceSource, Exec, HealthCheck, ProcessExit, ReadKernel, SaveMachine, Started, StdioFds,
+    TerminalSize,
 };
 use super::super::wire::{
     Answer, BootHeader, Call, CreateHeader, DeviceHeader, DeviceKind, ExecHeader, FrameError,
@@ -109,6 +110,41 @@ impl SandboxClient {
         let files = [read.kernel, read.initramfs, read.image, read.frame];
         match self.call(call, files.map(Into::into).into()).await? {
             (Answer::Done, _) => Ok(()),
+            _ => Err(self.unfit()),
+        }
+    }
+
+    /// Tells how the latest machine of a container was booted, and how far it got.
+    ///
+    /// # Errors
+    /// [`SandboxError::Refused`] if there is no such container, or the process is of an older
+    /// version; or the sandbox is gone.
+    pub async fn boot_report(&self, id: &str) -> Result<BootReport, SandboxError> {
+        let call = Call::BootReport {
+            id: id.to_owned(),
+            seen: None,
+        };
+        match self.call(call, Vec::new()).await? {
+            (Answer::BootReport(report), _) => Ok(*report),
+            _ => Err(self.unfit()),
+        }
+    }
+
+    /// Waits until there is a report newer than a version of it (0 for any), without a time limit.
+    ///
+    /// # Errors
+    /// As [`Self::boot_report`].
+    pub async fn boot_report_after(
+        &self,
+        id: &str,
+        version: u64,
+    ) -> Result<BootReport, SandboxError> {
+        let call = Call::BootReport {
+            id: id.to_owned(),
+            seen: Some(version),
+        };
+        match self.wait_for(call, Vec::new()).await? {
+            (Answer::BootReport(report), _) => Ok(*report),
             _ => Err(self.unfit()),
         }
     }

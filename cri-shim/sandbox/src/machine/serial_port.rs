@@ -5,7 +5,7 @@
 //! that stands still never stalls a vCPU. What does not fit is lost, and a line says how much.
 
 use std::collections::VecDeque;
-use std::fmt::Write as _;
+use std::fmt::{self, Write as _};
 use std::io::{self, Read as _, Write};
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
@@ -51,7 +51,10 @@ struct Shared {
     has_loader: watch::Sender<bool>,
 }
 
-#[derive(Debug, Default)]
+/// Reads along with the output; returns false when it wants no more.
+type Reader = Box<dyn FnMut(&[u8]) -> bool + Send>;
+
+#[derive(Default)]
 struct State {
     waiting: VecDeque<u8>,
     /// Bytes that did not fit since the last ones that did.
@@ -61,6 +64,17 @@ struct State {
     is_closed: bool,
     /// Counts what may give room for input.
     drained: u64,
+    reader: Option<Reader>,
+}
+
+impl fmt::Debug for State {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("State")
+            .field("waiting", &self.waiting.len())
+            .field("lost", &self.lost)
+            .field("is_closed", &self.is_closed)
+            .finish_non_exhaustive()
+    }
 }
 
 impl Shared {
@@ -147,6 +161,12 @@ impl SerialPort {
         let mut has_loader = self.shared.has_loader.subscribe();
         // The sender is this port's.
         let _ = has_loader.wait_for(|has_loader| *has_loader).await;
+    }
+
+    /// Lets `reader` read along with what the guest writes from now on, in place of another one,
+    /// until it returns false. It must not block: a vCPU waits for it.
+    pub(crate) fn read_along(&self, reader: impl FnMut(&[u8]) -> bool + Send + 'static) {
+        self.shared.lock().reader = Some(Box::new(reader));
     }
 
     /// Ends the stream after the last output.
@@ -247,6 +267,11 @@ impl Write for Output {
         {
             self.0.has_loader.send_replace(true);
         }
+        if let Some(mut reader) = state.reader.take()
+            && reader(bytes)
+        {
+            state.reader = Some(reader);
+        }
         drop(state);
         self.0.changed.notify_all();
         Ok(bytes.len())
@@ -320,6 +345,21 @@ mod tests {
             }
             port.loader_writes().await;
         }
+    }
+
+    #[test]
+    fn a_reader_reads_along_until_it_has_enough() {
+        let (port, _stream) = SerialPort::new().unwrap();
+        let (told, reads) = std::sync::mpsc::channel();
+        port.read_along(move |bytes| {
+            told.send(bytes.to_vec()).unwrap();
+            bytes != b"enough"
+        });
+        for text in ["one", "enough", "more"] {
+            port.writer().write_all(text.as_bytes()).unwrap();
+        }
+        let read: Vec<Vec<u8>> = reads.iter().collect();
+        assert_eq!(read, [b"one".to_vec(), b"enough".to_vec()]);
     }
 
     #[test]

@@ -216,7 +216,8 @@ impl Service {
             | Call::ReceiveMachine { .. }
             | Call::CancelMigration { .. }
             | Call::ResolveMigration { .. }
-            | Call::Migration { .. } => {
+            | Call::Migration { .. }
+            | Call::BootReport { .. } => {
                 return Err(SandboxError::refused(
                     RefusalKind::InvalidArgument,
                     format!(

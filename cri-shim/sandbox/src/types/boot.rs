@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use podvisor_network::cni::DhcpServer;
 
-use super::{IncomingMachine, KeptKernel, SavedMachine};
+use super::{BootEvent, IncomingMachine, KeptKernel, SavedMachine};
 use crate::machine::{MachineDisk, MachineIdentity, MachineShare};
 
 /// A machine to be booted in a sandbox whose guest has an operating system of its own. Its life is
@@ -63,6 +63,10 @@ pub struct BootMachine {
     pub incoming: Option<IncomingMachine>,
     /// There is no machine: the container runs until it is stopped, and keeps what its pod has.
     pub is_idle: bool,
+    /// What came before, for the report of the boot
+    /// ([`SandboxClient::boot_report`](crate::SandboxClient::boot_report)): it begins with the first
+    /// of these, or with the request. Some 16 are kept.
+    pub before: Vec<BootEvent>,
     /// The file for the serial console's output, in the format of CRI's logs; opened for appending.
     pub log: Option<OwnedFd>,
 }
@@ -101,6 +105,7 @@ impl BootMachine {
             saved: None,
             incoming: None,
             is_idle: false,
+            before: Vec::new(),
             log: None,
         }
     }

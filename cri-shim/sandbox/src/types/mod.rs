@@ -5,6 +5,7 @@
 //! | --- | --- |
 //! | `launch` | the configuration of a sandbox |
 //! | `boot` | the configuration of a machine with an operating system of its own |
+//! | `boot_report` | how such a machine was booted, and when it got how far |
 //! | `guest_agent` | what QEMU's guest agent is asked |
 //! | `migration` | a machine that moves to another sandbox |
 //! | `kept` | kernels of images that were read from their disks once |
@@ -18,6 +19,7 @@
 //! | `exit` | how a sandbox ended |
 
 mod boot;
+mod boot_report;
 mod create;
 mod exit;
 mod guest_agent;
@@ -34,6 +36,7 @@ mod stats;
 pub use podvisor_network::guest::{GuestNetwork, Interface, Neighbour, NicConfig, Route};
 
 pub use boot::BootMachine;
+pub use boot_report::{BootEvent, BootPhase, BootReport, BootWay};
 pub use create::{
     ContainerDevice, CreateContainer, DeviceSource, GuestContainer, ImageVolume, RestartPolicy,
 };

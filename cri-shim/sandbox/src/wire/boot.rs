@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use crate::machine::{
     DiskContents, DiskMove, MachineDisk, MachineIdentity, MachineShare, OverlayFormat,
 };
-use crate::types::{BootMachine, ContinueAs, IncomingMachine, KeptKernel, SavedMachine};
+use crate::types::{BootEvent, BootMachine, ContinueAs, IncomingMachine, KeptKernel, SavedMachine};
 
 /// A machine to be booted. With the frame come: kernel, initramfs if there is one, the files of the
 /// disks (of an overlay first the image), the sockets of DHCP servers, kernel and initramfs of a
@@ -51,6 +51,8 @@ pub(crate) struct BootHeader {
     pub(crate) incoming: Option<IncomingMachine>,
     #[serde(default)]
     pub(crate) is_idle: bool,
+    #[serde(default)]
+    pub(crate) before: Vec<BootEvent>,
     pub(crate) has_log: bool,
 }
 
@@ -165,6 +167,7 @@ impl BootHeader {
             continues,
             incoming: boot.incoming,
             is_idle: boot.is_idle,
+            before: boot.before,
             has_log,
         };
         (header, fds)
@@ -269,6 +272,7 @@ impl BootHeader {
             saved,
             incoming: self.incoming,
             is_idle: self.is_idle,
+            before: self.before,
             log,
         })
     }

@@ -10,10 +10,10 @@ use super::boot::BootHeader;
 use crate::error::RefusalKind;
 use crate::machine::{KernelPanic, NicKind, UserRange};
 use crate::types::{
-    AfterSave, ContainerInfo, ContainerStats, ContainerUser, GuestAgentAnswer, GuestAgentCall,
-    GuestContainer, GuestKind, HealthCheck, JailLayer, JailMode, MigrationInfo, ProcessExit,
-    RestartPolicy, SandboxExit, SendMachine, ShareUsers, Started, SupplementalGroups, TerminalSize,
-    Unplugged,
+    AfterSave, BootReport, ContainerInfo, ContainerStats, ContainerUser, GuestAgentAnswer,
+    GuestAgentCall, GuestContainer, GuestKind, HealthCheck, JailLayer, JailMode, MigrationInfo,
+    ProcessExit, RestartPolicy, SandboxExit, SendMachine, ShareUsers, Started, SupplementalGroups,
+    TerminalSize, Unplugged,
 };
 
 /// Version of the control protocol.
@@ -246,6 +246,12 @@ pub(crate) enum Call {
         id: String,
         seen: Option<u64>,
     },
+    /// How the latest machine was booted. Answered at once, or when the report is newer than this
+    /// version of it.
+    BootReport {
+        id: String,
+        seen: Option<u64>,
+    },
     /// The answer comes with a socket that is connected to the serial console.
     Console,
     /// Answered immediately; the client waits for the end.
@@ -270,6 +276,7 @@ impl Call {
                 | Self::Ended
                 | Self::AwaitPressure
                 | Self::Migration { seen: Some(_), .. }
+                | Self::BootReport { seen: Some(_), .. }
         )
     }
 
@@ -309,6 +316,7 @@ impl Call {
             Self::CancelMigration { .. } => "cancel a migration",
             Self::ResolveMigration { .. } => "resolve a migration",
             Self::Migration { .. } => "look at a migration",
+            Self::BootReport { .. } => "tell how the machine was booted",
             Self::Pause => "pause the guest",
             Self::Resume | Self::IsPaused => "resume the guest",
             Self::Console => "open the console",
@@ -433,6 +441,7 @@ pub(crate) enum Answer {
     /// The bytes of a file.
     Copied(u64),
     Unplugged(Unplugged),
+    BootReport(Box<BootReport>),
 }
 
 /// The reason why a request was refused.

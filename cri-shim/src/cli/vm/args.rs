@@ -78,6 +78,10 @@ pub(super) struct RunArgs {
     #[arg(long, value_name = "FILE")]
     pub(super) user_data: Option<PathBuf>,
 
+    /// Configuration of Ignition, as JSON, for an image that reads it in place of cloud-init's
+    #[arg(long, value_name = "FILE", conflicts_with = "user_data")]
+    pub(super) ignition: Option<PathBuf>,
+
     /// Ask for a user and a password on the console, instead of a shell at once
     #[arg(long)]
     pub(super) no_autologin: bool,
@@ -94,6 +98,10 @@ pub(super) struct RunArgs {
     /// Boot by the loader, without keeping the kernel that it finds for the image's next VMs
     #[arg(long)]
     pub(super) no_kept_kernel: bool,
+
+    /// Wait until the guest has booted, and show how long each phase took
+    #[arg(long)]
+    pub(super) timings: bool,
 
     /// Expected checksum of the file behind a URL: sha256:... or sha512:...
     #[arg(long, value_name = "CHECKSUM")]

@@ -16,12 +16,12 @@ use crate::cli::{advice, io_limits, notice};
 use crate::kept_kernels;
 use crate::machine::{Assets, causes};
 use crate::sandbox::{
-    BootMachine, ContinueAs, DEFAULT_CGROUP_PARENT, JailMode, LaunchConfig, SandboxClient,
-    SavedMachine,
+    BootEvent, BootMachine, BootPhase, ContinueAs, DEFAULT_CGROUP_PARENT, JailMode, LaunchConfig,
+    SandboxClient, SavedMachine,
 };
 
 /// The loader's command line: messages go to the console, and a loader that fails ends the machine.
-const CMDLINE: &str = "console=ttyS0 quiet panic=-1 reboot=k -- --no-self-tests";
+const CMDLINE: &str = "console=ttyS0 quiet tsc=nowatchdog panic=-1 reboot=k -- --no-self-tests";
 
 /// The loader: what boots what is on a disk.
 #[derive(Debug)]
@@ -82,12 +82,13 @@ fn own_mac(record: &Record) -> [u8; 6] {
 }
 
 /// Boots or continues the VM, which goes on without this process. After a failure, its sandbox may
-/// still run.
+/// still run. The report of the boot begins with what was `before`.
 pub(super) async fn boot(
     entry: &Entry,
     loader: &Loader,
     network: &NetworkArgs,
     beginning: Beginning,
+    mut before: Vec<BootEvent>,
 ) -> anyhow::Result<SandboxClient> {
     let record = &entry.record;
     let mut attached = network.attach(entry).await?;
@@ -101,6 +102,7 @@ pub(super) async fn boot(
             interface.mac = mac;
         }
     }
+    before.push(BootEvent::now(BootPhase::Network));
     debug!(network = %record.network, "the network is made");
     let disks = vec![
         disk::open_root(&entry.dir)?,
@@ -137,6 +139,7 @@ pub(super) async fn boot(
     let launching = crate::sandbox::Launching::begin(config).await;
     let launching = launching.map_err(|error| io_limits::advised(error.into()))?;
     let client = launching.finish(attached.network).await?;
+    before.push(BootEvent::now(BootPhase::Sandbox));
     let mut boot = BootMachine::new(record.id.clone(), Loader::open(&loader.kernel)?);
     boot.initramfs = Some(Loader::open(&loader.initramfs)?);
     boot.cmdline = format!("{CMDLINE} --root {}", disk::SERIAL);
@@ -166,6 +169,7 @@ pub(super) async fn boot(
                         is_new = new.is_some(),
                         "the kernel is known"
                     );
+                    before.push(BootEvent::now(BootPhase::Kernel));
                     boot.kept = Some(kernel);
                     unkept = new;
                 }
@@ -176,6 +180,7 @@ pub(super) async fn boot(
             }
         }
     }
+    boot.before = before;
     client.boot_machine(boot).await?;
     client.end_with(&record.id).await?;
     if let Some(unkept) = unkept {

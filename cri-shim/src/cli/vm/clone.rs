@@ -25,7 +25,7 @@ use crate::cli::container::{Containers, Entry, NetworkArgs, NetworkMode, Record,
 use crate::cli::format::SHORT_ID;
 use crate::cli::run::{now, parse_hostname};
 use crate::sandbox::guest::{Program, ProgramExit};
-use crate::sandbox::{ContinueAs, EventAction, SandboxClient, random_id};
+use crate::sandbox::{BootEvent, BootPhase, ContinueAs, EventAction, SandboxClient, random_id};
 
 /// What an agent runs in a clone: `sh -c SCRIPT sh NAME`.
 const IDENTITY: &str = include_str!("identity.sh");
@@ -126,16 +126,24 @@ struct Cloning<'a> {
 
 impl Cloning<'_> {
     async fn make(&self, name: &str) -> anyhow::Result<(SandboxClient, Entry)> {
+        let begun = vec![BootEvent::now(BootPhase::Begun)];
         let saved = self.snapshot.files().open(ContinueAs::Copy)?;
         let record = clone_record(self.snapshot.record()?, name)?;
         let (entry, _claim) = self.containers.create(record)?;
         events::note(&entry.dir, &event(&entry.record, EventAction::Create));
-        let begun = async {
+        let booted = async {
             disk::clone(&self.origin.dir, &self.snapshot.dir, &entry.dir)?;
             let network = NetworkArgs::default();
-            boot(&entry, self.loader, &network, Beginning::Saved(saved)).await
+            boot(
+                &entry,
+                self.loader,
+                &network,
+                Beginning::Saved(saved),
+                begun,
+            )
+            .await
         };
-        match begun.await {
+        match booted.await {
             Ok(client) => Ok((client, entry)),
             Err(error) => {
                 discard(&entry).await;

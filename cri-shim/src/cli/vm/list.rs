@@ -9,6 +9,7 @@ use tracing::debug;
 
 use super::saved::SavedFiles;
 use super::volumes;
+use crate::boot;
 use crate::cli::container::ports::line;
 use crate::cli::container::state::states;
 use crate::cli::container::{Entry, Record, State, network, port, ps, sweep};
@@ -144,12 +145,22 @@ pub(super) fn inspect(globals: &Globals, args: &InspectArgs) -> anyhow::Result<u
         for (entry, state) in all(globals, Some(&args.vms)).await? {
             let mut view = view(&entry, state.as_ref());
             view["Guest"] = guest(&entry, state.as_ref()).await;
+            view["Boot"] = booted(&entry, state.as_ref()).await;
             views.push(view);
         }
         anyhow::Ok(views)
     })?;
     crate::cli::print_json(&views)?;
     Ok(0)
+}
+
+/// Returns how a VM that is not off was booted.
+async fn booted(entry: &Entry, state: Option<&State>) -> Value {
+    let Some(client) = state.and_then(State::client) else {
+        return Value::Null;
+    };
+    let report = boot::ask(client, &entry.record.id).await;
+    report.map_or(Value::Null, |report| boot::view(&report))
 }
 
 /// Returns what the guest says of itself by its agent, if there is one that answers.

@@ -21,6 +21,7 @@
 //! | `copy` | `vm cp` |
 //! | `console` | `vm console`, and the console of `vm run` |
 //! | `list` | `vm ps` and `vm inspect` |
+//! | `timings` | `vm timings`, and `--timings`: the phases of a boot |
 //! | `resize` | `vm resize` |
 //! | `reboot` | `vm reboot` |
 //! | `ssh` | `vm ssh` |
@@ -44,6 +45,7 @@ mod saved;
 mod seed;
 mod snapshot;
 mod ssh;
+mod timings;
 mod volumes;
 
 use clap::{Arg, Args, Subcommand};
@@ -89,6 +91,8 @@ enum VmCommand {
     Ps(list::ListArgs),
     /// Show virtual machines in detail
     Inspect(list::InspectArgs),
+    /// Show how long each phase of a virtual machine's boot took
+    Timings(timings::TimingsArgs),
     /// Show what was written to the console
     #[command(mut_arg("containers", of_vms))]
     Logs(logs::LogsArgs),
@@ -147,6 +151,7 @@ pub(super) fn run(globals: &Globals, args: &VmArgs) -> anyhow::Result<u8> {
         VmCommand::Console(args) => console::run(globals, args),
         VmCommand::Ps(args) => list::list(globals, args),
         VmCommand::Inspect(args) => list::inspect(globals, args),
+        VmCommand::Timings(args) => timings::run(globals, args),
         VmCommand::Logs(args) => logs::run(globals, args),
         VmCommand::Ssh(args) => ssh::run(globals, args),
         VmCommand::Exec(args) => exec::run(globals, args),

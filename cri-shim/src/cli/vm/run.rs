@@ -13,7 +13,8 @@ use podvisor_images::Disk;
 use super::args::RunArgs;
 use super::boot::{Beginning, Loader, boot};
 use super::saved::SavedFiles;
-use super::{console, disk, image, keys, seed};
+use super::seed::Given;
+use super::{console, disk, image, keys, seed, timings};
 use crate::cli::container::claim::Claim;
 use crate::cli::container::events::{self, event};
 use crate::cli::container::lifecycle::{NamesArgs, each_name};
@@ -27,7 +28,7 @@ use crate::cli::pull::Pulled;
 use crate::cli::run::{now, parse_hostname};
 use crate::cli::signals::{Signals, exit_code_of};
 use crate::cli::{Globals, notice};
-use crate::sandbox::{ContinueAs, EventAction, SandboxClient, random_id};
+use crate::sandbox::{BootEvent, BootPhase, ContinueAs, EventAction, SandboxClient, random_id};
 
 /// The signal that stops a VM: any does, by its power button.
 const SIGTERM: u8 = 15;
@@ -50,18 +51,24 @@ pub(super) fn run(globals: &Globals, args: &RunArgs) -> anyhow::Result<u8> {
     let loader = Loader::find()?;
     let meminfo = fs::read_to_string("/proc/meminfo").unwrap_or_default();
     check_memory(args.memory, &meminfo)?;
-    let user_data = args.user_data.as_deref().map(read_user_data).transpose()?;
+    let given = match (&args.user_data, &args.ignition) {
+        (_, Some(path)) => Given::Ignition(read_document("--ignition", path)?),
+        (Some(path), None) => Given::UserData(read_document("--user-data", path)?),
+        (None, None) => Given::Nothing,
+    };
     let record = record(args, &root)?;
-    seed::check(&record, user_data.as_deref())?;
+    seed::check(&record, &given)?;
 
     let runtime = crate::cli::runtime()?;
     let code = runtime.block_on(async {
+        let mut before = vec![BootEvent::now(BootPhase::Begun)];
         let mut signals = Signals::new()?;
         let store = globals.store()?;
         let disk = match image::disk(&store, args).await? {
             Pulled::Image(disk) => disk,
             Pulled::Interrupted(signal) => return Ok(exit_code_of(signal)),
         };
+        before.push(BootEvent::now(BootPhase::Image));
         let vm = record.vm.clone().map(|vm| VmRecord {
             disk_size: args.disk.unwrap_or_else(|| disk.virtual_size()),
             ..vm
@@ -75,7 +82,7 @@ pub(super) fn run(globals: &Globals, args: &RunArgs) -> anyhow::Result<u8> {
         sweep.ended_by_now().await;
         let (entry, claim) = containers.create(record)?;
         events::note(&entry.dir, &event(&entry.record, EventAction::Create));
-        let begun = begun(args, &entry, &disk, user_data.as_deref(), &loader);
+        let begun = begun(args, &entry, &disk, &given, &loader, before);
         let begun = tokio::select! {
             begun = begun => begun.map(Ok),
             signal = signals.ending() => Ok(Err(signal)),
@@ -94,6 +101,9 @@ pub(super) fn run(globals: &Globals, args: &RunArgs) -> anyhow::Result<u8> {
                 return Err(error);
             }
         };
+        if args.timings {
+            timings::wait(&client, &entry, &mut signals).await?;
+        }
         if args.detach {
             crate::cli::print(&format!("{}\n", entry.record.id))?;
             return Ok(0);
@@ -113,14 +123,13 @@ async fn begun(
     args: &RunArgs,
     entry: &Entry,
     image: &Disk,
-    user_data: Option<&[u8]>,
+    given: &Given,
     loader: &Loader,
+    mut before: Vec<BootEvent>,
 ) -> anyhow::Result<SandboxClient> {
     disk::create(&entry.dir, image, args.disk)?;
-    if let Some(user_data) = user_data {
-        let path = entry.dir.join(seed::USER_DATA);
-        fs::write(&path, user_data).with_context(|| format!("cannot write {}", path.display()))?;
-    }
+    before.push(BootEvent::now(BootPhase::Disk));
+    given.keep(&entry.dir)?;
     let beginning = match args.no_kept_kernel {
         true => Beginning::Boot,
         false => Beginning::Image {
@@ -128,7 +137,7 @@ async fn begun(
             is_quiet: args.quiet,
         },
     };
-    boot(entry, loader, &args.network, beginning).await
+    boot(entry, loader, &args.network, beginning, before).await
 }
 
 /// Removes a VM that never ran, whatever of it is there.
@@ -165,6 +174,10 @@ pub(super) struct StartArgs {
     #[arg(long)]
     boot: bool,
 
+    /// Wait until the guests have booted, and show how long each phase took
+    #[arg(long)]
+    timings: bool,
+
     #[command(flatten)]
     names: NamesArgs,
 }
@@ -173,9 +186,10 @@ pub(super) struct StartArgs {
 pub(super) fn start(globals: &Globals, args: &StartArgs) -> anyhow::Result<u8> {
     let loader = Loader::find()?;
     each_name(globals, args.names.names(), async |containers, name| {
+        let begun = vec![BootEvent::now(BootPhase::Begun)];
         sweep(containers).await?;
         let entry = containers.find(name)?;
-        let _claim = claimed(&entry, name).await?;
+        let claim = claimed(&entry, name).await?;
         let meminfo = fs::read_to_string("/proc/meminfo").unwrap_or_default();
         ensure!(
             is_off(&entry).await?,
@@ -191,10 +205,14 @@ pub(super) fn start(globals: &Globals, args: &StartArgs) -> anyhow::Result<u8> {
                 Beginning::Boot
             }
         };
-        match boot(&entry, &loader, &NetworkArgs::default(), beginning).await {
-            Ok(_) => {
+        match boot(&entry, &loader, &NetworkArgs::default(), beginning, begun).await {
+            Ok(client) => {
                 // They are the machine's memory now, which has them open.
                 files.remove()?;
+                drop(claim);
+                if args.timings {
+                    timings::wait(&client, &entry, &mut Signals::new()?).await?;
+                }
                 Ok(Some(name.to_owned()))
             }
             Err(error) => {
@@ -242,17 +260,18 @@ pub(super) async fn is_off(entry: &Entry) -> anyhow::Result<bool> {
 /// How long another command may take to start or remove a VM.
 const START_WAIT: std::time::Duration = std::time::Duration::from_secs(60);
 
-fn read_user_data(path: &Path) -> anyhow::Result<Vec<u8>> {
+/// Reads the document that a flag names.
+fn read_document(flag: &str, path: &Path) -> anyhow::Result<Vec<u8>> {
     let read = || -> std::io::Result<Vec<u8>> {
         let mut bytes = Vec::new();
         let file = File::open(path)?;
         file.take(seed::MAX_USER_DATA + 1).read_to_end(&mut bytes)?;
         Ok(bytes)
     };
-    let bytes = read().with_context(|| format!("--user-data: cannot read {}", path.display()))?;
+    let bytes = read().with_context(|| format!("{flag}: cannot read {}", path.display()))?;
     ensure!(
         bytes.len() as u64 <= seed::MAX_USER_DATA,
-        "--user-data: {} is longer than 1 MiB",
+        "{flag}: {} is longer than 1 MiB",
         path.display()
     );
     Ok(bytes)

@@ -8,7 +8,9 @@ use std::net::IpAddr;
 use std::path::Path;
 
 use anyhow::{Context as _, ensure};
-use podvisor_cloud_init::{GuestSeed, Network, NetworkConfig, NetworkNic, NetworkRoute, UserData};
+use podvisor_cloud_init::{
+    Form, GuestSeed, Network, NetworkConfig, NetworkNic, NetworkRoute, UserData, check_ignition,
+};
 use serde_json::json;
 
 use super::ssh::USER;
@@ -26,6 +28,47 @@ const SERIAL: &str = "cidata";
 /// The user's own configuration, in the VM's directory.
 pub(super) const USER_DATA: &str = "user-data";
 
+/// A configuration of Ignition in place of that, in the VM's directory.
+pub(super) const IGNITION: &str = "ignition.json";
+
+/// What the user gave to configure the guest.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Given {
+    /// Nothing.
+    Nothing,
+    /// User-data of any kind.
+    UserData(Vec<u8>),
+    /// A configuration of Ignition.
+    Ignition(Vec<u8>),
+}
+
+impl Given {
+    /// Keeps it in the VM's directory.
+    pub(super) fn keep(&self, dir: &Path) -> anyhow::Result<()> {
+        let (name, bytes) = match self {
+            Self::Nothing => return Ok(()),
+            Self::UserData(bytes) => (USER_DATA, bytes),
+            Self::Ignition(bytes) => (IGNITION, bytes),
+        };
+        let path = dir.join(name);
+        std::fs::write(&path, bytes).with_context(|| format!("cannot write {}", path.display()))
+    }
+
+    /// Reads what was kept.
+    fn kept(dir: &Path) -> anyhow::Result<Self> {
+        let read = |name: &str| match std::fs::read(dir.join(name)) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+            read => read
+                .map(Some)
+                .with_context(|| format!("cannot read the VM's {name}")),
+        };
+        if let Some(bytes) = read(IGNITION)? {
+            return Ok(Self::Ignition(bytes));
+        }
+        Ok(read(USER_DATA)?.map_or(Self::Nothing, Self::UserData))
+    }
+}
+
 /// Longest user-data, in bytes.
 pub(super) const MAX_USER_DATA: u64 = 1 << 20;
 
@@ -42,11 +85,7 @@ pub(super) fn create(
     attached: &Attached,
 ) -> anyhow::Result<MachineDisk> {
     let path = dir.join(FILE);
-    let user_data = match std::fs::read(dir.join(USER_DATA)) {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => None,
-        read => Some(read.context("cannot read the VM's user-data")?),
-    };
-    let volume = seed(record, attached, user_data)?.volume()?;
+    let volume = seed(record, attached, Given::kept(dir)?)?.volume()?;
     let write = || -> anyhow::Result<File> {
         let mut file = BufWriter::new(File::create(&path)?);
         volume.write(&mut file)?;
@@ -79,25 +118,32 @@ pub(super) fn open(dir: &Path) -> anyhow::Result<MachineDisk> {
 }
 
 /// Checks what a user gave before anything is created.
-pub(super) fn check(record: &Record, user_data: Option<&[u8]>) -> anyhow::Result<()> {
-    let user_data = user_data.map(<[u8]>::to_vec);
-    let volume = seed(record, &Attached::default(), user_data)?.volume();
+pub(super) fn check(record: &Record, given: &Given) -> anyhow::Result<()> {
+    if let Given::Ignition(bytes) = given {
+        check_ignition(bytes).context("--ignition")?;
+        ensure!(
+            volumes::mounts(record).is_empty(),
+            "-v DIR:/PATH is mounted by cloud-init, which an image with Ignition has not: give -v \
+             DIR:TAG, and mount it by a unit of the configuration"
+        );
+    }
+    let volume = seed(record, &Attached::default(), given.clone())?.volume();
     volume.context("--user-data or --ssh-key is not usable")?;
     Ok(())
 }
 
-fn seed(
-    record: &Record,
-    attached: &Attached,
-    user_data: Option<Vec<u8>>,
-) -> anyhow::Result<GuestSeed> {
+fn seed(record: &Record, attached: &Attached, given: Given) -> anyhow::Result<GuestSeed> {
     let vm = record.vm.clone().unwrap_or_default();
-    let inline = match user_data {
-        Some(bytes) if !bytes.starts_with(CLOUD_CONFIG) => Err(bytes),
-        Some(bytes) => Ok(Some(
+    let form = match given {
+        Given::Ignition(_) => Form::ConfigDrive,
+        _ => Form::NoCloud,
+    };
+    let inline = match given {
+        Given::UserData(bytes) if bytes.starts_with(CLOUD_CONFIG) => Ok(Some(
             String::from_utf8(bytes).context("--user-data is not UTF-8")?,
         )),
-        None => Ok(None),
+        Given::UserData(bytes) | Given::Ignition(bytes) => Err(bytes),
+        Given::Nothing => Ok(None),
     };
     let user_data = match inline {
         Ok(inline) => UserData::Merged {
@@ -109,6 +155,7 @@ fn seed(
         Err(bytes) => UserData::Document(bytes),
     };
     Ok(GuestSeed {
+        form,
         instance_id: record.id.clone(),
         host_name: record.hostname.clone(),
         ssh_keys: vm.ssh_keys,
@@ -262,7 +309,7 @@ mod tests {
             etc_resolv_conf: b"nameserver 10.0.0.53\nsearch a.example\n".to_vec(),
             ..Attached::default()
         };
-        let documents = documents(&seed(&record(), &attached, None).unwrap());
+        let documents = documents(&seed(&record(), &attached, Given::Nothing).unwrap());
         let network = &documents["network-config"];
         for part in ["02:00:00:00:00:01", "10.0.0.2/24", "10.0.0.1", "10.0.0.53"] {
             assert!(network.contains(part), "{network}");
@@ -278,7 +325,8 @@ mod tests {
     fn a_users_configuration_is_merged_and_a_script_is_passed_as_it_is() {
         let none = Attached::default();
         let seeded = |text: &str| {
-            let seed = seed(&record(), &none, Some(text.as_bytes().to_vec())).unwrap();
+            let given = Given::UserData(text.as_bytes().to_vec());
+            let seed = seed(&record(), &none, given).unwrap();
             documents(&seed)
         };
         let user_data = &seeded("#cloud-config\npackages: [htop]\n")["user-data"];
@@ -294,8 +342,28 @@ mod tests {
     }
 
     #[test]
+    fn a_configuration_of_ignition_is_on_a_config_drive_as_it_is() {
+        let dir = tempfile::tempdir().unwrap();
+        let text = r#"{"ignition": {"version": "3.4.0"}}"#;
+        Given::Ignition(text.into()).keep(dir.path()).unwrap();
+        let given = Given::kept(dir.path()).unwrap();
+        check(&record(), &given).unwrap();
+        let documents = documents(&seed(&record(), &Attached::default(), given).unwrap());
+        assert_eq!(documents["openstack/latest/user_data"], text);
+        // Who reads it finds the keys beside it.
+        assert!(documents["openstack/latest/meta_data.json"].contains(KEY));
+        let said = check(&record(), &Given::Ignition(b"{}".to_vec())).unwrap_err();
+        let said = format!("{said:#}");
+        assert!(
+            said.contains("--ignition") && said.contains("version"),
+            "{said}"
+        );
+    }
+
+    #[test]
     fn user_data_that_is_no_yaml_is_refused() {
-        let said = check(&record(), Some(b"#cloud-config\na: [")).unwrap_err();
+        let given = Given::UserData(b"#cloud-config\na: [".to_vec());
+        let said = check(&record(), &given).unwrap_err();
         assert!(format!("{said:#}").contains("--user-data"), "{said:#}");
     }
 }

@@ -24,7 +24,7 @@ use crate::cli::container::{Containers, Entry, NetworkArgs, Record, clear, state
 use crate::cli::format::{ago, rfc3339};
 use crate::cli::table::Table;
 use crate::cli::{FormatArgs, Globals, size};
-use crate::sandbox::{AfterSave, ContinueAs, SandboxClient, SaveMachine};
+use crate::sandbox::{AfterSave, BootEvent, BootPhase, ContinueAs, SandboxClient, SaveMachine};
 
 /// The directory of a VM's snapshots.
 const SNAPSHOTS: &str = "snapshots";
@@ -357,9 +357,10 @@ async fn go_back(entry: &Entry, snapshot: &VmSnapshot, loader: &Loader) -> anyho
         );
     }
     let saved = snapshot.files().open(ContinueAs::Copy)?;
+    let begun = vec![BootEvent::now(BootPhase::Begun)];
     let swapped = disk::swap(&entry.dir, &snapshot.dir)?;
     let network = NetworkArgs::default();
-    match boot(entry, loader, &network, Beginning::Saved(saved)).await {
+    match boot(entry, loader, &network, Beginning::Saved(saved), begun).await {
         Ok(_) => swapped.keep(),
         Err(error) => {
             if let Err(error) = SandboxClient::kill(&entry.dir).await {

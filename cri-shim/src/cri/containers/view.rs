@@ -9,6 +9,7 @@ use podvisor_cri_messages::{
 };
 
 use super::stop_signal;
+use crate::boot;
 use crate::cri::error::Result;
 use crate::cri::node::{Container, Node};
 use crate::cri::pods::matches_labels;
@@ -93,6 +94,7 @@ impl Node {
         let mut info = HashMap::new();
         if verbose {
             let record = container.record();
+            let boot = self.boot_of(&container).await;
             let details = serde_json::json!({
                 "sandboxID": record.pod,
                 // The PID of the machine: the container's own processes are in the guest.
@@ -107,6 +109,7 @@ impl Node {
                 "user": record.user,
                 "volumes": record.volumes,
                 "config": record.config,
+                "boot": boot,
             });
             info.insert("info".to_owned(), details.to_string());
         }
@@ -114,6 +117,14 @@ impl Node {
             status: Some(self.status_of(&container)),
             info,
         })
+    }
+
+    /// Returns how a container's machine was booted, if it has one of its own.
+    pub(in crate::cri) async fn boot_of(&self, container: &Container) -> Option<serde_json::Value> {
+        container.with_record(|record| record.vm.is_some().then_some(()))?;
+        let client = container.pod.client().ok()?;
+        let report = boot::ask(&client, &container.id).await?;
+        Some(boot::view(&report))
     }
 
     pub(in crate::cri) fn status_of(&self, container: &Container) -> ContainerStatus {

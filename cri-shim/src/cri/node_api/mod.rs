@@ -9,6 +9,7 @@
 //! | `usage` | what VMs have used |
 //! | `states` | what is known of VMs beyond their records: pauses, consoles |
 //! | `control` | pause, unpause, reboot, reset, stop |
+//! | `boot` | how VMs were booted |
 //! | `agent` | what QEMU's guest agent is asked |
 //! | `console` | the serial console |
 //! | `migrate` | VMs that move to another node, and come from one |
@@ -19,6 +20,7 @@
 //! All that is asked for is done by the pod's own process, so that another daemon finds it done.
 
 mod agent;
+mod boot;
 mod console;
 mod control;
 mod forward;
@@ -37,10 +39,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use podvisor_node_api::messages::{
-    AgentExecAnswer, AgentExecRequest, CancelMigrationRequest, ConsoleInput, Data, FreezeRequest,
-    GuestInfo, PlugDiskRequest, PortForwardInput, ReceiveMigrationInput, ResizeVmAnswer,
-    ResizeVmRequest, ResolveMigrationRequest, SendMigrationInput, StopRequest, UnplugDiskAnswer,
-    UnplugDiskRequest, VmEvent, VmList, VmName, VmUsageList, VsockInput,
+    AgentExecAnswer, AgentExecRequest, BootInfo, CancelMigrationRequest, ConsoleInput, Data,
+    FreezeRequest, GuestInfo, PlugDiskRequest, PortForwardInput, ReceiveMigrationInput,
+    ResizeVmAnswer, ResizeVmRequest, ResolveMigrationRequest, SendMigrationInput, StopRequest,
+    UnplugDiskAnswer, UnplugDiskRequest, VmEvent, VmList, VmName, VmUsageList, VsockInput,
 };
 use podvisor_node_api::{AnswerStream, Node as NodeApi};
 use tokio::time::timeout;
@@ -107,6 +109,10 @@ impl NodeApi for VmCalls {
 
     async fn vsock(&self, input: Streaming<VsockInput>) -> Result<AnswerStream<Data>, Status> {
         forward::vsock(&self.0, input).await
+    }
+
+    async fn boot_info(&self, vm: VmName) -> Result<BootInfo, Status> {
+        self.0.boot_info_of_vm(&vm).await
     }
 
     async fn guest_info(&self, vm: VmName) -> Result<GuestInfo, Status> {

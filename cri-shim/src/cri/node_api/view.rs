@@ -107,7 +107,7 @@ impl Node {
     }
 
     /// Returns the container of a VM, the latest attempt.
-    pub(super) fn container_of_vm(&self, pod: &Pod) -> Option<Arc<Container>> {
+    pub(in crate::cri) fn container_of_vm(&self, pod: &Pod) -> Option<Arc<Container>> {
         let containers = self.containers_of(&pod.id).into_iter();
         containers.max_by_key(|container| container.with_record(|record| record.created_at))
     }

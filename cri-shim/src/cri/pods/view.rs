@@ -95,6 +95,10 @@ impl Node {
                 PodPhase::Stopped { reason, .. } => reason.clone(),
                 _ => None,
             };
+            let boot = match self.container_of_vm(&pod) {
+                Some(container) if pod.is_vm() => self.boot_of(&container).await,
+                _ => None,
+            };
             let details = serde_json::json!({
                 "sandboxID": record.id,
                 "pid": pod.client().map(|client| client.pid()).unwrap_or_default(),
@@ -105,6 +109,7 @@ impl Node {
                 "runtimeSpec": {"linux": {"namespaces": self.namespaces(&record.id)}},
                 "outsideCgroup": self.is_outside_cgroup(&pod),
                 "reason": reason,
+                "boot": boot,
                 "config": record.config,
             });
             info.insert("info".to_owned(), details.to_string());

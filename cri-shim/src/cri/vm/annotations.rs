@@ -4,13 +4,16 @@
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 
-use podvisor_cloud_init::{Form, UserData, ssh_keys};
+use podvisor_cloud_init::{Form, UserData, check_ignition, ssh_keys};
 
 use super::spec::{DEFAULT_VCPUS, VmSpec};
 use crate::cri::pods::parse_quantity;
 
 /// What their names begin with.
 const PREFIX: &str = "Virtlet";
+
+/// A configuration of Ignition, in place of cloud-init's.
+const IGNITION: &str = "podvisor.io/ignition";
 
 /// Longest part of a value that an error quotes, in characters.
 const QUOTED: usize = 64;
@@ -131,6 +134,17 @@ impl<'a> Reader<'a> {
         uuid
     }
 
+    fn ignition(&mut self) -> Option<Vec<u8>> {
+        let text = self.take(IGNITION)?.as_bytes();
+        match check_ignition(text) {
+            Ok(()) => Some(text.to_vec()),
+            Err(error) => {
+                self.errors.push(format!("{IGNITION}: {error}"));
+                None
+            }
+        }
+    }
+
     fn user_data(&mut self) -> UserData {
         let inline = self.take("VirtletCloudInitUserData");
         let overwrite = self.flag("VirtletCloudInitUserDataOverwrite");
@@ -164,7 +178,7 @@ impl VmSpec {
         annotations: &HashMap<String, String>,
     ) -> Result<Self, AnnotationErrors> {
         let all = annotations.iter();
-        let all = all.filter(|(key, _)| key.starts_with(PREFIX));
+        let all = all.filter(|(key, _)| key.starts_with(PREFIX) || *key == IGNITION);
         let mut reader = Reader {
             all: all
                 .map(|(key, value)| (key.as_str(), value.as_str()))
@@ -197,15 +211,36 @@ impl VmSpec {
             ("nocloud", Form::NoCloud),
             ("configdrive", Form::ConfigDrive),
         ];
+        let ignition = reader.ignition();
         let spec = Self {
             vcpus: reader.vcpus(),
             root_size: reader.root_size(),
             uuid: reader.uuid(),
-            form: reader
-                .word("VirtletCloudInitImageType", &forms, true)
-                .unwrap_or_default(),
+            form: match (
+                reader.word("VirtletCloudInitImageType", &forms, true),
+                &ignition,
+            ) {
+                (Some(Form::NoCloud), Some(_)) => {
+                    reader.errors.push(format!(
+                        "{IGNITION} needs VirtletCloudInitImageType configdrive, or none"
+                    ));
+                    Form::ConfigDrive
+                }
+                (_, Some(_)) => Form::ConfigDrive,
+                (form, None) => form.unwrap_or_default(),
+            },
             meta_data: reader.take("VirtletCloudInitMetaData").map(str::to_owned),
-            user_data: reader.user_data(),
+            user_data: match (reader.user_data(), ignition) {
+                (UserData::None, Some(ignition)) => UserData::Document(ignition),
+                (user_data, None) => user_data,
+                (user_data, Some(_)) => {
+                    reader.errors.push(format!(
+                        "{IGNITION} and user-data for cloud-init are both there: an image reads \
+                         one of them"
+                    ));
+                    user_data
+                }
+            },
             ssh_keys: reader
                 .take("VirtletSSHKeys")
                 .map(ssh_keys)
@@ -326,6 +361,28 @@ mod tests {
             "VirtletVcpuCount is unknown",
         ] {
             assert!(said.contains(part), "{part}: {said}");
+        }
+    }
+
+    #[test]
+    fn a_configuration_of_ignition_stands_alone_on_a_config_drive() {
+        let text = r#"{"ignition": {"version": "3.4.0"}}"#;
+        let spec = read(&[(IGNITION, text), ("VirtletSSHKeys", "ssh-ed25519 A")]).unwrap();
+        assert_eq!(spec.form, Form::ConfigDrive);
+        assert_eq!(spec.user_data, UserData::Document(text.into()));
+        for (others, named) in [
+            (&[(IGNITION, "ignition: 3")][..], "butane"),
+            (
+                &[(IGNITION, text), ("VirtletCloudInitUserData", "a: 1")],
+                "both",
+            ),
+            (
+                &[(IGNITION, text), ("VirtletCloudInitImageType", "nocloud")],
+                "configdrive",
+            ),
+        ] {
+            let said = read(others).unwrap_err().to_string();
+            assert!(said.contains(named) && said.contains(IGNITION), "{said}");
         }
     }
 

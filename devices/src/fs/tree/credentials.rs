@@ -3,6 +3,7 @@
 use std::cell::Cell;
 use std::io;
 
+use rustix::fs::Mode;
 use rustix::process::{Gid, Uid, geteuid, getgid, umask};
 use rustix::thread::{
     CapabilitySet, CapabilitySets, UnshareFlags, capabilities, set_capabilities, set_thread_groups,
@@ -32,7 +33,7 @@ pub(super) fn prepare_thread(switch: bool) -> io::Result<()> {
         return Ok(());
     }
     own_file_system_attributes()?;
-    umask(rustix::fs::Mode::empty());
+    umask(Mode::empty());
     if switch {
         set_thread_groups(&[])?;
         let sets = capabilities(None)?;
@@ -134,6 +135,24 @@ impl Drop for CredentialGuard {
             // The real and the saved ones are as before: the kernel permits this.
             tracing::error!(%error, "fs: failed to restore the thread's fsuid and fsgid");
         }
+    }
+}
+
+/// As long as this exists, the thread, which has its own umask, makes things with this one.
+#[derive(Debug)]
+#[must_use]
+pub(super) struct UmaskGuard(());
+
+impl UmaskGuard {
+    pub(super) fn new(mask: u32) -> Self {
+        umask(Mode::from_raw_mode(mask & 0o777));
+        Self(())
+    }
+}
+
+impl Drop for UmaskGuard {
+    fn drop(&mut self) {
+        umask(Mode::empty());
     }
 }
 

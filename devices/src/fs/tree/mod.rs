@@ -5,6 +5,7 @@
 //! looked up, does not report mounts as mounts, and creates a client's objects with the groups of
 //! the host's process.
 
+mod acl;
 mod attributes;
 mod credentials;
 mod directory;
@@ -18,7 +19,7 @@ use std::ffi::CStr;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -32,7 +33,7 @@ use rustix::path::DecInt;
 use crate::descriptors::Quota;
 use crate::virtio::Count;
 use attributes::{Attributes, Contents};
-use credentials::CredentialGuard;
+use credentials::{CredentialGuard, UmaskGuard};
 pub use ids::IdMap;
 use table::{Handle, Object, Table};
 
@@ -128,6 +129,8 @@ pub(super) struct Tree {
     /// The client's id of the supplementary group for what the next request makes; [`u32::MAX`] for
     /// none.
     making_group: AtomicU32,
+    /// The next request that sets an access control list clears the set-group-ID bit.
+    clears_group_bit: AtomicBool,
 }
 
 impl Tree {
@@ -169,6 +172,7 @@ impl Tree {
             counters: Arc::default(),
             list_error: AtomicI32::new(0),
             making_group: AtomicU32::new(u32::MAX),
+            clears_group_bit: AtomicBool::new(false),
         })
     }
 
@@ -191,6 +195,15 @@ impl Tree {
     pub(super) fn make_with_group(&self, group: Option<u32>) {
         self.making_group
             .store(group.unwrap_or(u32::MAX), Ordering::Relaxed);
+    }
+
+    /// Sets whether the access control list of the next request takes the set-group-ID bit away.
+    pub(super) fn clear_group_bit(&self, clear: bool) {
+        self.clears_group_bit.store(clear, Ordering::Relaxed);
+    }
+
+    fn take_clearing_of_group_bit(&self) -> bool {
+        self.clears_group_bit.swap(false, Ordering::Relaxed)
     }
 
     pub(super) fn counters(&self) -> Arc<Counters> {
@@ -286,14 +299,16 @@ impl Tree {
         stat
     }
 
-    /// Acts as the user to create something in a directory.
-    fn making(&self, context: &Context) -> io::Result<CredentialGuard> {
+    /// Acts as the user to create something in a directory, with the user's umask: it does not count
+    /// where the directory has a default access control list.
+    fn making(&self, context: &Context, umask: u32) -> io::Result<(CredentialGuard, UmaskGuard)> {
         // One that is not mapped is nobody's.
         let group = match self.making_group.load(Ordering::Relaxed) {
             u32::MAX => None,
             group => self.host_id(group).ok(),
         };
-        self.acting(context, group)?.trusting_the_guest()
+        let acting = self.acting(context, group)?.trusting_the_guest()?;
+        Ok((acting, UmaskGuard::new(umask)))
     }
 
     /// Retries as the guest's user what the host has denied to this process: for a file server, the
@@ -470,5 +485,4 @@ fn file(handle: &Handle) -> MutexGuard<'_, File> {
 }
 
 #[cfg(test)]
-#[path = "tree_tests.rs"]
 mod tests;

@@ -51,12 +51,15 @@ impl FileSystem for Tree {
             | FsOptions::ATOMIC_O_TRUNC
             | FsOptions::AUTO_INVAL_DATA
             | FsOptions::BIG_WRITES
+            // The umask is the host's to apply, since a directory's default list goes before it.
+            | FsOptions::DONT_MASK
             | FsOptions::DO_READDIRPLUS
             | FsOptions::READDIRPLUS_AUTO
             | FsOptions::MAX_PAGES
             | FsOptions::PARALLEL_DIROPS
             | FsOptions::INIT_EXT
             | FsOptions::HANDLE_KILLPRIV_V2
+            | FsOptions::POSIX_ACL
             | FsOptions::SUBMOUNTS)
     }
 
@@ -197,7 +200,7 @@ impl FileSystem for Tree {
         let name = component(name)?;
         self.table().check_room(1)?;
         {
-            let _acting = self.making(context)?;
+            let _acting = self.making(context, 0)?;
             symlinkat(target, &parent.fd, name)?;
         }
         self.entry(context, &parent, name)
@@ -227,8 +230,8 @@ impl FileSystem for Tree {
         }
         self.table().check_room(1)?;
         {
-            let _acting = self.making(context)?;
-            mknodat(&parent.fd, name, kind, bits(mode, umask), 0)?;
+            let _acting = self.making(context, umask)?;
+            mknodat(&parent.fd, name, kind, bits(mode), 0)?;
         }
         self.entry(context, &parent, name)
     }
@@ -246,8 +249,8 @@ impl FileSystem for Tree {
         let name = component(name)?;
         self.table().check_room(1)?;
         {
-            let _acting = self.making(context)?;
-            mkdirat(&parent.fd, name, bits(mode, umask))?;
+            let _acting = self.making(context, umask)?;
+            mkdirat(&parent.fd, name, bits(mode))?;
         }
         self.entry(context, &parent, name)
     }
@@ -329,14 +332,9 @@ impl FileSystem for Tree {
         self.table().check_room(2)?;
         let exclusive = OFlags::from_bits_retain(args.flags).contains(OFlags::EXCL);
         let made = {
-            let _acting = self.making(context)?;
+            let _acting = self.making(context, args.umask)?;
             let always = OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-            openat(
-                &parent.fd,
-                name,
-                flags | always,
-                bits(args.mode, args.umask),
-            )
+            openat(&parent.fd, name, flags | always, bits(args.mode))
         };
         let made: File = match made {
             Ok(made) => made.into(),
@@ -600,7 +598,7 @@ fn after(offset: u64, count: usize) -> u64 {
     offset.saturating_add(count as u64)
 }
 
-/// The permissions of a new object.
-fn bits(mode: u32, umask: u32) -> Mode {
-    Mode::from_raw_mode(mode & MODE_BITS & !(umask & 0o777))
+/// The permissions of a new object, before the umask.
+fn bits(mode: u32) -> Mode {
+    Mode::from_raw_mode(mode & MODE_BITS)
 }

@@ -1,7 +1,7 @@
-//! Extended attributes: those of users, and those that need privileges in the guest (`trusted.*` of
-//! overlays, capabilities of programs). The latter would have a meaning on the host itself, or need
-//! privileges there: so on the host they are stored under names of user attributes, and the client
-//! sees its own names. All others (labels, access control lists) do not exist for the client.
+//! Extended attributes: those of users, access control lists (`acl`), and those that need privileges
+//! in the guest (`trusted.*` of overlays, capabilities of programs). The latter would have a meaning
+//! on the host itself, or need privileges there: so on the host they are stored under names of user
+//! attributes, and the client sees its own names. All others (labels) do not exist for the client.
 
 use std::borrow::Cow;
 use std::ffi::{CStr, CString};
@@ -11,11 +11,13 @@ use std::os::fd::AsFd;
 
 use fuse_backend_rs::api::filesystem::{Context, GetxattrReply, ListxattrReply};
 use rustix::fs::{
-    OFlags, XattrFlags, fgetxattr, fgetxattr_query, flistxattr, fremovexattr, fsetxattr,
+    Mode, OFlags, XattrFlags, fchmod, fgetxattr, fgetxattr_query, flistxattr, fremovexattr,
+    fsetxattr, fstat,
 };
 use rustix::io::Errno;
 
-use super::{Object, Tree};
+use super::attributes::Contents;
+use super::{Object, Tree, acl};
 
 /// The longest value, and the longest list of names (`XATTR_SIZE_MAX`).
 const MAX_LEN: usize = 64 << 10;
@@ -44,10 +46,73 @@ impl Tree {
     ) -> io::Result<()> {
         let object = self.object(object)?;
         self.check_writable(&object)?;
+        let flags = XattrFlags::from_bits(flags).ok_or(Errno::INVAL)?;
+        let clears_group_bit = self.take_clearing_of_group_bit();
+        if acl::is_list(name) {
+            return self.set_list(
+                context,
+                &object,
+                name,
+                value.to_vec(),
+                flags,
+                clears_group_bit,
+            );
+        }
         let name = host_name(name)?;
         let file = self.reopen_for_xattr(context, &object)?;
-        let flags = XattrFlags::from_bits(flags).ok_or(Errno::INVAL)?;
         Ok(fsetxattr(&file, &*name, value, flags)?)
+    }
+
+    /// Sets an access control list. If `clears_group_bit`, the object loses its set-group-ID bit
+    /// before: the client's user is not in its group, and this process may be.
+    fn set_list(
+        &self,
+        context: &Context,
+        object: &Object,
+        name: &CStr,
+        mut list: Vec<u8>,
+        flags: XattrFlags,
+        clears_group_bit: bool,
+    ) -> io::Result<()> {
+        if object.contents == Contents::Generated {
+            return Err(Errno::OPNOTSUPP.into());
+        }
+        if let Some(ids) = self.ids {
+            acl::to_host(&mut list, ids)?;
+        }
+        let file = self.reopen_for_xattr(context, object)?;
+        self.as_either(context, || {
+            let mode = Mode::from_raw_mode(fstat(&file)?.st_mode);
+            if clears_group_bit && mode.contains(Mode::SGID) {
+                fchmod(&file, mode.difference(Mode::SGID))?;
+            }
+            Ok(fsetxattr(&file, name, &list, flags)?)
+        })
+    }
+
+    /// Reads an access control list. The client asks of its own accord, whenever it checks
+    /// permissions, and any other error than that there is none would be the check's.
+    fn list(&self, context: &Context, object: &Object, name: &CStr) -> io::Result<Vec<u8>> {
+        if object.contents == Contents::Generated {
+            return Err(Errno::NODATA.into());
+        }
+        let read = || {
+            let file = self.reopen_for_xattr(context, object)?;
+            let mut list = vec![0; MAX_LEN];
+            let len = fgetxattr(&file, name, &mut *list)?;
+            list.truncate(len);
+            Ok(list)
+        };
+        let mut list = read().map_err(|error: io::Error| match Errno::from_io_error(&error) {
+            // A file system without lists, an object that is never opened here, or a server of files
+            // that denies it to the host's root.
+            Some(Errno::OPNOTSUPP | Errno::ACCESS | Errno::PERM) => Errno::NODATA.into(),
+            _ => error,
+        })?;
+        if let Some(ids) = self.ids {
+            acl::to_client(&mut list, ids);
+        }
+        Ok(list)
     }
 
     pub(super) fn get_xattr(
@@ -58,6 +123,14 @@ impl Tree {
         size: u32,
     ) -> io::Result<GetxattrReply> {
         let object = self.object(object)?;
+        if acl::is_list(name) {
+            let list = self.list(context, &object, name)?;
+            return match size {
+                0 => Ok(GetxattrReply::Count(count(list.len()))),
+                size if list.len() > size as usize => Err(Errno::RANGE.into()),
+                _ => Ok(GetxattrReply::Value(list)),
+            };
+        }
         let name = host_name(name)?;
         let opened = self.reopen_for_xattr(context, &object);
         let file = match opened {
@@ -157,7 +230,7 @@ fn host_name(name: &CStr) -> io::Result<Cow<'_, CStr>> {
     if is_mapped(bytes) {
         return Ok(CString::new([MAPPED, bytes].concat())?.into());
     }
-    if !bytes.starts_with(PREFIX) {
+    if !bytes.starts_with(PREFIX) && !acl::is_list(name) {
         return Err(Errno::OPNOTSUPP.into());
     }
     Ok(name.into())
@@ -167,7 +240,10 @@ fn host_name(name: &CStr) -> io::Result<Cow<'_, CStr>> {
 fn client_name(name: &[u8]) -> Option<&[u8]> {
     match name.strip_prefix(MAPPED) {
         Some(inner) => is_mapped(inner.strip_suffix(b"\0")?).then_some(inner),
-        None => name.starts_with(PREFIX).then_some(name),
+        None => {
+            let is_list = |name| CStr::from_bytes_with_nul(name).is_ok_and(acl::is_list);
+            (name.starts_with(PREFIX) || is_list(name)).then_some(name)
+        }
     }
 }
 

@@ -331,5 +331,5 @@ impl MmioTransport {
 }
 
 #[cfg(test)]
-#[path = "mmio_tests.rs"]
+#[path = "mmio_tests/mod.rs"]
 mod tests;

@@ -66,6 +66,7 @@ fn volumes(case: &Path) -> MemoryVolumes {
                 kind: match one.kind.as_str() {
                     "ext4" => Kind::Ext4,
                     "btrfs" => Kind::Btrfs,
+                    "xfs" => Kind::Xfs,
                     "vfat" => Kind::Vfat,
                     "iso9660" => Kind::Iso9660,
                     kind => panic!("{kind}"),
@@ -114,7 +115,7 @@ fn what_distributions_write_is_booted_as_they_would() {
         assert_eq!(booted(&volumes(&case)), expected, "{}", case.display());
         cases += 1;
     }
-    assert_eq!(cases, 7);
+    assert_eq!(cases, 8);
 }
 
 #[test]

@@ -16,7 +16,7 @@ use super::attach::{
 use super::handle::HandleError;
 use crate::vm::builder::BuildError;
 use crate::vm::hardware::events::UnplugRequest;
-use crate::vm::hardware::io::{self, NamedServer, own_loop};
+use crate::vm::hardware::io::{self, NamedQueue, own_loop};
 use crate::vm::{Action, State, Vm, VmError, lock};
 
 /// A device that was plugged in.
@@ -147,22 +147,22 @@ impl Vm {
         };
         let kind = Any::type_id(&*device);
         let shares_loop = AtomicBool::new(device.placement() == Placement::Shared);
-        let servers = NamedServer::of(&name, &mut *device);
-        let worker = Worker::new(name.clone(), device, irq);
+        let mut worker = Worker::new(name.clone(), device, irq);
+        let queues = NamedQueue::of(&mut worker);
         let counters = Arc::new(CountersWithFaults::new(&info, worker.faults()));
         let installed = slot.install(worker, kicks).map_err(failed);
         let running = installed.and_then(|event_loop| {
             let mut inner = self.control().lock();
             // A thread that ends the VM finds the loop, or this finds that the VM has ended.
             self.legal(&inner, Action::Plug)?;
-            inner.threads += servers.len() + usize::from(event_loop.is_some());
+            inner.threads += queues.len() + usize::from(event_loop.is_some());
             if let Some(event_loop) = &event_loop {
                 loops.add(event_loop);
             }
             drop(inner);
-            let servers = servers.into_iter().map(|server| self.server_thread(server));
+            let queues = queues.into_iter().map(|queue| self.queue_thread(queue));
             let event_loop = event_loop.map(|event_loop| self.loop_thread(event_loop));
-            Ok(self.spawn(servers.chain(event_loop).collect())?)
+            Ok(self.spawn(queues.chain(event_loop).collect())?)
         });
         let registers = TransportRegisters::Pci(function.clone());
         let published = running.and_then(|()| {

@@ -33,7 +33,7 @@ use crate::migration::{
 };
 use crate::snapshot::{Identity, MachineState, encode_moving};
 use crate::vm::devices::handle::{BlockHandle, HandleError, ask};
-use crate::vm::{RestoreBuilder, Vm, VmError, lock};
+use crate::vm::{PAUSE_TIMEOUT, RestoreBuilder, Vm, VmError, lock};
 
 /// Why a VM did not move. It is as it was before, except after [`Self::InDoubt`].
 #[derive(Debug, thiserror::Error)]
@@ -434,12 +434,12 @@ impl Vm {
     /// Pauses the VM, also on a busy host, whose threads may not be scheduled in time.
     fn pause_patiently(&self, transition: &MutexGuard<'_, ()>) -> Result<(), VmError> {
         for _ in 1..PAUSE_ATTEMPTS {
-            match self.pause_in(transition) {
+            match self.pause_in(transition, PAUSE_TIMEOUT) {
                 Err(VmError::Busy { .. }) => {}
                 paused => return paused,
             }
         }
-        self.pause_in(transition)
+        self.pause_in(transition, PAUSE_TIMEOUT)
     }
 
     /// Pauses the VM if it runs. When the result is dropped, it runs again.

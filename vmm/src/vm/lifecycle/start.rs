@@ -12,7 +12,7 @@ use super::control::Outcome;
 use super::exit::{Poison, PoisonCause, VmExit};
 use super::seccomp::{self, Seccomp, ThreadKind};
 use super::threads::{STACK_SIZE, SignalsBlocked};
-use crate::vm::hardware::io::{EventLoop, NamedServer, Service};
+use crate::vm::hardware::io::{EventLoop, NamedQueue, Service};
 use crate::vm::vcpu::{self, VcpuContext};
 use crate::vm::{Action, PAUSE_TIMEOUT, Vm, VmError, lock};
 
@@ -67,13 +67,13 @@ impl Vm {
             };
             inner.state = next;
             inner.vcpus = parts.vcpus.len();
-            let Service { loops, servers } = &parts.service;
-            inner.threads = parts.vcpus.len() + loops.len() + servers.len();
+            let Service { loops, queues } = &parts.service;
+            inner.threads = parts.vcpus.len() + loops.len() + queues.len();
             parts
         };
         let mut new: Vec<NewThread> = Vec::new();
-        for server in parts.service.servers {
-            new.push(self.server_thread(server));
+        for queue in parts.service.queues {
+            new.push(self.queue_thread(queue));
         }
         for event_loop in parts.service.loops {
             new.push(self.loop_thread(event_loop));
@@ -113,13 +113,13 @@ impl Vm {
     }
 
     /// Creates the thread of a queue that has its own, which is already counted among the VM's.
-    pub(crate) fn server_thread(&self, server: NamedServer) -> NewThread {
-        let NamedServer { name, server } = server;
+    pub(crate) fn queue_thread(&self, queue: NamedQueue) -> NewThread {
+        let NamedQueue { name, body } = queue;
         NewThread {
             guard: ThreadGuard::new(&self.context, name, false),
             kind: ThreadKind::Devices,
             body: Box::new(move || {
-                server.run();
+                body.run();
                 Ok(())
             }),
         }

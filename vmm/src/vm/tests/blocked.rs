@@ -178,7 +178,14 @@ fn a_queue_that_blocks_holds_up_no_other_queue_of_its_disk() {
     let error = in_time("pause", move || vm.pause()).unwrap_err();
     assert!(matches!(&error, VmError::Busy { .. }), "{error}");
     guest.runs_on();
-    gate.open();
+    // With more time than the request takes, a pause waits for it.
+    let (vm, opener) = (guest.vm.clone(), gate.clone());
+    let paused = std::thread::spawn(move || vm.pause_within(Duration::MAX));
+    std::thread::sleep(Duration::from_millis(1000));
+    assert!(!paused.is_finished());
+    opener.open();
+    in_time("pause", move || paused.join().unwrap()).unwrap();
+    guest.vm.resume().unwrap();
     wait_for("the request's end", || queues[1].take_used().is_some());
     others_go_on(&guest, &mut queues);
     for _ in 0..3 {

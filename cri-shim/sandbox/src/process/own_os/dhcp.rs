@@ -15,11 +15,16 @@ pub(super) struct DhcpServers {
 }
 
 impl DhcpServers {
-    /// Runs these servers in place of those that run.
+    /// Runs these servers in place of those that run. `leased` is called when the guest gets an
+    /// address.
     ///
     /// # Errors
     /// One of them has a configuration that is not valid; then all stays as it was.
-    pub(super) fn run(&self, servers: Vec<DhcpServer>) -> Result<(), String> {
+    pub(super) fn run(
+        &self,
+        servers: Vec<DhcpServer>,
+        leased: impl Fn() + Clone + Send + Sync + 'static,
+    ) -> Result<(), String> {
         let mut ready = Vec::new();
         for DhcpServer { socket, config } in servers {
             let client = config.client;
@@ -30,9 +35,17 @@ impl DhcpServers {
         // Those before end, and close their sockets.
         *tasks = JoinSet::new();
         for (client, socket, server) in ready {
+            let leased = leased.clone();
             tasks.spawn(async move {
+                let mut leases = 0;
+                let answered = |server: &Server| {
+                    let now = server.counters().leases;
+                    if std::mem::replace(&mut leases, now) < now {
+                        leased();
+                    }
+                };
                 info!(%client, "the guest's DHCP requests are answered");
-                let error = serve(socket, server).await;
+                let error = serve(socket, server, answered).await;
                 warn!(%client, %error, "the guest's DHCP requests are not answered any more");
             });
         }

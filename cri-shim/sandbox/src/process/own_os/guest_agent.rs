@@ -75,15 +75,34 @@ impl Vm {
                 advice: ADVICE,
             });
         }
+        Ok(self.agent_of(machine).await?)
+    }
+
+    /// Returns what speaks to the agent of this machine, whether or not there is one.
+    async fn agent_of(&self, machine: Arc<Machine>) -> Result<Arc<AgentOfMachine>, MachineError> {
         let mut known = self.agent.lock().await;
         if let Some(agent) = known.as_ref()
-            && Arc::ptr_eq(&agent.machine, &machine)
+            && agent.is_of(&machine)
         {
             return Ok(Arc::clone(agent));
         }
         let agent = Arc::new(AgentOfMachine::connect(machine).await?);
-        *known = Some(Arc::clone(&agent));
+        let current = self.lock().clone();
+        if current.is_some_and(|machine| agent.is_of(&machine)) {
+            *known = Some(Arc::clone(&agent));
+        }
         Ok(agent)
+    }
+
+    /// Connects the host's end of the agent's port, and keeps it so: an agent without another end
+    /// looks for one ten times a second, which is most of what an idle guest would cost.
+    pub(super) fn holds_agent_port(self: &Arc<Self>, machine: Arc<Machine>) {
+        let vm = Arc::clone(self);
+        tokio::spawn(async move {
+            if let Err(error) = vm.agent_of(machine).await {
+                debug!(why = causes(&error), "the agent's port is not connected");
+            }
+        });
     }
 
     /// Forgets the agent of a machine that has ended, or whose port failed.
@@ -119,13 +138,16 @@ impl Vm {
         self.judged(answer).await
     }
 
-    /// Returns an answer of the agent; one whose port failed is connected to anew next time.
+    /// Returns an answer of the agent; one whose port failed is connected to anew.
     pub(super) async fn judged<T>(
-        &self,
+        self: &Arc<Self>,
         answer: Result<T, GuestAgentError>,
     ) -> Result<T, SandboxError> {
         if let Err(GuestAgentError::Port { .. }) = answer {
             self.forget_agent().await;
+            if let Ok(machine) = self.machine() {
+                self.holds_agent_port(machine);
+            }
         }
         answer.map_err(|error| refusal(&error))
     }
@@ -216,7 +238,10 @@ impl Vm {
     }
 
     /// Asks the agent to power the guest off, or to reboot it.
-    pub(super) async fn shut_down_by_agent(&self, mode: ShutdownMode) -> Result<(), SandboxError> {
+    pub(super) async fn shut_down_by_agent(
+        self: &Arc<Self>,
+        mode: ShutdownMode,
+    ) -> Result<(), SandboxError> {
         let request = match mode {
             ShutdownMode::PowerDown => "power the guest off",
             ShutdownMode::Reboot => "reboot the guest",

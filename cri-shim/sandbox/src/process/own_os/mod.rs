@@ -21,11 +21,14 @@
 //! | `dhcp` | the servers that tell the guest its addresses |
 //! | `migration` | machines that move to other hosts, and come from them |
 //! | `vm` | one container's machine, and those that follow its reboots |
+//! | `boots`, `boot_lines` | how machines are booted, and how far they got |
 //! | `stop` | a machine that is asked to end or reboot, or is killed |
 //! | `delays` | delays before a machine that resets itself again and again is built anew |
 //! | `outcome` | how a machine's end is reported as its container's |
 //! | `usage` | the resource usage of the process |
 
+mod boot_lines;
+mod boots;
 mod delays;
 mod dhcp;
 mod disks;
@@ -57,8 +60,8 @@ use tracing::{info, warn};
 use super::super::error::{RefusalKind, SandboxError};
 use super::super::events::EventLog;
 use super::super::types::{
-    BootMachine, ContainerInfo, ContainerState, GuestNetwork, IncomingMachine, Interface,
-    MigrationDirection, MigrationState, ProcessExit, SandboxExit, Started,
+    BootMachine, BootPhase, ContainerInfo, ContainerState, GuestNetwork, IncomingMachine,
+    Interface, MigrationDirection, MigrationState, ProcessExit, SandboxExit, Started,
 };
 use super::super::wire::NicHeader;
 use super::containers::wrong_state;
@@ -67,6 +70,7 @@ use super::entries::{Entries, Entry, not_found};
 use crate::machine::{
     HostFiles, MachineError, MachineNic, MachinePlan, MachineShare, OpenShare, causes,
 };
+use boots::Boots;
 use dhcp::DhcpServers;
 use migration::Arriving;
 pub(super) use requests::answer;
@@ -282,7 +286,11 @@ impl OwnOs {
 
     async fn make(&self, boot: BootMachine) -> Result<(Arc<Vm>, Started), SandboxError> {
         let size = size::of(&boot);
-        self.dhcp.run(boot.dhcp).map_err(invalid)?;
+        let boots = Arc::<Boots>::default();
+        let leased = Arc::clone(&boots);
+        self.dhcp
+            .run(boot.dhcp, move || leased.reached(BootPhase::Address))
+            .map_err(invalid)?;
         let host = self.host.as_ref().map_err(|why| {
             SandboxError::refused(RefusalKind::Internal, format!("no machine: {why}"))
         })?;
@@ -311,6 +319,8 @@ impl OwnOs {
         };
         let life = VmLife {
             loader_limit: boot.loader_limit,
+            before: boot.before,
+            boots,
             ends_at_reboot: boot.ends_at_reboot,
             is_idle: boot.is_idle,
         };

@@ -158,7 +158,7 @@ pub(super) async fn start(
 }
 
 /// Sends a signal to a program, as soon as it runs.
-pub(super) async fn signal(vm: &Vm, exec_id: &str, signal: u32) -> Result<(), SandboxError> {
+pub(super) async fn signal(vm: &Arc<Vm>, exec_id: &str, signal: u32) -> Result<(), SandboxError> {
     let running = |programs: &[Running]| {
         let found = programs.iter().find(|program| program.exec_id == exec_id);
         found.cloned()

@@ -8,7 +8,7 @@ use podvisor_host::signal::SIGKILL;
 
 use super::super::super::error::{RefusalKind, SandboxError};
 use super::super::super::types::{
-    BootMachine, ContainerStats, MigrationInfo, ProcessExit, ReadKernel, SaveMachine,
+    BootMachine, BootReport, ContainerStats, MigrationInfo, ProcessExit, ReadKernel, SaveMachine,
 };
 use super::super::super::wire::{Answer, Call};
 use super::super::containers::blocking;
@@ -95,7 +95,7 @@ pub(in super::super) async fn answer(
             exec_id: Some(exec_id),
             signal,
             ..
-        } => programs::signal(&*system.vm(&id)?, &exec_id, signal).await?,
+        } => programs::signal(&system.vm(&id)?, &exec_id, signal).await?,
         Call::GuestAgent { id, ask, limit_ms } => {
             let vm = system.vm_that_runs(&id)?;
             let limit = Duration::from_millis(limit_ms);
@@ -187,6 +187,14 @@ pub(in super::super) async fn answer(
             };
             return Ok(Answer::Migration(info.map(Box::new)));
         }
+        Call::BootReport { id, seen } => {
+            let vm = system.vm(&id)?;
+            let report = match seen {
+                Some(seen) => system.boot_report_after(&vm, seen).await?,
+                None => vm.boots().latest(),
+            };
+            return Ok(Answer::BootReport(Box::new(report)));
+        }
         call => {
             return Err(SandboxError::NoAgent {
                 request: call.action(),
@@ -208,6 +216,19 @@ impl OwnOs {
             _ = ended.wait_for(Option::is_some) => Err(SandboxError::refused(
                 RefusalKind::WrongState,
                 "there is no more news of migrations: the sandbox has ended",
+            )),
+        }
+    }
+
+    /// Waits for news of a boot, of which there are none after the machine's end.
+    async fn boot_report_after(&self, vm: &Vm, seen: u64) -> Result<BootReport, SandboxError> {
+        let mut exit = vm.container.exit(None)?;
+        tokio::select! {
+            biased;
+            report = vm.boots().after(seen) => Ok(report),
+            _ = exit.wait_for(Option::is_some) => Err(SandboxError::refused(
+                RefusalKind::WrongState,
+                "there is no more news of the boot: the machine has ended",
             )),
         }
     }

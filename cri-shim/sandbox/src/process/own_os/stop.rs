@@ -54,7 +54,7 @@ impl Vm {
     }
 
     /// Asks the agent, and presses the power button again and again.
-    async fn press_until_off(&self) {
+    async fn press_until_off(self: &Arc<Self>) {
         let asked = timeout(
             PRESS_INTERVAL,
             self.shut_down_by_agent(ShutdownMode::PowerDown),

@@ -15,10 +15,14 @@ use super::super::super::agent::now_ns;
 use super::super::super::error::{RefusalKind, SandboxError};
 use super::super::super::events::EventLog;
 use super::super::super::stdio::{GuestStreams, StreamSet};
-use super::super::super::types::{KeptKernel, ProcessExit, RestartPolicy, SavedMachine, Started};
+use super::super::super::types::{
+    BootEvent, BootPhase, BootWay, ContinueAs, KeptKernel, ProcessExit, RestartPolicy,
+    SavedMachine, Started,
+};
 use super::super::container::Container;
 use super::super::output::ContainerStreams;
 use super::super::restart::Processes;
+use super::boots::{Boots, Start};
 use super::delays::RebootDelays;
 use super::guest_agent::AgentOfMachine;
 use super::migration::{Arriving, Migrations};
@@ -93,10 +97,14 @@ enum First {
 }
 
 /// Bounds of a machine's life.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Default)]
 pub(super) struct VmLife {
-    /// How long the loader may take to its first line.
+    /// How long the loader may take to its first line; the kernel is not the loader's without it.
     pub(super) loader_limit: Option<Duration>,
+    /// What came before the first machine.
+    pub(super) before: Vec<BootEvent>,
+    /// Where its boots are reported.
+    pub(super) boots: Arc<Boots>,
     /// A guest that reboots by itself has ended.
     pub(super) ends_at_reboot: bool,
     /// There is no machine.
@@ -133,7 +141,7 @@ impl Vm {
         id: String,
         plan: MachinePlan,
         beginning: Beginning,
-        life: VmLife,
+        mut life: VmLife,
         log: Option<OwnedFd>,
         host: Arc<HostFiles>,
         events: Option<Arc<EventLog>>,
@@ -148,6 +156,7 @@ impl Vm {
         };
         let processes = Processes::new(RestartPolicy::Never, set, None);
         let container = Container::new(id, PID, streams, processes, events);
+        let before = std::mem::take(&mut life.before);
         let vm = Arc::new(Self {
             container: Arc::new(container),
             plan,
@@ -165,6 +174,7 @@ impl Vm {
             thaw: Mutex::default(),
             migrations: Migrations::default(),
         });
+        vm.life.boots.begin(before);
         match beginning {
             Beginning::Boot => Self::build(&vm, First::Boot).await?,
             Beginning::Kept(kept) => Self::build(&vm, First::Kept(kept)).await?,
@@ -172,7 +182,8 @@ impl Vm {
                 Self::build(&vm, First::Saved(saved)).await?;
                 vm.set_clock();
             }
-            Beginning::Arrives | Beginning::Idle => {}
+            Beginning::Arrives => vm.starts(BootWay::Migration, None),
+            Beginning::Idle => {}
         }
         let started = Started {
             pid: PID,
@@ -187,13 +198,24 @@ impl Vm {
         let vm = Arc::clone(this);
         let built = tokio::task::spawn_blocking(move || {
             let machine = match first {
-                First::Saved(saved) => vm.plan.continued(&saved, &vm.host, &vm.port)?,
-                First::Boot => vm.plan.build(&vm.host, &vm.port)?,
+                First::Saved(saved) => {
+                    let machine = vm.plan.continued(&saved, &vm.host, &vm.port)?;
+                    vm.starts(
+                        match saved.continues {
+                            ContinueAs::Same => BootWay::SavedState,
+                            ContinueAs::Copy => BootWay::Snapshot,
+                        },
+                        None,
+                    );
+                    machine
+                }
+                First::Boot => vm.build_as_planned()?,
                 First::Kept(kept) => vm.start_kept(&kept)?,
             };
             let machine = machine.start()?;
             vm.begin_with_plugged_memory(&machine);
             *vm.lock() = Some(Arc::new(machine));
+            vm.boots().reached(BootPhase::Machine);
             Ok::<_, MachineError>(())
         });
         built
@@ -211,6 +233,7 @@ impl Vm {
         match self.plan.build_kept(kept, &self.host, &self.port) {
             Ok(machine) => {
                 self.is_past_loader.store(true, Ordering::SeqCst);
+                self.starts(BootWay::KeptKernel, Some(kept));
                 Ok(machine)
             }
             Err(error) => {
@@ -219,8 +242,40 @@ impl Vm {
                     container,
                     why, "the kept kernel is not started: the loader is"
                 );
-                self.plan.build(&self.host, &self.port)
+                self.build_as_planned()
             }
+        }
+    }
+
+    /// Builds a machine that starts the loader, or a kernel of its own.
+    fn build_as_planned(&self) -> Result<BuiltMachine, MachineError> {
+        let machine = self.plan.build(&self.host, &self.port)?;
+        self.starts(
+            match self.life.loader_limit {
+                Some(_) => BootWay::Loader,
+                None => BootWay::OwnKernel,
+            },
+            None,
+        );
+        Ok(machine)
+    }
+
+    /// Notes what a machine that does not run yet starts, and reads its console along.
+    fn starts(&self, way: BootWay, kept: Option<&KeptKernel>) {
+        let cmdline = match (way, kept) {
+            (BootWay::OwnKernel, _) => Some(self.plan.cmdline.clone()),
+            (_, kept) => kept.map(|kept| kept.cmdline.clone()),
+        };
+        self.boots().starts(Start {
+            way,
+            entry: kept.map(|kept| kept.title.clone()),
+            cmdline,
+        });
+        if matches!(
+            way,
+            BootWay::Loader | BootWay::KeptKernel | BootWay::OwnKernel
+        ) {
+            self.port.read_along(self.boots().reader(way));
         }
     }
 
@@ -241,6 +296,11 @@ impl Vm {
         self.container
             .exit(None)
             .is_ok_and(|exit| exit.borrow().is_none())
+    }
+
+    /// Returns the reports of how its machines are booted.
+    pub(super) fn boots(&self) -> &Arc<Boots> {
+        &self.life.boots
     }
 
     /// Returns what its machines are built from.
@@ -318,6 +378,9 @@ impl Vm {
         loop {
             let begin = Instant::now();
             let machine = self.lock().clone();
+            if let Some(machine) = &machine {
+                self.holds_agent_port(Arc::clone(machine));
+            }
             let exit = match machine {
                 // One that has come has no loader any more.
                 Some(machine) if !is_booted => machine.ended().await,
@@ -354,6 +417,7 @@ impl Vm {
             if timeout(delay, stopped).await.is_ok() {
                 return self.last(MachineExit::Reset, None);
             }
+            self.boots().begin(Vec::new());
             if let Err(error) = Self::build(self, First::Boot).await {
                 let why = causes(&error);
                 return self.outcome(MachineExit::Failed(format!(
@@ -451,6 +515,7 @@ impl Vm {
     /// Takes a machine that has come.
     pub(super) fn takes(&self, machine: Machine) {
         *self.lock() = Some(Arc::new(machine));
+        self.boots().reached(BootPhase::Machine);
         if *self.wanted.borrow() == Wanted::Killed {
             // That came meanwhile.
             self.kill();

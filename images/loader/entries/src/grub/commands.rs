@@ -157,22 +157,28 @@ enum Key {
     File,
 }
 
-/// `search [--set[=NAME]] [--no-floppy] [--hint…] --fs-uuid|--label|--file WHAT`, and the forms
+/// `search [--set[[=]NAME]] [--no-floppy] [--hint…] --fs-uuid|--label|--file WHAT`, and the forms
 /// `search.fs_uuid WHAT NAME HINT`.
 fn search(run: &mut Run<'_>, name: &str, arguments: &[String]) -> Result<(), GrubError> {
     let mut operands: Vec<&str> = Vec::new();
     let mut variable = None;
+    let mut is_apart = false;
     let mut key = match name {
         "search.fs_uuid" => Key::Uuid,
         "search.fs_label" => Key::Label,
         _ => Key::File,
     };
-    for word in arguments {
-        match word.as_str() {
+    let mut words = arguments.iter().map(String::as_str).peekable();
+    while let Some(word) = words.next() {
+        match word {
             "-u" | "--fs-uuid" => key = Key::Uuid,
             "-l" | "--label" | "--fs-label" => key = Key::Label,
             "-f" | "--file" => key = Key::File,
-            "-s" | "--set" => variable = Some("root"),
+            "-s" | "--set" => {
+                let name = words.next_if(|word| !word.starts_with('-'));
+                variable = Some(name.unwrap_or("root"));
+                is_apart = name.is_some();
+            }
             "-n" | "--no-floppy" | "--root-dev-only" | "--efidisk-only" | "--cryptodisk-only" => {}
             word => match word.strip_prefix("--set=") {
                 Some(name) => variable = Some(name),
@@ -180,6 +186,10 @@ fn search(run: &mut Run<'_>, name: &str, arguments: &[String]) -> Result<(), Gru
                 None => operands.push(word),
             },
         }
+    }
+    if operands.is_empty() && is_apart {
+        // An older GRUB's `search --set WHAT`.
+        operands.extend(variable.replace("root"));
     }
     let Some(what) = operands.first() else {
         return Err(run.error(GrubErrorKind::Operand(name.to_owned())));

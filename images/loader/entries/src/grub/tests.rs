@@ -83,6 +83,9 @@ fn conditions_are_evaluated_as_grub_does() {
 fn a_search_changes_the_root() {
     for search in [
         "search --no-floppy --fs-uuid --set=root bbbb",
+        "search --no-floppy --fs-uuid --set bbbb",
+        "search --fs-uuid bbbb --set found\nset root=$found",
+        "search --fs-uuid -s --no-floppy bbbb",
         "search --set=root --hint-bios=hd0,gpt9 --file /marker",
         "search.fs_uuid bbbb root hd0,gpt1",
         "set root='hd0,gpt2'",

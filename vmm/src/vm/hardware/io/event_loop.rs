@@ -3,12 +3,13 @@
 use std::any::Any;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::{Arc, PoisonError};
 
-use podvisor_devices::virtio::{Command, DeviceType, Fault, HostFault, Progress, Worker};
+use podvisor_devices::virtio::{
+    Command, DeviceType, Fault, HostFault, PollEvents, Poller, Progress, Wait, Worker,
+};
 use podvisor_devices::vsock::VsockDevice;
-use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 use vmm_sys_util::eventfd::EventFd;
 
 use super::mailbox::Mailbox;
@@ -18,14 +19,16 @@ use super::{DeviceFault, FAULTS_KEPT, Faults, Link};
 const MAILBOX: u64 = u64::MAX;
 /// Low half of the event data of a device's backend; queues have their index there.
 const BACKEND: u32 = u32::MAX;
-/// The maximum number of events per wait.
-const EVENTS: usize = 32;
+/// The same of the threads of its queues.
+const ALARM: u32 = u32::MAX - 1;
 
 /// What a device is called for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Source {
     Queue(u16),
     Backend,
+    /// A fault on a thread of a queue.
+    Alarm,
 }
 
 /// A worker and the descriptors that wake it.
@@ -41,7 +44,7 @@ struct Slot {
 pub(crate) struct EventLoop {
     name: String,
     mailbox: Arc<Mailbox>,
-    epoll: Epoll,
+    poller: Poller,
     /// By numbers that are never reused: handles of a removed device must not reach another one.
     slots: BTreeMap<usize, Slot>,
     /// The number of the next place.
@@ -58,12 +61,12 @@ pub(crate) struct EventLoop {
 impl EventLoop {
     pub(super) fn new(name: String, faults: Faults) -> io::Result<Self> {
         let mailbox = Arc::new(Mailbox::new()?);
-        let epoll = Epoll::new()?;
-        add(&epoll, mailbox.wake_fd().as_raw_fd(), MAILBOX)?;
+        let poller = Poller::new()?;
+        poller.add(&mailbox.wake_fd(), MAILBOX)?;
         Ok(Self {
             name,
             mailbox,
-            epoll,
+            poller,
             slots: BTreeMap::new(),
             next_slot: 0,
             moved: HashMap::new(),
@@ -122,9 +125,7 @@ impl EventLoop {
         mut worker: Worker,
         kicks: Vec<Arc<EventFd>>,
     ) -> io::Result<()> {
-        for (queue, kick) in watched(&worker, &kicks) {
-            add_kick(&self.epoll, kick, data(index, queue))?;
-        }
+        self.watch(index, &worker, &kicks)?;
         if self.paused {
             // Nothing of it has run.
             let _ = worker.pause();
@@ -164,11 +165,9 @@ impl EventLoop {
     }
 
     fn add_slot(&mut self, index: usize, mut slot: Slot) {
-        for (queue, kick) in watched(&slot.worker, &slot.kicks) {
-            if let Err(error) = add_kick(&self.epoll, kick, data(index, queue)) {
-                let device = slot.worker.name();
-                tracing::error!(device, %error, "failed to watch a queue's ioeventfd");
-            }
+        if let Err(error) = self.watch(index, &slot.worker, &slot.kicks) {
+            let device = slot.worker.name();
+            tracing::error!(device, %error, "failed to watch a device's ioeventfds");
         }
         let goes_on = !self.paused && slot.worker.resume();
         self.slots.insert(index, slot);
@@ -181,15 +180,25 @@ impl EventLoop {
     /// Takes a device out of its slot, so that this loop gets no more of its events.
     fn take(&mut self, index: usize) -> Option<Slot> {
         let slot = self.slots.remove(&index)?;
-        let kicks = watched(&slot.worker, &slot.kicks);
-        let fds = kicks.map(|(_, kick)| kick.as_raw_fd());
-        let backend = slot.worker.device().backend().map(|fd| fd.as_raw_fd());
-        for fd in fds.chain(backend.filter(|_| slot.backend_polled)) {
-            // Closing it does not suffice if another descriptor refers to the same file.
-            let event = EpollEvent::new(EventSet::IN, 0);
-            let _ = self.epoll.ctl(ControlOperation::Delete, fd, event);
+        // They were added, or adding them failed.
+        for (_, kick) in watched(&slot.worker, &slot.kicks) {
+            let _ = self.poller.remove(&**kick);
+        }
+        let backend = slot.worker.device().backend();
+        let others = backend.filter(|_| slot.backend_polled).into_iter();
+        for fd in others.chain(slot.worker.alarm()) {
+            let _ = self.poller.remove(&fd);
         }
         Some(slot)
+    }
+
+    /// Waits for the notifications of a worker's queues, and for faults of those with threads.
+    fn watch(&self, index: usize, worker: &Worker, kicks: &[Arc<EventFd>]) -> io::Result<()> {
+        for (queue, kick) in watched(worker, kicks) {
+            self.poller.add_kick(kick, data(index, queue))?;
+        }
+        let alarm = worker.alarm();
+        alarm.map_or(Ok(()), |fd| self.poller.add(&fd, data(index, ALARM)))
     }
 
     fn slot(&self, index: usize) -> Option<&Slot> {
@@ -205,7 +214,7 @@ impl EventLoop {
     /// # Errors
     /// Fails if the kernel cannot report events: the devices are no longer served.
     pub(crate) fn run(mut self) -> io::Result<()> {
-        let mut events = [EpollEvent::default(); EVENTS];
+        let mut events = PollEvents::default();
         let mut result = Ok(());
         while !self.ended && result.is_ok() {
             result = self.turn(&mut events);
@@ -217,21 +226,21 @@ impl EventLoop {
     }
 
     /// Waits for something to do and does it.
-    fn turn(&mut self, events: &mut [EpollEvent]) -> io::Result<()> {
+    fn turn(&mut self, events: &mut PollEvents) -> io::Result<()> {
         if self.paused {
             wait_readable(self.mailbox.wake_fd())?;
             self.commands();
             return Ok(());
         }
-        let timeout = if self.again.is_empty() { -1 } else { 0 };
-        let count = match self.epoll.wait(timeout, events) {
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => 0,
-            other => other?,
+        let wait = match self.again.is_empty() {
+            true => Wait::Blocking,
+            false => Wait::Nonblocking,
         };
+        let ready = self.poller.wait(wait, events)?;
         // Sources that were queued before come after those that were just notified.
         let before = self.again.len();
-        for event in events.iter().take(count) {
-            self.on_event(event.data());
+        for event in ready {
+            self.on_event(event);
             if !self.may_serve() {
                 return Ok(());
             }
@@ -269,12 +278,12 @@ impl EventLoop {
         let [.., a, b, c, d] = data.to_be_bytes();
         let low = u32::from_be_bytes([a, b, c, d]);
         let slot = usize::try_from(data >> 32).unwrap_or(usize::MAX);
-        if low == BACKEND {
-            self.serve(slot, Source::Backend);
-            return;
-        }
-        let queue = u16::try_from(low).unwrap_or(u16::MAX);
-        self.serve(slot, Source::Queue(queue));
+        let source = match low {
+            BACKEND => Source::Backend,
+            ALARM => Source::Alarm,
+            queue => Source::Queue(u16::try_from(queue).unwrap_or(u16::MAX)),
+        };
+        self.serve(slot, source);
     }
 
     fn serve(&mut self, index: usize, source: Source) {
@@ -284,6 +293,7 @@ impl EventLoop {
         let result = match source {
             Source::Queue(queue) => slot.worker.on_queue(queue),
             Source::Backend => slot.worker.on_backend(),
+            Source::Alarm => slot.worker.on_alarm(),
         };
         match result {
             Ok(Progress::Idle) => {}
@@ -322,14 +332,12 @@ impl EventLoop {
         if wanted == slot.backend_polled {
             return;
         }
-        let Some(fd) = slot.worker.device().backend().map(|fd| fd.as_raw_fd()) else {
+        let Some(fd) = slot.worker.device().backend() else {
             return;
         };
-        let result = if wanted {
-            add(&self.epoll, fd, data(index, BACKEND))
-        } else {
-            let event = EpollEvent::new(EventSet::IN, data(index, BACKEND));
-            self.epoll.ctl(ControlOperation::Delete, fd, event)
+        let result = match wanted {
+            true => self.poller.add(&fd, data(index, BACKEND)),
+            false => self.poller.remove(&fd),
         };
         match result {
             Ok(()) => slot.backend_polled = wanted,
@@ -422,7 +430,7 @@ fn watched<'a>(
     worker: &'a Worker,
     kicks: &'a [Arc<EventFd>],
 ) -> impl Iterator<Item = (u32, &'a Arc<EventFd>)> {
-    let watched = |(queue, _): &(u16, _)| worker.device().watches(*queue);
+    let watched = |(queue, _): &(u16, _)| worker.watches(*queue);
     let all = (0u16..).zip(kicks).filter(watched);
     all.map(|(queue, kick)| (queue.into(), kick))
 }
@@ -430,19 +438,6 @@ fn watched<'a>(
 fn data(slot: usize, low: u32) -> u64 {
     // There are far fewer devices than 2^32.
     (slot as u64) << 32 | u64::from(low)
-}
-
-/// Each write of the eventfd is an event, without a read in between. Events that come while no
-/// thread waits are not lost, except by [`EventLoop::pause`], after which [`EventLoop::resume`]
-/// checks all queues.
-fn add_kick(epoll: &Epoll, kick: &EventFd, data: u64) -> io::Result<()> {
-    let event = EpollEvent::new(EventSet::IN | EventSet::EDGE_TRIGGERED, data);
-    epoll.ctl(ControlOperation::Add, kick.as_raw_fd(), event)
-}
-
-fn add(epoll: &Epoll, fd: RawFd, data: u64) -> io::Result<()> {
-    let event = EpollEvent::new(EventSet::IN, data);
-    epoll.ctl(ControlOperation::Add, fd, event)
 }
 
 /// Waits only for an eventfd.

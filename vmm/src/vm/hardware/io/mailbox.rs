@@ -3,11 +3,11 @@
 use std::collections::VecDeque;
 use std::fmt;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use rustix::event::{EventfdFlags, eventfd};
+use podvisor_devices::virtio::Wake;
 
 use super::EventLoop;
 
@@ -21,7 +21,7 @@ pub(super) struct Mailbox {
     pending: AtomicBool,
     /// Whether a thread executes commands, or is about to.
     served: AtomicBool,
-    wake: OwnedFd,
+    wake: Wake,
 }
 
 impl fmt::Debug for Mailbox {
@@ -38,7 +38,7 @@ impl Mailbox {
             commands: Mutex::new(Some(VecDeque::new())),
             pending: AtomicBool::new(false),
             served: AtomicBool::new(false),
-            wake: eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?,
+            wake: Wake::new()?,
         })
     }
 
@@ -51,7 +51,7 @@ impl Mailbox {
         list.push_back(command);
         // A loop that has yet to take the others is awake.
         if !self.pending.swap(true, Ordering::SeqCst) {
-            let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
+            self.wake.wake();
         }
         true
     }
@@ -75,7 +75,7 @@ impl Mailbox {
     pub(super) fn take(&self) -> VecDeque<LoopCommand> {
         let mut commands = self.lock();
         if self.pending.swap(false, Ordering::SeqCst) {
-            let _ = rustix::io::read(&self.wake, &mut [0u8; 8]);
+            self.wake.take();
         }
         commands.as_mut().map(std::mem::take).unwrap_or_default()
     }

@@ -8,7 +8,7 @@
 //!
 //! A device is placed on the loop that its VM's devices share or on its own ([`Placement`]). Only
 //! the loop's thread calls a device, and no thread waits for one without a limit. Queues that a
-//! device serves by separate threads ([`QueueServer`]) are started and stopped by its loop like
+//! device serves by separate threads ([`QueueThreadBody`]) are started and stopped by its loop like
 //! others.
 
 mod event_loop;
@@ -22,7 +22,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use podvisor_devices::virtio::{
-    Command, Count, Fault, Interrupt, Placement, QueueServer, VirtioDevice, Worker, WorkerLink,
+    Command, Count, Fault, Interrupt, Placement, QueueThreadBody, VirtioDevice, Worker, WorkerLink,
 };
 use vmm_sys_util::eventfd::EventFd;
 
@@ -91,24 +91,24 @@ impl WorkerLink for Link {
 pub(crate) struct LoopsBuilder {
     shared: EventLoop,
     own: Vec<EventLoop>,
-    servers: Vec<NamedServer>,
+    queues: Vec<NamedQueue>,
     faults: Faults,
 }
 
-/// The server of one queue of a device, and the name of its thread.
+/// A queue of a device that has a thread of its own, and the name of that.
 #[derive(Debug)]
-pub(crate) struct NamedServer {
+pub(crate) struct NamedQueue {
     pub(crate) name: String,
-    pub(crate) server: QueueServer,
+    pub(crate) body: QueueThreadBody,
 }
 
-impl NamedServer {
+impl NamedQueue {
     /// Returns those of a device that is about to get its place on a loop.
-    pub(crate) fn of(name: &str, device: &mut dyn VirtioDevice) -> Vec<Self> {
-        let servers = device.queue_servers().into_iter();
-        let named = servers.map(|server| Self {
-            name: format!("vm-{name}-q{}", server.queue()),
-            server,
+    pub(crate) fn of(worker: &mut Worker) -> Vec<Self> {
+        let bodies = worker.begin_threads().into_iter();
+        let named = bodies.map(|body| Self {
+            name: format!("vm-{}-q{}", worker.name(), body.queue),
+            body,
         });
         named.collect()
     }
@@ -118,7 +118,7 @@ impl NamedServer {
 #[derive(Debug)]
 pub(crate) struct Service {
     pub(crate) loops: Vec<EventLoop>,
-    pub(crate) servers: Vec<NamedServer>,
+    pub(crate) queues: Vec<NamedQueue>,
 }
 
 /// A device's place on a loop, before it has its worker.
@@ -135,7 +135,7 @@ impl LoopsBuilder {
         Ok(Self {
             shared: EventLoop::new(SHARED_LOOP_NAME.to_owned(), faults.clone())?,
             own: Vec::new(),
-            servers: Vec::new(),
+            queues: Vec::new(),
             faults,
         })
     }
@@ -163,12 +163,12 @@ impl LoopsBuilder {
         &mut self,
         place: &Place,
         name: String,
-        mut device: Box<dyn VirtioDevice>,
+        device: Box<dyn VirtioDevice>,
         irq: Arc<dyn Interrupt>,
         kicks: Vec<Arc<EventFd>>,
     ) -> io::Result<Arc<Count>> {
-        self.servers.extend(NamedServer::of(&name, &mut *device));
-        let worker = Worker::new(name, device, irq);
+        let mut worker = Worker::new(name, device, irq);
+        self.queues.extend(NamedQueue::of(&mut worker));
         let faults = worker.faults();
         let slot = place.link.slot;
         self.event_loop(place.own).fill(slot, worker, kicks)?;
@@ -193,8 +193,8 @@ impl LoopsBuilder {
             .map(|event_loop| (event_loop.name().to_owned(), event_loop.mailbox()))
             .collect();
         let entries = Mutex::new(entries);
-        let servers = self.servers;
-        (Service { loops, servers }, Loops { entries })
+        let queues = self.queues;
+        (Service { loops, queues }, Loops { entries })
     }
 }
 

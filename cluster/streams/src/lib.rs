@@ -1,0 +1,12 @@
+//! In what a disk travels to an importer.
+//!
+//! | module | what it reads |
+//! | --- | --- |
+//! | [`form`] | the field `file` of a form, which a user uploads |
+//! | [`blocks`] | a disk's data with their places, which the pod beside another claim sends |
+//!
+//! Both are read front to back, as they arrive, in bounded memory, and whoever sends them is taken
+//! for hostile. Nothing in here knows of connections, claims or clusters.
+
+pub mod blocks;
+pub mod form;
