@@ -118,6 +118,9 @@ pub(super) async fn boot(
             Some(entry.shared())
         }
     };
+    let dhcp = network
+        .dhcp(entry, &attached)
+        .context("cannot serve the guest's addresses by DHCP")?;
     let config = LaunchConfig {
         hostname: record.hostname.clone(),
         vcpus: record.cpus,
@@ -144,6 +147,7 @@ pub(super) async fn boot(
     boot.vcpus = record.cpus;
     boot.memory = record.memory;
     boot.disks = disks;
+    boot.dhcp = dhcp;
     boot.shares = volumes::mount(&client, &entry.shared(), record)?;
     boot.loader_limit = Some(BootMachine::LOADER_LIMIT);
     boot.log = Some(entry.open_log()?.into());
