@@ -21,7 +21,7 @@ const ANSWER: &str = "it is 42";
 
 /// The loader's command line.
 const LOADER: &str =
-    "console=ttyS0 quiet tsc=nowatchdog panic=-1 reboot=k -- --no-self-tests --root root";
+    "console=ttyS0 quiet panic=-1 reboot=k -- --no-self-tests --append tsc=nowatchdog --root root";
 
 /// What a kept kernel is started with besides.
 const OF_KEPT: &str = "cryptomgr.notests tsc=nowatchdog";

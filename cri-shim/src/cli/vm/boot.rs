@@ -21,7 +21,8 @@ use crate::sandbox::{
 };
 
 /// The loader's command line: messages go to the console, and a loader that fails ends the machine.
-const CMDLINE: &str = "console=ttyS0 quiet tsc=nowatchdog panic=-1 reboot=k -- --no-self-tests";
+const CMDLINE: &str =
+    "console=ttyS0 quiet panic=-1 reboot=k -- --no-self-tests --append tsc=nowatchdog";
 
 /// The loader: what boots what is on a disk.
 #[derive(Debug)]
