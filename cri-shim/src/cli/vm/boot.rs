@@ -21,8 +21,7 @@ use crate::sandbox::{
 };
 
 /// The loader's command line: messages go to the console, and a loader that fails ends the machine.
-const CMDLINE: &str =
-    "console=ttyS0 quiet panic=-1 reboot=k -- --no-self-tests --append tsc=nowatchdog";
+const CMDLINE: &str = "console=ttyS0 quiet panic=-1 reboot=k -- --no-self-tests";
 
 /// The loader: what boots what is on a disk.
 #[derive(Debug)]
