@@ -217,7 +217,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_bytes_are_read_within_bounds(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+        fn any_bytes_are_read_within_bounds(
+            bytes in proptest::collection::vec(any::<u8>(), 0..200),
+        ) {
             let mut given = header(1 << 20);
             given.extend(bytes);
             if let Ok((length, blocks)) = read(&given) {
