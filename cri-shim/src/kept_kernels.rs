@@ -29,7 +29,7 @@ const INITRAMFS: &str = "initramfs";
 const DIRECTORY: &str = "kernel-";
 
 /// The command line of the loader's kernel that reads an image.
-const CMDLINE: &str = "console=ttyS0 quiet tsc=nowatchdog panic=-1 reboot=k -- --no-self-tests";
+const CMDLINE: &str = "console=ttyS0 quiet panic=-1 reboot=k -- --no-self-tests";
 
 /// Why a kernel is not kept, or was not found.
 #[derive(Debug, thiserror::Error)]

@@ -1,5 +1,5 @@
-//! What a read of a disk costs where the device's event loop serves its queue, and where a thread of
-//! the queue's own does. There is no guest: the driver is the main thread, which makes a request
+//! What a read of a disk costs where the device's event loop serves its queue, and where a thread
+//! of the queue's own does. There is no guest: the driver is the main thread, which makes a request
 //! available, notifies, and waits for the interrupt.
 //!
 //! ```text
@@ -7,10 +7,10 @@
 //! cargo xtask host --icount -- chrt -b 0 target/release/examples/queue_reads
 //! ```
 //!
-//! There, where each instruction takes a nanosecond, figures are instructions per read: those of the
-//! thread that serves the queue, and all of them, with the driver's and the kernel's to switch
-//! between the two. Elsewhere they are nanoseconds. `chrt -b` has each thread run until it waits: on
-//! one CPU the driver would otherwise ask again before the server waits, as no guest does.
+//! There, where each instruction takes a nanosecond, figures are instructions per read: those of
+//! the thread that serves the queue, and all of them, with the driver's and the kernel's to switch
+//! between the two. Elsewhere they are nanoseconds. `chrt -b` has each thread run until it waits:
+//! on one CPU the driver would otherwise ask again before the server waits, as no guest does.
 
 use std::error::Error;
 use std::fs;

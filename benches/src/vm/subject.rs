@@ -20,11 +20,10 @@ const QUESTION: &[u8] = b"echo it is $((40+2))\n";
 const ANSWER: &str = "it is 42";
 
 /// The loader's command line.
-const LOADER: &str =
-    "console=ttyS0 quiet tsc=nowatchdog panic=-1 reboot=k -- --no-self-tests --root root";
+const LOADER: &str = "console=ttyS0 quiet panic=-1 reboot=k -- --no-self-tests --root root";
 
 /// What a kept kernel is started with besides.
-const OF_KEPT: &str = "cryptomgr.notests tsc=nowatchdog";
+const OF_KEPT: &str = "cryptomgr.notests";
 
 /// The UUID of the root file system of the small system.
 const ROOT: &str = "root=UUID=";

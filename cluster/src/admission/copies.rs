@@ -1,8 +1,8 @@
 //! Asks whether somebody may copy a claim of another namespace, and says so to the controller.
 //!
 //! A DataVolume gets a token, whatever annotation its author gave. Who is asked is its author; of
-//! one that our controller makes for a virtual machine, the machine's service account, which whoever
-//! makes machines could give to a pod.
+//! one that our controller makes for a virtual machine, the machine's service account, which
+//! whoever makes machines could give to a pod.
 
 use std::time::SystemTime;
 
@@ -157,7 +157,8 @@ async fn refusal(
     let (user, kind) = (&user.username, kind.name());
     Ok(Some(format!(
         "user \"{user}\" cannot create resource \"datavolumes/source\" in API group \
-         \"cdi.kubevirt.io\" in the namespace \"{namespace}\", which copies of its {kind} {name} need"
+         \"cdi.kubevirt.io\" in the namespace \"{namespace}\", which copies of its {kind} {name} \
+         need"
     )))
 }
 

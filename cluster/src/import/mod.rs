@@ -1,7 +1,7 @@
 //! `podvisor-cluster import`: the program of an importer's pod, which fills a claim.
 //!
-//! A source enters by options (`source`) or is the body of a request: what a user uploads, or a copy
-//! of a claim of another namespace (`upload`). A disk leaves as
+//! A source enters by options (`source`) or is the body of a request: what a user uploads, or a
+//! copy of a claim of another namespace (`upload`). A disk leaves as
 //! the file `disk.img` of a directory or as the contents of a block device (`target`). A disk
 //! appears when it is complete: the file gets its name at the end, and of a device the beginning is
 //! written last. Nothing is kept from an earlier run that was killed. How far it is can be asked by

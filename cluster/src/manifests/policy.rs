@@ -99,43 +99,24 @@ fn pod_policy(namespace: &str) -> Value {
         same(MIGRATION),
         same(ATTACHMENT)
     );
-    json!({
-        "apiVersion": "admissionregistration.k8s.io/v1",
-        "kind": "ValidatingAdmissionPolicy",
-        "metadata": { "name": PODS },
-        "spec": {
-            "failurePolicy": "Fail",
-            "matchConstraints": {
-                "resourceRules": [{
-                    "apiGroups": [""],
-                    "apiVersions": ["v1"],
-                    "operations": ["CREATE", "UPDATE"],
-                    "resources": OF_PODS,
-                    "scope": "Namespaced",
-                }],
-            },
-            "validations": [
-                {
-                    "expression": format!(
-                        "!({create}) || {unused} || request.userInfo.username == '{controller}'"
-                    ),
-                    "message": format!(
-                        "only the controller of VMs makes pods with the runtime class \
-                         {RUNTIME_CLASS} or the annotations {ANNOTATION}, {MIGRATION} and \
-                         {ATTACHMENT}: create a VirtualMachine instead"
-                    ),
-                    "reason": "Forbidden",
-                },
-                {
-                    "expression": format!("({create}) || {unchanged}"),
-                    "message": format!(
-                        "the annotations {ANNOTATION}, {MIGRATION} and {ATTACHMENT} cannot change"
-                    ),
-                    "reason": "Forbidden",
-                },
-            ],
-        },
-    })
+    let requests = Requests {
+        operations: &["CREATE", "UPDATE"],
+        ..Requests::created(&OF_PODS)
+    };
+    let made = format!(
+        "only the controller of VMs makes pods with the runtime class {RUNTIME_CLASS} or the \
+         annotations {ANNOTATION}, {MIGRATION} and {ATTACHMENT}: create a VirtualMachine instead"
+    );
+    let changed =
+        format!("the annotations {ANNOTATION}, {MIGRATION} and {ATTACHMENT} cannot change");
+    let rules = [
+        rule(
+            format!("!({create}) || {unused} || request.userInfo.username == '{controller}'"),
+            &made,
+        ),
+        rule(format!("({create}) || {unchanged}"), &changed),
+    ];
+    policy(PODS, &requests, &rules)
 }
 
 /// The value of an object's annotation, or an empty text.
@@ -158,37 +139,15 @@ fn without(object: &str) -> String {
 
 /// A binding gives its annotations to its pod.
 fn binding_policy() -> Value {
-    json!({
-        "apiVersion": "admissionregistration.k8s.io/v1",
-        "kind": "ValidatingAdmissionPolicy",
-        "metadata": { "name": BINDINGS },
-        "spec": {
-            "failurePolicy": "Fail",
-            "matchConstraints": {
-                "resourceRules": [{
-                    "apiGroups": [""],
-                    "apiVersions": ["v1"],
-                    "operations": ["CREATE"],
-                    "resources": ["pods/binding", "bindings"],
-                    "scope": "Namespaced",
-                }],
-            },
-            "validations": [{
-                "expression": without("object"),
-                "message": format!(
-                    "a binding does not set {ANNOTATION}, {MIGRATION} or {ATTACHMENT}"
-                ),
-                "reason": "Forbidden",
-            }],
-        },
-    })
+    let requests = Requests::created(&["pods/binding", "bindings"]);
+    let message = format!("a binding does not set {ANNOTATION}, {MIGRATION} or {ATTACHMENT}");
+    policy(BINDINGS, &requests, &[rule(without("object"), &message)])
 }
 
 /// Of Secrets, the controller makes the authority's, and such as have a certificate and go with an
 /// importer or the pod that sends to it. None of them is the token of an account.
 fn secret_policy(namespace: &str) -> Value {
     let controller = format!("system:serviceaccount:{namespace}:podvisor-controller");
-    let rule = |expression: String, message: &str| json!({ "expression": expression, "message": message, "reason": "Forbidden" });
     let authority = format!(
         "(request.namespace == '{namespace}' && object.metadata.name == '{}')",
         certificates::SECRET
@@ -201,43 +160,28 @@ fn secret_policy(namespace: &str) -> Value {
              && object.metadata.ownerReferences.size() == 1)"
         )
     };
-    json!({
-        "apiVersion": "admissionregistration.k8s.io/v1",
-        "kind": "ValidatingAdmissionPolicy",
-        "metadata": { "name": SECRETS },
-        "spec": {
-            "failurePolicy": "Fail",
-            "matchConstraints": {
-                "resourceRules": [{
-                    "apiGroups": [""],
-                    "apiVersions": ["v1"],
-                    "operations": ["CREATE"],
-                    "resources": ["secrets"],
-                    "scope": "Namespaced",
-                }],
-            },
-            "matchConditions": [{
-                "name": "is-the-controller",
-                "expression": format!("request.userInfo.username == '{controller}'"),
-            }],
-            "validations": [
-                rule(
-                    "object.type == 'kubernetes.io/tls' && has(object.data) \
-                     && object.data.all(key, key in ['tls.crt', 'tls.key', 'ca.crt'])"
-                        .to_owned(),
-                    "the controller of VMs makes Secrets with certificates only",
-                ),
-                rule(
-                    format!(
-                        "{authority} || {} || {}",
-                        owned("upload", "DataVolume"),
-                        owned("source", "Pod")
-                    ),
-                    "the controller of VMs makes Secrets for uploads and copies only",
-                ),
-            ],
-        },
-    })
+    let by_controller = format!("request.userInfo.username == '{controller}'");
+    let requests = Requests {
+        condition: Some(("is-the-controller", &by_controller)),
+        ..Requests::created(&["secrets"])
+    };
+    let rules = [
+        rule(
+            "object.type == 'kubernetes.io/tls' && has(object.data) \
+             && object.data.all(key, key in ['tls.crt', 'tls.key', 'ca.crt'])"
+                .to_owned(),
+            "the controller of VMs makes Secrets with certificates only",
+        ),
+        rule(
+            format!(
+                "{authority} || {} || {}",
+                owned("upload", "DataVolume"),
+                owned("source", "Pod")
+            ),
+            "the controller of VMs makes Secrets for uploads and copies only",
+        ),
+    ];
+    policy(SECRETS, &requests, &rules)
 }
 
 fn node_policy() -> Value {
@@ -261,36 +205,82 @@ fn node_policy() -> Value {
         )
     };
     let conditions = format!("{} == {}", others("object"), others("oldObject"));
-    let rule = |expression: String, message: &str| json!({ "expression": expression, "message": message, "reason": "Forbidden" });
-    json!({
+    let requests = Requests {
+        group: super::crds::GROUP,
+        version: "*",
+        operations: &["*"],
+        resources: &["virtualmachineinstances", "virtualmachineinstances/status"],
+        condition: Some(("is-a-node", is_node)),
+    };
+    let rules = [
+        rule(
+            format!("request.operation == 'UPDATE' && oldObject != null && {own}"),
+            "a node reports of its own VMs only",
+        ),
+        rule(
+            format!(
+                "{} && {}",
+                same("object", "oldObject"),
+                same("oldObject", "object")
+            ),
+            "a node writes only what is a node's into the status of its VMs",
+        ),
+        rule(conditions, "a node sets only conditions that are a node's"),
+    ];
+    policy(NODES, &requests, &rules)
+}
+
+/// The requests that a policy judges.
+struct Requests<'a> {
+    group: &'a str,
+    version: &'a str,
+    operations: &'a [&'a str],
+    resources: &'a [&'a str],
+    /// The name of a condition, and the condition. Without one, everybody's are judged.
+    condition: Option<(&'a str, &'a str)>,
+}
+
+impl<'a> Requests<'a> {
+    /// Those of everybody that create objects of Kubernetes' own.
+    const fn created(resources: &'a [&'a str]) -> Self {
+        Self {
+            group: "",
+            version: "v1",
+            operations: &["CREATE"],
+            resources,
+            condition: None,
+        }
+    }
+}
+
+/// What a request must fulfil, and why it is refused if it does not.
+fn rule(expression: String, message: &str) -> Value {
+    json!({ "expression": expression, "message": message, "reason": "Forbidden" })
+}
+
+fn policy(name: &str, requests: &Requests<'_>, rules: &[Value]) -> Value {
+    let mut policy = json!({
         "apiVersion": "admissionregistration.k8s.io/v1",
         "kind": "ValidatingAdmissionPolicy",
-        "metadata": { "name": NODES },
+        "metadata": { "name": name },
         "spec": {
             "failurePolicy": "Fail",
             "matchConstraints": {
                 "resourceRules": [{
-                    "apiGroups": [super::crds::GROUP],
-                    "apiVersions": ["*"],
-                    "operations": ["*"],
-                    "resources": ["virtualmachineinstances", "virtualmachineinstances/status"],
+                    "apiGroups": [requests.group],
+                    "apiVersions": [requests.version],
+                    "operations": requests.operations,
+                    "resources": requests.resources,
                     "scope": "Namespaced",
                 }],
             },
-            "matchConditions": [{ "name": "is-a-node", "expression": is_node }],
-            "validations": [
-                rule(
-                    format!("request.operation == 'UPDATE' && oldObject != null && {own}"),
-                    "a node reports of its own VMs only",
-                ),
-                rule(
-                    format!("{} && {}", same("object", "oldObject"), same("oldObject", "object")),
-                    "a node writes only what is a node's into the status of its VMs",
-                ),
-                rule(conditions, "a node sets only conditions that are a node's"),
-            ],
+            "validations": rules,
         },
-    })
+    });
+    if let Some((name, expression)) = requests.condition {
+        policy["spec"]["matchConditions"] = json!([{ "name": name, "expression": expression }]);
+    }
+    policy
 }
 
 fn binding(name: &str) -> Value {

@@ -5,7 +5,7 @@
 //! | 8 | `PVCOPY1` and a line feed |
 //! | 8 | the disk's length in bytes |
 //! | 8 and 4, and so many as the second says | a block: where it begins, its length, its data |
-//! | 8 and 4 | the end: both have all bits set, or none |
+//! | 8 and 4 | the end: the first has all bits set, the second none |
 //!
 //! Numbers are little-endian. Blocks come in order, do not overlap, have 1 byte to 1 MiB, and end
 //! within the disk. Without its end a stream was cut off. Nothing is guessed by content: whatever a
@@ -217,7 +217,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_bytes_are_read_within_bounds(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+        fn any_bytes_are_read_within_bounds(
+            bytes in proptest::collection::vec(any::<u8>(), 0..200),
+        ) {
             let mut given = header(1 << 20);
             given.extend(bytes);
             if let Ok((length, blocks)) = read(&given) {

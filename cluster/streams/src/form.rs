@@ -293,7 +293,10 @@ mod tests {
     proptest! {
         #[test]
         fn a_file_of_any_bytes_arrives_as_it_was(
-            content in proptest::collection::vec(prop_oneof![any::<u8>(), Just(b'\r'), Just(b'-')], 0..300),
+            content in proptest::collection::vec(
+                prop_oneof![any::<u8>(), Just(b'\r'), Just(b'-')],
+                0..300,
+            ),
             step in 1_usize..50,
         ) {
             prop_assume!(find(&content, b"\r\n--XX").is_none());

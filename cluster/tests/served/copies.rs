@@ -16,7 +16,9 @@ use tempfile::TempDir;
 use super::nodes::eventually;
 use super::security::user;
 use super::support;
-use super::uploads::{Program, address, content, in_phase, mount, sign, start_controller, volumes};
+use super::uploads::{
+    Program, address, bind, content, in_phase, mount, sign, start_controller, volumes,
+};
 use super::{SYSTEM, api_of, apply, code, object, served};
 
 const TOKEN: &str = "cdi.kubevirt.io/storage.clone.token";
@@ -59,17 +61,6 @@ async fn bound_claim(namespace: &str, name: &str, size: &str) {
     let claim = serde_json::from_value(claim).unwrap();
     claims.create(&PostParams::default(), &claim).await.unwrap();
     bind(namespace, name).await;
-}
-
-/// Binds a claim as soon as it is made.
-async fn bind(namespace: &str, name: &str) {
-    let claims = Api::<PersistentVolumeClaim>::namespaced(served().admin(), namespace);
-    let bound = Patch::Merge(json!({ "status": { "phase": "Bound" } }));
-    eventually("the claim is made", async || {
-        let params = PatchParams::default();
-        claims.patch_status(name, &params, &bound).await.ok()
-    })
-    .await;
 }
 
 fn volume(name: &str, source: &Value) -> DynamicObject {

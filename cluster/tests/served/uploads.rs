@@ -76,6 +76,11 @@ async fn make(client: &Client, namespace: &str, name: &str, size: &str) {
     let volume = serde_json::from_value(volume).unwrap();
     let (api, params) = (volumes(client, namespace), PostParams::default());
     api.create(&params, &volume).await.unwrap();
+    bind(namespace, name).await;
+}
+
+/// Binds a claim as soon as it is made.
+pub(super) async fn bind(namespace: &str, name: &str) {
     let claims = Api::<PersistentVolumeClaim>::namespaced(served().admin(), namespace);
     let bound = Patch::Merge(json!({ "status": { "phase": "Bound" } }));
     eventually("the claim is made", async || {

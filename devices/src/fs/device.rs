@@ -271,8 +271,8 @@ impl FsDevice {
 /// that make something tell of a supplementary group of their user that the directory has.
 const CREATE_SUPP_GROUP: u32 = 1 << 2;
 
-/// `FUSE_SETXATTR_EXT`, which `fuse-backend-rs` does not know, among the low flags: requests that set
-/// an attribute tell whether an access control list takes the set-group-ID bit away.
+/// `FUSE_SETXATTR_EXT`, which `fuse-backend-rs` does not know, among the low flags: requests that
+/// set an attribute tell whether an access control list takes the set-group-ID bit away.
 const SETXATTR_EXT: u32 = 1 << 29;
 
 /// `struct virtio_fs_config` (§5.11.4): tag and number of request queues.

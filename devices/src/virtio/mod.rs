@@ -7,8 +7,8 @@
 //!   [`VirtioDevice::start_queue`] and [`VirtioDevice::stop_queue`].
 //! * [`Worker`] is a device as its event loop owns it. All calls to the device go through it: other
 //!   threads send a [`Command`] over a [`WorkerLink`].
-//! * [`QueueThread`] serves a single queue apart from its device's event loop, for devices that want
-//!   that; [`Poller`] is what such threads and event loops wait with.
+//! * [`QueueThread`] serves a single queue apart from its device's event loop, for devices that
+//!   want that; [`Poller`] is what such threads and event loops wait with.
 //! * [`DeviceInfo`] is the part of the device that can be read without asking the worker:
 //!   configuration space, counters, features. None of it waits for the device's work.
 //! * [`transport`] turns register accesses into commands.

@@ -1,10 +1,10 @@
 //! Queues with threads of their own.
 //!
-//! A device with a [`QueueServer`] for each of some queues keeps them as [`QueueThread`]s. Its event
-//! loop starts and stops these queues and changes the servers, holding the lock that the thread
-//! holds during a turn ([`QueueThread::halt`]). The thread itself waits for notifications of the
-//! driver and for its server's backend, with a [`Poller`] as event loops do. After a fault it parks:
-//! it serves nothing until its queue is started again. [`QueueThreads`] is what the device's
+//! A device with a [`QueueServer`] for each of some queues keeps them as [`QueueThread`]s. Its
+//! event loop starts and stops these queues and changes the servers, holding the lock that the
+//! thread holds during a turn ([`QueueThread::halt`]). The thread itself waits for notifications of
+//! the driver and for its server's backend, with a [`Poller`] as event loops do. After a fault it
+//! parks: it serves nothing until its queue is started again. [`QueueThreads`] is what the device's
 //! [`Worker`](super::Worker) knows of them, which stops all queues after a fault of one.
 
 use std::fmt;
@@ -113,8 +113,8 @@ impl QueueThreadBody {
 }
 
 impl QueueThreads {
-    /// Creates a thread for each of these queues. The device keeps them, and the other value is what
-    /// [`super::VirtioDevice::queue_threads`] returns.
+    /// Creates a thread for each of these queues. The device keeps them, and the other value is
+    /// what [`super::VirtioDevice::queue_threads`] returns.
     ///
     /// # Errors
     /// If there can be no more descriptors.

@@ -45,7 +45,8 @@ async fn images_that_cannot_be_run_are_refused_in_words() {
             "not a container image's",
         ),
         (
-            json!({"schemaVersion": 2, "manifests": [{"mediaType": "m", "digest": Digest::of(b""), "size": 1,
+            json!({"schemaVersion": 2, "manifests": [{
+                "mediaType": "m", "digest": Digest::of(b""), "size": 1,
                 "platform": {"os": "linux", "architecture": "arm64"}}]}),
             "but for linux/arm64",
         ),

@@ -1,5 +1,5 @@
-//! The documentation: `cargo xtask book` builds it as a book, and `cargo xtask test` checks that its
-//! links and the places that it names lead somewhere.
+//! The documentation: `cargo xtask book` builds it as a book, and `cargo xtask test` checks that
+//! its links and the places that it names lead somewhere.
 //!
 //! | file | contents |
 //! | --- | --- |

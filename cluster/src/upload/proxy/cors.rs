@@ -1,7 +1,7 @@
 //! Pages of other sites that upload from a browser (CORS, <https://fetch.spec.whatwg.org>).
 //!
-//! Any site may: nothing is allowed by what a browser adds by itself, such as a cookie. A page needs
-//! a token, and whoever has one can send it from anywhere.
+//! Any site may: nothing is allowed by what a browser adds by itself, such as a cookie. A page
+//! needs a token, and whoever has one can send it from anywhere.
 
 use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header, request::Parts};
 

@@ -64,8 +64,8 @@ pub struct BootMachine {
     /// There is no machine: the container runs until it is stopped, and keeps what its pod has.
     pub is_idle: bool,
     /// What came before, for the report of the boot
-    /// ([`SandboxClient::boot_report`](crate::SandboxClient::boot_report)): it begins with the first
-    /// of these, or with the request. Some 16 are kept.
+    /// ([`SandboxClient::boot_report`](crate::SandboxClient::boot_report)): it begins with the
+    /// first of these, or with the request. Some 16 are kept.
     pub before: Vec<BootEvent>,
     /// The file for the serial console's output, in the format of CRI's logs; opened for appending.
     pub log: Option<OwnedFd>,

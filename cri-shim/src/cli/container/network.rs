@@ -16,7 +16,8 @@ use super::{Entry, Record, passt};
 use crate::cli::notice;
 use crate::cli::settings::Settings;
 use crate::cni::{
-    Capabilities, CardForm, Cni, Dns, List, PodIdentity, PortMapping, nat, port_mappings, resolver,
+    Capabilities, CardForm, Cni, DhcpServer, Dns, GuestNames, List, PodIdentity, PortMapping, nat,
+    port_mappings, resolver,
 };
 pub(in crate::cli) use mode::NetworkMode;
 pub(super) use undo::is_attached;
@@ -105,6 +106,8 @@ pub(in crate::cli) struct Attached {
     pub(in crate::cli) network: GuestNetwork,
     pub(in crate::cli) etc_hosts: Vec<u8>,
     pub(in crate::cli) etc_resolv_conf: Vec<u8>,
+    /// How the guest resolves names.
+    pub(in crate::cli) dns: Dns,
 }
 
 impl NetworkArgs {
@@ -256,6 +259,23 @@ impl NetworkArgs {
         Ok(attached)
     }
 
+    /// Prepares the servers by which a VM gets the addresses of its cards, if its network is made
+    /// by CNI's plugins; passt has a server of its own.
+    pub(in crate::cli) fn dhcp(
+        &self,
+        entry: &Entry,
+        attached: &Attached,
+    ) -> anyhow::Result<Vec<DhcpServer>> {
+        let Some(CniNetwork { cni, .. }) = self.by_cni(entry)? else {
+            return Ok(Vec::new());
+        };
+        let names = GuestNames {
+            host_name: entry.record.hostname.clone(),
+            dns: attached.dns.clone(),
+        };
+        Ok(cni.dhcp(&entry.record.id, &attached.network, &names)?)
+    }
+
     /// Like [`Self::attach`], and starts the machine with the configuration that `config` returns
     /// for the network's cards; if CNI's plugins create the network, both happen at the same time.
     /// The machine has the cards, and has yet to be told of the network.
@@ -349,9 +369,11 @@ impl NetworkArgs {
 
     /// Returns the files in `/etc` of a container that has these addresses.
     fn etc_files(&self, record: &Record, addresses: &[IpAddr], dns: &Dns) -> Attached {
+        let dns = self.dns(dns);
         Attached {
             etc_hosts: resolver::hosts(&record.hostname, addresses),
-            etc_resolv_conf: self.dns(dns).to_resolv_conf().into_bytes(),
+            etc_resolv_conf: dns.to_resolv_conf().into_bytes(),
+            dns,
             ..Attached::default()
         }
     }

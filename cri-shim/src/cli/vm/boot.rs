@@ -21,7 +21,7 @@ use crate::sandbox::{
 };
 
 /// The loader's command line: messages go to the console, and a loader that fails ends the machine.
-const CMDLINE: &str = "console=ttyS0 quiet tsc=nowatchdog panic=-1 reboot=k -- --no-self-tests";
+const CMDLINE: &str = "console=ttyS0 quiet panic=-1 reboot=k -- --no-self-tests";
 
 /// The loader: what boots what is on a disk.
 #[derive(Debug)]
@@ -119,6 +119,9 @@ pub(super) async fn boot(
         }
     };
     let own = record.vm.clone().unwrap_or_default();
+    let dhcp = network
+        .dhcp(entry, &attached)
+        .context("cannot serve the guest's addresses by DHCP")?;
     let config = LaunchConfig {
         hostname: record.hostname.clone(),
         vcpus: record.cpus,
@@ -148,6 +151,7 @@ pub(super) async fn boot(
     boot.memory = record.memory;
     (boot.growth, boot.grown) = (own.growth, own.grown);
     boot.disks = disks;
+    boot.dhcp = dhcp;
     boot.shares = volumes::mount(&client, &entry.shared(), record)?;
     boot.loader_limit = Some(BootMachine::LOADER_LIMIT);
     boot.log = Some(entry.open_log()?.into());

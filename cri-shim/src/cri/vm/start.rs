@@ -22,8 +22,7 @@ use crate::kept_kernels::{self, Unkept};
 
 /// The command line of the loader's kernel: its messages are the first of the console, and a panic
 /// ends the machine. What follows the dashes is the loader's.
-const COMMAND_LINE: &str =
-    "console=ttyS0 quiet tsc=nowatchdog panic=-1 reboot=k -- --no-self-tests --root ";
+const COMMAND_LINE: &str = "console=ttyS0 quiet panic=-1 reboot=k -- --no-self-tests --root ";
 
 /// The field of errors about a machine that an older daemon made.
 const FIELD: &str = "container_id";

@@ -2,9 +2,9 @@
 //! (`linux/posix_acl_xattr.h`): a version, and entries of 8 bytes, some of which name a user or a
 //! group.
 //!
-//! The client's kernel checks permissions by them and changes them; the host's applies a directory's
-//! default list to what is made there, and keeps lists and modes in step. Only ids are changed on
-//! the way.
+//! The client's kernel checks permissions by them and changes them; the host's applies a
+//! directory's default list to what is made there, and keeps lists and modes in step. Only ids are
+//! changed on the way.
 
 use std::ffi::CStr;
 

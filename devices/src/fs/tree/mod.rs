@@ -299,8 +299,8 @@ impl Tree {
         stat
     }
 
-    /// Acts as the user to create something in a directory, with the user's umask: it does not count
-    /// where the directory has a default access control list.
+    /// Acts as the user to create something in a directory, with the user's umask: it does not
+    /// count where the directory has a default access control list.
     fn making(&self, context: &Context, umask: u32) -> io::Result<(CredentialGuard, UmaskGuard)> {
         // One that is not mapped is nobody's.
         let group = match self.making_group.load(Ordering::Relaxed) {

@@ -1,7 +1,8 @@
-//! Extended attributes: those of users, access control lists (`acl`), and those that need privileges
-//! in the guest (`trusted.*` of overlays, capabilities of programs). The latter would have a meaning
-//! on the host itself, or need privileges there: so on the host they are stored under names of user
-//! attributes, and the client sees its own names. All others (labels) do not exist for the client.
+//! Extended attributes: those of users, access control lists (`acl`), and those that need
+//! privileges in the guest (`trusted.*` of overlays, capabilities of programs). The latter would
+//! have a meaning on the host itself, or need privileges there: so on the host they are stored
+//! under names of user attributes, and the client sees its own names. All others (labels) do not
+//! exist for the client.
 
 use std::borrow::Cow;
 use std::ffi::{CStr, CString};
@@ -104,8 +105,8 @@ impl Tree {
             Ok(list)
         };
         let mut list = read().map_err(|error: io::Error| match Errno::from_io_error(&error) {
-            // A file system without lists, an object that is never opened here, or a server of files
-            // that denies it to the host's root.
+            // A file system without lists, an object that is never opened here, or a server of
+            // files that denies it to the host's root.
             Some(Errno::OPNOTSUPP | Errno::ACCESS | Errno::PERM) => Errno::NODATA.into(),
             _ => error,
         })?;

@@ -23,8 +23,6 @@ const OF_THE_MACHINE: &[&str] = &[
     "virtio_mmio.device=",
     "memhp_default_state=",
     "maxcpus=",
-    // An idle guest would wake twice a second to compare a TSC that it does not use with kvm-clock.
-    "tsc=nowatchdog",
 ];
 
 /// Splits a command line into its parameters, which are apart by white space outside of `"`.
@@ -131,11 +129,10 @@ mod tests {
 
     #[test]
     fn the_loaders_own_line_tells_what_the_machine_needs() {
-        let own = "console=ttyS0 quiet tsc=nowatchdog panic=-1 pci=conf1 maxcpus=2 virtio_mmio.device=4K@0xc0000000:5 -- --append pci=off";
+        let own = "console=ttyS0 quiet panic=-1 pci=conf1 maxcpus=2 virtio_mmio.device=4K@0xc0000000:5 -- --append pci=off";
         assert_eq!(
             of_the_machine(own),
             [
-                "tsc=nowatchdog",
                 "pci=conf1",
                 "maxcpus=2",
                 "virtio_mmio.device=4K@0xc0000000:5"

@@ -3,8 +3,8 @@
 //! * [`EventLoop`] owns workers and waits, in one place, for notifications from their drivers, for
 //!   the host side of devices and for commands.
 //! * [`Mailbox`] carries commands to a loop: those of transports, of handles, and of the VM.
-//! * [`Loops`] is all loops of a VM, as their owner sees them; `reserve.rs` adds and removes devices
-//!   while they run.
+//! * [`Loops`] is all loops of a VM, as their owner sees them; `reserve.rs` adds and removes
+//!   devices while they run.
 //!
 //! A device is placed on the loop that its VM's devices share or on its own ([`Placement`]). Only
 //! the loop's thread calls a device, and no thread waits for one without a limit. Queues that a
