@@ -19,8 +19,10 @@ use tracing::warn;
 
 use super::machine_size::MachineSize;
 use super::serial_port::SerialPort;
-use super::{BuiltMachine, GUEST_CID, MachineError, Nic, NicKind, OpenShare, Ports, migrate};
-use crate::types::{ContinueAs, KeptKernel, SavedMachine};
+use super::{
+    BuiltMachine, ContinueAs, GUEST_CID, KeptKernel, MachineError, Nic, NicKind, OpenShare, Ports,
+    SavedMachine, migrate,
+};
 
 /// What a process opens before its jail closes, to build machines in it.
 #[derive(Debug)]

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use podvisor_network::cni::DhcpServer;
 
-use super::{BootEvent, IncomingMachine, KeptKernel, SavedMachine};
-use crate::machine::{MachineDisk, MachineIdentity, MachineShare};
+use super::{BootEvent, IncomingMachine};
+use crate::machine::{KeptKernel, MachineDisk, MachineIdentity, MachineShare, SavedMachine};
 
 /// A machine to be booted in a sandbox whose guest has an operating system of its own. Its life is
 /// that of a container: it has a log, can be attached to, and ends with an exit code.

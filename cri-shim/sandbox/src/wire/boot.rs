@@ -8,9 +8,10 @@ use podvisor_network::cni::DhcpServer;
 use serde::{Deserialize, Serialize};
 
 use crate::machine::{
-    DiskContents, DiskMove, MachineDisk, MachineIdentity, MachineShare, OverlayFormat,
+    ContinueAs, DiskContents, DiskMove, KeptKernel, MachineDisk, MachineIdentity, MachineShare,
+    OverlayFormat, SavedMachine,
 };
-use crate::types::{BootEvent, BootMachine, ContinueAs, IncomingMachine, KeptKernel, SavedMachine};
+use crate::types::{BootEvent, BootMachine, IncomingMachine};
 
 /// A machine to be booted. With the frame come: kernel, initramfs if there is one, the files of the
 /// disks (of an overlay first the image), the sockets of DHCP servers, kernel and initramfs of a

@@ -57,11 +57,11 @@ use podvisor_agent_protocol::validate_id;
 use tokio::sync::{Mutex as AsyncMutex, watch};
 use tracing::{info, warn};
 
-use super::super::error::{RefusalKind, SandboxError};
+use super::super::error::SandboxError;
 use super::super::events::EventLog;
 use super::super::types::{
     BootMachine, BootPhase, ContainerInfo, ContainerState, GuestNetwork, IncomingMachine,
-    Interface, MigrationDirection, MigrationState, ProcessExit, SandboxExit, Started,
+    Interface, MigrationDirection, MigrationState, ProcessExit, RefusalKind, SandboxExit, Started,
 };
 use super::super::wire::NicHeader;
 use super::containers::wrong_state;

@@ -9,8 +9,8 @@ use std::time::Duration;
 use tokio::time::timeout;
 use tracing::debug;
 
-use super::super::super::error::{RefusalKind, SandboxError};
-use super::super::super::types::ReadKernel;
+use super::super::super::error::SandboxError;
+use super::super::super::types::{ReadKernel, RefusalKind};
 use super::super::containers::blocking;
 use super::{OwnOs, invalid};
 use crate::machine::{

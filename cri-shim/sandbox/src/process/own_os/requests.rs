@@ -6,9 +6,10 @@ use std::time::Duration;
 
 use podvisor_host::signal::SIGKILL;
 
-use super::super::super::error::{RefusalKind, SandboxError};
+use super::super::super::error::SandboxError;
 use super::super::super::types::{
-    BootMachine, BootReport, ContainerStats, MigrationInfo, ProcessExit, ReadKernel, SaveMachine,
+    BootMachine, BootReport, ContainerStats, MigrationInfo, ProcessExit, ReadKernel, RefusalKind,
+    SaveMachine,
 };
 use super::super::super::wire::{Answer, Call};
 use super::super::containers::blocking;
