@@ -175,6 +175,33 @@ async fn an_answer_without_end_is_an_error_and_deep_nesting_no_stack_overflow() 
 }
 
 #[tokio::test]
+async fn cpus_that_are_offline_are_brought_online() {
+    let (agent, mut guest) = pair();
+    let plays = async {
+        let cpu = |id: u32, online| json!({ "logical-id": id, "online": online });
+        guest.sync().await;
+        guest.asked("guest-get-vcpus").await;
+        guest
+            .answer(json!([cpu(0, true), cpu(2, false), cpu(5, false)]))
+            .await;
+        let set = guest.asked("guest-set-vcpus").await;
+        assert_eq!(set["vcpus"], json!([cpu(2, true), cpu(5, true)]));
+        // One more than there are: such an answer counts as all.
+        guest.answer(json!(3)).await;
+        guest.asked("guest-get-vcpus").await;
+        guest.answer(json!([cpu(0, true), cpu(2, true)])).await;
+    };
+    let (online, ()) = tokio::join!(
+        async {
+            let first = agent.use_cpus(3, LIMIT).await.unwrap();
+            (first, agent.use_cpus(3, LIMIT).await.unwrap())
+        },
+        plays
+    );
+    assert_eq!(online, (true, false));
+}
+
+#[tokio::test]
 async fn a_guest_says_what_it_can_of_itself() {
     let (agent, mut guest) = pair();
     let plays = async {
