@@ -303,6 +303,33 @@ async fn a_file_is_read_to_its_end_and_written_whole() {
 }
 
 #[tokio::test]
+async fn a_file_without_progress_is_an_error() {
+    let (agent, mut guest) = pair();
+    let plays = async {
+        guest.sync().await;
+        guest.asked("guest-file-open").await;
+        guest.answer(json!(7)).await;
+        for _ in 0..16 {
+            guest.asked("guest-file-read").await;
+            guest.answer(json!({ "count": 0, "buf-b64": "" })).await;
+        }
+        for _ in 0..17 {
+            guest.asked("guest-file-write").await;
+            guest.answer(json!({ "count": 1 })).await;
+        }
+    };
+    let asks = async {
+        let file = agent.open_file("/a", FileUse::Read, LIMIT).await.unwrap();
+        let error = agent.read_file(file, LIMIT).await.unwrap_err();
+        assert!(error.to_string().contains("neither bytes"), "{error}");
+        let error = agent.write_file(file, &[0; 100], LIMIT).await;
+        let error = error.unwrap_err().to_string();
+        assert!(error.contains("1 of 84 bytes"), "{error}");
+    };
+    tokio::join!(plays, asks);
+}
+
+#[tokio::test]
 async fn a_program_runs_with_its_input_and_is_waited_for() {
     let (agent, mut guest) = pair();
     let program = Program {
