@@ -196,6 +196,7 @@ pub(super) async fn boot(
             network: network.await?,
             share,
             memory: launch.memory,
+            growth: launch.growth,
             usage,
             events,
         });

@@ -25,7 +25,13 @@ pub(crate) struct BootHeader {
     #[serde(default)]
     pub(crate) identity: MachineIdentity,
     pub(crate) vcpus: u8,
+    #[serde(default)]
+    pub(crate) max_vcpus: u8,
     pub(crate) memory: u64,
+    #[serde(default)]
+    pub(crate) growth: u64,
+    #[serde(default)]
+    pub(crate) grown: u64,
     pub(crate) has_initramfs: bool,
     pub(crate) disks: Vec<DiskHeader>,
     #[serde(default)]
@@ -148,7 +154,10 @@ impl BootHeader {
             uuid: boot.uuid,
             identity: boot.identity,
             vcpus: boot.vcpus,
+            max_vcpus: boot.max_vcpus,
             memory: boot.memory,
+            growth: boot.growth,
+            grown: boot.grown,
             has_initramfs,
             disks,
             shares: boot.shares,
@@ -251,7 +260,10 @@ impl BootHeader {
             uuid: self.uuid,
             identity: self.identity,
             vcpus: self.vcpus,
+            max_vcpus: self.max_vcpus,
             memory: self.memory,
+            growth: self.growth,
+            grown: self.grown,
             disks,
             shares: self.shares,
             dhcp,

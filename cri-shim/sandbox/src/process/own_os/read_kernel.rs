@@ -15,7 +15,7 @@ use super::super::containers::blocking;
 use super::{OwnOs, invalid};
 use crate::machine::{
     DiskContents, DiskMove, Machine, MachineDisk, MachineError, MachineExit, MachineIdentity,
-    MachinePlan, SerialPort,
+    MachinePlan, MachineSize, SerialPort,
 };
 
 /// How long the machine may be ended for: a disk that does not answer may keep its threads for
@@ -104,8 +104,7 @@ fn plan(read: ReadKernel) -> MachinePlan {
         cmdline: read.cmdline,
         uuid: None,
         identity: MachineIdentity::default(),
-        cpus: 1,
-        memory: read.memory,
+        size: MachineSize::new(1, 1, read.memory, 0, 0),
         disks: vec![
             disk(read.image, true, ReadKernel::IMAGE),
             disk(read.frame, false, ReadKernel::FRAME),

@@ -124,6 +124,11 @@ pub(in super::super) async fn answer(
             let vm = system.vm_that_runs(&id)?;
             system.grow_disk(&vm, serial, bytes).await?;
         }
+        Call::SetCpus { count } => system.set_cpus(count).await?,
+        Call::Grow { bytes, patience_ms } => {
+            let patience = Duration::from_millis(patience_ms);
+            return Ok(Answer::Grown(system.grow(bytes, patience).await?));
+        }
         Call::PlugDisk {
             id,
             serial,

@@ -211,7 +211,9 @@ impl Vm {
                 First::Boot => vm.build_as_planned()?,
                 First::Kept(kept) => vm.start_kept(&kept)?,
             };
-            *vm.lock() = Some(Arc::new(machine.start()?));
+            let machine = machine.start()?;
+            vm.begin_with_plugged_memory(&machine);
+            *vm.lock() = Some(Arc::new(machine));
             vm.boots().reached(BootPhase::Machine);
             Ok::<_, MachineError>(())
         });
@@ -356,7 +358,7 @@ impl Vm {
 
     /// Memory of the machine in bytes.
     pub(super) fn memory(&self) -> u64 {
-        self.plan.memory
+        self.plan.size.all_memory()
     }
 
     /// Waits for the machine's end, and for those that follow its reboots.
