@@ -171,6 +171,10 @@ fn of_the_cluster() -> Kind {
     // What it says that is not known must reach the webhook, which refuses it by its path.
     let mut spec = anything();
     spec["type"] = json!("object");
+    // Clients patch what is in it, and take it for granted.
+    let mut configuration = spec.clone();
+    configuration["default"] = json!({});
+    spec["properties"] = json!({ "configuration": configuration });
     Kind {
         group: GROUP,
         versions: &VERSIONS,
