@@ -303,7 +303,11 @@ fn of_policies() -> Value {
 /// The definitions of instance types and preferences: without a status, and of the cluster too.
 fn of_instancetypes() -> Vec<Value> {
     let of_type = structural::<InstancetypeSpec>();
-    let of_preference = structural::<PreferenceSpec>();
+    let mut of_preference = structural::<PreferenceSpec>();
+    // Preferences for what is not there are taken, and not applied: they are no typing errors.
+    for part in ["devices", "requirements"] {
+        of_preference["properties"][part]["x-kubernetes-preserve-unknown-fields"] = json!(true);
+    }
     let kinds: [(&str, &str, &Value, [&str; 4]); 4] = [
         (
             "VirtualMachineInstancetype",
