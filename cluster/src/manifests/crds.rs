@@ -163,7 +163,44 @@ pub fn crds() -> Vec<Value> {
     let mut definitions: Vec<Value> = all.map(definition).collect();
     definitions.extend(of_instancetypes());
     definitions.push(of_policies());
+    definitions.push(of_uploads());
     definitions
+}
+
+/// The definition of where uploads go: of the cluster, written by administrators and the system.
+fn of_uploads() -> Value {
+    let url = json!({ "type": "string", "maxLength": 2048, "pattern": "^(https?://[^/]+.*)?$" });
+    let schema = json!({
+        "type": "object",
+        "properties": {
+            "apiVersion": { "type": "string" },
+            "kind": { "type": "string" },
+            "metadata": { "type": "object" },
+            "spec": { "type": "object", "properties": { "uploadProxyURLOverride": url } },
+            "status": { "type": "object", "x-kubernetes-preserve-unknown-fields": true },
+        },
+    });
+    json!({
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": { "name": format!("cdiconfigs.{}", datavolume::GROUP) },
+        "spec": {
+            "group": datavolume::GROUP,
+            "scope": "Cluster",
+            "names": {
+                "kind": "CDIConfig",
+                "listKind": "CDIConfigList",
+                "plural": "cdiconfigs",
+                "singular": "cdiconfig",
+            },
+            "versions": [{
+                "name": datavolume::VERSION,
+                "served": true,
+                "storage": true,
+                "schema": { "openAPIV3Schema": schema },
+            }],
+        },
+    })
 }
 
 /// What an administrator decides.

@@ -103,6 +103,14 @@ pub(super) fn rbac(options: &Options) -> Vec<Value> {
             rule(&[datavolume::GROUP], &["datavolumes"], &ALL),
             rule(&[datavolume::GROUP], &["datasources"], &READ),
             rule(&[datavolume::GROUP], &["datasources/status"], &["patch"]),
+            // Where uploads go: one that says nothing is made, and its status is written.
+            rule(&[datavolume::GROUP], &["cdiconfigs"], &["create"]),
+            named(
+                &[datavolume::GROUP],
+                &["cdiconfigs"],
+                &["config"],
+                &["get", "patch"],
+            ),
             rule(
                 &[datavolume::GROUP],
                 &["datavolumes/status", "datavolumes/finalizers"],
