@@ -213,6 +213,9 @@ pub(super) fn rbac(options: &Options) -> Vec<Value> {
             rule(&[""], &["pods"], &["get"]),
             rule(&[GROUP], &["virtualmachineinstances/status"], &["patch"]),
             rule(&[instancetype::GROUP], &INSTANCETYPES, &["get"]),
+            // Labels that name the instance type of a VM.
+            rule(&[""], &["persistentvolumeclaims"], &["get"]),
+            rule(&[datavolume::GROUP], &VOLUMES, &["get"]),
             // Whether a user may copy a claim.
             rule(
                 &["authorization.k8s.io"],
