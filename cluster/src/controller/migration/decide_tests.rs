@@ -66,6 +66,7 @@ struct Scene {
     at_target: Seen,
     refused: Option<String>,
     may_begin: bool,
+    settings: Settings,
     now: i64,
 }
 
@@ -80,6 +81,7 @@ impl Scene {
             at_target: Seen::NotAsked,
             refused: None,
             may_begin: true,
+            settings: Settings::default(),
             now: 0,
         }
     }
@@ -116,7 +118,7 @@ impl Scene {
             at_target: self.at_target.clone(),
             refused: self.refused.clone(),
             may_begin: self.may_begin,
-            settings: &Settings::default(),
+            settings: &self.settings,
             policy: None,
             now: at(self.now),
         })
@@ -338,6 +340,14 @@ fn a_source_that_was_killed_is_not_waited_for() {
         assert_eq!(decision.status.phase, phase, "{:?}", scene.at_target);
         assert_eq!(decision.actions, actions, "{:?}", scene.at_target);
     }
+}
+
+#[test]
+fn a_migration_may_take_all_the_time_that_there_is() {
+    let mut scene = Scene::moves(says(NodeState::Sending), says(NodeState::Receiving));
+    scene.settings.completion_timeout_per_gi_b = u64::MAX;
+    scene.now = 1_000_000;
+    assert!(scene.look().actions.is_empty());
 }
 
 #[test]
