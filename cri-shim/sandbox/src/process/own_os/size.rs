@@ -7,8 +7,8 @@ use std::time::Duration;
 use tokio::time::sleep;
 use tracing::{debug, info, warn};
 
-use super::super::super::error::{RefusalKind, SandboxError};
-use super::super::super::types::BootMachine;
+use super::super::super::error::SandboxError;
+use super::super::super::types::{BootMachine, RefusalKind};
 use super::super::containers::wrong_state;
 use super::guest_agent::LIMIT;
 use super::vm::Vm;
