@@ -1,6 +1,6 @@
 //! `cargo xtask cluster`: builds a real Kubernetes API server and its etcd, and on request the
 //! rest of a cluster's programs, into `target/cluster/bin`, from the modules of `xtask/cluster`.
-//! With `--try` it runs a cluster of one node, with `--migrate` one of two.
+//! With `--try` and `--figures` it runs a cluster of one node, with `--migrate` one of two.
 
 mod attempt;
 
@@ -55,12 +55,16 @@ pub(crate) struct Args {
     /// Run a cluster of two nodes in the test host, between which a virtual machine moves
     #[arg(long, conflicts_with = "attempt")]
     migrate: bool,
+    /// Run a cluster of one node in the test host, and print what virtual machines cost beside pods
+    #[arg(long, conflicts_with_all = ["attempt", "migrate"])]
+    figures: bool,
 }
 
 pub(crate) fn command(args: &Args) -> Result<ExitCode> {
-    let attempt = match (args.attempt, args.migrate) {
-        (true, _) => Some(Attempt::Life),
-        (_, true) => Some(Attempt::Migration),
+    let attempt = match (args.attempt, args.migrate, args.figures) {
+        (true, ..) => Some(Attempt::Life),
+        (_, true, _) => Some(Attempt::Migration),
+        (.., true) => Some(Attempt::Figures),
         _ => None,
     };
     let others = if args.all || attempt.is_some() {

@@ -19,9 +19,9 @@ use tower_service::Service;
 use crate::messages::{
     AgentExecAnswer, AgentExecRequest, BootInfo, CancelMigrationRequest, ConsoleInput, Data, Done,
     FreezeRequest, GuestInfo, ListVmsRequest, PlugDiskRequest, PortForwardInput,
-    ReceiveMigrationInput, ResolveMigrationRequest, SendMigrationInput, StopRequest,
-    UnplugDiskAnswer, UnplugDiskRequest, VmEvent, VmList, VmName, VmRequest, VmUsageList,
-    VmUsageRequest, VsockInput, WatchVmsRequest,
+    ReceiveMigrationInput, ResizeVmAnswer, ResizeVmRequest, ResolveMigrationRequest,
+    SendMigrationInput, StopRequest, UnplugDiskAnswer, UnplugDiskRequest, VmEvent, VmList, VmName,
+    VmRequest, VmUsageList, VmUsageRequest, VsockInput, WatchVmsRequest,
 };
 use crate::{MAX_MESSAGE_BYTES, paths};
 
@@ -162,6 +162,11 @@ pub trait Node: Send + Sync + 'static {
     async fn unplug_disk(&self, _request: UnplugDiskRequest) -> Result<UnplugDiskAnswer, Status> {
         Err(unimplemented("UnplugDisk"))
     }
+
+    /// Gives a VM more CPUs or memory.
+    async fn resize_vm(&self, _request: ResizeVmRequest) -> Result<ResizeVmAnswer, Status> {
+        Err(unimplemented("ResizeVm"))
+    }
 }
 
 fn unimplemented(method: &str) -> Status {
@@ -277,6 +282,7 @@ impl<N: Node> Service<http::Request<Body>> for NodeServer<N> {
                 call,
                 |request| async move { node.unplug_disk(request).await },
             ),
+            paths::RESIZE_VM => unary(call, |request| async move { node.resize_vm(request).await }),
             path => {
                 let shown: String = path.chars().take(128).collect();
                 let status = Status::unimplemented(format!("unknown method {shown:?}"));

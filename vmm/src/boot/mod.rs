@@ -54,6 +54,8 @@ use memory_map::MemoryMap;
 pub(crate) struct Platform {
     /// The number of CPUs, including those that may be added.
     pub(crate) cpus: u8,
+    /// The number of CPUs at boot.
+    pub(crate) boot_cpus: u8,
     /// The virtio-mmio devices.
     pub(crate) windows: Vec<MmioWindow>,
     /// Whether there is a PCI bus.
@@ -67,6 +69,15 @@ pub(crate) struct Platform {
 }
 
 impl Platform {
+    /// Returns the number of CPUs that firmware tables say are there: those at boot, if the guest
+    /// is told of the others when they are there.
+    fn enabled_cpus(&self) -> u8 {
+        match self.events.has(Event::Cpus) {
+            true => self.boot_cpus.min(self.cpus),
+            false => self.cpus,
+        }
+    }
+
     /// Returns the end of the tables, below 1 MiB.
     fn tables_end(&self) -> u64 {
         match self.events.has(Event::NewGeneration) {
@@ -172,7 +183,7 @@ pub(crate) fn write_boot_params(
     let Loaded { entry, map, module } = loaded;
     check_cmdline(cmdline, Some(kernel))?;
     write(mem, "the command line", layout::CMDLINE, cmdline.as_bytes())?;
-    let mp_table_end = mptable::write(mem, platform.cpus)?;
+    let mp_table_end = mptable::write(mem, platform.enabled_cpus(), platform.cpus)?;
     let limit = platform.tables_end();
     let acpi = acpi::write(mem, mp_table_end, limit, platform)?;
     if let Some(identity) = &platform.smbios {

@@ -194,6 +194,12 @@ impl<S: Read + Write> IncomingMigration<S> {
         self.announced.memory.boot
     }
 
+    /// Returns the amount of memory that may be plugged in.
+    #[must_use]
+    pub fn hotplug_memory(&self) -> MemorySize {
+        self.announced.memory.hotplug
+    }
+
     /// Returns the names of the virtio devices, in order, as [`Snapshot::devices`] does: the
     /// builder of the VM needs each of them.
     #[must_use]

@@ -67,6 +67,7 @@ struct Scene {
     plugs: Result<Vec<String>, String>,
     refused: Option<String>,
     may_begin: bool,
+    settings: Settings,
     now: i64,
 }
 
@@ -82,6 +83,7 @@ impl Scene {
             plugs: Ok(Vec::new()),
             refused: None,
             may_begin: true,
+            settings: Settings::default(),
             now: 0,
         }
     }
@@ -119,7 +121,7 @@ impl Scene {
             plugs: self.plugs.clone(),
             refused: self.refused.clone(),
             may_begin: self.may_begin,
-            settings: &Settings::default(),
+            settings: &self.settings,
             policy: None,
             now: at(self.now),
         })
@@ -354,6 +356,14 @@ fn a_source_that_was_killed_is_not_waited_for() {
         assert_eq!(decision.status.phase, phase, "{:?}", scene.at_target);
         assert_eq!(decision.actions, actions, "{:?}", scene.at_target);
     }
+}
+
+#[test]
+fn a_migration_may_take_all_the_time_that_there_is() {
+    let mut scene = Scene::moves(says(NodeState::Sending), says(NodeState::Receiving));
+    scene.settings.completion_timeout_per_gi_b = u64::MAX;
+    scene.now = 1_000_000;
+    assert!(scene.look().actions.is_empty());
 }
 
 #[test]

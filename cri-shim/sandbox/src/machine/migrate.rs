@@ -34,7 +34,9 @@ pub(crate) enum ArriveError {
     #[error(transparent)]
     Receive(#[from] ReceiveError),
     /// What came is not the machine that was described here.
-    #[error("the machine that comes has {theirs} vCPUs, and the one that is waited for {ours}")]
+    #[error(
+        "the machine that comes has {theirs} vCPUs, and the one that is waited for at most {ours}"
+    )]
     Vcpus {
         /// Those of what came.
         theirs: u8,
@@ -105,10 +107,11 @@ impl MachinePlan {
         connection: &UnixStream,
         mut tell: impl FnMut(Arrival),
     ) -> Result<(Machine, bool), ArriveError> {
-        let limits = MigrationLimits::memory(MemorySize::bytes(self.memory));
+        let limits = MigrationLimits::memory(MemorySize::bytes(self.size.most_memory()));
         let incoming = IncomingMigration::open(connection, limits)?;
-        let (theirs, ours) = (incoming.vcpus(), self.cpus);
-        if theirs != ours {
+        // More may be plugged in here, and some may have been plugged in there.
+        let (theirs, ours) = (incoming.vcpus(), self.size.max_cpus);
+        if theirs > ours {
             let error = ArriveError::Vcpus { theirs, ours };
             incoming.refuse(&error.to_string());
             return Err(error);
@@ -120,8 +123,10 @@ impl MachinePlan {
                 return Err(error);
             }
         };
+        let (memory, growth) = (incoming.memory(), incoming.hotplug_memory());
         let copied: u64 = incoming.disks().iter().map(|disk| disk.len).sum();
-        let begins = || tell(Arrival::Receiving(self.memory.saturating_add(copied)));
+        let bytes = self.size.all_memory().saturating_add(copied);
+        let begins = || tell(Arrival::Receiving(bytes));
         if let Err(error) = self.expect_plugged(incoming.plugged(), begins) {
             incoming.refuse(&error.to_string());
             return Err(error);
@@ -139,6 +144,8 @@ impl MachinePlan {
                 return Err(error.into());
             }
         };
+        self.size
+            .arrives(theirs, memory.as_bytes(), growth.as_bytes());
         arrived.start(&built.vm)?;
         Ok((built.watch().map_err(ArriveError::Machine)?, is_running))
     }

@@ -17,9 +17,12 @@ use podvisor_vmm::{
 use serde::{Deserialize, Serialize};
 use tracing::warn;
 
+use super::machine_size::MachineSize;
 use super::serial_port::SerialPort;
-use super::{BuiltMachine, GUEST_CID, MachineError, Nic, NicKind, OpenShare, Ports, migrate};
-use crate::types::{ContinueAs, KeptKernel, SavedMachine};
+use super::{
+    BuiltMachine, ContinueAs, GUEST_CID, KeptKernel, MachineError, Nic, NicKind, OpenShare, Ports,
+    SavedMachine, migrate,
+};
 
 /// What a process opens before its jail closes, to build machines in it.
 #[derive(Debug)]
@@ -78,10 +81,8 @@ pub(crate) struct MachinePlan {
     pub uuid: Option<[u8; 16]>,
     /// What else those tables say of it.
     pub identity: MachineIdentity,
-    /// Virtual CPUs.
-    pub cpus: u8,
-    /// Memory in bytes.
-    pub memory: u64,
+    /// Virtual CPUs and memory.
+    pub size: MachineSize,
     /// Disks, the first of which is `/dev/vda`.
     pub disks: Vec<MachineDisk>,
     /// Network cards.
@@ -242,13 +243,21 @@ impl MachinePlan {
             .given_to(Vm::builder())
             .kernel(Kernel::from_file(again(kernel)?)?)
             .cmdline(cmdline)
-            .vcpus(self.cpus)
-            .memory(MemorySize::bytes(self.memory))
+            .vcpus(self.size.cpus())
+            .max_vcpus(self.size.max_cpus)
+            .memory(MemorySize::bytes(self.size.memory()))
             .transport(Transport::Pci)
             .power_button()
             .generation_id()
             .pci_hotplug()
             .serial(port.writer());
+        if self.size.may_get_cpus() {
+            builder = builder.cpu_hotplug();
+        }
+        let growth = self.size.growth();
+        if growth > 0 {
+            builder = builder.hotplug_memory(MemorySize::bytes(growth));
+        }
         if let Some(tables) = self.smbios() {
             builder = builder.smbios(tables);
         }
@@ -276,14 +285,14 @@ impl MachinePlan {
             snapshot.hotplug_memory(),
         );
         let own = (
-            self.cpus,
-            MemorySize::bytes(self.memory),
-            MemorySize::bytes(0),
+            self.size.cpus(),
+            MemorySize::bytes(self.size.memory()),
+            MemorySize::bytes(self.size.growth()),
         );
         if shape != own {
             return Err(MachineError::OtherShape {
-                saved: shape_of(snapshot.vcpus(), snapshot.memory()),
-                wanted: shape_of(self.cpus, own.1),
+                saved: shape_of(shape),
+                wanted: shape_of(own),
             });
         }
         let builder = snapshot.builder();
@@ -462,8 +471,11 @@ fn grow_file(file: &File, bytes: u64) -> io::Result<()> {
     file.sync_all()
 }
 
-fn shape_of(cpus: u8, memory: MemorySize) -> String {
-    format!("{cpus} CPUs and {memory}")
+fn shape_of((cpus, memory, growth): (u8, MemorySize, MemorySize)) -> String {
+    match growth.as_bytes() {
+        0 => format!("{cpus} CPUs and {memory}"),
+        _ => format!("{cpus} CPUs, {memory} and up to {growth} more"),
+    }
 }
 
 /// The beginning of the names of disks' devices.

@@ -102,6 +102,15 @@ pub(in crate::cli) struct VmRecord {
     pub(in crate::cli) ssh_keys: Vec<String>,
     /// Whether its console is logged in by itself.
     pub(in crate::cli) has_autologin: bool,
+    /// Most CPUs that it may have while it runs; 0 is those that it has.
+    #[serde(default)]
+    pub(in crate::cli) max_cpus: u8,
+    /// Bytes of memory that it may get while it runs.
+    #[serde(default)]
+    pub(in crate::cli) growth: u64,
+    /// Bytes of them that it has.
+    #[serde(default)]
+    pub(in crate::cli) grown: u64,
 }
 
 impl Record {

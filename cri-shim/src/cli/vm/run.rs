@@ -344,6 +344,9 @@ fn record(args: &RunArgs, root: &Path) -> anyhow::Result<Record> {
             ssh_port,
             ssh_keys,
             has_autologin: !args.no_autologin,
+            max_cpus: args.max_cpus.unwrap_or(0),
+            growth: args.growth(),
+            grown: 0,
         }),
         id,
     })

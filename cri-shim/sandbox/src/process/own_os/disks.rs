@@ -6,7 +6,8 @@ use std::thread;
 
 use tracing::{info, warn};
 
-use super::super::super::error::{RefusalKind, SandboxError};
+use super::super::super::error::SandboxError;
+use super::super::super::types::RefusalKind;
 use super::OwnOs;
 use super::vm::Vm;
 use crate::machine::{Machine, MachineError, causes};

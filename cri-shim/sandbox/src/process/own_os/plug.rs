@@ -11,8 +11,8 @@ use std::time::Duration;
 
 use tracing::{info, warn};
 
-use super::super::super::error::{RefusalKind, SandboxError};
-use super::super::super::types::Unplugged;
+use super::super::super::error::SandboxError;
+use super::super::super::types::{RefusalKind, Unplugged};
 use super::super::containers::{blocking, wrong_state};
 use super::vm::Vm;
 use super::{OwnOs, invalid};

@@ -24,9 +24,11 @@ use tokio::sync::watch;
 use tracing::{debug, info};
 
 use super::super::super::agent::now_ns;
-use super::super::super::error::{RefusalKind, SandboxError};
+use super::super::super::error::SandboxError;
 use super::super::super::stdio::StdioError;
-use super::super::super::types::{MigrationDirection, MigrationInfo, MigrationState, SendMachine};
+use super::super::super::types::{
+    MigrationDirection, MigrationInfo, MigrationState, RefusalKind, SendMachine,
+};
 use super::super::containers::wrong_state;
 use super::OwnOs;
 pub(super) use receive::{Arriving, give_connection};

@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 use tokio::time::sleep;
 use tracing::{info, warn};
 
-use super::super::super::super::error::{RefusalKind, SandboxError};
+use super::super::super::super::error::SandboxError;
 use super::super::super::super::types::{
-    MigrationDirection, MigrationInfo, MigrationState, SendMachine,
+    MigrationDirection, MigrationInfo, MigrationState, RefusalKind, SendMachine,
 };
 use super::super::OwnOs;
 use super::super::vm::Vm;
