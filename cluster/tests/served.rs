@@ -24,6 +24,8 @@ mod snapshots;
 mod support;
 #[path = "served/uploads.rs"]
 mod uploads;
+#[path = "served/virtctl.rs"]
+mod virtctl;
 
 use k8s_openapi::api::core::v1::Pod;
 use kube::{

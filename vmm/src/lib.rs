@@ -113,6 +113,7 @@
 mod boot;
 pub mod check;
 mod cpuid;
+mod host_clock;
 mod kvm;
 mod layout;
 mod memory;
