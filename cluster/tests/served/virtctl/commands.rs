@@ -286,6 +286,16 @@ async fn virtctl_exposes_a_vm_by_a_label_of_its_pod() {
                 Ok("Service ssh successfully"),
             ),
             ("expose vm v --name=none", Err("couldn't find port")),
+            ("objectgraph v", Ok("\"kind\": \"VirtualMachineInstance\"")),
+            ("objectgraph --vmi v", Ok("\"kind\": \"Pod\"")),
+            (
+                "objectgraph v --selector=kubevirt.io/dependency-type=config --output=yaml",
+                Ok("kind: VirtualMachine\n"),
+            ),
+            (
+                "objectgraph nothing",
+                Err("virtualmachine.kubevirt.io \"nothing\" not found"),
+            ),
         ])
         .await;
     let namespace = &virtctl.namespace;
