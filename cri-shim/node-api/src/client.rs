@@ -10,6 +10,7 @@ use tonic::transport::{Channel, Endpoint};
 use tonic::{IntoStreamingRequest, Request, Status, Streaming};
 use tonic_prost::ProstCodec;
 
+use crate::limits::MAX_MESSAGE_BYTES;
 use crate::messages::{
     AgentExecAnswer, AgentExecRequest, BootInfo, CancelMigrationRequest, ConsoleInput, Data, Done,
     FreezeRequest, GuestInfo, ListVmsRequest, PlugDiskRequest, PortForwardInput,
@@ -17,7 +18,7 @@ use crate::messages::{
     SendMigrationInput, StopRequest, UnplugDiskAnswer, UnplugDiskRequest, VmEvent, VmList, VmName,
     VmRequest, VmUsageList, VmUsageRequest, VsockInput, WatchVmsRequest,
 };
-use crate::{MAX_MESSAGE_BYTES, paths};
+use crate::paths;
 
 /// A client of a node. Clones share their connection.
 #[derive(Debug, Clone)]

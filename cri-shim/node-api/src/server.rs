@@ -16,6 +16,7 @@ use tonic::{Request, Response, Status, Streaming};
 use tonic_prost::ProstCodec;
 use tower_service::Service;
 
+use crate::limits::MAX_MESSAGE_BYTES;
 use crate::messages::{
     AgentExecAnswer, AgentExecRequest, BootInfo, CancelMigrationRequest, ConsoleInput, Data, Done,
     FreezeRequest, GuestInfo, ListVmsRequest, PlugDiskRequest, PortForwardInput,
@@ -23,7 +24,7 @@ use crate::messages::{
     SendMigrationInput, StopRequest, UnplugDiskAnswer, UnplugDiskRequest, VmEvent, VmList, VmName,
     VmRequest, VmUsageList, VmUsageRequest, VsockInput, WatchVmsRequest,
 };
-use crate::{MAX_MESSAGE_BYTES, paths};
+use crate::paths;
 
 /// A stream of answers. It is dropped when its client goes.
 pub struct AnswerStream<T>(Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>);

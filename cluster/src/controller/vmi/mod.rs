@@ -28,7 +28,7 @@ use serde_json::json;
 
 pub use decide::{Action, Decision, Observed, Other, decide, failure, was_running};
 pub(super) use decide::{container, node, terminated};
-pub(super) use hotplug::{awaits, is_keeper};
+pub(super) use hotplug::{awaits, is_keeper, plugs_at};
 pub use migratable::{Method, Obstacle, migratable};
 pub(super) use pod::without_plugged;
 pub use pod::{

@@ -7,10 +7,11 @@ use clap::{ArgAction, Args};
 use podvisor_images::Checksum;
 
 use crate::cli::container::{NetworkArgs, Volume};
+use crate::cli::env_file::parse_label;
 use crate::cli::guest::{parse_cpus, parse_guest_memory};
 use crate::cli::keys::{DetachKeys, parse as parse_keys};
 use crate::cli::registries::RegistryArgs;
-use crate::cli::run::{parse_hostname, parse_label};
+use crate::cli::run::parse_hostname;
 use crate::cli::settings::MAX_GROWTH;
 use crate::cli::size;
 use crate::machine::GROWTH_UNIT;

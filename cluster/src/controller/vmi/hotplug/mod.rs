@@ -22,6 +22,7 @@ use crate::controller::error::{Error, code, is_gone};
 use crate::controller::migration::CallError;
 use crate::controller::objects::{COMPONENT_LABEL, HOTPLUG, VirtualMachineInstance};
 use crate::controller::{Context, patch};
+pub(in crate::controller) use decide::plugs_at;
 use decide::{Action, Observed, Step, decide, entries, is_of, target};
 
 /// Seconds that a guest has to release a disk, after which it is taken away.
