@@ -326,7 +326,6 @@ fn of_policies() -> Value {
                 "listKind": "MigrationPolicyList",
                 "plural": "migrationpolicies",
                 "singular": "migrationpolicy",
-                "categories": ["all"],
             },
             "versions": [{
                 "name": POLICY_VERSION,
