@@ -21,8 +21,8 @@ use signal_hook::iterator::Signals;
 
 use super::build::Image;
 use super::{disk, qemu};
+use crate::paths;
 use crate::process::{Group, RawTerminal, TempDir};
-use crate::{cpio, paths};
 
 /// A host boots in 3 to 5 s; on a heavily loaded machine in a minute. One whose console had no new
 /// message for this long hangs.
@@ -489,7 +489,7 @@ const KERNEL_COMMAND_LINE: &str = "console=ttyS0 panic=-1 quiet mitigations=off 
 fn write_initramfs(image: &Image, job: &Job, path: &Path) -> Result<()> {
     let write = || -> io::Result<()> {
         fs::copy(&image.initramfs, path)?;
-        let mut archive = cpio::Writer::new(Vec::new());
+        let mut archive = podvisor_cpio::Writer::new(Vec::new());
         archive.file("host/conf", 0o644, configuration(image, job).as_bytes())?;
         archive.file("host/run", 0o755, script(job).as_bytes())?;
         let bytes = archive.finish()?;
