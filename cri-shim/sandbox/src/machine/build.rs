@@ -11,8 +11,8 @@ use tracing::debug;
 
 use super::console::Console;
 use super::{
-    Boot, Disk, HostPort, KernelPanic, Machine, MachineConfig, MachineError, MachineExit, Nic,
-    Ports, SharedDir, causes,
+    Boot, Disk, KernelPanic, Machine, MachineConfig, MachineError, MachineExit, Nic, Ports,
+    SharedDir, VsockPort, causes,
 };
 
 /// The guest's vsock address, the lowest that a guest may have; guests of different
@@ -77,7 +77,7 @@ struct Parts<'a> {
     spare_disks: u8,
     nics: Vec<Nic>,
     share: Option<SharedDir>,
-    host_ports: Vec<HostPort>,
+    host_ports: Vec<VsockPort>,
     console: Option<&'a Arc<Console>>,
 }
 
@@ -100,7 +100,7 @@ impl Parts<'_> {
             builder = builder.fs(share.device()?);
         }
         let mut vsock = VsockDevice::in_process(GUEST_CID)?;
-        for HostPort { port, on_connect } in self.host_ports {
+        for VsockPort { port, on_connect } in self.host_ports {
             vsock.listen(port, on_connect);
         }
         if let Some(console) = self.console {
@@ -116,7 +116,7 @@ impl BuiltMachine {
     ///
     /// # Errors
     /// [`MachineError`]; nothing is left of the machine then.
-    pub fn new(config: MachineConfig, host_ports: Vec<HostPort>) -> Result<Self, MachineError> {
+    pub fn new(config: MachineConfig, host_ports: Vec<VsockPort>) -> Result<Self, MachineError> {
         let MachineConfig {
             boot,
             cpus,
