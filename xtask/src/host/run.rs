@@ -219,11 +219,10 @@ fn watch(
             }
             Ok(Event::Exit(status)) => break status,
             Err(RecvTimeoutError::Timeout) => {
-                let console = fs::metadata(dir.join("console.log")).map_or(0, |log| log.len());
-                if !up && verdict.is_none() && console > printed {
+                if !up && verdict.is_none() {
+                    let console = fs::metadata(dir.join("console.log")).map_or(0, |log| log.len());
                     let longer = (Instant::now() + BOOT_LIMIT).min(began + job.limit);
-                    if longer > deadline {
-                        printed = console;
+                    if is_prolonged(&mut printed, console) && longer > deadline {
                         deadline = longer;
                         continue;
                     }
@@ -270,6 +269,14 @@ fn watch(
         (None, Some(Ok(ended))) => Ok(ended),
         (None, None) => Err(Failure::Died(exit)),
     }
+}
+
+/// Whether a host that boots has more time: its console has more than the `printed` bytes of when
+/// it was looked at last.
+fn is_prolonged(printed: &mut u64, console: u64) -> bool {
+    let has_progress = console > *printed;
+    *printed = console;
+    has_progress
 }
 
 /// Appends QEMU's information on the CPUs of a hanging host to the console's log.
@@ -565,7 +572,14 @@ pub(crate) fn console_log() -> PathBuf {
 
 #[cfg(test)]
 mod tests {
-    use super::quote;
+    use super::{is_prolonged, quote};
+
+    #[test]
+    fn a_host_that_boots_has_more_time_as_long_as_its_console_grows() {
+        let mut printed = 0;
+        let looks = [0, 700, 700, 701].map(|console| is_prolonged(&mut printed, console));
+        assert_eq!(looks, [false, true, false, true]);
+    }
 
     #[test]
     fn quoted_words_come_back_from_a_shell() {
