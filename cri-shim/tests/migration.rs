@@ -1,6 +1,8 @@
 //! Machines that move between two sandboxes' processes, with a guest of a few instructions that
 //! counts, and a connection that is cut where it hurts.
 
+#[path = "migration/plugged.rs"]
+mod plugged;
 mod support;
 
 use std::fs::{self, File};

@@ -133,7 +133,7 @@ pub use memory::{MemoryError, MemorySize, PageMap, ParseMemorySizeError};
 pub use migration::testing as migration_testing;
 pub use migration::{
     ArrivedMigration, IncomingMigration, MigrationLimits, MigrationOptions, MigrationProgress,
-    MigrationReport, MigrationStep, MovingDisk, ReceiveError, StreamError,
+    MigrationReport, MigrationStep, MovingDisk, PluggedIdentity, ReceiveError, StreamError,
 };
 pub use podvisor_devices as devices;
 pub use podvisor_devices::balloon::BalloonStats;

@@ -264,7 +264,7 @@ impl MachinePlan {
         if let Some(initramfs) = initramfs {
             builder = builder.initramfs(Initramfs::from_file(again(initramfs)?)?);
         }
-        let builder = self.devices(builder, Locks::Taken, host)?;
+        let builder = self.devices(builder, Locks::Taken, PluggedPlaces::New, host)?;
         connected(builder.build()?, port)
     }
 
@@ -301,7 +301,8 @@ impl MachinePlan {
             ContinueAs::Copy => builder,
         };
         let builder = host.given_to(builder).serial(port.writer());
-        let builder = self.devices(builder, Locks::Taken, host)?;
+        let places = self.place_plugged(&snapshot.devices());
+        let builder = self.devices(builder, Locks::Taken, places, host)?;
         let machine = connected(builder.build()?, port)?;
         if saved.continues == ContinueAs::Same {
             // From here on its disks may change.
@@ -312,8 +313,8 @@ impl MachinePlan {
         Ok(machine)
     }
 
-    /// Builds a machine that goes on where it was: `begin` returns a builder that knows where. Its
-    /// disks are not locked.
+    /// Builds a machine that goes on where it was, with these devices in this order: `begin` returns
+    /// a builder that knows where. Its disks are not locked.
     ///
     /// # Errors
     /// As [`Self::build`].
@@ -321,11 +322,13 @@ impl MachinePlan {
         &self,
         host: &HostFiles,
         port: &SerialPort,
+        names: &[String],
         begin: impl FnOnce(&HostFiles) -> RestoreBuilder,
     ) -> Result<BuiltMachine, MachineError> {
         self.forget_cached();
         let builder = begin(host).serial(port.writer());
-        let builder = self.devices(builder, Locks::Later, host)?;
+        let places = self.place_plugged(names);
+        let builder = self.devices(builder, Locks::Later, places, host)?;
         connected(builder.build()?, port)
     }
 
@@ -333,15 +336,25 @@ impl MachinePlan {
         &self,
         mut builder: VmBuilder<S>,
         locks: Locks,
+        places: PluggedPlaces,
         host: &HostFiles,
     ) -> Result<VmBuilder<S>, MachineError> {
         for disk in &self.disks {
             builder = builder.block(disk.device(locks)?.serial(&disk.serial));
         }
-        for (index, plugged) in self.plugged().iter_mut().enumerate() {
-            let disk = &plugged.disk;
+        let mut plugged = self.plugged();
+        let first = match places {
+            PluggedPlaces::New => {
+                for (index, plugged) in plugged.iter_mut().enumerate() {
+                    plugged.device = format!("blk{}", self.disks.len() + index);
+                }
+                plugged.len()
+            }
+            PluggedPlaces::Old { first } => first.min(plugged.len()),
+        };
+        let (first, last) = plugged.split_at(first);
+        for PluggedIn { disk, .. } in first {
             builder = builder.block(disk.device(locks)?.serial(&disk.serial));
-            plugged.device = format!("blk{}", self.disks.len() + index);
         }
         for nic in &self.nics {
             let nic = Nic {
@@ -357,7 +370,26 @@ impl MachinePlan {
         }
         let vsock = VsockDevice::in_process(GUEST_CID)?;
         let agent = PortsDevice::new([podvisor_guest_agent::PORT])?;
-        Ok(builder.vsock(vsock).rng().balloon().ports(agent))
+        builder = builder.vsock(vsock).rng().balloon().ports(agent);
+        for PluggedIn { disk, .. } in last {
+            builder = builder.block(disk.device(locks)?.serial(&disk.serial));
+        }
+        Ok(builder)
+    }
+
+    /// Says where a machine with these devices has the disks that were plugged in, and notes their
+    /// names. Those that the guest had when it booted last are in front of its other devices, those
+    /// that came since behind all of them.
+    fn place_plugged(&self, names: &[String]) -> PluggedPlaces {
+        let is_disk = |name: &&String| name.starts_with(DISK);
+        let in_front = names.iter().take_while(is_disk).count();
+        let disks = names.iter().filter(is_disk).skip(self.disks.len());
+        for (plugged, name) in self.plugged().iter_mut().zip(disks) {
+            plugged.device.clone_from(name);
+        }
+        PluggedPlaces::Old {
+            first: in_front.saturating_sub(self.disks.len()),
+        }
     }
 
     /// Returns the disks that were plugged in.
@@ -365,15 +397,24 @@ impl MachinePlan {
         self.plugged.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Makes a disk that the guest may write larger, and returns its number. A block device has
+    /// Makes a disk that the guest may write larger, and returns its device. A block device has
     /// grown already, by whoever gave it.
     ///
     /// # Errors
     /// There is no such disk, it is larger, or its file does not grow.
-    pub(crate) fn grow_disk(&self, serial: &str, bytes: u64) -> Result<usize, MachineError> {
+    pub(crate) fn grow_disk(&self, serial: &str, bytes: u64) -> Result<String, MachineError> {
+        let plugged = self.plugged();
         let mut disks = self.disks.iter().enumerate();
         let found = disks.find(|(_, disk)| disk.serial == serial);
-        let (number, disk) = found.ok_or_else(|| MachineError::NoDisk(serial.to_owned()))?;
+        let found = found.map(|(number, disk)| (format!("{DISK}{number}"), disk));
+        let (device, disk) = match found {
+            Some(found) => found,
+            None => {
+                let found = plugged.iter().find(|one| one.disk.serial == serial);
+                let found = found.map(|one| (one.device.clone(), &one.disk));
+                found.ok_or_else(|| MachineError::NoDisk(serial.to_owned()))?
+            }
+        };
         let failed = |source| MachineError::Grow {
             serial: serial.to_owned(),
             source,
@@ -392,7 +433,7 @@ impl MachinePlan {
                 return Err(failed(io::Error::new(io::ErrorKind::Unsupported, why)));
             }
         }
-        Ok(number)
+        Ok(device)
     }
 
     /// Returns the serial numbers of the disks that the guest may write.
@@ -435,6 +476,21 @@ fn shape_of((cpus, memory, growth): (u8, MemorySize, MemorySize)) -> String {
         0 => format!("{cpus} CPUs and {memory}"),
         _ => format!("{cpus} CPUs, {memory} and up to {growth} more"),
     }
+}
+
+/// The beginning of the names of disks' devices.
+const DISK: &str = "blk";
+
+/// Where among its devices a machine has the disks that were plugged in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum PluggedPlaces {
+    /// Behind the other disks: the machine is new.
+    New,
+    /// The first ones there, and the others behind all other devices.
+    Old {
+        /// How many.
+        first: usize,
+    },
 }
 
 /// Whether a machine locks the disks that it writes.

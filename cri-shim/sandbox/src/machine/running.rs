@@ -199,9 +199,9 @@ impl Machine {
         disks.collect()
     }
 
-    /// Has the guest see how large the disk with this number is now.
-    pub(crate) fn look_at_disk(&self, number: usize) -> Result<(), MachineError> {
-        Ok(self.vm.block(&format!("blk{number}"))?.resize()?)
+    /// Has the guest see how large the disk of this device is now.
+    pub(crate) fn look_at_disk(&self, device: &str) -> Result<(), MachineError> {
+        Ok(self.vm.block(device)?.resize()?)
     }
 
     /// Whether a thread of the machine, which has ended, was left behind in a request of the guest:

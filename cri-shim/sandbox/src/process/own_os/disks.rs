@@ -26,10 +26,10 @@ impl OwnOs {
         vm.must_not_be_saved()?;
         let (vm, machine) = (Arc::clone(vm), vm.machine().ok());
         let grow = move || {
-            let number = vm.plan().grow_disk(&serial, bytes)?;
+            let device = vm.plan().grow_disk(&serial, bytes)?;
             // Without one, the next machine sees it.
             if let Some(machine) = machine {
-                machine.look_at_disk(number)?;
+                machine.look_at_disk(&device)?;
             }
             info!(
                 container = vm.container.id,

@@ -311,6 +311,14 @@ impl Migrations {
         }
     }
 
+    /// Whether a machine is waited for of which nothing has come yet.
+    pub(super) fn is_awaited(&self) -> bool {
+        self.latest().is_some_and(|latest| {
+            let info = latest.info.borrow();
+            (info.direction, info.state) == (MigrationDirection::In, MigrationState::Waiting)
+        })
+    }
+
     /// Begins one, unless another one is not over.
     pub(super) fn begin(
         &self,
