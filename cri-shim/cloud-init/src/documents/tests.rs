@@ -4,6 +4,7 @@ use serde_json::json;
 
 use super::*;
 use crate::fat;
+use crate::network::Network;
 use crate::scripts::MountSource;
 
 mod nics;

@@ -1,7 +1,7 @@
 //! The document about the network, in both versions and in OpenStack's form.
 
 use super::*;
-use crate::network::{Dhcp, Network, NetworkNic, NetworkRoute};
+use crate::network::{Dhcp, NetworkNic, NetworkRoute};
 
 fn route(to: &str, length: u8, gateway: Option<&str>) -> NetworkRoute {
     NetworkRoute {
