@@ -52,6 +52,16 @@ pub const NAME_LABEL: &str = "vm.kubevirt.io/name";
 /// Label of an instance's pods: what Services select that `virtctl expose` makes.
 pub const ID_LABEL: &str = "vmi.kubevirt.io/id";
 
+/// The value of [`NAME_LABEL`]: the beginning of the name that can be a label's value, which ends
+/// with a letter or digit.
+#[must_use]
+pub fn name_label(name: &str) -> String {
+    let beginning: String = name.chars().take(63).collect();
+    beginning
+        .trim_end_matches(|last: char| !last.is_ascii_alphanumeric())
+        .to_owned()
+}
+
 /// Label of an instance: the node that it runs on.
 pub const NODE_NAME_LABEL: &str = "kubevirt.io/nodeName";
 

@@ -16,7 +16,7 @@ use super::volumes;
 use crate::controller::names;
 use crate::controller::objects::{
     COMPONENT_LABEL, CREATED_BY_LABEL, ID_LABEL, LAUNCHER, NAME_LABEL, UNPAUSED_GATE,
-    VMI_ANNOTATION, VirtualMachineInstance,
+    VMI_ANNOTATION, VirtualMachineInstance, name_label,
 };
 
 /// The runtime class whose handler runs a pod's container as an operating system.
@@ -267,7 +267,7 @@ fn metadata(
     labels.insert(COMPONENT_LABEL.into(), LAUNCHER.into());
     labels.insert(CREATED_BY_LABEL.into(), uid.clone());
     // A label is shorter than a name may be.
-    labels.insert(NAME_LABEL.into(), vmi_name.chars().take(63).collect());
+    labels.insert(NAME_LABEL.into(), name_label(&vmi_name));
     labels.insert(ID_LABEL.into(), instance_id(&vmi_name));
     let mut annotations = meta.annotations.clone().unwrap_or_default();
     annotations.retain(|name, _| !NOT_PASSED_ON.iter().any(|start| name.starts_with(start)));

@@ -51,6 +51,17 @@ fn the_pod_is_the_instances_and_runs_as_a_vm() {
 }
 
 #[test]
+fn a_long_name_makes_a_label_that_ends_with_a_letter_or_digit() {
+    use crate::controller::objects::name_label;
+    let longest = "a".repeat(63);
+    assert_eq!(name_label(&longest), longest);
+    assert_eq!(
+        name_label(&format!("{}-.bc", "a".repeat(61))),
+        "a".repeat(61)
+    );
+}
+
+#[test]
 fn volumes_that_come_later_are_neither_the_pods_nor_the_nodes() {
     let mut spec = guest();
     spec["domain"]["devices"] = json!({"disks": [{"name": "root"}, {"name": "late"}]});

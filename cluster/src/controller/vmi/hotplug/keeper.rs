@@ -13,7 +13,7 @@ use super::super::pod::{CONTAINER, NO_IMAGE, PodError, RUNTIME_CLASS, VolumeMode
 use super::super::{DEVICES, MOUNTS};
 use crate::controller::names;
 use crate::controller::objects::{
-    ATTACHMENT_ANNOTATION, COMPONENT_LABEL, HOTPLUG, NAME_LABEL, VirtualMachineInstance,
+    ATTACHMENT_ANNOTATION, COMPONENT_LABEL, HOTPLUG, NAME_LABEL, VirtualMachineInstance, name_label,
 };
 
 /// The beginning of the pods' names.
@@ -159,7 +159,7 @@ pub(super) fn keeper(
             "namespace": meta.namespace,
             "labels": {
                 COMPONENT_LABEL: HOTPLUG,
-                NAME_LABEL: vmi_name.chars().take(63).collect::<String>(),
+                NAME_LABEL: name_label(&vmi_name),
             },
             "annotations": {ATTACHMENT_ANNOTATION: annotation},
             "ownerReferences": [{
