@@ -128,6 +128,14 @@ impl Context {
         settings.with(&decided.unwrap_or_default())
     }
 
+    /// Whether changes of a template that can be live are.
+    pub(super) fn is_live(&self) -> bool {
+        let object = self.configuration.seen.borrow().object.clone();
+        let strategy =
+            object.and_then(|object| object.spec.configuration.vm_rollout_strategy.clone());
+        strategy.as_deref() == Some("LiveUpdate")
+    }
+
     /// Returns what importers are made with.
     pub(super) fn importers(&self) -> &Importers {
         &self.importers

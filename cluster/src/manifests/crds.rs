@@ -169,7 +169,8 @@ pub fn crds() -> Vec<Value> {
 
 /// The definition of where uploads go: of the cluster, written by administrators and the system.
 fn of_uploads() -> Value {
-    let url = json!({ "type": "string", "maxLength": 2048, "pattern": "^(https?://[^/]+.*)?$" });
+    // Without a scheme, clients take it for HTTPS.
+    let url = json!({ "type": "string", "maxLength": 2048, "pattern": "^\\S*$" });
     let schema = json!({
         "type": "object",
         "properties": {
@@ -325,7 +326,6 @@ fn of_policies() -> Value {
                 "listKind": "MigrationPolicyList",
                 "plural": "migrationpolicies",
                 "singular": "migrationpolicy",
-                "categories": ["all"],
             },
             "versions": [{
                 "name": POLICY_VERSION,

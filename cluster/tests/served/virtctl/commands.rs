@@ -270,6 +270,48 @@ async fn virtctl_gives_ssh_a_way_to_the_guest() {
 }
 
 #[tokio::test]
+async fn virtctl_moves_a_vm_and_takes_it_back() {
+    let scene = Scene::new("virtctl-moves").await;
+    let virtctl = &scene.virtctl;
+    let mut made = vm("v", "Always");
+    let spec = &mut made.data["spec"]["template"]["spec"];
+    spec["domain"]["devices"]["interfaces"] = json!([{ "name": "default", "masquerade": {} }]);
+    spec["networks"] = json!([{ "name": "default", "pod": {} }]);
+    scene.make(&made).await;
+    scene.make(&vm("bridged", "Always")).await;
+    scene.runs("v", None).await;
+    scene.runs("bridged", None).await;
+    eventually("it can move", async || {
+        let said = virtctl.run("migrate v --dry-run").await;
+        said.succeeded.then_some(())
+    })
+    .await;
+    virtctl
+        .all(&[
+            ("migrate bridged", Err("InterfaceNotLiveMigratable")),
+            (
+                "migrate-cancel v",
+                Err("Found no migration to cancel for v"),
+            ),
+            (
+                "migrate v --addedNodeSelector=rack=2",
+                Ok("VM v was scheduled to migrate"),
+            ),
+            ("migrate v", Err("in-flight migration detected")),
+            (
+                "migrate-cancel v",
+                Ok("VM v was scheduled to migrate-cancel"),
+            ),
+        ])
+        .await;
+    eventually("nothing moves", async || {
+        let said = virtctl.run("migrate-cancel v").await;
+        said.text.contains("Found no migration").then_some(())
+    })
+    .await;
+}
+
+#[tokio::test]
 async fn virtctl_exposes_a_vm_by_a_label_of_its_pod() {
     let scene = Scene::new("virtctl-exposes").await;
     let virtctl = &scene.virtctl;
@@ -286,6 +328,16 @@ async fn virtctl_exposes_a_vm_by_a_label_of_its_pod() {
                 Ok("Service ssh successfully"),
             ),
             ("expose vm v --name=none", Err("couldn't find port")),
+            ("objectgraph v", Ok("\"kind\": \"VirtualMachineInstance\"")),
+            ("objectgraph --vmi v", Ok("\"kind\": \"Pod\"")),
+            (
+                "objectgraph v --selector=kubevirt.io/dependency-type=config --output=yaml",
+                Ok("kind: VirtualMachine\n"),
+            ),
+            (
+                "objectgraph nothing",
+                Err("virtualmachine.kubevirt.io \"nothing\" not found"),
+            ),
         ])
         .await;
     let namespace = &virtctl.namespace;

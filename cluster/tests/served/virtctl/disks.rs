@@ -124,6 +124,20 @@ async fn virtctl_uploads_a_disk_where_the_cluster_says() {
         configs.get_opt("config").await.unwrap()
     })
     .await;
+    let archive = format!("--size=8Mi --archive-path={}", image.display());
+    for (what, why) in [
+        (
+            "dv archive",
+            "spec.contentType is \"archive\", which is not supported",
+        ),
+        ("pvc archive", "Provisioning failed: no upload can be taken"),
+    ] {
+        let refused = virtctl.run(&format!("image-upload {what} {archive}")).await;
+        assert!(
+            !refused.succeeded && refused.text.contains(why),
+            "{refused:?}"
+        );
+    }
     for (number, kind, name) in [(11, "dv", "volume"), (12, "pvc", "claim")] {
         let url =
             json!({ "uploadProxyURLOverride": format!("https://localhost:{}", proxy.port()) });
