@@ -162,9 +162,9 @@ pub(super) enum Extent {
 /// It is too much.
 pub(super) fn extent(body: &[u8]) -> Result<Extent, ReviewError> {
     match values(body) {
-        0..=MANY => Ok(Extent::Usual),
-        ..=MOST => Ok(Extent::Large),
-        _ => Err(ReviewError::TooLarge),
+        count if count > MOST => Err(ReviewError::TooLarge),
+        count if count > MANY => Ok(Extent::Large),
+        _ => Ok(Extent::Usual),
     }
 }
 
