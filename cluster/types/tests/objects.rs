@@ -170,6 +170,9 @@ fn a_migration_names_a_vmi_and_does_not_change() {
     assert_eq!(spec("a").validate(&path), []);
     assert_eq!(fields(&spec("").validate(&path)), ["spec.vmiName"]);
     assert_eq!(fields(&spec("../a").validate(&path)), ["spec.vmiName"]);
+    let mut away = spec("a");
+    away.send_to = Some(json!({ "migrationID": "m", "connectURL": "10.0.0.1:9185" }));
+    assert_eq!(fields(&away.validate(&path)), ["spec.sendTo"]);
     assert_eq!(
         fields(&spec("b").validate_update(&spec("a"), &path)),
         ["spec"]
