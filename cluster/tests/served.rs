@@ -19,6 +19,8 @@ mod nodes;
 mod security;
 #[path = "served/setup.rs"]
 mod setup;
+#[path = "served/sizes.rs"]
+mod sizes;
 #[path = "served/snapshots.rs"]
 mod snapshots;
 mod support;

@@ -41,7 +41,7 @@ async fn reconcile(api: &Api<DynamicObject>) -> Result<(), kube::Error> {
     let Some(object) = api.get_opt(NAME).await? else {
         let gvk = GroupVersionKind::gvk(GROUP, VERSION, "CDIConfig");
         let object = DynamicObject::new(NAME, &ApiResource::from_gvk(&gvk));
-        let object = object.data(json!({ "spec": {}, "status": status(&Value::Null) }));
+        let object = object.data(json!({ "spec": {} }));
         return match api.create(&PostParams::default(), &object).await {
             // Another replica has made it.
             Err(kube::Error::Api(refused)) if refused.code == 409 => Ok(()),

@@ -165,6 +165,8 @@ pub(super) fn rbac(options: &Options) -> Vec<Value> {
             ),
             // Readiness gates.
             rule(&[""], &["pods/status"], &["patch"]),
+            // What the scheduler counts of VMs that get more CPUs and memory.
+            rule(&[""], &["pods/resize"], &["patch"]),
             rule(&["apps"], &["controllerrevisions"], &ALL),
             rule(&["policy"], &["poddisruptionbudgets"], &ALL),
             // Which policy a migration has.

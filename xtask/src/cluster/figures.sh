@@ -29,13 +29,14 @@ spec:
   volumes: [{name: root, containerDisk: {image: small, imagePullPolicy: Never}}]
 END
 
-created() { # PATH: when the object was made
-    date -d "$(get "$1" | sed -n 's/^    "creationTimestamp": "\(.*\)",$/\1/p' | head -n 1)" +%s
+# The first of the times in a field of that name, as seconds since 1970.
+time_of() { # PATH FIELD
+    time=$(get "$1" | sed -n "s/^ *\"$2\": \"\(.*\)T\(.*\)Z\",\?$/\1 \2/p" | head -n 1)
+    date -u -d "$time" +%s
 }
+created() { time_of "$1" creationTimestamp; }
 # The only pod that there is.
-started() {
-    date -d "$(get $pods | sed -n 's/^ *"startedAt": "\(.*\)"$/\1/p' | head -n 1)" +%s
-}
+started() { time_of $pods startedAt; }
 has_started() { get $pods | grep -q '"startedAt"'; }
 delete() { curl -ksf -X DELETE -H "Authorization: Bearer t-admin" "$API$1" > answer; }
 no_pods() { empty $pods; }

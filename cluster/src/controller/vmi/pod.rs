@@ -176,12 +176,11 @@ pub fn pod(
 ) -> Result<Pod, PodError> {
     let spec = specification(vmi)?;
     let volumes = volumes::of(&spec, claim)?;
-    let memory = Memory::of(&spec)?;
     let mut container = json!({
         "name": CONTAINER,
         "image": volumes.image.as_deref().unwrap_or(NO_IMAGE),
         "imagePullPolicy": volumes.pull_policy.as_deref().unwrap_or("IfNotPresent"),
-        "resources": resources(&spec, &memory)?,
+        "resources": resources_of(&spec)?,
         "volumeMounts": volumes.mounts,
         "volumeDevices": volumes.devices,
         "securityContext": restricted(),
@@ -402,6 +401,15 @@ pub(super) fn guest_memory(spec: &VmiSpec) -> Option<&Quantity> {
         .or_else(|| resources.requests.get("memory"))
         .or_else(|| resources.limits.get("memory"))
         .or_else(|| memory?.hugepages.as_ref()?.page_size.as_ref())
+}
+
+/// Returns the resources of the container that is the VM.
+///
+/// # Errors
+///
+/// See [`PodError`].
+pub(super) fn resources_of(spec: &VmiSpec) -> Result<Value, PodError> {
+    resources(spec, &Memory::of(spec)?)
 }
 
 /// What a guest has, and what it costs.

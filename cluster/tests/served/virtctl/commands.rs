@@ -1,12 +1,15 @@
 //! What is asked of a VM: by whom it is heard, and what the client prints.
 
 use std::fs;
+use std::net::SocketAddr;
 use std::os::unix::fs::PermissionsExt as _;
 
 use k8s_openapi::api::core::v1::{Pod, Service};
 use kube::{Api, api::ListParams};
 use podvisor_node_api::messages::VmPhase;
 use serde_json::json;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpStream, UdpSocket};
 
 use super::super::nodes::{self, eventually, running};
 use super::super::{migrations, served, vm};
@@ -194,6 +197,29 @@ async fn virtctl_talks_with_the_console_and_with_ports() {
         port.say(b"exit");
         assert!(port.ends().await.success(), "{arguments}");
     }
+    let ports = ports();
+    let arguments = format!("port-forward vmi/a {}:80 udp/{}:53", ports[0], ports[1]);
+    let _forwards = virtctl.begin(&arguments);
+    let mut stream = eventually("it listens", async || {
+        TcpStream::connect(("127.0.0.1", ports[0])).await.ok()
+    })
+    .await;
+    let mut greeting = [0; 6];
+    stream.read_exact(&mut greeting).await.unwrap();
+    stream.write_all(b"hello").await.unwrap();
+    let mut echo = [0; 5];
+    stream.read_exact(&mut echo).await.unwrap();
+    assert_eq!((&greeting, &echo), (b"Tcp 80", b"hello"));
+    // A datagram is a message, both ways.
+    let socket = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+    socket.connect(("127.0.0.1", ports[1])).await.unwrap();
+    for (said, heard) in [("one", "Udp 53"), ("two", "one"), ("three", "two")] {
+        socket.send(said.as_bytes()).await.unwrap();
+        let mut datagram = [0; 64];
+        let count = socket.recv(&mut datagram).await.unwrap();
+        assert_eq!(&datagram[..count], heard.as_bytes());
+    }
+
     virtctl
         .all(&[
             (
@@ -219,6 +245,14 @@ async fn virtctl_talks_with_the_console_and_with_ports() {
             ("guestfs a", Err("could not get guestfs image info")),
         ])
         .await;
+}
+
+/// Free ports of the loopback interface, of TCP and of UDP.
+fn ports() -> [u16; 2] {
+    let stream = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let datagrams = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+    let port = |address: std::io::Result<SocketAddr>| address.unwrap().port();
+    [port(stream.local_addr()), port(datagrams.local_addr())]
 }
 
 /// Plays the local `ssh` and `scp`: says what it was called with, and what it hears first of the
@@ -270,6 +304,48 @@ async fn virtctl_gives_ssh_a_way_to_the_guest() {
 }
 
 #[tokio::test]
+async fn virtctl_moves_a_vm_and_takes_it_back() {
+    let scene = Scene::new("virtctl-moves").await;
+    let virtctl = &scene.virtctl;
+    let mut made = vm("v", "Always");
+    let spec = &mut made.data["spec"]["template"]["spec"];
+    spec["domain"]["devices"]["interfaces"] = json!([{ "name": "default", "masquerade": {} }]);
+    spec["networks"] = json!([{ "name": "default", "pod": {} }]);
+    scene.make(&made).await;
+    scene.make(&vm("bridged", "Always")).await;
+    scene.runs("v", None).await;
+    scene.runs("bridged", None).await;
+    eventually("it can move", async || {
+        let said = virtctl.run("migrate v --dry-run").await;
+        said.succeeded.then_some(())
+    })
+    .await;
+    virtctl
+        .all(&[
+            ("migrate bridged", Err("InterfaceNotLiveMigratable")),
+            (
+                "migrate-cancel v",
+                Err("Found no migration to cancel for v"),
+            ),
+            (
+                "migrate v --addedNodeSelector=rack=2",
+                Ok("VM v was scheduled to migrate"),
+            ),
+            ("migrate v", Err("in-flight migration detected")),
+            (
+                "migrate-cancel v",
+                Ok("VM v was scheduled to migrate-cancel"),
+            ),
+        ])
+        .await;
+    eventually("nothing moves", async || {
+        let said = virtctl.run("migrate-cancel v").await;
+        said.text.contains("Found no migration").then_some(())
+    })
+    .await;
+}
+
+#[tokio::test]
 async fn virtctl_exposes_a_vm_by_a_label_of_its_pod() {
     let scene = Scene::new("virtctl-exposes").await;
     let virtctl = &scene.virtctl;
@@ -286,6 +362,16 @@ async fn virtctl_exposes_a_vm_by_a_label_of_its_pod() {
                 Ok("Service ssh successfully"),
             ),
             ("expose vm v --name=none", Err("couldn't find port")),
+            ("objectgraph v", Ok("\"kind\": \"VirtualMachineInstance\"")),
+            ("objectgraph --vmi v", Ok("\"kind\": \"Pod\"")),
+            (
+                "objectgraph v --selector=kubevirt.io/dependency-type=config --output=yaml",
+                Ok("kind: VirtualMachine\n"),
+            ),
+            (
+                "objectgraph nothing",
+                Err("virtualmachine.kubevirt.io \"nothing\" not found"),
+            ),
         ])
         .await;
     let namespace = &virtctl.namespace;

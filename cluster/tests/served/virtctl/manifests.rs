@@ -1,7 +1,8 @@
 //! Manifests that the client makes, and what the API server says to them.
 
-use kube::Client;
-use serde_json::Value;
+use k8s_openapi::api::core::v1::PersistentVolumeClaim;
+use kube::{Api, Client, api::PostParams};
+use serde_json::{Value, json};
 
 use super::super::served;
 use super::Virtctl;
@@ -78,7 +79,7 @@ const CREATED: [(&str, Result<(), &str>); 22] = [
 ];
 
 /// Sends a manifest to the API server as `kubectl create` does, with all checks.
-async fn create(
+pub(super) async fn create(
     client: &Client,
     namespace: &str,
     manifest: &str,
@@ -123,4 +124,80 @@ async fn what_virtctl_creates_is_taken_or_refused_by_its_path() {
             ),
         }
     }
+}
+
+/// What is inferred from a claim's labels, as `virtctl create vm` asks for it.
+#[tokio::test]
+async fn a_vm_has_the_instance_type_that_its_volume_names() {
+    let admin = served().admin();
+    let virtctl = Virtctl::new(&admin).await;
+    let namespace = &virtctl.namespace;
+    let small = "create instancetype --namespaced --name=small --cpu=1 --memory=128Mi";
+    let small = virtctl.run(small).await.text;
+    create(&admin, namespace, &small, false).await.unwrap();
+    let claims = Api::<PersistentVolumeClaim>::namespaced(admin.clone(), namespace);
+    for (name, labels) in [
+        (
+            "labelled",
+            json!({
+                "instancetype.kubevirt.io/default-instancetype": "small",
+                "instancetype.kubevirt.io/default-instancetype-kind": "VirtualMachineInstancetype",
+            }),
+        ),
+        ("plain", json!({})),
+    ] {
+        let claim = serde_json::from_value(json!({
+            "metadata": { "name": name, "labels": labels },
+            "spec": {
+                "accessModes": ["ReadWriteOnce"],
+                "resources": { "requests": { "storage": "1Gi" } },
+            },
+        }));
+        let params = PostParams::default();
+        claims.create(&params, &claim.unwrap()).await.unwrap();
+    }
+    let source = "source:\n  pvc:\n    name: labelled";
+    let source = format!(
+        "apiVersion: cdi.kubevirt.io/v1beta1\nkind: DataSource\nmetadata:\n  name: golden\nspec:\n  \
+         {}\n",
+        source.replace('\n', "\n  ")
+    );
+    create(&admin, namespace, &source, false).await.unwrap();
+    let small = json!({ "name": "small", "kind": "VirtualMachineInstancetype" });
+    for (volume, instancetype, memory) in [
+        ("--volume-pvc=src:labelled", &small, &Value::Null),
+        (
+            "--volume-pvc=src:labelled --infer-instancetype",
+            &small,
+            &Value::Null,
+        ),
+        ("--volume-pvc=src:plain", &Value::Null, &json!("512Mi")),
+        ("--volume-pvc=src:missing", &Value::Null, &json!("512Mi")),
+        (
+            "--volume-import=type:ds,src:golden,size:1Gi",
+            &small,
+            &Value::Null,
+        ),
+        (
+            "--volume-import=type:pvc,src:NAMESPACE/labelled,size:1Gi",
+            &small,
+            &Value::Null,
+        ),
+    ] {
+        let volume = volume.replace("NAMESPACE", namespace);
+        let said = virtctl.run(&format!("create vm --name=v {volume}")).await;
+        let vm = create(&admin, namespace, &said.text, true).await.unwrap();
+        assert_eq!(vm["spec"]["instancetype"], *instancetype, "{volume}");
+        assert_eq!(vm["spec"]["preference"], Value::Null, "{volume}");
+        let domain = &vm["spec"]["template"]["spec"]["domain"];
+        assert_eq!(domain["memory"]["guest"], *memory, "{volume}");
+    }
+    // Who asks for it by name is told why there is none.
+    let asked = "create vm --name=v --volume-pvc=src:plain --infer-instancetype";
+    let said = virtctl.run(asked).await;
+    let refused = create(&admin, namespace, &said.text, true)
+        .await
+        .unwrap_err();
+    let why = "spec.instancetype.inferFromVolume is of the claim plain, which has no label";
+    assert!(refused.contains(why), "{refused}");
 }

@@ -26,7 +26,7 @@ mod share;
 pub use assets::{AssetError, Assets, GUEST_DIR_VARIABLE, GuestFile};
 pub use build::BuiltMachine;
 use build::GUEST_CID;
-pub use config::{Boot, GROWTH_UNIT, GuestFiles, HostPort, MachineConfig, SHARE_TAG};
+pub use config::{Boot, GROWTH_UNIT, GuestFiles, MachineConfig, SHARE_TAG, VsockPort};
 pub use disk::{Disk, PluggedDisk};
 pub use error::MachineError;
 pub use error::causes;

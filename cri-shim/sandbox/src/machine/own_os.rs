@@ -289,7 +289,9 @@ impl MachinePlan {
             MemorySize::bytes(self.size.memory()),
             MemorySize::bytes(self.size.growth()),
         );
-        if shape != own {
+        // Whoever had CPUs plugged in may have died before it wrote down how many.
+        let has_cpus = (own.0..=self.size.max_cpus).contains(&shape.0);
+        if !has_cpus || (shape.1, shape.2) != (own.1, own.2) {
             return Err(MachineError::OtherShape {
                 saved: shape_of(shape),
                 wanted: shape_of(own),
@@ -304,6 +306,7 @@ impl MachinePlan {
         let places = self.place_plugged(&snapshot.devices());
         let builder = self.devices(builder, Locks::Taken, places, host)?;
         let machine = connected(builder.build()?, port)?;
+        self.size.set_cpus(shape.0);
         if saved.continues == ContinueAs::Same {
             // From here on its disks may change.
             let emptied = saved.state.set_len(0);
