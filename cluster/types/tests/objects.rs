@@ -220,6 +220,11 @@ fn a_replica_set_selects_what_it_makes() {
         fields(&causes(json!({ "template": template() }))),
         ["spec.selector"]
     );
+    // The system makes its VMIs, and a user must not set this.
+    let mut reserved = template();
+    reserved["metadata"]["labels"]["kubevirt.io/nodeName"] = json!("a");
+    let spec = json!({ "selector": selector, "template": reserved });
+    assert_eq!(fields(&causes(spec)), ["spec.template.metadata.labels"]);
 }
 
 #[test]

@@ -41,7 +41,8 @@ pub use panic::KernelPanic;
 pub use podvisor_network::guest::NicKind;
 pub use podvisor_vmm::{
     BlockDevice, BlockDeviceError, EarlyVm, IoEngine, OverlayFormat, Snapshot, Transport,
-    WorkingSet, create_grown_overlay, flatten_disk, grow_overlay, open_disk_for_writing,
+    WorkingSet, create_grown_overlay, create_qcow2, flatten_disk, grow_overlay,
+    open_disk_for_writing,
 };
 pub(crate) use podvisor_vmm::{
     MigrateError, MigrationOptions, MigrationProgress, MigrationReport, MigrationStep, MovingDisk,
