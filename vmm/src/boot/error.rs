@@ -51,6 +51,27 @@ pub enum BootError {
         #[source]
         fault: KernelFault,
     },
+    /// The file is too large for a firmware.
+    #[error(
+        "{} has {} MiB, a firmware at most 64: take another file",
+        path.display(), size >> 20
+    )]
+    FirmwareSize {
+        /// The path of the file, as given.
+        path: PathBuf,
+        /// Its size in bytes.
+        size: u64,
+    },
+    /// The file is a kernel, or an image for another machine.
+    #[error(
+        "{} is not a firmware for this machine: take EDK2's CLOUDHV.fd, whose ELF header has an \
+        entry for PVH",
+        path.display()
+    )]
+    NotAFirmware {
+        /// The path of the file, as given.
+        path: PathBuf,
+    },
     /// Kernel and initramfs do not fit into the memory below the hole for devices.
     #[error(
         "kernel and initramfs need {} MiB of guest memory, {} MiB are there: give the guest more",
