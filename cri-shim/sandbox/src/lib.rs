@@ -82,14 +82,14 @@ pub use template::{
     Shape, TemplateError, make as make_template, remove_abandoned_templates, snapshot,
 };
 pub use types::{
-    AfterSave, BootEvent, BootMachine, BootPhase, BootReport, BootWay, ContainerDevice,
-    ContainerInfo, ContainerState, ContainerStats, ContainerUser, ContinueAs, CreateContainer,
-    DeviceSource, Exec, GuestAgentAnswer, GuestAgentCall, GuestContainer, GuestKind, GuestNetwork,
-    GuestStats, Health, HealthCheck, HealthResult, HealthStatus, ImageVolume, IncomingMachine,
-    Interface, JailLayer, JailMode, KeptKernel, LaunchConfig, MigrationDirection, MigrationInfo,
-    MigrationState, Neighbour, NicConfig, Password, ProcessExit, ReadKernel, RestartPolicy, Route,
-    SandboxExit, SaveMachine, SavedMachine, SendMachine, ShareUsers, Started, StdioFds,
-    SupplementalGroups, TerminalSize, Unplugged,
+    AfterSave, BootEvent, BootMachine, BootPhase, BootProgram, BootReport, BootWay,
+    ContainerDevice, ContainerInfo, ContainerState, ContainerStats, ContainerUser, ContinueAs,
+    CreateContainer, DeviceSource, Exec, GuestAgentAnswer, GuestAgentCall, GuestContainer,
+    GuestKind, GuestNetwork, GuestStats, Health, HealthCheck, HealthResult, HealthStatus,
+    ImageVolume, IncomingMachine, Interface, JailLayer, JailMode, KeptKernel, LaunchConfig,
+    MigrationDirection, MigrationInfo, MigrationState, Neighbour, NicConfig, Password, ProcessExit,
+    ReadKernel, RestartPolicy, Route, SandboxExit, SaveMachine, SavedMachine, SendMachine,
+    ShareUsers, Started, StdioFds, SupplementalGroups, TerminalSize, Unplugged,
 };
 pub use wire::FrameError;
 

@@ -36,8 +36,8 @@ pub(crate) use own_os::{HostFiles, MachinePlan, PluggedIn};
 pub use panic::KernelPanic;
 pub use podvisor_network::guest::NicKind;
 pub use podvisor_vmm::{
-    BlockDevice, BlockDeviceError, EarlyVm, IoEngine, OverlayFormat, Snapshot, Transport,
-    WorkingSet, create_grown_overlay, flatten_disk, grow_overlay, open_disk_for_writing,
+    BlockDevice, BlockDeviceError, BootError, EarlyVm, Firmware, IoEngine, OverlayFormat, Snapshot,
+    Transport, WorkingSet, create_grown_overlay, flatten_disk, grow_overlay, open_disk_for_writing,
 };
 pub(crate) use podvisor_vmm::{
     MigrateError, MigrationOptions, MigrationProgress, MigrationReport, MigrationStep, MovingDisk,

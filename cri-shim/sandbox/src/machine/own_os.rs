@@ -10,7 +10,7 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use podvisor_vmm::{
-    BlockDevice, DiskPart, FsProcess, Initramfs, IoEngine, Kernel, KvmDevice, MemorySize,
+    BlockDevice, DiskPart, Firmware, FsProcess, Initramfs, IoEngine, Kernel, KvmDevice, MemorySize,
     OverlayFormat, PageMap, PortsDevice, RestoreBuilder, Smbios, Snapshot, Transport, Vm,
     VmBuilder, VsockDevice, grow_overlay, open_disk_for_writing,
 };
@@ -19,7 +19,7 @@ use tracing::warn;
 
 use super::serial_port::SerialPort;
 use super::{BuiltMachine, GUEST_CID, MachineError, Nic, NicKind, OpenShare, Ports, migrate};
-use crate::types::{ContinueAs, KeptKernel, SavedMachine};
+use crate::types::{BootProgram, ContinueAs, KeptKernel, SavedMachine};
 
 /// What a process opens before its jail closes, to build machines in it.
 #[derive(Debug)]
@@ -65,11 +65,29 @@ impl HostFiles {
     }
 }
 
+/// Gives a builder a kernel and what goes with it.
+fn with_kernel(
+    builder: VmBuilder,
+    kernel: &File,
+    initramfs: Option<&File>,
+    cmdline: &str,
+) -> Result<VmBuilder, MachineError> {
+    let builder = builder
+        .kernel(Kernel::from_file(again(kernel)?)?)
+        .cmdline(cmdline);
+    Ok(match initramfs {
+        Some(initramfs) => builder.initramfs(Initramfs::from_file(again(initramfs)?)?),
+        None => builder,
+    })
+}
+
 /// What a machine is built from.
 #[derive(Debug)]
 pub(crate) struct MachinePlan {
-    /// An ELF vmlinux or a bzImage.
+    /// An ELF vmlinux or a bzImage, or a firmware.
     pub kernel: File,
+    /// Which of them it is.
+    pub program: BootProgram,
     /// Its initial file system.
     pub initramfs: Option<File>,
     /// Its command line.
@@ -196,13 +214,17 @@ impl MachinePlan {
         host: &HostFiles,
         port: &SerialPort,
     ) -> Result<BuiltMachine, MachineError> {
-        self.booting(
-            &self.kernel,
-            self.initramfs.as_ref(),
-            &self.cmdline,
-            host,
-            port,
-        )
+        let builder = host.given_to(Vm::builder());
+        let builder = match self.program {
+            BootProgram::Firmware => builder.firmware(Firmware::from_file(again(&self.kernel)?)?),
+            BootProgram::Kernel => with_kernel(
+                builder,
+                &self.kernel,
+                self.initramfs.as_ref(),
+                &self.cmdline,
+            )?,
+        };
+        self.booting(builder, host, port)
     }
 
     /// Builds a machine that starts a kept kernel, which its serial port says.
@@ -221,7 +243,9 @@ impl MachinePlan {
             cmdline,
             title,
         } = kept;
-        let machine = self.booting(kernel, initramfs.as_ref(), cmdline, host, port)?;
+        let builder = host.given_to(Vm::builder());
+        let builder = with_kernel(builder, kernel, initramfs.as_ref(), cmdline)?;
+        let machine = self.booting(builder, host, port)?;
         // Output that is lost is no reason to stop.
         let _ = write!(
             port.writer(),
@@ -230,18 +254,14 @@ impl MachinePlan {
         Ok(machine)
     }
 
+    /// Builds a machine that boots what its builder knows.
     fn booting(
         &self,
-        kernel: &File,
-        initramfs: Option<&File>,
-        cmdline: &str,
+        builder: VmBuilder,
         host: &HostFiles,
         port: &SerialPort,
     ) -> Result<BuiltMachine, MachineError> {
-        let mut builder = host
-            .given_to(Vm::builder())
-            .kernel(Kernel::from_file(again(kernel)?)?)
-            .cmdline(cmdline)
+        let mut builder = builder
             .vcpus(self.cpus)
             .memory(MemorySize::bytes(self.memory))
             .transport(Transport::Pci)
@@ -251,9 +271,6 @@ impl MachinePlan {
             .serial(port.writer());
         if let Some(tables) = self.smbios() {
             builder = builder.smbios(tables);
-        }
-        if let Some(initramfs) = initramfs {
-            builder = builder.initramfs(Initramfs::from_file(again(initramfs)?)?);
         }
         let builder = self.devices(builder, Locks::Taken, host)?;
         connected(builder.build()?, port)

@@ -5,6 +5,7 @@ use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use podvisor_network::cni::DhcpServer;
+use serde::{Deserialize, Serialize};
 
 use super::{BootEvent, IncomingMachine, KeptKernel, SavedMachine};
 use crate::machine::{MachineDisk, MachineIdentity, MachineShare};
@@ -16,8 +17,10 @@ pub struct BootMachine {
     /// Names the container: `[A-Za-z0-9][A-Za-z0-9_.-]{0,127}`.
     pub id: String,
     /// Kernel to boot, an ELF vmlinux or a bzImage, open for reading: the loader's, or the guest's
-    /// own.
+    /// own; or a firmware.
     pub kernel: File,
+    /// Which of them `kernel` is.
+    pub program: BootProgram,
     /// Its initial file system.
     pub initramfs: Option<File>,
     /// Its command line.
@@ -63,6 +66,17 @@ pub struct BootMachine {
     pub log: Option<OwnedFd>,
 }
 
+/// What a machine's boot CPU enters.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum BootProgram {
+    /// A kernel: podvisor's loader, or the guest's own.
+    #[default]
+    Kernel,
+    /// A firmware ([`Firmware`](podvisor_vmm::Firmware)), which boots the machine's disks. There is
+    /// no initial file system and no command line.
+    Firmware,
+}
+
 impl BootMachine {
     /// Most disks of a machine.
     pub const MAX_DISKS: usize = 20;
@@ -79,6 +93,7 @@ impl BootMachine {
         Self {
             id: id.into(),
             kernel,
+            program: BootProgram::Kernel,
             initramfs: None,
             cmdline: String::new(),
             uuid: None,

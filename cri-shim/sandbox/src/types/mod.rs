@@ -35,7 +35,7 @@ mod stats;
 
 pub use podvisor_network::guest::{GuestNetwork, Interface, Neighbour, NicConfig, Route};
 
-pub use boot::BootMachine;
+pub use boot::{BootMachine, BootProgram};
 pub use boot_report::{BootEvent, BootPhase, BootReport, BootWay};
 pub use create::{
     ContainerDevice, CreateContainer, DeviceSource, GuestContainer, ImageVolume, RestartPolicy,

@@ -10,7 +10,9 @@ use serde::{Deserialize, Serialize};
 use crate::machine::{
     DiskContents, DiskMove, MachineDisk, MachineIdentity, MachineShare, OverlayFormat,
 };
-use crate::types::{BootEvent, BootMachine, ContinueAs, IncomingMachine, KeptKernel, SavedMachine};
+use crate::types::{
+    BootEvent, BootMachine, BootProgram, ContinueAs, IncomingMachine, KeptKernel, SavedMachine,
+};
 
 /// A machine to be booted. With the frame come: kernel, initramfs if there is one, the files of the
 /// disks (of an overlay first the image), the sockets of DHCP servers, kernel and initramfs of a
@@ -19,6 +21,8 @@ use crate::types::{BootEvent, BootMachine, ContinueAs, IncomingMachine, KeptKern
 pub(crate) struct BootHeader {
     pub(crate) id: String,
     pub(crate) cmdline: String,
+    #[serde(default)]
+    pub(crate) program: BootProgram,
     #[serde(default)]
     pub(crate) uuid: Option<[u8; 16]>,
     #[serde(default)]
@@ -144,6 +148,7 @@ impl BootHeader {
         let header = Self {
             id: boot.id,
             cmdline: boot.cmdline,
+            program: boot.program,
             uuid: boot.uuid,
             identity: boot.identity,
             vcpus: boot.vcpus,
@@ -245,6 +250,7 @@ impl BootHeader {
         Ok(BootMachine {
             id: self.id,
             kernel,
+            program: self.program,
             initramfs: initramfs.map(File::from),
             cmdline: self.cmdline,
             uuid: self.uuid,
@@ -324,6 +330,7 @@ mod tests {
             is_read_only: true,
         };
         boot.shares.push(share.clone());
+        boot.program = BootProgram::Firmware;
         let client = podvisor_dhcp::MacAddress([2, 0, 0, 0, 0, 2]);
         let config = podvisor_dhcp::Config::new(client);
         boot.dhcp.push(DhcpServer {
@@ -348,6 +355,7 @@ mod tests {
         let mut fds = fds.into_iter();
         let boot = header.with_files(|| fds.next().ok_or(())).unwrap();
         assert_eq!(boot.shares, [share]);
+        assert_eq!(boot.program, BootProgram::Firmware);
         assert_eq!(content(boot.kernel), "kernel");
         assert_eq!(content(boot.initramfs.unwrap()), "initramfs");
         assert_eq!(content(boot.log.unwrap()), "log");

@@ -10,7 +10,7 @@ use tokio::time::timeout;
 use tracing::debug;
 
 use super::super::super::error::{RefusalKind, SandboxError};
-use super::super::super::types::ReadKernel;
+use super::super::super::types::{BootProgram, ReadKernel};
 use super::super::containers::blocking;
 use super::{OwnOs, invalid};
 use crate::machine::{
@@ -100,6 +100,7 @@ fn plan(read: ReadKernel) -> MachinePlan {
     };
     MachinePlan {
         kernel: read.kernel,
+        program: BootProgram::Kernel,
         initramfs: Some(read.initramfs),
         cmdline: read.cmdline,
         uuid: None,

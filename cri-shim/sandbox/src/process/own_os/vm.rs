@@ -16,7 +16,7 @@ use super::super::super::error::{RefusalKind, SandboxError};
 use super::super::super::events::EventLog;
 use super::super::super::stdio::{GuestStreams, StreamSet};
 use super::super::super::types::{
-    BootEvent, BootPhase, BootWay, ContinueAs, KeptKernel, ProcessExit, RestartPolicy,
+    BootEvent, BootPhase, BootProgram, BootWay, ContinueAs, KeptKernel, ProcessExit, RestartPolicy,
     SavedMachine, Started,
 };
 use super::super::container::Container;
@@ -249,9 +249,10 @@ impl Vm {
     fn build_as_planned(&self) -> Result<BuiltMachine, MachineError> {
         let machine = self.plan.build(&self.host, &self.port)?;
         self.starts(
-            match self.life.loader_limit {
-                Some(_) => BootWay::Loader,
-                None => BootWay::OwnKernel,
+            match (self.plan.program, self.life.loader_limit) {
+                (BootProgram::Firmware, _) => BootWay::Firmware,
+                (BootProgram::Kernel, Some(_)) => BootWay::Loader,
+                (BootProgram::Kernel, None) => BootWay::OwnKernel,
             },
             None,
         );
@@ -271,7 +272,7 @@ impl Vm {
         });
         if matches!(
             way,
-            BootWay::Loader | BootWay::KeptKernel | BootWay::OwnKernel
+            BootWay::Loader | BootWay::KeptKernel | BootWay::OwnKernel | BootWay::Firmware
         ) {
             self.port.read_along(self.boots().reader(way));
         }
