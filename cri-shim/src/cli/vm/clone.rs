@@ -237,6 +237,7 @@ mod tests {
                 ssh_port: Some(22),
                 ssh_keys: vec!["k".to_owned()],
                 has_autologin: true,
+                firmware: Some("/f".into()),
             }),
             network: NetworkMode::User,
             ..sample_record("a", "one")
