@@ -17,6 +17,7 @@ use tempfile::TempDir;
 
 use super::super::disks::DiskFiles;
 use super::super::record::{DiskContent, DiskRecord};
+use super::super::spec::Booter;
 use super::super::{honour, images, set_macs, size};
 use super::machine::{DiskSource, SeedText, VmiBoot, VmiMachine};
 use super::seed::SeedMaker;
@@ -548,6 +549,25 @@ fn what_cannot_be_done_is_refused_by_the_path_of_its_field() {
         .collect();
     let error = refused(json!({"domain": {"memory": memory}, "volumes": many}));
     assert!(error.contains("at most 20"), "{error}");
+}
+
+#[test]
+fn a_machine_with_efi_is_started_by_the_firmware() {
+    let booter = |firmware: Value| {
+        let spec = json!({
+            "domain": {"memory": {"guest": "256Mi"}, "firmware": firmware},
+            "volumes": [{"name": "a", "persistentVolumeClaim": {"claimName": "c"}}],
+        });
+        let text = json!({"metadata": {"name": "a", "namespace": "b"}, "spec": spec}).to_string();
+        let annotations = [(ANNOTATION.to_owned(), text)].into();
+        let machine = VmiMachine::of_annotations(&annotations).map_err(|error| error.to_string());
+        machine.map(|machine| machine.unwrap().booter)
+    };
+    let efi = |efi: Value| booter(json!({"bootloader": {"efi": efi}}));
+    assert_eq!(booter(json!({})), Ok(Booter::Loader));
+    assert_eq!(efi(json!({"secureBoot": false})), Ok(Booter::Firmware));
+    let error = efi(json!({})).unwrap_err();
+    assert!(error.contains("bootloader.efi.secureBoot"), "{error}");
 }
 
 #[test]
