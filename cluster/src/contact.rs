@@ -2,6 +2,7 @@
 
 pub(crate) mod disks;
 pub(crate) mod migration;
+pub(crate) mod size;
 
 use std::fmt::Write as _;
 

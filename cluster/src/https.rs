@@ -81,19 +81,35 @@ pub(crate) async fn serve<H, F>(
     H: Fn(Request<Incoming>, Peer) -> F + Clone + Send + Sync + 'static,
     F: Future<Output = Answer> + Send + 'static,
 {
+    serve_within(MAX_CONNECTIONS, listener, tls, handle, stop).await;
+}
+
+/// As [`serve`], with at most `most` connections at once.
+async fn serve_within<H, F>(
+    most: usize,
+    listener: TcpListener,
+    tls: ServerConfig,
+    handle: H,
+    stop: impl Future<Output = ()>,
+) where
+    H: Fn(Request<Incoming>, Peer) -> F + Clone + Send + Sync + 'static,
+    F: Future<Output = Answer> + Send + 'static,
+{
     let acceptor = TlsAcceptor::from(Arc::new(tls));
-    let connections = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+    let connections = Arc::new(Semaphore::new(most));
     let mut tasks = JoinSet::new();
     tokio::pin!(stop);
     loop {
-        let Ok(permit) = Arc::clone(&connections).acquire_owned().await else {
-            return;
+        let next = async {
+            let permit = Arc::clone(&connections).acquire_owned().await;
+            (permit, listener.accept().await)
         };
-        let (stream, address) = tokio::select! {
+        let (permit, (stream, address)) = tokio::select! {
             () = &mut stop => break,
-            accepted = listener.accept() => match accepted {
-                Ok(accepted) => accepted,
-                Err(error) => {
+            next = next => match next {
+                (Ok(permit), Ok(accepted)) => (permit, accepted),
+                (Err(_), _) => break,
+                (_, Err(error)) => {
                     tracing::warn!(%error, "failed to accept a connection");
                     // No descriptors, for example: the next one needs time.
                     tokio::time::sleep(Duration::from_millis(100)).await;
@@ -223,3 +239,7 @@ pub(crate) async fn told_to_end() {
         }
     }
 }
+
+#[cfg(test)]
+#[path = "https_tests.rs"]
+mod tests;

@@ -11,8 +11,10 @@ use tokio::sync::watch;
 
 use crate::controller::objects::KubeVirt;
 
-/// The version of the components, as KubeVirt writes versions.
-pub(crate) const VERSION: &str = concat!("v", env!("CARGO_PKG_VERSION"));
+/// The version of KubeVirt whose API is served, and that of the components as its build.
+///
+/// Clients compare the first part with their own: `virtctl` warns of any other minor version.
+pub(crate) const VERSION: &str = concat!("v1.7.0+podvisor.", env!("CARGO_PKG_VERSION"));
 
 /// What is known of the object.
 #[derive(Debug, Clone, Default)]

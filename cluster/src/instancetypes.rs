@@ -84,9 +84,8 @@ pub(crate) enum ExpandError {
 }
 
 fn words(causes: &[Cause]) -> String {
-    let words = causes
-        .iter()
-        .map(|cause| format!("{} {}", cause.field, cause.message));
+    // Each begins with its field's path.
+    let words = causes.iter().map(|cause| cause.message.as_str());
     words.collect::<Vec<_>>().join(", ")
 }
 

@@ -34,6 +34,7 @@ pub mod manifests;
 pub mod node;
 mod prometheus;
 mod scrape;
+mod shares;
 mod status;
 mod token;
 mod typed;

@@ -19,11 +19,15 @@ mod nodes;
 mod security;
 #[path = "served/setup.rs"]
 mod setup;
+#[path = "served/sizes.rs"]
+mod sizes;
 #[path = "served/snapshots.rs"]
 mod snapshots;
 mod support;
 #[path = "served/uploads.rs"]
 mod uploads;
+#[path = "served/virtctl.rs"]
+mod virtctl;
 
 use k8s_openapi::api::core::v1::Pod;
 use kube::{

@@ -47,6 +47,10 @@ fn guest_vms_keep_what_they_wrote_and_their_console_may_be_left() {
         "vm1",
         "-m",
         "256M",
+        "--max-cpus",
+        "3",
+        "--max-memory",
+        "512M",
         "--disk",
         "128M",
         "--ssh-key",
@@ -110,11 +114,13 @@ fn guest_vms_keep_what_they_wrote_and_their_console_may_be_left() {
     assert!(fs::read(&back).unwrap() == bytes);
     let seen = vm(&["inspect", "vm1"]).stdout;
     assert!(seen.contains("\"Small system\""), "{seen}");
+    grows(&root);
     warm(&root);
     let by_loader = "podvisor-loader: starting the kernel";
     assert!(!logs().contains(by_loader), "{}", logs());
     vm(&["reboot", "vm1"]).printed("vm1\n");
-    until("the second boot", || logs().contains("CPUs, boot 2"));
+    // With the CPUs that were plugged in.
+    until("the second boot", || logs().contains("2 CPUs, boot 2"));
     // What the guest has changed is in force.
     assert!(logs().contains(by_loader), "{}", logs());
     let seen: Value = serde_json::from_str(&vm(&["inspect", "vm1"]).stdout).unwrap();
@@ -129,7 +135,7 @@ fn guest_vms_keep_what_they_wrote_and_their_console_may_be_left() {
     );
     vm(&["reboot", "-f", "vm1"]).printed("vm1\n");
     until("the third boot", || logs().contains("CPUs, boot 3"));
-    let running = vm(&["resize", "--cpus", "2", "vm1"]);
+    let running = vm(&["resize", "--max-cpus", "4", "vm1"]);
     assert!(running.stderr.contains("podvisor vm stop"), "{running:?}");
     let running = vm(&["commit", "vm1", "mine:1"]);
     assert!(
@@ -157,6 +163,50 @@ fn guest_vms_keep_what_they_wrote_and_their_console_may_be_left() {
     vm(&["ps", "-q"]).printed("");
     let left = fs::read_dir(root.path().join("v")).unwrap();
     assert_eq!(left.count(), 0);
+}
+
+/// Gives the VM `vm1`, whose agent answers, another CPU and more memory, and takes a part of that.
+fn grows(root: &Root) {
+    let vm = |arguments: &[&str]| -> Ran { root.output(&[&["vm"], arguments].concat()) };
+    let sees = |script: &str| -> String {
+        let ran = vm(&["exec", "vm1", "sh", "-c", script]);
+        assert_eq!(ran.code, Some(0), "{script}: {ran:?}");
+        ran.stdout.trim().to_owned()
+    };
+    let online = || sees("cat /sys/devices/system/cpu/online");
+    let memory = || -> u64 {
+        let kib = sees("awk '/MemTotal/ {print $2}' /proc/meminfo");
+        kib.parse::<u64>().unwrap() >> 10
+    };
+    let (cpus, at_boot) = (online(), memory());
+    assert_eq!(cpus, "0");
+    for (size, said) in [
+        (["--cpus", "4"], "with 1 CPUs and at most 3"),
+        (["--cpus", "0"], "--cpus"),
+        (["-m", "128M"], "--memory"),
+        (["-m", "513M"], "--max-memory"),
+        (["--max-memory", "1G"], "podvisor vm stop"),
+    ] {
+        let refused = vm(&[&["resize"], &size[..], &["vm1"]].concat());
+        assert_ne!(refused.code, Some(0), "{size:?}");
+        assert!(refused.stderr.contains(said), "{size:?}: {refused:?}");
+    }
+    assert_eq!((online(), memory()), (cpus, at_boot), "nothing was changed");
+
+    // By ACPI, and its agent.
+    vm(&["resize", "--cpus", "2", "vm1"]).printed("vm1\n");
+    until("the second CPU", || online() == "0-1");
+    let fewer = vm(&["resize", "--cpus", "1", "vm1"]);
+    assert!(fewer.stderr.contains("podvisor vm stop"), "{fewer:?}");
+    // By virtio-mem, both ways; no driver gives back all that it once had.
+    sees("modprobe virtio_mem");
+    let resized = |size: &str| {
+        until(size, || vm(&["resize", "-m", size, "vm1"]).code == Some(0));
+        memory() - at_boot
+    };
+    assert_eq!(resized("512M"), 256);
+    assert_eq!(resized("384M"), 128);
+    assert_eq!(online(), "0-1");
 }
 
 /// Makes an image of the disk of the VM `vm1`, which has booted three times and is off.

@@ -1,6 +1,10 @@
 //! Machines that move between two sandboxes' processes, with a guest of a few instructions that
 //! counts, and a connection that is cut where it hurts.
 
+#[path = "migration/plugged.rs"]
+mod plugged;
+#[path = "migration/sizes.rs"]
+mod sizes;
 mod support;
 
 use std::fs::{self, File};
@@ -32,6 +36,9 @@ use tokio::time::timeout;
 const ID: &str = "vm";
 const MIGRATION: &str = "m-1";
 
+/// Most CPUs that any machine here has.
+const MAX_VCPUS: u8 = 2;
+
 /// A sandbox, and the end that types on its machine's console.
 struct Side {
     pod: Pod,
@@ -51,7 +58,9 @@ impl Drop for Side {
 impl Side {
     async fn new(boot: impl FnOnce(&Pod) -> BootMachine) -> Self {
         let pod = Pod::default();
-        let sandbox = launch(config(&pod)).await.unwrap();
+        let mut launched = config(&pod);
+        launched.max_vcpus = MAX_VCPUS;
+        let sandbox = launch(launched).await.unwrap();
         let pid = Pid::from_raw(sandbox.pid() as i32).unwrap();
         let process = pidfd_open(pid, PidfdFlags::empty()).unwrap();
         sandbox.boot_machine(boot(&pod)).await.unwrap();

@@ -9,6 +9,8 @@ mod disks;
 mod kept;
 #[path = "own_os/saved.rs"]
 mod saved;
+#[path = "own_os/sizes.rs"]
+mod sizes;
 mod support;
 
 use std::fs::{self, File};
@@ -66,16 +68,15 @@ async fn what_needs_an_agent_is_refused_by_what_was_asked() {
     let info = sandbox.guest_info("vm").await.unwrap_err();
     let freeze = sandbox.freeze_guest("vm", Duration::from_secs(1)).await;
     let freeze = freeze.unwrap_err();
-    let grow = sandbox
-        .grow(1 << 28, 0, 0, Duration::ZERO)
-        .await
-        .unwrap_err();
+    let resources = oci::LinuxResources::default();
+    let update = sandbox.update_resources("vm", &resources).await;
+    let update = update.unwrap_err();
     for (error, named) in [
         (create, "create a container"),
         (exec, "qemu-guest-agent"),
         (info, "qemu-guest-agent"),
         (freeze, "qemu-guest-agent"),
-        (grow, "change the guest's memory"),
+        (update, "change a container's resources"),
     ] {
         assert_eq!(error.kind(), Some(RefusalKind::NoAgent), "{error}");
         let said = error.to_string();

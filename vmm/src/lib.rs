@@ -113,6 +113,7 @@
 mod boot;
 pub mod check;
 mod cpuid;
+mod host_clock;
 mod kvm;
 mod layout;
 mod memory;
@@ -132,7 +133,7 @@ pub use memory::{MemoryError, MemorySize, PageMap, ParseMemorySizeError};
 pub use migration::testing as migration_testing;
 pub use migration::{
     ArrivedMigration, IncomingMigration, MigrationLimits, MigrationOptions, MigrationProgress,
-    MigrationReport, MigrationStep, MovingDisk, ReceiveError, StreamError,
+    MigrationReport, MigrationStep, MovingDisk, PluggedIdentity, ReceiveError, StreamError,
 };
 pub use podvisor_devices as devices;
 pub use podvisor_devices::balloon::BalloonStats;

@@ -1,6 +1,7 @@
 //! `cargo xtask cluster`: builds a real Kubernetes API server and its etcd, and on request the
-//! rest of a cluster's programs, into `target/cluster/bin`, from the modules of `xtask/cluster`.
-//! With `--try` it runs a cluster of one node, with `--migrate` one of two.
+//! rest of a cluster's programs, into `target/cluster/bin`, from the modules of `xtask/cluster`;
+//! and KubeVirt's client from those of `xtask/virtctl`. With `--try` and `--figures` it runs a
+//! cluster of one node, with `--migrate` one of two.
 
 mod attempt;
 
@@ -17,6 +18,9 @@ use crate::paths;
 /// The module from which Kubernetes' programs are built.
 const KUBERNETES: &str = "k8s.io/kubernetes";
 
+/// The module from which KubeVirt's client is built.
+const KUBEVIRT: &str = "kubevirt.io/kubevirt";
+
 /// The environment variable by which tests learn the directory of the programs.
 pub(crate) const VARIABLE: &str = "PODVISOR_CLUSTER_BIN";
 
@@ -26,6 +30,17 @@ const MODULES: Modules = Modules {
     recipe: "1",
     linker_flags: |go_mod| Ok(linker_flags(go::required(go_mod, KUBERNETES)?)),
 };
+
+/// KubeVirt requires other versions of the same modules than Kubernetes does.
+const CLIENT_MODULES: Modules = Modules {
+    directory: "xtask/virtctl",
+    results: "cluster",
+    recipe: "1",
+    linker_flags: |go_mod| Ok(client_flags(go::required(go_mod, KUBEVIRT)?)),
+};
+
+/// What the API is tested with as users have it.
+const CLIENT: &[Program] = &[program("virtctl", "kubevirt.io/kubevirt/cmd/virtctl")];
 
 /// What objects, admission, API and controllers are tested with.
 const API_SERVER: &[Program] = &[
@@ -55,12 +70,16 @@ pub(crate) struct Args {
     /// Run a cluster of two nodes in the test host, between which a virtual machine moves
     #[arg(long, conflicts_with = "attempt")]
     migrate: bool,
+    /// Run a cluster of one node in the test host, and print what virtual machines cost beside pods
+    #[arg(long, conflicts_with_all = ["attempt", "migrate"])]
+    figures: bool,
 }
 
 pub(crate) fn command(args: &Args) -> Result<ExitCode> {
-    let attempt = match (args.attempt, args.migrate) {
-        (true, _) => Some(Attempt::Life),
-        (_, true) => Some(Attempt::Migration),
+    let attempt = match (args.attempt, args.migrate, args.figures) {
+        (true, ..) => Some(Attempt::Life),
+        (_, true, _) => Some(Attempt::Migration),
+        (.., true) => Some(Attempt::Figures),
         _ => None,
     };
     let others = if args.all || attempt.is_some() {
@@ -68,7 +87,8 @@ pub(crate) fn command(args: &Args) -> Result<ExitCode> {
     } else {
         &[]
     };
-    let programs = MODULES.build(&[API_SERVER, others], Output::Shown)?;
+    let mut programs = MODULES.build(&[API_SERVER, others], Output::Shown)?;
+    programs.extend(CLIENT_MODULES.build(&[CLIENT], Output::Shown)?);
     if let Some(attempt) = attempt {
         return attempt::run(&MODULES.bin(), attempt);
     }
@@ -78,18 +98,20 @@ pub(crate) fn command(args: &Args) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Returns `target/cluster/bin`, with etcd and kube-apiserver in it.
+/// Returns `target/cluster/bin`, with etcd, kube-apiserver and virtctl in it.
 pub(crate) fn ensure() -> Result<PathBuf> {
-    MODULES.build(&[API_SERVER], Output::Shown)?;
-    Ok(MODULES.bin())
+    build_for_tests(Output::Shown)
 }
 
 /// Like [`ensure`], on a thread of its own and without a progress line.
 pub(crate) fn ensure_in_background() -> JoinHandle<Result<PathBuf>> {
-    std::thread::spawn(|| {
-        MODULES.build(&[API_SERVER], Output::Silent)?;
-        Ok(MODULES.bin())
-    })
+    std::thread::spawn(|| build_for_tests(Output::Silent))
+}
+
+fn build_for_tests(output: Output) -> Result<PathBuf> {
+    MODULES.build(&[API_SERVER], output)?;
+    CLIENT_MODULES.build(&[CLIENT], output)?;
+    Ok(MODULES.bin())
 }
 
 /// Kubernetes' programs print their version, and compare it with those of others.
@@ -106,6 +128,11 @@ fn linker_flags(version: &str) -> String {
     )
 }
 
+/// virtctl compares its version with that of the API, and warns where they differ.
+fn client_flags(version: &str) -> String {
+    format!("-s -w -X kubevirt.io/client-go/version.gitVersion={version}")
+}
+
 #[cfg(test)]
 mod tests {
     use std::fs;
@@ -114,15 +141,19 @@ mod tests {
 
     #[test]
     fn every_program_is_a_tool_of_the_list_of_modules() {
-        let go_mod = fs::read_to_string(paths::root().join("xtask/cluster/go.mod")).unwrap();
-        let version = go::required(&go_mod, KUBERNETES).unwrap();
-        assert!(version.starts_with("v1."), "{version}");
-        for program in API_SERVER.iter().chain(OTHERS) {
-            assert!(
-                go_mod.lines().any(|line| line.trim() == program.package),
-                "{}",
-                program.package
-            );
+        for (modules, module, programs) in [
+            (MODULES, KUBERNETES, &[API_SERVER, OTHERS].concat()[..]),
+            (CLIENT_MODULES, KUBEVIRT, CLIENT),
+        ] {
+            let path = paths::root().join(modules.directory).join("go.mod");
+            let go_mod = fs::read_to_string(path).unwrap();
+            let version = go::required(&go_mod, module).unwrap();
+            assert!(version.starts_with("v1."), "{version}");
+            for program in programs {
+                let is_tool =
+                    |line: &str| line.trim_start_matches("tool ").trim() == program.package;
+                assert!(go_mod.lines().any(is_tool), "{}", program.package);
+            }
         }
     }
 

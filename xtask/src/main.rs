@@ -73,8 +73,8 @@ enum Command {
     Package,
     /// Run every check and test; the last lines count the tests
     Test(test::Args),
-    /// Build a real Kubernetes API server and etcd (with --all, a whole cluster's programs) in
-    /// target/cluster/bin
+    /// Build a real Kubernetes API server, etcd and virtctl (with --all, a whole cluster's
+    /// programs) in target/cluster/bin
     Cluster(cluster::Args),
     /// Ask a runtime what a kubelet expects of any: podvisor, or another one to compare with
     Conformance(conformance::Args),

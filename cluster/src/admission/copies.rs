@@ -126,7 +126,7 @@ fn asked(request: &Request, policy: &Policy) -> User {
 }
 
 /// A service account as the API server knows it.
-fn account(namespace: &str, name: &str) -> User {
+pub(super) fn account(namespace: &str, name: &str) -> User {
     User {
         username: format!("system:serviceaccount:{namespace}:{name}"),
         groups: vec![
@@ -139,7 +139,7 @@ fn account(namespace: &str, name: &str) -> User {
 }
 
 /// Why a user may not copy a source.
-async fn refusal(
+pub(super) async fn refusal(
     user: &User,
     source: &ForeignSource,
     lookup: &impl Lookup,

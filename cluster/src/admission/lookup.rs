@@ -78,6 +78,14 @@ pub trait Lookup: Specs {
         namespace: &str,
         claim: Option<&str>,
     ) -> impl Future<Output = Result<bool, kube::Error>> + Send;
+
+    /// What a disk is made of: a PersistentVolumeClaim, a DataVolume or a DataSource.
+    fn source(
+        &self,
+        kind: &'static str,
+        namespace: &str,
+        name: &str,
+    ) -> impl Future<Output = Result<Option<Value>, kube::Error>> + Send;
 }
 
 /// Asks the API server.
@@ -228,6 +236,23 @@ impl Lookup for ClusterLookup {
         let api: Api<SubjectAccessReview> = Api::all(self.0.clone());
         let answer = api.create(&PostParams::default(), &review).await?;
         Ok(answer.status.is_some_and(|status| status.allowed))
+    }
+
+    async fn source(
+        &self,
+        kind: &'static str,
+        namespace: &str,
+        name: &str,
+    ) -> Result<Option<Value>, kube::Error> {
+        let gvk = match kind {
+            "PersistentVolumeClaim" => GroupVersionKind::gvk("", "v1", kind),
+            _ => GroupVersionKind::gvk(datavolume::GROUP, datavolume::VERSION, kind),
+        };
+        let resource = ApiResource::from_gvk(&gvk);
+        let api: Api<DynamicObject> = Api::namespaced_with(self.0.clone(), namespace, &resource);
+        let found = api.get_opt(name).await?;
+        // What cannot be written as JSON has no labels.
+        Ok(found.map(|object| serde_json::to_value(object).unwrap_or_default()))
     }
 }
 

@@ -7,6 +7,7 @@
 
 mod copies;
 mod evict;
+mod infer;
 mod lookup;
 mod mutate;
 mod review;
@@ -200,7 +201,11 @@ async fn handle(request: http::Request<hyper::body::Incoming>, state: Arc<State>
         "/mutate" if request.kind.kind == "DataVolume" => {
             copies::authorize(&request, policy, &state.lookup, &state.keys).await
         }
-        "/mutate" => mutate(&request, policy),
+        "/mutate" => match infer::infer(&request, &state.lookup).await {
+            Ok(Some(object)) => mutate::mutate_into(&request, object, policy),
+            Ok(None) => mutate(&request, policy),
+            Err(refused) => refused,
+        },
         _ => validate(&request, policy, &state.lookup).await,
     };
     tracing::debug!(

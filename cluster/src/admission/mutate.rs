@@ -30,7 +30,11 @@ const FINALIZERS: [(&str, &str); 3] = [
 /// The answer of the mutating webhook.
 #[must_use]
 pub fn mutate(request: &Request, policy: &Policy) -> Response {
-    let mut object = request.object.clone();
+    mutate_into(request, request.object.clone(), policy)
+}
+
+/// The answer of the mutating webhook that has changed the object already.
+pub(super) fn mutate_into(request: &Request, mut object: Value, policy: &Policy) -> Response {
     if request.sub_resource.as_deref() == Some("status") {
         return restore_status(request, policy);
     }

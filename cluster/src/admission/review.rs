@@ -122,10 +122,12 @@ impl Request {
         meta(&self.old_object)
     }
 
-    /// Whether deletion of the object was asked for: only what holds it up changes then.
+    /// Whether deletion of the object was asked for, and only what holds it up changes: an object
+    /// that its owner holds up with a finalizer lives on, and its specification is judged.
     #[must_use]
     pub fn is_going(&self) -> bool {
         self.meta().deletion_timestamp.is_some()
+            && self.object.get("spec") == self.old_object.get("spec")
     }
 }
 

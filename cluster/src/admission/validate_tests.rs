@@ -62,6 +62,15 @@ impl Lookup for Known {
     async fn may_copy(&self, user: &User, _: &str, _: Option<&str>) -> Result<bool, kube::Error> {
         Ok(user.username == "system:serviceaccount:n:copier")
     }
+
+    async fn source(
+        &self,
+        _: &'static str,
+        _: &str,
+        _: &str,
+    ) -> Result<Option<Value>, kube::Error> {
+        Ok(None)
+    }
 }
 
 fn request(kind: &str, operation: &str, object: Value, old_object: Value) -> Request {
@@ -183,8 +192,34 @@ async fn a_vmi_changes_by_the_system_alone() {
 async fn a_finalizer_comes_off_an_invalid_object() {
     let mut object = vmi(json!({}), json!({ "cpu": { "cores": -1 } }));
     object["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
-    let request = request("VirtualMachineInstance", "UPDATE", object, json!({}));
+    let mut old = object.clone();
+    old["metadata"]["finalizers"] = json!(["a/b"]);
+    let request = request("VirtualMachineInstance", "UPDATE", object, old);
     assert_eq!(fields(&request).await, [""; 0]);
+}
+
+#[tokio::test]
+async fn what_its_owner_keeps_from_going_is_judged_as_ever() {
+    let going = |spec: Value| {
+        let metadata = json!({
+            "name": "a", "deletionTimestamp": "2026-01-01T00:00:00Z", "finalizers": ["a/b"],
+        });
+        json!({ "metadata": metadata, "spec": spec })
+    };
+    let source = |namespace: &str| {
+        let pvc = json!({ "namespace": namespace, "name": "c" });
+        json!({ "source": { "pvc": pvc }, "storage": {} })
+    };
+    let (old, new) = (going(source("own")), going(source("other")));
+    let update = request("DataVolume", "UPDATE", new, old);
+    assert_eq!(fields(&update).await, ["spec"]);
+    let cores = |cores: u32| going(json!({ "domain": { "cpu": { "cores": cores } } }));
+    let update = request("VirtualMachineInstance", "UPDATE", cores(2), cores(1));
+    assert_eq!(fields(&update).await, ["spec"]);
+    let vmi = |name: &str| going(json!({ "vmiName": name }));
+    let migration = "VirtualMachineInstanceMigration";
+    let update = request(migration, "UPDATE", vmi("b"), vmi("a"));
+    assert_eq!(fields(&update).await, ["spec"]);
 }
 
 #[tokio::test]

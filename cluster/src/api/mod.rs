@@ -10,6 +10,7 @@ mod authorize;
 mod discovery;
 mod expand;
 mod front_proxy;
+mod graph;
 pub(crate) mod node;
 mod objects;
 mod openapi;
@@ -187,6 +188,12 @@ async fn answer(request: Request<Incoming>, peer: &Peer, state: &State) -> Resul
     authorize::check(&state.client, &user, &target).await?;
     let client = &state.client;
     match (target.resource, target.subresource, target.rest.as_slice()) {
+        (VM | VMI, "objectgraph", []) if verb == "get" => {
+            match https::read_body(request.into_body()).await {
+                Ok(body) => graph::answer(client, &target, &body).await,
+                Err(answer) => Ok(answer),
+            }
+        }
         (VMI, _, _) | (VM, "portforward" | "evacuate", _) => {
             vmi::answer(request, state, &target).await
         }

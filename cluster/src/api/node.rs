@@ -24,7 +24,7 @@ use hyper::{
 use hyper_util::rt::TokioIo;
 use k8s_openapi::api::core::v1::Node;
 use kube::{Api, Client};
-use tokio::{net::TcpStream, sync::Semaphore, time::timeout};
+use tokio::{net::TcpStream, time::timeout};
 use tokio_rustls::{
     TlsConnector,
     rustls::{client::ResolvesClientCert, pki_types::ServerName},
@@ -33,6 +33,7 @@ use tokio_rustls::{
 use crate::{
     contact::{ANNOTATION, Contact},
     https::Answer,
+    shares::Shares,
     status::Failure,
 };
 
@@ -43,8 +44,9 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
 /// The longest answer that is passed on: lists of users and file systems are bounded by the node.
 const MAX_ANSWER: usize = 1 << 20;
 
-/// Streams beyond this are refused.
+/// Streams beyond this are refused; and those of one namespace.
 const MAX_STREAMS: usize = 1024;
+const MAX_OF_NAMESPACE: usize = 256;
 
 /// What of a WebSocket's handshake is passed on.
 const TO_NODE: [HeaderName; 3] = [
@@ -103,7 +105,7 @@ impl fmt::Display for Path<'_> {
 pub(crate) struct Nodes {
     client: Client,
     certificate: Arc<dyn ResolvesClientCert>,
-    streams: Arc<Semaphore>,
+    streams: Shares,
 }
 
 impl Nodes {
@@ -111,7 +113,7 @@ impl Nodes {
         Self {
             client,
             certificate,
-            streams: Arc::new(Semaphore::new(MAX_STREAMS)),
+            streams: Shares::new(MAX_STREAMS, MAX_OF_NAMESPACE),
         }
     }
 
@@ -149,9 +151,11 @@ impl Nodes {
         path: &Path<'_>,
         mut from: Request<Incoming>,
     ) -> Result<Answer, Failure> {
-        let slot = Arc::clone(&self.streams).try_acquire_owned();
-        let slot = slot.map_err(|_| {
-            Failure::too_many(format!("{MAX_STREAMS} streams are open: try again later"))
+        let share = self.streams.take(path.namespace).ok_or_else(|| {
+            Failure::too_many(format!(
+                "{MAX_OF_NAMESPACE} streams are open to the namespace, or {MAX_STREAMS} \
+                 altogether: try again later"
+            ))
         })?;
         let mut connection = self.connect(node).await?;
         let mut to = request(Method::GET, path, Bytes::new())?;
@@ -175,7 +179,7 @@ impl Nodes {
             hyper::upgrade::on(&mut answer),
         );
         tokio::spawn(async move {
-            let _slot = slot;
+            let _share = share;
             let (client, node) = match tokio::try_join!(ends.0, ends.1) {
                 Ok(ends) => ends,
                 Err(error) => {

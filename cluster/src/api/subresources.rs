@@ -56,11 +56,12 @@ const fn fact(name: &'static str) -> Subresource {
 }
 
 /// All of them, by kind and name.
-pub(crate) const SUBRESOURCES: [Subresource; 33] = [
+pub(crate) const SUBRESOURCES: [Subresource; 35] = [
     vm("addvolume"),
     of(VM, "get", Right::View, "expand-spec"),
     vm("memorydump"),
     vm("migrate"),
+    of(VM, "get", Right::View, "objectgraph"),
     of(VM, "get", Right::Edit, "portforward"),
     vm("removememorydump"),
     vm("removevolume"),
@@ -72,6 +73,7 @@ pub(crate) const SUBRESOURCES: [Subresource; 33] = [
     fact("filesystemlist"),
     vmi("freeze"),
     fact("guestosinfo"),
+    fact("objectgraph"),
     vmi("pause"),
     stream("portforward"),
     vmi("removevolume"),

@@ -20,6 +20,7 @@ use super::migration::{ClusterSettings, Nodes};
 use super::snapshot::Classes;
 use super::world::World;
 use crate::installation::Seen;
+use crate::shares::Shares;
 
 /// The first wait after an error.
 const FIRST_WAIT: Duration = Duration::from_millis(250);
@@ -37,6 +38,12 @@ const CLASSES_LAST: Duration = Duration::from_secs(60);
 /// So many entries a cache has at most; then it begins anew.
 const CACHED: usize = 4096;
 
+/// So many reconciliations of a kind wait at once for what a tenant's guest or pod answers: a part
+/// of those that run at once, and of that a part for one namespace. Else a few guests that do not
+/// answer would hold up everybody's objects.
+const WAITING: usize = 24;
+const WAITING_EACH: usize = 4;
+
 /// An event's text must not be longer.
 const NOTE: usize = 1000;
 
@@ -46,6 +53,27 @@ pub(super) struct Configuration {
     pub(super) seen: watch::Receiver<Seen>,
 }
 
+/// Who waits for what tenants' guests and pods answer, for each kind of object.
+pub(super) struct Waiting {
+    /// Instances, for their guests to release disks.
+    pub(super) disks: Shares,
+    /// Snapshots, for guests' file systems.
+    pub(super) snapshots: Shares,
+    /// DataVolumes, for importers.
+    pub(super) importers: Shares,
+}
+
+impl Default for Waiting {
+    fn default() -> Self {
+        let shares = || Shares::new(WAITING, WAITING_EACH);
+        Self {
+            disks: shares(),
+            snapshots: shares(),
+            importers: shares(),
+        }
+    }
+}
+
 /// What all reconciliations share.
 pub(super) struct Context {
     pub(super) world: World,
@@ -53,6 +81,7 @@ pub(super) struct Context {
     pub(super) nodes: Nodes,
     configuration: Configuration,
     pub(super) progress: Progress,
+    pub(super) waiting: Waiting,
     leading: Leading,
     importers: Importers,
     recorder: Recorder,
@@ -82,6 +111,7 @@ impl Context {
             nodes,
             configuration,
             progress,
+            waiting: Waiting::default(),
             leading,
             importers,
             revisions: Mutex::default(),
@@ -96,6 +126,14 @@ impl Context {
         let object = seen.borrow().object.clone();
         let decided = object.and_then(|object| object.spec.configuration.migrations.clone());
         settings.with(&decided.unwrap_or_default())
+    }
+
+    /// Whether changes of a template that can be live are.
+    pub(super) fn is_live(&self) -> bool {
+        let object = self.configuration.seen.borrow().object.clone();
+        let strategy =
+            object.and_then(|object| object.spec.configuration.vm_rollout_strategy.clone());
+        strategy.as_deref() == Some("LiveUpdate")
     }
 
     /// Returns what importers are made with.

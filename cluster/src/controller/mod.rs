@@ -8,6 +8,7 @@
 //! because names are given, deletions name the unique id and writes the version that they are based
 //! on.
 
+mod cdi_config;
 pub mod clone;
 mod context;
 mod datasource;
@@ -188,6 +189,7 @@ async fn act(
     let follow = Box::pin(follow);
     let installation = installation::keep(client.clone(), &own_namespace, seen.clone());
     let installation = Box::pin(installation);
+    let uploads = Box::pin(cdi_config::keep(client.clone()));
     let (world, queues, watches) = World::watch(client, namespace);
     let watches = Box::pin(watches);
     metrics.set(world.clone());
@@ -274,7 +276,8 @@ async fn act(
         clones,
         sources,
         follow,
-        installation
+        installation,
+        uploads
     );
 }
 

@@ -49,6 +49,9 @@ pub const CREATED_BY_LABEL: &str = "kubevirt.io/created-by";
 /// Label of a pod: the name of its instance.
 pub const NAME_LABEL: &str = "vm.kubevirt.io/name";
 
+/// Label of an instance's pods: what Services select that `virtctl expose` makes.
+pub const ID_LABEL: &str = "vmi.kubevirt.io/id";
+
 /// Label of an instance: the node that it runs on.
 pub const NODE_NAME_LABEL: &str = "kubevirt.io/nodeName";
 

@@ -163,7 +163,45 @@ pub fn crds() -> Vec<Value> {
     let mut definitions: Vec<Value> = all.map(definition).collect();
     definitions.extend(of_instancetypes());
     definitions.push(of_policies());
+    definitions.push(of_uploads());
     definitions
+}
+
+/// The definition of where uploads go: of the cluster, written by administrators and the system.
+fn of_uploads() -> Value {
+    // Without a scheme, clients take it for HTTPS.
+    let url = json!({ "type": "string", "maxLength": 2048, "pattern": "^\\S*$" });
+    let schema = json!({
+        "type": "object",
+        "properties": {
+            "apiVersion": { "type": "string" },
+            "kind": { "type": "string" },
+            "metadata": { "type": "object" },
+            "spec": { "type": "object", "properties": { "uploadProxyURLOverride": url } },
+            "status": { "type": "object", "x-kubernetes-preserve-unknown-fields": true },
+        },
+    });
+    json!({
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": { "name": format!("cdiconfigs.{}", datavolume::GROUP) },
+        "spec": {
+            "group": datavolume::GROUP,
+            "scope": "Cluster",
+            "names": {
+                "kind": "CDIConfig",
+                "listKind": "CDIConfigList",
+                "plural": "cdiconfigs",
+                "singular": "cdiconfig",
+            },
+            "versions": [{
+                "name": datavolume::VERSION,
+                "served": true,
+                "storage": true,
+                "schema": { "openAPIV3Schema": schema },
+            }],
+        },
+    })
 }
 
 /// What an administrator decides.
@@ -171,6 +209,10 @@ fn of_the_cluster() -> Kind {
     // What it says that is not known must reach the webhook, which refuses it by its path.
     let mut spec = anything();
     spec["type"] = json!("object");
+    // Clients patch what is in it, and take it for granted.
+    let mut configuration = spec.clone();
+    configuration["default"] = json!({});
+    spec["properties"] = json!({ "configuration": configuration });
     Kind {
         group: GROUP,
         versions: &VERSIONS,
@@ -284,7 +326,6 @@ fn of_policies() -> Value {
                 "listKind": "MigrationPolicyList",
                 "plural": "migrationpolicies",
                 "singular": "migrationpolicy",
-                "categories": ["all"],
             },
             "versions": [{
                 "name": POLICY_VERSION,
@@ -299,7 +340,11 @@ fn of_policies() -> Value {
 /// The definitions of instance types and preferences: without a status, and of the cluster too.
 fn of_instancetypes() -> Vec<Value> {
     let of_type = structural::<InstancetypeSpec>();
-    let of_preference = structural::<PreferenceSpec>();
+    let mut of_preference = structural::<PreferenceSpec>();
+    // Preferences for what is not there are taken, and not applied: they are no typing errors.
+    for part in ["devices", "requirements"] {
+        of_preference["properties"][part]["x-kubernetes-preserve-unknown-fields"] = json!(true);
+    }
     let kinds: [(&str, &str, &Value, [&str; 4]); 4] = [
         (
             "VirtualMachineInstancetype",

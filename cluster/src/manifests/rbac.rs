@@ -103,6 +103,14 @@ pub(super) fn rbac(options: &Options) -> Vec<Value> {
             rule(&[datavolume::GROUP], &["datavolumes"], &ALL),
             rule(&[datavolume::GROUP], &["datasources"], &READ),
             rule(&[datavolume::GROUP], &["datasources/status"], &["patch"]),
+            // Where uploads go: one that says nothing is made, and its status is written.
+            rule(&[datavolume::GROUP], &["cdiconfigs"], &["create"]),
+            named(
+                &[datavolume::GROUP],
+                &["cdiconfigs"],
+                &["config"],
+                &["get", "patch"],
+            ),
             rule(
                 &[datavolume::GROUP],
                 &["datavolumes/status", "datavolumes/finalizers"],
@@ -157,6 +165,8 @@ pub(super) fn rbac(options: &Options) -> Vec<Value> {
             ),
             // Readiness gates.
             rule(&[""], &["pods/status"], &["patch"]),
+            // What the scheduler counts of VMs that get more CPUs and memory.
+            rule(&[""], &["pods/resize"], &["patch"]),
             rule(&["apps"], &["controllerrevisions"], &ALL),
             rule(&["policy"], &["poddisruptionbudgets"], &ALL),
             // Which policy a migration has.
@@ -205,6 +215,9 @@ pub(super) fn rbac(options: &Options) -> Vec<Value> {
             rule(&[""], &["pods"], &["get"]),
             rule(&[GROUP], &["virtualmachineinstances/status"], &["patch"]),
             rule(&[instancetype::GROUP], &INSTANCETYPES, &["get"]),
+            // Labels that name the instance type of a VM.
+            rule(&[""], &["persistentvolumeclaims"], &["get"]),
+            rule(&[datavolume::GROUP], &VOLUMES, &["get"]),
             // Whether a user may copy a claim.
             rule(
                 &["authorization.k8s.io"],
@@ -300,6 +313,7 @@ pub(super) fn rbac(options: &Options) -> Vec<Value> {
     }));
     items.extend(nodes(&options.namespace));
     items.extend(users());
+    items.extend(everybody());
     items
 }
 
@@ -406,6 +420,34 @@ fn account(namespace: &str, name: &str, cluster: &[Value], own: &[Value]) -> Vec
         }));
     }
     items
+}
+
+/// What clients ask of the whole cluster before they do anything in a namespace: rights that a role
+/// of one namespace cannot give.
+fn everybody() -> [Value; 2] {
+    let (name, group) = ("podvisor-default", "rbac.authorization.k8s.io");
+    let version = format!("{group}/v1");
+    [
+        json!({
+            "apiVersion": version,
+            "kind": "ClusterRole",
+            "metadata": { "name": name },
+            "rules": [
+                // Reading what has no name is `list` to RBAC.
+                rule(&[api::GROUP], &["version", "guestfs"], &["get", "list"]),
+                rule(&[GROUP], &["kubevirts"], &["get", "list"]),
+                rule(&[datavolume::GROUP], &["cdiconfigs"], &READ),
+                rule(&[instancetype::GROUP], &INSTANCETYPES[2..], &READ),
+            ],
+        }),
+        json!({
+            "apiVersion": version,
+            "kind": "ClusterRoleBinding",
+            "metadata": { "name": name },
+            "roleRef": { "apiGroup": group, "kind": "ClusterRole", "name": name },
+            "subjects": [{ "kind": "Group", "name": "system:authenticated", "apiGroup": group }],
+        }),
+    ]
 }
 
 /// Roles for users, which Kubernetes' own `view`, `edit` and `admin` take up.

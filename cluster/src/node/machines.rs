@@ -258,6 +258,18 @@ impl Machines {
         unplugged.map_err(Refusal::from)
     }
 
+    /// Gives a VM CPUs and memory, 0 for what stays as it is; returns the memory of its guest.
+    pub(super) async fn resize(
+        &self,
+        vm: &VmName,
+        vcpus: u32,
+        memory: u64,
+    ) -> Result<u64, Refusal> {
+        let mut client = self.0.clone();
+        let resized = client.resize_vm(vm.clone(), vcpus, memory).await;
+        resized.map_err(Refusal::from)
+    }
+
     /// Opens a stream; done when the other end says that it is open.
     pub(super) async fn open(&self, vm: &VmName, stream: Stream) -> Result<Pipe, Refusal> {
         let (to_guest, typed) = channel();

@@ -20,6 +20,7 @@ mod metrics;
 mod migration;
 mod report;
 mod server;
+mod size;
 mod stream;
 
 use std::{

@@ -7,7 +7,7 @@
 //! | `console`, `portforward/PORT/PROTOCOL`, `vsock/PORT` | GET | a WebSocket |
 //!
 //! Whether a user may do that was decided before: who asks is an API server, by its certificate.
-//! Migrations and disks have files of their own.
+//! Migrations, disks and sizes have files of their own.
 
 use std::{sync::Arc, time::Duration};
 
@@ -23,6 +23,7 @@ use super::{
     machines::{Action, Machines, Refusal, Stream},
     migration::{self, Migrations},
     report::Events,
+    size,
     stream::Handshake,
 };
 use crate::{
@@ -61,7 +62,12 @@ impl Server {
 pub(super) async fn handle(request: Request<Incoming>, peer: Peer, server: Arc<Server>) -> Answer {
     let migration = migration::Asked::read(request.method(), request.uri().path());
     let disk = disks::Asked::read(request.method(), request.uri().path());
+    let resized = size::asked(request.method(), request.uri().path());
     let answer = match migration {
+        None if resized.is_some() && server.trust.is(&peer, contact::CONTROLLER) => match resized {
+            Some(vm) => size::answer(request, vm, &server.machines).await,
+            None => Err(Failure::unauthorized()),
+        },
         None if disk.is_some() && server.trust.is(&peer, contact::CONTROLLER) => match disk {
             Some(asked) => disks::answer(request, asked, &server.machines).await,
             None => Err(Failure::unauthorized()),

@@ -37,6 +37,7 @@ use super::{ADDRESS, Grant, PHASE, PORT, PROXY, READY, TARGET, Way, server_name}
 use crate::{
     certificates::{AuthorityStore, Certificates, Publish},
     https::{self, Answer, Listen, Peer},
+    shares::Shares,
     token::KeyStore,
 };
 
@@ -45,6 +46,11 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The longest answer of a pod that is passed on: why it did not take a disk.
 const MAX_ANSWER: usize = 64 << 10;
+
+/// So many uploads are passed on at once; and so many into one namespace, whose pods may leave
+/// them without an answer. The rest of the server's connections is for all else that is asked.
+const MAX_UPLOADS: usize = 384;
+const MAX_OF_NAMESPACE: usize = 64;
 
 /// Serves until the process is told to end.
 ///
@@ -70,6 +76,7 @@ pub async fn serve(
     let certificates = Certificates::new(client.clone(), namespace, PROXY, Publish::People).await?;
     let tls = certificates.server_config(None)?;
     let proxy = Arc::new(Proxy {
+        shares: Shares::new(MAX_UPLOADS, MAX_OF_NAMESPACE),
         keys: KeyStore::of::<Grant>(client.clone(), namespace),
         authority: AuthorityStore::new(client.clone(), namespace),
         certificate: certificates.for_clients(),
@@ -100,6 +107,7 @@ pub async fn serve(
 }
 
 struct Proxy {
+    shares: Shares,
     client: Client,
     keys: KeyStore,
     authority: AuthorityStore,
@@ -153,6 +161,11 @@ impl Proxy {
         let Grant {
             namespace, name, ..
         } = grant;
+        let Some(_share) = self.shares.take(namespace) else {
+            https::linger(body);
+            let text = "too many uploads into the namespace at once: try again later";
+            return https::text(StatusCode::SERVICE_UNAVAILABLE, text);
+        };
         tracing::info!(namespace, name, "an upload begins");
         match self.pass_on(request, body, grant, target).await {
             Ok(answer) => {

@@ -173,12 +173,8 @@ async fn a_volume_is_plugged_into_a_vm_that_runs_and_unplugged() {
         .find(|one| one["type"] == "LiveMigratable");
     let migratable = migratable.unwrap();
     assert_eq!(migratable["status"], "False");
-    assert!(
-        migratable["message"]
-            .as_str()
-            .unwrap()
-            .contains("hotplugged")
-    );
+    let message = migratable["message"].as_str().unwrap();
+    assert!(message.contains("PVC block is not shared"), "{message}");
     // And for the next ones; another controller finds what there is.
     scene.controller = None;
     scene.controller = Some(migrations::start_controller(&scene.namespace));

@@ -210,20 +210,24 @@ fn machines_with(path: &Path) -> usize {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_claim_is_plugged_into_a_running_guest_and_outlives_a_daemon() {
+async fn a_claim_is_plugged_into_a_running_guest_outlives_a_daemon_and_moves() {
     const VMI: &str = "virtualmachineinstances";
     let mut joined = Joined::new("plugged").await;
     let node = Arc::clone(&joined.nodes[joined.on]);
     let directory = node.claim("data");
     std::fs::create_dir_all(&directory).unwrap();
     let image = directory.join("disk.img");
+    // Both nodes have it.
+    let there = joined.nodes[1 - joined.on].claim("data");
+    std::fs::create_dir_all(there.parent().unwrap()).unwrap();
+    std::os::unix::fs::symlink(&directory, there).unwrap();
     std::fs::write(&image, vec![1; 1 << 20]).unwrap();
     let admin = served().admin();
     let claims: Api<PersistentVolumeClaim> = Api::namespaced(admin.clone(), &joined.namespace);
     let claim = serde_json::from_value(json!({
         "metadata": { "name": "data" },
         "spec": {
-            "accessModes": ["ReadWriteOnce"],
+            "accessModes": ["ReadWriteMany"],
             "resources": { "requests": { "storage": "1Mi" } },
         },
     }))
@@ -280,6 +284,18 @@ async fn a_claim_is_plugged_into_a_running_guest_and_outlives_a_daemon() {
         .plug_disk(joined.vm.clone(), keeper)
         .await
         .unwrap();
+    let to = 1 - joined.on;
+    joined.migrate("moves").await;
+    let status = joined.ended("moves").await;
+    assert_eq!(status["phase"], "Succeeded", "{status:#}");
+    joined.counts_on(to).await;
+    let is_there = async |joined: &Joined| {
+        let entry = is_ready(joined).await?;
+        (entry["hotplugVolume"]["attachPodUID"] != keeper).then_some(())
+    };
+    joined.until("it is plugged in there", is_there).await;
+    let left = async |_: &Joined| (machines_with(&image) == 1).then_some(());
+    joined.until("one machine has it", left).await;
     // This guest reads no registers.
     let remove = json!({ "name": "data" }).to_string();
     let asked = put_to(&admin, VMI, &namespace, "a", "removevolume", &remove).await;

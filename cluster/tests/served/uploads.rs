@@ -36,7 +36,7 @@ pub(super) fn address(number: u8) -> IpAddr {
 }
 
 /// Starts the proxy; returns where it is.
-async fn start_proxy() -> (Task, SocketAddr) {
+pub(super) async fn start_proxy() -> (Task, SocketAddr) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let client = served().service_account(SYSTEM, upload::PROXY);
@@ -301,7 +301,7 @@ pub(super) fn content() -> Vec<u8> {
     content
 }
 
-fn packed(content: &[u8], program: &str, args: &[&str]) -> Vec<u8> {
+pub(super) fn packed(content: &[u8], program: &str, args: &[&str]) -> Vec<u8> {
     let directory = TempDir::new().unwrap();
     let (from, to) = (directory.path().join("from"), directory.path().join("to"));
     fs::write(&from, content).unwrap();

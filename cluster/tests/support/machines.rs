@@ -9,9 +9,10 @@ use futures_util::{StreamExt, stream};
 use podvisor_node_api::messages::{
     CancelMigrationRequest, ConsoleInput, ConsoleMessage, Data, FreezeRequest, GuestInfo,
     GuestInterface, GuestOs, GuestUser, PlugDiskRequest, PortForwardInput, PortForwardMessage,
-    ReceiveMigrationInput, ReceiveMigrationMessage, ResolveMigrationRequest, SendMigrationInput,
-    SendMigrationMessage, StopRequest, UnplugDiskAnswer, UnplugDiskRequest, Vm, VmChange, VmEvent,
-    VmList, VmMigration, VmName, VmPhase, VsockInput, VsockMessage,
+    ReceiveMigrationInput, ReceiveMigrationMessage, ResizeVmAnswer, ResizeVmRequest,
+    ResolveMigrationRequest, SendMigrationInput, SendMigrationMessage, StopRequest,
+    UnplugDiskAnswer, UnplugDiskRequest, Vm, VmChange, VmEvent, VmList, VmMigration, VmName,
+    VmPhase, VsockInput, VsockMessage,
 };
 use podvisor_node_api::{AnswerStream, Node, NodeServer};
 use tokio::net::UnixListener;
@@ -351,6 +352,13 @@ impl Node for StandIn {
         Ok(UnplugDiskAnswer {
             is_forced: request.serial == STUBBORN,
         })
+    }
+
+    async fn resize_vm(&self, request: ResizeVmRequest) -> Result<ResizeVmAnswer, Status> {
+        let ResizeVmRequest { vm, vcpus, memory } = request;
+        let what = format!("{vcpus} CPUs, {memory} bytes");
+        self.change(&vm.expect("a name"), &what, |_| Ok(()))?;
+        Ok(ResizeVmAnswer { memory })
     }
 
     async fn guest_info(&self, vm: VmName) -> Result<GuestInfo, Status> {

@@ -248,6 +248,25 @@ impl Server {
             .authority
             .client(&format!("kubelet-{node}"), &user, &["system:nodes"])
             .expect("the certificate is issued");
+        self.write_kubeconfig(&format!("kubelet-{node}"), &files, "default")
+    }
+
+    /// Writes a user's kubeconfig for a namespace; returns its path. RBAC decides what it may do.
+    pub fn user_kubeconfig(&self, user: &str, namespace: &str) -> PathBuf {
+        let name = format!("{user}-{namespace}");
+        let files = self
+            .authority
+            .client(&name, user, &[])
+            .expect("the certificate is issued");
+        self.write_kubeconfig(&name, &files, namespace)
+    }
+
+    /// Writes the kubeconfig of who may do everything; returns its path.
+    pub fn admin_kubeconfig(&self, namespace: &str) -> PathBuf {
+        self.write_kubeconfig(&format!("admin-{namespace}"), &self.admin, namespace)
+    }
+
+    fn write_kubeconfig(&self, name: &str, files: &Files, namespace: &str) -> PathBuf {
         let text = serde_json::json!({
             "apiVersion": "v1",
             "kind": "Config",
@@ -259,10 +278,12 @@ impl Server {
                 "client-certificate": files.certificate,
                 "client-key": files.key,
             } }],
-            "contexts": [{ "name": "x", "context": { "cluster": "c", "user": "u" } }],
+            "contexts": [{ "name": "x", "context": {
+                "cluster": "c", "user": "u", "namespace": namespace,
+            } }],
             "current-context": "x",
         });
-        let path = self.directory.join(format!("kubelet-{node}.conf"));
+        let path = self.directory.join(format!("{name}.conf"));
         fs::write(&path, text.to_string()).expect("the directory can be written");
         path
     }
@@ -345,9 +366,7 @@ impl Ports {
 
 /// Returns the directory of the programs.
 fn programs() -> Result<PathBuf> {
-    let given = std::env::var_os("PODVISOR_CLUSTER_BIN").map(PathBuf::from);
-    let bin = given
-        .unwrap_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/cluster/bin"));
+    let bin = bin();
     for name in ["etcd", "kube-apiserver"] {
         ensure!(
             bin.join(name).is_file(),
@@ -356,6 +375,14 @@ fn programs() -> Result<PathBuf> {
         );
     }
     Ok(bin)
+}
+
+/// Returns the directory of what `cargo xtask cluster` builds.
+pub fn bin() -> PathBuf {
+    std::env::var_os("PODVISOR_CLUSTER_BIN").map_or_else(
+        || Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/cluster/bin"),
+        PathBuf::from,
+    )
 }
 
 /// Returns a command that the kernel kills when the thread that starts it ends.

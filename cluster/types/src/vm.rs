@@ -397,7 +397,7 @@ fn validate_matcher(matcher: Option<&Matcher>, path: &FieldPath, causes: &mut Ca
         (
             "inferFromVolume",
             &matcher.infer_from_volume,
-            "give the name",
+            "give the name, which the webhook puts in its place when the VM is made",
         ),
         (
             "revisionName",

@@ -170,6 +170,20 @@ fn a_patch_changes_the_specification_labels_and_annotations_alone() {
 }
 
 #[test]
+fn a_list_of_patches_has_an_end() {
+    let patch = r#"{"op": "remove", "path": "/spec/a"}"#;
+    let of = |count: usize| {
+        let spec = json!({
+            "target": vm("a"), "virtualMachineSnapshotName": "s", "patches": vec![patch; count],
+        });
+        of_restore(spec)
+    };
+    let none: [&str; 0] = [];
+    assert_eq!(of(1000), none);
+    assert_eq!(of(1001), ["spec.patches"]);
+}
+
+#[test]
 fn specifications_do_not_change() {
     let path = FieldPath::new("spec");
     let (old, new) = (

@@ -7,6 +7,7 @@
 //! This crate must not know pods, annotations or virtual machines: its input is plain.
 
 mod documents;
+mod error;
 pub mod fat;
 mod files;
 mod ignition;
@@ -16,7 +17,8 @@ mod scripts;
 mod user_data;
 pub mod yaml;
 
-pub use documents::{Form, GuestSeed, SeedError, SeedErrors};
+pub use documents::{Form, GuestSeed};
+pub use error::{SeedError, SeedErrors};
 pub use files::GuestFile;
 pub use ignition::{IgnitionError, MAX_IGNITION, check_ignition};
 pub use keys::ssh_keys;

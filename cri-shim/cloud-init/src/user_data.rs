@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::documents::SeedError;
+use crate::error::SeedError;
 use crate::yaml::Node;
 
 /// What the first line of a configuration says.

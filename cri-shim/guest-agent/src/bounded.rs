@@ -10,7 +10,7 @@ use serde::de::{Deserialize, Deserializer, Error, IgnoredAny, SeqAccess, Visitor
 const MAX_TEXT: usize = 512;
 
 /// The longest list.
-const MAX_LIST: usize = 128;
+pub(crate) const MAX_LIST: usize = 128;
 
 /// A text that can be shown.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]

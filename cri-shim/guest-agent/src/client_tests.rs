@@ -175,6 +175,33 @@ async fn an_answer_without_end_is_an_error_and_deep_nesting_no_stack_overflow() 
 }
 
 #[tokio::test]
+async fn cpus_that_are_offline_are_brought_online() {
+    let (agent, mut guest) = pair();
+    let plays = async {
+        let cpu = |id: u32, online| json!({ "logical-id": id, "online": online });
+        guest.sync().await;
+        guest.asked("guest-get-vcpus").await;
+        guest
+            .answer(json!([cpu(0, true), cpu(2, false), cpu(5, false)]))
+            .await;
+        let set = guest.asked("guest-set-vcpus").await;
+        assert_eq!(set["vcpus"], json!([cpu(2, true), cpu(5, true)]));
+        // One more than there are: such an answer counts as all.
+        guest.answer(json!(3)).await;
+        guest.asked("guest-get-vcpus").await;
+        guest.answer(json!([cpu(0, true), cpu(2, true)])).await;
+    };
+    let (online, ()) = tokio::join!(
+        async {
+            let first = agent.use_cpus(3, LIMIT).await.unwrap();
+            (first, agent.use_cpus(3, LIMIT).await.unwrap())
+        },
+        plays
+    );
+    assert_eq!(online, (true, false));
+}
+
+#[tokio::test]
 async fn a_guest_says_what_it_can_of_itself() {
     let (agent, mut guest) = pair();
     let plays = async {
@@ -271,6 +298,33 @@ async fn a_file_is_read_to_its_end_and_written_whole() {
         let error = agent.write_file(file, b"x", LIMIT).await.unwrap_err();
         assert!(error.to_string().contains("2 of 1 bytes"), "{error}");
         agent.close_file(file, LIMIT).await.unwrap();
+    };
+    tokio::join!(plays, asks);
+}
+
+#[tokio::test]
+async fn a_file_without_progress_is_an_error() {
+    let (agent, mut guest) = pair();
+    let plays = async {
+        guest.sync().await;
+        guest.asked("guest-file-open").await;
+        guest.answer(json!(7)).await;
+        for _ in 0..16 {
+            guest.asked("guest-file-read").await;
+            guest.answer(json!({ "count": 0, "buf-b64": "" })).await;
+        }
+        for _ in 0..17 {
+            guest.asked("guest-file-write").await;
+            guest.answer(json!({ "count": 1 })).await;
+        }
+    };
+    let asks = async {
+        let file = agent.open_file("/a", FileUse::Read, LIMIT).await.unwrap();
+        let error = agent.read_file(file, LIMIT).await.unwrap_err();
+        assert!(error.to_string().contains("neither bytes"), "{error}");
+        let error = agent.write_file(file, &[0; 100], LIMIT).await;
+        let error = error.unwrap_err().to_string();
+        assert!(error.contains("1 of 84 bytes"), "{error}");
     };
     tokio::join!(plays, asks);
 }

@@ -8,12 +8,13 @@ use serde::de::{DeserializeOwned, IgnoredAny};
 use serde_json::{Value, json};
 use tokio::io::{AsyncRead, AsyncWrite};
 
-use crate::bounded::{List, Text};
+use crate::bounded::{List, MAX_LIST, Text};
 use crate::client::GuestAgent;
 use crate::error::GuestAgentError;
 use crate::program::{Program, ProgramExit};
 use crate::types::{
-    GuestInfo, RawFileSystem, RawHostName, RawInfo, RawInterface, RawOs, RawTimeZone, RawUser,
+    GuestInfo, RawCpu, RawFileSystem, RawHostName, RawInfo, RawInterface, RawOs, RawTimeZone,
+    RawUser,
 };
 
 /// How long a refusal of a shutdown is waited for.
@@ -119,6 +120,33 @@ impl<S: AsyncRead + AsyncWrite + Unpin> GuestAgent<S> {
     ) -> Result<(), GuestAgentError> {
         let done = self.call::<IgnoredAny>(command, arguments, limit).await;
         done.map(drop)
+    }
+
+    /// Brings all CPUs online that the guest has found, or the first 128. Returns whether it says
+    /// that there are `wanted` then, or as many of them.
+    ///
+    /// # Errors
+    /// [`GuestAgentError`].
+    pub async fn use_cpus(&self, wanted: usize, limit: Duration) -> Result<bool, GuestAgentError> {
+        Ok(self.bring_online(limit).await? >= wanted.min(MAX_LIST))
+    }
+
+    async fn bring_online(&self, limit: Duration) -> Result<usize, GuestAgentError> {
+        const GET: &str = "guest-get-vcpus";
+        let known: List<RawCpu> = self.call(GET, Value::Null, limit).await?;
+        let count = known.0.len();
+        let offline = known.0.into_iter().filter(|cpu| !cpu.online);
+        let wanted: Vec<Value> = offline
+            .map(|cpu| json!({ "logical-id": cpu.logical_id, "online": true }))
+            .collect();
+        if wanted.is_empty() {
+            return Ok(count);
+        }
+        // It says how many of them it has changed, up to the first one that failed.
+        let asked = wanted.len();
+        let set = json!({ "vcpus": wanted });
+        let changed: usize = self.call("guest-set-vcpus", set, limit).await?;
+        Ok(count - asked + changed.min(asked))
     }
 
     /// Makes all file systems consistent on their disks, and keeps programs from writing until

@@ -20,6 +20,10 @@ const CLOSE: &str = "guest-file-close";
 /// Bytes of a file in one command.
 const PIECE: usize = 256 << 10;
 
+/// How often a file may give neither bytes nor its end, or take a part of a piece: the copy of a
+/// guest that does so for ever would never end, and nobody could stop it.
+const UNDONE: u32 = 16;
+
 /// What a file of the guest is opened for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FileUse {
@@ -75,7 +79,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> GuestAgent<S> {
         file: OpenFile,
         limit: Duration,
     ) -> Result<Vec<u8>, GuestAgentError> {
-        loop {
+        for _ in 0..UNDONE {
             let arguments = json!({ "handle": file.0, "count": PIECE });
             let piece: FileChunk = self.call(READ, arguments, limit).await?;
             let data = BASE64.decode(piece.data.trim_end());
@@ -93,6 +97,10 @@ impl<S: AsyncRead + AsyncWrite + Unpin> GuestAgent<S> {
                 return Ok(data);
             }
         }
+        Err(GuestAgentError::Refused {
+            command: READ,
+            reason: "it gives neither bytes nor the end of the file".to_owned(),
+        })
     }
 
     /// Writes bytes at the end of what was written.
@@ -105,11 +113,13 @@ impl<S: AsyncRead + AsyncWrite + Unpin> GuestAgent<S> {
         mut bytes: &[u8],
         limit: Duration,
     ) -> Result<(), GuestAgentError> {
+        let mut short = 0;
         while !bytes.is_empty() {
             let piece = bytes.get(..PIECE).unwrap_or(bytes);
             let arguments = json!({ "handle": file.0, "buf-b64": BASE64.encode(piece) });
             let Written { count } = self.call(WRITE, arguments, limit).await?;
-            if count == 0 || count > piece.len() {
+            short += u32::from(count < piece.len());
+            if count == 0 || count > piece.len() || short > UNDONE {
                 return Err(GuestAgentError::Refused {
                     command: WRITE,
                     reason: format!("{count} of {} bytes were written", piece.len()),

@@ -5,7 +5,7 @@ use serde::de::IgnoredAny;
 use crate::bounded::{List, Text};
 use crate::client::read;
 use crate::lines::{Item, Lines};
-use crate::types::{RawFileSystem, RawInfo, RawInterface, RawOs, RawTimeZone, RawUser};
+use crate::types::{RawCpu, RawFileSystem, RawInfo, RawInterface, RawOs, RawTimeZone, RawUser};
 use crate::{files, program};
 
 /// The longest line that is kept.
@@ -32,6 +32,7 @@ pub fn run(data: &[u8]) {
         let _ = read::<RawOs>("guest-get-osinfo", &line);
         let _ = read::<RawTimeZone>("guest-get-timezone", &line);
         let _ = read::<List<RawUser>>("guest-get-users", &line);
+        let _ = read::<List<RawCpu>>("guest-get-vcpus", &line);
         let _ = read::<List<RawInterface>>("guest-network-get-interfaces", &line);
         let _ = read::<List<RawFileSystem>>("guest-get-fsinfo", &line);
         if let Ok(text) = read::<Text>("guest-fsfreeze-status", &line) {

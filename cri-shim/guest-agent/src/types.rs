@@ -161,6 +161,15 @@ pub(crate) struct RawTimeZone {
     pub(crate) offset: i32,
 }
 
+/// `guest-get-vcpus`.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) struct RawCpu {
+    pub(crate) logical_id: u32,
+    #[serde(default)]
+    pub(crate) online: bool,
+}
+
 /// `guest-get-users`.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "kebab-case")]

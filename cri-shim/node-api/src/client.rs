@@ -10,14 +10,15 @@ use tonic::transport::{Channel, Endpoint};
 use tonic::{IntoStreamingRequest, Request, Status, Streaming};
 use tonic_prost::ProstCodec;
 
+use crate::limits::MAX_MESSAGE_BYTES;
 use crate::messages::{
     AgentExecAnswer, AgentExecRequest, BootInfo, CancelMigrationRequest, ConsoleInput, Data, Done,
     FreezeRequest, GuestInfo, ListVmsRequest, PlugDiskRequest, PortForwardInput,
-    ReceiveMigrationInput, ResolveMigrationRequest, SendMigrationInput, StopRequest,
-    UnplugDiskAnswer, UnplugDiskRequest, VmEvent, VmList, VmName, VmRequest, VmUsageList,
-    VmUsageRequest, VsockInput, WatchVmsRequest,
+    ReceiveMigrationInput, ResizeVmAnswer, ResizeVmRequest, ResolveMigrationRequest,
+    SendMigrationInput, StopRequest, UnplugDiskAnswer, UnplugDiskRequest, VmEvent, VmList, VmName,
+    VmRequest, VmUsageList, VmUsageRequest, VsockInput, WatchVmsRequest,
 };
-use crate::{MAX_MESSAGE_BYTES, paths};
+use crate::paths;
 
 /// A client of a node. Clones share their connection.
 #[derive(Debug, Clone)]
@@ -294,6 +295,22 @@ impl NodeClient {
         };
         let answer: UnplugDiskAnswer = self.unary(paths::UNPLUG_DISK, request).await?;
         Ok(answer.is_forced)
+    }
+
+    /// Gives a VM that runs more CPUs or memory, as far as it was made for them; 0 leaves either as
+    /// it is. It may be repeated. Returns the memory that the guest has then, in bytes; 0 if none
+    /// was asked for.
+    ///
+    /// # Errors
+    /// The VM does not run, moves, or was not made for as much.
+    pub async fn resize_vm(&mut self, vm: VmName, vcpus: u32, memory: u64) -> Result<u64, Status> {
+        let request = ResizeVmRequest {
+            vm: Some(vm),
+            vcpus,
+            memory,
+        };
+        let answer: ResizeVmAnswer = self.unary(paths::RESIZE_VM, request).await?;
+        Ok(answer.memory)
     }
 
     async fn ready(&mut self) -> Result<(), Status> {

@@ -26,18 +26,14 @@
 //! file: the messages are Rust, and the paths of the calls are in one table.
 
 mod client;
+mod limits;
 pub mod messages;
 mod paths;
 mod server;
 
 pub use client::NodeClient;
+pub use limits::{MAX_CHUNK_BYTES, MAX_MESSAGE_BYTES};
 pub use server::{AnswerStream, Node, NodeServer};
 
 /// Where a node serves by default.
 pub const SOCKET: &str = "/run/podvisor/node.sock";
-
-/// Most bytes of one message, in both directions.
-pub const MAX_MESSAGE_BYTES: usize = 4 << 20;
-
-/// Most bytes of a stream that one message should carry: larger ones only take more memory.
-pub const MAX_CHUNK_BYTES: usize = 64 << 10;

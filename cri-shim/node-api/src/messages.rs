@@ -4,6 +4,7 @@
 mod boot;
 mod migration;
 mod plug;
+mod size;
 mod usage;
 
 use bytes::Bytes;
@@ -16,6 +17,7 @@ pub use migration::{
     SendMigrationMessage, SendMigrationOpen, VmMigration,
 };
 pub use plug::{PlugDiskRequest, UnplugDiskAnswer, UnplugDiskRequest};
+pub use size::{ResizeVmAnswer, ResizeVmRequest};
 pub use usage::{CardUsage, Traffic, VmUsage, VmUsageList, VmUsageRequest};
 
 /// Which VM is meant.

@@ -35,6 +35,7 @@ paths! {
     RESOLVE_MIGRATION = "ResolveMigration";
     PLUG_DISK = "PlugDisk";
     UNPLUG_DISK = "UnplugDisk";
+    RESIZE_VM = "ResizeVm";
 }
 
 #[cfg(test)]

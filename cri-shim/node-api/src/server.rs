@@ -16,14 +16,15 @@ use tonic::{Request, Response, Status, Streaming};
 use tonic_prost::ProstCodec;
 use tower_service::Service;
 
+use crate::limits::MAX_MESSAGE_BYTES;
 use crate::messages::{
     AgentExecAnswer, AgentExecRequest, BootInfo, CancelMigrationRequest, ConsoleInput, Data, Done,
     FreezeRequest, GuestInfo, ListVmsRequest, PlugDiskRequest, PortForwardInput,
-    ReceiveMigrationInput, ResolveMigrationRequest, SendMigrationInput, StopRequest,
-    UnplugDiskAnswer, UnplugDiskRequest, VmEvent, VmList, VmName, VmRequest, VmUsageList,
-    VmUsageRequest, VsockInput, WatchVmsRequest,
+    ReceiveMigrationInput, ResizeVmAnswer, ResizeVmRequest, ResolveMigrationRequest,
+    SendMigrationInput, StopRequest, UnplugDiskAnswer, UnplugDiskRequest, VmEvent, VmList, VmName,
+    VmRequest, VmUsageList, VmUsageRequest, VsockInput, WatchVmsRequest,
 };
-use crate::{MAX_MESSAGE_BYTES, paths};
+use crate::paths;
 
 /// A stream of answers. It is dropped when its client goes.
 pub struct AnswerStream<T>(Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>);
@@ -162,6 +163,11 @@ pub trait Node: Send + Sync + 'static {
     async fn unplug_disk(&self, _request: UnplugDiskRequest) -> Result<UnplugDiskAnswer, Status> {
         Err(unimplemented("UnplugDisk"))
     }
+
+    /// Gives a VM more CPUs or memory.
+    async fn resize_vm(&self, _request: ResizeVmRequest) -> Result<ResizeVmAnswer, Status> {
+        Err(unimplemented("ResizeVm"))
+    }
 }
 
 fn unimplemented(method: &str) -> Status {
@@ -277,6 +283,7 @@ impl<N: Node> Service<http::Request<Body>> for NodeServer<N> {
                 call,
                 |request| async move { node.unplug_disk(request).await },
             ),
+            paths::RESIZE_VM => unary(call, |request| async move { node.resize_vm(request).await }),
             path => {
                 let shown: String = path.chars().take(128).collect();
                 let status = Status::unimplemented(format!("unknown method {shown:?}"));

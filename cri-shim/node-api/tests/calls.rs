@@ -6,9 +6,10 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use podvisor_node_api::messages::{
-    ConsoleInput, ConsoleMessage, Data, PlugDiskRequest, PortForwardInput, ResolveMigrationRequest,
-    SendMigrationInput, SendMigrationMessage, SendMigrationOpen, StopRequest, UnplugDiskAnswer,
-    UnplugDiskRequest, Vm, VmChange, VmEvent, VmList, VmName,
+    ConsoleInput, ConsoleMessage, Data, PlugDiskRequest, PortForwardInput, ResizeVmAnswer,
+    ResizeVmRequest, ResolveMigrationRequest, SendMigrationInput, SendMigrationMessage,
+    SendMigrationOpen, StopRequest, UnplugDiskAnswer, UnplugDiskRequest, Vm, VmChange, VmEvent,
+    VmList, VmName,
 };
 use podvisor_node_api::{AnswerStream, Node, NodeClient, NodeServer};
 use tokio::net::UnixListener;
@@ -131,6 +132,12 @@ impl Node for Noted {
         self.note(format!("unplug {serial} in {limit_seconds} s"))?;
         Ok(UnplugDiskAnswer { is_forced: true })
     }
+
+    async fn resize_vm(&self, request: ResizeVmRequest) -> Result<ResizeVmAnswer, Status> {
+        let ResizeVmRequest { vcpus, memory, .. } = request;
+        self.note(format!("{vcpus} CPUs, {memory} bytes"))?;
+        Ok(ResizeVmAnswer { memory: 5 })
+    }
 }
 
 fn serve(socket: &Path, node: &Arc<Noted>) -> JoinHandle<()> {
@@ -158,6 +165,7 @@ async fn calls_reach_the_node_and_its_words_reach_the_client() {
     client.resolve_migration(web(), "m", true).await.unwrap();
     client.plug_disk(web(), "keeper").await.unwrap();
     assert!(client.unplug_disk(web(), "data", 20).await.unwrap());
+    assert_eq!(client.resize_vm(web(), 4, 7).await.unwrap(), 5);
     let noted = node.calls.lock().unwrap().clone();
     assert_eq!(
         noted,
@@ -169,6 +177,7 @@ async fn calls_reach_the_node_and_its_words_reach_the_client() {
             "resolve m, run: true",
             "plug keeper",
             "unplug data in 20 s",
+            "4 CPUs, 7 bytes",
         ]
     );
     let refused = client.unpause(web()).await.unwrap_err();

@@ -4,67 +4,17 @@ use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use podvisor_agent_protocol::{ErrorKind, InvalidId};
-use serde::{Deserialize, Serialize};
+use podvisor_agent_protocol::InvalidId;
 
 use super::agent::LinkError;
 use super::cgroup::IoLimitError;
 use super::jail::JailError;
 use super::spec::SpecError;
 use super::stdio::StdioError;
-use super::types::{JailLayer, SandboxExit};
+use super::types::{JailLayer, RefusalKind, SandboxExit};
 use super::wire::FrameError;
-use crate::BOOT_TIMEOUT_VARIABLE;
+use crate::boot_timeout::BOOT_TIMEOUT_VARIABLE;
 use crate::machine::{AssetError, KernelPanic, MachineError, MachineExit};
-
-/// The reason why a request was refused, for programs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[non_exhaustive]
-pub enum RefusalKind {
-    /// Something in the request is malformed or out of bounds.
-    InvalidArgument,
-    /// No container or process has that id.
-    NotFound,
-    /// The id is in use.
-    AlreadyExists,
-    /// The container's state does not allow it.
-    WrongState,
-    /// A limit is reached: of containers, processes, or disks for images.
-    ResourceExhausted,
-    /// The image is not usable.
-    Image,
-    /// The image does not know the user or group.
-    UnknownUser,
-    /// The command does not exist in the container.
-    CommandNotFound,
-    /// The command exists but cannot be executed.
-    CommandNotExecutable,
-    /// The guest has an operating system of its own, and no agent that could do it.
-    NoAgent,
-    /// The process cannot be created as specified, for another reason than its command.
-    LaunchFailed,
-    /// Anything else that failed in the sandbox or its guest, or that only a newer podvisor knows.
-    #[serde(other)]
-    Internal,
-}
-
-impl From<ErrorKind> for RefusalKind {
-    fn from(kind: ErrorKind) -> Self {
-        match kind {
-            ErrorKind::InvalidArgument => Self::InvalidArgument,
-            ErrorKind::NotFound => Self::NotFound,
-            ErrorKind::AlreadyExists => Self::AlreadyExists,
-            ErrorKind::WrongState => Self::WrongState,
-            ErrorKind::ResourceExhausted => Self::ResourceExhausted,
-            ErrorKind::Image => Self::Image,
-            ErrorKind::UnknownUser => Self::UnknownUser,
-            ErrorKind::CommandNotFound => Self::CommandNotFound,
-            ErrorKind::CommandNotExecutable => Self::CommandNotExecutable,
-            ErrorKind::LaunchFailed => Self::LaunchFailed,
-            _ => Self::Internal,
-        }
-    }
-}
 
 /// An error of a sandbox: it was not started, it is gone, or it refused a request.
 #[derive(Debug, thiserror::Error)]
@@ -227,13 +177,6 @@ fn ended(exit: &MachineExit) -> String {
         MachineExit::Failed(why) => why.clone(),
         exit => format!("the guest {exit}"),
     }
-}
-
-/// Makes a process's words printable for people: at most `most` characters, and none that a
-/// terminal or a log would interpret.
-pub(super) fn printable(said: &str, most: usize) -> String {
-    let shown = |c: char| if c.is_control() { ' ' } else { c };
-    said.chars().take(most).map(shown).collect()
 }
 
 fn process(pid: Option<u32>) -> String {

@@ -2,6 +2,7 @@
 //! socket that is its stdin, and the guest's network after them.
 
 mod prepare;
+mod sandbox;
 
 use std::fs::OpenOptions;
 use std::io;
@@ -20,20 +21,20 @@ use serde::Serialize;
 use tokio::net::UnixStream;
 use tracing::{debug, info, warn};
 
+use super::boot_timeout::{BOOT_TIMEOUT_VARIABLE, boot_timeout};
 use super::cgroup::{Cgroup, CgroupError, IoLimitError, IoMax, MachineLimits, resolve_io_limits};
-use super::error::{SandboxError, printable};
+use super::client::SandboxClient;
+use super::error::SandboxError;
 use super::jail;
 use super::log_tail::{MAX_STDERR_TAIL, last_line};
+use super::oom;
+use super::printable::printable;
 use super::spawn::{Child, Program};
 use super::template::{Shape, THIS_PROGRAM, Template};
 use super::types::{GuestNetwork, JailMode, LaunchConfig};
 use super::wire::{FrameError, FrameReader, FrameWriter, LaunchHeader, LaunchReply};
-use super::{BOOT_TIMEOUT_VARIABLE, SandboxClient, boot_timeout, oom};
 use crate::machine::{KernelPanic, NicKind, causes};
 use prepare::Prepared;
-
-/// The control socket in a sandbox's directory.
-pub(super) const CONTROL_SOCKET: &str = "control.sock";
 
 /// The process's own log in a sandbox's directory.
 const LOG: &str = "sandbox.log";

@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io::{self, Read as _, Seek as _, SeekFrom};
 use std::path::Path;
 
-use super::error::printable;
+use super::printable::printable;
 
 /// Most characters of a failed process's last log line that are reported.
 pub(super) const MAX_STDERR_TAIL: usize = 1000;

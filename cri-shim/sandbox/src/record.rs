@@ -11,7 +11,7 @@ use rustix::fs::{FallocateFlags, fallocate};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
-use super::error::printable;
+use super::printable::printable;
 use super::types::{ContainerInfo, SandboxExit};
 
 const NAME: &str = "exit.json";

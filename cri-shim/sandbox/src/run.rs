@@ -14,19 +14,18 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use tracing::debug;
 
-use super::agent::{AgentContainer, GuestConfig, etc_hosts};
+use super::agent::GuestConfig;
+use super::client::SandboxClient;
 use super::error::SandboxError;
+use super::in_process::{Sandbox, SandboxConfig};
+use super::random::random_id;
+use super::sole_container::{NAME, for_terminal, guest_container, run_once};
 use super::spec::{ContainerOptions, ContainerSpec, RootAccess, container_spec};
-use super::stdio::{AttachedStreams, StreamSet, Streams};
+use super::stdio::{AttachedStreams, StreamSet};
 use super::types::{
-    CreateContainer, GuestContainer, GuestNetwork, LaunchConfig, ProcessExit, StdioFds,
-    TerminalSize,
+    CreateContainer, GuestNetwork, LaunchConfig, ProcessExit, StdioFds, TerminalSize,
 };
-use super::{Sandbox, SandboxClient, SandboxConfig, random_id};
 use crate::machine::{Assets, Boot, Disk, GuestFiles, MachineConfig, Transport};
-
-/// The name of the container, and its host name.
-pub(super) const NAME: &str = "podvisor";
 
 /// A program to be run in a container in a virtual machine of its own.
 ///
@@ -220,56 +219,6 @@ impl ContainerRun {
 
     fn spec(&self) -> Result<ContainerSpec, SandboxError> {
         Ok(container_spec(NAME, NAME, None, &self.options)?)
-    }
-}
-
-/// Runs a container in the image on the disk [`NAME`] from start to end.
-pub(super) async fn run_once(
-    sandbox: &Sandbox,
-    ContainerSpec { spec, user }: ContainerSpec,
-    stdio: StdioFds,
-    options: &ContainerOptions,
-) -> Result<ProcessExit, SandboxError> {
-    let agent = sandbox.agent();
-    let stdio = for_terminal(stdio, options.terminal);
-    let work = async {
-        let streams = Streams::new(StreamSet::of(&stdio), options.terminal)?;
-        let container = AgentContainer {
-            config: guest_container(spec, user, options),
-            image_serial: NAME.to_owned(),
-            stdio: streams.request(),
-            devices: Vec::new(),
-        };
-        agent.create(container).await?;
-        let outputs = streams.attach(agent.mux(), stdio).await?;
-        agent.start(NAME).await?;
-        let exit = agent.wait(NAME, "").await?;
-        outputs.finish().await?;
-        Ok::<ProcessExit, SandboxError>(exit.into())
-    };
-    sandbox.unless_ended(work).await
-}
-
-/// What the guest is told of the only container.
-fn guest_container(spec: Spec, user: String, options: &ContainerOptions) -> GuestContainer {
-    GuestContainer {
-        id: NAME.to_owned(),
-        readonly_rootfs: options.root == RootAccess::ReadOnly,
-        spec,
-        user,
-        etc_hosts: etc_hosts(NAME).into_bytes(),
-        ..GuestContainer::default()
-    }
-}
-
-/// Drops stderr for a terminal, which has only one output.
-fn for_terminal(stdio: StdioFds, terminal: Option<TerminalSize>) -> StdioFds {
-    match terminal {
-        Some(_) => StdioFds {
-            stderr: None,
-            ..stdio
-        },
-        None => stdio,
     }
 }
 

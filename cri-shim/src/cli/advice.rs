@@ -5,6 +5,7 @@ use std::io;
 
 use podvisor_images::Error as ImageError;
 
+use super::message::message;
 use crate::machine::{AssetError, GUEST_DIR_VARIABLE, GuestFile, MachineExit};
 use crate::sandbox::{SandboxError, jail};
 
@@ -71,7 +72,7 @@ pub(super) fn advised(error: SandboxError, has_console: bool) -> anyhow::Error {
     match advice {
         Some(advice) => {
             // The whole chain first: a context would be printed before it.
-            let text = super::message(&error);
+            let text = message(&error);
             anyhow::Error::msg(format!("{text}; {advice}"))
         }
         None => error,

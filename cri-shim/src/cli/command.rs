@@ -6,7 +6,7 @@ use super::deferred::Deferred;
 use super::log::LogLevel;
 use super::{
     Globals, check, completions, config, container, image, images, import, inspect, load, manual,
-    prune, pull, rmi, run, sandbox, save, serve, snapshot, system, tag, template, version, vm,
+    pod, prune, pull, rmi, run, sandbox, save, serve, snapshot, system, tag, template, version, vm,
 };
 
 #[derive(Debug, Subcommand)]
@@ -42,7 +42,7 @@ pub(super) enum Command {
     /// Print what containers and their machines use, for Prometheus
     Metrics(Deferred<container::metrics::MetricsArgs>),
     /// Manage machines for several containers
-    Pod(container::pod::PodArgs),
+    Pod(pod::PodArgs),
     /// Run and manage virtual machines with an operating system of their own
     Vm(Deferred<vm::VmArgs>),
     /// Run a debug shell in a machine, outside its containers
@@ -101,8 +101,8 @@ pub(super) enum Command {
 }
 
 impl Command {
-    /// Runs it, and returns the exit code.
-    pub(super) fn run(self, globals: &Globals) -> anyhow::Result<u8> {
+    /// Runs it, and returns the exit code. `whole` is the whole command line's description.
+    pub(super) fn run(self, globals: &Globals, whole: fn() -> clap::Command) -> anyhow::Result<u8> {
         match self {
             Self::Run(args) => run::run(globals, &args),
             Self::Ps(args) => container::ps::run(globals, &args),
@@ -119,7 +119,7 @@ impl Command {
             Self::Inspect(args) => container::inspect::run(globals, &args),
             Self::Stats(args) => container::stats::run(globals, &args),
             Self::Metrics(args) => container::metrics::run(globals, &args),
-            Self::Pod(args) => container::pod::run(globals, &args),
+            Self::Pod(args) => pod::run(globals, &args),
             Self::Vm(args) => vm::run(globals, &args),
             Self::Debug(args) => container::debug::run(globals, &args),
             Self::Console(args) => container::console::run(globals, &args),
@@ -142,8 +142,8 @@ impl Command {
             Self::System(args) => system::run(globals, &args),
             Self::Check(args) => check::run(&args, &globals.root().unwrap_or_default()),
             Self::Version(args) => version::run(&args),
-            Self::Completions(args) => completions::run(&args),
-            Self::Manual(args) => manual::run(&args),
+            Self::Completions(args) => completions::run(&args, whole()),
+            Self::Manual(args) => manual::run(&args, whole()),
             Self::Sandbox(_) => sandbox::run(),
             Self::Template(args) => template::run(&args),
         }

@@ -1,6 +1,6 @@
 //! `podvisor completions`: prints a shell's completion script for podvisor's arguments.
 
-use clap::{Args, CommandFactory as _};
+use clap::Args;
 use clap_complete::Shell;
 
 #[derive(Debug, Args)]
@@ -10,14 +10,9 @@ pub(super) struct CompletionsArgs {
     shell: Shell,
 }
 
-pub(super) fn run(args: &CompletionsArgs) -> anyhow::Result<u8> {
+pub(super) fn run(args: &CompletionsArgs, mut whole: clap::Command) -> anyhow::Result<u8> {
     let mut script = Vec::new();
-    clap_complete::generate(
-        args.shell,
-        &mut super::Cli::command(),
-        "podvisor",
-        &mut script,
-    );
+    clap_complete::generate(args.shell, &mut whole, "podvisor", &mut script);
     super::print(&String::from_utf8_lossy(&script))?;
     Ok(0)
 }

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::PathBuf;
 
 use anyhow::Context as _;
-use clap::{Args, CommandFactory as _};
+use clap::Args;
 
 #[derive(Debug, Args)]
 pub(super) struct ManualArgs {
@@ -13,11 +13,11 @@ pub(super) struct ManualArgs {
     dir: PathBuf,
 }
 
-pub(super) fn run(args: &ManualArgs) -> anyhow::Result<u8> {
+pub(super) fn run(args: &ManualArgs, whole: clap::Command) -> anyhow::Result<u8> {
     let dir = &args.dir;
     let what = || format!("cannot write manual pages to {}", dir.display());
     fs::create_dir_all(dir).with_context(what)?;
-    let command = super::Cli::command().disable_help_subcommand(true);
+    let command = whole.disable_help_subcommand(true);
     clap_mangen::generate_to(command, dir).with_context(what)?;
     Ok(0)
 }

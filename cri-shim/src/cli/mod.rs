@@ -2,8 +2,8 @@
 //! stderr, and the exit code reports the result.
 //!
 //! `command` lists all commands. Those for containers are in `container`, the other ones have one
-//! file each, with their flags and output; `output`, `table`, `format`, `progress`, `interrupt`
-//! and `terminal` are shared. The commands' work is done elsewhere: images by `podvisor-images`,
+//! file each, with their flags and output; `globals`, `output`, `table`, `format`, `progress`,
+//! `interrupt` and `terminal` are shared. The commands' work is done elsewhere: images by `podvisor-images`,
 //! virtual machines by `sandbox`.
 
 mod advice;
@@ -16,7 +16,9 @@ mod container;
 mod deferred;
 mod destination;
 mod disks;
+mod env_file;
 mod format;
+mod globals;
 mod guest;
 mod image;
 mod images;
@@ -25,12 +27,15 @@ mod input;
 mod inspect;
 mod interrupt;
 mod io_limits;
+mod kept;
 mod keys;
 mod load;
 mod log;
 mod manual;
+mod message;
 mod notify;
 mod output;
+mod pod;
 mod progress;
 mod prune;
 mod pull;
@@ -58,29 +63,17 @@ mod whole_file;
 use std::env;
 use std::ffi::{OsStr, OsString};
 use std::io;
-use std::path::PathBuf;
 use std::process::ExitCode;
 
-use anyhow::Context as _;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
-use clap::{Args, CommandFactory as _, FromArgMatches as _, Parser};
+use clap::{CommandFactory as _, FromArgMatches as _, Parser};
 use command::Command;
-use container::{Containers, Kept};
+use globals::{FAILURE, Globals, RUN_FAILURE, USAGE, runtime};
 use log::{LogFormat, LogLevel};
+use message::message;
 use output::{
-    FormatArgs, JsonArgs, message, notice, notice_kernel_log, print, print_json, print_on, report,
-    to_json,
+    FormatArgs, JsonArgs, notice, notice_kernel_log, print, print_json, print_on, report, to_json,
 };
-use podvisor_images::Store;
-
-/// Exit code of a command that failed.
-const FAILURE: u8 = 1;
-
-/// Exit code for an invalid command line.
-const USAGE: u8 = 2;
-
-/// Exit code of `run` and `exec` if podvisor failed and not the program, as in docker.
-const RUN_FAILURE: u8 = 125;
 
 /// Programs from OCI images, each in a virtual machine of its own, and virtual machines
 #[derive(Debug, Parser)]
@@ -92,35 +85,6 @@ struct Cli {
     globals: Globals,
     #[command(subcommand)]
     command: Command,
-}
-
-#[derive(Debug, Args)]
-#[command(next_help_heading = "Global options")]
-struct Globals {
-    /// Directory of images and state [default: /var/lib/podvisor for root,
-    /// $XDG_DATA_HOME/podvisor for others]
-    #[arg(
-        long,
-        value_name = "DIR",
-        env = "PODVISOR_ROOT",
-        hide_env_values = true
-    )]
-    #[arg(global = true)]
-    root: Option<PathBuf>,
-
-    /// Log level on stderr [default: warn; info for `serve`]
-    #[arg(long, value_name = "LEVEL", value_enum)]
-    #[arg(global = true)]
-    log_level: Option<LogLevel>,
-
-    /// Format of log lines
-    #[arg(long, value_name = "FORMAT", value_enum, default_value_t = LogFormat::Text)]
-    #[arg(global = true)]
-    log_format: LogFormat,
-
-    /// What commands about containers are about.
-    #[arg(skip)]
-    kept: Kept,
 }
 
 /// Parses this process's arguments, runs the command, and returns the exit code.
@@ -141,7 +105,7 @@ pub fn main() -> ExitCode {
         true => RUN_FAILURE,
         false => FAILURE,
     };
-    let done = cli.command.run(&cli.globals);
+    let done = cli.command.run(&cli.globals, Cli::command);
     exit_code(done, failure)
 }
 
@@ -234,65 +198,6 @@ fn subcommand(arguments: &[OsString]) -> Option<&OsStr> {
     None
 }
 
-/// Creates a single-threaded runtime: slow work runs in other processes and machines.
-fn runtime() -> anyhow::Result<tokio::runtime::Runtime> {
-    tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .context("cannot start the asynchronous runtime")
-}
-
-impl Globals {
-    /// Opens the store of images.
-    fn store(&self) -> anyhow::Result<Store> {
-        Store::open(self.root()?.join("images")).map_err(|error| unwritable(error.into()))
-    }
-
-    /// Opens the records of containers, or of VMs for their commands.
-    fn containers(&self) -> anyhow::Result<Containers> {
-        Containers::of(&self.root()?, self.kept)
-    }
-
-    fn root(&self) -> anyhow::Result<PathBuf> {
-        if let Some(root) = &self.root {
-            return Ok(root.clone());
-        }
-        let is_root = rustix::process::geteuid().is_root();
-        default_root(is_root, env::var_os("XDG_DATA_HOME"), env::var_os("HOME"))
-            .context("no directory for images: set PODVISOR_ROOT or HOME, or give --root")
-    }
-}
-
-/// Adds advice to an error if something below the root cannot be written.
-fn unwritable(error: anyhow::Error) -> anyhow::Error {
-    let is_refused = error.chain().any(|cause| {
-        let kind = cause.downcast_ref().map(io::Error::kind);
-        matches!(
-            kind,
-            Some(io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem)
-        )
-    });
-    match is_refused {
-        // The whole chain first: a context would be printed before it.
-        true => anyhow::Error::msg(format!(
-            "{}; choose a directory of your own by --root or PODVISOR_ROOT",
-            message(&error)
-        )),
-        false => error,
-    }
-}
-
-fn default_root(is_root: bool, data: Option<OsString>, home: Option<OsString>) -> Option<PathBuf> {
-    if is_root {
-        return Some(PathBuf::from("/var/lib/podvisor"));
-    }
-    // The XDG base directory specification requires ignoring relative directories.
-    let absolute = |value: Option<OsString>| value.map(PathBuf::from).filter(|p| p.is_absolute());
-    absolute(data)
-        .or_else(|| absolute(home).map(|home| home.join(".local/share")))
-        .map(|data| data.join("podvisor"))
-}
-
 #[cfg(test)]
 mod tests {
     use super::deferred::Deferred;
@@ -365,26 +270,6 @@ mod tests {
         ] {
             assert!(Cli::try_parse_from(arguments).is_err(), "{arguments:?}");
         }
-    }
-
-    #[test]
-    fn the_root_follows_the_user() {
-        let dir = |s: &str| Some(OsString::from(s));
-        let is = |root: Option<PathBuf>, path: &str| assert_eq!(root, Some(PathBuf::from(path)));
-        is(
-            default_root(true, dir("/d"), dir("/h")),
-            "/var/lib/podvisor",
-        );
-        is(default_root(false, dir("/d"), dir("/h")), "/d/podvisor");
-        is(
-            default_root(false, dir("d"), dir("/h")),
-            "/h/.local/share/podvisor",
-        );
-        is(
-            default_root(false, None, dir("/h")),
-            "/h/.local/share/podvisor",
-        );
-        assert_eq!(default_root(false, None, None), None);
     }
 
     #[test]

@@ -8,10 +8,8 @@ use anyhow::Context as _;
 use clap::Args;
 
 use super::advice;
+use super::message::message;
 use crate::sandbox::write_to;
-
-/// Maximum length of an error, in characters: parts of it may come from a registry or a guest.
-const ERROR_MAX: usize = 2000;
 
 /// Prints an error with its causes to stderr.
 pub(super) fn report(error: &anyhow::Error) {
@@ -35,24 +33,6 @@ pub(super) fn notice_kernel_log(log: &[String]) {
         // There is nowhere left to report that stderr is closed.
         let _ = writeln!(stderr, "guest: {line}");
     }
-}
-
-/// Returns an error and its causes as one line, without control characters.
-pub(super) fn message(error: &anyhow::Error) -> String {
-    let mut text = String::new();
-    for cause in error.chain() {
-        let cause = cause.to_string();
-        // Some libraries repeat their cause in their own text.
-        if text.ends_with(cause.as_str()) {
-            continue;
-        }
-        if !text.is_empty() {
-            text.push_str(": ");
-        }
-        text.push_str(&cause);
-    }
-    let clean = |c: char| if c.is_control() { ' ' } else { c };
-    text.chars().map(clean).take(ERROR_MAX).collect()
 }
 
 /// Writes a command's output. It is not an error if the reader has closed its end.
@@ -162,19 +142,5 @@ pub(super) fn parse_json_format(text: &str) -> Result<Format, String> {
     match text {
         "json" => Ok(Format::Json),
         _ => Err("it prints JSON, of which jq takes parts; there are no templates".to_owned()),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_message_is_one_bounded_line_without_control_characters() {
-        let inner = anyhow::anyhow!("evil \x1b[2J\nname {}", "x".repeat(5000));
-        let text = message(&inner.context("cannot pull"));
-        assert!(text.starts_with("cannot pull: evil  [2J name xxx"));
-        assert_eq!(text.chars().count(), ERROR_MAX);
-        assert!(!text.contains(char::is_control));
     }
 }

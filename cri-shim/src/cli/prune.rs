@@ -11,11 +11,11 @@ use serde::Serialize;
 
 use super::container::logs::parse_at;
 use super::container::state::states;
-use super::container::{Containers, clear, pod, sweep};
+use super::container::{Containers, clear, sweep};
 use super::input::Stdin;
 use super::rmi::RemovedView;
 use super::settings::TEMPLATES;
-use super::{FormatArgs, Globals, size, terminal};
+use super::{FormatArgs, Globals, pod, size, terminal};
 use crate::sandbox::remove_abandoned_templates;
 
 #[derive(Debug, Args)]

@@ -170,7 +170,7 @@ pub(super) fn parse_memory(text: &str) -> Result<u64, String> {
 pub(super) struct Growth(pub(super) u64);
 
 /// Growth reserves addresses: no machine has more than this.
-const MAX_GROWTH: u64 = 1 << 40;
+pub(super) const MAX_GROWTH: u64 = 1 << 40;
 
 impl<'de> Deserialize<'de> for Growth {
     fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {

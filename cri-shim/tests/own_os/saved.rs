@@ -3,7 +3,7 @@
 use super::*;
 
 /// Files for a saved machine in the pod's directory.
-fn save(pod: &Pod, name: &str, then: AfterSave) -> (SaveMachine, PathBuf, PathBuf) {
+pub(super) fn save(pod: &Pod, name: &str, then: AfterSave) -> (SaveMachine, PathBuf, PathBuf) {
     let (state, memory) = (
         pod.path(&format!("{name}-state")),
         pod.path(&format!("{name}-memory")),
@@ -22,7 +22,7 @@ fn save(pod: &Pod, name: &str, then: AfterSave) -> (SaveMachine, PathBuf, PathBu
     (save, state, memory)
 }
 
-fn saved(state: &Path, memory: &Path, continues: ContinueAs) -> Option<SavedMachine> {
+pub(super) fn saved(state: &Path, memory: &Path, continues: ContinueAs) -> Option<SavedMachine> {
     let mut options = File::options();
     let options = options.read(true).write(true);
     Some(SavedMachine {
@@ -99,6 +99,7 @@ async fn a_saved_machine_goes_on_in_another_sandbox_once_and_its_copies_as_often
     // One of another shape is refused, and the files are as they were.
     let mut other = with_disk(&next);
     other.vcpus = 2;
+    other.max_vcpus = 3;
     other.saved = saved(&last_state, &last_memory, ContinueAs::Same);
     let refused = sandbox.boot_machine(other).await.unwrap_err();
     let said = refused.to_string();

@@ -13,6 +13,9 @@
 //! | [`INSERTED`] | slots that got a device, and clears them | – |
 //! | [`ASKED`] | slots whose device the guest is to release, and clears them | – |
 //! | [`RELEASED`] | 0 | slots whose device the guest has released |
+//!
+//! A guest whose CPUs may become more finds at [`CPUS`], in one byte, how many there are. It only
+//! reads it: CPUs come in the order of their numbers, and none goes.
 
 use std::fmt::Debug;
 
@@ -20,6 +23,10 @@ use crate::virtio::{RestoreError, SavedDevice};
 
 /// The port of the register, of one byte.
 pub const PORT: u16 = 0x610;
+/// Offset of the register with the number of CPUs.
+pub const CPUS: u8 = 1;
+/// How many ports there are where CPUs come, but PCI devices do not.
+pub const PORTS_WITH_CPUS: u16 = 2;
 /// How many ports there are where PCI devices come and go.
 pub const PORTS_WITH_SLOTS: u16 = 16;
 /// Offset of the register of slots that got a device.
@@ -44,6 +51,8 @@ pub enum Event {
     NewGeneration,
     /// A PCI device was plugged in, or the guest is to release one.
     PciSlots,
+    /// There are more CPUs.
+    Cpus,
 }
 
 impl Event {
@@ -54,6 +63,7 @@ impl Event {
             Self::PowerButton => 1 << 0,
             Self::NewGeneration => 1 << 1,
             Self::PciSlots => 1 << 2,
+            Self::Cpus => 1 << 3,
         }
     }
 }
@@ -64,7 +74,10 @@ pub struct Events(u8);
 
 impl Events {
     /// All that there are.
-    const ALL: u8 = Event::PowerButton.bit() | Event::NewGeneration.bit() | Event::PciSlots.bit();
+    const ALL: u8 = Event::PowerButton.bit()
+        | Event::NewGeneration.bit()
+        | Event::PciSlots.bit()
+        | Event::Cpus.bit();
 
     /// Adds an event.
     #[must_use]
@@ -98,6 +111,7 @@ pub struct EventRegister<L> {
     known: Events,
     pending: u8,
     slots: Slots,
+    cpus: u8,
 }
 
 /// A bit for each slot.
@@ -117,10 +131,12 @@ impl<L: LevelLine> EventRegister<L> {
             known,
             pending: 0,
             slots: Slots::default(),
+            cpus: 0,
         }
     }
 
-    /// Creates a register in a saved state. Its line is high if the guest has not read all.
+    /// Creates a register in a saved state. Its line is high if the guest has not read all. The
+    /// number of CPUs is no part of the state: see [`Self::set_cpus`].
     ///
     /// # Errors
     /// [`RestoreError`] if the state is none of such a register.
@@ -134,6 +150,7 @@ impl<L: LevelLine> EventRegister<L> {
             known,
             pending,
             slots,
+            cpus: 0,
         })
     }
 
@@ -175,6 +192,25 @@ impl<L: LevelLine> EventRegister<L> {
         self.pending |= event.bit();
         self.line.set(true);
         true
+    }
+
+    /// Sets the number of CPUs, as a machine begins with it.
+    pub fn set_cpus(&mut self, count: u8) {
+        self.cpus = count;
+    }
+
+    /// Tells the guest that there are `count` CPUs now, if there were fewer.
+    pub fn add_cpus(&mut self, count: u8) {
+        if count > self.cpus {
+            self.cpus = count;
+            self.raise(Event::Cpus);
+        }
+    }
+
+    /// The guest reads the number of CPUs.
+    #[must_use]
+    pub fn cpus(&self) -> u8 {
+        self.cpus
     }
 
     /// Tells the guest that `slot` got a device.
@@ -395,6 +431,26 @@ mod tests {
     }
 
     #[test]
+    fn more_cpus_are_an_event_and_fewer_are_none() {
+        let wire = Wire::default();
+        let mut register = EventRegister::new(wire.clone(), both().with(Event::Cpus));
+        register.set_cpus(2);
+        assert_eq!((register.cpus(), register.read()), (2, 0));
+        register.add_cpus(4);
+        register.add_cpus(3);
+        assert_eq!((register.cpus(), register.read()), (4, Event::Cpus.bit()));
+        register.add_cpus(4);
+        assert_eq!(register.read(), 0, "it is known");
+        let saved = register.save();
+        let mut again = EventRegister::restored(wire.clone(), &saved).unwrap();
+        again.set_cpus(4);
+        assert!(again.known().has(Event::Cpus) && again.read() == 0);
+        let mut other = EventRegister::new(wire, both());
+        other.add_cpus(4);
+        assert_eq!(other.read(), 0, "it knows no such event");
+    }
+
+    #[test]
     fn states_that_no_register_has_are_refused() {
         let wrong: [(u32, &[u8]); 12] = [
             (3, &[3, 0]),
@@ -407,7 +463,7 @@ mod tests {
             (1, &[3]),
             (1, &[3, 0, 0]),
             (1, &[0, 0]),
-            (1, &[8, 0]),
+            (1, &[16, 0]),
             (1, &[1, 2]),
         ];
         for (version, bytes) in wrong {

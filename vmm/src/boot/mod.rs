@@ -56,6 +56,8 @@ use memory_map::MemoryMap;
 pub(crate) struct Platform {
     /// The number of CPUs, including those that may be added.
     pub(crate) cpus: u8,
+    /// The number of CPUs at boot.
+    pub(crate) boot_cpus: u8,
     /// The virtio-mmio devices.
     pub(crate) windows: Vec<MmioWindow>,
     /// Whether there is a PCI bus.
@@ -71,6 +73,15 @@ pub(crate) struct Platform {
 }
 
 impl Platform {
+    /// Returns the number of CPUs that firmware tables say are there: those at boot, if the guest
+    /// is told of the others when they are there.
+    fn enabled_cpus(&self) -> u8 {
+        match self.events.has(Event::Cpus) {
+            true => self.boot_cpus.min(self.cpus),
+            false => self.cpus,
+        }
+    }
+
     /// Returns the end of the tables, below 1 MiB.
     fn tables_end(&self) -> u64 {
         match self.events.has(Event::NewGeneration) {
@@ -206,7 +217,7 @@ fn write_tables(mem: &GuestRam, platform: &Platform) -> Result<u64, BootError> {
         let end = smbios(layout::MP_TABLE)?;
         return Ok(acpi::write(mem, end, limit, platform)?.rsdp);
     }
-    let mp_table_end = mptable::write(mem, platform.cpus)?;
+    let mp_table_end = mptable::write(mem, platform.enabled_cpus(), platform.cpus)?;
     let acpi = acpi::write(mem, mp_table_end, limit, platform)?;
     smbios(acpi.end)?;
     Ok(acpi.rsdp)

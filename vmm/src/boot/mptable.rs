@@ -33,8 +33,9 @@ const CPU_BOOT: u8 = 2;
 const ALL_LOCAL_APICS: u8 = 0xff;
 
 /// Writes the floating pointer and the configuration table for `cpus` CPUs with the APIC ids 0, 1,
-/// 2, … Returns where the table ends.
-pub(super) fn write(mem: &GuestRam, cpus: u8) -> Result<u64, BootError> {
+/// 2, … The I/O APIC's is `io_apic`, after those of all CPUs that there may be. Returns where the
+/// table ends.
+pub(super) fn write(mem: &GuestRam, cpus: u8, io_apic: u8) -> Result<u64, BootError> {
     if cpus == 0 || cpus > MAX_CPUS {
         return Err(BootError::CpuCount { cpus });
     }
@@ -44,7 +45,7 @@ pub(super) fn write(mem: &GuestRam, cpus: u8) -> Result<u64, BootError> {
         layout::EBDA_START,
         &floating_pointer(layout::MP_TABLE),
     )?;
-    let table = configuration(cpus);
+    let table = configuration(cpus, io_apic);
     put(mem, "the MP table", layout::MP_TABLE, &table)?;
     Ok(layout::MP_TABLE + table.len() as u64)
 }
@@ -61,9 +62,8 @@ fn floating_pointer(table: u64) -> [u8; 16] {
 }
 
 /// The configuration table: header (§4.2) and base entries (§4.3), in ascending order of type.
-fn configuration(cpus: u8) -> Vec<u8> {
+fn configuration(cpus: u8, io_apic_id: u8) -> Vec<u8> {
     const HEADER: usize = 44;
-    let io_apic_id = cpus;
     let mut entries: u16 = 0;
     let mut body: Vec<u8> = Vec::new();
     let mut add = |bytes: &[u8]| {

@@ -10,16 +10,11 @@
 mod policy;
 mod topology;
 
-use std::fs;
-use std::sync::OnceLock;
-
 use kvm_bindings::{CpuId, KVM_MAX_CPUID_ENTRIES, kvm_cpuid_entry2};
 use kvm_ioctls::{Cap, Kvm};
 
+use crate::host_clock;
 use crate::kvm::KvmError;
-
-/// The clock that the host's kernel uses.
-const CLOCK_SOURCE: &str = "/sys/devices/system/clocksource/clocksource0/current_clocksource";
 
 /// Returns the CPUID of a guest with `vcpus` vCPUs, without what differs between them.
 ///
@@ -31,7 +26,7 @@ pub(crate) fn guest_cpuid(kvm: &Kvm, vcpus: u8, tsc_khz: Option<u32>) -> Result<
     let guest = Guest {
         vcpus: vcpus.max(1),
         tsc_khz,
-        tsc_is_unstable: offers_tsc && has_other_clock(),
+        tsc_is_unstable: offers_tsc && host_clock::is_other(),
         tsc_deadline: kvm.check_extension(Cap::TscDeadlineTimer),
         host: |leaf| {
             let host = std::arch::x86_64::__cpuid(leaf);
@@ -43,35 +38,9 @@ pub(crate) fn guest_cpuid(kvm: &Kvm, vcpus: u8, tsc_khz: Option<u32>) -> Result<
         .map_err(|_| KvmError::ioctl("KVM_SET_CPUID2")(kvm_ioctls::Error::new(libc::E2BIG)))
 }
 
-/// Whether the host's kernel uses another clock than the time stamp counter, once looked up.
-static OTHER_CLOCK: OnceLock<bool> = OnceLock::new();
-
-/// Looks up the host's clock, for VMs that are built when files can no longer be opened.
-pub(crate) fn remember_clock() {
-    OTHER_CLOCK.get_or_init(read_clock);
-}
-
-fn has_other_clock() -> bool {
-    OTHER_CLOCK.get().copied().unwrap_or_else(read_clock)
-}
-
-fn read_clock() -> bool {
-    fs::read_to_string(CLOCK_SOURCE).is_ok_and(|clock| !counts_by_tsc(&clock))
-}
-
 fn supported(kvm: &Kvm) -> Result<CpuId, KvmError> {
     kvm.get_supported_cpuid(KVM_MAX_CPUID_ENTRIES)
         .map_err(KvmError::ioctl("KVM_GET_SUPPORTED_CPUID"))
-}
-
-/// Whether the host's kernel uses the time stamp counter as its clock, by the clock's name: it does
-/// where the counter is invariant, unless it has found the counter unstable.
-fn counts_by_tsc(clock: &str) -> bool {
-    matches!(
-        clock.trim(),
-        // The second one soon after the boot.
-        "tsc" | "tsc-early" | "hyperv_clocksource_tsc_page"
-    )
 }
 
 /// Whether a guest's kernel needs retpolines where the host's own may do without: see

@@ -7,7 +7,7 @@ use std::os::fd::{FromRawFd as _, IntoRawFd as _};
 use kvm_ioctls::Kvm;
 
 use super::{KvmError, check};
-use crate::cpuid;
+use crate::host_clock;
 
 /// An open `/dev/kvm`.
 ///
@@ -25,7 +25,7 @@ impl KvmDevice {
     pub fn open() -> Result<Self, KvmError> {
         let file = File::options().read(true).write(true).open("/dev/kvm");
         let file = file.map_err(KvmError::Open)?;
-        cpuid::remember_clock();
+        host_clock::remember();
         Ok(Self(file))
     }
 

@@ -32,6 +32,45 @@ pub struct MovingDisk {
     pub len: u64,
 }
 
+/// A device that was plugged into a VM, which both sides have: the other side's VM needs it in the
+/// same place among its devices.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PluggedIdentity {
+    /// The name of the device.
+    pub device: String,
+    /// By what the other side knows it, such as a disk's serial number.
+    pub identity: String,
+}
+
+/// Writes the list of devices that were plugged in.
+pub(crate) fn encode_plugged(devices: &[PluggedIdentity]) -> Vec<u8> {
+    let as_disk = |one: &PluggedIdentity| MovingDisk {
+        device: one.device.clone(),
+        identity: one.identity.clone(),
+        len: 0,
+    };
+    encode(&devices.iter().map(as_disk).collect::<Vec<_>>())
+}
+
+/// Reads the list of devices that were plugged in; `devices` are all that were announced.
+pub(super) fn decode_plugged(
+    bytes: &[u8],
+    devices: &[String],
+) -> Result<Vec<PluggedIdentity>, ReceiveError> {
+    let mut plugged: Vec<PluggedIdentity> = Vec::new();
+    for MovingDisk {
+        device, identity, ..
+    } in decode(bytes)?
+    {
+        let is_twice = plugged.iter().any(|one| one.device == device);
+        if is_twice || !devices.contains(&device) {
+            return Err(ReceiveError::Plugged { device });
+        }
+        plugged.push(PluggedIdentity { device, identity });
+    }
+    Ok(plugged)
+}
+
 /// Writes the list of disks that move.
 pub(crate) fn encode(disks: &[MovingDisk]) -> Vec<u8> {
     let mut bytes = Vec::new();
@@ -266,6 +305,22 @@ mod tests {
             decode(&encode(&many)),
             Err(ReceiveError::DiskList)
         ));
+    }
+
+    #[test]
+    fn what_was_plugged_in_is_a_device_that_was_announced() {
+        let one = |device: &str| PluggedIdentity {
+            device: device.to_owned(),
+            identity: "serial".to_owned(),
+        };
+        let devices = ["blk0".to_owned(), "blk3".to_owned()];
+        let read = |list: &[PluggedIdentity]| decode_plugged(&encode_plugged(list), &devices);
+        let list = [one("blk3"), one("blk0")];
+        assert_eq!(read(&list).unwrap(), list);
+        for list in [vec![one("blk1")], vec![one("blk0"), one("blk0")]] {
+            let error = read(&list).unwrap_err();
+            assert!(matches!(error, ReceiveError::Plugged { .. }), "{error}");
+        }
     }
 
     #[test]

@@ -8,7 +8,7 @@ use podvisor_devices::GuestRam;
 use podvisor_devices::blk::Disk;
 use vm_memory::{Bytes as _, GuestAddress, GuestMemory as _};
 
-use super::disks::{MovingDisk, TargetDisks, decode};
+use super::disks::{MovingDisk, PluggedIdentity, TargetDisks, decode, decode_plugged};
 use super::stream::{Kind, Stream, StreamError};
 use crate::cpuid;
 use crate::kvm::{KvmDevice, KvmError};
@@ -79,6 +79,12 @@ pub enum ReceiveError {
     /// The list of disks is damaged.
     #[error("the list of the migrated VM's disks is damaged")]
     DiskList,
+    /// What was plugged in is no device of the machine, or is listed twice.
+    #[error("the migrated VM has no device {device:?} that was plugged in, or has it twice")]
+    Plugged {
+        /// The device's name.
+        device: String,
+    },
     /// Not every disk has a place here.
     #[error("{announced} disks of the migrated VM come with it, and {here} are expected here")]
     Disks {
@@ -149,6 +155,7 @@ pub struct IncomingMigration<S> {
     stream: Stream<S>,
     pub(super) announced: MachineState,
     announced_disks: Vec<MovingDisk>,
+    plugged: Vec<PluggedIdentity>,
     pub(super) disks: TargetDisks,
     limits: MigrationLimits,
     began: Instant,
@@ -164,11 +171,11 @@ impl<S: Read + Write> IncomingMigration<S> {
         let mut stream = Stream::accept(stream)?;
         let announced = read_hello(&mut stream, limits);
         let announced = announced.inspect_err(|error| stream.refuse(&error.to_string()))?;
-        let (announced, announced_disks) = announced;
         Ok(Self {
             stream,
-            announced,
-            announced_disks,
+            announced: announced.state,
+            announced_disks: announced.disks,
+            plugged: announced.plugged,
             disks: TargetDisks::default(),
             limits,
             began: Instant::now(),
@@ -187,11 +194,24 @@ impl<S: Read + Write> IncomingMigration<S> {
         self.announced.memory.boot
     }
 
+    /// Returns the amount of memory that may be plugged in.
+    #[must_use]
+    pub fn hotplug_memory(&self) -> MemorySize {
+        self.announced.memory.hotplug
+    }
+
     /// Returns the names of the virtio devices, in order, as [`Snapshot::devices`] does: the
     /// builder of the VM needs each of them.
     #[must_use]
     pub fn devices(&self) -> Vec<String> {
         self.announced.builders_devices()
+    }
+
+    /// Returns what was plugged in since the VM was built, as its owner there has named it. They are
+    /// among [`Self::devices`], wherever the VM has them.
+    #[must_use]
+    pub fn plugged(&self) -> &[PluggedIdentity] {
+        &self.plugged
     }
 
     /// Returns the disks whose contents come with the memory.
@@ -362,26 +382,44 @@ impl<S: Read + Write> ArrivedMigration<S> {
     }
 }
 
+/// What comes before a VM is accepted.
+struct Announced {
+    state: MachineState,
+    plugged: Vec<PluggedIdentity>,
+    disks: Vec<MovingDisk>,
+}
+
 fn read_hello<S: Read + Write>(
     stream: &mut Stream<S>,
     limits: MigrationLimits,
-) -> Result<(MachineState, Vec<MovingDisk>), ReceiveError> {
+) -> Result<Announced, ReceiveError> {
     let mut contents = Vec::new();
-    let mut next = |kind| {
+    let mut next = |kinds: &[Kind]| {
         let message = stream.receive(&mut contents)?;
-        match message.kind == kind {
-            true => Ok(std::mem::take(&mut contents)),
+        match kinds.contains(&message.kind) {
+            true => Ok((message.kind, std::mem::take(&mut contents))),
             false => Err(StreamError::Unexpected {
                 found: message.kind as u32,
             }),
         }
     };
-    let state = decode_moving(&next(Kind::Hello)?).map_err(ReceiveError::State)?;
-    let disks = decode(&next(Kind::Disks)?)?;
+    let (_, hello) = next(&[Kind::Hello])?;
+    let state = decode_moving(&hello).map_err(ReceiveError::State)?;
+    let mut plugged = Vec::new();
+    let (kind, mut list) = next(&[Kind::Plugged, Kind::Disks])?;
+    if kind == Kind::Plugged {
+        plugged = decode_plugged(&list, &state.builders_devices())?;
+        (_, list) = next(&[Kind::Disks])?;
+    }
+    let disks = decode(&list)?;
     let (wanted, most) = (MemoryShape::total(state.memory), limits.memory);
     match wanted > most {
         true => Err(ReceiveError::Memory { wanted, most }),
-        false => Ok((state, disks)),
+        false => Ok(Announced {
+            state,
+            plugged,
+            disks,
+        }),
     }
 }
 

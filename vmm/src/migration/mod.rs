@@ -22,8 +22,8 @@ pub mod testing;
 
 use std::time::Duration;
 
-pub use disks::MovingDisk;
-pub(crate) use disks::{RunningLog, SECTOR, SourceDisk, encode as encode_disks};
+pub use disks::{MovingDisk, PluggedIdentity};
+pub(crate) use disks::{RunningLog, SECTOR, SourceDisk, encode as encode_disks, encode_plugged};
 pub use incoming::{ArrivedMigration, IncomingMigration, MigrationLimits, ReceiveError};
 pub(crate) use send::{SendEnd, Sender, Zeroes};
 pub use stream::StreamError;
@@ -48,6 +48,9 @@ pub struct MigrationOptions {
     pub throttle: bool,
     /// Disks whose contents move, too. None by default.
     pub disks: Vec<MovingDisk>,
+    /// What was plugged in since the VM was built: the other side hears what each of them is. None
+    /// by default.
+    pub plugged: Vec<PluggedIdentity>,
 }
 
 impl Default for MigrationOptions {
@@ -59,6 +62,7 @@ impl Default for MigrationOptions {
             bandwidth: None,
             throttle: false,
             disks: Vec::new(),
+            plugged: Vec::new(),
         }
     }
 }

@@ -16,7 +16,7 @@ const MAX_TEXT: usize = 1024;
 /// The maximum length of a state: that of a snapshot's state file.
 const MAX_STATE: usize = 64 << 20;
 
-/// The maximum length of the list of disks.
+/// The maximum length of a list of disks or devices.
 const MAX_DISKS: usize = 320 << 10;
 
 /// The maximum length of a message with pages.
@@ -49,6 +49,8 @@ pub(crate) enum Kind {
     /// Zeroes of a disk from the offset in the number on; the contents are its index, and their
     /// length.
     BlockZeroes = 9,
+    /// Devices that were plugged in, and what each is; before the disks, if there are any.
+    Plugged = 10,
     /// The receiver takes such a machine.
     Accept = 16,
     /// The receiver has everything of the round in the number.
@@ -63,7 +65,7 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
-    const ALL: [Self; 14] = [
+    const ALL: [Self; 15] = [
         Self::Hello,
         Self::Pages,
         Self::Zeroes,
@@ -73,6 +75,7 @@ impl Kind {
         Self::Disks,
         Self::Blocks,
         Self::BlockZeroes,
+        Self::Plugged,
         Self::Accept,
         Self::Received,
         Self::Ready,
@@ -85,7 +88,7 @@ impl Kind {
         match self {
             Self::Hello | Self::State => MAX_STATE,
             Self::Pages => MAX_PAGES,
-            Self::Disks => MAX_DISKS,
+            Self::Disks | Self::Plugged => MAX_DISKS,
             Self::Blocks => size_of::<u32>() + MAX_PAGES,
             Self::BlockZeroes => size_of::<u32>() + size_of::<u64>(),
             Self::Zeroes => size_of::<u64>(),

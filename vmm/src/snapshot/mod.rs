@@ -216,7 +216,7 @@ impl Snapshot {
             Err(error) => tracing::debug!(%error, "the memory file has no huge pages"),
         }
         state.working_set = Some(working_set);
-        directory::replace_state(dir, &encode(dir, &state)?)
+        directory::replace_state(dir, &state.encode(dir)?)
     }
 
     /// Returns the number of vCPUs.
@@ -341,7 +341,7 @@ pub(crate) fn write<E: From<SnapshotError>>(
         identity,
         ranges,
     });
-    let state = encode(dir, &state)?;
+    let state = state.encode(dir)?;
     let mut file = new.file(STATE)?;
     file.write_all(&state)
         .and_then(|()| file.sync_all())
@@ -365,17 +365,6 @@ pub(crate) fn decode_moving(bytes: &[u8]) -> Result<MachineState, SnapshotFormat
             why: "it is the difference to another snapshot",
         }),
     }
-}
-
-/// Encodes the state of a snapshot that is to be in `dir`.
-fn encode(dir: &Path, state: &MachineState) -> Result<Vec<u8>, SnapshotError> {
-    let bytes = format::encode(&state.to_records());
-    let (len, most) = (bytes.len() as u64, format::MAX_LEN);
-    if len > most {
-        let path = dir.to_owned();
-        return Err(SnapshotError::StateTooLong { path, len, most });
-    }
-    Ok(bytes)
 }
 
 /// Opens both files of a directory and checks that they belong together.

@@ -3,7 +3,7 @@
 use std::ffi::OsStr;
 use std::ops::{Range, RangeInclusive};
 use std::os::unix::ffi::OsStrExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use kvm_bindings::{CpuId, kvm_cpuid_entry2};
@@ -13,7 +13,7 @@ use super::chips::{self, ChipState};
 use super::cpu;
 use super::device::{self, DeviceState};
 use super::error::SnapshotError;
-use super::format::{Kind, Reader, Record, SnapshotFormatError, Writer};
+use super::format::{self, Kind, Reader, Record, SnapshotFormatError, Writer};
 use super::vcpu::{self, VcpuState};
 use super::working_set::{self, WorkingSet};
 use crate::boot::MAX_CPUS;
@@ -119,6 +119,17 @@ impl MachineState {
         for vcpu in &mut self.vcpus {
             vcpu.advance(time);
         }
+    }
+
+    /// Encodes the state of a snapshot that is to be in `dir`.
+    pub(super) fn encode(&self, dir: &Path) -> Result<Vec<u8>, SnapshotError> {
+        let bytes = format::encode(&self.to_records());
+        let (len, most) = (bytes.len() as u64, format::MAX_LEN);
+        if len > most {
+            let path = dir.to_owned();
+            return Err(SnapshotError::StateTooLong { path, len, most });
+        }
+        Ok(bytes)
     }
 
     pub(crate) fn to_records(&self) -> Vec<Record> {

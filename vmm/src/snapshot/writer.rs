@@ -9,8 +9,10 @@ use std::io;
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 
+use super::directory::{MEMORY, STATE};
+use super::error::SnapshotError;
 use super::format::{HEADER_LEN, MAGIC};
-use super::{MEMORY, MachineState, STATE, SnapshotError, encode};
+use super::state::MachineState;
 use crate::memory::{GuestMemory, SaveScope};
 
 /// Writes a full snapshot of a paused VM to files that are empty. `plugged` is as for
@@ -49,7 +51,7 @@ fn write_all<E: From<SnapshotError>>(
         .write_to(memory_file, SaveScope::All, plugged)
         .map_err(SnapshotError::from)?;
     memory_file.sync_all().map_err(failed(MEMORY))?;
-    let bytes = encode(Path::new(STATE), state)?;
+    let bytes = state.encode(Path::new(STATE))?;
     let (header, rest) = bytes.split_at(HEADER_LEN.min(bytes.len()));
     state_file
         .write_all_at(rest, header.len() as u64)

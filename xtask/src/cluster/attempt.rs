@@ -1,6 +1,7 @@
 //! `cargo xtask cluster --try`: a cluster of one node in the test host, with podvisor as the
 //! kubelet's runtime and KubeVirt's API over it; `--migrate`: of two nodes, between which a VM
-//! moves. `common.sh` makes the cluster, `try.sh` and `migrate.sh` are what happens there.
+//! moves; `--figures`: of one node that starts pods and VMs in turn. `common.sh` makes the cluster,
+//! the other scripts are what happens there.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -26,6 +27,8 @@ pub(super) enum Attempt {
     Life,
     /// A VM moves between two nodes.
     Migration,
+    /// Pods and VMs start on one node, and what they cost is printed.
+    Figures,
 }
 
 impl Attempt {
@@ -34,6 +37,7 @@ impl Attempt {
         match self {
             Self::Life => ("1", include_str!("try.sh")),
             Self::Migration => ("1 2", include_str!("migrate.sh")),
+            Self::Figures => ("1", include_str!("figures.sh")),
         }
     }
 }

@@ -9,7 +9,7 @@
 //! | `root/` | the root's files, to make other disks of |
 //!
 //! Besides busybox, the root has Debian's qemu-guest-agent with its libraries, and the modules that
-//! the kernel loads when a shared directory is mounted.
+//! are loaded when a shared directory is mounted, or memory is plugged in.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt as _, symlink};
@@ -55,8 +55,11 @@ const MODULES: &[&str] = &[
 /// What a second initial file system loads, for roots of other kinds.
 const MORE_MODULES: &[&str] = &["xfs", "btrfs"];
 
-/// What the kernel loads from the root when it is asked for, with the names that it asks for.
-const LATE_MODULES: &[(&str, &str)] = &[("virtiofs", "fs-virtiofs")];
+/// What is loaded from the root when it is asked for, with the names that the kernel has for it.
+const LATE_MODULES: &[(&str, &str)] = &[
+    ("virtiofs", "fs-virtiofs"),
+    ("virtio_mem", "virtio:d00000018v*"),
+];
 
 /// The size of the root, of which little is used.
 const ROOT_MIB: u64 = 64;
@@ -74,7 +77,7 @@ pub(crate) fn ensure() -> Result<PathBuf> {
     let digest = process::sha256(busybox)?;
     let modules = [MODULES, MORE_MODULES].concat().join(" ");
     let parts = [
-        "3",
+        "4",
         INITRAMFS_INIT,
         INIT,
         UDHCPC,

@@ -99,7 +99,10 @@ pub(super) async fn reconcile(
         None => None,
     };
     let progress = match pod.as_deref().and_then(address) {
-        Some(address) => progress::ask(address, pod::PORT).await,
+        Some(address) => match context.waiting.importers.take(namespace) {
+            Some(_share) => progress::ask(address, pod::PORT).await,
+            None => None,
+        },
         None => None,
     };
     let decision = decide(&Observed {

@@ -17,6 +17,12 @@ use crate::controller::Context;
 use crate::controller::error::{Error, code};
 use crate::upload;
 
+/// The reason of an event that says why there is no upload: that for which `virtctl` looks.
+const REASON: &str = "ProvisioningFailed";
+
+/// Annotation of a claim: what it is to hold. Without it, a disk.
+const CONTENT: &str = "cdi.kubevirt.io/storage.contentType";
+
 /// What a claim is called in references.
 const CLAIM: &str = "PersistentVolumeClaim";
 
@@ -41,7 +47,7 @@ pub(in crate::controller) async fn reconcile(
         Err(error) if code(&error) == Some(409) => {}
         Err(error) => {
             let note = format!("no upload can be taken: {error}");
-            context.warn(&*claim, "Error", "Upload", note).await;
+            context.warn(&*claim, REASON, "Upload", note).await;
             return Err(Error::request("take the upload to", &*claim, error));
         }
     }
@@ -77,6 +83,9 @@ fn volume(claim: &PersistentVolumeClaim) -> Result<DataVolume, serde_json::Error
     let modes: Vec<String> = spec.access_modes.into_iter().flatten().take(1).collect();
     let resources = spec.resources.unwrap_or_default();
     let request = resources.requests.and_then(|mut all| all.remove("storage"));
+    // What is not supported is refused as in any DataVolume.
+    let annotations = meta.annotations.as_ref();
+    let content = annotations.and_then(|annotations| annotations.get(CONTENT));
     serde_json::from_value(json!({
         "apiVersion": format!("{GROUP}/{VERSION}"),
         "kind": "DataVolume",
@@ -90,6 +99,7 @@ fn volume(claim: &PersistentVolumeClaim) -> Result<DataVolume, serde_json::Error
         },
         "spec": {
             "source": {"upload": {}},
+            "contentType": content,
             "pvc": {"accessModes": modes, "resources": {"requests": {"storage": request}}},
         },
     }))
@@ -139,5 +149,17 @@ mod tests {
         assert_eq!(volume.spec.validate(&FieldPath::new("spec")), []);
         assert_eq!(volume.spec.disk_size(), Some(1 << 30));
         assert!(is_of_claim(&volume) && volume.spec.is_upload());
+    }
+
+    #[test]
+    fn a_claim_for_an_archive_is_not_filled_with_it_as_a_disk() {
+        let fields = |content: &str| {
+            let volume = volume(&claim(json!({"annotations": {CONTENT: content}}))).unwrap();
+            let causes = volume.spec.validate(&FieldPath::new("spec"));
+            let fields = causes.into_iter().map(|cause| cause.field);
+            fields.collect::<Vec<_>>()
+        };
+        assert_eq!(fields("archive"), ["spec.contentType"]);
+        assert!(fields("kubevirt").is_empty());
     }
 }

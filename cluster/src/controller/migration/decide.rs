@@ -47,6 +47,8 @@ pub struct Observed<'a> {
     pub at_source: Seen,
     /// What the target's node says.
     pub at_target: Seen,
+    /// The pods on the target's node whose volumes the guest has, or why they are not ready.
+    pub plugs: Result<Vec<String>, String>,
     /// Why a node did not do what was asked of it last, where it never will.
     pub refused: Option<String>,
     /// There is a place for it among those that run in parallel.
@@ -66,8 +68,11 @@ pub enum Action {
     CreateTarget,
     /// Tell the target's node who comes.
     Expect,
-    /// Have the source's node send the VM.
-    Send,
+    /// Have the target's node plug in what the guest has, and the source's node send the VM.
+    Send {
+        /// Unique ids of the pods that keep the volumes on the target's node.
+        plugs: Vec<String>,
+    },
     /// Have a node end it.
     Cancel(Side),
     /// Tell the source's node where the VM runs.
@@ -351,7 +356,9 @@ impl Look<'_> {
         if self.observed.at_source.has_none() {
             match &self.observed.at_target {
                 Seen::Vm(report) if report.is_expected => {
-                    self.decision.actions.push(Action::Send);
+                    if let Ok(plugs) = self.observed.plugs.clone() {
+                        self.decision.actions.push(Action::Send { plugs });
+                    }
                 }
                 // Its node's part was started again.
                 Seen::Vm(report) if report.migration.is_some() => {
@@ -382,6 +389,10 @@ impl Look<'_> {
             let why = match (&self.observed.at_source, &self.observed.at_target) {
                 (_, Seen::Unreachable(why)) => format!("the target's node: {why}"),
                 (Seen::Unreachable(why), _) => format!("the source's node: {why}"),
+                (_, Seen::Vm(report)) if report.is_expected => match &self.observed.plugs {
+                    Err(why) => why.clone(),
+                    Ok(_) => "the source does not send the VM".to_owned(),
+                },
                 _ => "the target does not wait for the VM".to_owned(),
             };
             let seconds = PREPARE.as_secs();

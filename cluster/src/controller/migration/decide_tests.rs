@@ -64,8 +64,10 @@ struct Scene {
     target: Option<Pod>,
     at_source: Seen,
     at_target: Seen,
+    plugs: Result<Vec<String>, String>,
     refused: Option<String>,
     may_begin: bool,
+    settings: Settings,
     now: i64,
 }
 
@@ -78,8 +80,10 @@ impl Scene {
             target: None,
             at_source: Seen::NotAsked,
             at_target: Seen::NotAsked,
+            plugs: Ok(Vec::new()),
             refused: None,
             may_begin: true,
+            settings: Settings::default(),
             now: 0,
         }
     }
@@ -114,9 +118,10 @@ impl Scene {
             target: self.target.as_ref(),
             at_source: self.at_source.clone(),
             at_target: self.at_target.clone(),
+            plugs: self.plugs.clone(),
             refused: self.refused.clone(),
             may_begin: self.may_begin,
-            settings: &Settings::default(),
+            settings: &self.settings,
             policy: None,
             now: at(self.now),
         })
@@ -226,7 +231,20 @@ fn the_target_is_told_first_and_then_the_source() {
     let ready = scene.look();
     assert_eq!(ready.status.phase, MigrationPhase::TargetReady);
     scene.migration.status = ready.status;
-    assert_eq!(scene.look().actions, [Action::Send]);
+    // What was plugged into the guest is not there yet.
+    scene.plugs = Err("the volume data is not on the target's node".to_owned());
+    assert_eq!(scene.look().actions, []);
+    let passed = &mut scene.migration.status.phase_transition_timestamps;
+    passed.push(MigrationTransition {
+        phase: MigrationPhase::PreparingTarget,
+        phase_transition_timestamp: Some(at(0)),
+    });
+    scene.now = 301;
+    assert!(scene.failure().contains("the volume data"));
+    scene.now = 0;
+    let plugs = vec!["keeper".to_owned()];
+    scene.plugs = Ok(plugs.clone());
+    assert_eq!(scene.look().actions, [Action::Send { plugs }]);
     // The node's part was started again meanwhile.
     scene.at_target = says(NodeState::Waiting);
     assert_eq!(scene.look().actions, [Action::Expect]);
@@ -338,6 +356,14 @@ fn a_source_that_was_killed_is_not_waited_for() {
         assert_eq!(decision.status.phase, phase, "{:?}", scene.at_target);
         assert_eq!(decision.actions, actions, "{:?}", scene.at_target);
     }
+}
+
+#[test]
+fn a_migration_may_take_all_the_time_that_there_is() {
+    let mut scene = Scene::moves(says(NodeState::Sending), says(NodeState::Receiving));
+    scene.settings.completion_timeout_per_gi_b = u64::MAX;
+    scene.now = 1_000_000;
+    assert!(scene.look().actions.is_empty());
 }
 
 #[test]
@@ -495,7 +521,7 @@ impl Model {
                 self.target = self.target.or(Some(Waiting));
             }
             Action::Expect => self.is_expected = self.target == Some(Waiting),
-            Action::Send => {
+            Action::Send { .. } => {
                 if self.is_expected && self.source.is_none() && self.target == Some(Waiting) {
                     (self.source, self.target) = (Some(Sending), Some(Receiving));
                     self.is_expected = false;

@@ -37,6 +37,7 @@ use super::objects::{
     VirtualMachineInstance, VirtualMachineInstanceMigration, clear_condition, set_condition,
 };
 use super::{Context, expectations, patch, vmi};
+use crate::contact::disks::PlugRequest;
 use crate::contact::migration::{ExpectRequest, ResolveRequest, SendRequest};
 use nodes::Subject;
 
@@ -241,12 +242,25 @@ fn look(
         target: facts.target.as_deref(),
         at_source: facts.at_source.clone(),
         at_target: facts.at_target.clone(),
+        plugs: plugs(facts, context),
         refused,
         may_begin: waits && may_begin(uid, &open(context), context.settings().places),
         settings: &facts.settings,
         policy: facts.policy.as_deref(),
         now: Time(Timestamp::now()),
     })
+}
+
+/// What has to be plugged in on the target's node before the VM comes.
+fn plugs(facts: &Facts, context: &Context) -> Result<Vec<String>, String> {
+    let Some(vmi) = facts.vmi.as_deref() else {
+        return Ok(Vec::new());
+    };
+    let state = vmi.status.migration_state.as_ref();
+    let Some(state) = state.filter(|state| state.is_open()) else {
+        return Ok(Vec::new());
+    };
+    vmi::plugs_at(vmi, &context.world.keepers_of(vmi), &state.target_node)
 }
 
 /// All migrations that are not over.
@@ -409,7 +423,9 @@ async fn carry_out(
         };
         match done {
             Ok(()) => {}
-            Err(CallError::Refused(why)) if matches!(action, Action::Expect | Action::Send) => {
+            Err(CallError::Refused(why))
+                if matches!(action, Action::Expect | Action::Send { .. }) =>
+            {
                 return Ok(Some(why));
             }
             // What it says at the next look decides.
@@ -444,8 +460,15 @@ async fn call(
             let with = ExpectRequest { certificate };
             nodes.tell(target, subject, "expect", &with).await
         }
-        Action::Send => {
+        Action::Send { plugs } => {
             let (address, contact) = nodes.find(target).await?;
+            for keeper in plugs {
+                let with = PlugRequest {
+                    pod_uid: keeper.clone(),
+                };
+                let path = nodes::path(subject, "disks/plug");
+                nodes.put(target, &path, &with).await?;
+            }
             let guest = facts.vmi.as_deref().and_then(vmi::guest_memory_of);
             let timeout = facts.settings.completion_timeout(guest.as_ref());
             let seconds = |seconds: u64| u32::try_from(seconds).unwrap_or(u32::MAX);

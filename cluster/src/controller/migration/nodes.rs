@@ -166,7 +166,8 @@ impl Nodes {
     }
 }
 
-fn path<'a>(subject: Subject<'a>, rest: &'a str) -> Path<'a> {
+/// The path of something that is asked about an instance.
+pub(super) fn path<'a>(subject: Subject<'a>, rest: &'a str) -> Path<'a> {
     Path {
         namespace: subject.namespace,
         name: subject.name,

@@ -5,6 +5,7 @@
 
 mod claims;
 mod decide;
+mod patches;
 mod target;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -55,6 +56,12 @@ pub enum RestoreError {
         /// What is wrong.
         #[source]
         source: json_patch::PatchError,
+    },
+    /// The patches copy too much, or nest it too deep.
+    #[error("spec.patches[{index}] makes the virtual machine too large or too deep")]
+    TooLarge {
+        /// Which one.
+        index: usize,
     },
     /// What the patches make is no virtual machine.
     #[error("the patches do not leave a virtual machine")]

@@ -4,7 +4,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde_json::{Value, json};
 
 use super::claims::template_of;
-use super::{LAST_RESTORE, RestoreError};
+use super::{LAST_RESTORE, RestoreError, patches};
 use crate::controller::objects::{
     SourceMachine, VirtualMachine, VirtualMachineRestore, VmSpec, VolumeRestore,
 };
@@ -70,7 +70,7 @@ pub(super) fn spec_of(
 ///
 /// # Errors
 ///
-/// A patch does not fit.
+/// A patch does not fit, or makes too much.
 pub(super) fn machine(
     restore: &VirtualMachineRestore,
     source: &SourceMachine,
@@ -91,12 +91,7 @@ pub(super) fn machine(
     };
     let given = VirtualMachine::new(metadata.clone(), spec);
     let mut value = serde_json::to_value(&given).map_err(RestoreError::Serialize)?;
-    for (index, text) in restore.spec.patches.iter().enumerate() {
-        let patch: json_patch::PatchOperation = serde_json::from_str(text)
-            .map_err(|source| RestoreError::Malformed { index, source })?;
-        json_patch::patch(&mut value, &[patch])
-            .map_err(|source| RestoreError::Patch { index, source })?;
-    }
+    patches::apply(&mut value, &restore.spec.patches)?;
     let mut made: VirtualMachine =
         serde_json::from_value(value).map_err(RestoreError::Serialize)?;
     // Whatever was patched, it is this object.

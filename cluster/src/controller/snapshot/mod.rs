@@ -156,6 +156,15 @@ impl Pass<'_> {
     async fn carry_out(self, mut decision: Decision) -> Result<controller::Action, Error> {
         let api: Api<VirtualMachineSnapshot> = self.context.world.api(self.namespace());
         let mut snapshot = self.snapshot.clone();
+        let waits = |action: &Action| matches!(action, Action::Freeze(_) | Action::Thaw { .. });
+        let mut share = None;
+        if decision.actions.iter().any(waits) {
+            share = self.context.waiting.snapshots.take(self.namespace());
+            if share.is_none() {
+                // Others of the namespace wait for their guests: its turn comes.
+                return Ok(controller::Action::requeue(RETRY));
+            }
+        }
         let (first, last): (Vec<_>, Vec<_>) =
             decision.actions.drain(..).partition(Action::is_first);
         for action in first {
@@ -168,6 +177,7 @@ impl Pass<'_> {
                 break;
             }
         }
+        drop(share);
         if let (Some(content), Some(status)) = (self.content, &decision.content) {
             let contents: Api<VirtualMachineSnapshotContent> =
                 self.context.world.api(self.namespace());

@@ -10,15 +10,14 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use serde_json::Value;
 
-use super::printable;
 use super::volumes::Volumes;
+use super::{live, printable};
 use crate::controller::datavolume::DataVolume;
 use crate::controller::objects::{
     Condition, Phase, StartFailure, StateChangeRequest, VM_FINALIZER, VirtualMachine,
     VirtualMachineInstance, VmStatus, clear_condition, condition, set_condition,
 };
 use crate::controller::snapshot::restored_by;
-use crate::controller::vmi::without_plugged;
 use crate::controller::vmi::{failure, was_running};
 
 /// The first wait after a failed start, in seconds; it grows with the square of their number.
@@ -84,6 +83,8 @@ pub struct Observed<'a> {
     /// The template's specification that the instance was started with, if the template was
     /// changed since.
     pub started_with: Option<&'a Value>,
+    /// What may change while an instance runs does (`vmRolloutStrategy`).
+    pub is_live: bool,
     /// Its DataVolumes.
     pub volumes: &'a Volumes,
     /// The time.
@@ -115,6 +116,8 @@ pub enum Action {
     Orphan,
     /// A halted machine was started: from now on it runs always.
     SwitchToAlways,
+    /// Change the instance's specification, by this merge patch.
+    Change(Value),
 }
 
 /// What is to be written and done, in this order.
@@ -403,15 +406,24 @@ fn set_state(
         None => clear_condition(&mut status.conditions, "Paused"),
     }
     let template = observed.vm.spec.template.as_ref();
-    let differs = observed.started_with.is_some_and(|started| {
-        template.is_none_or(|template| {
-            without_plugged(template.spec.clone()) != without_plugged(started.clone())
-        })
-    });
-    if vmi.is_some() && differs {
+    let template = template.map(|template| &template.spec);
+    let live = vmi
+        .zip(observed.started_with)
+        .map(|(vmi, started)| live::compare(template, started, vmi, observed.is_live));
+    let live = live.unwrap_or_default();
+    let stops = |action: &Action| matches!(action, Action::Stop { .. });
+    let is_to_end =
+        observed.vm.metadata.deletion_timestamp.is_some() || decision.actions.iter().any(stops);
+    if let Some(change) = live.patch.filter(|_| !is_to_end) {
+        decision.actions.push(Action::Change(change));
+    }
+    let status = &mut decision.status;
+    if live.needs_restart {
         let restart = Condition {
             reason: "RestartRequired".to_owned(),
-            message: "the template was changed after the instance was started".to_owned(),
+            message: "the template was changed after the instance was started, in what it does \
+                      not take while it runs"
+                .to_owned(),
             ..Condition::yes("RestartRequired")
         };
         set_condition(&mut status.conditions, restart, &observed.now);

@@ -48,6 +48,7 @@ fn observe<'a>(vm: &'a VirtualMachine, vmi: Option<&'a VirtualMachineInstance>) 
         vm,
         vmi,
         started_with: None,
+        is_live: false,
         volumes: &NO_VOLUMES,
         now: at(0),
         jitter: 0.0,
@@ -354,6 +355,28 @@ fn a_changed_template_asks_for_a_restart() {
     assert!(!restart(None));
     assert!(!restart(Some(&json!({"domain": {}}))));
     assert!(restart(Some(&json!({"domain": {"cpu": {"cores": 2}}}))));
+}
+
+#[test]
+fn an_instance_that_runs_takes_more_sockets_without_a_restart() {
+    let mut machine = vm("Always");
+    let mut running = vmi(Phase::Running, &[]);
+    running.spec = json!({"domain": {"cpu": {"sockets": 1, "maxSockets": 4}}});
+    let started = json!({"domain": {"cpu": {"sockets": 1}}});
+    let mut decided = |sockets: i64, is_live| {
+        if let Some(template) = &mut machine.spec.template {
+            template.spec = json!({"domain": {"cpu": {"sockets": sockets}}});
+        }
+        let mut observed = observe(&machine, Some(&running));
+        (observed.started_with, observed.is_live) = (Some(&started), is_live);
+        let decision = decide(&observed);
+        let changes = |action: &Action| matches!(action, Action::Change(_));
+        let restart = condition(&decision.status.conditions, "RestartRequired");
+        (decision.actions.iter().any(changes), restart.is_some())
+    };
+    assert_eq!(decided(2, true), (true, false));
+    assert_eq!(decided(8, true), (false, true));
+    assert_eq!(decided(2, false), (false, true));
 }
 
 #[test]

@@ -4,6 +4,7 @@
 //! docs/cluster-controllers.md has the table of states.
 
 mod decide;
+mod live;
 mod printable;
 mod volumes;
 
@@ -86,6 +87,7 @@ pub(super) async fn reconcile(
         vm: &observed,
         vmi: vmi.as_deref(),
         started_with: started_with.as_deref(),
+        is_live: context.is_live(),
         volumes: &volumes,
         now: Time(Timestamp::now()),
         jitter: context.jitter(),
@@ -174,6 +176,17 @@ async fn carry_out(
             Action::Orphan => {
                 if let Some(vmi) = vmi {
                     orphan(&vm, vmi, context).await?;
+                }
+            }
+            Action::Change(change) => {
+                if let Some(vmi) = vmi {
+                    let instances: Api<VirtualMachineInstance> = context.world.api(namespace);
+                    let changed = patch::object(&instances, vmi, change).await?;
+                    context.expectations.made(&vm, &changed);
+                    let note = "Gave the instance the CPUs and the memory of the template";
+                    context
+                        .event(&vm, "SuccessfulUpdate", "Update", note.to_owned())
+                        .await;
                 }
             }
             Action::SwitchToAlways => {

@@ -52,21 +52,7 @@ pub fn migratable(
 ) -> Result<Method, Obstacle> {
     let mut found = Vec::new();
     let mut method = Method::Live;
-    let mut volumes = spec.volumes.iter();
-    if let Some(volume) = volumes.find(|volume| volume.is_hotpluggable()) {
-        found.push((
-            "HotplugNotLiveMigratable",
-            format!(
-                "cannot migrate VMI with hotplugged volumes: remove {} first",
-                volume.name
-            ),
-        ));
-    }
-    for volume in spec
-        .volumes
-        .iter()
-        .filter(|volume| !volume.is_hotpluggable())
-    {
+    for volume in &spec.volumes {
         match disk(volume, claim) {
             Disk::Shared => {}
             Disk::Local => method = Method::Block,
@@ -218,12 +204,18 @@ mod tests {
     }
 
     #[test]
-    fn what_was_plugged_in_does_not_move() {
-        let claim = json!({"claimName": "shared", "hotpluggable": true});
-        let plugged = json!([{"name": "data", "persistentVolumeClaim": claim}]);
-        let obstacle = with(masquerade(), plugged, false).unwrap_err();
-        assert_eq!(obstacle.reason, "HotplugNotLiveMigratable");
-        assert!(obstacle.message.contains("data"), "{obstacle:?}");
+    fn what_was_plugged_in_moves_if_both_nodes_have_it() {
+        let plugged = |claim: &str| {
+            let claim = json!({"claimName": claim, "hotpluggable": true});
+            json!([{"name": "data", "persistentVolumeClaim": claim}])
+        };
+        assert_eq!(
+            with(masquerade(), plugged("shared"), false),
+            Ok(Method::Live)
+        );
+        let obstacle = with(masquerade(), plugged("one"), false).unwrap_err();
+        assert_eq!(obstacle.reason, "DisksNotLiveMigratable");
+        assert!(obstacle.message.contains("PVC one"), "{obstacle:?}");
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! VirtualMachineInstance → pod.
 //!
 //! `decide` says what has to be done, `pod` and `volumes` what the pod is, and this file does it;
-//! `hotplug` does the same for volumes that come while the VM runs.
+//! `hotplug` does the same for volumes that come while the VM runs, and `size` for CPUs and memory.
 //! docs/cluster-controllers.md has the table of phases.
 
 mod budget;
@@ -11,6 +11,7 @@ mod filled;
 mod hotplug;
 mod migratable;
 mod pod;
+mod size;
 mod target;
 mod volumes;
 
@@ -28,7 +29,7 @@ use serde_json::json;
 
 pub use decide::{Action, Decision, Observed, Other, decide, failure, was_running};
 pub(super) use decide::{container, node, terminated};
-pub(super) use hotplug::{awaits, is_keeper};
+pub(super) use hotplug::{awaits, is_keeper, plugs_at};
 pub use migratable::{Method, Obstacle, migratable};
 pub(super) use pod::without_plugged;
 pub use pod::{
@@ -73,12 +74,15 @@ pub(super) async fn reconcile(
     });
     let vmi = carry_out(&observed, decision, &pods, &context).await?;
     let plugs = hotplug::keep(&vmi, pod.as_deref(), &pods, &context).await?;
+    let sizes = size::keep(&vmi, pod.as_deref(), &pods, &context).await?;
     keep_budget(&observed, &others, &context).await?;
     let evacuation = migration::evacuate(&observed, &context).await?;
-    Ok(match [plugs, evacuation].into_iter().flatten().min() {
-        Some(wait) => controller::Action::requeue(wait),
-        None => controller::Action::await_change(),
-    })
+    Ok(
+        match [plugs, sizes, evacuation].into_iter().flatten().min() {
+            Some(wait) => controller::Action::requeue(wait),
+            None => controller::Action::await_change(),
+        },
+    )
 }
 
 /// Brings the disruption budget of an instance into the state that it has to have.

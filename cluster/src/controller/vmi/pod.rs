@@ -9,13 +9,14 @@ use std::collections::BTreeMap;
 use k8s_openapi::api::core::v1::Pod;
 use podvisor_cluster_types::Quantity;
 use podvisor_cluster_types::vmi::{CloudInit, Probe, ProbeHandler, VmiSpec, Volume};
+use ring::digest::SHA1_FOR_LEGACY_USE_ONLY;
 use serde_json::{Map, Value, json};
 
 use super::volumes;
 use crate::controller::names;
 use crate::controller::objects::{
-    COMPONENT_LABEL, CREATED_BY_LABEL, LAUNCHER, NAME_LABEL, UNPAUSED_GATE, VMI_ANNOTATION,
-    VirtualMachineInstance,
+    COMPONENT_LABEL, CREATED_BY_LABEL, ID_LABEL, LAUNCHER, NAME_LABEL, UNPAUSED_GATE,
+    VMI_ANNOTATION, VirtualMachineInstance,
 };
 
 /// The runtime class whose handler runs a pod's container as an operating system.
@@ -175,12 +176,11 @@ pub fn pod(
 ) -> Result<Pod, PodError> {
     let spec = specification(vmi)?;
     let volumes = volumes::of(&spec, claim)?;
-    let memory = Memory::of(&spec)?;
     let mut container = json!({
         "name": CONTAINER,
         "image": volumes.image.as_deref().unwrap_or(NO_IMAGE),
         "imagePullPolicy": volumes.pull_policy.as_deref().unwrap_or("IfNotPresent"),
-        "resources": resources(&spec, &memory)?,
+        "resources": resources_of(&spec)?,
         "volumeMounts": volumes.mounts,
         "volumeDevices": volumes.devices,
         "securityContext": restricted(),
@@ -242,6 +242,20 @@ pub fn pod(
     })
 }
 
+/// The value of [`ID_LABEL`], as KubeVirt's clients compute it: the name, or where that is longer
+/// than a label its beginning and a part of its hash.
+fn instance_id(name: &str) -> String {
+    const HASHED: usize = 54;
+    if name.len() <= 63 {
+        return name.to_owned();
+    }
+    let hash = ring::digest::digest(&SHA1_FOR_LEGACY_USE_ONLY, name.as_bytes());
+    let hash = hash.as_ref().iter().take(4);
+    let hash: String = hash.map(|byte| format!("{byte:02x}")).collect();
+    let beginning: String = name.chars().take(HASHED).collect();
+    format!("{beginning}-{hash}")
+}
+
 fn metadata(
     vmi: &VirtualMachineInstance,
     networks: &[podvisor_cluster_types::vmi::Network],
@@ -254,6 +268,7 @@ fn metadata(
     labels.insert(CREATED_BY_LABEL.into(), uid.clone());
     // A label is shorter than a name may be.
     labels.insert(NAME_LABEL.into(), vmi_name.chars().take(63).collect());
+    labels.insert(ID_LABEL.into(), instance_id(&vmi_name));
     let mut annotations = meta.annotations.clone().unwrap_or_default();
     annotations.retain(|name, _| !NOT_PASSED_ON.iter().any(|start| name.starts_with(start)));
     annotations.insert("kubevirt.io/domain".into(), vmi_name.clone());
@@ -386,6 +401,15 @@ pub(super) fn guest_memory(spec: &VmiSpec) -> Option<&Quantity> {
         .or_else(|| resources.requests.get("memory"))
         .or_else(|| resources.limits.get("memory"))
         .or_else(|| memory?.hugepages.as_ref()?.page_size.as_ref())
+}
+
+/// Returns the resources of the container that is the VM.
+///
+/// # Errors
+///
+/// See [`PodError`].
+pub(super) fn resources_of(spec: &VmiSpec) -> Result<Value, PodError> {
+    resources(spec, &Memory::of(spec)?)
 }
 
 /// What a guest has, and what it costs.

@@ -44,6 +44,7 @@ fn the_pod_is_the_instances_and_runs_as_a_vm() {
     assert_eq!(meta["labels"]["kubevirt.io"], "virt-launcher");
     assert_eq!(meta["labels"]["kubevirt.io/created-by"], "6f3c");
     assert_eq!(meta["labels"]["vm.kubevirt.io/name"], "web");
+    assert_eq!(meta["labels"]["vmi.kubevirt.io/id"], "web");
     assert_eq!(meta["labels"]["app"], "web");
     assert_eq!(meta["ownerReferences"][0]["uid"], "6f3c");
     assert_eq!(meta["ownerReferences"][0]["controller"], true);
@@ -290,4 +291,13 @@ fn placement_and_names_are_passed_on() {
         networks,
         json!([{"name": "lan", "namespace": "infra", "interface": "net1"}])
     );
+}
+
+#[test]
+fn a_long_name_is_a_label_as_kubevirts_clients_compute_it() {
+    let short = "a".repeat(63);
+    assert_eq!(instance_id(&short), short);
+    // printf 'a%.0s' {1..64} | sha1sum
+    let id = format!("{}-0098ba82", "a".repeat(54));
+    assert_eq!(instance_id(&"a".repeat(64)), id);
 }

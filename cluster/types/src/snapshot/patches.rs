@@ -9,9 +9,15 @@ const ROOTS: [&str; 3] = ["/metadata/labels/", "/metadata/annotations/", "/spec/
 
 const OPERATIONS: [&str; 6] = ["add", "remove", "replace", "move", "copy", "test"];
 
+/// At most so many patches are applied to one object.
+const MOST: usize = 1000;
+
 /// Adds causes for patches that are malformed, or that change anything but labels, annotations
 /// and the specification; `path` is the list's.
 pub fn validate_patches(patches: &[String], path: &FieldPath, causes: &mut Causes) {
+    if patches.len() > MOST {
+        return causes.invalid(path, format_args!("has more than {MOST} patches"));
+    }
     for (index, patch) in patches.iter().enumerate() {
         let path = path.index(index);
         let Ok(Value::Object(patch)) = serde_json::from_str::<Value>(patch) else {

@@ -18,7 +18,8 @@ pub fn validate_spec_update(old: &VmiSpec, new: &VmiSpec, path: &FieldPath) -> V
 }
 
 /// Causes to refuse a change of the specification by the system's own accounts: volumes, disks,
-/// interfaces, networks, sockets and guest memory may change, and what bounds them may not.
+/// interfaces, networks, sockets, guest memory and the grace period may change, and what bounds
+/// them may not.
 #[must_use]
 pub fn validate_system_spec_update(old: &VmiSpec, new: &VmiSpec, path: &FieldPath) -> Vec<Cause> {
     let mut causes = Causes::default();
@@ -54,6 +55,8 @@ pub fn validate_system_spec_update(old: &VmiSpec, new: &VmiSpec, path: &FieldPat
     same.node_selector.clone_from(&old.node_selector);
     same.affinity.clone_from(&old.affinity);
     same.tolerations.clone_from(&old.tolerations);
+    // Who stops a machine may give it less time to shut down.
+    same.termination_grace_period_seconds = old.termination_grace_period_seconds;
     if let (
         Some(cpu),
         Some(Cpu {
@@ -72,8 +75,8 @@ pub fn validate_system_spec_update(old: &VmiSpec, new: &VmiSpec, path: &FieldPat
     if same != *old {
         causes.forbidden(
             path,
-            "may change in volumes, networks, disks, interfaces, sockets, guest memory and \
-             placement only",
+            "may change in volumes, networks, disks, interfaces, sockets, guest memory, placement \
+             and grace period only",
         );
     }
     causes.into_vec()

@@ -22,7 +22,7 @@ use tracing::debug;
 use ttrpc::asynchronous::transport::Socket;
 use ttrpc::context::{self, Context};
 
-use super::random;
+use super::random::random;
 use super::types::{ContainerStats, ContainerUser, Started, TerminalSize};
 pub(super) use link::Ready;
 pub use link::{LinkError, Mux};

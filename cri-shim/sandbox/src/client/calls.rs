@@ -9,12 +9,12 @@ use oci_spec::runtime::LinuxResources;
 
 use super::super::agent::GROUPS_MAX;
 use super::super::cgroup;
-use super::super::error::{RefusalKind, SandboxError};
+use super::super::error::SandboxError;
 use super::super::oom;
 use super::super::types::{
     BootMachine, BootReport, ContainerInfo, ContainerStats, ContainerUser, CreateContainer,
-    DeviceSource, Exec, HealthCheck, ProcessExit, ReadKernel, SaveMachine, Started, StdioFds,
-    TerminalSize,
+    DeviceSource, Exec, HealthCheck, ProcessExit, ReadKernel, RefusalKind, SaveMachine, Started,
+    StdioFds, TerminalSize,
 };
 use super::super::wire::{
     Answer, BootHeader, Call, CreateHeader, DeviceHeader, DeviceKind, ExecHeader, FrameError,

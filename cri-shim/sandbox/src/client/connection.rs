@@ -14,7 +14,7 @@ use tokio::net::UnixStream;
 use tokio::time::sleep;
 
 use super::super::error::SandboxError;
-use super::super::launch::CONTROL_SOCKET;
+use super::super::wire::CONTROL_SOCKET;
 use super::gone;
 
 /// Delay before connecting again while the listener's backlog is full: no event reports room.

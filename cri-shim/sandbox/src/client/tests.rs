@@ -2,9 +2,9 @@ use oci_spec::runtime::Spec;
 use tokio::net::UnixListener;
 
 use super::super::agent::GROUPS_MAX;
-use super::super::launch::CONTROL_SOCKET;
 use super::super::record::{self, ExitRecord};
 use super::super::types::{ContainerUser, CreateContainer};
+use super::super::wire::CONTROL_SOCKET;
 use super::super::wire::{Answer, Reply};
 use super::*;
 

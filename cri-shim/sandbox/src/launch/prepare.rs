@@ -13,9 +13,9 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, 
 use super::super::error::SandboxError;
 use super::super::template::Template;
 use super::super::types::{GuestKind, LaunchConfig, ShareUsers};
-use super::super::wire::{LAUNCH_VERSION, LaunchHeader, MAX_FDS, NicHeader};
+use super::super::wire::{CONTROL_SOCKET, LAUNCH_VERSION, LaunchHeader, MAX_FDS, NicHeader};
 use super::super::{cgroup, record};
-use super::{CONTROL_SOCKET, DIR_MAX};
+use super::DIR_MAX;
 use crate::machine::Transport;
 
 /// A checked configuration, whose files are open.

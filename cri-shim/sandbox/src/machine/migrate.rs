@@ -12,8 +12,8 @@ use std::os::unix::net::UnixStream;
 
 use podvisor_vmm::{
     Disk, FileDisk, IncomingMigration, IoEngine, MemorySize, MigrateError, MigrationLimits,
-    MigrationOptions, MigrationProgress, MigrationReport, MovingDisk, Qcow2Disk, ReceiveError,
-    lock_disk, open_disk_for_writing, unlock_disk,
+    MigrationOptions, MigrationProgress, MigrationReport, MovingDisk, PluggedIdentity, Qcow2Disk,
+    ReceiveError, lock_disk, open_disk_for_writing, unlock_disk,
 };
 use rustix::fs::{Advice, fadvise};
 use tracing::debug;
@@ -34,7 +34,9 @@ pub(crate) enum ArriveError {
     #[error(transparent)]
     Receive(#[from] ReceiveError),
     /// What came is not the machine that was described here.
-    #[error("the machine that comes has {theirs} vCPUs, and the one that is waited for {ours}")]
+    #[error(
+        "the machine that comes has {theirs} vCPUs, and the one that is waited for at most {ours}"
+    )]
     Vcpus {
         /// Those of what came.
         theirs: u8,
@@ -50,6 +52,17 @@ pub(crate) enum ArriveError {
         theirs: Vec<(String, String)>,
         /// Those of what is waited for.
         ours: Vec<(String, String)>,
+    },
+    /// Other disks were plugged in there.
+    #[error(
+        "the disks {theirs:?} were plugged into the machine that comes, and {ours:?} into the one \
+         that is waited for"
+    )]
+    Plugged {
+        /// The serial numbers of those there.
+        theirs: Vec<String>,
+        /// And here.
+        ours: Vec<String>,
     },
     /// It could not be built here.
     #[error(transparent)]
@@ -94,10 +107,11 @@ impl MachinePlan {
         connection: &UnixStream,
         mut tell: impl FnMut(Arrival),
     ) -> Result<(Machine, bool), ArriveError> {
-        let limits = MigrationLimits::memory(MemorySize::bytes(self.memory));
+        let limits = MigrationLimits::memory(MemorySize::bytes(self.size.most_memory()));
         let incoming = IncomingMigration::open(connection, limits)?;
-        let (theirs, ours) = (incoming.vcpus(), self.cpus);
-        if theirs != ours {
+        // More may be plugged in here, and some may have been plugged in there.
+        let (theirs, ours) = (incoming.vcpus(), self.size.max_cpus);
+        if theirs > ours {
             let error = ArriveError::Vcpus { theirs, ours };
             incoming.refuse(&error.to_string());
             return Err(error);
@@ -109,13 +123,20 @@ impl MachinePlan {
                 return Err(error);
             }
         };
+        let (memory, growth) = (incoming.memory(), incoming.hotplug_memory());
         let copied: u64 = incoming.disks().iter().map(|disk| disk.len).sum();
-        tell(Arrival::Receiving(self.memory.saturating_add(copied)));
+        let bytes = self.size.all_memory().saturating_add(copied);
+        let begins = || tell(Arrival::Receiving(bytes));
+        if let Err(error) = self.expect_plugged(incoming.plugged(), begins) {
+            incoming.refuse(&error.to_string());
+            return Err(error);
+        }
+        let names = incoming.devices();
         let incoming = incoming.store_disks(disks);
         let arrived = incoming.receive(host.kvm())?;
         tell(Arrival::HandingOver);
         let is_running = arrived.is_running();
-        let built = self.rebuild(host, port, |host| host.given_to(arrived.builder()));
+        let built = self.rebuild(host, port, &names, |host| host.given_to(arrived.builder()));
         let built = match built {
             Ok(built) => built,
             Err(error) => {
@@ -123,6 +144,8 @@ impl MachinePlan {
                 return Err(error.into());
             }
         };
+        self.size
+            .arrives(theirs, memory.as_bytes(), growth.as_bytes());
         arrived.start(&built.vm)?;
         Ok((built.watch().map_err(ArriveError::Machine)?, is_running))
     }
@@ -208,6 +231,38 @@ impl MachinePlan {
             }
         }
         moving
+    }
+
+    /// Returns the disks that were plugged in, in the order of their devices.
+    pub(crate) fn plugged_identities(&self) -> Vec<PluggedIdentity> {
+        let plugged = self.plugged();
+        let named = plugged.iter().map(|one| PluggedIdentity {
+            device: one.device.clone(),
+            identity: one.disk.serial.clone(),
+        });
+        named.collect()
+    }
+
+    /// Checks that the same disks were plugged in on both sides, and brings those here into the
+    /// order of the others. `begins` is called while no other can come.
+    fn expect_plugged(
+        &self,
+        announced: &[PluggedIdentity],
+        begins: impl FnOnce(),
+    ) -> Result<(), ArriveError> {
+        let mut plugged = self.plugged();
+        let place = |serial: &str| announced.iter().position(|one| one.identity == serial);
+        let places: Option<Vec<usize>> =
+            plugged.iter().map(|one| place(&one.disk.serial)).collect();
+        if places.is_none_or(|places| places.len() != announced.len()) {
+            return Err(ArriveError::Plugged {
+                theirs: announced.iter().map(|one| one.identity.clone()).collect(),
+                ours: plugged.iter().map(|one| one.disk.serial.clone()).collect(),
+            });
+        }
+        plugged.sort_by_key(|one| place(&one.disk.serial));
+        begins();
+        Ok(())
     }
 
     /// Opens the disks whose contents come.

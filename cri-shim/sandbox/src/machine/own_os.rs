@@ -17,9 +17,12 @@ use podvisor_vmm::{
 use serde::{Deserialize, Serialize};
 use tracing::warn;
 
+use super::machine_size::MachineSize;
 use super::serial_port::SerialPort;
-use super::{BuiltMachine, GUEST_CID, MachineError, Nic, NicKind, OpenShare, Ports, migrate};
-use crate::types::{BootProgram, ContinueAs, KeptKernel, SavedMachine};
+use super::{
+    BootProgram, BuiltMachine, ContinueAs, GUEST_CID, KeptKernel, MachineError, Nic, NicKind,
+    OpenShare, Ports, SavedMachine, migrate,
+};
 
 /// What a process opens before its jail closes, to build machines in it.
 #[derive(Debug)]
@@ -96,10 +99,8 @@ pub(crate) struct MachinePlan {
     pub uuid: Option<[u8; 16]>,
     /// What else those tables say of it.
     pub identity: MachineIdentity,
-    /// Virtual CPUs.
-    pub cpus: u8,
-    /// Memory in bytes.
-    pub memory: u64,
+    /// Virtual CPUs and memory.
+    pub size: MachineSize,
     /// Disks, the first of which is `/dev/vda`.
     pub disks: Vec<MachineDisk>,
     /// Network cards.
@@ -262,17 +263,25 @@ impl MachinePlan {
         port: &SerialPort,
     ) -> Result<BuiltMachine, MachineError> {
         let mut builder = builder
-            .vcpus(self.cpus)
-            .memory(MemorySize::bytes(self.memory))
+            .vcpus(self.size.cpus())
+            .max_vcpus(self.size.max_cpus)
+            .memory(MemorySize::bytes(self.size.memory()))
             .transport(Transport::Pci)
             .power_button()
             .generation_id()
             .pci_hotplug()
             .serial(port.writer());
+        if self.size.may_get_cpus() {
+            builder = builder.cpu_hotplug();
+        }
+        let growth = self.size.growth();
+        if growth > 0 {
+            builder = builder.hotplug_memory(MemorySize::bytes(growth));
+        }
         if let Some(tables) = self.smbios() {
             builder = builder.smbios(tables);
         }
-        let builder = self.devices(builder, Locks::Taken, host)?;
+        let builder = self.devices(builder, Locks::Taken, PluggedPlaces::New, host)?;
         connected(builder.build()?, port)
     }
 
@@ -293,14 +302,16 @@ impl MachinePlan {
             snapshot.hotplug_memory(),
         );
         let own = (
-            self.cpus,
-            MemorySize::bytes(self.memory),
-            MemorySize::bytes(0),
+            self.size.cpus(),
+            MemorySize::bytes(self.size.memory()),
+            MemorySize::bytes(self.size.growth()),
         );
-        if shape != own {
+        // Whoever had CPUs plugged in may have died before it wrote down how many.
+        let has_cpus = (own.0..=self.size.max_cpus).contains(&shape.0);
+        if !has_cpus || (shape.1, shape.2) != (own.1, own.2) {
             return Err(MachineError::OtherShape {
-                saved: shape_of(snapshot.vcpus(), snapshot.memory()),
-                wanted: shape_of(self.cpus, own.1),
+                saved: shape_of(shape),
+                wanted: shape_of(own),
             });
         }
         let builder = snapshot.builder();
@@ -309,8 +320,10 @@ impl MachinePlan {
             ContinueAs::Copy => builder,
         };
         let builder = host.given_to(builder).serial(port.writer());
-        let builder = self.devices(builder, Locks::Taken, host)?;
+        let places = self.place_plugged(&snapshot.devices());
+        let builder = self.devices(builder, Locks::Taken, places, host)?;
         let machine = connected(builder.build()?, port)?;
+        self.size.set_cpus(shape.0);
         if saved.continues == ContinueAs::Same {
             // From here on its disks may change.
             let emptied = saved.state.set_len(0);
@@ -320,8 +333,8 @@ impl MachinePlan {
         Ok(machine)
     }
 
-    /// Builds a machine that goes on where it was: `begin` returns a builder that knows where. Its
-    /// disks are not locked.
+    /// Builds a machine that goes on where it was, with these devices in this order: `begin` returns
+    /// a builder that knows where. Its disks are not locked.
     ///
     /// # Errors
     /// As [`Self::build`].
@@ -329,11 +342,13 @@ impl MachinePlan {
         &self,
         host: &HostFiles,
         port: &SerialPort,
+        names: &[String],
         begin: impl FnOnce(&HostFiles) -> RestoreBuilder,
     ) -> Result<BuiltMachine, MachineError> {
         self.forget_cached();
         let builder = begin(host).serial(port.writer());
-        let builder = self.devices(builder, Locks::Later, host)?;
+        let places = self.place_plugged(names);
+        let builder = self.devices(builder, Locks::Later, places, host)?;
         connected(builder.build()?, port)
     }
 
@@ -341,15 +356,25 @@ impl MachinePlan {
         &self,
         mut builder: VmBuilder<S>,
         locks: Locks,
+        places: PluggedPlaces,
         host: &HostFiles,
     ) -> Result<VmBuilder<S>, MachineError> {
         for disk in &self.disks {
             builder = builder.block(disk.device(locks)?.serial(&disk.serial));
         }
-        for (index, plugged) in self.plugged().iter_mut().enumerate() {
-            let disk = &plugged.disk;
+        let mut plugged = self.plugged();
+        let first = match places {
+            PluggedPlaces::New => {
+                for (index, plugged) in plugged.iter_mut().enumerate() {
+                    plugged.device = format!("blk{}", self.disks.len() + index);
+                }
+                plugged.len()
+            }
+            PluggedPlaces::Old { first } => first.min(plugged.len()),
+        };
+        let (first, last) = plugged.split_at(first);
+        for PluggedIn { disk, .. } in first {
             builder = builder.block(disk.device(locks)?.serial(&disk.serial));
-            plugged.device = format!("blk{}", self.disks.len() + index);
         }
         for nic in &self.nics {
             let nic = Nic {
@@ -365,7 +390,26 @@ impl MachinePlan {
         }
         let vsock = VsockDevice::in_process(GUEST_CID)?;
         let agent = PortsDevice::new([podvisor_guest_agent::PORT])?;
-        Ok(builder.vsock(vsock).rng().balloon().ports(agent))
+        builder = builder.vsock(vsock).rng().balloon().ports(agent);
+        for PluggedIn { disk, .. } in last {
+            builder = builder.block(disk.device(locks)?.serial(&disk.serial));
+        }
+        Ok(builder)
+    }
+
+    /// Says where a machine with these devices has the disks that were plugged in, and notes their
+    /// names. Those that the guest had when it booted last are in front of its other devices, those
+    /// that came since behind all of them.
+    fn place_plugged(&self, names: &[String]) -> PluggedPlaces {
+        let is_disk = |name: &&String| name.starts_with(DISK);
+        let in_front = names.iter().take_while(is_disk).count();
+        let disks = names.iter().filter(is_disk).skip(self.disks.len());
+        for (plugged, name) in self.plugged().iter_mut().zip(disks) {
+            plugged.device.clone_from(name);
+        }
+        PluggedPlaces::Old {
+            first: in_front.saturating_sub(self.disks.len()),
+        }
     }
 
     /// Returns the disks that were plugged in.
@@ -373,15 +417,24 @@ impl MachinePlan {
         self.plugged.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Makes a disk that the guest may write larger, and returns its number. A block device has
+    /// Makes a disk that the guest may write larger, and returns its device. A block device has
     /// grown already, by whoever gave it.
     ///
     /// # Errors
     /// There is no such disk, it is larger, or its file does not grow.
-    pub(crate) fn grow_disk(&self, serial: &str, bytes: u64) -> Result<usize, MachineError> {
+    pub(crate) fn grow_disk(&self, serial: &str, bytes: u64) -> Result<String, MachineError> {
+        let plugged = self.plugged();
         let mut disks = self.disks.iter().enumerate();
         let found = disks.find(|(_, disk)| disk.serial == serial);
-        let (number, disk) = found.ok_or_else(|| MachineError::NoDisk(serial.to_owned()))?;
+        let found = found.map(|(number, disk)| (format!("{DISK}{number}"), disk));
+        let (device, disk) = match found {
+            Some(found) => found,
+            None => {
+                let found = plugged.iter().find(|one| one.disk.serial == serial);
+                let found = found.map(|one| (one.device.clone(), &one.disk));
+                found.ok_or_else(|| MachineError::NoDisk(serial.to_owned()))?
+            }
+        };
         let failed = |source| MachineError::Grow {
             serial: serial.to_owned(),
             source,
@@ -400,7 +453,7 @@ impl MachinePlan {
                 return Err(failed(io::Error::new(io::ErrorKind::Unsupported, why)));
             }
         }
-        Ok(number)
+        Ok(device)
     }
 
     /// Returns the serial numbers of the disks that the guest may write.
@@ -438,8 +491,26 @@ fn grow_file(file: &File, bytes: u64) -> io::Result<()> {
     file.sync_all()
 }
 
-fn shape_of(cpus: u8, memory: MemorySize) -> String {
-    format!("{cpus} CPUs and {memory}")
+fn shape_of((cpus, memory, growth): (u8, MemorySize, MemorySize)) -> String {
+    match growth.as_bytes() {
+        0 => format!("{cpus} CPUs and {memory}"),
+        _ => format!("{cpus} CPUs, {memory} and up to {growth} more"),
+    }
+}
+
+/// The beginning of the names of disks' devices.
+const DISK: &str = "blk";
+
+/// Where among its devices a machine has the disks that were plugged in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum PluggedPlaces {
+    /// Behind the other disks: the machine is new.
+    New,
+    /// The first ones there, and the others behind all other devices.
+    Old {
+        /// How many.
+        first: usize,
+    },
 }
 
 /// Whether a machine locks the disks that it writes.

@@ -199,9 +199,9 @@ impl Machine {
         disks.collect()
     }
 
-    /// Has the guest see how large the disk with this number is now.
-    pub(crate) fn look_at_disk(&self, number: usize) -> Result<(), MachineError> {
-        Ok(self.vm.block(&format!("blk{number}"))?.resize()?)
+    /// Has the guest see how large the disk of this device is now.
+    pub(crate) fn look_at_disk(&self, device: &str) -> Result<(), MachineError> {
+        Ok(self.vm.block(device)?.resize()?)
     }
 
     /// Whether a thread of the machine, which has ended, was left behind in a request of the guest:
@@ -239,6 +239,17 @@ impl Machine {
         }
     }
 
+    /// Requests that the guest's additional memory becomes `bytes`, and does not wait.
+    ///
+    /// # Errors
+    /// The machine was built without growth, or has ended.
+    pub(crate) fn request_memory(&self, bytes: u64) -> Result<(), MachineError> {
+        Ok(self
+            .vm
+            .hotplug_memory()?
+            .request(MemorySize::bytes(bytes))?)
+    }
+
     /// Counts files and directories that were removed on the host but are kept because the guest
     /// still knows them, though it does not have them open. Each call looks at one part of the
     /// shared directory: see [`FsDevice::count_removed_objects`].
@@ -266,6 +277,12 @@ impl Machine {
             return Ok(());
         }
         self.blocking(move |vm| vm.add_vcpus(count)).await
+    }
+
+    /// Returns the number of vCPUs.
+    #[must_use]
+    pub fn cpus(&self) -> u8 {
+        self.vm.vcpus()
     }
 
     /// Connects a stream to the guest's serial console: it gets recent output and all that follows,

@@ -9,8 +9,8 @@ use tokio::net::UnixStream;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
 use tracing::{debug, warn};
 
-use super::super::error::{RefusalKind, SandboxError};
-use super::super::types::SandboxExit;
+use super::super::error::SandboxError;
+use super::super::types::{RefusalKind, SandboxExit};
 use super::super::wire::{
     Answer, Call, Frame, FrameError, FrameReader, FrameWriter, MAX_FRAME, Numbered, Refusal, Reply,
     Request,

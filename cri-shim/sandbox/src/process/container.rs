@@ -13,10 +13,12 @@ use tokio::time::{Instant, sleep};
 use tracing::{debug, info, warn};
 
 use super::super::agent::{Agent, LinkError, now_ns};
-use super::super::error::{RefusalKind, SandboxError};
+use super::super::error::SandboxError;
 use super::super::events::{Event, EventAction, EventLog};
 use super::super::stdio::Outputs;
-use super::super::types::{ContainerInfo, ContainerState, Health, ProcessExit, Started};
+use super::super::types::{
+    ContainerInfo, ContainerState, Health, ProcessExit, RefusalKind, Started,
+};
 use super::end::{LOST_GUEST_TIMEOUT, READER_GRACE};
 use super::output::ContainerStreams;
 use super::restart::{Processes, Restarts};

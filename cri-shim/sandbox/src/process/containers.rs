@@ -11,14 +11,14 @@ use tokio::sync::{Mutex as AsyncMutex, watch};
 use tokio::time::{sleep, timeout};
 use tracing::{debug, warn};
 
-use super::super::Sandbox;
 use super::super::agent::AgentContainer;
-use super::super::error::{RefusalKind, SandboxError, SandboxError as Error};
+use super::super::error::{SandboxError, SandboxError as Error};
 use super::super::events::EventLog;
+use super::super::in_process::Sandbox;
 use super::super::stdio::StreamSet;
 use super::super::types::{
     ContainerInfo, ContainerState, ContainerStats, ContainerUser, Health, HealthCheck, ProcessExit,
-    RestartPolicy, Started, StdioFds, TerminalSize,
+    RefusalKind, RestartPolicy, Started, StdioFds, TerminalSize,
 };
 use super::super::wire::{CreateHeader, DeviceHeader, DeviceKind, ExecHeader};
 use super::container::Container;

@@ -5,7 +5,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::Notify;
 
-use super::super::error::{RefusalKind, SandboxError as Error};
+use super::super::error::SandboxError as Error;
+use super::super::types::RefusalKind;
 use super::container::Container;
 
 #[derive(Debug, Clone)]

@@ -9,8 +9,8 @@ use std::sync::Arc;
 
 use tokio::sync::watch;
 
-use super::super::error::{RefusalKind, SandboxError};
-use super::super::types::{ContainerInfo, ProcessExit};
+use super::super::error::SandboxError;
+use super::super::types::{ContainerInfo, ProcessExit, RefusalKind};
 use super::containers::Containers;
 use super::maintenance;
 use super::own_os::OwnOs;

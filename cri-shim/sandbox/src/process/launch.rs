@@ -12,12 +12,13 @@ use tokio::net::UnixListener;
 use tracing::info;
 
 use super::super::agent::{GuestConfig, Share};
+use super::super::error::SandboxError;
 use super::super::events::EventLog;
+use super::super::in_process::{BuiltSandbox, SandboxConfig};
 use super::super::jail::{self, CallFilter, KvmCalls, MissingLayer};
 use super::super::template::Template;
 use super::super::types::{GuestKind, GuestNetwork, JailLayer, JailMode, ShareUsers};
 use super::super::wire::{FrameError, FrameReader, LAUNCH_VERSION, LaunchHeader};
-use super::super::{BuiltSandbox, SandboxConfig, SandboxError};
 use super::ProcessError;
 use super::containers::Containers;
 use super::guest::Guest;
@@ -195,6 +196,7 @@ pub(super) async fn boot(
             network: network.await?,
             share,
             memory: launch.memory,
+            growth: launch.growth,
             usage,
             events,
         });

@@ -4,8 +4,9 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
-use super::super::error::{RefusalKind, SandboxError as Error};
+use super::super::error::SandboxError as Error;
 use super::super::stdio::{open, stream_id};
+use super::super::types::RefusalKind;
 use super::containers::{Containers, wrong_state};
 
 impl Containers {

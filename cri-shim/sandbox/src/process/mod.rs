@@ -67,7 +67,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{mpsc, oneshot, watch};
 use tracing::{debug, info, warn};
 
-use super::SandboxError;
+use super::error::SandboxError;
 use super::jail;
 use super::types::GuestNetwork;
 use super::wire::{FrameError, FrameReader, FrameWriter, LaunchReply};

@@ -9,8 +9,7 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until, timeout};
 use tracing::warn;
 
-use super::super::error::RefusalKind;
-use super::super::types::SandboxExit;
+use super::super::types::{RefusalKind, SandboxExit};
 use super::super::wire::{FrameReader, FrameWriter, Refusal, Reply};
 use super::connection::{converse, next};
 use super::service::Service;

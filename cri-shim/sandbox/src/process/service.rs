@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use tokio::sync::{mpsc, watch};
 
-use super::super::error::{RefusalKind, SandboxError};
-use super::super::types::{SandboxExit, StdioFds};
+use super::super::error::SandboxError;
+use super::super::types::{RefusalKind, SandboxExit, StdioFds};
 use super::super::wire::{
     Answer, CONTROL_VERSION, Call, CreateHeader, DeviceHeader, DeviceKind, FrameError, Greeting,
     StdioHeader,

@@ -9,7 +9,7 @@ use tokio::io::AsyncWriteExt as _;
 use super::ends::{GuestInput, GuestStreams};
 use super::{Outputs, StdioError};
 use crate::agent::Mux;
-use crate::random;
+use crate::random::random;
 use crate::types::{StdioFds, TerminalSize};
 
 /// The standard streams that a process has; the others are `/dev/null`. On a terminal, stdin and

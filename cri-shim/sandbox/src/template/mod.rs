@@ -37,7 +37,9 @@ pub use shape::Shape;
 use unfinished::Unfinished;
 
 use super::provisional_nics::{macs, mtu};
-use super::{BuiltSandbox, GuestConfig, SandboxConfig, SandboxError};
+use crate::agent::GuestConfig;
+use crate::error::SandboxError;
+use crate::in_process::{BuiltSandbox, SandboxConfig};
 use crate::machine::{
     Boot, GuestFiles, MachineConfig, MachineError, Nic, NicKind, SharedDir, Snapshot, causes,
 };

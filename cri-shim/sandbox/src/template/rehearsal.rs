@@ -10,11 +10,13 @@ use rustix::fs::MemfdFlags;
 
 use super::{HostEnds, Shape, Template, TemplateError, macs};
 use crate::agent::{GuestConfig, Share};
+use crate::error::SandboxError;
+use crate::in_process::{BuiltSandbox, Sandbox, SandboxConfig};
 use crate::machine::{Boot, Disk, MachineError, NicKind, SHARE_TAG, Snapshot};
-use crate::run::{NAME, run_once};
+use crate::provisional_nics::STREAM_MTU;
+use crate::sole_container::{NAME, run_once};
 use crate::spec::{ContainerOptions, container_spec};
 use crate::types::{GuestNetwork, Interface, Route, StdioFds};
-use crate::{BuiltSandbox, STREAM_MTU, Sandbox, SandboxConfig, SandboxError};
 
 /// The MTU of most pods' networks.
 const ETHERNET_MTU: u16 = 1500;

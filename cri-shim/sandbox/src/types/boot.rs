@@ -5,10 +5,11 @@ use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use podvisor_network::cni::DhcpServer;
-use serde::{Deserialize, Serialize};
 
-use super::{BootEvent, IncomingMachine, KeptKernel, SavedMachine};
-use crate::machine::{MachineDisk, MachineIdentity, MachineShare};
+use super::{BootEvent, IncomingMachine};
+use crate::machine::{
+    BootProgram, KeptKernel, MachineDisk, MachineIdentity, MachineShare, SavedMachine,
+};
 
 /// A machine to be booted in a sandbox whose guest has an operating system of its own. Its life is
 /// that of a container: it has a log, can be attached to, and ends with an exit code.
@@ -29,10 +30,18 @@ pub struct BootMachine {
     pub uuid: Option<[u8; 16]>,
     /// What else its firmware tables say of the machine.
     pub identity: MachineIdentity,
-    /// Virtual CPUs.
+    /// Virtual CPUs at boot.
     pub vcpus: u8,
+    /// Most virtual CPUs that [`SandboxClient::set_vcpus`](crate::SandboxClient::set_vcpus) may
+    /// plug in while it runs; no more than `vcpus` if it is less.
+    pub max_vcpus: u8,
     /// Memory in bytes; at most what the sandbox was launched for, whose control group limits it.
     pub memory: u64,
+    /// Bytes that [`SandboxClient::grow`](crate::SandboxClient::grow) may plug in while it runs: a
+    /// multiple of 128 MiB, at most what the sandbox was launched for.
+    pub growth: u64,
+    /// Bytes of them that are plugged in from the start.
+    pub grown: u64,
     /// Disks, the first of which is `/dev/vda`; at most [`MAX_DISKS`](Self::MAX_DISKS).
     pub disks: Vec<MachineDisk>,
     /// Directories that the guest mounts by their tags, of the directory that the sandbox was
@@ -66,17 +75,6 @@ pub struct BootMachine {
     pub log: Option<OwnedFd>,
 }
 
-/// What a machine's boot CPU enters.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub enum BootProgram {
-    /// A kernel: podvisor's loader, or the guest's own.
-    #[default]
-    Kernel,
-    /// A firmware ([`Firmware`](podvisor_vmm::Firmware)), which boots the machine's disks. There is
-    /// no initial file system and no command line.
-    Firmware,
-}
-
 impl BootMachine {
     /// Most disks of a machine.
     pub const MAX_DISKS: usize = 20;
@@ -87,8 +85,8 @@ impl BootMachine {
     /// A limit for the loader that is long enough for a busy host.
     pub const LOADER_LIMIT: Duration = Duration::from_secs(180);
 
-    /// Creates the configuration of a machine with this kernel, one vCPU, 1 GiB of memory, no disk,
-    /// no share, no DHCP server, no limit for a loader, no kept kernel, and no log, which boots.
+    /// Creates the configuration of a machine with this kernel, one vCPU, 1 GiB of memory, nothing
+    /// that may be plugged in, no disk, no share, no DHCP server, no limit for a loader, no kept kernel, and no log, which boots.
     pub fn new(id: impl Into<String>, kernel: File) -> Self {
         Self {
             id: id.into(),
@@ -99,7 +97,10 @@ impl BootMachine {
             uuid: None,
             identity: MachineIdentity::default(),
             vcpus: 1,
+            max_vcpus: 1,
             memory: 1 << 30,
+            growth: 0,
+            grown: 0,
             disks: Vec::new(),
             shares: Vec::new(),
             dhcp: Vec::new(),

@@ -7,8 +7,8 @@ use std::path::PathBuf;
 use serde::de::{Error as _, IgnoredAny};
 use serde::{Deserialize, Deserializer, Serialize};
 
-use crate::error::printable;
 use crate::machine::{KernelPanic, MachineExit};
+use crate::printable::printable;
 
 /// How a sandbox ended.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

@@ -1,22 +1,7 @@
-//! Kernels of images that were read from their disks once.
+//! How the kernel of an image is read from its disk.
 
 use std::fs::File;
 use std::time::Duration;
-
-/// A kernel that an image boots, and what it is started with: a new machine over that image starts
-/// it at once, in place of the loader. Its reboots go through the loader, which sees what the guest
-/// has changed.
-#[derive(Debug)]
-pub struct KeptKernel {
-    /// An ELF vmlinux or a bzImage, open for reading.
-    pub kernel: File,
-    /// Its initial file system.
-    pub initramfs: Option<File>,
-    /// Its command line.
-    pub cmdline: String,
-    /// What the image's boot loader calls it; the machine's console says so.
-    pub title: String,
-}
 
 /// A machine of the loader alone, which writes to a file what an image boots. No code of the image
 /// runs in it.

@@ -8,10 +8,10 @@ use std::path::PathBuf;
 use podvisor_network::guest::NicConfig;
 use serde::{Deserialize, Serialize};
 
-#[cfg(doc)]
-use crate::Psi;
 use crate::cgroup::{DEFAULT_CGROUP_PARENT, IoLimit};
 use crate::machine::{Transport, UserRange};
+#[cfg(doc)]
+use crate::psi::Psi;
 
 /// Longest host name, in bytes.
 const HOSTNAME_MAX: usize = 64;

@@ -8,12 +8,13 @@
 //! | `boot_report` | how such a machine was booted, and when it got how far |
 //! | `guest_agent` | what QEMU's guest agent is asked |
 //! | `migration` | a machine that moves to another sandbox |
-//! | `kept` | kernels of images that were read from their disks once |
+//! | `kept` | how the kernel of an image is read from its disk |
 //! | `plug` | how a disk was taken from a guest |
 //! | `create` | the configuration of a container |
 //! | `health` | checks of a container's health |
 //! | `process` | users, additional processes and their streams |
-//! | `save` | a machine that is saved in files, and continued |
+//! | `refusal` | why a sandbox refuses a request |
+//! | `save` | how a machine is saved in files |
 //! | `state` | a container's state, and how its process ended |
 //! | `stats` | the resource usage of containers |
 //! | `exit` | how a sandbox ended |
@@ -29,13 +30,14 @@ mod launch;
 mod migration;
 mod plug;
 mod process;
+mod refusal;
 mod save;
 mod state;
 mod stats;
 
 pub use podvisor_network::guest::{GuestNetwork, Interface, Neighbour, NicConfig, Route};
 
-pub use boot::{BootMachine, BootProgram};
+pub use boot::BootMachine;
 pub use boot_report::{BootEvent, BootPhase, BootReport, BootWay};
 pub use create::{
     ContainerDevice, CreateContainer, DeviceSource, GuestContainer, ImageVolume, RestartPolicy,
@@ -43,13 +45,14 @@ pub use create::{
 pub use exit::SandboxExit;
 pub use guest_agent::{GuestAgentAnswer, GuestAgentCall, Password};
 pub use health::{Health, HealthCheck, HealthResult, HealthStatus};
-pub use kept::{KeptKernel, ReadKernel};
+pub use kept::ReadKernel;
 pub use launch::{GuestKind, JailLayer, JailMode, LaunchConfig, ShareUsers};
 pub use migration::{
     IncomingMachine, MigrationDirection, MigrationInfo, MigrationState, SendMachine,
 };
 pub use plug::Unplugged;
 pub use process::{ContainerUser, Exec, StdioFds, SupplementalGroups, TerminalSize};
-pub use save::{AfterSave, ContinueAs, SaveMachine, SavedMachine};
+pub use refusal::RefusalKind;
+pub use save::{AfterSave, SaveMachine};
 pub use state::{ContainerInfo, ContainerState, ProcessExit, Started};
 pub use stats::{ContainerStats, GuestStats};

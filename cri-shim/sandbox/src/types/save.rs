@@ -29,25 +29,3 @@ pub enum AfterSave {
     /// It ends as if it had been powered off, and is to be continued from the files.
     End,
 }
-
-/// A saved machine that is continued in place of a boot.
-#[derive(Debug)]
-pub struct SavedMachine {
-    /// The state of vCPUs and devices, open for reading; for [`ContinueAs::Same`], for writing as
-    /// well.
-    pub state: File,
-    /// The memory, open for reading. It must not change while a machine runs from it.
-    pub memory: File,
-    /// What the machine is to the one that was saved.
-    pub continues: ContinueAs,
-}
-
-/// What a machine that continues from files is to the one that was saved there.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub enum ContinueAs {
-    /// The same one, once: the state is emptied before the guest runs, since its disks are then
-    /// no longer those that the memory knows.
-    Same,
-    /// A copy, with its own disks; its guest is told that it is one by its generation ID.
-    Copy,
-}

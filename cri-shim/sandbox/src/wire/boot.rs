@@ -8,11 +8,10 @@ use podvisor_network::cni::DhcpServer;
 use serde::{Deserialize, Serialize};
 
 use crate::machine::{
-    DiskContents, DiskMove, MachineDisk, MachineIdentity, MachineShare, OverlayFormat,
+    BootProgram, ContinueAs, DiskContents, DiskMove, KeptKernel, MachineDisk, MachineIdentity,
+    MachineShare, OverlayFormat, SavedMachine,
 };
-use crate::types::{
-    BootEvent, BootMachine, BootProgram, ContinueAs, IncomingMachine, KeptKernel, SavedMachine,
-};
+use crate::types::{BootEvent, BootMachine, IncomingMachine};
 
 /// A machine to be booted. With the frame come: kernel, initramfs if there is one, the files of the
 /// disks (of an overlay first the image), the sockets of DHCP servers, kernel and initramfs of a
@@ -28,7 +27,13 @@ pub(crate) struct BootHeader {
     #[serde(default)]
     pub(crate) identity: MachineIdentity,
     pub(crate) vcpus: u8,
+    #[serde(default)]
+    pub(crate) max_vcpus: u8,
     pub(crate) memory: u64,
+    #[serde(default)]
+    pub(crate) growth: u64,
+    #[serde(default)]
+    pub(crate) grown: u64,
     pub(crate) has_initramfs: bool,
     pub(crate) disks: Vec<DiskHeader>,
     #[serde(default)]
@@ -152,7 +157,10 @@ impl BootHeader {
             uuid: boot.uuid,
             identity: boot.identity,
             vcpus: boot.vcpus,
+            max_vcpus: boot.max_vcpus,
             memory: boot.memory,
+            growth: boot.growth,
+            grown: boot.grown,
             has_initramfs,
             disks,
             shares: boot.shares,
@@ -256,7 +264,10 @@ impl BootHeader {
             uuid: self.uuid,
             identity: self.identity,
             vcpus: self.vcpus,
+            max_vcpus: self.max_vcpus,
             memory: self.memory,
+            growth: self.growth,
+            grown: self.grown,
             disks,
             shares: self.shares,
             dhcp,

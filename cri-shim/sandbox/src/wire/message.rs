@@ -7,14 +7,17 @@ use oci_spec::runtime::{LinuxResources, Process};
 use serde::{Deserialize, Serialize};
 
 use super::boot::BootHeader;
-use crate::error::RefusalKind;
+
 use crate::machine::{KernelPanic, NicKind, UserRange};
 use crate::types::{
     AfterSave, BootReport, ContainerInfo, ContainerStats, ContainerUser, GuestAgentAnswer,
     GuestAgentCall, GuestContainer, GuestKind, HealthCheck, JailLayer, JailMode, MigrationInfo,
-    ProcessExit, RestartPolicy, SandboxExit, SendMachine, ShareUsers, Started, SupplementalGroups,
-    TerminalSize, Unplugged,
+    ProcessExit, RefusalKind, RestartPolicy, SandboxExit, SendMachine, ShareUsers, Started,
+    SupplementalGroups, TerminalSize, Unplugged,
 };
+
+/// The control socket in a sandbox's directory.
+pub(crate) const CONTROL_SOCKET: &str = "control.sock";
 
 /// Version of the control protocol.
 pub(crate) const CONTROL_VERSION: u32 = 2;

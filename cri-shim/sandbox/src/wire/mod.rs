@@ -11,7 +11,7 @@ pub(super) use boot::BootHeader;
 pub use frame::FrameError;
 pub(super) use frame::{Frame, FrameReader, FrameWriter, MAX_FDS, MAX_FRAME};
 pub(super) use message::{
-    Answer, CONTROL_VERSION, Call, CreateHeader, DeviceHeader, DeviceKind, ExecHeader, Greeting,
-    LAUNCH_VERSION, LaunchHeader, LaunchReply, NicHeader, Numbered, Refusal, Reply, Request,
-    StdioHeader,
+    Answer, CONTROL_SOCKET, CONTROL_VERSION, Call, CreateHeader, DeviceHeader, DeviceKind,
+    ExecHeader, Greeting, LAUNCH_VERSION, LaunchHeader, LaunchReply, NicHeader, Numbered, Refusal,
+    Reply, Request, StdioHeader,
 };

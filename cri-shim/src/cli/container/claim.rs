@@ -63,7 +63,7 @@ impl Claim {
     }
 
     /// Waits until the directory is unlocked.
-    pub(super) async fn released(dir: &Path) -> io::Result<()> {
+    pub(in crate::cli) async fn released(dir: &Path) -> io::Result<()> {
         let dir = dir.to_owned();
         let wait = move || -> io::Result<()> {
             let file = match File::open(&dir) {
@@ -77,7 +77,7 @@ impl Claim {
     }
 
     /// Returns whether the directory is locked. Several processes may check at the same time.
-    pub(super) fn is_taken(dir: &Path) -> bool {
+    pub(in crate::cli) fn is_taken(dir: &Path) -> bool {
         let Ok(file) = File::open(dir) else {
             return false;
         };

@@ -13,6 +13,8 @@ use super::claim::Claim;
 use super::ports::{self, Port};
 use super::record::{CONTAINERS, Entry, Record, read, write};
 use crate::cli::format::SHORT_ID;
+use crate::cli::globals::{Globals, unwritable};
+use crate::cli::kept::Kept;
 use crate::sandbox::DIR_MAX;
 
 /// Parent of all VMs' directories.
@@ -21,21 +23,10 @@ const VMS: &str = "v";
 /// Maximum length of a name.
 const NAME_MAX: usize = 128;
 
-/// What is found by its name.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(in crate::cli) enum Kept {
-    #[default]
-    Containers,
-    Vms,
-}
-
-impl Kept {
-    /// Returns what one is called, and the command that lists all.
-    fn named(self) -> (&'static str, &'static str) {
-        match self {
-            Self::Containers => ("container", "ps -a"),
-            Self::Vms => ("VM", "vm ps"),
-        }
+impl Globals {
+    /// Opens the records of containers, or of VMs for their commands.
+    pub(in crate::cli) fn containers(&self) -> anyhow::Result<Containers> {
+        Containers::of(&self.root()?, self.kept)
     }
 }
 
@@ -69,7 +60,7 @@ impl Containers {
             .mode(0o700)
             .create(&self.dir);
         made.with_context(|| format!("cannot create the directory {}", self.dir.display()))
-            .map_err(crate::cli::unwritable)
+            .map_err(unwritable)
     }
 
     /// Returns an error if a container of this name cannot be created, as far as that is known
@@ -94,7 +85,7 @@ impl Containers {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
             entries => entries
                 .with_context(|| format!("cannot read the directory {}", self.dir.display()))
-                .map_err(crate::cli::unwritable)?,
+                .map_err(unwritable)?,
         };
         let mut dirs = Vec::new();
         for entry in entries {
@@ -186,7 +177,7 @@ impl Containers {
     }
 
     /// Like [`Self::find_pod`]; `None` if there is no such pod.
-    pub(super) fn find_pod_if_there(&self, name: &str) -> anyhow::Result<Option<Entry>> {
+    pub(in crate::cli) fn find_pod_if_there(&self, name: &str) -> anyhow::Result<Option<Entry>> {
         match one_of(self.pods()?, name) {
             NameLookup::Found(entry) => Ok(Some(*entry)),
             NameLookup::Several => bail!("several pods' ids begin with `{name}`; write more of it"),

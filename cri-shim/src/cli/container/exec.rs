@@ -9,8 +9,8 @@ use super::foreground::{Abandoned, ForwardedStreams, Program, exit_code};
 use super::record::Record;
 use super::state::running;
 use super::{Containers, sweep};
+use crate::cli::env_file::{EnvFile, from_here, read_env};
 use crate::cli::keys::{DetachArgs, DetachKeys};
-use crate::cli::run::{EnvFile, read_env};
 use crate::cli::signals::{Signals, exit_code_of};
 use crate::cli::{Globals, terminal};
 use crate::sandbox::{
@@ -95,7 +95,7 @@ pub(in crate::cli) fn run(globals: &Globals, args: &ExecArgs) -> anyhow::Result<
             set_variable(&mut env, entry);
         }
         for entry in &args.env {
-            set_variable(&mut env, &crate::cli::run::from_here(entry));
+            set_variable(&mut env, &from_here(entry));
         }
         process.set_env(Some(env));
         if let Some(workdir) = &args.workdir {

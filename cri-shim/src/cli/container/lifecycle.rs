@@ -142,7 +142,7 @@ fn note(entry: &Entry, action: EventAction) {
 /// Asks a container to end, which its machine kills after `grace`, and waits until it has ended,
 /// and its own machine if it has one. Returns false if it does not end because its guest does not
 /// answer.
-pub(super) async fn ask_to_end(
+pub(in crate::cli) async fn ask_to_end(
     client: &SandboxClient,
     entry: &Entry,
     signal: u8,
@@ -184,7 +184,7 @@ pub(in crate::cli) async fn end(
 }
 
 /// Returns the grace period of a container: `time` if it is given.
-pub(super) fn grace(entry: &Entry, time: Option<u32>) -> Duration {
+pub(in crate::cli) fn grace(entry: &Entry, time: Option<u32>) -> Duration {
     let seconds = time.or(entry.record.stop_timeout).unwrap_or(STOP_TIMEOUT);
     Duration::from_secs(seconds.into())
 }

@@ -25,7 +25,6 @@ mod merge;
 pub(super) mod metrics;
 pub(super) mod network;
 mod passt;
-pub(super) mod pod;
 pub(super) mod port;
 pub(super) mod ports;
 pub(super) mod ps;
@@ -37,7 +36,7 @@ mod tar_rename;
 pub(super) mod volumes;
 
 pub(super) use clear::{Sweep, sweep};
-pub(super) use containers::{Containers, Kept};
+pub(super) use containers::Containers;
 pub(super) use network::{Attached, NetworkArgs, NetworkMode};
 #[cfg(test)]
 pub(super) use record::sample as sample_record;

@@ -105,6 +105,15 @@ pub(in crate::cli) struct VmRecord {
     /// The firmware that it boots by, in place of the loader.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(in crate::cli) firmware: Option<PathBuf>,
+    /// Most CPUs that it may have while it runs; 0 is those that it has.
+    #[serde(default)]
+    pub(in crate::cli) max_cpus: u8,
+    /// Bytes of memory that it may get while it runs.
+    #[serde(default)]
+    pub(in crate::cli) growth: u64,
+    /// Bytes of them that it has.
+    #[serde(default)]
+    pub(in crate::cli) grown: u64,
 }
 
 impl Record {

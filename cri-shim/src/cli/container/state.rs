@@ -21,7 +21,7 @@ const RESPONSE_TIMEOUT: Duration = Duration::from_secs(5);
 const STARTING_RESPONSE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Machines that are queried at the same time.
-pub(super) const MAX_CONCURRENT_QUERIES: usize = 32;
+pub(in crate::cli) const MAX_CONCURRENT_QUERIES: usize = 32;
 
 /// The state of a container.
 #[derive(Debug)]

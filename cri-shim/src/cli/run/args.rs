@@ -5,11 +5,11 @@ use std::path::{Path, PathBuf};
 
 use clap::{ArgAction, Args, ValueEnum};
 
-use super::env_file::{self, EnvFile, LabelFile};
 use super::health::HealthArgs;
 use super::mount::{self, MountArg};
 use super::spec_flags::{RightsArgs, Tmpfs};
 use crate::cli::container::{NetworkArgs, RestartArg, Volume, parse_volume};
+use crate::cli::env_file::{self, EnvFile, LabelFile, from_here, parse_label};
 use crate::cli::guest::GuestArgs;
 use crate::cli::io_limits::IoArgs;
 use crate::cli::keys::DetachArgs;
@@ -308,22 +308,6 @@ pub(in crate::cli) fn parse_console(text: &str) -> Result<PathBuf, String> {
     }
 }
 
-/// Expands `NAME` to podvisor's own value; without one, `NAME` removes the variable.
-pub(in crate::cli) fn from_here(entry: &str) -> String {
-    match std::env::var(entry) {
-        Ok(value) if !entry.contains('=') => format!("{entry}={value}"),
-        _ => entry.to_owned(),
-    }
-}
-
-pub(in crate::cli) fn parse_label(text: &str) -> Result<(String, String), String> {
-    let (key, value) = text.split_once('=').unwrap_or((text, ""));
-    match key.is_empty() {
-        true => Err("write KEY=VALUE".to_owned()),
-        false => Ok((key.to_owned(), value.to_owned())),
-    }
-}
-
 pub(in crate::cli) fn parse_sysctl(text: &str) -> Result<(String, String), String> {
     let is_part = |part: &str| !part.is_empty() && part != ".." && !part.contains('\0');
     match text.split_once('=') {
@@ -404,13 +388,5 @@ mod tests {
         for bad in ["", "-a", "a-", "a..b", "a b", "a\n", "ä", &long] {
             assert!(parse_hostname(bad).is_err(), "{bad}");
         }
-    }
-
-    #[test]
-    fn a_variable_without_a_value_takes_it_from_here() {
-        let path = std::env::var("PATH").unwrap();
-        assert_eq!(from_here("PATH"), format!("PATH={path}"));
-        assert_eq!(from_here("PATH=x"), "PATH=x");
-        assert_eq!(from_here("PODVISOR_NO_SUCH"), "PODVISOR_NO_SUCH");
     }
 }

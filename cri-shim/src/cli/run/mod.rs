@@ -1,12 +1,11 @@
 //! `podvisor run`: runs a program from an image in its own virtual machine, like a program that was
 //! started on this host.
 //!
-//! `args` has the flags, `spec_flags`, `env_file`, `health` and `mount` some more of them, `create`
+//! `args` has the flags, `spec_flags`, `health` and `mount` some more of them, `create`
 //! creates the container; this file runs it.
 
 mod args;
 mod create;
-mod env_file;
 mod groups;
 mod health;
 mod mount;
@@ -35,11 +34,9 @@ use crate::machine::KernelPanic;
 use crate::sandbox::{EventAction, SandboxClient, SandboxError, SandboxExit};
 use crate::signal::SIGKILL;
 use args::Pull;
-pub(super) use args::{RunArgs, from_here};
-pub(super) use args::{parse_console, parse_hostname, parse_label, parse_sysctl};
+pub(super) use args::{RunArgs, parse_console, parse_hostname, parse_sysctl};
 use create::{ImagePin, Place, PreparedContainer, launch, record};
 pub(super) use create::{MachineOptions, begin_machine, keep_etc_files, now};
-pub(super) use env_file::{EnvFile, read_env};
 
 pub(super) fn run(globals: &Globals, args: &RunArgs) -> anyhow::Result<u8> {
     if args.tty && args.interactive && !args.detach && !terminal::is_terminal(io::stdin()) {

@@ -8,12 +8,14 @@ use podvisor_images::Checksum;
 
 use crate::cli::advice;
 use crate::cli::container::{NetworkArgs, Volume};
+use crate::cli::env_file::parse_label;
 use crate::cli::guest::{parse_cpus, parse_guest_memory};
 use crate::cli::keys::{DetachKeys, parse as parse_keys};
 use crate::cli::registries::RegistryArgs;
-use crate::cli::run::{parse_hostname, parse_label};
+use crate::cli::run::parse_hostname;
+use crate::cli::settings::MAX_GROWTH;
 use crate::cli::size;
-use crate::machine::{Assets, Firmware};
+use crate::machine::{Assets, Firmware, GROWTH_UNIT};
 
 /// The name of the firmware that is installed with podvisor.
 const INSTALLED_FIRMWARE: &str = "uefi";
@@ -56,10 +58,18 @@ pub(super) struct RunArgs {
     #[arg(long, value_name = "N", default_value = "1", value_parser = parse_cpus)]
     pub(super) cpus: u8,
 
+    /// Virtual CPUs that `vm resize` may give it while it runs [default: those of --cpus]
+    #[arg(long, value_name = "N", value_parser = parse_cpus)]
+    pub(super) max_cpus: Option<u8>,
+
     /// Memory, with a unit: 512M, 2G
     #[arg(short, long, value_name = "SIZE", default_value = "1G")]
     #[arg(value_parser = parse_guest_memory)]
     pub(super) memory: u64,
+
+    /// Memory that `vm resize` may give it while it runs: that of --memory and a multiple of 128M
+    #[arg(long, value_name = "SIZE", value_parser = parse_guest_memory)]
+    pub(super) max_memory: Option<u64>,
 
     /// Size of the disk, which the guest's file system grows to [default: the image's]
     #[arg(long, value_name = "SIZE", value_parser = parse_disk_size)]
@@ -132,6 +142,14 @@ impl RunArgs {
             "--add-host is for containers, whose /etc/hosts is podvisor's; a VM's is its own: \
              write it by --user-data"
         );
+        let (cpus, most) = (self.cpus, self.max_cpus.unwrap_or(self.cpus));
+        ensure!(
+            most >= cpus,
+            "--max-cpus {most} is less than the {cpus} of --cpus"
+        );
+        if let Some(most) = self.max_memory {
+            growth_between(self.memory, most)?;
+        }
         super::volumes::check(&self.volumes)
     }
 
@@ -150,6 +168,26 @@ impl RunArgs {
         Firmware::open(&path).context("--firmware")?;
         Ok(Some(path))
     }
+
+    /// Bytes of memory that the VM may get while it runs.
+    pub(super) fn growth(&self) -> u64 {
+        let most = self.max_memory.unwrap_or(self.memory);
+        most.saturating_sub(self.memory)
+    }
+}
+
+/// Returns the bytes that a VM of `memory` bytes may get while it runs, up to `most`.
+pub(super) fn growth_between(memory: u64, most: u64) -> anyhow::Result<u64> {
+    let growth = most.checked_sub(memory);
+    let growth =
+        growth.filter(|growth| growth.is_multiple_of(GROWTH_UNIT) && *growth <= MAX_GROWTH);
+    growth.with_context(|| {
+        format!(
+            "--max-memory {}: it is the VM's {} and a multiple of 128M more, up to 1T more",
+            size::human(most),
+            size::human(memory)
+        )
+    })
 }
 
 /// Parses the size of a disk: whole sectors, at most what a qcow2 file holds.
@@ -188,6 +226,25 @@ mod tests {
         args.check().unwrap();
         assert!(parsed("--cpus 2").is_err());
         assert!(parsed("a.qcow2 b.qcow2").is_err());
+    }
+
+    #[test]
+    fn what_may_be_plugged_in_is_at_least_what_there_is() {
+        let size = |line: &str| {
+            let args = parsed(&format!("{line} x")).unwrap();
+            args.check().map(|()| (args.max_cpus, args.growth()))
+        };
+        assert_eq!(size("--cpus 2").unwrap(), (None, 0));
+        let both = size("--max-cpus 8 -m 1G --max-memory 4G").unwrap();
+        assert_eq!(both, (Some(8), 3 << 30));
+        for (bad, said) in [
+            ("--cpus 4 --max-cpus 2", "--max-cpus"),
+            ("-m 2G --max-memory 1G", "--max-memory"),
+            ("-m 1G --max-memory 1100M", "128M"),
+        ] {
+            let error = size(bad).unwrap_err().to_string();
+            assert!(error.contains(said), "{bad}: {error}");
+        }
     }
 
     #[test]

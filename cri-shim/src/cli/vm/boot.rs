@@ -118,14 +118,16 @@ pub(super) async fn boot(
             Some(entry.shared())
         }
     };
+    let own = record.vm.clone().unwrap_or_default();
     let dhcp = network
         .dhcp(entry, &attached)
         .context("cannot serve the guest's addresses by DHCP")?;
     let config = LaunchConfig {
         hostname: record.hostname.clone(),
         vcpus: record.cpus,
-        max_vcpus: record.cpus,
-        memory: record.memory,
+        max_vcpus: own.max_cpus.max(record.cpus),
+        memory: record.memory.saturating_add(own.grown),
+        growth: own.growth.saturating_sub(own.grown),
         nics: std::mem::take(&mut attached.nics),
         shared_dir,
         share_users: share_users(&record.volumes),
@@ -155,7 +157,9 @@ pub(super) async fn boot(
         },
     };
     boot.vcpus = record.cpus;
+    boot.max_vcpus = own.max_cpus;
     boot.memory = record.memory;
+    (boot.growth, boot.grown) = (own.growth, own.grown);
     boot.disks = disks;
     boot.dhcp = dhcp;
     boot.shares = volumes::mount(&client, &entry.shared(), record)?;

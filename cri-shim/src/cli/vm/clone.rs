@@ -238,6 +238,7 @@ mod tests {
                 ssh_keys: vec!["k".to_owned()],
                 has_autologin: true,
                 firmware: Some("/f".into()),
+                ..VmRecord::default()
             }),
             network: NetworkMode::User,
             ..sample_record("a", "one")

@@ -51,7 +51,8 @@ mod volumes;
 use clap::{Arg, Args, Subcommand};
 
 use super::Globals;
-use super::container::{Kept, exec, lifecycle, logs};
+use super::container::{exec, lifecycle, logs};
+use super::kept::Kept;
 
 #[derive(Debug, Args)]
 pub(super) struct VmArgs {

@@ -346,6 +346,9 @@ fn record(args: &RunArgs, root: &Path) -> anyhow::Result<Record> {
             ssh_keys,
             has_autologin: !args.no_autologin,
             firmware: args.firmware()?,
+            max_cpus: args.max_cpus.unwrap_or(0),
+            growth: args.growth(),
+            grown: 0,
         }),
         id,
     })

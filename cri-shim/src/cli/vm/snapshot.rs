@@ -342,12 +342,17 @@ pub(super) fn restore(globals: &Globals, args: &RestoreArgs) -> anyhow::Result<u
 /// with the disk that it had.
 async fn go_back(entry: &Entry, snapshot: &VmSnapshot, loader: &Loader) -> anyhow::Result<()> {
     let then = snapshot.record()?;
-    if (then.cpus, then.memory) != (entry.record.cpus, entry.record.memory) {
+    let shape = |record: &Record| {
+        let growth = record.vm.as_ref().map_or(0, |vm| vm.growth);
+        (record.cpus, record.memory, growth)
+    };
+    if shape(&then) != shape(&entry.record) {
+        let (cpus, memory, growth) = shape(&then);
         bail!(
-            "the snapshot has {} CPUs and {} of memory, and VM {} was resized since: resize it to \
-             them first",
-            then.cpus,
-            size::human(then.memory),
+            "the snapshot has {cpus} CPUs, {} of memory and {} that may be plugged in, and VM {} \
+             was resized since: resize it to them first",
+            size::human(memory),
+            size::human(growth),
             entry.record.name
         );
     }

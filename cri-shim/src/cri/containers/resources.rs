@@ -49,6 +49,12 @@ impl Node {
             // There is nothing in the guest to limit.
             return note(limits);
         }
+        if container.pod.is_vm() {
+            // Its machine is resized by requests of its own: these limits are its pod's group's.
+            note(limits)?;
+            self.set_importance(&container.pod);
+            return Ok(());
+        }
         let client = container.pod.client()?;
         let new = NewLimits::Container {
             id: &container.id,

@@ -14,6 +14,7 @@
 //! | `console` | the serial console |
 //! | `migrate` | VMs that move to another node, and come from one |
 //! | `plug` | disks that come and go while a VM runs |
+//! | `size` | CPUs and memory that come while a VM runs |
 //! | `forward` | connections to ports, and by vsock |
 //!
 //! All that is asked for is done by the pod's own process, so that another daemon finds it done.
@@ -26,6 +27,7 @@ mod forward;
 mod migrate;
 mod pipe;
 mod plug;
+mod size;
 mod states;
 #[cfg(test)]
 mod tests;
@@ -39,8 +41,8 @@ use std::time::Duration;
 use podvisor_node_api::messages::{
     AgentExecAnswer, AgentExecRequest, BootInfo, CancelMigrationRequest, ConsoleInput, Data,
     FreezeRequest, GuestInfo, PlugDiskRequest, PortForwardInput, ReceiveMigrationInput,
-    ResolveMigrationRequest, SendMigrationInput, StopRequest, UnplugDiskAnswer, UnplugDiskRequest,
-    VmEvent, VmList, VmName, VmUsageList, VsockInput,
+    ResizeVmAnswer, ResizeVmRequest, ResolveMigrationRequest, SendMigrationInput, StopRequest,
+    UnplugDiskAnswer, UnplugDiskRequest, VmEvent, VmList, VmName, VmUsageList, VsockInput,
 };
 use podvisor_node_api::{AnswerStream, Node as NodeApi};
 use tokio::time::timeout;
@@ -157,6 +159,10 @@ impl NodeApi for VmCalls {
 
     async fn unplug_disk(&self, request: UnplugDiskRequest) -> Result<UnplugDiskAnswer, Status> {
         self.0.unplug_disk_of_vm(request).await
+    }
+
+    async fn resize_vm(&self, request: ResizeVmRequest) -> Result<ResizeVmAnswer, Status> {
+        self.0.resize_running_vm(request).await
     }
 }
 

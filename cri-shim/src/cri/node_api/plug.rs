@@ -96,6 +96,6 @@ impl Node {
     }
 }
 
-fn named(vm: Option<VmName>) -> Result<VmName, Status> {
+pub(super) fn named(vm: Option<VmName>) -> Result<VmName, Status> {
     vm.ok_or_else(|| Status::invalid_argument("vm: the request names no virtual machine"))
 }

@@ -248,6 +248,9 @@ impl Node {
         new: Option<NewLimits<'_>>,
         most: Option<u64>,
     ) -> Result<()> {
+        if pod.is_vm() {
+            return Ok(());
+        }
         let record = pod.record();
         let Some(parent) = cgroup::of_pod(&record.config) else {
             return Ok(());
@@ -300,6 +303,10 @@ impl Node {
         record: &PodRecord,
         new: NewLimits<'_>,
     ) -> Result<()> {
+        if pod.is_vm() {
+            // What its process needs besides is within its limits.
+            return Ok(());
+        }
         let now = self.demand(&pod.record(), None);
         let then = self.demand(record, Some(new));
         match now.zip(then) {

@@ -110,9 +110,9 @@ pub(super) fn size(config: &PodSandboxConfig) -> Result<GuestSize> {
     if let Some(machine) = VmiMachine::of_annotations(&config.annotations)? {
         return Ok(GuestSize {
             memory: machine.memory,
-            growth: 0,
+            growth: machine.growth,
             vcpus: machine.vcpus,
-            max_vcpus: machine.vcpus,
+            max_vcpus: machine.max_vcpus,
         });
     }
     let spec = VmSpec::of_annotations(&config.annotations).map_err(CriError::Annotations)?;

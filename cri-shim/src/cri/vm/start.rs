@@ -58,6 +58,7 @@ impl Node {
             true => vm.fresh_root().map(str::to_owned),
             false => None,
         };
+        let size = container.pod.record().size;
         let loader = [settings.kernel.clone(), settings.initramfs.clone()];
         let opened = apart("vm-open", move || -> Result<_> {
             let image = match image_of {
@@ -92,7 +93,9 @@ impl Node {
             boot.uuid = Some(vm.uuid);
             boot.identity = vm.identity.clone();
             boot.vcpus = vm.vcpus;
+            boot.max_vcpus = size.max_vcpus;
             boot.memory = vm.memory;
+            boot.growth = size.growth;
             boot.disks = files.open(&store, &vm)?;
             boot.shares = vm.shares.clone();
             boot.dhcp = dhcp;

@@ -6,6 +6,7 @@
 //!   configuration space by mechanism 1, like one without ACPI.
 //!   Where devices come and go, it has its slots (`slots.rs`).
 //! * COM1, whose interrupt a kernel would not know otherwise.
+//! * CPUs, where they may become more (`cpus.rs`).
 //! * The generic event device, with the power button and the generation ID (`events.rs`).
 
 use acpi_tables::aml::{
@@ -17,7 +18,7 @@ use podvisor_devices::legacy::events::Event;
 use podvisor_devices::legacy::{power, serial};
 use podvisor_devices::pci;
 
-use super::{MmioWindow, Platform, events, slots};
+use super::{MmioWindow, Platform, cpus, events, slots};
 use crate::layout;
 
 /// Returns the code after the table's header.
@@ -31,6 +32,9 @@ pub(super) fn code(platform: &Platform) -> Vec<u8> {
     }
     if platform.has_serial {
         com1(&mut devices);
+    }
+    if platform.events.has(Event::Cpus) {
+        cpus::devices(platform.cpus, platform.enabled_cpus(), &mut devices);
     }
     if !platform.events.is_empty() {
         events::devices(platform.events, platform.has_pci, &mut devices);
@@ -101,6 +105,15 @@ pub(super) fn name(of: &str, value: &dyn Aml) -> Name {
 
 pub(super) fn resources(of: Vec<&dyn Aml>) -> Name {
     name("_CRS", &ResourceTemplate::new(of))
+}
+
+/// Code that is there already.
+pub(super) struct Code(pub(super) Vec<u8>);
+
+impl Aml for Code {
+    fn to_aml_bytes(&self, sink: &mut dyn AmlSink) {
+        sink.vec(&self.0);
+    }
 }
 
 /// An exclusive, edge-triggered interrupt line of a device, like those of ISA in the MP table.

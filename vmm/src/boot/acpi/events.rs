@@ -80,6 +80,10 @@ fn event_device(known: Events, has_pci: bool, sink: &mut dyn AmlSink) {
     let has_slots = And::new(&ZERO, &pending, &slots_bit);
     let tell_slots = MethodCall::new(Path::new(super::slots::METHOD), vec![]);
     let if_slots = If::new(&has_slots, vec![&tell_slots]);
+    let cpus_bit = Event::Cpus.bit();
+    let has_cpus = And::new(&ZERO, &pending, &cpus_bit);
+    let tell_cpus = MethodCall::new(Path::new(super::cpus::METHOD), vec![]);
+    let if_cpus = If::new(&has_cpus, vec![&tell_cpus]);
     let mut body: Vec<&dyn Aml> = vec![&read];
     if known.has(Event::PowerButton) {
         body.push(&if_button);
@@ -89,6 +93,9 @@ fn event_device(known: Events, has_pci: bool, sink: &mut dyn AmlSink) {
     }
     if known.has(Event::PciSlots) && has_pci {
         body.push(&if_slots);
+    }
+    if known.has(Event::Cpus) {
+        body.push(&if_cpus);
     }
     let (is_consumer, is_edge, is_low, is_shared) = (true, false, false, false);
     let line = Interrupt::new(is_consumer, is_edge, is_low, is_shared, events::IRQ);

@@ -6,6 +6,7 @@
 //! 8259s, no power management hardware except the sleep control register, by which a guest powers
 //! off. `dsdt.rs` describes the devices.
 
+mod cpus;
 mod dsdt;
 mod events;
 mod slots;
@@ -74,7 +75,7 @@ fn tables(address: u64, platform: &Platform) -> Vec<u8> {
     };
     let dsdt = add(&Dsdt(platform));
     let fadt = add(&fadt(dsdt));
-    let madt = add(&madt(platform.cpus));
+    let madt = add(&madt(platform));
     let mut xsdt = XSDT::new(OEM, OEM_TABLE, REVISION);
     // ACPI requires the FADT to be the first.
     xsdt.add_entry(fadt);
@@ -131,14 +132,20 @@ fn fadt(dsdt: u64) -> impl Aml {
 /// The interrupt controllers (§5.2.12): CPUs have the APIC ids 0, 1, 2, …, and lines of the I/O
 /// APIC are interrupts of the same number, since nothing overrides it.
 ///
-/// CPUs that are not added yet are enabled: `maxcpus` makes Linux leave them offline.
-fn madt(cpus: u8) -> impl Aml {
+/// CPUs that are not added yet can be brought online if the guest is told of them when they are
+/// there. Otherwise they are enabled: `maxcpus` makes Linux leave them offline.
+fn madt(platform: &Platform) -> impl Aml {
     let address = LocalInterruptController::Address(layout::LOCAL_APIC);
     let mut madt = MADT::new(OEM, OEM_TABLE, REVISION, address);
-    for id in 0..cpus {
-        madt.add_structure(ProcessorLocalApic::new(id, id, EnabledStatus::Enabled));
+    let enabled = platform.enabled_cpus();
+    for id in 0..platform.cpus {
+        let status = match id < enabled {
+            true => EnabledStatus::Enabled,
+            false => EnabledStatus::DisabledOnlineCapable,
+        };
+        madt.add_structure(ProcessorLocalApic::new(id, id, status));
     }
-    madt.add_structure(IoApic::new(cpus, layout::IOAPIC, 0));
+    madt.add_structure(IoApic::new(platform.cpus, layout::IOAPIC, 0));
     madt
 }
 

@@ -12,13 +12,13 @@ use acpi_tables::{Aml, AmlSink};
 use podvisor_devices::legacy::events;
 use podvisor_devices::pci::SLOTS;
 
-use super::dsdt::name;
+use super::dsdt::{Code, name};
 
 /// The method that tells the guest of slots, from anywhere.
 pub(super) const METHOD: &str = "\\_SB_.PCI0.PCNT";
 
-/// Notifications: look whether a device is there, and release the one that is.
-const DEVICE_CHECK: u8 = 1;
+/// Notifications (§5.6.6): look whether a device is there, and release the one that is.
+pub(super) const DEVICE_CHECK: u8 = 1;
 const EJECT_REQUEST: u8 = 3;
 
 /// The parts of the host bridge's scope.
@@ -85,13 +85,4 @@ fn changes(sink: &mut dyn AmlSink) {
     }
     let body = Code(body);
     Method::new(Path::new("PCNT"), 0, true, vec![&body]).to_aml_bytes(sink);
-}
-
-/// Code that is there already.
-struct Code(Vec<u8>);
-
-impl Aml for Code {
-    fn to_aml_bytes(&self, sink: &mut dyn AmlSink) {
-        sink.vec(&self.0);
-    }
 }

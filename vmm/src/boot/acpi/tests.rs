@@ -65,7 +65,7 @@ impl Walk {
 /// Returns FADT, MADT and DSDT, all of which must be complete and in the right place.
 fn walk(platform: &Platform) -> [Vec<u8>; 3] {
     let mem = GuestRam::from_ranges(&[(GuestAddress(0), 2 << 20)]).unwrap();
-    let start = mptable::write(&mem, platform.cpus).unwrap();
+    let start = mptable::write(&mem, platform.enabled_cpus(), platform.cpus).unwrap();
     let rsdp = write(&mem, start, layout::HIMEM_START, platform)
         .unwrap()
         .rsdp;
@@ -245,6 +245,54 @@ fn slots_can_be_ejected_only_where_devices_come_and_go() {
         (&[0x7b, 0x60, 0x0a, 4, 0], [0, 2]),
     ] {
         let found = [&fixed, &slots].map(|dsdt| count(dsdt, what));
+        assert_eq!(found, times, "{what:x?}");
+    }
+}
+
+#[test]
+fn cpus_that_may_come_are_processors_that_say_whether_they_are_there() {
+    let with = |events| {
+        let platform = Platform {
+            events,
+            has_pci: true,
+            boot_cpus: 2,
+            ..platform(MAX_CPUS, 0)
+        };
+        let [_, madt, dsdt] = walk(&platform);
+        (madt, dsdt)
+    };
+    let others = Events::default()
+        .with(Event::PowerButton)
+        .with(Event::PciSlots);
+    let (all, fixed) = with(others);
+    let (two, more) = with(others.with(Event::Cpus));
+    // Enabled ones, and those that are not but can be brought online.
+    let status = |madt: &[u8]| -> Vec<u32> {
+        let entries = madt[44..].chunks_exact(8);
+        let entries = entries.take(usize::from(MAX_CPUS));
+        entries.map(|entry| word(entry, 4)).collect()
+    };
+    assert_eq!(status(&all), [1; MAX_CPUS as usize]);
+    let expected: Vec<u32> = (0..MAX_CPUS).map(|id| if id < 2 { 1 } else { 2 }).collect();
+    assert_eq!(status(&two), expected);
+    for (what, times) in [
+        (&b"ACPI0007\0"[..], [0, 254]),
+        (b"_MAT", [0, 254]),
+        // Two are there at boot, and need no notification.
+        (b"C001", [0, 1]),
+        (b"C002", [0, 2]),
+        (b"C253", [0, 2]),
+        // The entry of the MADT of CPU 253: enabled.
+        (&[0, 8, 253, 253, 1, 0, 0, 0], [0, 1]),
+        // The register after that of events, of one byte.
+        (&[b'C', b'R', b'E', b'G', 1, 0x0b, 0x11, 6, 1], [0, 1]),
+        (&[b'C', b'T', b'L', b'D', 0x0a, 2], [0, 1]),
+        // The method and its call by the event device, which compares its bit as another method
+        // does that of slot 3.
+        (b"CCNT", [0, 2]),
+        (&[0x7b, 0x60, 0x0a, 8, 0], [1, 2]),
+    ] {
+        let found = [&fixed, &more].map(|dsdt| count(dsdt, what));
         assert_eq!(found, times, "{what:x?}");
     }
 }

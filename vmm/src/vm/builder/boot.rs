@@ -136,6 +136,16 @@ impl VmBuilder {
         self
     }
 
+    /// CPUs that come while the guest runs, by ACPI: the guest is told of what [`Vm::add_vcpus`]
+    /// adds, up to [`Self::max_vcpus`]. Its firmware tables say which ones are there: it needs no
+    /// parameter on its command line. It needs drivers for ACPI's generic event device and
+    /// processors (Linux: `CONFIG_ACPI_HOTPLUG_CPU`), and brings the CPU online itself: Linux at a
+    /// write of `1` to `/sys/devices/system/cpu/cpuN/online`, which a udev rule may do.
+    pub fn cpu_hotplug(mut self) -> Self {
+        self.source.events = self.source.events.with(Event::Cpus);
+        self
+    }
+
     /// What the machine is called in SMBIOS tables; without it, there are none.
     pub fn smbios(mut self, identity: Smbios) -> Self {
         self.source.smbios = Some(identity);
@@ -221,12 +231,13 @@ fn boot_on(kvm: Kvm, builder: VmBuilder, validated: Validated) -> Result<Vm, Bui
     if source.hotplug_memory.is_some() && !has("memhp_default_state") {
         parameters.push(ONLINE.to_owned());
     }
-    if max_vcpus > vcpus && !has("maxcpus") {
+    if max_vcpus > vcpus && !source.events.has(Event::Cpus) && !has("maxcpus") {
         parameters.push(format!("maxcpus={vcpus}"));
     }
     let cmdline = with_parameters(&source.cmdline, &parameters);
     let platform = Platform {
         cpus: max_vcpus,
+        boot_cpus: vcpus,
         windows: hardware.devices.windows.clone(),
         has_pci: hardware.pci.is_some(),
         has_serial: hardware.serial.is_some(),

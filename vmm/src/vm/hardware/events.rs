@@ -1,5 +1,5 @@
 //! Events of which the guest is told by ACPI's generic event device: its power button, a new
-//! generation ID, and PCI devices that come and go.
+//! generation ID, PCI devices that come and go, and CPUs that come.
 
 use std::io;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -47,6 +47,11 @@ impl EventDevice {
     pub(crate) fn forget(&self, slot: u8) {
         lock(&self.register).forget(slot);
         self.released.notify_all();
+    }
+
+    /// Tells the guest that there are `count` vCPUs now, if it is told of such.
+    pub(crate) fn add_cpus(&self, count: u8) {
+        lock(&self.register).add_cpus(count);
     }
 
     /// Asks the guest to release the device in `slot`; `false` if it is not told of such.
@@ -123,15 +128,18 @@ impl Hardware {
         saved: Option<&SavedDevice>,
     ) -> Result<(), BuildError> {
         let line = || Line::new(&self.vm_fd, events::IRQ);
-        let register = match saved {
+        let mut register = match saved {
             Some(saved) => {
                 EventRegister::restored(line(), saved).map_err(restore::refused("events"))?
             }
             None if known.is_empty() => return Ok(()),
             None => EventRegister::new(line(), known),
         };
-        let ports = match register.known().has(Event::PciSlots) {
+        register.set_cpus(u8::try_from(self.vcpus.len()).unwrap_or(u8::MAX));
+        let known = register.known();
+        let ports = match known.has(Event::PciSlots) {
             true => events::PORTS_WITH_SLOTS.into(),
+            false if known.has(Event::Cpus) => events::PORTS_WITH_CPUS.into(),
             false => 1,
         };
         let port = Arc::new(EventDevice {
@@ -190,6 +198,9 @@ impl BusDevice for EventDevice {
             (0, [first, rest @ ..]) => {
                 *first = lock(&self.register).read();
                 rest.fill(0xff);
+            }
+            (offset, [count]) if offset == u64::from(events::CPUS) => {
+                *count = lock(&self.register).cpus();
             }
             (offset, [a, b, c, d]) => {
                 [*a, *b, *c, *d] = lock(&self.register).read_slots(offset).to_le_bytes();

@@ -29,7 +29,7 @@ use crate::memory::{MemoryError, MemoryLog, PageSet};
 use crate::migration::{
     ArrivedMigration, Kind, MigrationOptions, MigrationProgress, MigrationReport, MigrationStep,
     MovingDisk, ReceiveError, RunningLog, SECTOR, SendEnd, Sender, SourceDisk, Stream, StreamError,
-    Zeroes, encode_disks,
+    Zeroes, encode_disks, encode_plugged,
 };
 use crate::snapshot::{Identity, MachineState, encode_moving};
 use crate::vm::devices::handle::{BlockHandle, HandleError, ask};
@@ -311,6 +311,10 @@ impl Vm {
         let state = encode_moving(&begun.announced);
         let number = begun.was_running.into();
         sender.stream.send(Kind::Hello, number, &state)?;
+        if !options.plugged.is_empty() {
+            let plugged = encode_plugged(&options.plugged);
+            sender.stream.send(Kind::Plugged, 0, &plugged)?;
+        }
         let moving: Vec<_> = begun.disks.iter().map(|disk| disk.moving.clone()).collect();
         let list = encode_disks(&moving);
         sender.stream.send(Kind::Disks, 0, &list)?;

@@ -104,6 +104,47 @@ fn what_a_guest_has_not_read_its_clone_reads_and_each_clone_is_of_a_new_generati
 }
 
 #[test]
+fn a_guest_reads_how_many_cpus_there_are_and_is_told_of_more() {
+    use podvisor_devices::legacy::events::{CPUS, Event};
+    let count = PORT + u16::from(CPUS);
+    let guest = Guest::start(|vm| vm.max_vcpus(4).cpu_hotplug());
+    assert_eq!((guest.input(PORT), guest.input(count)), (0, 1));
+    guest.vm.add_vcpus(3).unwrap();
+    assert!(is_high(&guest));
+    guest.output(count, 200);
+    assert_eq!(guest.input(count), 3, "a write changes nothing");
+    assert_eq!(
+        (guest.input(PORT), is_high(&guest)),
+        (Event::Cpus.bit(), false)
+    );
+    guest.vm.add_vcpus(3).unwrap();
+    assert_eq!(guest.input(PORT), 0, "there are no more than before");
+    guest.vm.add_vcpus(5).unwrap_err();
+    assert_eq!((guest.input(PORT), guest.input(count)), (0, 3));
+
+    // What the guest has not read, its clone reads.
+    let (_dir, place) = place();
+    guest.vm.add_vcpus(4).unwrap();
+    guest.pause();
+    guest.vm.snapshot(&place).unwrap();
+    let clone = Guest::restore(&Snapshot::open(&place).unwrap(), |vm| vm);
+    assert!(is_high(&clone));
+    assert_eq!(
+        (clone.input(count), clone.input(PORT)),
+        (4, Event::Cpus.bit())
+    );
+}
+
+#[test]
+fn a_guest_that_is_not_told_of_cpus_has_no_register_of_them() {
+    use podvisor_devices::legacy::events::CPUS;
+    let guest = Guest::start(|vm| vm.max_vcpus(2).power_button());
+    guest.vm.add_vcpus(2).unwrap();
+    assert_eq!(guest.input(PORT), 0);
+    assert_eq!(guest.input(PORT + u16::from(CPUS)), 0xff);
+}
+
+#[test]
 fn the_tables_name_the_machine_below_one_mebibyte_only_if_asked_to() {
     let tables = |vm: VmBuilder| {
         let vm = vm.build().unwrap();

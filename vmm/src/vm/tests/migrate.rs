@@ -6,14 +6,17 @@ use std::os::unix::net::UnixStream;
 use std::thread::JoinHandle;
 
 use podvisor_devices::blk::{Disk, read_disk, write_disk};
+use podvisor_devices::pci::NO_VECTOR;
 use podvisor_devices::virtio::{DeviceInfo, Fault, Progress, Queue, StartError, VirtioDevice};
 
-use super::devices::{BUFFER, RINGS, bytes, one_queue};
+use super::devices::{BUFFER, RINGS, bytes, one_queue, request};
+use super::pci::on_pci;
 use super::*;
 use crate::vm::{MigrateError, State, VmExit};
 use crate::{
     ArrivedMigration, BlockDevice, FileDisk, IncomingMigration, KvmDevice, MigrationLimits,
-    MigrationOptions, MigrationReport, MigrationStep, MovingDisk, ReceiveError, StreamError,
+    MigrationOptions, MigrationReport, MigrationStep, MovingDisk, PluggedIdentity, ReceiveError,
+    StreamError,
 };
 
 /// As many rounds, whatever is left after each.
@@ -73,7 +76,7 @@ fn assert_same(one: &GuestRam, other: &GuestRam) {
     }
 }
 
-/// Moves a guest; `meanwhile` is called once in each round in which it runs.
+/// Moves a guest; `meanwhile` is called in each round in which it runs, at its end at least.
 fn migrate(
     guest: &Guest,
     options: &MigrationOptions,
@@ -82,10 +85,9 @@ fn migrate(
 ) -> (MigrationReport, Guest) {
     let (here, there) = connection();
     let receiver = receive(there, guest.mem.clone(), configure);
-    let mut last = None;
     let moved = guest.vm.migrate(here, options, |progress| {
-        let is_running = progress.step == MigrationStep::Sending;
-        if is_running && last.replace(progress.round) != Some(progress.round) {
+        if progress.step == MigrationStep::Sending {
+            // Also at the end of a round in which it was called: else nothing may be left to send.
             meanwhile(progress.round);
         }
         ControlFlow::Continue(())
@@ -144,6 +146,60 @@ fn what_devices_write_meanwhile_arrives() {
         wait_for("a chain", || queue.take_used().is_some());
     }
     super::devices::fill(moved.device(0), &mut queue, 16);
+}
+
+/// What was plugged in moves with its slot, and the other side hears what it is before it builds
+/// the VM.
+#[test]
+fn a_disk_that_was_plugged_in_moves_to_its_slot() {
+    let disk = |byte: u8| {
+        let file = tempfile::tempfile().unwrap();
+        std::os::unix::fs::FileExt::write_all_at(&file, &[byte; 4096], 0).unwrap();
+        BlockDevice::new(Box::new(FileDisk::new(file).unwrap()))
+    };
+    let guest = on_pci(|vm| vm.rng().pci_hotplug());
+    guest.vm.plug(disk(1)).unwrap();
+    let plugged = guest.vm.plug(disk(2)).unwrap();
+    // Names and slots are not those that a builder would give.
+    guest.vm.unplug("blk0").unwrap();
+    let mut queue = guest.function(3).start(RINGS, NO_VECTOR);
+    assert_eq!(request(guest.function(3), &mut queue, 0, 512), 0);
+    let (one, other) = connection();
+    let receiver = std::thread::spawn(move || {
+        let incoming = IncomingMigration::open(other, limits()).unwrap();
+        assert_eq!(incoming.devices(), ["rng0", "blk1"]);
+        let [plugged] = incoming.plugged() else {
+            panic!("{:?}", incoming.plugged());
+        };
+        assert_eq!((&*plugged.device, &*plugged.identity), ("blk1", "data"));
+        let arrived = incoming.receive(&KvmDevice::open().unwrap()).unwrap();
+        let vm = arrived.builder().rng().block(disk(3)).build().unwrap();
+        let vm = Arc::new(vm);
+        arrived.start(&vm).unwrap();
+        vm
+    });
+    let mut options = rounds(1);
+    options.plugged = vec![PluggedIdentity {
+        device: plugged.name,
+        identity: "data".to_owned(),
+    }];
+    let moved = guest
+        .vm
+        .migrate(one, &options, |_| ControlFlow::Continue(()));
+    moved.unwrap();
+    let vm = receiver.join().unwrap();
+    let mem = vm.context.machine.memory.ram().clone();
+    let moved = Guest { vm, mem };
+    let address = moved.vm.pci_address("blk1").unwrap();
+    assert_eq!(address, Some(plugged.address));
+    let mut queue = queue.clone_in(&moved.mem);
+    assert_eq!(request(moved.function(3), &mut queue, 0, 512), 0);
+    assert_eq!(bytes(&moved, BUFFER, 4), [3; 4]);
+    // The next one gets what is free.
+    let next = moved.vm.plug(disk(4)).unwrap();
+    assert_eq!((&*next.name, next.address.slot), ("blk0", 2));
+    moved.vm.unplug("blk1").unwrap();
+    assert_eq!(moved.config(3, 0), u32::MAX);
 }
 
 #[test]

@@ -76,7 +76,8 @@ impl Vm {
 
     /// Adds vCPUs to a running guest until there are `count`; existing ones stay. A new one waits
     /// for the guest to bring it up, as all but the first do at boot: see
-    /// [`VmBuilder::max_vcpus`](crate::vm::VmBuilder::max_vcpus).
+    /// [`VmBuilder::max_vcpus`](crate::vm::VmBuilder::max_vcpus). A guest with
+    /// [`VmBuilder::cpu_hotplug`](crate::vm::VmBuilder::cpu_hotplug) is told of them.
     ///
     /// # Errors
     /// See [`AddVcpusError`]. vCPUs that were added before the failure stay.
@@ -87,6 +88,14 @@ impl Vm {
         if count > max {
             return Err(AddVcpusError::TooMany { vcpus: count, max });
         }
+        let added = self.add_each(there, count);
+        if let Some(port) = &self.events {
+            port.add_cpus(self.vcpus());
+        }
+        added
+    }
+
+    fn add_each(&self, there: u8, count: u8) -> Result<(), AddVcpusError> {
         for id in there..count {
             let vcpu = self.new_vcpu(id)?;
             let thread = {

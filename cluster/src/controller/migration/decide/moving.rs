@@ -57,7 +57,7 @@ impl Look<'_> {
                 .observed
                 .settings
                 .completion_timeout(vmi::guest_memory_of(vmi).as_ref());
-            self.is_past(since, Duration::from_secs(timeout) + MARGIN)
+            self.is_past(since, Duration::from_secs(timeout).saturating_add(MARGIN))
         });
         let ends = self.is_deleted() || vmi.metadata.deletion_timestamp.is_some();
         if ends && !state.abort_requested {

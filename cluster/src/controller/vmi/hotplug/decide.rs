@@ -2,7 +2,8 @@
 //! was observed.
 //!
 //! Each volume has a pod of its own that keeps its claim on the VM's node, the keeper. What the
-//! status says of a volume is what was done; nothing else is remembered.
+//! status says of a volume is what was done; nothing else is remembered. While the VM moves, the
+//! volumes that its guest has are kept on the other node, too.
 
 use std::sync::Arc;
 
@@ -12,7 +13,7 @@ use serde_json::{Value, json};
 
 use super::super::decide::{container, node, terminated};
 use super::super::pod::Claim;
-use super::keeper::{Kept, keeper, kept_by, name};
+use super::keeper::{Kept, keeper, kept_by, name, node_of};
 use crate::controller::datavolume::VolumeState;
 use crate::controller::objects::{Phase, VirtualMachineInstance};
 
@@ -126,9 +127,13 @@ pub(super) fn decide(observed: &Observed<'_>) -> Decision {
         decision.actions = keepers.filter_map(|pod| release(pod)).collect();
         return decision;
     }
+    let target = target_node(observed.vmi);
     for one in &wanted {
         let entry = before.iter().find(|entry| is_of(entry, &one.kept.volume));
         plug(observed, one, entry, &mut decision);
+        if let (Some(target), Some(Step::Ready)) = (target, entry.and_then(Step::of)) {
+            keep_at_target(observed, one, target, &mut decision);
+        }
     }
     let is_wanted = |volume: &str| wanted.iter().any(|one| one.kept.volume == volume);
     for entry in &before {
@@ -141,8 +146,14 @@ pub(super) fn decide(observed: &Observed<'_>) -> Decision {
             unplug(volume, entry, keeper, &mut decision);
         }
     }
-    // A controller that was killed may have made one, and not said so.
     for pod in observed.keepers {
+        if is_elsewhere(observed, pod) {
+            // The VM has left that node, or goes there.
+            let is_needed = target.is_some() && node_of(pod) == target;
+            decision.actions.extend(release(pod).filter(|_| !is_needed));
+            continue;
+        }
+        // A controller that was killed may have made one, and not said so.
         let volume = kept_by(pod).map(|kept| kept.volume).unwrap_or_default();
         if !is_wanted(&volume) && !before.iter().any(|entry| is_of(entry, &volume)) {
             decision.actions.extend(release(pod));
@@ -168,6 +179,10 @@ pub(super) fn is_of(entry: &Value, volume: &str) -> bool {
 fn has_ended(observed: &Observed<'_>) -> bool {
     let phase = observed.vmi.status.phase;
     let was_there = !matches!(phase, Phase::Unset | Phase::Pending);
+    if target_node(observed.vmi).is_some() {
+        // Its pod may have ended because the guest runs on the other node.
+        return phase.is_final();
+    }
     phase.is_final()
         || (was_there && observed.pod.is_none())
         || observed.pod.is_some_and(|pod| terminated(pod).is_some())
@@ -192,8 +207,79 @@ fn wanted<'a>(observed: &Observed<'a>) -> Vec<Wanted<'a>> {
 fn keeper_of<'a>(observed: &'a Observed<'_>, volume: &str) -> Option<&'a Pod> {
     let mut keepers = observed.keepers.iter();
     keepers
-        .find(|pod| kept_by(pod).is_some_and(|kept| kept.volume == volume))
+        .find(|pod| {
+            !is_elsewhere(observed, pod) && kept_by(pod).is_some_and(|kept| kept.volume == volume)
+        })
         .map(|pod| &**pod)
+}
+
+/// Whether a keeper is for another node than the one that the instance runs on.
+fn is_elsewhere(observed: &Observed<'_>, keeper: &Pod) -> bool {
+    let home = &observed.vmi.status.node_name;
+    !home.is_empty() && node_of(keeper).is_some_and(|node| node != home)
+}
+
+/// Returns the node that an instance is about to move to.
+fn target_node(vmi: &VirtualMachineInstance) -> Option<&str> {
+    let state = vmi.status.migration_state.as_ref()?;
+    let is_one = state.is_open() && !state.target_node.is_empty();
+    (is_one && state.target_node != vmi.status.node_name).then_some(&*state.target_node)
+}
+
+/// Has a volume that the guest has be kept on the node that it moves to.
+fn keep_at_target(observed: &Observed<'_>, one: &Wanted<'_>, target: &str, to: &mut Decision) {
+    let Wanted { volume, kept } = one;
+    let mut keepers = observed.keepers.iter();
+    let is_kept =
+        keepers.any(|pod| node_of(pod) == Some(target) && kept_by(pod).as_ref() == Some(kept));
+    let Some(claim) = (observed.claim)(&kept.claim).filter(|_| !is_kept) else {
+        return;
+    };
+    // What the pod cannot be was told when the first one was made.
+    if let Ok(pod) = keeper(
+        observed.vmi,
+        observed.spec,
+        volume,
+        kept,
+        claim.mode,
+        target,
+    ) {
+        to.actions.push(Action::Keep(Box::new(pod)));
+    }
+}
+
+/// Returns the unique ids of the keepers whose claims have to be plugged into a VM before it comes
+/// to this node: those of all volumes that its guest has.
+///
+/// # Errors
+/// Why they cannot be plugged in yet.
+pub(in crate::controller) fn plugs_at(
+    vmi: &VirtualMachineInstance,
+    keepers: &[Arc<Pod>],
+    target: &str,
+) -> Result<Vec<String>, String> {
+    let mut plugs = Vec::new();
+    for entry in entries(vmi) {
+        let volume = entry.get("name").and_then(Value::as_str);
+        let volume = volume.unwrap_or_default();
+        match Step::of(&entry).filter(|_| entry.get("hotplugVolume").is_some()) {
+            Some(Step::Ready) => {}
+            Some(Step::Mounted | Step::Detaching) => {
+                return Err(format!("the volume {volume} comes or goes just now"));
+            }
+            _ => continue,
+        }
+        let keeper = keepers.iter().find(|pod| {
+            node_of(pod) == Some(target) && kept_by(pod).is_some_and(|kept| kept.volume == volume)
+        });
+        let runs = |pod: &&Arc<Pod>| {
+            let running = container(pod).is_some_and(|state| state.running.is_some());
+            running && pod.metadata.deletion_timestamp.is_none()
+        };
+        let uid = keeper.filter(runs).and_then(|pod| pod.metadata.uid.clone());
+        plugs.push(uid.ok_or_else(|| format!("the volume {volume} is not on the target's node"))?);
+    }
+    Ok(plugs)
 }
 
 /// Brings a volume one step nearer to the guest.
@@ -386,7 +472,7 @@ fn entry(
     let metadata = pod.map(|pod| &pod.metadata);
     let name = metadata
         .and_then(|metadata| metadata.name.clone())
-        .unwrap_or_else(|| name(vmi, &one.kept.volume));
+        .unwrap_or_else(|| name(vmi, &one.kept.volume, &vmi.status.node_name));
     let mut entry = json!({
         "name": one.kept.volume,
         "target": "",

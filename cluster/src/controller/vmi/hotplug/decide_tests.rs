@@ -328,6 +328,68 @@ fn what_an_instance_has_goes_with_it_and_not_before() {
     assert!(matches!(decision.actions[..], [Action::Release { .. }]));
 }
 
+/// The guest keeps its disks while it moves: both nodes have them until it is on one for certain.
+#[test]
+fn a_volume_is_kept_on_both_nodes_while_its_vm_moves() {
+    let first = Seen::new(&["data"], json!([])).decide();
+    let here = made(keeper_made(&first), "here", Far::Runs);
+    let plugged = done(
+        Seen::with(&["data"], &first, &[Arc::clone(&here)]).decide(),
+        Step::Ready,
+    );
+    let state = |node: &str, state: Value, keepers: &[Arc<Pod>]| {
+        let mut seen = Seen::with(&["data"], &plugged, keepers);
+        seen.vmi.status.node_name = node.to_owned();
+        seen.vmi.status.migration_state = Some(serde_json::from_value(state).unwrap());
+        seen
+    };
+    let open = json!({"migrationUid": "m", "sourceNode": "node", "targetNode": "other"});
+    let moves = |keepers: &[Arc<Pod>]| state("node", open.clone(), keepers);
+    let begins = moves(&[Arc::clone(&here)]).decide();
+    let there = keeper_made(&begins);
+    assert_ne!(there.metadata.name, here.metadata.name);
+    assert_eq!(begins.entries, plugged.entries);
+    let vmi = moves(&[]).vmi;
+    let why = plugs_at(&vmi, &[Arc::clone(&here)], "other").unwrap_err();
+    assert!(why.contains("data"), "{why}");
+    let new = made(there, "there", Far::New);
+    assert!(plugs_at(&vmi, &[Arc::clone(&here), new], "other").is_err());
+    let there = made(there, "there", Far::Runs);
+    let both = [Arc::clone(&there), Arc::clone(&here)];
+    assert_eq!(plugs_at(&vmi, &both, "other").unwrap(), ["there"]);
+    // Also when the pod that it leaves says that it has ended.
+    let mut gone = moves(&both);
+    for is_gone in [false, true] {
+        if is_gone {
+            gone.pod = None;
+        }
+        let decision = gone.decide();
+        assert_eq!(decision.actions, []);
+        assert_eq!(decision.entries, plugged.entries);
+    }
+    let ended = |is_failed: bool| {
+        let mut state = open.clone();
+        state["endTimestamp"] = json!("2026-01-01T00:00:00Z");
+        state["completed"] = json!(true);
+        state["failed"] = json!(is_failed);
+        state
+    };
+    let release = |uid: &str, pod: &Pod| Action::Release {
+        name: pod.metadata.name.clone().unwrap(),
+        uid: uid.to_owned(),
+    };
+    let failed = state("node", ended(true), &both).decide();
+    assert_eq!(failed.actions, [release("there", &there)]);
+    // The node has it already, and says so.
+    let moved = state("other", ended(false), &both).decide();
+    let plug = Action::Plug {
+        volume: "data".to_owned(),
+        serial: "data".to_owned(),
+        keeper: "there".to_owned(),
+    };
+    assert_eq!(moved.actions, [plug, release("here", &here)]);
+}
+
 #[test]
 fn what_nobody_asked_for_is_released_and_other_volumes_are_left_alone() {
     let root = json!([{"name": "root", "target": ""}]);

@@ -78,14 +78,27 @@ pub(super) fn kept_by(pod: &Pod) -> Option<Kept> {
     serde_json::from_str(annotations.get(ATTACHMENT_ANNOTATION)?).ok()
 }
 
-/// Returns the name of the pod that keeps a volume for an instance.
-pub(super) fn name(vmi: &VirtualMachineInstance, volume: &str) -> String {
+/// Returns the node that such a pod is for.
+pub(super) fn node_of(pod: &Pod) -> Option<&str> {
+    let affinity = pod.spec.as_ref()?.affinity.as_ref()?;
+    let required = affinity
+        .node_affinity
+        .as_ref()?
+        .required_during_scheduling_ignored_during_execution
+        .as_ref()?;
+    let term = required.node_selector_terms.first()?;
+    let field = term.match_fields.as_ref()?.first()?;
+    field.values.as_ref()?.first().map(String::as_str)
+}
+
+/// Returns the name of the pod that keeps a volume for an instance on a node.
+pub(super) fn name(vmi: &VirtualMachineInstance, volume: &str, node: &str) -> String {
     let name = vmi.metadata.name.as_deref().unwrap_or_default();
     let uid = vmi.metadata.uid.as_deref().unwrap_or_default();
     let room = 63 - PREFIX.len() - 2 - names::HASH;
     let short: String = name.chars().take(room).collect();
     let short = short.trim_end_matches(['-', '.']);
-    let hash = names::hash(&format!("{uid}/{volume}"));
+    let hash = names::hash(&format!("{uid}/{volume}/{node}"));
     format!("{PREFIX}-{short}-{hash}")
 }
 
@@ -142,7 +155,7 @@ pub(super) fn keeper(
         "apiVersion": "v1",
         "kind": "Pod",
         "metadata": {
-            "name": name(vmi, &volume.name),
+            "name": name(vmi, &volume.name, node),
             "namespace": meta.namespace,
             "labels": {
                 COMPONENT_LABEL: HOTPLUG,

@@ -22,6 +22,7 @@ use crate::controller::error::{Error, code, is_gone};
 use crate::controller::migration::CallError;
 use crate::controller::objects::{COMPONENT_LABEL, HOTPLUG, VirtualMachineInstance};
 use crate::controller::{Context, patch};
+pub(in crate::controller) use decide::plugs_at;
 use decide::{Action, Observed, Step, decide, entries, is_of, target};
 
 /// Seconds that a guest has to release a disk, after which it is taken away.
@@ -88,7 +89,17 @@ pub(super) async fn keep(
         turn.report(context).await?;
     }
     let mut failed = None;
+    let waits = |action: &Action| matches!(action, Action::Plug { .. } | Action::Unplug { .. });
+    let share = match decision.actions.iter().any(waits) {
+        true => context.waiting.disks.take(namespace),
+        false => None,
+    };
     for action in decision.actions {
+        if share.is_none() && waits(&action) {
+            // Others of the namespace wait for their guests: its turn comes.
+            turn.retry = Some(RETRY);
+            continue;
+        }
         if let Err(error) = turn.carry_out(action, pods, context).await {
             failed = Some(error);
         }

@@ -6,7 +6,8 @@ use std::thread;
 
 use tracing::{info, warn};
 
-use super::super::super::error::{RefusalKind, SandboxError};
+use super::super::super::error::SandboxError;
+use super::super::super::types::RefusalKind;
 use super::OwnOs;
 use super::vm::Vm;
 use crate::machine::{Machine, MachineError, causes};
@@ -25,10 +26,10 @@ impl OwnOs {
         vm.must_not_be_saved()?;
         let (vm, machine) = (Arc::clone(vm), vm.machine().ok());
         let grow = move || {
-            let number = vm.plan().grow_disk(&serial, bytes)?;
+            let device = vm.plan().grow_disk(&serial, bytes)?;
             // Without one, the next machine sees it.
             if let Some(machine) = machine {
-                machine.look_at_disk(number)?;
+                machine.look_at_disk(&device)?;
             }
             info!(
                 container = vm.container.id,

@@ -9,8 +9,9 @@ use podvisor_guest_agent::{FileUse, GuestAgentError, OpenFile, Program, ProgramE
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::UnixStream;
 
-use super::super::super::error::{RefusalKind, SandboxError};
+use super::super::super::error::SandboxError;
 use super::super::super::stdio::StdioError;
+use super::super::super::types::RefusalKind;
 use super::guest_agent::{AgentOfMachine, LIMIT, refusal};
 use super::vm::Vm;
 

@@ -8,8 +8,8 @@ use tokio::net::UnixStream;
 use tokio::time::{Instant, sleep, timeout};
 use tracing::{debug, info, warn};
 
-use super::super::super::error::{RefusalKind, SandboxError};
-use super::super::super::types::{GuestAgentAnswer, GuestAgentCall};
+use super::super::super::error::SandboxError;
+use super::super::super::types::{GuestAgentAnswer, GuestAgentCall, RefusalKind};
 use super::vm::Vm;
 use crate::machine::{Machine, MachineError, causes};
 

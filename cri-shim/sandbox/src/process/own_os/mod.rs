@@ -17,6 +17,7 @@
 //! | `save` | a machine that is saved in files |
 //! | `disks` | disks that grow, and their locks after the last machine |
 //! | `plug` | disks that come and go while the guest runs |
+//! | `size` | CPUs and memory that come while the guest runs |
 //! | `dhcp` | the servers that tell the guest its addresses |
 //! | `migration` | machines that move to other hosts, and come from them |
 //! | `vm` | one container's machine, and those that follow its reboots |
@@ -40,6 +41,7 @@ mod programs;
 mod read_kernel;
 mod requests;
 mod save;
+mod size;
 mod stop;
 mod usage;
 mod vm;
@@ -55,11 +57,11 @@ use podvisor_agent_protocol::validate_id;
 use tokio::sync::{Mutex as AsyncMutex, watch};
 use tracing::{info, warn};
 
-use super::super::error::{RefusalKind, SandboxError};
+use super::super::error::SandboxError;
 use super::super::events::EventLog;
 use super::super::types::{
     BootMachine, BootPhase, ContainerInfo, ContainerState, GuestNetwork, IncomingMachine,
-    Interface, MigrationDirection, MigrationState, ProcessExit, SandboxExit, Started,
+    Interface, MigrationDirection, MigrationState, ProcessExit, RefusalKind, SandboxExit, Started,
 };
 use super::super::wire::NicHeader;
 use super::containers::wrong_state;
@@ -89,6 +91,8 @@ pub(super) struct Resources {
     pub(super) share: Option<OwnedFd>,
     /// Memory that the sandbox was launched for, in bytes.
     pub(super) memory: u64,
+    /// Bytes that it may have beyond that.
+    pub(super) growth: u64,
     pub(super) usage: Usage,
     pub(super) events: Option<EventLog>,
 }
@@ -101,6 +105,7 @@ pub(super) struct OwnOs {
     network: GuestNetwork,
     share: Option<OwnedFd>,
     memory: u64,
+    growth: u64,
     usage: Usage,
     events: Option<Arc<EventLog>>,
     entries: Entries,
@@ -127,6 +132,7 @@ impl OwnOs {
             network: resources.network,
             share: resources.share,
             memory: resources.memory,
+            growth: resources.growth,
             usage: resources.usage,
             events: resources.events.map(Arc::new),
             entries: Entries::default(),
@@ -197,6 +203,15 @@ impl OwnOs {
             return Err(invalid(format!(
                 "a machine of {} bytes in a sandbox for {} bytes",
                 boot.memory, self.memory
+            )));
+        }
+        let most = self.memory.saturating_add(self.growth);
+        if boot.growth > most - boot.memory
+            || boot.grown > boot.growth.min(self.memory - boot.memory)
+        {
+            return Err(invalid(format!(
+                "a machine that has {} of {} more bytes, in a sandbox for {most} bytes",
+                boot.grown, boot.growth
             )));
         }
         if boot.disks.len() > BootMachine::MAX_DISKS {
@@ -270,6 +285,7 @@ impl OwnOs {
     }
 
     async fn make(&self, boot: BootMachine) -> Result<(Arc<Vm>, Started), SandboxError> {
+        let size = size::of(&boot);
         let boots = Arc::<Boots>::default();
         let leased = Arc::clone(&boots);
         self.dhcp
@@ -296,8 +312,7 @@ impl OwnOs {
             cmdline: boot.cmdline,
             uuid: boot.uuid,
             identity: boot.identity,
-            cpus: boot.vcpus,
-            memory: boot.memory,
+            size,
             disks: boot.disks,
             nics,
             shares: self.open_shares(boot.shares)?,

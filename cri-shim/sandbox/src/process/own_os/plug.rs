@@ -1,6 +1,7 @@
 //! Disks that come and go while the guest runs. They are in the list of what machines are built
 //! from, so that a guest that reboots keeps them; the list is locked while a machine is built or
-//! changed, so that it says what the machine has.
+//! changed, so that it says what the machine has. A machine that comes from another host
+//! gets its disks before it comes.
 
 use std::fs::File;
 use std::io;
@@ -10,8 +11,8 @@ use std::time::Duration;
 
 use tracing::{info, warn};
 
-use super::super::super::error::{RefusalKind, SandboxError};
-use super::super::super::types::Unplugged;
+use super::super::super::error::SandboxError;
+use super::super::super::types::{RefusalKind, Unplugged};
 use super::super::containers::{blocking, wrong_state};
 use super::vm::Vm;
 use super::{OwnOs, invalid};
@@ -22,6 +23,9 @@ const MAX_SERIAL: usize = 20;
 
 /// Longest time that a guest may take to release a disk.
 const MAX_LIMIT: Duration = Duration::from_secs(600);
+
+/// Most disks of a machine that has not come yet: more fit on no bus.
+const MAX_AWAITED: usize = 31;
 
 /// Returns the disk that a request describes.
 pub(super) fn disk(
@@ -50,8 +54,10 @@ impl OwnOs {
     ) -> Result<(), SandboxError> {
         // Nobody pauses, saves or unplugs meanwhile.
         let _turn = self.pausing.lock().await;
-        vm.migrations.must_be_over()?;
-        vm.must_not_be_saved()?;
+        if !vm.migrations.is_awaited() {
+            vm.migrations.must_be_over()?;
+            vm.must_not_be_saved()?;
+        }
         let vm = Arc::clone(vm);
         blocking(move || vm.plug(disk)).await?
     }
@@ -66,6 +72,9 @@ impl OwnOs {
         let Some(device) = vm.device_of(serial)? else {
             return Ok(Unplugged::Released);
         };
+        if vm.forget_awaited(serial) {
+            return Ok(Unplugged::Released);
+        }
         let machine = vm.machine()?;
         let asked = machine.request_unplug(&device).map_err(wrong_state)?;
         let limit = limit.min(MAX_LIMIT);
@@ -88,7 +97,7 @@ impl OwnOs {
 }
 
 impl Vm {
-    /// Refuses what a machine with disks that were plugged in cannot do.
+    /// Refuses to save a machine with disks that were plugged in.
     pub(super) fn must_have_nothing_plugged_in(&self) -> Result<(), SandboxError> {
         let plugged = self.plan().plugged();
         let serials: Vec<&str> = plugged.iter().map(|one| one.disk.serial.as_str()).collect();
@@ -97,8 +106,7 @@ impl Vm {
             false => Err(SandboxError::refused(
                 RefusalKind::WrongState,
                 format!(
-                    "disks were plugged into the machine ({}): unplug them before it is saved or \
-                     moved",
+                    "disks were plugged into the machine ({}): unplug them before it is saved",
                     serials.join(", ")
                 ),
             )),
@@ -120,6 +128,19 @@ impl Vm {
         }
         if self.plan().disks.iter().any(|one| one.serial == serial) {
             return Err(taken(&serial));
+        }
+        if self.migrations.is_awaited() {
+            // Which disks it has is compared when it comes, under the same lock.
+            if self.plan().disks.len() + plugged.len() >= MAX_AWAITED {
+                let error = MachineError::Full;
+                return Err(SandboxError::refused(
+                    RefusalKind::ResourceExhausted,
+                    causes(&error),
+                ));
+            }
+            let device = String::new();
+            plugged.push(PluggedIn { disk, device });
+            return Ok(());
         }
         let machine = self.machine()?;
         let plug = || machine.plug_device(disk.locked_device()?);
@@ -151,6 +172,16 @@ impl Vm {
             ))),
             false => Ok(None),
         }
+    }
+
+    /// Takes a disk from a machine that has not come yet; `false` if it is there, or on its way.
+    fn forget_awaited(&self, serial: &str) -> bool {
+        let mut plugged = self.plan().plugged();
+        let is_awaited = self.migrations.is_awaited();
+        if is_awaited {
+            plugged.retain(|one| one.disk.serial != serial);
+        }
+        is_awaited
     }
 
     fn unplug(&self, serial: &str, is_released: bool) -> Result<Unplugged, SandboxError> {

@@ -14,9 +14,9 @@ use tokio::time::timeout;
 use tracing::debug;
 
 use super::super::super::agent::now_ns;
-use super::super::super::error::{RefusalKind, SandboxError};
+use super::super::super::error::SandboxError;
 use super::super::super::stdio::{AttachedStreams, StdioError, StreamSet};
-use super::super::super::types::{ProcessExit, StdioFds};
+use super::super::super::types::{ProcessExit, RefusalKind, StdioFds};
 use super::super::super::wire::ExecHeader;
 use super::super::container::{KILLED_EXIT_CODE, finish_exec};
 use super::guest_agent::{AgentOfMachine, LIMIT, refusal};

@@ -9,13 +9,13 @@ use std::time::Duration;
 use tokio::time::timeout;
 use tracing::debug;
 
-use super::super::super::error::{RefusalKind, SandboxError};
-use super::super::super::types::{BootProgram, ReadKernel};
+use super::super::super::error::SandboxError;
+use super::super::super::types::{ReadKernel, RefusalKind};
 use super::super::containers::blocking;
 use super::{OwnOs, invalid};
 use crate::machine::{
-    DiskContents, DiskMove, Machine, MachineDisk, MachineError, MachineExit, MachineIdentity,
-    MachinePlan, SerialPort,
+    BootProgram, DiskContents, DiskMove, Machine, MachineDisk, MachineError, MachineExit,
+    MachineIdentity, MachinePlan, MachineSize, SerialPort,
 };
 
 /// How long the machine may be ended for: a disk that does not answer may keep its threads for
@@ -105,8 +105,7 @@ fn plan(read: ReadKernel) -> MachinePlan {
         cmdline: read.cmdline,
         uuid: None,
         identity: MachineIdentity::default(),
-        cpus: 1,
-        memory: read.memory,
+        size: MachineSize::new(1, 1, read.memory, 0, 0),
         disks: vec![
             disk(read.image, true, ReadKernel::IMAGE),
             disk(read.frame, false, ReadKernel::FRAME),

@@ -6,9 +6,10 @@ use std::time::Duration;
 
 use podvisor_host::signal::SIGKILL;
 
-use super::super::super::error::{RefusalKind, SandboxError};
+use super::super::super::error::SandboxError;
 use super::super::super::types::{
-    BootMachine, BootReport, ContainerStats, MigrationInfo, ProcessExit, ReadKernel, SaveMachine,
+    BootMachine, BootReport, ContainerStats, MigrationInfo, ProcessExit, ReadKernel, RefusalKind,
+    SaveMachine,
 };
 use super::super::super::wire::{Answer, Call};
 use super::super::containers::blocking;
@@ -122,6 +123,11 @@ pub(in super::super) async fn answer(
         Call::GrowDisk { id, serial, bytes } => {
             let vm = system.vm_that_runs(&id)?;
             system.grow_disk(&vm, serial, bytes).await?;
+        }
+        Call::SetCpus { count } => system.set_cpus(count).await?,
+        Call::Grow { bytes, patience_ms } => {
+            let patience = Duration::from_millis(patience_ms);
+            return Ok(Answer::Grown(system.grow(bytes, patience).await?));
         }
         Call::PlugDisk {
             id,

@@ -14,8 +14,8 @@ use rustix::fs::{SeekFrom, ioctl_ficlone, seek};
 use rustix::io::Errno;
 use tracing::{info, warn};
 
-use super::super::super::error::{RefusalKind, SandboxError};
-use super::super::super::types::{AfterSave, SaveMachine};
+use super::super::super::error::SandboxError;
+use super::super::super::types::{AfterSave, RefusalKind, SaveMachine};
 use super::OwnOs;
 use super::vm::Vm;
 use crate::machine::{Machine, MachineError, MachinePlan, causes};

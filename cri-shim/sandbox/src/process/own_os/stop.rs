@@ -9,7 +9,8 @@ use podvisor_guest_agent::ShutdownMode;
 use tokio::time::{Instant, sleep, timeout};
 use tracing::{debug, info};
 
-use super::super::super::error::{RefusalKind, SandboxError};
+use super::super::super::error::SandboxError;
+use super::super::super::types::RefusalKind;
 use super::vm::{Saving, Vm};
 
 /// Pause between presses of the power button: a guest may miss one while it boots.

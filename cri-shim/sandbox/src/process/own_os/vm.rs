@@ -12,12 +12,11 @@ use tokio::time::{Instant, sleep, timeout};
 use tracing::{debug, info, warn};
 
 use super::super::super::agent::now_ns;
-use super::super::super::error::{RefusalKind, SandboxError};
+use super::super::super::error::SandboxError;
 use super::super::super::events::EventLog;
 use super::super::super::stdio::{GuestStreams, StreamSet};
 use super::super::super::types::{
-    BootEvent, BootPhase, BootProgram, BootWay, ContinueAs, KeptKernel, ProcessExit, RestartPolicy,
-    SavedMachine, Started,
+    BootEvent, BootPhase, BootWay, ProcessExit, RefusalKind, RestartPolicy, Started,
 };
 use super::super::container::Container;
 use super::super::output::ContainerStreams;
@@ -31,8 +30,9 @@ use super::programs::Running;
 use super::stop::Wanted;
 use super::{must_share_nothing, no_machine};
 use crate::machine::{
-    Arrival, ArriveError, BuiltMachine, HostFiles, Machine, MachineError, MachineExit, MachinePlan,
-    MovingDisk, OpenShare, SerialPort, causes,
+    Arrival, ArriveError, BootProgram, BuiltMachine, ContinueAs, HostFiles, KeptKernel, Machine,
+    MachineError, MachineExit, MachinePlan, MovingDisk, OpenShare, SavedMachine, SerialPort,
+    causes,
 };
 
 /// The number that stands for a process of a guest whose processes nobody here knows.
@@ -212,7 +212,9 @@ impl Vm {
                 First::Boot => vm.build_as_planned()?,
                 First::Kept(kept) => vm.start_kept(&kept)?,
             };
-            *vm.lock() = Some(Arc::new(machine.start()?));
+            let machine = machine.start()?;
+            vm.begin_with_plugged_memory(&machine);
+            *vm.lock() = Some(Arc::new(machine));
             vm.boots().reached(BootPhase::Machine);
             Ok::<_, MachineError>(())
         });
@@ -358,7 +360,7 @@ impl Vm {
 
     /// Memory of the machine in bytes.
     pub(super) fn memory(&self) -> u64 {
-        self.plan.memory
+        self.plan.size.all_memory()
     }
 
     /// Waits for the machine's end, and for those that follow its reboots.

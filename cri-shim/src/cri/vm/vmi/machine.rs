@@ -6,11 +6,11 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use podvisor_cloud_init::Form;
 use podvisor_cluster_types::vmi::{
-    AccessCredential, CloudInit, Disk, Firmware, KernelBoot, VmiSpec, Volume,
+    AccessCredential, CloudInit, Cpu, Disk, Firmware, KernelBoot, VmiSpec, Volume,
 };
 use podvisor_cluster_types::{ClusterConfig, ClusterDefaults, FieldPath, Quantity};
 use podvisor_sandbox::BootMachine;
-use podvisor_sandbox::machine::MachineIdentity;
+use podvisor_sandbox::machine::{GROWTH_UNIT, MachineIdentity};
 
 use super::super::MEMORY_UNIT;
 use super::super::annotations::parse_uuid;
@@ -20,6 +20,12 @@ use super::{MAX_REASONS, Vmi, VmiError};
 
 /// Longest serial number of a disk, in bytes (virtio 1.3 §5.2.6.1). A longer one is cut.
 pub(in crate::cri::vm) const MAX_SERIAL: usize = 20;
+
+/// Most vCPUs of a machine whose guest finds them by APIC ids of eight bits.
+const MAX_VCPUS: u8 = 254;
+
+/// Most bytes by which memory may grow: it reserves addresses.
+const MAX_GROWTH: u64 = 1 << 40;
 
 /// The label of a disk with files, as KubeVirt gives it.
 const FILES_LABEL: &str = "cfgdata";
@@ -39,8 +45,12 @@ pub(in crate::cri::vm) struct VmiMachine {
     pub(in crate::cri::vm) namespace: String,
     /// vCPUs.
     pub(in crate::cri::vm) vcpus: u8,
+    /// vCPUs that may be reached while it runs.
+    pub(in crate::cri::vm) max_vcpus: u8,
     /// Memory in bytes.
     pub(in crate::cri::vm) memory: u64,
+    /// Bytes that may be added while it runs.
+    pub(in crate::cri::vm) growth: u64,
     /// Its UUID; `None`: made from its pod's id.
     pub(in crate::cri::vm) uuid: Option<[u8; 16]>,
     /// What else its firmware tables say.
@@ -169,7 +179,9 @@ impl VmiMachine {
             name: vmi.metadata.name,
             namespace: vmi.metadata.namespace,
             vcpus: reader.vcpus(),
+            max_vcpus: reader.max_vcpus(),
             memory: reader.memory(),
+            growth: reader.growth(),
             uuid: reader.uuid(),
             identity: reader.identity(),
             boot: reader.boot(&disks),
@@ -237,6 +249,24 @@ impl Reader {
             self.wrong("domain.cpu", problem);
             1
         })
+    }
+
+    /// What may be reached: a number that no machine reaches is no mistake, since it may be the
+    /// cluster's default.
+    fn max_vcpus(&self) -> u8 {
+        let cpu = self.spec.domain.cpu.clone().unwrap_or_default();
+        let sockets = cpu.max_sockets.max(cpu.sockets);
+        let most = Cpu { sockets, ..cpu }.vcpus();
+        u8::try_from(most).unwrap_or(MAX_VCPUS).min(MAX_VCPUS)
+    }
+
+    /// As much as its memory may grow by, in whole units.
+    fn growth(&mut self) -> u64 {
+        let memory = self.spec.domain.memory.as_ref();
+        let most = memory.and_then(|memory| memory.max_guest.as_ref());
+        let most = most.and_then(Quantity::bytes).unwrap_or(0);
+        let growth = most.saturating_sub(self.memory()).min(MAX_GROWTH);
+        growth - growth % GROWTH_UNIT
     }
 
     fn memory(&mut self) -> u64 {

@@ -250,6 +250,33 @@ fn a_pods_size_is_its_guests_and_not_its_limits() {
 }
 
 #[test]
+fn a_machine_is_made_for_what_it_may_get_while_it_runs() {
+    let size = |domain: Value| {
+        let spec = json!({
+            "domain": domain,
+            "volumes": [{"name": "root", "containerDisk": {"image": "a"}}],
+        });
+        let text = json!({"metadata": {"name": "a", "namespace": "b"}, "spec": spec}).to_string();
+        let annotations = [(ANNOTATION.to_owned(), text)].into();
+        let machine = VmiMachine::of_annotations(&annotations).unwrap().unwrap();
+        (machine.vcpus, machine.max_vcpus, machine.growth >> 20)
+    };
+    let of = |sockets: i64, most: i64, guest: &str, max_guest: &str| {
+        size(json!({
+            "cpu": {"cores": 2, "sockets": sockets, "maxSockets": most},
+            "memory": {"guest": guest, "maxGuest": max_guest},
+        }))
+    };
+    assert_eq!(of(1, 4, "1Gi", "4Gi"), (2, 8, 3072));
+    assert_eq!(of(2, 0, "1Gi", "1Gi"), (4, 4, 0));
+    // No machine has more CPUs, and less than a unit of memory is not plugged in.
+    assert_eq!(of(64, 256, "1Gi", "1300Mi"), (128, 254, 256));
+    assert_eq!(of(64, 256, "1Gi", "9000Gi"), (128, 254, 1 << 20));
+    let bounds = size(json!({"cpu": {"cores": 2}, "memory": {"guest": "1Gi"}}));
+    assert_eq!(bounds, (2, 2, 0));
+}
+
+#[test]
 fn what_the_controller_asks_for_is_accepted() {
     for name in [
         "container-disk",

@@ -24,9 +24,11 @@ use tokio::sync::watch;
 use tracing::{debug, info};
 
 use super::super::super::agent::now_ns;
-use super::super::super::error::{RefusalKind, SandboxError};
+use super::super::super::error::SandboxError;
 use super::super::super::stdio::StdioError;
-use super::super::super::types::{MigrationDirection, MigrationInfo, MigrationState, SendMachine};
+use super::super::super::types::{
+    MigrationDirection, MigrationInfo, MigrationState, RefusalKind, SendMachine,
+};
 use super::super::containers::wrong_state;
 use super::OwnOs;
 pub(super) use receive::{Arriving, give_connection};
@@ -307,6 +309,14 @@ impl Migrations {
                 migration.info.borrow().migration
             ))),
         }
+    }
+
+    /// Whether a machine is waited for of which nothing has come yet.
+    pub(super) fn is_awaited(&self) -> bool {
+        self.latest().is_some_and(|latest| {
+            let info = latest.info.borrow();
+            (info.direction, info.state) == (MigrationDirection::In, MigrationState::Waiting)
+        })
     }
 
     /// Begins one, unless another one is not over.

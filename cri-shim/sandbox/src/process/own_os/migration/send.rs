@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 use tokio::time::sleep;
 use tracing::{info, warn};
 
-use super::super::super::super::error::{RefusalKind, SandboxError};
+use super::super::super::super::error::SandboxError;
 use super::super::super::super::types::{
-    MigrationDirection, MigrationInfo, MigrationState, SendMachine,
+    MigrationDirection, MigrationInfo, MigrationState, RefusalKind, SendMachine,
 };
 use super::super::OwnOs;
 use super::super::vm::Vm;
@@ -122,6 +122,7 @@ impl Leaving {
             bandwidth: send.bandwidth,
             throttle: send.throttle,
             disks: self.vm.moving_disks(),
+            plugged: self.vm.plan().plugged_identities(),
         };
         machine.migrate(connection, &options, |progress| self.reached(progress))
     }
@@ -213,7 +214,6 @@ impl Vm {
     /// Refuses a machine that has what cannot move.
     fn may_leave(&self) -> Result<(), SandboxError> {
         self.must_share_nothing()?;
-        self.must_have_nothing_plugged_in()?;
         if self.is_frozen() {
             let why = "the guest's file systems are frozen: thaw them first";
             return Err(refused(why.to_owned()));

@@ -1,13 +1,28 @@
-//! Files with environment variables or labels, for `run` and `exec`.
+//! Environment variables and labels of `run`, `exec` and others: from flags, and from files.
 
 use std::fs::File;
 use std::io::Read as _;
 
-use super::args::{from_here, parse_label};
+/// Expands `NAME` to podvisor's own value; without one, `NAME` removes the variable.
+pub(super) fn from_here(entry: &str) -> String {
+    match std::env::var(entry) {
+        Ok(value) if !entry.contains('=') => format!("{entry}={value}"),
+        _ => entry.to_owned(),
+    }
+}
+
+/// Splits `KEY=VALUE`, or `KEY` for an empty value.
+pub(super) fn parse_label(text: &str) -> Result<(String, String), String> {
+    let (key, value) = text.split_once('=').unwrap_or((text, ""));
+    match key.is_empty() {
+        true => Err("write KEY=VALUE".to_owned()),
+        false => Ok((key.to_owned(), value.to_owned())),
+    }
+}
 
 /// Environment variables of a file.
 #[derive(Debug, Clone)]
-pub(in crate::cli) struct EnvFile(pub(in crate::cli) Vec<String>);
+pub(super) struct EnvFile(pub(super) Vec<String>);
 
 /// Labels of a file.
 #[derive(Debug, Clone)]
@@ -59,7 +74,7 @@ fn read(path: &str) -> Result<String, String> {
 }
 
 /// Reads lines `NAME=VALUE`, or `NAME` for podvisor's own value.
-pub(in crate::cli) fn read_env(path: &str) -> Result<EnvFile, String> {
+pub(super) fn read_env(path: &str) -> Result<EnvFile, String> {
     let text = read(path)?;
     let lines = lines(path, &text)?.into_iter();
     Ok(EnvFile(lines.map(from_here).collect()))
@@ -119,5 +134,13 @@ mod tests {
                 assert!(error.contains("white space"), "{bad}: {error}");
             }
         }
+    }
+
+    #[test]
+    fn a_variable_without_a_value_takes_it_from_here() {
+        let path = std::env::var("PATH").unwrap();
+        assert_eq!(from_here("PATH"), format!("PATH={path}"));
+        assert_eq!(from_here("PATH=x"), "PATH=x");
+        assert_eq!(from_here("PODVISOR_NO_SUCH"), "PODVISOR_NO_SUCH");
     }
 }

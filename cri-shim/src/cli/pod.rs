@@ -15,26 +15,26 @@ use oci_spec::runtime::Process;
 use serde_json::{Value, json};
 use tracing::debug;
 
-use super::claim::Claim;
-use super::lifecycle::{ask_to_end, each_name, grace};
-use super::ports::line;
-use super::state::{MAX_CONCURRENT_QUERIES, other_version, states, unresponsive};
-use super::{
+use super::container::claim::Claim;
+use super::container::lifecycle::{ask_to_end, each_name, grace};
+use super::container::ports::line;
+use super::container::state::{MAX_CONCURRENT_QUERIES, other_version, states, unresponsive};
+use super::container::{
     Containers, Entry, NetworkArgs, Record, RestartArg, State, clear, events, network, port, sweep,
     volumes,
 };
-use crate::cli::deferred::Deferred;
-use crate::cli::format::{SHORT_ID, ago, rfc3339};
-use crate::cli::guest::{Guest, GuestArgs};
-use crate::cli::io_limits::{self, IoArgs};
-use crate::cli::run::{
-    MachineOptions, begin_machine, keep_etc_files, now, parse_console, parse_hostname, parse_label,
-    parse_sysctl,
+use super::deferred::Deferred;
+use super::env_file::parse_label;
+use super::format::{SHORT_ID, ago, rfc3339};
+use super::guest::{Guest, GuestArgs};
+use super::io_limits::{self, IoArgs};
+use super::run::{
+    MachineOptions, begin_machine, keep_etc_files, now, parse_console, parse_hostname, parse_sysctl,
 };
-use crate::cli::settings::BootArgs;
-use crate::cli::signals::{Signals, exit_code_of};
-use crate::cli::table::Table;
-use crate::cli::{FormatArgs, Globals, JsonArgs};
+use super::settings::BootArgs;
+use super::signals::{Signals, exit_code_of};
+use super::table::Table;
+use super::{FormatArgs, Globals, JsonArgs};
 use crate::cri::POD_IMAGE_SLOTS;
 use crate::sandbox::{EventAction, SandboxClient, SandboxError, random_id};
 use crate::signal::SIGKILL;
@@ -43,7 +43,7 @@ use crate::signal::SIGKILL;
 const POWER_OFF_TIMEOUT: Duration = Duration::from_secs(10);
 
 #[derive(Debug, Args)]
-pub(in crate::cli) struct PodArgs {
+pub(super) struct PodArgs {
     #[command(subcommand)]
     command: PodCommand,
 }
@@ -156,7 +156,7 @@ struct RmArgs {
     pods: Vec<String>,
 }
 
-pub(in crate::cli) fn run(globals: &Globals, args: &PodArgs) -> anyhow::Result<u8> {
+pub(super) fn run(globals: &Globals, args: &PodArgs) -> anyhow::Result<u8> {
     match &args.command {
         PodCommand::Create(args) => create(globals, args),
         PodCommand::Ls(args) => list(globals, args),
@@ -229,7 +229,7 @@ fn create(globals: &Globals, args: &CreateArgs) -> anyhow::Result<u8> {
         id: id.clone(),
     };
     let containers = Containers::open(&root)?;
-    crate::cli::runtime()?.block_on(async {
+    super::runtime()?.block_on(async {
         sweep(&containers).await?;
         let mut signals = Signals::new()?;
         let (entry, claim) = containers.create(record)?;
@@ -244,7 +244,7 @@ fn create(globals: &Globals, args: &CreateArgs) -> anyhow::Result<u8> {
         if let Some(code) = launched? {
             return Ok(code);
         }
-        crate::cli::print(&format!("{id}\n"))?;
+        super::print(&format!("{id}\n"))?;
         Ok(0)
     })
 }
@@ -338,7 +338,7 @@ async fn stop(containers: &Containers, pod: &Entry, time: Option<u32>) -> anyhow
     let power_off = match stopped.iter().all(|(_, has_ended)| *has_ended) {
         true => POWER_OFF_TIMEOUT,
         false => {
-            crate::cli::notice("the pod's guest does not answer, so its machine is killed");
+            super::notice("the pod's guest does not answer, so its machine is killed");
             Duration::ZERO
         }
     };
@@ -383,10 +383,7 @@ async fn remove(containers: &Containers, pod: &Entry, is_forced: bool) -> anyhow
 }
 
 /// Removes a pod that has ended and whose containers have been removed. Returns true if it did so.
-pub(in crate::cli) async fn remove_unused(
-    containers: &Containers,
-    pod: &Entry,
-) -> anyhow::Result<bool> {
+pub(super) async fn remove_unused(containers: &Containers, pod: &Entry) -> anyhow::Result<bool> {
     let is_unused =
         matches!(Machine::of(pod).await?, Machine::Ended) && containers.of_pod(pod)?.is_empty();
     if is_unused {
@@ -397,7 +394,7 @@ pub(in crate::cli) async fn remove_unused(
 
 fn list(globals: &Globals, args: &ListArgs) -> anyhow::Result<u8> {
     let containers = Containers::open(&globals.root()?)?;
-    let pods = crate::cli::runtime()?.block_on(async {
+    let pods = super::runtime()?.block_on(async {
         sweep(&containers).await?;
         // Concurrently: each one that hangs takes the whole timeout.
         let asked = containers.pods()?.into_iter().map(async |pod| {
@@ -413,7 +410,7 @@ fn list(globals: &Globals, args: &ListArgs) -> anyhow::Result<u8> {
             let count = containers.of_pod(&pod)?.len();
             // One that cannot be queried must not hide itself or the others.
             let machine = machine.unwrap_or_else(|error| {
-                crate::cli::report(&error);
+                super::report(&error);
                 Machine::Unknown
             });
             pods.push((pod, machine, count));
@@ -424,7 +421,7 @@ fn list(globals: &Globals, args: &ListArgs) -> anyhow::Result<u8> {
         let ids = pods
             .iter()
             .map(|(pod, ..)| format!("{}\n", pod.record.short_id()));
-        return crate::cli::print(&ids.collect::<String>()).map(|()| 0);
+        return super::print(&ids.collect::<String>()).map(|()| 0);
     }
     if args.shown.is_json() {
         let views = pods.iter().map(|(pod, machine, count)| {
@@ -432,7 +429,7 @@ fn list(globals: &Globals, args: &ListArgs) -> anyhow::Result<u8> {
             view["NumContainers"] = json!(count);
             view
         });
-        crate::cli::print_json(&views.collect::<Vec<_>>())?;
+        super::print_json(&views.collect::<Vec<_>>())?;
         return Ok(0);
     }
     let mut table = Table::new([
@@ -459,7 +456,7 @@ fn list(globals: &Globals, args: &ListArgs) -> anyhow::Result<u8> {
             count.to_string(),
         ]);
     }
-    crate::cli::print(&table.render())?;
+    super::print(&table.render())?;
     Ok(0)
 }
 
@@ -491,7 +488,7 @@ fn view(pod: &Entry, machine: &Machine) -> Value {
 
 fn inspect(globals: &Globals, args: &InspectArgs) -> anyhow::Result<u8> {
     let containers = Containers::open(&globals.root()?)?;
-    let views = crate::cli::runtime()?.block_on(async {
+    let views = super::runtime()?.block_on(async {
         sweep(&containers).await?;
         let mut views = Vec::new();
         for name in &args.pods {
@@ -512,6 +509,6 @@ fn inspect(globals: &Globals, args: &InspectArgs) -> anyhow::Result<u8> {
         anyhow::Ok(views)
     })?;
     ensure!(!views.is_empty(), "name a pod");
-    crate::cli::print_json(&views)?;
+    super::print_json(&views)?;
     Ok(0)
 }
