@@ -4,9 +4,9 @@
 use std::{convert::Infallible, future::Future, net::SocketAddr, sync::Arc, time::Duration};
 
 use anyhow::Context as _;
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use http::{Request, Response, StatusCode, header};
-use http_body_util::{BodyExt, Full, Limited};
+use http_body_util::{BodyExt, Full};
 use hyper::{body::Incoming, server::conn::http1, service::service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use kube::Client;
@@ -22,6 +22,10 @@ const MAX_CONNECTIONS: usize = 512;
 
 /// An update carries an object twice, and an object has at most 1.5 MiB.
 pub(crate) const MAX_BODY: usize = 8 << 20;
+
+/// Longer bodies are read a few at a time: all connections' together would not fit into memory.
+const SMALL_BODY: usize = 256 << 10;
+static LARGE_BODIES: Semaphore = Semaphore::const_new(8);
 
 /// How long a handshake, the header of a request or its body may take.
 const READ_TIMEOUT: Duration = Duration::from_secs(20);
@@ -155,10 +159,9 @@ async fn serve_within<H, F>(
 
 /// Reads the body of a request, within its bounds of size and time.
 pub(crate) async fn read_body(body: Incoming) -> Result<Bytes, Answer> {
-    let body = Limited::new(body, MAX_BODY).collect();
-    match tokio::time::timeout(READ_TIMEOUT, body).await {
-        Ok(Ok(body)) => Ok(body.to_bytes()),
-        Ok(Err(_)) => Err(text(
+    match tokio::time::timeout(READ_TIMEOUT, collect(body)).await {
+        Ok(Some(body)) => Ok(body),
+        Ok(None) => Err(text(
             StatusCode::PAYLOAD_TOO_LARGE,
             "the request is too large",
         )),
@@ -167,6 +170,26 @@ pub(crate) async fn read_body(body: Incoming) -> Result<Bytes, Answer> {
             "the request did not arrive in time",
         )),
     }
+}
+
+/// Returns a body; `None` if it is too large, or ends early.
+async fn collect(mut body: Incoming) -> Option<Bytes> {
+    let mut bytes = BytesMut::new();
+    let mut turn = None;
+    while let Some(frame) = body.frame().await {
+        let Ok(data) = frame.ok()?.into_data() else {
+            continue;
+        };
+        let size = bytes.len().saturating_add(data.len());
+        if size > MAX_BODY {
+            return None;
+        }
+        if size > SMALL_BODY && turn.is_none() {
+            turn = Some(LARGE_BODIES.acquire().await.ok()?);
+        }
+        bytes.extend_from_slice(&data);
+    }
+    Some(bytes.freeze())
 }
 
 /// How long the rest of a refused body is read, and how much of it.

@@ -16,9 +16,11 @@ use std::path::{Path, PathBuf};
 use podvisor_images::Disk;
 use podvisor_kept_kernel::{BLOCK, DISK_BYTES, Frame, FrameError};
 use tempfile::TempDir;
+use tracing::debug;
 
 use crate::blocking::apart;
-use crate::sandbox::{KeptKernel, ReadKernel, SandboxClient, SandboxError};
+use crate::machine::causes;
+use crate::sandbox::{KeptKernel, ReadKernel, RefusalKind, SandboxClient, SandboxError};
 
 /// Names of the files of a kernel.
 const FRAME: &str = "frame";
@@ -27,6 +29,12 @@ const INITRAMFS: &str = "initramfs";
 
 /// What the names of directories begin with.
 const DIRECTORY: &str = "kernel-";
+
+/// What the name of the file begins with which says that an image has no kernel to keep.
+const NOTHING: &str = "nothing-";
+
+/// Longest reason for that which is remembered, in bytes.
+const MAX_REASON: usize = 1024;
 
 /// The command line of the loader's kernel that reads an image.
 const CMDLINE: &str = "console=ttyS0 quiet panic=-1 reboot=k -- --no-self-tests";
@@ -46,12 +54,26 @@ pub(crate) enum KeptKernelError {
     /// The image.
     #[error(transparent)]
     Image(#[from] Box<podvisor_images::Error>),
+    /// The loader has found before that there is none.
+    #[error("the image was looked at before: {0}")]
+    Nothing(String),
     /// The host has no more threads.
     #[error("failed to start a thread")]
     Thread(#[source] io::Error),
     /// A file that was kept is damaged.
     #[error("{0} has not the size that it was kept with")]
     Size(PathBuf),
+}
+
+impl KeptKernelError {
+    /// Whether the image is the reason, and not this host at this time.
+    fn is_of_image(&self) -> bool {
+        match self {
+            Self::Frame(_) => true,
+            Self::Sandbox(error) => error.kind() == Some(RefusalKind::Image),
+            _ => false,
+        }
+    }
 }
 
 type Result<T> = std::result::Result<T, KeptKernelError>;
@@ -76,6 +98,7 @@ pub(crate) async fn of_image(
         if let Some(found) = kept.find()? {
             return Ok::<_, KeptKernelError>((kept, Begun::Kept(found)));
         }
+        kept.check_nothing(memory)?;
         let open = |path: &PathBuf| File::open(path).map_err(failed("open", path));
         // Open, the image stays, and so does the directory.
         let image = disk.open().map_err(Box::new)?;
@@ -92,9 +115,17 @@ pub(crate) async fn of_image(
         Begun::Read(image, frame, read) => (image, frame, read),
     };
     reads();
-    client.read_kernel(*read).await?;
+    let read = client.read_kernel(*read).await;
     let taken = apart("kept-kernel", move || {
-        let taken = kept.take(&frame);
+        let taken = match read {
+            Ok(()) => kept.take(&frame),
+            Err(error) => Err(error.into()),
+        };
+        if let Err(error) = &taken
+            && error.is_of_image()
+        {
+            kept.keep_nothing(memory, error);
+        }
         drop(image);
         taken
     });
@@ -147,6 +178,44 @@ impl KeptKernels {
                 Ok(None)
             }
             found => found.map(Some),
+        }
+    }
+
+    /// Where it is kept that this loader finds no kernel in the image.
+    fn nothing(&self) -> PathBuf {
+        self.directory.join(format!("{NOTHING}{}", self.name))
+    }
+
+    /// Fails if this loader has found no kernel before, with as much memory or more.
+    fn check_nothing(&self, memory: u64) -> Result<()> {
+        let path = self.nothing();
+        let mut text = Vec::new();
+        match File::open(&path).map(|file| file.take(2 * MAX_REASON as u64)) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+            file => file.and_then(|mut file| file.read_to_end(&mut text)),
+        }
+        .map_err(failed("read", &path))?;
+        let text = String::from_utf8_lossy(&text);
+        match text.split_once('\n') {
+            Some((had, why)) if had.parse().is_ok_and(|had: u64| memory <= had) => {
+                Err(KeptKernelError::Nothing(why.to_owned()))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Keeps that this loader has found no kernel, in place of what older ones have found. If that
+    /// fails, the image is read again.
+    fn keep_nothing(&self, memory: u64, error: &KeptKernelError) {
+        let why = causes(error);
+        let end = why.floor_char_boundary(MAX_REASON);
+        let text = format!("{memory}\n{}", &why[..end]);
+        let kept = remove_nothing(&self.directory)
+            .and_then(|()| tempfile::NamedTempFile::new_in(&self.directory))
+            .and_then(|mut file| file.write_all(text.as_bytes()).map(|()| file))
+            .and_then(|file| file.persist(self.nothing()).map_err(|error| error.error));
+        if let Err(error) = kept {
+            debug!(%error, "it is not kept that an image has no kernel");
         }
     }
 
@@ -209,6 +278,8 @@ impl Unkept {
                 synced => synced.map_err(failed("sync", &path))?,
             }
         }
+        // With more memory, the loader has found one.
+        remove_nothing(parent).map_err(failed("list", parent))?;
         let others = fs::read_dir(parent).map_err(failed("list", parent))?;
         for other in others.flatten() {
             let is_kernel = other.file_name().to_string_lossy().starts_with(DIRECTORY);
@@ -228,6 +299,17 @@ impl Unkept {
             }
         }
     }
+}
+
+/// Removes what is kept of loaders that found no kernel.
+fn remove_nothing(directory: &Path) -> io::Result<()> {
+    for entry in fs::read_dir(directory)?.flatten() {
+        if entry.file_name().to_string_lossy().starts_with(NOTHING) {
+            // It is in nobody's way.
+            let _ = fs::remove_file(entry.path());
+        }
+    }
+    Ok(())
 }
 
 /// Returns the machine that reads the kernel of an image, with so many bytes of memory.
@@ -386,5 +468,47 @@ mod tests {
         kept.take(&frame).unwrap().1.keep().unwrap();
         fs::write(kept.path().join(KERNEL), "vml").unwrap();
         assert!(matches!(kept.find(), Err(KeptKernelError::Size(_))));
+    }
+
+    #[test]
+    fn an_image_without_a_kernel_is_looked_at_again_by_another_loader_or_with_more_memory_alone() {
+        let root = tempfile::tempdir().unwrap();
+        let kept = kept(root.path());
+        fs::create_dir(&kept.directory).unwrap();
+        kept.check_nothing(64 << 20).unwrap();
+        let why = "no boot entry".repeat(MAX_REASON);
+        let found = SandboxError::Refused {
+            kind: RefusalKind::Image,
+            message: why.clone(),
+        };
+        let error = KeptKernelError::from(found);
+        assert!(error.is_of_image());
+        kept.keep_nothing(64 << 20, &error);
+        for memory in [32 << 20, 64 << 20] {
+            let error = kept.check_nothing(memory).unwrap_err();
+            let KeptKernelError::Nothing(said) = error else {
+                panic!("{error}")
+            };
+            assert!(said.len() == MAX_REASON && why.starts_with(&said[..13]));
+        }
+        kept.check_nothing(128 << 20).unwrap();
+        let mut other = self::kept(root.path());
+        other.name += "-2";
+        other.check_nothing(64 << 20).unwrap();
+        // One file an image, whoever has looked.
+        other.keep_nothing(64 << 20, &error);
+        let entries = || fs::read_dir(&kept.directory).unwrap().count();
+        assert_eq!(entries(), 1);
+        kept.check_nothing(64 << 20).unwrap();
+        // A host that was busy says nothing of the image.
+        let slow = SandboxError::Refused {
+            kind: RefusalKind::Internal,
+            message: "it did not end within 60 s".to_owned(),
+        };
+        assert!(!KeptKernelError::from(slow).is_of_image());
+        // What is found after all takes its place.
+        let frame = written(&kept, "vmlinuz", "");
+        kept.take(&frame).unwrap().1.keep().unwrap();
+        assert_eq!(entries(), 1);
     }
 }

@@ -389,6 +389,12 @@ fn a_command_of_docker_that_there_is_not_says_what_to_do_instead() {
     );
     let unknown = root.output(&["nonsense"]);
     assert!(unknown.stderr.contains("unrecognized"), "{unknown:?}");
+    // Errors of arguments begin like all others.
+    let missing = root.output(&["rm"]);
+    for ran in [unknown, missing, root.output(&["ps", "--nonsense"])] {
+        let begins = ran.stderr.starts_with("podvisor: ");
+        assert!(begins && ran.stderr.contains("--help"), "{ran:?}");
+    }
 }
 
 #[test]

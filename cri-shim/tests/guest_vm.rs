@@ -116,6 +116,7 @@ fn guest_vms_keep_what_they_wrote_and_their_console_may_be_left() {
     assert!(seen.contains("\"Small system\""), "{seen}");
     grows(&root);
     warm(&root);
+    moves(&root);
     let by_loader = "podvisor-loader: starting the kernel";
     assert!(!logs().contains(by_loader), "{}", logs());
     vm(&["reboot", "vm1"]).printed("vm1\n");
@@ -399,6 +400,81 @@ fn warm(root: &Root) {
     vm(&["rm-snapshot", "vm1", "clean"]).printed("clean\n");
     let none: Value = serde_json::from_str(&vm(&["snapshots", "--json"]).stdout).unwrap();
     assert_eq!(none, Value::Array(Vec::new()));
+}
+
+/// Moves the VM `vm1`, whose agent answers, to another root and back: as to another host, without
+/// ssh.
+fn moves(root: &Root) {
+    let other = Root::default();
+    let vm = |root: &Root, arguments: &[&str]| root.output(&[&["vm"], arguments].concat());
+    let sh = |root: &Root, script: &str| {
+        until("the agent", || {
+            vm(root, &["exec", "vm1", "true"]).code == Some(0)
+        });
+        vm(root, &["exec", "vm1", "sh", "-c", script]).stdout
+    };
+    let boot = sh(
+        root,
+        &format!("echo moves >/run/moves; echo disk >/root/moves; cat {BOOT_ID}"),
+    );
+    // What does not lead to podvisor there.
+    for (command, named) in [
+        (
+            &[
+                "sh",
+                "-c",
+                "echo Welcome to this host, which has no podvisor",
+            ][..],
+            "receive",
+        ),
+        (&["false"], "receive"),
+    ] {
+        let refused = vm(root, &[&["migrate", "vm1", "--"], command].concat());
+        assert_eq!(refused.code, Some(1), "{refused:?}");
+        assert!(refused.stderr.contains("goes on here"), "{refused:?}");
+        assert!(refused.stderr.contains(named), "{refused:?}");
+    }
+    let doubt = vm(root, &["migrate", "--resolve", "here", "vm1"]);
+    assert!(doubt.stderr.contains("not in doubt"), "{doubt:?}");
+    let receive = |root: &Root| {
+        let path = format!("PODVISOR_ROOT={}", root.path().display());
+        let podvisor = env!("CARGO_BIN_EXE_podvisor").to_owned();
+        [
+            "env".to_owned(),
+            path,
+            podvisor,
+            "vm".to_owned(),
+            "receive".to_owned(),
+        ]
+    };
+    let migrate = |from: &Root, to: &Root, flags: &[&str]| -> Ran {
+        let command = receive(to);
+        let command = command.each_ref().map(String::as_str);
+        vm(
+            from,
+            &[&["migrate"], flags, &["vm1", "--"], &command].concat(),
+        )
+    };
+    // The other one has a VM of this name.
+    let taken = migrate(root, root, &[]);
+    assert!(taken.stderr.contains("in use"), "{taken:?}");
+    let began = SystemTime::now();
+    let there = migrate(root, &other, &["--downtime", "2000"]);
+    println!("to another root: {:?}, {}", began.elapsed(), there.stderr);
+    there.printed("vm1\n");
+    vm(root, &["ps", "-q"]).printed("");
+    let seen = format!("cat /run/moves /root/moves {BOOT_ID}");
+    assert_eq!(sh(&other, &seen), format!("moves\ndisk\n{boot}"));
+    let shown: Value = serde_json::from_str(&vm(&other, &["inspect", "vm1"]).stdout).unwrap();
+    assert_eq!(shown[0]["Boot"]["way"], "migration");
+    // Back again, with what it has written there. Its image is known here.
+    sh(&other, "echo there >>/root/moves");
+    let back = migrate(&other, root, &["--json", "--force"]);
+    let cost: Value = serde_json::from_str(&back.stdout).unwrap();
+    println!("and back: {cost}");
+    assert!(cost["downtimeMs"].as_u64().unwrap() > 0, "{cost}");
+    assert_eq!(sh(root, &seen), format!("moves\ndisk\nthere\n{boot}"));
+    assert_eq!(fs::read_dir(other.path().join("v")).unwrap().count(), 0);
 }
 
 #[test]

@@ -5,7 +5,9 @@ mod support;
 
 use std::time::Duration;
 
-use podvisor_cri_messages::{ContainerConfig, LinuxContainerConfig, LinuxContainerResources};
+use podvisor_cri_messages::{
+    ContainerConfig, LinuxContainerConfig, LinuxContainerResources, StatusRequest,
+};
 use rustix::process::Signal;
 use support::stand_in::{GROWTH, MEMORY, Node, until};
 use tokio::time::timeout;
@@ -43,6 +45,24 @@ async fn the_limit_of_a_machines_group_follows_what_its_guest_gives_back() {
         node.set_in_group("memory.current", lower.unwrap());
     };
     tokio::join!(lowered, gives_back);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn machines_outside_of_their_pods_groups_are_told_by_a_condition() {
+    // The stand-in for the machine's process is where this test is.
+    let node = Node::in_a_group().await;
+    let mut runtime = node.runtime().await;
+    let status = runtime.status(StatusRequest::default()).await.unwrap();
+    let conditions = status.into_inner().status.unwrap().conditions;
+    let mut conditions = conditions.iter();
+    let groups = conditions
+        .find(|one| one.r#type == "PodsInCgroups")
+        .unwrap();
+    let reason = (groups.status, groups.reason.as_str());
+    assert_eq!(reason, (false, "OverheadTooSmall"), "{groups:?}");
+    for part in ["1 pods", "overhead", "RuntimeClass"] {
+        assert!(groups.message.contains(part), "{groups:?}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

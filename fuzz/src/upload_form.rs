@@ -1,8 +1,9 @@
 //! A form with a disk, as a browser or `curl` uploads it.
 
-use std::io::{self, Read};
+use std::io::Read;
 
 use podvisor_disk_streams::form::Boundary;
+use podvisor_disk_streams::testing::SlowReader;
 
 /// The first line is the header `Content-Type`, the rest is the form. What it holds does not depend
 /// on how it arrives. Put into a form, the rest itself arrives as it is.
@@ -29,22 +30,9 @@ pub fn run(data: &[u8]) {
 fn file(content_type: Option<&str>, form: &[u8], step: usize) -> Option<Vec<u8>> {
     let boundary = Boundary::of(content_type).ok()?;
     let mut file = Vec::new();
-    let mut arriving = boundary.file(Slow(form, step));
+    let mut arriving = boundary.file(SlowReader::new(form, step));
     arriving.read_to_end(&mut file).ok()?;
     Some(file)
-}
-
-/// Gives few bytes at a time.
-struct Slow<'a>(&'a [u8], usize);
-
-impl Read for Slow<'_> {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let length = self.1.min(buffer.len()).min(self.0.len());
-        let (now, later) = self.0.split_at(length);
-        buffer[..length].copy_from_slice(now);
-        self.0 = later;
-        Ok(length)
-    }
 }
 
 #[cfg(test)]

@@ -19,7 +19,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         .kernel(Kernel::open(kernel)?)
         .cmdline(cmdline)
         .memory(MemorySize::mib(256))
-        .block(BlockDevice::open(disk)?.read_only())
+        .device_as("root", BlockDevice::open(disk)?.read_only())
         .serial(std::io::stdout())
         .build()?;
     vm.start()?;

@@ -51,7 +51,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         .build()?;
     vm.start()?;
     is_ready.recv()?;
-    let disk = vm.plug(BlockDevice::open(image)?.read_only())?;
+    let disk = vm.plug_as("data", BlockDevice::open(image)?.read_only())?;
     println!("plugged {} at {}", disk.name, disk.address);
     // One line fits into the serial port at once.
     vm.serial_input(b"rescan\n");

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 
-use crate::{cpio, guest, images, kernel, paths, process, setup};
+use crate::{guest, images, kernel, paths, process, setup};
 pub(crate) use args::Args;
 use args::{
     BlkArgs, BootArgs, Clock, CriArgs, ImageArgs, InterruptArgs, NetArgs, PullArgs, RestoreArgs,
@@ -228,7 +228,7 @@ fn initramfs(source: &str, flags: &[&str]) -> Result<PathBuf> {
             .args(flags)
             .arg(paths::root().join("benches/guest").join(source)),
     )?;
-    let mut archive = cpio::Writer::new(Vec::new());
+    let mut archive = podvisor_cpio::Writer::new(Vec::new());
     archive.directory("dev")?;
     archive.character_device("dev/console", 0o600, (5, 1))?;
     archive.file("init", 0o755, &fs::read(&init)?)?;

@@ -8,7 +8,7 @@ use std::process::Stdio;
 use anyhow::{Context, Result};
 
 use crate::report::Step;
-use crate::{cargo, cpio, kernel, paths, process, setup};
+use crate::{cargo, kernel, paths, process, setup};
 
 pub(crate) const TRIPLE: &str = "x86_64-unknown-linux-gnu";
 
@@ -78,7 +78,7 @@ fn program(package: &str, archive: &str, what: &'static str) -> Result<PathBuf> 
     )?;
     let built = target.join(TRIPLE).join("guest").join(package);
     let init = fs::read(&built).with_context(|| format!("{} is missing", built.display()))?;
-    let mut cpio = cpio::Writer::new(Vec::new());
+    let mut cpio = podvisor_cpio::Writer::new(Vec::new());
     cpio.directory("dev")?;
     cpio.character_device("dev/console", 0o600, (5, 1))?;
     cpio.file("init", 0o755, &init)?;

@@ -9,7 +9,6 @@ mod bench;
 mod cargo;
 mod cluster;
 mod conformance;
-mod cpio;
 mod critest;
 mod deb;
 mod demo;

@@ -21,11 +21,15 @@ use http::{Method, StatusCode};
 use kube::Client;
 use podvisor_cluster_types::{ClusterConfig, ClusterDefaults, kubevirt::KubeVirtConfiguration};
 use serde::Deserialize;
-use tokio::{net::TcpListener, sync::watch};
+use tokio::{
+    net::TcpListener,
+    sync::{Semaphore, watch},
+};
 
 pub use evict::Evicted;
 pub use lookup::{ClusterLookup, Lookup};
 pub use mutate::mutate;
+use review::{Extent, ReviewError};
 pub use review::{Request, Response, User, answer};
 pub use validate::validate;
 
@@ -176,6 +180,9 @@ struct State {
     lookup: ClusterLookup,
 }
 
+/// So many large objects are judged at once: each takes a good part of the memory that there is.
+static LARGE: Semaphore = Semaphore::const_new(2);
+
 async fn handle(request: http::Request<hyper::body::Incoming>, state: Arc<State>) -> https::Answer {
     let (parts, body) = request.into_parts();
     let path = parts.uri.path();
@@ -188,10 +195,17 @@ async fn handle(request: http::Request<hyper::body::Incoming>, state: Arc<State>
         Ok(body) => body,
         Err(answer) => return answer,
     };
+    let refused = |error: ReviewError| https::text(StatusCode::BAD_REQUEST, &error.to_string());
+    let _turn = match review::extent(&body) {
+        Ok(Extent::Usual) => None,
+        Ok(Extent::Large) => LARGE.acquire().await.ok(),
+        Err(error) => return refused(error),
+    };
     let request = match review::read(&body) {
         Ok(request) => request,
-        Err(error) => return https::text(StatusCode::BAD_REQUEST, &error.to_string()),
+        Err(error) => return refused(error),
     };
+    drop(body);
     let object = state.seen.borrow().object.clone();
     let policy = match object {
         Some(object) => &state.policy.with(&object.spec.configuration),

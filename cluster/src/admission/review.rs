@@ -10,6 +10,13 @@ use serde_json::{Value, json};
 /// The version that is understood.
 const API_VERSION: &str = "admission.k8s.io/v1";
 
+/// So many values a review may have, in lists and objects of all depths: a few times what large
+/// objects have. Two bytes of an object can be a kilobyte once it is read by its type.
+const MOST: usize = 20_000;
+
+/// Reviews with more values are judged a few at a time.
+const MANY: usize = 4_000;
+
 /// Why a request is no review.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ReviewError {
@@ -19,6 +26,9 @@ pub(super) enum ReviewError {
     /// It is of another version, or has no request.
     #[error("the request is not an AdmissionReview of {API_VERSION} with a request")]
     NoRequest,
+    /// It would take too much memory.
+    #[error("the object has too many values: a request has at most {MOST}, with what was before")]
+    TooLarge,
 }
 
 /// What a user asks of the API server.
@@ -136,6 +146,43 @@ fn meta(object: &Value) -> Meta {
     serde_json::from_value(metadata).unwrap_or_default()
 }
 
+/// How much there is to read in a review.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Extent {
+    /// As in most.
+    Usual,
+    /// It takes much memory.
+    Large,
+}
+
+/// Returns how much there is to read, without reading it.
+///
+/// # Errors
+///
+/// It is too much.
+pub(super) fn extent(body: &[u8]) -> Result<Extent, ReviewError> {
+    match values(body) {
+        count if count > MOST => Err(ReviewError::TooLarge),
+        count if count > MANY => Ok(Extent::Large),
+        _ => Ok(Extent::Usual),
+    }
+}
+
+/// Counts what begins a value or follows one, outside of texts: no fewer than there are values.
+fn values(body: &[u8]) -> usize {
+    let (mut count, mut is_text, mut is_escaped) = (0, false, false);
+    for byte in body {
+        match byte {
+            _ if is_escaped => is_escaped = false,
+            b'\\' => is_escaped = is_text,
+            b'"' => is_text = !is_text,
+            b',' | b'[' | b'{' if !is_text => count += 1,
+            _ => {}
+        }
+    }
+    count
+}
+
 /// Reads a review.
 ///
 /// # Errors
@@ -212,6 +259,22 @@ mod tests {
         for text in ["", "[]", "{\"request\": 3}", "\u{0}"] {
             assert!(read(text.as_bytes()).is_err(), "{text:?}");
         }
+    }
+
+    #[test]
+    fn values_are_counted_before_they_are_read() {
+        assert_eq!(values(br#"{"a": [1, {"b": "x,[{\"],"}], "c": 2}"#), 5);
+        let of = |count: usize| {
+            let disks = vec![json!({}); count];
+            let spec = json!({ "spec": { "domain": { "devices": { "disks": disks } } } });
+            extent(spec.to_string().as_bytes())
+        };
+        assert!(matches!(of(50), Ok(Extent::Usual)));
+        assert!(matches!(of(5_000), Ok(Extent::Large)));
+        // Less than a megabyte, and hundreds of them in memory.
+        assert!(matches!(of(300_000), Err(ReviewError::TooLarge)));
+        let text = json!({ "userData": ",[{\"".repeat(100_000) }).to_string();
+        assert!(matches!(extent(text.as_bytes()), Ok(Extent::Usual)));
     }
 
     #[test]

@@ -130,7 +130,7 @@ async fn a_vm_is_judged_with_its_instance_type() {
     assert_eq!(fields(small(), none(), json!({})).await, nothing);
     let memory = json!({ "memory": { "guest": "1Gi" } });
     let found = fields(small(), none(), memory.clone()).await;
-    assert_eq!(found, ["spec.template.spec.domain.memory"]);
+    assert_eq!(found, ["spec.template.spec.domain.memory.guest"]);
     let missing = json!({ "name": "small", "kind": "virtualmachineinstancetypes" });
     let found = fields(missing, none(), json!({})).await;
     assert_eq!(found, ["spec.instancetype.name"]);

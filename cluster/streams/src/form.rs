@@ -204,24 +204,13 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-
-    /// Gives few bytes at a time.
-    struct Slow<'a>(&'a [u8], usize);
-
-    impl Read for Slow<'_> {
-        fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-            let length = self.1.min(buffer.len()).min(self.0.len());
-            let (now, later) = self.0.split_at(length);
-            buffer[..length].copy_from_slice(now);
-            self.0 = later;
-            Ok(length)
-        }
-    }
+    use crate::testing::SlowReader;
 
     fn read(form: &[u8], step: usize) -> io::Result<Vec<u8>> {
         let boundary = Boundary(b"XX".to_vec());
         let mut all = Vec::new();
-        boundary.file(Slow(form, step)).read_to_end(&mut all)?;
+        let arriving = SlowReader::new(form, step);
+        boundary.file(arriving).read_to_end(&mut all)?;
         Ok(all)
     }
 

@@ -10,3 +10,5 @@
 
 pub mod blocks;
 pub mod form;
+#[cfg(any(test, feature = "test-utils"))]
+pub mod testing;

@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use serde_json::Value;
+
 use crate::{
     Cause, Causes, FieldPath, Quantity,
     cause::shown,
@@ -21,6 +23,10 @@ object! {
         pub added_node_selector: BTreeMap<String, String>,
         /// Set by the controllers alone.
         pub priority: Option<String>,
+        /// Refused.
+        pub send_to: Option<Value>,
+        /// Refused.
+        pub receive: Option<Value>,
     }
 
     /// What is reported of a migration (`status`).
@@ -120,6 +126,12 @@ impl MigrationSpec {
         } else if !is_dns_subdomain(&self.vmi_name) {
             let given = shown(&self.vmi_name);
             causes.invalid(&name, format_args!("is {given}, not the name of an object"));
+        }
+        for (field, given) in [("sendTo", &self.send_to), ("receive", &self.receive)] {
+            if given.is_some() {
+                let message = "is not supported: VMs move within one namespace of one cluster";
+                causes.not_supported(&path.child(field), message);
+            }
         }
         causes.into_vec()
     }

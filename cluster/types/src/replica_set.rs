@@ -101,6 +101,7 @@ impl ReplicaSetSpec {
                 "does not match the template's labels",
             );
         }
+        template.validate_meta(&path.child("template.metadata"), &mut causes);
         let mut causes = causes.into_vec();
         let mut spec = template.spec.clone();
         spec.apply_defaults(defaults);

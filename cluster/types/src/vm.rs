@@ -217,6 +217,21 @@ impl RunStrategy {
     }
 }
 
+impl VmiTemplate {
+    /// Adds every cause to refuse the metadata, below `path`: what is made of it is made by the
+    /// system, which may set any.
+    pub(crate) fn validate_meta(&self, path: &FieldPath, causes: &mut Causes) {
+        if let Some(metadata) = &self.metadata {
+            let meta = Meta {
+                labels: metadata.labels.clone(),
+                annotations: metadata.annotations.clone(),
+                ..Default::default()
+            };
+            crate::vmi::validate_meta(&meta, path, causes);
+        }
+    }
+}
+
 impl VmSpec {
     /// The strategy that holds; `None` where the specification gives none or an unknown one.
     #[must_use]
@@ -267,14 +282,7 @@ impl VmSpec {
         ] {
             validate_matcher(matcher.as_ref(), &path.child(name), &mut causes);
         }
-        if let Some(metadata) = &template.metadata {
-            let meta = Meta {
-                labels: metadata.labels.clone(),
-                annotations: metadata.annotations.clone(),
-                ..Default::default()
-            };
-            crate::vmi::validate_meta(&meta, &path.child("template.metadata"), &mut causes);
-        }
+        template.validate_meta(&path.child("template.metadata"), &mut causes);
         let mut causes = causes.into_vec();
         // What they set is not known here: the VMI is validated with it.
         if self.instancetype.is_none() && self.preference.is_none() {

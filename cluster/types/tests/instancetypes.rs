@@ -37,6 +37,15 @@ fn an_instance_type_sets_cpus_and_memory() {
 }
 
 #[test]
+fn memory_without_a_size_is_no_conflict() {
+    let spec = json!({ "domain": { "memory": { "maxGuest": "4Gi" } } });
+    let spec = applied(spec, of(1), Value::Null).unwrap();
+    let memory = json!({ "guest": "1Gi", "maxGuest": "4Gi" });
+    assert_eq!(spec["domain"]["memory"], memory);
+    assert!(applied(json!({ "domain": { "memory": {} } }), of(1), Value::Null).is_ok());
+}
+
+#[test]
 fn memory_is_overcommitted_by_a_smaller_request() {
     let mut instancetype = of(1);
     instancetype["memory"]["overcommitPercent"] = json!(25);
@@ -118,7 +127,7 @@ fn what_the_vm_sets_as_well_is_refused_by_its_path() {
         "domain.cpu.threads",
         "domain.cpu.model",
         "domain.cpu.maxSockets",
-        "domain.memory",
+        "domain.memory.guest",
         "domain.resources.requests.cpu",
         "domain.resources.requests.memory",
         "domain.resources.limits.cpu",

@@ -170,6 +170,9 @@ fn a_migration_names_a_vmi_and_does_not_change() {
     assert_eq!(spec("a").validate(&path), []);
     assert_eq!(fields(&spec("").validate(&path)), ["spec.vmiName"]);
     assert_eq!(fields(&spec("../a").validate(&path)), ["spec.vmiName"]);
+    let mut away = spec("a");
+    away.send_to = Some(json!({ "migrationID": "m", "connectURL": "10.0.0.1:9185" }));
+    assert_eq!(fields(&away.validate(&path)), ["spec.sendTo"]);
     assert_eq!(
         fields(&spec("b").validate_update(&spec("a"), &path)),
         ["spec"]
@@ -217,6 +220,11 @@ fn a_replica_set_selects_what_it_makes() {
         fields(&causes(json!({ "template": template() }))),
         ["spec.selector"]
     );
+    // The system makes its VMIs, and a user must not set this.
+    let mut reserved = template();
+    reserved["metadata"]["labels"]["kubevirt.io/nodeName"] = json!("a");
+    let spec = json!({ "selector": selector, "template": reserved });
+    assert_eq!(fields(&causes(spec)), ["spec.template.metadata.labels"]);
 }
 
 #[test]

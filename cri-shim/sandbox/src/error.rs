@@ -246,3 +246,16 @@ impl SandboxError {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_silent_agent_is_told_with_what_prolongs_the_wait() {
+        let told = SandboxError::Silent(Duration::from_secs(60)).to_string();
+        for part in ["60 s", BOOT_TIMEOUT_VARIABLE, "podvisor serve"] {
+            assert!(told.contains(part), "{told}");
+        }
+    }
+}

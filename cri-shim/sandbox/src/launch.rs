@@ -49,6 +49,10 @@ pub const DIR_MAX: usize = 90;
 /// Time that a launch may take in addition to its guest's boots.
 const LAUNCH_MARGIN: Duration = Duration::from_secs(60);
 
+/// How long a process may take to end once it is killed. One that reads from a file server which
+/// does not answer ends only when the server answers.
+const KILL_TIMEOUT: Duration = Duration::from_secs(20);
+
 /// The time limit for a process until its guest is up: it may boot one after a clone has failed,
 /// and limits both itself. A process that is stopped, or waits for a disk, does not keep these
 /// limits.
@@ -70,11 +74,30 @@ impl Launched {
         self.child.as_ref().map(Child::id)
     }
 
-    /// Kills the process, which is of no use any more, and returns how it ended.
+    /// Kills the process, which is of no use any more, and returns how it ended; `None` if that
+    /// is not known, as of one that does not end in time.
     async fn ended(&mut self) -> Option<ExitStatus> {
+        self.ended_within(KILL_TIMEOUT).await
+    }
+
+    async fn ended_within(&mut self, limit: Duration) -> Option<ExitStatus> {
         let child = self.child.as_mut()?;
         child.kill();
-        child.wait().await.ok()
+        match timeout(limit, child.wait()).await {
+            Ok(ended) => ended.ok(),
+            Err(_) => {
+                warn!(
+                    pid = child.id(),
+                    "a sandbox's process was killed and does not end"
+                );
+                None
+            }
+        }
+    }
+
+    /// Whether the process has not been seen to end.
+    fn is_running(&self) -> bool {
+        self.child.as_ref().is_some_and(|child| !child.has_ended())
     }
 
     /// Whether the process has ended by its own fault, and not because another process or the
@@ -235,8 +258,12 @@ impl Process {
     }
 
     /// Kills the process, and returns when nothing is left of it except files in its directory.
-    async fn end(mut self) {
+    async fn end(mut self) -> Result<(), SandboxError> {
         self.launched.ended().await;
+        match self.launched.is_running() {
+            true => Err(self.silent(KILL_TIMEOUT)),
+            false => Ok(()),
+        }
     }
 
     /// The error of a process that ended without an answer.
@@ -384,9 +411,10 @@ impl Launching {
         }
     }
 
-    /// Kills the process; returns when it is gone.
+    /// Kills the process; returns when it is gone, or does not end.
     pub async fn cancel(self) {
-        self.process.end().await;
+        // It is logged, and reaped when it ends.
+        let _ = self.process.end().await;
     }
 }
 
@@ -410,7 +438,7 @@ async fn boot_instead(
         why, "the clone of a template has no working guest: the guest boots"
     );
     // Both have the same names: control group, sockets, record.
-    process.end().await;
+    process.end().await?;
     cold.begin(None).await
 }
 

@@ -171,6 +171,28 @@ async fn a_kernel_that_panics_at_the_start_is_reported_with_its_last_messages() 
     assert_eq!(log, ["clock ", "Kernel panic - no init"]);
 }
 
+#[tokio::test]
+async fn a_killed_process_that_does_not_end_is_not_waited_for_without_end() {
+    let mut stuck = std::process::Command::new("sleep")
+        .arg("9999")
+        .spawn()
+        .unwrap();
+    let pid = rustix::process::Pid::from_child(&stuck);
+    // In place of the process: nothing ends it, as if it waited for a disk.
+    let never = rustix::event::eventfd(0, rustix::event::EventfdFlags::NONBLOCK).unwrap();
+    let mut launched = Launched {
+        child: Some(Child::new(pid, never).unwrap()),
+        cgroup: None,
+    };
+    let limit = Duration::from_millis(10);
+    assert_eq!(launched.ended_within(limit).await, None);
+    assert!(launched.is_running());
+    stuck.kill().unwrap();
+    // Whoever dropped it may have been faster.
+    drop(launched);
+    let _ = stuck.wait();
+}
+
 fn without_guest() -> LaunchReply {
     LaunchReply {
         blames_template: true,

@@ -146,16 +146,22 @@ fn usage(error: &clap::Error, arguments: &[OsString]) -> ExitCode {
             false => USAGE,
         });
     }
-    // There is nowhere left to report that an error cannot be written.
-    let printed = error.print();
     if !error.use_stderr() {
-        return match printed {
+        return match error.print() {
             Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
                 report(&anyhow::Error::from(error).context("cannot write to stdout"));
                 ExitCode::from(FAILURE)
             }
             _ => ExitCode::SUCCESS,
         };
+    }
+    let text = error.render().to_string();
+    match text.strip_prefix("error: ") {
+        // Like all other errors.
+        Some(what) => notice(what.trim_end()),
+        // The help, of a command without what it needs. There is nowhere left to report that it
+        // cannot be written.
+        None => drop(error.print()),
     }
     ExitCode::from(match gives_exit_codes(arguments) {
         true => RUN_FAILURE,
@@ -165,15 +171,18 @@ fn usage(error: &clap::Error, arguments: &[OsString]) -> ExitCode {
 
 /// Returns a flag that other engines have, and what to use instead of it.
 fn refused_flag(error: &clap::Error, arguments: &[OsString]) -> Option<(String, &'static str)> {
-    let command = subcommand(arguments).and_then(OsStr::to_str);
-    if error.kind() != ErrorKind::UnknownArgument || !matches!(command, Some("run" | "pod")) {
+    let command = subcommand(arguments).and_then(OsStr::to_str)?;
+    if error.kind() != ErrorKind::UnknownArgument {
         return None;
     }
     let Some(ContextValue::String(flag)) = error.get(ContextKind::InvalidArg) else {
         return None;
     };
     let flag = flag.split(['=', ' ']).next().unwrap_or(flag);
-    Some((flag.to_owned(), replacements::instead_of_flag(flag)?))
+    Some((
+        flag.to_owned(),
+        replacements::instead_of_flag(command, flag)?,
+    ))
 }
 
 /// Returns whether the command's exit code is that of a program.

@@ -36,8 +36,24 @@ pub(super) fn instead_of(command: &str) -> Option<&'static str> {
     })
 }
 
+/// Returns why a flag of a command does not exist, and what to use instead.
+pub(super) fn instead_of_flag(command: &str, flag: &str) -> Option<&'static str> {
+    match (command, flag) {
+        ("run" | "pod", flag) => instead_of_run_flag(flag),
+        ("cp", "-L" | "--follow-link") => Some("a link is copied as a link: name what it leads to"),
+        ("cp", "-a" | "--archive") => Some(
+            "files belong to whom copies them; archives keep their owners: `podvisor cp \
+             CONTAINER:PATH - | tar -x`, or `tar -c PATH | podvisor cp - CONTAINER:DIR`",
+        ),
+        ("ps", "-s" | "--size") => Some(
+            "what a container has written is in its machine's memory, which --host-memory shows",
+        ),
+        _ => None,
+    }
+}
+
 /// Returns why a flag of `run` (and of `pod create`) does not exist, and what to use instead.
-pub(super) fn instead_of_flag(flag: &str) -> Option<&'static str> {
+fn instead_of_run_flag(flag: &str) -> Option<&'static str> {
     Some(match flag {
         "--volumes-from" => "name the directories themselves by -v HOST:GUEST",
         "--device" => {
@@ -101,8 +117,21 @@ mod tests {
             "--ipc",
             "--annotation",
         ] {
-            assert!(instead_of_flag(flag).is_some(), "{flag}");
+            assert!(instead_of_flag("run", flag).is_some(), "{flag}");
         }
-        assert!(instead_of_flag("--no-such-flag").is_none());
+        for (command, flag) in [
+            ("cp", "-L"),
+            ("cp", "--follow-link"),
+            ("cp", "-a"),
+            ("cp", "--archive"),
+            ("ps", "-s"),
+            ("ps", "--size"),
+        ] {
+            assert!(instead_of_flag(command, flag).is_some(), "{command} {flag}");
+        }
+        for command in ["run", "cp", "ps", "stop"] {
+            assert!(instead_of_flag(command, "--no-such-flag").is_none());
+        }
+        assert!(instead_of_flag("stop", "-a").is_none());
     }
 }

@@ -22,12 +22,12 @@ const MESSAGE_CHARS: usize = 2000;
 
 /// The kind of object that a call names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum ObjectKind {
     Pod,
     Container,
 }
 
-impl fmt::Display for Kind {
+impl fmt::Display for ObjectKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Pod => "pod sandbox",
@@ -99,7 +99,7 @@ pub(crate) enum CriError {
     #[error("no {kind} {id:?}")]
     NotFound {
         /// The kind of object.
-        kind: Kind,
+        kind: ObjectKind,
         /// Its id or name.
         id: String,
     },
@@ -113,7 +113,7 @@ pub(crate) enum CriError {
     #[error("{id:?} is the beginning of several {kind} ids; give more of it")]
     Ambiguous {
         /// The kind of object.
-        kind: Kind,
+        kind: ObjectKind,
         /// The prefix.
         id: String,
     },
@@ -121,7 +121,7 @@ pub(crate) enum CriError {
     #[error("{kind} name {name:?} is used by {id}; remove that one first")]
     NameTaken {
         /// The kind of object.
-        kind: Kind,
+        kind: ObjectKind,
         /// The name.
         name: String,
         /// The id of the object that has it.
@@ -149,7 +149,7 @@ pub(crate) enum CriError {
     #[error("{kind} {id} is {state}; {wanted}")]
     WrongState {
         /// The kind of object.
-        kind: Kind,
+        kind: ObjectKind,
         /// Its id.
         id: String,
         /// The state that it is in.

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::error::{CriError, Kind, Result};
+use super::error::{CriError, ObjectKind, Result};
 use super::node::{Container, Pod};
 use super::state::ContainerRecord;
 
@@ -23,7 +23,7 @@ impl PodIndex {
     pub(super) fn add_pod(&mut self, pod: &Arc<Pod>) -> Result<()> {
         if let Some(id) = self.pod_names.get(&pod.name) {
             return Err(CriError::NameTaken {
-                kind: Kind::Pod,
+                kind: ObjectKind::Pod,
                 name: pod.name.clone(),
                 id: id.clone(),
             });
@@ -54,7 +54,7 @@ impl PodIndex {
         let name = (container.pod.id.clone(), container.name.clone());
         if let Some(id) = self.container_names.get(&name) {
             return Err(CriError::NameTaken {
-                kind: Kind::Container,
+                kind: ObjectKind::Container,
                 name: name.1,
                 id: id.clone(),
             });

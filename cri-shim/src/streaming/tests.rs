@@ -12,7 +12,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio_tungstenite::tungstenite::{self, Message, client::IntoClientRequest as _};
 
 use super::backend::*;
-use super::spdy::frame::{self, FLAG_FIN, FrameHeader, HEADER_LEN, Kind};
+use super::spdy::frame::{self, FLAG_FIN, FrameHeader, FrameKind, HEADER_LEN};
 use super::spdy::headers::Packer;
 use super::{Streaming, StreamingError};
 use crate::sandbox::{StdioFds, TerminalSize};
@@ -189,7 +189,7 @@ impl Client {
                 let header = FrameHeader::parse(bytes).unwrap();
                 let mut payload = vec![0; header.len as usize];
                 read.read_exact(&mut payload).await.unwrap();
-                if let Kind::Data { stream } = header.kind {
+                if let FrameKind::Data { stream } = header.kind {
                     streams.entry(stream).or_default().append(&mut payload);
                     if header.flags & FLAG_FIN != 0 {
                         count.send_modify(|count| *count += 1);

@@ -170,6 +170,28 @@ fn filters_of_one_kind_are_alternatives() {
 }
 
 #[test]
+fn the_containers_that_were_created_last_are_shown_though_they_have_ended() {
+    let root = Root::default();
+    for (name, number) in [("first", 1), ("second", 2), ("third", 3)] {
+        ended(&root, name, number, 1000);
+    }
+    let names = |flags: &[&str]| {
+        let ran = root.output(&[&["ps", "--json"], flags].concat());
+        let list: Vec<Value> = serde_json::from_str(&ran.stdout).unwrap();
+        let names = list.iter().map(|one| one["Names"][0].as_str().unwrap());
+        names.collect::<Vec<_>>().join(" ")
+    };
+    assert_eq!(names(&[]), "");
+    assert_eq!(names(&["-l"]), "third");
+    assert_eq!(names(&["-n", "2"]), "third second");
+    assert_eq!(names(&["--last", "2", "--filter", "name=first"]), "first");
+    let sizes = root.output(&["ps", "-s"]);
+    sizes.refused(2, &["no flag `-s`", "--host-memory"]);
+    let copied = root.output(&["cp", "-a", "/etc/hosts", "third:/"]);
+    copied.refused(2, &["no flag `-a`", "tar"]);
+}
+
+#[test]
 fn a_container_that_does_not_answer_is_left_out_of_the_statistics() {
     let root = Root::default();
     let _mute = Mute::in_dir(&container(&root, "stuck", 1));

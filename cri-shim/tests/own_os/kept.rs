@@ -79,6 +79,7 @@ async fn a_loader_that_reads_no_kernel_is_an_error_with_its_reason() {
     let why = "podvisor-loader: error: no disk\n";
     let error = sandbox.read_kernel(read(off(why))).await.unwrap_err();
     assert!(error.to_string().ends_with("kernel: no disk"), "{error}");
+    assert_eq!(error.kind(), Some(RefusalKind::Image), "{error}");
     sandbox
         .read_kernel(read(off("podvisor-loader: disk\n")))
         .await

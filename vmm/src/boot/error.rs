@@ -72,6 +72,14 @@ pub enum BootError {
         /// The path of the file, as given.
         path: PathBuf,
     },
+    /// A file does not fit into an initramfs, whose format has 32 bits for its length.
+    #[error(
+        "the file {path} for the initramfs has 4 GiB or more: leave it out, or give it by a disk"
+    )]
+    InitramfsFile {
+        /// Its path in the initramfs.
+        path: String,
+    },
     /// Kernel and initramfs do not fit into the memory below the hole for devices.
     #[error(
         "kernel and initramfs need {} MiB of guest memory, {} MiB are there: give the guest more",

@@ -7,7 +7,7 @@ use podvisor_devices::pci::SavedMsix;
 use podvisor_devices::virtio::transport::{SavedMmio, SavedPci, SavedTransport};
 use podvisor_devices::virtio::{QueueConfig, QueueState, SavedConfig, SavedDevice};
 
-use super::format::{Kind, Reader, Record, Writer};
+use super::format::{Reader, Record, RecordKind, Writer};
 
 /// The version of a device's registers, on both transports.
 pub(super) const VERSION: u32 = 1;
@@ -48,12 +48,12 @@ impl DeviceState {
         let kind = match &self.registers {
             SavedRegisters::Mmio(saved) => {
                 encode_mmio(&mut out, saved);
-                Kind::Transport
+                RecordKind::Transport
             }
             SavedRegisters::Pci(slot, saved) => {
                 out.u8(*slot);
                 encode_pci(&mut out, saved);
-                Kind::Function
+                RecordKind::Function
             }
         };
         list(&mut out, &self.queues, |out, (index, state)| {
@@ -77,7 +77,7 @@ impl DeviceState {
         record: &Record,
         own: SavedDevice,
     ) -> Result<Self, &'static str> {
-        let registers = if record.kind == Kind::Function {
+        let registers = if record.kind == RecordKind::Function {
             SavedRegisters::Pci(input.u8()?, decode_pci(input)?)
         } else {
             SavedRegisters::Mmio(decode_mmio(input)?)

@@ -7,7 +7,7 @@ use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use super::SnapshotError;
+use super::error::SnapshotError;
 
 /// Names in the directory.
 pub(super) const STATE: &str = "state";

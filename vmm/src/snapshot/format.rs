@@ -27,7 +27,7 @@ const MAX_ID_LEN: u16 = 64;
 /// The subject of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u16)]
-pub(crate) enum Kind {
+pub(crate) enum RecordKind {
     /// vCPUs, memory, identity.
     Machine = 1,
     /// The content of the memory file.
@@ -48,7 +48,7 @@ pub(crate) enum Kind {
     WorkingSet = 9,
 }
 
-impl Kind {
+impl RecordKind {
     const ALL: [Self; 9] = [
         Self::Machine,
         Self::Memory,
@@ -69,7 +69,7 @@ impl Kind {
 /// One part of the state.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Record {
-    pub(crate) kind: Kind,
+    pub(crate) kind: RecordKind,
     /// Which one of its kind: a device's name, or a vCPU's number.
     pub(crate) id: String,
     /// The version of the layout of `bytes`.
@@ -226,7 +226,7 @@ pub(crate) fn decode(file: &[u8]) -> Result<Vec<Record>, SnapshotFormatError> {
             kind,
         };
         let record = Record {
-            kind: Kind::from_number(kind).ok_or_else(unknown)?,
+            kind: RecordKind::from_number(kind).ok_or_else(unknown)?,
             id: id.to_owned(),
             version,
             bytes: bytes.to_vec(),
@@ -420,10 +420,10 @@ mod tests {
             bytes: (0..len).map(|n| n as u8).collect(),
         };
         vec![
-            record(Kind::Machine, "", 1, 40),
-            record(Kind::Vcpu, "0", 1, 300),
-            record(Kind::Vcpu, "1", 2, 0),
-            record(Kind::Device, "blk0", 1, 5),
+            record(RecordKind::Machine, "", 1, 40),
+            record(RecordKind::Vcpu, "0", 1, 300),
+            record(RecordKind::Vcpu, "1", 2, 0),
+            record(RecordKind::Device, "blk0", 1, 5),
         ]
     }
 

@@ -13,7 +13,7 @@ use super::chips::{self, ChipState};
 use super::cpu;
 use super::device::{self, DeviceState};
 use super::error::SnapshotError;
-use super::format::{self, Kind, Reader, Record, SnapshotFormatError, Writer};
+use super::format::{self, Reader, Record, RecordKind, SnapshotFormatError, Writer};
 use super::vcpu::{self, VcpuState};
 use super::working_set::{self, WorkingSet};
 use crate::boot::MAX_CPUS;
@@ -151,27 +151,42 @@ impl MachineState {
         let memory = Base::encode(self.base.as_ref());
         let mut records = vec![
             record(
-                Kind::Machine,
+                RecordKind::Machine,
                 String::new(),
                 MACHINE_VERSION,
                 machine.finish(),
             ),
-            record(Kind::Memory, String::new(), MEMORY_VERSION, memory),
+            record(RecordKind::Memory, String::new(), MEMORY_VERSION, memory),
         ];
         for (id, vcpu) in self.vcpus.iter().enumerate() {
             let bytes = vcpu.encode();
-            records.push(record(Kind::Vcpu, id.to_string(), vcpu::VERSION, bytes));
+            records.push(record(
+                RecordKind::Vcpu,
+                id.to_string(),
+                vcpu::VERSION,
+                bytes,
+            ));
         }
         let chips = self.chips.encode();
-        records.push(record(Kind::Chips, String::new(), chips::VERSION, chips));
+        records.push(record(
+            RecordKind::Chips,
+            String::new(),
+            chips::VERSION,
+            chips,
+        ));
         if let Some(address) = self.pci {
             let mut pci = Writer::default();
             pci.u32(address);
-            records.push(record(Kind::Pci, String::new(), PCI_VERSION, pci.finish()));
+            records.push(record(
+                RecordKind::Pci,
+                String::new(),
+                PCI_VERSION,
+                pci.finish(),
+            ));
         }
         let device = |name: &str, saved: &SavedDevice| {
             let bytes = saved.bytes.clone();
-            record(Kind::Device, name.to_owned(), saved.version, bytes)
+            record(RecordKind::Device, name.to_owned(), saved.version, bytes)
         };
         records.extend(self.serial.as_ref().map(|saved| device(SERIAL, saved)));
         records.extend(self.events.as_ref().map(|saved| device(EVENTS, saved)));
@@ -182,7 +197,12 @@ impl MachineState {
         }
         records.extend(self.working_set.as_ref().map(|set| {
             let bytes = set.encode();
-            record(Kind::WorkingSet, String::new(), working_set::VERSION, bytes)
+            record(
+                RecordKind::WorkingSet,
+                String::new(),
+                working_set::VERSION,
+                bytes,
+            )
         }));
         records
     }
@@ -196,7 +216,7 @@ impl MachineState {
             let found = records.iter().find(|r| r.kind == kind && r.id == id);
             found.ok_or_else(|| missing(format!("the record {kind:?} {id}")))
         };
-        let machine = find(Kind::Machine, "")?.parse(MACHINE_READABLE, |input, _| {
+        let machine = find(RecordKind::Machine, "")?.parse(MACHINE_READABLE, |input, _| {
             let identity = input.raw(16)?.try_into().map_err(|_| "no identity")?;
             let memory = MemoryShape {
                 boot: MemorySize::bytes(input.u64()?),
@@ -222,42 +242,42 @@ impl MachineState {
         if count == 0 || count > u32::from(max_vcpus) || max_vcpus > MAX_CPUS {
             return Err(invalid("a number of vCPUs that no guest has"));
         }
-        let base = find(Kind::Memory, "")?.parse(MEMORY_READABLE, |input, _| {
+        let base = find(RecordKind::Memory, "")?.parse(MEMORY_READABLE, |input, _| {
             Base::decode(input, memory.total().as_bytes())
         })?;
         let vcpus: Vec<VcpuState> = (0..count)
             .map(|id| {
-                find(Kind::Vcpu, &id.to_string())?
+                find(RecordKind::Vcpu, &id.to_string())?
                     .parse(vcpu::READABLE, |input, _| VcpuState::decode(input))
             })
             .collect::<Result<_, _>>()?;
-        let chips =
-            find(Kind::Chips, "")?.parse(chips::READABLE, |input, _| ChipState::decode(input))?;
+        let chips = find(RecordKind::Chips, "")?
+            .parse(chips::READABLE, |input, _| ChipState::decode(input))?;
         let own = |record: &Record| SavedDevice {
             version: record.version,
             bytes: record.bytes.clone(),
         };
-        let serial = find(Kind::Device, SERIAL).ok().map(own);
-        let events = find(Kind::Device, EVENTS).ok().map(own);
-        let firmware = find(Kind::Device, FIRMWARE).ok().map(own);
-        let pci = match find(Kind::Pci, "") {
+        let serial = find(RecordKind::Device, SERIAL).ok().map(own);
+        let events = find(RecordKind::Device, EVENTS).ok().map(own);
+        let firmware = find(RecordKind::Device, FIRMWARE).ok().map(own);
+        let pci = match find(RecordKind::Pci, "") {
             Ok(record) => Some(record.parse(PCI_READABLE, |input, _| input.u32())?),
             Err(_) => None,
         };
         let transport = match pci {
-            None => Kind::Transport,
-            Some(_) => Kind::Function,
+            None => RecordKind::Transport,
+            Some(_) => RecordKind::Function,
         };
         let transports = records.iter().filter(|r| r.kind == transport);
         let devices: Vec<DeviceState> = transports
             .map(|record| {
-                let own = own(find(Kind::Device, &record.id)?);
+                let own = own(find(RecordKind::Device, &record.id)?);
                 record.parse(device::READABLE, |input, _| {
                     DeviceState::decode(input, record, own)
                 })
             })
             .collect::<Result<_, _>>()?;
-        let working_set = match find(Kind::WorkingSet, "") {
+        let working_set = match find(RecordKind::WorkingSet, "") {
             Ok(record) => Some(record.parse(working_set::READABLE, |input, _| {
                 WorkingSet::decode(input, boot.as_bytes())
             })?),
@@ -265,12 +285,14 @@ impl MachineState {
         };
         // A file is read completely or not at all: what an unknown record says would be lost.
         let is_used = |record: &Record| match record.kind {
-            Kind::Machine | Kind::Memory | Kind::Chips | Kind::Pci | Kind::WorkingSet => {
-                record.id.is_empty()
-            }
-            Kind::Vcpu => (0..count).any(|id| record.id == id.to_string()),
-            Kind::Transport | Kind::Function => record.kind == transport,
-            Kind::Device => {
+            RecordKind::Machine
+            | RecordKind::Memory
+            | RecordKind::Chips
+            | RecordKind::Pci
+            | RecordKind::WorkingSet => record.id.is_empty(),
+            RecordKind::Vcpu => (0..count).any(|id| record.id == id.to_string()),
+            RecordKind::Transport | RecordKind::Function => record.kind == transport,
+            RecordKind::Device => {
                 let own = [SERIAL, EVENTS, FIRMWARE].into_iter();
                 let mut all = own.chain(devices.iter().map(|device| &*device.name));
                 all.any(|name| name == record.id)

@@ -14,7 +14,7 @@ use super::working_set::WorkingSet;
 use crate::memory::{MemoryShape, MemorySize};
 use crate::transport::Transport;
 
-pub(crate) use super::format::{Kind, decode, encode};
+pub(crate) use super::format::{RecordKind, decode, encode};
 
 /// The state that a VM with two vCPUs and two devices would write, with KVM's structures all zero.
 pub(crate) fn sample(on: Transport) -> MachineState {
@@ -119,8 +119,8 @@ pub fn fuzz_state(data: &[u8]) {
                     return;
                 }
             }
-            4 => records[number].kind = Kind::Transport,
-            5 => records[number].kind = Kind::Function,
+            4 => records[number].kind = RecordKind::Transport,
+            5 => records[number].kind = RecordKind::Function,
             _ => {
                 let len = bytes.len().max(1);
                 if let Some(byte) = bytes.get_mut(at % len) {
@@ -190,7 +190,7 @@ mod tests {
     fn time_that_passes_moves_the_clock_on_and_changes_nothing_else() {
         let chips = |state: &MachineState| {
             let mut records = state.to_records().into_iter();
-            let record = records.find(|record| record.kind == Kind::Chips);
+            let record = records.find(|record| record.kind == RecordKind::Chips);
             record.expect("a machine has chips").bytes
         };
         let mut state = sample(Transport::Pci);
@@ -236,10 +236,10 @@ mod tests {
             MachineState::from_records(more).unwrap_err().to_string()
         };
         for (kind, id) in [
-            (Kind::Vcpu, "2"),
-            (Kind::Device, "blk9"),
-            (Kind::Function, "blk9"),
-            (Kind::Chips, "more"),
+            (RecordKind::Vcpu, "2"),
+            (RecordKind::Device, "blk9"),
+            (RecordKind::Function, "blk9"),
+            (RecordKind::Chips, "more"),
         ] {
             let error = surplus(kind, id);
             assert!(error.contains(id) && error.contains("nothing"), "{error}");
@@ -256,7 +256,7 @@ mod tests {
                 // A VM may have no serial port, no register of events and no firmware, and its
                 // working set need not be known.
                 let is_extra = ["serial", "events", "firmware"].contains(&&*gone.id);
-                let optional = is_extra || gone.kind == Kind::WorkingSet;
+                let optional = is_extra || gone.kind == RecordKind::WorkingSet;
                 let read = MachineState::from_records(fewer);
                 assert_eq!(read.is_ok(), optional, "{:?} {}", gone.kind, gone.id);
             }
@@ -311,7 +311,7 @@ mod tests {
     fn a_vcpu_has_no_more_msrs_than_kvm_knows_and_each_once() {
         let read = |numbers: &[u32]| {
             let mut records = sample(Transport::Mmio).to_records();
-            let of_vcpu = |record: &&mut Record| record.kind == Kind::Vcpu;
+            let of_vcpu = |record: &&mut Record| record.kind == RecordKind::Vcpu;
             let vcpu = records.iter_mut().find(of_vcpu).unwrap();
             let mut bytes = vcpu.bytes[..4].to_vec();
             bytes.extend(u32::try_from(numbers.len()).unwrap().to_le_bytes());

@@ -10,7 +10,7 @@ use kvm_bindings::{
 };
 use kvm_ioctls::VcpuFd;
 
-use super::SnapshotError;
+use super::error::SnapshotError;
 use super::format::{Reader, Writer};
 use crate::kvm::{self, KvmError};
 

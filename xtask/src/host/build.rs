@@ -10,7 +10,7 @@ use anyhow::{Context, Result, bail};
 
 use crate::process::{self, Lock};
 use crate::report::Step;
-use crate::{cpio, deb, paths};
+use crate::{deb, paths};
 
 /// Modules that must be loaded before the command runs: the transports to this machine, then KVM
 /// and what tests of guests use. `modprobe` finds all others in /lib/modules.
@@ -326,7 +326,7 @@ fn order(dependencies: &str, builtin: &str, wanted: &[&str]) -> Result<Vec<Strin
 }
 
 fn write_initramfs(out: impl Write, busybox: &Path, modules: &[(String, Vec<u8>)]) -> Result<()> {
-    let mut cpio = cpio::Writer::new(out);
+    let mut cpio = podvisor_cpio::Writer::new(out);
     for directory in [
         "bin", "dev", "host", "lower", "machine", "modules", "new", "proc", "sys", "upper",
     ] {

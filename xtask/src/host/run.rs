@@ -21,8 +21,8 @@ use signal_hook::iterator::Signals;
 
 use super::build::Image;
 use super::{disk, qemu};
+use crate::paths;
 use crate::process::{Group, RawTerminal, TempDir};
-use crate::{cpio, paths};
 
 /// A host boots in 3 to 5 s; on a heavily loaded machine in a minute. One whose console had no new
 /// message for this long hangs.
@@ -219,11 +219,10 @@ fn watch(
             }
             Ok(Event::Exit(status)) => break status,
             Err(RecvTimeoutError::Timeout) => {
-                let console = fs::metadata(dir.join("console.log")).map_or(0, |log| log.len());
-                if !up && verdict.is_none() && console > printed {
+                if !up && verdict.is_none() {
+                    let console = fs::metadata(dir.join("console.log")).map_or(0, |log| log.len());
                     let longer = (Instant::now() + BOOT_LIMIT).min(began + job.limit);
-                    if longer > deadline {
-                        printed = console;
+                    if is_prolonged(&mut printed, console) && longer > deadline {
                         deadline = longer;
                         continue;
                     }
@@ -270,6 +269,14 @@ fn watch(
         (None, Some(Ok(ended))) => Ok(ended),
         (None, None) => Err(Failure::Died(exit)),
     }
+}
+
+/// Whether a host that boots has more time: its console has more than the `printed` bytes of when
+/// it was looked at last.
+fn is_prolonged(printed: &mut u64, console: u64) -> bool {
+    let has_progress = console > *printed;
+    *printed = console;
+    has_progress
 }
 
 /// Appends QEMU's information on the CPUs of a hanging host to the console's log.
@@ -489,7 +496,7 @@ const KERNEL_COMMAND_LINE: &str = "console=ttyS0 panic=-1 quiet mitigations=off 
 fn write_initramfs(image: &Image, job: &Job, path: &Path) -> Result<()> {
     let write = || -> io::Result<()> {
         fs::copy(&image.initramfs, path)?;
-        let mut archive = cpio::Writer::new(Vec::new());
+        let mut archive = podvisor_cpio::Writer::new(Vec::new());
         archive.file("host/conf", 0o644, configuration(image, job).as_bytes())?;
         archive.file("host/run", 0o755, script(job).as_bytes())?;
         let bytes = archive.finish()?;
@@ -565,7 +572,14 @@ pub(crate) fn console_log() -> PathBuf {
 
 #[cfg(test)]
 mod tests {
-    use super::quote;
+    use super::{is_prolonged, quote};
+
+    #[test]
+    fn a_host_that_boots_has_more_time_as_long_as_its_console_grows() {
+        let mut printed = 0;
+        let looks = [0, 700, 700, 701].map(|console| is_prolonged(&mut printed, console));
+        assert_eq!(looks, [false, true, false, true]);
+    }
 
     #[test]
     fn quoted_words_come_back_from_a_shell() {

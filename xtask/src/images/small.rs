@@ -20,7 +20,7 @@ use anyhow::{Context, Result, bail};
 use podvisor_test_disks::{Gpt, PartitionType, SMALL_UUID, ext4};
 
 use crate::report::Step;
-use crate::{cpio, deb, paths, process, setup};
+use crate::{deb, paths, process, setup};
 
 const GUEST_AGENT: &str = "qemu-guest-agent";
 const KERNEL: &str = "linux-image-cloud-amd64";
@@ -246,7 +246,7 @@ struct Base<'a> {
 impl Base<'_> {
     /// Packs busybox, the modules in the order in which they load, and the script.
     fn initramfs(&self, busybox: &Path) -> Result<Vec<u8>> {
-        let mut archive = cpio::Writer::new(Vec::new());
+        let mut archive = podvisor_cpio::Writer::new(Vec::new());
         for directory in ["bin", "dev", "modules", "modules/1"] {
             archive.directory(directory)?;
         }
@@ -259,7 +259,7 @@ impl Base<'_> {
 
     /// Packs the modules that the first archive lacks.
     fn more(&self) -> Result<Vec<u8>> {
-        let mut archive = cpio::Writer::new(Vec::new());
+        let mut archive = podvisor_cpio::Writer::new(Vec::new());
         for directory in ["modules", "modules/2"] {
             archive.directory(directory)?;
         }
@@ -292,7 +292,7 @@ impl Base<'_> {
 
     fn pack(
         &self,
-        archive: &mut cpio::Writer<Vec<u8>>,
+        archive: &mut podvisor_cpio::Writer<Vec<u8>>,
         directory: &str,
         modules: &[&str],
         loaded: &[PathBuf],

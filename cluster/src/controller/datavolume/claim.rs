@@ -118,6 +118,10 @@ pub(super) fn claim(
         ),
         ("selector", template.selector),
         ("volumeName", template.volume_name.map(Value::from)),
+        (
+            "volumeAttributesClassName",
+            template.volume_attributes_class_name.map(Value::from),
+        ),
     ];
     for (field, value) in optional {
         if let Some(value) = value {

@@ -1,12 +1,15 @@
 //! What is asked of a VM: by whom it is heard, and what the client prints.
 
 use std::fs;
+use std::net::SocketAddr;
 use std::os::unix::fs::PermissionsExt as _;
 
 use k8s_openapi::api::core::v1::{Pod, Service};
 use kube::{Api, api::ListParams};
 use podvisor_node_api::messages::VmPhase;
 use serde_json::json;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpStream, UdpSocket};
 
 use super::super::nodes::{self, eventually, running};
 use super::super::{migrations, served, vm};
@@ -194,6 +197,29 @@ async fn virtctl_talks_with_the_console_and_with_ports() {
         port.say(b"exit");
         assert!(port.ends().await.success(), "{arguments}");
     }
+    let ports = ports();
+    let arguments = format!("port-forward vmi/a {}:80 udp/{}:53", ports[0], ports[1]);
+    let _forwards = virtctl.begin(&arguments);
+    let mut stream = eventually("it listens", async || {
+        TcpStream::connect(("127.0.0.1", ports[0])).await.ok()
+    })
+    .await;
+    let mut greeting = [0; 6];
+    stream.read_exact(&mut greeting).await.unwrap();
+    stream.write_all(b"hello").await.unwrap();
+    let mut echo = [0; 5];
+    stream.read_exact(&mut echo).await.unwrap();
+    assert_eq!((&greeting, &echo), (b"Tcp 80", b"hello"));
+    // A datagram is a message, both ways.
+    let socket = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+    socket.connect(("127.0.0.1", ports[1])).await.unwrap();
+    for (said, heard) in [("one", "Udp 53"), ("two", "one"), ("three", "two")] {
+        socket.send(said.as_bytes()).await.unwrap();
+        let mut datagram = [0; 64];
+        let count = socket.recv(&mut datagram).await.unwrap();
+        assert_eq!(&datagram[..count], heard.as_bytes());
+    }
+
     virtctl
         .all(&[
             (
@@ -219,6 +245,14 @@ async fn virtctl_talks_with_the_console_and_with_ports() {
             ("guestfs a", Err("could not get guestfs image info")),
         ])
         .await;
+}
+
+/// Free ports of the loopback interface, of TCP and of UDP.
+fn ports() -> [u16; 2] {
+    let stream = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let datagrams = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+    let port = |address: std::io::Result<SocketAddr>| address.unwrap().port();
+    [port(stream.local_addr()), port(datagrams.local_addr())]
 }
 
 /// Plays the local `ssh` and `scp`: says what it was called with, and what it hears first of the

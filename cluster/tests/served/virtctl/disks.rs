@@ -1,6 +1,6 @@
 //! Volumes that are plugged in, credentials, and disks that are uploaded.
 
-use k8s_openapi::api::core::v1::PersistentVolumeClaim;
+use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Secret};
 use kube::{
     Api,
     api::{ApiResource, DynamicObject, Patch, PatchParams, PostParams},
@@ -11,6 +11,7 @@ use serde_json::json;
 use super::super::nodes::eventually;
 use super::super::uploads::{self, Program};
 use super::super::{served, vm};
+use super::manifests::create;
 use super::{Scene, Virtctl};
 
 #[tokio::test]
@@ -95,6 +96,34 @@ async fn virtctl_plugs_volumes_and_gives_credentials() {
     let credential = &vm.data["spec"]["template"]["spec"]["accessCredentials"][0]["sshPublicKey"];
     let users = &credential["propagationMethod"]["qemuGuestAgent"]["users"];
     assert_eq!(*users, json!(["root"]));
+
+    let made = "create vm --name=p --run-strategy=Halted --access-cred=type:password,src:words";
+    let made = virtctl.run(made).await.text;
+    let namespace = &virtctl.namespace;
+    create(&scene.admin, namespace, &made, false).await.unwrap();
+    let words = serde_json::from_value(json!({ "metadata": { "name": "words" } }));
+    let secrets = Api::<Secret>::namespaced(scene.admin.clone(), namespace);
+    secrets.create(&params, &words.unwrap()).await.unwrap();
+    let set = "credentials set-password --user=root --password=x p";
+    virtctl
+        .all(&[
+            (
+                set,
+                Err("does not have an owner reference pointing to VM p"),
+            ),
+            (
+                &format!("{set} --force"),
+                Ok("Successfully set password in secret"),
+            ),
+            (&format!("{key} --create-secret p"), Ok("")),
+            (
+                "credentials remove-ssh-key --user=root --value=ssh-ed25519 p",
+                Ok(""),
+            ),
+        ])
+        .await;
+    let words = secrets.get("words").await.unwrap();
+    assert_eq!(words.data.unwrap()["root"].0, b"x");
 }
 
 #[tokio::test(flavor = "multi_thread")]

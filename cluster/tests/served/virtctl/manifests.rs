@@ -79,7 +79,7 @@ const CREATED: [(&str, Result<(), &str>); 22] = [
 ];
 
 /// Sends a manifest to the API server as `kubectl create` does, with all checks.
-async fn create(
+pub(super) async fn create(
     client: &Client,
     namespace: &str,
     manifest: &str,

@@ -142,6 +142,8 @@ object! {
         pub data_source_ref: Option<Value>,
         /// The volume to bind.
         pub volume_name: Option<String>,
+        /// Class of what may change of the volume.
+        pub volume_attributes_class_name: Option<String>,
     }
 
     /// The size of a claim.

@@ -116,6 +116,9 @@ impl DataVolumeSpec {
         let class = path.child("storageClassName");
         let name = claim.storage_class_name.as_deref();
         optional_name(name.filter(|name| !name.is_empty()), &class, causes);
+        let class = path.child("volumeAttributesClassName");
+        let name = claim.volume_attributes_class_name.as_deref();
+        optional_name(name.filter(|name| !name.is_empty()), &class, causes);
         for (name, value) in [
             ("dataSource", &claim.data_source),
             ("dataSourceRef", &claim.data_source_ref),

@@ -68,7 +68,19 @@ fn conflicts(
         of.dedicated_cpu_placement.is_some() && cpu.dedicated_cpu_placement.is_some(),
         "domain.cpu.dedicatedCpuPlacement",
     );
-    conflict(domain.memory.is_some(), "domain.memory");
+    let (of, memory) = (
+        &instancetype.memory,
+        domain.memory.clone().unwrap_or_default(),
+    );
+    conflict(memory.guest.is_some(), "domain.memory.guest");
+    conflict(
+        of.max_guest.is_some() && memory.max_guest.is_some(),
+        "domain.memory.maxGuest",
+    );
+    conflict(
+        of.hugepages.is_some() && memory.hugepages.is_some(),
+        "domain.memory.hugepages",
+    );
     for (name, list) in [
         ("requests", &domain.resources.requests),
         ("limits", &domain.resources.limits),
@@ -180,12 +192,14 @@ fn set_memory(
         causes.invalid(&field, "gets no size from the instance type");
         return;
     };
-    spec.domain.memory = Some(Memory {
-        guest: Some(guest.clone()),
-        max_guest: of.max_guest.clone(),
-        hugepages: of.hugepages.clone(),
-        reserved_overhead: None,
-    });
+    let memory = spec.domain.memory.get_or_insert_with(Memory::default);
+    memory.guest = Some(guest.clone());
+    if of.max_guest.is_some() {
+        memory.max_guest.clone_from(&of.max_guest);
+    }
+    if of.hugepages.is_some() {
+        memory.hugepages.clone_from(&of.hugepages);
+    }
     let percent = of.overcommit_percent.unwrap_or_default();
     if percent == 0 {
         return;

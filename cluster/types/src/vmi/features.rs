@@ -11,7 +11,7 @@ object! {
         /// ACPI: without it the guest is killed, not shut down, and has no power button.
         pub acpi: Option<FeatureState>,
         /// The local APIC: always on.
-        pub apic: Option<FeatureState>,
+        pub apic: Option<ApicFeature>,
         /// What the guest sees of KVM.
         pub kvm: Option<KvmFeature>,
         /// Paravirtual spinlocks.
@@ -28,6 +28,14 @@ object! {
     pub struct FeatureState {
         /// Whether it is on; it is where nothing is said.
         pub enabled: Option<bool>,
+    }
+
+    /// The local APIC.
+    pub struct ApicFeature {
+        /// Whether it is on; it is where nothing is said.
+        pub enabled: Option<bool>,
+        /// The guest ends interrupts without an exit: with KVM every guest may.
+        pub end_of_interrupt: Option<bool>,
     }
 
     /// What the guest sees of KVM.
@@ -56,8 +64,11 @@ pub(super) fn apply_defaults(features: &mut Features) {
         pvspinlock,
         ..
     } = features;
-    for state in [acpi, apic, pvspinlock].into_iter().flatten() {
+    for state in [acpi, pvspinlock].into_iter().flatten() {
         state.enabled.get_or_insert(true);
+    }
+    if let Some(apic) = apic {
+        apic.enabled.get_or_insert(true);
     }
 }
 
@@ -66,14 +77,10 @@ pub(super) fn validate(domain: &Domain, path: &FieldPath, causes: &mut Causes) {
         return;
     };
     let path = path.child("features");
-    for (name, state) in [
-        ("apic", &features.apic),
-        ("pvspinlock", &features.pvspinlock),
-    ] {
-        if state
-            .as_ref()
-            .is_some_and(|state| state.enabled == Some(false))
-        {
+    let apic = features.apic.as_ref().and_then(|apic| apic.enabled);
+    let pvspinlock = features.pvspinlock.as_ref().and_then(|state| state.enabled);
+    for (name, enabled) in [("apic", apic), ("pvspinlock", pvspinlock)] {
+        if enabled == Some(false) {
             causes.not_supported(&path.child(name).child("enabled"), "cannot be false");
         }
     }

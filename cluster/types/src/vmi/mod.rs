@@ -40,7 +40,7 @@ pub use credentials::{
 pub use devices::{Devices, IoThreads, Rng};
 pub use disks::{BlockSize, CdromTarget, CustomBlockSize, Disk, DiskTarget, MatchVolume};
 pub use dns::{DnsConfig, DnsOption};
-pub use features::{FeatureState, Features, KvmFeature};
+pub use features::{ApicFeature, FeatureState, Features, KvmFeature};
 pub use filesystems::{Filesystem, Virtiofs};
 pub use firmware::{
     Bios, Bootloader, Chassis, Efi, Firmware, KernelBoot, KernelBootContainer, Machine,

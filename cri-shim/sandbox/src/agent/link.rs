@@ -15,7 +15,7 @@ use tokio::net::UnixStream;
 use tokio::sync::mpsc;
 
 use super::Agent;
-use crate::machine::{HostPort, MachineError, Ports};
+use crate::machine::{MachineError, Ports, VsockPort};
 
 /// Most connections of the guest to the port of the ready line that wait to be read. An agent opens
 /// one after the other.
@@ -136,9 +136,9 @@ pub(crate) struct Ready {
 
 impl Ready {
     /// Returns the port of the host for the agent's report, and its receiver.
-    pub(crate) fn listen() -> (HostPort, Self) {
+    pub(crate) fn listen() -> (VsockPort, Self) {
         let (sender, connections) = mpsc::channel(READY_BACKLOG);
-        let port = HostPort {
+        let port = VsockPort {
             port: READY_PORT,
             on_connect: Box::new(move |stream| {
                 // Closed if it is not taken: there are too many, or the agent is up already.
@@ -194,7 +194,7 @@ mod tests {
     }
 
     /// The guest's end of a connection to the port.
-    fn connect(port: &mut HostPort) -> UnixStream {
+    fn connect(port: &mut VsockPort) -> UnixStream {
         let (ours, theirs) = StdUnixStream::pair().unwrap();
         (port.on_connect)(ours);
         into_tokio(theirs).unwrap()

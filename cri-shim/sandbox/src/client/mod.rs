@@ -1,6 +1,6 @@
 //! The client of a sandbox's process: requests over its control socket. The connection is here; the
-//! requests are in `calls`, those to QEMU's guest agent in `guest_agent`,
-//! and those about moving machines in `migration`.
+//! requests are in `calls`, those about memory and CPUs in `resources`, those to QEMU's guest agent
+//! in `guest_agent`, and those about moving machines in `migration`.
 
 mod calls;
 mod connection;
@@ -8,6 +8,7 @@ mod guest_agent;
 mod migration;
 mod plug;
 mod replies;
+mod resources;
 
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};

@@ -11,8 +11,8 @@ use tracing::debug;
 
 use super::console::Console;
 use super::{
-    Boot, Disk, HostPort, KernelPanic, Machine, MachineConfig, MachineError, MachineExit, Nic,
-    Ports, SharedDir, causes,
+    Boot, Disk, KernelPanic, Machine, MachineConfig, MachineError, MachineExit, Nic, Ports,
+    SharedDir, VsockPort, causes,
 };
 
 /// The guest's vsock address, the lowest that a guest may have; guests of different
@@ -77,7 +77,7 @@ struct Parts<'a> {
     spare_disks: u8,
     nics: Vec<Nic>,
     share: Option<SharedDir>,
-    host_ports: Vec<HostPort>,
+    host_ports: Vec<VsockPort>,
     console: Option<&'a Arc<Console>>,
 }
 
@@ -100,7 +100,7 @@ impl Parts<'_> {
             builder = builder.fs(share.device()?);
         }
         let mut vsock = VsockDevice::in_process(GUEST_CID)?;
-        for HostPort { port, on_connect } in self.host_ports {
+        for VsockPort { port, on_connect } in self.host_ports {
             vsock.listen(port, on_connect);
         }
         if let Some(console) = self.console {
@@ -111,12 +111,24 @@ impl Parts<'_> {
     }
 }
 
+/// Returns the kernel command line of a guest that boots.
+fn command_line(cpus: u8, transport: Transport, psi: bool, is_watched: bool) -> String {
+    let for_console = if is_watched { WATCHED } else { UNWATCHED };
+    let for_bus = match transport {
+        Transport::Mmio => NO_PCI,
+        Transport::Pci => "",
+    };
+    let for_cpus = if cpus == 1 { ONE_CPU } else { "" };
+    let for_figures = if psi { PSI } else { "" };
+    format!("{COMMAND_LINE}{for_console}{CONNECTIONS}{for_bus}{for_cpus}{for_figures}")
+}
+
 impl BuiltMachine {
     /// Builds a machine whose guest can connect to `host_ports` of the host over vsock.
     ///
     /// # Errors
     /// [`MachineError`]; nothing is left of the machine then.
-    pub fn new(config: MachineConfig, host_ports: Vec<HostPort>) -> Result<Self, MachineError> {
+    pub fn new(config: MachineConfig, host_ports: Vec<VsockPort>) -> Result<Self, MachineError> {
         let MachineConfig {
             boot,
             cpus,
@@ -132,10 +144,6 @@ impl BuiltMachine {
             console,
             early,
         } = config;
-        let for_console = match console {
-            None => UNWATCHED,
-            Some(_) => WATCHED,
-        };
         let console = console.map(Console::new).transpose();
         let console = console.map_err(MachineError::ConsoleFile)?;
         let first_spare = disks.len();
@@ -155,12 +163,7 @@ impl BuiltMachine {
                 parts.add_to(builder)?.build()?
             }
             Boot::Cold(files) => {
-                let for_bus = match transport {
-                    Transport::Mmio => NO_PCI,
-                    Transport::Pci => "",
-                };
-                let for_cpus = if cpus == 1 { ONE_CPU } else { "" };
-                let for_figures = if psi { PSI } else { "" };
+                let is_watched = console.is_some();
                 let builder = Vm::builder()
                     .kernel(files.kernel)
                     .initramfs(files.initramfs)
@@ -168,9 +171,7 @@ impl BuiltMachine {
                     .max_vcpus(max_cpus)
                     .transport(transport)
                     .memory(MemorySize::bytes(memory))
-                    .cmdline(format!(
-                        "{COMMAND_LINE}{for_console}{CONNECTIONS}{for_bus}{for_cpus}{for_figures}"
-                    ));
+                    .cmdline(command_line(cpus, transport, psi, is_watched));
                 let builder = match growth {
                     0 => builder,
                     most => builder.hotplug_memory(MemorySize::bytes(most)),
@@ -253,5 +254,23 @@ impl BuiltMachine {
             stopped,
             exit,
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_console_changes_nothing_but_where_the_guests_kernel_writes() {
+        for (cpus, transport) in [(1, Transport::Mmio), (4, Transport::Pci)] {
+            let line = |is_watched| command_line(cpus, transport, true, is_watched);
+            let (watched, unwatched) = (line(true), line(false));
+            assert_eq!(
+                watched.replace(WATCHED, ""),
+                unwatched.replace(UNWATCHED, "")
+            );
+            assert!(watched.contains(COMMAND_LINE) && watched.contains("console=ttyS0"));
+        }
     }
 }

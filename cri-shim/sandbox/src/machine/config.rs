@@ -92,16 +92,16 @@ pub struct MachineConfig {
 }
 
 /// A vsock port of the host that the guest may connect to.
-pub struct HostPort {
+pub struct VsockPort {
     /// Its number.
     pub port: u32,
     /// Called with each connection, on the device's event loop: it must not block.
     pub on_connect: Box<dyn FnMut(UnixStream) + Send>,
 }
 
-impl fmt::Debug for HostPort {
+impl fmt::Debug for VsockPort {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("HostPort")
+        f.debug_struct("VsockPort")
             .field("port", &self.port)
             .finish_non_exhaustive()
     }

@@ -26,7 +26,7 @@ mod share;
 pub use assets::{AssetError, Assets, GUEST_DIR_VARIABLE, GuestFile};
 pub use build::BuiltMachine;
 use build::GUEST_CID;
-pub use config::{Boot, GROWTH_UNIT, GuestFiles, HostPort, MachineConfig, SHARE_TAG};
+pub use config::{Boot, GROWTH_UNIT, GuestFiles, MachineConfig, SHARE_TAG, VsockPort};
 pub use disk::{Disk, PluggedDisk};
 pub use error::MachineError;
 pub use error::causes;
@@ -41,7 +41,8 @@ pub use panic::KernelPanic;
 pub use podvisor_network::guest::NicKind;
 pub use podvisor_vmm::{
     BlockDevice, BlockDeviceError, BootError, EarlyVm, Firmware, IoEngine, OverlayFormat, Snapshot,
-    Transport, WorkingSet, create_grown_overlay, flatten_disk, grow_overlay, open_disk_for_writing,
+    Transport, WorkingSet, create_grown_overlay, create_qcow2, flatten_disk, grow_overlay,
+    open_disk_for_writing,
 };
 pub(crate) use podvisor_vmm::{
     MigrateError, MigrationOptions, MigrationProgress, MigrationReport, MigrationStep, MovingDisk,

@@ -31,7 +31,7 @@ impl Child {
         }
     }
 
-    pub(super) fn new(pid: Pid, process: OwnedFd) -> io::Result<Self> {
+    pub(crate) fn new(pid: Pid, process: OwnedFd) -> io::Result<Self> {
         let process = watch::readable(process).map_err(|error| given_up(pid, error))?;
         Ok(Self {
             pid,
@@ -42,6 +42,11 @@ impl Child {
 
     pub(crate) fn id(&self) -> u32 {
         self.pid.as_raw_nonzero().get().unsigned_abs()
+    }
+
+    /// Whether the process has ended and was waited for.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.status.is_some()
     }
 
     /// Kills the process, unless it has ended.

@@ -38,6 +38,14 @@ pub(in crate::cli) struct PsArgs {
     #[arg(short, long)]
     all: bool,
 
+    /// Show the container that was created last, though it has ended
+    #[arg(short, long, conflicts_with = "last")]
+    latest: bool,
+
+    /// Show the N containers that were created last, those that have ended, too
+    #[arg(short = 'n', long, value_name = "N")]
+    last: Option<usize>,
+
     /// Print ids only
     #[arg(short, long, conflicts_with_all = ["json", "format"])]
     quiet: bool,
@@ -142,12 +150,23 @@ fn is_of(record: &Record, image: &str) -> bool {
     hex.starts_with(image) || id.starts_with(image) || is_named()
 }
 
+impl PsArgs {
+    /// How many are shown at most, as `-n` and `-l` say.
+    fn most(&self) -> Option<usize> {
+        self.last.or(self.latest.then_some(1))
+    }
+
+    fn shows_ended(&self) -> bool {
+        let is_status = |one: &Filter| matches!(one, Filter::Status(_) | Filter::Exited(_));
+        self.all || self.most().is_some() || self.filter.iter().any(is_status)
+    }
+}
+
 pub(in crate::cli) fn run(globals: &Globals, args: &PsArgs) -> anyhow::Result<u8> {
     let containers = Containers::open(&globals.root()?)?;
     let runtime = crate::cli::runtime()?;
-    let is_status = |one: &Filter| matches!(one, Filter::Status(_) | Filter::Exited(_));
     let is_label = |one: &Filter| matches!(one, Filter::Label(_));
-    let shows_ended = args.all || args.filter.iter().any(is_status);
+    let shows_ended = args.shows_ended();
     let shown = runtime.block_on(async {
         sweep(&containers).await?;
         let mut shown = Vec::new();
@@ -166,6 +185,8 @@ pub(in crate::cli) fn run(globals: &Globals, args: &PsArgs) -> anyhow::Result<u8
                 shown.push((entry, state));
             }
         }
+        // The newest are first.
+        shown.truncate(args.most().unwrap_or(usize::MAX));
         anyhow::Ok(shown)
     })?;
     if args.quiet {

@@ -114,6 +114,9 @@ pub(in crate::cli) struct VmRecord {
     /// Bytes of them that it has.
     #[serde(default)]
     pub(in crate::cli) grown: u64,
+    /// The address of its card, if it came from another host with it.
+    #[serde(default)]
+    pub(in crate::cli) mac: Option<[u8; 6]>,
 }
 
 impl Record {

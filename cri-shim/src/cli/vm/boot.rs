@@ -16,8 +16,8 @@ use crate::cli::{advice, io_limits, notice};
 use crate::kept_kernels;
 use crate::machine::{Assets, causes};
 use crate::sandbox::{
-    BootEvent, BootMachine, BootPhase, BootProgram, ContinueAs, DEFAULT_CGROUP_PARENT, JailMode,
-    LaunchConfig, SandboxClient, SavedMachine,
+    BootEvent, BootMachine, BootPhase, BootProgram, ContinueAs, DEFAULT_CGROUP_PARENT,
+    IncomingMachine, JailMode, LaunchConfig, SandboxClient, SavedMachine,
 };
 
 /// The loader's command line: messages go to the console, and a loader that fails ends the machine.
@@ -57,17 +57,26 @@ pub(super) enum Beginning {
     },
     /// From saved memory: as itself, or as a copy.
     Saved(SavedMachine),
+    /// By a migration from another host.
+    Arrives(IncomingMachine),
 }
 
 impl Beginning {
     /// Whether the guest goes on as the one that it was, with what it was told.
     fn is_same(&self) -> bool {
-        matches!(self, Self::Saved(saved) if saved.continues == ContinueAs::Same)
+        match self {
+            Self::Saved(saved) => saved.continues == ContinueAs::Same,
+            Self::Arrives(_) => true,
+            Self::Boot | Self::Image { .. } => false,
+        }
     }
 }
 
 /// Returns the hardware address of a VM's card, which is the same at each start.
-fn own_mac(record: &Record) -> [u8; 6] {
+pub(super) fn own_mac(record: &Record) -> [u8; 6] {
+    if let Some(mac) = record.vm.as_ref().and_then(|vm| vm.mac) {
+        return mac;
+    }
     let mut mac = [2, 0, 0, 0, 0, 0];
     let digits = record.id.as_bytes().chunks_exact(2);
     for (byte, pair) in mac.iter_mut().skip(1).zip(digits) {
@@ -168,6 +177,7 @@ pub(super) async fn boot(
     match beginning {
         Beginning::Boot => {}
         Beginning::Saved(saved) => boot.saved = Some(saved),
+        Beginning::Arrives(incoming) => boot.incoming = Some(incoming),
         Beginning::Image { image, is_quiet } => {
             let files = [loader.kernel.as_path(), loader.initramfs.as_path()];
             let reads = || {

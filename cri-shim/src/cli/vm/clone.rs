@@ -163,6 +163,7 @@ fn clone_record(origin: Record, name: &str) -> anyhow::Result<Record> {
         .vm
         .clone()
         .context("the snapshot is not one of a VM")?;
+    vm.mac = None;
     ensure!(
         !origin.is_pod && origin.pod.is_none(),
         "the snapshot is not one of a VM"
@@ -238,6 +239,7 @@ mod tests {
                 ssh_keys: vec!["k".to_owned()],
                 has_autologin: true,
                 firmware: Some("/f".into()),
+                mac: Some([2; 6]),
                 ..VmRecord::default()
             }),
             network: NetworkMode::User,
@@ -252,6 +254,7 @@ mod tests {
         assert_eq!((clone.cpus, clone.memory), (2, origin.memory));
         let (vm, of_origin) = (clone.vm.unwrap(), origin.vm.clone().unwrap());
         assert_eq!((vm.disk_size, &vm.ssh_keys), (7, &of_origin.ssh_keys));
+        assert_eq!(vm.mac, None);
         // Two cannot have one port.
         assert_eq!(clone.ports.len(), 1);
         assert_eq!(vm.ssh_port, Some(clone.ports[0].host_port));

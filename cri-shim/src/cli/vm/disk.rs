@@ -6,18 +6,20 @@
 
 use std::fs::{self, File};
 use std::io;
+use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, ensure};
 use podvisor_images::Disk;
 
 use rustix::fs::ioctl_ficlone;
+use serde::{Deserialize, Serialize};
 
 use super::saved::sync;
 use crate::cli::size;
 use crate::machine::{
     BlockDevice, DiskContents, DiskMove, MachineDisk, OverlayFormat, create_grown_overlay,
-    flatten_disk, grow_overlay,
+    create_qcow2, flatten_disk, grow_overlay,
 };
 
 /// The image.
@@ -166,13 +168,92 @@ impl Swapped {
     }
 }
 
+/// What another host has to know of a VM's disk to make one that its contents come to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct DiskShape {
+    /// It is a file with the differences from the image.
+    pub(super) is_qcow2: bool,
+    /// Bytes of the disk.
+    pub(super) size: u64,
+    /// Bytes of the image.
+    pub(super) image: u64,
+}
+
+/// Returns the shape of a VM's disk.
+pub(super) fn shape(dir: &Path) -> anyhow::Result<DiskShape> {
+    let (path, format) = find(dir);
+    let file = existing(&path, false)?;
+    let is_qcow2 = format != OverlayFormat::Reflink;
+    let size = match is_qcow2 {
+        false => file.metadata().map(|meta| meta.len()),
+        true => {
+            // Of the header: where the file's format has the size of its disk.
+            let mut size = [0; 8];
+            let read = file.read_exact_at(&mut size, 24);
+            read.map(|()| u64::from_be_bytes(size))
+        }
+    };
+    let size = size.with_context(|| format!("failed to read {}", path.display()))?;
+    let image = open_image(dir)?.metadata();
+    let image = image.context("failed to read the VM's image")?.len();
+    Ok(DiskShape {
+        is_qcow2,
+        size,
+        image,
+    })
+}
+
+/// Opens the image that a VM's disk began with.
+pub(super) fn open_image(dir: &Path) -> anyhow::Result<File> {
+    existing(&dir.join(BASE), false)
+}
+
+/// Makes the empty file of the image of a VM that comes from another host.
+pub(super) fn create_image(dir: &Path) -> anyhow::Result<File> {
+    let path = dir.join(BASE);
+    open(&path, true).with_context(|| failed(&path))
+}
+
+/// Links an image of this host as that of a VM that comes.
+pub(super) fn link_image(dir: &Path, image: &Disk) -> anyhow::Result<()> {
+    let pinned = image.open()?;
+    let linked = link(image.path(), &dir.join(BASE));
+    drop(pinned);
+    linked
+}
+
+/// Makes the disk of a VM that comes, over its image, which is there: its contents come later.
+pub(super) fn create_empty(dir: &Path, shape: &DiskShape) -> anyhow::Result<()> {
+    let path = dir.join(match shape.is_qcow2 {
+        true => QCOW2,
+        false => REFLINK,
+    });
+    let make = || {
+        let file = open(&path, true)?;
+        match shape.is_qcow2 {
+            false => file.set_len(shape.size)?,
+            true => {
+                let base = dir.join(BASE);
+                create_qcow2(&File::open(&base)?, &base, &file)?;
+                grow_overlay(&file, OverlayFormat::Qcow2, shape.size)?;
+            }
+        }
+        anyhow::Ok(())
+    };
+    make().with_context(|| failed(&path))
+}
+
 /// Opens the disk of a VM.
 pub(super) fn open_root(dir: &Path) -> anyhow::Result<MachineDisk> {
     let (path, format) = find(dir);
+    let base = existing(&dir.join(BASE), false)?;
+    let image = base.metadata().context("failed to read the VM's image")?;
     Ok(MachineDisk {
-        moves: DiskMove::default(),
+        // Over the same image on both hosts.
+        moves: DiskMove::Copied(format!("{} bytes", image.len())),
         contents: DiskContents::Overlay {
-            base: existing(&dir.join(BASE), false)?,
+            base,
             overlay: existing(&path, true)?,
             format,
         },
@@ -255,6 +336,33 @@ mod tests {
         clone(&vm, &snapshot, &clone_dir).unwrap();
         let read = |name: &str| fs::read_to_string(clone_dir.join(name)).unwrap();
         assert_eq!((read(BASE), read(QCOW2)), ("image".into(), "then".into()));
+    }
+
+    /// On a file system that shares blocks or on one that does not: what comes is of the same kind.
+    #[test]
+    fn a_disk_that_comes_has_the_shape_of_the_one_that_it_leaves() {
+        let root = tempfile::tempdir().unwrap();
+        for (number, file) in [QCOW2, REFLINK].into_iter().enumerate() {
+            let dir = |name: &str| {
+                let dir = root.path().join(format!("{name}{number}"));
+                fs::create_dir(&dir).unwrap();
+                fs::write(dir.join(BASE), vec![1; 1 << 20]).unwrap();
+                dir
+            };
+            let (from, to) = (dir("from"), dir("to"));
+            let shape_there = DiskShape {
+                is_qcow2: file == QCOW2,
+                size: 3 << 20,
+                image: 1 << 20,
+            };
+            create_empty(&from, &shape_there).unwrap();
+            let found = shape(&from).unwrap();
+            assert_eq!(found, shape_there);
+            create_empty(&to, &found).unwrap();
+            assert_eq!(shape(&to).unwrap(), found);
+            let moves = |dir: &Path| open_root(dir).unwrap().moves;
+            assert_eq!(moves(&from), moves(&to));
+        }
     }
 
     #[test]

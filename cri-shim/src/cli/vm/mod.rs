@@ -17,6 +17,8 @@
 //! | `saved` | the files of a saved machine |
 //! | `hibernate`, `snapshot`, `clone` | `vm hibernate`, snapshots and `vm restore`, `vm clone` |
 //! | `commit` | `vm commit` |
+//! | `migrate`, `receive` | `vm migrate`, and its other side |
+//! | `transfer` | what the two say to each other first |
 //! | `run` | `vm run` and `vm start` |
 //! | `copy` | `vm cp` |
 //! | `console` | `vm console`, and the console of `vm run` |
@@ -38,7 +40,9 @@ mod hibernate;
 mod image;
 mod keys;
 mod list;
+mod migrate;
 mod reboot;
+mod receive;
 mod resize;
 mod run;
 mod saved;
@@ -46,6 +50,7 @@ mod seed;
 mod snapshot;
 mod ssh;
 mod timings;
+mod transfer;
 mod volumes;
 
 use clap::{Arg, Args, Subcommand};
@@ -80,6 +85,10 @@ enum VmCommand {
     Clone(clone::CloneArgs),
     /// Make an image of the disk of a virtual machine, which others begin with
     Commit(commit::CommitArgs),
+    /// Move a running virtual machine to another host
+    Migrate(migrate::MigrateArgs),
+    /// Take a virtual machine that another host moves here
+    Receive(receive::ReceiveArgs),
     /// Make the disks of virtual machines larger, or change the CPUs and memory of those that are
     /// off
     Resize(resize::ResizeArgs),
@@ -147,6 +156,8 @@ pub(super) fn run(globals: &Globals, args: &VmArgs) -> anyhow::Result<u8> {
         VmCommand::Restore(args) => snapshot::restore(globals, args),
         VmCommand::Clone(args) => clone::run(globals, args),
         VmCommand::Commit(args) => commit::run(globals, args),
+        VmCommand::Migrate(args) => migrate::run(globals, args),
+        VmCommand::Receive(args) => receive::run(globals, args),
         VmCommand::Resize(args) => resize::run(globals, args),
         VmCommand::RmSnapshot(args) => snapshot::rm(globals, args),
         VmCommand::Console(args) => console::run(globals, args),

@@ -349,6 +349,7 @@ fn record(args: &RunArgs, root: &Path) -> anyhow::Result<Record> {
             max_cpus: args.max_cpus.unwrap_or(0),
             growth: args.growth(),
             grown: 0,
+            mac: None,
         }),
         id,
     })

@@ -20,7 +20,7 @@ use crate::machine::{DiskContents, DiskMove, MachineDisk};
 use crate::sandbox::GuestNetwork;
 
 /// The disk, in the VM's directory.
-const FILE: &str = "seed.img";
+pub(super) const FILE: &str = "seed.img";
 
 /// The serial number of the disk.
 const SERIAL: &str = "cidata";
@@ -94,7 +94,7 @@ pub(super) fn create(
     };
     let file = write().with_context(|| format!("failed to write {}", path.display()))?;
     Ok(MachineDisk {
-        moves: DiskMove::default(),
+        moves: DiskMove::Same(SERIAL.to_owned()),
         contents: DiskContents::Raw {
             file,
             is_read_only: true,
@@ -108,7 +108,7 @@ pub(super) fn open(dir: &Path) -> anyhow::Result<MachineDisk> {
     let path = dir.join(FILE);
     let file = File::open(&path).with_context(|| format!("cannot open {}", path.display()))?;
     Ok(MachineDisk {
-        moves: DiskMove::default(),
+        moves: DiskMove::Same(SERIAL.to_owned()),
         contents: DiskContents::Raw {
             file,
             is_read_only: true,

@@ -212,7 +212,7 @@ impl VmSnapshot {
     }
 
     /// Returns the complete ones of a VM, by name.
-    fn all(entry: &Entry) -> anyhow::Result<Vec<Self>> {
+    pub(super) fn all(entry: &Entry) -> anyhow::Result<Vec<Self>> {
         let dir = entry.dir.join(SNAPSHOTS);
         let entries = match fs::read_dir(&dir) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),

@@ -16,7 +16,7 @@ use tracing::{debug, info, warn};
 use super::request::{Settings, check, log_path};
 use crate::blocking::{apart, in_place};
 use crate::cni;
-use crate::cri::error::{CriError, Kind, Result};
+use crate::cri::error::{CriError, ObjectKind, Result};
 use crate::cri::node::{Container, Node, Pod, now};
 use crate::cri::spec::{self, ContainerSpec, SpecRequest, Volume, VolumeSource};
 use crate::cri::state::{ContainerPhase, ContainerRecord, MountedImage, PodPhase, PodRecord};
@@ -58,7 +58,7 @@ impl Node {
         match made.await {
             Some(made) => made,
             None => Err(CriError::NameTaken {
-                kind: Kind::Container,
+                kind: ObjectKind::Container,
                 name: metadata.name,
                 id: "another request".to_owned(),
             }),

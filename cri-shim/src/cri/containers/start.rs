@@ -12,7 +12,7 @@ use tracing::{info, warn};
 
 use super::end::is_of_ended_machine;
 use crate::blocking::in_place;
-use crate::cri::error::{CriError, Kind, Result};
+use crate::cri::error::{CriError, ObjectKind, Result};
 use crate::cri::node::{Container, Node, now};
 use crate::cri::state::{ContainerExit, ContainerPhase};
 use crate::cri::vm::MOVED;
@@ -52,7 +52,7 @@ impl Node {
         };
         if let Some(state) = state {
             return Err(CriError::WrongState {
-                kind: Kind::Container,
+                kind: ObjectKind::Container,
                 id: container.id.clone(),
                 state,
                 wanted: "only one that was created can be started",

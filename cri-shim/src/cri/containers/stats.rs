@@ -32,7 +32,8 @@ impl Node {
     async fn brief_stats(&self, container: &Container) -> Result<ContainerStats> {
         container.running()?;
         let client = container.pod.client()?;
-        let figures = client.stats_in_brief(&container.id).await?;
+        let mut figures = client.stats_in_brief(&container.id).await?;
+        self.add_disks(container, &mut figures);
         Ok(self.shown_stats(container, &figures))
     }
 
@@ -158,7 +159,9 @@ impl Node {
 
     pub(in crate::cri) async fn figures(&self, container: &Container) -> Result<Figures> {
         container.running()?;
-        Ok(container.pod.client()?.stats(&container.id).await?)
+        let mut figures = container.pod.client()?.stats(&container.id).await?;
+        self.add_disks(container, &mut figures);
+        Ok(figures)
     }
 }
 
@@ -242,8 +245,8 @@ fn network(counters: Vec<InterfaceCounters>) -> Option<NetworkUsage> {
     })
 }
 
-/// Returns the size of a container's writable layer. It is memory of the guest; a kubelet adds it
-/// to the usage of the file system at `root`, as the pod's ephemeral storage. `None` from a sandbox
+/// Returns the size of a container's writable layer: memory of its guest, or a machine's copies of
+/// disks. A kubelet adds it to the usage of the file system at `root`, as the pod's ephemeral storage. `None` from a sandbox
 /// of an earlier version.
 fn writable_layer(figures: &Figures, root: String) -> Option<FilesystemUsage> {
     (figures.writable_bytes > 0).then(|| FilesystemUsage {

@@ -7,7 +7,7 @@ use tokio::sync::watch;
 
 use super::Pod;
 use crate::cri::containers::CpuRate;
-use crate::cri::error::{CriError, Kind, Result};
+use crate::cri::error::{CriError, ObjectKind, Result};
 use crate::cri::retry_writer::PendingRecord;
 use crate::cri::state::{CachedRecord, ContainerPhase, ContainerRecord, Database, StateError};
 
@@ -112,7 +112,7 @@ impl Container {
             ContainerPhase::Removing => "being removed",
         };
         Err(CriError::WrongState {
-            kind: Kind::Container,
+            kind: ObjectKind::Container,
             id: self.id.clone(),
             state,
             wanted: "it must be running",

@@ -19,7 +19,7 @@ use tracing::warn;
 
 use super::config::ServeConfig;
 use super::containers::OutputRoom;
-use super::error::{CriError, Kind, Result};
+use super::error::{CriError, ObjectKind, Result};
 use super::events::Events;
 use super::flights::SingleFlight;
 use super::node_api::VmStates;
@@ -219,12 +219,12 @@ impl Node {
 
     /// Returns a pod by its id or a prefix of it.
     pub(super) fn pod(&self, id: &str) -> Result<Arc<Pod>> {
-        find(&lock(&self.known).pods, id, Kind::Pod)
+        find(&lock(&self.known).pods, id, ObjectKind::Pod)
     }
 
     /// Returns a container by its id or a prefix of it.
     pub(super) fn container(&self, id: &str) -> Result<Arc<Container>> {
-        find(&lock(&self.known).containers, id, Kind::Container)
+        find(&lock(&self.known).containers, id, ObjectKind::Container)
     }
 
     /// Returns a pod by id, once its recovery has finished.
@@ -274,11 +274,11 @@ impl Node {
     }
 }
 
-fn find<T>(all: &BTreeMap<String, Arc<T>>, id: &str, kind: Kind) -> Result<Arc<T>> {
+fn find<T>(all: &BTreeMap<String, Arc<T>>, id: &str, kind: ObjectKind) -> Result<Arc<T>> {
     let id_shown = || id.chars().take(128).collect::<String>();
     if id.is_empty() {
         let field = match kind {
-            Kind::Pod => "pod_sandbox_id",
+            ObjectKind::Pod => "pod_sandbox_id",
             _ => "container_id",
         };
         return Err(CriError::invalid(field, "it is empty"));

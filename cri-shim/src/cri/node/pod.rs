@@ -8,7 +8,7 @@ use podvisor_node_api::messages::VmName;
 use tokio::sync::watch;
 
 use super::lock;
-use crate::cri::error::{CriError, Kind, Result};
+use crate::cri::error::{CriError, ObjectKind, Result};
 use crate::cri::retry_writer::PendingRecord;
 use crate::cri::state::{CachedRecord, Database, PodPhase, PodRecord, StateError};
 use crate::cri::volume_users::Mounted;
@@ -143,7 +143,7 @@ impl Pod {
 
     pub(in crate::cri) fn not_ready(&self) -> CriError {
         CriError::WrongState {
-            kind: Kind::Pod,
+            kind: ObjectKind::Pod,
             id: self.id.clone(),
             state: "not ready",
             wanted: "run a new one",

@@ -13,7 +13,7 @@ use super::{cgroup, quantity};
 use crate::blocking::in_place;
 use crate::cni::{self, Capabilities, PodIdentity};
 use crate::cri::config::{GuestSettings, HANDLER};
-use crate::cri::error::{CriError, Kind, Result};
+use crate::cri::error::{CriError, ObjectKind, Result};
 use crate::cri::node::{GuestResources, Node, Pod, now, private_dir};
 use crate::cri::state::{GuestSize, PodPhase, PodRecord};
 use crate::cri::{resolver, spec, vm, volumes};
@@ -62,7 +62,7 @@ impl Node {
         match self.pod_flights.join(&name, request, work).await {
             Some(made) => made,
             None => Err(CriError::NameTaken {
-                kind: Kind::Pod,
+                kind: ObjectKind::Pod,
                 name,
                 id: "another request".to_owned(),
             }),

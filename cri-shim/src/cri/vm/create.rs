@@ -22,7 +22,7 @@ use super::shares::WantedShare;
 use super::spec::Booter;
 use super::vmi::{self, VmiBoot, VmiDisks, VmiMachine};
 use super::{Attachment, ImageNames, VmSpec, honour, images, migration};
-use crate::blocking::apart;
+use crate::blocking::{apart, in_place};
 use crate::cri::config::VmSettings;
 use crate::cri::containers::log_path;
 use crate::cri::error::{CriError, Result};
@@ -30,6 +30,7 @@ use crate::cri::node::{Container, Node, Pod, now};
 use crate::cri::pods::memory_limit;
 use crate::cri::resolver;
 use crate::cri::state::{ContainerPhase, ContainerRecord, PodPhase, PodRecord};
+use crate::sandbox::ContainerStats;
 
 /// Signal that is recorded as the one that asks a machine to end: SIGTERM. It is its power button.
 const SIGTERM: u32 = 15;
@@ -175,6 +176,22 @@ impl Node {
     pub(super) fn disk_files(&self, pod: &str, container: &str) -> DiskFiles {
         let dir: PathBuf = self.image_volumes_dir(pod).join(container).join(DIR);
         DiskFiles::at(dir)
+    }
+
+    /// Adds what a machine's guest wrote, which its own process cannot see: a kubelet evicts a pod
+    /// that takes too much of the node's disk.
+    pub(in crate::cri) fn add_disks(&self, container: &Container, figures: &mut ContainerStats) {
+        let of = |record: &ContainerRecord| Some((record.vm.clone()?, record.pod.clone()));
+        let Some((vm, pod)) = container.with_record(of) else {
+            return;
+        };
+        let files = self.disk_files(&pod, &container.id);
+        if let Ok(usage) = in_place(|| files.usage(&vm)) {
+            figures.writable_bytes = usage.capacity;
+            figures.writable_used_bytes = usage.bytes;
+            figures.writable_inodes = usage.max_files;
+            figures.writable_used_inodes = usage.files;
+        }
     }
 }
 

@@ -3,7 +3,9 @@
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io;
-use std::os::unix::fs::{DirBuilderExt as _, FileTypeExt as _, OpenOptionsExt as _};
+use std::os::unix::fs::{
+    DirBuilderExt as _, FileTypeExt as _, MetadataExt as _, OpenOptionsExt as _,
+};
 use std::path::{Path, PathBuf};
 
 use podvisor_cloud_init::GuestSeed;
@@ -11,6 +13,7 @@ use podvisor_cloud_init::fat::Volume;
 use podvisor_cri_messages::Device;
 use podvisor_images::{Disk, Store};
 use podvisor_sandbox::machine::{DiskContents, MachineDisk, create_grown_overlay};
+use rustix::fs::statvfs;
 use tracing::info;
 
 use super::images;
@@ -29,6 +32,19 @@ const SEED_FILE: &str = "cloud-init.img";
 
 /// Most block devices of a machine, besides its first two disks.
 const MAX_DEVICES: usize = 18;
+
+/// So many files of a machine are counted: more than there are.
+const MAX_FILES: usize = 256;
+
+/// What a machine's files take on the node's disk.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub(super) struct FilesUsage {
+    pub(super) bytes: u64,
+    pub(super) files: u64,
+    /// What the file system has altogether.
+    pub(super) capacity: u64,
+    pub(super) max_files: u64,
+}
 
 /// The directory of a machine's files.
 #[derive(Debug, Clone)]
@@ -57,6 +73,30 @@ impl DiskFiles {
         File::open(&path).map_err(CriError::io("open the machine's file", &path))
     }
 
+    /// Returns what a machine's files take on the node's disk. A copy that shares blocks with its
+    /// image counts as far as it has grown.
+    pub(super) fn usage(&self, record: &VmRecord) -> io::Result<FilesUsage> {
+        let mut usage = FilesUsage::default();
+        for entry in fs::read_dir(&self.0)?.take(MAX_FILES) {
+            // A file that goes meanwhile takes nothing.
+            let Ok(found) = entry.and_then(|entry| entry.metadata()) else {
+                continue;
+            };
+            usage.bytes = usage.bytes.saturating_add(bytes(&found));
+            usage.files = usage.files.saturating_add(1);
+        }
+        let shared = record.disks.iter().filter_map(|disk| match &disk.content {
+            DiskContent::Image { overlay, .. } => Some(overlay.as_ref()?.shared),
+            DiskContent::Ephemeral { overlay, .. } => Some(overlay.shared),
+            _ => None,
+        });
+        usage.bytes = usage.bytes.saturating_sub(shared.sum());
+        let system = statvfs(&self.0)?;
+        usage.capacity = system.f_blocks.saturating_mul(system.f_frsize);
+        usage.max_files = system.f_files;
+        Ok(usage)
+    }
+
     /// Opens a file for reading, and for writing if its contents come from another node.
     fn rewrite(&self, name: &str) -> Result<File> {
         let path = self.0.join(name);
@@ -78,9 +118,12 @@ impl DiskFiles {
         let format = format.map_err(|source| {
             CriError::io("create the disk", &self.0.join(name))(io::Error::other(source))
         })?;
+        let made = file.metadata();
+        let made = made.map_err(CriError::io("look at the disk", &self.0.join(name)))?;
         Ok(OverlayRecord {
             file: name.to_owned(),
             kind: format.into(),
+            shared: bytes(&made),
         })
     }
 
@@ -183,6 +226,11 @@ impl DiskFiles {
             format: overlay.kind.into(),
         })
     }
+}
+
+/// Returns how many bytes of a file are on the disk.
+fn bytes(metadata: &fs::Metadata) -> u64 {
+    metadata.blocks().saturating_mul(512)
 }
 
 /// Creates an empty file, in place of what an earlier attempt left.
@@ -292,7 +340,48 @@ fn add(volumes: &mut BlockVolumes, device: &Device) -> Result<(), String> {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Write as _;
+
+    use super::super::record::OverlayKind;
     use super::*;
+
+    #[test]
+    fn what_a_guest_writes_is_counted_and_not_what_it_shares() {
+        let dir = tempfile::tempdir().unwrap();
+        let files = DiskFiles::at(dir.path().join("machine"));
+        files.prepare().unwrap();
+        files
+            .create("0.disk")
+            .unwrap()
+            .write_all(&[1; 64 << 10])
+            .unwrap();
+        let empty = serde_json::json!({"uuid": vec![0; 16], "vcpus": 1, "memory": 1});
+        let mut record: VmRecord = serde_json::from_value(empty).unwrap();
+        let before = files.usage(&record).unwrap();
+        assert!(before.bytes >= 64 << 10, "{before:?}");
+        assert!(before.capacity > before.bytes, "{before:?}");
+        record.disks.push(DiskRecord {
+            serial: ROOT.to_owned(),
+            is_read_only: false,
+            is_local: true,
+            content: DiskContent::Image {
+                id: "sha256:00".to_owned(),
+                overlay: Some(OverlayRecord {
+                    file: "0.disk".to_owned(),
+                    kind: OverlayKind::Reflink,
+                    shared: before.bytes,
+                }),
+            },
+        });
+        files
+            .create("1.img")
+            .unwrap()
+            .write_all(&[1; 16 << 10])
+            .unwrap();
+        let after = files.usage(&record).unwrap();
+        assert!((16 << 10..64 << 10).contains(&after.bytes), "{after:?}");
+        assert_eq!(after.files, 2);
+    }
 
     #[test]
     fn only_block_devices_become_disks_and_only_so_many() {

@@ -129,6 +129,9 @@ pub(crate) struct OverlayRecord {
     pub(crate) file: String,
     /// How they are stored.
     pub(crate) kind: OverlayKind,
+    /// Bytes that it took on the node's disk when it was made: those that it shares with its image.
+    #[serde(default)]
+    pub(crate) shared: u64,
 }
 
 /// A kernel in the machine's own directory.
@@ -183,6 +186,7 @@ mod tests {
         let overlay = || OverlayRecord {
             file: "0.disk".to_owned(),
             kind: OverlayKind::Qcow2,
+            shared: 0,
         };
         let id = || "sha256:00".to_owned();
         let claim = || NodeFile::Device("/dev/sdb".into());

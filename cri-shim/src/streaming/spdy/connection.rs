@@ -8,7 +8,7 @@ use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, Bu
 use tokio::sync::{mpsc, watch};
 use tokio::time::timeout;
 
-use super::frame::{self, FrameHeader, HEADER_LEN, Kind};
+use super::frame::{self, FrameHeader, FrameKind, HEADER_LEN};
 use super::headers::{Packer, Unpacker};
 use crate::streaming::channel::{
     CHUNK_SIZE, CLOSE_TIMEOUT, INPUT_PIECES, Input, OUTPUT_PIECES, Outgoing, Output,
@@ -147,7 +147,7 @@ impl<R: AsyncRead + Unpin> Reading<R> {
     async fn run(&mut self) -> io::Result<()> {
         while let Some(header) = self.header().await? {
             match header.kind {
-                Kind::Data { stream } => self.data(stream, &header).await?,
+                FrameKind::Data { stream } => self.data(stream, &header).await?,
                 _ if header.len > MAX_CONTROL => {
                     return Err(invalid("a control frame is too large"));
                 }
@@ -208,10 +208,10 @@ impl<R: AsyncRead + Unpin> Reading<R> {
         }
     }
 
-    async fn control(&mut self, kind: Kind, flags: u8, payload: &[u8]) -> io::Result<()> {
+    async fn control(&mut self, kind: FrameKind, flags: u8, payload: &[u8]) -> io::Result<()> {
         match kind {
-            Kind::SynStream => self.open_stream(flags, payload).await?,
-            Kind::Headers => {
+            FrameKind::SynStream => self.open_stream(flags, payload).await?,
+            FrameKind::Headers => {
                 // Only to keep the compression in step.
                 let block = payload.get(4..).unwrap_or(&[]);
                 self.unpacker.unpack(block).map_err(invalid)?;
@@ -219,19 +219,20 @@ impl<R: AsyncRead + Unpin> Reading<R> {
                     self.end_input(frame::stream_id(payload).map_err(invalid)?);
                 }
             }
-            Kind::RstStream => {
+            FrameKind::RstStream => {
                 let id = frame::stream_id(payload).map_err(invalid)?;
                 if let Some(stream) = self.open.remove(&id) {
                     stream.is_reset.send_replace(true);
                 }
             }
-            Kind::Ping => {
+            FrameKind::Ping => {
                 let id = frame::word(payload, 0).map_err(invalid)?;
                 self.reply(Reply::Pong(id)).await;
             }
             // After GOAWAY, a client closes the connection. The server opens no streams that could
             // get a reply.
-            Kind::GoAway | Kind::SynReply | Kind::Other | Kind::Data { .. } => {}
+            FrameKind::GoAway | FrameKind::SynReply | FrameKind::Other | FrameKind::Data { .. } => {
+            }
         }
         Ok(())
     }

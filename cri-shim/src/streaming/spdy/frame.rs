@@ -18,7 +18,7 @@ pub const REFUSED_STREAM: u32 = 3;
 
 /// The kind of a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub enum FrameKind {
     /// Data of a stream.
     Data {
         /// The stream's id.
@@ -44,7 +44,7 @@ pub enum Kind {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FrameHeader {
     /// The kind of the frame.
-    pub kind: Kind,
+    pub kind: FrameKind,
     /// [`FLAG_FIN`] and others.
     pub flags: u8,
     /// Size of the payload in bytes, at most 2²⁴ - 1.
@@ -76,7 +76,7 @@ impl FrameHeader {
         let first = u32::from_be_bytes([a, b, c, d]);
         let len = u32::from_be_bytes([0, e, f, g]);
         if first >> 31 == 0 {
-            let kind = Kind::Data { stream: first };
+            let kind = FrameKind::Data { stream: first };
             return Ok(Self { kind, flags, len });
         }
         let version = u16::from_be_bytes([a & 0x7f, b]);
@@ -84,13 +84,13 @@ impl FrameHeader {
             return Err(FrameError::Version(version));
         }
         let kind = match u16::from_be_bytes([c, d]) {
-            1 => Kind::SynStream,
-            2 => Kind::SynReply,
-            3 => Kind::RstStream,
-            6 => Kind::Ping,
-            7 => Kind::GoAway,
-            8 => Kind::Headers,
-            _ => Kind::Other,
+            1 => FrameKind::SynStream,
+            2 => FrameKind::SynReply,
+            3 => FrameKind::RstStream,
+            6 => FrameKind::Ping,
+            7 => FrameKind::GoAway,
+            8 => FrameKind::Headers,
+            _ => FrameKind::Other,
         };
         Ok(Self { kind, flags, len })
     }
@@ -177,7 +177,7 @@ mod tests {
         rst_stream(&mut out, 5, REFUSED_STREAM);
         let header = FrameHeader::parse(out[..8].try_into().unwrap()).unwrap();
         let expected = FrameHeader {
-            kind: Kind::RstStream,
+            kind: FrameKind::RstStream,
             flags: 0,
             len: 8,
         };
@@ -187,7 +187,7 @@ mod tests {
         out.clear();
         data(&mut out, 7, FLAG_FIN, 0x01_0203);
         let header = FrameHeader::parse(out[..].try_into().unwrap()).unwrap();
-        assert_eq!(header.kind, Kind::Data { stream: 7 });
+        assert_eq!(header.kind, FrameKind::Data { stream: 7 });
         assert_eq!((header.flags, header.len), (FLAG_FIN, 0x01_0203));
     }
 

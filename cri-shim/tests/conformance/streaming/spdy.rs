@@ -6,7 +6,7 @@ use std::io::{BufReader, Read as _, Write as _};
 use std::net::TcpStream;
 
 use bytes::BytesMut;
-use podvisor_cri::streaming::spdy::frame::{self, FLAG_FIN, FrameHeader, HEADER_LEN, Kind};
+use podvisor_cri::streaming::spdy::frame::{self, FLAG_FIN, FrameHeader, FrameKind, HEADER_LEN};
 use podvisor_cri::streaming::spdy::headers::Packer;
 
 /// A frame that opens a stream.
@@ -95,7 +95,7 @@ impl Client {
         let header = FrameHeader::parse(header).unwrap();
         let mut payload = vec![0; usize::try_from(header.len).unwrap()];
         self.read.read_exact(&mut payload).unwrap();
-        if let Kind::Data { stream } = header.kind {
+        if let FrameKind::Data { stream } = header.kind {
             self.streams.entry(stream).or_default().append(&mut payload);
             if header.flags & FLAG_FIN != 0 {
                 self.ended.push(stream);

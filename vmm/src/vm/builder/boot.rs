@@ -11,7 +11,7 @@ use crate::boot::{self, Firmware, Initramfs, Kernel, Platform, Smbios};
 use crate::memory::{GuestMemory, MemorySize};
 use crate::transport::Transport;
 use crate::vm::Vm;
-use crate::vm::devices::attach;
+use crate::vm::devices::attach::{self, GivenDevice};
 use crate::vm::devices::images::{self, Images};
 use crate::vm::hardware::events::write_generation_id;
 use crate::vm::hardware::{Board, Hardware, Vcpus};
@@ -184,7 +184,8 @@ fn boot_on(kvm: Kvm, builder: VmBuilder, validated: Validated) -> Result<Vm, Bui
     } = validated;
     let VmBuilder { source, parts } = builder;
     let mut devices = parts.devices;
-    devices.extend(memory_device(memory)?);
+    let own = memory_device(memory)?;
+    devices.extend(own.map(|device| GivenDevice { id: None, device }));
     let mut devices = attach::named(devices);
     images::place(&mut devices, memory);
     let end = images::end(&devices, memory);

@@ -104,6 +104,14 @@ pub enum ConfigError {
     /// The region of a memory device is laid out with the guest's memory.
     #[error("a virtio-mem device cannot be added: call `.hotplug_memory(…)` instead")]
     MemoryDevice,
+    /// An id that a device cannot have.
+    #[error("a device cannot have the id {id:?}: {why}")]
+    DeviceId {
+        /// The id.
+        id: String,
+        /// What is wrong with it, and what would be right.
+        why: &'static str,
+    },
     /// A guest has one context identifier.
     #[error("{count} socket devices: a guest accepts one, leave out the others")]
     SocketDevices {

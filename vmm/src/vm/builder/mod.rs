@@ -36,6 +36,7 @@ pub use restore::{Restore, RestoreBuilder};
 
 use crate::kvm::{self, KvmDevice, KvmError};
 use crate::memory::PageMap;
+use crate::vm::devices::attach::GivenDevice;
 use crate::vm::lifecycle::Seccomp;
 
 /// The configuration of a VM that boots ([`Vm::builder`](crate::Vm::builder)), or that is restored
@@ -53,7 +54,7 @@ pub struct VmBuilder<S = Boot> {
 #[derive(Default)]
 struct Parts {
     serial: Option<Box<dyn Write + Send>>,
-    devices: Vec<Box<dyn VirtioDevice>>,
+    devices: Vec<GivenDevice>,
     broken_disks: Vec<BlockDeviceError>,
     early: Option<EarlyVm>,
     kvm: Option<Result<Kvm, KvmError>>,
@@ -157,13 +158,37 @@ impl<S> VmBuilder<S> {
 
     /// A virtio device of any type that `DeviceType` names, including the program's own devices.
     /// A `MemDevice` is added by [`Self::hotplug_memory`].
-    pub fn device(mut self, mut device: impl VirtioDevice + 'static) -> Self {
+    pub fn device(self, device: impl VirtioDevice + 'static) -> Self {
+        self.add(None, device)
+    }
+
+    /// As [`Self::device`], with an id that the program chooses: handles, errors, counters and
+    /// snapshots call the device so, and not by its type and number. It begins with a letter and
+    /// has 1 to 32 letters, digits, `-` and `_`; it is neither another device's nor one that a
+    /// device without an id could have, such as `blk0`. A device of a snapshot with an id is
+    /// restored into one with the same id.
+    ///
+    /// ```
+    /// # use podvisor_vmm::{BlockDevice, Vm};
+    /// # fn disks(disk: BlockDevice, scratch: BlockDevice) {
+    /// let vm = Vm::builder()
+    ///     .device_as("root", disk)
+    ///     .device_as("scratch", scratch);
+    /// // Later: `vm.block("scratch")?.resize()`, `vm.unplug("scratch")`.
+    /// # }
+    /// ```
+    pub fn device_as(self, id: impl Into<String>, device: impl VirtioDevice + 'static) -> Self {
+        self.add(Some(id.into()), device)
+    }
+
+    fn add(mut self, id: Option<String>, mut device: impl VirtioDevice + 'static) -> Self {
         let any: &mut dyn Any = &mut device;
         let checked = any.downcast_mut().map(BlockDevice::check);
         self.parts
             .broken_disks
             .extend(checked.and_then(Result::err));
-        self.parts.devices.push(Box::new(device));
+        let device = Box::new(device);
+        self.parts.devices.push(GivenDevice { id, device });
         self
     }
 

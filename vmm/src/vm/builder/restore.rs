@@ -8,6 +8,7 @@ use super::error::BuildError;
 use super::{Parts, VmBuilder};
 use crate::snapshot::Snapshot;
 use crate::vm::Vm;
+use crate::vm::devices::attach::GivenDevice;
 use crate::vm::devices::images::{self, Images};
 use crate::vm::hardware::{Board, Hardware, Vcpus};
 use crate::vm::lifecycle::restore;
@@ -86,6 +87,7 @@ fn restore_on(kvm: Kvm, builder: RestoreBuilder) -> Result<Vm, BuildError> {
     let mut devices = parts.devices;
     if let Some(place) = snapshot.memory_device() {
         let own = memory_device(state.memory)?;
+        let own = own.map(|device| GivenDevice { id: None, device });
         let place = place.min(devices.len());
         devices.splice(place..place, own);
     }

@@ -105,6 +105,26 @@ fn mistakes(result: Result<impl Sized, BuildError>) -> Vec<ConfigError> {
 }
 
 #[test]
+fn ids_that_devices_cannot_have_are_told_each_with_its_reason() {
+    let disk = || BlockDevice::new(Box::new(NoDisk));
+    let mut builder = Vm::builder();
+    for id in ["root", "a b", "blk0", "root"] {
+        builder = builder.device_as(id, disk());
+    }
+    let errors = mistakes(builder.validate(8)).into_iter();
+    let errors = errors.filter(|error| matches!(error, ConfigError::DeviceId { .. }));
+    let told: Vec<String> = errors.map(|error| error.to_string()).collect();
+    assert_eq!(told.len(), 3, "{told:?}");
+    for (told, parts) in told.iter().zip([
+        ["\"a b\"", "letters"],
+        ["\"blk0\"", "without an id"],
+        ["\"root\"", "another device"],
+    ]) {
+        assert!(parts.iter().all(|part| told.contains(part)), "{told}");
+    }
+}
+
+#[test]
 fn too_many_vcpus_are_told_once() {
     let errors = mistakes(Vm::builder().vcpus(200).validate(8));
     assert!(

@@ -1,6 +1,7 @@
 //! What is wrong with a configuration.
 
 use std::any::Any;
+use std::collections::BTreeSet;
 
 use podvisor_devices::mem::MemDevice;
 use podvisor_devices::virtio::DeviceType;
@@ -12,6 +13,7 @@ use crate::boot::{self, Firmware, Kernel, Smbios};
 use crate::cpuid;
 use crate::memory::{self, HOTPLUG_UNIT, MemoryShape, MemorySize, PAGE_SIZE};
 use crate::transport::Transport;
+use crate::vm::devices::id::{self, IdFault};
 
 /// A valid configuration of a VM that boots.
 #[derive(Debug)]
@@ -147,14 +149,28 @@ impl Parts {
             errors.push(ConfigError::TooManyDevices { count, transport });
         }
         let is_memory = |any: &dyn Any| any.is::<MemDevice>();
-        if self.devices.iter().any(|device| is_memory(&**device)) {
+        if self.devices.iter().any(|given| is_memory(&*given.device)) {
             errors.push(ConfigError::MemoryDevice);
         }
-        let types = self.devices.iter().map(|device| device.info().device_type);
+        let types = self.devices.iter();
+        let types = types.map(|given| given.device.info().device_type);
         let count = types.filter(|one| *one == DeviceType::Vsock).count();
         if count > 1 {
             errors.push(ConfigError::SocketDevices { count });
         }
+        let ids = self.devices.iter().filter_map(|given| given.id.as_deref());
+        let mut seen = BTreeSet::new();
+        errors.extend(ids.filter_map(|id| {
+            let fault = match id::check(id) {
+                Ok(()) if seen.insert(id) => return None,
+                Ok(()) => IdFault::Taken,
+                Err(fault) => fault,
+            };
+            Some(ConfigError::DeviceId {
+                id: id.to_owned(),
+                why: fault.why(),
+            })
+        }));
         let broken = std::mem::take(&mut self.broken_disks);
         errors.extend(broken.into_iter().map(ConfigError::Disk));
         errors

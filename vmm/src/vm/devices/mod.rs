@@ -7,6 +7,7 @@
 
 pub(crate) mod attach;
 pub(crate) mod handle;
+pub(crate) mod id;
 pub(crate) mod images;
 mod plug;
 

@@ -14,6 +14,7 @@ use super::attach::{
     AttachedDevice, CountersWithFaults, TransportHandle, TransportRegisters, TransportSetup,
 };
 use super::handle::HandleError;
+use super::id::{self, IdFault};
 use crate::vm::builder::BuildError;
 use crate::vm::hardware::events::UnplugRequest;
 use crate::vm::hardware::io::{self, NamedQueue, own_loop};
@@ -23,7 +24,7 @@ use crate::vm::{Action, State, Vm, VmError, lock};
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PluggedDevice {
-    /// Its name, as in [`Vm::counters`]: the device type, and the lowest free number.
+    /// Its name, as in [`Vm::counters`]: the id, or the device type and the lowest free number.
     pub name: String,
     /// Where the guest finds it, once it was told or has rescanned the bus.
     pub address: PciAddress,
@@ -42,6 +43,14 @@ pub enum PlugError {
     /// The disk cannot do what it claims.
     #[error(transparent)]
     Disk(#[from] BlockDeviceError),
+    /// An id that the device cannot have.
+    #[error("a device cannot have the id {id:?}: {why}")]
+    Id {
+        /// The id.
+        id: String,
+        /// What is wrong with it, and what would be right.
+        why: &'static str,
+    },
     /// The bus is full, or the host lacks descriptors.
     #[error(transparent)]
     Build(#[from] BuildError),
@@ -89,10 +98,23 @@ impl Vm {
     /// # Errors
     /// See [`PlugError`]; nothing of the device remains then.
     pub fn plug(&self, device: impl VirtioDevice) -> Result<PluggedDevice, PlugError> {
-        self.plug_boxed(Box::new(device))
+        self.plug_boxed(None, Box::new(device))
     }
 
-    fn plug_boxed(&self, mut device: Box<dyn VirtioDevice>) -> Result<PluggedDevice, PlugError> {
+    /// As [`Self::plug`], with an id as in
+    /// [`VmBuilder::device_as`](crate::vm::VmBuilder::device_as).
+    ///
+    /// # Errors
+    /// See [`PlugError`]; nothing of the device remains then.
+    pub fn plug_as(&self, id: &str, device: impl VirtioDevice) -> Result<PluggedDevice, PlugError> {
+        self.plug_boxed(Some(id), Box::new(device))
+    }
+
+    fn plug_boxed(
+        &self,
+        id: Option<&str>,
+        mut device: Box<dyn VirtioDevice>,
+    ) -> Result<PluggedDevice, PlugError> {
         let pci = self.pci.as_ref().ok_or(PlugError::NotPci)?;
         let any: &mut dyn Any = &mut *device;
         if let Some(disk) = any.downcast_mut::<BlockDevice>() {
@@ -116,7 +138,10 @@ impl Vm {
                 });
             }
         }
-        let name = self.free_name(info.device_type.name());
+        let name = match id {
+            Some(id) => self.free_id(id)?,
+            None => self.free_name(info.device_type.name()),
+        };
         // A loop that ends with its VM accepts no device.
         let failed = |source| match self.legal(&self.control().lock(), Action::Plug) {
             Ok(_) => PlugError::EventLoop {
@@ -326,6 +351,20 @@ impl Vm {
             TransportRegisters::Pci(function) => Some(PciAddress {
                 slot: function.slot(),
             }),
+        })
+    }
+
+    /// Checks an id that the program has chosen.
+    fn free_id(&self, id: &str) -> Result<String, PlugError> {
+        let is_taken = || lock(&self.devices).iter().any(|device| device.name == id);
+        let fault = match id::check(id) {
+            Ok(()) if !is_taken() => return Ok(id.to_owned()),
+            Ok(()) => IdFault::Taken,
+            Err(fault) => fault,
+        };
+        Err(PlugError::Id {
+            id: id.to_owned(),
+            why: fault.why(),
         })
     }
 

@@ -4,22 +4,24 @@ use std::collections::BTreeSet;
 
 use kvm_ioctls::Cap;
 use podvisor_devices::pci::SLOTS;
-use podvisor_devices::virtio::{RestoreError, VirtioDevice};
+use podvisor_devices::virtio::RestoreError;
 
 use crate::snapshot::{CounterSetup, DeviceState, MachineState, SavedRegisters, SnapshotError};
-use crate::vm::devices::attach::{self, AttachedDevice, NewDevice};
+use crate::vm::devices::attach::{self, AttachedDevice, GivenDevice, NewDevice};
+use crate::vm::devices::id;
 use crate::vm::hardware::Hardware;
 
 /// Checks that there is a device for each one of the snapshot, and gives each its name, its place
 /// and its own state, before it is attached.
 pub(crate) fn device_states(
-    devices: Vec<Box<dyn VirtioDevice>>,
+    devices: Vec<GivenDevice>,
     states: &[DeviceState],
 ) -> Result<Vec<NewDevice>, SnapshotError> {
     let mut devices = attach::named(devices);
-    // The number of a device that was plugged in may differ from its position among its type.
+    // The number of a device that was plugged in may differ from its position among its type; an
+    // id is the same.
     fn types<'a>(names: impl Iterator<Item = &'a String>) -> impl Iterator<Item = &'a str> {
-        names.map(|name| name.trim_end_matches(|c: char| c.is_ascii_digit()))
+        names.map(|name| id::type_of(name).unwrap_or(name))
     }
     let saved = states.iter().map(|state| &state.name);
     let given = devices.iter().map(|new| &new.name);

@@ -4,9 +4,9 @@ use kvm_bindings::{KVM_IRQCHIP_IOAPIC, kvm_irqchip};
 use podvisor_devices::legacy::events::{IRQ, PORT};
 
 use super::*;
-use crate::PowerButtonError;
 use crate::boot::Smbios;
 use crate::vm::{Action, BuildError, State};
+use crate::{PowerButtonError, Transport};
 
 const BUTTON: u8 = 1;
 const GENERATION: u8 = 2;
@@ -133,6 +133,37 @@ fn a_guest_reads_how_many_cpus_there_are_and_is_told_of_more() {
         (clone.input(count), clone.input(PORT)),
         (4, Event::Cpus.bit())
     );
+}
+
+#[test]
+fn accesses_of_any_width_to_any_port_of_events_change_no_number_of_cpus() {
+    use podvisor_devices::legacy::events::{CPUS, Event, PORTS_WITH_SLOTS};
+    let count = PORT + u16::from(CPUS);
+    let alone = Guest::start(|vm| vm.max_vcpus(4).cpu_hotplug());
+    let slots = Guest::start(|vm| {
+        let vm = vm.transport(Transport::Pci).pci_hotplug();
+        vm.max_vcpus(4).cpu_hotplug()
+    });
+    for guest in [alone, slots] {
+        std::thread::scope(|scope| {
+            let adder = scope.spawn(|| (2..4).for_each(|to| guest.vm.add_vcpus(to).unwrap()));
+            for port in PORT..PORT + PORTS_WITH_SLOTS {
+                for value in [0, 0x8000_0001, u32::MAX] {
+                    for order in [Order::Out8, Order::In8, Order::Out32, Order::In32] {
+                        guest.carry_out(order, port.into(), value);
+                    }
+                }
+            }
+            adder.join().unwrap();
+        });
+        guest.runs_on();
+        guest.input(PORT);
+        assert_eq!((guest.input(count), is_high(&guest)), (3, false));
+        guest.vm.add_vcpus(4).unwrap();
+        assert!(is_high(&guest));
+        assert_eq!(guest.input(PORT), Event::Cpus.bit());
+        assert_eq!(guest.input(count), 4);
+    }
 }
 
 #[test]

@@ -269,6 +269,24 @@ fn what_cannot_be_plugged_or_unplugged_is_an_error_in_words() {
 }
 
 #[test]
+fn a_device_is_plugged_in_and_unplugged_by_the_id_of_its_program() {
+    let guest = on_pci(|vm| vm.device_as("root", disk(1)));
+    assert_eq!(guest.vm.plug_as("data", disk(2)).unwrap().name, "data");
+    assert_eq!(guest.vm.plug(disk(3)).unwrap().name, "blk0");
+    for (id, why) in [
+        ("root", "another device"),
+        ("data", "another device"),
+        ("blk7", "without an id"),
+        ("a b", "letters"),
+    ] {
+        let error = guest.vm.plug_as(id, disk(4)).unwrap_err().to_string();
+        assert!(error.contains(id) && error.contains(why), "{error}");
+    }
+    guest.vm.unplug("data").unwrap();
+    assert_eq!(guest.vm.plug_as("data", disk(5)).unwrap().name, "data");
+}
+
+#[test]
 fn memory_and_images_stay_and_so_a_guest_can_be_saved_and_restored() {
     let (_dir, place) = place();
     let file = tempfile::NamedTempFile::new().unwrap();

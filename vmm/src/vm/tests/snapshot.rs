@@ -307,6 +307,38 @@ fn a_builder_that_does_not_fit_the_snapshot_is_told_in_words() {
 }
 
 #[test]
+fn a_device_has_the_id_that_its_program_chose_also_in_snapshots() {
+    let (_dir, place) = place();
+    let guest = Guest::start(|vm| vm.rng().device_as("root", disk(1, 8)).block(disk(2, 8)));
+    let named = |guest: &Guest| -> Vec<String> {
+        let counters = guest.vm.counters().into_iter();
+        counters.map(|counters| counters.device).collect()
+    };
+    assert_eq!(named(&guest), ["vcpu", "rng0", "root", "blk0"]);
+    assert_eq!(guest.vm.block("root").unwrap().name(), "root");
+    let error = guest.vm.block("swap").unwrap_err().to_string();
+    assert!(error.contains("rng0, root, blk0"), "{error}");
+    guest.pause();
+    guest.vm.snapshot(&place).unwrap();
+    let snapshot = Snapshot::open(&place).unwrap();
+    assert_eq!(snapshot.devices(), ["rng0", "root", "blk0"]);
+    for other in [None, Some("boot")] {
+        let builder = snapshot.builder().rng();
+        let builder = match other {
+            None => builder.block(disk(1, 8)),
+            Some(id) => builder.device_as(id, disk(1, 8)),
+        };
+        let error = build_error(builder.block(disk(2, 8)));
+        assert!(error.contains("[rng0, root, blk0]"), "{error}");
+    }
+    let clone = Guest::restore(&snapshot, |vm| {
+        vm.rng().device_as("root", disk(1, 8)).block(disk(2, 8))
+    });
+    assert_eq!(named(&clone), ["vcpu", "rng0", "root", "blk0"]);
+    clone.runs_on();
+}
+
+#[test]
 fn snapshots_are_taken_of_paused_vms_and_replace_nothing() {
     let (_dir, place) = place();
     let guest = Guest::start(|vm| vm);

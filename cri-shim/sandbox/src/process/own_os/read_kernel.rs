@@ -76,7 +76,8 @@ impl OwnOs {
         match exit {
             Ok(MachineExit::PoweredOff) => match tail.lines().find_map(|l| l.strip_prefix(ERROR)) {
                 None => Ok(()),
-                Some(why) => Err(refused(why)),
+                // It finds the same in this image another time.
+                Some(why) => Err(refused_as(RefusalKind::Image, why)),
             },
             Ok(exit) => Err(refused(&format!("its machine {exit}"))),
             Err(_) => Err(refused(&format!(
@@ -88,8 +89,12 @@ impl OwnOs {
 }
 
 fn refused(why: &str) -> SandboxError {
+    refused_as(RefusalKind::Internal, why)
+}
+
+fn refused_as(kind: RefusalKind, why: &str) -> SandboxError {
     let message = format!("the loader did not read the image's kernel: {why}");
-    SandboxError::refused(RefusalKind::Internal, message)
+    SandboxError::refused(kind, message)
 }
 
 fn plan(read: ReadKernel) -> MachinePlan {

@@ -67,7 +67,7 @@ impl TransportRegisters {
 /// The state that the VM keeps of a device.
 #[derive(Debug)]
 pub(crate) struct AttachedDevice {
-    /// The device type and its number among devices of that type.
+    /// The program's id, or the device type and its number among devices of that type.
     pub(crate) name: String,
     /// The Rust type of the device.
     pub(crate) kind: TypeId,
@@ -139,15 +139,27 @@ pub(crate) struct TransportSetup<'a> {
     pub(crate) mem: &'a GuestMemory,
 }
 
-/// Names the devices of a new VM: the type of each, and its number among devices of that type.
-pub(crate) fn named(devices: Vec<Box<dyn VirtioDevice>>) -> Vec<NewDevice> {
+/// A device that the program gives a VM.
+#[derive(Debug)]
+pub(crate) struct GivenDevice {
+    /// The id that the program has chosen, if it has.
+    pub(crate) id: Option<String>,
+    pub(crate) device: Box<dyn VirtioDevice>,
+}
+
+/// Names the devices of a new VM: by their ids, and those without one by the type of each and its
+/// number among those of that type.
+pub(crate) fn named(devices: Vec<GivenDevice>) -> Vec<NewDevice> {
     let mut of_type = HashMap::<&str, u32>::new();
-    let named = devices.into_iter().map(|device| {
-        let type_name = device.info().device_type.name();
-        let number = of_type.entry(type_name).or_default();
-        *number += 1;
+    let named = devices.into_iter().map(|GivenDevice { id, device }| {
+        let name = id.unwrap_or_else(|| {
+            let type_name = device.info().device_type.name();
+            let number = of_type.entry(type_name).or_default();
+            *number += 1;
+            format!("{type_name}{}", *number - 1)
+        });
         NewDevice {
-            name: format!("{type_name}{}", *number - 1),
+            name,
             device,
             slot: None,
         }

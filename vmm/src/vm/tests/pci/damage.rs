@@ -5,7 +5,7 @@ use std::fs;
 use podvisor_devices::blk::BlockDevice;
 
 use super::*;
-use crate::snapshot::testing::{Kind, decode, encode};
+use crate::snapshot::testing::{RecordKind, decode, encode};
 use crate::vm::BuildError;
 
 #[test]
@@ -26,7 +26,7 @@ fn damage_behind_a_mended_checksum_is_an_error_or_a_vm_that_ends_well() {
     let records = decode(&fs::read(&path).unwrap()).unwrap();
     let mut ran = 0;
     for (number, record) in records.iter().enumerate() {
-        if !matches!(record.kind, Kind::Pci | Kind::Function) {
+        if !matches!(record.kind, RecordKind::Pci | RecordKind::Function) {
             continue;
         }
         for at in 0..record.bytes.len() {
@@ -67,7 +67,7 @@ fn two_devices_in_one_place_are_refused() {
         let mut records = sound.clone();
         let second = records
             .iter_mut()
-            .find(|record| record.id == "rng1" && record.kind == Kind::Function);
+            .find(|record| record.id == "rng1" && record.kind == RecordKind::Function);
         second.unwrap().bytes[0] = slot;
         fs::write(&path, encode(&records)).unwrap();
         let builder = Snapshot::open(&place).unwrap().builder();
