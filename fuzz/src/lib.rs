@@ -18,6 +18,7 @@ pub mod console;
 pub mod dhcp;
 pub mod disk_blocks;
 pub mod driver;
+pub mod firmware;
 pub mod fs;
 pub mod guest_agent;
 pub mod images_documents;

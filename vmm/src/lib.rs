@@ -125,7 +125,7 @@ mod vm;
 #[cfg(feature = "test-utils")]
 #[doc(hidden)]
 pub use boot::testing as boot_testing;
-pub use boot::{BootError, Initramfs, InitramfsBuilder, Kernel, KernelFault, Smbios};
+pub use boot::{BootError, Firmware, Initramfs, InitramfsBuilder, Kernel, KernelFault, Smbios};
 pub use kvm::{KvmDevice, KvmError};
 pub use memory::{MemoryError, MemorySize, PageMap, ParseMemorySizeError};
 #[cfg(feature = "test-utils")]

@@ -13,6 +13,7 @@ mod critest;
 mod deb;
 mod demo;
 mod docs;
+mod firmware;
 mod fuzz;
 mod go;
 mod guest;
@@ -54,6 +55,8 @@ enum Command {
     Kernel(kernel::Args),
     /// Build what a guest boots from: the kernel and the agent's initramfs, in target/guest
     Guest,
+    /// Build the UEFI firmware that guests can boot by into target/firmware/CLOUDHV.fd: many minutes
+    Firmware(firmware::Args),
     /// Make a small system with Debian's kernel in target/small, which virtual machines boot in
     /// tests
     Small,
@@ -93,6 +96,7 @@ fn main() -> ExitCode {
         Command::Setup => setup::ensure(setup::ALL).map(|()| ExitCode::SUCCESS),
         Command::Kernel(args) => kernel::command(&args).map(|()| ExitCode::SUCCESS),
         Command::Guest => guest::command().map(|()| ExitCode::SUCCESS),
+        Command::Firmware(args) => firmware::command(&args),
         Command::Small => images::small::command().map(|()| ExitCode::SUCCESS),
         Command::Cloud(args) => images::cloud::command(&args),
         Command::Bench(args) => bench::command(&args),

@@ -36,6 +36,20 @@ pub(crate) const FULL_KERNEL: &[Package] = &[package(
     "makes the kernel's types (BTF) of its debug information",
 )];
 
+/// Building the UEFI firmware.
+pub(crate) const FIRMWARE: &[Package] = &[
+    package("acpica-tools", "compiles the firmware's ACPI tables"),
+    package("g++", "compiles the tools of the firmware's build"),
+    package("gcc", "compiles the firmware"),
+    package("libc6-dev", "compiles the tools of the firmware's build"),
+    package("make", "builds the firmware"),
+    package("nasm", "assembles the firmware"),
+    package("patch", "applies Debian's changes to the firmware's source"),
+    package("python3", "the firmware's build"),
+    package("uuid-dev", "compiles the tools of the firmware's build"),
+    package("xz-utils", "unpacks the firmware's source"),
+];
+
 /// Running the emulated test host.
 pub(crate) const HOST: &[Package] = &[
     package("qemu-system-x86", "emulates a machine whose KVM is sound"),
@@ -148,6 +162,7 @@ pub(crate) const CLUSTER: &[Package] = &[package("curl", "asks the cluster that 
 /// Everything, for `cargo xtask setup`.
 pub(crate) const ALL: &[&[Package]] = &[
     KERNEL,
+    FIRMWARE,
     HOST,
     BUILD,
     TEST,

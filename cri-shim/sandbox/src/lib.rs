@@ -59,7 +59,7 @@ pub use events::{Event, EventAction, EventLog};
 pub use in_process::{BuiltSandbox, Sandbox, SandboxConfig};
 pub use launch::DIR_MAX;
 pub use launch::Launching;
-pub use machine::{ContinueAs, KeptKernel, SavedMachine};
+pub use machine::{BootProgram, ContinueAs, KeptKernel, SavedMachine};
 pub use process::image_source;
 pub use process::{ProcessError, run as run_process};
 pub use provisional_nics::{STREAM_MTU, provisional_nics};

@@ -11,12 +11,13 @@ use crate::sandbox::{SandboxError, jail};
 
 /// Returns the advice for a missing kernel or initramfs.
 pub(super) fn for_missing_file(error: &AssetError) -> String {
-    let hint = match error.file {
-        GuestFile::Kernel => ", or give one with --kernel",
-        _ => "",
+    let (command, hint) = match error.file {
+        GuestFile::Kernel => ("guest", ", or give one with --kernel"),
+        GuestFile::Firmware => ("firmware", ", or give one with --firmware FILE"),
+        _ => ("guest", ""),
     };
     format!(
-        "install podvisor's package, or build it with `cargo xtask guest` in podvisor's source, \
+        "install podvisor's package, or build it with `cargo xtask {command}` in podvisor's source, \
          or set {GUEST_DIR_VARIABLE} to the directory that has it{hint}"
     )
 }

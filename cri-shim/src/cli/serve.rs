@@ -18,7 +18,7 @@ use crate::cri::{
     CDI_SPEC_DIRS, GuestSettings, HOST_HANDLER, HostSettings, ImageNames, ServeConfig, Sizes,
     VM_HANDLER, VmSettings, serve,
 };
-use crate::machine::{Assets, GuestFile};
+use crate::machine::{Assets, Firmware, GuestFile};
 use crate::registries::Registries;
 use crate::sandbox::{JailMode, jail};
 
@@ -267,6 +267,13 @@ impl ServeArgs {
                 kernel: Assets::of_this_process().expected(GuestFile::LoaderKernel),
                 initramfs: Assets::of_this_process().expected(GuestFile::Loader),
                 keeps_kernels: !self.no_kept_kernels,
+                firmware: match file.vm.firmware {
+                    Some(path) => {
+                        Firmware::open(&path).context("the setting `vm.firmware`")?;
+                        path
+                    }
+                    None => Assets::of_this_process().expected(GuestFile::Firmware),
+                },
             },
             initramfs,
             cni,

@@ -52,6 +52,7 @@ pub(super) struct Settings {
     pub(super) map_users: Option<bool>,
     pub(super) cni: CniSettings,
     pub(super) guest: GuestSettings,
+    pub(super) vm: VmSettings,
     pub(super) handlers: BTreeMap<String, GuestSettings>,
 }
 
@@ -120,6 +121,13 @@ impl BootArgs {
 pub(super) struct CniSettings {
     pub(super) config_dir: Option<PathBuf>,
     pub(super) plugin_dirs: Option<Vec<PathBuf>>,
+}
+
+/// Table `vm` of the file.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub(super) struct VmSettings {
+    pub(super) firmware: Option<PathBuf>,
 }
 
 /// Tables `guest` and `handlers.NAME` of the file.
@@ -323,6 +331,7 @@ mod tests {
         assert_eq!(guest.growth, Some(Growth(crate::cri::DEFAULT_GROWTH)));
         assert_eq!(guest.cpu_growth, Some(crate::cri::DEFAULT_CPU_GROWTH));
         assert!(guest.images.is_some());
+        assert!(settings.vm.firmware.is_some());
         assert_eq!(settings.handlers.len(), 1);
     }
 

@@ -95,6 +95,8 @@ pub(crate) struct VmSettings {
     pub(crate) initramfs: PathBuf,
     /// What the loader finds in an image is kept for the image's next machines.
     pub(crate) keeps_kernels: bool,
+    /// The UEFI firmware of machines that boot by one; it need not be there.
+    pub(crate) firmware: PathBuf,
 }
 
 /// Settings of the guests of a runtime handler.

@@ -59,12 +59,18 @@ pub struct PciBus {
 }
 
 impl PciBus {
-    /// Creates a bus with a host bridge in slot 0, which guests use to find it.
+    /// Creates a bus with a generic host bridge in slot 0, which guests use to find it.
     #[must_use]
     pub fn new() -> Self {
+        Self::with_bridge(HostBridge::generic())
+    }
+
+    /// Creates a bus with this host bridge in slot 0.
+    #[must_use]
+    pub fn with_bridge(bridge: HostBridge) -> Self {
         let mut slots = [const { None }; SLOTS as usize];
         if let Some(first) = slots.first_mut() {
-            let bridge: Arc<dyn PciFunction> = Arc::new(HostBridge::new());
+            let bridge: Arc<dyn PciFunction> = Arc::new(bridge);
             *first = Some(bridge);
         }
         Self {
@@ -173,11 +179,22 @@ impl Default for PciBus {
 pub struct HostBridge(PciConfig);
 
 impl HostBridge {
-    fn new() -> Self {
-        // Red Hat's generic host bridge, which operating systems do not treat specially.
+    /// Red Hat's generic host bridge, which operating systems do not treat specially.
+    #[must_use]
+    pub fn generic() -> Self {
+        Self::of(0x1b36, 0x0008)
+    }
+
+    /// The host bridge by which EDK2's CloudHv platform tells the machine that it was built for.
+    #[must_use]
+    pub fn cloud_hypervisor() -> Self {
+        Self::of(0x8086, 0x0d57)
+    }
+
+    fn of(vendor: u16, device: u16) -> Self {
         Self(PciConfig::new(PciIds {
-            vendor: 0x1b36,
-            device: 0x0008,
+            vendor,
+            device,
             subsystem: (0, 0),
             revision: 0,
             class: [6, 0, 0],
@@ -236,6 +253,9 @@ mod tests {
         for slot in 1..32 {
             assert_eq!(read(&bus, ENABLE | slot << 11), u32::MAX, "{slot}");
         }
+        let bus = PciBus::with_bridge(HostBridge::cloud_hypervisor());
+        assert_eq!(read(&bus, ENABLE), 0x0d57_8086);
+        assert_eq!(read(&bus, ENABLE | 8) >> 16, 0x0600, "a host bridge, too");
     }
 
     #[test]

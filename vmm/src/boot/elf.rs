@@ -24,11 +24,14 @@ const NOTES_MAX: u64 = 64 * 1024;
 
 const EI_CLASS: usize = 4;
 const PT_INTERP: u32 = 3;
+const EM_386: u16 = 3;
 const EM_X86_64: u16 = 62;
 const ET_EXEC: u16 = 2;
 const ET_DYN: u16 = 3;
 /// `XEN_ELFNOTE_PHYS32_ENTRY`, of the vendor "Xen".
 const PHYS32_ENTRY: u32 = 18;
+
+const OTHER_PROCESSOR: &str = "file of another processor";
 
 /// A checked ELF kernel.
 #[derive(Debug, PartialEq, Eq)]
@@ -92,6 +95,12 @@ impl ElfImage {
         }
 
         let entry = notes.entry(header.e_entry);
+        // EDK2's firmware says so: its entry is 32-bit code.
+        if header.e_machine == EM_386 && entry.protocol != Protocol::Pvh {
+            return Err(KernelFault::ElfKind {
+                what: OTHER_PROCESSOR,
+            });
+        }
         if !segments.iter().any(|s| s.holds_code_at(entry.address)) {
             return Err(KernelFault::Entry {
                 entry: entry.address,
@@ -126,8 +135,8 @@ fn check_kind(header: &Elf64_Ehdr) -> Result<(), KernelFault> {
         "file of a 32-bit machine"
     } else if header.e_ident[elf::EI_DATA as usize] != LITTLE_ENDIAN {
         "file of a big-endian machine"
-    } else if header.e_machine != EM_X86_64 {
-        "file of another processor"
+    } else if !matches!(header.e_machine, EM_X86_64 | EM_386) {
+        OTHER_PROCESSOR
     } else if !matches!(header.e_type, ET_EXEC | ET_DYN) {
         "object file or core dump"
     } else {

@@ -111,6 +111,21 @@ fn an_entry_outside_of_what_is_loaded_is_refused() {
 }
 
 #[test]
+fn a_32_bit_entry_may_say_that_it_is_one() {
+    let of_386 = |mut elf: Elf| {
+        elf.machine = 3;
+        elf
+    };
+    let pvh = of_386(Elf::new(&[0xf4], 0).with_pvh(0x10_0000));
+    assert_eq!(entry(&pvh), (0x10_0000, Protocol::Pvh));
+    let without = parse(&of_386(Elf::new(&[0xf4], 0))).unwrap_err();
+    assert!(
+        without.to_string().contains("another processor"),
+        "{without}"
+    );
+}
+
+#[test]
 fn what_is_no_kernel_of_this_machine_is_named() {
     let what = |spoil: fn(&mut Elf)| match fault(spoil) {
         KernelFault::ElfKind { what } => what,

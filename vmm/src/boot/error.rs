@@ -51,6 +51,27 @@ pub enum BootError {
         #[source]
         fault: KernelFault,
     },
+    /// The file is too large for a firmware.
+    #[error(
+        "{} has {} MiB, a firmware at most 64: take another file",
+        path.display(), size >> 20
+    )]
+    FirmwareSize {
+        /// The path of the file, as given.
+        path: PathBuf,
+        /// Its size in bytes.
+        size: u64,
+    },
+    /// The file is a kernel, or an image for another machine.
+    #[error(
+        "{} is not a firmware for this machine: take EDK2's CLOUDHV.fd, whose ELF header has an \
+        entry for PVH",
+        path.display()
+    )]
+    NotAFirmware {
+        /// The path of the file, as given.
+        path: PathBuf,
+    },
     /// A file does not fit into an initramfs, whose format has 32 bits for its length.
     #[error(
         "the file {path} for the initramfs has 4 GiB or more: leave it out, or give it by a disk"

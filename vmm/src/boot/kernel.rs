@@ -55,7 +55,7 @@ impl Kernel {
         Source::new(file, PathBuf::from("kernel")).and_then(Self::new)
     }
 
-    fn new(source: Source) -> Result<Self, BootError> {
+    pub(super) fn new(source: Source) -> Result<Self, BootError> {
         let image = source.inspect(|file, size| identify(file, size, source.path()))?;
         Ok(Self { source, image })
     }
@@ -66,6 +66,14 @@ impl Kernel {
         match &self.image {
             Image::Elf(_) => ours,
             Image::BzImage(image) => image.cmdline_max().min(ours),
+        }
+    }
+
+    /// Returns how an ELF kernel is entered.
+    pub(super) fn elf_protocol(&self) -> Option<Protocol> {
+        match &self.image {
+            Image::Elf(image) => Some(image.entry().protocol),
+            Image::BzImage(_) => None,
         }
     }
 

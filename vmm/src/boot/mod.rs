@@ -23,6 +23,7 @@ mod bzimage;
 mod cpio;
 mod elf;
 mod error;
+mod firmware;
 mod identify;
 mod initramfs;
 mod kernel;
@@ -37,6 +38,7 @@ mod zero_page;
 
 pub use cpio::InitramfsBuilder;
 pub use error::{BootError, KernelFault};
+pub use firmware::Firmware;
 pub use initramfs::Initramfs;
 pub use kernel::Kernel;
 pub(crate) use registers::boot_registers;
@@ -66,6 +68,8 @@ pub(crate) struct Platform {
     pub(crate) events: Events,
     /// What the machine is called; `None` if it has no SMBIOS tables.
     pub(crate) smbios: Option<Smbios>,
+    /// Whether a firmware is booted, which describes the machine to what it boots.
+    pub(crate) has_firmware: bool,
 }
 
 impl Platform {
@@ -183,18 +187,13 @@ pub(crate) fn write_boot_params(
     let Loaded { entry, map, module } = loaded;
     check_cmdline(cmdline, Some(kernel))?;
     write(mem, "the command line", layout::CMDLINE, cmdline.as_bytes())?;
-    let mp_table_end = mptable::write(mem, platform.enabled_cpus(), platform.cpus)?;
-    let limit = platform.tables_end();
-    let acpi = acpi::write(mem, mp_table_end, limit, platform)?;
-    if let Some(identity) = &platform.smbios {
-        smbios::write(mem, acpi.end, limit, identity)?;
-    }
+    let rsdp = write_tables(mem, platform)?;
     reset_vector::write(mem)?;
     registers::write_gdt(mem, entry.protocol)?;
     let params = BootParams {
         initramfs: *module,
         cmdline_len: cmdline.len(),
-        rsdp: acpi.rsdp,
+        rsdp,
     };
     match entry.protocol {
         Protocol::Pvh => pvh::write(mem, map, params)?,
@@ -204,6 +203,24 @@ pub(crate) fn write_boot_params(
         }
     }
     Ok(*entry)
+}
+
+/// Writes what describes the machine below 1 MiB; returns the address of the RSDP.
+fn write_tables(mem: &GuestRam, platform: &Platform) -> Result<u64, BootError> {
+    let limit = platform.tables_end();
+    let smbios = |start| match &platform.smbios {
+        Some(identity) => smbios::write(mem, start, limit, identity),
+        None => Ok(start),
+    };
+    if platform.has_firmware {
+        // EDK2 looks for the SMBIOS tables at this address alone, and for no MP table.
+        let end = smbios(layout::MP_TABLE)?;
+        return Ok(acpi::write(mem, end, limit, platform)?.rsdp);
+    }
+    let mp_table_end = mptable::write(mem, platform.enabled_cpus(), platform.cpus)?;
+    let acpi = acpi::write(mem, mp_table_end, limit, platform)?;
+    smbios(acpi.end)?;
+    Ok(acpi.rsdp)
 }
 
 /// The memory that a kernel uses until it manages memory itself, and its constraints.

@@ -316,20 +316,22 @@ impl<'a> Structure<'a> {
     }
 }
 
-/// Writes entry point and structures from `start` on, and below `limit`.
+/// Writes entry point and structures from `start` on, and below `limit`; returns their end.
 pub(super) fn write(
     mem: &GuestRam,
     start: u64,
     limit: u64,
     identity: &Smbios,
-) -> Result<(), BootError> {
+) -> Result<u64, BootError> {
     let entry = start.next_multiple_of(ALIGNMENT);
     let mut bytes = entry_point(entry, &identity.structures());
     bytes.extend(identity.structures());
-    if entry.saturating_add(bytes.len() as u64) > limit {
+    let end = entry.saturating_add(bytes.len() as u64);
+    if end > limit {
         return Err(BootError::MemoryLayout);
     }
-    put(mem, "the SMBIOS tables", entry, &bytes)
+    put(mem, "the SMBIOS tables", entry, &bytes)?;
+    Ok(end)
 }
 
 /// The 64-bit entry point (§5.2.2), which lies at `address`, before the structures.

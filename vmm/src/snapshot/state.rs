@@ -39,6 +39,8 @@ const MEMORY_DEVICE: &str = "mem0";
 const SERIAL: &str = "serial";
 /// The record of the register of events.
 const EVENTS: &str = "events";
+/// The record of a firmware's devices.
+const FIRMWARE: &str = "firmware";
 
 /// Identifies a full snapshot, for its differences.
 pub(crate) type Identity = [u8; 16];
@@ -59,6 +61,8 @@ pub(crate) struct MachineState {
     pub(crate) serial: Option<SavedDevice>,
     /// The register of events; `None` if the guest is told of none.
     pub(crate) events: Option<SavedDevice>,
+    /// The devices of a firmware; `None` if the VM has not booted by one.
+    pub(crate) firmware: Option<SavedDevice>,
     /// `CONFIG_ADDRESS` of the PCI bus; `None` if devices are on MMIO.
     pub(crate) pci: Option<u32>,
     /// In the order in which they were added.
@@ -186,6 +190,7 @@ impl MachineState {
         };
         records.extend(self.serial.as_ref().map(|saved| device(SERIAL, saved)));
         records.extend(self.events.as_ref().map(|saved| device(EVENTS, saved)));
+        records.extend(self.firmware.as_ref().map(|saved| device(FIRMWARE, saved)));
         for state in &self.devices {
             records.push(state.to_record());
             records.push(device(&state.name, &state.own));
@@ -254,6 +259,7 @@ impl MachineState {
         };
         let serial = find(RecordKind::Device, SERIAL).ok().map(own);
         let events = find(RecordKind::Device, EVENTS).ok().map(own);
+        let firmware = find(RecordKind::Device, FIRMWARE).ok().map(own);
         let pci = match find(RecordKind::Pci, "") {
             Ok(record) => Some(record.parse(PCI_READABLE, |input, _| input.u32())?),
             Err(_) => None,
@@ -287,7 +293,7 @@ impl MachineState {
             RecordKind::Vcpu => (0..count).any(|id| record.id == id.to_string()),
             RecordKind::Transport | RecordKind::Function => record.kind == transport,
             RecordKind::Device => {
-                let own = [SERIAL, EVENTS].into_iter();
+                let own = [SERIAL, EVENTS, FIRMWARE].into_iter();
                 let mut all = own.chain(devices.iter().map(|device| &*device.name));
                 all.any(|name| name == record.id)
             }
@@ -308,6 +314,7 @@ impl MachineState {
             chips,
             serial,
             events,
+            firmware,
             pci,
             devices,
             working_set,

@@ -84,6 +84,7 @@ pub(crate) fn sample(on: Transport) -> MachineState {
             version: 1,
             bytes: vec![3, 1],
         }),
+        firmware: Some(SavedDevice::default()),
         pci: (on == Transport::Pci).then_some(0x8000_0804),
         devices: vec![device("blk0"), device("rng0")],
         working_set: Some(WorkingSet::new(vec![0x1000..0x2000, 0x8000..0xa000])),
@@ -218,7 +219,7 @@ mod tests {
         assert_eq!((old.vcpus.len(), old.max_vcpus), (2, 4));
         assert_eq!((old.pci, old.serial), (today.pci, today.serial));
         assert_eq!(old.working_set, today.working_set);
-        assert_eq!(old.events, None);
+        assert_eq!((old.events, old.firmware), (None, None));
     }
 
     #[test]
@@ -252,9 +253,9 @@ mod tests {
             for number in 0..records.len() {
                 let mut fewer = records.clone();
                 let gone = fewer.remove(number);
-                // A VM may have no serial port and no register of events, and its working set need
-                // not be known.
-                let is_extra = ["serial", "events"].contains(&&*gone.id);
+                // A VM may have no serial port, no register of events and no firmware, and its
+                // working set need not be known.
+                let is_extra = ["serial", "events", "firmware"].contains(&&*gone.id);
                 let optional = is_extra || gone.kind == RecordKind::WorkingSet;
                 let read = MachineState::from_records(fewer);
                 assert_eq!(read.is_ok(), optional, "{:?} {}", gone.kind, gone.id);

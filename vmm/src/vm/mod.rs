@@ -61,6 +61,7 @@ pub use vcpu::add::AddVcpusError;
 
 use devices::attach::AttachedDevice;
 use hardware::events::EventPort;
+use hardware::firmware::FirmwarePorts;
 use hardware::io::{Faults, Service};
 use hardware::pci::PciRoot;
 use lifecycle::control::{Control, Inner, Outcome, Request};
@@ -97,6 +98,8 @@ pub struct Vm {
     pci: Option<PciRoot>,
     serial: Option<Arc<Mutex<SerialPort>>>,
     events: Option<EventPort>,
+    /// `None` unless the VM boots by a firmware.
+    firmware: Option<FirmwarePorts>,
     faults: Faults,
     seccomp: Seccomp,
     /// The full snapshot that memory comes from.

@@ -202,7 +202,12 @@ impl Console {
 
     /// Waits until the guest has written `text`.
     pub(crate) fn wait_for(&self, text: &str) {
-        let deadline = Instant::now() + PATIENCE;
+        self.wait_for_within(text, PATIENCE);
+    }
+
+    /// Waits until the guest has written `text`, at most so long.
+    pub(crate) fn wait_for_within(&self, text: &str, limit: Duration) {
+        let deadline = Instant::now() + limit;
         let mut bytes = self.0.0.lock().unwrap();
         while !String::from_utf8_lossy(&bytes).contains(text) {
             let left = deadline.saturating_duration_since(Instant::now());

@@ -42,7 +42,7 @@ object! {
     pub struct Bootloader {
         /// The default.
         pub bios: Option<Bios>,
-        /// Refused.
+        /// A UEFI firmware, where the node has one.
         pub efi: Option<Efi>,
     }
 
@@ -173,15 +173,31 @@ pub(super) fn validate(domain: &Domain, path: &FieldPath, causes: &mut Causes) {
         let path = path.child("bootloader");
         match (&bootloader.bios, &bootloader.efi) {
             (Some(_), Some(_)) => causes.invalid(&path, "must not have both bios and efi"),
-            (None, Some(_)) => causes.not_supported(
-                &path.child("efi"),
-                "is not supported: leave it out, and the disk's boot entries are read",
-            ),
+            (None, Some(efi)) => validate_efi(efi, &path.child("efi"), causes),
             _ => {}
+        }
+        if bootloader.efi.is_some() && firmware.kernel_boot.is_some() {
+            causes.invalid(&path.child("efi"), "must not be there with a kernelBoot");
         }
     }
     if let Some(boot) = &firmware.kernel_boot {
         validate_kernel_boot(boot, &path.child("kernelBoot"), causes);
+    }
+}
+
+/// Signatures are checked unless somebody says that they are not, as in KubeVirt.
+fn validate_efi(efi: &Efi, path: &FieldPath, causes: &mut Causes) {
+    if efi.secure_boot != Some(false) {
+        causes.not_supported(
+            &path.child("secureBoot"),
+            "is on by default, and is not supported: set secureBoot: false",
+        );
+    }
+    if efi.persistent == Some(true) {
+        causes.not_supported(
+            &path.child("persistent"),
+            "is not supported: the firmware's variables are not kept",
+        );
     }
 }
 

@@ -262,15 +262,34 @@ fn a_kernel_comes_from_a_clean_path_of_an_image() {
 }
 
 #[test]
-fn the_loader_is_ours() {
+fn the_loader_is_ours_or_a_firmware_that_checks_no_signatures_and_keeps_nothing() {
     let loader = "/domain/firmware/bootloader";
     accepted(&[(loader, json!({ "bios": { "useSerial": true } }))]);
+    let efi = |efi| json!({ "efi": efi });
+    accepted(&[(loader, efi(json!({ "secureBoot": false })))]);
+    let unkept = json!({ "secureBoot": false, "persistent": false });
+    accepted(&[(loader, efi(unkept))]);
+    for on in [json!({}), json!({ "secureBoot": true })] {
+        refused(
+            &[(loader, efi(on))],
+            &["domain.firmware.bootloader.efi.secureBoot"],
+        );
+    }
+    let kept = json!({ "secureBoot": false, "persistent": true });
     refused(
-        &[(loader, json!({ "efi": {} }))],
-        &["domain.firmware.bootloader.efi"],
+        &[(loader, efi(kept))],
+        &["domain.firmware.bootloader.efi.persistent"],
     );
     refused(
         &[(loader, json!({ "efi": {}, "bios": {} }))],
         &["domain.firmware.bootloader"],
+    );
+    let boot = json!({ "container": { "image": "a", "kernelPath": "/vmlinuz" } });
+    refused(
+        &[
+            (loader, efi(json!({ "secureBoot": false }))),
+            ("/domain/firmware/kernelBoot", boot),
+        ],
+        &["domain.firmware.bootloader.efi"],
     );
 }

@@ -43,6 +43,9 @@ pub enum GuestFile {
     LoaderKernel,
     /// Holds the loader as `/init`, which starts what is on a disk.
     Loader,
+    /// A UEFI firmware, EDK2's for Cloud Hypervisor's machine, which is not part of every
+    /// installation.
+    Firmware,
 }
 
 impl GuestFile {
@@ -54,6 +57,7 @@ impl GuestFile {
             Self::Initramfs => "initramfs.cpio",
             Self::LoaderKernel => "vmlinux-loader",
             Self::Loader => "loader.cpio",
+            Self::Firmware => "CLOUDHV.fd",
         }
     }
 }
@@ -75,6 +79,7 @@ impl AssetError {
             GuestFile::Initramfs => "initramfs",
             GuestFile::LoaderKernel => "loader's kernel",
             GuestFile::Loader => "loader",
+            GuestFile::Firmware => "UEFI firmware",
         }
     }
 }
@@ -183,6 +188,14 @@ impl Assets {
             self.find(GuestFile::LoaderKernel)?,
             self.find(GuestFile::Loader)?,
         ))
+    }
+
+    /// Returns the UEFI firmware.
+    ///
+    /// # Errors
+    /// No directory has it.
+    pub fn firmware(&self) -> Result<PathBuf, AssetError> {
+        self.find(GuestFile::Firmware)
     }
 
     fn find(&self, file: GuestFile) -> Result<PathBuf, AssetError> {

@@ -34,14 +34,14 @@ pub use exit::MachineExit;
 pub(crate) use machine_size::MachineSize;
 pub(crate) use migrate::{Arrival, ArriveError};
 pub use nic::Nic;
-pub use origin::{ContinueAs, KeptKernel, SavedMachine};
+pub use origin::{BootProgram, ContinueAs, KeptKernel, SavedMachine};
 pub use own_os::{DiskContents, DiskMove, MachineDisk, MachineIdentity, MachineNic};
 pub(crate) use own_os::{HostFiles, MachinePlan, PluggedIn};
 pub use panic::KernelPanic;
 pub use podvisor_network::guest::NicKind;
 pub use podvisor_vmm::{
-    BlockDevice, BlockDeviceError, EarlyVm, IoEngine, OverlayFormat, Snapshot, Transport,
-    WorkingSet, create_grown_overlay, create_qcow2, flatten_disk, grow_overlay,
+    BlockDevice, BlockDeviceError, BootError, EarlyVm, Firmware, IoEngine, OverlayFormat, Snapshot,
+    Transport, WorkingSet, create_grown_overlay, create_qcow2, flatten_disk, grow_overlay,
     open_disk_for_writing,
 };
 pub(crate) use podvisor_vmm::{

@@ -1,4 +1,4 @@
-//! What a machine begins from in place of its loader: the kernel that is kept of its image, or the
+//! What a machine begins from: a firmware, the kernel that is kept of its image, or the
 //! files of a saved machine.
 
 use std::fs::File;
@@ -30,6 +30,17 @@ pub struct SavedMachine {
     pub memory: File,
     /// What the machine is to the one that was saved.
     pub continues: ContinueAs,
+}
+
+/// What a machine's boot CPU enters.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum BootProgram {
+    /// A kernel: podvisor's loader, or the guest's own.
+    #[default]
+    Kernel,
+    /// A firmware ([`Firmware`](podvisor_vmm::Firmware)), which boots the machine's disks. There is
+    /// no initial file system and no command line.
+    Firmware,
 }
 
 /// What a machine that continues from files is to the one that was saved there.

@@ -10,7 +10,7 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use podvisor_vmm::{
-    BlockDevice, DiskPart, FsProcess, Initramfs, IoEngine, Kernel, KvmDevice, MemorySize,
+    BlockDevice, DiskPart, Firmware, FsProcess, Initramfs, IoEngine, Kernel, KvmDevice, MemorySize,
     OverlayFormat, PageMap, PortsDevice, RestoreBuilder, Smbios, Snapshot, Transport, Vm,
     VmBuilder, VsockDevice, grow_overlay, open_disk_for_writing,
 };
@@ -20,8 +20,8 @@ use tracing::warn;
 use super::machine_size::MachineSize;
 use super::serial_port::SerialPort;
 use super::{
-    BuiltMachine, ContinueAs, GUEST_CID, KeptKernel, MachineError, Nic, NicKind, OpenShare, Ports,
-    SavedMachine, migrate,
+    BootProgram, BuiltMachine, ContinueAs, GUEST_CID, KeptKernel, MachineError, Nic, NicKind,
+    OpenShare, Ports, SavedMachine, migrate,
 };
 
 /// What a process opens before its jail closes, to build machines in it.
@@ -68,11 +68,29 @@ impl HostFiles {
     }
 }
 
+/// Gives a builder a kernel and what goes with it.
+fn with_kernel(
+    builder: VmBuilder,
+    kernel: &File,
+    initramfs: Option<&File>,
+    cmdline: &str,
+) -> Result<VmBuilder, MachineError> {
+    let builder = builder
+        .kernel(Kernel::from_file(again(kernel)?)?)
+        .cmdline(cmdline);
+    Ok(match initramfs {
+        Some(initramfs) => builder.initramfs(Initramfs::from_file(again(initramfs)?)?),
+        None => builder,
+    })
+}
+
 /// What a machine is built from.
 #[derive(Debug)]
 pub(crate) struct MachinePlan {
-    /// An ELF vmlinux or a bzImage.
+    /// An ELF vmlinux or a bzImage, or a firmware.
     pub kernel: File,
+    /// Which of them it is.
+    pub program: BootProgram,
     /// Its initial file system.
     pub initramfs: Option<File>,
     /// Its command line.
@@ -197,13 +215,17 @@ impl MachinePlan {
         host: &HostFiles,
         port: &SerialPort,
     ) -> Result<BuiltMachine, MachineError> {
-        self.booting(
-            &self.kernel,
-            self.initramfs.as_ref(),
-            &self.cmdline,
-            host,
-            port,
-        )
+        let builder = host.given_to(Vm::builder());
+        let builder = match self.program {
+            BootProgram::Firmware => builder.firmware(Firmware::from_file(again(&self.kernel)?)?),
+            BootProgram::Kernel => with_kernel(
+                builder,
+                &self.kernel,
+                self.initramfs.as_ref(),
+                &self.cmdline,
+            )?,
+        };
+        self.booting(builder, host, port)
     }
 
     /// Builds a machine that starts a kept kernel, which its serial port says.
@@ -222,7 +244,9 @@ impl MachinePlan {
             cmdline,
             title,
         } = kept;
-        let machine = self.booting(kernel, initramfs.as_ref(), cmdline, host, port)?;
+        let builder = host.given_to(Vm::builder());
+        let builder = with_kernel(builder, kernel, initramfs.as_ref(), cmdline)?;
+        let machine = self.booting(builder, host, port)?;
         // Output that is lost is no reason to stop.
         let _ = write!(
             port.writer(),
@@ -231,18 +255,14 @@ impl MachinePlan {
         Ok(machine)
     }
 
+    /// Builds a machine that boots what its builder knows.
     fn booting(
         &self,
-        kernel: &File,
-        initramfs: Option<&File>,
-        cmdline: &str,
+        builder: VmBuilder,
         host: &HostFiles,
         port: &SerialPort,
     ) -> Result<BuiltMachine, MachineError> {
-        let mut builder = host
-            .given_to(Vm::builder())
-            .kernel(Kernel::from_file(again(kernel)?)?)
-            .cmdline(cmdline)
+        let mut builder = builder
             .vcpus(self.size.cpus())
             .max_vcpus(self.size.max_cpus)
             .memory(MemorySize::bytes(self.size.memory()))
@@ -260,9 +280,6 @@ impl MachinePlan {
         }
         if let Some(tables) = self.smbios() {
             builder = builder.smbios(tables);
-        }
-        if let Some(initramfs) = initramfs {
-            builder = builder.initramfs(Initramfs::from_file(again(initramfs)?)?);
         }
         let builder = self.devices(builder, Locks::Taken, PluggedPlaces::New, host)?;
         connected(builder.build()?, port)

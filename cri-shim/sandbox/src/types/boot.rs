@@ -7,7 +7,9 @@ use std::time::Duration;
 use podvisor_network::cni::DhcpServer;
 
 use super::{BootEvent, IncomingMachine};
-use crate::machine::{KeptKernel, MachineDisk, MachineIdentity, MachineShare, SavedMachine};
+use crate::machine::{
+    BootProgram, KeptKernel, MachineDisk, MachineIdentity, MachineShare, SavedMachine,
+};
 
 /// A machine to be booted in a sandbox whose guest has an operating system of its own. Its life is
 /// that of a container: it has a log, can be attached to, and ends with an exit code.
@@ -16,8 +18,10 @@ pub struct BootMachine {
     /// Names the container: `[A-Za-z0-9][A-Za-z0-9_.-]{0,127}`.
     pub id: String,
     /// Kernel to boot, an ELF vmlinux or a bzImage, open for reading: the loader's, or the guest's
-    /// own.
+    /// own; or a firmware.
     pub kernel: File,
+    /// Which of them `kernel` is.
+    pub program: BootProgram,
     /// Its initial file system.
     pub initramfs: Option<File>,
     /// Its command line.
@@ -87,6 +91,7 @@ impl BootMachine {
         Self {
             id: id.into(),
             kernel,
+            program: BootProgram::Kernel,
             initramfs: None,
             cmdline: String::new(),
             uuid: None,

@@ -42,6 +42,8 @@ pub enum BootWay {
     KeptKernel,
     /// A kernel of its own, apart from the disk (KubeVirt's `kernelBoot`).
     OwnKernel,
+    /// A UEFI firmware, which starts what is on the disk.
+    Firmware,
     /// It continues from memory that was saved, as the machine that it was.
     SavedState,
     /// It continues from the memory of a snapshot, as clones do.
@@ -61,6 +63,7 @@ impl BootWay {
             Self::Loader => "by the loader, from its disk",
             Self::KeptKernel => "by the kernel that was kept of its image",
             Self::OwnKernel => "by a kernel that was given with it",
+            Self::Firmware => "by a UEFI firmware, from its disk",
             Self::SavedState => "continued from its saved memory",
             Self::Snapshot => "continued from the memory of a snapshot",
             Self::Migration => "came from another host",

@@ -8,8 +8,8 @@ use podvisor_network::cni::DhcpServer;
 use serde::{Deserialize, Serialize};
 
 use crate::machine::{
-    ContinueAs, DiskContents, DiskMove, KeptKernel, MachineDisk, MachineIdentity, MachineShare,
-    OverlayFormat, SavedMachine,
+    BootProgram, ContinueAs, DiskContents, DiskMove, KeptKernel, MachineDisk, MachineIdentity,
+    MachineShare, OverlayFormat, SavedMachine,
 };
 use crate::types::{BootEvent, BootMachine, IncomingMachine};
 
@@ -20,6 +20,8 @@ use crate::types::{BootEvent, BootMachine, IncomingMachine};
 pub(crate) struct BootHeader {
     pub(crate) id: String,
     pub(crate) cmdline: String,
+    #[serde(default)]
+    pub(crate) program: BootProgram,
     #[serde(default)]
     pub(crate) uuid: Option<[u8; 16]>,
     #[serde(default)]
@@ -151,6 +153,7 @@ impl BootHeader {
         let header = Self {
             id: boot.id,
             cmdline: boot.cmdline,
+            program: boot.program,
             uuid: boot.uuid,
             identity: boot.identity,
             vcpus: boot.vcpus,
@@ -255,6 +258,7 @@ impl BootHeader {
         Ok(BootMachine {
             id: self.id,
             kernel,
+            program: self.program,
             initramfs: initramfs.map(File::from),
             cmdline: self.cmdline,
             uuid: self.uuid,
@@ -337,6 +341,7 @@ mod tests {
             is_read_only: true,
         };
         boot.shares.push(share.clone());
+        boot.program = BootProgram::Firmware;
         let client = podvisor_dhcp::MacAddress([2, 0, 0, 0, 0, 2]);
         let config = podvisor_dhcp::Config::new(client);
         boot.dhcp.push(DhcpServer {
@@ -361,6 +366,7 @@ mod tests {
         let mut fds = fds.into_iter();
         let boot = header.with_files(|| fds.next().ok_or(())).unwrap();
         assert_eq!(boot.shares, [share]);
+        assert_eq!(boot.program, BootProgram::Firmware);
         assert_eq!(content(boot.kernel), "kernel");
         assert_eq!(content(boot.initramfs.unwrap()), "initramfs");
         assert_eq!(content(boot.log.unwrap()), "log");

@@ -102,6 +102,9 @@ pub(in crate::cli) struct VmRecord {
     pub(in crate::cli) ssh_keys: Vec<String>,
     /// Whether its console is logged in by itself.
     pub(in crate::cli) has_autologin: bool,
+    /// The firmware that it boots by, in place of the loader.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(in crate::cli) firmware: Option<PathBuf>,
     /// Most CPUs that it may have while it runs; 0 is those that it has.
     #[serde(default)]
     pub(in crate::cli) max_cpus: u8,

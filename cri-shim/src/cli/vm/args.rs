@@ -1,11 +1,12 @@
 //! The flags of `vm run`.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, ensure};
 use clap::{ArgAction, Args};
 use podvisor_images::Checksum;
 
+use crate::cli::advice;
 use crate::cli::container::{NetworkArgs, Volume};
 use crate::cli::env_file::parse_label;
 use crate::cli::guest::{parse_cpus, parse_guest_memory};
@@ -14,7 +15,10 @@ use crate::cli::registries::RegistryArgs;
 use crate::cli::run::parse_hostname;
 use crate::cli::settings::MAX_GROWTH;
 use crate::cli::size;
-use crate::machine::GROWTH_UNIT;
+use crate::machine::{Assets, Firmware, GROWTH_UNIT};
+
+/// The name of the firmware that is installed with podvisor.
+const INSTALLED_FIRMWARE: &str = "uefi";
 
 /// The largest disk: that of the qcow2 files which store what guests write.
 const MAX_DISK: u64 = 64 << 40;
@@ -96,6 +100,11 @@ pub(super) struct RunArgs {
     #[command(flatten)]
     pub(super) network: NetworkArgs,
 
+    /// Boot by a UEFI firmware, in place of the loader: `uefi` for the installed one, or a file as
+    /// `cargo xtask firmware` builds it
+    #[arg(long, value_name = "uefi|FILE", conflicts_with = "no_kept_kernel")]
+    pub(super) firmware: Option<PathBuf>,
+
     /// Boot by the loader, without keeping the kernel that it finds for the image's next VMs
     #[arg(long)]
     pub(super) no_kept_kernel: bool,
@@ -142,6 +151,22 @@ impl RunArgs {
             growth_between(self.memory, most)?;
         }
         super::volumes::check(&self.volumes)
+    }
+
+    /// Returns the path of the firmware, which is one; `None`: the loader boots.
+    pub(super) fn firmware(&self) -> anyhow::Result<Option<PathBuf>> {
+        let Some(named) = &self.firmware else {
+            return Ok(None);
+        };
+        let path = match named == Path::new(INSTALLED_FIRMWARE) {
+            true => Assets::of_this_process()
+                .firmware()
+                .map_err(advice::missing_file)?,
+            // Also for later boots, from another directory.
+            false => std::path::absolute(named)?,
+        };
+        Firmware::open(&path).context("--firmware")?;
+        Ok(Some(path))
     }
 
     /// Bytes of memory that the VM may get while it runs.
@@ -230,6 +255,21 @@ mod tests {
         for bad in ["0", "65T", "16777216T", "much", "-1"] {
             assert!(disk(bad).is_err(), "{bad}");
         }
+    }
+
+    #[test]
+    fn a_firmware_is_checked_before_anything_is_fetched() {
+        assert_eq!(parsed("x").unwrap().firmware().unwrap(), None);
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("firmware");
+        std::fs::write(&file, "a text").unwrap();
+        let args = parsed(&format!("--firmware {} x", file.display())).unwrap();
+        let said = format!("{:#}", args.firmware().unwrap_err());
+        assert!(
+            said.contains("--firmware") && said.contains("a text"),
+            "{said}"
+        );
+        assert!(parsed("--firmware uefi --no-kept-kernel x").is_err());
     }
 
     #[test]

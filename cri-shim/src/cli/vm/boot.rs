@@ -16,8 +16,8 @@ use crate::cli::{advice, io_limits, notice};
 use crate::kept_kernels;
 use crate::machine::{Assets, causes};
 use crate::sandbox::{
-    BootEvent, BootMachine, BootPhase, ContinueAs, DEFAULT_CGROUP_PARENT, IncomingMachine,
-    JailMode, LaunchConfig, SandboxClient, SavedMachine,
+    BootEvent, BootMachine, BootPhase, BootProgram, ContinueAs, DEFAULT_CGROUP_PARENT,
+    IncomingMachine, JailMode, LaunchConfig, SandboxClient, SavedMachine,
 };
 
 /// The loader's command line: messages go to the console, and a loader that fails ends the machine.
@@ -152,9 +152,19 @@ pub(super) async fn boot(
     let launching = launching.map_err(|error| io_limits::advised(error.into()))?;
     let client = launching.finish(attached.network).await?;
     before.push(BootEvent::now(BootPhase::Sandbox));
-    let mut boot = BootMachine::new(record.id.clone(), Loader::open(&loader.kernel)?);
-    boot.initramfs = Some(Loader::open(&loader.initramfs)?);
-    boot.cmdline = format!("{CMDLINE} --root {}", disk::SERIAL);
+    let firmware = record.vm.as_ref().and_then(|vm| vm.firmware.as_deref());
+    let mut boot = match firmware {
+        Some(path) => BootMachine {
+            program: BootProgram::Firmware,
+            ..BootMachine::new(record.id.clone(), Loader::open(path)?)
+        },
+        None => BootMachine {
+            initramfs: Some(Loader::open(&loader.initramfs)?),
+            cmdline: format!("{CMDLINE} --root {}", disk::SERIAL),
+            loader_limit: Some(BootMachine::LOADER_LIMIT),
+            ..BootMachine::new(record.id.clone(), Loader::open(&loader.kernel)?)
+        },
+    };
     boot.vcpus = record.cpus;
     boot.max_vcpus = own.max_cpus;
     boot.memory = record.memory;
@@ -162,7 +172,6 @@ pub(super) async fn boot(
     boot.disks = disks;
     boot.dhcp = dhcp;
     boot.shares = volumes::mount(&client, &entry.shared(), record)?;
-    boot.loader_limit = Some(BootMachine::LOADER_LIMIT);
     boot.log = Some(entry.open_log()?.into());
     let mut unkept = None;
     match beginning {

@@ -238,6 +238,7 @@ mod tests {
                 ssh_port: Some(22),
                 ssh_keys: vec!["k".to_owned()],
                 has_autologin: true,
+                firmware: Some("/f".into()),
                 mac: Some([2; 6]),
                 ..VmRecord::default()
             }),

@@ -130,7 +130,8 @@ async fn begun(
     disk::create(&entry.dir, image, args.disk)?;
     before.push(BootEvent::now(BootPhase::Disk));
     given.keep(&entry.dir)?;
-    let beginning = match args.no_kept_kernel {
+    let boots_itself = args.no_kept_kernel || args.firmware.is_some();
+    let beginning = match boots_itself {
         true => Beginning::Boot,
         false => Beginning::Image {
             image: image.clone(),
@@ -344,6 +345,7 @@ fn record(args: &RunArgs, root: &Path) -> anyhow::Result<Record> {
             ssh_port,
             ssh_keys,
             has_autologin: !args.no_autologin,
+            firmware: args.firmware()?,
             max_cpus: args.max_cpus.unwrap_or(0),
             growth: args.growth(),
             grown: 0,

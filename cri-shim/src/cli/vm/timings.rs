@@ -94,7 +94,9 @@ pub(super) async fn wait(
 /// Whether no phase is to come that could be seen.
 fn is_over(report: &BootReport) -> bool {
     match report.way {
-        BootWay::Loader | BootWay::KeptKernel | BootWay::OwnKernel => report.has(BootPhase::Prompt),
+        BootWay::Loader | BootWay::KeptKernel | BootWay::OwnKernel | BootWay::Firmware => {
+            report.has(BootPhase::Prompt)
+        }
         _ => report.has(BootPhase::Machine),
     }
 }

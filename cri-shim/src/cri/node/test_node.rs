@@ -54,6 +54,7 @@ impl TestNode {
                 kernel: "/loader-of-test".into(),
                 initramfs: "/loader-of-test".into(),
                 keeps_kernels: true,
+                firmware: "/firmware-of-test".into(),
             },
             initramfs: "/initramfs-of-test".into(),
             cni,

@@ -6,7 +6,7 @@ use std::fmt;
 
 use podvisor_cloud_init::{Form, UserData, check_ignition, ssh_keys};
 
-use super::spec::{DEFAULT_VCPUS, VmSpec};
+use super::spec::{Booter, DEFAULT_VCPUS, VmSpec};
 use crate::cri::pods::parse_quantity;
 
 /// What their names begin with.
@@ -14,6 +14,9 @@ const PREFIX: &str = "Virtlet";
 
 /// A configuration of Ignition, in place of cloud-init's.
 const IGNITION: &str = "podvisor.io/ignition";
+
+/// What starts the system: `uefi`, in place of the loader.
+pub(super) const FIRMWARE: &str = "podvisor.io/firmware";
 
 /// Longest part of a value that an error quotes, in characters.
 const QUOTED: usize = 64;
@@ -178,7 +181,9 @@ impl VmSpec {
         annotations: &HashMap<String, String>,
     ) -> Result<Self, AnnotationErrors> {
         let all = annotations.iter();
-        let all = all.filter(|(key, _)| key.starts_with(PREFIX) || *key == IGNITION);
+        let all = all.filter(|(key, _)| {
+            key.starts_with(PREFIX) || [IGNITION, FIRMWARE].contains(&key.as_str())
+        });
         let mut reader = Reader {
             all: all
                 .map(|(key, value)| (key.as_str(), value.as_str()))
@@ -215,6 +220,9 @@ impl VmSpec {
         let spec = Self {
             vcpus: reader.vcpus(),
             root_size: reader.root_size(),
+            booter: reader
+                .word(FIRMWARE, &[("uefi", Booter::Firmware)], false)
+                .unwrap_or_default(),
             uuid: reader.uuid(),
             form: match (
                 reader.word("VirtletCloudInitImageType", &forms, true),
@@ -298,6 +306,7 @@ mod tests {
             ("VirtletRootVolumeSize", "4Gi"),
             ("VirtletDiskDriver", "virtio"),
             ("VirtletCPUModel", ""),
+            (FIRMWARE, "uefi"),
             ("VirtletSystemUUID", "53008994-44c0-4017-ad44-9c49758083da"),
             ("VirtletForceDHCPNetworkConfig", "true"),
             ("VirtletChown9pfsMounts", "true"),
@@ -309,6 +318,7 @@ mod tests {
         ]);
         let spec = spec.unwrap();
         assert_eq!((spec.vcpus, spec.root_size), (2, Some(4 << 30)));
+        assert_eq!(spec.booter, Booter::Firmware);
         assert_eq!(
             spec.uuid.map(|uuid| uuid[..4].to_vec()),
             Some(vec![0x53, 0, 0x89, 0x94])
@@ -337,6 +347,7 @@ mod tests {
             ("VirtletCPUModel", "host-model"),
             ("VirtletSystemUUID", "1234"),
             ("VirtletCloudInitImageType", "floppy"),
+            (FIRMWARE, "bios"),
             ("VirtletCloudInitUserData", "a: 1"),
             ("VirtletCloudInitUserDataScript", "#!/bin/sh"),
             ("VirtletSSHKeySource", "secret/keys"),
@@ -353,6 +364,7 @@ mod tests {
             "VirtletCPUModel",
             "VirtletSystemUUID is \"1234\"",
             "VirtletCloudInitImageType is \"floppy\"",
+            "podvisor.io/firmware is \"bios\": write one of uefi",
             "VirtletCloudInitUserDataScript are both",
             "VirtletSSHKeySource is not supported",
             "VirtletFilesFromDataSource is not supported",

@@ -13,14 +13,17 @@ use podvisor_sandbox::machine::{MachineIdentity, MachineShare};
 use podvisor_sandbox::{SupplementalGroups, random_id};
 use tracing::{info, warn};
 
+use super::annotations::FIRMWARE;
 use super::disks::{self, DiskFiles};
 use super::honour::FileMount;
 use super::record::VmRecord;
 use super::seed::{SeedSource, read_files};
 use super::shares::WantedShare;
+use super::spec::Booter;
 use super::vmi::{self, VmiBoot, VmiDisks, VmiMachine};
 use super::{Attachment, ImageNames, VmSpec, honour, images, migration};
 use crate::blocking::{apart, in_place};
+use crate::cri::config::VmSettings;
 use crate::cri::containers::log_path;
 use crate::cri::error::{CriError, Result};
 use crate::cri::node::{Container, Node, Pod, now};
@@ -110,6 +113,7 @@ impl Node {
         let making = Making {
             store: self.store.clone(),
             names: self.config.image_names.clone(),
+            settings: self.config.vm.clone(),
             files: self.disk_files(&pod.id, id),
             pod: record,
             container: config.clone(),
@@ -235,6 +239,7 @@ impl Described {
 struct Making {
     store: Store,
     names: ImageNames,
+    settings: VmSettings,
     files: DiskFiles,
     pod: PodRecord,
     container: ContainerConfig,
@@ -259,7 +264,8 @@ impl Making {
         let images::BootDisk { disk, image } =
             images::boot_disk(&self.store, &self.names, self.image())?;
         let devices = disks::devices(&self.container.devices)?;
-        let root_size = spec.root_size;
+        let (root_size, booter) = (spec.root_size, spec.booter);
+        self.settings.check(booter, FIRMWARE)?;
         let uuid = spec.uuid.unwrap_or_else(|| uuid_of(&self.pod.id));
         let seed = SeedSource {
             spec,
@@ -275,6 +281,7 @@ impl Making {
             disks: self.files.of_image(&disk, root_size, &seed, devices)?,
             shares: self.shares.clone(),
             root: disks::ROOT.to_owned(),
+            booter,
             kernel: None,
             uuid,
             identity: MachineIdentity::default(),
@@ -295,6 +302,7 @@ impl Making {
             disks: Vec::new(),
             shares: Vec::new(),
             root: String::new(),
+            booter: Booter::default(),
             kernel: None,
             uuid: uuid_of(&self.pod.id),
             identity: MachineIdentity::default(),
@@ -310,6 +318,7 @@ impl Making {
 
     /// The same for KubeVirt's object.
     fn of_vmi(&self, machine: &VmiMachine) -> Result<(VmRecord, String)> {
+        self.settings.check(machine.booter, VmiMachine::EFI)?;
         let (disk, image) = match images::is_none(self.image()) {
             true => (None, images::NONE_ID.to_owned()),
             false => {
@@ -333,6 +342,7 @@ impl Making {
                 VmiBoot::Disk(serial) => serial.clone(),
                 VmiBoot::Kernel { .. } => String::new(),
             },
+            booter: machine.booter,
             kernel: making.kernel()?,
             uuid: machine.uuid.unwrap_or_else(|| uuid_of(&self.pod.id)),
             identity: machine.identity.clone(),

@@ -5,6 +5,7 @@ use podvisor_sandbox::machine::{DiskMove, MachineIdentity, MachineShare, Overlay
 use serde::{Deserialize, Serialize};
 
 use super::disks::ROOT;
+use super::spec::Booter;
 use super::vmi::NodeFile;
 
 /// A machine. In a record of an older daemon there are no disks.
@@ -19,6 +20,9 @@ pub(crate) struct VmRecord {
     /// Serial number of the disk that the loader boots.
     #[serde(default = "root")]
     pub(crate) root: String,
+    /// What starts the system on it.
+    #[serde(default)]
+    pub(crate) booter: Booter,
     /// A kernel that it boots instead.
     #[serde(default)]
     pub(crate) kernel: Option<KernelRecord>,
@@ -49,7 +53,8 @@ impl VmRecord {
     /// Returns the disk image that the machine's first boot finds as it is in the store, if there
     /// is one.
     pub(super) fn fresh_root(&self) -> Option<&str> {
-        if self.kernel.is_some() || self.incoming.is_some() {
+        let boots_itself = self.kernel.is_some() || self.booter != Booter::Loader;
+        if boots_itself || self.incoming.is_some() {
             return None;
         }
         let root = self.disks.iter().find(|disk| disk.serial == self.root)?;

@@ -1,9 +1,20 @@
 //! What a machine is to be, wherever that was written.
 
 use podvisor_cloud_init::{Form, UserData};
+use serde::{Deserialize, Serialize};
 
 /// Virtual CPUs of a machine that asks for no number.
 pub(super) const DEFAULT_VCPUS: u8 = 1;
+
+/// What starts the system on a machine's disks.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Booter {
+    /// podvisor's loader.
+    #[default]
+    Loader,
+    /// The node's UEFI firmware.
+    Firmware,
+}
 
 /// A machine, as its user wants it. Its image and its memory are its container's.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -12,6 +23,8 @@ pub(crate) struct VmSpec {
     pub(crate) vcpus: u8,
     /// Bytes of the root disk; `None`, and anything smaller than the image, is the image's size.
     pub(crate) root_size: Option<u64>,
+    /// What starts its system.
+    pub(crate) booter: Booter,
     /// The machine's identity; `None`: made from its pod's id.
     pub(crate) uuid: Option<[u8; 16]>,
     /// How cloud-init gets its data.
@@ -31,6 +44,7 @@ impl Default for VmSpec {
         Self {
             vcpus: DEFAULT_VCPUS,
             root_size: None,
+            booter: Booter::Loader,
             uuid: None,
             form: Form::default(),
             meta_data: None,

@@ -6,13 +6,16 @@ use std::path::{Path, PathBuf};
 
 use podvisor_images::Disk;
 use podvisor_network::cni::{DhcpServer, GuestNames};
-use podvisor_sandbox::machine::causes;
-use podvisor_sandbox::{BootMachine, IncomingMachine, KeptKernel, SandboxClient, Started};
+use podvisor_sandbox::machine::{Firmware, causes};
+use podvisor_sandbox::{
+    BootMachine, BootProgram, IncomingMachine, KeptKernel, SandboxClient, Started,
+};
 use tracing::{info, warn};
 
 use super::create::dns_of;
 use super::images;
 use super::record::{KernelRecord, VmRecord};
+use super::spec::Booter;
 use crate::blocking::apart;
 use crate::cri::config::VmSettings;
 use crate::cri::error::{CriError, Result};
@@ -67,6 +70,10 @@ impl Node {
                 return Err(CriError::invalid(FIELD, reason));
             }
             let mut boot = match &vm.kernel {
+                None if vm.booter == Booter::Firmware => BootMachine {
+                    program: BootProgram::Firmware,
+                    ..BootMachine::new(id, open(&settings.firmware)?)
+                },
                 None => {
                     let mut boot = BootMachine::new(id, open(&settings.kernel)?);
                     boot.initramfs = Some(open(&settings.initramfs)?);
@@ -167,6 +174,25 @@ async fn kept_kernel(
 }
 
 impl VmSettings {
+    /// Checks that this node has what starts a machine's system, for which `field` asks.
+    pub(super) fn check(&self, booter: Booter, field: &'static str) -> Result<()> {
+        if booter == Booter::Loader {
+            return Ok(());
+        }
+        let path = &self.firmware;
+        Firmware::open(path).map_err(|error| {
+            let why = causes(&error);
+            CriError::invalid(
+                field,
+                format!(
+                    "this node has no UEFI firmware: {why}; build it with `cargo xtask firmware` in \
+                     podvisor's source, and put it there or name it in the setting `vm.firmware`"
+                ),
+            )
+        })?;
+        Ok(())
+    }
+
     /// Why no machine can be booted; `None` if the loader is there.
     pub(in crate::cri) fn fault(&self) -> Option<CriError> {
         let missing = [&self.kernel, &self.initramfs].into_iter();

@@ -64,6 +64,7 @@ pub(super) fn assemble(
         loops,
         serial,
         events,
+        firmware,
         faults,
     } = hardware;
     let tsc_khz = vcpus.first().and_then(|vcpu| vcpu.get_tsc_khz().ok());
@@ -97,6 +98,7 @@ pub(super) fn assemble(
         pci,
         serial,
         events,
+        firmware,
         faults,
         seccomp,
         origin,

@@ -7,14 +7,14 @@ use super::assemble::{assemble, check_address_space, memory_device};
 use super::error::BuildError;
 use super::validate::Validated;
 use super::{Parts, VmBuilder};
-use crate::boot::{self, Initramfs, Kernel, Platform, Smbios};
+use crate::boot::{self, Firmware, Initramfs, Kernel, Platform, Smbios};
 use crate::memory::{GuestMemory, MemorySize};
 use crate::transport::Transport;
 use crate::vm::Vm;
 use crate::vm::devices::attach::{self, GivenDevice};
 use crate::vm::devices::images::{self, Images};
 use crate::vm::hardware::events::write_generation_id;
-use crate::vm::hardware::{Hardware, Vcpus};
+use crate::vm::hardware::{Board, Hardware, Vcpus};
 use crate::vm::lifecycle::threads::in_parallel;
 use crate::{cpuid, kvm};
 
@@ -26,6 +26,7 @@ const ONLINE: &str = "memhp_default_state=online memory_hotplug.online_policy=au
 #[derive(Debug, Default)]
 pub struct Boot {
     pub(super) kernel: Option<Kernel>,
+    pub(super) firmware: Option<Firmware>,
     pub(super) initramfs: Option<Initramfs>,
     pub(super) cmdline: String,
     pub(super) vcpus: Option<u8>,
@@ -45,9 +46,17 @@ impl VmBuilder {
         }
     }
 
-    /// The kernel to boot. Required.
+    /// The kernel to boot. Required, unless there is a firmware.
     pub fn kernel(mut self, kernel: Kernel) -> Self {
         self.source.kernel = Some(kernel);
+        self
+    }
+
+    /// A firmware, which boots what it finds on the disks, instead of a kernel. It needs
+    /// [`Transport::Pci`], and takes no initial file system and no command line. Such a machine has
+    /// a clock and a timer for it, on ports.
+    pub fn firmware(mut self, firmware: Firmware) -> Self {
+        self.source.firmware = Some(firmware);
         self
     }
 
@@ -171,6 +180,7 @@ fn boot_on(kvm: Kvm, builder: VmBuilder, validated: Validated) -> Result<Vm, Bui
         max_vcpus,
         memory,
         transport,
+        has_firmware,
     } = validated;
     let VmBuilder { source, parts } = builder;
     let mut devices = parts.devices;
@@ -199,8 +209,15 @@ fn boot_on(kvm: Kvm, builder: VmBuilder, validated: Validated) -> Result<Vm, Bui
         "vm-load",
         || boot::load(mem, &kernel, initramfs),
         || {
-            let mut hardware = Hardware::new(&kvm, early, &memory, transport, devices, new)?;
+            let board = Board {
+                transport,
+                has_firmware,
+            };
+            let mut hardware = Hardware::new(&kvm, early, &memory, board, devices, new)?;
             hardware.prepare_notifications();
+            if has_firmware {
+                hardware.add_firmware_devices(None)?;
+            }
             images.insert(&hardware.bus)?;
             if let Some(out) = serial {
                 hardware.add_serial(out, None)?;
@@ -227,6 +244,7 @@ fn boot_on(kvm: Kvm, builder: VmBuilder, validated: Validated) -> Result<Vm, Bui
         has_serial: hardware.serial.is_some(),
         events: source.events,
         smbios: source.smbios,
+        has_firmware,
     };
     let entry = boot::write_boot_params(mem, &kernel, &loaded, &cmdline, &platform)?;
     if source.events.has(Event::NewGeneration) {

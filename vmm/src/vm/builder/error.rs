@@ -18,6 +18,15 @@ pub enum ConfigError {
     /// [`VmBuilder::kernel`](crate::vm::VmBuilder::kernel) was not called.
     #[error("there is no kernel: add `.kernel(Kernel::open(path)?)`")]
     NoKernel,
+    /// A firmware takes all it boots from disks.
+    #[error("a firmware and a {what}: a firmware boots from disks alone, leave out one of them")]
+    FirmwareAndKernel {
+        /// What was given besides the firmware.
+        what: &'static str,
+    },
+    /// Firmware finds devices on PCI.
+    #[error("a firmware needs devices on PCI: add `.transport(Transport::Pci)`")]
+    FirmwareTransport,
     /// Outside the range that the host's KVM supports.
     #[error("{vcpus} vCPUs: this host takes 1 to {max}")]
     Vcpus {

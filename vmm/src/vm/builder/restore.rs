@@ -10,7 +10,7 @@ use crate::snapshot::Snapshot;
 use crate::vm::Vm;
 use crate::vm::devices::attach::GivenDevice;
 use crate::vm::devices::images::{self, Images};
-use crate::vm::hardware::{Hardware, Vcpus};
+use crate::vm::hardware::{Board, Hardware, Vcpus};
 use crate::vm::lifecycle::restore;
 use crate::vm::lifecycle::threads::in_parallel;
 use crate::{cpuid, kvm};
@@ -108,8 +108,11 @@ fn restore_on(kvm: Kvm, builder: RestoreBuilder) -> Result<Vm, BuildError> {
     };
     let (serial, early) = (parts.serial, parts.early);
     let build = || {
-        let transport = state.transport();
-        let mut hardware = Hardware::new(&kvm, early, &memory, transport, devices, vcpus)?;
+        let board = Board {
+            transport: state.transport(),
+            has_firmware: state.firmware.is_some(),
+        };
+        let mut hardware = Hardware::new(&kvm, early, &memory, board, devices, vcpus)?;
         if let (true, Some(vcpu)) = (source.requires_same_cpu, hardware.vcpus.first()) {
             snapshot.check_same_cpu(here.as_slice(), vcpu)?;
         }
@@ -118,6 +121,9 @@ fn restore_on(kvm: Kvm, builder: RestoreBuilder) -> Result<Vm, BuildError> {
         if let Some(saved) = &state.serial {
             let out = serial.unwrap_or_else(|| Box::new(std::io::sink()));
             hardware.add_serial(out, Some(saved))?;
+        }
+        if let Some(saved) = &state.firmware {
+            hardware.add_firmware_devices(Some(saved))?;
         }
         if let Some(saved) = &state.events {
             hardware.add_events(Events::default(), Some(saved))?;

@@ -9,7 +9,7 @@ use podvisor_devices::virtio::DeviceType;
 use super::boot::Boot;
 use super::error::{BuildError, ConfigError, ConfigErrors};
 use super::{Parts, RestoreBuilder, VmBuilder};
-use crate::boot::{self, Kernel, Smbios};
+use crate::boot::{self, Firmware, Kernel, Smbios};
 use crate::cpuid;
 use crate::memory::{self, HOTPLUG_UNIT, MemoryShape, MemorySize, PAGE_SIZE};
 use crate::transport::Transport;
@@ -23,6 +23,8 @@ pub(super) struct Validated {
     pub(super) max_vcpus: u8,
     pub(super) memory: MemoryShape,
     pub(super) transport: Transport,
+    /// Whether the kernel is a firmware.
+    pub(super) has_firmware: bool,
 }
 
 impl VmBuilder {
@@ -30,13 +32,25 @@ impl VmBuilder {
     pub(super) fn validate(&mut self, max_vcpus: u8) -> Result<Validated, BuildError> {
         let Boot {
             kernel,
+            firmware,
+            initramfs,
             cmdline,
             transport,
             ..
         } = &self.source;
         let mut errors = Vec::new();
-        if kernel.is_none() {
-            errors.push(ConfigError::NoKernel);
+        let has_firmware = firmware.is_some();
+        let also = |what| ConfigError::FirmwareAndKernel { what };
+        match (firmware, kernel) {
+            (None, None) => errors.push(ConfigError::NoKernel),
+            (None, Some(_)) => {}
+            (Some(_), _) if *transport != Transport::Pci => {
+                errors.push(ConfigError::FirmwareTransport);
+            }
+            (Some(_), Some(_)) => errors.push(also("kernel")),
+            (Some(_), None) if initramfs.is_some() => errors.push(also("initial file system")),
+            (Some(_), None) if !cmdline.is_empty() => errors.push(also("command line")),
+            (Some(_), None) => {}
         }
         let vcpus = self.source.vcpus.unwrap_or(1);
         if vcpus == 0 || vcpus > max_vcpus {
@@ -79,13 +93,15 @@ impl VmBuilder {
         errors.extend(cmdline.err().map(ConfigError::Cmdline));
         let identity = self.source.smbios.iter().flat_map(Smbios::mistakes);
         errors.extend(identity.map(|(field, why)| ConfigError::Smbios { field, why }));
-        match self.source.kernel.take() {
+        let firmware = self.source.firmware.take().map(Firmware::into_kernel);
+        match firmware.or_else(|| self.source.kernel.take()) {
             Some(kernel) if errors.is_empty() => Ok(Validated {
                 kernel,
                 vcpus,
                 max_vcpus: most,
                 memory: shape,
                 transport,
+                has_firmware,
             }),
             _ => Err(BuildError::Config(ConfigErrors(errors))),
         }

@@ -5,10 +5,12 @@
 //!   bus.
 //! * `io` has the event loops that serve devices.
 //! * `events.rs` tells the guest of its power button and of a new generation ID.
+//! * `firmware.rs` has the ports of a VM that boots by a firmware.
 //! * `serial.rs` and `inspect.rs` are the owner's access to the serial port and to guest memory.
 
 pub(crate) mod bus;
 pub(crate) mod events;
+pub(crate) mod firmware;
 mod inspect;
 pub(crate) mod io;
 pub(crate) mod line;
@@ -34,6 +36,7 @@ use crate::vm::devices::attach::{self, AttachContext, Attachments, NewDevice, Tr
 use crate::vm::lifecycle::restore;
 use bus::Bus;
 use events::EventPort;
+use firmware::FirmwarePorts;
 use io::{Faults, LoopsBuilder};
 use line::Line;
 use pci::PciRoot;
@@ -57,6 +60,8 @@ pub(crate) struct Hardware {
     pub(crate) serial: Option<Arc<Mutex<SerialPort>>>,
     /// `None` if the guest is told of no events.
     pub(crate) events: Option<EventPort>,
+    /// `None` unless the VM boots by a firmware.
+    pub(crate) firmware: Option<FirmwarePorts>,
     pub(crate) faults: Faults,
 }
 
@@ -66,7 +71,7 @@ impl Hardware {
         kvm: &Kvm,
         early: Option<EarlyVm>,
         memory: &GuestMemory,
-        transport: Transport,
+        board: Board,
         devices: Vec<NewDevice>,
         vcpus: Vcpus<'_>,
     ) -> Result<Self, BuildError> {
@@ -80,22 +85,22 @@ impl Hardware {
         kvm::create_chips(&vm_fd)?;
         let faults = Faults::default();
         let bus = Bus::new();
-        let pci = match transport {
+        let pci = match board.transport {
             Transport::Mmio => None,
-            Transport::Pci => Some(PciRoot::new(&vm_fd, &bus)?),
+            Transport::Pci => Some(PciRoot::new(&vm_fd, &bus, board.has_firmware)?),
         };
         let mut loops =
             LoopsBuilder::new(faults.clone()).map_err(|source| BuildError::Descriptor {
                 what: "an event loop",
                 source,
             })?;
-        let board = AttachContext {
+        let context = AttachContext {
             vm: &vm_fd,
             mem: memory,
             bus: &bus,
             pci: pci.as_ref(),
         };
-        let devices = attach::attach(board, devices, &mut loops)?;
+        let devices = attach::attach(context, devices, &mut loops)?;
         let max_vcpus = vcpus.max;
         kvm::limit_vcpus(&vm_fd, max_vcpus);
         let (vcpus, cpuid) = create_vcpus(kvm, &vm_fd, vcpus)?;
@@ -111,6 +116,7 @@ impl Hardware {
             loops,
             serial: None,
             events: None,
+            firmware: None,
             faults,
         })
     }
@@ -144,6 +150,15 @@ impl Hardware {
             .insert(u64::from(com::PORT), u64::from(com::PORTS), port)
             .map_err(|error| BuildError::Addresses(Box::new(error)))
     }
+}
+
+/// What devices are attached to.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Board {
+    /// The bus of virtio devices.
+    pub(crate) transport: Transport,
+    /// Whether the VM boots by a firmware, which recognises the machine by its host bridge.
+    pub(crate) has_firmware: bool,
 }
 
 /// The number of vCPUs, and the CPUID of their guest.

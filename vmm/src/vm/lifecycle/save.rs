@@ -145,6 +145,7 @@ impl Vm {
             max_vcpus: machine.max_vcpus,
             vcpus,
             events: self.events.as_ref().map(|port| port.save()),
+            firmware: self.firmware.as_ref().map(|ports| lock(ports).save()),
             chips: ChipState::gather(&machine.vm_fd)?,
             serial: self.serial.as_ref().map(|port| lock(port).save()),
             pci: self.pci.as_ref().map(PciRoot::config_address),

@@ -10,6 +10,7 @@ mod boot;
 mod contradictions;
 mod devices;
 mod events;
+mod firmware;
 mod handles;
 mod life;
 mod migrate;
@@ -115,7 +116,12 @@ struct Guest {
 
 impl Guest {
     fn start(configure: impl FnOnce(VmBuilder) -> VmBuilder) -> Self {
-        let vm = Arc::new(configure(tiny(OBEY)).build().unwrap());
+        Self::of(configure(tiny(OBEY)))
+    }
+
+    /// Starts a VM whose kernel or firmware executes orders.
+    fn of(builder: VmBuilder) -> Self {
+        let vm = Arc::new(builder.build().unwrap());
         vm.start().unwrap();
         let mem = vm.context.machine.memory.ram().clone();
         Self { vm, mem }

@@ -307,6 +307,7 @@ impl OwnOs {
         }
         let plan = MachinePlan {
             kernel: boot.kernel,
+            program: boot.program,
             initramfs: boot.initramfs,
             cmdline: boot.cmdline,
             uuid: boot.uuid,

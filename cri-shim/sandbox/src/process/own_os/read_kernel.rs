@@ -14,8 +14,8 @@ use super::super::super::types::{ReadKernel, RefusalKind};
 use super::super::containers::blocking;
 use super::{OwnOs, invalid};
 use crate::machine::{
-    DiskContents, DiskMove, Machine, MachineDisk, MachineError, MachineExit, MachineIdentity,
-    MachinePlan, MachineSize, SerialPort,
+    BootProgram, DiskContents, DiskMove, Machine, MachineDisk, MachineError, MachineExit,
+    MachineIdentity, MachinePlan, MachineSize, SerialPort,
 };
 
 /// How long the machine may be ended for: a disk that does not answer may keep its threads for
@@ -105,6 +105,7 @@ fn plan(read: ReadKernel) -> MachinePlan {
     };
     MachinePlan {
         kernel: read.kernel,
+        program: BootProgram::Kernel,
         initramfs: Some(read.initramfs),
         cmdline: read.cmdline,
         uuid: None,

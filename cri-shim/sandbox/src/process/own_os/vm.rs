@@ -30,8 +30,9 @@ use super::programs::Running;
 use super::stop::Wanted;
 use super::{must_share_nothing, no_machine};
 use crate::machine::{
-    Arrival, ArriveError, BuiltMachine, ContinueAs, HostFiles, KeptKernel, Machine, MachineError,
-    MachineExit, MachinePlan, MovingDisk, OpenShare, SavedMachine, SerialPort, causes,
+    Arrival, ArriveError, BootProgram, BuiltMachine, ContinueAs, HostFiles, KeptKernel, Machine,
+    MachineError, MachineExit, MachinePlan, MovingDisk, OpenShare, SavedMachine, SerialPort,
+    causes,
 };
 
 /// The number that stands for a process of a guest whose processes nobody here knows.
@@ -250,9 +251,10 @@ impl Vm {
     fn build_as_planned(&self) -> Result<BuiltMachine, MachineError> {
         let machine = self.plan.build(&self.host, &self.port)?;
         self.starts(
-            match self.life.loader_limit {
-                Some(_) => BootWay::Loader,
-                None => BootWay::OwnKernel,
+            match (self.plan.program, self.life.loader_limit) {
+                (BootProgram::Firmware, _) => BootWay::Firmware,
+                (BootProgram::Kernel, Some(_)) => BootWay::Loader,
+                (BootProgram::Kernel, None) => BootWay::OwnKernel,
             },
             None,
         );
@@ -272,7 +274,7 @@ impl Vm {
         });
         if matches!(
             way,
-            BootWay::Loader | BootWay::KeptKernel | BootWay::OwnKernel
+            BootWay::Loader | BootWay::KeptKernel | BootWay::OwnKernel | BootWay::Firmware
         ) {
             self.port.read_along(self.boots().reader(way));
         }

@@ -15,6 +15,7 @@ use podvisor_sandbox::machine::{GROWTH_UNIT, MachineIdentity};
 use super::super::MEMORY_UNIT;
 use super::super::annotations::parse_uuid;
 use super::super::shares::MAX_TAG;
+use super::super::spec::Booter;
 use super::{MAX_REASONS, Vmi, VmiError};
 
 /// Longest serial number of a disk, in bytes (virtio 1.3 §5.2.6.1). A longer one is cut.
@@ -60,6 +61,8 @@ pub(in crate::cri::vm) struct VmiMachine {
     pub(in crate::cri::vm) shares: Vec<VmiShare>,
     /// What it boots.
     pub(in crate::cri::vm) boot: VmiBoot,
+    /// What starts the system on its disks.
+    pub(in crate::cri::vm) booter: Booter,
     /// Hardware addresses that are given, by the names of the pod's interfaces.
     pub(in crate::cri::vm) macs: BTreeMap<String, [u8; 6]>,
     /// It is paused as soon as it runs.
@@ -157,6 +160,9 @@ struct Reader {
 }
 
 impl VmiMachine {
+    /// The field that asks for a UEFI firmware.
+    pub(in crate::cri::vm) const EFI: &str = "spec.domain.firmware.bootloader.efi";
+
     /// Reads what an object describes.
     ///
     /// # Errors
@@ -179,6 +185,7 @@ impl VmiMachine {
             uuid: reader.uuid(),
             identity: reader.identity(),
             boot: reader.boot(&disks),
+            booter: reader.booter(),
             shares: reader.shares(),
             disks,
             macs: reader.macs(),
@@ -534,6 +541,15 @@ impl Reader {
                 self.wrong("domain.devices.disks", problem);
                 VmiBoot::Disk(String::new())
             }
+        }
+    }
+
+    /// What an `efi` may say was checked.
+    fn booter(&self) -> Booter {
+        let bootloader = self.firmware().bootloader;
+        match bootloader.and_then(|bootloader| bootloader.efi) {
+            Some(_) => Booter::Firmware,
+            None => Booter::Loader,
         }
     }
 

@@ -17,6 +17,7 @@ use tempfile::TempDir;
 
 use super::super::disks::DiskFiles;
 use super::super::record::{DiskContent, DiskRecord};
+use super::super::spec::Booter;
 use super::super::{honour, images, set_macs, size};
 use super::machine::{DiskSource, SeedText, VmiBoot, VmiMachine};
 use super::seed::SeedMaker;
@@ -475,6 +476,25 @@ fn a_kernel_of_an_image_is_copied() {
     let copied = |name: &str| fs::read(fixture.dir.path().join("machine").join(name)).unwrap();
     assert_eq!(copied("kernel"), b"kernel");
     assert_eq!(copied("initramfs"), b"initrd");
+}
+
+#[test]
+fn a_machine_with_efi_is_started_by_the_firmware() {
+    let booter = |firmware: Value| {
+        let spec = json!({
+            "domain": {"memory": {"guest": "256Mi"}, "firmware": firmware},
+            "volumes": [{"name": "a", "persistentVolumeClaim": {"claimName": "c"}}],
+        });
+        let text = json!({"metadata": {"name": "a", "namespace": "b"}, "spec": spec}).to_string();
+        let annotations = [(ANNOTATION.to_owned(), text)].into();
+        let machine = VmiMachine::of_annotations(&annotations).map_err(|error| error.to_string());
+        machine.map(|machine| machine.unwrap().booter)
+    };
+    let efi = |efi: Value| booter(json!({"bootloader": {"efi": efi}}));
+    assert_eq!(booter(json!({})), Ok(Booter::Loader));
+    assert_eq!(efi(json!({"secureBoot": false})), Ok(Booter::Firmware));
+    let error = efi(json!({})).unwrap_err();
+    assert!(error.contains("bootloader.efi.secureBoot"), "{error}");
 }
 
 #[test]

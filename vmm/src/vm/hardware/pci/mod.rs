@@ -17,7 +17,7 @@ mod windows;
 use std::sync::Arc;
 
 use kvm_ioctls::VmFd;
-use podvisor_devices::pci::{ADDRESS_PORT, PORTS, PciBus};
+use podvisor_devices::pci::{ADDRESS_PORT, HostBridge, PORTS, PciBus};
 use podvisor_devices::virtio::transport::TransportParts;
 use podvisor_devices::virtio::transport::pci::{BAR_SIZE, PciInterrupt, PciTransport};
 
@@ -43,8 +43,12 @@ pub(crate) struct PciRoot {
 
 impl PciRoot {
     /// Adds an empty bus at its ports.
-    pub(crate) fn new(vm: &Arc<VmFd>, bus: &Bus) -> Result<Self, BuildError> {
-        let pci = Arc::new(PciBus::new());
+    pub(crate) fn new(vm: &Arc<VmFd>, bus: &Bus, has_firmware: bool) -> Result<Self, BuildError> {
+        let bridge = match has_firmware {
+            true => HostBridge::cloud_hypervisor(),
+            false => HostBridge::generic(),
+        };
+        let pci = Arc::new(PciBus::with_bridge(bridge));
         bus.ports
             .insert(ADDRESS_PORT.into(), PORTS.into(), pci.clone())
             .map_err(|error| BuildError::Addresses(Box::new(error)))?;
