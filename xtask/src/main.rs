@@ -26,6 +26,8 @@ mod paths;
 mod process;
 mod programs;
 mod report;
+#[cfg(test)]
+mod rooms;
 mod setup;
 mod soak;
 mod space;

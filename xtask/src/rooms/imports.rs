@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
 
-use crate::source::{Token, tokens};
+use super::source::{Token, tokens};
 
 /// The path of a module in its crate, or of something in a module.
 type Names = Vec<String>;
