@@ -8,8 +8,8 @@ use std::sync::mpsc::{Sender, channel};
 
 use podvisor_vmm::{BlockDevice, Initramfs, Kernel, MemorySize, Transport, Vm};
 
-/// Shows what a guest writes, and tells when a line of it is `ready`. A kernel may write lines of its
-/// own before.
+/// Shows what a guest writes, and tells when a line of it is `ready`. A kernel may write lines of
+/// its own before.
 struct Console {
     line: Vec<u8>,
     ready: Sender<()>,

@@ -1,5 +1,5 @@
-//! `cargo xtask guest`: builds the kernel and the agent's initramfs, from which every guest boots, and
-//! the loader's, which boot the disks of distributions.
+//! `cargo xtask guest`: builds the kernel and the agent's initramfs, from which every guest boots,
+//! and the loader's, which boot the disks of distributions.
 
 use std::fs;
 use std::path::PathBuf;

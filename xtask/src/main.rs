@@ -57,7 +57,8 @@ enum Command {
     Kernel(kernel::Args),
     /// Build what a guest boots from: the kernel and the agent's initramfs, in target/guest
     Guest,
-    /// Build the UEFI firmware that guests can boot by into target/firmware/CLOUDHV.fd: many minutes
+    /// Build the UEFI firmware that guests can boot by into target/firmware/CLOUDHV.fd: many
+    /// minutes
     Firmware(firmware::Args),
     /// Make a small system with Debian's kernel in target/small, which virtual machines boot in
     /// tests

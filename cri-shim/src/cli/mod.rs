@@ -3,8 +3,8 @@
 //!
 //! `command` lists all commands. Those for containers are in `container`, the other ones have one
 //! file each, with their flags and output; `globals`, `output`, `table`, `format`, `progress`,
-//! `interrupt` and `terminal` are shared. The commands' work is done elsewhere: images by `podvisor-images`,
-//! virtual machines by `sandbox`.
+//! `interrupt` and `terminal` are shared. The commands' work is done elsewhere: images by
+//! `podvisor-images`, virtual machines by `sandbox`.
 
 mod advice;
 mod booleans;

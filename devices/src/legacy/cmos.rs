@@ -1,8 +1,8 @@
 //! The clock of a PC with its memory (MC146818): two ports, by which firmware learns the time.
 //!
-//! The time is the host's, in UTC: what a guest writes to it is dropped, and so is what it writes to
-//! the status registers, except for the form of numbers. There are no interrupts. The rest is memory,
-//! which is zero at first.
+//! The time is the host's, in UTC: what a guest writes to it is dropped, and so is what it writes
+//! to the status registers, except for the form of numbers. There are no interrupts. The rest is
+//! memory, which is zero at first.
 
 use std::time::{Duration, SystemTime};
 

@@ -1,8 +1,8 @@
 //! SMBIOS tables (DMTF DSP0134, version 3.6): what a machine is called, for operating systems that
 //! read their identity from firmware.
 //!
-//! [`write()`] puts the 64-bit entry point and the structures behind the ACPI tables, in the part of
-//! memory where kernels look for it (§5.2.2).
+//! [`write()`] puts the 64-bit entry point and the structures behind the ACPI tables, in the part
+//! of memory where kernels look for it (§5.2.2).
 
 use podvisor_devices::GuestRam;
 
@@ -66,7 +66,8 @@ struct Chassis {
 }
 
 impl Smbios {
-    /// Returns an identity without a UUID, of manufacturer `podvisor` and product `virtual machine`.
+    /// Returns an identity without a UUID, of manufacturer `podvisor` and product `virtual
+    /// machine`.
     pub fn new() -> Self {
         Self {
             manufacturer: "podvisor".to_owned(),

@@ -207,8 +207,8 @@ impl<S: Read + Write> IncomingMigration<S> {
         self.announced.builders_devices()
     }
 
-    /// Returns what was plugged in since the VM was built, as its owner there has named it. They are
-    /// among [`Self::devices`], wherever the VM has them.
+    /// Returns what was plugged in since the VM was built, as its owner there has named it. They
+    /// are among [`Self::devices`], wherever the VM has them.
     #[must_use]
     pub fn plugged(&self) -> &[PluggedIdentity] {
         &self.plugged

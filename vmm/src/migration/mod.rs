@@ -5,8 +5,8 @@
 //! * `disks.rs` moves disks that the two hosts do not share.
 //! * `incoming.rs` is the side that the VM moves to ([`IncomingMigration`]).
 //!
-//! The side that it moves from is part of a VM's lifecycle: `vm/lifecycle/migrate.rs`. Machine state
-//! travels as a snapshot's state file, and memory's log of writes is the
+//! The side that it moves from is part of a VM's lifecycle: `vm/lifecycle/migrate.rs`. Machine
+//! state travels as a snapshot's state file, and memory's log of writes is the
 //! [memory](crate::memory) module's.
 //!
 //! A stream is untrusted input, as a snapshot is: whoever can write one controls what the guest

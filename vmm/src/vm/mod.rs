@@ -350,8 +350,8 @@ impl Vm {
         all
     }
 
-    /// Returns the block device named `name`, as in [`Self::counters`]: by its id, or `blk0` for the
-    /// first without one.
+    /// Returns the block device named `name`, as in [`Self::counters`]: by its id, or `blk0` for
+    /// the first without one.
     ///
     /// # Errors
     /// [`HandleError::NoSuchDevice`].

@@ -1,5 +1,5 @@
-//! EDK2's source, as Debian has it: fetched from the mirror that apt is configured with, checked, and
-//! patched.
+//! EDK2's source, as Debian has it: fetched from the mirror that apt is configured with, checked,
+//! and patched.
 
 use std::fs;
 use std::path::{Path, PathBuf};

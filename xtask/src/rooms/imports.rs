@@ -185,8 +185,8 @@ fn defined(
     None
 }
 
-/// Returns the paths of a file: those of each `use` with the name that it binds, and those elsewhere
-/// that begin with `crate`, `super` or `self`.
+/// Returns the paths of a file: those of each `use` with the name that it binds, and those
+/// elsewhere that begin with `crate`, `super` or `self`.
 fn uses(tokens: &[Token]) -> Vec<(Names, Option<String>)> {
     let is_name =
         |at: usize, name: &str| matches!(tokens.get(at), Some(Token::Name(found)) if found == name);

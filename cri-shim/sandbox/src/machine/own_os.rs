@@ -333,8 +333,8 @@ impl MachinePlan {
         Ok(machine)
     }
 
-    /// Builds a machine that goes on where it was, with these devices in this order: `begin` returns
-    /// a builder that knows where. Its disks are not locked.
+    /// Builds a machine that goes on where it was, with these devices in this order: `begin`
+    /// returns a builder that knows where. Its disks are not locked.
     ///
     /// # Errors
     /// As [`Self::build`].

@@ -3,8 +3,9 @@
 //! [`Launching::begin`](super::Launching::begin) starts it, and sends a frame with its
 //! configuration and open files on its stdin. It leaves its parent's session, boots the machine,
 //! waits for the agent and for a frame with the guest's network, and replies. (If the guest has an
-//! operating system of its own, its machine comes later.) From then on it serves its control socket: it keeps the containers' exit codes and writes their logs, whether or
-//! not a client is connected. It ends when its machine ends, and its machine when it does.
+//! operating system of its own, its machine comes later.) From then on it serves its control
+//! socket: it keeps the containers' exit codes and writes their logs, whether or not a client is
+//! connected. It ends when its machine ends, and its machine when it does.
 //!
 //! | file | contents |
 //! | --- | --- |

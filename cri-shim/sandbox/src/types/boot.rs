@@ -86,7 +86,8 @@ impl BootMachine {
     pub const LOADER_LIMIT: Duration = Duration::from_secs(180);
 
     /// Creates the configuration of a machine with this kernel, one vCPU, 1 GiB of memory, nothing
-    /// that may be plugged in, no disk, no share, no DHCP server, no limit for a loader, no kept kernel, and no log, which boots.
+    /// that may be plugged in, no disk, no share, no DHCP server, no limit for a loader, no kept
+    /// kernel, and no log, which boots.
     pub fn new(id: impl Into<String>, kernel: File) -> Self {
         Self {
             id: id.into(),

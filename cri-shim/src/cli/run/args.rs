@@ -158,7 +158,8 @@ pub(in crate::cli) struct RunArgs {
     #[arg(long, value_name = "FILE", value_parser = env_file::read_labels)]
     pub(super) label_file: Vec<LabelFile>,
 
-    /// Share a directory or file of the host; options: ro, rw, rslave; z and Z are accepted and ignored
+    /// Share a directory or file of the host; options: ro, rw, rslave; z and Z are accepted and
+    /// ignored
     #[arg(short, long, value_name = "HOST:GUEST[:OPTIONS]", value_parser = parse_volume)]
     pub(super) volume: Vec<Volume>,
 

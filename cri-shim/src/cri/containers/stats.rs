@@ -246,8 +246,8 @@ fn network(counters: Vec<InterfaceCounters>) -> Option<NetworkUsage> {
 }
 
 /// Returns the size of a container's writable layer: memory of its guest, or a machine's copies of
-/// disks. A kubelet adds it to the usage of the file system at `root`, as the pod's ephemeral storage. `None` from a sandbox
-/// of an earlier version.
+/// disks. A kubelet adds it to the usage of the file system at `root`, as the pod's ephemeral
+/// storage. `None` from a sandbox of an earlier version.
 fn writable_layer(figures: &Figures, root: String) -> Option<FilesystemUsage> {
     (figures.writable_bytes > 0).then(|| FilesystemUsage {
         timestamp: timestamp(figures),

@@ -1,5 +1,5 @@
-//! The hardware of a VM: [`Hardware`] is what KVM provides for it, newly created, with devices on its
-//! bus.
+//! The hardware of a VM: [`Hardware`] is what KVM provides for it, newly created, with devices on
+//! its bus.
 //!
 //! * `bus.rs` dispatches MMIO and port accesses; `line.rs` is an interrupt line; `pci` is the PCI
 //!   bus.

@@ -1,7 +1,8 @@
 //! Attaches devices to a transport: registers on the bus, interrupts and notifications known to
 //! KVM, and a worker on an event loop.
 //!
-//! `mmio.rs` is what the MMIO transport needs of KVM; PCI has its own module ([`crate::vm::hardware::pci`]).
+//! `mmio.rs` is what the MMIO transport needs of KVM; PCI has its own module
+//! ([`crate::vm::hardware::pci`]).
 
 mod mmio;
 
