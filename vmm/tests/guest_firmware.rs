@@ -1,5 +1,5 @@
 //! EDK2's CloudHv firmware boots a disk by its EFI system partition. `cargo xtask firmware --test`
-//! builds what these tests need, and runs them; others pass them over by their names, since the
+//! builds what these tests need, and runs them. The other tests' command does not, since the
 //! firmware takes many minutes to build.
 
 mod support;
@@ -60,7 +60,6 @@ fn disk_with_grub(of: &Path) -> PathBuf {
 }
 
 #[test]
-#[ignore = "run by `cargo xtask firmware --test`"]
 fn guest_a_firmware_boots_grub_from_the_efi_system_partition() {
     let dir = tempfile::tempdir().unwrap();
     let disk = disk_with_grub(dir.path());
