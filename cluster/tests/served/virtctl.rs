@@ -71,18 +71,16 @@ impl Virtctl {
         }
     }
 
-    /// A command with its arguments, which have no spaces in them.
+    /// A command that is killed when it takes too long.
     fn command(&self, arguments: &str) -> Command {
-        let program = server::bin().join("virtctl");
-        assert!(
-            program.is_file(),
-            "{} is missing: `cargo xtask cluster` builds it",
-            program.display()
-        );
         let mut command = Command::new("timeout");
+        command.args(["--signal=KILL", PATIENCE]).arg(program());
+        self.complete(command, arguments)
+    }
+
+    /// Adds a command's arguments, which have no spaces in them, and its surroundings.
+    fn complete(&self, mut command: Command, arguments: &str) -> Command {
         command
-            .args(["--signal=KILL", PATIENCE])
-            .arg(program)
             .args(arguments.split_whitespace())
             .env("KUBECONFIG", &self.kubeconfig)
             .env("HOME", "/nonexistent")
@@ -127,9 +125,9 @@ impl Virtctl {
         assert!(wrong.is_empty(), "{}", wrong.join("\n"));
     }
 
-    /// Begins a command that talks.
+    /// Begins a command that talks. It is a child of this process, killed with its [`Talk`].
     fn begin(&self, arguments: &str) -> Talk {
-        let mut command = self.command(arguments);
+        let mut command = self.complete(Command::new(program()), arguments);
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = command.spawn().expect("virtctl starts");
         let mut output = child.stdout.take().expect("a pipe");
@@ -147,6 +145,16 @@ impl Virtctl {
             heard,
         }
     }
+}
+
+fn program() -> PathBuf {
+    let program = server::bin().join("virtctl");
+    assert!(
+        program.is_file(),
+        "{} is missing: `cargo xtask cluster` builds it",
+        program.display()
+    );
+    program
 }
 
 /// A command that runs, and its ends.
