@@ -11,14 +11,18 @@ use crate::sandbox::{SandboxError, jail};
 
 /// Returns the advice for a missing kernel or initramfs.
 pub(super) fn for_missing_file(error: &AssetError) -> String {
-    let (command, hint) = match error.file {
-        GuestFile::Kernel => ("guest", ", or give one with --kernel"),
-        GuestFile::Firmware => ("firmware", ", or give one with --firmware FILE"),
-        _ => ("guest", ""),
+    let hint = match error.file {
+        GuestFile::Firmware => {
+            return "podvisor's package does not have it: build it with `cargo xtask firmware` in \
+                    podvisor's source, and give it with --firmware FILE"
+                .to_owned();
+        }
+        GuestFile::Kernel => ", or give one with --kernel",
+        _ => "",
     };
     format!(
-        "install podvisor's package, or build it with `cargo xtask {command}` in podvisor's source, \
-         or set {GUEST_DIR_VARIABLE} to the directory that has it{hint}"
+        "install podvisor's package, or build it with `cargo xtask guest` in podvisor's source, or \
+         set {GUEST_DIR_VARIABLE} to the directory that has it{hint}"
     )
 }
 
