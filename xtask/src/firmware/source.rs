@@ -146,8 +146,8 @@ fn fetch(mirrors: &[String], name: &str, digest: &str, to: &Path) -> Result<()> 
     }
     let error = last.context("apt has no source of Debian's")?;
     Err(error.context(format!(
-        "{name} cannot be downloaded from {}: it belongs to Debian's source package edk2 {VERSION}; \
-         put the file into {} yourself if no mirror has it any more",
+        "{name} cannot be downloaded from {}: it belongs to Debian's source package edk2 \
+         {VERSION}; put the file into {} yourself if no mirror has it any more",
         mirrors.join(", "),
         to.parent().map(paths::display).unwrap_or_default()
     )))

@@ -102,14 +102,21 @@ pub(super) async fn create(
     answer.map_err(|error| error.to_string())
 }
 
+/// Makes the instance type `small` of the namespace, as `virtctl` writes it.
+async fn create_small(admin: &Client, virtctl: &Virtctl) {
+    let small = "create instancetype --namespaced --name=small --cpu=1 --memory=128Mi";
+    let small = virtctl.run(small).await.text;
+    create(admin, &virtctl.namespace, &small, false)
+        .await
+        .unwrap();
+}
+
 #[tokio::test]
 async fn what_virtctl_creates_is_taken_or_refused_by_its_path() {
     let admin = served().admin();
     let virtctl = Virtctl::new(&admin).await;
     let namespace = &virtctl.namespace;
-    let small = "create instancetype --namespaced --name=small --cpu=1 --memory=128Mi";
-    let small = virtctl.run(small).await.text;
-    create(&admin, namespace, &small, false).await.unwrap();
+    create_small(&admin, &virtctl).await;
     for (arguments, expected) in CREATED {
         let arguments = arguments.replace("NAMESPACE", namespace);
         let said = virtctl.run(&format!("create {arguments}")).await;
@@ -132,9 +139,7 @@ async fn a_vm_has_the_instance_type_that_its_volume_names() {
     let admin = served().admin();
     let virtctl = Virtctl::new(&admin).await;
     let namespace = &virtctl.namespace;
-    let small = "create instancetype --namespaced --name=small --cpu=1 --memory=128Mi";
-    let small = virtctl.run(small).await.text;
-    create(&admin, namespace, &small, false).await.unwrap();
+    create_small(&admin, &virtctl).await;
     let claims = Api::<PersistentVolumeClaim>::namespaced(admin.clone(), namespace);
     for (name, labels) in [
         (
@@ -158,8 +163,8 @@ async fn a_vm_has_the_instance_type_that_its_volume_names() {
     }
     let source = "source:\n  pvc:\n    name: labelled";
     let source = format!(
-        "apiVersion: cdi.kubevirt.io/v1beta1\nkind: DataSource\nmetadata:\n  name: golden\nspec:\n  \
-         {}\n",
+        "apiVersion: cdi.kubevirt.io/v1beta1\nkind: DataSource\nmetadata:\n  name: golden\n\
+         spec:\n  {}\n",
         source.replace('\n', "\n  ")
     );
     create(&admin, namespace, &source, false).await.unwrap();

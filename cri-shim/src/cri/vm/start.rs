@@ -185,8 +185,8 @@ impl VmSettings {
             CriError::invalid(
                 field,
                 format!(
-                    "this node has no UEFI firmware: {why}; build it with `cargo xtask firmware` in \
-                     podvisor's source, and put it there or name it in the setting `vm.firmware`"
+                    "this node has no UEFI firmware: {why}; build it with `cargo xtask firmware` \
+                     in podvisor's source, and put it there or name it in the setting `vm.firmware`"
                 ),
             )
         })?;
