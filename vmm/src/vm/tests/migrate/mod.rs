@@ -1,11 +1,15 @@
 //! VMs that move over a connection, and connections that break.
+//!
+//! * `disks.rs`: disks whose contents move.
 
+mod disks;
+
+use std::cell::Cell;
 use std::io::{self, Read};
 use std::ops::ControlFlow;
 use std::os::unix::net::UnixStream;
 use std::thread::JoinHandle;
 
-use podvisor_devices::blk::{Disk, read_disk, write_disk};
 use podvisor_devices::pci::NO_VECTOR;
 use podvisor_devices::virtio::{DeviceInfo, Fault, Progress, Queue, StartError, VirtioDevice};
 
@@ -15,8 +19,8 @@ use super::*;
 use crate::vm::{MigrateError, State, VmExit};
 use crate::{
     ArrivedMigration, BlockDevice, FileDisk, IncomingMigration, KvmDevice, MigrationLimits,
-    MigrationOptions, MigrationReport, MigrationStep, MovingDisk, PluggedIdentity, ReceiveError,
-    StreamError,
+    MigrationOptions, MigrationProgress, MigrationReport, MigrationStep, PluggedIdentity,
+    ReceiveError, StreamError,
 };
 
 /// As many rounds, whatever is left after each.
@@ -37,6 +41,73 @@ fn connection() -> (UnixStream, UnixStream) {
         end.set_write_timeout(Some(PATIENCE)).unwrap();
     }
     ends
+}
+
+/// The source's end of a connection, which says when an answer has come: 0 is the acceptance, and
+/// each later one the end of a round, with its number from 1 on. What was written meanwhile is
+/// looked at after that, so that whatever `answered` has the guest do belongs to the next round, on
+/// a machine of any speed.
+struct Answers<'a, F> {
+    stream: UnixStream,
+    /// Whether the guest still runs here.
+    is_sending: &'a Cell<bool>,
+    answered: F,
+    read: usize,
+}
+
+impl<'a, F: FnMut(u32)> Answers<'a, F> {
+    /// The length of an answer: a header.
+    const LEN: usize = 16;
+
+    fn new(stream: UnixStream, is_sending: &'a Cell<bool>, answered: F) -> Self {
+        Self {
+            stream,
+            is_sending,
+            answered,
+            read: 0,
+        }
+    }
+}
+
+impl<F: FnMut(u32)> Read for Answers<'_, F> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let len = self.stream.read(buffer)?;
+        self.read += len;
+        if len > 0 && self.read.is_multiple_of(Self::LEN) && self.is_sending.get() {
+            (self.answered)(u32::try_from(self.read / Self::LEN).unwrap() - 1);
+        }
+        Ok(len)
+    }
+}
+
+impl<F> Write for Answers<'_, F> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.stream.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Moves a guest to whoever is at the other end of `stream`; `answered` as by [`Answers`].
+fn send(
+    vm: &Vm,
+    stream: UnixStream,
+    options: &MigrationOptions,
+    answered: impl FnMut(u32),
+    mut progress: impl FnMut(MigrationProgress) -> ControlFlow<()>,
+) -> Result<MigrationReport, MigrateError> {
+    let is_sending = Cell::new(true);
+    let connection = Answers::new(stream, &is_sending, answered);
+    vm.migrate(connection, options, |told| {
+        is_sending.set(told.step == MigrationStep::Sending);
+        progress(told)
+    })
+}
+
+fn go_on(_: MigrationProgress) -> ControlFlow<()> {
+    ControlFlow::Continue(())
 }
 
 fn limits() -> MigrationLimits {
@@ -76,7 +147,8 @@ fn assert_same(one: &GuestRam, other: &GuestRam) {
     }
 }
 
-/// Moves a guest; `meanwhile` is called in each round in which it runs, at its end at least.
+/// Moves a guest; `meanwhile` is called in each round in which it runs, before what was written in
+/// that round is looked at.
 fn migrate(
     guest: &Guest,
     options: &MigrationOptions,
@@ -85,13 +157,12 @@ fn migrate(
 ) -> (MigrationReport, Guest) {
     let (here, there) = connection();
     let receiver = receive(there, guest.mem.clone(), configure);
-    let moved = guest.vm.migrate(here, options, |progress| {
-        if progress.step == MigrationStep::Sending {
-            // Also at the end of a round in which it was called: else nothing may be left to send.
-            meanwhile(progress.round);
+    let answered = |answer: u32| {
+        if let Some(round) = answer.checked_sub(1) {
+            meanwhile(round);
         }
-        ControlFlow::Continue(())
-    });
+    };
+    let moved = send(&guest.vm, here, options, answered, go_on);
     let arrived = receiver.join().unwrap();
     (moved.unwrap(), arrived.unwrap())
 }
@@ -406,13 +477,17 @@ fn a_guest_that_writes_too_fast_or_is_cancelled_runs_on() {
         let guest = Guest::start(|vm| vm);
         let (here, there) = connection();
         let receiver = receive(there, guest.mem.clone(), |vm| vm);
-        let refused = guest.vm.migrate(here, &options, |_| {
-            guest.runs_on();
-            match is_cancelled {
+        let answered = |_| guest.runs_on();
+        let refused = send(
+            &guest.vm,
+            here,
+            &options,
+            answered,
+            |_| match is_cancelled {
                 true => ControlFlow::Break(()),
                 false => ControlFlow::Continue(()),
-            }
-        });
+            },
+        );
         match refused.unwrap_err() {
             MigrateError::Busy {
                 rounds: 3, left, ..
@@ -428,125 +503,6 @@ fn a_guest_that_writes_too_fast_or_is_cancelled_runs_on() {
         guest.runs_on();
         assert!(!guest.vm.context.machine.memory.writes().is_on());
     }
-}
-
-/// A file of some megabytes, opened again and again.
-struct Place(tempfile::NamedTempFile);
-
-impl Place {
-    fn new() -> Self {
-        let file = tempfile::NamedTempFile::new().unwrap();
-        file.as_file().set_len(4 << 20).unwrap();
-        Self(file)
-    }
-
-    fn open(&self) -> std::fs::File {
-        let options = std::fs::File::options().read(true).write(true).to_owned();
-        options.open(self.0.path()).unwrap()
-    }
-
-    fn disk(&self) -> Box<dyn Disk> {
-        Box::new(FileDisk::new(self.open()).unwrap())
-    }
-
-    /// As a driver writes it.
-    fn write(guest: &Guest, offset: u64, value: u8) {
-        let disk = guest.vm.block("blk0").unwrap();
-        let written = disk.run(move |device| {
-            write_disk(device.disk_mut(), offset, &mut [value; 4096]).unwrap();
-        });
-        written.unwrap();
-    }
-}
-
-#[test]
-fn a_disk_that_moves_has_what_was_written_in_every_round() {
-    let (here, there) = (Place::new(), Place::new());
-    let device = BlockDevice::from_file(here.open()).unwrap().copied();
-    let guest = Guest::start(|vm| vm.block(device));
-    Place::write(&guest, 0, 1);
-    Place::write(&guest, 1 << 20, 1);
-    let (one, other) = connection();
-    let (to, file) = (there.disk(), there.open());
-    let receiver = std::thread::spawn(move || {
-        let incoming = IncomingMigration::open(other, limits()).unwrap();
-        assert_eq!(incoming.disks()[0].identity, "image");
-        let incoming = incoming.store_disks(vec![to]);
-        let arrived = incoming.receive(&KvmDevice::open().unwrap()).unwrap();
-        let disk = BlockDevice::from_file(file).unwrap();
-        let vm = arrived.builder().block(disk).build().unwrap();
-        arrived.start(&vm).unwrap();
-        vm
-    });
-    let mut options = rounds(3);
-    options.disks = vec![MovingDisk {
-        device: "blk0".to_owned(),
-        identity: "image".to_owned(),
-        len: 0,
-    }];
-    let mut last = None;
-    let moved = guest.vm.migrate(one, &options, |progress| {
-        if progress.step == MigrationStep::Sending
-            && last.replace(progress.round) != Some(progress.round)
-        {
-            let round = u64::from(progress.round);
-            Place::write(&guest, 2 << 20 | round << 16, progress.round as u8 + 5);
-            // What was sent is zero again.
-            Place::write(&guest, 0, 0);
-        }
-        ControlFlow::Continue(())
-    });
-    assert_eq!(moved.unwrap().rounds, 3);
-    receiver.join().unwrap();
-    let [mut source, mut target] = [vec![0; 4 << 20], vec![0; 4 << 20]];
-    read_disk(&mut *here.disk(), 0, &mut source).unwrap();
-    read_disk(&mut *there.disk(), 0, &mut target).unwrap();
-    assert!(source == target);
-    assert_eq!([target[0], target[1 << 20], target[2 << 20]], [0, 1, 5]);
-}
-
-#[test]
-fn a_disk_without_a_log_or_a_place_does_not_move() {
-    let (here, there) = (Place::new(), Place::new());
-    let device = |is_copied| {
-        let device = BlockDevice::from_file(here.open()).unwrap();
-        match is_copied {
-            true => device.copied(),
-            false => device,
-        }
-    };
-    let mut options = rounds(3);
-    options.disks = vec![MovingDisk {
-        device: "blk0".to_owned(),
-        identity: String::new(),
-        len: 0,
-    }];
-    let guest = Guest::start(|vm| vm.block(device(false)));
-    let (one, _other) = connection();
-    let error = guest
-        .vm
-        .migrate(one, &options, |_| ControlFlow::Continue(()));
-    assert!(
-        matches!(error, Err(MigrateError::NotCopied { .. })),
-        "{error:?}"
-    );
-    guest.runs_on();
-    drop(guest);
-
-    let guest = Guest::start(|vm| vm.block(device(true)));
-    let (one, other) = connection();
-    let receiver = receive(other, guest.mem.clone(), |vm| vm);
-    let error = guest
-        .vm
-        .migrate(one, &options, |_| ControlFlow::Continue(()));
-    let reason = error.unwrap_err().to_string();
-    assert!(
-        reason.contains("1 disks of the migrated VM come with it"),
-        "{reason}"
-    );
-    assert!(receiver.join().unwrap().is_err());
-    guest.runs_on();
-    drop(there);
 }
 
 /// A device of which nobody knows what it writes.
@@ -588,12 +544,13 @@ fn a_guest_that_writes_too_fast_is_slowed_down_and_goes_on_as_fast_as_before() {
     let (here, there) = connection();
     let receiver = receive(there, guest.mem.clone(), |vm| vm);
     let mut slowed = Vec::new();
-    let refused = guest.vm.migrate(here, &options, |progress| {
-        guest.runs_on();
-        // As much in each round.
+    // As much in each round.
+    let answered = |answer| {
         for page in 0..8 {
-            guest.write(0x80_0000 + page * 0x1000, progress.round + 1);
+            guest.write(0x80_0000 + page * 0x1000, answer + 1);
         }
+    };
+    let refused = send(&guest.vm, here, &options, answered, |progress| {
         slowed.push(progress.throttle);
         ControlFlow::Continue(())
     });
