@@ -251,6 +251,10 @@ impl Vm {
     /// abandoned, with the thread that executes them, and guest memory stays mapped for it until it
     /// returns ([`Self::abandoned`]). A VM that has already ended stays as it is.
     ///
+    /// One that is being given away by [`Self::migrate`] may run on the other side, which this does
+    /// not end: the migration's result says so, and from then on [`Self::wait`] too
+    /// ([`VmExit::Moved`]).
+    ///
     /// # Errors
     /// None today; the signature leaves room for a host that fails.
     pub fn stop(&self) -> Result<(), VmError> {

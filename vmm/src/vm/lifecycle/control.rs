@@ -258,6 +258,17 @@ impl Control {
         true
     }
 
+    /// Sets the outcome of a VM that runs on another host: it counts even if somebody has stopped it
+    /// here since it was given away. `true` if the VM had not ended.
+    pub(crate) fn end_as_moved(&self) -> bool {
+        let moved = Outcome::Exit(VmExit::Moved);
+        let is_first = self.end(moved.clone());
+        if !is_first {
+            self.lock().outcome = Some(moved);
+        }
+        is_first
+    }
+
     /// Has `event` written when the VM ends, or now if it has ended.
     pub(crate) fn add_exit_event(&self, event: OwnedFd) {
         let mut inner = self.lock();

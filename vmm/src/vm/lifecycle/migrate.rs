@@ -39,9 +39,15 @@ use crate::vm::{PAUSE_TIMEOUT, RestoreBuilder, Vm, VmError, lock};
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum MigrateError {
-    /// The VM neither runs nor is paused, or has ended meanwhile.
+    /// The VM neither runs nor is paused.
     #[error(transparent)]
     State(#[from] VmError),
+    /// The guest or its owner ended the VM before it was given away.
+    #[error("the VM has ended and does not move: {exit}")]
+    Ended {
+        /// How it ended.
+        exit: VmExit,
+    },
     /// A device, or KVM, did not return the VM's state.
     #[error(transparent)]
     Save(#[from] TakeSnapshotError),
@@ -225,6 +231,7 @@ impl Vm {
                 let downtime = self.hand_over(&mut sender, &begun, rest, &mut step)?;
                 Ok((rounds, downtime))
             });
+        let moved = moved.map_err(|error| self.or_ended(error));
         let (rounds, downtime) = moved.inspect_err(|error| {
             if !matches!(
                 error,
@@ -241,6 +248,22 @@ impl Vm {
             rounds,
             sent: sender.sent,
         })
+    }
+
+    /// Returns how the VM has ended, if that is why it does not move.
+    fn or_ended(&self, error: MigrateError) -> MigrateError {
+        let outcome = match error {
+            MigrateError::State(_)
+            | MigrateError::Save(_)
+            | MigrateError::Device(_)
+            | MigrateError::Cancelled => self.control().lock().outcome.clone(),
+            _ => None,
+        };
+        match outcome {
+            Some(Outcome::Exit(exit)) => MigrateError::Ended { exit },
+            Some(Outcome::Poison(poison)) => VmError::Poisoned(poison).into(),
+            None => error,
+        }
     }
 
     /// Looks at the machine, and begins to log what is written. Nothing is in a device's hands in
@@ -329,6 +352,10 @@ impl Vm {
         loop {
             let began = Instant::now();
             let mut tell = |sent, left| {
+                if self.check_not_ended().is_err() {
+                    // Nobody waits for the memory of a guest that has ended.
+                    return ControlFlow::Break(());
+                }
                 progress(MigrationProgress {
                     step: MigrationStep::Sending,
                     round,
@@ -413,26 +440,24 @@ impl Vm {
         let nanos = time_of_day.map_or(1, |time| time.as_nanos() as u64);
         sender.stream.send(Kind::State, nanos, &state)?;
         sender.stream.expect(Kind::Ready)?;
-        self.check_not_ended()?;
         reached(MigrationStep::GivingAway, sender.sent, 0)?;
+        self.check_not_ended()?;
         // From here on this side does not resume it by itself.
         let was_running = std::mem::take(&mut pause.was_running);
-        sender
-            .stream
-            .send(Kind::Run, 0, &[])
-            .map_err(MigrateError::InDoubt)?;
-        match sender.stream.expect(Kind::Running) {
-            Ok(_) => {}
-            Err(StreamError::Refused(reason)) => {
+        let given = sender.stream.send(Kind::Run, 0, &[]);
+        match given.and_then(|()| sender.stream.expect(Kind::Running)) {
+            Ok(_) => {
+                let downtime = paused_at.elapsed();
+                self.context.end_as_moved();
+                Ok(downtime)
+            }
+            Err(error @ StreamError::Refused(_)) => {
                 // It says so only if it has not started it.
                 pause.was_running = was_running;
-                return Err(StreamError::Refused(reason).into());
+                Err(error.into())
             }
-            Err(error) => return Err(MigrateError::InDoubt(error)),
+            Err(error) => Err(MigrateError::InDoubt(error)),
         }
-        let downtime = paused_at.elapsed();
-        self.context.end(Outcome::Exit(VmExit::Moved));
-        Ok(downtime)
     }
 
     /// Pauses the VM, also on a busy host, whose threads may not be scheduled in time.

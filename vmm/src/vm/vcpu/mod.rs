@@ -158,7 +158,18 @@ fn complete(
 impl VcpuContext {
     /// Ends the VM, unless something else has.
     pub(crate) fn end(&self, outcome: Outcome) {
-        if self.control.end(outcome) {
+        let is_first = self.control.end(outcome);
+        self.let_go(is_first);
+    }
+
+    /// Ends a VM that runs on another host.
+    pub(crate) fn end_as_moved(&self) {
+        let is_first = self.control.end_as_moved();
+        self.let_go(is_first);
+    }
+
+    fn let_go(&self, has_ended: bool) {
+        if has_ended {
             self.peers.kick();
             self.loops.end();
         }

@@ -1,8 +1,10 @@
 //! VMs that move over a connection, and connections that break.
 //!
 //! * `disks.rs`: disks whose contents move.
+//! * `ends.rs`: guests and sides that end while they move.
 
 mod disks;
+mod ends;
 
 use std::cell::Cell;
 use std::io::{self, Read};
