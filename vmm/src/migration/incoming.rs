@@ -2,12 +2,14 @@
 
 use std::error::Error;
 use std::io::{Read, Write};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use podvisor_devices::GuestRam;
 use podvisor_devices::blk::Disk;
 use vm_memory::{Bytes as _, GuestAddress, GuestMemory as _};
 
+use super::ahead::VmAhead;
 use super::disks::{MovingDisk, PluggedIdentity, TargetDisks, decode, decode_plugged};
 use super::stream::{Kind, Stream, StreamError};
 use crate::cpuid;
@@ -241,9 +243,15 @@ impl<S: Read + Write> IncomingMigration<S> {
     /// See [`ReceiveError`]; the other side was told then, and the VM runs on there.
     pub fn receive(mut self, kvm: &KvmDevice) -> Result<ArrivedMigration<S>, ReceiveError> {
         match self.receive_all(kvm) {
-            Ok((state, memory, paused_at)) => Ok(ArrivedMigration {
+            Ok(Received {
+                state,
+                memory,
+                paused_at,
+                ahead,
+            }) => Ok(ArrivedMigration {
                 stream: self.stream,
                 snapshot: Snapshot::moved(state, memory),
+                ahead: Mutex::new(Some(ahead)),
                 is_running: paused_at > 0,
             }),
             Err(error) => {
@@ -254,19 +262,22 @@ impl<S: Read + Write> IncomingMigration<S> {
         }
     }
 
-    fn receive_all(
-        &mut self,
-        kvm: &KvmDevice,
-    ) -> Result<(MachineState, GuestMemory, u64), ReceiveError> {
+    fn receive_all(&mut self, kvm: &KvmDevice) -> Result<Received, ReceiveError> {
         let most = self.announced.max_vcpus;
         let here = cpuid::guest_cpuid(&kvm.kvm()?, most, None)?;
         self.announced.check_cpu(here.as_slice())?;
         self.disks.check(&self.announced_disks)?;
         let memory = GuestMemory::anonymous(self.announced.memory)?;
+        let ahead = VmAhead::create(kvm, &self.announced, &memory)?;
         self.stream.send(Kind::Accept, 0, &[])?;
         self.stream.flush()?;
         let (state, paused_at) = self.receive_into(&memory)?;
-        Ok((state, memory, paused_at))
+        Ok(Received {
+            state,
+            memory,
+            paused_at,
+            ahead,
+        })
     }
 
     /// Receives the contents of memory, and the paused machine with the time of its pause.
@@ -322,6 +333,10 @@ impl<S: Read + Write> IncomingMigration<S> {
         let announced = &self.announced;
         let what = if state.memory != announced.memory {
             "memory"
+        } else if state.vcpus.len() < announced.vcpus.len()
+            || state.max_vcpus != announced.max_vcpus
+        {
+            "vCPUs"
         } else if names(state) != names(announced) {
             "devices"
         } else if state.cpuid.as_slice() != announced.cpuid.as_slice() {
@@ -333,11 +348,20 @@ impl<S: Read + Write> IncomingMigration<S> {
     }
 }
 
+/// What was received.
+struct Received {
+    state: MachineState,
+    memory: GuestMemory,
+    paused_at: u64,
+    ahead: VmAhead,
+}
+
 /// A VM of which everything is here, and which stands still where it was.
 #[derive(Debug)]
 pub struct ArrivedMigration<S> {
     stream: Stream<S>,
     snapshot: Snapshot,
+    ahead: Mutex<Option<VmAhead>>,
     is_running: bool,
 }
 
@@ -345,6 +369,12 @@ impl<S: Read + Write> ArrivedMigration<S> {
     /// Returns the VM as a snapshot, of which one VM can be built.
     pub(crate) fn snapshot(&self) -> &Snapshot {
         &self.snapshot
+    }
+
+    /// Returns what was made of the VM before, once.
+    pub(crate) fn take_ahead(&self) -> Option<VmAhead> {
+        let mut ahead = self.ahead.lock().unwrap_or_else(PoisonError::into_inner);
+        ahead.take()
     }
 
     /// Whether the guest ran when it was announced, and is to be started. One that was paused

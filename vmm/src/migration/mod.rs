@@ -3,7 +3,8 @@
 //! * `stream.rs` is what both sides say: messages with a kind, a length and an address.
 //! * `send.rs` sends pages of memory, within a bandwidth.
 //! * `disks.rs` moves disks that the two hosts do not share.
-//! * `incoming.rs` is the side that the VM moves to ([`IncomingMigration`]).
+//! * `incoming.rs` is the side that the VM moves to ([`IncomingMigration`]); `ahead.rs` is what it
+//!   makes of the VM while the guest still runs.
 //!
 //! The side that it moves from is part of a VM's lifecycle: `vm/lifecycle/migrate.rs`. Machine
 //! state travels as a snapshot's state file, and memory's log of writes is the
@@ -12,6 +13,7 @@
 //! A stream is untrusted input, as a snapshot is: whoever can write one controls what the guest
 //! does, but nothing in it makes this process panic, hang, or access what is not the guest's.
 
+mod ahead;
 mod disks;
 mod incoming;
 mod send;
@@ -22,6 +24,7 @@ pub mod testing;
 
 use std::time::Duration;
 
+pub(crate) use ahead::VmAhead;
 pub use disks::{MovingDisk, PluggedIdentity};
 pub(crate) use disks::{RunningLog, SECTOR, SourceDisk, encode as encode_disks, encode_plugged};
 pub use incoming::{ArrivedMigration, IncomingMigration, MigrationLimits, ReceiveError};

@@ -14,7 +14,7 @@ use crate::vm::Vm;
 use crate::vm::devices::attach::{self, GivenDevice};
 use crate::vm::devices::images::{self, Images};
 use crate::vm::hardware::events::write_generation_id;
-use crate::vm::hardware::{Board, Hardware, Vcpus};
+use crate::vm::hardware::{Begin, Board, Hardware, Vcpus};
 use crate::vm::lifecycle::threads::in_parallel;
 use crate::{cpuid, kvm};
 
@@ -213,7 +213,8 @@ fn boot_on(kvm: Kvm, builder: VmBuilder, validated: Validated) -> Result<Vm, Bui
                 transport,
                 has_firmware,
             };
-            let mut hardware = Hardware::new(&kvm, early, &memory, board, devices, new)?;
+            let begin = Begin::New(early);
+            let mut hardware = Hardware::new(&kvm, begin, &memory, board, devices, new)?;
             hardware.prepare_notifications();
             if has_firmware {
                 hardware.add_firmware_devices(None)?;

@@ -6,11 +6,12 @@ use podvisor_devices::legacy::events::Events;
 use super::assemble::{assemble, check_address_space, memory_device};
 use super::error::BuildError;
 use super::{Parts, VmBuilder};
+use crate::migration::VmAhead;
 use crate::snapshot::Snapshot;
 use crate::vm::Vm;
 use crate::vm::devices::attach::GivenDevice;
 use crate::vm::devices::images::{self, Images};
-use crate::vm::hardware::{Board, Hardware, Vcpus};
+use crate::vm::hardware::{Begin, Board, Hardware, Vcpus};
 use crate::vm::lifecycle::restore;
 use crate::vm::lifecycle::threads::in_parallel;
 use crate::{cpuid, kvm};
@@ -19,6 +20,8 @@ use crate::{cpuid, kvm};
 #[derive(Debug)]
 pub struct Restore {
     pub(super) snapshot: Snapshot,
+    /// What was made of it before it was known.
+    ahead: Option<VmAhead>,
     requires_same_cpu: bool,
     is_same_machine: bool,
 }
@@ -35,6 +38,7 @@ impl Snapshot {
         VmBuilder {
             source: Restore {
                 snapshot: self.clone(),
+                ahead: None,
                 requires_same_cpu: false,
                 is_same_machine: false,
             },
@@ -44,6 +48,12 @@ impl Snapshot {
 }
 
 impl RestoreBuilder {
+    /// Uses what was made of the VM before its state was known.
+    pub(crate) fn made_ahead(mut self, ahead: Option<VmAhead>) -> Self {
+        self.source.ahead = ahead;
+        self
+    }
+
     /// Refuses a snapshot whose guest does not know everything that this host's processor and KVM
     /// offer. It would never use what new microcode or a new kernel has added since then, most
     /// importantly mitigations.
@@ -106,13 +116,17 @@ fn restore_on(kvm: Kvm, builder: RestoreBuilder) -> Result<Vm, BuildError> {
         max: snapshot.max_vcpus(),
         cpuid: Some(&state.cpuid),
     };
-    let (serial, early) = (parts.serial, parts.early);
+    let serial = parts.serial;
+    let begin = match source.ahead {
+        Some(ahead) => Begin::Ahead(ahead),
+        None => Begin::New(parts.early),
+    };
     let build = || {
         let board = Board {
             transport: state.transport(),
             has_firmware: state.firmware.is_some(),
         };
-        let mut hardware = Hardware::new(&kvm, early, &memory, board, devices, vcpus)?;
+        let mut hardware = Hardware::new(&kvm, begin, &memory, board, devices, vcpus)?;
         if let (true, Some(vcpu)) = (source.requires_same_cpu, hardware.vcpus.first()) {
             snapshot.check_same_cpu(here.as_slice(), vcpu)?;
         }

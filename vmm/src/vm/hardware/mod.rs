@@ -28,6 +28,7 @@ use podvisor_devices::virtio::SavedDevice;
 use crate::cpuid;
 use crate::kvm::{self, KvmError};
 use crate::memory::{self, GuestMemory};
+use crate::migration::VmAhead;
 use crate::snapshot::SnapshotError;
 use crate::transport::Transport;
 use crate::vm::builder::BuildError;
@@ -69,20 +70,30 @@ impl Hardware {
     /// Creates it around `memory`, which KVM then knows, and which may be written meanwhile.
     pub(crate) fn new(
         kvm: &Kvm,
-        early: Option<EarlyVm>,
+        begin: Begin,
         memory: &GuestMemory,
         board: Board,
         devices: Vec<NewDevice>,
         vcpus: Vcpus<'_>,
     ) -> Result<Self, BuildError> {
-        let vm_fd = match early.and_then(EarlyVm::take) {
-            Some(created) => created,
-            None => kvm::create_vm(kvm)?,
+        let VmAhead {
+            vm_fd,
+            vcpus: created,
+        } = match begin {
+            Begin::Ahead(ahead) => ahead,
+            Begin::New(early) => {
+                let vm_fd = match early.and_then(EarlyVm::take) {
+                    Some(created) => created,
+                    None => kvm::create_vm(kvm)?,
+                };
+                let vm_fd = Arc::new(vm_fd);
+                // Memory before vCPUs, because every memslot added later waits for a grace period.
+                memory::add_memslots(&vm_fd, memory.all())?;
+                kvm::create_chips(&vm_fd)?;
+                let vcpus = Vec::new();
+                VmAhead { vm_fd, vcpus }
+            }
         };
-        let vm_fd = Arc::new(vm_fd);
-        // Memory before vCPUs, because every memslot added later waits for a grace period.
-        memory::add_memslots(&vm_fd, memory.all())?;
-        kvm::create_chips(&vm_fd)?;
         let faults = Faults::default();
         let bus = Bus::new();
         let pci = match board.transport {
@@ -103,7 +114,7 @@ impl Hardware {
         let devices = attach::attach(context, devices, &mut loops)?;
         let max_vcpus = vcpus.max;
         kvm::limit_vcpus(&vm_fd, max_vcpus);
-        let (vcpus, cpuid) = create_vcpus(kvm, &vm_fd, vcpus)?;
+        let (vcpus, cpuid) = create_vcpus(kvm, &vm_fd, created, vcpus)?;
         Ok(Self {
             vm_fd,
             vcpus,
@@ -152,6 +163,15 @@ impl Hardware {
     }
 }
 
+/// What a VM begins with.
+#[derive(Debug)]
+pub(crate) enum Begin {
+    /// Nothing, or what was created while its configuration was not known yet.
+    New(Option<EarlyVm>),
+    /// What was made for one that moves here, with the same memory.
+    Ahead(VmAhead),
+}
+
 /// What devices are attached to.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Board {
@@ -174,17 +194,15 @@ pub(crate) struct Vcpus<'a> {
 fn create_vcpus(
     kvm: &Kvm,
     vm: &VmFd,
+    mut created: Vec<VcpuFd>,
     vcpus: Vcpus<'_>,
 ) -> Result<(Vec<VcpuFd>, CpuId), BuildError> {
     let count = vcpus.count;
-    let mut created = Vec::with_capacity(usize::from(count));
-    for id in 0..count {
-        let vcpu = vm
-            .create_vcpu(u64::from(id))
-            .map_err(KvmError::ioctl("KVM_CREATE_VCPU"))?;
-        kvm::count_as_the_host(&vcpu);
-        created.push(vcpu);
+    for id in created.len() as u64..u64::from(count) {
+        let vcpu = vm.create_vcpu(id);
+        created.push(vcpu.map_err(KvmError::ioctl("KVM_CREATE_VCPU"))?);
     }
+    created.iter().for_each(kvm::count_as_the_host);
     let tsc_khz = created.first().and_then(|vcpu| vcpu.get_tsc_khz().ok());
     let cpuid = match vcpus.cpuid {
         Some(cpuid) => cpuid.clone(),

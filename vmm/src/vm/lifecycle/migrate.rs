@@ -514,7 +514,7 @@ impl<S: Read + Write> ArrivedMigration<S> {
     /// Returns a builder of the VM, which needs the devices that were announced. One VM can be
     /// built. [`Self::start`] starts it.
     pub fn builder(&self) -> RestoreBuilder {
-        self.snapshot().builder()
+        self.snapshot().builder().made_ahead(self.take_ahead())
     }
 
     /// Takes the VM from the other side, which ends it there, and starts `vm`, which was built here
