@@ -385,7 +385,9 @@ impl Vm {
             // again there.
             let time = options.downtime.saturating_sub(begun.paused * 2);
             let is_last = round >= options.max_rounds;
-            if sends_within(left, time, bytes, took) || is_last && options.force {
+            let is_enough = sends_within(left, time, bytes, took)
+                && (is_last || !shrinks(left, begun.paused, bytes, took));
+            if is_enough || is_last && options.force {
                 return Ok((rest, round + 1));
             }
             if is_last {
@@ -510,6 +512,12 @@ fn sends_within(left: u64, time: Duration, bytes: u64, took: Duration) -> bool {
     left == 0 || needed <= time.as_nanos() * u128::from(bytes)
 }
 
+/// Whether another round shortens the downtime: the last one left half of what it sent at most, and
+/// that takes longer than the pause does anyway.
+fn shrinks(left: u64, paused: Duration, bytes: u64, took: Duration) -> bool {
+    left <= bytes / 2 && !sends_within(left, paused, bytes, took)
+}
+
 impl<S: Read + Write> ArrivedMigration<S> {
     /// Returns a builder of the VM, which needs the devices that were announced. One VM can be
     /// built. [`Self::start`] starts it.
@@ -543,5 +551,14 @@ mod tests {
         // Nothing was sent: nothing is known.
         assert!(!sends_within(1, second, 0, second));
         assert!(!sends_within(u64::MAX, second, 1, second));
+    }
+
+    #[test]
+    fn rounds_go_on_while_they_halve_what_costs_more_than_the_pause() {
+        let second = Duration::from_secs(1);
+        let shrinks = |left, paused| shrinks(left, Duration::from_millis(paused), 1000, second);
+        assert!(shrinks(500, 100) && !shrinks(501, 100));
+        assert!(shrinks(101, 100) && !shrinks(100, 100));
+        assert!(!shrinks(0, 0));
     }
 }
