@@ -2,7 +2,16 @@
 //!
 //! A store is brought up to date before the controllers are told of a change, so that none of
 //! them acts on something older than what woke it.
+//!
+//! | file | contents |
+//! | --- | --- |
+//! | `streams` | the watches, which feed the stores and tell of changes |
+//! | `changes` | whom a change of each kind of object wakes |
+//! | `refs` | the objects that something refers to, or that refer to it |
+//! | `queues` | the queues of the controllers |
 
+mod changes;
+mod queues;
 mod refs;
 mod streams;
 
@@ -10,13 +19,11 @@ use std::fmt::Debug;
 use std::future::Future;
 use std::sync::Arc;
 
-use futures_util::stream::BoxStream;
 use k8s_openapi::api::core::v1::{Node, PersistentVolumeClaim, Pod};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use kube::runtime::reflector::{ObjectRef, Store};
 use kube::runtime::watcher;
 use kube::{Api, Client, Resource};
-use tokio::sync::mpsc;
 
 use super::Error;
 use super::datavolume::{self, DataVolume};
@@ -26,16 +33,9 @@ use super::objects::{
     VirtualMachineRestore, VirtualMachineSnapshot, VirtualMachineSnapshotContent, VolumeSnapshot,
 };
 use super::vmi::{Claim, VolumeMode};
-use refs::{
-    begun, copies_of, is_drained, migration_of, on_node, owner, restores_of, restores_to,
-    restores_with, snapshot_of, snapshot_with, snapshots_of, sources_of, users, volumes_of,
-    waiting, waiting_migrations,
-};
-use streams::{api, pump, queue, send, watch};
-
-/// Changes that wait for a controller. Each is known by its object, so a controller that falls
-/// behind has at most as many as there are objects.
-const QUEUE: usize = 1024;
+pub(super) use queues::{Queue, Queues};
+use refs::is_drained;
+use streams::Watches;
 
 /// The objects of the cluster, or of one namespace.
 #[derive(Clone)]
@@ -59,362 +59,40 @@ pub(super) struct World {
     pub(super) sources: Store<DataSource>,
 }
 
-/// Objects that a controller has to look at.
-pub(super) type Queue<K> = BoxStream<'static, Result<ObjectRef<K>, watcher::Error>>;
-
-/// The queues of the controllers.
-pub(super) struct Queues {
-    pub(super) vms: Queue<VirtualMachine>,
-    pub(super) vmis: Queue<VirtualMachineInstance>,
-    pub(super) sets: Queue<VirtualMachineInstanceReplicaSet>,
-    pub(super) volumes: Queue<DataVolume>,
-    pub(super) claims: Queue<PersistentVolumeClaim>,
-    pub(super) migrations: Queue<VirtualMachineInstanceMigration>,
-    pub(super) snapshots: Queue<VirtualMachineSnapshot>,
-    pub(super) restores: Queue<VirtualMachineRestore>,
-    pub(super) clones: Queue<VirtualMachineClone>,
-    pub(super) sources: Queue<DataSource>,
-}
-
 impl World {
     /// Begins to watch; the future does the work, and must be polled.
     pub(super) fn watch(
         client: Client,
         namespace: Option<String>,
     ) -> (Self, Queues, impl Future<Output = ()> + Send) {
-        let (vms, vm_changes) = watch(
-            api(&client, namespace.as_deref()),
-            watcher::Config::default(),
-        );
-        let (vmis, vmi_changes) = watch(
-            api(&client, namespace.as_deref()),
-            watcher::Config::default(),
-        );
-        let (sets, set_changes) = watch(
-            api(&client, namespace.as_deref()),
-            watcher::Config::default(),
-        );
-        let (migrations, migration_changes) = watch(
-            api(&client, namespace.as_deref()),
-            watcher::Config::default(),
-        );
+        let all = watcher::Config::default;
         let of_vms = format!("{COMPONENT_LABEL} in ({LAUNCHER},{HOTPLUG})");
-        let of_vms = watcher::Config::default().labels(&of_vms);
-        let (pods, pod_changes) = watch(api::<Pod>(&client, namespace.as_deref()), of_vms);
-        let (claims, claim_changes) = watch(
-            api(&client, namespace.as_deref()),
-            watcher::Config::default(),
-        );
-        let launchers = watcher::Config::default().labels(&format!("{COMPONENT_LABEL}={LAUNCHER}"));
-        let (budgets, budget_changes) = watch(api(&client, namespace.as_deref()), launchers);
-        let (nodes, node_changes) = watch(Api::all(client.clone()), watcher::Config::default());
-        let (volumes, volume_changes) = watch(
-            api(&client, namespace.as_deref()),
-            watcher::Config::default(),
-        );
+        let launchers = format!("{COMPONENT_LABEL}={LAUNCHER}");
         let importers = format!("{}={}", datavolume::COMPONENT_LABEL, datavolume::IMPORTER);
-        let importers = watcher::Config::default().labels(&importers);
-        let (importers, importer_changes) =
-            watch(api::<Pod>(&client, namespace.as_deref()), importers);
-        let (snapshots, snapshot_changes) = watch(
-            api(&client, namespace.as_deref()),
-            watcher::Config::default(),
-        );
-        let (contents, content_changes) = watch(
-            api(&client, namespace.as_deref()),
-            watcher::Config::default(),
-        );
-        let (restores, restore_changes) = watch(
-            api(&client, namespace.as_deref()),
-            watcher::Config::default(),
-        );
-        let (clones, clone_changes) = watch(
-            api(&client, namespace.as_deref()),
-            watcher::Config::default(),
-        );
-        let (sources, source_changes) = watch(
-            api(&client, namespace.as_deref()),
-            watcher::Config::default(),
-        );
-        // A cluster may not have this kind: nobody waits for its store.
-        let (_, taken_changes) = watch::<VolumeSnapshot>(
-            api(&client, namespace.as_deref()),
-            watcher::Config::default(),
-        );
+        let mut watches = Watches::new(client.clone(), namespace.clone());
         let world = Self {
             client,
             namespace,
-            vms,
-            vmis,
-            sets,
-            migrations,
-            pods,
-            claims,
-            budgets,
-            nodes,
-            volumes,
-            importers,
-            snapshots,
-            contents,
-            restores,
-            clones,
-            sources,
+            vms: watches.of(all()),
+            vmis: watches.of(all()),
+            sets: watches.of(all()),
+            migrations: watches.of(all()),
+            pods: watches.of(all().labels(&of_vms)),
+            claims: watches.of(all()),
+            budgets: watches.of(all().labels(&launchers)),
+            nodes: watches.of_cluster(all()),
+            volumes: watches.of(all()),
+            importers: watches.of(all().labels(&importers)),
+            snapshots: watches.of(all()),
+            contents: watches.of(all()),
+            restores: watches.of(all()),
+            clones: watches.of(all()),
+            sources: watches.of(all()),
         };
-        let (vm_sender, vm_queue) = mpsc::channel(QUEUE);
-        let claim_vm_sender = vm_sender.clone();
-        let (vmi_sender, vmi_queue) = mpsc::channel(QUEUE);
-        let (set_sender, set_queue) = mpsc::channel(QUEUE);
-        let (volume_sender, volume_queue) = mpsc::channel(QUEUE);
-        let (claim_sender, claim_queue) = mpsc::channel(QUEUE);
-        let (migration_sender, migration_queue) = mpsc::channel(QUEUE);
-        let (snapshot_sender, snapshot_queue) = mpsc::channel(QUEUE);
-        let (restore_sender, restore_queue) = mpsc::channel(QUEUE);
-        let (clone_sender, clone_queue) = mpsc::channel(QUEUE);
-        let (source_sender, source_queue) = mpsc::channel(QUEUE);
-        let queues = Queues {
-            snapshots: queue(snapshot_queue),
-            restores: queue(restore_queue),
-            clones: queue(clone_queue),
-            sources: queue(source_queue),
-            vms: queue(vm_queue),
-            vmis: queue(vmi_queue),
-            sets: queue(set_queue),
-            volumes: queue(volume_queue),
-            claims: queue(claim_queue),
-            migrations: queue(migration_queue),
-        };
-        let of_volumes = pump(volume_changes, {
-            let (own, vm_sender) = (volume_sender.clone(), vm_sender.clone());
-            let vmi_sender = vmi_sender.clone();
-            let (vms, vmis) = (world.vms.clone(), world.vmis.clone());
-            move |volume: DataVolume| {
-                let volumes = send(own.clone(), vec![ObjectRef::from_obj(&volume)]);
-                let of_vms = send(vm_sender.clone(), users(&vms, &volume.metadata));
-                let of_vmis = send(vmi_sender.clone(), begun(&vmis, &volume));
-                async move {
-                    volumes.await;
-                    of_vms.await;
-                    of_vmis.await;
-                }
-            }
-        });
-        let of_importers = pump(importer_changes, {
-            let sender = volume_sender.clone();
-            move |pod: Pod| {
-                let owner = owner(&pod.metadata, "DataVolume");
-                send(sender.clone(), owner.into_iter().collect())
-            }
-        });
-        let of_vms = pump(vm_changes, {
-            let (sender, world) = (vm_sender.clone(), world.clone());
-            let (snapshots, restores) = (snapshot_sender.clone(), restore_sender.clone());
-            let clones = clone_sender.clone();
-            move |vm: VirtualMachine| {
-                let copies = copies_of(&world.clones, &vm.metadata);
-                let copies = send(clones.clone(), copies);
-                let vms = send(sender.clone(), vec![ObjectRef::from_obj(&vm)]);
-                let of_it = snapshots_of(&world.snapshots, &vm.metadata);
-                let of_it = send(snapshots.clone(), of_it);
-                let to_it = restores_to(&world.restores, &vm.metadata);
-                let to_it = send(restores.clone(), to_it);
-                async move {
-                    vms.await;
-                    of_it.await;
-                    to_it.await;
-                    copies.await;
-                }
-            }
-        });
-        let of_snapshots = pump(snapshot_changes, {
-            let (store, sender) = (world.restores.clone(), snapshot_sender.clone());
-            let restores = restore_sender.clone();
-            let (clones, clone_sender) = (world.clones.clone(), clone_sender.clone());
-            move |snapshot: VirtualMachineSnapshot| {
-                let copies = copies_of(&clones, &snapshot.metadata);
-                let copies = send(clone_sender.clone(), copies);
-                let own = send(sender.clone(), vec![ObjectRef::from_obj(&snapshot)]);
-                let of_it = send(restores.clone(), restores_of(&store, &snapshot.metadata));
-                async move {
-                    own.await;
-                    of_it.await;
-                    copies.await;
-                }
-            }
-        });
-        let of_contents = pump(content_changes, {
-            let sender = snapshot_sender.clone();
-            move |content: VirtualMachineSnapshotContent| {
-                send(sender.clone(), snapshot_of(&content).into_iter().collect())
-            }
-        });
-        let of_taken = pump(taken_changes, {
-            let (contents, sender) = (world.contents.clone(), snapshot_sender.clone());
-            move |volume: VolumeSnapshot| {
-                let snapshot = snapshot_with(&contents, &volume);
-                send(sender.clone(), snapshot.into_iter().collect())
-            }
-        });
-        let of_restores = pump(restore_changes, {
-            let (sender, clones) = (restore_sender.clone(), clone_sender.clone());
-            move |restore: VirtualMachineRestore| {
-                let own = send(sender.clone(), vec![ObjectRef::from_obj(&restore)]);
-                let copy = owner(&restore.metadata, "VirtualMachineClone");
-                let copy = send(clones.clone(), copy.into_iter().collect());
-                async move {
-                    own.await;
-                    copy.await;
-                }
-            }
-        });
-        let of_sources = pump(source_changes, {
-            let (sender, volumes) = (source_sender.clone(), volume_sender.clone());
-            let store = world.volumes.clone();
-            move |source: DataSource| {
-                let own = send(sender.clone(), vec![ObjectRef::from_obj(&source)]);
-                let of_it = send(volumes.clone(), volumes_of(&store, &source));
-                async move {
-                    own.await;
-                    of_it.await;
-                }
-            }
-        });
-        let of_clones = pump(clone_changes, {
-            let sender = clone_sender.clone();
-            move |clone: VirtualMachineClone| {
-                send(sender.clone(), vec![ObjectRef::from_obj(&clone)])
-            }
-        });
-        let of_sets = pump(set_changes, {
-            let sender = set_sender.clone();
-            move |set: VirtualMachineInstanceReplicaSet| {
-                send(sender.clone(), vec![ObjectRef::from_obj(&set)])
-            }
-        });
-        let of_vmis = pump(vmi_changes, {
-            let (sender, world) = (vmi_sender.clone(), world.clone());
-            let restore_sender = restore_sender.clone();
-            move |vmi: VirtualMachineInstance| {
-                let of_it = snapshots_of(&world.snapshots, &vmi.metadata);
-                let of_it = send(snapshot_sender.clone(), of_it);
-                let to_it = restores_to(&world.restores, &vmi.metadata);
-                let to_it = send(restore_sender.clone(), to_it);
-                let vmis = send(sender.clone(), vec![ObjectRef::from_obj(&vmi)]);
-                // A machine has its name, whether or not it made it.
-                let namespace = vmi.metadata.namespace.as_deref().unwrap_or_default();
-                let name = vmi.metadata.name.as_deref().unwrap_or_default();
-                let vms = send(
-                    vm_sender.clone(),
-                    vec![ObjectRef::new(name).within(namespace)],
-                );
-                let set = owner(&vmi.metadata, "VirtualMachineInstanceReplicaSet");
-                let sets = send(set_sender.clone(), set.into_iter().collect());
-                async move {
-                    vmis.await;
-                    vms.await;
-                    sets.await;
-                    of_it.await;
-                    to_it.await;
-                }
-            }
-        });
-        let of_pods = pump(pod_changes, {
-            let (sender, migration_sender) = (vmi_sender.clone(), migration_sender.clone());
-            move |pod: Pod| {
-                let owner = owner(&pod.metadata, "VirtualMachineInstance");
-                let vmis = send(sender.clone(), owner.into_iter().collect());
-                let migration = migration_of(&pod);
-                let migrations = send(migration_sender.clone(), migration.into_iter().collect());
-                async move {
-                    vmis.await;
-                    migrations.await;
-                }
-            }
-        });
-        let of_migrations = pump(migration_changes, {
-            let sender = vmi_sender.clone();
-            let store = world.migrations.clone();
-            move |migration: VirtualMachineInstanceMigration| {
-                // One that ends makes place for those that wait.
-                let mut those = vec![ObjectRef::from_obj(&migration)];
-                if migration.status.phase.is_final() {
-                    those.extend(waiting_migrations(&store));
-                }
-                let migrations = send(migration_sender.clone(), those);
-                let namespace = migration.metadata.namespace.as_deref().unwrap_or_default();
-                let vmi = ObjectRef::new(&migration.spec.vmi_name).within(namespace);
-                let vmis = send(sender.clone(), vec![vmi]);
-                async move {
-                    migrations.await;
-                    vmis.await;
-                }
-            }
-        });
-        let of_claims = pump(claim_changes, {
-            let (vmis, sender) = (world.vmis.clone(), vmi_sender.clone());
-            let (restores, sources) = (world.restores.clone(), world.sources.clone());
-            let (vms, vm_sender) = (world.vms.clone(), claim_vm_sender);
-            move |claim: PersistentVolumeClaim| {
-                let machines = send(vm_sender.clone(), users(&vms, &claim.metadata));
-                let names = send(source_sender.clone(), sources_of(&sources, &claim));
-                let with_it = restores_with(&restores, &claim);
-                let with_it = send(restore_sender.clone(), with_it);
-                let of_vmis = send(sender.clone(), waiting(&vmis, &claim));
-                // A DataVolume has its name, whether or not it made it.
-                let namespace = claim.metadata.namespace.as_deref().unwrap_or_default();
-                let name = claim.metadata.name.as_deref().unwrap_or_default();
-                let volume = ObjectRef::new(name).within(namespace);
-                let of_volumes = send(volume_sender.clone(), vec![volume]);
-                let target = datavolume::target::is_waiting(&claim);
-                let target = target.then(|| ObjectRef::from_obj(&claim));
-                let target = send(claim_sender.clone(), target.into_iter().collect());
-                async move {
-                    of_vmis.await;
-                    of_volumes.await;
-                    target.await;
-                    with_it.await;
-                    names.await;
-                    machines.await;
-                }
-            }
-        });
-        let of_budgets = pump(budget_changes, {
-            let sender = vmi_sender.clone();
-            move |budget: PodDisruptionBudget| {
-                let owner = owner(&budget.metadata, "VirtualMachineInstance");
-                send(sender.clone(), owner.into_iter().collect())
-            }
-        });
-        let of_nodes = pump(node_changes, {
-            let vmis = world.vmis.clone();
-            move |node: Node| {
-                let those = if is_drained(&node) {
-                    on_node(&vmis, &node)
-                } else {
-                    Vec::new()
-                };
-                send(vmi_sender.clone(), those)
-            }
-        });
-        let work = async move {
-            tokio::join!(
-                of_budgets,
-                of_nodes,
-                of_vms,
-                of_vmis,
-                of_sets,
-                of_migrations,
-                of_pods,
-                of_claims,
-                of_volumes,
-                of_importers,
-                of_snapshots,
-                of_contents,
-                of_taken,
-                of_restores,
-                of_clones,
-                of_sources
-            );
-        };
+        // A cluster may not have this kind: nobody waits for its store.
+        watches.of::<VolumeSnapshot>(all());
+        let (senders, queues) = queues::channels();
+        let work = watches.tell(&world, &senders);
         (world, queues, work)
     }
 

@@ -1,58 +1,102 @@
-//! Stores that a watch feeds, and the queues of controllers.
+//! The watches: each feeds a store, and tells the controllers of the changes in it.
 
 use std::fmt::Debug;
 use std::future::Future;
-use std::hash::Hash;
 
-use futures_util::stream::{self, BoxStream};
-use futures_util::{StreamExt, TryStreamExt};
-use kube::runtime::reflector::{self, ObjectRef, Store};
+use futures_util::future::{BoxFuture, join_all};
+use futures_util::stream::BoxStream;
+use futures_util::{FutureExt, StreamExt, TryStreamExt};
+use kube::runtime::reflector::{self, Store};
 use kube::runtime::{WatchStreamExt, watcher};
 use kube::{Api, Client, Resource};
 use serde::de::DeserializeOwned;
-use tokio::sync::mpsc;
 
-use super::Queue;
+use super::World;
+use super::changes::Change;
+use super::queues::Senders;
 
-pub(super) fn api<K>(client: &Client, namespace: Option<&str>) -> Api<K>
-where
-    K: Resource<DynamicType = (), Scope = k8s_openapi::NamespaceResourceScope>,
-{
-    match namespace {
-        Some(namespace) => Api::namespaced(client.clone(), namespace),
-        None => Api::all(client.clone()),
+/// What tells the controllers of one kind's changes, as soon as all stores are there.
+type Teller = Box<dyn FnOnce(World, Senders) -> BoxFuture<'static, ()> + Send>;
+
+/// Watches of one cluster, or of a namespace of it.
+pub(super) struct Watches {
+    client: Client,
+    namespace: Option<String>,
+    tellers: Vec<Teller>,
+}
+
+impl Watches {
+    pub(super) fn new(client: Client, namespace: Option<String>) -> Self {
+        Self {
+            client,
+            namespace,
+            tellers: Vec::new(),
+        }
+    }
+
+    /// Returns a store of a kind's objects.
+    pub(super) fn of<K>(&mut self, config: watcher::Config) -> Store<K>
+    where
+        K: Resource<DynamicType = (), Scope = k8s_openapi::NamespaceResourceScope>,
+        K: Change + Clone + DeserializeOwned + Debug + Send + Sync + 'static,
+    {
+        let api = match &self.namespace {
+            Some(namespace) => Api::namespaced(self.client.clone(), namespace),
+            None => Api::all(self.client.clone()),
+        };
+        self.store(api, config)
+    }
+
+    /// Returns a store of objects that are in no namespace.
+    pub(super) fn of_cluster<K>(&mut self, config: watcher::Config) -> Store<K>
+    where
+        K: Resource<DynamicType = (), Scope = k8s_openapi::ClusterResourceScope>,
+        K: Change + Clone + DeserializeOwned + Debug + Send + Sync + 'static,
+    {
+        let api = Api::all(self.client.clone());
+        self.store(api, config)
+    }
+
+    fn store<K>(&mut self, api: Api<K>, config: watcher::Config) -> Store<K>
+    where
+        K: Resource<DynamicType = ()>,
+        K: Change + Clone + DeserializeOwned + Debug + Send + Sync + 'static,
+    {
+        let (store, writer) = reflector::store();
+        // On the heap, as everything here that holds whole objects: what joins it would have it on
+        // its stack several times, and overflow a thread's where it is not optimized.
+        let changes = kube::runtime::watcher(api, config)
+            .default_backoff()
+            .reflect(writer)
+            .touched_objects()
+            .boxed();
+        self.tellers.push(Box::new(|world, senders| {
+            tell(changes, world, senders).boxed()
+        }));
+        store
+    }
+
+    /// Tells the controllers of all changes, for as long as the future is polled.
+    pub(super) fn tell(
+        self,
+        world: &World,
+        senders: &Senders,
+    ) -> impl Future<Output = ()> + Send + use<> {
+        let tellers = self.tellers.into_iter();
+        let all = join_all(tellers.map(|teller| teller(world.clone(), senders.clone())));
+        all.map(|_| ())
     }
 }
 
-/// Returns a store, and the changes that were made in it.
-pub(super) fn watch<K>(
-    api: Api<K>,
-    config: watcher::Config,
-) -> (Store<K>, BoxStream<'static, Result<K, watcher::Error>>)
-where
-    K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug + Send + Sync + 'static,
-    K::DynamicType: Hash + Eq,
-{
-    let (store, writer) = reflector::store();
-    let changes = kube::runtime::watcher(api, config)
-        .default_backoff()
-        .reflect(writer)
-        .touched_objects();
-    // On the heap, as everything here that holds whole objects: what joins it would have it on its
-    // stack several times, and overflow a thread's where it is not optimized.
-    (store, changes.boxed())
-}
-
-/// Tells the controllers of each change; a watch that fails is begun again by itself.
-pub(super) async fn pump<K, F>(
+/// Tells the controllers of each change of a kind; a watch that fails is begun again by itself.
+async fn tell<K: Change>(
     mut changes: BoxStream<'static, Result<K, watcher::Error>>,
-    mut tell: impl FnMut(K) -> F,
-) where
-    F: Future<Output = ()>,
-{
+    world: World,
+    senders: Senders,
+) {
     loop {
         match changes.try_next().await {
-            Ok(Some(object)) => tell(object).await,
+            Ok(Some(object)) => senders.send(object.wakes(&world)).await,
             Ok(None) => return,
             Err(error) if is_unknown_kind(&error) => tracing::debug!(
                 error = &error as &dyn std::error::Error,
@@ -75,25 +119,4 @@ fn is_unknown_kind(error: &watcher::Error) -> bool {
         }
         _ => false,
     }
-}
-
-pub(super) async fn send<K: Resource<DynamicType = ()>>(
-    sender: mpsc::Sender<ObjectRef<K>>,
-    objects: Vec<ObjectRef<K>>,
-) {
-    for object in objects {
-        // Without a receiver, the controllers have ended.
-        let _ = sender.send(object).await;
-    }
-}
-
-pub(super) fn queue<K>(receiver: mpsc::Receiver<ObjectRef<K>>) -> Queue<K>
-where
-    K: Resource<DynamicType = ()> + Send + 'static,
-{
-    stream::unfold(receiver, |mut receiver| async {
-        let object = receiver.recv().await?;
-        Some((Ok(object), receiver))
-    })
-    .boxed()
 }
