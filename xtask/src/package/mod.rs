@@ -168,6 +168,8 @@ fn documents() -> Result<Vec<PathBuf>> {
     for (directory, ends) in [
         ("docs", &["md"][..]),
         ("docs/adr", &["md"]),
+        ("docs/how-to", &["md"]),
+        ("docs/pictures", &["svg"]),
         ("deploy", &["md", "yaml"]),
         ("benches/results", &["md", "json", "svg"]),
     ] {
