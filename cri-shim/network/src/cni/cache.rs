@@ -10,7 +10,8 @@ use serde_json::Value;
 use tracing::warn;
 
 use super::config::List;
-use super::{Capabilities, CniError, PodIdentity};
+use super::error::CniError;
+use super::pod::{Capabilities, PodIdentity};
 
 /// Version of the files' format.
 const VERSION: u32 = 1;

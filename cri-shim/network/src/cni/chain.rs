@@ -11,10 +11,11 @@ use serde_json::{Map, Value};
 
 use super::cache::Cached;
 use super::config::{List, Plugin};
+use super::error::CniError;
 use super::input::Input;
 use super::plugin::{self, Invocation};
+use super::pod::{INTERFACE, PORT_MAPPINGS};
 use super::result::CniResult;
-use super::{CniError, INTERFACE, PORT_MAPPINGS};
 
 /// How much longer a plugin may take for each port of the host that it forwards, and for all.
 const PORT_TIME: Duration = Duration::from_secs(2);

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use tracing::warn;
 
-use super::CniError;
+use super::error::CniError;
 
 /// Longest file that is read, in bytes: network add-ons do not write longer ones.
 const FILE_BYTES: u64 = 1 << 20;

@@ -3,7 +3,8 @@
 use std::fs;
 use std::path::Path;
 
-use super::{CniError, netns};
+use super::error::CniError;
+use super::netns;
 use crate::tap::is_tap_name;
 
 /// The kernel's table of this thread's network namespace.

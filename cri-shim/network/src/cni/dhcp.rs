@@ -13,7 +13,11 @@ use podvisor_host::blocking::in_place;
 use rtnetlink::Handle;
 use rtnetlink::packet_route::tc::{TcFilterU32Option, TcU32Key, TcU32Selector, TcU32SelectorFlags};
 
-use super::{Cni, CniError, Dns, Prefix, join, masquerade, netns};
+use super::error::CniError;
+use super::networks::Cni;
+use super::prefix::Prefix;
+use super::result::Dns;
+use super::{links, masquerade, netns};
 use crate::guest::{GuestNetwork, Interface, Route};
 use crate::tap::tap_name;
 
@@ -76,13 +80,13 @@ impl Cni {
 
 /// Opens the sockets in this thread's network namespace.
 fn open(configs: Vec<(usize, Config)>) -> Result<Vec<DhcpServer>, CniError> {
-    join::with_netlink(async |handle| {
+    links::with_netlink(async |handle| {
         let mut servers = Vec::new();
         for (number, config) in configs {
             let tap = tap_name(number);
             let mut config = config;
-            let index = join::index_of(&handle, &tap).await?;
-            match join::ipv4_of(&handle, index).await? {
+            let index = links::index_of(&handle, &tap).await?;
+            match links::ipv4_of(&handle, index).await? {
                 // The pod's end of a masqueraded card is the gateway, and the server as well.
                 Some(address) => {
                     config.server = MacAddress(masquerade::MAC);
@@ -266,7 +270,7 @@ async fn priorities(handle: &Handle, index: u32) -> Result<Vec<u16>, CniError> {
         .ingress()
         .execute();
     let mut priorities = Vec::new();
-    while let Some(filter) = join::first(&mut found, "list the filters of the tap").await? {
+    while let Some(filter) = links::first(&mut found, "list the filters of the tap").await? {
         let [high, low, ..] = filter.header.info.to_be_bytes();
         priorities.push(u16::from_be_bytes([high, low]));
     }

@@ -1,6 +1,6 @@
 //! Converts a pod's network into a sandbox's configuration.
 
-use super::Attachment;
+use super::join::Attachment;
 use super::prefix::Prefix;
 use crate::guest::{GuestNetwork, Interface, Neighbour, NicConfig, NicKind, Route};
 

@@ -16,7 +16,7 @@ use rustix::fs::{FlockOperation, MemfdFlags, flock, memfd_create};
 use rustix::io::Errno;
 use tokio::time::sleep;
 
-use super::CniError;
+use super::error::CniError;
 
 /// Least size of the file in bytes, padded with blanks: DEL's configuration is longer than that of
 /// an ADD, which has no result yet.

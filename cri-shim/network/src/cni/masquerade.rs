@@ -11,8 +11,11 @@ use std::process::Command;
 use rtnetlink::{Handle, LinkUnspec};
 use tracing::debug;
 
-use super::join::{self, Link, Nic, Route};
-use super::{CniError, Prefix, plugin};
+use super::card::{CardForm, ForwardedPorts};
+use super::error::CniError;
+use super::links::{Link, Nic, Route, index_of};
+use super::plugin;
+use super::prefix::Prefix;
 
 /// The card of the pod's end.
 pub(super) const MAC: [u8; 6] = [2, 0, 0, 0, 0, 0];
@@ -25,39 +28,6 @@ const LENGTH_6: u8 = 120;
 /// The address on the link that the kernel gives to [`MAC`]: routers are told by it.
 const LINK_LOCAL: Ipv6Addr = Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0xff, 0xfe00, 0);
 
-/// How a guest's first card is connected.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub enum CardForm {
-    /// The guest has the addresses of the pod's interface.
-    #[default]
-    Joined,
-    /// The guest has addresses of its own, and the pod's are translated to them: for these ports
-    /// only, or for all if there are none.
-    Masqueraded(Vec<ForwardedPorts>),
-}
-
-/// Ports of the pod that lead to the guest.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct ForwardedPorts {
-    /// The protocol.
-    pub protocol: PortProtocol,
-    /// The first port, of both.
-    pub first: u16,
-    /// The last one.
-    pub last: u16,
-}
-
-/// A protocol with ports.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum PortProtocol {
-    /// TCP.
-    Tcp,
-    /// UDP.
-    Udp,
-    /// SCTP.
-    Sctp,
-}
-
 impl CardForm {
     /// Returns the guest's own address if it is not the pod's: from inside the pod's namespace, the
     /// guest is reached there, whatever ports are translated.
@@ -67,16 +37,6 @@ impl CardForm {
             (Self::Joined, _) => None,
             (Self::Masqueraded(_), IpAddr::V4(_)) => Some(GUEST.into()),
             (Self::Masqueraded(_), IpAddr::V6(_)) => Some(GUEST_6.into()),
-        }
-    }
-}
-
-impl PortProtocol {
-    fn name(self) -> &'static str {
-        match self {
-            Self::Tcp => "tcp",
-            Self::Udp => "udp",
-            Self::Sctp => "sctp",
         }
     }
 }
@@ -96,7 +56,7 @@ pub(super) async fn connect(
     addresses: &[Prefix],
     ports: &[ForwardedPorts],
 ) -> Result<Inside, CniError> {
-    let index = join::index_of(handle, tap).await?;
+    let index = index_of(handle, tap).await?;
     let up = LinkUnspec::new_with_index(index);
     let up = up.address(MAC.to_vec()).mtu(link.mtu).up().build();
     let up = handle.link().set(up).execute().await;

@@ -7,7 +7,9 @@ use std::path::Path;
 use serde_json::json;
 
 use super::config::{List, Plugin};
-use super::{CniError, CniOptions, plugin};
+use super::error::CniError;
+use super::options::CniOptions;
+use super::plugin;
 
 /// Name of the network, under which plugins store its addresses.
 pub const NAME: &str = "podvisor";

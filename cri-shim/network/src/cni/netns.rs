@@ -12,7 +12,7 @@ use rustix::io::Errno;
 use rustix::mount::{UnmountFlags, mount_bind, unmount};
 use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space, unshare_unsafe};
 
-use super::CniError;
+use super::error::CniError;
 
 /// The file system of namespaces, `NSFS_MAGIC` of linux/magic.h.
 const NSFS: rustix::fs::FsWord = 0x6e73_6673;

@@ -18,7 +18,7 @@ use tokio::process::{Child, Command};
 use tokio::time::timeout;
 use tracing::debug;
 
-use super::CniError;
+use super::error::CniError;
 use super::input::Input;
 
 /// Most bytes that a plugin may print: far more than any result.

@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 use std::net::IpAddr;
 
-use super::Dns;
+use super::result::Dns;
 
 /// Most entries of a kind that are taken from a host's file.
 const MAX_ENTRIES: usize = 64;

@@ -5,8 +5,9 @@ use std::net::IpAddr;
 use serde::Deserialize;
 use serde_json::Value;
 
+use super::error::CniError;
 use super::plugin::clean;
-use super::{CniError, Prefix};
+use super::prefix::Prefix;
 
 /// Limits that no network reaches.
 const MAX_INTERFACES: usize = 64;

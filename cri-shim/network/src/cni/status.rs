@@ -8,8 +8,9 @@ use std::time::Duration;
 use tokio::sync::Mutex;
 use tokio::time::Instant;
 
+use super::chain;
 use super::config::List;
-use super::{CniError, chain};
+use super::error::CniError;
 
 /// How long an answer is valid.
 const CACHE_TTL: Duration = Duration::from_secs(5);

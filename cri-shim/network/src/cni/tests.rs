@@ -3,11 +3,11 @@
 #![allow(unsafe_code)] // a network namespace for one thread
 
 use std::fs::{self, File};
-use std::io::{Read as _, Write as _};
+use std::io::{self, Read as _, Write as _};
 use std::net::{IpAddr, UdpSocket};
 use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::path::PathBuf;
-use std::sync::mpsc;
+use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::Duration;
 
@@ -18,7 +18,9 @@ use rustix::thread::{UnshareFlags, unshare_unsafe};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
+use super::cache::Cached;
 use super::input::Input;
+use super::links::Route;
 use super::plugin::write_script;
 use super::*;
 
